@@ -303,7 +303,8 @@ struct terse_engine_options {
     uint64_t kv_budget;
     /* How long a step goes on with prompts under way (terse_engine_step), in milliseconds: 50. 0: for one piece of the work. */
     uint32_t prompt_ms;
-    /* "cpu" (also NULL); "cuda": a GPU, by libterse-cuda.so; "auto": a GPU where one serves the model, else the processor. */
+    /* "cpu" (also NULL); the name of another backend, such as "cuda", by libterse-NAME.so; "gpu": the first of those that are there; "auto": a GPU
+     * where one serves the model, else the processor. */
     const char *device;
 };
 TERSE_API struct terse_engine_options terse_engine_options_defaults(void);
@@ -315,7 +316,7 @@ TERSE_API void terse_engine_free(struct terse_engine *engine);
 /* Bytes that KV caches take now, as kv_budget counts them. */
 TERSE_API uint64_t terse_engine_kv_bytes(const struct terse_engine *engine);
 TERSE_API uint32_t terse_engine_threads(const struct terse_engine *engine);
-/* "cpu" or "cuda". */
+/* The backend's name: "cpu", "cuda". */
 TERSE_API const char *terse_engine_device(const struct terse_engine *engine);
 TERSE_API const struct terse_model *terse_engine_model(const struct terse_engine *engine);
 

@@ -39,6 +39,7 @@ void setup_init(struct setup *setup) {
     *setup = (struct setup){.method = defaults.cache.method,
                             .tail_tokens = -1,
                             .mat_shallow = -1,
+                            .device = "cpu",
                             .gpu_layers = -1,
                             .batch = defaults.batch,
                             .prefill = (int)defaults.prefill,
@@ -47,10 +48,10 @@ void setup_init(struct setup *setup) {
     const struct option common[SETUP_COMMON] = {
         {"-m, --model", "FILE", OPTION_TEXT, &setup->model_path, 0, 0, "GGUF model; without one the built-in lab-27m"},
         {"-t, --threads", "N", OPTION_INTEGER, &setup->threads, -1, 1024, "threads; 0 or -1: one per processor"},
-        {"--device", "cpu|cuda|auto", OPTION_CHOICE, &setup->device, 0, 0,
-         "where the model is computed; auto: a GPU, if there is one"},
+        {"--device", "NAME", OPTION_TEXT, &setup->device, 0, 0,
+         "where the model is computed: cpu, cuda or another backend's name, gpu, or auto: a GPU, if there is one"},
         {"-ngl, --n-gpu-layers", "N", OPTION_INTEGER, &setup->gpu_layers, -1, INT32_MAX,
-         "0: --device cpu, all of the model's layers or more: --device cuda; -1: as --device says"},
+         "0: --device cpu, all of the model's layers or more: --device gpu; -1: as --device says"},
         {"-ctk, --cache-type-k", "TYPE", OPTION_TEXT, &setup->key_type, 0, 0,
          "keys as f16, q8_0, q4_0, kivi-4, kivi-2 or terse-N instead of the method's"},
         {"-ctv, --cache-type-v", "TYPE", OPTION_TEXT, &setup->value_type, 0, 0, "the same for values"},
@@ -141,20 +142,19 @@ int setup_load(struct setup *setup) {
 
 /* llama.cpp's way to say it. */
 static int choose_device(const struct setup *setup, const char **device) {
-    static const char *const devices[] = {"cpu", "cuda", "auto"};
-    *device = devices[setup->device];
+    *device = setup->device;
     if (setup->gpu_layers < 0) return EXIT_OK;
     bool all = setup->gpu_layers >= setup->info.layers;
     if (setup->gpu_layers && !all)
         return complain("-ngl %" PRId64 ": a model is computed on one device; 0 is the processor, %u or more a GPU",
                         setup->gpu_layers, setup->info.layers);
-    *device = all ? "cuda" : "cpu";
+    *device = all ? "gpu" : "cpu";
     return EXIT_OK;
 }
 
-/* -ngl asks for what there is, as llama.cpp has it, where --device cuda asks for a GPU. */
+/* -ngl asks for what there is, as llama.cpp has it, where --device gpu asks for a GPU. */
 static bool may_do_without_gpu(const struct setup *setup, const char *device) {
-    return setup->gpu_layers > 0 && strcmp(device, "cuda") == 0;
+    return setup->gpu_layers > 0 && strcmp(device, "gpu") == 0;
 }
 
 int setup_engine(struct setup *setup) {

@@ -21,7 +21,7 @@ struct setup {
     const char *method, *key_type, *value_type;
     int64_t tail_tokens; /* -1: the method's own number */
     int64_t context, threads, batch;
-    int device;         /* 0 cpu, 1 cuda, 2 auto */
+    const char *device; /* its name */
     int64_t gpu_layers; /* -1: as `device` says */
     uint64_t kv_budget;
     uint32_t prefixes; /* that the engine keeps; 0: the library's number */

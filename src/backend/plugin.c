@@ -11,14 +11,24 @@
 
 #define PATH 4096
 
+/* The plug-ins of this project, in the order in which "gpu" asks for them: a row for each backend beside "cpu". */
+static const char *const gpus[] = {"cuda"};
+
+#define NAME 32    /* bytes of a plug-in's name, with its end */
+#define PLUGINS 16 /* that can be open */
+
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static const struct backend *opened; /* there is but one */
+static struct opened {
+    char name[NAME];
+    const struct backend *backend;
+} opened[PLUGINS];
+static size_t n_opened;
 
 /* Where the library itself lies: plug-ins lie beside it, or installed in terse/ beside it. */
 static void library_folder(char folder[PATH]) {
     Dl_info info;
     folder[0] = 0;
-    if (!dladdr((const void *)(uintptr_t)plugin_open, &info) || !info.dli_fname) return;
+    if (!dladdr((const void *)(uintptr_t)backend_open, &info) || !info.dli_fname) return;
     snprintf(folder, PATH, "%s", info.dli_fname);
     char *slash = strrchr(folder, '/');
     if (slash)
@@ -49,13 +59,13 @@ static bool fits(const struct backend_plugin *plugin, const struct backend_plugi
            plugin->model_bytes == own->model_bytes;
 }
 
-static enum terse_status open_once(const char *name, struct terse_error *error) {
+static enum terse_status open_plugin(const char *name, const struct backend **backend, struct terse_error *error) {
     char path[PATH + 64], folder[PATH];
     const struct backend_plugin own = BACKEND_PLUGIN(NULL);
     if (!find(name, path, folder))
-        return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "no backend %s: there is no libterse-%s.so in %s; build it with make CUDA=1, or use --device cpu", name,
-                           name, folder[0] ? folder : "the library's folder");
+        return status_fail(error, TERSE_E_UNSUPPORTED, "no backend %s: there is no libterse-%s.so in %s%s, or use --device cpu",
+                           name, name, folder[0] ? folder : "the library's folder",
+                           strcmp(name, "cuda") == 0 ? "; build it with make CUDA=1" : "; put it there");
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!object) return status_fail(error, TERSE_E_UNSUPPORTED, "the backend %s cannot be opened: %s", name, dlerror());
     const struct backend_plugin *plugin = dlsym(object, PLUGIN_SYMBOL);
@@ -63,14 +73,45 @@ static enum terse_status open_once(const char *name, struct terse_error *error) 
         dlclose(object);
         return status_fail(error, TERSE_E_UNSUPPORTED, "%s belongs to another version of terse: build both together", path);
     }
-    opened = plugin->backend;
+    *backend = plugin->backend;
     return TERSE_OK;
 }
 
-enum terse_status plugin_open(const char *name, const struct backend **backend, struct terse_error *error) {
+/* Letters, digits and hyphens: a name is a part of a path. */
+static bool is_name(const char *name) {
+    size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789-");
+    return n && n < NAME && !name[n];
+}
+
+static enum terse_status open_once(const char *name, const struct backend **backend, struct terse_error *error) {
+    for (size_t i = 0; i < n_opened; i++)
+        if (strcmp(opened[i].name, name) == 0) {
+            *backend = opened[i].backend;
+            return TERSE_OK;
+        }
+    if (n_opened == PLUGINS) return status_fail(error, TERSE_E_UNSUPPORTED, "%d backends are open: no more can be", PLUGINS);
+    enum terse_status status = open_plugin(name, backend, error);
+    if (status) return status;
+    memcpy(opened[n_opened].name, name, strlen(name) + 1);
+    opened[n_opened++].backend = *backend;
+    return TERSE_OK;
+}
+
+static enum terse_status open_gpu(const struct backend **backend, struct terse_error *error) {
+    enum terse_status status = TERSE_E_UNSUPPORTED;
+    for (size_t i = 0; i < sizeof gpus / sizeof gpus[0] && status; i++) status = open_once(gpus[i], backend, error);
+    return status;
+}
+
+enum terse_status backend_open(const char *name, const struct backend **backend, struct terse_error *error) {
+    *backend = &backend_cpu;
+    if (strcmp(name, backend_cpu.name) == 0) return TERSE_OK;
+    *backend = NULL;
+    if (!is_name(name))
+        return status_fail(error, TERSE_E_ARGUMENT,
+                           "no device \"%.40s\": there are cpu, gpu and auto, and backends by name, such as %s", name, gpus[0]);
     pthread_mutex_lock(&mutex);
-    enum terse_status status = opened ? TERSE_OK : open_once(name, error);
-    *backend = opened;
+    enum terse_status status = strcmp(name, "gpu") == 0 ? open_gpu(backend, error) : open_once(name, backend, error);
     pthread_mutex_unlock(&mutex);
     return status;
 }

@@ -23,8 +23,8 @@ struct backend_plugin {
             sizeof(struct method), sizeof(struct terse_model), table \
     }
 
-/* The backend of that name, "cuda"; opened when it is first asked for, and never closed. TERSE_E_UNSUPPORTED says in one line what is missing.
- * Thread-safe. */
-enum terse_status plugin_open(const char *name, const struct backend **backend, struct terse_error *error);
+/* The backend of a name: "cpu"; "gpu", the first in `gpus` that there is; else a plug-in, libterse-NAME.so, opened when it is first asked for and
+ * never closed. TERSE_E_ARGUMENT for what cannot be a name, TERSE_E_UNSUPPORTED says in one line what is missing. Thread-safe. */
+enum terse_status backend_open(const char *name, const struct backend **backend, struct terse_error *error);
 
 #endif

@@ -16,22 +16,6 @@ struct terse_engine_options terse_engine_options_defaults(void) {
     return (struct terse_engine_options){.size = sizeof(struct terse_engine_options), .prefixes = 16, .prompt_ms = 50};
 }
 
-struct cache_shape engine_cache_shape(const struct terse_model *m, uint32_t context) {
-    return (struct cache_shape){.layers = m->layers,
-                                .query_heads = m->query_heads,
-                                .kv_heads = m->kv_heads,
-                                .head_dim = m->head_dim,
-                                .scale = m->attention_scale,
-                                .rope = model_rope(m, context),
-                                .slopes = m->slopes,
-                                .sinks = m->sinks,
-                                .cap = m->attention_cap,
-                                .window = m->window,
-                                .sliding = m->sliding,
-                                .sliding_rope = m->sliding_rope.n_rot ? &m->sliding_rope : model_rope(m, context),
-                                .order = m->layer_order};
-}
-
 /* ---- Work on the driver thread */
 
 struct call {
@@ -100,12 +84,10 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
 enum terse_status terse_engine_new(const struct terse_model *model, const struct terse_engine_options *options,
                                    struct terse_engine **engine, struct terse_error *error) {
     const char *device = options && options->size >= sizeof *options && options->device ? options->device : "cpu";
-    bool try = strcmp(device, "auto") == 0, cuda = try || strcmp(device, "cuda") == 0;
-    const struct backend *backend = &backend_cpu;
+    const bool try = strcmp(device, "auto") == 0;
+    const struct backend *backend;
     *engine = NULL;
-    if (!cuda && strcmp(device, "cpu") != 0)
-        return status_fail(error, TERSE_E_ARGUMENT, "no device %s: there are cpu, cuda and auto", device);
-    enum terse_status status = cuda ? plugin_open("cuda", &backend, error) : TERSE_OK;
+    enum terse_status status = backend_open(try ? "gpu" : device, &backend, error);
     if (!status) status = engine_new(backend, model, options, engine, error);
     return status && try ? engine_new(&backend_cpu, model, options, engine, error) : status;
 }

@@ -32,9 +32,6 @@ struct terse_engine {
 enum terse_status engine_new(const struct backend *backend, const struct terse_model *model,
                              const struct terse_engine_options *options, struct terse_engine **engine, struct terse_error *error);
 
-/* How the model's caches of sequences of up to `context` tokens are shaped. */
-struct cache_shape engine_cache_shape(const struct terse_model *model, uint32_t context);
-
 /* What the model's weights alone imply, made when it is first asked for; lives as long as the engine. */
 enum terse_status engine_weight_profile(struct terse_engine *engine, const struct terse_codebook **profile,
                                         struct terse_error *error);

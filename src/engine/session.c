@@ -44,7 +44,7 @@ static enum terse_status check_positions(const struct terse_model *m, const stru
 enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options, uint64_t tokens,
                                     struct terse_cache_report *report, struct terse_error *error) {
     struct method method;
-    struct cache_shape shape = engine_cache_shape(model, model->context);
+    struct cache_shape shape = cache_shape_of(model, model->context);
     enum terse_status status = OPTIONS_CHECK(options, terse_cache_options, error);
     if (!status) status = method_resolve(options, model->head_dim, &method, error);
     if (!status) method.of_weights = method_needs_weights(&method);
@@ -94,7 +94,7 @@ static enum terse_status check_options(struct terse_session *s, struct terse_err
 
 static enum terse_status make_cache(void *user, struct terse_error *error) {
     struct terse_session *s = user;
-    struct cache_shape shape = engine_cache_shape(model_of(s), s->options.context);
+    struct cache_shape shape = cache_shape_of(model_of(s), s->options.context);
     enum terse_status status = kv_of(s)->create(&shape, &s->method, team_threads(s->engine->team), &s->cache, error);
     return status ? status : kv_of(s)->limit(s->cache, &s->engine->budget, error);
 }

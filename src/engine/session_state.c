@@ -11,7 +11,7 @@
 
 enum terse_status session_admit(const struct terse_session *s, size_t n, struct terse_error *error) {
     const struct kv_budget *budget = &s->engine->budget;
-    struct cache_shape shape = engine_cache_shape(model_of(s), s->options.context);
+    struct cache_shape shape = cache_shape_of(model_of(s), s->options.context);
     struct terse_cache_report now, then;
     if (budget->most == UINT64_MAX) return TERSE_OK;
     kv_of(s)->report(s->cache, &now);
@@ -41,7 +41,7 @@ static enum terse_status truncate_cache(void *user, struct terse_error *error) {
 static enum terse_status empty_cache(void *user, struct terse_error *error) {
     struct terse_session *s = user;
     const struct kv_ops *kv = kv_of(s);
-    struct cache_shape shape = engine_cache_shape(model_of(s), s->options.context);
+    struct cache_shape shape = cache_shape_of(model_of(s), s->options.context);
     struct cache *cache;
     enum terse_status status = kv->create(&shape, &s->method, team_threads(s->engine->team), &cache, error);
     if (status) return status;

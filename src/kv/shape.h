@@ -27,6 +27,11 @@ struct cache_shape {
     const uint32_t *order;           /* [layers] their numbers in the model, outlives the cache; NULL: 0, 1, ... */
 };
 
+struct terse_model; /* model/model.h */
+
+/* Of the model's sequences of up to `context` tokens. */
+struct cache_shape cache_shape_of(const struct terse_model *model, uint32_t context);
+
 /* A layer's number in the model. */
 static inline uint32_t cache_shape_number(const struct cache_shape *shape, uint32_t layer) {
     return shape->order ? shape->order[layer] : layer;

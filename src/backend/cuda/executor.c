@@ -274,18 +274,8 @@ static void unload(struct executor *e) {
     free(e);
 }
 
-static struct cache_shape cache_shape(const struct terse_model *m) {
-    return (struct cache_shape){.layers = m->layers,
-                                .query_heads = m->query_heads,
-                                .kv_heads = m->kv_heads,
-                                .head_dim = m->head_dim,
-                                .scale = 1 / sqrtf((float)m->head_dim),
-                                .rope = &m->rope,
-                                .slopes = m->slopes};
-}
-
 static enum terse_status load_parts(struct executor *e, struct terse_error *error) {
-    const struct cache_shape shape = cache_shape(e->model);
+    const struct cache_shape shape = cache_shape_of(e->model, e->model->context);
     struct wanted wanted[5];
     enum terse_status status = device_model_load(e->model, gemm_bytes() + BESIDES, &e->weights, error);
     if (!status) status = gemm_new(&e->gemm, error);

@@ -1,0 +1,20 @@
+/* What a cache is told of a model. */
+#include "kv/shape.h"
+
+#include "model/model.h"
+
+struct cache_shape cache_shape_of(const struct terse_model *m, uint32_t context) {
+    return (struct cache_shape){.layers = m->layers,
+                                .query_heads = m->query_heads,
+                                .kv_heads = m->kv_heads,
+                                .head_dim = m->head_dim,
+                                .scale = m->attention_scale,
+                                .rope = model_rope(m, context),
+                                .slopes = m->slopes,
+                                .sinks = m->sinks,
+                                .cap = m->attention_cap,
+                                .window = m->window,
+                                .sliding = m->sliding,
+                                .sliding_rope = m->sliding_rope.n_rot ? &m->sliding_rope : model_rope(m, context),
+                                .order = m->layer_order};
+}
