@@ -47,9 +47,20 @@ static void drop_pages(struct cache *cache, size_t first, size_t n) {
     cache_base(cache)->storage->pages_changed(cache, first);
 }
 
+static void forget_ahead(struct cache *cache) {
+    struct cache_base *base = cache_base(cache);
+    base->storage->wait_ahead(cache);
+    base->n_ahead = 0;
+}
+
+static void settle(struct cache *cache) {
+    forget_ahead(cache);
+    if (cache_base(cache)->storage->settle) cache_base(cache)->storage->settle(cache);
+}
+
 void cache_reset(struct cache *cache) {
     struct cache_base *base = cache_base(cache);
-    base->storage->settle(cache);
+    settle(cache);
     base->extent = (struct extent){0};
     drop_pages(cache, 0, base->pages.n_sealed);
     if (base->storage->reset) base->storage->reset(cache);
@@ -68,9 +79,71 @@ void cache_counters(struct cache *cache, struct cache_counters *counters, bool c
     if (clear) base->counters = (struct cache_counters){0};
 }
 
+/* ---- Steps */
+
+/* None where the window is shorter than a page, since there is no time for it,
+ * and where tokens are evicted, since there is no need; nor before what they are encoded with was learned. */
+size_t cache_pages_ahead(const struct cache_base *base, const struct plan *plan) {
+    bool wanted = plan->kind == CACHE_STEP_DECODE && plan->n <= base->ahead_most_tokens && base->method.tail_tokens >= PAGE_TOKENS;
+    bool unfitted = cache_fit_pending(base) && !plan->seal; /* even after this step */
+    if (!wanted || base->method.policy->oldest_leave || unfitted) return 0;
+    return (size_t)((plan->after.length - plan->after.window_first) / PAGE_TOKENS);
+}
+
+enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
+    struct cache_base *base = cache_base(cache);
+    const uint64_t most = base->storage->most_tokens;
+    if (!n) return status_fail(error, TERSE_E_ARGUMENT, "no tokens: a step needs at least one");
+    if (n > most || base->extent.length > most - n)
+        return status_fail(error, TERSE_E_CONTEXT, "more than the %" PRIu64 " tokens that a cache of this backend counts", most);
+    base->in_step = false;
+    base->layer = NO_LAYER;
+    base->layers_ended = 0;
+    base->plan = plan_step(&base->method, &base->extent, kind, n);
+    if (kind != CACHE_STEP_DECODE || n > base->ahead_most_tokens) forget_ahead(cache);
+    base->plan.ready = base->n_ahead < base->plan.seal ? base->n_ahead : base->plan.seal;
+    size_t sets = base->pages.n_sealed + base->plan.seal + cache_pages_ahead(base, &base->plan);
+    enum terse_status status = page_table_reserve(&base->pages, sets, error);
+    if (!status) page_table_assign(&base->pages, &base->plan, base->prompt_end);
+    return status;
+}
+
+struct page_set *cache_next_ahead(struct cache *cache) {
+    struct cache_base *base = cache_base(cache);
+    if (base->n_ahead >= cache_pages_ahead(base, &base->plan)) return NULL;
+    struct page_set *set = &base->pages.sets[base->pages.n_sealed + base->n_ahead];
+    set->first = base->extent.window_first + base->n_ahead * PAGE_TOKENS;
+    set->count = PAGE_TOKENS;
+    set->generated = set->first >= base->prompt_end;
+    base->n_ahead++;
+    return set;
+}
+
+enum terse_status cache_check_layer(const struct cache *cache, uint32_t layer, struct terse_error *error) {
+    const struct cache_base *base = cache_base_of(cache);
+    if (base->in_step && layer >= base->layers_ended && layer < base->shape.layers) return TERSE_OK;
+    return status_fail(error, TERSE_E_ARGUMENT, "layer %" PRIu32 " of %" PRIu32 " out of order", layer, base->shape.layers);
+}
+
+enum terse_status cache_check_queries(const struct cache *cache, size_t first, size_t count, struct terse_error *error) {
+    const struct cache_base *base = cache_base_of(cache);
+    if (!base->in_step || base->layer == NO_LAYER)
+        return status_fail(error, TERSE_E_ARGUMENT, "queries of a layer without its keys and values");
+    if (first <= base->plan.n && count <= base->plan.n - first) return TERSE_OK;
+    return status_fail(error, TERSE_E_ARGUMENT, "queries %zu to %zu of a step of %zu tokens", first, first + count, base->plan.n);
+}
+
+enum terse_status cache_check_commit(const struct cache *cache, struct terse_error *error) {
+    const struct cache_base *base = cache_base_of(cache);
+    if (base->in_step && base->layers_ended >= base->shape.layers) return TERSE_OK;
+    return status_fail(error, TERSE_E_ARGUMENT, "the end of a step after %" PRIu32 " of %" PRIu32 " layers", base->layers_ended,
+                       base->shape.layers);
+}
+
 void cache_advance(struct cache *cache) {
     struct cache_base *base = cache_base(cache);
     const struct plan *plan = &base->plan;
+    base->n_ahead -= plan->ready;
     base->in_step = false;
     base->fitted_ready |= plan->seal > 0;
     base->pages.n_sealed += plan->seal;
@@ -192,7 +265,7 @@ enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_e
         cache_reset(cache);
         return TERSE_OK;
     }
-    base->storage->settle(cache);
+    settle(cache);
     base->in_step = false;
     if (n < extent->window_first) {
         cut_pages(cache, n);

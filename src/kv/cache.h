@@ -35,7 +35,9 @@ struct kv_storage {
     enum terse_status (*create)(const struct cache_shape *shape, const struct method *method, uint32_t threads,
                                 struct cache **cache, struct terse_error *error);
     void (*destroy)(struct cache *cache);
-    /* Waits for work that goes on beside the steps, and forgets pages that were encoded ahead of the step that seals them. */
+    /* Waits until none of the window's pages is being encoded ahead of the step that seals it. */
+    void (*wait_ahead)(struct cache *cache);
+    /* Waits for all else that goes on beside the steps. NULL: nothing does. */
     void (*settle)(struct cache *cache);
     /* Page sets from `first` on are others, or hold fewer tokens. */
     void (*pages_changed)(struct cache *cache, size_t first);
@@ -82,6 +84,10 @@ struct cache_base {
     bool learns;         /* from the first pages that are sealed */
     bool fitted_ready;   /* it has */
 
+    /* Full pages of the window are encoded into free page sets while decoding goes on, ahead of the step that seals them. */
+    size_t n_ahead;           /* the first so many are being or were */
+    size_t ahead_most_tokens; /* of a step that leaves them so; 0: pages are not encoded ahead */
+
     /* The step in progress. */
     struct plan plan;
     bool in_step;          /* between begin and commit */
@@ -114,6 +120,19 @@ void cache_reset(struct cache *cache);
 uint64_t cache_length(const struct cache *cache);
 void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear);
 
+/* Begins a step: plans it, and has page sets for the pages that it seals and for those that may be encoded ahead after it. The backend sets
+ * in_step when it has all else that the step needs. */
+enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
+/* Pages of the window that may be encoded ahead after the plan's step. */
+size_t cache_pages_ahead(const struct cache_base *base, const struct plan *plan);
+/* After a step: the next page set that a full page of the window is to be encoded into, from now on counted by n_ahead; NULL: there is none. */
+struct page_set *cache_next_ahead(struct cache *cache);
+/* Whether keys and values of the layer may come now. */
+enum terse_status cache_check_layer(const struct cache *cache, uint32_t layer, struct terse_error *error);
+/* Whether queries of new tokens [first, first + count) may be asked now, whose layer's keys and values came. */
+enum terse_status cache_check_queries(const struct cache *cache, size_t first, size_t count, struct terse_error *error);
+/* Whether the step may end now. */
+enum terse_status cache_check_commit(const struct cache *cache, struct terse_error *error);
 /* The plan's step is over: its pages are sealed, its anchors and its extent are the sequence's, and evicted pages are dropped. */
 void cache_advance(struct cache *cache);
 

@@ -70,10 +70,9 @@ static enum terse_status send(float *to, const float *from, size_t floats, struc
 }
 
 static enum terse_status append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error) {
-    if (!cache->base.in_step || layer < cache->base.layers_ended || layer >= cache->base.shape.layers)
-        return status_fail(error, TERSE_E_ARGUMENT, "layer %u of %u out of order", layer, cache->base.shape.layers);
     size_t floats = cache->base.plan.n * kv_width(cache);
-    enum terse_status status = reserve(cache, error);
+    enum terse_status status = cache_check_layer(cache, layer, error);
+    if (!status) status = reserve(cache, error);
     if (!status) status = send(keys_of(cache), k, floats, error);
     if (!status) status = send(values_of(cache), v, floats, error);
     if (status) return status;
@@ -89,25 +88,20 @@ static enum terse_status append(struct cache *cache, uint32_t layer, float *k, c
 static size_t queries_to_observe(const struct cache *cache, size_t needed) { return cache->base.plan.anchors ? needed : 0; }
 
 static enum terse_status observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error) {
-    if (!cache->base.in_step || cache->base.layer == NO_LAYER || first > cache->base.plan.n || count > cache->base.plan.n - first)
-        return status_fail(error, TERSE_E_ARGUMENT, "queries %zu to %zu of a step of %zu tokens", first, first + count,
-                           cache->base.plan.n);
-    if (cache_decodes(cache)) return TERSE_OK;
+    enum terse_status status = cache_check_queries(cache, first, count, error);
+    if (status || cache_decodes(cache)) return status;
     float *own = queries_of(cache) + first * query_width(cache);
-    enum terse_status status = send(own, q, count * query_width(cache), error);
+    status = send(own, q, count * query_width(cache), error);
     return status ? status : cache_observe_rows(cache, first, count, own, error);
 }
 
 static enum terse_status attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
                                 struct terse_error *error) {
     size_t width = query_width(cache);
-    if (!cache->base.in_step || cache->base.layer == NO_LAYER)
-        return status_fail(error, TERSE_E_ARGUMENT, "queries of a layer without its keys and values");
-    if (first > cache->base.plan.n || count > cache->base.plan.n - first)
-        return status_fail(error, TERSE_E_ARGUMENT, "queries %zu to %zu of a step of %zu tokens", first, first + count,
-                           cache->base.plan.n);
+    enum terse_status status = cache_check_queries(cache, first, count, error);
+    if (status) return status;
     float *own = queries_of(cache) + first * width;
-    enum terse_status status = send(own, q, count * width, error);
+    status = send(own, q, count * width, error);
     if (status) return status;
     if (cache_decodes(cache)) { /* all of the step's queries, those besides not being read */
         float *all = queries_of(cache);

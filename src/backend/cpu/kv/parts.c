@@ -1,9 +1,9 @@
 /* Each call for one part or for both. */
 #include "backend/cpu/kv/parts.h"
 
-#include "backend/cpu/kv/step.h"
 #include "backend/cpu/kv/fill.h"
 #include "backend/cpu/kv/state.h"
+#include "backend/cpu/kv/step.h"
 
 #include <string.h>
 

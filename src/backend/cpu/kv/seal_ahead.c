@@ -122,35 +122,18 @@ static void worker_wait(struct seal_worker *worker, size_t left) {
 
 /* ---- Which pages are encoded ahead */
 
-size_t seal_ahead_pages(const struct cache *cache, const struct plan *plan) {
-    bool wanted = plan->kind == CACHE_STEP_DECODE && !cache->seal_in_step && cache->base.method.tail_tokens >= PAGE_TOKENS;
-    bool unfitted = cache_fit_pending(&cache->base) && !plan->seal; /* even after this step */
-    if (!wanted || cache->base.method.policy->oldest_leave || unfitted) return 0;
-    return (size_t)((plan->after.length - plan->after.window_first) / PAGE_TOKENS);
-}
-
-void seal_ahead_forget(struct cache *cache) {
-    worker_wait(cache->seal_worker, 0);
-    cache->n_ahead = 0;
-}
+void seal_ahead_wait(struct cache *cache) { worker_wait(cache->seal_worker, 0); }
 
 void seal_ahead_free(struct cache *cache) { worker_free(cache->seal_worker); }
 
-enum terse_status seal_ahead_begin(struct cache *cache, struct plan *plan, struct terse_error *error) {
-    if (plan->kind != CACHE_STEP_DECODE) seal_ahead_forget(cache);
-    plan->ready = cache->n_ahead < plan->seal ? cache->n_ahead : plan->seal;
-    if (plan->ready) worker_wait(cache->seal_worker, cache->n_ahead - plan->ready);
-    if (cache->seal_worker || !seal_ahead_pages(cache, plan)) return TERSE_OK;
+enum terse_status seal_ahead_begin(struct cache *cache, struct terse_error *error) {
+    const struct plan *plan = &cache->base.plan;
+    if (plan->ready) worker_wait(cache->seal_worker, cache->base.n_ahead - plan->ready);
+    if (cache->seal_worker || !cache_pages_ahead(&cache->base, plan)) return TERSE_OK;
     return worker_new(cache, cache->base.method.tail_tokens / PAGE_TOKENS + 2, &cache->seal_worker, error);
 }
 
 void seal_ahead_post(struct cache *cache) {
-    cache->n_ahead -= cache->base.plan.ready;
-    for (size_t pages = seal_ahead_pages(cache, &cache->base.plan); cache->n_ahead < pages; cache->n_ahead++) {
-        struct page_set *set = &cache->base.pages.sets[cache->base.pages.n_sealed + cache->n_ahead];
-        set->first = cache->base.extent.window_first + cache->n_ahead * PAGE_TOKENS;
-        set->count = PAGE_TOKENS;
-        set->generated = set->first >= cache->base.prompt_end;
-        worker_post(cache->seal_worker, set, cache->window_sets[cache->n_ahead]);
-    }
+    for (struct page_set *set; (set = cache_next_ahead(cache));)
+        worker_post(cache->seal_worker, set, cache->window_sets[cache->base.n_ahead - 1]);
 }

@@ -92,8 +92,6 @@ struct cache {
     float *exact_logits; /* exact.h; where the policy has `pick_victim` */
     struct anchors anchors;
     struct seal_worker *seal_worker; /* made when it is first needed */
-    bool seal_in_step;               /* cache_set_seal_ahead(cache, false) */
-    size_t n_ahead; /* the first so many pages of the window are being or were encoded into the page sets after the sealed ones */
 
     /* The step in progress. */
     size_t attended;       /* work items of attend_prefill that are done */

@@ -22,8 +22,9 @@
 #include <string.h>
 
 void cache_set_seal_ahead(struct cache *cache, bool ahead) {
-    seal_ahead_forget(cache);
-    cache->seal_in_step = !ahead;
+    seal_ahead_wait(cache);
+    cache->base.n_ahead = 0;
+    cache->base.ahead_most_tokens = ahead ? SIZE_MAX : 0;
 }
 
 /* ---- Steps */
@@ -42,53 +43,31 @@ static enum terse_status reserve_scratch(struct cache *cache, struct terse_error
     return scratch_reserve(cache, attend_decode_shared_floats(cache), of_thread, new_keys, error);
 }
 
-/* Memory for the tokens that the plan's step stores. */
-static enum terse_status reserve_pages(struct cache *cache, const struct plan *plan, struct terse_error *error) {
-    size_t page_sets = cache->base.pages.n_sealed + plan->seal + seal_ahead_pages(cache, plan);
-    enum terse_status status = page_table_reserve(&cache->base.pages, page_sets, error);
+enum terse_status cache_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
+    const struct plan *plan = &cache->base.plan;
+    cache->sealed_first = false;
+    enum terse_status status = cache_plan_step(cache, kind, n, error);
+    if (!status) status = seal_ahead_begin(cache, error);
     if (!status) status = pool_reserve_window(cache, extent_window_pages(&plan->after), error);
     if (!status) status = anchors_reserve(cache, cache->base.n_anchors + plan->anchors, error);
-    return status;
-}
-
-enum terse_status cache_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
-    if (!n) return status_fail(error, TERSE_E_ARGUMENT, "no tokens: a step needs at least one");
-    struct plan plan = plan_step(&cache->base.method, &cache->base.extent, kind, n);
-    enum terse_status status;
-    cache->base.in_step = false;
-    if ((status = seal_ahead_begin(cache, &plan, error))) return status;
-    if ((status = reserve_pages(cache, &plan, error))) return status;
-    page_table_assign(&cache->base.pages, &plan, cache->base.prompt_end);
-    if ((status = fit_reserve(cache, &plan, error))) return status;
-    if ((status = select_reserve(cache, &plan, error))) return status;
-    if ((status = gather_reserve(cache, error))) return status;
-    if ((status = anchor_scores_reserve(cache, &plan, error))) return status;
-    if ((status = exact_reserve(cache, n, error))) return status;
-    cache->base.plan = plan;
-    cache->sealed_first = kind == CACHE_STEP_PAPER;
-    cache->base.layer = NO_LAYER;
-    cache->base.layers_ended = 0;
-    if ((status = rotary_reserve(&cache->rotary, segment_bases(cache), error))) return status;
+    if (!status) status = fit_reserve(cache, plan, error);
+    if (!status) status = select_reserve(cache, plan, error);
+    if (!status) status = gather_reserve(cache, error);
+    if (!status) status = anchor_scores_reserve(cache, plan, error);
+    if (!status) status = exact_reserve(cache, n, error);
+    cache->sealed_first = kind == CACHE_STEP_PAPER; /* on which the number of bases depends */
+    if (!status) status = rotary_reserve(&cache->rotary, segment_bases(cache), error);
+    if (status) return status;
     segment_set_bases(cache);
     if ((status = reserve_scratch(cache, error))) return status;
     cache->base.in_step = true;
     return TERSE_OK;
 }
 
-/* Whether queries of new tokens [first, first + count) may be asked now. */
-static enum terse_status check_queries(const struct cache *cache, size_t first, size_t count, struct terse_error *error) {
-    if (cache->base.layer == NO_LAYER)
-        return status_fail(error, TERSE_E_ARGUMENT, "queries of a layer without its keys and values");
-    if (first <= cache->base.plan.n && count <= cache->base.plan.n - first) return TERSE_OK;
-    return status_fail(error, TERSE_E_ARGUMENT, "queries %zu to %zu of a step of %zu tokens", first, first + count,
-                       cache->base.plan.n);
-}
-
 enum terse_status cache_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error) {
     uint32_t heads = cache->base.shape.kv_heads, hd = cache->base.shape.head_dim;
-    if (!cache->base.in_step || layer < cache->base.layers_ended || layer >= cache->base.shape.layers)
-        return status_fail(error, TERSE_E_ARGUMENT, "layer %" PRIu32 " of %" PRIu32 " out of order", layer,
-                           cache->base.shape.layers);
+    enum terse_status status = cache_check_layer(cache, layer, error);
+    if (status) return status;
     cache->base.layer = layer;
     cache->attended = cache->layer_sealed = 0;
     cache->k = k;
@@ -116,7 +95,7 @@ size_t cache_queries_to_observe(const struct cache *cache, size_t needed) {
 }
 
 enum terse_status cache_observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error) {
-    enum terse_status status = check_queries(cache, first, count, error);
+    enum terse_status status = cache_check_queries(cache, first, count, error);
     if (status) return status;
     exact_observe(cache, q, first, count);
     if (!anchor_scores_wanted(cache, first, count)) return TERSE_OK;
@@ -133,7 +112,7 @@ static bool attends_as_decoding(const struct cache *cache, size_t first, size_t 
 }
 
 bool cache_attend_some(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
-    if (check_queries(cache, first, count, NULL) || attends_as_decoding(cache, first, count)) return false;
+    if (cache_check_queries(cache, first, count, NULL) || attends_as_decoding(cache, first, count)) return false;
     double start = clock_now();
     bool more = attend_prefill_some(cache, q, first, count, out);
     cache->base.counters.seconds += clock_now() - start;
@@ -142,7 +121,7 @@ bool cache_attend_some(struct cache *cache, const float *q, size_t first, size_t
 
 enum terse_status cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
                                struct terse_error *error) {
-    enum terse_status status = check_queries(cache, first, count, error);
+    enum terse_status status = cache_check_queries(cache, first, count, error);
     if (status) return status;
     double start = clock_now();
     exact_observe(cache, q, first, count);
@@ -167,9 +146,8 @@ enum terse_status cache_end_layer(struct cache *cache, struct terse_error *error
 }
 
 enum terse_status cache_commit(struct cache *cache, struct terse_error *error) {
-    if (!cache->base.in_step || cache->base.layers_ended < cache->base.shape.layers)
-        return status_fail(error, TERSE_E_ARGUMENT, "the end of a step after %" PRIu32 " of %" PRIu32 " layers",
-                           cache->base.layers_ended, cache->base.shape.layers);
+    enum terse_status status = cache_check_commit(cache, error);
+    if (status) return status;
     seal_commit(cache);
     seal_ahead_post(cache);
     return TERSE_OK;

@@ -62,6 +62,7 @@ enum terse_status cache_create(const struct cache_shape *shape, const struct met
     c->codec[CODEC_KEYS] = cpu_codec_of(method->key.codec);
     c->codec[CODEC_VALUES] = cpu_codec_of(method->value.codec);
     c->index = method->index ? cpu_index_of(method->index) : NULL; /* NULL of index_components too */
+    c->base.ahead_most_tokens = SIZE_MAX;
     c->group = shape->query_heads / shape->kv_heads;
     c->threads = (int)threads;
     c->keys_rotated = method->key.codec->rope != CODEC_ROPE_BEFORE;
@@ -153,14 +154,14 @@ static enum terse_status copy_storage(struct cache *cache, const struct cache *f
     copy_bytes(cache->exact, from->exact, exact_bytes(shape, &from->base.method));
     copy_bytes(cache->exact_logits, from->exact_logits, exact_logit_bytes(shape, &from->base.method));
     copy_bytes(cache->fitted, from->fitted, cache_heads_of(shape) * from->fitted_bytes);
-    cache->seal_in_step = from->seal_in_step;
+    cache->base.ahead_most_tokens = from->base.ahead_most_tokens;
     return TERSE_OK;
 }
 
 const struct kv_storage cpu_storage = {.most_tokens = UINT64_C(1) << 48, /* far from overflow of anything that is counted */
                                        .create = cache_create,
                                        .destroy = cache_destroy,
-                                       .settle = seal_ahead_forget,
+                                       .wait_ahead = seal_ahead_wait,
                                        .pages_changed = pages_changed,
                                        .bytes = storage_bytes,
                                        .bytes_after = storage_bytes_after,

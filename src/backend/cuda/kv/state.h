@@ -64,7 +64,6 @@ struct cache {
     struct exact_rows chosen; /* of a step that chooses anchors: what is to take the place of `exact` */
     float *choice;            /* what it works in */
     size_t choice_bytes;
-    size_t n_ahead;            /* the first so many pages of the window are being or were encoded into the free page sets */
     cudaEvent_t written;       /* what is to be read of the cache on other streams than device_stream() must wait for */
     cudaEvent_t encoded_ahead; /* what a step that seals must wait for */
 };

@@ -70,6 +70,7 @@ enum terse_status kv_create(const struct cache_shape *shape, const struct method
     struct cache *c = calloc(1, sizeof *c);
     if (!c) return status_no_memory(error, sizeof *c, "the KV cache");
     cache_base_init(&c->base, &cuda_storage, shape, method, threads);
+    c->base.ahead_most_tokens = DECODE_TOKENS_MOST;
     c->base.learns = fits_transforms(method);
     c->codec[CODEC_KEYS] = method->key.codec->id;
     c->codec[CODEC_VALUES] = method->value.codec->id;
@@ -91,7 +92,7 @@ enum terse_status kv_create(const struct cache_shape *shape, const struct method
 
 void kv_destroy(struct cache *cache) {
     if (!cache) return;
-    window_forget_ahead(cache);
+    window_wait_ahead(cache);
     cudaStreamSynchronize(device_stream());
     page_table_free(&cache->base.pages);
     device_free(cache->base.budget, cache->views, cache->view_capacity * sizeof *cache->views);
@@ -144,7 +145,7 @@ static enum terse_status supports(const struct cache_shape *shape, const struct 
 }
 
 static void settle(struct cache *cache) {
-    window_forget_ahead(cache);
+    (void)cache;
     cudaStreamSynchronize(device_stream()); /* pages may be another cache's next */
 }
 
@@ -195,6 +196,7 @@ const struct kv_storage cuda_storage = {.most_tokens = UINT32_MAX,
                                         .supports = supports,
                                         .create = kv_create,
                                         .destroy = kv_destroy,
+                                        .wait_ahead = window_wait_ahead,
                                         .settle = settle,
                                         .pages_changed = pages_changed,
                                         .reset = reset,

@@ -65,34 +65,19 @@ enum terse_status window_seal(struct cache *cache, struct terse_error *error) {
     return encode_window(cache, cache->base.pages.n_sealed + plan->ready, plan->seal - plan->ready, device_stream(), error);
 }
 
-size_t window_pages_ahead(const struct cache *cache, const struct plan *plan) {
-    bool unfitted = cache_fit_pending(&cache->base) && !plan->seal;
-    bool wanted = plan->kind == CACHE_STEP_DECODE && cache->base.method.tail_tokens >= PAGE_TOKENS;
-    if (!wanted || cache->base.method.policy->positions_by_index || unfitted || plan->n > DECODE_TOKENS_MOST) return 0;
-    return (size_t)((plan->after.length - plan->after.window_first) / PAGE_TOKENS);
-}
-
-/* After the step: pages of the window that have become full. */
 enum terse_status window_seal_ahead(struct cache *cache, struct terse_error *error) {
-    size_t pages = window_pages_ahead(cache, &cache->base.plan), first = cache->base.pages.n_sealed + cache->n_ahead;
-    if (pages <= cache->n_ahead) return TERSE_OK;
-    size_t n = pages - cache->n_ahead;
-    for (size_t i = 0; i < n; i++) {
-        struct page_set *set = &cache->base.pages.sets[first + i];
-        set->first = cache->base.extent.window_first + (cache->n_ahead + i) * PAGE_TOKENS;
-        set->count = PAGE_TOKENS;
-        set->generated = set->first >= cache->base.prompt_end;
-    }
+    size_t first = cache->base.pages.n_sealed + cache->base.n_ahead, n = 0;
+    bool busy = cache->base.n_ahead > 0;
+    while (cache_next_ahead(cache)) n++;
+    if (!n) return TERSE_OK;
     /* The items are one list, which the background reads: it has done with those before. */
-    if (cache->n_ahead) cudaEventSynchronize(cache->encoded_ahead);
+    if (busy) cudaEventSynchronize(cache->encoded_ahead);
     enum terse_status status = encode_window(cache, first, n, device_background(), error);
-    if (status) return status;
-    status = device_check(cudaEventRecord(cache->encoded_ahead, device_background()), "encoding pages", error);
-    if (!status) cache->n_ahead = pages;
+    if (!status) status = device_check(cudaEventRecord(cache->encoded_ahead, device_background()), "encoding pages", error);
+    if (status) cache->base.n_ahead -= n;
     return status;
 }
 
-void window_forget_ahead(struct cache *cache) {
-    if (cache->n_ahead) cudaEventSynchronize(cache->encoded_ahead);
-    cache->n_ahead = 0;
+void window_wait_ahead(struct cache *cache) {
+    if (cache->base.n_ahead) cudaEventSynchronize(cache->encoded_ahead);
 }

@@ -8,9 +8,7 @@
 enum terse_status window_seal(struct cache *cache, struct terse_error *error);
 /* After a step that decodes: pages that have become full are encoded on device_background(), into free page sets. */
 enum terse_status window_seal_ahead(struct cache *cache, struct terse_error *error);
-/* As many page sets must be free for window_seal_ahead after the plan's step. */
-size_t window_pages_ahead(const struct cache *cache, const struct plan *plan);
-/* Forgets what was encoded ahead, when that is over. */
-void window_forget_ahead(struct cache *cache);
+/* Until no page is being encoded there. */
+void window_wait_ahead(struct cache *cache);
 
 #endif
