@@ -67,7 +67,7 @@ static void make_sides(const struct setup *setup, struct attend_sample *sample, 
             transform_share_bits(&share, 1, hd, setup->rate[side] * (head ? 0.75 : 1));
             transform_layout_set(bits, hd, &own->layout);
             *shape = (struct codec_shape){.head_dim = hd, .group = setup->group, .layout = &own->layout};
-            assert_int_equal(cpu_codec_transform.learned_new(*shape, side, own->parameters, &learned, NULL), TERSE_OK);
+            assert_int_equal(cpu_codec_transform.learned->make(*shape, side, own->parameters, &learned, NULL), TERSE_OK);
             shape->learned = learned;
             for (size_t i = 0; i < (size_t)hd * hd; i++) halves[i] = half_from_float(parameters.basis[i]);
             transform_readers(&own->layout, side, readers);
@@ -143,7 +143,7 @@ static double check(const struct setup *setup) {
         if (setup->fitted && i != 1) fitted[i] = make_fitted(&sample, sides, i);
     double worst = check_attention(&sample);
     for (uint32_t i = 0; i < 2 * HEADS; i++) {
-        cpu_codec_transform.learned_free((void *)sample.shape[i / 2][i % 2].learned);
+        cpu_codec_transform.learned->free((void *)sample.shape[i / 2][i % 2].learned);
         free(sides[i / 2][i % 2].parameters);
     }
     for (uint32_t i = 0; i < SEQUENCES; i++) free(fitted[i]);
