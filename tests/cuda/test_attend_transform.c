@@ -51,7 +51,7 @@ static void make_parameters(uint32_t hd, float *floats) {
 /* Sides of all heads; shapes hold what the CPU's codec has learned. */
 static void make_sides(const struct setup *setup, struct attend_sample *sample, struct side sides[HEADS][2]) {
     const uint32_t hd = setup->head_dim;
-    static struct transform_view views[LAYERS][HEADS][2];
+    static struct transform_view views[2][LAYERS][HEADS];
     uint16_t *halves = allocated((size_t)hd * hd * 2);
     uint32_t readers[6 * TRANSFORM_PLANES_MAX];
     for (uint32_t head = 0; head < HEADS; head++) {
@@ -71,7 +71,7 @@ static void make_sides(const struct setup *setup, struct attend_sample *sample, 
             shape->learned = learned;
             for (size_t i = 0; i < (size_t)hd * hd; i++) halves[i] = half_from_float(parameters.basis[i]);
             transform_readers(&own->layout, side, readers);
-            views[LAYER][head][side] =
+            views[side][LAYER][head] =
                 (struct transform_view){.layout = own->layout,
                                         .gain_least = parameters.gain_least,
                                         .gain_step = (parameters.gain_most - parameters.gain_least) / 255,
@@ -83,7 +83,7 @@ static void make_sides(const struct setup *setup, struct attend_sample *sample, 
                                         .wraps = transform_wraps(&own->layout, side)};
         }
     }
-    sample->attend.transforms = take(sample, views, sizeof views);
+    for (int side = 0; side < 2; side++) sample->attend.learned[side] = take(sample, views[side], sizeof views[side]);
     free(halves);
 }
 

@@ -59,7 +59,7 @@ struct codec_ranks {
 
 /* The sums of codec_code_sums by integer products. */
 struct codec_integer_sums {
-    /* Whether they serve weights of any size: codes so short that their own error is larger. */
+    /* True where they serve weights of any size: codes so short that their own error is larger. */
     bool (*suffice)(struct codec_shape shape);
     /* As codec_code_sums.add, of weights that are rounded as accumulate_values_int8 may round them. */
     void (*add)(struct codec_shape shape, const float *weights, const void *page, float *code_sums);
@@ -99,14 +99,14 @@ struct cpu_codec {
     void (*accumulate_values)(struct codec_shape shape, const float *weights, const void *page, float *acc);
     /* Copies the tokens in slots[n] of a page to slots at, at + 1, ..., at + n - 1 of `to`, a page of the same shape, whose other
      * slots keep theirs: so tokens worth reading are packed and read together. They decode to the same bits there. `to` is zeros to
-     * begin with, and may hold tokens of an earlier use. Of the sides that the format's `gather` names; NULL where it names none. */
+     * begin with, and may hold tokens of an earlier use. It serves the sides that the format's `gather` names; NULL where it names none. */
     void (*gather_tokens)(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
                           void *to, size_t at);
 
-    /* What only some codecs need; else NULL. */
+    /* Only some codecs need these; NULL in the rows of the others. */
 
     const struct codec_learned *learned; /* codecs that learn (format->learner) */
-    /* What a codec learns of a sequence: instead of from a codebook where it is `fitted`, beside one where it learns transforms. Makes
+    /* Learns from a sequence: instead of from a codebook where the codec is `fitted`, beside one where it learns transforms. Makes
      * fitted[codec_fitted_bytes], floats, of the first rows of a layer, KV head and side that are sealed: rows[n][hd] that lie `stride`
      * floats apart, n >= 1. Whoever keeps the pages keeps it as long as they and hands it over as shape.fitted; that of keys begins with
      * what the codec's index learns. Where shape.fitted is NULL, a codec of transforms goes by the codebook alone. */
@@ -114,7 +114,7 @@ struct cpu_codec {
                 const struct index_options *options, void *fitted);
     const struct codec_ranks *ranks; /* format->index is index_components */
 
-    /* What makes some codecs faster; else NULL, and readers take the core. */
+    /* These make some codecs faster; where they are NULL, readers take the core. */
 
     const struct codec_queries *queries;
     const struct codec_code_sums *code_sums;

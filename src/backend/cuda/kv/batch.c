@@ -184,7 +184,7 @@ enum terse_status batch_begin(struct cache_batch *b, struct cache *const *caches
     cudaEventSynchronize(b->sent);
     stage(b, caches, n);
     for (const struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
-        size_t own = attend_decode_part_floats(&g->cache->heads, g->n_rows, g->splits);
+        size_t own = attend_decode_part_floats(&g->cache->heads, g->cache->codec[CODEC_KEYS], g->n_rows, g->splits);
         size_t own_words = attend_decode_run_words(&g->cache->heads, g->cache->codec[CODEC_KEYS], g->n_rows, g->runs);
         if (own > floats) floats = own;
         if (own_words > words) words = own_words;
@@ -243,8 +243,7 @@ enum terse_status batch_attend(struct cache_batch *b, uint32_t layer, const floa
             .codec = {g->cache->codec[CODEC_KEYS], g->cache->codec[CODEC_VALUES]},
             .places = g->cache->tables->place_views,
             .centroid = {centroid_shape_of(&g->cache->method.key), centroid_shape_of(&g->cache->method.value)},
-            .transforms = g->cache->tables->transforms,
-            .centroids = g->cache->tables->centroids,
+            .learned = {g->cache->tables->learned[CODEC_KEYS], g->cache->tables->learned[CODEC_VALUES]},
             .run_angles = g->cache->tables->rotary.runs,
             .sequences = sequences_in(b, b->uploaded),
             .rows = rows_in(b, b->uploaded) + g->first_row,
@@ -296,7 +295,7 @@ static enum terse_status fit_window(struct cache *cache, struct terse_error *err
     }
     if ((status = item_list_upload(&cache->sealed, n, error))) return status;
     struct encode encode = window_encode(cache, &cache->sealed);
-    return device_check(fit_transforms(&encode, cache->fitted, device_stream()), "fitting a sequence's transforms", error);
+    return device_check(fit_rows(&encode, cache->fitted, device_stream()), "fitting a sequence's transforms", error);
 }
 
 /* Queues on a stream the encoding of page sets [first, first + n). */
