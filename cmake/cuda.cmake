@@ -11,9 +11,9 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 file(GLOB_RECURSE TERSE_CUDA_HOST_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*.c)
 file(GLOB_RECURSE TERSE_CUDA_KERNEL_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*.cu)
 
-# What the codecs write must be the same on every device: a product and a sum are fused only where the source says so.
-set_source_files_properties(src/backend/cuda/kv/encode_transform.cu src/backend/cuda/kv/decode_transform.cu src/backend/cuda/kv/fit_transforms.cu
-                            src/backend/cuda/kv/encode_scaled.cu src/backend/cuda/kv/encode_centroids.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
+include(cmake/unfused.cmake)
+unfused_sources(unfused ${TERSE_CUDA_KERNEL_SOURCES})
+set_source_files_properties(${unfused} PROPERTIES COMPILE_OPTIONS "-fmad=false;-DTERSE_UNFUSED")
 
 # The kernels know nothing of the rest (scripts/check-includes), so that they are also a library by themselves, for the tests.
 add_library(terse_cuda_kernel_objects OBJECT ${TERSE_CUDA_KERNEL_SOURCES})

@@ -84,8 +84,7 @@ struct model {
     enum codec_id codec[2];
     struct place_view places[HEADS];
     size_t set_bytes;
-    struct transform_view *transforms; /* device */
-    struct centroid_view *centroids;   /* device */
+    void *learned[2]; /* device, by side */
     struct centroid_shape centroid;
 };
 
@@ -96,7 +95,7 @@ static void make_transforms(double rate, struct model *model) {
     static uint16_t halves[HD * HD];
     static uint32_t readers[6 * TRANSFORM_PLANES_MAX];
     static uint8_t bits[2 * HEADS][HD / 4];
-    static struct transform_view views[HEADS][2];
+    static struct transform_view views[2][HEADS];
     for (int i = 0; i < 2 * HEADS; i++) {
         for (int c = 0; c < HD; c++) sizes[i][c] = (float)(pow(FALL, c) * sqrt(HD * (1 - FALL * FALL)));
         shares[i] = (struct transform_share){.importance = 0.2f * random_number(), .size = sizes[i], .quad_bits = bits[i]};
@@ -106,7 +105,7 @@ static void make_transforms(double rate, struct model *model) {
         basis[i] = random_number() / 11.3f, halves[i] = (uint16_t)(0x2c00 | (random_next(&state) & 0x83ff));
     for (uint32_t h = 0; h < HEADS; h++) {
         for (int side = 0; side < 2; side++) {
-            struct transform_view *view = &views[h][side];
+            struct transform_view *view = &views[side][h];
             transform_layout_set(bits[2 * h + (uint32_t)side], HD, &view->layout);
             view->gain_least = 0.1f, view->gain_step = 4.0f / 255;
             view->mean = device(sizeof mean, mean), view->size = device(sizeof sizes[0], sizes[0]);
@@ -117,11 +116,11 @@ static void make_transforms(double rate, struct model *model) {
             model->places[h].bytes[side] = (uint32_t)PAGE_BYTES_TRANSFORM(view->layout.nibbles);
         }
     }
-    model->transforms = device(sizeof views, views);
+    for (int side = 0; side < 2; side++) model->learned[side] = device(sizeof views[side], views[side]);
 }
 
 static void make_centroids(const struct bench_method *method, struct model *model) {
-    static struct centroid_view views[HEADS][2];
+    static struct centroid_view views[2][HEADS];
     const struct coding coding = {codec_at(method->codec), method->width, method->bits, 0};
     const struct codec_shape shape = {.head_dim = HD, .group = 1, .width = method->width, .bits = method->bits};
     size_t n = codec_parameters(coding.codec, shape);
@@ -133,7 +132,7 @@ static void make_centroids(const struct bench_method *method, struct model *mode
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             struct terse_error error;
             void *there = device(centroid_bytes(&coding, HD), NULL);
-            if (centroid_send(&coding, HD, parameters, there, &views[h][side], &error)) {
+            if (centroid_send(&coding, HD, parameters, there, &views[side][h], &error)) {
                 fprintf(stderr, "bench_attend_cuda: %s\n", error.message);
                 exit(1);
             }
@@ -141,7 +140,7 @@ static void make_centroids(const struct bench_method *method, struct model *mode
         }
     }
     model->centroid = centroid_shape_of(&coding);
-    model->centroids = device(sizeof views, views);
+    for (int side = 0; side < 2; side++) model->learned[side] = device(sizeof views[side], views[side]);
     free(parameters);
 }
 
@@ -170,7 +169,7 @@ static uint8_t *make_chunk(const struct model *model) {
     float *rows = malloc(sizeof *rows * PAGE_TOKENS * HD);
     if (!chunk || !rows) exit(1);
     for (size_t i = 0; i < model->set_bytes * SETS; i++) chunk[i] = (uint8_t)(random_next(&state) >> 32);
-    for (uint32_t i = 0; !model->transforms && !model->centroids && i < 2 * HEADS; i++) {
+    for (uint32_t i = 0; !model->learned[0] && i < 2 * HEADS; i++) {
         const enum codec_side side = i % 2 ? CODEC_VALUES : CODEC_KEYS;
         const struct page_set_view first = {.chunk = chunk, .sets = SETS};
         uint8_t *from = page_address(&first, &model->places[i / 2], side);
@@ -238,15 +237,13 @@ static void measure(const struct model *model, const float *angles, const struct
         rows[i] = (struct query_row_view){.sequence = i, .position = pages * PAGE_TOKENS + WINDOW - 1, .splits = splits};
     struct attend_decode attend = {.heads = heads, .codec = {model->codec[0], model->codec[1]}, .n_rows = n, .splits = splits};
     attend.places = device(sizeof model->places, model->places);
-    attend.transforms = model->transforms;
-    attend.centroids = model->centroids;
-    for (int side = 0; side < 2; side++) attend.centroid[side] = model->centroid;
+    for (int side = 0; side < 2; side++) attend.learned[side] = model->learned[side], attend.centroid[side] = model->centroid;
     attend.run_angles = angles;
     struct sequence_view *sequences_there = device(copies * n * sizeof *sequences, sequences);
     attend.rows = device(n * sizeof *rows, rows);
     attend.q = attend.q_exact = device((size_t)n * QUERY_HEADS * HD * sizeof *q, q);
     attend.out = device((size_t)n * QUERY_HEADS * HD * sizeof *q, NULL);
-    attend.parts = device(attend_decode_part_floats(&heads, n, splits) * sizeof(float), NULL);
+    attend.parts = device(attend_decode_part_floats(&heads, model->codec[0], n, splits) * sizeof(float), NULL);
     attend.runs = (pages * PAGE_TOKENS + RUN_TOKENS - 1) / RUN_TOKENS;
     for (uint32_t i = 0; i < 2 * HEADS; i++)
         if (model->places[i / 2].bytes[i % 2] > attend.page_bytes[i % 2])

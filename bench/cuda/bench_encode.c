@@ -2,8 +2,8 @@
  * heads of 128, keys and values. Launches go over copies that together are larger than the L2; medians. Prints lines
  * "METHOD encode|decode|fit MICROSECONDS GB/s", of rows and pages together; fits are of 32 pages. */
 #include "backend/cuda/device.h"
+#include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/encode.h"
-#include "backend/cuda/kv/transforms.h"
 #include "base/random.h"
 #include "support/random_codebook.h"
 
@@ -61,7 +61,7 @@ struct work {
     double bytes[2]; /* of rows and pages, of a copy: all of it, of a fit */
     float *fitted;
     void *memory[6];
-    struct transform_view *transforms;
+    void *learned[2]; /* by side; NULL where the codec learns nothing */
 };
 
 static uint16_t *make_rows(void) {
@@ -95,7 +95,12 @@ static void set_method(struct work *w, const char *name) {
     w->rope = (struct rope){.pairing = ROPE_HALF_SPLIT, .head_dim = HD, .n_rot = HD, .frequency = w->frequency, .magnitude = 1};
     w->shape = (struct cache_shape){
         .layers = COPIES, .query_heads = HEADS, .kv_heads = HEADS, .head_dim = HD, .scale = 1, .rope = &w->rope};
-    refused(transforms_new(&w->shape, &w->method, &w->transforms, &error), &error);
+    for (int side = 0; side < 2; side++) {
+        const struct codec *codec = side ? w->method.value.codec : w->method.key.codec;
+        const struct cuda_codec *row = cuda_codec_of(codec->id);
+        if (row->learned_new)
+            refused(row->learned_new(&w->shape, &w->method, (enum codec_side)side, &w->learned[side], &error), &error);
+    }
 }
 
 static float *make_angles(const struct rope *rope) {
@@ -141,7 +146,7 @@ static void set_up(struct work *w, const char *name, const uint16_t *rows) {
                                 .n_layers = 1,
                                 .codec = {w->method.key.codec->id, w->method.value.codec->id},
                                 .places = w->memory[4] = device(sizeof places, places),
-                                .transforms = w->transforms,
+                                .learned = {w->learned[0], w->learned[1]},
                                 .run_angles = w->memory[5] = make_angles(&w->rope),
                                 .items = w->items,
                                 .n = PAGES,
@@ -153,7 +158,8 @@ static void set_up(struct work *w, const char *name, const uint16_t *rows) {
 
 static void release(struct work *w) {
     for (size_t i = 0; i < sizeof w->memory / sizeof *w->memory; i++) check(cudaFree(w->memory[i]), "memory");
-    transforms_free(w->transforms); /* the codebook lives as long as the program */
+    for (int side = 0; side < 2; side++)
+        check(cudaFree(w->learned[side]), "memory"); /* the codebook lives as long as the program */
 }
 
 /* ---- Timing */
@@ -163,7 +169,7 @@ static cudaError_t decode(const struct work *w, const struct encode *e) { return
 static cudaError_t fit(const struct work *w, const struct encode *e) {
     struct encode some = *e;
     some.n = FIT_PAGES;
-    return fit_transforms(&some, w->fitted, device_stream());
+    return fit_rows(&some, w->fitted, device_stream());
 }
 
 static int by_size(const void *a, const void *b) {
@@ -212,7 +218,7 @@ int main(int argc, char **argv) {
         set_up(&w, methods[m], rows);
         measure(&w, "encode", w.bytes[0], encode);
         measure(&w, "decode", w.bytes[0], decode);
-        if (w.transforms) measure(&w, "fit", w.bytes[1], fit);
+        if (w.learned[0]) measure(&w, "fit", w.bytes[1], fit);
         release(&w);
     }
     free(rows);

@@ -461,7 +461,7 @@ static void open_encoding(struct encoding *encoding, float *parameters) {
     void *learned;
     struct terse_error error;
     if ((encoding->codec->learner == CODEC_LEARNS_KMEANS)) codec_snap_to_grid(encoding->codec, encoding->shape, parameters);
-    must(!cpu_codec_of(encoding->codec)->learned_new(encoding->shape, CODEC_VALUES, parameters, &learned, &error), error.message);
+    must(!cpu_codec_of(encoding->codec)->learned->make(encoding->shape, CODEC_VALUES, parameters, &learned, &error), error.message);
     encoding->shape.learned = learned;
     memory_free(parameters);
 }
@@ -583,16 +583,15 @@ static void time_encoding(const struct encoding *encoding, const struct head *h,
             ->encode(encoding->shape, CODEC_VALUES, h->test.x + i * h->hd, PAGE_TOKENS, pages + i / PAGE_TOKENS * bytes);
     for (size_t i = 0; i < h->G * PAGE_TOKENS; i++) weights[i] = (float)(i % 11) / 64;
     for (int run = 0; encoding->codec && run < 500; run++) {
-        size_t floats =
-            cpu_codec_of(encoding->codec)->code_sum_floats ? cpu_codec_of(encoding->codec)->code_sum_floats(encoding->shape) : 0;
+        size_t floats = cpu_codec_code_sum_floats(cpu_codec_of(encoding->codec), encoding->shape);
         float *code_sums = memory_zeros(floats, 4);
         double start = clock_now();
         for (size_t i = 0; i < TOKENS / PAGE_TOKENS; i++)
             if (floats)
-                cpu_codec_of(encoding->codec)->accumulate_by_code(encoding->shape, weights, pages + i * bytes, code_sums);
+                cpu_codec_of(encoding->codec)->code_sums->add(encoding->shape, weights, pages + i * bytes, code_sums);
             else
                 cpu_codec_of(encoding->codec)->accumulate_values(encoding->shape, weights, pages + i * bytes, acc);
-        if (floats) cpu_codec_of(encoding->codec)->finish_code_sums(encoding->shape, code_sums, acc);
+        if (floats) cpu_codec_of(encoding->codec)->code_sums->finish(encoding->shape, code_sums, acc);
         best = fmin(best, clock_now() - start);
         memory_free(code_sums);
     }
@@ -684,8 +683,8 @@ static size_t compare(const struct head *h, uint32_t bits, size_t steps, struct 
     encodings[7] =
         (struct encoding){"  its C", resident, code_by_bits, .C = encoder_codebook(e), .codes = codes, .find = find_by_search};
     for (size_t i = 0; i < ENCODINGS; i++) measure(&encodings[i], h, &figures[i]);
-    cpu_codec_gain_shape.learned_free((void *)encodings[1].shape.learned);
-    cpu_codec_additive.learned_free((void *)encodings[2].shape.learned);
+    cpu_codec_gain_shape.learned->free((void *)encodings[1].shape.learned);
+    cpu_codec_additive.learned->free((void *)encodings[2].shape.learned);
     encoder_free(e);
     memory_free(C), memory_free(refitted);
     return ENCODINGS;

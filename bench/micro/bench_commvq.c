@@ -135,8 +135,7 @@ static void make_angles(struct layer *l) {
 static struct scratch make_scratch(const struct layer *l) {
     size_t tokens = l->pages * PAGE_TOKENS, code_sums = 1;
     struct codec_shape value = side_of(l, CODEC_VALUES, 0);
-    if (cpu_codec_of(l->method.value.codec)->code_sum_floats)
-        code_sums += cpu_codec_of(l->method.value.codec)->code_sum_floats(value);
+    code_sums += cpu_codec_code_sum_floats(cpu_codec_of(l->method.value.codec), value);
     struct scratch s = {.logits = allocate(l->G * tokens, sizeof(float))};
     for (int i = 0; i < 2; i++) s.rows[i] = allocate(tokens * l->hd, sizeof(float));
     s.tables = allocate(l->G * commvq_table_floats(commvq_code_of(side_of(l, CODEC_KEYS, 0))), sizeof(float));
@@ -244,8 +243,7 @@ static void score_by_tables(const struct layer *l, uint32_t head, struct scratch
 static void accumulate_by_codes(const struct layer *l, uint32_t head, struct scratch *s, float *out) {
     const struct codec *codec = l->method.value.codec;
     struct codec_shape shape = side_of(l, CODEC_VALUES, head);
-    size_t tokens = l->pages * PAGE_TOKENS,
-           code_sums = cpu_codec_of(codec)->code_sum_floats ? cpu_codec_of(codec)->code_sum_floats(shape) : 0;
+    size_t tokens = l->pages * PAGE_TOKENS, code_sums = cpu_codec_code_sum_floats(cpu_codec_of(codec), shape);
     memset(out, 0, l->G * l->hd * sizeof *out);
     memset(s->code_sums, 0, code_sums * sizeof *s->code_sums);
     for (size_t i = 0; i < l->pages; i++) {
@@ -255,9 +253,9 @@ static void accumulate_by_codes(const struct layer *l, uint32_t head, struct scr
             cpu_codec_of(codec)->accumulate_values(shape, s->page, page_at(l, CODEC_VALUES, head, i), out);
             continue;
         }
-        cpu_codec_of(codec)->accumulate_by_code(shape, s->page, page_at(l, CODEC_VALUES, head, i), s->code_sums);
+        cpu_codec_of(codec)->code_sums->add(shape, s->page, page_at(l, CODEC_VALUES, head, i), s->code_sums);
         if ((i + 1) % RUN && i + 1 < l->pages) continue;
-        cpu_codec_of(codec)->finish_code_sums(shape, s->code_sums, out);
+        cpu_codec_of(codec)->code_sums->finish(shape, s->code_sums, out);
         memset(s->code_sums, 0, code_sums * sizeof *s->code_sums);
     }
 }

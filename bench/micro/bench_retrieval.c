@@ -162,7 +162,7 @@ static void *learn(const struct codec *codec, struct codec_shape shape, int side
             floats[i] = rows[row * 37 % n * shape.head_dim + part * shape.width + i % shape.width];
         }
         if ((codec->learner == CODEC_LEARNS_KMEANS)) codec_snap_to_grid(codec, shape, floats);
-        if (cpu_codec_of(codec)->learned_new(shape, (enum codec_side)side, floats, &learned, &error)) fail(error.message);
+        if (cpu_codec_of(codec)->learned->make(shape, (enum codec_side)side, floats, &learned, &error)) fail(error.message);
         memory_free(floats);
     }
     return learned;
@@ -197,8 +197,8 @@ static struct store new_store(const struct format *format, const struct data *d,
 static void free_store(struct store *s) {
     for (int side = 0; side < 2; side++) {
         for (size_t head = 0; head < s->heads; head++) {
-            if (cpu_codec_of(s->format->codec[side])->learned_free)
-                cpu_codec_of(s->format->codec[side])->learned_free(s->learned[side][head]);
+            if (cpu_codec_of(s->format->codec[side])->learned)
+                cpu_codec_of(s->format->codec[side])->learned->free(s->learned[side][head]);
             else
                 memory_free(s->learned[side][head]);
         }
@@ -309,8 +309,8 @@ static const float *begin(const struct store *s, const struct data *d, size_t he
     *q = queries_of(d, head);
     *partial = partial_at(reader->partial, shape.group, shape.head_dim);
     partial_clear(partial);
-    if (!cpu_codec_of(codec)->query_floats || !cpu_codec_of(codec)->query_floats(shape)) return NULL;
-    cpu_codec_of(codec)->prepare_queries(shape, *q, reader->tables);
+    if (!cpu_codec_query_floats(cpu_codec_of(codec), shape)) return NULL;
+    cpu_codec_of(codec)->queries->prepare(shape, *q, reader->tables);
     return reader->tables;
 }
 
@@ -397,8 +397,8 @@ static void read_tokens(const struct store *s, const struct data *d, size_t head
 static struct reader new_reader(const struct store *s) {
     struct reader reader = {.partial = allocate(partial_floats(s->shape.group, s->shape.head_dim), sizeof(float))};
     size_t floats = 1;
-    for (size_t head = 0; cpu_codec_of(s->format->codec[0])->query_floats && head < s->heads; head++) {
-        size_t more = cpu_codec_of(s->format->codec[0])->query_floats(shape_of(s, CODEC_KEYS, head));
+    for (size_t head = 0; head < s->heads; head++) {
+        size_t more = cpu_codec_query_floats(cpu_codec_of(s->format->codec[0]), shape_of(s, CODEC_KEYS, head));
         floats = more > floats ? more : floats;
     }
     reader.tables = allocate(floats, sizeof(float));

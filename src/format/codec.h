@@ -5,7 +5,7 @@
  * parameters; execution (src/backend/cpu/codec/codec.h for the CPU) encodes and reads pages. Each backend makes its own form of the
  * parameters. How the bytes of a page lie is format/page_layout.h.
  *
- * Adding a codec: an enum codec_id, a row in codec.c and its cases in codec_sizes.c, execution in each backend, rows of tests.
+ * docs/architecture.md says step by step how a codec is added.
  */
 #ifndef TERSE_FORMAT_CODEC_H
 #define TERSE_FORMAT_CODEC_H

@@ -108,7 +108,7 @@ struct transform_parameters transform_parameters_at(const float *floats, uint32_
     return (struct transform_parameters){floats, size, basis, rest[0], rest[1], rest[2]};
 }
 
-size_t transform_fitted_floats(uint32_t head_dim) { return 2 * (size_t)head_dim + 2; }
+size_t transform_fitted_floats(uint32_t head_dim) { return TRANSFORM_FITTED_FLOATS(head_dim); }
 
 struct transform_fitted transform_fitted_at(const float *floats, uint32_t head_dim) {
     const float *rest = floats + 2 * (size_t)head_dim;

@@ -128,6 +128,7 @@ struct transform_fitted {
     const float *mean, *size; /* [head_dim]; sizes are not negative, and need not fall */
     float gain_least, gain_most;
 };
+#define TRANSFORM_FITTED_FLOATS(head_dim) (2 * (size_t)(head_dim) + 2)
 size_t transform_fitted_floats(uint32_t head_dim);
 /* Where they lie in floats[transform_fitted_floats]: in this order. */
 struct transform_fitted transform_fitted_at(const float *floats, uint32_t head_dim);

@@ -50,7 +50,7 @@ static struct setup setup_new(uint32_t hd, uint32_t width, uint32_t bits, enum c
     for (size_t i = 0; i < n; i++) s.parameters[i] = half_to_float(half_from_float(1.5f * uniform()));
     s.parameters[n - 1] = 0.75f;
     make_rows(s.rows, s.parameters + centroids, hd);
-    if (cpu_codec_of(codec)->learned_new(s.shape, side, s.parameters, &s.learned, &error)) fail_msg("%s", error.message);
+    if (cpu_codec_of(codec)->learned->make(s.shape, side, s.parameters, &s.learned, &error)) fail_msg("%s", error.message);
     s.shape.learned = s.learned;
     assert_int_equal(posix_memalign((void **)&s.page, 64, codec_page_bytes(codec, s.shape, side)), 0);
     cpu_codec_of(codec)->encode(s.shape, side, s.rows, N, s.page);
@@ -58,7 +58,7 @@ static struct setup setup_new(uint32_t hd, uint32_t width, uint32_t bits, enum c
 }
 
 static void setup_free(struct setup *s) {
-    cpu_codec_gain_shape.learned_free(s->learned);
+    cpu_codec_gain_shape.learned->free(s->learned);
     free(s->parameters);
     free(s->rows);
     free(s->page);

@@ -83,8 +83,8 @@ static struct learner make_learner(const struct codec *codec, enum codec_side si
     fill_normal(l.parameters, l.numbers);
     if (snapped) codec_snap_to_grid(&codec_pq, l.shape, l.parameters);
     assert_int_equal(codec_check(codec, l.shape, side, &error), TERSE_OK);
-    assert_int_equal(cpu_codec_of(codec)->learned_new(l.shape, side, l.parameters, &learned, &error), TERSE_OK);
-    assert_true(cpu_codec_of(codec)->learned_bytes(learned) >= l.numbers * sizeof(uint16_t));
+    assert_int_equal(cpu_codec_of(codec)->learned->make(l.shape, side, l.parameters, &learned, &error), TERSE_OK);
+    assert_true(cpu_codec_of(codec)->learned->bytes(learned) >= l.numbers * sizeof(uint16_t));
     l.shape.learned = learned;
     for (size_t i = 0; i < l.numbers; i++) l.rows[i] = half_to_float(pq_codebook_of(l.shape)->rows[i]);
     check_channels(&l, snapped);
@@ -92,7 +92,7 @@ static struct learner make_learner(const struct codec *codec, enum codec_side si
 }
 
 static void free_learner(struct learner *l) {
-    cpu_codec_of(l->codec)->learned_free((void *)l->shape.learned);
+    cpu_codec_of(l->codec)->learned->free((void *)l->shape.learned);
     free(l->parameters);
     free(l->rows);
 }
@@ -281,10 +281,10 @@ static void check_keys(const struct learner *l, uint32_t G) {
     uint8_t *page = new_page(l);
     make_pages(l, 1, &page, decoded);
     fill_normal(q, G * hd);
-    size_t chosen = cpu_codec_of(l->codec)->query_floats ? cpu_codec_of(l->codec)->query_floats(shape) : 0;
+    size_t chosen = cpu_codec_query_floats(cpu_codec_of(l->codec), shape);
     assert_true(chosen == 0 || chosen == floats || (fixed && chosen == G * pq_i16_floats(p)));
     assert_true(chosen * sizeof(float) <= (size_t)320 << 10);
-    if (chosen) cpu_codec_of(l->codec)->prepare_queries(shape, q, tables);
+    if (chosen) cpu_codec_of(l->codec)->queries->prepare(shape, q, tables);
     cpu_codec_of(l->codec)->score(shape, q, chosen ? tables : NULL, page, logits[0]);
     pq_ops()->score(p, q, G, page, logits[1]);
     pq_ops()->prepare(p, q, G, tables);
@@ -360,11 +360,11 @@ static void check_values(const struct learner *l, uint32_t G) {
         pq_ops()->accumulate_by_code(p, weights + b * G * SLOTS, G, page[b], code_sums);
     }
     pq_ops()->finish_code_sums(p, code_sums, G, finished);
-    assert_true(cpu_codec_of(l->codec)->code_sum_floats(shape) == 0 || cpu_codec_of(l->codec)->code_sum_floats(shape) == floats);
+    assert_true(cpu_codec_of(l->codec)->code_sums->floats(shape) == 0 ||
+                cpu_codec_of(l->codec)->code_sums->floats(shape) == floats);
     memset(code_sums, 0, floats * sizeof *code_sums);
-    for (size_t b = 0; b < PAGES; b++)
-        cpu_codec_of(l->codec)->accumulate_by_code(shape, weights + b * G * SLOTS, page[b], code_sums);
-    cpu_codec_of(l->codec)->finish_code_sums(shape, code_sums, chosen);
+    for (size_t b = 0; b < PAGES; b++) cpu_codec_of(l->codec)->code_sums->add(shape, weights + b * G * SLOTS, page[b], code_sums);
+    cpu_codec_of(l->codec)->code_sums->finish(shape, code_sums, chosen);
     for (size_t g = 0; g < G; g++) {
         for (size_t c = 0; c < hd; c++) {
             double want = 0, terms = 0, largest = 0;
@@ -440,7 +440,7 @@ static void parameters_that_are_not_finite_are_refused(void **state) {
             assert_non_null(strstr(error.message, "number 777"));
         }
     }
-    cpu_codec_pq.learned_free(NULL);
+    cpu_codec_pq.learned->free(NULL);
 }
 
 /* All rows alike and one centroid at their place: exact, also where a channel has but one level. */
@@ -454,7 +454,7 @@ static void constant_rows_are_exact(void **state) {
         void *learned, *page = NULL;
         for (size_t i = 0; i < 256 * 64; i++) parameters[i] = 0.375f;
         for (size_t i = 0; i < SLOTS * 64; i++) rows[i] = 0.375f;
-        assert_int_equal(cpu_codec_pq.learned_new(shape, side, parameters, &learned, &error), TERSE_OK);
+        assert_int_equal(cpu_codec_pq.learned->make(shape, side, parameters, &learned, &error), TERSE_OK);
         shape.learned = learned;
         assert_int_equal(posix_memalign(&page, 64, codec_page_bytes(&codec_pq, shape, side)), 0);
         cpu_codec_pq.encode(shape, side, rows, SLOTS, page);
@@ -466,7 +466,7 @@ static void constant_rows_are_exact(void **state) {
             cpu_codec_pq.accumulate_values(shape, weights, page, acc);
             for (size_t i = 0; i < 2 * 64; i++) assert_true(acc[i] == 6); /* 64 * 0.25 * 0.375 */
         }
-        cpu_codec_pq.learned_free(learned);
+        cpu_codec_pq.learned->free(learned);
         free(page);
     }
     free(parameters);

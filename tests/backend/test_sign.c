@@ -155,11 +155,11 @@ static void scores_and_channels_equal_decoded_keys(void **state) {
         for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++) {
             size_t hd = head_dims[h], G = groups[i];
             struct keys keys = make(&random, hd, 64, (uint32_t)G);
-            float *q = make_floats(G * hd), *tables = make_floats(cpu_codec_sign.query_floats(keys.shape)),
+            float *q = make_floats(G * hd), *tables = make_floats(cpu_codec_sign.queries->floats(keys.shape)),
                   *channels = make_floats(64 * hd);
             float *logits = make_floats(2 * G * 64);
             fill_floats(&random, FILL_NORMAL, q, G * hd);
-            cpu_codec_sign.prepare_queries(keys.shape, q, tables);
+            cpu_codec_sign.queries->prepare(keys.shape, q, tables);
             cpu_codec_sign.score(keys.shape, q, tables, keys.page, logits);
             cpu_codec_sign.score(keys.shape, q, NULL, keys.page, logits + G * 64);
             cpu_codec_sign.channels(keys.shape, keys.page, channels);

@@ -110,7 +110,7 @@ static struct sample *new_sample(size_t hd, double fall, double rate, enum codec
     transform_share_bits(&share, 1, (uint32_t)hd, rate);
     transform_layout_set(bits, (uint32_t)hd, &s->layout);
     s->shape = (struct codec_shape){.head_dim = (uint32_t)hd, .group = G, .layout = &s->layout};
-    assert_int_equal(cpu_codec_transform.learned_new(s->shape, side, s->parameters, &s->learned, NULL), TERSE_OK);
+    assert_int_equal(cpu_codec_transform.learned->make(s->shape, side, s->parameters, &s->learned, NULL), TERSE_OK);
     s->shape.learned = s->learned;
     for (size_t i = 0; i < 64 * hd && fits; i++) s->rows[i] = 3 * s->rows[i] + (float)(i % hd);
     if (fits) fit(s, side, 64);
@@ -120,7 +120,7 @@ static struct sample *new_sample(size_t hd, double fall, double rate, enum codec
 }
 
 static void free_sample(struct sample *s) {
-    cpu_codec_transform.learned_free(s->learned);
+    cpu_codec_transform.learned->free(s->learned);
     free(s->parameters);
     free(s->fitted);
     free(s->page);
@@ -161,12 +161,12 @@ static void scores_are_products_with_decoded_keys(void **state) {
         struct sample *s = new_sample(head_dims[h], 0.95, 2, CODEC_KEYS);
         size_t hd = s->hd;
         float *decoded = malloc(64 * hd * sizeof *decoded),
-              *tables = malloc(cpu_codec_transform.query_floats(s->shape) * sizeof *tables);
+              *tables = malloc(cpu_codec_transform.queries->floats(s->shape) * sizeof *tables);
         float q[G * CODEC_HEAD_DIM_MAX], logits[G * 64];
         for (size_t i = 0; i < G * hd; i++) q[i] = (float)random_normal();
         cpu_codec_transform.encode(s->shape, CODEC_KEYS, s->rows, 64, s->page);
         cpu_codec_transform.decode(s->shape, CODEC_KEYS, s->page, decoded);
-        cpu_codec_transform.prepare_queries(s->shape, q, tables);
+        cpu_codec_transform.queries->prepare(s->shape, q, tables);
         cpu_codec_transform.score(s->shape, q, tables, s->page, logits);
         for (size_t g = 0; g < G; g++) {
             for (size_t t = 0; t < 64; t++) {
@@ -191,18 +191,18 @@ static void ranks_are_scores_of_the_largest_components(void **state) {
     for (int all = 0; all < 2; all++) {
         struct sample *s = new_sample(128, 0.95, all ? 0.7 : 2, CODEC_KEYS);
         static float tables[RANK_FLOATS];
-        float q[G * 128], logits[G * 64], *whole = malloc(cpu_codec_transform.query_floats(s->shape) * sizeof *whole);
+        float q[G * 128], logits[G * 64], *whole = malloc(cpu_codec_transform.queries->floats(s->shape) * sizeof *whole);
         double difference = 0, square = 0, mean = 0;
         for (size_t i = 0; i < G * 128; i++) q[i] = 0.3f * (float)random_normal();
         cpu_codec_transform.encode(s->shape, CODEC_KEYS, s->rows, 64, s->page);
-        cpu_codec_transform.prepare_queries(s->shape, q, whole);
+        cpu_codec_transform.queries->prepare(s->shape, q, whole);
         cpu_codec_transform.score(s->shape, q, whole, s->page, logits);
-        cpu_codec_transform.prepare_rank(s->shape, q, tables);
-        size_t bytes = cpu_codec_transform.rank_bytes(s->shape), page = codec_page_bytes(&codec_transform, s->shape, CODEC_KEYS);
+        cpu_codec_transform.ranks->prepare(s->shape, q, tables);
+        size_t bytes = cpu_codec_transform.ranks->bytes(s->shape), page = codec_page_bytes(&codec_transform, s->shape, CODEC_KEYS);
         assert_true(all ? bytes == page : bytes < page);
         memset((uint8_t *)s->page + bytes, 0xff, page - bytes); /* nothing else is read */
         for (size_t g = 0; g < G; g++) {
-            uint16_t ranks[64], most = 0, largest = cpu_codec_transform.rank(s->shape, tables, g, s->page, ranks);
+            uint16_t ranks[64], most = 0, largest = cpu_codec_transform.ranks->rank(s->shape, tables, g, s->page, ranks);
             for (size_t t = 0; t < 64; t++) {
                 double logit = (double)logits[g * 64 + t], own = (ranks[t] - 32768) / 256.0;
                 if (all) assert_true(fabs(own - logit) < 0.51 / 256);
@@ -223,7 +223,7 @@ static void sums_are_of_decoded_values(void **state) {
     (void)state;
     for (int pass = 0; pass < 2; pass++) { /* weights of two bytes, of one */
         struct sample *s = new_sample(128, 0.96, 2, CODEC_VALUES);
-        size_t hd = s->hd, floats = cpu_codec_transform.code_sum_floats(s->shape);
+        size_t hd = s->hd, floats = cpu_codec_transform.code_sums->floats(s->shape);
         float decoded[64 * 128], weights[G * 64], *sums = calloc(floats, sizeof *sums), acc[G * 128] = {0};
         for (size_t i = 0; i < G * 64; i++) weights[i] = (float)random_unit();
         for (size_t t = 0; t < 64; t++) weights[3 * 64 + t] = 0; /* a query that sees nothing */
@@ -232,9 +232,9 @@ static void sums_are_of_decoded_values(void **state) {
         for (size_t g = 0; g < G; g++)
             for (size_t t = 60; t < 64; t++) weights[g * 64 + t] = 0;
         for (int page = 0; page < 2; page++)
-            (pass ? cpu_codec_transform.accumulate_by_code_int8 : cpu_codec_transform.accumulate_by_code)(s->shape, weights,
-                                                                                                          s->page, sums);
-        cpu_codec_transform.finish_code_sums(s->shape, sums, acc);
+            (pass ? cpu_codec_transform.code_sums->integer->add : cpu_codec_transform.code_sums->add)(s->shape, weights, s->page,
+                                                                                                      sums);
+        cpu_codec_transform.code_sums->finish(s->shape, sums, acc);
         for (size_t g = 0; g < G; g++) {
             for (size_t c = 0; c < hd; c++) {
                 double sum = 0, most = 0;
@@ -254,10 +254,10 @@ static void sums_are_of_decoded_values(void **state) {
 static void logits_count_as_their_weights(void **state) {
     (void)state;
     struct sample *s = new_sample(128, 0.96, 2, CODEC_VALUES);
-    size_t hd = s->hd, floats = cpu_codec_transform.code_sum_floats(s->shape);
+    size_t hd = s->hd, floats = cpu_codec_transform.code_sums->floats(s->shape);
     float logits[G * 64], largest[G], weights[G * 64], seen[G], *sums = calloc(2 * floats, sizeof *sums), acc[2][G * 128] = {{0}};
     cpu_codec_transform.encode(s->shape, CODEC_VALUES, s->rows, 64, s->page);
-    assert_true(cpu_codec_transform.int8_suffices(s->shape));
+    assert_true(cpu_codec_transform.code_sums->integer->suffice(s->shape));
     for (size_t g = 0; g < G; g++) {
         largest[g] = 3 + (float)g;
         seen[g] = 0.5f;
@@ -266,10 +266,10 @@ static void logits_count_as_their_weights(void **state) {
             weights[g * 64 + t] = expf(logits[g * 64 + t] - largest[g]);
         }
     }
-    cpu_codec_transform.accumulate_by_code_int8(s->shape, weights, s->page, sums);
-    cpu_codec_transform.finish_code_sums(s->shape, sums, acc[0]);
-    cpu_codec_transform.accumulate_logits(s->shape, logits, largest, s->page, sums + floats, seen);
-    cpu_codec_transform.finish_code_sums(s->shape, sums + floats, acc[1]);
+    cpu_codec_transform.code_sums->integer->add(s->shape, weights, s->page, sums);
+    cpu_codec_transform.code_sums->finish(s->shape, sums, acc[0]);
+    cpu_codec_transform.code_sums->integer->add_logits(s->shape, logits, largest, s->page, sums + floats, seen);
+    cpu_codec_transform.code_sums->finish(s->shape, sums + floats, acc[1]);
     for (size_t g = 0; g < G; g++) {
         double sum = 0.5, most = 0;
         for (size_t t = 0; t < 64; t++) sum += (double)weights[g * 64 + t];
@@ -364,7 +364,7 @@ static void singular_bases_are_refused(void **state) {
     struct terse_error error;
     void *learned;
     memset(s->parameters + 2 * 32 + 5 * 32, 0, 32 * sizeof(float));
-    assert_int_equal(cpu_codec_transform.learned_new(s->shape, CODEC_KEYS, s->parameters, &learned, &error), TERSE_E_FORMAT);
+    assert_int_equal(cpu_codec_transform.learned->make(s->shape, CODEC_KEYS, s->parameters, &learned, &error), TERSE_E_FORMAT);
     assert_non_null(strstr(error.message, "singular"));
     assert_null(learned);
     free_sample(s);

@@ -285,7 +285,7 @@ static inline double check_attention(struct attend_sample *sample) {
                                        .slopes = sample->slopes ? take(sample, slopes, sizeof slopes) : NULL};
     attend->layer = LAYER, attend->n_rows = SEQUENCES, attend->runs = positions / RUN_TOKENS + 1;
     for (int side = 0; side < 2; side++) attend->codec[side] = sample->codec[side]->id;
-    size_t part_floats = attend_decode_part_floats(&attend->heads, SEQUENCES, attend->splits);
+    size_t part_floats = attend_decode_part_floats(&attend->heads, attend->codec[0], SEQUENCES, attend->splits);
     size_t run_words = attend_decode_run_words(&attend->heads, attend->codec[0], SEQUENCES, attend->runs);
     float *nan = allocated((part_floats + n + run_words) * sizeof *nan);
     memset(nan, 0xff, (part_floats + n + run_words) * sizeof *nan);

@@ -41,7 +41,7 @@ static inline void centroids_make(struct centroids_sample *sample, struct coding
     for (size_t i = 0; i < n; i++) sample->parameters[i] = half_to_float(half_from_float((float)centroids_normal(state)));
     if (normalization) sample->parameters[n - 1] = 1.5f; /* the scale of gains */
     const struct cpu_codec *codec = cpu_codec_of(coding.codec);
-    assert_int_equal(codec->learned_new(*shape, side, sample->parameters, &sample->learned, &error), TERSE_OK);
+    assert_int_equal(codec->learned->make(*shape, side, sample->parameters, &sample->learned, &error), TERSE_OK);
     shape->learned = sample->learned;
     sample->device = device_alloc(NULL, centroid_bytes(&coding, shape->head_dim), "a codebook", &error);
     assert_non_null(sample->device);
@@ -49,7 +49,7 @@ static inline void centroids_make(struct centroids_sample *sample, struct coding
 }
 
 static inline void centroids_free_sample(struct centroids_sample *sample) {
-    cpu_codec_of(sample->coding.codec)->learned_free(sample->learned);
+    cpu_codec_of(sample->coding.codec)->learned->free(sample->learned);
     device_free(NULL, sample->device, 0);
     free(sample->parameters);
 }

@@ -37,7 +37,7 @@ static void random_rows(const struct attend_sample *sample, uint32_t sequence, u
 
 static double check(const struct setup *setup) {
     struct centroids_sample sides[HEADS][2];
-    struct centroid_view views[LAYERS][HEADS][2] = {0};
+    struct centroid_view views[2][LAYERS][HEADS] = {0};
     struct attend_sample sample = {.codec = {setup->key.codec, setup->value.codec},
                                    .head_dim = setup->head_dim,
                                    .kv_heads = HEADS,
@@ -55,11 +55,11 @@ static double check(const struct setup *setup) {
             struct codec_shape *shape = &sample.shape[head][side];
             *shape = (struct codec_shape){.head_dim = setup->head_dim, .group = setup->group};
             centroids_make(&sides[head][side], side ? setup->value : setup->key, side, &attend_state, shape);
-            views[LAYER][head][side] = sides[head][side].view;
+            views[side][LAYER][head] = sides[head][side].view;
             sample.attend.centroid[side] = centroid_shape_of(&sides[head][side].coding);
         }
     }
-    sample.attend.centroids = take(&sample, views, sizeof views);
+    for (int side = 0; side < 2; side++) sample.attend.learned[side] = take(&sample, views[side], sizeof views[side]);
     double worst = check_attention(&sample);
     for (uint32_t i = 0; i < 2 * HEADS; i++) centroids_free_sample(&sides[i / 2][i % 2]);
     return worst;

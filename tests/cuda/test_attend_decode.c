@@ -2,6 +2,7 @@
  * head sizes and groups; rows of several sequences of different lengths in one launch, read in one part and in many; exact rows, windows that
  * wrap, pages of which a part is evicted or was never filled; ALiBi. What must not be read is NaN. */
 #include "attend_sample.h"
+#include "plain_codecs.h"
 
 /* Of a head's result as a whole: length of the difference by length of the result. What is rounded to halves is queries, by at most 2^-12 of a
  * channel, of which one times a key's largest makes up most of a logit of some units; then weights and their products with scales. Of keys of
@@ -10,7 +11,9 @@
 #define BOUND 2.5e-3
 #define BOUND_KIVI_KEYS 6e-3
 
-static double bound_of(enum codec_id keys) { return keys < CODEC_KIVI_4 ? BOUND : BOUND_KIVI_KEYS; }
+static double bound_of(const struct codec *keys) {
+    return keys == &codec_kivi_4 || keys == &codec_kivi_2 ? BOUND_KIVI_KEYS : BOUND;
+}
 
 /* Rows of keys have a channel far larger than the others, as models' have. */
 static void random_rows(const struct attend_sample *sample, uint32_t sequence, uint32_t head, enum codec_side side, float *rows) {
@@ -39,17 +42,14 @@ static const struct sequence SOME[SEQUENCES] = {
 
 static void report(struct attend_sample *sample) {
     double error = check_attention(sample);
-    if (!(error <= bound_of(sample->codec[0]->id)))
+    if (!(error <= bound_of(sample->codec[0])))
         fail_msg("keys %s, values %s, head_dim %u, group %u: %g", sample->codec[0]->name, sample->codec[1]->name, sample->head_dim,
                  sample->group, error);
 }
 
-static struct attend_sample sample_of(enum codec_id keys, enum codec_id values, uint32_t hd, uint32_t group) {
-    struct attend_sample sample = {.codec = {codec_at(keys), codec_at(values)},
-                                   .head_dim = hd,
-                                   .kv_heads = KV_HEADS,
-                                   .group = group,
-                                   .random_rows = random_rows};
+static struct attend_sample sample_of(const struct codec *keys, const struct codec *values, uint32_t hd, uint32_t group) {
+    struct attend_sample sample = {
+        .codec = {keys, values}, .head_dim = hd, .kv_heads = KV_HEADS, .group = group, .random_rows = random_rows};
     for (uint32_t i = 0; i < 2 * KV_HEADS; i++) sample.shape[i / 2][i % 2] = (struct codec_shape){.head_dim = hd, .group = group};
     memcpy(sample.sequences, SOME, sizeof SOME);
     return sample;
@@ -57,14 +57,16 @@ static struct attend_sample sample_of(enum codec_id keys, enum codec_id values, 
 
 static const uint32_t head_dims[] = {64, 96, 128, 256}, groups[] = {1, 2, 4, 7, 8, 16};
 
-static bool supported(enum codec_id keys, enum codec_id values, uint32_t hd) {
+static bool supported(const struct codec *keys, const struct codec *values, uint32_t hd) {
     struct head_view view = {.query_heads = 2, .kv_heads = 2, .head_dim = hd};
-    return attend_decode_supports(&view, (enum codec_id[2]){keys, values}, NULL);
+    return attend_decode_supports(&view, (enum codec_id[2]){keys->id, values->id}, NULL);
 }
 
 static void codecs_heads_and_groups(void **unused) {
+    const struct codec *codecs[CODEC_COUNT];
     (void)unused;
-    for (enum codec_id codec = CODEC_F16; codec <= CODEC_KIVI_2; codec++) {
+    for (size_t c = 0, n = plain_codecs(codecs); c < n; c++) {
+        const struct codec *codec = codecs[c];
         double worst = 0;
         for (size_t d = 0; d < 4; d++) {
             for (size_t g = 0; g < 6; g++) {
@@ -73,23 +75,23 @@ static void codecs_heads_and_groups(void **unused) {
                 sample.in_place = g % 2;
                 double error = check_attention(&sample);
                 if (!(error <= bound_of(codec)))
-                    print_message("%s, head_dim %u, group %u: %g\n", codec_at(codec)->name, head_dims[d], groups[g], error);
+                    print_message("%s, head_dim %u, group %u: %g\n", codec->name, head_dims[d], groups[g], error);
                 if (!(error <= worst)) worst = error;
             }
         }
-        print_message("%s: %.2g\n", codec_at(codec)->name, worst);
+        print_message("%s: %.2g\n", codec->name, worst);
         assert_true(worst <= bound_of(codec));
     }
 }
 
 static void pairs_of_codecs(void **unused) {
+    const struct codec *codecs[CODEC_COUNT];
     (void)unused;
-    size_t n = 0;
-    for (enum codec_id keys = CODEC_F16; keys <= CODEC_KIVI_2; keys++) {
-        for (enum codec_id values = CODEC_F16; values <= CODEC_KIVI_2; values++) {
+    for (size_t i = 0, n = 0, all = plain_codecs(codecs); i < all; i++) {
+        for (size_t j = 0; j < all; j++) {
             for (size_t d = 0; d < 4; d++, n++) {
-                if (keys == values || !supported(keys, values, head_dims[d])) continue;
-                struct attend_sample sample = sample_of(keys, values, head_dims[d], n % 3 ? groups[n % 5] : 16);
+                if (i == j || !supported(codecs[i], codecs[j], head_dims[d])) continue;
+                struct attend_sample sample = sample_of(codecs[i], codecs[j], head_dims[d], n % 3 ? groups[n % 5] : 16);
                 report(&sample);
             }
         }
@@ -97,9 +99,10 @@ static void pairs_of_codecs(void **unused) {
 }
 
 static void slopes(void **unused) {
+    const struct codec *codecs[CODEC_COUNT];
     (void)unused;
-    for (enum codec_id codec = CODEC_F16; codec <= CODEC_KIVI_2; codec++) {
-        struct attend_sample sample = sample_of(codec, codec, 128, codec == CODEC_F16 ? 12 : 3);
+    for (size_t c = 0, n = plain_codecs(codecs); c < n; c++) {
+        struct attend_sample sample = sample_of(codecs[c], codecs[c], 128, codecs[c] == &codec_f16 ? 12 : 3);
         sample.slopes = true;
         report(&sample);
     }
@@ -107,10 +110,11 @@ static void slopes(void **unused) {
 
 /* From one part to more than there are pages. */
 static void parts(void **unused) {
+    static const struct codec *const codecs[] = {&codec_f16, &codec_q8_0, &codec_q4_0};
     (void)unused;
     for (uint32_t n = 1; n <= 90; n += n < 4 ? 1 : 17) {
-        for (enum codec_id codec = CODEC_F16; codec <= CODEC_Q4_0; codec++) {
-            struct attend_sample sample = sample_of(codec, codec, 128, 4);
+        for (size_t c = 0; c < 3; c++) {
+            struct attend_sample sample = sample_of(codecs[c], codecs[c], 128, 4);
             for (uint32_t i = 0; i < SEQUENCES; i++) sample.sequences[i].splits = 1 + (n - 1) * (i + 1) / SEQUENCES;
             report(&sample);
         }

@@ -51,7 +51,7 @@ static void make_parameters(uint32_t hd, float *floats) {
 /* Sides of all heads; shapes hold what the CPU's codec has learned. */
 static void make_sides(const struct setup *setup, struct attend_sample *sample, struct side sides[HEADS][2]) {
     const uint32_t hd = setup->head_dim;
-    static struct transform_view views[LAYERS][HEADS][2];
+    static struct transform_view views[2][LAYERS][HEADS];
     uint16_t *halves = allocated((size_t)hd * hd * 2);
     uint32_t readers[6 * TRANSFORM_PLANES_MAX];
     for (uint32_t head = 0; head < HEADS; head++) {
@@ -67,11 +67,11 @@ static void make_sides(const struct setup *setup, struct attend_sample *sample, 
             transform_share_bits(&share, 1, hd, setup->rate[side] * (head ? 0.75 : 1));
             transform_layout_set(bits, hd, &own->layout);
             *shape = (struct codec_shape){.head_dim = hd, .group = setup->group, .layout = &own->layout};
-            assert_int_equal(cpu_codec_transform.learned_new(*shape, side, own->parameters, &learned, NULL), TERSE_OK);
+            assert_int_equal(cpu_codec_transform.learned->make(*shape, side, own->parameters, &learned, NULL), TERSE_OK);
             shape->learned = learned;
             for (size_t i = 0; i < (size_t)hd * hd; i++) halves[i] = half_from_float(parameters.basis[i]);
             transform_readers(&own->layout, side, readers);
-            views[LAYER][head][side] =
+            views[side][LAYER][head] =
                 (struct transform_view){.layout = own->layout,
                                         .gain_least = parameters.gain_least,
                                         .gain_step = (parameters.gain_most - parameters.gain_least) / 255,
@@ -83,7 +83,7 @@ static void make_sides(const struct setup *setup, struct attend_sample *sample, 
                                         .wraps = transform_wraps(&own->layout, side)};
         }
     }
-    sample->attend.transforms = take(sample, views, sizeof views);
+    for (int side = 0; side < 2; side++) sample->attend.learned[side] = take(sample, views[side], sizeof views[side]);
     free(halves);
 }
 
@@ -143,7 +143,7 @@ static double check(const struct setup *setup) {
         if (setup->fitted && i != 1) fitted[i] = make_fitted(&sample, sides, i);
     double worst = check_attention(&sample);
     for (uint32_t i = 0; i < 2 * HEADS; i++) {
-        cpu_codec_transform.learned_free((void *)sample.shape[i / 2][i % 2].learned);
+        cpu_codec_transform.learned->free((void *)sample.shape[i / 2][i % 2].learned);
         free(sides[i / 2][i % 2].parameters);
     }
     for (uint32_t i = 0; i < SEQUENCES; i++) free(fitted[i]);

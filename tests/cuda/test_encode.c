@@ -1,11 +1,12 @@
-/* Pages of f16, q8_0, q4_0 and kivi on the GPU: the bytes that the CPU's codecs write, and the rows that they read, rounded to halves. */
+/* Pages of the codecs that need no codebook (f16, q8_0, q4_0, kivi) on the GPU: the bytes that the CPU's codecs write, and the rows that they read, rounded to halves. */
 #include "encode_sample.h"
+#include "plain_codecs.h"
 
 #include <stdio.h>
 
 static const size_t head_dims[] = {32, 64, 96, 128, 256};
-static const struct codec *const codecs[] = {&codec_f16, &codec_q8_0, &codec_q4_0, &codec_kivi_4, &codec_kivi_2};
-#define CODECS (sizeof codecs / sizeof *codecs)
+static const struct codec *codecs[CODEC_COUNT];
+static size_t n_codecs;
 
 /* ---- Rows */
 
@@ -105,28 +106,28 @@ static void check(const struct codec *key, const struct codec *value, size_t hd,
 static void pages_and_rows_are_those_of_the_cpu(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof head_dims / sizeof *head_dims; i++)
-        for (size_t c = 0; c < CODECS; c++) check(codecs[c], codecs[c], head_dims[i], random_number, 0);
+        for (size_t c = 0; c < n_codecs; c++) check(codecs[c], codecs[c], head_dims[i], random_number, 0);
 }
 
 static void sides_may_be_of_two_codecs(void **state) {
     (void)state;
-    for (size_t c = 0; c < CODECS; c++) check(codecs[c], codecs[(c + 1) % CODECS], 128, random_number, 0);
+    for (size_t c = 0; c < n_codecs; c++) check(codecs[c], codecs[(c + 1) % n_codecs], 128, random_number, 0);
 }
 
 static void a_launch_may_be_of_some_layers(void **state) {
     (void)state;
-    for (size_t c = 0; c < CODECS; c++) check(codecs[c], codecs[c], 64, random_number, 1);
+    for (size_t c = 0; c < n_codecs; c++) check(codecs[c], codecs[c], 64, random_number, 1);
 }
 
 static void infinities_come_out_alike(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof head_dims / sizeof *head_dims; i++)
-        for (size_t c = 0; c < CODECS; c++) check(codecs[c], codecs[c], head_dims[i], infinite_number, 0);
+        for (size_t c = 0; c < n_codecs; c++) check(codecs[c], codecs[c], head_dims[i], infinite_number, 0);
 }
 
 static void what_is_not_a_number_does_no_harm(void **state) {
     (void)state;
-    for (size_t c = 0; c < CODECS; c++) {
+    for (size_t c = 0; c < n_codecs; c++) {
         struct encode_sample s;
         make(&s, codecs[c], codecs[c], 128, not_a_number);
         assert_cuda(encode_pages(&s.encode, device_stream()));
@@ -151,6 +152,7 @@ int main(void) {
         fprintf(stderr, "skipped: %s\n", error.message);
         return 77;
     }
+    n_codecs = plain_codecs(codecs);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages_and_rows_are_those_of_the_cpu), cmocka_unit_test(sides_may_be_of_two_codecs),
         cmocka_unit_test(a_launch_may_be_of_some_layers), cmocka_unit_test(infinities_come_out_alike),

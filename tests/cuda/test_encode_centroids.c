@@ -27,7 +27,7 @@ static void rope_of(uint32_t hd, float *frequency, struct rope *rope) {
 
 static void make(struct made *made, struct coding key, struct coding value, size_t hd) {
     float frequency[CODEC_HEAD_DIM_MAX], cosine[CODEC_HEAD_DIM_MAX], sine[CODEC_HEAD_DIM_MAX];
-    struct centroid_view views[SAMPLE_HEADS_ALL][2];
+    struct centroid_view views[2][SAMPLE_HEADS_ALL];
     struct encode_sample *s = &made->s;
     struct rope rope;
     *s = (struct encode_sample){.hd = hd, .codec = {key.codec, value.codec}};
@@ -36,12 +36,12 @@ static void make(struct made *made, struct coding key, struct coding value, size
             s->shape[place][side] = (struct codec_shape){.head_dim = (uint32_t)hd, .group = 1};
             centroids_make(&made->centroids[place][side], side ? value : key, (enum codec_side)side, &state,
                            &s->shape[place][side]);
-            views[place][side] = made->centroids[place][side].view;
+            views[side][place] = made->centroids[place][side].view;
         }
     }
     sample_fill(s, number);
     s->encode.heads.n_rot = (uint32_t)hd, s->encode.heads.pairing = ROPE_HALF_SPLIT;
-    s->encode.centroids = sample_send(views, sizeof views);
+    for (int side = 0; side < 2; side++) s->encode.learned[side] = sample_send(views[side], sizeof views[side]);
     size_t runs = POSITIONS / RUN_TOKENS + 2;
     made->angles = malloc(runs * hd * sizeof *made->angles);
     assert_non_null(made->angles);
@@ -56,7 +56,7 @@ static void make(struct made *made, struct coding key, struct coding value, size
 
 static void unmake(struct made *made) {
     for (size_t i = 0; i < 2 * SAMPLE_HEADS_ALL; i++) centroids_free_sample(&made->centroids[i / 2][i % 2]);
-    device_free(NULL, (void *)made->s.encode.centroids, 0);
+    for (int side = 0; side < 2; side++) device_free(NULL, (void *)made->s.encode.learned[side], 0);
     device_free(NULL, (void *)made->s.encode.run_angles, 0);
     free(made->angles);
     sample_free(&made->s);

@@ -49,7 +49,7 @@ struct transform_sample {
     struct rope rope;
     float frequency[CODEC_HEAD_DIM_MAX / 2];
     float *angles_device;
-    struct transform_view *views;
+    void *views[2];                /* by side, of the device */
     float *fitted, *fitted_device; /* [layers][Hk][2][...]; NULL */
 };
 
@@ -170,18 +170,21 @@ static struct transform_sample *make(const char *method, const char *value, uint
     make_angles(x);
     struct cache_shape shape = {
         .layers = SAMPLE_LAYERS, .query_heads = SAMPLE_HEADS, .kv_heads = SAMPLE_HEADS, .head_dim = hd, .rope = &x->rope};
-    if (transforms_new(&shape, &x->method, &x->views, &error)) fail_msg("%s", error.message);
-    assert_non_null(x->views);
+    for (int side = 0; side < 2; side++) {
+        if (x->s.codec[side] != &codec_transform) continue;
+        if (transforms_new(&shape, &x->method, (enum codec_side)side, &x->views[side], &error)) fail_msg("%s", error.message);
+        assert_non_null(x->views[side]);
+        x->s.encode.learned[side] = x->views[side];
+    }
     x->s.encode.heads.n_rot = n_rot;
     x->s.encode.heads.pairing = pairing;
-    x->s.encode.transforms = x->views;
     x->s.encode.run_angles = x->angles_device;
     return x;
 }
 
 static void discard(struct transform_sample *x) {
     sample_free(&x->s);
-    transforms_free(x->views);
+    for (int side = 0; side < 2; side++) device_free(NULL, x->views[side], 0);
     device_free(NULL, x->angles_device, 0);
     device_free(NULL, x->fitted_device, 0);
     free(x->fitted);
@@ -307,7 +310,7 @@ static void fit(struct transform_sample *x) {
     assert_non_null(x->fitted = calloc(1, bytes));
     x->fitted_device = sample_send(x->fitted, bytes);
     free(x->fitted);
-    assert_cuda(fit_transforms(&x->s.encode, x->fitted_device, device_stream()));
+    assert_cuda(fit_rows(&x->s.encode, x->fitted_device, device_stream()));
     x->fitted = sample_fetch(x->fitted_device, bytes);
 }
 

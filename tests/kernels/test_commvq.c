@@ -87,7 +87,7 @@ static struct setup setup_new(const struct shape *s, size_t tokens) {
         for (size_t c = 0; c < s->hd; c++)
             u.rows[t * s->hd + c] = u.parameters[commvq_table_numbers(u.shape) + 2 + c] + (t == 5 ? 0 : size * normal());
     }
-    if (cpu_codec_commvq.learned_new(u.shape, CODEC_KEYS, u.parameters, &u.learned, &error)) fail_msg("%s", error.message);
+    if (cpu_codec_commvq.learned->make(u.shape, CODEC_KEYS, u.parameters, &u.learned, &error)) fail_msg("%s", error.message);
     u.shape.learned = u.learned;
     assert_int_equal(posix_memalign((void **)&u.page, 64, codec_page_bytes(&codec_commvq, u.shape, CODEC_KEYS)), 0);
     cpu_codec_commvq.encode(u.shape, CODEC_KEYS, u.rows, tokens, u.page);
@@ -95,7 +95,7 @@ static struct setup setup_new(const struct shape *s, size_t tokens) {
 }
 
 static void setup_free(struct setup *u) {
-    cpu_codec_commvq.learned_free(u->learned);
+    cpu_codec_commvq.learned->free(u->learned);
     free(u->parameters);
     free(u->tables);
     free(u->rows);
@@ -218,7 +218,7 @@ static void rotated_tables_give_rotated_keys(void **state) {
         void *learned;
         struct codec_shape shape = u.shape;
         shape.learned = NULL;
-        assert_int_equal(cpu_codec_commvq.learned_new(shape, CODEC_KEYS, rotated, &learned, &error), TERSE_OK);
+        assert_int_equal(cpu_codec_commvq.learned->make(shape, CODEC_KEYS, rotated, &learned, &error), TERSE_OK);
         shape.learned = learned;
         cpu_codec_commvq.decode(shape, CODEC_KEYS, u.page, after);
         double unit = 0;
@@ -230,7 +230,7 @@ static void rotated_tables_give_rotated_keys(void **state) {
             for (size_t c = 0; c < s->hd; c++)
                 assert_true(fabs((double)after[t * s->hd + c] - (double)before[t * s->hd + c]) <=
                             2 * s->rounds * unit * (double)gains[t] + 1e-5 * (10 + 10 * (double)gains[t]));
-        cpu_codec_commvq.learned_free(learned);
+        cpu_codec_commvq.learned->free(learned);
         free(rotated);
         setup_free(&u);
     }
@@ -522,7 +522,7 @@ static void many_rounds_contain_fewer(void **state) {
     memcpy(parameters + tables, u.parameters + commvq_table_numbers(u.shape), (n - tables) * sizeof *parameters);
     void *learned;
     struct terse_error error;
-    assert_int_equal(cpu_codec_commvq.learned_new(shape, CODEC_KEYS, parameters, &learned, &error), TERSE_OK);
+    assert_int_equal(cpu_codec_commvq.learned->make(shape, CODEC_KEYS, parameters, &learned, &error), TERSE_OK);
     shape.learned = learned;
     uint8_t *page = malloc(codec_page_bytes(&codec_commvq, shape, CODEC_KEYS));
     cpu_codec_commvq.encode(shape, CODEC_KEYS, u.rows, 64, page);
@@ -533,7 +533,7 @@ static void many_rounds_contain_fewer(void **state) {
         for (size_t t = 0; t < 64; t++) same += a[t] == b[t];
     }
     assert_true(same >= few.rounds * 64 * 97 / 100); /* steps differ, and with them what is as near as another */
-    cpu_codec_commvq.learned_free(learned);
+    cpu_codec_commvq.learned->free(learned);
     free(page);
     free(parameters);
     setup_free(&u);
@@ -608,13 +608,13 @@ static void hostile_parameters_are_refused(void **state) {
         error.message[0] = 0;
         assert_int_equal(codec_check_parameters(&codec_commvq, shape, p, &error), cases[i].fine ? TERSE_OK : TERSE_E_FORMAT);
         learned = NULL;
-        if (cases[i].fine) assert_int_equal(cpu_codec_commvq.learned_new(shape, CODEC_KEYS, p, &learned, &error), TERSE_OK);
+        if (cases[i].fine) assert_int_equal(cpu_codec_commvq.learned->make(shape, CODEC_KEYS, p, &learned, &error), TERSE_OK);
         assert_true(!learned == !cases[i].fine);
         assert_true(cases[i].fine || strlen(error.message) > 20);
-        cpu_codec_commvq.learned_free(learned);
+        cpu_codec_commvq.learned->free(learned);
         p[cases[i].at] = was;
     }
-    cpu_codec_commvq.learned_free(NULL);
+    cpu_codec_commvq.learned->free(NULL);
     free(p);
 }
 
@@ -630,8 +630,8 @@ static void strange_numbers_do_no_harm(void **state) {
             p[j] = half_to_float(half_from_float(j % 2 ? sizes[i] : -sizes[i]));
         struct terse_error error;
         void *learned;
-        assert_int_equal(cpu_codec_commvq.learned_new(shape, CODEC_KEYS, p, &learned, &error), TERSE_OK);
-        assert_true(cpu_codec_commvq.learned_bytes(learned) > 2 * commvq_table_numbers(shape));
+        assert_int_equal(cpu_codec_commvq.learned->make(shape, CODEC_KEYS, p, &learned, &error), TERSE_OK);
+        assert_true(cpu_codec_commvq.learned->bytes(learned) > 2 * commvq_table_numbers(shape));
         shape.learned = learned;
         size_t bytes = codec_page_bytes(&codec_commvq, shape, CODEC_KEYS);
         uint8_t *page = malloc(bytes);
@@ -642,7 +642,7 @@ static void strange_numbers_do_no_harm(void **state) {
         cpu_codec_commvq.encode(shape, CODEC_KEYS, rows, 64, page);
         cpu_codec_commvq.decode(shape, CODEC_KEYS, page, rows);
         for (size_t j = 0; j < 64 * 64; j++) assert_true(isfinite(rows[j]));
-        cpu_codec_commvq.learned_free(learned);
+        cpu_codec_commvq.learned->free(learned);
         free(page);
         free(p);
     }

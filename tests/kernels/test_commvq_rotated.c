@@ -73,7 +73,7 @@ static struct setup setup_new(const struct shape *s) {
     for (size_t c = 0; c < s->hd; c++) p[tables + 2 + c] = s->mean * normal();
     p[n - 1] = 1.25f;
     for (size_t i = 0; i < tables; i++) p[i] = half_to_float(half_from_float(p[i]));
-    assert_int_equal(cpu_codec_commvq.learned_new(u.shape, CODEC_KEYS, p, &u.learned, &error), TERSE_OK);
+    assert_int_equal(cpu_codec_commvq.learned->make(u.shape, CODEC_KEYS, p, &u.learned, &error), TERSE_OK);
     u.shape.learned = u.learned;
     u.code = commvq_code_of(u.shape);
     make_angles(s, &u);
@@ -85,7 +85,7 @@ static struct setup setup_new(const struct shape *s) {
 }
 
 static void setup_free(struct setup *u) {
-    cpu_codec_commvq.learned_free(u->learned);
+    cpu_codec_commvq.learned->free(u->learned);
     free(u->cosine);
     free(u->sine);
     guard_release();

@@ -103,7 +103,7 @@ static void *learn(struct random *random, const struct side_of *s, struct codec_
         fill_floats(random, FILL_NORMAL, floats, n);
         if (s->codec == &codec_commvq) commvq_set_pairing(*shape, floats, shape->head_dim / 2, true);
         if (s->codec->normalized) codec_fit_normalization(s->codec, *shape, rows, 128, floats);
-        assert_int_equal(cpu_codec_of(s->codec)->learned_new(*shape, s->side, floats, &learned, &error), TERSE_OK);
+        assert_int_equal(cpu_codec_of(s->codec)->learned->make(*shape, s->side, floats, &learned, &error), TERSE_OK);
         free(floats);
     }
     if (s->codec->fitted)
@@ -149,8 +149,8 @@ static void check_side(struct random *random, const struct side_of *s, size_t hd
         }
     }
     for (size_t i = 0; i < 3; i++) free(pages[i]);
-    if (cpu_codec_of(s->codec)->learned_free)
-        cpu_codec_of(s->codec)->learned_free(learned);
+    if (cpu_codec_of(s->codec)->learned)
+        cpu_codec_of(s->codec)->learned->free(learned);
     else
         free(learned);
     free(rows);

@@ -161,8 +161,8 @@ static void page_scores(const struct cache *cache, uint32_t layer, uint32_t head
         float in_run[HD], tables[RANK_FLOATS];
         rotate(mean, -(double)(set->first / RUN_TOKENS * RUN_TOKENS), rotated);
         for (size_t c = 0; c < HD; c++) in_run[c] = (float)rotated[c];
-        cpu_codec_transform.prepare_rank(side_shape(cache, CODEC_KEYS, layer, head, 1), in_run, tables);
-        cpu_codec_transform.rank(side_shape(cache, CODEC_KEYS, layer, head, 1), tables, 0, keys, scores);
+        cpu_codec_transform.ranks->prepare(side_shape(cache, CODEC_KEYS, layer, head, 1), in_run, tables);
+        cpu_codec_transform.ranks->rank(side_shape(cache, CODEC_KEYS, layer, head, 1), tables, 0, keys, scores);
         return;
     }
     const uint8_t *learned = fitted_data(cache, layer, head) +

@@ -230,7 +230,7 @@ static struct setup setup_new(const struct shape *s, size_t tokens) {
         for (size_t c = 0; c < hd; c++)
             u.rows[t * hd + c] = u.parameters[numbers + c] + (t == 5 ? 0 : size * random_normal(&source));
     }
-    if (cpu_codec_additive.learned_new(u.shape, CODEC_VALUES, u.parameters, &u.learned, &error)) fail_msg("%s", error.message);
+    if (cpu_codec_additive.learned->make(u.shape, CODEC_VALUES, u.parameters, &u.learned, &error)) fail_msg("%s", error.message);
     u.shape.learned = u.learned;
     assert_int_equal(posix_memalign((void **)&u.block, 64, codec_page_bytes(&codec_additive, u.shape, CODEC_VALUES)), 0);
     cpu_codec_additive.encode(u.shape, CODEC_VALUES, u.rows, tokens, u.block);
@@ -238,7 +238,7 @@ static struct setup setup_new(const struct shape *s, size_t tokens) {
 }
 
 static void setup_free(struct setup *u) {
-    cpu_codec_additive.learned_free(u->learned);
+    cpu_codec_additive.learned->free(u->learned);
     free(u->parameters);
     free(u->rows);
     free(u->C);
@@ -333,7 +333,7 @@ static void reading_equals_decoded_rows(void **state) {
             size_t G = u.shape.group = groups[i], hd = s->hd, bytes = codec_page_bytes(&codec_additive, u.shape, CODEC_VALUES);
             float *weights = malloc(BLOCKS * G * 64 * sizeof *weights), *accumulated = calloc(G * hd, sizeof *accumulated);
             float *finished = calloc(G * hd, sizeof *finished), *rows = malloc(64 * hd * sizeof *rows);
-            float *code_sums = calloc(cpu_codec_additive.code_sum_floats(u.shape), sizeof *code_sums);
+            float *code_sums = calloc(cpu_codec_additive.code_sums->floats(u.shape), sizeof *code_sums);
             double *want = calloc(2 * G * hd, sizeof *want), *terms = want + G * hd;
             uint8_t *block = u.block;
             for (size_t j = 0; j < BLOCKS * G * 64; j++) weights[j] = (float)pow(random_unit(&source), 4) / 64;
@@ -341,7 +341,7 @@ static void reading_equals_decoded_rows(void **state) {
                 for (size_t j = 0; j < 8 * s->bits; j++) block[64 + j] = (uint8_t)random_bits(&source);
                 cpu_codec_additive.decode(u.shape, CODEC_VALUES, block, rows);
                 cpu_codec_additive.accumulate_values(u.shape, weights + b * G * 64, block, accumulated);
-                cpu_codec_additive.accumulate_by_code(u.shape, weights + b * G * 64, block, code_sums);
+                cpu_codec_additive.code_sums->add(u.shape, weights + b * G * 64, block, code_sums);
                 for (size_t g = 0; g < G; g++)
                     for (size_t t = 0; t < 64; t++)
                         for (size_t c = 0; c < hd; c++) {
@@ -350,7 +350,7 @@ static void reading_equals_decoded_rows(void **state) {
                             terms[g * hd + c] += fabs(x);
                         }
             }
-            cpu_codec_additive.finish_code_sums(u.shape, code_sums, finished);
+            cpu_codec_additive.code_sums->finish(u.shape, code_sums, finished);
             for (size_t j = 0; j < G * hd; j++) {
                 double most = 0;
                 for (size_t c = 0; c < hd; c++) most = fmax(most, terms[j / hd * hd + c]);
@@ -432,14 +432,14 @@ static void bad_codebooks_are_refused(void **state) {
         _Alignas(64) uint8_t block[64 + 8 * 64];
         for (size_t i = 0; i < n - 65; i++) parameters[i] = kind ? ldexpf((float)(i % 7), -149) : 0;
         parameters[n - 1] = 1;
-        assert_int_equal(cpu_codec_additive.learned_new(shape, CODEC_VALUES, parameters, &learned, &error), TERSE_OK);
+        assert_int_equal(cpu_codec_additive.learned->make(shape, CODEC_VALUES, parameters, &learned, &error), TERSE_OK);
         shape.learned = learned;
         fill_floats(&source, FILL_NORMAL, row, 64 * 64);
         row[7] = INFINITY, row[64 + 9] = NAN, row[128] = 3e38f;
         cpu_codec_additive.encode(shape, CODEC_VALUES, row, 64, block);
         cpu_codec_additive.decode(shape, CODEC_VALUES, block, out);
         for (size_t i = 0; i < 64 * 64; i++) assert_true(isfinite(out[i]));
-        cpu_codec_additive.learned_free(learned);
+        cpu_codec_additive.learned->free(learned);
         shape.learned = NULL;
     }
     static const struct codec_shape wrong[] = {
@@ -691,7 +691,7 @@ static void refused_memory_is_reported(void **state) {
     assert_true(refused > 10);
     for (refused = 0;; refused++) {
         allowed = allocations + refused;
-        enum terse_status status = cpu_codec_additive.learned_new(shape, CODEC_VALUES, parameters, &learned, &error);
+        enum terse_status status = cpu_codec_additive.learned->make(shape, CODEC_VALUES, parameters, &learned, &error);
         if (status == TERSE_OK) break;
         assert_int_equal(status, TERSE_E_MEMORY);
         assert_int_equal(live_bytes, before);
@@ -699,9 +699,9 @@ static void refused_memory_is_reported(void **state) {
     }
     allowed = SIZE_MAX;
     assert_true(refused > 4);
-    assert_int_equal(cpu_codec_additive.learned_bytes(learned), live_bytes - before);
-    assert_int_equal(cpu_codec_additive.predict_learned_bytes(shape, CODEC_VALUES, NULL), live_bytes - before);
-    cpu_codec_additive.learned_free(learned);
+    assert_int_equal(cpu_codec_additive.learned->bytes(learned), live_bytes - before);
+    assert_int_equal(cpu_codec_additive.learned->predict_bytes(shape, CODEC_VALUES, NULL), live_bytes - before);
+    cpu_codec_additive.learned->free(learned);
     assert_int_equal(live_bytes, before);
     free(rows), free(parameters);
 }

@@ -256,15 +256,13 @@ static void accumulate_values(struct codec_shape shape, const float *weights, co
     }
 }
 
-const struct cpu_codec cpu_codec_additive = {.format = &codec_additive,
-                                             .learned_new = learned_new,
-                                             .learned_free = learned_free,
-                                             .learned_bytes = learned_bytes,
-                                             .predict_learned_bytes = predict_learned_bytes,
-                                             .encode = encode,
-                                             .decode = decode,
-                                             .gather_tokens = gather_tokens,
-                                             .accumulate_values = accumulate_values,
-                                             .code_sum_floats = code_sum_floats,
-                                             .accumulate_by_code = accumulate_by_code,
-                                             .finish_code_sums = finish_code_sums};
+const struct cpu_codec cpu_codec_additive = {
+    .format = &codec_additive,
+    .encode = encode,
+    .decode = decode,
+    .accumulate_values = accumulate_values,
+    .gather_tokens = gather_tokens,
+    .learned =
+        &(const struct codec_learned){
+            .make = learned_new, .free = learned_free, .bytes = learned_bytes, .predict_bytes = predict_learned_bytes},
+    .code_sums = &(const struct codec_code_sums){.floats = code_sum_floats, .add = accumulate_by_code, .finish = finish_code_sums}};

@@ -332,13 +332,13 @@ static void score(struct codec_shape shape, const float *q, const float *tables,
 }
 
 const struct cpu_codec cpu_codec_commvq = {.format = &codec_commvq,
-                                           .learned_new = learned_new,
-                                           .learned_free = learned_free,
-                                           .learned_bytes = learned_bytes,
-                                           .predict_learned_bytes = predict_learned_bytes,
                                            .encode = encode,
                                            .decode = decode,
-                                           .gather_tokens = gather_tokens,
                                            .score = score,
                                            .channels = channels,
+                                           .gather_tokens = gather_tokens,
+                                           .learned = &(const struct codec_learned){.make = learned_new,
+                                                                                    .free = learned_free,
+                                                                                    .bytes = learned_bytes,
+                                                                                    .predict_bytes = predict_learned_bytes},
                                            .score_rotated = commvq_score_decoded};

@@ -61,7 +61,7 @@ static void accumulate_values(struct codec_shape shape, const float *weights, co
 const struct cpu_codec cpu_codec_f16 = {.format = &codec_f16,
                                         .encode = encode,
                                         .decode = decode,
-                                        .gather_tokens = gather_tokens,
                                         .score = score,
                                         .channels = channels,
-                                        .accumulate_values = accumulate_values};
+                                        .accumulate_values = accumulate_values,
+                                        .gather_tokens = gather_tokens};

@@ -43,17 +43,17 @@ static const uint8_t *codes_of(const void *page) { return (const uint8_t *)page 
 static void learned_free(void *opened) {
     struct learned *learned = opened;
     if (!learned) return;
-    cpu_codec_vq.learned_free(learned->shapes);
+    cpu_codec_vq.learned->free(learned->shapes);
     memory_free(learned);
 }
 
 static size_t learned_bytes(const void *opened) {
     const struct learned *learned = opened;
-    return sizeof *learned + cpu_codec_vq.learned_bytes(learned->shapes);
+    return sizeof *learned + cpu_codec_vq.learned->bytes(learned->shapes);
 }
 
 static size_t predict_learned_bytes(struct codec_shape shape, enum codec_side side, const uint16_t *halves) {
-    return sizeof(struct learned) + cpu_codec_vq.predict_learned_bytes(shape, side, halves);
+    return sizeof(struct learned) + cpu_codec_vq.learned->predict_bytes(shape, side, halves);
 }
 
 static enum terse_status learned_new(struct codec_shape shape, enum codec_side side, const float *floats, void **opened,
@@ -62,7 +62,7 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
     *opened = NULL;
     struct learned *learned = memory_zeros(1, sizeof *learned);
     if (!learned) return status_no_memory(error, sizeof *learned, "a codebook");
-    enum terse_status status = cpu_codec_vq.learned_new(shape, side, floats, &learned->shapes, error);
+    enum terse_status status = cpu_codec_vq.learned->make(shape, side, floats, &learned->shapes, error);
     if (status) {
         memory_free(learned);
         return status;
@@ -117,7 +117,7 @@ static void gather_tokens(struct codec_shape shape, enum codec_side side, const 
 }
 
 static void prefetch_codebook(struct codec_shape shape, enum codec_side side, size_t pages) {
-    cpu_codec_vq.prefetch_codebook(inner(shape), side, pages);
+    cpu_codec_vq.learned->prefetch(inner(shape), side, pages);
 }
 
 static void gains_of(const struct learned *learned, const void *page, float *gains) {
@@ -136,19 +136,19 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
 }
 
 /* What codec vq prepares of the queries, then [G] inner products with the mean. */
-static size_t query_floats(struct codec_shape shape) { return cpu_codec_vq.query_floats(inner(shape)) + shape.group; }
+static size_t query_floats(struct codec_shape shape) { return cpu_codec_vq.queries->floats(inner(shape)) + shape.group; }
 
 static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {
     const struct learned *learned = shape.learned;
-    size_t floats = cpu_codec_vq.query_floats(inner(shape)), hd = shape.head_dim;
-    if (floats) cpu_codec_vq.prepare_queries(inner(shape), q, tables);
+    size_t floats = cpu_codec_vq.queries->floats(inner(shape)), hd = shape.head_dim;
+    if (floats) cpu_codec_vq.queries->prepare(inner(shape), q, tables);
     for (size_t g = 0; g < shape.group; g++) tables[floats + g] = vector_ops()->dot(q + g * hd, learned->mean, hd);
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
     const struct learned *learned = shape.learned;
     float gains[PAGE_TOKENS];
-    size_t floats = tables ? cpu_codec_vq.query_floats(inner(shape)) : 0, hd = shape.head_dim;
+    size_t floats = tables ? cpu_codec_vq.queries->floats(inner(shape)) : 0, hd = shape.head_dim;
     gains_of(learned, page, gains);
     cpu_codec_vq.score(inner(shape), q, floats ? tables : NULL, codes_of(page), logits);
     for (size_t g = 0; g < shape.group; g++) {
@@ -184,18 +184,18 @@ static void accumulate_values_int8(struct codec_shape shape, const float *weight
     accumulate_gained(true, shape, weights, page, acc);
 }
 
-const struct cpu_codec cpu_codec_gain_shape = {.format = &codec_gain_shape,
-                                               .learned_new = learned_new,
-                                               .learned_free = learned_free,
-                                               .learned_bytes = learned_bytes,
-                                               .predict_learned_bytes = predict_learned_bytes,
-                                               .encode = encode,
-                                               .decode = decode,
-                                               .gather_tokens = gather_tokens,
-                                               .prefetch_codebook = prefetch_codebook,
-                                               .query_floats = query_floats,
-                                               .prepare_queries = prepare_queries,
-                                               .score = score,
-                                               .channels = channels,
-                                               .accumulate_values = accumulate_values,
-                                               .accumulate_values_int8 = accumulate_values_int8};
+const struct cpu_codec cpu_codec_gain_shape = {
+    .format = &codec_gain_shape,
+    .encode = encode,
+    .decode = decode,
+    .score = score,
+    .channels = channels,
+    .accumulate_values = accumulate_values,
+    .gather_tokens = gather_tokens,
+    .learned = &(const struct codec_learned){.make = learned_new,
+                                             .free = learned_free,
+                                             .bytes = learned_bytes,
+                                             .predict_bytes = predict_learned_bytes,
+                                             .prefetch = prefetch_codebook},
+    .queries = &(const struct codec_queries){.floats = query_floats, .prepare = prepare_queries},
+    .accumulate_values_int8 = accumulate_values_int8};

@@ -372,40 +372,34 @@ static void finish_code_sums(struct codec_shape shape, const float *from, float 
 
 /* ---- The rows of the table. Tables of queries would serve vq for four pages only. */
 
+static const struct codec_learned codebooks = {.make = learned_new,
+                                               .free = learned_free,
+                                               .bytes = learned_bytes,
+                                               .predict_bytes = predict_learned_bytes,
+                                               .prefetch = prefetch_codebook};
+static const struct codec_code_sums sums_by_centroid = {
+    .floats = code_sum_floats, .add = accumulate_by_code, .finish = finish_code_sums};
+
 const struct cpu_codec cpu_codec_pq = {.format = &codec_pq,
-                                       .learned_new = learned_new,
-                                       .learned_free = learned_free,
-                                       .learned_bytes = learned_bytes,
-                                       .predict_learned_bytes = predict_learned_bytes,
                                        .encode = encode,
                                        .decode = decode,
-                                       .gather_tokens = gather_tokens,
-                                       .prefetch_codebook = prefetch_codebook,
-                                       .query_floats = query_floats,
-                                       .prepare_queries = prepare_queries,
                                        .score = score,
                                        .channels = channels,
                                        .accumulate_values = accumulate_values,
-                                       .accumulate_values_int8 = accumulate_values_int8,
-                                       .code_sum_floats = code_sum_floats,
-                                       .accumulate_by_code = accumulate_by_code,
-                                       .finish_code_sums = finish_code_sums};
+                                       .gather_tokens = gather_tokens,
+                                       .learned = &codebooks,
+                                       .queries = &(const struct codec_queries){.floats = query_floats, .prepare = prepare_queries},
+                                       .code_sums = &sums_by_centroid,
+                                       .accumulate_values_int8 = accumulate_values_int8};
 
 const struct cpu_codec cpu_codec_vq = {.format = &codec_vq,
-                                       .learned_new = learned_new,
-                                       .learned_free = learned_free,
-                                       .learned_bytes = learned_bytes,
-                                       .predict_learned_bytes = predict_learned_bytes,
                                        .encode = encode,
                                        .decode = decode,
-                                       .gather_tokens = gather_tokens,
-                                       .prefetch_codebook = prefetch_codebook,
-                                       .query_floats = fixed_floats,
-                                       .prepare_queries = prepare_fixed,
                                        .score = score_fixed,
                                        .channels = channels,
                                        .accumulate_values = accumulate_values,
-                                       .accumulate_values_int8 = accumulate_values_int8,
-                                       .code_sum_floats = code_sum_floats,
-                                       .accumulate_by_code = accumulate_by_code,
-                                       .finish_code_sums = finish_code_sums};
+                                       .gather_tokens = gather_tokens,
+                                       .learned = &codebooks,
+                                       .queries = &(const struct codec_queries){.floats = fixed_floats, .prepare = prepare_fixed},
+                                       .code_sums = &sums_by_centroid,
+                                       .accumulate_values_int8 = accumulate_values_int8};

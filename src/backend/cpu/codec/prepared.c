@@ -10,7 +10,7 @@ static void free_form(void *form) {
     for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
         if (!prepared->learned[side]) continue;
         const struct cpu_codec *codec = cpu_codec_of(codebook_coding(info, (enum codec_side)side).codec);
-        for (size_t set = 0; set < prepared->sets; set++) codec->learned_free(prepared->learned[side][set]);
+        for (size_t set = 0; set < prepared->sets; set++) codec->learned->free(prepared->learned[side][set]);
         memory_free(prepared->learned[side]);
     }
     memory_free(prepared);
@@ -38,7 +38,7 @@ static enum terse_status make_side(struct cpu_codebook *prepared, enum codec_sid
         status = status_no_memory(error, n * sizeof *floats + prepared->sets * sizeof(void *), "a codebook");
     for (size_t set = 0; set < prepared->sets && !status; set++) {
         read_parameters(prepared->codebook, side, set, floats);
-        status = cpu_codec_of(codec)->learned_new(shape, side, floats, &prepared->learned[side][set], error);
+        status = cpu_codec_of(codec)->learned->make(shape, side, floats, &prepared->learned[side][set], error);
     }
     memory_free(floats);
     return status;
@@ -74,9 +74,9 @@ static uint64_t form_bytes_of(const struct terse_codebook *codebook, const struc
         const struct cpu_codec *codec = cpu_codec_of(coding.codec);
         bytes += sets * sizeof(void *);
         for (size_t set = 0; set < sets; set++)
-            bytes += made ? codec->learned_bytes(made->learned[side][set])
-                          : codec->predict_learned_bytes(codebook_shape(info, side), side,
-                                                         codebook_halves(codebook, side, CODEBOOK_CENTROIDS, set));
+            bytes += made ? codec->learned->bytes(made->learned[side][set])
+                          : codec->learned->predict_bytes(codebook_shape(info, side), side,
+                                                          codebook_halves(codebook, side, CODEBOOK_CENTROIDS, set));
     }
     return bytes;
 }

@@ -118,10 +118,10 @@ static void accumulate_values_int8(struct codec_shape shape, const float *weight
 const struct cpu_codec cpu_codec_q4_0 = {.format = &codec_q4_0,
                                          .encode = encode,
                                          .decode = decode,
-                                         .gather_tokens = gather_tokens,
-                                         .query_floats = query_floats,
-                                         .prepare_queries = prepare_queries,
                                          .score = score,
                                          .channels = channels,
                                          .accumulate_values = accumulate_values,
+                                         .gather_tokens = gather_tokens,
+                                         .queries =
+                                             &(const struct codec_queries){.floats = query_floats, .prepare = prepare_queries},
                                          .accumulate_values_int8 = accumulate_values_int8};

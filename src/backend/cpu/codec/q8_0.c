@@ -105,9 +105,9 @@ static void accumulate_values(struct codec_shape shape, const float *weights, co
 const struct cpu_codec cpu_codec_q8_0 = {.format = &codec_q8_0,
                                          .encode = encode,
                                          .decode = decode,
-                                         .gather_tokens = gather_tokens,
-                                         .query_floats = query_floats,
-                                         .prepare_queries = prepare_queries,
                                          .score = score,
                                          .channels = channels,
-                                         .accumulate_values = accumulate_values};
+                                         .accumulate_values = accumulate_values,
+                                         .gather_tokens = gather_tokens,
+                                         .queries =
+                                             &(const struct codec_queries){.floats = query_floats, .prepare = prepare_queries}};

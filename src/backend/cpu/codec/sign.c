@@ -134,14 +134,14 @@ static void accumulate_values_int8(struct codec_shape shape, const float *weight
 }
 
 const struct cpu_codec cpu_codec_sign = {.format = &codec_sign,
-                                         .fit = fit,
                                          .encode = encode,
                                          .decode = decode,
-                                         .gather_tokens = gather_tokens,
-                                         .prefetch_tokens = prefetch_tokens,
-                                         .query_floats = query_floats,
-                                         .prepare_queries = prepare_queries,
                                          .score = score,
                                          .channels = channels,
                                          .accumulate_values = accumulate_values,
-                                         .accumulate_values_int8 = accumulate_values_int8};
+                                         .gather_tokens = gather_tokens,
+                                         .fit = fit,
+                                         .queries =
+                                             &(const struct codec_queries){.floats = query_floats, .prepare = prepare_queries},
+                                         .accumulate_values_int8 = accumulate_values_int8,
+                                         .prefetch_tokens = prefetch_tokens};

@@ -338,27 +338,24 @@ static bool int8_suffices(struct codec_shape shape) {
     return bits <= 4 * shape.head_dim;
 }
 
-const struct cpu_codec cpu_codec_transform = {.format = &codec_transform,
-                                              .learned_new = learned_new,
-                                              .learned_free = learned_free,
-                                              .learned_bytes = learned_bytes,
-                                              .predict_learned_bytes = predict_learned_bytes,
-                                              .fit = transform_fit_rows,
-                                              .encode = transform_encode,
-                                              .decode = decode,
-                                              .gather_tokens = gather_tokens,
-                                              .prefetch_tokens = prefetch_tokens,
-                                              .query_floats = query_floats,
-                                              .prepare_queries = prepare_queries,
-                                              .score = score,
-                                              .rank_bytes = rank_bytes,
-                                              .prepare_rank = prepare_rank,
-                                              .rank = rank,
-                                              .channels = channels,
-                                              .accumulate_values = accumulate_values,
-                                              .code_sum_floats = code_sum_floats,
-                                              .int8_suffices = int8_suffices,
-                                              .accumulate_by_code = accumulate_by_code,
-                                              .accumulate_by_code_int8 = accumulate_by_code_int8,
-                                              .accumulate_logits = accumulate_logits,
-                                              .finish_code_sums = finish_code_sums};
+const struct cpu_codec cpu_codec_transform = {
+    .format = &codec_transform,
+    .encode = transform_encode,
+    .decode = decode,
+    .score = score,
+    .channels = channels,
+    .accumulate_values = accumulate_values,
+    .gather_tokens = gather_tokens,
+    .learned =
+        &(const struct codec_learned){
+            .make = learned_new, .free = learned_free, .bytes = learned_bytes, .predict_bytes = predict_learned_bytes},
+    .fit = transform_fit_rows,
+    .ranks = &(const struct codec_ranks){.bytes = rank_bytes, .prepare = prepare_rank, .rank = rank},
+    .queries = &(const struct codec_queries){.floats = query_floats, .prepare = prepare_queries},
+    .code_sums = &(const struct codec_code_sums){.floats = code_sum_floats,
+                                                 .add = accumulate_by_code,
+                                                 .finish = finish_code_sums,
+                                                 .integer = &(const struct codec_integer_sums){.suffice = int8_suffices,
+                                                                                               .add = accumulate_by_code_int8,
+                                                                                               .add_logits = accumulate_logits}},
+    .prefetch_tokens = prefetch_tokens};

@@ -49,14 +49,14 @@ static size_t decode_splits(const struct cache *cache) {
  * wherever they are. Heads may differ in what was learned and in their bits. */
 static size_t table_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
-    if (!cache->keys_rotated || cache->keys_in_runs || !codec->query_floats) return 0;
-    return memory_round_up(codec->query_floats(side_shape(cache, CODEC_KEYS, layer, head, rows)), MEMORY_ALIGN / sizeof(float));
+    if (!cache->keys_rotated || cache->keys_in_runs) return 0;
+    size_t floats = cpu_codec_query_floats(codec, side_shape(cache, CODEC_KEYS, layer, head, rows));
+    return memory_round_up(floats, MEMORY_ALIGN / sizeof(float));
 }
 
 /* In which a value codec sums weights by code, for a run of segments. */
 static size_t code_sum_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
-    const struct cpu_codec *codec = cache->codec[CODEC_VALUES];
-    return codec->code_sum_floats ? codec->code_sum_floats(side_shape(cache, CODEC_VALUES, layer, head, rows)) : 0;
+    return cpu_codec_code_sum_floats(cache->codec[CODEC_VALUES], side_shape(cache, CODEC_VALUES, layer, head, rows));
 }
 
 /* The most of any layer, head and number of rows: a step may ask for fewer rows than its most, and a codec may then want more. */
@@ -207,7 +207,8 @@ static void accumulate_run(const struct head_reader *reader, struct segment *seg
     const struct cpu_codec *codec = reader->cache->codec[CODEC_VALUES];
     size_t rows = reader->rows;
     bool summed = false, int8_values = codec->accumulate_values_int8 && scaled_ops()->int8_is_faster;
-    bool suffices = codec->int8_suffices && codec->int8_suffices(reader->values);
+    const struct codec_integer_sums *integer = codec->code_sums ? codec->code_sums->integer : NULL;
+    bool suffice = integer && integer->suffice(reader->values);
     for (size_t r = 0; r < n; r++) {
         float *own = weights + r * rows * PAGE_TOKENS;
         bool gathered = segments[r].kind == SEGMENT_GATHERED, coded = gathered || segments[r].kind == SEGMENT_SEALED;
@@ -218,15 +219,15 @@ static void accumulate_run(const struct head_reader *reader, struct segment *seg
             segment_accumulate_logits(reader, &segments[r], own, partial->max, code_sums, partial->sum);
             continue;
         }
-        bool int8 = by_code ? codec->accumulate_by_code_int8 != NULL : int8_values;
-        segments[r].int8_weights = coded && int8 && (small || suffices || fits_int8(partial, own, rows));
+        bool int8 = by_code ? integer != NULL : int8_values;
+        segments[r].int8_weights = coded && int8 && (small || suffice || fits_int8(partial, own, rows));
         float *sums = by_code ? code_sums : NULL;
         if (gathered)
             gather_accumulate(reader, &segments[r], own, sums, partial->acc);
         else
             segment_accumulate(reader, &segments[r], own, sums, partial->acc);
     }
-    if (summed) codec->finish_code_sums(reader->values, code_sums, partial->acc);
+    if (summed) codec->code_sums->finish(reader->values, code_sums, partial->acc);
 }
 
 /* ---- One KV head */
@@ -242,8 +243,8 @@ static void prefetch_head_codebooks(const struct pass *pass, uint32_t head) {
     const struct cache *cache = pass->cache;
     for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
         const struct cpu_codec *codec = side_codec(cache, side);
-        if (codec->prefetch_codebook)
-            codec->prefetch_codebook(side_shape(cache, side, cache->base.layer, head, pass->rows), side, pass->segments);
+        if (codec->learned && codec->learned->prefetch)
+            codec->learned->prefetch(side_shape(cache, side, cache->base.layer, head, pass->rows), side, pass->segments);
     }
 }
 
@@ -295,8 +296,8 @@ static void prepare_queries(const struct pass *pass, const float *q, uint32_t he
     float *tables = tables_of(pass, head);
     if (pass->selects) select_prepare(cache, head, queries);
     if (tables)
-        cache->codec[CODEC_KEYS]->prepare_queries(side_shape(cache, CODEC_KEYS, cache->base.layer, head, pass->rows), queries,
-                                                  tables);
+        cache->codec[CODEC_KEYS]->queries->prepare(side_shape(cache, CODEC_KEYS, cache->base.layer, head, pass->rows), queries,
+                                                   tables);
 }
 
 static void choose_tokens(const struct cache *cache, uint32_t head) {

@@ -27,7 +27,7 @@ struct segment {
     const struct page_set *set; /* of SEGMENT_SEALED */
     const uint8_t *window_set;  /* of SEGMENT_WINDOW */
     const uint32_t *places;     /* of SEGMENT_GATHERED */
-    bool as_logits;             /* of sealed ones: all slots are live, and accumulate_logits (codec.h) takes what they score */
+    bool as_logits;             /* of sealed ones: all slots are live, and codec_integer_sums.add_logits takes what they score */
     bool int8_weights;          /* of sealed and gathered ones: accumulate_int8 (codec.h) may take its weights */
 };
 

@@ -93,7 +93,7 @@ size_t head_reader_floats(const struct cache *cache, uint32_t layer, uint32_t he
     size_t floats = workspace_floats(cache, rows);
     if (!cache->keys_in_runs) return floats;
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, layer, head, rows);
-    return floats + rows * cache->base.shape.head_dim + (codec->query_floats ? codec->query_floats(shape) : 0);
+    return floats + rows * cache->base.shape.head_dim + cpu_codec_query_floats(codec, shape);
 }
 
 struct head_reader head_reader_of(const struct cache *cache, uint32_t head, const float *q, size_t rows, const float *tables,
@@ -104,8 +104,7 @@ struct head_reader head_reader_of(const struct cache *cache, uint32_t head, cons
     reader.values = side_shape(cache, CODEC_VALUES, cache->base.layer, head, rows);
     reader.workspace = memory;
     reader.in_run = memory + workspace_floats(cache, rows);
-    if (codec->query_floats && codec->query_floats(reader.keys))
-        reader.run_tables = reader.in_run + rows * cache->base.shape.head_dim;
+    if (cpu_codec_query_floats(codec, reader.keys)) reader.run_tables = reader.in_run + rows * cache->base.shape.head_dim;
     return reader;
 }
 
@@ -137,7 +136,7 @@ void segment_score_in_run(struct head_reader *reader, const void *page, size_t b
     if (reader->run != run) {
         memcpy(reader->in_run, reader->q, reader->rows * cache->base.shape.head_dim * sizeof *reader->q);
         rotary_rotate_back(&cache->rotary, base, reader->in_run, (uint32_t)reader->rows, cache->base.shape.head_dim);
-        if (reader->run_tables) codec->prepare_queries(reader->keys, reader->in_run, reader->run_tables);
+        if (reader->run_tables) codec->queries->prepare(reader->keys, reader->in_run, reader->run_tables);
         reader->run = run;
     }
     codec->score(reader->keys, reader->in_run, reader->run_tables, page, logits);
@@ -229,7 +228,7 @@ void segment_accumulate_page(const struct head_reader *reader, const void *page,
                              float *code_sums, float *acc) {
     const struct cpu_codec *codec = reader->cache->codec[CODEC_VALUES];
     if (code_sums)
-        (int8_weights ? codec->accumulate_by_code_int8 : codec->accumulate_by_code)(reader->values, weights, page, code_sums);
+        (int8_weights ? codec->code_sums->integer->add : codec->code_sums->add)(reader->values, weights, page, code_sums);
     else
         (int8_weights ? codec->accumulate_values_int8 : codec->accumulate_values)(reader->values, weights, page, acc);
 }
@@ -249,8 +248,8 @@ static void accumulate_sealed(const struct head_reader *reader, const struct seg
 }
 
 bool segment_takes_logits(const struct head_reader *reader, const struct segment *segment) {
-    const struct cpu_codec *codec = reader->cache->codec[CODEC_VALUES];
-    if (!codec->accumulate_logits || !codec->int8_suffices(reader->values)) return false;
+    const struct codec_code_sums *sums = reader->cache->codec[CODEC_VALUES]->code_sums;
+    if (!sums || !sums->integer || !sums->integer->suffice(reader->values)) return false;
     struct anchor_range anchors = segment_anchors(reader->cache, segment, CODEC_VALUES, reader->head);
     return anchors.from == anchors.to;
 }
@@ -259,7 +258,7 @@ void segment_accumulate_logits(const struct head_reader *reader, const struct se
                                const float *largest, float *code_sums, float *sums) {
     const struct cache *cache = reader->cache;
     const uint8_t *page = page_at(cache, segment->set, CODEC_VALUES, cache->base.layer, reader->head);
-    cache->codec[CODEC_VALUES]->accumulate_logits(reader->values, logits, largest, page, code_sums, sums);
+    cache->codec[CODEC_VALUES]->code_sums->integer->add_logits(reader->values, logits, largest, page, code_sums, sums);
 }
 
 void segment_accumulate(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,

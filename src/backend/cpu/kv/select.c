@@ -214,17 +214,17 @@ static void score_by_codec(const struct cache *cache, uint32_t head, size_t begi
     uint16_t *best = workspace.best + head * cache->selection.candidates;
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->base.layer, head, 1);
     float q[RANK_QUERIES * CODEC_HEAD_DIM_MAX], tables[RANK_FLOATS];
-    size_t bytes = codec->rank_bytes(shape), n;
+    size_t bytes = codec->ranks->bytes(shape), n;
     for (size_t i = begin, last; i < end; i = last) {
         last = rotate_to_runs(cache, &runs, mean, i, end, q, &n);
         shape.group = (uint32_t)n;
-        codec->prepare_rank(shape, q, tables);
+        codec->ranks->prepare(shape, q, tables);
         for (size_t g = 0, first = i; i < last; i++) {
             g += i > first && run_of(&runs, i) != run_of(&runs, i - 1);
             if (i + SCORE_AHEAD < cache->selection.candidates)
                 prefetch_page(page_at(cache, select_candidate(cache, i + SCORE_AHEAD), CODEC_KEYS, cache->base.layer, head), bytes);
             const uint8_t *page = page_at(cache, select_candidate(cache, i), CODEC_KEYS, cache->base.layer, head);
-            best[i] = codec->rank(shape, tables, g, page, scores + i * PAGE_TOKENS);
+            best[i] = codec->ranks->rank(shape, tables, g, page, scores + i * PAGE_TOKENS);
         }
     }
 }
@@ -238,7 +238,7 @@ uint64_t select_bytes(const struct cache *cache) {
     uint64_t pages = cache->selection.candidates, bytes = 0;
     for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++)
         bytes += pages * (codec_ranks(cache)
-                              ? cache->codec[CODEC_KEYS]->rank_bytes(side_shape(cache, CODEC_KEYS, cache->base.layer, head, 1))
+                              ? cache->codec[CODEC_KEYS]->ranks->bytes(side_shape(cache, CODEC_KEYS, cache->base.layer, head, 1))
                               : index_bytes(cache->base.method.index, cache->base.shape.head_dim));
     return bytes;
 }

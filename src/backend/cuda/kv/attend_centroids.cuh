@@ -452,7 +452,8 @@ struct centroid_launch {
 template <bool TABLES>
 ATTEND_INLINE centroid_side open_side(const struct attend_decode &a, const struct share &s, int side, uint32_t table,
                                       uint32_t bytes) {
-    const struct centroid_view &view = a.centroids[((size_t)a.layer * a.heads.kv_heads + s.head) * 2 + side];
+    const struct centroid_view &view =
+        static_cast<const struct centroid_view *>(a.learned[side])[(size_t)a.layer * a.heads.kv_heads + s.head];
     const uint8_t *const memory = reinterpret_cast<const uint8_t *>(view.centroids);
     if (TABLES)
         for (uint32_t i = 16 * threadIdx.x; i < bytes; i += 16 * blockDim.x) copy_async<16>(table + i, memory + i);
@@ -510,7 +511,7 @@ __global__ void __launch_bounds__(centroid_warps<HD> * 32, 1)
         slopes.of[i][0] = slopes.of[i][1] =
             slopes.any && 4 * i + lane % 4 < s.group ? LOG2_E * a.heads.slopes[s.first_head + 4 * i + lane % 4] : 0;
 
-    const bool in_runs = a.run_angles && a.codec[CODEC_KEYS] != CODEC_PQ && a.heads.n_rot;
+    const bool in_runs = a.run_angles && a.heads.n_rot;
     uint32_t run = UINT32_MAX;
     struct page_set_view of_lane; /* page 32 i + lane's */
 #pragma unroll 1

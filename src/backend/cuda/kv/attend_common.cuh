@@ -15,6 +15,7 @@
 #define TERSE_BACKEND_CUDA_KV_ATTEND_COMMON_CUH
 
 #include "backend/cuda/kv/attend_launch.h"
+#include "backend/cuda/kv/attend_sizes.h"
 #include "backend/cuda/ptx.cuh"
 
 #define ATTEND_INLINE __device__ __forceinline__
@@ -456,8 +457,8 @@ template <int HD> struct part_memory {
 
 template <int HD> ATTEND_INLINE part_memory<HD> part_memory_of(const struct attend_decode &a, const struct share &s) {
     size_t parts = (size_t)a.n_rows * a.heads.kv_heads * a.splits, first = ((size_t)s.row * a.heads.kv_heads + s.head) * a.splits;
-    return {reinterpret_cast<float4 *>(a.parts + first * s.group * HD),
-            reinterpret_cast<float2 *>(a.parts + parts * s.group * HD) + first * s.group};
+    return {reinterpret_cast<float4 *>(a.parts + first * s.group * channel_sum_floats(HD)),
+            reinterpret_cast<float2 *>(a.parts + parts * s.group * channel_sum_floats(HD)) + first * s.group};
 }
 
 /* The last CTA of a query row and KV head to arrive merges what all of them wrote. `memory`: shared, THREADS * 24 bytes. */

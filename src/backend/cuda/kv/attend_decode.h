@@ -2,8 +2,9 @@
  * launch for a layer: each part of a query row and KV head reads its share of the pages, of the exact rows and of the window, and leaves a
  * partial state (kv/partial.h) in fp32; the last to arrive merges them.
  *
- * attend_launch.h has what they are given, attend_common.cuh what all families share: the exact rows and the window, and merging. A family of codecs has a file of its own:
- * attend_scaled*.cu (f16, q8_0, q4_0, kivi), attend_transform*.cu, attend_centroids*.cu (pq, vq, gain-shape). Keys and values may be of different codecs.
+ * attend_launch.h has what they are given, attend_common.cuh what all families share: the exact rows and the window, and merging. A family of
+ * codecs has files of its own: attend_scaled*.cu (f16, q8_0, q4_0, kivi), attend_transform*.cu, attend_centroids*.cu (pq, vq, gain-shape); codec.c
+ * says which codec is read by which, and which codecs of keys and values may be mixed.
  */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_DECODE_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_DECODE_H
@@ -15,9 +16,9 @@ extern "C" {
 #endif
 
 /* Floats of the partial states of a launch. */
-size_t attend_decode_part_floats(const struct head_view *heads, uint32_t n_rows, uint32_t splits);
+size_t attend_decode_part_floats(const struct head_view *heads, enum codec_id keys, uint32_t n_rows, uint32_t splits);
 
-/* Words of the queries of runs: 0 where keys are not of codec transform. */
+/* Words of the queries of runs: 0 where the kernels prepare none beforehand. */
 size_t attend_decode_run_words(const struct head_view *heads, enum codec_id keys, uint32_t n_rows, uint32_t runs);
 
 /* How many splits serve a row of so many sealed pages well when so many rows are read together. */

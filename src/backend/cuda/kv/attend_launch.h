@@ -11,13 +11,15 @@
 struct attend_decode {
     struct head_view heads;
     uint32_t layer;
-    enum codec_id codec[2];                  /* by side */
-    struct centroid_shape centroid[2];       /* by side */
-    const struct place_view *places;         /* [layers][Hk] */
-    const struct transform_view *transforms; /* [layers][Hk][2]; NULL where neither side is of codec transform */
-    const struct centroid_view *centroids;   /* the same of codecs with centroids */
+    enum codec_id codec[2];            /* by side */
+    struct centroid_shape centroid[2]; /* by side */
+    const struct place_view *places;   /* [layers][Hk] */
+    const void
+        *learned[2]; /* by side, [layers][Hk] of what its codec learned in the codec's own form: struct transform_view, struct
+                               centroid_view; NULL where it learns nothing */
     const float
-        *run_angles; /* [runs][n_rot / 2][cosine, sine] of the positions of runs, 0, RUN_TOKENS, ...; without the magnitude */
+        *run_angles; /* [runs][n_rot / 2][cosine, sine] of the positions of runs, 0, RUN_TOKENS, ...; without the magnitude. Kernels
+                                get NULL where keys do not lie in runs */
     const struct sequence_view *sequences;
     const struct query_row_view *rows; /* [n_rows] */
     uint32_t n_rows, splits;           /* `splits`: the most of any row, when the kernels were launched or captured */

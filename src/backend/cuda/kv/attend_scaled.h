@@ -1,8 +1,12 @@
-/* Kernels of attend_decode.h by codec, for heads that attend_decode_supports; attend_decode chooses among them. */
+/* Kernels of attend_decode.h by codec, for heads that attend_decode_supports. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_SCALED_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_SCALED_H
 
 #include "backend/cuda/kv/attend_launch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* Keys and values alike. */
 cudaError_t attend_scaled_f16(const struct attend_decode *attend, cudaStream_t stream);
@@ -12,5 +16,9 @@ cudaError_t attend_scaled_kivi_4(const struct attend_decode *attend, cudaStream_
 cudaError_t attend_scaled_kivi_2(const struct attend_decode *attend, cudaStream_t stream);
 /* Keys and values of any two of these codecs: chosen by the codec at each page. */
 cudaError_t attend_scaled_mixed(const struct attend_decode *attend, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -42,7 +42,7 @@ template <int HD, int NQ> struct transform_ring {
 
     ATTEND_INLINE void set_room(uint32_t memory, uint32_t room, uint32_t key_nibbles, uint32_t value_nibbles, uint32_t key_planes) {
         key_units = key_nibbles * (PAGE_TRANSFORM_NIBBLE / 16), value_units = value_nibbles * (PAGE_TRANSFORM_NIBBLE / 16);
-        record_units = run_words<NQ>(key_planes) / 4;
+        record_units = run_record_words(NQ, key_planes) / 4;
         key_bytes = page_slot_bytes(key_nibbles) + 16 * record_units;
         bytes = key_bytes + page_slot_bytes(value_nibbles);
         base = memory, depth = room >= 2 * bytes ? 2 : 1;
@@ -63,7 +63,7 @@ template <int HD, int NQ> struct transform_ring {
             if (page % 32 == 0) {
                 const struct page_set_view set = sets[min(page + lane_id(), n - 1)];
                 keys_of_lane = page_address(&set, place, 0), values_of_lane = page_address(&set, place, 1);
-                run_of_lane = (run_of(set.first) - first_run) / RUN_TOKENS * run_words<NQ>(HD / 2);
+                run_of_lane = (run_of(set.first) - first_run) / RUN_TOKENS * run_record_words(NQ, HD / 2);
             }
             const uint8_t *const from = of(keys_of_lane, page);
             const uint32_t to = slot(page), gains = to + 16 * (key_units + lane_id());
@@ -131,14 +131,14 @@ template <int HD> struct transform_parts {
     float4 *sums;
     float2 *states; /* [part][G]: maximum, sum of weights */
     uint32_t group;
-    ATTEND_INLINE float4 *of(uint32_t part) const { return sums + (size_t)part * group * (HD / 2); }
+    ATTEND_INLINE float4 *of(uint32_t part) const { return sums + (size_t)part * group * (plane_sum_floats(HD) / 4); }
 };
 
 template <int HD> ATTEND_INLINE transform_parts<HD> transform_parts_of(const struct attend_decode &a, const struct share &s) {
     const size_t each = a.splits + 1, all = (size_t)a.n_rows * a.heads.kv_heads * each,
                  first = ((size_t)s.row * a.heads.kv_heads + s.head) * each;
-    return {reinterpret_cast<float4 *>(a.parts) + first * s.group * (HD / 2),
-            reinterpret_cast<float2 *>(a.parts + all * s.group * 2 * HD) + first * s.group, s.group};
+    return {reinterpret_cast<float4 *>(a.parts + first * s.group * plane_sum_floats(HD)),
+            reinterpret_cast<float2 *>(a.parts + all * s.group * plane_sum_floats(HD)) + first * s.group, s.group};
 }
 
 ATTEND_INLINE void add_scaled(float4 &to, float factor, const float4 &x) {
@@ -481,7 +481,7 @@ template <int HD, int NQ> cudaError_t launch_transform(const struct attend_decod
     const uint32_t nibbles[2] = {(a->page_bytes[0] - PAGE_TOKENS) / PAGE_TRANSFORM_NIBBLE,
                                  (a->page_bytes[1] - PAGE_TOKENS) / PAGE_TRANSFORM_NIBBLE};
     const uint32_t planes = nibbles[0] * 4 < HD / 2 ? nibbles[0] * 4 : HD / 2; /* at most: a nibble has four bits */
-    const int page = (int)(page_slot_bytes(nibbles[0]) + run_words<NQ>(planes) * 4 + page_slot_bytes(nibbles[1]));
+    const int page = (int)(page_slot_bytes(nibbles[0]) + run_record_words(NQ, planes) * 4 + page_slot_bytes(nibbles[1]));
     const int room = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
               half = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 - reserved;
     const int padded = (page + 127) / 128 * 128, factors = (int)((a->splits + 1) * 4 * NQ * sizeof(float));

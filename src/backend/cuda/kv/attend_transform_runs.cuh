@@ -23,23 +23,17 @@ template <int HD> struct transform_side {
 };
 
 template <int HD> ATTEND_INLINE transform_side<HD> side_of(const struct attend_decode &a, const struct share &s, int side) {
-    const size_t at = ((size_t)a.layer * a.heads.kv_heads + s.head) * 2 + side;
-    const struct transform_view *view = a.transforms + at;
+    const size_t at = (size_t)a.layer * a.heads.kv_heads + s.head;
+    const struct transform_view *view = static_cast<const struct transform_view *>(a.learned[side]) + at;
     if (!s.sequence->fitted) return {view, view->mean, view->size, view->gain_least, view->gain_step};
-    const float *own = s.sequence->fitted + at * (2 * HD + 2); /* as transform_fitted_at */
+    const float *own = s.sequence->fitted + (2 * at + side) * TRANSFORM_FITTED_FLOATS(HD); /* as transform_fitted_at */
     return {view, own, own + HD, own[2 * HD], (own[2 * HD + 1] - own[2 * HD]) / 255};
 }
 
-/* What pages of a run are read with, in words: for each of 4 NQ queries (zeros from G on) unit, mean and zero, a logit being
- * gain * unit * (sum of products - zero) + mean; then bytes [tile][plane][column] of 4 components each, planes up to a multiple of 4. */
-template <int NQ> __host__ __device__ constexpr uint32_t run_words(uint32_t planes) {
-    return 12 * NQ + (planes + 3) / 4 * 4 * 8 * NQ;
-}
-
-/* Of a launch of 4 NQ queries: run 0 is that of the sequence's first page. */
+/* run_record_words of a launch of 4 NQ queries: run 0 is that of the sequence's first page. */
 template <int HD, int NQ> ATTEND_INLINE uint32_t *run_record(const struct attend_decode &a, const struct share &s, uint32_t run) {
     const size_t at = ((size_t)s.row * a.heads.kv_heads + s.head) * a.runs + run;
-    return a.run_queries + at * run_words<NQ>(HD / 2);
+    return a.run_queries + at * run_record_words(NQ, HD / 2);
 }
 
 template <int HD, int NQ> struct runs_memory {
@@ -214,8 +208,9 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     constexpr unsigned at_once = runs_memory<HD, NQ>::runs;
     const unsigned warp = threadIdx.x / 32;
     basis_tile<HD> basis;
-    const size_t keys_at = ((size_t)a.layer * a.heads.kv_heads + blockIdx.y) * 2;
-    if (warp < HD / 16) load_basis<HD>(a.transforms[keys_at].basis_half, warp, basis);
+    const auto *keys_of_heads =
+        static_cast<const struct transform_view *>(a.learned[CODEC_KEYS]) + (size_t)a.layer * a.heads.kv_heads;
+    if (warp < HD / 16) load_basis<HD>(keys_of_heads[blockIdx.y].basis_half, warp, basis);
     wait_for_kernels();
     let_next_kernel_begin();
     struct share s;

@@ -183,7 +183,7 @@ enum terse_status batch_begin(struct cache_batch *b, struct cache *const *caches
     cudaEventSynchronize(b->sent);
     stage(b, caches, n);
     for (const struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
-        size_t own = attend_decode_part_floats(&g->cache->heads, g->n_rows, g->splits);
+        size_t own = attend_decode_part_floats(&g->cache->heads, g->cache->codec[CODEC_KEYS], g->n_rows, g->splits);
         size_t own_words = attend_decode_run_words(&g->cache->heads, g->cache->codec[CODEC_KEYS], g->n_rows, g->runs);
         if (own > floats) floats = own;
         if (own_words > words) words = own_words;
@@ -242,8 +242,7 @@ enum terse_status batch_attend(struct cache_batch *b, uint32_t layer, const floa
             .codec = {g->cache->codec[CODEC_KEYS], g->cache->codec[CODEC_VALUES]},
             .places = g->cache->tables->place_views,
             .centroid = {centroid_shape_of(&g->cache->base.method.key), centroid_shape_of(&g->cache->base.method.value)},
-            .transforms = g->cache->tables->transforms,
-            .centroids = g->cache->tables->centroids,
+            .learned = {g->cache->tables->learned[CODEC_KEYS], g->cache->tables->learned[CODEC_VALUES]},
             .run_angles = g->cache->tables->rotary.runs,
             .sequences = sequences_in(b, b->uploaded),
             .rows = rows_in(b, b->uploaded) + g->first_row,

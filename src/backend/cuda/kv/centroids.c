@@ -9,12 +9,7 @@
 
 #include <string.h>
 
-static bool has_centroids(const struct codec *codec) {
-    return codec && (codec->id == CODEC_PQ || codec->id == CODEC_VQ || codec->id == CODEC_GAIN_SHAPE);
-}
-
 struct centroid_shape centroid_shape_of(const struct coding *coding) {
-    if (!has_centroids(coding->codec)) return (struct centroid_shape){0};
     return (struct centroid_shape){coding->width, coding->bits};
 }
 
@@ -72,46 +67,38 @@ enum terse_status centroid_send(const struct coding *coding, uint32_t head_dim, 
     return status;
 }
 
-/* Sets that are shared by all layers and KV heads are sent once. */
-static enum terse_status send_side(const struct cache_shape *shape, const struct method *method, enum codec_side side,
-                                   uint8_t *device, struct centroid_view *views, struct terse_error *error) {
+/* views[n] and, behind them at `device`, their numbers. Sets that are shared by all layers and KV heads are sent once. */
+static enum terse_status send_sets(const struct method *method, enum codec_side side, uint32_t head_dim, size_t n, uint8_t *device,
+                                   struct centroid_view *views, struct terse_error *error) {
     const struct coding *coding = side == CODEC_VALUES ? &method->value : &method->key;
     const struct codebook_info *info = codebook_info(method->learned);
-    size_t heads = (size_t)shape->layers * shape->kv_heads, sets = codebook_sets(info);
+    const size_t sets = codebook_sets(info), bytes = centroid_bytes(coding, head_dim);
     float *parameters = memory_array(codec_parameters(coding->codec, codebook_shape(info, side)), sizeof *parameters);
     enum terse_status status = parameters ? TERSE_OK : status_no_memory(error, 0, "a codebook");
     for (size_t set = 0; set < sets && !status; set++) {
         codebook_parameters(method->learned, side, set, parameters);
-        status = centroid_send(coding, shape->head_dim, parameters, device + set * centroid_bytes(coding, shape->head_dim),
-                               &views[2 * set + side], error);
+        status = centroid_send(coding, head_dim, parameters, device + set * bytes, &views[set], error);
     }
-    for (size_t i = sets; i < heads && !status; i++) views[2 * i + side] = views[side];
+    for (size_t i = sets; i < n && !status; i++) views[i] = views[0];
     memory_free(parameters);
     return status;
 }
 
-enum terse_status centroids_new(const struct cache_shape *shape, const struct method *method, struct centroid_view **views,
+enum terse_status centroids_new(const struct cache_shape *shape, const struct method *method, enum codec_side side, void **views,
                                 struct terse_error *error) {
-    const struct coding *coding[2] = {&method->key, &method->value};
-    size_t n = 2 * (size_t)shape->layers * shape->kv_heads, head = memory_round_up(n * sizeof **views, 256), of_side[2] = {0, 0};
-    *views = NULL;
-    for (int side = 0; side < 2; side++)
-        if (has_centroids(coding[side]->codec))
-            of_side[side] = codebook_sets(codebook_info(method->learned)) * centroid_bytes(coding[side], shape->head_dim);
-    if (!of_side[0] && !of_side[1]) return TERSE_OK;
+    const struct coding *coding = side == CODEC_VALUES ? &method->value : &method->key;
+    size_t n = (size_t)shape->layers * shape->kv_heads, head = memory_round_up(n * sizeof(struct centroid_view), 256);
+    size_t bytes = head + codebook_sets(codebook_info(method->learned)) * centroid_bytes(coding, shape->head_dim);
     struct centroid_view *host = memory_zeros(n, sizeof *host);
-    uint8_t *device = host ? device_alloc(NULL, head + of_side[0] + of_side[1], "a codebook", error) : NULL;
+    uint8_t *device = host ? device_alloc(NULL, bytes, "a codebook", error) : NULL;
     enum terse_status status = host ? device ? TERSE_OK : TERSE_E_MEMORY : status_no_memory(error, n * sizeof *host, "a codebook");
-    for (int side = 0; side < 2 && !status; side++)
-        if (of_side[side])
-            status = send_side(shape, method, (enum codec_side)side, device + head + (side ? of_side[0] : 0), host, error);
+    *views = NULL;
+    if (!status) status = send_sets(method, side, shape->head_dim, n, device + head, host, error);
     if (!status) status = device_check(device_send(device, host, n * sizeof *host), "sending a codebook", error);
     memory_free(host);
     if (status)
-        device_free(NULL, device, 0);
+        device_free(NULL, device, bytes);
     else
-        *views = (struct centroid_view *)(void *)device;
+        *views = device;
     return status;
 }
-
-void centroids_free(struct centroid_view *views) { device_free(NULL, views, 0); }

@@ -47,7 +47,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     extern __shared__ __align__(16) uint8_t memory[];
     struct decode_memory<HD> &m = *(struct decode_memory<HD> *)memory;
     const struct page_job job = job_of_block(e, sides);
-    const struct transform_view &view = e.transforms[job.place * 2 + (size_t)job.side];
+    const struct transform_view &view = ((const struct transform_view *)e.learned[job.side])[job.place];
     const struct page_scaling scaling = scaling_of(view, job.item->fitted, job.place, job.side, HD);
     load_layout(view.layout, &m.l);
     load_page(job, scaling, m);

@@ -171,7 +171,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     extern __shared__ __align__(16) uint8_t memory[];
     centroids_memory<HD> &m = *(centroids_memory<HD> *)memory;
     const struct page_job job = job_of_block(e, sides);
-    const struct centroid_view &view = e.centroids[job.place * 2 + (size_t)job.side];
+    const struct centroid_view &view = ((const struct centroid_view *)e.learned[job.side])[job.place];
     uint8_t *const codes = job.page + (view.normalized ? PAGE_TOKENS : 0);
     load_centred<HD>(e, job, view.mean, m.numbers);
     if (view.normalized) normalize(m);
@@ -195,7 +195,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     extern __shared__ __align__(16) uint8_t memory[];
     float(*const numbers)[PAGE_TOKENS] = (float(*)[PAGE_TOKENS])memory;
     const struct page_job job = job_of_block(e, sides);
-    const struct centroid_view &view = e.centroids[job.place * 2 + (size_t)job.side];
+    const struct centroid_view &view = ((const struct centroid_view *)e.learned[job.side])[job.place];
     const uint8_t *const codes = job.page + (view.normalized ? PAGE_TOKENS : 0);
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
     const float gain = view.normalized ? gain_at(view, job.page[t]) : 1;
@@ -209,11 +209,9 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
 template <int HD, class Kernel>
 static cudaError_t launch(Kernel *kernel, size_t bytes, const struct encode *encode, struct encode_sides sides,
                           cudaStream_t stream) {
-    struct encode e = *encode;
-    if (e.codec[CODEC_KEYS] == CODEC_PQ) e.heads.n_rot = 0; /* keys stay as they are rotated */
     const cudaError_t result = allow_shared(kernel, bytes);
     if (result != cudaSuccess) return result;
-    kernel<<<encode_grid(&e, sides), TRANSFORM_THREADS, bytes, stream>>>(e, sides);
+    kernel<<<encode_grid(encode, sides), TRANSFORM_THREADS, bytes, stream>>>(*encode, sides);
     return cudaGetLastError();
 }
 

@@ -3,14 +3,13 @@
 #ifndef TERSE_BACKEND_CUDA_KV_ENCODE_COMMON_CUH
 #define TERSE_BACKEND_CUDA_KV_ENCODE_COMMON_CUH
 
-#include "backend/cuda/kv/encode_launch.h"
+#ifndef TERSE_UNFUSED
+#error "compile this file with -fmad=false, or its pages get other bytes than the CPU's: name it kv/encode_*.cu, decode_*.cu or fit_*.cu (cmake/unfused.cmake)"
+#endif
+
+#include "backend/cuda/kv/encode_kernels.h"
 
 #include <stdint.h>
-
-/* The sides that a launch takes, one or both. */
-struct encode_sides {
-    int first, n;
-};
 
 struct page_job {
     const struct encode_item *item;
@@ -39,15 +38,6 @@ static __device__ inline struct page_job job_of_block(const struct encode &e, st
 static inline dim3 encode_grid(const struct encode *e, struct encode_sides sides) {
     return dim3(e->n * e->heads.kv_heads, e->n_layers, (unsigned)sides.n);
 }
-
-/* Launches of the families of codecs. */
-cudaError_t encode_scaled(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
-cudaError_t decode_scaled(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
-cudaError_t encode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
-cudaError_t decode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
-cudaError_t encode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
-cudaError_t decode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
-bool encode_transform_supports(const struct head_view *heads);
 
 /* Lets a kernel have so much shared memory. */
 template <class Kernel> static inline cudaError_t allow_shared(Kernel *kernel, size_t bytes) {

@@ -7,6 +7,11 @@
 
 #include <cuda_runtime_api.h>
 
+/* The sides that a launch takes, one or both. */
+struct encode_sides {
+    int first, n;
+};
+
 /* Where the rows of a page set lie, and where they go to; device [n]. Of layer l in [layer, layer + n_layers), head h and slot t the row is
  * rows[side] + l' layer_stride + h head_stride + t token_stride, l' = l - layer of the launch; rows begin at multiples of 16 bytes. Slots from
  * `set.end` on are zeros' codes. */
@@ -21,11 +26,10 @@ struct encode {
     struct head_view heads;
     uint32_t layer, n_layers;
     enum codec_id codec[2];
-    const struct place_view *places;         /* [layers][Hk] */
-    const struct transform_view *transforms; /* [layers][Hk][2], or NULL */
-    const struct centroid_view *centroids;   /* [layers][Hk][2], or NULL */
-    const float *run_angles;                 /* as in struct attend_decode; for keys in runs */
-    const struct encode_item *items;         /* [n] */
+    const struct place_view *places; /* [layers][Hk] */
+    const void *learned[2];          /* as in struct attend_decode */
+    const float *run_angles;         /* as in struct attend_decode; for keys in runs */
+    const struct encode_item *items; /* [n] */
     uint32_t n;
     size_t layer_stride, head_stride, token_stride; /* of rows, in halves */
 };

@@ -62,7 +62,7 @@ template <class At> static __device__ void each_octet(uint32_t hd, At at) {
 
 /* ---- f16 */
 
-static __device__ void encode_f16(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+static __device__ void write_f16(const struct encode &e, const struct page_job &job, uint32_t *rows) {
     const uint32_t hd = e.heads.head_dim, stride = rows_stride(hd);
     uint4 *page = (uint4 *)job.page;
     if (job.side == CODEC_VALUES) {
@@ -82,7 +82,7 @@ static __device__ void encode_f16(const struct encode &e, const struct page_job 
     });
 }
 
-static __device__ void decode_f16(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+static __device__ void read_f16(const struct encode &e, const struct page_job &job, uint32_t *rows) {
     const uint32_t hd = e.heads.head_dim, stride = rows_stride(hd);
     const uint4 *page = (const uint4 *)job.page;
     if (job.side == CODEC_VALUES) {
@@ -139,7 +139,7 @@ static __device__ uint32_t round_q8_0(float x) {
     return (uint32_t)(x < 0 ? -whole : whole) & 0xff;
 }
 
-static __device__ void encode_q8_0(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+static __device__ void write_q8_0(const struct encode &e, const struct page_job &job, uint32_t *rows) {
     const uint32_t hd = e.heads.head_dim, groups = hd / SCALE_GROUP, stride = rows_stride(hd);
     unsigned short *scale = (unsigned short *)job.page;
     uint8_t *codes = (uint8_t *)(scale + groups * PAGE_TOKENS);
@@ -175,7 +175,7 @@ static __device__ void store_chunk(const struct encode &e, const struct page_job
                      halves[6] | halves[7] << 16);
 }
 
-static __device__ void decode_q8_0(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+static __device__ void read_q8_0(const struct encode &e, const struct page_job &job, uint32_t *rows) {
     const uint32_t hd = e.heads.head_dim, groups = hd / SCALE_GROUP, stride = rows_stride(hd);
     const unsigned short *scale = (const unsigned short *)job.page;
     const uint2 *codes = (const uint2 *)(scale + groups * PAGE_TOKENS);
@@ -204,7 +204,7 @@ static __device__ uint32_t round_q4_0(float x, float inverse) {
     return code < 15.0f ? (uint32_t)(int)(code > 0 ? code : 0) : 15;
 }
 
-static __device__ void encode_q4_0(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+static __device__ void write_q4_0(const struct encode &e, const struct page_job &job, uint32_t *rows) {
     const uint32_t hd = e.heads.head_dim, groups = hd / SCALE_GROUP, stride = rows_stride(hd);
     unsigned short *scale = (unsigned short *)job.page;
     uint8_t *codes = (uint8_t *)(scale + groups * PAGE_TOKENS);
@@ -235,7 +235,7 @@ static __device__ uint32_t number_q4_0(uint32_t byte, bool high, float d) {
     return to_half(__fmul_rn((float)((int)(byte >> (high ? 4 : 0) & 15) - 8), d));
 }
 
-static __device__ void decode_q4_0(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+static __device__ void read_q4_0(const struct encode &e, const struct page_job &job, uint32_t *rows) {
     const uint32_t hd = e.heads.head_dim, groups = hd / SCALE_GROUP, stride = rows_stride(hd);
     const unsigned short *scale = (const unsigned short *)job.page;
     const uint2 *codes = (const uint2 *)(scale + groups * PAGE_TOKENS);
@@ -294,7 +294,7 @@ template <int BITS> static __device__ uint32_t kivi_code(const struct kivi_group
     return (uint32_t)(code > 0 ? (code < levels ? code : levels) : 0);
 }
 
-template <int BITS> static __device__ void encode_kivi_keys(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+template <int BITS> static __device__ void write_kivi_keys(const struct encode &e, const struct page_job &job, uint32_t *rows) {
     constexpr uint32_t BYTES = PAGE_TOKENS * BITS / 8; /* of a channel: byte j holds tokens j, j + BYTES, ... */
     const uint32_t hd = e.heads.head_dim, stride = rows_stride(hd);
     unsigned short *scale = (unsigned short *)job.page, *zero = scale + 2 * hd;
@@ -321,7 +321,7 @@ template <int BITS> static __device__ void encode_kivi_keys(const struct encode 
     }
 }
 
-template <int BITS> static __device__ void encode_kivi_values(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+template <int BITS> static __device__ void write_kivi_values(const struct encode &e, const struct page_job &job, uint32_t *rows) {
     const uint32_t hd = e.heads.head_dim, groups = hd / SCALE_GROUP, stride = rows_stride(hd);
     const uint32_t words_of_row = hd * BITS / 32, page_words = words_of_row + groups; /* of a token: codes, {scale, zero}[groups] */
     uint32_t *page = (uint32_t *)job.page;
@@ -356,7 +356,7 @@ static __device__ uint32_t number_kivi(uint32_t code, float scale, float zero) {
     return to_half(__fadd_rn(zero, __fmul_rn(scale, (float)code)));
 }
 
-template <int BITS> static __device__ void decode_kivi_keys(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+template <int BITS> static __device__ void read_kivi_keys(const struct encode &e, const struct page_job &job, uint32_t *rows) {
     constexpr uint32_t BYTES = PAGE_TOKENS * BITS / 8, MASK = (1 << BITS) - 1;
     const uint32_t hd = e.heads.head_dim, stride = rows_stride(hd);
     const unsigned short *scale = (const unsigned short *)job.page, *zero = scale + 2 * hd;
@@ -372,7 +372,7 @@ template <int BITS> static __device__ void decode_kivi_keys(const struct encode 
     store_rows(e, job, rows);
 }
 
-template <int BITS> static __device__ void decode_kivi_values(const struct encode &e, const struct page_job &job) {
+template <int BITS> static __device__ void read_kivi_values(const struct encode &e, const struct page_job &job) {
     const uint32_t hd = e.heads.head_dim, groups = hd / SCALE_GROUP, words_of_row = hd * BITS / 32, mask = (1 << BITS) - 1;
     const uint32_t *page = (const uint32_t *)job.page;
     each_chunk(hd, job.count, [&](uint32_t t, uint32_t j) {
@@ -387,44 +387,65 @@ template <int BITS> static __device__ void decode_kivi_values(const struct encod
     });
 }
 
+template <int BITS> static __device__ void write_kivi(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+    if (job.side == CODEC_KEYS)
+        write_kivi_keys<BITS>(e, job, rows);
+    else
+        write_kivi_values<BITS>(e, job, rows);
+}
+
+template <int BITS> static __device__ void read_kivi(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+    if (job.side == CODEC_KEYS)
+        read_kivi_keys<BITS>(e, job, rows);
+    else
+        read_kivi_values<BITS>(e, job);
+}
+
 /* ---- Launches */
 
+/* A block's work on its page, with its rows in shared memory. */
+typedef void page_task(const struct encode &e, const struct page_job &job, uint32_t *rows);
+
+template <page_task *TASK>
 static __global__ void __launch_bounds__(THREADS)
-    encode_scaled_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
+    scaled_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
     extern __shared__ uint32_t rows[];
-    const struct page_job job = job_of_block(e, sides);
-    switch (e.codec[job.side]) {
-    case CODEC_F16: encode_f16(e, job, rows); break;
-    case CODEC_Q8_0: encode_q8_0(e, job, rows); break;
-    case CODEC_Q4_0: encode_q4_0(e, job, rows); break;
-    case CODEC_KIVI_4: job.side == CODEC_KEYS ? encode_kivi_keys<4>(e, job, rows) : encode_kivi_values<4>(e, job, rows); break;
-    case CODEC_KIVI_2: job.side == CODEC_KEYS ? encode_kivi_keys<2>(e, job, rows) : encode_kivi_values<2>(e, job, rows); break;
-    default: break;
-    }
+    TASK(e, job_of_block(e, sides), rows);
 }
 
-static __global__ void __launch_bounds__(THREADS)
-    decode_scaled_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
-    extern __shared__ uint32_t rows[];
-    const struct page_job job = job_of_block(e, sides);
-    switch (e.codec[job.side]) {
-    case CODEC_F16: decode_f16(e, job, rows); break;
-    case CODEC_Q8_0: decode_q8_0(e, job, rows); break;
-    case CODEC_Q4_0: decode_q4_0(e, job, rows); break;
-    case CODEC_KIVI_4: job.side == CODEC_KEYS ? decode_kivi_keys<4>(e, job, rows) : decode_kivi_values<4>(e, job); break;
-    case CODEC_KIVI_2: job.side == CODEC_KEYS ? decode_kivi_keys<2>(e, job, rows) : decode_kivi_values<2>(e, job); break;
-    default: break;
-    }
-}
-
-static size_t shared_bytes(const struct encode *e) { return PAGE_TOKENS * (e->heads.head_dim / 2 + 1) * sizeof(uint32_t); }
-
-cudaError_t encode_scaled(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
-    encode_scaled_kernel<<<encode_grid(encode, sides), THREADS, shared_bytes(encode), stream>>>(*encode, sides);
+template <page_task *TASK> static cudaError_t launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    const size_t shared = PAGE_TOKENS * (encode->heads.head_dim / 2 + 1) * sizeof(uint32_t);
+    scaled_kernel<TASK><<<encode_grid(encode, sides), THREADS, shared, stream>>>(*encode, sides);
     return cudaGetLastError();
 }
 
-cudaError_t decode_scaled(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
-    decode_scaled_kernel<<<encode_grid(encode, sides), THREADS, shared_bytes(encode), stream>>>(*encode, sides);
-    return cudaGetLastError();
+cudaError_t encode_f16(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    return launch<write_f16>(encode, sides, stream);
+}
+cudaError_t decode_f16(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    return launch<read_f16>(encode, sides, stream);
+}
+cudaError_t encode_q8_0(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    return launch<write_q8_0>(encode, sides, stream);
+}
+cudaError_t decode_q8_0(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    return launch<read_q8_0>(encode, sides, stream);
+}
+cudaError_t encode_q4_0(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    return launch<write_q4_0>(encode, sides, stream);
+}
+cudaError_t decode_q4_0(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    return launch<read_q4_0>(encode, sides, stream);
+}
+cudaError_t encode_kivi_4(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    return launch<write_kivi<4>>(encode, sides, stream);
+}
+cudaError_t decode_kivi_4(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    return launch<read_kivi<4>>(encode, sides, stream);
+}
+cudaError_t encode_kivi_2(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    return launch<write_kivi<2>>(encode, sides, stream);
+}
+cudaError_t decode_kivi_2(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    return launch<read_kivi<2>>(encode, sides, stream);
 }

@@ -169,7 +169,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     extern __shared__ __align__(16) uint8_t memory[];
     struct encode_memory<HD> &m = *(struct encode_memory<HD> *)memory;
     const struct page_job job = job_of_block(e, sides);
-    const struct transform_view &view = e.transforms[job.place * 2 + (size_t)job.side];
+    const struct transform_view &view = ((const struct transform_view *)e.learned[job.side])[job.place];
     const struct page_scaling scaling = scaling_of(view, job.item->fitted, job.place, job.side, HD);
     if (!job.count) {
         const uint32_t words = e.places[job.place].bytes[job.side] / 4;
@@ -196,11 +196,6 @@ template <int HD> static cudaError_t launch(const struct encode *encode, struct 
     if (result != cudaSuccess) return result;
     encode_transform_kernel<HD><<<encode_grid(encode, sides), TRANSFORM_THREADS, bytes, stream>>>(*encode, sides);
     return cudaGetLastError();
-}
-
-bool encode_transform_supports(const struct head_view *heads) {
-    const uint32_t hd = heads->head_dim;
-    return hd == 64 || hd == 96 || hd == 128 || hd == 256;
 }
 
 cudaError_t encode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {

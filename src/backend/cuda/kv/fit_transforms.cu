@@ -1,6 +1,5 @@
 /* Mean, sizes and range of gains of a sequence's rows, as the CPU's transform_fit_rows.c finds them: the mean of all rows first, then of each
  * page the squares of its components, each row taken to size 1, then their sum. In double precision, like there. */
-#include "backend/cuda/kv/encode.h"
 #include "backend/cuda/kv/transform_page.cuh"
 
 #include <float.h>
@@ -34,7 +33,7 @@ static __device__ struct fit_job fit_job_of(const struct encode &e, uint32_t hea
 }
 
 static __device__ float *fitted_at(float *fitted, const struct fit_job &job, uint32_t hd) {
-    return fitted + (job.place * 2 + (size_t)job.side) * (2 * hd + 2);
+    return fitted + (job.place * 2 + (size_t)job.side) * TRANSFORM_FITTED_FLOATS(hd);
 }
 
 static __device__ struct page_job page_of(const struct encode &e, const struct fit_job &job, uint32_t item) {
@@ -85,20 +84,19 @@ static __device__ double sum_channel(const struct encode &e, const struct fit_jo
 }
 
 template <int HD>
-static __global__ void __launch_bounds__(HD)
-    fit_mean_kernel(const __grid_constant__ struct encode e, struct fit_memory<HD> memory, float *fitted) {
+static __global__ void __launch_bounds__(HD) fit_mean_kernel(const __grid_constant__ struct encode e, struct encode_sides sides,
+                                                             struct fit_memory<HD> memory, float *fitted) {
     __shared__ float mean[HD];
     __shared__ double squares[HD];
-    const int side = (int)blockIdx.z;
+    const int side = sides.first + (int)blockIdx.z;
     const struct fit_job job = fit_job_of(e, blockIdx.x, side);
     const uint32_t c = threadIdx.x;
-    if (e.codec[side] != CODEC_TRANSFORM) return;
     uint32_t rows;
     const double sum = sum_channel(e, job, c, &rows);
     mean[c] = isfinite(sum) && rows ? (float)(sum / (double)rows) : 0;
     fitted_at(fitted, job, HD)[c] = mean[c];
     __syncthreads();
-    const float *inverse = e.transforms[job.place * 2 + (size_t)side].inverse + (size_t)c * HD;
+    const float *inverse = ((const struct transform_view *)e.learned[side])[job.place].inverse + (size_t)c * HD;
     float z = 0;
     for (uint32_t ch = 0; ch < HD; ch++) z = fmaf(inverse[ch], mean[ch], z);
     squares[c] = (double)z * (double)z;
@@ -118,18 +116,18 @@ template <int HD> struct squares_memory {
 
 template <int HD>
 static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
-    fit_squares_kernel(const __grid_constant__ struct encode e, struct fit_memory<HD> memory, float *fitted) {
+    fit_squares_kernel(const __grid_constant__ struct encode e, struct encode_sides sides, struct fit_memory<HD> memory,
+                       float *fitted) {
     extern __shared__ __align__(16) uint8_t shared[];
     struct squares_memory<HD> &m = *(struct squares_memory<HD> *)shared;
-    const int side = (int)blockIdx.z;
+    const int side = sides.first + (int)blockIdx.z;
     const struct fit_job job = fit_job_of(e, blockIdx.x % e.heads.kv_heads, side);
-    if (e.codec[side] != CODEC_TRANSFORM) return;
     const uint32_t item = blockIdx.x / e.heads.kv_heads;
     const struct page_job page = page_of(e, job, item);
     struct page_squares<HD> *to = &memory.pages[job.number * e.n + item];
     load_centred<HD>(e, page, fitted_at(fitted, job, HD), m.z);
     struct product<HD> z;
-    multiply<HD, true>(e.transforms[job.place * 2 + (size_t)side].inverse, HD, m.z, m.tile, z);
+    multiply<HD, true>(((const struct transform_view *)e.learned[side])[job.place].inverse, HD, m.z, m.tile, z);
     store_product(z, m.z);
     for (uint32_t t = threadIdx.x; t < PAGE_TOKENS; t += TRANSFORM_THREADS) {
         double square = 0;
@@ -163,12 +161,11 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
 /* ---- All of them */
 
 template <int HD>
-static __global__ void __launch_bounds__(HD)
-    fit_sizes_kernel(const __grid_constant__ struct encode e, struct fit_memory<HD> memory, float *fitted) {
-    const int side = (int)blockIdx.z;
+static __global__ void __launch_bounds__(HD) fit_sizes_kernel(const __grid_constant__ struct encode e, struct encode_sides sides,
+                                                              struct fit_memory<HD> memory, float *fitted) {
+    const int side = sides.first + (int)blockIdx.z;
     const struct fit_job job = fit_job_of(e, blockIdx.x, side);
-    if (e.codec[side] != CODEC_TRANSFORM) return;
-    const struct transform_view &view = e.transforms[job.place * 2 + (size_t)side];
+    const struct transform_view &view = ((const struct transform_view *)e.learned[side])[job.place];
     const struct page_squares<HD> *pages = memory.pages + job.number * e.n;
     float *size = fitted_at(fitted, job, HD) + HD, *gains = size + HD;
     const uint32_t c = threadIdx.x;
@@ -187,10 +184,11 @@ static __global__ void __launch_bounds__(HD)
     gains[1] = used ? (float)fmin(most * GAIN_MARGIN, (double)FLT_MAX) : view.gain_least + 255 * view.gain_step;
 }
 
-template <int HD> static cudaError_t launch(const struct encode *e, float *fitted, cudaStream_t stream) {
+template <int HD> static cudaError_t launch(const struct encode *e, struct encode_sides sides, float *fitted, cudaStream_t stream) {
     const size_t jobs = (size_t)e->n_layers * e->heads.kv_heads * 2, shared = sizeof(struct squares_memory<HD>);
     const size_t page_bytes = jobs * e->n * sizeof(struct page_squares<HD>);
-    const dim3 of_jobs(e->heads.kv_heads, e->n_layers, 2), of_pages(e->heads.kv_heads * e->n, e->n_layers, 2);
+    const dim3 of_jobs(e->heads.kv_heads, e->n_layers, (unsigned)sides.n),
+        of_pages(e->heads.kv_heads * e->n, e->n_layers, (unsigned)sides.n);
     void *scratch = NULL;
     cudaError_t result = allow_shared(fit_squares_kernel<HD>, shared);
     if (result == cudaSuccess) result = cudaMallocAsync(&scratch, page_bytes + jobs * sizeof(double), stream);
@@ -198,18 +196,16 @@ template <int HD> static cudaError_t launch(const struct encode *e, float *fitte
     struct fit_memory<HD> memory = {
         (double *)((uint8_t *)scratch + page_bytes), (struct page_squares<HD> *)scratch
     };
-    fit_mean_kernel<HD><<<of_jobs, HD, 0, stream>>>(*e, memory, fitted);
-    fit_squares_kernel<HD><<<of_pages, TRANSFORM_THREADS, shared, stream>>>(*e, memory, fitted);
-    fit_sizes_kernel<HD><<<of_jobs, HD, 0, stream>>>(*e, memory, fitted);
+    fit_mean_kernel<HD><<<of_jobs, HD, 0, stream>>>(*e, sides, memory, fitted);
+    fit_squares_kernel<HD><<<of_pages, TRANSFORM_THREADS, shared, stream>>>(*e, sides, memory, fitted);
+    fit_sizes_kernel<HD><<<of_jobs, HD, 0, stream>>>(*e, sides, memory, fitted);
     result = cudaGetLastError();
     const cudaError_t freed = cudaFreeAsync(scratch, stream);
     return result != cudaSuccess ? result : freed;
 }
 
-cudaError_t fit_transforms(const struct encode *encode, float *fitted, cudaStream_t stream) {
-    if (!encode_supports(&encode->heads, encode->codec) || !encode->transforms) return cudaErrorNotSupported;
-    if (!encode->n || !encode->n_layers) return cudaSuccess;
-#define LAUNCH(hd) launch<hd>(encode, fitted, stream)
+cudaError_t fit_transforms(const struct encode *encode, struct encode_sides sides, float *fitted, cudaStream_t stream) {
+#define LAUNCH(hd) launch<hd>(encode, sides, fitted, stream)
     TRANSFORM_HEAD_DIMS(encode->heads, LAUNCH)
 #undef LAUNCH
 }

@@ -146,7 +146,7 @@ static cudaError_t seal_layer(struct cache *cache, uint32_t layer) {
         struct encode fit = encode;
         fit.items += cache->base.plan.seal;
         fit.n = (uint32_t)fit_pages(cache);
-        cudaError_t result = fit_transforms(&fit, cache->fitted, device_stream());
+        cudaError_t result = fit_rows(&fit, cache->fitted, device_stream());
         if (result != cudaSuccess) return result;
     }
     return encode_pages(&encode, device_stream());

@@ -3,8 +3,7 @@
 
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/attend_prefill.h"
-#include "backend/cuda/kv/centroids.h"
-#include "backend/cuda/kv/transforms.h"
+#include "backend/cuda/kv/codec.h"
 #include "base/thread.h"
 
 #include <stdlib.h>
@@ -121,14 +120,20 @@ static enum terse_status set_slopes(struct entry *e, struct terse_error *error) 
     return send(e->slopes, e->shape.slopes, bytes, error);
 }
 
+static enum terse_status set_learned(struct entry *e, const struct method *method, enum codec_side side,
+                                     struct terse_error *error) {
+    const struct coding *coding = side == CODEC_VALUES ? &method->value : &method->key;
+    const struct cuda_codec *row = cuda_codec_of(coding->codec->id);
+    return row->learned_new ? row->learned_new(&e->shape, method, side, &e->tables.learned[side], error) : TERSE_OK;
+}
+
 static size_t part_bytes(const struct entry *e) { return attend_prefill_part_floats(&e->tables.heads) * sizeof(float); }
 
 /* ---- Life */
 
 static void entry_free(struct entry *e) {
     cudaDeviceSynchronize();
-    transforms_free(e->tables.transforms);
-    centroids_free(e->tables.centroids);
+    for (int side = 0; side < 2; side++) device_free(NULL, e->tables.learned[side], 0);
     device_free(NULL, e->tables.place_views, heads(&e->shape) * sizeof *e->tables.place_views);
     device_free(NULL, e->tables.prefill_parts, part_bytes(e));
     device_free(NULL, e->slopes, e->shape.query_heads * sizeof *e->slopes);
@@ -151,8 +156,7 @@ static enum terse_status entry_new(const struct cache_shape *shape, const struct
     if (!status) status = set_rotary(e, error);
     if (!status && !(e->tables.prefill_parts = device_alloc(NULL, part_bytes(e), "a prompt's attention", error)))
         status = TERSE_E_MEMORY;
-    if (!status) status = transforms_new(shape, method, &e->tables.transforms, error);
-    if (!status) status = centroids_new(shape, method, &e->tables.centroids, error);
+    for (int side = 0; side < 2 && !status; side++) status = set_learned(e, method, (enum codec_side)side, error);
     if (!status) return TERSE_OK;
     entry_free(e);
     *entry = NULL;

@@ -1,4 +1,4 @@
-/* What the caches of one model and method share on the device: where pages lie, the transforms of a profile, the angles of RoPE. Made when the
+/* What the caches of one model and method share on the device: where pages lie, what their codecs learned, the angles of RoPE. Made when the
  * first of them is created, released with the last. Thread-safe. */
 #ifndef TERSE_BACKEND_CUDA_KV_TABLES_H
 #define TERSE_BACKEND_CUDA_KV_TABLES_H
@@ -11,10 +11,9 @@ struct kv_tables {
     struct head_view heads;
     struct page_place *places; /* the host's, [layers][Hk] */
     size_t page_set_bytes;
-    uint32_t page_bytes[2];            /* of the largest page, by side */
-    struct place_view *place_views;    /* the device's */
-    struct transform_view *transforms; /* the device's, [layers][Hk][2]; NULL: no side is of codec transform */
-    struct centroid_view *centroids;   /* the device's, [layers][Hk][2]; NULL: no side's codec has centroids */
+    uint32_t page_bytes[2];         /* of the largest page, by side */
+    struct place_view *place_views; /* the device's */
+    void *learned[2];               /* the device's, by side: what its codec learned (codec.h); NULL: nothing */
     struct rotary_view rotary;
     float *prefill_parts; /* the device's: partial states of a prompt's attention, one after another's */
 };

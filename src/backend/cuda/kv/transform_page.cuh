@@ -22,7 +22,7 @@ struct page_scaling {
 static __device__ inline struct page_scaling scaling_of(const struct transform_view &view, const float *fitted, size_t place,
                                                         int side, uint32_t hd) {
     if (!fitted) return {view.mean, view.size, view.gain_least, view.gain_step};
-    const float *own = fitted + (place * 2 + (size_t)side) * (2 * hd + 2), *gains = own + 2 * hd;
+    const float *own = fitted + (place * 2 + (size_t)side) * TRANSFORM_FITTED_FLOATS(hd), *gains = own + 2 * hd;
     return {own, own + hd, gains[0], (gains[1] - gains[0]) / 255};
 }
 

@@ -111,47 +111,42 @@ static enum terse_status make_view(const struct method *method, enum codec_side 
     return device_check(device_send(device, work->floats, view_floats(hd) * sizeof *device), "sending a profile", error);
 }
 
-static enum terse_status make_views(const struct cache_shape *shape, const struct method *method, struct work *work, float *device,
-                                    struct transform_view *views, struct terse_error *error) {
+static enum terse_status make_views(const struct cache_shape *shape, const struct method *method, enum codec_side side,
+                                    struct work *work, float *device, struct transform_view *views, struct terse_error *error) {
     size_t hd = shape->head_dim, heads = (size_t)shape->layers * shape->kv_heads;
     const bool shared = codebook_info(method->learned)->shared;
-    for (size_t i = 0; i < 2 * heads; i++) {
-        enum codec_side side = i % 2 ? CODEC_VALUES : CODEC_KEYS;
-        if (!method->layouts->layout[side]) continue;
-        enum terse_status status = make_view(method, side, shared ? 0 : i / 2, hd, work, device, &views[i], error);
+    for (size_t i = 0; i < heads; i++) {
+        enum terse_status status = make_view(method, side, shared ? 0 : i, hd, work, device, &views[i], error);
         if (status) return status;
         device += view_floats(hd);
     }
     return TERSE_OK;
 }
 
-enum terse_status transforms_new(const struct cache_shape *shape, const struct method *method, struct transform_view **views,
+enum terse_status transforms_new(const struct cache_shape *shape, const struct method *method, enum codec_side side, void **views,
                                  struct terse_error *error) {
-    size_t hd = shape->head_dim, n = 2 * (size_t)shape->layers * shape->kv_heads, coded = 0;
-    *views = NULL;
-    for (int side = CODEC_KEYS; method->layouts && side <= CODEC_VALUES; side++)
-        if (method->layouts->layout[side]) coded += n / 2;
-    if (!coded) return TERSE_OK;
-    size_t head = memory_round_up(n * sizeof **views, 256), bytes = head + coded * view_floats(hd) * sizeof(float);
+    size_t hd = shape->head_dim, n = (size_t)shape->layers * shape->kv_heads;
+    size_t head = memory_round_up(n * sizeof(struct transform_view), 256), bytes = head + n * view_floats(hd) * sizeof(float);
     struct work work = {.parameters = memory_array(transform_parameter_floats(shape->head_dim), sizeof(float)),
                         .floats = memory_array(view_floats(hd), sizeof(float)),
                         .inversion = memory_array(2 * hd * hd, sizeof(double))};
     struct transform_view *host = memory_zeros(n, sizeof *host);
     enum terse_status status = TERSE_OK;
     uint8_t *device = NULL;
+    *views = NULL;
     if (!work.parameters || !work.floats || !work.inversion || !host)
         status = status_no_memory(error, n * sizeof *host, "a profile");
     else if (!(device = device_alloc(NULL, bytes, "a profile", error)))
         status = TERSE_E_MEMORY;
-    if (!status) status = make_views(shape, method, &work, (float *)(void *)(device + head), host, error);
+    if (!status) status = make_views(shape, method, side, &work, (float *)(void *)(device + head), host, error);
     if (!status) status = device_check(device_send(device, host, n * sizeof *host), "sending a profile", error);
     memory_free(work.parameters);
     memory_free(work.floats);
     memory_free(work.inversion);
     memory_free(host);
-    if (status) device_free(NULL, device, bytes);
-    if (!status) *views = (struct transform_view *)(void *)device;
+    if (status)
+        device_free(NULL, device, bytes);
+    else
+        *views = device;
     return status;
 }
-
-void transforms_free(struct transform_view *views) { device_free(NULL, views, 0); }

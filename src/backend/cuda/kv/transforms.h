@@ -7,11 +7,10 @@
 #include "kv/shape.h"
 #include "method/method.h"
 
-/* views[layers][Hk][2] and the numbers that they point to, all of it the device's and one piece of memory; zeros for a side of another codec.
- * *views is NULL where neither side is of codec transform. Immutable. */
-enum terse_status transforms_new(const struct cache_shape *shape, const struct method *method, struct transform_view **views,
+/* `learned_new` of codec.h: struct transform_view views[layers][Hk] and the numbers that they point to, of a side whose codec is transform.
+ * Immutable. */
+enum terse_status transforms_new(const struct cache_shape *shape, const struct method *method, enum codec_side side, void **views,
                                  struct terse_error *error);
-void transforms_free(struct transform_view *views); /* accepts NULL */
 
 /* What attention knows of a layout's planes, up to a multiple of 8 of them (those that the layout has not have levels of 0), in words of 32 bits:
  * a table of 4 words for each plane, whose bytes are the levels of the nibbles 0 to 7 and then of 15 down to 8, TRANSFORM_LEVEL_MAX higher; then for

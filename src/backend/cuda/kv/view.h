@@ -102,7 +102,7 @@ struct query_row_view {
     uint32_t splits;   /* parts that it is read in, at least 1; at most the launch's */
 };
 
-/* Codec transform, of a layer, KV head and side, as kernels read it; device [layers][Hk][keys, values]. */
+/* Codec transform, of a layer, KV head and side, as kernels read it: `learned` of a launch, device [layers][Hk]. */
 struct transform_view {
     struct transform_layout layout;
     float gain_least,
@@ -116,12 +116,12 @@ struct transform_view {
 };
 #define TRANSFORM_READERS_STEP 8 /* planes, of which readers are a multiple */
 
-/* What a side's codes are where its codec has centroids: pq, vq, gain-shape. */
+/* `width` and `bits` of a side's coding (format/codec.h). */
 struct centroid_shape {
-    uint32_t width, bits; /* channels of a sub-vector, bits of its code; 0: a codec without */
+    uint32_t width, bits; /* channels of a sub-vector, bits of its code; 0: a codec without sub-vectors */
 };
 
-/* A codec with centroids, of a layer, KV head and side, as kernels read it; device [layers][Hk][keys, values]. */
+/* A codec with centroids, of a layer, KV head and side, as kernels read it: `learned` of a launch, device [layers][Hk]. */
 struct centroid_view {
     struct centroid_shape shape;
     const device_half *centroids; /* [hd / width][2^bits][width] */

@@ -39,8 +39,7 @@ struct encode cache_encode(const struct cache *cache, const struct item_list *li
                            .n_layers = n_layers,
                            .codec = {cache->codec[CODEC_KEYS], cache->codec[CODEC_VALUES]},
                            .places = cache->tables->place_views,
-                           .transforms = cache->tables->transforms,
-                           .centroids = cache->tables->centroids,
+                           .learned = {cache->tables->learned[CODEC_KEYS], cache->tables->learned[CODEC_VALUES]},
                            .run_angles = cache->tables->rotary.runs,
                            .items = list->device,
                            .n = (uint32_t)list->n};

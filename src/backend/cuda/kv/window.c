@@ -36,7 +36,7 @@ static enum terse_status fit_window(struct cache *cache, struct terse_error *err
     }
     if ((status = item_list_upload(&cache->sealed, n, error))) return status;
     struct encode encode = window_encode(cache, &cache->sealed);
-    return device_check(fit_transforms(&encode, cache->fitted, device_stream()), "fitting a sequence's transforms", error);
+    return device_check(fit_rows(&encode, cache->fitted, device_stream()), "fitting a sequence's transforms", error);
 }
 
 /* Queues on a stream the encoding of page sets [first, first + n). */

@@ -1,0 +1,12 @@
+/* Chooses among the files of head dimensions. */
+#include "backend/cuda/kv/attend_centroids.h"
+
+cudaError_t attend_centroids(const struct attend_decode *attend, cudaStream_t stream) {
+    switch (attend->heads.head_dim) {
+    case 64: return attend_centroids_64(attend, stream);
+    case 96: return attend_centroids_96(attend, stream);
+    case 128: return attend_centroids_128(attend, stream);
+    case 256: return attend_centroids_256(attend, stream);
+    default: return cudaErrorInvalidValue;
+    }
+}

@@ -1,0 +1,139 @@
+/* The table of codecs on the GPU. */
+#include "backend/cuda/kv/codec.h"
+
+#include "backend/cuda/kv/attend_centroids.h"
+#include "backend/cuda/kv/attend_scaled.h"
+#include "backend/cuda/kv/attend_sizes.h"
+#include "backend/cuda/kv/attend_transform.h"
+#include "backend/cuda/kv/centroids.h"
+#include "backend/cuda/kv/encode_kernels.h"
+#include "backend/cuda/kv/transforms.h"
+
+/* ---- Heads and codes that the kernels serve */
+
+static bool whole_scale_groups(const struct head_view *heads) {
+    return heads->head_dim && heads->head_dim % SCALE_GROUP == 0 && heads->head_dim <= CODEC_HEAD_DIM_MAX;
+}
+
+/* Those that kernels are compiled for. */
+static bool compiled_head_dims(const struct head_view *heads) {
+    const uint32_t hd = heads->head_dim;
+    return hd == 64 || hd == 96 || hd == 128 || hd == 256;
+}
+
+/* 96 channels are 24 bytes of codes of two bits, in which groups of 32 channels end within 16 bytes. */
+static bool attends_kivi_2(const struct head_view *heads, enum codec_side side, struct centroid_shape code) {
+    (void)code;
+    return side == CODEC_KEYS || heads->head_dim != 96;
+}
+
+/* Sub-vectors as wide as a power of two. */
+static bool attends_centroids(const struct head_view *heads, enum codec_side side, struct centroid_shape code) {
+    (void)heads;
+    (void)side;
+    return code.width >= 2 && (code.width & (code.width - 1)) == 0;
+}
+
+/* ---- The memory that attention works in */
+
+/* The largest launch has eight queries, or four. */
+static size_t transform_run_words(const struct head_view *heads) {
+    return run_record_words(heads->query_heads / heads->kv_heads > 4 ? 2 : 1, heads->head_dim / 2);
+}
+
+static const struct attend_form scaled = {.resident = 2, .sum_floats = channel_sum_floats};
+static const struct attend_form centroids = {.resident = 1, /* whose tables fill the shared memory */
+                                             .sum_floats = channel_sum_floats};
+static const struct attend_form transform = {
+    .resident = 2, .halves_apart = true, .sum_floats = plane_sum_floats, .run_words = transform_run_words};
+
+/* ---- The rows */
+
+static const struct cuda_codec f16 = {.format = &codec_f16,
+                                      .encodes = whole_scale_groups,
+                                      .encode = encode_f16,
+                                      .decode = decode_f16,
+                                      .attend = attend_scaled_f16,
+                                      .form = &scaled,
+                                      .attend_mixed = attend_scaled_mixed};
+
+static const struct cuda_codec q8_0 = {.format = &codec_q8_0,
+                                       .encodes = whole_scale_groups,
+                                       .encode = encode_q8_0,
+                                       .decode = decode_q8_0,
+                                       .attend = attend_scaled_q8_0,
+                                       .form = &scaled,
+                                       .attend_mixed = attend_scaled_mixed};
+
+static const struct cuda_codec q4_0 = {.format = &codec_q4_0,
+                                       .encodes = whole_scale_groups,
+                                       .encode = encode_q4_0,
+                                       .decode = decode_q4_0,
+                                       .attend = attend_scaled_q4_0,
+                                       .form = &scaled,
+                                       .attend_mixed = attend_scaled_mixed};
+
+static const struct cuda_codec kivi_4 = {.format = &codec_kivi_4,
+                                         .encodes = whole_scale_groups,
+                                         .encode = encode_kivi_4,
+                                         .decode = decode_kivi_4,
+                                         .attend = attend_scaled_kivi_4,
+                                         .form = &scaled,
+                                         .attend_mixed = attend_scaled_mixed};
+
+static const struct cuda_codec kivi_2 = {.format = &codec_kivi_2,
+                                         .encodes = whole_scale_groups,
+                                         .encode = encode_kivi_2,
+                                         .decode = decode_kivi_2,
+                                         .attend = attend_scaled_kivi_2,
+                                         .form = &scaled,
+                                         .attends = attends_kivi_2,
+                                         .attend_mixed = attend_scaled_mixed};
+
+static const struct cuda_codec pq = {.format = &codec_pq,
+                                     .encodes = compiled_head_dims,
+                                     .encode = encode_centroids,
+                                     .decode = decode_centroids,
+                                     .attend = attend_centroids,
+                                     .form = &centroids,
+                                     .attends = attends_centroids,
+                                     .learned_new = centroids_new};
+
+static const struct cuda_codec vq = {.format = &codec_vq,
+                                     .encodes = compiled_head_dims,
+                                     .encode = encode_centroids,
+                                     .decode = decode_centroids,
+                                     .attend = attend_centroids,
+                                     .form = &centroids,
+                                     .attends = attends_centroids,
+                                     .learned_new = centroids_new};
+
+static const struct cuda_codec gain_shape = {.format = &codec_gain_shape,
+                                             .encodes = compiled_head_dims,
+                                             .encode = encode_centroids,
+                                             .decode = decode_centroids,
+                                             .attend = attend_centroids,
+                                             .form = &centroids,
+                                             .attends = attends_centroids,
+                                             .learned_new = centroids_new};
+
+static const struct cuda_codec transformed = {.format = &codec_transform,
+                                              .encodes = compiled_head_dims,
+                                              .encode = encode_transform,
+                                              .decode = decode_transform,
+                                              .attend = attend_transform,
+                                              .form = &transform,
+                                              .learned_new = transforms_new,
+                                              .fit = fit_transforms};
+
+static const struct cuda_codec *const codecs[CODEC_COUNT] = {[CODEC_F16] = &f16,
+                                                             [CODEC_Q8_0] = &q8_0,
+                                                             [CODEC_Q4_0] = &q4_0,
+                                                             [CODEC_KIVI_4] = &kivi_4,
+                                                             [CODEC_KIVI_2] = &kivi_2,
+                                                             [CODEC_PQ] = &pq,
+                                                             [CODEC_VQ] = &vq,
+                                                             [CODEC_GAIN_SHAPE] = &gain_shape,
+                                                             [CODEC_TRANSFORM] = &transformed};
+
+const struct cuda_codec *cuda_codec_of(enum codec_id id) { return codecs[id]; }

@@ -1,0 +1,54 @@
+/* Launches of the kernels that encode, decode and fit, as the rows of the sides' codecs say. Both sides go in one launch where their rows name the
+ * same. */
+#include "backend/cuda/kv/encode.h"
+
+#include "backend/cuda/kv/codec.h"
+
+bool encode_supports(const struct head_view *heads, const enum codec_id codec[2]) {
+    for (int side = 0; side < 2; side++) {
+        const struct cuda_codec *row = cuda_codec_of(codec[side]);
+        if (!row || !row->encodes(heads)) return false;
+    }
+    return true;
+}
+
+/* As kernels take it: only keys that lie in runs are rotated. */
+static struct encode rotated_in_runs(const struct encode *encode) {
+    struct encode launch = *encode;
+    if (cuda_codec_of(encode->codec[CODEC_KEYS])->format->rope != CODEC_ROPE_IN_RUN) launch.heads.n_rot = 0;
+    return launch;
+}
+
+static cudaError_t launch_sides(const struct encode *encode, encode_launch *keys, encode_launch *values, cudaStream_t stream) {
+    const struct encode launch = rotated_in_runs(encode);
+    if (!encode->n || !encode->n_layers) return cudaSuccess;
+    if (keys == values) return keys(&launch, (struct encode_sides){CODEC_KEYS, 2}, stream);
+    const cudaError_t result = keys(&launch, (struct encode_sides){CODEC_KEYS, 1}, stream);
+    return result != cudaSuccess ? result : values(&launch, (struct encode_sides){CODEC_VALUES, 1}, stream);
+}
+
+cudaError_t encode_pages(const struct encode *encode, cudaStream_t stream) {
+    if (!encode_supports(&encode->heads, encode->codec)) return cudaErrorNotSupported;
+    return launch_sides(encode, cuda_codec_of(encode->codec[CODEC_KEYS])->encode,
+                        cuda_codec_of(encode->codec[CODEC_VALUES])->encode, stream);
+}
+
+cudaError_t decode_pages(const struct encode *encode, cudaStream_t stream) {
+    if (!encode_supports(&encode->heads, encode->codec)) return cudaErrorNotSupported;
+    return launch_sides(encode, cuda_codec_of(encode->codec[CODEC_KEYS])->decode,
+                        cuda_codec_of(encode->codec[CODEC_VALUES])->decode, stream);
+}
+
+cudaError_t fit_rows(const struct encode *encode, float *fitted, cudaStream_t stream) {
+    if (!encode_supports(&encode->heads, encode->codec)) return cudaErrorNotSupported;
+    const struct encode launch = rotated_in_runs(encode);
+    cudaError_t result = cudaSuccess;
+    for (int side = 0; side < 2 && result == cudaSuccess && encode->n && encode->n_layers; side++) {
+        const struct cuda_codec *row = cuda_codec_of(encode->codec[side]);
+        if (!row->fit) continue;
+        const bool both = side == CODEC_KEYS && cuda_codec_of(encode->codec[CODEC_VALUES])->fit == row->fit;
+        result = row->fit(&launch, (struct encode_sides){side, both ? 2 : 1}, fitted, stream);
+        if (both) break;
+    }
+    return result;
+}
