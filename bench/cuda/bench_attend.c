@@ -189,7 +189,7 @@ static float *make_angles(void) {
     if (!angles) exit(1);
     for (int run = 0; run < RUNS; run++) {
         for (int i = 0; i < HD / 2; i++) {
-            double angle = run * RUN_TOKENS * pow(500000, -2.0 * i / HD);
+            double angle = run * ROPE_RUN_TOKENS * pow(500000, -2.0 * i / HD);
             angles[run * HD + 2 * i] = (float)cos(angle), angles[run * HD + 2 * i + 1] = (float)sin(angle);
         }
     }
@@ -244,7 +244,7 @@ static void measure(const struct model *model, const float *angles, const struct
     attend.q = attend.q_exact = device((size_t)n * QUERY_HEADS * HD * sizeof *q, q);
     attend.out = device((size_t)n * QUERY_HEADS * HD * sizeof *q, NULL);
     attend.parts = device(attend_decode_part_floats(&heads, model->codec[0], n, splits) * sizeof(float), NULL);
-    attend.runs = (pages * PAGE_TOKENS + RUN_TOKENS - 1) / RUN_TOKENS;
+    attend.runs = (pages * PAGE_TOKENS + ROPE_RUN_TOKENS - 1) / ROPE_RUN_TOKENS;
     for (uint32_t i = 0; i < 2 * HEADS; i++)
         if (model->places[i / 2].bytes[i % 2] > attend.page_bytes[i % 2])
             attend.page_bytes[i % 2] = model->places[i / 2].bytes[i % 2];

@@ -104,10 +104,10 @@ static void set_method(struct work *w, const char *name) {
 }
 
 static float *make_angles(const struct rope *rope) {
-    size_t runs = TOKENS / RUN_TOKENS + 1, pairs = HD / 2;
+    size_t runs = TOKENS / ROPE_RUN_TOKENS + 1, pairs = HD / 2;
     float *angles = host(runs * 2 * pairs * sizeof *angles), cosine[HD / 2], sine[HD / 2];
     for (size_t run = 0; run < runs; run++) {
-        rope_angles(rope, (int64_t)run * RUN_TOKENS, cosine, sine);
+        rope_angles(rope, (int64_t)run * ROPE_RUN_TOKENS, cosine, sine);
         for (size_t i = 0; i < pairs; i++) {
             angles[(run * pairs + i) * 2] = cosine[i];
             angles[(run * pairs + i) * 2 + 1] = sine[i];

@@ -22,7 +22,7 @@ struct executor; /* a model on a backend: weights in its form, activations, thre
 struct pass;     /* a step on its way through the model; made by executor_ops.begin */
 struct cache;    /* of one sequence; made by kv_ops.create */
 
-#define LIKELIEST 256
+#define TOP_LOGITS 256
 
 struct token_logit {
     float logit;
@@ -30,11 +30,11 @@ struct token_logit {
 };
 
 /* A row of logits that stays where the backend computes, and what most who choose a token need of it. */
-struct held_logits {
+struct device_logits {
     void *row; /* the backend's; NULL: it holds none */
-    /* likeliest[n]: those with the highest logits, of equal ones the first, in order of their tokens; what is no number counts as the least. */
-    struct token_logit likeliest[LIKELIEST];
-    size_t n; /* 0: the step has written last_logits instead; else the smaller of LIKELIEST and the vocabulary */
+    /* top_logits[n]: those with the highest logits, of equal ones the first, in order of their tokens; what is no number counts as the least. */
+    struct token_logit top_logits[TOP_LOGITS];
+    size_t n; /* 0: the step has written last_logits instead; else the smaller of TOP_LOGITS and the vocabulary */
 };
 
 /* The tokens of one sequence in a step. */
@@ -45,7 +45,7 @@ struct step_part {
     size_t n;              /* at least 1 */
     float *last_logits;    /* [vocabulary] of the last token, written when it is through the model; NULL: not wanted */
     /* With last_logits: these may stay with the backend, by its choice for each step. Made by executor_ops.hold; NULL: they may not. */
-    struct held_logits *held;
+    struct device_logits *held;
     /* Called on the thread that advances the pass, in the order of the tokens: logits[count][vocabulary] of the part's tokens from `first`
      * on, valid during the call. NULL: nobody wants them. */
     void (*rows)(void *user, size_t first, size_t count, const float *logits);
@@ -137,10 +137,10 @@ struct executor_ops {
     enum terse_status (*weight_profile)(const struct terse_model *model, struct terse_codebook **profile,
                                         struct terse_error *error);
     /* Makes held->row, for any number of steps, and releases it. NULL, all three: logits are never held. */
-    enum terse_status (*hold)(struct executor *executor, struct held_logits *held, struct terse_error *error);
-    void (*release)(struct executor *executor, struct held_logits *held); /* accepts one without a row */
+    enum terse_status (*hold)(struct executor *executor, struct device_logits *held, struct terse_error *error);
+    void (*release)(struct executor *executor, struct device_logits *held); /* accepts one without a row */
     /* logits[vocabulary] of the row, as the step that is over has left it. On any thread, beside steps of others. */
-    enum terse_status (*fetch)(const struct executor *executor, const struct held_logits *held, float *logits,
+    enum terse_status (*fetch)(const struct executor *executor, const struct device_logits *held, float *logits,
                                struct terse_error *error);
     /* Begins a step: reserves all that it needs, in the executor and in the caches. What `step` points to outlives the pass. Several may be on
      * their way at once, of caches all different. A failure leaves every cache as it was; *failed is the part at fault, step->n where it is none

@@ -33,7 +33,7 @@ static void run_call(void *user) {
 enum terse_status engine_run(struct terse_engine *engine, enum terse_status (*function)(void *user, struct terse_error *error),
                              void *user, struct terse_error *error) {
     struct call call = {function, user, error, TERSE_OK};
-    team_run(engine->team, run_call, &call);
+    thread_pool_run(engine->pool, run_call, &call);
     return call.status;
 }
 
@@ -54,7 +54,7 @@ enum terse_status engine_run_in_budget(struct terse_engine *engine,
 
 static enum terse_status load_executor(void *user, struct terse_error *error) {
     struct terse_engine *e = user;
-    return e->backend.executor->load(e->model, e->backend.kv, team_threads(e->team), &e->executor, error);
+    return e->backend.executor->load(e->model, e->backend.kv, thread_pool_threads(e->pool), &e->executor, error);
 }
 
 enum terse_status engine_new(const struct backend *backend, const struct terse_model *model,
@@ -72,7 +72,7 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
     e->most_prefixes = options->prefixes;
     e->prompt_seconds = 1e-3 * options->prompt_ms;
     e->budget.most = options->kv_budget ? options->kv_budget : UINT64_MAX;
-    status = team_new(options->threads, &e->team, error);
+    status = thread_pool_new(options->threads, &e->pool, error);
     if (!status) status = engine_run(e, load_executor, e, error);
     if (status)
         terse_engine_free(e);
@@ -99,7 +99,7 @@ void terse_engine_free(struct terse_engine *engine) {
     prefix_index_clear(&engine->prefixes, engine->backend.kv);
     engine->backend.executor->unload(engine->executor);
     terse_codebook_free(engine->weight_profile);
-    team_free(engine->team);
+    thread_pool_free(engine->pool);
     memory_free(engine->batch.readings);
     memory_free(engine->batch.parts);
     free(engine);
@@ -120,7 +120,7 @@ enum terse_status engine_weight_profile(struct terse_engine *engine, const struc
 
 uint64_t terse_engine_kv_bytes(const struct terse_engine *engine) { return engine->budget.used; }
 
-uint32_t terse_engine_threads(const struct terse_engine *engine) { return team_threads(engine->team); }
+uint32_t terse_engine_threads(const struct terse_engine *engine) { return thread_pool_threads(engine->pool); }
 
 const struct terse_model *terse_engine_model(const struct terse_engine *engine) { return engine->model; }
 

@@ -3,7 +3,7 @@
 #define TERSE_ENGINE_ENGINE_H
 
 #include "backend/backend.h"
-#include "base/team.h"
+#include "base/thread_pool.h"
 #include "engine/prefix_index.h"
 
 /* Memory of a step of many sessions: step.c. */
@@ -16,7 +16,7 @@ struct engine_batch {
 struct terse_engine {
     const struct terse_model *model;
     struct backend backend;
-    struct team *team; /* everything that computes runs on its driver thread */
+    struct thread_pool *pool; /* everything that computes runs on its driver thread */
     struct executor *executor;
     struct terse_codebook *weight_profile; /* NULL until a session needs it */
     struct engine_batch batch;

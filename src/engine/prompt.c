@@ -151,7 +151,7 @@ enum terse_status terse_session_begin_prompt(struct terse_session *session, cons
 
 static enum terse_status prefill(void *user, struct terse_error *error) {
     struct terse_session *s = user;
-    const struct terse_progress progress = team_progress(&s->options.progress);
+    const struct terse_progress progress = thread_pool_progress(&s->options.progress);
     uint64_t n = s->prompt->reading.n, total = n * model_of(s)->layers, done = 0, all;
     enum terse_status status = begin(s, error);
     while (!status && s->prompt) {

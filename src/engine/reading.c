@@ -30,7 +30,7 @@ static void hand_over_rows(void *user) {
 }
 
 static void put_rows(void *user, size_t first, size_t count, const float *logits) {
-    team_call(hand_over_rows, &(struct rows){user, first, count, logits});
+    thread_pool_call(hand_over_rows, &(struct rows){user, first, count, logits});
 }
 
 struct step_part reading_part(struct reading *r, enum cache_step_kind kind, size_t count) {
@@ -53,7 +53,7 @@ void reading_take(const struct reading *r) {
     struct terse_session *s = r->session;
     s->logits_held = s->next_held.n > 0;
     if (s->logits_held) {
-        struct held_logits held = s->next_held;
+        struct device_logits held = s->next_held;
         s->next_held = s->held;
         s->held = held;
     } else {

@@ -258,10 +258,10 @@ bool sampler_needs_few(const struct sampler *sampler) {
     const struct terse_sampling *s = &sampler->settings;
     bool by_min_p = !s->top_k && s->typical_p >= 1 && s->top_p >= 1 && s->min_p > 0;
     if (sampler->json || !only_lowers(sampler)) return false;
-    return s->temperature == 0 || (s->top_k && s->top_k <= LIKELIEST / 2) || by_min_p;
+    return s->temperature == 0 || (s->top_k && s->top_k <= TOP_LOGITS / 2) || by_min_p;
 }
 
-bool sampler_choose_likeliest(struct sampler *sampler, const struct token_logit *likeliest, size_t n, int32_t *token) {
+bool sampler_choose_top_logits(struct sampler *sampler, const struct token_logit *top_logits, size_t n, int32_t *token) {
     const struct terse_sampling *s = &sampler->settings;
     struct candidate *c = sampler->candidates;
     bool all = n == sampler->vocabulary, filters_k = s->top_k && s->top_k < sampler->vocabulary;
@@ -269,8 +269,8 @@ bool sampler_choose_likeliest(struct sampler *sampler, const struct token_logit 
     float floor = INFINITY;
     if (sampler->json || (!all && (whole || !only_lowers(sampler)))) return false;
     for (size_t i = 0; i < n; i++) {
-        float logit = isnan(likeliest[i].logit) ? -INFINITY : likeliest[i].logit;
-        c[i] = (struct candidate){logit, likeliest[i].token, 0};
+        float logit = isnan(top_logits[i].logit) ? -INFINITY : top_logits[i].logit;
+        c[i] = (struct candidate){logit, top_logits[i].token, 0};
         floor = logit < floor ? logit : floor;
     }
     adjust(sampler, c, (uint32_t)n);

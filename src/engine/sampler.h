@@ -32,9 +32,9 @@ void sampler_add(struct sampler *sampler, int32_t token);
 /* By the filters of struct terse_sampling, in their order, then a draw. Equal logits rank by token id, so the result is determined by
  * logits, settings and seed. -1 where no token fits the JSON text. */
 int32_t sampler_choose(struct sampler *sampler, const float *logits);
-/* The same from the likeliest tokens of a row of logits alone, as struct held_logits has them, where those decide it; false: sampler_choose must be
+/* The same from the likeliest tokens of a row of logits alone, as struct device_logits has them, where those decide it; false: sampler_choose must be
  * asked, with all logits. */
-bool sampler_choose_likeliest(struct sampler *sampler, const struct token_logit *likeliest, size_t n, int32_t *token);
+bool sampler_choose_top_logits(struct sampler *sampler, const struct token_logit *top_logits, size_t n, int32_t *token);
 /* Whether the settings are such that they mostly do. */
 bool sampler_needs_few(const struct sampler *sampler);
 /* What terse_session_logprobs says; the token and n are within the vocabulary. */

@@ -95,7 +95,7 @@ static enum terse_status check_options(struct terse_session *s, struct terse_err
 static enum terse_status make_cache(void *user, struct terse_error *error) {
     struct terse_session *s = user;
     struct cache_shape shape = cache_shape_of(model_of(s), s->options.context);
-    enum terse_status status = kv_of(s)->create(&shape, &s->method, team_threads(s->engine->team), &s->cache, error);
+    enum terse_status status = kv_of(s)->create(&shape, &s->method, thread_pool_threads(s->engine->pool), &s->cache, error);
     return status ? status : kv_of(s)->limit(s->cache, &s->engine->budget, error);
 }
 
@@ -263,7 +263,7 @@ enum terse_status terse_session_sample(struct terse_session *session, int32_t *t
     if (session->json.schema && session->json.left)
         return status_fail(error, TERSE_E_ARGUMENT, "the tokens that were appended are not JSON text that the schema allows");
     if (session->logits_held) {
-        if (sampler_choose_likeliest(&session->sampler, session->held.likeliest, session->held.n, token)) return TERSE_OK;
+        if (sampler_choose_top_logits(&session->sampler, session->held.top_logits, session->held.n, token)) return TERSE_OK;
         *token = -1;
         enum terse_status status = ask_for_logits(session, error);
         if (status) return status;

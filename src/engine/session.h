@@ -23,7 +23,7 @@ struct terse_session {
     float *next_logits; /* [vocabulary] of the step in progress: the two change places when it has succeeded */
     bool has_logits;
     /* Where the backend holds logits instead; they change places as well. */
-    struct held_logits held, next_held;
+    struct device_logits held, next_held;
     bool logits_held;  /* the logits are those of `held`, and not in `logits` yet */
     bool logits_asked; /* since the last step all of them were wanted here: the next step brings them */
     int32_t *tokens;   /* [n_tokens] of the sequence; n_tokens is the cache's length */

@@ -43,7 +43,7 @@ static enum terse_status empty_cache(void *user, struct terse_error *error) {
     const struct kv_ops *kv = kv_of(s);
     struct cache_shape shape = cache_shape_of(model_of(s), s->options.context);
     struct cache *cache;
-    enum terse_status status = kv->create(&shape, &s->method, team_threads(s->engine->team), &cache, error);
+    enum terse_status status = kv->create(&shape, &s->method, thread_pool_threads(s->engine->pool), &cache, error);
     if (status) return status;
     kv->destroy(s->cache);
     s->cache = cache;

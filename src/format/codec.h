@@ -38,7 +38,7 @@ enum codec_id {
 };
 
 /* Whether a key codec takes keys after rotation by their own position; before it, when they are rotated as they are read; or rotated by
- * their offset from the beginning of a run of RUN_TOKENS positions, the largest multiple of it not above the position of the page's
+ * their offset from the beginning of a run of ROPE_RUN_TOKENS positions, the largest multiple of it not above the position of the page's
  * first token: then queries are rotated to that of the run, once for four pages, and keys never again. */
 enum codec_rope { CODEC_ROPE_AFTER, CODEC_ROPE_BEFORE, CODEC_ROPE_IN_RUN };
 

@@ -47,8 +47,8 @@
 #define TERSE_FORMAT_PAGE_LAYOUT_H
 
 #define PAGE_TOKENS 64
-#define RUN_TOKENS 256 /* of a run, to whose first position keys are rotated: enum codec_rope */
-#define SCALE_GROUP 32 /* channels that share a scale in q8_0 and q4_0 */
+#define ROPE_RUN_TOKENS 256 /* of a run, to whose first position keys are rotated: enum codec_rope */
+#define SCALE_GROUP 32      /* channels that share a scale in q8_0 and q4_0 */
 
 #define PAGE_BYTES_F16(hd) ((size_t)PAGE_TOKENS * (hd)*2)
 #define PAGE_BYTES_Q8_0(hd) ((size_t)PAGE_TOKENS * ((hd) / SCALE_GROUP) * (2 + 32))

@@ -43,7 +43,7 @@ enum terse_status cache_limit(struct cache *cache, struct kv_budget *budget, str
 
 static void drop_pages(struct cache *cache, size_t first, size_t n) {
     if (!n) return;
-    page_table_drop(&cache_base(cache)->pages, first, n);
+    block_table_drop(&cache_base(cache)->pages, first, n);
     cache_base(cache)->storage->pages_changed(cache, first);
 }
 
@@ -103,8 +103,8 @@ enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind
     if (kind != CACHE_STEP_DECODE || n > base->ahead_most_tokens) forget_ahead(cache);
     base->plan.ready = base->n_ahead < base->plan.seal ? base->n_ahead : base->plan.seal;
     size_t sets = base->pages.n_sealed + base->plan.seal + cache_pages_ahead(base, &base->plan);
-    enum terse_status status = page_table_reserve(&base->pages, sets, error);
-    if (!status) page_table_assign(&base->pages, &base->plan, base->prompt_end);
+    enum terse_status status = block_table_reserve(&base->pages, sets, error);
+    if (!status) block_table_assign(&base->pages, &base->plan, base->prompt_end);
     return status;
 }
 
@@ -150,12 +150,12 @@ void cache_advance(struct cache *cache) {
     base->n_anchors += plan->anchors;
     base->extent = plan->after;
     if (plan->kind != CACHE_STEP_DECODE) base->prompt_end = base->extent.length;
-    drop_pages(cache, 0, page_table_evicted(&base->pages, base->extent.first));
+    drop_pages(cache, 0, block_table_evicted(&base->pages, base->extent.first));
 }
 
 /* ---- Accounting */
 
-/* Page sets that are held, of them those that others hold too, and entries of the page table. */
+/* Page sets that are held, of them those that others hold too, and entries of the block table. */
 struct page_counts {
     uint64_t sets, shared, table;
 };
@@ -177,10 +177,10 @@ static void fill_report(const struct cache_shape *shape, const struct cache_byte
 
 void cache_report(const struct cache *cache, struct terse_cache_report *report) {
     const struct cache_base *base = cache_base_of(cache);
-    const struct page_table *table = &base->pages;
+    const struct block_table *table = &base->pages;
     struct cache_bytes bytes = {0};
     base->storage->bytes(cache, &bytes);
-    fill_report(&base->shape, &bytes, &base->extent, &(struct page_counts){table->n, page_table_shared(table), table->capacity},
+    fill_report(&base->shape, &bytes, &base->extent, &(struct page_counts){table->n, block_table_shared(table), table->capacity},
                 report);
 }
 
@@ -207,7 +207,7 @@ static uint64_t first_complete(const struct cache_base *base) {
 
 /* Whether the next query after n tokens would find all that it sees. */
 static bool window_held(const struct cache_base *base, uint64_t n) {
-    return base->method.policy->retain(&base->method.parameters, n).first >= page_table_first(&base->pages, &base->extent);
+    return base->method.policy->retain(&base->method.parameters, n).first >= block_table_first(&base->pages, &base->extent);
 }
 
 static enum terse_status check_truncate(const struct cache *cache, uint64_t n, size_t *anchors, struct terse_error *error) {
@@ -281,7 +281,7 @@ enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_e
 
 uint64_t cache_common_prefix(const struct cache *cache, uint64_t n, uint64_t prompt) {
     const struct cache_base *base = cache_base_of(cache);
-    return page_table_common_prefix(&base->pages, &base->method, &base->extent, base->storage->fit_tokens(cache), n, prompt);
+    return block_table_common_prefix(&base->pages, &base->method, &base->extent, base->storage->fit_tokens(cache), n, prompt);
 }
 
 /* ---- Forking */
@@ -296,7 +296,7 @@ enum terse_status cache_fork(const struct cache *cache, struct cache **copy, str
     if (status) return status;
     struct cache_base *base = cache_base(made);
     if (from->budget) status = cache_limit(made, from->budget, error);
-    if (!status) status = page_table_share(&base->pages, &from->pages, error);
+    if (!status) status = block_table_share(&base->pages, &from->pages, error);
     if (!status) {
         base->extent = from->extent;
         base->prompt_end = from->prompt_end;

@@ -6,8 +6,8 @@
 #ifndef TERSE_KV_CACHE_H
 #define TERSE_KV_CACHE_H
 
+#include "kv/block_table.h"
 #include "kv/budget.h"
-#include "kv/page_table.h"
 #include "kv/plan.h"
 #include "kv/shape.h"
 #include "kv/state_file.h"
@@ -22,7 +22,7 @@ struct cache_bytes {
     uint64_t page_set; /* of all pages of a page set, those of an index included */
     uint64_t window;   /* the recent window, in half precision */
     uint64_t exact;    /* exact tokens outside it: the first ones, anchors */
-    uint64_t tables;   /* what codecs learned of the sequence, and addresses, but for those of the page table */
+    uint64_t tables;   /* what codecs learned of the sequence, and addresses, but for those of the block table */
     uint64_t codebook; /* shared by all caches of a codebook */
 };
 
@@ -74,10 +74,10 @@ struct cache_base {
     struct kv_budget *budget; /* of all that reports call resident; NULL: there is none */
     uint32_t threads;         /* over which work is split */
 
-    const struct page_place *places; /* [layers][Hk] */
-    size_t page_set_bytes;           /* of all pages of a page set */
-    size_t index_page_bytes;         /* of an index's page, 0 where it lies in that of the keys */
-    struct page_table pages;
+    const struct page_address *places; /* [layers][Hk] */
+    size_t page_set_bytes;             /* of all pages of a page set */
+    size_t index_page_bytes;           /* of an index's page, 0 where it lies in that of the keys */
+    struct block_table pages;
     struct extent extent;
     uint64_t prompt_end; /* the last prompt ended before this token; pages from here on are generated */
     size_t n_anchors;    /* of every layer, KV head and side */

@@ -40,7 +40,7 @@ void cache_save_pages(const struct cache *cache, struct state_writer *writer,
                       const uint8_t *(*chunk)(const void *user, const struct page_set *set), const void *user) {
     const struct cache_base *base = cache_base_of(cache);
     for (size_t head = 0; head < cache_heads_of(&base->shape); head++) {
-        const struct page_place *place = &base->places[head];
+        const struct page_address *place = &base->places[head];
         const size_t bytes[] = {place->bytes[CODEC_KEYS], place->bytes[CODEC_VALUES], base->index_page_bytes};
         size_t before = place->offset; /* bytes of a page set's pages before this one */
         for (size_t kind = 0; kind < sizeof bytes / sizeof bytes[0]; before += bytes[kind++])

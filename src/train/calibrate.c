@@ -11,7 +11,7 @@
 #include "base/memory.h"
 #include "base/options.h"
 #include "base/random.h"
-#include "base/team.h"
+#include "base/thread_pool.h"
 #include "format/commvq.h"
 #include "method/method.h"
 #include "train/additive.h"
@@ -156,7 +156,7 @@ static enum terse_status make_plan(const struct terse_model *m, const struct ter
                            "a profile is of each layer and KV head, and its samples weigh alike: do without --shared, --weighting "
                            "and --power for %s",
                            method.name);
-    *plan = (struct plan){.model = m, .progress = team_progress(&o->progress)};
+    *plan = (struct plan){.model = m, .progress = thread_pool_progress(&o->progress)};
     plan->weighting = o->weighting;
     if (o->weighting == TERSE_WEIGHTING_DEFAULT) plan->weighting = method.power ? TERSE_WEIGHTING_SUBVECTOR : TERSE_WEIGHTING_NONE;
     plan->power = plan->weighting == TERSE_WEIGHTING_NONE ? 0 : o->power ? o->power : method.power ? method.power : 2;
@@ -191,7 +191,7 @@ static bool can_share(const struct plan *a, const struct plan *b) {
 /* The frame of keys, which all plans share. */
 static void set_frame(enum codec_rope rope, struct capture_options *o) {
     o->side[CODEC_KEYS].rotated = rope != CODEC_ROPE_BEFORE;
-    o->run = rope == CODEC_ROPE_IN_RUN ? RUN_TOKENS : 0;
+    o->run = rope == CODEC_ROPE_IN_RUN ? ROPE_RUN_TOKENS : 0;
 }
 
 /* What one capture must keep for the i-th plan too. */
@@ -644,7 +644,7 @@ static enum terse_status learn_all(struct plan *plans, size_t count, struct capt
     return status;
 }
 
-/* What the driver thread of a calibration's team does. */
+/* What the driver thread of a calibration's thread pool does. */
 struct together {
     size_t budget, count, n;
     const struct terse_calibration *options; /* [count] */
@@ -676,17 +676,17 @@ static void learn_together(void *user) {
 enum terse_status calibrate_together(size_t budget, const struct terse_model *model, const struct terse_calibration *options,
                                      size_t count, const int32_t *tokens, size_t n, struct calibrate_sink sink,
                                      struct terse_error *error) {
-    struct team *team = NULL;
+    struct thread_pool *pool = NULL;
     struct plan *plans = memory_zeros(count, sizeof *plans);
     enum terse_status status = plans ? TERSE_OK : status_no_memory(error, count * sizeof *plans, "what is to be learned");
     for (size_t i = 0; i < count && !status; i++) status = make_plan(model, &options[i], &plans[i], error);
-    if (!status) status = team_new(options->threads, &team, error);
+    if (!status) status = thread_pool_new(options->threads, &pool, error);
     if (!status) {
         struct together t = {budget, count, n, options, tokens, plans, sink, error, TERSE_OK};
-        team_run(team, learn_together, &t);
+        thread_pool_run(pool, learn_together, &t);
         status = t.status;
     }
-    team_free(team);
+    thread_pool_free(pool);
     memory_free(plans);
     return status;
 }

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #define BLOCK 1024             /* points whose mass is summed together, whatever the threads */
-#define PARALLEL_FLOATS 131072 /* less work than this is done before a thread team has started */
+#define PARALLEL_FLOATS 131072 /* less work than this is done before a thread pool has started */
 #define DRAWS_PER_REPORT 256
 
 struct start {

@@ -284,7 +284,7 @@ static enum terse_status find_importance(struct profile *p, const struct windows
                                          struct terse_error *error) {
     const struct terse_model *m = p->model;
     struct windows_sink sink = {begin_window, add_layer, p};
-    window_rope_set(&p->rope, 0, RUN_TOKENS);
+    window_rope_set(&p->rope, 0, ROPE_RUN_TOKENS);
     enum terse_status status = windows_run(m, windows, tokens, n, &sink, error);
     /* Of a loss that is summed over the window, where the backward pass has its mean. */
     double predictions = (double)windows->window - 1, rows = (double)windows_count(windows, n) * (windows->window - SINKS);
@@ -332,7 +332,7 @@ enum terse_status profile_learn(const struct terse_model *model, const struct pr
     struct capture_options samples = {.side = {{.kept = true, .rotated = true}, {.kept = true}},
                                       .window = options->window,
                                       .windows = count,
-                                      .run = RUN_TOKENS,
+                                      .run = ROPE_RUN_TOKENS,
                                       .skip = SINKS,
                                       .queries = true,
                                       .budget = options->budget,

@@ -1,8 +1,8 @@
 /* The CPU's form of a codebook: made by the first cache and not when the codebook is opened, shared by all caches whatever thread makes
  * them, and freed with the codebook. */
 #include "backend/cpu/codec/prepared.h"
-#include "backend/cpu/kv/step.h"
 #include "backend/cpu/kv/state.h"
+#include "backend/cpu/kv/step.h"
 #include "support/codebook_sample.h"
 #include "support/counting_memory.h"
 

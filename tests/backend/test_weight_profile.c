@@ -3,7 +3,7 @@
  * bits for any number of threads. */
 #include "backend/cpu/vector.h"
 #include "backend/cpu/weight_profile.h"
-#include "base/team.h"
+#include "base/thread_pool.h"
 #include "format/transform.h"
 #include "support/fixture_model.h"
 #include "terse.h"
@@ -35,10 +35,10 @@ static void make(void *user) {
 
 static struct making make_with(const struct terse_model *model, uint32_t threads) {
     struct making m = {.model = model};
-    struct team *team;
-    assert_int_equal(team_new(threads, &team, NULL), TERSE_OK);
-    team_run(team, make, &m);
-    team_free(team);
+    struct thread_pool *pool;
+    assert_int_equal(thread_pool_new(threads, &pool, NULL), TERSE_OK);
+    thread_pool_run(pool, make, &m);
+    thread_pool_free(pool);
     return m;
 }
 
@@ -123,7 +123,7 @@ static void rotate_in_run(const struct terse_model *m, uint32_t layer, double *c
     float rotation[MOST_HD * MOST_HD], cosine[MOST_HD], sine[MOST_HD];
     if (!rope->n_rot) return;
     memset(mean, 0, sizeof mean);
-    for (int64_t t = 0; t < RUN_TOKENS; t++) {
+    for (int64_t t = 0; t < ROPE_RUN_TOKENS; t++) {
         for (size_t i = 0; i < hd * hd; i++) rotation[i] = i % (hd + 1) == 0; /* row i becomes column i of R */
         rope_angles(rope, t, cosine, sine);
         rope_rotate(rope, cosine, sine, rotation, (uint32_t)hd, (uint32_t)hd);
@@ -135,7 +135,7 @@ static void rotate_in_run(const struct terse_model *m, uint32_t layer, double *c
             for (size_t k = 0; k < hd; k++)
                 if (rotation[k * hd + i] != 0)
                     for (size_t j = 0; j < hd; j++)
-                        mean[i * hd + j] += (double)rotation[k * hd + i] * half[k * hd + j] / RUN_TOKENS;
+                        mean[i * hd + j] += (double)rotation[k * hd + i] * half[k * hd + j] / ROPE_RUN_TOKENS;
     }
     memcpy(covariance, mean, hd * hd * sizeof *mean);
 }

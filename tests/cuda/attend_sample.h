@@ -246,7 +246,7 @@ static inline const float *make_angles(struct attend_sample *sample, uint32_t ru
     const uint32_t half = sample->n_rot / 2;
     float *angles = allocated((size_t)runs * sample->n_rot * sizeof *angles);
     for (uint32_t run = 0; run < runs; run++) {
-        rope_angles(&rope, (int64_t)run * RUN_TOKENS, cosine, sine);
+        rope_angles(&rope, (int64_t)run * ROPE_RUN_TOKENS, cosine, sine);
         for (uint32_t i = 0; i < half; i++)
             angles[((size_t)run * half + i) * 2] = cosine[i], angles[((size_t)run * half + i) * 2 + 1] = sine[i];
     }
@@ -283,7 +283,7 @@ static inline double check_attention(struct attend_sample *sample) {
                                        .n_rot = sample->n_rot,
                                        .pairing = sample->pairing,
                                        .slopes = sample->slopes ? take(sample, slopes, sizeof slopes) : NULL};
-    attend->layer = LAYER, attend->n_rows = SEQUENCES, attend->runs = positions / RUN_TOKENS + 1;
+    attend->layer = LAYER, attend->n_rows = SEQUENCES, attend->runs = positions / ROPE_RUN_TOKENS + 1;
     for (int side = 0; side < 2; side++) attend->codec[side] = sample->codec[side]->id;
     size_t part_floats = attend_decode_part_floats(&attend->heads, attend->codec[0], SEQUENCES, attend->splits);
     size_t run_words = attend_decode_run_words(&attend->heads, attend->codec[0], SEQUENCES, attend->runs);

@@ -42,12 +42,12 @@ static void make(struct made *made, struct coding key, struct coding value, size
     sample_fill(s, number);
     s->encode.heads.n_rot = (uint32_t)hd, s->encode.heads.pairing = ROPE_HALF_SPLIT;
     for (int side = 0; side < 2; side++) s->encode.learned[side] = sample_send(views[side], sizeof views[side]);
-    size_t runs = POSITIONS / RUN_TOKENS + 2;
+    size_t runs = POSITIONS / ROPE_RUN_TOKENS + 2;
     made->angles = malloc(runs * hd * sizeof *made->angles);
     assert_non_null(made->angles);
     rope_of((uint32_t)hd, frequency, &rope);
     for (size_t run = 0; run < runs; run++) {
-        rope_angles(&rope, (int64_t)(run * RUN_TOKENS), cosine, sine);
+        rope_angles(&rope, (int64_t)(run * ROPE_RUN_TOKENS), cosine, sine);
         for (size_t i = 0; i < hd / 2; i++)
             made->angles[run * hd + 2 * i] = cosine[i], made->angles[run * hd + 2 * i + 1] = sine[i];
     }

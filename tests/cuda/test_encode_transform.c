@@ -89,7 +89,7 @@ static void make_angles(struct transform_sample *x) {
     float *host = malloc(RUNS * 2 * pairs * sizeof *host), cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2];
     assert_non_null(host);
     for (size_t run = 0; run < RUNS; run++) {
-        rope_angles(&x->rope, (int64_t)run * RUN_TOKENS, cosine, sine);
+        rope_angles(&x->rope, (int64_t)run * ROPE_RUN_TOKENS, cosine, sine);
         for (size_t i = 0; i < pairs; i++) {
             host[(run * pairs + i) * 2] = cosine[i];
             host[(run * pairs + i) * 2 + 1] = sine[i];

@@ -1,9 +1,9 @@
 /* Fuzz target of saved states: opens the input as it is and again with its checksums made right, so that what lies behind them is reached, and
  * loads what opens into a cache, of which every page that a step would read must then be there, also when it was cut and forked. What the
  * numbers in pages make of attention is not asked. The header's codebook chooses the method. One input in 64 is loaded as a session, too. Run it with the corpus in corpus/state; see CMakeLists.txt. */
-#include "backend/cpu/kv/step.h"
 #include "backend/cpu/kv/page_pool.h"
 #include "backend/cpu/kv/segment.h"
+#include "backend/cpu/kv/step.h"
 #include "engine/session_file.h"
 #include "support/state_sample.h"
 
@@ -28,7 +28,7 @@ static void touch_segments(struct cache *cache, size_t n) {
         require(segment.begin <= segment.end && segment.end <= PAGE_TOKENS);
         for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             if (segment.kind == SEGMENT_SEALED)
-                touch(page_at(cache, segment.set, (enum codec_side)side, 0, 0), page_place(cache, 0, 0)->bytes[side]);
+                touch(page_at(cache, segment.set, (enum codec_side)side, 0, 0), page_address(cache, 0, 0)->bytes[side]);
             if (segment.kind == SEGMENT_WINDOW)
                 touch(window_page(cache, segment.window_set, (enum codec_side)side, 0, 0), cache->window_page_bytes);
         }

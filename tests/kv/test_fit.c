@@ -3,8 +3,8 @@
  * fitted is counted. */
 #include "backend/cpu/codec/prepared.h"
 #include "backend/cpu/codec/transform.h"
-#include "backend/cpu/kv/step.h"
 #include "backend/cpu/kv/fit.h"
+#include "backend/cpu/kv/step.h"
 #include "base/random.h"
 #include "support/random_codebook.h"
 
@@ -96,7 +96,7 @@ static void step(struct cache *cache, enum cache_step_kind kind, size_t n) {
 /* A row as a page that begins with token `first` holds it, of token t. */
 static void row_of(enum codec_side side, uint32_t layer, uint32_t head, size_t first, size_t t, double *row) {
     const float *from = (side == CODEC_KEYS ? keys : values) + ((size_t)layer * MOST + t) * WIDTH + head * HEAD_DIM;
-    double offset = (double)(t - first / RUN_TOKENS * RUN_TOKENS);
+    double offset = (double)(t - first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS);
     for (size_t c = 0; c < HEAD_DIM; c++) row[c] = (double)from[c];
     for (size_t i = 0; i < HEAD_DIM / 2 && side == CODEC_KEYS; i++) {
         double a = row[i], b = row[i + HEAD_DIM / 2], angle = offset * (double)frequency[i];
@@ -230,7 +230,7 @@ static void threads_change_no_bit(void **state) {
             for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++)
                 assert_memory_equal(page_at(one, &one->base.pages.sets[i], side, set / HEADS, set % HEADS),
                                     page_at(three, &three->base.pages.sets[i], side, set / HEADS, set % HEADS),
-                                    page_place(one, set / HEADS, set % HEADS)->bytes[side]);
+                                    page_address(one, set / HEADS, set % HEADS)->bytes[side]);
     cache_destroy(three);
     release(&method, one);
 }

@@ -1,7 +1,7 @@
 /* Caches cut short and forked: attention goes on to equal dense attention over what they hold, pages lie in memory once, and every
  * refused allocation is survived. This program brings its own base/memory, which counts and refuses. */
-#include "backend/cpu/kv/step.h"
 #include "backend/cpu/kv/page_pool.h"
+#include "backend/cpu/kv/step.h"
 #include "support/cache_oracle.h"
 #include "support/counting_memory.h"
 

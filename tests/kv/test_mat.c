@@ -1,8 +1,8 @@
 /* MAT's cache against its definition: a list of kept tokens for every layer and KV head, from which the token with the highest logit
  * to token 0 is evicted whenever there is one too many, and dense attention in double precision over the list at positions 0, 1, ... */
-#include "backend/cpu/kv/step.h"
 #include "backend/cpu/kv/exact.h"
 #include "backend/cpu/kv/page_pool.h"
+#include "backend/cpu/kv/step.h"
 
 #include "base/half.h"
 

@@ -1,8 +1,8 @@
 /* Pages whose sizes differ from head to head and layer to layer: they lie apart and fill their chunk, and a cache reads the same from
  * them. No codec of the table has such pages, so a cache's are made larger than its codec needs, each by another number of bytes. */
-#include "backend/cpu/kv/step.h"
 #include "backend/cpu/kv/fill.h"
 #include "backend/cpu/kv/page_pool.h"
+#include "backend/cpu/kv/step.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -35,7 +35,7 @@ static struct cache *make_cache(const char *name, double read_percent) {
 static void make_uneven(struct cache *cache) {
     cache->base.page_set_bytes = 0;
     for (size_t i = 0; i < LAYERS * HEADS; i++) {
-        struct page_place *place = (struct page_place *)&cache->base.places[i]; /* the cache's own memory */
+        struct page_address *place = (struct page_address *)&cache->base.places[i]; /* the cache's own memory */
         place->offset = cache->base.page_set_bytes;
         for (size_t side = 0; side < 2; side++) {
             place->bytes[side] += 64 * (1 + (5 * i + 7 * side) % 12);
@@ -51,15 +51,15 @@ static void pages_lie_apart_and_fill_their_chunk(void **state) {
     struct cache *cache = make_cache("q4_0", 20);
     make_uneven(cache);
     assert_true(cache->base.index_page_bytes > 0);
-    assert_int_equal(page_table_reserve(&cache->base.pages, 5, NULL), TERSE_OK);
-    assert_int_equal(page_table_reserve(&cache->base.pages, 8, NULL), TERSE_OK);
+    assert_int_equal(block_table_reserve(&cache->base.pages, 5, NULL), TERSE_OK);
+    assert_int_equal(block_table_reserve(&cache->base.pages, 8, NULL), TERSE_OK);
     const size_t sets[] = {5, 3};
     for (size_t chunk = 0, first = 0; chunk < 2; first += sets[chunk++]) {
         size_t bytes = sets[chunk] * cache->base.page_set_bytes;
         uint8_t *held = calloc(bytes, 1), *memory = cache->base.pages.sets[first].chunk;
         for (size_t s = first; s < first + sets[chunk]; s++) {
             for (uint32_t i = 0; i < LAYERS * HEADS; i++) {
-                const struct page_place *place = &cache->base.places[i];
+                const struct page_address *place = &cache->base.places[i];
                 const struct page_set *set = &cache->base.pages.sets[s];
                 const uint8_t *pages[] = {page_at(cache, set, CODEC_KEYS, i / HEADS, i % HEADS),
                                           page_at(cache, set, CODEC_VALUES, i / HEADS, i % HEADS),

@@ -129,8 +129,8 @@ static void read_stored(const struct run *r, uint32_t layer, uint32_t head, stru
             cpu_codec_of(codec)->decode(side_shape(cache, of, layer, head, 1), of, page_at(cache, set, of, layer, head),
                                         rows[side]);
         }
-        for (size_t t = 0; t < set->count && cache->keys_in_runs; t++) {
-            rotate(rows[0] + t * HD, (double)(set->first / RUN_TOKENS * RUN_TOKENS), rotated);
+        for (size_t t = 0; t < set->count && cache->keys_in_rope_runs; t++) {
+            rotate(rows[0] + t * HD, (double)(set->first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS), rotated);
             for (size_t c = 0; c < HD; c++) rows[0][t * HD + c] = (float)rotated[c];
         }
         for (size_t t = 0; t < set->count; t++) {
@@ -159,7 +159,7 @@ static void page_scores(const struct cache *cache, uint32_t layer, uint32_t head
     if (index == &index_components) {
         double rotated[HD];
         float in_run[HD], tables[RANK_FLOATS];
-        rotate(mean, -(double)(set->first / RUN_TOKENS * RUN_TOKENS), rotated);
+        rotate(mean, -(double)(set->first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS), rotated);
         for (size_t c = 0; c < HD; c++) in_run[c] = (float)rotated[c];
         cpu_codec_transform.ranks->prepare(side_shape(cache, CODEC_KEYS, layer, head, 1), in_run, tables);
         cpu_codec_transform.ranks->rank(side_shape(cache, CODEC_KEYS, layer, head, 1), tables, 0, keys, scores);
@@ -177,33 +177,33 @@ static void page_scores(const struct cache *cache, uint32_t layer, uint32_t head
  * alone, so many that four times the tokens have room in them. */
 static void choose(const struct run *r, uint32_t layer, uint32_t head, const float *q, struct expectation *e) {
     const struct cache *cache = r->cache;
-    bool by_runs = cache->base.method.index == &index_components, open[MOST / RUN_TOKENS + 1];
+    bool by_runs = cache->base.method.index == &index_components, open[MOST / ROPE_RUN_TOKENS + 1];
     float mean[HD];
-    int score[MOST], best_of_run[MOST / RUN_TOKENS + 1];
+    int score[MOST], best_of_run[MOST / ROPE_RUN_TOKENS + 1];
     size_t run[MOST] = {0}; /* of the page in which a token lies */
     size_t candidates = 0, wanted;
     mean_query(r, head, q, mean);
     for (size_t t = 0; t < r->length; t++) score[t] = -1;
-    for (size_t i = 0; i <= MOST / RUN_TOKENS; i++) best_of_run[i] = -1, open[i] = !by_runs;
+    for (size_t i = 0; i <= MOST / ROPE_RUN_TOKENS; i++) best_of_run[i] = -1, open[i] = !by_runs;
     for (size_t s = 0; s < cache->base.pages.n_sealed; s++) {
         const struct page_set *set = &cache->base.pages.sets[s];
         uint16_t scores[64];
         page_scores(cache, layer, head, set, mean, scores);
         for (size_t t = 0; t < set->count; t++) {
-            run[set->first + t] = (size_t)set->first / RUN_TOKENS;
+            run[set->first + t] = (size_t)set->first / ROPE_RUN_TOKENS;
             e->read[set->first + t] = set->generated || is_anchor(cache, CODEC_KEYS, head, set->first + t);
             if (!e->read[set->first + t]) score[set->first + t] = scores[t];
         }
         for (size_t t = 0; t < 64 && !set->generated; t++) {
-            int *best = &best_of_run[set->first / RUN_TOKENS];
+            int *best = &best_of_run[set->first / ROPE_RUN_TOKENS];
             *best = scores[t] > *best ? scores[t] : *best;
         }
         candidates += set->generated ? 0 : 64;
     }
     wanted = policy_selects(&cache->base.method.parameters, candidates);
-    for (size_t n = 0; by_runs && (n < 4 || n * RUN_TOKENS < 4 * wanted); n++) {
+    for (size_t n = 0; by_runs && (n < 4 || n * ROPE_RUN_TOKENS < 4 * wanted); n++) {
         size_t best = 0;
-        for (size_t i = 0; i <= MOST / RUN_TOKENS; i++)
+        for (size_t i = 0; i <= MOST / ROPE_RUN_TOKENS; i++)
             if (best_of_run[i] >= best_of_run[best]) best = i;
         open[best] = best_of_run[best] >= 0 || open[best];
         best_of_run[best] = -1;

@@ -165,13 +165,13 @@ class Parking(ServedTest):
         super().tearDownClass()
         cls.folder.cleanup()
 
-    def parked(self):
+    def preempted(self):
         text = self.server.get("/metrics")[2].decode()
-        return next(float(line.split()[1]) for line in text.split("\n") if line.startswith("terse_parked_total "))
+        return next(float(line.split()[1]) for line in text.split("\n") if line.startswith("terse_preemptions_total "))
 
     def ask_all(self, bodies):
-        """Their replies, asked for at the same time; some were parked, and in the end nothing is held that is not a prefix."""
-        replies, before = {}, self.parked()
+        """Their replies, asked for at the same time; some were preempted, and in the end nothing is held that is not a prefix."""
+        replies, before = {}, self.preempted()
 
         def ask(i):
             if bodies[i].pop("stream", False):
@@ -190,7 +190,7 @@ class Parking(ServedTest):
             thread.start()
         for thread in threads:
             thread.join()
-        self.assertGreater(self.parked(), before)
+        self.assertGreater(self.preempted(), before)
         self.assertEqual(busy(self.server), [])
         return [replies[i] for i in range(len(bodies))]
 
@@ -216,7 +216,7 @@ class Parking(ServedTest):
 
     def test_json(self):
         """A text that must be JSON goes on where it was, to its end."""
-        before, replies = self.parked(), []
+        before, replies = self.preempted(), []
         constant = "the sun rises over the old harbour"
         schema = {"type": "object", "required": ["list"], "additionalProperties": False,
                   "properties": {"list": {"type": "array", "minItems": 16, "maxItems": 16, "items": {"enum": [constant]}}}}
@@ -228,7 +228,7 @@ class Parking(ServedTest):
         as_json = self.server.post(CHAT, fields)[2]  # the newer of the two, which waits for the end of the other
         self.assertEqual(as_json["choices"][0]["finish_reason"], "stop")
         self.assertEqual(json.loads(as_json["choices"][0]["message"]["content"]), {"list": [constant] * 16})
-        self.assertGreater(self.parked(), before)
+        self.assertGreater(self.preempted(), before)
         thread.join()
         self.assertEqual(replies[0]["usage"]["completion_tokens"], 550)
 

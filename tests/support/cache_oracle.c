@@ -277,7 +277,7 @@ static void rotate_floats(const struct oracle *o, double position, float *x) {
 
 /* One head's row as it is read, of a page whose first token is `page`. */
 static void quantize_head(const struct oracle *o, int side, uint32_t layer, uint32_t head, size_t page, float *x) {
-    size_t run = page / RUN_TOKENS * RUN_TOKENS;
+    size_t run = page / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS;
     bool in_run = !side && o->method.key.codec->rope == CODEC_ROPE_IN_RUN;
     if (in_run) rotate_floats(o, -(double)run, x);
     quantize_in_frame(o, side, layer, head, x);

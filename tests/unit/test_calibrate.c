@@ -535,7 +535,7 @@ static void centroids_are_those_of_their_own_head(void **state) {
     assert_ptr_equal(prepared_learned(shared, CODEC_KEYS, 0, 0), prepared_learned(shared, CODEC_KEYS, 1, 1));
     enum codec_rope rope = codebook_info(own)->key.codec->rope;
     struct capture_options options = {.side = {{true, rope != CODEC_ROPE_BEFORE, 0}, {true, false, 0}},
-                                      .run = rope == CODEC_ROPE_IN_RUN ? RUN_TOKENS : 0,
+                                      .run = rope == CODEC_ROPE_IN_RUN ? ROPE_RUN_TOKENS : 0,
                                       .window = 100,
                                       .positions = m->context,
                                       .budget = ALL};

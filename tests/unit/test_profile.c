@@ -2,7 +2,7 @@
  * queries and gradient rows that the backward pass delivers; the same bits for any number of threads; interruption. */
 #include "backend/cpu/vector.h"
 #include "base/random.h"
-#include "base/team.h"
+#include "base/thread_pool.h"
 #include "format/transform.h"
 #include "method/policy.h"
 #include "support/fixture_model.h"
@@ -52,12 +52,12 @@ static size_t floats_of(const struct terse_model *m) {
 static struct learned learn_with(const struct terse_model *m, const int32_t *tokens, uint32_t threads,
                                  struct terse_progress progress) {
     struct learned l = {.model = m, .tokens = tokens};
-    struct team *team;
+    struct thread_pool *pool;
     l.options = (struct profile_options){.window = WINDOW, .seed = SEED, .budget = (size_t)1 << 40, .progress = progress};
     for (int side = 0; side < 2; side++) assert_non_null(l.parameters[side] = calloc(floats_of(m), sizeof(float)));
-    assert_int_equal(team_new(threads, &team, NULL), TERSE_OK);
-    team_run(team, learn, &l);
-    team_free(team);
+    assert_int_equal(thread_pool_new(threads, &pool, NULL), TERSE_OK);
+    thread_pool_run(pool, learn, &l);
+    thread_pool_free(pool);
     return l;
 }
 

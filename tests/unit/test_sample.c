@@ -262,13 +262,13 @@ static void test_settings_out_of_range(void **state) {
     sampler_destroy(&s);
 }
 
-/* ---- The likeliest tokens alone */
+/* ---- The top_logits tokens alone */
 
 enum { WIDE = 1000, TRIALS = 4000 };
 
-/* By the definition of struct held_logits. */
-static size_t likeliest_of(const float *logits, size_t n, struct token_logit *likeliest) {
-    size_t kept = 0, wanted = n < LIKELIEST ? n : LIKELIEST;
+/* By the definition of struct device_logits. */
+static size_t top_logits_of(const float *logits, size_t n, struct token_logit *top_logits) {
+    size_t kept = 0, wanted = n < TOP_LOGITS ? n : TOP_LOGITS;
     for (size_t i = 0; i < n; i++) {
         float own = isnan(logits[i]) ? -INFINITY : logits[i];
         size_t above = 0;
@@ -276,7 +276,7 @@ static size_t likeliest_of(const float *logits, size_t n, struct token_logit *li
             float other = isnan(logits[j]) ? -INFINITY : logits[j];
             above += other > own || (!(other < own) && j < i);
         }
-        if (above < wanted) likeliest[kept++] = (struct token_logit){logits[i], (int32_t)i};
+        if (above < wanted) top_logits[kept++] = (struct token_logit){logits[i], (int32_t)i};
     }
     return kept;
 }
@@ -323,7 +323,7 @@ static void the_likeliest_decide_as_all_do(void **state) {
     size_t decided = 0, refused = 0, defaults = 0;
     for (size_t trial = 0; trial < TRIALS; trial++) {
         static float logits[WIDE];
-        struct token_logit likeliest[LIKELIEST];
+        struct token_logit top_logits[TOP_LOGITS];
         struct terse_logit_bias biases[3];
         struct sampler all, few;
         struct terse_error error;
@@ -338,12 +338,12 @@ static void the_likeliest_decide_as_all_do(void **state) {
                                                .repeat_penalty = 1,
                                                .seed = trial};
         random_row(&random, logits, n);
-        size_t kept = likeliest_of(logits, n, likeliest);
+        size_t kept = top_logits_of(logits, n, top_logits);
         assert_int_equal(sampler_init(&all, n, &error) || sampler_set(&all, &settings, &error), 0);
         for (int i = 0; i < 80; i++) sampler_add(&all, (int32_t)(random_next(&random) % 100));
         assert_int_equal(sampler_fork(&all, &few, &error), TERSE_OK);
         int32_t token = sampler_choose(&all, logits), chosen;
-        if (sampler_choose_likeliest(&few, likeliest, kept, &chosen)) {
+        if (sampler_choose_top_logits(&few, top_logits, kept, &chosen)) {
             if (chosen != token) fail_msg("trial %zu: token %d instead of %d", trial, chosen, token);
             assert_true(few.random == all.random);
             decided++;
@@ -356,7 +356,7 @@ static void the_likeliest_decide_as_all_do(void **state) {
         sampler_destroy(&all);
         sampler_destroy(&few);
     }
-    printf("%zu decided by the likeliest, %zu not\n", decided, refused);
+    printf("%zu decided by the top_logits, %zu not\n", decided, refused);
     assert_true(decided > TRIALS / 4 && refused > TRIALS / 10);
     assert_true(defaults > TRIALS / 20);
 }

@@ -154,7 +154,7 @@ enum terse_status generation_begin_prompt(struct generation *g, struct terse_err
                                       generation_logs_prompt(g) ? &log : NULL, error);
 }
 
-enum terse_status generation_park(struct generation *g, struct terse_error *error) {
+enum terse_status generation_preempt(struct generation *g, struct terse_error *error) {
     if (generation_started(g)) {
         if (g->state == GENERATION_READING) terse_session_reset(g->session); /* which drops the prompt */
         enum terse_status status = terse_session_truncate(g->session, 0, error);
@@ -165,7 +165,7 @@ enum terse_status generation_park(struct generation *g, struct terse_error *erro
         g->cached = 0;
     }
     g->read = 0;
-    g->state = GENERATION_PARKED;
+    g->state = GENERATION_PREEMPTED;
     return TERSE_OK;
 }
 

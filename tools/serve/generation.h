@@ -16,14 +16,14 @@ void generation_finish(struct generation *g, enum finish finish);
 bool generation_logs_prompt(const struct generation *g);
 
 /* Begins to read, in the session that there is, the prompt behind `cached`, of whose tokens log probabilities are kept where they are asked for;
- * or, where the reply was parked, all that was read. */
+ * or, where the reply was preempted, all that was read. */
 enum terse_status generation_begin_prompt(struct generation *g, struct terse_error *error);
 /* Of the prompt's tokens, to another reply to it. */
 enum terse_status generation_copy_logs(struct generation *g, const struct generation *from, struct terse_error *error);
 /* Whether generation_start was called: then the session must be kept, for its random numbers and its JSON text. */
 bool generation_started(const struct generation *g);
 /* Gives back what it takes of the budget. */
-enum terse_status generation_park(struct generation *g, struct terse_error *error);
+enum terse_status generation_preempt(struct generation *g, struct terse_error *error);
 
 /* Frees the session and what writes, keeps the text. */
 void generation_stop(struct generation *g);

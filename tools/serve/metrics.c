@@ -97,8 +97,8 @@ void metrics_write(struct metrics *metrics, const struct metrics_state *state, s
     write_one(text, "prompts_total", "counter", "prompts begun", (double)m.prompts);
     write_one(text, "prefix_hits_total", "counter", "prompts that began with a prefix", (double)m.prefix_hits);
     write_one(text, "cancelled_total", "counter", "requests whose clients went away", (double)m.cancelled);
-    write_one(text, "parked_total", "counter", "replies whose caches the budget needed for others, and that were read again",
-              (double)m.parked);
+    write_one(text, "preemptions_total", "counter", "replies whose caches the budget needed for others, and that were read again",
+              (double)m.preempted);
     write_answers(text, &m);
     for (size_t i = 0; i < METRICS_LATENCIES; i++) write_histogram(text, &m.latency[i], latencies[i].name, latencies[i].help);
     write_one(text, "slots", "gauge", "replies that can be written at the same time", state->slots);

@@ -29,7 +29,7 @@ struct metrics {
     uint64_t prompts, prefix_hits; /* prompts begun; those that began with what was read before */
     uint64_t answers[600];         /* by HTTP's status */
     uint64_t cancelled;            /* requests whose clients went away */
-    uint64_t parked;               /* replies whose caches the budget needed for others */
+    uint64_t preempted;            /* replies whose caches the budget needed for others */
     struct histogram latency[METRICS_LATENCIES];
 };
 

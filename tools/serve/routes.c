@@ -278,7 +278,7 @@ static cJSON *parts_json(const struct terse_token_share *parts) {
 }
 
 static cJSON *slot_json(const struct server *server, size_t id, const struct slot_view *view) {
-    static const char *const states[] = {"idle", "prompt", "writing", "parked", "writing", "idle"};
+    static const char *const states[] = {"idle", "prompt", "writing", "preempted", "writing", "idle"};
     const struct terse_cache_report *c = &view->cache;
     cJSON *json = cJSON_CreateObject(), *prompt, *cache;
     cJSON_AddNumberToObject(json, "id", (double)id);

@@ -263,12 +263,12 @@ static void drop_gone(struct scheduler *s) {
 
 /* ---- Parking: where the budget has no room for the next pages of all, the newest give theirs back, and read again when another has ended */
 
-static enum terse_status park(struct scheduler *s, struct generation *g, struct terse_error *error) {
-    enum terse_status status = generation_park(g, error);
+static enum terse_status preempt(struct scheduler *s, struct generation *g, struct terse_error *error) {
+    enum terse_status status = generation_preempt(g, error);
     if (status) return status;
     s->blocked = true;
     s->views_stale = true;
-    metrics_add(s->options.metrics, &s->options.metrics->parked, 1);
+    metrics_add(s->options.metrics, &s->options.metrics->preempted, 1);
     return TERSE_OK;
 }
 
@@ -287,11 +287,11 @@ static struct generation *newest_running(const struct scheduler *s) {
     return newest;
 }
 
-static struct generation *oldest_parked(const struct scheduler *s) {
+static struct generation *oldest_preempted(const struct scheduler *s) {
     struct generation *oldest = NULL;
     for (uint32_t i = 0; i < s->options.slots; i++) {
         struct generation *g = s->slots[i];
-        if (g && g->state == GENERATION_PARKED && (!oldest || is_newer(oldest, g))) oldest = g;
+        if (g && g->state == GENERATION_PREEMPTED && (!oldest || is_newer(oldest, g))) oldest = g;
     }
     return oldest;
 }
@@ -301,7 +301,7 @@ static bool park_newest(struct scheduler *s) {
     struct terse_error error;
     if (running(s) < 2 && !s->saving) return false;
     struct generation *g = newest_running(s);
-    if (park(s, g, &error)) fail_with(s, g->task, &error);
+    if (preempt(s, g, &error)) fail_with(s, g->task, &error);
     return true;
 }
 
@@ -363,7 +363,7 @@ static bool waits_for(const struct generation *g, const struct generation *reade
     return g != reader && g->prompt == reader->prompt && g->state == GENERATION_READING && !g->session;
 }
 
-/* A generation of the prompt has read it: others that wait for that go on from there, or are parked where there is no room for them yet. */
+/* A generation of the prompt has read it: others that wait for that go on from there, or are preempted where there is no room for them yet. */
 static enum terse_status share_prompt(struct scheduler *s, struct generation *reader, struct terse_error *error) {
     struct task *task = reader->task;
     for (size_t i = 0; i < task->n_generations; i++) {
@@ -373,7 +373,7 @@ static enum terse_status share_prompt(struct scheduler *s, struct generation *re
         if (!status) status = generation_copy_logs(g, reader, error);
         if (status && status != TERSE_E_MEMORY) return status;
         if (status) {
-            if ((status = park(s, g, error))) return status;
+            if ((status = preempt(s, g, error))) return status;
             continue;
         }
         g->cached = reader->cached;
@@ -498,18 +498,18 @@ static void end_at_fault(struct scheduler *s, struct generation *g, enum terse_s
     end_generation(s, g);
 }
 
-/* Those that were parked come before all that wait: they have waited longer. One that does not fit though nobody else runs never will. */
-static void resume_parked(struct scheduler *s) {
+/* Those that were preempted come before all that wait: they have waited longer. One that does not fit though nobody else runs never will. */
+static void resume_preempted(struct scheduler *s) {
     struct generation *g;
     if (!running(s) && !s->saving) s->blocked = false;
-    while (!s->blocked && (g = oldest_parked(s))) {
+    while (!s->blocked && (g = oldest_preempted(s))) {
         struct terse_error error;
         enum terse_status status = open_and_begin(s, g, &error);
         if (!status) {
             g->state = GENERATION_READING;
             s->views_stale = true;
         } else if (status == TERSE_E_MEMORY && (running(s) || s->saving)) {
-            if (!generation_started(g)) (void)generation_park(g, &error); /* the session that was opened */
+            if (!generation_started(g)) (void)generation_preempt(g, &error); /* the session that was opened */
             s->blocked = true;
         } else {
             end_at_fault(s, g, status, &error);
@@ -522,7 +522,7 @@ static void admit(struct scheduler *s) {
     bool stopping = s->stopping;
     pthread_mutex_unlock(&s->lock);
     if (stopping) refuse_queued(s);
-    resume_parked(s);
+    resume_preempted(s);
     while (!s->blocked) {
         struct task *task = next_in_turn(s);
         if (!task || !begin(s, task)) return;
@@ -568,7 +568,7 @@ static struct generation *generation_of(const struct scheduler *s, const struct 
     return NULL;
 }
 
-/* Takes those out of the step that have ended, or were parked. */
+/* Takes those out of the step that have ended, or were preempted. */
 static size_t without_ended(struct scheduler *s, size_t n) {
     size_t kept = 0;
     for (size_t i = 0; i < n; i++)
@@ -583,7 +583,7 @@ static void look_at_prompt(struct scheduler *s, const struct terse_step_item *it
     uint64_t done, total;
     if (!g || g->state != GENERATION_READING) return;
     if (item->status) {
-        if (item->status != TERSE_E_MEMORY || (running(s) < 2 && !s->saving) || park(s, g, &own))
+        if (item->status != TERSE_E_MEMORY || (running(s) < 2 && !s->saving) || preempt(s, g, &own))
             end_at_fault(s, g, item->status, error);
         return;
     }

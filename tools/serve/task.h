@@ -19,7 +19,7 @@ enum generation_state {
     GENERATION_QUEUED,
     GENERATION_READING, /* its prompt; of several replies to one prompt, the first one reads it for all */
     GENERATION_WRITING,
-    GENERATION_PARKED, /* in its slot, without a cache: the budget was needed by older ones, and what it has read is to be read again */
+    GENERATION_PREEMPTED, /* in its slot, without a cache: the budget was needed by older ones, and what it has read is to be read again */
     GENERATION_SAVING, /* all is written; what it has read is being saved, and its end is told when it is */
     GENERATION_DONE
 };
@@ -39,7 +39,7 @@ struct generation {
     size_t cached, read;     /* tokens of the prompt that a prefix brought; that are read, those included */
     int64_t tokens;          /* written */
     int32_t next;            /* token to be read in the next step */
-    bool chosen;             /* while the reply was parked: no other is chosen before it is read */
+    bool chosen;             /* while the reply was preempted: no other is chosen before it is read */
     struct buffer written;   /* the tokens, int32_t each, as they were chosen */
     struct buffer text;
     size_t piece; /* where what the newest token added begins, in text */

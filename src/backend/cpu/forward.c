@@ -84,8 +84,8 @@ static void before_product(const struct pass *p, enum stage stage, struct panel 
         break;
     case STAGE_OBSERVE:
     case STAGE_QUERIES: norm_rows(&layer_of(p)->attention_norm, hidden, a->normed, panel.count, m->width); break;
-    case STAGE_WIDEN: norm_rows(&layer_of(p)->feed_forward_norm, hidden, a->normed, panel.count, m->width); break;
-    case STAGE_NARROW: activate_rows(m->architecture->activation, a->inner, a->factor, panel.count, m->feed_forward); break;
+    case STAGE_UP_GATE: norm_rows(&layer_of(p)->feed_forward_norm, hidden, a->normed, panel.count, m->width); break;
+    case STAGE_DOWN: activate_rows(m->architecture->activation, a->inner, a->factor, panel.count, m->feed_forward); break;
     case STAGE_OUTPUT: norm_rows(&m->output_norm, hidden, hidden, panel.count, m->width); break;
     default: break;
     }
@@ -106,9 +106,9 @@ static size_t product_ops(const struct pass *p, enum stage stage, struct panel p
         return n;
     case STAGE_OBSERVE:
     case STAGE_QUERIES: ops[n++] = (struct linear_op){&l->q, a->q}; return n;
-    case STAGE_MERGE: *x = a->out; break;
-    case STAGE_WIDEN: return feed_forward_ops(l, a->inner, a->factor, ops);
-    case STAGE_NARROW:
+    case STAGE_O_PROJ: *x = a->out; break;
+    case STAGE_UP_GATE: return feed_forward_ops(l, a->inner, a->factor, ops);
+    case STAGE_DOWN:
         *x = a->inner;
         ops[n++] = (struct linear_op){&l->down, a->normed};
         return n;
@@ -127,10 +127,10 @@ static void after_product(const struct pass *p, enum stage stage, struct panel p
     const struct activations *a = &p->activations;
     const struct layer *l = layer_of(p);
     size_t count = panel.count;
-    const struct norm *post = stage == STAGE_MERGE ? &l->attention_post_norm : &l->feed_forward_post_norm;
+    const struct norm *post = stage == STAGE_O_PROJ ? &l->attention_post_norm : &l->feed_forward_post_norm;
     if (stage == STAGE_OUTPUT && m->logit_cap > 0) cap_rows(ops[0].out, m->logit_cap, count, m->vocabulary);
-    if ((stage == STAGE_MERGE || stage == STAGE_NARROW) && post->gain) norm_rows(post, a->normed, a->normed, count, m->width);
-    if (stage == STAGE_MERGE || stage == STAGE_NARROW) add_rows(hidden_at(p, panel.first), a->normed, count, m->width);
+    if ((stage == STAGE_O_PROJ || stage == STAGE_DOWN) && post->gain) norm_rows(post, a->normed, a->normed, count, m->width);
+    if (stage == STAGE_O_PROJ || stage == STAGE_DOWN) add_rows(hidden_at(p, panel.first), a->normed, count, m->width);
     if (stage > STAGE_QUERIES) return;
     for (size_t i = 0; i < n_ops && m->clamp > 0; i++) clamp_rows(ops[i].out, m->clamp, count, ops[i].w->rows);
     bool queries = stage != STAGE_KEYS || panel.group->each, keys = stage == STAGE_KEYS;
@@ -173,7 +173,7 @@ static bool apply_experts(struct pass *p, struct panel panel, bool each, double 
                               .factor = a->factor,
                               .tile = p->executor->scratch.tile,
                               .routes = &p->activations.routes};
-    if (p->item == 0) before_product(p, STAGE_WIDEN, panel);
+    if (p->item == 0) before_product(p, STAGE_UP_GATE, panel);
     if (!experts_some(&job, &p->item, left)) return false;
     p->item = 0;
     return true;
@@ -295,9 +295,9 @@ static enum terse_status check_keys(const struct pass *p, struct panel panel, st
 
 /* A parallel layer is widened before attention is added to what has entered it. */
 static enum stage stage_after(const struct pass *p, enum stage stage) {
-    if (stage == STAGE_MERGE && p->executor->model->experts) return STAGE_EXPERTS;
+    if (stage == STAGE_O_PROJ && p->executor->model->experts) return STAGE_EXPERTS;
     if (!p->executor->model->architecture->parallel || stage < STAGE_ATTEND) return stage + 1;
-    return stage == STAGE_ATTEND ? STAGE_WIDEN : stage == STAGE_WIDEN ? STAGE_MERGE : STAGE_NARROW;
+    return stage == STAGE_ATTEND ? STAGE_UP_GATE : stage == STAGE_UP_GATE ? STAGE_O_PROJ : STAGE_DOWN;
 }
 
 static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *error) {
@@ -307,7 +307,7 @@ static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *e
     enum terse_status status = check_keys(p, panel, error);
     if (!status) status = visit_caches(p, read_cache, panel, error);
     if (status) return status;
-    for (enum stage stage = STAGE_ATTEND; stage != STAGE_NARROW && stage != STAGE_EXPERTS;) {
+    for (enum stage stage = STAGE_ATTEND; stage != STAGE_DOWN && stage != STAGE_EXPERTS;) {
         stage = stage_after(p, stage);
         if (stage == STAGE_EXPERTS)
             apply_experts(p, panel, true, &(double){INFINITY});
@@ -379,7 +379,7 @@ static enum terse_status end_product(struct pass *p, struct terse_error *error) 
     case STAGE_KEYS: return end_keys(p, error);
     case STAGE_OBSERVE: return end_observing(p, error);
     case STAGE_EXPERTS:
-    case STAGE_NARROW: return end_narrowing(p, error);
+    case STAGE_DOWN: return end_narrowing(p, error);
     default: p->stage = stage_after(p, p->stage); return TERSE_OK;
     }
 }

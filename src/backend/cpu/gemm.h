@@ -16,7 +16,7 @@ void gemm(bool b_transposed, size_t m, size_t n, size_t k, const float *a, size_
 void gemm_outer(size_t m, size_t n, size_t k, const float *a, size_t lda, const float *b, size_t ldb, bool accumulate, float *c,
                 size_t ldc);
 
-/* Makes the library do now, on every thread of the caller's team, what it does at its first product: it compiles its kernels, and
+/* Makes the library do now, on every thread of the caller's thread pool, what it does at its first product: it compiles its kernels, and
  * when memory is short then, it ends the program instead of returning. To be called while there is plenty; TERSE_E_MEMORY when
  * there is not. */
 enum terse_status gemm_prepare(struct terse_error *error);

@@ -68,9 +68,9 @@ enum stage {
     STAGE_OBSERVE, /* product: queries of a panel, which are shown to the cache */
     STAGE_QUERIES, /* product: queries of a panel */
     STAGE_ATTEND,  /* they attend */
-    STAGE_MERGE,   /* product: the heads' outputs become one row */
-    STAGE_WIDEN,   /* product: the feed-forward layer's first half */
-    STAGE_NARROW,  /* product: its second; the next panel's queries follow */
+    STAGE_O_PROJ,  /* product: the heads' outputs become one row */
+    STAGE_UP_GATE, /* product: the feed-forward layer's first half */
+    STAGE_DOWN,    /* product: its second; the next panel's queries follow */
     STAGE_EXPERTS, /* products: in place of the last two, where a layer has experts */
     STAGE_SEAL,    /* the cache seals the layer */
     STAGE_OUTPUT   /* after the last layer: logits */

@@ -125,15 +125,15 @@ static enum terse_status find_residual(struct weight_profile *w, struct terse_er
 
 /* ---- Keys in a run */
 
-/* Mean of exp(i t angle) over the RUN_TOKENS offsets t of a run. */
+/* Mean of exp(i t angle) over the ROPE_RUN_TOKENS offsets t of a run. */
 static void mean_rotation(double angle, double *cosine, double *sine) {
     double c = 0, s = 0;
-    for (size_t t = 0; t < RUN_TOKENS; t++) {
+    for (size_t t = 0; t < ROPE_RUN_TOKENS; t++) {
         c += cos((double)t * angle);
         s += sin((double)t * angle);
     }
-    *cosine = c / RUN_TOKENS;
-    *sine = s / RUN_TOKENS;
+    *cosine = c / ROPE_RUN_TOKENS;
+    *sine = s / ROPE_RUN_TOKENS;
 }
 
 static bool turns_apart(const struct terse_model *m, uint32_t layer) { return m->sliding_rope.n_rot && model_slides(m, layer); }

@@ -3,7 +3,7 @@
 
 #include "backend/cuda/device.h"
 #include "backend/cuda/forward.h"
-#include "backend/cuda/likeliest.h"
+#include "backend/cuda/top_logits.h"
 #include "base/memory.h"
 #include "model/architecture.h"
 
@@ -243,9 +243,9 @@ static void vectors_wanted(struct device_vectors *v, const struct terse_model *m
     for (size_t i = 0; i < 5; i++) wanted[i] = all[i];
 }
 
-static void likeliest_wanted(struct likeliest *l, const struct terse_model *m, struct wanted wanted[2]) {
-    const size_t row = LIKELIEST * sizeof(struct token_logit);
-    wanted[0] = (struct wanted){(void **)&l->parts, (size_t)GROUP_ROWS * likeliest_parts(m->vocabulary), row};
+static void top_logits_wanted(struct top_logits *l, const struct terse_model *m, struct wanted wanted[2]) {
+    const size_t row = TOP_LOGITS * sizeof(struct token_logit);
+    wanted[0] = (struct wanted){(void **)&l->parts, (size_t)GROUP_ROWS * top_logits_parts(m->vocabulary), row};
     wanted[1] = (struct wanted){(void **)&l->device, GROUP_ROWS, row};
 }
 
@@ -258,8 +258,8 @@ static void unload(struct executor *e) {
         if (e->piece[i]) cudaEventDestroy(e->piece[i]);
     if (e->sent) cudaEventDestroy(e->sent);
     if (e->staged) cudaFreeHost(e->staged);
-    if (e->likeliest.host) cudaFreeHost(e->likeliest.host);
-    likeliest_wanted(&e->likeliest, e->model, wanted);
+    if (e->top_logits.host) cudaFreeHost(e->top_logits.host);
+    top_logits_wanted(&e->top_logits, e->model, wanted);
     release(wanted, 2);
     if (e->seen) cudaFreeHost(e->seen);
     device_free(NULL, e->not_finite, sizeof *e->not_finite);
@@ -283,11 +283,11 @@ static enum terse_status load_parts(struct executor *e, struct terse_error *erro
     vectors_wanted(&e->each, e->model, wanted);
     if (!status) status = allocate(wanted, 5, error);
     if (!status) {
-        likeliest_wanted(&e->likeliest, e->model, wanted);
+        top_logits_wanted(&e->top_logits, e->model, wanted);
         status = allocate(wanted, 2, error);
     }
     if (!status)
-        status = device_check(cudaMallocHost((void **)&e->likeliest.host, GROUP_ROWS * LIKELIEST * sizeof *e->likeliest.host),
+        status = device_check(cudaMallocHost((void **)&e->top_logits.host, GROUP_ROWS * TOP_LOGITS * sizeof *e->top_logits.host),
                               "reserving memory", error);
     if (!status && !(e->input = device_alloc(NULL, sizeof *e->input, "steps", error))) status = TERSE_E_MEMORY;
     if (!status) status = device_check(cudaMallocHost((void **)&e->staged, sizeof *e->staged), "reserving memory", error);
@@ -335,9 +335,9 @@ const struct executor_ops cuda_executor_ops = {.available = device_available,
                                                .supports_weights = weights_supported,
                                                .load = load,
                                                .unload = unload,
-                                               .hold = held_new,
-                                               .release = held_free,
-                                               .fetch = held_fetch,
+                                               .hold = device_logits_new,
+                                               .release = device_logits_free,
+                                               .fetch = device_logits_fetch,
                                                .begin = begin,
                                                .advance = pass_advance,
                                                .progress = pass_progress,

@@ -7,8 +7,8 @@
 #include "backend/cuda/forward.h"
 
 #include "backend/cuda/device.h"
-#include "backend/cuda/likeliest.h"
 #include "backend/cuda/rows.h"
+#include "backend/cuda/top_logits.h"
 #include "model/architecture.h"
 
 #include <string.h>
@@ -199,16 +199,16 @@ static enum terse_status fetch_logits(const struct executor *e, size_t n, struct
 
 /* Queued: rows of logits to where they are held, and the likeliest tokens of all n rows to the host's memory. */
 static enum terse_status hold_logits(const struct executor *e, size_t n, struct terse_error *error) {
-    const struct likeliest *l = &e->likeliest;
-    const struct find_likeliest find = {.logits = e->logits.device,
-                                        .n = (uint32_t)n,
-                                        .vocabulary = e->model->vocabulary,
-                                        .held = e->input->held,
-                                        .parts = l->parts,
-                                        .likeliest = l->device};
-    cudaError_t result = find_likeliest(&find, device_stream());
+    const struct top_logits *l = &e->top_logits;
+    const struct find_top_logits find = {.logits = e->logits.device,
+                                         .n = (uint32_t)n,
+                                         .vocabulary = e->model->vocabulary,
+                                         .held = e->input->held,
+                                         .parts = l->parts,
+                                         .top_logits = l->device};
+    cudaError_t result = find_top_logits(&find, device_stream());
     if (result == cudaSuccess)
-        result = cudaMemcpyAsync(l->host, l->device, n * LIKELIEST * sizeof *l->host, cudaMemcpyDeviceToHost, device_stream());
+        result = cudaMemcpyAsync(l->host, l->device, n * TOP_LOGITS * sizeof *l->host, cudaMemcpyDeviceToHost, device_stream());
     return device_check(result, "finding the likeliest tokens", error);
 }
 
@@ -218,9 +218,9 @@ static void hand_over(const struct pass *p, const struct sequence *s, size_t fir
     size_t begin = s->kept > first ? s->kept : first, end = s->kept + n < first + count ? s->kept + n : first + count;
     if (begin >= end) return;
     if (s->holds) {
-        struct held_logits *held = s->part.held;
-        held->n = vocabulary < LIKELIEST ? vocabulary : LIKELIEST;
-        memcpy(held->likeliest, p->executor->likeliest.host + begin * LIKELIEST, held->n * sizeof *held->likeliest);
+        struct device_logits *held = s->part.held;
+        held->n = vocabulary < TOP_LOGITS ? vocabulary : TOP_LOGITS;
+        memcpy(held->top_logits, p->executor->top_logits.host + begin * TOP_LOGITS, held->n * sizeof *held->top_logits);
         return;
     }
     const float *own = p->executor->logits.host + (begin - first) * vocabulary;

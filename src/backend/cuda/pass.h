@@ -37,9 +37,9 @@ struct logits {
 };
 
 /* The likeliest tokens of a group's rows. */
-struct likeliest {
-    struct token_logit *parts, *device; /* as struct find_likeliest has them, of GROUP_ROWS rows */
-    struct token_logit *host;           /* [GROUP_ROWS][LIKELIEST], page-locked */
+struct top_logits {
+    struct token_logit *parts, *device; /* as struct find_top_logits has them, of GROUP_ROWS rows */
+    struct token_logit *host;           /* [GROUP_ROWS][TOP_LOGITS], page-locked */
 };
 
 /* What a group's kernels read of it. */
@@ -65,7 +65,7 @@ struct executor {
     struct device_vectors each; /* EACH_ROWS rows */
     struct activations activations;
     struct logits logits;
-    struct likeliest likeliest;
+    struct top_logits top_logits;
     struct group_input *input, *staged; /* on the device, and the host's copy */
     uint32_t *not_finite,
         *seen;        /* on the device, and the host's copy: where numbers were not finite (rows.h), UINT32_MAX: nowhere */

@@ -24,7 +24,7 @@
 #define ITEM_ROWS 4096   /* rows of all their partial states: bounds the memory */
 #define ITEM_SEGMENTS 16 /* segments of an item, at least: among fewer weights too many are too large for accumulate_int8 */
 #define ITEM_RUNS 8      /* runs of an item, at least, where each is prepared for and sums by code end with the item */
-#define PAGES_OF_RUN (RUN_TOKENS / PAGE_TOKENS)
+#define PAGES_OF_RUN (ROPE_RUN_TOKENS / PAGE_TOKENS)
 #define THREAD_CHUNKS 16 /* chunks of items that a thread takes, about */
 #define WAKE_SEGMENTS 16 /* segments times KV heads for which waking the threads pays */
 
@@ -38,7 +38,9 @@ static size_t decode_rows(const struct cache *cache) {
     return smaller(cache->base.plan.n, attend_decode_tokens(cache)) * cache->group;
 }
 
-static size_t item_segments(const struct cache *cache) { return cache->keys_in_runs ? ITEM_RUNS * PAGES_OF_RUN : ITEM_SEGMENTS; }
+static size_t item_segments(const struct cache *cache) {
+    return cache->keys_in_rope_runs ? ITEM_RUNS * PAGES_OF_RUN : ITEM_SEGMENTS;
+}
 
 static size_t decode_splits(const struct cache *cache) {
     size_t most = smaller(ITEMS, ITEM_ROWS / decode_rows(cache)) / cache->base.shape.kv_heads;
@@ -49,7 +51,7 @@ static size_t decode_splits(const struct cache *cache) {
  * wherever they are. Heads may differ in what was learned and in their bits. */
 static size_t table_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
-    if (!cache->keys_rotated || cache->keys_in_runs) return 0;
+    if (!cache->keys_rotated || cache->keys_in_rope_runs) return 0;
     size_t floats = cpu_codec_query_floats(codec, side_shape(cache, CODEC_KEYS, layer, head, rows));
     return memory_round_up(floats, MEMORY_ALIGN / sizeof(float));
 }
@@ -251,7 +253,7 @@ static void prefetch_head_codebooks(const struct pass *pass, uint32_t head) {
 /* Where a range of segments begins. One that begins with a run of keys prepares its queries for no other part of that run. */
 static size_t split_begin(const struct pass *pass, size_t split) {
     size_t begin = split * pass->segments / pass->splits, rows = segment_count_rows(pass->cache);
-    if (!pass->cache->keys_in_runs || pass->selects || split == 0 || split == pass->splits || begin < rows) return begin;
+    if (!pass->cache->keys_in_rope_runs || pass->selects || split == 0 || split == pass->splits || begin < rows) return begin;
     return rows + (begin - rows) / PAGES_OF_RUN * PAGES_OF_RUN;
 }
 

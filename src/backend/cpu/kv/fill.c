@@ -36,7 +36,7 @@ static void fill_rows(const struct cache *cache, const float *normals, size_t n,
 static void copy_pages(const struct cache *cache, const struct page_set *from, uint32_t from_layer, const struct page_set *to,
                        uint32_t layer) {
     for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
-        const size_t *bytes = page_place(cache, layer, head)->bytes;
+        const size_t *bytes = page_address(cache, layer, head)->bytes;
         memcpy(page_at(cache, to, CODEC_KEYS, layer, head), page_at(cache, from, CODEC_KEYS, from_layer, head), bytes[CODEC_KEYS]);
         memcpy(page_at(cache, to, CODEC_VALUES, layer, head), page_at(cache, from, CODEC_VALUES, from_layer, head),
                bytes[CODEC_VALUES]);
@@ -58,7 +58,7 @@ static void repeat_pages(const struct cache *cache, uint32_t layers) {
 static bool layers_alike(const struct cache *cache) {
     for (uint32_t layer = 1; layer < cache->base.shape.layers; layer++) {
         for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
-            const struct page_place *first = page_place(cache, 0, head), *place = page_place(cache, layer, head);
+            const struct page_address *first = page_address(cache, 0, head), *place = page_address(cache, layer, head);
             if (memcmp(first->bytes, place->bytes, sizeof first->bytes) != 0) return false;
         }
     }
@@ -132,7 +132,7 @@ enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed
     fill_normals(normals, floats, &seed);
     /* One chunk of the pool, as a prompt takes. */
     size_t sealed = plan_step(&cache->base.method, &cache->base.extent, CACHE_STEP_PREFILL, n).seal;
-    enum terse_status status = fresh ? page_table_reserve(&cache->base.pages, sealed, error) : TERSE_OK;
+    enum terse_status status = fresh ? block_table_reserve(&cache->base.pages, sealed, error) : TERSE_OK;
     if (!status)
         status = fill_chunks(cache, n, chunk, fresh, alike ? 1 : cache->base.shape.layers, normals, normals + floats, seed, error);
     if (alike && cache->base.extent.length) copy_layers(cache);

@@ -177,7 +177,7 @@ void gather_score(struct head_reader *reader, const struct segment *segment, flo
     if (!segment->end) return;
     if (codec->format->gather == CODEC_GATHERS_VALUES) {
         score_in_place(reader, segment, logits);
-    } else if (cache->keys_in_runs) {
+    } else if (cache->keys_in_rope_runs) {
         score_by_runs(reader, segment, logits);
     } else if (cache->keys_rotated) {
         codec->score(reader->keys, reader->q, reader->tables, pack(cache, segment, reader->head, CODEC_KEYS), logits);

@@ -9,10 +9,10 @@
 static size_t heads(const struct cache *cache) { return (size_t)cache->base.shape.layers * cache->base.shape.kv_heads; }
 
 enum terse_status pool_set_places(struct cache *cache, struct terse_error *error) {
-    struct page_place *places = memory_array(heads(cache), sizeof *places);
+    struct page_address *places = memory_array(heads(cache), sizeof *places);
     if (!places) return status_no_memory(error, heads(cache) * sizeof *places, "the KV cache's page sizes");
     cache->base.places = places;
-    cache->base.page_set_bytes = page_places_set(&cache->base.shape, &cache->base.method, cache->base.index_page_bytes, places);
+    cache->base.page_set_bytes = page_addresses_set(&cache->base.shape, &cache->base.method, cache->base.index_page_bytes, places);
     for (size_t i = 0; i < heads(cache); i++)
         for (size_t side = 0; side < 2; side++)
             cache->largest_page[side] = larger(cache->largest_page[side], places[i].bytes[side]);
@@ -22,7 +22,7 @@ enum terse_status pool_set_places(struct cache *cache, struct terse_error *error
 uint64_t page_bytes_of_layer(const struct cache *cache, uint32_t layer) {
     uint64_t bytes = 0;
     for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
-        const struct page_place *place = page_place(cache, layer, head);
+        const struct page_address *place = page_address(cache, layer, head);
         bytes += place->bytes[CODEC_KEYS] + place->bytes[CODEC_VALUES];
     }
     return bytes;
@@ -50,7 +50,7 @@ refused:
 }
 
 void pool_free(struct cache *cache) {
-    page_table_free(&cache->base.pages);
+    block_table_free(&cache->base.pages);
     size_t window = heads(cache) * 2 * cache->window_page_bytes;
     for (size_t i = 0; i < cache->n_window_sets; i++) budget_free(cache->base.budget, cache->window_sets[i], window);
     budget_free(cache->base.budget, cache->window_sets, cache->n_window_sets * sizeof *cache->window_sets);

@@ -1,4 +1,4 @@
-/* Where a page of a cache lies: page sets of sealed tokens (kv/page_table.h), and the memory of the recent window. Window pages are allocated
+/* Where a page of a cache lies: page sets of sealed tokens (kv/block_table.h), and the memory of the recent window. Window pages are allocated
  * one page set at a time and hold rows in the layout of codec f16, zeros where there are no tokens. */
 #ifndef TERSE_BACKEND_CPU_KV_PAGE_POOL_H
 #define TERSE_BACKEND_CPU_KV_PAGE_POOL_H
@@ -16,7 +16,7 @@ static inline size_t layer_head(const struct cache *cache, uint32_t layer, uint3
     return (size_t)layer * cache->base.shape.kv_heads + head;
 }
 
-static inline const struct page_place *page_place(const struct cache *cache, uint32_t layer, uint32_t head) {
+static inline const struct page_address *page_address(const struct cache *cache, uint32_t layer, uint32_t head) {
     return &cache->base.places[layer_head(cache, layer, head)];
 }
 
@@ -26,12 +26,12 @@ uint64_t page_bytes_of_layer(const struct cache *cache, uint32_t layer);
 /* The page of one side, layer and head. */
 static inline uint8_t *page_at(const struct cache *cache, const struct page_set *set, enum codec_side side, uint32_t layer,
                                uint32_t head) {
-    return page_set_page(set, page_place(cache, layer, head), side);
+    return page_set_page(set, page_address(cache, layer, head), side);
 }
 
 /* The index's page, where it has one of its own. */
 static inline uint8_t *own_index_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head) {
-    const struct page_place *place = page_place(cache, layer, head);
+    const struct page_address *place = page_address(cache, layer, head);
     size_t before = place->offset + place->bytes[CODEC_KEYS] + place->bytes[CODEC_VALUES];
     return set->chunk + set->chunk_sets * before + set->index * cache->base.index_page_bytes;
 }

@@ -37,7 +37,7 @@ void saved_write(const struct cache *cache, struct state_writer *writer) {
 
 enum terse_status saved_map_pages(struct cache *cache, struct state_file *file, const uint8_t *pages, size_t n,
                                   struct terse_error *error) {
-    return page_table_map(&cache->base.pages, file, pages, n, error);
+    return block_table_map(&cache->base.pages, file, pages, n, error);
 }
 
 static enum terse_status load_window(struct cache *cache, const struct state_file *file, struct terse_error *error) {

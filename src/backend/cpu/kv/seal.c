@@ -47,7 +47,7 @@ static void fit_to_rows(struct cache *cache, uint32_t head, enum codec_side side
     size_t count = fit_pages(cache, &rows);
     for (size_t i = 0; i < count; i++) {
         size_t own = load_page(cache, i, head, side, rows + n * hd);
-        if (side == CODEC_KEYS && cache->keys_in_runs)
+        if (side == CODEC_KEYS && cache->keys_in_rope_runs)
             segment_rotate_to_run(cache, plan_first_sealed(&cache->base.plan) + i * PAGE_TOKENS, own, rows + n * hd);
         n += own;
     }
@@ -59,7 +59,7 @@ void seal_page(const struct cache *cache, const struct page_set *set, uint32_t l
     const struct cpu_codec *codec = side_codec(cache, side);
     if (side == CODEC_KEYS)
         fit_encode_index(cache, set, layer, head, rows, set->count, rows + PAGE_TOKENS * cache->base.shape.head_dim);
-    if (side == CODEC_KEYS && cache->keys_in_runs) segment_rotate_to_run(cache, set->first, set->count, rows);
+    if (side == CODEC_KEYS && cache->keys_in_rope_runs) segment_rotate_to_run(cache, set->first, set->count, rows);
     codec->encode(side_shape(cache, side, layer, head, cache->group), side, rows, set->count,
                   page_at(cache, set, side, layer, head));
 }

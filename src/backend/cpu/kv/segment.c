@@ -109,11 +109,11 @@ uint64_t segment_bytes(const struct cache *cache) {
 /* ---- Positions */
 
 /* Of the run in which a page lies whose first token is this. */
-static int64_t run_position(uint64_t first) { return (int64_t)(first - first % RUN_TOKENS); }
+static int64_t run_position(uint64_t first) { return (int64_t)(first - first % ROPE_RUN_TOKENS); }
 
 /* Segments that need the angles of their base, the first ones: where keys are stored at their own positions only exact rows. */
 static size_t rotated_segments(const struct cache *cache) {
-    if (cache->keys_in_runs) return segment_count_rows(cache) + sealed_segments(cache);
+    if (cache->keys_in_rope_runs) return segment_count_rows(cache) + sealed_segments(cache);
     return cache->keys_rotated ? segments_for(exact_tokens(cache)) : segment_count_stored(cache);
 }
 
@@ -132,7 +132,7 @@ void segment_set_bases(struct cache *cache) {
         rotary_set_base(&cache->rotary, i, (int64_t)(i * PAGE_TOKENS) + start);
     for (size_t i = 0; i < rotated_segments(cache); i++) {
         struct segment segment = segment_at(cache, i);
-        bool in_run = cache->keys_in_runs && segment.kind == SEGMENT_SEALED;
+        bool in_run = cache->keys_in_rope_runs && segment.kind == SEGMENT_SEALED;
         rotary_set_base(&cache->rotary, segment.base,
                         in_run ? run_position(segment.first) : segment_position(cache, &segment) + start);
     }

@@ -28,7 +28,7 @@ static void load_sealed(const struct cache *cache, const struct segment *segment
     size_t hd = cache->base.shape.head_dim;
     const uint8_t *page = page_at(cache, segment->set, side, cache->base.layer, head);
     side_codec(cache, side)->decode(side_shape(cache, side, cache->base.layer, head, 1), side, page, rows);
-    if (side == CODEC_KEYS && cache->keys_in_runs) segment_rotate_from_run(cache, segment->base, segment->end, rows);
+    if (side == CODEC_KEYS && cache->keys_in_rope_runs) segment_rotate_from_run(cache, segment->base, segment->end, rows);
     struct anchor_range anchors = segment_anchors(cache, segment, side, head);
     for (size_t i = anchors.from; i < anchors.to; i++)
         anchor_row(&anchors, i, hd, rows + (anchors.tokens[i] - segment->first) * hd);
@@ -91,7 +91,7 @@ static size_t workspace_floats(const struct cache *cache, size_t rows) {
 size_t head_reader_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
     size_t floats = workspace_floats(cache, rows);
-    if (!cache->keys_in_runs) return floats;
+    if (!cache->keys_in_rope_runs) return floats;
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, layer, head, rows);
     return floats + rows * cache->base.shape.head_dim + cpu_codec_query_floats(codec, shape);
 }
@@ -146,7 +146,7 @@ void segment_score_in_run(struct head_reader *reader, const void *page, size_t b
 static void score_sealed(struct head_reader *reader, const struct segment *segment, float *logits) {
     const struct cache *cache = reader->cache;
     const void *page = page_at(cache, segment->set, CODEC_KEYS, cache->base.layer, reader->head);
-    if (cache->keys_in_runs)
+    if (cache->keys_in_rope_runs)
         segment_score_in_run(reader, page, segment->base, logits);
     else
         cache->codec[CODEC_KEYS]->score(reader->keys, reader->q, reader->tables, page, logits);

@@ -247,7 +247,7 @@ uint64_t select_bytes(const struct cache *cache) {
 static void keep_best_runs(const struct cache *cache, size_t wanted, uint16_t *best, uint32_t *kept, uint16_t *scores) {
     const struct run_list runs = runs_of(cache);
     size_t pages = cache->selection.candidates, n = 0, next = 0;
-    size_t most = larger((RUN_SPREAD * wanted + RUN_TOKENS - 1) / RUN_TOKENS, LEAST_RUNS);
+    size_t most = larger((RUN_SPREAD * wanted + ROPE_RUN_TOKENS - 1) / ROPE_RUN_TOKENS, LEAST_RUNS);
     for (size_t i = 0; i < pages; i++) {
         uint16_t own = best[i];
         if (!i || run_of(&runs, i) != run_of(&runs, i - 1)) best[n++] = 0;

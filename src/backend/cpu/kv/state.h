@@ -73,7 +73,7 @@ struct cache {
     int threads;                         /* base.threads */
     bool keys_rotated; /* sealed pages and the window hold keys rotated to their own positions; else keys as they were before, which
                         * are rotated where they are read, as exact rows always are */
-    bool keys_in_runs; /* with keys_rotated: but sealed pages hold keys rotated by their offset in a run (codec.h) */
+    bool keys_in_rope_runs; /* with keys_rotated: but sealed pages hold keys rotated by their offset in a run (codec.h) */
     struct rotary rotary;
 
     size_t largest_page[2];   /* bytes, by side */

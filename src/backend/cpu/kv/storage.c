@@ -41,7 +41,7 @@ static enum terse_status allocate(struct cache *cache, struct terse_error *error
     const struct cache_base *base = &cache->base;
     enum terse_status status = rotary_init(&cache->rotary, base->shape.rope, error);
     if (!status) status = pool_set_places(cache, error);
-    if (!status) status = page_table_new(&cache->base.pages, &page_memory_host, base->page_set_bytes, error);
+    if (!status) status = block_table_new(&cache->base.pages, &page_memory_host, base->page_set_bytes, error);
     if (!status) status = zeros(&cache->exact, exact_bytes(&base->shape, &base->method), "the KV cache's exact rows", error);
     if (!status)
         status = zeros(&cache->exact_logits, exact_logit_bytes(&base->shape, &base->method), "the KV cache's logits", error);
@@ -66,7 +66,7 @@ enum terse_status cache_create(const struct cache_shape *shape, const struct met
     c->group = shape->query_heads / shape->kv_heads;
     c->threads = (int)threads;
     c->keys_rotated = method->key.codec->rope != CODEC_ROPE_BEFORE;
-    c->keys_in_runs = method->key.codec->rope == CODEC_ROPE_IN_RUN;
+    c->keys_in_rope_runs = method->key.codec->rope == CODEC_ROPE_IN_RUN;
     set_sizes(c);
     if (method->learned) status = cpu_codebook_prepare(method->learned, &c->codebook, error);
     if (!status) status = allocate(c, error);
@@ -110,7 +110,7 @@ static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct
                                 .window = windows * heads * 2 * PAGE_BYTES_F16(shape->head_dim),
                                 .exact = exact_bytes(shape, method) + anchors * heads * 2 * anchor_bytes(shape->head_dim),
                                 .tables = heads * fit_bytes(method, shape->head_dim) + exact_logit_bytes(shape, method) +
-                                          windows * sizeof(uint8_t *) + heads * sizeof(struct page_place),
+                                          windows * sizeof(uint8_t *) + heads * sizeof(struct page_address),
                                 .codebook = method->learned ? cpu_codebook_bytes(method->learned) : 0};
 }
 

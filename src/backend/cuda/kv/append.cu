@@ -9,8 +9,8 @@
 /* Cosine and sine of pair i at a position: the sum of two angles. */
 static __device__ float2 angle_at(const struct rotary_view &r, uint32_t position, uint32_t i) {
     uint32_t pairs = r.n_rot / 2;
-    float2 run = ((const float2 *)r.runs)[(position / RUN_TOKENS) * pairs + i];
-    float2 slot = ((const float2 *)r.slots)[(position % RUN_TOKENS) * pairs + i];
+    float2 run = ((const float2 *)r.runs)[(position / ROPE_RUN_TOKENS) * pairs + i];
+    float2 slot = ((const float2 *)r.slots)[(position % ROPE_RUN_TOKENS) * pairs + i];
     return make_float2(run.x * slot.x - run.y * slot.y, run.y * slot.x + run.x * slot.y);
 }
 

@@ -16,8 +16,8 @@ struct rotary_view {
     uint32_t n_rot; /* 0: nothing is rotated */
     enum rope_pairing pairing;
     float magnitude;
-    const float *runs;  /* [runs][n_rot / 2][cosine, sine] of 0, RUN_TOKENS, ... */
-    const float *slots; /* [RUN_TOKENS][n_rot / 2][cosine, sine] of 0, 1, ... */
+    const float *runs;  /* [runs][n_rot / 2][cosine, sine] of 0, ROPE_RUN_TOKENS, ... */
+    const float *slots; /* [ROPE_RUN_TOKENS][n_rot / 2][cosine, sine] of 0, 1, ... */
 };
 
 /* A decoding step's rows of one layer, as struct attend_decode has them. */

@@ -520,7 +520,7 @@ __global__ void __launch_bounds__(centroid_warps<HD> * 32, 1)
         const uint32_t from = __shfl_sync(ALL_LANES, of_lane.first, page % 32);
         const uint32_t slots = __shfl_sync(ALL_LANES, of_lane.begin | (uint32_t)of_lane.end << 16, page % 32);
         const uint32_t stop = from > s.position ? 0 : min(slots >> 16, s.position + 1 - from);
-        const uint32_t own_run = in_runs ? from / RUN_TOKENS : 0;
+        const uint32_t own_run = in_runs ? from / ROPE_RUN_TOKENS : 0;
         if (own_run != run) {
             run = own_run;
             turn_queries<HD, UNIT>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, queries, means);

@@ -17,8 +17,8 @@ struct attend_decode {
     const void
         *learned[2]; /* by side, [layers][Hk] of what its codec learned in the codec's own form: struct transform_view, struct
                                centroid_view; NULL where it learns nothing */
-    const float
-        *run_angles; /* [runs][n_rot / 2][cosine, sine] of the positions of runs, 0, RUN_TOKENS, ...; without the magnitude. Kernels
+    const float *
+        run_angles; /* [runs][n_rot / 2][cosine, sine] of the positions of runs, 0, ROPE_RUN_TOKENS, ...; without the magnitude. Kernels
                                 get NULL where keys do not lie in runs */
     const struct sequence_view *sequences;
     const struct query_row_view *rows; /* [n_rows] */

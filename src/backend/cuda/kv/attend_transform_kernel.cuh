@@ -63,7 +63,7 @@ template <int HD, int NQ> struct transform_ring {
             if (page % 32 == 0) {
                 const struct page_set_view set = sets[min(page + lane_id(), n - 1)];
                 keys_of_lane = page_address(&set, place, 0), values_of_lane = page_address(&set, place, 1);
-                run_of_lane = (run_of(set.first) - first_run) / RUN_TOKENS * run_record_words(NQ, HD / 2);
+                run_of_lane = (run_of(set.first) - first_run) / ROPE_RUN_TOKENS * run_record_words(NQ, HD / 2);
             }
             const uint8_t *const from = of(keys_of_lane, page);
             const uint32_t to = slot(page), gains = to + 16 * (key_units + lane_id());

@@ -140,7 +140,7 @@ static bool alike(const struct cache *a, const struct cache *b) { return a->tabl
 static uint32_t runs_of(const struct cache *cache) {
     const struct page_set *sets = cache->base.pages.sets;
     size_t n = cache->base.pages.n_sealed;
-    return n ? (uint32_t)(sets[n - 1].first / RUN_TOKENS - sets[0].first / RUN_TOKENS) + 1 : 0;
+    return n ? (uint32_t)(sets[n - 1].first / ROPE_RUN_TOKENS - sets[0].first / ROPE_RUN_TOKENS) + 1 : 0;
 }
 
 static void add_to_group(struct cache_batch *b, const struct cache *cache, uint32_t row, uint32_t splits) {

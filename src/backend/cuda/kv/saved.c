@@ -205,7 +205,7 @@ struct chunk_copy {
 };
 
 static struct chunk_copy *fetch_chunks(const struct saving *s, size_t *n) {
-    const struct page_table *pages = &s->cache->base.pages;
+    const struct block_table *pages = &s->cache->base.pages;
     struct chunk_copy *copies = section(s, (pages->n_sealed + 1) * sizeof *copies);
     *n = 0;
     for (size_t i = 0; copies && i < pages->n_sealed; i++) {
@@ -262,7 +262,7 @@ enum terse_status kv_saved_read_pages(struct cache *cache, struct state_file *fi
     (void)file;
     cudaStreamSynchronize(device_stream());
     enum terse_status status = kv_tables_reserve(cache->tables, cache->base.extent.length, error);
-    if (!status) status = page_table_reserve(&cache->base.pages, n, error);
+    if (!status) status = block_table_reserve(&cache->base.pages, n, error);
     if (status || !n) return status;
     cache->base.pages.n_sealed = n;
     /* A new cache's page sets are one chunk, laid out as the file's. */

@@ -51,7 +51,7 @@ static enum terse_status new_event(cudaEvent_t *event, struct terse_error *error
 }
 
 static enum terse_status allocate(struct cache *cache, struct terse_error *error) {
-    enum terse_status status = page_table_new(&cache->base.pages, &device_memory, cache->base.page_set_bytes, error);
+    enum terse_status status = block_table_new(&cache->base.pages, &device_memory, cache->base.page_set_bytes, error);
     if (!status) status = kept_resize(cache, 0, error);
     if (!status) status = take(cache, &cache->window, window_bytes(cache), "the KV cache's recent window", error);
     if (!status && cache->base.learns)
@@ -94,7 +94,7 @@ void kv_destroy(struct cache *cache) {
     if (!cache) return;
     window_wait_ahead(cache);
     cudaStreamSynchronize(device_stream());
-    page_table_free(&cache->base.pages);
+    block_table_free(&cache->base.pages);
     device_free(cache->base.budget, cache->views, cache->view_capacity * sizeof *cache->views);
     kept_free(cache);
     device_free(cache->base.budget, cache->window, window_bytes(cache));
@@ -174,7 +174,7 @@ static bool anchor_tokens(const struct cache *cache, uint32_t layer, uint32_t he
 }
 
 static uint64_t fit_tokens(const struct cache *cache) {
-    const struct page_table *pages = &cache->base.pages;
+    const struct block_table *pages = &cache->base.pages;
     return cache->fitted && pages->n_sealed ? pages->sets[0].first + FIT_PAGES * PAGE_TOKENS : 0;
 }
 

@@ -61,11 +61,11 @@ static void free_angles(float *angles, size_t n, size_t pairs) { device_free(NUL
 
 enum terse_status kv_tables_reserve(const struct kv_tables *tables, uint64_t tokens, struct terse_error *error) {
     struct entry *e = (struct entry *)(void *)tables;
-    size_t wanted = (size_t)(tokens / RUN_TOKENS) + 1, n = 2 * e->n_runs;
+    size_t wanted = (size_t)(tokens / ROPE_RUN_TOKENS) + 1, n = 2 * e->n_runs;
     float *runs = NULL;
     if (!pairs(e) || wanted <= e->n_runs) return TERSE_OK;
     if (n < wanted) n = wanted;
-    enum terse_status status = angles_new(e->shape.rope, n, RUN_TOKENS, &runs, error);
+    enum terse_status status = angles_new(e->shape.rope, n, ROPE_RUN_TOKENS, &runs, error);
     if (status) {
         free_angles(runs, n, pairs(e));
         return status;
@@ -81,10 +81,10 @@ static enum terse_status set_rotary(struct entry *e, struct terse_error *error) 
     const struct rope *rope = e->shape.rope;
     if (!rope || !rope->n_rot) return TERSE_OK;
     e->tables.rotary = (struct rotary_view){.n_rot = rope->n_rot, .pairing = rope->pairing, .magnitude = rope->magnitude};
-    enum terse_status status = angles_new(rope, RUN_TOKENS, 1, &e->slots, error);
+    enum terse_status status = angles_new(rope, ROPE_RUN_TOKENS, 1, &e->slots, error);
     e->tables.rotary.slots = e->slots;
     e->n_runs = 64;
-    if (!status) status = angles_new(rope, e->n_runs, RUN_TOKENS, &e->runs, error);
+    if (!status) status = angles_new(rope, e->n_runs, ROPE_RUN_TOKENS, &e->runs, error);
     e->tables.rotary.runs = e->runs;
     return status;
 }
@@ -99,9 +99,9 @@ static enum terse_status set_places(struct entry *e, const struct method *method
         free(views);
         return status_no_memory(error, bytes, "the KV cache's page sizes");
     }
-    e->tables.page_set_bytes = page_places_set(&e->shape, method, 0, e->tables.places);
+    e->tables.page_set_bytes = page_addresses_set(&e->shape, method, 0, e->tables.places);
     for (size_t i = 0; i < n; i++) {
-        const struct page_place *place = &e->tables.places[i];
+        const struct page_address *place = &e->tables.places[i];
         views[i] = (struct place_view){place->offset, {(uint32_t)place->bytes[CODEC_KEYS], (uint32_t)place->bytes[CODEC_VALUES]}};
         for (int side = 0; side < 2; side++)
             if (views[i].bytes[side] > e->tables.page_bytes[side]) e->tables.page_bytes[side] = views[i].bytes[side];
@@ -137,7 +137,7 @@ static void entry_free(struct entry *e) {
     device_free(NULL, e->tables.place_views, heads(&e->shape) * sizeof *e->tables.place_views);
     device_free(NULL, e->tables.prefill_parts, part_bytes(e));
     device_free(NULL, e->slopes, e->shape.query_heads * sizeof *e->slopes);
-    free_angles(e->slots, RUN_TOKENS, pairs(e));
+    free_angles(e->slots, ROPE_RUN_TOKENS, pairs(e));
     free_angles(e->runs, e->n_runs, pairs(e));
     free(e->tables.places);
     free(e);

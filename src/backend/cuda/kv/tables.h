@@ -4,12 +4,12 @@
 #define TERSE_BACKEND_CUDA_KV_TABLES_H
 
 #include "backend/cuda/kv/append.h"
-#include "kv/page_table.h"
+#include "kv/block_table.h"
 
 struct kv_tables {
     uint64_t number; /* of no other tables in this process, though they may come to lie at the same address */
     struct head_view heads;
-    struct page_place *places; /* the host's, [layers][Hk] */
+    struct page_address *places; /* the host's, [layers][Hk] */
     size_t page_set_bytes;
     uint32_t page_bytes[2];         /* of the largest page, by side */
     struct place_view *place_views; /* the device's */

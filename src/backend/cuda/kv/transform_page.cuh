@@ -38,7 +38,7 @@ static __device__ inline struct pair_channels channels_of_pair(const struct head
 
 /* Cosine and sine of a pair at the position of a page's run. */
 static __device__ inline float2 run_angle(const struct encode &e, uint32_t first, uint32_t pair) {
-    return ((const float2 *)e.run_angles)[(size_t)(first / RUN_TOKENS) * (e.heads.n_rot / 2) + pair];
+    return ((const float2 *)e.run_angles)[(size_t)(first / ROPE_RUN_TOKENS) * (e.heads.n_rot / 2) + pair];
 }
 
 static __device__ inline float2 rotate_forth(float2 x, float2 angle) {

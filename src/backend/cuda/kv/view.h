@@ -4,7 +4,7 @@
  * Shapes: Hq query heads, Hk KV heads, G = Hq/Hk, hd head_dim. A page is 64 tokens of one layer, KV head and side, its bytes those of the
  * CPU (format/page_layout.h), multiples of 64 and aligned so.
  *
- * Where keys lie: sealed pages as their codec wants them (rotated by their own position, or in runs of RUN_TOKENS by their offset from the
+ * Where keys lie: sealed pages as their codec wants them (rotated by their own position, or in runs of ROPE_RUN_TOKENS by their offset from the
  * run's first position: format/codec.h); everywhere else, as halves rotated by their own position, rope's magnitude included, as
  * queries are.
  */
@@ -63,7 +63,7 @@ TERSE_DEVICE uint8_t *page_address(const struct page_set_view *set, const struct
 }
 
 /* The position of the run that a page's keys are rotated from. */
-TERSE_DEVICE uint32_t run_of(uint32_t first) { return first - first % RUN_TOKENS; }
+TERSE_DEVICE uint32_t run_of(uint32_t first) { return first - first % ROPE_RUN_TOKENS; }
 
 /* One sequence as it is read in a step; device [sequences]. */
 struct sequence_view {

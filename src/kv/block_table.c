@@ -1,5 +1,5 @@
 /* Growing tables of page sets, sharing them, and giving them back. */
-#include "kv/page_table.h"
+#include "kv/block_table.h"
 
 #include "base/memory.h"
 #include "format/transform.h"
@@ -16,9 +16,9 @@ static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 /* ---- Sizes */
 
-struct page_place page_place_of(const struct cache_shape *shape, const struct method *method, uint32_t layer, uint32_t head) {
+struct page_address page_address_of(const struct cache_shape *shape, const struct method *method, uint32_t layer, uint32_t head) {
     static const enum codec_side sides[] = {CODEC_KEYS, CODEC_VALUES};
-    struct page_place place = {0};
+    struct page_address place = {0};
     for (size_t i = 0; i < 2; i++) {
         const struct codec *codec = sides[i] == CODEC_KEYS ? method->key.codec : method->value.codec;
         struct codec_shape seen = method_shape(method, sides[i], cache_shape_number(shape, layer), head, shape->head_dim, 1);
@@ -46,7 +46,7 @@ uint64_t page_set_bytes_of(const struct cache_shape *shape, const struct method 
     uint64_t bytes = unshared_bytes(shape, method);
     for (uint32_t layer = 0; layer < shape->layers; layer++) {
         for (uint32_t head = 0; head < shape->kv_heads; head++) {
-            struct page_place place = page_place_of(shape, method, layer, head);
+            struct page_address place = page_address_of(shape, method, layer, head);
             if (!unshared(method, CODEC_KEYS)) bytes += place.bytes[CODEC_KEYS];
             if (!unshared(method, CODEC_VALUES)) bytes += place.bytes[CODEC_VALUES];
             bytes += index_page_bytes;
@@ -55,11 +55,11 @@ uint64_t page_set_bytes_of(const struct cache_shape *shape, const struct method 
     return bytes;
 }
 
-size_t page_places_set(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes,
-                       struct page_place *places) {
+size_t page_addresses_set(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes,
+                          struct page_address *places) {
     size_t page_set_bytes = 0;
     for (size_t i = 0; i < (size_t)shape->layers * shape->kv_heads; i++) {
-        places[i] = page_place_of(shape, method, (uint32_t)(i / shape->kv_heads), (uint32_t)(i % shape->kv_heads));
+        places[i] = page_address_of(shape, method, (uint32_t)(i / shape->kv_heads), (uint32_t)(i % shape->kv_heads));
         places[i].offset = page_set_bytes;
         page_set_bytes += places[i].bytes[CODEC_KEYS] + places[i].bytes[CODEC_VALUES] + index_page_bytes;
     }
@@ -146,7 +146,7 @@ static size_t count_unheld(const struct page_pool *pool) {
 }
 
 /* Appends up to n of them to the table's. */
-static void hold_unheld(struct page_table *table, struct page_chunk *chunk, size_t n) {
+static void hold_unheld(struct block_table *table, struct page_chunk *chunk, size_t n) {
     for (uint32_t i = 0; n && !chunk->file && i < chunk->sets; i++) {
         if (chunk->holders[i]) continue;
         table->sets[table->n++] = hold(chunk, i);
@@ -157,7 +157,7 @@ static void hold_unheld(struct page_table *table, struct page_chunk *chunk, size
 /* ---- Tables */
 
 /* Room for `n` page sets. */
-static enum terse_status reserve_table(struct page_table *table, size_t n, struct terse_error *error) {
+static enum terse_status reserve_table(struct block_table *table, size_t n, struct terse_error *error) {
     if (n <= table->capacity) return TERSE_OK;
     struct page_set *page_sets = budget_array(table->pool->budget, n, sizeof *page_sets, "the KV cache's pages", error);
     if (!page_sets) return TERSE_E_MEMORY;
@@ -168,7 +168,7 @@ static enum terse_status reserve_table(struct page_table *table, size_t n, struc
     return TERSE_OK;
 }
 
-enum terse_status page_table_reserve(struct page_table *table, size_t n, struct terse_error *error) {
+enum terse_status block_table_reserve(struct block_table *table, size_t n, struct terse_error *error) {
     struct page_pool *pool = table->pool;
     if (n <= table->n) return TERSE_OK;
     size_t wanted = n - table->n, found = smaller(wanted, count_unheld(pool)), more = wanted - found;
@@ -192,7 +192,7 @@ enum terse_status page_table_reserve(struct page_table *table, size_t n, struct 
     return TERSE_OK;
 }
 
-void page_table_assign(struct page_table *table, const struct plan *plan, uint64_t prompt_end) {
+void block_table_assign(struct block_table *table, const struct plan *plan, uint64_t prompt_end) {
     for (size_t i = 0; i < plan->seal; i++) {
         struct page_set *set = &table->sets[table->n_sealed + i];
         set->first = plan_first_sealed(plan) + i * PAGE_TOKENS;
@@ -202,13 +202,13 @@ void page_table_assign(struct page_table *table, const struct plan *plan, uint64
     }
 }
 
-size_t page_table_evicted(const struct page_table *table, uint64_t first) {
+size_t block_table_evicted(const struct block_table *table, uint64_t first) {
     size_t n = 0;
     while (n < table->n_sealed && table->sets[n].first + table->sets[n].count <= first) n++;
     return n;
 }
 
-uint64_t page_table_first(const struct page_table *table, const struct extent *extent) {
+uint64_t block_table_first(const struct block_table *table, const struct extent *extent) {
     uint64_t first = table->n_sealed ? table->sets[0].first : extent->window_first;
     return first > extent->exact ? first : 0;
 }
@@ -221,7 +221,7 @@ static void reverse(struct page_set *sets, size_t n) {
     }
 }
 
-void page_table_drop(struct page_table *table, size_t first, size_t n) {
+void block_table_drop(struct block_table *table, size_t first, size_t n) {
     if (!n) return;
     struct page_set *sets = table->sets + first;
     size_t others = table->n - first - n;
@@ -242,7 +242,7 @@ void page_table_drop(struct page_table *table, size_t first, size_t n) {
     table->n_sealed -= n;
 }
 
-enum terse_status page_table_share(struct page_table *table, const struct page_table *from, struct terse_error *error) {
+enum terse_status block_table_share(struct block_table *table, const struct block_table *from, struct terse_error *error) {
     enum terse_status status = reserve_table(table, from->n_sealed, error);
     if (status) return status;
     free(table->pool);
@@ -256,8 +256,8 @@ enum terse_status page_table_share(struct page_table *table, const struct page_t
     return TERSE_OK;
 }
 
-enum terse_status page_table_map(struct page_table *table, struct state_file *file, const uint8_t *memory, size_t n,
-                                 struct terse_error *error) {
+enum terse_status block_table_map(struct block_table *table, struct state_file *file, const uint8_t *memory, size_t n,
+                                  struct terse_error *error) {
     enum terse_status status = n ? reserve_table(table, n, error) : TERSE_OK;
     if (status || !n) return status;
     struct page_chunk *chunk;
@@ -268,7 +268,7 @@ enum terse_status page_table_map(struct page_table *table, struct state_file *fi
     return TERSE_OK;
 }
 
-size_t page_table_shared(const struct page_table *table) {
+size_t block_table_shared(const struct block_table *table) {
     size_t n = 0;
     for (size_t i = 0; i < table->n_sealed; i++) n += is_shared(&table->sets[i]);
     return n;
@@ -282,16 +282,16 @@ static uint64_t window_after(const struct method *method, uint64_t prompt) {
 }
 
 /* n, or 0 where what follows n tokens would see some that have left. */
-static uint64_t held_before(const struct page_table *table, const struct method *method, const struct extent *extent, uint64_t n) {
+static uint64_t held_before(const struct block_table *table, const struct method *method, const struct extent *extent, uint64_t n) {
     bool slides = method->parameters.window > 0;
-    return slides && method->policy->retain(&method->parameters, n).first < page_table_first(table, extent) ? 0 : n;
+    return slides && method->policy->retain(&method->parameters, n).first < block_table_first(table, extent) ? 0 : n;
 }
 
-uint64_t page_table_common_prefix(const struct page_table *table, const struct method *method, const struct extent *extent,
-                                  uint64_t fitted, uint64_t n, uint64_t prompt) {
+uint64_t block_table_common_prefix(const struct block_table *table, const struct method *method, const struct extent *extent,
+                                   uint64_t fitted, uint64_t n, uint64_t prompt) {
     uint64_t end = 0, tail = method->tail_tokens, window = extent->window_first;
     if (n >= extent->length) return extent->length;
-    bool slides = method->parameters.window > 0, whole = !slides || !page_table_first(table, extent);
+    bool slides = method->parameters.window > 0, whole = !slides || !block_table_first(table, extent);
     if (!(method->policy->keeps_all || slides) || n < fitted || (fitted && !whole)) return 0;
     if (table->n_sealed && n >= window && window <= window_after(method, prompt)) return held_before(table, method, extent, n);
     if (n < tail) return 0;
@@ -305,18 +305,18 @@ uint64_t page_table_common_prefix(const struct page_table *table, const struct m
 
 /* ---- Life */
 
-enum terse_status page_table_new(struct page_table *table, const struct page_memory *memory, size_t page_set_bytes,
-                                 struct terse_error *error) {
-    *table = (struct page_table){.pool = calloc(1, sizeof *table->pool)};
+enum terse_status block_table_new(struct block_table *table, const struct page_memory *memory, size_t page_set_bytes,
+                                  struct terse_error *error) {
+    *table = (struct block_table){.pool = calloc(1, sizeof *table->pool)};
     if (!table->pool) return status_no_memory(error, sizeof *table->pool, "the KV cache's pages");
     *table->pool = (struct page_pool){.memory = memory, .page_set_bytes = page_set_bytes, .caches = 1};
     return TERSE_OK;
 }
 
-void page_table_free(struct page_table *table) {
+void block_table_free(struct block_table *table) {
     if (!table->pool) return;
     for (size_t i = 0; i < table->n; i++) let_go(table->pool, &table->sets[i]);
     budget_free(table->pool->budget, table->sets, table->capacity * sizeof *table->sets);
     if (!--table->pool->caches) free(table->pool);
-    *table = (struct page_table){0};
+    *table = (struct block_table){0};
 }

@@ -1,7 +1,7 @@
-/* A team's work runs on its own driver thread with its own number of threads; calls and progress reports come back to the thread that
+/* A thread pool's work runs on its own driver thread with its own number of threads; calls and progress reports come back to the thread that
  * waits, and nobody else's threads change. */
 #include "base/parallel.h"
-#include "base/team.h"
+#include "base/thread_pool.h"
 
 #include <omp.h>
 #include <pthread.h>
@@ -19,18 +19,18 @@
 
 struct seen {
     pthread_t work, call;
-    int most, team;
+    int most, pool;
     uint64_t reports;
     bool signals_blocked;
     struct terse_progress progress;
     bool went_on;
 };
 
-static struct team *new_team(uint32_t threads) {
-    struct team *team;
+static struct thread_pool *new_thread_pool(uint32_t threads) {
+    struct thread_pool *pool;
     struct terse_error error;
-    if (team_new(threads, &team, &error)) fail_msg("%s", error.message);
-    return team;
+    if (thread_pool_new(threads, &pool, &error)) fail_msg("%s", error.message);
+    return pool;
 }
 
 static void note_caller(void *user) {
@@ -47,24 +47,24 @@ static void look_around(void *user) {
     seen->most = omp_get_max_threads();
 #pragma omp parallel
 #pragma omp single
-    seen->team = omp_get_num_threads();
-    team_call(note_caller, seen);
+    seen->pool = omp_get_num_threads();
+    thread_pool_call(note_caller, seen);
 }
 
 static void work_runs_on_the_teams_threads(void **state) {
     (void)state;
     int before = omp_get_max_threads();
     for (uint32_t threads = 1; threads <= 3; threads++) {
-        struct team *team = new_team(threads);
+        struct thread_pool *pool = new_thread_pool(threads);
         struct seen seen = {0};
-        assert_int_equal(team_threads(team), threads);
-        for (int round = 0; round < 3; round++) team_run(team, look_around, &seen);
+        assert_int_equal(thread_pool_threads(pool), threads);
+        for (int round = 0; round < 3; round++) thread_pool_run(pool, look_around, &seen);
         assert_int_equal(seen.most, threads);
-        assert_int_equal(seen.team, threads);
+        assert_int_equal(seen.pool, threads);
         assert_false(pthread_equal(seen.work, pthread_self()));
         assert_true(pthread_equal(seen.call, pthread_self()));
         assert_true(seen.signals_blocked);
-        team_free(team);
+        thread_pool_free(pool);
     }
     assert_int_equal(omp_get_max_threads(), before);
 }
@@ -87,43 +87,43 @@ static void report_until_stopped(void *user) {
 
 static void progress_comes_back_to_the_caller(void **state) {
     (void)state;
-    struct team *team = new_team(2);
+    struct thread_pool *pool = new_thread_pool(2);
     struct seen seen = {.call = pthread_self()};
     const struct terse_progress progress = {stop_at_three, &seen};
-    seen.progress = team_progress(&progress);
-    team_run(team, report_until_stopped, &seen);
+    seen.progress = thread_pool_progress(&progress);
+    thread_pool_run(pool, report_until_stopped, &seen);
     assert_int_equal(seen.reports, 4);
     assert_false(seen.went_on);
-    team_free(team);
-    report_until_stopped(&seen); /* without a team the report is a plain call */
+    thread_pool_free(pool);
+    report_until_stopped(&seen); /* without a thread pool the report is a plain call */
     assert_int_equal(seen.reports, 8);
-    assert_null(team_progress(&(struct terse_progress){0}).report);
+    assert_null(thread_pool_progress(&(struct terse_progress){0}).report);
 }
 
 struct relay {
-    struct team *team;
+    struct thread_pool *pool;
     struct seen *seen;
 };
 
 static void *run_there(void *user) {
     struct relay *relay = user;
-    team_run(relay->team, look_around, relay->seen);
+    thread_pool_run(relay->pool, look_around, relay->seen);
     return NULL;
 }
 
 static void any_thread_may_give_work(void **state) {
     (void)state;
     struct seen seen = {0};
-    struct relay relay = {new_team(2), &seen};
+    struct relay relay = {new_thread_pool(2), &seen};
     pthread_t other;
     assert_int_equal(pthread_create(&other, NULL, run_there, &relay), 0);
     pthread_join(other, NULL);
     pthread_t driver = seen.work;
     assert_true(pthread_equal(seen.call, other));
-    team_run(relay.team, look_around, &seen);
+    thread_pool_run(relay.pool, look_around, &seen);
     assert_true(pthread_equal(seen.work, driver));
     assert_true(pthread_equal(seen.call, pthread_self()));
-    team_free(relay.team);
+    thread_pool_free(relay.pool);
 }
 
 /* ---- Work that all threads share */
@@ -175,13 +175,13 @@ static void check_shared(const struct sharing *s, uint32_t width) {
 /* Uses more threads than processors, so that some of the waits are long. */
 static void work_is_shared_and_barriers_hold(void **state) {
     (void)state;
-    struct team *team = new_team(THREADS);
+    struct thread_pool *pool = new_thread_pool(THREADS);
     for (uint32_t threads = 1; threads <= THREADS + 1; threads++) {
         struct sharing s = {.threads = threads};
-        team_run(team, share_many_times, &s);
+        thread_pool_run(pool, share_many_times, &s);
         check_shared(&s, threads < THREADS ? threads : THREADS);
     }
-    team_free(team);
+    thread_pool_free(pool);
 }
 
 static void without_a_team_openmp_shares_it(void **state) {
@@ -232,23 +232,23 @@ static void give_two_something_to_wait_for(void *user) {
 
 static void who_waits_long_sleeps_and_wakes(void **state) {
     (void)state;
-    struct team *team = new_team(2);
+    struct thread_pool *pool = new_thread_pool(2);
     struct sleeping s = {0};
-    team_run(team, give_two_something_to_wait_for, &s);
+    thread_pool_run(pool, give_two_something_to_wait_for, &s);
     assert_true(s.slept);
-    team_free(team);
+    thread_pool_free(pool);
 }
 
 static void limits(void **state) {
     (void)state;
-    struct team *team = NULL;
+    struct thread_pool *pool = NULL;
     struct terse_error error;
-    assert_int_equal(team_new(TEAM_THREADS_MAX + 1, &team, &error), TERSE_E_ARGUMENT);
-    assert_null(team);
-    team = new_team(0);
-    assert_int_equal(team_threads(team), omp_get_num_procs());
-    team_free(team);
-    team_free(NULL);
+    assert_int_equal(thread_pool_new(TEAM_THREADS_MAX + 1, &pool, &error), TERSE_E_ARGUMENT);
+    assert_null(pool);
+    pool = new_thread_pool(0);
+    assert_int_equal(thread_pool_threads(pool), omp_get_num_procs());
+    thread_pool_free(pool);
+    thread_pool_free(NULL);
 }
 
 int main(void) {

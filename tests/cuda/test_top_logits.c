@@ -1,6 +1,6 @@
-/* The likeliest tokens of rows of logits are those by the definition of struct held_logits, exactly, and rows are held as they were. */
+/* The likeliest tokens of rows of logits are those by the definition of struct device_logits, exactly, and rows are held as they were. */
 #include "backend/cuda/device.h"
-#include "backend/cuda/likeliest.h"
+#include "backend/cuda/top_logits.h"
 #include "base/random.h"
 
 #include <math.h>
@@ -17,7 +17,7 @@
 enum { ROWS = 4, MOST = 40000 };
 
 static float logits[ROWS * MOST], held[MOST];
-static struct token_logit sorted[MOST], got[ROWS * LIKELIEST];
+static struct token_logit sorted[MOST], got[ROWS * TOP_LOGITS];
 
 static float number(float x) { return isnan(x) ? -INFINITY : x; }
 
@@ -55,16 +55,16 @@ static void *device_copy(const void *data, size_t bytes) {
 }
 
 static void run(uint32_t vocabulary, uint64_t *random) {
-    uint32_t wanted = vocabulary < LIKELIEST ? vocabulary : LIKELIEST;
-    size_t row_bytes = vocabulary * sizeof(float), list_bytes = LIKELIEST * sizeof(struct token_logit);
+    uint32_t wanted = vocabulary < TOP_LOGITS ? vocabulary : TOP_LOGITS;
+    size_t row_bytes = vocabulary * sizeof(float), list_bytes = TOP_LOGITS * sizeof(struct token_logit);
     fill(random, vocabulary);
     void *in = device_copy(logits, ROWS * row_bytes), *row = device_copy(NULL, row_bytes);
     float *places[ROWS] = {NULL, NULL, row, NULL};
     void *to = device_copy(places, sizeof places), *out = device_copy(NULL, ROWS * list_bytes),
-         *parts = device_copy(NULL, ROWS * likeliest_parts(vocabulary) * list_bytes);
-    const struct find_likeliest find = {
-        .logits = in, .n = ROWS, .vocabulary = vocabulary, .held = to, .parts = parts, .likeliest = out};
-    assert_int_equal(find_likeliest(&find, device_stream()), cudaSuccess);
+         *parts = device_copy(NULL, ROWS * top_logits_parts(vocabulary) * list_bytes);
+    const struct find_top_logits find = {
+        .logits = in, .n = ROWS, .vocabulary = vocabulary, .held = to, .parts = parts, .top_logits = out};
+    assert_int_equal(find_top_logits(&find, device_stream()), cudaSuccess);
     assert_int_equal(device_fetch(got, out, ROWS * list_bytes), cudaSuccess);
     assert_int_equal(device_fetch(held, row, row_bytes), cudaSuccess);
     assert_memory_equal(held, logits + 2 * vocabulary, row_bytes);
@@ -73,9 +73,9 @@ static void run(uint32_t vocabulary, uint64_t *random) {
         qsort(sorted, vocabulary, sizeof *sorted, by_rank);
         qsort(sorted, wanted, sizeof *sorted, by_token);
         for (uint32_t i = 0; i < wanted; i++)
-            if (memcmp(&got[r * LIKELIEST + i], &sorted[i], sizeof *sorted) != 0)
+            if (memcmp(&got[r * TOP_LOGITS + i], &sorted[i], sizeof *sorted) != 0)
                 fail_msg("vocabulary %u, row %u: %u. is token %d (%g) instead of %d (%g)", vocabulary, r, i,
-                         got[r * LIKELIEST + i].token, (double)got[r * LIKELIEST + i].logit, sorted[i].token,
+                         got[r * TOP_LOGITS + i].token, (double)got[r * TOP_LOGITS + i].logit, sorted[i].token,
                          (double)sorted[i].logit);
     }
     void *all[] = {in, row, to, out, parts};

@@ -7,8 +7,8 @@
  * were forked from one another share sealed page sets, which do not change, and count who holds them; one thread at a time works on
  * all caches of a pool.
  */
-#ifndef TERSE_KV_PAGE_TABLE_H
-#define TERSE_KV_PAGE_TABLE_H
+#ifndef TERSE_KV_BLOCK_TABLE_H
+#define TERSE_KV_BLOCK_TABLE_H
 
 #include "kv/budget.h"
 #include "kv/plan.h"
@@ -17,16 +17,16 @@
 #include "method/method.h"
 
 /* The sealed pages of a layer and KV head: a page's size, which may differ from head to head, and where they lie in a chunk. */
-struct page_place {
+struct page_address {
     size_t bytes[2]; /* of a page of keys, of values */
     size_t offset;   /* bytes of the pages of all layers and heads before it, per page set, those of an index included */
 };
 
 /* What the pages of a layer and KV head take, but for the offset: every size of a page in a cache comes from here. */
-struct page_place page_place_of(const struct cache_shape *shape, const struct method *method, uint32_t layer, uint32_t head);
+struct page_address page_address_of(const struct cache_shape *shape, const struct method *method, uint32_t layer, uint32_t head);
 /* places[layers][Hk], with index pages of so many bytes; the bytes of all pages of a page set. */
-size_t page_places_set(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes,
-                       struct page_place *places);
+size_t page_addresses_set(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes,
+                          struct page_address *places);
 /* Bytes of all pages of a page set, with index pages of so many bytes, whether bits are shared over the model already or not. */
 uint64_t page_set_bytes_of(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes);
 
@@ -70,7 +70,7 @@ struct page_set {
 };
 
 /* The page sets of one cache. */
-struct page_table {
+struct block_table {
     struct page_pool *pool;
     struct page_set *sets;        /* [n]: [0, n_sealed) in order of their tokens, the rest free and nobody else's */
     size_t n, n_sealed, capacity; /* capacity: of sets[] */
@@ -80,36 +80,36 @@ struct page_table {
 #define FIT_PAGES 32
 
 /* An empty table, with a pool of its own. */
-enum terse_status page_table_new(struct page_table *table, const struct page_memory *memory, size_t page_set_bytes,
-                                 struct terse_error *error);
-void page_table_free(struct page_table *table);
+enum terse_status block_table_new(struct block_table *table, const struct page_memory *memory, size_t page_set_bytes,
+                                  struct terse_error *error);
+void block_table_free(struct block_table *table);
 
 /* Page sets for `n` in all, sealed or free. On failure what was there stays as it was. Page sets that nobody holds any
  * more are taken before new ones are made. */
-enum terse_status page_table_reserve(struct page_table *table, size_t n, struct terse_error *error);
+enum terse_status block_table_reserve(struct block_table *table, size_t n, struct terse_error *error);
 /* Says of the free page sets that the plan's step seals which tokens they hold; `prompt_end`: the last prompt ended before this token. */
-void page_table_assign(struct page_table *table, const struct plan *plan, uint64_t prompt_end);
+void block_table_assign(struct block_table *table, const struct plan *plan, uint64_t prompt_end);
 /* Sealed page sets, the first ones, that hold no token from `first` on. */
-size_t page_table_evicted(const struct page_table *table, uint64_t first);
+size_t block_table_evicted(const struct block_table *table, uint64_t first);
 /* The first token that is in a page, sealed or of the window; 0 where all from the exact rows on are. */
-uint64_t page_table_first(const struct page_table *table, const struct extent *extent);
+uint64_t block_table_first(const struct block_table *table, const struct extent *extent);
 /* The sealed page sets [first, first + n) hold nothing of the sequence any more: they become free ones behind the others, or, where another
  * cache holds them too, are let go. */
-void page_table_drop(struct page_table *table, size_t first, size_t n);
+void block_table_drop(struct block_table *table, size_t first, size_t n);
 /* A table without page sets holds the sealed ones of `from` and belongs to its pool. */
-enum terse_status page_table_share(struct page_table *table, const struct page_table *from, struct terse_error *error);
+enum terse_status block_table_share(struct block_table *table, const struct block_table *from, struct terse_error *error);
 /* A table without page sets holds `n` whose pages lie in a file, `memory` being laid out as a chunk is. Their pages stay there. */
-enum terse_status page_table_map(struct page_table *table, struct state_file *file, const uint8_t *memory, size_t n,
-                                 struct terse_error *error);
+enum terse_status block_table_map(struct block_table *table, struct state_file *file, const uint8_t *memory, size_t n,
+                                  struct terse_error *error);
 /* Of the sealed page sets, those that other tables hold too. */
-size_t page_table_shared(const struct page_table *table);
+size_t block_table_shared(const struct block_table *table);
 
 /* kv_ops.common_prefix of a cache: `fitted` tokens decide what it has learned of its sequence. */
-uint64_t page_table_common_prefix(const struct page_table *table, const struct method *method, const struct extent *extent,
-                                  uint64_t fitted, uint64_t n, uint64_t prompt);
+uint64_t block_table_common_prefix(const struct block_table *table, const struct method *method, const struct extent *extent,
+                                   uint64_t fitted, uint64_t n, uint64_t prompt);
 
 /* The page of one side, layer and head. */
-static inline uint8_t *page_set_page(const struct page_set *set, const struct page_place *place, enum codec_side side) {
+static inline uint8_t *page_set_page(const struct page_set *set, const struct page_address *place, enum codec_side side) {
     uint8_t *pages = set->chunk + set->chunk_sets * (place->offset + (side == CODEC_KEYS ? 0 : place->bytes[CODEC_KEYS]));
     return pages + set->index * place->bytes[side];
 }
