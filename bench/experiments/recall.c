@@ -16,6 +16,7 @@
 #include "backend/cpu/kv/top_k.h"
 #include "base/memory.h"
 #include "base/random.h"
+#include "base/size.h"
 #include "console.h"
 #include "engine/engine.h"
 #include "fidelity_index.h"
@@ -110,7 +111,7 @@ static bool head_new(struct head *h) {
         if (!index) continue;
         h->learned[w] = memory_array(index_learned_bytes(index->format, h->hd) + 1, 1);
         h->pages[w] = memory_array(h->n / PAGE_TOKENS, index_bytes(index->format, h->hd));
-        tables = larger(tables, index->table_bytes(h->hd));
+        tables = size_max(tables, index->table_bytes(h->hd));
         all &= h->learned[w] && h->pages[w];
     }
     h->queries = memory_array(PROBES * h->G * h->hd, sizeof *h->queries);

@@ -2,6 +2,7 @@
 #include "kv/block_table.h"
 
 #include "base/memory.h"
+#include "base/size.h"
 #include "format/transform.h"
 
 #include <stdlib.h>
@@ -11,8 +12,6 @@
 #define GROWTH_MOST 16 /* ... and never more than these */
 
 const struct page_memory page_memory_host = {budget_array, budget_free};
-
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 /* ---- Sizes */
 
@@ -171,8 +170,8 @@ static enum terse_status reserve_table(struct block_table *table, size_t n, stru
 enum terse_status block_table_reserve(struct block_table *table, size_t n, struct terse_error *error) {
     struct page_pool *pool = table->pool;
     if (n <= table->n) return TERSE_OK;
-    size_t wanted = n - table->n, found = smaller(wanted, count_unheld(pool)), more = wanted - found;
-    size_t ahead = smaller(table->n / GROWTH, GROWTH_MOST);
+    size_t wanted = n - table->n, found = size_min(wanted, count_unheld(pool)), more = wanted - found;
+    size_t ahead = size_min(table->n / GROWTH, GROWTH_MOST);
     struct page_chunk *made = NULL;
     enum terse_status status = TERSE_OK;
     if (more && more < ahead && !chunk_new(pool, ahead, NULL, NULL, &made, NULL)) more = ahead;

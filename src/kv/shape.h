@@ -5,6 +5,7 @@
 #include "model/rope.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct cache_shape {
@@ -31,6 +32,12 @@ struct terse_model; /* model/model.h */
 
 /* Of the model's sequences of up to `context` tokens. */
 struct cache_shape cache_shape_of(const struct terse_model *model, uint32_t context);
+
+/* Numbers of a token's queries of a layer, [Hq][hd], and of its keys or values, [Hk][hd]. */
+static inline size_t cache_shape_query_width(const struct cache_shape *shape) {
+    return (size_t)shape->query_heads * shape->head_dim;
+}
+static inline size_t cache_shape_kv_width(const struct cache_shape *shape) { return (size_t)shape->kv_heads * shape->head_dim; }
 
 /* A layer's number in the model. */
 static inline uint32_t cache_shape_number(const struct cache_shape *shape, uint32_t layer) {

@@ -102,6 +102,10 @@ struct terse_model {
 #define MODEL_BEHIND(layer) ((layer) + 1)
 #define MODEL_OUTPUT(model) ((model)->layers + 1)
 
+/* Numbers of a token's queries of a layer, [Hq][hd], and of its keys or values, [Hk][hd]. */
+static inline size_t model_query_width(const struct terse_model *model) { return (size_t)model->query_heads * model->head_dim; }
+static inline size_t model_kv_width(const struct terse_model *model) { return (size_t)model->kv_heads * model->head_dim; }
+
 /* The rotation of a sequence of up to `context` tokens. */
 static inline const struct rope *model_rope(const struct terse_model *model, uint32_t context) {
     return model->rope_context && context > model->rope_context ? &model->long_rope : &model->rope;

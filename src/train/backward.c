@@ -12,6 +12,7 @@
 #include "backend/cpu/rows.h"
 #include "base/memory.h"
 #include "base/random.h"
+#include "base/size.h"
 #include "model/architecture.h"
 #include "train/backward_attention.h"
 #include "train/backward_experts.h"
@@ -75,11 +76,7 @@ struct backward {
 
 /* ---- Memory */
 
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-
 static size_t q_width(const struct terse_model *m) { return (size_t)m->query_heads * m->head_dim; }
-static size_t kv_width(const struct terse_model *m) { return (size_t)m->kv_heads * m->head_dim; }
 
 /* Whether queries or keys must stay as they left their matrix, since a norm or a clamp follows. An architecture has the same norms
  * in every layer. */
@@ -87,7 +84,7 @@ static bool raw_queries(const struct terse_model *m) { return m->layer[0].q_norm
 static bool raw_keys(const struct terse_model *m) { return m->layer[0].k_norm.gain || m->clamp > 0; }
 
 static size_t raw_q_width(const struct terse_model *m) { return raw_queries(m) ? q_width(m) : 0; }
-static size_t raw_k_width(const struct terse_model *m) { return raw_keys(m) ? kv_width(m) : 0; }
+static size_t raw_k_width(const struct terse_model *m) { return raw_keys(m) ? model_kv_width(m) : 0; }
 /* Layers of experts keep their inner activations to themselves. */
 static size_t inner_width(const struct terse_model *m) { return m->experts ? 0 : m->feed_forward; }
 static size_t factor_width(const struct terse_model *m) { return m->layer[0].gate.data ? m->feed_forward : 0; }
@@ -101,9 +98,9 @@ static struct rows rows_of(const struct backward *b, uint32_t layer, size_t firs
     const struct rows *all = &b->rows;
     size_t at = (stays(b, layer) ? m->layers - 1 - layer : b->staying) * b->tokens, panel = at + (stays(b, layer) ? first : 0);
     return (struct rows){all->q + at * q_width(m),
-                         all->k + at * kv_width(m),
-                         all->k_rotated + at * kv_width(m),
-                         all->v + at * kv_width(m),
+                         all->k + at * model_kv_width(m),
+                         all->k_rotated + at * model_kv_width(m),
+                         all->v + at * model_kv_width(m),
                          all->raw_q + at * raw_q_width(m),
                          all->raw_k + at * raw_k_width(m),
                          all->state + panel * m->width,
@@ -114,9 +111,9 @@ static struct rows rows_of(const struct backward *b, uint32_t layer, size_t firs
 }
 
 static uint32_t count_staying(const struct terse_model *m, size_t tokens) {
-    size_t width = q_width(m) + 3 * kv_width(m) + raw_q_width(m) + raw_k_width(m) + m->width + 2 * added_width(m) + inner_width(m) +
-                   factor_width(m);
-    return (uint32_t)smaller(STAYING_BYTES / sizeof(float) / width / tokens, m->layers);
+    size_t width = q_width(m) + 3 * model_kv_width(m) + raw_q_width(m) + raw_k_width(m) + m->width + 2 * added_width(m) +
+                   inner_width(m) + factor_width(m);
+    return (uint32_t)size_min(STAYING_BYTES / sizeof(float) / width / tokens, m->layers);
 }
 
 static struct attention attention_of(const struct backward *b, uint32_t index, const struct rows *rows, size_t n) {
@@ -142,7 +139,8 @@ static size_t scratch_floats(const struct backward *b) {
     struct attention attention = attention_of(b, 0, &b->rows, b->tokens);
     size_t most = attention_scratch(&attention, b->threads), n = layer_matrices(layer, of);
     of[n++] = &m->output;
-    for (size_t i = 0; i < n; i++) most = larger(most, larger(linear_scratch(of[i], b->threads), linear_backward_scratch(of[i])));
+    for (size_t i = 0; i < n; i++)
+        most = size_max(most, size_max(linear_scratch(of[i], b->threads), linear_backward_scratch(of[i])));
     return most;
 }
 
@@ -163,7 +161,7 @@ static void release(struct backward *b) {
 
 static enum terse_status allocate(struct backward *b, struct terse_error *error) {
     const struct terse_model *m = b->model;
-    size_t n = b->tokens, panel = smaller(n, PANEL_TOKENS);
+    size_t n = b->tokens, panel = size_min(n, PANEL_TOKENS);
     /* What only the backward sweep needs */
     size_t kept = b->gradients ? m->layers : 1, back = b->gradients ? n : 0, back_panel = b->gradients ? panel : 0;
     bool others = b->staying < m->layers;
@@ -177,9 +175,9 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
         {&b->log_sum, n, kept * m->query_heads},
         {&b->d_hidden, back, m->width},
         {&b->rows.q, rows, q_width(m)},
-        {&b->rows.k, rows, kv_width(m)},
-        {&b->rows.k_rotated, rows, kv_width(m)},
-        {&b->rows.v, rows, kv_width(m)},
+        {&b->rows.k, rows, model_kv_width(m)},
+        {&b->rows.k_rotated, rows, model_kv_width(m)},
+        {&b->rows.v, rows, model_kv_width(m)},
         {&b->rows.raw_q, rows, raw_q_width(m)},
         {&b->rows.raw_k, rows, raw_k_width(m)},
         {&b->rows.state, b->gradients ? panel_rows : 0, m->width},
@@ -188,8 +186,8 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
         {&b->rows.inner, panel_rows, inner_width(m)},
         {&b->rows.factor, panel_rows, factor_width(m)},
         {&b->d_attended, back, q_width(m)},
-        {&b->dk, back, kv_width(m)},
-        {&b->dv, back, kv_width(m)},
+        {&b->dk, back, model_kv_width(m)},
+        {&b->dv, back, model_kv_width(m)},
         {&b->normed, panel, m->width},
         {&b->d_inner, back_panel, inner_width(m)},
         {&b->logits, b->logit_rows, m->vocabulary},
@@ -224,8 +222,8 @@ enum terse_status backward_new(const struct terse_model *model, size_t tokens, b
     b->tokens = tokens;
     b->gradients = gradients;
     b->threads = (uint32_t)omp_get_max_threads();
-    b->logit_rows = larger(LOGIT_BYTES / (model->vocabulary * sizeof(float)), LOGIT_TOKENS);
-    b->logit_rows = gradients ? smaller(b->logit_rows, smaller(PANEL_TOKENS, tokens)) : 0;
+    b->logit_rows = size_max(LOGIT_BYTES / (model->vocabulary * sizeof(float)), LOGIT_TOKENS);
+    b->logit_rows = gradients ? size_min(b->logit_rows, size_min(PANEL_TOKENS, tokens)) : 0;
     b->staying = gradients ? count_staying(model, tokens) : 0;
     status = gemm_prepare(error);
     if (!status) status = allocate(b, error);
@@ -287,16 +285,17 @@ static void project(struct backward *b, uint32_t index, size_t n) {
     struct rows rows = rows_of(b, index, 0);
     float *q = raw_queries(m) ? rows.raw_q : rows.q, *k = raw_keys(m) ? rows.raw_k : rows.k;
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
-        size_t count = smaller(PANEL_TOKENS, n - first);
-        const struct linear_op ops[] = {
-            {&layer->q, q + first * q_width(m)}, {&layer->k, k + first * kv_width(m)}, {&layer->v, rows.v + first * kv_width(m)}};
+        size_t count = size_min(PANEL_TOKENS, n - first);
+        const struct linear_op ops[] = {{&layer->q, q + first * q_width(m)},
+                                        {&layer->k, k + first * model_kv_width(m)},
+                                        {&layer->v, rows.v + first * model_kv_width(m)}};
         norm_rows(&layer->attention_norm, hidden + first * m->width, b->normed, count, m->width);
         linear(ops, 3, b->normed, count, b->scratch);
         for (size_t i = 0; i < 3 && m->clamp > 0; i++) clamp_rows(ops[i].out, m->clamp, count, ops[i].w->rows);
     }
     after_projection(&layer->q_norm, q, rows.q, n * m->query_heads, m->head_dim);
     after_projection(&layer->k_norm, k, rows.k, n * m->kv_heads, m->head_dim);
-    copy_rows(rows.k_rotated, rows.k, n, kv_width(m));
+    copy_rows(rows.k_rotated, rows.k, n, model_kv_width(m));
     rotate(b, index, WINDOW_TURN_ROWS, rows.q, n, m->query_heads);
     rotate(b, index, WINDOW_TURN_ROWS, rows.k_rotated, n, m->kv_heads);
 }
@@ -337,8 +336,8 @@ static void narrow(struct backward *b, const struct layer *layer, const struct r
 static enum terse_status check_keys(const struct backward *b, uint32_t layer, size_t n, struct terse_error *error) {
     const struct terse_model *m = b->model;
     const struct rows rows = rows_of(b, layer, 0);
-    enum terse_status status = rows_check_finite(m, MODEL_BEHIND(layer), rows.k, n, kv_width(m), error);
-    return status ? status : rows_check_finite(m, MODEL_BEHIND(layer), rows.v, n, kv_width(m), error);
+    enum terse_status status = rows_check_finite(m, MODEL_BEHIND(layer), rows.k, n, model_kv_width(m), error);
+    return status ? status : rows_check_finite(m, MODEL_BEHIND(layer), rows.v, n, model_kv_width(m), error);
 }
 
 /* From the layer's queries, keys and values on. */
@@ -349,7 +348,7 @@ static void layer_forward(struct backward *b, uint32_t index, size_t n) {
     struct attention attention = attention_of(b, index, &rows, n);
     attention_forward(&attention, attended_of(b, index), log_sum_of(b, index), b->threads, b->scratch);
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
-        size_t count = smaller(PANEL_TOKENS, n - first);
+        size_t count = size_min(PANEL_TOKENS, n - first);
         rows = rows_of(b, index, first);
         float *leaving = hidden_of(b, index + 1) + first * m->width;
         float *state = stays(b, index) ? rows.state : leaving, *active = stays(b, index) ? b->d_inner : rows.inner;
@@ -378,7 +377,7 @@ static enum terse_status output_backward(struct backward *b, const int32_t *toke
     const float *hidden = hidden_of(b, m->layers);
     double sum = 0;
     for (size_t first = 0; first < n - 1; first += b->logit_rows) {
-        size_t count = smaller(b->logit_rows, n - 1 - first), at = first * m->width;
+        size_t count = size_min(b->logit_rows, n - 1 - first), at = first * m->width;
         norm_rows(&m->output_norm, hidden + at, b->normed, count, m->width);
         linear(&(struct linear_op){&m->output, b->logits}, 1, b->normed, count, b->scratch);
         if (m->logit_cap > 0) cap_rows(b->logits, m->logit_cap, count, m->vocabulary);
@@ -429,7 +428,7 @@ static void feed_backward(struct backward *b, uint32_t index, size_t n) {
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[index];
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
-        size_t count = smaller(PANEL_TOKENS, n - first);
+        size_t count = size_min(PANEL_TOKENS, n - first);
         float *d = b->d_hidden + first * m->width;
         struct rows rows = rows_of(b, index, first);
         if (!stays(b, index)) add_attention(b, index, &rows, first, count, rows.state);
@@ -460,14 +459,14 @@ static void project_backward(struct backward *b, uint32_t index, size_t n) {
     if (layer->k_norm.gain) norm_backward(&layer->k_norm, rows.raw_k, b->dk, n * m->kv_heads, m->head_dim);
     if (m->clamp > 0) {
         clamp_backward(rows.raw_q, m->clamp, rows.q, n, q_width(m));
-        clamp_backward(rows.raw_k, m->clamp, b->dk, n, kv_width(m));
-        clamp_backward(rows.v, m->clamp, b->dv, n, kv_width(m));
+        clamp_backward(rows.raw_k, m->clamp, b->dk, n, model_kv_width(m));
+        clamp_backward(rows.v, m->clamp, b->dv, n, model_kv_width(m));
     }
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
-        size_t count = smaller(PANEL_TOKENS, n - first);
+        size_t count = size_min(PANEL_TOKENS, n - first);
         linear_backward(&layer->q, rows.q + first * q_width(m), count, false, b->normed, b->scratch);
-        linear_backward(&layer->k, b->dk + first * kv_width(m), count, true, b->normed, b->scratch);
-        linear_backward(&layer->v, b->dv + first * kv_width(m), count, true, b->normed, b->scratch);
+        linear_backward(&layer->k, b->dk + first * model_kv_width(m), count, true, b->normed, b->scratch);
+        linear_backward(&layer->v, b->dv + first * model_kv_width(m), count, true, b->normed, b->scratch);
         norm_backward(&layer->attention_norm, hidden + first * m->width, b->normed, count, m->width);
         add_rows(b->d_hidden + first * m->width, b->normed, count, m->width);
     }

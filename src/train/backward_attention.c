@@ -5,6 +5,7 @@
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/vector.h"
 #include "base/memory.h"
+#include "base/size.h"
 #include "kv/partial.h"
 #include "train/backward_ops.h"
 
@@ -16,11 +17,8 @@
 #define ITEMS 16       /* into which the gradients' work is split at least, so that threads have some; the sums depend on it */
 #define KEY_ROWS 384   /* keys against which they go at a time: two such tiles of numbers fit the second-level cache */
 
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-
 static size_t group_of(const struct attention *a) { return a->query_heads / a->kv_heads; }
-static size_t tile_tokens(const struct attention *a) { return larger(QUERY_ROWS / group_of(a), 1); }
+static size_t tile_tokens(const struct attention *a) { return size_max(QUERY_ROWS / group_of(a), 1); }
 static size_t tile_count(const struct attention *a) { return (a->n + tile_tokens(a) - 1) / tile_tokens(a); }
 
 /* ---- Tiles. Row m of a tile is query head m % G of the KV head's group, of token first + m / G. */
@@ -31,7 +29,7 @@ struct tile {
 };
 
 static struct tile tile_at(const struct attention *a, size_t i, uint32_t head) {
-    size_t first = i * tile_tokens(a), count = smaller(tile_tokens(a), a->n - first);
+    size_t first = i * tile_tokens(a), count = size_min(tile_tokens(a), a->n - first);
     return (struct tile){head, first, count, count * group_of(a)};
 }
 
@@ -54,13 +52,13 @@ static void gather_queries(const struct attention *a, const struct tile *tile, f
 /* Of the keys [key, key + n) row m sees the first so many. */
 static size_t visible_keys(const struct attention *a, const struct tile *tile, size_t m, size_t key, size_t n) {
     size_t seen = tile->first + m / group_of(a) + 1;
-    return seen > key ? smaller(seen - key, n) : 0;
+    return seen > key ? size_min(seen - key, n) : 0;
 }
 
 /* And does not see the first so many of them, which are too old. */
 static size_t hidden_keys(const struct attention *a, const struct tile *tile, size_t m, size_t key, size_t n) {
     size_t end = tile->first + m / group_of(a) + 1, first = a->window && end > a->window ? end - a->window : 0;
-    return first > key ? smaller(first - key, n) : 0;
+    return first > key ? size_min(first - key, n) : 0;
 }
 
 /* The first group of keys that a tile sees some of. */
@@ -83,11 +81,11 @@ static size_t thread_floats(const struct attention *a) {
     size_t rows = tile_tokens(a) * group_of(a), hd = a->head_dim;
     size_t forward = rows * (hd + KEY_ROWS) + partial_floats(rows, hd);
     size_t backward = rows * (3 * hd + 2 * KEY_ROWS + 1);
-    return memory_round_up(larger(forward, backward), MEMORY_ALIGN / sizeof(float));
+    return memory_round_up(size_max(forward, backward), MEMORY_ALIGN / sizeof(float));
 }
 
 /* The number of parts that the queries of a KV head are split into, whatever the threads: the number of threads changes no bit. */
-static size_t part_count(const struct attention *a) { return smaller((ITEMS + a->kv_heads - 1) / a->kv_heads, tile_count(a)); }
+static size_t part_count(const struct attention *a) { return size_min((ITEMS + a->kv_heads - 1) / a->kv_heads, tile_count(a)); }
 
 static size_t side_floats(const struct attention *a) { return a->n * a->kv_heads * a->head_dim; }
 
@@ -108,11 +106,11 @@ static void forward_tile(const struct attention *a, const struct tile *tile, flo
         partial.sum[m] = expf(sink - partial_raise(&partial, m, sink));
     }
     for (size_t key = first_key(a, tile); key < end; key += KEY_ROWS) {
-        size_t n = smaller(KEY_ROWS, end - key), at = key * stride + tile->head * hd;
+        size_t n = size_min(KEY_ROWS, end - key), at = key * stride + tile->head * hd;
         gemm(true, tile->rows, n, hd, queries, hd, a->k + at, stride, false, logits, KEY_ROWS);
         for (size_t m = 0; m < tile->rows; m++) {
             float *row = logits + m * KEY_ROWS;
-            size_t visible = visible_keys(a, tile, m, key, n), hidden = smaller(hidden_keys(a, tile, m, key, n), visible);
+            size_t visible = visible_keys(a, tile, m, key, n), hidden = size_min(hidden_keys(a, tile, m, key, n), visible);
             if (a->cap > 0) cap_row(row, a->cap, visible);
             add_alibi(a, tile, m, key, visible, row);
             float max = partial_raise(&partial, m, vector_max(row + hidden, visible - hidden));
@@ -165,12 +163,12 @@ static void backward_tile(const struct attention *a, const struct tile *tile, co
     for (size_t m = 0; m < rows; m++) mean[m] = vector_dot(d_o + m * hd, out + row_offset(a, tile, m, hd), hd);
     size_t begin = first ? 0 : first_key(a, tile); /* what comes first is for all keys */
     for (size_t key = begin; key < end; key += KEY_ROWS) {
-        size_t n = smaller(KEY_ROWS, end - key), at = key * stride + tile->head * hd;
+        size_t n = size_min(KEY_ROWS, end - key), at = key * stride + tile->head * hd;
         gemm(true, rows, n, hd, q, hd, a->k + at, stride, false, p, KEY_ROWS);
         gemm(true, rows, n, hd, d_o, hd, a->v + at, stride, false, ds, KEY_ROWS);
         for (size_t m = 0; m < rows; m++) {
             float *weights = p + m * KEY_ROWS, *d_logits = ds + m * KEY_ROWS;
-            size_t visible = visible_keys(a, tile, m, key, n), hidden = smaller(hidden_keys(a, tile, m, key, n), visible);
+            size_t visible = visible_keys(a, tile, m, key, n), hidden = size_min(hidden_keys(a, tile, m, key, n), visible);
             for (size_t j = 0; j < n; j++) d_logits[j] -= mean[m];
             if (a->cap > 0) {
                 cap_row(weights, a->cap, visible);

@@ -8,6 +8,7 @@
 #include "backend/cpu/linear.h"
 #include "backend/cpu/rows.h"
 #include "backend/cpu/vector.h"
+#include "base/size.h"
 
 #include <math.h>
 
@@ -17,9 +18,7 @@
 #define SHARE_TOKENS 128   /* by */
 #define SHARE_COLUMNS 1024 /* numbers of dx are one thread's share of it */
 
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-
-size_t linear_backward_scratch(const struct matrix *w) { return smaller(w->rows, TILE_ROWS) * linear_tile_stride(w); }
+size_t linear_backward_scratch(const struct matrix *w) { return size_min(w->rows, TILE_ROWS) * linear_tile_stride(w); }
 
 void linear_backward(const struct matrix *w, const float *dy, size_t n, bool accumulate, float *dx, float *scratch) {
     size_t across = (w->columns + SHARE_COLUMNS - 1) / SHARE_COLUMNS, down = (n + SHARE_TOKENS - 1) / SHARE_TOKENS;
@@ -27,7 +26,7 @@ void linear_backward(const struct matrix *w, const float *dy, size_t n, bool acc
     size_t stride = plain ? w->columns : linear_tile_stride(w);
 #pragma omp parallel if (n >= PARALLEL_ROWS)
     for (size_t first = 0; first < w->rows; first += TILE_ROWS) {
-        size_t rows = smaller(TILE_ROWS, w->rows - first);
+        size_t rows = size_min(TILE_ROWS, w->rows - first);
         const char *stored = (const char *)w->data + first * w->row_bytes;
         const float *weights = plain ? (const float *)(const void *)stored : scratch;
         if (!plain) {
@@ -38,7 +37,7 @@ void linear_backward(const struct matrix *w, const float *dy, size_t n, bool acc
 #pragma omp for schedule(dynamic, 1)
         for (size_t item = 0; item < across * down; item++) {
             size_t t = item / across * SHARE_TOKENS, c = item % across * SHARE_COLUMNS;
-            gemm(false, smaller(SHARE_TOKENS, n - t), smaller(SHARE_COLUMNS, w->columns - c), rows, dy + t * w->rows + first,
+            gemm(false, size_min(SHARE_TOKENS, n - t), size_min(SHARE_COLUMNS, w->columns - c), rows, dy + t * w->rows + first,
                  w->rows, weights + c, stride, accumulate || first > 0, dx + t * w->columns + c, w->columns);
         }
     }
@@ -56,7 +55,7 @@ static void norm_backward_row(const struct norm *norm, const float *gain, const 
     float c[PIECE], squares = 0, along = 0;
     for (size_t i = 0; i < width; i++) d[i] *= gain[i];
     for (size_t first = 0; first < width; first += PIECE) {
-        size_t count = smaller(PIECE, width - first);
+        size_t count = size_min(PIECE, width - first);
         for (size_t i = 0; i < count; i++) c[i] = x[first + i] - mean;
         squares += vector_dot(c, c, count);
         along += vector_dot(c, d + first, count);
@@ -91,7 +90,7 @@ void cap_backward(const float *capped, float cap, float *d, size_t n, size_t wid
 static void silu_backward_row(float *gate, float *up, const float *d, size_t width) {
     float s[PIECE];
     for (size_t first = 0; first < width; first += PIECE, gate += PIECE, up += PIECE, d += PIECE) {
-        size_t n = smaller(PIECE, width - first);
+        size_t n = size_min(PIECE, width - first);
         for (size_t i = 0; i < n; i++) s[i] = -gate[i];
         vector_exp_sum(s, 0, n);
         for (size_t i = 0; i < n; i++) {
@@ -116,7 +115,7 @@ static void clamped_backward_row(float *gate, float *up, const float *d, size_t 
 static void geglu_backward_row(float *gate, float *up, const float *d, size_t width) {
     float active[PIECE], d_active[PIECE];
     for (size_t first = 0; first < width; first += PIECE, gate += PIECE, up += PIECE, d += PIECE) {
-        size_t n = smaller(PIECE, width - first);
+        size_t n = size_min(PIECE, width - first);
         for (size_t i = 0; i < n; i++) {
             active[i] = gate[i];
             d_active[i] = d[i] * up[i];

@@ -24,12 +24,13 @@ static struct host_step *step_of(const struct cache *cache) {
     return step;
 }
 
-static size_t query_width(const struct cache *cache) { return (size_t)cache->base.shape.query_heads * cache->base.shape.head_dim; }
-static size_t kv_width(const struct cache *cache) { return (size_t)cache->base.shape.kv_heads * cache->base.shape.head_dim; }
-
 static float *queries_of(const struct cache *cache) { return step_of(cache)->memory; }
-static float *keys_of(const struct cache *cache) { return step_of(cache)->memory + cache->base.plan.n * query_width(cache); }
-static float *values_of(const struct cache *cache) { return keys_of(cache) + cache->base.plan.n * kv_width(cache); }
+static float *keys_of(const struct cache *cache) {
+    return step_of(cache)->memory + cache->base.plan.n * cache_shape_query_width(&cache->base.shape);
+}
+static float *values_of(const struct cache *cache) {
+    return keys_of(cache) + cache->base.plan.n * cache_shape_kv_width(&cache->base.shape);
+}
 
 static void destroy(struct cache *cache) {
     for (struct host_step **at = &steps; *at; at = &(*at)->next) {
@@ -45,7 +46,8 @@ static void destroy(struct cache *cache) {
 }
 
 static enum terse_status reserve(struct cache *cache, struct terse_error *error) {
-    size_t floats = cache->base.plan.n * (query_width(cache) + 2 * kv_width(cache));
+    size_t floats =
+        cache->base.plan.n * (cache_shape_query_width(&cache->base.shape) + 2 * cache_shape_kv_width(&cache->base.shape));
     struct host_step *host = step_of(cache);
     if (!host) {
         if (!(host = calloc(1, sizeof *host))) return status_no_memory(error, sizeof *host, "a step");
@@ -70,7 +72,7 @@ static enum terse_status send(float *to, const float *from, size_t floats, struc
 }
 
 static enum terse_status append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error) {
-    size_t floats = cache->base.plan.n * kv_width(cache);
+    size_t floats = cache->base.plan.n * cache_shape_kv_width(&cache->base.shape);
     enum terse_status status = cache_check_layer(cache, layer, error);
     if (!status) status = reserve(cache, error);
     if (!status) status = send(keys_of(cache), k, floats, error);
@@ -90,14 +92,14 @@ static size_t queries_to_observe(const struct cache *cache, size_t needed) { ret
 static enum terse_status observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error) {
     enum terse_status status = cache_check_queries(cache, first, count, error);
     if (status || cache_decodes(cache)) return status;
-    float *own = queries_of(cache) + first * query_width(cache);
-    status = send(own, q, count * query_width(cache), error);
+    float *own = queries_of(cache) + first * cache_shape_query_width(&cache->base.shape);
+    status = send(own, q, count * cache_shape_query_width(&cache->base.shape), error);
     return status ? status : cache_observe_rows(cache, first, count, own, error);
 }
 
 static enum terse_status attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
                                 struct terse_error *error) {
-    size_t width = query_width(cache);
+    size_t width = cache_shape_query_width(&cache->base.shape);
     enum terse_status status = cache_check_queries(cache, first, count, error);
     if (status) return status;
     float *own = queries_of(cache) + first * width;

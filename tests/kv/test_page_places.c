@@ -3,6 +3,7 @@
 #include "backend/cpu/kv/fill.h"
 #include "backend/cpu/kv/page_pool.h"
 #include "backend/cpu/kv/step.h"
+#include "base/size.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -39,7 +40,7 @@ static void make_uneven(struct cache *cache) {
         place->offset = cache->base.page_set_bytes;
         for (size_t side = 0; side < 2; side++) {
             place->bytes[side] += 64 * (1 + (5 * i + 7 * side) % 12);
-            cache->largest_page[side] = larger(cache->largest_page[side], place->bytes[side]);
+            cache->largest_page[side] = size_max(cache->largest_page[side], place->bytes[side]);
         }
         cache->base.page_set_bytes += place->bytes[CODEC_KEYS] + place->bytes[CODEC_VALUES] + cache->base.index_page_bytes;
     }

@@ -64,8 +64,6 @@ static size_t rows_of(const struct sequence *s, struct panel panel, size_t *toke
 
 static float *hidden_at(const struct pass *p, size_t row) { return p->hidden + row * p->executor->model->width; }
 
-static size_t kv_width(const struct pass *p) { return (size_t)p->executor->model->kv_heads * p->executor->model->head_dim; }
-
 static void embed(const struct pass *p, struct panel panel) {
     for (const struct sequence *s = panel.group->sequences; s < panel.group->sequences + panel.group->n_sequences; s++) {
         size_t token, count = rows_of(s, panel, &token);
@@ -101,8 +99,8 @@ static size_t product_ops(const struct pass *p, enum stage stage, struct panel p
     switch (stage) {
     case STAGE_KEYS:
         if (panel.group->each) ops[n++] = (struct linear_op){&l->q, a->q};
-        ops[n++] = (struct linear_op){&l->k, p->k + panel.first * kv_width(p)};
-        ops[n++] = (struct linear_op){&l->v, p->v + panel.first * kv_width(p)};
+        ops[n++] = (struct linear_op){&l->k, p->k + panel.first * model_kv_width(p->executor->model)};
+        ops[n++] = (struct linear_op){&l->v, p->v + panel.first * model_kv_width(p->executor->model)};
         return n;
     case STAGE_OBSERVE:
     case STAGE_QUERIES: ops[n++] = (struct linear_op){&l->q, a->q}; return n;
@@ -134,7 +132,7 @@ static void after_product(const struct pass *p, enum stage stage, struct panel p
     if (stage > STAGE_QUERIES) return;
     for (size_t i = 0; i < n_ops && m->clamp > 0; i++) clamp_rows(ops[i].out, m->clamp, count, ops[i].w->rows);
     bool queries = stage != STAGE_KEYS || panel.group->each, keys = stage == STAGE_KEYS;
-    float *k = p->k + panel.first * kv_width(p);
+    float *k = p->k + panel.first * model_kv_width(p->executor->model);
     if (queries && l->q_norm.gain) norm_rows(&l->q_norm, a->q, a->q, count * m->query_heads, m->head_dim);
     if (keys && l->k_norm.gain) norm_rows(&l->k_norm, k, k, count * m->kv_heads, m->head_dim);
 }
@@ -182,7 +180,7 @@ static bool apply_experts(struct pass *p, struct panel panel, bool each, double 
 /* ---- The caches of a panel's sequences */
 
 static enum terse_status append(const struct pass *p, const struct sequence *s, struct terse_error *error) {
-    size_t at = s->first * kv_width(p);
+    size_t at = s->first * model_kv_width(p->executor->model);
     return p->executor->kv->append(s->part.cache, p->layer, p->k + at, p->v + at, error);
 }
 
@@ -285,10 +283,12 @@ static enum terse_status check_rows(const struct pass *p, struct panel panel, ui
 /* Keys and values of a panel, of which codecs might hide it, with what entered the first layer. */
 static enum terse_status check_keys(const struct pass *p, struct panel panel, struct terse_error *error) {
     const struct terse_model *m = p->executor->model;
-    size_t at = panel.first * kv_width(p);
+    size_t at = panel.first * model_kv_width(p->executor->model);
     enum terse_status status = p->layer ? TERSE_OK : check_rows(p, panel, MODEL_EMBEDDINGS, error);
-    if (!status) status = rows_check_finite(m, MODEL_BEHIND(p->layer), p->k + at, panel.count, kv_width(p), error);
-    return status ? status : rows_check_finite(m, MODEL_BEHIND(p->layer), p->v + at, panel.count, kv_width(p), error);
+    if (!status)
+        status = rows_check_finite(m, MODEL_BEHIND(p->layer), p->k + at, panel.count, model_kv_width(p->executor->model), error);
+    return status ? status
+                  : rows_check_finite(m, MODEL_BEHIND(p->layer), p->v + at, panel.count, model_kv_width(p->executor->model), error);
 }
 
 /* ---- Rows each by itself */

@@ -7,6 +7,7 @@
 #include "backend/cpu/weight_moments.h"
 #include "base/memory.h"
 #include "base/random.h"
+#include "base/size.h"
 #include "format/transform_fit.h"
 #include "method/method.h"
 #include "model/architecture.h"
@@ -34,8 +35,6 @@ struct weight_profile {
     enum terse_status status;
     struct terse_error error;
 };
-
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 /* Channels in pairs, those that RoPE rotates first. */
 static size_t pairs_of(const struct terse_model *m) { return m->head_dim / 2; }
@@ -100,7 +99,7 @@ static enum terse_status find_residual(struct weight_profile *w, struct terse_er
     uint32_t threads = (uint32_t)omp_get_max_threads();
     const struct matrix *matrices[LAYER_MATRICES];
     size_t n = layer_matrices(&m->layer[0], matrices), tile = 0;
-    for (size_t i = 0; i < n; i++) tile = larger(tile, linear_scratch(matrices[i], threads));
+    for (size_t i = 0; i < n; i++) tile = size_max(tile, linear_scratch(matrices[i], threads));
     size_t inner = m->layer[0].gate.data || m->experts ? 2 * (size_t)m->feed_forward : m->feed_forward;
     size_t floats = PROBES * (3 * (size_t)m->width + inner) + tile;
     float *memory = memory_array(floats, sizeof *memory);

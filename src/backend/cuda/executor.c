@@ -39,13 +39,10 @@ static enum terse_status allocate(const struct wanted *wanted, size_t n, struct 
     return TERSE_OK;
 }
 
-static size_t query_width(const struct terse_model *m) { return (size_t)m->query_heads * m->head_dim; }
-static size_t kv_width(const struct terse_model *m) { return (size_t)m->kv_heads * m->head_dim; }
-
 /* Of rows that come to a product. */
 static size_t widest_input(const struct terse_model *m) {
     size_t widest = m->width > m->feed_forward ? m->width : m->feed_forward;
-    return widest > query_width(m) ? widest : query_width(m);
+    return widest > model_query_width(m) ? widest : model_query_width(m);
 }
 
 #define ACTIVATIONS 10
@@ -54,10 +51,10 @@ static size_t widest_input(const struct terse_model *m) {
 static void activations_wanted(struct activations *a, const struct terse_model *m, struct wanted wanted[ACTIVATIONS]) {
     const size_t number = sizeof(float), factor = m->layer[0].gate.data ? m->feed_forward * number : 0;
     const struct wanted all[ACTIVATIONS] = {{(void **)&a->hidden, a->rows, m->width * number},
-                                            {(void **)&a->q, a->rows, query_width(m) * number},
-                                            {(void **)&a->k, a->rows, kv_width(m) * number},
-                                            {(void **)&a->v, a->rows, kv_width(m) * number},
-                                            {(void **)&a->out, a->rows, query_width(m) * number},
+                                            {(void **)&a->q, a->rows, model_query_width(m) * number},
+                                            {(void **)&a->k, a->rows, model_kv_width(m) * number},
+                                            {(void **)&a->v, a->rows, model_kv_width(m) * number},
+                                            {(void **)&a->out, a->rows, model_query_width(m) * number},
                                             {(void **)&a->inner, a->rows, m->feed_forward * number},
                                             {(void **)&a->factor, a->rows, factor},
                                             {(void **)&a->product, a->rows, m->width * number},

@@ -20,8 +20,6 @@ static bool done(const struct pass *p) { return p->at == p->n_groups; }
 static const struct group *group_of(const struct pass *p) { return &p->group[p->at]; }
 static const struct device_layer *layer_of(const struct pass *p) { return &p->executor->weights.layer[p->layer]; }
 static bool last_layer(const struct pass *p) { return p->layer + 1 == p->executor->model->layers; }
-static size_t query_width(const struct terse_model *m) { return (size_t)m->query_heads * m->head_dim; }
-static size_t kv_width(const struct terse_model *m) { return (size_t)m->kv_heads * m->head_dim; }
 
 /* ---- Sizes */
 
@@ -29,7 +27,7 @@ static size_t kv_width(const struct terse_model *m) { return (size_t)m->kv_heads
 static double multiplications(const struct terse_model *m, uint64_t tokens) {
     const struct layer *l = &m->layer[0];
     const struct matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
-    double sum = 2.0 * (double)tokens * (double)query_width(m);
+    double sum = 2.0 * (double)tokens * (double)model_query_width(m);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (all[i]->data) sum += (double)all[i]->rows * all[i]->columns;
     return sum;
@@ -133,7 +131,7 @@ static enum terse_status finish_layer(const struct executor *e, const struct dev
                                       size_t n, struct terse_error *error) {
     const struct terse_model *m = e->model;
     const struct activations *a = &e->activations;
-    const struct operand heads = {{.kind = ROW_PLAIN}, a->out, NULL, (uint32_t)query_width(m)};
+    const struct operand heads = {{.kind = ROW_PLAIN}, a->out, NULL, (uint32_t)model_query_width(m)};
     const uint32_t layer = (uint32_t)(l - e->weights.layer);
     const struct operand normed = {norm_form(e, &l->feed_forward_norm, MODEL_BEHIND(layer)), hidden, NULL, m->width};
     const struct operand inner = {
@@ -400,8 +398,8 @@ static enum terse_status run_keys(struct pass *p, size_t count, struct terse_err
     if (p->layer == 0 && p->row == 0) status = send_part(p, error);
     if (p->layer == 0 && !status) status = embed(e, p->tokens + p->row, p->positions + p->row, count, hidden_at(p, p->row), error);
     if (!status) status = project(e, layer_of(p), multiply, hidden_at(p, p->row), count, KEYS_AND_VALUES, error);
-    if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->k, count * kv_width(e->model), error);
-    if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->v, count * kv_width(e->model), error);
+    if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->k, count * model_kv_width(e->model), error);
+    if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->v, count * model_kv_width(e->model), error);
     if (!status) status = cache_append_rows(cache, p->layer, p->row, count, a->k, a->v, error);
     return status;
 }
@@ -411,7 +409,7 @@ static enum terse_status run_queries(struct pass *p, size_t count, struct terse_
     const struct activations *a = &e->activations;
     struct cache *cache = group_of(p)->sequences->part.cache;
     enum terse_status status = project(e, layer_of(p), multiply, hidden_at(p, p->row), count, QUERIES, error);
-    if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->q, count * query_width(e->model), error);
+    if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->q, count * model_query_width(e->model), error);
     if (!status) status = cache_attend_rows(cache, p->layer, p->row, count, a->q, a->out, error);
     return status ? status : finish_layer(e, layer_of(p), multiply, hidden_at(p, p->row), count, error);
 }
@@ -456,7 +454,7 @@ static enum terse_status run_panel(struct pass *p, double *left, struct terse_er
     enum terse_status status;
     switch (p->stage) {
     case STAGE_KEYS:
-        *left -= (double)count * 2 * (double)kv_width(m) * m->width;
+        *left -= (double)count * 2 * (double)model_kv_width(m) * m->width;
         status = run_keys(p, count, error);
         if (!next_panel(p, count)) begin_queries(p);
         return status;
@@ -466,7 +464,7 @@ static enum terse_status run_panel(struct pass *p, double *left, struct terse_er
         if (!next_panel(p, count)) p->stage = STAGE_SEAL;
         return status;
     case STAGE_SEAL:
-        *left -= (double)g->rows * (double)kv_width(m) * m->width; /* about as much as making what is sealed */
+        *left -= (double)g->rows * (double)model_kv_width(m) * m->width; /* about as much as making what is sealed */
         status = cache_end_layer_rows(g->sequences->part.cache, p->layer, error);
         end_layer(p);
         return status;

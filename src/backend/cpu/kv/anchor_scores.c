@@ -7,6 +7,7 @@
 #include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/kv/segment.h"
 #include "base/memory.h"
+#include "base/size.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -78,7 +79,7 @@ static size_t weights_segments(const struct plan *plan) { return plan->sealed / 
 
 size_t anchor_weights_rows(const struct plan *plan, size_t most) {
     size_t stride = weights_stride(plan), fit = stride ? KEPT_FLOATS / stride : most;
-    return smaller(fit, most);
+    return size_min(fit, most);
 }
 
 size_t anchor_weights_floats(const struct plan *plan, size_t rows) {
@@ -150,7 +151,7 @@ void anchor_scores_add(struct cache *cache, uint32_t head, const struct anchor_w
     }
     for (size_t i = kept->start; i < kept->end; i++) {
         struct segment segment = segment_at(cache, i);
-        uint64_t token = larger(segment.first, plan_first_sealed(plan)),
+        uint64_t token = size_max(segment.first, plan_first_sealed(plan)),
                  end = segment.first + segment_visible(cache, &segment, kept->last);
         size_t at = (size_t)(token - plan_first_sealed(plan)), n = end > token ? (size_t)(end - token) : 0;
         float *factors = kept->raised + (i - kept->start) * partial->rows;
@@ -227,7 +228,7 @@ static void choose(const float *scores, size_t n, uint64_t *best, size_t k) {
 /* Scores averaged with those of their neighbours: to[n] = means of from[n] over what there is of RANKING_NEIGHBOURS on either side. */
 static void pool(const float *from, size_t n, float *to) {
     for (size_t i = 0; i < n; i++) {
-        size_t first = i > RANKING_NEIGHBOURS ? i - RANKING_NEIGHBOURS : 0, last = smaller(i + RANKING_NEIGHBOURS, n - 1);
+        size_t first = i > RANKING_NEIGHBOURS ? i - RANKING_NEIGHBOURS : 0, last = size_min(i + RANKING_NEIGHBOURS, n - 1);
         float sum = 0;
         for (size_t j = first; j <= last; j++) sum += from[j];
         to[i] = sum / (float)(last - first + 1);

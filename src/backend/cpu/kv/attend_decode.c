@@ -12,6 +12,7 @@
 #include "backend/cpu/kv/side.h"
 #include "base/memory.h"
 #include "base/parallel.h"
+#include "base/size.h"
 #include "kv/partial.h"
 
 #include <math.h>
@@ -31,11 +32,11 @@
 /* ---- Memory and the split of the work */
 
 /* Keys that are rotated as they are read are decoded either way, so then one token is the limit. */
-size_t attend_decode_tokens(const struct cache *cache) { return cache->keys_rotated ? larger(DECODE_ROWS / cache->group, 1) : 1; }
+size_t attend_decode_tokens(const struct cache *cache) { return cache->keys_rotated ? size_max(DECODE_ROWS / cache->group, 1) : 1; }
 
 /* Most rows of a step, from which its memory and the way work is split are decided. */
 static size_t decode_rows(const struct cache *cache) {
-    return smaller(cache->base.plan.n, attend_decode_tokens(cache)) * cache->group;
+    return size_min(cache->base.plan.n, attend_decode_tokens(cache)) * cache->group;
 }
 
 static size_t item_segments(const struct cache *cache) {
@@ -43,8 +44,8 @@ static size_t item_segments(const struct cache *cache) {
 }
 
 static size_t decode_splits(const struct cache *cache) {
-    size_t most = smaller(ITEMS, ITEM_ROWS / decode_rows(cache)) / cache->base.shape.kv_heads;
-    return larger(smaller(segment_count(cache) / item_segments(cache), most), 1);
+    size_t most = size_min(ITEMS, ITEM_ROWS / decode_rows(cache)) / cache->base.shape.kv_heads;
+    return size_max(size_min(segment_count(cache) / item_segments(cache), most), 1);
 }
 
 /* Of a key codec's look-up tables for `rows` queries of a layer and KV head; they serve where queries meet keys as they are stored,
@@ -71,9 +72,9 @@ static struct most_floats most_floats(const struct cache *cache) {
     for (size_t rows = cache->group; rows <= decode_rows(cache); rows += cache->group) {
         for (uint32_t layer = 0; layer < cache->base.shape.layers; layer++) {
             for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
-                most.tables = larger(most.tables, table_floats(cache, layer, head, rows));
-                most.code_sums = larger(most.code_sums, code_sum_floats(cache, layer, head, rows));
-                most.reader = larger(most.reader, head_reader_floats(cache, layer, head, rows));
+                most.tables = size_max(most.tables, table_floats(cache, layer, head, rows));
+                most.code_sums = size_max(most.code_sums, code_sum_floats(cache, layer, head, rows));
+                most.reader = size_max(most.reader, head_reader_floats(cache, layer, head, rows));
             }
         }
     }
@@ -87,7 +88,7 @@ size_t attend_decode_shared_floats(const struct cache *cache) {
 
 size_t attend_decode_thread_floats(const struct cache *cache) {
     struct most_floats most = most_floats(cache);
-    return larger(RUN_LOGITS, decode_rows(cache)) * PAGE_TOKENS + most.code_sums + most.reader;
+    return size_max(RUN_LOGITS, decode_rows(cache)) * PAGE_TOKENS + most.code_sums + most.reader;
 }
 
 /* The attention of some new tokens of the step. */
@@ -260,16 +261,16 @@ static size_t split_begin(const struct pass *pass, size_t split) {
 /* One work item: a range of segments. */
 static void read_segments(const struct pass *pass, size_t split, uint32_t head, float *scratch) {
     const struct cache *cache = pass->cache;
-    size_t rows = pass->rows, run = larger(RUN_LOGITS / rows, 1);
+    size_t rows = pass->rows, run = size_max(RUN_LOGITS / rows, 1);
     size_t end = split_begin(pass, split + 1), sums = code_sum_floats(cache, cache->base.layer, head, rows);
-    float *logits = scratch, *code_sums = scratch + larger(RUN_LOGITS, rows) * PAGE_TOKENS;
+    float *logits = scratch, *code_sums = scratch + size_max(RUN_LOGITS, rows) * PAGE_TOKENS;
     struct head_reader reader = head_reader_of(cache, head, pass->queries + head * rows * cache->base.shape.head_dim, rows,
                                                tables_of(pass, head), code_sums + sums);
     struct partial partial = decode_partial(pass, split, head);
     struct segment segments[RUN_LOGITS];
     partial_clear(&partial);
     for (size_t first = split_begin(pass, split); first < end; first += run) {
-        size_t n = smaller(run, end - first);
+        size_t n = size_min(run, end - first);
         for (size_t r = 0; r < n; r++) {
             float *own = logits + r * rows * PAGE_TOKENS;
             if (pass->selects)
@@ -325,9 +326,9 @@ static struct pass pass_of(const struct cache *cache, size_t first, size_t count
     pass.segments = pass.selects ? gather_segment_count(cache) : segment_count_seen(cache, first + count - 1);
     /* With a head for every thread each thread takes its heads from scores to outputs: what it scored is near when it reads. */
     pass.chooses_by_head = pass.selects && heads >= (uint32_t)cache->threads;
-    pass.splits = pass.chooses_by_head ? 1 : smaller(decode_splits(cache), larger(pass.segments / item_segments(cache), 1));
+    pass.splits = pass.chooses_by_head ? 1 : size_min(decode_splits(cache), size_max(pass.segments / item_segments(cache), 1));
     for (uint32_t head = 0; head < heads; head++)
-        pass.table_floats = larger(pass.table_floats, table_floats(cache, cache->base.layer, head, pass.rows));
+        pass.table_floats = size_max(pass.table_floats, table_floats(cache, cache->base.layer, head, pass.rows));
     pass.queries = scratch_shared(cache);
     pass.tables = pass.queries + heads * pass.rows * cache->base.shape.head_dim;
     pass.partials = pass.tables + heads * pass.table_floats;
@@ -360,7 +361,7 @@ static void read_share(struct pass_work *work) {
     const struct pass *pass = work->pass;
     uint32_t near = UINT32_MAX; /* the KV head whose codebooks were prefetched */
     for (size_t first; (first = atomic_fetch_add_explicit(&work->next, work->chunk, memory_order_relaxed)) < work->items;) {
-        for (size_t item = first; item < smaller(first + work->chunk, work->items); item++) {
+        for (size_t item = first; item < size_min(first + work->chunk, work->items); item++) {
             uint32_t head = (uint32_t)(item / pass->splits);
             if (pass->chooses_by_head) choose_tokens(pass->cache, head);
             if (head != near) prefetch_head_codebooks(pass, head);
@@ -387,7 +388,7 @@ static void run_pass(const struct cache *cache, const float *q, size_t first, si
     size_t heads = cache->base.shape.kv_heads, items = pass.splits * heads;
     struct pass_work work = {.pass = &pass, .q = q, .count = count, .items = items, .out = out};
     work.ranges = pass.selects && !pass.chooses_by_head ? select_ranges(cache) : 0;
-    work.chunk = larger(items / (THREAD_CHUNKS * (size_t)cache->threads), 1);
+    work.chunk = size_max(items / (THREAD_CHUNKS * (size_t)cache->threads), 1);
     parallel_run(pass.segments * heads >= WAKE_SEGMENTS ? (uint32_t)cache->threads : 1, run_share, &work);
 }
 

@@ -9,6 +9,7 @@
 #include "backend/cpu/kv/scratch.h"
 #include "backend/cpu/kv/segment_read.h"
 #include "backend/cpu/piece.h"
+#include "base/size.h"
 #include "kv/partial.h"
 
 #include <math.h>
@@ -19,7 +20,7 @@
 
 /* Tokens of a tile of queries. */
 static size_t prefill_tokens(const struct cache *cache) {
-    return larger(anchor_weights_rows(&cache->base.plan, QUERY_ROWS) / cache->group, 1);
+    return size_max(anchor_weights_rows(&cache->base.plan, QUERY_ROWS) / cache->group, 1);
 }
 
 size_t attend_prefill_thread_floats(const struct cache *cache) {
@@ -54,14 +55,14 @@ static struct group group_at(const struct cache *cache, uint32_t head, size_t *i
     size_t hd = cache->base.shape.head_dim, width = cache->base.shape.kv_heads * hd, stored = segment_count_stored(cache);
     if (cache->new_keys && *i >= stored) {
         size_t next = (*i - stored) * PAGE_TOKENS, at = next * width + head * hd;
-        size_t segments = smaller(KEY_ROWS / PAGE_TOKENS, end - *i),
-               count = smaller(segments * PAGE_TOKENS, cache->base.plan.n - next);
+        size_t segments = size_min(KEY_ROWS / PAGE_TOKENS, end - *i),
+               count = size_min(segments * PAGE_TOKENS, cache->base.plan.n - next);
         *i += segments;
         return (struct group){cache->new_keys + at, cache->v + at, width, count, 0, next, (int64_t)next};
     }
     struct group group = {workspace, workspace + KEY_ROWS * hd, hd, 0, 0, 0, 0};
     uint64_t length = cache->base.plan.before.length;
-    for (; *i < (cache->new_keys ? smaller(stored, end) : end) && group.count + PAGE_TOKENS <= KEY_ROWS; ++*i) {
+    for (; *i < (cache->new_keys ? size_min(stored, end) : end) && group.count + PAGE_TOKENS <= KEY_ROWS; ++*i) {
         struct segment segment = segment_at(cache, *i);
         uint64_t first = segment.first + segment.begin, last = segment.first + segment.end;
         if (!group.count) group.position = segment_position(cache, &segment) + segment.begin;
@@ -119,7 +120,7 @@ static struct anchor_weights attend_queries(const struct cache *cache, const flo
         for (size_t m = 0; m < rows; m++) {
             float *row = weights + m * stride;
             size_t visible = group_visible(&group, first + m / G),
-                   hidden = smaller(group_hidden(cache, &group, first + m / G), visible);
+                   hidden = size_min(group_hidden(cache, &group, first + m / G), visible);
             float max = partial_raise(&partial, m, kernel->max(row + hidden, visible - hidden));
             memset(row, 0, hidden * sizeof *row);
             partial.sum[m] += kernel->exp_sum(row + hidden, max, visible - hidden);
@@ -147,7 +148,7 @@ static void attend_items(struct cache *cache, const float *q, size_t first, size
     for (size_t item = cache->attended; item < end; item++) {
         size_t part = (parts - 1 - item / heads) * tokens;
         uint32_t head = (uint32_t)(item % heads);
-        struct anchor_weights kept = attend_queries(cache, q + part * width, head, first + part, smaller(tokens, count - part),
+        struct anchor_weights kept = attend_queries(cache, q + part * width, head, first + part, size_min(tokens, count - part),
                                                     out ? out + part * width : NULL, scratch_of_thread(cache));
 #pragma omp ordered
         anchor_scores_add(cache, head, &kept);

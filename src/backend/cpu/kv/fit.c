@@ -2,6 +2,7 @@
 #include "backend/cpu/kv/fit.h"
 
 #include "base/memory.h"
+#include "base/size.h"
 
 #include <omp.h>
 #include <string.h>
@@ -39,7 +40,7 @@ static size_t page_floats(const struct cache *cache) { return (size_t)FIT_PAGES 
 enum terse_status fit_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error) {
     /* [Hk][FIT_ROWS][hd] of keys, or [threads][FIT_PAGES * 64][hd] of any side */
     size_t keys = cache->keys_rotated ? 0 : (size_t)cache->base.shape.kv_heads * FIT_ROWS * cache->base.shape.head_dim;
-    size_t floats = larger(keys, (size_t)cache->threads * page_floats(cache));
+    size_t floats = size_max(keys, (size_t)cache->threads * page_floats(cache));
     if (!cache_fit_pending(&cache->base) || !plan->seal || cache->fit_rows) return TERSE_OK;
     if (!keys && !fit_transforms(cache, CODEC_KEYS) && !fit_transforms(cache, CODEC_VALUES)) return TERSE_OK;
     if (!(cache->fit_rows = memory_array(floats, sizeof *cache->fit_rows)))
@@ -77,7 +78,7 @@ static void rotate_rows(const struct cache *cache, uint64_t token, size_t step, 
 }
 
 static void fit_page(struct cache *cache, uint32_t head, const float *page, float *some) {
-    size_t n = smaller(cache->base.plan.sealed, PAGE_TOKENS), hd = cache->base.shape.head_dim;
+    size_t n = size_min(cache->base.plan.sealed, PAGE_TOKENS), hd = cache->base.shape.head_dim;
     if (!cache->keys_rotated) {
         memcpy(some, page, n * hd * sizeof *some);
         rotate_rows(cache, plan_first_sealed(&cache->base.plan), 1, some, n);
@@ -109,7 +110,7 @@ void fit_head(struct cache *cache, uint32_t head, const float *page) {
 size_t fit_pages(const struct cache *cache, float **rows) {
     uint64_t end = cache->base.plan.before.length + cache->base.plan.n;
     *rows = cache->fit_rows + (size_t)omp_get_thread_num() * page_floats(cache);
-    return smaller((size_t)((end - plan_first_sealed(&cache->base.plan) + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
+    return size_min((size_t)((end - plan_first_sealed(&cache->base.plan) + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
 }
 
 uint64_t fit_tokens(const struct cache *cache) {

@@ -2,6 +2,7 @@
 #include "backend/cpu/kv/page_pool.h"
 
 #include "base/memory.h"
+#include "base/size.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,7 @@ enum terse_status pool_set_places(struct cache *cache, struct terse_error *error
     cache->base.page_set_bytes = page_addresses_set(&cache->base.shape, &cache->base.method, cache->base.index_page_bytes, places);
     for (size_t i = 0; i < heads(cache); i++)
         for (size_t side = 0; side < 2; side++)
-            cache->largest_page[side] = larger(cache->largest_page[side], places[i].bytes[side]);
+            cache->largest_page[side] = size_max(cache->largest_page[side], places[i].bytes[side]);
     return TERSE_OK;
 }
 

@@ -9,6 +9,7 @@
 #include "backend/cpu/kv/scratch.h"
 #include "backend/cpu/kv/segment.h"
 #include "backend/cpu/kv/side.h"
+#include "base/size.h"
 
 #include <string.h>
 
@@ -117,10 +118,10 @@ static void fit_layer(struct cache *cache) {
 bool seal_some(struct cache *cache) {
     const struct plan *plan = &cache->base.plan;
     uint32_t kv_heads = cache->base.shape.kv_heads;
-    size_t first = larger(cache->layer_sealed, plan->ready),
-           more = larger(SEAL_ROWS * (size_t)cache->threads / (2 * PAGE_TOKENS * kv_heads), 1);
+    size_t first = size_max(cache->layer_sealed, plan->ready),
+           more = size_max(SEAL_ROWS * (size_t)cache->threads / (2 * PAGE_TOKENS * kv_heads), 1);
     if (first >= plan->seal) return false;
-    size_t end = smaller(first + more, plan->seal);
+    size_t end = size_min(first + more, plan->seal);
     if (!cache->layer_sealed && cache_fit_pending(&cache->base)) fit_layer(cache);
 #pragma omp parallel for schedule(static) num_threads(cache->threads)
     for (size_t i = 2 * first * kv_heads; i < 2 * end * kv_heads; i++)

@@ -7,6 +7,7 @@
 #include "backend/cpu/kv/side.h"
 #include "backend/cpu/kv/top_k.h"
 #include "base/memory.h"
+#include "base/size.h"
 
 #include <string.h>
 
@@ -230,7 +231,7 @@ static void score_by_codec(const struct cache *cache, uint32_t head, size_t begi
 }
 
 void select_score(const struct cache *cache, uint32_t head, size_t range) {
-    size_t begin = range * RANGE_PAGE_SETS, end = smaller(begin + RANGE_PAGE_SETS, cache->selection.candidates);
+    size_t begin = range * RANGE_PAGE_SETS, end = size_min(begin + RANGE_PAGE_SETS, cache->selection.candidates);
     (codec_ranks(cache) ? score_by_codec : score_by_index)(cache, head, begin, end);
 }
 
@@ -247,7 +248,7 @@ uint64_t select_bytes(const struct cache *cache) {
 static void keep_best_runs(const struct cache *cache, size_t wanted, uint16_t *best, uint32_t *kept, uint16_t *scores) {
     const struct run_list runs = runs_of(cache);
     size_t pages = cache->selection.candidates, n = 0, next = 0;
-    size_t most = larger((RUN_SPREAD * wanted + ROPE_RUN_TOKENS - 1) / ROPE_RUN_TOKENS, LEAST_RUNS);
+    size_t most = size_max((RUN_SPREAD * wanted + ROPE_RUN_TOKENS - 1) / ROPE_RUN_TOKENS, LEAST_RUNS);
     for (size_t i = 0; i < pages; i++) {
         uint16_t own = best[i];
         if (!i || run_of(&runs, i) != run_of(&runs, i - 1)) best[n++] = 0;
@@ -289,7 +290,7 @@ void select_top_k(const struct cache *cache, uint32_t head) {
     size_t wanted = policy_selects(&cache->base.method.parameters, slots), pages = cache->selection.candidates;
     if (codec_ranks(cache)) keep_best_runs(cache, wanted, workspace.best + head * pages, workspace.runs + head * pages, scores);
     wanted += force_anchors(cache, head, scores);
-    size_t n = top_tokens(scores, slots, smaller(wanted, cache->selection.max_tokens), chosen);
+    size_t n = top_tokens(scores, slots, size_min(wanted, cache->selection.max_tokens), chosen);
     if (filled) kept = n;
     for (size_t i = 0; !filled && i < n; i++)
         if (chosen[i] % PAGE_TOKENS < select_candidate(cache, chosen[i] / PAGE_TOKENS)->count) chosen[kept++] = chosen[i];

@@ -32,6 +32,7 @@
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/codec/prepared.h"
 #include "backend/cpu/kv/rotary.h"
+#include "base/size.h"
 #include "kv/cache.h"
 
 /* Tokens of sealed pages that a policy wants exact: their rows in half precision, which readers put in place of what the codes say.
@@ -109,8 +110,5 @@ struct cache {
     /* parts.h: of the first part of a model's cache, the second one; and the part whose layer the step is in. */
     struct cache *next, *at;
 };
-
-static inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 #endif

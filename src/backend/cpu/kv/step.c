@@ -16,6 +16,7 @@
 #include "backend/cpu/kv/select.h"
 #include "base/clock.h"
 #include "base/memory.h"
+#include "base/size.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -36,10 +37,10 @@ static bool has_prefill(const struct cache *cache) {
 
 static enum terse_status reserve_scratch(struct cache *cache, struct terse_error *error) {
     bool prefill = has_prefill(cache);
-    size_t of_thread = larger(attend_decode_thread_floats(cache), seal_thread_floats(cache));
+    size_t of_thread = size_max(attend_decode_thread_floats(cache), seal_thread_floats(cache));
     size_t new_keys =
         prefill && !cache->keys_rotated ? cache->base.plan.n * cache->base.shape.kv_heads * cache->base.shape.head_dim : 0;
-    if (prefill) of_thread = larger(of_thread, attend_prefill_thread_floats(cache));
+    if (prefill) of_thread = size_max(of_thread, attend_prefill_thread_floats(cache));
     return scratch_reserve(cache, attend_decode_shared_floats(cache), of_thread, new_keys, error);
 }
 

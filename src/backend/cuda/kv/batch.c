@@ -209,9 +209,6 @@ uint64_t batch_key(const struct cache_batch *b) {
 
 /* ---- A layer */
 
-static size_t query_width(const struct cache_batch *b) { return (size_t)b->shape.query_heads * b->shape.head_dim; }
-static size_t kv_width(const struct cache_batch *b) { return (size_t)b->shape.kv_heads * b->shape.head_dim; }
-
 enum terse_status batch_append(struct cache_batch *b, uint32_t layer, float *q, const float *k, const float *v,
                                struct terse_error *error) {
     cudaError_t result = cudaSuccess;
@@ -222,10 +219,10 @@ enum terse_status batch_append(struct cache_batch *b, uint32_t layer, float *q, 
                                        .sequences = sequences_in(b, b->uploaded),
                                        .rows = rows_in(b, b->uploaded) + g->first_row,
                                        .n_rows = g->n_rows,
-                                       .q = q ? q + g->first_row * query_width(b) : NULL,
-                                       .q_exact = g->evicts ? b->q_exact + g->first_row * query_width(b) : NULL,
-                                       .k = k ? k + g->first_row * kv_width(b) : NULL,
-                                       .v = v ? v + g->first_row * kv_width(b) : NULL,
+                                       .q = q ? q + g->first_row * cache_shape_query_width(&b->shape) : NULL,
+                                       .q_exact = g->evicts ? b->q_exact + g->first_row * cache_shape_query_width(&b->shape) : NULL,
+                                       .k = k ? k + g->first_row * cache_shape_kv_width(&b->shape) : NULL,
+                                       .v = v ? v + g->first_row * cache_shape_kv_width(&b->shape) : NULL,
                                        .not_finite = b->not_finite};
         result = append_decode(&append, device_stream());
     }
@@ -235,7 +232,7 @@ enum terse_status batch_append(struct cache_batch *b, uint32_t layer, float *q, 
 enum terse_status batch_attend(struct cache_batch *b, uint32_t layer, const float *q, float *out, struct terse_error *error) {
     cudaError_t result = cudaSuccess;
     for (const struct group *g = b->groups; g < b->groups + b->n_groups && result == cudaSuccess; g++) {
-        size_t at = g->first_row * query_width(b);
+        size_t at = g->first_row * cache_shape_query_width(&b->shape);
         struct attend_decode attend = {
             .heads = g->cache->heads,
             .layer = layer,

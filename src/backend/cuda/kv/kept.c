@@ -68,8 +68,6 @@ static size_t first_ranking(const struct cache *cache) {
     return cache->base.plan.n > RANKING_QUERIES ? cache->base.plan.n - RANKING_QUERIES : 0;
 }
 static uint32_t ranking_queries(const struct cache *cache) { return (uint32_t)(cache->base.plan.n - first_ranking(cache)); }
-static size_t query_width(const struct cache *cache) { return (size_t)cache->base.shape.query_heads * cache->base.shape.head_dim; }
-static size_t kv_width(const struct cache *cache) { return (size_t)cache->base.shape.kv_heads * cache->base.shape.head_dim; }
 
 size_t cache_first_query(const struct cache *cache, size_t needed) {
     return cache->base.plan.anchors && first_ranking(cache) < needed ? first_ranking(cache) : needed;
@@ -82,13 +80,15 @@ static size_t choice_floats(const struct cache *cache, size_t rows) {
 
 /* Of the step's memory: queries, then what ranking works in, then [Hk][plan.anchors] of what is kept. */
 static float *queries_at(const struct cache *cache) { return cache->choice; }
-static float *ranking_at(const struct cache *cache) { return cache->choice + ranking_queries(cache) * query_width(cache); }
+static float *ranking_at(const struct cache *cache) {
+    return cache->choice + ranking_queries(cache) * cache_shape_query_width(&cache->base.shape);
+}
 
 enum terse_status kept_reserve(struct cache *cache, size_t rows, struct terse_error *error) {
     const struct plan *plan = &cache->base.plan;
     kept_release(cache);
     if (!plan->anchors) return TERSE_OK;
-    size_t work = ranking_queries(cache) * query_width(cache) + choice_floats(cache, rows);
+    size_t work = ranking_queries(cache) * cache_shape_query_width(&cache->base.shape) + choice_floats(cache, rows);
     cache->choice_bytes = work * sizeof(float) + cache->base.shape.kv_heads * plan->anchors * sizeof(uint32_t);
     enum terse_status status = exact_new(cache, cache->base.n_anchors + plan->anchors, &cache->chosen, error);
     if (!status && !(cache->choice = device_alloc(NULL, cache->choice_bytes, "choosing tokens of a prompt", error)))
@@ -104,7 +104,8 @@ void kept_release(struct cache *cache) {
 }
 
 cudaError_t kept_observe(const struct cache *cache, const float *q, size_t first, size_t count) {
-    size_t from = first_ranking(cache), width = query_width(cache), begin = first > from ? first : from, end = first + count;
+    size_t from = first_ranking(cache), width = cache_shape_query_width(&cache->base.shape), begin = first > from ? first : from,
+           end = first + count;
     if (!cache->base.plan.anchors || begin >= end) return cudaSuccess;
     return cudaMemcpyAsync(queries_at(cache) + (begin - from) * width, q + (begin - first) * width,
                            (end - begin) * width * sizeof *q, cudaMemcpyDeviceToDevice, device_stream());
@@ -137,7 +138,7 @@ cudaError_t kept_choose(const struct cache *cache, uint32_t layer, const device_
                                    .keep = (uint32_t)plan->anchors,
                                    .first_token = (uint32_t)plan_first_sealed(plan),
                                    .kept = kept,
-                                   .to = to->rows + layer * 2 * to->capacity * kv_width(cache),
+                                   .to = to->rows + layer * 2 * to->capacity * cache_shape_kv_width(&cache->base.shape),
                                    .tokens = to->tokens + layer * heads * n,
                                    .capacity = to->capacity,
                                    .at = cache_first_exact(cache) + (uint32_t)cache->base.n_anchors,

@@ -8,10 +8,8 @@
 #include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/kept.h"
 #include "backend/cuda/kv/views.h"
+#include "base/size.h"
 
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-
-static size_t kv_width(const struct cache *cache) { return (size_t)cache->base.shape.kv_heads * cache->base.shape.head_dim; }
 /* Rows of the tokens before the step. */
 static size_t rows_before(const struct cache *cache) {
     return (size_t)(cache->base.plan.before.length - extent_evicted(&cache->base.plan.before) - cache->base.plan.before.dropped);
@@ -24,7 +22,7 @@ static int64_t row_of(const struct cache *cache, uint64_t token) {
 /* ---- Memory */
 
 static size_t rows_bytes(const struct cache *cache, size_t rows) {
-    return (rows + ROWS_IN_FRONT) * kv_width(cache) * sizeof(device_half);
+    return (rows + ROWS_IN_FRONT) * cache_shape_kv_width(&cache->base.shape) * sizeof(device_half);
 }
 
 void prompt_release(struct cache *cache) {
@@ -49,7 +47,7 @@ static enum terse_status reserve_rows(struct cache *cache, struct terse_error *e
 }
 
 static device_half *row_at(const struct cache *cache, int side, size_t row) {
-    return cache->rows[side] + (ROWS_IN_FRONT + row) * kv_width(cache);
+    return cache->rows[side] + (ROWS_IN_FRONT + row) * cache_shape_kv_width(&cache->base.shape);
 }
 
 /* ---- Pages as items */
@@ -57,21 +55,22 @@ static device_half *row_at(const struct cache *cache, int side, size_t row) {
 /* A page whose first token has this row: negative, but not below -ROWS_IN_FRONT, where the page's first tokens are evicted. */
 static struct encode_item item_of(const struct cache *cache, const struct page_set *set, int64_t row) {
     struct encode_item item = {.set = cache_page_view(cache, set), .fitted = cache->fitted};
-    for (int side = 0; side < 2; side++) item.rows[side] = cache->rows[side] + (size_t)(ROWS_IN_FRONT + row) * kv_width(cache);
+    for (int side = 0; side < 2; side++)
+        item.rows[side] = cache->rows[side] + (size_t)(ROWS_IN_FRONT + row) * cache_shape_kv_width(&cache->base.shape);
     item.set.begin = 0;
     return item;
 }
 
 static struct encode encode_of(const struct cache *cache, const struct item_list *list, uint32_t layer) {
     struct encode encode = cache_encode(cache, list, layer, 1);
-    encode.token_stride = kv_width(cache);
+    encode.token_stride = cache_shape_kv_width(&cache->base.shape);
     encode.head_stride = cache->base.shape.head_dim;
     return encode;
 }
 
 static size_t fit_pages(const struct cache *cache) {
     uint64_t first = plan_first_sealed(&cache->base.plan), end = cache->base.plan.after.length;
-    return smaller((size_t)((end - first + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
+    return size_min((size_t)((end - first + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
 }
 
 static enum terse_status make_items(struct cache *cache, struct terse_error *error) {
@@ -91,7 +90,7 @@ static enum terse_status make_items(struct cache *cache, struct terse_error *err
     }
     for (size_t i = 0; i < fit; i++) { /* behind those that are sealed; no pages of theirs are written */
         uint64_t first = plan_first_sealed(plan) + i * PAGE_TOKENS;
-        struct page_set set = {.first = first, .count = (uint32_t)smaller((size_t)(plan->after.length - first), PAGE_TOKENS)};
+        struct page_set set = {.first = first, .count = (uint32_t)size_min((size_t)(plan->after.length - first), PAGE_TOKENS)};
         cache->sealed.host[plan->seal + i] = item_of(cache, &set, row_of(cache, first));
     }
     if ((status = item_list_upload(&cache->stored, sealed, error))) return status;

@@ -1,9 +1,8 @@
 /* What kernels see of a cache: where its pages and rows lie, and which pages they encode or decode. */
 #include "backend/cuda/kv/views.h"
+#include "base/size.h"
 
 #include <stdlib.h>
-
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 /* ---- Items */
 
@@ -58,7 +57,7 @@ struct page_set_view cache_page_view(const struct cache *cache, const struct pag
 }
 
 enum terse_status cache_upload_views(struct cache *cache, struct terse_error *error) {
-    size_t n = cache->base.pages.n_sealed, good = smaller(cache->views_good, n);
+    size_t n = cache->base.pages.n_sealed, good = size_min(cache->views_good, n);
     if (extent_evicted(&cache->base.extent)) good = 0; /* the first page's tokens leave one by one */
     if (good == n) return TERSE_OK;
     struct page_set_view *views = malloc((n - good) * sizeof *views);

@@ -2,8 +2,7 @@
 #include "backend/cuda/kv/window.h"
 
 #include "backend/cuda/kv/views.h"
-
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+#include "base/size.h"
 
 /* Item of the window's page whose first token is `set->first`, its slots [0, set->count). */
 static struct encode_item window_item(const struct cache *cache, const struct page_set *set) {
@@ -26,12 +25,12 @@ static struct encode window_encode(const struct cache *cache, const struct item_
 static enum terse_status fit_window(struct cache *cache, struct terse_error *error) {
     const struct plan *plan = &cache->base.plan;
     uint64_t first = plan_first_sealed(plan), end = plan->after.length;
-    size_t n = smaller((size_t)((end - first + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
+    size_t n = size_min((size_t)((end - first + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
     enum terse_status status = item_list_reserve(&cache->sealed, n > plan->seal ? n : plan->seal, error);
     if (status) return status;
     for (size_t i = 0; i < n; i++) {
         uint64_t from = first + i * PAGE_TOKENS;
-        struct page_set set = {.first = from, .count = (uint32_t)smaller((size_t)(end - from), PAGE_TOKENS)};
+        struct page_set set = {.first = from, .count = (uint32_t)size_min((size_t)(end - from), PAGE_TOKENS)};
         cache->sealed.host[i] = window_item(cache, &set);
     }
     if ((status = item_list_upload(&cache->sealed, n, error))) return status;
