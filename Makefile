@@ -61,7 +61,7 @@ test-models: dependencies
 	$(if $(REFERENCE),$(make_reference) &&) $(each_model) python3 tests/models/test_models.py $(BUILD)/bin/terse
 
 make_reference = scripts/install-dependencies.sh python3-venv && python3 -m venv $(BUILD)-reference && \
-	$(BUILD)-reference/bin/pip install --quiet torch transformers gguf tokenizers sentencepiece protobuf jinja2 && \
+	$(BUILD)-reference/bin/pip install --quiet torch transformers accelerate gguf tokenizers sentencepiece protobuf jinja2 && \
 	$(each_model) $(BUILD)-reference/bin/python3 tests/models/make_reference.py
 
 sanitize: dependencies
