@@ -16,7 +16,7 @@ c_files = find include src tools tests bench examples -name '*.[ch]' -o -name '*
 demo demo-real test test-all test-models sanitize sanitize-fast: export OMP_WAIT_POLICY = passive
 MAKEFLAGS += --no-print-directory
 
-sanitize_fuzz = fuzz_gguf fuzz_model fuzz_codebook fuzz_state fuzz_request fuzz_chat fuzz_tokenizer
+sanitize_fuzz = fuzz_gguf fuzz_model fuzz_codebook fuzz_state fuzz_request fuzz_chat fuzz_tokenizer fuzz_schema
 # What `make sanitize-fast` runs: the suites of what reads files from elsewhere, of codecs and of the cache's memory, where an overrun is most
 # likely. Each takes seconds with the sanitizers.
 sanitize_fast = $(sanitize_fuzz) test_base test_gguf test_gguf_damage test_codebook test_codebook_damage test_codebook_memory \
@@ -61,7 +61,7 @@ test-models: dependencies
 	$(if $(REFERENCE),$(make_reference) &&) $(each_model) python3 tests/models/test_models.py $(BUILD)/bin/terse
 
 make_reference = scripts/install-dependencies.sh python3-venv && python3 -m venv $(BUILD)-reference && \
-	$(BUILD)-reference/bin/pip install --quiet torch transformers gguf tokenizers sentencepiece protobuf jinja2 && \
+	$(BUILD)-reference/bin/pip install --quiet torch transformers accelerate gguf tokenizers sentencepiece protobuf jinja2 && \
 	$(each_model) $(BUILD)-reference/bin/python3 tests/models/make_reference.py
 
 sanitize: dependencies

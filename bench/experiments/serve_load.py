@@ -13,7 +13,8 @@ at the end, and at the end of each minute.
 --gap: the longest time between two tokens of running replies while a prompt of so many tokens is read, beside the usual one.
 --save: the same while the state of a session of so many tokens is saved (--state-dir).
 --recall: what a reused prefix costs: in texts of so many tokens eight sentences are planted, each of which is begun again behind its text: with
-the text read afresh, and with its prefix held. How many are ended right, how probable the right word is, and how many go on alike.
+the text read afresh, with its prefix held, and with that prefix from --state-dir after a restart. How many are ended right, how probable the
+right word is, and how many go on alike.
 
 Python's standard library alone."""
 import argparse
@@ -23,6 +24,7 @@ import math
 import os
 import random
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -206,34 +208,49 @@ def document_of_facts(rng, text, size):
     return ". ".join(sentences), words
 
 
-async def tell(port, body, fact, word, **fields):
-    """How a text goes on that ends with the beginning of a sentence in it: the words, whether they are right, and how probable that was (by
-    the likeliest 20 tokens)."""
-    text, tops = "", {}
-    async for _, event in ask(port, "/v1/completions", dict(prompt=body + "\n\n" + fact, max_tokens=5, temperature=0, logprobs=20, **fields)):
-        choice = None if event == b"[DONE]" else json.loads(event)["choices"][0]
-        if choice:
-            text += choice["text"]
-            tops = tops or (choice["logprobs"]["top_logprobs"] or [{}])[0]
-    return text, text.strip().startswith(word), sum(math.exp(p) for token, p in tops.items() if token.strip() and (" " + word).startswith(token))
+class Told:
+    """How a text goes on that ends with the beginning of a sentence in it: the words, whether they are right, how probable that was (by the
+    likeliest 20 tokens), and after how many seconds the first came."""
+
+    async def read(self, port, body, fact, word, **fields):
+        self.text, self.tops, self.seconds = "", {}, None
+        async for at, event in ask(port, "/v1/completions", dict(prompt=body + "\n\n" + fact, max_tokens=5, temperature=0, logprobs=20, **fields)):
+            choice = None if event == b"[DONE]" else json.loads(event)["choices"][0]
+            if choice:
+                self.text += choice["text"]
+                self.seconds = self.seconds or at
+                self.tops = self.tops or (choice["logprobs"]["top_logprobs"] or [{}])[0]
+        self.right = self.text.strip().startswith(word)
+        self.probability = sum(math.exp(p) for token, p in self.tops.items() if token.strip() and (" " + word).startswith(token))
+        return self
+
+
+async def recall(port, body, words, **fields):
+    return [await Told().read(port, body, fact, word, **fields) for fact, word in zip(FACTS, words)]
 
 
 async def run_recall(command, options, tokens, text, texts):
-    server, rng = Server(command, options), random.Random(7)
-    right, sure, same, asked = [0, 0], [0.0, 0.0], 0, 0
+    rng, fresh, held, restored, good = random.Random(7), [], [], [], True
     for _ in range(texts):
         body, words = document_of_facts(rng, text, int(tokens * 4.2))
-        await tell(server.port, body, "It", "")  # reads the text, which is kept
-        for fact, word in zip(FACTS, words):
-            fresh, held = await tell(server.port, body, fact, word, cache_prompt=False), await tell(server.port, body, fact, word)
-            for i, (_, is_right, is_sure) in enumerate((fresh, held)):
-                right[i] += is_right
-                sure[i] += is_sure
-            asked += 1
-            same += fresh[0] == held[0]
-    print("%s: %d sentences of %d texts. Text read afresh: %d right, probability of the right word %.3f; its prefix held: %d right, "
-          "probability %.3f; the same words: %d" % (" ".join(options), asked, texts, right[0], sure[0] / asked, right[1], sure[1] / asked, same), flush=True)
-    return server.stop() == 0
+        with tempfile.TemporaryDirectory() as folder:
+            state, left = os.path.join(folder, "state"), os.path.join(folder, "left")
+            server = Server(command, [*options, "--state-dir", state])
+            await Told().read(server.port, body, "It", "")  # reads the text, which is kept
+            shutil.copytree(state, left)  # what a server leaves that ends now
+            held += await recall(server.port, body, words)
+            fresh += await recall(server.port, body, words, cache_prompt=False)
+            good &= server.stop() == 0
+            server = Server(command, [*options, "--state-dir", left])
+            restored += await recall(server.port, body, words)
+            good &= server.stop() == 0
+    print("%s: %d sentences of %d texts" % (" ".join(options), len(fresh), texts))
+    for name, replies in (("read afresh", fresh), ("prefix held", held), ("prefix from --state-dir after a restart", restored)):
+        print("  %s: %d right, probability of the right word %.3f, the same words as afresh %d, as held %d; first token after %.2f s (median)" % (
+            name, sum(told.right for told in replies), statistics.mean(told.probability for told in replies),
+            sum(a.text == b.text for a, b in zip(replies, fresh)), sum(a.text == b.text for a, b in zip(replies, held)),
+            statistics.median(told.seconds for told in replies)), flush=True)
+    return good
 
 
 async def endless_reply(port):

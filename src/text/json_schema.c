@@ -170,6 +170,8 @@ static enum terse_status set_properties(struct building *b, uint32_t node, const
     uint32_t first = s->properties;
     s->node[node].properties = first;
     cJSON_ArrayForEach(one, properties) {
+        if (cJSON_GetObjectItemCaseSensitive(properties, one->string) != one)
+            return refuse(b, "a property stands twice:", one->string);
         cJSON *name = cJSON_CreateString(one->string);
         char *text = name ? written(name, true) : NULL;
         cJSON_Delete(name);

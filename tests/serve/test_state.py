@@ -1,5 +1,6 @@
 """What outlives a request: prefixes across restarts (--state-dir), and the counters of /metrics."""
 import os
+import shutil
 import signal
 import tempfile
 import unittest
@@ -44,6 +45,33 @@ class StateDir(unittest.TestCase):
             self.assertEqual(server.stop(), 0)
             self.assertIn("2 saved sessions are left alone", server.start)
             self.assertEqual(len(os.listdir(state)), 2)
+
+    def follow_ups(self, server, text, reply):
+        """A conversation's next turn and another question about its text: the replies with the likeliest tokens of each step, and how much was held."""
+        replies = []
+        for messages in (ask_about(text) + [reply, {"role": "user", "content": "Say it again."}], [{"role": "user", "content": text + "\n\nWho wrote it?"}]):
+            status, _, json = server.post(CHAT, {"messages": messages, "max_tokens": 12, "temperature": 0, "logprobs": True, "top_logprobs": 5})
+            self.assertEqual(status, 200, json)
+            replies.append((json["choices"][0], json["usage"]))
+        return replies
+
+    def test_a_restored_prefix_tells_what_the_held_one_tells(self):
+        """To the last bit: replies, probabilities, and how many tokens were held."""
+        for kv in ("q8_0", "terse-1"):
+            with self.subTest(kv=kv), tempfile.TemporaryDirectory() as folder:
+                state, left = os.path.join(folder, "state"), os.path.join(folder, "left")
+                text = document(8123377, size=3000)
+                server = Server("--state-dir", state, "--kv", kv)
+                self.addCleanup(server.stop)
+                reply, _, _ = self.turn(server, ask_about(text))
+                shutil.copytree(state, left)  # what a server leaves that ends now
+                held = self.follow_ups(server, text, reply)
+                restarted = Server("--state-dir", left, "--kv", kv)
+                self.addCleanup(restarted.stop)
+                restored = self.follow_ups(restarted, text, reply)
+                for a, b in zip(held, restored, strict=True):
+                    self.assertGreater(a[1]["prompt_tokens_details"]["cached_tokens"], 0.75 * a[1]["prompt_tokens"])
+                    self.assertEqual(a, b)
 
     def test_json_replies_are_saved(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -158,6 +158,7 @@ static void schemas_that_are_refused(void **state) {
         {"{\"minItems\":2,\"maxItems\":1}", "minItems"},
         {"{\"additionalProperties\":{}}", "additionalProperties"},
         {"{\"properties\":{},\"properties\":{\"a\":{}}}", "twice"},
+        {"{\"properties\":{\"a\":{},\"a\":{\"type\":\"null\"}},\"required\":[\"a\"]}", "a property stands twice: \"a\""},
         {"{\"const\":\"\xff\"}", "UTF-8"},
         {"[", "no JSON"},
         {"{} x", "no JSON"},
