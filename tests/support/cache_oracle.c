@@ -566,6 +566,35 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
     free(out);
 }
 
+/* The rows of pages that hold tokens from `first` on, as they are in the cache. */
+static void take_pages(struct oracle *o, size_t first) {
+    const struct cache_base *base = cache_base_of(o->cache);
+    const size_t hd = o->setup.head_dim;
+    float *rows = malloc(PAGE_TOKENS * hd * sizeof *rows);
+    for (size_t i = 0; i < 2 * cache_heads_of(&base->shape) * base->pages.n_sealed; i++) {
+        const struct page_set *set = &base->pages.sets[i / (2 * cache_heads_of(&base->shape))];
+        const int side = (int)(i % 2);
+        const size_t at = i / 2 % cache_heads_of(&base->shape);
+        const uint32_t layer = (uint32_t)(at / o->setup.kv_heads), head = (uint32_t)(at % o->setup.kv_heads);
+        const enum codec_side of = side ? CODEC_VALUES : CODEC_KEYS;
+        const struct coding *coding = coding_of(o, side);
+        if (set->first < first || (!coding->width && coding->codec != &codec_transform)) continue;
+        struct codec_shape shape = method_shape(&o->method, of, layer, head, (uint32_t)hd, 1);
+        uint8_t *page = malloc(base->places[at].bytes[of]);
+        o->setup.fetch(page, page_set_page(set, &base->places[at], of), base->places[at].bytes[of]);
+        shape.learned = prepared_learned(o->codebook, of, layer, head);
+        cpu_codec_of(coding->codec)->decode(shape, of, page, rows);
+        for (size_t t = 0; t < set->count; t++) {
+            float *row = stored(o, side ? o->v : o->k, layer, set->first + t) + head * hd;
+            memcpy(row, rows + t * hd, hd * sizeof *row);
+            if (of == CODEC_KEYS && coding->codec->rope == CODEC_ROPE_IN_RUN)
+                rotate_floats(o, (double)(set->first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS), row);
+        }
+        free(page);
+    }
+    free(rows);
+}
+
 static void run_step(struct oracle *o, enum cache_step_kind kind, size_t n, size_t piece, bool ask) {
     struct terse_error error;
     struct move move = move_of(o, kind, n);
@@ -574,6 +603,7 @@ static void run_step(struct oracle *o, enum cache_step_kind kind, size_t n, size
     if (o->kv->begin(o->cache, kind, n, &error)) fail_msg("%s", error.message);
     for (uint32_t layer = 0; layer < o->setup.layers; layer++) run_layer(o, layer, &move, piece, ask);
     assert_int_equal(o->kv->commit(o->cache, NULL), TERSE_OK);
+    if (o->setup.fetch) take_pages(o, o->window);
     o->length += n;
     o->window = move.window;
     assert_int_equal(o->kv->length(o->cache), o->length);
