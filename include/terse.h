@@ -1,12 +1,12 @@
 /* terse: long-context language-model inference with a compressed KV cache.
  *
- * What an application needs. Beside it lie terse_calibrate.h (learning codebooks) and terse_gguf.h (looking into GGUF files).
+ * This header declares what an application needs. Beside it lie terse_calibrate.h (learns codebooks) and terse_gguf.h (inspects GGUF files).
  *
  * Errors.   Every call that can fail returns `enum terse_status` and describes the failure in the caller's `struct terse_error`
  *           (which may be NULL, and is written by failures only). Output pointers are NULL after a failure. The library never prints,
  *           exits or aborts. Arguments that may be NULL are marked so.
- * Memory.   What a `..._new`, `..._load` or `..._open` call returns is released by the `..._free` call of the same noun;
- *           free accepts NULL. Pointers returned as `const` belong to the object they came from.
+ * Memory.   The `..._free` call of a noun releases the objects that its `..._new`, `..._load` or `..._open` call returns; it accepts
+ *           NULL. Pointers returned as `const` belong to the object they came from.
  * Options.  Structs of options begin with their size and are made by their `..._defaults()`; then set what shall differ.
  * Threads.  A model is immutable and may be shared by any number of threads and engines. An engine owns the threads that compute; it
  *           and all of its sessions may be used by one thread at a time, but for terse_session_cancel (and save). So may a detokenizer and a gguf.
@@ -102,8 +102,8 @@ TERSE_API enum terse_status terse_model_load(const char *path, struct terse_mode
 TERSE_API enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
                                                     struct terse_error *error);
 
-/* How a model rotates queries and keys, where its file shall not decide. Other rotations make another model of it, with other fingerprints.
- * TERSE_E_ARGUMENT: a name or number that cannot be, or a model without RoPE. */
+/* These options replace the RoPE parameters of the model's file. A model that rotates queries and keys otherwise counts as another model, with
+ * other fingerprints. TERSE_E_ARGUMENT: a name or number that cannot be, or a model without RoPE. */
 struct terse_model_options {
     size_t size;              /* of this struct: set by terse_model_options_defaults */
     const char *rope_scaling; /* "none", "linear" or "yarn"; NULL: the file's */
@@ -111,7 +111,7 @@ struct terse_model_options {
     float rope_freq_base;     /* above 1; 0: the file's. Not of sliding layers that have a base of their own */
 };
 TERSE_API struct terse_model_options terse_model_options_defaults(void);
-/* As terse_model_load and terse_model_load_memory. */
+/* These do the same as terse_model_load and terse_model_load_memory, with options. */
 TERSE_API enum terse_status terse_model_load_with(const char *path, const struct terse_model_options *options,
                                                   struct terse_model **model, struct terse_error *error);
 TERSE_API enum terse_status terse_model_load_memory_with(const void *data, size_t size, const char *name,
@@ -140,8 +140,8 @@ TERSE_API bool terse_token_ends(const struct terse_model *model, int32_t token);
 /* The model's BOS token, or -1; `*added` (may be NULL): whether the model's file asks for it before each text. */
 TERSE_API int32_t terse_token_bos(const struct terse_model *model, bool *added);
 
-/* The bytes of one token, special tokens as their letters: (*n_bytes) of them, not zero-terminated, and no whole character where the token is
- * a part of one. They live as long as the model. */
+/* Returns the bytes of one token, special tokens as their letters: (*n_bytes) of them, not zero-terminated, and no whole character where the
+ * token is a part of one. They live as long as the model. */
 TERSE_API const char *terse_token_bytes(const struct terse_model *model, int32_t token, size_t *n_bytes);
 
 /* Turns a stream of tokens into text without ever cutting a UTF-8 character. */
@@ -150,9 +150,9 @@ struct terse_detokenizer;
 TERSE_API enum terse_status terse_detokenizer_new(const struct terse_model *model, bool show_special,
                                                   struct terse_detokenizer **detokenizer, struct terse_error *error);
 TERSE_API void terse_detokenizer_free(struct terse_detokenizer *detokenizer);
-/* Whole characters completed by `token`, zero-terminated, *n_bytes long (0: it may be NULL); valid until the next call. */
+/* Returns the whole characters that `token` completes, zero-terminated, *n_bytes long (0: it may be NULL); valid until the next call. */
 TERSE_API const char *terse_detokenizer_push(struct terse_detokenizer *detokenizer, int32_t token, size_t *n_bytes);
-/* What is left at the end of the stream, an unfinished character as U+FFFD; the detokenizer may then begin a new stream. */
+/* Returns the text that is left at the end of the stream, an unfinished character as U+FFFD; the detokenizer may then begin a new stream. */
 TERSE_API const char *terse_detokenizer_finish(struct terse_detokenizer *detokenizer, size_t *n_bytes);
 
 /* Ends a text before the first of some strings, which may begin in one token and end in another. */
@@ -165,7 +165,7 @@ TERSE_API void terse_stop_free(struct terse_stop *stop);
  * before that string, and the text is over: what follows is dropped. */
 TERSE_API enum terse_status terse_stop_push(struct terse_stop *stop, const char *text, size_t n_bytes, const char **out,
                                             size_t *n_out, bool *stopped, struct terse_error *error);
-/* What was held back, where the text ends without a stop string; a new text may then begin. */
+/* Returns the text that was held back, for a text that ends without a stop string; a new text may then begin. */
 TERSE_API const char *terse_stop_finish(struct terse_stop *stop, size_t *n_out);
 
 struct terse_message {
@@ -197,7 +197,7 @@ TERSE_API void terse_string_free(char *string);
 #define TERSE_TAIL_DEFAULT UINT32_MAX
 #define TERSE_SHALLOW_DEFAULT UINT32_MAX
 
-/* How the KV cache is kept. A method names a key codec, a value codec and a policy. */
+/* The cache options say how the KV cache is kept. A method names a key codec, a value codec and a policy. */
 struct terse_cache_options {
     size_t size; /* of this struct: set by terse_cache_options_defaults */
     /* A name from terse_method_describe, numbers in place of its N, K or M: "f16", "q8_0", "antkv-1", "streaming-512"; NULL: "f16". */
@@ -254,15 +254,15 @@ struct terse_cache_report {
     double bits_per_value; /* resident * 8 / (values of all tokens seen) */
 };
 
-/* What a cache of `tokens` tokens will allocate, before anything is allocated: equal to terse_session_cache's report after a prefill of that
- * many tokens. A session that generates holds more than a prefill of as many tokens: pages for tokens that still wait in the window, and pages
- * ahead, a 32nd of the cache's but 16 of each layer, KV head and side at most. */
+/* Computes what a cache of `tokens` tokens will allocate, before anything is allocated: the report equals that of terse_session_cache after a
+ * prefill of that many tokens. A session that generates holds more than a prefill of as many tokens: pages for tokens that still wait in the
+ * window, and pages ahead, a 32nd of the cache's but 16 of each layer, KV head and side at most. */
 TERSE_API enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options,
                                               uint64_t tokens, struct terse_cache_report *report, struct terse_error *error);
 
 /* ---- Codebooks ---------------------------------------------------------------------------------------------------------- */
 
-/* What a method has learned about a model; immutable, may be shared by any number of threads and sessions. */
+/* A codebook holds what a method has learned about a model. It is immutable and may be shared by any number of threads and sessions. */
 struct terse_codebook_info {
     const char *method;    /* "antkv-1" */
     const char *model;     /* general.name of the model it was learned from */
@@ -278,7 +278,7 @@ struct terse_codebook_info {
     uint64_t bytes;           /* of memory */
 };
 
-/* Loads a codebook file (docs/codebook-format.md). That it fits the model and the method is checked when a session is made. */
+/* Loads a codebook file (docs/codebook-format.md). The calls that make a session check that it fits the model and the method. */
 TERSE_API enum terse_status terse_codebook_load(const char *path, struct terse_codebook **codebook, struct terse_error *error);
 /* The same from memory, which need not be aligned or stay. `name`: the path in messages. */
 TERSE_API enum terse_status terse_codebook_load_memory(const void *data, size_t size, const char *name,
@@ -301,7 +301,7 @@ struct terse_engine_options {
      * limit. Prefixes make room, the least recently used first. Beyond that a session, prompt, fork, loaded state or decoding step that does
      * not fit is refused with TERSE_E_MEMORY, and all stays as it was. To put a session aside, save and free it, or truncate it to 0. */
     uint64_t kv_budget;
-    /* How long a step goes on with prompts under way (terse_engine_step), in milliseconds: 50. 0: for one piece of the work. */
+    /* A step works on prompts under way for so many milliseconds (terse_engine_step): 50. 0: for one piece of the work. */
     uint32_t prompt_ms;
     /* "cpu" (also NULL); the name of another backend, such as "cuda", by libterse-NAME.so; "gpu": the first of those that are there; "auto": a GPU
      * where one serves the model, else the processor. */
@@ -347,11 +347,11 @@ TERSE_API void terse_session_free(struct terse_session *session);
 TERSE_API void terse_session_reset(struct terse_session *session); /* forgets the sequence; the memory stays for the next one */
 TERSE_API uint64_t terse_session_length(const struct terse_session *session); /* tokens seen so far */
 
-/* Forgets the tokens from the n-th on, n at most the length. Those before stay as they are stored, with what methods learned of the whole
- * sequence. There are no logits until the next step, unless n is the length; random numbers go on. n = 0 gives the cache's memory back, and a
- * JSON text goes on behind what is read next: so a session makes room, and reads its tokens again. TERSE_E_UNSUPPORTED, and the session stays
- * as it is, where tokens were evicted, what sliding layers would see has left, anchors would be left in some heads and not in others, or a JSON text (terse_session_require_json) would
- * be cut. */
+/* Forgets the tokens from the n-th on, n at most the length. The tokens before it stay as they are stored, with what methods learned of the
+ * whole sequence. There are no logits until the next step, unless n is the length; random numbers go on. n = 0 gives the cache's memory back,
+ * and a JSON text goes on behind what is read next: so a session makes room, and reads its tokens again. The call fails with
+ * TERSE_E_UNSUPPORTED, and the session stays as it is, where tokens were evicted, where sliding layers no longer have the tokens that they would
+ * see, where anchors would be left in some heads and not in others, or where a JSON text (terse_session_require_json) would be cut. */
 TERSE_API enum terse_status terse_session_truncate(struct terse_session *session, uint64_t n, struct terse_error *error);
 
 /* A second session of the same sequence, options and sampler, on the same engine; from here on each goes its own way. They share the sealed
@@ -384,7 +384,7 @@ TERSE_API enum terse_status terse_session_save(const struct terse_session *sessi
 
 /* A new session that goes on where the saved one was: same tokens, same logits, same random numbers; nothing is computed. Sealed pages are read
  * where they lie in the file, which is mapped and must not change while the session or a fork of it lives; to save over it makes another file.
- * Of `options`, method, the cache's and codebook must be those of the saved session. TERSE_E_ARGUMENT: the file is of another model, method or
+ * `options` must have the method, cache options and codebook of the saved session. TERSE_E_ARGUMENT: the file is of another model, method or
  * codebook; TERSE_E_FORMAT: it is damaged; TERSE_E_UNSUPPORTED: of another version; TERSE_E_CONTEXT: of more tokens than the context. */
 TERSE_API enum terse_status terse_session_load(struct terse_engine *engine, const struct terse_session_options *options,
                                                const char *path, struct terse_session **session, struct terse_error *error);
@@ -418,12 +418,12 @@ TERSE_API enum terse_status terse_session_prefill(struct terse_session *session,
  * some activations. */
 TERSE_API enum terse_status terse_session_begin_prompt(struct terse_session *session, const int32_t *tokens, size_t n,
                                                        const struct terse_logits_sink *sink, struct terse_error *error);
-/* How far the prompt under way is, in tokens times layers, done < total; both 0 where none is under way. */
+/* Tells how far the prompt under way is, in tokens times layers, done < total; both are 0 where none is under way. */
 TERSE_API void terse_session_prompt(const struct terse_session *session, uint64_t *done, uint64_t *total);
 
 /* Ends the call in progress that reads tokens into the session, or the next one where there is none: it returns TERSE_E_INTERRUPTED after the
  * piece of work in hand, some hundredths of a second, and leaves the session as it was. So ends a prompt under way, in its next step, whose
- * item gets the status. A decoding step of at most 64 tokens more than it has sessions is carried to its end; the cancellation then meets the
+ * item gets the status. A decoding step of at most 64 tokens more than it has sessions is carried to its end; the cancellation then ends the
  * next call. Any thread may call it at any time. */
 TERSE_API void terse_session_cancel(struct terse_session *session);
 
@@ -433,7 +433,7 @@ TERSE_API void terse_session_cancel(struct terse_session *session);
 TERSE_API enum terse_status terse_session_decode(struct terse_session *session, const int32_t *tokens, size_t n,
                                                  const struct terse_logits_sink *sink, struct terse_error *error);
 
-/* What one of many sessions reads in a step. */
+/* An item says what one of the sessions of a step reads in it. */
 struct terse_step_item {
     struct terse_session *session;        /* of the step's engine; in no other item of the step */
     const int32_t *tokens;                /* [n] */
@@ -491,10 +491,10 @@ TERSE_API enum terse_status terse_session_set_sampling(struct terse_session *ses
 TERSE_API enum terse_status terse_session_sample(struct terse_session *session, int32_t *token, struct terse_error *error);
 
 /* From here on terse_session_sample chooses only tokens that continue a JSON text, and what terse_session_decode appends is taken as that text;
- * a text that is whole is followed by a token that ends (terse_token_ends). `schema` is a JSON schema, or NULL: any object. What of JSON Schema
- * is understood: type, properties, required, additionalProperties (true or false), items, minItems, maxItems, enum, const, pattern (groups,
- * classes, quantifiers, ^ and $ at the ends), anyOf, and $ref to "#" or into $defs or definitions; TERSE_E_ARGUMENT names any other, with its
- * place in the schema. */
+ * a text that is whole is followed by a token that ends (terse_token_ends). `schema` is a JSON schema, or NULL: any object. These keywords of
+ * JSON Schema are understood: type, properties, required, additionalProperties (true or false), items, minItems, maxItems, enum, const, pattern
+ * (groups, classes, quantifiers, ^ and $ at the ends), anyOf, and $ref to "#" or into $defs or definitions. TERSE_E_ARGUMENT names any other,
+ * with its place in the schema. */
 TERSE_API enum terse_status terse_session_require_json(struct terse_session *session, const char *schema,
                                                        struct terse_error *error);
 TERSE_API void terse_session_allow_any_text(struct terse_session *session);
@@ -503,25 +503,26 @@ struct terse_logprob {
     int32_t token;
     float logprob; /* natural log of its probability by the model: no setting of sampling counts */
 };
-/* Of the current logits: *logprob (may be NULL) of `token`, and in top[n], n <= vocabulary, the likeliest, in order; equal ones by their
- * numbers. */
+/* Computes from the current logits the *logprob (may be NULL) of `token`, and writes the likeliest tokens to top[n], n <= vocabulary, in order;
+ * equally likely ones are in order of their numbers. */
 TERSE_API enum terse_status terse_session_logprobs(struct terse_session *session, int32_t token, float *logprob,
                                                    struct terse_logprob *top, size_t n, struct terse_error *error);
 
 TERSE_API void terse_session_cache(const struct terse_session *session, struct terse_cache_report *report);
 
-/* How much of a part of the sequence, over layers and KV heads, is kept in which way: the first three are 1 together,
- * or 0 in a part without tokens and during a prompt. */
+/* A share says how much of a part of the sequence, over layers and KV heads, is kept in which way. The first three add up to 1; all are 0 in a
+ * part without tokens and during a prompt. */
 struct terse_token_share {
     float exact;      /* in 16 bits: exact rows, anchors, the window, pages of f16 */
     float compressed; /* in codes */
     float evicted;
-    float read; /* by the last decoding step, which an index may have guided; what is not evicted where none has */
+    float read; /* by the last decoding step, which an index may have guided; without an index all that is not evicted */
 };
-/* shares[n] of n parts, all of one length but for rounding, in order. What mat-N keeps beside the window counts as the first tokens. */
+/* Writes the shares[n] of n parts of the sequence, all of one length but for rounding, in order. The tokens that mat-N keeps beside the window
+ * count as the first tokens. */
 TERSE_API void terse_session_map(const struct terse_session *session, struct terse_token_share *shares, size_t n);
 
-/* What the session has done since it was made or the counters were last cleared. */
+/* The counters count what the session has done since it was made or they were last cleared. */
 struct terse_counters {
     uint64_t prefill_tokens, decode_tokens;
     double prefill_seconds, decode_seconds; /* of a step with others: an equal share of its time */

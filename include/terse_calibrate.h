@@ -1,5 +1,5 @@
-/* Learning what methods need to know of a model, and random stand-ins for benchmarks. A part of libterse; the conventions of terse.h
- * hold. */
+/* This header declares how codebooks are learned from a model, and random stand-ins for benchmarks. It is a part of libterse; the conventions of
+ * terse.h hold. */
 #ifndef TERSE_CALIBRATE_H
 #define TERSE_CALIBRATE_H
 
@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/* How samples weigh in learning: by the norm of the loss's gradient with respect to them, to a power. */
+/* Learning weights each sample by the norm of the loss's gradient with respect to it, to a power. */
 enum terse_weighting {
     TERSE_WEIGHTING_DEFAULT,   /* the method's own */
     TERSE_WEIGHTING_NONE,      /* all alike */
@@ -43,7 +43,7 @@ TERSE_API enum terse_status terse_calibrate(const struct terse_model *model, con
                                             struct terse_error *error);
 
 /* A codebook of random numbers for a method and a model, without a text: for benchmarks with terse_session_fill_random, since encoding
- * and reading cost the same whatever a codebook says. What a session says with it is noise. */
+ * and reading cost the same whatever a codebook says. A session that uses it generates noise. */
 TERSE_API enum terse_status terse_codebook_random(const struct terse_model *model, const char *method,
                                                   struct terse_codebook **codebook, struct terse_error *error);
 

@@ -1,4 +1,4 @@
-/* Looking into GGUF files. A part of libterse; the conventions of terse.h hold. */
+/* This header declares calls that inspect GGUF files. It is a part of libterse; the conventions of terse.h hold. */
 #ifndef TERSE_GGUF_H
 #define TERSE_GGUF_H
 
@@ -21,10 +21,10 @@ struct terse_gguf_part {
     const char *name; /* the file's, printable */
     uint64_t tensors, bytes;
 };
-/* Of the first part of a file that was split (NAME-00001-of-00003.gguf) with all parts that lie beside it, as one file. Where one of them is
- * missing or is another file's, and of a later part, what this part holds alone: terse_model_load says why. */
+/* Opens a GGUF file. The first part of a file that was split (NAME-00001-of-00003.gguf) is opened with all parts that lie beside it, as one file.
+ * A later part, or a first part beside which one is missing or is another file's, is opened alone: terse_model_load says why. */
 TERSE_API enum terse_status terse_gguf_open(const char *path, struct terse_gguf **gguf, struct terse_error *error);
-/* As terse_model_load_memory. */
+/* Does the same for a file in memory, which must be as terse_model_load_memory takes it. */
 TERSE_API enum terse_status terse_gguf_open_memory(const void *data, size_t size, const char *name, struct terse_gguf **gguf,
                                                    struct terse_error *error);
 TERSE_API void terse_gguf_free(struct terse_gguf *gguf);

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* Of a and 0 it is a; negative numbers may give a negative one. */
+/* The divisor of a and 0 is a; negative numbers may give a negative one. */
 static inline int64_t common_divisor(int64_t a, int64_t b) {
     while (b) {
         int64_t rest = a % b;

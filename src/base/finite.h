@@ -7,8 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Whether none of x[n] is NaN or infinite: those have all bits of their exponent set, to the lowest of which 1 is added here, so that it
- * carries into the sign's place. */
+/* Returns whether none of x[n] is NaN or infinite. All exponent bits of such a number are set; adding 1 to the lowest of them carries into the
+ * place of the sign. */
 static inline bool all_finite(const float *x, size_t n) {
     uint32_t any = 0;
     for (size_t i = 0; i < n; i++) {

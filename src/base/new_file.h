@@ -14,8 +14,8 @@ struct new_file {
     char *own;      /* its name in the same folder until it is in its place; "" while it has none */
 };
 
-/* TERSE_OK, or TERSE_E_IO or TERSE_E_MEMORY and nothing that would have to be dropped. What is there already and is no regular file (a
- * folder, a device) is not replaced; a symbolic link is, not what it points to. */
+/* Returns TERSE_OK, or TERSE_E_IO or TERSE_E_MEMORY and nothing that would have to be dropped. A file that exists already and is no regular file
+ * (a folder, a device) is not replaced. A symbolic link is replaced, its target is not. */
 enum terse_status new_file_open(struct new_file *file, const char *path, struct terse_error *error);
 
 /* Writes all of it; 0 or an errno. */

@@ -1,4 +1,4 @@
-/* How a failure is described on its way to the caller. Owns nothing; see struct terse_error in terse.h. */
+/* These functions describe a failure to the caller. They own nothing; see struct terse_error in terse.h. */
 #ifndef TERSE_BASE_STATUS_H
 #define TERSE_BASE_STATUS_H
 

@@ -12,8 +12,8 @@ size_t text_character(const char *data, uint64_t size);
 /* Every byte belongs to a printable character. */
 bool text_is_printable(const char *data, uint64_t size);
 
-/* A line of text being written into buffer[capacity]. What does not fit is cut between characters, and text_line_end puts "..."
- * in its place. */
+/* A line of text that is being written into buffer[capacity]. The part that does not fit is cut off between characters, and text_line_end puts
+ * "..." in its place. */
 struct text_line {
     char *buffer;
     size_t capacity, length;

@@ -1,9 +1,9 @@
 /* A thread pool that works for one owner, and hands calls back to the thread that waits for it.
  *
  * Owns one driver thread, whose OpenMP parallel regions and matrix products use the thread pool's number of threads, as does its parallel_run
- * (base/parallel.h); nothing outside the thread pool changes its own. The driver and the threads it starts block all signals. Work is given to the driver by thread_pool_run, which
- * returns when the work is done. What the work wants done on the caller's thread (progress reports, rows of logits) it asks for by
- * thread_pool_call.
+ * (base/parallel.h); nothing outside the thread pool changes its own. The driver and the threads it starts block all signals. thread_pool_run
+ * gives work to the driver and returns when it is done. The work calls thread_pool_call to have something done on the caller's thread (progress
+ * reports, rows of logits).
  *
  * Threads: thread_pool_run may be called by any thread, by one at a time. thread_pool_call is for the driver thread alone, outside parallel
  * regions or on their master thread.

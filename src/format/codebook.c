@@ -1,5 +1,4 @@
-/* What the codecs of a method have learned about a model: checks parameters, keeps them and the backends' forms of them. The file is
- * codebook_file.c's business. */
+/* Codebooks in memory: checks parameters, keeps them and the backends' forms of them. codebook_file.c reads and writes the file. */
 #include "base/half.h"
 #include "base/hash.h"
 #include "base/memory.h"
@@ -24,7 +23,7 @@ static bool is_transform(struct coding coding) { return coding.codec && coding.c
 
 bool codebook_is_profile(const struct codebook_info *info) { return is_transform(info->key) || is_transform(info->value); }
 
-/* As messages call it. */
+/* Returns what messages call the codebook. */
 static const char *noun_of(const struct codebook_info *info) { return codebook_is_profile(info) ? "profile" : "codebook"; }
 
 struct coding codebook_coding(const struct codebook_info *info, enum codec_side side) {
@@ -241,9 +240,9 @@ uint64_t codebook_hash(const struct terse_codebook *codebook) {
     return XXH64_digest(&hash);
 }
 
-/* ---- Backends' forms: what changes of a codebook that is else immutable. It was never made const. */
+/* ---- Backends' forms: they alone change in a codebook that is else immutable. The object itself was not made const. */
 
-/* Where the form is or would be, CODEBOOK_MOST_FORMS when all places are taken; the caller holds the mutex. */
+/* Returns the place where the form is or would be, CODEBOOK_MOST_FORMS when all places are taken; the caller holds the mutex. */
 static size_t form_place(const struct terse_codebook *codebook, const struct codebook_form_ops *ops) {
     size_t i = 0;
     while (i < CODEBOOK_MOST_FORMS && codebook->forms[i].ops && codebook->forms[i].ops != ops) i++;

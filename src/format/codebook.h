@@ -12,8 +12,8 @@
 
 #define CODEBOOK_ARCHITECTURE "terse-codebook" /* general.architecture of the file */
 
-/* What a codebook's fingerprint is of: all weights as they are stored, or what quantization leaves alone (model/fingerprint.h), so that a
- * codebook learned from one file of a model serves the others. */
+/* A codebook's fingerprint is of all weights as they are stored, or of the tensors that quantization leaves alone (model/fingerprint.h), so
+ * that a codebook learned from one file of a model serves the others. */
 enum codebook_fingerprint { CODEBOOK_OF_WEIGHTS, CODEBOOK_OF_NORMS, CODEBOOK_FINGERPRINTS };
 
 /* Everything but the parameters. Strings are cut to fit, and in a codebook what is not printable UTF-8 stands as an escape. */
@@ -35,7 +35,7 @@ struct codebook_info {
 /* The library's public noun, opaque there. */
 struct terse_codebook;
 
-/* Whether it holds transforms: a model's profile, which serves every rate (docs/codebook-format.md). */
+/* Returns whether it holds transforms: a model's profile, which serves every rate (docs/codebook-format.md). */
 bool codebook_is_profile(const struct codebook_info *info);
 
 /* Sets of parameters of a side: layers * kv_heads, or 1 when shared. */
@@ -78,8 +78,8 @@ void codebook_parameters(const struct terse_codebook *codebook, enum codec_side 
 /* Tells codebooks apart: of the method, the shape and every parameter. */
 uint64_t codebook_hash(const struct terse_codebook *codebook);
 
-/* What a backend makes of a codebook's parameters: tables in the order that its kernels read. It is made when the backend first uses the
- * codebook, shared by all that use it, kept with the codebook and freed with it. */
+/* A form holds a codebook's parameters as a backend needs them: tables in the order that its kernels read. It is made when the backend first
+ * uses the codebook, shared by all that use it, kept with the codebook and freed with it. */
 struct codebook_form_ops {
     enum terse_status (*make)(const struct terse_codebook *codebook, void **form, struct terse_error *error);
     void (*free)(void *form);

@@ -103,7 +103,7 @@ static bool is(struct gguf_string string, const char *text) {
     return string.size == strlen(text) && memcmp(string.data, text, string.size) == 0;
 }
 
-/* What the file is: a model is the likeliest thing to be given in a codebook's place. */
+/* Checks that the file is a codebook; a model is the file that is most likely given in its place. */
 static enum terse_status check_kind(const struct gguf *gguf, struct terse_error *error) {
     struct gguf_string kind = {0};
     bool found;
@@ -226,7 +226,7 @@ static enum terse_status check_tensor(const struct gguf *gguf, const char *name,
         name, type ? type : "of an unknown type", has[0], has[1], has[2], has[3], dims[0], dims[1], dims[2], dims[3]);
 }
 
-/* Every part that the keys ask for is there, and no other. What a shape claims is then bounded by the file. */
+/* Checks that every part that the keys ask for is there, and no other. The file's size then bounds what a shape claims. */
 static enum terse_status check_tensors(const struct gguf *gguf, const struct codebook_info *info, struct terse_error *error) {
     uint64_t wanted = 0;
     for (int i = 0; i < TENSORS; i++) {

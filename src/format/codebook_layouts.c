@@ -21,7 +21,7 @@ static size_t add_side(const struct terse_codebook *codebook, enum codec_side si
     return n;
 }
 
-/* What sharing works in, for both sides. */
+/* The memory that sharing bits works in, for both sides. */
 struct work {
     float *floats, *sizes;
     uint8_t *quad_bits;

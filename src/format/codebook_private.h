@@ -18,7 +18,7 @@ struct terse_codebook {
     } forms[CODEBOOK_MOST_FORMS];
 };
 
-/* Whether there can be such a codebook, before anything else is asked of its shape: TERSE_E_FORMAT, TERSE_E_UNSUPPORTED. */
+/* Checks that there can be such a codebook, before anything else uses its shape: TERSE_E_FORMAT, TERSE_E_UNSUPPORTED. */
 enum terse_status codebook_check_info(const struct codebook_info *info, struct terse_error *error);
 
 /* A codebook is made in two steps: memory for the halves, then, once the caller has filled them, the question whether codecs can take

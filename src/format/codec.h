@@ -1,9 +1,9 @@
-/* Codec, its format: how 64 keys or values of one KV head are represented, as plain facts and arithmetic. What every backend, every file and
- * every accounting of memory agrees on. Plain C, for C and CUDA C++ alike: no kernel, no table of functions.
+/* The format of a codec: how 64 keys or values of one KV head are represented, as plain facts and arithmetic on which every backend, every file
+ * and every accounting of memory agrees. Plain C, for C and CUDA C++ alike: no kernel, no table of functions.
  *
  * A codec has three faces. This one says what a page and a codebook's parameters are; learning (src/train/codec_learning.h) finds the
  * parameters; execution (src/backend/cpu/codec/codec.h for the CPU) encodes and reads pages. Each backend makes its own form of the
- * parameters. How the bytes of a page lie is format/page_layout.h.
+ * parameters. format/page_layout.h says how the bytes of a page lie.
  *
  * docs/architecture.md says step by step how a codec is added.
  */
@@ -37,12 +37,12 @@ enum codec_id {
     CODEC_COUNT
 };
 
-/* Whether a key codec takes keys after rotation by their own position; before it, when they are rotated as they are read; or rotated by
- * their offset from the beginning of a run of ROPE_RUN_TOKENS positions, the largest multiple of it not above the position of the page's
- * first token: then queries are rotated to that of the run, once for four pages, and keys never again. */
+/* A key codec takes keys after rotation by their own position; before it, and then they are rotated as they are read; or rotated by their
+ * offset from the beginning of a run of ROPE_RUN_TOKENS positions, the largest multiple of it not above the position of the page's first
+ * token: then queries are rotated to the position of the run, once for four pages, and keys never again. */
 enum codec_rope { CODEC_ROPE_AFTER, CODEC_ROPE_BEFORE, CODEC_ROPE_IN_RUN };
 
-/* What a codebook's parameters are and what finds them. */
+/* A codec's learner says what a codebook's parameters are and how they are found. */
 enum codec_learner {
     CODEC_LEARNS_NOTHING, /* no codebook */
     CODEC_LEARNS_KMEANS,  /* for each sub-vector 2^bits centroids of `width` channels, in this order; train/kmeans.h */
@@ -51,7 +51,7 @@ enum codec_learner {
     CODEC_LEARNS_TRANSFORM /* a basis, the sizes of its components and how much they matter; format/transform.h */
 };
 
-/* Which tokens of different pages can be packed into one page that decodes to the same bits, without encoding anew. */
+/* These say which sides of tokens of different pages can be packed into one page that decodes to the same bits, without encoding anew. */
 enum codec_gather {
     CODEC_GATHERS_NOTHING,
     CODEC_GATHERS_VALUES, /* keys of a page share their scales */

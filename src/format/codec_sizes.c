@@ -1,4 +1,4 @@
-/* What each codec takes of memory and of parameters, and which shapes it serves. */
+/* Computes the sizes of each codec's pages and parameters, and checks which shapes it serves. */
 #include "format/codec.h"
 #include "format/commvq.h"
 #include "format/index.h"

@@ -40,8 +40,8 @@ static inline size_t commvq_table_numbers(struct codec_shape shape) {
     return commvq_groups(shape) * commvq_rounds(shape) * COMMVQ_ENTRIES * shape.width;
 }
 
-/* Which channels are a complex number stands beside the tables: `pairs` RoPE pairs, channels (2i, 2i + 1) if adjacent, else (i, i +
- * pairs). Channels from 2 pairs on, which no rotation touches, pair up as neighbours. */
+/* A pairing says which channels are a complex number, and is stored beside the tables: `pairs` RoPE pairs, channels (2i, 2i + 1) if adjacent,
+ * else (i, i + pairs). Channels from 2 pairs on, which no rotation touches, pair up as neighbours. */
 struct commvq_pairing {
     size_t pairs;
     bool adjacent;
@@ -51,7 +51,7 @@ struct commvq_pairing commvq_pairing_of(struct codec_shape shape, const float *p
 /* channels[width]: where in the head the numbers of a group's row lie. The parameters hold a pairing. */
 void commvq_channels(struct codec_shape shape, const float *parameters, size_t group, uint8_t *channels);
 
-/* What codec_check and codec_check_parameters ask; the normalization is not theirs. */
+/* These are the parts of codec_check and codec_check_parameters for the two codecs; they leave the normalization out. */
 enum terse_status commvq_check(struct codec_shape shape, enum codec_side side, struct terse_error *error);
 enum terse_status additive_check(struct codec_shape shape, enum codec_side side, struct terse_error *error);
 enum terse_status commvq_check_parameters(struct codec_shape shape, const float *parameters, struct terse_error *error);

@@ -1,9 +1,9 @@
-/* Index, its format: what finds tokens worth reading without reading them. A step scores all tokens of a KV head by a few bytes each,
+/* The format of an index, which finds tokens worth reading without reading them. A step scores all tokens of a KV head by a few bytes each,
  * keeps the best and reads only those. An index stands beside any codec; the codec `sign` is its own: its pages of keys begin with
  * index_sign's. Pages of an index hold 64 tokens as those of keys do.
  *
- * As with codecs, this is the part that all backends share; execution is src/backend/cpu/codec/index.h. What an index learns, it learns
- * while it runs, from the first keys of a sequence that are sealed, for each layer and KV head. */
+ * As with codecs, this is the part that all backends share; execution is src/backend/cpu/codec/index.h. An index learns while it runs, from
+ * the first keys of a sequence that are sealed, for each layer and KV head. */
 #ifndef TERSE_FORMAT_INDEX_H
 #define TERSE_FORMAT_INDEX_H
 
@@ -39,7 +39,7 @@ size_t index_bytes(const struct index *index, size_t head_dim);
 /* Bytes, floats, of what it learns for one layer and KV head; 0: nothing. */
 size_t index_learned_bytes(const struct index *index, size_t head_dim);
 
-/* What index_sign learns, mean and then centroids. */
+/* index_sign learns a mean and centroids, stored in this order. */
 #define INDEX_SIGN_CHANNELS 4 /* that share a code */
 #define INDEX_SIGN_CODES 16
 struct index_sign_learned {

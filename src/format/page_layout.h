@@ -1,4 +1,4 @@
-/* How 64 tokens of one layer, KV head and side (K or V) lie in memory, for each codec. Plain C, included by CPU and CUDA alike.
+/* This file says how 64 tokens of one layer, KV head and side (K or V) lie in memory, for each codec. Plain C, included by CPU and CUDA alike.
  *
  * Keys are read as "for each channel, all tokens" (a logit is a sum over channels), values as "for each token, all channels", so
  * the two sides of one codec lie differently: keys channel-major, values token-major.

@@ -1,4 +1,4 @@
-/* What searches for the nearest centroid compare with, the same on every backend. */
+/* Computes the numbers that searches for the nearest centroid compare with, the same on every backend. */
 #include "format/pq.h"
 
 #include <math.h>

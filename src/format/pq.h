@@ -15,7 +15,7 @@ extern "C" {
 #define PQ_WIDTH_MAX 64   /* channels of a sub-vector */
 #define PQ_CHANNEL_BITS 8 /* bits of a code up to which centroids may lie by channel too */
 
-/* Whether any backend reads centroids of this shape as bytes, where they lie on a grid. */
+/* Returns whether any backend reads centroids of this shape as bytes, where they lie on a grid. */
 static inline bool pq_may_read_u8(size_t width, unsigned bits) { return bits <= PQ_CHANNEL_BITS || width % 4 == 0; }
 
 /* The search for the nearest of k centroids c: row x has the code with the least value, and of those the lowest,

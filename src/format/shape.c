@@ -1,4 +1,4 @@
-/* What heads can be. */
+/* Checks which head sizes the KV cache serves. */
 #include "format/shape.h"
 
 #include "format/page_layout.h"

@@ -137,7 +137,7 @@ enum terse_status transform_check_parameters(const float *floats, uint32_t head_
 
 /* ---- Bits shared over a model */
 
-/* What a quad's b-th bit saves, b from 1 on; 0: it can take no more. */
+/* Returns what a quad's b-th bit saves, b from 1 on; 0: it can take no more. */
 static double saving(const struct transform_share *share, size_t quad, int b) {
     double power = 0;
     if (b > TRANSFORM_BITS_MAX) return 0;
@@ -170,7 +170,7 @@ static size_t cheapest(const struct transform_share *share, size_t quads) {
     return best;
 }
 
-/* What a nibble more saves a share, of which it gets one if `keep`; 0: it cannot take one. */
+/* Returns what one nibble more saves a share, and gives it the nibble if `keep`; 0: it cannot take one. */
 static double nibble_saving(const struct transform_share *share, size_t quads, bool keep) {
     size_t added[4], n = 0;
     double sum = 0;

@@ -15,7 +15,7 @@
  * or 3 bits has 2, 4 or 8 levels to choose from, which differ by what was chosen before, and 16 levels are in use: at the same bits
  * the error is a sixth to a fifth less than that of a scalar quantizer. The encoder finds the best path (Viterbi); readers look up.
  *
- * How nibbles lie in a page is format/page_layout.h. All that a reader must know of a layer, KV head and side is its layout, below.
+ * format/page_layout.h says how nibbles lie in a page. All that a reader must know of a layer, KV head and side is its layout, below.
  * Plain C, for C and CUDA C++ alike.
  */
 #ifndef TERSE_FORMAT_TRANSFORM_H
@@ -52,7 +52,7 @@ enum transform_table {
     TRANSFORM_TABLES
 };
 #define TRANSFORM_LEVEL_MAX 20
-/* [table][window], the oldest bit the highest. Of GAUSSIAN_4 and UNIFORM_b the lowest 4 or b bits count. */
+/* [table][window], the oldest bit the highest. In GAUSSIAN_4 and UNIFORM_b only the lowest 4 or b bits count. */
 extern const int8_t transform_levels[TRANSFORM_TABLES][16];
 /* The largest magnitude in a table. */
 extern const uint8_t transform_largest[TRANSFORM_TABLES];
@@ -64,7 +64,7 @@ extern const float transform_distortion[TRANSFORM_BITS_MAX + 1];
 
 /* ---- Layout */
 
-/* What one look-up adds to a quad: its level is the sum over its planes. */
+/* A plane is what one look-up adds to a quad, whose level is the sum over its planes. */
 struct transform_plane {
     uint8_t quad;    /* of components 4 quad .. 4 quad + 3 */
     uint8_t nibble;  /* that has the window's last bit; if `written` is 4, all of it */
@@ -85,24 +85,24 @@ struct transform_layout {
     struct transform_plane plane[TRANSFORM_PLANES_MAX]; /* zeros from `planes` on */
 };
 
-/* Where the n-th nibble of the stream lies. */
+/* Returns where the n-th nibble of the stream lies. */
 static inline unsigned transform_place(const struct transform_layout *layout, unsigned n) {
     return layout->stream + (n + 1) % (layout->nibbles - layout->stream);
 }
 
-/* The nibble that the stream writes before `nibble`. *wraps: that is its last, written for the component before, as if the stream of
- * all four were a ring. It lies in front, so that who reads the first planes alone needs no more than the front of a page. */
+/* Returns the nibble that the stream writes before `nibble`. *wraps: that is its last, written for the component before, as if the stream of
+ * all four were a ring. It lies in front, so that readers of the first planes alone need no more than the front of a page. */
 static inline unsigned transform_before(const struct transform_layout *layout, unsigned nibble, bool *wraps) {
     unsigned stream = layout->stream, nibbles = layout->nibbles;
     *wraps = nibble == (nibbles - stream > 1 ? stream + 1 : stream); /* transform_place(layout, 0) */
     return *wraps ? stream : nibble == stream ? nibbles - 1 : nibble - 1;
 }
 
-/* The layout of quad_bits[head_dim / 4], which do not rise. Where their sum is no multiple of 4, the rest of the last nibble is unused. */
+/* Makes the layout of quad_bits[head_dim / 4], which do not rise. Where their sum is no multiple of 4, the rest of the last nibble is unused. */
 void transform_layout_set(const uint8_t *quad_bits, uint32_t head_dim, struct transform_layout *layout);
 
-/* Its first planes, as many as make up `bits` bits of a token or all: a layout for readers of components, which has no quad_bits. Of a
- * page they read what lies in front of the last nibble of a plane, and that. */
+/* Makes a layout of the first planes, as many as make up `bits` bits of a token or all, for readers of components; it has no quad_bits. Such
+ * readers read the front of a page, up to and with the last nibble of these planes. */
 void transform_layout_first(const struct transform_layout *layout, unsigned bits, struct transform_layout *first);
 
 /* ---- Parameters: floats of one layer, KV head and side, as a codebook keeps them */
@@ -117,7 +117,7 @@ struct transform_parameters {
         importance; /* log2 of how much a unit of squared error matters: Fisher information of a row of gain 1, mean over components */
 };
 size_t transform_parameter_floats(uint32_t head_dim);
-/* Where they lie in floats[transform_parameter_floats]. */
+/* Returns where the parameters lie in floats[transform_parameter_floats]. */
 struct transform_parameters transform_parameters_at(const float *floats, uint32_t head_dim);
 /* TERSE_E_FORMAT unless they are as described; the basis is not inverted here. */
 enum terse_status transform_check_parameters(const float *floats, uint32_t head_dim, struct terse_error *error);
@@ -130,7 +130,7 @@ struct transform_fitted {
 };
 #define TRANSFORM_FITTED_FLOATS(head_dim) (2 * (size_t)(head_dim) + 2)
 size_t transform_fitted_floats(uint32_t head_dim);
-/* Where they lie in floats[transform_fitted_floats]: in this order. */
+/* Returns where they lie in floats[transform_fitted_floats]: in this order. */
 struct transform_fitted transform_fitted_at(const float *floats, uint32_t head_dim);
 
 /* ---- Bits shared over a model */

@@ -28,7 +28,7 @@ enum terse_status transform_fit_metric(const double *metric, uint32_t head_dim, 
  * 0 without any. */
 void transform_fit_gains(float *gains, size_t n, float *least, float *most);
 
-/* What the parameters are made of. */
+/* The moments of rows that the parameters are computed from. */
 struct transform_moments {
     const double *mean;          /* [hd] */
     const double *inverse;       /* [hd][hd], A^-1 */

@@ -1,4 +1,4 @@
-/* How quantized weights lie in a row: blocks of 32 weights, or of 256 for the K types and IQ4_XS. The formats are ggml's.
+/* Quantized weights lie in a row as blocks of 32 weights, or of 256 for the K types and IQ4_XS. The formats are ggml's.
  *
  * w is the weight, q its code; every code is unsigned but where said.
  *   Q8_0  w = scale q, q int8
@@ -59,7 +59,7 @@ struct weight_mxfp4 {
     uint8_t codes[16];
 };
 
-/* Twice what the sixteen numbers of 4 bits (E2M1 of the OCP Microscaling Formats specification, 2023) are; -0 is 0. */
+/* The sixteen numbers of 4 bits (E2M1 of the OCP Microscaling Formats specification, 2023), times 2; -0 is 0. */
 static const int8_t weight_fp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 static const int8_t weight_iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 

@@ -81,9 +81,9 @@ struct gguf; /* struct terse_gguf owns one, and the mapping of its file */
 enum terse_status gguf_open(const void *data, size_t size, const char *name, struct gguf **gguf, struct terse_error *error);
 void gguf_free(struct gguf *gguf);
 
-/* Of a file that was split, opened from `path` as its first part (split.no 0 of split.count), maps the parts beside it and adds their tensors;
- * of any other nothing. Fails, and leaves it as it was, where a part is missing, parts contradict each other or share a tensor's name, or the
- * file is a later part; also with a path of NULL, which is memory's. */
+/* Completes a file that was split: `gguf` was opened from `path` as its first part (split.no 0 of split.count), and this maps the parts beside
+ * it and adds their tensors. It does nothing to a file that was not split. It fails, and leaves `gguf` as it was, where a part is missing, where
+ * parts contradict each other or share a tensor's name, where the file is a later part, or where `path` is NULL (the file is in memory). */
 enum terse_status gguf_add_parts(struct gguf *gguf, const char *path, struct terse_error *error);
 
 struct gguf_part_info {
@@ -119,7 +119,7 @@ enum terse_status gguf_get_string(const struct gguf *gguf, const char *key, stru
 struct gguf_string gguf_key_at(const struct gguf *gguf, uint64_t i);
 struct gguf_string gguf_value_at(const struct gguf *gguf, uint64_t i);
 
-/* Whether the u64 `key` is XXH64 of the whole file, its own 8 bytes taken as zeros; else TERSE_E_FORMAT. */
+/* Checks that the u64 `key` is XXH64 of the whole file, its own 8 bytes taken as zeros; else TERSE_E_FORMAT. */
 enum terse_status gguf_check_sum(const struct gguf *gguf, const char *key, struct terse_error *error);
 
 /* A typed view of an array. */

@@ -1,8 +1,8 @@
 /* Reads and checks a GGUF file once, from its first byte to the end of its last tensor.
  *
  * Nothing in the file is believed before it is compared with what is left of the file: a count, length or offset is used only
- * after it is known to fit, tables grow with what has really been read, and nested arrays have a bounded depth. What passes here
- * needs no further check by those who read it (gguf.c, gguf_public.c).
+ * after it is known to fit, tables grow with what has really been read, and nested arrays have a bounded depth. A file that passes
+ * here needs no further check by its readers (gguf.c, gguf_public.c).
  *
  * The file: magic "GGUF", u32 version, u64 tensors, u64 keys, the keys, the tensors' descriptions, padding, the tensors' data.
  */

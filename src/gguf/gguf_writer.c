@@ -159,7 +159,7 @@ static void put_zeros(XXH64_state_t *hash, uint64_t n) {
     XXH64_update(hash, zeros, (size_t)n);
 }
 
-/* Of the whole file, whose head has zeros where the checksum will be. */
+/* Returns the checksum of the whole file; `head` has zeros where the checksum will be. */
 static uint64_t checksum_of(const struct gguf_writer *writer, const struct gguf_bytes *head) {
     XXH64_state_t hash;
     XXH64_reset(&hash, 0);

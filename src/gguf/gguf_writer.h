@@ -63,8 +63,8 @@ void gguf_writer_tensor(struct gguf_writer *writer, const char *name, uint32_t t
 /* The whole file in memory aligned to MEMORY_ALIGN, released by memory_free; NULL when memory is refused. */
 void *gguf_writer_build(const struct gguf_writer *writer, size_t *size);
 
-/* Where the data of tensors without `data` come from: bytes[size] of tensor `tensor` (counted from 0 in order of writing), whole
- * blocks from byte `offset` on. Called in order. */
+/* A source gives the data of tensors without `data`: fill writes bytes[size] of tensor `tensor` (counted from 0 in order of writing), whole
+ * blocks from byte `offset` on. It is called in order. */
 struct gguf_writer_source {
     void (*fill)(void *user, uint64_t tensor, uint64_t offset, void *bytes, size_t size);
     void *user;

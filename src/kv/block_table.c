@@ -26,12 +26,12 @@ struct page_address page_address_of(const struct cache_shape *shape, const struc
     return place;
 }
 
-/* Whether bits of this side are shared over the model and nobody has looked yet who gets them. */
+/* Returns whether bits of this side are shared over the model and it is not known yet which layers and heads get them. */
 static bool unshared(const struct method *method, enum codec_side side) {
     return (side == CODEC_KEYS ? method->key.rate : method->value.rate) > 0 && !method->layouts;
 }
 
-/* The pages of such sides, which their sum is known of. */
+/* Returns the bytes of the pages of such sides, of which only the sum is known. */
 static uint64_t unshared_bytes(const struct cache_shape *shape, const struct method *method) {
     size_t sets = (size_t)shape->layers * shape->kv_heads;
     bool keys = unshared(method, CODEC_KEYS), values = unshared(method, CODEC_VALUES);
@@ -273,14 +273,14 @@ size_t block_table_shared(const struct block_table *table) {
     return n;
 }
 
-/* ---- What sequences that begin alike have in common */
+/* ---- Common prefixes */
 
-/* Where the window begins that a prompt of so many tokens leaves. */
+/* Returns where the window begins that a prompt of so many tokens leaves. */
 static uint64_t window_after(const struct method *method, uint64_t prompt) {
     return plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, (size_t)prompt).after.window_first;
 }
 
-/* n, or 0 where what follows n tokens would see some that have left. */
+/* Returns n, or 0 where the tokens after the first n would see some that were evicted. */
 static uint64_t held_before(const struct block_table *table, const struct method *method, const struct extent *extent, uint64_t n) {
     bool slides = method->parameters.window > 0;
     return slides && method->policy->retain(&method->parameters, n).first < block_table_first(table, extent) ? 0 : n;

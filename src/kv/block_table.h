@@ -22,15 +22,15 @@ struct page_address {
     size_t offset;   /* bytes of the pages of all layers and heads before it, per page set, those of an index included */
 };
 
-/* What the pages of a layer and KV head take, but for the offset: every size of a page in a cache comes from here. */
+/* Returns the sizes of the pages of a layer and KV head, without the offset: every size of a page in a cache comes from here. */
 struct page_address page_address_of(const struct cache_shape *shape, const struct method *method, uint32_t layer, uint32_t head);
-/* places[layers][Hk], with index pages of so many bytes; the bytes of all pages of a page set. */
+/* Writes places[layers][Hk], with index pages of so many bytes; returns the bytes of all pages of a page set. */
 size_t page_addresses_set(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes,
                           struct page_address *places);
-/* Bytes of all pages of a page set, with index pages of so many bytes, whether bits are shared over the model already or not. */
+/* Returns the bytes of all pages of a page set, with index pages of so many bytes, whether bits are shared over the model already or not. */
 uint64_t page_set_bytes_of(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes);
 
-/* Where chunks lie: `take` gives memory for count * size bytes of the budget (or NULL: no limit), or NULL with *error of TERSE_E_MEMORY. */
+/* Chunks lie in such memory: `take` gives count * size bytes of the budget (or NULL: no limit), or NULL with *error of TERSE_E_MEMORY. */
 struct page_memory {
     void *(*take)(struct kv_budget *budget, size_t count, size_t size, const char *what, struct terse_error *error);
     void (*give)(struct kv_budget *budget, void *memory, size_t bytes);
@@ -79,32 +79,32 @@ struct block_table {
 /* Pages whose rows a codec is fitted to where it learns transforms of a sequence: the first that are sealed. */
 #define FIT_PAGES 32
 
-/* An empty table, with a pool of its own. */
+/* Makes an empty table, with a pool of its own. */
 enum terse_status block_table_new(struct block_table *table, const struct page_memory *memory, size_t page_set_bytes,
                                   struct terse_error *error);
 void block_table_free(struct block_table *table);
 
-/* Page sets for `n` in all, sealed or free. On failure what was there stays as it was. Page sets that nobody holds any
- * more are taken before new ones are made. */
+/* Makes the table hold `n` page sets in all, sealed or free. A failure leaves it as it was. Page sets that nobody holds any more are taken
+ * before new ones are made. */
 enum terse_status block_table_reserve(struct block_table *table, size_t n, struct terse_error *error);
-/* Says of the free page sets that the plan's step seals which tokens they hold; `prompt_end`: the last prompt ended before this token. */
+/* Sets which tokens the free page sets hold that the plan's step seals; `prompt_end`: the last prompt ended before this token. */
 void block_table_assign(struct block_table *table, const struct plan *plan, uint64_t prompt_end);
-/* Sealed page sets, the first ones, that hold no token from `first` on. */
+/* Returns how many sealed page sets, the first ones, hold no token from `first` on. */
 size_t block_table_evicted(const struct block_table *table, uint64_t first);
-/* The first token that is in a page, sealed or of the window; 0 where all from the exact rows on are. */
+/* Returns the first token that is in a page, sealed or of the window; 0 where all from the exact rows on are. */
 uint64_t block_table_first(const struct block_table *table, const struct extent *extent);
-/* The sealed page sets [first, first + n) hold nothing of the sequence any more: they become free ones behind the others, or, where another
- * cache holds them too, are let go. */
+/* Drops the sealed page sets [first, first + n) from the sequence: they become free ones behind the others, or, where another cache holds them
+ * too, are let go. */
 void block_table_drop(struct block_table *table, size_t first, size_t n);
-/* A table without page sets holds the sealed ones of `from` and belongs to its pool. */
+/* Makes a table without page sets hold the sealed ones of `from` and belong to its pool. */
 enum terse_status block_table_share(struct block_table *table, const struct block_table *from, struct terse_error *error);
-/* A table without page sets holds `n` whose pages lie in a file, `memory` being laid out as a chunk is. Their pages stay there. */
+/* Makes a table without page sets hold `n` whose pages lie in a file, `memory` being laid out as a chunk is. Their pages stay there. */
 enum terse_status block_table_map(struct block_table *table, struct state_file *file, const uint8_t *memory, size_t n,
                                   struct terse_error *error);
-/* Of the sealed page sets, those that other tables hold too. */
+/* Counts the sealed page sets that other tables hold too. */
 size_t block_table_shared(const struct block_table *table);
 
-/* kv_ops.common_prefix of a cache: `fitted` tokens decide what it has learned of its sequence. */
+/* Computes kv_ops.common_prefix of a cache: `fitted` tokens decide what it has learned of its sequence. */
 uint64_t block_table_common_prefix(const struct block_table *table, const struct method *method, const struct extent *extent,
                                    uint64_t fitted, uint64_t n, uint64_t prompt);
 

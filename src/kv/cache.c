@@ -1,4 +1,4 @@
-/* What caches do between steps, on every backend: accounting, cutting short, one more of the same sequence, and the map of tokens. */
+/* Implements what caches of every backend do between steps: accounting, truncating, forking, and the map of tokens. */
 #include "kv/cache.h"
 
 #include <inttypes.h>
@@ -205,7 +205,7 @@ static uint64_t first_complete(const struct cache_base *base) {
     return first;
 }
 
-/* Whether the next query after n tokens would find all that it sees. */
+/* Returns whether the next query after n tokens would find all that it sees. */
 static bool window_held(const struct cache_base *base, uint64_t n) {
     return base->method.policy->retain(&base->method.parameters, n).first >= block_table_first(&base->pages, &base->extent);
 }
@@ -311,11 +311,11 @@ enum terse_status cache_fork(const struct cache *cache, struct cache **copy, str
     return TERSE_OK;
 }
 
-/* ---- What became of each part of the sequence */
+/* ---- The map of tokens: which share of each part of the sequence is exact, compressed, evicted */
 
 #define ADD(map, member, begin, end, share) token_map_add(map, offsetof(struct terse_token_share, member), begin, end, share)
 
-/* Of a token in a sealed page, the part that is exact. */
+/* Returns which share of a token in a sealed page is exact: a half for each side whose codec is exact. */
 static double exact_sides(const struct method *method) { return 0.5 * method->key.codec->exact + 0.5 * method->value.codec->exact; }
 
 static void add_sealed(const struct cache_base *base, double weight, const struct token_map *map) {

@@ -1,5 +1,5 @@
-/* What a KV cache is on every backend: its sequence's extent, its pages, and what can be done with it between steps. A backend's struct cache
- * begins with a cache_base; the backend keeps the bytes (kv_storage) and computes the steps.
+/* This is the part of a KV cache that all backends share: its sequence's extent, its pages, and what can be done with it between steps. A
+ * backend's struct cache begins with a cache_base; the backend keeps the bytes (kv_storage) and computes the steps.
  *
  * The functions below serve every backend's kv_ops (backend/backend.h), whose contract they have. One thread at a time.
  */
@@ -29,7 +29,7 @@ struct cache_bytes {
 /* A backend's memory of a cache. */
 struct kv_storage {
     uint64_t most_tokens; /* of a sequence */
-    /* Beyond what every backend asks of a shape and method. */
+    /* Checks what the backend asks of a shape and method beyond what every backend does. */
     enum terse_status (*supports)(const struct cache_shape *shape, const struct method *method, struct terse_error *error);
     /* Both as kv_ops has them; `create` calls cache_base_init first. */
     enum terse_status (*create)(const struct cache_shape *shape, const struct method *method, uint32_t threads,
@@ -39,28 +39,28 @@ struct kv_storage {
     void (*wait_ahead)(struct cache *cache);
     /* Waits for all else that goes on beside the steps. NULL: nothing does. */
     void (*settle)(struct cache *cache);
-    /* Page sets from `first` on are others, or hold fewer tokens. */
+    /* Tells the backend that page sets from `first` on are others, or hold fewer tokens. */
     void (*pages_changed)(struct cache *cache, size_t first);
-    /* The sequence is empty: cache_reset's part that concerns the backend alone. NULL: there is none. */
+    /* Does the part of cache_reset that concerns the backend alone; the sequence is empty. NULL: there is none. */
     void (*reset)(struct cache *cache);
-    /* What is allocated; and what will be after the first step of a new cache, a prefill. */
+    /* `bytes` writes what is allocated, bytes_after what will be after the first step of a new cache, a prefill. */
     void (*bytes)(const struct cache *cache, struct cache_bytes *bytes);
     void (*bytes_after)(const struct cache_shape *shape, const struct method *method, const struct plan *plan,
                         struct cache_bytes *bytes);
-    /* How many anchors are of tokens before `end`, where that is the same number in every layer, KV head and side; else false. */
+    /* Counts the anchors of tokens before `end`; false unless that is the same number in every layer, KV head and side. */
     bool (*anchors_before)(const struct cache *cache, uint64_t end, size_t *n);
-    /* tokens[n_anchors] of a side's anchors, ascending; false where they cannot be had. */
+    /* Writes the tokens[n_anchors] of a side's anchors, ascending; false where they cannot be had. */
     bool (*anchor_tokens)(const struct cache *cache, uint32_t layer, uint32_t head, enum codec_side side, uint32_t *tokens);
-    /* Takes from the map's shares `read` what the last step has passed over. NULL: steps read everything. */
+    /* Subtracts the tokens that the last step has skipped from the map's shares `read`. NULL: steps read everything. */
     void (*add_skipped)(const struct cache *cache, double weight, const struct token_map *map);
-    /* As many of the first tokens decide what the cache has learned of its sequence; 0: nothing was learned. */
+    /* Returns how many of the first tokens decide what the cache has learned of its sequence; 0: nothing was learned. */
     uint64_t (*fit_tokens)(const struct cache *cache);
-    /* Into a new cache of the same shape and method, which shares the pages already: everything else. */
+    /* Copies everything but the pages into a new cache of the same shape and method, which shares them already. */
     enum terse_status (*copy)(struct cache *cache, const struct cache *from, struct terse_error *error);
     /* Writes the sections from STATE_EXACT on. */
     void (*save)(const struct cache *cache, struct state_writer *writer);
-    /* Into a new cache whose extent is known: n page sets, `pages` being laid out as a chunk of them; then the sections STATE_EXACT to
-     * STATE_WINDOW, with as many anchors as cache_base says. */
+    /* load_pages gives n page sets to a new cache whose extent is known, `pages` being laid out as a chunk of them; then `load` reads the
+     * sections STATE_EXACT to STATE_WINDOW, with as many anchors as cache_base says. */
     enum terse_status (*load_pages)(struct cache *cache, struct state_file *file, const uint8_t *pages, size_t n,
                                     struct terse_error *error);
     enum terse_status (*load)(struct cache *cache, struct state_file *file, struct terse_error *error);
@@ -101,13 +101,13 @@ static inline const struct cache_base *cache_base_of(const struct cache *cache) 
     return (const struct cache_base *)(const void *)cache;
 }
 
-/* Of zeros: an empty sequence. */
+/* Initializes a cache_base of zeros, for an empty sequence. */
 void cache_base_init(struct cache_base *base, const struct kv_storage *storage, const struct cache_shape *shape,
                      const struct method *method, uint32_t threads);
 
-/* Layers times KV heads. */
+/* Returns layers times KV heads. */
 static inline size_t cache_heads_of(const struct cache_shape *shape) { return (size_t)shape->layers * shape->kv_heads; }
-/* Whether the cache still has to learn from the first pages that are sealed. */
+/* Returns whether the cache still has to learn from the first pages that are sealed. */
 static inline bool cache_fit_pending(const struct cache_base *base) { return base->learns && !base->fitted_ready; }
 
 enum terse_status cache_supports(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method,
@@ -120,41 +120,42 @@ void cache_reset(struct cache *cache);
 uint64_t cache_length(const struct cache *cache);
 void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear);
 
-/* Begins a step: plans it, and has page sets for the pages that it seals and for those that may be encoded ahead after it. The backend sets
- * in_step when it has all else that the step needs. */
+/* Begins a step: plans it, and reserves page sets for the pages that it seals and for those that may be encoded ahead after it. The backend
+ * sets in_step when it has all else that the step needs. */
 enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
-/* Pages of the window that may be encoded ahead after the plan's step. */
+/* Returns how many pages of the window may be encoded ahead after the plan's step. */
 size_t cache_pages_ahead(const struct cache_base *base, const struct plan *plan);
-/* After a step: the next page set that a full page of the window is to be encoded into, from now on counted by n_ahead; NULL: there is none. */
+/* Returns, after a step, the next page set that a full page of the window is to be encoded into; n_ahead counts it from now on. NULL: none. */
 struct page_set *cache_next_ahead(struct cache *cache);
-/* Whether keys and values of the layer may come now. */
+/* Checks that keys and values of the layer may come now. */
 enum terse_status cache_check_layer(const struct cache *cache, uint32_t layer, struct terse_error *error);
-/* Whether queries of new tokens [first, first + count) may be asked now, whose layer's keys and values came. */
+/* Checks that attention of new tokens [first, first + count) may be computed now: the keys and values of the layer are there. */
 enum terse_status cache_check_queries(const struct cache *cache, size_t first, size_t count, struct terse_error *error);
-/* Whether the step may end now. */
+/* Checks that the step may end now. */
 enum terse_status cache_check_commit(const struct cache *cache, struct terse_error *error);
-/* The plan's step is over: its pages are sealed, its anchors and its extent are the sequence's, and evicted pages are dropped. */
+/* Ends the plan's step, whose pages are sealed: its anchors and its extent are now the sequence's, and evicted pages are dropped. */
 void cache_advance(struct cache *cache);
 
-/* What cache_truncate would say, without doing it. */
+/* Returns what cache_truncate would, without truncating. */
 enum terse_status cache_check_truncate(const struct cache *cache, uint64_t n, struct terse_error *error);
 enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_error *error);
 uint64_t cache_common_prefix(const struct cache *cache, uint64_t n, uint64_t prompt);
 enum terse_status cache_fork(const struct cache *cache, struct cache **copy, struct terse_error *error);
 
-/* Adds to a map of zeros what became of the tokens in these layers, `weight` being their share of the model's. */
+/* Adds to a map, zeros at first, which shares of the tokens are exact and compressed in these layers, `weight` being their share of the model's. */
 void cache_map_add(const struct cache *cache, double weight, const struct token_map *map);
-/* Ends a map to which all was added: what was read of it, where the last step has skipped some of these layers' tokens. */
+/* Ends a map to which all was added: computes the shares that were evicted and those that were read, without what the last step has skipped of
+ * these layers' tokens. */
 void cache_map_end(const struct cache *cache, double weight, const struct token_map *map);
 void cache_map(const struct cache *cache, struct terse_token_share *shares, size_t n);
 
 /* saved_cache.c */
 void cache_save(const struct cache *cache, struct state_writer *writer);
 enum terse_status cache_load(struct cache *cache, struct state_file *file, struct terse_error *error);
-/* For a backend's `save`: the pages as one chunk of all sealed page sets; `chunk` says where the host finds a page set's chunk. */
+/* Writes the pages as one chunk of all sealed page sets, for a backend's `save`; `chunk` says where the host finds a page set's chunk. */
 void cache_save_pages(const struct cache *cache, struct state_writer *writer,
                       const uint8_t *(*chunk)(const void *user, const struct page_set *set), const void *user);
-/* For a backend's `load`: the section's bytes, of which there must be as many; NULL with TERSE_E_FORMAT. */
+/* Returns the section's bytes for a backend's `load`; NULL with TERSE_E_FORMAT unless there are as many as `bytes`. */
 const uint8_t *cache_saved_section(const struct state_file *file, enum state_section section, uint64_t bytes,
                                    struct terse_error *error);
 

@@ -1,4 +1,4 @@
-/* What a step seals, keeps and evicts. */
+/* Computes what a step seals, keeps and evicts. */
 #include "kv/plan.h"
 
 size_t extent_window_pages(const struct extent *extent) {

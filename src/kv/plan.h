@@ -1,5 +1,5 @@
-/* Where every token of a sequence lies, and where a step moves it: arithmetic on token counts alone, the same for all layers, KV
- * heads and backends, so that a whole step is known before it begins and the memory of a cache can be predicted without one.
+/* A plan says where every token of a sequence lies, and where a step moves it. It is arithmetic on token counts alone, the same for all layers,
+ * KV heads and backends, so that a whole step is known before it begins and the memory of a cache can be predicted without one.
  *
  *     tokens   0 ... exact | ... evicted ... | first ... window_first | window_first ... length
  *              exact rows                      sealed pages             recent window
@@ -16,11 +16,11 @@
 #include "format/page_layout.h"
 #include "method/method.h"
 
-/* How the new tokens of a step read each other, and when they are sealed. */
+/* The kind of a step says how its new tokens read each other, and when they are sealed. */
 enum cache_step_kind {
     CACHE_STEP_CHUNK,   /* a part of a prompt: as CACHE_STEP_DECODE, but its tokens count as the prompt's */
     CACHE_STEP_DECODE,  /* exact among themselves; afterwards all but the recent window is sealed */
-    CACHE_STEP_PREFILL, /* the same, and the policy chooses what of the prompt stays exact */
+    CACHE_STEP_PREFILL, /* the same, and the policy chooses which tokens of the prompt stay exact */
     CACHE_STEP_PAPER /* the papers' protocol: sealed first; every query reads decoded keys and values, its own token's included */
 };
 
@@ -44,13 +44,13 @@ struct plan {
 
 struct plan plan_step(const struct method *method, const struct extent *before, enum cache_step_kind kind, size_t n);
 
-/* Pages that the window needs. */
+/* Returns how many pages the window needs. */
 size_t extent_window_pages(const struct extent *extent);
 
 /* The first of the tokens that the step seals. */
 static inline uint64_t plan_first_sealed(const struct plan *plan) { return plan->grid + plan->skip * PAGE_TOKENS; }
 
-/* Evicted tokens. Where tokens have positions by index, token t >= first is at position t minus this. */
+/* Returns the number of evicted tokens. Where tokens have positions by index, token t >= first is at position t minus this. */
 static inline uint64_t extent_evicted(const struct extent *extent) { return extent->first - extent->exact; }
 
 #endif

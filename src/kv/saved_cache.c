@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* As they lie in the file, little-endian. */
+/* These structs lie in the file as they are, little-endian. */
 struct saved_cache {
     uint64_t exact, first, window_first, length, dropped; /* struct extent */
     uint64_t prompt_end;

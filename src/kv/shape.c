@@ -1,4 +1,4 @@
-/* What a cache is told of a model. */
+/* Makes the shape of a cache from a model. */
 #include "kv/shape.h"
 
 #include "model/model.h"

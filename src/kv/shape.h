@@ -1,4 +1,4 @@
-/* What every backend's KV cache is told about a model's attention, and what it counts. */
+/* The structs that tell every backend's KV cache about a model's attention, and that hold what it counts. */
 #ifndef TERSE_KV_SHAPE_H
 #define TERSE_KV_SHAPE_H
 
@@ -22,7 +22,7 @@ struct cache_shape {
      * besides. NULL: there is none. */
     const float *sinks;
     float cap; /* logits become cap tanh(logits / cap) after the scale; 0: they do not */
-    /* Of the layers, the last `sliding` in `order` slide: a query sees the newest `window` keys alone, its own included. */
+    /* The last `sliding` layers in `order` slide: a query sees the newest `window` keys alone, its own included. */
     uint32_t window, sliding;
     const struct rope *sliding_rope; /* theirs */
     const uint32_t *order;           /* [layers] their numbers in the model, outlives the cache; NULL: 0, 1, ... */
@@ -30,21 +30,21 @@ struct cache_shape {
 
 struct terse_model; /* model/model.h */
 
-/* Of the model's sequences of up to `context` tokens. */
+/* Returns the shape of caches of the model's sequences of up to `context` tokens. */
 struct cache_shape cache_shape_of(const struct terse_model *model, uint32_t context);
 
-/* Numbers of a token's queries of a layer, [Hq][hd], and of its keys or values, [Hk][hd]. */
+/* Return the numbers of a token's queries of a layer, [Hq][hd], and of its keys or values, [Hk][hd]. */
 static inline size_t cache_shape_query_width(const struct cache_shape *shape) {
     return (size_t)shape->query_heads * shape->head_dim;
 }
 static inline size_t cache_shape_kv_width(const struct cache_shape *shape) { return (size_t)shape->kv_heads * shape->head_dim; }
 
-/* A layer's number in the model. */
+/* Returns a layer's number in the model. */
 static inline uint32_t cache_shape_number(const struct cache_shape *shape, uint32_t layer) {
     return shape->order ? shape->order[layer] : layer;
 }
 
-/* The layers that slide, or the others, by themselves; without any, `layers` is 0. */
+/* Returns the shape of the layers that slide, or of the others, by themselves; without any, `layers` is 0. */
 static inline struct cache_shape cache_shape_part(const struct cache_shape *shape, bool sliding) {
     struct cache_shape part = *shape;
     uint32_t others = shape->layers - shape->sliding;
@@ -56,7 +56,7 @@ static inline struct cache_shape cache_shape_part(const struct cache_shape *shap
     return part;
 }
 
-/* Of attention since the counters were last cleared. */
+/* The counters count attention since they were last cleared. */
 struct cache_counters {
     double seconds;
     uint64_t bytes; /* of stored keys and values that were read */

@@ -14,7 +14,7 @@
 
 static const char magic[8] = "TERSEKV\n";
 
-/* As they lie in the file, little-endian. */
+/* These structs lie in the file as they are, little-endian. */
 struct header {
     char magic[8];
     uint32_t version, sections;
@@ -45,7 +45,7 @@ static const char *const names[STATE_SECOND] = {[STATE_METHOD] = "method",      
                                                 [STATE_FITTED] = "fitted numbers", [STATE_ANCHORS] = "anchors",
                                                 [STATE_WINDOW] = "window",         [STATE_PAGES] = "pages"};
 
-/* Of the second part's sections, those of the first. */
+/* Returns the first part's section that a section of the second part is like; other sections are their own. */
 static enum state_section like(uint32_t section) {
     return (enum state_section)(section < STATE_SECOND ? section : section - STATE_SECOND + STATE_CACHE);
 }

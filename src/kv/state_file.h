@@ -1,6 +1,6 @@
 /* The file of a saved session: docs/state-format.md. Owns the container: header, sections, checksums, and that a file is whole or not there.
- * What lies in the sections is the business of sessions (engine/session_file.c) and of caches (kv_ops.save and load), of which all
- * backends write the same bytes.
+ * Sessions (engine/session_file.c) and caches (kv_ops.save and load) define what lies in the sections; the caches of all backends write the
+ * same bytes.
  *
  * A file is written beside its place and put there when it is on the disk, so that whatever happens the old file or the new one is there. It
  * is mapped when it is read, and pages of a cache may stay in the mapping. */
@@ -35,7 +35,7 @@ enum state_section {
     STATE_SECTIONS = STATE_SECOND + STATE_PAGES - STATE_CACHE + 1
 };
 
-/* Whose state it is. */
+/* The identity says which model and codebook the state is of. */
 struct state_identity {
     uint64_t model;    /* the model's fingerprint, of its weights */
     uint64_t codebook; /* codebook_hash; 0: the method needs none */
@@ -52,9 +52,9 @@ void state_writer_begin(struct state_writer *writer, enum state_section section)
 /* From here on, sections from STATE_CACHE on stand for those of STATE_SECOND. */
 void state_writer_second(struct state_writer *writer);
 void state_writer_put(struct state_writer *writer, const void *data, size_t bytes);
-/* What is to be written could not be had: `number` is an errno. */
+/* Records that the data to be written could not be had: `number` is an errno. */
 void state_writer_fail(struct state_writer *writer, int number);
-/* Puts the file in its place and releases the writer. After a failure, of this or of an earlier call, there is what there was before. */
+/* Puts the file in its place and releases the writer. After a failure, of this or of an earlier call, what was there before stays. */
 enum terse_status state_writer_finish(struct state_writer *writer, const struct state_identity *identity,
                                       struct terse_error *error);
 
@@ -62,24 +62,24 @@ enum terse_status state_writer_finish(struct state_writer *writer, const struct 
 
 struct state_file;
 
-/* A whole file of this version, whose checksums agree: then every bit is as it was written. */
+/* Opens a whole file of this version, and checks its checksums: where they agree, every bit is as it was written. */
 enum terse_status state_file_open(const char *path, struct state_file **file, struct terse_error *error);
-/* The same of size bytes in memory, aligned to STATE_PAGES_ALIGN, which outlive the file and stay as they are. */
+/* Does the same with `size` bytes in memory, aligned to STATE_PAGES_ALIGN, which outlive the file and stay as they are. */
 enum terse_status state_file_open_memory(const void *data, size_t size, const char *name, struct state_file **file,
                                          struct terse_error *error);
-/* One owner more, who closes it too; not thread-safe. */
+/* Adds one owner, who closes it too; not thread-safe. */
 void state_file_share(struct state_file *file);
 void state_file_close(struct state_file *file); /* accepts NULL */
 
 struct state_identity state_file_identity(const struct state_file *file);
-/* A section's bytes, aligned to STATE_ALIGN, of which there are *bytes. */
+/* Returns a section's bytes, aligned to STATE_ALIGN, of which there are *bytes. */
 const void *state_file_section(const struct state_file *file, enum state_section section, size_t *bytes);
-/* Whether sections from STATE_CACHE on stand for those of STATE_SECOND; at first they do not. */
+/* Sets whether sections from STATE_CACHE on stand for those of STATE_SECOND; at first they do not. */
 void state_file_second(struct state_file *file, bool second);
 /* TERSE_E_FORMAT for a section that holds what cannot be. */
 enum terse_status state_file_refuse(const struct state_file *file, enum state_section section, const char *what,
                                     struct terse_error *error);
-/* Its name, for messages. */
+/* Returns its name, for messages. */
 const char *state_file_name(const struct state_file *file);
 /* Makes the checksums of file[size] right, if its header and table can be read: for tests of what lies behind them. */
 bool state_file_reseal(void *file, size_t size);

@@ -1,4 +1,5 @@
-/* What became of each part of a sequence: sums over the tokens of parts of like length (terse_session_map). */
+/* The map of tokens: which shares of the tokens are exact, compressed, evicted and read, in parts of the sequence of like length
+ * (terse_session_map). */
 #ifndef TERSE_KV_TOKEN_SHARES_H
 #define TERSE_KV_TOKEN_SHARES_H
 
@@ -13,7 +14,7 @@ struct token_map {
 
 /* Adds `share` of each token of [begin, end) to a member of its part's shares, `offset` bytes into them. */
 void token_map_add(const struct token_map *map, size_t offset, uint64_t begin, uint64_t end, double share);
-/* What is neither exact nor compressed was evicted. */
+/* Sets the shares that were evicted: all that is neither exact nor compressed. */
 void token_map_end(const struct token_map *map);
 
 #endif

@@ -33,7 +33,7 @@ struct row {
 #define GAIN_SHAPE(width, bits) BOTH(codec_gain_shape, width, bits), ANCHORED
 #define TERSE(bits) \
     .key = {.codec = &codec_transform, .rate = bits}, .value = {.codec = &codec_transform, .rate = bits}, .policy = &policy_keep_all
-/* Of 1 or 2 bits a value: rounds and codes depend on head_dim, see method_resolve. */
+/* CommVQ of 1 or 2 bits a value: rounds and codes depend on head_dim, see method_resolve. */
 #define COMM(bits) .key = CODING(codec_commvq, 0, bits), .value = CODING(codec_additive, 0, bits), .policy = &policy_keep_all
 #define EVICTING(choice) BOTH(codec_f16, 0, 0), .policy = &choice
 /* Section 5.1: the budget on RULER, and the sinks. */
@@ -113,7 +113,7 @@ static bool parse_parts(const char *text, uint32_t *parts, uint32_t *bits) {
     return parse_number(first, parts) && parse_number(times + 1, bits);
 }
 
-/* What a name says beyond the row that it matches. */
+/* The numbers in a method's name, in place of the N, K or M of the row that it matches. */
 struct numbers {
     uint32_t budget;      /* streaming-N, quest-K */
     uint32_t parts, bits; /* million-MxN */
@@ -172,7 +172,7 @@ static struct coding row_coding(const struct coding *coding, const struct number
     return own;
 }
 
-/* As users write a side's codec: "q8_0", "terse-3". */
+/* Writes a side's codec as users write it: "q8_0", "terse-3". */
 static void write_coding(const struct coding *coding, char *text, size_t capacity) {
     if (coding->codec == &codec_transform)
         snprintf(text, capacity, "terse-%g", coding->rate);

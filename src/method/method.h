@@ -24,31 +24,31 @@ struct method {
     const struct codebook_layouts *layouts; /* of the sides of codec transform, set by method_check_codebook; else NULL */
 };
 
-/* Resolves options against the table, for heads of so many channels. Whether a codebook is there and the right one is
- * method_check_codebook's question. An unknown name is TERSE_E_ARGUMENT and the message lists the known ones. */
+/* Resolves options against the table, for heads of so many channels. method_check_codebook checks that the right codebook is there.
+ * An unknown name is TERSE_E_ARGUMENT and the message lists the known ones. */
 enum terse_status method_resolve(const struct terse_cache_options *options, uint32_t head_dim, struct method *method,
                                  struct terse_error *error);
 
-/* Whether the method's codecs can serve heads of this shape; TERSE_E_UNSUPPORTED says why not. */
+/* Checks that the method's codecs can serve heads of this shape; TERSE_E_UNSUPPORTED says why not. */
 enum terse_status method_check(const struct method *method, uint32_t head_dim, uint32_t group, struct terse_error *error);
 
-/* Whether it needs a profile and the options have none: then that of the model's weights serves, and `of_weights` is true. */
+/* Returns whether the method needs a profile and the options have none: then that of the model's weights serves, and `of_weights` is true. */
 bool method_needs_weights(const struct method *method);
 
-/* Whether the method has the codebook that it needs for this model; shares the bits of codec transform. */
+/* Checks that the method has the codebook that it needs for this model, and shares the bits of codec transform over the model. */
 enum terse_status method_check_codebook(struct method *method, const uint64_t fingerprints[CODEBOOK_FINGERPRINTS], uint32_t layers,
                                         uint32_t kv_heads, uint32_t head_dim, struct terse_error *error);
 
-/* The shape that the method's codec of one side of a layer and KV head sees, `learned` left out: here and nowhere else is decided
- * how many bits they have, which may differ from layer to layer, head to head and side to side. */
+/* Returns the shape that the method's codec of one side of a layer and KV head sees, `learned` left out. Here alone is decided how many
+ * bits they have, which may differ from layer to layer, head to head and side to side. */
 struct codec_shape method_shape(const struct method *method, enum codec_side side, uint32_t layer, uint32_t head, uint32_t head_dim,
                                 uint32_t group);
 
-/* The method as layers use it whose queries see the newest `window` keys alone: its codecs, and of its policy nothing. */
+/* Returns the method for layers whose queries see the newest `window` keys alone: it has the method's codecs, and nothing of its policy. */
 struct method method_of_window(const struct method *method, uint32_t window);
 
-/* All that decides what the bytes of a cache mean and which tokens it holds, but for the codebook, as one line of items with ", " between
- * them, the first the name: "q8_0, keys q8_0, values q8_0, ..., tail 128". */
+/* Writes all that decides what the bytes of a cache mean and which tokens it holds, but for the codebook, as one line of items with ", "
+ * between them, the first the name: "q8_0, keys q8_0, values q8_0, ..., tail 128". */
 #define METHOD_IDENTITY 512
 void method_identity(const struct method *method, char text[METHOD_IDENTITY]);
 

@@ -1,4 +1,4 @@
-/* Policy: which tokens stay exact, which are compressed, which are evicted.
+/* A policy decides which tokens stay exact, which are compressed and which are evicted.
  *
  * A policy names token indices; only the cache moves data. `retain` is asked at the end of a prefill and after each decode step,
  * `pick_victim` for every token that leaves the window, and `anchors` when a prefill seals tokens.
@@ -22,12 +22,12 @@ struct policy_parameters {
     uint32_t read_count;   /* so many instead, when not 0 */
 };
 
-/* Where attention ranks tokens: the newest queries of a prompt that count (SnapKV's window), and how many tokens on either side a token's score
- * is averaged with (its pooling of 5). */
+/* A policy that ranks tokens by attention counts so many newest queries of a prompt (SnapKV's window), and averages a token's score with those of
+ * so many tokens on either side (its pooling of 5). */
 #define RANKING_QUERIES 32
 #define RANKING_NEIGHBOURS 2
 
-/* What a policy decides after a step. As many tokens as [0, exact) are kept in exact rows, and those from `first` on. */
+/* A decision says which tokens a policy keeps after a step: as many as [0, exact) in exact rows, and those from `first` on. */
 struct policy_decision {
     uint64_t exact; /* these tokens themselves, unless the policy has `pick_victim`: then what took their place */
     uint64_t first; /* tokens [exact, first) have left; first >= exact */
@@ -43,19 +43,19 @@ struct policy {
     enum terse_status (*check)(const struct policy_parameters *parameters, struct terse_error *error);
     /* `tokens`: tokens seen so far, the newest step included. */
     struct policy_decision (*retain)(const struct policy_parameters *parameters, uint64_t tokens);
-    /* Which of n tokens of a layer and KV head is evicted, 0 < result < n: the n - 1 in exact rows, in order of age, and as the last
-     * the one that leaves the window now. logits[n]: of each token's own queries to token 0, mean over the group. NULL: always the
-     * last, and logits are not observed. */
+    /* Returns which of n tokens of a layer and KV head is evicted, 0 < result < n. The tokens are the n - 1 in exact rows, in order of age,
+     * and as the last the one that leaves the window now. logits[n]: of each token's own queries to token 0, mean over the group. NULL: always
+     * the last is evicted, and logits are not observed. */
     size_t (*pick_victim)(const struct policy_parameters *parameters, uint32_t layer, const float *logits, size_t n);
-    /* How many of the `sealed` tokens that a prefill of n tokens seals are to stay exact; NULL: none, and attention is not observed.
-     * Which: those of highest Anchor Score times error, keys and values apart, or with
-     * rank_by_attention those that the last queries attend to most (backend/cpu/kv/anchor_scores.h). */
+    /* Returns how many of the `sealed` tokens that a prefill of n tokens seals are to stay exact; NULL: none, and attention is not observed.
+     * The cache takes those of highest Anchor Score times error, keys and values apart, or with rank_by_attention those that the last queries
+     * attend to most (backend/cpu/kv/anchor_scores.h). */
     size_t (*anchors)(const struct policy_parameters *parameters, size_t n, size_t sealed);
     bool rank_by_attention;
     bool keep_selected_only; /* where there are anchors, they are all that stays of what the prefill would seal */
 };
 
-/* Whether tokens leave for good. */
+/* Returns whether the policy evicts tokens for good. */
 static inline bool policy_evicts(const struct policy *policy) { return policy->positions_by_index || policy->keep_selected_only; }
 
 /* Returns whether a long prompt has tokens that an exact prefill chooses to keep exact: anchors, or those that SnapKV leaves. */
@@ -64,7 +64,7 @@ static inline bool policy_chooses_tokens(const struct policy *policy, const stru
     return policy->anchors && policy->anchors(parameters, long_prompt, long_prompt) > 0;
 }
 
-/* How many of so many tokens of a prompt a step reads. */
+/* Returns how many of so many tokens of a prompt a step reads. */
 static inline size_t policy_selects(const struct policy_parameters *parameters, size_t tokens) {
     double wanted = parameters->read_count ? parameters->read_count : (double)tokens * parameters->read_percent / 100;
     return wanted < (double)tokens ? (size_t)wanted : tokens;
@@ -74,24 +74,26 @@ static inline size_t policy_selects(const struct policy_parameters *parameters, 
 extern const struct policy policy_keep_all;
 /* Keeps every token, the anchors exact (AnTKV, section 3.3). */
 extern const struct policy policy_anchors;
-/* Attention sinks and a recent window (Xiao et al. 2023, StreamingLLM): the first `exact` tokens and the newest budget - exact. */
+/* Keeps attention sinks and a recent window (Xiao et al. 2023, StreamingLLM): the first `exact` tokens and the newest budget - exact. */
 extern const struct policy policy_streaming;
-/* Anchor tokens and a recent window (MAT, section 4): of all tokens but the newest budget - exact those stay whose own queries attend
- * to token 0 least; in the first `shallow` layers as policy_streaming. */
+/* Keeps anchor tokens and a recent window (MAT, section 4): of all tokens but the newest budget - exact those stay whose own queries attend
+ * to token 0 least; in the first `shallow` layers it does as policy_streaming. */
 extern const struct policy policy_mat;
-/* Keeps every token, those exact to which a prompt's last queries attend most. */
+/* Keeps every token, and exact those to which a prompt's last queries attend most. */
 extern const struct policy policy_attention_rank;
-/* Keeps only those, at their own positions, the newest tokens of a prompt, `budget` in all, and everything after it (SnapKV). */
+/* Keeps of a prompt only the tokens to which its last queries attend most, at their own positions, and its newest ones, `budget` in all, and
+ * everything after the prompt (SnapKV). */
 extern const struct policy policy_snapkv;
-/* Of layers whose queries see the newest `window` keys alone: what no further query will see has left, as pages go. */
+/* Serves layers whose queries see the newest `window` keys alone: evicts the tokens that no further query will see, and with the last of its
+ * tokens a page. */
 extern const struct policy policy_window;
 /* The first tokens of a sequence, on which models of a few billion parameters and more spend about half of their attention whatever the
  * text (StreamingLLM, section 3.1), and whose keys and values look like no others: exact rows of every method whose codecs are not
  * exact, and of those that evict. */
 #define SINKS 4
 
-/* Each a `retain`: every token, the first `exact` of them in exact rows; those, or what takes their place, and the newest
- * budget - exact. */
+/* Each is a `retain`. policy_retain_all keeps every token, the first `exact` of them in exact rows; policy_retain_newest keeps those, or what
+ * takes their place, and the newest budget - exact. */
 struct policy_decision policy_retain_all(const struct policy_parameters *parameters, uint64_t tokens);
 struct policy_decision policy_retain_newest(const struct policy_parameters *parameters, uint64_t tokens);
 

@@ -4,7 +4,7 @@
 
 #include "model/model.h"
 
-/* Whether an architecture has a kind of tensor. */
+/* A presence says whether files of an architecture have a kind of tensor. */
 enum presence { PRESENCE_NONE, PRESENCE_OPTIONAL, PRESENCE_REQUIRED };
 
 struct architecture {
@@ -12,7 +12,7 @@ struct architecture {
     enum norm_kind norm;
     enum activation activation;
 
-    /* Where a model has its positions from: any of these. */
+    /* A model encodes positions in any of these ways. */
     bool rotary;               /* RoPE of queries and keys */
     enum rope_pairing pairing; /* of it */
     bool alibi;                /* attention.max_alibi_bias, 0 for a model without */
@@ -35,10 +35,10 @@ struct architecture {
     bool post_norms;        /* post_attention_norm and post_ffw_norm: of what is added to the hidden state */
     bool scaled_embedding;  /* embeddings are multiplied by sqrt(width) */
 
-    /* What files of some architectures leave out. */
+    /* These values hold where the file leaves them out, as files of some architectures do. */
     uint32_t window;         /* attention.sliding_window; 0: there is none */
     uint32_t window_pattern; /* all layers but every so many-th slide; 0: all do */
-    float sliding_base;      /* RoPE's base in sliding layers, which is not scaled; 0: they turn as the others */
+    float sliding_base;      /* RoPE's base in sliding layers, which is not scaled; 0: they rotate as the others do */
     float attention_cap, logit_cap;
     uint32_t
         scaled_by_width; /* with so many layers, attention scales by 1 / sqrt(width / query heads), not by 1 / sqrt(head_dim) */

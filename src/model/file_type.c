@@ -1,5 +1,5 @@
-/* Mixtures by their numbers in general.file_type (ggml's). What is named after one type (7, "mostly Q8_0") is not in the table: a tensor whose rows
- * do not fit the type's blocks has another, and so does the embedding, but most of such a file is what it says. */
+/* The table names mixtures by their numbers in general.file_type (ggml's). Numbers that are named after one type (7, "mostly Q8_0") are not in it:
+ * a tensor whose rows do not fit the type's blocks has another type, and so does the embedding, but most of such a file has the type it names. */
 #include "model/file_type.h"
 
 const char *file_type_mixture(const struct gguf *gguf) {

@@ -4,9 +4,9 @@
 
 #include "model/model.h"
 
-/* Of the architecture, all of its metadata and every tensor's name, type, shape and samples of its bytes; not of the model's name, its
- * tokenizer, or the order of things in the file. The same wherever the file lies and whatever the machine. Reads at most 20 KiB a
- * tensor; docs/codebook-format.md defines it. */
+/* Hashes the architecture, all of its metadata and every tensor's name, type, shape and samples of its bytes, but not the model's name, its
+ * tokenizer, or the order of things in the file. The number is the same wherever the file lies and whatever the machine. At most 20 KiB are
+ * read of each tensor; docs/codebook-format.md defines it. */
 uint64_t model_fingerprint(const struct terse_model *model);
 
 /* The same but for the types and bytes of tensors that are not vectors. Quantization leaves vectors (norms, biases) alone, so all files of a

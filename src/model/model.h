@@ -25,8 +25,8 @@ static inline struct matrix matrix_rows(const struct matrix *matrix, uint32_t fi
     return part;
 }
 
-/* Of a row x: gain (x - mean) / sqrt(variance + epsilon) + bias. RMSNorm takes the mean for 0 (Zhang and Sennrich 2019), LayerNorm
- * does not (Ba et al. 2016). */
+/* A norm maps a row x to gain (x - mean) / sqrt(variance + epsilon) + bias. RMSNorm takes the mean for 0 (Zhang and Sennrich 2019),
+ * LayerNorm does not (Ba et al. 2016). */
 enum norm_kind { NORM_RMS, NORM_LAYER };
 struct norm {
     enum norm_kind kind;
@@ -35,15 +35,15 @@ struct norm {
     uint32_t heads;           /* gain[heads][width], a head's for every heads-th row; 0: the same for all rows */
 };
 
-/* What a feed-forward layer does with its inner activations. SwiGLU and GeGLU have two matrices before it and multiply: silu(gate) up, or
+/* The activation function is applied inside a feed-forward layer. SwiGLU and GeGLU have two matrices before it and multiply: silu(gate) up, or
  * GELU(gate) up by tanh (Shazeer 2020); the others have only `up`. GELU(x) = x P(N(0, 1) <= x), exactly or as approximated by Hendrycks and Gimpel
  * (2016): backend/cpu/gelu.h. Clamped, SwiGLU is gate sigmoid(a gate) (up + 1), the gate at most 7 and up within [-7, 7] (gpt-oss). */
 #define SWIGLU_GAIN 1.702f
 #define SWIGLU_CLAMP 7.0f
 enum activation { ACTIVATION_SWIGLU, ACTIVATION_GELU_TANH, ACTIVATION_GELU, ACTIVATION_GEGLU, ACTIVATION_SWIGLU_CLAMPED };
 
-/* A feed-forward layer of experts, which are SwiGLU layers: a token goes through those for which its product with the router is the largest, and
- * the sum of what they make of it, each times its share, a softmax of these products, is the layer's (Shazeer et al. 2017). */
+/* A feed-forward layer of experts, which are SwiGLU layers: a token goes through the experts for which its product with the router is the largest,
+ * and the layer's output is the sum of their outputs, each times its share, a softmax of these products (Shazeer et al. 2017). */
 struct experts {
     struct matrix router;                              /* [experts] rows; without data the layer has no experts */
     struct matrix gate, up, down;                      /* of all experts, one's rows after the other's */
@@ -51,7 +51,7 @@ struct experts {
     const float *shared_router; /* [width], whose share is the sigmoid of this product; NULL: there is none */
 };
 
-/* Vectors are F32, converted at load where the file has them otherwise. What an architecture does not have is NULL. */
+/* Vectors are F32, converted at load where the file has them otherwise. Tensors that an architecture does not have are NULL. */
 struct layer {
     struct norm attention_norm, feed_forward_norm;           /* [width]; one and the same where the architecture is parallel */
     struct matrix q, k, v, o;                                /* q, k and v may be rows of one tensor */
@@ -62,7 +62,7 @@ struct layer {
 };
 
 #define LAYER_MATRICES 14
-/* Those that a layer has, and their number. */
+/* Writes the matrices that a layer has, and returns their number. */
 size_t layer_matrices(const struct layer *layer, const struct matrix *matrices[LAYER_MATRICES]);
 
 struct architecture; /* a row of the table in architecture.c */
@@ -85,7 +85,7 @@ struct terse_model {
     float attention_scale;          /* logits of attention = attention_scale <q, k> */
     float attention_cap, logit_cap; /* logits of attention, or of tokens, become cap tanh(logits / cap); 0: they do not */
     uint32_t window, sliding;       /* of how many layers a query sees the newest `window` keys alone, its own included */
-    struct rope sliding_rope;       /* of these layers; n_rot 0: they turn as the others */
+    struct rope sliding_rope;       /* of these layers; n_rot 0: they rotate as the others do */
     const uint32_t *layer_order;    /* [layers] the others' numbers, then theirs; NULL: all slide, or none */
     const float *slopes;            /* [query_heads]: ALiBi adds slope * (key's position - query's) to the logits; NULL: none */
     const float
@@ -97,7 +97,7 @@ struct terse_model {
     void *vectors; /* the memory of all converted vectors, of rotation frequencies, of slopes and of layer_order */
 };
 
-/* Where numbers are on their way through the model: what enters layer 0, what leaves a layer, the logits. */
+/* These numbers name places in the model: the input of layer 0, the output of a layer, the logits. */
 #define MODEL_EMBEDDINGS 0
 #define MODEL_BEHIND(layer) ((layer) + 1)
 #define MODEL_OUTPUT(model) ((model)->layers + 1)
@@ -111,7 +111,7 @@ static inline const struct rope *model_rope(const struct terse_model *model, uin
     return model->rope_context && context > model->rope_context ? &model->long_rope : &model->rope;
 }
 
-/* Whether a layer slides. */
+/* Returns whether a layer slides. */
 static inline bool model_slides(const struct terse_model *model, uint32_t layer) {
     for (uint32_t i = model->layers - model->sliding; model->layer_order && i < model->layers; i++)
         if (model->layer_order[i] == layer) return true;

@@ -139,7 +139,7 @@ static enum terse_status load_norm(struct loader *l, const char *name, uint32_t 
     return load_vector(l, full, n, bias, &norm->bias);
 }
 
-/* Those of all layers lie one after the other. */
+/* Loads the learned sinks; those of all layers lie one after the other. */
 static enum terse_status load_sinks(struct loader *l) {
     struct terse_model *m = l->model;
     enum terse_status status = TERSE_OK;
@@ -288,7 +288,7 @@ static enum terse_status read_number(struct loader *l, const char *name, float f
     return status;
 }
 
-/* Which layers slide, their number and window. A window that no sequence outgrows is none. */
+/* Finds which layers slide, their number and window. A window that no sequence outgrows counts as none. */
 static enum terse_status load_window(struct loader *l) {
     struct terse_model *m = l->model;
     uint32_t pattern = m->architecture->window_pattern;

@@ -62,7 +62,7 @@ static void add_bytes(struct render *r, const char *data, size_t n) {
 
 static void add(struct render *r, const char *text) { add_bytes(r, text, strlen(text)); }
 
-/* What the assistant said behind its thoughts. */
+/* Returns the part of the assistant's message that follows its thoughts. */
 static const char *without_thoughts(const struct chat_format *f, const char *said) {
     size_t n = f->thoughts ? strlen(f->thoughts) : 0;
     const char *from = said;
@@ -82,7 +82,7 @@ static void add_content(struct render *r, const struct terse_message *message, b
 
 static bool is_white(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-/* Where what stood at `at` is, once [begin, end) has moved to `first`. */
+/* Returns the new place of the byte at `at`, after [begin, end) has moved to `first` and the rest is gone. */
 static size_t trimmed(size_t at, size_t first, size_t begin, size_t end) {
     at = at < begin ? begin : at > end ? end : at;
     return at - (begin - first);

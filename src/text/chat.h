@@ -4,11 +4,11 @@
 
 #include "text/tokenizer.h"
 
-/* As terse_chat_render. */
+/* Implements terse_chat_render. */
 enum terse_status chat_render(const struct tokenizer *tokenizer, const char *format, const struct terse_message *messages,
                               size_t n_messages, bool open_reply, char **text, struct terse_error *error);
 
-/* As terse_chat_tokenize. */
+/* Implements terse_chat_tokenize. */
 enum terse_status chat_tokenize(const struct tokenizer *tokenizer, const char *format, const struct terse_message *messages,
                                 size_t n_messages, size_t after, bool open_reply, int32_t **tokens, size_t *n_tokens,
                                 struct terse_error *error);

@@ -23,7 +23,7 @@
 #define HARMONY_PREAMBLE \
     "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n\n" \
     "Reasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>"
-/* How a reply reads whose special tokens are not shown: "analysis...assistantfinal...". */
+/* A reply whose special tokens are not shown reads "analysis...assistantfinal...". */
 #define HARMONY_THOUGHTS "assistantfinal"
 #define DEEPSEEK_OPEN \
     { \
@@ -52,7 +52,7 @@ static const struct chat_format formats[] = {
      .alternates = true,
      .bos_each_turn = true,
      .eos_after_reply = true},
-    /* What v0.1 and v0.2 of Mistral 7B Instruct were published with, before the template of mistral-v1. */
+    /* v0.1 and v0.2 of Mistral 7B Instruct were published with this template, before that of mistral-v1. */
     {.name = "mistral-v0",
      .open = {"", "[INST] ", ""},
      .close = {"\n\n", " [/INST]", ""},

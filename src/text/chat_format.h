@@ -42,7 +42,7 @@ const struct chat_format *chat_format_find(const char *name);
 
 /* The format of a model's own template, with what such templates vary in it; false where it is none that terse knows. */
 bool chat_format_recognise(struct gguf_string template, struct chat_format *format);
-/* Whether a template puts BOS before a conversation. */
+/* Returns whether a template puts BOS before a conversation. */
 bool chat_template_has_bos(struct gguf_string template);
 
 #endif

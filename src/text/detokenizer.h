@@ -1,4 +1,4 @@
-/* A stream of tokens as text. What terse.h declares of struct terse_detokenizer besides its creation is defined beside it. */
+/* Makes a detokenizer, which gives a stream of tokens as text. The other functions that terse.h declares of it are defined beside it. */
 #ifndef TERSE_TEXT_DETOKENIZER_H
 #define TERSE_TEXT_DETOKENIZER_H
 

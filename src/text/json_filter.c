@@ -19,10 +19,10 @@ enum where {
     IN_CHOICE
 };
 
-/* Of a number: what was written last. */
+/* `step` of a number says what was written last. */
 enum { MINUS, ZERO, DIGITS, POINT, FRACTION, EXPONENT, SIGN, EXPONENT_DIGITS };
 
-/* Of a string: plain, after a backslash, or so many hexadecimal digits are to come. */
+/* `step` of a string: plain, after a backslash, or so many hexadecimal digits are to come. */
 enum { PLAIN, ESCAPE = 5 };
 
 static const char *const words[] = {"true", "false", "null"};
@@ -128,7 +128,7 @@ static bool plain_byte(const struct pattern *pattern, struct json_way *s, unsign
     return pattern_allows(pattern, &s->pattern, first && low < least[left] ? least[left] : low, high);
 }
 
-/* As string_byte. */
+/* Does the same as string_byte for a string with a pattern. */
 static bool pattern_byte(const struct pattern *pattern, struct json_way *s, unsigned char c, bool *ended) {
     *ended = false;
     if (s->step == ESCAPE) {
@@ -215,7 +215,7 @@ static bool number_ends(const struct json_way *s) {
     return s->step == ZERO || s->step == DIGITS || s->step == FRACTION || s->step == EXPONENT_DIGITS;
 }
 
-/* Whether a number goes on with this byte. */
+/* Takes the next byte of a number; returns whether the number may go on with it. */
 static bool number_byte(const struct json_schema *schema, struct json_way *s, unsigned char c) {
     bool digit = c >= '0' && c <= '9', whole = !(schema->node[s->node].kinds & JSON_NUMBERS);
     int next = -1;
@@ -256,7 +256,7 @@ static bool choice_byte(const struct json_schema *schema, struct json_way *s, un
     return true;
 }
 
-/* Whether one choice is whole; *longer: another one goes on. */
+/* Returns whether one choice is whole; sets *longer to whether another one goes on. */
 static bool choice_ends(const struct json_schema *schema, const struct json_way *s, bool *longer) {
     const struct json_node *node = &schema->node[s->node];
     bool whole = false;

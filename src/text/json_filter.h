@@ -4,13 +4,13 @@
  * Whitespace runs to JSON_SPACES bytes and numbers to JSON_NUMBER, so that a text cannot go on without saying anything. Strings are
  * UTF-8 and hold no lone surrogates (RFC 8259 with the restrictions of RFC 7493).
  *
- * Of JSON Schema: type (one or several), properties, required, additionalProperties (true or false), items, minItems, maxItems, enum,
- * const, pattern (text/pattern.h; such strings have no \u), anyOf, and $ref to the whole schema ("#") or to what it has in $defs or
- * definitions; title, description, default, examples, $schema, $id and $comment say nothing about a value, also beside anyOf and $ref. Any
- * other keyword is refused by name, with its place. Properties stand in any order, each once.
+ * These keywords of JSON Schema are understood: type (one or several), properties, required, additionalProperties (true or false), items,
+ * minItems, maxItems, enum, const, pattern (text/pattern.h; such strings have no \u), anyOf, and $ref to the whole schema ("#") or to what it
+ * has in $defs or definitions; title, description, default, examples, $schema, $id and $comment say nothing about a value, also beside anyOf
+ * and $ref. Any other keyword is refused by name, with its place. Properties stand in any order, each once.
  *
- * Where a text may be a value of several schemas of an anyOf, all of them are followed, JSON_WAYS at a time; of more, which take anyOf
- * within anyOf, the first. */
+ * Where a text may be a value of several schemas of an anyOf, all of them are followed, JSON_WAYS at a time; where there are more, which takes
+ * anyOf within anyOf, the first JSON_WAYS are. */
 #ifndef TERSE_TEXT_JSON_FILTER_H
 #define TERSE_TEXT_JSON_FILTER_H
 
@@ -40,7 +40,7 @@ enum {
     JSON_ANY = 127
 };
 
-/* What a value may be. Names and choices are as they are written, names without quotes. */
+/* A node says which values a schema allows in one place. Names and choices are as they are written, names without quotes. */
 struct json_node {
     unsigned kinds;
     uint32_t properties, n_properties; /* the first one's number */
@@ -65,9 +65,9 @@ struct json_schema {
     uint32_t others; /* owners beside the first: json_schema_share */
 };
 
-/* Of a schema's text; NULL: any object. */
+/* Makes a schema from its text; NULL: any object. */
 enum terse_status json_schema_new(const char *text, struct json_schema **schema, struct terse_error *error);
-/* One owner more, who frees it too; not thread-safe. */
+/* Adds one owner, who frees it too; not thread-safe. */
 void json_schema_share(struct json_schema *schema);
 void json_schema_free(struct json_schema *schema);
 
@@ -91,7 +91,7 @@ struct json_way {
     struct json_frame frame[JSON_DEPTH];
 };
 
-/* Where a text is; plain data, to be copied. */
+/* The state of a text that has been read so far: all ways to read it. It is plain data and may be copied. */
 struct json_state {
     uint32_t ways;
     struct json_way way[JSON_WAYS];
@@ -100,9 +100,9 @@ struct json_state {
 struct json_state json_begin(void);
 /* Takes text[n]; false where it cannot be continued to an allowed value, and then the state is of no more use. */
 bool json_push(const struct json_schema *schema, struct json_state *state, const char *text, size_t n);
-/* Whether json_push would return true. */
+/* Returns whether json_push would return true. */
 bool json_allows(const struct json_schema *schema, const struct json_state *state, const char *text, size_t n);
-/* Whether the text may end here. */
+/* Returns whether the text may end here. */
 bool json_may_end(const struct json_schema *schema, const struct json_state *state);
 
 #endif

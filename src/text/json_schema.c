@@ -266,7 +266,7 @@ static struct definition *find_definition(struct building *b, const char *pointe
     return NULL;
 }
 
-/* A reference is a union of one. What it refers to is built later: so recursion ends. */
+/* A reference is a union of one. The definition that it refers to is built later, so that recursion ends. */
 static enum terse_status set_reference(struct building *b, uint32_t node, const cJSON *value) {
     struct json_node *n = &b->schema->node[node];
     if (!cJSON_IsString(value)) return refuse(b, "a string belongs to", "$ref");
@@ -343,7 +343,7 @@ static enum terse_status build(struct building *b, const cJSON *from, uint32_t d
     return *node ? build_node(b, from, depth, *node) : TERSE_OK;
 }
 
-/* Those that something refers to, until none refers to another. */
+/* Builds the definitions that something refers to, until none refers to another that is not built. */
 static enum terse_status build_definitions(struct building *b) {
     for (uint32_t i = 0; i < b->definitions; i++) {
         struct definition *d = &b->definition[i];

@@ -15,13 +15,13 @@ struct symbol {
     int32_t token;           /* -1 when the vocabulary has no such token */
 };
 
-/* What becomes of two neighbours. */
+/* A merge is the token that replaces two neighbours, and its priority. */
 struct merge {
     uint32_t priority; /* the smallest is done first; among equals the leftmost */
     int32_t token;
 };
 
-/* Whether `left` and `right`, neighbours in `text`, may be merged, and to what. */
+/* Returns whether `left` and `right`, neighbours in `text`, may be merged, and writes to what. */
 typedef bool merge_rule(const void *context, const char *text, const struct symbol *left, const struct symbol *right,
                         struct merge *merge);
 
@@ -38,7 +38,7 @@ void merger_destroy(struct merger *merger);
 enum terse_status merger_begin(struct merger *merger, size_t n, struct terse_error *error);
 /* Appends the next symbol of the word. */
 void merger_add(struct merger *merger, uint32_t start, uint32_t size, int32_t token);
-/* Merges until no rule applies. What is left: symbols[0] and on by `next`. */
+/* Merges until no rule applies. The symbols that are left are symbols[0] and those that follow it by `next`. */
 enum terse_status merger_run(struct merger *merger, merge_rule *rule, const void *context, const char *text,
                              struct terse_error *error);
 

@@ -24,7 +24,7 @@ struct pattern;
 enum terse_status pattern_new(const char *text, struct pattern **pattern, struct terse_error *error);
 void pattern_free(struct pattern *pattern);
 
-/* Where in a pattern a text is; plain data, to be copied. */
+/* The places in a pattern that a text may have reached. It is plain data and may be copied. */
 struct pattern_state {
     uint64_t active[PATTERN_WORDS]; /* instructions, as bits */
 };

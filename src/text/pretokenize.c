@@ -1,6 +1,6 @@
 /* The word-splitting expressions, matched by PCRE2. Owns the compiled expressions; knows nothing of tokens.
  *
- * What is a letter, a number or a space is what PCRE2's version of Unicode says: a character newer than that is a symbol. The models'
+ * PCRE2's version of Unicode decides what is a letter, a number or a space: a character newer than that is a symbol. The models'
  * own tokenizers have the same limit, each with the version of its day. Qwen's would also compose characters (NFC) first; that is
  * left out here, as llama.cpp does, so that the words put together are always the text. */
 #define PCRE2_CODE_UNIT_WIDTH 8

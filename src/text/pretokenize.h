@@ -16,7 +16,7 @@ void pretokenizer_free(struct pretokenizer *pretokenizer);
 
 /* A word that is in the vocabulary is taken as it is, whatever the merges say. */
 bool pretokenizer_ignores_merges(const struct pretokenizer *pretokenizer);
-/* Whether such models want BOS when their file does not say. */
+/* Returns whether models with this pre-tokenizer want BOS when their file does not say. */
 bool pretokenizer_adds_bos(const struct pretokenizer *pretokenizer);
 
 /* Receives the words in order; a status other than TERSE_OK ends the cutting and is returned. */

@@ -46,7 +46,7 @@ void terse_stop_free(struct terse_stop *stop) {
     memory_free(stop);
 }
 
-/* Where the first stop string begins in text[n]; n: in none. */
+/* Returns where the first stop string begins in text[n]; n: there is none. */
 static size_t find(const struct terse_stop *s, const char *text, size_t n) {
     for (size_t at = 0; at < n; at++)
         for (size_t i = 0; i < s->n; i++)
@@ -54,7 +54,7 @@ static size_t find(const struct terse_stop *s, const char *text, size_t n) {
     return n;
 }
 
-/* Where the longest end of text[n] begins that a stop string begins with; n: there is none. */
+/* Returns where the longest end of text[n] begins that a stop string begins with; n: there is none. */
 static size_t find_beginning(const struct terse_stop *s, const char *text, size_t n) {
     for (size_t at = 0; at < n; at++)
         for (size_t i = 0; i < s->n; i++)

@@ -41,7 +41,7 @@ static size_t first_not_below(const struct special *specials, size_t low, size_t
     return low;
 }
 
-/* Which special tokens are looked for. */
+/* Selects the special tokens that are looked for. */
 struct wanted {
     bool control;       /* those that are found only where special tokens are parsed, too */
     const bool *banned; /* [n_specials], or NULL */

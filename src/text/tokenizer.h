@@ -20,8 +20,8 @@ void tokenizer_free(struct tokenizer *tokenizer);
 
 uint32_t tokenizer_size(const struct tokenizer *tokenizer);
 
-/* As terse_tokenize. User-defined tokens are always found in the text, control tokens only with TERSE_TOKENIZE_PARSE_SPECIAL; where
- * several begin at one place, the longest. Without that flag no text gives a control token. */
+/* Implements terse_tokenize. User-defined tokens are always found in the text, control tokens only with TERSE_TOKENIZE_PARSE_SPECIAL; where
+ * several begin at one place, the longest is taken. Without that flag no text gives a control token. */
 enum terse_status tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t n_bytes, unsigned flags,
                                    int32_t *tokens, size_t capacity, size_t *n_tokens, struct terse_error *error);
 

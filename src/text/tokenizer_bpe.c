@@ -62,7 +62,7 @@ static uint64_t find_merge(const struct bpe *bpe, uint64_t pair) {
     return slot;
 }
 
-/* Adds the merge of priority `rank`, "LEFT RIGHT". Of two with the same pair the earlier counts. both[v->longest] is scratch. */
+/* Adds the merge of priority `rank`, "LEFT RIGHT". The earlier of two merges with the same pair counts. both[v->longest] is scratch. */
 static enum terse_status add_merge(struct tokenizer *t, struct gguf_string merge, uint32_t rank, char *both,
                                    struct terse_error *error) {
     const struct vocabulary *v = &t->vocabulary;

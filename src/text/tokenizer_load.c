@@ -43,7 +43,7 @@ static enum terse_status load_id(const struct tokenizer *t, const struct gguf *g
     return TERSE_OK;
 }
 
-/* Whether a token is put around a text. `usual`: when the file does not say. */
+/* Reads whether a token is put around a text; `usual` holds when the file does not say. */
 static enum terse_status load_added(const struct gguf *gguf, const char *key, int32_t id, bool usual, bool *added,
                                     struct terse_error *error) {
     bool found;

@@ -16,7 +16,7 @@ struct special {
     bool takes_space; /* white space behind it belongs to it */
 };
 
-/* What two tokens of a byte-level BPE vocabulary merge to. */
+/* A merge of two tokens of a byte-level BPE vocabulary. */
 struct bpe_merge {
     uint64_t pair; /* left token << 32 | right token; UINT64_MAX: a free slot */
     struct merge merge;
@@ -68,7 +68,7 @@ enum terse_status encoder_emit(struct encoder *encoder, int32_t token);
 /* Makes encoder->scratch hold n bytes; what was in it is lost. */
 enum terse_status encoder_scratch(struct encoder *encoder, size_t n);
 
-/* What ordinary text merges to. A user-defined token is found before anything merges, or is not to be found. */
+/* Returns whether merges of ordinary text may give the token. A user-defined token is found before anything merges, or is not to be found. */
 static inline bool token_is_text(const struct vocabulary *v, int32_t token) {
     return v->type[token] == TOKEN_NORMAL || v->type[token] == TOKEN_UNUSED;
 }

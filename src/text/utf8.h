@@ -16,8 +16,8 @@ struct utf8_rest {
     unsigned char left, low, high;
 };
 
-/* What follows `first`; false where it begins no character. Well-formed: no overlong form, no surrogate, nothing past U+10FFFF (Unicode 15,
- * table 3-7). */
+/* Finds which bytes follow `first`; returns false where it begins no character. Characters are well-formed: no overlong form, no surrogate,
+ * nothing past U+10FFFF (Unicode 15, table 3-7). */
 static inline bool utf8_begin(unsigned char first, struct utf8_rest *rest) {
     *rest = (struct utf8_rest){0, 0x80, 0xbf};
     if (first < 0x80) return true;
@@ -37,7 +37,7 @@ static inline bool utf8_go_on(unsigned char byte, struct utf8_rest *rest) {
     return true;
 }
 
-/* What begins at data[0 < size], and in *length how many bytes it takes. */
+/* Returns what kind of character begins at data[0 < size], and writes to *length how many bytes it takes. */
 static inline enum utf8_state utf8_next(const char *data, size_t size, size_t *length) {
     const unsigned char *c = (const unsigned char *)data;
     struct utf8_rest rest;

@@ -23,7 +23,7 @@ static bool same(struct gguf_string text, const char *data, size_t size) {
     return text.size == size && memcmp(text.data, data, size) == 0;
 }
 
-/* Where the token of data[size] stands in the table or would stand. */
+/* Returns the slot in which the token of data[size] stands in the table or would stand. */
 static uint64_t find_slot(const struct vocabulary *v, const char *data, size_t size) {
     uint64_t slot = hash(data, size) & v->mask;
     while (v->slots[slot] && !same(v->text[v->slots[slot] - 1], data, size)) slot = (slot + 1) & v->mask;
