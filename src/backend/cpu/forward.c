@@ -33,7 +33,7 @@ static double attention_multiplications(const struct terse_model *m, uint64_t to
     return 2.0 * (double)tokens * m->query_heads * m->head_dim;
 }
 
-/* Of a token in a layer when it reads `tokens` others. */
+/* Counts the multiplications for one token in one layer when it reads `tokens` others. */
 static double multiplications(const struct terse_model *m, uint64_t tokens) {
     const struct layer *l = &m->layer[0];
     const struct matrix *all[LAYER_MATRICES];
@@ -186,7 +186,7 @@ static enum terse_status append(const struct pass *p, const struct sequence *s, 
     return p->executor->kv->append(s->part.cache, p->layer, p->k + at, p->v + at, error);
 }
 
-/* How many queries of a sequence are shown to the cache before any attends. */
+/* Returns how many queries of a sequence are shown to the cache before any attends. */
 static size_t observed(const struct pass *p, const struct sequence *s) {
     return p->executor->kv->queries_to_observe(s->part.cache, last_layer(p) ? s->attended : 0);
 }

@@ -28,7 +28,7 @@ static size_t scales_of(size_t hd) { return hd * HALVES; } /* of either side */
 
 static size_t page_bytes(unsigned bits, size_t hd) { return PAGE_BYTES_KIVI(hd, bits); }
 
-/* Of a value. */
+/* Counts the bytes of a value's codes. */
 static size_t code_bytes(unsigned bits, size_t hd) { return hd * bits / 8; }
 static size_t row_bytes(unsigned bits, size_t hd) { return page_bytes(bits, hd) / PAGE_TOKENS; }
 

@@ -21,7 +21,7 @@ void anchors_free(struct cache *cache) {
     budget_free(cache->base.budget, cache->anchors.memory, bytes);
 }
 
-/* To memory for `capacity` anchors. */
+/* Copies the anchors to memory that has room for `capacity` anchors. */
 static void copy_anchors(const struct cache *from, uint8_t *memory, size_t capacity) {
     const struct anchors *anchors = &from->anchors;
     uint32_t hd = from->base.shape.head_dim;

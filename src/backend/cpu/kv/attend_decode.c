@@ -47,8 +47,8 @@ static size_t decode_splits(const struct cache *cache) {
     return larger(smaller(segment_count(cache) / item_segments(cache), most), 1);
 }
 
-/* Of a key codec's look-up tables for `rows` queries of a layer and KV head; they serve where queries meet keys as they are stored,
- * wherever they are. Heads may differ in what was learned and in their bits. */
+/* Counts the floats of a key codec's look-up tables for `rows` queries of a layer and KV head. There are tables only if queries are multiplied by
+ * keys as they are stored, at any position. Heads may differ in what was learned and in their bits. */
 static size_t table_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
     if (!cache->keys_rotated || cache->keys_in_rope_runs) return 0;
@@ -110,7 +110,7 @@ static struct partial decode_partial(const struct pass *pass, size_t split, uint
 
 /* ---- Logits and weights */
 
-/* Of a segment, those that a query sees. */
+/* The slots of a segment that a query sees. */
 struct slots {
     uint32_t begin, end;
 };
@@ -250,7 +250,7 @@ static void prefetch_head_codebooks(const struct pass *pass, uint32_t head) {
     }
 }
 
-/* Where a range of segments begins. One that begins with a run of keys prepares its queries for no other part of that run. */
+/* Returns where a range of segments begins. If it begins with a run of keys, no other range prepares its queries for a part of that run. */
 static size_t split_begin(const struct pass *pass, size_t split) {
     size_t begin = split * pass->segments / pass->splits, rows = segment_count_rows(pass->cache);
     if (!pass->cache->keys_in_rope_runs || pass->selects || split == 0 || split == pass->splits || begin < rows) return begin;

@@ -33,7 +33,7 @@ size_t fit_bytes(const struct method *method, uint32_t head_dim) {
 
 /* ---- Memory */
 
-/* Of the rows that a thread's fit looks at. */
+/* Counts the floats of the rows that a thread fits to. */
 static size_t page_floats(const struct cache *cache) { return (size_t)FIT_PAGES * PAGE_TOKENS * cache->base.shape.head_dim; }
 
 enum terse_status fit_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error) {
