@@ -26,7 +26,7 @@ static void pq_codes(const struct pq_codebook *p, const void *page, size_t m, ui
     code_planes_read((const uint8_t *)page + m * PAGE_PQ_PART(p->bits), p->bits, codes);
 }
 
-/* Where the rows of 64 codes begin, `step` numbers apart. */
+/* Finds where the rows of 64 codes begin; the rows are `step` numbers apart. */
 static void pq_offsets(const struct pq_codebook *p, const void *page, size_t m, size_t step, uint32_t *offsets) {
     uint16_t codes[PAGE_TOKENS];
     if (p->bits == 8) { /* most often; they lie as they are */
