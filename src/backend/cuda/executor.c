@@ -42,7 +42,7 @@ static enum terse_status allocate(const struct wanted *wanted, size_t n, struct 
 static size_t query_width(const struct terse_model *m) { return (size_t)m->query_heads * m->head_dim; }
 static size_t kv_width(const struct terse_model *m) { return (size_t)m->kv_heads * m->head_dim; }
 
-/* Of rows that come to a product. */
+/* Returns the width of the widest rows that are input to a product. */
 static size_t widest_input(const struct terse_model *m) {
     size_t widest = m->width > m->feed_forward ? m->width : m->feed_forward;
     return widest > query_width(m) ? widest : query_width(m);
@@ -301,7 +301,7 @@ static enum terse_status load_parts(struct executor *e, struct terse_error *erro
     return status;
 }
 
-/* What the kernels do not compute. */
+/* Refuses models that the kernels do not compute. */
 static enum terse_status check_model(const struct terse_model *model, struct terse_error *error) {
     const struct architecture *a = model->architecture;
     if (!a->parallel && !a->post_norms && !a->scaled_embedding && !model->rope_context && !model->sliding && !model->experts &&

@@ -25,7 +25,7 @@ static size_t kv_width(const struct terse_model *m) { return (size_t)m->kv_heads
 
 /* ---- Sizes */
 
-/* Of a token in a layer when it reads `tokens` others. */
+/* Counts the multiplications for one token in one layer when it reads `tokens` others. */
 static double multiplications(const struct terse_model *m, uint64_t tokens) {
     const struct layer *l = &m->layer[0];
     const struct matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
@@ -43,7 +43,7 @@ size_t pass_panel(const struct terse_model *model, uint64_t length, size_t n) {
 
 /* ---- Products */
 
-/* What comes before products that share their input: rows of x in some form. */
+/* The input that several products share: rows of x in some form. */
 struct operand {
     struct row_form form;
     const float *x, *factor; /* [n][width], factor of an activation alone */
@@ -97,7 +97,7 @@ static enum terse_status multiply(const struct executor *e, const struct device_
     return status;
 }
 
-/* How rows are multiplied: all alike in a step that decodes, where none may depend on how many others there are. */
+/* A multiplier multiplies rows. In a step that decodes all rows go through the same one, since no row may depend on how many others there are. */
 typedef enum terse_status multiplier(const struct executor *e, const struct device_product *products, size_t n_products,
                                      const struct operand *of, size_t n, bool add, struct terse_error *error);
 
@@ -252,7 +252,7 @@ static enum terse_status run_group(const struct pass *p, struct terse_error *err
     return status || !g->fetches ? status : fetch_logits(e, g->kept, error);
 }
 
-/* What the group's kernels read, to the device. */
+/* Sends what the group's kernels read to the device. */
 static enum terse_status send_group(struct pass *p, struct terse_error *error) {
     struct executor *e = p->executor;
     const struct group *g = group_of(p);

@@ -67,7 +67,7 @@ template <int PARTS> struct row_sums {
     }
 };
 
-/* What a weight is multiplied as: itself, or thirds. */
+/* The number of forms that a weight is multiplied in: 1 for the weight itself, 3 for thirds. */
 template <class TILE> struct weight_forms { static constexpr int COUNT = 1; };
 template <> struct weight_forms<tile_f32> { static constexpr int COUNT = 3; };
 
@@ -132,7 +132,7 @@ __device__ static inline void multiply_offsets(shared_tile tile, const uint32_t 
     }
 }
 
-/* What a warp adds up of 16 rows: products of codes, in units of 2^-24 where the type has codes, and of offsets. */
+/* The sums of a warp for 16 rows: products of codes, in units of 2^-24 where the type has codes, and of offsets. */
 template <class TILE, int PARTS> struct tile_sums {
     row_sums<PARTS> codes, offsets;
     __device__ void clear() {

@@ -80,7 +80,7 @@ static size_t choice_floats(const struct cache *cache, size_t rows) {
     return rank_floats(&cache->heads, ranking_queries(cache), (uint32_t)rows, (uint32_t)plan->sealed);
 }
 
-/* Of the step's memory: queries, then what ranking works in, then [Hk][plan.anchors] of what is kept. */
+/* The following return parts of the step's memory: queries, then the memory of ranking, then [Hk][plan.anchors] of what is kept. */
 static float *queries_at(const struct cache *cache) { return cache->choice; }
 static float *ranking_at(const struct cache *cache) { return cache->choice + ranking_queries(cache) * query_width(cache); }
 

@@ -1,10 +1,10 @@
-/* What kernels see of a cache. */
+/* The kernels' view of a cache. */
 #ifndef TERSE_BACKEND_CUDA_KV_VIEWS_H
 #define TERSE_BACKEND_CUDA_KV_VIEWS_H
 
 #include "backend/cuda/kv/state.h"
 
-/* What kernels see of the cache in the step that it has begun. */
+/* Returns the kernels' view of the cache in the step that it has begun. */
 struct sequence_view cache_view(const struct cache *cache);
 struct page_set_view cache_page_view(const struct cache *cache, const struct page_set *set);
 /* Queued: the views of the sealed page sets are as they should be. */
