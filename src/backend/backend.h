@@ -74,8 +74,8 @@ struct kv_ops {
     /* Makes a cache that `threads` threads work on. `shape` and `method` are copied, what they point to outlives the cache. */
     enum terse_status (*create)(const struct cache_shape *shape, const struct method *method, uint32_t threads,
                                 struct cache **cache, struct terse_error *error);
-    /* From here on a new cache, and its forks, take of a budget, which outlives them, what reports call resident; calls that would take more
-     * than is left fail with TERSE_E_MEMORY. */
+    /* Makes a new cache, and its forks, take from a budget what reports call resident. The budget outlives them; calls that would take more than
+     * is left fail with TERSE_E_MEMORY. */
     enum terse_status (*limit)(struct cache *cache, struct kv_budget *budget, struct terse_error *error);
     void (*destroy)(struct cache *cache);          /* accepts NULL */
     void (*reset)(struct cache *cache);            /* forgets all tokens, keeps the memory */
@@ -99,7 +99,7 @@ struct kv_ops {
     size_t (*queries_to_observe)(const struct cache *cache, size_t needed);
     /* q[count][Hq][hd] of the new tokens from `first` on, before rotation, in order and each token once. */
     enum terse_status (*observe)(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error);
-    /* The same queries' outputs, out[count][Hq][hd], which may be q. */
+    /* Writes the same queries' outputs to out[count][Hq][hd], which may be q. */
     enum terse_status (*attend)(struct cache *cache, const float *q, size_t first, size_t count, float *out,
                                 struct terse_error *error);
     /* Does a part of what attend has to do for the same queries, which come to attend next, of bounded length: true, or false where no such part

@@ -17,7 +17,7 @@ struct routes {
     float *made;      /* the same */
 };
 
-/* For panels of up to `rows` rows; without memory TERSE_E_MEMORY, and there are none. */
+/* Reserves routes for panels of up to `rows` rows; returns TERSE_E_MEMORY without memory, and there are none then. */
 enum terse_status routes_reserve(struct routes *routes, const struct terse_model *model, size_t rows, struct terse_error *error);
 void routes_free(struct routes *routes);
 

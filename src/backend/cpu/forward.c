@@ -228,7 +228,7 @@ static bool attend_some(const struct pass *p, const struct sequence *s, struct p
 
 typedef enum terse_status visit(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error);
 
-/* All of a sequence between the products. */
+/* Does all that a sequence needs between the products. */
 static enum terse_status read_cache(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
     enum terse_status status = append(p, s, error);
     if (!status) status = observe(p, s, panel, error);

@@ -28,7 +28,7 @@ static void release(const struct wanted *wanted, size_t n) {
     }
 }
 
-/* All of them or none. */
+/* Allocates all of them or none. */
 static enum terse_status allocate(const struct wanted *wanted, size_t n, struct terse_error *error) {
     for (size_t i = 0; i < n; i++) {
         if (!wanted[i].each) continue;
@@ -73,7 +73,7 @@ static void activations_free(struct executor *e) {
     e->activations = (struct activations){0};
 }
 
-/* For panels and groups of so many rows. What is queued with the memory that is given up is waited for, as freeing does. */
+/* Reserves activations for panels and groups of so many rows. Waits for work that is queued with the memory that is given up, as freeing does. */
 static enum terse_status activations_reserve(struct executor *e, size_t rows, struct terse_error *error) {
     struct wanted wanted[ACTIVATIONS];
     if (e->activations.rows >= rows) return TERSE_OK;

@@ -128,7 +128,7 @@ static enum terse_status project(const struct executor *e, const struct device_l
     return status ? status : device_check(result, "queries and keys", error);
 }
 
-/* From the heads' outputs on. */
+/* Finishes a layer, from the heads' outputs on. */
 static enum terse_status finish_layer(const struct executor *e, const struct device_layer *l, multiplier *by, float *hidden,
                                       size_t n, struct terse_error *error) {
     const struct terse_model *m = e->model;
@@ -190,14 +190,14 @@ static enum terse_status output(const struct executor *e, multiplier *by, const 
     return status ? status : fetch_not_finite(e, error);
 }
 
-/* Queued: n rows of logits to the host's memory. */
+/* Queues the copy of n rows of logits to the host's memory. */
 static enum terse_status fetch_logits(const struct executor *e, size_t n, struct terse_error *error) {
     size_t bytes = n * e->model->vocabulary * sizeof(float);
     return device_check(cudaMemcpyAsync(e->logits.host, e->logits.device, bytes, cudaMemcpyDeviceToHost, device_stream()),
                         "fetching logits", error);
 }
 
-/* Queued: rows of logits to where they are held, and the likeliest tokens of all n rows to the host's memory. */
+/* Queues the copy of rows of logits to where they are held, and that of the likeliest tokens of all n rows to the host's memory. */
 static enum terse_status hold_logits(const struct executor *e, size_t n, struct terse_error *error) {
     const struct top_logits *l = &e->top_logits;
     const struct find_top_logits find = {.logits = e->logits.device,

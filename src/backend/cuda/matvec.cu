@@ -292,7 +292,7 @@ static struct matvec_args vectors_from(const struct matvec_args &a, uint32_t fir
     return own;
 }
 
-/* All vectors at once, but for rows so long that fewer fit. */
+/* Multiplies all vectors at once, unless rows are so long that fewer fit. */
 template <class TILE> static cudaError_t multiply_tiles(const struct matvec_args &a, cudaStream_t stream) {
     const uint32_t shared_bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     cudaError_t result = cudaSuccess;

@@ -95,7 +95,7 @@ __device__ static inline quad row_values(const struct row_source &s, uint32_t q)
     return x;
 }
 
-/* Reports a row that has a number which is not finite. A sum of squares that is not finite does not prove that there is one. */
+/* Reports a row if it has a number that is not finite. Its sum of squares is not finite, but the numbers may be finite all the same. */
 __device__ static __noinline__ void seek_not_finite(const struct row_source *s) {
     bool finite = true;
     for (uint32_t i = threadIdx.x; i < s->width; i += blockDim.x) finite = finite && fabsf(s->x[i]) <= FLT_MAX;

@@ -46,7 +46,7 @@ struct shared_tile {
     __device__ uint2 pair(int byte) const { return load_shared_pair(at + byte); }
     __device__ uint32_t word(int byte) const { return load_shared(at + byte); }
     __device__ uint32_t half_word(int byte) const { return load_shared_half(at + byte); }
-    /* In a register: the compiler does not know that `at` is below 2^24. */
+    /* Keeps a constant in a register: the compiler does not know that `at` is below 2^24. */
     __device__ uint32_t constant(uint32_t x) const { return x + (at >> 24); }
 };
 

@@ -48,7 +48,7 @@ static void unpack(unsigned bits, const uint8_t *packed, size_t n, uint8_t *code
         for (size_t i = 0; i < bytes; i++) codes[i + k * bytes] = (uint8_t)(packed[i] >> (k * bits)) & mask;
 }
 
-/* All codes of a page, and its scales and zeros as float: [2][hd] of keys, [hd/32][64] of values. */
+/* Unpacks all codes of a page, and its scales and zeros as float: [2][hd] of keys, [hd/32][64] of values. */
 static void unpack_page(unsigned bits, enum codec_side side, size_t hd, const void *page, uint8_t *codes, float *scale,
                         float *zero) {
     uint16_t halves[2 * CODEC_HEAD_DIM_MAX * HALVES];

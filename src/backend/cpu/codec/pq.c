@@ -312,7 +312,7 @@ static void prefetch_codebook(struct codec_shape shape, enum codec_side side, si
 
 /* ---- Keys */
 
-/* In fixed point, which is made in no time; 0 where centroids are read as halves. */
+/* Counts the floats of queries in fixed point, which take hardly any time to make; 0 if centroids are read as halves. */
 static size_t fixed_floats(struct codec_shape shape) {
     const struct pq_codebook *p = pq_codebook_of(shape);
     return pq_reads_u8(p) || p->rows_i16 ? shape.group * pq_i16_floats(p) : 0;

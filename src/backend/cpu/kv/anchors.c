@@ -66,7 +66,7 @@ void anchors_save(const struct cache *cache, struct state_writer *writer) {
     }
 }
 
-/* In order, and of tokens that were sealed. */
+/* Returns whether tokens are in order, and all of them were sealed. */
 static bool tokens_can_be(const struct cache *cache, const uint32_t *tokens, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (tokens[i] < cache->base.extent.exact || tokens[i] >= cache->base.extent.window_first ||

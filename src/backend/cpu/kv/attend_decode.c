@@ -56,7 +56,7 @@ static size_t table_floats(const struct cache *cache, uint32_t layer, uint32_t h
     return memory_round_up(floats, MEMORY_ALIGN / sizeof(float));
 }
 
-/* In which a value codec sums weights by code, for a run of segments. */
+/* Counts the floats in which a value codec sums weights by code, for a run of segments. */
 static size_t code_sum_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
     return cpu_codec_code_sum_floats(cache->codec[CODEC_VALUES], side_shape(cache, CODEC_VALUES, layer, head, rows));
 }
@@ -195,7 +195,7 @@ static bool weigh_run(const struct pass *pass, uint32_t head, const struct segme
     return small;
 }
 
-/* The same of one segment's weights. */
+/* Returns whether one segment's weights are small enough for 8 bits. */
 static bool fits_int8(const struct partial *partial, const float *weights, size_t rows) {
     for (size_t m = 0; m < rows; m++)
         if (!(vector_ops()->max(weights + m * PAGE_TOKENS, PAGE_TOKENS) <= INT8_WEIGHT_LIMIT * partial->sum[m])) return false;

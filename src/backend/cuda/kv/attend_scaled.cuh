@@ -655,7 +655,7 @@ template <class K, class V, int HD, int NT> static cudaError_t launch_scaled(con
     return cudaGetLastError();
 }
 
-/* By head_dim and number of query heads; cudaErrorInvalidValue for others. */
+/* Launches the kernel for the head_dim and number of query heads; returns cudaErrorInvalidValue for others. */
 template <template <int, int> class K, template <int, int> class V>
 static cudaError_t launch_scaled_any(const struct attend_decode *a, cudaStream_t stream) {
     const bool many = a->heads.query_heads / a->heads.kv_heads > 8;

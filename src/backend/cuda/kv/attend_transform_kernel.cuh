@@ -168,7 +168,7 @@ ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const
     }
 }
 
-/* All threads, after a __syncthreads: the warps' sums become a part. */
+/* All threads call this after a __syncthreads. Makes a part of the warps' sums. */
 template <int HD, int NQ, int WARPS>
 ATTEND_INLINE void leave_planes(uint32_t planes, const uint8_t *memory, const transform_parts<HD> &parts, uint32_t part) {
     using layout = transform_shared<HD, NQ, WARPS>;
@@ -194,7 +194,7 @@ ATTEND_INLINE void leave_planes(uint32_t planes, const uint8_t *memory, const tr
     }
 }
 
-/* All threads of the CTA that reads rows. */
+/* All threads of the CTA that reads rows call this. */
 template <int HD, int NQ, int WARPS>
 ATTEND_INLINE void leave_rows(const struct attend_decode &a, const struct share &s, uint8_t *memory,
                               const transform_parts<HD> &parts) {

@@ -147,7 +147,7 @@ cudaError_t kept_choose(const struct cache *cache, uint32_t layer, const device_
     return result == cudaSuccess ? keep_rows(&keep, device_stream()) : result;
 }
 
-/* Queued: runs[n] of `bytes` bytes, which are `from_pitch` and `to_pitch` apart. */
+/* Queues the copy of runs[n] of `bytes` bytes, which are `from_pitch` and `to_pitch` apart. */
 static cudaError_t copy_runs(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t bytes, size_t n) {
     if (!bytes || !n) return cudaSuccess;
     return cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, bytes, n, cudaMemcpyDeviceToDevice, device_stream());

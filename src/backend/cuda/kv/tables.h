@@ -24,7 +24,7 @@ struct head_view kv_tables_heads(const struct cache_shape *shape);
 enum terse_status kv_tables_get(const struct cache_shape *shape, const struct method *method, const struct kv_tables **tables,
                                 struct terse_error *error);
 void kv_tables_release(const struct kv_tables *tables); /* accepts NULL */
-/* Queued on device_stream(): angles of positions below `tokens`. Others see the rotary_view's new address from their next step on. */
+/* Queues on device_stream() the angles of positions below `tokens`. Others see the rotary_view's new address from their next step on. */
 enum terse_status kv_tables_reserve(const struct kv_tables *tables, uint64_t tokens, struct terse_error *error);
 
 #endif

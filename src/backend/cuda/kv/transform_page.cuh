@@ -171,7 +171,7 @@ struct page_layout {
 
 static __constant__ int8_t device_levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
 
-/* By all threads; they may read it once they have met again. */
+/* All threads call this; they may read the layout after their next barrier. */
 static __device__ inline void load_layout(const struct transform_layout &from, struct page_layout *to) {
     static_assert(sizeof(struct transform_layout) % 4 == 0, "words of a layout");
     for (uint32_t i = threadIdx.x; i < sizeof from / 4; i += TRANSFORM_THREADS)

@@ -1,7 +1,7 @@
 /* Products of codes and 16-bit fixed point with AVX2, and with AVX-VNNI in files that are compiled for it. Queries, and weights times
- * scales, become whole multiples of a step as int16; an instruction multiplies sixteen of them by codes and adds the products in pairs, exactly. (Products of bytes would need two
- * bytes a number and sums of more than 16 bits: no fewer instructions.) The lanes are tokens of keys or channels of values; a dword
- * holds two channels of a key or two tokens of a value. */
+ * scales, become whole multiples of a step as int16; an instruction multiplies sixteen of them by codes and adds the products in pairs, exactly.
+ * (Products of bytes would need two bytes a number and sums of more than 16 bits: no fewer instructions.) The lanes are tokens of keys or
+ * channels of values; a dword holds two channels of a key or two tokens of a value. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_I16_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_I16_H
 

@@ -188,7 +188,7 @@ INLINE __m512i by_fours(__m512i rows) {
     return _mm512_permutexvar_epi8(order, rows);
 }
 
-/* The same of rows that lie `length` apart. */
+/* Does the same for rows that lie `length` apart. */
 INLINE __m512i four_rows(const uint8_t *rows, size_t length) { return by_fours(four_pieces(rows, length)); }
 
 /* ---- One specialisation for each number of queries of a pass ------------------------------------------------------------- */

@@ -38,7 +38,7 @@ INLINE void row_offsets(const struct pq_codebook *p, const void *page, size_t m,
     }
 }
 
-/* The same of all sub-vectors. */
+/* Finds the offsets of all sub-vectors. */
 INLINE void all_row_offsets(const struct page_view *view, uint32_t (*offsets)[PAGE_TOKENS]) {
     const struct pq_codebook *p = view->p;
     for (size_t m = 0; m < p->parts; m++) {
