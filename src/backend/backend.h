@@ -65,39 +65,41 @@ struct step_progress {
 };
 
 struct kv_ops {
-    /* Whether caches of this shape and method can be made; TERSE_E_UNSUPPORTED says why not. */
+    /* Returns TERSE_OK if caches of this shape and method can be made; TERSE_E_UNSUPPORTED says why not. */
     enum terse_status (*supports)(const struct cache_shape *shape, const struct method *method, struct terse_error *error);
-    /* What `report` will say after a prefill of `tokens` tokens into a new cache; allocates nothing. */
+    /* Predicts what `report` will say after a prefill of `tokens` tokens into a new cache; allocates nothing. */
     void (*predict)(const struct cache_shape *shape, const struct method *method, uint64_t tokens,
                     struct terse_cache_report *report);
 
-    /* A cache that `threads` threads work on. `shape` and `method` are copied, what they point to outlives the cache. */
+    /* Makes a cache that `threads` threads work on. `shape` and `method` are copied, what they point to outlives the cache. */
     enum terse_status (*create)(const struct cache_shape *shape, const struct method *method, uint32_t threads,
                                 struct cache **cache, struct terse_error *error);
-    /* From here on a new cache, and its forks, take of a budget, which outlives them, what reports call resident; calls that would take more
-     * than is left fail with TERSE_E_MEMORY. */
+    /* Makes a new cache, and its forks, take from a budget what reports call resident. The budget outlives them; calls that would take more than
+     * is left fail with TERSE_E_MEMORY. */
     enum terse_status (*limit)(struct cache *cache, struct kv_budget *budget, struct terse_error *error);
     void (*destroy)(struct cache *cache);          /* accepts NULL */
     void (*reset)(struct cache *cache);            /* forgets all tokens, keeps the memory */
     uint64_t (*length)(const struct cache *cache); /* tokens seen */
     /* Between steps. Forgets the tokens from the n-th on, n at most the length; TERSE_E_UNSUPPORTED where that cannot be. */
     enum terse_status (*truncate)(struct cache *cache, uint64_t n, struct terse_error *error);
-    /* How many of the first n tokens another sequence that begins alike, with a prompt of `prompt` > n tokens, may hold too, truncated to
-     * them: those in pages that are the same whatever came after them, and before the next ones' window; all n where they end in this one's
-     * window, and such a prompt would have left no more in its own. n if that is the length; else at least a page, or 0. */
+    /* Returns how many of the first n tokens this sequence can share with another one that begins alike and has a prompt of `prompt` > n tokens.
+     * The two can share tokens in pages that are the same whatever came after them, before the window of the other sequence. They can share all n
+     * if these end in this sequence's window and such a prompt would have left no more tokens in its own window. Returns n if n is the length;
+     * otherwise at least a page, or 0. */
     uint64_t (*common_prefix)(const struct cache *cache, uint64_t n, uint64_t prompt);
-    /* Between steps. A second cache of the same sequence, which shares what does not change. */
+    /* Between steps. Makes a second cache of the same sequence, which shares what does not change. */
     enum terse_status (*fork)(const struct cache *cache, struct cache **copy, struct terse_error *error);
 
     /* Reserves all that a step of n tokens needs. */
     enum terse_status (*begin)(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
     /* k, v [n][Hk][hd], keys before rotation, which may be rotated in place; both stay until end_layer. */
     enum terse_status (*append)(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error);
-    /* After append: how many of the layer's queries must be shown to `observe` before others attend, if the first `needed` of them will not attend. */
+    /* After append. Returns how many of the layer's queries must be shown to `observe` before others attend; the first `needed` queries will not
+     * attend. */
     size_t (*queries_to_observe)(const struct cache *cache, size_t needed);
     /* q[count][Hq][hd] of the new tokens from `first` on, before rotation, in order and each token once. */
     enum terse_status (*observe)(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error);
-    /* The same queries' outputs, out[count][Hq][hd], which may be q. */
+    /* Writes the same queries' outputs to out[count][Hq][hd], which may be q. */
     enum terse_status (*attend)(struct cache *cache, const float *q, size_t first, size_t count, float *out,
                                 struct terse_error *error);
     /* Does a part of what attend has to do for the same queries, which come to attend next, of bounded length: true, or false where no such part
@@ -123,17 +125,17 @@ struct kv_ops {
 };
 
 struct executor_ops {
-    /* Whether this machine has what the backend needs (a processor's instructions, a device); the message says what is missing. */
+    /* Returns TERSE_OK if this machine has what the backend needs (a processor's instructions, a device); the message says what is missing. */
     enum terse_status (*available)(struct terse_error *error);
-    /* Whether matrices of this type can be multiplied: the loader asks. */
+    /* Returns whether matrices of this type can be multiplied; the loader asks. */
     bool (*supports_weights)(enum tensor_type type);
     /* Takes the model, which outlives the executor, as it will be computed; steps reach caches through `kv`. `threads`: those of the
      * thread that calls all that follows. */
     enum terse_status (*load)(const struct terse_model *model, const struct kv_ops *kv, uint32_t threads,
                               struct executor **executor, struct terse_error *error);
     void (*unload)(struct executor *executor); /* accepts NULL */
-    /* What the model's weights alone imply, as a profile of codec transform (format/transform.h), for caches that are given none; released
-     * by terse_codebook_free. NULL: the CPU's serves. */
+    /* Makes a profile of codec transform (format/transform.h) from the model's weights alone, for caches that are given none; terse_codebook_free
+     * releases it. NULL: the CPU's function serves. */
     enum terse_status (*weight_profile)(const struct terse_model *model, struct terse_codebook **profile,
                                         struct terse_error *error);
     /* Makes held->row, for any number of steps, and releases it. NULL, all three: logits are never held. */
@@ -149,7 +151,7 @@ struct executor_ops {
                                struct terse_error *error);
     /* Does the next piece of the work, of bounded length: some hundredths of a second where work is long. */
     enum terse_status (*advance)(struct pass *pass, struct terse_error *error);
-    /* How much of the work is done, in layers times tokens. The step has succeeded when all of it is. */
+    /* Returns how much of the work is done, in layers times tokens. The step has succeeded when all of it is done. */
     struct step_progress (*progress)(const struct pass *pass);
     /* Ends a pass, finished or not; accepts NULL. Unfinished, it leaves its caches within the step: as they were before if no layer was
      * finished, and otherwise to be rewound or reset. */

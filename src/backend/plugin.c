@@ -24,7 +24,7 @@ static struct opened {
 } opened[PLUGINS];
 static size_t n_opened;
 
-/* Where the library itself lies: plug-ins lie beside it, or installed in terse/ beside it. */
+/* Finds the folder that the library itself lies in: plug-ins lie beside it, or installed in terse/ beside it. */
 static void library_folder(char folder[PATH]) {
     Dl_info info;
     folder[0] = 0;
@@ -51,7 +51,7 @@ static bool find(const char *name, char path[PATH], char *folder) {
     return false;
 }
 
-/* Whether it was built with this library. */
+/* Returns whether the plug-in was built with this library. */
 static bool fits(const struct backend_plugin *plugin, const struct backend_plugin *own) {
     return strcmp(plugin->version, own->version) == 0 && plugin->backend_bytes == own->backend_bytes &&
            plugin->executor_bytes == own->executor_bytes && plugin->kv_bytes == own->kv_bytes &&

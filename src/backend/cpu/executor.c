@@ -60,7 +60,7 @@ struct wanted {
     size_t count, each;
 };
 
-/* All of them or none; sizes in floats. */
+/* Allocates all of them or none; sizes in floats. */
 static enum terse_status allocate(const struct wanted *wanted, size_t n, struct terse_error *error) {
     for (size_t i = 0; i < n; i++) {
         size_t row_bytes = wanted[i].each * sizeof(float);
@@ -74,7 +74,7 @@ static enum terse_status allocate(const struct wanted *wanted, size_t n, struct 
     return TERSE_OK;
 }
 
-/* For panels of so many rows. */
+/* Reserves scratch for panels of so many rows. */
 static enum terse_status scratch_reserve(struct executor *e, size_t panel, struct terse_error *error) {
     size_t rows = forward_logit_rows(e->model, panel);
     if (e->scratch.rows >= rows) return TERSE_OK;

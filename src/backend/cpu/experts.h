@@ -5,7 +5,7 @@
 
 #include "model/model.h"
 
-/* Of the rows of a panel. Holds what is the same from the first expert of a layer to the last. */
+/* The routes of the rows of a panel hold what stays the same from the first expert of a layer to the last. */
 struct routes {
     size_t rows;      /* capacity */
     float *logits;    /* [rows][experts] */
@@ -17,7 +17,7 @@ struct routes {
     float *made;      /* the same */
 };
 
-/* For panels of up to `rows` rows; without memory TERSE_E_MEMORY, and there are none. */
+/* Reserves routes for panels of up to `rows` rows; returns TERSE_E_MEMORY without memory, and there are none then. */
 enum terse_status routes_reserve(struct routes *routes, const struct terse_model *model, size_t rows, struct terse_error *error);
 void routes_free(struct routes *routes);
 
@@ -50,8 +50,8 @@ struct expert expert_of(const struct terse_model *model, const struct layer *lay
  * no result, nor does the number of threads. */
 bool experts_some(const struct experts_job *job, uint32_t *item, double *left);
 
-/* Where the logits of a row lead: the `used` experts with the largest ones, of equal ones the first, in chosen[used], the largest's first, and
- * the softmax of theirs in share[used], over all experts or over those alone. */
+/* Chooses the experts of a row by its logits. Writes the `used` experts with the largest logits to chosen[used], the largest first and of equal
+ * ones the one with the lower number, and the softmax of their logits to share[used], taken over all experts or over the chosen ones alone. */
 void experts_choose(const float *logits, uint32_t experts, uint32_t used, bool over_all, uint32_t *chosen, float *share);
 
 #endif

@@ -33,7 +33,7 @@ static double attention_multiplications(const struct terse_model *m, uint64_t to
     return 2.0 * (double)tokens * m->query_heads * m->head_dim;
 }
 
-/* Of a token in a layer when it reads `tokens` others. */
+/* Counts the multiplications for one token in one layer when it reads `tokens` others. */
 static double multiplications(const struct terse_model *m, uint64_t tokens) {
     const struct layer *l = &m->layer[0];
     const struct matrix *all[LAYER_MATRICES];
@@ -184,7 +184,7 @@ static enum terse_status append(const struct pass *p, const struct sequence *s, 
     return p->executor->kv->append(s->part.cache, p->layer, p->k + at, p->v + at, error);
 }
 
-/* How many queries of a sequence are shown to the cache before any attends. */
+/* Returns how many queries of a sequence are shown to the cache before any attends. */
 static size_t observed(const struct pass *p, const struct sequence *s) {
     return p->executor->kv->queries_to_observe(s->part.cache, last_layer(p) ? s->attended : 0);
 }
@@ -226,7 +226,7 @@ static bool attend_some(const struct pass *p, const struct sequence *s, struct p
 
 typedef enum terse_status visit(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error);
 
-/* All of a sequence between the products. */
+/* Does all that a sequence needs between the products. */
 static enum terse_status read_cache(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
     enum terse_status status = append(p, s, error);
     if (!status) status = observe(p, s, panel, error);

@@ -15,8 +15,8 @@
 
 /* tail[n <= PIECE] = s(-|x|), the smaller of s(x) and 1 - s(x): both are known from it without cancellation. */
 
-/* Of the normal distribution it is erfc(a)/2 with a = |x|/sqrt(2), and that is t exp(P(t) - a^2) with t = 1/(1 + a/2). P is a
- * polynomial of degree 9 fitted for a up to 10 (5e-8 off at most); further out exp(-a^2) is 0. */
+/* The tail of the normal distribution is erfc(a)/2 with a = |x|/sqrt(2), and that is t exp(P(t) - a^2) with t = 1/(1 + a/2). P is a polynomial of
+ * degree 9 fitted for a up to 10 (5e-8 off at most); further out exp(-a^2) is 0. */
 static void normal_tails(const float *x, float *tail, size_t n) {
     static const float P[] = {-1.9585952f,   0.99863279f,  0.38664040f, 0.034602799f, 0.0012675856f,
                               -0.080280431f, -0.69625193f, 1.1567338f,  -0.68082720f, 0.14493021f};

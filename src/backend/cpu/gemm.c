@@ -10,8 +10,8 @@
 #include <signal.h>
 #include <string.h>
 
-/* What runs when the library refuses (it allocates packing buffers, so memory may lack), and where it leaves C alone though C
- * should be cleared (k = 0): slow, right, and needs nothing. */
+/* Computes the product when the library refuses (it allocates packing buffers, so memory may lack), and when the library leaves C alone though C
+ * should be cleared (k = 0). It is slow, but right, and needs no memory. */
 static void gemm_plain(bool b_transposed, size_t m, size_t n, size_t k, const float *a, size_t lda, const float *b, size_t ldb,
                        bool accumulate, float *c, size_t ldc) {
     const struct vector_ops *kernel = vector_ops();
@@ -59,8 +59,8 @@ void gemm_outer(size_t m, size_t n, size_t k, const float *a, size_t lda, const 
     if (status != dnnl_success) gemm_outer_plain(m, n, k, a, lda, b, ldb, accumulate, c, ldc);
 }
 
-/* Of addresses, more than the first products were seen to take: 24 MiB for the library's code, and 128 that the C library reserves for the heap of
- * a thread. With 64 they were refused some in between, now and then. */
+/* This is more address space than the first products were seen to take: 24 MiB for the library's code, and 128 that the C library reserves for the
+ * heap of a thread. With 64 in its place some products in between were refused now and then. */
 #define PREPARE_BYTES ((size_t)160 << 20)
 
 static void small_products(void) {

@@ -170,7 +170,7 @@ static void gemm_item(const struct linear_op *p, uint32_t first, uint32_t count,
     gemm(true, n, count, w->columns, x, w->columns, weights, stride, false, p->out + first, w->rows);
 }
 
-/* Whether the GEMM library is the faster way for one of the products. */
+/* Returns whether the GEMM library is the faster way for one of the products. */
 static bool many_rows(const struct linear_op *ops, size_t n_ops, size_t n) {
     for (size_t i = 0; i < n_ops; i++)
         if (n > linear_few(ops[i].w)) return true;

@@ -31,12 +31,12 @@ size_t linear_scratch(const struct matrix *w, uint32_t threads);
  * the products: tiles of weights are dequantized and multiplied by the GEMM library. Uses the calling thread's OpenMP threads;
  * scratch[linear_scratch] of the largest matrix. */
 void linear(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch);
-/* The same a part at a time: goes on at *item, 0 at first, until about *left multiplications are done, which it takes off. True when all is
- * done; what the parts are changes no result. */
+/* Does the same a part at a time: goes on at *item, 0 at first, until about *left multiplications are done, which it subtracts from *left. Returns
+ * true when all is done. The choice of parts changes no result. */
 bool linear_some(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch, uint32_t *item, double *left);
 size_t linear_few(const struct matrix *w);
 
-/* The same by kernels that read the weights as they are, once for 16 rows of x: what becomes of a row does not depend on the others, bit for
+/* Does the same by kernels that read the weights as they are, once for 16 rows of x. The result for a row does not depend on the others, bit for
  * bit. */
 void linear_each(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch);
 

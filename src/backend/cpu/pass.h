@@ -52,7 +52,7 @@ struct panel {
     size_t first_query; /* of which row the activations' q begin with the queries */
 };
 
-/* Of a panel. */
+/* The activations of a panel. */
 struct activations {
     size_t rows;
     float *normed;  /* [rows][width] */
@@ -62,7 +62,7 @@ struct activations {
     struct routes routes;
 };
 
-/* How rows pass through a layer, and how logits are made of them. */
+/* The stages of a layer, and then of the logits, in the order in which rows pass through them. */
 enum stage {
     STAGE_KEYS,    /* product: keys and values of a panel (of rows each by itself, queries too); all of them go to the cache */
     STAGE_OBSERVE, /* product: queries of a panel, which are shown to the cache */
@@ -87,7 +87,7 @@ struct pass {
     struct activations activations;
 
     size_t n, n_sequences, n_groups;
-    /* What comes next: a group's layer, and where it does not go row by row, a stage of it. */
+    /* The pass continues here: with a layer of a group and, unless the group goes row by row, with a stage of that layer. */
     size_t at;
     uint32_t layer;
     enum stage stage;

@@ -49,7 +49,7 @@ void weight_value_metrics(const struct terse_model *model, uint32_t layer, uint3
     }
 }
 
-/* Of a norm of heads: a head's. */
+/* Returns the gain of a head; the norm may have one gain for all heads. */
 static const float *gain_of(const struct norm *norm, uint32_t head, size_t hd) {
     return norm->heads ? norm->gain + head * hd : norm->gain;
 }

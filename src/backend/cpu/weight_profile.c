@@ -76,7 +76,7 @@ static double embedding_square(const struct terse_model *m, struct probes *p, ui
     return mean_square(p->hidden, PROBES, m->width);
 }
 
-/* Of what a feed-forward layer makes of random hidden states. */
+/* Returns the mean square of what a feed-forward layer makes of random hidden states. */
 static double feed_forward_square(const struct terse_model *m, const struct layer *layer, struct probes *p, uint64_t *state) {
     struct linear_op ops[2];
     fill_normals(p->hidden, PROBES * (size_t)m->width, state);

@@ -16,8 +16,8 @@ enum terse_status device_check(cudaError_t result, const char *doing, struct ter
 void *device_alloc(struct kv_budget *budget, size_t bytes, const char *what, struct terse_error *error);
 void device_free(struct kv_budget *budget, void *memory, size_t bytes); /* accepts NULL */
 
-/* Whether there is a device that the backend can use; TERSE_E_UNSUPPORTED says in one line what is missing. Chooses it for the calling
- * process. */
+/* Returns TERSE_OK if there is a device that the backend can use, and chooses it for the calling process; TERSE_E_UNSUPPORTED says in one line
+ * what is missing. */
 enum terse_status device_available(struct terse_error *error);
 
 /* The streams that all work is queued on: one for steps, and one of lower priority for what may be done beside them. Made when they are first

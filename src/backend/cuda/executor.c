@@ -28,7 +28,7 @@ static void release(const struct wanted *wanted, size_t n) {
     }
 }
 
-/* All of them or none. */
+/* Allocates all of them or none. */
 static enum terse_status allocate(const struct wanted *wanted, size_t n, struct terse_error *error) {
     for (size_t i = 0; i < n; i++) {
         if (!wanted[i].each) continue;
@@ -39,7 +39,7 @@ static enum terse_status allocate(const struct wanted *wanted, size_t n, struct 
     return TERSE_OK;
 }
 
-/* Of rows that come to a product. */
+/* Returns the width of the widest rows that are input to a product. */
 static size_t widest_input(const struct terse_model *m) {
     size_t widest = m->width > m->feed_forward ? m->width : m->feed_forward;
     return widest > model_query_width(m) ? widest : model_query_width(m);
@@ -70,7 +70,7 @@ static void activations_free(struct executor *e) {
     e->activations = (struct activations){0};
 }
 
-/* For panels and groups of so many rows. What is queued with the memory that is given up is waited for, as freeing does. */
+/* Reserves activations for panels and groups of so many rows. Waits for work that is queued with the memory that is given up, as freeing does. */
 static enum terse_status activations_reserve(struct executor *e, size_t rows, struct terse_error *error) {
     struct wanted wanted[ACTIVATIONS];
     if (e->activations.rows >= rows) return TERSE_OK;
@@ -298,7 +298,7 @@ static enum terse_status load_parts(struct executor *e, struct terse_error *erro
     return status;
 }
 
-/* What the kernels do not compute. */
+/* Refuses models that the kernels do not compute. */
 static enum terse_status check_model(const struct terse_model *model, struct terse_error *error) {
     const struct architecture *a = model->architecture;
     if (!a->parallel && !a->post_norms && !a->scaled_embedding && !model->rope_context && !model->sliding && !model->experts &&

@@ -23,7 +23,7 @@ static bool last_layer(const struct pass *p) { return p->layer + 1 == p->executo
 
 /* ---- Sizes */
 
-/* Of a token in a layer when it reads `tokens` others. */
+/* Counts the multiplications for one token in one layer when it reads `tokens` others. */
 static double multiplications(const struct terse_model *m, uint64_t tokens) {
     const struct layer *l = &m->layer[0];
     const struct matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
@@ -41,7 +41,7 @@ size_t pass_panel(const struct terse_model *model, uint64_t length, size_t n) {
 
 /* ---- Products */
 
-/* What comes before products that share their input: rows of x in some form. */
+/* The input that several products share: rows of x in some form. */
 struct operand {
     struct row_form form;
     const float *x, *factor; /* [n][width], factor of an activation alone */
@@ -95,7 +95,7 @@ static enum terse_status multiply(const struct executor *e, const struct device_
     return status;
 }
 
-/* How rows are multiplied: all alike in a step that decodes, where none may depend on how many others there are. */
+/* A multiplier multiplies rows. In a step that decodes all rows go through the same one, since no row may depend on how many others there are. */
 typedef enum terse_status multiplier(const struct executor *e, const struct device_product *products, size_t n_products,
                                      const struct operand *of, size_t n, bool add, struct terse_error *error);
 
@@ -126,7 +126,7 @@ static enum terse_status project(const struct executor *e, const struct device_l
     return status ? status : device_check(result, "queries and keys", error);
 }
 
-/* From the heads' outputs on. */
+/* Finishes a layer, from the heads' outputs on. */
 static enum terse_status finish_layer(const struct executor *e, const struct device_layer *l, multiplier *by, float *hidden,
                                       size_t n, struct terse_error *error) {
     const struct terse_model *m = e->model;
@@ -188,14 +188,14 @@ static enum terse_status output(const struct executor *e, multiplier *by, const 
     return status ? status : fetch_not_finite(e, error);
 }
 
-/* Queued: n rows of logits to the host's memory. */
+/* Queues the copy of n rows of logits to the host's memory. */
 static enum terse_status fetch_logits(const struct executor *e, size_t n, struct terse_error *error) {
     size_t bytes = n * e->model->vocabulary * sizeof(float);
     return device_check(cudaMemcpyAsync(e->logits.host, e->logits.device, bytes, cudaMemcpyDeviceToHost, device_stream()),
                         "fetching logits", error);
 }
 
-/* Queued: rows of logits to where they are held, and the likeliest tokens of all n rows to the host's memory. */
+/* Queues the copy of rows of logits to where they are held, and that of the likeliest tokens of all n rows to the host's memory. */
 static enum terse_status hold_logits(const struct executor *e, size_t n, struct terse_error *error) {
     const struct top_logits *l = &e->top_logits;
     const struct find_top_logits find = {.logits = e->logits.device,
@@ -250,7 +250,7 @@ static enum terse_status run_group(const struct pass *p, struct terse_error *err
     return status || !g->fetches ? status : fetch_logits(e, g->kept, error);
 }
 
-/* What the group's kernels read, to the device. */
+/* Sends what the group's kernels read to the device. */
 static enum terse_status send_group(struct pass *p, struct terse_error *error) {
     struct executor *e = p->executor;
     const struct group *g = group_of(p);

@@ -12,7 +12,7 @@
 #define PLANS 32
 #define ALIGNMENT 16 /* bytes, of all operands: panels begin at any row */
 
-/* How the library computes a product of these sizes: looked up once. */
+/* A plan is the algorithm that the library chose for a product of these sizes; it is looked up once. */
 struct plan {
     uint32_t rows, columns, n;
     cublasLtMatmulAlgo_t algorithm;

@@ -1,4 +1,4 @@
-/* How a model's matrices, and the vectors that they are multiplied with, lie on the device. Plain C. weights.h has the products. */
+/* The layout on the device of a model's matrices, and of the vectors that they are multiplied with. Plain C. weights.h has the products. */
 #ifndef TERSE_BACKEND_CUDA_MATRIX_H
 #define TERSE_BACKEND_CUDA_MATRIX_H
 

@@ -55,7 +55,7 @@ template <class TILE> __host__ __device__ static inline uint32_t stages_across(c
 
 /* ---- Shared memory */
 
-/* Where its parts begin, in bytes. */
+/* The offsets, in bytes, at which the parts of shared memory begin. */
 struct matvec_room {
     uint32_t vectors, sums, parts, bytes; /* parts: [unit of the round][slot][vector][16 rows] */
 };
@@ -84,7 +84,7 @@ template <class TILE> struct tile_stream {
           unit(blockIdx.x + warp / warps * gridDim.x), end(0), k(warp & (warps - 1)), to(ring) {
         enter();
     }
-    /* To stage k, the first of its slot, or to that of the warp's next slot where there is none. */
+    /* Goes to stage k, the first of its slot, or to that of the warp's next slot if there is none. */
     __device__ void enter() {
         while (unit < a.units && (k >= a.slots || k >= across)) {
             k &= warps - 1;
@@ -159,7 +159,7 @@ __device__ static inline void stage_vectors(const struct matvec_args &a, uint8_t
 
 /* ---- A round's end */
 
-/* Where a number goes that a thread adds up, and what is there already. */
+/* A result is where a thread writes the number that it adds up, and what is there already. */
 struct matvec_result {
     float *out; /* NULL: nowhere */
     float factor, bias, before;
@@ -258,7 +258,8 @@ __global__ void __launch_bounds__(32 * WARPS, 1) matvec_tiles(const __grid_const
         matvec_rounds<TILE, PARTS>(a, memory, room, tiles, stored_vectors<PARTS>(a.forms, a.n, lane));
 }
 
-/* Whether the vectors fit: in shared memory beside rings of two stages, else outside of it; and then with the deepest rings. */
+/* Chooses shared memory for the vectors if they fit beside rings of two stages, and reads them outside of it otherwise; then takes the deepest
+ * rings. Returns false if there is no room for rings. */
 template <class TILE> static bool choose_way(struct matvec_args *a, uint32_t shared_bytes) {
     a->slots = stages_across<TILE>(*a) > SLOTS / 2 ? SLOTS : SLOTS / 2;
     a->shared = true, a->depth = 2;
@@ -269,7 +270,7 @@ template <class TILE> static bool choose_way(struct matvec_args *a, uint32_t sha
     return false;
 }
 
-/* As many blocks of threads as there are multiprocessors, where there is work for them. */
+/* Launches as many blocks of threads as there are multiprocessors, or fewer if there are fewer units. */
 template <class TILE> static cudaError_t launch_tiles(const struct matvec_args &a, cudaStream_t stream) {
     uint32_t bytes = room_of<TILE>(a).bytes, most = device_attribute(cudaDevAttrMultiProcessorCount);
     void (*kernel)(const struct matvec_args) = a.n <= PART ? a.shared ? matvec_tiles<TILE, 1, true> : matvec_tiles<TILE, 1, false>
@@ -291,7 +292,7 @@ static struct matvec_args vectors_from(const struct matvec_args &a, uint32_t fir
     return own;
 }
 
-/* All vectors at once, but for rows so long that fewer fit. */
+/* Multiplies all vectors at once, unless rows are so long that fewer fit. */
 template <class TILE> static cudaError_t multiply_tiles(const struct matvec_args &a, cudaStream_t stream) {
     const uint32_t shared_bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     cudaError_t result = cudaSuccess;

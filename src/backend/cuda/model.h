@@ -5,7 +5,7 @@
 #include "backend/cuda/weights.h"
 #include "base/status.h"
 
-/* As struct layer; a matrix or norm that the model does not have has data, gain NULL. */
+/* The device's part of struct layer; a matrix or norm that the model does not have has data, gain NULL. */
 struct device_layer {
     struct norm attention_norm, feed_forward_norm, q_norm, k_norm;
     struct device_matrix q, k, v, o, gate, up, down;

@@ -42,7 +42,7 @@ struct top_logits {
     struct token_logit *host;           /* [GROUP_ROWS][TOP_LOGITS], page-locked */
 };
 
-/* What a group's kernels read of it. */
+/* The input that a group's kernels read. */
 struct group_input {
     int32_t tokens[GROUP_ROWS], positions[GROUP_ROWS];
     uint32_t kept[GROUP_ROWS]; /* rows whose logits are wanted */
@@ -94,7 +94,7 @@ struct group {
     bool holds, fetches; /* some of its logits stay on the device; some do not */
 };
 
-/* How a group that does not decode passes through a layer. */
+/* The stages in which a group that does not decode passes through a layer. */
 enum stage {
     STAGE_KEYS,    /* keys and values of a panel go to the cache */
     STAGE_QUERIES, /* a panel passes through the rest of the layer */
@@ -108,12 +108,12 @@ struct pass {
     struct group *group;       /* [n_groups] */
     struct cache **cache;      /* [n_sequences] of a group */
     size_t n_sequences, n_groups, n;
-    /* Of the group that does not decode with the most rows: device memory, NULL where all decode. */
+    /* Memory for the largest group that does not decode, on the device; NULL if all groups decode. */
     size_t capacity;
     float *hidden;               /* [capacity][width] */
     int32_t *tokens, *positions; /* [capacity] */
 
-    /* What comes next. */
+    /* The pass continues here. */
     size_t at, before; /* a group, and rows of those before it */
     uint32_t layer;
     enum stage stage;

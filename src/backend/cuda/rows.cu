@@ -77,7 +77,7 @@ __device__ static inline float activation_of(enum activation activation, float x
     return activation == ACTIVATION_GELU ? 0.5f * x * erfcf(-x * 0.70710678f) : gelu_tanh(x);
 }
 
-/* What the form makes of a row's q-th four numbers. */
+/* Returns a row's q-th four numbers in the given form. */
 __device__ static inline quad row_values(const struct row_source &s, uint32_t q) {
     const struct norm &norm = s.form.norm;
     quad x = load_quad(s.x, q, s.width);
@@ -95,7 +95,7 @@ __device__ static inline quad row_values(const struct row_source &s, uint32_t q)
     return x;
 }
 
-/* Of a row whose sum of squares is not finite: numbers may be all the same. */
+/* Reports a row if it has a number that is not finite. Its sum of squares is not finite, but the numbers may be finite all the same. */
 __device__ static __noinline__ void seek_not_finite(const struct row_source *s) {
     bool finite = true;
     for (uint32_t i = threadIdx.x; i < s->width; i += blockDim.x) finite = finite && fabsf(s->x[i]) <= FLT_MAX;
@@ -142,7 +142,7 @@ __device__ static inline void put_in_group(void *to, uint32_t row, uint32_t q, c
 __device__ static inline uint32_t half_bits(float x) { return __half_as_ushort(__float2half(x)); }
 __device__ static inline float half_number(uint32_t bits) { return __half2float(__ushort_as_half((unsigned short)bits)); }
 
-/* As halves, with the group's sums: of the warp's threads eight each have a group. */
+/* Writes halves, with the group's sums: of the warp's threads eight each have a group. */
 __device__ static inline void emit_halves(const struct device_vectors &to, uint32_t row, uint32_t q, const quad &x) {
     uint32_t high[4], low[4];
     float of_high = 0, sum = 0;

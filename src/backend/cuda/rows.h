@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-/* What becomes of rows on their way into a product. gain, bias: device memory. */
+/* The form in which rows enter a product. gain, bias: device memory. */
 enum row_kind { ROW_PLAIN, ROW_NORM, ROW_ACTIVATION };
 struct row_form {
     enum row_kind kind;

@@ -31,7 +31,7 @@ template <int THREADS, class Bits> static __device__ uint2 least_selected(Bits b
     return make_uint2(prefix, left);
 }
 
-/* How many threads of the block before this one say yes, and all of them. */
+/* Counts the threads of the block that say yes: those before this one, and all of them. */
 template <int THREADS> static __device__ uint2 count_before(bool yes) {
     __shared__ uint32_t of_warp[THREADS / 32];
     uint32_t ballot = __ballot_sync(0xffffffffu, yes), warp = threadIdx.x / 32, before = 0, all = 0;

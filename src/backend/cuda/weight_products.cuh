@@ -23,7 +23,7 @@ __host__ __device__ static constexpr int forms_of(enum vector_form form) { retur
 /* ---- Vectors, as the second operand of products with codes. A lane reads vector g of each part, or the first where there is no such vector:
  * nobody reads what becomes of it. */
 
-/* In shared memory: [form][group][n][32]. */
+/* Vectors in shared memory: [form][group][n][32]. */
 template <int PARTS> struct shared_vectors {
     uint32_t at[PARTS], form_bytes, stride; /* stride: from a group to the next */
     __device__ shared_vectors(uint32_t memory, uint32_t n, uint32_t groups, int lane)
@@ -38,7 +38,7 @@ template <int PARTS> struct shared_vectors {
     }
 };
 
-/* In global memory, as device_vectors has them. */
+/* Vectors in global memory, as device_vectors has them. */
 template <int PARTS> struct stored_vectors {
     const uint4 *const *forms;
     uint32_t at[PARTS];
@@ -67,7 +67,7 @@ template <int PARTS> struct row_sums {
     }
 };
 
-/* What a weight is multiplied as: itself, or thirds. */
+/* The number of forms that a weight is multiplied in: 1 for the weight itself, 3 for thirds. */
 template <class TILE> struct weight_forms { static constexpr int COUNT = 1; };
 template <> struct weight_forms<tile_f32> { static constexpr int COUNT = 3; };
 
@@ -132,7 +132,7 @@ __device__ static inline void multiply_offsets(shared_tile tile, const uint32_t 
     }
 }
 
-/* What a warp adds up of 16 rows: products of codes, in units of 2^-24 where the type has codes, and of offsets. */
+/* The sums of a warp for 16 rows: products of codes, in units of 2^-24 where the type has codes, and of offsets. */
 template <class TILE, int PARTS> struct tile_sums {
     row_sums<PARTS> codes, offsets;
     __device__ void clear() {
@@ -160,7 +160,7 @@ template <class TILE, int PARTS> struct tile_sums {
         codes.add(own, TILE::unit(from, lane / 4), TILE::unit(from, lane / 4 + 8));
         codes.add(offsets, TILE::offset_unit(from, lane / 4), TILE::offset_unit(from, lane / 4 + 8));
     }
-    /* All of it in `codes`. */
+    /* Adds the offsets to `codes`, which then holds the whole sum. */
     __device__ void finish() {
         if constexpr (TILE::OFFSETS && !TILE::UNIT) codes.add(offsets, TILE::offset_unit(0, 0), TILE::offset_unit(0, 0));
     }

@@ -1,5 +1,5 @@
-/* How a matrix lies on the device, and how a warp reads it. The bytes are the file's (format/weight_blocks.h), in another order: a tile is 16
- * rows by WIDTH weights, whole and without padding within it, and the tiles of 16 rows lie one after the other. Rows and columns that the matrix
+/* The layout of a matrix on the device, and how a warp reads it. The bytes are the file's (format/weight_blocks.h), in another order: a tile is
+ * 16 rows by WIDTH weights, whole and without padding within it, and the tiles of 16 rows lie one after the other. Rows and columns that the matrix
  * does not have are zeros.
  *
  * A warp holds a tile as mma.m16n8k16 wants its first operand. Lane 4 g + t has, of rows g and g + 8 and of each group of 32 weights,
@@ -10,8 +10,9 @@
  * upper ones they stay there, as 16 q.
  *
  * A tile is loaded CHUNK groups at a time: these types hold a chunk. Weight = unit size q + least. size is a group's, or that of half a group
- * (HALVES); unit, of types that have one (UNIT), a row's of the tile. `least` times the sum of x is a product of tensor cores too: of OFFSETS numbers of a row and a tile (offsets) with sums of x, whose unit
- * (offset_unit) is chosen so that the product counts in 2^-24 as the codes do: sums come times 2^-SUM_SCALE as two halves.
+ * (HALVES); unit, of types that have one (UNIT), a row's of the tile. `least` times the sum of x is a product of tensor cores too: of OFFSETS
+ * numbers of a row and a tile (offsets) with sums of x, whose unit (offset_unit) is chosen so that the product counts in 2^-24 as the codes do:
+ * sums come times 2^-SUM_SCALE as two halves.
  */
 #ifndef TERSE_BACKEND_CUDA_WEIGHT_TILES_CUH
 #define TERSE_BACKEND_CUDA_WEIGHT_TILES_CUH
@@ -45,7 +46,7 @@ struct shared_tile {
     __device__ uint2 pair(int byte) const { return load_shared_pair(at + byte); }
     __device__ uint32_t word(int byte) const { return load_shared(at + byte); }
     __device__ uint32_t half_word(int byte) const { return load_shared_half(at + byte); }
-    /* In a register: the compiler does not know that `at` is below 2^24. */
+    /* Keeps a constant in a register: the compiler does not know that `at` is below 2^24. */
     __device__ uint32_t constant(uint32_t x) const { return x + (at >> 24); }
 };
 
@@ -233,7 +234,7 @@ template <enum vector_form X> struct tile_short : plain_weights {
     __device__ void pairs(int b, int h, int, uint32_t pair[4], int = 0) const {
         for (int i = 0; i < 4; i++) pair[i] = word_of(values[h][b], i);
     }
-    /* Of the lane's eight, in the file's order. */
+    /* Returns number i of the lane's eight, in the file's order. */
     __device__ float number(int b, int h, int i) const {
         uint32_t bits = word_of(values[h][b], i / 4 * 2 + i % 2) >> 16 * (i % 4 / 2);
         return FORM == THIRDS ? __uint_as_float(bits << 16) : half_value(bits);

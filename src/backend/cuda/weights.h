@@ -21,7 +21,8 @@ size_t weights_bytes(enum tensor_type type, uint32_t rows, uint32_t columns);
 bool weights_supported(enum tensor_type type);
 enum vector_form weights_form(enum tensor_type type);
 
-/* Puts rows [first, first + count) where they belong, from the file's bytes on the device; first is a multiple of 16, and count too but at the end. */
+/* Puts rows [first, first + count) where they belong, from the file's bytes on the device; first is a multiple of 16, and count
+ * too but at the end. */
 cudaError_t weights_pack(const struct device_matrix *w, const void *source, size_t row_bytes, uint32_t first, uint32_t count,
                          cudaStream_t stream);
 

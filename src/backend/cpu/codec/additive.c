@@ -9,8 +9,8 @@
  * The paper has one codebook for a layer, of all KV heads together. A page is of one KV head, so that here each has its own: a code of
  * all heads would have to be read for each of them, or each read all. It costs what heads have in common, and a head's codebook is
  * smaller by as many times as there are heads, squared. The paper's channel scale is in C, its norm in the gain, one byte as
- * backend/cpu/codec/normalization.h has it, which is set last and is the best in least squares: one that kept the norm would make every value too long
- * by what the code has lost, which the average over tokens that attention takes cannot make good.
+ * backend/cpu/codec/normalization.h has it, which is set last and is the best in least squares: one that kept the norm would make every value too
+ * long by what the code has lost, which the average over tokens that attention takes cannot make good.
  *
  * The paper finds codes by a network that is trained with the codebook. Measured (bench/experiments/value_codes.c: two heads of the built-in model,
  * 16384 tokens to learn from, 1500 steps for the network; error of the values weighted by the loss's gradients, then of what attention

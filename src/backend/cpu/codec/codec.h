@@ -61,10 +61,10 @@ struct codec_ranks {
 struct codec_integer_sums {
     /* True where they serve weights of any size: codes so short that their own error is larger. */
     bool (*suffice)(struct codec_shape shape);
-    /* As codec_code_sums.add, of weights that are rounded as accumulate_values_int8 may round them. */
+    /* Adds like codec_code_sums.add, but weights are rounded as accumulate_values_int8 may round them. */
     void (*add)(struct codec_shape shape, const float *weights, const void *page, float *code_sums);
-    /* `add` of the weights exp(logits[G][64] - largest[G]), whose sums it adds to sums[G]: for pages of which all slots are live, where they
-     * suffice. No logit is larger than its query's largest. */
+    /* Adds like `add` the weights exp(logits[G][64] - largest[G]), and adds their sums to sums[G]. It is for pages of which all slots are live,
+     * where integer sums suffice. No logit is larger than its query's largest. */
     void (*add_logits)(struct codec_shape shape, const float *logits, const float *largest, const void *page, float *code_sums,
                        float *sums);
 };
@@ -118,12 +118,12 @@ struct cpu_codec {
 
     const struct codec_queries *queries;
     const struct codec_code_sums *code_sums;
-    /* As score, for keys before rotation: the one in slot t is rotated by *rotation's angles of t before it meets the queries. Without it
-     * the reader takes `channels` and rotates them. */
+    /* Scores keys that are stored before rotation: the key in slot t is rotated by *rotation's angles of t before it is multiplied by the queries;
+     * otherwise as `score`. If it is NULL, the reader takes `channels` and rotates them. */
     void (*score_rotated)(struct codec_shape shape, const float *q, const struct key_rotation *rotation, const void *page,
                           float *logits);
-    /* As accumulate_values where every weight is at most INT8_WEIGHT_LIMIT of the sum of its query's weights: weights may be rounded to a
-     * 254th of the page's largest. */
+    /* Accumulates like accumulate_values, but weights may be rounded to a 254th of the page's largest. Every weight is at most INT8_WEIGHT_LIMIT
+     * of the sum of its query's weights. */
     void (*accumulate_values_int8)(struct codec_shape shape, const float *weights, const void *page, float *acc);
     /* Prefetches what gather_tokens of the same tokens will copy, to be called a few pages ahead. */
     void (*prefetch_tokens)(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n);

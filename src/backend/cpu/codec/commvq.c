@@ -50,7 +50,7 @@ struct learned {
 
 /* ---- What is learned */
 
-/* Where the normalization begins. */
+/* Returns where the normalization begins. */
 static size_t normalization_at(struct codec_shape shape) { return commvq_table_numbers(shape) + COMMVQ_PAIRING_FLOATS; }
 
 static void learned_free(void *opened) {
@@ -62,7 +62,7 @@ static void learned_free(void *opened) {
     memory_free(learned);
 }
 
-/* Of the three arrays: rows of stride numbers, planes for tiers that look up in registers, and the search's. */
+/* The following count the bytes of the three arrays: rows of stride numbers, planes for tiers that look up in registers, and the search's. */
 static size_t row_bytes(struct codec_shape shape) {
     return commvq_groups(shape) * commvq_rounds(shape) * COMMVQ_ENTRIES * 2 * memory_round_up(shape.width / 2, COMMVQ_LANES);
 }

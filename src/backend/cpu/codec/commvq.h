@@ -6,7 +6,7 @@
 #include "backend/cpu/kernels/commvq/commvq.h"
 #include "backend/cpu/kernels/pq/pq.h"
 
-/* Of shape.learned and a page. */
+/* The following return the parts of shape.learned and of a page. */
 const struct commvq_code *commvq_code_of(struct codec_shape shape);
 const void *commvq_codes(const void *page);
 void commvq_gains(struct codec_shape shape, const void *page, float *gains);

@@ -30,7 +30,7 @@ void commvq_search_half(struct commvq_search *search, const float *table);
 void commvq_search_products(const struct commvq_search *search, const float *rows, size_t n, size_t stride, float *products);
 /* The least of half[a][b] - products[a] - products[columns + b] of one row and where it is, a columns + b, of equal ones the lowest. */
 uint32_t commvq_search_best(const struct commvq_search *search, const float *products, float *least);
-/* All that are less than `limit`, in order, of which the first `most` are written: returns how many there are. */
+/* Finds all that are less than `limit`, in order, and writes the first `most` of them; returns how many there are. */
 size_t commvq_search_within(const struct commvq_search *search, const float *products, float limit, size_t most, uint32_t *cells,
                             float *values);
 

@@ -29,7 +29,7 @@ struct learned {
     float gain[256]; /* of each code */
 };
 
-/* What codec vq is told. */
+/* Returns the shape that codec vq takes. */
 static struct codec_shape inner(struct codec_shape shape) {
     const struct learned *learned = shape.learned;
     shape.learned = learned ? learned->shapes : NULL;
@@ -76,7 +76,7 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
 
 /* ---- Pages */
 
-/* Of centred rows x, and the shapes that stand for them. */
+/* Returns the gain of a centred row x[hd], given the shape[hd] that stands for it. */
 static float fit_gain(enum codec_side side, const float *x, const float *shape, size_t hd) {
     float square = vector_ops()->dot(shape, shape, hd);
     if (!(square > 0)) return 0;
@@ -135,7 +135,7 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
     }
 }
 
-/* What codec vq prepares of the queries, then [G] inner products with the mean. */
+/* Counts the floats that prepare_queries writes: those of codec vq, then [G] inner products with the mean. */
 static size_t query_floats(struct codec_shape shape) { return cpu_codec_vq.queries->floats(inner(shape)) + shape.group; }
 
 static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {

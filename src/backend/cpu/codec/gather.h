@@ -1,4 +1,4 @@
-/* What gather_tokens of codecs is made of besides kernels: rows of tokens, and pages of scales and codes. */
+/* The parts of codecs' gather_tokens that are not kernels: rows of tokens, and pages of scales and codes. */
 #ifndef TERSE_BACKEND_CPU_CODEC_GATHER_H
 #define TERSE_BACKEND_CPU_CODEC_GATHER_H
 

@@ -22,7 +22,7 @@ static void fit(size_t hd, const float *rows, size_t n, size_t stride, const str
     (void)hd, (void)rows, (void)n, (void)stride, (void)options, (void)learned;
 }
 
-/* What a half float holds; NaN is 0. */
+/* Limits a number to the range of a half float; NaN becomes 0. */
 static float bounded(float x) { return x > LARGEST ? LARGEST : x < -LARGEST ? -LARGEST : x == x ? x : 0; }
 
 /* The half next below x, so that bounds stay bounds; above is the other way round. */
@@ -34,7 +34,7 @@ static uint16_t half_below(float x) {
 
 static uint16_t half_above(float x) { return half_below(-x) ^ 0x8000; }
 
-/* Of one page: half least[hd], most[hd]. Pages without tokens hold zeros. */
+/* Encodes one page as half least[hd], most[hd]. Pages without tokens hold zeros. */
 static void encode_page(size_t hd, const float *rows, size_t n, uint16_t *bounds) {
     for (size_t c = 0; c < hd; c++) {
         float least = LARGEST, most = -LARGEST;

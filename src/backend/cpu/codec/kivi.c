@@ -28,7 +28,7 @@ static size_t scales_of(size_t hd) { return hd * HALVES; } /* of either side */
 
 static size_t page_bytes(unsigned bits, size_t hd) { return PAGE_BYTES_KIVI(hd, bits); }
 
-/* Of a value. */
+/* Counts the bytes of a value's codes. */
 static size_t code_bytes(unsigned bits, size_t hd) { return hd * bits / 8; }
 static size_t row_bytes(unsigned bits, size_t hd) { return page_bytes(bits, hd) / PAGE_TOKENS; }
 
@@ -48,7 +48,7 @@ static void unpack(unsigned bits, const uint8_t *packed, size_t n, uint8_t *code
         for (size_t i = 0; i < bytes; i++) codes[i + k * bytes] = (uint8_t)(packed[i] >> (k * bits)) & mask;
 }
 
-/* All codes of a page, and its scales and zeros as float: [2][hd] of keys, [hd/32][64] of values. */
+/* Unpacks all codes of a page, and its scales and zeros as float: [2][hd] of keys, [hd/32][64] of values. */
 static void unpack_page(unsigned bits, enum codec_side side, size_t hd, const void *page, uint8_t *codes, float *scale,
                         float *zero) {
     uint16_t halves[2 * CODEC_HEAD_DIM_MAX * HALVES];

@@ -29,7 +29,7 @@ enum terse_status nearest_new(size_t k, size_t d, struct nearest *nearest, struc
 void nearest_free(struct nearest *nearest);
 /* Memory that nearest_new took. */
 size_t nearest_bytes(const struct nearest *nearest);
-/* The same of one that is not made. */
+/* Memory that nearest_new would take. */
 size_t nearest_bytes_of(size_t k, size_t d);
 /* Takes over centroids[k][d], finite and at most 1e38 in size; may be called again. Allocates nothing. */
 void nearest_set(struct nearest *nearest, const float *centroids);

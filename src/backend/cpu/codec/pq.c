@@ -89,7 +89,7 @@ static bool find_grid(const uint16_t *rows, size_t k, size_t width, struct grid 
     return most - least <= 255 * grid->step && (int64_t)ldexpf(ldexpf((float)from, -24), 24) == from;
 }
 
-/* Where channel c's centroids begin. */
+/* Returns where channel c's centroids begin. */
 static size_t channel_at(size_t c, size_t k, size_t width) { return c / width * k * width + c % width; }
 
 /* The byte that a half stands for: low + step * byte. */
@@ -128,7 +128,7 @@ static enum terse_status make_searches(struct learned *learned, struct terse_err
     return status;
 }
 
-/* What the processor's kernels read besides half floats. */
+/* The forms, besides half floats, in which the processor's kernels read centroids. */
 enum channel_form { BY_ROW_ALONE, BY_BYTE_PLANES, BY_BYTES, BY_WORDS };
 
 /* Bytes, or words of keys, where the centroids of every channel lie on a grid, which grids[head_dim] then are; else byte planes of keys;
@@ -312,7 +312,7 @@ static void prefetch_codebook(struct codec_shape shape, enum codec_side side, si
 
 /* ---- Keys */
 
-/* In fixed point, which is made in no time; 0 where centroids are read as halves. */
+/* Counts the floats of queries in fixed point, which take hardly any time to make; 0 if centroids are read as halves. */
 static size_t fixed_floats(struct codec_shape shape) {
     const struct pq_codebook *p = pq_codebook_of(shape);
     return pq_reads_u8(p) || p->rows_i16 ? shape.group * pq_i16_floats(p) : 0;

@@ -62,7 +62,7 @@ static enum terse_status make_form(const struct terse_codebook *codebook, void *
     return status;
 }
 
-/* What a set's learned object takes: of one that is there, or of one that would be made. */
+/* Counts the bytes of the learned objects of all sets: those of `made`, or, if it is NULL, those that would be made. */
 static uint64_t form_bytes_of(const struct terse_codebook *codebook, const struct cpu_codebook *made) {
     const struct codebook_info *info = codebook_info(codebook);
     size_t sets = codebook_sets(info);

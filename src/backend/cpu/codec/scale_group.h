@@ -1,4 +1,4 @@
-/* What the codecs with a scale per 32 channels share. */
+/* Functions that the codecs with a scale per 32 channels share. */
 #ifndef TERSE_BACKEND_CPU_CODEC_SCALE_GROUP_H
 #define TERSE_BACKEND_CPU_CODEC_SCALE_GROUP_H
 

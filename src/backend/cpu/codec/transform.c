@@ -49,7 +49,7 @@ static size_t predict_learned_bytes(struct codec_shape shape, enum codec_side si
     return sizeof(struct transform_learned) + learned_floats(shape.head_dim) * sizeof(float);
 }
 
-/* Of basis[component][channel]; a component's unit is a 32767th of its norm. */
+/* Rounds basis[component][channel] to integers; a component's unit is a 32767th of its norm. */
 static void basis_to_i16(const float *basis, size_t hd, int16_t *integers, float *scale) {
     for (size_t c = 0; c < hd; c++) {
         const float *row = basis + c * hd;

@@ -18,7 +18,7 @@ struct transform_learned {
     float *query_scale; /* [component], their units */
 };
 
-/* Where rows lie and how large they are: as the profile has it, or as was fitted to a sequence. */
+/* The scaling says where rows are centred and how large they are, as the profile has it or as it was fitted to a sequence. */
 struct transform_scaling {
     const float *mean, *size; /* [head_dim] */
     float gain_least, gain_step;

@@ -12,14 +12,14 @@
 #include <math.h>
 #include <string.h>
 
-/* Of a page being written. */
+/* The rows of a page being written. */
 struct page_rows {
     float z[CODEC_HEAD_DIM_MAX][PAGE_TOKENS];                        /* coefficients */
     float unit[PAGE_TOKENS];                                         /* what makes them those of a row of size 1: 1 / r */
     float square[PAGE_TOKENS], cross[PAGE_TOKENS], own[PAGE_TOKENS]; /* |z|^2, <z, shape>, |shape|^2 */
 };
 
-/* What a page's stream is to say, in units of the components' sizes, and what all of its planes say. */
+/* The levels that a page's stream is wanted to encode, in units of the components' sizes, and those that all of its planes encode. */
 struct page_levels {
     float wanted[CODEC_HEAD_DIM_MAX][PAGE_TOKENS];
     float found[CODEC_HEAD_DIM_MAX][PAGE_TOKENS];

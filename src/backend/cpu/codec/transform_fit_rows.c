@@ -20,7 +20,7 @@ static void find_mean(const float *rows, size_t n, size_t stride, size_t hd, flo
     }
 }
 
-/* Of the mean, in the metric: below this times GAIN_LEAST a row is the mean. */
+/* Returns the size of the mean in the metric. A row that is smaller than GAIN_LEAST times that is treated as the mean itself. */
 static double mean_size(const struct transform_learned *learned, const float *mean) {
     double square = 0;
     for (size_t c = 0; c < learned->head_dim; c++) {

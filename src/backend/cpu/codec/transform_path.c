@@ -14,7 +14,7 @@
 #define MOST_STEPS (TRANSFORM_QUAD * (TRANSFORM_QUADS_MAX + 1))
 #define FAR 1e30f /* of a state where no path may begin */
 
-/* What writes bits: a plane, a pair of planes, or, at the end of a round, the rest of a nibble, which may be anything. */
+/* A step writes the bits of a plane, of a pair of planes, or, at the end of a round, the rest of a nibble, which may be anything. */
 struct step {
     unsigned bits, planes; /* written; looked up by the window */
     size_t plane, place;   /* first of them; bits of the stream before */
@@ -27,7 +27,8 @@ struct walk {
     size_t steps; /* of a round */
     struct step step[TRANSFORM_QUADS_MAX + 1];
     float cost[STATES][PAGE_TOKENS];
-    /* Of each step walked and state reached: the window, of which the state is the lower three bits, in bit 3, and the state before. */
+    /* For each step walked and state reached, a byte: bit 3 is bit 3 of the window, whose lower three bits are the state; the lower bits are the
+     * state before. */
     uint8_t from[MOST_STEPS > 2 * WARM_UP ? MOST_STEPS : 2 * WARM_UP][STATES][PAGE_TOKENS];
 };
 
@@ -43,7 +44,7 @@ static void set_steps(struct walk *walk, size_t first) {
     if (rest) walk->step[walk->steps++] = (struct step){rest, 0, 0, place};
 }
 
-/* What a plane's level by each window costs, but for what all windows have in common. */
+/* Sets the terms of the cost of a plane's level by window, without the part that all windows have in common. */
 static void set_term(const struct walk *walk, const struct transform_plane *plane, size_t i, struct transform_path_term *term) {
     size_t c = plane->quad * TRANSFORM_QUAD + i;
     float unit = walk->size[c] * plane->scale, limit = 4 * (float)plane->largest, inverse = 1 / plane->scale;
@@ -74,7 +75,7 @@ static void take_steps(struct walk *walk, size_t first, size_t n) {
     }
 }
 
-/* Of each token the state at the ring's seam. */
+/* Finds for each token the state at the ring's seam. */
 static void find_seam(struct walk *walk, uint8_t *seam) {
     size_t all = TRANSFORM_QUAD * walk->steps, before = WARM_UP / all * all + all - WARM_UP % all;
     memset(walk->cost, 0, sizeof walk->cost);

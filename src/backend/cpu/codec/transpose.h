@@ -1,4 +1,4 @@
-/* From channel-major to token-major, for decoders of keys. */
+/* Transposes from channel-major to token-major, for decoders of keys. */
 #ifndef TERSE_BACKEND_CPU_CODEC_TRANSPOSE_H
 #define TERSE_BACKEND_CPU_CODEC_TRANSPOSE_H
 

@@ -1,5 +1,5 @@
-/* What kernels ask of compilers: inlining and unrolling. Kernels are written with sizes that are constants once they are inlined;
- * their sums lie in registers only when the loops over them are unrolled. */
+/* Inlining and unrolling, which kernels ask of compilers. Kernels are written with sizes that are constants once they are inlined; their sums are
+ * kept in registers only if the loops over them are unrolled. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_COMPILER_H
 #define TERSE_BACKEND_CPU_KERNELS_COMPILER_H
 

@@ -34,7 +34,7 @@ static bool processor_has_avxvnni(void) {
     return processor_has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4) != 0;
 }
 
-/* What CMakeLists.txt lets the compiler use in avx512*.c: Ice Lake and Zen 4 have it all. */
+/* Checks for all that CMakeLists.txt lets the compiler use in avx512*.c. Ice Lake and Zen 4 have it all. */
 static bool processor_has_avx512(void) {
     return processor_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi") &&

@@ -20,7 +20,7 @@ enum cpu_isa { CPU_SCALAR, CPU_AVX2, CPU_AVXVNNI, CPU_AVX512, CPU_NEON };
 
 /* The instruction set in use. */
 enum cpu_isa cpu_isa(void);
-/* Whether this processor and this build have it. */
+/* Returns whether this processor and this build have the instruction set. */
 bool cpu_has(enum cpu_isa isa);
 /* "scalar", "avx2", "avxvnni", "avx512", "neon". */
 const char *cpu_isa_name(enum cpu_isa isa);

@@ -17,7 +17,7 @@
 
 /* ---- Memory */
 
-/* What a step with anchors works in: scores, and the best tokens so far. */
+/* A step with anchors works in this memory: it holds scores and the best tokens so far. */
 struct work {
     float *scores;  /* [Hk][keys, values][plan.sealed] */
     uint64_t *best; /* [Hk][plan.anchors] */
@@ -122,8 +122,8 @@ void anchor_weights_raise(struct anchor_weights *kept, size_t i, size_t end) {
         memcpy(kept->raised + (i - kept->start) * kept->partial.rows, kept->partial.max, kept->partial.rows * sizeof(float));
 }
 
-/* What the rows that count contribute to n <= 64 tokens. The kernel takes 64: of fewer, the weights of the others are whatever lies
- * there, and so are their scores, which are dropped. */
+/* Adds what the rows that count contribute to n <= 64 tokens. The kernel always takes 64 tokens; where there are fewer, the weights and scores of
+ * the others are undefined and the scores are dropped. */
 static void add_segment(const struct anchor_weights *kept, const float *weights, const float *factors, size_t n, float *keys,
                         float *values) {
     size_t rows = kept->partial.rows > kept->ignored ? kept->partial.rows - kept->ignored : 0;

@@ -1,4 +1,4 @@
-/* Which tokens of a prompt become anchors.
+/* The choice of the tokens of a prompt that become anchors.
  *
  * The Anchor Score of a key or value says how far an error in it moves the outputs of the queries that see it (AnTKV, theorem 3.1;
  * with 1/sqrt(hd) left out, on which no ranking depends): with A the exact attention and q_i the query rows of the G heads that share
@@ -27,11 +27,11 @@
 enum terse_status anchor_scores_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error);
 
 void anchor_scores_begin_layer(struct cache *cache);
-/* Whether any of the queries [first, first + count) counts. */
+/* Returns whether any of the queries [first, first + count) counts. */
 bool anchor_scores_wanted(const struct cache *cache, size_t first, size_t count);
 
-/* What a tile of queries leaves for its scores: exp(logit - maximum) against the tokens that the step seals, where the maximum is
- * the row's largest logit up to that group of keys. */
+/* A tile of queries leaves these weights for its scores: exp(logit - maximum) against the tokens that the step seals. The maximum is the row's
+ * largest logit up to that group of keys. */
 struct anchor_weights {
     size_t start, end; /* segments of keys [start, end); none where no scores are wanted */
     uint64_t origin;   /* token of column 0, the first of segment `start`; those before the first that is sealed do not count */
@@ -47,11 +47,11 @@ struct anchor_weights {
 /* Rows of a tile of queries, `most` or as many as keep a thread's memory in bounds, and the floats that they take. */
 size_t anchor_weights_rows(const struct plan *plan, size_t most);
 size_t anchor_weights_floats(const struct plan *plan, size_t rows);
-/* Of the step's new tokens [first, first + count), which see the first `segments` segments, in
+/* Returns the weights of the step's new tokens [first, first + count), which see the first `segments` segments. They lie in
  * memory[anchor_weights_floats(partial->rows)]. */
 struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first, size_t count, size_t segments,
                                         const float *queries, const struct partial *partial, float *memory);
-/* Where the weights of segment i of keys and of those after it go, row after row `stride` apart; NULL if they are not wanted. */
+/* Returns where the weights of segment i of keys and of those after it go, row after row `stride` apart; NULL if they are not wanted. */
 float *anchor_weights_at(const struct cache *cache, const struct anchor_weights *kept, size_t i);
 /* Notes what partial.max is now as the maxima of segments [i, end). */
 void anchor_weights_raise(struct anchor_weights *kept, size_t i, size_t end);

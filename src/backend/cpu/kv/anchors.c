@@ -21,7 +21,7 @@ void anchors_free(struct cache *cache) {
     budget_free(cache->base.budget, cache->anchors.memory, bytes);
 }
 
-/* To memory for `capacity` anchors. */
+/* Copies the anchors to memory that has room for `capacity` anchors. */
 static void copy_anchors(const struct cache *from, uint8_t *memory, size_t capacity) {
     const struct anchors *anchors = &from->anchors;
     uint32_t hd = from->base.shape.head_dim;
@@ -66,7 +66,7 @@ void anchors_save(const struct cache *cache, struct state_writer *writer) {
     }
 }
 
-/* In order, and of tokens that were sealed. */
+/* Returns whether tokens are in order, and all of them were sealed. */
 static bool tokens_can_be(const struct cache *cache, const uint32_t *tokens, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (tokens[i] < cache->base.extent.exact || tokens[i] >= cache->base.extent.window_first ||

@@ -13,10 +13,11 @@ enum terse_status anchors_reserve(struct cache *cache, size_t capacity, struct t
 void anchors_free(struct cache *cache);
 /* A cache without anchors gets those of another one. */
 enum terse_status anchors_copy(struct cache *cache, const struct cache *from, struct terse_error *error);
-/* How many of them are of tokens before `end`, where that is the same number in every layer, KV head and side; else false. */
+/* Counts the anchors of tokens before `end`. Returns false if the layers, KV heads and sides differ in that number. */
 bool anchors_before(const struct cache *cache, uint64_t end, size_t *n);
 
-/* As the section STATE_ANCHORS; and from it, `n` of them of each layer, KV head and side, into a cache without memory for any. */
+/* anchors_save writes the section STATE_ANCHORS. anchors_load reads from it `n` anchors of each layer, KV head and side into a cache that has no
+ * memory for any. */
 void anchors_save(const struct cache *cache, struct state_writer *writer);
 enum terse_status anchors_load(struct cache *cache, size_t n, const struct state_file *file, struct terse_error *error);
 

@@ -48,8 +48,8 @@ static size_t decode_splits(const struct cache *cache) {
     return size_max(size_min(segment_count(cache) / item_segments(cache), most), 1);
 }
 
-/* Of a key codec's look-up tables for `rows` queries of a layer and KV head; they serve where queries meet keys as they are stored,
- * wherever they are. Heads may differ in what was learned and in their bits. */
+/* Counts the floats of a key codec's look-up tables for `rows` queries of a layer and KV head. There are tables only if queries are multiplied by
+ * keys as they are stored, at any position. Heads may differ in what was learned and in their bits. */
 static size_t table_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
     if (!cache->keys_rotated || cache->keys_in_rope_runs) return 0;
@@ -57,7 +57,7 @@ static size_t table_floats(const struct cache *cache, uint32_t layer, uint32_t h
     return memory_round_up(floats, MEMORY_ALIGN / sizeof(float));
 }
 
-/* In which a value codec sums weights by code, for a run of segments. */
+/* Counts the floats in which a value codec sums weights by code, for a run of segments. */
 static size_t code_sum_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
     return cpu_codec_code_sum_floats(cache->codec[CODEC_VALUES], side_shape(cache, CODEC_VALUES, layer, head, rows));
 }
@@ -111,7 +111,7 @@ static struct partial decode_partial(const struct pass *pass, size_t split, uint
 
 /* ---- Logits and weights */
 
-/* Of a segment, those that a query sees. */
+/* The slots of a segment that a query sees. */
 struct slots {
     uint32_t begin, end;
 };
@@ -196,7 +196,7 @@ static bool weigh_run(const struct pass *pass, uint32_t head, const struct segme
     return small;
 }
 
-/* The same of one segment's weights. */
+/* Returns whether one segment's weights are small enough for 8 bits. */
 static bool fits_int8(const struct partial *partial, const float *weights, size_t rows) {
     for (size_t m = 0; m < rows; m++)
         if (!(vector_ops()->max(weights + m * PAGE_TOKENS, PAGE_TOKENS) <= INT8_WEIGHT_LIMIT * partial->sum[m])) return false;
@@ -251,7 +251,7 @@ static void prefetch_head_codebooks(const struct pass *pass, uint32_t head) {
     }
 }
 
-/* Where a range of segments begins. One that begins with a run of keys prepares its queries for no other part of that run. */
+/* Returns where a range of segments begins. If it begins with a run of keys, no other range prepares its queries for a part of that run. */
 static size_t split_begin(const struct pass *pass, size_t split) {
     size_t begin = split * pass->segments / pass->splits, rows = segment_count_rows(pass->cache);
     if (!pass->cache->keys_in_rope_runs || pass->selects || split == 0 || split == pass->splits || begin < rows) return begin;

@@ -1,4 +1,4 @@
-/* Which tokens hold the exact rows, and moving them. */
+/* The choice of the tokens that have exact rows, and moving these rows. */
 #include "backend/cpu/kv/exact.h"
 
 #include "backend/cpu/kernels/vector/ops.h"
@@ -40,7 +40,7 @@ static size_t recent(const struct cache *cache) {
     return cache->base.method.parameters.budget - cache->base.method.parameters.exact;
 }
 
-/* Of the exact rows; the window's follow. */
+/* Returns the logits of the exact rows; those of the window follow. */
 static float *kept_logits(const struct cache *cache, uint32_t head) {
     return cache->exact_logits + layer_head(cache, cache->base.layer, head) * cache->base.method.parameters.budget;
 }
@@ -63,7 +63,7 @@ void exact_store_first(struct cache *cache) {
         }
 }
 
-/* Of the G queries of the step's i-th token, q[G][hd], to key 0, mean. */
+/* Returns the mean logit, with key 0, of the G queries q[G][hd] of the step's i-th token. */
 static float logit_of(const struct cache *cache, const float *q, size_t i, const float *key) {
     size_t hd = cache->base.shape.head_dim, G = cache->group;
     float query[CODEC_HEAD_DIM_MAX], sum = 0;

@@ -22,7 +22,7 @@ uint64_t exact_logit_bytes(const struct cache_shape *shape, const struct method 
 /* Memory for what a step of n tokens observes. */
 enum terse_status exact_reserve(struct cache *cache, size_t n, struct terse_error *error);
 
-/* Whether the queries of a step must be shown to exact_observe. */
+/* Returns whether the queries of a step must be shown to exact_observe. */
 static inline bool exact_observes(const struct cache *cache) { return cache->base.method.policy->pick_victim != NULL; }
 
 /* Stores those of the step's tokens that are among the first; nothing reads them before the step's end. */

@@ -46,7 +46,7 @@ static void copy_pages(const struct cache *cache, const struct page_set *from, u
     }
 }
 
-/* What the step seals, of the first `layers` layers, from pages before it. */
+/* Copies the pages that the step seals, of the first `layers` layers, from pages before them. */
 static void repeat_pages(const struct cache *cache, uint32_t layers) {
 #pragma omp parallel for schedule(static) num_threads(cache->threads)
     for (size_t i = cache->base.pages.n_sealed; i < cache->base.pages.n_sealed + cache->base.plan.seal; i++)
@@ -54,7 +54,7 @@ static void repeat_pages(const struct cache *cache, uint32_t layers) {
             copy_pages(cache, &cache->base.pages.sets[i % DISTINCT], layer, &cache->base.pages.sets[i], layer);
 }
 
-/* Whether the pages of all layers are of the same sizes, head by head. */
+/* Returns whether the pages of all layers are of the same sizes, head by head. */
 static bool layers_alike(const struct cache *cache) {
     for (uint32_t layer = 1; layer < cache->base.shape.layers; layer++) {
         for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
@@ -87,8 +87,8 @@ static void copy_layers(const struct cache *cache) {
     }
 }
 
-/* Whether the step's pages may be copies: nothing is chosen by what the tokens are, and none of them stays in the window, `left`
- * being those that come after it. */
+/* Returns whether the step's pages may be copies. They may if nothing is chosen by what the tokens are and none of these tokens stays in the
+ * window; `left` tokens come after them. */
 static bool may_repeat(const struct cache *cache, size_t left) {
     return cache->base.method.policy->keeps_all && cache->base.pages.n_sealed >= DISTINCT &&
            left >= (size_t)cache->base.method.tail_tokens + PAGE_TOKENS;

@@ -34,7 +34,7 @@ size_t fit_bytes(const struct method *method, uint32_t head_dim) {
 
 /* ---- Memory */
 
-/* Of the rows that a thread's fit looks at. */
+/* Counts the floats of the rows that a thread fits to. */
 static size_t page_floats(const struct cache *cache) { return (size_t)FIT_PAGES * PAGE_TOKENS * cache->base.shape.head_dim; }
 
 enum terse_status fit_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error) {
@@ -69,7 +69,8 @@ static void fit_rows(struct cache *cache, uint32_t head, const float *rows, size
         cache->index->fit(hd, rows, n, stride, &options, index_learned(cache, cache->base.layer, head));
 }
 
-/* Both want keys as queries meet them: rotates rows[n][hd] of tokens `token`, token + step, ... where they are not rotated yet. */
+/* Codecs and indexes both fit to keys as queries are multiplied by them: this rotates rows[n][hd] of tokens `token`, token + step, ... if they are
+ * not rotated yet. */
 static void rotate_rows(const struct cache *cache, uint64_t token, size_t step, float *rows, size_t n) {
     if (cache->keys_rotated) return;
     for (size_t i = 0; i < n; i++)

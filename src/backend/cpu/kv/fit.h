@@ -1,12 +1,12 @@
-/* What a cache learns of its own sequence, for each layer and KV head: codecs and indexes that fit themselves to its first tokens when the first
- * of them are sealed (codec.h, index.h); and the index of a page, encoded when it is sealed. */
+/* Learning from the cache's own sequence, for each layer and KV head: codecs and indexes fit themselves to its first tokens when the first of them
+ * are sealed (codec.h, index.h). Also encodes the index of a page, when the page is sealed. */
 #ifndef TERSE_BACKEND_CPU_KV_FIT_H
 #define TERSE_BACKEND_CPU_KV_FIT_H
 
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/kv/side.h"
 
-/* How the index of a method lies in its cache. */
+/* The layout says where a cache holds the index of its method. */
 struct index_layout {
     bool in_keys;      /* its page is the beginning of the page of keys, and what it learns of what the codec learns */
     size_t page_bytes; /* of a page beside that of the keys */
@@ -25,7 +25,7 @@ void fit_release(struct cache *cache);
  * few to the first page's, rows[64][hd]. */
 void fit_head(struct cache *cache, uint32_t head, const float *rows);
 
-/* Whether a side's codec learns transforms and fits them to the sequence. */
+/* Returns whether a side's codec learns transforms and fits them to the sequence. */
 static inline bool fit_transforms(const struct cache *cache, enum codec_side side) {
     return cache->base.method.of_weights && side_codec(cache, side)->format->learner == CODEC_LEARNS_TRANSFORM;
 }

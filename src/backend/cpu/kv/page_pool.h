@@ -1,5 +1,5 @@
-/* Where a page of a cache lies: page sets of sealed tokens (kv/block_table.h), and the memory of the recent window. Window pages are allocated
- * one page set at a time and hold rows in the layout of codec f16, zeros where there are no tokens. */
+/* The pages of a cache, and where they lie: page sets of sealed tokens (kv/block_table.h), and the memory of the recent window. Window pages are
+ * allocated one page set at a time and hold rows in the layout of codec f16, zeros where there are no tokens. */
 #ifndef TERSE_BACKEND_CPU_KV_PAGE_POOL_H
 #define TERSE_BACKEND_CPU_KV_PAGE_POOL_H
 

@@ -35,7 +35,7 @@ static enum terse_status supports(const struct cache_shape *shape, const struct 
 
 /* ---- Reports */
 
-/* To the first part's, whose `tokens` and `kept` stand for both: nothing slides out of it. */
+/* Adds a part's report to the first part's, whose `tokens` and `kept` stand for both, since no token slides out of the first part. */
 static void add_report(const struct terse_cache_report *part, uint64_t values, struct terse_cache_report *sum) {
     sum->codes += part->codes;
     sum->shared += part->shared;
@@ -46,7 +46,7 @@ static void add_report(const struct terse_cache_report *part, uint64_t values, s
     sum->bits_per_value = values ? (double)sum->resident * 8 / (double)values : 0;
 }
 
-/* Of a model that has seen so many tokens. */
+/* Counts the values of a model that has seen so many tokens. */
 static uint64_t values_of(const struct cache_shape *shape, uint64_t layers, uint64_t tokens) {
     return tokens * layers * shape->kv_heads * 2 * shape->head_dim;
 }

@@ -82,7 +82,7 @@ static void compose(const struct rotary *rotary, size_t base, size_t t, float *a
     }
 }
 
-/* By angles, as rope_rotate; the magnitude is multiplied into them. */
+/* Rotates by angles, as rope_rotate does; multiplies the magnitude into them. */
 static void rotate(const struct rotary *rotary, float magnitude, float *cosine, float *sine, float *rows, uint32_t n,
                    uint32_t stride) {
     for (size_t i = 0; magnitude != 1 && i < rotary->pairs; i++) {

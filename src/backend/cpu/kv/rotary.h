@@ -32,10 +32,9 @@ enum terse_status rotary_reserve(struct rotary *rotary, size_t n, struct terse_e
 /* Costs nothing where the base is at this position already. */
 void rotary_set_base(struct rotary *rotary, size_t base, int64_t position);
 
-/* Each of the following rotates n rows, `stride` floats apart.
- * By the position of `base` plus slot t. */
+/* Each of the following rotates n rows, `stride` floats apart. rotary_rotate rotates them by the position of `base` plus slot t. */
 void rotary_rotate(const struct rotary *rotary, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride);
-/* By any position, which needs no base. */
+/* Rotates by any position, which needs no base. */
 void rotary_rotate_at(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride);
 /* Takes a rotation by `position`, magnitude included, back. */
 void rotary_undo(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride);

@@ -96,7 +96,7 @@ static void append_to_window(struct cache *cache, uint32_t head) {
     }
 }
 
-/* What the pages of a layer go by, where it is learned of the sequence. */
+/* Fits what the codecs of a layer learn from the sequence. */
 static void fit_layer(struct cache *cache) {
     uint32_t kv_heads = cache->base.shape.kv_heads;
 #pragma omp parallel num_threads(cache->threads)

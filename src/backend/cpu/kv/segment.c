@@ -108,7 +108,7 @@ uint64_t segment_bytes(const struct cache *cache) {
 
 /* ---- Positions */
 
-/* Of the run in which a page lies whose first token is this. */
+/* Returns the position of the run that contains a page with this first token. */
 static int64_t run_position(uint64_t first) { return (int64_t)(first - first % ROPE_RUN_TOKENS); }
 
 /* Segments that need the angles of their base, the first ones: where keys are stored at their own positions only exact rows. */
@@ -119,7 +119,7 @@ static size_t rotated_segments(const struct cache *cache) {
 
 size_t segment_bases(const struct cache *cache) { return segments_for(cache->base.plan.n) + rotated_segments(cache); }
 
-/* Where positions are by index, exact rows close up to what follows them. */
+/* If positions are by index, exact rows are numbered as if they came right before the tokens that follow them. */
 int64_t segment_position(const struct cache *cache, const struct segment *segment) {
     const struct extent *before = &cache->base.plan.before;
     bool moved = segment->kind == SEGMENT_EXACT && cache->base.method.policy->positions_by_index;

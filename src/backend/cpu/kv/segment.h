@@ -31,12 +31,11 @@ struct segment {
     bool int8_weights;          /* of sealed and gathered ones: accumulate_int8 (codec.h) may take its weights */
 };
 
-/* How many segments the step in progress has; how many without those of the new tokens; and how many, at the beginning, are rows and
- * not pages. */
+/* Count the segments of the step in progress: all of them; those without the new tokens; and those at the beginning that are rows and not pages. */
 size_t segment_count(const struct cache *cache);
 size_t segment_count_stored(const struct cache *cache);
 size_t segment_count_rows(const struct cache *cache);
-/* Those that begin with a token which the step's i-th new token sees: the first ones. */
+/* Counts the segments, from the first on, that begin with a token which the step's i-th new token sees. */
 size_t segment_count_seen(const struct cache *cache, size_t i);
 struct segment segment_at(const struct cache *cache, size_t i);
 /* The same in place, for those who ask once for each page: a segment that is returned is copied. Of `set` and `window_set` the one is written
@@ -83,10 +82,12 @@ int64_t segment_position(const struct cache *cache, const struct segment *segmen
 
 /* Rotates n rows of the step's i-th new token as segment_read.h expects queries. */
 void segment_rotate_query(const struct cache *cache, size_t i, float *rows, uint32_t n);
-/* Where keys are rotated as they are read: rotates the key in a slot of the i-th sealed page as these queries expect it; and a rotated query of the step further, as if all keys were rotated to their own positions. */
+/* If keys are rotated as they are read, segment_rotate_key rotates the key in a slot of the i-th sealed page as these queries expect it, and
+ * segment_rotate_to_own rotates a rotated query of the step further, as if all keys were rotated to their own positions. */
 void segment_rotate_key(const struct cache *cache, size_t i, size_t slot, float *row);
-/* Where pages hold keys in runs. The base of the i-th sealed page, which is that of its run. Rotates keys rows[n][hd] of a page with this
- * base to their own positions; and keys at their own positions, of which the first is token `first`, a page's first, to its run. */
+/* If pages hold keys in runs: segment_page_base returns the base of the i-th sealed page, which is that of its run. segment_rotate_from_run
+ * rotates keys rows[n][hd] of a page with this base to their own positions. segment_rotate_to_run rotates keys at their own positions to their
+ * run; `first` is the token of the first of them, which is the first of a page. */
 size_t segment_page_base(const struct cache *cache, size_t i);
 void segment_rotate_from_run(const struct cache *cache, size_t base, size_t n, float *rows);
 void segment_rotate_to_run(const struct cache *cache, uint64_t first, size_t n, float *rows);

@@ -18,7 +18,7 @@ struct head_reader {
     const float *tables;             /* what the key codec prepared of q, or NULL; NULL where pages hold keys in runs */
     struct codec_shape keys, values; /* of sealed pages */
     float *workspace;
-    /* Where pages hold keys in runs: the queries rotated to the run that was read last, and what the key codec prepared of them. */
+    /* If pages hold keys in runs: the queries rotated to the run that was read last, and what the key codec prepared of them. */
     float *in_run, *run_tables; /* run_tables: NULL where the codec prepares nothing */
     int64_t run;                /* its position; INT64_MIN: none yet */
 };
@@ -38,7 +38,7 @@ void segment_accumulate(const struct head_reader *reader, const struct segment *
 /* The same of the weights exp(logits[rows][64] - largest[rows]), whose sums are added to sums[rows], where segment.as_logits says so. */
 void segment_accumulate_logits(const struct head_reader *reader, const struct segment *segment, const float *logits,
                                const float *largest, float *code_sums, float *sums);
-/* Whether it may be said of a sealed page whose slots are all live: its values take logits, and none of them is an anchor. */
+/* Returns whether a sealed page whose slots are all live can be read as logits: its values take logits, and none of them is an anchor. */
 bool segment_takes_logits(const struct head_reader *reader, const struct segment *segment);
 /* The same of a page on its codes, as segment.int8_weights says. */
 void segment_accumulate_page(const struct head_reader *reader, const void *page, bool int8_weights, const float *weights,

@@ -14,15 +14,15 @@
 #define RANGE_PAGE_SETS 32 /* pages that are scored at a time */
 #define FORCED UINT16_MAX  /* the score of tokens that are read in any case */
 #define SCORE_AHEAD 12 /* pages of the index: where they lie within those of keys, no prefetcher of the processor follows them */
-/* Where the codec ranks its keys itself, a step reads the best of a few runs only, those with the best tokens: as many as have room for so
- * many times the tokens that are read, at least so many. Queries are prepared for fewer runs then, and fewer pages come from memory. On
- * lab-27m 10 % of the tokens have a KL divergence of 0.0059 with it and of 0.0068 without. */
+/* If the codec ranks its keys itself, a step reads only a few runs, those with the best tokens. There are enough of them to hold RUN_SPREAD times
+ * the tokens that are read, and at least LEAST_RUNS. Queries are then prepared for fewer runs, and fewer pages come from memory. On lab-27m 10 %
+ * of the tokens have a KL divergence of 0.0059 with it and of 0.0068 without. */
 #define RUN_SPREAD 4
 #define LEAST_RUNS 4
 
 /* ---- Memory */
 
-/* Where the parts of selection.memory lie. */
+/* The workspace points to the parts of selection.memory. */
 struct workspace {
     uint16_t *scores; /* [Hk][slots] */
     uint32_t *chosen; /* [Hk][max_tokens], places */
@@ -33,7 +33,7 @@ struct workspace {
     uint32_t *read;   /* [Hk][candidates], tokens of the page that the step has read so far */
 };
 
-/* Whether there is no index but the key codec's own ranks. */
+/* Returns whether there is no index but the key codec's own ranks. */
 static bool codec_ranks(const struct cache *cache) { return !cache->index; }
 
 static size_t slots_of(const struct selection *selection) { return selection->candidates * PAGE_TOKENS; }
@@ -86,7 +86,7 @@ static void list_page_sets(const struct cache *cache, struct selection *selectio
     selection->dense = n - selection->candidates;
 }
 
-/* How many tokens a KV head reads of so many candidate slots, at most. */
+/* Returns how many tokens a KV head reads of so many candidate slots, at most. */
 static size_t selected_tokens(const struct cache *cache, size_t slots) {
     return policy_selects(&cache->base.method.parameters, slots) + cache->base.n_anchors;
 }

@@ -17,7 +17,7 @@
 enum terse_status select_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error);
 void select_free(struct cache *cache);
 
-/* Whether the step in progress chooses tokens. */
+/* Returns whether the step in progress chooses tokens. */
 static inline bool select_active(const struct cache *cache) { return cache->selection.candidates > 0; }
 
 /* q[G][hd] of one token, scaled and rotated as query_rows.h does. */

@@ -1,5 +1,5 @@
-/* What serves one side (keys or values) of a layer and KV head: the codec and what it has learned, offline or from this sequence;
- * and the index that finds tokens worth reading. */
+/* A side (keys or values) of a layer and KV head: the codec that serves it, what this codec has learned, offline or from this sequence, and the
+ * index that finds tokens worth reading. */
 #ifndef TERSE_BACKEND_CPU_KV_SIDE_H
 #define TERSE_BACKEND_CPU_KV_SIDE_H
 
@@ -7,12 +7,12 @@
 
 static inline const struct cpu_codec *side_codec(const struct cache *cache, enum codec_side side) { return cache->codec[side]; }
 
-/* What was learned of this sequence: the codecs' parts by side, which the index's follows. */
+/* Returns what was learned of this sequence: the codecs' parts by side, followed by the index's. */
 static inline uint8_t *fitted_data(const struct cache *cache, uint32_t layer, uint32_t head) {
     return cache->fitted ? cache->fitted + layer_head(cache, layer, head) * cache->fitted_bytes : NULL;
 }
 
-/* What the codec is told about one side of a layer and head, read by `rows` queries together. */
+/* Returns the shape that describes one side of a layer and head to its codec, for `rows` queries that read it together. */
 static inline struct codec_shape side_shape(const struct cache *cache, enum codec_side side, uint32_t layer, uint32_t head,
                                             size_t rows) {
     uint32_t number = cache_shape_number(&cache->base.shape, layer);
@@ -28,7 +28,7 @@ static inline struct codec_shape window_shape(const struct cache *cache, size_t 
     return (struct codec_shape){.head_dim = cache->base.shape.head_dim, .group = (uint32_t)rows};
 }
 
-/* What the index has learned. */
+/* Returns what the index has learned. */
 static inline uint8_t *index_learned(const struct cache *cache, uint32_t layer, uint32_t head) {
     size_t codecs = cache->fitted_side_bytes[CODEC_KEYS] + cache->fitted_side_bytes[CODEC_VALUES];
     uint8_t *fitted = fitted_data(cache, layer, head);

@@ -44,7 +44,7 @@ struct anchors {
     size_t capacity; /* of cache_base.n_anchors */
 };
 
-/* What a step reads of sealed pages where the method has an index (select.h). */
+/* A selection says which tokens of the sealed pages a step reads; methods with an index have one (select.h). */
 struct selection {
     uint32_t *listed; /* [capacity] numbers of page sets: those whose tokens are chosen from, then those that are read whole */
     size_t capacity;
@@ -81,7 +81,7 @@ struct cache {
     size_t window_page_bytes; /* of a page of the window, f16 */
     bool index_in_keys;       /* the index's page is the beginning of the page of keys */
 
-    /* What codecs and the index learned of this sequence, [layers][Hk][fitted_bytes]: the codecs' parts by side, then the index's. */
+    /* Data that codecs and the index learned of this sequence, [layers][Hk][fitted_bytes]: the codecs' parts by side, then the index's. */
     uint8_t *fitted;
     size_t fitted_bytes, fitted_side_bytes[2];
     float *fit_rows; /* of the step that fits; fit.c */

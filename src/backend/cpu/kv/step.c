@@ -30,7 +30,7 @@ void cache_set_seal_ahead(struct cache *cache, bool ahead) {
 
 /* ---- Steps */
 
-/* Whether any attention of the plan's step reads rows. */
+/* Returns whether any attention of the plan's step reads rows. */
 static bool has_prefill(const struct cache *cache) {
     return cache->base.plan.n > attend_decode_tokens(cache) || cache->base.plan.anchors;
 }
@@ -107,7 +107,7 @@ enum terse_status cache_observe(struct cache *cache, const float *q, size_t firs
     return TERSE_OK;
 }
 
-/* Whether queries go one by one, or few of them together, through the codes. */
+/* Returns whether queries go one by one, or few of them together, through the codes. */
 static bool attends_as_decoding(const struct cache *cache, size_t first, size_t count) {
     return select_active(cache) || (count <= attend_decode_tokens(cache) && !anchor_scores_wanted(cache, first, count));
 }

@@ -51,8 +51,8 @@ enum terse_status cache_attend(struct cache *cache, const float *q, size_t first
                                struct terse_error *error);
 /* Does some of what cache_attend is to do for the same queries, false where little is left: for those who must not be away for long. */
 bool cache_attend_some(struct cache *cache, const float *q, size_t first, size_t count, float *out);
-/* How many of a layer's queries, from the first on, must be shown to cache_observe before others attend, when the first `needed` of
- * them will not attend since nobody wants their outputs: where the policy chooses exact tokens by their attention all queries count. */
+/* Returns how many of a layer's queries, from the first on, must be shown to cache_observe before others attend. The first `needed` of them will
+ * not attend since nobody wants their outputs. If the policy chooses exact tokens by their attention, all queries count. */
 size_t cache_queries_to_observe(const struct cache *cache, size_t needed);
 /* q as in cache_attend, in order from first 0 on, each new token once. */
 enum terse_status cache_observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error);
@@ -61,8 +61,8 @@ bool cache_seal_some(struct cache *cache);
 enum terse_status cache_end_layer(struct cache *cache, struct terse_error *error);
 enum terse_status cache_commit(struct cache *cache, struct terse_error *error);
 
-/* Whether pages are encoded ahead by a worker as decoding goes on (the default, where the window is long enough) or in the step that
- * seals them, which takes the longer: for measuring the difference. The results are the same. */
+/* Sets whether a worker encodes pages ahead as decoding goes on (the default, where the window is long enough) or the step that seals them encodes
+ * them, which takes longer. This is for measuring the difference; the results are the same. */
 void cache_set_seal_ahead(struct cache *cache, bool ahead);
 
 #endif

@@ -36,7 +36,7 @@ static enum terse_status zeros(void *memory, uint64_t bytes, const char *what, s
     return !bytes || (*to = memory_zeros(bytes, 1)) ? TERSE_OK : status_no_memory(error, bytes, what);
 }
 
-/* What is allocated for the cache's whole life. */
+/* Allocates the memory that the cache keeps for its whole life. */
 static enum terse_status allocate(struct cache *cache, struct terse_error *error) {
     const struct cache_base *base = &cache->base;
     enum terse_status status = rotary_init(&cache->rotary, base->shape.rope, error);

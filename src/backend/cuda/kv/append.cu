@@ -37,7 +37,7 @@ static __device__ void rotate_row(const struct rotary_view &r, uint32_t hd, uint
 
 /* ---- Decoding */
 
-/* Where token `position` of a sequence is kept. */
+/* Returns where token `position` of a sequence is kept. */
 static __device__ __half *place_of(const struct sequence_view &s, const struct head_view &h, uint32_t layer, uint32_t head,
                                    int side, uint32_t position) {
     if (position < s.exact_capacity) return (__half *)exact_rows_at(&s, &h, layer, head, side) + (size_t)position * h.head_dim;

@@ -1,5 +1,5 @@
-/* Decoding over pages of codecs with centroids: pq, vq, gain-shape. Centroids enter the products of tensor cores as the halves that they are, looked up
- * as fragments: nothing is decoded to memory.
+/* Decoding over pages of codecs with centroids: pq, vq, gain-shape. Centroids enter the products of tensor cores as the halves that they are,
+ * looked up as fragments: nothing is decoded to memory.
  *
  * UNIT: neighbouring channels of a sub-vector that a lane takes with one load, 2, 4 or 8. Tokens are rows of the products with queries, 16 at a time:
  * a lane has tokens 8 g + 2 i and the next of tile i and, of each 16 channels, 4: which ones, query fragments are ordered by. Where values are summed
@@ -87,7 +87,7 @@ ATTEND_INLINE void load_codes(const centroid_side &side, uint32_t slot, uint32_t
 
 ATTEND_INLINE uint32_t code_of(const uint32_t (&codes)[4], int token) { return codes[token / 2] >> (token % 2 * 16) & 0xffff; }
 
-/* Which sub-vector a unit is of, and what of a table's byte offset does not depend on the code. */
+/* The sub-vector that a unit belongs to, and the part of a table's byte offset that does not depend on the code. */
 struct unit_place {
     uint32_t part, offset;
 };
@@ -280,7 +280,8 @@ template <int NT> ATTEND_INLINE void weigh_gains(uint32_t slot, uint32_t (&w)[4]
         }
 }
 
-/* Of two tokens' weights the lower's (h 0) or the upper's, in the half of the lane's column: fragment b of (token, channel of a pair). */
+/* Returns the weight of the lower (upper 0) or of the upper of two tokens, in the half of the lane's column: fragment b of (token, channel of a
+ * pair). */
 ATTEND_INLINE uint32_t weight_of_pair(uint32_t weights, int upper) {
     const bool second = lane_id() / 4 % 2;
     return permute(weights, 0, upper ? (second ? 0x3244 : 0x4432) : (second ? 0x1044 : 0x4410));
@@ -434,7 +435,8 @@ struct centroid_ring {
 
 /* ---- The kernel */
 
-/* Of a CTA's shared memory: queries; then tables, where they are, and rings, later rows of halves, then partial states and what merging needs. */
+/* A CTA's shared memory holds queries, then tables, if they lie there, and rings. Later it holds rows of halves, then partial states and the
+ * memory of merging. */
 template <int HD, int NT> struct centroid_memory {
     static constexpr int queries = ((int)sizeof(centroid_queries<HD, NT>) + 127) / 128 * 128;
     static constexpr int rows = centroid_warps<HD> * 2 * half_rows<HD>::bytes;

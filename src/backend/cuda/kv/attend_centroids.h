@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* By head_dim; cudaErrorInvalidValue for others. */
+/* Launches the kernel for the head_dim; returns cudaErrorInvalidValue for others. */
 cudaError_t attend_centroids(const struct attend_decode *attend, cudaStream_t stream);
 
 cudaError_t attend_centroids_64(const struct attend_decode *attend, cudaStream_t stream);

@@ -1,4 +1,4 @@
-/* What all kernels of attend_decode.h share: fragments of tensor cores, copies to shared memory, softmax of a page's logits, the rows of
+/* Code that all kernels of attend_decode.h share: fragments of tensor cores, copies to shared memory, softmax of a page's logits, the rows of
  * halves (exact rows and window), and merging.
  *
  * A CTA reads a part of a query row's keys and values for one KV head. Its warps never wait for one another while they read: a warp takes
@@ -48,7 +48,7 @@ template <int ROWS, int BYTES, int SPREAD = 0> struct shared_rows {
     static constexpr int piece = BYTES % 16 == 0 ? 16 : BYTES % 8 == 0 ? 8 : 4; /* of a copy */
 
     static ATTEND_INLINE uint32_t place(uint32_t unit) { return permuted ? unit ^ (unit >> shift & 7) : unit; }
-    /* Of column `unit` of a row. */
+    /* Returns the address of column `unit` of a row. */
     static ATTEND_INLINE uint32_t at(uint32_t row, uint32_t unit) { return 16 * place(row * units + unit); }
 
     /* A warp copies rows that follow one another. */
@@ -193,7 +193,7 @@ struct share {
     const struct sequence_view *sequence;
 };
 
-/* Where the row's queries and outputs of the CTA's heads begin. */
+/* Returns where the row's queries and outputs of the CTA's heads begin. */
 template <int HD> ATTEND_INLINE size_t queries_at(const struct attend_decode &a, const struct share &s) {
     return ((size_t)s.row * a.heads.query_heads + s.first_head) * HD;
 }
@@ -240,7 +240,7 @@ template <int NT> ATTEND_INLINE column_slopes<NT> slopes_of(const struct attend_
     return slopes;
 }
 
-/* Which token row g of tile i is, and row g + 8: 16 i + g and 8 more; 16 i + 2 g and the next; or 8 g + 2 i and the next. */
+/* The tokens of rows g and g + 8 of tile i: 16 i + g and 8 more; 16 i + 2 g and the next; or 8 g + 2 i and the next. */
 enum token_order { TOKENS_BY_ROW, TOKENS_BY_PAIR, TOKENS_BY_OCTET };
 
 template <token_order ORDER> ATTEND_INLINE int32_t token_of_row(int i, int g, int upper) {
@@ -449,7 +449,7 @@ ATTEND_INLINE float4 divide(const float4 &sums, float sum) {
     return make_float4(sums.x * one, sums.y * one, sums.z * one, sums.w * one);
 }
 
-/* Where the launch's partial states lie: sums [row][Hk][splits][G][HD], then maxima and sums of weights [row][Hk][splits][G]. */
+/* The places of the launch's partial states: sums [row][Hk][splits][G][HD], then maxima and sums of weights [row][Hk][splits][G]. */
 template <int HD> struct part_memory {
     float4 *sums;
     float2 *max_sum;

@@ -21,11 +21,11 @@ size_t attend_decode_part_floats(const struct head_view *heads, enum codec_id ke
 /* Words of the queries of runs: 0 where the kernels prepare none beforehand. */
 size_t attend_decode_run_words(const struct head_view *heads, enum codec_id keys, uint32_t n_rows, uint32_t runs);
 
-/* How many splits serve a row of so many sealed pages well when so many rows are read together. */
+/* Returns the number of splits that serves a row of so many sealed pages well when so many rows are read together. */
 uint32_t attend_decode_splits(const struct head_view *heads, enum codec_id keys, uint32_t multiprocessors, uint32_t n_rows,
                               uint32_t pages);
 
-/* Whether there are kernels for these codecs and heads. `centroid`: by side, of codecs with centroids; else NULL will do. */
+/* Returns whether there are kernels for these codecs and heads. `centroid`: by side, of codecs with centroids; for others NULL will do. */
 bool attend_decode_supports(const struct head_view *heads, const enum codec_id codec[2], const struct centroid_shape centroid[2]);
 
 /* Launches; what must be allocated is the caller's. */

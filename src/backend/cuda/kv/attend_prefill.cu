@@ -1,4 +1,4 @@
-/* Which kernel serves, in how many parts, and merging of parts. */
+/* The choice of the kernel and of the number of parts, and merging of parts. */
 #include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/attend_prefill_tile.cuh"
 
@@ -14,7 +14,7 @@ static uint32_t multiprocessors(void) {
     return (uint32_t)n;
 }
 
-/* Of a row's parts, state p counts by exp2 of how far its largest logit is below the largest of all. */
+/* Merges the parts of a row; state p counts by exp2 of how far its largest logit is below the largest of all. */
 static __global__ void merge_kernel(const struct prefill_launch a, uint32_t hd) {
     uint32_t at = blockIdx.x * (MERGE_THREADS * 4 / hd) + threadIdx.x / (hd / 4), channel = threadIdx.x % (hd / 4) * 4;
     if (threadIdx.x / (hd / 4) >= MERGE_THREADS * 4 / hd || at >= a.rows * a.kv_heads) return;

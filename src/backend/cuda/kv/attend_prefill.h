@@ -39,7 +39,7 @@ size_t attend_prefill_part_floats(const struct head_view *heads);
 
 bool attend_prefill_supports(const struct head_view *heads);
 cudaError_t attend_prefill_launch(const struct attend_prefill *attend, cudaStream_t stream);
-/* The same by what compute capability 8.0 has, on any device: for tests. */
+/* Launches the kernel that needs only compute capability 8.0, on any device: for tests. */
 cudaError_t attend_prefill_mma(const struct attend_prefill *attend, cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -10,7 +10,7 @@
 #define WARPS 4
 #define THREADS (32 * WARPS)
 
-/* Of a head_dim: KEYS rows of keys in a block, TILES tiles of 16 rows of a warp. */
+/* The sizes for a head_dim: KEYS rows of keys in a block, TILES tiles of 16 rows of a warp. */
 template <int HD> struct mma_shape {
     static constexpr int TILES = HD <= 128 ? 2 : 1, KEYS = 64;
     static constexpr int ROWS = WARPS * 16 * TILES;
@@ -126,7 +126,7 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
     if (share.first < share.end) load_rows<HD>(k, a.k, a.kv_heads, share.head, a.begin + share.first * KEYS, end);
     load_queries<HD>(shared, a, share.head, share.first_row);
 
-    /* Of the thread's rows, lane / 4 and lane / 4 + 8 of each tile: the last row of keys they read, and their slope. */
+    /* For the thread's rows, lane / 4 and lane / 4 + 8 of each tile: the last row of keys they read, and their slope. */
     uint32_t reach[TILES][2];
     float slope[TILES][2];
     struct row_state state[TILES][2];

@@ -1,4 +1,4 @@
-/* What the kernels of a prompt's attention share: what a block is given, where its rows lie, the softmax's steps. */
+/* Code that the kernels of a prompt's attention share: the arguments of a block, the places of its rows, the softmax's steps. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_TILE_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_TILE_CUH
 
@@ -21,8 +21,8 @@ struct prefill_launch {
     float scale; /* of logits, times log2 e */
 };
 
-/* What block b of a launch does: blocks of keys [first, end) of `keys` rows each, counted from `begin`, for one tile. Tiles that read most
- * come first, so that short ones fill the end. */
+/* The share of block b of a launch: blocks of keys [first, end) of `keys` rows each, counted from `begin`, for one tile. Tiles that read most come
+ * first, so that short ones fill the end. */
 struct prefill_share {
     uint32_t head, first_row, split, first, end;
 };
@@ -41,7 +41,7 @@ static __device__ __forceinline__ struct prefill_share share_of(const struct pre
     return s;
 }
 
-/* Where row r's query begins, and its result. Rows past the last read the last one's. */
+/* Returns where row r's query begins, and its result. Rows past the last read the last one's. */
 static __device__ __forceinline__ size_t query_offset(const struct prefill_launch &a, uint32_t head, uint32_t row, uint32_t hd) {
     return ((size_t)(row / a.group) * a.kv_heads * a.group + head * a.group + row % a.group) * hd;
 }

@@ -16,7 +16,7 @@
 #define LAZY 4.f
 #define QUERY_THREADS 96 /* of the feeding warpgroup */
 
-/* Of a head_dim. Shared memory: panels of 64 channels, first all queries' of a warpgroup, then the next warpgroup's. */
+/* The sizes for a head_dim. Shared memory holds panels of 64 channels, first all queries' of a warpgroup, then the next warpgroup's. */
 template <int HD> struct wgmma_shape {
     static constexpr int CONSUMERS = HD == 64 ? 3 : 2, ROWS = 64 * CONSUMERS, KEYS = HD == 256 ? 64 : 128;
     static constexpr int QUERY_STAGES = HD == 256 ? 1 : 2, PANELS = (HD + 63) / 64;
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void feed_queries(const struct prefill_launch 
     }
 }
 
-/* What a thread of a consuming warpgroup knows of its two rows, lane / 4 and lane / 4 + 8 of its warp's 16. */
+/* The state that a thread of a consuming warpgroup keeps of its two rows, lane / 4 and lane / 4 + 8 of its warp's 16. */
 struct thread_rows {
     uint32_t row[2], reach[2]; /* in the tile's KV head; the last row of keys that is read */
     float slope[2];

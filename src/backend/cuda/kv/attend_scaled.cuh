@@ -47,7 +47,8 @@ template <int BITS> ATTEND_INLINE void unpack(uint32_t (&a)[4], uint32_t x0, uin
 
 __host__ __device__ constexpr float plane_unit(int bits, int plane) { return SUBNORMAL / (float)(1 << bits * plane); }
 
-/* Of the queries, besides fragments: sums of their channels in groups of 32, times 2^-24 and less what code 0 stands for. */
+/* Sums of the queries, which are kept besides fragments: sums of their channels in groups of 32, times 2^-24 and minus the number that code 0
+ * stands for. */
 template <int HD, int NT> struct query_sums { float of[HD / SCALE_GROUP][NT * 8]; };
 
 /* ---- f16 */
@@ -331,7 +332,7 @@ template <int HD, int NT, int BITS> struct keys_kivi {
                 for (int c = 0; c < 4; c++) x[i][n][c] = x[i][n][c] * plane_unit(BITS, i * planes / 4) + zero[i / 2][n][c];
     }
 
-    /* Of the matrices of step s: 16 rows of two units, or 32 of one, which serve the next step too. */
+    /* Returns the lane's row of the matrices of step s: 16 rows of two units, or 32 of one, which serve the next step too. */
     static ATTEND_INLINE uint32_t lane_row(int s, unsigned lane) {
         return BITS == 4 ? rows::at(16 * s + lane % 16, lane / 16) : rows::at(16 * s + lane, 0);
     }
@@ -506,7 +507,7 @@ template <class K, class V, int SLOTS> struct page_ring {
 
 /* ---- The kernel */
 
-/* Of a CTA's shared memory: rings, later partial states and what merging needs; queries. */
+/* A CTA's shared memory holds rings, later partial states and the memory of merging; and queries. */
 template <class K, class V, int HD, int NT> struct scaled_memory {
     /* two CTAs of a multiprocessor with 227 KiB where its registers suffice for both */
     static constexpr bool two = HD <= 128 && NT == 1;
@@ -654,7 +655,7 @@ template <class K, class V, int HD, int NT> static cudaError_t launch_scaled(con
     return cudaGetLastError();
 }
 
-/* By head_dim and number of query heads; cudaErrorInvalidValue for others. */
+/* Launches the kernel for the head_dim and number of query heads; returns cudaErrorInvalidValue for others. */
 template <template <int, int> class K, template <int, int> class V>
 static cudaError_t launch_scaled_any(const struct attend_decode *a, cudaStream_t stream) {
     const bool many = a->heads.query_heads / a->heads.kv_heads > 8;

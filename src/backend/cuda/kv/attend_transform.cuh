@@ -88,7 +88,7 @@ ATTEND_INLINE float gain_of(uint32_t codes, int i, float least, float step) {
 /* Sums of a page's products with keys: [words 4g, 4g+1 or 4g+2, 4g+3][tokens T or T + 16]. */
 template <int NQ> using key_sums = int32_t[2][2][NQ][4];
 
-/* Where a lane reads what belongs to its plane of the next group of 4. */
+/* The places where a lane reads the data of its plane of the next group of 4. */
 struct key_cursor {
     uint32_t entry, table, bytes;
 };
@@ -148,7 +148,7 @@ ATTEND_INLINE void score_page(uint32_t slot, uint32_t record, const plane_reader
 /* A lane's running state of its query of each tile: maximum for all lanes of the query, sums of its own tokens. */
 template <int NQ> struct transform_running { float max[NQ], sum[NQ], gained[NQ]; };
 
-/* What a plane group's component i of the lane's plane sums up to: [group][tile][i]. */
+/* Sums of a plane group's component i of the lane's plane: [group][tile][i]. */
 template <int HD, int NQ> using transform_sums = float[HD / 16][NQ][4];
 
 /* Weights of a page as fragments b, [tokens 0 to 31, 32 to 63][tile][2], and their units. */

@@ -50,7 +50,7 @@ template <int HD, int NQ> struct transform_ring {
 
     ATTEND_INLINE uint32_t slot(uint32_t page) const { return base + (page & (depth - 1)) * bytes; }
 
-    /* Where the lane's 16 bytes of four nibbles lie in a slot: as nibble_place of transforms.c says. */
+    /* The following return the place of the lane's 16 bytes of four nibbles in a slot, as nibble_place of transforms.c has it. */
     static ATTEND_INLINE uint32_t key_place() { return lane_id() / 8 * 128 + 16 * (lane_id() % 8 ^ 2 * (lane_id() / 8)); }
     static ATTEND_INLINE uint32_t value_place() { return lane_id() / 8 * 128 + 16 * (lane_id() % 8 ^ lane_id() / 8 % 2 * 4); }
 
@@ -108,10 +108,10 @@ template <int HD, int NQ, int WARPS> struct transform_shared {
     /* When pages are read: sums by plane of each warp, float4 [WARPS][4 NQ][plane_stride], and their states, float4 [WARPS][4 NQ]. */
     static constexpr int plane_stride = HD / 2 + 2;
     static constexpr int sums = WARPS * 4 * NQ * plane_stride * 16, states = WARPS * 4 * NQ * 16;
-    /* What merging needs: factors of parts, sums of threads, components [HD][4 NQ], sums of sections of channels [sections][4 NQ][HD]. */
+    /* Merging needs factors of parts, sums of threads, components [HD][4 NQ], sums of sections of channels [sections][4 NQ][HD]. */
     static constexpr int sections = threads / (HD / 2) > 0 ? threads / (HD / 2) : 1;
     static constexpr int merging = threads * 16 + HD * 4 * NQ * 4 + sections * 4 * NQ * HD * 4 + 4 * NQ * 16;
-    /* Of the CTA that reads rows: queries for the window and for exact rows; then each warp's rows, or their states. */
+    /* The CTA that reads rows has queries for the window and for exact rows; then each warp's rows, or their states. */
     static constexpr int row_queries = 2 * ((int)sizeof(query_fragments<HD, 1>) + 127) / 128 * 128;
     static constexpr int rows = row_queries + WARPS * 2 * half_rows<HD>::bytes;
     static constexpr int row_states = row_queries + (int)partials_bytes<HD>(WARPS, 4 * NQ);
@@ -125,7 +125,7 @@ template <int HD, int NQ, int WARPS> struct transform_shared {
 
 /* ---- What CTAs leave */
 
-/* Where parts of a row and KV head lie; number 0 is that of the rows of halves, by channel: float4 [G][HD / 4]. The others are by plane:
+/* The places of the parts of a row and KV head. Part 0 is that of the rows of halves, by channel: float4 [G][HD / 4]. The others are by plane:
  * float4 [G][planes]. */
 template <int HD> struct transform_parts {
     float4 *sums;
@@ -168,7 +168,7 @@ ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const
     }
 }
 
-/* All threads, after a __syncthreads: the warps' sums become a part. */
+/* All threads call this after a __syncthreads. Makes a part of the warps' sums. */
 template <int HD, int NQ, int WARPS>
 ATTEND_INLINE void leave_planes(uint32_t planes, const uint8_t *memory, const transform_parts<HD> &parts, uint32_t part) {
     using layout = transform_shared<HD, NQ, WARPS>;
@@ -194,7 +194,7 @@ ATTEND_INLINE void leave_planes(uint32_t planes, const uint8_t *memory, const tr
     }
 }
 
-/* All threads of the CTA that reads rows. */
+/* All threads of the CTA that reads rows call this. */
 template <int HD, int NQ, int WARPS>
 ATTEND_INLINE void leave_rows(const struct attend_decode &a, const struct share &s, uint8_t *memory,
                               const transform_parts<HD> &parts) {
@@ -384,8 +384,8 @@ template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const st
     return {to, to + padded * 16, planes, view->wraps, view->layout.nibbles * (uint32_t)PAGE_TRANSFORM_NIBBLE, 0, 0};
 }
 
-/* Query heads first_query .. of each group, at most 4 NQ. `ring_bytes`: of a warp's. Launched early, behind transform_runs_kernel alone, which lets it
- * begin when all kernels before have ended: what they wrote may be read at once, what that kernel wrote after waiting for it. */
+/* Query heads first_query .. of each group, at most 4 NQ. `ring_bytes`: of a warp's. Launched early, behind transform_runs_kernel alone, which
+ * lets it begin when all kernels before have ended: what they wrote may be read at once, what that kernel wrote after waiting for it. */
 template <int HD, int NQ, int WARPS, int RESIDENT>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes,

@@ -84,7 +84,7 @@ enum terse_status batch_new(const struct cache_shape *shape, struct cache_batch 
     return status;
 }
 
-/* For so many caches and rows; what was there is given up, as is its place in memory. */
+/* Reserves memory for so many caches and rows. It gives up the memory that was there with its contents; the new memory has another address. */
 static enum terse_status reserve(struct cache_batch *b, size_t sequences, size_t rows, struct terse_error *error) {
     if (sequences <= b->sequence_capacity && rows <= b->row_capacity) return TERSE_OK;
     cudaStreamSynchronize(device_stream());
@@ -136,7 +136,7 @@ static uint32_t bucket(uint32_t n) {
 
 static bool alike(const struct cache *a, const struct cache *b) { return a->tables == b->tables; }
 
-/* From that of the first sealed page to that of the last. */
+/* Counts the runs from that of the first sealed page to that of the last. */
 static uint32_t runs_of(const struct cache *cache) {
     const struct page_set *sets = cache->base.pages.sets;
     size_t n = cache->base.pages.n_sealed;

@@ -13,8 +13,8 @@ struct cache;
 struct cache_batch;
 enum terse_status batch_new(const struct cache_shape *shape, struct cache_batch **batch, struct terse_error *error);
 void batch_free(struct cache_batch *batch); /* accepts NULL */
-/* From here on *not_finite, on the device, becomes MODEL_BEHIND(layer) if it is more, where queries, keys or values of a layer are appended that are
- * not finite: attention might hide them. */
+/* Makes the batch watch for numbers that are not finite, which attention might hide: *not_finite, on the device, becomes MODEL_BEHIND(layer) if
+ * that is more, when queries, keys or values of a layer are appended that are not finite. */
 void batch_watch(struct cache_batch *batch, uint32_t *not_finite);
 
 /* Rows of the step are the tokens of caches[0], then of caches[1], ..., as many as each has begun. */

@@ -13,8 +13,8 @@ struct centroid_shape centroid_shape_of(const struct coding *coding);
  * Immutable. */
 enum terse_status centroids_new(const struct cache_shape *shape, const struct method *method, enum codec_side side, void **views,
                                 struct terse_error *error);
-/* Of one set of parameters[codec_parameters], for a side of one layer and KV head: what it takes of device memory, a multiple of 16 bytes, and
- * the view, whose numbers are sent there. */
+/* These take one set of parameters[codec_parameters], for a side of one layer and KV head. centroid_bytes returns the bytes of device memory that
+ * it takes, a multiple of 16. centroid_send sends its numbers there and makes the view. */
 size_t centroid_bytes(const struct coding *coding, uint32_t head_dim);
 enum terse_status centroid_send(const struct coding *coding, uint32_t head_dim, const float *parameters, void *device,
                                 struct centroid_view *view, struct terse_error *error);

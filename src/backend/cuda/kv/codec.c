@@ -15,7 +15,7 @@ static bool whole_scale_groups(const struct head_view *heads) {
     return heads->head_dim && heads->head_dim % SCALE_GROUP == 0 && heads->head_dim <= CODEC_HEAD_DIM_MAX;
 }
 
-/* Those that kernels are compiled for. */
+/* Returns whether kernels are compiled for the head dimension. */
 static bool compiled_head_dims(const struct head_view *heads) {
     const uint32_t hd = heads->head_dim;
     return hd == 64 || hd == 96 || hd == 128 || hd == 256;

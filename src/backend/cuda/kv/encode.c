@@ -12,7 +12,7 @@ bool encode_supports(const struct head_view *heads, const enum codec_id codec[2]
     return true;
 }
 
-/* As kernels take it: only keys that lie in runs are rotated. */
+/* Returns the launch as kernels take it: only keys that lie in runs are rotated. */
 static struct encode rotated_in_runs(const struct encode *encode) {
     struct encode launch = *encode;
     if (cuda_codec_of(encode->codec[CODEC_KEYS])->format->rope != CODEC_ROPE_IN_RUN) launch.heads.n_rot = 0;

@@ -67,7 +67,7 @@ template <int HD> static __device__ void normalize(centroids_memory<HD> &m) {
     __syncthreads();
 }
 
-/* What the search takes: about the origin, scaled. */
+/* Moves the numbers to the origin and scales them, as the search takes them. */
 template <int HD> static __device__ void move_to_origin(const struct centroid_view &view, centroids_memory<HD> &m) {
     for (uint32_t i = threadIdx.x; i < HD * PAGE_TOKENS; i += TRANSFORM_THREADS) {
         const uint32_t c = i / PAGE_TOKENS, t = i % PAGE_TOKENS;

@@ -1,5 +1,5 @@
-/* What encoding and decoding have in common: which page a block works on. A launch has a block for each page: blockIdx.x = item * Hk + head,
- * y the layer, z the side. */
+/* Code that encoding and decoding have in common: finding the page that a block works on. A launch has a block for each page: blockIdx.x = item *
+ * Hk + head, y the layer, z the side. */
 #ifndef TERSE_BACKEND_CUDA_KV_ENCODE_COMMON_CUH
 #define TERSE_BACKEND_CUDA_KV_ENCODE_COMMON_CUH
 

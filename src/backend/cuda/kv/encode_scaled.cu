@@ -12,7 +12,7 @@
 
 static __device__ float to_float(uint32_t half) { return __half2float(__ushort_as_half((unsigned short)half)); }
 
-/* What is not a number is what infinity less infinity is on x86. */
+/* Converts to half precision; NaN becomes the NaN that infinity less infinity gives on x86. */
 static __device__ uint32_t to_half(float x) { return x != x ? 0xfe00u : __half_as_ushort(__float2half_rn(x)); }
 
 static __device__ uint32_t rows_stride(uint32_t hd) { return hd / 2 + 1; }
@@ -230,7 +230,7 @@ static __device__ void write_q4_0(const struct encode &e, const struct page_job 
     });
 }
 
-/* Of a byte's low four bits, or of the next. */
+/* Returns the number of a byte's low four bits, or of the high ones. */
 static __device__ uint32_t number_q4_0(uint32_t byte, bool high, float d) {
     return to_half(__fmul_rn((float)((int)(byte >> (high ? 4 : 0) & 15) - 8), d));
 }
@@ -272,7 +272,7 @@ struct kivi_group {
     float z, inverse;
 };
 
-/* Of the numbers x(0) to x(n - 1); all 0 where there are none. */
+/* Fits a group to the numbers x(0) to x(n - 1); all 0 if there are none. */
 template <int BITS, class Number> static __device__ struct kivi_group kivi_fit(uint32_t n, Number x) {
     struct kivi_group group = {0, 0, 0, 0};
     if (!n) return group;

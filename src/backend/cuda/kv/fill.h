@@ -9,7 +9,7 @@
 
 struct cache;
 
-/* As kv_ops.fill_random. */
+/* Implements kv_ops.fill_random. */
 enum terse_status kv_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error);
 
 #endif

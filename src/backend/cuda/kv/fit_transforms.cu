@@ -8,13 +8,13 @@
 #define GAIN_MARGIN 2    /* beyond the rows at hand, either way: others may be larger or smaller */
 #define GAIN_LEAST 1e-6  /* of the size of the mean: what rounding leaves of a row that is the mean */
 
-/* Of a page's rows. */
+/* Sums over a page's rows. */
 template <int HD> struct page_squares {
     double squares[HD], least, most; /* of sizes */
     uint32_t used;                   /* rows that say something of sizes */
 };
 
-/* What a layer, head and side is found in: sides[n_layers][Hk][2], pages[n_layers][Hk][2][n]. */
+/* Memory in which the fit of each layer, head and side is found: sides[n_layers][Hk][2], pages[n_layers][Hk][2][n]. */
 template <int HD> struct fit_memory {
     double *constants; /* rows of this size or less are the mean */
     struct page_squares<HD> *pages;
@@ -47,7 +47,7 @@ static __device__ struct page_job page_of(const struct encode &e, const struct f
     return page;
 }
 
-/* Which pair a channel is of, and where its partner is; false: it is not rotated. */
+/* Finds the pair that a channel belongs to, and its partner in the pair; returns false if the channel is not rotated. */
 static __device__ bool pair_of(const struct head_view &heads, uint32_t c, uint32_t *pair, uint32_t *other, bool *second) {
     if (c >= heads.n_rot) return false;
     *second = heads.pairing == ROPE_ADJACENT ? c % 2 : c >= heads.n_rot / 2;

@@ -36,7 +36,7 @@ static __device__ __forceinline__ void warps_arrive(int number, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-/* What this thread has written to shared memory can be read by copies and products from its next barrier on. */
+/* Makes what this thread has written to shared memory readable by copies and products from its next barrier on. */
 static __device__ __forceinline__ void fence_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /* ---- Copies of a box of a tensor, zeros where it reaches over the edge. */

@@ -78,7 +78,7 @@ static size_t choice_floats(const struct cache *cache, size_t rows) {
     return rank_floats(&cache->heads, ranking_queries(cache), (uint32_t)rows, (uint32_t)plan->sealed);
 }
 
-/* Of the step's memory: queries, then what ranking works in, then [Hk][plan.anchors] of what is kept. */
+/* The following return parts of the step's memory: queries, then the memory of ranking, then [Hk][plan.anchors] of what is kept. */
 static float *queries_at(const struct cache *cache) { return cache->choice; }
 static float *ranking_at(const struct cache *cache) {
     return cache->choice + ranking_queries(cache) * cache_shape_query_width(&cache->base.shape);
@@ -148,7 +148,7 @@ cudaError_t kept_choose(const struct cache *cache, uint32_t layer, const device_
     return result == cudaSuccess ? keep_rows(&keep, device_stream()) : result;
 }
 
-/* Queued: runs[n] of `bytes` bytes, which are `from_pitch` and `to_pitch` apart. */
+/* Queues the copy of runs[n] of `bytes` bytes, which are `from_pitch` and `to_pitch` apart. */
 static cudaError_t copy_runs(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t bytes, size_t n) {
     if (!bytes || !n) return cudaSuccess;
     return cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, bytes, n, cudaMemcpyDeviceToDevice, device_stream());

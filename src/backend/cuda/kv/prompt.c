@@ -14,7 +14,7 @@
 static size_t rows_before(const struct cache *cache) {
     return (size_t)(cache->base.plan.before.length - extent_evicted(&cache->base.plan.before) - cache->base.plan.before.dropped);
 }
-/* Of a token of the window or of the step. */
+/* Returns the row of a token of the window or of the step. */
 static int64_t row_of(const struct cache *cache, uint64_t token) {
     return (int64_t)rows_before(cache) - (int64_t)(cache->base.plan.before.length - token);
 }
@@ -123,8 +123,8 @@ static struct layer_rows layer_rows(const struct cache *cache, uint32_t layer) {
                                .sequence = cache->view};
 }
 
-/* What the sequence has behind it, and of the first page and the window evicted tokens, too: who seals them reads numbers. The exact rows
- * come last, since those may lie where they belong. */
+/* Reads what the sequence has stored to rows, including evicted tokens of the first page and the window, since sealing them reads numbers. The
+ * exact rows come last, since evicted tokens may lie where they belong. */
 static cudaError_t read_stored(const struct cache *cache, uint32_t layer) {
     const struct extent *before = &cache->base.plan.before;
     struct layer_rows rows = layer_rows(cache, layer);

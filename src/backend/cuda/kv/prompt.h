@@ -9,7 +9,7 @@
 
 struct cache;
 
-/* What the plan's step needs, and gives back. */
+/* Reserves what the plan's step needs; prompt_release gives it back. */
 enum terse_status prompt_reserve(struct cache *cache, struct terse_error *error);
 void prompt_release(struct cache *cache);
 
@@ -21,7 +21,7 @@ enum terse_status cache_attend_rows(struct cache *cache, uint32_t layer, size_t 
                                     struct terse_error *error);
 /* The first of the step's queries that must be attended with, when outputs are wanted from token `needed` on. */
 size_t cache_first_query(const struct cache *cache, size_t needed);
-/* Of queries whose outputs nobody wants: rotates them in place. */
+/* Rotates queries whose outputs nobody wants, in place. */
 enum terse_status cache_observe_rows(struct cache *cache, size_t first, size_t count, float *q, struct terse_error *error);
 enum terse_status cache_end_layer_rows(struct cache *cache, uint32_t layer, struct terse_error *error);
 

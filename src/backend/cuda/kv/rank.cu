@@ -73,7 +73,7 @@ static __device__ float2 merged(float2 a, float2 b) {
     return make_float2(most, a.y * expf(a.x - most) + b.y * expf(b.x - most));
 }
 
-/* Of a chunk of keys, the states of 64 query rows. */
+/* Computes the states of 64 query rows over a chunk of keys. */
 static __global__ void __launch_bounds__(THREADS) states_kernel(struct rank_tokens r) {
     const uint32_t chunk = blockIdx.x, head = blockIdx.y, m0 = blockIdx.z * TILE, y = threadIdx.x / 16;
     float2 own[EACH];
@@ -94,7 +94,7 @@ static __global__ void __launch_bounds__(THREADS) states_kernel(struct rank_toke
     }
 }
 
-/* Of whole query rows: the maximum, and one by the sum. */
+/* Merges the states of whole query rows: the maximum, and 1 over the sum. */
 static __global__ void wholes_kernel(struct rank_tokens r) {
     uint32_t m = blockIdx.x * blockDim.x + threadIdx.x, head = blockIdx.y, chunks = chunks_of(r.rows);
     if (m >= query_rows(r)) return;

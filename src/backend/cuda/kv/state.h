@@ -83,7 +83,7 @@ static inline size_t window_side_halves(const struct cache *cache) {
     return (size_t)cache->window_capacity * cache->base.shape.head_dim;
 }
 
-/* What is queued on device_stream() has written the cache: its event is recorded. */
+/* Records the event that what is queued on device_stream() has written the cache. */
 static inline enum terse_status cache_written(struct cache *cache, struct terse_error *error) {
     return device_check(cudaEventRecord(cache->written, device_stream()), "recording an event", error);
 }

@@ -22,11 +22,11 @@
 #include "backend/cuda/kv/batch.h"
 #include "backend/cuda/kv/prompt.h"
 
-/* As kv_ops has them. */
+/* Implement kv_ops.begin and kv_ops.commit. */
 enum terse_status kv_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
 enum terse_status kv_commit(struct cache *cache, struct terse_error *error);
 
-/* Whether the step that the cache has begun goes the first way. */
+/* Returns whether the step that the cache has begun goes the first way. */
 bool cache_decodes(const struct cache *cache);
 
 #endif

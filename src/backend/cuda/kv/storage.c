@@ -159,7 +159,7 @@ static void reset(struct cache *cache) {
     cache->window_origin = 0;
 }
 
-/* All of them are in every part of what is left of a prompt. */
+/* Counts all anchors: any part that is left of a prompt has all of them. */
 static bool anchors_before(const struct cache *cache, uint64_t end, size_t *n) {
     (void)end;
     *n = cache->base.n_anchors;

@@ -42,7 +42,7 @@ struct head_view kv_tables_heads(const struct cache_shape *shape) {
 
 /* ---- Angles */
 
-/* Of positions 0, step, ..., [n][pairs][cosine, sine]. */
+/* Makes the angles of positions 0, step, ..., [n][pairs][cosine, sine]. */
 static enum terse_status angles_new(const struct rope *rope, size_t n, int64_t step, float **angles, struct terse_error *error) {
     size_t pairs = rope->n_rot / 2, bytes = n * 2 * pairs * sizeof(float);
     float *host = malloc(bytes + 2 * pairs * sizeof(float)), *cosine = host ? host + n * 2 * pairs : NULL;

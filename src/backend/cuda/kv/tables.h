@@ -1,5 +1,5 @@
-/* What the caches of one model and method share on the device: where pages lie, what their codecs learned, the angles of RoPE. Made when the
- * first of them is created, released with the last. Thread-safe. */
+/* Tables that the caches of one model and method share on the device: the layout of pages, what their codecs learned, the angles of RoPE. They are
+ * made when the first of these caches is created, and released with the last. Thread-safe. */
 #ifndef TERSE_BACKEND_CUDA_KV_TABLES_H
 #define TERSE_BACKEND_CUDA_KV_TABLES_H
 
@@ -18,13 +18,13 @@ struct kv_tables {
     float *prefill_parts; /* the device's: partial states of a prompt's attention, one after another's */
 };
 
-/* What kernels see of the heads, but for ALiBi's slopes. */
+/* Returns the view that kernels have of the heads, without ALiBi's slopes. */
 struct head_view kv_tables_heads(const struct cache_shape *shape);
 
 enum terse_status kv_tables_get(const struct cache_shape *shape, const struct method *method, const struct kv_tables **tables,
                                 struct terse_error *error);
 void kv_tables_release(const struct kv_tables *tables); /* accepts NULL */
-/* Queued on device_stream(): angles of positions below `tokens`. Others see the rotary_view's new address from their next step on. */
+/* Queues on device_stream() the angles of positions below `tokens`. Others see the rotary_view's new address from their next step on. */
 enum terse_status kv_tables_reserve(const struct kv_tables *tables, uint64_t tokens, struct terse_error *error);
 
 #endif

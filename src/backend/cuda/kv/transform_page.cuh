@@ -46,7 +46,7 @@ static __device__ inline float2 rotate_forth(float2 x, float2 angle) {
 }
 static __device__ inline float2 rotate_back(float2 x, float2 angle) { return rotate_forth(x, make_float2(angle.x, -angle.y)); }
 
-/* Of keys, all pairs of numbers are rotated back by the run's position, or forth. */
+/* Rotates all pairs of keys' numbers back by the run's position, or forth; values stay as they are. */
 template <bool BACK>
 static __device__ void rotate_by_run(const struct encode &e, const struct page_job &job, float (*numbers)[PAGE_TOKENS]) {
     if (job.side != CODEC_KEYS) return;
@@ -171,7 +171,7 @@ struct page_layout {
 
 static __constant__ int8_t device_levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
 
-/* By all threads; they may read it once they have met again. */
+/* All threads call this; they may read the layout after their next barrier. */
 static __device__ inline void load_layout(const struct transform_layout &from, struct page_layout *to) {
     static_assert(sizeof(struct transform_layout) % 4 == 0, "words of a layout");
     for (uint32_t i = threadIdx.x; i < sizeof from / 4; i += TRANSFORM_THREADS)
@@ -189,7 +189,7 @@ static __device__ inline void load_layout(const struct transform_layout &from, s
         if (to->second[q] == to->first[q] || to->first[q] == NO_PLANE) to->second[q] = NO_PLANE;
 }
 
-/* What a plane says of component i, in units of the component's size; nibble(n): a token's 16 bits of the n-th nibble, component 0 the
+/* Returns the level of component i by a plane, in units of the component's size; nibble(n): a token's 16 bits of the n-th nibble, component 0 the
  * lowest. */
 template <class Nibble> static __device__ float plane_level(const struct page_layout &l, uint32_t p, uint32_t i, Nibble nibble) {
     const struct transform_plane plane = l.layout.plane[p];
@@ -205,7 +205,7 @@ template <class Nibble> static __device__ float plane_level(const struct page_la
     return plane.scale * (float)l.levels[plane.table / 4u][window];
 }
 
-/* What all planes of a quad say of component i. */
+/* Returns the level of component i by all planes of a quad. */
 template <class Nibble> static __device__ float quad_level(const struct page_layout &l, uint32_t quad, uint32_t i, Nibble nibble) {
     const float level = plane_level(l, l.first[quad], i, nibble);
     return l.second[quad] == NO_PLANE ? level : level + plane_level(l, l.second[quad], i, nibble);

@@ -9,12 +9,12 @@
 #define PATH_WARM_UP 20 /* steps before the ring's seam and behind it: most paths have met by then */
 #define PATH_FAR 1e30f  /* the cost of a state where no path may begin */
 
-/* What writes bits: a plane, a pair of planes, or, at the end of a round, the rest of a nibble, which may be anything. */
+/* A step writes the bits of a plane, of a pair of planes, or, at the end of a round, the rest of a nibble, which may be anything. */
 struct alignas(4) path_step {
     uint8_t bits, table, plane, planes; /* `table`: the first plane's */
 };
 
-/* What a plane's level x by a window costs, but for what all windows have in common: x (twice + square x). */
+/* The cost of a plane's level x by a window, without the part that all windows have in common: x (twice + square x). */
 struct path_term {
     float twice, square;
 };

@@ -23,7 +23,8 @@ static unsigned padded_planes(const struct transform_layout *layout) {
 
 size_t transform_reader_words(const struct transform_layout *layout) { return (size_t)padded_planes(layout) * 6; }
 
-/* Which bytes of a page in shared memory a nibble's 16 bytes from 0 on are: those of nibbles that lanes read together lie in different banks. */
+/* Returns the byte of a page in shared memory at which a nibble's 16 bytes from 0 on begin. Nibbles that lanes read together lie in different
+ * banks. */
 static uint32_t nibble_place(unsigned nibble, enum codec_side side) {
     return nibble * PAGE_TRANSFORM_NIBBLE + (side == CODEC_VALUES ? nibble % 2 * 64 : nibble % 4 * 32);
 }
@@ -69,7 +70,7 @@ uint32_t transform_wraps(const struct transform_layout *layout, enum codec_side 
 
 /* ---- Views */
 
-/* What a view is made in, on the host. */
+/* The host's memory for making a view. */
 struct work {
     float *parameters; /* [transform_parameter_floats(hd)] */
     float *floats;     /* [view_floats(hd)] */

@@ -1,4 +1,4 @@
-/* What the codec transform goes by, on the device: of each layer, KV head and side the layout of its components and the numbers of the
+/* The parameters of the codec transform on the device: for each layer, KV head and side the layout of its components and the numbers of the
  * profile. Plain C. */
 #ifndef TERSE_BACKEND_CUDA_KV_TRANSFORMS_H
 #define TERSE_BACKEND_CUDA_KV_TRANSFORMS_H
@@ -12,10 +12,10 @@
 enum terse_status transforms_new(const struct cache_shape *shape, const struct method *method, enum codec_side side, void **views,
                                  struct terse_error *error);
 
-/* What attention knows of a layout's planes, up to a multiple of 8 of them (those that the layout has not have levels of 0), in words of 32 bits:
- * a table of 4 words for each plane, whose bytes are the levels of the nibbles 0 to 7 and then of 15 down to 8, TRANSFORM_LEVEL_MAX higher; then for
- * each plane where a page in shared memory has the nibble, << 16 the one before it and bit 31 if of that one components are one further;
- * and a mask of the bits that are the nibble's own. */
+/* Describe a layout's planes to attention, up to a multiple of 8 of them (planes that the layout does not have have levels of 0), in words of 32
+ * bits. A table of 4 words for each plane holds in its bytes the levels of the nibbles 0 to 7 and then of 15 down to 8, TRANSFORM_LEVEL_MAX
+ * higher. Then for each plane come the place of its nibble in a page in shared memory, << 16 the place of the nibble before it, and bit 31 if
+ * components are one further in that one; and a mask of the bits that are the nibble's own. */
 size_t transform_reader_words(const struct transform_layout *layout);
 void transform_readers(const struct transform_layout *layout, enum codec_side side, uint32_t *words);
 /* Bit n: planes of the n-th group, of 4 planes of keys or 8 of values, have one with bit 31. */

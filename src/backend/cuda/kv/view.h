@@ -1,11 +1,11 @@
-/* What kernels see of the caches in a step, and the few shapes that go with it. Plain C, for C and CUDA C++ alike: the host fills these
- * in, kernels read them from device memory, so that a graph of a step's kernels may be replayed while sequences grow.
+/* The kernels' view of the caches in a step, and the few shapes that go with it. Plain C, for C and CUDA C++ alike. The host fills these
+ * structs in and kernels read them from device memory, so that a graph of a step's kernels may be replayed while sequences grow.
  *
  * Shapes: Hq query heads, Hk KV heads, G = Hq/Hk, hd head_dim. A page is 64 tokens of one layer, KV head and side, its bytes those of the
  * CPU (format/page_layout.h), multiples of 64 and aligned so.
  *
- * Where keys lie: sealed pages as their codec wants them (rotated by their own position, or in runs of ROPE_RUN_TOKENS by their offset from the
- * run's first position: format/codec.h); everywhere else, as halves rotated by their own position, rope's magnitude included, as
+ * Sealed pages hold keys as their codec takes them: rotated by their own position, or in runs of ROPE_RUN_TOKENS by their offset from the
+ * run's first position (format/codec.h). Everywhere else keys are halves rotated by their own position, rope's magnitude included, as
  * queries are.
  */
 #ifndef TERSE_BACKEND_CUDA_KV_VIEW_H

@@ -1,4 +1,4 @@
-/* What kernels see of a cache: where its pages and rows lie, and which pages they encode or decode. */
+/* The kernels' view of a cache: the places of its pages and rows, and the pages that they encode or decode. */
 #include "backend/cuda/kv/views.h"
 #include "base/size.h"
 

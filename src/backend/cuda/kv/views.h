@@ -1,17 +1,17 @@
-/* What kernels see of a cache. */
+/* The kernels' view of a cache. */
 #ifndef TERSE_BACKEND_CUDA_KV_VIEWS_H
 #define TERSE_BACKEND_CUDA_KV_VIEWS_H
 
 #include "backend/cuda/kv/state.h"
 
-/* What kernels see of the cache in the step that it has begun. */
+/* Returns the kernels' view of the cache in the step that it has begun. */
 struct sequence_view cache_view(const struct cache *cache);
 struct page_set_view cache_page_view(const struct cache *cache, const struct page_set *set);
-/* Queued: the views of the sealed page sets are as they should be. */
+/* Queues the upload of the views of the sealed page sets that have changed. */
 enum terse_status cache_upload_views(struct cache *cache, struct terse_error *error);
 enum terse_status item_list_reserve(struct item_list *list, size_t n, struct terse_error *error);
 void item_list_free(struct item_list *list);
-/* Queued: host[n] to the device. */
+/* Queues the copy of host[n] to the device. */
 enum terse_status item_list_upload(struct item_list *list, size_t n, struct terse_error *error);
 /* An encode of the cache's items, of layers [layer, layer + n_layers). */
 struct encode cache_encode(const struct cache *cache, const struct item_list *list, uint32_t layer, uint32_t n_layers);

@@ -4,11 +4,11 @@
 
 #include "backend/cuda/kv/state.h"
 
-/* Queued: the pages that the plan's step seals, of a step that decodes, are encoded. */
+/* Queues the encoding of the pages that the plan's step seals, of a step that decodes. */
 enum terse_status window_seal(struct cache *cache, struct terse_error *error);
-/* After a step that decodes: pages that have become full are encoded on device_background(), into free page sets. */
+/* After a step that decodes. Queues on device_background() the encoding of pages that have become full, into free page sets. */
 enum terse_status window_seal_ahead(struct cache *cache, struct terse_error *error);
-/* Until no page is being encoded there. */
+/* Waits until no page is being encoded there. */
 void window_wait_ahead(struct cache *cache);
 
 #endif

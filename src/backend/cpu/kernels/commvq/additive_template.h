@@ -31,7 +31,7 @@ INLINE vec pass_some(bool set, const struct search *s, size_t i, const uint32_t 
     return vec_least(vec_tag(set ? vec_mul(f, b) : vec_minus_size(b, f), places + i), least);
 }
 
-/* As scalar_additive.c's pass(), for N rows: each pass waits for the result of the one before, and another row's fills the time. */
+/* Does what scalar_additive.c's pass() does for N rows: each pass waits for the result of the one before, and another row's fills the time. */
 INLINE void pass(size_t N, size_t n, bool set, const uint32_t *places, struct search *rows) {
     vec least[TWO];
     UNROLL for (size_t r = 0; r < N; r++) least[r] = vec_set(INFINITY);

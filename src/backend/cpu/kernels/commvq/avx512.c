@@ -55,7 +55,7 @@ struct run_sum {
     __m512i re[BESIDE], im[BESIDE];
 };
 
-/* What is looked up twice stays in a register: compilers would load it twice. */
+/* Keeps a number that is looked up twice in a register: compilers would load it twice. */
 INLINE __m512i load_once(const void *from) {
     __m512i x = _mm512_loadu_si512(from);
     __asm__("" : "+v"(x));
@@ -152,7 +152,7 @@ INLINE vec reciprocal(vec x) {
     return vec_mul(r, vec_fnma(x, r, vec_set(2)));
 }
 
-/* Of 16 pairs from the i-th on; false where the mean is so large that keys about it would come to less than a unit. */
+/* Sets the scales of 16 pairs from the i-th on. Returns false if the mean is so large that keys about it would come to less than a unit. */
 INLINE bool set_scales(const struct commvq_code *c, const struct key_rotation *rotation, float gain, float inverse_gain, size_t i,
                        struct pair_scales *scales) {
     size_t at = i / c->pairs * c->stride + i % c->pairs;

@@ -29,7 +29,7 @@ static void accumulate_by_code_additive(const float *weights, size_t G, size_t n
 
 #define TIMES_4(x) x, x, x, x
 
-/* Where packing leaves the first of two tokens, for eight pairs of them and four sums of each. */
+/* The places where packing leaves the first of two tokens, for eight pairs of them and four sums of each. */
 static const uint16_t first_token[32] = {TIMES_4(0),  TIMES_4(2),  TIMES_4(8),  TIMES_4(10),
                                          TIMES_4(16), TIMES_4(18), TIMES_4(24), TIMES_4(26)};
 /* The sums of the first and of the second pair that make those of four tokens. */

@@ -20,7 +20,7 @@ struct commvq_ops {
     void (*multiply_panel)(const float *x, size_t n, size_t d, size_t stride, const float *panel, size_t width, float *out);
     /* The least of half[a][b] - products[columns + b] - products[a] and where it is, a columns + b, of equal ones the lowest. */
     uint32_t (*nearest)(const float *half, size_t entries, size_t columns, const float *products, float *least);
-    /* All that are less than `limit`, in order, of which the first `most` are written: returns how many there are. */
+    /* Finds all that are less than `limit`, in order, and writes the first `most` of them; returns how many there are. */
     size_t (*within)(const float *half, size_t entries, size_t columns, const float *products, float limit, size_t most,
                      uint32_t *cells, float *values);
     /* Binary-code local search: signs[count][n] of low energy for couplings[n][n] and the fields that act on the signs of each row

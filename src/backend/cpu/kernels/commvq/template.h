@@ -122,7 +122,7 @@ static size_t PASTE(within_commvq, ISA)(const float *half, size_t entries, size_
 
 #define TRANSPOSED 8 /* tokens that are transposed together */
 
-/* Where the rows of all rounds' codes begin: a's and b's. */
+/* The offsets at which the rows of all rounds' codes begin: a's and b's. */
 struct places {
     uint32_t of[COMMVQ_MOST_ROUNDS][PAGE_TOKENS][2];
 };
@@ -138,7 +138,7 @@ static void read_places(const struct commvq_code *c, const void *codes, size_t g
     }
 }
 
-/* Where number j of a half comes to lie: even bytes become int16 first, then odd ones. */
+/* Returns the place of number j of a half in the sums: even bytes become int16 first, then odd ones. */
 static inline size_t place_of(size_t j) {
     return j / (2 * I16_LANES) * (2 * I16_LANES) + j % 2 * I16_LANES + j % (2 * I16_LANES) / 2;
 }

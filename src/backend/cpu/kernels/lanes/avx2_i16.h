@@ -1,7 +1,7 @@
-/* Products of codes and 16-bit fixed point with AVX2, and with AVX-VNNI in files that are compiled for it. Queries, and weights times scales, become whole multiples of a step as int16;
- * an instruction multiplies sixteen of them by codes and adds the products in pairs, exactly. (Products of bytes would need two
- * bytes a number and sums of more than 16 bits: no fewer instructions.) The lanes are tokens of keys or channels of values; a dword
- * holds two channels of a key or two tokens of a value. */
+/* Products of codes and 16-bit fixed point with AVX2, and with AVX-VNNI in files that are compiled for it. Queries, and weights times
+ * scales, become whole multiples of a step as int16; an instruction multiplies sixteen of them by codes and adds the products in pairs, exactly.
+ * (Products of bytes would need two bytes a number and sums of more than 16 bits: no fewer instructions.) The lanes are tokens of keys or
+ * channels of values; a dword holds two channels of a key or two tokens of a value. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_I16_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_I16_H
 
@@ -128,7 +128,7 @@ INLINE void scale_and_quantize(size_t G, bool summed, const float *weights, cons
 
 /* ---- Codes: two rows interleaved by 16 bits, so that a dword holds both rows' -------------------------------------------- */
 
-/* Of 32 bytes of each of two rows: bytes 8 part to 8 part + 7 and those 16 further on. */
+/* Interleaves half of the 32 bytes of each of two rows: bytes 8 part to 8 part + 7 and those 16 further on. */
 INLINE __m256i pair_rows_32(const uint8_t *row, const uint8_t *next, size_t part) {
     __m256i a = _mm256_loadu_si256((const __m256i *)row), b = _mm256_loadu_si256((const __m256i *)next);
     return part ? _mm256_unpackhi_epi16(a, b) : _mm256_unpacklo_epi16(a, b);

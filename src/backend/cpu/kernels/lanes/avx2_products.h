@@ -7,7 +7,7 @@
 
 #include <immintrin.h>
 
-/* Of two products of bytes each, which must be less than 2^15 in size. */
+/* Returns the sums of two products of bytes each, which must be less than 2^15 in size. */
 INLINE __m256i first_products(__m256i a, __m256i b) { return _mm256_maddubs_epi16(a, b); }
 
 /* From an intrinsic, gcc 12 keeps sums in memory. */
@@ -17,7 +17,7 @@ INLINE __m256i more_products(__m256i sum, __m256i a, __m256i b) {
     return sum;
 }
 
-/* Of sums in this form: two added up, less one, and one as whole numbers. */
+/* The following take sums in this form: they add two, negate one, and return one as whole numbers of 32 bits. */
 INLINE __m256i add_sums(__m256i a, __m256i b) { return _mm256_add_epi16(a, b); }
 INLINE __m256i minus_sums(__m256i a) { return _mm256_sub_epi16(_mm256_setzero_si256(), a); }
 INLINE __m256i whole_sums(__m256i sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }

@@ -31,7 +31,7 @@ INLINE __m512 larger_of(__m512 a, __m512 b) { return _mm512_range_ps(a, b, 0x0b)
 
 INLINE const int8_t *table_bytes(const float *table) { return (const int8_t *)table; }
 
-/* Of channels [32 b, 32 b + 32). */
+/* Returns the sum of channels [32 b, 32 b + 32). */
 INLINE int32_t table_sum(const float *table, size_t hd, size_t b) {
     int32_t sum;
     memcpy(&sum, table + hd / 2 + b, sizeof sum);
@@ -93,7 +93,7 @@ INLINE void fill_coarse_table(const __m512 *x, size_t hd, float *table) {
 
 /* ---- Numbers quantized for one page, for all queries of a pass ----------------------------------------------------------- */
 
-/* How numbers are reduced: floats to the largest or to their sum, integers to their sum. */
+/* The ways to reduce numbers: floats to the largest or to their sum, integers to their sum. */
 enum join { LARGEST, SUM, WHOLE_SUM };
 
 INLINE __m512 join(enum join how, __m512 a, __m512 b) {
@@ -112,15 +112,15 @@ INLINE __m128 join_lanes(enum join how, size_t G, const __m512 *x) {
     return _mm512_castps512_ps128(join(how, a, _mm512_castps128_ps512(_mm512_extractf32x4_ps(a, 1))));
 }
 
-/* As fixed_step: the steps that make `largest` the whole number `most`, and their inverses. */
+/* Does what fixed_step does for four rows: computes the steps that make `largest` the whole number `most`, and their inverses. */
 INLINE void fixed_steps(__m128 largest, float most, float *step, float *inverse) {
     const __mmask8 some = _mm_cmp_ps_mask(largest, _mm_set1_ps(FIXED_LEAST), _CMP_GT_OQ);
     _mm_storeu_ps(step, _mm_maskz_mul_ps(some, largest, _mm_set1_ps(1 / most)));
     _mm_storeu_ps(inverse, _mm_maskz_div_ps(some, _mm_set1_ps(most), largest));
 }
 
-/* Where the number of a token, or of a channel, lies among the 64 bytes of a plane: dword 4 l + v has numbers 16 v + 4 l to 16 v +
- * 4 l + 3, the order that packing leaves. */
+/* Returns the place of the number of a token, or of a channel, among the 64 bytes of a plane. Dword 4 l + v has numbers 16 v + 4 l to 16 v + 4 l +
+ * 3, the order that packing leaves. */
 INLINE size_t place_of(size_t i) { return i % 16 * 4 + i / 16 * 4; }
 
 /* 64 numbers as two signed bytes each, of which the low one is what the high one, rounded, leaves. Returns the sums of the whole
@@ -188,7 +188,7 @@ INLINE __m512i by_fours(__m512i rows) {
     return _mm512_permutexvar_epi8(order, rows);
 }
 
-/* The same of rows that lie `length` apart. */
+/* Does the same for rows that lie `length` apart. */
 INLINE __m512i four_rows(const uint8_t *rows, size_t length) { return by_fours(four_pieces(rows, length)); }
 
 /* ---- One specialisation for each number of queries of a pass ------------------------------------------------------------- */

@@ -27,7 +27,7 @@ struct rotated_query {
     float step;
 };
 
-/* Whether such a rotation can be made in 16 bits. */
+/* Returns whether such a rotation can be made in 16 bits. */
 INLINE bool rotated_serves(const struct key_rotation *rotation) { return rotation->i16 && rotation->pairs % ROTATED_PAIRS == 0; }
 
 /* Both numbers of 16 pairs of a head's channels. */

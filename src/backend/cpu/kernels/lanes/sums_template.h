@@ -54,7 +54,8 @@ INLINE void sums_store(size_t G, size_t W, sums sum, bool add, float *out, size_
 #define PREFETCH_BYTES 16384
 #define PREFETCH_LINE 64
 
-/* To be called with i = 0, 1, ... while `bytes` bytes from `from` on are read at each step, in order: covers each line once. */
+/* Prefetches ahead of a reader that reads `bytes` bytes from `from` on at each step, in order. Called with i = 0, 1, ..., it fetches each line
+ * once. */
 INLINE void prefetch_step(const void *from, size_t i, size_t bytes) {
     uintptr_t ahead = (uintptr_t)from + i * bytes + PREFETCH_BYTES; /* as a pointer it would point past its object */
     for (size_t line = 0; line < bytes; line += PREFETCH_LINE) __builtin_prefetch((const void *)(ahead + line), 0, 2);

@@ -50,7 +50,7 @@ INLINE __m128i two_tokens(const uint16_t *rows, const uint8_t *codes) {
 
 INLINE __m256i two_parts(__m128i low, __m128i high) { return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1); }
 
-/* Of each part four tokens of one channel and four of the next: to two channels. */
+/* Stores two channels; each part of x has four tokens of one channel and four of the next. */
 INLINE void store_channels(__m256i x, uint16_t *to) {
     x = _mm256_permute4x64_epi64(x, 0xd8);
     _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(x));
@@ -114,7 +114,7 @@ struct byte_codes {
     const uint8_t *codes; /* [parts][64] */
 };
 
-/* Of the token whose first code is at `codes`; rows: of that code's sub-vector. */
+/* Returns eight channels of the token whose first code is at `codes`; `rows` is the table of that code's sub-vector. */
 INLINE vec eight_channels(size_t width, const uint16_t *rows, const uint8_t *codes) {
     const size_t table = TABLE(width);
     __m128i x;

@@ -40,7 +40,7 @@ INLINE __m256i four_channels(const int16_t *row) {
 
 INLINE __m256i eight_channels(const int16_t *row) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)row)); }
 
-/* Of the channels that a query has at `q` in every place. */
+/* Repeats the channels that a query has at `q` in every place. */
 INLINE __m256i piece_everywhere(size_t piece, const int16_t *q) {
     return piece == 2 ? two_channels(q) : piece == 4 ? four_channels(q) : eight_channels(q);
 }
@@ -63,7 +63,7 @@ INLINE __m256i rows_of_tokens(size_t piece, const int16_t *rows, size_t width, c
 
 /* ---- Scores ------------------------------------------------------------------------------------------------------------------ */
 
-/* Of the dwords of two registers of tokens one number for each token, and how many that are. */
+/* Adds one number for each token, made of the dwords of two registers of tokens: 16 tokens, 8 or 4, as the piece has 2 channels, 4 or 8. */
 INLINE void add_logits(size_t piece, const __m256i *sum, float step, float base, float *logits) {
     if (piece == 2) {
         UNROLL for (size_t i = 0; i < 2; i++) {

@@ -60,7 +60,7 @@ INLINE void decode_in_registers(size_t quarters, const struct pq_codebook *p, co
     }
 }
 
-/* Whether centroids are there by channel in either form. */
+/* Returns whether the centroids are given by channel, in either form. */
 static bool in_registers(const struct pq_codebook *p) { return p->byte_planes || p->centroids_u8; }
 
 static void decode_chunk(const struct pq_codebook *p, const void *page, size_t m, size_t n, uint16_t *halves) {

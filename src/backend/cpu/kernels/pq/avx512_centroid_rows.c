@@ -19,7 +19,7 @@ static __attribute__((noinline)) void codes_of_any_bits(const uint8_t *planes, u
     code_planes_read(planes, bits, words);
 }
 
-/* Where the rows of sub-vector m's 64 codes begin in its table: at[4]. */
+/* Finds where the rows of sub-vector m's 64 codes begin in its table: at[4]. */
 INLINE void row_offsets(const struct pq_codebook *p, const void *page, size_t m, __m512i *at) {
     const uint8_t *planes = (const uint8_t *)page + m * PAGE_PQ_PART(p->bits);
     const __m512i width = _mm512_set1_epi32((int)p->width);
@@ -38,7 +38,7 @@ INLINE void row_offsets(const struct pq_codebook *p, const void *page, size_t m,
     }
 }
 
-/* The same of all sub-vectors. */
+/* Finds the offsets of all sub-vectors. */
 INLINE void all_row_offsets(const struct page_view *view, uint32_t (*offsets)[PAGE_TOKENS]) {
     const struct pq_codebook *p = view->p;
     for (size_t m = 0; m < p->parts; m++) {
@@ -114,7 +114,7 @@ EACH_PQ(score_rows)
 
 /* ---- Values: the lanes are 16 channels, the bytes four tokens ------------------------------------------------------------ */
 
-/* As gather_parts of four registers of dwords, a token in each: 16 channels of four tokens. */
+/* Does what gather_parts does for four registers of dwords, a token in each: 16 channels of four tokens. */
 INLINE void gather_tokens(const __m512i *x, __m512i *out) {
     const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 32, 33, 34, 35, 64, 65, 66, 67, 96, 97, 98, 99); /* of each channel */
     const __m512i even = _mm512_add_epi32(_mm512_mullo_epi32(first, _mm512_set1_epi32(0x01010101)), _mm512_set1_epi32(0x0c080400));

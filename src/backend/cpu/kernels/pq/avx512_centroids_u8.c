@@ -3,7 +3,7 @@
 
 /* ---- Keys: the lanes are 16 tokens, the bytes four channels -------------------------------------------------------------- */
 
-/* Of each query, pq_i16_floats floats: int8 [2][hd], q times the channel's step; the step of that; the sum of q times the lows. */
+/* Writes pq_i16_floats floats for each query: int8 [2][hd], q times the channel's step; the step of these; the sum of q times the lows. */
 void pq_avx512_quantize_query(const struct pq_codebook *p, const float *q, size_t G, float *fixed) {
     size_t hd = pq_channels(p);
     for (size_t g = 0; g < G; g++, q += hd, fixed += pq_i16_floats(p)) {
@@ -96,7 +96,7 @@ INLINE void score_u8(size_t G, size_t quarters, const struct page_view *view, co
         score_pass(G - 2 * first, quarters, false, false, view, u8, fixed + 2 * first * apart, logits + 2 * first * PAGE_TOKENS);
 }
 
-/* Of name_u8(G, quarters, view, in, out): name_eight_bits, and name_fewer_bits for all others. */
+/* Makes name_eight_bits, and name_fewer_bits for all other widths, of name_u8(G, quarters, view, in, out). */
 #define BY_BITS(name) \
     INLINE void name##_eight_bits(size_t G, const void *what, const float *in, float *out) { name##_u8(G, 4, what, in, out); } \
     INLINE void name##_fewer_bits(size_t G, const void *what, const float *in, float *out) { \

@@ -1,4 +1,4 @@
-/* What the AVX-512 files of this folder share: look-ups in registers, centroids of 8 bits as they are read, and weights as bytes.
+/* Code that the AVX-512 files of this folder share: look-ups in registers, centroids of 8 bits as they are read, and weights as bytes.
  * avx512.c chooses among the ways; the others hold one each:
  *     avx512_lut.c              tables of a query's inner products, looked up
  *     avx512_centroids_u8.c     centroids as bytes by channel (up to 8-bit codes)
@@ -50,9 +50,9 @@ struct codes {
     __mmask64 bit7; /* set in these codes */
 };
 
-/* Which token's code each byte has. FOR_HALVES: such that unpacking two registers of bytes gives tokens in order. FOR_I16: even
- * bytes are tokens 0 to 31, odd ones the others. FOR_DWORDS: byte j of the i-th dword is of token 16 j + i, so that one byte of
- * each dword makes 16 tokens in order. */
+/* An order says which token's code each byte has. FOR_HALVES: such that unpacking two registers of bytes gives tokens in order. FOR_I16: even
+ * bytes are tokens 0 to 31, odd ones the others. FOR_DWORDS: byte j of the i-th dword is of token 16 j + i, so that one byte of each dword makes
+ * 16 tokens in order. */
 enum order { AS_THEY_ARE, FOR_HALVES, FOR_I16, FOR_DWORDS };
 
 /* In memory: gcc 12 would make it of smaller numbers again and again. */
@@ -151,7 +151,7 @@ INLINE struct reader reader_at(size_t quarters, const struct pq_codebook *p, con
     return reader;
 }
 
-/* Of one query: bytes[planes][64], their step, and the sum of the weights. */
+/* Quantizes the weights of one query to bytes[planes][64]; returns their step and the sum of the weights. */
 LOCAL void weights_to_bytes(size_t planes, const float *weights, int8_t *bytes, float *step, float *sum) {
     __m512 w[4], all = _mm512_setzero_ps(), most = _mm512_setzero_ps();
     for (size_t v = 0; v < 4; v++) {

@@ -54,7 +54,7 @@ static void to_fixed_point(const float *floats, __m512 least, __m512 inverse, ui
     _mm512_storeu_si512(low + plane, _mm512_packus_epi16(_mm512_srli_epi16(words[0], 8), _mm512_srli_epi16(words[1], 8)));
 }
 
-/* All of a query's products to floats[parts][G][entries], of which `query` is the g-th; its step and base. */
+/* Writes all of a query's products to floats[parts][G][entries], of which `query` is the g-th; returns its step and base. */
 static void query_products(const struct pq_codebook *p, const float *q, size_t G, float *floats, float *step, float *base) {
     size_t entries = PQ_CHANNEL_ENTRIES(p->bits);
     float widest = 0;

@@ -7,7 +7,7 @@
 
 #include <stddef.h>
 
-/* What is read, the queries or weights, and what comes out. */
+/* A specialisation takes the object that is read, and the queries or weights; it writes the result to `out`. */
 typedef void special_pq(const void *what, const float *in, float *out);
 
 /* clang-format off */
@@ -22,7 +22,7 @@ typedef void special_pq(const void *what, const float *in, float *out);
                                             PASTE(name##_5, ISA), PASTE(name##_6, ISA), PASTE(name##_7, ISA), PASTE(name##_8, ISA)};
 /* clang-format on */
 
-/* As serve() in sums_template.h: passes as even as they can be. */
+/* Does what serve() in sums_template.h does: it makes passes as even as they can be. */
 INLINE void serve_pq(special_pq *const *of, const void *what, const float *in, size_t in_row, size_t G, float *out,
                      size_t out_row) {
     for (size_t passes = (G + MOST_QUERIES - 1) / MOST_QUERIES; passes > 0; passes--) {

@@ -14,10 +14,10 @@
 #define NEAREST_WIDTH 32 /* centroids; two of the widest registers */
 
 struct pq_ops {
-    /* Whether this tier looks centroids up in registers, which makes decoding cheap. Such a tier reads, and must be given, the byte
-     * planes and 8-bit centroids of struct pq_codebook (and the byte planes of struct commvq_code). */
+    /* True if this tier looks centroids up in registers, which makes decoding cheap. Such a tier reads, and must be given, the byte planes and
+     * 8-bit centroids of struct pq_codebook (and the byte planes of struct commvq_code). */
     bool has_register_lut;
-    /* Whether it reads, and must be given, rows_i16 of keys. */
+    /* True if this tier reads, and must be given, rows_i16 of keys. */
     bool reads_rows_i16;
 
     /* A page decoded: channels[hd][64] of keys, rows[64][hd] of either. */

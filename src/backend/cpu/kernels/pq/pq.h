@@ -23,10 +23,11 @@ struct pq_codebook {
      * 2^17 step; all three are exact in floats. */
     const uint8_t *centroids_u8; /* u8 [parts * width][PQ_CHANNEL_ENTRIES], or NULL */
     const float *low, *step, *from;
-    /* Of other keys: u8 [parts * width][2][PQ_CHANNEL_ENTRIES], the halves' low bytes and then their high ones, or NULL. */
+    /* Keys without such bytes have byte planes: u8 [parts * width][2][PQ_CHANNEL_ENTRIES], the halves' low bytes and then their high ones, or
+     * NULL. */
     const uint8_t *byte_planes;
-    /* Where bits > PQ_CHANNEL_BITS and width is a multiple of 4, the same tiers read 8-bit centroids by row, with low and step:
-     * u8 [parts][2^bits][width], or NULL. */
+    /* If bits > PQ_CHANNEL_BITS and width is a multiple of 4, the same tiers read 8-bit centroids by row, with low and step: u8
+     * [parts][2^bits][width], or NULL. */
     const uint8_t *centroid_rows_u8;
     /* For tiers that read 16-bit centroids (pq_ops()->reads_rows_i16), the bytes u8 of keys on such a grid by row, bits <=
      * PQ_CHANNEL_BITS and width even, with low and step: int16 [parts][2^bits][width], or NULL. */
@@ -43,7 +44,7 @@ static inline size_t pq_table_floats(const struct pq_codebook *p, size_t G) {
     return (p->parts * PQ_CHANNEL_ENTRIES(p->bits) + 2) * pq_stride(G);
 }
 
-/* Whether centroids are read as bytes, by channel or by row, in tiers that look up in registers. */
+/* Returns whether centroids are read as bytes, by channel or by row, in tiers that look up in registers. */
 static inline bool pq_reads_u8(const struct pq_codebook *p) { return p->centroids_u8 || p->centroid_rows_u8; }
 
 /* Floats of a query in fixed point. */

@@ -26,7 +26,7 @@ static void pq_codes(const struct pq_codebook *p, const void *page, size_t m, ui
     code_planes_read((const uint8_t *)page + m * PAGE_PQ_PART(p->bits), p->bits, codes);
 }
 
-/* Where the rows of 64 codes begin, `step` numbers apart. */
+/* Finds where the rows of 64 codes begin; the rows are `step` numbers apart. */
 static void pq_offsets(const struct pq_codebook *p, const void *page, size_t m, size_t step, uint32_t *offsets) {
     uint16_t codes[PAGE_TOKENS];
     if (p->bits == 8) { /* most often; they lie as they are */
@@ -51,7 +51,7 @@ INLINE void copy_piece(size_t unit, const uint16_t *from, uint16_t *to) {
     memcpy(to, &piece, unit * sizeof *to);
 }
 
-/* The same of all sub-vectors: offsets[parts][64]. */
+/* Finds the offsets of all sub-vectors: offsets[parts][64]. */
 static void pq_all_offsets(const struct pq_codebook *p, const void *page, size_t step, uint32_t (*offsets)[PAGE_TOKENS]) {
     for (size_t m = 0; m < p->parts; m++) pq_offsets(p, page, m, step, offsets[m]);
 }
@@ -134,7 +134,7 @@ INLINE void decode_pieces(size_t unit, const struct pq_codebook *p, const void *
     }
 }
 
-/* At most CHUNK_CHANNELS channels. */
+/* Decodes at most CHUNK_CHANNELS channels. */
 static void decode_by_rows(const struct pq_codebook *p, const void *page, size_t m, size_t n, uint16_t *halves) {
     if (p->width % 8 == 0)
         decode_pieces(8, p, page, m, n, halves);

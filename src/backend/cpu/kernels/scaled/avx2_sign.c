@@ -23,7 +23,7 @@ static void prepare_sign_avx2(const float *q, const float *mean, const float *al
     }
 }
 
-/* What is read of a page for eight tokens. */
+/* The part of a page that is read for eight tokens. */
 struct eight {
     const uint8_t *signs;
     __m256i codes[KERNELS_MOST_CHANNELS / 16], pairs[4 + MOST_GROUPS];
@@ -49,7 +49,7 @@ INLINE void add_four(size_t G, __m256i plane, __m256i codes, int32_t even, const
     }
 }
 
-/* Of 32 channels: logits += step (scale (sum of sign code q) + zero (sum of sign q)). */
+/* Adds the part of 32 channels: logits += step (scale (sum of sign code q) + zero (sum of sign q)). */
 INLINE void add_group(size_t G, struct eight *e, size_t b, size_t hd, const float *tables, __m256 *logits) {
     const __m256i fours = _mm256_setr_epi32(0, 0x01010101, 0x02020202, 0x03030303, 0x04040404, 0x05050505, 0x06060606, 0x07070707);
     const size_t row = hd / 16, stride = sign_table_floats(hd);

@@ -24,7 +24,7 @@ INLINE void prepare_codes(bool nibbles, const float *q, size_t G, size_t hd, flo
 static void prepare_q8_0_avx512(const float *q, size_t G, size_t hd, float *tables) { prepare_codes(false, q, G, hd, tables); }
 static void prepare_q4_0_avx512(const float *q, size_t G, size_t hd, float *tables) { prepare_codes(true, q, G, hd, tables); }
 
-/* Of four channels' bytes of 64 tokens those of half the tokens: dword 4 l + e of to[i] has token 16 l + 8 half + 4 i + e. */
+/* Takes half of the 64 tokens from four channels' bytes: dword 4 l + e of to[i] has token 16 l + 8 half + 4 i + e. */
 INLINE void four_channels(const uint8_t *rows, size_t half, __m512i *to) {
     __m512i x[4], low, high;
     UNROLL for (size_t i = 0; i < 4; i++) x[i] = _mm512_loadu_si512(rows + i * PAGE_TOKENS);
@@ -90,7 +90,7 @@ INLINE void score_bytes(size_t G, const uint8_t *rows, const uint16_t *scale, si
     }
 }
 
-/* Of q4_0, rows[16][64], for all tokens: a query's numbers are one byte each. */
+/* Scores q4_0, rows[16][64], for all tokens: a query's numbers are one byte each. */
 INLINE void score_nibbles(size_t G, const uint8_t *rows, const uint16_t *scale, const float *tables, size_t b, size_t hd,
                           half_logits *logit) {
     const __m512i fifteen = _mm512_set1_epi8(15);
@@ -126,7 +126,7 @@ INLINE void score_nibbles(size_t G, const uint8_t *rows, const uint16_t *scale, 
     }
 }
 
-/* Of q8_0 both halves of 32 channels before the next 32: what is read twice is near, and memory is read in order. */
+/* Scores with q8_0 both halves of 32 channels before the next 32, so that bytes that are read twice are near and memory is read in order. */
 INLINE void score_codes(size_t G, bool nibbles, const float *tables, size_t hd, const void *page, float *logits) {
     const uint16_t *scale = page;
     const uint8_t *rows = (const uint8_t *)(scale + hd / SCALE_GROUP * PAGE_TOKENS);

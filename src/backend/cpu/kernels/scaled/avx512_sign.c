@@ -24,14 +24,14 @@ static void prepare_sign_avx512(const float *q, const float *mean, const float *
 
 #define MOST_DWORDS (KERNELS_MOST_CHANNELS / 16) /* of a token's packed codes */
 
-/* What is read of a page for 16 tokens. */
+/* The part of a page that is read for 16 tokens. */
 struct sixteen {
     const uint8_t *signs;
     __m512i codes[MOST_DWORDS], pairs[4 + MOST_GROUPS];
 };
 
-/* Of 32 channels: logits += step (scale (sum of sign code q) + zero (sum of sign q)). A sign enters as 3 or 4, that is 3.5 + sign /
- * 2, and turns a code's two bits into 3.5 + sign (code + 0.5). */
+/* Adds the part of 32 channels: logits += step (scale (sum of sign code q) + zero (sum of sign q)). A sign enters as 3 or 4, that is 3.5 + sign /
+ * 2, and changes a code's two bits to 3.5 + sign (code + 0.5). */
 INLINE void add_group(size_t G, const struct sixteen *s, size_t b, size_t hd, const float *tables, __m512 *logits) {
     const __m512i three = _mm512_set1_epi8(3), four = _mm512_set1_epi8(4);
     const __m512i fours =

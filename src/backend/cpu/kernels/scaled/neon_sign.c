@@ -6,8 +6,8 @@
 
 #define TOGETHER 4 /* queries of a pass */
 
-/* Where a token's bits lie: a byte for each eight channels, PAGE_TOKENS apart; a row's codes, then halves {scale, zero} for each
- * 32. */
+/* The bits of one token: of its signs a byte for each eight channels, PAGE_TOKENS apart; of its row the codes, then halves {scale, zero} for each
+ * 32 channels. */
 struct token {
     const uint8_t *signs, *row;
 };

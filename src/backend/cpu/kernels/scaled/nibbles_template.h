@@ -152,7 +152,7 @@ struct two_blocks {
     float step[2][TOGETHER];
 };
 
-/* Of one block: four tokens in each dword, in order. */
+/* The weights of one block: four tokens in each dword, in order. */
 struct one_block {
     __m256i bytes[TOGETHER][2], start[TOGETHER];
 };
@@ -193,7 +193,7 @@ INLINE void quantize_blocks(size_t G, bool two, const float *weights, const uint
     }
 }
 
-/* Of four tokens, rows `length` apart, bytes 4 i to 4 i + 3 of each block. */
+/* Interleaves bytes 4 i to 4 i + 3 of each block of four tokens, whose rows are `length` apart. */
 INLINE __m256i four_tokens(bool two, const uint8_t *rows, size_t length, size_t i) {
     __m256i x[4];
     UNROLL for (size_t t = 0; t < 4; t++) x[t] =

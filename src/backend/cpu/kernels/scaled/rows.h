@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* Of a page, what kivi has for values: `codes` bytes, a multiple of 16, and pairs of scale and zero in each of 64 rows. */
+/* The rows of a page of kivi's values: each of the 64 has `codes` bytes, a multiple of 16, and pairs of scale and zero. */
 struct rows {
     const uint8_t *at;
     size_t length, codes;
@@ -15,8 +15,8 @@ struct rows {
 
 #define PADDED_ROW (KERNELS_MOST_CHANNELS * 3 / 8)
 
-/* Where a row's codes are no multiple of 16 bytes, which happens with 2 bits, codes and pairs are brought to whole sixteen
- * bytes. */
+/* Returns the rows of a page. If a row's codes are no multiple of 16 bytes, which happens with 2 bits, codes and pairs are padded to whole sixteen
+ * bytes in `padded`. */
 static inline struct rows rows_of(const uint8_t *at, size_t hd, unsigned bits, uint8_t *padded) {
     const size_t codes = hd * bits / 8, pairs = hd / 8;
     struct rows rows = {at, codes + pairs, codes};

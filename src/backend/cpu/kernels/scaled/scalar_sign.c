@@ -11,7 +11,7 @@ static float number_of(const uint8_t *page, size_t hd, size_t c, size_t t) {
     return half_to_float(pairs[c / SCALE_GROUP * 2 + 1]) + half_to_float(pairs[c / SCALE_GROUP * 2]) * (float)code;
 }
 
-/* Of a query: q alpha [hd], <q, mean>. */
+/* Writes for each query q alpha [hd], <q, mean>. */
 static void prepare_sign_scalar(const float *q, const float *mean, const float *alpha, size_t G, size_t hd, float *tables) {
     for (size_t g = 0; g < G; g++, q += hd, tables += sign_table_floats(hd)) {
         float sum = 0;

@@ -28,7 +28,7 @@ INLINE void add_group(size_t G, const uint8_t *rows, size_t part, const int16_t 
     }
 }
 
-/* Of tokens first + 8 part to first + 8 part + 7 and those 16 more on. */
+/* Scores tokens first + 8 part to first + 8 part + 7 and those 16 further on. */
 INLINE void score_sixteen(size_t G, const float *tables, size_t hd, const void *page, size_t first, size_t part, float *logits) {
     const size_t at = first + 8 * part;
     const uint16_t *scale = page;

@@ -80,7 +80,7 @@ static size_t count_scores_avx512(const uint16_t *scores, size_t n, uint16_t lea
     return count;
 }
 
-/* All of `equal` but the first *skip. */
+/* Returns all of `equal` but the first *skip. */
 static inline __mmask32 skip_equal(__mmask32 equal, size_t *skip) {
     size_t count = (size_t)__builtin_popcount(equal);
     if (count <= *skip) {

@@ -16,7 +16,7 @@ struct select_ops {
     /* Index quest: bounds[4], one for each 16 tokens of a page, are sums of the larger of q[c] min[c] and q[c] max[c]. */
     void (*scores_quest)(const float *q, size_t hd, const void *page, float *bounds);
 
-    /* How many of scores[n] are at least `least`. */
+    /* Counts the scores[n] that are at least `least`. */
     size_t (*count_scores)(const uint16_t *scores, size_t n, uint16_t least);
     /* Writes the indices of the scores above `threshold`, and of those equal to it all but the first `skip`, in order. Returns how
      * many there are. n is below 2^32. */

@@ -215,7 +215,7 @@ INLINE void write_bytes(const __m512i *x, uint8_t *to) {
     _mm512_storeu_si512(to, _mm512_permutexvar_epi32(in_order, bytes));
 }
 
-/* What a row's logits are less. */
+/* Returns the number that is subtracted from a row's logits. */
 INLINE vec base_of(float largest) { return vec_set(largest == -INFINITY ? INFINITY : largest); }
 
 INLINE vec weights_of(vec logits, vec base) {
@@ -352,9 +352,9 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
 /* ---- Gathering: 16 slots in a row of the page that is written are the 64 bytes of a register, each of which fetches its byte, then its
  * bits, for all planes alike ------------------------------------------------------------------------------------------------------ */
 
-/* Of each byte of 16 slots in a row: its slot, and what its component adds to where the slot begins. */
+/* For each byte of 16 slots in a row: its slot, and what its component adds to the place where the slot begins. */
 static uint8_t slot_of_byte[2][64], component_of_byte[2][64];
-/* Where a slot begins among its 16. */
+/* The place where a slot begins among its 16. */
 static uint8_t begin_of_slot[2][64];
 
 static void fill_places(void) {
@@ -368,7 +368,7 @@ static void fill_places(void) {
     }
 }
 
-/* Where the bytes of 16 slots come from. */
+/* The places that the bytes of 16 slots come from. */
 struct byte_moves {
     __mmask64 bytes; /* that come at all */
     __m512i from;    /* the nibble's second 64 bytes from 64 on */

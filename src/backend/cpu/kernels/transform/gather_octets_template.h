@@ -18,7 +18,7 @@ INLINE __m256i transpose_values(bool keys, __m256i x) {
     return keys ? x : _mm256_shuffle_epi8(x, _mm256_broadcastsi128_si256(by));
 }
 
-/* Of the octet `half` of 16 slots, of which n from `first` on are written from slots[16]. */
+/* Returns the moves for the octet `half` of 16 slots, of which n from `first` on are written from slots[16]. */
 INLINE struct octet_moves octet_moves_of(bool keys, const uint8_t *slots, size_t first, size_t n, size_t half) {
     const __m256i number = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 * (int)half));
     const __m256i slot = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(slots + 8 * half)));

@@ -27,7 +27,7 @@ INLINE uint8x16_t previous_component(bool keys, uint8x16_t x) {
     return keys ? vqtbl1q_u8(x, vld1q_u8(by_one)) : vextq_u8(x, x, 12);
 }
 
-/* Whether a plane is looked up by a window of its own; if not, by that of the plane before. */
+/* Returns whether a plane is looked up by a window of its own; if not, it is looked up by that of the plane before. */
 INLINE bool has_window(const struct transform_plane *plane) { return transform_table_of(plane) != TRANSFORM_PAIR_SECOND; }
 
 /* The nibbles by which a plane's levels are looked up. */
@@ -251,14 +251,14 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
 
 /* ---- Gathering, a word of 32 bits at a time: a key's four components of a nibble lie in one, a value's in a byte of four ------------- */
 
-/* How four bits get from a slot of a nibble to one of another: bytes of the first word, and what becomes of each word. */
+/* A move takes four bits from a slot of a nibble to one of another: the bytes of the first word, and the shifts and mask of each word. */
 struct word_move {
     size_t from, to;
     uint32_t right, left; /* shifts, one after the other */
     uint32_t mask;        /* of the bits that are the slot's */
 };
 
-/* Where a slot's words begin in a nibble, and its lowest bit in them. */
+/* Returns where a slot's words begin in a nibble, and its lowest bit in them. */
 INLINE size_t first_word(bool keys, size_t slot, uint32_t *shift) {
     *shift = (keys ? 0 : 8 * (uint32_t)(slot % 4)) + (uint32_t)(slot / 16 % 2 * 4);
     return (keys ? 4 * (slot % 8) : 16 * (slot % 8 / 4)) + slot / 8 % 2 * 32 + slot / 32 * 64;

@@ -39,7 +39,8 @@ INLINE __m256i previous_component(bool keys, __m256i x) {
     return keys ? _mm256_shuffle_epi8(x, by_one) : _mm256_shuffle_epi32(x, 0x93);
 }
 
-/* Of a plane: a nibble whole; of it and of the component's before, that of the stream's last nibble; of it and of the nibble before. */
+/* The bits by which a plane's levels are looked up. WHOLE: the plane's own nibble. WRAPPING: bits of it and of the stream's last nibble of the
+ * component before. RUNNING: bits of it and of the nibble before. */
 enum windows { WHOLE, WRAPPING, RUNNING };
 
 struct place {
@@ -148,14 +149,14 @@ INLINE __m256i largest_of_step(const struct transform_plane *plane) {
     return _mm256_permute4x64_epi64(all, 0xd8);
 }
 
-/* Whether the planes of a step are too many for one chunk; half of them are not. */
+/* Returns whether the planes of a step are too many for one chunk; half of them are not. */
 INLINE bool exceeds_range(__m256i largest) {
     __m256i four = _mm256_sad_epu8(largest, _mm256_setzero_si256());
     __m128i sum = _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
     return _mm_cvtsi128_si32(_mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum))) > TRANSFORM_QUAD * SUM_RANGE;
 }
 
-/* What the sums of R rows begin with, as levels are read from 0 on: minus the weights times the largest levels. */
+/* Writes the numbers that the sums of R rows begin with, since levels are read from 0 on: minus the weights times the largest levels. */
 INLINE void begin_sums(size_t R, __m256i largest, const struct transform_query *queries, size_t step, __m256i *bias) {
     __m256i x[TOGETHER];
     UNROLL for (size_t m = 0; m < TOGETHER; m++) {
@@ -194,8 +195,8 @@ INLINE void read_chunk(const struct transform_layout *layout, size_t wrapping, c
     }
 }
 
-/* What a chunk's sums of BESIDE octets come to: in logits, unless it is the first, is what the planes before came to; the last ends with
- * gains and offsets. */
+/* Adds a chunk's sums of BESIDE octets to the logits. Unless the chunk is the first, `logits` holds the result of the planes before; after the
+ * last chunk, gains and offsets are applied. */
 INLINE void finish_chunk(size_t R, bool first, bool last, size_t step, const __m256i (*sum)[BESIDE], const float *gains,
                          const struct transform_query *queries, float *logits) {
     UNROLL for (size_t m = 0; m < R; m++) {
@@ -311,10 +312,10 @@ INLINE void write_integers(const float *products, float inverse, uint8_t *upper,
     }
 }
 
-/* What a row's logits are less. */
+/* Returns the number that is subtracted from a row's logits. */
 INLINE vec base_of(float largest) { return vec_set(largest == -INFINITY ? INFINITY : largest); }
 
-/* As exp_lanes_down of vector/avx2.c, of fewer bits. */
+/* Does what exp_lanes_down of vector/avx2.c does, with fewer bits. */
 INLINE vec weights_of(vec logits, vec base) {
     const vec rounder = vec_set(12582912);
     vec t = _mm256_max_ps(vec_set(EXP2_LOWEST), vec_mul(vec_set(EXP_LOG2_E), _mm256_sub_ps(logits, base))),

@@ -62,8 +62,8 @@ struct transform_ops {
      * sums[m] += sum_t weights[m][t]. weights[rows][64], gains[64], bytes[planes][rows][64], scales[planes][rows], sums[rows]. */
     void (*quantize_weights)(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes, float *scales,
                              float *sums);
-    /* As quantize_weights with one plane, of the weights exp(logits[m][t] - largest[m]), 1e-4 of each off at most and 2^-125. No logit is
-     * larger than largest[m]; where that is -INFINITY, all weights are 0. logits[rows][64], largest[rows]. */
+    /* Does what quantize_weights does with one plane, for the weights exp(logits[m][t] - largest[m]), each of which is off by 1e-4 of it and
+     * 2^-125 at most. No logit is larger than largest[m]; if that is -INFINITY, all weights are 0. logits[rows][64], largest[rows]. */
     void (*weigh)(const float *logits, const float *largest, const float *gains, size_t rows, uint8_t *bytes, float *scales,
                   float *sums);
     /* sums[m][p][lane] += scales[m] * sum_t weights[m][t] * level of component i of plane p, token t, a part of it in each lane with

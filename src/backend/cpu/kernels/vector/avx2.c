@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #include <math.h>
 
-/* All bits set in the first n lanes, n at most 8. */
+/* Returns a mask with all bits set in the first n lanes, n at most 8. */
 static inline __m256i lane_mask(size_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }

@@ -29,7 +29,7 @@ static float row_to_i16(const float *row, size_t k, int16_t *to) {
     return inverse > 0 ? norm / I16_NORM : norm;
 }
 
-/* As multiply_tile, of rows in integers. b: the first column's strip. */
+/* Does what multiply_tile does, for rows in integers. b: the first column's strip. */
 INLINE void multiply_i16_tile(const int16_t (*a)[I16_DEPTH], const float *units, size_t rows, size_t k, const int16_t *b,
                               size_t vecs, const float *scales, float *out, size_t ldo) {
     ints sums[MULTIPLY_ROWS][MULTIPLY_I16_VECS];

@@ -1,4 +1,4 @@
-/* What the AVX2 and AVX-512 files of this folder share. */
+/* Functions that the AVX2 and AVX-512 files of this folder share. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX2_SCALES_H
 #define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX2_SCALES_H
 
@@ -7,7 +7,7 @@
 
 #include <immintrin.h>
 
-/* Of a block of Q4_K or Q5_K, the s of its eight groups, then their m, a byte each: weight_group_scales in registers. */
+/* Returns, of a block of Q4_K or Q5_K, the s of its eight groups, then their m, a byte each: weight_group_scales in registers. */
 INLINE __m128i group_scale_bytes(const void *block) {
     const __m128i first_bits = _mm_setr_epi32(0x3f3f3f3f, 0x30303030, 0x3f3f3f3f, 0x30303030);
     const __m128i second_bits = _mm_setr_epi32(0, 0x0f0f0f0f, 0, 0x0f0f0f0f);

@@ -1,4 +1,4 @@
-/* Which functions fill which tables of the weights kernels. */
+/* The functions that fill the tables of the weights kernels, for each instruction set. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_INIT_H
 #define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_INIT_H
 

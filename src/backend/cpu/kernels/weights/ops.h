@@ -23,8 +23,8 @@ struct weights_ops {
     /* x[n] as fixed point, fixed_bytes(n) of them, 64-byte aligned. */
     void (*fix[TENSOR_TYPES])(const float *x, size_t n, void *fixed);
     size_t (*fixed_bytes[TENSOR_TYPES])(size_t n);
-    /* As many x from which on a product is left to the GEMM library, which takes weights dequantized once and x in full precision: where fix[]
-     * is NULL because that costs less (measured), else because there is a prompt to be read, and as exactly as can be. */
+    /* The number of x from which on a product is left to the GEMM library, which takes weights dequantized once and x in full precision: if fix[]
+     * is NULL because that costs less (measured), otherwise because a prompt is read, and is to be read as exactly as possible. */
     size_t gemm_rows[TENSOR_TYPES];
 };
 

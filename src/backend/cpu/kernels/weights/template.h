@@ -104,7 +104,7 @@
         } \
     }
 
-/* Of kernels for one vector and for four: any number of them. */
+/* Defines a product with any number of vectors, from kernels for one vector and for four. */
 #define WEIGHT_MATMUL(name, one, four) \
     static void name(const void *w, size_t row_bytes, size_t rows, size_t n, const void *const *x, size_t count, float *y, \
                      size_t stride) { \

@@ -46,7 +46,8 @@ struct part {
 #define ROWS (PARTS * LANES)
 typedef float sums[MATMUL_MOST][ROWS];
 
-/* What a product fetches meanwhile, some with each group, as bursts would wait for each other: the same part of the tile below. */
+/* The bytes that a product prefetches meanwhile: the same part of the tile below. It prefetches some with each group, since bursts would wait for
+ * each other. */
 struct below {
     const uint8_t *at;
     size_t bytes_of_group; /* 0: nothing */
@@ -91,9 +92,9 @@ static void fix(const struct format *format, const float *x, size_t n, struct fi
 INLINE ints low_nibbles(ints x) { return ints_and(x, MM(set1_epi8)(15)); }
 INLINE ints high_nibbles(ints x) { return low_nibbles(MM(srli_epi16)(x, 4)); }
 
-/* Of a pair of blocks of Q4_0 or Q8_0, `dwords` and a half dwords each, the first lies two bytes off the dwords: its codes come
- * with the last two first, which a vector's numbers do too (tiles_fixed.h). d[0] has its scale in front of the first two codes, d[dwords] the
- * second block's behind the last two. */
+/* In a pair of blocks of Q4_0 or Q8_0, of `dwords` and a half dwords each, the first block is two bytes off the dwords. Its codes come with the
+ * last two first, as a vector's numbers do (tiles_fixed.h). d[0] has its scale in front of the first two codes, d[dwords] the second block's
+ * behind the last two. */
 INLINE ints first_codes(const ints *d, int dwords) {
     const ints high = MM(set1_epi32)((int)0xffff0000);
     return ints_or(ints_and(d[0], high), ints_andnot(high, d[dwords]));
