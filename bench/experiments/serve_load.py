@@ -84,7 +84,7 @@ async def ask(port, path, body):
 
 
 class Reply:
-    """What came, and when: times of pieces with text, in seconds since the request."""
+    """A reply's text, and the times at which its pieces came, in seconds since the request."""
 
     def __init__(self):
         self.text, self.times, self.usage = "", [], None
@@ -207,8 +207,8 @@ def document_of_facts(rng, text, size):
 
 
 async def tell(port, body, fact, word, **fields):
-    """How a text goes on that ends with the beginning of a sentence in it: the words, whether they are right, and how probable that was (by
-    the likeliest 20 tokens)."""
+    """Has the server continue a text that ends with the beginning of a sentence in it. Returns the words, whether they are right, and how probable
+    the right word was (by the likeliest 20 tokens)."""
     text, tops = "", {}
     async for _, event in ask(port, "/v1/completions", dict(prompt=body + "\n\n" + fact, max_tokens=5, temperature=0, logprobs=20, **fields)):
         choice = None if event == b"[DONE]" else json.loads(event)["choices"][0]
@@ -268,7 +268,7 @@ async def run_gap(command, options, tokens, text):
 
 
 async def watch_file(folder):
-    """When a state file that is written to the folder began to be there, when it was whole, and its bytes."""
+    """Waits for a state file in the folder. Returns when it began to be there, when it was whole, and its bytes."""
     began = None
     while True:
         for entry in os.scandir(folder):
