@@ -20,8 +20,8 @@ struct message_reader *message_reader_new(bool color);
 void message_reader_free(struct message_reader *reader);
 /* Returns whether standard input is a terminal. */
 bool message_reader_terminal(const struct message_reader *reader);
-/* Reads the next message into *message, valid until the next call: a line without its end (LF or CR LF); where it ends with a backslash, the next line
- * behind it, after a newline in place of that. */
+/* Reads the next message into *message, valid until the next call: a line without its end (LF or CR LF); where it ends with a backslash, the next
+ * line behind it, after a newline in place of that. */
 enum message_read message_reader_next(struct message_reader *reader, char **message);
 
 #endif

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What users of llama.cpp type: docs/llama-cpp-users.md says what becomes of it.
+# Flags that users of llama.cpp type work or are refused as docs/llama-cpp-users.md says.
 . "$(dirname "$0")/../support/cli.sh"
 
 works run -p 'The old man' -n 8 --temp 0 --kv f16

@@ -74,7 +74,7 @@ static int32_t *random_tokens(const struct terse_model *model, size_t n) {
 
 /* ---- Capture */
 
-/* What a window's backward pass delivers, [layers][n][Hk][hd] of each. */
+/* Keeps the rows that a window's backward pass delivers, [layers][n][Hk][hd] of each kind. */
 enum { K, V, DK, DV, KEPT };
 struct kept {
     size_t per_layer;

@@ -120,7 +120,7 @@ static uint64_t address_number(struct MHD_Connection *mhd) {
     const struct sockaddr *address = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
     uint64_t number = 0;
     if (address && address->sa_family == AF_INET) return ((const struct sockaddr_in *)address)->sin_addr.s_addr;
-    /* Of an IPv6 address only the network counts: a client has as many hosts in it as it likes. */
+    /* Only the network of an IPv6 address counts: a client has as many hosts in it as it likes. */
     if (address && address->sa_family == AF_INET6)
         memcpy(&number, &((const struct sockaddr_in6 *)address)->sin6_addr, sizeof number);
     return number;

@@ -21,8 +21,8 @@ __attribute__((format(printf, 5, 6))) bool api_fail(struct api_error *error, int
 /* {"error": {...}}; NULL: no memory. */
 cJSON *api_error_json(const struct api_error *error);
 
-/* Parses a text of JSON. Returns NULL, with *error, where text[n] is no UTF-8, no JSON, has strings with NUL characters, more than a million values, or
- * is deeper than cJSON goes (1,000). Released by cJSON_Delete. */
+/* Parses a text of JSON. Returns NULL, with *error, where text[n] is no UTF-8, no JSON, has strings with NUL characters, more than a million values,
+ * or is deeper than cJSON goes (1,000). Released by cJSON_Delete. */
 cJSON *json_read(const char *text, size_t n, struct api_error *error);
 
 /* Returns the name of a value's type for messages: "a string". */
