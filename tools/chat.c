@@ -24,7 +24,7 @@ static void forget_reply(struct chat *chat) {
     chat->regenerated = 0;
 }
 
-/* What becomes of a turn's or command's exit status: at a terminal the chat goes on, but for SIGTERM, and where nobody takes replies. */
+/* Returns the chat's exit status after that of a turn or command: at a terminal the chat goes on, unless SIGTERM came or stdout cannot be written. */
 static int settle(struct chat *chat, int status) {
     if (!chat->terminal || !output_write("", 0)) return status;
     if (status != EXIT_INTERRUPTED) return EXIT_OK;

@@ -85,7 +85,7 @@ struct bench {
     cJSON *rows;
 };
 
-/* What one kind of test gave over its repeats. */
+/* The results of one kind of test over its repeats. */
 struct samples {
     double rate[MOST_REPEATS]; /* tokens per second */
     size_t n;
@@ -259,7 +259,7 @@ static double number_of(const cJSON *row, const char *key) {
     return item ? item->valuedouble : 0;
 }
 
-/* Where f16 was among the methods named: compared with its row of the same test. */
+/* Adds to the row how it compares with f16's row of the same test, if f16 was among the methods named. */
 static void compare_with_f16(const cJSON *rows, cJSON *row) {
     const cJSON *half;
     double own = number_of(row, "attention_ms");

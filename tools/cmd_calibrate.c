@@ -61,7 +61,7 @@ static enum options_result parse(struct calibrate *c, int argc, char **argv) {
     return options_parse(&set, argc, argv);
 }
 
-/* Where the codebook goes, which can be written there: that is known before minutes are spent on learning. */
+/* Writes the codebook's path to `path`, and checks that it can be written there before minutes are spent on learning. */
 static int choose_output(struct calibrate *c, char *path, size_t capacity) {
     if (!c->output) c->calibration.kept_at = path;
     if (c->output && strlen(c->output) >= capacity) return complain("-o: the path is too long");

@@ -175,7 +175,7 @@ static void print_results(const struct perplexity *p) {
     printf("PPL = %.4f +/- %.4f\n", ppl.mean, ppl.error);
     printf("KV cache = %llu bytes resident after %llu tokens, %.4f bits per value (%s)", (unsigned long long)cache.resident,
            (unsigned long long)cache.tokens, cache.bits_per_value, setup_method_text(&p->setup, method, sizeof method));
-    /* What a method evicts or seals between two steps depends on their length. */
+    /* The step's length is printed because it decides which tokens a method evicts or seals between two steps. */
     if (!p->paper) printf(", steps of %lld tokens", (long long)p->ubatch);
     putchar('\n');
     if (p->reader) print_kld(p->scorer);

@@ -175,7 +175,7 @@ static int read_bias(const struct run *run, const char *text, struct terse_logit
     return EXIT_OK;
 }
 
-/* Those asked for; with --ignore-eos tokens that end a text are never chosen. */
+/* Sets the logit biases that the options give; with --ignore-eos, tokens that end a text are never chosen. */
 static int set_biases(struct run *run) {
     uint32_t vocabulary = run->setup.info.vocabulary;
     size_t n = run->biases.n;
@@ -193,7 +193,7 @@ static int set_biases(struct run *run) {
     return status;
 }
 
-/* Before the prompt is read, by a session of no method. */
+/* Checks the schema before the prompt is read, with a session of no method. */
 static int check_schema(const struct run *run) {
     struct terse_session_options options = terse_session_options_defaults();
     struct terse_session *session;

@@ -99,7 +99,7 @@ static int read_keys(struct serve *serve) {
 
 /* ---- Starting */
 
-/* As -a says; else "lab-27m", or the name of the model's file without its folder and ending. */
+/* Names the model as -a says; else "lab-27m" if it is the built-in one, or by its file without folder and ending. */
 static void name_model(struct serve *serve) {
     const char *path = serve->setup.model_path, *slash = path ? strrchr(path, '/') : NULL;
     const char *name = serve->alias ? serve->alias : !path ? "lab-27m" : slash ? slash + 1 : path;
@@ -128,7 +128,8 @@ static void describe(struct serve *serve) {
                                              .reply_tokens = serve->n_predict > 0 ? (uint32_t)serve->n_predict : 0};
 }
 
-/* Whether there is a format does not depend on what is asked. Without one the server still completes texts, and says what it does about chats. */
+/* Checks once whether the model has a chat format, which no request changes. Without one the server still completes texts, and says that it refuses
+ * chats. */
 static int check_chat_format(struct serve *serve) {
     struct terse_error error;
     serve->chats = text_try_chat(serve->setup.model, serve->chat_template, &error) == TERSE_OK;

@@ -1,4 +1,5 @@
-/* Which methods need a codebook, the user's cache directory, and the calibration that fills it. The library does the learning. */
+/* Finds the codebook that a method needs, in the user's cache directory or elsewhere, and calibrates one where it is missing. The library does the
+ * learning. */
 #include "codebooks.h"
 
 #include "learner.h"
@@ -25,7 +26,7 @@ void codebooks_free(struct codebook_entry *entries) {
 
 static const char profile_name[] = "terse"; /* of every terse-N */
 
-/* As terse_cache_codebook; "" also where the options name no method that there is, which a session says better. */
+/* Writes the codebook's name as terse_cache_codebook does; "" also if the options name an unknown method, of which a session complains better. */
 static void name_codebook(const struct setup *setup, char name[64]) {
     struct terse_session_options options = setup_session_options(setup);
     if (terse_cache_codebook(&options.cache, name, 64, NULL) != TERSE_OK) name[0] = 0;
@@ -309,8 +310,8 @@ static bool remember(struct setup *setup, struct terse_codebook *codebook) {
     return true;
 }
 
-/* Whether a session of these options would be possible with some codebook, so that wrong options fail before minutes are spent on
- * learning. */
+/* Checks that a session of these options is possible with some codebook, so that wrong options fail before minutes are spent on learning. Returns an
+ * exit status. */
 static int try_options(const struct setup *setup, const struct terse_session_options *options) {
     struct terse_session_options some = *options;
     struct terse_codebook *random;
@@ -390,13 +391,12 @@ static int learn_and_keep(const struct setup *setup, const struct terse_session_
     return status;
 }
 
-/* How a session goes on without the profile that is not there: where nobody asked for the method, with another one. Returns an exit
- * status. */
+/* Goes on without the missing profile: with METHOD_WITHOUT_PROFILE where nobody asked for the method, else with the method as it is. Starts to learn
+ * a profile in the background where that is allowed. Returns an exit status. */
 static int go_without(struct setup *setup, struct terse_session_options *options, const char *path, double seconds) {
     enum learner_start learner = LEARNER_IMPOSSIBLE;
     struct terse_error error;
-    bool of_file =
-        !setup->rope_scaling && setup->rope_scale == 0 && setup->rope_base == 0; /* the rotation that the learner meets */
+    bool of_file = !setup->rope_scaling && setup->rope_scale == 0 && setup->rope_base == 0; /* the rotation that the learner uses */
     bool background = setup->learns_beside && !setup->no_auto_calibrate && path && of_file;
     const char *method = setup->by_default ? METHOD_WITHOUT_PROFILE : setup->method;
     options->cache.method = method;

@@ -14,9 +14,9 @@ struct codebook_entry {
 };
 void codebooks_free(struct codebook_entry *entries);
 
-/* Whether the method of *setup, with its types of keys and values, needs a codebook. */
+/* Returns whether the method of *setup, with its types of keys and values, needs a codebook. */
 bool codebooks_needed(const struct setup *setup);
-/* Whether that is a profile. */
+/* Returns whether the codebook that the method of *setup needs is a profile. */
 bool codebooks_is_profile(const struct setup *setup);
 
 /* Sets options->cache.codebook to the one that the method needs for the model: that of --codebook, that in the user's cache
@@ -53,7 +53,7 @@ int codebooks_find(const struct setup *setup, struct terse_codebook **codebook);
 #define CODEBOOKS_WINDOW 2048
 double codebooks_profile_windows(void);
 
-/* Where the codebook of the method for the model is looked for, into path[capacity]: $XDG_CACHE_HOME/terse or ~/.cache/terse. False
+/* Writes to path[capacity] where the codebook of the method for the model is looked for: $XDG_CACHE_HOME/terse or ~/.cache/terse. Returns false
  * when the user has no such place. */
 bool codebooks_path(const struct setup *setup, char *path, size_t capacity);
 

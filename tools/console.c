@@ -34,7 +34,7 @@ void console_begin(const char *command) {
 
 bool console_interrupted(void) { return stop_signal != 0; }
 
-/* Who presses Ctrl-C twice to stop a reply does not mean the conversation. */
+/* Ctrl-C pressed twice stops the reply, not the conversation: an impatient user means only the reply. */
 static void on_interrupt(int number) {
     static atomic_int unanswered;
     if (stop_signal) {

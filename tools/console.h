@@ -1,4 +1,4 @@
-/* How the command behaves towards its terminal: messages and progress on stderr, results on stdout, signals. One command runs per
+/* The command's side of the terminal: messages and progress go to stderr, results to stdout, and signals set flags. One command runs per
  * process, so this state is the process's. */
 #ifndef TERSE_TOOLS_CONSOLE_H
 #define TERSE_TOOLS_CONSOLE_H
@@ -14,7 +14,7 @@ void console_begin(const char *command);
 int console_end(int status);
 
 bool console_interrupted(void);
-/* For a conversation, in which SIGINT ends a reply: from here on a second and a third one do not kill while the first is unanswered. */
+/* Makes SIGINT end a reply, not the conversation: from here on a second and a third one do not kill while the first is unanswered. */
 void console_expect_interrupts(void);
 /* Answers SIGINT: true if there was one, and no SIGTERM; console_interrupted is false until the next. */
 bool console_take_interrupt(void);

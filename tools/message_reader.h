@@ -18,10 +18,10 @@ enum message_read {
  * memory, as one line has said. */
 struct message_reader *message_reader_new(bool color);
 void message_reader_free(struct message_reader *reader);
-/* Whether somebody sits before standard input. */
+/* Returns whether standard input is a terminal. */
 bool message_reader_terminal(const struct message_reader *reader);
-/* The next message to *message, valid until the next call: a line without its end (LF or CR LF); where it ends with a backslash, the next line
- * behind it, after a newline in place of that. */
+/* Reads the next message into *message, valid until the next call: a line without its end (LF or CR LF); where it ends with a backslash, the next
+ * line behind it, after a newline in place of that. */
 enum message_read message_reader_next(struct message_reader *reader, char **message);
 
 #endif

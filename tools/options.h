@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What `target` points to, and what the value looks like. */
+/* The kind says what `target` points to and what the value looks like. */
 enum option_kind {
     OPTION_FLAG,    /* bool */
     OPTION_TEXT,    /* const char * */

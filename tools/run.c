@@ -19,7 +19,7 @@ enum terse_status run_open_session(struct run *run, const char *state, struct te
     return status;
 }
 
-/* To *sum; the session begins to count anew. */
+/* Adds the session's counters to *sum and resets them. */
 static void add_counters(struct terse_counters *sum, struct terse_session *session) {
     struct terse_counters counters;
     terse_session_counters(session, &counters, true);

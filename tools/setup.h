@@ -1,4 +1,4 @@
-/* What the commands that run a model share: its options, loading it, and the options of a session. */
+/* The part that the commands that run a model share: its options, loading it, and the options of a session. */
 #ifndef TERSE_TOOLS_SETUP_H
 #define TERSE_TOOLS_SETUP_H
 

@@ -78,7 +78,7 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Of a method: everything but the pages. */
+/* A method's layer: everything but the pages. */
 struct model {
     const char *name;
     enum codec_id codec[2];
@@ -290,7 +290,7 @@ static void measure(const struct model *model, const float *angles, const struct
     free(chunk), free(sets), free(sequences), free(rows), free(q), free(window);
 }
 
-/* Whether `name` is among the arguments of its kind (those with an x are shapes), or none of that kind is. */
+/* Returns whether `name` is among the arguments of its kind (those with an x are shapes), or no argument is of that kind. */
 static bool wanted(int argc, char **argv, const char *name) {
     bool shape = strchr(name, 'x') != NULL, any = false;
     for (int i = 1; i < argc; i++) {

@@ -35,7 +35,7 @@ static const struct {
              {"Q6_K", TENSOR_Q6_K}, {"Q5_K", TENSOR_Q5_K}, {"Q5_1", TENSOR_Q5_1}, {"Q5_0", TENSOR_Q5_0},
              {"Q4_K", TENSOR_Q4_K}, {"Q4_1", TENSOR_Q4_1}, {"Q4_0", TENSOR_Q4_0}};
 
-/* What all products share: device memory. */
+/* The device memory that all products share. */
 struct room {
     uint8_t *matrices;
     struct device_vectors x;

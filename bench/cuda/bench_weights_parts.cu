@@ -1,7 +1,7 @@
-/* What a product of weights as they are stored is made of: bytes of weights per second of its copies alone, of products each of which begins when
- * the one before has ended, and of products as they are launched; and when a block of threads is done with what, in microseconds from its kernel's
- * first block: with asking for its first tiles, with waiting for the kernels before, with the vectors, with all. Then microseconds of what makes
- * vectors. All as graphs replayed over more matrices than the GPU's cache holds, medians.
+/* Measures the parts of a product with weights as they are stored. Prints bytes of weights per second of its copies alone, of products each of which
+ * begins when the one before has ended, and of products as they are launched; then when a block of threads is done with each stage, in microseconds
+ * from its kernel's first block: requesting its first tiles, waiting for the kernels before, the vectors, all. Then microseconds of the kernels that
+ * make vectors. All are graphs replayed over more matrices than the GPU's cache holds, and medians.
  *
  *     bench_weights_parts_cuda
  */

@@ -115,7 +115,7 @@ static int code_rows(struct em_shape shape, const float *tables, const struct ke
     return status;
 }
 
-/* Of all threads together. */
+/* Returns the processor time of all threads together, in seconds. */
 static double processor_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);

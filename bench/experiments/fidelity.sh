@@ -217,7 +217,7 @@ step_domains() {
     done
 }
 
-# Of the model with sinks only terse has a profile of its own: the other learned methods would need an hour.
+# For the model with sinks only terse learns a profile: the other learned methods would need an hour.
 step_terse() {
     local b methods=() others='q8_0 q4_0 kivi-4 kivi-2' learned='antkv-4 antkv-2 antkv-1 million-4 commvq-2 commvq-1'
     for b in $rates 1.5; do methods+=("terse-$b"); done
@@ -250,7 +250,7 @@ step_terse_report() {
     plotting "$reports/plot_fidelity.py" "$work" "$docs/terse.svg" "$docs/terse.png"
 }
 
-# Which code the results are of; the page says so when they are of more than one.
+# Records the commit that made the results; the page says so when they are of more than one.
 record_commit() {
     git -C "$project" describe --always --dirty --exclude '*' >>"$work/commits.txt" 2>/dev/null || echo "${COMMIT:-unknown}" >>"$work/commits.txt"
 }

@@ -31,7 +31,7 @@ static struct {
 
 static bool observes(const struct cache *cache) { return CPU->queries_to_observe(cache, 1) > 0; }
 
-/* Whether it selects anchors by the attention that it observes. */
+/* Returns whether the cache selects anchors by the attention that it observes. */
 static bool scores(const struct cache *cache) { return cache->base.plan.anchors != 0; }
 
 /* ---- Calls of the executor */
@@ -103,7 +103,7 @@ static enum terse_status observe_copy(struct cache *follower, struct terse_error
     return status;
 }
 
-/* Whether both score the same tokens in the same way. */
+/* Returns whether both caches score the same tokens in the same way. */
 static bool same_scores(const struct cache *a, const struct cache *b) {
     return a->base.plan.sealed == b->base.plan.sealed && a->base.plan.grid == b->base.plan.grid &&
            a->base.plan.skip == b->base.plan.skip &&

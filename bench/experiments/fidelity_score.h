@@ -12,7 +12,7 @@ enum score_column { SCORE_KLD, SCORE_NLL, SCORE_DELTA, SCORE_SAME, SCORE_COLUMNS
 
 struct scores;
 
-/* For windows of `rows` scored positions. Takes rows * vocabulary floats for the base; NULL when there is no memory. */
+/* Makes scores for windows of `rows` scored positions. Takes rows * vocabulary floats for the base. NULL: no memory. */
 struct scores *scores_new(uint32_t vocabulary, size_t rows, int threads);
 void scores_free(struct scores *scores);
 

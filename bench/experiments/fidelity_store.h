@@ -25,7 +25,7 @@ struct store;
 int store_open(const char *folder, cJSON *setup, bool resume, struct store **store);
 void store_free(struct store *store);
 
-/* Whether there is a line with this key. */
+/* Returns whether there is a line with this key. */
 bool store_has(const struct store *store, enum store_table table, const char *key);
 /* Appends `line` under "key", and frees it. */
 int store_add(struct store *store, enum store_table table, const char *key, cJSON *line);

@@ -113,7 +113,7 @@ class Runner:
             print(f"{time.monotonic() - self.began:6.0f} s  {text}", flush=True)
 
     def terse(self, command, *arguments):
-        """What the program printed, both streams."""
+        """Runs the command and returns what it printed, both streams."""
         left = min(self.options.limit, self.end - time.monotonic())
         if left <= 0:
             raise OutOfTime
@@ -338,7 +338,7 @@ class Measuring(Runner):
         return ["perplexity", *(f"questions-{n}" for n in asked)]
 
     def run(self):
-        # What all others of a model and device wait for comes first; then models alternate.
+        # The method f16, for which all others of a model and device wait, comes first; then models alternate.
         of_method = [[(m, method) for m in self.options.models] for method in sorted(self.options.methods, key=lambda name: name != "f16")]
         tasks = [(m, method, part) for pairs in of_method for m, method in pairs for part in self.parts(m) if not self.is_done(m, method, part)]
         pairs = list(dict.fromkeys((m, method) for m, method, _ in tasks))

@@ -187,7 +187,7 @@ static void free_layer(struct layer *l) {
 
 /* ---- The caches */
 
-/* Of all threads together. Other load on the machine disturbs it less than it does wall-clock time. */
+/* Returns the processor time of all threads together, in seconds. Other load on the machine disturbs it less than wall-clock time. */
 static double processor_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);

@@ -1,5 +1,5 @@
-/* What a long prompt costs those who decode beside it: the gaps between two of their tokens, mean and longest, and how long the prompt takes, in
- * lines of a table.
+/* Measures what a long prompt costs the sessions that decode beside it: prints the gaps between two of their tokens, mean and longest, and how long
+ * the prompt takes, as lines of a table.
  *
  *     bench_prompt MODEL.gguf [TOKENS [METHOD [THREADS [SESSIONS [DEPTH]]]]]       4096, f16, 2, 1 session that decodes at depth 512
  *

@@ -624,7 +624,7 @@ static void bench_model(const char *path, const size_t *depths, size_t n, int th
     terse_model_free(model);
 }
 
-/* So many rows of random numbers, but no more than a depth reads. */
+/* Returns how many different random rows are needed: DISTINCT, or the deepest depth if that is less. */
 static size_t distinct_of(const size_t *depths, size_t n) {
     size_t deepest = PAGE_TOKENS;
     for (size_t i = 0; i < n; i++) deepest = depths[i] > deepest ? depths[i] : deepest;

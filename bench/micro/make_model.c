@@ -111,7 +111,8 @@ static uint64_t mix_bits(uint64_t x) { /* the finalizer of SplitMix64 */
     return x ^ x >> 31;
 }
 
-/* Of a block of Q4_K: eight scales and eight offsets of six bits, each 32 (scales[j] and scales[4 + j] hold the upper two of those from the fourth on). */
+/* A block of Q4_K has eight scales and eight offsets of six bits, here each 32 (scales[j] and scales[4 + j] hold the upper two bits of those from the
+ * fourth on). */
 static const uint8_t q4_k_scales[12] = {0xa0, 0xa0, 0xa0, 0xa0, 0xa0, 0xa0, 0xa0, 0xa0};
 
 /* One block of weights of standard deviation `deviation`: random codes, and a scale that is off by a quarter at most. */

@@ -18,7 +18,7 @@ static struct terse_model_info info;
 static struct terse_engine *engine;
 static int32_t tokens[PROMPT];
 
-/* What the sessions of a batch are, and how many tokens each of them reads first. */
+/* The sessions of a batch: their methods, and how many tokens each of them reads first. */
 static const struct {
     const char *method;
     size_t prompt;
@@ -62,7 +62,7 @@ static void free_sessions(struct terse_session *sessions[SESSIONS]) {
     for (size_t i = 0; i < SESSIONS; i++) terse_session_free(sessions[i]);
 }
 
-/* What session i reads in a step: mostly one token, sometimes a few, rarely more than are multiplied one by one. */
+/* Session i reads mostly one token in a step, sometimes a few, rarely more than are multiplied one by one. */
 static size_t count_at(size_t step, size_t i) { return (step + i) % 50 == 7 ? LONG : (step + 3 * i) % 11 == 4 ? 3 : 1; }
 static const int32_t *tokens_at(size_t step, size_t i) { return tokens + (step * 7 + i * 31) % (PROMPT - LONG); }
 /* Some sessions rest in some steps. */

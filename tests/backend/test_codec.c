@@ -76,7 +76,7 @@ static float reference_value(const struct codec *codec, const float *rows, size_
     return (float)codes[c % 32] * half_to_float(scale);
 }
 
-/* Where page_layout.h puts scale and code of channel c of token t; of a half, the code is its bits. */
+/* Reads the scale and the code of channel c of token t from where page_layout.h puts them; the code of an f16 page is the half's bits. */
 static void page_element(const struct codec *codec, enum codec_side side, const uint8_t *page, size_t hd, size_t t, size_t c,
                          uint16_t *scale, int *code) {
     const uint16_t *scales = (const uint16_t *)page;

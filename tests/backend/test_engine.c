@@ -169,7 +169,7 @@ static void options_of_another_size_are_refused(void **state) {
 
 static const char *const two_methods[] = {"f16", "q4_0"};
 
-/* What one thread does: a prompt and some steps of two sessions together, on an engine of its own. */
+/* A worker thread reads a prompt and takes some steps of two sessions together, on an engine of its own. */
 struct worker {
     float *logits[2]; /* [vocabulary] after the last step */
 };
@@ -286,7 +286,7 @@ static void executors_reach_caches_through_the_table(void **state) {
     assert_int_equal(terse_session_decode(session, tokens, 1, NULL, &error), TERSE_OK);
     assert_string_equal(calls, "b0ae1aec"
                                "b0ae1aec");
-    /* What a layer's call says is wrong ends the step and reaches the caller. */
+    /* An error of a layer's call ends the step and is returned to the caller. */
     fails_at = 0;
     assert_int_equal(terse_session_decode(session, tokens, 1, NULL, &error), TERSE_E_MEMORY);
     assert_string_equal(error.message, "no device");

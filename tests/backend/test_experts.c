@@ -134,7 +134,7 @@ static void add_swiglu(const struct expert *e, double share, const double *x, do
     memory_free(made);
 }
 
-/* What a row's layer makes of it, and how near its router's choice is to another: the gap between the last chosen logit and the next. */
+/* Computes the layer's output for a row. Returns how near its router's choice is to another: the gap between the last chosen logit and the next. */
 static double naive(const struct layer_run *r, size_t row, double *out) {
     const struct terse_model *m = r->model;
     const struct layer *layer = &m->layer[1];

@@ -245,7 +245,7 @@ static void learn_uncentred(size_t hd, const float *rows, size_t n, float *learn
     }
 }
 
-/* How many of the best 7.5 % are among the index's, over some queries. */
+/* Counts, over some queries, how many of the tokens that the index finds are among the best 7.5 %. */
 static size_t recalled(size_t hd, const float *learned, const float *rows, size_t n, uint64_t seed) {
     struct random random = {seed};
     size_t k = n * 3 / 40, found = 0;

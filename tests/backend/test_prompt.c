@@ -81,7 +81,7 @@ static struct terse_step_item going_on(struct terse_session *session) {
     return (struct terse_step_item){.session = session, .status = TERSE_E_IO};
 }
 
-/* To its end, alone. Returns how many steps it took. */
+/* Reads the session's prompt to its end, without other sessions in the steps. Returns how many steps it took. */
 static size_t must_finish(struct terse_session *session) {
     size_t steps = 0;
     for (; under_way(session); steps++) {

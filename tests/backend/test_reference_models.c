@@ -84,7 +84,7 @@ static struct expected read_expected(const char *name) {
     return e;
 }
 
-/* How a text is read: a prompt of `first` tokens, then steps of `rest`, as further prompts or as decoding. */
+/* A way to read a text: a prompt of `first` tokens, then steps of `rest`, as further prompts or as decoding. */
 struct way {
     const char *name;
     size_t first, rest;

@@ -391,7 +391,7 @@ static void test_an_interrupted_turn_leaves_the_session_as_it_was(void **state) 
     }
 }
 
-/* Where nothing is in progress, the next call ends. */
+/* A cancellation while nothing is in progress ends the next call. */
 static void test_cancelled_beforehand(void **state) {
     (void)state;
     struct terse_session *session = open_session("f16", TERSE_PREFILL_EXACT);

@@ -148,7 +148,7 @@ static void json_texts_fork_and_are_not_cut(void **state) {
     terse_session_free(copy);
 }
 
-/* What was read is forgotten and its memory given back; random numbers and a JSON text go on behind the same tokens, read again. */
+/* Truncating to 0 frees the memory of the tokens read; random numbers and a JSON text go on behind the same tokens when they are read again. */
 static void an_emptied_session_goes_on(void **state) {
     (void)state;
     uint64_t before = terse_engine_kv_bytes(engine);

@@ -105,7 +105,7 @@ static void memory_is_foretold_and_ends_growing(void **state) {
     }
 }
 
-/* Of a model that has a full layer too, that layer alone grows. */
+/* In a model that has a full layer too, only that layer's cache grows. */
 static void full_layers_alone_grow(void **state) {
     (void)state;
     struct setup s = start(MIXED, "f16");
@@ -214,7 +214,7 @@ static void forks_and_loaded_states_go_on_alike(void **state) {
     unlink(path);
 }
 
-/* What a prefix has let go is read again. */
+/* Tokens whose pages a prefix has dropped are read again. */
 static void prefixes_serve_as_far_as_they_reach(void **state) {
     (void)state;
     static const char *const some[] = {"f16", "q8_0"};

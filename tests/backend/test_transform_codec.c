@@ -35,7 +35,7 @@ struct sample {
     void *page;
 };
 
-/* Whether samples' rows are far from where the parameters have them, and the codec is fitted to them. */
+/* True while the samples' rows lie far from the parameters' means and sizes, and the codec is fitted to them. */
 static bool fits;
 
 static int fit_from_here(void **state) {
@@ -185,7 +185,7 @@ static void scores_are_products_with_decoded_keys(void **state) {
     }
 }
 
-/* Of keys whose bits are few enough ranks are the scores. Else the components left out, the smaller ones, are what they differ by. */
+/* Ranks of keys with few enough bits equal their scores. Other ranks leave out the smaller components and differ from the scores by those. */
 static void ranks_are_scores_of_the_largest_components(void **state) {
     (void)state;
     for (int all = 0; all < 2; all++) {
@@ -250,7 +250,7 @@ static void sums_are_of_decoded_values(void **state) {
     }
 }
 
-/* What a page adds that is given logits is what it adds that is given their weights. */
+/* A page adds the same to the sums whether it is given logits or their softmax weights. */
 static void logits_count_as_their_weights(void **state) {
     (void)state;
     struct sample *s = new_sample(128, 0.96, 2, CODEC_VALUES);
@@ -329,7 +329,7 @@ static void odd_rows_do_no_harm(void **state) {
     }
 }
 
-/* What is fitted to rows that say nothing, to one row, or to rows at the edge of what a float holds. */
+/* Fits are finite for rows that say nothing, for one row, and for rows at the edge of what a float holds. */
 static void odd_rows_can_be_fitted_to(void **state) {
     (void)state;
     for (int kind = 0; kind < 4; kind++) {

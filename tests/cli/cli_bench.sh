@@ -46,7 +46,7 @@ done
 [ ! -s "$work/err" ] || fail "remarks without a reason: $(cat "$work/err")"
 [ ! -e "$work/cache" ] || fail "codebooks of random numbers are kept"
 
-# What the model cannot have is left out with a remark: here for want of context.
+# Rows that the model cannot have are left out with a remark: here for want of context.
 works bench --kv all -n 1 -r 1 -d 600
 grep -q '^Codebooks are random' "$work/out" || fail "md: $(cat "$work/out")"
 grep -q '^| snapkv-1024 .* tg1 @ d600 ' "$work/out" || fail "md: $(cat "$work/out")"

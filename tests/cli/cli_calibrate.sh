@@ -62,7 +62,7 @@ way="make it with terse calibrate -m $model --kv antkv-1 (.* or more)\$"
 refuses "antkv-1 needs a codebook .*$work/cache/terse/antkv-1-[0-9a-f]\{16\}.gguf; $way" run -m $model -p x --kv antkv-1 --no-auto-calibrate
 refuses "$way" perplexity -m $model -f "$text" --kv antkv-1 --no-auto-calibrate
 refuses "$way" bench -m $model -p 8 -n 0 -r 1 --kv f16,antkv-1 --no-auto-calibrate
-# What is wrong with other options is found before anything is learned.
+# Errors in other options are found before anything is learned.
 refuses 'No such file' run -m $model -f "$work/missing" --kv antkv-1
 refuses '--allow-longer-context' run -m $model -p x -c 9999 --kv antkv-1
 refuses "unknown KV method 'bogus'" bench -m $model -p 8 -n 0 -r 1 --kv antkv-1,bogus
@@ -95,7 +95,7 @@ rm "$kept"
 works calibrate $options --kv antkv-1
 [ "$(find "$work/cache" -type f)" = "$kept" ] || fail "calibrate kept $(find "$work/cache" -type f)"
 works run -m $model -p x -n 1 --kv antkv-1 --no-auto-calibrate
-# What is there is not replaced by one that has seen less, unless it is put elsewhere; one that has seen as much replaces it.
+# A codebook is not replaced by one learned from fewer tokens, unless -o puts that elsewhere; one learned from as many replaces it.
 cp "$kept" "$work/first"
 refuses "$kept is there already, learned from 400 tokens of wiki_excerpt.txt, .* from 300: give -o FILE" calibrate $options --kv antkv-1 --chunks 3
 cmp "$kept" "$work/first" || fail "a codebook of fewer tokens has replaced one of more"

@@ -51,7 +51,7 @@ printf 'Who is there?\\\r\nWhat is that?\r\n \n/exit \t\r\nnever read\n' |
     "$terse" run -cnv -n 12 --temp 0 --kv f16 >"$work/out" 2>"$work/err" || fail "-cnv, two lines: $(cat "$work/err")"
 cmp "$work/out" "$work/together" || fail "-cnv, two lines: $(cat "$work/out")"
 
-# What is no message and no command is refused in a line, the next one is answered, and the exit status tells.
+# A line that is neither a message nor a command is refused with one line of error, the next one is answered, and the exit status is 1.
 for bad in 'a\xff' 'a\xff\\\nb' '/foo' '/kv 1' '/save' '/load /nowhere/state' '/regen'; do
     status=0
     printf "$bad\nWho is there?\\\nWhat is that?\n/quit\n" |

@@ -58,7 +58,7 @@ sha256() { sha256sum "$1" | cut -d ' ' -f 1; }
 sed -i "s/bytes=253113024/bytes=30000/; s/a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818/$(sha256 "$work/gemma")/" "$work/scripts/get-model.sh"
 file=$models/gemma-3-270m-q4_k_m.gguf
 
-# What cannot be asked for.
+# Bad arguments are refused.
 gets_not 'there is no model .llama' llama
 [ "$(wc -l <"$work/err")" -eq 1 ] || fail "more than one line: $(cat "$work/err")"
 gets_not 'which model?'

@@ -36,7 +36,7 @@ works inspect $model -o csv --budget 1G
 works inspect $model -o csv --tensors
 [ "$(csv_fields "$work/out")" -eq 5 ] || fail "csv: $(cat "$work/out")"
 
-# What running it here takes: memory that the table of methods and the shape bear out, and speeds, which no test can know.
+# The section about this machine tells memory, which must agree with the table of methods and the shape, and speeds, which no test can know.
 works inspect $model -c 4096
 section=$(sed -n '/^## On this machine, with 4096 tokens of context$/,/^## [^O]/p' "$work/out")
 for line in 'memory:  *[0-9]* MiB: weights 27, KV cache [0-9]* by terse-4 (f16: 48), buffers' 'prompt:  *512 tokens in .* 4096 in .* tokens/s)' \
@@ -60,7 +60,7 @@ refuses '-c 40000: the model was trained for 32768 tokens' inspect $model -c 400
 works inspect tests/fixtures/models/qwen3.gguf
 grep -q '^method:  *q8_0, without --kv; with a profile terse-4' "$work/out" || fail "without a profile: $(head -n 20 "$work/out")"
 grep -q '^calibration: .*once: terse calibrate -m tests/fixtures/models/qwen3.gguf --kv terse-4' "$work/out" || fail "calibration: $(head -n 20 "$work/out")"
-# Of a context too short to measure in, memory alone.
+# For a context too short to measure in it tells memory alone.
 works inspect $model -c 16
 grep -q '^memory: ' "$work/out" || fail "-c 16: $(head -n 20 "$work/out")"
 ! grep -q '^prompt:\|^reply:\|^These are estimates' "$work/out" || fail "-c 16: $(head -n 20 "$work/out")"

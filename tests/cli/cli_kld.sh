@@ -13,7 +13,7 @@ ppl=$(number_after '^PPL = ' "$work/out")
 [ "$(head -c 8 "$base")" = _logits_ ] || fail "the base begins with $(head -c 8 "$base")"
 [ "$(od -An -tu4 -j 8 -N 12 "$base" | tr -s ' ')" = " 64 8192 2" ] || fail "header: $(od -An -tu4 -j 8 -N 12 "$base")"
 
-# What the rows say, worked out here: each is a distribution, and together they give the perplexity that was printed.
+# The rows are checked here: each is a distribution, and together they give the perplexity that was printed.
 {
     od -An -v -w4 -td4 -j 20 -N 512 "$base"
     echo rows
@@ -50,7 +50,7 @@ for name in median '90 %' '95 %' '99 %' '99.9 %' max; do
     grep -q "^KLD $name = [-0-9.]*$" "$work/out" || fail "no $name: $(cat "$work/out")"
 done
 
-# With the text beside it, and with a coarser cache: a divergence now, quantiles in order.
+# With the text given beside the base, and a coarser cache, the divergence is above zero and the quantiles are in order.
 works perplexity -f "$text" --kl-divergence-base "$base" --kl-divergence --kv q4_0 --kv-tail-tokens 0 --paper
 awk -F ' = ' '/^KLD mean/ { split($2, f, " "); if (f[1] + 0 <= 1e-4 || f[1] + 0 > 1) exit 1 }
     /^KLD (median|[0-9]|max)/ { if ($2 + 0 < last) exit 1; last = $2 + 0 }' "$work/out" || fail "q4_0: $(cat "$work/out")"

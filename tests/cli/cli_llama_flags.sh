@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What users of llama.cpp type: docs/llama-cpp-users.md says what becomes of it.
+# Flags that users of llama.cpp type work or are refused as docs/llama-cpp-users.md says.
 . "$(dirname "$0")/../support/cli.sh"
 
 works run -p 'The old man' -n 8 --temp 0 --kv f16
@@ -70,7 +70,7 @@ cmp "$work/out" "$work/greedy" || fail "terse run MODEL.gguf: $(cat "$work/out")
 refuses 'two models: a.gguf, and -m b.gguf' a.gguf -m b.gguf -p x
 refuses 'no-such.gguf: cannot be read' no-such.gguf -p x
 
-# What cannot be is refused by name; nothing is taken for what it is not.
+# Flags that terse cannot honour are refused by name; none is taken for another option.
 refuses '-np 2: one text is written at a time: terse serve takes -np' run -p x -np 2
 refuses '-ts 3,1: a model is computed on one device' run -p x -ts 3,1
 refuses '--context-shift: a context is not shifted: --kv streaming-N' run -p x --context-shift

@@ -15,7 +15,7 @@ grep -q '^KV cache = [0-9]* bytes resident after 512 tokens, 16.0[0-9]* bits per
 near "$(number_after '^KV cache = ' "$work/out")" $((512 * 12288)) 0.001 || fail "the cache's bytes: $(cat "$work/out")"
 [ ! -s "$work/err" ] || fail "short work on stderr: $(cat "$work/err")"
 
-# How the second half is cut into steps makes no difference to an f16 cache.
+# An f16 cache gives the same perplexity however the second half is cut into steps.
 works perplexity -f "$text" -c 256 --chunks 1
 ppl=$(number_after '^PPL = ' "$work/out")
 works perplexity -f "$text" -c 256 --chunks 1 --ubatch 7

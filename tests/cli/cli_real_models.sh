@@ -78,7 +78,7 @@ grep -q '^- mat-1024 (perplexity): mat-1024 leaves no room' "$work/page.md" || f
 grep -q '^| `q4_0` | .* | 0.125 | ' "$work/README.md" || fail "README: $(cat "$work/README.md")"
 grep -q '^After\.$' "$work/README.md" && ! grep -q 'old' "$work/README.md" || fail "README: $(cat "$work/README.md")"
 
-# Where a GPU is asked for and cannot be used, nothing goes to the processor instead.
+# A GPU that is asked for and cannot be used is an error: nothing runs on the processor instead.
 status=0
 TERSE_PLUGIN_PATH=$work python3 bench/experiments/real_models.py measure --terse "$terse" -m $model -f "$work/text.raw" --work "$work/no-gpu" --commit 1 \
     --devices cuda,cpu >"$work/out" 2>"$work/err" || status=$?

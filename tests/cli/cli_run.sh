@@ -60,7 +60,7 @@ for none in '' --no-auto-calibrate --codebook=none; do
         fail "$none: nothing says that there is no profile: $(cat "$work/err")"
     [ ! -e "$work/cache" ] || fail "$none: a profile was kept: $(find "$work/cache" -type f)"
 done
-# What is asked for by name is what comes: learned where that takes seconds, else with a warning.
+# A method that is named is the one that runs: its profile is learned where that takes seconds, else a warning says that there is none.
 works run -m $small -p 'a' -n 2 --kv terse-2 --no-auto-calibrate
 grep -q '(terse-2)$' "$work/err" && grep -q '^there is no profile of llama: terse-2 without one can damage' "$work/err" ||
     fail "terse-2 without a profile: $(cat "$work/err")"
@@ -98,7 +98,7 @@ works run -p 'Once upon a time there was' -c 96 -n 160 --temp 0 --repeat-penalty
 interrupts run -p 'Once upon a time' -n -1 --temp 0 --repeat-penalty 1.3 --kv streaming-64
 grep -q "generated" "$work/err" || fail "no summary after an interrupt: $(cat "$work/err")"
 
-# Of many tokens the summary tells bits per value.
+# After many tokens the summary tells bits per value.
 works run -f "$text" -n 1
 bits=$(number_after 'MiB, ' "$work/err")
 awk -v bits="$bits" 'BEGIN { exit !(bits > 4 && bits < 10) }' || fail "bits per value: $(cat "$work/err")"

@@ -129,7 +129,7 @@ class Learner(unittest.TestCase):
 
 
 class Order(unittest.TestCase):
-    """What can be checked at once is checked before anything is learned."""
+    """Errors that can be found at once are found before anything is learned."""
 
     def refused(self, pattern, *arguments):
         with tempfile.TemporaryDirectory() as cache:

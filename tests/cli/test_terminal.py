@@ -44,7 +44,7 @@ class AtTerminal:
         return terminal
 
     def say(self, terminal, line):
-        """What comes until the next prompt, without the line itself, which the terminal shows."""
+        """Types a line and returns the output up to the next prompt, without the line itself, which the terminal shows."""
         terminal.type(line + "\n")
         shown = terminal.expect(PROMPT)[len(line) :].removesuffix("> ")
         return re.sub("[^\n]*\r\x1b\\[K", "", shown).strip()  # bars were taken away
@@ -166,7 +166,7 @@ class Chat(AtTerminal, unittest.TestCase):
         read, written = re.search(r"prompt (\d+) tokens.*generated (\d+) tokens", t.text).groups()
         self.assertLessEqual(tokens, int(read) + 30)
         self.assertGreater(int(written), 30)
-        # Where the likeliest token is taken, another reply is the same one.
+        # With the likeliest token taken each time, another reply is the same one.
         t = self.start("-n", "30")
         self.assertEqual(self.say(t, "Who is there?"), self.say(t, "/regen"))
         self.leave(t)

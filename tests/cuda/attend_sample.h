@@ -217,7 +217,7 @@ static inline void expected_row(const struct attend_sample *sample, uint32_t num
     free(logits);
 }
 
-/* Of a head's result as a whole, length of the difference by length of the result: the worst. */
+/* Returns the worst relative error of a head's result as a whole: the length of the difference over the length of the result. */
 static inline double worst_error(const struct attend_sample *sample, const float *q, const float *q_exact, const float *slopes,
                                  const float *out) {
     uint32_t hd = sample->head_dim, heads = sample->kv_heads * sample->group;

@@ -101,7 +101,7 @@ static inline void sample_set_places(struct encode_sample *s) {
     s->chunk_bytes = SAMPLE_SETS * offset;
 }
 
-/* Of shapes that are set already; `number` gives each number of a row. */
+/* Fills a sample whose shapes are set already; `number` gives each number of a row. */
 static inline void sample_fill(struct encode_sample *s, float (*number)(size_t t, size_t c)) {
     s->row_bytes = SAMPLE_HEADS_ALL * 2 * SAMPLE_ITEMS * PAGE_TOKENS * s->hd * sizeof *s->rows;
     assert_non_null(s->rows = malloc(s->row_bytes));
@@ -138,7 +138,7 @@ static inline void sample_free(struct encode_sample *s) {
     device_free(NULL, (void *)s->encode.items, 0);
 }
 
-/* What a launch has left on the device. */
+/* Copies bytes from the device after all launches have ended; free the result. */
 static inline void *sample_fetch(const void *from, size_t bytes) {
     void *to = malloc(bytes);
     assert_non_null(to);

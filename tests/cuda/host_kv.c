@@ -86,7 +86,7 @@ static enum terse_status append(struct cache *cache, uint32_t layer, float *k, c
     return status ? status : batch_append(step_of(cache)->batch, layer, NULL, keys_of(cache), values_of(cache), error);
 }
 
-/* As they attend, prompts show their queries; the others have to be shown. */
+/* Prompts show their queries as they attend; only the other queries must be shown by observe(). */
 static size_t queries_to_observe(const struct cache *cache, size_t needed) { return cache->base.plan.anchors ? needed : 0; }
 
 static enum terse_status observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error) {

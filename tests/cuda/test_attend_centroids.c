@@ -16,7 +16,7 @@ struct setup {
     uint32_t splits; /* of the longest sequence; 0: as SOME says */
 };
 
-/* Of no page; of one, read in several parts; of many. */
+/* A sequence without pages, one with a page that is read in several parts, and one with many pages. */
 static const struct sequence SOME[SEQUENCES] = {
     {.exact = 4, .evicted = 0, .pages = 0, .window = 37, .origin = 0, .splits = 1},
     {.exact = 0, .evicted = 0, .pages = 1, .begin = 0, .end = 64, .window = 1, .origin = 100, .splits = 5},

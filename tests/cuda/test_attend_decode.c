@@ -4,10 +4,10 @@
 #include "attend_sample.h"
 #include "plain_codecs.h"
 
-/* Of a head's result as a whole: length of the difference by length of the result. What is rounded to halves is queries, by at most 2^-12 of a
- * channel, of which one times a key's largest makes up most of a logit of some units; then weights and their products with scales. Of keys of
- * kivi it is queries times scales, whose products with codes are larger than the key: a zero takes much of them back. Codes and sums are
- * exact but for fp32. */
+/* The bound of the relative error of a head's result as a whole: the length of the difference over the length of the result. Queries are rounded to
+ * halves, by at most 2^-12 of a channel, and one channel times a key's largest makes up most of a logit of some units; then weights and their
+ * products with scales are. With keys of kivi it is queries times scales, whose products with codes are larger than the key: a zero takes much of
+ * them back. Codes and sums are exact but for fp32. */
 #define BOUND 2.5e-3
 #define BOUND_KIVI_KEYS 6e-3
 
@@ -33,7 +33,7 @@ static void random_rows(const struct attend_sample *sample, uint32_t sequence, u
 #define KV_HEADS 2
 #endif
 
-/* Of no page; of some; of many, its first and its last in part. */
+/* A sequence without pages, one with some, and one with many, of which the first and the last are read in part. */
 static const struct sequence SOME[SEQUENCES] = {
     {.exact = 4, .evicted = 0, .pages = 0, .window = 37, .origin = 0, .splits = 1},
     {.exact = 0, .evicted = 0, .pages = 11, .begin = 0, .end = 64, .window = 1, .origin = 100, .splits = 3},

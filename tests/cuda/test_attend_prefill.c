@@ -15,8 +15,8 @@
 
 #include <cmocka.h>
 
-/* Of a head's result as a whole: length of the difference by length of the result. Queries and weights are rounded to halves, 2^-12 of
- * themselves on average; a logit is the sum of hd such products. */
+/* The bound of the relative error of a head's result as a whole: the length of the difference over the length of the result. Queries and weights are
+ * rounded to halves, 2^-12 of themselves on average; a logit is the sum of hd such products. */
 #define BOUND 1e-3
 
 /* Kernels that run on the host are slow: fewer shapes, short ones, and one way, there being no other. */
@@ -211,9 +211,9 @@ static void few_queries_over_many_rows(void **state) {
                                   .parts = true,
                                   .in_place = i % 2});
     if (EMULATED) return;
-    /* As many parts of full tiles as 132 multiprocessors have room for. */
+    /* This has as many parts of full tiles as 132 multiprocessors have room for. */
     check(&(struct shape){.head_dim = 64, .kv_heads = 8, .group = 4, .n = 624, .first_query = 10000, .parts = true});
-    /* More parts than blocks that early queries of the panel read. */
+    /* This has more parts than early queries of the panel have blocks to read. */
     check(&(struct shape){.head_dim = 128, .kv_heads = 1, .group = 1, .n = 3000, .parts = true});
 }
 

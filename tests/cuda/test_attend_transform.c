@@ -5,13 +5,14 @@
 #include "attend_sample.h"
 #include "backend/cuda/kv/transforms.h"
 
-/* Of a head's result as a whole: length of the difference by length of the result. Queries that are turned to a run and the basis are rounded to
- * halves, each by at most 2^-12 of itself, weights of rows of halves likewise; all that happens on codes is exact or within 2^-15. */
+/* The bound of the relative error of a head's result as a whole: the length of the difference over the length of the result. Queries rotated to a
+ * run and the basis are rounded to halves, each by at most 2^-12 of itself, weights of rows of halves likewise; work on codes is exact or within
+ * 2^-15. */
 #define BOUND 1e-3
 
 #define HEADS 2
 
-/* Of a layer's head and side. */
+/* The parameters and layout of one side of a layer's head. */
 struct side {
     float *parameters;
     struct transform_layout layout;
@@ -150,7 +151,7 @@ static double check(const struct setup *setup) {
     return worst;
 }
 
-/* Of no page; of some, read in several parts; of many, read in more parts than there are CTAs' worth of pages. */
+/* A sequence without pages; one with a page, read in several parts; one with many, read in more parts than there are CTAs' worth of pages. */
 static const struct sequence SOME[SEQUENCES] = {
     {.exact = 4, .evicted = 0, .pages = 0, .window = 37, .origin = 0, .splits = 1},
     {.exact = 0, .evicted = 0, .pages = 1, .begin = 0, .end = 64, .window = 1, .origin = 100, .splits = 5},

@@ -1,5 +1,5 @@
-/* What is kept of a prompt by the attention of its last queries (snapkv-N): the same tokens as on the CPU, by explicit softmax rows; and what is then
- * read, cut, forked and saved. */
+/* Tests which tokens of a prompt the attention of its last queries keeps (snapkv-N): the same as on the CPU, by explicit softmax rows; and that the
+ * kept tokens are then read, cut, forked and saved. */
 #include "backend/backend.h"
 #include "backend/cuda/device.h"
 #include "base/random.h"
@@ -22,7 +22,7 @@ enum { LAYERS = 2, HQ = 4, HK = 2, HD = 64, MOST = 1200, QUERIES = 32, BUDGET = 
 
 /* Keys and queries are halves on the GPU: weights, and so scores, differ by as much from those of floats. */
 #define NEAR 4e-3
-/* Of outputs, between the backends. */
+/* Bounds of the difference of outputs between the backends. */
 #define HALVES 6e-3
 #define CODES 3e-2
 #define TRANSFORM 2e-1 /* a half that is rounded otherwise may be another path of the trellis: test_cuda_cache.c */
@@ -44,7 +44,8 @@ static void make_numbers(uint64_t seed) {
         for (size_t j = 0; j < n[i]; j++) all[i][j] = (float)(random_uniform(random_next(&seed)) * 4 - 2);
 }
 
-/* Of codec transform, which then learns from the first tokens that are sealed as it does where the weights are the profile. */
+/* Gives a method of codec transform a random profile that counts as made from the weights: the codec is then fitted to the first tokens that are
+ * sealed. */
 static void give_profile(struct method *method) {
     static struct terse_codebook *profile;
     struct codebook_info info = {.key = method->key, .value = method->value, .layers = LAYERS, .kv_heads = HK, .head_dim = HD};

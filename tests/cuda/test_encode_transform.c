@@ -110,7 +110,7 @@ static void rotate(const struct transform_sample *x, size_t item, int side, bool
     vector_ops()->rotate(rows, n, x->s.hd, cosine, sine, x->rope.n_rot / 2, x->rope.pairing == ROPE_ADJACENT);
 }
 
-/* As the profile has them, `stretch` times as far from the mean. */
+/* Makes a page's rows as the profile describes them, but `stretch` times as far from the mean. */
 static void make_page(struct transform_sample *x, size_t place, int side, size_t item, float stretch) {
     size_t hd = x->s.hd;
     float *floats = malloc(transform_parameter_floats((uint32_t)hd) * sizeof *floats), row[CODEC_HEAD_DIM_MAX];
@@ -226,7 +226,8 @@ static void compare_page(const struct transform_sample *x, const uint8_t *chunk,
     }
 }
 
-/* Where two paths cost nearly the same, fused products may decide between them: the CPU's kernels do not all fuse alike. */
+/* Compares pages with the CPU's. A few bytes may differ: where two paths cost nearly the same, fused products decide between them, and the CPU's
+ * kernels do not all fuse alike. */
 static void check_pages(struct transform_sample *x) {
     struct encode_sample *s = &x->s;
     struct difference all = {0};
@@ -250,7 +251,7 @@ static void check_pages(struct transform_sample *x) {
     free(chunk);
 }
 
-/* Of the pages that check_pages left. */
+/* Compares the decoded rows of the pages that check_pages left with the CPU's. */
 static void check_rows(struct transform_sample *x) {
     struct encode_sample *s = &x->s;
     uint16_t *rows = sample_decode(s);
@@ -293,7 +294,7 @@ static float *fitted_at(const struct transform_sample *x, size_t place, int side
     return x->fitted + (place * 2 + (size_t)side) * transform_fitted_floats((uint32_t)x->s.hd);
 }
 
-/* What the CPU fits to the same rows. */
+/* Fits the parameters to the same rows on the CPU. */
 static void fit_here(const struct transform_sample *x, size_t place, int side, float *fitted) {
     size_t hd = x->s.hd, n = 0;
     float *rows = malloc(SAMPLE_ITEMS * PAGE_TOKENS * hd * sizeof *rows);

@@ -23,11 +23,11 @@
 
 #include <cmocka.h>
 
-/* Of the largest logit of a row. Products of a prompt take both operands as halves, attention queries, keys and values: 2^-11 each, over the
- * layers of a model. */
+/* The bound of a difference, as a part of the row's largest logit. Products of a prompt take both operands as halves, attention queries, keys and
+ * values: 2^-11 each, over the layers of a model. */
 #define BOUND 1e-2
-/* Where tokens are kept by their attention: random weights make scores nearly equal, and of some a backend keeps another one, which test_cuda_anchors
- * holds to scores that are as high. One of 128 tokens moved a row by 2.7 % on an H100. */
+/* The bound where tokens are kept by their attention: random weights make scores nearly equal, so the backends keep different tokens here and there;
+ * test_cuda_anchors checks that their scores are as high. One of 128 tokens moved a row by 2.7 % on an H100. */
 #ifdef TERSE_EMULATED_CUDA
 #define KEPT_BOUND BOUND
 #else
@@ -65,7 +65,7 @@ static void keep_row(void *user, size_t i, const float *logits) {
     memcpy(rows->logits + rows->n++ * rows->vocabulary, logits, rows->vocabulary * sizeof *logits);
 }
 
-/* How a text is read: a prompt of `first` tokens, then steps of `rest`, as further prompts or as decoding. */
+/* A way to read a text: a prompt of `first` tokens, then steps of `rest`, as further prompts or as decoding. */
 struct way {
     const char *name;
     size_t first, rest;

@@ -52,7 +52,7 @@ static void compare(const char *what, size_t n, double bound) {
             fail_msg("%s: number %zu is %g, not %g", what, i, (double)got[i], (double)want[i]);
 }
 
-/* What the form makes of x: the sum of its thirds, in `got`. */
+/* Applies the form to x and writes the sum of its thirds to `got`. */
 static void prepare(struct row_form form) {
     static uint16_t thirds[3][PADDED / 32][EACH_ROWS][32];
     static const int place[8] = {0, 2, 1, 3, 8, 10, 9, 11}; /* of the numbers 0 to 7 of a group; 16 numbers further on, 4 places */

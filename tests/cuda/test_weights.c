@@ -128,7 +128,7 @@ static void vectors_free(struct device_vectors *v) {
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) cudaFree(all[i]);
 }
 
-/* How far a product may be off: `of_x` of each number of x, and sums in single precision. */
+/* Checks a product, which may be off by `of_x` of each number of x and by the rounding of sums in single precision. */
 static void check_product(const struct sample *s, const float *x, uint32_t n, const float *y, float before, double of_x,
                           const char *what) {
     for (uint32_t t = 0; t < n; t++)

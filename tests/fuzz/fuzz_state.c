@@ -62,7 +62,7 @@ static void load_cache(struct state_file *file) {
         use(cache);
 }
 
-/* As a session of the fixture qwen3 whose options are the file's; few inputs get beyond the method. */
+/* Loads the file as a session of the fixture qwen3 with the file's options; few inputs get beyond the method. */
 static void load_session(struct state_file *file) {
     static struct terse_model *model;
     static struct terse_engine *engine;

@@ -297,7 +297,7 @@ static void state_seeds(const char *folder) {
     }
 }
 
-/* Of the session that fuzz_state loads. */
+/* Writes the seed of the session that fuzz_state loads. */
 static void session_seed(const char *folder) {
     struct terse_model *model = NULL;
     struct terse_engine *engine = NULL;

@@ -59,7 +59,7 @@ static float *parameters_new(const struct shape *s) {
     return p;
 }
 
-/* What is read of tables: integers of at most 63, with a step for each pair of a group. */
+/* Rounds the tables as kernels read them: integers of at most 63, with a step for each pair of a group. */
 static float *round_tables(const struct shape *s, const float *parameters) {
     size_t g = s->width / 2, rows = 2 * s->rounds * E;
     float *tables = malloc(s->hd / s->width * rows * g * sizeof *tables);
@@ -102,7 +102,7 @@ static void setup_free(struct setup *u) {
     free(u->page);
 }
 
-/* Where the model has pair i: RoPE's own definition. */
+/* Finds the two channels of the model's pair i, by RoPE's own definition. */
 static void pair_of(const struct shape *s, size_t i, size_t *first, size_t *second) {
     bool split = !s->adjacent && i < s->pairs;
     *first = split ? i : 2 * i;
@@ -446,7 +446,7 @@ static void encoding_is_greedy_by_rounds(void **state) {
     }
 }
 
-/* Where 0 is an entry twice over, no round makes a residual longer. */
+/* A table whose entry 0 is zero has a zero codeword (both parts of the code are 0), so that no round makes a residual longer. */
 static void residuals_never_grow(void **state) {
     (void)state;
     enum { G = 32, N = 64, ROUNDS = 8 };

@@ -106,7 +106,7 @@ static size_t second_of(const struct commvq_code *c, size_t i) {
     return c->channels[i / c->pairs * 2 * c->pairs + c->pairs + i % c->pairs];
 }
 
-/* What a pair's numbers can come to in size. */
+/* Returns the largest size that a pair's numbers can have. */
 static double size_of(const struct setup *u, size_t i, double gain) {
     const struct commvq_code *c = u->code;
     size_t at = i / c->pairs * c->stride + i % c->pairs;
@@ -114,7 +114,7 @@ static double size_of(const struct setup *u, size_t i, double gain) {
     return (double)u->rotation.magnitude * sqrt(2) * (mean + gain * (double)c->steps[at] * (double)c->largest[at]);
 }
 
-/* The logit of slot t, and in *terms what its terms can come to. */
+/* Returns the logit of slot t, and in *terms the largest sum that the sizes of its terms can have. */
 static double logit_of(const struct setup *u, const float *channels, const float *q, size_t t, double gain, double *terms) {
     const struct commvq_code *c = u->code;
     double sum = 0;

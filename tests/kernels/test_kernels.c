@@ -363,7 +363,7 @@ static void test_exp_over_the_whole_range(void **state) {
     }
 }
 
-/* What lies between pages is not touched. */
+/* Bytes between pages are not touched. */
 static void test_exp_of_pages(void **state) {
     (void)state;
     struct random random = {11};
@@ -475,7 +475,7 @@ static void test_silu_mul_over_the_whole_range(void **state) {
 
 /* ---- multiply_i16 ---------------------------------------------------------------------------------------------------------- */
 
-/* Where column c of k numbers has the i-th. */
+/* Returns where the i-th number of column c lies, of columns of k numbers. */
 static size_t at_column(size_t k, size_t c, size_t i) { return c / 16 * 16 * k + i / 2 * 32 + c % 16 * 2 + i % 2; }
 
 /* Columns and rows whose products are the largest there are: what sums in 32 bits must bear. Guards stand behind every array. */
@@ -528,7 +528,7 @@ static void products_in_16_bits(void **state) {
 
 /* ---- The choice of the tier ------------------------------------------------------------------------------------------------ */
 
-/* What another process of this program says, started with TERSE_CPU as given. */
+/* Reads the line that another process of this program prints, started with TERSE_CPU as given. */
 static void say_with(const char *cpu, char *line, int size) {
     char self[4000], command[4200];
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);

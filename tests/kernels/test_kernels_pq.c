@@ -30,7 +30,7 @@ struct sample {
     float centroids[MOST_CENTROIDS];
 };
 
-/* As format/page_layout.h says, bit by bit. */
+/* Stores a code as format/page_layout.h says, bit by bit. */
 static void put_code(unsigned char *planes, unsigned bits, size_t t, unsigned code) {
     for (unsigned part = 8; part; part /= 2) {
         if (!(bits & part)) continue;
@@ -235,8 +235,8 @@ static double widest_range(const struct sample *s, const float *q) {
     return widest;
 }
 
-/* What a tier that reads centroids as bytes may be off by in a score, for one query and token: its query is fixed point, and the
- * terms of lows and steps cancel. */
+/* Returns the error that a tier that reads centroids as bytes may make in a score, for one query and token: its query is fixed point, and the terms
+ * of lows and steps cancel. */
 static double fixed_error(const struct sample *s, const float *q, size_t t) {
     if (!pq_reads_u8(&s->p)) return 0;
     double largest = 0, codes = 0, terms = 0;
@@ -249,7 +249,7 @@ static double fixed_error(const struct sample *s, const float *q, size_t t) {
     return largest / 65278 * 1.001 * codes + EPSILON * (double)(s->hd + 4) * terms + 1e-30 * codes;
 }
 
-/* Whether a tier takes queries as fixed point. */
+/* Returns whether a tier takes queries as fixed point. */
 static bool reads_fixed(const struct sample *s, const struct tier *k) {
     return (k->pq->has_register_lut && pq_reads_u8(&s->p)) || (k->pq->reads_rows_i16 && s->p.rows_i16);
 }
@@ -306,8 +306,8 @@ static void scores_equal_sums_over_centroids(void **state) {
 
 /* ---- Values ------------------------------------------------------------------------------------------------------------------ */
 
-/* What a tier that reads centroids as bytes may be off by in a value, for one query and channel: its weights are fixed point, off
- * by one part in `parts` of the largest, and the terms of lows and steps cancel. */
+/* Returns the error that a tier that reads centroids as bytes may make in a value, for one query and channel: its weights are fixed point, off by one
+ * part in `parts` of the largest, and the terms of lows and steps cancel. */
 static double u8_error(const struct sample *s, const float *weights, size_t c, double parts) {
     if (!pq_reads_u8(&s->p)) return 0;
     double step = (double)s->p.step[c], sum = 0, largest = 0, codes = 0;

@@ -52,7 +52,7 @@ static slot_call *call_of(const struct tier *k, const struct slot *slot) {
     return call;
 }
 
-/* Whose queries are prepared first. */
+/* Returns the function that prepares the slot's queries; NULL: the slot takes them as they are. */
 static prepare_call *prepare_of(const struct tier *k, const struct slot *slot) {
     return !slot->keys           ? NULL
            : slot->codec == Q8_0 ? k->scaled->prepare_q8_0
@@ -68,7 +68,7 @@ static void call_slot(const struct tier *k, const struct slot *slot, const float
     call_of(k, slot)(prepare ? tables : in, G, hd, page, out);
 }
 
-/* Whether products are of numbers in fixed point. */
+/* Returns whether the slot multiplies numbers in fixed point. */
 static bool is_fixed(const struct tier *k, const struct slot *slot) {
     return slot->codec != F16 && (k->isa == CPU_AVX2 || k->isa == CPU_AVXVNNI || k->isa == CPU_AVX512);
 }
@@ -139,8 +139,8 @@ static void make_page(struct random *random, const struct slot *slot, enum fill 
     free(half);
 }
 
-/* Of in[G][K] times the page: sums[G][N], the sums of the absolute products, and what multiplies the part of the largest by which
- * fixed point may be off: of all K, and with a largest for each 32 of them. */
+/* The product of in[G][K] and the page: the sums [G][N], the sums of the absolute products, and the factors of the error of fixed point, which is a
+ * part of the largest number: with one largest of all K, and with a largest for each 32 of them. */
 struct oracle {
     double want[MOST_G * MOST_HD], terms[MOST_G * MOST_HD], fixed[MOST_G * MOST_HD], by_group[MOST_G * MOST_HD];
 };
@@ -189,7 +189,7 @@ static void ask_oracle(const struct slot *slot, const float *in, size_t G, size_
     }
 }
 
-/* Of lanes that hold no number the others are free. */
+/* A lane that is NaN does not affect the others. */
 static void anchor_scores_are_sums_over_rows(void **state) {
     (void)state;
     enum { MOST = 9, STRIDE = 80 };

@@ -55,7 +55,7 @@ static uint16_t random_half(struct random *random, enum weights kind) {
     }
 }
 
-/* Of MXFP4. The largest is that of the other types' largest weights, about, so that bounds for sums serve. */
+/* Returns an exponent of MXFP4. The largest is about that of the other types' largest weights, so that the bounds of sums hold for it too. */
 static uint8_t random_exponent(struct random *random, enum weights kind) {
     switch (kind) {
     case WEIGHTS_ZERO: return 0;
@@ -208,16 +208,16 @@ static void multiply(const struct tier *k, enum tensor_type type, const void *w,
     for (size_t t = 0; t < count; t++) memory_free(fixed[t]);
 }
 
-/* Of one vector. */
+/* Multiplies one vector. */
 static void matvec(const struct tier *k, enum tensor_type type, const void *w, size_t row_bytes, size_t rows, size_t n,
                    const float *x, float *y) {
     multiply(k, type, w, row_bytes, rows, n, x, 0, 1, y, rows);
 }
 
-/* How far from exact a sum of products w x may be, relative to the sum of |w x|: unit roundoff times the number of roundings that a
- * term can go through. The scalar one rounds the product, adds it to a run of `step` products and adds up the runs: 1 + step + n /
- * step. The others fuse product and addition and hold at least eight partial sums, so a term meets n / 8 roundings at most, three
- * for the sums of four lanes or more and two when the rest of a row is added. */
+/* Returns how far from exact a sum of products w x may be, relative to the sum of |w x|: unit roundoff times the number of roundings that a term can
+ * go through. The scalar kernel rounds the product, adds it to a run of `step` products and adds up the runs: 1 + step + n / step. The others fuse
+ * product and addition and hold at least eight partial sums, so a term is rounded at most n / 8 times, three times for the sums of four lanes or
+ * more and twice when the rest of a row is added. */
 static double allowed_error(const struct tier *k, size_t block, size_t n) {
     size_t step = block == 1 ? 32 : block;
     double roundings = k == scalar() ? 1 + (double)step + (double)n / (double)step : (double)n / 8 + 6;
@@ -392,7 +392,7 @@ static void test_matvec_picks_each_weight(void **state) {
     }
 }
 
-/* What is not finite in the vector may not vanish, whatever the weights. */
+/* A number of the vector that is not finite must show in the result, whatever the weights. */
 static void test_matvec_of_infinities(void **state) {
     (void)state;
     struct random random = {8};

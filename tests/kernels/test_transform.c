@@ -380,7 +380,7 @@ static void the_largest_sums(void **state) {
     }
 }
 
-/* Of a head without bits every key scores the offset, and no sum is touched. */
+/* In a head without bits every key scores the offset, and no sum is touched. */
 static void heads_without_bits(void **state) {
     (void)state;
     struct random random = {4};

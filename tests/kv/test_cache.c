@@ -228,7 +228,7 @@ static void deep_caches_equal_dense_attention(void **state) {
     }
 }
 
-/* What is read faster because its centroids lie on a grid, and what is not, head beside head. */
+/* Heads that are read faster because their centroids lie on a grid, and heads that are not, work beside each other. */
 static void heads_may_be_read_in_different_ways(void **state) {
     (void)state;
     static const char *const methods[] = {"million-4", "million-2", "million-4x8", "cq-2", "antkv-2"};

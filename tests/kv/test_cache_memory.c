@@ -1,5 +1,5 @@
-/* What the cache allocates: exactly what it reports and predicts, nothing during a layer; and every refused allocation is survived.
- * This program brings its own base/memory, which counts and refuses. */
+/* The cache allocates exactly what it reports and predicts, and nothing during a layer, and it survives every refused allocation. This program brings
+ * its own base/memory, which counts and refuses. */
 #include "backend/cpu/kv/fill.h"
 #include "backend/cpu/kv/state.h"
 #include "base/memory.h"

@@ -164,7 +164,7 @@ static void pages_lie_in_memory_once(void **state) {
     count_pool(caches, 2, &held, &sets);
     assert_int_equal(held, 7);
     assert_int_equal(sets, 7);
-    /* Where one of them lets pages go, they are the other's alone; what nobody holds is used again before anything is allocated. */
+    /* Pages that one of them frees belong to the other alone; pages that nobody holds are used again before anything is allocated. */
     assert_int_equal(cache_truncate(caches[0], 100, NULL), TERSE_OK);
     cache_report(caches[0], &one);
     assert_int_equal(one.codes, 2 * set);
@@ -198,7 +198,7 @@ static void expect_refused(struct oracle *o, uint64_t n, enum terse_status wante
     assert_int_equal(cache_length(o->cache), length);
 }
 
-/* Of which no output is compared. */
+/* Runs a step without comparing its output. */
 static void run_step(struct oracle *o, enum cache_step_kind kind, size_t n) {
     enum { WIDTH = 4 * 32 };
     float *rows[3];
@@ -294,7 +294,7 @@ static void refused_memory_leaves_both_as_they_were(void **state) {
 
 /* ---- The budget */
 
-/* Of what a cache allocates, that which holds no keys and values. */
+/* Returns the bytes that a cache allocates for anything but keys and values. */
 static size_t workspace_bytes(const struct cache *cache) {
     size_t angles = 2 * cache->rotary.pairs * sizeof(float);
     size_t bytes = (cache->scratch.floats + cache->observed_floats + cache->fit_floats) * sizeof(float) + cache->selection.bytes +

@@ -1,4 +1,4 @@
-/* What became of each part of a sequence, by methods that keep, evict, anchor and choose. */
+/* The map tells which tokens of each part of a sequence are exact, compressed, evicted and read, by methods that keep, evict, anchor and choose. */
 #include "support/fixture_model.h"
 #include "support/session_steps.h"
 #include "terse.h"
@@ -36,7 +36,7 @@ static int free_engine(void **state) {
     return 0;
 }
 
-/* Of a session that has read a prompt and then two tokens more, TOKENS in all. */
+/* Maps a session that has read a prompt and then two tokens more, TOKENS in all. */
 static void map_of(const char *method, struct terse_token_share shares[PARTS]) {
     struct terse_session_options options = short_session_options(method, WINDOW);
     struct terse_codebook *codebook = NULL;

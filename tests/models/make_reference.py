@@ -132,7 +132,7 @@ def perplexity(model, vocabulary, tokens):
 
 
 def logits(model, vocabulary, tokens):
-    """Of each position log p of the likeliest 16 tokens and of those of rank 32, 64, ..., as far as a base file tells them from impossible."""
+    """Returns for each position log p of the likeliest 16 tokens and of those of rank 32, 64, ..., if a base file tells them from impossible."""
     tokens = window(vocabulary, tokens, LOGITS_CONTEXT)
     rows = []
     for row in log_probabilities(model, tokens[:-1], LOGITS_CONTEXT // 2):

@@ -1,4 +1,4 @@
-"""What the public models are asked: the same for make_reference.py, which asks other software, and for test_models.py, which asks terse."""
+"""The questions and texts for the public models: make_reference.py gives them to other software, and test_models.py gives the same to terse."""
 import hashlib
 import os
 import struct

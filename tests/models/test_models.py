@@ -32,7 +32,7 @@ LEAD = {"f16": 0.3, "default": 0.5}
 
 
 def terse(*arguments):
-    """What the command prints; waiting threads sleep, and no profile that somebody has is found."""
+    """Returns what the command prints. Its waiting threads sleep, and it finds no profile that a user has."""
     done = subprocess.run([served.COMMAND, *arguments], env=served.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise AssertionError("terse %s: exit %d: %s" % (" ".join(arguments), done.returncode, done.stderr))
@@ -58,7 +58,7 @@ class Base:
 
 
 class Checks:
-    """What is checked of each model; `main` makes a class of it for each. The server has an f16 cache."""
+    """The checks of one model; `main` makes a class of it for each. The server has an f16 cache."""
 
     path = reference = None
 

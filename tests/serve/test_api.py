@@ -275,7 +275,7 @@ class Fields(ServedTest):
         self.assertIn("$ref", error[2]["error"]["message"])
 
     def test_json_of_nested_models(self):
-        """What pydantic makes of an optional field, a nested model and a pattern."""
+        """The schema is the one that pydantic writes for an optional field, a nested model and a pattern."""
         code = {"type": "object", "properties": {"id": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}}, "required": ["id"], "additionalProperties": False}
         schema = {"$defs": {"Code": code}, "type": "object", "additionalProperties": False, "required": ["code", "next"],
                   "properties": {"code": {"$ref": "#/$defs/Code"}, "next": {"anyOf": [{"$ref": "#/$defs/Code"}, {"type": "null"}]}}}

@@ -1,4 +1,4 @@
-"""What hostile and careless clients meet: sizes, depths, bytes that are no text, slowness, missing keys, pages of other origins."""
+"""The server withstands hostile and careless clients: sizes, depths, bytes that are no text, slowness, missing keys, pages of other origins."""
 import json
 import tempfile
 import threading
@@ -10,7 +10,7 @@ BODY = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 
 
 def drain(s):
-    """What the server sends until it closes."""
+    """Returns what the server sends until it closes."""
     data = b""
     try:
         while True:

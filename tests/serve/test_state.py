@@ -1,4 +1,4 @@
-"""What outlives a request: prefixes across restarts (--state-dir), and the counters of /metrics."""
+"""Tests of state that outlives a request: prefixes across restarts (--state-dir), and the counters of /metrics."""
 import os
 import shutil
 import signal

@@ -454,7 +454,7 @@ static void compare(struct oracle *o, uint32_t layer, const float *q, const floa
 
 /* ---- Steps */
 
-/* What a step of the oracle does to where tokens lie. */
+/* A move describes how a step of the oracle changes where tokens lie. */
 struct move {
     enum cache_step_kind kind;
     size_t before, n, window_before, window, sinks, anchors;
@@ -512,7 +512,7 @@ static void check_rotation(const struct oracle *o, const float *raw, const float
     }
 }
 
-/* What a backend that keeps the rotated keys to itself has made of them. */
+/* Rotates the keys as a backend does that does not give its rotated keys back. */
 static void rotate_keys(const struct oracle *o, const float *raw, float *k, size_t token) {
     double rotated[256];
     size_t hd = o->setup.head_dim;
@@ -543,8 +543,8 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
         round_row(v, n * k_width);
     }
     memcpy(stored(o, o->k, layer, move->before), k, n * k_width * sizeof *k);
-    /* Of a prefill in pieces nobody wants the first half's outputs, as in a model's last layer; where anchors are chosen it counts
-     * all the same. */
+    /* The first half's outputs of a prefill in pieces are not computed, as in a model's last layer; where anchors are chosen, that half's queries are
+     * observed all the same. */
     size_t needed = move->kind == CACHE_STEP_PREFILL && piece ? n / 2 : 0, observed = o->kv->queries_to_observe(o->cache, needed);
     assert_int_equal(observed, !move->anchors ? 0 : move->kind == CACHE_STEP_PAPER ? n : needed);
     for (size_t first = 0; first < observed; first += each)

@@ -29,7 +29,7 @@ void encoder_free(struct encoder *encoder);
 float *encoder_numbers(struct encoder *encoder, size_t *n);
 const float *encoder_gradient(const struct encoder *encoder);
 const float *encoder_codebook(const struct encoder *encoder);
-/* Of them those of the network, which encoding would need besides the codebook. */
+/* Returns how many of these numbers are the network's, which encoding would need besides the codebook. */
 size_t encoder_network_numbers(const struct encoder *encoder);
 
 enum encoder_mode {

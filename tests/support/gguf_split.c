@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* As the entry stands in the file: of a string its length before it, of an array the elements' type and number. */
+/* Copies the entry as it stands in the file: before a string stands its length, before an array the elements' type and number. */
 static void copy_entry(struct gguf_writer *writer, const struct gguf_entry *entry) {
     char key[256];
     size_t before = entry->type == GGUF_STRING ? 8 : entry->type == GGUF_ARRAY ? 12 : 0;

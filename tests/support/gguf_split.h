@@ -4,7 +4,7 @@
 
 #include "gguf/gguf.h"
 
-/* How a split departs from a sound one: all zeros, from none. Parts are counted from 0. */
+/* The damage makes one part of a split differ from a sound one; all zeros: no damage. Parts are counted from 0. */
 struct gguf_split_damage {
     uint32_t part;              /* what follows is of this one */
     int number, count, tensors; /* added to what its keys say; of part 0 alone `tensors` */

@@ -22,14 +22,14 @@
 
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
-/* Which end of the memory touches an inaccessible page. With GUARD_END the address is only as aligned as `bytes` is. */
+/* The side says which end of the memory touches an inaccessible page. With GUARD_END the address is only as aligned as `bytes` is. */
 enum guard_side { GUARD_END, GUARD_START };
 
 /* `bytes` bytes filled with 0xA5 (as floats: tiny, as codes: arbitrary); stays until guard_release. bytes 0 gives a valid pointer
  * to nothing. */
 void *guard_bytes(size_t bytes, enum guard_side side);
 float *guard_floats(size_t n, enum guard_side side);
-/* A copy of data[bytes]. */
+/* Returns a copy of data[bytes]. */
 void *guard_copy(const void *data, size_t bytes, enum guard_side side);
 /* Frees everything that guard_* gave out. */
 void guard_release(void);

@@ -1,4 +1,4 @@
-/* What the CPU has made of a codebook's parameters, for tests that call codecs themselves. */
+/* Gives a codebook's parameters in the CPU's prepared form to tests that call codecs themselves. */
 #ifndef TERSE_TESTS_PREPARED_H
 #define TERSE_TESTS_PREPARED_H
 
@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-/* For codec_shape.learned; prepares the codebook if nobody has. NULL where the side learns nothing or `codebook` is NULL. */
+/* Returns the value for codec_shape.learned, and prepares the codebook if nobody has. NULL where the side learns nothing or `codebook` is NULL. */
 static inline const void *prepared_learned(const struct terse_codebook *codebook, enum codec_side side, uint32_t layer,
                                            uint32_t head) {
     const struct cpu_codebook *prepared = NULL;

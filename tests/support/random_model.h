@@ -19,7 +19,7 @@ struct random_model_spec {
 };
 extern const struct random_model_spec random_models[];
 extern const size_t n_random_models;
-/* Of each architecture with experts. */
+/* One model of each architecture with experts. */
 #define RANDOM_EXPERT_MODELS 3
 extern const struct random_model_spec random_expert_models[RANDOM_EXPERT_MODELS];
 

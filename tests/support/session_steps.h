@@ -5,12 +5,13 @@
 #include "engine/engine.h"
 #include "terse.h"
 
-/* Of a cache of `method` with a recent window of so many tokens, for sequences of up to 1,000 tokens whatever the model's context. */
+/* Returns the options of a cache of `method` whose recent window has `tail_tokens` tokens, for sequences of up to 1,000 tokens whatever the model's
+ * context. */
 struct terse_session_options short_session_options(const char *method, uint32_t tail_tokens);
-/* On a backend and with so many threads. */
+/* Starts an engine on a backend with `threads` threads. */
 struct terse_engine *must_start(const struct backend *backend, const struct terse_model *model, uint32_t threads);
 struct terse_session *must_open(struct terse_engine *engine, const struct terse_session_options *options);
-/* Whatever else is usual. */
+/* Opens a session of a method with the default options otherwise. */
 struct terse_session *must_open_method(struct terse_engine *engine, const char *method);
 void must_prefill(struct terse_session *session, const int32_t *tokens, size_t n);
 /* Appends n tokens as they are sampled, to out[n]. */

@@ -52,7 +52,7 @@ class Terminal:
         return before
 
     def idle(self, seconds):
-        """What is written within so many seconds."""
+        """Returns what is written within `seconds` seconds."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0 and self._read(left):
             pass

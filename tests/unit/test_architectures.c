@@ -1,5 +1,5 @@
-/* What files of gpt2 and mpt models may contain and no fixture does: optional tensors, quantized fused matrices, whatever is missing,
- * too much or out of range, and how far learned positions reach. The models are made here, with random weights. */
+/* Tests files of gpt2 and mpt models with content that no fixture has: optional tensors, quantized fused matrices, tensors and keys that are missing,
+ * too many or out of range, and the end of learned positions. The models are made here, with random weights. */
 #include "backend/cpu/kernels/weights/ops.h"
 #include "base/half.h"
 #include "base/memory.h"
@@ -68,7 +68,7 @@ static void add_vector(struct builder *b, const char *name, uint64_t n, float me
     gguf_writer_tensor(&b->writer, name, TENSOR_F32, 1, &n, values);
 }
 
-/* Where blocks have half floats, and what to put there for weights of about the spread that 128 columns want; the rest is any bytes. */
+/* The offsets of the half floats of blocks, and the values that give weights about the spread that 128 columns need; the other bytes are random. */
 static const struct quantized {
     enum tensor_type type;
     int n_halves;
@@ -335,7 +335,7 @@ static void test_optional_tensors(void **state) {
 
 /* ---- Slopes */
 
-/* As transformers' build_mpt_alibi_tensor(heads, 2) has them. */
+/* The expected slopes are those of transformers' build_mpt_alibi_tensor(heads, 2). */
 static void test_slopes(void **state) {
     (void)state;
     static const struct {

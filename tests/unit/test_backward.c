@@ -89,7 +89,7 @@ static int32_t *random_tokens(const struct terse_model *model, size_t n) {
     return tokens;
 }
 
-/* What a window delivers, kept. */
+/* Keeps the rows that a window delivers. */
 enum { K, K_ROTATED, V, DK, DV, KEPT };
 struct kept {
     const struct terse_model *model;
@@ -175,7 +175,7 @@ static void check_rows(const char *name, const char *what, const float *rows, co
     if (!(apart <= ROW_BOUND * size)) fail_msg("%s: %s are %g of the largest apart", name, what, apart / size);
 }
 
-/* Of `samples` elements of a KV head: the first token's, one of the last that matters, the largest, then random ones. */
+/* Picks an element of a KV head: sample 0 is the first token's, 1 one of the last token that matters, 2 the largest, the others are random. */
 static size_t pick(const struct kept *kept, const float *gradients, size_t head, size_t sample) {
     size_t hd = kept->model->head_dim, width = kept->model->kv_heads * hd, largest = head * hd;
     size_t channel = head * hd + next_random() % hd;
@@ -357,7 +357,7 @@ static void check_equal(const struct kept *a, const struct kept *b) {
     for (int i = 0; i < KEPT; i++) assert_memory_equal(a->rows[i], b->rows[i], a->model->layers * a->per_layer * sizeof(float));
 }
 
-/* What stays for announced windows of so many tokens: everything, one layer, nothing. The same window gives the same bits. */
+/* Rows of every layer, of one, or of none stay in memory, depending on the announced windows' tokens. The same window gives the same bits. */
 static void test_staying_rows_change_nothing(void **state) {
     (void)state;
     /* Norms of heads; a clamp and no gate; experts, whose inner rows never stay; norms after; both parts of a layer beside each other. */
@@ -392,7 +392,7 @@ static void test_staying_rows_change_nothing(void **state) {
     }
 }
 
-/* Where they find no memory, it goes without them. */
+/* Without memory for the rows that stay, the pass goes on without them. */
 static void test_no_memory_for_staying_rows(void **state) {
     (void)state;
     struct terse_model *model = fixture_model("qwen3");

@@ -132,7 +132,7 @@ static void test_a_reply_that_goes_on(void **state) {
         char *closed, *open;
         assert_int_equal(terse_chat_render(&s.model, name, begun + 1, 2, true, &open, NULL), TERSE_OK);
         assert_string_equal(open + strlen(open) - strlen(begun[2].content), begun[2].content);
-        /* As it would stand in a longer conversation, up to its end. */
+        /* An open reply is the beginning of what a closed one renders to. */
         const struct terse_message plain[] = {{"user", "Hi"}, {"assistant", "Well"}};
         terse_string_free(open);
         assert_int_equal(terse_chat_render(&s.model, name, plain, 2, true, &open, NULL), TERSE_OK);
@@ -258,7 +258,7 @@ static void open_model_with_marks(struct sample *s, bool spm) {
     s->model = (struct terse_model){.tokenizer = s->tokenizer.tokenizer};
 }
 
-/* How many tokens are marks, and what all tokens say. */
+/* Returns how many tokens are marks, and writes the text of all tokens to text[capacity]. */
 static size_t count_marks(const struct sample *s, const int32_t *tokens, size_t n, char *text, size_t capacity) {
     size_t marks = 0, size = 0;
     for (size_t i = 0; i < n; i++) {
@@ -320,7 +320,7 @@ static void check_hostile(const struct sample *s, const char *format, size_t hos
     terse_tokens_free(without);
     terse_tokens_free(tokens);
     terse_string_free(rendered);
-    /* What follows the reply does not depend on it. */
+    /* The tokens that follow the reply do not depend on it. */
     memcpy(messages, tame, sizeof tame);
     messages[2].content = hostile % 2 ? all_marks() : "";
     assert_int_equal(terse_chat_tokenize(&s->model, format, messages, 4, 3, true, &tokens, &n, NULL), TERSE_OK);

@@ -201,7 +201,7 @@ static void test_order(void **state) {
     terse_codebook_free(codebook);
 }
 
-/* What a codec keeps beside the centroids lies in a tensor of its own: parameters are [set][centroids, frame]. */
+/* The parameters that a codec keeps beside the centroids lie in a tensor of their own: parameters are [set][centroids, frame]. */
 static void test_frames(void **state) {
     (void)state;
     struct codebook_info info = codebook_sample_info();

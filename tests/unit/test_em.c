@@ -219,7 +219,7 @@ static double error_by_brute_force(const struct em_points *points, struct em_sha
     return left / whole;
 }
 
-/* With 10,000 points iterations look at samples of them. */
+/* With 10,000 points iterations read samples of them. */
 static void errors_are_those_of_the_tables_and_fall(void **state) {
     (void)state;
     enum { MOST = 10000, G = 6, ROUNDS = 6 };

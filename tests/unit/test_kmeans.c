@@ -423,7 +423,7 @@ static void repairs_choose_as_documented(void **state) {
     assert_true(centroids[2] == -10); /* the lower index */
     assert_true(centroids[3] == 10);
     assert_true(centroids[0] == (float)(19.0 / 5));
-    /* With weight on the nines, the first of them, and then what is next but not the other nine. */
+    /* With weight on the nines, the first of them is taken, and then the next point that is not the other nine. */
     memcpy(data.weights, (float[]){1, 2, 2, 1, 1.5f, 1, 1000, 1}, N * sizeof(float));
     result = fit(weighted(&data), K, &options, centroids);
     assert_int_equal(result.repaired, 2);

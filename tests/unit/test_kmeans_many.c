@@ -50,7 +50,7 @@ static struct kmeans_result fit(const struct kmeans_points *points, size_t k, co
     return result;
 }
 
-/* Of every point with its nearest centroid. */
+/* Returns the sum over all points of the squared distance to the nearest centroid, weighted. */
 static double exact_objective(const struct kmeans_points *points, const float *centroids, size_t k) {
     double sum = 0;
     for (size_t r = 0; r < points->n; r++) {
@@ -184,7 +184,7 @@ static void threads_change_no_bit(void **state) {
     data_free(&data);
 }
 
-/* As many centroids as there are different points, or more: no error is left, and none comes from numbers at the end of their range. */
+/* With as many centroids as there are different points, or more, no error is left, not even with numbers at the end of their range. */
 static void enough_centroids_leave_no_error(void **state) {
     (void)state;
     enum { N = 6000, D = 2, DISTINCT = 1030, K = 1300 };

@@ -80,7 +80,7 @@ static void test_words_of_another_engine(void **state) {
     mapped_file_close(&file);
 }
 
-/* What a name brings besides its expression, and its aliases. "12" tells qwen2 from the others, "'S" gpt-2 and default. */
+/* Checks the flags that come with each name besides its expression, and the aliases. "12" tells qwen2 from the others, "'S" gpt-2 and default. */
 static void test_names(void **state) {
     (void)state;
 #define DIGITS \

@@ -1,4 +1,4 @@
-/* How a model rotates, where the caller says it and not its file: frequencies against the formulas, and against files that say the same. */
+/* Tests the rotation that the caller gives instead of the model's file: frequencies against the formulas, and against files that say the same. */
 #include "model/model.h"
 
 #include <math.h>

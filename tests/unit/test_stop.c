@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-/* What should be shown of a text. */
+/* Returns how many bytes of a text should be shown: those before the first stop string. */
 static size_t end_of(const char *text, const char *const *strings, size_t n, bool *stopped) {
     size_t end = strlen(text);
     *stopped = false;

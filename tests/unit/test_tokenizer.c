@@ -251,7 +251,7 @@ static void random_text(char *text, int most) {
 
 enum { MAX_MERGES = 80 };
 
-/* Of all neighbours, the pair earliest in the list, leftmost first, is merged; over and over. */
+/* Merges, until no pair is left, the pair of neighbours that is earliest in the list, the leftmost first. */
 static void merge_by_list(struct pieces *p, char merges[][2][MAX_BYTES + 1], int n_merges) {
     for (int rank = 0; rank < n_merges; rank++)
         for (int at = 0; at + 1 < p->n; at++)
@@ -309,7 +309,7 @@ static void test_byte_level_against_its_definition(void **state) {
     }
 }
 
-/* Of all neighbours that make a token, the pair that makes the one with the highest score, leftmost first, is merged. */
+/* Merges, until no pair is left, the pair of neighbours that makes the token with the highest score, the leftmost first. */
 static void merge_by_score(struct pieces *p, const struct texts *v) {
     for (;;) {
         int best = -1;

@@ -45,7 +45,7 @@ static double distortion(const double *levels, size_t n) {
     return sum / sqrt(2 * M_PI);
 }
 
-/* Of quads that have nibbles of their own; what the stream does is the encoder's (tests/backend/test_transform_codec.c). */
+/* Tests quads that have nibbles of their own; the encoder decides what the stream does (tests/backend/test_transform_codec.c). */
 static void levels_have_the_distortion_that_is_claimed(void **state) {
     (void)state;
     for (int b = 4; b <= TRANSFORM_BITS_MAX; b++) {
@@ -149,7 +149,7 @@ static double total_cost(const struct transform_share *shares) {
     return sum;
 }
 
-/* What `bits` bits leave if each goes to the quad for which it saves most, whether they fill nibbles or not. */
+/* Returns the cost that `bits` bits leave if each goes to the quad for which it saves most, whether they fill nibbles or not. */
 static double least_cost(const struct transform_share *shares, size_t bits) {
     uint8_t own[SHARES][QUADS] = {{0}};
     double sum = 0;

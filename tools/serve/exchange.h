@@ -11,7 +11,7 @@
 struct MHD_Connection;
 struct exchange;
 
-/* With two owners; NULL: no memory. */
+/* Makes an exchange that has two owners. NULL: no memory. */
 struct exchange *exchange_new(void);
 void exchange_release(struct exchange *exchange);
 
@@ -26,7 +26,7 @@ void exchange_add(struct exchange *exchange, const void *bytes, size_t n);
 void exchange_end(struct exchange *exchange);
 /* Ends the reply wherever it is, so that nothing waits for it; nothing happens to one that has ended. */
 void exchange_close(struct exchange *exchange);
-/* Whether nobody waits for the reply any more: asks the socket itself, which HTTP does not look at while the connection is suspended. */
+/* Returns whether nobody waits for the reply any more. Asks the socket itself, because HTTP does not look at it while the connection is suspended. */
 bool exchange_gone(struct exchange *exchange);
 
 /* ---- HTTP's side */

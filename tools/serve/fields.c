@@ -61,7 +61,7 @@ static const struct {
     {"prompt_cache_retention", NULL},
     {"prediction", NULL},
     {"parallel_tool_calls", NULL},
-    /* Where llama.cpp computes, and how soon. Prompts that do not fit are refused, so nothing is discarded. */
+    /* These tell llama.cpp where to compute and how fast. Prompts that do not fit are refused, so nothing is discarded. */
     {"id_slot", NULL},
     {"n_keep", NULL},
     {"n_discard", NULL},

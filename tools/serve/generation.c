@@ -97,7 +97,7 @@ static enum terse_status add_text(struct generation *g, const char *text, size_t
     return g->text.failed ? no_memory(error) : TERSE_OK;
 }
 
-/* What the detokenizer and the stop strings held back. */
+/* Adds the text that the detokenizer and the stop strings still hold back. */
 void generation_finish(struct generation *g, enum finish finish) {
     struct terse_error error;
     size_t n;

@@ -1,4 +1,4 @@
-/* A reply, token by token. What a call fails with is for the task's client. */
+/* Writes a reply token by token. The errors of these calls are meant for the task's client. */
 #ifndef TERSE_SERVE_GENERATION_H
 #define TERSE_SERVE_GENERATION_H
 
@@ -18,9 +18,9 @@ bool generation_logs_prompt(const struct generation *g);
 /* Begins to read, in the session that there is, the prompt behind `cached`, of whose tokens log probabilities are kept where they are asked for;
  * or, where the reply was preempted, all that was read. */
 enum terse_status generation_begin_prompt(struct generation *g, struct terse_error *error);
-/* Of the prompt's tokens, to another reply to it. */
+/* Copies the log probabilities of the prompt's tokens from another reply to the same prompt. */
 enum terse_status generation_copy_logs(struct generation *g, const struct generation *from, struct terse_error *error);
-/* Whether generation_start was called: then the session must be kept, for its random numbers and its JSON text. */
+/* Returns whether generation_start was called: then the session must be kept, for its random numbers and its JSON text. */
 bool generation_started(const struct generation *g);
 /* Gives back what it takes of the budget. */
 enum terse_status generation_preempt(struct generation *g, struct terse_error *error);

@@ -120,7 +120,7 @@ static uint64_t address_number(struct MHD_Connection *mhd) {
     const struct sockaddr *address = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
     uint64_t number = 0;
     if (address && address->sa_family == AF_INET) return ((const struct sockaddr_in *)address)->sin_addr.s_addr;
-    /* Of IPv6 the network: a client has as many hosts in it as it likes. */
+    /* Only the network of an IPv6 address counts: a client has as many hosts in it as it likes. */
     if (address && address->sa_family == AF_INET6)
         memcpy(&number, &((const struct sockaddr_in6 *)address)->sin6_addr, sizeof number);
     return number;
@@ -135,7 +135,7 @@ static bool names_this_machine(const char *host) {
     return n && (!host[n] || host[n] == ':');
 }
 
-/* Whether a page of this origin may ask: the server's own, or --cors. A request without an origin does not come from a page. */
+/* Returns whether a page of this origin may ask: the server's own page, or one that --cors names. A request without an origin comes from no page. */
 static bool origin_allowed(const struct http *http, struct MHD_Connection *mhd, struct incoming *in) {
     const struct server *server = http->server;
     const char *origin = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "Origin");
@@ -201,7 +201,7 @@ static enum MHD_Result send_exchange(struct http *http, struct MHD_Connection *m
     return queue(http, mhd, status, response);
 }
 
-/* What a browser asks before it lets another origin's page ask. */
+/* Answers the preflight request that a browser sends before it lets another origin's page ask (CORS). */
 static enum MHD_Result send_preflight(struct http *http, struct MHD_Connection *mhd, struct incoming *in) {
     struct MHD_Response *response = MHD_create_response_from_buffer(0, "", MHD_RESPMEM_PERSISTENT);
     if (!response) return MHD_NO;
@@ -242,7 +242,7 @@ static enum MHD_Result begin_request(struct http *http, struct MHD_Connection *m
     return announced_body(mhd) > http->server->most_body ? send_too_large(http, mhd, in) : MHD_YES;
 }
 
-/* What is too much is read on, so that the client reads the answer; but not for ever. */
+/* Reads on beyond the limit, up to twice as much, and drops it, so that the client gets to read the answer. */
 static enum MHD_Result add_body(struct http *http, struct incoming *in, const char *data, size_t n) {
     uint64_t most = http->server->most_body;
     in->received += n;

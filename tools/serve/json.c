@@ -51,8 +51,8 @@ cJSON *api_error_json(const struct api_error *error) {
 
 enum { MOST_VALUES = 1 << 20 }; /* each takes cJSON some 100 bytes */
 
-/* What cJSON does not bound or would lose: counts what separates values outside of strings, and finds the first escaped NUL character, at
- * which a string would end; its offset, or n. */
+/* Looks for what cJSON neither bounds nor keeps: counts the characters outside of strings that separate values, and returns the offset of the first
+ * escaped NUL character, at which cJSON would end a string, or n. */
 static size_t find_nul_escape(const char *text, size_t n, size_t *separators) {
     bool in_string = false;
     *separators = 0;

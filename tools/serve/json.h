@@ -1,4 +1,4 @@
-/* What a request's JSON says: reading the text (by cJSON), and its fields with their types checked. Errors are OpenAI's. */
+/* Reads a request's JSON text (by cJSON) and its fields, whose types it checks. Errors have OpenAI's form. */
 #ifndef TERSE_SERVE_JSON_H
 #define TERSE_SERVE_JSON_H
 
@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What a request is answered with where it fails. */
+/* The error with which a failed request is answered. */
 struct api_error {
     int status;       /* HTTP's; 0: none so far */
     const char *code; /* "model_not_found", or NULL */
@@ -21,18 +21,18 @@ __attribute__((format(printf, 5, 6))) bool api_fail(struct api_error *error, int
 /* {"error": {...}}; NULL: no memory. */
 cJSON *api_error_json(const struct api_error *error);
 
-/* A text of JSON. NULL, with *error, where text[n] is no UTF-8, no JSON, has strings with NUL characters, more than a million values, or
- * is deeper than cJSON goes (1,000). Released by cJSON_Delete. */
+/* Parses a text of JSON. Returns NULL, with *error, where text[n] is no UTF-8, no JSON, has strings with NUL characters, more than a million values,
+ * or is deeper than cJSON goes (1,000). Released by cJSON_Delete. */
 cJSON *json_read(const char *text, size_t n, struct api_error *error);
 
-/* What a value is called in messages: "a string". */
+/* Returns the name of a value's type for messages: "a string". */
 const char *json_kind(const cJSON *value);
 
-/* An object's field, NULL where it is missing or null. */
+/* Returns an object's field, NULL where it is missing or null. */
 const cJSON *json_field(const cJSON *object, const char *name);
 
-/* The field's value to *value, which stays as it is where the field is missing or null. False, with *error, where it is of another type or
- * out of range. */
+/* Each writes the field's value to *value, which stays as it is where the field is missing or null. Returns false, with *error, where it is of
+ * another type or out of range. */
 bool json_flag(const cJSON *object, const char *name, bool *value, struct api_error *error);
 bool json_whole(const cJSON *object, const char *name, int64_t least, int64_t most, int64_t *value, struct api_error *error);
 bool json_number(const cJSON *object, const char *name, double least, double most, double *value, struct api_error *error);

@@ -1,4 +1,4 @@
-/* What the server has done since it began, for Prometheus. Any thread may add to it. */
+/* Counts what the server has done since it began, for Prometheus. Any thread may add to the counters. */
 #ifndef TERSE_SERVE_METRICS_H
 #define TERSE_SERVE_METRICS_H
 
@@ -38,14 +38,14 @@ void metrics_end(struct metrics *metrics);
 void metrics_add(struct metrics *metrics, uint64_t *counter, uint64_t n);
 void metrics_observe(struct metrics *metrics, enum metrics_latency latency, double seconds);
 
-/* What is so now. */
+/* The server's state at the time of a scrape. */
 struct metrics_state {
     uint32_t slots, busy, waiting;
     uint64_t kv_bytes, kv_budget;    /* of the engine, prefixes included; 0: no limit */
     struct terse_cache_report cache; /* of the busy slots together */
     double bits_per_value;           /* theirs, by what they hold */
 };
-/* Prometheus' text format. */
+/* Adds the metrics to `text` in Prometheus' text format. */
 void metrics_write(struct metrics *metrics, const struct metrics_state *state, struct buffer *text);
 
 #endif

@@ -1,4 +1,4 @@
-/* What clients are sent: a task's progress as events or as one JSON object, in the form of the API that it came by. */
+/* Sends a task's progress to its client, as events or as one JSON object, in the form of the API that the request came by. */
 #ifndef TERSE_SERVE_REPLY_H
 #define TERSE_SERVE_REPLY_H
 

@@ -1,4 +1,4 @@
-/* What a request asks to be generated: its JSON, checked, as prompts of tokens and settings. All forms of the API meet here. */
+/* Turns a request's JSON into prompts of tokens and settings, checked. Requests of all forms of the API become the same struct here. */
 #ifndef TERSE_SERVE_REQUEST_H
 #define TERSE_SERVE_REQUEST_H
 
@@ -36,7 +36,7 @@ struct request {
     struct terse_logit_bias *biases; /* sampling's */
 };
 
-/* What requests are checked against. Used by many threads at once, so it does not change. */
+/* The limits and defaults that requests are checked against. Many threads use them at once, so they do not change. */
 struct request_limits {
     const struct terse_model *model;
     uint32_t vocabulary;

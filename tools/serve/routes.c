@@ -265,7 +265,7 @@ static double f16_bytes(const struct server *server, uint64_t tokens) {
 
 static bool is_busy(const struct slot_view *view) { return view->state != GENERATION_QUEUED && view->state != GENERATION_DONE; }
 
-/* For each part of the tokens, in percent: exact, compressed, evicted, read by the last step. */
+/* Returns for each part of the tokens how much of it is exact, compressed, evicted and read by the last step, in percent. */
 static cJSON *parts_json(const struct terse_token_share *parts) {
     cJSON *json = cJSON_CreateArray();
     for (size_t i = 0; i < SLOT_PARTS; i++) {

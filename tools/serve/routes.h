@@ -1,4 +1,4 @@
-/* What each address answers. Knows nothing of sockets. */
+/* Answers the requests to each address. Knows nothing of sockets. */
 #ifndef TERSE_SERVE_ROUTES_H
 #define TERSE_SERVE_ROUTES_H
 
@@ -22,7 +22,7 @@ struct call {
 void routes_answer(struct server *server, struct call *call);
 /* Makes the error the answer. */
 void routes_refuse(struct call *call, const struct api_error *error);
-/* Whether an address takes a body by this method. */
+/* Returns whether an address takes a body with this HTTP method. */
 bool routes_takes_body(const char *method, const char *path);
 
 #endif

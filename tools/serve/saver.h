@@ -20,7 +20,7 @@ struct saver *saver_start(struct store *store, void (*done)(void *user), void *u
 void saver_give(struct saver *saver, struct saving *saving);
 /* One that has been saved, or could not be; NULL: none has come back. */
 struct saving *saver_take(struct saver *saver);
-/* When all have come back. Accepts NULL. */
+/* Stops the thread and frees the saver, when all sessions have come back. Accepts NULL. */
 void saver_stop(struct saver *saver);
 
 #endif

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* When a client last began a reply, so that clients take turns; the oldest is forgotten first. */
+/* A turn records when a client last began a reply, so that clients take turns; the oldest is forgotten first. */
 enum { TURNS = 64 };
 struct turn {
     uint64_t client, number; /* number 0: none */
@@ -68,7 +68,7 @@ static uint32_t active(const struct scheduler *s) {
     return n;
 }
 
-/* Whether a slot's generation takes part in steps. */
+/* Returns whether a slot's generation takes part in steps. */
 static bool runs(const struct generation *g) {
     return g && g->session && (g->state == GENERATION_READING || g->state == GENERATION_WRITING);
 }
@@ -272,7 +272,7 @@ static enum terse_status preempt(struct scheduler *s, struct generation *g, stru
     return TERSE_OK;
 }
 
-/* Of two replies, and of two to one prompt. */
+/* Returns whether reply a began after b; of two replies to one prompt the later index is the newer. */
 static bool is_newer(const struct generation *a, const struct generation *b) {
     return a->began > b->began || (a->began == b->began && a->index > b->index);
 }
@@ -330,8 +330,8 @@ static void take_turn(struct scheduler *s, uint64_t client) {
     s->turns[at] = (struct turn){client, ++s->newest_turn};
 }
 
-/* Whether task `a` goes before the older task `b`: clients with fewer replies running first, then those who have not begun one for longer; of one
- * client's tasks, those with fewer replies running. */
+/* Returns whether task `a` goes before the older task `b`. Clients with fewer running replies go first, then those who have not begun one for longer;
+ * of one client's tasks, the one with fewer running replies. */
 static bool goes_before(const struct scheduler *s, const struct task *a, const struct task *b) {
     if (a->client == b->client) return a->running < b->running;
     size_t running_a = running_of(s, a->client), running_b = running_of(s, b->client);
@@ -498,7 +498,7 @@ static void end_at_fault(struct scheduler *s, struct generation *g, enum terse_s
     end_generation(s, g);
 }
 
-/* Those that were preempted come before all that wait: they have waited longer. One that does not fit though nobody else runs never will. */
+/* Resumes preempted replies before any waiting task begins: they have waited longer. One that does not fit though nobody else runs never will. */
 static void resume_preempted(struct scheduler *s) {
     struct generation *g;
     if (!running(s) && !s->saving) s->blocked = false;
@@ -576,7 +576,7 @@ static size_t without_ended(struct scheduler *s, size_t n) {
     return kept;
 }
 
-/* What a step made of a prompt; one that was read to its end begins to be answered. */
+/* Takes note of how far a step has read a prompt; the reply to one that was read to its end begins. */
 static void look_at_prompt(struct scheduler *s, const struct terse_step_item *item, const struct terse_error *error) {
     struct generation *g = generation_of(s, item->session); /* NULL: its task ended with another's prompt */
     struct terse_error own;
@@ -674,7 +674,7 @@ enum terse_status scheduler_start(const struct scheduler_options *options, struc
                                   struct terse_error *error) {
     struct terse_session *session;
     *scheduler = NULL;
-    /* What no session can be made with is known before anyone asks. */
+    /* Options that no session can be made with are found before anyone asks. */
     enum terse_status status = terse_session_new(options->engine, &options->session, &session, error);
     if (status) return status;
     terse_session_free(session);

@@ -18,11 +18,11 @@ struct scheduler_options {
     struct metrics *metrics; /* to add to */
 };
 
-/* What the options point to must outlive it. */
+/* Starts the scheduler's thread. The objects that the options point to must outlive it. */
 enum terse_status scheduler_start(const struct scheduler_options *options, struct scheduler **scheduler, struct terse_error *error);
 
 enum scheduler_answer { SCHEDULER_TAKEN, SCHEDULER_FULL, SCHEDULER_STOPPING };
-/* Any thread. Only what is taken belongs to the scheduler from then on. */
+/* Hands over a task, from any thread. It belongs to the scheduler only if the answer is SCHEDULER_TAKEN. */
 enum scheduler_answer scheduler_submit(struct scheduler *scheduler, struct task *task);
 
 /* From here on nothing is taken, and what has not begun is refused; replies that are being written go on. */
@@ -35,7 +35,7 @@ void scheduler_free(struct scheduler *scheduler);
 
 enum { SLOT_PARTS = 96 }; /* in which a slot's tokens are shown */
 
-/* What a slot does; after a reply, what it left. */
+/* The state of a slot; after a reply, the state that the reply left. */
 struct slot_view {
     enum generation_state state;
     char task[48];                 /* the reply's id, "" before the first */

@@ -1,4 +1,4 @@
-/* What the server's parts share. It does not change while the server runs, but for what says so. */
+/* The state that the server's parts share. Only the fields that say so change while the server runs. */
 #ifndef TERSE_SERVE_SERVER_H
 #define TERSE_SERVE_SERVER_H
 

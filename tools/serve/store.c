@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* As many as an engine keeps prefixes. A shorter sequence is read again as fast as it is loaded. */
+/* The store keeps as many files as an engine keeps prefixes. A shorter sequence than LEAST_TOKENS is read again as fast as it is loaded. */
 enum { MOST_FILES = 16, LEAST_TOKENS = 128 };
 
 /* A file's name says what it holds: a hash of its tokens, and how many they are. No text of a request is in it. */

@@ -1,4 +1,4 @@
-/* What a stream that captures keeps, and the last error. */
+/* The emulated runtime's state: the work that a capturing stream records, and the last error. */
 #ifndef TESTS_CUDA_EMULATION_CAPTURE_H
 #define TESTS_CUDA_EMULATION_CAPTURE_H
 
@@ -6,9 +6,9 @@
 
 #include <functional>
 
-/* Whether the stream captures; then `work` is kept for the graph. */
+/* Returns whether the stream is capturing; `work` is then kept for the graph, and not done now. */
 bool emulated_captures(cudaStream_t stream, std::function<void()> work);
-/* What cudaGetLastError says next. */
+/* Sets the error that cudaGetLastError returns next. */
 void emulated_fail(cudaError_t error);
 
 #endif

@@ -18,7 +18,7 @@ def bracketed(text, at):
 
 
 def kernel_before(text, end):
-    """Where the kernel's name begins, that ends at `end`: name or name<...>."""
+    """Returns where the kernel's name that ends at `end` begins: name or name<...>."""
     at = end
     while text[at - 1].isspace():
         at -= 1
