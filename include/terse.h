@@ -98,7 +98,7 @@ struct terse_model_info {
  * memory-mapped and must not change while the model lives. */
 TERSE_API enum terse_status terse_model_load(const char *path, struct terse_model **model, struct terse_error *error);
 
-/* The same from `size` bytes in memory, which must be 32-byte aligned, stay unchanged and outlive the model. `name`: the path in messages. */
+/* Loads a model from `size` bytes in memory, which must be 32-byte aligned, stay unchanged and outlive it. `name`: the path in messages. */
 TERSE_API enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
                                                     struct terse_error *error);
 
@@ -173,8 +173,8 @@ struct terse_message {
     const char *content;
 };
 
-/* A conversation as tokens in the model's chat format, BOS included where the format has it. Special tokens are the format's own alone: what
- * messages say is text, "<|eot_id|>" too. `format`: one of terse_chat_format_name, or NULL to recognise the model's own template; an unknown
+/* Tokenizes a conversation in the model's chat format, BOS included where the format has it. Special tokens are the format's own alone: the
+ * contents of messages are text, "<|eot_id|>" too. `format`: one of terse_chat_format_name, or NULL to recognise the model's own template; an unknown
  * template is TERSE_E_UNSUPPORTED. In the model's own format a conversation that does not begin with a system message gets the one that the
  * template has for that case, if it is a literal text; a system message without text keeps it away. `after`: only what follows the content
  * of the after-th message, which a session has read already; 0: all. `open_reply` ends where the assistant speaks next: where the last message
@@ -184,7 +184,7 @@ TERSE_API enum terse_status terse_chat_tokenize(const struct terse_model *model,
                                                 const struct terse_message *messages, size_t n_messages, size_t after,
                                                 bool open_reply, int32_t **tokens, size_t *n_tokens, struct terse_error *error);
 TERSE_API void terse_tokens_free(int32_t *tokens);
-/* The same conversation, all of it, as text to be read by people: *text is released by terse_string_free. */
+/* Renders the same conversation, all of it, as text to be read by people: *text is released by terse_string_free. */
 TERSE_API enum terse_status terse_chat_render(const struct terse_model *model, const char *format,
                                               const struct terse_message *messages, size_t n_messages, bool open_reply, char **text,
                                               struct terse_error *error);
@@ -280,7 +280,7 @@ struct terse_codebook_info {
 
 /* Loads a codebook file (docs/codebook-format.md). The calls that make a session check that it fits the model and the method. */
 TERSE_API enum terse_status terse_codebook_load(const char *path, struct terse_codebook **codebook, struct terse_error *error);
-/* The same from memory, which need not be aligned or stay. `name`: the path in messages. */
+/* Loads a codebook from memory, which need not be aligned or stay. `name`: the path in messages. */
 TERSE_API enum terse_status terse_codebook_load_memory(const void *data, size_t size, const char *name,
                                                        struct terse_codebook **codebook, struct terse_error *error);
 /* The file is in its place when it is whole; on failure what was there stays. */
@@ -354,7 +354,7 @@ TERSE_API uint64_t terse_session_length(const struct terse_session *session); /*
  * see, where anchors would be left in some heads and not in others, or where a JSON text (terse_session_require_json) would be cut. */
 TERSE_API enum terse_status terse_session_truncate(struct terse_session *session, uint64_t n, struct terse_error *error);
 
-/* A second session of the same sequence, options and sampler, on the same engine; from here on each goes its own way. They share the sealed
+/* Makes a second session of the same sequence, options and sampler, on the same engine; from here on each goes its own way. They share the sealed
  * pages; window, exact rows and what the method learned are copied. Counters begin at 0. */
 TERSE_API enum terse_status terse_session_fork(const struct terse_session *session, struct terse_session **copy,
                                                struct terse_error *error);
@@ -365,7 +365,7 @@ TERSE_API enum terse_status terse_engine_keep_prefix(struct terse_engine *engine
                                                      struct terse_error *error);
 TERSE_API void terse_engine_drop_prefixes(struct terse_engine *engine);
 
-/* A new session for a prompt tokens[n]: as terse_session_new, but it holds the first *held of them already where the engine has kept a sequence
+/* Makes a session for a prompt tokens[n]: as terse_session_new, but it holds the first *held of them already where the engine has kept a sequence
  * of the same method, options of the cache and codebook that begins with them; *held < n, or 0. Read the others next.
  *
  * A sequence that was kept whole is held whole, by any method, as if it had gone on. Where the prompt leaves it, the session holds of its first
@@ -382,7 +382,7 @@ TERSE_API enum terse_status terse_session_new_with_prefix(struct terse_engine *e
  * one is there, whole. TERSE_E_UNSUPPORTED of one that requires JSON. Another thread may call it beside work on others. */
 TERSE_API enum terse_status terse_session_save(const struct terse_session *session, const char *path, struct terse_error *error);
 
-/* A new session that goes on where the saved one was: same tokens, same logits, same random numbers; nothing is computed. Sealed pages are read
+/* Makes a session that goes on where the saved one was: same tokens, same logits, same random numbers; nothing is computed. Sealed pages are read
  * where they lie in the file, which is mapped and must not change while the session or a fork of it lives; to save over it makes another file.
  * `options` must have the method, cache options and codebook of the saved session. TERSE_E_ARGUMENT: the file is of another model, method or
  * codebook; TERSE_E_FORMAT: it is damaged; TERSE_E_UNSUPPORTED: of another version; TERSE_E_CONTEXT: of more tokens than the context. */

@@ -86,7 +86,7 @@ async def ask(port, path, body):
 
 
 class Reply:
-    """A reply's text, and the times at which its pieces came, in seconds since the request."""
+    """What came, and when: times of pieces with text, in seconds since the request."""
 
     def __init__(self):
         self.text, self.times, self.usage = "", [], None
@@ -285,7 +285,7 @@ async def run_gap(command, options, tokens, text):
 
 
 async def watch_file(folder):
-    """Waits for a state file in the folder. Returns when it began to be there, when it was whole, and its bytes."""
+    """When a state file that is written to the folder began to be there, when it was whole, and its bytes."""
     began = None
     while True:
         for entry in os.scandir(folder):

@@ -9,7 +9,7 @@
 /* `count * size` bytes aligned to MEMORY_ALIGN, not cleared; NULL when refused or when the product overflows. count 0 gives a
  * valid pointer. Released by memory_free. */
 void *memory_array(size_t count, size_t size);
-/* The same, cleared. */
+/* Does the same, with the memory cleared. */
 void *memory_zeros(size_t count, size_t size);
 void memory_free(void *memory);
 

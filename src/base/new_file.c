@@ -115,7 +115,7 @@ static int name_it(struct new_file *file) {
     return -1;
 }
 
-/* So that the new name is on the disk too. The file is in its place whatever this comes to. */
+/* Synchronizes the folder, so that the new name is on the disk too. The file is in its place even if this fails. */
 static void sync_folder(struct new_file *file) {
     int folder = open(folder_of(file->path, file->own), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0) return;

@@ -21,7 +21,7 @@ enum terse_status new_file_open(struct new_file *file, const char *path, struct 
 /* Writes all of it; 0 or an errno. */
 int new_file_write(struct new_file *file, const void *data, size_t bytes);
 
-/* Each ends the file's making and frees what it holds. Publishing fails with TERSE_E_IO and leaves what was in its place. */
+/* Each ends the making of the file and frees the struct's memory. Publishing may fail with TERSE_E_IO, and then leaves what was in its place. */
 enum terse_status new_file_publish(struct new_file *file, struct terse_error *error);
 void new_file_drop(struct new_file *file); /* accepts one that is ended, or zeros */
 

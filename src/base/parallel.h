@@ -1,8 +1,8 @@
 /* Work of a decoding step that all threads of a thread pool share, some microseconds of it at a time.
  *
- * Owns the thread pool's workers. Between two pieces of work, and at barriers, a thread polls for as long as such waits have been short, and sleeps where
- * they have not: OpenMP's runtime polls for milliseconds, so that where other programs keep the processors busy a thread that has nothing to do takes
- * the time of the one that it waits for. Work that takes longer (prompts, learning) stays with OpenMP.
+ * Owns the thread pool's workers. Between two pieces of work, and at barriers, a thread polls for as long as such waits have been short, and sleeps
+ * where they have not: OpenMP's runtime polls for milliseconds, so that where other programs keep the processors busy a thread that has nothing to
+ * do takes the time of the one that it waits for. Work that takes longer (prompts, learning) stays with OpenMP.
  *
  * Threads: a struct parallel is driven by one thread at a time, the one that called parallel_drive. The other functions are for any thread.
  */

@@ -120,7 +120,7 @@ enum terse_status codebook_begin(const struct codebook_info *info, struct terse_
     return status;
 }
 
-/* One part of one set is finite in half precision. */
+/* Checks that one part of one set is finite in half precision. */
 static enum terse_status check_part(const struct terse_codebook *codebook, enum codec_side side, enum codebook_part part,
                                     size_t set, struct terse_error *error) {
     size_t n = codebook_part_floats(&codebook->info, side, part);

@@ -52,7 +52,7 @@ struct codec_shape codebook_shape(const struct codebook_info *info, enum codec_s
 enum terse_status codebook_new(const struct codebook_info *info, const float *keys, const float *values,
                                struct terse_codebook **codebook, struct terse_error *error);
 
-/* One of random numbers, as learning would leave them but for what they say: for measuring speed. `pairs` of channels are rotated
+/* Makes a codebook of random numbers, in the form that learning would leave them, for measuring speed. `pairs` of channels are rotated
  * together, as commvq_set_pairing has them. */
 enum terse_status codebook_random(const struct codebook_info *info, size_t pairs, bool adjacent, struct terse_codebook **codebook,
                                   struct terse_error *error);
@@ -72,7 +72,7 @@ enum codebook_part { CODEBOOK_CENTROIDS, CODEBOOK_NORMALIZATION };
 size_t codebook_part_floats(const struct codebook_info *info, enum codec_side side, enum codebook_part part);
 /* The half floats of the set-th layer and KV head; NULL where the side has no such part. */
 const uint16_t *codebook_halves(const struct terse_codebook *codebook, enum codec_side side, enum codebook_part part, size_t set);
-/* Both parts of a set as floats[codec_parameters]. */
+/* Writes both parts of a set as floats[codec_parameters]. */
 void codebook_parameters(const struct terse_codebook *codebook, enum codec_side side, size_t set, float *floats);
 
 /* Tells codebooks apart: of the method, the shape and every parameter. */
@@ -90,7 +90,7 @@ struct codebook_form_ops {
  * that is being made wait for it. A failure leaves the codebook as it was. */
 enum terse_status codebook_form(const struct terse_codebook *codebook, const struct codebook_form_ops *ops, const void **form,
                                 struct terse_error *error);
-/* The same if it has been made, else NULL. */
+/* Returns the form if it has been made, else NULL. */
 const void *codebook_form_made(const struct terse_codebook *codebook, const struct codebook_form_ops *ops);
 
 /* Memory of the parameters and of all forms made so far. */

@@ -88,7 +88,7 @@ size_t codec_normalization_floats(const struct codec *codec, struct codec_shape 
     return codec->normalized ? normalization_floats(shape.head_dim) : 0;
 }
 
-/* Without those of the normalization. */
+/* Returns the number of a codec's parameters without those of the normalization. */
 static size_t own_parameters(const struct codec *codec, struct codec_shape shape) {
     switch (codec->learner) {
     case CODEC_LEARNS_KMEANS: return ((size_t)1 << shape.bits) * shape.head_dim;

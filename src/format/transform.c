@@ -203,7 +203,7 @@ static uint64_t all_nibbles_at(const struct transform_share *shares, size_t n, s
     return sum;
 }
 
-/* One more nibble to the share for which it saves most; false: none can take one. */
+/* Gives one more nibble to the share for which it saves most; false: none can take one. */
 static bool add_nibble(const struct transform_share *shares, size_t n, size_t quads) {
     double most = 0;
     const struct transform_share *best = NULL;
@@ -214,7 +214,7 @@ static bool add_nibble(const struct transform_share *shares, size_t n, size_t qu
     return best && nibble_saving(best, quads, true) > 0;
 }
 
-/* In nibbles. */
+/* Returns the budget in nibbles. */
 static uint64_t budget_of(size_t n, uint32_t head_dim, double rate) {
     return (uint64_t)(rate * (double)n * (double)(head_dim / TRANSFORM_QUAD) / TRANSFORM_NIBBLE_BITS + 1e-6);
 }

@@ -1,4 +1,4 @@
-/* From moments to parameters. */
+/* Computes the parameters of the codec transform from moments. */
 #include "format/transform_fit.h"
 
 #include "base/eigen.h"

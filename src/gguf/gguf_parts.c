@@ -191,7 +191,7 @@ enum terse_status gguf_add_parts(struct gguf *gguf, const char *path, struct ter
     return status;
 }
 
-/* ---- What there is */
+/* ---- The parts and their names */
 
 uint32_t gguf_part_count(const struct gguf *gguf) { return gguf->n_parts + 1; }
 

@@ -136,7 +136,7 @@ static void add_chunk(struct page_pool *pool, struct page_chunk *chunk) {
     pool->chunks = chunk;
 }
 
-/* Page sets of the pool that nobody holds and that can be written. */
+/* Counts the page sets of the pool that no cache holds and that can be written. */
 static size_t count_unheld(const struct page_pool *pool) {
     size_t n = 0;
     for (const struct page_chunk *chunk = pool->chunks; chunk; chunk = chunk->next)

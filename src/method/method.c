@@ -231,7 +231,7 @@ static void write_row_name(const struct row *row, const struct numbers *numbers,
 static void write_name(const struct row *row, const struct numbers *numbers, const char *name, struct method *method) {
     struct coding row_key = row_coding(&row->key, numbers), row_value = row_coding(&row->value, numbers);
     bool own = same_coding(&method->key, &row_key) && same_coding(&method->value, &row_value);
-    /* Then the codecs say everything. */
+    /* `plain`: the names of the codecs say everything. */
     bool plain = row->policy->keeps_all && (!learns(row->key) || row->key.codec == &codec_transform);
     char key[20], value[20], codecs[44];
     write_coding(&method->key, key, sizeof key);

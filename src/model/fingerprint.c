@@ -10,7 +10,7 @@ enum { SAMPLES = 5, SAMPLE_BYTES = 4096 };
 
 static void put_u64(XXH64_state_t *hash, uint64_t value) { XXH64_update(hash, &value, sizeof value); }
 
-/* With its length, so that what follows cannot be mistaken for a part of it. */
+/* Hashes a string with its length, so that no part of what follows can be mistaken for a part of it. */
 static void put_string(XXH64_state_t *hash, struct gguf_string string) {
     put_u64(hash, string.size);
     XXH64_update(hash, string.data, string.size);
@@ -52,7 +52,7 @@ static void fetch_tensor(const struct gguf_tensor *tensor) {
     }
 }
 
-/* Without its weights: only its name and shape. */
+/* Hashes a tensor; without `weights` only its name and shape. */
 static uint64_t hash_tensor(const struct gguf_tensor *tensor, bool weights) {
     XXH64_state_t hash;
     XXH64_reset(&hash, 0);

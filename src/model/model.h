@@ -16,7 +16,7 @@ struct matrix {
     const float *bias; /* [rows], or NULL */
 };
 
-/* Some rows of a matrix, where they lie. */
+/* Returns some rows of a matrix, where they lie. */
 static inline struct matrix matrix_rows(const struct matrix *matrix, uint32_t first, uint32_t rows) {
     struct matrix part = *matrix;
     part.data = (const char *)matrix->data + (size_t)first * matrix->row_bytes;

@@ -253,7 +253,7 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
     return status || !m->experts ? status : load_experts(l, index);
 }
 
-/* One u32 of the architecture's metadata; `fallback` when missing. */
+/* Reads one u32 of the architecture's metadata; `fallback` when missing. */
 static enum terse_status read_u32(struct loader *l, const char *name, uint32_t fallback, uint32_t *value) {
     char key[128];
     bool found;
@@ -262,7 +262,7 @@ static enum terse_status read_u32(struct loader *l, const char *name, uint32_t f
     return gguf_get_u32(l->model->gguf, key, value, &found, l->error);
 }
 
-/* One u32 of the architecture's metadata, 1..most; `fallback` when missing, which 0 makes an error. */
+/* Reads one u32 of the architecture's metadata, 1..most; `fallback` when missing, which 0 makes an error. */
 static enum terse_status read_size(struct loader *l, const char *name, uint32_t fallback, uint32_t most, uint32_t *value) {
     char key[128];
     bool found;
@@ -276,7 +276,7 @@ static enum terse_status read_size(struct loader *l, const char *name, uint32_t 
     return TERSE_OK;
 }
 
-/* One number of the architecture's metadata, 0..most; `fallback` when missing, which a negative one makes an error. */
+/* Reads one number of the architecture's metadata, 0..most; `fallback` when missing, which a negative one makes an error. */
 static enum terse_status read_number(struct loader *l, const char *name, float fallback, float most, float *value) {
     char key[128];
     bool found;
@@ -425,7 +425,7 @@ static enum terse_status load_rope(struct loader *l) {
     return load_frequencies(l, ROPE_FACTORS, &m->rope, frequency);
 }
 
-/* Frequencies of sliding layers that turn in their own way, and the order of layers. */
+/* Loads the frequencies of sliding layers that have a rotation of their own, and sets the order of layers. */
 static enum terse_status load_sliding(struct loader *l) {
     struct terse_model *m = l->model;
     uint32_t *order = (uint32_t *)(void *)l->next_vector, n_full = m->layers - m->sliding, full = 0, slide = n_full;

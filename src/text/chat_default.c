@@ -40,7 +40,7 @@ static bool take(struct span *s, const char *text) {
     return true;
 }
 
-/* The same where the text is a word. */
+/* Does the same where the text is a whole word. */
 static bool take_word(struct span *s, const char *word) {
     size_t n = strlen(word);
     return (s->n == n || (s->n > n && is_blank(s->at[n]))) && take(s, word);
@@ -159,7 +159,7 @@ static enum when both(enum when a, enum when b) {
     return NEVER;
 }
 
-/* One condition of those that "and" joins. */
+/* Judges one condition of those that "and" joins. */
 static enum when judge_part(const struct search *s, struct span part) {
     while (part.n > 1 && part.at[0] == '(' && part.at[part.n - 1] == ')') part = strip((struct span){part.at + 1, part.n - 2});
     if (is(part, "loop.first") || is(part, "messages") || is(part, "true")) return ALWAYS;
@@ -246,7 +246,7 @@ static bool take_set(struct search *s, struct span name, struct span value) {
     return when == WITHOUT_SYSTEM && same(name, s->name) && read_value(s, value) && s->text[0];
 }
 
-/* In a loop over the messages, under a condition that the message is the system's: {% set FLAG = true %}. */
+/* Notes FLAG of {% set FLAG = true %} in a loop over the messages, under a condition that the message is the system's. */
 static void note_flag(struct search *s, struct span before, struct span name, struct span value) {
     struct span test = before;
     bool of_role = take_word(&test, "if") && take(&test, "message") && (take(&test, "['role']") || take(&test, ".role")) &&

@@ -59,7 +59,7 @@ static int hex_digit(unsigned char c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Returns whether the digits of \u so far can become what must come: the second half of a pair, or anything but that. */
+/* Returns whether the digits of \u so far can begin a unit that is allowed here: the second half of a pair, or anything but that. */
 static bool unit_possible(struct json_way *s) {
     unsigned bits = 4u * s->step, low = (unsigned)s->unit << bits, high = low | ((1u << bits) - 1);
     if (s->low_surrogate ? high < 0xdc00 || low > 0xdfff : low >= 0xdc00 && high <= 0xdfff) return false;
@@ -400,8 +400,8 @@ static bool begins_value(const struct json_schema *schema, struct json_way *s, u
     return s->where == VALUE || (s->where == FIRST_ITEM && begin_item(schema, s));
 }
 
-/* The first byte of a value of a union: the i-th way becomes the first of its kinds that the byte may begin, and there is a way more for each
- * other. */
+/* Takes the first byte of a value of a union: the i-th way goes on with the first of its kinds that the byte may begin, and a way is added for
+ * each other such kind. */
 static bool split(const struct json_schema *schema, struct json_state *state, uint32_t i, unsigned char c) {
     const struct json_node *node = &schema->node[state->way[i].node];
     struct json_way before;

@@ -1,5 +1,5 @@
-/* JSON text, byte by byte: whether what has been written can still become a value that a schema allows. For sampling that only lets such text
- * through: from every state that is reached some text leads to a whole value.
+/* Reads JSON text byte by byte and tells whether it can still be continued to a value that a schema allows. It is for sampling that only lets such
+ * text through: from every state that is reached some text leads to a whole value.
  *
  * Whitespace runs to JSON_SPACES bytes and numbers to JSON_NUMBER, so that a text cannot go on without saying anything. Strings are
  * UTF-8 and hold no lone surrogates (RFC 8259 with the restrictions of RFC 7493).

@@ -44,7 +44,7 @@ static void count(const cJSON *schema, struct counts *n) {
     }
 }
 
-/* ---- Where in a schema something is, for messages */
+/* ---- Places in a schema, for messages */
 
 struct place {
     const struct place *up;     /* NULL: the schema itself */

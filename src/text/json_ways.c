@@ -62,7 +62,7 @@ static uint32_t object_levels(const struct json_schema *schema, const struct jso
     return most + 1;
 }
 
-/* From what is known of the others so far. */
+/* Computes a node's levels from those of the other nodes that are known so far. */
 static uint32_t levels_of(const struct json_schema *schema, const struct json_node *node) {
     uint32_t least = NEVER, levels;
     if (node->is_union) {

@@ -96,7 +96,7 @@ static bool emit(struct parser *p, struct instruction instruction) {
     return true;
 }
 
-/* Before what begins at `at`, whose jumps stay within it. */
+/* Inserts an instruction before the code that begins at `at`, whose jumps stay within it. */
 static bool insert(struct parser *p, uint32_t at, struct instruction instruction) {
     struct pattern *out = p->pattern;
     if (!emit(p, instruction)) return false;
@@ -119,7 +119,7 @@ static bool add_ranges(struct parser *p, const struct range *ranges, uint32_t n)
     return true;
 }
 
-/* All that is not in ranges[n], which are in order and apart. */
+/* Adds all characters that are not in ranges[n], which are in order and apart. */
 static bool add_others(struct parser *p, const struct range *ranges, uint32_t n) {
     uint32_t from = 0;
     for (uint32_t i = 0; i < n; i++) {

@@ -1,5 +1,5 @@
-/* Regular expressions, character by character: whether a text that has begun can still become one that matches. The "pattern" of a JSON
- * schema.
+/* Matches regular expressions character by character and tells whether a text that has begun can still be continued to one that matches. They
+ * are the "pattern" of a JSON schema.
  *
  * As in ECMA-262: literals; . and classes ([a-z], [^,], \d \w \s and \D \W \S); escapes (\t \n \r \f, \xHH, \uHHHH, a backslash before
  * punctuation); groups ( ) and (?: ); | ? * + {n} {n,} {n,m}, also lazy, which changes nothing of what matches; ^ at the beginning and $ at

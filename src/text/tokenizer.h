@@ -30,9 +30,9 @@ struct text_span {
     size_t begin, end;
 };
 
-/* The same with TERSE_TOKENIZE_PARSE_SPECIAL for a text of which some parts, literal[n_literal], in order and apart, are what somebody says:
- * no special token is found in them that only TERSE_TOKENIZE_PARSE_SPECIAL would find or that the text has outside of them, white space
- * excepted. Only text[first ..] is tokenized. *tokens is released by free. */
+/* Does the same with TERSE_TOKENIZE_PARSE_SPECIAL for a text some parts of which, literal[n_literal], in order and apart, are the contents of
+ * messages: no special token is found in them that only TERSE_TOKENIZE_PARSE_SPECIAL would find or that the text has outside of them, white
+ * space excepted. Only text[first ..] is tokenized. *tokens is released by free. */
 enum terse_status tokenizer_encode_around(const struct tokenizer *tokenizer, const char *text, size_t n_bytes, size_t first,
                                           const struct text_span *literal, size_t n_literal, int32_t **tokens, size_t *n_tokens,
                                           struct terse_error *error);

@@ -65,7 +65,7 @@ void additive_solve(size_t n, size_t d, double *normal, double *right, double ri
 
 /* ---- Memory ----------------------------------------------------------------------------------------------------------------- */
 
-/* What one slice adds up, and its scratch. */
+/* The sums of one slice, and its scratch. */
 struct slice {
     double *normal, *right; /* [codes][codes], [codes][channels] */
     float *s, *weighted;    /* [CHUNK][codes] */

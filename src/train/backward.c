@@ -28,16 +28,16 @@
 #define PANEL_TOKENS 512               /* enough that dequantizing the weights once per panel costs little */
 #define LOGIT_BYTES ((size_t)32 << 20) /* of a panel of logits, unless that were fewer tokens than */
 #define LOGIT_TOKENS 64
-/* Of rows that stay to save the backward sweep the products that make them again, a seventh of all work: so many layers as fit.
- * What fits depends only on shapes, and changes no bit of the results. */
+/* The memory for rows that stay in it, which saves the backward sweep the products that make them again, a seventh of all work: as many layers
+ * stay as fit. Their number depends only on shapes, and changes no bit of the results. */
 #define STAYING_BYTES ((size_t)512 << 20)
 
-/* What a layer's backward sweep wants of its forward sweep. Of the last layers it stays, of the others it is made again. */
+/* The rows of a layer's forward sweep that its backward sweep needs. Those of the last layers stay, those of the others are made again. */
 struct rows {
     float *q;                 /* [n][Hq][hd], rotated; dL/dq in the end */
     float *k, *k_rotated, *v; /* [n][Hk][hd] */
     float *raw_q, *raw_k;     /* before the norm of heads; where there is one, or a clamp */
-    /* Of a panel where it does not stay */
+    /* These are of a panel alone where the layer's rows do not stay. */
     float *state; /* [n][width], past attention */
     float *merged,
         *fed; /* [n][width], what attention and the feed-forward layer add, before the norms of that, where there are any */
@@ -51,18 +51,18 @@ struct backward {
     uint32_t threads;
     size_t logit_rows;
     uint32_t staying; /* layers whose rows stay, the last ones */
-    /* From the forward sweep to the backward one; of a single layer without gradients */
+    /* The forward sweep leaves these to the backward one; without gradients they are of a single layer. */
     float *hidden;   /* [layers + 1][n][width], entering each layer, and leaving the last */
     float *attended; /* [layers][n][Hq][hd], what attention gives */
     float *log_sum;  /* [layers][n][Hq] */
-    /* Of the window */
+    /* These are of the whole window. */
     float *d_hidden; /* [n][width] */
     struct window_rope rope;
-    /* Of a layer */
+    /* These are of one layer at a time. */
     struct rows rows;  /* [staying] from the last on, then of the layer at hand if it does not stay: rows_of */
     float *d_attended; /* [n][Hq][hd] */
     float *dk, *dv;    /* [n][Hk][hd] */
-    /* Of a panel */
+    /* These are of one panel at a time. */
     float *normed;  /* [panel][width] */
     float *d_inner; /* [panel][feed_forward]; in the forward sweep the activations of a layer that stays */
     float *logits;  /* [logit_rows][vocabulary] */
@@ -78,7 +78,7 @@ struct backward {
 
 static size_t q_width(const struct terse_model *m) { return (size_t)m->query_heads * m->head_dim; }
 
-/* Whether queries or keys must stay as they left their matrix, since a norm or a clamp follows. An architecture has the same norms
+/* These return whether queries or keys must stay as their matrix gave them, since a norm or a clamp follows. An architecture has the same norms
  * in every layer. */
 static bool raw_queries(const struct terse_model *m) { return m->layer[0].q_norm.gain || m->clamp > 0; }
 static bool raw_keys(const struct terse_model *m) { return m->layer[0].k_norm.gain || m->clamp > 0; }
@@ -249,7 +249,7 @@ void backward_free(struct backward *b) {
 
 /* ---- A layer, forward */
 
-/* Where a layer's rows lie among those that stay. */
+/* Returns where a layer's rows lie among those that stay. */
 static size_t place(const struct backward *b, uint32_t layer) { return b->gradients ? layer * b->tokens : 0; }
 
 static float *hidden_of(const struct backward *b, uint32_t layer) { return b->hidden + place(b, layer) * b->model->width; }
@@ -340,7 +340,7 @@ static enum terse_status check_keys(const struct backward *b, uint32_t layer, si
     return status ? status : rows_check_finite(m, MODEL_BEHIND(layer), rows.v, n, model_kv_width(m), error);
 }
 
-/* From the layer's queries, keys and values on. */
+/* Computes the rest of a layer from its queries, keys and values. */
 static void layer_forward(struct backward *b, uint32_t index, size_t n) {
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[index];
@@ -368,9 +368,9 @@ static void layer_forward(struct backward *b, uint32_t index, size_t n) {
     }
 }
 
-/* ---- Backward. d_hidden is the gradient of what leaves the layer at hand, and becomes that of what enters it. */
+/* ---- Backward. d_hidden is the gradient with respect to the layer's output, and is replaced by that with respect to its input. */
 
-/* The loss, and its gradient with respect to what leaves the last layer. */
+/* Computes the loss, and its gradient with respect to the output of the last layer. */
 static enum terse_status output_backward(struct backward *b, const int32_t *tokens, size_t n, double *loss,
                                          struct terse_error *error) {
     const struct terse_model *m = b->model;
@@ -396,7 +396,8 @@ static enum terse_status output_backward(struct backward *b, const int32_t *toke
     return TERSE_OK;
 }
 
-/* Turns the gradient d of what is added to the hidden state into that of the output of the matrix before it: d itself or, through a norm, in `normed`. */
+/* Returns the gradient with respect to the output of the matrix before a sum with the hidden state, d being that of the summand: d itself or,
+ * through a norm, in `normed`. */
 static const float *added_backward(struct backward *b, const struct norm *post, const float *raw, const float *d, size_t count) {
     if (!post->gain) return d;
     copy_rows(b->normed, d, count, b->model->width);
@@ -404,7 +405,7 @@ static const float *added_backward(struct backward *b, const struct norm *post, 
     return b->normed;
 }
 
-/* From d[count][width] of a panel, the gradient of what attention has been added to, to that of the output of attention. */
+/* Computes the gradient with respect to the output of attention from d[count][width] of a panel, that of the sum that attention is added to. */
 static void merge_backward(struct backward *b, uint32_t index, const struct rows *rows, size_t first, const float *d,
                            size_t count) {
     const struct layer *layer = &b->model->layer[index];
@@ -448,7 +449,7 @@ static void feed_backward(struct backward *b, uint32_t index, size_t n) {
     }
 }
 
-/* From the gradients of rotated queries (in q), keys and values to that of what entered the layer. */
+/* Computes the gradient with respect to the layer's input from those of rotated queries (in q), keys and values. */
 static void project_backward(struct backward *b, uint32_t index, size_t n) {
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[index];

@@ -37,13 +37,13 @@ enum terse_status backward_new(const struct terse_model *model, size_t tokens, b
                                struct terse_error *error);
 void backward_free(struct backward *backward);
 
-/* From this call on the loss is that of labels drawn from the model's own predictions, not of the text's next tokens: the expectation of
+/* Makes the loss from this call on that of labels drawn from the model's own predictions, not of the text's next tokens: the expectation of
  * its squared gradient is the Fisher information, which says how far an error moves the predictions whatever the text says
  * (Kunstner, Balles and Hennig 2019). The seed and a position decide on its label. */
 void backward_draw_labels(struct backward *backward, uint64_t seed);
 
-/* One window of n >= 2 tokens: every layer to the sink, and its loss (without gradients not written, and may be NULL). `progress`
- * may be NULL; after an interrupt (TERSE_E_INTERRUPTED, some layers may have been delivered) or another failure the object can
+/* Runs one window of n >= 2 tokens: gives every layer to the sink, and writes the loss (without gradients it is not written, and may be NULL).
+ * `progress` may be NULL; after an interrupt (TERSE_E_INTERRUPTED, some layers may have been delivered) or another failure the object can
  * run another window. One window at a time. The number of threads changes no bit of the rows. */
 enum terse_status backward_run(struct backward *backward, const int32_t *tokens, size_t n, const struct backward_sink *sink,
                                const struct terse_progress *progress, double *loss, struct terse_error *error);

@@ -33,7 +33,7 @@ static struct tile tile_at(const struct attention *a, size_t i, uint32_t head) {
     return (struct tile){head, first, count, count * group_of(a)};
 }
 
-/* Where row m lies in an array [n][Hq][width]. */
+/* Returns where row m lies in an array [n][Hq][width]. */
 static size_t row_offset(const struct attention *a, const struct tile *tile, size_t m, size_t width) {
     size_t group = group_of(a);
     return ((tile->first + m / group) * a->query_heads + tile->head * group + m % group) * width;
@@ -49,13 +49,13 @@ static void gather_queries(const struct attention *a, const struct tile *tile, f
     for (size_t i = 0; i < tile->rows * a->head_dim; i++) to[i] *= a->scale;
 }
 
-/* Of the keys [key, key + n) row m sees the first so many. */
+/* Returns how many of the keys [key, key + n) are no newer than row m's token; the row sees none of the others. */
 static size_t visible_keys(const struct attention *a, const struct tile *tile, size_t m, size_t key, size_t n) {
     size_t seen = tile->first + m / group_of(a) + 1;
     return seen > key ? size_min(seen - key, n) : 0;
 }
 
-/* And does not see the first so many of them, which are too old. */
+/* Returns how many keys from `key` on are older than row m's window, so that it does not see them. */
 static size_t hidden_keys(const struct attention *a, const struct tile *tile, size_t m, size_t key, size_t n) {
     size_t end = tile->first + m / group_of(a) + 1, first = a->window && end > a->window ? end - a->window : 0;
     return first > key ? size_min(first - key, n) : 0;
@@ -67,7 +67,7 @@ static size_t first_key(const struct attention *a, const struct tile *tile) {
     return hidden / KEY_ROWS * KEY_ROWS;
 }
 
-/* What depends on the positions of row m and of the n keys from `key` on. */
+/* Adds ALiBi, which depends on the positions of row m and of the n keys from `key` on. */
 static void add_alibi(const struct attention *a, const struct tile *tile, size_t m, size_t key, size_t n, float *logits) {
     size_t group = group_of(a), token = tile->first + m / group;
     if (!a->slopes) return;
@@ -152,7 +152,8 @@ static size_t seen_by(const struct attention *a, size_t part) {
     return last.first + last.count;
 }
 
-/* What one tile of queries gives to dk and dv: to be added, or the first. With `queries` their gradients take their place. */
+/* Adds to dk and dv the part of one tile of queries, or, with `first`, overwrites them with it. With `queries` the queries' gradients take their
+ * place. */
 static void backward_tile(const struct attention *a, const struct tile *tile, const float *out, const float *log_sum,
                           const float *d_out, const struct part *to, bool first, bool queries, float *scratch) {
     size_t hd = a->head_dim, rows = tile->rows, stride = a->kv_heads * hd, end = tile->first + tile->count;

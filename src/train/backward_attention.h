@@ -1,10 +1,12 @@
 /* Causal attention of one window over itself and its gradients, tile by tile: the matrix of all queries by all keys never exists.
  *
  * The forward pass leaves, beside its outputs, the logarithm of each query's sum of exponentials; with it the backward pass makes
- * the weights of any tile again (Dao et al. 2022, FlashAttention, algorithm 4): with P the weights, O the outputs, dV = P^T dO, dP
- * = dO V^T,   dS = P (dP - D),   D = rowsum(dO O),   dQ = dS K,   dK = dS^T Q. Where logits are capped, dS is multiplied by the slope of
- * the cap. Query heads of a KV head go through as rows of one
- * matrix, so that dK and dV come out summed over them.
+ * the weights of any tile again (Dao et al. 2022, FlashAttention, algorithm 4): with P the weights, O the outputs,
+ *
+ *     dV = P^T dO,   dP = dO V^T,   dS = P (dP - D),   D = rowsum(dO O),   dQ = dS K,   dK = dS^T Q.
+ *
+ * Where logits are capped, dS is multiplied by the slope of the cap. Query heads of a KV head are rows of one matrix, so that dK and dV are
+ * summed over them.
  */
 #ifndef TERSE_TRAIN_BACKWARD_ATTENTION_H
 #define TERSE_TRAIN_BACKWARD_ATTENTION_H
@@ -28,10 +30,10 @@ struct attention {
 /* Floats of scratch that both need with `threads` threads. */
 size_t attention_scratch(const struct attention *a, uint32_t threads);
 
-/* out[n][Hq][hd] and log_sum[n][Hq]. Uses the calling thread's OpenMP threads, at most `threads`. */
+/* Computes out[n][Hq][hd] and log_sum[n][Hq]. Uses the calling thread's OpenMP threads, at most `threads`. */
 void attention_forward(const struct attention *a, float *out, float *log_sum, uint32_t threads, float *scratch);
 
-/* From both of these and d_out[n][Hq][hd]: dk and dv [n][Hk][hd]; with `queries` dL/dq takes the place of q. */
+/* Computes from both of these and d_out[n][Hq][hd] the gradients dk and dv [n][Hk][hd]; with `queries` dL/dq takes the place of q. */
 void attention_backward(const struct attention *a, const float *out, const float *log_sum, const float *d_out, float *dk, float *dv,
                         bool queries, uint32_t threads, float *scratch);
 

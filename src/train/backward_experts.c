@@ -56,7 +56,7 @@ static void make(struct backward_experts *e, const struct expert *expert, const 
     linear(&(struct linear_op){&expert->down, made}, 1, e->active, n, scratch);
 }
 
-/* Of the gradient with respect to what make() made, that with respect to its x: dx[n][width]. */
+/* Computes dx[n][width], the gradient with respect to the x of make(), from the gradient with respect to its output. */
 static void unmake(struct backward_experts *e, const struct expert *expert, const float *d_made, size_t n, float *dx,
                    float *scratch) {
     linear_backward(&expert->down, d_made, n, false, e->d_active, scratch);
@@ -89,7 +89,7 @@ static void run_expert(struct backward_experts *e, const struct layer *layer, ui
     for (size_t i = 0; i < n; i++) add_rows(e->dx + choice[i] / used * width, r->gathered + i * width, 1, width);
 }
 
-/* The same of the expert of all rows, whose share is a sigmoid. */
+/* Does the same for the expert of all rows, whose share is a sigmoid. */
 static void run_shared(struct backward_experts *e, const struct layer *layer, const float *x, const float *d, size_t n,
                        float *scratch) {
     const struct experts *of = &layer->experts;
@@ -108,8 +108,8 @@ static void run_shared(struct backward_experts *e, const struct layer *layer, co
     add_rows(e->dx, r->gathered, n, width);
 }
 
-/* The router's logits of a row become their gradients. Of shares s_i, a softmax p over all experts or over the chosen ones, and their gradients d_i:
- * d logit_j = p_j (d_j - sum_i s_i d_i), where d_j is 0 for those that are not chosen. */
+/* Replaces the router's logits of a row by their gradients. With shares s_i, a softmax p over all experts or over the chosen ones, and gradients
+ * d_i of the shares: d logit_j = p_j (d_j - sum_i s_i d_i), where d_j is 0 for those that are not chosen. */
 static void shares_backward(const struct backward_experts *e, size_t row) {
     const uint32_t experts = e->model->experts, used = e->model->experts_used;
     const uint32_t *chosen = e->routes.chosen + row * used;

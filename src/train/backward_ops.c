@@ -101,7 +101,7 @@ static void silu_backward_row(float *gate, float *up, const float *d, size_t wid
     }
 }
 
-/* Of g' = min(g, 7) and u' = u within [-7, 7], plus 1: with s the sigmoid of a g', d/dg = u' s (1 + a g' (1 - s)) below 7, d/du = g' s within. */
+/* With g' = min(g, 7), u' = u within [-7, 7], plus 1, and s the sigmoid of a g': d/dg = u' s (1 + a g' (1 - s)) below 7, d/du = g' s within. */
 static void clamped_backward_row(float *gate, float *up, const float *d, size_t width) {
     const float most = SWIGLU_CLAMP, a = SWIGLU_GAIN;
     for (size_t i = 0; i < width; i++) {

@@ -20,13 +20,13 @@ void cap_backward(const float *capped, float cap, float *d, size_t n, size_t wid
 /* The gradient of activate_rows: d[n][width] is the gradient of the outputs; those of x and, of functions that read it, of up take their places. */
 void activation_backward(enum activation activation, float *x, float *up, const float *d, size_t n, size_t width);
 
-/* What rows of logits are held to: given tokens, or where they are NULL one for each row drawn from its own softmax. */
+/* The targets of rows of logits: given tokens, or where they are NULL a token for each row, drawn from its own softmax. */
 struct targets {
     const int32_t *tokens;
     uint64_t seed; /* of the first row's draw */
 };
-/* loss[n] = cross entropy, in nats, of logits[n][vocabulary] against the targets; each row of logits becomes its loss's gradient times
- * `scale`. */
+/* Computes loss[n], the cross entropy, in nats, of logits[n][vocabulary] against the targets; replaces each row of logits by its loss's
+ * gradient times `scale`. */
 void cross_entropy_backward(float *logits, const struct targets *targets, size_t n, size_t vocabulary, float scale, double *loss);
 
 #endif

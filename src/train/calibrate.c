@@ -114,7 +114,7 @@ static bool is_profile(const struct plan *plan) {
     return key && key->learner == CODEC_LEARNS_TRANSFORM;
 }
 
-/* What a weight is the gradient's norm of. Only k-means fits sub-vectors; the other fits weigh whole heads. */
+/* Returns the name of the part whose gradient's norm is a weight. Only k-means fits sub-vectors; the other fits weight whole heads. */
 static const char *weighted_part(const struct plan *plan) {
     const struct codec *key = plan->info.key.codec, *value = plan->info.value.codec;
     bool keys = !key || key->learner != CODEC_LEARNS_KMEANS, values = !value || value->learner != CODEC_LEARNS_KMEANS;
@@ -194,7 +194,7 @@ static void set_frame(enum codec_rope rope, struct capture_options *o) {
     o->run = rope == CODEC_ROPE_IN_RUN ? ROPE_RUN_TOKENS : 0;
 }
 
-/* What one capture must keep for the i-th plan too. */
+/* Adds what the one capture must keep for the i-th plan to its options. */
 static enum terse_status add_to_capture(const struct plan *plans, size_t i, struct capture_options *o, struct terse_error *error) {
     const struct plan *plan = &plans[i];
     for (size_t j = 0; j < i; j++)
@@ -234,7 +234,7 @@ static enum terse_status capture(const struct plan *plans, size_t count, const s
 
 /* ---- Fits */
 
-/* What later plans take over from earlier ones: the parameters of the samples' normalization (set_normalizations), of each side
+/* Later plans take these over from earlier ones: the parameters of the samples' normalization (set_normalizations), of each side
  * [sets][tail], and the tables of the first plan with any, whose first rounds are those of a fit of fewer rounds (train/em.h). */
 struct carried {
     float *parameters[2];
@@ -282,7 +282,7 @@ static bool report_fit(void *user, const char *what, uint64_t done, uint64_t tot
     return false;
 }
 
-/* What a fit reads: every `step`-th sample, `each` of a layer and KV head, of those from `first` on. */
+/* A fit reads every `step`-th sample, `each` of a layer and KV head, of `heads` of them from `first` on. */
 struct reading {
     size_t first, heads, step, each;
 };
@@ -307,7 +307,7 @@ static struct capture_reading head_reading(const struct fits *f, enum codec_side
         side, (uint32_t)((r->first + i) / kv_heads), (uint32_t)((r->first + i) % kv_heads), 0, r->step, r->each};
 }
 
-/* What a fit learns from. */
+/* The samples that a fit learns from. */
 struct samples {
     size_t n;
     float *rows;    /* [n][width] */
@@ -373,7 +373,7 @@ static enum terse_status fit(struct fits *f, size_t index, struct terse_error *e
     return status;
 }
 
-/* Whether the tables of `plan` begin those of `longer`, whose seed is the same. */
+/* Returns whether the tables of `plan` are the beginning of those of `longer`, whose seed is the same. */
 static bool begins(const struct plan *plan, const struct plan *longer) {
     const struct codebook_info *a = &plan->info, *b = &longer->info;
     return a->key.codec == b->key.codec && a->key.width == b->key.width && a->key.bits <= b->key.bits && a->shared == b->shared &&
@@ -503,7 +503,7 @@ static float *tail_of(const struct fits *f, enum codec_side side, size_t set) {
     return parameters_of(f, side, set + 1) - tail_floats(f, side);
 }
 
-/* Of one set: a layer and head, or all. */
+/* Fits the normalization of one set, a layer and head or all, and normalizes its samples. */
 static enum terse_status set_normalization(struct fits *f, enum codec_side side, size_t set, struct terse_error *error) {
     const struct codebook_info *info = &f->plan->info;
     struct coding coding = coding_of(info, side);
@@ -644,7 +644,7 @@ static enum terse_status learn_all(struct plan *plans, size_t count, struct capt
     return status;
 }
 
-/* What the driver thread of a calibration's thread pool does. */
+/* The arguments of learn_together, which the driver thread of a calibration's thread pool runs. */
 struct together {
     size_t budget, count, n;
     const struct terse_calibration *options; /* [count] */

@@ -46,11 +46,11 @@ struct passing {
     struct window_rope rope; /* where something is rotated */
 };
 
-/* ---- Which tokens stay: evenly so many, the last of each run of samples / kept. */
+/* ---- Choice of the tokens that stay: evenly so many, the last of each run of samples / kept. */
 
 static size_t kept_before(const struct capture *c, uint64_t sample) { return (size_t)(sample * c->kept / c->samples); }
 
-/* Of a window's `count` samples. */
+/* Picks the ones to keep of a window's `count` samples. */
 static void pick(struct passing *p, uint64_t first_sample, size_t count) {
     p->first = kept_before(p->capture, first_sample);
     p->count = 0;
@@ -104,7 +104,7 @@ static void gather(const struct passing *p, const struct layer_rows *layer, enum
     }
 }
 
-/* rows[count][hd] become the samples of a KV head from `first` on; `heads` come before it in all layers. */
+/* Stores rows[count][hd] as the samples of a KV head from `first` on; `heads` come before it in all layers. */
 static void put_rows(const struct capture *c, const struct samples *s, size_t heads, size_t first, size_t count,
                      const float *rows) {
     float part[TILE * RUN];
@@ -115,7 +115,7 @@ static void put_rows(const struct capture *c, const struct samples *s, size_t he
     }
 }
 
-/* Up to TILE samples of a KV head. */
+/* Stores up to TILE samples of a KV head. */
 static void keep_tile(const struct passing *p, const struct layer_rows *layer, uint32_t head, size_t at) {
     const struct capture *c = p->capture;
     const struct samples *s = layer->samples;
@@ -166,7 +166,7 @@ static void keep_layer(void *user, uint32_t layer, const struct captured *captur
 
 /* ---- All windows */
 
-/* Of the i-th of so many windows. */
+/* Returns the first position of the i-th of so many windows. */
 static size_t first_position(const struct capture_options *o, size_t i, size_t windows) {
     return o->positions > o->window && windows > 1 ? i * (o->positions - o->window) / (windows - 1) : 0;
 }
@@ -254,7 +254,7 @@ void capture_free(struct capture *capture) {
     free(capture);
 }
 
-/* ---- What was kept */
+/* ---- Reading the samples */
 
 uint64_t capture_tokens(const struct capture *capture) { return capture->tokens; }
 size_t capture_samples(const struct capture *capture) { return capture->kept; }

@@ -2,8 +2,8 @@
  * the loss's gradients with respect to them for every layer and KV head.
  *
  * Rows stay in half precision, norms of gradients in bfloat16, so the memory of the lab model's 128 windows of 2048 tokens is 3.6
- * GB. Where the tokens of all windows would take more than the budget, they are kept at regular intervals: how many are kept
- * depends only on the shape and the budget, which ones on their number.
+ * GB. Where the tokens of all windows would take more than the budget, they are kept at regular intervals: their number depends only on
+ * the shape and the budget, and the choice of them only on their number.
  */
 #ifndef TERSE_TRAIN_CAPTURE_H
 #define TERSE_TRAIN_CAPTURE_H
@@ -45,8 +45,7 @@ void capture_free(struct capture *capture);
 uint64_t capture_tokens(const struct capture *capture);
 size_t capture_samples(const struct capture *capture);
 
-/* What is read: samples first, first + step, ..., `count` of them, of one side of a KV head. Any number of threads may read at
- * once. */
+/* A reading selects the samples first, first + step, ..., `count` of them, of one side of a KV head. Any number of threads may read at once. */
 struct capture_reading {
     enum codec_side side;
     uint32_t layer, head;

@@ -16,7 +16,7 @@ static void shrink_rounds(struct codec_shape shape, float *tables) {
         tables[i] *= powf((float)(1 + i / round % commvq_rounds(shape)), -0.85f);
 }
 
-/* Random numbers become a transform: a reflection for a basis, sizes and importances that differ as those of the built-in model do, gains of
+/* Makes a transform of random numbers: a reflection for a basis, sizes and importances that differ as those of the built-in model do, gains of
  * normally distributed rows. */
 static void shape_transform(size_t hd, float *floats) {
     float *size = floats + hd, *basis = size + hd, *rest = basis + hd * hd, *v = floats, sum = 0;

@@ -1,13 +1,14 @@
-/* Codec, its learning: what is done to samples before their parameters are fitted, and to parameters after. The fits themselves are
+/* The learning of a codec: steps on samples before its parameters are fitted, and on parameters after. The fits themselves are
  * train/kmeans.h, train/em.h and train/additive.h, which calibrate.c chooses among by the codec's `learner`. */
 #ifndef TERSE_TRAIN_CODEC_LEARNING_H
 #define TERSE_TRAIN_CODEC_LEARNING_H
 
 #include "format/codec.h"
 
-/* Codecs that are `normalized`: sets how rows are normalized, the last of the parameters, from rows[n][head_dim]. */
+/* For codecs that are `normalized`, sets how rows are normalized, the last of the parameters, from rows[n][head_dim]. */
 void codec_fit_normalization(const struct codec *codec, struct codec_shape shape, const float *rows, size_t n, float *parameters);
-/* Then normalizes a row, and returns by how much an error in what it becomes is larger in the row itself: samples weigh by its square. */
+/* Normalizes a row by these parameters, and returns the factor by which an error in the normalized row is larger in the row itself; samples are
+ * weighted by its square. */
 float codec_normalize_row(const struct codec *codec, struct codec_shape shape, const float *parameters, float *row);
 
 /* Moves centroids that were just learned to where they are read faster, at next to no loss: where there are no more than 256 or their width

@@ -1,4 +1,5 @@
-/* Expectation maximization for commuting tables: the schedule, both steps and the repair of unused entries. Distances are computed by backend/cpu/codec/commvq_search.h.
+/* Expectation maximization for commuting tables: the schedule, both steps and the repair of unused entries. backend/cpu/codec/commvq_search.h
+ * computes distances.
  *
  * Points are cut into slices that do not depend on the number of threads; each slice has sums of its own, which are added in order.
  */
@@ -18,7 +19,7 @@
 #define MOST_ITERATIONS 10000
 #define SLICES 32
 #define SLICE_LEAST 512 /* points */
-#define BATCH 64        /* points whose shares become sums together */
+#define BATCH 64        /* points whose shares are summed together */
 #define WIDEST (2 * COMMVQ_MOST_PAIRS)
 #define LARGEST 1e15f /* numbers whose squares, summed, are far from overflow */
 /* The schedule, chosen on keys of the built-in model by what 11 rounds of 64 entries leave of keys not learned from. Iterations look
@@ -113,7 +114,7 @@ enum terse_status em_solve(struct em_shape shape, const double *counts, const do
 
 /* ---- Memory ----------------------------------------------------------------------------------------------------------------- */
 
-/* Some points of a slice: their numbers, which are the panel that the entries' shares of them meet, and what comes of it. */
+/* A batch holds some points of a slice: their rows, which the entries' shares are multiplied with, and the results. */
 struct batch {
     float rows[BATCH * WIDEST]; /* [points][wide] */
     float products[BATCH * 2 * COMMVQ_ENTRIES];
@@ -123,7 +124,7 @@ struct batch {
     uint32_t cells[COMMVQ_ENTRIES * COMMVQ_ENTRIES];
 };
 
-/* What one slice adds up. */
+/* The sums of one slice. */
 struct slice {
     double *counts, *sums; /* [entries][entries], [entries][2 pairs] */
     double error, mass;
@@ -209,7 +210,7 @@ static void share(const struct fit *f, struct slice *slice, size_t i, size_t n, 
     }
 }
 
-/* What a share of a row adds to the sums of an entry: w x as a, and -i w x as b. */
+/* Adds a share of a row to the sums of an entry: w x as a, and -i w x as b. */
 static void add_row(size_t g, double w, const float *x, double *a, double *b) {
     for (size_t j = 0; j < 2 * g; j++) a[j] += w * (double)x[j];
     for (size_t j = 0; j < g; j++) b[j] += w * (double)x[g + j];
@@ -357,10 +358,10 @@ static void round_table(struct fit *f) {
     for (size_t i = 0; i < f->shape.entries * f->d; i++) f->table[i] = (float)f->z[i];
 }
 
-/* Iterations of n that have a temperature. */
+/* Returns how many of n iterations have a temperature. */
 static uint32_t soft_of(uint32_t n) { return n - (n + HARD_PART - 1) / HARD_PART; }
 
-/* Of the i-th of them, for rows whose squares sum to `square`. */
+/* Returns the temperature of the i-th of them, for rows whose squares sum to `square`. */
 static double temperature_of(const struct fit *f, double square, uint32_t i, uint32_t soft) {
     double part = soft > 1 ? (double)i / (double)(soft - 1) : 1;
     return 2 * square / (double)f->d * HOT * pow(COLD / HOT, part);
@@ -372,7 +373,7 @@ static enum terse_status maximization(struct fit *f, struct terse_error *error) 
     return em_solve(f->shape, f->slice->counts, f->slice->sums, ridge, f->z, error);
 }
 
-/* One of how many points the i-th of n iterations looks at; the last one only counts. A slice has more than that. */
+/* Returns e: the i-th of n iterations looks at one of e points; the last iteration only counts. A slice has more than e points. */
 static size_t every_of(const struct fit *f, uint32_t i, uint32_t n) {
     size_t sample = i < soft_of(n) ? SAMPLE : HARD_SAMPLE, every = i + WHOLE > n ? 1 : f->points->n / sample;
     return every < 1 ? 1 : every < SLICE_LEAST ? every : SLICE_LEAST;
@@ -439,7 +440,7 @@ static enum terse_status check(const struct em_points *points, struct em_shape s
     return TERSE_OK;
 }
 
-/* Copies rows and weights, which come to sum to 1; *square becomes the sum of w |x|^2. */
+/* Copies rows and weights, scaled so that they sum to 1; writes the sum of w |x|^2 to *square. */
 static enum terse_status take_points(struct fit *f, double *square, double *effective, struct terse_error *error) {
     const struct em_points *points = f->points;
     double total = 0, squares = 0;

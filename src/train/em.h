@@ -39,17 +39,17 @@ struct em_options em_options_defaults(void);
 struct em_result {
     double error;             /* sum of w |x - codewords of all rounds|^2 / sum of w |x|^2; 0 where the points are */
     double effective_samples; /* (sum w)^2 / sum w^2 */
-    uint32_t repaired;        /* times that an entry that served nobody was put to use */
+    uint32_t repaired;        /* times that an entry that served no point was put to use */
 };
 
-/* Writes tables[rounds][entries][2 pairs], of each round the best by the nearest codewords' error of those that all points have met
- * (most iterations look at samples), all finite, and to errors[rounds], unless NULL, the `error` after each round. `result` may be NULL. TERSE_E_ARGUMENT for shapes and points beyond
- * what is said above. After a failure the tables mean nothing. */
+/* Writes tables[rounds][entries][2 pairs], all finite: of each round the one with the least error of the nearest codewords, among those that
+ * were measured on all points (most iterations look at samples). Writes the `error` after each round to errors[rounds], unless NULL. `result`
+ * may be NULL. TERSE_E_ARGUMENT for shapes and points beyond what is said above. After a failure the tables mean nothing. */
 enum terse_status em_fit(const struct em_points *points, struct em_shape shape, const struct em_options *options, float *tables,
                          double *errors, struct em_result *result, struct terse_error *error);
 
-/* One M step, on its own for tests: counts[entries][entries] >= 0; sums[entries][2 pairs], the sums over points of what the k-th
- * equation has on its right; z holds the last table and gets the new one. `ridge` > 0 weighs the former. TERSE_E_MEMORY or
+/* Does one M step, on its own for tests: counts[entries][entries] >= 0; sums[entries][2 pairs], the sums over points of the right side of the
+ * k-th equation; z holds the last table and gets the new one. `ridge` > 0 weighs the former. TERSE_E_MEMORY or
  * TERSE_OK. */
 enum terse_status em_solve(struct em_shape shape, const double *counts, const double *sums, double ridge, double *z,
                            struct terse_error *error);

@@ -48,7 +48,7 @@ static enum terse_status cells_new(const struct kmeans_points *points, size_t k,
     return status_no_memory(error, c->n * (c->d + 5) * sizeof(float), "the start of k-means");
 }
 
-/* Each cell's points together. */
+/* Copies the points so that those of a cell lie together. */
 static void sort_points(struct cells *c) {
     kmeans_sort(c->cell, NULL, c->n, c->count, c->begin, c->order);
     for (size_t i = 0; i < c->n; i++) {

@@ -1,4 +1,4 @@
-/* What the parts of k-means share. */
+/* The declarations that the parts of k-means share. */
 #ifndef TERSE_TRAIN_KMEANS_PRIVATE_H
 #define TERSE_TRAIN_KMEANS_PRIVATE_H
 
@@ -38,12 +38,12 @@ void kmeans_release(struct kmeans_taken *taken);
  * run lies from begin[group] to begin[group + 1]; begin[groups + 1]. */
 void kmeans_sort(const uint16_t *group, const uint16_t *codes, size_t n, size_t groups, size_t *begin, size_t *order);
 
-/* Weighted k-means++: centroids[k][d] are points, each drawn with probability proportional to w times the squared distance to those
+/* Starts by weighted k-means++: centroids[k][d] are points, each drawn with probability proportional to w times the squared distance to those
  * drawn before it. The points have been checked. */
 enum terse_status kmeans_start(const struct kmeans_points *points, size_t k, const struct kmeans_options *options, float *centroids,
                                struct terse_error *error);
 
-/* The same cell by cell, where centroids are many. */
+/* Does the same cell by cell, where centroids are many. */
 enum terse_status kmeans_start_cells(const struct kmeans_points *points, size_t k, const struct kmeans_options *options,
                                      float *centroids, struct terse_error *error);
 
@@ -54,14 +54,14 @@ enum terse_status kmeans_start_cells(const struct kmeans_points *points, size_t 
 struct near;
 enum terse_status near_new(size_t n, size_t k, size_t d, struct near **near, struct terse_error *error);
 void near_free(struct near *near);
-/* codes[n] of centroids[k][d], about the nearest. `known`: codes hold those of the last time, and no point gets a worse one; else they
- * are not looked at. */
+/* Writes the codes[n] of centroids[k][d], about the nearest. `known`: codes hold those of the last time, and no point gets a worse one; else
+ * they are not looked at. */
 enum terse_status near_assign(struct near *near, const struct kmeans_points *points, const float *centroids, bool known,
                               uint16_t *codes, struct terse_error *error);
 
 /* Gives every cluster c without members[c] (points of positive weight) one point of large w ||x - c||^2 = errors[i], and its code.
- * Points of different value, largest first, the lower index where equal, none that its cluster cannot spare. What finds no point
- * stays as it is. heap[n], next[n] and head[k] are scratch. Returns how many clusters got a point. */
+ * It takes points of different value, largest first, the lower index where equal, none that its cluster cannot spare. A cluster for
+ * which there is no point stays empty. heap[n], next[n] and head[k] are scratch. Returns how many clusters got a point. */
 uint32_t kmeans_repair(const struct kmeans_points *points, size_t k, const double *errors, uint64_t *members, uint16_t *codes,
                        size_t *heap, size_t *next, size_t *head);
 

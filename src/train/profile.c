@@ -47,7 +47,7 @@ static float *root_of(const struct profile *p, enum codec_side side, size_t set)
     return p->roots[side] + set * hd * hd;
 }
 
-/* What a thread works with. */
+/* The scratch of one thread. */
 struct tile {
     float *rows, *entered; /* [TILE][hd] */
     float *matrix;         /* [hd][hd] */
@@ -228,7 +228,7 @@ static enum terse_status fit_all(struct profile *p, struct terse_error *error) {
 
 static size_t tiles_of(const struct profile *p) { return (p->options->window - SINKS + TILE - 1) / TILE; }
 
-/* A KV head's rows of tokens first to first + n - 1 to out[n][hd]; turned by their offset in a run, if there are turns. */
+/* Copies a KV head's rows of tokens first to first + n - 1 to out[n][hd]; rotates them by their offset in a run, unless `turns` is NULL. */
 static void gather(const struct profile *p, const float *rows, uint32_t head, size_t first, size_t n,
                    const struct window_turns *turns, enum window_turn turn, float *out) {
     const struct terse_model *m = p->model;
@@ -240,8 +240,8 @@ static void gather(const struct profile *p, const float *rows, uint32_t head, si
     }
 }
 
-/* Sum over the tile's tokens of the mean over components of (dL/dz r)^2, r the row's gain. With z = B^-1 (row - mean), B the basis in
- * columns, dL/dz = B^T dL/drow. */
+/* Returns the sum over the tile's tokens of the mean over components of (dL/dz r)^2, r the row's gain. With z = B^-1 (row - mean), B the basis
+ * in columns, dL/dz = B^T dL/drow. */
 static double tile_squares(const struct profile *p, enum codec_side side, size_t set, uint32_t head, const float *rows,
                            const float *gradients, size_t first, size_t n) {
     const struct terse_model *m = p->model;
@@ -286,7 +286,7 @@ static enum terse_status find_importance(struct profile *p, const struct windows
     struct windows_sink sink = {begin_window, add_layer, p};
     window_rope_set(&p->rope, 0, ROPE_RUN_TOKENS);
     enum terse_status status = windows_run(m, windows, tokens, n, &sink, error);
-    /* Of a loss that is summed over the window, where the backward pass has its mean. */
+    /* The importance is of a loss that is summed over the window; the backward pass has its mean. */
     double predictions = (double)windows->window - 1, rows = (double)windows_count(windows, n) * (windows->window - SINKS);
     for (size_t i = 0; i < 2 * sets_of(p) && !status; i++) {
         enum codec_side side = i % 2 ? CODEC_VALUES : CODEC_KEYS;

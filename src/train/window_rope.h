@@ -1,12 +1,12 @@
-/* The rotation of a window's tokens: of the layers that turn as most do, and of sliding ones that turn in their own way. */
+/* The rotation of a window's tokens: of most layers, and of sliding ones that have a rotation of their own. */
 #ifndef TERSE_TRAIN_WINDOW_ROPE_H
 #define TERSE_TRAIN_WINDOW_ROPE_H
 
 #include "model/model.h"
 
-/* How rows are turned: as keys and queries are; back, which takes gradients of rotated rows to those of the rows; or as keys are, for
- * gradients, which takes those of rows to those of the rotated rows. With R a rotation and m RoPE's magnitude, a key k is stored as m R k, so
- * the three are m R, its transpose m R^T, and the transpose of its inverse, R / m. */
+/* Rows are rotated in three ways: as keys and queries are; back, which takes gradients with respect to rotated rows to gradients with respect to
+ * the rows; or as gradients with respect to rows, which are taken to those with respect to the rotated rows. With R a rotation and m RoPE's
+ * magnitude, a key k is stored as m R k, so the three are m R, its transpose m R^T, and the transpose of its inverse, R / m. */
 enum window_turn { WINDOW_TURN_ROWS, WINDOW_TURN_BACK, WINDOW_TURN_GRADIENTS };
 
 struct window_turns {
@@ -17,21 +17,21 @@ struct window_turns {
 struct window_rope {
     const struct terse_model *model;
     size_t tokens;
-    struct window_turns turns[2]; /* the second one is of sliding layers that turn in their own way; else it has no memory */
+    struct window_turns turns[2]; /* the second one is of sliding layers that have a rotation of their own; else it has no memory */
 };
 
-/* For windows of up to `tokens` tokens. TERSE_E_MEMORY; then there is nothing to free. */
+/* Makes a rotation for windows of up to `tokens` tokens. TERSE_E_MEMORY; then there is nothing to free. */
 enum terse_status window_rope_new(struct window_rope *window, const struct terse_model *model, size_t tokens,
                                   struct terse_error *error);
 /* Accepts a zeroed struct. */
 void window_rope_free(struct window_rope *window);
 
-/* From now on token t is at position `first` + t or, with `run`, at the rest of that over `run`. Uses the calling thread's OpenMP threads. */
+/* Places token t at position `first` + t or, with `run`, at its remainder modulo `run`. Uses the calling thread's OpenMP threads. */
 void window_rope_set(struct window_rope *window, size_t first, size_t run);
 
-/* A layer's. */
+/* Returns the rotation of a layer. */
 const struct window_turns *window_turns_of(const struct window_rope *window, uint32_t layer);
-/* Turns rows[heads][head_dim] of token t in place. */
+/* Rotates rows[heads][head_dim] of token t in place. */
 void window_turn_rows(const struct window_turns *turns, enum window_turn turn, size_t t, float *rows, uint32_t heads);
 
 #endif

@@ -1,4 +1,4 @@
-/* Which tokens a window has, its labels, and the progress of all windows together. */
+/* Chooses the tokens of each window and its labels, and reports the progress of all windows together. */
 #include "train/windows.h"
 
 #include "base/memory.h"

@@ -27,25 +27,12 @@ struct test_step {
 #define C CACHE_STEP_CHUNK
 #define Q CACHE_STEP_PAPER
 
-<<<<<<< HEAD
 /* The bound on differences of outputs, which are about 1 in size: keys, values and queries are halves, and kivi's queries are rounded once more with
  * its scales. Codes of transforms and centroids are the cache's own, decoded by the CPU; another test compares pages with the CPU's.
  * emulation/plant_faults.py shows which faults the bound finds. */
 #define ALLOWED 6e-3
-    == == ==
-    =
-/* Bounds of the differences of outputs, which are about 1 in size: keys, values and queries are halves, and kivi's queries are rounded once more with
- * its scales. Codes are the oracle's, but transform's differ here and there: the oracle rotates in double precision, and another half in a row
- * may lead to another path of the trellis, or in a run to another centroid that is as near, which one token at one bit may show much. Another test
- * compares the pages with the CPU's. */
-#define HALVES 6e-3
-#define COARSER 3e-2
-#define TRANSFORM 2e-1
-#define CENTROIDS 1e-1
-        >>>>>>> c3
 
-        static void
-        fetch(void *to, const void *from, size_t bytes) {
+static void fetch(void *to, const void *from, size_t bytes) {
     cudaStreamSynchronize(device_stream());
     assert_int_equal(device_fetch(to, from, bytes), cudaSuccess);
 }
@@ -429,7 +416,7 @@ static void saving_on_another_thread_is_no_part_of_a_step(void **state) {
 
 /* ---- Keys of steps, by which graphs are found */
 
-/* Returns the key of a decoding step of a cache that is freed again: the tables of the next cache may lie where its own did. */
+/* Of a decoding step of a cache that comes and goes: the tables of the next may lie where its own did. */
 static uint64_t key_of_a_step(struct cache_batch *batch, const char *method) {
     struct oracle_setup setup = setup_of(method, NULL, NULL, 64, 900);
     struct oracle *o = oracle_new(&setup, 400);
