@@ -4,8 +4,7 @@
 #define TERSE_BACKEND_CUDA_KV_ENCODE_COMMON_CUH
 
 #ifndef TERSE_UNFUSED
-#error \
-    "compile this file with -fmad=false, or its pages get other bytes than the CPU's: name it kv/encode_*.cu, decode_*.cu or fit_*.cu (cmake/unfused.cmake)"
+#error "needs -fmad=false, for the CPU's bytes: name the file kv/encode_*.cu, decode_*.cu or fit_*.cu (cmake/unfused.cmake)"
 #endif
 
 #include "backend/cuda/kv/encode_kernels.h"
