@@ -32,7 +32,7 @@ struct terse_engine {
 enum terse_status engine_new(const struct backend *backend, const struct terse_model *model,
                              const struct terse_engine_options *options, struct terse_engine **engine, struct terse_error *error);
 
-/* What the model's weights alone imply, made when it is first asked for; lives as long as the engine. */
+/* Returns the profile that the model's weights alone imply, made when it is first asked for; lives as long as the engine. */
 enum terse_status engine_weight_profile(struct terse_engine *engine, const struct terse_codebook **profile,
                                         struct terse_error *error);
 
@@ -45,7 +45,7 @@ enum terse_status engine_run(struct terse_engine *engine, enum terse_status (*ca
 enum terse_status engine_run_in_budget(struct terse_engine *engine,
                                        enum terse_status (*call)(void *user, struct terse_error *error), void *user,
                                        struct terse_error *error);
-/* Whether a kept prefix has made room: what failed with `status` may be tried again. */
+/* Returns whether a kept prefix has made room: what failed with `status` may be tried again. */
 bool engine_makes_room(struct terse_engine *engine, enum terse_status status);
 
 #endif

@@ -1,11 +1,11 @@
-/* What an engine keeps of sequences for sessions that begin alike: forks of their caches, found by their tokens. Leaves to
- * session_prefix.c where they come from and what becomes of them. */
+/* Prefix caching: an engine keeps forks of sequences' caches, found by their tokens, for sessions that begin alike. session_prefix.c makes and uses
+ * them. */
 #ifndef TERSE_ENGINE_PREFIX_INDEX_H
 #define TERSE_ENGINE_PREFIX_INDEX_H
 
 #include "backend/backend.h"
 
-/* What caches must have in common. */
+/* Caches share pages only where these are equal. */
 struct prefix_kind {
     char method[METHOD_IDENTITY];
     uint64_t codebook; /* its hash; 0: none */

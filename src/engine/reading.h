@@ -1,4 +1,4 @@
-/* What a session reads in one call: tokens that go through the model, in one step or several, and become part of the session when all have;
+/* A reading is what a session reads in one call: tokens that go through the model, in one step or several, and become part of the session when all have;
  * a reading that is broken off leaves the session as it was. */
 #ifndef TERSE_ENGINE_READING_H
 #define TERSE_ENGINE_READING_H
@@ -14,7 +14,7 @@ struct reading {
     bool ends;                            /* with it the reading ends */
 };
 
-/* Whether the session may read now: no prompt is under way, there are tokens, all of the vocabulary. */
+/* Checks that the session may read now: no prompt is under way, there are tokens, all of the vocabulary. */
 enum terse_status reading_check(const struct terse_session *session, const int32_t *tokens, size_t n, struct terse_error *error);
 
 /* The reading's tokens from r->first on, `count` of them, as a part of a step: the reading must outlive the step. */
@@ -25,7 +25,7 @@ enum terse_status reading_keep_cache(const struct reading *r, struct terse_error
 /* Ends a reading whose cache was kept: puts it back if the reading has failed, and releases what is not needed any more. */
 void reading_end(const struct reading *r, bool failed);
 
-/* What was read becomes part of the session. */
+/* Makes what was read part of the session. */
 void reading_take(const struct reading *r);
 
 /* TERSE_E_INTERRUPTED if the session was cancelled, which is forgotten by that. */

@@ -35,9 +35,9 @@ int32_t sampler_choose(struct sampler *sampler, const float *logits);
 /* The same from the likeliest tokens of a row of logits alone, as struct device_logits has them, where those decide it; false: sampler_choose must be
  * asked, with all logits. */
 bool sampler_choose_top_logits(struct sampler *sampler, const struct token_logit *top_logits, size_t n, int32_t *token);
-/* Whether the settings are such that they mostly do. */
+/* Returns whether the settings are such that they mostly do. */
 bool sampler_needs_few(const struct sampler *sampler);
-/* What terse_session_logprobs says; the token and n are within the vocabulary. */
+/* Computes what terse_session_logprobs returns; the token and n are within the vocabulary. */
 void sampler_logprobs(struct sampler *sampler, const float *logits, int32_t token, float *logprob, struct terse_logprob *top,
                       size_t n);
 

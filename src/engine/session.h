@@ -33,7 +33,7 @@ struct terse_session {
     struct prompt *prompt; /* under way; NULL: none is */
     /* The cache as it was, for a reading that may be broken off; NULL outside of one, or where there were no tokens. */
     struct cache *before;
-    /* Of a decoding step over numbers that were not finite, which left some layers' caches within it: all is refused so until a reset.
+    /* The failure of a decoding step over numbers that were not finite, which left some layers' caches within it: all is refused so until a reset.
      * TERSE_OK: there was none. */
     struct terse_error damaged;
     atomic_bool cancelled;
@@ -42,18 +42,18 @@ struct terse_session {
 static inline const struct terse_model *model_of(const struct terse_session *s) { return s->engine->model; }
 static inline const struct kv_ops *kv_of(const struct terse_session *s) { return s->engine->backend.kv; }
 
-/* Whether a prompt of n tokens more fits the engine's budget, by what kv_ops.predict says of a cache of that length: asked before a long prompt is
+/* Checks that a prompt of n tokens more fits the engine's budget, by what kv_ops.predict says of a cache of that length: asked before a long prompt is
  * read. Steps take what they need themselves, and fail where it is not left. */
 enum terse_status session_admit(const struct terse_session *session, size_t n, struct terse_error *error);
-/* Of its codebook, or of the profile in its place; 0: the method needs none. */
+/* Returns the hash of its codebook, or of the profile in its place; 0: the method needs none. */
 static inline uint64_t session_codebook_hash(const struct terse_session *s) {
     return s->method.learned ? codebook_hash(s->method.learned) : 0;
 }
 
-/* What the numbers in its cache depend on beside the model and the codebook: the method's identity, and which of the model's rotations. */
+/* Writes what the numbers in its cache depend on beside the model and the codebook: the method's identity, and which of the model's rotations. */
 void session_identity(const struct terse_session *session, char text[METHOD_IDENTITY]);
 
-/* Whether no prompt is under way and the session is not damaged, or most calls are refused. */
+/* Checks that no prompt is under way and the session is not damaged, or most calls are refused. */
 enum terse_status session_check_idle(const struct terse_session *session, struct terse_error *error);
 /* Breaks off the prompt that may be under way, which leaves the session as it was before; not on the driver thread. */
 void session_drop_prompt(struct terse_session *session);
@@ -68,7 +68,7 @@ enum terse_status session_reserve_tokens(struct terse_session *session, size_t n
 void session_add_tokens(struct terse_session *session, const int32_t *tokens, size_t n);
 /* The sampler sees the first n_tokens tokens and no others. */
 void session_remember_tokens(struct terse_session *session);
-/* Whether n tokens more fit the context, of which `together` meet in one step. Methods that evict read at positions by index, so for them it is
+/* Checks that n tokens more fit the context, of which `together` meet in one step. Methods that evict read at positions by index, so for them it is
  * what they keep that must fit beside a step, not the whole sequence. */
 enum terse_status session_check_room(const struct terse_session *session, size_t n, size_t together, struct terse_error *error);
 

@@ -1,4 +1,4 @@
-/* Steps of sessions: decoding, of one or of many together, and going on with prompts. Owns the limits of a sequence's length and the turns of
+/* Steps of sessions: decoding, of one or of many together (continuous batching), and going on with prompts. Owns the limits of a sequence's length and the turns of
  * prompts; the engine's backend computes, on the engine's driver thread, and callbacks run on the caller's. */
 #include "base/clock.h"
 #include "base/memory.h"
@@ -175,7 +175,7 @@ static enum terse_status decode(struct batch *b, struct terse_error *error) {
     return status;
 }
 
-/* What a step leaves in the counters, `seconds` being the item's share of its time, and, if it has succeeded, in the sessions. */
+/* Adds a step to the counters, `seconds` being the item's share of its time, and, if it has succeeded, in the sessions. */
 static void finish_item(const struct terse_step_item *item, double seconds, bool good) {
     struct terse_session *s = item->session;
     struct cache_counters attention;

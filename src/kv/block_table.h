@@ -1,7 +1,8 @@
-/* Page sets: which pages a cache holds, and the memory they lie in. Shared by backends, which differ in where that memory is.
+/* The block table of a paged KV cache: which pages a sequence holds, and the memory they lie in. Backends share it and differ in where that memory
+ * is.
  *
- * A page is 64 consecutive tokens of one layer, KV head and side (keys or values), in the layout of a codec. A page set is the pages
- * of the same 64 tokens for all layers, KV heads and sides, with those of an index where the method has one beside the keys.
+ * A page is 64 consecutive tokens of one layer, KV head and side (keys or values), in the layout of a codec. A page set (elsewhere: a
+ * block) is the pages of the same 64 tokens for all layers, KV heads and sides, with those of an index where the method has one beside the keys.
  *
  * A prompt takes one chunk of as many page sets as it seals; generation adds chunks of at most a 64th of what there is. Caches that
  * were forked from one another share sealed page sets, which do not change, and count who holds them; one thread at a time works on

@@ -1,4 +1,5 @@
-/* Partial states of attention: what some of the keys and values contribute to the outputs of some queries.
+/* Partial states of attention (online softmax): what some of the keys and values contribute to the outputs of some queries. Split-K parts, pages,
+ * exact tokens and the window all leave such states, which merge in any order.
  *
  * For a query with logits x_t over the tokens t of a part, the part's state is
  *     max = max x_t,   sum = sum exp(x_t - max),   acc = sum exp(x_t - max) v_t

@@ -162,7 +162,7 @@ static void release(struct backward *b) {
 static enum terse_status allocate(struct backward *b, struct terse_error *error) {
     const struct terse_model *m = b->model;
     size_t n = b->tokens, panel = size_min(n, PANEL_TOKENS);
-    /* What only the backward sweep needs */
+    /* only the backward sweep needs these */
     size_t kept = b->gradients ? m->layers : 1, back = b->gradients ? n : 0, back_panel = b->gradients ? panel : 0;
     bool others = b->staying < m->layers;
     size_t rows = (b->staying + others) * n, panel_rows = b->staying * n + (others ? panel : 0);

@@ -416,7 +416,7 @@ static void saving_on_another_thread_is_no_part_of_a_step(void **state) {
 
 /* ---- Keys of steps, by which graphs are found */
 
-/* Of a decoding step of a cache that comes and goes: the tables of the next may lie where its own did. */
+/* Returns the key of a decoding step of a cache that comes and goes: the tables of the next may lie where its own did. */
 static uint64_t key_of_a_step(struct cache_batch *batch, const char *method) {
     struct oracle_setup setup = setup_of(method, NULL, NULL, 64, 900);
     struct oracle *o = oracle_new(&setup, 400);

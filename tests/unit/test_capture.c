@@ -16,7 +16,7 @@
 
 #define ALL ((size_t)1 << 40) /* a budget that no test exhausts */
 
-/* What a window's backward pass delivers, [layers][n][Hk][hd] of each. */
+/* The rows that a window's backward pass delivers, [layers][n][Hk][hd] of each. */
 enum { K, V, DK, DV, KEPT };
 struct kept {
     size_t per_layer;

@@ -1,5 +1,5 @@
 /* The one thread that computes: it owns the engine and all sessions. Tasks wait in a queue; as many replies as there are slots are written at
- * the same time, each step of the engine a token of each. */
+ * the same time, each step of the engine a token of each (continuous batching); where the KV budget is spent the newest is preempted. */
 #ifndef TERSE_SERVE_SCHEDULER_H
 #define TERSE_SERVE_SCHEDULER_H
 

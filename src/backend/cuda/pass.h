@@ -1,7 +1,7 @@
 /* A step on its way through the model: the data. executor.c begins and ends passes, forward.c advances them.
  *
- * Parts whose caches decode (kv/cache.h) go through the model together, each row by itself, in one piece, as a graph where such a step came
- * before; every other part goes alone, in panels of rows, layer by layer. All is queued on device_stream(), so that activations are the
+ * Parts whose caches decode (kv/cache.h) go through the model together, each row by itself, in one piece, as a CUDA graph where such a step
+ * came before; every other part goes alone, in panels of rows, layer by layer. All is queued on device_stream(), so that activations are the
  * executor's: they hold nothing from piece to piece. */
 #ifndef TERSE_BACKEND_CUDA_PASS_H
 #define TERSE_BACKEND_CUDA_PASS_H

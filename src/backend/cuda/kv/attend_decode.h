@@ -1,5 +1,5 @@
 /* Attention of a decoding step: a few query tokens, each of one sequence, over that sequence's sealed pages, exact rows and window. One
- * launch for a layer: each part of a query row and KV head reads its share of the pages, of the exact rows and of the window, and leaves a
+ * launch for a layer: each split-K part of a query row and KV head reads its share of the pages, of the exact rows and of the window, and leaves a
  * partial state (kv/partial.h) in fp32; the last to arrive merges them.
  *
  * attend_launch.h has what they are given, attend_common.cuh what all families share: the exact rows and the window, and merging. A family of
