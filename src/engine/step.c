@@ -175,7 +175,7 @@ static enum terse_status decode(struct batch *b, struct terse_error *error) {
     return status;
 }
 
-/* Adds a step to the counters, `seconds` being the item's share of its time, and, if it has succeeded, in the sessions. */
+/* Adds a step to the counters, `seconds` being the item's share of its time, and, if it has succeeded, to the sessions. */
 static void finish_item(const struct terse_step_item *item, double seconds, bool good) {
     struct terse_session *s = item->session;
     struct cache_counters attention;

@@ -2,7 +2,7 @@
  *
  *     row = mean + gain * sum_c y_c size_c basis_c          c = 0 .. head_dim - 1, falling in size
  *
- * The basis is of the Karhunen-Loeve transform in the metric in which errors matter (train/transform_fit.h): its rows' coefficients
+ * The basis is of the Karhunen-Loeve transform in the metric in which errors matter (transform_fit.h): its rows' coefficients
  * z = y size are uncorrelated, and |z|^2 is what an error costs. So each component is quantized by itself, with the levels that are best
  * for a Gaussian of variance 1, and bits go where they save most: reverse water-filling over all components of a model (Gersho and
  * Gray 1992, chapters 8 and 12; Cover and Thomas, section 10.3). Components of 0 bits are not stored.

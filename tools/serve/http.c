@@ -45,10 +45,9 @@ struct incoming {
     struct call call;
     struct buffer body;
     size_t received;
-    bool discard;              /* the body is for nobody, or too large */
-    size_t counted;            /* of server->bodies */
-    bool exchange_left, asked; /* the call was answered, maybe by an exchange */
-    char origin[256];          /* that the answer allows, or "" */
+    bool discard;     /* the body is for nobody, or too large */
+    size_t counted;   /* of server->bodies */
+    char origin[256]; /* that the answer allows, or "" */
 };
 
 /* ---- Slow clients */

@@ -2,7 +2,7 @@
  * caches.
  *
  * All tokens of a group pass one layer before the next begins, in panels, so that beside the hidden states only one layer's keys and values
- * exist in full precision (design: "Prefill"). Decoding is the same with a few tokens of each sequence. A piece of the work is as many
+ * exist in full precision (docs/architecture.md, "A step"). Decoding is the same with a few tokens of each sequence. A piece of the work is as many
  * products as have some number of multiplications, a weight matrix being cut where that is reached, or a part of a panel's attention, or of
  * sealing a layer; of rows that go each by itself, a layer. */
 #include "backend/cpu/forward.h"

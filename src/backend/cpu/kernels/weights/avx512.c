@@ -1,5 +1,5 @@
 /* Weights as stored, 512 bits at a time. One function per format turns 32 weights into two registers holding the very floats of the
- * scalar reference; weights/template.h makes dequantize[] and matmul[] of them, but for the matmul[] of avx512_i8.c.
+ * scalar reference; weights/template.h makes dequantize[] and matmul[] of them, but for the matmul[] of avx512_tiles.c.
  * format/weight_blocks.h has the formats. */
 #include "backend/cpu/kernels/weights/avx512_common.h"
 #include "backend/cpu/kernels/weights/init.h"
