@@ -5,9 +5,9 @@
 #include <stdint.h>
 #include <string.h>
 
-/* IEEE binary16 to binary32: exact, subnormals, infinities and NaN included. */
+/* Converts IEEE binary16 to binary32: exactly, subnormals, infinities and NaN included. */
 float half_to_float(uint16_t half);
-/* Round to nearest even; overflow to infinity; NaN stays NaN. */
+/* Rounds to nearest even; overflows to infinity; NaN stays NaN. */
 uint16_t half_from_float(float value);
 
 static inline float bfloat_to_float(uint16_t bfloat) {

@@ -6,8 +6,8 @@
 
 #define MEMORY_ALIGN 64 /* bytes: a cache line and the widest register */
 
-/* `count * size` bytes aligned to MEMORY_ALIGN, not cleared; NULL when refused or when the product overflows. count 0 gives a
- * valid pointer. Released by memory_free. */
+/* Returns `count * size` bytes aligned to MEMORY_ALIGN, not cleared; NULL when refused or when the product overflows. count 0 gives a
+ * valid pointer. memory_free releases it. */
 void *memory_array(size_t count, size_t size);
 /* Does the same, with the memory cleared. */
 void *memory_zeros(size_t count, size_t size);

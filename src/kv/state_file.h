@@ -17,7 +17,7 @@
 #define STATE_ALIGN 64         /* of sections */
 #define STATE_PAGES_ALIGN 4096 /* of those with pages */
 
-/* In the order of the file, which has all of them. */
+/* Sections in the order of the file, which has all of them. */
 enum state_section {
     STATE_METHOD,
     STATE_SESSION,

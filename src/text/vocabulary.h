@@ -28,7 +28,7 @@ struct vocabulary {
 enum terse_status vocabulary_load(struct vocabulary *vocabulary, const struct gguf *gguf, struct terse_error *error);
 void vocabulary_destroy(struct vocabulary *vocabulary);
 
-/* The token whose text is data[size], or -1. */
+/* Returns the token whose text is data[size], or -1. */
 int32_t vocabulary_find(const struct vocabulary *vocabulary, const char *data, size_t size);
 
 #endif

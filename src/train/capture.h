@@ -51,7 +51,7 @@ struct capture_reading {
     uint32_t layer, head;
     size_t first, step, count;
 };
-/* Their channels [channel, channel + width): rows[count][width]. */
+/* Reads the samples' channels [channel, channel + width) to rows[count][width]. */
 void capture_rows(const struct capture *capture, const struct capture_reading *reading, size_t channel, size_t width, float *rows);
 /* norms[count], the Euclidean norms of the loss's gradient (mean over a window's predictions) with respect to these channels, both
  * multiples of norm_width; ones where no norms are kept. */
