@@ -9,12 +9,11 @@
 
 struct forecast {
     uint32_t context, threads;
-    const char *method;   /* that terse run takes without --kv */
-    bool profile;         /* there is one of the model */
-    uint64_t cache, half; /* bytes of a full context's cache, by the method and by f16 */
-    uint64_t buffers;     /* bytes of a prompt that fills the context, beside its cache, and of the profile */
-    double per_token,
-        per_key; /* seconds that a prompt takes for each token, and for each key that one of its queries sees in a mean layer */
+    const char *method;     /* that terse run takes without --kv */
+    bool profile;           /* there is one of the model */
+    uint64_t cache, half;   /* bytes of a full context's cache, by the method and by f16 */
+    uint64_t buffers;       /* bytes of a prompt that fills the context, beside its cache, and of the profile */
+    double per_token;       /* seconds that a prompt takes for each token, but for its attention */
     double step, attention; /* seconds of a step with `depth` tokens in the cache, and of them those of attention */
     uint32_t depth;
     double learning; /* seconds that a profile takes */
