@@ -3,9 +3,9 @@
 
 #include "backend/cpu/cap.h"
 #include "backend/cpu/gemm.h"
+#include "backend/cpu/partial.h"
 #include "backend/cpu/vector.h"
 #include "base/memory.h"
-#include "kv/partial.h"
 #include "train/backward_ops.h"
 
 #include <math.h>
