@@ -4,7 +4,6 @@
 #include "base/clock.h"
 #include "base/memory.h"
 
-#include <inttypes.h>
 #include <string.h>
 
 static const struct executor_ops *executor_of(const struct terse_session *s) { return s->engine->backend.executor; }
@@ -118,26 +117,6 @@ enum terse_status prompt_advance(struct terse_session *s, struct terse_error *er
     if (status || s->prompt->reading.first == s->prompt->reading.n) end_prompt(s, status != TERSE_OK);
     s->counters.prefill_seconds += clock_now() - start;
     return status;
-}
-
-void terse_session_prompt(const struct terse_session *s, uint64_t *done, uint64_t *total) {
-    const struct prompt *p = s->prompt;
-    *done = *total = 0;
-    if (!p) return;
-    uint64_t layers = model_of(s)->layers;
-    *total = p->reading.n * layers;
-    *done = p->reading.first * layers + (p->pass ? executor_of(s)->progress(p->pass).done : 0);
-}
-
-enum terse_status session_check_idle(const struct terse_session *s, struct terse_error *error) {
-    uint64_t done, total;
-    if (s->damaged.code) return status_fail(error, s->damaged.code, "%s", s->damaged.message);
-    if (!s->prompt) return TERSE_OK;
-    terse_session_prompt(s, &done, &total);
-    return status_fail(error, TERSE_E_ARGUMENT,
-                       "a prompt is under way in this session (%" PRIu64
-                       " %% of it): go on with it by terse_engine_step, or reset the session",
-                       100 * done / total);
 }
 
 enum terse_status terse_session_begin_prompt(struct terse_session *session, const int32_t *tokens, size_t n,

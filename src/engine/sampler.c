@@ -9,6 +9,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+struct terse_sampling terse_sampling_defaults(void) {
+    return (struct terse_sampling){.size = sizeof(struct terse_sampling),
+                                   .temperature = 0.8f,
+                                   .top_k = 40,
+                                   .typical_p = 1,
+                                   .top_p = 0.95f,
+                                   .min_p = 0.05f,
+                                   .repeat_penalty = 1,
+                                   .repeat_last = 64,
+                                   .seed = 1};
+}
+
 enum terse_status sampler_init(struct sampler *sampler, uint32_t vocabulary, struct terse_error *error) {
     *sampler = (struct sampler){.settings = terse_sampling_defaults(), .vocabulary = vocabulary};
     sampler->random = sampler->settings.seed;

@@ -1,5 +1,6 @@
 /* The inside of struct terse_session: one sequence with its cache, its tokens and its sampler. prompt.c and step.c read, session.c
- * samples; session_state.c truncates and forks, session_prefix.c begins where others have been, session_file.c saves and loads. */
+ * samples; session_state.c truncates and forks, session_prefix.c begins where others have been, session_file.c saves and loads. All use
+ * session_check.c, which says whether a session may read, and session_tokens.c, which has the memory of its tokens and logits. */
 #ifndef TERSE_ENGINE_SESSION_H
 #define TERSE_ENGINE_SESSION_H
 
@@ -58,8 +59,9 @@ enum terse_status session_check_idle(const struct terse_session *session, struct
 /* Breaks off the prompt that may be under way, which leaves the session as it was before; not on the driver thread. */
 void session_drop_prompt(struct terse_session *session);
 
-/* Memory for a new session's logits. */
+/* Memory for a new session's logits; after a failure, too, session_free_logits releases it. */
 enum terse_status session_make_logits(struct terse_session *session, struct terse_error *error);
+void session_free_logits(struct terse_session *session);
 /* The logits, if there are any, are in session->logits: those that are held come when they are first asked for. On any thread that has the session. */
 enum terse_status session_fetch_logits(const struct terse_session *session, struct terse_error *error);
 /* Memory for n tokens more; session_add_tokens, which fails not, then takes them. */

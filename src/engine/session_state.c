@@ -2,28 +2,8 @@
  * the cache. */
 #include "engine/session.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- The budget */
-
-enum terse_status session_admit(const struct terse_session *s, size_t n, struct terse_error *error) {
-    const struct kv_budget *budget = &s->engine->budget;
-    struct cache_shape shape = cache_shape_of(model_of(s), s->options.context);
-    struct terse_cache_report now, then;
-    if (budget->most == UINT64_MAX) return TERSE_OK;
-    kv_of(s)->report(s->cache, &now);
-    kv_of(s)->predict(&shape, &s->method, s->n_tokens + n, &then);
-    uint64_t more = then.resident > now.resident ? then.resident - now.resident : 0;
-    do
-        if (more <= budget->most - budget->used) return TERSE_OK;
-    while (engine_makes_room(s->engine, TERSE_E_MEMORY));
-    char what[64];
-    snprintf(what, sizeof what, "a KV cache of %" PRIu64 " tokens", (uint64_t)s->n_tokens + n);
-    return budget_refuse(budget, more, what, error);
-}
 
 /* ---- Truncating */
 

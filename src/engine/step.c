@@ -1,33 +1,11 @@
-/* Steps of sessions: decoding, of one or of many together (continuous batching), and going on with prompts. Owns the limits of a sequence's length and the turns of
- * prompts; the engine's backend computes, on the engine's driver thread, and callbacks run on the caller's. */
+/* Steps of sessions: decoding, of one or of many together (continuous batching), and going on with prompts. Owns the turns of prompts; the
+ * engine's backend computes, on the engine's driver thread, and callbacks run on the caller's. */
 #include "base/clock.h"
 #include "base/memory.h"
 #include "engine/prompt.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-
-/* ---- What may be read */
-
-enum terse_status session_check_room(const struct terse_session *s, size_t n, size_t together, struct terse_error *error) {
-    uint64_t length = kv_of(s)->length(s->cache), budget = s->method.parameters.budget, context = s->options.context;
-    if (!s->method.policy->positions_by_index) {
-        if (n <= context && length <= context - n) return TERSE_OK;
-        const struct matrix *positions = &model_of(s)->positions;
-        const char *or_else = ", raise -c, or use --kv streaming-N to go on without end";
-        if (positions->data) or_else = context < positions->rows ? " or raise -c" : ", the model has learned no more positions";
-        return status_fail(error, TERSE_E_CONTEXT, "%" PRIu64 " tokens do not fit the context of %" PRIu64 ": shorten the text%s",
-                           length + n, context, or_else);
-    }
-    uint64_t kept = length < budget ? length : budget;
-    if (together <= context && kept <= context - together) return TERSE_OK;
-    return status_fail(error, TERSE_E_CONTEXT,
-                       "%zu tokens at once do not fit the context of %" PRIu64 " beside the %" PRIu64
-                       " that %s keeps: read them in "
-                       "smaller chunks (--prefill compressed -b N), or raise -c",
-                       together, context, kept, s->method.name);
-}
 
 /* ---- Items */
 

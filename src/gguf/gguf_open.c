@@ -390,7 +390,7 @@ enum terse_status gguf_open(const void *data, size_t size, const char *name, str
     gguf->data = data;
     gguf->size = size;
     if ((uintptr_t)data % DATA_ALIGN) {
-        gguf_free(gguf);
+        gguf_free_one(gguf);
         return status_fail(error, TERSE_E_ARGUMENT,
                            "%.200s: the data in memory are not aligned to %d bytes: copy them to memory that is", name, DATA_ALIGN);
     }
@@ -400,13 +400,12 @@ enum terse_status gguf_open(const void *data, size_t size, const char *name, str
         take_tensors(&reader, n_tensors, alignment))
         *result = gguf;
     else
-        gguf_free(gguf);
+        gguf_free_one(gguf);
     return reader.status;
 }
 
-void gguf_free(struct gguf *gguf) {
+void gguf_free_one(struct gguf *gguf) {
     if (!gguf) return;
-    gguf_parts_free(gguf->parts, gguf->n_parts);
     memory_free(gguf->entries);
     memory_free(gguf->tensors);
     memory_free((void *)gguf->entry_index);

@@ -1,5 +1,6 @@
 /* Files that were split into parts: the first has the keys, all have tensors; each says how many there are and which it is. Their names,
- * PREFIX-00001-of-00003.gguf and so on, tell where the others lie. Owns the mappings of all parts but the first. */
+ * PREFIX-00001-of-00003.gguf and so on, tell where the others lie. Owns the mappings of all parts but the first,
+ * and the end of a file with all its parts. */
 #include "base/memory.h"
 #include "gguf/gguf_private.h"
 
@@ -162,12 +163,18 @@ failed:
     return status;
 }
 
-void gguf_parts_free(struct gguf_part *parts, uint32_t n) {
+static void free_parts(struct gguf_part *parts, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
-        gguf_free(parts[i].gguf);
+        gguf_free_one(parts[i].gguf);
         mapped_file_close(&parts[i].file);
     }
     memory_free(parts);
+}
+
+void gguf_free(struct gguf *gguf) {
+    if (!gguf) return;
+    free_parts(gguf->parts, gguf->n_parts);
+    gguf_free_one(gguf);
 }
 
 enum terse_status gguf_add_parts(struct gguf *gguf, const char *path, struct terse_error *error) {
@@ -187,7 +194,7 @@ enum terse_status gguf_add_parts(struct gguf *gguf, const char *path, struct ter
         return status_no_memory(error, (split.count - 1) * sizeof *parts, "a model's parts");
     for (; n < split.count - 1 && !status; n++) status = open_part(gguf, path, split, n + 1, &parts[n], error);
     if (!status) status = join(gguf, parts, n, error);
-    if (status) gguf_parts_free(parts, n);
+    if (status) free_parts(parts, n);
     return status;
 }
 

@@ -1,4 +1,5 @@
-/* The inside of struct gguf, shared by gguf_open.c (reads it), gguf.c (answers questions) and gguf_public.c (shows it). */
+/* The inside of struct gguf, shared by gguf_open.c (reads it), gguf_parts.c (adds the other parts of a split file), gguf.c (answers
+ * questions) and gguf_public.c (shows it). */
 #ifndef TERSE_GGUF_GGUF_PRIVATE_H
 #define TERSE_GGUF_GGUF_PRIVATE_H
 
@@ -38,7 +39,8 @@ struct gguf {
     uint64_t own_tensors;
 };
 
-void gguf_parts_free(struct gguf_part *parts, uint32_t n);
+/* Releases one file, which has no parts or whose parts somebody else releases. Accepts NULL. */
+void gguf_free_one(struct gguf *gguf);
 
 /* Bytes of a number or bool; 0 for strings, arrays and unknown types. */
 size_t gguf_type_bytes(uint32_t type);

@@ -9,26 +9,6 @@
 /* Keeps offsets into a text, U+2581 written out, within 32 bits. */
 #define MAX_TEXT (UINT64_C(1) << 30)
 
-enum terse_status encoder_emit(struct encoder *e, int32_t token) {
-    if (e->n_tokens == e->capacity) {
-        size_t capacity = e->capacity ? e->capacity * 2 : 256;
-        int32_t *tokens = realloc(e->tokens, capacity * sizeof *tokens);
-        if (!tokens) return status_no_memory(e->error, capacity * sizeof *tokens, "the tokens of a text");
-        e->tokens = tokens;
-        e->capacity = capacity;
-    }
-    e->tokens[e->n_tokens++] = token;
-    return TERSE_OK;
-}
-
-enum terse_status encoder_scratch(struct encoder *e, size_t n) {
-    if (n <= e->scratch_capacity) return TERSE_OK;
-    free(e->scratch);
-    e->scratch = malloc(n);
-    e->scratch_capacity = e->scratch ? n : 0;
-    return e->scratch ? TERSE_OK : status_no_memory(e->error, n, "tokenizing a text");
-}
-
 /* The first of specials[low..high), sorted by their byte at `depth`, where that byte is at least `wanted`; high when none is. */
 static size_t first_not_below(const struct special *specials, size_t low, size_t high, size_t depth, unsigned wanted) {
     while (low < high) {
@@ -115,12 +95,6 @@ static enum terse_status encode(struct encoder *e, const struct source *source, 
     }
     if (!status && source->n_bytes > begin) status = encode_text(e, source->text + begin, source->n_bytes - begin);
     return status;
-}
-
-static void encoder_destroy(struct encoder *e) {
-    merger_destroy(&e->merger);
-    free(e->scratch);
-    free(e->tokens);
 }
 
 static enum terse_status check_length(size_t n_bytes, struct terse_error *error) {

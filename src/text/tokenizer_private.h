@@ -3,6 +3,7 @@
 #ifndef TERSE_TEXT_TOKENIZER_PRIVATE_H
 #define TERSE_TEXT_TOKENIZER_PRIVATE_H
 
+#include "text/encoder.h"
 #include "text/merge.h"
 #include "text/pretokenize.h"
 #include "text/tokenizer.h"
@@ -53,20 +54,6 @@ struct tokenizer {
     bool add_bos, add_eos;
     struct gguf_string chat_template;
 };
-
-/* One call of tokenizer_encode: the tokens so far and working memory. */
-struct encoder {
-    const struct tokenizer *tokenizer;
-    struct terse_error *error;
-    int32_t *tokens;
-    size_t n_tokens, capacity;
-    struct merger merger;
-    char *scratch;
-    size_t scratch_capacity;
-};
-enum terse_status encoder_emit(struct encoder *encoder, int32_t token);
-/* Makes encoder->scratch hold n bytes; what was in it is lost. */
-enum terse_status encoder_scratch(struct encoder *encoder, size_t n);
 
 /* Returns whether merges of ordinary text may give the token. A user-defined token is found before anything merges, or is not to be found. */
 static inline bool token_is_text(const struct vocabulary *v, int32_t token) {

@@ -3,10 +3,10 @@
 
 #include "backend/cpu/cap.h"
 #include "backend/cpu/gemm.h"
+#include "backend/cpu/partial.h"
 #include "backend/cpu/vector.h"
 #include "base/memory.h"
 #include "base/size.h"
-#include "kv/partial.h"
 #include "train/backward_ops.h"
 
 #include <math.h>

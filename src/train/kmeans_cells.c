@@ -126,7 +126,7 @@ enum terse_status kmeans_start_cells(const struct kmeans_points *points, size_t 
     struct cells c = {0};
     const struct kmeans_options coarse = {.rounds = CELL_ROUNDS, .tolerance = CELL_TOLERANCE, .seed = options->seed};
     enum terse_status status = cells_new(points, k, options->seed, &c, error);
-    if (!status) status = kmeans_fit(&c.sample.points, c.count, &coarse, c.centers, NULL, error);
+    if (!status) status = kmeans_fit_by(NULL, &c.sample.points, c.count, &coarse, c.centers, NULL, error);
     if (!status) status = kmeans_assign(&c.sample.points, c.centers, c.count, c.cell, error);
     if (status) goto done;
     sort_points(&c);

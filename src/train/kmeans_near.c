@@ -100,7 +100,7 @@ static enum terse_status set_groups(struct near *near, const float *centroids, s
     struct kmeans_points points = {.rows = centroids, .n = near->k, .d = near->d, .stride = near->d};
     struct kmeans_options options = {.rounds = near->grouped ? 1 : GROUP_ROUNDS, .seed = 1};
     if (near->grouped) options.initial = near->centers;
-    enum terse_status status = kmeans_fit(&points, near->groups, &options, near->centers, NULL, error);
+    enum terse_status status = kmeans_fit_by(NULL, &points, near->groups, &options, near->centers, NULL, error);
     if (!status) status = kmeans_assign(&points, near->centers, near->groups, near->group, error);
     if (status) return status;
     near->grouped = true;

@@ -47,8 +47,6 @@ enum terse_status kmeans_start(const struct kmeans_points *points, size_t k, con
 enum terse_status kmeans_start_cells(const struct kmeans_points *points, size_t k, const struct kmeans_options *options,
                                      float *centroids, struct terse_error *error);
 
-/* From so many centroids on a round compares a point only with those near its own. */
-#define KMEANS_NEAR_LEAST 1024
 #define KMEANS_NEAR_GROUPS 256 /* at most: the square root of as many centroids as a search has */
 
 struct near;
@@ -58,6 +56,20 @@ void near_free(struct near *near);
  * they are not looked at. */
 enum terse_status near_assign(struct near *near, const struct kmeans_points *points, const float *centroids, bool known,
                               uint16_t *codes, struct terse_error *error);
+
+/* What takes the place of kmeans_start and of a search among all centroids where these are many; as the functions above. */
+struct kmeans_many {
+    enum terse_status (*start)(const struct kmeans_points *points, size_t k, const struct kmeans_options *options, float *centroids,
+                               struct terse_error *error);
+    enum terse_status (*new)(size_t n, size_t k, size_t d, struct near **near, struct terse_error *error);
+    enum terse_status (*assign)(struct near *near, const struct kmeans_points *points, const float *centroids, bool known,
+                                uint16_t *codes, struct terse_error *error);
+    void (*free)(struct near *near);
+};
+/* kmeans_fit by `many`; NULL: by a search among all centroids. */
+enum terse_status kmeans_fit_by(const struct kmeans_many *many, const struct kmeans_points *points, size_t k,
+                                const struct kmeans_options *options, float *centroids, struct kmeans_result *result,
+                                struct terse_error *error);
 
 /* Gives every cluster c without members[c] (points of positive weight) one point of large w ||x - c||^2 = errors[i], and its code.
  * It takes points of different value, largest first, the lower index where equal, none that its cluster cannot spare. A cluster for

@@ -27,6 +27,13 @@ struct start {
     size_t blocks;
 };
 
+enum terse_status kmeans_report(const struct terse_progress *progress, const char *what, uint64_t done, uint64_t total,
+                                struct terse_error *error) {
+    if (!progress->report || progress->report(progress->user, what, done, total)) return TERSE_OK;
+    return status_fail(error, TERSE_E_INTERRUPTED, "k-means was stopped before round %llu of %llu", (unsigned long long)done + 1,
+                       (unsigned long long)total);
+}
+
 /* The number at position `counter` of the seed's sequence, in [0, 1). */
 static double uniform(uint64_t seed, uint64_t counter) { return random_uniform(random_mix(seed + (counter + 1) * RANDOM_STEP)); }
 

@@ -1,6 +1,6 @@
 /* Partial states: any split of a softmax, merged in any order, equals the whole in double precision. */
 #include "backend/cpu/kernels/vector/ops.h"
-#include "kv/partial.h"
+#include "backend/cpu/partial.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -21,7 +21,7 @@
 
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/kv/state.h"
-#include "kv/partial.h"
+#include "backend/cpu/partial.h"
 
 /* Memory for the scores of the plan's step. */
 enum terse_status anchor_scores_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error);

@@ -10,10 +10,10 @@
 #include "backend/cpu/kv/segment_read.h"
 #include "backend/cpu/kv/select.h"
 #include "backend/cpu/kv/side.h"
+#include "backend/cpu/partial.h"
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "base/size.h"
-#include "kv/partial.h"
 
 #include <math.h>
 #include <stdatomic.h>

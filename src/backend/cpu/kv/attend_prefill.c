@@ -8,9 +8,9 @@
 #include "backend/cpu/kv/query_rows.h"
 #include "backend/cpu/kv/scratch.h"
 #include "backend/cpu/kv/segment_read.h"
+#include "backend/cpu/partial.h"
 #include "backend/cpu/piece.h"
 #include "base/size.h"
-#include "kv/partial.h"
 
 #include <math.h>
 #include <string.h>

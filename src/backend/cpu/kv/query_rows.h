@@ -3,7 +3,7 @@
 #define TERSE_BACKEND_CPU_KV_QUERY_ROWS_H
 
 #include "backend/cpu/kv/state.h"
-#include "kv/partial.h"
+#include "backend/cpu/partial.h"
 
 /* rows[count * G][hd]: row m is head m % G of the KV head's group, token m / G of the step's new tokens from `first` on, whose queries
  * are q[count][Hq][hd]; scaled, and rotated as segment_read.h expects them. */

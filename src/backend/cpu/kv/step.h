@@ -1,7 +1,7 @@
 /* The KV cache of one sequence: for each layer and KV head sealed pages, exact rows and a recent window; and attention over them. This
  * is what the rest of the backend sees of the folder; state.h says how its files stand to each other.
  *
- * Every reading ends in partial states (kv/partial.h) that merge in any order; nothing outside this folder knows how attention is put
+ * Every reading ends in partial states (backend/cpu/partial.h) that merge in any order; nothing outside this folder knows how attention is put
  * together. A token is in exactly one of {sealed page and live, exact rows, window}.
  *
  * One step of n new tokens goes:

@@ -1,6 +1,6 @@
 /* Attention of a decoding step: a few query tokens, each of one sequence, over that sequence's sealed pages, exact rows and window. One
  * launch for a layer: each split-K part of a query row and KV head reads its share of the pages, of the exact rows and of the window, and leaves a
- * partial state (kv/partial.h) in fp32; the last to arrive merges them.
+ * partial state (backend/cpu/partial.h) in fp32; the last to arrive merges them.
  *
  * attend_launch.h has what they are given, attend_common.cuh what all families share: the exact rows and the window, and merging. A family of
  * codecs has files of its own: attend_scaled*.cu (f16, q8_0, q4_0, kivi), attend_transform*.cu, attend_centroids*.cu (pq, vq, gain-shape); codec.c

@@ -1,5 +1,5 @@
 /* The arithmetic of partial states. Owns no memory. */
-#include "kv/partial.h"
+#include "backend/cpu/partial.h"
 
 #include "backend/cpu/kernels/vector/ops.h"
 #include "base/memory.h"

@@ -6,8 +6,8 @@
  * and two states of disjoint parts merge to that of their union, in any order (Milakov and Gimelshein 2018, "Online normalizer
  * calculation for softmax", section 3.1). An empty part has max -INFINITY and sum 0 and changes nothing. All in fp32.
  */
-#ifndef TERSE_KV_PARTIAL_H
-#define TERSE_KV_PARTIAL_H
+#ifndef TERSE_BACKEND_CPU_PARTIAL_H
+#define TERSE_BACKEND_CPU_PARTIAL_H
 
 #include <stddef.h>
 
