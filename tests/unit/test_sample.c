@@ -269,13 +269,12 @@ enum { WIDE = 1000, TRIALS = 4000 };
 /* By the definition of struct held_logits. */
 static size_t likeliest_of(const float *logits, size_t n, struct token_logit *likeliest) {
     size_t kept = 0, wanted = n < LIKELIEST ? n : LIKELIEST;
+    float order[WIDE];
+    for (size_t i = 0; i < n; i++) order[i] = isnan(logits[i]) ? -INFINITY : logits[i];
     for (size_t i = 0; i < n; i++) {
-        float own = isnan(logits[i]) ? -INFINITY : logits[i];
-        size_t above = 0;
-        for (size_t j = 0; j < n; j++) {
-            float other = isnan(logits[j]) ? -INFINITY : logits[j];
-            above += other > own || (!(other < own) && j < i);
-        }
+        uint32_t above = 0; /* tokens that are likelier, and equal ones before it */
+        for (size_t j = 0; j < i; j++) above += order[j] >= order[i];
+        for (size_t j = i + 1; j < n; j++) above += order[j] > order[i];
         if (above < wanted) likeliest[kept++] = (struct token_logit){logits[i], (int32_t)i};
     }
     return kept;
