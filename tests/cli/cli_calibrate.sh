@@ -45,8 +45,8 @@ for codebook in "$book" "$work/shared.gguf"; do
     works run -m $model -p 'some text' -n 8 --kv antkv-1 --codebook "$codebook"
     [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '(antkv-1)$' "$work/err" || fail "--codebook: $(cat "$work/err")"
     works perplexity -m $model -f "$text" -c 256 --chunks 1 --kv antkv-1 --codebook "$codebook" --no-auto-calibrate
-    works bench -m $model -p 8 -n 2 -r 1 -d 128 --kv f16,antkv-1 --codebook "$codebook"
 done
+works bench -m $model -p 8 -n 2 -r 1 -d 128 --kv f16,antkv-1 --codebook "$book"
 nothing_in "$work/cache" '--codebook'
 refuses "learned from the model 'llama'" run -m $other -p x --kv antkv-1 --codebook "$book"
 refuses 'learned for the method antkv-1, not for antkv-2' run -m $model -p x --kv antkv-2 --codebook "$book"
@@ -128,13 +128,13 @@ rm -r "$work/cache"
 works run -p x -n 1 --kv terse-1 --no-auto-calibrate
 nothing_in "$work/cache" 'the built-in profile'
 
-# No place, or none that can be written: said in one line, and the command goes on.
-XDG_CACHE_HOME=/dev/null/none works run -m $model -p x -n 1 --kv antkv-1
+# No place, or none that can be written: said in one line, and the command goes on. A profile is what is learned in the least time.
+XDG_CACHE_HOME=/dev/null/none works run -m $model -p x -n 1 --kv terse-2
 grep -q 'is not kept, and the next run will learn it again: .*/dev/null/none' "$work/err" || fail "no place: $(cat "$work/err")"
 [ "$(wc -l <"$work/err")" -eq 3 ] || fail "no place: $(cat "$work/err")"
 (
     unset HOME XDG_CACHE_HOME
-    works run -m $model -p x -n 1 --kv antkv-1
+    works run -m $model -p x -n 1 --kv terse-2
     grep -q 'neither XDG_CACHE_HOME nor HOME' "$work/err" || fail "no HOME: $(cat "$work/err")"
     refuses 'give -o FILE' calibrate $options --kv antkv-1
 ) || exit 1

@@ -2,10 +2,13 @@
 # terse run in the chat format: the model finds a needle in about 2,000 tokens, and a conversation keeps its cache.
 . "$(dirname "$0")/../support/cli.sh"
 
-# 7 KB of text with a line planted in its middle.
-head -c 7000 "$text" >"$work/hay"
-awk -v needle='The access code for the merry lantern is 4071826.' -v at="$(($(wc -l <"$work/hay") / 2))" \
-    '{ print } NR == at { print needle }' "$work/hay" >"$work/planted"
+# plant BYTES FILE: so much of the text, with a line planted in its middle.
+plant() {
+    head -c "$1" "$text" >"$work/hay"
+    awk -v needle='The access code for the merry lantern is 4071826.' -v at="$(($(wc -l <"$work/hay") / 2))" \
+        '{ print } NR == at { print needle }' "$work/hay" >"$2"
+}
+plant 7000 "$work/planted"
 question='What is the access code for the merry lantern?'
 answer='The access code for the merry lantern is 4071826.'
 
@@ -15,7 +18,8 @@ for kv in f16 q8_0; do
     [ "$(number_after '^prompt ' "$work/err")" -gt 1500 ] || fail "the text was not read: $(cat "$work/err")"
 done
 
-# The chat form is the format of the model's card, spelled out.
+# The chat form is the format of the model's card, spelled out. Here and below a third of the text does.
+plant 2300 "$work/planted"
 printf '<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n%s\n\n%s<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n' \
     "$(cat "$work/planted")" "$question" >"$work/spelled"
 works run -f "$work/spelled" -p '' --temp 0 -n 1

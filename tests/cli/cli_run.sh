@@ -45,9 +45,10 @@ works run -p x -n 0
 [ "$(number_after 'generated ' "$work/err")" -eq 0 ] || fail "-n 0 generates"
 
 # Other caches: fewer bits, and both ways to read a prompt.
-works run -f "$text" -n 4
+head -c 4000 "$text" >"$work/long" # some 1,350 tokens
+works run -f "$work/long" -n 4
 grep -q '(terse-4)$' "$work/err" || fail "without --kv the cache is not terse-4: $(cat "$work/err")"
-works run -f "$text" -n 4 -ctk q8_0
+works run -f "$work/long" -n 4 -ctk q8_0
 grep -q '(terse-4, keys q8_0)$' "$work/err" || fail "with only -ctk values are not terse-4: $(cat "$work/err")"
 refuses 'cannot open\|No such file' run -p x -n 1 --codebook "$work/missing"
 refuses 'codebook is for methods that learn' run -p x -n 1 --codebook "$work/missing" -ctk q8_0 -ctv q8_0
@@ -70,15 +71,15 @@ works run -m $small -p 'a' -n 2
 grep -q '(terse-4)$' "$work/err" || fail "a kept profile is not used: $(cat "$work/err")"
 [ "$(wc -l <"$work/err")" -eq 1 ] || fail "more than the summary where there is a profile: $(cat "$work/err")"
 rm -r "$work/cache"
-works run -f "$text" -n 4 --codebook none
+works run -f "$work/long" -n 4 --codebook none
 [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '(q8_0)$' "$work/err" || fail "without the built-in profile: $(cat "$work/err")"
 refuses 'antkv-1 cannot do without' run -p x -n 1 --kv antkv-1 --codebook none
-works run -f "$text" -n 4 --kv f16
+works run -f "$work/long" -n 4 --kv f16
 near "$(number_after 'MiB, ' "$work/err")" 16 0.15 || fail "f16 is not about 16 bits: $(cat "$work/err")"
-works run -f "$text" -n 4 --kv q4_0
+works run -f "$work/long" -n 4 --kv q4_0 --kv-tail-tokens 0
 near "$(number_after 'MiB, ' "$work/err")" 5 0.15 || fail "q4_0 and its window are not about 5 bits: $(cat "$work/err")"
 grep -q '(q4_0)$' "$work/err" || fail "the summary does not name the method: $(cat "$work/err")"
-works run -f "$text" -n 4 -ctk q8_0 -ctv q4_0
+works run -f "$work/long" -n 4 -ctk q8_0 -ctv q4_0 --kv-tail-tokens 0
 near "$(number_after 'MiB, ' "$work/err")" 7 0.15 || fail "q8_0 keys and q4_0 values are not about 7 bits: $(cat "$work/err")"
 grep -q '(terse-4, keys q8_0, values q4_0)$' "$work/err" || fail "the summary does not name the types: $(cat "$work/err")"
 works run -f "$work/file" -n 4 --temp 0 --prefill compressed -b 2
@@ -99,6 +100,6 @@ interrupts run -p 'Once upon a time' -n -1 --temp 0 --repeat-penalty 1.3 --kv st
 grep -q "generated" "$work/err" || fail "no summary after an interrupt: $(cat "$work/err")"
 
 # After many tokens the summary tells bits per value.
-works run -f "$text" -n 1
+works run -f "$work/long" -n 1
 bits=$(number_after 'MiB, ' "$work/err")
 awk -v bits="$bits" 'BEGIN { exit !(bits > 4 && bits < 10) }' || fail "bits per value: $(cat "$work/err")"

@@ -197,8 +197,10 @@ static void replace_by_centroids(const struct coding *coding, const float *centr
         for (size_t c = 0; c < n; c++) {
             double distance = 0;
             for (size_t i = 0; i < width; i++) distance += pow((double)x[i] - (double)centroids[c * width + i], 2);
-            second = fmin(second, fmax(least, distance));
-            if (distance < least) least = distance, nearest = c;
+            if (distance < least)
+                second = least, least = distance, nearest = c;
+            else if (distance < second)
+                second = distance;
         }
         for (size_t i = 0; i < width; i++) square += (double)x[i] * (double)x[i];
         *tied |= second - least < TIE * (square + least);
@@ -352,9 +354,10 @@ static size_t see(const struct oracle *o, uint32_t layer, const float *q, size_t
         size_t position = at - (n - 1) + i; /* sinks close up to what follows them */
         if (unrotated(o)) rotate(o, k, (double)position, rotated_k);
         if (!unrotated(o) && position != tokens[i]) rotate_by(o, (double)(position - tokens[i]), rotated_k);
-        logits[i] = 0;
-        for (uint32_t c = 0; c < hd; c++) logits[i] += rotated_q[c] * rotated_k[c];
-        logits[i] *= (double)o->shape.scale;
+        double product = 0;
+#pragma omp simd reduction(+ : product)
+        for (uint32_t c = 0; c < hd; c++) product += rotated_q[c] * rotated_k[c];
+        logits[i] = product * (double)o->shape.scale;
         if (o->setup.cap > 0) logits[i] = (double)o->setup.cap * tanh(logits[i] / (double)o->setup.cap);
         if (o->setup.alibi) logits[i] += (double)o->slopes[h] * ((double)i - (double)(n - 1));
     }

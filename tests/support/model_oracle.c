@@ -56,8 +56,10 @@ static void product(const struct matrix *w, const double *x, double *y) {
         const float *row = w->type == TENSOR_F32 ? f32_row(w, r) : numbers;
         if (row == numbers)
             weights_ops_at(CPU_SCALAR)->dequantize[w->type]((const char *)w->data + r * w->row_bytes, numbers, w->columns);
-        y[r] = w->bias ? (double)w->bias[r] : 0;
-        for (uint32_t c = 0; c < w->columns; c++) y[r] += (double)row[c] * x[c];
+        double sum = w->bias ? (double)w->bias[r] : 0;
+#pragma omp simd reduction(+ : sum)
+        for (uint32_t c = 0; c < w->columns; c++) sum += (double)row[c] * x[c];
+        y[r] = sum;
     }
     free(numbers);
 }

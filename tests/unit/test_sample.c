@@ -269,13 +269,12 @@ enum { WIDE = 1000, TRIALS = 4000 };
 /* By the definition of struct device_logits. */
 static size_t top_logits_of(const float *logits, size_t n, struct token_logit *top_logits) {
     size_t kept = 0, wanted = n < TOP_LOGITS ? n : TOP_LOGITS;
+    float order[WIDE];
+    for (size_t i = 0; i < n; i++) order[i] = isnan(logits[i]) ? -INFINITY : logits[i];
     for (size_t i = 0; i < n; i++) {
-        float own = isnan(logits[i]) ? -INFINITY : logits[i];
-        size_t above = 0;
-        for (size_t j = 0; j < n; j++) {
-            float other = isnan(logits[j]) ? -INFINITY : logits[j];
-            above += other > own || (!(other < own) && j < i);
-        }
+        uint32_t above = 0; /* tokens that are likelier, and equal ones before it */
+        for (size_t j = 0; j < i; j++) above += order[j] >= order[i];
+        for (size_t j = i + 1; j < n; j++) above += order[j] > order[i];
         if (above < wanted) top_logits[kept++] = (struct token_logit){logits[i], (int32_t)i};
     }
     return kept;

@@ -7,6 +7,7 @@ Works in a copy of the source, so that nothing of it changes; builds test_cuda_c
 every method. Without faults it must pass, with each of them it must fail. Takes some minutes on two cores. Exit status 1: a fault was not found."""
 
 import argparse
+import filecmp
 import os
 import shutil
 import subprocess
@@ -44,6 +45,13 @@ def sh(*command, **options):
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
 
 
+def refresh(source, to):
+    """Copies a file that differs: what a run that was interrupted has planted is built anew, and nothing else."""
+    if not os.path.exists(to) or not filecmp.cmp(source, to, shallow=False):
+        shutil.copy(source, to)
+    return to
+
+
 def build(folder):
     done = sh("cmake", "--build", folder, "-j", str(os.cpu_count()), "--target", TEST)
     if done.returncode:
@@ -76,7 +84,7 @@ def main():
         folder = given.build or os.path.join(scratch, "build")
         source = os.path.join(folder, "source")
         ignored = shutil.ignore_patterns("build*", ".git")
-        shutil.copytree(given.source, source, ignore=ignored, dirs_exist_ok=True)
+        shutil.copytree(given.source, source, ignore=ignored, copy_function=refresh, dirs_exist_ok=True)
         done = sh("cmake", "-S", source, "-B", folder, "-DTERSE_CUDA=OFF", "-DTERSE_CUDA_EMULATED=ON")
         if done.returncode:
             sys.exit("plant_faults.py: it cannot be configured:\n" + done.stdout[-2000:])
