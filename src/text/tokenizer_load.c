@@ -26,8 +26,7 @@ static const char *const known_ends[] = {"<|eot_id|>",
                                          "<|call|>",
                                          "<|END_OF_TURN_TOKEN|>",
                                          "<|EOT|>",
-                                         "<\xef\xbd\x9c"
-                                         "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"};
+                                         "<\357\275\234end\342\226\201of\342\226\201sentence\357\275\234>"};
 
 /* Reads the id of a special token. `usual`: the id when the file names none, or -1. */
 static enum terse_status load_id(const struct tokenizer *t, const struct gguf *gguf, const char *key, int32_t usual, int32_t *id,
