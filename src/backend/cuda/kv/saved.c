@@ -5,6 +5,7 @@
  * when the event `written` of the cache was recorded. */
 #include "backend/cuda/kv/saved.h"
 
+#include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/kept.h"
 
 #include "base/half.h"
@@ -29,7 +30,7 @@ static size_t window_set_bytes(const struct cache *cache) {
 
 /* A side's numbers of a sequence in the file, a multiple of 64 bytes; 0: the side learns nothing. */
 static size_t fitted_side_bytes(const struct cache *cache, enum codec_side side) {
-    if (!cache->fitted || cache->codec[side] != CODEC_TRANSFORM) return 0;
+    if (!cache->fitted || !cuda_codec_of(cache->codec[side])->fit) return 0;
     return memory_round_up(transform_fitted_floats(cache->base.shape.head_dim) * sizeof(float), MEMORY_ALIGN);
 }
 static size_t fitted_bytes(const struct cache *cache) {

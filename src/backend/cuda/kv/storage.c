@@ -3,6 +3,7 @@
 
 #include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/centroids.h"
+#include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/kept.h"
 #include "backend/cuda/kv/prompt.h"
 #include "backend/cuda/kv/saved.h"
@@ -19,8 +20,14 @@ static uint32_t window_rows(const struct method *method) {
     return (rows + PAGE_TOKENS - 1) / PAGE_TOKENS * PAGE_TOKENS;
 }
 
-static bool fits_transforms(const struct method *method) {
-    return method->of_weights && (method->key.codec->id == CODEC_TRANSFORM || method->value.codec->id == CODEC_TRANSFORM);
+static bool fits(const struct codec *codec) {
+    const struct cuda_codec *row = cuda_codec_of(codec->id);
+    return row && row->fit;
+}
+
+/* Whether a cache learns from its sequence: where no profile was given, and a side's codec can. */
+static bool learns(const struct method *method) {
+    return method->of_weights && (fits(method->key.codec) || fits(method->value.codec));
 }
 
 static size_t fitted_bytes(const struct cache_shape *shape) {
@@ -71,7 +78,7 @@ enum terse_status kv_create(const struct cache_shape *shape, const struct method
     if (!c) return status_no_memory(error, sizeof *c, "the KV cache");
     cache_base_init(&c->base, &cuda_storage, shape, method, threads);
     c->base.ahead_most_tokens = DECODE_TOKENS_MOST;
-    c->base.learns = fits_transforms(method);
+    c->base.learns = learns(method);
     c->codec[CODEC_KEYS] = method->key.codec->id;
     c->codec[CODEC_VALUES] = method->value.codec->id;
     c->window_capacity = window_rows(method);
@@ -118,8 +125,8 @@ static void storage_bytes_after(const struct cache_shape *shape, const struct me
     *bytes = (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, 0),
                                   .window = heads * 2 * window_rows(method) * row,
                                   .exact = heads * 2 * method->parameters.exact * row + plan->anchors * anchor_bytes(shape),
-                                  .tables = (fits_transforms(method) ? fitted_bytes(shape) : 0) +
-                                            plan->seal * sizeof(struct page_set_view) + sizeof(struct sequence_view)};
+                                  .tables = (learns(method) ? fitted_bytes(shape) : 0) + plan->seal * sizeof(struct page_set_view) +
+                                            sizeof(struct sequence_view)};
 }
 
 static void storage_bytes(const struct cache *cache, struct cache_bytes *bytes) {
