@@ -47,7 +47,7 @@ struct step_part {
     /* With last_logits: these may stay with the backend, by its choice for each step. Made by executor_ops.hold; NULL: they may not. */
     struct device_logits *held;
     /* Called on the thread that advances the pass, in the order of the tokens: logits[count][vocabulary] of the part's tokens from `first`
-     * on, valid during the call. NULL: nobody wants them. */
+     * on, valid during the call. NULL: they are not wanted. */
     void (*rows)(void *user, size_t first, size_t count, const float *logits);
     size_t first_row; /* rows before this one are not computed, but for the last token's */
     void *user;

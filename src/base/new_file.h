@@ -1,5 +1,5 @@
-/* A file that takes its place, under its name, when it is whole and on the disk; until then nobody else finds it, and any number of processes may
- * make the same file at once: the last to publish wins. Where the file system can (Linux: O_TMPFILE) it has no name until then, and a process that
+/* A file that takes its place, under its name, when it is whole and on the disk; until then no other process finds it, and any number of processes
+ * may make the same file at once: the last to publish wins. Where the file system can (Linux: O_TMPFILE) it has no name until then, and a process that
  * is killed leaves nothing; elsewhere it has a name of its own in the same folder. Not safe for use of one by several threads. */
 #ifndef TERSE_BASE_NEW_FILE_H
 #define TERSE_BASE_NEW_FILE_H

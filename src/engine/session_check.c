@@ -1,4 +1,4 @@
-/* Whether a session may read: what it is busy with, and what it has room for. */
+/* Checks that a session may read: that nothing else keeps it busy, and that it has room. */
 #include "engine/prompt.h"
 
 #include <inttypes.h>

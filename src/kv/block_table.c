@@ -85,7 +85,7 @@ static uint8_t *chunk_memory(struct page_pool *pool, size_t sets, struct state_f
     if (!file) return pool->memory->take(pool->budget, sets, pool->page_set_bytes, "the KV cache", error);
     if (budget_take(pool->budget, sets * pool->page_set_bytes, "the KV cache", error)) return NULL;
     state_file_share(file);
-    return (uint8_t *)memory; /* nobody writes them: is_writable */
+    return (uint8_t *)memory; /* they are not written: is_writable */
 }
 
 /* `file`: in which the pages lie already, at `memory`; or NULL. */

@@ -41,7 +41,7 @@ extern const struct page_memory page_memory_host;
 /* Memory of n page sets,
  *     [layers][Hk]{key pages [n], value pages [n], index pages [n]}
  * so that pages which are read one after another lie one after another (the kernels prefetch on that). Caches that were forked from
- * one another hold the same page sets; a chunk is released when nobody holds any of its own. */
+ * one another hold the same page sets; a chunk is released when no cache holds any of its own. */
 struct page_chunk {
     struct page_chunk *next; /* of the pool's */
     uint8_t *memory;
@@ -60,7 +60,7 @@ struct page_pool {
     struct page_chunk *chunks;
 };
 
-/* A page set of sealed tokens, as one cache knows it. Nobody writes the pages of one that several caches hold. */
+/* A page set of sealed tokens, as one cache knows it. The pages of one that several caches hold are not written. */
 struct page_set {
     uint8_t *chunk; /* owner->memory */
     struct page_chunk *owner;
@@ -73,7 +73,7 @@ struct page_set {
 /* The page sets of one cache. */
 struct block_table {
     struct page_pool *pool;
-    struct page_set *sets;        /* [n]: [0, n_sealed) in order of their tokens, the rest free and nobody else's */
+    struct page_set *sets;        /* [n]: [0, n_sealed) in order of their tokens, the rest free and held by this cache alone */
     size_t n, n_sealed, capacity; /* capacity: of sets[] */
 };
 
@@ -85,7 +85,7 @@ enum terse_status block_table_new(struct block_table *table, const struct page_m
                                   struct terse_error *error);
 void block_table_free(struct block_table *table);
 
-/* Makes the table hold `n` page sets in all, sealed or free. A failure leaves it as it was. Page sets that nobody holds any more are taken
+/* Makes the table hold `n` page sets in all, sealed or free. A failure leaves it as it was. Page sets that no cache holds any more are taken
  * before new ones are made. */
 enum terse_status block_table_reserve(struct block_table *table, size_t n, struct terse_error *error);
 /* Sets which tokens the free page sets hold that the plan's step seals; `prompt_end`: the last prompt ended before this token. */

@@ -47,20 +47,20 @@ static void drop_pages(struct cache *cache, size_t first, size_t n) {
     cache_base(cache)->storage->pages_changed(cache, first);
 }
 
-static void forget_ahead(struct cache *cache) {
+void cache_forget_ahead(struct cache *cache) {
     struct cache_base *base = cache_base(cache);
     base->storage->wait_ahead(cache);
     base->n_ahead = 0;
 }
 
-static void settle(struct cache *cache) {
-    forget_ahead(cache);
-    if (cache_base(cache)->storage->settle) cache_base(cache)->storage->settle(cache);
+static void synchronize(struct cache *cache) {
+    cache_forget_ahead(cache);
+    if (cache_base(cache)->storage->synchronize) cache_base(cache)->storage->synchronize(cache);
 }
 
 void cache_reset(struct cache *cache) {
     struct cache_base *base = cache_base(cache);
-    settle(cache);
+    synchronize(cache);
     base->extent = (struct extent){0};
     drop_pages(cache, 0, base->pages.n_sealed);
     if (base->storage->reset) base->storage->reset(cache);
@@ -81,8 +81,8 @@ void cache_counters(struct cache *cache, struct cache_counters *counters, bool c
 
 /* ---- Steps */
 
-/* None where the window is shorter than a page, since there is no time for it,
- * and where tokens are evicted, since there is no need; nor before what they are encoded with was learned. */
+/* No page is encoded ahead where the window is shorter than a page, since there is no time for it, where tokens are evicted, since there is no
+ * need, or before its codec was fitted. */
 size_t cache_pages_ahead(const struct cache_base *base, const struct plan *plan) {
     bool wanted = plan->kind == CACHE_STEP_DECODE && plan->n <= base->ahead_most_tokens && base->method.tail_tokens >= PAGE_TOKENS;
     bool unfitted = cache_fit_pending(base) && !plan->seal; /* even after this step */
@@ -100,7 +100,7 @@ enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind
     base->layer = NO_LAYER;
     base->layers_ended = 0;
     base->plan = plan_step(&base->method, &base->extent, kind, n);
-    if (kind != CACHE_STEP_DECODE || n > base->ahead_most_tokens) forget_ahead(cache);
+    if (kind != CACHE_STEP_DECODE || n > base->ahead_most_tokens) cache_forget_ahead(cache);
     base->plan.ready = base->n_ahead < base->plan.seal ? base->n_ahead : base->plan.seal;
     size_t sets = base->pages.n_sealed + base->plan.seal + cache_pages_ahead(base, &base->plan);
     enum terse_status status = block_table_reserve(&base->pages, sets, error);
@@ -265,7 +265,7 @@ enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_e
         cache_reset(cache);
         return TERSE_OK;
     }
-    settle(cache);
+    synchronize(cache);
     base->in_step = false;
     if (n < extent->window_first) {
         cut_pages(cache, n);
@@ -365,11 +365,16 @@ void cache_map_end(const struct cache *cache, double weight, const struct token_
     token_map_end(map);
 }
 
-void cache_map(const struct cache *cache, struct terse_token_share *shares, size_t n) {
+bool cache_map_begin(const struct cache *cache, struct terse_token_share *shares, size_t n, struct token_map *map) {
     const struct cache_base *base = cache_base_of(cache);
-    const struct token_map map = {shares, n, base->extent.length};
+    *map = (struct token_map){shares, n, base->extent.length};
     memset(shares, 0, n * sizeof *shares);
-    if (!map.length || !n || base->in_step) return;
+    return map->length && n && !base->in_step;
+}
+
+void cache_map(const struct cache *cache, struct terse_token_share *shares, size_t n) {
+    struct token_map map;
+    if (!cache_map_begin(cache, shares, n, &map)) return;
     cache_map_add(cache, 1, &map);
     cache_map_end(cache, 1, &map);
 }

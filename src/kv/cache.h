@@ -38,7 +38,7 @@ struct kv_storage {
     /* Waits until none of the window's pages is being encoded ahead of the step that seals it. */
     void (*wait_ahead)(struct cache *cache);
     /* Waits for all else that goes on beside the steps. NULL: nothing does. */
-    void (*settle)(struct cache *cache);
+    void (*synchronize)(struct cache *cache);
     /* Tells the backend that page sets from `first` on are others, or hold fewer tokens. */
     void (*pages_changed)(struct cache *cache, size_t first);
     /* Does the part of cache_reset that concerns the backend alone; the sequence is empty. NULL: there is none. */
@@ -105,8 +105,6 @@ static inline const struct cache_base *cache_base_of(const struct cache *cache) 
 void cache_base_init(struct cache_base *base, const struct kv_storage *storage, const struct cache_shape *shape,
                      const struct method *method, uint32_t threads);
 
-/* Returns layers times KV heads. */
-static inline size_t cache_heads_of(const struct cache_shape *shape) { return (size_t)shape->layers * shape->kv_heads; }
 /* Returns whether the cache still has to learn from the first pages that are sealed. */
 static inline bool cache_fit_pending(const struct cache_base *base) { return base->learns && !base->fitted_ready; }
 
@@ -125,6 +123,8 @@ void cache_counters(struct cache *cache, struct cache_counters *counters, bool c
 enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
 /* Returns how many pages of the window may be encoded ahead after the plan's step. */
 size_t cache_pages_ahead(const struct cache_base *base, const struct plan *plan);
+/* Waits for the pages that are being encoded ahead and forgets them. */
+void cache_forget_ahead(struct cache *cache);
 /* Returns, after a step, the next page set that a full page of the window is to be encoded into; n_ahead counts it from now on. NULL: none. */
 struct page_set *cache_next_ahead(struct cache *cache);
 /* Checks that keys and values of the layer may come now. */
@@ -142,6 +142,8 @@ enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_e
 uint64_t cache_common_prefix(const struct cache *cache, uint64_t n, uint64_t prompt);
 enum terse_status cache_fork(const struct cache *cache, struct cache **copy, struct terse_error *error);
 
+/* Begins a map of zeros for the cache's sequence; false where nothing is to be added to it. */
+bool cache_map_begin(const struct cache *cache, struct terse_token_share *shares, size_t n, struct token_map *map);
 /* Adds to a map, zeros at first, which shares of the tokens are exact and compressed in these layers, `weight` being their share of the model's. */
 void cache_map_add(const struct cache *cache, double weight, const struct token_map *map);
 /* Ends a map to which all was added: computes the shares that were evicted and those that were read, without what the last step has skipped of

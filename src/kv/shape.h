@@ -33,6 +33,8 @@ struct terse_model; /* model/model.h */
 /* Returns the shape of caches of the model's sequences of up to `context` tokens. */
 struct cache_shape cache_shape_of(const struct terse_model *model, uint32_t context);
 
+/* Returns layers times KV heads. */
+static inline size_t cache_heads_of(const struct cache_shape *shape) { return (size_t)shape->layers * shape->kv_heads; }
 /* Return the numbers of a token's queries of a layer, [Hq][hd], and of its keys or values, [Hk][hd]. */
 static inline size_t cache_shape_query_width(const struct cache_shape *shape) {
     return (size_t)shape->query_heads * shape->head_dim;

@@ -57,7 +57,7 @@ void near_free(struct near *near);
 enum terse_status near_assign(struct near *near, const struct kmeans_points *points, const float *centroids, bool known,
                               uint16_t *codes, struct terse_error *error);
 
-/* What takes the place of kmeans_start and of a search among all centroids where these are many; as the functions above. */
+/* A fit of many centroids starts and searches by these functions in place of kmeans_start and of a search among all; contracts as above. */
 struct kmeans_many {
     enum terse_status (*start)(const struct kmeans_points *points, size_t k, const struct kmeans_options *options, float *centroids,
                                struct terse_error *error);

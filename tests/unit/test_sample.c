@@ -262,7 +262,7 @@ static void test_settings_out_of_range(void **state) {
     sampler_destroy(&s);
 }
 
-/* ---- The top_logits tokens alone */
+/* ---- The tokens with the highest logits alone */
 
 enum { WIDE = 1000, TRIALS = 4000 };
 

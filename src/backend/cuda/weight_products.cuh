@@ -21,7 +21,7 @@ template <int OFFSETS> __device__ static inline int place_of_sum(int i, bool low
 __host__ __device__ static constexpr int forms_of(enum vector_form form) { return form == THIRDS ? 3 : form == TWO_HALVES ? 2 : 1; }
 
 /* ---- Vectors, as the second operand of products with codes. A lane reads vector g of each part, or the first where there is no such vector:
- * nobody reads what becomes of it. */
+ * its result is not read. */
 
 /* Vectors in shared memory: [form][group][n][32]. */
 template <int PARTS> struct shared_vectors {

@@ -1,4 +1,4 @@
-/* Queries as the kernels of q8_0, q4_0 and sign want them: tables made once for all pages or, when nobody has, for one. */
+/* Queries as the kernels of q8_0, q4_0 and sign want them: tables made once for all pages or, without these, for one. */
 #ifndef TERSE_BACKEND_CPU_CODEC_QUERY_TABLES_H
 #define TERSE_BACKEND_CPU_CODEC_QUERY_TABLES_H
 

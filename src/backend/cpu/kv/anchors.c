@@ -14,7 +14,7 @@ static size_t side_index(const struct cache *cache, enum codec_side side, uint32
     return layer_head(cache, cache->base.layer, head) * 2 + (side == CODEC_VALUES);
 }
 
-static size_t count_sides(const struct cache *cache) { return (size_t)cache->base.shape.layers * cache->base.shape.kv_heads * 2; }
+static size_t count_sides(const struct cache *cache) { return 2 * cache_heads_of(&cache->base.shape); }
 
 void anchors_free(struct cache *cache) {
     size_t bytes = count_sides(cache) * cache->anchors.capacity * (size_t)anchor_bytes(cache->base.shape.head_dim);

@@ -325,7 +325,7 @@ static struct pass pass_of(const struct cache *cache, size_t first, size_t count
     uint32_t heads = cache->base.shape.kv_heads;
     pass.segments = pass.selects ? gather_segment_count(cache) : segment_count_seen(cache, first + count - 1);
     /* With a head for every thread each thread takes its heads from scores to outputs: what it scored is near when it reads. */
-    pass.chooses_by_head = pass.selects && heads >= (uint32_t)cache->threads;
+    pass.chooses_by_head = pass.selects && heads >= cache->base.threads;
     pass.splits = pass.chooses_by_head ? 1 : size_min(decode_splits(cache), size_max(pass.segments / item_segments(cache), 1));
     for (uint32_t head = 0; head < heads; head++)
         pass.table_floats = size_max(pass.table_floats, table_floats(cache, cache->base.layer, head, pass.rows));
@@ -341,7 +341,7 @@ struct pass_work {
     const float *q;
     size_t count, ranges, items, chunk;
     float *out;
-    _Atomic size_t next; /* item that nobody has taken */
+    _Atomic size_t next; /* the next item to be taken */
 };
 
 /* Chooses the tokens of all heads together. */
@@ -355,7 +355,7 @@ static void choose_together(const struct pass_work *work, uint32_t heads) {
     parallel_barrier();
 }
 
-/* A thread goes on where its last item ended: what the kernels prefetched there is near. Yet nobody waits long for the last: threads are not
+/* A thread goes on where its last item ended: what the kernels prefetched there is near. Yet no thread waits long for the last: threads are not
  * equally fast, so that they take chunks. */
 static void read_share(struct pass_work *work) {
     const struct pass *pass = work->pass;
@@ -388,8 +388,8 @@ static void run_pass(const struct cache *cache, const float *q, size_t first, si
     size_t heads = cache->base.shape.kv_heads, items = pass.splits * heads;
     struct pass_work work = {.pass = &pass, .q = q, .count = count, .items = items, .out = out};
     work.ranges = pass.selects && !pass.chooses_by_head ? select_ranges(cache) : 0;
-    work.chunk = size_max(items / (THREAD_CHUNKS * (size_t)cache->threads), 1);
-    parallel_run(pass.segments * heads >= WAKE_SEGMENTS ? (uint32_t)cache->threads : 1, run_share, &work);
+    work.chunk = size_max(items / (THREAD_CHUNKS * cache->base.threads), 1);
+    parallel_run(pass.segments * heads >= WAKE_SEGMENTS ? cache->base.threads : 1, run_share, &work);
 }
 
 void attend_decode(const struct cache *cache, const float *q, size_t first, size_t count, float *out) {

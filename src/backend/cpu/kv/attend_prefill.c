@@ -144,7 +144,7 @@ static void attend_items(struct cache *cache, const float *q, size_t first, size
     size_t heads = cache->base.shape.kv_heads, width = cache->base.shape.query_heads * cache->base.shape.head_dim;
     size_t tokens = prefill_tokens(cache), parts = (count + tokens - 1) / tokens;
     /* The last queries see most: they go first. */
-#pragma omp parallel for ordered schedule(dynamic, 1) num_threads(cache->threads)
+#pragma omp parallel for ordered schedule(dynamic, 1) num_threads(cache->base.threads)
     for (size_t item = cache->attended; item < end; item++) {
         size_t part = (parts - 1 - item / heads) * tokens;
         uint32_t head = (uint32_t)(item % heads);
@@ -160,7 +160,7 @@ bool attend_prefill_some(struct cache *cache, const float *q, size_t first, size
     double rows = (double)(prefill_tokens(cache) * cache->group),
            keys = (double)(segment_count_seen(cache, first + count - 1) * PAGE_TOKENS);
     double rounds = PIECE_MULTIPLICATIONS / (2 * rows * keys * cache->base.shape.head_dim);
-    size_t some = (rounds > 1 ? (size_t)rounds : 1) * (size_t)cache->threads;
+    size_t some = (rounds > 1 ? (size_t)rounds : 1) * cache->base.threads;
     if (prefill_items(cache, count) - cache->attended <= some) return false;
     attend_items(cache, q, first, count, out, cache->attended + some);
     return true;

@@ -9,11 +9,11 @@
 #include <string.h>
 
 uint64_t exact_bytes(const struct cache_shape *shape, const struct method *method) {
-    return (uint64_t)shape->layers * shape->kv_heads * 2 * method->parameters.exact * shape->head_dim * sizeof(uint16_t);
+    return (uint64_t)cache_heads_of(shape) * 2 * method->parameters.exact * shape->head_dim * sizeof(uint16_t);
 }
 
 uint64_t exact_logit_bytes(const struct cache_shape *shape, const struct method *method) {
-    return method->policy->pick_victim ? (uint64_t)shape->layers * shape->kv_heads * method->parameters.budget * sizeof(float) : 0;
+    return method->policy->pick_victim ? (uint64_t)cache_heads_of(shape) * method->parameters.budget * sizeof(float) : 0;
 }
 
 /* ---- What a step observes, for each KV head: logits[n] of its tokens; then, as workspace, the logits of the exact rows and of the one
@@ -81,7 +81,7 @@ void exact_observe(struct cache *cache, const float *q, size_t first, size_t cou
     for (uint32_t head = 0; head < heads; head++) {
         float key[CODEC_HEAD_DIM_MAX], *logits = new_logits(cache, head) + first;
         segment_first_key(cache, head, key);
-#pragma omp parallel for schedule(static) num_threads(cache->threads) if (count >= PAGE_TOKENS)
+#pragma omp parallel for schedule(static) num_threads(cache->base.threads) if (count >= PAGE_TOKENS)
         for (size_t i = 0; i < count; i++) logits[i] = logit_of(cache, q + (i * heads + head) * G * hd, first + i, key);
     }
 }

@@ -48,7 +48,7 @@ static void copy_pages(const struct cache *cache, const struct page_set *from, u
 
 /* Copies the pages that the step seals, of the first `layers` layers, from pages before them. */
 static void repeat_pages(const struct cache *cache, uint32_t layers) {
-#pragma omp parallel for schedule(static) num_threads(cache->threads)
+#pragma omp parallel for schedule(static) num_threads(cache->base.threads)
     for (size_t i = cache->base.pages.n_sealed; i < cache->base.pages.n_sealed + cache->base.plan.seal; i++)
         for (uint32_t layer = 0; layer < layers; layer++)
             copy_pages(cache, &cache->base.pages.sets[i % DISTINCT], layer, &cache->base.pages.sets[i], layer);
@@ -75,7 +75,7 @@ static void copy_layers(const struct cache *cache) {
     size_t heads = cache->base.shape.kv_heads,
            exact = 2 * cache->base.method.parameters.exact * cache->base.shape.head_dim * sizeof *cache->exact,
            anchors = cache->anchors.capacity * (size_t)anchor_bytes(cache->base.shape.head_dim);
-#pragma omp parallel for schedule(static) num_threads(cache->threads)
+#pragma omp parallel for schedule(static) num_threads(cache->base.threads)
     for (uint32_t layer = 1; layer < cache->base.shape.layers; layer++) {
         for (size_t i = 0; i < cache->base.pages.n_sealed; i++)
             copy_pages(cache, &cache->base.pages.sets[i], 0, &cache->base.pages.sets[i], layer);

@@ -40,7 +40,7 @@ static size_t page_floats(const struct cache *cache) { return (size_t)FIT_PAGES 
 enum terse_status fit_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error) {
     /* [Hk][FIT_ROWS][hd] of keys, or [threads][FIT_PAGES * 64][hd] of any side */
     size_t keys = cache->keys_rotated ? 0 : (size_t)cache->base.shape.kv_heads * FIT_ROWS * cache->base.shape.head_dim;
-    size_t floats = size_max(keys, (size_t)cache->threads * page_floats(cache));
+    size_t floats = size_max(keys, cache->base.threads * page_floats(cache));
     if (!cache_fit_pending(&cache->base) || !plan->seal || cache->fit_rows) return TERSE_OK;
     if (!keys && !fit_transforms(cache, CODEC_KEYS) && !fit_transforms(cache, CODEC_VALUES)) return TERSE_OK;
     if (!(cache->fit_rows = memory_array(floats, sizeof *cache->fit_rows)))

@@ -18,7 +18,7 @@ static size_t packed_bytes(const struct cache *cache) {
 }
 
 enum terse_status gather_reserve(struct cache *cache, struct terse_error *error) {
-    size_t threads = (size_t)cache->threads, bytes = packed_bytes(cache);
+    size_t threads = cache->base.threads, bytes = packed_bytes(cache);
     if (!select_active(cache) || cache->gathered) return TERSE_OK;
     if (!(cache->gathered = memory_zeros(threads, bytes))) return status_no_memory(error, threads * bytes, "packed tokens");
     return TERSE_OK;

@@ -7,14 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t heads(const struct cache *cache) { return (size_t)cache->base.shape.layers * cache->base.shape.kv_heads; }
-
 enum terse_status pool_set_places(struct cache *cache, struct terse_error *error) {
-    struct page_address *places = memory_array(heads(cache), sizeof *places);
-    if (!places) return status_no_memory(error, heads(cache) * sizeof *places, "the KV cache's page sizes");
+    struct page_address *places = memory_array(cache_heads_of(&cache->base.shape), sizeof *places);
+    if (!places) return status_no_memory(error, cache_heads_of(&cache->base.shape) * sizeof *places, "the KV cache's page sizes");
     cache->base.places = places;
     cache->base.page_set_bytes = page_addresses_set(&cache->base.shape, &cache->base.method, cache->base.index_page_bytes, places);
-    for (size_t i = 0; i < heads(cache); i++)
+    for (size_t i = 0; i < cache_heads_of(&cache->base.shape); i++)
         for (size_t side = 0; side < 2; side++)
             cache->largest_page[side] = size_max(cache->largest_page[side], places[i].bytes[side]);
     return TERSE_OK;
@@ -39,21 +37,23 @@ enum terse_status pool_reserve_window(struct cache *cache, size_t n, struct ters
     if (!window_sets) return TERSE_E_MEMORY;
     if (done) memcpy(window_sets, cache->window_sets, done * sizeof *window_sets);
     for (; done < n; done++)
-        if (!(window_sets[done] = budget_array(cache->base.budget, heads(cache), bytes, what, error))) goto refused;
+        if (!(window_sets[done] = budget_array(cache->base.budget, cache_heads_of(&cache->base.shape), bytes, what, error)))
+            goto refused;
     budget_free(cache->base.budget, cache->window_sets, cache->n_window_sets * sizeof *window_sets);
     cache->window_sets = window_sets;
     cache->n_window_sets = n;
     return TERSE_OK;
 refused:
-    for (size_t i = cache->n_window_sets; i < done; i++) budget_free(cache->base.budget, window_sets[i], heads(cache) * bytes);
+    for (size_t i = cache->n_window_sets; i < done; i++)
+        budget_free(cache->base.budget, window_sets[i], cache_heads_of(&cache->base.shape) * bytes);
     budget_free(cache->base.budget, window_sets, n * sizeof *window_sets);
     return TERSE_E_MEMORY;
 }
 
 void pool_free(struct cache *cache) {
     block_table_free(&cache->base.pages);
-    size_t window = heads(cache) * 2 * cache->window_page_bytes;
+    size_t window = cache_heads_of(&cache->base.shape) * 2 * cache->window_page_bytes;
     for (size_t i = 0; i < cache->n_window_sets; i++) budget_free(cache->base.budget, cache->window_sets[i], window);
     budget_free(cache->base.budget, cache->window_sets, cache->n_window_sets * sizeof *cache->window_sets);
-    budget_free(cache->base.budget, (void *)cache->base.places, heads(cache) * sizeof *cache->base.places);
+    budget_free(cache->base.budget, (void *)cache->base.places, cache_heads_of(&cache->base.shape) * sizeof *cache->base.places);
 }

@@ -185,16 +185,11 @@ static enum terse_status fill_random(struct cache *cache, size_t n, uint64_t see
 /* ---- What became of each part of the sequence */
 
 static void map(const struct cache *cache, struct terse_token_share *shares, size_t n) {
-    const struct token_map sums = {shares, n, cache->base.extent.length};
-    if (!cache->next) {
-        cache_map(cache, shares, n);
-        return;
-    }
-    double layers = (double)cache->base.shape.layers, own = layers / (layers + cache->next->base.shape.layers);
-    memset(shares, 0, n * sizeof *shares);
-    if (!sums.length || !n || cache->base.in_step) return;
+    struct token_map sums;
+    double layers = (double)cache->base.shape.layers, own = layers / (layers + (cache->next ? cache->next->base.shape.layers : 0));
+    if (!cache_map_begin(cache, shares, n, &sums)) return;
     cache_map_add(cache, own, &sums);
-    cache_map_add(cache->next, 1 - own, &sums);
+    if (cache->next) cache_map_add(cache->next, 1 - own, &sums);
     cache_map_end(cache, own, &sums);
 }
 

@@ -9,7 +9,7 @@ enum terse_status scratch_reserve(struct cache *cache, size_t shared, size_t of_
     struct scratch *scratch = &cache->scratch;
     scratch->shared = memory_round_up(shared, MEMORY_ALIGN / sizeof(float));
     scratch->of_thread = memory_round_up(of_thread, MEMORY_ALIGN / sizeof(float));
-    size_t floats = scratch->shared + (size_t)cache->threads * scratch->of_thread + new_keys;
+    size_t floats = scratch->shared + cache->base.threads * scratch->of_thread + new_keys;
     if (floats <= scratch->floats) return TERSE_OK;
     memory_free(scratch->memory);
     scratch->floats = 0;
@@ -28,5 +28,5 @@ float *scratch_of_thread(const struct cache *cache) {
 
 float *scratch_new_keys(const struct cache *cache) {
     const struct scratch *scratch = &cache->scratch;
-    return scratch->memory + scratch->shared + (size_t)cache->threads * scratch->of_thread;
+    return scratch->memory + scratch->shared + cache->base.threads * scratch->of_thread;
 }

@@ -99,7 +99,7 @@ static void append_to_window(struct cache *cache, uint32_t head) {
 /* Fits what the codecs of a layer learn from the sequence. */
 static void fit_layer(struct cache *cache) {
     uint32_t kv_heads = cache->base.shape.kv_heads;
-#pragma omp parallel num_threads(cache->threads)
+#pragma omp parallel num_threads(cache->base.threads)
     {
         float *rows = scratch_of_thread(cache);
 #pragma omp for schedule(static)
@@ -119,11 +119,11 @@ bool seal_some(struct cache *cache) {
     const struct plan *plan = &cache->base.plan;
     uint32_t kv_heads = cache->base.shape.kv_heads;
     size_t first = size_max(cache->layer_sealed, plan->ready),
-           more = size_max(SEAL_ROWS * (size_t)cache->threads / (2 * PAGE_TOKENS * kv_heads), 1);
+           more = size_max(SEAL_ROWS * cache->base.threads / (2 * PAGE_TOKENS * kv_heads), 1);
     if (first >= plan->seal) return false;
     size_t end = size_min(first + more, plan->seal);
     if (!cache->layer_sealed && cache_fit_pending(&cache->base)) fit_layer(cache);
-#pragma omp parallel for schedule(static) num_threads(cache->threads)
+#pragma omp parallel for schedule(static) num_threads(cache->base.threads)
     for (size_t i = 2 * first * kv_heads; i < 2 * end * kv_heads; i++)
         seal_side(cache, i / 2 / kv_heads, (uint32_t)(i / 2 % kv_heads), i % 2 ? CODEC_VALUES : CODEC_KEYS,
                   scratch_of_thread(cache));
@@ -134,7 +134,7 @@ bool seal_some(struct cache *cache) {
 void seal_layer(struct cache *cache) {
     while (seal_some(cache)) continue;
         /* One token's rows are not worth waking the threads for. */
-#pragma omp parallel num_threads(cache->threads) if (cache->base.plan.n >= PAGE_TOKENS)
+#pragma omp parallel num_threads(cache->base.threads) if (cache->base.plan.n >= PAGE_TOKENS)
     {
         float *rows = scratch_of_thread(cache);
         anchors_choose(cache);

@@ -3,7 +3,7 @@
  *
  * When that step comes is a matter of token counts alone; until then readers find the tokens in the window, and from then on in the
  * page, for which the step waits if it must. So no result depends on when the worker is done. A full page of the window does not
- * change any more, and nobody reads a page set before it is sealed: the two threads share nothing else that changes.
+ * change any more, and a page set is not read before it is sealed: the two threads share nothing else that changes.
  */
 #ifndef TERSE_BACKEND_CPU_KV_SEAL_AHEAD_H
 #define TERSE_BACKEND_CPU_KV_SEAL_AHEAD_H

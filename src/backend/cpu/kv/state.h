@@ -71,7 +71,6 @@ struct cache {
     const struct cpu_index *index;       /* the method's; NULL: it has none, or keys are ranked by their codec */
     const struct cpu_codebook *codebook; /* the method's, as the CPU reads it; NULL: it has none */
     uint32_t group;                      /* G = Hq / Hk */
-    int threads;                         /* base.threads */
     bool keys_rotated; /* sealed pages and the window hold keys rotated to their own positions; else keys as they were before, which
                         * are rotated where they are read, as exact rows always are */
     bool keys_in_rope_runs; /* with keys_rotated: but sealed pages hold keys rotated by their offset in a run (codec.h) */

@@ -15,16 +15,12 @@
 #include "backend/cpu/kv/segment.h"
 #include "backend/cpu/kv/select.h"
 #include "base/clock.h"
-#include "base/memory.h"
 #include "base/size.h"
 
-#include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 void cache_set_seal_ahead(struct cache *cache, bool ahead) {
-    seal_ahead_wait(cache);
-    cache->base.n_ahead = 0;
+    cache_forget_ahead(cache);
     cache->base.ahead_most_tokens = ahead ? SIZE_MAX : 0;
 }
 
@@ -76,7 +72,7 @@ enum terse_status cache_append(struct cache *cache, uint32_t layer, float *k, co
     exact_store_first(cache);
     float *rotated = cache->keys_rotated ? k : has_prefill(cache) ? scratch_new_keys(cache) : NULL;
     cache->new_keys = rotated;
-#pragma omp parallel for schedule(static) num_threads(cache->threads) if (cache->base.plan.n >= PAGE_TOKENS)
+#pragma omp parallel for schedule(static) num_threads(cache->base.threads) if (cache->base.plan.n >= PAGE_TOKENS)
     for (size_t i = 0; i < (rotated ? cache->base.plan.n : 0); i++) {
         float *rows = rotated + i * heads * hd;
         if (rows != k + i * heads * hd) memcpy(rows, k + i * heads * hd, heads * hd * sizeof *rows);

@@ -52,7 +52,7 @@ enum terse_status cache_attend(struct cache *cache, const float *q, size_t first
 /* Does some of what cache_attend is to do for the same queries, false where little is left: for those who must not be away for long. */
 bool cache_attend_some(struct cache *cache, const float *q, size_t first, size_t count, float *out);
 /* Returns how many of a layer's queries, from the first on, must be shown to cache_observe before others attend. The first `needed` of them will
- * not attend since nobody wants their outputs. If the policy chooses exact tokens by their attention, all queries count. */
+ * not attend since their outputs are not wanted. If the policy chooses exact tokens by their attention, all queries count. */
 size_t cache_queries_to_observe(const struct cache *cache, size_t needed);
 /* q as in cache_attend, in order from first 0 on, each new token once. */
 enum terse_status cache_observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error);

@@ -64,7 +64,6 @@ enum terse_status cache_create(const struct cache_shape *shape, const struct met
     c->index = method->index ? cpu_index_of(method->index) : NULL; /* NULL of index_components too */
     c->base.ahead_most_tokens = SIZE_MAX;
     c->group = shape->query_heads / shape->kv_heads;
-    c->threads = (int)threads;
     c->keys_rotated = method->key.codec->rope != CODEC_ROPE_BEFORE;
     c->keys_in_rope_runs = method->key.codec->rope == CODEC_ROPE_IN_RUN;
     set_sizes(c);

@@ -544,7 +544,7 @@ __global__ void __launch_bounds__(centroid_warps<HD> * 32, 1)
     }
     wait_copies<0>();
     finish_values<HD, UNIT>(values, running, acc);
-    __syncthreads(); /* nobody reads tables or rings any more */
+    __syncthreads(); /* tables and rings are no longer read */
     attend_rows<HD, sums>(a, s, warp * s.parts + s.part, centroid_warps<HD> * s.parts, queries.exact, queries.window, slopes,
                           shared_address(rest) + warp * 2 * half_rows<HD>::bytes, running, acc);
     finish_running(running);

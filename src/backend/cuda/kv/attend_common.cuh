@@ -7,7 +7,7 @@
  * [channels][tokens] times weights [tokens][queries]. Both products give a lane columns 2 t and 2 t + 1 of rows g and g + 8 (g = lane / 4,
  * t = lane % 4), so that a query's maximum, sum and sums lie in the same lanes.
  *
- * G up to 8 takes one tile of 8 columns, NT = 1; up to 16 two. Columns from G on are queries of zeros, which nobody reads.
+ * G up to 8 takes one tile of 8 columns, NT = 1; up to 16 two. Columns from G on are queries of zeros, which are not read.
  *
  * Logits are in units of log2(e): weights are exp2 of them, as are maxima in partial states.
  */

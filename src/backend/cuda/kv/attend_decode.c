@@ -42,8 +42,8 @@ static attend_launch *launch_of(const enum codec_id codec[2]) {
 }
 
 bool attend_decode_supports(const struct head_view *heads, const enum codec_id codec[2], const struct centroid_shape centroid[2]) {
-    const uint32_t hd = heads->head_dim, group = heads->kv_heads ? heads->query_heads / heads->kv_heads : 0;
-    if (hd != 64 && hd != 96 && hd != 128 && hd != 256) return false;
+    const uint32_t group = heads->kv_heads ? heads->query_heads / heads->kv_heads : 0;
+    if (!attend_head_dim(heads->head_dim)) return false;
     if (group < 1 || group > 16 || heads->query_heads % heads->kv_heads) return false;
     if (!launch_of(codec)) return false;
     for (int side = 0; side < 2; side++) {

@@ -1,6 +1,7 @@
 /* The choice of the kernel and of the number of parts, and merging of parts. */
 #include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/attend_prefill_tile.cuh"
+#include "backend/cuda/kv/attend_sizes.h"
 
 #define WAVES_MOST 4     /* tiles that are read in parts fill the device so often at most, all parts together */
 #define PART_KEYS 512    /* a part has at least so many rows of keys */
@@ -54,9 +55,7 @@ size_t attend_prefill_part_floats(const struct head_view *heads) {
 }
 
 bool attend_prefill_supports(const struct head_view *heads) {
-    uint32_t hd = heads->head_dim;
-    return (hd == 64 || hd == 96 || hd == 128 || hd == 256) && heads->kv_heads && heads->query_heads &&
-           heads->query_heads % heads->kv_heads == 0;
+    return attend_head_dim(heads->head_dim) && heads->kv_heads && heads->query_heads && heads->query_heads % heads->kv_heads == 0;
 }
 
 static cudaError_t attend_by(const struct attend_prefill *attend, bool wgmma, cudaStream_t stream) {

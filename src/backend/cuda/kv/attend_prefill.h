@@ -28,7 +28,7 @@ struct attend_prefill {
     size_t n;       /* queries: of rows first_query .. first_query + n - 1 */
     size_t first_query;
     const device_half *k, *v; /* [rows][Hk][hd], keys rotated by their own positions; row r is read by queries of rows >= r */
-    size_t begin;             /* rows before this one are read by nobody; at most first_query */
+    size_t begin;             /* rows before this one are not read; at most first_query */
     float *out;               /* [n][Hq][hd], may be q */
     float
         *parts; /* attend_prefill_part_floats(...); NULL: rows are never read in parts, which is slow where there are few queries */

@@ -469,7 +469,7 @@ template <class K, class V, int SLOTS> struct page_ring {
         for (int i = 0; i < SLOTS; i++) issue(i);
     }
 
-    /* Asks for the next piece, into a slot that nobody reads any more. */
+    /* Asks for the next piece, into a slot that is no longer read. */
     ATTEND_INLINE void issue(uint32_t slot) {
         if (page < n) {
             if (piece == 0) {
@@ -637,7 +637,7 @@ __global__ void __launch_bounds__(SCALED_WARPS * 32, scaled_memory<K, V, HD, NT>
     }
     wait_copies<0>();
     finish_running(running);
-    __syncthreads(); /* nobody reads a ring any more */
+    __syncthreads(); /* the rings are no longer read */
     partials<HD> states = partials_at<HD>(shared, SCALED_WARPS, s.group);
     store_running(states, warp, s.group, running);
     store_scaled<V, HD>(a.codec[1], states, warp, s.group, acc);

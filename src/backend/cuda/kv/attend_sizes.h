@@ -5,6 +5,9 @@
 
 #include "backend/cuda/kv/view.h"
 
+/* Kernels of attention are compiled for these numbers of channels alone. */
+static inline bool attend_head_dim(uint32_t hd) { return hd == 64 || hd == 96 || hd == 128 || hd == 256; }
+
 /* A partial state of a query head: a sum of values, and behind the sums of all partial states its maximum and sum of weights. */
 #define ATTEND_STATE_FLOATS 2
 

@@ -210,7 +210,7 @@ ATTEND_INLINE void leave_rows(const struct attend_decode &a, const struct share 
     attend_rows<HD>(a, s, warp, WARPS, queries[1], queries[0], slopes_of<1>(a, s),
                     shared_address(memory) + layout::row_queries + warp * 2 * half_rows<HD>::bytes, r, acc);
     finish_running(r);
-    __syncthreads(); /* nobody reads rows any more */
+    __syncthreads(); /* the rows are no longer read */
     const partials<HD> states = partials_at<HD>(memory + layout::row_queries, WARPS, s.group);
     store_running(states, warp, s.group, r);
     store_sums<HD>(states, warp, s.group, acc);
@@ -453,7 +453,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             ring.ask_for_values(page + ring.depth);
         }
         wait_copies<0>();
-        __syncthreads(); /* nobody reads a ring any more */
+        __syncthreads(); /* the rings are no longer read */
         store_planes<HD, NQ, WARPS>(of_values.planes, r, acc, shared);
         __syncthreads();
         leave_planes<HD, NQ, WARPS>(of_values.planes, shared, parts, blockIdx.x);

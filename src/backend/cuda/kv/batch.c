@@ -25,7 +25,7 @@ struct cache_batch {
     cudaEvent_t sent;           /* `staged` may be written again */
     float *q_exact, *parts;
     uint32_t *arrived, *run_queries;
-    uint32_t *not_finite; /* batch_watch; NULL: nobody wants to know */
+    uint32_t *not_finite; /* batch_watch; NULL: numbers are not watched */
     struct group *groups;
     size_t n_groups;
 };

@@ -87,7 +87,7 @@ static enum terse_status send_sets(const struct method *method, enum codec_side 
 enum terse_status centroids_new(const struct cache_shape *shape, const struct method *method, enum codec_side side, void **views,
                                 struct terse_error *error) {
     const struct coding *coding = side == CODEC_VALUES ? &method->value : &method->key;
-    size_t n = (size_t)shape->layers * shape->kv_heads, head = memory_round_up(n * sizeof(struct centroid_view), 256);
+    size_t n = cache_heads_of(shape), head = memory_round_up(n * sizeof(struct centroid_view), 256);
     size_t bytes = head + codebook_sets(codebook_info(method->learned)) * centroid_bytes(coding, shape->head_dim);
     struct centroid_view *host = memory_zeros(n, sizeof *host);
     uint8_t *device = host ? device_alloc(NULL, bytes, "a codebook", error) : NULL;

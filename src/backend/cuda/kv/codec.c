@@ -16,10 +16,7 @@ static bool whole_scale_groups(const struct head_view *heads) {
 }
 
 /* Returns whether kernels are compiled for the head dimension. */
-static bool compiled_head_dims(const struct head_view *heads) {
-    const uint32_t hd = heads->head_dim;
-    return hd == 64 || hd == 96 || hd == 128 || hd == 256;
-}
+static bool compiled_head_dims(const struct head_view *heads) { return attend_head_dim(heads->head_dim); }
 
 /* 96 channels are 24 bytes of codes of two bits, in which groups of 32 channels end within 16 bytes. */
 static bool attends_kivi_2(const struct head_view *heads, enum codec_side side, struct centroid_shape code) {

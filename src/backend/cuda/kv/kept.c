@@ -7,18 +7,18 @@
 static size_t row_bytes(const struct cache *cache) { return cache->base.shape.head_dim * sizeof(device_half); }
 
 size_t anchor_bytes(const struct cache_shape *shape) {
-    size_t heads = (size_t)shape->layers * shape->kv_heads;
+    size_t heads = cache_heads_of(shape);
     return heads * (2 * shape->head_dim * sizeof(device_half) + sizeof(uint32_t));
 }
 
 static size_t rows_bytes(const struct cache *cache, uint32_t capacity) {
-    return cache_heads(cache) * 2 * capacity * row_bytes(cache);
+    return cache_heads_of(&cache->base.shape) * 2 * capacity * row_bytes(cache);
 }
 
 /* Rows for the first tokens and n anchors, zeros; queued. */
 static enum terse_status exact_new(const struct cache *cache, size_t n, struct exact_rows *exact, struct terse_error *error) {
     uint32_t capacity = cache_first_exact(cache) + (uint32_t)n;
-    size_t rows = rows_bytes(cache, capacity), bytes = rows + cache_heads(cache) * n * sizeof(uint32_t);
+    size_t rows = rows_bytes(cache, capacity), bytes = rows + cache_heads_of(&cache->base.shape) * n * sizeof(uint32_t);
     *exact = (struct exact_rows){.capacity = capacity, .bytes = bytes};
     if (!bytes) return TERSE_OK;
     if (!(exact->rows = device_alloc(cache->base.budget, bytes, "the KV cache's exact rows", error))) return TERSE_E_MEMORY;
@@ -56,7 +56,8 @@ void kept_reset(struct cache *cache) {
 
 enum terse_status kept_copy(struct cache *cache, const struct cache *from, struct terse_error *error) {
     enum terse_status status = from->base.n_anchors ? kept_resize(cache, from->base.n_anchors, error) : TERSE_OK;
-    size_t bytes = rows_bytes(from, from->exact.capacity) + cache_heads(from) * from->base.n_anchors * sizeof(uint32_t);
+    size_t bytes =
+        rows_bytes(from, from->exact.capacity) + cache_heads_of(&from->base.shape) * from->base.n_anchors * sizeof(uint32_t);
     if (status || !bytes) return status;
     return device_check(cudaMemcpyAsync(cache->exact.rows, from->exact.rows, bytes, cudaMemcpyDeviceToDevice, device_stream()),
                         "copying a KV cache", error);
@@ -156,7 +157,8 @@ static cudaError_t copy_runs(void *to, size_t to_pitch, const void *from, size_t
 
 enum terse_status kept_commit(struct cache *cache, struct terse_error *error) {
     struct exact_rows *from = &cache->exact, *to = &cache->chosen;
-    size_t heads = cache_heads(cache), row = row_bytes(cache), old = cache->base.n_anchors, n = old + cache->base.plan.anchors;
+    size_t heads = cache_heads_of(&cache->base.shape), row = row_bytes(cache), old = cache->base.n_anchors,
+           n = old + cache->base.plan.anchors;
     if (!cache->base.plan.anchors) return TERSE_OK;
     cudaError_t result = copy_runs(to->rows, to->capacity * row, from->rows, from->capacity * row,
                                    (cache_first_exact(cache) + old) * row, 2 * heads);

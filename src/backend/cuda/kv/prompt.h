@@ -21,7 +21,7 @@ enum terse_status cache_attend_rows(struct cache *cache, uint32_t layer, size_t 
                                     struct terse_error *error);
 /* The first of the step's queries that must be attended with, when outputs are wanted from token `needed` on. */
 size_t cache_first_query(const struct cache *cache, size_t needed);
-/* Rotates queries whose outputs nobody wants, in place. */
+/* Rotates queries whose outputs are not wanted, in place. */
 enum terse_status cache_observe_rows(struct cache *cache, size_t first, size_t count, float *q, struct terse_error *error);
 enum terse_status cache_end_layer_rows(struct cache *cache, uint32_t layer, struct terse_error *error);
 

@@ -16,16 +16,16 @@
 #include <string.h>
 
 static size_t exact_bytes(const struct cache *cache) {
-    return cache_heads(cache) * 2 * cache_first_exact(cache) * cache->base.shape.head_dim * sizeof(uint16_t);
+    return cache_heads_of(&cache->base.shape) * 2 * cache_first_exact(cache) * cache->base.shape.head_dim * sizeof(uint16_t);
 }
 static size_t anchors_bytes(const struct cache *cache, size_t n) {
-    return cache_heads(cache) * 2 * n * (sizeof(uint32_t) + cache->base.shape.head_dim * sizeof(uint16_t));
+    return cache_heads_of(&cache->base.shape) * 2 * n * (sizeof(uint32_t) + cache->base.shape.head_dim * sizeof(uint16_t));
 }
 static size_t window_bytes(const struct cache *cache) {
-    return cache_heads(cache) * 2 * window_side_halves(cache) * sizeof(uint16_t);
+    return cache_heads_of(&cache->base.shape) * 2 * window_side_halves(cache) * sizeof(uint16_t);
 }
 static size_t window_set_bytes(const struct cache *cache) {
-    return cache_heads(cache) * 2 * PAGE_BYTES_F16(cache->base.shape.head_dim);
+    return cache_heads_of(&cache->base.shape) * 2 * PAGE_BYTES_F16(cache->base.shape.head_dim);
 }
 
 /* A side's numbers of a sequence in the file, a multiple of 64 bytes; 0: the side learns nothing. */
@@ -58,7 +58,7 @@ static void copy_window_row(const struct cache *cache, uint16_t *ring, uint8_t *
 }
 
 static void copy_window(const struct cache *cache, uint16_t *ring, uint8_t *pages, bool save) {
-    for (size_t head = 0; head < cache_heads(cache); head++)
+    for (size_t head = 0; head < cache_heads_of(&cache->base.shape); head++)
         for (uint64_t t = cache->base.extent.window_first; t < cache->base.extent.length; t++)
             copy_window_row(cache, ring, pages, head, t, save);
 }
@@ -66,7 +66,7 @@ static void copy_window(const struct cache *cache, uint16_t *ring, uint8_t *page
 /* Floats [layers][Hk][2][n] and the file's sides, which are rounded up. */
 static void copy_fitted(const struct cache *cache, float *floats, uint8_t *file, bool save) {
     size_t n = transform_fitted_floats(cache->base.shape.head_dim), keys = fitted_side_bytes(cache, CODEC_KEYS);
-    for (size_t head = 0; head < cache_heads(cache); head++)
+    for (size_t head = 0; head < cache_heads_of(&cache->base.shape); head++)
         for (int side = 0; side < 2; side++) {
             float *own = floats + (2 * head + (size_t)side) * n;
             uint8_t *at = file + head * fitted_bytes(cache) + (side ? keys : 0);
@@ -83,7 +83,7 @@ static void rotate_exact(const struct cache *cache, uint16_t *rows, bool back) {
     if (back) rope.magnitude = 1 / rope.magnitude;
     for (uint64_t t = 0; rope.n_rot && t < cache->base.extent.exact; t++) {
         rope_angles(&rope, back ? -(int64_t)t : (int64_t)t, cosine, sine);
-        for (size_t head = 0; head < cache_heads(cache); head++) {
+        for (size_t head = 0; head < cache_heads_of(&cache->base.shape); head++) {
             uint16_t *row = rows + head * stride + t * hd;
             for (size_t c = 0; c < hd; c++) key[c] = half_to_float(row[c]);
             rope_rotate(&rope, cosine, sine, key, 1, (uint32_t)hd);
@@ -97,8 +97,8 @@ static void rotate_exact(const struct cache *cache, uint16_t *rows, bool back) {
 static void copy_exact(const struct cache *cache, uint16_t *rows, uint16_t *first, uint8_t *anchors, bool save) {
     size_t hd = cache->base.shape.head_dim, n = cache->base.n_anchors, own = cache_first_exact(cache),
            capacity = cache->exact.capacity;
-    uint32_t *tokens = (uint32_t *)(void *)(rows + cache_heads(cache) * 2 * capacity * hd);
-    for (size_t side = 0; side < 2 * cache_heads(cache); side++) {
+    uint32_t *tokens = (uint32_t *)(void *)(rows + cache_heads_of(&cache->base.shape) * 2 * capacity * hd);
+    for (size_t side = 0; side < 2 * cache_heads_of(&cache->base.shape); side++) {
         uint16_t *from = rows + side * capacity * hd;
         struct run {
             void *device, *file;
@@ -142,7 +142,7 @@ static void *section(const struct saving *s, size_t bytes) {
 
 /* Bytes of the exact rows and the anchors' tokens on the device that are in use. */
 static size_t device_exact_bytes(const struct cache *cache) {
-    return cache_heads(cache) *
+    return cache_heads_of(&cache->base.shape) *
            (2 * cache->exact.capacity * cache->base.shape.head_dim * sizeof(uint16_t) + cache->base.n_anchors * sizeof(uint32_t));
 }
 
@@ -173,7 +173,7 @@ static void save_anchors(const struct saving *s) {
 }
 
 static void save_fitted(const struct saving *s) {
-    size_t heads = cache_heads(s->cache), bytes = heads * fitted_bytes(s->cache),
+    size_t heads = cache_heads_of(&s->cache->base.shape), bytes = heads * fitted_bytes(s->cache),
            floats = heads * 2 * transform_fitted_floats(s->cache->base.shape.head_dim);
     if (!bytes) return;
     float *own = fetched(s, s->cache->fitted, floats * sizeof *own);
@@ -279,8 +279,9 @@ static enum terse_status put(void *to, const void *from, size_t bytes, struct te
 /* Tokens in order, of those that were sealed, and the same of keys and values: rows as they will lie on the device, and the file's. */
 static bool anchors_can_be(const struct cache *cache, const uint16_t *rows, const uint8_t *file) {
     size_t n = cache->base.n_anchors, hd = cache->base.shape.head_dim, side = n * (sizeof(uint32_t) + hd * sizeof(uint16_t));
-    const uint32_t *tokens = (const uint32_t *)(const void *)(rows + cache_heads(cache) * 2 * cache->exact.capacity * hd);
-    for (size_t head = 0; n && head < cache_heads(cache); head++, tokens += n) {
+    const uint32_t *tokens =
+        (const uint32_t *)(const void *)(rows + cache_heads_of(&cache->base.shape) * 2 * cache->exact.capacity * hd);
+    for (size_t head = 0; n && head < cache_heads_of(&cache->base.shape); head++, tokens += n) {
         if (memcmp(file + 2 * head * side, file + (2 * head + 1) * side, n * sizeof *tokens) != 0) return false;
         for (size_t i = 0; i < n; i++)
             if (tokens[i] < cache->base.extent.exact || tokens[i] >= cache->base.extent.window_first ||
@@ -327,8 +328,8 @@ static enum terse_status load_window(struct cache *cache, const struct state_fil
 }
 
 static enum terse_status load_fitted(struct cache *cache, const struct state_file *file, struct terse_error *error) {
-    size_t bytes = cache_heads(cache) * fitted_bytes(cache);
-    size_t floats = cache_heads(cache) * 2 * transform_fitted_floats(cache->base.shape.head_dim);
+    size_t bytes = cache_heads_of(&cache->base.shape) * fitted_bytes(cache);
+    size_t floats = cache_heads_of(&cache->base.shape) * 2 * transform_fitted_floats(cache->base.shape.head_dim);
     const uint8_t *data = cache_saved_section(file, STATE_FITTED, bytes, error);
     if (!data) return TERSE_E_FORMAT;
     if (!bytes) return TERSE_OK;

@@ -72,9 +72,6 @@ struct cache {
 #define ROWS_IN_FRONT PAGE_TOKENS
 #define DECODE_TOKENS_MOST 16 /* of one cache in a decoding step */
 
-static inline size_t cache_heads(const struct cache *cache) {
-    return (size_t)cache->base.shape.layers * cache->base.shape.kv_heads;
-}
 /* Exact rows of the first tokens, when there are as many. */
 static inline uint32_t cache_first_exact(const struct cache *cache) { return cache->base.method.parameters.exact; }
 

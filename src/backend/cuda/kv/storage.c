@@ -25,7 +25,7 @@ static bool fits(const struct codec *codec) {
     return row && row->fit;
 }
 
-/* Whether a cache learns from its sequence: where no profile was given, and a side's codec can. */
+/* Returns whether a cache learns from its sequence: no profile was given, and a side's codec can be fitted. */
 static bool learns(const struct method *method) {
     return method->of_weights && (fits(method->key.codec) || fits(method->value.codec));
 }
@@ -35,7 +35,7 @@ static size_t fitted_bytes(const struct cache_shape *shape) {
 }
 
 static size_t window_bytes(const struct cache *cache) {
-    return cache_heads(cache) * 2 * window_side_halves(cache) * sizeof(device_half);
+    return cache_heads_of(&cache->base.shape) * 2 * window_side_halves(cache) * sizeof(device_half);
 }
 
 /* ---- Life */
@@ -119,18 +119,23 @@ void kv_destroy(struct cache *cache) {
 
 /* ---- For what is the same on all backends (kv/cache.h) */
 
+/* Returns what a shape and method take with so many anchors and views of page sets, whether there is such a cache or not. */
+static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct method *method, uint64_t anchors, uint64_t views) {
+    const uint64_t heads = cache_heads_of(shape), row = shape->head_dim * sizeof(device_half);
+    return (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, 0),
+                                .window = heads * 2 * window_rows(method) * row,
+                                .exact = heads * 2 * method->parameters.exact * row + anchors * anchor_bytes(shape),
+                                .tables = (learns(method) ? fitted_bytes(shape) : 0) + views * sizeof(struct page_set_view) +
+                                          sizeof(struct sequence_view)};
+}
+
 static void storage_bytes_after(const struct cache_shape *shape, const struct method *method, const struct plan *plan,
                                 struct cache_bytes *bytes) {
-    const uint64_t heads = cache_heads_of(shape), row = shape->head_dim * sizeof(device_half);
-    *bytes = (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, 0),
-                                  .window = heads * 2 * window_rows(method) * row,
-                                  .exact = heads * 2 * method->parameters.exact * row + plan->anchors * anchor_bytes(shape),
-                                  .tables = (learns(method) ? fitted_bytes(shape) : 0) + plan->seal * sizeof(struct page_set_view) +
-                                            sizeof(struct sequence_view)};
+    *bytes = bytes_of(shape, method, plan->anchors, plan->seal);
 }
 
 static void storage_bytes(const struct cache *cache, struct cache_bytes *bytes) {
-    storage_bytes_after(&cache->base.shape, &cache->base.method, &(struct plan){.seal = cache->view_capacity}, bytes);
+    *bytes = bytes_of(&cache->base.shape, &cache->base.method, 0, cache->view_capacity);
     bytes->exact = cache->exact.bytes + cache->chosen.bytes;
 }
 
@@ -151,7 +156,7 @@ static enum terse_status supports(const struct cache_shape *shape, const struct 
     return TERSE_OK;
 }
 
-static void settle(struct cache *cache) {
+static void synchronize(struct cache *cache) {
     (void)cache;
     cudaStreamSynchronize(device_stream()); /* pages may be another cache's next */
 }
@@ -204,7 +209,7 @@ const struct kv_storage cuda_storage = {.most_tokens = UINT32_MAX,
                                         .create = kv_create,
                                         .destroy = kv_destroy,
                                         .wait_ahead = window_wait_ahead,
-                                        .settle = settle,
+                                        .synchronize = synchronize,
                                         .pages_changed = pages_changed,
                                         .reset = reset,
                                         .bytes = storage_bytes,

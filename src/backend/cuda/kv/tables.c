@@ -23,7 +23,6 @@ struct entry {
 static struct entry *entries;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-static size_t heads(const struct cache_shape *shape) { return (size_t)shape->layers * shape->kv_heads; }
 static size_t pairs(const struct entry *e) { return e->tables.rotary.n_rot / 2; }
 
 static enum terse_status send(void *to, const void *from, size_t bytes, struct terse_error *error) {
@@ -70,7 +69,7 @@ enum terse_status kv_tables_reserve(const struct kv_tables *tables, uint64_t tok
         free_angles(runs, n, pairs(e));
         return status;
     }
-    cudaDeviceSynchronize(); /* nobody reads the old ones any more */
+    cudaDeviceSynchronize(); /* the old ones are no longer read */
     free_angles(e->runs, e->n_runs, pairs(e));
     e->tables.rotary.runs = e->runs = runs;
     e->n_runs = n;
@@ -92,7 +91,7 @@ static enum terse_status set_rotary(struct entry *e, struct terse_error *error) 
 /* ---- Places */
 
 static enum terse_status set_places(struct entry *e, const struct method *method, struct terse_error *error) {
-    size_t n = heads(&e->shape), bytes = n * sizeof *e->tables.place_views;
+    size_t n = cache_heads_of(&e->shape), bytes = n * sizeof *e->tables.place_views;
     struct place_view *views = malloc(bytes);
     e->tables.places = malloc(n * sizeof *e->tables.places);
     if (!views || !e->tables.places) {
@@ -134,7 +133,7 @@ static size_t part_bytes(const struct entry *e) { return attend_prefill_part_flo
 static void entry_free(struct entry *e) {
     cudaDeviceSynchronize();
     for (int side = 0; side < 2; side++) device_free(NULL, e->tables.learned[side], 0);
-    device_free(NULL, e->tables.place_views, heads(&e->shape) * sizeof *e->tables.place_views);
+    device_free(NULL, e->tables.place_views, cache_heads_of(&e->shape) * sizeof *e->tables.place_views);
     device_free(NULL, e->tables.prefill_parts, part_bytes(e));
     device_free(NULL, e->slopes, e->shape.query_heads * sizeof *e->slopes);
     free_angles(e->slots, ROPE_RUN_TOKENS, pairs(e));

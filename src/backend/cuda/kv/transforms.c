@@ -114,7 +114,7 @@ static enum terse_status make_view(const struct method *method, enum codec_side 
 
 static enum terse_status make_views(const struct cache_shape *shape, const struct method *method, enum codec_side side,
                                     struct work *work, float *device, struct transform_view *views, struct terse_error *error) {
-    size_t hd = shape->head_dim, heads = (size_t)shape->layers * shape->kv_heads;
+    size_t hd = shape->head_dim, heads = cache_heads_of(shape);
     const bool shared = codebook_info(method->learned)->shared;
     for (size_t i = 0; i < heads; i++) {
         enum terse_status status = make_view(method, side, shared ? 0 : i, hd, work, device, &views[i], error);
@@ -126,7 +126,7 @@ static enum terse_status make_views(const struct cache_shape *shape, const struc
 
 enum terse_status transforms_new(const struct cache_shape *shape, const struct method *method, enum codec_side side, void **views,
                                  struct terse_error *error) {
-    size_t hd = shape->head_dim, n = (size_t)shape->layers * shape->kv_heads;
+    size_t hd = shape->head_dim, n = cache_heads_of(shape);
     size_t head = memory_round_up(n * sizeof(struct transform_view), 256), bytes = head + n * view_floats(hd) * sizeof(float);
     struct work work = {.parameters = memory_array(transform_parameter_floats(shape->head_dim), sizeof(float)),
                         .floats = memory_array(view_floats(hd), sizeof(float)),
