@@ -24,6 +24,11 @@ works bench -p 0 -n 2 -d 100 -r 1 --fill text -f "$text" -o csv
 [ "$(wc -l <"$work/out")" -eq 2 ] || fail "csv: $(cat "$work/out")"
 grep -q ',tg2 @ d100,' "$work/out" || fail "csv: $(cat "$work/out")"
 
+works bench -p 8 -n 0 -r 1
+grep -q '^| f16 .* | pp8 ' "$work/out" || fail "md: $(cat "$work/out")"
+works bench --kv snapkv-1024 -p 0 -n 1 -r 1 -d 600
+grep -q '^| snapkv-1024 .* tg1 @ d600 ' "$work/out" || fail "md: $(cat "$work/out")"
+
 refuses '--allow-longer-context' bench -p 0 -n 1 -r 1 -d 40000
 
 # A method that cannot be had is refused before the ones in front of it are measured.

@@ -45,8 +45,8 @@ for codebook in "$book" "$work/shared.gguf"; do
     works run -m $model -p 'some text' -n 8 --kv antkv-1 --codebook "$codebook"
     [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '(antkv-1)$' "$work/err" || fail "--codebook: $(cat "$work/err")"
     works perplexity -m $model -f "$text" -c 256 --chunks 1 --kv antkv-1 --codebook "$codebook" --no-auto-calibrate
+    works bench -m $model -p 8 -n 2 -r 1 -d 128 --kv f16,antkv-1 --codebook "$codebook"
 done
-works bench -m $model -p 8 -n 2 -r 1 -d 128 --kv f16,antkv-1 --codebook "$book"
 nothing_in "$work/cache" '--codebook'
 refuses "learned from the model 'llama'" run -m $other -p x --kv antkv-1 --codebook "$book"
 refuses 'learned for the method antkv-1, not for antkv-2' run -m $model -p x --kv antkv-2 --codebook "$book"
