@@ -4,9 +4,11 @@
 #     bench/experiments/fidelity.sh -m MODEL.gguf -f SCORED_TEXT [-s MODEL_WITH_SINKS.gguf] [-g CALIBRATION_TEXT] [-b BUILD] [-w FOLDER]
 #         [-o DOCS] [-j JOBS] [STEP ...]
 #
-# Steps, all of them in this order when none is named:
+# Steps; when none is named, `codebooks main report`:
 #     codebooks    for every method that learns, and for the ablations
-#     main         every method in both protocols, and retrieval tasks
+#     main         every method in both protocols, and retrieval tasks for those of a bit and more
+#     report       DOCS/fidelity.md, and an .svg and a .png of each of its plots
+# Ablations, which add sections to the page and take some seven hours of two cores together:
 #     directions   more anchors, bits per code, shared codebooks, no window: default protocol
 #     weighting    codebooks learned with other weights of samples
 #     memory       peak resident size of a process for some methods
@@ -14,11 +16,11 @@
 #     choose       methods that read or keep selected tokens, ablations, other caches read by their index, recall of indexes
 #     deep         such methods with prompts of 30,720 tokens
 #     domains      codebooks learned on prose, source code and a list of keys and values, each measured on all three
+# Another page:
 #     terse        terse-N with and without a profile, and what it is compared with; with -s on that model too. Uses `codebooks`
 #     terse_report DOCS/terse.md and its plots
-#     report       DOCS/fidelity.md, and an .svg and a .png of each of its plots
 # Results that FOLDER already holds are not made or measured again; remove it to start anew. On two cores the codebooks take an hour,
-# everything else three more. Many processors are used better by -j JOBS: as many processes share the methods of a step. The programs may come from
+# the other steps of the page two more. Many processors are used better by -j JOBS: as many processes share the methods of a step. The programs may come from
 # another machine: BUILD then needs its folder bin alone, but for the libraries, and COMMIT in the environment says of which commit it is where the
 # project's folder is no git repository. For a trial, options for the learning and the measuring program can be added in the environment:
 #     LEARN='--chunks 8' MEASURE='-c 2048 --chunks 1 --tasks 1 --memory-tokens 4096' bench/experiments/fidelity.sh ...
@@ -50,7 +52,7 @@ done
 shift $((OPTIND - 1))
 if [ -z "$model" ] || [ -z "$text" ]; then usage; fi
 work=${work:-$build/fidelity}
-[ $# -gt 0 ] || set -- codebooks main directions weighting memory commvq choose deep domains terse report terse_report
+[ $# -gt 0 ] || set -- codebooks main report
 mkdir -p "$work/codebooks"
 
 rates='4 3 2 1 0.5' # of terse-N
@@ -59,6 +61,8 @@ low='1 0.75 0.375'
 gained='4 2 1 0.75' # antkv with a gain; without weights and anchors antkv-0.375 is cq-0.375
 # Weights other than the methods' own: BITS:SCOPE:POWER
 weightings='4:part:2 2:part:1 1:part:1 1:head:1 1:head:2'
+# Methods of a bit and more, of which retrieval tasks are asked
+told='f16 q8_0 q4_0 kivi-4 kivi-2 cq-2 cq-1 antkv-4 antkv-2 antkv-1 commvq-2 commvq-1 million-4 million-2 terse-4 terse-3 terse-2 terse-1'
 # CommVQ and methods of about as many bits
 matched='kivi-2 million-2 cq-2 antkv-2:anchors=0% antkv-2 commvq-2 commvq-2:anchors=1% cq-1 antkv-1:anchors=0% antkv-1 commvq-1 commvq-1:anchors=1%'
 # Methods that select tokens, their ablations, and other caches read by the same index
@@ -127,7 +131,9 @@ step_main() {
     for b in $bits; do methods+=("cq-$b" "antkv-$b:anchors=0%" "antkv-$b"); done
     for b in 2 1; do methods+=("commvq-$b" "commvq-$b:anchors=1%"); done
     for b in $rates; do methods+=("terse-$b"); done
-    measure "$(join "${methods[@]}" million-4 million-3 million-2)" default,paper,needles
+    measure "$(join "${methods[@]}" million-4 million-3 million-2)" default,paper
+    # shellcheck disable=SC2086
+    measure "$(join $told)" needles --tasks 4,4,1,0
 }
 
 step_directions() {

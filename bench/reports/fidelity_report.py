@@ -379,8 +379,8 @@ sequences; their size in memory stands in a column of its own. ± is a standard 
     bench/experiments/fidelity.sh -m MODEL.gguf -f SCORED_TEXT
 
 makes the codebooks (from the text in `data`), measures, and writes this page and the plot. Results stay in `build/fidelity`; existing results are not measured
-again, and single steps can be named: `codebooks`, `main`, `directions`, `weighting`, `memory`, `commvq`, `choose`, `deep`, `domains`, `report`. `build/bin/fidelity --help` lists the options of
-the measuring program. The plot needs Debian's python3-matplotlib.
+again. Its ablations (steps `directions`, `weighting`, `memory`, `commvq`, `choose`, `deep` and `domains`, of which the script says more) add sections to the page.
+`build/bin/fidelity --help` lists the options of the measuring program. The plot needs Debian's python3-matplotlib.
 """
         )
 
