@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds terse for 64-bit ARM and runs under qemu the suites that depend on the processor and do not take minutes there: kernels, codecs,
-# whole models, with NEON and without. Says nothing about speed. All lies in build-aarch64/; after `cmake --build build-aarch64`, ctest
+# whole models. Those that read TERSE_CPU run with NEON; what they do without vectors is the same C everywhere, which NAME_scalar tests of `make test`
+# run on the machine itself. Says nothing about speed. All lies in build-aarch64/; after `cmake --build build-aarch64`, ctest
 # runs the other suites there, too.
 #
 # The cross compiler and qemu are installed as Debian packages. The arm64 libraries are only unpacked, so that the system's own packages
@@ -14,7 +15,7 @@ jobs=${JOBS:-$(nproc)}
 # Each tests every instruction set of the processor.
 kernels=(test_kernels test_kernels_scaled test_kernels_weights test_kernels_pq test_transform test_nearest test_commvq test_commvq_search
     test_commvq_rotated test_sign test_index test_gather_tokens test_top_k test_rope test_gemm)
-# Each runs with the instruction set that TERSE_CPU names: codecs, linear layers, whole models.
+# Each runs with the instruction set that TERSE_CPU names, here the best: codecs, linear layers, whole models.
 readers=(test_codec test_transform_codec test_gain_shape test_partial test_linear test_reference_models)
 
 scripts/install-dependencies.sh cmake pkg-config gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
@@ -47,6 +48,5 @@ cmake -S . -B "$build" --toolchain cmake/aarch64-linux-gnu.cmake -DCMAKE_FIND_RO
 cmake --build "$build" -j "$jobs" --target "${kernels[@]}" "${readers[@]}"
 
 export OMP_WAIT_POLICY=passive # programs run side by side
-run() { ctest --test-dir "$build" --output-on-failure -j "$jobs" -R "^($(IFS='|' && echo "$*"))\$"; }
-run "${kernels[@]}" "${readers[@]}"
-TERSE_CPU=scalar run "${readers[@]}"
+all=("${kernels[@]}" "${readers[@]}")
+ctest --test-dir "$build" --output-on-failure -j "$jobs" -R "^($(IFS='|' && echo "${all[*]}"))\$"

@@ -119,10 +119,10 @@ static void check(const struct random_model_spec *spec, const struct reading *re
 
 /* Shapes of which the first is llama's, the second qwen2's with biases, which give keys a large mean. */
 static const struct random_model_spec specs[] = {
-    {"llama", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 1, .heads = 2, .head_dim = 64, .layers = 3},
-    {"qwen2", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 2, .heads = 4, .head_dim = 64, .layers = 3, .qkv_bias = true},
+    {"llama", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 1, .heads = 2, .head_dim = 64, .layers = 2},
+    {"qwen2", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 2, .heads = 4, .head_dim = 64, .layers = 2, .qkv_bias = true},
     {"llama", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 3, .heads = 6, .head_dim = 64, .layers = 2},
-    {"qwen2", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 1, .heads = 2, .head_dim = 128, .layers = 3, .qkv_bias = true},
+    {"qwen2", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 1, .heads = 2, .head_dim = 128, .layers = 2, .qkv_bias = true},
     {"llama", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 2, .heads = 2, .head_dim = 128, .layers = 2},
     {"qwen2", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 3, .heads = 3, .head_dim = 128, .layers = 2, .qkv_bias = true},
 };
