@@ -13,7 +13,7 @@ static enum terse_status no_memory(struct terse_error *error) {
 
 /* ---- Log probabilities */
 
-bool generation_logs_prompt(const struct generation *g) { return g->task->request.echo && g->task->request.logprobs >= 0; }
+static bool logs_prompt(const struct generation *g) { return g->task->request.echo && g->task->request.logprobs >= 0; }
 
 static struct token_log *add_log(struct generation *g, int32_t token) {
     if (g->n_logs == g->logs_capacity) {
@@ -145,13 +145,22 @@ static enum terse_status read_again(struct generation *g, struct terse_error *er
     return status;
 }
 
-enum terse_status generation_begin_prompt(struct generation *g, struct terse_error *error) {
+static enum terse_status open_session(struct generation *g, struct terse_engine *engine,
+                                      const struct terse_session_options *options, struct terse_error *error) {
+    if (!g->task->request.use_prefix || logs_prompt(g)) return terse_session_new(engine, options, &g->session, error);
+    return terse_session_new_with_prefix(engine, options, g->prompt->tokens, g->prompt->n, &g->session, &g->cached, error);
+}
+
+enum terse_status generation_begin_prompt(struct generation *g, struct terse_engine *engine,
+                                          const struct terse_session_options *options, struct terse_error *error) {
     const struct terse_logits_sink log = {.row = log_prompt, .user = g};
+    enum terse_status status = g->session ? TERSE_OK : open_session(g, engine, options, error);
+    if (status) return status;
     g->read = g->cached;
     if (generation_started(g)) return read_again(g, error);
     g->n_logs = 0;
     return terse_session_begin_prompt(g->session, g->prompt->tokens + g->cached, g->prompt->n - g->cached,
-                                      generation_logs_prompt(g) ? &log : NULL, error);
+                                      logs_prompt(g) ? &log : NULL, error);
 }
 
 enum terse_status generation_preempt(struct generation *g, struct terse_error *error) {
