@@ -114,7 +114,7 @@ INLINE void score_fused(size_t G_, const void *what, const float *q, float *logi
     sums_store(G, 4, sum, false, logits, PAGE_TOKENS, LANES);
 }
 
-EACH_PQ(score_fused)
+PQ_KERNELS(score_fused)
 
 /* ---- Slots: the way that a codebook allows ------------------------------------------------------------------------------- */
 

@@ -13,7 +13,7 @@
 #include "backend/cpu/kernels/lanes/sums_template.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
-#include "backend/cpu/kernels/pq/each_group.h"
+#include "backend/cpu/kernels/pq/each_query_count.h"
 #include "backend/cpu/kernels/pq/ops.h"
 
 /* A function of each file rather than one for all: with its body at hand, compilers know which registers a call leaves as they are,
@@ -110,7 +110,7 @@ INLINE __m512i add_u8_products(__m512i sum, __m512i u8, const int8_t *four) {
     return sum;
 }
 
-/* A page as specialisations get it. */
+/* A page, as the kernels for each number of queries get it. */
 struct page_view {
     const struct pq_codebook *p;
     const void *page;

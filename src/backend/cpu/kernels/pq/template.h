@@ -14,7 +14,7 @@
 #include "backend/cpu/kernels/lanes/sums_template.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
-#include "backend/cpu/kernels/pq/each_group.h"
+#include "backend/cpu/kernels/pq/each_query_count.h"
 #include "backend/cpu/kernels/pq/init.h"
 
 #define CHUNK_CHANNELS 64              /* at least the widest sub-vector */
@@ -184,7 +184,7 @@ INLINE void score_halves(size_t G, const void *what, const float *q, float *logi
     }
 }
 
-EACH_PQ(score_halves)
+PQ_KERNELS(score_halves)
 
 /* A chunk is decoded and multiplied by all queries before the next. */
 static void PASTE(score_pq, ISA)(const struct pq_codebook *p, const float *q, size_t G, const void *page, float *logits) {
@@ -194,7 +194,7 @@ static void PASTE(score_pq, ISA)(const struct pq_codebook *p, const float *q, si
         size_t n = SMALLER(step, p->parts - m);
         struct decoded decoded = {halves, n * p->width, hd, m == 0};
         DECODE_CHUNK(p, page, m, n, halves);
-        serve_pq(score_halves_of, &decoded, q + m * p->width, hd, G, logits, PAGE_TOKENS);
+        call_pq_kernels(score_halves_of, &decoded, q + m * p->width, hd, G, logits, PAGE_TOKENS);
     }
 }
 
@@ -277,8 +277,8 @@ INLINE void accumulate_copied(size_t G, const void *what, const float *weights, 
     accumulate_vectors(G, false, what, weights, acc);
 }
 
-EACH_PQ(accumulate_whole)
-EACH_PQ(accumulate_copied)
+PQ_KERNELS(accumulate_whole)
+PQ_KERNELS(accumulate_copied)
 
 static void PASTE(accumulate_pq, ISA)(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc) {
     uint32_t offsets[KERNELS_MOST_CHANNELS / LANES][PAGE_TOKENS];
@@ -289,7 +289,7 @@ static void PASTE(accumulate_pq, ISA)(const struct pq_codebook *p, const float *
         pq_all_offsets(p, page, p->width, offsets);
     else
         decode_rows(p, page, halves);
-    serve_pq(whole ? accumulate_whole_of : accumulate_copied_of, &values, weights, PAGE_TOKENS, G, acc, pq_channels(p));
+    call_pq_kernels(whole ? accumulate_whole_of : accumulate_copied_of, &values, weights, PAGE_TOKENS, G, acc, pq_channels(p));
 }
 
 /* ---- By code: tables and code sums --------------------------------------------------------------------------------------- */
@@ -409,12 +409,12 @@ INLINE void rotate_floats(size_t G, const void *what, const float *q, float *log
     for (size_t t = 0; t < PAGE_TOKENS; t += TILE(G) * LANES) score_rotated_stripe(G, what, t, q, logits);
 }
 
-EACH_PQ(rotate_floats)
+PQ_KERNELS(rotate_floats)
 
 static void PASTE(score_rotated, ISA)(const struct key_rotation *rotation, const float *q, size_t G, size_t hd, const float *keys,
                                       float *logits) {
     struct rotating rotating = {rotation, keys, hd};
-    serve_pq(rotate_floats_of, &rotating, q, hd, G, logits, PAGE_TOKENS);
+    call_pq_kernels(rotate_floats_of, &rotating, q, hd, G, logits, PAGE_TOKENS);
 }
 
 static void fill_pq(struct pq_ops *ops) {
