@@ -46,7 +46,7 @@ enum codec_rope { CODEC_ROPE_AFTER, CODEC_ROPE_BEFORE, CODEC_ROPE_IN_RUN };
 enum codec_learner {
     CODEC_LEARNS_NOTHING, /* no codebook */
     CODEC_LEARNS_KMEANS,  /* for each sub-vector 2^bits centroids of `width` channels, in this order; train/kmeans.h */
-    CODEC_LEARNS_EM,      /* tables of each group of `width` channels, and which channels RoPE pairs; train/em.h, format/commvq.h */
+    CODEC_LEARNS_EM, /* tables of each sub-vector of `width` channels, and which channels RoPE pairs; train/em.h, format/commvq.h */
     CODEC_LEARNS_ADDITIVE, /* rows of which a value is a sum; train/additive.h */
     CODEC_LEARNS_TRANSFORM /* a basis, the sizes of its components and how much they matter; format/transform.h */
 };

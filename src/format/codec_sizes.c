@@ -74,7 +74,7 @@ size_t codec_page_bytes(const struct codec *codec, struct codec_shape shape, enu
     case CODEC_PQ:
     case CODEC_VQ: return pq_page_bytes(shape);
     case CODEC_GAIN_SHAPE: return GAIN_BYTES + pq_page_bytes(shape);
-    case CODEC_COMMVQ: return PAGE_BYTES_COMMVQ(commvq_groups(shape), commvq_rounds(shape));
+    case CODEC_COMMVQ: return PAGE_BYTES_COMMVQ(commvq_subvectors(shape), commvq_rounds(shape));
     case CODEC_ADDITIVE: return PAGE_BYTES_ADDITIVE(shape.bits);
     case CODEC_TRANSFORM: return PAGE_BYTES_TRANSFORM(shape.layout ? shape.layout->nibbles : 0);
     case CODEC_COUNT: break;

@@ -69,7 +69,7 @@ static const struct {
     {"speculative.n_max", NULL},
     {"speculative.n_min", NULL},
     {"speculative.p_min", NULL},
-    /* Samplers. The first of each group turns it on. */
+    /* Samplers. The first field of each sampler turns it on. */
     {"mirostat", "0"},
     {"mirostat_tau", NULL},
     {"mirostat_eta", NULL},

@@ -1,6 +1,6 @@
 /* A step on its way through the model: the data. executor.c begins and ends passes, forward.c advances them.
  *
- * The parts of a step are computed in groups: those of few tokens together, each row by itself (linear.h), every longer one alone, in panels
+ * The parts of a step are computed in micro-batches: those of few tokens together, each row by itself (linear.h), every longer one alone, in panels
  * of rows. */
 #ifndef TERSE_BACKEND_CPU_PASS_H
 #define TERSE_BACKEND_CPU_PASS_H
@@ -37,17 +37,17 @@ struct sequence {
     uint64_t length; /* of the cache before the step */
 };
 
-/* Groups go through the model one after another. */
-struct group {
+/* Micro-batches go through the model one after another, as a batch has more tokens than are computed together (llama.cpp: ubatch). */
+struct micro_batch {
     struct sequence *sequences;
     size_t n_sequences;
     size_t first, count; /* rows; at most PANEL_MOST if they go each by itself */
     bool each;
 };
 
-/* Rows of a group that are computed together. */
+/* Rows of a micro-batch that are computed together. */
 struct panel {
-    const struct group *group;
+    const struct micro_batch *micro_batch;
     size_t first, count;
     size_t first_query; /* of which row the activations' q begin with the queries */
 };
@@ -83,11 +83,11 @@ struct pass {
     float *k, *v;     /* [tokens][Hk][hd] */
     size_t sequences; /* capacity of the two */
     struct sequence *sequence;
-    struct group *group;
+    struct micro_batch *micro_batch;
     struct activations activations;
 
-    size_t n, n_sequences, n_groups;
-    /* The pass continues here: with a layer of a group and, unless the group goes row by row, with a stage of that layer. */
+    size_t n, n_sequences, n_micro_batches;
+    /* The pass continues here: with a layer of a micro-batch and, unless the micro-batch goes row by row, with a stage of that layer. */
     size_t at;
     uint32_t layer;
     enum stage stage;

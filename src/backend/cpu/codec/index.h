@@ -50,7 +50,7 @@ static inline uint8_t index_sign_code(const float *x, const float *mean) {
 
 /* index_sign's tables are rounded to 8 bits: a token's score stands for the sum of centroid products
  *     *base + *step * score,   off by at most hd / 4 * *step / 2 (and rounding of floats)
- * where *step is 1/255 of the widest range that the 16 products of a group have. */
+ * where *step is 1/255 of the widest range that the 16 products of four channels have. */
 void index_sign_scale(size_t head_dim, const void *tables, float *step, float *base);
 
 #endif

@@ -36,8 +36,8 @@ struct indices {
 
 /* Indices in such an order that unpacking bytes to int16 gives tokens in order: eight bytes of the first half, eight of the second,
  * and so on. */
-static void read_indices(const struct commvq_code *c, const void *codes, size_t group, struct indices *indices) {
-    const uint8_t *plane = (const uint8_t *)codes + group * c->rounds * COMMVQ_PART;
+static void read_indices(const struct commvq_code *c, const void *codes, size_t subvector, struct indices *indices) {
+    const uint8_t *plane = (const uint8_t *)codes + subvector * c->rounds * COMMVQ_PART;
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     for (size_t r = 0; r < c->rounds; r++, plane += COMMVQ_PART) {
         __m512i low = _mm512_loadu_si512(plane); /* eight bits of each code; its other four are in nibbles */
@@ -120,7 +120,7 @@ static void channels_commvq(const struct commvq_code *c, const float *gains, con
         channels_by_rows(c, gains, codes, channels);
         return;
     }
-    for (size_t k = 0; k < c->groups; k++) {
+    for (size_t k = 0; k < c->subvectors; k++) {
         const uint8_t *at = c->channels + k * 2 * c->pairs;
         read_indices(c, codes, k, &indices);
         for (size_t j = 0; j < c->pairs; j += BESIDE) {
@@ -178,7 +178,7 @@ INLINE bool set_scales(const struct commvq_code *c, const struct key_rotation *r
     return true;
 }
 
-/* Sixteen pairs of a group, j the first, i among all. */
+/* Sixteen pairs of a sub-vector, j the first, i among all. */
 INLINE void rotate_pairs(const struct commvq_code *c, const struct key_rotation *rotation, const struct indices *indices,
                          const struct pair_scales *scales, const __m512i *gains, size_t i, __m512i (*keys)[4]) {
     for (size_t j = 0; j < ROTATED_PAIRS; j += BESIDE) {
@@ -200,7 +200,7 @@ INLINE void rotate_pairs(const struct commvq_code *c, const struct key_rotation 
 
 INLINE void score_keys(const struct commvq_code *c, const struct key_rotation *rotation, const struct pair_scales *scales,
                        const __m512i *gains, const float *q, size_t G, const void *codes, float *logits) {
-    const size_t pairs = c->groups * c->pairs;
+    const size_t pairs = c->subvectors * c->pairs;
     struct rotated_query queries[SCORE_QUERIES];
     struct indices indices;
     __m512i sum[SCORE_QUERIES][4];
@@ -219,7 +219,7 @@ INLINE void score_keys(const struct commvq_code *c, const struct key_rotation *r
 
 static bool score_rotated_commvq(const struct commvq_code *c, const struct key_rotation *rotation, const float *gains,
                                  const float *q, size_t G, const void *codes, float *logits) {
-    const size_t pairs = c->groups * c->pairs;
+    const size_t pairs = c->subvectors * c->pairs;
     struct pair_scales scales;
     __m512i gain[2];
     if (!c->planes || !rotated_serves(rotation) || c->pairs % ROTATED_PAIRS || c->rotated != rotation->pairs ||
