@@ -247,7 +247,7 @@ struct terse_cache_report {
     uint64_t resident;     /* bytes allocated for keys and values, all layers */
     uint64_t codes;        /* sealed pages */
     uint64_t shared;       /* of codes: pages that other sessions hold too */
-    uint64_t exact;        /* exact rows */
+    uint64_t exact;        /* exact tokens */
     uint64_t window;       /* recent window */
     uint64_t tables;       /* page sets, positions, the policy's state */
     uint64_t codebook;     /* memory of the codebook, shared by all sessions that use it: not a part of resident */
@@ -355,7 +355,7 @@ TERSE_API uint64_t terse_session_length(const struct terse_session *session); /*
 TERSE_API enum terse_status terse_session_truncate(struct terse_session *session, uint64_t n, struct terse_error *error);
 
 /* Makes a second session of the same sequence, options and sampler, on the same engine; from here on each goes its own way. They share the sealed
- * pages; window, exact rows and what the method learned are copied. Counters begin at 0. */
+ * pages; window, exact tokens and what the method learned are copied. Counters begin at 0. */
 TERSE_API enum terse_status terse_session_fork(const struct terse_session *session, struct terse_session **copy,
                                                struct terse_error *error);
 
@@ -402,7 +402,7 @@ struct terse_logits_sink {
 
 /* Reads a prompt (or a later turn): tokens[n] are exact among themselves and reach earlier ones through the cache; afterwards the policy
  * chooses and full pages are sealed. `sink` may be NULL. Any failure leaves the session as it was before the call, for which a later turn keeps
- * a fork of the cache while it runs, a copy of window and exact rows; what the sink has got by then counts for nothing. */
+ * a fork of the cache while it runs, a copy of window and exact tokens; what the sink has got by then counts for nothing. */
 TERSE_API enum terse_status terse_session_prefill(struct terse_session *session, const int32_t *tokens, size_t n,
                                                   const struct terse_logits_sink *sink, struct terse_error *error);
 
@@ -513,7 +513,7 @@ TERSE_API void terse_session_cache(const struct terse_session *session, struct t
 /* A share says how much of a part of the sequence, over layers and KV heads, is kept in which way. The first three add up to 1; all are 0 in a
  * part without tokens and during a prompt. */
 struct terse_token_share {
-    float exact;      /* in 16 bits: exact rows, anchors, the window, pages of f16 */
+    float exact;      /* in 16 bits: exact tokens, anchors, the window, pages of f16 */
     float compressed; /* in codes */
     float evicted;
     float read; /* by the last decoding step, which an index may have guided; without an index all that is not evicted */

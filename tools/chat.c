@@ -101,7 +101,7 @@ static int report_cache(struct chat *chat, const char *argument) {
     if (terse_cache_bytes(setup->model, &f16, cache.tokens, &as_f16, &error) != TERSE_OK) return complain_error(&error);
     remark("KV cache of %" PRIu64 " tokens: %s; f16 takes %.2f MiB", cache.tokens,
            run_cache_text(chat->run, &cache, text, sizeof text), (double)as_f16.resident / 0x1p20);
-    remark("  of it pages %.2f MiB, exact rows %.2f MiB, recent window %.2f MiB, tables %.2f MiB; %" PRIu64 " tokens are kept",
+    remark("  of it pages %.2f MiB, exact tokens %.2f MiB, recent window %.2f MiB, tables %.2f MiB; %" PRIu64 " tokens are kept",
            (double)cache.codes / 0x1p20, (double)cache.exact / 0x1p20, (double)cache.window / 0x1p20, (double)cache.tables / 0x1p20,
            cache.kept);
     return EXIT_OK;

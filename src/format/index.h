@@ -26,7 +26,7 @@ struct index {
 
 /* 1 bit per channel (Self-Indexing KVCache). */
 extern const struct index index_sign;
-/* Bounds of runs of 16 tokens (Quest). */
+/* Bounds of each 16 tokens (Quest). */
 extern const struct index index_quest;
 /* The largest components of keys of the codec transform, with which its pages begin: nothing is stored beside. Their scores are the codec's
  * business. */

@@ -29,7 +29,7 @@
  * 32 to 63.
  *
  * sign: bit i of a byte of plane j is set where channel 8 j + i of the token's key is not below the mean; so are pages of the index
- * sign. Pages of the index quest: for each run of 16 tokens half least[hd], most[hd].
+ * sign. Pages of the index quest: for each 16 tokens half least[hd], most[hd].
  *
  * pq (and vq): a code's bits are cut from the lowest up into parts of 8, 4, 2 and 1 bits, as the binary digits of `bits` say: 12 =
  * 8 + 4, 7 = 4 + 2 + 1. A part of p bits has a plane of 8 p bytes, in which token t's lie at bits p t to p t + p - 1, counted from

@@ -221,12 +221,12 @@ static void sums_of_a_run_are_bytes(void **state) {
         struct setup u = setup_new(s);
         const struct commvq_code *c = u.code;
         size_t pairs = c->subvectors * c->stride, rounds = 0;
-        int *most = calloc(pairs * 2, sizeof *most), *run = most + pairs;
+        int *most = calloc(pairs * 2, sizeof *most), *span = most + pairs;
         float *all = calloc(pairs, sizeof *all);
-        for (size_t i = 0; i < c->runs; i++) {
-            bool longer = i > 0; /* the last run with this one's first round */
-            assert_in_range(c->run[i], 1, c->rounds);
-            for (size_t r = 0; r < c->run[i]; r++, rounds++) {
+        for (size_t i = 0; i < c->spans; i++) {
+            bool longer = i > 0; /* the last span with this one's first round */
+            assert_in_range(c->span[i], 1, c->rounds);
+            for (size_t r = 0; r < c->span[i]; r++, rounds++) {
                 bool leaves = false;
                 for (size_t j = 0; j < pairs; j++) {
                     const int8_t *rows = c->rows + (j / c->stride * c->rounds + rounds) * E * 2 * c->stride + j % c->stride;
@@ -237,10 +237,10 @@ static void sums_of_a_run_are_bytes(void **state) {
                     }
                     most[j] = re + im;
                     all[j] += (float)most[j];
-                    leaves |= run[j] + most[j] > COMMVQ_SUM;
+                    leaves |= span[j] + most[j] > COMMVQ_SUM;
                 }
                 assert_true(r == 0 ? !longer || leaves : !leaves);
-                for (size_t j = 0; j < pairs; j++) run[j] = r == 0 ? most[j] : run[j] + most[j];
+                for (size_t j = 0; j < pairs; j++) span[j] = r == 0 ? most[j] : span[j] + most[j];
             }
         }
         assert_int_equal(rounds, c->rounds);

@@ -36,7 +36,7 @@ static void cut(struct oracle *o, size_t n) {
 static const char *const methods[] = {"f16", "q8_0", "q4_0", "kivi-2", "cq-1", "million-4", "antkv-4", "terse-2", "streaming-1000"};
 #define METHODS (sizeof methods / sizeof methods[0])
 
-/* Cuts inside the window, inside of pages, at their ends, inside the exact rows; then pages begin elsewhere than in an uncut sequence. */
+/* Cuts inside the window, inside of pages, at their ends, inside the exact tokens; then pages begin elsewhere than in an uncut sequence. */
 static void what_is_left_equals_dense_attention(void **state) {
     (void)state;
     static const size_t cuts[] = {299, 196, 132, 100, 5, 3};

@@ -20,7 +20,7 @@ static bool wait_for_work(struct scheduler *s) {
     return goes_on;
 }
 
-static void *run(void *scheduler) {
+static void *scheduler_thread(void *scheduler) {
     struct scheduler *s = scheduler;
     while (wait_for_work(s)) {
         finish_saved_generations(s);
@@ -73,7 +73,7 @@ enum terse_status scheduler_start(const struct scheduler_options *options, struc
     if (status) return status;
     terse_session_free(session);
     struct scheduler *s = new_scheduler(options);
-    if (s && pthread_create(&s->thread, NULL, run, s) == 0) {
+    if (s && pthread_create(&s->thread, NULL, scheduler_thread, s) == 0) {
         *scheduler = s;
         return TERSE_OK;
     }

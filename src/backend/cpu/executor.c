@@ -74,7 +74,7 @@ static enum terse_status allocate(const struct wanted *wanted, size_t n, struct 
     return TERSE_OK;
 }
 
-/* Reserves scratch for panels of so many rows. */
+/* Reserves scratch for panels of so many tokens. */
 static enum terse_status scratch_reserve(struct executor *e, size_t panel, struct terse_error *error) {
     size_t rows = forward_logit_rows(e->model, panel);
     if (e->scratch.rows >= rows) return TERSE_OK;
@@ -163,7 +163,7 @@ static void insert(struct pass *p, const struct step_part *part, size_t *n_few) 
     p->sequence[at] = s;
 }
 
-/* Micro-batches of few tokens hold at most PANEL_MOST rows together, which pass through a layer at a time. */
+/* Micro-batches of few tokens hold at most PANEL_MOST tokens together, which pass through a layer at a time. */
 static void arrange(struct pass *p, const struct step *step) {
     size_t few = 0;
     p->n = p->n_sequences = p->n_micro_batches = 0;
@@ -180,7 +180,7 @@ static void arrange(struct pass *p, const struct step *step) {
     }
 }
 
-/* Rows that pass through a layer at a time, at most. */
+/* Returns the most tokens that pass through a layer at a time. */
 static size_t largest_panel(const struct pass *p) {
     size_t largest = 0;
     for (const struct micro_batch *g = p->micro_batch; g < p->micro_batch + p->n_micro_batches; g++) {

@@ -4,7 +4,7 @@
  * All tokens of a micro-batch pass one layer before the next begins, in panels, so that beside the hidden states only one layer's keys and values
  * exist in full precision (docs/architecture.md, "A step"). Decoding is the same with a few tokens of each sequence. A piece of the work is as many
  * products as have some number of multiplications, a weight matrix being cut where that is reached, or a part of a panel's attention, or of
- * sealing a layer; of rows that go each by itself, a layer. */
+ * sealing a layer; of tokens that go each by itself, a layer. */
 #include "backend/cpu/forward.h"
 
 #include "backend/cpu/experts.h"
@@ -16,7 +16,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Rows of a panel: many enough that dequantizing a weight once for them costs little; beyond that as many as have so many
+/* Tokens of a panel: many enough that dequantizing a weight once for them costs little; beyond that as many as have so many
  * multiplications. */
 #define PANEL_MULTIPLICATIONS 1e9
 #define PANEL_LEAST 192
@@ -52,7 +52,7 @@ size_t forward_panel(const struct terse_model *model, uint64_t length, size_t n)
     return panel < n ? panel : n;
 }
 
-/* The rows of a panel that are a sequence's: the sequence's token of the first, and their number. */
+/* The tokens of a panel that are a sequence's: the first one's number in the sequence, and how many they are. */
 static size_t rows_of(const struct sequence *s, struct panel panel, size_t *token) {
     size_t first = panel.first > s->first ? panel.first : s->first, end = s->first + s->part.n;
     if (end > panel.first + panel.count) end = panel.first + panel.count;
@@ -159,7 +159,7 @@ static void multiply_each(const struct pass *p, enum stage stage, struct panel p
     after_product(p, stage, panel, ops, n_ops);
 }
 
-/* A feed-forward layer of experts, as multiply_some(); or each row by itself. */
+/* A feed-forward layer of experts, as multiply_some(); or each token by itself. */
 static bool apply_experts(struct pass *p, struct panel panel, bool each, double *left) {
     const struct activations *a = &p->activations;
     struct experts_job job = {.model = p->executor->model,
@@ -292,7 +292,7 @@ static enum terse_status check_keys(const struct pass *p, struct panel panel, st
                   : rows_check_finite(m, MODEL_BEHIND(p->layer), p->v + at, panel.count, model_kv_width(p->executor->model), error);
 }
 
-/* ---- Rows each by itself */
+/* ---- Tokens each by itself */
 
 /* A parallel layer is widened before attention is added to what has entered it. */
 static enum stage stage_after(const struct pass *p, enum stage stage) {
@@ -321,23 +321,23 @@ static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *e
 
 /* ---- A longer part */
 
-/* Behind the stage's rows. */
+/* Returns the token behind those of the stage. */
 static size_t stage_end(const struct pass *p) {
     const struct micro_batch *g = micro_batch_of(p);
     return g->first + (p->stage == STAGE_OBSERVE ? observed(p, g->sequences) : g->count);
 }
 
-/* The stage's panel from this row on; false: there are no rows. */
-static bool begin_panel(struct pass *p, size_t row) {
+/* Sets the stage's panel from this token on. Returns false if there are none. */
+static bool begin_panel(struct pass *p, size_t token) {
     const struct micro_batch *g = micro_batch_of(p);
-    size_t left = stage_end(p) - row, most = forward_panel(p->executor->model, g->sequences->length, g->count);
-    p->panel = (struct panel){g, row, left < most ? left : most, row};
+    size_t left = stage_end(p) - token, most = forward_panel(p->executor->model, g->sequences->length, g->count);
+    p->panel = (struct panel){g, token, left < most ? left : most, token};
     return left > 0;
 }
 
 static bool next_panel(struct pass *p) { return begin_panel(p, p->panel.first + p->panel.count); }
 
-/* The first row that goes past the keys and values of the layer. */
+/* Returns the first token that goes past the keys and values of the layer. */
 static size_t attended(const struct pass *p) {
     return micro_batch_of(p)->first + (last_layer(p) ? micro_batch_of(p)->sequences->attended : 0);
 }

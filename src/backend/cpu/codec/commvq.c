@@ -42,7 +42,7 @@ struct learned {
     float steps[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMMVQ_LANES]; /* wider subvectors need no more */
     float inverses[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMMVQ_LANES];
     float largest[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMMVQ_LANES];
-    uint8_t channels[CODEC_HEAD_DIM_MAX], run[COMMVQ_MOST_ROUNDS];
+    uint8_t channels[CODEC_HEAD_DIM_MAX], span[COMMVQ_MOST_ROUNDS];
     float mean[CODEC_HEAD_DIM_MAX];
     float scale;
     float gain[256]; /* of each code */
@@ -112,21 +112,21 @@ static void round_sizes(const struct commvq_code *c, size_t round, int *most) {
     }
 }
 
-/* A round joins the last run if the sums of no pair leave a byte. */
+/* A round joins the last span if the sums of no pair leave a byte. */
 static void set_runs(struct learned *learned) {
     struct commvq_code *c = &learned->code;
     size_t pairs = c->subvectors * c->stride;
-    int most[COMMVQ_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)], run[COMMVQ_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)];
+    int most[COMMVQ_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)], span[COMMVQ_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)];
     for (size_t r = 0; r < c->rounds; r++) {
         bool joins = r > 0;
         round_sizes(c, r, most);
         for (size_t j = 0; j < pairs; j++) {
             learned->largest[j] += (float)most[j];
-            if (r > 0 && run[j] + most[j] > COMMVQ_SUM) joins = false;
+            if (r > 0 && span[j] + most[j] > COMMVQ_SUM) joins = false;
         }
-        for (size_t j = 0; j < pairs; j++) run[j] = joins ? run[j] + most[j] : most[j];
-        if (!joins) c->runs++;
-        learned->run[c->runs - 1]++;
+        for (size_t j = 0; j < pairs; j++) span[j] = joins ? span[j] + most[j] : most[j];
+        if (!joins) c->spans++;
+        learned->span[c->spans - 1]++;
     }
 }
 
@@ -180,7 +180,7 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
     c->steps = learned->steps;
     c->inverses = learned->inverses;
     c->largest = learned->largest;
-    c->run = learned->run;
+    c->span = learned->span;
     struct commvq_pairing pairing = commvq_pairing_of(shape, floats);
     c->rotated = pairing.pairs;
     c->adjacent = pairing.adjacent;

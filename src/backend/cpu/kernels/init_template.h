@@ -2,7 +2,7 @@
  * FAMILY/init.c, which defines
  *
  *     OPS      the family's struct, say pq_ops: OPS() and OPS_at() come out
- *     SCALAR   functions void (struct OPS *) that fill every slot between them, as a comma-separated list
+ *     SCALAR   functions void (struct OPS *) that fill every function pointer between them, as a comma-separated list
  *     AVX2, AVX512, NEON   those that overlay what their instruction set does better; AVX-512 overlays AVX2's table
  *     AVXVNNI              the same, where the family has them; overlays AVX2's table too
  */

@@ -26,7 +26,7 @@ static void channels_commvq(const struct commvq_code *c, const float *gains, con
 #include "backend/cpu/kernels/lanes/avx512_rotate.h"
 
 /* ---- Tables looked up in registers: a permutation of bytes is 64 look-ups in a table of 64. A round has two of these for each
- * number; the indices come from the code planes. The sum of a run of rounds is still a byte. */
+ * number; the indices come from the code planes. The sum of a span of rounds is still a byte. */
 
 #define PLANES (2 * COMMVQ_ENTRIES) /* bytes of a pair's round */
 
@@ -62,7 +62,7 @@ INLINE __m512i load_once(const void *from) {
     return x;
 }
 
-/* planes[rounds][2][64] of one pair, those of the next `apart` bytes on. No sum leaves a byte; saturating additions run
+/* planes[rounds][2][64] of one pair, those of the next `apart` bytes on. No sum leaves a byte; saturating additions span
  * on another port than permutations, which plain ones may take, and both ports are full here. */
 INLINE struct run_sum sum_run(const __m512i *a, const __m512i *b, size_t rounds, const int8_t *planes, size_t apart) {
     struct run_sum sum;
@@ -80,7 +80,7 @@ INLINE struct run_sum sum_run(const __m512i *a, const __m512i *b, size_t rounds,
     return sum;
 }
 
-/* i16[2] += weights times the sums of two runs, 64 tokens in order. */
+/* i16[2] += weights times the sums of two spans, 64 tokens in order. */
 INLINE void widen(__m512i first, __m512i second, __m512i weights, __m512i *i16) {
     i16[0] = _mm512_add_epi16(i16[0], _mm512_maddubs_epi16(weights, _mm512_unpacklo_epi8(first, second)));
     i16[1] = _mm512_add_epi16(i16[1], _mm512_maddubs_epi16(weights, _mm512_unpackhi_epi8(first, second)));
@@ -93,8 +93,8 @@ INLINE void sum_pairs(const struct commvq_code *c, const struct indices *indices
     const int8_t *planes = c->planes + i * apart;
     const __m512i *a = indices->a, *b = indices->b;
     UNROLL for (size_t p = 0; p < BESIDE; p++) re[p][0] = re[p][1] = im[p][0] = im[p][1] = _mm512_setzero_si512();
-    for (size_t run = 0; run < c->runs; run += 2) {
-        size_t n = c->run[run], m = run + 1 < c->runs ? c->run[run + 1] : 0;
+    for (size_t span = 0; span < c->spans; span += 2) {
+        size_t n = c->span[span], m = span + 1 < c->spans ? c->span[span + 1] : 0;
         struct run_sum first = sum_run(a, b, n, planes, apart), second = sum_run(a + n, b + n, m, planes + n * PLANES, apart);
         UNROLL for (size_t p = 0; p < BESIDE; p++) {
             widen(first.re[p], second.re[p], weights[p], re[p]);
@@ -196,7 +196,7 @@ INLINE void rotate_pairs(const struct commvq_code *c, const struct key_rotation 
     }
 }
 
-#define SCORE_QUERIES 8 /* queries of a pass */
+#define SCORE_QUERIES 8 /* queries that are scored together */
 
 INLINE void score_keys(const struct commvq_code *c, const struct key_rotation *rotation, const struct pair_scales *scales,
                        const __m512i *gains, const float *q, size_t G, const void *codes, float *logits) {

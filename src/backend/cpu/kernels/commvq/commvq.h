@@ -18,7 +18,7 @@
 
 /* A head's tables: integers of 7 bits, so that a processor sums them in bytes first; a pair's sum of all rounds' codewords times
  * its step is the key's shape, and mean + gain shape the key. Later rounds are small (learned ones of 64 pairs have largest numbers
- * of 1, 0.44, 0.45, 0.28, 0.23, 0.20, ... of the first's): rounds fall into runs within which no sum is more than a byte. */
+ * of 1, 0.44, 0.45, 0.28, 0.23, 0.20, ... of the first's): rounds fall into spans, within each of which no sum is more than a byte. */
 struct commvq_code {
     size_t subvectors, pairs, rounds;
     size_t stride;           /* pairs rounded up to COMMVQ_LANES */
@@ -28,15 +28,15 @@ struct commvq_code {
     const float *largest;    /* [subvectors][stride]: as an integer, what no number of a pair's sum exceeds whatever the codes */
     const uint8_t *channels; /* [subvectors][2][pairs]: where in the head each number belongs */
     const float *mean;       /* [head_dim] */
-    size_t runs;
-    const uint8_t *run; /* [runs]: rounds of each */
-    size_t rotated;     /* RoPE pairs, the first of all; they lie as `adjacent` of struct key_rotation says */
+    size_t spans;
+    const uint8_t *span; /* [spans]: rounds of each */
+    size_t rotated;      /* RoPE pairs, the first of all; they lie as `adjacent` of struct key_rotation says */
     bool adjacent;
     /* The same by pair, for tiers that look up in registers (pq_ops()->has_register_lut): real and imaginary parts, s8
      * [subvectors][pairs][rounds][2][64]; NULL for others. */
     const int8_t *planes;
 };
-#define COMMVQ_SUM 127 /* of a run */
+#define COMMVQ_SUM 127 /* of a span */
 #define COMMVQ_LARGEST 63
 
 /* Floats of the tables of one query: each entry times the query's conjugate, and last the mean. */

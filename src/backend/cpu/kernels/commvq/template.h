@@ -11,9 +11,9 @@
  *     CHANNELS                        if there is a better way than channels_by_rows below
  *
  * A token's key is a sum of two rows a round, as they lie in the tables: all its channels' sums stay in registers, as bytes, while
- * a run of rounds is summed, and then go to sums of 16 bits. Eight tokens at a time are then transposed to channels, the order in
+ * a span of rounds is summed, and then go to sums of 16 bits. Eight tokens at a time are then transposed to channels, the order in
  * which queries are multiplied. The tables of a head are 8 KB a round at 128 channels: what bounds this is the second-level cache,
- * which is why they are not floats, and why a table made for each query (slot look_up, floats) is not the faster way.
+ * which is why they are not floats, and why a table made for each query (function look_up, floats) is not the faster way.
  */
 #include "backend/cpu/kernels/commvq/init.h"
 #include "backend/cpu/kernels/lanes/sums_template.h"
@@ -144,8 +144,8 @@ static inline size_t place_of(size_t j) {
 }
 
 /* to[2][P], one token's sums of P numbers of each half, += those of `rounds` rounds, which are bytes; number j at place_of(j). */
-INLINE void add_run(size_t P, const int8_t *rows, const uint32_t (*places)[PAGE_TOKENS][2], size_t t, size_t rounds, bool first,
-                    int16_t *to) {
+INLINE void add_span(size_t P, const int8_t *rows, const uint32_t (*places)[PAGE_TOKENS][2], size_t t, size_t rounds, bool first,
+                     int16_t *to) {
     const size_t N = P / I16_LANES / 2;
     i16s x[COMMVQ_MOST_PAIRS / I16_LANES / 2], y[COMMVQ_MOST_PAIRS / I16_LANES / 2];
     UNROLL for (size_t i = 0; i < N; i++) x[i] = y[i] = i16s_zero();
@@ -191,8 +191,8 @@ INLINE void transpose(size_t n, const int16_t *rows, int16_t *columns) {
 INLINE void sum_subvector(size_t P, const struct commvq_code *c, const int8_t *rows, const struct places *places,
                           int16_t *sums_by_channel) {
     _Alignas(64) int16_t some[PAGE_TOKENS * 2 * COMMVQ_MOST_PAIRS];
-    for (size_t run = 0, r = 0; run < c->runs; r += c->run[run], run++)
-        for (size_t t = 0; t < PAGE_TOKENS; t++) add_run(P, rows, places->of + r, t, c->run[run], run == 0, some + t * 2 * P);
+    for (size_t span = 0, r = 0; span < c->spans; r += c->span[span], span++)
+        for (size_t t = 0; t < PAGE_TOKENS; t++) add_span(P, rows, places->of + r, t, c->span[span], span == 0, some + t * 2 * P);
     for (size_t t = 0; t < PAGE_TOKENS; t += TRANSPOSED) transpose(2 * P, some + t * 2 * P, sums_by_channel + t);
 }
 

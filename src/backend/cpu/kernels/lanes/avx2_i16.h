@@ -162,7 +162,7 @@ INLINE void split(int bits, int shift, __m256i words, __m256i *codes) {
     }
 }
 
-/* Sums of 16 lanes, two runs of eight: the even ones of both runs, then the odd ones. */
+/* Sums of 16 lanes, two halves of eight: the even ones of both halves, then the odd ones. */
 typedef __m256i pair_sums[TOGETHER][2];
 
 INLINE void pair_sums_clear(size_t G, pair_sums sum) {

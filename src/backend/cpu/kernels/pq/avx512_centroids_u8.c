@@ -55,8 +55,8 @@ INLINE void fixed_to_logits(const __m512i *high, const __m512i *low, float step,
 
 #define U8_QUERIES 3 /* queries whose sums, eight registers each, leave registers for looking up */
 
-/* n queries, u8[hd / 4][4] looked up or from a pass before, and kept for another. */
-INLINE void score_pass(size_t n, size_t quarters, bool look_up, bool keep, const struct page_view *view, __m512i (*u8)[4],
+/* n queries, u8[hd / 4][4] looked up or from a call before, and kept for the next. */
+INLINE void score_some(size_t n, size_t quarters, bool look_up, bool keep, const struct page_view *view, __m512i (*u8)[4],
                        const float *fixed, float *logits) {
     const struct pq_codebook *p = view->p;
     const size_t hd = pq_channels(p), apart = pq_i16_floats(p);
@@ -88,12 +88,12 @@ INLINE void score_pass(size_t n, size_t quarters, bool look_up, bool keep, const
 INLINE void score_u8(size_t G, size_t quarters, const struct page_view *view, const float *fixed, float *logits) {
     const size_t apart = pq_i16_floats(view->p), first = SMALLER(G, U8_QUERIES);
     __m512i u8[KERNELS_MOST_CHANNELS / 4][4];
-    score_pass(first, quarters, true, G > first, view, u8, fixed, logits);
+    score_some(first, quarters, true, G > first, view, u8, fixed, logits);
     if (G > first)
-        score_pass(SMALLER(G - first, U8_QUERIES), quarters, false, false, view, u8, fixed + first * apart,
+        score_some(SMALLER(G - first, U8_QUERIES), quarters, false, false, view, u8, fixed + first * apart,
                    logits + first * PAGE_TOKENS);
     if (G > 2 * first)
-        score_pass(G - 2 * first, quarters, false, false, view, u8, fixed + 2 * first * apart, logits + 2 * first * PAGE_TOKENS);
+        score_some(G - 2 * first, quarters, false, false, view, u8, fixed + 2 * first * apart, logits + 2 * first * PAGE_TOKENS);
 }
 
 INLINE void score_eight_bits(size_t G, const void *what, const float *fixed, float *logits) { score_u8(G, 4, what, fixed, logits); }

@@ -22,11 +22,11 @@
 
 /* ---- Between the files --------------------------------------------------------------------------------------------------- */
 
-/* Slots prepare and look_up where centroids are there by channel (avx512_lut.c). */
+/* These are prepare and look_up where centroids are there by channel (avx512_lut.c). */
 void pq_avx512_prepare_lut(const struct pq_codebook *p, const float *q, size_t G, float *tables);
 void pq_avx512_look_up_lut(const struct pq_codebook *p, const float *tables, size_t G, const void *page, float *logits);
 
-/* Slots quantize_query, score_i16, accumulate and accumulate_int8 where p->centroids_u8 (avx512_centroids_u8.c), and where
+/* These are quantize_query, score_i16, accumulate and accumulate_int8 where p->centroids_u8 (avx512_centroids_u8.c), and where
  * p->centroid_rows_u8 (avx512_centroid_rows.c); queries are the same for both. */
 void pq_avx512_quantize_query(const struct pq_codebook *p, const float *q, size_t G, float *fixed);
 void pq_avx512_score_u8(const struct pq_codebook *p, const float *fixed, size_t G, const void *page, float *logits);

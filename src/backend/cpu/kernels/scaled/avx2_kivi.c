@@ -8,9 +8,9 @@
 
 /* ---- Keys: the lanes are 16 tokens, a dword has two channels ------------------------------------------------------------- */
 
-#define HALVES (PAGE_TOKENS / SCALE_GROUP) /* runs of tokens that share scales */
+#define HALVES (PAGE_TOKENS / SCALE_GROUP) /* groups of tokens that share scales */
 
-/* Queries times the scales of a run of tokens, and <query, zeros>. */
+/* Queries times the scales of a group of tokens, and <query, zeros>. */
 struct scaled {
     int16_t i16[TOGETHER][KERNELS_MOST_CHANNELS];
     float step[TOGETHER], base[TOGETHER];

@@ -8,9 +8,9 @@
 
 /* ---- Keys: the lanes are 16 tokens, the bytes four channels -------------------------------------------------------------- */
 
-#define HALVES (PAGE_TOKENS / SCALE_GROUP) /* runs of tokens that share scales */
+#define HALVES (PAGE_TOKENS / SCALE_GROUP) /* groups of tokens that share scales */
 
-/* Queries times the scales of a run of tokens, a byte each, channels by place_of within each 64, and their sum; and <query, keys of
+/* Queries times the scales of a group of tokens, a byte each, channels by place_of within each 64, and their sum; and <query, keys of
  * the middle code>, exactly, so that rounding a query matters for what a code is off the middle alone. */
 struct scaled {
     _Alignas(64) int8_t bytes[KERNELS_MOST_CHANNELS / PAGE_TOKENS][TOGETHER][PAGE_TOKENS];

@@ -129,7 +129,7 @@ INLINE void accumulate_q4_0(size_t G, const float *weights, size_t hd, const voi
 
 /* ---- kivi ---------------------------------------------------------------------------------------------------------------- */
 
-#define HALVES (PAGE_TOKENS / SCALE_GROUP) /* runs of tokens of a key's channel that share scales */
+#define HALVES (PAGE_TOKENS / SCALE_GROUP) /* groups of tokens of a key's channel that share scales */
 #define MOST_NUMBERS (PAGE_TOKENS * KERNELS_MOST_CHANNELS)
 #define MOST_SCALES (MOST_NUMBERS / SCALE_GROUP)
 
