@@ -104,7 +104,7 @@ size_t codec_parameters(const struct codec *codec, struct codec_shape shape) {
     return own_parameters(codec, shape) + codec_normalization_floats(codec, shape);
 }
 
-/* Centroids are kept in half precision. */
+/* Checks that half precision can hold centroids. */
 static enum terse_status check_centroids(const float *floats, size_t n, struct terse_error *error) {
     for (size_t i = 0; i < n; i++) {
         if (!(fabsf(floats[i]) < HALF_OVERFLOW))

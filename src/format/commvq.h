@@ -27,7 +27,7 @@ extern "C" {
 #define ADDITIVE_STEP 32        /* codes are a multiple of so many bits */
 #define ADDITIVE_MOST_CODES 512 /* bits of a code: 2 for each of 256 channels */
 
-/* The coding of keys of `bits` bits per value, as near as whole rounds come, the gain not counted: sub-vectors as large as they can be,
+/* Returns the coding of keys of `bits` bits per value, as near as whole rounds come, the gain not counted: sub-vectors as large as they can be,
  * since at equal bits larger ones err less. 1 and 2 bits are 11 and 21 rounds at head_dim 128 (1.03 and 1.97 bits), 5 and 11 at 64.
  */
 struct coding commvq_coding(uint32_t head_dim, uint32_t bits);
@@ -48,7 +48,7 @@ struct commvq_pairing {
 };
 void commvq_set_pairing(struct codec_shape shape, float *parameters, size_t pairs, bool adjacent);
 struct commvq_pairing commvq_pairing_of(struct codec_shape shape, const float *parameters);
-/* channels[width]: where in the head the numbers of a sub-vector's row lie. The parameters hold a pairing. */
+/* Writes channels[width]: where in the head the numbers of a sub-vector's row lie. The parameters hold a pairing. */
 void commvq_channels(struct codec_shape shape, const float *parameters, size_t subvector, uint8_t *channels);
 
 /* These are the parts of codec_check and codec_check_parameters for the two codecs; they leave the normalization out. */

@@ -129,7 +129,7 @@ struct weight_bf16 {
     uint16_t values[32];
 };
 
-/* The s of groups 0 to 7, then the m of groups 0 to 7, a byte each, four bytes to a word. */
+/* Writes the s of groups 0 to 7, then the m of groups 0 to 7, a byte each, four bytes to a word. */
 static inline void weight_group_scales(const uint8_t scales[12], uint32_t words[4]) {
     uint32_t packed[3];
     memcpy(packed, scales, sizeof packed);
@@ -139,14 +139,14 @@ static inline void weight_group_scales(const uint8_t scales[12], uint32_t words[
     words[3] = (packed[2] >> 4 & 0x0f0f0f0f) | (packed[1] >> 2 & 0x30303030);
 }
 
-/* The 16 s of a block of Q3_K, a byte each, four bytes to a word. */
+/* Writes the 16 s of a block of Q3_K, a byte each, four bytes to a word. */
 static inline void weight_q3_k_scales(const uint8_t scales[12], uint32_t words[4]) {
     uint32_t packed[3];
     memcpy(packed, scales, sizeof packed);
     for (int i = 0; i < 4; i++) words[i] = (packed[i % 2] >> 4 * (i / 2) & 0x0f0f0f0f) | (packed[2] >> 2 * i & 0x03030303) << 4;
 }
 
-/* s of group g. */
+/* Returns s of group g. */
 static inline int weight_iq4_xs_scale(const struct weight_iq4_xs *block, int g) {
     return (block->low[g / 2] >> 4 * (g % 2) & 15) | (block->high >> 2 * g & 3) << 4;
 }

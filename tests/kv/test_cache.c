@@ -209,7 +209,7 @@ static void learned_sinks_are_seen_once(void **state) {
     }
 }
 
-/* Long enough that reading is split into parts that meet again. */
+/* Long enough that reading is split into parts (split-K) that are merged. */
 static void deep_caches_equal_dense_attention(void **state) {
     (void)state;
     static const char *const methods[] = {"f16", "q8_0", "q4_0", "streaming-1500", "cq-1", "million-4", "kivi-4"};

@@ -164,7 +164,7 @@ static void pages_lie_in_memory_once(void **state) {
     count_pool(caches, 2, &held, &sets);
     assert_int_equal(held, 7);
     assert_int_equal(sets, 7);
-    /* Pages that one of them frees belong to the other alone; pages that nobody holds are used again before anything is allocated. */
+    /* Pages that one of them frees belong to the other alone; pages that no cache holds are used again before anything is allocated. */
     assert_int_equal(cache_truncate(caches[0], 100, NULL), TERSE_OK);
     cache_report(caches[0], &one);
     assert_int_equal(one.codes, 2 * set);

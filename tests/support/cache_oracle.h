@@ -11,9 +11,9 @@ struct kv_ops; /* backend/backend.h */
 struct oracle_setup {
     const struct kv_ops *kv; /* NULL: the CPU's */
     double allowed;          /* of a difference; 0: what the CPU's kernels are allowed */
-    /* Copies memory of the cache's pages to the host's. The oracle then takes from the pages themselves, decoded by the CPU, what codecs of centroids
-     * or transforms have made of the rows, where rounding may decide between codes; that they are the right codes is another test's business.
-     * NULL: it encodes by itself. */
+    /* Copies memory of the cache's pages to the host's. The oracle then takes from the pages themselves, decoded by the CPU, what codecs of
+     * centroids or transforms have made of the rows, where rounding may decide between codes; another test checks that they are the right
+     * codes. NULL: it encodes by itself. */
     void (*fetch)(void *to, const void *from, size_t bytes);
     const char *method, *key, *value;
     uint32_t tail;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# include_law.sh PROJECT: the sources keep the include law of scripts/check-includes, and the script names whoever breaks it.
+# include_law.sh PROJECT: the sources keep the include law of scripts/check-includes, and the script names the includes that break it.
 set -eu
 project=$1
 "$project/scripts/check-includes"

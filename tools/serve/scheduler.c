@@ -33,7 +33,7 @@ static void *scheduler_thread(void *scheduler) {
     return NULL;
 }
 
-/* The saver calls it on its thread when a session has come back. */
+/* Wakes the scheduler. The saver calls it on its thread when a session has come back. */
 static void wake(void *scheduler) {
     struct scheduler *s = scheduler;
     inbox_wake(&s->inbox);

@@ -1,8 +1,8 @@
 /* Index, its execution on the CPU: scores for all tokens of a KV head, by which a step chooses those that it reads. What an index is and
  * its sizes are format/index.h.
  *
- * An index is stateless and knows nothing of tokens, masks or policies; it takes keys as queries meet them, after rotation. What it
- * learns is kept by whoever keeps the pages. Shapes: hd = head_dim, G = query heads that share the KV head; one set of scores serves
+ * An index is stateless and knows nothing of tokens, masks or policies; it takes keys as queries are multiplied with them, after rotation. What it
+ * learns is kept by the cache that keeps the pages. Shapes: hd = head_dim, G = query heads that share the KV head; one set of scores serves
  * them all.
  */
 #ifndef TERSE_BACKEND_CPU_CODEC_INDEX_H

@@ -14,7 +14,7 @@
 #include <stddef.h>
 
 static struct OPS tables[CPU_ISAS];
-static const struct OPS *_Atomic chosen; /* set last: whoever sees it sees the tables */
+static const struct OPS *_Atomic chosen; /* set last: a thread that sees it sees the tables */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void build(enum cpu_isa isa, enum cpu_isa base, void (*const *fills)(struct OPS *), size_t n_fills) {
