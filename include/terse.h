@@ -65,8 +65,8 @@ struct terse_progress {
     void *user;
 };
 
-/* The kernels' instruction set: "scalar", "avx2", "avxvnni", "avx512" or "neon". The environment variable TERSE_CPU, read once, may lower it;
- * where it names one that the processor lacks, loading a model fails. */
+/* Returns the kernels' instruction set: "scalar", "avx2", "avxvnni", "avx512" or "neon". The environment variable TERSE_CPU, read once, may
+ * lower it; where it names one that the processor lacks, loading a model fails. */
 TERSE_API const char *terse_cpu_name(void);
 
 /* ---- Model ------------------------------------------------------------------------------------------------------------- */
@@ -137,7 +137,7 @@ TERSE_API enum terse_status terse_tokenize(const struct terse_model *model, cons
 /* True for tokens that end a reply: EOS, EOT and the like. */
 TERSE_API bool terse_token_ends(const struct terse_model *model, int32_t token);
 
-/* The model's BOS token, or -1; `*added` (may be NULL): whether the model's file asks for it before each text. */
+/* Returns the model's BOS token, or -1; writes to `*added` (may be NULL) whether the model's file asks for it before each text. */
 TERSE_API int32_t terse_token_bos(const struct terse_model *model, bool *added);
 
 /* Returns the bytes of one token, special tokens as their letters: (*n_bytes) of them, not zero-terminated, and no whole character where the
@@ -174,9 +174,9 @@ struct terse_message {
 };
 
 /* Tokenizes a conversation in the model's chat format, BOS included where the format has it. Special tokens are the format's own alone: the
- * contents of messages are text, "<|eot_id|>" too. `format`: one of terse_chat_format_name, or NULL to recognise the model's own template; an unknown
- * template is TERSE_E_UNSUPPORTED. In the model's own format a conversation that does not begin with a system message gets the one that the
- * template has for that case, if it is a literal text; a system message without text keeps it away. `after`: only what follows the content
+ * contents of messages are text, "<|eot_id|>" too. `format`: one of terse_chat_format_name, or NULL to recognise the model's own template; an
+ * unknown template is TERSE_E_UNSUPPORTED. In the model's own format a conversation that does not begin with a system message gets the one that
+ * the template has for that case, if it is a literal text; a system message without text keeps it away. `after`: only what follows the content
  * of the after-th message, which a session has read already; 0: all. `open_reply` ends where the assistant speaks next: where the last message
  * is its own, right behind what that says, white space and thoughts included, so that the reply goes on from there. *tokens is released by
  * terse_tokens_free. */
@@ -234,7 +234,7 @@ struct terse_method_info {
 };
 TERSE_API bool terse_method_describe(size_t i, struct terse_method_info *info);
 
-/* The name of codebooks for such caches, to name[capacity]: "antkv-1", or "terse", the profile of every terse-N; "": none.
+/* Writes the name of codebooks for such caches to name[capacity]: "antkv-1", or "terse", the profile of every terse-N; "": none.
  * TERSE_E_ARGUMENT: unknown names. */
 TERSE_API enum terse_status terse_cache_codebook(const struct terse_cache_options *options, char *name, size_t capacity,
                                                  struct terse_error *error);
@@ -247,7 +247,7 @@ struct terse_cache_report {
     uint64_t resident;     /* bytes allocated for keys and values, all layers */
     uint64_t codes;        /* sealed pages */
     uint64_t shared;       /* of codes: pages that other sessions hold too */
-    uint64_t exact;        /* exact rows */
+    uint64_t exact;        /* exact tokens */
     uint64_t window;       /* recent window */
     uint64_t tables;       /* page sets, positions, the policy's state */
     uint64_t codebook;     /* memory of the codebook, shared by all sessions that use it: not a part of resident */
@@ -283,7 +283,7 @@ TERSE_API enum terse_status terse_codebook_load(const char *path, struct terse_c
 /* Loads a codebook from memory, which need not be aligned or stay. `name`: the path in messages. */
 TERSE_API enum terse_status terse_codebook_load_memory(const void *data, size_t size, const char *name,
                                                        struct terse_codebook **codebook, struct terse_error *error);
-/* The file is in its place when it is whole; on failure what was there stays. */
+/* Writes a codebook file. It is in its place when it is whole; on failure the file that was there stays. */
 TERSE_API enum terse_status terse_codebook_save(const struct terse_codebook *codebook, const char *path, struct terse_error *error);
 TERSE_API void terse_codebook_free(struct terse_codebook *codebook);
 TERSE_API void terse_codebook_describe(const struct terse_codebook *codebook, struct terse_codebook_info *info);
@@ -309,14 +309,15 @@ struct terse_engine_options {
 };
 TERSE_API struct terse_engine_options terse_engine_options_defaults(void);
 
-/* The model must outlive the engine, the engine its sessions. `options` NULL: the defaults. Callbacks run on the caller's thread. */
+/* Makes an engine. The model must outlive the engine, the engine its sessions. `options` NULL: the defaults. Callbacks run on the caller's
+ * thread. */
 TERSE_API enum terse_status terse_engine_new(const struct terse_model *model, const struct terse_engine_options *options,
                                              struct terse_engine **engine, struct terse_error *error);
 TERSE_API void terse_engine_free(struct terse_engine *engine);
 /* Bytes that KV caches take now, as kv_budget counts them. */
 TERSE_API uint64_t terse_engine_kv_bytes(const struct terse_engine *engine);
 TERSE_API uint32_t terse_engine_threads(const struct terse_engine *engine);
-/* The backend's name: "cpu", "cuda". */
+/* Returns the backend's name: "cpu", "cuda". */
 TERSE_API const char *terse_engine_device(const struct terse_engine *engine);
 TERSE_API const struct terse_model *terse_engine_model(const struct terse_engine *engine);
 
@@ -355,12 +356,12 @@ TERSE_API uint64_t terse_session_length(const struct terse_session *session); /*
 TERSE_API enum terse_status terse_session_truncate(struct terse_session *session, uint64_t n, struct terse_error *error);
 
 /* Makes a second session of the same sequence, options and sampler, on the same engine; from here on each goes its own way. They share the sealed
- * pages; window, exact rows and what the method learned are copied. Counters begin at 0. */
+ * pages; window, exact tokens and what the method learned are copied. Counters begin at 0. */
 TERSE_API enum terse_status terse_session_fork(const struct terse_session *session, struct terse_session **copy,
                                                struct terse_error *error);
 
-/* Prefixes, for sessions that begin alike. Keeps a fork of the session until `prefixes` others were used more recently or the budget is needed;
- * the same sequence once. Nothing is kept of an empty one. */
+/* Keeps a prefix for sessions that begin alike (prefix caching): a fork of the session until `prefixes` others were used more recently or the
+ * budget is needed; the same sequence once. Nothing is kept of an empty one. */
 TERSE_API enum terse_status terse_engine_keep_prefix(struct terse_engine *engine, const struct terse_session *session,
                                                      struct terse_error *error);
 TERSE_API void terse_engine_drop_prefixes(struct terse_engine *engine);
@@ -402,14 +403,14 @@ struct terse_logits_sink {
 
 /* Reads a prompt (or a later turn): tokens[n] are exact among themselves and reach earlier ones through the cache; afterwards the policy
  * chooses and full pages are sealed. `sink` may be NULL. Any failure leaves the session as it was before the call, for which a later turn keeps
- * a fork of the cache while it runs, a copy of window and exact rows; what the sink has got by then counts for nothing. */
+ * a fork of the cache while it runs, a copy of window and exact tokens; what the sink has got by then counts for nothing. */
 TERSE_API enum terse_status terse_session_prefill(struct terse_session *session, const int32_t *tokens, size_t n,
                                                   const struct terse_logits_sink *sink, struct terse_error *error);
 
 /* A prompt under way: one that terse_engine_step reads piece by piece, so that other sessions' next tokens need not wait for it. Begins to read
  * what terse_session_prefill would read at once, of any prefill mode; tokens[n] are checked and, as `sink`, copied, and what they need is
  * reserved, but nothing is computed yet. When it is finished, the session is bit for bit what terse_session_prefill would have made of it,
- * whoever else was in the steps, and the sink, called in them, has had the same rows.
+ * whichever other sessions were in the steps, and the sink, called in them, has had the same rows.
  *
  * Until then terse_session_length and the logits are those from before, and calls that read, change or copy the sequence are refused
  * (TERSE_E_ARGUMENT): prefill, decode, truncate, fork, save, keep_prefix. terse_session_free and terse_session_reset drop the prompt;
@@ -441,11 +442,11 @@ struct terse_step_item {
     const struct terse_logits_sink *sink; /* or NULL; not of a prompt under way, which has its own */
     enum terse_status status;             /* written: the failure of this item, else TERSE_OK */
 };
-/* One step of n >= 1 sessions together. First decoding, of all items with tokens: appends to each what terse_session_decode would, which is the
- * case n = 1, and reads the model's weights once for all of them. Sessions of any methods and lengths; none sees another's tokens, and logits
- * and cache are bit for bit those of a step alone, whoever else is in it. Then the prompts under way of the items without tokens, by turns of a
- * piece of the work each, until the engine's prompt_ms have passed since the decoding ended or all are finished; one piece at least, so that
- * steps always get on. A prompt is finished when terse_session_prompt says that none is under way.
+/* Computes one step of n >= 1 sessions together (continuous batching). First it decodes all items with tokens: it appends to each what
+ * terse_session_decode would, which is the case n = 1, and reads the model's weights once for all of them. Sessions may be of any methods and
+ * lengths; none sees another's tokens, and logits and cache are bit for bit those of a step alone, whichever sessions are in it. Then it goes on
+ * with the prompts under way of the items without tokens (chunked prefill), by turns of a piece of the work each, until the engine's prompt_ms
+ * have passed since the decoding ended or all are finished; one piece at least, so that steps always get on. A prompt is finished when terse_session_prompt says that none is under way.
  *
  * All items are checked and all memory of the decoding is reserved before anything is computed. A failure leaves every session as it was, the
  * others' too, and the step can be taken again without the item at fault, whose number `error` says, from 1 on, unless memory for the batch
@@ -458,8 +459,8 @@ struct terse_step_item {
 TERSE_API enum terse_status terse_engine_step(struct terse_engine *engine, struct terse_step_item *items, size_t n,
                                               struct terse_error *error);
 
-/* logits[vocabulary] after the last token, or NULL before the first; valid until the next call on the session. On a GPU they may still lie there and
- * are fetched now: NULL where that fails. */
+/* logits[vocabulary] after the last token, or NULL before the first; valid until the next call on the session. On a GPU they may still lie
+ * there and are fetched now: NULL where that fails. */
 TERSE_API const float *terse_session_logits(const struct terse_session *session);
 
 struct terse_logit_bias {
@@ -490,7 +491,7 @@ TERSE_API enum terse_status terse_session_set_sampling(struct terse_session *ses
 /* Chooses the next token from the current logits, by the defaults unless terse_session_set_sampling was called; does not append it. */
 TERSE_API enum terse_status terse_session_sample(struct terse_session *session, int32_t *token, struct terse_error *error);
 
-/* From here on terse_session_sample chooses only tokens that continue a JSON text, and what terse_session_decode appends is taken as that text;
+/* Makes terse_session_sample choose only tokens that continue a JSON text, and what terse_session_decode appends is taken as that text;
  * a text that is whole is followed by a token that ends (terse_token_ends). `schema` is a JSON schema, or NULL: any object. These keywords of
  * JSON Schema are understood: type, properties, required, additionalProperties (true or false), items, minItems, maxItems, enum, const, pattern
  * (groups, classes, quantifiers, ^ and $ at the ends), anyOf, and $ref to "#" or into $defs or definitions. TERSE_E_ARGUMENT names any other,
@@ -513,7 +514,7 @@ TERSE_API void terse_session_cache(const struct terse_session *session, struct t
 /* A share says how much of a part of the sequence, over layers and KV heads, is kept in which way. The first three add up to 1; all are 0 in a
  * part without tokens and during a prompt. */
 struct terse_token_share {
-    float exact;      /* in 16 bits: exact rows, anchors, the window, pages of f16 */
+    float exact;      /* in 16 bits: exact tokens, anchors, the window, pages of f16 */
     float compressed; /* in codes */
     float evicted;
     float read; /* by the last decoding step, which an index may have guided; without an index all that is not evicted */

@@ -42,7 +42,7 @@ TERSE_API enum terse_status terse_calibrate(const struct terse_model *model, con
                                             const int32_t *tokens, size_t n, struct terse_codebook **codebook,
                                             struct terse_error *error);
 
-/* A codebook of random numbers for a method and a model, without a text: for benchmarks with terse_session_fill_random, since encoding
+/* Makes a codebook of random numbers for a method and a model, without a text: for benchmarks with terse_session_fill_random, since encoding
  * and reading cost the same whatever a codebook says. A session that uses it generates noise. */
 TERSE_API enum terse_status terse_codebook_random(const struct terse_model *model, const char *method,
                                                   struct terse_codebook **codebook, struct terse_error *error);

@@ -33,7 +33,7 @@ TERSE_API void terse_gguf_part(const struct terse_gguf *gguf, uint32_t i, struct
 TERSE_API uint32_t terse_gguf_version(const struct terse_gguf *gguf);
 TERSE_API uint64_t terse_gguf_metadata_count(const struct terse_gguf *gguf);
 TERSE_API uint64_t terse_gguf_tensor_count(const struct terse_gguf *gguf);
-/* The i-th key and its type ("u32", "string", "array of string", ...). */
+/* Reads the i-th key and its type ("u32", "string", "array of string", ...). */
 TERSE_API void terse_gguf_metadata(const struct terse_gguf *gguf, uint64_t i, const char **key, const char **type);
 /* Writes the i-th value as one line of text, cut with "..." to fit buffer[capacity]. */
 TERSE_API void terse_gguf_metadata_text(const struct terse_gguf *gguf, uint64_t i, char *buffer, size_t capacity);

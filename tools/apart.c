@@ -10,7 +10,7 @@ struct work {
     void *user;
 };
 
-static void *run(void *user) {
+static void *thread_main(void *user) {
     struct work *work = user;
     work->function(work->user);
     return NULL;
@@ -22,7 +22,7 @@ void run_apart(void (*function)(void *user), void *user) {
     pthread_t thread;
     sigfillset(&all); /* signals are for the thread that waits */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&thread, NULL, run, &work);
+    int failed = pthread_create(&thread, NULL, thread_main, &work);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (failed)
         function(user);

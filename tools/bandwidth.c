@@ -13,7 +13,7 @@
 enum { PASSES = 12 };
 #define PART ((size_t)64 << 20) /* bytes between two looks for an interrupt */
 
-/* Four times the last-level cache, or 256 MiB where the system does not say, but no more than an eighth of the memory. */
+/* Returns four times the last-level cache, or 256 MiB where the system does not say, but no more than an eighth of the memory. */
 static size_t buffer_bytes(void) {
     uint64_t bytes = 256u << 20;
 #ifdef _SC_LEVEL3_CACHE_SIZE
@@ -39,7 +39,7 @@ static bool fill_zeros(char *buffer, size_t n, int threads) {
     return true;
 }
 
-/* Bytes of value 1 in a buffer of zeros: none. */
+/* Counts the bytes of value 1, of which a buffer of zeros has none. */
 static size_t count_ones(const char *buffer, size_t n, int threads) {
     size_t found = 0;
 #pragma omp parallel for schedule(static, 1) num_threads(threads) reduction(+ : found)

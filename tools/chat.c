@@ -24,7 +24,8 @@ static void forget_reply(struct chat *chat) {
     chat->regenerated = 0;
 }
 
-/* Returns the chat's exit status after that of a turn or command: at a terminal the chat goes on, unless SIGTERM came or stdout cannot be written. */
+/* Returns the chat's exit status after that of a turn or command: at a terminal the chat goes on, unless SIGTERM came or stdout cannot be
+ * written. */
 static int settle(struct chat *chat, int status) {
     if (!chat->terminal || !output_write("", 0)) return status;
     if (status != EXIT_INTERRUPTED) return EXIT_OK;
@@ -101,7 +102,7 @@ static int report_cache(struct chat *chat, const char *argument) {
     if (terse_cache_bytes(setup->model, &f16, cache.tokens, &as_f16, &error) != TERSE_OK) return complain_error(&error);
     remark("KV cache of %" PRIu64 " tokens: %s; f16 takes %.2f MiB", cache.tokens,
            run_cache_text(chat->run, &cache, text, sizeof text), (double)as_f16.resident / 0x1p20);
-    remark("  of it pages %.2f MiB, exact rows %.2f MiB, recent window %.2f MiB, tables %.2f MiB; %" PRIu64 " tokens are kept",
+    remark("  of it pages %.2f MiB, exact tokens %.2f MiB, recent window %.2f MiB, tables %.2f MiB; %" PRIu64 " tokens are kept",
            (double)cache.codes / 0x1p20, (double)cache.exact / 0x1p20, (double)cache.window / 0x1p20, (double)cache.tables / 0x1p20,
            cache.kept);
     return EXIT_OK;
@@ -154,14 +155,14 @@ static int help(struct chat *chat, const char *argument) {
     return EXIT_OK;
 }
 
-/* "/word", alone or before a blank: a message may begin with a path. */
+/* Returns whether a message is "/word", alone or before a blank: a message may begin with a path. */
 static bool is_command(const char *message) {
     if (message[0] != '/' || strchr(message, '\n')) return false;
     size_t word = 1 + strspn(message + 1, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ");
     return word > 1 && (!message[word] || message[word] == ' ' || message[word] == '\t');
 }
 
-/* In place. */
+/* Removes blanks at both ends, in place. */
 static char *trim(char *text) {
     text += strspn(text, " \t\r\n");
     for (size_t n = strlen(text); n && strchr(" \t\r\n", text[n - 1]);) text[--n] = 0;
@@ -195,7 +196,7 @@ static int take(struct chat *chat, char *message) {
     return EXIT_OK;
 }
 
-/* At the prompt. The first interrupt may have been meant for a reply that had just ended. */
+/* Handles an interrupt at the prompt. The first one may have been meant for a reply that had just ended. */
 static int interrupted(struct chat *chat) {
     if (!chat->terminal || !console_take_interrupt() || chat->interrupts++) return EXIT_INTERRUPTED;
     remark("(Ctrl-C again, or Ctrl-D, leaves)");

@@ -97,13 +97,13 @@ struct samples {
 
 /* ---- Runs */
 
-/* The runs done and a part, 0..1, of the next one. False after an interrupt. */
+/* Shows the runs done and a part, 0..1, of the next one. Returns false after an interrupt. */
 static bool show_done(const struct bench *b, double part) {
     enum { STEPS = 1000 }; /* of the bar, a run */
     return progress_show(NULL, "bench", STEPS * b->done + (uint64_t)(STEPS * part), STEPS * b->total);
 }
 
-/* The session's progress within a prefill. */
+/* Shows the session's progress within a prefill. */
 static bool report_prefill(void *user, const char *what, uint64_t done, uint64_t total) {
     const struct bench *b = user;
     (void)what;
@@ -146,7 +146,7 @@ static int decode_tokens(const struct bench *b, struct terse_session *session, u
     return EXIT_OK;
 }
 
-/* n tokens read as a prompt, or decoded one by one, after the `depth` that the cache holds. */
+/* Times n tokens that are read as a prompt, or decoded one by one, after the `depth` that the cache holds. */
 static int time_tokens(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
                        struct samples *samples) {
     struct terse_counters counters;
@@ -165,7 +165,7 @@ static int time_tokens(struct bench *b, struct terse_session *session, uint32_t 
     return EXIT_OK;
 }
 
-/* One test once, from its filling on. */
+/* Runs one test once, from its filling on. */
 static int run_once(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
                     struct samples *samples) {
     b->run.total = (uint64_t)depth + n;
@@ -213,7 +213,7 @@ static const char *method_label(const struct bench *b, char *buffer, size_t capa
     return setup_method_text(&b->setup, buffer, capacity);
 }
 
-/* The columns that compare a row with f16 or the machine are filled in later, since the bandwidth is measured a second time at the end. */
+/* Adds a row. The columns that compare it with f16 or the machine are filled in later, since the bandwidth is measured a second time at the end. */
 static cJSON *add_row(struct bench *b, uint32_t depth, uint32_t n, bool prompt, const struct samples *s) {
     char test[64], method[128];
     double mean, deviation;
@@ -313,7 +313,7 @@ static double fastest(const struct samples *s) {
     return best;
 }
 
-/* A repeat of a test beside f16: prompts fill the cache anew, decoded tokens are appended to those of the repeat before. */
+/* Runs a repeat of a test beside f16: prompts fill the cache anew, decoded tokens are appended to those of the repeat before. */
 static int run_repeat(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
                       struct samples *samples) {
     if (prompt) return run_once(b, session, depth, n, prompt, samples);
@@ -321,7 +321,7 @@ static int run_repeat(struct bench *b, struct terse_session *session, uint32_t d
     return status == EXIT_OK ? time_tokens(b, session, depth, n, prompt, samples) : status;
 }
 
-/* A test whose repeats alternate with f16's, so that other load on the machine affects both. The fastest repeats are compared. */
+/* Runs a test whose repeats alternate with f16's, so that other load on the machine affects both. The fastest repeats are compared. */
 static int run_beside_f16(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt) {
     struct samples *own = calloc(1, sizeof *own), *half = calloc(1, sizeof *half);
     int status = own && half ? EXIT_OK : complain("no memory for the samples");
@@ -363,7 +363,7 @@ static int new_session(struct bench *b, struct terse_session **session) {
     return terse_session_new(b->setup.engine, &options, session, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
 }
 
-/* Random codebooks are cheap to make again; those of many methods at once would fill the memory. */
+/* Frees the codebooks. Random ones are cheap to make again; those of many methods at once would fill the memory. */
 static void drop_codebooks(struct bench *b) {
     if (!b->setup.random_codebooks) return;
     codebooks_free(b->setup.codebooks);
@@ -391,7 +391,7 @@ static int plan_method(struct bench *b) {
     return status;
 }
 
-/* The same for an item of `--kv all`, which skips methods that the model cannot use; f16 is required. */
+/* Does the same for an item of `--kv all`, which skips methods that the model cannot use; f16 is required. */
 static int plan_item(struct bench *b) {
     struct terse_session_options options = setup_session_options(&b->setup);
     struct terse_session *session;
@@ -460,7 +460,7 @@ static int run_list(struct bench *b) {
     return for_each_method(b, run_method);
 }
 
-/* One depth after another, so that a long run that is interrupted has whole tables. */
+/* Runs one depth after another, so that a long run that is interrupted has whole tables. */
 static int run_all(struct bench *b) {
     int status = EXIT_OK;
     b->setup.method = all_items[0].method;
@@ -476,7 +476,7 @@ static int run_all(struct bench *b) {
 
 /* ---- Before the tests */
 
-/* Bytes of weights that a decoded token reads: all tensors, but of an embedding that is not the output as well only one row. */
+/* Counts the bytes of weights that a decoded token reads: all tensors, but of an embedding that is not the output as well only one row. */
 static int count_weight_bytes(struct bench *b) {
     struct terse_error error;
     struct terse_gguf *gguf;
@@ -507,13 +507,13 @@ static int parse_depths(struct bench *b) {
     return EXIT_OK;
 }
 
-/* Tokens that a test adds to a depth. */
+/* Returns how many tokens a test adds to a depth. */
 static uint64_t most_added(const struct bench *b) {
     uint64_t decoded = (uint64_t)b->n_decode * (b->all ? (uint64_t)b->repeats : 1);
     return decoded > (uint64_t)b->n_prompt ? decoded : (uint64_t)b->n_prompt;
 }
 
-/* 8K and 32K, as far as they fit the model's context; the longest multiple of 1024 that fits in place of one that does not. */
+/* Chooses 8K and 32K, as far as they fit the model's context; the longest multiple of 1024 that fits in place of one that does not. */
 static void choose_depths(struct bench *b) {
     static const uint32_t usual[] = {8192, 32768};
     uint64_t context = b->setup.info.context, added = most_added(b), space = context > added ? context - added : 0;
@@ -525,7 +525,7 @@ static void choose_depths(struct bench *b) {
     }
 }
 
-/* The tokens that any test holds; once the model is known. */
+/* Sets how many tokens the tests hold, once the model is known. */
 static int set_depths(struct bench *b) {
     uint64_t longest = 0;
     if (!b->n_depths) choose_depths(b);
@@ -546,7 +546,7 @@ static void set_default(int64_t *number, int64_t named, int64_t all, bool is_all
     if (*number == BY_KIND) *number = is_all ? all : named;
 }
 
-/* Options that choose methods, or change all of them, contradict a table of all methods. */
+/* Refuses options that choose methods, or change all of them, contradict a table of all methods. */
 static int check_all(const struct bench *b) {
     const struct setup *s = &b->setup;
     if (s->key_type || s->value_type || s->evict || s->codebook_path || s->read.number || s->read.percent > 0)
@@ -572,7 +572,7 @@ static int check_options(struct bench *b) {
     return parse_depths(b);
 }
 
-/* The text of -f, and tokens drawn from the whole vocabulary for what is measured. */
+/* Takes the text of -f, and tokens drawn from the whole vocabulary for what is measured. */
 static int make_tokens(struct bench *b) {
     uint64_t state = 1;
     if (b->file) {

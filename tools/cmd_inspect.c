@@ -1,5 +1,6 @@
-/* `terse inspect`: what a GGUF file holds, whether terse can run it, and what its KV cache costs by each method, and measures for a few seconds how fast it is here; of a codebook, what
- * it is for and where it comes from. Works on any well-formed GGUF file, also on those that terse cannot run. */
+/* `terse inspect`: what a GGUF file holds, whether terse can run it, and what its KV cache costs by each method, and measures for a few seconds
+ * how fast it is here; of a codebook, what it is for and where it comes from. Works on any well-formed GGUF file, also on those that terse
+ * cannot run. */
 #include "commands.h"
 #include "forecast.h"
 #include "setup.h"
@@ -118,7 +119,7 @@ static void add_to_number(cJSON *row, const char *key, double more) {
     cJSON_SetNumberValue(item, item->valuedouble + more);
 }
 
-/* One row a type. A hostile file may name billions of types: what comes after MOST_TYPES shares a row. */
+/* Makes a row for each type. A hostile file may name billions of types: what comes after MOST_TYPES shares a row. */
 static cJSON *collect_types(const struct inspect *f) {
     enum { MOST_TYPES = 64 };
     cJSON *rows = cJSON_CreateArray();
@@ -160,7 +161,7 @@ static uint64_t tokens_in_budget(const struct inspect *f, const struct terse_cac
     return fits;
 }
 
-/* A method of the table under a name that --kv accepts: "streaming-N" and "quest-K" are shown for 512 tokens. */
+/* Writes a method of the table under a name that --kv accepts: "streaming-N" and "quest-K" are shown for 512 tokens. */
 static void instance_of(const char *pattern, char *name, size_t capacity) {
     size_t length = strlen(pattern);
     bool parameter = length > 2 && (strcmp(pattern + length - 2, "-N") == 0 || strcmp(pattern + length - 2, "-K") == 0);
@@ -188,7 +189,7 @@ static cJSON *collect_methods(const struct inspect *f) {
             uint64_t tokens = tokens_in_budget(f, &options);
             if (tokens == MOST_TOKENS)
                 cJSON_AddStringToObject(row, "context_in_budget", "without end");
-            else /* more than the model was trained for is none of its contexts */
+            else /* the model was not trained for a longer one */
                 cJSON_AddNumberToObject(row, "context_in_budget", (double)(tokens < context ? tokens : context));
         }
         cJSON_AddItemToArray(rows, row);
@@ -198,14 +199,14 @@ static cJSON *collect_methods(const struct inspect *f) {
 
 /* ---- Output */
 
-/* The refusal, without the file's name that it begins with. */
+/* Returns the refusal, without the file's name that it begins with. */
 static const char *refusal_text(const struct inspect *f) {
     size_t length = f->file ? strlen(f->file) : 0;
     bool named = length && strncmp(f->refusal.message, f->file, length) == 0 && strncmp(f->refusal.message + length, ": ", 2) == 0;
     return f->refusal.message + (named ? length + 2 : 0);
 }
 
-/* Its strings came through the library, which made them printable. */
+/* Prints a codebook, whose strings came through the library, which made them printable. */
 static void print_codebook(const struct inspect *f) {
     struct terse_codebook_info c;
     if (!f->codebook) {
@@ -284,7 +285,7 @@ static int print_sections(const struct inspect *f) {
     return status | table_print(f->methods, method_columns, N_METHOD_COLUMNS - !f->budget, TABLE_MARKDOWN);
 }
 
-/* A JSON number does not hold every u64 for every reader; a fingerprint is a name rather than a number. */
+/* Adds a fingerprint as text: a JSON number does not hold every u64 for every reader; a fingerprint is a name rather than a number. */
 static void add_fingerprint(cJSON *object, const char *name, uint64_t fingerprint) {
     char text[24];
     snprintf(text, sizeof text, "%016" PRIx64, fingerprint);
@@ -407,7 +408,7 @@ static int make_forecast(struct inspect *f) {
     return forecast_make(&f->setup, f->setup.context ? (uint32_t)f->setup.context : context, &f->forecast);
 }
 
-/* A file that cannot be run is shown all the same; one that cannot be read is not. */
+/* Loads the file. One that cannot be run is shown all the same; one that cannot be read is not. */
 static int load(struct inspect *f) {
     if (setup_open_gguf(f->file, &f->gguf, &f->refusal) != TERSE_OK) return complain_error(&f->refusal);
     f->is_codebook = f->file && is_codebook(f->gguf);

@@ -42,7 +42,7 @@ static int read_file_tokens(struct perplexity *p) {
     return status;
 }
 
-/* The base file must be of this model and, where they were given, of this context and this text. */
+/* Checks the base file, which must be of this model and, where they were given, of this context and this text. */
 static int check_base(struct perplexity *p) {
     const struct kld_header *header = kld_reader_header(p->reader);
     const int32_t *tokens = kld_reader_tokens(p->reader);
@@ -63,7 +63,7 @@ static int check_base(struct perplexity *p) {
     return EXIT_OK;
 }
 
-/* Determines the text, the context and the number of windows. */
+/* Chooses the text, the context and the number of windows. */
 static int choose_windows(struct perplexity *p) {
     int status;
     size_t available;
@@ -88,12 +88,12 @@ static int choose_windows(struct perplexity *p) {
 
 /* ---- Windows */
 
-/* `read` tokens of the current window are done. False after an interrupt. */
+/* Shows that `read` tokens of the current window are done. Returns false after an interrupt. */
 static bool show_progress(const struct perplexity *p, uint64_t read) {
     return progress_show(NULL, "scoring", (uint64_t)p->window * p->context + read, (uint64_t)p->windows * p->context);
 }
 
-/* The session's progress within a prefill, as a part of the whole. */
+/* Shows the session's progress within a prefill, as a part of the whole. */
 static bool report_prefill(void *user, const char *what, uint64_t done, uint64_t total) {
     const struct perplexity *p = user;
     (void)what;

@@ -39,7 +39,7 @@ static int run_question(struct run *run) {
 
 /* ---- Options */
 
-/* In place, in the argument vector: what it stands for is never longer. Other letters stay as they are. */
+/* Replaces escapes in place, in the argument vector: what they stand for is never longer. Other letters stay as they are. */
 static void resolve(const char *argument) {
     static const char letters[] = "ntr\"'\\", stand_for[] = "\n\t\r\"'\\";
     char *to = (char *)(uintptr_t)argument;
@@ -138,7 +138,7 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
     return options_parse(&set, argc, argv);
 }
 
-/* terse MODEL.gguf: a chat, where somebody sits before it and nothing is given to read. */
+/* Makes `terse MODEL.gguf` a chat, where standard input is a terminal and there is nothing to read. */
 static int choose_model(struct run *run) {
     bool nothing = !run->file && !run->prompt && !run->state && !run->chat;
     if (!run->model) return EXIT_OK;
@@ -149,7 +149,7 @@ static int choose_model(struct run *run) {
     return EXIT_OK;
 }
 
-/* The text of -f; of standard input where nothing else is given to read, and nobody sits before it. */
+/* Reads the text of -f; that of standard input where there is nothing else to read and it is no terminal. */
 static int read_file(struct run *run) {
     bool nothing = !run->conversation && !run->file && !run->prompt && (!run->state || run->chat);
     if (nothing && !isatty(STDIN_FILENO)) run->file = "-";
@@ -160,7 +160,7 @@ static int read_file(struct run *run) {
     return status;
 }
 
-/* "15043-1": the number of a token, then what is added to its logit. */
+/* Reads "15043-1": the number of a token, then what is added to its logit. */
 static int read_bias(const struct run *run, const char *text, struct terse_logit_bias *bias) {
     char *sign, *end;
     errno = 0;
@@ -205,7 +205,7 @@ static int check_schema(const struct run *run) {
     return status ? complain_error(&error) : EXIT_OK;
 }
 
-/* Before the first message of a chat. */
+/* Checks the chat format before the first message of a chat. */
 static int check_chat_format(const struct run *run) {
     struct terse_error error;
     bool needed = (run->chat || run->conversation) && !run->in_prefix && !run->in_suffix;

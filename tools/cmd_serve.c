@@ -139,7 +139,7 @@ static int check_chat_format(struct serve *serve) {
     return EXIT_OK;
 }
 
-/* All that can be wrong with the options is found before a model is loaded or anything is learned. */
+/* Checks the options, before a model is loaded or anything is learned. */
 static int check_options(struct serve *serve, int *socket_fd) {
     if (!serve->n_predict) return complain("-n 0: replies of no tokens; -1: as each request says");
     if (serve->alias && !*serve->alias) return complain("-a is empty: give a name, or leave the option out");

@@ -44,7 +44,7 @@ bool codebooks_is_profile(const struct setup *setup) {
     return strcmp(name, profile_name) == 0;
 }
 
-/* A method whose codebook it is: the setup's own may learn nothing where -ctk or -ctv does. */
+/* Returns a method whose codebook it is: the setup's own may learn nothing where -ctk or -ctv does. */
 static const char *learned_method(const struct setup *setup) { return codebooks_is_profile(setup) ? "terse-2" : setup->method; }
 
 /* ---- Where they are kept */
@@ -60,7 +60,7 @@ bool codebooks_path(const struct setup *setup, char *path, size_t capacity) {
     return length > 0 && (size_t)length < capacity;
 }
 
-/* The folders on the way to a file; false, with errno, where one cannot be made. */
+/* Makes the folders on the way to a file. Returns false, with errno, where one cannot be made. */
 static bool make_folders(const char *path) {
     char folder[4096];
     for (const char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
@@ -90,7 +90,8 @@ int codebooks_check_place(const char *path, bool makes_folders) {
 
 /* ---- What is kept there */
 
-/* Returns whether the codebook is for the method and model that its file's name says: all that are kept serve the model whatever its weights' types. */
+/* Returns whether the codebook is for the method and model that its file's name says: all that are kept serve the model whatever its weights'
+ * types. */
 static bool is_for(const struct terse_codebook *codebook, const struct setup *setup) {
     struct terse_codebook_info info;
     char name[64];
@@ -99,7 +100,7 @@ static bool is_for(const struct terse_codebook *codebook, const struct setup *se
     return strcmp(info.method, name) == 0 && info.of_norms && info.fingerprint == setup->info.norms_fingerprint;
 }
 
-/* The codebook at `path`; NULL where there is none or, after a remark, where it is of no use. Lack of memory is a failure: another
+/* Loads the codebook at `path`; NULL where there is none or, after a remark, where it is of no use. Lack of memory is a failure: another
  * method in its place would be a surprise. Returns an exit status. */
 static int find(const struct setup *setup, const char *path, struct terse_codebook **codebook) {
     struct terse_error error;
@@ -171,18 +172,18 @@ struct watch {
 #define PROFILE_TOKENS 20480
 #define PROFILE_GRADIENT_TOKENS 4096
 #define CODEBOOK_WINDOWS 128
-#define UNASKED_SECONDS 60           /* that learning may take where nobody asked for it */
+#define UNASKED_SECONDS 60           /* that learning may take where the user did not ask for it */
 #define BACKGROUND_SECONDS (20 * 60) /* the same in the background */
 
 double codebooks_profile_windows(void) { return (double)(PROFILE_TOKENS + 3 * PROFILE_GRADIENT_TOKENS) / CODEBOOKS_WINDOW; }
 
-/* Windows that calibration reads where no number of them is asked for. */
+/* Returns how many windows calibration reads where no number is asked for. */
 static uint64_t default_windows(const struct setup *setup, uint32_t window) {
     if (!codebooks_is_profile(setup)) return CODEBOOK_WINDOWS;
     return PROFILE_TOKENS / window ? PROFILE_TOKENS / window : 1;
 }
 
-/* "about 40 seconds" */
+/* Writes a duration like "about 40 seconds". */
 static void write_duration(double seconds, char *text, size_t capacity) {
     if (seconds < 90)
         snprintf(text, capacity, "about %.0f second%s", seconds < 1 ? 1 : seconds, seconds < 1.5 ? "" : "s");
@@ -310,8 +311,8 @@ static bool remember(struct setup *setup, struct terse_codebook *codebook) {
     return true;
 }
 
-/* Checks that a session of these options is possible with some codebook, so that wrong options fail before minutes are spent on learning. Returns an
- * exit status. */
+/* Checks that a session of these options is possible with some codebook, so that wrong options fail before minutes are spent on learning.
+ * Returns an exit status. */
 static int try_options(const struct setup *setup, const struct terse_session_options *options) {
     struct terse_session_options some = *options;
     struct terse_codebook *random;
@@ -334,7 +335,8 @@ static enum terse_status try_without(const struct setup *setup, const struct ter
     return status;
 }
 
-/* Seconds that learning takes where products run at 100 GFLOP/s a thread, which few processors exceed: from this on nothing need be tried. */
+/* Returns the seconds that learning takes where products run at 100 GFLOP/s a thread, which few processors exceed: from this on nothing need be
+ * tried. */
 static double least_seconds(const struct setup *setup) {
     double threads = setup->threads > 0 ? (double)setup->threads : (double)sysconf(_SC_NPROCESSORS_ONLN);
     double tokens = PROFILE_TOKENS + 3 * PROFILE_GRADIENT_TOKENS,
@@ -376,7 +378,8 @@ static void keep(const struct terse_codebook *codebook, const char *path) {
         remark("the codebook is not kept, and the next run will learn it again: %s", error.message);
 }
 
-/* *codebook stays NULL where learning would take longer than nobody asked for: then *needed is how many seconds. */
+/* Learns the codebook and keeps it. *codebook stays NULL where learning would take too long for a method that the user did not name; then
+ * *needed is how many seconds. */
 static int learn_and_keep(const struct setup *setup, const struct terse_session_options *options, const char *path,
                           struct terse_codebook **codebook, double *needed) {
     struct codebooks_calibration calibration = codebooks_calibration_defaults();
@@ -391,8 +394,8 @@ static int learn_and_keep(const struct setup *setup, const struct terse_session_
     return status;
 }
 
-/* Goes on without the missing profile: with METHOD_WITHOUT_PROFILE where nobody asked for the method, else with the method as it is. Starts to learn
- * a profile in the background where that is allowed. Returns an exit status. */
+/* Goes on without the missing profile: with METHOD_WITHOUT_PROFILE where the user did not name the method, else with the method as it is.
+ * Starts to learn a profile in the background where that is allowed. Returns an exit status. */
 static int go_without(struct setup *setup, struct terse_session_options *options, const char *path, double seconds) {
     enum learner_start learner = LEARNER_IMPOSSIBLE;
     struct terse_error error;

@@ -22,7 +22,7 @@ bool codebooks_is_profile(const struct setup *setup);
 /* Sets options->cache.codebook to the one that the method needs for the model: that of --codebook, that in the user's cache
  * directory, the built-in one, or one that is learned now and kept there; where *setup asks for it, one of random numbers. It stays NULL
  * where the method needs none, or is terse-N and --codebook is none or there is no profile and learning one would take more than a minute.
- * Where nobody asked for the method (by_default) nothing is learned now: without a profile the method becomes METHOD_WITHOUT_PROFILE, in
+ * Where the user did not name the method (by_default) nothing is learned now: without a profile the method becomes METHOD_WITHOUT_PROFILE, in
  * *setup and *options, and a profile is learned in the background where *setup allows it. Nothing is learned before a session of these
  * options is known to be possible. Returns an exit status. */
 int codebooks_provide(struct setup *setup, struct terse_session_options *options);
@@ -37,7 +37,7 @@ struct codebooks_calibration {
     double most_seconds; /* what would take longer is not learned; 0: any time */
     const char *kept_at; /* refuses to learn from fewer tokens than the codebook that is kept there; NULL: whatever it replaces */
 };
-/* The library's defaults. */
+/* Returns the library's defaults. */
 struct codebooks_calibration codebooks_calibration_defaults(void);
 
 /* Learns a codebook for the method and the model, with progress. Returns an exit status; *codebook is released by
@@ -45,7 +45,7 @@ struct codebooks_calibration codebooks_calibration_defaults(void);
 int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
                     double *needed);
 
-/* The codebook that there is for the method and the model, in the user's cache directory or built in; NULL where there is none. Released by
+/* Finds the codebook that there is for the method and the model, in the user's cache directory or built in; NULL where there is none. Released by
  * terse_codebook_free. Returns an exit status. */
 int codebooks_find(const struct setup *setup, struct terse_codebook **codebook);
 

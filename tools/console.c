@@ -104,7 +104,7 @@ int console_end(int status) {
     if (failed_before && !output_errno) output_errno = EIO;
     if (status == EXIT_INTERRUPTED) return stop_signal == SIGTERM ? EXIT_TERMINATED : status;
     if (!output_errno) return status;
-    if (output_errno == EPIPE) return EXIT_CLOSED_PIPE; /* whoever reads has enough: `terse ... | head` */
+    if (output_errno == EPIPE) return EXIT_CLOSED_PIPE; /* the reader has enough: `terse ... | head` */
     return complain("cannot write to standard output: %s", strerror(output_errno));
 }
 

@@ -16,19 +16,19 @@ enum { DEPTH = 1024, PROMPT = 512, STEPS = 16, LEAST = 64 };
 
 /* ---- How work grows */
 
-/* Keys that a query sees behind `depth` tokens, mean of all layers. */
+/* Returns the keys that a query sees behind `depth` tokens, mean of all layers. */
 static double keys_at(const struct terse_model_info *m, double depth) {
     double slides = (double)m->sliding_layers / m->layers;
     return (1 - slides) * depth + slides * fmin(depth, m->sliding_window);
 }
 
-/* Keys that the queries of a prompt of n tokens see together. */
+/* Returns the keys that the queries of a prompt of n tokens see together. */
 static double keys_of_prompt(const struct terse_model_info *m, double n) {
     double slides = (double)m->sliding_layers / m->layers, w = fmin(n, m->sliding_window);
     return (1 - slides) * n * n / 2 + slides * (w * n - w * w / 2);
 }
 
-/* The cost of a key that a query sees, in products of a token with the weights, over all layers. */
+/* Returns the cost of a key that a query sees, in products of a token with the weights, over all layers. */
 static double key_in_tokens(const struct terse_model_info *m) {
     double heads = (double)m->query_heads * m->head_dim, experts = m->experts ? m->experts_used : 1;
     double weights = 2 * m->width * (heads + (double)m->kv_heads * m->head_dim) + 3 * (double)m->width * m->feed_forward * experts;
@@ -57,7 +57,7 @@ static bool watch(void *user, const char *what, uint64_t done, uint64_t total) {
     return (trial->seconds < TRIAL_SECONDS || !done) && !console_interrupted();
 }
 
-/* Seconds that a prompt of n tokens would take, from as much of it as there is time for; a negative number where none was read. */
+/* Returns the seconds that a prompt of n tokens would take, from as much of it as there is time for; a negative number where none was read. */
 static double time_prompt(struct terse_session *session, struct trial *trial, const int32_t *tokens, uint32_t n) {
     terse_session_reset(session);
     *trial = (struct trial){.start = console_seconds()};
@@ -66,7 +66,7 @@ static double time_prompt(struct terse_session *session, struct trial *trial, co
     return status == TERSE_E_INTERRUPTED && trial->part > 0 ? trial->seconds / trial->part : -1;
 }
 
-/* Mean seconds of steps behind `depth` tokens, the first left out, which may fetch weights from a disk. */
+/* Measures the mean seconds of steps behind `depth` tokens, the first left out, which may fetch weights from a disk. */
 static bool time_steps(struct terse_session *session, const int32_t *tokens, struct forecast *f) {
     struct terse_counters counters;
     if (terse_session_fill_random(session, f->depth, 1, NULL) || terse_session_decode(session, tokens, 1, NULL, NULL)) return false;
@@ -81,7 +81,7 @@ static bool time_steps(struct terse_session *session, const int32_t *tokens, str
     return true;
 }
 
-/* False where something cannot be done, as after an interrupt, or without the memory. */
+/* Measures both. Returns false where something cannot be done, as after an interrupt, or without the memory. */
 static bool measure(struct terse_session *session, struct trial *trial, const struct setup *setup, struct forecast *f) {
     uint32_t most = f->context - STEPS, n = most < PROMPT ? most : PROMPT;
     int32_t tokens[PROMPT];
@@ -149,7 +149,7 @@ int forecast_make(struct setup *setup, uint32_t context, struct forecast *f) {
     return status;
 }
 
-/* "0.84 s", "12 s", "3.1 minutes" */
+/* Returns seconds as text: "0.84 s", "12 s", "3.1 minutes". */
 static const char *seconds_text(double seconds, char *text, size_t capacity) {
     if (seconds < 90)
         snprintf(text, capacity, "%.2g s", seconds < 10 ? seconds : round(seconds));

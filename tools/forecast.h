@@ -20,8 +20,8 @@ struct forecast {
     double measured; /* seconds that measuring took */
 };
 
-/* Forecasts for the model of *setup, whose method is set, with a context of so many tokens. A context too short to measure anything is no failure: `depth`
- * is 0 then, and the seconds are not known. Returns an exit status. */
+/* Makes the forecasts for the model of *setup, whose method is set, with a context of so many tokens. A context too short to measure anything
+ * is no failure: `depth` is 0 then, and the seconds are not known. Returns an exit status. */
 int forecast_make(struct setup *setup, uint32_t context, struct forecast *forecast);
 
 /* Seconds of a prompt of n tokens, and of a step with so many in the cache. */
@@ -29,7 +29,7 @@ double forecast_prompt(const struct forecast *forecast, const struct terse_model
 double forecast_step(const struct forecast *forecast, const struct terse_model_info *model, uint32_t depth);
 
 void forecast_print(const struct forecast *forecast, const struct setup *setup);
-/* The same as an object. */
+/* Returns the same as an object. */
 cJSON *forecast_json(const struct forecast *forecast, const struct setup *setup);
 
 #endif

@@ -136,7 +136,7 @@ struct kld_reader {
     int32_t *tokens;
 };
 
-/* The header against itself and against the file's size, so that what follows allocates and reads what is there. */
+/* Checks the header against itself and against the file's size, so that what follows allocates and reads what is there. */
 static int check_header(struct kld_reader *r, const char found[sizeof magic], const uint32_t fields[3]) {
     struct stat stat;
     r->header = (struct kld_header){fields[0], fields[1], fields[2]};

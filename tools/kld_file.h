@@ -23,7 +23,7 @@ enum { KLD_LEAST_CONTEXT = 8 };
 static inline size_t kld_rows(uint32_t context) { return context - 1 - context / 2; } /* of a chunk */
 static inline size_t kld_row_words(uint32_t vocabulary) { return ((size_t)vocabulary + 1) / 2 * 2 + 4; }
 
-/* The codes of logits[vocabulary], of which log_sum = log(sum(exp(logits))); `next` is the token that follows. row[kld_row_words]. */
+/* Writes the codes of logits[vocabulary], of which log_sum = log(sum(exp(logits))); `next` is the token that follows. row[kld_row_words]. */
 void kld_encode(const float *logits, uint32_t vocabulary, double log_sum, int32_t next, uint16_t *row);
 /* *scale and *minimum of a row; false when no writer makes such a row. */
 bool kld_row_scale(const uint16_t *row, float *scale, float *minimum);

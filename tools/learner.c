@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* A descriptor that holds the lock, which a child inherits; -1: there is none to be had, and *held says that another process has it. */
+/* Returns a descriptor that holds the lock, which a child inherits; -1: there is none to be had, and *held says that another process has it. */
 static int take_lock(const char *path, bool *held) {
     char name[4096 + 8];
     snprintf(name, sizeof name, "%s.lock", path);
@@ -23,7 +23,7 @@ static int take_lock(const char *path, bool *held) {
     return -1;
 }
 
-/* In the child, where only what is safe after fork in a program with threads may be called. */
+/* Becomes the learner, in the child, where only what is safe after fork in a program with threads may be called. */
 static void become_learner(char *const arguments[], int nowhere) {
     const struct sched_param none = {0};
     setsid(); /* Ctrl-C is for the command that answers, which ends the learner if it ends itself by that; and the terminal may close */
@@ -49,7 +49,7 @@ enum learner_start learner_start(struct setup *setup, const char *path) {
     return child > 0 ? LEARNER_STARTED : held ? LEARNER_ELSEWHERE : LEARNER_IMPOSSIBLE;
 }
 
-/* False: it still learns. */
+/* Returns false while it still learns. */
 static bool learner_ended(struct setup *setup, int *status) {
     if (waitpid(setup->learner, status, WNOHANG) == 0) return false;
     setup->learner = 0;

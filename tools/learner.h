@@ -1,5 +1,5 @@
-/* Learning a profile beside the work of another command: a process of its own, `terse calibrate`, at the lowest priority, so that nobody
- * waits for it and answers take the processors first. */
+/* Learns a profile beside the work of another command, in a process of its own, `terse calibrate`, at the lowest priority: no command waits for it,
+ * and answers take the processors first. */
 #ifndef TERSE_TOOLS_LEARNER_H
 #define TERSE_TOOLS_LEARNER_H
 

@@ -48,7 +48,7 @@ static struct line_editor *editor_of(EditLine *lines) {
 static char *prompt_of(EditLine *lines) { return editor_of(lines)->prompt; }
 
 static void follow_terminal(struct line_editor *e) {
-    if (atomic_exchange(&resumed, false)) { /* whoever had the terminal meanwhile has set it otherwise */
+    if (atomic_exchange(&resumed, false)) { /* the program that had the terminal meanwhile has set it otherwise */
         el_set(e->lines, EL_PREP_TERM, 0);
         el_set(e->lines, EL_PREP_TERM, 1);
         el_set(e->lines, EL_REFRESH);
@@ -56,7 +56,7 @@ static void follow_terminal(struct line_editor *e) {
     if (atomic_exchange(&resized, false)) el_resize(e->lines);
 }
 
-/* 1; 0 at the end of standard input; -1 after a failure, or a signal that asks to stop. */
+/* Reads a byte. Returns 1; 0 at the end of standard input; -1 after a failure, or a signal that asks to stop. */
 static int next_byte(struct line_editor *e, unsigned char *byte) {
     if (e->read_ahead != NO_BYTE) {
         *byte = (unsigned char)e->read_ahead;
@@ -76,7 +76,7 @@ static int next_byte(struct line_editor *e, unsigned char *byte) {
     }
 }
 
-/* An EL_GETCFN. Bytes that are not UTF-8 show as U+FFFD. */
+/* Reads a character, as an EL_GETCFN. Bytes that are not UTF-8 show as U+FFFD. */
 static int next_character(EditLine *lines, wchar_t *character) {
     struct line_editor *e = editor_of(lines);
     unsigned char bytes[4];
@@ -144,7 +144,7 @@ enum line_edited line_editor_next(struct line_editor *e, const char *prompt, con
     int count = 0;
     snprintf(e->prompt, sizeof e->prompt, e->color ? "%s\1\033[32m\1" : "%s", prompt);
     e->interrupted = e->no_text = false;
-    if (atomic_exchange(&resized, false)) el_resize(e->lines); /* while nobody edited */
+    if (atomic_exchange(&resized, false)) el_resize(e->lines); /* while no line was edited */
     el_set(e->lines, EL_PREP_TERM, 1);                         /* before the prompt is there to be answered */
     *line = el_gets(e->lines, &count);
     bool got = *line && count > 0;

@@ -16,7 +16,7 @@ enum line_edited {
 
 #ifdef TERSE_LIBEDIT
 
-/* On standard input and output; NULL where one of them is no terminal that can be drawn on. `color`: what is typed is green. */
+/* Makes an editor on standard input and output; NULL where one of them is no terminal that can be drawn on. `color`: what is typed is green. */
 struct line_editor *line_editor_new(bool color);
 void line_editor_free(struct line_editor *editor);
 /* The next line to *line, valid until the next call, and *n_bytes, its end included. */

@@ -12,7 +12,7 @@ struct llama_flag {
     const char *reason;
 };
 
-/* The i-th, or NULL past the last. */
+/* Returns the i-th flag, or NULL past the last. */
 const struct llama_flag *llama_flag_at(int i);
 
 #endif

@@ -14,8 +14,8 @@ enum message_read {
     MESSAGE_FAILED       /* the input cannot be read, as one line has said */
 };
 
-/* Lines are edited where that and standard output are terminals (line_editor.h). `color`: what is typed at a terminal is green. NULL: no
- * memory, as one line has said. */
+/* Makes a reader of standard input. Lines are edited where that and standard output are terminals (line_editor.h). `color`: what is typed at a
+ * terminal is green. NULL: no memory, as one line has said. */
 struct message_reader *message_reader_new(bool color);
 void message_reader_free(struct message_reader *reader);
 /* Returns whether standard input is a terminal. */

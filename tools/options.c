@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The words of "a|b|c" and of "-c, --ctx-size" one after another: *at is just past the last one found. */
+/* Finds the words of "a|b|c" and of "-c, --ctx-size" one after another: *at is just past the last one found. */
 static bool next_word(const char **at, size_t *length, const char *separators) {
     *at += strspn(*at, separators);
     *length = strcspn(*at, separators);
@@ -33,7 +33,8 @@ static const struct option *find_option(const struct option_set *set, const char
     return NULL;
 }
 
-/* Letters to be put in, taken out, replaced or swapped with their neighbour to make a[n] of b[m]; at most `most`, else more than that. */
+/* Returns how many letters must be put in, taken out, replaced or swapped with their neighbour to make a[n] of b[m]; at most `most`, else more
+ * than that. */
 static size_t edits(const char *a, size_t n, const char *b, size_t m, size_t most) {
     enum { LONGEST = 40 };
     size_t rows[3][LONGEST + 1], *before = rows[0], *above = rows[1], *row = rows[2];
@@ -55,7 +56,7 @@ static size_t edits(const char *a, size_t n, const char *b, size_t m, size_t mos
     return above[m];
 }
 
-/* The name that is least unlike argument, if it is like it at all: short ones are all alike. */
+/* Finds the name that is least unlike argument, if it is like it at all: short ones are all alike. */
 static bool find_nearest(const struct option_set *set, const char *argument, char *nearest, size_t capacity) {
     size_t n = strlen(argument), least = n / 3 + 1; /* fewer edits than this */
     *nearest = 0;
@@ -165,7 +166,7 @@ static bool parse_value(const struct option *option, const char *name, const cha
 
 enum { HELP_COLUMN = 33, HELP_WIDTH = 132 - HELP_COLUMN };
 
-/* " [512]", or "". */
+/* Writes a default as " [512]", or "". */
 static void write_default(const struct option *option, char *text, size_t capacity) {
     text[0] = 0;
     switch (option->kind) {
@@ -185,7 +186,7 @@ static void write_default(const struct option *option, char *text, size_t capaci
     }
 }
 
-/* The text beside the names; continuation lines are indented to its column. */
+/* Prints the text beside the names; continuation lines are indented to its column. */
 static void print_wrapped(const char *text) {
     size_t left = strlen(text);
     while (left > HELP_WIDTH) {
@@ -245,7 +246,7 @@ static struct argument read_argument(int argc, char **argv, int i) {
     return a;
 }
 
-/* Arguments used by a flag whose value may be one of `words`, or which takes none (NULL); 0 after a complaint. */
+/* Returns how many arguments are used by a flag whose value may be one of `words`, or which takes none (NULL); 0 after a complaint. */
 static int take_word(const struct argument *a, const char *words) {
     int index;
     bool fits = words && a->value && has_word(words, "|", a->value, &index);
@@ -258,7 +259,7 @@ static int take_word(const struct argument *a, const char *words) {
     return 0;
 }
 
-/* False, after a complaint, where a value is missing. */
+/* Returns false, after a complaint, where a value is missing. */
 static bool has_value(const struct option_set *set, const struct argument *a, const char *shown) {
     if (a->own_value || (a->value && !find_option(set, a->value) && !find_llama_flag(set, a->value))) return true;
     complain("%s needs a value: %s %s", a->name, a->name, shown);

@@ -38,7 +38,7 @@ void run_replace_session(struct run *run, struct terse_session *session) {
 
 /* ---- Text in */
 
-/* One newline at the end of the file is not part of it. */
+/* Joins the file and the prompt. One newline at the end of the file is not part of it. */
 int run_join_input(const struct run *run, const char *prompt, char **input) {
     size_t n_text = run->n_text, n_prompt = prompt ? strlen(prompt) : 0;
     if (n_text && run->text[n_text - 1] == '\n') n_text--;
@@ -180,7 +180,7 @@ static bool write_token(struct run *run, int *status, char *last) {
     return goes_on && decoded == TERSE_OK;
 }
 
-/* From here on the reply is JSON, or the whole reply was. */
+/* Makes the reply JSON from here on, or ends that after a whole reply. */
 static int require_json(struct run *run, bool required) {
     struct terse_error error;
     if (!run->json_schema) return EXIT_OK;

@@ -33,20 +33,20 @@ struct run {
     bool full;               /* the context: nothing more is read or written */
 };
 
-/* A session of run->options, to *session: the one saved at `state`, or a new one where that is NULL. */
+/* Opens a session of run->options: the one saved at `state`, or a new one where that is NULL. */
 enum terse_status run_open_session(struct run *run, const char *state, struct terse_session **session, struct terse_error *error);
 /* Puts another session in the place of the run's, which is freed and counted. */
 void run_replace_session(struct run *run, struct terse_session *session);
 
-/* The text of -f, an empty line, the prompt, to *input, which is released by free; either may be missing. Returns an exit status, as all that
- * follow. */
+/* Joins the text of -f, an empty line and the prompt to *input, which is released by free; either may be missing. Returns an exit status, as
+ * all that follow. */
 int run_join_input(const struct run *run, const char *prompt, char **input);
 /* Refuses a first prompt that is longer than the context, before anything is learned for it. */
 int run_check_length(const struct run *run);
 /* Reads text[n_bytes] into the session. `flags` as terse_tokenize. */
 int run_read_text(struct run *run, const char *text, size_t n_bytes, unsigned flags);
-/* The same of a user message in the model's chat format, or between --in-prefix and --in-suffix: the first one of a chat, behind -sys and -f, or
- * a later one. A later one that does not fit the context is no failure: a remark, and run->full. */
+/* Does the same with a user message in the model's chat format, or between --in-prefix and --in-suffix: the first one of a chat, behind -sys
+ * and -f, or a later one. A later one that does not fit the context is no failure: a remark, and run->full. */
 int run_read_turn(struct run *run, const char *message);
 /* Writes tokens to stdout until the text ends, -n is reached, or the context is full. */
 int run_generate(struct run *run);

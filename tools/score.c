@@ -60,7 +60,7 @@ const struct score_totals *scorer_totals(const struct scorer *scorer) { return &
 
 /* ---- One row */
 
-/* log(sum(exp(logits))), and the index of the first largest. */
+/* Returns log(sum(exp(logits))), and the index of the first largest in *top. */
 static double log_sum_exp(const float *logits, uint32_t n, uint32_t *top) {
     uint32_t best = 0;
     for (uint32_t i = 1; i < n; i++)
@@ -71,7 +71,7 @@ static double log_sum_exp(const float *logits, uint32_t n, uint32_t *top) {
     return most + log(sum);
 }
 
-/* KL(base || logits), over the tokens that the base file tells apart from impossible: log p > -16, as llama.cpp counts. */
+/* Adds KL(base || logits), over the tokens that the base file tells apart from impossible: log p > -16, as llama.cpp counts. */
 static void compare_row(const float *logits, uint32_t n, double log_sum, uint32_t top, int32_t next, const uint16_t *row,
                         struct row_score *score) {
     const uint16_t *codes = kld_row_codes(row);

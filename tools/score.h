@@ -24,7 +24,7 @@ int scorer_new(uint32_t vocabulary, uint32_t context, uint32_t windows, struct k
                int threads, struct scorer **scorer);
 void scorer_free(struct scorer *scorer);
 
-/* The next rows belong to this window, from position `first` on; call it before each call into the library. */
+/* Tells that the next rows belong to this window, from position `first` on; call it before each call into the library. */
 void scorer_expect(struct scorer *scorer, const int32_t *window, size_t first);
 /* A terse_logits_sink.row with the scorer as user. Rows are gathered and scored some at a time. */
 void scorer_row(void *scorer, size_t i, const float *logits);
@@ -38,12 +38,12 @@ struct estimate {
     double mean, error;
 };
 struct estimate estimate_mean(double sum, double sum_of_squares, uint64_t count);
-/* exp of an estimate; the error to first order. */
+/* Returns exp of an estimate; the error to first order. */
 struct estimate estimate_exp(struct estimate e);
 /* Mean of log PPL - log PPL(base); the error of the difference of two correlated means. */
 struct estimate score_log_ratio(const struct score_totals *totals);
 
-/* The KL divergences in order: sort them once, then ask for any fraction 0..1 of the positions, between neighbours linearly. */
+/* Sorts the KL divergences once; then the next call returns that of any fraction 0..1 of the positions, between neighbours linearly. */
 void scorer_sort_kld(struct scorer *scorer);
 double scorer_kld_quantile(const struct scorer *scorer, double fraction);
 

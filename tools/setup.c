@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-/* "f16, streaming-N, antkv-4|2|1": methods of a family share their first part. */
+/* Lists methods as "f16, streaming-N, antkv-4|2|1": methods of a family share their first part. */
 static void list_methods(char *text, size_t capacity) {
     struct terse_method_info method;
     const char *family = "";
@@ -97,7 +97,7 @@ static const char default_name[] = "the built-in model";
 
 static size_t default_size(void) { return (size_t)(default_model_end - default_model_begin); }
 
-/* The file in memory; NULL where that cannot be, so that loading says why. */
+/* Reads the file into memory; NULL where that cannot be, so that loading says why. */
 static void *read_model(const char *path, size_t *size) {
     struct stat file;
     FILE *in = fopen(path, "rb");
@@ -140,7 +140,7 @@ int setup_load(struct setup *setup) {
     return EXIT_OK;
 }
 
-/* llama.cpp's way to say it. */
+/* Chooses the device from --device or -ngl, which is llama.cpp's way to say it. */
 static int choose_device(const struct setup *setup, const char **device) {
     *device = setup->device;
     if (setup->gpu_layers < 0) return EXIT_OK;
@@ -152,7 +152,7 @@ static int choose_device(const struct setup *setup, const char **device) {
     return EXIT_OK;
 }
 
-/* -ngl asks for what there is, as llama.cpp has it, where --device gpu asks for a GPU. */
+/* Returns whether the CPU will do: -ngl asks for what there is, as llama.cpp has it, where --device gpu asks for a GPU. */
 static bool may_do_without_gpu(const struct setup *setup, const char *device) {
     return setup->gpu_layers > 0 && strcmp(device, "gpu") == 0;
 }
@@ -242,7 +242,7 @@ int setup_check_codebook(const struct setup *setup) {
                     setup_method_text(setup, method, sizeof method));
 }
 
-/* ", anchors 1%" or ", anchors 64"; nothing where none was asked for. */
+/* Adds ", anchors 1%" or ", anchors 64"; nothing where none was asked for. */
 static void write_amount(const char *what, struct amount amount, bool asked, char *text, size_t capacity) {
     text[0] = 0;
     if (amount.number)

@@ -31,7 +31,7 @@ struct setup {
     const char *evict;                /* NULL: the method's own choice of tokens */
     int64_t mat_anchors, mat_shallow; /* 0 and -1: the method's own numbers */
     const char *codebook_path;        /* NULL: it is looked for, or learned */
-    bool by_default;                  /* nobody asked for the method: codebooks_provide may choose another */
+    bool by_default;                  /* the user did not name the method: codebooks_provide may choose another */
     bool auto_calibrate, no_auto_calibrate;
     bool learns_beside;       /* a profile may be learned in the background; the command then calls learner_leave */
     pid_t learner;            /* that does so; 0: none */
@@ -68,19 +68,19 @@ enum terse_status setup_try_load(struct setup *setup, struct terse_error *error)
 int setup_engine(struct setup *setup);
 void setup_free(struct setup *setup);
 
-/* The session options, but for the codebook, which codebooks_provide adds; progress is reported by progress_show. */
+/* Returns the session options, but for the codebook, which codebooks_provide adds; progress is reported by progress_show. */
 struct terse_session_options setup_session_options(const struct setup *setup);
 
 /* TERSE_OK when a cache as the options have it can serve the model, with whatever codebook. */
 enum terse_status setup_try_cache(const struct setup *setup, struct terse_error *error);
 
-/* A remark where --evict keeps so few tokens of a sequence that all of them are exact, so that the method compresses nothing. */
+/* Remarks where --evict keeps so few tokens of a sequence that all of them are exact, so that the method compresses nothing. */
 void setup_remark_eviction(const struct setup *setup);
 
 /* Refuses options without effect: --codebook with a method that learns nothing. Returns an exit status. */
 int setup_check_codebook(const struct setup *setup);
 
-/* "terse calibrate -m FILE --kv METHOD", which learns what the method needs of the model, into text[capacity]; returns it. */
+/* Writes "terse calibrate -m FILE --kv METHOD", which learns what the method needs of the model, to text[capacity]; returns it. */
 const char *setup_calibrate_command(const struct setup *setup, const char *method, char *text, size_t capacity);
 
 /* "q8_0", "f16, keys q8_0", or "antkv-1, anchors 2%", into buffer[capacity]; returns it. */

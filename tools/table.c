@@ -18,14 +18,14 @@ static const char *cell_text(const cJSON *row, const struct table_column *column
     return buffer;
 }
 
-/* Characters, not bytes: what a terminal shows. A bar inside a cell is written as "\|". */
+/* Counts characters, not bytes: what a terminal shows. A bar inside a cell is written as "\|". */
 static int text_width(const char *text) {
     int width = 0;
     for (; *text; text++) width += (((unsigned char)*text & 0xc0) != 0x80) + (*text == '|');
     return width;
 }
 
-/* Numbers stand to the right. */
+/* Prints a cell; numbers stand to the right. */
 static void print_markdown_cell(const char *text, int width, bool right) {
     int pad = width - text_width(text);
     printf(" %*s", right ? pad : 0, "");
@@ -68,7 +68,7 @@ static void print_markdown(const cJSON *rows, const struct table_column *columns
     }
 }
 
-/* RFC 4180: a field with a comma, a quote or a line end is quoted, its quotes doubled. */
+/* Prints a field as RFC 4180 has it: one with a comma, a quote or a line end is quoted, its quotes doubled. */
 static void print_csv_field(const char *text) {
     if (!strpbrk(text, ",\"\r\n")) {
         fputs(text, stdout);

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Length of the UTF-8 character at s, at most n > 0 bytes long; 0 when there is none (Unicode 15, table 3-7). */
+/* Returns the length of the UTF-8 character at s, at most n > 0 bytes long; 0 when there is none (Unicode 15, table 3-7). */
 static size_t utf8_length(const unsigned char *s, size_t n) {
     if (s[0] < 0x80) return 1;
     size_t length = s[0] >= 0xf0 ? 4 : s[0] >= 0xe0 ? 3 : 2;
@@ -38,7 +38,7 @@ int text_check(const char *name, const char *text, size_t n_bytes) {
     return at == n_bytes ? EXIT_OK : refuse_text(name, text, at, "give UTF-8 text");
 }
 
-/* The same of all of a file, which may be text in another encoding. `path` NULL: standard input's. */
+/* Checks all of a file, which may be text in another encoding. `path` NULL: standard input's. */
 static int check_file(const char *path, const char *name, const char *text, size_t n_bytes) {
     char advice[4200];
     size_t at = text_valid(text, n_bytes);

@@ -4,7 +4,7 @@
 
 #include "terse.h"
 
-/* The offset of the first byte that is no text, a NUL or no UTF-8; n_bytes where all is. */
+/* Returns the offset of the first byte that is no text, a NUL or no UTF-8; n_bytes where all is. */
 size_t text_valid(const char *text, size_t n_bytes);
 
 /* Refuses what is not text, a NUL byte or bytes that are not UTF-8, with their offset; `name` says where the text comes from.

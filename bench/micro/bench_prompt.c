@@ -207,7 +207,7 @@ static void cancels(const struct bench *b) {
         pthread_join(thread, NULL);
         if (status == TERSE_E_INTERRUPTED) add(&times, end - c.at);
         terse_session_reset(session);
-        if (!status) { /* it was over before: the cancellation meets the next call */
+        if (!status) { /* it was over before: the cancellation ends the next call */
             int32_t token = 1;
             terse_session_prefill(session, &token, 1, NULL, NULL);
         }

@@ -20,7 +20,7 @@
 #define CACHE ((size_t)1 << 19)  /* of each thread */
 #define PATTERN ((size_t)1 << 22)
 #define VECTORS_MOST 16
-#define TURNS 40 /* the fastest counts: it is short, so that others' work does not meet all of them */
+#define TURNS 40 /* the fastest counts: it is short, so that other load on the machine does not slow all of them */
 
 static int threads = 1;
 static size_t vectors = 1;

@@ -1,4 +1,4 @@
-/* Numbers that are not finite, sought in one pass that compilers turn into vectors. */
+/* Finds numbers that are not finite, by a loop that compilers turn into vector instructions. */
 #ifndef TERSE_BASE_FINITE_H
 #define TERSE_BASE_FINITE_H
 

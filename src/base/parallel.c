@@ -82,8 +82,8 @@ static bool poll(struct gate *gate, uint32_t seen, double patience) {
     return false;
 }
 
-/* Until `gate` was opened more than `seen` times. Whoever sleeps counts as a sleeper before it looks a last time, and whoever opens looks for
- * sleepers afterwards, so that one of them sees the other. */
+/* Until `gate` was opened more than `seen` times. A thread that sleeps counts as a sleeper before it looks a last time, and one that opens
+ * looks for sleepers afterwards, so that one of them sees the other. */
 static void gate_wait(struct gate *gate, uint32_t seen, double *patience) {
     if (poll(gate, seen, *patience)) {
         *patience = *patience * 2 < PATIENCE_MOST ? *patience * 2 : PATIENCE_MOST;

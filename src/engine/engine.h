@@ -27,7 +27,7 @@ struct terse_engine {
     struct kv_budget budget; /* of all its sessions' caches */
 };
 
-/* terse_engine_new on a backend of the caller's choice, of which a copy is kept: another backend's tables, or a backend's with some
+/* Does what terse_engine_new does on a backend of the caller's choice, of which it keeps a copy: another backend's tables, or a backend's with some
  * functions of one's own in front of them. */
 enum terse_status engine_new(const struct backend *backend, const struct terse_model *model,
                              const struct terse_engine_options *options, struct terse_engine **engine, struct terse_error *error);

@@ -19,7 +19,7 @@ enum terse_status json_constraint_begin(struct json_constraint *constraint, cons
 void json_constraint_end(struct json_constraint *constraint);
 /* One more at the same place of the same text; `from` may be no constraint. */
 struct json_constraint json_constraint_fork(const struct json_constraint *from);
-/* A token that was appended. */
+/* Takes note of a token that was appended. */
 void json_constraint_take(struct json_constraint *constraint, int32_t token);
 /* Makes the logits of tokens that do not fit -INFINITY: of all but those that end a text where the JSON text is whole and nothing more can
  * come. Returns whether any token fits. */

@@ -60,8 +60,8 @@ static size_t common(const int32_t *a, size_t n_a, const int32_t *b, size_t n_b)
     return n;
 }
 
-/* How many of the prompt tokens[n] the prefix serves, but for the last one. A whole sequence goes on whatever its method. Of a part only what
- * one exact prefill has read is what another prompt's would be: later tokens have read the cache, not the rows. */
+/* Returns how many of the prompt tokens[n] the prefix serves, but for the last one. A whole sequence goes on whatever its method. Of a part
+ * only what one exact prefill has read is what another prompt's would be: later tokens have read the cache, not the rows. */
 static size_t serves(const struct prefix *p, const struct kv_ops *kv, const int32_t *tokens, size_t n) {
     size_t alike = common(p->tokens, p->n, tokens, n - 1);
     if (alike == p->n) return alike;

@@ -27,14 +27,14 @@ struct prefix_index {
     uint64_t clock; /* counts uses */
 };
 
-/* Memory for `most` prefixes, where there is none yet. */
+/* Reserves memory for `most` prefixes, where there is none yet. */
 enum terse_status prefix_index_reserve(struct prefix_index *index, size_t most, struct terse_error *error);
 
 /* `prefix` becomes the one most recently used: in place of one of the same tokens and kind, or of the least recently used where there is no room
  * for more. */
 void prefix_index_keep(struct prefix_index *index, const struct kv_ops *kv, struct prefix *prefix);
 
-/* The prefix of this kind that serves most of the prompt tokens[n], *held < n of them; NULL: none serves any. Stays the index's own. */
+/* Returns the prefix of this kind that serves most of the prompt tokens[n], *held < n of them; NULL: none serves any. Stays the index's own. */
 const struct prefix *prefix_index_find(struct prefix_index *index, const struct kv_ops *kv, const struct prefix_kind *kind,
                                        const int32_t *tokens, size_t n, size_t *held);
 

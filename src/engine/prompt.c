@@ -1,4 +1,5 @@
-/* Prompts: the steps of a prefill mode, one after another, each by pieces beside the steps of other sessions (chunked prefill). The engine's backend computes, on the engine's driver thread. */
+/* Prompts: the steps of a prefill mode, one after another, each by pieces beside the steps of other sessions (chunked prefill). The engine's
+ * backend computes, on the engine's driver thread. */
 #include "engine/prompt.h"
 
 #include "base/clock.h"
@@ -18,7 +19,7 @@ static enum terse_status check_prompt(const struct terse_session *s, const int32
     return status ? status : session_admit(s, n, error);
 }
 
-/* The tokens lie where session_add_tokens will have them. */
+/* Makes a prompt whose tokens lie where session_add_tokens will have them. */
 static enum terse_status new_prompt(struct terse_session *s, const int32_t *tokens, size_t n, const struct terse_logits_sink *sink,
                                     struct terse_error *error) {
     enum terse_status status = session_reserve_tokens(s, n, error);
@@ -80,7 +81,7 @@ static enum terse_status drop(void *user, struct terse_error *error) {
 void session_drop_prompt(struct terse_session *s) {
     if (!s->prompt) return;
     engine_run(s->engine, drop, s, NULL);
-    atomic_store(&s->cancelled, false); /* whoever cancelled it meant this prompt */
+    atomic_store(&s->cancelled, false); /* a cancellation that comes now means this prompt */
 }
 
 /* ---- Going on */

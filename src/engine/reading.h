@@ -1,5 +1,5 @@
-/* A reading is what a session reads in one call: tokens that go through the model, in one step or several, and become part of the session when all have;
- * a reading that is broken off leaves the session as it was. */
+/* A reading is what a session reads in one call: tokens that go through the model, in one step or several, and become part of the session when
+ * all have; a reading that is broken off leaves the session as it was. */
 #ifndef TERSE_ENGINE_READING_H
 #define TERSE_ENGINE_READING_H
 
@@ -20,7 +20,7 @@ enum terse_status reading_check(const struct terse_session *session, const int32
 /* The reading's tokens from r->first on, `count` of them, as a part of a step: the reading must outlive the step. */
 struct step_part reading_part(struct reading *r, enum cache_step_kind kind, size_t count);
 
-/* The cache as it is, for reading_end of a reading that may be broken off. */
+/* Keeps the cache as it is, for reading_end of a reading that may be broken off. */
 enum terse_status reading_keep_cache(const struct reading *r, struct terse_error *error);
 /* Ends a reading whose cache was kept: puts it back if the reading has failed, and releases what is not needed any more. */
 void reading_end(const struct reading *r, bool failed);

@@ -120,7 +120,7 @@ static void select_best(struct candidate *c, uint32_t n, uint32_t k) {
     }
 }
 
-/* The token's candidate among c[n], in order of their tokens, which are all where n is the vocabulary; NULL: it is not one. */
+/* Returns the token's candidate among c[n], in order of their tokens, which are all where n is the vocabulary; NULL: it is not one. */
 static struct candidate *find(const struct sampler *sampler, struct candidate *c, uint32_t n, int32_t token) {
     uint32_t low = 0, high = n;
     if (n == sampler->vocabulary) return &c[token];
@@ -134,7 +134,7 @@ static struct candidate *find(const struct sampler *sampler, struct candidate *c
     return low < n && c[low].token == token ? &c[low] : NULL;
 }
 
-/* For each distinct token among the newest, at its last occurrence: the repeat penalty of Keskar et al. 2019 (CTRL), then presence and
+/* Applies to each distinct token among the newest, at its last occurrence, the repeat penalty of Keskar et al. 2019 (CTRL), then presence and
  * frequency. */
 static void penalise(const struct sampler *sampler, struct candidate *candidates, uint32_t n) {
     const struct terse_sampling *s = &sampler->settings;
@@ -186,7 +186,7 @@ static const struct candidate *greedy(const struct candidate *candidates, uint32
     return best;
 }
 
-/* Number of sorted candidates that reach a probability of top_p together, at temperature 1. */
+/* Returns the number of sorted candidates that reach a probability of top_p together, at temperature 1. */
 static uint32_t count_top_p(const struct candidate *sorted, uint32_t n, double top_p) {
     double sum = 0, reached = 0;
     for (uint32_t i = 0; i < n; i++) sum += exp((double)sorted[i].logit - (double)sorted[0].logit);
@@ -237,7 +237,7 @@ static bool choose(struct sampler *sampler, uint32_t n, float floor, int32_t *to
     return true;
 }
 
-/* Biases and penalties of c[n], in order of their tokens. */
+/* Applies biases and penalties to c[n], in order of their tokens. */
 static void adjust(const struct sampler *sampler, struct candidate *candidates, uint32_t n) {
     const struct terse_sampling *s = &sampler->settings;
     for (size_t i = 0; i < s->n_biases; i++) {
@@ -258,7 +258,7 @@ int32_t sampler_choose(struct sampler *sampler, const float *logits) {
     return token;
 }
 
-/* Biases and penalties bring no token up: those that are not among the likeliest stay below. */
+/* Returns whether biases and penalties bring no token up: those that are not among the likeliest stay below. */
 static bool only_lowers(const struct sampler *sampler) {
     const struct terse_sampling *s = &sampler->settings;
     for (size_t i = 0; i < s->n_biases; i++)

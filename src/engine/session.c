@@ -20,7 +20,8 @@ static enum terse_status check_codebook(const struct terse_model *m, struct meth
                                  error);
 }
 
-/* Learned positions went into the keys with the embeddings: a token cannot be moved to another one. */
+/* Refuses methods that move tokens where positions are learned: these went into the keys with the embeddings, so a token cannot be moved to
+ * another one. */
 static enum terse_status check_positions(const struct terse_model *m, const struct method *method, struct terse_error *error) {
     if (!m->positions.data || !method->policy->positions_by_index) return TERSE_OK;
     return status_fail(error, TERSE_E_UNSUPPORTED,

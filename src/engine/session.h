@@ -43,8 +43,8 @@ struct terse_session {
 static inline const struct terse_model *model_of(const struct terse_session *s) { return s->engine->model; }
 static inline const struct kv_ops *kv_of(const struct terse_session *s) { return s->engine->backend.kv; }
 
-/* Checks that a prompt of n tokens more fits the engine's budget, by what kv_ops.predict says of a cache of that length: asked before a long prompt is
- * read. Steps take what they need themselves, and fail where it is not left. */
+/* Checks that a prompt of n tokens more fits the engine's budget, by what kv_ops.predict says of a cache of that length: asked before a long
+ * prompt is read. Steps take what they need themselves, and fail where it is not left. */
 enum terse_status session_admit(const struct terse_session *session, size_t n, struct terse_error *error);
 /* Returns the hash of its codebook, or of the profile in its place; 0: the method needs none. */
 static inline uint64_t session_codebook_hash(const struct terse_session *s) {
@@ -62,16 +62,17 @@ void session_drop_prompt(struct terse_session *session);
 /* Memory for a new session's logits; after a failure, too, session_free_logits releases it. */
 enum terse_status session_make_logits(struct terse_session *session, struct terse_error *error);
 void session_free_logits(struct terse_session *session);
-/* The logits, if there are any, are in session->logits: those that are held come when they are first asked for. On any thread that has the session. */
+/* Brings the logits, if there are any, to session->logits: those that the device holds come when they are first asked for. May be called on any
+ * thread that has the session. */
 enum terse_status session_fetch_logits(const struct terse_session *session, struct terse_error *error);
 /* Memory for n tokens more; session_add_tokens, which fails not, then takes them. */
 enum terse_status session_reserve_tokens(struct terse_session *session, size_t n, struct terse_error *error);
 /* tokens[n], which the cache has taken and which may lie behind the session's own; NULL: SESSION_NO_TOKEN each. */
 void session_add_tokens(struct terse_session *session, const int32_t *tokens, size_t n);
-/* The sampler sees the first n_tokens tokens and no others. */
+/* Shows the sampler the first n_tokens tokens and no others. */
 void session_remember_tokens(struct terse_session *session);
-/* Checks that n tokens more fit the context, of which `together` meet in one step. Methods that evict read at positions by index, so for them it is
- * what they keep that must fit beside a step, not the whole sequence. */
+/* Checks that n tokens more fit the context, of which `together` are read in one step. Methods that evict read at positions by index, so for
+ * them it is what they keep that must fit beside a step, not the whole sequence. */
 enum terse_status session_check_room(const struct terse_session *session, size_t n, size_t together, struct terse_error *error);
 
 #endif

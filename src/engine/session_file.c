@@ -83,7 +83,7 @@ enum terse_status terse_session_save(const struct terse_session *s, const char *
 
 /* ---- Whether a file fits */
 
-/* The first item of two lists in which they differ, to text[capacity]. */
+/* Writes the first item in which two lists differ to text[capacity]. */
 static void first_difference(const char *list, size_t n, const char *other, char *text, size_t capacity) {
     size_t item = 0, i = 0;
     for (; i < n && list[i] == other[i]; i++)

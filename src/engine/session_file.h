@@ -5,7 +5,7 @@
 #include "engine/engine.h"
 #include "kv/state_file.h"
 
-/* A new session in the file's state, which becomes an owner of the file where pages stay in it. TERSE_E_ARGUMENT where the file is of another
+/* Makes a new session in the file's state, which becomes an owner of the file where pages stay in it. TERSE_E_ARGUMENT where the file is of another
  * model, method or codebook; TERSE_E_FORMAT where what it says cannot be; TERSE_E_CONTEXT where it holds more tokens than the context. */
 enum terse_status session_load(struct terse_engine *engine, const struct terse_session_options *options, struct state_file *file,
                                struct terse_session **session, struct terse_error *error);

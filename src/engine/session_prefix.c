@@ -58,7 +58,7 @@ struct beginning {
     size_t held;
 };
 
-/* The session's cache becomes a fork of the prefix's. */
+/* Makes the session's cache a fork of the prefix's. */
 static enum terse_status begin_cache(void *user, struct terse_error *error) {
     const struct beginning *b = user;
     const struct kv_ops *kv = kv_of(b->session);

@@ -17,7 +17,7 @@ static enum terse_status truncate_cache(void *user, struct terse_error *error) {
     return kv_of(t->session)->truncate(t->session->cache, t->n, error);
 }
 
-/* An empty cache in the place of the one that there is, whose memory is given back before the other's counts: so the budget cannot refuse it. */
+/* Puts an empty cache in the place of the one that there is, whose memory is freed before the other's counts: so the budget cannot refuse it. */
 static enum terse_status empty_cache(void *user, struct terse_error *error) {
     struct terse_session *s = user;
     const struct kv_ops *kv = kv_of(s);

@@ -64,7 +64,7 @@ static enum terse_status blame(const struct batch *b, size_t item, enum terse_st
 
 /* ---- Decoding */
 
-/* Memory for n items. */
+/* Reserves memory for n items. */
 static enum terse_status reserve_batch(struct engine_batch *b, size_t n, struct terse_error *error) {
     if (n <= b->capacity) return TERSE_OK;
     struct reading *readings = memory_array(n, sizeof *readings);
@@ -90,7 +90,7 @@ static enum terse_status check_cancelled(const struct reading *readings, size_t 
     return TERSE_OK;
 }
 
-/* A step of n parts, of as many readings. *failed: the part at fault, n where it is none of them. */
+/* Computes a step of n parts, of as many readings. Writes to *failed the part at fault, n where it is none of them. */
 static enum terse_status run_parts(struct terse_engine *engine, size_t n, bool may_stop, size_t *failed,
                                    struct terse_error *error) {
     const struct executor_ops *ops = engine->backend.executor;
@@ -109,14 +109,14 @@ static enum terse_status run_parts(struct terse_engine *engine, size_t n, bool m
     return status;
 }
 
-/* The item that brings the part-th tokens. */
+/* Returns the item that brings the part-th tokens. */
 static size_t item_of(const struct batch *b, size_t part) {
     size_t i = 0;
     while (i < b->n && (!decodes(&b->items[i]) || part--)) i++;
     return i;
 }
 
-/* Sessions whose caches a step over numbers that are none has left within it. Which of them brought such numbers is not known. */
+/* Marks the sessions whose caches a step with numbers that are not finite has left half done. Which of them brought such numbers is not known. */
 static void mark_damaged(const struct reading *readings, size_t n, const struct terse_error *error) {
     for (size_t i = 0; i < n; i++) {
         readings[i].session->damaged = *error;
@@ -168,7 +168,7 @@ static void finish_item(const struct terse_step_item *item, double seconds, bool
 
 /* ---- Prompts */
 
-/* The item whose prompt has waited longest for its turn; NULL: there is none. */
+/* Returns the item whose prompt has waited longest for its turn; NULL: there is none. */
 static struct terse_step_item *next_prompt(const struct batch *b) {
     struct terse_step_item *next = NULL;
     for (struct terse_step_item *item = b->items; item < b->items + b->n; item++) {

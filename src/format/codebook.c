@@ -38,7 +38,7 @@ struct codec_shape codebook_shape(const struct codebook_info *info, enum codec_s
 
 size_t codebook_sets(const struct codebook_info *info) { return info->shared ? 1 : (size_t)info->layers * info->kv_heads; }
 
-/* Floats of one layer, KV head and side. */
+/* Returns the floats of one layer, KV head and side. */
 static size_t floats_of(const struct codebook_info *info, enum codec_side side) {
     struct coding coding = codebook_coding(info, side);
     return coding.codec ? codec_parameters(coding.codec, codebook_shape(info, side)) : 0;
@@ -136,7 +136,7 @@ static enum terse_status check_part(const struct terse_codebook *codebook, enum 
     return TERSE_OK;
 }
 
-/* `floats` is scratch for the parameters of one set. */
+/* Checks the parts and the parameters of a side. `floats` is scratch for the parameters of one set. */
 static enum terse_status check_side_halves(const struct terse_codebook *codebook, enum codec_side side, float *floats,
                                            struct terse_error *error) {
     const struct codebook_info *info = &codebook->info;

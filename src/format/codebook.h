@@ -59,7 +59,7 @@ enum terse_status codebook_random(const struct codebook_info *info, size_t pairs
 
 const struct codebook_info *codebook_info(const struct terse_codebook *codebook);
 
-/* TERSE_OK when it serves `method` on the model with these fingerprints and shape; else TERSE_E_ARGUMENT, and one line that says for
+/* Returns TERSE_OK when it serves `method` on the model with these fingerprints and shape; else TERSE_E_ARGUMENT, and one line that says for
  * what it was made and what to do. */
 enum terse_status codebook_check(const struct terse_codebook *codebook, const char *method, struct coding key, struct coding value,
                                  const uint64_t fingerprints[CODEBOOK_FINGERPRINTS], uint32_t layers, uint32_t kv_heads,
@@ -86,14 +86,14 @@ struct codebook_form_ops {
     uint64_t (*bytes)(const void *form); /* its memory */
 };
 #define CODEBOOK_MOST_FORMS 4 /* backends that use one codebook */
-/* The codebook's form of `ops`, a static object of the backend, made if it is not there yet. Thread-safe: threads that ask for a form
+/* Returns the codebook's form of `ops`, a static object of the backend, made if it is not there yet. Thread-safe: threads that ask for a form
  * that is being made wait for it. A failure leaves the codebook as it was. */
 enum terse_status codebook_form(const struct terse_codebook *codebook, const struct codebook_form_ops *ops, const void **form,
                                 struct terse_error *error);
 /* Returns the form if it has been made, else NULL. */
 const void *codebook_form_made(const struct terse_codebook *codebook, const struct codebook_form_ops *ops);
 
-/* Memory of the parameters and of all forms made so far. */
+/* Returns the memory of the parameters and of all forms made so far. */
 uint64_t codebook_bytes(const struct terse_codebook *codebook);
 
 /* terse_codebook_load, _load_memory, _save, _free and _describe are in terse.h. */

@@ -27,7 +27,7 @@ enum { ROPE_NAMES = sizeof rope_names / sizeof rope_names[0] };
 static const char *const fingerprint_names[] = {[CODEBOOK_OF_WEIGHTS] = "weights", [CODEBOOK_OF_NORMS] = "norms"};
 static const char *const scope_names[] = {"head", "model"}; /* by `shared` */
 
-/* The dimensions of a tensor, dims[0] varying fastest; returns their number, 0 where the side has no such part. */
+/* Writes the dimensions of a tensor, dims[0] varying fastest; returns their number, 0 where the side has no such part. */
 static uint32_t part_dims(const struct codebook_info *info, enum codec_side side, enum codebook_part part, uint64_t dims[4]) {
     struct coding coding = codebook_coding(info, side);
     size_t n = codebook_part_floats(info, side, part), sets = codebook_sets(info);
@@ -40,7 +40,7 @@ static uint32_t part_dims(const struct codebook_info *info, enum codec_side side
     return 4;
 }
 
-/* All tensors that a file may have, i = 0, 1, 2, 3. */
+/* Returns the side of each tensor that a file may have, i = 0, 1, 2, 3. */
 static enum codec_side side_of(int i) { return i < 2 ? CODEC_KEYS : CODEC_VALUES; }
 static enum codebook_part part_of(int i) { return i % 2 ? CODEBOOK_NORMALIZATION : CODEBOOK_CENTROIDS; }
 enum { TENSORS = 4 };
@@ -126,7 +126,7 @@ static enum terse_status check_kind(const struct gguf *gguf, struct terse_error 
     return TERSE_OK;
 }
 
-/* Cut to fit text[capacity]. */
+/* Reads a text, cut to fit text[capacity]. */
 static enum terse_status read_text(const struct gguf *gguf, const char *key, char *text, size_t capacity,
                                    struct terse_error *error) {
     struct gguf_string string = {0};
@@ -137,7 +137,7 @@ static enum terse_status read_text(const struct gguf *gguf, const char *key, cha
     return status;
 }
 
-/* The key's string as its place in names[count]; two are named in the message. Without the key, where it may be missing, *choice stays. */
+/* Reads the key's string as its place in names[count]; two are named in the message. Without the key, where it may be missing, *choice stays. */
 static enum terse_status read_choice(const struct gguf *gguf, const char *key, const char *const *names, unsigned count,
                                      bool optional, unsigned *choice, struct terse_error *error) {
     struct gguf_string string = {0};
@@ -156,7 +156,7 @@ static enum terse_status read_choice(const struct gguf *gguf, const char *key, c
                        text_quote(shown, sizeof shown, string.data, string.size), known);
 }
 
-/* A side without its `codec` key learns nothing. */
+/* Reads a side. One without its `codec` key learns nothing. */
 static enum terse_status read_side(const struct gguf *gguf, enum codec_side side, struct coding *coding,
                                    struct terse_error *error) {
     struct gguf_string name = {0};
@@ -261,7 +261,7 @@ static enum terse_status read_codebook(const struct gguf *gguf, struct terse_cod
     return codebook_check_halves(*codebook, error);
 }
 
-/* `data` is aligned. */
+/* Loads a codebook from data[size], which is aligned. */
 static enum terse_status load(const void *data, size_t size, const char *name, struct terse_codebook **result,
                               struct terse_error *error) {
     struct gguf *gguf = NULL;

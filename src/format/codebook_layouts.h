@@ -13,7 +13,7 @@ struct codebook_layouts {
     size_t sets;
 };
 
-/* The layouts of `codebook`, whose coded sides are of codec transform, at these rates. Keys and values of one rate share their bits, those
+/* Makes the layouts of `codebook`, whose coded sides are of codec transform, at these rates. Keys and values of one rate share their bits, those
  * of two have each their own. */
 enum terse_status codebook_layouts(const struct terse_codebook *codebook, const double rate[2],
                                    const struct codebook_layouts **layouts, struct terse_error *error);

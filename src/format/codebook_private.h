@@ -26,7 +26,7 @@ enum terse_status codebook_check_info(const struct codebook_info *info, struct t
 enum terse_status codebook_begin(const struct codebook_info *info, struct terse_codebook **codebook, struct terse_error *error);
 enum terse_status codebook_check_halves(const struct terse_codebook *codebook, struct terse_error *error);
 
-/* The file's contents; they point into the codebook. */
+/* Adds the file's contents; they point into the codebook. */
 void codebook_write(const struct terse_codebook *codebook, struct gguf_writer *writer);
 
 #endif

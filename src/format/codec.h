@@ -46,7 +46,7 @@ enum codec_rope { CODEC_ROPE_AFTER, CODEC_ROPE_BEFORE, CODEC_ROPE_IN_RUN };
 enum codec_learner {
     CODEC_LEARNS_NOTHING, /* no codebook */
     CODEC_LEARNS_KMEANS,  /* for each sub-vector 2^bits centroids of `width` channels, in this order; train/kmeans.h */
-    CODEC_LEARNS_EM,      /* tables of each group of `width` channels, and which channels RoPE pairs; train/em.h, format/commvq.h */
+    CODEC_LEARNS_EM, /* tables of each sub-vector of `width` channels, and which channels RoPE pairs; train/em.h, format/commvq.h */
     CODEC_LEARNS_ADDITIVE, /* rows of which a value is a sum; train/additive.h */
     CODEC_LEARNS_TRANSFORM /* a basis, the sizes of its components and how much they matter; format/transform.h */
 };
@@ -91,7 +91,7 @@ extern const struct codec codec_transform;
 
 /* The i-th of all codecs, NULL past the last. */
 const struct codec *codec_at(size_t i);
-/* Codecs that need neither a codebook nor fitting and so can be asked for by name alone: NULL for an unknown name. */
+/* Returns a codec that needs neither a codebook nor fitting and so can be asked for by name alone; NULL for an unknown name. */
 const struct codec *codec_find(const char *name);
 
 /* A codec as one side of a method uses it. */
@@ -103,20 +103,20 @@ struct coding {
 
 static inline bool codec_learns(const struct codec *codec) { return codec->learner != CODEC_LEARNS_NOTHING; }
 
-/* The coding of `bits` bits per value of a codec `by_rate`; another codec's is {codec, 0, 0}. */
+/* Returns the coding of `bits` bits per value of a codec `by_rate`; another codec's is {codec, 0, 0}. */
 struct coding codec_coding(const struct codec *codec, uint32_t head_dim, uint32_t bits);
 
 /* TERSE_E_UNSUPPORTED when the codec cannot serve this shape (say, a head_dim it does not divide). */
 enum terse_status codec_check(const struct codec *codec, struct codec_shape shape, enum codec_side side, struct terse_error *error);
 
-/* Exact size of a page of a shape that codec_check accepts, a multiple of 64: all accounting comes from here. */
+/* Returns the exact size of a page of a shape that codec_check accepts, a multiple of 64: all accounting comes from here. */
 size_t codec_page_bytes(const struct codec *codec, struct codec_shape shape, enum codec_side side);
 
 /* Floats of a codebook's parameters for one layer, KV head and side; 0: it learns nothing. The last codec_normalization_floats of them
  * say how rows are normalized. */
 size_t codec_parameters(const struct codec *codec, struct codec_shape shape);
 size_t codec_normalization_floats(const struct codec *codec, struct codec_shape shape);
-/* TERSE_E_FORMAT unless parameters[codec_parameters] are what encoding and reading take for granted: finite, and within half precision. */
+/* Returns TERSE_E_FORMAT unless parameters[codec_parameters] are what encoding and reading take for granted: finite, and within half precision. */
 enum terse_status codec_check_parameters(const struct codec *codec, struct codec_shape shape, const float *parameters,
                                          struct terse_error *error);
 

@@ -74,7 +74,7 @@ size_t codec_page_bytes(const struct codec *codec, struct codec_shape shape, enu
     case CODEC_PQ:
     case CODEC_VQ: return pq_page_bytes(shape);
     case CODEC_GAIN_SHAPE: return GAIN_BYTES + pq_page_bytes(shape);
-    case CODEC_COMMVQ: return PAGE_BYTES_COMMVQ(commvq_groups(shape), commvq_rounds(shape));
+    case CODEC_COMMVQ: return PAGE_BYTES_COMMVQ(commvq_subvectors(shape), commvq_rounds(shape));
     case CODEC_ADDITIVE: return PAGE_BYTES_ADDITIVE(shape.bits);
     case CODEC_TRANSFORM: return PAGE_BYTES_TRANSFORM(shape.layout ? shape.layout->nibbles : 0);
     case CODEC_COUNT: break;
@@ -104,7 +104,7 @@ size_t codec_parameters(const struct codec *codec, struct codec_shape shape) {
     return own_parameters(codec, shape) + codec_normalization_floats(codec, shape);
 }
 
-/* Centroids are kept in half precision. */
+/* Checks that half precision can hold centroids. */
 static enum terse_status check_centroids(const float *floats, size_t n, struct terse_error *error) {
     for (size_t i = 0; i < n; i++) {
         if (!(fabsf(floats[i]) < HALF_OVERFLOW))

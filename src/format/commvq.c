@@ -1,4 +1,4 @@
-/* CommVQ's codings, and where the channels of a group lie. */
+/* CommVQ's codings, and where the channels of a sub-vector lie. */
 #include "format/commvq.h"
 
 #include <math.h>
@@ -19,10 +19,10 @@ enum terse_status commvq_check(struct codec_shape shape, enum codec_side side, s
     if (side != CODEC_KEYS) return status_fail(error, TERSE_E_UNSUPPORTED, "codec comm is for keys: choose another one for values");
     if (shape.width < LEAST_WIDTH || shape.width % 2 || shape.width > MOST_WIDTH || shape.head_dim % shape.width)
         return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "groups of %u channels in the model's heads of %u: use an even divisor of %u from %d to %d", shape.width,
-                           shape.head_dim, shape.head_dim, LEAST_WIDTH, MOST_WIDTH);
+                           "subvectors of %u channels in the model's heads of %u: use an even divisor of %u from %d to %d",
+                           shape.width, shape.head_dim, shape.head_dim, LEAST_WIDTH, MOST_WIDTH);
     if (!shape.bits || shape.bits % COMMVQ_BITS || shape.bits > COMMVQ_BITS * COMMVQ_MOST_ROUNDS)
-        return status_fail(error, TERSE_E_UNSUPPORTED, "a group's code of %u bits: use a multiple of %d up to %d", shape.bits,
+        return status_fail(error, TERSE_E_UNSUPPORTED, "a subvector's code of %u bits: use a multiple of %d up to %d", shape.bits,
                            COMMVQ_BITS, COMMVQ_BITS * COMMVQ_MOST_ROUNDS);
     return TERSE_OK;
 }
@@ -38,11 +38,11 @@ struct commvq_pairing commvq_pairing_of(struct codec_shape shape, const float *p
     return (struct commvq_pairing){(size_t)pairing[0], pairing[1] != 0};
 }
 
-void commvq_channels(struct codec_shape shape, const float *parameters, size_t group, uint8_t *channels) {
+void commvq_channels(struct codec_shape shape, const float *parameters, size_t subvector, uint8_t *channels) {
     struct commvq_pairing pairing = commvq_pairing_of(shape, parameters);
     size_t g = shape.width / 2;
     for (size_t j = 0; j < g; j++) {
-        size_t pair = group * g + j;
+        size_t pair = subvector * g + j;
         bool split = !pairing.adjacent && pair < pairing.pairs;
         size_t first = split ? pair : 2 * pair;
         channels[j] = (uint8_t)first;

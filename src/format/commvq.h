@@ -1,9 +1,9 @@
 /* CommVQ's parameters and codes (Li et al. 2025): what the codecs `comm` (keys, section 4.2) and `additive` (values, section 4.1) keep in a
  * codebook, and the limits of their codes. Plain C, for C and CUDA C++ alike.
  *
- * Keys: channels that RoPE rotates together are a complex number; a group is up to 64 of them. Each round of a group has a table of 64
+ * Keys: channels that RoPE rotates together are a complex number; a sub-vector is up to 64 of them. Each round of a sub-vector has a table of 64
  * entries of that many complex numbers, and a code of two indices (a, b), 6 bits each, that stands for z[a] + i z[b]. Parameters of a
- * layer and KV head: tables[groups][rounds][COMMVQ_ENTRIES][width], each row the real parts of a group's pairs and then the imaginary
+ * layer and KV head: tables[subvectors][rounds][COMMVQ_ENTRIES][width], each row the real parts of a sub-vector's pairs and then the imaginary
  * parts; the pairing, two numbers; then format/normalization.h's.
  *
  * Values: parameters of a layer and KV head are C[bits][head_dim], rows of which a value is a sum; then format/normalization.h's. */
@@ -19,25 +19,25 @@ extern "C" {
 #define COMMVQ_ENTRIES 64     /* of a table in pages: two indices of 6 bits are a code of 12 */
 #define COMMVQ_BITS 12        /* of a code, a in its lower 6 */
 #define COMMVQ_PART 96        /* bytes of the codes of 64 tokens */
-#define COMMVQ_MOST_PAIRS 64  /* of a group */
-#define COMMVQ_LEAST_PAIRS 16 /* smaller groups err more at equal bits */
+#define COMMVQ_MOST_PAIRS 64  /* of a sub-vector */
+#define COMMVQ_LEAST_PAIRS 16 /* smaller subvectors err more at equal bits */
 #define COMMVQ_MOST_ROUNDS 64
 #define COMMVQ_PAIRING_FLOATS 2
 
 #define ADDITIVE_STEP 32        /* codes are a multiple of so many bits */
 #define ADDITIVE_MOST_CODES 512 /* bits of a code: 2 for each of 256 channels */
 
-/* The coding of keys of `bits` bits per value, as near as whole rounds come, the gain not counted: groups as large as they can be,
+/* Returns the coding of keys of `bits` bits per value, as near as whole rounds come, the gain not counted: sub-vectors as large as they can be,
  * since at equal bits larger ones err less. 1 and 2 bits are 11 and 21 rounds at head_dim 128 (1.03 and 1.97 bits), 5 and 11 at 64.
  */
 struct coding commvq_coding(uint32_t head_dim, uint32_t bits);
 /* The coding of values of `bits` bits per value, the gain not counted: the width is the whole head, the bits those of a row's code. */
 struct coding additive_coding(uint32_t head_dim, uint32_t bits);
 
-static inline size_t commvq_groups(struct codec_shape shape) { return shape.head_dim / shape.width; }
+static inline size_t commvq_subvectors(struct codec_shape shape) { return shape.head_dim / shape.width; }
 static inline size_t commvq_rounds(struct codec_shape shape) { return shape.bits / COMMVQ_BITS; }
 static inline size_t commvq_table_numbers(struct codec_shape shape) {
-    return commvq_groups(shape) * commvq_rounds(shape) * COMMVQ_ENTRIES * shape.width;
+    return commvq_subvectors(shape) * commvq_rounds(shape) * COMMVQ_ENTRIES * shape.width;
 }
 
 /* A pairing says which channels are a complex number, and is stored beside the tables: `pairs` RoPE pairs, channels (2i, 2i + 1) if adjacent,
@@ -48,8 +48,8 @@ struct commvq_pairing {
 };
 void commvq_set_pairing(struct codec_shape shape, float *parameters, size_t pairs, bool adjacent);
 struct commvq_pairing commvq_pairing_of(struct codec_shape shape, const float *parameters);
-/* channels[width]: where in the head the numbers of a group's row lie. The parameters hold a pairing. */
-void commvq_channels(struct codec_shape shape, const float *parameters, size_t group, uint8_t *channels);
+/* Writes channels[width]: where in the head the numbers of a sub-vector's row lie. The parameters hold a pairing. */
+void commvq_channels(struct codec_shape shape, const float *parameters, size_t subvector, uint8_t *channels);
 
 /* These are the parts of codec_check and codec_check_parameters for the two codecs; they leave the normalization out. */
 enum terse_status commvq_check(struct codec_shape shape, enum codec_side side, struct terse_error *error);

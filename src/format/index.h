@@ -26,13 +26,13 @@ struct index {
 
 /* 1 bit per channel (Self-Indexing KVCache). */
 extern const struct index index_sign;
-/* Bounds of runs of 16 tokens (Quest). */
+/* Bounds of each 16 tokens (Quest). */
 extern const struct index index_quest;
-/* The largest components of keys of the codec transform, with which its pages begin: nothing is stored beside. Their scores are the codec's
- * business. */
+/* The largest components of keys of the codec transform, with which its pages begin: nothing is stored beside. The codec computes
+ * their scores. */
 extern const struct index index_components;
 
-/* TERSE_E_UNSUPPORTED when the index cannot serve heads of so many channels. */
+/* Returns TERSE_E_UNSUPPORTED when the index cannot serve heads of so many channels. */
 enum terse_status index_check(const struct index *index, uint32_t head_dim, struct terse_error *error);
 /* Exact size of an index's page of 64 tokens, a multiple of 64; 0 of index_components, which has none. */
 size_t index_bytes(const struct index *index, size_t head_dim);

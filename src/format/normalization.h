@@ -19,7 +19,7 @@
 
 static inline size_t normalization_floats(size_t hd) { return hd + 1; }
 
-/* TERSE_E_FORMAT unless mean and scale are finite, and the scale is not negative. */
+/* Returns TERSE_E_FORMAT unless mean and scale are finite, and the scale is not negative. */
 static inline enum terse_status normalization_check(const float *normalization, size_t hd, struct terse_error *error) {
     for (size_t c = 0; c < hd; c++)
         if (!isfinite(normalization[c])) return status_fail(error, TERSE_E_FORMAT, "channel %zu of a mean is not finite", c);
@@ -27,7 +27,7 @@ static inline enum terse_status normalization_check(const float *normalization, 
     return status_fail(error, TERSE_E_FORMAT, "the scale of gains is %g", (double)normalization[hd]);
 }
 
-/* gains[256] of all codes. */
+/* Writes gains[256] of all codes. */
 static inline void gain_table(float scale, float *gains) {
     gains[0] = 0;
     for (int code = 1; code < 256; code++) gains[code] = scale * exp2f((float)(code - GAIN_MIDDLE) / GAIN_STEPS);

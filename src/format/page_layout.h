@@ -10,7 +10,7 @@
  *         values for each token u8 v[hd bits/8]; half {scale, zero}[hd/32]
  *   sign  keys   u8 sign[hd/8][64]; then what kivi of 2 bits has for values, of magnitudes
  *         values as kivi of 2 bits
- *   comm  keys   u8 gain[64]; for each group and round 64 codes of 12 bits in two planes, as pq's; zeros up to a multiple of
+ *   comm  keys   u8 gain[64]; for each sub-vector and round 64 codes of 12 bits in two planes, as pq's; zeros up to a multiple of
  *         64 bytes
  *   additive  values u8 gain[64]; u8 codes[8][bits of a code]: bit j of byte [o][i] is bit i of token 8 o + j's
  *   transform  u8 gain[64]; the layout's nibbles one after another, 128 bytes each, see below
@@ -29,7 +29,7 @@
  * 32 to 63.
  *
  * sign: bit i of a byte of plane j is set where channel 8 j + i of the token's key is not below the mean; so are pages of the index
- * sign. Pages of the index quest: for each run of 16 tokens half least[hd], most[hd].
+ * sign. Pages of the index quest: for each 16 tokens half least[hd], most[hd].
  *
  * pq (and vq): a code's bits are cut from the lowest up into parts of 8, 4, 2 and 1 bits, as the binary digits of `bits` say: 12 =
  * 8 + 4, 7 = 4 + 2 + 1. A part of p bits has a plane of 8 p bytes, in which token t's lie at bits p t to p t + p - 1, counted from
@@ -64,7 +64,8 @@
 #define QUEST_PAGE_TOKENS 16
 #define PAGE_BYTES_QUEST(hd) ((size_t)PAGE_TOKENS / QUEST_PAGE_TOKENS * 2 * 2 * (hd))
 
-#define PAGE_BYTES_COMMVQ(groups, rounds) (((size_t)PAGE_TOKENS + (size_t)(groups) * (rounds)*PAGE_PQ_PART(12) + 63) / 64 * 64)
+#define PAGE_BYTES_COMMVQ(subvectors, rounds) \
+    (((size_t)PAGE_TOKENS + (size_t)(subvectors) * (rounds)*PAGE_PQ_PART(12) + 63) / 64 * 64)
 
 #define PAGE_BYTES_ADDITIVE(bits) ((size_t)PAGE_TOKENS + (size_t)PAGE_TOKENS / 8 * (bits)) /* bits a multiple of 32 */
 

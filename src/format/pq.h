@@ -25,7 +25,7 @@ static inline bool pq_may_read_u8(size_t width, unsigned bits) { return bits <= 
  * in fp32, each product taken off by a fused multiply-add in order of i: so backends find the same codes, bit for bit. About the origin, the
  * centroids' mean, products do not cancel; the scale, a power of two, keeps squares from overflow. */
 
-/* origin[d] of centroids[k][d]; returns the scale. */
+/* Writes origin[d] of centroids[k][d]; returns the scale. */
 float pq_search_origin(const float *centroids, size_t k, size_t d, float *origin);
 /* z[d] of one of them; returns its half. */
 float pq_search_centroid(const float *centroid, size_t d, const float *origin, float scale, float *z);

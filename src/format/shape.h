@@ -28,7 +28,7 @@ struct codec_shape {
     const void *fitted;  /* what a codec has learned of a sequence, for a layer, KV head and side (codec.h). NULL here */
 };
 
-/* TERSE_E_UNSUPPORTED unless head_dim is a multiple of 32 up to 256, what all codecs and indexes serve. */
+/* Returns TERSE_E_UNSUPPORTED unless head_dim is a multiple of 32 up to 256, what all codecs and indexes serve. */
 enum terse_status codec_check_head_dim(uint32_t head_dim, struct terse_error *error);
 
 #ifdef __cplusplus

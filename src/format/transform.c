@@ -25,7 +25,7 @@ static const float uniform_step[] = {0.1881f, 0.1041f, 0.0569f, 0.0308f};
 
 /* ---- Layout */
 
-/* Here `bits` are those of a component that have been given away, upper ones and stream in a row. */
+/* Adds a plane. `bits` are those of a component that have been given away, upper ones and stream in a row. */
 static void add_plane(struct transform_layout *layout, size_t bits, size_t quad, unsigned table, float scale) {
     size_t last = bits - 1;
     layout->plane[layout->planes++] = (struct transform_plane){.quad = (uint8_t)quad,
@@ -40,8 +40,8 @@ static void add_gaussian(struct transform_layout *layout, size_t *bits, size_t q
     add_plane(layout, *bits, quad, table, gaussian_unit[table]);
 }
 
-/* A code's level is step (code - (2^bits - 1) / 2): of its upper 4 bits step 2^low / 2 (2 upper - 15), of the `low` others
- * step / 2 (2 lower - (2^low - 1)). */
+/* Adds planes of a code whose levels are uniform. A code's level is step (code - (2^bits - 1) / 2): of its upper 4 bits step 2^low / 2 (2 upper
+ * - 15), of the `low` others step / 2 (2 lower - (2^low - 1)). */
 static void add_uniform(struct transform_layout *layout, size_t *bits, size_t quad, unsigned own_bits, bool upper) {
     unsigned low = own_bits - TRANSFORM_NIBBLE_BITS, own = upper ? TRANSFORM_NIBBLE_BITS : low;
     float step = uniform_step[low - 1] * (upper ? (float)(1u << low) : 1);
@@ -49,7 +49,7 @@ static void add_uniform(struct transform_layout *layout, size_t *bits, size_t qu
     add_plane(layout, *bits, quad, own == TRANSFORM_NIBBLE_BITS ? TRANSFORM_UNIFORM_4 : TRANSFORM_UNIFORM_1 + own - 1, step / 2);
 }
 
-/* All quads of a rank: in terms of size, the lower plane of a quad of b bits stands with the quads of b - 4. Quads of 1 bit write
+/* Adds all quads of a rank: in terms of size, the lower plane of a quad of b bits stands with the quads of b - 4. Quads of 1 bit write
  * two bits for two of them. */
 static void add_rank(struct transform_layout *layout, size_t *bits, unsigned rank) {
     const uint8_t *own = layout->quad_bits;
@@ -148,7 +148,7 @@ static double saving(const struct transform_share *share, size_t quad, int b) {
     return exp2((double)share->importance) * power * (double)(transform_distortion[b - 1] - transform_distortion[b]);
 }
 
-/* The quad that gains most by a bit more, or loses least by one less; quads: there is none. */
+/* Returns the quad that gains most by a bit more, or loses least by one less; quads: there is none. */
 static size_t neediest(const struct transform_share *share, size_t quads) {
     double most = 0;
     size_t best = quads;
@@ -180,8 +180,8 @@ static double nibble_saving(const struct transform_share *share, size_t quads, b
     return sum;
 }
 
-/* Bits of a share's quads at a price of each bit: as many as save more than it costs, but that the last one to three of them go if they and
- * the next ones do not save what a nibble costs. Returns how many nibbles. */
+/* Chooses the bits of a share's quads at a price of each bit: as many as save more than it costs, but that the last one to three of them go if
+ * they and the next ones do not save what a nibble costs. Returns how many nibbles. */
 static unsigned nibbles_at(const struct transform_share *share, size_t quads, double price) {
     unsigned sum = 0;
     for (size_t quad = 0; quad < quads; quad++) {

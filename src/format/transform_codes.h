@@ -6,7 +6,7 @@
 #include "format/page_layout.h"
 #include "format/transform.h"
 
-/* The place of token t's code of component i in its octet of tokens: a byte's number. */
+/* Returns the place of token t's code of component i in its octet of tokens: a byte's number. */
 static inline size_t transform_byte(enum codec_side side, size_t t, size_t i) {
     return side == CODEC_KEYS ? 4 * (t % 8) + i : 16 * (t % 8 / 4) + 4 * i + t % 4;
 }
@@ -24,12 +24,12 @@ static inline unsigned transform_get(const uint8_t *codes, size_t nibble, enum c
     return (unsigned)*at >> transform_shift(t) & 15;
 }
 
-/* A window in its order from a nibble of which the upper `written` bits are the newest, the others those of the nibble before. */
+/* Returns a window in its order from a nibble of which the upper `written` bits are the newest, the others those of the nibble before. */
 static inline unsigned transform_window(unsigned nibble, unsigned written) {
     return (nibble << written | nibble >> (4 - written)) & 15;
 }
 
-/* Integer level of component i of a plane's quad. */
+/* Returns the integer level of component i of a plane's quad. */
 static inline int transform_level(const struct transform_layout *layout, const struct transform_plane *plane, const uint8_t *codes,
                                   enum codec_side side, size_t t, size_t i) {
     unsigned written = transform_written(plane), old = 15u >> written;

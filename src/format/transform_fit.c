@@ -13,7 +13,7 @@
 #define GAIN_TAIL 1e-4    /* part of the rows whose gain may lie below the range, or above */
 #define GAIN_MARGIN 1.5f
 
-/* out[n][n] = a^T diag(weights) a for rows a[n][n]. */
+/* Computes out[n][n] = a^T diag(weights) a for rows a[n][n]. */
 static void recompose(const double *a, const double *weights, size_t n, double *out) {
     memset(out, 0, n * n * sizeof *out);
     for (size_t k = 0; k < n; k++) {

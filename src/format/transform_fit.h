@@ -19,8 +19,8 @@
 extern "C" {
 #endif
 
-/* root[hd][hd] = A and inverse[hd][hd] = A^-1 of metric[hd][hd], symmetric: scaled to a trace of hd, its eigenvalues clamped to 1e-4 of the
- * largest, so that A can be inverted. A metric without any finite positive trace counts as the identity. TERSE_E_MEMORY. */
+/* Computes root[hd][hd] = A and inverse[hd][hd] = A^-1 of metric[hd][hd], symmetric: scaled to a trace of hd, its eigenvalues clamped to 1e-4
+ * of the largest, so that A can be inverted. A metric without any finite positive trace counts as the identity. TERSE_E_MEMORY. */
 enum terse_status transform_fit_metric(const double *metric, uint32_t head_dim, double *root, double *inverse,
                                        struct terse_error *error);
 
@@ -36,7 +36,7 @@ struct transform_moments {
     float gain_least, gain_most; /* transform_fit_gains of rms(A (row - mean)) */
     float importance;            /* as in struct transform_parameters */
 };
-/* floats[transform_parameter_floats]. Sizes below a millionth of the largest are 0. Finite for finite moments, the basis regular, whatever
+/* Fits floats[transform_parameter_floats]. Sizes below a millionth of the largest are 0. Finite for finite moments, the basis regular, whatever
  * the covariance. TERSE_E_MEMORY. */
 enum terse_status transform_fit(const struct transform_moments *moments, uint32_t head_dim, float *floats,
                                 struct terse_error *error);

@@ -71,7 +71,7 @@ static inline float weight_mxfp4_unit(uint8_t exponent) {
     return unit;
 }
 
-/* Blocks of 256: eight groups of 32 in Q4_K and Q5_K. Byte i of the 32-byte run p of `codes` holds weight i of group 2p in its low and
+/* Blocks of 256: eight groups of 32 in Q4_K and Q5_K. Byte i of the p-th 32 bytes of `codes` holds weight i of group 2p in its low and
  * of group 2p + 1 in its high four bits; bit g of high[i] is the fifth bit of weight i of group g.
  * `scales` packs (s, m) of group g: for g < 4 the low six bits of bytes g and 4 + g; for g >= 4 the low and the high four bits of
  * byte 4 + g, topped by the two high bits of byte g - 4 for s and of byte g for m. */
@@ -86,7 +86,7 @@ struct weight_q5_k {
     uint8_t high[32];
     uint8_t codes[128];
 };
-/* Two halves of 128 weights, each of four runs of 32 with 64 bytes of `codes` and 32 of `high`. Run r has the low (r < 2) or high four
+/* Two halves of 128 weights, each of four quarters of 32 with 64 bytes of `codes` and 32 of `high`. Quarter r has the low (r < 2) or high four
  * bits of codes[32 (r mod 2) + i] and, above them, bits 2r and 2r + 1 of high[i]. `scales` has one s for each 16 weights. */
 struct weight_q6_k {
     uint8_t codes[128];
@@ -95,14 +95,14 @@ struct weight_q6_k {
     uint16_t scale;
 };
 
-/* Two halves of 128 weights, each of four runs of 32 with the same 32 bytes of `codes`: run r has bits 2r and 2r + 1 of byte i. A byte of
+/* Two halves of 128 weights, each of four quarters of 32 with the same 32 bytes of `codes`: quarter r has bits 2r and 2r + 1 of byte i. A byte of
  * `scales` has s in its low and m in its high four bits. */
 struct weight_q2_k {
     uint8_t scales[16];
     uint8_t codes[64];
     uint16_t scale, min;
 };
-/* `codes` as in Q2_K; above them bit 4 h + r of high[i] for run r of half h. s of 16 weights, k = 0 .. 15: the low (k < 8) or high four
+/* `codes` as in Q2_K; above them bit 4 h + r of high[i] for quarter r of half h. s of 16 weights, k = 0 .. 15: the low (k < 8) or high four
  * bits of scales[k mod 8], topped by bits 2 (k / 4) and the next of scales[8 + k mod 4]. */
 struct weight_q3_k {
     uint8_t high[32];
@@ -129,7 +129,7 @@ struct weight_bf16 {
     uint16_t values[32];
 };
 
-/* The s of groups 0 to 7, then the m of groups 0 to 7, a byte each, four bytes to a word. */
+/* Writes the s of groups 0 to 7, then the m of groups 0 to 7, a byte each, four bytes to a word. */
 static inline void weight_group_scales(const uint8_t scales[12], uint32_t words[4]) {
     uint32_t packed[3];
     memcpy(packed, scales, sizeof packed);
@@ -139,14 +139,14 @@ static inline void weight_group_scales(const uint8_t scales[12], uint32_t words[
     words[3] = (packed[2] >> 4 & 0x0f0f0f0f) | (packed[1] >> 2 & 0x30303030);
 }
 
-/* The 16 s of a block of Q3_K, a byte each, four bytes to a word. */
+/* Writes the 16 s of a block of Q3_K, a byte each, four bytes to a word. */
 static inline void weight_q3_k_scales(const uint8_t scales[12], uint32_t words[4]) {
     uint32_t packed[3];
     memcpy(packed, scales, sizeof packed);
     for (int i = 0; i < 4; i++) words[i] = (packed[i % 2] >> 4 * (i / 2) & 0x0f0f0f0f) | (packed[2] >> 2 * i & 0x03030303) << 4;
 }
 
-/* s of group g. */
+/* Returns s of group g. */
 static inline int weight_iq4_xs_scale(const struct weight_iq4_xs *block, int g) {
     return (block->low[g / 2] >> 4 * (g % 2) & 15) | (block->high >> 2 * g & 3) << 4;
 }

@@ -3,7 +3,7 @@
  * Versions 2 and 3, little-endian, every metadata type, arrays of arrays included. The whole file is checked when it is opened
  * (counts, string lengths, offsets, alignment, duplicate names, tensor ends), so that whatever the accessors return lies inside
  * the file. Nothing is copied: strings and tensors point into the file.
- * Source: the GGUF specification (docs/gguf.md of the ggml project).
+ * Source: the GGUF specification (of the ggml project).
  */
 #ifndef TERSE_GGUF_GGUF_H
 #define TERSE_GGUF_GGUF_H

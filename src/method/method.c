@@ -90,7 +90,7 @@ static const struct row rows[] = {
 };
 #define ROWS (sizeof rows / sizeof rows[0])
 
-/* Decimal digits and nothing else. */
+/* Reads decimal digits and nothing else. */
 static bool parse_number(const char *text, uint32_t *number) {
     uint64_t value = 0;
     if (!*text) return false;
@@ -103,7 +103,7 @@ static bool parse_number(const char *text, uint32_t *number) {
     return true;
 }
 
-/* "32x8": parts of a head and bits of a code. */
+/* Reads "32x8": parts of a head and bits of a code. */
 static bool parse_parts(const char *text, uint32_t *parts, uint32_t *bits) {
     char first[16];
     const char *times = strchr(text, 'x');
@@ -120,7 +120,7 @@ struct numbers {
     double rate;          /* terse-N */
 };
 
-/* "2.5": digits, at most one point, within the rates that codec transform has. */
+/* Reads "2.5": digits, at most one point, within the rates that codec transform has. */
 static bool parse_rate(const char *text, double *rate) {
     size_t digits = strspn(text, "0123456789"), point = text[digits] == '.',
            more = point ? strspn(text + digits + 1, "0123456789") : 0;
@@ -147,7 +147,7 @@ static const struct row *find_row(const char *name, struct numbers *numbers) {
     return NULL;
 }
 
-/* "f16, q8_0, ..." */
+/* Writes "f16, q8_0, ...". */
 static void list_names(const char *(*name_at)(size_t i), char *text, size_t capacity) {
     size_t length = 0;
     text[0] = 0;
@@ -157,7 +157,7 @@ static void list_names(const char *(*name_at)(size_t i), char *text, size_t capa
 
 static const char *method_name_at(size_t i) { return i < ROWS ? rows[i].name : NULL; }
 
-/* Codecs that can be asked for by name. */
+/* Returns the i-th codec that can be asked for by name. */
 static const char *codec_name_at(size_t i) {
     const struct codec *codec = codec_at(i);
     return codec && codec_find(codec->name) ? codec->name : NULL;
@@ -165,7 +165,7 @@ static const char *codec_name_at(size_t i) {
 
 static bool learns(struct coding coding) { return codec_learns(coding.codec); }
 
-/* A row's coding, with the rate that its name gives. */
+/* Returns a row's coding, with the rate that its name gives. */
 static struct coding row_coding(const struct coding *coding, const struct numbers *numbers) {
     struct coding own = *coding;
     if (numbers->rate > 0) own.rate = numbers->rate;
@@ -193,7 +193,7 @@ static const char *nearest_type(const char *name) {
     return NULL;
 }
 
-/* NULL keeps the method's own codec. */
+/* Replaces a codec by the one with this name; NULL keeps the method's own. */
 static enum terse_status override_codec(const char *name, const char *what, struct coding *coding, struct terse_error *error) {
     if (!name) return TERSE_OK;
     const struct codec *found = codec_find(name);
@@ -214,7 +214,7 @@ static enum terse_status override_codec(const char *name, const char *what, stru
     return status_fail(error, TERSE_E_ARGUMENT, "unknown %s type '%.64s': use one of %s, terse-N", what, name, known);
 }
 
-/* The row's name with its numbers in canonical form, without leading zeros. */
+/* Writes the row's name with its numbers in canonical form, without leading zeros. */
 static void write_row_name(const struct row *row, const struct numbers *numbers, char *text, size_t capacity) {
     int prefix = (int)strcspn(row->name, "KMN");
     if (numbers->rate > 0)
@@ -227,7 +227,7 @@ static void write_row_name(const struct row *row, const struct numbers *numbers,
         snprintf(text, capacity, "%s", row->name);
 }
 
-/* The name that options would have to be given as, codecs included: "q8_0/q4_0", "streaming-512", "streaming-512+q8_0/q4_0". */
+/* Writes the name that options would have to be given as, codecs included: "q8_0/q4_0", "streaming-512", "streaming-512+q8_0/q4_0". */
 static void write_name(const struct row *row, const struct numbers *numbers, const char *name, struct method *method) {
     struct coding row_key = row_coding(&row->key, numbers), row_value = row_coding(&row->value, numbers);
     bool own = same_coding(&method->key, &row_key) && same_coding(&method->value, &row_value);
@@ -244,7 +244,7 @@ static void write_name(const struct row *row, const struct numbers *numbers, con
         snprintf(method->name, sizeof method->name, "%s%s%s", plain ? "" : name, plain ? "" : "+", codecs);
 }
 
-/* The policy of a row, with the budget that its name's numbers give. */
+/* Sets the policy of a row, with the budget that its name's numbers give. */
 static void set_budget(const struct row *row, const struct numbers *numbers, const struct terse_cache_options *options,
                        struct method *method) {
     struct policy_parameters *parameters = &method->parameters;
@@ -257,7 +257,7 @@ static void set_budget(const struct row *row, const struct numbers *numbers, con
     if (options->mat_shallow != TERSE_SHALLOW_DEFAULT) parameters->shallow = options->mat_shallow;
 }
 
-/* --evict: the policy of another method, which evicts. */
+/* Chooses by --evict the policy of another method, which evicts. */
 static enum terse_status choose_eviction(const struct terse_cache_options *options, struct method *method,
                                          struct terse_error *error) {
     struct numbers numbers = {0};
@@ -276,7 +276,7 @@ static enum terse_status choose_eviction(const struct terse_cache_options *optio
     return TERSE_OK;
 }
 
-/* Every method that keeps all tokens can have anchors. */
+/* Chooses the anchors. Every method that keeps all tokens can have some. */
 static enum terse_status choose_anchors(const struct terse_cache_options *options, struct method *method,
                                         struct terse_error *error) {
     struct policy_parameters *parameters = &method->parameters;
@@ -296,7 +296,7 @@ static enum terse_status choose_anchors(const struct terse_cache_options *option
     return TERSE_OK;
 }
 
-/* Every method that keeps all tokens can read selected ones, if its codecs can gather tokens from their pages. */
+/* Chooses the selection. Every method that keeps all tokens can read selected ones, if its codecs can gather tokens from their pages. */
 static enum terse_status choose_selection(const struct terse_cache_options *options, struct method *method,
                                           struct terse_error *error) {
     struct policy_parameters *parameters = &method->parameters;
@@ -328,7 +328,7 @@ static enum terse_status set_parts(struct numbers numbers, const char *name, uin
     return TERSE_OK;
 }
 
-/* One codebook serves a session: that of the row's method, or a profile. */
+/* Writes the name of the one codebook that serves a session: that of the row's method, or a profile. */
 static enum terse_status name_codebook(const char *canonical, const struct terse_cache_options *options, struct method *method,
                                        struct terse_error *error) {
     const struct codec *key = method->key.codec, *value = method->value.codec;

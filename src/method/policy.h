@@ -13,8 +13,8 @@
 /* Parameters of a policy, from the method's name ("streaming-512") and options. */
 struct policy_parameters {
     uint32_t budget;       /* tokens kept per layer and KV head; 0: all */
-    uint32_t exact;        /* of them in exact rows, the oldest: attention sinks, and what MAT's window's end is held against */
-    uint32_t shallow;      /* MAT: the first layers, whose exact rows are the oldest sinks and the youngest others */
+    uint32_t exact;        /* of them as exact tokens, the oldest: attention sinks, and what MAT's window's end is held against */
+    uint32_t shallow;      /* MAT: the first layers, whose exact tokens are the oldest sinks and the youngest others */
     double anchor_percent; /* of a prefill's tokens that stay exact, per layer, KV head and side */
     uint32_t anchor_count; /* so many instead, when not 0 */
     uint32_t window;       /* policy_window: tokens that a query sees, its own included */
@@ -27,7 +27,7 @@ struct policy_parameters {
 #define RANKING_QUERIES 32
 #define RANKING_NEIGHBOURS 2
 
-/* A decision says which tokens a policy keeps after a step: as many as [0, exact) in exact rows, and those from `first` on. */
+/* A decision says which tokens a policy keeps after a step: as many as [0, exact) as exact tokens, and those from `first` on. */
 struct policy_decision {
     uint64_t exact; /* these tokens themselves, unless the policy has `pick_victim`: then what took their place */
     uint64_t first; /* tokens [exact, first) have left; first >= exact */
@@ -43,7 +43,7 @@ struct policy {
     enum terse_status (*check)(const struct policy_parameters *parameters, struct terse_error *error);
     /* `tokens`: tokens seen so far, the newest step included. */
     struct policy_decision (*retain)(const struct policy_parameters *parameters, uint64_t tokens);
-    /* Returns which of n tokens of a layer and KV head is evicted, 0 < result < n. The tokens are the n - 1 in exact rows, in order of age,
+    /* Returns which of n tokens of a layer and KV head is evicted, 0 < result < n. The tokens are the n - 1 exact tokens, in order of age,
      * and as the last the one that leaves the window now. logits[n]: of each token's own queries to token 0, mean over the group. NULL: always
      * the last is evicted, and logits are not observed. */
     size_t (*pick_victim)(const struct policy_parameters *parameters, uint32_t layer, const float *logits, size_t n);
@@ -88,11 +88,11 @@ extern const struct policy policy_snapkv;
  * tokens a page. */
 extern const struct policy policy_window;
 /* The first tokens of a sequence, on which models of a few billion parameters and more spend about half of their attention whatever the
- * text (StreamingLLM, section 3.1), and whose keys and values look like no others: exact rows of every method whose codecs are not
+ * text (StreamingLLM, section 3.1), and whose keys and values look like no others: exact tokens of every method whose codecs are not
  * exact, and of those that evict. */
 #define SINKS 4
 
-/* Each is a `retain`. policy_retain_all keeps every token, the first `exact` of them in exact rows; policy_retain_newest keeps those, or what
+/* Each is a `retain`. policy_retain_all keeps every token, the first `exact` of them as exact tokens; policy_retain_newest keeps those, or what
  * takes their place, and the newest budget - exact. */
 struct policy_decision policy_retain_all(const struct policy_parameters *parameters, uint64_t tokens);
 struct policy_decision policy_retain_newest(const struct policy_parameters *parameters, uint64_t tokens);

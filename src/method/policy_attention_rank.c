@@ -19,7 +19,7 @@ static enum terse_status check_snapkv(const struct policy_parameters *parameters
                        parameters->budget, SNAPKV_BUDGET_MIN);
 }
 
-/* The prompt's end, which stays in the window, and the sinks are a part of the budget. */
+/* Returns how many tokens of the prompt are kept. Its end, which stays in the window, and the sinks are a part of the budget. */
 static size_t kept_of_prompt(const struct policy_parameters *parameters, size_t n, size_t sealed) {
     size_t others = n > sealed ? n - sealed : 0, budget = parameters->budget;
     if (n <= budget || others >= budget) return 0;

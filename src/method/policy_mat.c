@@ -1,7 +1,7 @@
 /* Anchor tokens (MAT, algorithm 1): tokens on which all later ones spend attention are those that spend little of their own on the first
  * token, itself such a token. The rule is that of a cache of `budget` tokens in order of age, of which one must go whenever a new
  * one comes: among the indices 1 to `exact` the one with the highest logit to token 0. The token at index `exact` is the one that
- * leaves the window, so it competes with the anchors; token 0 never goes. The exact rows of a shallow layer change by the same
+ * leaves the window, so it competes with the anchors; token 0 never goes. The exact tokens of a shallow layer change by the same
  * move: the token after the sinks goes, so that they extend the window (StreamingLLM).
  *
  * The paper says "the i-th column is removed" and leaves candidates, the shallow layers and their sinks open: two layers and four

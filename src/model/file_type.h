@@ -4,7 +4,7 @@
 
 #include "gguf/gguf.h"
 
-/* "Q4_K_M" of metadata general.file_type; NULL where that is missing, unknown, or a single type, which the tensors say better. */
+/* Returns "Q4_K_M" of metadata general.file_type; NULL where that is missing, unknown, or a single type, which the tensors say better. */
 const char *file_type_mixture(const struct gguf *gguf);
 
 #endif

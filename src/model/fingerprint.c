@@ -16,7 +16,7 @@ static void put_string(XXH64_state_t *hash, struct gguf_string string) {
     XXH64_update(hash, string.data, string.size);
 }
 
-/* "general.architecture" and "ARCHITECTURE.*": what the same weights would compute something else with. */
+/* Returns whether the key is "general.architecture" or "ARCHITECTURE.*": what the same weights would compute something else with. */
 static bool is_of_architecture(const struct terse_model *model, struct gguf_string key) {
     static const char general[] = "general.architecture";
     const char *name = model->architecture->name;
@@ -33,7 +33,8 @@ static uint64_t hash_key(const struct gguf *gguf, uint64_t i) {
     return XXH64_digest(&hash);
 }
 
-/* The whole of a small tensor is one sample; a larger one has several at equal distances, its first and last bytes among them. */
+/* Returns how many samples a tensor has. The whole of a small one is one sample; a larger one has several at equal distances, its first and
+ * last bytes among them. */
 static uint64_t samples_of(const struct gguf_tensor *tensor) {
     return !tensor->data ? 0 : tensor->bytes <= SAMPLES * SAMPLE_BYTES ? 1 : SAMPLES;
 }

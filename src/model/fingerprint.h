@@ -13,7 +13,7 @@ uint64_t model_fingerprint(const struct terse_model *model);
  * model have this number in common, whatever they are quantized to, and a model trained further has another. */
 uint64_t model_norms_fingerprint(const struct terse_model *model);
 
-/* The rotation's fingerprint: added to both where that is not as its file says (struct terse_model_options). */
+/* Returns the rotation's fingerprint, which is added to both where that is not as its file says (struct terse_model_options). */
 uint64_t model_rotation_fingerprint(const struct terse_model *model);
 
 #endif

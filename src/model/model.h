@@ -102,7 +102,7 @@ struct terse_model {
 #define MODEL_BEHIND(layer) ((layer) + 1)
 #define MODEL_OUTPUT(model) ((model)->layers + 1)
 
-/* Numbers of a token's queries of a layer, [Hq][hd], and of its keys or values, [Hk][hd]. */
+/* Return how many numbers a token's queries of a layer have, [Hq][hd], and of its keys or values, [Hk][hd]. */
 static inline size_t model_query_width(const struct terse_model *model) { return (size_t)model->query_heads * model->head_dim; }
 static inline size_t model_kv_width(const struct terse_model *model) { return (size_t)model->kv_heads * model->head_dim; }
 
@@ -118,7 +118,7 @@ static inline bool model_slides(const struct terse_model *model, uint32_t layer)
     return !model->layer_order && model->sliding;
 }
 
-/* TERSE_E_FORMAT: NaN or infinite numbers, of which those at `place` were seen first. */
+/* Returns TERSE_E_FORMAT: NaN or infinite numbers, of which those at `place` were seen first. */
 enum terse_status model_not_finite(const struct terse_model *model, uint32_t place, struct terse_error *error);
 
 /* Loads a model from the contents of a GGUF file, data[size], which are `file`'s or, where that is empty, the caller's; the model takes

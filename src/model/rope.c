@@ -17,7 +17,7 @@ void rope_angles(const struct rope *rope, int64_t position, float *cosine, float
     }
 }
 
-/* Pairs `step` floats apart whose numbers are `apart` from each other. */
+/* Rotates pairs `step` floats apart whose numbers are `apart` from each other. */
 static inline void rotate_row(size_t step, size_t apart, size_t pairs, float magnitude, const float *restrict cosine,
                               const float *restrict sine, float *restrict row) {
 #pragma omp simd

@@ -28,7 +28,7 @@ struct rope {
     float magnitude;        /* yarn's attention factor: rotated channels are multiplied by it; 1 otherwise */
 };
 
-/* cosine[n_rot/2] and sine[n_rot/2] of position * frequency, right to the last bit of a float for positions up to 1e9; `position`
+/* Writes cosine[n_rot/2] and sine[n_rot/2] of position * frequency, right to the last bit of a float for positions up to 1e9; `position`
  * may be negative (the inverse rotation). The magnitude is not in them. */
 void rope_angles(const struct rope *rope, int64_t position, float *cosine, float *sine);
 

@@ -93,12 +93,12 @@ static enum terse_status read_scaling(const struct gguf *gguf, const char *prefi
     return TERSE_OK;
 }
 
-/* The pair (a real number) that makes `cycles` full rotations within the original context. */
+/* Returns the pair (a real number) that makes `cycles` full rotations within the original context. */
 static double pair_of_cycles(const struct scaling *s, uint32_t n_rot, double cycles) {
     return n_rot * log(s->original_context / (cycles * 2 * M_PI)) / (2 * log((double)s->base));
 }
 
-/* 1 for fast pairs, which keep their frequency; 0 for slow ones, which are interpolated. */
+/* Returns 1 for fast pairs, which keep their frequency; 0 for slow ones, which are interpolated. */
 static double yarn_keep(const struct scaling *s, uint32_t n_rot, uint32_t pair) {
     double first = pair_of_cycles(s, n_rot, s->beta_fast), last = pair_of_cycles(s, n_rot, s->beta_slow);
     double low = fmax(0, s->unrounded ? first : floor(first)), high = fmin(n_rot - 1, s->unrounded ? last : ceil(last));

@@ -47,14 +47,14 @@ static enum terse_status missing(struct loader *l, const char *name) {
                        name);
 }
 
-/* NULL when the file has no such tensor. */
+/* Returns the tensor; NULL when the file has none of the name. */
 static const struct gguf_tensor *use_tensor(struct loader *l, const char *name) {
     const struct gguf_tensor *tensor = gguf_find_tensor(l->model->gguf, name);
     if (tensor) l->used[tensor - gguf_tensor_at(l->model->gguf, 0)] = true;
     return tensor;
 }
 
-/* `count` matrices in one tensor, if not 0: their rows one after the other. */
+/* Loads a matrix, or `count` matrices in one tensor, if not 0: their rows one after the other. */
 static enum terse_status load_matrices(struct loader *l, const char *name, uint32_t columns, uint32_t rows, uint32_t count,
                                        enum presence presence, struct matrix *matrix) {
     const struct gguf_tensor *tensor = presence == PRESENCE_NONE ? NULL : use_tensor(l, name);
@@ -83,7 +83,7 @@ static enum terse_status load_matrix(struct loader *l, const char *name, uint32_
     return load_matrices(l, name, columns, rows, 0, presence, matrix);
 }
 
-/* x[n] of a tensor's data, which is F32, F16 or BF16. */
+/* Reads x[n] of a tensor's data, which is F32, F16 or BF16. */
 static void read_vector(const struct gguf_tensor *tensor, float *x, uint32_t n) {
     const uint16_t *halves = tensor->data;
     if (tensor->type == TENSOR_F32) memcpy(x, tensor->data, n * sizeof *x);
@@ -94,7 +94,7 @@ static void read_vector(const struct gguf_tensor *tensor, float *x, uint32_t n) 
     }
 }
 
-/* [rows][n]. Vectors are small and read all the time: always F32. */
+/* Loads vectors [rows][n]. They are small and read all the time: always F32. */
 static enum terse_status load_vectors(struct loader *l, const char *name, uint32_t n, uint32_t rows, enum presence presence,
                                       const float **vector) {
     const struct gguf_tensor *tensor = presence == PRESENCE_NONE ? NULL : use_tensor(l, name);
@@ -114,7 +114,7 @@ static enum terse_status load_vector(struct loader *l, const char *name, uint32_
     return load_vectors(l, name, n, 1, presence, vector);
 }
 
-/* NAME.weight and NAME.bias */
+/* Loads NAME.weight and NAME.bias. */
 static enum terse_status load_linear(struct loader *l, const char *name, uint32_t columns, uint32_t rows, enum presence weight,
                                      enum presence bias, struct matrix *matrix) {
     char full[80];
@@ -125,7 +125,7 @@ static enum terse_status load_linear(struct loader *l, const char *name, uint32_
     return load_vector(l, full, rows, bias, &matrix->bias);
 }
 
-/* heads: struct norm's. */
+/* Loads a norm; `heads` is struct norm's. */
 static enum terse_status load_norm(struct loader *l, const char *name, uint32_t n, uint32_t heads, enum presence gain,
                                    enum presence bias, struct norm *norm) {
     char full[80];
@@ -312,7 +312,7 @@ static enum terse_status load_scales(struct loader *l) {
     return status ? status : read_number(l, "attention.clamp_kqv", 0, FLT_MAX, &m->clamp);
 }
 
-/* Experts are as wide as a layer without them where the file does not say. */
+/* Loads the shape of experts, which are as wide as a layer without them where the file does not say. */
 static enum terse_status load_experts_shape(struct loader *l) {
     struct terse_model *m = l->model;
     const struct architecture *a = m->architecture;
@@ -366,7 +366,7 @@ static enum terse_status load_shape(struct loader *l) {
                        -1, 1, &l->norm_epsilon);
 }
 
-/* The vocabulary's size is the embedding's number of rows. */
+/* Loads both ends of the model. The vocabulary's size is the embedding's number of rows. */
 static enum terse_status load_ends(struct loader *l) {
     struct terse_model *m = l->model;
     enum terse_status status;
@@ -448,7 +448,8 @@ static enum terse_status load_sliding(struct loader *l) {
     return status;
 }
 
-/* Slopes 2^(-largest i / N), i = 1..N, for N heads when that is a power of two; for fewer heads than N, first those of even i. */
+/* Loads the slopes of ALiBi: 2^(-largest i / N), i = 1..N, for N heads when that is a power of two; for fewer heads than N, first those of even
+ * i. */
 static enum terse_status load_alibi(struct loader *l) {
     struct terse_model *m = l->model;
     float largest = 0, *slopes = l->next_vector;

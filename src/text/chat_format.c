@@ -3,7 +3,7 @@
  *
  * Sources: the templates in the tokenizer_config.json (chat_template.jinja) of LLaMA 2 and 3, Mistral 7B Instruct v0.1 to v0.3, Mistral Nemo,
  * Large 2411 and Small 2501, Qwen 2 and 3, QwQ, Gemma 1 to 3, Phi 3 and 4, Command R, gpt-oss, DeepSeek Coder, V2, V3 and R1, and
- * "tokenization/templates.md" of Mistral's cookbook for the spaces of its versions. */
+ * the page on templates of Mistral's cookbook, for the spaces of its versions. */
 #include "text/chat_format.h"
 
 #include <string.h>

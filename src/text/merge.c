@@ -69,7 +69,7 @@ static struct candidate pop(struct merger *m) {
 }
 
 /* One word being merged. */
-struct run {
+struct merging {
     struct merger *merger;
     merge_rule *rule;
     const void *context;
@@ -77,7 +77,7 @@ struct run {
 };
 
 /* Considers the symbol at `left` and the one after it. The heap has space for it. */
-static void consider(const struct run *r, uint32_t left) {
+static void consider(const struct merging *r, uint32_t left) {
     const struct symbol *a = &r->merger->symbols[left];
     if (a->next == MERGE_END) return;
     const struct symbol *b = &r->merger->symbols[a->next];
@@ -87,12 +87,12 @@ static void consider(const struct run *r, uint32_t left) {
 }
 
 enum terse_status merger_run(struct merger *m, merge_rule *rule, const void *context, const char *text, struct terse_error *error) {
-    const struct run run = {m, rule, context, text};
+    const struct merging merging = {m, rule, context, text};
     /* A merge takes one candidate out and puts at most two in, and there are fewer merges than symbols. */
     void *heap = reserve(m->heap, &m->heap_capacity, 2 * m->n_symbols, sizeof *m->heap);
     if (!heap) return status_no_memory(error, 2 * m->n_symbols * sizeof *m->heap, "tokenizing a text");
     m->heap = heap;
-    for (uint32_t i = 0; i + 1 < m->n_symbols; i++) consider(&run, i);
+    for (uint32_t i = 0; i + 1 < m->n_symbols; i++) consider(&merging, i);
     while (m->n_heap) {
         struct candidate c = pop(m);
         uint32_t i = (uint32_t)c.order;
@@ -105,8 +105,8 @@ enum terse_status merger_run(struct merger *m, merge_rule *rule, const void *con
         left->next = right->next;
         right->size = 0;
         if (left->next != MERGE_END) m->symbols[left->next].previous = i;
-        if (left->previous != MERGE_END) consider(&run, left->previous);
-        consider(&run, i);
+        if (left->previous != MERGE_END) consider(&merging, left->previous);
+        consider(&merging, i);
     }
     return TERSE_OK;
 }

@@ -115,8 +115,8 @@ enum terse_status pretokenizer_new(struct gguf_string name, struct pretokenizer 
     p->kind = kind;
     p->limits = pcre2_match_context_create(NULL);
     bool complete = p->limits != NULL;
-    /* The most that an expression takes back is a run of white space, once, looking for a line's end in it. PCRE2's own limit (ten
-     * million) would fail such a run in a text that may be 2^30 bytes long. */
+    /* The most that an expression takes back is a stretch of white space, once, looking for a line's end in it. PCRE2's own limit (ten
+     * million) would fail such a stretch in a text that may be 2^30 bytes long. */
     if (p->limits) pcre2_set_match_limit(p->limits, UINT32_C(1) << 31);
     for (size_t i = 0; i < MAX_STAGES && kind->stages[i]; i++) {
         int code;

@@ -25,7 +25,7 @@ struct word_sink {
     void *user;
 };
 
-/* Cuts text[n_bytes]. The words put together are the text. A run of bytes that are not UTF-8 is a word of its own. */
+/* Cuts text[n_bytes]. The words put together are the text. A stretch of bytes that are not UTF-8 is a word of its own. */
 enum terse_status pretokenizer_split(const struct pretokenizer *pretokenizer, const char *text, size_t n_bytes,
                                      const struct word_sink *sink, struct terse_error *error);
 

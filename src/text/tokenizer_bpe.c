@@ -56,10 +56,10 @@ size_t bpe_bytes(struct gguf_string text, char *bytes) {
 /* ---- Loading ------------------------------------------------------------------------------------------------------------- */
 
 static uint64_t find_merge(const struct bpe *bpe, uint64_t pair) {
-    uint64_t slot = pair * UINT64_C(0x9e3779b97f4a7c15);
-    slot = (slot ^ slot >> 32) & bpe->mask;
-    while (bpe->merges[slot].pair != pair && bpe->merges[slot].pair != UINT64_MAX) slot = (slot + 1) & bpe->mask;
-    return slot;
+    uint64_t bucket = pair * UINT64_C(0x9e3779b97f4a7c15);
+    bucket = (bucket ^ bucket >> 32) & bpe->mask;
+    while (bpe->merges[bucket].pair != pair && bpe->merges[bucket].pair != UINT64_MAX) bucket = (bucket + 1) & bpe->mask;
+    return bucket;
 }
 
 /* Adds the merge of priority `rank`, "LEFT RIGHT". The earlier of two merges with the same pair counts. both[v->longest] is scratch. */
@@ -83,8 +83,8 @@ static enum terse_status add_merge(struct tokenizer *t, struct gguf_string merge
             error, TERSE_E_FORMAT,
             "tokenizer.ggml.merges: entry %" PRIu32 " merges or makes a text that is no token: convert the model again", rank);
     if (!token_is_text(v, token)) return TERSE_OK;
-    uint64_t pair = (uint64_t)left << 32 | (uint64_t)right, slot = find_merge(&t->bpe, pair);
-    if (t->bpe.merges[slot].pair == UINT64_MAX) t->bpe.merges[slot] = (struct bpe_merge){pair, {rank, token}};
+    uint64_t pair = (uint64_t)left << 32 | (uint64_t)right, bucket = find_merge(&t->bpe, pair);
+    if (t->bpe.merges[bucket].pair == UINT64_MAX) t->bpe.merges[bucket] = (struct bpe_merge){pair, {rank, token}};
     return TERSE_OK;
 }
 
@@ -95,17 +95,17 @@ static enum terse_status load_merges(struct tokenizer *t, const struct gguf *ggu
     if (array.count > INT32_MAX)
         return status_fail(error, TERSE_E_FORMAT, "tokenizer.ggml.merges has %" PRIu64 " entries: convert the model again",
                            array.count);
-    uint64_t slots = 2;
-    while (slots < array.count + array.count / 2 + 1) slots *= 2;
-    t->bpe.mask = slots - 1;
-    t->bpe.merges = memory_array(slots, sizeof *t->bpe.merges);
+    uint64_t buckets = 2;
+    while (buckets < array.count + array.count / 2 + 1) buckets *= 2;
+    t->bpe.mask = buckets - 1;
+    t->bpe.merges = memory_array(buckets, sizeof *t->bpe.merges);
     struct gguf_string *merges = memory_array(array.count, sizeof *merges);
     char *scratch = memory_array(t->vocabulary.longest, 1);
     if (!t->bpe.merges || !merges || !scratch) {
-        status = status_no_memory(error, slots * sizeof *t->bpe.merges + array.count * sizeof *merges, "the merges");
+        status = status_no_memory(error, buckets * sizeof *t->bpe.merges + array.count * sizeof *merges, "the merges");
         goto done;
     }
-    for (uint64_t i = 0; i < slots; i++) t->bpe.merges[i].pair = UINT64_MAX;
+    for (uint64_t i = 0; i < buckets; i++) t->bpe.merges[i].pair = UINT64_MAX;
     gguf_array_strings(&array, merges);
     for (uint64_t i = 0; i < array.count && !status; i++) status = add_merge(t, merges[i], (uint32_t)i, scratch, error);
 done:

@@ -19,7 +19,7 @@ struct special {
 
 /* A merge of two tokens of a byte-level BPE vocabulary. */
 struct bpe_merge {
-    uint64_t pair; /* left token << 32 | right token; UINT64_MAX: a free slot */
+    uint64_t pair; /* left token << 32 | right token; UINT64_MAX: a free bucket */
     struct merge merge;
 };
 

@@ -23,28 +23,28 @@ static bool same(struct gguf_string text, const char *data, size_t size) {
     return text.size == size && memcmp(text.data, data, size) == 0;
 }
 
-/* Returns the slot in which the token of data[size] stands in the table or would stand. */
-static uint64_t find_slot(const struct vocabulary *v, const char *data, size_t size) {
-    uint64_t slot = hash(data, size) & v->mask;
-    while (v->slots[slot] && !same(v->text[v->slots[slot] - 1], data, size)) slot = (slot + 1) & v->mask;
-    return slot;
+/* Returns the bucket in which the token of data[size] stands in the table or would stand. */
+static uint64_t find_bucket(const struct vocabulary *v, const char *data, size_t size) {
+    uint64_t bucket = hash(data, size) & v->mask;
+    while (v->buckets[bucket] && !same(v->text[v->buckets[bucket] - 1], data, size)) bucket = (bucket + 1) & v->mask;
+    return bucket;
 }
 
 int32_t vocabulary_find(const struct vocabulary *v, const char *data, size_t size) {
     if (size == 0 || size > v->longest) return -1;
-    return (int32_t)v->slots[find_slot(v, data, size)] - 1;
+    return (int32_t)v->buckets[find_bucket(v, data, size)] - 1;
 }
 
 static enum terse_status fill_table(struct vocabulary *v, struct terse_error *error) {
     for (uint32_t i = 0; i < v->n; i++) {
         struct gguf_string text = v->text[i];
         if (text.size == 0) continue;
-        uint64_t slot = find_slot(v, text.data, text.size);
-        if (v->slots[slot])
+        uint64_t bucket = find_bucket(v, text.data, text.size);
+        if (v->buckets[bucket])
             return status_fail(error, TERSE_E_FORMAT,
-                               "tokens %" PRIu32 " and %" PRIu32 " have the same text: convert the model again", v->slots[slot] - 1,
-                               i);
-        v->slots[slot] = i + 1;
+                               "tokens %" PRIu32 " and %" PRIu32 " have the same text: convert the model again",
+                               v->buckets[bucket] - 1, i);
+        v->buckets[bucket] = i + 1;
         if (text.size > v->longest) v->longest = text.size;
     }
     return TERSE_OK;
@@ -75,14 +75,14 @@ enum terse_status vocabulary_load(struct vocabulary *v, const struct gguf *gguf,
         return status_fail(error, TERSE_E_FORMAT, "tokenizer.ggml.tokens has %" PRIu64 " tokens: convert the model again",
                            tokens.count);
     v->n = (uint32_t)tokens.count;
-    uint64_t slots = 2;
-    while (slots < 2 * tokens.count) slots *= 2;
-    v->mask = slots - 1;
+    uint64_t buckets = 2;
+    while (buckets < 2 * tokens.count) buckets *= 2;
+    v->mask = buckets - 1;
     v->text = memory_array(v->n, sizeof *v->text);
     v->type = memory_array(v->n, sizeof *v->type);
-    v->slots = memory_zeros(slots, sizeof *v->slots);
-    if (!v->text || !v->type || !v->slots)
-        return status_no_memory(error, v->n * sizeof *v->text + slots * sizeof *v->slots, "the vocabulary");
+    v->buckets = memory_zeros(buckets, sizeof *v->buckets);
+    if (!v->text || !v->type || !v->buckets)
+        return status_no_memory(error, v->n * sizeof *v->text + buckets * sizeof *v->buckets, "the vocabulary");
     gguf_array_strings(&tokens, v->text);
     if ((status = load_types(v, gguf, error))) return status;
     return fill_table(v, error);
@@ -91,6 +91,6 @@ enum terse_status vocabulary_load(struct vocabulary *v, const struct gguf *gguf,
 void vocabulary_destroy(struct vocabulary *v) {
     memory_free(v->text);
     memory_free(v->type);
-    memory_free(v->slots);
+    memory_free(v->buckets);
     *v = (struct vocabulary){0};
 }

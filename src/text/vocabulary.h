@@ -20,7 +20,7 @@ struct vocabulary {
     struct gguf_string *text; /* [n], in the file's data; all different, except empty ones, which are never found */
     uint8_t *type;            /* [n] */
     size_t longest;           /* bytes of the longest text */
-    uint32_t *slots;          /* hash table of token + 1, 0 when free; a power of two of them, at least twice n */
+    uint32_t *buckets;        /* hash table of token + 1, 0 when free; a power of two of them, at least twice n */
     uint64_t mask;
 };
 

@@ -128,7 +128,7 @@ static enum terse_status fit_new(struct fit *f, struct terse_error *error) {
     return status_no_memory(error, n * codes / 8 + f->slices * codes * (codes + d) * 3 * sizeof(double), "a fit of sums");
 }
 
-/* ---- One pass over the points ------------------------------------------------------------------------------------------------ */
+/* ---- One sweep over the points ------------------------------------------------------------------------------------------------ */
 
 enum finding { BY_SEARCH, BY_DIRECTIONS };
 
@@ -198,7 +198,7 @@ static void pass_chunk(const struct fit *f, enum finding finding, size_t before,
 }
 
 /* Returns the error of C; the sums of all slices are the first one's then. */
-static double pass(struct fit *f, enum finding finding, size_t before) {
+static double sweep(struct fit *f, enum finding finding, size_t before) {
     size_t n = (f->points->n + f->every - 1) / f->every;
     double error = 0;
 #pragma omp parallel for schedule(dynamic, 1)
@@ -264,7 +264,7 @@ static enum terse_status start(struct fit *f, const struct additive_options *o, 
         if (status) return status;
         f->used = f->codes - before < f->d ? f->codes : before + f->d;
         draw_directions(f, &state);
-        pass(f, BY_DIRECTIONS, before);
+        sweep(f, BY_DIRECTIONS, before);
         update(f);
     }
     return TERSE_OK;
@@ -279,7 +279,7 @@ static enum terse_status alternate(struct fit *f, const struct additive_options 
     for (uint32_t i = 0; i <= o->iterations && !status; i++) {
         if (i + 1 + o->iterations / WHOLE_PART > o->iterations) f->every = 1;
         additive_search_set(&f->search, f->C);
-        double now = pass(f, BY_SEARCH, 0);
+        double now = sweep(f, BY_SEARCH, 0);
         if (errors) errors[i] = now;
         if (f->every == 1 && now < *least) {
             *least = now;

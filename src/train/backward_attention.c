@@ -61,7 +61,7 @@ static size_t hidden_keys(const struct attention *a, const struct tile *tile, si
     return first > key ? size_min(first - key, n) : 0;
 }
 
-/* The first group of keys that a tile sees some of. */
+/* Returns the first block of keys of which a tile sees some. */
 static size_t first_key(const struct attention *a, const struct tile *tile) {
     size_t hidden = hidden_keys(a, tile, 0, 0, tile->first);
     return hidden / KEY_ROWS * KEY_ROWS;

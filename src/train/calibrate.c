@@ -1,7 +1,7 @@
 /* Calibration decides what is learned, the weights of samples and the order of the fits. Samples come from capture.h, fits are those of
  * kmeans.h, em.h and additive.h, and format/codebook.h holds what was learned.
  *
- * A fit is one sub-vector of one layer, KV head and side (or, shared, of all layers and heads), or a group of them where keys are
+ * A fit is one sub-vector of one layer, KV head and side (or, shared, of all layers and heads), or several of them where keys are
  * sums of tables' entries (train/em.h), or a whole head where values are sums of rows (train/additive.h). Its seed comes from its
  * number, so the order in which threads do the fits changes nothing.
  */
@@ -89,9 +89,9 @@ void calibrate_weigh(float *norms, const float *factors, size_t n, uint32_t powe
     for (size_t i = 0; i < n; i++) norms[i] = (float)(fmin((double)norms[i], cut) / left);
 }
 
-/* ---- The plan */
+/* ---- The recipe */
 
-struct plan {
+struct recipe {
     const struct terse_model *model;
     struct codebook_info info;
     enum terse_weighting weighting;
@@ -109,28 +109,28 @@ static struct coding learning(struct coding coding) {
     return codec_learns(coding.codec) ? coding : (struct coding){0};
 }
 
-static bool is_profile(const struct plan *plan) {
-    const struct codec *key = plan->info.key.codec;
+static bool is_profile(const struct recipe *recipe) {
+    const struct codec *key = recipe->info.key.codec;
     return key && key->learner == CODEC_LEARNS_TRANSFORM;
 }
 
 /* Returns the name of the part whose gradient's norm is a weight. Only k-means fits sub-vectors; the other fits weight whole heads. */
-static const char *weighted_part(const struct plan *plan) {
-    const struct codec *key = plan->info.key.codec, *value = plan->info.value.codec;
+static const char *weighted_part(const struct recipe *recipe) {
+    const struct codec *key = recipe->info.key.codec, *value = recipe->info.value.codec;
     bool keys = !key || key->learner != CODEC_LEARNS_KMEANS, values = !value || value->learner != CODEC_LEARNS_KMEANS;
-    if (plan->weighting == TERSE_WEIGHTING_ROW || (keys && values)) return "head";
+    if (recipe->weighting == TERSE_WEIGHTING_ROW || (keys && values)) return "head";
     return key && keys ? "key head, value sub-vector" : value && values ? "key sub-vector, value head" : "sub-vector";
 }
 
-static void describe_weighting(struct plan *plan) {
-    const char *labels = plan->text_labels ? "of the text" : "drawn";
-    if (is_profile(plan))
-        snprintf(plan->info.weighting, sizeof plan->info.weighting, "none; importance by gradient^2, labels %s", labels);
-    else if (plan->weighting == TERSE_WEIGHTING_NONE)
-        snprintf(plan->info.weighting, sizeof plan->info.weighting, "none");
+static void describe_weighting(struct recipe *recipe) {
+    const char *labels = recipe->text_labels ? "of the text" : "drawn";
+    if (is_profile(recipe))
+        snprintf(recipe->info.weighting, sizeof recipe->info.weighting, "none; importance by gradient^2, labels %s", labels);
+    else if (recipe->weighting == TERSE_WEIGHTING_NONE)
+        snprintf(recipe->info.weighting, sizeof recipe->info.weighting, "none");
     else
-        snprintf(plan->info.weighting, sizeof plan->info.weighting, "gradient%s per %s, labels %s", plan->power == 2 ? "^2" : "",
-                 weighted_part(plan), labels);
+        snprintf(recipe->info.weighting, sizeof recipe->info.weighting, "gradient%s per %s, labels %s",
+                 recipe->power == 2 ? "^2" : "", weighted_part(recipe), labels);
 }
 
 static enum terse_status check_options(const struct terse_calibration *o, struct terse_error *error) {
@@ -140,8 +140,8 @@ static enum terse_status check_options(const struct terse_calibration *o, struct
     return TERSE_OK;
 }
 
-static enum terse_status make_plan(const struct terse_model *m, const struct terse_calibration *o, struct plan *plan,
-                                   struct terse_error *error) {
+static enum terse_status make_recipe(const struct terse_model *m, const struct terse_calibration *o, struct recipe *recipe,
+                                     struct terse_error *error) {
     struct terse_cache_options cache = terse_cache_options_defaults();
     struct method method;
     enum terse_status status = check_options(o, error);
@@ -156,95 +156,97 @@ static enum terse_status make_plan(const struct terse_model *m, const struct ter
                            "a profile is of each layer and KV head, and its samples weigh alike: do without --shared, --weighting "
                            "and --power for %s",
                            method.name);
-    *plan = (struct plan){.model = m, .progress = thread_pool_progress(&o->progress)};
-    plan->weighting = o->weighting;
-    if (o->weighting == TERSE_WEIGHTING_DEFAULT) plan->weighting = method.power ? TERSE_WEIGHTING_SUBVECTOR : TERSE_WEIGHTING_NONE;
-    plan->power = plan->weighting == TERSE_WEIGHTING_NONE ? 0 : o->power ? o->power : method.power ? method.power : 2;
-    plan->text_labels = o->text_labels;
-    plan->info = (struct codebook_info){.key = learning(method.key),
-                                        .value = learning(method.value),
-                                        .shared = o->shared,
-                                        .layers = m->layers,
-                                        .kv_heads = m->kv_heads,
-                                        .head_dim = m->head_dim,
-                                        .fingerprint =
-                                            m->norms_fingerprint, /* that they carry over is measured: docs/choosing-a-method.md */
-                                        .fingerprint_of = CODEBOOK_OF_NORMS,
-                                        .seed = o->seed};
-    snprintf(plan->info.method, sizeof plan->info.method, "%s", method.codebook);
-    snprintf(plan->info.model, sizeof plan->info.model, "%s", m->name);
-    snprintf(plan->info.corpus, sizeof plan->info.corpus, "%s", o->corpus ? o->corpus : "");
-    describe_weighting(plan);
+    *recipe = (struct recipe){.model = m, .progress = thread_pool_progress(&o->progress)};
+    recipe->weighting = o->weighting;
+    if (o->weighting == TERSE_WEIGHTING_DEFAULT)
+        recipe->weighting = method.power ? TERSE_WEIGHTING_SUBVECTOR : TERSE_WEIGHTING_NONE;
+    recipe->power = recipe->weighting == TERSE_WEIGHTING_NONE ? 0 : o->power ? o->power : method.power ? method.power : 2;
+    recipe->text_labels = o->text_labels;
+    recipe->info = (struct codebook_info){
+        .key = learning(method.key),
+        .value = learning(method.value),
+        .shared = o->shared,
+        .layers = m->layers,
+        .kv_heads = m->kv_heads,
+        .head_dim = m->head_dim,
+        .fingerprint = m->norms_fingerprint, /* that they carry over is measured: docs/choosing-a-method.md */
+        .fingerprint_of = CODEBOOK_OF_NORMS,
+        .seed = o->seed};
+    snprintf(recipe->info.method, sizeof recipe->info.method, "%s", method.codebook);
+    snprintf(recipe->info.model, sizeof recipe->info.model, "%s", m->name);
+    snprintf(recipe->info.corpus, sizeof recipe->info.corpus, "%s", o->corpus ? o->corpus : "");
+    describe_weighting(recipe);
     return TERSE_OK;
 }
 
-static bool has_normalization(const struct plan *plan) {
-    const struct codec *key = plan->info.key.codec, *value = plan->info.value.codec;
+static bool has_normalization(const struct recipe *recipe) {
+    const struct codec *key = recipe->info.key.codec, *value = recipe->info.value.codec;
     return (key && key->normalized) || (value && value->normalized);
 }
 
-static bool can_share(const struct plan *a, const struct plan *b) {
+static bool can_share(const struct recipe *a, const struct recipe *b) {
     if (a->info.key.codec && b->info.key.codec && a->info.key.codec->rope != b->info.key.codec->rope) return false;
     return !has_normalization(a) || !has_normalization(b) || a->info.shared == b->info.shared;
 }
 
-/* The frame of keys, which all plans share. */
+/* The frame of keys, which all recipes share. */
 static void set_frame(enum codec_rope rope, struct capture_options *o) {
     o->side[CODEC_KEYS].rotated = rope != CODEC_ROPE_BEFORE;
     o->run = rope == CODEC_ROPE_IN_RUN ? ROPE_RUN_TOKENS : 0;
 }
 
-/* Adds what the one capture must keep for the i-th plan to its options. */
-static enum terse_status add_to_capture(const struct plan *plans, size_t i, struct capture_options *o, struct terse_error *error) {
-    const struct plan *plan = &plans[i];
+/* Adds what the one capture must keep for the i-th recipe to its options. */
+static enum terse_status add_to_capture(const struct recipe *recipes, size_t i, struct capture_options *o,
+                                        struct terse_error *error) {
+    const struct recipe *recipe = &recipes[i];
     for (size_t j = 0; j < i; j++)
-        if (!is_profile(&plans[j]) && !can_share(plan, &plans[j]))
+        if (!is_profile(&recipes[j]) && !can_share(recipe, &recipes[j]))
             return status_fail(error, TERSE_E_UNSUPPORTED,
-                               "%s and %s cannot learn from the same samples: calibrate one after the other", plans[j].info.method,
-                               plan->info.method);
+                               "%s and %s cannot learn from the same samples: calibrate one after the other",
+                               recipes[j].info.method, recipe->info.method);
     for (int side = 0; side < 2; side++) {
-        struct coding coding = coding_of(&plan->info, side);
+        struct coding coding = coding_of(&recipe->info, side);
         struct capture_side *kept = &o->side[side];
         if (!coding.codec) continue;
         kept->kept = true;
         if (side == CODEC_KEYS) set_frame(coding.codec->rope, o);
-        if (plan->power)
-            kept->norm_width = (uint32_t)common_divisor(plan->weighting == TERSE_WEIGHTING_ROW ? plan->info.head_dim : coding.width,
-                                                        kept->norm_width);
+        if (recipe->power)
+            kept->norm_width = (uint32_t)common_divisor(
+                recipe->weighting == TERSE_WEIGHTING_ROW ? recipe->info.head_dim : coding.width, kept->norm_width);
     }
-    o->drawn |= plan->power && !plan->text_labels;
+    o->drawn |= recipe->power && !recipe->text_labels;
     return TERSE_OK;
 }
 
-static enum terse_status capture(const struct plan *plans, size_t count, const struct terse_calibration *o, size_t budget,
+static enum terse_status capture(const struct recipe *recipes, size_t count, const struct terse_calibration *o, size_t budget,
                                  const int32_t *tokens, size_t n, struct capture **samples, struct terse_error *error) {
     /* Caches keep a sequence's first tokens exact, so no centroid need serve them; as attention sinks, their gradients would outweigh all. */
     struct capture_options options = {.window = o->window,
                                       .windows = o->windows ? o->windows : WINDOWS,
-                                      .positions = plans->model->context,
+                                      .positions = recipes->model->context,
                                       .skip = SINKS,
                                       .seed = o->seed,
                                       .budget = budget,
-                                      .progress = plans->progress};
+                                      .progress = recipes->progress};
     enum terse_status status = TERSE_OK;
     for (size_t i = 0; i < count && !status; i++)
-        if (!is_profile(&plans[i])) status = add_to_capture(plans, i, &options, error);
-    return status ? status : capture_new(plans->model, &options, tokens, n, samples, error);
+        if (!is_profile(&recipes[i])) status = add_to_capture(recipes, i, &options, error);
+    return status ? status : capture_new(recipes->model, &options, tokens, n, samples, error);
 }
 
 /* ---- Fits */
 
-/* Later plans take these over from earlier ones: the parameters of the samples' normalization (set_normalizations), of each side
- * [sets][tail], and the tables of the first plan with any, whose first rounds are those of a fit of fewer rounds (train/em.h). */
+/* Later recipes take these over from earlier ones: the parameters of the samples' normalization (set_normalizations), of each side
+ * [sets][tail], and the tables of the first recipe with any, whose first rounds are those of a fit of fewer rounds (train/em.h). */
 struct carried {
     float *parameters[2];
-    const struct plan *plan; /* NULL: none had tables */
-    float *tables;           /* its keys' parameters */
-    double *effective;       /* samples of each of its fits */
+    const struct recipe *recipe; /* NULL: none had tables */
+    float *tables;               /* its keys' parameters */
+    double *effective;           /* samples of each of its fits */
 };
 
 struct fits {
-    const struct plan *plan;
+    const struct recipe *recipe;
     struct capture *samples;
     struct carried *carried;
     size_t sets;         /* of centroids on a side: one, or one for each layer and KV head */
@@ -259,7 +261,7 @@ struct fits {
 };
 
 static float *parameters_of(const struct fits *f, enum codec_side side, size_t set) {
-    return f->centroids[side] + set * (codebook_floats(&f->plan->info, side) / f->sets);
+    return f->centroids[side] + set * (codebook_floats(&f->recipe->info, side) / f->sets);
 }
 
 static size_t count_all(const struct fits *f) { return f->count[0] + f->count[1]; }
@@ -267,7 +269,7 @@ static size_t count_all(const struct fits *f) { return f->count[0] + f->count[1]
 /* Called between two rounds of a fit. Only the caller's own thread reports to the caller. */
 static bool report_fit(void *user, const char *what, uint64_t done, uint64_t total) {
     struct fits *f = user;
-    const struct terse_progress *progress = &f->plan->progress;
+    const struct terse_progress *progress = &f->recipe->progress;
     uint64_t fits;
     bool stop;
     (void)what, (void)done, (void)total;
@@ -288,7 +290,7 @@ struct reading {
 };
 
 static struct reading reading_of(const struct fits *f, struct coding coding, size_t set) {
-    const struct codebook_info *info = &f->plan->info;
+    const struct codebook_info *info = &f->recipe->info;
     size_t all = capture_samples(f->samples), heads = (size_t)info->layers * info->kv_heads;
     bool searched = coding.codec->learner != CODEC_LEARNS_KMEANS;
     if (!info->shared) heads = 1;
@@ -302,7 +304,7 @@ static struct reading reading_of(const struct fits *f, struct coding coding, siz
 
 /* The samples of the reading's i-th layer and KV head. */
 static struct capture_reading head_reading(const struct fits *f, enum codec_side side, const struct reading *r, size_t i) {
-    uint32_t kv_heads = f->plan->info.kv_heads;
+    uint32_t kv_heads = f->recipe->info.kv_heads;
     return (struct capture_reading){
         side, (uint32_t)((r->first + i) / kv_heads), (uint32_t)((r->first + i) % kv_heads), 0, r->step, r->each};
 }
@@ -331,7 +333,7 @@ static size_t parts_of_fit(struct coding coding) {
 /* Channels [channel, channel + width) of the samples that `r` names. After a failure there is nothing to free. */
 static enum terse_status read_samples(const struct fits *f, enum codec_side side, const struct reading *r, size_t channel,
                                       size_t width, struct samples *samples, struct terse_error *error) {
-    bool whole = f->plan->weighting == TERSE_WEIGHTING_ROW;
+    bool whole = f->recipe->weighting == TERSE_WEIGHTING_ROW;
     size_t n = r->heads * r->each;
     float *factors = memory_array(n, sizeof *factors);
     *samples = (struct samples){n, memory_array(n, width * sizeof(float)), memory_array(n, sizeof(float))};
@@ -345,66 +347,69 @@ static enum terse_status read_samples(const struct fits *f, enum codec_side side
         float *norms = samples->weights + i * r->each;
         capture_rows(f->samples, &reading, channel, width, samples->rows + i * r->each * width);
         capture_factors(f->samples, &reading, factors + i * r->each);
-        if (f->plan->power) capture_norms(f->samples, &reading, whole ? 0 : channel, whole ? f->plan->info.head_dim : width, norms);
+        if (f->recipe->power)
+            capture_norms(f->samples, &reading, whole ? 0 : channel, whole ? f->recipe->info.head_dim : width, norms);
     }
-    calibrate_weigh(samples->weights, factors, n, f->plan->power,
-                    calibrate_most_weight(n, parts_of_fit(coding_of(&f->plan->info, side))));
+    calibrate_weigh(samples->weights, factors, n, f->recipe->power,
+                    calibrate_most_weight(n, parts_of_fit(coding_of(&f->recipe->info, side))));
     memory_free(factors);
     return TERSE_OK;
 }
 
 static enum terse_status fit(struct fits *f, size_t index, struct terse_error *error) {
     enum codec_side side = index < f->count[CODEC_KEYS] ? CODEC_KEYS : CODEC_VALUES;
-    struct coding coding = coding_of(&f->plan->info, side);
+    struct coding coding = coding_of(&f->recipe->info, side);
     size_t at = side == CODEC_KEYS ? index : index - f->count[CODEC_KEYS], parts = f->count[side] / f->sets;
     size_t k = (size_t)1 << coding.bits;
     struct reading reading = reading_of(f, coding, at / parts);
     struct kmeans_options options = {.rounds = ROUNDS, .tolerance = TOLERANCE, .progress = {report_fit, f}};
     struct kmeans_result result;
     struct samples samples;
-    options.seed = random_mix(f->plan->info.seed + (index + 1) * RANDOM_STEP);
+    options.seed = random_mix(f->recipe->info.seed + (index + 1) * RANDOM_STEP);
     enum terse_status status = read_samples(f, side, &reading, at % parts * coding.width, coding.width, &samples, error);
     if (status) return status;
     struct kmeans_points points = {.rows = samples.rows, .n = samples.n, .d = coding.width, .stride = coding.width};
-    if (f->plan->power || coding.codec->normalized) points.weights = samples.weights;
+    if (f->recipe->power || coding.codec->normalized) points.weights = samples.weights;
     status = kmeans_fit(&points, k, &options, parameters_of(f, side, at / parts) + at % parts * k * coding.width, &result, error);
     if (!status) f->effective[index] = result.effective_samples;
     free_samples(&samples);
     return status;
 }
 
-/* Returns whether the tables of `plan` are the beginning of those of `longer`, whose seed is the same. */
-static bool begins(const struct plan *plan, const struct plan *longer) {
-    const struct codebook_info *a = &plan->info, *b = &longer->info;
+/* Returns whether the tables of `recipe` are the beginning of those of `longer`, whose seed is the same. */
+static bool begins(const struct recipe *recipe, const struct recipe *longer) {
+    const struct codebook_info *a = &recipe->info, *b = &longer->info;
     return a->key.codec == b->key.codec && a->key.width == b->key.width && a->key.bits <= b->key.bits && a->shared == b->shared &&
-           plan->power == longer->power && plan->weighting == longer->weighting;
+           recipe->power == longer->power && recipe->weighting == longer->weighting;
 }
 
-/* Takes over what an earlier plan has learned for the same samples; false where there is none such. */
+/* Takes over what an earlier recipe has learned for the same samples; false where there is none such. */
 static bool copy_tables(struct fits *f, size_t index) {
     const struct carried *from = f->carried;
-    size_t groups = f->count[CODEC_KEYS] / f->sets, set = index / groups, group = index % groups;
-    size_t round = COMMVQ_ENTRIES * f->plan->info.key.width;
-    if (!from->plan || !begins(f->plan, from->plan)) return false;
-    size_t own = f->plan->info.key.bits / COMMVQ_BITS * round, theirs = from->plan->info.key.bits / COMMVQ_BITS * round;
-    const float *tables = from->tables + set * (codebook_floats(&from->plan->info, CODEC_KEYS) / f->sets);
-    memcpy(parameters_of(f, CODEC_KEYS, set) + group * own, tables + group * theirs, own * sizeof *tables);
+    size_t subvectors = f->count[CODEC_KEYS] / f->sets, set = index / subvectors, subvector = index % subvectors;
+    size_t round = COMMVQ_ENTRIES * f->recipe->info.key.width;
+    if (!from->recipe || !begins(f->recipe, from->recipe)) return false;
+    size_t own = f->recipe->info.key.bits / COMMVQ_BITS * round, theirs = from->recipe->info.key.bits / COMMVQ_BITS * round;
+    const float *tables = from->tables + set * (codebook_floats(&from->recipe->info, CODEC_KEYS) / f->sets);
+    memcpy(parameters_of(f, CODEC_KEYS, set) + subvector * own, tables + subvector * theirs, own * sizeof *tables);
     f->effective[index] = from->effective[index];
     return true;
 }
 
-/* The tables of one group. */
+/* Fits the tables of one sub-vector. */
 static enum terse_status fit_tables(struct fits *f, size_t index, struct terse_error *error) {
-    const struct codebook_info *info = &f->plan->info;
+    const struct codebook_info *info = &f->recipe->info;
     struct coding coding = info->key;
-    size_t groups = f->count[CODEC_KEYS] / f->sets, set = index / groups, group = index % groups, hd = info->head_dim;
+    size_t subvectors = f->count[CODEC_KEYS] / f->sets, set = index / subvectors, subvector = index % subvectors,
+           hd = info->head_dim;
     struct codec_shape shape = {.head_dim = info->head_dim, .group = 1, .width = coding.width, .bits = coding.bits};
     struct em_shape tables = {coding.width / 2, COMMVQ_ENTRIES, commvq_rounds(shape)};
     struct reading reading = reading_of(f, coding, set);
     struct em_options options = em_options_defaults();
     struct em_result result;
     struct samples samples;
-    float *parameters = parameters_of(f, CODEC_KEYS, set), *to = parameters + group * tables.rounds * COMMVQ_ENTRIES * coding.width;
+    float *parameters = parameters_of(f, CODEC_KEYS, set),
+          *to = parameters + subvector * tables.rounds * COMMVQ_ENTRIES * coding.width;
     float head[CODEC_HEAD_DIM_MAX];
     uint8_t channels[CODEC_HEAD_DIM_MAX];
     if (copy_tables(f, index)) return TERSE_OK;
@@ -412,7 +417,7 @@ static enum terse_status fit_tables(struct fits *f, size_t index, struct terse_e
     options.progress = (struct terse_progress){report_fit, f};
     enum terse_status status = read_samples(f, CODEC_KEYS, &reading, 0, hd, &samples, error);
     if (status) return status;
-    commvq_channels(shape, parameters, group, channels);
+    commvq_channels(shape, parameters, subvector, channels);
     for (size_t i = 0; i < samples.n; i++) {
         float *row = samples.rows + i * hd;
         memcpy(head, row, hd * sizeof *head);
@@ -426,7 +431,7 @@ static enum terse_status fit_tables(struct fits *f, size_t index, struct terse_e
 
 /* The rows of one head's sums. */
 static enum terse_status fit_sums(struct fits *f, size_t index, struct terse_error *error) {
-    const struct codebook_info *info = &f->plan->info;
+    const struct codebook_info *info = &f->recipe->info;
     size_t set = index - f->count[CODEC_KEYS], hd = info->head_dim;
     struct reading reading = reading_of(f, info->value, set);
     struct additive_options options = additive_options_defaults();
@@ -447,7 +452,7 @@ static enum terse_status fit_sums(struct fits *f, size_t index, struct terse_err
 static void fit_or_stop(struct fits *f, size_t index) {
     struct terse_error error;
     if (!report_fit(f, "", 0, 0)) return;
-    const struct codec *codec = coding_of(&f->plan->info, index < f->count[CODEC_KEYS] ? CODEC_KEYS : CODEC_VALUES).codec;
+    const struct codec *codec = coding_of(&f->recipe->info, index < f->count[CODEC_KEYS] ? CODEC_KEYS : CODEC_VALUES).codec;
     static enum terse_status (*const fit_of[])(struct fits * f, size_t index, struct terse_error * error) = {
         [CODEC_LEARNS_KMEANS] = fit, [CODEC_LEARNS_EM] = fit_tables, [CODEC_LEARNS_ADDITIVE] = fit_sums};
     enum terse_status status = fit_of[codec->learner](f, index, &error);
@@ -494,8 +499,8 @@ static float normalize_row(const void *user, float *row) {
 
 /* Floats of the normalization, which follow a set's centroids. */
 static size_t tail_floats(const struct fits *f, enum codec_side side) {
-    struct coding coding = coding_of(&f->plan->info, side);
-    struct codec_shape shape = {.head_dim = f->plan->info.head_dim, .group = 1, .width = coding.width, .bits = coding.bits};
+    struct coding coding = coding_of(&f->recipe->info, side);
+    struct codec_shape shape = {.head_dim = f->recipe->info.head_dim, .group = 1, .width = coding.width, .bits = coding.bits};
     return codec_normalization_floats(coding.codec, shape);
 }
 
@@ -505,7 +510,7 @@ static float *tail_of(const struct fits *f, enum codec_side side, size_t set) {
 
 /* Fits the normalization of one set, a layer and head or all, and normalizes its samples. */
 static enum terse_status set_normalization(struct fits *f, enum codec_side side, size_t set, struct terse_error *error) {
-    const struct codebook_info *info = &f->plan->info;
+    const struct codebook_info *info = &f->recipe->info;
     struct coding coding = coding_of(info, side);
     size_t heads = info->shared ? (size_t)info->layers * info->kv_heads : 1, all = capture_samples(f->samples);
     size_t most = NORMALIZATION_ROWS / heads > 0 ? NORMALIZATION_ROWS / heads : 1, step = (all + most - 1) / most,
@@ -529,9 +534,9 @@ static enum terse_status set_normalization(struct fits *f, enum codec_side side,
     return TERSE_OK;
 }
 
-/* The first plan with a normalization normalizes the samples; later ones find them so, and the parameters in `carried`. */
+/* The first recipe with a normalization normalizes the samples; later ones find them so, and the parameters in `carried`. */
 static enum terse_status set_normalizations(struct fits *f, enum codec_side side, struct terse_error *error) {
-    struct coding coding = coding_of(&f->plan->info, side);
+    struct coding coding = coding_of(&f->recipe->info, side);
     float **kept = &f->carried->parameters[side];
     bool first = !*kept;
     enum terse_status status = TERSE_OK;
@@ -549,7 +554,7 @@ static enum terse_status set_normalizations(struct fits *f, enum codec_side side
 
 /* Rounds what was learned to the grid that backends read faster. */
 static void snap_all(const struct fits *f) {
-    const struct codebook_info *info = &f->plan->info;
+    const struct codebook_info *info = &f->recipe->info;
     for (int side = 0; side < 2; side++) {
         struct coding coding = coding_of(info, side);
         struct codec_shape shape = {.head_dim = info->head_dim, .group = 1, .width = coding.width, .bits = coding.bits};
@@ -559,35 +564,35 @@ static void snap_all(const struct fits *f) {
     }
 }
 
-static enum terse_status learn(struct plan *plan, struct capture *samples, struct carried *carried,
+static enum terse_status learn(struct recipe *recipe, struct capture *samples, struct carried *carried,
                                struct terse_codebook **codebook, struct terse_error *error) {
-    struct fits f = {.plan = plan, .samples = samples, .carried = carried};
+    struct fits f = {.recipe = recipe, .samples = samples, .carried = carried};
     enum terse_status status = TERSE_OK;
     size_t bytes = 0;
-    f.sets = plan->info.shared ? 1 : (size_t)plan->info.layers * plan->info.kv_heads;
+    f.sets = recipe->info.shared ? 1 : (size_t)recipe->info.layers * recipe->info.kv_heads;
     for (int side = 0; side < 2; side++) {
-        struct coding coding = coding_of(&plan->info, side);
-        size_t floats = codebook_floats(&plan->info, side);
-        if (coding.codec) f.count[side] = f.sets * (plan->info.head_dim / coding.width);
+        struct coding coding = coding_of(&recipe->info, side);
+        size_t floats = codebook_floats(&recipe->info, side);
+        if (coding.codec) f.count[side] = f.sets * (recipe->info.head_dim / coding.width);
         f.centroids[side] = memory_array(floats, sizeof *f.centroids[side]);
         bytes += floats * sizeof *f.centroids[side];
     }
     f.effective = memory_array(count_all(&f), sizeof *f.effective);
     if (!f.centroids[0] || !f.centroids[1] || !f.effective) status = status_no_memory(error, bytes, "centroids");
-    const struct codec *key = plan->info.key.codec;
+    const struct codec *key = recipe->info.key.codec;
     for (size_t set = 0; key && key->learner == CODEC_LEARNS_EM && set < f.sets && !status; set++) {
         struct codec_shape shape = {
-            .head_dim = plan->info.head_dim, .group = 1, .width = plan->info.key.width, .bits = plan->info.key.bits};
-        commvq_set_pairing(shape, parameters_of(&f, CODEC_KEYS, set), plan->model->rope.n_rot / 2,
-                           plan->model->rope.pairing == ROPE_ADJACENT);
+            .head_dim = recipe->info.head_dim, .group = 1, .width = recipe->info.key.width, .bits = recipe->info.key.bits};
+        commvq_set_pairing(shape, parameters_of(&f, CODEC_KEYS, set), recipe->model->rope.n_rot / 2,
+                           recipe->model->rope.pairing == ROPE_ADJACENT);
     }
     for (int side = 0; side < 2 && !status; side++) status = set_normalizations(&f, (enum codec_side)side, error);
     if (!status) status = run_fits(&f, error);
     if (!status) snap_all(&f);
-    for (size_t i = 0; i < count_all(&f) && !status; i++) plan->info.effective_samples += f.effective[i] / (double)count_all(&f);
-    if (!status) status = codebook_new(&plan->info, f.centroids[0], f.centroids[1], codebook, error);
-    if (!status && !carried->plan && key && key->learner == CODEC_LEARNS_EM) {
-        *carried = (struct carried){{carried->parameters[0], carried->parameters[1]}, plan, f.centroids[0], f.effective};
+    for (size_t i = 0; i < count_all(&f) && !status; i++) recipe->info.effective_samples += f.effective[i] / (double)count_all(&f);
+    if (!status) status = codebook_new(&recipe->info, f.centroids[0], f.centroids[1], codebook, error);
+    if (!status && !carried->recipe && key && key->learner == CODEC_LEARNS_EM) {
+        *carried = (struct carried){{carried->parameters[0], carried->parameters[1]}, recipe, f.centroids[0], f.effective};
         f.centroids[0] = NULL;
         f.effective = NULL;
     }
@@ -599,16 +604,17 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
 
 /* ---- A profile: samples of its own, from the frame of a run */
 
-static enum terse_status learn_profile(struct plan *plan, const struct terse_calibration *o, size_t budget, const int32_t *tokens,
-                                       size_t n, struct terse_codebook **codebook, struct terse_error *error) {
-    struct profile_options options = {o->window, o->windows, o->text_labels, o->seed, budget, plan->progress};
-    size_t floats = codebook_floats(&plan->info, CODEC_KEYS); /* as many as of values */
+static enum terse_status learn_profile(struct recipe *recipe, const struct terse_calibration *o, size_t budget,
+                                       const int32_t *tokens, size_t n, struct terse_codebook **codebook,
+                                       struct terse_error *error) {
+    struct profile_options options = {o->window, o->windows, o->text_labels, o->seed, budget, recipe->progress};
+    size_t floats = codebook_floats(&recipe->info, CODEC_KEYS); /* as many as of values */
     float *both = memory_array(2 * floats, sizeof *both);
     if (!both) return status_no_memory(error, 2 * floats * sizeof *both, "a profile");
     float *parameters[2] = {both, both + floats};
-    enum terse_status status = profile_learn(plan->model, &options, tokens, n, parameters, &plan->info.tokens, error);
-    plan->info.effective_samples = (double)plan->info.tokens;
-    if (!status) status = codebook_new(&plan->info, parameters[CODEC_KEYS], parameters[CODEC_VALUES], codebook, error);
+    enum terse_status status = profile_learn(recipe->model, &options, tokens, n, parameters, &recipe->info.tokens, error);
+    recipe->info.effective_samples = (double)recipe->info.tokens;
+    if (!status) status = codebook_new(&recipe->info, parameters[CODEC_KEYS], parameters[CODEC_VALUES], codebook, error);
     memory_free(both);
     return status;
 }
@@ -616,13 +622,13 @@ static enum terse_status learn_profile(struct plan *plan, const struct terse_cal
 /* ---- Together */
 
 /* Plans without a normalization come first, since samples stay normalized. Then those with tables, most rounds first. */
-static uint32_t rank(const struct plan *plan) {
-    const struct coding *key = &plan->info.key;
-    if (!has_normalization(plan)) return 0;
+static uint32_t rank(const struct recipe *recipe) {
+    const struct coding *key = &recipe->info.key;
+    if (!has_normalization(recipe)) return 0;
     return key->codec && key->codec->learner == CODEC_LEARNS_EM ? UINT32_MAX - key->bits : UINT32_MAX;
 }
 
-static enum terse_status learn_all(struct plan *plans, size_t count, struct capture *samples, struct calibrate_sink sink,
+static enum terse_status learn_all(struct recipe *recipes, size_t count, struct capture *samples, struct calibrate_sink sink,
                                    struct terse_error *error) {
     struct carried carried = {{NULL, NULL}, NULL, NULL, NULL};
     enum terse_status status = TERSE_OK;
@@ -630,11 +636,11 @@ static enum terse_status learn_all(struct plan *plans, size_t count, struct capt
         struct terse_codebook *codebook;
         size_t next = count;
         for (size_t i = 0; i < count; i++)
-            if (!plans[i].learned && (next == count || rank(&plans[i]) < rank(&plans[next]))) next = i;
+            if (!recipes[i].learned && (next == count || rank(&recipes[i]) < rank(&recipes[next]))) next = i;
         if (next == count) break;
-        plans[next].learned = true;
-        plans[next].info.tokens = capture_tokens(samples);
-        status = learn(&plans[next], samples, &carried, &codebook, error);
+        recipes[next].learned = true;
+        recipes[next].info.tokens = capture_tokens(samples);
+        status = learn(&recipes[next], samples, &carried, &codebook, error);
         if (!status) status = sink.put(sink.user, next, codebook, error);
     }
     memory_free(carried.parameters[0]);
@@ -649,7 +655,7 @@ struct together {
     size_t budget, count, n;
     const struct terse_calibration *options; /* [count] */
     const int32_t *tokens;                   /* [n] */
-    struct plan *plans;                      /* [count] */
+    struct recipe *recipes;                  /* [count] */
     struct calibrate_sink sink;
     struct terse_error *error;
     enum terse_status status;
@@ -661,15 +667,15 @@ static void learn_together(void *user) {
     size_t left = t->count;
     for (size_t i = 0; i < t->count && !t->status; i++) {
         struct terse_codebook *codebook;
-        if (!is_profile(&t->plans[i])) continue;
+        if (!is_profile(&t->recipes[i])) continue;
         left--;
-        t->plans[i].learned = true;
-        t->status = learn_profile(&t->plans[i], &t->options[i], t->budget, t->tokens, t->n, &codebook, t->error);
+        t->recipes[i].learned = true;
+        t->status = learn_profile(&t->recipes[i], &t->options[i], t->budget, t->tokens, t->n, &codebook, t->error);
         if (!t->status) t->status = t->sink.put(t->sink.user, i, codebook, t->error);
     }
     if (t->status || !left) return;
-    t->status = capture(t->plans, t->count, t->options, t->budget, t->tokens, t->n, &samples, t->error);
-    if (!t->status) t->status = learn_all(t->plans, t->count, samples, t->sink, t->error);
+    t->status = capture(t->recipes, t->count, t->options, t->budget, t->tokens, t->n, &samples, t->error);
+    if (!t->status) t->status = learn_all(t->recipes, t->count, samples, t->sink, t->error);
     capture_free(samples);
 }
 
@@ -677,17 +683,17 @@ enum terse_status calibrate_together(size_t budget, const struct terse_model *mo
                                      size_t count, const int32_t *tokens, size_t n, struct calibrate_sink sink,
                                      struct terse_error *error) {
     struct thread_pool *pool = NULL;
-    struct plan *plans = memory_zeros(count, sizeof *plans);
-    enum terse_status status = plans ? TERSE_OK : status_no_memory(error, count * sizeof *plans, "what is to be learned");
-    for (size_t i = 0; i < count && !status; i++) status = make_plan(model, &options[i], &plans[i], error);
+    struct recipe *recipes = memory_zeros(count, sizeof *recipes);
+    enum terse_status status = recipes ? TERSE_OK : status_no_memory(error, count * sizeof *recipes, "what is to be learned");
+    for (size_t i = 0; i < count && !status; i++) status = make_recipe(model, &options[i], &recipes[i], error);
     if (!status) status = thread_pool_new(options->threads, &pool, error);
     if (!status) {
-        struct together t = {budget, count, n, options, tokens, plans, sink, error, TERSE_OK};
+        struct together t = {budget, count, n, options, tokens, recipes, sink, error, TERSE_OK};
         thread_pool_run(pool, learn_together, &t);
         status = t.status;
     }
     thread_pool_free(pool);
-    memory_free(plans);
+    memory_free(recipes);
     return status;
 }
 

@@ -1,7 +1,7 @@
 /* Capture owns the samples' memory, the choice of their tokens, and the norms. train/backward.h makes keys, values and gradients;
  * calibrate.c makes weights of the norms.
  *
- * Samples lie in runs of a few channels: a fit reads one sub-vector, and other methods' sub-vectors may be narrower or wider.
+ * Samples lie in strips of a few channels: a fit reads one sub-vector, and other methods' sub-vectors may be narrower or wider.
  */
 #include "train/capture.h"
 
@@ -15,14 +15,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TILE 64 /* tokens of a head that are rotated, split into runs and rounded at a time */
-#define RUN 8   /* channels that lie together; divides every head_dim (codec_check_head_dim) */
+#define TILE 64 /* tokens of a head that are rotated, split into strips and rounded at a time */
+#define STRIP 8 /* channels that lie together; divides every head_dim (codec_check_head_dim) */
 
 struct samples {
     bool kept, rotated;
-    uint32_t runs;       /* of a row */
+    uint32_t strips;     /* of a row */
     uint32_t norm_parts; /* norms of a row; 0 without gradients */
-    uint16_t *rows;      /* [layers][Hk][runs][kept][RUN] half */
+    uint16_t *rows;      /* [layers][Hk][strips][kept][STRIP] half */
     uint16_t *norms;     /* [layers][Hk][norm_parts][kept] bfloat16 */
     float *factors;      /* [layers][Hk][kept]; 1 until capture_normalize */
 };
@@ -46,7 +46,7 @@ struct passing {
     struct window_rope rope; /* where something is rotated */
 };
 
-/* ---- Choice of the tokens that stay: evenly so many, the last of each run of samples / kept. */
+/* ---- Choice of the tokens that stay: evenly so many, the last of each samples / kept. */
 
 static size_t kept_before(const struct capture *c, uint64_t sample) { return (size_t)(sample * c->kept / c->samples); }
 
@@ -75,8 +75,8 @@ static float norm(const float *x, size_t n) {
     return (float)sqrt(sum);
 }
 
-static uint16_t *run_of(const struct capture *c, const struct samples *s, size_t head, size_t run) {
-    return s->rows + (head * s->runs + run) * c->kept * RUN;
+static uint16_t *strip_of(const struct capture *c, const struct samples *s, size_t head, size_t strip) {
+    return s->rows + (head * s->strips + strip) * c->kept * STRIP;
 }
 
 static uint16_t *norms_of(const struct capture *c, const struct samples *s, size_t head, size_t part) {
@@ -107,11 +107,11 @@ static void gather(const struct passing *p, const struct layer_rows *layer, enum
 /* Stores rows[count][hd] as the samples of a KV head from `first` on; `heads` come before it in all layers. */
 static void put_rows(const struct capture *c, const struct samples *s, size_t heads, size_t first, size_t count,
                      const float *rows) {
-    float part[TILE * RUN];
+    float part[TILE * STRIP];
     size_t hd = c->model->head_dim;
-    for (size_t k = 0; k < s->runs; k++) {
-        for (size_t i = 0; i < count; i++) memcpy(part + i * RUN, rows + i * hd + k * RUN, RUN * sizeof *part);
-        vector_float_to_half(part, run_of(c, s, heads, k) + first * RUN, count * RUN);
+    for (size_t k = 0; k < s->strips; k++) {
+        for (size_t i = 0; i < count; i++) memcpy(part + i * STRIP, rows + i * hd + k * STRIP, STRIP * sizeof *part);
+        vector_float_to_half(part, strip_of(c, s, heads, k) + first * STRIP, count * STRIP);
     }
 }
 
@@ -198,7 +198,7 @@ static enum terse_status allocate(struct capture *c, const struct capture_option
         struct samples *s = &c->side[side];
         if (!o->side[side].kept) continue;
         s->kept = true;
-        s->runs = m->head_dim / RUN;
+        s->strips = m->head_dim / STRIP;
         s->rotated = side == CODEC_KEYS && o->side[side].rotated && m->rope.n_rot;
         s->norm_parts = o->side[side].norm_width ? m->head_dim / o->side[side].norm_width : 0;
         bytes += heads * ((m->head_dim + s->norm_parts) * sizeof(uint16_t) + sizeof *s->factors);
@@ -209,7 +209,7 @@ static enum terse_status allocate(struct capture *c, const struct capture_option
         return status_no_memory(error, heads * m->head_dim * sizeof *c->queries, "the squares of queries");
     for (int side = 0; side < 2; side++) {
         struct samples *s = &c->side[side];
-        s->rows = memory_array(c->kept, heads * s->runs * RUN * sizeof *s->rows);
+        s->rows = memory_array(c->kept, heads * s->strips * STRIP * sizeof *s->rows);
         s->norms = memory_array(c->kept, heads * s->norm_parts * sizeof *s->norms);
         s->factors = memory_array(c->kept, s->kept ? heads * sizeof *s->factors : 0);
         for (size_t i = 0; s->factors && s->kept && i < heads * c->kept; i++) s->factors[i] = 1;
@@ -263,24 +263,24 @@ static size_t head_of(const struct capture *c, const struct capture_reading *r) 
     return (size_t)r->layer * c->model->kv_heads + r->head;
 }
 
-/* Channels [from, from + n) of a run, to rows[count][width]. */
-static void read_run(const uint16_t *run, const struct capture_reading *r, size_t from, size_t n, size_t width, float *rows) {
-    float tile[TILE * RUN];
+/* Copies channels [from, from + n) of a strip to rows[count][width]. */
+static void read_strip(const uint16_t *strip, const struct capture_reading *r, size_t from, size_t n, size_t width, float *rows) {
+    float tile[TILE * STRIP];
     for (size_t i = 0; i < r->count; i += TILE) {
         size_t count = r->count - i < TILE ? r->count - i : TILE;
-        const uint16_t *at = run + (r->first + i * r->step) * RUN;
-        if (r->step == 1) vector_half_to_float(at, tile, count * RUN);
-        for (size_t k = 0; r->step != 1 && k < count; k++) vector_half_to_float(at + k * r->step * RUN, tile + k * RUN, RUN);
-        for (size_t k = 0; k < count; k++) memcpy(rows + (i + k) * width, tile + k * RUN + from, n * sizeof *rows);
+        const uint16_t *at = strip + (r->first + i * r->step) * STRIP;
+        if (r->step == 1) vector_half_to_float(at, tile, count * STRIP);
+        for (size_t k = 0; r->step != 1 && k < count; k++) vector_half_to_float(at + k * r->step * STRIP, tile + k * STRIP, STRIP);
+        for (size_t k = 0; k < count; k++) memcpy(rows + (i + k) * width, tile + k * STRIP + from, n * sizeof *rows);
     }
 }
 
 void capture_rows(const struct capture *capture, const struct capture_reading *r, size_t channel, size_t width, float *rows) {
     const struct samples *s = &capture->side[r->side];
     for (size_t done = 0, n; done < width; done += n) {
-        size_t from = (channel + done) % RUN;
-        n = RUN - from < width - done ? RUN - from : width - done;
-        read_run(run_of(capture, s, head_of(capture, r), (channel + done) / RUN), r, from, n, width, rows + done);
+        size_t from = (channel + done) % STRIP;
+        n = STRIP - from < width - done ? STRIP - from : width - done;
+        read_strip(strip_of(capture, s, head_of(capture, r), (channel + done) / STRIP), r, from, n, width, rows + done);
     }
 }
 

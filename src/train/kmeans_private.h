@@ -34,9 +34,9 @@ enum terse_status kmeans_take(const struct kmeans_points *points, size_t most, u
 /* Accepts a zeroed struct. */
 void kmeans_release(struct kmeans_taken *taken);
 
-/* order[n]: all of i < n by their group, which is group[i], or group[codes[i]] where codes are given; in order within one. A group's
- * run lies from begin[group] to begin[group + 1]; begin[groups + 1]. */
-void kmeans_sort(const uint16_t *group, const uint16_t *codes, size_t n, size_t groups, size_t *begin, size_t *order);
+/* order[n]: all of i < n by their cluster, which is cluster[i], or cluster[codes[i]] where codes are given; in order within one. A cluster's
+ * range lies from begin[cluster] to begin[cluster + 1]; begin[clusters + 1]. */
+void kmeans_sort(const uint16_t *cluster, const uint16_t *codes, size_t n, size_t clusters, size_t *begin, size_t *order);
 
 /* Starts by weighted k-means++: centroids[k][d] are points, each drawn with probability proportional to w times the squared distance to those
  * drawn before it. The points have been checked. */
@@ -47,7 +47,7 @@ enum terse_status kmeans_start(const struct kmeans_points *points, size_t k, con
 enum terse_status kmeans_start_cells(const struct kmeans_points *points, size_t k, const struct kmeans_options *options,
                                      float *centroids, struct terse_error *error);
 
-#define KMEANS_NEAR_GROUPS 256 /* at most: the square root of as many centroids as a search has */
+#define KMEANS_NEAR_CLUSTERS 256 /* at most: the square root of as many centroids as a search has */
 
 struct near;
 enum terse_status near_new(size_t n, size_t k, size_t d, struct near **near, struct terse_error *error);

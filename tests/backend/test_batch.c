@@ -1,5 +1,5 @@
-/* Steps of many sessions: each gets bit for bit what it gets alone, whoever else is in the step; a failure leaves all as they were, whatever it
- * is and whomever it is of. This program brings its own base/memory, which refuses. */
+/* Steps of many sessions: each gets bit for bit what it gets alone, whichever others are in the step; a failure leaves all as they were,
+ * whatever it is and whomever it is of. This program brings its own base/memory, which refuses. */
 #include "support/counting_memory.h"
 #include "terse.h"
 

@@ -98,8 +98,8 @@ static void page_element(const struct codec *codec, enum codec_side side, const 
     *code = (c % 32 < 16 ? pair & 15 : pair >> 4) - 8;
 }
 
-/* ---- kivi: number i of n in a group of `count` that lie `apart`, by the definition in double precision. What a slot without a
- * token holds is nobody's business. */
+/* ---- kivi: number i of n in a group of `count` that lie `apart`, by the definition in double precision. A slot without a
+ * token may hold anything. */
 
 static bool is_kivi(const struct codec *codec) { return codec == &codec_kivi_4 || codec == &codec_kivi_2; }
 

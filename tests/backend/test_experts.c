@@ -166,7 +166,7 @@ static double naive(const struct layer_run *r, size_t row, double *out) {
 
 static void test_layer(void **state) {
     const struct random_model_spec *spec = *state;
-    const bool bytes = spec->types[0] == TENSOR_Q4_K; /* which few rows meet as bytes (kernels/weights/ops.h) */
+    const bool bytes = spec->types[0] == TENSOR_Q4_K; /* which are multiplied by few rows as bytes (kernels/weights/ops.h) */
     struct layer_run r = new_run(spec);
     const size_t width = r.model->width, n[] = {1, 9, ROWS};
     float *out = room(ROWS * width, sizeof *out);

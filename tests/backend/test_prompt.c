@@ -1,4 +1,4 @@
-/* Prompts under way: read piece by piece while others decode, they end as terse_session_prefill would have, whoever else is in the steps; what
+/* Prompts under way: read piece by piece while others decode, they end as terse_session_prefill would have, whichever others are in the steps; what
  * fails or is dropped leaves its session as it was, and the others' steps are taken. This program brings its own base/memory, which refuses. */
 #include "support/counting_memory.h"
 #include "support/fixture_model.h"
@@ -138,7 +138,7 @@ static void same_sessions(struct terse_session *a, struct terse_session *b) {
     go_on_alike(a, b);
 }
 
-/* ---- What becomes of a prompt */
+/* ---- Prompts that are finished, cancelled, reset */
 
 /* A prompt and a later turn of one session in steps in which two others decode, one of them more tokens than are multiplied row by row. */
 static void prompts_beside_decoding(const char *method, enum terse_prefill prefill) {

@@ -288,7 +288,7 @@ static void what_was_saved_with_something_else_is_refused(void **state) {
     terse_codebook_free(codebook);
     codebook = NULL;
 
-    /* The profile that the weights imply is the same whoever makes it. */
+    /* The profile that the weights imply is the same in every session. */
     session = new_session("terse-2");
     must_prefill(session, tokens, PROMPT);
     save(session);

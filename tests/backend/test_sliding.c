@@ -1,5 +1,5 @@
-/* Sessions of models with sliding layers: those hold what their window sees and no more, whatever becomes of the session; logits are those of
- * dense attention under a mask. */
+/* Sessions of models with sliding layers: those hold what their window sees and no more, also after it was forked, cut or saved; logits are
+ * those of dense attention under a mask. */
 #include "backend/backend.h"
 #include "support/fixture_model.h"
 #include "support/model_oracle.h"

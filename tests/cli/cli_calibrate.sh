@@ -153,7 +153,7 @@ awk -v none="$with_0" -v some="$with_20" -v many="$with_20_percent" 'BEGIN { exi
     fail "bits with 0, 20 and 20 % anchors: $with_0, $with_20, $with_20_percent"
 grep -q '(antkv-1, anchors 20%)' "$work/out" || fail "the anchors are not named: $(cat "$work/out")"
 
-# An interrupt leaves nothing, whoever learns. The built-in model takes minutes.
+# An interrupt leaves nothing, neither of terse calibrate nor of terse run. The built-in model takes minutes.
 interrupts calibrate --kv antkv-1 -o "$work/interrupted.gguf" -t 1
 [ "$(echo "$work"/interrupted*)" = "$work/interrupted*" ] || fail "an interrupt left $(echo "$work"/interrupted*)"
 interrupts run -p x --kv antkv-1 -t 1 --auto-calibrate

@@ -19,7 +19,7 @@ LIMIT = 120
 
 
 def alive(pid):
-    """Also while it is stopped; not as the remains of a process for which nobody has waited."""
+    """Also while it is stopped; a zombie does not count."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
             return stat.read().rsplit(")", 1)[1].split()[0] != "Z"

@@ -23,7 +23,7 @@
 #define SAMPLE_ITEMS 3
 #define SAMPLE_SETS 5 /* of the chunk; items are 1, 2, ... of them */
 #define SAMPLE_HEADS_ALL ((size_t)SAMPLE_LAYERS * SAMPLE_HEADS)
-#define UNTOUCHED 0xa5 /* bytes that nobody writes */
+#define UNTOUCHED 0xa5 /* bytes that are not written */
 
 static uint64_t sample_state = 7;
 

@@ -172,8 +172,8 @@ static const uint32_t widths[] = {48, 96, 512, 2304};
 
 static bool fits(enum tensor_type type, uint32_t columns) { return columns % tensor_type_info(type)->block == 0; }
 
-/* Two matrices of each type and one of another, each number of rows from 1 to 16; what becomes of a row is the same bits whatever others
- * there are. */
+/* Two matrices of each type and one of another, each number of rows from 1 to 16; the result of a row is the same bits whatever
+ * other rows there are. */
 static void few_rows(void **state) {
     (void)state;
     for (int i = 0; i < N_TYPES; i++)

@@ -24,7 +24,7 @@ static struct random source = {11};
 static float normal(void) { return random_normal(&source); }
 static double uniform(void) { return random_unit(&source); }
 
-/* ---- A codec with tables that nobody learned: like those of residual rounds, smaller and smaller */
+/* ---- A codec with tables made of random numbers: like those of residual rounds, smaller and smaller */
 
 static const struct shape {
     uint32_t hd, width, rounds, pairs;

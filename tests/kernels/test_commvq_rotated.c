@@ -100,7 +100,7 @@ static void set_gains(int kind, float *gains) {
     }
 }
 
-/* The channels of a group's pair. */
+/* The channels of a sub-vector's pair. */
 static size_t first_of(const struct commvq_code *c, size_t i) { return c->channels[i / c->pairs * 2 * c->pairs + i % c->pairs]; }
 static size_t second_of(const struct commvq_code *c, size_t i) {
     return c->channels[i / c->pairs * 2 * c->pairs + c->pairs + i % c->pairs];
@@ -119,7 +119,7 @@ static double logit_of(const struct setup *u, const float *channels, const float
     const struct commvq_code *c = u->code;
     double sum = 0;
     *terms = 0;
-    for (size_t i = 0; i < c->groups * c->pairs; i++) {
+    for (size_t i = 0; i < c->subvectors * c->pairs; i++) {
         size_t first = first_of(c, i), second = second_of(c, i);
         bool rotated = i < u->rotation.pairs;
         double cosine = rotated ? (double)u->cosine[i * 64 + t] : 1, sine = rotated ? (double)u->sine[i * 64 + t] : 0;
@@ -158,15 +158,15 @@ static void check_scores(const struct shape *s, const struct setup *u, const str
 
 static void i16_scores_are_as_the_definition_says(void **state) {
     (void)state;
-    static const size_t groups[] = {1, 2, 3, 4, 5, 8, MOST_QUERIES};
+    static const size_t subvectors[] = {1, 2, 3, 4, 5, 8, MOST_QUERIES};
     const struct tier *k;
     EACH_SHAPE(s) {
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
             if (!k->commvq->score_rotated || !pq_ops()->has_register_lut) continue;
-            for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
+            for (size_t i = 0; i < sizeof subvectors / sizeof *subvectors; i++) {
                 struct setup u = setup_new(s);
                 for (int kind = 0; kind < GAINS; kind++)
-                    if (s->serves || kind < 2) check_scores(s, &u, k, groups[i], kind);
+                    if (s->serves || kind < 2) check_scores(s, &u, k, subvectors[i], kind);
                 setup_free(&u);
             }
         }
@@ -220,13 +220,13 @@ static void sums_of_a_run_are_bytes(void **state) {
     EACH_SHAPE(s) {
         struct setup u = setup_new(s);
         const struct commvq_code *c = u.code;
-        size_t pairs = c->groups * c->stride, rounds = 0;
-        int *most = calloc(pairs * 2, sizeof *most), *run = most + pairs;
+        size_t pairs = c->subvectors * c->stride, rounds = 0;
+        int *most = calloc(pairs * 2, sizeof *most), *span = most + pairs;
         float *all = calloc(pairs, sizeof *all);
-        for (size_t i = 0; i < c->runs; i++) {
-            bool longer = i > 0; /* the last run with this one's first round */
-            assert_in_range(c->run[i], 1, c->rounds);
-            for (size_t r = 0; r < c->run[i]; r++, rounds++) {
+        for (size_t i = 0; i < c->spans; i++) {
+            bool longer = i > 0; /* the last span with this one's first round */
+            assert_in_range(c->span[i], 1, c->rounds);
+            for (size_t r = 0; r < c->span[i]; r++, rounds++) {
                 bool leaves = false;
                 for (size_t j = 0; j < pairs; j++) {
                     const int8_t *rows = c->rows + (j / c->stride * c->rounds + rounds) * E * 2 * c->stride + j % c->stride;
@@ -237,10 +237,10 @@ static void sums_of_a_run_are_bytes(void **state) {
                     }
                     most[j] = re + im;
                     all[j] += (float)most[j];
-                    leaves |= run[j] + most[j] > COMMVQ_SUM;
+                    leaves |= span[j] + most[j] > COMMVQ_SUM;
                 }
                 assert_true(r == 0 ? !longer || leaves : !leaves);
-                for (size_t j = 0; j < pairs; j++) run[j] = r == 0 ? most[j] : run[j] + most[j];
+                for (size_t j = 0; j < pairs; j++) span[j] = r == 0 ? most[j] : span[j] + most[j];
             }
         }
         assert_int_equal(rounds, c->rounds);

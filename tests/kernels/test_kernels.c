@@ -1,8 +1,8 @@
-/* The half-float and vector slots of every tier against integer and double-precision arithmetic, at odd lengths, between
- * inaccessible pages and with extreme inputs; and the choice of the tier by TERSE_CPU. The weight slots are in
+/* The half-float and vector functions of every tier against integer and double-precision arithmetic, at odd lengths, between
+ * inaccessible pages and with extreme inputs; and the choice of the tier by TERSE_CPU. The weight functions are in
  * test_kernels_weights.c, those of the cache in the other files of this folder.
  *
- *     test_kernels --bench     time of each slot in each tier
+ *     test_kernels --bench     time of each function in each tier
  */
 #include "support/kernel_check.h"
 
@@ -575,7 +575,7 @@ static void test_an_unknown_tier_is_refused_by_name(void **state) {
     }
 }
 
-static void test_every_tier_fills_every_slot(void **state) {
+static void test_every_tier_sets_every_function(void **state) {
     (void)state;
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
@@ -705,7 +705,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_silu_mul_over_the_whole_range),
         cmocka_unit_test(test_the_environment_lowers_the_tier),
         cmocka_unit_test(test_an_unknown_tier_is_refused_by_name),
-        cmocka_unit_test(test_every_tier_fills_every_slot),
+        cmocka_unit_test(test_every_tier_sets_every_function),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

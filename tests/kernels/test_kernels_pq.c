@@ -1,4 +1,4 @@
-/* The slots for product quantization and score_rotated_channels, every tier against sums in double precision, over every width and number of
+/* The functions for product quantization and score_rotated_channels, every tier against sums in double precision, over every width and number of
  * bits of code, any number of queries, with extreme numbers, between inaccessible pages. */
 #include "format/page_layout.h"
 #include "support/kernel_check.h"
@@ -14,7 +14,7 @@
 #define EPSILON 0x1p-24
 #define MOST_G 19 /* three passes of the widest tier */
 #define MOST_HD 256
-#define SLOTS 64                    /* tokens of a page */
+#define PAGE 64                     /* tokens of a page */
 #define MOST_CENTROIDS (128 * 4096) /* numbers */
 #define MOST_DRAWN 8191             /* of them, a prime: repeated, they give no two codes of a sub-vector the same centroid */
 
@@ -26,7 +26,7 @@ struct sample {
     struct pq_codebook p;
     size_t hd, page_bytes;
     unsigned char *page;
-    double value[SLOTS][MOST_HD]; /* token by token */
+    double value[PAGE][MOST_HD]; /* token by token */
     float centroids[MOST_CENTROIDS];
 };
 
@@ -109,7 +109,7 @@ static void make_sample(struct sample *s, size_t hd, size_t width, unsigned bits
     s->page = guard_bytes(s->page_bytes, side);
     memset(s->page, 0, s->page_bytes);
     for (size_t m = 0; m < s->p.parts; m++) {
-        for (size_t t = 0; t < SLOTS; t++) {
+        for (size_t t = 0; t < PAGE; t++) {
             unsigned code = (unsigned)(random_bits(&randomness) % k);
             if (t == 5) code = 0;
             if (t == 6) code = (unsigned)k - 1;
@@ -144,18 +144,18 @@ static void for_shapes(check_sample *check, bool u8, enum fill fill, size_t G) {
 
 static void check_decoding(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
     (void)fill, (void)G;
-    float *channels = guard_floats(SLOTS * s->hd, side), *rows = guard_floats(SLOTS * s->hd, side);
+    float *channels = guard_floats(PAGE * s->hd, side), *rows = guard_floats(PAGE * s->hd, side);
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        memset(channels, 0xff, SLOTS * s->hd * sizeof *channels);
-        memset(rows, 0xff, SLOTS * s->hd * sizeof *rows);
+        memset(channels, 0xff, PAGE * s->hd * sizeof *channels);
+        memset(rows, 0xff, PAGE * s->hd * sizeof *rows);
         k->pq->decode_channels(&s->p, s->page, channels);
         k->pq->decode_rows(&s->p, s->page, rows);
-        for (size_t t = 0; t < SLOTS; t++) {
+        for (size_t t = 0; t < PAGE; t++) {
             for (size_t c = 0; c < s->hd; c++) {
-                if ((double)channels[c * SLOTS + t] != s->value[t][c] || (double)rows[t * s->hd + c] != s->value[t][c]) {
+                if ((double)channels[c * PAGE + t] != s->value[t][c] || (double)rows[t * s->hd + c] != s->value[t][c]) {
                     fail_msg("%s hd %zu width %zu bits %u token %zu channel %zu: channels %g, rows %g, not %g", k->name, s->hd,
-                             s->p.width, s->p.bits, t, c, (double)channels[c * SLOTS + t], (double)rows[t * s->hd + c],
+                             s->p.width, s->p.bits, t, c, (double)channels[c * PAGE + t], (double)rows[t * s->hd + c],
                              s->value[t][c]);
                 }
             }
@@ -183,18 +183,18 @@ static void every_code_is_found(void **state) {
         struct pq_codebook p = {.parts = 32, .width = 1, .bits = bits, .rows = rows};
         if (bits <= 8) p.byte_planes = make_planes(&p, GUARD_END);
         unsigned char *page = guard_bytes(PAGE_BYTES_PQ(32, bits), GUARD_END);
-        float *channels = guard_floats(32 * SLOTS, GUARD_END);
+        float *channels = guard_floats(32 * PAGE, GUARD_END);
         for (size_t first = 0; first < n; first += 97) {
             memset(page, 0xa5, PAGE_BYTES_PQ(32, bits));
             for (size_t m = 0; m < 32; m++)
-                for (size_t t = 0; t < SLOTS; t++)
-                    put_code(page + m * 8 * bits, bits, t, (unsigned)((first + m * SLOTS + t * 3) % n));
+                for (size_t t = 0; t < PAGE; t++)
+                    put_code(page + m * 8 * bits, bits, t, (unsigned)((first + m * PAGE + t * 3) % n));
             for (size_t tier = 0; (k = tier_at(tier)); tier++) {
                 k->pq->decode_channels(&p, page, channels);
                 for (size_t m = 0; m < 32; m++) {
-                    for (size_t t = 0; t < SLOTS; t++) {
-                        double want = half_value(rows[m * n + (first + m * SLOTS + t * 3) % n]);
-                        if ((double)channels[m * SLOTS + t] != want)
+                    for (size_t t = 0; t < PAGE; t++) {
+                        double want = half_value(rows[m * n + (first + m * PAGE + t * 3) % n]);
+                        if ((double)channels[m * PAGE + t] != want)
                             fail_msg("%s bits %u sub-vector %zu token %zu", k->name, bits, m, t);
                     }
                 }
@@ -206,9 +206,9 @@ static void every_code_is_found(void **state) {
 
 /* ---- Keys -------------------------------------------------------------------------------------------------------------------- */
 
-/* want[SLOTS] and terms[SLOTS], the sums of absolute products, of one query. */
+/* want[PAGE] and terms[PAGE], the sums of absolute products, of one query. */
 static void dots(const struct sample *s, const float *q, double *want, double *terms) {
-    for (size_t t = 0; t < SLOTS; t++) {
+    for (size_t t = 0; t < PAGE; t++) {
         want[t] = terms[t] = 0;
         for (size_t c = 0; c < s->hd; c++) {
             want[t] += (double)q[c] * s->value[t][c];
@@ -254,20 +254,20 @@ static bool reads_fixed(const struct sample *s, const struct tier *k) {
     return (k->pq->has_register_lut && pq_reads_u8(&s->p)) || (k->pq->reads_rows_i16 && s->p.rows_i16);
 }
 
-/* Queries quantized once, then scored: as the slot that does both. */
+/* Queries quantized once, then scored: as the function that does both. */
 static void check_fixed(const struct sample *s, const struct tier *k, const float *q, size_t G, const float *logits,
                         enum guard_side side) {
-    float *fixed = guard_floats(G * pq_i16_floats(&s->p), side), *again = guard_floats(G * SLOTS, side);
+    float *fixed = guard_floats(G * pq_i16_floats(&s->p), side), *again = guard_floats(G * PAGE, side);
     k->pq->quantize_query(&s->p, q, G, fixed);
     k->pq->score_i16(&s->p, fixed, G, s->page, again);
-    assert_memory_equal(again, logits, G * SLOTS * sizeof *again);
+    assert_memory_equal(again, logits, G * PAGE * sizeof *again);
 }
 
 static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
     if (G > 4 && pq_table_floats(&s->p, G) > 1 << 17) return; /* seconds matter */
-    float *q = guard_floats(G * s->hd, side), *logits = guard_floats(G * SLOTS, side);
-    float *tables = guard_floats(pq_table_floats(&s->p, G), side), *looked_up = guard_floats(G * SLOTS, side);
-    double want[MOST_G][SLOTS], terms[MOST_G][SLOTS], range[MOST_G];
+    float *q = guard_floats(G * s->hd, side), *logits = guard_floats(G * PAGE, side);
+    float *tables = guard_floats(pq_table_floats(&s->p, G), side), *looked_up = guard_floats(G * PAGE, side);
+    double want[MOST_G][PAGE], terms[MOST_G][PAGE], range[MOST_G];
     fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, q, G * s->hd);
     if (G > 2) memset(q + s->hd, 0, s->hd * sizeof *q);
     for (size_t g = 0; g < G; g++) {
@@ -282,12 +282,12 @@ static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_
         if (reads_fixed(s, k)) check_fixed(s, k, q, G, logits, side);
         for (size_t g = 0; g < G; g++) {
             double step = range[g] * 0x1p-17 * (double)s->p.parts;
-            for (size_t t = 0; t < SLOTS; t++) {
+            for (size_t t = 0; t < PAGE; t++) {
                 double error = EPSILON * (double)(s->hd + 4), off = reads_fixed(s, k) ? fixed_error(s, q + g * s->hd, t) : 0;
-                check_close((double)logits[g * SLOTS + t], want[g][t], terms[g][t], error, off + 1e-42,
+                check_close((double)logits[g * PAGE + t], want[g][t], terms[g][t], error, off + 1e-42,
                             "%s score_pq G %zu hd %zu width %zu bits %u %s, query %zu token %zu", k->name, G, s->hd, s->p.width,
                             s->p.bits, fill_name(fill), g, t);
-                check_close((double)looked_up[g * SLOTS + t], want[g][t], terms[g][t] + range[g], error, step + 1e-30,
+                check_close((double)looked_up[g * PAGE + t], want[g][t], terms[g][t] + range[g], error, step + 1e-30,
                             "%s look_up_pq G %zu hd %zu width %zu bits %u %s, query %zu token %zu", k->name, G, s->hd, s->p.width,
                             s->p.bits, fill_name(fill), g, t);
             }
@@ -311,22 +311,22 @@ static void scores_equal_sums_over_centroids(void **state) {
 static double u8_error(const struct sample *s, const float *weights, size_t c, double parts) {
     if (!pq_reads_u8(&s->p)) return 0;
     double step = (double)s->p.step[c], sum = 0, largest = 0, codes = 0;
-    for (size_t t = 0; t < SLOTS; t++) {
+    for (size_t t = 0; t < PAGE; t++) {
         sum += fabs((double)weights[t]);
         largest = fmax(largest, fabs((double)weights[t]));
         codes += s->value[t][c] - (double)s->p.low[c];
     }
-    return largest / parts * 1.001 * codes + EPSILON * (SLOTS + 4) * sum * (fabs((double)s->p.low[c]) + 255 * step) + 1e-30 * SLOTS;
+    return largest / parts * 1.001 * codes + EPSILON * (PAGE + 4) * sum * (fabs((double)s->p.low[c]) + 255 * step) + 1e-30 * PAGE;
 }
 
 static void check_accumulates(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
     if (G > 4 && pq_table_floats(&s->p, G) > 1 << 17) return;
-    float *weights = guard_floats(G * SLOTS, side), *before = guard_floats(G * s->hd, side);
+    float *weights = guard_floats(G * PAGE, side), *before = guard_floats(G * s->hd, side);
     float *accumulated = guard_floats(G * s->hd, side), *int8 = guard_floats(G * s->hd, side),
           *finished = guard_floats(G * s->hd, side);
     float *code_sums = guard_floats(pq_table_floats(&s->p, G), side);
-    fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, weights, G * SLOTS);
-    if (G > 2) memset(weights + SLOTS, 0, SLOTS * sizeof *weights);
+    fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, weights, G * PAGE);
+    if (G > 2) memset(weights + PAGE, 0, PAGE * sizeof *weights);
     fill_floats(&randomness, FILL_NORMAL, before, G * s->hd);
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
@@ -342,19 +342,19 @@ static void check_accumulates(struct sample *s, enum fill fill, size_t G, enum g
         for (size_t g = 0; g < G; g++) {
             for (size_t c = 0; c < s->hd; c++) {
                 double start = (double)before[g * s->hd + c], want = 0, terms = 0;
-                for (size_t t = 0; t < SLOTS; t++) {
-                    want += (double)weights[g * SLOTS + t] * s->value[t][c];
-                    terms += fabs((double)weights[g * SLOTS + t] * s->value[t][c]);
+                for (size_t t = 0; t < PAGE; t++) {
+                    want += (double)weights[g * PAGE + t] * s->value[t][c];
+                    terms += fabs((double)weights[g * PAGE + t] * s->value[t][c]);
                 }
-                double off = k->pq->has_register_lut ? u8_error(s, weights + g * SLOTS, c, 65278) : 0;
-                double int8_off = k->pq->has_register_lut ? u8_error(s, weights + g * SLOTS, c, 253) : 0;
-                check_close((double)accumulated[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (SLOTS + 4),
+                double off = k->pq->has_register_lut ? u8_error(s, weights + g * PAGE, c, 65278) : 0;
+                double int8_off = k->pq->has_register_lut ? u8_error(s, weights + g * PAGE, c, 253) : 0;
+                check_close((double)accumulated[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (PAGE + 4),
                             off + 1e-42, "%s accumulate G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G,
                             s->hd, s->p.width, s->p.bits, fill_name(fill), g, c);
-                check_close((double)int8[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (SLOTS + 4), int8_off + 1e-42,
+                check_close((double)int8[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (PAGE + 4), int8_off + 1e-42,
                             "%s accumulate_int8 G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G, s->hd,
                             s->p.width, s->p.bits, fill_name(fill), g, c);
-                check_close((double)finished[g * s->hd + c], start + 2 * want, 2 * terms + fabs(start), EPSILON * (3 * SLOTS + 4),
+                check_close((double)finished[g * s->hd + c], start + 2 * want, 2 * terms + fabs(start), EPSILON * (3 * PAGE + 4),
                             1e-36, "%s finish_pq G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G, s->hd,
                             s->p.width, s->p.bits, fill_name(fill), g, c);
             }
@@ -389,8 +389,8 @@ static void rotated_dot(const float *q, const double *key, const struct key_rota
             bool second = rotation->adjacent ? c % 2 == 1 : c >= rotation->pairs;
             size_t pair = rotation->adjacent ? c / 2 : c % rotation->pairs, apart = rotation->adjacent ? 1 : rotation->pairs;
             other = key[second ? c - apart : c + apart];
-            by = (double)rotation->cosine[pair * SLOTS + t];
-            across = (second ? 1 : -1) * (double)rotation->sine[pair * SLOTS + t];
+            by = (double)rotation->cosine[pair * PAGE + t];
+            across = (second ? 1 : -1) * (double)rotation->sine[pair * PAGE + t];
         }
         *want += (double)q[c] * (key[c] * by + other * across);
         *terms += fabs((double)q[c]) * (fabs(key[c] * by) + fabs(other * across));
@@ -398,21 +398,21 @@ static void rotated_dot(const float *q, const double *key, const struct key_rota
 }
 
 static void check_rotated(size_t G, size_t hd, size_t pairs, bool adjacent, enum fill fill, enum guard_side side) {
-    float *q = guard_floats(G * hd, side), *keys = guard_floats(hd * SLOTS, side), *logits = guard_floats(G * SLOTS, side);
-    float *cosine = guard_floats(pairs * SLOTS, side), *sine = guard_floats(pairs * SLOTS, side);
+    float *q = guard_floats(G * hd, side), *keys = guard_floats(hd * PAGE, side), *logits = guard_floats(G * PAGE, side);
+    float *cosine = guard_floats(pairs * PAGE, side), *sine = guard_floats(pairs * PAGE, side);
     struct key_rotation rotation = {.cosine = cosine, .sine = sine, .pairs = pairs, .adjacent = adjacent};
     fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, q, G * hd);
-    fill_floats(&randomness, fill, keys, hd * SLOTS);
-    fill_angles(cosine, sine, pairs * SLOTS);
+    fill_floats(&randomness, fill, keys, hd * PAGE);
+    fill_angles(cosine, sine, pairs * PAGE);
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         k->pq->score_rotated_channels(&rotation, q, G, hd, keys, logits);
-        for (size_t t = 0; t < SLOTS; t++) {
+        for (size_t t = 0; t < PAGE; t++) {
             double key[MOST_HD], want, terms;
-            for (size_t c = 0; c < hd; c++) key[c] = (double)keys[c * SLOTS + t];
+            for (size_t c = 0; c < hd; c++) key[c] = (double)keys[c * PAGE + t];
             for (size_t g = 0; g < G; g++) {
                 rotated_dot(q + g * hd, key, &rotation, hd, t, &want, &terms);
-                check_close((double)logits[g * SLOTS + t], want, terms, EPSILON * (double)(2 * hd + 4), 1e-42,
+                check_close((double)logits[g * PAGE + t], want, terms, EPSILON * (double)(2 * hd + 4), 1e-42,
                             "%s score_rotated_channels G %zu hd %zu pairs %zu %s %s, query %zu token %zu", k->name, G, hd, pairs,
                             adjacent ? "adjacent" : "split", fill_name(fill), g, t);
             }

@@ -21,15 +21,15 @@
 #define MOST_G 19 /* three passes of the widest tier */
 #define MOST_HD 256
 
-typedef void slot_call(const float *in, size_t G, size_t hd, const void *page, float *out);
+typedef void kernel_call(const float *in, size_t G, size_t hd, const void *page, float *out);
 typedef void prepare_call(const float *q, size_t G, size_t hd, float *tables);
 
-static const struct slot {
+static const struct kernel {
     const char *name;
     size_t pointer; /* its place in struct scaled_ops */
     bool keys;
     enum { F16, Q8_0, Q4_0, KIVI_4, KIVI_2 } codec;
-} slots[] = {
+} kernels[] = {
     {"score_f16", offsetof(struct scaled_ops, score_f16), true, F16},
     {"accumulate_f16", offsetof(struct scaled_ops, accumulate_f16), false, F16},
     {"score_q8_0", offsetof(struct scaled_ops, score_q8_0), true, Q8_0},
@@ -44,43 +44,43 @@ static const struct slot {
     {"accumulate_int8_kivi_4", offsetof(struct scaled_ops, accumulate_int8_kivi_4), false, KIVI_4},
     {"accumulate_int8_kivi_2", offsetof(struct scaled_ops, accumulate_int8_kivi_2), false, KIVI_2},
 };
-#define N_SLOTS (sizeof slots / sizeof *slots)
+#define N_KERNELS (sizeof kernels / sizeof *kernels)
 
-static slot_call *call_of(const struct tier *k, const struct slot *slot) {
-    slot_call *call;
-    memcpy(&call, (const char *)k->scaled + slot->pointer, sizeof call);
+static kernel_call *call_of(const struct tier *k, const struct kernel *kernel) {
+    kernel_call *call;
+    memcpy(&call, (const char *)k->scaled + kernel->pointer, sizeof call);
     return call;
 }
 
-/* Returns the function that prepares the slot's queries; NULL: the slot takes them as they are. */
-static prepare_call *prepare_of(const struct tier *k, const struct slot *slot) {
-    return !slot->keys           ? NULL
-           : slot->codec == Q8_0 ? k->scaled->prepare_q8_0
-           : slot->codec == Q4_0 ? k->scaled->prepare_q4_0
-                                 : NULL;
+/* Returns the function that prepares the kernel's queries; NULL: the kernel takes them as they are. */
+static prepare_call *prepare_of(const struct tier *k, const struct kernel *kernel) {
+    return !kernel->keys           ? NULL
+           : kernel->codec == Q8_0 ? k->scaled->prepare_q8_0
+           : kernel->codec == Q4_0 ? k->scaled->prepare_q4_0
+                                   : NULL;
 }
 
 /* tables[G][K] are of use to some. */
-static void call_slot(const struct tier *k, const struct slot *slot, const float *in, size_t G, size_t hd, const void *page,
-                      float *tables, float *out) {
-    prepare_call *prepare = prepare_of(k, slot);
+static void call_kernel(const struct tier *k, const struct kernel *kernel, const float *in, size_t G, size_t hd, const void *page,
+                        float *tables, float *out) {
+    prepare_call *prepare = prepare_of(k, kernel);
     if (prepare) prepare(in, G, hd, tables);
-    call_of(k, slot)(prepare ? tables : in, G, hd, page, out);
+    call_of(k, kernel)(prepare ? tables : in, G, hd, page, out);
 }
 
-/* Returns whether the slot multiplies numbers in fixed point. */
-static bool is_fixed(const struct tier *k, const struct slot *slot) {
-    return slot->codec != F16 && (k->isa == CPU_AVX2 || k->isa == CPU_AVXVNNI || k->isa == CPU_AVX512);
+/* Returns whether the kernel multiplies numbers in fixed point. */
+static bool is_fixed(const struct tier *k, const struct kernel *kernel) {
+    return kernel->codec != F16 && (k->isa == CPU_AVX2 || k->isa == CPU_AVXVNNI || k->isa == CPU_AVX512);
 }
 
-static unsigned bits_of(const struct slot *slot) { return slot->codec == KIVI_4 ? 4 : 2; }
+static unsigned bits_of(const struct kernel *kernel) { return kernel->codec == KIVI_4 ? 4 : 2; }
 
-static size_t bytes_of(const struct slot *slot, size_t hd) {
-    switch (slot->codec) {
+static size_t bytes_of(const struct kernel *kernel, size_t hd) {
+    switch (kernel->codec) {
     case F16: return PAGE_BYTES_F16(hd);
     case Q8_0: return PAGE_BYTES_Q8_0(hd);
     case Q4_0: return PAGE_BYTES_Q4_0(hd);
-    default: return PAGE_BYTES_KIVI(hd, bits_of(slot));
+    default: return PAGE_BYTES_KIVI(hd, bits_of(kernel));
     }
 }
 
@@ -102,36 +102,36 @@ struct element {
 static double value_of(struct element e) { return e.zero + e.scale * e.code; }
 static double width_of(struct element e) { return fabs(e.zero) + fabs(e.scale * e.code); }
 
-static struct element kivi_element(const struct slot *slot, const unsigned char *page, size_t hd, size_t c, size_t t) {
-    unsigned bits = bits_of(slot);
-    size_t n = slot->keys ? 64 : hd, i = slot->keys ? t : c, bytes = n * bits / 8;
-    size_t row = slot->keys ? 8 * hd + c * bytes : t * (bytes + hd / 8), pair = row + bytes + c / 32 * 4;
+static struct element kivi_element(const struct kernel *kernel, const unsigned char *page, size_t hd, size_t c, size_t t) {
+    unsigned bits = bits_of(kernel);
+    size_t n = kernel->keys ? 64 : hd, i = kernel->keys ? t : c, bytes = n * bits / 8;
+    size_t row = kernel->keys ? 8 * hd + c * bytes : t * (bytes + hd / 8), pair = row + bytes + c / 32 * 4;
     double code = page[row + i % bytes] >> i / bytes * bits & ((1u << bits) - 1);
-    if (!slot->keys) return (struct element){half_at(page, pair + 2), half_at(page, pair), code};
+    if (!kernel->keys) return (struct element){half_at(page, pair + 2), half_at(page, pair), code};
     size_t at = 2 * (t / 32 * hd + c);
     return (struct element){half_at(page, 4 * hd + at), half_at(page, at), code};
 }
 
 /* Channel c of token t, straight from the layouts of format/page_layout.h. */
-static struct element element(const struct slot *slot, const unsigned char *page, size_t hd, size_t c, size_t t) {
-    if (slot->codec == F16) return (struct element){half_at(page, 2 * (slot->keys ? c * 64 + t : t * hd + c)), 0, 0};
-    if (slot->codec != Q8_0 && slot->codec != Q4_0) return kivi_element(slot, page, hd, c, t);
+static struct element element(const struct kernel *kernel, const unsigned char *page, size_t hd, size_t c, size_t t) {
+    if (kernel->codec == F16) return (struct element){half_at(page, 2 * (kernel->keys ? c * 64 + t : t * hd + c)), 0, 0};
+    if (kernel->codec != Q8_0 && kernel->codec != Q4_0) return kivi_element(kernel, page, hd, c, t);
     double scale = half_at(page, 2 * (c / 32 * 64 + t));
     const unsigned char *codes = page + hd / 32 * 64 * 2;
-    if (slot->codec == Q8_0) return (struct element){0, scale, (signed char)codes[slot->keys ? c * 64 + t : t * hd + c]};
+    if (kernel->codec == Q8_0) return (struct element){0, scale, (signed char)codes[kernel->keys ? c * 64 + t : t * hd + c]};
     size_t group = c / 32, byte = c % 16;
-    unsigned char pair = slot->keys ? codes[(group * 16 + byte) * 64 + t] : codes[(t * (hd / 32) + group) * 16 + byte];
+    unsigned char pair = kernel->keys ? codes[(group * 16 + byte) * 64 + t] : codes[(t * (hd / 32) + group) * 16 + byte];
     return (struct element){0, scale, (c % 32 < 16 ? pair % 16 : pair / 16) - 8};
 }
 
 /* Halves of the given fill wherever a page holds one. */
-static void make_page(struct random *random, const struct slot *slot, enum fill fill, size_t hd, unsigned char *page) {
-    size_t n = slot->codec == F16 ? 64 * hd : slot->codec == Q8_0 || slot->codec == Q4_0 ? hd / 32 * 64 : 4 * hd;
+static void make_page(struct random *random, const struct kernel *kernel, enum fill fill, size_t hd, unsigned char *page) {
+    size_t n = kernel->codec == F16 ? 64 * hd : kernel->codec == Q8_0 || kernel->codec == Q4_0 ? hd / 32 * 64 : 4 * hd;
     uint16_t *half = malloc(n * sizeof *half);
     fill_halves(random, fill, half, n);
-    fill_bytes(random, page, bytes_of(slot, hd)); /* every code, -128 of q8_0 too */
-    if (slot->codec >= KIVI_4 && !slot->keys) {
-        size_t codes = hd * bits_of(slot) / 8, pairs = hd / 8;
+    fill_bytes(random, page, bytes_of(kernel, hd)); /* every code, -128 of q8_0 too */
+    if (kernel->codec >= KIVI_4 && !kernel->keys) {
+        size_t codes = hd * bits_of(kernel) / 8, pairs = hd / 8;
         for (size_t t = 0; t < 64; t++) memcpy(page + t * (codes + pairs) + codes, half + t * (hd / 16), pairs);
     } else {
         memcpy(page, half, n * sizeof *half);
@@ -149,27 +149,27 @@ struct oracle {
 #define COARSE_PART 253.0 /* of one byte */
 #define FIXED_LEAST 1e-30
 
-/* Queries of codes of 4 and 2 bits, as one byte each, and weights of the int8 slots. */
-static bool is_coarse(const struct tier *k, const struct slot *slot) {
-    bool int8 = strncmp(slot->name, "accumulate_int8", 15) == 0;
-    bool byte_tier = k->isa == CPU_AVX512 || (slot->codec == Q4_0 && (k->isa == CPU_AVX2 || k->isa == CPU_AVXVNNI));
-    return (slot->keys || int8) && slot->codec != Q8_0 && byte_tier;
+/* Queries of codes of 4 and 2 bits, as one byte each, and weights of the int8 kernels. */
+static bool is_coarse(const struct tier *k, const struct kernel *kernel) {
+    bool int8 = strncmp(kernel->name, "accumulate_int8", 15) == 0;
+    bool byte_tier = k->isa == CPU_AVX512 || (kernel->codec == Q4_0 && (k->isa == CPU_AVX2 || k->isa == CPU_AVXVNNI));
+    return (kernel->keys || int8) && kernel->codec != Q8_0 && byte_tier;
 }
 
-static void ask_oracle(const struct slot *slot, const float *in, size_t G, size_t hd, const unsigned char *page,
+static void ask_oracle(const struct kernel *kernel, const float *in, size_t G, size_t hd, const unsigned char *page,
                        struct oracle *oracle) {
     static struct element table[64 * MOST_HD];
     for (size_t t = 0; t < 64; t++) {
-        for (size_t c = 0; c < hd; c++) table[t * hd + c] = element(slot, page, hd, c, t);
+        for (size_t c = 0; c < hd; c++) table[t * hd + c] = element(kernel, page, hd, c, t);
     }
-    size_t K = slot->keys ? hd : 64, N = slot->keys ? 64 : hd;
+    size_t K = kernel->keys ? hd : 64, N = kernel->keys ? 64 : hd;
     bool scaled_after =
-        slot->keys && slot->codec < KIVI_4; /* a query's numbers are in fixed point before they are multiplied by scales */
+        kernel->keys && kernel->codec < KIVI_4; /* a query's numbers are in fixed point before they are multiplied by scales */
     for (size_t g = 0; g < G; g++) {
         for (size_t n = 0; n < N; n++) {
             double sum = 0, absolute = 0, most = 0, codes = 0, group_most = 0, group_codes = 0, by_group = 0;
             for (size_t k = 0; k < K; k++) {
-                struct element e = slot->keys ? table[n * hd + k] : table[k * hd + n];
+                struct element e = kernel->keys ? table[n * hd + k] : table[k * hd + n];
                 double number = (double)in[g * K + k];
                 if (k % 32 == 0) group_most = group_codes = 0;
                 sum += number * value_of(e);
@@ -263,29 +263,30 @@ static void bytes_are_added_as_products(void **state) {
                 check_add_bytes(&random, K % 2 ? FILL_NORMAL : FILL_OUTLIER, G, K, side ? GUARD_START : GUARD_END);
 }
 
-static void check_shape(struct random *random, const struct slot *slot, enum fill fill, size_t G, size_t hd, enum guard_side side) {
+static void check_shape(struct random *random, const struct kernel *kernel, enum fill fill, size_t G, size_t hd,
+                        enum guard_side side) {
     static struct oracle oracle;
-    size_t K = slot->keys ? hd : 64, N = slot->keys ? 64 : hd;
+    size_t K = kernel->keys ? hd : 64, N = kernel->keys ? 64 : hd;
     float *in = guard_floats(G * K, side), *out = guard_floats(G * N, side), *before = guard_floats(G * N, side);
     float *tables = guard_floats(G * K, side);
-    unsigned char *page = guard_bytes(bytes_of(slot, hd), side);
-    make_page(random, slot, fill, hd, page);
+    unsigned char *page = guard_bytes(bytes_of(kernel, hd), side);
+    make_page(random, kernel, fill, hd, page);
     fill_floats(random, fill == FILL_LARGE ? FILL_OUTLIER : fill, in, G * K);
-    if (!slot->keys && fill == FILL_NORMAL) memset(in, 0, 64 * sizeof *in); /* the first query's weights */
+    if (!kernel->keys && fill == FILL_NORMAL) memset(in, 0, 64 * sizeof *in); /* the first query's weights */
     fill_floats(random, FILL_NORMAL, before, G * N);
-    ask_oracle(slot, in, G, hd, page, &oracle);
+    ask_oracle(kernel, in, G, hd, page, &oracle);
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         memcpy(out, before, G * N * sizeof *out);
-        call_slot(k, slot, in, G, hd, page, tables, out);
+        call_kernel(k, kernel, in, G, hd, page, tables, out);
         for (size_t i = 0; i < G * N; i++) {
-            double start = slot->keys ? 0 : before[i]; /* score overwrites, accumulate adds */
-            double fixed = !is_coarse(k, slot)
+            double start = kernel->keys ? 0 : before[i]; /* score overwrites, accumulate adds */
+            double fixed = !is_coarse(k, kernel)
                                ? oracle.fixed[i] / FIXED_PART
-                               : (slot->codec == Q4_0 && slot->keys ? oracle.by_group : oracle.fixed)[i] / COARSE_PART;
+                               : (kernel->codec == Q4_0 && kernel->keys ? oracle.by_group : oracle.fixed)[i] / COARSE_PART;
             check_close(out[i], start + oracle.want[i], oracle.terms[i] + fabs(start), EPSILON * (double)(K + 4),
-                        1e-42 + (is_fixed(k, slot) ? fixed : 0), "%s %s G %zu hd %zu %s, %zu of %zu", k->name, slot->name, G, hd,
-                        fill_name(fill), i, N);
+                        1e-42 + (is_fixed(k, kernel) ? fixed : 0), "%s %s G %zu hd %zu %s, %zu of %zu", k->name, kernel->name, G,
+                        hd, fill_name(fill), i, N);
         }
     }
     guard_release();
@@ -294,10 +295,10 @@ static void check_shape(struct random *random, const struct slot *slot, enum fil
 static void test_every_shape(void **state) {
     (void)state;
     struct random random = {3};
-    for (const struct slot *slot = slots; slot < slots + N_SLOTS; slot++) {
+    for (const struct kernel *kernel = kernels; kernel < kernels + N_KERNELS; kernel++) {
         for (size_t G = 1; G <= MOST_G; G++) {
             for (size_t hd = 32; hd <= MOST_HD; hd += hd < 128 ? 32 : 64) {
-                check_shape(&random, slot, FILL_NORMAL, G, hd, G % 2 ? GUARD_END : GUARD_START);
+                check_shape(&random, kernel, FILL_NORMAL, G, hd, G % 2 ? GUARD_END : GUARD_START);
             }
         }
     }
@@ -306,11 +307,11 @@ static void test_every_shape(void **state) {
 static void test_extreme_numbers_and_both_guards(void **state) {
     (void)state;
     struct random random = {4};
-    for (const struct slot *slot = slots; slot < slots + N_SLOTS; slot++) {
+    for (const struct kernel *kernel = kernels; kernel < kernels + N_KERNELS; kernel++) {
         for (int fill = 0; fill < FILLS; fill++) {
             for (size_t G = 1; G <= 9; G++) {
                 for (int side = GUARD_END; side <= GUARD_START; side++) {
-                    check_shape(&random, slot, (enum fill)fill, G, 96, (enum guard_side)side);
+                    check_shape(&random, kernel, (enum fill)fill, G, 96, (enum guard_side)side);
                 }
             }
         }
@@ -318,10 +319,10 @@ static void test_extreme_numbers_and_both_guards(void **state) {
 }
 
 /* Keys of kivi are multiplied as their codes less the middle one, hence the scale. */
-static void check_place(const struct tier *k, const struct slot *slot, size_t at, struct element e, double times, float got) {
+static void check_place(const struct tier *k, const struct kernel *kernel, size_t at, struct element e, double times, float got) {
     double want = times * value_of(e), error = fabs((double)got - want);
-    if (is_fixed(k, slot) ? error <= 1e-6 * times * (width_of(e) + 8 * fabs(e.scale)) : got == (float)want) return;
-    fail_msg("%s %s: %zu, got %.9g, want %.9g", k->name, slot->name, at, (double)got, want);
+    if (is_fixed(k, kernel) ? error <= 1e-6 * times * (width_of(e) + 8 * fabs(e.scale)) : got == (float)want) return;
+    fail_msg("%s %s: %zu, got %.9g, want %.9g", k->name, kernel->name, at, (double)got, want);
 }
 
 /* A query that is 1 at one place finds exactly that place of the page: no tier confuses channels, tokens, nibbles or scales. */
@@ -330,10 +331,10 @@ static void test_every_place_is_found(void **state) {
     struct random random = {5};
     const size_t hd = 96;
     static float in[2 * MOST_HD], out[2 * MOST_HD], tables[2 * MOST_HD];
-    for (const struct slot *slot = slots; slot < slots + N_SLOTS; slot++) {
-        size_t K = slot->keys ? hd : 64, N = slot->keys ? 64 : hd;
-        unsigned char *page = guard_bytes(bytes_of(slot, hd), GUARD_END);
-        make_page(&random, slot, FILL_NORMAL, hd, page);
+    for (const struct kernel *kernel = kernels; kernel < kernels + N_KERNELS; kernel++) {
+        size_t K = kernel->keys ? hd : 64, N = kernel->keys ? 64 : hd;
+        unsigned char *page = guard_bytes(bytes_of(kernel, hd), GUARD_END);
+        make_page(&random, kernel, FILL_NORMAL, hd, page);
         const struct tier *k;
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
             for (size_t at = 0; at < K; at++) {
@@ -342,11 +343,12 @@ static void test_every_place_is_found(void **state) {
                 memset(out, 0, sizeof out);
                 in[at] = 1;
                 in[K + next] = 2;
-                call_slot(k, slot, in, 2, hd, page, tables, out);
+                call_kernel(k, kernel, in, 2, hd, page, tables, out);
                 for (size_t n = 0; n < N; n++) {
-                    check_place(k, slot, at, slot->keys ? element(slot, page, hd, at, n) : element(slot, page, hd, n, at), 1,
-                                out[n]);
-                    check_place(k, slot, next, slot->keys ? element(slot, page, hd, next, n) : element(slot, page, hd, n, next), 2,
+                    check_place(k, kernel, at, kernel->keys ? element(kernel, page, hd, at, n) : element(kernel, page, hd, n, at),
+                                1, out[n]);
+                    check_place(k, kernel, next,
+                                kernel->keys ? element(kernel, page, hd, next, n) : element(kernel, page, hd, n, next), 2,
                                 out[N + n]);
                 }
             }
@@ -365,10 +367,10 @@ struct bench_shape {
     size_t G, hd;
 };
 
-static double slot_rate(const struct tier *k, const struct slot *slot, const struct bench_shape *shape, const char *data) {
-    size_t page_bytes = bytes_of(slot, shape->hd), pages = BENCH_BYTES / page_bytes;
-    slot_call *call = call_of(k, slot);
-    prepare_call *prepare = prepare_of(k, slot);
+static double kernel_rate(const struct tier *k, const struct kernel *kernel, const struct bench_shape *shape, const char *data) {
+    size_t page_bytes = bytes_of(kernel, shape->hd), pages = BENCH_BYTES / page_bytes;
+    kernel_call *call = call_of(k, kernel);
+    prepare_call *prepare = prepare_of(k, kernel);
     double best = 0;
     for (int run = 0; run < 3; run++) {
         double start = clock_seconds();
@@ -400,12 +402,12 @@ static int bench(void) {
     const struct tier *k;
     for (size_t tier = 1; (k = tier_at(tier)); tier++) {
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
-            for (const struct slot *slot = slots; slot < slots + N_SLOTS; slot++) {
-                size_t bytes = bytes_of(slot, shapes[s].hd);
+            for (const struct kernel *kernel = kernels; kernel < kernels + N_KERNELS; kernel++) {
+                size_t bytes = bytes_of(kernel, shapes[s].hd);
                 double read = read_bandwidth(data, BENCH_BYTES, BENCH_THREADS);
-                double rate = slot_rate(k, slot, &shapes[s], data);
+                double rate = kernel_rate(k, kernel, &shapes[s], data);
                 printf("%-6s %-13s G %zu hd %3zu  %-12s %5.1f GB/s, %3.0f%% of a plain read (%.1f), %5.2f ns per token\n", k->name,
-                       shapes[s].what, shapes[s].G, shapes[s].hd, slot->name, rate * 1e-9, 100 * rate / read, read * 1e-9,
+                       shapes[s].what, shapes[s].G, shapes[s].hd, kernel->name, rate * 1e-9, 100 * rate / read, read * 1e-9,
                        (double)bytes / 64 / rate * 1e9);
             }
         }

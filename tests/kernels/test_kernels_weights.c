@@ -214,10 +214,10 @@ static void matvec(const struct tier *k, enum tensor_type type, const void *w, s
     multiply(k, type, w, row_bytes, rows, n, x, 0, 1, y, rows);
 }
 
-/* Returns how far from exact a sum of products w x may be, relative to the sum of |w x|: unit roundoff times the number of roundings that a term can
- * go through. The scalar kernel rounds the product, adds it to a run of `step` products and adds up the runs: 1 + step + n / step. The others fuse
- * product and addition and hold at least eight partial sums, so a term is rounded at most n / 8 times, three times for the sums of four lanes or
- * more and twice when the rest of a row is added. */
+/* Returns how far from exact a sum of products w x may be, relative to the sum of |w x|: unit roundoff times the number of roundings that a
+ * term can go through. The scalar kernel rounds the product, adds it to a run of `step` products and adds up the runs: 1 + step + n / step. The
+ * others fuse product and addition and hold at least eight partial sums, so a term is rounded at most n / 8 times, three times for the sums of
+ * four lanes or more and twice when the rest of a row is added. */
 static double allowed_error(const struct tier *k, size_t block, size_t n) {
     size_t step = block == 1 ? 32 : block;
     double roundings = k == scalar() ? 1 + (double)step + (double)n / (double)step : (double)n / 8 + 6;
@@ -442,7 +442,7 @@ static void test_a_row_does_not_depend_on_its_neighbours(void **state) {
     }
 }
 
-/* However many vectors a row meets at once, and whatever is beside it, each product is what the vector alone gives. */
+/* However many vectors a row is multiplied by at once, and whatever is beside it, each product is what the vector alone gives. */
 static void test_vectors_do_not_depend_on_each_other(void **state) {
     (void)state;
     struct random random = {10};

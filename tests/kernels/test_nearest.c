@@ -146,7 +146,7 @@ static void check_search(size_t n, size_t k, size_t d, size_t stride, double off
     uint16_t *codes = guard_bytes(n * sizeof *codes, GUARD_END);
     struct nearest nearest;
     for (size_t i = 0; i < (n - 1) * stride + d; i++) {
-        rows[i] = i % stride < d ? (float)(offset + scale * (double)random_normal(&random)) : NAN; /* the gaps are nobody's */
+        rows[i] = i % stride < d ? (float)(offset + scale * (double)random_normal(&random)) : NAN; /* the gaps must not be read */
     }
     for (size_t i = 0; i < k * d; i++) centroids[i] = (float)(offset + scale * (double)random_normal(&random));
     assert_int_equal(nearest_new(k, d, &nearest, NULL), TERSE_OK);

@@ -88,7 +88,7 @@ static void alibi_moves_scores_and_reading(void **state) {
 
 /* ---- Scores, by themselves: one layer, one KV head, two query heads */
 
-enum { HD = 32, G = 2, TOKENS = 500, /* not a multiple of any tile */ FIRST = 4 /* tokens before it lie in exact rows */ };
+enum { HD = 32, G = 2, TOKENS = 500, /* not a multiple of any tile */ FIRST = 4 /* tokens before it are exact tokens */ };
 
 struct bare {
     float frequency[HD / 2], k[TOKENS * HD], v[TOKENS * HD], q[TOKENS * G * HD];

@@ -209,7 +209,7 @@ static void learned_sinks_are_seen_once(void **state) {
     }
 }
 
-/* Long enough that reading is split into parts that meet again. */
+/* Long enough that reading is split into parts (split-K) that are merged. */
 static void deep_caches_equal_dense_attention(void **state) {
     (void)state;
     static const char *const methods[] = {"f16", "q8_0", "q4_0", "streaming-1500", "cq-1", "million-4", "kivi-4"};
@@ -507,7 +507,7 @@ static void counters_say_what_was_read(void **state) {
     oracle_step(o, P, 200, 0);
     cache_counters(o->cache, &counters, true);
     assert_int_equal(counters.bytes, 0);
-    oracle_step(o, D, 1, 0); /* 4 exact rows, 3 sealed pages and a window of one; read once, not once per query head */
+    oracle_step(o, D, 1, 0); /* 4 exact tokens, 3 sealed pages and a window of one; read once, not once per query head */
     cache_counters(o->cache, &counters, true);
     assert_int_equal(counters.bytes, 2 * (4 * 2 * 64 + 3 * 2 * 64 * 34 + 2 * 64 * 64));
     assert_true(counters.seconds > 0);

@@ -36,7 +36,7 @@ static void cut(struct oracle *o, size_t n) {
 static const char *const methods[] = {"f16", "q8_0", "q4_0", "kivi-2", "cq-1", "million-4", "antkv-4", "terse-2", "streaming-1000"};
 #define METHODS (sizeof methods / sizeof methods[0])
 
-/* Cuts inside the window, inside of pages, at their ends, inside the exact rows; then pages begin elsewhere than in an uncut sequence. */
+/* Cuts inside the window, inside of pages, at their ends, inside the exact tokens; then pages begin elsewhere than in an uncut sequence. */
 static void what_is_left_equals_dense_attention(void **state) {
     (void)state;
     static const size_t cuts[] = {299, 196, 132, 100, 5, 3};
@@ -164,7 +164,7 @@ static void pages_lie_in_memory_once(void **state) {
     count_pool(caches, 2, &held, &sets);
     assert_int_equal(held, 7);
     assert_int_equal(sets, 7);
-    /* Pages that one of them frees belong to the other alone; pages that nobody holds are used again before anything is allocated. */
+    /* Pages that one of them frees belong to the other alone; pages that no cache holds are used again before anything is allocated. */
     assert_int_equal(cache_truncate(caches[0], 100, NULL), TERSE_OK);
     cache_report(caches[0], &one);
     assert_int_equal(one.codes, 2 * set);

@@ -154,7 +154,7 @@ static void dense(const struct sequence *s, uint32_t l, uint32_t head, size_t g,
     *out /= sum;
 }
 
-/* The exact rows hold the first of the kept tokens, found by their values. */
+/* The exact tokens are the first of the kept tokens, found by their values. */
 static void check_rows(const struct cache *cache) {
     size_t exact = cache->base.extent.exact;
     for (uint32_t l = 0; l < LAYERS; l++)

@@ -112,7 +112,7 @@ static void the_step_that_seals_encodes_nothing(void **state) {
     unsigned before = atomic_load(&encodes);
     for (size_t i = 0; i < 200; i++) {
         step(cache, D, 1, 2, out);
-        /* After 300 tokens, 4 of them exact rows, 168 lie in the window: 2 full pages, encoded from the first step on; then one for
+        /* After 300 tokens, 4 of them exact tokens, 168 lie in the window: 2 full pages, encoded from the first step on; then one for
          * every 64 tokens, as soon as they are there and long before they leave. */
         unsigned expected = (unsigned)(2 + (296 + i + 1) / 64 - 296 / 64) * LAYERS * HEADS * 2;
         for (int wait = 0; atomic_load(&encodes) - before < expected && wait < 5000; wait++)

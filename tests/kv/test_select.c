@@ -343,7 +343,7 @@ static void needles_are_found_where_keys_lie_in_runs(void **state) {
         assert_int_equal(cache_attend(o->cache, q, 0, 640, out, NULL), TERSE_OK);
         assert_int_equal(cache_end_layer(o->cache, NULL), TERSE_OK);
         assert_int_equal(cache_commit(o->cache, NULL), TERSE_OK);
-        /* The query that meets the needle as if both were at one position: rotated from there to its own. */
+        /* The query that is multiplied by the needle as if both were at one position: rotated from there to its own. */
         float cosine[HD / 2], sine[HD / 2];
         rope_angles(&o->rope, NEEDLE - 640, cosine, sine);
         memcpy(q, needle, sizeof needle);

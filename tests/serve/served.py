@@ -22,7 +22,7 @@ def main():
 
 
 def environment():
-    """Waiting threads sleep: tests run side by side. Codebooks of whoever runs them stay out of it."""
+    """Waiting threads sleep: tests run side by side. The codebooks of the user who runs them are not used."""
     return dict(os.environ, OMP_WAIT_POLICY="passive", XDG_CACHE_HOME=os.path.join(tempfile.gettempdir(), "terse-no-cache"))
 
 

@@ -43,13 +43,13 @@ class OneSlot(ServedTest):
     options = ("--parallel", "1", "--queue", "1")
 
     def send(self, **fields):
-        """A request that is sent, and whose reply nobody has read."""
+        """A request that is sent, and whose reply is not read yet."""
         connection = self.server.connect()
         connection.request("POST", CHAT, json.dumps(endless(self.server, **fields)))
         return connection
 
     def send_to_queue(self, **fields):
-        """A request that waits: only then is the queue full for whoever comes next."""
+        """A request that waits: only then is the queue full for the next request."""
         connection = self.send(**fields)
         until(lambda: b"terse_requests_waiting 1\n" in self.server.get("/metrics")[2])
         return connection

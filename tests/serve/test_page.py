@@ -94,6 +94,8 @@ class Page(served.ServedTest):
         self.assertLess(float(self.text("bits")), 8)
         self.assertIn("f16 would take", self.text("size"))
         self.assertIn("MiB", self.text("kinds"))
+        exact = next(row for row in self.find("kinds").find_elements(By.TAG_NAME, "tr") if "Exact tokens" in row.text)
+        self.assertIn("half precision", exact.get_attribute("title"))
         self.picture("answered")
         # The second question reads only what is new.
         self.find("input").send_keys("And once more: " + served.QUESTION, Keys.ENTER)

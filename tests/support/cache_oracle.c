@@ -481,7 +481,7 @@ static struct move move_of(const struct oracle *o, enum cache_step_kind kind, si
     return move;
 }
 
-/* The first tokens lie in exact rows, keys before rotation. */
+/* The first tokens are exact, with keys before rotation. */
 static void round_sink(const struct oracle *o, uint32_t layer, const float *raw, size_t token, size_t i) {
     size_t hd = o->setup.head_dim, width = o->setup.kv_heads * hd;
     float *keys = stored(o, o->k, layer, token);

@@ -61,7 +61,7 @@ void oracle_step(struct oracle *oracle, enum cache_step_kind kind, size_t n, siz
 /* The same, but no output is asked for. */
 void oracle_skip(struct oracle *oracle, enum cache_step_kind kind, size_t n);
 
-/* Tokens that lie in exact rows after `length` tokens: the first 4, of StreamingLLM and of methods whose codecs are not exact. And the
+/* Tokens that are exact after `length` tokens: the first 4, of StreamingLLM and of methods whose codecs are not exact. And the
  * first of the others that are kept: StreamingLLM's newest, by the definition, else all. */
 size_t oracle_sinks(const struct oracle *oracle);
 size_t oracle_first(const struct oracle *oracle);

@@ -4,7 +4,7 @@ set -euo pipefail
 terse=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export XDG_CACHE_HOME=$work/cache # codebooks of whoever runs the tests stay out of it
+export XDG_CACHE_HOME=$work/cache # the codebooks of the user who runs the tests are not used
 export OMP_WAIT_POLICY=passive    # tests run side by side: waiting threads that poll would take the others' processors
 text=tests/fixtures/wiki_excerpt.txt
 

@@ -6,7 +6,8 @@
 
 #include <stdlib.h>
 
-/* Returns the value for codec_shape.learned, and prepares the codebook if nobody has. NULL where the side learns nothing or `codebook` is NULL. */
+/* Returns the value for codec_shape.learned, and prepares the codebook if that was not done. NULL where the side learns nothing or `codebook`
+ * is NULL. */
 static inline const void *prepared_learned(const struct terse_codebook *codebook, enum codec_side side, uint32_t layer,
                                            uint32_t head) {
     const struct cpu_codebook *prepared = NULL;

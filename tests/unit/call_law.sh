@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# call_law.sh PROJECT BUILD CC: the objects of a build keep the include law in their calls, and scripts/check-calls names whoever breaks it.
+# call_law.sh PROJECT BUILD CC: the objects of a build keep the include law in their calls, and scripts/check-calls names the calls that break it.
 set -eu
 project=$1 build=$2 cc=$3
 command -v nm >/dev/null || { echo 'skipped: nm, which lists the calls of an object, is not here (package binutils)'; exit 77; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# include_law.sh PROJECT: the sources keep the include law of scripts/check-includes, and the script names whoever breaks it.
+# include_law.sh PROJECT: the sources keep the include law of scripts/check-includes, and the script names the includes that break it.
 set -eu
 project=$1
 "$project/scripts/check-includes"
@@ -52,6 +52,9 @@ plant src/base/status.h '"backend/backend.h"'
 names 'an include upwards' 'src/base/status.h:1: src/base must not include "backend/backend.h" (allowed: include/ base/)'
 plant src/kv/deeper/plan.c '<backend/backend.h>'
 names 'an include in a folder below and in angle brackets' 'src/kv/deeper/plan.c:1: src/kv must not include "backend/backend.h"'
+plant src/backend/cpu/executor.h '"base/memory.h"'
+plant src/train/em.c '"backend/cpu/executor.h"'
+names 'the executor in learning' 'src/train/em.c:1: src/train must not include "backend/cpu/executor.h"'
 plant src/wild/wild.c '"base/memory.h"'
 names 'a folder of which the law says nothing' 'src/wild/wild.c:1: src/wild must not include "base/memory.h"'
 plant tools/peek.c '"text.h"' '"base/memory.h"'

@@ -1,5 +1,5 @@
-/* Tests files of gpt2 and mpt models with content that no fixture has: optional tensors, quantized fused matrices, tensors and keys that are missing,
- * too many or out of range, and the end of learned positions. The models are made here, with random weights. */
+/* Tests files of gpt2 and mpt models with content that no fixture has: optional tensors, quantized fused matrices, tensors and keys that are
+ * missing, too many or out of range, and the end of learned positions. The models are made here, with random weights. */
 #include "backend/cpu/kernels/weights/ops.h"
 #include "base/half.h"
 #include "base/memory.h"
@@ -394,7 +394,7 @@ static void check_type(enum tensor_type type) {
             apart = fmax(apart, fabs((double)logits[0][i] - (double)logits[1][i]));
             size = fmax(size, fabs((double)logits[1][i]));
         }
-        /* Weights of 4 bits meet activations that are rounded to bytes (kernels/weights/ops.h). */
+        /* Weights of 4 bits are multiplied by activations that are rounded to bytes (kernels/weights/ops.h). */
         bool bytes = type == TENSOR_Q4_0 || type == TENSOR_Q4_K;
         if (!(apart <= (bytes ? 2e-2 : 5e-4) * size))
             fail_msg("%s, %zu tokens: %g of the largest logit apart", tensor_type_name(type), n, apart / size);

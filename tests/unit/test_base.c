@@ -98,7 +98,7 @@ static void test_half_from_float(void **state) {
             check_rounding((middle + (uint32_t)d) | 0x80000000);
         }
     }
-    /* A sweep of all finite floats in steps that meet every exponent with many fractions, both signs. */
+    /* A sweep of all finite floats in steps that reach every exponent with many fractions, both signs. */
     for (uint32_t bits = 0; bits < 0x7f800000; bits += 4999) {
         check_rounding(bits);
         check_rounding(bits | 0x80000000);
@@ -308,7 +308,7 @@ static void test_status(void **state) {
     assert_int_equal(error.offset, 12);
     assert_int_equal(status_no_memory(&error, 1000, "a thing"), TERSE_E_MEMORY);
     assert_non_null(strstr(error.message, "1000"));
-    assert_int_equal(status_fail(NULL, TERSE_E_IO, "nobody listens"), TERSE_E_IO);
+    assert_int_equal(status_fail(NULL, TERSE_E_IO, "no error to write to"), TERSE_E_IO);
     char long_text[2000];
     memset(long_text, 'y', sizeof long_text - 1);
     long_text[sizeof long_text - 1] = '\0';

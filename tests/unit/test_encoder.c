@@ -15,7 +15,7 @@ enum { D = 12, CODES = 16, H = 10, N = 9 };
 
 static struct random source = {21};
 
-/* Errors meet a matrix, as values do attention weights: half |A e|^2. */
+/* Errors are multiplied by a matrix, as values are by attention weights: half |A e|^2. */
 static double accumulated(void *user, const float *errors, size_t n, float *gradient) {
     const float *A = user;
     double loss = 0;

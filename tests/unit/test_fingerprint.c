@@ -122,7 +122,7 @@ static void *rewrite(const void *data, size_t size, bool reversed, const char *s
     return file;
 }
 
-/* The same keys; matrices are of another type, of zeros, which nobody minds. */
+/* The same keys; matrices are of another type, of zeros, which changes nothing. */
 static void *requantize(const void *data, size_t size, enum tensor_type type, size_t *new_size) {
     struct gguf *gguf;
     struct gguf_writer w = {0};

@@ -268,7 +268,7 @@ static void points_without_weight_do_not_matter(void **state) {
     data_free(&data);
 }
 
-/* A start that ignored weights would seldom meet the few points that carry them all. */
+/* A start that ignored weights would seldom choose one of the few points that carry them all. */
 static void start_draws_by_weight(void **state) {
     (void)state;
     enum { N = 60000, D = 2, K = 8 };

@@ -1,5 +1,5 @@
 /* A thread pool's work runs on its own driver thread with its own number of threads; calls and progress reports come back to the thread that
- * waits, and nobody else's threads change. */
+ * waits, and no other threads change. */
 #include "base/parallel.h"
 #include "base/thread_pool.h"
 

@@ -33,7 +33,7 @@ static bool read_part(const cJSON *part, struct buffer *text, const char *param,
     return true;
 }
 
-/* A string, parts of type text, or null where a reply has none. */
+/* Reads a string, parts of type text, or null where a reply has none. */
 static bool read_content(const cJSON *content, bool reply, struct buffer *text, const char *param, struct api_error *error) {
     const cJSON *part;
     buffer_add(text, "", 0);

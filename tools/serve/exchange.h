@@ -17,7 +17,7 @@ void exchange_release(struct exchange *exchange);
 
 /* ---- The scheduler's side */
 
-/* From here on HTTP may answer: with `status`, with events where the reply is a stream, else with JSON. What was added before is a part of the
+/* Lets HTTP answer: with `status`, with events where the reply is a stream, else with JSON. What was added before is a part of the
  * reply; a reply that has ended by now has its length in its header. */
 void exchange_begin(struct exchange *exchange, int status, bool stream);
 bool exchange_begun(struct exchange *exchange);
@@ -26,7 +26,8 @@ void exchange_add(struct exchange *exchange, const void *bytes, size_t n);
 void exchange_end(struct exchange *exchange);
 /* Ends the reply wherever it is, so that nothing waits for it; nothing happens to one that has ended. */
 void exchange_close(struct exchange *exchange);
-/* Returns whether nobody waits for the reply any more. Asks the socket itself, because HTTP does not look at it while the connection is suspended. */
+/* Returns whether the client does not wait for the reply any more. Asks the socket itself, because HTTP does not look at it while the connection is
+ * suspended. */
 bool exchange_gone(struct exchange *exchange);
 
 /* ---- HTTP's side */
@@ -37,7 +38,7 @@ bool exchange_wait(struct exchange *exchange, struct MHD_Connection *connection,
 int exchange_status(struct exchange *exchange, bool *stream, uint64_t *size);
 /* A content reader of libmicrohttpd: bytes of the reply, 0 with the connection suspended where there are none yet. */
 ssize_t exchange_read(void *exchange, uint64_t position, char *bytes, size_t most);
-/* The client went away, or has the whole reply. */
+/* Tells that the client went away, or has the whole reply. */
 void exchange_leave(struct exchange *exchange);
 
 #endif

@@ -47,8 +47,8 @@ static const struct {
     {"cache_prompt", ALL},
 };
 
-/* Fields that other servers have and terse has not. A field is taken with one of the values named, written without spaces and with spaces between them;
- * NULL: with any, as it says nothing about the reply, or only together with another field of this table. */
+/* Fields that other servers have and terse has not. A field is taken with one of the values named, written without spaces and with spaces
+ * between them; NULL: with any, as it says nothing about the reply, or only together with another field of this table. */
 static const struct {
     const char *name, *values;
 } others[] = {
@@ -69,7 +69,7 @@ static const struct {
     {"speculative.n_max", NULL},
     {"speculative.n_min", NULL},
     {"speculative.p_min", NULL},
-    /* Samplers. The first of each group turns it on. */
+    /* Samplers. The first field of each sampler turns it on. */
     {"mirostat", "0"},
     {"mirostat_tau", NULL},
     {"mirostat_eta", NULL},
@@ -136,7 +136,7 @@ static bool is_text(const cJSON *body, const char *name, const char *text) {
     return cJSON_IsString(field) && strcmp(field->valuestring, text) == 0;
 }
 
-/* A choice of no tool asks for what a reply is without tools. */
+/* Returns whether tools are not used: a choice of no tool asks for what a reply is without tools. */
 static bool unused_tools(const cJSON *body, const char *name) {
     return (strcmp(name, "tools") == 0 && is_text(body, "tool_choice", "none")) ||
            (strcmp(name, "functions") == 0 && is_text(body, "function_call", "none"));

@@ -13,7 +13,7 @@ static enum terse_status no_memory(struct terse_error *error) {
 
 /* ---- Log probabilities */
 
-bool generation_logs_prompt(const struct generation *g) { return g->task->request.echo && g->task->request.logprobs >= 0; }
+static bool logs_prompt(const struct generation *g) { return g->task->request.echo && g->task->request.logprobs >= 0; }
 
 static struct token_log *add_log(struct generation *g, int32_t token) {
     if (g->n_logs == g->logs_capacity) {
@@ -40,7 +40,7 @@ static void insert_top(struct token_log *log, uint32_t most, int32_t token, floa
     log->top[at] = (struct terse_logprob){token, logit};
 }
 
-/* A sink for the prompt's logits: row i are those after its i-th token, of the one behind it. */
+/* Takes the prompt's logits as their sink: row i are those after its i-th token, of the one behind it. */
 static void log_prompt(void *user, size_t row, const float *logits) {
     struct generation *g = user;
     uint32_t vocabulary = g->task->limits->vocabulary, most = (uint32_t)g->task->request.logprobs;
@@ -112,7 +112,7 @@ void generation_finish(struct generation *g, enum finish finish) {
     g->finish = finish;
 }
 
-/* The prompt's text, as its tokens have it. */
+/* Adds the prompt's text, as its tokens have it. */
 static enum terse_status echo_prompt(struct generation *g, struct terse_error *error) {
     struct terse_detokenizer *detokenizer;
     size_t n;
@@ -132,7 +132,7 @@ static enum terse_status echo_prompt(struct generation *g, struct terse_error *e
 
 bool generation_started(const struct generation *g) { return g->detokenizer != NULL; }
 
-/* The prompt's tokens and those that were written, but for the last: that is a step's to read, and a JSON text's to take. */
+/* Begins to read the prompt's tokens and those that were written, but for the last: a step reads that one, and a JSON text takes it. */
 static enum terse_status read_again(struct generation *g, struct terse_error *error) {
     size_t n_prompt = g->prompt->n, n_written = g->written.n / sizeof(int32_t) - 1, n = n_prompt + n_written;
     int32_t *tokens = malloc(n * sizeof *tokens);
@@ -145,13 +145,22 @@ static enum terse_status read_again(struct generation *g, struct terse_error *er
     return status;
 }
 
-enum terse_status generation_begin_prompt(struct generation *g, struct terse_error *error) {
+static enum terse_status open_session(struct generation *g, struct terse_engine *engine,
+                                      const struct terse_session_options *options, struct terse_error *error) {
+    if (!g->task->request.use_prefix || logs_prompt(g)) return terse_session_new(engine, options, &g->session, error);
+    return terse_session_new_with_prefix(engine, options, g->prompt->tokens, g->prompt->n, &g->session, &g->cached, error);
+}
+
+enum terse_status generation_begin_prompt(struct generation *g, struct terse_engine *engine,
+                                          const struct terse_session_options *options, struct terse_error *error) {
     const struct terse_logits_sink log = {.row = log_prompt, .user = g};
+    enum terse_status status = g->session ? TERSE_OK : open_session(g, engine, options, error);
+    if (status) return status;
     g->read = g->cached;
     if (generation_started(g)) return read_again(g, error);
     g->n_logs = 0;
     return terse_session_begin_prompt(g->session, g->prompt->tokens + g->cached, g->prompt->n - g->cached,
-                                      generation_logs_prompt(g) ? &log : NULL, error);
+                                      logs_prompt(g) ? &log : NULL, error);
 }
 
 enum terse_status generation_preempt(struct generation *g, struct terse_error *error) {

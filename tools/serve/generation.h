@@ -13,11 +13,10 @@ enum terse_status generation_next(struct generation *g, struct terse_error *erro
 /* Ends the text, where something else than its tokens ends it. */
 void generation_finish(struct generation *g, enum finish finish);
 
-bool generation_logs_prompt(const struct generation *g);
-
-/* Begins to read, in the session that there is, the prompt behind `cached`, of whose tokens log probabilities are kept where they are asked for;
- * or, where the reply was preempted, all that was read. */
-enum terse_status generation_begin_prompt(struct generation *g, struct terse_error *error);
+/* Begins to read the prompt, whose tokens' log probabilities are kept where they are asked for; or, where the reply was preempted, all that it had
+ * read. Opens a session with these options unless there is one, from the engine's kept prefixes where the request allows it. */
+enum terse_status generation_begin_prompt(struct generation *g, struct terse_engine *engine,
+                                          const struct terse_session_options *options, struct terse_error *error);
 /* Copies the log probabilities of the prompt's tokens from another reply to the same prompt. */
 enum terse_status generation_copy_logs(struct generation *g, const struct generation *from, struct terse_error *error);
 /* Returns whether generation_start was called: then the session must be kept, for its random numbers and its JSON text. */

@@ -45,7 +45,7 @@ struct incoming {
     struct call call;
     struct buffer body;
     size_t received;
-    bool discard;     /* the body is for nobody, or too large */
+    bool discard;     /* the body is not wanted, or too large */
     size_t counted;   /* of server->bodies */
     char origin[256]; /* that the answer allows, or "" */
 };
@@ -114,7 +114,7 @@ static bool has_key(const struct server *server, struct MHD_Connection *mhd, uin
     return known;
 }
 
-/* Clients without keys are told apart by their addresses. */
+/* Returns a number of the address, by which clients without keys are told apart. */
 static uint64_t address_number(struct MHD_Connection *mhd) {
     const struct sockaddr *address = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
     uint64_t number = 0;
@@ -125,7 +125,7 @@ static uint64_t address_number(struct MHD_Connection *mhd) {
     return number;
 }
 
-/* A name that a page of another site cannot have made its own. */
+/* Returns whether it is a name that a page of another site cannot have made its own. */
 static bool names_this_machine(const char *host) {
     size_t n = strncmp(host, "127.", 4) == 0            ? strspn(host, "0123456789.")
                : strncmp(host, "[::1]", 5) == 0         ? 5
@@ -134,7 +134,8 @@ static bool names_this_machine(const char *host) {
     return n && (!host[n] || host[n] == ':');
 }
 
-/* Returns whether a page of this origin may ask: the server's own page, or one that --cors names. A request without an origin comes from no page. */
+/* Returns whether a page of this origin may ask: the server's own page, or one that --cors names. A request without an origin comes from no
+ * page. */
 static bool origin_allowed(const struct http *http, struct MHD_Connection *mhd, struct incoming *in) {
     const struct server *server = http->server;
     const char *origin = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "Origin");

@@ -6,7 +6,8 @@
 
 struct http;
 
-/* Listens at host:port, port 0: any that is free; clients that connect wait until http_start takes the socket. -1 after a complaint. */
+/* Returns a socket that listens at host:port, port 0: any that is free; clients that connect wait until http_start takes the socket. -1 after a
+ * complaint. */
 int http_listen(const char *host, uint16_t port);
 /* Serves the clients of a socket of http_listen, which is closed in any case. Returns an exit status. `server` must outlive it. */
 int http_start(struct server *server, int socket_fd, struct http **http);

@@ -33,7 +33,7 @@ static void send_whole(struct task *task, int status, cJSON *json) {
 
 /* ---- Tokens as text */
 
-/* A SentencePiece text loses the space before its first token, so the token stands behind another one. */
+/* Returns the token as text. A SentencePiece text loses the space before its first token, so the token stands behind another one. */
 char *reply_token_text(const struct terse_model *model, int32_t token, size_t *n, bool *whole) {
     struct terse_detokenizer *detokenizer;
     struct terse_error error;
@@ -55,7 +55,7 @@ char *reply_token_text(const struct terse_model *model, int32_t token, size_t *n
     return NULL;
 }
 
-/* JSON has no infinities. */
+/* Returns a number that JSON can hold, as it has no infinities. */
 static double finite_logprob(float logprob) { return logprob > -9999 ? (double)logprob : -9999; }
 
 static cJSON *bytes_of(const char *text, size_t n, bool whole) {
@@ -78,7 +78,7 @@ static cJSON *chat_token(const struct task *task, int32_t token, float logprob) 
     return entry;
 }
 
-/* [{token, logprob, bytes, top_logprobs}] of the logs from `first` on. */
+/* Returns [{token, logprob, bytes, top_logprobs}] of the logs from `first` on. */
 static cJSON *chat_logs(const struct generation *g, size_t first) {
     cJSON *array = cJSON_CreateArray();
     for (size_t i = first; i < g->n_logs; i++) {
@@ -91,7 +91,7 @@ static cJSON *chat_logs(const struct generation *g, size_t first) {
     return array;
 }
 
-/* {tokens, token_logprobs, top_logprobs, text_offset}, the older form. */
+/* Returns {tokens, token_logprobs, top_logprobs, text_offset}, the older form. */
 static cJSON *completion_logs(const struct generation *g, size_t first, size_t offset) {
     cJSON *logs = cJSON_CreateObject(), *tokens = cJSON_AddArrayToObject(logs, "tokens");
     cJSON *logprobs = cJSON_AddArrayToObject(logs, "token_logprobs"), *tops = cJSON_AddArrayToObject(logs, "top_logprobs");
@@ -167,7 +167,7 @@ static const char *chunk_object(const struct task *task) {
     return task->request.api == API_CHAT ? "chat.completion.chunk" : "text_completion";
 }
 
-/* A chunk with one choice, which is returned in *choice. */
+/* Returns a chunk with one choice, which is returned in *choice. */
 static cJSON *chunk(const struct generation *g, cJSON **choice) {
     cJSON *json = envelope(g->task, chunk_object(g->task)), *choices = cJSON_AddArrayToObject(json, "choices");
     *choice = cJSON_CreateObject();

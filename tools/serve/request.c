@@ -32,7 +32,7 @@ static struct numbers default_numbers(void) {
                             .seed = -1};
 }
 
-/* Any seed but -1 is taken as it is; without one each request has its own. */
+/* Returns the seed. Any but -1 is taken as it is; without one each request has its own. */
 static uint64_t choose_seed(int64_t seed) {
     uint64_t random;
     if (seed != -1) return (uint64_t)seed;
@@ -157,7 +157,8 @@ static bool read_format(const cJSON *body, struct request *r, struct api_error *
     return set_schema(r, schema, name, error);
 }
 
-/* "logprobs" is a number of tokens for completions, a boolean beside "top_logprobs" for chats; llama.cpp says "n_probs". */
+/* Reads the number of log probabilities: "logprobs" is a number of tokens for completions, a boolean beside "top_logprobs" for chats; llama.cpp
+ * says "n_probs". */
 static bool read_logprobs(const cJSON *body, struct request *r, struct api_error *error) {
     bool wanted = false;
     int64_t top = 0;
@@ -258,7 +259,7 @@ static bool reserve_prompts(struct request *r, size_t n, struct api_error *error
     return r->prompts || api_fail(error, 503, NULL, NULL, "no memory");
 }
 
-/* A string, an array of tokens, or an array of either. */
+/* Reads a string, an array of tokens, or an array of either. */
 static bool read_prompts(const struct request_limits *limits, const cJSON *body, struct request *r, struct api_error *error) {
     const cJSON *field = json_field(body, "prompt"), *entry;
     if (!field) return api_fail(error, 400, NULL, "prompt", "\"prompt\" is missing");

@@ -53,7 +53,7 @@ bool request_read(const struct request_limits *limits, enum api api, const char 
                   struct api_error *error);
 void request_free(struct request *request);
 
-/* text[n] as tokens, which are released by free. `special`: as TERSE_TOKENIZE_PARSE_SPECIAL. */
+/* Returns text[n] as tokens, which are released by free. `special`: as TERSE_TOKENIZE_PARSE_SPECIAL. */
 bool request_tokenize(const struct terse_model *model, const char *text, size_t n, bool add_special, bool special, int32_t **tokens,
                       size_t *n_tokens, struct api_error *error);
 

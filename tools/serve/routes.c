@@ -20,7 +20,7 @@ static void answer_json(struct call *call, int status, cJSON *json) {
 
 void routes_refuse(struct call *call, const struct api_error *error) { answer_json(call, error->status, api_error_json(error)); }
 
-/* The text of an address, as it may be shown: printable ASCII, cut short. */
+/* Returns the text of an address as it may be shown: printable ASCII, cut short. */
 static const char *shown(const char *path, char *buffer, size_t capacity) {
     snprintf(buffer, capacity, "%s", path);
     for (char *c = buffer; *c; c++)
@@ -80,7 +80,7 @@ static cJSON *read_object(struct call *call, struct api_error *error) {
     return NULL;
 }
 
-/* A text, or numbers where the bytes are not whole characters. */
+/* Returns a text, or numbers where the bytes are not whole characters. */
 static cJSON *piece_of(const struct terse_model *model, int32_t token) {
     size_t n;
     const char *bytes = terse_token_bytes(model, token, &n);
@@ -208,7 +208,7 @@ static void models(struct server *server, struct call *call) {
     answer_json(call, 200, json);
 }
 
-/* The one whose name the address ends with. */
+/* Answers with the model whose name the address ends with. */
 static void model(struct server *server, struct call *call) {
     struct api_error error = {0};
     char name[80];
@@ -222,7 +222,7 @@ static void model(struct server *server, struct call *call) {
     routes_refuse(call, &error);
 }
 
-/* A setting as it was written: 0.8, not the float nearest to it. */
+/* Returns a setting as it was written: 0.8, not the float nearest to it. */
 static double as_written(float value) {
     char text[32];
     snprintf(text, sizeof text, "%.7g", (double)value);
@@ -257,7 +257,7 @@ static void props(struct server *server, struct call *call) {
     answer_json(call, 200, json);
 }
 
-/* Bytes that keys and values of so many tokens take in 16 bits each. */
+/* Returns the bytes that keys and values of so many tokens take in 16 bits each. */
 static double f16_bytes(const struct server *server, uint64_t tokens) {
     const struct terse_model_info *m = &server->model;
     return 2.0 * 2.0 * (double)m->layers * (double)m->kv_heads * (double)m->head_dim * (double)tokens;
@@ -380,7 +380,7 @@ static const struct route {
     {"POST", "/detokenize", detokenize, false},
 };
 
-/* NULL, and *path_known where the address is there by another method. */
+/* Finds a route. Returns NULL, and *path_known, where the address is there by another method. */
 static const struct route *find(const char *method, const char *path, bool *path_known) {
     *path_known = false;
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {

@@ -32,7 +32,7 @@ static struct saving *list_take(struct list *list) {
     return saving;
 }
 
-static void *run(void *user) {
+static void *saver_thread(void *user) {
     struct saver *s = user;
     pthread_mutex_lock(&s->lock);
     for (;;) {
@@ -59,7 +59,7 @@ struct saver *saver_start(struct store *store, void (*done)(void *user), void *u
     s->saved.end = &s->saved.first;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
-    if (pthread_create(&s->thread, NULL, run, s) == 0) return s;
+    if (pthread_create(&s->thread, NULL, saver_thread, s) == 0) return s;
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->changed);
     free(s);

@@ -15,7 +15,7 @@ struct saving {
     struct saving *next;
 };
 
-/* `done(user)` is called on the saver's thread when something has come back. NULL: no memory. */
+/* Starts the thread; `done(user)` is called on the saver's thread when something has come back. NULL: no memory. */
 struct saver *saver_start(struct store *store, void (*done)(void *user), void *user);
 void saver_give(struct saver *saver, struct saving *saving);
 /* One that has been saved, or could not be; NULL: none has come back. */

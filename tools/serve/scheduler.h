@@ -3,9 +3,11 @@
 #ifndef TERSE_SERVE_SCHEDULER_H
 #define TERSE_SERVE_SCHEDULER_H
 
+#include "inbox.h"
 #include "metrics.h"
 #include "reply.h"
 #include "saver.h"
+#include "slot_view.h"
 
 struct scheduler;
 
@@ -21,31 +23,18 @@ struct scheduler_options {
 /* Starts the scheduler's thread. The objects that the options point to must outlive it. */
 enum terse_status scheduler_start(const struct scheduler_options *options, struct scheduler **scheduler, struct terse_error *error);
 
-enum scheduler_answer { SCHEDULER_TAKEN, SCHEDULER_FULL, SCHEDULER_STOPPING };
 /* Hands over a task, from any thread. It belongs to the scheduler only if the answer is SCHEDULER_TAKEN. */
 enum scheduler_answer scheduler_submit(struct scheduler *scheduler, struct task *task);
 
-/* From here on nothing is taken, and what has not begun is refused; replies that are being written go on. */
+/* Stops taking tasks, and refuses those that have not begun; replies that are being written go on. */
 void scheduler_stop(struct scheduler *scheduler);
 bool scheduler_idle(struct scheduler *scheduler);
-/* After scheduler_stop: waits for the last reply. What other threads submit later is refused. */
+/* Waits for the last reply, after scheduler_stop. Tasks that other threads submit later are refused. */
 void scheduler_wait(struct scheduler *scheduler);
-/* After that, when no other thread asks any more. Accepts NULL. */
+/* Frees the scheduler, after scheduler_wait, when no other thread uses it any more. Accepts NULL. */
 void scheduler_free(struct scheduler *scheduler);
 
-enum { SLOT_PARTS = 96 }; /* in which a slot's tokens are shown */
-
-/* The state of a slot; after a reply, the state that the reply left. */
-struct slot_view {
-    enum generation_state state;
-    char task[48];                 /* the reply's id, "" before the first */
-    uint64_t prompt, read, cached; /* tokens of the prompt */
-    int64_t tokens;                /* written */
-    struct terse_cache_report cache;
-    struct terse_token_share parts[SLOT_PARTS];
-};
-
-/* views[options.slots], and of *state the slots, what waits and the engine's bytes. Any thread. */
+/* Copies the slots' views into views[options.slots], and into *state the slots, the waiting tasks and the engine's bytes. Any thread. */
 void scheduler_look(struct scheduler *scheduler, struct slot_view *views, struct metrics_state *state);
 
 #endif

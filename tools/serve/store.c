@@ -28,7 +28,7 @@ struct store {
     bool complained;
 };
 
-/* FNV-1a of tokens[n]. */
+/* Returns the FNV-1a hash of tokens[n]. */
 static uint64_t hash_of(const int32_t *tokens, size_t n) {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     for (size_t i = 0; i < n; i++)
@@ -102,7 +102,7 @@ static void list_files(DIR *folder, struct saved **files, size_t *n) {
     if (*n) qsort(*files, *n, sizeof **files, compare_used);
 }
 
-/* The oldest first, so that the engine keeps the newest longest. */
+/* Loads the oldest first, so that the engine keeps the newest longest. */
 static size_t load_files(struct store *store, DIR *folder, struct terse_engine *engine,
                          const struct terse_session_options *options) {
     struct saved *files = NULL;

@@ -61,8 +61,9 @@ struct task {
     double arrived;    /* console_seconds */
     uint64_t client;   /* tells clients apart, for fairness */
     struct generation *generations;
-    size_t n_generations, done, running;
-    size_t next_prompt; /* the first whose generations are queued */
+    size_t n_generations, done;
+    uint32_t slots_taken; /* by generations of it */
+    size_t next_prompt;   /* the first whose generations are queued */
     struct task *next;
 };
 

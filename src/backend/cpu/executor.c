@@ -35,7 +35,7 @@ static void pass_free(struct pass *p) {
     memory_free(p->k);
     memory_free(p->v);
     memory_free(p->sequence);
-    memory_free(p->group);
+    memory_free(p->micro_batch);
     activations_free(&p->activations);
     free(p);
 }
@@ -74,7 +74,7 @@ static enum terse_status allocate(const struct wanted *wanted, size_t n, struct 
     return TERSE_OK;
 }
 
-/* Reserves scratch for panels of so many rows. */
+/* Reserves scratch for panels of so many tokens. */
 static enum terse_status scratch_reserve(struct executor *e, size_t panel, struct terse_error *error) {
     size_t rows = forward_logit_rows(e->model, panel);
     if (e->scratch.rows >= rows) return TERSE_OK;
@@ -109,11 +109,12 @@ static enum terse_status activations_reserve(struct activations *a, const struct
 static enum terse_status sequences_reserve(struct pass *p, size_t sequences, struct terse_error *error) {
     if (p->sequences >= sequences) return TERSE_OK;
     memory_free(p->sequence);
-    memory_free(p->group);
+    memory_free(p->micro_batch);
     p->sequences = 0;
     p->sequence = memory_array(sequences, sizeof *p->sequence);
-    p->group = memory_array(sequences, sizeof *p->group);
-    if (!p->sequence || !p->group) return status_no_memory(error, sequences * (sizeof *p->sequence + sizeof *p->group), "a batch");
+    p->micro_batch = memory_array(sequences, sizeof *p->micro_batch);
+    if (!p->sequence || !p->micro_batch)
+        return status_no_memory(error, sequences * (sizeof *p->sequence + sizeof *p->micro_batch), "a batch");
     p->sequences = sequences;
     return TERSE_OK;
 }
@@ -162,27 +163,27 @@ static void insert(struct pass *p, const struct step_part *part, size_t *n_few) 
     p->sequence[at] = s;
 }
 
-/* Groups of few tokens hold at most PANEL_MOST rows together, which pass through a layer at a time. */
+/* Micro-batches of few tokens hold at most PANEL_MOST tokens together, which pass through a layer at a time. */
 static void arrange(struct pass *p, const struct step *step) {
     size_t few = 0;
-    p->n = p->n_sequences = p->n_groups = 0;
+    p->n = p->n_sequences = p->n_micro_batches = 0;
     for (size_t i = 0; i < step->n; i++) insert(p, &step->parts[i], &few);
     for (size_t i = 0; i < p->n_sequences; i++) {
         size_t n = p->sequence[i].part.n;
-        if (i == 0 || i >= few || p->group[p->n_groups - 1].count + n > PANEL_MOST)
-            p->group[p->n_groups++] = (struct group){&p->sequence[i], 0, p->n, 0, i < few};
-        struct group *group = &p->group[p->n_groups - 1];
+        if (i == 0 || i >= few || p->micro_batch[p->n_micro_batches - 1].count + n > PANEL_MOST)
+            p->micro_batch[p->n_micro_batches++] = (struct micro_batch){&p->sequence[i], 0, p->n, 0, i < few};
+        struct micro_batch *micro_batch = &p->micro_batch[p->n_micro_batches - 1];
         p->sequence[i].first = p->n;
         p->n += n;
-        group->n_sequences++;
-        group->count += n;
+        micro_batch->n_sequences++;
+        micro_batch->count += n;
     }
 }
 
-/* Rows that pass through a layer at a time, at most. */
+/* Returns the most tokens that pass through a layer at a time. */
 static size_t largest_panel(const struct pass *p) {
     size_t largest = 0;
-    for (const struct group *g = p->group; g < p->group + p->n_groups; g++) {
+    for (const struct micro_batch *g = p->micro_batch; g < p->micro_batch + p->n_micro_batches; g++) {
         size_t panel = g->each ? g->count : forward_panel(p->executor->model, g->sequences->length, g->count);
         if (panel > largest) largest = panel;
     }

@@ -1,10 +1,10 @@
 /* The forward pass. Owns the order of the work; leaves products to linear.c, rows to rows.c and everything about keys and values to the
  * caches.
  *
- * All tokens of a group pass one layer before the next begins, in panels, so that beside the hidden states only one layer's keys and values
+ * All tokens of a micro-batch pass one layer before the next begins, in panels, so that beside the hidden states only one layer's keys and values
  * exist in full precision (docs/architecture.md, "A step"). Decoding is the same with a few tokens of each sequence. A piece of the work is as many
  * products as have some number of multiplications, a weight matrix being cut where that is reached, or a part of a panel's attention, or of
- * sealing a layer; of rows that go each by itself, a layer. */
+ * sealing a layer; of tokens that go each by itself, a layer. */
 #include "backend/cpu/forward.h"
 
 #include "backend/cpu/experts.h"
@@ -16,16 +16,16 @@
 #include <math.h>
 #include <string.h>
 
-/* Rows of a panel: many enough that dequantizing a weight once for them costs little; beyond that as many as have so many
+/* Tokens of a panel: many enough that dequantizing a weight once for them costs little; beyond that as many as have so many
  * multiplications. */
 #define PANEL_MULTIPLICATIONS 1e9
 #define PANEL_LEAST 192
 #define LOGIT_BYTES ((size_t)8 << 20) /* of logits that are computed together */
 
-static const struct group *group_of(const struct pass *p) { return &p->group[p->at]; }
+static const struct micro_batch *micro_batch_of(const struct pass *p) { return &p->micro_batch[p->at]; }
 static const struct layer *layer_of(const struct pass *p) { return &p->executor->model->layer[p->layer]; }
 static bool last_layer(const struct pass *p) { return p->layer + 1 == p->executor->model->layers; }
-static bool done(const struct pass *p) { return p->at == p->n_groups; }
+static bool done(const struct pass *p) { return p->at == p->n_micro_batches; }
 
 /* ---- Sizes */
 
@@ -52,7 +52,7 @@ size_t forward_panel(const struct terse_model *model, uint64_t length, size_t n)
     return panel < n ? panel : n;
 }
 
-/* The rows of a panel that are a sequence's: the sequence's token of the first, and their number. */
+/* The tokens of a panel that are a sequence's: the first one's number in the sequence, and how many they are. */
 static size_t rows_of(const struct sequence *s, struct panel panel, size_t *token) {
     size_t first = panel.first > s->first ? panel.first : s->first, end = s->first + s->part.n;
     if (end > panel.first + panel.count) end = panel.first + panel.count;
@@ -65,7 +65,8 @@ static size_t rows_of(const struct sequence *s, struct panel panel, size_t *toke
 static float *hidden_at(const struct pass *p, size_t row) { return p->hidden + row * p->executor->model->width; }
 
 static void embed(const struct pass *p, struct panel panel) {
-    for (const struct sequence *s = panel.group->sequences; s < panel.group->sequences + panel.group->n_sequences; s++) {
+    for (const struct sequence *s = panel.micro_batch->sequences; s < panel.micro_batch->sequences + panel.micro_batch->n_sequences;
+         s++) {
         size_t token, count = rows_of(s, panel, &token);
         if (count) embed_rows(p->executor->model, s->part.tokens + token, count, s->length + token, hidden_at(p, s->first + token));
     }
@@ -98,7 +99,7 @@ static size_t product_ops(const struct pass *p, enum stage stage, struct panel p
     *x = a->normed;
     switch (stage) {
     case STAGE_KEYS:
-        if (panel.group->each) ops[n++] = (struct linear_op){&l->q, a->q};
+        if (panel.micro_batch->each) ops[n++] = (struct linear_op){&l->q, a->q};
         ops[n++] = (struct linear_op){&l->k, p->k + panel.first * model_kv_width(p->executor->model)};
         ops[n++] = (struct linear_op){&l->v, p->v + panel.first * model_kv_width(p->executor->model)};
         return n;
@@ -131,7 +132,7 @@ static void after_product(const struct pass *p, enum stage stage, struct panel p
     if (stage == STAGE_O_PROJ || stage == STAGE_DOWN) add_rows(hidden_at(p, panel.first), a->normed, count, m->width);
     if (stage > STAGE_QUERIES) return;
     for (size_t i = 0; i < n_ops && m->clamp > 0; i++) clamp_rows(ops[i].out, m->clamp, count, ops[i].w->rows);
-    bool queries = stage != STAGE_KEYS || panel.group->each, keys = stage == STAGE_KEYS;
+    bool queries = stage != STAGE_KEYS || panel.micro_batch->each, keys = stage == STAGE_KEYS;
     float *k = p->k + panel.first * model_kv_width(p->executor->model);
     if (queries && l->q_norm.gain) norm_rows(&l->q_norm, a->q, a->q, count * m->query_heads, m->head_dim);
     if (keys && l->k_norm.gain) norm_rows(&l->k_norm, k, k, count * m->kv_heads, m->head_dim);
@@ -158,7 +159,7 @@ static void multiply_each(const struct pass *p, enum stage stage, struct panel p
     after_product(p, stage, panel, ops, n_ops);
 }
 
-/* A feed-forward layer of experts, as multiply_some(); or each row by itself. */
+/* A feed-forward layer of experts, as multiply_some(); or each token by itself. */
 static bool apply_experts(struct pass *p, struct panel panel, bool each, double *left) {
     const struct activations *a = &p->activations;
     struct experts_job job = {.model = p->executor->model,
@@ -238,14 +239,14 @@ static enum terse_status seal(const struct pass *p, const struct sequence *s, st
     return p->executor->kv->end_layer(s->part.cache, error);
 }
 
-/* The sequences [first, n) of a group, the longest first, each by one thread. */
+/* The sequences [first, n) of a micro-batch, the longest first, each by one thread. */
 static enum terse_status visit_side_by_side(const struct pass *p, visit *call, struct panel panel, size_t first,
                                             struct terse_error *error) {
     enum terse_status failed = TERSE_OK;
 #pragma omp parallel for schedule(dynamic, 1)
-    for (size_t i = first; i < panel.group->n_sequences; i++) {
+    for (size_t i = first; i < panel.micro_batch->n_sequences; i++) {
         struct terse_error own;
-        enum terse_status status = call(p, &panel.group->sequences[i], panel, &own);
+        enum terse_status status = call(p, &panel.micro_batch->sequences[i], panel, &own);
         if (!status) continue;
 #pragma omp critical /* without a name, which the library would export */
         {
@@ -256,21 +257,21 @@ static enum terse_status visit_side_by_side(const struct pass *p, visit *call, s
     return failed;
 }
 
-/* Calls for every sequence of the panel's group. A sequence that alone is the share of a thread is worked on by all threads; the others, for
+/* Calls for every sequence of the panel's micro-batch. A sequence that alone is the share of a thread is worked on by all threads; the others, for
  * which waking the threads would not pay or would pay less, by one thread each. */
 static enum terse_status visit_caches(const struct pass *p, visit *call, struct panel panel, struct terse_error *error) {
-    const struct group *group = panel.group;
+    const struct micro_batch *micro_batch = panel.micro_batch;
     enum terse_status status = TERSE_OK;
     uint64_t left = 0;
-    for (size_t i = 0; i < group->n_sequences; i++) left += group->sequences[i].length;
+    for (size_t i = 0; i < micro_batch->n_sequences; i++) left += micro_batch->sequences[i].length;
     size_t i = 0;
-    for (; i < group->n_sequences && !status; i++) {
-        uint64_t length = group->sequences[i].length;
-        if (i + 1 < group->n_sequences && length * p->executor->threads <= left) break;
-        status = call(p, &group->sequences[i], panel, error);
+    for (; i < micro_batch->n_sequences && !status; i++) {
+        uint64_t length = micro_batch->sequences[i].length;
+        if (i + 1 < micro_batch->n_sequences && length * p->executor->threads <= left) break;
+        status = call(p, &micro_batch->sequences[i], panel, error);
         left -= length;
     }
-    return status || i == group->n_sequences ? status : visit_side_by_side(p, call, panel, i, error);
+    return status || i == micro_batch->n_sequences ? status : visit_side_by_side(p, call, panel, i, error);
 }
 
 /* ---- Numbers that are none. They are looked for before a cache stores what comes of them. */
@@ -291,7 +292,7 @@ static enum terse_status check_keys(const struct pass *p, struct panel panel, st
                   : rows_check_finite(m, MODEL_BEHIND(p->layer), p->v + at, panel.count, model_kv_width(p->executor->model), error);
 }
 
-/* ---- Rows each by itself */
+/* ---- Tokens each by itself */
 
 /* A parallel layer is widened before attention is added to what has entered it. */
 static enum stage stage_after(const struct pass *p, enum stage stage) {
@@ -301,8 +302,8 @@ static enum stage stage_after(const struct pass *p, enum stage stage) {
 }
 
 static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *error) {
-    const struct group *group = group_of(p);
-    struct panel panel = {group, group->first, group->count, group->first};
+    const struct micro_batch *micro_batch = micro_batch_of(p);
+    struct panel panel = {micro_batch, micro_batch->first, micro_batch->count, micro_batch->first};
     multiply_each(p, STAGE_KEYS, panel);
     enum terse_status status = check_keys(p, panel, error);
     if (!status) status = visit_caches(p, read_cache, panel, error);
@@ -320,24 +321,26 @@ static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *e
 
 /* ---- A longer part */
 
-/* Behind the stage's rows. */
+/* Returns the token behind those of the stage. */
 static size_t stage_end(const struct pass *p) {
-    const struct group *g = group_of(p);
+    const struct micro_batch *g = micro_batch_of(p);
     return g->first + (p->stage == STAGE_OBSERVE ? observed(p, g->sequences) : g->count);
 }
 
-/* The stage's panel from this row on; false: there are no rows. */
-static bool begin_panel(struct pass *p, size_t row) {
-    const struct group *g = group_of(p);
-    size_t left = stage_end(p) - row, most = forward_panel(p->executor->model, g->sequences->length, g->count);
-    p->panel = (struct panel){g, row, left < most ? left : most, row};
+/* Sets the stage's panel from this token on. Returns false if there are none. */
+static bool begin_panel(struct pass *p, size_t token) {
+    const struct micro_batch *g = micro_batch_of(p);
+    size_t left = stage_end(p) - token, most = forward_panel(p->executor->model, g->sequences->length, g->count);
+    p->panel = (struct panel){g, token, left < most ? left : most, token};
     return left > 0;
 }
 
 static bool next_panel(struct pass *p) { return begin_panel(p, p->panel.first + p->panel.count); }
 
-/* The first row that goes past the keys and values of the layer. */
-static size_t attended(const struct pass *p) { return group_of(p)->first + (last_layer(p) ? group_of(p)->sequences->attended : 0); }
+/* Returns the first token that goes past the keys and values of the layer. */
+static size_t attended(const struct pass *p) {
+    return micro_batch_of(p)->first + (last_layer(p) ? micro_batch_of(p)->sequences->attended : 0);
+}
 
 static void begin_queries(struct pass *p) {
     p->stage = STAGE_QUERIES;
@@ -347,15 +350,15 @@ static void begin_queries(struct pass *p) {
 static enum terse_status end_keys(struct pass *p, struct terse_error *error) {
     enum terse_status status = check_keys(p, p->panel, error);
     if (status || next_panel(p)) return status;
-    if ((status = append(p, group_of(p)->sequences, error))) return status;
+    if ((status = append(p, micro_batch_of(p)->sequences, error))) return status;
     p->stage = STAGE_OBSERVE;
-    if (!begin_panel(p, group_of(p)->first)) begin_queries(p);
+    if (!begin_panel(p, micro_batch_of(p)->first)) begin_queries(p);
     return TERSE_OK;
 }
 
 static enum terse_status end_observing(struct pass *p, struct terse_error *error) {
-    bool whole = p->panel.count == group_of(p)->count;
-    enum terse_status status = observe(p, group_of(p)->sequences, p->panel, error);
+    bool whole = p->panel.count == micro_batch_of(p)->count;
+    enum terse_status status = observe(p, micro_batch_of(p)->sequences, p->panel, error);
     if (whole) { /* these queries are those that attend */
         size_t skipped = attended(p) - p->panel.first;
         p->panel.first += skipped;
@@ -385,7 +388,7 @@ static enum terse_status end_product(struct pass *p, struct terse_error *error) 
 }
 
 static enum terse_status run_attend(struct pass *p, double *left, struct terse_error *error) {
-    const struct sequence *s = group_of(p)->sequences;
+    const struct sequence *s = micro_batch_of(p)->sequences;
     *left -= attention_multiplications(p->executor->model, s->length + p->panel.first + p->panel.count - s->first) *
              (double)p->panel.count;
     if (attend_some(p, s, p->panel)) return TERSE_OK;
@@ -401,9 +404,9 @@ size_t forward_logit_rows(const struct terse_model *m, size_t n) {
     return rows < n ? rows : n;
 }
 
-/* Moves the rows whose logits are wanted to the beginning of their group where rows of several sequences lie between them. */
+/* Moves the rows whose logits are wanted to the beginning of their micro-batch where rows of several sequences lie between them. */
 static void keep_rows(struct pass *p) {
-    const struct group *g = group_of(p);
+    const struct micro_batch *g = micro_batch_of(p);
     size_t width = p->executor->model->width, at = g->first;
     for (struct sequence *s = g->sequences; s < g->sequences + g->n_sequences; s++) {
         size_t from = s->first + s->needed, count = s->part.n - s->needed;
@@ -413,16 +416,16 @@ static void keep_rows(struct pass *p) {
     }
 }
 
-static void begin_group(struct pass *p, size_t at) {
+static void begin_micro_batch(struct pass *p, size_t at) {
     p->at = at;
     p->layer = 0;
     p->item = 0;
     p->stage = STAGE_KEYS;
-    if (!done(p) && !group_of(p)->each) begin_panel(p, group_of(p)->first);
+    if (!done(p) && !micro_batch_of(p)->each) begin_panel(p, micro_batch_of(p)->first);
 }
 
 static void end_layer(struct pass *p) {
-    const struct group *g = group_of(p);
+    const struct micro_batch *g = micro_batch_of(p);
     if (!last_layer(p)) {
         p->layer++;
         p->stage = STAGE_KEYS;
@@ -431,11 +434,11 @@ static void end_layer(struct pass *p) {
     }
     keep_rows(p);
     p->stage = STAGE_OUTPUT;
-    p->panel = (struct panel){.group = g, .first = g->sequences->kept};
+    p->panel = (struct panel){.micro_batch = g, .first = g->sequences->kept};
 }
 
 static enum terse_status run_seal(struct pass *p, struct terse_error *error) {
-    const struct sequence *s = group_of(p)->sequences;
+    const struct sequence *s = micro_batch_of(p)->sequences;
     if (p->executor->kv->seal_some(s->part.cache)) return TERSE_OK;
     enum terse_status status = seal(p, s, p->panel, error);
     if (!status) end_layer(p);
@@ -444,7 +447,8 @@ static enum terse_status run_seal(struct pass *p, struct terse_error *error) {
 
 static void hand_over(const struct pass *p, struct panel panel, const float *logits) {
     size_t vocabulary = p->executor->model->vocabulary, end = panel.first + panel.count;
-    for (const struct sequence *s = panel.group->sequences; s < panel.group->sequences + panel.group->n_sequences; s++) {
+    for (const struct sequence *s = panel.micro_batch->sequences; s < panel.micro_batch->sequences + panel.micro_batch->n_sequences;
+         s++) {
         size_t kept_end = s->kept + s->part.n - s->needed, first = s->kept > panel.first ? s->kept : panel.first;
         size_t last = kept_end < end ? kept_end : end;
         if (first >= last) continue;
@@ -462,7 +466,7 @@ static enum terse_status commit(const struct pass *p, struct terse_error *error)
 }
 
 static enum terse_status run_output(struct pass *p, struct terse_error *error) {
-    const struct group *g = group_of(p);
+    const struct micro_batch *g = micro_batch_of(p);
     const struct sequence *s = g->sequences, *last = s + g->n_sequences - 1;
     const struct terse_model *m = p->executor->model;
     size_t row = p->panel.first + p->panel.count, left = last->kept + last->part.n - last->needed - row;
@@ -478,18 +482,18 @@ static enum terse_status run_output(struct pass *p, struct terse_error *error) {
     if (status) return status;
     if (left) hand_over(p, p->panel, logits);
     if (left > most) return TERSE_OK;
-    if (p->at + 1 == p->n_groups) status = commit(p, error);
-    if (!status) begin_group(p, p->at + 1);
+    if (p->at + 1 == p->n_micro_batches) status = commit(p, error);
+    if (!status) begin_micro_batch(p, p->at + 1);
     return status;
 }
 
 /* ---- Pieces */
 
-void forward_begin(struct pass *p) { begin_group(p, 0); }
+void forward_begin(struct pass *p) { begin_micro_batch(p, 0); }
 
 /* A part of a piece, of *left multiplications at most. */
 static enum terse_status run_some(struct pass *p, double *left, struct terse_error *error) {
-    if (p->stage < STAGE_SEAL && !group_of(p)->each) {
+    if (p->stage < STAGE_SEAL && !micro_batch_of(p)->each) {
         if (p->stage == STAGE_ATTEND) return run_attend(p, left, error);
         bool finished =
             p->stage == STAGE_EXPERTS ? apply_experts(p, p->panel, false, left) : multiply_some(p, p->stage, p->panel, left);
@@ -513,7 +517,7 @@ enum terse_status forward_advance(struct pass *p, struct terse_error *error) {
 struct step_progress forward_progress(const struct pass *p) {
     uint64_t layers = p->executor->model->layers, total = layers * p->n;
     if (done(p)) return (struct step_progress){total, total};
-    const struct group *g = group_of(p);
+    const struct micro_batch *g = micro_batch_of(p);
     uint64_t rows = p->stage >= STAGE_SEAL ? g->count : p->stage >= STAGE_QUERIES ? p->panel.first - g->first : 0;
     uint64_t at = g->first * layers + p->layer * g->count + rows;
     return (struct step_progress){at < total ? at : total - 1, total};

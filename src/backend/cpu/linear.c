@@ -10,7 +10,7 @@
 #include <omp.h>
 #include <stdatomic.h>
 
-/* Work items of a product with few rows of x: some per thread to balance, of at most these many rows of weights, as long runs are what
+/* Work items of a product with few rows of x: some per thread to balance, of at most these many rows of weights, as long ranges are what
  * the memory reads fastest; a multiple of the rows that the kernels read together. */
 #define EACH_ITEMS 4
 #define EACH_ITEM_ROWS 512
@@ -44,7 +44,7 @@ static uint32_t tiles(const struct matrix *w, uint32_t rows) { return (w->rows +
 
 static const char *weight_row(const struct matrix *w, uint32_t row) { return (const char *)w->data + (size_t)row * w->row_bytes; }
 
-/* The item-th run of `per_item` weight rows, counted through all operations. */
+/* Computes the item-th range of `per_item` weight rows, counted through all operations. */
 static const struct linear_op *find_item(const struct linear_op *ops, uint32_t item, uint32_t per_item, uint32_t *first,
                                          uint32_t *count) {
     const struct linear_op *p = ops;

@@ -1,14 +1,14 @@
 /* A step on its way through the model: the data. executor.c begins and ends passes, forward.c advances them.
  *
- * The parts of a step are computed in groups: those of few tokens together, each row by itself (linear.h), every longer one alone, in panels
- * of rows. */
+ * The parts of a step are computed in micro-batches: those of few tokens together, each token by itself (linear.h), every longer one alone, in
+ * panels of tokens. In matrices of activations a token is a row. */
 #ifndef TERSE_BACKEND_CPU_PASS_H
 #define TERSE_BACKEND_CPU_PASS_H
 
 #include "backend/backend.h"
 #include "backend/cpu/experts.h"
 
-#define PANEL_MOST 512 /* rows of a panel */
+#define PANEL_MOST 512 /* tokens of a panel */
 
 /* Memory that holds nothing from piece to piece. */
 struct scratch {
@@ -21,13 +21,13 @@ struct executor {
     const struct terse_model *model;
     const struct kv_ops *kv;
     uint32_t threads;
-    size_t few; /* tokens of a part up to which each of its rows is multiplied by itself */
+    size_t few; /* tokens of a part up to which each of them is multiplied by itself */
     struct scratch scratch;
     size_t passes;      /* on their way */
     struct pass *spare; /* one that has ended, for the sake of its memory */
 };
 
-/* A part of the step, and where its rows lie among those of the pass. */
+/* A part of the step, and where its tokens lie among those of the pass. */
 struct sequence {
     struct step_part part;
     size_t first;
@@ -37,19 +37,19 @@ struct sequence {
     uint64_t length; /* of the cache before the step */
 };
 
-/* Groups go through the model one after another. */
-struct group {
+/* Micro-batches go through the model one after another, as a batch has more tokens than are computed together (llama.cpp: ubatch). */
+struct micro_batch {
     struct sequence *sequences;
     size_t n_sequences;
-    size_t first, count; /* rows; at most PANEL_MOST if they go each by itself */
+    size_t first, count; /* tokens; at most PANEL_MOST if they go each by itself */
     bool each;
 };
 
-/* Rows of a group that are computed together. */
+/* Tokens of a micro-batch that are computed together. */
 struct panel {
-    const struct group *group;
+    const struct micro_batch *micro_batch;
     size_t first, count;
-    size_t first_query; /* of which row the activations' q begin with the queries */
+    size_t first_query; /* of which token the activations' q begin with the queries */
 };
 
 /* The activations of a panel. */
@@ -62,9 +62,9 @@ struct activations {
     struct routes routes;
 };
 
-/* The stages of a layer, and then of the logits, in the order in which rows pass through them. */
+/* The stages of a layer, and then of the logits, in the order in which tokens pass through them. */
 enum stage {
-    STAGE_KEYS,    /* product: keys and values of a panel (of rows each by itself, queries too); all of them go to the cache */
+    STAGE_KEYS,    /* product: keys and values of a panel (of tokens each by itself, queries too); all of them go to the cache */
     STAGE_OBSERVE, /* product: queries of a panel, which are shown to the cache */
     STAGE_QUERIES, /* product: queries of a panel */
     STAGE_ATTEND,  /* they attend */
@@ -83,11 +83,11 @@ struct pass {
     float *k, *v;     /* [tokens][Hk][hd] */
     size_t sequences; /* capacity of the two */
     struct sequence *sequence;
-    struct group *group;
+    struct micro_batch *micro_batch;
     struct activations activations;
 
-    size_t n, n_sequences, n_groups;
-    /* The pass continues here: with a layer of a group and, unless the group goes row by row, with a stage of that layer. */
+    size_t n, n_sequences, n_micro_batches;
+    /* The pass continues here: with a layer of a micro-batch and, unless the micro-batch goes token by token, with a stage of that layer. */
     size_t at;
     uint32_t layer;
     enum stage stage;

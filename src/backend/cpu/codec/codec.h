@@ -92,7 +92,7 @@ struct cpu_codec {
     /* Keys: logits[G][64] = <q[G][hd], key>, queries rotated as the keys are, scaled by the caller. `tables`: what `queries` prepared of
      * them; NULL where nothing was. */
     void (*score)(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits);
-    /* Keys by channel, channels[hd][64]: how readers that must rotate keys before they meet a query want them, so of keys before
+    /* Keys by channel, channels[hd][64]: as readers want them that must rotate keys before they multiply them by a query, so of keys before
      * rotation, and of f16, the window's. The other codecs of keys have it for their tests. */
     void (*channels)(struct codec_shape shape, const void *page, float *channels);
     /* Values: acc[G][hd] += weights[G][64] times the values. */

@@ -2,7 +2,7 @@
  *
  *     key = mean + gain * shape,   shape = sum over rounds of z_r[a_r] + i z_r[b_r]
  *
- * Of a head's channels those that RoPE rotates together are a complex number; a group of up to 64 of them shares a code, two indices
+ * Of a head's channels those that RoPE rotates together are a complex number; a sub-vector of up to 64 of them shares a code, two indices
  * of 6 bits, of which there is one for each round. Each round codes what the ones before have left, so that the first of many
  * rounds are a coarser code of their own. Tables are learned by train/em.c from keys normalized as format/normalization.h says: about their
  * mean, which commutes as well and costs no bits, and at a size of 1. The gain, one byte for each token and KV head, is set last
@@ -37,12 +37,12 @@ struct learned {
     struct commvq_code code; /* its arrays are these */
     int8_t *rows;
     int8_t *planes; /* NULL where the processor's kernels do not read them */
-    float *half;    /* [groups][rounds][entries][entries], of the search */
+    float *half;    /* [subvectors][rounds][entries][entries], of the search */
     size_t row_bytes, plane_bytes, half_bytes;
-    float steps[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMMVQ_LANES]; /* wider groups need no more */
+    float steps[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMMVQ_LANES]; /* wider subvectors need no more */
     float inverses[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMMVQ_LANES];
     float largest[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMMVQ_LANES];
-    uint8_t channels[CODEC_HEAD_DIM_MAX], run[COMMVQ_MOST_ROUNDS];
+    uint8_t channels[CODEC_HEAD_DIM_MAX], span[COMMVQ_MOST_ROUNDS];
     float mean[CODEC_HEAD_DIM_MAX];
     float scale;
     float gain[256]; /* of each code */
@@ -64,13 +64,14 @@ static void learned_free(void *opened) {
 
 /* The following count the bytes of the three arrays: rows of stride numbers, planes for tiers that look up in registers, and the search's. */
 static size_t row_bytes(struct codec_shape shape) {
-    return commvq_groups(shape) * commvq_rounds(shape) * COMMVQ_ENTRIES * 2 * memory_round_up(shape.width / 2, COMMVQ_LANES);
+    return commvq_subvectors(shape) * commvq_rounds(shape) * COMMVQ_ENTRIES * 2 * memory_round_up(shape.width / 2, COMMVQ_LANES);
 }
 static size_t plane_bytes(struct codec_shape shape) {
-    return pq_ops()->has_register_lut ? commvq_groups(shape) * (shape.width / 2) * commvq_rounds(shape) * 2 * COMMVQ_ENTRIES : 0;
+    return pq_ops()->has_register_lut ? commvq_subvectors(shape) * (shape.width / 2) * commvq_rounds(shape) * 2 * COMMVQ_ENTRIES
+                                      : 0;
 }
 static size_t half_bytes(struct codec_shape shape) {
-    return commvq_groups(shape) * commvq_rounds(shape) * HALF_FLOATS * sizeof(float);
+    return commvq_subvectors(shape) * commvq_rounds(shape) * HALF_FLOATS * sizeof(float);
 }
 
 static size_t learned_bytes(const void *opened) {
@@ -78,26 +79,26 @@ static size_t learned_bytes(const void *opened) {
     return sizeof *learned + learned->row_bytes + learned->plane_bytes + learned->half_bytes;
 }
 
-/* Makes integers of a group's tables[rounds][entries][2 pairs]; the largest number of a pair in any round is its step's
+/* Makes integers of a sub-vector's tables[rounds][entries][2 pairs]; the largest number of a pair in any round is its step's
  * COMMVQ_LARGEST-fold. */
-static void set_group(struct learned *learned, size_t group, const float *tables) {
+static void set_subvector(struct learned *learned, size_t subvector, const float *tables) {
     const struct commvq_code *c = &learned->code;
     size_t rows = c->rounds * COMMVQ_ENTRIES;
     for (size_t j = 0; j < c->pairs; j++) {
-        int8_t *to = learned->rows + group * rows * 2 * c->stride + j;
+        int8_t *to = learned->rows + subvector * rows * 2 * c->stride + j;
         float largest = 0;
         for (size_t i = 0; i < 2 * rows; i++) largest = fmaxf(largest, fabsf(tables[i * c->pairs + j]));
         float step = largest / COMMVQ_LARGEST, inverse = step > 0 ? 1 / step : 0;
         if (!isfinite(inverse)) step = inverse = 0; /* next to nothing */
-        learned->steps[group * c->stride + j] = step;
-        learned->inverses[group * c->stride + j] = inverse;
+        learned->steps[subvector * c->stride + j] = step;
+        learned->inverses[subvector * c->stride + j] = inverse;
         for (size_t i = 0; i < 2 * rows; i++) to[i * c->stride] = (int8_t)lrintf(tables[i * c->pairs + j] * inverse);
     }
 }
 
-/* The most that a number of each pair can be after one round: most[groups * stride]. */
+/* The most that a number of each pair can be after one round: most[subvectors * stride]. */
 static void round_sizes(const struct commvq_code *c, size_t round, int *most) {
-    for (size_t k = 0; k < c->groups; k++) {
+    for (size_t k = 0; k < c->subvectors; k++) {
         const int8_t *rows = c->rows + (k * c->rounds + round) * COMMVQ_ENTRIES * 2 * c->stride;
         for (size_t j = 0; j < c->stride; j++) {
             int re = 0, im = 0;
@@ -111,30 +112,30 @@ static void round_sizes(const struct commvq_code *c, size_t round, int *most) {
     }
 }
 
-/* A round joins the last run if the sums of no pair leave a byte. */
+/* A round joins the last span if the sums of no pair leave a byte. */
 static void set_runs(struct learned *learned) {
     struct commvq_code *c = &learned->code;
-    size_t pairs = c->groups * c->stride;
-    int most[COMMVQ_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)], run[COMMVQ_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)];
+    size_t pairs = c->subvectors * c->stride;
+    int most[COMMVQ_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)], span[COMMVQ_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)];
     for (size_t r = 0; r < c->rounds; r++) {
         bool joins = r > 0;
         round_sizes(c, r, most);
         for (size_t j = 0; j < pairs; j++) {
             learned->largest[j] += (float)most[j];
-            if (r > 0 && run[j] + most[j] > COMMVQ_SUM) joins = false;
+            if (r > 0 && span[j] + most[j] > COMMVQ_SUM) joins = false;
         }
-        for (size_t j = 0; j < pairs; j++) run[j] = joins ? run[j] + most[j] : most[j];
-        if (!joins) c->runs++;
-        learned->run[c->runs - 1]++;
+        for (size_t j = 0; j < pairs; j++) span[j] = joins ? span[j] + most[j] : most[j];
+        if (!joins) c->spans++;
+        learned->span[c->spans - 1]++;
     }
 }
 
 static void set_planes(struct learned *learned) {
     const struct commvq_code *c = &learned->code;
-    for (size_t i = 0; i < c->groups * c->pairs * c->rounds; i++) {
-        size_t group = i / (c->pairs * c->rounds), j = i / c->rounds % c->pairs, round = i % c->rounds;
+    for (size_t i = 0; i < c->subvectors * c->pairs * c->rounds; i++) {
+        size_t subvector = i / (c->pairs * c->rounds), j = i / c->rounds % c->pairs, round = i % c->rounds;
         for (size_t l = 0; l < COMMVQ_ENTRIES; l++) {
-            const int8_t *row = c->rows + ((group * c->rounds + round) * COMMVQ_ENTRIES + l) * 2 * c->stride;
+            const int8_t *row = c->rows + ((subvector * c->rounds + round) * COMMVQ_ENTRIES + l) * 2 * c->stride;
             int8_t *to = learned->planes + i * 2 * COMMVQ_ENTRIES + l;
             to[0] = row[j];
             to[COMMVQ_ENTRIES] = row[c->stride + j];
@@ -143,9 +144,9 @@ static void set_planes(struct learned *learned) {
 }
 
 /* A round's table as it is read. */
-static void read_table(const struct commvq_code *c, size_t group, size_t round, float *table) {
-    const int8_t *rows = c->rows + (group * c->rounds + round) * COMMVQ_ENTRIES * 2 * c->stride;
-    const float *steps = c->steps + group * c->stride;
+static void read_table(const struct commvq_code *c, size_t subvector, size_t round, float *table) {
+    const int8_t *rows = c->rows + (subvector * c->rounds + round) * COMMVQ_ENTRIES * 2 * c->stride;
+    const float *steps = c->steps + subvector * c->stride;
     for (size_t i = 0; i < 2 * COMMVQ_ENTRIES; i++)
         for (size_t j = 0; j < c->pairs; j++) table[i * c->pairs + j] = steps[j] * (float)rows[i * c->stride + j];
 }
@@ -153,7 +154,7 @@ static void read_table(const struct commvq_code *c, size_t group, size_t round, 
 static void set_halves(struct learned *learned) {
     float table[COMMVQ_ENTRIES * MOST_WIDTH];
     const struct commvq_code *c = &learned->code;
-    for (size_t i = 0; i < c->groups * c->rounds; i++) {
+    for (size_t i = 0; i < c->subvectors * c->rounds; i++) {
         struct commvq_search search = {c->pairs, COMMVQ_ENTRIES, COMMVQ_ENTRIES, NULL, learned->half + i * HALF_FLOATS};
         read_table(c, i / c->rounds, i % c->rounds, table);
         commvq_search_half(&search, table);
@@ -173,13 +174,13 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
     if (!learned) return status_no_memory(error, sizeof *learned, "a codebook");
     struct commvq_code *c = &learned->code;
     const float *normalization = floats + normalization_at(shape);
-    *c = (struct commvq_code){commvq_groups(shape), shape.width / 2, commvq_rounds(shape), .channels = learned->channels,
+    *c = (struct commvq_code){commvq_subvectors(shape), shape.width / 2, commvq_rounds(shape), .channels = learned->channels,
                               .mean = learned->mean};
     c->stride = memory_round_up(c->pairs, COMMVQ_LANES);
     c->steps = learned->steps;
     c->inverses = learned->inverses;
     c->largest = learned->largest;
-    c->run = learned->run;
+    c->span = learned->span;
     struct commvq_pairing pairing = commvq_pairing_of(shape, floats);
     c->rotated = pairing.pairs;
     c->adjacent = pairing.adjacent;
@@ -194,11 +195,11 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
         learned_free(learned);
         return status_no_memory(error, bytes, "a codebook");
     }
-    for (size_t k = 0; k < c->groups; k++) set_group(learned, k, floats + k * c->rounds * COMMVQ_ENTRIES * shape.width);
+    for (size_t k = 0; k < c->subvectors; k++) set_subvector(learned, k, floats + k * c->rounds * COMMVQ_ENTRIES * shape.width);
     set_runs(learned);
     if (learned->planes) set_planes(learned);
     set_halves(learned);
-    for (size_t k = 0; k < c->groups; k++) commvq_channels(shape, floats, k, learned->channels + k * shape.width);
+    for (size_t k = 0; k < c->subvectors; k++) commvq_channels(shape, floats, k, learned->channels + k * shape.width);
     memcpy(learned->mean, normalization, shape.head_dim * sizeof *normalization);
     learned->scale = normalization[shape.head_dim];
     gain_table(learned->scale, learned->gain);
@@ -217,15 +218,15 @@ void commvq_gains(struct codec_shape shape, const void *page, float *gains) {
     vector_ops()->look_up_gains(learned->gain, page, gains);
 }
 
-/* Codes of one group's rows[n][2 pairs], which lose their codewords round by round. */
-static void encode_group(const struct learned *learned, size_t group, float *rows, size_t n, uint8_t *codes) {
+/* Codes of one sub-vector's rows[n][2 pairs], which lose their codewords round by round. */
+static void encode_subvector(const struct learned *learned, size_t subvector, float *rows, size_t n, uint8_t *codes) {
     const struct commvq_code *c = &learned->code;
     float table[COMMVQ_ENTRIES * MOST_WIDTH], panel[MOST_WIDTH * 2 * COMMVQ_ENTRIES];
     for (size_t r = 0; r < c->rounds; r++, codes += COMMVQ_PART) {
         uint16_t code[PAGE_TOKENS] = {0};
         struct commvq_search search = {c->pairs, COMMVQ_ENTRIES, COMMVQ_ENTRIES, panel,
-                                       learned->half + (group * c->rounds + r) * HALF_FLOATS};
-        read_table(c, group, r, table);
+                                       learned->half + (subvector * c->rounds + r) * HALF_FLOATS};
+        read_table(c, subvector, r, table);
         commvq_search_panel(&search, table);
         commvq_search_nearest(&search, rows, n, 2 * c->pairs, code);
         commvq_subtract(table, c->pairs, COMMVQ_ENTRIES, code, n, rows, 2 * c->pairs);
@@ -248,11 +249,11 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
     uint8_t *gains = page, *codes = gains + GAIN_BYTES;
     memset(page, 0, codec_page_bytes(&codec_commvq, shape, side));
     for (size_t t = 0; t < n; t++) normalization_apply(rows + t * hd, learned->mean, hd, unit + t * hd);
-    for (size_t k = 0; k < c->groups; k++) {
+    for (size_t k = 0; k < c->subvectors; k++) {
         const uint8_t *channels = learned->channels + k * width;
         for (size_t t = 0; t < n; t++)
             for (size_t j = 0; j < width; j++) some[t * width + j] = unit[t * hd + channels[j]];
-        encode_group(learned, k, some, n, codes + k * c->rounds * COMMVQ_PART);
+        encode_subvector(learned, k, some, n, codes + k * c->rounds * COMMVQ_PART);
         for (size_t t = 0; t < n; t++)
             for (size_t j = 0; j < width; j++) unit[t * hd + channels[j]] -= some[t * width + j];
     }
@@ -279,7 +280,7 @@ static void gather_tokens(struct codec_shape shape, enum codec_side side, const 
                           void *to, size_t at) {
     (void)side;
     select_ops()->gather_codes(from, 1, 8, slots, n, to, at);
-    select_ops()->gather_codes(commvq_codes(from), commvq_groups(shape) * commvq_rounds(shape), COMMVQ_BITS, slots, n,
+    select_ops()->gather_codes(commvq_codes(from), commvq_subvectors(shape) * commvq_rounds(shape), COMMVQ_BITS, slots, n,
                                (uint8_t *)to + GAIN_BYTES, at);
 }
 

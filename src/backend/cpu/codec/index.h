@@ -1,8 +1,8 @@
 /* Index, its execution on the CPU: scores for all tokens of a KV head, by which a step chooses those that it reads. What an index is and
  * its sizes are format/index.h.
  *
- * An index is stateless and knows nothing of tokens, masks or policies; it takes keys as queries meet them, after rotation. What it
- * learns is kept by whoever keeps the pages. Shapes: hd = head_dim, G = query heads that share the KV head; one set of scores serves
+ * An index is stateless and knows nothing of tokens, masks or policies; it takes keys as queries are multiplied with them, after rotation. What it
+ * learns is kept by the cache that keeps the pages. Shapes: hd = head_dim, G = query heads that share the KV head; one set of scores serves
  * them all.
  */
 #ifndef TERSE_BACKEND_CPU_CODEC_INDEX_H
@@ -50,7 +50,7 @@ static inline uint8_t index_sign_code(const float *x, const float *mean) {
 
 /* index_sign's tables are rounded to 8 bits: a token's score stands for the sum of centroid products
  *     *base + *step * score,   off by at most hd / 4 * *step / 2 (and rounding of floats)
- * where *step is 1/255 of the widest range that the 16 products of a group have. */
+ * where *step is 1/255 of the widest range that the 16 products of four channels have. */
 void index_sign_scale(size_t head_dim, const void *tables, float *step, float *base);
 
 #endif

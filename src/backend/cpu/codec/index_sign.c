@@ -1,6 +1,6 @@
 /* The index sign (Self-Indexing KVCache, Yang et al. 2026, equations 1 to 8): a key, less the mean of each channel, keeps one sign
- * per channel; four channels' signs are a code, and 16 centroids for each group of four are the means of the keys with that code. A
- * query is multiplied by the centroids once, and each token is scored by a look-up per group.
+ * per channel; four channels' signs are a code, and 16 centroids for each four channels are the means of the keys with that code. A
+ * query is multiplied by the centroids once, and each token is scored by a look-up for each four channels.
  *
  * Centring is what makes a sign worth a bit: a channel that is always positive has none to give. It costs nothing, since it moves
  * all logits of a query alike.
@@ -18,14 +18,14 @@
 
 #define WIDTH INDEX_SIGN_CHANNELS
 #define CODES INDEX_SIGN_CODES
-#define MOST_GROUPS (CODEC_HEAD_DIM_MAX / WIDTH)
+#define MOST_SUBVECTORS (CODEC_HEAD_DIM_MAX / WIDTH)
 #define CHUNK_ROWS 512 /* that are added up in single precision before double takes over */
 
 struct index_options index_options_defaults(void) {
     return (struct index_options){.median = false};
 }
 
-/* ---- Learning: the middle of each channel, then one pass for the centroids */
+/* ---- Learning: the middle of each channel, then one reading for the centroids */
 
 static void find_means(size_t hd, const float *rows, size_t n, size_t stride, float *mean) {
     double sum[CODEC_HEAD_DIM_MAX] = {0};
@@ -55,7 +55,7 @@ static float from_order(uint32_t order) {
 
 #define SOME 16 /* channels whose medians are found together: a cache line of a row */
 
-/* Lower medians of `count` channels, eight bits of them in each of four passes: whose numbers begin alike is known from before. */
+/* Lower medians of `count` channels, eight bits of them in each of four readings: whose numbers begin alike is known from before. */
 static void find_some_medians(size_t count, const float *rows, size_t n, size_t stride, float *median) {
     uint32_t known[SOME] = {0}, histogram[SOME][256];
     size_t rank[SOME];
@@ -85,7 +85,7 @@ static void find_medians(size_t hd, const float *rows, size_t n, size_t stride, 
 typedef float four __attribute__((vector_size(16)));
 typedef int32_t four_flags __attribute__((vector_size(16)));
 
-/* sums[groups][16] and counts[groups][16] of rows - mean. */
+/* sums[subvectors][16] and counts[subvectors][16] of rows - mean. */
 static void add_rows(size_t hd, const float *rows, size_t n, size_t stride, const float *mean, four (*sums)[CODES],
                      uint32_t (*counts)[CODES]) {
     const four_flags bits = {1, 2, 4, 8};
@@ -120,10 +120,10 @@ static void set_centroids(const double (*sums)[WIDTH], const uint32_t *counts, f
 }
 
 static void find_centroids(size_t hd, const float *rows, size_t n, size_t stride, const float *mean, float *centroids) {
-    double sums[MOST_GROUPS][CODES][WIDTH] = {{{0}}};
-    uint32_t counts[MOST_GROUPS][CODES] = {{0}};
+    double sums[MOST_SUBVECTORS][CODES][WIDTH] = {{{0}}};
+    uint32_t counts[MOST_SUBVECTORS][CODES] = {{0}};
     for (size_t first = 0; first < n; first += CHUNK_ROWS) {
-        four some[MOST_GROUPS][CODES];
+        four some[MOST_SUBVECTORS][CODES];
         memset(some, 0, sizeof some);
         add_rows(hd, rows + first * stride, n - first < CHUNK_ROWS ? n - first : CHUNK_ROWS, stride, mean, some, counts);
         for (size_t i = 0; i < hd / WIDTH * CODES; i++)
@@ -166,7 +166,7 @@ static void mean_query(size_t hd, const float *q, size_t G, float *mean) {
     for (size_t g = 0; g < G; g++) vector_ops()->axpy(1 / (float)G, q + g * hd, mean, hd);
 }
 
-/* products[16] of a group's centroids with the query, and the least of them. */
+/* products[16] of the centroids of four channels with the query, and the least of them. */
 static float meet(const float *q, const float *centroids, float *products, float *span) {
     float least = INFINITY, most = -INFINITY;
     for (size_t code = 0; code < CODES; code++) {
@@ -181,7 +181,7 @@ static float meet(const float *q, const float *centroids, float *products, float
 
 static void prepare(size_t hd, const void *learned, const float *q, size_t G, void *tables) {
     const float *centroids = index_sign_learned(hd, learned).centroids;
-    float mean[CODEC_HEAD_DIM_MAX], products[MOST_GROUPS][CODES], least[MOST_GROUPS], widest = 0, base = 0;
+    float mean[CODEC_HEAD_DIM_MAX], products[MOST_SUBVECTORS][CODES], least[MOST_SUBVECTORS], widest = 0, base = 0;
     uint8_t *entries = tables;
     mean_query(hd, q, G, mean);
     for (size_t g = 0; g < hd / WIDTH; g++) {
@@ -200,7 +200,7 @@ static void prepare(size_t hd, const void *learned, const float *q, size_t G, vo
     memcpy(entries + hd / WIDTH * CODES + sizeof step, &base, sizeof base);
 }
 
-/* At most 64 groups of at most 255: no sum leaves 16 bits. */
+/* At most 64 sub-vectors of at most 255: no sum leaves 16 bits. */
 static void scores(size_t hd, const void *tables, const void *page, uint16_t *to) {
     select_ops()->scores_sign(tables, hd / 8, page, to);
 }

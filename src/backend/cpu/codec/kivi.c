@@ -152,40 +152,90 @@ static void decode(unsigned bits, struct codec_shape shape, enum codec_side side
 
 /* ---- The rows of the table */
 
-/* clang-format off */
-#define KIVI(suffix, bits) \
-    static void encode_##suffix(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) { \
-        encode(bits, shape, side, rows, n, page); \
-    } \
-    static void decode_##suffix(struct codec_shape shape, enum codec_side side, const void *page, float *rows) { \
-        decode(bits, shape, side, page, rows); \
-    } \
-    static void gather_tokens_##suffix(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, \
-                              void *to, size_t at) { \
-        (void)side; \
-        gather_rows(from, row_bytes(bits, shape.head_dim), slots, n, to, at); \
-    } \
-    static void prefetch_tokens_##suffix(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n) { \
-        (void)side; \
-        prefetch_rows(from, row_bytes(bits, shape.head_dim), slots, n); \
-    } \
-    static void channels_##suffix(struct codec_shape shape, const void *page, float *to) { channels(bits, shape, page, to); } \
-    static void score_##suffix(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) { \
-        (void)tables; \
-        scaled_ops()->score_kivi_##suffix(q, shape.group, shape.head_dim, page, logits); \
-    } \
-    static void accumulate_values_##suffix(struct codec_shape shape, const float *weights, const void *page, float *acc) { \
-        scaled_ops()->accumulate_kivi_##suffix(weights, shape.group, shape.head_dim, page, acc); \
-    } \
-    static void accumulate_values_int8_##suffix(struct codec_shape shape, const float *weights, const void *page, float *acc) { \
-        scaled_ops()->accumulate_int8_kivi_##suffix(weights, shape.group, shape.head_dim, page, acc); \
-    } \
-    const struct cpu_codec cpu_codec_kivi_##suffix = {.format = &codec_kivi_##suffix, .encode = encode_##suffix, \
-                                                      .decode = decode_##suffix, .gather_tokens = gather_tokens_##suffix, \
-                                                      .prefetch_tokens = prefetch_tokens_##suffix, .score = score_##suffix, \
-                                                      .channels = channels_##suffix, \
-                                                      .accumulate_values = accumulate_values_##suffix, \
-                                                      .accumulate_values_int8 = accumulate_values_int8_##suffix};
-KIVI(4, 4)
-KIVI(2, 2)
-/* clang-format on */
+static void encode_4(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
+    encode(4, shape, side, rows, n, page);
+}
+
+static void decode_4(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
+    decode(4, shape, side, page, rows);
+}
+
+static void gather_tokens_4(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
+                            void *to, size_t at) {
+    (void)side;
+    gather_rows(from, row_bytes(4, shape.head_dim), slots, n, to, at);
+}
+
+static void prefetch_tokens_4(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n) {
+    (void)side;
+    prefetch_rows(from, row_bytes(4, shape.head_dim), slots, n);
+}
+
+static void channels_4(struct codec_shape shape, const void *page, float *to) { channels(4, shape, page, to); }
+
+static void score_4(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
+    (void)tables;
+    scaled_ops()->score_kivi_4(q, shape.group, shape.head_dim, page, logits);
+}
+
+static void accumulate_values_4(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    scaled_ops()->accumulate_kivi_4(weights, shape.group, shape.head_dim, page, acc);
+}
+
+static void accumulate_values_int8_4(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    scaled_ops()->accumulate_int8_kivi_4(weights, shape.group, shape.head_dim, page, acc);
+}
+
+const struct cpu_codec cpu_codec_kivi_4 = {.format = &codec_kivi_4,
+                                           .encode = encode_4,
+                                           .decode = decode_4,
+                                           .gather_tokens = gather_tokens_4,
+                                           .prefetch_tokens = prefetch_tokens_4,
+                                           .score = score_4,
+                                           .channels = channels_4,
+                                           .accumulate_values = accumulate_values_4,
+                                           .accumulate_values_int8 = accumulate_values_int8_4};
+
+static void encode_2(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
+    encode(2, shape, side, rows, n, page);
+}
+
+static void decode_2(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
+    decode(2, shape, side, page, rows);
+}
+
+static void gather_tokens_2(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
+                            void *to, size_t at) {
+    (void)side;
+    gather_rows(from, row_bytes(2, shape.head_dim), slots, n, to, at);
+}
+
+static void prefetch_tokens_2(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n) {
+    (void)side;
+    prefetch_rows(from, row_bytes(2, shape.head_dim), slots, n);
+}
+
+static void channels_2(struct codec_shape shape, const void *page, float *to) { channels(2, shape, page, to); }
+
+static void score_2(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
+    (void)tables;
+    scaled_ops()->score_kivi_2(q, shape.group, shape.head_dim, page, logits);
+}
+
+static void accumulate_values_2(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    scaled_ops()->accumulate_kivi_2(weights, shape.group, shape.head_dim, page, acc);
+}
+
+static void accumulate_values_int8_2(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    scaled_ops()->accumulate_int8_kivi_2(weights, shape.group, shape.head_dim, page, acc);
+}
+
+const struct cpu_codec cpu_codec_kivi_2 = {.format = &codec_kivi_2,
+                                           .encode = encode_2,
+                                           .decode = decode_2,
+                                           .gather_tokens = gather_tokens_2,
+                                           .prefetch_tokens = prefetch_tokens_2,
+                                           .score = score_2,
+                                           .channels = channels_2,
+                                           .accumulate_values = accumulate_values_2,
+                                           .accumulate_values_int8 = accumulate_values_int8_2};

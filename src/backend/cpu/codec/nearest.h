@@ -1,7 +1,7 @@
 /* The nearest of k centroids by Euclidean distance, for many rows: what learning and encoding share. Owns the centroids' layout for
  * pq_ops()->nearest; leaves threads to the caller.
  *
- * Rows and centroids are moved by the centroids' mean and scaled by a power of two before they meet, since ||c||^2 / 2 - <x, c> in
+ * Rows and centroids are moved by the centroids' mean and scaled by a power of two before they are compared, since ||c||^2 / 2 - <x, c> in
  * single precision is worth little where all keys share an offset far larger than their differences. A code depends on its own row
  * and the centroids alone, not on the rows beside it.
  */

@@ -3,7 +3,7 @@
  * Keys: a query's product with a key is its product with the mean and, times the gain, the sum over components of y_c times the query's
  * product with size_c basis_c. Those are found once for a run of pages whose keys share a position (CODEC_ROPE_IN_RUN) and taken
  * as integers, with a step for each 8 planes, whose components are of like size.
- * Values: weights are summed by component, over all pages, and meet the basis once at the end: sum w_t value_t = mean sum w_t +
+ * Values: weights are summed by component, over all pages, and are multiplied by the basis once at the end: sum w_t value_t = mean sum w_t +
  * sum_c (sum_t w_t gain_t y_tc) size_c basis_c. So the transform costs nothing per token.
  *
  * Values' weights are bytes where every one of them is small against what its query has seen, else two bytes. */

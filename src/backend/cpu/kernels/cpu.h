@@ -1,9 +1,9 @@
 /* The instruction sets that kernels are written for, and the one that this process uses.
  *
- * Kernels come in families (the folders below), each a small struct of function pointers in FAMILY/ops.h. The scalar tier fills
- * every slot and is the reference: compiled without fast-math and without auto-vectorisation. The other tiers overlay the slots
- * that they do better. The choice is made at run time, at first use, from what the processor and the operating system have;
- * TERSE_CPU=scalar|avx2|avxvnni|avx512|neon lowers it, so that one binary tests every tier (tests/kernels hold each slot to the
+ * Kernels come in families (the folders below), each a small struct of function pointers in FAMILY/ops.h. The scalar tier sets
+ * every function of a family's struct and is the reference: compiled without fast-math and without auto-vectorisation. The other tiers
+ * replace the functions that they do better. The choice is made at run time, at first use, from what the processor and the operating system have;
+ * TERSE_CPU=scalar|avx2|avxvnni|avx512|neon lowers it, so that one binary tests every tier (tests/kernels hold each function to the
  * scalar one, and that to double precision).
  *
  * All functions may be called from any thread at any time. */
@@ -25,7 +25,7 @@ bool cpu_has(enum cpu_isa isa);
 /* "scalar", "avx2", "avxvnni", "avx512", "neon". */
 const char *cpu_isa_name(enum cpu_isa isa);
 /* TERSE_E_ARGUMENT when TERSE_CPU is set and names no instruction set that this processor and build have (cpu_isa() is the best one
- * then): a misspelt value must not pass for a slow or a fast run. Loading a model asks this. */
+ * then): a misspelt value must not be taken for the default. Loading a model asks this. */
 enum terse_status cpu_check(struct terse_error *error);
 
 #endif

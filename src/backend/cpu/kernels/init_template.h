@@ -2,7 +2,7 @@
  * FAMILY/init.c, which defines
  *
  *     OPS      the family's struct, say pq_ops: OPS() and OPS_at() come out
- *     SCALAR   functions void (struct OPS *) that fill every slot between them, as a comma-separated list
+ *     SCALAR   functions void (struct OPS *) that fill every function pointer between them, as a comma-separated list
  *     AVX2, AVX512, NEON   those that overlay what their instruction set does better; AVX-512 overlays AVX2's table
  *     AVXVNNI              the same, where the family has them; overlays AVX2's table too
  */
@@ -14,7 +14,7 @@
 #include <stddef.h>
 
 static struct OPS tables[CPU_ISAS];
-static const struct OPS *_Atomic chosen; /* set last: whoever sees it sees the tables */
+static const struct OPS *_Atomic chosen; /* set last: a thread that sees it sees the tables */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void build(enum cpu_isa isa, enum cpu_isa base, void (*const *fills)(struct OPS *), size_t n_fills) {

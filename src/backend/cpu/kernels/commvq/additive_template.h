@@ -5,7 +5,7 @@
  *     vec_tag(x, places)        x with places[LANES] in its lowest 9 bits
  *     vec_least(a, b)           the lesser of each lane, b where a is NaN
  *     vec_least_lane(a)         the least of all lanes
- *     ACCUMULATE_BY_CODE        the slot accumulate_by_code, where there is a better one than the scalar */
+ *     ACCUMULATE_BY_CODE        the function accumulate_by_code, where there is a better one than the scalar */
 #include "backend/cpu/kernels/commvq/init.h"
 #include "backend/cpu/kernels/lanes/bytes_template.h"
 #include "backend/cpu/kernels/lanes/sums_template.h"
@@ -14,7 +14,7 @@
 
 #define TWO 2 /* rows that are searched for together */
 
-/* A row whose code is being searched for: its fields, what keeps set signs from being set again, the update that the last pass has
+/* A row whose code is being searched for: its fields, what keeps set signs from being set again, the update that the last sweep has
  * left to the next, and the least key it found. */
 struct search {
     float *field, *signs, *bias;
@@ -31,8 +31,8 @@ INLINE vec pass_some(bool set, const struct search *s, size_t i, const uint32_t 
     return vec_least(vec_tag(set ? vec_mul(f, b) : vec_minus_size(b, f), places + i), least);
 }
 
-/* Does what scalar_additive.c's pass() does for N rows: each pass waits for the result of the one before, and another row's fills the time. */
-INLINE void pass(size_t N, size_t n, bool set, const uint32_t *places, struct search *rows) {
+/* Does what scalar_additive.c's sweep() does for N rows: each sweep waits for the result of the one before, and another row's fills the time. */
+INLINE void sweep(size_t N, size_t n, bool set, const uint32_t *places, struct search *rows) {
     vec least[TWO];
     UNROLL for (size_t r = 0; r < N; r++) least[r] = vec_set(INFINITY);
     for (size_t i = 0; i < n; i += LANES) {
@@ -53,7 +53,7 @@ INLINE void search_some(size_t N, const float *couplings, size_t n, float *field
             signs[r * n + i] = -1;
         }
     }
-    pass(N, n, false, places, rows);
+    sweep(N, n, false, places, rows);
     for (size_t left = n; left > 0; left--) {
         for (size_t r = 0; r < N; r++) {
             uint32_t at = additive_place(rows[r].least);
@@ -61,16 +61,16 @@ INLINE void search_some(size_t N, const float *couplings, size_t n, float *field
             rows[r].bias[at] = ADDITIVE_SET;
             rows[r].row = couplings + at * n;
         }
-        if (left > 1) pass(N, n, false, places, rows);
+        if (left > 1) sweep(N, n, false, places, rows);
     }
     for (struct search *row = rows; row < rows + N; row++) {
-        pass(1, n, true, places, row);
+        sweep(1, n, true, places, row);
         for (size_t flipped = 0; flipped < n && row->least < -ADDITIVE_LEAST_FIELD; flipped++) {
             uint32_t at = additive_place(row->least);
             row->signs[at] = -row->signs[at];
             row->by = 2 * row->signs[at];
             row->row = couplings + at * n;
-            pass(1, n, true, places, row);
+            sweep(1, n, true, places, row);
         }
     }
 }

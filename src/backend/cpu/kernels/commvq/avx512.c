@@ -26,7 +26,7 @@ static void channels_commvq(const struct commvq_code *c, const float *gains, con
 #include "backend/cpu/kernels/lanes/avx512_rotate.h"
 
 /* ---- Tables looked up in registers: a permutation of bytes is 64 look-ups in a table of 64. A round has two of these for each
- * number; the indices come from the code planes. The sum of a run of rounds is still a byte. */
+ * number; the indices come from the code planes. The sum of a span of rounds is still a byte. */
 
 #define PLANES (2 * COMMVQ_ENTRIES) /* bytes of a pair's round */
 
@@ -36,8 +36,8 @@ struct indices {
 
 /* Indices in such an order that unpacking bytes to int16 gives tokens in order: eight bytes of the first half, eight of the second,
  * and so on. */
-static void read_indices(const struct commvq_code *c, const void *codes, size_t group, struct indices *indices) {
-    const uint8_t *plane = (const uint8_t *)codes + group * c->rounds * COMMVQ_PART;
+static void read_indices(const struct commvq_code *c, const void *codes, size_t subvector, struct indices *indices) {
+    const uint8_t *plane = (const uint8_t *)codes + subvector * c->rounds * COMMVQ_PART;
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     for (size_t r = 0; r < c->rounds; r++, plane += COMMVQ_PART) {
         __m512i low = _mm512_loadu_si512(plane); /* eight bits of each code; its other four are in nibbles */
@@ -62,7 +62,7 @@ INLINE __m512i load_once(const void *from) {
     return x;
 }
 
-/* planes[rounds][2][64] of one pair, those of the next `apart` bytes on. No sum leaves a byte; saturating additions run
+/* planes[rounds][2][64] of one pair, those of the next `apart` bytes on. No sum leaves a byte; saturating additions span
  * on another port than permutations, which plain ones may take, and both ports are full here. */
 INLINE struct run_sum sum_run(const __m512i *a, const __m512i *b, size_t rounds, const int8_t *planes, size_t apart) {
     struct run_sum sum;
@@ -80,7 +80,7 @@ INLINE struct run_sum sum_run(const __m512i *a, const __m512i *b, size_t rounds,
     return sum;
 }
 
-/* i16[2] += weights times the sums of two runs, 64 tokens in order. */
+/* i16[2] += weights times the sums of two spans, 64 tokens in order. */
 INLINE void widen(__m512i first, __m512i second, __m512i weights, __m512i *i16) {
     i16[0] = _mm512_add_epi16(i16[0], _mm512_maddubs_epi16(weights, _mm512_unpacklo_epi8(first, second)));
     i16[1] = _mm512_add_epi16(i16[1], _mm512_maddubs_epi16(weights, _mm512_unpackhi_epi8(first, second)));
@@ -93,8 +93,8 @@ INLINE void sum_pairs(const struct commvq_code *c, const struct indices *indices
     const int8_t *planes = c->planes + i * apart;
     const __m512i *a = indices->a, *b = indices->b;
     UNROLL for (size_t p = 0; p < BESIDE; p++) re[p][0] = re[p][1] = im[p][0] = im[p][1] = _mm512_setzero_si512();
-    for (size_t run = 0; run < c->runs; run += 2) {
-        size_t n = c->run[run], m = run + 1 < c->runs ? c->run[run + 1] : 0;
+    for (size_t span = 0; span < c->spans; span += 2) {
+        size_t n = c->span[span], m = span + 1 < c->spans ? c->span[span + 1] : 0;
         struct run_sum first = sum_run(a, b, n, planes, apart), second = sum_run(a + n, b + n, m, planes + n * PLANES, apart);
         UNROLL for (size_t p = 0; p < BESIDE; p++) {
             widen(first.re[p], second.re[p], weights[p], re[p]);
@@ -120,7 +120,7 @@ static void channels_commvq(const struct commvq_code *c, const float *gains, con
         channels_by_rows(c, gains, codes, channels);
         return;
     }
-    for (size_t k = 0; k < c->groups; k++) {
+    for (size_t k = 0; k < c->subvectors; k++) {
         const uint8_t *at = c->channels + k * 2 * c->pairs;
         read_indices(c, codes, k, &indices);
         for (size_t j = 0; j < c->pairs; j += BESIDE) {
@@ -178,7 +178,7 @@ INLINE bool set_scales(const struct commvq_code *c, const struct key_rotation *r
     return true;
 }
 
-/* Sixteen pairs of a group, j the first, i among all. */
+/* Sixteen pairs of a sub-vector, j the first, i among all. */
 INLINE void rotate_pairs(const struct commvq_code *c, const struct key_rotation *rotation, const struct indices *indices,
                          const struct pair_scales *scales, const __m512i *gains, size_t i, __m512i (*keys)[4]) {
     for (size_t j = 0; j < ROTATED_PAIRS; j += BESIDE) {
@@ -196,11 +196,11 @@ INLINE void rotate_pairs(const struct commvq_code *c, const struct key_rotation 
     }
 }
 
-#define SCORE_QUERIES 8 /* queries of a pass */
+#define SCORE_QUERIES 8 /* queries that are scored together */
 
 INLINE void score_keys(const struct commvq_code *c, const struct key_rotation *rotation, const struct pair_scales *scales,
                        const __m512i *gains, const float *q, size_t G, const void *codes, float *logits) {
-    const size_t pairs = c->groups * c->pairs;
+    const size_t pairs = c->subvectors * c->pairs;
     struct rotated_query queries[SCORE_QUERIES];
     struct indices indices;
     __m512i sum[SCORE_QUERIES][4];
@@ -219,7 +219,7 @@ INLINE void score_keys(const struct commvq_code *c, const struct key_rotation *r
 
 static bool score_rotated_commvq(const struct commvq_code *c, const struct key_rotation *rotation, const float *gains,
                                  const float *q, size_t G, const void *codes, float *logits) {
-    const size_t pairs = c->groups * c->pairs;
+    const size_t pairs = c->subvectors * c->pairs;
     struct pair_scales scales;
     __m512i gain[2];
     if (!c->planes || !rotated_serves(rotation) || c->pairs % ROTATED_PAIRS || c->rotated != rotation->pairs ||

@@ -49,12 +49,12 @@ static size_t within_commvq_scalar(const float *half, size_t entries, size_t col
     return found;
 }
 
-static void read_codes(const struct commvq_code *c, const void *codes, size_t group, size_t round, uint16_t *to) {
-    code_planes_read((const uint8_t *)codes + (group * c->rounds + round) * COMMVQ_PART, COMMVQ_BITS, to);
+static void read_codes(const struct commvq_code *c, const void *codes, size_t subvector, size_t round, uint16_t *to) {
+    code_planes_read((const uint8_t *)codes + (subvector * c->rounds + round) * COMMVQ_PART, COMMVQ_BITS, to);
 }
 
 static void channels_commvq_scalar(const struct commvq_code *c, const float *gains, const void *codes, float *channels) {
-    for (size_t k = 0; k < c->groups; k++) {
+    for (size_t k = 0; k < c->subvectors; k++) {
         int32_t sum[2 * COMMVQ_MOST_PAIRS][PAGE_TOKENS] = {{0}};
         for (size_t r = 0; r < c->rounds; r++) {
             const int8_t *table = c->rows + (k * c->rounds + r) * COMMVQ_ENTRIES * 2 * c->stride;
@@ -87,7 +87,7 @@ static void conjugate_times(const float *qr, const float *qi, const float *zr, c
 }
 
 static void prepare_commvq_scalar(const struct commvq_code *c, const float *q, float *tables) {
-    for (size_t k = 0; k < c->groups; k++) {
+    for (size_t k = 0; k < c->subvectors; k++) {
         float qr[2 * COMMVQ_MOST_PAIRS] = {0}, qi[2 * COMMVQ_MOST_PAIRS] = {0}, zr[2 * COMMVQ_MOST_PAIRS] = {0},
                      zi[2 * COMMVQ_MOST_PAIRS] = {0};
         const uint8_t *channels = c->channels + k * 2 * c->pairs;
@@ -115,7 +115,7 @@ static void prepare_commvq_scalar(const struct commvq_code *c, const float *q, f
 static void look_up_commvq_scalar(const struct commvq_code *c, const struct key_rotation *rotation, const float *tables,
                                   const float *gains, const void *codes, float *logits) {
     for (size_t t = 0; t < PAGE_TOKENS; t++) logits[t] = 0;
-    for (size_t k = 0; k < c->groups; k++, tables += 2 * c->stride) {
+    for (size_t k = 0; k < c->subvectors; k++, tables += 2 * c->stride) {
         float re[COMMVQ_MOST_PAIRS][PAGE_TOKENS] = {{0}}, im[COMMVQ_MOST_PAIRS][PAGE_TOKENS] = {{0}};
         for (size_t r = 0; r < c->rounds; r++, tables += COMMVQ_ENTRIES * 2 * c->stride) {
             uint16_t code[PAGE_TOKENS];

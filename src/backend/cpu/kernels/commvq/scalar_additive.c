@@ -26,7 +26,7 @@ static float tag(float number, size_t place) {
 
 /* field -= by * row where there is one. Returns the least key, with its index: the key of a set sign is how far it lies along its
  * field, that of a sign yet to be set is minus the magnitude of its field. */
-static float pass(size_t n, bool set, const float *row, float by, const float *bias, float *field) {
+static float sweep(size_t n, bool set, const float *row, float by, const float *bias, float *field) {
     float least = INFINITY;
     for (size_t i = 0; i < n; i++) {
         if (row) field[i] -= by * row[i];
@@ -44,16 +44,16 @@ static void search(const float *couplings, size_t n, float *field, float *signs)
         signs[i] = -1;
     }
     for (size_t step = 0; step < n; step++) {
-        uint32_t at = additive_place(pass(n, false, row, by, bias, field));
+        uint32_t at = additive_place(sweep(n, false, row, by, bias, field));
         by = signs[at] = field[at] < 0 ? -1 : 1;
         bias[at] = ADDITIVE_SET;
         row = couplings + at * n;
     }
-    float least = pass(n, true, row, by, signs, field);
+    float least = sweep(n, true, row, by, signs, field);
     for (size_t flipped = 0; flipped < n && least < -ADDITIVE_LEAST_FIELD; flipped++) {
         uint32_t at = additive_place(least);
         signs[at] = -signs[at];
-        least = pass(n, true, couplings + at * n, 2 * signs[at], signs, field);
+        least = sweep(n, true, couplings + at * n, 2 * signs[at], signs, field);
     }
 }
 

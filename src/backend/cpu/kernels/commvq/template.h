@@ -11,9 +11,9 @@
  *     CHANNELS                        if there is a better way than channels_by_rows below
  *
  * A token's key is a sum of two rows a round, as they lie in the tables: all its channels' sums stay in registers, as bytes, while
- * a run of rounds is summed, and then go to sums of 16 bits. Eight tokens at a time are then transposed to channels, the order in
+ * a span of rounds is summed, and then go to sums of 16 bits. Eight tokens at a time are then transposed to channels, the order in
  * which queries are multiplied. The tables of a head are 8 KB a round at 128 channels: what bounds this is the second-level cache,
- * which is why they are not floats, and why a table made for each query (slot look_up, floats) is not the faster way.
+ * which is why they are not floats, and why a table made for each query (function look_up, floats) is not the faster way.
  */
 #include "backend/cpu/kernels/commvq/init.h"
 #include "backend/cpu/kernels/lanes/sums_template.h"
@@ -127,10 +127,10 @@ struct places {
     uint32_t of[COMMVQ_MOST_ROUNDS][PAGE_TOKENS][2];
 };
 
-static void read_places(const struct commvq_code *c, const void *codes, size_t group, struct places *places) {
+static void read_places(const struct commvq_code *c, const void *codes, size_t subvector, struct places *places) {
     for (size_t r = 0; r < c->rounds; r++) {
         uint16_t code[PAGE_TOKENS];
-        code_planes_read((const uint8_t *)codes + (group * c->rounds + r) * COMMVQ_PART, COMMVQ_BITS, code);
+        code_planes_read((const uint8_t *)codes + (subvector * c->rounds + r) * COMMVQ_PART, COMMVQ_BITS, code);
         for (size_t t = 0; t < PAGE_TOKENS; t++) {
             places->of[r][t][0] = (uint32_t)((r * COMMVQ_ENTRIES + code[t] % COMMVQ_ENTRIES) * 2 * c->stride);
             places->of[r][t][1] = (uint32_t)((r * COMMVQ_ENTRIES + code[t] / COMMVQ_ENTRIES) * 2 * c->stride);
@@ -144,8 +144,8 @@ static inline size_t place_of(size_t j) {
 }
 
 /* to[2][P], one token's sums of P numbers of each half, += those of `rounds` rounds, which are bytes; number j at place_of(j). */
-INLINE void add_run(size_t P, const int8_t *rows, const uint32_t (*places)[PAGE_TOKENS][2], size_t t, size_t rounds, bool first,
-                    int16_t *to) {
+INLINE void add_span(size_t P, const int8_t *rows, const uint32_t (*places)[PAGE_TOKENS][2], size_t t, size_t rounds, bool first,
+                     int16_t *to) {
     const size_t N = P / I16_LANES / 2;
     i16s x[COMMVQ_MOST_PAIRS / I16_LANES / 2], y[COMMVQ_MOST_PAIRS / I16_LANES / 2];
     UNROLL for (size_t i = 0; i < N; i++) x[i] = y[i] = i16s_zero();
@@ -187,16 +187,16 @@ INLINE void transpose(size_t n, const int16_t *rows, int16_t *columns) {
     }
 }
 
-/* sums[2 P][64] of one group. */
-INLINE void sum_group(size_t P, const struct commvq_code *c, const int8_t *rows, const struct places *places,
-                      int16_t *sums_by_channel) {
+/* sums[2 P][64] of one sub-vector. */
+INLINE void sum_subvector(size_t P, const struct commvq_code *c, const int8_t *rows, const struct places *places,
+                          int16_t *sums_by_channel) {
     _Alignas(64) int16_t some[PAGE_TOKENS * 2 * COMMVQ_MOST_PAIRS];
-    for (size_t run = 0, r = 0; run < c->runs; r += c->run[run], run++)
-        for (size_t t = 0; t < PAGE_TOKENS; t++) add_run(P, rows, places->of + r, t, c->run[run], run == 0, some + t * 2 * P);
+    for (size_t span = 0, r = 0; span < c->spans; r += c->span[span], span++)
+        for (size_t t = 0; t < PAGE_TOKENS; t++) add_span(P, rows, places->of + r, t, c->span[span], span == 0, some + t * 2 * P);
     for (size_t t = 0; t < PAGE_TOKENS; t += TRANSPOSED) transpose(2 * P, some + t * 2 * P, sums_by_channel + t);
 }
 
-/* One number of a group: mean + gain step sum. */
+/* One number of a sub-vector: mean + gain step sum. */
 INLINE void to_channel(const int16_t *sum, float step, float mean, const float *gains, float *channel) {
     UNROLL_16 for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {
         vec gain = vec_mul(vec_load(gains + t), vec_set(step));
@@ -207,14 +207,14 @@ INLINE void to_channel(const int16_t *sum, float step, float mean, const float *
 static void channels_by_rows(const struct commvq_code *c, const float *gains, const void *codes, float *channels) {
     struct places places;
     int16_t sum[2 * COMMVQ_MOST_PAIRS * PAGE_TOKENS];
-    for (size_t k = 0; k < c->groups; k++) {
+    for (size_t k = 0; k < c->subvectors; k++) {
         const int8_t *rows = c->rows + k * c->rounds * COMMVQ_ENTRIES * 2 * c->stride;
         const uint8_t *at = c->channels + k * 2 * c->pairs;
         read_places(c, codes, k, &places);
         if (c->stride == 32)
-            sum_group(32, c, rows, &places, sum);
+            sum_subvector(32, c, rows, &places, sum);
         else
-            sum_group(64, c, rows, &places, sum);
+            sum_subvector(64, c, rows, &places, sum);
         for (size_t j = 0; j < c->pairs; j++) {
             float step = c->steps[k * c->stride + j];
             const int16_t *re = sum + place_of(j) * PAGE_TOKENS, *im = re + c->stride * PAGE_TOKENS;
@@ -239,8 +239,8 @@ INLINE void conjugate_times(size_t n, const float *q, const float *z, float *out
     }
 }
 
-/* x[2][pairs] of a head's channels in the order of group k, zeros past them. */
-static void gather_group(const struct commvq_code *c, size_t k, const float *head, float *x) {
+/* x[2][pairs] of a head's channels in the order of sub-vector k, zeros past them. */
+static void gather_subvector(const struct commvq_code *c, size_t k, const float *head, float *x) {
     const uint8_t *at = c->channels + k * 2 * c->pairs;
     memset(x, 0, 2 * c->stride * sizeof *x);
     for (size_t j = 0; j < c->pairs; j++) {
@@ -251,16 +251,16 @@ static void gather_group(const struct commvq_code *c, size_t k, const float *hea
 
 static void PASTE(prepare_commvq, ISA)(const struct commvq_code *c, const float *q, float *tables) {
     float x[2 * COMMVQ_MOST_PAIRS], z[2 * COMMVQ_MOST_PAIRS];
-    for (size_t k = 0; k < c->groups; k++) {
+    for (size_t k = 0; k < c->subvectors; k++) {
         const int8_t *row = c->rows + k * c->rounds * COMMVQ_ENTRIES * 2 * c->stride;
         const float *steps = c->steps + k * c->stride;
-        gather_group(c, k, q, x);
+        gather_subvector(c, k, q, x);
         for (size_t i = 0; i < c->rounds * COMMVQ_ENTRIES; i++, row += 2 * c->stride, tables += 2 * c->stride) {
             for (size_t j = 0; j < 2 * c->stride; j += LANES)
                 vec_store(z + j, vec_mul(vec_load(steps + j % c->stride), vec_bytes(row + j)));
             conjugate_times(c->stride, x, z, tables);
         }
-        gather_group(c, k, c->mean, z);
+        gather_subvector(c, k, c->mean, z);
         conjugate_times(c->stride, x, z, tables);
         tables += 2 * c->stride;
     }
@@ -304,7 +304,8 @@ INLINE void transpose_floats(size_t n, const float *rows, float *columns) {
     }
 }
 
-INLINE void sum_tables_group(size_t P, const float *tables, size_t rounds, const struct places *places, float *sums_by_channel) {
+INLINE void sum_subvector_tables(size_t P, const float *tables, size_t rounds, const struct places *places,
+                                 float *sums_by_channel) {
     float some[4 * 2 * P];
     for (size_t t = 0; t < PAGE_TOKENS; t += 4) {
         for (size_t i = 0; i < 4; i++) sum_tables(P, tables, rounds, places, t + i, some + i * 2 * P);
@@ -332,12 +333,12 @@ static void PASTE(look_up_commvq, ISA)(const struct commvq_code *c, const struct
     struct places places;
     float sum[2 * COMMVQ_MOST_PAIRS * PAGE_TOKENS];
     memset(logits, 0, PAGE_TOKENS * sizeof *logits);
-    for (size_t k = 0; k < c->groups; k++, tables += 2 * c->stride) {
+    for (size_t k = 0; k < c->subvectors; k++, tables += 2 * c->stride) {
         read_places(c, codes, k, &places);
         if (c->stride == 32)
-            sum_tables_group(32, tables, c->rounds, &places, sum);
+            sum_subvector_tables(32, tables, c->rounds, &places, sum);
         else
-            sum_tables_group(64, tables, c->rounds, &places, sum);
+            sum_subvector_tables(64, tables, c->rounds, &places, sum);
         tables += c->rounds * COMMVQ_ENTRIES * 2 * c->stride;
         for (size_t j = 0; j < c->pairs; j++) {
             size_t pair = k * c->pairs + j, angles = pair * PAGE_TOKENS;

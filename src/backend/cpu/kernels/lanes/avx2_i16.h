@@ -14,7 +14,7 @@
 
 #define FIXED_MOST 32767
 #define FIXED_LEAST 1e-30f /* numbers up to this are 0, so that inverses of steps are finite */
-#define TOGETHER 4         /* queries of a pass: two sums each are half the registers */
+#define TOGETHER 4         /* queries that a kernel reads a page for: two sums each are half the registers */
 #define MOST_GROUPS (KERNELS_MOST_CHANNELS / SCALE_GROUP)
 
 /* sum + two products in each dword. From intrinsics, gcc 12 computes all products first, copies each sum and keeps one in
@@ -162,7 +162,7 @@ INLINE void split(int bits, int shift, __m256i words, __m256i *codes) {
     }
 }
 
-/* Sums of 16 lanes, two runs of eight: the even ones of both runs, then the odd ones. */
+/* Sums of 16 lanes, two halves of eight: the even ones of both halves, then the odd ones. */
 typedef __m256i pair_sums[TOGETHER][2];
 
 INLINE void pair_sums_clear(size_t G, pair_sums sum) {
@@ -206,21 +206,5 @@ INLINE void pair_sums_store(const __m256i *sum, float step, float base, bool add
         vec_store(to + i * apart, _mm256_fmadd_ps(_mm256_set1_ps(step), y[i], from));
     }
 }
-
-/* ---- One specialisation for each number of queries of a pass ------------------------------------------------------------- */
-
-/* clang-format off */
-/* A function of its own for each number, or clang keeps the sums in memory. */
-#define SPECIAL(name, number) \
-    static __attribute__((noinline)) void name##_##number(const float *in, size_t hd, const void *page, float *out) { \
-        name(number, in, hd, page, out); \
-    }
-#define SLOT(name, in_row, out_row) \
-    SPECIAL(name, 1) SPECIAL(name, 2) SPECIAL(name, 3) SPECIAL(name, 4) \
-    static void PASTE(name, ISA)(const float *in, size_t G, size_t hd, const void *page, float *out) { \
-        static special *const of[] = {name##_1, name##_2, name##_3, name##_4}; \
-        serve(of, TOGETHER, in, in_row, G, hd, page, out, out_row); \
-    }
-/* clang-format on */
 
 #endif

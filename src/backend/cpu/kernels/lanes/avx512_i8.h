@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-#define TOGETHER 4 /* queries of a pass */
+#define TOGETHER 4 /* queries that a kernel reads a page for */
 #define MOST_GROUPS (KERNELS_MOST_CHANNELS / SCALE_GROUP)
 
 INLINE __m512i four_bytes(const int8_t *bytes) {
@@ -91,7 +91,7 @@ INLINE void fill_coarse_table(const __m512 *x, size_t hd, float *table) {
     }
 }
 
-/* ---- Numbers quantized for one page, for all queries of a pass ----------------------------------------------------------- */
+/* ---- Numbers quantized for one page, for all of these queries ----------------------------------------------------------- */
 
 /* The ways to reduce numbers: floats to the largest or to their sum, integers to their sum. */
 enum join { LARGEST, SUM, WHOLE_SUM };
@@ -190,21 +190,5 @@ INLINE __m512i by_fours(__m512i rows) {
 
 /* Does the same for rows that lie `length` apart. */
 INLINE __m512i four_rows(const uint8_t *rows, size_t length) { return by_fours(four_pieces(rows, length)); }
-
-/* ---- One specialisation for each number of queries of a pass ------------------------------------------------------------- */
-
-/* clang-format off */
-/* A function of its own for each number, or clang keeps the sums in memory. */
-#define SPECIAL(name, number) \
-    static __attribute__((noinline)) void name##_##number(const float *in, size_t hd, const void *page, float *out) { \
-        name(number, in, hd, page, out); \
-    }
-#define SLOT(name, in_row, out_row) \
-    SPECIAL(name, 1) SPECIAL(name, 2) SPECIAL(name, 3) SPECIAL(name, 4) \
-    static void name##_avx512(const float *in, size_t G, size_t hd, const void *page, float *out) { \
-        static special *const of[] = {name##_1, name##_2, name##_3, name##_4}; \
-        serve(of, TOGETHER, in, in_row, G, hd, page, out, out_row); \
-    }
-/* clang-format on */
 
 #endif

@@ -19,7 +19,7 @@
 #define ROTATED_MOST_PAIRS (KERNELS_MOST_CHANNELS / 2)
 #define ROTATED_LARGEST 23100 /* of a number in units: sqrt(2) times it and some roundings still are an int16 */
 #define ROTATED_QUERY 65000   /* the sum of the magnitudes of a query's int16: times an int16 it stays below 2^31 */
-#define ROTATED_QUERIES 4     /* of a pass: their sums are half the registers */
+#define ROTATED_QUERIES 4     /* that are scored together: their sums are half the registers */
 
 /* A query: two int16 of each pair, the real part low, and the step of the sums of products with them. */
 struct rotated_query {

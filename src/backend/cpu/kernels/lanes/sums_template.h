@@ -6,18 +6,18 @@
  *     vec_zero, vec_set, vec_load, vec_store, vec_add, vec_mul, vec_fma (a b + c), vec_fnma (c - a b)
  *     vec_halves, vec_bytes            LANES half floats or signed bytes as floats
  *     vec_nibbles(bytes, &low, &high)  LANES bytes of q4_0 as two vectors of code - 8; for float_template.h alone, as TILE_Q4(G)
- *     MOST_QUERIES                     queries of one pass over a page; more take further passes, which find it in the cache
+ *     MOST_QUERIES                     queries that a kernel reads a page for; more take further calls, which find it in the cache
  *     MOST_SUMS                        accumulators that leave registers for operands
  *     TILE(G)                          vectors of a row read together, a power of two; G TILE(G) <= MOST_SUMS
  *
  * Each operation is a small matrix product out[G][N] += a[G][K] b[K][N] whose b is a page: for keys K is the channel and N the
  * token, for values K is the token and N the channel. In either case the neighbours in a row are the lanes, and no sum crosses
- * lanes. All G queries share one unpacking of b, and their sums stay in registers. G is a constant in each specialisation.
+ * lanes. All G queries share one unpacking of b, and their sums stay in registers. G is a constant (kernels/query_counts.h).
  */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_SUMS_TEMPLATE_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_SUMS_TEMPLATE_H
 
-#include "backend/cpu/kernels/compiler.h"
+#include "backend/cpu/kernels/query_counts.h"
 #include "format/page_layout.h"
 
 #include <stdbool.h>
@@ -61,24 +61,25 @@ INLINE void prefetch_step(const void *from, size_t i, size_t bytes) {
     for (size_t line = 0; line < bytes; line += PREFETCH_LINE) __builtin_prefetch((const void *)(ahead + line), 0, 2);
 }
 
-typedef void special(const float *in, size_t hd, const void *page, float *out);
+/* A kernel of a page for one number of queries: in[G][...] and out[G][...]. */
+typedef void page_kernel(const float *in, size_t hd, const void *page, float *out);
 
-/* in[G][in_row] and out[G][out_row] in passes of at most `most` queries, as even as they can be; of[n - 1] serves n. */
-INLINE void serve(special *const *of, size_t most, const float *in, size_t in_row, size_t G, size_t hd, const void *page,
-                  float *out, size_t out_row) {
-    for (size_t passes = (G + most - 1) / most; passes > 0; passes--) {
-        size_t share = G / passes;
-        of[share - 1](in, hd, page, out);
-        in += share * in_row;
-        out += share * out_row;
-        G -= share;
+/* Define the table name_of[] of name(G, in, hd, page, out), for up to 4 or MOST_QUERIES (at most 8) queries (kernels/query_counts.h). */
+#define PAGE_KERNELS_4(name) \
+    QUERY_COUNTS_4(page_kernel, name, (const float *in, size_t hd, const void *page, float *out), in, hd, page, out)
+#define PAGE_KERNELS_8(name) \
+    QUERY_COUNTS_8(page_kernel, name, (const float *in, size_t hd, const void *page, float *out), in, hd, page, out)
+
+/* Calls of[n - 1] with in[G][in_row] and out[G][out_row], n queries at a time, at most `most`. */
+INLINE void call_page_kernels(page_kernel *const *of, size_t most, const float *in, size_t in_row, size_t G, size_t hd,
+                              const void *page, float *out, size_t out_row) {
+    while (G > 0) {
+        size_t n = queries_of_next_call(G, most);
+        of[n - 1](in, hd, page, out);
+        in += n * in_row;
+        out += n * out_row;
+        G -= n;
     }
 }
-
-/* A kernel of one format, made of a function for several formats by the constants that distinguish them. */
-#define FOR_ONE(name, several, ...) \
-    INLINE void name(size_t G, const float *in, size_t hd, const void *page, float *out) { \
-        several(G, __VA_ARGS__, in, hd, page, out); \
-    }
 
 #endif

@@ -153,13 +153,13 @@ INLINE void accumulate_fours(size_t G, const void *what, const float *weights, f
     for (size_t c = 0; c < pq_channels(b->p); c += 2 * LANES) accumulate_sixteen(G, 4, b, c, weights, acc);
 }
 
-EACH_PQ(accumulate_twos)
-EACH_PQ(accumulate_fours)
+PQ_KERNELS(accumulate_twos)
+PQ_KERNELS(accumulate_fours)
 
 static void accumulate_pq(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc) {
     struct byte_codes b = {p, page};
     if (p->bits == 8 && (p->width == 2 || p->width == 4))
-        serve_pq(p->width == 2 ? accumulate_twos_of : accumulate_fours_of, &b, weights, PAGE_TOKENS, G, acc, pq_channels(p));
+        call_pq_kernels(p->width == 2 ? accumulate_twos_of : accumulate_fours_of, &b, weights, PAGE_TOKENS, G, acc, pq_channels(p));
     else
         accumulate_pq_avx2(p, weights, G, page, acc);
 }

@@ -1,4 +1,4 @@
-/* Slots of the AVX2 tier where p->rows_i16: keys by 16-bit centroids (avx2_rows.c). */
+/* Declares functions of the AVX2 tier where p->rows_i16: keys by 16-bit centroids (avx2_rows.c). */
 #ifndef TERSE_BACKEND_CPU_KERNELS_PQ_AVX2_INTERNAL_H
 #define TERSE_BACKEND_CPU_KERNELS_PQ_AVX2_INTERNAL_H
 

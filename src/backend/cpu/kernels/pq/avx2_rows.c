@@ -136,8 +136,8 @@ INLINE void score_rows(size_t G, const void *what, const float *fixed, float *lo
 
 #undef MOST_QUERIES
 #define MOST_QUERIES TOGETHER
-#include "backend/cpu/kernels/pq/each_group.h"
-EACH_PQ(score_rows)
+#include "backend/cpu/kernels/pq/each_query_count.h"
+PQ_KERNELS(score_rows)
 
 void pq_avx2_score_i16(const struct pq_codebook *p, const float *fixed, size_t G, const void *page, float *logits) {
     const size_t part = PAGE_PQ_PART(p->bits), step = p->width < CHUNK ? CHUNK / p->width : 1;
@@ -152,7 +152,7 @@ void pq_avx2_score_i16(const struct pq_codebook *p, const float *fixed, size_t G
             for (size_t t = 0; t < PAGE_TOKENS; t++) bytes[k * PAGE_TOKENS + t] = (uint8_t)wide[t];
         }
         struct sub_vectors s = {p, m, n, p->bits < 8 ? bytes : codes, codes};
-        serve_pq(score_rows_of, &s, fixed, pq_i16_floats(p), G, logits, PAGE_TOKENS);
+        call_pq_kernels(score_rows_of, &s, fixed, pq_i16_floats(p), G, logits, PAGE_TOKENS);
     }
 }
 

@@ -114,9 +114,9 @@ INLINE void score_fused(size_t G_, const void *what, const float *q, float *logi
     sums_store(G, 4, sum, false, logits, PAGE_TOKENS, LANES);
 }
 
-EACH_PQ(score_fused)
+PQ_KERNELS(score_fused)
 
-/* ---- Slots: the way that a codebook allows ------------------------------------------------------------------------------- */
+/* ---- Functions: the way that a codebook allows ------------------------------------------------------------------------------- */
 
 static void score_i16_pq(const struct pq_codebook *p, const float *fixed, size_t G, const void *page, float *logits) {
     (p->centroid_rows_u8 ? pq_avx512_score_rows_u8 : pq_avx512_score_u8)(p, fixed, G, page, logits);

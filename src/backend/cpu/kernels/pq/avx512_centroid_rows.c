@@ -110,7 +110,7 @@ INLINE void score_rows(size_t G, const void *what, const float *fixed, float *lo
     UNROLL for (size_t v = 0; v < 4; v += W) score_some(G, v, W, what, offsets, fixed, logits);
 }
 
-EACH_PQ(score_rows)
+PQ_KERNELS(score_rows)
 
 /* ---- Values: the lanes are 16 channels, the bytes four tokens ------------------------------------------------------------ */
 
@@ -183,8 +183,8 @@ INLINE void accumulate_narrow_rows(size_t G, const void *what, const float *weig
     accumulate_rows(G, false, what, weights, acc);
 }
 
-EACH_PQ(accumulate_broad_rows)
-EACH_PQ(accumulate_narrow_rows)
+PQ_KERNELS(accumulate_broad_rows)
+PQ_KERNELS(accumulate_narrow_rows)
 
 /* ---- By channel ---------------------------------------------------------------------------------------------------------- */
 
@@ -210,11 +210,11 @@ void pq_avx512_channels_of_rows_u8(const struct pq_codebook *p, const void *page
 
 void pq_avx512_score_rows_u8(const struct pq_codebook *p, const float *fixed, size_t G, const void *page, float *logits) {
     struct page_view view = {.p = p, .page = page};
-    serve_pq(score_rows_of, &view, fixed, pq_i16_floats(p), G, logits, PAGE_TOKENS);
+    call_pq_kernels(score_rows_of, &view, fixed, pq_i16_floats(p), G, logits, PAGE_TOKENS);
 }
 
 void pq_avx512_accumulate_rows_u8(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc) {
     struct page_view view = {.p = p, .page = page};
-    special_pq *const *of = p->width % U8_CHANNELS ? accumulate_narrow_rows_of : accumulate_broad_rows_of;
-    serve_pq(of, &view, weights, PAGE_TOKENS, G, acc, pq_channels(p));
+    pq_kernel *const *of = p->width % U8_CHANNELS ? accumulate_narrow_rows_of : accumulate_broad_rows_of;
+    call_pq_kernels(of, &view, weights, PAGE_TOKENS, G, acc, pq_channels(p));
 }

@@ -55,8 +55,8 @@ INLINE void fixed_to_logits(const __m512i *high, const __m512i *low, float step,
 
 #define U8_QUERIES 3 /* queries whose sums, eight registers each, leave registers for looking up */
 
-/* n queries, u8[hd / 4][4] looked up or from a pass before, and kept for another. */
-INLINE void score_pass(size_t n, size_t quarters, bool look_up, bool keep, const struct page_view *view, __m512i (*u8)[4],
+/* n queries, u8[hd / 4][4] looked up or from a call before, and kept for the next. */
+INLINE void score_some(size_t n, size_t quarters, bool look_up, bool keep, const struct page_view *view, __m512i (*u8)[4],
                        const float *fixed, float *logits) {
     const struct pq_codebook *p = view->p;
     const size_t hd = pq_channels(p), apart = pq_i16_floats(p);
@@ -88,28 +88,25 @@ INLINE void score_pass(size_t n, size_t quarters, bool look_up, bool keep, const
 INLINE void score_u8(size_t G, size_t quarters, const struct page_view *view, const float *fixed, float *logits) {
     const size_t apart = pq_i16_floats(view->p), first = SMALLER(G, U8_QUERIES);
     __m512i u8[KERNELS_MOST_CHANNELS / 4][4];
-    score_pass(first, quarters, true, G > first, view, u8, fixed, logits);
+    score_some(first, quarters, true, G > first, view, u8, fixed, logits);
     if (G > first)
-        score_pass(SMALLER(G - first, U8_QUERIES), quarters, false, false, view, u8, fixed + first * apart,
+        score_some(SMALLER(G - first, U8_QUERIES), quarters, false, false, view, u8, fixed + first * apart,
                    logits + first * PAGE_TOKENS);
     if (G > 2 * first)
-        score_pass(G - 2 * first, quarters, false, false, view, u8, fixed + 2 * first * apart, logits + 2 * first * PAGE_TOKENS);
+        score_some(G - 2 * first, quarters, false, false, view, u8, fixed + 2 * first * apart, logits + 2 * first * PAGE_TOKENS);
 }
 
-/* Makes name_eight_bits, and name_fewer_bits for all other widths, of name_u8(G, quarters, view, in, out). */
-#define BY_BITS(name) \
-    INLINE void name##_eight_bits(size_t G, const void *what, const float *in, float *out) { name##_u8(G, 4, what, in, out); } \
-    INLINE void name##_fewer_bits(size_t G, const void *what, const float *in, float *out) { \
-        const struct page_view *view = what; \
-        if (view->p->bits == 7) \
-            name##_u8(G, 2, view, in, out); \
-        else \
-            name##_u8(G, 1, view, in, out); \
-    } \
-    EACH_PQ(name##_eight_bits) \
-    EACH_PQ(name##_fewer_bits)
-
-BY_BITS(score)
+INLINE void score_eight_bits(size_t G, const void *what, const float *fixed, float *logits) { score_u8(G, 4, what, fixed, logits); }
+/* Does the same for codes of other widths. */
+INLINE void score_fewer_bits(size_t G, const void *what, const float *fixed, float *logits) {
+    const struct page_view *view = what;
+    if (view->p->bits == 7)
+        score_u8(G, 2, view, fixed, logits);
+    else
+        score_u8(G, 1, view, fixed, logits);
+}
+PQ_KERNELS(score_eight_bits)
+PQ_KERNELS(score_fewer_bits)
 
 /* ---- Values: the lanes are 16 channels, the bytes four tokens ------------------------------------------------------------ */
 
@@ -166,23 +163,48 @@ INLINE void accumulate_int8_u8(size_t G, size_t quarters, const struct page_view
     accumulate_planes(G, quarters, 1, view, weights, acc);
 }
 
-BY_BITS(accumulate)
-BY_BITS(accumulate_int8)
+INLINE void accumulate_eight_bits(size_t G, const void *what, const float *weights, float *acc) {
+    accumulate_u8(G, 4, what, weights, acc);
+}
+/* Does the same for codes of other widths. */
+INLINE void accumulate_fewer_bits(size_t G, const void *what, const float *weights, float *acc) {
+    const struct page_view *view = what;
+    if (view->p->bits == 7)
+        accumulate_u8(G, 2, view, weights, acc);
+    else
+        accumulate_u8(G, 1, view, weights, acc);
+}
+PQ_KERNELS(accumulate_eight_bits)
+PQ_KERNELS(accumulate_fewer_bits)
+
+INLINE void accumulate_int8_eight_bits(size_t G, const void *what, const float *weights, float *acc) {
+    accumulate_int8_u8(G, 4, what, weights, acc);
+}
+/* Does the same for codes of other widths. */
+INLINE void accumulate_int8_fewer_bits(size_t G, const void *what, const float *weights, float *acc) {
+    const struct page_view *view = what;
+    if (view->p->bits == 7)
+        accumulate_int8_u8(G, 2, view, weights, acc);
+    else
+        accumulate_int8_u8(G, 1, view, weights, acc);
+}
+PQ_KERNELS(accumulate_int8_eight_bits)
+PQ_KERNELS(accumulate_int8_fewer_bits)
 
 void pq_avx512_score_u8(const struct pq_codebook *p, const float *fixed, size_t G, const void *page, float *logits) {
     struct page_view view = {.p = p, .page = page};
-    special_pq *const *of = p->bits == 8 ? score_eight_bits_of : score_fewer_bits_of;
-    serve_pq(of, &view, fixed, pq_i16_floats(p), G, logits, PAGE_TOKENS);
+    pq_kernel *const *of = p->bits == 8 ? score_eight_bits_of : score_fewer_bits_of;
+    call_pq_kernels(of, &view, fixed, pq_i16_floats(p), G, logits, PAGE_TOKENS);
 }
 
 void pq_avx512_accumulate_u8(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc) {
     struct page_view view = {.p = p, .page = page};
-    special_pq *const *of = p->bits == 8 ? accumulate_eight_bits_of : accumulate_fewer_bits_of;
-    serve_pq(of, &view, weights, PAGE_TOKENS, G, acc, pq_channels(p));
+    pq_kernel *const *of = p->bits == 8 ? accumulate_eight_bits_of : accumulate_fewer_bits_of;
+    call_pq_kernels(of, &view, weights, PAGE_TOKENS, G, acc, pq_channels(p));
 }
 
 void pq_avx512_accumulate_int8_u8(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc) {
     struct page_view view = {.p = p, .page = page};
-    special_pq *const *of = p->bits == 8 ? accumulate_int8_eight_bits_of : accumulate_int8_fewer_bits_of;
-    serve_pq(of, &view, weights, PAGE_TOKENS, G, acc, pq_channels(p));
+    pq_kernel *const *of = p->bits == 8 ? accumulate_int8_eight_bits_of : accumulate_int8_fewer_bits_of;
+    call_pq_kernels(of, &view, weights, PAGE_TOKENS, G, acc, pq_channels(p));
 }

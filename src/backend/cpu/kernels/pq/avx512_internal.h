@@ -13,7 +13,7 @@
 #include "backend/cpu/kernels/lanes/sums_template.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
-#include "backend/cpu/kernels/pq/each_group.h"
+#include "backend/cpu/kernels/pq/each_query_count.h"
 #include "backend/cpu/kernels/pq/ops.h"
 
 /* A function of each file rather than one for all: with its body at hand, compilers know which registers a call leaves as they are,
@@ -22,11 +22,11 @@
 
 /* ---- Between the files --------------------------------------------------------------------------------------------------- */
 
-/* Slots prepare and look_up where centroids are there by channel (avx512_lut.c). */
+/* These are prepare and look_up where centroids are there by channel (avx512_lut.c). */
 void pq_avx512_prepare_lut(const struct pq_codebook *p, const float *q, size_t G, float *tables);
 void pq_avx512_look_up_lut(const struct pq_codebook *p, const float *tables, size_t G, const void *page, float *logits);
 
-/* Slots quantize_query, score_i16, accumulate and accumulate_int8 where p->centroids_u8 (avx512_centroids_u8.c), and where
+/* These are quantize_query, score_i16, accumulate and accumulate_int8 where p->centroids_u8 (avx512_centroids_u8.c), and where
  * p->centroid_rows_u8 (avx512_centroid_rows.c); queries are the same for both. */
 void pq_avx512_quantize_query(const struct pq_codebook *p, const float *q, size_t G, float *fixed);
 void pq_avx512_score_u8(const struct pq_codebook *p, const float *fixed, size_t G, const void *page, float *logits);
@@ -110,7 +110,7 @@ INLINE __m512i add_u8_products(__m512i sum, __m512i u8, const int8_t *four) {
     return sum;
 }
 
-/* A page as specialisations get it. */
+/* A page, as the kernels for each number of queries get it. */
 struct page_view {
     const struct pq_codebook *p;
     const void *page;

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#define LOOK_UP_QUERIES 4 /* that one pass serves: four sums each */
+#define LOOK_UP_QUERIES 4 /* that are scored together: four sums each */
 
 /* Tables are fixed point of 16 bits. An entry is (product - the sub-vector's least) / step, the step that of the query's widest
  * sub-vector. Low and high bytes are summed apart, each in 16 bits: 256 sub-vectors come to 255 * 256 at most, and all to less than
@@ -158,7 +158,7 @@ static __attribute__((noinline)) void look_up_fewer_bits(size_t n, const struct 
 void pq_avx512_look_up_lut(const struct pq_codebook *p, const float *tables, size_t G, const void *page, float *logits) {
     const float *step = tables + pq_table_floats(p, G) - 2 * pq_stride(G);
     for (size_t g = 0; g < G;) {
-        size_t passes = (G - g + LOOK_UP_QUERIES - 1) / LOOK_UP_QUERIES, n = (G - g) / passes;
+        size_t calls = (G - g + LOOK_UP_QUERIES - 1) / LOOK_UP_QUERIES, n = (G - g) / calls;
         const uint8_t *table = (const uint8_t *)tables + g * 2 * PQ_CHANNEL_ENTRIES(p->bits);
         (p->bits == 8 ? look_up_eight_bits : look_up_fewer_bits)(n, p, table, G, step + g, page, logits + g * PAGE_TOKENS);
         g += n;

@@ -1,4 +1,4 @@
-/* Template: the slot `nearest` for any vector instruction set. Included once by avx2_nearest.c, avx512_nearest.c and
+/* Template: the function `nearest` of pq/ops.h, for any vector instruction set. Included once by avx2_nearest.c, avx512_nearest.c and
  * neon_nearest.c. Parameters:
  *
  *     ISA, LANES                 suffix of the function, floats in a vector

@@ -1,4 +1,4 @@
-/* Product quantization as kernels see it: what the slots of pq/ops.h read. Owns nothing; backend/cpu/codec/pq.c owns what is
+/* Product quantization as kernels see it: what the functions of pq/ops.h read. Owns nothing; backend/cpu/codec/pq.c owns what is
  * pointed to, format/page_layout.h says how codes lie. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_PQ_PQ_H
 #define TERSE_BACKEND_CPU_KERNELS_PQ_PQ_H

@@ -1,4 +1,4 @@
-/* The reference of the slots for product quantization and of score_rotated, one number at a time in the layout of
+/* Has the reference of the functions for product quantization and of score_rotated, one number at a time in the layout of
  * format/page_layout.h. The other tiers are tested against this file, and this file against double precision. */
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/pq/code_planes.h"

@@ -14,7 +14,7 @@
 #include "backend/cpu/kernels/lanes/sums_template.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
-#include "backend/cpu/kernels/pq/each_group.h"
+#include "backend/cpu/kernels/pq/each_query_count.h"
 #include "backend/cpu/kernels/pq/init.h"
 
 #define CHUNK_CHANNELS 64              /* at least the widest sub-vector */
@@ -184,7 +184,7 @@ INLINE void score_halves(size_t G, const void *what, const float *q, float *logi
     }
 }
 
-EACH_PQ(score_halves)
+PQ_KERNELS(score_halves)
 
 /* A chunk is decoded and multiplied by all queries before the next. */
 static void PASTE(score_pq, ISA)(const struct pq_codebook *p, const float *q, size_t G, const void *page, float *logits) {
@@ -194,7 +194,7 @@ static void PASTE(score_pq, ISA)(const struct pq_codebook *p, const float *q, si
         size_t n = SMALLER(step, p->parts - m);
         struct decoded decoded = {halves, n * p->width, hd, m == 0};
         DECODE_CHUNK(p, page, m, n, halves);
-        serve_pq(score_halves_of, &decoded, q + m * p->width, hd, G, logits, PAGE_TOKENS);
+        call_pq_kernels(score_halves_of, &decoded, q + m * p->width, hd, G, logits, PAGE_TOKENS);
     }
 }
 
@@ -277,8 +277,8 @@ INLINE void accumulate_copied(size_t G, const void *what, const float *weights, 
     accumulate_vectors(G, false, what, weights, acc);
 }
 
-EACH_PQ(accumulate_whole)
-EACH_PQ(accumulate_copied)
+PQ_KERNELS(accumulate_whole)
+PQ_KERNELS(accumulate_copied)
 
 static void PASTE(accumulate_pq, ISA)(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc) {
     uint32_t offsets[KERNELS_MOST_CHANNELS / LANES][PAGE_TOKENS];
@@ -289,7 +289,7 @@ static void PASTE(accumulate_pq, ISA)(const struct pq_codebook *p, const float *
         pq_all_offsets(p, page, p->width, offsets);
     else
         decode_rows(p, page, halves);
-    serve_pq(whole ? accumulate_whole_of : accumulate_copied_of, &values, weights, PAGE_TOKENS, G, acc, pq_channels(p));
+    call_pq_kernels(whole ? accumulate_whole_of : accumulate_copied_of, &values, weights, PAGE_TOKENS, G, acc, pq_channels(p));
 }
 
 /* ---- By code: tables and code sums --------------------------------------------------------------------------------------- */
@@ -310,11 +310,11 @@ static void some_centroids(const struct pq_codebook *p, size_t m, size_t first, 
 #define N 8
 #include "backend/cpu/kernels/pq/by_code_template.h"
 
-/* Columns beyond eight queries go eight at a time: tables and code sums then lie in groups of eight, [stride /
+/* Columns beyond eight queries go eight at a time: tables and code sums then lie eight together, [stride /
  * 8][parts][2^bits][8].
  */
-static size_t group_of(size_t G) { return pq_stride(G) < 8 ? pq_stride(G) : 8; }
-static size_t group_floats(const struct pq_codebook *p, size_t n) { return p->parts * PQ_CHANNEL_ENTRIES(p->bits) * n; }
+static size_t columns_together(size_t G) { return pq_stride(G) < 8 ? pq_stride(G) : 8; }
+static size_t floats_of_columns(const struct pq_codebook *p, size_t n) { return p->parts * PQ_CHANNEL_ENTRIES(p->bits) * n; }
 
 /* rows[n][columns] of G <= n rows in[G][columns], `stride` apart, transposed to out[columns][n]. */
 static void transpose_queries(const float *in, size_t G, size_t columns, size_t stride, size_t n, float *out) {
@@ -325,7 +325,7 @@ static void transpose_queries(const float *in, size_t G, size_t columns, size_t 
 static void PASTE(look_up_pq, ISA)(const struct pq_codebook *p, const float *tables, size_t G, const void *page, float *logits) {
     uint32_t offsets[KERNELS_MOST_CHANNELS][PAGE_TOKENS];
     float sum[PAGE_TOKENS * 8];
-    size_t n = group_of(G), floats = group_floats(p, n);
+    size_t n = columns_together(G), floats = floats_of_columns(p, n);
     pq_all_offsets(p, page, n, offsets);
     for (size_t first = 0; first < G; first += n, tables += floats) {
         memset(sum, 0, n * PAGE_TOKENS * sizeof *sum);
@@ -338,7 +338,7 @@ static void PASTE(look_up_pq, ISA)(const struct pq_codebook *p, const float *tab
 static void PASTE(accumulate_by_code_pq, ISA)(const struct pq_codebook *p, const float *weights, size_t G, const void *page,
                                               float *code_sums) {
     float columns[PAGE_TOKENS * 8];
-    size_t n = group_of(G), floats = group_floats(p, n);
+    size_t n = columns_together(G), floats = floats_of_columns(p, n);
     for (size_t first = 0; first < G; first += n, code_sums += floats, weights += n * PAGE_TOKENS) {
         transpose_queries(weights, SMALLER(n, G - first), PAGE_TOKENS, PAGE_TOKENS, n, columns);
         (n == 1   ? accumulate_by_code_1
@@ -349,7 +349,7 @@ static void PASTE(accumulate_by_code_pq, ISA)(const struct pq_codebook *p, const
 }
 
 static void PASTE(prepare_pq, ISA)(const struct pq_codebook *p, const float *q, size_t G, float *tables) {
-    size_t n = group_of(G), hd = pq_channels(p), table = PQ_CHANNEL_ENTRIES(p->bits) * n;
+    size_t n = columns_together(G), hd = pq_channels(p), table = PQ_CHANNEL_ENTRIES(p->bits) * n;
     float columns[PQ_WIDTH_MAX * 8];
     for (size_t first = 0; first < G; first += n) {
         for (size_t m = 0; m < p->parts; m++, tables += table) {
@@ -360,7 +360,7 @@ static void PASTE(prepare_pq, ISA)(const struct pq_codebook *p, const float *q, 
 }
 
 static void PASTE(finish_pq, ISA)(const struct pq_codebook *p, const float *code_sums, size_t G, float *acc) {
-    size_t n = group_of(G), hd = pq_channels(p), table = PQ_CHANNEL_ENTRIES(p->bits) * n;
+    size_t n = columns_together(G), hd = pq_channels(p), table = PQ_CHANNEL_ENTRIES(p->bits) * n;
     float sum[PQ_WIDTH_MAX * 8];
     for (size_t first = 0; first < G; first += n) {
         for (size_t m = 0; m < p->parts; m++, code_sums += table) {
@@ -409,12 +409,12 @@ INLINE void rotate_floats(size_t G, const void *what, const float *q, float *log
     for (size_t t = 0; t < PAGE_TOKENS; t += TILE(G) * LANES) score_rotated_stripe(G, what, t, q, logits);
 }
 
-EACH_PQ(rotate_floats)
+PQ_KERNELS(rotate_floats)
 
 static void PASTE(score_rotated, ISA)(const struct key_rotation *rotation, const float *q, size_t G, size_t hd, const float *keys,
                                       float *logits) {
     struct rotating rotating = {rotation, keys, hd};
-    serve_pq(rotate_floats_of, &rotating, q, hd, G, logits, PAGE_TOKENS);
+    call_pq_kernels(rotate_floats_of, &rotating, q, hd, G, logits, PAGE_TOKENS);
 }
 
 static void fill_pq(struct pq_ops *ops) {

@@ -8,9 +8,9 @@
 
 /* ---- Keys: the lanes are 16 tokens, a dword has two channels ------------------------------------------------------------- */
 
-#define HALVES (PAGE_TOKENS / SCALE_GROUP) /* runs of tokens that share scales */
+#define HALVES (PAGE_TOKENS / SCALE_GROUP) /* groups of tokens that share scales */
 
-/* Queries times the scales of a run of tokens, and <query, zeros>. */
+/* Queries times the scales of a group of tokens, and <query, zeros>. */
 struct scaled {
     int16_t i16[TOGETHER][KERNELS_MOST_CHANNELS];
     float step[TOGETHER], base[TOGETHER];
@@ -75,11 +75,21 @@ INLINE void score_kivi(size_t G, int bits, const float *q, size_t hd, const void
     }
 }
 
-FOR_ONE(score_kivi_4, score_kivi, 4)
-FOR_ONE(score_kivi_2, score_kivi, 2)
+INLINE void score_kivi_4(size_t G, const float *q, size_t hd, const void *page, float *logits) {
+    score_kivi(G, 4, q, hd, page, logits);
+}
+INLINE void score_kivi_2(size_t G, const float *q, size_t hd, const void *page, float *logits) {
+    score_kivi(G, 2, q, hd, page, logits);
+}
 
-SLOT(score_kivi_4, hd, PAGE_TOKENS)
-SLOT(score_kivi_2, hd, PAGE_TOKENS)
+PAGE_KERNELS_4(score_kivi_4)
+static void score_kivi_4_avx2(const float *q, size_t G, size_t hd, const void *page, float *logits) {
+    call_page_kernels(score_kivi_4_of, TOGETHER, q, hd, G, hd, page, logits, PAGE_TOKENS);
+}
+PAGE_KERNELS_4(score_kivi_2)
+static void score_kivi_2_avx2(const float *q, size_t G, size_t hd, const void *page, float *logits) {
+    call_page_kernels(score_kivi_2_of, TOGETHER, q, hd, G, hd, page, logits, PAGE_TOKENS);
+}
 
 /* ---- Values: the lanes are 16 channels, a dword has two tokens ----------------------------------------------------------- */
 
@@ -171,11 +181,21 @@ INLINE void accumulate_kivi(size_t G, int bits, const float *weights, size_t hd,
     }
 }
 
-FOR_ONE(accumulate_kivi_4, accumulate_kivi, 4)
-FOR_ONE(accumulate_kivi_2, accumulate_kivi, 2)
+INLINE void accumulate_kivi_4(size_t G, const float *weights, size_t hd, const void *page, float *acc) {
+    accumulate_kivi(G, 4, weights, hd, page, acc);
+}
+INLINE void accumulate_kivi_2(size_t G, const float *weights, size_t hd, const void *page, float *acc) {
+    accumulate_kivi(G, 2, weights, hd, page, acc);
+}
 
-SLOT(accumulate_kivi_4, PAGE_TOKENS, hd)
-SLOT(accumulate_kivi_2, PAGE_TOKENS, hd)
+PAGE_KERNELS_4(accumulate_kivi_4)
+static void accumulate_kivi_4_avx2(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_kivi_4_of, TOGETHER, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
+PAGE_KERNELS_4(accumulate_kivi_2)
+static void accumulate_kivi_2_avx2(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_kivi_2_of, TOGETHER, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
 
 void scaled_init_avx2_kivi(struct scaled_ops *ops) {
     ops->score_kivi_4 = score_kivi_4_avx2;

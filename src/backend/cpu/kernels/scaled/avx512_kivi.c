@@ -8,9 +8,9 @@
 
 /* ---- Keys: the lanes are 16 tokens, the bytes four channels -------------------------------------------------------------- */
 
-#define HALVES (PAGE_TOKENS / SCALE_GROUP) /* runs of tokens that share scales */
+#define HALVES (PAGE_TOKENS / SCALE_GROUP) /* groups of tokens that share scales */
 
-/* Queries times the scales of a run of tokens, a byte each, channels by place_of within each 64, and their sum; and <query, keys of
+/* Queries times the scales of a group of tokens, a byte each, channels by place_of within each 64, and their sum; and <query, keys of
  * the middle code>, exactly, so that rounding a query matters for what a code is off the middle alone. */
 struct scaled {
     _Alignas(64) int8_t bytes[KERNELS_MOST_CHANNELS / PAGE_TOKENS][TOGETHER][PAGE_TOKENS];
@@ -112,11 +112,21 @@ INLINE void score_kivi(size_t G, unsigned bits, const float *q, size_t hd, const
     score_codes(G, bits, s, hd, (const uint8_t *)(halves + 2 * HALVES * hd), logits);
 }
 
-FOR_ONE(score_kivi_4, score_kivi, 4)
-FOR_ONE(score_kivi_2, score_kivi, 2)
+INLINE void score_kivi_4(size_t G, const float *q, size_t hd, const void *page, float *logits) {
+    score_kivi(G, 4, q, hd, page, logits);
+}
+INLINE void score_kivi_2(size_t G, const float *q, size_t hd, const void *page, float *logits) {
+    score_kivi(G, 2, q, hd, page, logits);
+}
 
-SLOT(score_kivi_4, hd, PAGE_TOKENS)
-SLOT(score_kivi_2, hd, PAGE_TOKENS)
+PAGE_KERNELS_4(score_kivi_4)
+static void score_kivi_4_avx512(const float *q, size_t G, size_t hd, const void *page, float *logits) {
+    call_page_kernels(score_kivi_4_of, TOGETHER, q, hd, G, hd, page, logits, PAGE_TOKENS);
+}
+PAGE_KERNELS_4(score_kivi_2)
+static void score_kivi_2_avx512(const float *q, size_t G, size_t hd, const void *page, float *logits) {
+    call_page_kernels(score_kivi_2_of, TOGETHER, q, hd, G, hd, page, logits, PAGE_TOKENS);
+}
 
 /* ---- Values: the lanes are 16 channels, the bytes four tokens ------------------------------------------------------------ */
 
@@ -222,15 +232,35 @@ INLINE void accumulate_kivi(size_t G, int bits, size_t planes, const float *weig
     }
 }
 
-FOR_ONE(accumulate_kivi_4, accumulate_kivi, 4, 2)
-FOR_ONE(accumulate_kivi_2, accumulate_kivi, 2, 2)
-FOR_ONE(accumulate_int8_kivi_4, accumulate_kivi, 4, 1)
-FOR_ONE(accumulate_int8_kivi_2, accumulate_kivi, 2, 1)
+INLINE void accumulate_kivi_4(size_t G, const float *weights, size_t hd, const void *page, float *acc) {
+    accumulate_kivi(G, 4, 2, weights, hd, page, acc);
+}
+INLINE void accumulate_kivi_2(size_t G, const float *weights, size_t hd, const void *page, float *acc) {
+    accumulate_kivi(G, 2, 2, weights, hd, page, acc);
+}
+INLINE void accumulate_int8_kivi_4(size_t G, const float *weights, size_t hd, const void *page, float *acc) {
+    accumulate_kivi(G, 4, 1, weights, hd, page, acc);
+}
+INLINE void accumulate_int8_kivi_2(size_t G, const float *weights, size_t hd, const void *page, float *acc) {
+    accumulate_kivi(G, 2, 1, weights, hd, page, acc);
+}
 
-SLOT(accumulate_kivi_4, PAGE_TOKENS, hd)
-SLOT(accumulate_kivi_2, PAGE_TOKENS, hd)
-SLOT(accumulate_int8_kivi_4, PAGE_TOKENS, hd)
-SLOT(accumulate_int8_kivi_2, PAGE_TOKENS, hd)
+PAGE_KERNELS_4(accumulate_kivi_4)
+static void accumulate_kivi_4_avx512(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_kivi_4_of, TOGETHER, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
+PAGE_KERNELS_4(accumulate_kivi_2)
+static void accumulate_kivi_2_avx512(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_kivi_2_of, TOGETHER, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
+PAGE_KERNELS_4(accumulate_int8_kivi_4)
+static void accumulate_int8_kivi_4_avx512(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_int8_kivi_4_of, TOGETHER, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
+PAGE_KERNELS_4(accumulate_int8_kivi_2)
+static void accumulate_int8_kivi_2_avx512(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_int8_kivi_2_of, TOGETHER, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
 
 void scaled_init_avx512_kivi(struct scaled_ops *ops) {
     ops->int8_is_faster = true;

@@ -148,11 +148,21 @@ INLINE void score_codes(size_t G, bool nibbles, const float *tables, size_t hd, 
     }
 }
 
-FOR_ONE(score_q8_0, score_codes, false)
-FOR_ONE(score_q4_0, score_codes, true)
+INLINE void score_q8_0(size_t G, const float *q, size_t hd, const void *page, float *logits) {
+    score_codes(G, false, q, hd, page, logits);
+}
+INLINE void score_q4_0(size_t G, const float *q, size_t hd, const void *page, float *logits) {
+    score_codes(G, true, q, hd, page, logits);
+}
 
-SLOT(score_q8_0, hd, PAGE_TOKENS)
-SLOT(score_q4_0, hd, PAGE_TOKENS)
+PAGE_KERNELS_4(score_q8_0)
+static void score_q8_0_avx512(const float *tables, size_t G, size_t hd, const void *page, float *logits) {
+    call_page_kernels(score_q8_0_of, TOGETHER, tables, hd, G, hd, page, logits, PAGE_TOKENS);
+}
+PAGE_KERNELS_4(score_q4_0)
+static void score_q4_0_avx512(const float *tables, size_t G, size_t hd, const void *page, float *logits) {
+    call_page_kernels(score_q4_0_of, TOGETHER, tables, hd, G, hd, page, logits, PAGE_TOKENS);
+}
 
 /* ---- Values: the lanes are 16 channels, the bytes four tokens ------------------------------------------------------------ */
 
@@ -209,13 +219,28 @@ INLINE void accumulate_codes(size_t G, bool nibbles, size_t planes, const float 
                          acc + b * SCALE_GROUP);
 }
 
-FOR_ONE(accumulate_q8_0, accumulate_codes, false, 2)
-FOR_ONE(accumulate_q4_0, accumulate_codes, true, 2)
-FOR_ONE(accumulate_int8_q4_0, accumulate_codes, true, 1)
+INLINE void accumulate_q8_0(size_t G, const float *weights, size_t hd, const void *page, float *acc) {
+    accumulate_codes(G, false, 2, weights, hd, page, acc);
+}
+INLINE void accumulate_q4_0(size_t G, const float *weights, size_t hd, const void *page, float *acc) {
+    accumulate_codes(G, true, 2, weights, hd, page, acc);
+}
+INLINE void accumulate_int8_q4_0(size_t G, const float *weights, size_t hd, const void *page, float *acc) {
+    accumulate_codes(G, true, 1, weights, hd, page, acc);
+}
 
-SLOT(accumulate_q8_0, PAGE_TOKENS, hd)
-SLOT(accumulate_q4_0, PAGE_TOKENS, hd)
-SLOT(accumulate_int8_q4_0, PAGE_TOKENS, hd)
+PAGE_KERNELS_4(accumulate_q8_0)
+static void accumulate_q8_0_avx512(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_q8_0_of, TOGETHER, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
+PAGE_KERNELS_4(accumulate_q4_0)
+static void accumulate_q4_0_avx512(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_q4_0_of, TOGETHER, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
+PAGE_KERNELS_4(accumulate_int8_q4_0)
+static void accumulate_int8_q4_0_avx512(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_int8_q4_0_of, TOGETHER, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
 
 void scaled_init_avx512_q(struct scaled_ops *ops) {
     ops->prepare_q8_0 = prepare_q8_0_avx512;

@@ -87,7 +87,10 @@ INLINE void score_sign(size_t G, const float *tables, size_t hd, const void *pag
     }
 }
 
-SLOT(score_sign, sign_table_floats(hd), PAGE_TOKENS)
+PAGE_KERNELS_4(score_sign)
+static void score_sign_avx512(const float *tables, size_t G, size_t hd, const void *page, float *logits) {
+    call_page_kernels(score_sign_of, TOGETHER, tables, sign_table_floats(hd), G, hd, page, logits, PAGE_TOKENS);
+}
 
 void scaled_init_avx512_sign(struct scaled_ops *ops) {
     ops->prepare_sign = prepare_sign_avx512;

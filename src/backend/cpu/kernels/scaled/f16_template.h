@@ -35,26 +35,14 @@ INLINE void accumulate_f16(size_t G, const float *weights, size_t hd, const void
     for (; c < hd; c += LANES) stripe_f16(G, 1, weights, PAGE_TOKENS, v + c, hd, v + c * PAGE_TOKENS, true, acc + c, hd);
 }
 
-/* ---- One specialisation for each number of queries ----------------------------------------------------------------------- */
-
-/* clang-format off */
-/* A function of its own for each number, or clang keeps the sums in memory. Those past MOST_QUERIES are never called. */
-#define SPECIAL(name, number) \
-    static __attribute__((noinline)) void PASTE(name##_##number, ISA)(const float *in, size_t hd, const void *page, float *out) { \
-        name(SMALLER(number, MOST_QUERIES), in, hd, page, out); \
-    }
-#define SLOT(name, in_row, out_row) \
-    SPECIAL(name, 1) SPECIAL(name, 2) SPECIAL(name, 3) SPECIAL(name, 4) \
-    SPECIAL(name, 5) SPECIAL(name, 6) SPECIAL(name, 7) SPECIAL(name, 8) \
-    static void PASTE(name, ISA)(const float *in, size_t G, size_t hd, const void *page, float *out) { \
-        static special *const of[] = {PASTE(name##_1, ISA), PASTE(name##_2, ISA), PASTE(name##_3, ISA), PASTE(name##_4, ISA), \
-                                      PASTE(name##_5, ISA), PASTE(name##_6, ISA), PASTE(name##_7, ISA), PASTE(name##_8, ISA)}; \
-        serve(of, MOST_QUERIES, in, in_row, G, hd, page, out, out_row); \
-    }
-/* clang-format on */
-
-SLOT(score_f16, hd, PAGE_TOKENS)
-SLOT(accumulate_f16, PAGE_TOKENS, hd)
+PAGE_KERNELS_8(score_f16)
+static void PASTE(score_f16, ISA)(const float *q, size_t G, size_t hd, const void *page, float *logits) {
+    call_page_kernels(score_f16_of, MOST_QUERIES, q, hd, G, hd, page, logits, PAGE_TOKENS);
+}
+PAGE_KERNELS_8(accumulate_f16)
+static void PASTE(accumulate_f16, ISA)(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_f16_of, MOST_QUERIES, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
 
 void PASTE(scaled_init, ISA)(struct scaled_ops *ops) {
     ops->score_f16 = PASTE(score_f16, ISA);

@@ -129,7 +129,7 @@ INLINE void accumulate_q4_0(size_t G, const float *weights, size_t hd, const voi
 
 /* ---- kivi ---------------------------------------------------------------------------------------------------------------- */
 
-#define HALVES (PAGE_TOKENS / SCALE_GROUP) /* runs of tokens of a key's channel that share scales */
+#define HALVES (PAGE_TOKENS / SCALE_GROUP) /* groups of tokens of a key's channel that share scales */
 #define MOST_NUMBERS (PAGE_TOKENS * KERNELS_MOST_CHANNELS)
 #define MOST_SCALES (MOST_NUMBERS / SCALE_GROUP)
 
@@ -212,20 +212,52 @@ INLINE void accumulate_kivi(size_t G, unsigned bits, const float *weights, size_
     }
 }
 
-FOR_ONE(score_kivi_4, score_kivi, 4)
-FOR_ONE(score_kivi_2, score_kivi, 2)
+INLINE void score_kivi_4(size_t G, const float *q, size_t hd, const void *page, float *logits) {
+    score_kivi(G, 4, q, hd, page, logits);
+}
+INLINE void score_kivi_2(size_t G, const float *q, size_t hd, const void *page, float *logits) {
+    score_kivi(G, 2, q, hd, page, logits);
+}
 
-FOR_ONE(accumulate_kivi_4, accumulate_kivi, 4)
-FOR_ONE(accumulate_kivi_2, accumulate_kivi, 2)
+INLINE void accumulate_kivi_4(size_t G, const float *weights, size_t hd, const void *page, float *acc) {
+    accumulate_kivi(G, 4, weights, hd, page, acc);
+}
+INLINE void accumulate_kivi_2(size_t G, const float *weights, size_t hd, const void *page, float *acc) {
+    accumulate_kivi(G, 2, weights, hd, page, acc);
+}
 
-SLOT(score_q8_0, hd, PAGE_TOKENS)
-SLOT(accumulate_q8_0, PAGE_TOKENS, hd)
-SLOT(score_q4_0, hd, PAGE_TOKENS)
-SLOT(accumulate_q4_0, PAGE_TOKENS, hd)
-SLOT(score_kivi_4, hd, PAGE_TOKENS)
-SLOT(accumulate_kivi_4, PAGE_TOKENS, hd)
-SLOT(score_kivi_2, hd, PAGE_TOKENS)
-SLOT(accumulate_kivi_2, PAGE_TOKENS, hd)
+PAGE_KERNELS_8(score_q8_0)
+static void PASTE(score_q8_0, ISA)(const float *q, size_t G, size_t hd, const void *page, float *logits) {
+    call_page_kernels(score_q8_0_of, MOST_QUERIES, q, hd, G, hd, page, logits, PAGE_TOKENS);
+}
+PAGE_KERNELS_8(accumulate_q8_0)
+static void PASTE(accumulate_q8_0, ISA)(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_q8_0_of, MOST_QUERIES, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
+PAGE_KERNELS_8(score_q4_0)
+static void PASTE(score_q4_0, ISA)(const float *q, size_t G, size_t hd, const void *page, float *logits) {
+    call_page_kernels(score_q4_0_of, MOST_QUERIES, q, hd, G, hd, page, logits, PAGE_TOKENS);
+}
+PAGE_KERNELS_8(accumulate_q4_0)
+static void PASTE(accumulate_q4_0, ISA)(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_q4_0_of, MOST_QUERIES, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
+PAGE_KERNELS_8(score_kivi_4)
+static void PASTE(score_kivi_4, ISA)(const float *q, size_t G, size_t hd, const void *page, float *logits) {
+    call_page_kernels(score_kivi_4_of, MOST_QUERIES, q, hd, G, hd, page, logits, PAGE_TOKENS);
+}
+PAGE_KERNELS_8(accumulate_kivi_4)
+static void PASTE(accumulate_kivi_4, ISA)(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_kivi_4_of, MOST_QUERIES, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
+PAGE_KERNELS_8(score_kivi_2)
+static void PASTE(score_kivi_2, ISA)(const float *q, size_t G, size_t hd, const void *page, float *logits) {
+    call_page_kernels(score_kivi_2_of, MOST_QUERIES, q, hd, G, hd, page, logits, PAGE_TOKENS);
+}
+PAGE_KERNELS_8(accumulate_kivi_2)
+static void PASTE(accumulate_kivi_2, ISA)(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_kivi_2_of, MOST_QUERIES, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
 
 void PASTE(PASTE(scaled_init, ISA), q)(struct scaled_ops *ops) {
     ops->score_q8_0 = PASTE(score_q8_0, ISA);

@@ -4,7 +4,7 @@
 
 #include "backend/cpu/kernels/lanes/sums_template.h"
 
-#define TOGETHER 4 /* queries of a pass */
+#define TOGETHER 4 /* queries that are scored together */
 
 /* The bits of one token: of its signs a byte for each eight channels, PAGE_TOKENS apart; of its row the codes, then halves {scale, zero} for each
  * 32 channels. */

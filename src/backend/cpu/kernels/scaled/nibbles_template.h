@@ -139,7 +139,10 @@ INLINE void score_q4_0(size_t G, const float *tables, size_t hd, const void *pag
     }
 }
 
-SLOT(score_q4_0, hd, PAGE_TOKENS)
+PAGE_KERNELS_4(score_q4_0)
+static void PASTE(score_q4_0, ISA)(const float *tables, size_t G, size_t hd, const void *page, float *logits) {
+    call_page_kernels(score_q4_0_of, TOGETHER, tables, hd, G, hd, page, logits, PAGE_TOKENS);
+}
 
 /* ---- Values: a dword has four tokens of a channel, the lower 128 bits one block, the upper ones the next ----------------------- */
 
@@ -253,7 +256,10 @@ INLINE void accumulate_int8_q4_0(size_t G, const float *weights, size_t hd, cons
     if (b < groups) accumulate_blocks(G, false, weights, scale, codes + b * HALF_GROUP, length, ahead, hd, acc);
 }
 
-SLOT(accumulate_int8_q4_0, PAGE_TOKENS, hd)
+PAGE_KERNELS_4(accumulate_int8_q4_0)
+static void PASTE(accumulate_int8_q4_0, ISA)(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_int8_q4_0_of, TOGETHER, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
 
 void PASTE(PASTE(scaled_init, ISA), nibbles)(struct scaled_ops *ops) {
     ops->int8_is_faster = true;

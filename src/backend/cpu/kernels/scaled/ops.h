@@ -38,7 +38,7 @@ struct scaled_ops {
 
     /* accumulate for pages whose weights are a small part of their queries' total: the product of a weight and a scale may be off
      * by 1 / 253 of the largest, which is one byte instead of two. int8_is_faster says whether this tier gains by that, with some
-     * codec; with others these slots are those above. */
+     * codec; with others these functions are those above. */
     bool int8_is_faster;
     void (*accumulate_int8_q4_0)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
     void (*accumulate_int8_kivi_4)(const float *weights, size_t G, size_t hd, const void *page, float *acc);

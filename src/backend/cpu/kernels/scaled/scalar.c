@@ -95,19 +95,36 @@ static void accumulate_scalar(element_function *value, const float *weights, siz
     }
 }
 
-#define BOTH(type) \
-    static void score_##type##_scalar(const float *q, size_t G, size_t hd, const void *page, float *logits) { \
-        score_scalar(key_##type, q, G, hd, page, logits); \
-    } \
-    static void accumulate_##type##_scalar(const float *weights, size_t G, size_t hd, const void *page, float *acc) { \
-        accumulate_scalar(value_##type, weights, G, hd, page, acc); \
-    }
-
-BOTH(f16)
-BOTH(q8_0)
-BOTH(q4_0)
-BOTH(kivi_4)
-BOTH(kivi_2)
+static void score_f16_scalar(const float *q, size_t G, size_t hd, const void *page, float *logits) {
+    score_scalar(key_f16, q, G, hd, page, logits);
+}
+static void accumulate_f16_scalar(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    accumulate_scalar(value_f16, weights, G, hd, page, acc);
+}
+static void score_q8_0_scalar(const float *q, size_t G, size_t hd, const void *page, float *logits) {
+    score_scalar(key_q8_0, q, G, hd, page, logits);
+}
+static void accumulate_q8_0_scalar(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    accumulate_scalar(value_q8_0, weights, G, hd, page, acc);
+}
+static void score_q4_0_scalar(const float *q, size_t G, size_t hd, const void *page, float *logits) {
+    score_scalar(key_q4_0, q, G, hd, page, logits);
+}
+static void accumulate_q4_0_scalar(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    accumulate_scalar(value_q4_0, weights, G, hd, page, acc);
+}
+static void score_kivi_4_scalar(const float *q, size_t G, size_t hd, const void *page, float *logits) {
+    score_scalar(key_kivi_4, q, G, hd, page, logits);
+}
+static void accumulate_kivi_4_scalar(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    accumulate_scalar(value_kivi_4, weights, G, hd, page, acc);
+}
+static void score_kivi_2_scalar(const float *q, size_t G, size_t hd, const void *page, float *logits) {
+    score_scalar(key_kivi_2, q, G, hd, page, logits);
+}
+static void accumulate_kivi_2_scalar(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    accumulate_scalar(value_kivi_2, weights, G, hd, page, acc);
+}
 
 /* Tables are the queries. */
 static void prepare_codes_scalar(const float *q, size_t G, size_t hd, float *tables) { memcpy(tables, q, G * hd * sizeof *q); }

@@ -1,4 +1,4 @@
-/* The reference of the slots of codec sign, one number at a time in the layouts of format/page_layout.h. */
+/* Has the reference of the functions of codec sign, one number at a time in the layouts of format/page_layout.h. */
 #include "backend/cpu/kernels/scaled/init.h"
 #include "base/half.h"
 #include "format/page_layout.h"

@@ -60,7 +60,10 @@ INLINE void score_q8_0(size_t G, const float *tables, size_t hd, const void *pag
     }
 }
 
-SLOT(score_q8_0, hd, PAGE_TOKENS)
+PAGE_KERNELS_4(score_q8_0)
+static void PASTE(score_q8_0, ISA)(const float *tables, size_t G, size_t hd, const void *page, float *logits) {
+    call_page_kernels(score_q8_0_of, TOGETHER, tables, hd, G, hd, page, logits, PAGE_TOKENS);
+}
 
 /* ---- Values: the lanes are 16 channels, a dword has two tokens ----------------------------------------------------------- */
 
@@ -122,11 +125,21 @@ INLINE void accumulate_codes(size_t G, bool nibbles, const float *weights, size_
     }
 }
 
-FOR_ONE(accumulate_q8_0, accumulate_codes, false)
-FOR_ONE(accumulate_q4_0, accumulate_codes, true)
+INLINE void accumulate_q8_0(size_t G, const float *weights, size_t hd, const void *page, float *acc) {
+    accumulate_codes(G, false, weights, hd, page, acc);
+}
+INLINE void accumulate_q4_0(size_t G, const float *weights, size_t hd, const void *page, float *acc) {
+    accumulate_codes(G, true, weights, hd, page, acc);
+}
 
-SLOT(accumulate_q8_0, PAGE_TOKENS, hd)
-SLOT(accumulate_q4_0, PAGE_TOKENS, hd)
+PAGE_KERNELS_4(accumulate_q8_0)
+static void PASTE(accumulate_q8_0, ISA)(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_q8_0_of, TOGETHER, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
+PAGE_KERNELS_4(accumulate_q4_0)
+static void PASTE(accumulate_q4_0, ISA)(const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+    call_page_kernels(accumulate_q4_0_of, TOGETHER, weights, PAGE_TOKENS, G, hd, page, acc, hd);
+}
 
 void PASTE(PASTE(scaled_init, ISA), q)(struct scaled_ops *ops) {
     ops->prepare_q8_0 = PASTE(prepare_q8_0, ISA);

@@ -15,7 +15,7 @@
 #include <math.h>
 #include <string.h>
 
-#define TOGETHER 4 /* rows of a pass */
+#define TOGETHER 4 /* queries that a kernel reads a page for */
 #define VECTORS 4  /* of a plane: 16 tokens each */
 #define HALF 64    /* bytes of a nibble: two vectors' */
 
@@ -108,7 +108,7 @@ INLINE __m512i four_weights(const int8_t *weights) {
 /* Halves of a page whose sums stay in registers together. */
 INLINE size_t halves_together(size_t R) { return R > 2 ? 1 : 2; }
 
-/* The sums of R rows and halves_together(R) halves. */
+/* The sums of R queries and halves_together(R) halves. */
 typedef __m512i sums_of_halves[TOGETHER][VECTORS];
 
 INLINE void add_to_rows(size_t R, const __m512i *x, const struct transform_query *queries, size_t p, sums_of_halves sum) {
@@ -165,8 +165,8 @@ INLINE void score_halves(size_t R, const struct transform_layout *layout, size_t
     }
 }
 
-INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
-                       const struct transform_query *queries, bool ahead, float *logits) {
+INLINE void score_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
+                          const struct transform_query *queries, bool ahead, float *logits) {
     const size_t wrapping = planes_wrapping(layout);
     for (size_t h = 0, t = 0; h < 2; h += halves_together(R), t += 2 * LANES * halves_together(R))
         score_halves(R, layout, wrapping, codes + h * HALF, gains + t, queries, ahead, logits + t);
@@ -176,7 +176,7 @@ static uint16_t rank_avx512(const struct transform_layout *layout, const void *p
                             const struct transform_query *query, uint16_t ranks[64]) {
     float gains[PAGE_TOKENS], logits[PAGE_TOKENS];
     read_gains(page, least, step, gains);
-    score_rows(1, layout, (const uint8_t *)page + PAGE_TOKENS, gains, query, false, logits);
+    score_queries(1, layout, (const uint8_t *)page + PAGE_TOKENS, gains, query, false, logits);
     __m512i most = _mm512_setzero_si512();
     UNROLL for (size_t v = 0; v < VECTORS; v++) {
         __m512i rank = _mm512_cvtps_epi32(vec_fma(vec_load(logits + v * LANES), vec_set(256), vec_set(32768)));
@@ -226,10 +226,10 @@ INLINE vec weights_of(vec logits, vec base) {
     return _mm512_scalef_ps(p, whole);
 }
 
-/* R rows: what they wait for, sums and largest of a row, they wait for together. `largest_logit`: of the logits that
+/* R queries: what they wait for, sums and largest of a row, they wait for together. `largest_logit`: of the logits that
  * `weights` are then, or NULL. */
-INLINE void quantize_rows(size_t R, const float *weights, const float *largest_logit, const float *gains, size_t rows,
-                          size_t planes, uint8_t *bytes, float *scales, float *sums_of_rows) {
+INLINE void quantize_queries(size_t R, const float *weights, const float *largest_logit, const float *gains, size_t G,
+                             size_t planes, uint8_t *bytes, float *scales, float *sums_of_weights) {
     const __m128 whole = _mm_set1_ps(planes == 1 ? 255 : 65535);
     vec x[TOGETHER][VECTORS], sum[TOGETHER], most[TOGETHER], base[TOGETHER];
     float scale[TOGETHER], inverse[TOGETHER], total[TOGETHER];
@@ -254,7 +254,7 @@ INLINE void quantize_rows(size_t R, const float *weights, const float *largest_l
         uint8_t *first = bytes + m * PAGE_TOKENS;
         __m512i integers[VECTORS];
         UNROLL for (size_t v = 0; v < VECTORS; v++) integers[v] = _mm512_cvtps_epi32(vec_mul(x[m][v], vec_set(inverse[m])));
-        sums_of_rows[m] += largest_logit && largest_logit[m] == -INFINITY ? 0 : total[m];
+        sums_of_weights[m] += largest_logit && largest_logit[m] == -INFINITY ? 0 : total[m];
         scales[m] = planes == 1 ? scale[m] : 256 * scale[m];
         if (planes == 2) {
             __m512i lower[VECTORS];
@@ -262,37 +262,37 @@ INLINE void quantize_rows(size_t R, const float *weights, const float *largest_l
                 lower[v] = _mm512_and_si512(integers[v], _mm512_set1_epi32(255));
                 integers[v] = _mm512_srli_epi32(integers[v], 8);
             }
-            scales[rows + m] = scale[m];
-            write_bytes(lower, first + rows * PAGE_TOKENS);
+            scales[G + m] = scale[m];
+            write_bytes(lower, first + G * PAGE_TOKENS);
         }
         write_bytes(integers, first);
     }
 }
 
-static void quantize_weights_avx512(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
-                                    float *scales, float *sums_of_rows) {
-    for (size_t m = 0, n; m < rows; m += n, weights += n * PAGE_TOKENS, bytes += n * PAGE_TOKENS, scales += n, sums_of_rows += n) {
-        n = planes == 1 ? SMALLER(rows - m, TOGETHER) : 1;
+static void quantize_weights_avx512(const float *weights, const float *gains, size_t G, size_t planes, uint8_t *bytes,
+                                    float *scales, float *sums_of_weights) {
+    for (size_t m = 0, n; m < G; m += n, weights += n * PAGE_TOKENS, bytes += n * PAGE_TOKENS, scales += n, sums_of_weights += n) {
+        n = planes == 1 ? SMALLER(G - m, TOGETHER) : 1;
         if (planes == 2)
-            quantize_rows(1, weights, NULL, gains, rows, 2, bytes, scales, sums_of_rows);
+            quantize_queries(1, weights, NULL, gains, G, 2, bytes, scales, sums_of_weights);
         else if (n == 4)
-            quantize_rows(4, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_queries(4, weights, NULL, gains, G, 1, bytes, scales, sums_of_weights);
         else if (n == 3)
-            quantize_rows(3, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_queries(3, weights, NULL, gains, G, 1, bytes, scales, sums_of_weights);
         else if (n == 2)
-            quantize_rows(2, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_queries(2, weights, NULL, gains, G, 1, bytes, scales, sums_of_weights);
         else
-            quantize_rows(1, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_queries(1, weights, NULL, gains, G, 1, bytes, scales, sums_of_weights);
     }
 }
 
-static void weigh_avx512(const float *logits, const float *largest, const float *gains, size_t rows, uint8_t *bytes, float *scales,
-                         float *sums_of_rows) {
-    for (; rows >= 4; rows -= 4, logits += 4 * PAGE_TOKENS, largest += 4, bytes += 4 * PAGE_TOKENS, scales += 4, sums_of_rows += 4)
-        quantize_rows(4, logits, largest, gains, 4, 1, bytes, scales, sums_of_rows);
-    if (rows == 3) quantize_rows(3, logits, largest, gains, 3, 1, bytes, scales, sums_of_rows);
-    if (rows == 2) quantize_rows(2, logits, largest, gains, 2, 1, bytes, scales, sums_of_rows);
-    if (rows == 1) quantize_rows(1, logits, largest, gains, 1, 1, bytes, scales, sums_of_rows);
+static void weigh_avx512(const float *logits, const float *largest, const float *gains, size_t G, uint8_t *bytes, float *scales,
+                         float *sums_of_weights) {
+    for (; G >= 4; G -= 4, logits += 4 * PAGE_TOKENS, largest += 4, bytes += 4 * PAGE_TOKENS, scales += 4, sums_of_weights += 4)
+        quantize_queries(4, logits, largest, gains, 4, 1, bytes, scales, sums_of_weights);
+    if (G == 3) quantize_queries(3, logits, largest, gains, 3, 1, bytes, scales, sums_of_weights);
+    if (G == 2) quantize_queries(2, logits, largest, gains, 2, 1, bytes, scales, sums_of_weights);
+    if (G == 1) quantize_queries(1, logits, largest, gains, 1, 1, bytes, scales, sums_of_weights);
 }
 
 /* Four tokens' weights in each dword of 128 bits. */
@@ -302,7 +302,7 @@ INLINE void spread_weights(const uint8_t *weights, __m512i *to) {
         _mm512_permutexvar_epi32(_mm512_add_epi32(part, _mm512_set1_epi32(4 * (int)v)), all);
 }
 
-/* A plane's sums for R rows. The rows take turns: each waits for its own sum. */
+/* A plane's sums for R queries. The queries take turns: each waits for its own sum. */
 INLINE void add_plane(size_t R, const __m512i (*spread)[VECTORS], __m512i table, const __m512i *both, const float *scales,
                       size_t row, float *out) {
     __m512i x[VECTORS], sum[TOGETHER];
@@ -317,8 +317,8 @@ INLINE void add_plane(size_t R, const __m512i (*spread)[VECTORS], __m512i table,
     }
 }
 
-INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const uint8_t *weights,
-                            const float *scales, float *out) {
+INLINE void accumulate_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const uint8_t *weights,
+                               const float *scales, float *out) {
     const struct transform_plane *plane = layout->plane;
     const size_t planes = layout->planes, alone = planes_alone(layout), row = planes * TRANSFORM_SUM_LANES;
     const size_t wrapping = planes_wrapping(layout);
@@ -347,7 +347,7 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
     }
 }
 
-#include "backend/cpu/kernels/transform/rows_template.h"
+#include "backend/cpu/kernels/transform/queries_template.h"
 
 /* ---- Gathering: 16 slots in a row of the page that is written are the 64 bytes of a register, each of which fetches its byte, then its
  * bits, for all planes alike ------------------------------------------------------------------------------------------------------ */

@@ -12,7 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-#define TOGETHER 4 /* rows of a pass */
+#define TOGETHER 4 /* queries that a kernel reads a page for */
 #define OCTETS 8   /* of a plane: 8 tokens each */
 #define OCTET 32   /* bytes */
 #define PARTS 16   /* halves of octets */
@@ -102,8 +102,8 @@ INLINE void score_group(size_t R, size_t planes, size_t first, const plane_level
     }
 }
 
-INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
-                       const struct transform_query *queries, bool ahead, float *logits) {
+INLINE void score_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
+                          const struct transform_query *queries, bool ahead, float *logits) {
     plane_levels window = {{vdupq_n_u8(0)}};
     memset(logits, 0, R * PAGE_TOKENS * sizeof *logits);
     for (size_t first = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES) {
@@ -129,7 +129,7 @@ static uint16_t rank_neon(const struct transform_layout *layout, const void *pag
                           const struct transform_query *query, uint16_t ranks[64]) {
     float gains[PAGE_TOKENS], logits[PAGE_TOKENS];
     read_gains(page, least, step, gains);
-    score_rows(1, layout, (const uint8_t *)page + PAGE_TOKENS, gains, query, false, logits);
+    score_queries(1, layout, (const uint8_t *)page + PAGE_TOKENS, gains, query, false, logits);
     uint16x4_t most = vdup_n_u16(0);
     for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {
         vec rank = vec_fma(vec_load(logits + t), vec_set(256), vec_set(32768));
@@ -181,28 +181,28 @@ INLINE float quantize_row(const float *weights, const float *largest_logit, cons
     return none ? 0 : vaddvq_f32(sum);
 }
 
-static void weigh_neon(const float *logits, const float *largest, const float *gains, size_t rows, uint8_t *bytes, float *scales,
-                       float *sums_of_rows) {
-    for (size_t m = 0; m < rows; m++)
-        sums_of_rows[m] +=
+static void weigh_neon(const float *logits, const float *largest, const float *gains, size_t G, uint8_t *bytes, float *scales,
+                       float *sums_of_weights) {
+    for (size_t m = 0; m < G; m++)
+        sums_of_weights[m] +=
             quantize_row(logits + m * PAGE_TOKENS, &largest[m], gains, 255, NULL, bytes + m * PAGE_TOKENS, &scales[m]);
 }
 
-static void quantize_weights_neon(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
-                                  float *scales, float *sums_of_rows) {
-    for (size_t m = 0; m < rows; m++) {
+static void quantize_weights_neon(const float *weights, const float *gains, size_t G, size_t planes, uint8_t *bytes, float *scales,
+                                  float *sums_of_weights) {
+    for (size_t m = 0; m < G; m++) {
         uint8_t *upper = bytes + m * PAGE_TOKENS;
         if (planes == 1) {
-            sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, NULL, gains, 255, NULL, upper, &scales[m]);
+            sums_of_weights[m] += quantize_row(weights + m * PAGE_TOKENS, NULL, gains, 255, NULL, upper, &scales[m]);
             continue;
         }
-        float *scale = &scales[rows + m];
-        sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, NULL, gains, 65535, upper, upper + rows * PAGE_TOKENS, scale);
+        float *scale = &scales[G + m];
+        sums_of_weights[m] += quantize_row(weights + m * PAGE_TOKENS, NULL, gains, 65535, upper, upper + G * PAGE_TOKENS, scale);
         scales[m] = 256 * *scale;
     }
 }
 
-/* A plane's sums for R rows, `parts` of which are added up in 16 bits. spread[row][part]: four tokens' weights, twice. */
+/* A plane's sums for R queries, `parts` of which are added up in 16 bits. spread[row][part]: four tokens' weights, twice. */
 INLINE void add_plane(size_t R, size_t parts, uint8x8_t (*spread)[PARTS], const int32_t *sum_of_weights, plane_levels x,
                       int32_t zero, const float *scales, size_t row, float *out) {
     UNROLL for (size_t m = 0; m < R; m++) {
@@ -220,8 +220,8 @@ INLINE void add_plane(size_t R, size_t parts, uint8x8_t (*spread)[PARTS], const 
     }
 }
 
-INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const uint8_t *weights,
-                            const float *scales, float *out) {
+INLINE void accumulate_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const uint8_t *weights,
+                               const float *scales, float *out) {
     const size_t row = (size_t)layout->planes * TRANSFORM_SUM_LANES;
     uint8x8_t spread[TOGETHER][PARTS];
     plane_levels window = {{vdupq_n_u8(0)}};
@@ -247,7 +247,7 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
     }
 }
 
-#include "backend/cpu/kernels/transform/rows_template.h"
+#include "backend/cpu/kernels/transform/queries_template.h"
 
 /* ---- Gathering, a word of 32 bits at a time: a key's four components of a nibble lie in one, a value's in a byte of four ------------- */
 

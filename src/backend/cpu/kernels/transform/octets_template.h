@@ -20,7 +20,7 @@
 #include <math.h>
 #include <string.h>
 
-#define TOGETHER 4 /* rows of a pass */
+#define TOGETHER 4 /* queries that a kernel reads a page for */
 #define OCTETS 8   /* of a plane: 8 tokens each */
 #define OCTET 32   /* bytes */
 
@@ -132,7 +132,7 @@ INLINE __m256i four_weights(const int8_t *weights) {
     return _mm256_set1_epi32(four);
 }
 
-#define BESIDE 2 /* octets that are multiplied together: with four rows their sums are half the registers */
+#define BESIDE 2 /* octets that are multiplied together: with four queries their sums are half the registers */
 
 /* Planes of a step whose products are added up without a pause: those from `first` on to `end`. */
 struct chunk {
@@ -156,7 +156,7 @@ INLINE bool exceeds_range(__m256i largest) {
     return _mm_cvtsi128_si32(_mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum))) > TRANSFORM_QUAD * SUM_RANGE;
 }
 
-/* Writes the numbers that the sums of R rows begin with, since levels are read from 0 on: minus the weights times the largest levels. */
+/* Writes the numbers that the sums of R queries begin with, since levels are read from 0 on: minus the weights times the largest levels. */
 INLINE void begin_sums(size_t R, __m256i largest, const struct transform_query *queries, size_t step, __m256i *bias) {
     __m256i x[TOGETHER];
     UNROLL for (size_t m = 0; m < TOGETHER; m++) {
@@ -240,8 +240,8 @@ INLINE void score_chunk(size_t R, const struct transform_layout *layout, const s
     }
 }
 
-INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
-                       const struct transform_query *queries, bool ahead, float *logits) {
+INLINE void score_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
+                          const struct transform_query *queries, bool ahead, float *logits) {
     const size_t planes = layout->planes, wrapping = planes_wrapping(layout);
     for (size_t p = 0, n; p < planes; p += n) {
         const size_t begin = p - p % TRANSFORM_STEP_PLANES;
@@ -265,7 +265,7 @@ static uint16_t PASTE(rank, ISA)(const struct transform_layout *layout, const vo
                                  const struct transform_query *query, uint16_t ranks[64]) {
     float gains[PAGE_TOKENS], logits[PAGE_TOKENS];
     read_gains(page, least, step, gains);
-    score_rows(1, layout, (const uint8_t *)page + PAGE_TOKENS, gains, query, false, logits);
+    score_queries(1, layout, (const uint8_t *)page + PAGE_TOKENS, gains, query, false, logits);
     __m256i most = _mm256_setzero_si256();
     UNROLL for (size_t v = 0; v < OCTETS; v += 2) {
         __m256i rank[2];
@@ -326,10 +326,10 @@ INLINE vec weights_of(vec logits, vec base) {
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(bits), 23)));
 }
 
-/* R rows: what they wait for, sums and largest of a row, they wait for together. `largest_logit`: of the logits that `weights` are then,
+/* R queries: what they wait for, sums and largest of a row, they wait for together. `largest_logit`: of the logits that `weights` are then,
  * or NULL. */
-INLINE void quantize_rows(size_t R, const float *weights, const float *largest_logit, const float *gains, size_t rows,
-                          size_t planes, uint8_t *bytes, float *scales, float *sums_of_rows) {
+INLINE void quantize_queries(size_t R, const float *weights, const float *largest_logit, const float *gains, size_t G,
+                             size_t planes, uint8_t *bytes, float *scales, float *sums_of_weights) {
     const __m128 whole = _mm_set1_ps(planes == 1 ? 255 : 65535);
     vec sum[TOGETHER], most[TOGETHER];
     float scale[TOGETHER], inverse[TOGETHER], total[TOGETHER], products[TOGETHER][PAGE_TOKENS];
@@ -350,10 +350,10 @@ INLINE void quantize_rows(size_t R, const float *weights, const float *largest_l
     _mm_storeu_ps(inverse, _mm_and_ps(any, _mm_div_ps(whole, largest)));
     _mm_storeu_ps(total, four_sums(sum));
     UNROLL for (size_t m = 0; m < R; m++) {
-        uint8_t *first = bytes + m * PAGE_TOKENS, *second = first + rows * PAGE_TOKENS;
-        sums_of_rows[m] += largest_logit && largest_logit[m] == -INFINITY ? 0 : total[m];
+        uint8_t *first = bytes + m * PAGE_TOKENS, *second = first + G * PAGE_TOKENS;
+        sums_of_weights[m] += largest_logit && largest_logit[m] == -INFINITY ? 0 : total[m];
         scales[m] = planes == 1 ? scale[m] : 256 * scale[m];
-        if (planes == 2) scales[rows + m] = scale[m];
+        if (planes == 2) scales[G + m] = scale[m];
         if (planes == 1)
             write_integers(products[m], inverse[m], NULL, first);
         else
@@ -361,30 +361,30 @@ INLINE void quantize_rows(size_t R, const float *weights, const float *largest_l
     }
 }
 
-static void PASTE(quantize_weights, ISA)(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
-                                         float *scales, float *sums_of_rows) {
-    for (size_t m = 0, n; m < rows; m += n, weights += n * PAGE_TOKENS, bytes += n * PAGE_TOKENS, scales += n, sums_of_rows += n) {
-        n = planes == 1 ? SMALLER(rows - m, TOGETHER) : 1;
+static void PASTE(quantize_weights, ISA)(const float *weights, const float *gains, size_t G, size_t planes, uint8_t *bytes,
+                                         float *scales, float *sums_of_weights) {
+    for (size_t m = 0, n; m < G; m += n, weights += n * PAGE_TOKENS, bytes += n * PAGE_TOKENS, scales += n, sums_of_weights += n) {
+        n = planes == 1 ? SMALLER(G - m, TOGETHER) : 1;
         if (planes == 2)
-            quantize_rows(1, weights, NULL, gains, rows, 2, bytes, scales, sums_of_rows);
+            quantize_queries(1, weights, NULL, gains, G, 2, bytes, scales, sums_of_weights);
         else if (n == 4)
-            quantize_rows(4, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_queries(4, weights, NULL, gains, G, 1, bytes, scales, sums_of_weights);
         else if (n == 3)
-            quantize_rows(3, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_queries(3, weights, NULL, gains, G, 1, bytes, scales, sums_of_weights);
         else if (n == 2)
-            quantize_rows(2, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_queries(2, weights, NULL, gains, G, 1, bytes, scales, sums_of_weights);
         else
-            quantize_rows(1, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_queries(1, weights, NULL, gains, G, 1, bytes, scales, sums_of_weights);
     }
 }
 
-static void PASTE(weigh, ISA)(const float *logits, const float *largest, const float *gains, size_t rows, uint8_t *bytes,
-                              float *scales, float *sums_of_rows) {
-    for (; rows >= 4; rows -= 4, logits += 4 * PAGE_TOKENS, largest += 4, bytes += 4 * PAGE_TOKENS, scales += 4, sums_of_rows += 4)
-        quantize_rows(4, logits, largest, gains, 4, 1, bytes, scales, sums_of_rows);
-    if (rows == 3) quantize_rows(3, logits, largest, gains, 3, 1, bytes, scales, sums_of_rows);
-    if (rows == 2) quantize_rows(2, logits, largest, gains, 2, 1, bytes, scales, sums_of_rows);
-    if (rows == 1) quantize_rows(1, logits, largest, gains, 1, 1, bytes, scales, sums_of_rows);
+static void PASTE(weigh, ISA)(const float *logits, const float *largest, const float *gains, size_t G, uint8_t *bytes,
+                              float *scales, float *sums_of_weights) {
+    for (; G >= 4; G -= 4, logits += 4 * PAGE_TOKENS, largest += 4, bytes += 4 * PAGE_TOKENS, scales += 4, sums_of_weights += 4)
+        quantize_queries(4, logits, largest, gains, 4, 1, bytes, scales, sums_of_weights);
+    if (G == 3) quantize_queries(3, logits, largest, gains, 3, 1, bytes, scales, sums_of_weights);
+    if (G == 2) quantize_queries(2, logits, largest, gains, 2, 1, bytes, scales, sums_of_weights);
+    if (G == 1) quantize_queries(1, logits, largest, gains, 1, 1, bytes, scales, sums_of_weights);
 }
 
 /* Four tokens' weights in each dword of 128 bits. */
@@ -397,7 +397,7 @@ INLINE void spread_weights(const uint8_t *weights, __m256i *to) {
     }
 }
 
-/* A plane's sums for R rows, `octets` of which are added up before they are whole. The rows take turns: each waits for its own sum. */
+/* A plane's sums for R queries, `octets` of which are added up before they are whole. The queries take turns: each waits for its own sum. */
 INLINE void add_plane(size_t R, enum windows windows, size_t octets, const __m256i (*spread)[OCTETS], struct place place,
                       const float *scales, size_t row, float *out) {
     __m256i sum[TOGETHER], all[TOGETHER];
@@ -419,8 +419,8 @@ INLINE void add_plane(size_t R, enum windows windows, size_t octets, const __m25
     }
 }
 
-INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const uint8_t *weights,
-                            const float *scales, float *out) {
+INLINE void accumulate_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const uint8_t *weights,
+                               const float *scales, float *out) {
     const size_t planes = layout->planes, alone = planes_alone(layout), wrapping = planes_wrapping(layout);
     const size_t row = planes * TRANSFORM_SUM_LANES;
     __m256i own[TOGETHER][OCTETS];
@@ -446,7 +446,7 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
     }
 }
 
-#include "backend/cpu/kernels/transform/rows_template.h"
+#include "backend/cpu/kernels/transform/queries_template.h"
 
 #include "backend/cpu/kernels/transform/gather_octets_template.h"
 

@@ -17,7 +17,7 @@
 /* A query as its products with the components of a layout, in integers: weight = integer * step. `bias` is, for each step, minus the sum
  * over its planes of the largest level times the integers, for kernels that read levels from 0 on. */
 struct transform_query {
-    float offset;          /* the product with the rows' mean, added to every logit */
+    float offset;          /* the product with the keys' mean, added to every logit */
     const float *steps;    /* [planes / 8 rounded up], of the levels' integers: the planes' scales are in the weights */
     const int32_t *bias;   /* [planes / 8 rounded up] */
     const int8_t *weights; /* [planes rounded up to 8][4], 4-byte aligned, at most 127 in magnitude */
@@ -48,29 +48,29 @@ struct transform_ops {
                            int8_t *weights);
     /* logits[m][t] = queries[m].offset + gains[t] * sum_p steps[p / 8] * sum_i weights[p][i] * level of component i of plane p, token t.
      * The integer sums are exact; floats are summed in the order of the planes, how many at a time is each kernel's choice.
-     * `codes`: a page of keys behind its gains. gains[64], logits[rows][64]. */
+     * `codes`: a page of keys behind its gains. gains[64], logits[G][64]. */
     void (*score)(const struct transform_layout *layout, const void *codes, const float *gains,
-                  const struct transform_query *queries, size_t rows, float *logits);
+                  const struct transform_query *queries, size_t G, float *logits);
     /* Ranks tokens by the logits of one query, 256 to a unit and 32768 for a logit of 0, rounded and cut off at 0 and TRANSFORM_RANK_MOST.
      * Returns the largest. As `score`, of a page with its gains, which are least + step * code; prefetches nothing. */
     uint16_t (*rank)(const struct transform_layout *layout, const void *page, float least, float step,
                      const struct transform_query *query, uint16_t ranks[64]);
     /* Values' weights as integers of 8 bits (planes 1) or 16 (planes 2, the upper byte first):
      *     sum over planes b of scales[b][m] bytes[b][m][t] = weights[m][t] gains[t],
-     * rounded to a 255th or 65535th of the row's largest. Products are not negative; a row of products up to TRANSFORM_LEAST_WEIGHT counts
+     * rounded to a 255th or 65535th of the query's largest. Products are not negative; a query's products up to TRANSFORM_LEAST_WEIGHT counts
      * as 0.
-     * sums[m] += sum_t weights[m][t]. weights[rows][64], gains[64], bytes[planes][rows][64], scales[planes][rows], sums[rows]. */
-    void (*quantize_weights)(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes, float *scales,
+     * sums[m] += sum_t weights[m][t]. weights[G][64], gains[64], bytes[planes][G][64], scales[planes][G], sums[G]. */
+    void (*quantize_weights)(const float *weights, const float *gains, size_t G, size_t planes, uint8_t *bytes, float *scales,
                              float *sums);
     /* Does what quantize_weights does with one plane, for the weights exp(logits[m][t] - largest[m]), each of which is off by 1e-4 of it and
-     * 2^-125 at most. No logit is larger than largest[m]; if that is -INFINITY, all weights are 0. logits[rows][64], largest[rows]. */
-    void (*weigh)(const float *logits, const float *largest, const float *gains, size_t rows, uint8_t *bytes, float *scales,
+     * 2^-125 at most. No logit is larger than largest[m]; if that is -INFINITY, all weights are 0. logits[G][64], largest[G]. */
+    void (*weigh)(const float *logits, const float *largest, const float *gains, size_t G, uint8_t *bytes, float *scales,
                   float *sums);
     /* sums[m][p][lane] += scales[m] * sum_t weights[m][t] * level of component i of plane p, token t, a part of it in each lane with
-     * lane % 4 == i: which tokens fall to which lane is each kernel's choice. weights[rows][64] are bytes, each product sum exact.
-     * `codes`: a page of values behind its gains. sums[rows][planes][TRANSFORM_SUM_LANES]. */
+     * lane % 4 == i: which tokens fall to which lane is each kernel's choice. weights[G][64] are bytes, each product sum exact.
+     * `codes`: a page of values behind its gains. sums[G][planes][TRANSFORM_SUM_LANES]. */
     void (*accumulate)(const struct transform_layout *layout, const void *codes, const uint8_t *weights, const float *scales,
-                       size_t rows, float *sums);
+                       size_t G, float *sums);
     /* The codes of the slots slots[n] of a page become those of slots at, at + 1, ... of another, whose other slots stay. `from` and `to`:
      * pages behind their gains. n + at <= 64. */
     void (*gather)(const struct transform_layout *layout, enum codec_side side, const void *from, const uint8_t *slots, size_t n,

@@ -42,8 +42,8 @@ static void quantize_query_scalar(const struct transform_layout *layout, const f
 }
 
 static void score_scalar(const struct transform_layout *layout, const void *codes, const float *gains,
-                         const struct transform_query *queries, size_t rows, float *logits) {
-    for (size_t m = 0; m < rows; m++, logits += PAGE_TOKENS) {
+                         const struct transform_query *queries, size_t G, float *logits) {
+    for (size_t m = 0; m < G; m++, logits += PAGE_TOKENS) {
         const struct transform_query *query = &queries[m];
         float sums[PAGE_TOKENS] = {0};
         for (size_t first = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES) {
@@ -74,10 +74,10 @@ static uint16_t rank_scalar(const struct transform_layout *layout, const void *p
     return most;
 }
 
-static void quantize_weights_scalar(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
+static void quantize_weights_scalar(const float *weights, const float *gains, size_t G, size_t planes, uint8_t *bytes,
                                     float *scales, float *sums) {
     const float whole = planes == 1 ? 255 : 65535;
-    for (size_t m = 0; m < rows; m++, weights += PAGE_TOKENS) {
+    for (size_t m = 0; m < G; m++, weights += PAGE_TOKENS) {
         float largest = 0, sum = 0;
         for (size_t t = 0; t < PAGE_TOKENS; t++) {
             largest = fmaxf(largest, weights[t] * gains[t]);
@@ -87,17 +87,17 @@ static void quantize_weights_scalar(const float *weights, const float *gains, si
         for (size_t t = 0; t < PAGE_TOKENS; t++) {
             unsigned integer = (unsigned)(weights[t] * gains[t] * inverse + 0.5f);
             if (planes > 1) bytes[m * PAGE_TOKENS + t] = (uint8_t)(integer >> 8);
-            bytes[((planes - 1) * rows + m) * PAGE_TOKENS + t] = (uint8_t)integer;
+            bytes[((planes - 1) * G + m) * PAGE_TOKENS + t] = (uint8_t)integer;
         }
         if (planes > 1) scales[m] = 256 * scale;
-        scales[(planes - 1) * rows + m] = scale;
+        scales[(planes - 1) * G + m] = scale;
         sums[m] += sum;
     }
 }
 
-static void weigh_scalar(const float *logits, const float *largest, const float *gains, size_t rows, uint8_t *bytes, float *scales,
+static void weigh_scalar(const float *logits, const float *largest, const float *gains, size_t G, uint8_t *bytes, float *scales,
                          float *sums) {
-    for (size_t m = 0; m < rows; m++) {
+    for (size_t m = 0; m < G; m++) {
         float weights[PAGE_TOKENS];
         for (size_t t = 0; t < PAGE_TOKENS; t++)
             weights[t] = largest[m] == -INFINITY ? 0 : expf(logits[m * PAGE_TOKENS + t] - largest[m]);
@@ -106,11 +106,11 @@ static void weigh_scalar(const float *logits, const float *largest, const float 
 }
 
 static void accumulate_scalar(const struct transform_layout *layout, const void *codes, const uint8_t *weights, const float *scales,
-                              size_t rows, float *sums) {
+                              size_t G, float *sums) {
     for (size_t p = 0; p < layout->planes; p++) {
         int8_t levels[PAGE_TOKENS][TRANSFORM_QUAD];
         read_levels(layout, p, codes, CODEC_VALUES, levels);
-        for (size_t m = 0; m < rows; m++) {
+        for (size_t m = 0; m < G; m++) {
             int32_t sum[TRANSFORM_QUAD] = {0};
             for (size_t t = 0; t < PAGE_TOKENS; t++)
                 for (size_t i = 0; i < TRANSFORM_QUAD; i++) sum[i] += weights[m * PAGE_TOKENS + t] * levels[t][i];

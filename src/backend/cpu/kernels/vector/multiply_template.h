@@ -28,7 +28,7 @@ INLINE void multiply_rows(const float *a, size_t lda, size_t rows, size_t k, con
     size_t c = 0;
     for (; c + MULTIPLY_VECS * LANES <= n; c += MULTIPLY_VECS * LANES)
         multiply_tile(a, lda, rows, k, b + c, ldb, MULTIPLY_VECS, out + c, ldo);
-    /* The columns that are left take as few passes as possible: one register of columns alone waits for its own sums. */
+    /* The columns that are left take as few sweeps over x as possible: one register of columns alone waits for its own sums. */
     const size_t left = (n - c) / LANES;
     if (MULTIPLY_VECS > 3 && left == 3) multiply_tile(a, lda, rows, k, b + c, ldb, 3, out + c, ldo);
     if (MULTIPLY_VECS > 2 && left == 2) multiply_tile(a, lda, rows, k, b + c, ldb, 2, out + c, ldo);

@@ -1,4 +1,4 @@
-/* The reference of the half-float and vector slots: plain loops, compiled without vectorisation. Speed is no aim here; the other
+/* Has the reference of the half-float and vector functions: plain loops, compiled without vectorisation. Speed is no aim here; the other
  * tiers are tested against this file, and this file against double precision. */
 #include "backend/cpu/kernels/vector/init.h"
 #include "base/half.h"

@@ -151,10 +151,10 @@ INLINE void scales_q6_k(const struct weight_q6_k *block, float *scales) {
     }
 }
 INLINE void unpack_q6_k(const struct weight_q6_k *block, const float *scales, int g, __m256 w[4]) {
-    const int half = g / 4, run = g % 4;
-    __m256i low = load_256(block->codes + 64 * half + 32 * (run % 2)), high = load_256(block->high + 32 * half);
-    low = _mm256_and_si256(_mm256_srli_epi16(low, 4 * (run / 2)), _mm256_set1_epi8(15));
-    high = run < 2 ? _mm256_slli_epi16(high, 4 - 2 * run) : _mm256_srli_epi16(high, 2 * run - 4);
+    const int half = g / 4, quarter = g % 4;
+    __m256i low = load_256(block->codes + 64 * half + 32 * (quarter % 2)), high = load_256(block->high + 32 * half);
+    low = _mm256_and_si256(_mm256_srli_epi16(low, 4 * (quarter / 2)), _mm256_set1_epi8(15));
+    high = quarter < 2 ? _mm256_slli_epi16(high, 4 - 2 * quarter) : _mm256_srli_epi16(high, 2 * quarter - 4);
     __m256i codes = _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(48)));
     floats_of_bytes(_mm256_sub_epi8(codes, _mm256_set1_epi8(32)), w);
     for (int i = 0; i < 4; i++) w[i] = _mm256_mul_ps(_mm256_set1_ps(scales[2 * g + i / 2]), w[i]);

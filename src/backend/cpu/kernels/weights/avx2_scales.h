@@ -28,7 +28,7 @@ INLINE __m256 iq4_xs_scales(const struct weight_iq4_xs *block) {
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_or_si256(four, two), _mm256_set1_epi32(32)));
 }
 
-/* s - 32 of the sixteen runs of 16 weights of a block of Q3_K, a byte each. */
+/* s - 32 of the sixteen groups of 16 weights of a block of Q3_K, a byte each. */
 INLINE __m128i q3_k_scale_bytes(const uint8_t scales[12]) {
     uint32_t words[4];
     weight_q3_k_scales(scales, words);

@@ -142,12 +142,12 @@ INLINE void scales_q6_k(const struct weight_q6_k *block, float *scales) {
     for (int i = 0; i < 4; i++) vst1q_f32(scales + 4 * i, vmulq_f32(spread_half(block->scale), s[i]));
 }
 INLINE void unpack_q6_k(const struct weight_q6_k *block, const float *scales, int g, float32x4_t w[8]) {
-    const int half = g / 4, run = g % 4;
+    const int half = g / 4, quarter = g % 4;
     for (int i = 0; i < 2; i++) {
-        uint8x16_t both = vld1q_u8(block->codes + 64 * half + 32 * (run % 2) + 16 * i);
+        uint8x16_t both = vld1q_u8(block->codes + 64 * half + 32 * (quarter % 2) + 16 * i);
         uint8x16_t high = vld1q_u8(block->high + 32 * half + 16 * i);
-        high = vandq_u8(vshlq_u8(high, vdupq_n_s8((int8_t)(4 - 2 * run))), vdupq_n_u8(48));
-        floats_of_codes(vorrq_u8(run < 2 ? low_bits(both) : high_bits(both), high), 32, w + 4 * i);
+        high = vandq_u8(vshlq_u8(high, vdupq_n_s8((int8_t)(4 - 2 * quarter))), vdupq_n_u8(48));
+        floats_of_codes(vorrq_u8(quarter < 2 ? low_bits(both) : high_bits(both), high), 32, w + 4 * i);
         for (int j = 4 * i; j < 4 * i + 4; j++) w[j] = vmulq_f32(vdupq_n_f32(scales[2 * g + i]), w[j]);
     }
 }
@@ -187,7 +187,7 @@ INLINE uint8x16_t two_bits(const uint8_t codes[64], int g, int i) {
     return vandq_u8(vshlq_u8(four, vdupq_n_s8((int8_t)(-2 * (g % 4)))), vdupq_n_u8(3));
 }
 
-/* scale s of the 16 runs, then -min m. */
+/* scale s of the 16 groups, then -min m. */
 INLINE void scales_q2_k(const struct weight_q2_k *block, float *scales) {
     uint8x16_t both = vld1q_u8(block->scales);
     float32x4_t s[4], m[4];

@@ -105,9 +105,9 @@ static void dequantize_q6_k_scalar(const void *row, float *out, size_t n) {
     for (const float *end = out + n; out < end; out += WEIGHT_BLOCK_K, block++) {
         float scale = half_to_float(block->scale);
         for (int i = 0; i < WEIGHT_BLOCK_K; i++) {
-            int half = i / 128, run = i / 32 % 4;
-            int low = block->codes[64 * half + 32 * (run % 2) + i % 32] >> 4 * (run / 2) & 15;
-            int high = block->high[32 * half + i % 32] >> 2 * run & 3;
+            int half = i / 128, quarter = i / 32 % 4;
+            int low = block->codes[64 * half + 32 * (quarter % 2) + i % 32] >> 4 * (quarter / 2) & 15;
+            int high = block->high[32 * half + i % 32] >> 2 * quarter & 3;
             out[i] = scale * (float)block->scales[i / 16] * (float)((low | high << 4) - 32);
         }
     }
@@ -169,7 +169,7 @@ static void dequantize_q3_k_scalar(const void *row, float *out, size_t n) {
     }
 }
 
-/* Sums a run of `step` weights at a time and adds up those sums: the error grows with step + n / step, not with n. */
+/* Sums `step` weights at a time and adds up those sums: the error grows with step + n / step, not with n. */
 static void matmul_in_steps(void (*dequantize)(const void *row, float *out, size_t n), size_t step, size_t step_bytes,
                             const void *w, size_t row_bytes, size_t rows, size_t n, const void *const *x, size_t count, float *y,
                             size_t stride) {

@@ -8,8 +8,8 @@
  *     scales_TYPE(block, scales[SCALES_MOST])             for the K types: what unpack_TYPE needs to know of a whole block
  *     unpack_TYPE(block, scales, g, w[32 / LANES])        group g counting from `block`; K types have eight in a block, others one
  *
- * A vector alone meets four rows together, so that one load of x serves four, and fetches the next four meanwhile: processors see the ends
- * of rows, a few KiB each, as the ends of streams, and do not look beyond them by themselves. Of several vectors four meet a row together,
+ * A vector alone is multiplied by four rows together, so that one load of x serves four, and fetches the next four meanwhile: processors see the ends
+ * of rows, a few KiB each, as the ends of streams, and do not look beyond them by themselves. Of several vectors four are multiplied by a row together,
  * which is unpacked once for them. A product is the same sum either way, whatever it is computed with.
  */
 #ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TEMPLATE_H

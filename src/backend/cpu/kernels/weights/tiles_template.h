@@ -1,5 +1,5 @@
 /* Template: matmul[] and fix[] of the formats with codes of four, six and eight bits, by products of integers. Included by one file of each
- * instruction set; FILL_TILES(ops) fills the slots. Parameters:
+ * instruction set; FILL_TILES(ops) sets the functions. Parameters:
  *
  *     ISA                             suffix of the functions
  *     LANES                           rows to a register: 8 or 16
@@ -17,8 +17,8 @@
  *
  * The lanes of a register are rows of weights. So a product needs no sum across lanes, one load of a vector serves all of them, and the
  * scales of a group are one register. ROWS rows of 256 weights at a time are brought into that order: a tile, which stays in the first-level
- * cache and meets all vectors. A vector alone takes the same way, so a product is the same bits whatever it is computed with: a batch
- * changes nobody's tokens. ROWS streams of memory, of each a few lines at a time, are more than the processor's own prefetching follows: the
+ * cache and is multiplied by all vectors. A vector alone takes the same way, so a product is the same bits whatever it is computed with: a batch
+ * changes no session's tokens. ROWS streams of memory, of each a few lines at a time, are more than the processor's own prefetching follows: the
  * tile below is fetched meanwhile.
  *
  * Measured on a Zen 4: eight vectors of Q4_0 take half the time that sums across lanes took; tiles of 64 columns instead of 256 take a
@@ -174,7 +174,7 @@ INLINE void store_q6_k(const ints bytes[4], ints words[8]) {
     }
 }
 
-/* One block: two halves, each of two pieces of 16 columns of four runs. */
+/* One block: two halves, each of two pieces of 16 columns of four quarters. */
 static void pack_q6_k(const uint8_t *at, size_t apart, struct part *tile) {
     const ints two = MM(set1_epi8)(48);
     ints of[4], end[4];
@@ -185,9 +185,9 @@ static void pack_q6_k(const uint8_t *at, size_t apart, struct part *tile) {
         MM(mul_ps)(scale, MM(cvtepi32_ps)(MM(srai_epi32)(MM(slli_epi32)(of[g / 4], 24 - 8 * (g % 4)), 24)));
     for (size_t i = 0; i < 4; i++) {
         const size_t half = i / 2, piece = i % 2;
-        ints top[4], even[4], odd[4], run[4];
+        ints top[4], even[4], odd[4], quarter[4];
         load_pieces(at + offsetof(struct weight_q6_k, high) + 32 * half + 16 * piece, apart, top);
-        load_pieces(at + 64 * half + 16 * piece, apart, even); /* runs 0 and 2 */
+        load_pieces(at + 64 * half + 16 * piece, apart, even); /* quarters 0 and 2 */
         load_pieces(at + 64 * half + 32 + 16 * piece, apart, odd);
         UNROLL for (int r = 0; r < 4; r++) {
             UNROLL for (int d = 0; d < 4; d++) {
@@ -196,9 +196,9 @@ static void pack_q6_k(const uint8_t *at, size_t apart, struct part *tile) {
                        : r == 1 ? MM(slli_epi16)(high, 2)
                        : r == 2 ? high
                                 : MM(srli_epi16)(high, 2);
-                run[d] = ints_or(r < 2 ? low_nibbles(low) : high_nibbles(low), ints_and(high, two));
+                quarter[d] = ints_or(r < 2 ? low_nibbles(low) : high_nibbles(low), ints_and(high, two));
             }
-            store_q6_k(run, tile->codes[8 * half + 2 * (size_t)r + piece]);
+            store_q6_k(quarter, tile->codes[8 * half + 2 * (size_t)r + piece]);
         }
     }
 }

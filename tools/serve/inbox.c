@@ -1,0 +1,89 @@
+#include "inbox.h"
+
+void inbox_init(struct inbox *inbox, uint32_t limit) {
+    *inbox = (struct inbox){.limit = limit};
+    pthread_mutex_init(&inbox->lock, NULL);
+    pthread_cond_init(&inbox->changed, NULL);
+}
+
+void inbox_destroy(struct inbox *inbox) {
+    pthread_mutex_destroy(&inbox->lock);
+    pthread_cond_destroy(&inbox->changed);
+}
+
+enum scheduler_answer inbox_submit(struct inbox *inbox, struct task *task) {
+    enum scheduler_answer answer = SCHEDULER_TAKEN;
+    pthread_mutex_lock(&inbox->lock);
+    if (inbox->stopping) {
+        answer = SCHEDULER_STOPPING;
+    } else if (inbox->waiting >= inbox->limit) {
+        answer = SCHEDULER_FULL;
+    } else {
+        inbox->waiting++;
+        inbox->idle = false;
+        if (inbox->first)
+            inbox->newest->next = task;
+        else
+            inbox->first = task;
+        inbox->newest = task;
+        pthread_cond_signal(&inbox->changed);
+    }
+    pthread_mutex_unlock(&inbox->lock);
+    return answer;
+}
+
+void inbox_stop(struct inbox *inbox) {
+    pthread_mutex_lock(&inbox->lock);
+    inbox->stopping = true;
+    pthread_cond_signal(&inbox->changed);
+    pthread_mutex_unlock(&inbox->lock);
+}
+
+void inbox_wake(struct inbox *inbox) {
+    pthread_mutex_lock(&inbox->lock);
+    inbox->woken = true;
+    pthread_cond_signal(&inbox->changed);
+    pthread_mutex_unlock(&inbox->lock);
+}
+
+bool inbox_idle(struct inbox *inbox) {
+    pthread_mutex_lock(&inbox->lock);
+    bool idle = inbox->idle;
+    pthread_mutex_unlock(&inbox->lock);
+    return idle;
+}
+
+uint32_t inbox_waiting(struct inbox *inbox) {
+    pthread_mutex_lock(&inbox->lock);
+    uint32_t waiting = inbox->waiting;
+    pthread_mutex_unlock(&inbox->lock);
+    return waiting;
+}
+
+bool inbox_wait(struct inbox *inbox, bool busy, bool only_saves, struct task **tasks) {
+    pthread_mutex_lock(&inbox->lock);
+    while (only_saves ? !inbox->woken && !inbox->first : !busy && !inbox->first && !inbox->stopping) {
+        inbox->idle = !busy;
+        pthread_cond_wait(&inbox->changed, &inbox->lock);
+    }
+    inbox->woken = false;
+    *tasks = inbox->first;
+    inbox->first = inbox->newest = NULL;
+    inbox->idle = inbox->stopping && !*tasks && !busy && !only_saves;
+    bool goes_on = !inbox->idle;
+    pthread_mutex_unlock(&inbox->lock);
+    return goes_on;
+}
+
+bool inbox_stopping(struct inbox *inbox) {
+    pthread_mutex_lock(&inbox->lock);
+    bool stopping = inbox->stopping;
+    pthread_mutex_unlock(&inbox->lock);
+    return stopping;
+}
+
+void inbox_task_left(struct inbox *inbox) {
+    pthread_mutex_lock(&inbox->lock);
+    inbox->waiting--;
+    pthread_mutex_unlock(&inbox->lock);
+}

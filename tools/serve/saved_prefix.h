@@ -1,0 +1,17 @@
+/* Keeps what a reply has read and written as a prefix for the next prompts, in the engine and in the store (prefix caching), before the reply ends. */
+#ifndef TERSE_SERVE_SAVED_PREFIX_H
+#define TERSE_SERVE_SAVED_PREFIX_H
+
+#include "scheduler_state.h"
+
+/* Ends a generation that has written all: its sequence is kept as a prefix, because a chat's next turn begins with this one. Where there is a store,
+ * the session goes to the saver, and the client is told the end when it has come back: so what a client has heard the end of is in the store even if
+ * the server is killed. */
+void end_generation(struct scheduler *s, struct generation *g);
+/* Ends a generation that a call failed for with `status`. Where its context is full, or memory is full of it alone, its text ends there; otherwise its task fails. */
+void end_generation_at_fault(struct scheduler *s, struct generation *g, enum terse_status status, const struct terse_error *error);
+
+/* Finishes the generations whose sessions have come back from the saver. */
+void finish_saved_generations(struct scheduler *s);
+
+#endif

@@ -1,0 +1,25 @@
+/* The scheduler's state, for the files that together are the scheduler: task_end, saved_prefix, preemption, admission, step and scheduler.c, of which
+ * each calls those before it. All functions that take a struct scheduler there run on the scheduler's thread. */
+#ifndef TERSE_SERVE_SCHEDULER_STATE_H
+#define TERSE_SERVE_SCHEDULER_STATE_H
+
+#include "inbox.h"
+#include "scheduler.h"
+#include "task_queue.h"
+
+struct scheduler {
+    struct scheduler_options options;
+    pthread_t thread;
+    struct inbox inbox;      /* used by any thread, as its header says */
+    struct slot_views views; /* the same */
+
+    /* The thread's own. */
+    struct task_queue queue;
+    struct slots slots;
+    struct terse_step_item *items; /* [slots], of the step under way */
+    struct saver *saver;           /* NULL: there is no store */
+    uint32_t saving;               /* sessions that are with it */
+    bool blocked;                  /* the queue's next task had no room in the budget; until a reply ends */
+};
+
+#endif
