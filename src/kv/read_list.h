@@ -39,12 +39,11 @@ struct read_exact {
 struct read_list {
     const struct read_page *pages;  /* [n_pages]: the first n_chosen in order of their tokens, then the others in order of theirs */
     const struct read_exact *exact; /* [n_pages]; NULL: all tokens of pages are read as codes */
-    const uint32_t *kept;           /* [n_kept] tokens */
     uint32_t n_pages;
     uint32_t n_chosen; /* pages of which few tokens were chosen, to be packed before they are read */
-    /* Exact rows outside of pages: row r below n_first stands at position r + moved; behind these, row n_first + i is that of token kept[i] and
-     * stands at its position. */
-    uint32_t n_first, n_kept;
+    /* Exact rows outside of pages: row r of [rows_begin, rows_end) stands at position r + moved. Behind them follow n_kept rows of tokens that
+     * were kept of a prompt, which stand at the positions that they always had. */
+    uint32_t rows_begin, rows_end, n_kept;
     uint64_t moved;
     uint64_t window_first; /* the recent window is read from this token on */
 };
@@ -55,7 +54,7 @@ READ_LIST_INLINE uint64_t read_slots(uint32_t begin, uint32_t end) {
 }
 
 /* Returns the mask of tokens [begin, end) of a page whose first token is `first` and which holds `count`. */
-READ_LIST_INLINE uint64_t read_tokens(uint64_t first, uint32_t count, uint64_t begin, uint64_t end) {
+READ_LIST_INLINE uint64_t read_slots_of(uint64_t first, uint32_t count, uint64_t begin, uint64_t end) {
     uint64_t from = begin > first ? begin - first : 0, to = end > first ? end - first : 0;
     if (to > count) to = count;
     return from < to ? read_slots((uint32_t)from, (uint32_t)to) : 0;

@@ -9,8 +9,6 @@
 void read_lists_free(struct read_lists *lists) {
     memory_free(lists->pages);
     memory_free(lists->own);
-    memory_free(lists->own_pages);
-    memory_free(lists->own_exact);
     *lists = (struct read_lists){0};
 }
 
@@ -30,19 +28,20 @@ static enum terse_status reserve(struct read_lists *lists, size_t n, struct ters
 
 static struct read_page page_of(const struct block_table *table, size_t i, uint64_t from) {
     const struct page_set *set = &table->sets[i];
-    return (struct read_page){.live = read_tokens(set->first, set->count, from, UINT64_MAX), .page = (uint32_t)i};
+    return (struct read_page){.live = read_slots_of(set->first, set->count, from, UINT64_MAX), .page = (uint32_t)i};
 }
 
-/* The oldest of the new tokens sees most: a token that it does not see is too old for all of them. */
-static uint64_t first_read(const struct plan *plan, uint32_t window) {
-    uint64_t end = plan->before.length + 1, seen = window && end > window ? end - window : 0;
-    return seen > plan->before.first ? seen : plan->before.first;
+/* The oldest of the new tokens sees most: what it does not see is too old for all of them. */
+static uint64_t first_seen(const struct plan *plan, const struct method *method) {
+    uint64_t end = plan->before.length + 1, window = method->parameters.window;
+    return window && end > window ? end - window : 0;
 }
 
 enum terse_status read_lists_begin(struct read_lists *lists, const struct block_table *table, const struct plan *plan,
-                                   uint32_t window, struct terse_error *error) {
+                                   const struct method *method, size_t anchors, struct terse_error *error) {
     const size_t sealed = table->n_sealed, n = sealed + plan->seal;
-    const uint64_t from = first_read(plan, window), older = from > lists->from ? from : lists->from;
+    const uint64_t seen = first_seen(plan, method), from = seen > plan->before.first ? seen : plan->before.first,
+                   older = from > lists->from ? from : lists->from;
     size_t masked = 0, good = size_min(lists->good, sealed);
     enum terse_status status = reserve(lists, n, error);
     if (status) return status;
@@ -53,19 +52,23 @@ enum terse_status read_lists_begin(struct read_lists *lists, const struct block_
     lists->stale_high = size_min(lists->stale_high, good);
     lists->good = sealed; /* the others are not sealed yet: the step may be given up */
     lists->from = from;
+    lists->n_kept = method->policy->keep_selected_only ? (uint32_t)anchors : 0;
     lists->by_head = false;
-    read_lists_set_sealed(lists, table, plan, false);
+    read_lists_set_sealed(lists, table, plan, method, false);
     return TERSE_OK;
 }
 
-void read_lists_set_sealed(struct read_lists *lists, const struct block_table *table, const struct plan *plan, bool sealed) {
+void read_lists_set_sealed(struct read_lists *lists, const struct block_table *table, const struct plan *plan,
+                           const struct method *method, bool sealed) {
     const struct extent *extent = sealed ? &plan->after : &plan->before;
-    uint64_t window = sealed ? plan->after.window_first : plan->grid;
+    const uint64_t first = sealed ? plan->after.window_first : plan->grid, seen = first_seen(plan, method);
     lists->shared = (struct read_list){.pages = lists->pages,
                                        .n_pages = (uint32_t)(table->n_sealed + (sealed ? plan->seal : 0)),
-                                       .n_first = (uint32_t)extent->exact,
-                                       .moved = extent_evicted(&plan->before),
-                                       .window_first = window > lists->from ? window : lists->from};
+                                       .rows_begin = (uint32_t)(seen < extent->exact ? seen : extent->exact),
+                                       .rows_end = (uint32_t)extent->exact,
+                                       .n_kept = lists->n_kept,
+                                       .moved = method->policy->positions_by_index ? extent_evicted(&plan->before) : 0,
+                                       .window_first = first > lists->from ? first : lists->from};
 }
 
 void read_lists_changed(struct read_lists *lists, size_t first) { lists->good = size_min(lists->good, first); }
@@ -77,18 +80,20 @@ void read_lists_copied(struct read_lists *lists) {
 
 /* ---- Lists of KV heads */
 
+/* Of a KV head: its list, pages, and tokens whose rows are exact. */
+static size_t own_bytes(const struct read_lists *lists, size_t pages) {
+    return sizeof *lists->own + pages * (sizeof *lists->own_pages + sizeof *lists->own_exact);
+}
+
 enum terse_status read_lists_reserve_own(struct read_lists *lists, size_t heads, struct terse_error *error) {
-    if (heads > lists->own_heads || lists->capacity > lists->own_capacity) {
-        const size_t pages = lists->capacity,
-                     bytes = heads * (sizeof *lists->own + pages * (sizeof *lists->own_pages + sizeof *lists->own_exact));
+    const size_t pages = lists->capacity;
+    if (heads > lists->own_heads || pages > lists->own_capacity) {
         memory_free(lists->own);
-        memory_free(lists->own_pages);
-        memory_free(lists->own_exact);
         lists->own_heads = lists->own_capacity = 0;
-        lists->own = memory_array(heads, sizeof *lists->own);
-        lists->own_pages = memory_array(heads * pages, sizeof *lists->own_pages);
-        lists->own_exact = memory_array(heads * pages, sizeof *lists->own_exact);
-        if (!lists->own || !lists->own_pages || !lists->own_exact) return status_no_memory(error, bytes, "what KV heads read");
+        lists->own = memory_array(heads, own_bytes(lists, pages));
+        if (!lists->own) return status_no_memory(error, heads * own_bytes(lists, pages), "what KV heads read");
+        lists->own_pages = (struct read_page *)(void *)(lists->own + heads);
+        lists->own_exact = (struct read_exact *)(void *)(lists->own_pages + heads * pages);
         lists->own_heads = heads;
         lists->own_capacity = pages;
     }
@@ -97,7 +102,11 @@ enum terse_status read_lists_reserve_own(struct read_lists *lists, size_t heads,
     return TERSE_OK;
 }
 
-struct read_list *read_lists_own(struct read_lists *lists, uint32_t head) {
+size_t read_lists_bytes(const struct read_lists *lists) {
+    return lists->capacity * sizeof *lists->pages + lists->own_heads * own_bytes(lists, lists->own_capacity);
+}
+
+struct read_list *read_lists_own(const struct read_lists *lists, uint32_t head) {
     lists->own[head] = lists->shared;
     return &lists->own[head];
 }
