@@ -17,6 +17,11 @@ void cache_base_init(struct cache_base *base, const struct kv_storage *storage, 
     base->layer = NO_LAYER;
 }
 
+void cache_base_free(struct cache_base *base) {
+    block_table_free(&base->pages);
+    read_lists_free(&base->reads);
+}
+
 enum terse_status cache_supports(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method,
                                  struct terse_error *error) {
     const bool apart = method->policy->keep_selected_only || method->index;
@@ -41,10 +46,15 @@ enum terse_status cache_limit(struct cache *cache, struct kv_budget *budget, str
     return status;
 }
 
+static void pages_changed(struct cache *cache, size_t first) {
+    read_lists_changed(&cache_base(cache)->reads, first);
+    cache_base(cache)->storage->pages_changed(cache, first);
+}
+
 static void drop_pages(struct cache *cache, size_t first, size_t n) {
     if (!n) return;
     block_table_drop(&cache_base(cache)->pages, first, n);
-    cache_base(cache)->storage->pages_changed(cache, first);
+    pages_changed(cache, first);
 }
 
 void cache_forget_ahead(struct cache *cache) {
@@ -104,8 +114,9 @@ enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind
     base->plan.ready = base->n_ahead < base->plan.seal ? base->n_ahead : base->plan.seal;
     size_t sets = base->pages.n_sealed + base->plan.seal + cache_pages_ahead(base, &base->plan);
     enum terse_status status = block_table_reserve(&base->pages, sets, error);
-    if (!status) block_table_assign(&base->pages, &base->plan, base->prompt_end);
-    return status;
+    if (status) return status;
+    block_table_assign(&base->pages, &base->plan, base->prompt_end);
+    return read_lists_begin(&base->reads, &base->pages, &base->plan, &base->method, base->n_anchors, error);
 }
 
 struct page_set *cache_next_ahead(struct cache *cache) {
@@ -247,7 +258,7 @@ static void cut_pages(struct cache *cache, uint64_t n) {
     }
     struct page_set *last = &base->pages.sets[kept - 1];
     if (last->first + last->count > n) last->count = (uint32_t)(n - last->first);
-    base->storage->pages_changed(cache, kept - 1);
+    pages_changed(cache, kept - 1);
 }
 
 enum terse_status cache_check_truncate(const struct cache *cache, uint64_t n, struct terse_error *error) {

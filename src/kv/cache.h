@@ -9,6 +9,7 @@
 #include "kv/block_table.h"
 #include "kv/budget.h"
 #include "kv/plan.h"
+#include "kv/read_lists.h"
 #include "kv/shape.h"
 #include "kv/state_file.h"
 #include "kv/token_shares.h"
@@ -90,9 +91,10 @@ struct cache_base {
 
     /* The step in progress. */
     struct plan plan;
-    bool in_step;          /* between begin and commit */
-    uint32_t layer;        /* whose keys and values were appended; NO_LAYER: none */
-    uint32_t layers_ended; /* of this step */
+    struct read_lists reads; /* what it reads of the tokens that were stored before it */
+    bool in_step;            /* between begin and commit */
+    uint32_t layer;          /* whose keys and values were appended; NO_LAYER: none */
+    uint32_t layers_ended;   /* of this step */
     struct cache_counters counters;
 };
 
@@ -104,6 +106,8 @@ static inline const struct cache_base *cache_base_of(const struct cache *cache) 
 /* Initializes a cache_base of zeros, for an empty sequence. */
 void cache_base_init(struct cache_base *base, const struct kv_storage *storage, const struct cache_shape *shape,
                      const struct method *method, uint32_t threads);
+/* Releases its pages and lists, of which there need not be any. */
+void cache_base_free(struct cache_base *base);
 
 /* Returns whether the cache still has to learn from the first pages that are sealed. */
 static inline bool cache_fit_pending(const struct cache_base *base) { return base->learns && !base->fitted_ready; }
@@ -118,8 +122,8 @@ void cache_reset(struct cache *cache);
 uint64_t cache_length(const struct cache *cache);
 void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear);
 
-/* Begins a step: plans it, and reserves page sets for the pages that it seals and for those that may be encoded ahead after it. The backend
- * sets in_step when it has all else that the step needs. */
+/* Begins a step: plans it, reserves page sets for the pages that it seals and for those that may be encoded ahead after it, and makes its read
+ * list. The backend sets in_step when it has all else that the step needs. */
 enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
 /* Returns how many pages of the window may be encoded ahead after the plan's step. */
 size_t cache_pages_ahead(const struct cache_base *base, const struct plan *plan);

@@ -24,7 +24,7 @@ static void touch(const uint8_t *page, size_t bytes) { read_bytes = (uint8_t)(pa
 static void touch_segments(struct cache *cache, size_t n) {
     require(cache_begin(cache, CACHE_STEP_DECODE, n, NULL) == TERSE_OK);
     for (size_t i = 0; i < segment_count_stored(cache); i++) {
-        struct segment segment = segment_at(cache, i);
+        struct segment segment = segment_at(cache, 0, i);
         require(segment.begin <= segment.end && segment.end <= PAGE_TOKENS);
         for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             if (segment.kind == SEGMENT_SEALED)

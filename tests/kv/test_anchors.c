@@ -217,9 +217,7 @@ static void errors_move_outputs_by_no_more_than_the_bounds(void **state) {
 
 /* ---- The choice */
 
-static struct anchor_range all_anchors(const struct bare *b, enum codec_side side) {
-    return anchors_between(b->cache, side, 0, 0, UINT32_MAX);
-}
+static struct anchor_rows all_anchors(const struct bare *b, enum codec_side side) { return anchors_of(b->cache, side, 0); }
 
 static void anchors_are_distinct_in_order_and_of_the_prompt(void **state) {
     (void)state;
@@ -227,13 +225,13 @@ static void anchors_are_distinct_in_order_and_of_the_prompt(void **state) {
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         struct bare *b = bare_new(TOKENS, counts[i], 2, false);
         for (int side = 0; side < 2; side++) {
-            struct anchor_range range = all_anchors(b, side ? CODEC_VALUES : CODEC_KEYS);
-            assert_int_equal(range.to - range.from, counts[i] < TOKENS - FIRST ? counts[i] : TOKENS - FIRST);
-            for (size_t a = range.from; a < range.to; a++) {
-                assert_true(range.tokens[a] >= FIRST && range.tokens[a] < TOKENS &&
-                            (a == range.from || range.tokens[a] > range.tokens[a - 1]));
-                const float *row = (side ? b->v : b->k) + range.tokens[a] * HD;
-                for (size_t c = 0; c < HD; c++) assert_true(range.rows[a * HD + c] == half_from_float(row[c]));
+            struct anchor_rows chosen = all_anchors(b, side ? CODEC_VALUES : CODEC_KEYS);
+            assert_int_equal(chosen.n, counts[i] < TOKENS - FIRST ? counts[i] : TOKENS - FIRST);
+            for (size_t a = 0; a < chosen.n; a++) {
+                assert_true(chosen.tokens[a] >= FIRST && chosen.tokens[a] < TOKENS &&
+                            (!a || chosen.tokens[a] > chosen.tokens[a - 1]));
+                const float *row = (side ? b->v : b->k) + chosen.tokens[a] * HD;
+                for (size_t c = 0; c < HD; c++) assert_true(chosen.rows[a * HD + c] == half_from_float(row[c]));
             }
         }
         bare_free(b);
@@ -243,9 +241,9 @@ static void anchors_are_distinct_in_order_and_of_the_prompt(void **state) {
 static void of_equal_tokens_the_older_stay(void **state) {
     (void)state;
     struct bare *b = bare_new(TOKENS, 7, 2, true); /* zeros are exact in any code: all errors are 0 */
-    struct anchor_range range = all_anchors(b, CODEC_VALUES);
-    assert_int_equal(range.to - range.from, 7);
-    for (size_t a = 0; a < 7; a++) assert_int_equal(range.tokens[a], FIRST + a);
+    struct anchor_rows chosen = all_anchors(b, CODEC_VALUES);
+    assert_int_equal(chosen.n, 7);
+    for (size_t a = 0; a < 7; a++) assert_int_equal(chosen.tokens[a], FIRST + a);
     bare_free(b);
 }
 
@@ -253,8 +251,8 @@ static void the_choice_does_not_depend_on_threads(void **state) {
     (void)state;
     struct bare *one = bare_new(TOKENS, 50, 1, false), *three = bare_new(TOKENS, 50, 3, false);
     for (int side = 0; side < 2; side++) {
-        struct anchor_range a = all_anchors(one, side ? CODEC_VALUES : CODEC_KEYS),
-                            b = all_anchors(three, side ? CODEC_VALUES : CODEC_KEYS);
+        struct anchor_rows a = all_anchors(one, side ? CODEC_VALUES : CODEC_KEYS),
+                           b = all_anchors(three, side ? CODEC_VALUES : CODEC_KEYS);
         assert_memory_equal(a.tokens, b.tokens, 50 * sizeof *a.tokens);
     }
     bare_free(one);

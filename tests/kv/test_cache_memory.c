@@ -54,7 +54,7 @@ static enum terse_status run_step(struct cache *cache, enum cache_step_kind kind
 static size_t kv_bytes(const struct cache *cache) {
     size_t angles = 2 * cache->rotary.pairs * sizeof(float);
     size_t scratch = (cache->scratch.floats + cache->observed_floats + cache->fit_floats) * sizeof(float) + cache->selection.bytes +
-                     cache->selection.capacity * sizeof(uint32_t);
+                     cache->selection.capacity * sizeof(uint32_t) + read_lists_bytes(&cache->base.reads);
     if (cache->gathered)
         scratch += (size_t)cache->base.threads * (cache->largest_page[CODEC_KEYS] + cache->largest_page[CODEC_VALUES]);
     return live_bytes - scratch - 5 * PAGE_TOKENS / 2 * angles - cache->rotary.capacity * (angles + sizeof(int64_t));

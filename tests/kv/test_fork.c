@@ -298,7 +298,7 @@ static void refused_memory_leaves_both_as_they_were(void **state) {
 static size_t workspace_bytes(const struct cache *cache) {
     size_t angles = 2 * cache->rotary.pairs * sizeof(float);
     size_t bytes = (cache->scratch.floats + cache->observed_floats + cache->fit_floats) * sizeof(float) + cache->selection.bytes +
-                   cache->selection.capacity * sizeof(uint32_t);
+                   cache->selection.capacity * sizeof(uint32_t) + read_lists_bytes(&cache->base.reads);
     if (cache->gathered)
         bytes += (size_t)cache->base.threads * (cache->largest_page[CODEC_KEYS] + cache->largest_page[CODEC_VALUES]);
     return bytes + 5 * PAGE_TOKENS / 2 * angles + cache->rotary.capacity * (angles + sizeof(int64_t));

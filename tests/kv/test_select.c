@@ -106,8 +106,10 @@ struct expectation {
 };
 
 static bool is_anchor(const struct cache *cache, enum codec_side side, uint32_t head, uint64_t token) {
-    struct anchor_range range = anchors_between(cache, side, head, token, token + 1);
-    return range.to > range.from;
+    struct anchor_rows anchors = anchors_of(cache, side, head);
+    for (size_t i = 0; i < anchors.n; i++)
+        if (anchors.tokens[i] == token) return true;
+    return false;
 }
 
 static void read_stored(const struct run *r, uint32_t layer, uint32_t head, struct expectation *e) {
@@ -129,8 +131,9 @@ static void read_stored(const struct run *r, uint32_t layer, uint32_t head, stru
             cpu_codec_of(codec)->decode(side_shape(cache, of, layer, head, 1), of, page_at(cache, set, of, layer, head),
                                         rows[side]);
         }
-        for (size_t t = 0; t < set->count && cache->keys_in_rope_runs; t++) {
-            rotate(rows[0] + t * HD, (double)(set->first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS), rotated);
+        for (size_t t = 0; t < set->count && (cache->keys_in_rope_runs || !cache->keys_rotated); t++) {
+            uint64_t by = cache->keys_in_rope_runs ? set->first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS : set->first + t;
+            rotate(rows[0] + t * HD, (double)by, rotated);
             for (size_t c = 0; c < HD; c++) rows[0][t * HD + c] = (float)rotated[c];
         }
         for (size_t t = 0; t < set->count; t++) {
@@ -316,6 +319,88 @@ static void only_the_chosen_tokens_are_read(void **state) {
     }
 }
 
+/* Makes a KV head read any tokens of pages, of some pages none: e->read. */
+static void list_at_random(struct run *r, uint32_t head, struct expectation *e) {
+    struct cache *cache = r->cache;
+    struct read_list *list = read_lists_own(&cache->base.reads, head);
+    struct read_page *pages = own_pages_of(&cache->base.reads, head);
+    for (uint32_t i = 0; i < list->n_pages; i++) {
+        const struct page_set *set = &cache->base.pages.sets[i];
+        uint64_t live = i % 4 == 1 ? READ_ALL : i % 4 == 2 ? read_slots(9, 41) : 0;
+        for (int t = 0; i % 4 == 3 && t < 64; t++) live |= (uint64_t)(random_float() > 0.5f) << t;
+        pages[i] = (struct read_page){live & list->pages[i].live, i};
+        for (uint32_t t = 0; t < set->count; t++) e->read[set->first + t] = pages[i].live >> t & 1;
+    }
+    list->pages = pages;
+    anchors_list_in(cache, head, list);
+}
+
+/* A step of n tokens, of which the last is compared, whose KV heads read lists of their own. */
+static void check_lists(struct run *r, size_t n, double allowed) {
+    static struct expectation e[HEADS];
+    static float k[MOST * KV], q[MOST * QS], out[MOST * QS];
+    struct cache *cache = r->cache;
+    const size_t length = r->length;
+    assert_int_equal(cache_begin(cache, CACHE_STEP_CHUNK, n, NULL), TERSE_OK);
+    assert_int_equal(read_lists_reserve_own(&cache->base.reads, HEADS, NULL), TERSE_OK);
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        memcpy(k, r->k[l][length], n * KV * sizeof *k);
+        for (size_t i = 0; i < n * QS; i++) q[i] = random_float();
+        assert_int_equal(cache_append(cache, l, k, r->v[l][length], NULL), TERSE_OK);
+        memset(e, 0, sizeof e);
+        for (uint32_t head = 0; head < HEADS; head++) {
+            read_stored(r, l, head, &e[head]);
+            list_at_random(r, head, &e[head]);
+            for (size_t t = 0; t < n; t++) { /* new tokens are exact */
+                double rotated[HD];
+                rotate(r->k[l][length + t] + head * HD, (double)(length + t), rotated);
+                for (size_t c = 0; c < HD; c++)
+                    e[head].k[length + t][c] = (float)rotated[c], e[head].v[length + t][c] = r->v[l][length + t][head * HD + c];
+            }
+        }
+        assert_int_equal(cache_attend(cache, q, 0, n, out, NULL), TERSE_OK);
+        r->length = length + n - 1; /* the last token's position, which dense asks for */
+        for (uint32_t head = 0; head < HEADS; head++)
+            for (size_t g = 0; g < G; g++) {
+                double worst = dense(r, &e[head], l, head, g, q + (n - 1) * QS, out + (n - 1) * QS);
+                if (!(worst <= allowed)) fail_msg("%s, %zu tokens: off by %g", cache->base.method.name, n, worst);
+            }
+        r->length = length;
+        assert_int_equal(cache_end_layer(cache, NULL), TERSE_OK);
+    }
+    assert_int_equal(cache_commit(cache, NULL), TERSE_OK);
+    r->length += n;
+}
+
+static void heads_read_any_tokens_that_their_lists_say(void **state) {
+    (void)state;
+    static const struct terse_cache_options methods[] = {
+        {.method = "f16"},
+        {.method = "q8_0", .tail_tokens = 64},
+        {.method = "q4_0", .anchor_count = 40},
+        {.method = "kivi-4"},
+        {.method = "terse-4", .anchor_count = 20},
+        {.method = "cq-4"},
+        {.method = "commvq-2", .anchor_count = 30},
+    };
+    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+        struct method method = resolve(methods[m]);
+        const struct codec *key = method.key.codec;
+        double allowed = key == &codec_transform                      ? 0.2
+                         : key == &codec_q4_0 || key == &codec_kivi_4 ? 0.15
+                         : key == &codec_f16 || key == &codec_q8_0    ? 2e-3
+                                                                      : 5e-2;
+        struct run *r = run_new(&method);
+        run_step(r, CACHE_STEP_PREFILL, 900);
+        check_lists(r, 1, allowed);
+        check_lists(r, 3, allowed);
+        check_lists(r, 150, allowed);
+        check_lists(r, 1, allowed);
+        run_free(r);
+        terse_codebook_free((struct terse_codebook *)method.learned);
+    }
+}
+
 /* One key among many in pages of different runs points where the query does, and its value must come out. */
 static void needles_are_found_where_keys_lie_in_runs(void **state) {
     (void)state;
@@ -425,12 +510,12 @@ static void the_last_queries_rank_tokens(void **state) {
                 attention_of(r, q[l], l, head, N, from, sealed, pooled);
                 cache->base.layer = l;
                 for (int side = 0; side < 2; side++) {
-                    struct anchor_range range = anchors_all(cache, side ? CODEC_VALUES : CODEC_KEYS, head);
-                    assert_int_equal(range.to, wanted);
+                    struct anchor_rows chosen = anchors_of(cache, side ? CODEC_VALUES : CODEC_KEYS, head);
+                    assert_int_equal(chosen.n, wanted);
                     for (size_t i = 0; i < wanted; i++) {
-                        assert_true(range.tokens[i] >= from &&
-                                    (side == 0 || kept[range.tokens[i] - from])); /* the same of keys and values */
-                        kept[range.tokens[i] - from] = true;
+                        assert_true(chosen.tokens[i] >= from &&
+                                    (side == 0 || kept[chosen.tokens[i] - from])); /* the same of keys and values */
+                        kept[chosen.tokens[i] - from] = true;
                     }
                 }
                 for (size_t t = 0; t < sealed; t++) {
@@ -446,8 +531,8 @@ static void the_last_queries_rank_tokens(void **state) {
 int main(void) {
     omp_set_num_threads(2);
     for (size_t i = 0; i < HD / 2; i++) frequency[i] = (float)pow(10000, -2.0 * (double)i / HD);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(only_the_chosen_tokens_are_read),
-                                       cmocka_unit_test(the_last_queries_rank_tokens),
-                                       cmocka_unit_test(needles_are_found_where_keys_lie_in_runs)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(only_the_chosen_tokens_are_read), cmocka_unit_test(heads_read_any_tokens_that_their_lists_say),
+        cmocka_unit_test(the_last_queries_rank_tokens), cmocka_unit_test(needles_are_found_where_keys_lie_in_runs)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

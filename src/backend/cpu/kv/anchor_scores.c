@@ -86,12 +86,12 @@ size_t anchor_weights_floats(const struct plan *plan, size_t rows) {
     return plan->anchors ? rows * (weights_stride(plan) + weights_segments(plan) + 1) : 0;
 }
 
-static bool holds_token(const struct cache *cache, size_t i, uint64_t token) {
-    struct segment segment = segment_at(cache, i);
+static bool holds_token(const struct cache *cache, uint32_t head, size_t i, uint64_t token) {
+    struct segment segment = segment_at(cache, head, i);
     return segment.kind == SEGMENT_NEW && segment.first <= token && token < segment.first + segment.end;
 }
 
-struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first, size_t count, size_t segments,
+struct anchor_weights anchor_weights_of(const struct cache *cache, uint32_t head, size_t first, size_t count, size_t segments,
                                         const float *queries, const struct partial *partial, float *memory) {
     const struct plan *plan = &cache->base.plan;
     uint64_t begin = plan_first_sealed(plan), last = begin + plan->sealed;
@@ -104,17 +104,17 @@ struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first,
     kept.norms = kept.raised + partial->rows * weights_segments(plan);
     kept.ignored = first < first_ranking_query(cache) ? (first_ranking_query(cache) - first) * cache->group : 0;
     kept.start = kept.end = segments;
-    while (kept.start && segment_at(cache, kept.start - 1).first >= begin) kept.start--;
-    while (kept.end > kept.start && segment_at(cache, kept.end - 1).first >= last) kept.end--;
+    while (kept.start && segment_at(cache, head, kept.start - 1).first >= begin) kept.start--;
+    while (kept.end > kept.start && segment_at(cache, head, kept.end - 1).first >= last) kept.end--;
     /* New tokens are not cut where pages are: the first of their segments may begin with exact rows. */
-    if (kept.start && holds_token(cache, kept.start - 1, begin)) kept.start--;
-    if (kept.start < kept.end) kept.origin = segment_at(cache, kept.start).first;
+    if (kept.start && holds_token(cache, head, kept.start - 1, begin)) kept.start--;
+    if (kept.start < kept.end) kept.origin = segment_at(cache, head, kept.start).first;
     return kept;
 }
 
-float *anchor_weights_at(const struct cache *cache, const struct anchor_weights *kept, size_t i) {
+float *anchor_weights_at(const struct cache *cache, uint32_t head, const struct anchor_weights *kept, size_t i) {
     if (i < kept->start || i >= kept->end) return NULL;
-    return kept->weights + (size_t)(segment_at(cache, i).first - kept->origin);
+    return kept->weights + (size_t)(segment_at(cache, head, i).first - kept->origin);
 }
 
 void anchor_weights_raise(struct anchor_weights *kept, size_t i, size_t end) {
@@ -150,7 +150,7 @@ void anchor_scores_add(struct cache *cache, uint32_t head, const struct anchor_w
         kept->norms[m] = sqrtf(vector_ops()->dot(query, query, hd)) / cache->base.shape.scale;
     }
     for (size_t i = kept->start; i < kept->end; i++) {
-        struct segment segment = segment_at(cache, i);
+        struct segment segment = segment_at(cache, head, i);
         uint64_t token = size_max(segment.first, plan_first_sealed(plan)),
                  end = segment.first + segment_visible(cache, &segment, kept->last);
         size_t at = (size_t)(token - plan_first_sealed(plan)), n = end > token ? (size_t)(end - token) : 0;

@@ -49,10 +49,10 @@ size_t anchor_weights_rows(const struct plan *plan, size_t most);
 size_t anchor_weights_floats(const struct plan *plan, size_t rows);
 /* Returns the weights of the step's new tokens [first, first + count), which see the first `segments` segments. They lie in
  * memory[anchor_weights_floats(partial->rows)]. */
-struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first, size_t count, size_t segments,
+struct anchor_weights anchor_weights_of(const struct cache *cache, uint32_t head, size_t first, size_t count, size_t segments,
                                         const float *queries, const struct partial *partial, float *memory);
 /* Returns where the weights of segment i of keys and of those after it go, row after row `stride` apart; NULL if they are not wanted. */
-float *anchor_weights_at(const struct cache *cache, const struct anchor_weights *kept, size_t i);
+float *anchor_weights_at(const struct cache *cache, uint32_t head, const struct anchor_weights *kept, size_t i);
 /* Notes what partial.max is now as the maxima of segments [i, end). */
 void anchor_weights_raise(struct anchor_weights *kept, size_t i, size_t end);
 /* Adds what the queries contribute, once they have met all keys. Overwrites the maxima in `kept`. */

@@ -141,24 +141,32 @@ bool anchors_before(const struct cache *cache, uint64_t end, size_t *n) {
     return true;
 }
 
-struct anchor_range anchors_all(const struct cache *cache, enum codec_side side, uint32_t head) {
+struct anchor_rows anchors_of(const struct cache *cache, enum codec_side side, uint32_t head) {
     size_t n = cache->base.n_anchors + (cache->sealed_first ? cache->base.plan.anchors : 0);
-    if (!n) return (struct anchor_range){0};
+    if (!n) return (struct anchor_rows){0};
     const uint8_t *memory =
         side_memory(cache->anchors.memory, cache->anchors.capacity, cache->base.shape.head_dim, side_index(cache, side, head));
-    struct anchor_range range = {.tokens = (const uint32_t *)(const void *)memory, .to = n};
-    range.rows = (const uint16_t *)(const void *)(range.tokens + cache->anchors.capacity);
-    return range;
+    struct anchor_rows anchors = {.tokens = (const uint32_t *)(const void *)memory, .n = n};
+    anchors.rows = (const uint16_t *)(const void *)(anchors.tokens + cache->anchors.capacity);
+    return anchors;
 }
 
-struct anchor_range anchors_between(const struct cache *cache, enum codec_side side, uint32_t head, uint64_t first, uint64_t end) {
-    struct anchor_range range = anchors_all(cache, side, head);
-    size_t n = range.to;
-    range.from = range.to = lower_bound(range.tokens, n, first);
-    while (range.to < n && range.tokens[range.to] < end) range.to++;
-    return range;
+void anchor_row(const struct cache *cache, enum codec_side side, uint32_t head, size_t i, float *row) {
+    size_t hd = cache->base.shape.head_dim;
+    vector_ops()->half_to_float(anchors_of(cache, side, head).rows + i * hd, row, hd);
 }
 
-void anchor_row(const struct anchor_range *anchors, size_t i, size_t head_dim, float *row) {
-    vector_ops()->half_to_float(anchors->rows + i * head_dim, row, head_dim);
+void anchors_list_in(const struct cache *cache, uint32_t head, struct read_list *list) {
+    const struct anchor_rows keys = anchors_of(cache, CODEC_KEYS, head), values = anchors_of(cache, CODEC_VALUES, head);
+    const uint32_t *const tokens[] = {keys.tokens, values.tokens};
+    if (!keys.n) return;
+    struct read_exact *exact = own_exact_of(&cache->base.reads, head);
+    read_exact_set(list, &cache->base.pages, tokens, keys.n, exact);
+    list->exact = exact;
+}
+
+void anchors_list(const struct cache *cache) {
+    if (!cache->base.reads.by_head) return;
+    for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++)
+        anchors_list_in(cache, head, read_lists_own(&cache->base.reads, head));
 }

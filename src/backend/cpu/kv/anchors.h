@@ -25,15 +25,19 @@ enum terse_status anchors_load(struct cache *cache, size_t n, const struct state
  * or in the window. */
 void anchors_store(struct cache *cache, enum codec_side side, uint32_t head, size_t i, uint64_t token);
 
-/* Anchors of one side of the current layer: rows [from, to) of `tokens` and `rows`, all of them or those of tokens [first, end). */
-struct anchor_range {
-    const uint32_t *tokens; /* [.] */
-    const uint16_t *rows;   /* [.][hd] */
-    size_t from, to;
+/* All anchors of one side of the current layer. */
+struct anchor_rows {
+    const uint32_t *tokens; /* [n], ascending */
+    const uint16_t *rows;   /* [n][hd] */
+    size_t n;
 };
-struct anchor_range anchors_all(const struct cache *cache, enum codec_side side, uint32_t head);
-struct anchor_range anchors_between(const struct cache *cache, enum codec_side side, uint32_t head, uint64_t first, uint64_t end);
-/* The i-th row, in float. */
-void anchor_row(const struct anchor_range *anchors, size_t i, size_t head_dim, float *row);
+struct anchor_rows anchors_of(const struct cache *cache, enum codec_side side, uint32_t head);
+/* Writes the i-th row in float. */
+void anchor_row(const struct cache *cache, enum codec_side side, uint32_t head, size_t i, float *row);
+
+/* anchors_list makes the read lists of the layer's KV heads, where they have their own, say which tokens of pages are anchors, whose rows are read
+ * in place of codes; anchors_list_in does so in a list of a head that has other pages than the shared one. */
+void anchors_list(const struct cache *cache);
+void anchors_list_in(const struct cache *cache, uint32_t head, struct read_list *list);
 
 #endif

@@ -119,7 +119,7 @@ struct slots {
 /* The end of the full segments from the r-th on, which are read as logits or as weights like it. */
 static size_t full_segments(const struct segment *segments, size_t r, size_t n, const struct slots *seen) {
     const bool as_logits = r < n && segments[r].as_logits;
-    while (r < n && !seen[r].begin && seen[r].end == PAGE_TOKENS && segments[r].as_logits == as_logits) r++;
+    while (r < n && !seen[r].begin && seen[r].end == PAGE_TOKENS && !segments[r].holes && segments[r].as_logits == as_logits) r++;
     return r;
 }
 
@@ -169,6 +169,11 @@ static struct slots slots_seen(const struct cache *cache, const struct segment *
     return slots;
 }
 
+/* Sets the logits of slots that are not live, between those that are, to what has no weight. */
+static void mask_row(const struct segment *segment, float *row) {
+    for (uint64_t dead = ~segment->live; dead;) row[read_take(&dead)] = -INFINITY;
+}
+
 /* Turns logits[n][rows][64] of a run of segments into weights, row by row under one running maximum, but where they are read as they are.
  * Returns whether each weight is at most
  * a small part of what its query has seen so far, more of which is yet to come. */
@@ -189,6 +194,8 @@ static bool weigh_run(const struct pass *pass, uint32_t head, const struct segme
             add_alibi(slopes[m % group], segment_position(pass->cache, &segments[r]) + begin - (int64_t)token,
                       row + r * step + begin, seen[r].end - begin);
         }
+        for (size_t r = 0; r < n; r++)
+            if (segments[r].holes) mask_row(&segments[r], row + r * step);
         float largest = largest_logit(pass, segments, n, seen, row), max = partial_raise(partial, m, largest);
         partial->sum[m] += weigh_row(pass, segments, n, seen, max, row);
         small = small && expf(largest - max) <= INT8_WEIGHT_LIMIT * partial->sum[m];
@@ -213,6 +220,7 @@ static void accumulate_run(const struct head_reader *reader, struct segment *seg
     const struct codec_integer_sums *integer = codec->code_sums ? codec->code_sums->integer : NULL;
     bool suffice = integer && integer->suffice(reader->values);
     for (size_t r = 0; r < n; r++) {
+        if (!segments[r].live) continue;
         float *own = weights + r * rows * PAGE_TOKENS;
         bool gathered = segments[r].kind == SEGMENT_GATHERED, coded = gathered || segments[r].kind == SEGMENT_SEALED;
         bool by_code = floats && coded;
@@ -273,17 +281,15 @@ static void read_segments(const struct pass *pass, size_t split, uint32_t head, 
         size_t n = size_min(run, end - first);
         for (size_t r = 0; r < n; r++) {
             float *own = logits + r * rows * PAGE_TOKENS;
-            if (pass->selects)
-                segments[r] = gather_segment_at(cache, head, first + r);
-            else
-                segment_find(cache, first + r, &segments[r]);
+            segment_find(cache, head, first + r, &segments[r]);
+            if (!segments[r].live) continue; /* another head reads something of it */
             if (segments[r].kind == SEGMENT_GATHERED)
                 gather_score(&reader, &segments[r], own);
             else
                 segment_score(&reader, &segments[r], own);
             size_t last = pass->first + rows / cache->group - 1;
-            bool full =
-                segment_hidden(cache, &segments[r], last) == 0 && segment_visible(cache, &segments[r], pass->first) == PAGE_TOKENS;
+            bool full = !segments[r].holes && segment_hidden(cache, &segments[r], last) == 0 &&
+                        segment_visible(cache, &segments[r], pass->first) == PAGE_TOKENS;
             segments[r].as_logits = full && segments[r].kind == SEGMENT_SEALED && segment_takes_logits(&reader, &segments[r]);
         }
         bool small = weigh_run(pass, head, segments, n, logits, &partial);
@@ -323,7 +329,7 @@ static void merge_partials(const struct pass *pass, uint32_t head, size_t count,
 static struct pass pass_of(const struct cache *cache, size_t first, size_t count) {
     struct pass pass = {.cache = cache, .first = first, .rows = count * cache->group, .selects = select_active(cache)};
     uint32_t heads = cache->base.shape.kv_heads;
-    pass.segments = pass.selects ? gather_segment_count(cache) : segment_count_seen(cache, first + count - 1);
+    pass.segments = segment_count_seen(cache, first + count - 1);
     /* With a head for every thread each thread takes its heads from scores to outputs: what it scored is near when it reads. */
     pass.chooses_by_head = pass.selects && heads >= cache->base.threads;
     pass.splits = pass.chooses_by_head ? 1 : size_min(decode_splits(cache), size_max(pass.segments / item_segments(cache), 1));

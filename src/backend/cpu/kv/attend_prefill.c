@@ -63,13 +63,14 @@ static struct group group_at(const struct cache *cache, uint32_t head, size_t *i
     struct group group = {workspace, workspace + KEY_ROWS * hd, hd, 0, 0, 0, 0};
     uint64_t length = cache->base.plan.before.length;
     for (; *i < (cache->new_keys ? size_min(stored, end) : end) && group.count + PAGE_TOKENS <= KEY_ROWS; ++*i) {
-        struct segment segment = segment_at(cache, *i);
+        struct segment segment = segment_at(cache, head, *i);
         uint64_t first = segment.first + segment.begin, last = segment.first + segment.end;
+        size_t count = read_count(segment.live);
         if (!group.count) group.position = segment_position(cache, &segment) + segment.begin;
         segment_load(cache, &segment, head, workspace + group.count * hd, workspace + (KEY_ROWS + group.count) * hd);
         if (group.known == group.count && last > length) group.next = first > length ? (size_t)(first - length) : 0;
-        if (first < length) group.known += (size_t)((last < length ? last : length) - first);
-        group.count += (size_t)(last - first);
+        if (first < length) group.known += last <= length ? count : (size_t)(length - first);
+        group.count += count;
     }
     return group;
 }
@@ -87,10 +88,13 @@ static void group_logits(const struct cache *cache, const struct group *group, u
 }
 
 /* The first segment that the step's i-th new token sees anything of. */
-static size_t first_segment(const struct cache *cache, size_t i, size_t segments) {
+static size_t first_segment(const struct cache *cache, uint32_t head, size_t i, size_t segments) {
     uint64_t seen = segment_first_seen(cache, i);
     size_t n = 0;
-    while (n < segments && segment_at(cache, n).first + segment_at(cache, n).end <= seen) n++;
+    for (; n < segments; n++) {
+        struct segment segment = segment_at(cache, head, n);
+        if (segment.first + segment.end > seen) break;
+    }
     return n;
 }
 
@@ -103,18 +107,20 @@ static struct anchor_weights attend_queries(const struct cache *cache, const flo
     float *queries = scratch, *logits = queries + rows * hd, *states = logits + rows * KEY_ROWS;
     float *workspace = states + partial_floats(rows, hd);
     struct partial partial = partial_at(states, rows, hd);
-    struct anchor_weights kept = anchor_weights_of(cache, first, count, segments, queries, &partial, workspace + 2 * KEY_ROWS * hd);
+    struct anchor_weights kept =
+        anchor_weights_of(cache, head, first, count, segments, queries, &partial, workspace + 2 * KEY_ROWS * hd);
     partial_clear(&partial);
     query_rows_add_sinks(cache, &partial, head);
     query_rows_load(cache, q, head, first, count, queries);
-    for (size_t i = first_segment(cache, first, segments); i < segments;) {
-        float *weights = anchor_weights_at(cache, &kept, i);
+    for (size_t i = first_segment(cache, head, first, segments); i < segments;) {
+        float *weights = anchor_weights_at(cache, head, &kept, i);
         size_t stride = weights ? kept.stride : KEY_ROWS, from = i,
                end = i < kept.start ? kept.start
                      : i < kept.end ? kept.end
                                     : segments;
         struct group group = group_at(cache, head, &i, end, workspace);
         size_t n = group_visible(&group, first + count - 1);
+        if (!n) continue;
         if (!weights) weights = logits;
         group_logits(cache, &group, head, queries, first, rows, weights, stride);
         for (size_t m = 0; m < rows; m++) {

@@ -26,30 +26,6 @@ enum terse_status gather_reserve(struct cache *cache, struct terse_error *error)
 
 void gather_free(struct cache *cache) { memory_free(cache->gathered); }
 
-/* ---- Segments */
-
-static size_t gathered_segments(const struct cache *cache) { return (cache->selection.max_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS; }
-
-size_t gather_segment_count(const struct cache *cache) {
-    return gathered_segments(cache) + segment_count(cache) - cache->selection.candidates;
-}
-
-struct segment gather_segment_at(const struct cache *cache, uint32_t head, size_t i) {
-    size_t packed = gathered_segments(cache), rows = segment_count_rows(cache), dense = cache->selection.dense;
-    if (i < packed) {
-        struct selected selected = select_result(cache, head);
-        size_t first = i * PAGE_TOKENS, left = selected.count > first ? selected.count - first : 0;
-        return (struct segment){.kind = SEGMENT_GATHERED,
-                                .end = (uint32_t)(left < PAGE_TOKENS ? left : PAGE_TOKENS),
-                                .places = selected.places + first};
-    }
-    i -= packed;
-    if (i < rows) return segment_at(cache, i);
-    i -= rows;
-    if (i < dense) return segment_at(cache, rows + cache->selection.listed[cache->selection.candidates + i]);
-    return segment_at(cache, rows + cache->base.pages.n_sealed + (i - dense));
-}
-
 uint64_t gather_bytes(const struct cache *cache) {
     const struct selection *selection = &cache->selection;
     uint64_t pages = page_bytes_of_layer(cache, cache->base.layer);
@@ -57,22 +33,55 @@ uint64_t gather_bytes(const struct cache *cache) {
     return left + select_bytes(cache) + selection->max_tokens * pages / PAGE_TOKENS;
 }
 
-uint64_t gather_token(const struct cache *cache, const struct segment *segment, size_t i) {
-    return select_candidate(cache, segment->places[i] / PAGE_TOKENS)->first + segment->places[i] % PAGE_TOKENS;
+/* ---- The tokens of a segment, page by page */
+
+/* Chosen tokens that follow one another in a read list, `left` of them: first those in `slots` of its page `page`. */
+struct tokens {
+    const struct read_page *page;
+    uint64_t slots;
+    size_t left;
+};
+
+/* Those of one page. */
+struct taken {
+    const struct read_page *page;
+    uint8_t slots[PAGE_TOKENS]; /* [n] */
+    size_t n;
+};
+
+static struct tokens tokens_of(const struct segment *segment) {
+    struct tokens tokens = {segment->chosen, 0, segment->end};
+    if (tokens.left) tokens.slots = tokens.page->live & (READ_ALL << segment->slot);
+    return tokens;
 }
 
-/* slots[*n] of the places from `place` on, before `end`, that lie in the same page. Returns the next place, which does not. */
-static const uint32_t *same_page(const uint32_t *place, const uint32_t *end, uint8_t *slots, size_t *n) {
-    uint32_t page = *place / PAGE_TOKENS;
-    for (*n = 0; place < end && *place / PAGE_TOKENS == page; place++) slots[(*n)++] = (uint8_t)(*place % PAGE_TOKENS);
-    return place;
+/* Writes the first of slots, `most` at most; returns their number. */
+static size_t list_slots(uint64_t *slots, size_t most, uint8_t *to) {
+    size_t n = 0;
+    while (*slots && n < most) to[n++] = (uint8_t)read_take(slots);
+    return n;
+}
+
+static struct taken take(struct tokens *tokens) {
+    struct taken taken = {.page = tokens->page};
+    taken.n = list_slots(&tokens->slots, tokens->left, taken.slots);
+    tokens->left -= taken.n;
+    if (tokens->left) tokens->slots = (++tokens->page)->live;
+    return taken;
+}
+
+static const struct page_set *set_of(const struct cache *cache, const struct read_page *page) {
+    return &cache->base.pages.sets[page->page];
 }
 
 /* Prefetches what will be copied from a page, keys and values. */
-static void prefetch(const struct cache *cache, uint32_t head, uint32_t page, const uint8_t *slots, size_t n) {
+static void prefetch(const struct cache *cache, uint32_t head, const struct read_page *page) {
+    uint8_t slots[PAGE_TOKENS];
+    uint64_t live = page->live;
+    size_t n = list_slots(&live, PAGE_TOKENS, slots);
     for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
         const struct cpu_codec *codec = side_codec(cache, (enum codec_side)side);
-        const void *from = page_at(cache, select_candidate(cache, page), (enum codec_side)side, cache->base.layer, head);
+        const void *from = page_at(cache, set_of(cache, page), (enum codec_side)side, cache->base.layer, head);
         if (codec->prefetch_tokens)
             codec->prefetch_tokens(side_shape(cache, (enum codec_side)side, cache->base.layer, head, 1), (enum codec_side)side,
                                    from, slots, n);
@@ -83,23 +92,19 @@ static void prefetch(const struct cache *cache, uint32_t head, uint32_t page, co
 static const void *pack(const struct cache *cache, const struct segment *segment, uint32_t head, enum codec_side side) {
     const struct cpu_codec *codec = side_codec(cache, side);
     struct codec_shape shape = side_shape(cache, side, cache->base.layer, head, 1);
-    struct selected selected = select_result(cache, head); /* of all the head's segments, which lie in a row */
-    const uint32_t *place = segment->places, *end = place + segment->end, *near = place, *last = selected.places + selected.count;
-    size_t thread = parallel_thread(), n, at = 0;
-    uint8_t slots[PAGE_TOKENS], *page = cache->gathered + thread * packed_bytes(cache);
+    const struct read_list *list = read_list_of(&cache->base.reads, head);
+    const struct read_page *near = segment->chosen + PREFETCH_PAGES,
+                           *last = list->pages + list->n_chosen; /* of all the head's segments */
+    struct tokens tokens = tokens_of(segment);
+    uint8_t *page = cache->gathered + parallel_thread() * packed_bytes(cache);
     bool prefetches = side == CODEC_KEYS && codec->prefetch_tokens;
     if (side == CODEC_VALUES) page += cache->largest_page[CODEC_KEYS];
-    for (size_t ahead = 0; prefetches && ahead < PREFETCH_PAGES && near < last; ahead++) near = same_page(near, last, slots, &n);
-    while (place < end) {
-        if (prefetches && near < last) {
-            uint32_t coming = *near / PAGE_TOKENS;
-            near = same_page(near, last, slots, &n);
-            prefetch(cache, head, coming, slots, n);
-        }
-        const struct page_set *set = select_candidate(cache, *place / PAGE_TOKENS);
-        place = same_page(place, end, slots, &n);
-        codec->gather_tokens(shape, side, page_at(cache, set, side, cache->base.layer, head), slots, n, page, at);
-        at += n;
+    for (size_t at = 0; tokens.left; near++) {
+        if (prefetches && near < last) prefetch(cache, head, near);
+        struct taken taken = take(&tokens);
+        const void *from = page_at(cache, set_of(cache, taken.page), side, cache->base.layer, head);
+        codec->gather_tokens(shape, side, from, taken.slots, taken.n, page, at);
+        at += taken.n;
     }
     return page;
 }
@@ -108,38 +113,19 @@ static const void *pack(const struct cache *cache, const struct segment *segment
 static void score_in_place(const struct head_reader *reader, const struct segment *segment, float *logits) {
     const struct cache *cache = reader->cache;
     float *whole = reader->workspace;
-    const uint32_t *place = segment->places, *end = place + segment->end;
-    uint8_t slots[PAGE_TOKENS];
-    for (size_t i = 0, n; place < end; i += n) {
-        const struct page_set *set = select_candidate(cache, *place / PAGE_TOKENS);
-        place = same_page(place, end, slots, &n);
-        cache->codec[CODEC_KEYS]->score(reader->keys, reader->q, reader->tables,
-                                        page_at(cache, set, CODEC_KEYS, cache->base.layer, reader->head), whole);
+    struct tokens tokens = tokens_of(segment);
+    for (size_t i = 0; tokens.left;) {
+        struct taken taken = take(&tokens);
+        const void *page = page_at(cache, set_of(cache, taken.page), CODEC_KEYS, cache->base.layer, reader->head);
+        cache->codec[CODEC_KEYS]->score(reader->keys, reader->q, reader->tables, page, whole);
         for (size_t m = 0; m < reader->rows; m++)
-            for (size_t j = 0; j < n; j++) logits[m * PAGE_TOKENS + i + j] = whole[m * PAGE_TOKENS + slots[j]];
+            for (size_t j = 0; j < taken.n; j++) logits[m * PAGE_TOKENS + i + j] = whole[m * PAGE_TOKENS + taken.slots[j]];
+        i += taken.n;
     }
 }
 
-static void rotate_key(const struct cache *cache, const struct segment *segment, size_t i, float *row) {
-    segment_rotate_key(cache, cache->selection.listed[segment->places[i] / PAGE_TOKENS], segment->places[i] % PAGE_TOKENS, row);
-}
-
-/* Logits of one key, in slot i. */
 static void dot_row(const float *q, const float *row, size_t rows, size_t hd, size_t i, float *logits) {
     for (size_t m = 0; m < rows; m++) logits[m * PAGE_TOKENS + i] = vector_ops()->dot(q + m * hd, row, hd);
-}
-
-/* The anchors among the segment's tokens, one after another: the next from *i on, and its row. */
-static bool next_anchor(const struct cache *cache, const struct segment *segment, const struct anchor_range *anchors, size_t *i,
-                        size_t *at, float *row) {
-    for (; *i < segment->end && *at < anchors->to; ++*i) {
-        uint64_t token = gather_token(cache, segment, *i);
-        while (*at < anchors->to && anchors->tokens[*at] < token) ++*at;
-        if (*at == anchors->to || anchors->tokens[*at] != token) continue;
-        anchor_row(anchors, *at, cache->base.shape.head_dim, row);
-        return true;
-    }
-    return false;
 }
 
 /* Keys before rotation are rotated one by one. */
@@ -147,10 +133,14 @@ static void score_decoded(const struct head_reader *reader, const struct segment
     const struct cache *cache = reader->cache;
     size_t hd = cache->base.shape.head_dim;
     float *rows = reader->workspace;
+    struct tokens tokens = tokens_of(segment);
     cache->codec[CODEC_KEYS]->decode(reader->keys, CODEC_KEYS, pack(cache, segment, reader->head, CODEC_KEYS), rows);
-    for (size_t i = 0; i < segment->end; i++) {
-        rotate_key(cache, segment, i, rows + i * hd);
-        dot_row(reader->q, rows + i * hd, reader->rows, hd, i, logits);
+    for (size_t i = 0; tokens.left;) {
+        struct taken taken = take(&tokens);
+        for (size_t j = 0; j < taken.n; j++, i++) {
+            segment_rotate_key(cache, taken.page->page, taken.slots[j], rows + i * hd);
+            dot_row(reader->q, rows + i * hd, reader->rows, hd, i, logits);
+        }
     }
 }
 
@@ -160,21 +150,60 @@ static void score_by_runs(struct head_reader *reader, const struct segment *segm
     const struct cache *cache = reader->cache;
     const void *page = pack(cache, segment, reader->head, CODEC_KEYS);
     float *some = reader->workspace;
-    const uint32_t *listed = cache->selection.listed, *place = segment->places;
     const int64_t *positions = cache->rotary.positions + segment_page_base(cache, 0); /* of the runs of pages */
-    for (size_t i = 0, end; i < segment->end; i = end) {
-        size_t page_set = listed[place[i] / PAGE_TOKENS], base = segment_page_base(cache, page_set);
-        for (end = i + 1; end < segment->end && positions[listed[place[end] / PAGE_TOKENS]] == positions[page_set];) end++;
-        segment_score_in_run(reader, page, base, some);
+    struct tokens tokens = tokens_of(segment);
+    for (size_t i = 0, end = 0; tokens.left; i = end) {
+        const uint32_t first = tokens.page->page;
+        while (tokens.left && positions[tokens.page->page] == positions[first]) end += take(&tokens).n;
+        segment_score_in_run(reader, page, segment_page_base(cache, first), some);
         for (size_t m = 0; m < reader->rows; m++)
             memcpy(logits + m * PAGE_TOKENS + i, some + m * PAGE_TOKENS + i, (end - i) * sizeof *logits);
     }
 }
 
+/* ---- Anchors among them, whose rows are read in place of codes */
+
+/* An anchor of one side: the token that is packed at `at`, in slot `slot` of its page. */
+struct anchor {
+    const struct read_page *page;
+    uint32_t slot, row;
+    size_t at;
+};
+typedef void read_anchor(const struct head_reader *reader, const struct anchor *anchor, float *numbers, float *acc);
+
+static void each_anchor(const struct head_reader *reader, const struct segment *segment, enum codec_side side, read_anchor *read,
+                        float *numbers, float *acc) {
+    const struct read_list *list = read_list_of(&reader->cache->base.reads, reader->head);
+    if (!list->exact) return;
+    struct tokens tokens = tokens_of(segment);
+    for (size_t at = 0; tokens.left;) {
+        struct taken taken = take(&tokens);
+        const struct read_exact *exact = &list->exact[taken.page - list->pages];
+        for (size_t j = 0; j < taken.n; j++, at++)
+            if (exact->slots[side] >> taken.slots[j] & 1)
+                read(reader, &(struct anchor){taken.page, taken.slots[j], read_exact_row(exact, side, taken.slots[j]), at}, numbers,
+                     acc);
+    }
+}
+
+static void score_anchor(const struct head_reader *reader, const struct anchor *anchor, float *logits, float *acc) {
+    const struct cache *cache = reader->cache;
+    float row[CODEC_HEAD_DIM_MAX];
+    (void)acc;
+    anchor_row(cache, CODEC_KEYS, reader->head, anchor->row, row);
+    if (!cache->keys_rotated) segment_rotate_key(cache, anchor->page->page, anchor->slot, row);
+    dot_row(reader->q, row, reader->rows, cache->base.shape.head_dim, anchor->at, logits);
+}
+
+static void accumulate_anchor(const struct head_reader *reader, const struct anchor *anchor, float *weights, float *acc) {
+    float row[CODEC_HEAD_DIM_MAX];
+    anchor_row(reader->cache, CODEC_VALUES, reader->head, anchor->row, row);
+    segment_accumulate_row(row, anchor->at, reader->rows, reader->cache->base.shape.head_dim, weights, acc);
+}
+
 void gather_score(struct head_reader *reader, const struct segment *segment, float *logits) {
     const struct cache *cache = reader->cache;
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
-    if (!segment->end) return;
     if (codec->format->gather == CODEC_GATHERS_VALUES) {
         score_in_place(reader, segment, logits);
     } else if (cache->keys_in_rope_runs) {
@@ -184,24 +213,13 @@ void gather_score(struct head_reader *reader, const struct segment *segment, flo
     } else {
         score_decoded(reader, segment, logits);
     }
-    struct anchor_range anchors = anchors_between(cache, CODEC_KEYS, reader->head, gather_token(cache, segment, 0),
-                                                  gather_token(cache, segment, segment->end - 1) + 1);
-    float row[CODEC_HEAD_DIM_MAX];
-    for (size_t i = 0, at = anchors.from; next_anchor(cache, segment, &anchors, &i, &at, row); i++) {
-        if (!cache->keys_rotated) rotate_key(cache, segment, i, row);
-        dot_row(reader->q, row, reader->rows, cache->base.shape.head_dim, i, logits);
-    }
+    each_anchor(reader, segment, CODEC_KEYS, score_anchor, logits, NULL);
 }
 
 void gather_accumulate(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,
                        float *acc) {
     const struct cache *cache = reader->cache;
-    float row[CODEC_HEAD_DIM_MAX];
-    if (!segment->end) return;
-    struct anchor_range anchors = anchors_between(cache, CODEC_VALUES, reader->head, gather_token(cache, segment, 0),
-                                                  gather_token(cache, segment, segment->end - 1) + 1);
-    for (size_t i = 0, at = anchors.from; next_anchor(cache, segment, &anchors, &i, &at, row); i++)
-        segment_accumulate_row(row, i, reader->rows, cache->base.shape.head_dim, weights, acc);
+    each_anchor(reader, segment, CODEC_VALUES, accumulate_anchor, weights, acc);
     const void *page = pack(cache, segment, reader->head, CODEC_VALUES);
     segment_accumulate_page(reader, page, segment->int8_weights, weights, code_sums, acc);
 }

@@ -51,7 +51,7 @@ refused:
 }
 
 void pool_free(struct cache *cache) {
-    block_table_free(&cache->base.pages);
+    cache_base_free(&cache->base);
     size_t window = cache_heads_of(&cache->base.shape) * 2 * cache->window_page_bytes;
     for (size_t i = 0; i < cache->n_window_sets; i++) budget_free(cache->base.budget, cache->window_sets[i], window);
     budget_free(cache->base.budget, cache->window_sets, cache->n_window_sets * sizeof *cache->window_sets);

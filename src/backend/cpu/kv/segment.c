@@ -7,102 +7,141 @@
 
 static size_t segments_for(uint64_t tokens) { return (size_t)((tokens + PAGE_TOKENS - 1) / PAGE_TOKENS); }
 
-static uint64_t exact_tokens(const struct cache *cache) {
-    return cache->sealed_first ? cache->base.plan.after.exact : cache->base.plan.before.exact;
-}
+/* What all KV heads read alike. */
+static const struct read_list *shared_list(const struct cache *cache) { return &cache->base.reads.shared; }
 
-/* Tokens of prompts that were reduced to them, when the step began. */
-static size_t anchor_tokens(const struct cache *cache) {
-    return cache->base.method.policy->keep_selected_only ? cache->base.n_anchors : 0;
-}
-
-static size_t sealed_segments(const struct cache *cache) {
-    return cache->base.pages.n_sealed + (cache->sealed_first ? cache->base.plan.seal : 0);
-}
+static size_t exact_segments(const struct cache *cache) { return segments_for(shared_list(cache)->rows_end); }
 
 static size_t window_segments(const struct cache *cache) {
     return cache->sealed_first ? 0 : extent_window_pages(&cache->base.plan.before);
 }
 
-size_t segment_count_rows(const struct cache *cache) {
-    return segments_for(exact_tokens(cache)) + segments_for(anchor_tokens(cache));
+/* Sealed pages that are read whole. */
+static size_t page_segments(const struct cache *cache) {
+    return cache->selection.candidates ? cache->selection.dense : shared_list(cache)->n_pages;
 }
 
+size_t segment_count_chosen(const struct cache *cache) { return cache->selection.candidates ? cache->selection.packed : 0; }
+
+size_t segment_count_rows(const struct cache *cache) { return exact_segments(cache) + segments_for(shared_list(cache)->n_kept); }
+
 size_t segment_count_stored(const struct cache *cache) {
-    return segment_count_rows(cache) + sealed_segments(cache) + window_segments(cache);
+    return segment_count_chosen(cache) + segment_count_rows(cache) + page_segments(cache) + window_segments(cache);
 }
 
 size_t segment_count(const struct cache *cache) {
     return segment_count_stored(cache) + (cache->sealed_first ? 0 : segments_for(cache->base.plan.n));
 }
 
-/* The tokens [first, end_token), 64 of them at most. */
-static void set_tokens(const struct cache *cache, uint64_t first, uint64_t end_token, struct segment *segment) {
-    bool evicts = segment->kind == SEGMENT_SEALED || segment->kind == SEGMENT_WINDOW;
-    uint64_t live = evicts ? cache->base.plan.before.first : 0, count = end_token - first, seen = segment_first_seen(cache, 0);
-    if (seen > live) live = seen;
-    if (count > PAGE_TOKENS) count = PAGE_TOKENS;
-    uint64_t begin = live > first ? live - first : 0;
+static void set_live(struct segment *segment, uint64_t first, uint64_t live) {
     segment->first = first;
-    segment->end = (uint32_t)count;
-    segment->begin = (uint32_t)(begin < count ? begin : count);
+    segment->live = live;
+    segment->begin = read_begin(live);
+    segment->end = read_end(live);
+    segment->holes = read_has_holes(live);
 }
 
-void segment_find(const struct cache *cache, size_t i, struct segment *segment) {
+/* Tokens [first, end), 64 of them at most, of which those from `from` on are live. */
+static void set_tokens(struct segment *segment, uint64_t first, uint64_t end, uint64_t from) {
+    set_live(segment, first, read_slots_of(first, PAGE_TOKENS, from, end));
+}
+
+/* The i-th segment of tokens chosen from pages. */
+static void find_chosen(const struct cache *cache, uint32_t head, size_t i, struct segment *segment) {
+    const struct selection *selection = &cache->selection;
+    size_t first = i * PAGE_TOKENS, count = selection->counts[head], left = count > first ? count - first : 0;
+    uint32_t start = left ? selection->starts[head * selection->packed + i] : 0;
+    segment->kind = SEGMENT_GATHERED;
+    segment->chosen = read_list_of(&cache->base.reads, head)->pages + start / PAGE_TOKENS;
+    segment->slot = start % PAGE_TOKENS;
+    set_live(segment, 0, read_slots(0, left < PAGE_TOKENS ? (uint32_t)left : PAGE_TOKENS));
+}
+
+static void find_row(const struct cache *cache, size_t i, struct segment *segment) {
+    const struct read_list *list = shared_list(cache);
+    size_t exact = exact_segments(cache);
+    segment->kind = i < exact ? SEGMENT_EXACT : SEGMENT_ANCHORS;
+    segment->base = segments_for(cache->base.plan.n) + i;
+    if (i < exact)
+        set_tokens(segment, i * PAGE_TOKENS, list->rows_end, list->rows_begin);
+    else
+        set_tokens(segment, (i - exact) * PAGE_TOKENS, list->n_kept, 0);
+}
+
+static void find_page(const struct cache *cache, uint32_t head, size_t i, struct segment *segment) {
+    const struct read_list *list = read_list_of(&cache->base.reads, head);
+    const struct read_page *page = &list->pages[list->n_chosen + i];
+    segment->kind = SEGMENT_SEALED;
+    segment->base = segment_page_base(cache, page->page);
+    segment->set = &cache->base.pages.sets[page->page];
+    segment->exact = list->exact ? &list->exact[list->n_chosen + i] : NULL;
+    set_live(segment, segment->set->first, page->live);
+}
+
+static void find_window(const struct cache *cache, size_t i, struct segment *segment) {
     const struct extent *before = &cache->base.plan.before;
-    size_t exact = segments_for(exact_tokens(cache)), rows = segment_count_rows(cache), sealed = sealed_segments(cache);
-    size_t stored = rows + sealed + window_segments(cache);
-    segment->places = NULL;
-    segment->as_logits = segment->int8_weights = false;
-    segment->base = i < stored ? segments_for(cache->base.plan.n) + i : i - stored;
-    if (i < exact) {
-        segment->kind = SEGMENT_EXACT;
-        set_tokens(cache, i * PAGE_TOKENS, exact_tokens(cache), segment);
-    } else if (i < rows) {
-        segment->kind = SEGMENT_ANCHORS;
-        set_tokens(cache, (i - exact) * PAGE_TOKENS, anchor_tokens(cache), segment);
-    } else if (i < rows + sealed) {
-        const struct page_set *set = &cache->base.pages.sets[i - rows];
-        segment->kind = SEGMENT_SEALED;
-        segment->set = set;
-        set_tokens(cache, set->first, set->first + set->count, segment);
-    } else if (i < stored) {
-        size_t page = i - rows - sealed;
-        segment->kind = SEGMENT_WINDOW;
-        segment->window_set = cache->window_sets[page];
-        set_tokens(cache, before->window_first + page * PAGE_TOKENS, before->length, segment);
-    } else {
-        segment->kind = SEGMENT_NEW;
-        set_tokens(cache, before->length + (i - stored) * PAGE_TOKENS, before->length + cache->base.plan.n, segment);
-    }
+    segment->kind = SEGMENT_WINDOW;
+    segment->base = segment_page_base(cache, shared_list(cache)->n_pages + i);
+    segment->window_set = cache->window_sets[i];
+    set_tokens(segment, before->window_first + i * PAGE_TOKENS, before->length, shared_list(cache)->window_first);
 }
 
-struct segment segment_at(const struct cache *cache, size_t i) {
+static void find_new(const struct cache *cache, size_t i, struct segment *segment) {
+    uint64_t first = cache->base.plan.before.length;
+    segment->kind = SEGMENT_NEW;
+    segment->base = i;
+    set_tokens(segment, first + i * PAGE_TOKENS, first + cache->base.plan.n, 0);
+}
+
+void segment_find(const struct cache *cache, uint32_t head, size_t i, struct segment *segment) {
+    size_t chosen = segment_count_chosen(cache), rows = segment_count_rows(cache), pages = page_segments(cache);
+    size_t window = window_segments(cache);
+    segment->as_logits = segment->int8_weights = false;
+    if (i < chosen)
+        find_chosen(cache, head, i, segment);
+    else if ((i -= chosen) < rows)
+        find_row(cache, i, segment);
+    else if ((i -= rows) < pages)
+        find_page(cache, head, i, segment);
+    else if ((i -= pages) < window)
+        find_window(cache, i, segment);
+    else
+        find_new(cache, i - window, segment);
+}
+
+struct segment segment_at(const struct cache *cache, uint32_t head, size_t i) {
     struct segment segment = {0};
-    segment_find(cache, i, &segment);
+    segment_find(cache, head, i, &segment);
     return segment;
 }
 
 size_t segment_count_seen(const struct cache *cache, size_t i) {
     size_t n = segment_count(cache);
-    while (segment_at(cache, n - 1).first > cache->base.plan.before.length + i) n--;
+    while (segment_at(cache, 0, n - 1).first > cache->base.plan.before.length + i) n--;
     return n;
 }
 
-size_t segment_of_token(const struct cache *cache, uint64_t token) {
+struct segment segment_of_token(const struct cache *cache, uint64_t token) {
     const struct extent *before = &cache->base.plan.before;
-    size_t stored = segment_count_stored(cache), i = segment_count_rows(cache);
-    if (token >= before->length)
-        i = stored + (size_t)(token - before->length) / PAGE_TOKENS;
-    else if (token >= before->window_first)
-        i = stored - window_segments(cache) + (size_t)(token - before->window_first) / PAGE_TOKENS;
-    for (struct segment segment = segment_at(cache, i); token >= segment.first + segment.end;) segment = segment_at(cache, ++i);
-    return i;
+    struct segment segment = {0};
+    if (token >= before->length) {
+        find_new(cache, (size_t)(token - before->length) / PAGE_TOKENS, &segment);
+    } else if (token >= before->window_first) {
+        find_window(cache, (size_t)(token - before->window_first) / PAGE_TOKENS, &segment);
+    } else {
+        const struct page_set *sets = cache->base.pages.sets;
+        size_t i = 0;
+        while (token >= sets[i].first + sets[i].count) i++;
+        segment = (struct segment){.kind = SEGMENT_SEALED, .base = segment_page_base(cache, i), .set = &sets[i]};
+        set_tokens(&segment, sets[i].first, sets[i].first + sets[i].count, 0);
+    }
+    return segment;
 }
 
 uint64_t segment_bytes(const struct cache *cache) {
-    uint64_t exact = (exact_tokens(cache) + anchor_tokens(cache)) * 2 * cache->base.shape.head_dim * sizeof(uint16_t);
-    uint64_t sealed = sealed_segments(cache) * page_bytes_of_layer(cache, cache->base.layer);
+    const struct read_list *list = shared_list(cache);
+    uint64_t exact = ((uint64_t)list->rows_end + list->n_kept) * 2 * cache->base.shape.head_dim * sizeof(uint16_t);
+    uint64_t sealed = list->n_pages * page_bytes_of_layer(cache, cache->base.layer);
     return cache->base.shape.kv_heads * (exact + window_segments(cache) * 2 * cache->window_page_bytes) + sealed;
 }
 
@@ -111,27 +150,35 @@ uint64_t segment_bytes(const struct cache *cache) {
 /* Returns the position of the run that contains a page with this first token. */
 static int64_t run_position(uint64_t first) { return (int64_t)(first - first % ROPE_RUN_TOKENS); }
 
-/* Segments that need the angles of their base, the first ones: where keys are stored at their own positions only exact rows. */
+/* Bases behind those of the new tokens: of rows, then pages, then the window; where keys are stored at their own positions of exact rows alone. */
 static size_t rotated_segments(const struct cache *cache) {
-    if (cache->keys_in_rope_runs) return segment_count_rows(cache) + sealed_segments(cache);
-    return cache->keys_rotated ? segments_for(exact_tokens(cache)) : segment_count_stored(cache);
+    size_t rows = segment_count_rows(cache), pages = shared_list(cache)->n_pages;
+    if (cache->keys_in_rope_runs) return rows + pages;
+    return cache->keys_rotated ? exact_segments(cache) : rows + pages + window_segments(cache);
 }
 
 size_t segment_bases(const struct cache *cache) { return segments_for(cache->base.plan.n) + rotated_segments(cache); }
 
-/* If positions are by index, exact rows are numbered as if they came right before the tokens that follow them. */
 int64_t segment_position(const struct cache *cache, const struct segment *segment) {
-    const struct extent *before = &cache->base.plan.before;
-    bool moved = segment->kind == SEGMENT_EXACT && cache->base.method.policy->positions_by_index;
-    return (int64_t)segment->first + (moved ? (int64_t)extent_evicted(before) : 0) - (int64_t)before->length;
+    uint64_t moved = segment->kind == SEGMENT_EXACT ? shared_list(cache)->moved : 0;
+    return (int64_t)(segment->first + moved) - (int64_t)cache->base.plan.before.length;
 }
 
 void segment_set_bases(struct cache *cache) {
+    const size_t rows = segment_count_rows(cache), pages = shared_list(cache)->n_pages;
     int64_t start = cache->keys_rotated ? (int64_t)cache->base.plan.before.length : 0; /* the first new token's */
     for (size_t i = 0; i < segments_for(cache->base.plan.n); i++)
         rotary_set_base(&cache->rotary, i, (int64_t)(i * PAGE_TOKENS) + start);
     for (size_t i = 0; i < rotated_segments(cache); i++) {
-        struct segment segment = segment_at(cache, i);
+        struct segment segment = {0};
+        if (i < rows)
+            find_row(cache, i, &segment);
+        else if (i < rows + pages)
+            segment = (struct segment){.kind = SEGMENT_SEALED,
+                                       .base = segment_page_base(cache, i - rows),
+                                       .first = cache->base.pages.sets[i - rows].first};
+        else
+            find_window(cache, i - rows - pages, &segment);
         bool in_run = cache->keys_in_rope_runs && segment.kind == SEGMENT_SEALED;
         rotary_set_base(&cache->rotary, segment.base,
                         in_run ? run_position(segment.first) : segment_position(cache, &segment) + start);

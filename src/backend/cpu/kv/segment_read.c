@@ -16,10 +16,17 @@ struct rows {
     size_t stride;
 };
 
-/* The anchors of a sealed page. */
-static struct anchor_range segment_anchors(const struct cache *cache, const struct segment *segment, enum codec_side side,
-                                           uint32_t head) {
-    return anchors_between(cache, side, head, segment->first, segment->first + segment->end);
+/* The live slots of a sealed page whose rows are exact. */
+static uint64_t exact_slots(const struct segment *segment, enum codec_side side) {
+    return segment->exact ? segment->exact->slots[side] & segment->live : 0;
+}
+
+/* Takes the first of these slots, and writes its row. */
+static uint32_t take_exact(const struct cache *cache, const struct segment *segment, uint32_t head, enum codec_side side,
+                           uint64_t *slots, float *row) {
+    uint32_t slot = read_take(slots);
+    anchor_row(cache, side, head, read_exact_row(segment->exact, side, slot), row);
+    return slot;
 }
 
 /* A sealed page's rows[64][hd], keys at their own positions where any are stored so, anchors in their places. */
@@ -29,9 +36,11 @@ static void load_sealed(const struct cache *cache, const struct segment *segment
     const uint8_t *page = page_at(cache, segment->set, side, cache->base.layer, head);
     side_codec(cache, side)->decode(side_shape(cache, side, cache->base.layer, head, 1), side, page, rows);
     if (side == CODEC_KEYS && cache->keys_in_rope_runs) segment_rotate_from_run(cache, segment->base, segment->end, rows);
-    struct anchor_range anchors = segment_anchors(cache, segment, side, head);
-    for (size_t i = anchors.from; i < anchors.to; i++)
-        anchor_row(&anchors, i, hd, rows + (anchors.tokens[i] - segment->first) * hd);
+    float row[CODEC_HEAD_DIM_MAX];
+    for (uint64_t slots = exact_slots(segment, side); slots;) {
+        uint32_t slot = take_exact(cache, segment, head, side, &slots, row);
+        memcpy(rows + slot * hd, row, hd * sizeof *row);
+    }
 }
 
 /* Decoded into workspace[64][hd], but for new tokens, whose rows are read in place. */
@@ -52,7 +61,7 @@ static struct rows segment_rows(const struct cache *cache, const struct segment 
         break;
     }
     case SEGMENT_ANCHORS: {
-        struct anchor_range kept = anchors_all(cache, side, head);
+        struct anchor_rows kept = anchors_of(cache, side, head);
         vector_ops()->half_to_float(kept.rows + segment->first * hd, workspace, segment->end * hd);
         break;
     }
@@ -67,7 +76,7 @@ static struct rows segment_rows(const struct cache *cache, const struct segment 
 }
 
 void segment_first_key(const struct cache *cache, uint32_t head, float *key) {
-    struct segment segment = segment_at(cache, 0);
+    struct segment segment = segment_at(cache, head, segment_count_chosen(cache));
     segment.end = 1;
     float workspace[CODEC_HEAD_DIM_MAX];
     struct rows rows = segment_rows(cache, &segment, head, CODEC_KEYS, workspace);
@@ -77,7 +86,7 @@ void segment_first_key(const struct cache *cache, uint32_t head, float *key) {
 
 void segment_read_token(const struct cache *cache, uint32_t head, enum codec_side side, uint64_t token, float *workspace,
                         float *row) {
-    struct segment segment = segment_at(cache, segment_of_token(cache, token));
+    struct segment segment = segment_of_token(cache, token);
     struct rows rows = segment_rows(cache, &segment, head, side, workspace);
     memcpy(row, rows.data + (token - segment.first) * rows.stride, cache->base.shape.head_dim * sizeof *row);
 }
@@ -120,10 +129,8 @@ static void score_anchors(const struct head_reader *reader, const struct segment
     const struct cache *cache = reader->cache;
     size_t hd = cache->base.shape.head_dim;
     float row[CODEC_HEAD_DIM_MAX];
-    struct anchor_range anchors = segment_anchors(cache, segment, CODEC_KEYS, reader->head);
-    for (size_t i = anchors.from; i < anchors.to; i++) {
-        size_t t = anchors.tokens[i] - segment->first;
-        anchor_row(&anchors, i, hd, row);
+    for (uint64_t slots = exact_slots(segment, CODEC_KEYS); slots;) {
+        size_t t = take_exact(cache, segment, reader->head, CODEC_KEYS, &slots, row);
         if (!cache->keys_rotated) rotary_rotate(&cache->rotary, segment->base, t, row, 1, (uint32_t)hd);
         for (size_t m = 0; m < reader->rows; m++) logits[m * PAGE_TOKENS + t] = vector_ops()->dot(reader->q + m * hd, row, hd);
     }
@@ -162,10 +169,9 @@ static void load_channels(const struct cache *cache, const struct segment *segme
     } else if (segment->kind == SEGMENT_SEALED) {
         const uint8_t *page = page_at(cache, segment->set, CODEC_KEYS, cache->base.layer, head);
         cache->codec[CODEC_KEYS]->channels(side_shape(cache, CODEC_KEYS, cache->base.layer, head, 1), page, channels);
-        struct anchor_range anchors = segment_anchors(cache, segment, CODEC_KEYS, head);
-        for (size_t i = anchors.from; i < anchors.to; i++) {
-            anchor_row(&anchors, i, hd, workspace);
-            for (size_t c = 0; c < hd; c++) channels[c * PAGE_TOKENS + (anchors.tokens[i] - segment->first)] = workspace[c];
+        for (uint64_t slots = exact_slots(segment, CODEC_KEYS); slots;) {
+            uint32_t slot = take_exact(cache, segment, head, CODEC_KEYS, &slots, workspace);
+            for (size_t c = 0; c < hd; c++) channels[c * PAGE_TOKENS + slot] = workspace[c];
         }
     } else {
         struct rows keys = segment_rows(cache, segment, head, CODEC_KEYS, workspace);
@@ -239,10 +245,9 @@ static void accumulate_sealed(const struct head_reader *reader, const struct seg
     size_t hd = cache->base.shape.head_dim;
     float row[CODEC_HEAD_DIM_MAX];
     const uint8_t *page = page_at(cache, segment->set, CODEC_VALUES, cache->base.layer, reader->head);
-    struct anchor_range anchors = segment_anchors(cache, segment, CODEC_VALUES, reader->head);
-    for (size_t i = anchors.from; i < anchors.to; i++) {
-        anchor_row(&anchors, i, hd, row);
-        segment_accumulate_row(row, (size_t)(anchors.tokens[i] - segment->first), reader->rows, hd, weights, acc);
+    for (uint64_t slots = exact_slots(segment, CODEC_VALUES); slots;) {
+        size_t t = take_exact(cache, segment, reader->head, CODEC_VALUES, &slots, row);
+        segment_accumulate_row(row, t, reader->rows, hd, weights, acc);
     }
     segment_accumulate_page(reader, page, segment->int8_weights, weights, code_sums, acc);
 }
@@ -250,8 +255,7 @@ static void accumulate_sealed(const struct head_reader *reader, const struct seg
 bool segment_takes_logits(const struct head_reader *reader, const struct segment *segment) {
     const struct codec_code_sums *sums = reader->cache->codec[CODEC_VALUES]->code_sums;
     if (!sums || !sums->integer || !sums->integer->suffice(reader->values)) return false;
-    struct anchor_range anchors = segment_anchors(reader->cache, segment, CODEC_VALUES, reader->head);
-    return anchors.from == anchors.to;
+    return !exact_slots(segment, CODEC_VALUES);
 }
 
 void segment_accumulate_logits(const struct head_reader *reader, const struct segment *segment, const float *logits,
@@ -281,6 +285,11 @@ void segment_accumulate(const struct head_reader *reader, const struct segment *
 /* Copies the live rows to the front of to[64][hd], which they may be in already. */
 static void copy_live_rows(const struct segment *segment, struct rows from, size_t hd, float *to) {
     size_t n = segment->end - segment->begin;
+    if (segment->holes) {
+        uint64_t left = segment->live;
+        for (size_t t = 0; left; t++) memmove(to + t * hd, from.data + read_take(&left) * from.stride, hd * sizeof *to);
+        return;
+    }
     if (from.data == to) {
         if (segment->begin) memmove(to, to + segment->begin * hd, n * hd * sizeof *to);
         return;
@@ -293,6 +302,6 @@ void segment_load(const struct cache *cache, const struct segment *segment, uint
     copy_live_rows(segment, segment_rows(cache, segment, head, CODEC_KEYS, keys), hd, keys);
     copy_live_rows(segment, segment_rows(cache, segment, head, CODEC_VALUES, values), hd, values);
     if (cache->keys_rotated) return;
-    for (size_t t = segment->begin; t < segment->end; t++)
-        rotary_rotate(&cache->rotary, segment->base, t, keys + (t - segment->begin) * hd, 1, 0);
+    uint64_t left = segment->live;
+    for (size_t t = 0; left; t++) rotary_rotate(&cache->rotary, segment->base, read_take(&left), keys + t * hd, 1, 0);
 }

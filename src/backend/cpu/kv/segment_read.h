@@ -46,7 +46,7 @@ void segment_accumulate_page(const struct head_reader *reader, const void *page,
 /* The same for the value of slot t alone, whose weights become 0. */
 void segment_accumulate_row(const float *value, size_t t, size_t rows, size_t hd, float *weights, float *acc);
 
-/* The live rows themselves, decoded, keys rotated: writes end - begin rows; keys and values have room for 64. */
+/* The live rows themselves, one after another, decoded, keys rotated; keys and values have room for 64. */
 void segment_load(const struct cache *cache, const struct segment *segment, uint32_t head, float *keys, float *values);
 
 /* The oldest of the step's tokens, rotated as queries expect it; there must be exact rows, or the step brings the first. */

@@ -24,13 +24,13 @@
 
 /* The workspace points to the parts of selection.memory. */
 struct workspace {
-    uint16_t *scores; /* [Hk][slots] */
-    uint32_t *chosen; /* [Hk][max_tokens], places */
-    size_t *count;    /* [Hk] */
-    uint8_t *tables;  /* [Hk][table_bytes]; where the codec ranks, float mean query[hd] */
-    uint16_t *best;   /* [Hk][candidates], the largest score of a page, where the codec ranks; then of a run */
-    uint32_t *runs;   /* [Hk][candidates], the best runs */
-    uint32_t *read;   /* [Hk][candidates], tokens of the page that the step has read so far */
+    uint16_t *scores;          /* [Hk][slots] */
+    uint32_t *chosen;          /* [Hk][max_tokens]: 64 times the number of a candidate, plus the slot */
+    uint32_t *counts, *starts; /* those of the selection */
+    uint8_t *tables;           /* [Hk][table_bytes]; where the codec ranks, float mean query[hd] */
+    uint16_t *best;            /* [Hk][candidates], the largest score of a page, where the codec ranks; then of a run */
+    uint32_t *runs;            /* [Hk][candidates], the best runs */
+    uint32_t *read;            /* [Hk][candidates], tokens of the page that the step has read so far */
 };
 
 /* Returns whether there is no index but the key codec's own ranks. */
@@ -55,16 +55,21 @@ static size_t lay_out(const struct cache *cache, const struct selection *selecti
     size_t heads = cache->base.shape.kv_heads, size = 0, pages = codec_ranks(cache) ? selection->candidates : 0;
     size_t scores = part(&size, heads * slots_of(selection), sizeof *workspace->scores);
     size_t chosen = part(&size, heads * selection->max_tokens, sizeof *workspace->chosen);
-    size_t count = part(&size, heads, sizeof *workspace->count);
+    size_t counts = part(&size, heads, sizeof *workspace->counts);
+    size_t starts = part(&size, heads * selection->packed, sizeof *workspace->starts);
     size_t tables = part(&size, heads, table_bytes(cache));
     size_t best = part(&size, heads * pages, sizeof *workspace->best);
     size_t runs = part(&size, heads * pages, sizeof *workspace->runs);
     size_t read = part(&size, heads * selection->candidates, sizeof *workspace->read);
     uint8_t *memory = selection->memory;
     if (workspace)
-        *workspace = (struct workspace){(uint16_t *)(void *)(memory + scores), (uint32_t *)(void *)(memory + chosen),
-                                        (size_t *)(void *)(memory + count),    memory + tables,
-                                        (uint16_t *)(void *)(memory + best),   (uint32_t *)(void *)(memory + runs),
+        *workspace = (struct workspace){(uint16_t *)(void *)(memory + scores),
+                                        (uint32_t *)(void *)(memory + chosen),
+                                        (uint32_t *)(void *)(memory + counts),
+                                        (uint32_t *)(void *)(memory + starts),
+                                        memory + tables,
+                                        (uint16_t *)(void *)(memory + best),
+                                        (uint32_t *)(void *)(memory + runs),
                                         (uint32_t *)(void *)(memory + read)};
     return size;
 }
@@ -129,8 +134,13 @@ enum terse_status select_reserve(struct cache *cache, const struct plan *plan, s
         selection->candidates = selection->dense = 0; /* all are read: there is nothing to choose */
         return TERSE_OK;
     }
+    selection->packed = (selection->max_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS;
     if ((status = reserve_memory(cache, error))) return status;
-    memset(workspace_of(cache).read, 0, cache->base.shape.kv_heads * selection->candidates * sizeof(uint32_t));
+    struct workspace workspace = workspace_of(cache);
+    selection->counts = workspace.counts;
+    selection->starts = workspace.starts;
+    memset(workspace.counts, 0, cache->base.shape.kv_heads * sizeof *workspace.counts);
+    memset(workspace.read, 0, cache->base.shape.kv_heads * selection->candidates * sizeof *workspace.read);
     selection->tokens = plan->n;
     return TERSE_OK;
 }
@@ -264,15 +274,44 @@ static void keep_best_runs(const struct cache *cache, size_t wanted, uint16_t *b
 
 /* Exact keys are read whatever their scores are; returns their number. */
 static size_t force_anchors(const struct cache *cache, uint32_t head, uint16_t *scores) {
-    struct anchor_range anchors = anchors_all(cache, CODEC_KEYS, head);
+    struct anchor_rows anchors = anchors_of(cache, CODEC_KEYS, head);
     size_t forced = 0;
-    for (size_t i = 0, at = anchors.from; i < cache->selection.candidates; i++) {
+    for (size_t i = 0, at = 0; i < cache->selection.candidates; i++) {
         const struct page_set *set = select_candidate(cache, i);
-        while (at < anchors.to && anchors.tokens[at] < set->first) at++;
-        for (; at < anchors.to && anchors.tokens[at] < set->first + set->count; at++, forced++)
+        while (at < anchors.n && anchors.tokens[at] < set->first) at++;
+        for (; at < anchors.n && anchors.tokens[at] < set->first + set->count; at++, forced++)
             scores[i * PAGE_TOKENS + (anchors.tokens[at] - set->first)] = FORCED;
     }
     return forced;
+}
+
+/* The pages of chosen[n] places, ascending, and where the segments of 64 of them begin. Returns the number of pages. */
+static size_t list_chosen(const struct cache *cache, uint32_t head, const uint32_t *chosen, size_t n, struct read_page *pages) {
+    const struct selection *selection = &cache->selection;
+    uint32_t *starts = selection->starts + head * selection->packed, last = UINT32_MAX;
+    size_t n_pages = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t candidate = chosen[i] / PAGE_TOKENS, slot = chosen[i] % PAGE_TOKENS;
+        if (candidate != last) pages[n_pages++] = (struct read_page){.page = selection->listed[candidate]};
+        pages[n_pages - 1].live |= (uint64_t)1 << slot;
+        if (i % PAGE_TOKENS == 0) starts[i / PAGE_TOKENS] = (uint32_t)(n_pages - 1) * PAGE_TOKENS + slot;
+        last = candidate;
+    }
+    selection->counts[head] = (uint32_t)n;
+    return n_pages;
+}
+
+static void write_list(const struct cache *cache, uint32_t head, const uint32_t *chosen, size_t n) {
+    const struct selection *selection = &cache->selection;
+    struct read_page *pages = own_pages_of(&cache->base.reads, head);
+    struct read_list *list = read_lists_own(&cache->base.reads, head);
+    size_t n_chosen = list_chosen(cache, head, chosen, n, pages);
+    for (size_t i = 0; i < selection->dense; i++)
+        pages[n_chosen + i] = cache->base.reads.pages[selection->listed[selection->candidates + i]];
+    list->pages = pages;
+    list->n_chosen = (uint32_t)n_chosen;
+    list->n_pages = (uint32_t)(n_chosen + selection->dense);
+    anchors_list_in(cache, head, list);
 }
 
 void select_top_k(const struct cache *cache, uint32_t head) {
@@ -294,7 +333,7 @@ void select_top_k(const struct cache *cache, uint32_t head) {
     if (filled) kept = n;
     for (size_t i = 0; !filled && i < n; i++)
         if (chosen[i] % PAGE_TOKENS < select_candidate(cache, chosen[i] / PAGE_TOKENS)->count) chosen[kept++] = chosen[i];
-    workspace.count[head] = kept;
+    write_list(cache, head, chosen, kept);
     for (size_t i = 0; i < kept; i++) workspace.read[head * pages + chosen[i] / PAGE_TOKENS]++;
 }
 
@@ -304,9 +343,4 @@ double select_share_read(const struct cache *cache, size_t i) {
     double tokens = 0, heads = cache->base.shape.kv_heads, count = select_candidate(cache, i)->count;
     for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) tokens += read[head * selection->candidates + i];
     return tokens / (count * heads * cache->base.shape.layers * (double)selection->tokens);
-}
-
-struct selected select_result(const struct cache *cache, uint32_t head) {
-    struct workspace workspace = workspace_of(cache);
-    return (struct selected){workspace.chosen + head * cache->selection.max_tokens, workspace.count[head]};
 }

@@ -25,17 +25,11 @@ void select_prepare(const struct cache *cache, uint32_t head, const float *q);
 /* Candidate pages are scored in ranges, select_ranges of them. */
 size_t select_ranges(const struct cache *cache);
 void select_score(const struct cache *cache, uint32_t head, size_t range);
+/* Writes the KV head's read list: the pages of chosen tokens, which are live, then the pages that are read whole. */
 void select_top_k(const struct cache *cache, uint32_t head);
 /* Stored bytes that the scores of a layer visit, over all KV heads. */
 uint64_t select_bytes(const struct cache *cache);
 
-/* The result for a KV head: places[count], in ascending order. A place is 64 times the number of a candidate page set, plus the
- * slot. */
-struct selected {
-    const uint32_t *places;
-    size_t count;
-};
-struct selected select_result(const struct cache *cache, uint32_t head);
 const struct page_set *select_candidate(const struct cache *cache, size_t i);
 
 /* Between steps: of the i-th candidate's tokens, the part that the last step has read, over its tokens, layers and KV heads. */

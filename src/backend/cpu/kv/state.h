@@ -8,10 +8,10 @@
  *     scratch             memory of a step's attention
  *     side                which codec, parameters and index serve a layer and KV head
  *     anchors             rows of sealed tokens that stay exact
- *     segment             addresses: which segments of up to 64 tokens a step has, and where they lie
+ *     segment             addresses: which segments of up to 64 tokens the read lists of a step have, and where they lie
  *     segment_read        scores, weighted sums and rows of a segment
  *     query_rows, top_k   queries of a KV head as rows; the best of many scores
- *     select              which tokens of a prompt a step reads
+ *     select              which tokens of a prompt a step reads, written to read lists of the KV heads
  *     gather              those tokens, packed into pages and read
  *     anchor_scores       which tokens of a prompt become anchors
  *     exact               which tokens hold the exact rows
@@ -51,7 +51,10 @@ struct selection {
     size_t candidates, dense; /* page sets of the first and of the second kind */
     size_t max_tokens;        /* that a KV head reads of the candidates */
     size_t tokens;            /* of the step, which choose each for itself */
-    uint8_t *memory;          /* scores, chosen tokens and tables, laid out by select.c */
+    size_t packed;            /* segments of chosen tokens, as many for each KV head */
+    uint32_t *counts;         /* [Hk] tokens that were chosen */
+    uint32_t *starts;         /* [Hk][packed]: a segment begins with slot starts % 64 of page starts / 64 of the head's read list */
+    uint8_t *memory;          /* scores, chosen tokens and tables, laid out by select.c: `counts` and `starts` too */
     size_t bytes;
 };
 

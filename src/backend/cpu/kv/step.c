@@ -40,6 +40,18 @@ static enum terse_status reserve_scratch(struct cache *cache, struct terse_error
     return scratch_reserve(cache, attend_decode_shared_floats(cache), of_thread, new_keys, error);
 }
 
+/* KV heads have read lists of their own if they differ in the tokens that are chosen or exact. */
+static enum terse_status reserve_lists(struct cache *cache, struct terse_error *error) {
+    bool differ = select_active(cache) || cache->base.n_anchors || cache->base.plan.anchors;
+    return differ ? read_lists_reserve_own(&cache->base.reads, cache->base.shape.kv_heads, error) : TERSE_OK;
+}
+
+/* Says whether the new tokens of the layer are read from their pages. */
+static void set_sealed(struct cache *cache, bool sealed) {
+    cache->sealed_first = sealed;
+    read_lists_set_sealed(&cache->base.reads, &cache->base.pages, &cache->base.plan, &cache->base.method, sealed);
+}
+
 enum terse_status cache_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
     const struct plan *plan = &cache->base.plan;
     cache->sealed_first = false;
@@ -52,8 +64,10 @@ enum terse_status cache_begin(struct cache *cache, enum cache_step_kind kind, si
     if (!status) status = gather_reserve(cache, error);
     if (!status) status = anchor_scores_reserve(cache, plan, error);
     if (!status) status = exact_reserve(cache, n, error);
-    cache->sealed_first = kind == CACHE_STEP_PAPER; /* on which the number of bases depends */
-    if (!status) status = rotary_reserve(&cache->rotary, segment_bases(cache), error);
+    if (!status) status = reserve_lists(cache, error);
+    if (status) return status;
+    set_sealed(cache, kind == CACHE_STEP_PAPER); /* on which the number of bases depends */
+    status = rotary_reserve(&cache->rotary, segment_bases(cache), error);
     if (status) return status;
     segment_set_bases(cache);
     if ((status = reserve_scratch(cache, error))) return status;
@@ -79,8 +93,9 @@ enum terse_status cache_append(struct cache *cache, uint32_t layer, float *k, co
         rotary_rotate(&cache->rotary, i / PAGE_TOKENS, i % PAGE_TOKENS, rows, heads, hd);
     }
     anchor_scores_begin_layer(cache);
-    cache->sealed_first = cache->base.plan.kind == CACHE_STEP_PAPER && !cache->base.plan.anchors;
+    set_sealed(cache, cache->base.plan.kind == CACHE_STEP_PAPER && !cache->base.plan.anchors);
     if (cache->sealed_first) seal_layer(cache);
+    anchors_list(cache);
     return TERSE_OK;
 }
 
@@ -99,7 +114,8 @@ enum terse_status cache_observe(struct cache *cache, const float *q, size_t firs
     attend_prefill(cache, q, first, count, NULL);
     if (cache->base.plan.kind != CACHE_STEP_PAPER || first + count < cache->base.plan.n) return TERSE_OK;
     seal_layer(cache);
-    cache->sealed_first = true;
+    set_sealed(cache, true);
+    anchors_list(cache);
     return TERSE_OK;
 }
 

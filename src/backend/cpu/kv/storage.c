@@ -125,7 +125,7 @@ static void storage_bytes_after(const struct cache_shape *shape, const struct me
 static bool anchor_tokens(const struct cache *cache, uint32_t layer, uint32_t head, enum codec_side side, uint32_t *tokens) {
     struct cache at = *cache;
     at.base.layer = layer;
-    memcpy(tokens, anchors_all(&at, side, head).tokens, cache->base.n_anchors * sizeof *tokens);
+    memcpy(tokens, anchors_of(&at, side, head).tokens, cache->base.n_anchors * sizeof *tokens);
     return true;
 }
 

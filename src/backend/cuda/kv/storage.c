@@ -101,7 +101,7 @@ void kv_destroy(struct cache *cache) {
     if (!cache) return;
     window_wait_ahead(cache);
     cudaStreamSynchronize(device_stream());
-    block_table_free(&cache->base.pages);
+    cache_base_free(&cache->base);
     device_free(cache->base.budget, cache->views, cache->view_capacity * sizeof *cache->views);
     kept_free(cache);
     device_free(cache->base.budget, cache->window, window_bytes(cache));
