@@ -219,13 +219,17 @@ static void measure(const struct model *model, const float *angles, const struct
                                          .sets = SETS,
                                          .index = (uint32_t)(i % SETS),
                                          .first = (uint32_t)(i % pages * PAGE_TOKENS),
-                                         .end = PAGE_TOKENS};
+                                         .count = PAGE_TOKENS};
     struct page_set_view *sets_there = device(copies * n * pages * sizeof *sets, sets);
+    struct read_page *list = calloc(pages, sizeof *list);
+    if (!list) exit(1);
+    for (uint32_t i = 0; i < pages; i++) list[i] = (struct read_page){.live = READ_ALL, .page = i};
+    const struct read_page *list_there = device(pages * sizeof *list, list);
+    free(list);
     for (size_t i = 0; i < copies * n; i++)
         sequences[i] = (struct sequence_view){.page_sets = sets_there + i * pages,
-                                              .n_sealed = pages,
+                                              .list = {.pages = list_there, .n_pages = pages, .window_first = pages * PAGE_TOKENS},
                                               .window_capacity = WINDOW,
-                                              .window_first = pages * PAGE_TOKENS,
                                               .window_origin = pages * PAGE_TOKENS};
     for (size_t i = 0; i < copies * n; i++) sequences[i].window = device((size_t)2 * HEADS * WINDOW * HD * 2, window);
     struct head_view heads = {

@@ -131,7 +131,7 @@ static void set_up(struct work *w, const char *name, const uint16_t *rows) {
     for (uint32_t i = 0; i < COPIES * PAGES; i++) {
         device_half *own = (device_half *)there + i / PAGES * 2 * side + (size_t)(i % PAGES) * PAGE_TOKENS * HEADS * HD;
         items[i] = (struct encode_item){
-            .set = {.chunk = chunk, .sets = PAGES, .index = i % PAGES, .first = i % PAGES * PAGE_TOKENS, .end = PAGE_TOKENS},
+            .set = {.chunk = chunk, .sets = PAGES, .index = i % PAGES, .first = i % PAGES * PAGE_TOKENS, .count = PAGE_TOKENS},
             .rows = {own, own + side}};
     }
     w->items = w->memory[2] = device(sizeof items, items);

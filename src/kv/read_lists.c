@@ -78,6 +78,8 @@ void read_lists_copied(struct read_lists *lists) {
     lists->stale_high = lists->good;
 }
 
+void read_lists_forget_copy(struct read_lists *lists) { lists->stale_high = 0; }
+
 /* ---- Lists of KV heads */
 
 /* Of a KV head: its list, pages, and tokens whose rows are exact. */

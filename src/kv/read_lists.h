@@ -45,6 +45,8 @@ void read_lists_set_sealed(struct read_lists *lists, const struct block_table *t
 void read_lists_changed(struct read_lists *lists, size_t first);
 /* Says that all entries of the shared list were copied to where kernels read them. */
 void read_lists_copied(struct read_lists *lists);
+/* Says that there is no such copy any more. */
+void read_lists_forget_copy(struct read_lists *lists);
 
 /* Gives so many KV heads lists of their own in the step that has begun, each with room for all pages of the block table. They say what the shared
  * one does. A failure is TERSE_E_MEMORY. */

@@ -1,5 +1,6 @@
 /* A decoding step's attention and the same in double precision over what the CPU's codecs decode: rows of several sequences of different lengths in
- * one launch, exact rows, pages, of which the first and the last may be in part, windows that wrap. What must not be read is NaN. A test
+ * one launch, exact rows, pages, of which the first and the last may be in part, windows that wrap, read lists of KV heads' own, which leave out
+ * pages and any of their tokens. What must not be read is NaN. A test
  * fills in what its codecs take: shapes, what kernels see of parameters, and rows. */
 #ifndef TERSE_TESTS_CUDA_ATTEND_SAMPLE_H
 #define TERSE_TESTS_CUDA_ATTEND_SAMPLE_H
@@ -24,7 +25,8 @@
 
 #define LAYERS 2
 #define LAYER 1
-#define SEQUENCES 3
+#define SEQUENCES 4
+#define PAGES_MOST 300
 #define HEADS_MOST 2
 #define SETS 5 /* page sets of a chunk */
 #define EXACT_CAPACITY 24
@@ -35,6 +37,7 @@ struct sequence {
     uint32_t exact, evicted, pages, begin, end; /* slots of the first page from `begin` on, of the last before `end` */
     uint32_t window, origin;                    /* tokens of the window; its ring begins so many tokens before it */
     uint32_t splits;
+    bool by_head; /* each KV head has a list of its own */
 };
 
 struct attend_sample {
@@ -54,8 +57,9 @@ struct attend_sample {
     struct place_view places[LAYERS * HEADS_MOST];
     size_t set_bytes;
     struct sequence_view views[SEQUENCES];
-    float *rows[SEQUENCES][HEADS_MOST][2]; /* exact rows, pages' decoded rows, the window's */
-    void *memory[160];                     /* of the device */
+    float *rows[SEQUENCES][HEADS_MOST][2];            /* exact rows, pages' decoded rows, the window's */
+    uint64_t live[SEQUENCES][HEADS_MOST][PAGES_MOST]; /* the tokens of a page that are read */
+    void *memory[160];                                /* of the device */
     size_t n_memory;
 };
 
@@ -114,12 +118,35 @@ static inline void make_page(struct attend_sample *sample, uint32_t number, cons
         shape.fitted = sample->fitted[number] + ((LAYER * sample->kv_heads + head) * 2 + side) * sample->fitted_floats;
     void *to = page_address(set, &sample->places[LAYER * sample->kv_heads + head], side);
     sample->random_rows(sample, number, head, side, rows);
-    codec->encode(shape, side, rows, set->end, to);
+    codec->encode(shape, side, rows, set->count, to);
     codec->decode(shape, side, to, decoded);
     if (side == CODEC_VALUES || !sample->n_rot || codec->format->rope != CODEC_ROPE_IN_RUN) return;
     rope_of(sample, frequency, &rope);
     rope_angles(&rope, run_of(set->first), cosine, sine);
     rope_rotate(&rope, cosine, sine, decoded, PAGE_TOKENS, sample->head_dim);
+}
+
+/* The lists of a sequence's KV heads: the first and last page in part, and where they have their own also every third page left out, and of others
+ * any tokens. */
+static inline void make_lists(struct attend_sample *sample, uint32_t number) {
+    const struct sequence *s = &sample->sequences[number];
+    const struct read_list rest = {.rows_end = s->exact, .moved = s->evicted, .window_first = window_first(s)};
+    struct read_list own[LAYERS * HEADS_MOST] = {{0}}, list = rest;
+    struct read_page pages[PAGES_MOST];
+    for (uint32_t head = 0; head < sample->kv_heads; head++) {
+        list = rest;
+        for (uint32_t i = 0; i < s->pages; i++) {
+            uint64_t live = read_slots(i == 0 ? s->begin : 0, i + 1 == s->pages ? s->end : PAGE_TOKENS);
+            if (s->by_head && i % 3 == 1) live &= random_next(&attend_state);
+            if (s->by_head && i % 3 == 2) live = 0;
+            sample->live[number][head][i] = live;
+            if (live) pages[list.n_pages++] = (struct read_page){live, i};
+        }
+        list.pages = take(sample, pages, list.n_pages * sizeof *pages);
+        own[LAYER * sample->kv_heads + head] = list;
+    }
+    sample->views[number].list = s->by_head ? rest : list; /* all heads' are alike */
+    if (s->by_head) sample->views[number].own = take(sample, own, sizeof own);
 }
 
 /* Pages of all heads in chunks. */
@@ -133,10 +160,9 @@ static inline void make_pages(struct attend_sample *sample, uint32_t number) {
         memset(chunk, 0xff, sample->set_bytes * SETS);
         for (uint32_t index = 0; index < SETS && c * SETS + index < s->pages; index++) {
             uint32_t page = c * SETS + index;
-            sets[page] = (struct page_set_view){.chunk = chunk, .sets = SETS, .index = index, .end = PAGE_TOKENS};
+            sets[page] = (struct page_set_view){.chunk = chunk, .sets = SETS, .index = index, .count = PAGE_TOKENS};
             sets[page].first = first_token(s) + PAGE_TOKENS * page;
-            if (page == 0) sets[page].begin = (uint16_t)s->begin;
-            if (page + 1 == s->pages) sets[page].end = (uint16_t)s->end;
+            if (page + 1 == s->pages) sets[page].count = s->end;
             for (uint32_t head = 0; head < sample->kv_heads; head++)
                 for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++)
                     make_page(sample, number, &sets[page], head, side, rows,
@@ -146,7 +172,6 @@ static inline void make_pages(struct attend_sample *sample, uint32_t number) {
         for (uint32_t index = 0; index < SETS && c * SETS + index < s->pages; index++) sets[c * SETS + index].chunk = there;
     }
     sample->views[number].page_sets = take(sample, sets, s->pages * sizeof *sets);
-    sample->views[number].n_sealed = s->pages;
     free(sets);
     free(chunk);
     free(rows);
@@ -165,8 +190,7 @@ static inline void make_halves(struct attend_sample *sample, uint32_t number) {
     uint16_t *exact = allocated(exact_bytes), *window = allocated(window_bytes);
     memset(exact, 0xff, exact_bytes); /* NaN */
     memset(window, 0xff, window_bytes);
-    view->n_exact = s->exact, view->exact_capacity = EXACT_CAPACITY, view->evicted = s->evicted;
-    view->window_capacity = WINDOW_CAPACITY, view->window_first = window_first(s),
+    view->exact_capacity = EXACT_CAPACITY, view->window_capacity = WINDOW_CAPACITY,
     view->window_origin = window_first(s) - s->origin;
     for (uint32_t head = 0; head < sample->kv_heads; head++) {
         for (size_t side = 0; side < 2; side++) {
@@ -176,7 +200,7 @@ static inline void make_halves(struct attend_sample *sample, uint32_t number) {
             random_halves(last, s->window * hd);
             for (size_t i = 0; i < s->exact * hd; i++) exact[at * EXACT_CAPACITY * hd + i] = half_from_float(rows[i]);
             for (uint32_t t = 0; t < s->window; t++) {
-                uint16_t *to = window + (at * WINDOW_CAPACITY + window_row(view, view->window_first + t)) * hd;
+                uint16_t *to = window + (at * WINDOW_CAPACITY + window_row(view, window_first(s) + t)) * hd;
                 for (size_t c = 0; c < hd; c++) to[c] = half_from_float(last[t * hd + c]);
             }
         }
@@ -198,8 +222,7 @@ static inline void expected_row(const struct attend_sample *sample, uint32_t num
         bool exact = r < s->exact, of_page = !exact && r < s->exact + (size_t)PAGE_TOKENS * s->pages;
         uint32_t slot = (uint32_t)(r - s->exact);
         logits[r] = -INFINITY;
-        if (of_page && slot < s->begin) continue;
-        if (of_page && slot >= PAGE_TOKENS * (s->pages - 1) + s->end) continue;
+        if (of_page && !(sample->live[number][head][slot / PAGE_TOKENS] >> slot % PAGE_TOKENS & 1)) continue;
         const float *key = sample->rows[number][head][0] + r * hd, *query = exact ? q_exact : q;
         double position = (double)r + s->evicted, product = 0; /* exact rows stand before the first that is not evicted */
         for (uint32_t c = 0; c < hd; c++) product += (double)query[c] * (double)key[c];
@@ -268,6 +291,7 @@ static inline double check_attention(struct attend_sample *sample) {
         for (uint32_t h = 0; h < sample->kv_heads; h++)
             for (int side = 0; side < 2; side++) sample->rows[i][h][side] = allocated(rows_of(s) * hd * sizeof(float));
         make_pages(sample, i);
+        make_lists(sample, i);
         make_halves(sample, i);
         rows[i] = (struct query_row_view){.sequence = i, .position = position_of(s), .splits = s->splits};
         attend->splits = s->splits > attend->splits ? s->splits : attend->splits;

@@ -71,19 +71,19 @@ static inline uint8_t *sample_page(const struct encode_sample *s, size_t place, 
 
 /* A side of a page as floats, [end][hd]. */
 static inline size_t sample_floats(const struct encode_sample *s, size_t place, int side, size_t item, float *floats) {
-    size_t n = s->items[item].set.end;
+    size_t n = s->items[item].set.count;
     for (size_t i = 0; i < n * s->hd; i++) floats[i] = half_to_float(sample_row(s, place, side, item, 0)[i]);
     return n;
 }
 
 static inline void sample_set_items(struct encode_sample *s) {
-    static const uint16_t ends[SAMPLE_ITEMS] = {64, 17, 63};
+    static const uint32_t ends[SAMPLE_ITEMS] = {64, 17, 63};
     static const uint32_t firsts[SAMPLE_ITEMS] = {0, 64 * 1000 + 7, 64 * 1001 + 7};
     size_t side_halves = SAMPLE_ITEMS * PAGE_TOKENS * s->hd;
     for (uint32_t i = 0; i < SAMPLE_ITEMS; i++) {
         device_half *keys = (device_half *)s->rows_device + i * PAGE_TOKENS * s->hd;
         s->items[i] = (struct encode_item){
-            .set = {.chunk = s->chunk_device, .sets = SAMPLE_SETS, .index = i + 1, .first = firsts[i], .end = ends[i]},
+            .set = {.chunk = s->chunk_device, .sets = SAMPLE_SETS, .index = i + 1, .first = firsts[i], .count = ends[i]},
             .rows = {keys, keys + side_halves}};
     }
 }

@@ -33,11 +33,13 @@ static void random_rows(const struct attend_sample *sample, uint32_t sequence, u
 #define KV_HEADS 2
 #endif
 
-/* A sequence without pages, one with some, and one with many, of which the first and the last are read in part. */
+/* A sequence without pages, one with some, one with many, of which the first and the last are read in part, and one whose KV
+ * heads have lists of their own. */
 static const struct sequence SOME[SEQUENCES] = {
     {.exact = 4, .evicted = 0, .pages = 0, .window = 37, .origin = 0, .splits = 1},
     {.exact = 0, .evicted = 0, .pages = 11, .begin = 0, .end = 64, .window = 1, .origin = 100, .splits = 3},
     {.exact = 20, .evicted = 77, .pages = MANY_PAGES, .begin = 23, .end = 51, .window = 90, .origin = 70, .splits = 7},
+    {.exact = 4, .evicted = 9, .pages = 14, .begin = 5, .end = 60, .window = 20, .origin = 3, .splits = 2, .by_head = true},
 };
 
 static void report(struct attend_sample *sample) {

@@ -68,7 +68,7 @@ static void check_rows(const struct encode_sample *s, const uint16_t *rows, size
                         ->decode(s->shape[place][side], (enum codec_side)side, sample_page(s, place, side, item), decoded);
                 for (size_t i = 0; i < PAGE_TOKENS * s->hd; i++) {
                     uint16_t expected = UNTOUCHED << 8 | UNTOUCHED;
-                    if (coded && i / s->hd < s->items[item].set.end) expected = half_from_float(decoded[i]);
+                    if (coded && i / s->hd < s->items[item].set.count) expected = half_from_float(decoded[i]);
                     if (own[i] != expected && !(is_nan(own[i]) && is_nan(expected)))
                         fail_msg("%s, side %d, head_dim %zu, slot %zu, channel %zu: %04x, the CPU's %04x", s->codec[side]->name,
                                  side, s->hd, i / s->hd, i % s->hd, own[i], expected);

@@ -110,7 +110,7 @@ static struct difference check(struct coding key, struct coding value, size_t hd
                     ->decode(s->shape[place][side], (enum codec_side)side, sample_page(s, place, side, item), rows);
                 turn(&made, side, item, false, rows);
                 for (size_t i = 0; i < PAGE_TOKENS * hd; i++) {
-                    if (i / hd >= s->items[item].set.end) {
+                    if (i / hd >= s->items[item].set.count) {
                         assert_int_equal(own[i], UNTOUCHED << 8 | UNTOUCHED);
                     } else { /* within a last place of a half, or of the channel that it is turned with */
                         float x = half_to_float(own[i]);

@@ -33,9 +33,9 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the fault
     (KV + "attend_common.cuh", "into.y * a + from.y * b", "into.y + from.y", "sums of exponentials are merged without their maxima"),
     (KV + "append.cu", "place_of(s, a.heads, a.layer, head, 1, query.position)", "place_of(s, a.heads, a.layer, head, 1, query.position + 1)", "new values lie a row too far in the window"),
     (KV + "append.cu", "rotate_row(a.rotary, hd, query.position, q,", "rotate_row(a.rotary, hd, query.position + 1, q,", "queries are rotated one position too far"),
-    (KV + "views.c", ".end = (uint16_t)set->count", ".end = (uint16_t)(set->count - 1)", "the last token of each page is not read"),
-    (KV + "views.c", "(uint32_t)(first + cache->base.n_anchors)", "(uint32_t)(first + cache->base.n_anchors - (first > 0))", "one of the first tokens is not read"),
-    (KV + "views.c", ".window_first = (uint32_t)window,", ".window_first = (uint32_t)window - (window > 4),", "the last token of the last page is read twice"),
+    ("src/kv/read_lists.c", "read_slots_of(set->first, set->count, from, UINT64_MAX)", "read_slots_of(set->first, set->count - 1, from, UINT64_MAX)", "the last token of each page is not read"),
+    (KV + "views.c", "(uint32_t)cache->base.plan.after.exact;", "(uint32_t)cache->base.plan.after.exact - (cache->base.plan.after.exact > 0);", "one of the first tokens is not read"),
+    ("src/kv/read_lists.c", "first > lists->from ? first : lists->from}", "(first > lists->from ? first : lists->from) - (first > 4)}", "the last token of the last page is read twice"),
     (KV + "window.c", "(set->first - cache->window_origin)", "(set->first + 1 - cache->window_origin)", "pages are encoded from the next token on"),
     ("src/kv/cache.c", "base->n_anchors += plan->anchors;", "base->n_anchors += plan->anchors; if (base->pages.n_sealed > 1) base->pages.sets[base->pages.n_sealed - 1] = base->pages.sets[base->pages.n_sealed - 2];", "a page is read twice, another not at all"),
 )

@@ -59,7 +59,7 @@ static __global__ void append_decode_kernel(struct append_decode a) {
         float *q = a.q + ((size_t)row * query_heads + head) * hd;
         if (a.q_exact) {
             float *exact = a.q_exact + ((size_t)row * query_heads + head) * hd;
-            rotate_row(a.rotary, hd, query.position - s.evicted, q, [&](uint32_t c, float x) { exact[c] = x; });
+            rotate_row(a.rotary, hd, query.position - (uint32_t)s.list.moved, q, [&](uint32_t c, float x) { exact[c] = x; });
         }
         rotate_row(a.rotary, hd, query.position, q, [&](uint32_t c, float x) {
             q[c] = x;

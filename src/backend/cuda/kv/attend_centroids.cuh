@@ -392,7 +392,7 @@ ATTEND_INLINE void finish_values(const centroid_side &values, const running<NT> 
 /* A warp's pages, `depth` of them, a power of two, in shared memory: keys, then values. As soon as one side of a page has been read, the same of the
  * page `depth` later is asked for. */
 struct centroid_ring {
-    const struct page_set_view *sets;
+    struct listed_pages listed;
     const struct place_view *place;
     uint32_t n;        /* pages */
     uint32_t bytes[2]; /* of a page, by side, multiples of 64 */
@@ -406,7 +406,7 @@ struct centroid_ring {
     ATTEND_INLINE void ask(uint32_t page, int side) {
         if (page < n) {
             if (page % 32 == 0) { /* keys and values of a page are asked for at different times */
-                const struct page_set_view set = sets[min(page + lane_id(), n - 1)];
+                const struct page_set_view set = listed.set(min(page + lane_id(), n - 1));
                 of_lane[side] = page_address(&set, place, side);
             }
             const uint8_t *from = reinterpret_cast<const uint8_t *>(
@@ -490,9 +490,9 @@ __global__ void __launch_bounds__(centroid_warps<HD> * 32, 1)
     share_pages(s, first, end);
     const uint32_t n = end - first, begin = first + n * warp / centroid_warps<HD>,
                    pages = first + n * (warp + 1) / centroid_warps<HD> - begin;
-    const struct page_set_view *const sets = s.sequence->page_sets + begin;
+    const struct listed_pages listed = listed_from(s, begin, 1);
     centroid_ring ring;
-    ring.sets = sets, ring.n = pages, ring.depth = launch.depth;
+    ring.listed = listed, ring.n = pages, ring.depth = launch.depth;
     ring.place = a.places + (size_t)a.layer * a.heads.kv_heads + s.head;
     ring.bytes[0] = a.page_bytes[0], ring.bytes[1] = a.page_bytes[1];
     ring.base = tables + (TABLES ? launch.tables[0] + launch.tables[1] : 0) + warp * ring.depth * (ring.bytes[0] + ring.bytes[1]);
@@ -515,13 +515,12 @@ __global__ void __launch_bounds__(centroid_warps<HD> * 32, 1)
 
     const bool in_runs = a.run_angles && a.heads.n_rot;
     uint32_t run = UINT32_MAX;
-    struct page_set_view of_lane; /* page 32 i + lane's */
+    struct page_of_lane of_lane;
 #pragma unroll 1
     for (uint32_t page = 0; page < pages; page++) {
-        if (page % 32 == 0) of_lane = sets[min(page + lane, pages - 1)];
-        const uint32_t from = __shfl_sync(ALL_LANES, of_lane.first, page % 32);
-        const uint32_t slots = __shfl_sync(ALL_LANES, of_lane.begin | (uint32_t)of_lane.end << 16, page % 32);
-        const uint32_t stop = from > s.position ? 0 : min(slots >> 16, s.position + 1 - from);
+        if (page % 32 == 0) of_lane.load(listed, min(page + lane, pages - 1));
+        const uint32_t from = of_lane.first_of(page);
+        const uint64_t live = of_lane.read_of(page, from, s.position);
         const uint32_t own_run = in_runs ? from / ROPE_RUN_TOKENS : 0;
         if (own_run != run) {
             run = own_run;
@@ -534,7 +533,7 @@ __global__ void __launch_bounds__(centroid_warps<HD> * 32, 1)
         if (keys.normalized) apply_gains(keys, ring.slot(page, 0), means, x);
         __syncwarp();
         ring.ask(page + ring.depth, 0);
-        finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - s.position), slots & 0xffff, stop);
+        finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - s.position), live);
         if (weigh(x, running, rise, w)) scale_sums(acc, rise);
         ring.wait();
         if (values.normalized) weigh_gains(ring.slot(page, 1), w);

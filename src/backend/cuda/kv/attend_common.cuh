@@ -191,6 +191,7 @@ struct share {
     uint32_t first_head, group; /* query heads that the CTA serves: all of the KV head's, or some */
     uint32_t layer;
     const struct sequence_view *sequence;
+    const struct read_list *list; /* of the layer and KV head */
 };
 
 /* Returns where the row's queries and outputs of the CTA's heads begin. */
@@ -205,6 +206,7 @@ ATTEND_INLINE bool share_of(const struct attend_decode &a, uint32_t part, uint32
     s.position = query.position, s.group = a.heads.query_heads / a.heads.kv_heads, s.layer = a.layer;
     s.first_head = head * s.group;
     s.sequence = a.sequences + query.sequence;
+    s.list = read_list_at(s.sequence, &a.heads, s.layer, head);
     return part < query.splits;
 }
 
@@ -213,12 +215,52 @@ ATTEND_INLINE void take_heads(struct share &s, uint32_t first, uint32_t most) {
     s.first_head += first, s.group = min(s.group - first, most);
 }
 
-/* Pages [first, end) of the sequence. */
+/* Pages [first, end) of the list. */
 ATTEND_INLINE void share_pages(const struct share &s, uint32_t &first, uint32_t &end) {
-    uint64_t n = s.sequence->n_sealed;
+    uint64_t n = s.list->n_pages;
     first = (uint32_t)(n * s.part / s.parts);
     end = (uint32_t)(n * (s.part + 1) / s.parts);
 }
+
+/* A warp's pages: entries first, first + step, ... of a list. Entry i of the list that heads share is page set i, whose address is therefore asked
+ * for beside the entry and not after it; a list of a head's own waits once more for each 32 pages. */
+struct listed_pages {
+    const struct read_page *pages;    /* of the whole list */
+    const struct page_set_view *sets; /* the block table */
+    uint32_t first, step;
+
+    ATTEND_INLINE struct page_set_view set(uint32_t i) const {
+        const uint32_t at = first + i * step, page = pages[at].page;
+        struct page_set_view set = sets[at];
+        if (page != at) set = sets[page];
+        return set;
+    }
+    ATTEND_INLINE uint64_t live(uint32_t i) const { return pages[first + i * step].live; }
+};
+
+ATTEND_INLINE struct listed_pages listed_from(const struct share &s, uint32_t first, uint32_t step) {
+    return {s.list->pages, s.sequence->page_sets, first, step};
+}
+
+/* The first token of the list's first page; there is one. */
+ATTEND_INLINE uint32_t first_listed(const struct share &s) { return listed_from(s, 0, 1).set(0).first; }
+
+/* What a warp goes by while it reads: of page 32 i + lane, in each lane, and of one of them, in all. */
+struct page_of_lane {
+    uint64_t live;
+    uint32_t first;
+
+    ATTEND_INLINE void load(const struct listed_pages &listed, uint32_t page) {
+        live = listed.live(page), first = listed.set(page).first;
+    }
+    ATTEND_INLINE uint32_t first_of(uint32_t page) const { return __shfl_sync(ALL_LANES, first, page % 32); }
+    /* The tokens that a query at `position` reads of a page whose first token is `from`. */
+    ATTEND_INLINE uint64_t read_of(uint32_t page, uint32_t from, uint32_t position) const {
+        const uint64_t mask = __shfl_sync(ALL_LANES, (unsigned long long)live, page % 32);
+        const uint32_t seen = from > position ? 0 : position + 1 - from;
+        return seen < PAGE_TOKENS ? mask & (((uint64_t)1 << seen) - 1) : mask;
+    }
+};
 
 /* ALiBi's slopes of a lane's columns, in units of log2(e). */
 template <int NT> struct column_slopes {
@@ -247,10 +289,10 @@ template <token_order ORDER> ATTEND_INLINE int32_t token_of_row(int i, int g, in
     return ORDER == TOKENS_BY_OCTET ? 8 * g + 2 * i + upper : 16 * i + (ORDER == TOKENS_BY_PAIR ? 2 * g + upper : g + 8 * upper);
 }
 
-/* Products of 16 TILES tokens become logits. Tokens outside of [begin, end) get -INFINITY. `from`: token 0's position less the query's. */
+/* Products of 16 TILES tokens become logits. Tokens whose bit is not set in `live` get -INFINITY. `from`: token 0's position less the query's. */
 template <token_order ORDER, int TILES, int NT>
 ATTEND_INLINE void finish_logits(float (&x)[TILES][NT][4], const float (&factor)[NT][2], const column_slopes<NT> &slopes,
-                                 int32_t from, uint32_t begin, uint32_t end) {
+                                 int32_t from, uint64_t live) {
     const unsigned g = lane_id() / 4;
 #pragma unroll
     for (int i = 0; i < TILES; i++)
@@ -268,15 +310,14 @@ ATTEND_INLINE void finish_logits(float (&x)[TILES][NT][4], const float (&factor)
                     x[i][n][c] += slopes.of[n][c % 2] * (float)(from + token_of_row<ORDER>(i, g, c / 2));
                 }
     }
-    if (begin || end < 16 * TILES) {
+    if (live != READ_ALL >> (PAGE_TOKENS - 16 * TILES)) {
 #pragma unroll
         for (int i = 0; i < TILES; i++)
 #pragma unroll
             for (int n = 0; n < NT; n++)
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
-                    const uint32_t token = token_of_row<ORDER>(i, g, c / 2);
-                    if (token < begin || token >= end) x[i][n][c] = -INFINITY;
+                    if (!(live >> token_of_row<ORDER>(i, g, c / 2) & 1)) x[i][n][c] = -INFINITY;
                 }
     }
 }
@@ -345,7 +386,7 @@ ATTEND_INLINE bool attend_rows(const struct attend_decode &a, const struct share
     using rows = half_rows<HD>;
     const struct sequence_view &seq = *s.sequence;
     const unsigned lane = lane_id();
-    const uint32_t n_exact = min(seq.n_exact, s.position + 1), first = seq.window_first;
+    const uint32_t n_exact = min(s.list->rows_end + s.list->n_kept, s.position + 1), first = (uint32_t)s.list->window_first;
     const uint32_t n_window = s.position >= first ? s.position + 1 - first : 0;
     const uint32_t exact_units = (n_exact + 15) / 16, units = exact_units + (n_window + 15) / 16;
     for (uint32_t unit = rank; unit < units; unit += ranks) {
@@ -380,9 +421,8 @@ ATTEND_INLINE bool attend_rows(const struct attend_decode &a, const struct share
         const query_fragments<HD, NT> &q = of_exact ? exact : window;
         score_rows<HD, NT>(scratch, q, x);
         load_factors(q, factor);
-        /* exact rows stand where nothing is missing behind them */
-        int32_t from = (int32_t)((of_exact ? token + seq.evicted : first + token) - s.position);
-        finish_logits<TOKENS_BY_ROW>(x, factor, slopes, from, 0, count);
+        int32_t from = (int32_t)((of_exact ? token + (uint32_t)s.list->moved : first + token) - s.position);
+        finish_logits<TOKENS_BY_ROW>(x, factor, slopes, from, read_slots(0, count));
         if (weigh(x, r, rise, w)) scale_sums(acc, rise);
         SUMS::add(scratch + rows::bytes, w[0], acc);
     }

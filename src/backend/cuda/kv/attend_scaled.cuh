@@ -450,9 +450,9 @@ template <class K, class V, int SLOTS> struct page_ring {
     static constexpr int slot_bytes = larger_of(K::slot, V::slot), bytes = SLOTS * slot_bytes;
 
     codec_id codec[2];
-    const struct page_set_view *sets; /* the warp's n pages are sets[0], sets[step], ... */
+    struct listed_pages listed; /* the warp's n pages */
     const struct place_view *place;
-    uint32_t n, step;
+    uint32_t n;
     uint32_t base; /* of the slots */
     uint32_t read; /* slot whose piece is read next */
     uint32_t page; /* of the piece that is copied next */
@@ -460,10 +460,10 @@ template <class K, class V, int SLOTS> struct page_ring {
     const uint8_t *of_lane[2]; /* page 32 i + lane's */
     const uint8_t *of_page[2];
 
-    ATTEND_INLINE void start(const struct attend_decode &a, const struct page_set_view *first, uint32_t count, uint32_t distance,
+    ATTEND_INLINE void start(const struct attend_decode &a, const struct listed_pages &pages, uint32_t count,
                              const struct place_view *at, uint32_t memory) {
         codec[0] = a.codec[0], codec[1] = a.codec[1];
-        sets = first, n = count, step = distance, place = at, base = memory;
+        listed = pages, n = count, place = at, base = memory;
         read = page = piece = 0;
 #pragma unroll
         for (int i = 0; i < SLOTS; i++) issue(i);
@@ -474,7 +474,7 @@ template <class K, class V, int SLOTS> struct page_ring {
         if (page < n) {
             if (piece == 0) {
                 if (page % 32 == 0) {
-                    const struct page_set_view set = sets[(size_t)min(page + lane_id(), n - 1) * step];
+                    const struct page_set_view set = listed.set(min(page + lane_id(), n - 1));
                     of_lane[0] = page_address(&set, place, 0), of_lane[1] = page_address(&set, place, 1);
                 }
                 of_page[0] = reinterpret_cast<const uint8_t *>(__shfl_sync(ALL_LANES, (unsigned long long)of_lane[0], page % 32));
@@ -585,7 +585,7 @@ __global__ void __launch_bounds__(SCALED_WARPS * 32, scaled_memory<K, V, HD, NT>
     first += warp;
     page_ring<K, V, memory::slots> ring;
     const uint32_t pages = first < end ? (end - first + SCALED_WARPS - 1) / SCALED_WARPS : 0;
-    const struct page_set_view *sets = s.sequence->page_sets + first;
+    const struct listed_pages listed = listed_from(s, first, SCALED_WARPS);
     const struct place_view *place = a.places + (size_t)a.layer * a.heads.kv_heads + s.head;
 
     const size_t queries = queries_at<HD>(a, s);
@@ -613,25 +613,24 @@ __global__ void __launch_bounds__(SCALED_WARPS * 32, scaled_memory<K, V, HD, NT>
     if (attend_rows<HD>(a, s, warp * s.parts + s.part, SCALED_WARPS * s.parts, exact, window, slopes, own, running, acc))
         to_layout<V, HD>(a.codec[1], acc);
     __syncwarp();
-    ring.start(a, sets, pages, SCALED_WARPS, place, own);
+    ring.start(a, listed, pages, place, own);
 
     float factor[NT][2];
     load_factors(window, factor);
     const bool paired = K::paired(a.codec[0]);
-    struct page_set_view of_lane; /* page 32 i + lane's */
+    struct page_of_lane of_lane;
 #pragma unroll 1
     for (uint32_t page = 0; page < pages; page++) {
         float x[4][NT][4] = {}, rise[NT][2];
         uint32_t w[4][NT][2];
-        if (page % 32 == 0) of_lane = sets[(size_t)min(page + lane, pages - 1) * SCALED_WARPS];
-        const uint32_t from = __shfl_sync(ALL_LANES, of_lane.first, page % 32);
-        const uint32_t slots = __shfl_sync(ALL_LANES, of_lane.begin | (uint32_t)of_lane.end << 16, page % 32);
-        const uint32_t stop = from > s.position ? 0 : min(slots >> 16, s.position + 1 - from);
+        if (page % 32 == 0) of_lane.load(listed, min(page + lane, pages - 1));
         K::score(a.codec[0], ring, window, sums, x);
+        const uint32_t from = of_lane.first_of(page); /* not before: registers are short while keys are scored */
+        const uint64_t live = of_lane.read_of(page, from, s.position);
         if (paired)
-            finish_logits<TOKENS_BY_PAIR>(x, factor, slopes, (int32_t)(from - s.position), slots & 0xffff, stop);
+            finish_logits<TOKENS_BY_PAIR>(x, factor, slopes, (int32_t)(from - s.position), live);
         else
-            finish_logits<TOKENS_BY_ROW>(x, factor, slopes, (int32_t)(from - s.position), slots & 0xffff, stop);
+            finish_logits<TOKENS_BY_ROW>(x, factor, slopes, (int32_t)(from - s.position), live);
         if (weigh(x, running, rise, w)) scale_sums(acc, rise);
         V::accumulate(a.codec[1], ring, paired, w, acc);
     }

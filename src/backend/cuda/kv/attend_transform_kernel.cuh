@@ -29,9 +29,9 @@ ATTEND_INLINE void copy_units(uint32_t to, const uint8_t *from, uint32_t count) 
 /* A warp's pages, one or two of them in shared memory: a slot of keys and one of values each. As soon as a slot has been read, it is filled with
  * the page after the other's. */
 template <int HD, int NQ> struct transform_ring {
-    const struct page_set_view *sets;
+    struct listed_pages listed;
     const struct place_view *place;
-    const uint32_t *records;                       /* of runs, from that of the sequence's first page on */
+    const uint32_t *records;                       /* of runs, from that of the list's first page on */
     uint32_t first_run;                            /* position */
     uint32_t n;                                    /* pages */
     uint32_t key_units, value_units, record_units; /* of 16 bytes */
@@ -61,7 +61,7 @@ template <int HD, int NQ> struct transform_ring {
     ATTEND_INLINE void ask_for_keys(uint32_t page) {
         if (page < n) {
             if (page % 32 == 0) {
-                const struct page_set_view set = sets[min(page + lane_id(), n - 1)];
+                const struct page_set_view set = listed.set(min(page + lane_id(), n - 1));
                 keys_of_lane = page_address(&set, place, 0), values_of_lane = page_address(&set, place, 1);
                 run_of_lane = (run_of(set.first) - first_run) / ROPE_RUN_TOKENS * run_record_words(NQ, HD / 2);
             }
@@ -353,8 +353,7 @@ template <int HD, int NQ, int WARPS> struct transform_merge {
 
 /* Logits of a page's tokens: ALiBi, and -INFINITY for those that are not read. */
 template <int NQ>
-ATTEND_INLINE void finish_page_logits(float (&x)[NQ][8], const float *slopes, uint32_t group, int32_t from, uint32_t begin,
-                                      uint32_t end) {
+ATTEND_INLINE void finish_page_logits(float (&x)[NQ][8], const float *slopes, uint32_t group, int32_t from, uint64_t live) {
     const uint32_t first = lane_token();
     if (slopes) {
 #pragma unroll
@@ -365,13 +364,13 @@ ATTEND_INLINE void finish_page_logits(float (&x)[NQ][8], const float *slopes, ui
             for (int i = 0; i < 8; i++) x[n][i] += slope * (float)(from + (int32_t)(first + token_of(i)));
         }
     }
-    if (begin || end < PAGE_TOKENS) {
+    if (live != READ_ALL) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const uint32_t token = first + token_of(i);
 #pragma unroll
             for (int n = 0; n < NQ; n++)
-                if (token < begin || token >= end) x[n][i] = -INFINITY;
+                if (!(live >> token & 1)) x[n][i] = -INFINITY;
         }
     }
 }
@@ -412,11 +411,11 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         uint32_t first, end;
         share_pages(s, first, end);
         const uint32_t n = end - first, begin = first + n * warp / WARPS, pages = first + n * (warp + 1) / WARPS - begin;
-        const struct page_set_view *const sets = s.sequence->page_sets + begin;
+        const struct listed_pages listed = listed_from(s, begin, 1);
         transform_ring<HD, NQ> ring;
-        ring.sets = sets, ring.n = pages;
+        ring.listed = listed, ring.n = pages;
         ring.place = a.places + (size_t)a.layer * a.heads.kv_heads + s.head;
-        ring.first_run = s.sequence->n_sealed ? run_of(s.sequence->page_sets[0].first) : 0;
+        ring.first_run = s.list->n_pages ? run_of(first_listed(s)) : 0;
         ring.records = run_record<HD, NQ>(a, s, 0);
         ring.set_room(shared_address(shared) + layout::rings + warp * ring_bytes, ring_bytes, keys.view->layout.nibbles,
                       values.view->layout.nibbles, of_keys.planes);
@@ -430,14 +429,11 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         transform_running<NQ> r;
 #pragma unroll
         for (int i = 0; i < NQ; i++) r.max[i] = -INFINITY, r.sum[i] = r.gained[i] = 0;
-        struct page_set_view of_lane; /* page 32 i + lane's */
+        struct page_of_lane of_lane;
         const float *const slopes = a.heads.slopes ? a.heads.slopes + s.first_head : nullptr;
 #pragma unroll 1
         for (uint32_t page = 0; page < pages; page++) {
-            if (page % 32 == 0) of_lane = sets[min(page + lane, pages - 1)];
-            const uint32_t from = __shfl_sync(ALL_LANES, of_lane.first, page % 32);
-            const uint32_t slots = __shfl_sync(ALL_LANES, of_lane.begin | (uint32_t)of_lane.end << 16, page % 32);
-            const uint32_t stop = from > s.position ? 0 : min(slots >> 16, s.position + 1 - from);
+            if (page % 32 == 0) of_lane.load(listed, min(page + lane, pages - 1));
             float x[NQ][8];
             page_weights<NQ> weights;
             const uint32_t slot = ring.slot(page);
@@ -445,7 +441,9 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             score_page<HD, NQ>(slot, slot + of_keys.gains + PAGE_TRANSFORM_NIBBLE, of_keys, complement, x);
             __syncwarp();
             ring.ask_for_keys(page + ring.depth);
-            finish_page_logits(x, slopes, s.group, (int32_t)(from - s.position), slots & 0xffff, stop);
+            const uint32_t from = of_lane.first_of(page); /* not before: registers are short while keys are scored */
+            const uint64_t live = of_lane.read_of(page, from, s.position);
+            finish_page_logits(x, slopes, s.group, (int32_t)(from - s.position), live);
             ring.wait();
             weigh_page<HD, NQ>(slot + ring.key_bytes, of_values, x, r, acc, weights);
             accumulate_page<HD, NQ>(slot + ring.key_bytes, of_values, weights, complement, acc);

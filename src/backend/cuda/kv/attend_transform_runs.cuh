@@ -215,9 +215,9 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     let_next_kernel_begin();
     struct share s;
     share_of(a, 0, blockIdx.y, blockIdx.z, s);
-    if (!s.sequence->n_sealed) return;
-    const uint32_t first = run_of(s.sequence->page_sets[0].first) / ROPE_RUN_TOKENS;
-    const uint32_t n = run_of(s.sequence->page_sets[s.sequence->n_sealed - 1].first) / ROPE_RUN_TOKENS - first + 1;
+    if (!s.list->n_pages) return;
+    const uint32_t first = run_of(first_listed(s)) / ROPE_RUN_TOKENS;
+    const uint32_t n = run_of(listed_from(s, s.list->n_pages - 1, 1).set(0).first) / ROPE_RUN_TOKENS - first + 1;
     if (blockIdx.x * at_once >= n) return;
     const transform_side<HD> keys = side_of<HD>(a, s, 0);
     const unsigned planes = keys.view->layout.planes;

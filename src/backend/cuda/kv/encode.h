@@ -15,7 +15,7 @@ bool encode_supports(const struct head_view *heads, const enum codec_id codec[2]
 cudaError_t encode_pages(const struct encode *encode, cudaStream_t stream);
 
 /* The rows that pages stand for, keys rotated by their own positions again: what a prompt's attention reads, and the tests' oracle. Slots
- * from `set.end` on are not written. */
+ * from `set.count` on are not written. */
 cudaError_t decode_pages(const struct encode *encode, cudaStream_t stream);
 
 /* Fits codecs that are fitted, transform without a profile of the model: finds mean, sizes and gains of each layer, KV head and side of the launch

@@ -29,7 +29,7 @@ static __device__ inline struct page_job job_of_block(const struct encode &e, st
     job.side = sides.first + (int)blockIdx.z;
     job.place = (size_t)(e.layer + blockIdx.y) * kv_heads + job.head;
     job.rows = job.item->rows[job.side] + blockIdx.y * e.layer_stride + job.head * e.head_stride;
-    job.count = job.item->set.end;
+    job.count = job.item->set.count;
     job.page = NULL; /* of a launch that only fits */
     if (e.places && job.item->set.chunk) job.page = page_address(&job.item->set, &e.places[job.place], job.side);
     return job;

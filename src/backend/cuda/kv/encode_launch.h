@@ -14,7 +14,7 @@ struct encode_sides {
 
 /* The rows of a page set: where they lie, and where they are written to; device [n]. For layer l in [layer, layer + n_layers), head h and slot t
  * the row is rows[side] + l' layer_stride + h head_stride + t token_stride, l' = l - layer of the launch; rows begin at multiples of 16 bytes.
- * Slots from `set.end` on are encoded as zeros. */
+ * Slots from `set.count` on are encoded as zeros. */
 struct encode_item {
     struct page_set_view set;
     device_half *rows[2]; /* keys rotated by their own positions, values; written by decode_pages */

@@ -43,7 +43,7 @@ static __device__ struct page_job page_of(const struct encode &e, const struct f
     page.side = job.side;
     page.place = job.place;
     page.rows = page.item->rows[job.side] + job.layer * e.layer_stride + job.head * e.head_stride;
-    page.count = page.item->set.end;
+    page.count = page.item->set.count;
     return page;
 }
 

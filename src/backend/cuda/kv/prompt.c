@@ -54,10 +54,9 @@ static device_half *row_at(const struct cache *cache, int side, size_t row) {
 
 /* A page whose first token has this row: negative, but not below -ROWS_IN_FRONT, where the page's first tokens are evicted. */
 static struct encode_item item_of(const struct cache *cache, const struct page_set *set, int64_t row) {
-    struct encode_item item = {.set = cache_page_view(cache, set), .fitted = cache->fitted};
+    struct encode_item item = {.set = cache_page_view(set), .fitted = cache->fitted};
     for (int side = 0; side < 2; side++)
         item.rows[side] = cache->rows[side] + (size_t)(ROWS_IN_FRONT + row) * cache_shape_kv_width(&cache->base.shape);
-    item.set.begin = 0;
     return item;
 }
 

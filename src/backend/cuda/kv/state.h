@@ -45,9 +45,11 @@ struct cache {
     const struct kv_tables *tables;
     enum codec_id codec[2]; /* by side */
 
-    struct page_set_view *views; /* on the device, of the sealed page sets */
+    struct page_set_view
+        *views;               /* on the device [view_capacity], of the sealed page sets; behind them in the same piece of memory: */
+    struct read_page *listed; /* [view_capacity] the pages of the shared read list */
     size_t view_capacity;
-    size_t views_good; /* the first so many are as they should be */
+    size_t views_good; /* the first so many views are as they should be */
     struct exact_rows exact;
     device_half *window; /* [layers][Hk][2][window_capacity][hd] */
     uint32_t window_capacity;
@@ -71,6 +73,9 @@ struct cache {
 /* Rows in front of those of a prompt: the first page may begin with tokens that were evicted. */
 #define ROWS_IN_FRONT PAGE_TOKENS
 #define DECODE_TOKENS_MOST 16 /* of one cache in a decoding step */
+
+/* Bytes of views and list entries of n page sets. */
+static inline size_t page_view_bytes(size_t n) { return n * (sizeof(struct page_set_view) + sizeof(struct read_page)); }
 
 /* Exact rows of the first tokens, when there are as many. */
 static inline uint32_t cache_first_exact(const struct cache *cache) { return cache->base.method.parameters.exact; }

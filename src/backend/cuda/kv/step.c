@@ -10,19 +10,6 @@ bool cache_decodes(const struct cache *cache) {
     return cache->base.plan.kind == CACHE_STEP_DECODE && cache->base.plan.n <= DECODE_TOKENS_MOST;
 }
 
-static enum terse_status reserve_views(struct cache *cache, size_t n, struct terse_error *error) {
-    if (n <= cache->view_capacity) return TERSE_OK;
-    size_t bytes = n * sizeof *cache->views, old = cache->view_capacity * sizeof *cache->views;
-    struct page_set_view *views = device_alloc(cache->base.budget, bytes, "the KV cache's pages", error);
-    if (!views) return TERSE_E_MEMORY;
-    cudaStreamSynchronize(device_stream());
-    device_free(cache->base.budget, cache->views, old);
-    cache->views = views;
-    cache->view_capacity = n;
-    cache->views_good = 0;
-    return TERSE_OK;
-}
-
 enum terse_status kv_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
     struct cache_base *base = &cache->base;
     enum terse_status status = cache_plan_step(cache, kind, n, error);
@@ -31,7 +18,7 @@ enum terse_status kv_begin(struct cache *cache, enum cache_step_kind kind, size_
         return kv_refuse(&base->method, "cannot be read by the papers' protocol", error);
     if (base->extent.length <= base->plan.grid) cache->window_origin = base->plan.grid; /* nothing lies in it */
     cache->steps++;
-    status = reserve_views(cache, base->pages.n, error);
+    status = cache_reserve_views(cache, base->pages.n, error);
     if (!status) status = kv_tables_reserve(cache->tables, base->plan.after.length, error);
     if (!status) status = cache_upload_views(cache, error);
     if (!status && !cache_decodes(cache)) status = prompt_reserve(cache, error);

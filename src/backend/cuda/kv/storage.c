@@ -102,7 +102,7 @@ void kv_destroy(struct cache *cache) {
     window_wait_ahead(cache);
     cudaStreamSynchronize(device_stream());
     cache_base_free(&cache->base);
-    device_free(cache->base.budget, cache->views, cache->view_capacity * sizeof *cache->views);
+    device_free(cache->base.budget, cache->views, page_view_bytes(cache->view_capacity));
     kept_free(cache);
     device_free(cache->base.budget, cache->window, window_bytes(cache));
     device_free(cache->base.budget, cache->fitted, fitted_bytes(&cache->base.shape));
@@ -125,7 +125,7 @@ static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct
     return (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, 0),
                                 .window = heads * 2 * window_rows(method) * row,
                                 .exact = heads * 2 * method->parameters.exact * row + anchors * anchor_bytes(shape),
-                                .tables = (learns(method) ? fitted_bytes(shape) : 0) + views * sizeof(struct page_set_view) +
+                                .tables = (learns(method) ? fitted_bytes(shape) : 0) + page_view_bytes(views) +
                                           sizeof(struct sequence_view)};
 }
 

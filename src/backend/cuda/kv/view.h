@@ -14,6 +14,7 @@
 #include "format/page_layout.h"
 #include "format/shape.h"
 #include "format/transform.h"
+#include "kv/read_list.h"
 #include "model/rope.h"
 
 #include <stdbool.h>
@@ -49,7 +50,7 @@ struct page_set_view {
     uint8_t *chunk;
     uint32_t sets, index; /* of the chunk, and which of them this is */
     uint32_t first;       /* token of slot 0 */
-    uint16_t begin, end;  /* slots [begin, end) are to be read; the others are evicted, or were never filled */
+    uint32_t count;       /* slots that hold tokens, the first ones */
 };
 
 #ifdef __CUDACC__
@@ -65,21 +66,25 @@ TERSE_DEVICE uint8_t *page_address(const struct page_set_view *set, const struct
 /* The position of the run that a page's keys are rotated from. */
 TERSE_DEVICE uint32_t run_of(uint32_t first) { return first - first % ROPE_RUN_TOKENS; }
 
-/* One sequence as it is read in a step; device [sequences]. */
+/* One sequence as it is read in a step; device [sequences]. Lists are those of kv/read_list.h with pages on the device, where `page` numbers
+ * page_sets. The step's own tokens are among the exact rows and in the window, of which a query reads none that comes after it. No page is packed
+ * before it is read (n_chosen is 0), and pages have no exact rows in place of codes. */
 struct sequence_view {
-    const struct page_set_view *page_sets; /* [n_sealed] in order of their tokens */
-    uint32_t n_sealed;
-    uint32_t n_exact; /* exact rows: attention sinks, tokens 0 .. n_exact - 1, those of the step among them: a query reads none
-                               * of them that comes after it */
-    uint32_t exact_capacity;  /* rows for them */
-    uint32_t window_capacity; /* rows of the window's ring, a multiple of 64 */
-    uint32_t window_first;    /* the window's first token to be read */
-    uint32_t window_origin;   /* token t lies in row (t - window_origin) % window_capacity */
-    uint32_t evicted;    /* tokens between the exact rows and the first that is read: exact rows stand so many positions later */
-    device_half *exact;  /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
-    device_half *window; /* [layers][Hk][keys, values][window_capacity][hd] */
-    const float *fitted; /* [layers][Hk][keys, values][transform_fitted_floats(hd)]: NULL: the profile's own */
+    const struct page_set_view *page_sets; /* the block table, of as many page sets as any list has pages at least */
+    struct read_list list;                 /* of all layers and KV heads, unless they have their own */
+    const struct read_list *own;           /* [layers][Hk] lists, pages in order of their tokens; NULL: all read `list` */
+    uint32_t exact_capacity;               /* rows for exact rows */
+    uint32_t window_capacity;              /* rows of the window's ring, a multiple of 64 */
+    uint32_t window_origin;                /* token t lies in row (t - window_origin) % window_capacity */
+    device_half *exact;                    /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
+    device_half *window;                   /* [layers][Hk][keys, values][window_capacity][hd] */
+    const float *fitted;                   /* [layers][Hk][keys, values][transform_fitted_floats(hd)]: NULL: the profile's own */
 };
+
+TERSE_DEVICE const struct read_list *read_list_at(const struct sequence_view *s, const struct head_view *h, uint32_t layer,
+                                                  uint32_t head) {
+    return s->own ? &s->own[(uint64_t)layer * h->kv_heads + head] : &s->list;
+}
 
 TERSE_DEVICE const device_half *exact_rows_at(const struct sequence_view *s, const struct head_view *h, uint32_t layer,
                                               uint32_t head, int side) {

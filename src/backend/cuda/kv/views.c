@@ -46,23 +46,31 @@ struct encode cache_encode(const struct cache *cache, const struct item_list *li
 
 /* ---- Views */
 
-struct page_set_view cache_page_view(const struct cache *cache, const struct page_set *set) {
-    uint64_t first = cache->base.extent.first, begin = first > set->first ? first - set->first : 0;
-    return (struct page_set_view){.chunk = set->chunk,
-                                  .sets = set->chunk_sets,
-                                  .index = set->index,
-                                  .first = (uint32_t)set->first,
-                                  .begin = (uint16_t)(begin < set->count ? begin : set->count),
-                                  .end = (uint16_t)set->count};
+struct page_set_view cache_page_view(const struct page_set *set) {
+    return (struct page_set_view){
+        .chunk = set->chunk, .sets = set->chunk_sets, .index = set->index, .first = (uint32_t)set->first, .count = set->count};
 }
 
-enum terse_status cache_upload_views(struct cache *cache, struct terse_error *error) {
+enum terse_status cache_reserve_views(struct cache *cache, size_t n, struct terse_error *error) {
+    if (n <= cache->view_capacity) return TERSE_OK;
+    struct page_set_view *views = device_alloc(cache->base.budget, page_view_bytes(n), "the KV cache's pages", error);
+    if (!views) return TERSE_E_MEMORY;
+    cudaStreamSynchronize(device_stream());
+    device_free(cache->base.budget, cache->views, page_view_bytes(cache->view_capacity));
+    cache->views = views;
+    cache->listed = (struct read_page *)(void *)(views + n);
+    cache->view_capacity = n;
+    cache->views_good = 0;
+    read_lists_forget_copy(&cache->base.reads);
+    return TERSE_OK;
+}
+
+static enum terse_status upload_sets(struct cache *cache, struct terse_error *error) {
     size_t n = cache->base.pages.n_sealed, good = size_min(cache->views_good, n);
-    if (extent_evicted(&cache->base.extent)) good = 0; /* the first page's tokens leave one by one */
     if (good == n) return TERSE_OK;
     struct page_set_view *views = malloc((n - good) * sizeof *views);
     if (!views) return status_no_memory(error, (n - good) * sizeof *views, "a step's pages");
-    for (size_t i = good; i < n; i++) views[i - good] = cache_page_view(cache, &cache->base.pages.sets[i]);
+    for (size_t i = good; i < n; i++) views[i - good] = cache_page_view(&cache->base.pages.sets[i]);
     cudaError_t result =
         cudaMemcpyAsync(cache->views + good, views, (n - good) * sizeof *views, cudaMemcpyHostToDevice, device_stream());
     free(views); /* memory that is not pinned was copied before the call returned */
@@ -70,18 +78,33 @@ enum terse_status cache_upload_views(struct cache *cache, struct terse_error *er
     return device_check(result, "sending a step's pages", error);
 }
 
+static cudaError_t upload_entries(const struct cache *cache, size_t first, size_t end) {
+    const struct read_page *pages = cache->base.reads.pages;
+    if (first >= end) return cudaSuccess;
+    return cudaMemcpyAsync(cache->listed + first, pages + first, (end - first) * sizeof *pages, cudaMemcpyHostToDevice,
+                           device_stream());
+}
+
+enum terse_status cache_upload_views(struct cache *cache, struct terse_error *error) {
+    struct read_lists *reads = &cache->base.reads;
+    const size_t n = reads->shared.n_pages, low = size_min(reads->stale_low, n);
+    enum terse_status status = upload_sets(cache, error);
+    if (status) return status;
+    cudaError_t result = upload_entries(cache, 0, low);
+    if (result == cudaSuccess) result = upload_entries(cache, size_max(reads->stale_high, low), n);
+    if (result == cudaSuccess) read_lists_copied(reads);
+    return device_check(result, "sending a step's pages", error);
+}
+
 struct sequence_view cache_view(const struct cache *cache) {
-    const struct plan *plan = &cache->base.plan;
-    uint64_t window = plan->grid > plan->before.first ? plan->grid : plan->before.first;
-    uint64_t first = plan->after.length < cache_first_exact(cache) ? plan->after.length : cache_first_exact(cache);
+    struct read_list list = cache->base.reads.shared;
+    list.pages = cache->listed;
+    list.rows_end = (uint32_t)cache->base.plan.after.exact; /* new ones lie there when they are read */
     return (struct sequence_view){.page_sets = cache->views,
-                                  .n_sealed = (uint32_t)cache->base.pages.n_sealed,
-                                  .n_exact = (uint32_t)(first + cache->base.n_anchors),
+                                  .list = list,
                                   .exact_capacity = cache->exact.capacity,
                                   .window_capacity = cache->window_capacity,
-                                  .window_first = (uint32_t)window,
                                   .window_origin = (uint32_t)cache->window_origin,
-                                  .evicted = (uint32_t)extent_evicted(&plan->before),
                                   .exact = cache->exact.rows,
                                   .window = cache->window,
                                   .fitted = cache->fitted};

@@ -6,8 +6,10 @@
 
 /* Returns the kernels' view of the cache in the step that it has begun. */
 struct sequence_view cache_view(const struct cache *cache);
-struct page_set_view cache_page_view(const struct cache *cache, const struct page_set *set);
-/* Queues the upload of the views of the sealed page sets that have changed. */
+struct page_set_view cache_page_view(const struct page_set *set);
+/* Makes room on the device for n page sets and list entries, which are lost where it grows. */
+enum terse_status cache_reserve_views(struct cache *cache, size_t n, struct terse_error *error);
+/* Queues the upload of the sealed page sets and of the entries of the step's read list that have changed. */
 enum terse_status cache_upload_views(struct cache *cache, struct terse_error *error);
 enum terse_status item_list_reserve(struct item_list *list, size_t n, struct terse_error *error);
 void item_list_free(struct item_list *list);

@@ -8,9 +8,8 @@
 static struct encode_item window_item(const struct cache *cache, const struct page_set *set) {
     size_t slot = (size_t)((set->first - cache->window_origin) % cache->window_capacity);
     device_half *keys = cache->window + slot * cache->base.shape.head_dim;
-    struct page_set_view view = cache_page_view(cache, set);
-    view.begin = 0;
-    return (struct encode_item){.set = view, .rows = {keys, keys + window_side_halves(cache)}, .fitted = cache->fitted};
+    return (struct encode_item){
+        .set = cache_page_view(set), .rows = {keys, keys + window_side_halves(cache)}, .fitted = cache->fitted};
 }
 
 static struct encode window_encode(const struct cache *cache, const struct item_list *list) {
