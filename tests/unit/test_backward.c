@@ -249,7 +249,7 @@ static void check_window(const char *name, size_t n, size_t samples) {
             worst = fmax(worst, check_elements(name, &kept, &oracle, side, layer, samples));
             worst = fmax(worst, check_direction(name, &kept, &oracle, side, layer));
         }
-        /* Nobody who is asked for a prediction sees the last token. */
+        /* No prediction is made from the last token. */
         size_t last = (layer + 1) * kept.per_layer - model->kv_heads * model->head_dim;
         for (size_t i = last; i < (layer + 1) * kept.per_layer; i++) assert_true(kept.rows[DK][i] == 0 && kept.rows[DV][i] == 0);
     }

@@ -6,7 +6,7 @@
 
 struct saver;
 
-/* A session of tokens[n] on its way to the store. Nobody else uses it until it has come back. */
+/* A session of tokens[n] on its way to the store. It must not be used until it has come back. */
 struct saving {
     struct terse_session *session;
     int32_t *tokens;
