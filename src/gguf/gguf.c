@@ -34,7 +34,6 @@ const uint8_t *gguf_read_string(const uint8_t *at, struct gguf_string *string) {
 }
 
 const char *gguf_name(const struct gguf *gguf) { return gguf->name; }
-uint32_t gguf_version(const struct gguf *gguf) { return gguf->version; }
 uint64_t gguf_metadata_count(const struct gguf *gguf) { return gguf->n_entries; }
 uint64_t gguf_tensor_count(const struct gguf *gguf) { return gguf->n_tensors; }
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *gguf, uint64_t i) { return &gguf->tensors[i]; }

@@ -93,7 +93,6 @@ struct gguf_part_info {
 uint32_t gguf_part_count(const struct gguf *gguf); /* 1 where nothing was added */
 struct gguf_part_info gguf_part_at(const struct gguf *gguf, uint32_t i);
 
-uint32_t gguf_version(const struct gguf *gguf);
 uint64_t gguf_metadata_count(const struct gguf *gguf);
 uint64_t gguf_tensor_count(const struct gguf *gguf);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *gguf, uint64_t i);

@@ -303,10 +303,3 @@ void reply_fail(struct task *task, const struct api_error *error) {
     send_event(task, api_error_json(error));
     exchange_end(task->exchange);
 }
-
-char *reply_error_text(const struct api_error *error) {
-    cJSON *json = api_error_json(error);
-    char *text = cJSON_PrintUnformatted(json);
-    cJSON_Delete(json);
-    return text;
-}

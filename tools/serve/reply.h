@@ -13,9 +13,6 @@ void reply_end(struct task *task);
 /* Ends the reply with *error; nothing more comes. */
 void reply_fail(struct task *task, const struct api_error *error);
 
-/* An error as a body. NULL: no memory; released by free. */
-char *reply_error_text(const struct api_error *error);
-
 /* Returns one token as text: [*n], zero-terminated, released by free; NULL: no memory. Bytes that are no whole character are U+FFFD; *whole then
  * is false. Special tokens have their names. */
 char *reply_token_text(const struct terse_model *model, int32_t token, size_t *n, bool *whole);

@@ -127,12 +127,12 @@ INLINE void gather_tokens(const __m512i *x, __m512i *out) {
     out[3] = _mm512_shuffle_i32x4(odd_ab, odd_cd, 0xdd);
 }
 
-/* Sixteen channels of four tokens that are `apart` among offsets, one after the other. */
-INLINE __m512i four_rows(const uint8_t *rows, const uint32_t *offsets, size_t apart) {
+/* Returns sixteen channels of four tokens, one after the other. */
+INLINE __m512i four_rows(const uint8_t *rows, const uint32_t *offsets) {
     __m512i x = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(rows + offsets[0])));
-    x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(rows + offsets[apart])), 1);
-    x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(rows + offsets[2 * apart])), 2);
-    return _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(rows + offsets[3 * apart])), 3);
+    x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(rows + offsets[1])), 1);
+    x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(rows + offsets[2])), 2);
+    return _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(rows + offsets[3])), 3);
 }
 
 /* Channels c to c + 15 of tokens t to t + 15: x[l] has tokens t + 4 l to t + 4 l + 3. */
@@ -141,7 +141,7 @@ INLINE void sixteen_channels(bool broad, const struct pq_codebook *p, uint32_t (
     if (broad) {
         const size_t m = c / p->width;
         const uint8_t *rows = centroid_rows_u8(p, m) + c % p->width;
-        UNROLL for (size_t l = 0; l < 4; l++) x[l] = codes_in_order(FOR_DWORDS, four_rows(rows, offsets[m] + t + 4 * l, 1));
+        UNROLL for (size_t l = 0; l < 4; l++) x[l] = codes_in_order(FOR_DWORDS, four_rows(rows, offsets[m] + t + 4 * l));
         return;
     }
     __m512i fours[4];
@@ -185,28 +185,6 @@ INLINE void accumulate_narrow_rows(size_t G, const void *what, const float *weig
 
 PQ_KERNELS(accumulate_broad_rows)
 PQ_KERNELS(accumulate_narrow_rows)
-
-/* ---- By channel ---------------------------------------------------------------------------------------------------------- */
-
-/* Each unpacking of all 16 registers moves the bits of a byte's address (register, place in its part) on by one; four of them swap
- * register and place. */
-void pq_avx512_channels_of_rows_u8(const struct pq_codebook *p, const void *page, size_t c, uint8_t (*u8)[PAGE_TOKENS]) {
-    const uint8_t *rows = centroid_rows_u8(p, c / p->width) + c % p->width;
-    uint32_t offsets[PAGE_TOKENS];
-    __m512i at[4], x[16];
-    row_offsets(p, page, c / p->width, at);
-    UNROLL for (size_t v = 0; v < 4; v++) _mm512_storeu_si512(offsets + 16 * v, at[v]);
-    UNROLL_16 for (size_t i = 0; i < 16; i++) x[i] = four_rows(rows, offsets + i % 2 * 32 + i / 2, 8);
-    UNROLL for (size_t round = 0; round < 4; round++) {
-        __m512i y[16];
-        UNROLL for (size_t i = 0; i < 8; i++) {
-            y[2 * i] = _mm512_unpacklo_epi8(x[i], x[i + 8]);
-            y[2 * i + 1] = _mm512_unpackhi_epi8(x[i], x[i + 8]);
-        }
-        UNROLL_16 for (size_t i = 0; i < 16; i++) x[i] = y[i];
-    }
-    UNROLL_16 for (size_t i = 0; i < 16; i++) _mm512_storeu_si512(u8[i], x[i]);
-}
 
 void pq_avx512_score_rows_u8(const struct pq_codebook *p, const float *fixed, size_t G, const void *page, float *logits) {
     struct page_view view = {.p = p, .page = page};

@@ -35,10 +35,6 @@ void pq_avx512_accumulate_int8_u8(const struct pq_codebook *p, const float *weig
 void pq_avx512_score_rows_u8(const struct pq_codebook *p, const float *fixed, size_t G, const void *page, float *logits);
 void pq_avx512_accumulate_rows_u8(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc);
 
-/* Channels c to c + 15 of a page of rows, width a multiple of 16: bytes[16][64], tokens in the order of codes FOR_I16
- * (avx512_centroid_rows.c). */
-void pq_avx512_channels_of_rows_u8(const struct pq_codebook *p, const void *page, size_t c, uint8_t (*bytes)[PAGE_TOKENS]);
-
 /* ---- Codes of up to eight bits: 64 look-ups in registers at a time ---
  *
  * A permutation of bytes is a look-up of 64 bytes in a table of 64 or, of two registers, 128; in 256 it is two of them under a
