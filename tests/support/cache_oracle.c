@@ -581,7 +581,7 @@ static void take_pages(struct oracle *o, size_t first) {
         const uint32_t layer = (uint32_t)(at / o->setup.kv_heads), head = (uint32_t)(at % o->setup.kv_heads);
         const enum codec_side of = side ? CODEC_VALUES : CODEC_KEYS;
         const struct coding *coding = coding_of(o, side);
-        if (set->first < first || (!coding->width && coding->codec != &codec_transform)) continue;
+        if (set->first < first || coding->codec == &codec_f16) continue;
         struct codec_shape shape = method_shape(&o->method, of, layer, head, (uint32_t)hd, 1);
         uint8_t *page = malloc(base->places[at].bytes[of]);
         o->setup.fetch(page, page_set_page(set, &base->places[at], of), base->places[at].bytes[of]);

@@ -12,8 +12,8 @@ struct oracle_setup {
     const struct kv_ops *kv; /* NULL: the CPU's */
     double allowed;          /* of a difference; 0: what the CPU's kernels are allowed */
     /* Copies memory of a device's pages to the host's. For a cache of that device the oracle then takes from the pages themselves, decoded by the
-     * CPU, what codecs of centroids or transforms have made of the rows, where rounding may decide between codes; other tests check that they are
-     * the right codes. NULL: it encodes by itself. */
+     * CPU, what codecs have made of the rows, where rounding may decide between codes; other tests check that they are the right codes. NULL: it
+     * encodes by itself. */
     void (*fetch)(void *to, const void *from, size_t bytes);
     const char *method, *key, *value;
     uint32_t tail;
