@@ -124,7 +124,11 @@ static void print_running(const struct perplexity *p) {
     const struct score_totals *t = scorer_totals(p->scorer);
     progress_clear();
     printf("[%u] %.4f", p->window + 1, exp(t->nll / (double)t->count));
-    if (p->reader) printf("  KLD %.6f  same top %.2f %%", t->kld / (double)t->count, 100 * (double)t->same_top / (double)t->count);
+    if (p->reader) {
+        double kld = t->kld / (double)t->count;
+        if (fabs(kld) < 5e-7) kld = 0; /* the 16-bit codes of a base can leave a sum just below 0, and 0 has no sign */
+        printf("  KLD %.6f  same top %.2f %%", kld, 100 * (double)t->same_top / (double)t->count);
+    }
     output_write("\n", 1);
 }
 

@@ -42,6 +42,7 @@ ppl=$(number_after '^PPL = ' "$work/out")
 
 # The same run against its own base: only the rounding of 16-bit codes is left.
 works perplexity --kl-divergence-base "$base" --kl-divergence
+if grep -q "KLD -0.000000 " "$work/out"; then fail "a sign before nothing: $(cat "$work/out")"; fi
 awk -v kld="$(number_after '^KLD mean = ' "$work/out")" 'BEGIN { exit !(kld < 1e-5 && kld > -1e-5) }' || fail "KLD: $(cat "$work/out")"
 grep -q '^same top-1 = 100.000 ' "$work/out" || fail "same top-1: $(cat "$work/out")"
 near "$(number_after '^PPL = ' "$work/out")" "$ppl" 1e-5 || fail "PPL: $(cat "$work/out")"
