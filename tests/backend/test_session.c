@@ -1,4 +1,6 @@
-/* Sessions over the shipped model: the same text read in different ways gives the same logits; limits and failures. */
+/* Sessions, mostly over the shipped model: the same text read in different ways gives the same logits; limits and failures. */
+#include "base/memory.h"
+#include "support/random_model.h"
 #include "terse.h"
 #include "terse_calibrate.h"
 
@@ -21,23 +23,30 @@ static struct terse_engine *engine;
 static struct terse_model_info info;
 static int32_t tokens[TOKENS];
 
-static int load_model(void **state) {
-    (void)state;
+/* Starts an engine on the model and chooses a text for it. */
+static int take_model(struct terse_model *taken) {
     struct terse_error error;
-    if (terse_model_load(PROJECT_DIR "/models/lab-27m-q8_0.gguf", &model, &error)) {
-        print_error("%s\n", error.message);
-        return -1;
-    }
     struct terse_engine_options options = terse_engine_options_defaults();
     options.threads = 2;
+    model = taken;
     if (terse_engine_new(model, &options, &engine, &error)) {
         print_error("%s\n", error.message);
         return -1;
     }
     terse_model_describe(model, &info);
-    tokens[0] = terse_token_bos(model, NULL);
-    for (int i = 1; i < TOKENS; i++) tokens[i] = 300 + (i * 37) % 4000;
+    int32_t bos = terse_token_bos(model, NULL);
+    tokens[0] = bos < 0 ? 0 : bos;
+    for (int i = 1; i < TOKENS; i++) tokens[i] = (300 + (i * 37) % 4000) % (int32_t)info.vocabulary;
     return 0;
+}
+
+static int load_model(void **state) {
+    (void)state;
+    struct terse_error error;
+    struct terse_model *loaded;
+    if (!terse_model_load(PROJECT_DIR "/models/lab-27m-q8_0.gguf", &loaded, &error)) return take_model(loaded);
+    print_error("%s\n", error.message);
+    return -1;
 }
 
 static int free_model(void **state) {
@@ -45,6 +54,21 @@ static int free_model(void **state) {
     terse_engine_free(engine);
     terse_model_free(model);
     return 0;
+}
+
+/* For tests of hundreds of steps about which what the model computes says nothing: a model of two layers. */
+static int take_small_model(void **state) {
+    void *file;
+    free_model(state);
+    int failed = take_model(random_model_new(&random_models[0], &file));
+    *state = file;
+    return failed;
+}
+
+static int leave_small_model(void **state) {
+    free_model(state);
+    memory_free(*state);
+    return load_model(state);
 }
 
 static struct terse_session *open_session(const char *method, enum terse_prefill prefill) {
@@ -481,12 +505,12 @@ int main(void) {
         cmocka_unit_test(test_sink_first),
         cmocka_unit_test(test_reset_forgets),
         cmocka_unit_test(test_memory_is_as_predicted),
-        cmocka_unit_test(test_streaming_is_endless),
+        cmocka_unit_test_setup_teardown(test_streaming_is_endless, take_small_model, leave_small_model),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_limits_of_streaming),
         cmocka_unit_test(test_fill_random),
         cmocka_unit_test(test_random_codebook),
-        cmocka_unit_test(test_an_interrupted_turn_leaves_the_session_as_it_was),
+        cmocka_unit_test_setup_teardown(test_an_interrupted_turn_leaves_the_session_as_it_was, take_small_model, leave_small_model),
         cmocka_unit_test(test_cancelled_beforehand),
         cmocka_unit_test(test_same_seed_same_tokens),
         cmocka_unit_test(test_json_text),
