@@ -50,6 +50,12 @@ size_t extent_window_pages(const struct extent *extent);
 /* The first of the tokens that the step seals. */
 static inline uint64_t plan_first_sealed(const struct plan *plan) { return plan->grid + plan->skip * PAGE_TOKENS; }
 
+/* Returns the first token that the step's i-th new token sees, where a layer's queries see `window` tokens, themselves included; 0: all. */
+static inline uint64_t plan_first_seen(const struct plan *plan, uint64_t window, size_t i) {
+    uint64_t end = plan->before.length + i + 1;
+    return window && end > window ? end - window : 0;
+}
+
 /* Returns the number of evicted tokens. Where tokens have positions by index, token t >= first is at position t minus this. */
 static inline uint64_t extent_evicted(const struct extent *extent) { return extent->first - extent->exact; }
 

@@ -33,8 +33,7 @@ static struct read_page page_of(const struct block_table *table, size_t i, uint6
 
 /* The oldest of the new tokens sees most: what it does not see is too old for all of them. */
 static uint64_t first_seen(const struct plan *plan, const struct method *method) {
-    uint64_t end = plan->before.length + 1, window = method->parameters.window;
-    return window && end > window ? end - window : 0;
+    return plan_first_seen(plan, method->parameters.window, 0);
 }
 
 enum terse_status read_lists_begin(struct read_lists *lists, const struct block_table *table, const struct plan *plan,
@@ -82,7 +81,7 @@ void read_lists_forget_copy(struct read_lists *lists) { lists->stale_high = 0; }
 
 /* ---- Lists of KV heads */
 
-/* Of a KV head: its list, pages, and tokens whose rows are exact. */
+/* Returns the bytes of a KV head's list, of its pages, and of the tokens whose rows are exact. */
 static size_t own_bytes(const struct read_lists *lists, size_t pages) {
     return sizeof *lists->own + pages * (sizeof *lists->own_pages + sizeof *lists->own_exact);
 }

@@ -56,8 +56,7 @@ uint64_t segment_bytes(const struct cache *cache);
 
 /* The first token that the step's i-th new token sees, where its layer slides; 0 where not. */
 static inline uint64_t segment_first_seen(const struct cache *cache, size_t i) {
-    uint64_t end = cache->base.plan.before.length + i + 1, window = cache->base.shape.window;
-    return window && end > window ? end - window : 0;
+    return plan_first_seen(&cache->base.plan, cache->base.shape.window, i);
 }
 
 /* Slots [this, visible) are seen by the step's i-th new token. */
