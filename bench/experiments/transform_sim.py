@@ -2,10 +2,11 @@
 """Simulates forms of the codec terse-N on a real model, before they are written in C: a few seconds a row on one GPU.
 
     transform_sim.py MODEL.gguf TOKENS ROWS.txt [--seconds S] [--output ROWS.jsonl]
+    transform_sim.py --tokenize LIBTERSE.so MODEL.gguf TEXT TOKENS.SPLIT.u32     writes a text's tokens, for TOKENS above
     transform_sim.py --table ROWS.jsonl     prints such a file as a table
 
-MODEL is of llama's architecture or Qwen2's. TOKENS.test.u32 and TOKENS.valid.u32 are its tokens of WikiText's test and validation splits
-(terse_tokenize's, as 32-bit numbers). A line of ROWS is a row: words KEY=VALUE, see Row. Needs PyTorch, numpy and the package gguf.
+MODEL is of llama's architecture or Qwen2's. TOKENS.test.u32 and TOKENS.valid.u32 are its tokens of WikiText's test and validation splits, as
+32-bit numbers. A line of ROWS is a row: words KEY=VALUE, see Row. Needs PyTorch, numpy and the package gguf.
 
 Of 2 windows of 8,192 tokens everything but the first 4 and the newest 128 tokens is read compressed, in both halves, so that errors propagate
 through the whole window; the second half is scored against the exact model. Divergences are about twice those of the real cache, which reads
@@ -14,6 +15,7 @@ the first half exactly. Ranks, bases and widths are as the codec would have them
 Shapes: L layers, Hq query heads, Hk KV heads, hd head_dim, T tokens."""
 
 import argparse
+import ctypes
 import json
 import math
 import os
@@ -81,7 +83,7 @@ class Model:
                         key = f"blk.{layer}.attn_{name}.{part}"
                         self.w[key] = self.w[key].view(n, self.hd, -1)[:, order].reshape(self.w[key].shape)
         self.output = self.w.get("output.weight", self.w["token_embd.weight"])
-        # What an error of a value does to the residual stream: W_o^T W_o of a KV head's query heads.
+        # An error of a value enters the residual stream through W_o: its metric is W_o^T W_o, summed over a KV head's query heads.
         self.value_metric = []
         for layer in range(self.layers):
             o = self.w[f"blk.{layer}.attn_output.weight"].view(-1, self.kv_heads, self.group, self.hd)
@@ -281,7 +283,7 @@ class Simulation:
         self.windows = [test[i * WINDOW : (i + 1) * WINDOW] for i in range(WINDOWS)]
         self.base = [self.scored(ids, self.m.exact) for ids in self.windows]
         self.profile = self.learn()
-        self.captured, self.known, self.positions = {}, {}, {}
+        self.captured, self.known = {}, {}
 
     def scored(self, ids, attention):
         return self.m.forward(ids, attention, WINDOW // 2)[:-1].log_softmax(-1)
@@ -326,19 +328,18 @@ class Simulation:
         n, _, offset = name.partition("+")
         return [self.valid[100_000 + int(offset or 0) :][: int(n)]]
 
-    def importance(self, name):
-        """[2 L] of functions of a transform: what it depends on beside the gradients are the metric and the mean that is kept apart."""
+    def gradients(self, name):
+        """Keys, values and gradients of the windows' tokens behind the sinks, [L] of four tensors [Hk, T, hd], and the tokens' positions [T]."""
         if name not in self.known:
             found = [self.m.gradients(ids) for ids in self.gradient_windows(name)]
-            self.known[name] = [[torch.cat([f[layer][i][:, SINKS:] for f in found], 1) for i in range(4)] for layer in range(self.m.layers)]
-            self.positions[name] = torch.cat([torch.arange(SINKS, f[0][0].shape[1]) for f in found])
+            joined = [[torch.cat([f[layer][i][:, SINKS:] for f in found], 1) for i in range(4)] for layer in range(self.m.layers)]
+            self.known[name] = joined, torch.cat([torch.arange(SINKS, f[0][0].shape[1]) for f in found])
         return self.known[name]
 
-    def importances(self, transforms, means, row):
+    def importance(self, transforms, means, row):
         if row.importance == "equal":
             return torch.ones(2 * self.m.layers, self.m.kv_heads, device=DEVICE)
-        gradients, out = self.importance(row.importance), []
-        at = self.positions[row.importance]
+        (gradients, at), out = self.gradients(row.importance), []
         for layer, (k, v, gk, gv) in enumerate(gradients):
             for t, x, g in ((transforms[2 * layer], self.to_frame(k - means[layer], at, row), self.to_frame(gk, at, row)), (transforms[2 * layer + 1], v, gv)):
                 gain = ((x - t.mean) @ t.root).pow(2).mean(-1)
@@ -366,7 +367,7 @@ class Simulation:
             out.append(fit(self.to_frame(k - mean, at, row), torch.diag_embed(queries.repeat_interleave(2, 1))))
             out.append(fit(v, self.m.value_metric[layer]))
             means.append(mean)
-        share(out, self.importances(out, means, row), row, self.levels)
+        share(out, self.importance(out, means, row), row, self.levels)
         return out, means
 
     def attention(self, transforms, means, row):
@@ -417,6 +418,19 @@ def parse_row(line):
     return Row(**{key: kinds[key](value) for key, value in words})
 
 
+def tokenize(library, model_path, text_path, output):
+    """terse_tokenize of include/terse.h."""
+    terse, model, error = ctypes.CDLL(os.path.abspath(library)), ctypes.c_void_p(), ctypes.create_string_buffer(4096)
+    if terse.terse_model_load(os.fsencode(model_path), ctypes.byref(model), error):
+        sys.exit(f"transform_sim.py: {model_path} cannot be loaded")
+    with open(text_path, "rb") as file:
+        text = file.read()
+    n, tokens = ctypes.c_size_t(), (ctypes.c_int32 * (len(text) + 4))()
+    if terse.terse_tokenize(model, text, ctypes.c_size_t(len(text)), 0, tokens, ctypes.c_size_t(len(tokens)), ctypes.byref(n), error):
+        sys.exit(f"transform_sim.py: {text_path} cannot be tokenized")
+    np.ctypeslib.as_array(tokens)[: n.value].astype(np.uint32).tofile(output)
+
+
 def print_table(path):
     """A row is named by what differs from the defaults."""
     usual = asdict(Row())
@@ -429,8 +443,9 @@ def print_table(path):
 
 def main():
     if sys.argv[1:2] == ["--table"]:
-        print_table(sys.argv[2])
-        return
+        return print_table(*sys.argv[2:])
+    if sys.argv[1:2] == ["--tokenize"]:
+        return tokenize(*sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model"), parser.add_argument("tokens"), parser.add_argument("rows")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no row is begun after so many")
