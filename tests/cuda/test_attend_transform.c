@@ -1,6 +1,6 @@
 /* A decoding step's attention over pages of codec transform on the GPU against the same in double precision over what the CPU's codec decodes:
  * rates, head sizes and groups; rows of several sequences of different lengths in one launch, read in one part and in many; runs of keys,
- * turned by rope in both pairings, wholly and in part; exact rows, windows that wrap, pages of which a part is evicted or was never filled;
+ * rotated by rope in both pairings, wholly and in part; exact rows, windows that wrap, pages of which a part is evicted or was never filled;
  * ALiBi; parameters of the profile and those fitted to a sequence. What must not be read is NaN. */
 #include "attend_sample.h"
 #include "backend/cuda/kv/transforms.h"

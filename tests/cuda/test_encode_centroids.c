@@ -112,7 +112,7 @@ static struct difference check(struct coding key, struct coding value, size_t hd
                 for (size_t i = 0; i < PAGE_TOKENS * hd; i++) {
                     if (i / hd >= s->items[item].set.count) {
                         assert_int_equal(own[i], UNTOUCHED << 8 | UNTOUCHED);
-                    } else { /* within a last place of a half, or of the channel that it is turned with */
+                    } else { /* within a last place of a half, or of the channel that it is rotated with */
                         float x = half_to_float(own[i]);
                         assert_true(fabsf(x - rows[i]) <= 0x1p-10f * (fabsf(rows[i]) + 1));
                     }

@@ -1,4 +1,4 @@
-/* What other threads see of the slots: the scheduler's thread writes it, any thread reads it. */
+/* A view of the slots for other threads: the scheduler's thread writes it, any thread reads it. */
 #ifndef TERSE_SERVE_SLOT_VIEW_H
 #define TERSE_SERVE_SLOT_VIEW_H
 

@@ -3,7 +3,7 @@
  *
  * As on the CPU, all tokens of a prompt pass one layer before the next begins, in panels, so that beside the hidden states only one layer's
  * keys and values exist in full. A piece of the work is as many panels as have some number of multiplications; at most PIECES_AHEAD pieces are
- * queued on the device, so that whoever advances the pass may stop between them. */
+ * queued on the device, so that a caller may stop between them. */
 #include "backend/cuda/forward.h"
 
 #include "backend/cuda/device.h"

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #define WORKSPACE ((size_t)32 << 20) /* that cuBLASLt may use: what it asks for on Hopper */
-#define HALVES ((size_t)256 << 20)   /* bytes of weights turned to halves at a time */
+#define HALVES ((size_t)256 << 20)   /* bytes of weights converted to halves at a time */
 #define PLANS 32
 #define ALIGNMENT 16 /* bytes, of all operands: panels begin at any row */
 

@@ -1,4 +1,4 @@
-/* Products of many rows: weights turned to halves, cuBLASLt with sums in fp32. Plain C. */
+/* Products of many rows: weights converted to halves, cuBLASLt with sums in fp32. Plain C. */
 #ifndef TERSE_BACKEND_CUDA_GEMM_H
 #define TERSE_BACKEND_CUDA_GEMM_H
 

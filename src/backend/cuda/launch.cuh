@@ -1,6 +1,6 @@
 /* Launching kernels that may begin before the one before them has ended, from compute capability 9.0 on, so that they load what does not depend on it
  * meanwhile. Such a kernel waits (wait_for_kernels, ptx.cuh) before it reads or writes anything that another kernel writes or reads: also
- * where it would not have to, because whoever waits for it takes all kernels before it for ended. */
+ * where it would not have to, because a kernel that waits for it takes all kernels before it for ended. */
 #ifndef TERSE_BACKEND_CUDA_LAUNCH_CUH
 #define TERSE_BACKEND_CUDA_LAUNCH_CUH
 

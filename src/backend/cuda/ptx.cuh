@@ -100,7 +100,7 @@ PTX_INLINE uint4 load_shared_quad(uint32_t address) {
 
 /* ---- Kernels that begin before the one that was launched before them has ended (launch.cuh). Before compute capability 9.0 none does. */
 
-/* Whoever has run this may see what kernels launched before wrote, and write what they read. */
+/* After this a thread may read what the kernels launched before have written, and write what they read. */
 PTX_INLINE void wait_for_kernels() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -17,7 +17,7 @@ struct row_form {
     struct norm norm;           /* ROW_NORM; gain and bias on the device */
     enum activation activation; /* ROW_ACTIVATION: of x, and SwiGLU multiplies by `factor` */
     /* ROW_NORM of rows that have a number which is not finite: *not_finite, on the device, becomes `place` (model/model.h) if it is more. NULL:
-     * nobody wants to know. */
+     * it is not asked for. */
     uint32_t *not_finite, place;
 };
 

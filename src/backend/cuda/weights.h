@@ -1,5 +1,5 @@
 /* A model's matrices on the device, and products with them. Plain C. Few rows of x: kernels that read the weights as they are stored, once for
- * up to 16 rows (weights_each), where what becomes of a row does not depend on the others, bit for bit. Many: weights turned to halves and
+ * up to 16 rows (weights_each), where the result of a row does not depend on the others, bit for bit. Many: weights converted to halves and
  * cuBLASLt (gemm.h).
  *
  * x comes in a form that rows.h makes of it. To the kernels it is what the CPU takes it for or better (backend/cpu/kernels/weights/ops.h): with Q4_0

@@ -42,7 +42,7 @@ struct tokens {
     size_t left;
 };
 
-/* Those of one page. */
+/* The tokens of one page that take() has taken from them. */
 struct taken {
     const struct read_page *page;
     uint8_t slots[PAGE_TOKENS]; /* [n] */

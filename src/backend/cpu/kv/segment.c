@@ -7,7 +7,7 @@
 
 static size_t segments_for(uint64_t tokens) { return (size_t)((tokens + PAGE_TOKENS - 1) / PAGE_TOKENS); }
 
-/* What all KV heads read alike. */
+/* Returns the list that KV heads share; their own lists differ from it in pages alone. */
 static const struct read_list *shared_list(const struct cache *cache) { return &cache->base.reads.shared; }
 
 static size_t exact_segments(const struct cache *cache) { return segments_for(shared_list(cache)->rows_end); }
@@ -16,7 +16,7 @@ static size_t window_segments(const struct cache *cache) {
     return cache->sealed_first ? 0 : extent_window_pages(&cache->base.plan.before);
 }
 
-/* Sealed pages that are read whole. */
+/* Returns the number of sealed pages that are read whole. */
 static size_t page_segments(const struct cache *cache) {
     return cache->selection.candidates ? cache->selection.dense : shared_list(cache)->n_pages;
 }
@@ -150,7 +150,8 @@ uint64_t segment_bytes(const struct cache *cache) {
 /* Returns the position of the run that contains a page with this first token. */
 static int64_t run_position(uint64_t first) { return (int64_t)(first - first % ROPE_RUN_TOKENS); }
 
-/* Bases behind those of the new tokens: of rows, then pages, then the window; where keys are stored at their own positions of exact rows alone. */
+/* Returns the number of bases behind those of the new tokens: of rows, then pages, then the window. Where keys are stored at their own positions,
+ * exact rows alone have bases. */
 static size_t rotated_segments(const struct cache *cache) {
     size_t rows = segment_count_rows(cache), pages = shared_list(cache)->n_pages;
     if (cache->keys_in_rope_runs) return rows + pages;

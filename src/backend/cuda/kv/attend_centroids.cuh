@@ -7,7 +7,7 @@
  * other's, so that pairs of channels stay as they were loaded. Columns of both products are pairs for that reason: query 4 n + t has columns
  * 2 t and 2 t + 1 of tile n, and a lane's maximum, sum and sums are of one query.
  *
- * Keys in runs (vq, gain-shape) meet queries that a warp turns to the run of its pages, once for each run; of gain-shape a logit is
+ * Keys in runs (vq, gain-shape) meet queries that a warp rotates to the run of its pages, once for each run; of gain-shape a logit is
  * gain * product + <q, mean>, and a value's weight is multiplied by its gain.
  *
  * TABLES: whether both sides' centroids lie in shared memory; else they are read from global memory, through its caches.
@@ -108,9 +108,9 @@ template <int UNIT> ATTEND_INLINE uint32_t channel_of_row(uint32_t s, uint32_t h
 }
 
 template <int HD, int NT> struct centroid_queries {
-    query_fragments<HD, NT> window, exact;             /* in order of channels */
-    uint2 turned[centroid_warps<HD>][HD / 16][NT][32]; /* each warp's, to the run that it reads, in order of channel_of_row */
-    float up[NT * 4];                                  /* queries times it have their largest channel in [1, 2) */
+    query_fragments<HD, NT> window, exact;              /* in order of channels */
+    uint2 rotated[centroid_warps<HD>][HD / 16][NT][32]; /* each warp's, to the run that it reads, in order of channel_of_row */
+    float up[NT * 4];                                   /* queries times it have their largest channel in [1, 2) */
 };
 
 /* All warps: the fragments of q[group][HD], of query 4 n + c / 2 in column c of tile n; and a column's power of two. */
@@ -145,8 +145,8 @@ ATTEND_INLINE void prepare_pairs(const float *q, uint32_t group, float scale, qu
     }
 }
 
-/* Channels c and c + 1 of a query, turned back by `angles` (NULL: as they are). */
-ATTEND_INLINE float2 turned_pair(const float *q, const struct head_view &heads, const float *angles, uint32_t c) {
+/* Channels c and c + 1 of a query, rotated back by `angles` (NULL: as they are). */
+ATTEND_INLINE float2 rotated_pair(const float *q, const struct head_view &heads, const float *angles, uint32_t c) {
     const float2 x = *reinterpret_cast<const float2 *>(q + c);
     if (!angles || c >= heads.n_rot) return x;
     if (heads.pairing == ROPE_ADJACENT) {
@@ -170,13 +170,13 @@ ATTEND_INLINE float2 turned_pair(const float *q, const struct head_view &heads, 
     return y;
 }
 
-/* A warp's fragments of the queries turned to a run; returns in `means` the products of the lane's queries with keys' mean. */
+/* A warp's fragments of the queries rotated to a run; returns in `means` the products of the lane's queries with keys' mean. */
 template <int HD, int UNIT, int NT>
-ATTEND_INLINE void turn_queries(const struct attend_decode &a, const struct share &s, const float *angles,
-                                const centroid_side &keys, centroid_queries<HD, NT> &queries, float (&means)[NT]) {
+ATTEND_INLINE void rotate_queries(const struct attend_decode &a, const struct share &s, const float *angles,
+                                  const centroid_side &keys, centroid_queries<HD, NT> &queries, float (&means)[NT]) {
     const unsigned lane = lane_id(), g = lane / 4, t = lane % 4;
     const float *const q = a.q + queries_at<HD>(a, s);
-    uint2(*const to)[NT][32] = queries.turned[threadIdx.x / 32];
+    uint2(*const to)[NT][32] = queries.rotated[threadIdx.x / 32];
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < NT; n++) {
@@ -189,7 +189,7 @@ ATTEND_INLINE void turn_queries(const struct attend_decode &a, const struct shar
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const uint32_t c = channel_of_row<UNIT>(step, h, t);
-                float2 x = query < s.group ? turned_pair(q + query * HD, a.heads, angles, c) : make_float2(0, 0);
+                float2 x = query < s.group ? rotated_pair(q + query * HD, a.heads, angles, c) : make_float2(0, 0);
                 x.x *= up, x.y *= up;
                 if (keys.normalized) mean += x.x * keys.mean[c] + x.y * keys.mean[c + 1];
                 words[h] = pack_halves(x.x, x.y);
@@ -524,12 +524,12 @@ __global__ void __launch_bounds__(centroid_warps<HD> * 32, 1)
         const uint32_t own_run = in_runs ? from / ROPE_RUN_TOKENS : 0;
         if (own_run != run) {
             run = own_run;
-            turn_queries<HD, UNIT>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, queries, means);
+            rotate_queries<HD, UNIT>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, queries, means);
         }
         float x[4][NT][4], rise[NT][2];
         uint32_t w[4][NT][2];
         ring.wait();
-        score_page<HD, UNIT, NT, TABLES>(keys, ring.slot(page, 0), queries.turned[warp], x);
+        score_page<HD, UNIT, NT, TABLES>(keys, ring.slot(page, 0), queries.rotated[warp], x);
         if (keys.normalized) apply_gains(keys, ring.slot(page, 0), means, x);
         __syncwarp();
         ring.ask(page + ring.depth, 0);

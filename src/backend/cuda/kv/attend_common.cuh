@@ -245,7 +245,7 @@ ATTEND_INLINE struct listed_pages listed_from(const struct share &s, uint32_t fi
 /* The first token of the list's first page; there is one. */
 ATTEND_INLINE uint32_t first_listed(const struct share &s) { return listed_from(s, 0, 1).set(0).first; }
 
-/* What a warp goes by while it reads: of page 32 i + lane, in each lane, and of one of them, in all. */
+/* Each lane holds the mask and the first token of page 32 i + lane; the functions hand those of one page to all lanes. */
 struct page_of_lane {
     uint64_t live;
     uint32_t first;

@@ -272,7 +272,7 @@ static __device__ __forceinline__ void consume(const struct prefill_launch &a, u
         queries.next();
         put<HD>(a, share, t, o);
     }
-    if (warpgroup == 0) warps_wait(mine, 2 * WARPGROUP); /* the turn that nobody takes */
+    if (warpgroup == 0) warps_wait(mine, 2 * WARPGROUP); /* the turn after the last tile, which no warp group takes */
 }
 
 #endif

@@ -1,7 +1,7 @@
-/* Queries of runs: keys of pages of transform are rotated by their offset from the first position of a run of 256 tokens, so queries are turned
+/* Queries of runs: keys of pages of transform are rotated by their offset from the first position of a run of 256 tokens, so queries are rotated
  * back to it, once for each run, before any page is read.
  *
- * A query turned to a run, times the basis, times the sizes and the scales of planes, becomes integers of 16 bits with a unit of its own: upper
+ * A query rotated to a run, times the basis, times the sizes and the scales of planes, becomes integers of 16 bits with a unit of its own: upper
  * and lower bytes are columns 2 j and 2 j + 1 of the products of query j with levels. What keys' mean adds to a logit is a number of the run, too.
  *
  * A CTA has a tile of 16 components of the basis in registers of each warp and takes several runs at a time, each of which a warp turns queries
@@ -42,7 +42,7 @@ template <int HD, int NQ> struct runs_memory {
     float q[4 * NQ][HD]; /* largest channel in [1, 2); zeros from G on */
     float factor[4 * NQ];
     float mean[HD]; /* of keys */
-    __half turned[columns][HD + 8];
+    __half rotated[columns][HD + 8];
     float products[columns][HD + 4];
 };
 constexpr int RUNS_WARPS = 8;
@@ -67,10 +67,10 @@ ATTEND_INLINE void stage_queries(const float *q, uint32_t group, float scale, co
     for (unsigned c = threadIdx.x; c < HD; c += RUNS_WARPS * 32) to.mean[c] = mean[c];
 }
 
-/* A warp turns all queries back by a run's position, to rows first_column .. of `turned`, and returns their products with the mean. */
+/* A warp rotates all queries back by a run's position, to rows first_column .. of `rotated`, and returns their products with the mean. */
 template <int HD, int NQ>
-ATTEND_INLINE void turn_queries(const struct head_view &heads, const float *angles, unsigned first_column, runs_memory<HD, NQ> &m,
-                                float (&with_mean)[4 * NQ]) {
+ATTEND_INLINE void rotate_queries(const struct head_view &heads, const float *angles, unsigned first_column, runs_memory<HD, NQ> &m,
+                                  float (&with_mean)[4 * NQ]) {
 #pragma unroll
     for (int n = 0; n < 4 * NQ; n++) with_mean[n] = 0;
 #pragma unroll
@@ -89,7 +89,7 @@ ATTEND_INLINE void turn_queries(const struct head_view &heads, const float *angl
         for (int n = 0; n < 4 * NQ; n++) {
             const float x = m.q[n][c] * cosine + m.q[n][partner] * sine;
             with_mean[n] += x * m.mean[c];
-            m.turned[first_column + n][c] = __float2half_rn(x);
+            m.rotated[first_column + n][c] = __float2half_rn(x);
         }
     }
 #pragma unroll
@@ -118,7 +118,7 @@ template <int HD, int NQ> ATTEND_INLINE void multiply_tile(const basis_tile<HD> 
         float d[4] = {};
 #pragma unroll
         for (int k = 0; k < HD / 32; k++) {
-            const uint4 b = *reinterpret_cast<const uint4 *>(&m.turned[8 * j + g][32 * k + 8 * t]), &low = a.of[k][0],
+            const uint4 b = *reinterpret_cast<const uint4 *>(&m.rotated[8 * j + g][32 * k + 8 * t]), &low = a.of[k][0],
                         &high = a.of[k][1];
             mma(d, low.x, high.x, low.y, high.y, b.x, b.y);
             mma(d, low.z, high.z, low.w, high.w, b.z, b.w);
@@ -229,8 +229,8 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     for (uint32_t from = blockIdx.x * at_once; from < n; from += gridDim.x * at_once) {
         const uint32_t run = from + warp;
         float with_mean[4 * NQ];
-        if (warp < at_once) /* runs that are not there are turned to the last's position, for no reader */
-            turn_queries(a.heads, a.run_angles + (size_t)(first + min(run, n - 1)) * a.heads.n_rot, warp * 4 * NQ, m, with_mean);
+        if (warp < at_once) /* runs that are not there are rotated to the last's position, for no reader */
+            rotate_queries(a.heads, a.run_angles + (size_t)(first + min(run, n - 1)) * a.heads.n_rot, warp * 4 * NQ, m, with_mean);
         __syncthreads();
         for (unsigned tile = warp; tile < HD / 16; tile += RUNS_WARPS) {
             if (HD / 16 > RUNS_WARPS) load_basis<HD>(keys.view->basis_half, tile, basis);
