@@ -193,17 +193,19 @@ static void write_duration(double seconds, char *text, size_t capacity) {
         snprintf(text, capacity, "about %.1f hours", seconds / 3600);
 }
 
-/* Announces the learning after the first window, or after enough of it to tell how long all will take. */
+/* Announces the learning after the first window, or after enough of it to tell how long all will take; gives it up only after enough. */
 static void announce(struct watch *watch, const char *what, uint64_t done, uint64_t total) {
     enum { SECONDS_TO_TELL = 5 };
     double seconds = console_seconds() - watch->start;
     char left[64];
     if (watch->silent || !done || (done * watch->windows < total && seconds < SECONDS_TO_TELL)) return;
-    watch->silent = true;
     double rest = seconds * (double)(total - done) / (double)done;
     if (codebooks_is_profile(watch->setup)) /* gradients of a fifth of the tokens are to come */
         rest += seconds * (double)total / (double)done * 3 * PROFILE_GRADIENT_TOKENS / PROFILE_TOKENS;
-    if (watch->most > 0 && rest > watch->most) {
+    bool too_long = watch->most > 0 && rest > watch->most;
+    if (too_long && seconds < SECONDS_TO_TELL) return; /* something else may have held up so short a beginning */
+    watch->silent = true;
+    if (too_long) {
         watch->needed = rest;
         return;
     }
