@@ -49,7 +49,7 @@ class Row:
     apart: float = 1.0  # share of the pairs whose mean before rotation is kept apart, those first that would cost most
     group: int = 4  # neighbouring components that share a width
     widths: str = "012345678"  # that a group may have
-    levels: str = "uniform"  # or lloyd
+    levels: str = "uniform"  # with the best step of a Gaussian; fitted: with each component's own best step; lloyd: the levels of Lloyd and Max
     side: str = "kv"  # what is compressed
 
 
@@ -171,6 +171,7 @@ class Levels:
             self.error["uniform"].append(error)
             self.table[bits] = self.lloyd_max(sample, bits)
             self.error["lloyd"].append((sample - self.nearest(sample, bits)).pow(2).mean().item())
+        self.error["fitted"] = self.error["uniform"]
 
     @staticmethod
     def uniform(x, bits, step):
@@ -189,8 +190,14 @@ class Levels:
         c = self.table[bits]
         return c[torch.bucketize(x.contiguous(), (c[1:] + c[:-1]) / 2)]
 
-    def code(self, x, bits, kind):
-        return self.nearest(x, bits) if kind == "lloyd" else self.uniform(x, bits, self.step[bits])
+    def code(self, x, bits, kind, step):
+        """x [T, n] in units of their size; step [n] of kind fitted."""
+        return self.nearest(x, bits) if kind == "lloyd" else self.uniform(x, bits, step if kind == "fitted" else self.step[bits])
+
+    def fit_steps(self, x, bits):
+        """The steps [n] that are best for x [T, n], from 0.6 to 2 times a Gaussian's."""
+        steps = self.step[bits] * torch.linspace(0.6, 2, 36, device=DEVICE)
+        return steps[torch.stack([(x - self.uniform(x, bits, s)).pow(2).mean(0) for s in steps]).argmin(0)]
 
 
 # ---- The transform of a layer and side, all KV heads together
@@ -212,7 +219,9 @@ class Transform:
     size: torch.Tensor  # [Hk, hd], of components of a row over its gain
     gains: tuple  # least and largest [Hk, 1, 1]
     power: torch.Tensor  # [Hk] mean square of gains
+    sample: torch.Tensor  # [Hk, T, hd] components in units of their size, that it was fitted to
     widths: torch.Tensor = None  # [Hk, hd] bits
+    steps: torch.Tensor = None  # [Hk, hd] in units of the size
 
 
 def fit(x, metric):
@@ -226,7 +235,8 @@ def fit(x, metric):
     order = size.argsort(1, descending=True)
     basis = basis.gather(2, order[:, None].expand_as(basis))
     gains = gain.amin(1, keepdim=True), gain.amax(1, keepdim=True) * 1.25
-    return Transform(mean, root, inverse, basis, size.gather(1, order).sqrt(), gains, gain.pow(2).mean((1, 2)))
+    size = size.gather(1, order).sqrt()
+    return Transform(mean, root, inverse, basis, size, gains, gain.pow(2).mean((1, 2)), u @ basis / size[:, None].clamp_min(1e-9))
 
 
 def share(transforms, importance, row, levels):
@@ -250,7 +260,12 @@ def share(transforms, importance, row, levels):
             most = price
     chosen = bits[at(most)].long().repeat_interleave(row.group, -1)
     for t, w in zip(transforms, chosen):
-        t.widths = w
+        t.widths, t.steps = w, torch.zeros(w.shape, device=DEVICE)
+        for head in range(heads) if row.levels == "fitted" else ():
+            for width in range(1, WIDEST + 1):
+                columns = (w[head] == width).nonzero()[:, 0]
+                if len(columns):
+                    t.steps[head, columns] = levels.fit_steps(t.sample[head][:, columns], width)
 
 
 def coded(x, t, row, levels, key):
@@ -262,7 +277,7 @@ def coded(x, t, row, levels, key):
         for bits in range(1, WIDEST + 1):
             columns = (t.widths[head] == bits).nonzero()[:, 0]
             if len(columns):
-                read[head][:, columns] = levels.code(y[head][:, columns], bits, row.levels)
+                read[head][:, columns] = levels.code(y[head][:, columns], bits, row.levels, t.steps[head, columns])
     read = (read * t.size[:, None]) @ t.basis.transpose(1, 2)
     power = read.pow(2).sum(-1, keepdim=True).clamp_min(1e-12)
     gain = (z.pow(2).sum(-1, keepdim=True) / power).sqrt() if key else (z * read).sum(-1, keepdim=True) / power
