@@ -231,12 +231,22 @@ def fit(x, metric):
     gain = z.pow(2).mean(-1, keepdim=True).sqrt().clamp_min(1e-9)
     u = z / gain
     basis = torch.linalg.eigh((u.transpose(1, 2) @ u / u.shape[1]).double())[1].float().flip(-1)
-    size = (u @ basis).pow(2).mean(1)
+    y = u @ basis
+    size = y.pow(2).mean(1)
     order = size.argsort(1, descending=True)
-    basis = basis.gather(2, order[:, None].expand_as(basis))
+    basis, y = (x.gather(2, order[:, None].expand_as(x)) for x in (basis, y))
     gains = gain.amin(1, keepdim=True), gain.amax(1, keepdim=True) * 1.25
     size = size.gather(1, order).sqrt()
-    return Transform(mean, root, inverse, basis, size, gains, gain.pow(2).mean((1, 2)), u @ basis / size[:, None].clamp_min(1e-9))
+    return Transform(mean, root, inverse, basis, size, gains, gain.pow(2).mean((1, 2)), y / size[:, None].clamp_min(1e-9))
+
+
+def by_width(widths):
+    """Each head, each width of widths [Hk, hd] but 0, and the head's components that have it."""
+    for head, own in enumerate(widths):
+        for bits in range(1, WIDEST + 1):
+            columns = (own == bits).nonzero()[:, 0]
+            if len(columns):
+                yield head, bits, columns
 
 
 def share(transforms, importance, row, levels):
@@ -261,11 +271,8 @@ def share(transforms, importance, row, levels):
     chosen = bits[at(most)].long().repeat_interleave(row.group, -1)
     for t, w in zip(transforms, chosen):
         t.widths, t.steps = w, torch.zeros(w.shape, device=DEVICE)
-        for head in range(heads) if row.levels == "fitted" else ():
-            for width in range(1, WIDEST + 1):
-                columns = (w[head] == width).nonzero()[:, 0]
-                if len(columns):
-                    t.steps[head, columns] = levels.fit_steps(t.sample[head][:, columns], width)
+        for head, width, columns in by_width(w) if row.levels == "fitted" else ():
+            t.steps[head, columns] = levels.fit_steps(t.sample[head][:, columns], width)
 
 
 def coded(x, t, row, levels, key):
@@ -273,11 +280,8 @@ def coded(x, t, row, levels, key):
     z = (x - t.mean) @ t.root
     y = (z / z.pow(2).mean(-1, keepdim=True).sqrt().clamp_min(1e-9)) @ t.basis / t.size[:, None].clamp_min(1e-9)
     read = torch.zeros_like(y)
-    for head in range(y.shape[0]):
-        for bits in range(1, WIDEST + 1):
-            columns = (t.widths[head] == bits).nonzero()[:, 0]
-            if len(columns):
-                read[head][:, columns] = levels.code(y[head][:, columns], bits, row.levels, t.steps[head, columns])
+    for head, bits, columns in by_width(t.widths):
+        read[head][:, columns] = levels.code(y[head][:, columns], bits, row.levels, t.steps[head, columns])
     read = (read * t.size[:, None]) @ t.basis.transpose(1, 2)
     power = read.pow(2).sum(-1, keepdim=True).clamp_min(1e-12)
     gain = (z.pow(2).sum(-1, keepdim=True) / power).sqrt() if key else (z * read).sum(-1, keepdim=True) / power
