@@ -26,7 +26,7 @@ static void forget_reply(struct chat *chat) {
 
 /* Returns the chat's exit status after that of a turn or command: at a terminal the chat goes on, unless SIGTERM came or stdout cannot be
  * written. */
-static int settle(struct chat *chat, int status) {
+static int status_after(struct chat *chat, int status) {
     if (!chat->terminal || !output_write("", 0)) return status;
     if (status != EXIT_INTERRUPTED) return EXIT_OK;
     if (!console_take_interrupt()) return status;
@@ -39,9 +39,9 @@ static int turn(struct chat *chat, const char *message) {
     run->full = false;
     int status = run_read_turn(run, message);
     if (status != EXIT_OK) {
-        int settled = settle(chat, status);
-        if (settled == EXIT_OK && status == EXIT_INTERRUPTED) remark("stopped; the message was not read");
-        return settled;
+        int of_chat = status_after(chat, status);
+        if (of_chat == EXIT_OK && status == EXIT_INTERRUPTED) remark("stopped; the message was not read");
+        return of_chat;
     }
     if (run->full) {
         if (chat->terminal) remark("(/clear forgets the conversation, /save FILE keeps it)");
@@ -50,7 +50,7 @@ static int turn(struct chat *chat, const char *message) {
     forget_reply(chat);
     /* A fork shares the pages. Where the KV budget has no room for its window, there is no /regen. */
     terse_session_fork(run->session, &chat->before, NULL);
-    return settle(chat, run_generate(run));
+    return status_after(chat, run_generate(run));
 }
 
 /* ---- Commands */
@@ -122,7 +122,7 @@ static int regenerate(struct chat *chat, const char *argument) {
     if (forked != TERSE_OK) chat->before = NULL;
     /* Random numbers begin where they began for the first reply, one further each time. */
     for (unsigned i = 0; i < chat->regenerated; i++) terse_session_sample(run->session, &token, NULL);
-    return settle(chat, run_generate(run));
+    return status_after(chat, run_generate(run));
 }
 
 static int leave(struct chat *chat, const char *argument) {
