@@ -8,63 +8,73 @@
 
 static size_t quads_of(const struct terse_codebook *codebook) { return codebook_info(codebook)->head_dim / TRANSFORM_QUAD; }
 
-/* Adds a side's sets to shares[n], with sizes[sets][head_dim] to hold what they point at; floats is scratch for one set's parameters. */
-static size_t add_side(const struct terse_codebook *codebook, enum codec_side side, float *floats, float *sizes, uint8_t *quad_bits,
-                       struct transform_share *shares, size_t n) {
+/* The memory that sharing bits works in, for both sides. */
+struct work {
+    const float **sizes[2]; /* of a sequence, as codebook_layouts_of_sizes has them; NULL: the codebook's */
+    float *floats;          /* of one set's parameters */
+    float *own;             /* [2 sets][head_dim] */
+    uint8_t *quad_bits;
+    struct transform_share *shares;
+    size_t *set; /* [2 sets] of each share */
+};
+
+/* Adds a side's sets to shares[n]. */
+static size_t add_side(const struct terse_codebook *codebook, enum codec_side side, struct work *work, size_t n) {
     uint32_t hd = codebook_info(codebook)->head_dim;
-    for (size_t set = 0; set < codebook_sets(codebook_info(codebook)); set++, n++) {
-        codebook_parameters(codebook, side, set, floats);
-        struct transform_parameters own = transform_parameters_at(floats, hd);
-        memcpy(sizes + n * hd, own.size, hd * sizeof *sizes);
-        shares[n] = (struct transform_share){own.importance, sizes + n * hd, quad_bits + n * quads_of(codebook)};
+    for (size_t set = 0; set < codebook_sets(codebook_info(codebook)); set++) {
+        const float *size = work->sizes[side] ? work->sizes[side][set] : NULL;
+        if (work->sizes[side] && !size) continue;
+        codebook_parameters(codebook, side, set, work->floats);
+        struct transform_parameters own = transform_parameters_at(work->floats, hd);
+        memcpy(work->own + n * hd, size ? size : own.size, hd * sizeof *work->own);
+        work->shares[n] = (struct transform_share){own.importance, work->own + n * hd, work->quad_bits + n * quads_of(codebook)};
+        work->set[n++] = set;
     }
     return n;
 }
 
-/* The memory that sharing bits works in, for both sides. */
-struct work {
-    float *floats, *sizes;
-    uint8_t *quad_bits;
-    struct transform_share *shares;
-};
-
 static void share(const struct terse_codebook *codebook, const struct codebook_layouts *layouts, struct work *work) {
     uint32_t hd = codebook_info(codebook)->head_dim;
     const double *rate = layouts->rate;
-    size_t n[2] = {0, 0}, all = 0, first = 0;
+    size_t n[2] = {0, 0}, all = 0;
     for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
-        if (layouts->layout[side])
-            all = add_side(codebook, (enum codec_side)side, work->floats, work->sizes, work->quad_bits, work->shares, first);
+        size_t first = all;
+        if (layouts->layout[side]) all = add_side(codebook, (enum codec_side)side, work, first);
         n[side] = all - first;
-        first = all;
     }
     if (n[CODEC_KEYS] && n[CODEC_VALUES] && rate[CODEC_KEYS] == rate[CODEC_VALUES])
         transform_share_bits(work->shares, all, hd, rate[CODEC_KEYS]);
     else
         for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++)
             if (n[side]) transform_share_bits(work->shares + (side == CODEC_KEYS ? 0 : n[CODEC_KEYS]), n[side], hd, rate[side]);
-    for (size_t i = 0; i < all; i++) {
-        int side = i < n[CODEC_KEYS] ? CODEC_KEYS : CODEC_VALUES;
-        transform_layout_set(work->shares[i].quad_bits, hd, &layouts->layout[side][i - (side == CODEC_KEYS ? 0 : n[CODEC_KEYS])]);
-    }
+    for (size_t i = 0; i < all; i++)
+        transform_layout_set(work->shares[i].quad_bits, hd,
+                             &layouts->layout[i < n[CODEC_KEYS] ? CODEC_KEYS : CODEC_VALUES][work->set[i]]);
 }
 
-static void layouts_free(struct codebook_layouts *layouts) {
+void codebook_layouts_free(struct codebook_layouts *layouts) {
     if (!layouts) return;
     memory_free(layouts->layout[CODEC_KEYS]);
     memory_free(layouts->layout[CODEC_VALUES]);
     memory_free(layouts);
 }
 
-static enum terse_status make(const struct terse_codebook *codebook, const double rate[2], struct codebook_layouts **result,
-                              struct terse_error *error) {
+uint64_t codebook_layouts_bytes(const struct codebook_layouts *layouts) {
+    return sizeof *layouts + ((layouts->layout[CODEC_KEYS] != NULL) + (layouts->layout[CODEC_VALUES] != NULL)) * layouts->sets *
+                                 sizeof(struct transform_layout);
+}
+
+enum terse_status codebook_layouts_of_sizes(const struct terse_codebook *codebook, const double rate[2], const float **sizes[2],
+                                            struct codebook_layouts **result, struct terse_error *error) {
     size_t sets = codebook_sets(codebook_info(codebook)), hd = codebook_info(codebook)->head_dim;
     struct codebook_layouts *layouts = memory_zeros(1, sizeof *layouts);
-    struct work work = {.floats = memory_array(transform_parameter_floats((uint32_t)hd), sizeof(float)),
-                        .sizes = memory_array(2 * sets * hd, sizeof(float)),
+    struct work work = {.sizes = {sizes[CODEC_KEYS], sizes[CODEC_VALUES]},
+                        .floats = memory_array(transform_parameter_floats((uint32_t)hd), sizeof(float)),
+                        .own = memory_array(2 * sets * hd, sizeof(float)),
                         .quad_bits = memory_zeros(2 * sets, quads_of(codebook)),
-                        .shares = memory_array(2 * sets, sizeof(struct transform_share))};
-    bool enough = layouts && work.floats && work.sizes && work.quad_bits && work.shares;
+                        .shares = memory_array(2 * sets, sizeof(struct transform_share)),
+                        .set = memory_array(2 * sets, sizeof(size_t))};
+    bool enough = layouts && work.floats && work.own && work.quad_bits && work.shares && work.set;
     for (int side = CODEC_KEYS; enough && side <= CODEC_VALUES; side++) {
         layouts->rate[side] = rate[side];
         layouts->sets = sets;
@@ -72,12 +82,13 @@ static enum terse_status make(const struct terse_codebook *codebook, const doubl
     }
     if (enough) share(codebook, layouts, &work);
     memory_free(work.floats);
-    memory_free(work.sizes);
+    memory_free(work.own);
     memory_free(work.quad_bits);
     memory_free(work.shares);
+    memory_free(work.set);
     *result = layouts;
     if (enough) return TERSE_OK;
-    layouts_free(layouts);
+    codebook_layouts_free(layouts);
     *result = NULL;
     return status_no_memory(error, 2 * sets * sizeof(struct transform_layout), "the layouts of a profile");
 }
@@ -102,7 +113,7 @@ static void list_free(void *form) {
     struct list *list = form;
     while (list->first) {
         struct codebook_layouts *next = list->first->next;
-        layouts_free(list->first);
+        codebook_layouts_free(list->first);
         list->first = next;
     }
     pthread_mutex_destroy(&list->mutex);
@@ -112,9 +123,7 @@ static void list_free(void *form) {
 static uint64_t list_bytes(const void *form) {
     const struct list *list = form;
     uint64_t bytes = sizeof *list;
-    for (const struct codebook_layouts *one = list->first; one; one = one->next)
-        bytes += sizeof *one + ((one->layout[CODEC_KEYS] != NULL) + (one->layout[CODEC_VALUES] != NULL)) * one->sets *
-                                   sizeof(struct transform_layout);
+    for (const struct codebook_layouts *one = list->first; one; one = one->next) bytes += codebook_layouts_bytes(one);
     return bytes;
 }
 
@@ -130,7 +139,7 @@ enum terse_status codebook_layouts(const struct terse_codebook *codebook, const 
     pthread_mutex_lock(&list->mutex);
     struct codebook_layouts *found = list->first;
     while (found && memcmp(found->rate, rate, sizeof found->rate) != 0) found = found->next;
-    if (!found && !(status = make(codebook, rate, &found, error))) {
+    if (!found && !(status = codebook_layouts_of_sizes(codebook, rate, (const float **[2]){NULL, NULL}, &found, error))) {
         found->next = list->first;
         list->first = found;
     }

@@ -18,4 +18,11 @@ struct codebook_layouts {
 enum terse_status codebook_layouts(const struct terse_codebook *codebook, const double rate[2],
                                    const struct codebook_layouts **layouts, struct terse_error *error);
 
+/* Makes layouts of a sequence's own sizes: sizes[side][sets] of head_dim floats each, NULL where a set is of no layer that the sequence's
+ * cache has. How much errors matter is the codebook's. codebook_layouts_free releases the layouts. */
+enum terse_status codebook_layouts_of_sizes(const struct terse_codebook *codebook, const double rate[2], const float **sizes[2],
+                                            struct codebook_layouts **layouts, struct terse_error *error);
+void codebook_layouts_free(struct codebook_layouts *layouts); /* accepts NULL */
+uint64_t codebook_layouts_bytes(const struct codebook_layouts *layouts);
+
 #endif

@@ -64,9 +64,8 @@ struct codec {
     enum codec_rope rope;
     enum codec_learner learner;
     enum codec_gather gather;
-    bool exact; /* as exact as the recent window itself: no tail of tokens need stay outside of its pages */
-    bool
-        fitted; /* learns while it runs, from the first rows that are sealed: codec_fitted_bytes. A codec that learns transforms may */
+    bool exact;  /* as exact as the recent window itself: no tail of tokens need stay outside of its pages */
+    bool fitted; /* learns while it runs, from the first rows that are sealed: codec_fitted_bytes */
     /* Its parameters describe rows about their mean and at a size of 1, and end with format/normalization.h's numbers. */
     bool normalized;
     bool by_rate;              /* width and bits of its codes follow from head_dim and a number of bits per value: codec_coding */
@@ -120,8 +119,7 @@ size_t codec_normalization_floats(const struct codec *codec, struct codec_shape 
 enum terse_status codec_check_parameters(const struct codec *codec, struct codec_shape shape, const float *parameters,
                                          struct terse_error *error);
 
-/* Bytes, floats, of what a `fitted` codec, or one that learns transforms, learns of a sequence for one layer, KV head and side; 0:
- * nothing. */
+/* Bytes, floats, of what a `fitted` codec learns of a sequence for one layer, KV head and side; 0: nothing. */
 size_t codec_fitted_bytes(const struct codec *codec, struct codec_shape shape, enum codec_side side);
 
 #ifdef __cplusplus

@@ -134,7 +134,6 @@ enum terse_status codec_check_parameters(const struct codec *codec, struct codec
 /* ---- Fitted while running */
 
 size_t codec_fitted_bytes(const struct codec *codec, struct codec_shape shape, enum codec_side side) {
-    if (codec->learner == CODEC_LEARNS_TRANSFORM) return transform_fitted_floats(shape.head_dim) * sizeof(float);
     if (!codec->fitted || side != CODEC_KEYS) return 0;
     return index_learned_bytes(codec->index, shape.head_dim) + shape.head_dim * sizeof(float); /* the largest of each channel */
 }

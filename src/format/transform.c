@@ -4,6 +4,7 @@
 #include "format/page_layout.h"
 #include "format/transform_levels.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -108,11 +109,55 @@ struct transform_parameters transform_parameters_at(const float *floats, uint32_
     return (struct transform_parameters){floats, size, basis, rest[0], rest[1], rest[2]};
 }
 
-size_t transform_fitted_floats(uint32_t head_dim) { return TRANSFORM_FITTED_FLOATS(head_dim); }
+/* ---- Records */
 
-struct transform_fitted transform_fitted_at(const float *floats, uint32_t head_dim) {
-    const float *rest = floats + 2 * (size_t)head_dim;
-    return (struct transform_fitted){floats, floats + head_dim, rest[0], rest[1]};
+#define INTEGER_MOST 32767.0f
+
+struct transform_fitted transform_fitted_at(const void *record, uint32_t head_dim) {
+    const float *floats = record, *rest = floats + 3 * (size_t)head_dim;
+    return (struct transform_fitted){floats,  floats + head_dim, floats + 2 * (size_t)head_dim,
+                                     rest[0], rest[1],           (const int16_t *)(const void *)(rest + 2)};
+}
+
+/* Returns where the integers of a component's channels 0 and 1 lie; those of the next two follow 2 TRANSFORM_STRIP further. */
+static size_t integers_of(size_t component, size_t head_dim) {
+    return component / TRANSFORM_STRIP * TRANSFORM_STRIP * head_dim + component % TRANSFORM_STRIP * 2;
+}
+
+void transform_record_set(struct transform_parameters parameters, uint32_t head_dim, void *record) {
+    size_t hd = head_dim;
+    float *floats = record, *unit = floats + 2 * hd;
+    int16_t *integers = (int16_t *)(void *)(unit + hd + 2);
+    memcpy(floats, parameters.mean, hd * sizeof *floats);
+    memcpy(floats + hd, parameters.size, hd * sizeof *floats);
+    unit[hd] = parameters.gain_least;
+    unit[hd + 1] = parameters.gain_most;
+    for (size_t c = 0; c < hd; c++) {
+        const float *row = parameters.basis + c * hd;
+        int16_t *to = integers + integers_of(c, hd);
+        double square = 0;
+        for (size_t ch = 0; ch < hd; ch++) square += (double)row[ch] * (double)row[ch];
+        unit[c] = (float)sqrt(square) / INTEGER_MOST;
+        for (size_t ch = 0; ch < hd; ch++)
+            to[ch / 2 * 2 * TRANSFORM_STRIP + ch % 2] = unit[c] >= FLT_MIN ? (int16_t)lrintf(row[ch] / unit[c]) : 0;
+    }
+}
+
+void transform_record_integers(const struct transform_fitted *fitted, uint32_t head_dim, size_t component, int16_t *integers) {
+    const int16_t *from = fitted->basis + integers_of(component, head_dim);
+    for (size_t ch = 0; ch < head_dim; ch++) integers[ch] = from[ch / 2 * 2 * TRANSFORM_STRIP + ch % 2];
+}
+
+void transform_record_basis(const struct transform_fitted *fitted, uint32_t head_dim, size_t components, float *basis) {
+    const size_t hd = head_dim;
+    for (size_t c = 0; c < components; c++) {
+        const int16_t *from = fitted->basis + integers_of(c, hd);
+        float *to = basis + c * hd, unit = fitted->unit[c];
+        for (size_t pair = 0; pair < hd / 2; pair++) {
+            to[2 * pair] = unit * (float)from[pair * 2 * TRANSFORM_STRIP];
+            to[2 * pair + 1] = unit * (float)from[pair * 2 * TRANSFORM_STRIP + 1];
+        }
+    }
 }
 
 enum terse_status transform_check_parameters(const float *floats, uint32_t head_dim, struct terse_error *error) {

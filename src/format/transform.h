@@ -122,16 +122,28 @@ struct transform_parameters transform_parameters_at(const float *floats, uint32_
 /* TERSE_E_FORMAT unless they are as described; the basis is not inverted here. */
 enum terse_status transform_check_parameters(const float *floats, uint32_t head_dim, struct terse_error *error);
 
-/* ---- Fitted: what the rows of a sequence say in place of a set's own mean, sizes and range of gains */
+/* ---- Fitted: what the rows of a sequence say of one layer, KV head and side, in place of a set's own mean, sizes, basis and range of gains.
+ * A record in memory, and in a saved state: floats, then the basis in 16-bit integers, of which a component's unit is a 32767th of its norm. */
+
+#define TRANSFORM_STRIP 16 /* components whose integers lie together */
 
 struct transform_fitted {
-    const float *mean, *size; /* [head_dim]; sizes are not negative, and need not fall */
+    const float *mean; /* [head_dim] */
+    const float *size; /* [head_dim], not negative, falling */
+    const float *unit; /* [head_dim] of each component's integers */
     float gain_least, gain_most;
+    const int16_t *basis; /* [component / 16][channel / 2][component % 16][channel % 2] */
 };
-#define TRANSFORM_FITTED_FLOATS(head_dim) (2 * (size_t)(head_dim) + 2)
-size_t transform_fitted_floats(uint32_t head_dim);
-/* Returns where they lie in floats[transform_fitted_floats]: in this order. */
-struct transform_fitted transform_fitted_at(const float *floats, uint32_t head_dim);
+#define TRANSFORM_RECORD_BYTES(head_dim) \
+    ((3 * (size_t)(head_dim) + 2) * sizeof(float) + (size_t)(head_dim) * (head_dim) * sizeof(int16_t))
+/* Returns where they lie in a record. */
+struct transform_fitted transform_fitted_at(const void *record, uint32_t head_dim);
+/* Writes parameters into a record, all but their importance; the basis is rounded. */
+void transform_record_set(struct transform_parameters parameters, uint32_t head_dim, void *record);
+/* Reads the integers of a component, [head_dim]. */
+void transform_record_integers(const struct transform_fitted *fitted, uint32_t head_dim, size_t component, int16_t *integers);
+/* Reads basis[components][head_dim] of the first components, a multiple of TRANSFORM_STRIP. */
+void transform_record_basis(const struct transform_fitted *fitted, uint32_t head_dim, size_t components, float *basis);
 
 /* ---- Bits shared over a model */
 

@@ -2,6 +2,7 @@
 #include "format/transform_fit.h"
 
 #include "base/eigen.h"
+#include "base/inverse.h"
 #include "base/memory.h"
 
 #include <math.h>
@@ -72,9 +73,9 @@ enum terse_status transform_fit(const struct transform_moments *moments, uint32_
         double own = sqrt(fmax(values[c], 0));
         mean[c] = (float)moments->mean[c];
         size[c] = (float)(own > largest * SIZE_LEAST ? own : 0);
-        memset(row, 0, n * sizeof *row); /* A^-1 is symmetric */
+        memset(row, 0, n * sizeof *row);
         for (size_t i = 0; i < n; i++) {
-            const double *restrict from = moments->inverse + i * n;
+            const double *restrict from = moments->directions + i * n;
             double *restrict to = row, factor = vectors[c * n + i];
             for (size_t j = 0; j < n; j++) to[j] += factor * from[j];
         }
@@ -85,4 +86,26 @@ enum terse_status transform_fit(const struct transform_moments *moments, uint32_
     rest[2] = moments->importance;
     memory_free(values);
     return TERSE_OK;
+}
+
+enum terse_status transform_metric(const float *basis, uint32_t head_dim, float *metric, struct terse_error *error) {
+    const size_t n = head_dim;
+    double *work = memory_array(2 * n * n, sizeof *work);
+    float *inverse = memory_array(n * n, sizeof *inverse);
+    enum terse_status status = TERSE_OK;
+    if (!work || !inverse)
+        status = status_no_memory(error, 2 * n * n * sizeof *work, "a transform");
+    else if (!invert_transposed(basis, n, work, inverse))
+        status = status_fail(error, TERSE_E_FORMAT,
+                             "the basis of a transform is singular: the profile is damaged, make it again with terse calibrate");
+    if (!status) { /* the sum over components of the products of two channels, in double precision */
+        memset(work, 0, n * n * sizeof *work);
+        for (size_t c = 0; c < n; c++)
+            for (size_t i = 0; i < n; i++)
+                for (size_t j = 0; j < n; j++) work[i * n + j] += (double)inverse[c * n + i] * (double)inverse[c * n + j];
+        for (size_t i = 0; i < n * n; i++) metric[i] = (float)work[i];
+    }
+    memory_free(work);
+    memory_free(inverse);
+    return status;
 }

@@ -8,7 +8,8 @@
  *     u = A (row - mean) / rms(A (row - mean)),   U the eigenvectors of u's covariance, in columns
  *     basis_c = column c of A^-1 U,   size_c = the root of the c-th eigenvalue,   z = gain U^T u = U^T A (row - mean)
  *
- * so that the z_c are uncorrelated and an error in z costs its square.
+ * so that the z_c are uncorrelated and an error in z costs its square. A basis that was found so needs no metric to be fitted to other rows: it
+ * serves for A^-1, and the coefficients of these rows for u, since an error in them costs its square, and the fit turns it.
  */
 #ifndef TERSE_FORMAT_TRANSFORM_FIT_H
 #define TERSE_FORMAT_TRANSFORM_FIT_H
@@ -31,7 +32,7 @@ void transform_fit_gains(float *gains, size_t n, float *least, float *most);
 /* The moments of rows that the parameters are computed from. */
 struct transform_moments {
     const double *mean;          /* [hd] */
-    const double *inverse;       /* [hd][hd], A^-1 */
+    const double *directions;    /* [hd][hd], what a coefficient of u adds to a row: A^-1, whose rows are its columns */
     const double *covariance;    /* [hd][hd], of u */
     float gain_least, gain_most; /* transform_fit_gains of rms(A (row - mean)) */
     float importance;            /* as in struct transform_parameters */
@@ -40,6 +41,23 @@ struct transform_moments {
  * the covariance. TERSE_E_MEMORY. */
 enum terse_status transform_fit(const struct transform_moments *moments, uint32_t head_dim, float *floats,
                                 struct terse_error *error);
+
+/* Computes metric[hd][hd] = (B B^T)^-1 of a basis B, whose columns are basis_c: the metric, up to a factor, for which the basis was made, and for
+ * which all are that are fitted in it. B^T metric is B^-1. TERSE_E_FORMAT: the basis is singular. */
+enum terse_status transform_metric(const float *basis, uint32_t head_dim, float *metric, struct terse_error *error);
+
+/* ---- The rows of a sequence */
+
+/* out[m][n] = a[m][k] b[k][n], rows lda, ldb and ldo floats apart; n a multiple of 16. A backend's own, or transform_multiply. */
+typedef void transform_multiply_rows(const float *a, size_t m, size_t k, size_t lda, const float *b, size_t n, size_t ldb,
+                                     float *out, size_t ldo);
+transform_multiply_rows transform_multiply;
+
+/* Fits a record to rows[n][hd] in the metric of a profile's record: their mean, the Karhunen-Loeve transform of what they are about it, and the
+ * range of their gains. The profile counts as a few rows more. Rows that are the mean itself, or not finite, say nothing but of the mean.
+ * What is fitted is finite whatever the rows are. The same rows give the same bits. TERSE_E_MEMORY. */
+enum terse_status transform_fit_rows(transform_multiply_rows *multiply, const void *profile, const float *metric, uint32_t head_dim,
+                                     const float *rows, size_t n, void *record, struct terse_error *error);
 
 #ifdef __cplusplus
 }

@@ -42,6 +42,15 @@ static uint64_t unshared_bytes(const struct cache_shape *shape, const struct met
 }
 
 uint64_t page_set_bytes_of(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes) {
+    if (method_fits_transforms(method) && method->layouts) { /* and others later, of which the sum alone is known */
+        struct method unknown = *method;
+        unknown.layouts = NULL;
+        uint64_t later = page_set_bytes_of(shape, &unknown, index_page_bytes);
+        unknown.of_weights = false;
+        unknown.layouts = method->layouts;
+        uint64_t now = page_set_bytes_of(shape, &unknown, index_page_bytes);
+        return now > later ? now : later;
+    }
     uint64_t bytes = unshared_bytes(shape, method);
     for (uint32_t layer = 0; layer < shape->layers; layer++) {
         for (uint32_t head = 0; head < shape->kv_heads; head++) {
@@ -277,7 +286,7 @@ size_t block_table_shared(const struct block_table *table) {
 
 /* Returns where the window begins that a prompt of so many tokens leaves. */
 static uint64_t window_after(const struct method *method, uint64_t prompt) {
-    return plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, (size_t)prompt).after.window_first;
+    return plan_prompt(method, (size_t)prompt).after.window_first;
 }
 
 /* Returns n, or 0 where the tokens after the first n would see some that were evicted. */

@@ -18,6 +18,7 @@ void cache_base_init(struct cache_base *base, const struct kv_storage *storage, 
 }
 
 void cache_base_free(struct cache_base *base) {
+    fitted_drop(base);
     block_table_free(&base->pages);
     read_lists_free(&base->reads);
 }
@@ -57,6 +58,15 @@ static void drop_pages(struct cache *cache, size_t first, size_t n) {
     pages_changed(cache, first);
 }
 
+/* Forgets what was fitted, since no page is left that goes by it. */
+static void drop_fitted(struct cache *cache) {
+    struct cache_base *base = cache_base(cache);
+    base->fitted_ready = false;
+    if (!base->fitted.layouts) return;
+    fitted_drop(base);
+    base->storage->layouts_changed(cache, NULL);
+}
+
 void cache_forget_ahead(struct cache *cache) {
     struct cache_base *base = cache_base(cache);
     base->storage->wait_ahead(cache);
@@ -74,8 +84,8 @@ void cache_reset(struct cache *cache) {
     base->extent = (struct extent){0};
     drop_pages(cache, 0, base->pages.n_sealed);
     if (base->storage->reset) base->storage->reset(cache);
+    drop_fitted(cache);
     base->n_anchors = 0;
-    base->fitted_ready = false;
     base->prompt_end = 0;
     base->in_step = false;
     base->layer = NO_LAYER;
@@ -95,7 +105,7 @@ void cache_counters(struct cache *cache, struct cache_counters *counters, bool c
  * need, or before its codec was fitted. */
 size_t cache_pages_ahead(const struct cache_base *base, const struct plan *plan) {
     bool wanted = plan->kind == CACHE_STEP_DECODE && plan->n <= base->ahead_most_tokens && base->method.tail_tokens >= PAGE_TOKENS;
-    bool unfitted = cache_fit_pending(base) && !plan->seal; /* even after this step */
+    bool unfitted = (cache_fit_pending(base) && !plan->seal) || fitted_pending(base); /* even after this step */
     if (!wanted || base->method.policy->oldest_leave || unfitted) return 0;
     return (size_t)((plan->after.length - plan->after.window_first) / PAGE_TOKENS);
 }
@@ -197,7 +207,7 @@ void cache_report(const struct cache *cache, struct terse_cache_report *report) 
 
 void cache_predict(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method, uint64_t tokens,
                    struct terse_cache_report *report) {
-    struct plan plan = plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, tokens);
+    struct plan plan = plan_prompt(method, tokens);
     struct cache_bytes bytes = {0};
     storage->bytes_after(shape, method, &plan, &bytes);
     fill_report(shape, &bytes, &plan.after, &(struct page_counts){plan.seal, 0, plan.seal}, report);
@@ -252,10 +262,7 @@ static void cut_pages(struct cache *cache, uint64_t n) {
     size_t kept = base->pages.n_sealed;
     while (kept && base->pages.sets[kept - 1].first >= n) kept--;
     drop_pages(cache, kept, base->pages.n_sealed - kept);
-    if (!kept) {
-        base->fitted_ready = false;
-        return;
-    }
+    if (!kept) return;
     struct page_set *last = &base->pages.sets[kept - 1];
     if (last->first + last->count > n) last->count = (uint32_t)(n - last->first);
     pages_changed(cache, kept - 1);
@@ -282,6 +289,7 @@ enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_e
         cut_pages(cache, n);
         extent->window_first = n;
     }
+    if (!base->pages.n_sealed) drop_fitted(cache);
     if (n < extent->exact) extent->exact = extent->first = n;
     if (base->shape.window) extent->first = base->method.policy->retain(&base->method.parameters, n).first;
     extent->length = n;
@@ -308,6 +316,8 @@ enum terse_status cache_fork(const struct cache *cache, struct cache **copy, str
     struct cache_base *base = cache_base(made);
     if (from->budget) status = cache_limit(made, from->budget, error);
     if (!status) status = block_table_share(&base->pages, &from->pages, error);
+    if (!status) status = fitted_copy(base, from, error);
+    if (!status && base->fitted.layouts) status = base->storage->layouts_changed(made, error);
     if (!status) {
         base->extent = from->extent;
         base->prompt_end = from->prompt_end;

@@ -8,6 +8,7 @@
 
 #include "kv/block_table.h"
 #include "kv/budget.h"
+#include "kv/fitted.h"
 #include "kv/plan.h"
 #include "kv/read_lists.h"
 #include "kv/shape.h"
@@ -56,6 +57,9 @@ struct kv_storage {
     void (*add_skipped)(const struct cache *cache, double weight, const struct token_map *map);
     /* Returns how many of the first tokens decide what the cache has learned of its sequence; 0: nothing was learned. */
     uint64_t (*fit_tokens)(const struct cache *cache);
+    /* Tells the backend that the method's layouts are others: those of what is fitted, or the profile's. No page is sealed, but of a
+     * copy, and of a saved state that is being loaded. Without what is fitted it never fails. */
+    enum terse_status (*layouts_changed)(struct cache *cache, struct terse_error *error);
     /* Copies everything but the pages into a new cache of the same shape and method, which shares them already. */
     enum terse_status (*copy)(struct cache *cache, const struct cache *from, struct terse_error *error);
     /* Writes the sections from STATE_EXACT on. */
@@ -76,14 +80,15 @@ struct cache_base {
     uint32_t threads;         /* over which work is split */
 
     const struct page_address *places; /* [layers][Hk] */
-    size_t page_set_bytes;             /* of all pages of a page set */
+    size_t page_set_bytes;             /* of all pages of a page set, whatever the layouts */
     size_t index_page_bytes;           /* of an index's page, 0 where it lies in that of the keys */
     struct block_table pages;
     struct extent extent;
-    uint64_t prompt_end; /* the last prompt ended before this token; pages from here on are generated */
-    size_t n_anchors;    /* of every layer, KV head and side */
-    bool learns;         /* from the first pages that are sealed */
-    bool fitted_ready;   /* it has */
+    uint64_t prompt_end;  /* the last prompt ended before this token; pages from here on are generated */
+    size_t n_anchors;     /* of every layer, KV head and side */
+    bool learns;          /* from the first pages that are sealed */
+    bool fitted_ready;    /* it has */
+    struct fitted fitted; /* what transforms were fitted to the sequence */
 
     /* Full pages of the window are encoded into free page sets while decoding goes on, ahead of the step that seals them. */
     size_t n_ahead;           /* the first so many are being or were */

@@ -9,6 +9,26 @@ static size_t count_anchors(const struct method *method, const struct plan *plan
     return method->policy->anchors ? method->policy->anchors(&method->parameters, plan->n, plan->sealed) : 0;
 }
 
+/* Returns the length from which on pages are sealed. */
+static uint64_t fit_length(const struct method *method) {
+    return method_fits_transforms(method) ? (uint64_t)method->parameters.exact + FIT_TOKENS : 0;
+}
+
+bool plan_waits(const struct method *method, enum cache_step_kind kind, uint64_t length) {
+    return kind != CACHE_STEP_PAPER && length < fit_length(method);
+}
+
+size_t plan_part(const struct method *method, uint64_t length, size_t n) {
+    uint64_t wanted = fit_length(method);
+    return length < wanted && n > wanted - length ? (size_t)(wanted - length) : n;
+}
+
+struct plan plan_prompt(const struct method *method, size_t n) {
+    size_t part = plan_part(method, 0, n);
+    struct plan plan = plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, part);
+    return part == n ? plan : plan_step(method, &plan.after, CACHE_STEP_PREFILL, n - part);
+}
+
 struct plan plan_step(const struct method *method, const struct extent *before, enum cache_step_kind kind, size_t n) {
     struct plan plan = {.kind = kind, .n = n, .before = *before};
     uint64_t length = before->length + n;
@@ -23,7 +43,8 @@ struct plan plan_step(const struct method *method, const struct extent *before, 
         return plan;
     }
     uint64_t tail = method->tail_tokens;
-    uint64_t full = unsealed >= tail + PAGE_TOKENS ? (unsealed - tail) / PAGE_TOKENS : 0;
+    bool seals = unsealed >= tail + PAGE_TOKENS && !plan_waits(method, kind, before->length);
+    uint64_t full = seals ? (unsealed - tail) / PAGE_TOKENS : 0;
     uint64_t evicted = kept.first > plan.grid ? (kept.first - plan.grid) / PAGE_TOKENS : 0;
     plan.skip = (size_t)(evicted < full ? evicted : full);
     plan.seal = (size_t)full - plan.skip;

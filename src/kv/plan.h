@@ -42,6 +42,15 @@ struct plan {
     size_t anchors;    /* of them stay exact, per layer, KV head and side */
 };
 
+/* Returns whether a step that begins after `length` tokens seals nothing, because the cache waits for more to fit to. The papers' protocol does
+ * not wait: its tokens are sealed before they are read, by the profile as it is. */
+bool plan_waits(const struct method *method, enum cache_step_kind kind, uint64_t length);
+/* Returns how many of a prompt's next n tokens are to be a step of their own: those for which the cache waits, or all. So the prompt's others
+ * attend to them exactly, and the window holds no more of them. */
+size_t plan_part(const struct method *method, uint64_t length, size_t n);
+/* Returns the last of the steps of a prompt that comes first. */
+struct plan plan_prompt(const struct method *method, size_t n);
+
 struct plan plan_step(const struct method *method, const struct extent *before, enum cache_step_kind kind, size_t n);
 
 /* Returns how many pages the window needs. */

@@ -2,6 +2,8 @@
  * is believed. */
 #include "kv/cache.h"
 
+#include "base/size.h"
+
 #include <string.h>
 
 /* These structs lie in the file as they are, little-endian. */
@@ -9,7 +11,7 @@ struct saved_cache {
     uint64_t exact, first, window_first, length, dropped; /* struct extent */
     uint64_t prompt_end;
     uint64_t anchors; /* per layer, KV head and side */
-    uint64_t fitted;  /* 1 or 0 */
+    uint64_t fitted;  /* 1: codecs and indexes were fitted to the sequence; 2: transforms were; or their sum */
 };
 
 struct saved_page_set {
@@ -24,8 +26,9 @@ _Static_assert(sizeof(struct saved_cache) == 64 && sizeof(struct saved_page_set)
 void cache_save(const struct cache *cache, struct state_writer *writer) {
     const struct cache_base *base = cache_base_of(cache);
     const struct extent *e = &base->extent;
-    const struct saved_cache saved = {e->exact,   e->first,         e->window_first, e->length,
-                                      e->dropped, base->prompt_end, base->n_anchors, base->fitted_ready};
+    const struct saved_cache saved = {
+        e->exact,   e->first,         e->window_first, e->length,
+        e->dropped, base->prompt_end, base->n_anchors, base->fitted_ready + 2 * (base->fitted.layouts != NULL)};
     state_writer_begin(writer, STATE_CACHE);
     state_writer_put(writer, &saved, sizeof saved);
     state_writer_begin(writer, STATE_PAGE_SETS);
@@ -39,6 +42,7 @@ void cache_save(const struct cache *cache, struct state_writer *writer) {
 void cache_save_pages(const struct cache *cache, struct state_writer *writer,
                       const uint8_t *(*chunk)(const void *user, const struct page_set *set), const void *user) {
     const struct cache_base *base = cache_base_of(cache);
+    size_t end = 0; /* of a page set's pages */
     for (size_t head = 0; head < cache_heads_of(&base->shape); head++) {
         const struct page_address *place = &base->places[head];
         const size_t bytes[] = {place->bytes[CODEC_KEYS], place->bytes[CODEC_VALUES], base->index_page_bytes};
@@ -48,6 +52,12 @@ void cache_save_pages(const struct cache *cache, struct state_writer *writer,
                 const struct page_set *set = &base->pages.sets[i];
                 state_writer_put(writer, chunk(user, set) + set->chunk_sets * before + set->index * bytes[kind], bytes[kind]);
             }
+        end = before;
+    }
+    for (size_t left = (base->page_set_bytes - end) * base->pages.n_sealed, n; left; left -= n) { /* layouts may not fill it */
+        static const uint8_t zeros[4096];
+        n = size_min(left, sizeof zeros);
+        state_writer_put(writer, zeros, n);
     }
 }
 
@@ -66,13 +76,15 @@ static enum terse_status load_extent(struct cache_base *base, const struct state
     bool dropped = !e->dropped || policy->keep_selected_only;
     bool ordered = e->exact <= e->window_first && e->window_first <= e->length && e->dropped <= e->length;
     if (e->length > base->storage->most_tokens || e->exact != kept.exact || e->first != kept.first || !ordered || !dropped ||
-        saved.prompt_end > e->length || saved.anchors > e->length || saved.fitted > 1)
+        saved.prompt_end > e->length || saved.anchors > e->length || saved.fitted > 3)
         return state_file_refuse(file, STATE_CACHE, "its counts of tokens contradict one another", error);
     if (saved.anchors && !policy->anchors) return state_file_refuse(file, STATE_ANCHORS, "it is of another size", error);
     base->prompt_end = saved.prompt_end;
-    base->fitted_ready = saved.fitted;
+    base->fitted_ready = saved.fitted & 1;
     base->n_anchors = (size_t)saved.anchors;
-    return TERSE_OK;
+    if (!(saved.fitted & 2)) return TERSE_OK;
+    if (!method_fits_transforms(&base->method)) return state_file_refuse(file, STATE_FITTED, "it is of another size", error);
+    return fitted_load(base, file, error);
 }
 
 /* Pages follow one another up to the window; only where tokens of prompts were dropped may some be missing, as many as were. */
@@ -129,6 +141,7 @@ const uint8_t *cache_saved_section(const struct state_file *file, enum state_sec
 enum terse_status cache_load(struct cache *cache, struct state_file *file, struct terse_error *error) {
     struct cache_base *base = cache_base(cache);
     enum terse_status status = load_extent(base, file, error);
+    if (!status && base->fitted.layouts) status = base->storage->layouts_changed(cache, error);
     if (!status) status = load_page_sets(cache, file, error);
     return status ? status : base->storage->load(cache, file, error);
 }

@@ -20,7 +20,7 @@ struct method {
     uint32_t tail_tokens;                 /* least number of newest tokens kept exact in the recent window */
     uint32_t power;                       /* of gradient norms by which samples weigh when its codebook is learned; 0: all alike */
     const struct terse_codebook *learned; /* of the options, or of the weights; NULL when it needs none */
-    bool of_weights; /* `learned` is the profile that the model's weights imply: caches fit it to their sequences */
+    bool of_weights; /* `learned` is the profile that the model's weights imply: caches fit their transforms to their sequences */
     const struct codebook_layouts *layouts; /* of the sides of codec transform, set by method_check_codebook; else NULL */
 };
 
@@ -34,6 +34,14 @@ enum terse_status method_check(const struct method *method, uint32_t head_dim, u
 
 /* Returns whether the method needs a profile and the options have none: then that of the model's weights serves, and `of_weights` is true. */
 bool method_needs_weights(const struct method *method);
+
+/* Tokens behind the exact ones to which transforms are fitted. Until a sequence has as many, they stay in its window. */
+#define FIT_TOKENS 2048
+
+/* Returns whether caches fit the method's transforms to the first tokens of their sequences. */
+static inline bool method_fits_transforms(const struct method *method) {
+    return method->of_weights && (method->key.codec == &codec_transform || method->value.codec == &codec_transform);
+}
 
 /* Checks that the method has the codebook that it needs for this model, and shares the bits of codec transform over the model. */
 enum terse_status method_check_codebook(struct method *method, const uint64_t fingerprints[CODEBOOK_FINGERPRINTS], uint32_t layers,

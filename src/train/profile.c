@@ -149,7 +149,7 @@ static enum terse_status fit_set(struct profile *p, enum codec_side side, size_t
     const struct tile tile = tile_of_thread(p);
     uint32_t hd = p->model->head_dim, layer = (uint32_t)(set / p->model->kv_heads), head = (uint32_t)(set % p->model->kv_heads);
     struct capture_reading all = {side, layer, head, 0, 1, capture_samples(p->samples)};
-    struct transform_moments moments = {.mean = m->mean, .inverse = m->inverse, .covariance = m->covariance};
+    struct transform_moments moments = {.mean = m->mean, .directions = m->inverse, .covariance = m->covariance};
     float *root = root_of(p, side, set);
     if (side == CODEC_KEYS)
         key_metric(p, layer, head, m->metric);

@@ -47,8 +47,8 @@ struct attend_sample {
     struct sequence sequences[SEQUENCES];
     bool slopes, in_place;
     struct codec_shape shape[HEADS_MOST][2]; /* as the CPU's codec sees them, group and head_dim included */
-    const float *fitted[SEQUENCES];          /* [LAYERS][Hk][2][fitted_floats], or NULL */
-    size_t fitted_floats;
+    const uint8_t *records[SEQUENCES];       /* [Hk][2][record_bytes] of transforms that are a sequence's own, or NULL */
+    size_t record_bytes;
     /* rows[64][hd] of a page of a sequence's head, keys as they lie in a run. */
     void (*random_rows)(const struct attend_sample *sample, uint32_t sequence, uint32_t head, enum codec_side side, float *rows);
     const void *parameters;      /* the test's own */
@@ -114,8 +114,7 @@ static inline void make_page(struct attend_sample *sample, uint32_t number, cons
     struct codec_shape shape = sample->shape[head][side];
     float frequency[CODEC_HEAD_DIM_MAX], cosine[CODEC_HEAD_DIM_MAX], sine[CODEC_HEAD_DIM_MAX];
     struct rope rope;
-    if (sample->fitted[number])
-        shape.fitted = sample->fitted[number] + ((LAYER * sample->kv_heads + head) * 2 + side) * sample->fitted_floats;
+    if (sample->records[number]) shape.fitted = sample->records[number] + (2 * head + (size_t)side) * sample->record_bytes;
     void *to = page_address(set, &sample->places[LAYER * sample->kv_heads + head], side);
     sample->random_rows(sample, number, head, side, rows);
     codec->encode(shape, side, rows, set->count, to);

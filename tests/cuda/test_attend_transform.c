@@ -3,6 +3,7 @@
  * rotated by rope in both pairings, wholly and in part; exact rows, windows that wrap, pages of which a part is evicted or was never filled;
  * ALiBi; parameters of the profile and those fitted to a sequence. What must not be read is NaN. */
 #include "attend_sample.h"
+#include "backend/cpu/codec/transform.h"
 #include "backend/cuda/kv/transforms.h"
 
 /* The bound of the relative error of a head's result as a whole: the length of the difference over the length of the result. Queries rotated to a
@@ -49,12 +50,35 @@ static void make_parameters(uint32_t hd, float *floats) {
     rest[0] = 0.1f, rest[1] = 4, rest[2] = 0;
 }
 
+/* Returns the kernels' view of a record, without a metric, which attention does not read. */
+static struct transform_view view_of(struct attend_sample *sample, const void *record, const struct transform_layout *layout,
+                                     enum codec_side side) {
+    const uint32_t hd = sample->head_dim;
+    const struct transform_fitted own = transform_fitted_at(record, hd);
+    int16_t *integers = allocated((size_t)hd * hd * sizeof *integers);
+    uint32_t readers[6 * TRANSFORM_PLANES_MAX];
+    float step[CODEC_HEAD_DIM_MAX];
+    for (size_t c = 0; c < hd; c++) {
+        step[c] = own.size[c] * own.unit[c];
+        transform_record_integers(&own, hd, c, integers + c * hd);
+    }
+    transform_readers(layout, side, readers);
+    const struct transform_view view = {.layout = *layout,
+                                        .gain_least = own.gain_least,
+                                        .gain_step = (own.gain_most - own.gain_least) / 255,
+                                        .mean = take(sample, own.mean, hd * sizeof(float)),
+                                        .step = take(sample, step, hd * sizeof(float)),
+                                        .basis = take(sample, integers, (size_t)hd * hd * sizeof *integers),
+                                        .readers = take(sample, readers, transform_reader_words(layout) * sizeof *readers),
+                                        .wraps = transform_wraps(layout, side)};
+    free(integers);
+    return view;
+}
+
 /* Sides of all heads; shapes hold what the CPU's codec has learned. */
 static void make_sides(const struct setup *setup, struct attend_sample *sample, struct side sides[HEADS][2]) {
     const uint32_t hd = setup->head_dim;
     static struct transform_view views[2][LAYERS][HEADS];
-    uint16_t *halves = allocated((size_t)hd * hd * 2);
-    uint32_t readers[6 * TRANSFORM_PLANES_MAX];
     for (uint32_t head = 0; head < HEADS; head++) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             struct side *own = &sides[head][side];
@@ -70,42 +94,34 @@ static void make_sides(const struct setup *setup, struct attend_sample *sample, 
             *shape = (struct codec_shape){.head_dim = hd, .group = setup->group, .layout = &own->layout};
             assert_int_equal(cpu_codec_transform.learned->make(*shape, side, own->parameters, &learned, NULL), TERSE_OK);
             shape->learned = learned;
-            for (size_t i = 0; i < (size_t)hd * hd; i++) halves[i] = half_from_float(parameters.basis[i]);
-            transform_readers(&own->layout, side, readers);
-            views[side][LAYER][head] =
-                (struct transform_view){.layout = own->layout,
-                                        .gain_least = parameters.gain_least,
-                                        .gain_step = (parameters.gain_most - parameters.gain_least) / 255,
-                                        .mean = take(sample, parameters.mean, hd * sizeof(float)),
-                                        .size = take(sample, parameters.size, hd * sizeof(float)),
-                                        .basis = take(sample, parameters.basis, (size_t)hd * hd * sizeof(float)),
-                                        .basis_half = take(sample, halves, (size_t)hd * hd * 2),
-                                        .readers = take(sample, readers, transform_reader_words(&own->layout) * sizeof *readers),
-                                        .wraps = transform_wraps(&own->layout, side)};
+            views[side][LAYER][head] = view_of(sample, ((const struct transform_learned *)learned)->record, &own->layout, side);
         }
     }
     for (int side = 0; side < 2; side++) sample->attend.learned[side] = take(sample, views[side], sizeof views[side]);
-    free(halves);
 }
 
-/* Fitted numbers of a sequence: a mean of its own, sizes in any order. */
-static float *make_fitted(struct attend_sample *sample, struct side sides[HEADS][2], uint32_t number) {
+/* Gives a sequence transforms of its own, of the launch's layouts, and places that it alone has; returns its records. */
+static uint8_t *make_fitted(struct attend_sample *sample, struct side sides[HEADS][2], uint32_t number) {
     const uint32_t hd = sample->head_dim;
-    const size_t own = transform_fitted_floats(hd), all = own * LAYERS * HEADS * 2;
-    float *floats = allocated(all * sizeof *floats);
-    memset(floats, 0xff, all * sizeof *floats);
+    const size_t own = TRANSFORM_RECORD_BYTES(hd);
+    static struct transform_view views[2][LAYERS][HEADS];
+    uint8_t *records = allocated(own * HEADS * 2);
+    float *parameters = allocated(transform_parameter_floats(hd) * sizeof *parameters);
     for (uint32_t head = 0; head < HEADS; head++) {
-        for (size_t side = 0; side < 2; side++) {
-            float *to = floats + ((LAYER * HEADS + head) * 2 + side) * own;
-            const float *size = sides[head][side].parameters + hd;
-            for (size_t c = 0; c < hd; c++)
-                to[c] = (float)random_normal(), to[hd + c] = size[c] * (float)exp(0.3 * random_normal());
-            to[2 * hd] = 0.05f, to[2 * hd + 1] = 5;
+        for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+            uint8_t *record = records + (2 * head + (size_t)side) * own;
+            make_parameters(hd, parameters);
+            for (size_t c = 0; c < hd; c++) parameters[c] = (float)random_normal();
+            transform_record_set(transform_parameters_at(parameters, hd), hd, record);
+            views[side][LAYER][head] = view_of(sample, record, &sides[head][side].layout, side);
         }
     }
-    sample->fitted[number] = floats, sample->fitted_floats = own;
-    sample->views[number].fitted = take(sample, floats, all * sizeof *floats);
-    return floats;
+    for (int side = 0; side < 2; side++)
+        sample->views[number].fitted.transforms[side] = take(sample, views[side], sizeof views[side]);
+    sample->views[number].fitted.places = sample->attend.places;
+    sample->records[number] = records, sample->record_bytes = own;
+    free(parameters);
+    return records;
 }
 
 /* Rows as the parameters have them. */
@@ -113,8 +129,9 @@ static void random_rows(const struct attend_sample *sample, uint32_t sequence, u
     const struct side *sides = sample->parameters; /* [HEADS][2] */
     const uint32_t hd = sample->head_dim;
     const struct transform_parameters own = transform_parameters_at(sides[2 * head + side].parameters, hd);
-    const float *fitted = sample->fitted[sequence];
-    const float *mean = fitted ? fitted + ((LAYER * HEADS + head) * 2 + side) * sample->fitted_floats : own.mean;
+    const uint8_t *records = sample->records[sequence];
+    const float *mean = own.mean;
+    if (records) mean = transform_fitted_at(records + (2 * head + (size_t)side) * sample->record_bytes, hd).mean;
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
         double gain = exp(random_uniform(random_next(&attend_state)) - 0.5);
         for (size_t ch = 0; ch < hd; ch++) rows[t * hd + ch] = mean[ch];
@@ -127,7 +144,7 @@ static void random_rows(const struct attend_sample *sample, uint32_t sequence, u
 
 static double check(const struct setup *setup) {
     struct side sides[HEADS][2];
-    float *fitted[SEQUENCES] = {NULL};
+    uint8_t *fitted[SEQUENCES] = {NULL};
     struct attend_sample sample = {.codec = {&codec_transform, &codec_transform},
                                    .head_dim = setup->head_dim,
                                    .kv_heads = HEADS,

@@ -28,7 +28,6 @@ static void rows_are_whole(void **state) {
         assert_true(row->encodes && row->encode && row->decode && row->attend && row->form);
         assert_true(row->form->resident && row->form->sum_floats);
         assert_true((row->learned_new != NULL) == codec_learns(row->format));
-        assert_true((row->fit != NULL) == (row->format->fitted || row->format->learner == CODEC_LEARNS_TRANSFORM));
     }
     assert_true(n >= 9);
 }

@@ -1,9 +1,11 @@
-/* Pages of codec transform on the GPU: the codes that the CPU finds, but for a few where two ways cost nearly the same, the rows that it reads,
- * and what it fits to a sequence. Profiles come to the device as caches bring them there. */
+/* Pages of codec transform on the GPU: the codes that the CPU finds, but for a few where two ways cost nearly the same, and the rows that it reads; by
+ * a profile and by a sequence's own transforms, which come to the device as caches bring them there. */
 #include "backend/cpu/codec/transform.h"
 #include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cuda/kv/transforms.h"
+#include "base/memory.h"
 #include "encode_sample.h"
+#include "format/transform_fit.h"
 #include "method/method.h"
 #include "support/prepared.h"
 
@@ -49,8 +51,9 @@ struct transform_sample {
     struct rope rope;
     float frequency[CODEC_HEAD_DIM_MAX / 2];
     float *angles_device;
-    void *views[2];                /* by side, of the device */
-    float *fitted, *fitted_device; /* [layers][Hk][2][...]; NULL */
+    void *views[2];   /* by side, of the device */
+    uint8_t *records; /* [layers][Hk][2][record bytes] of transforms that are a sequence's own; NULL */
+    uint8_t *tables;  /* and the device's views of them; NULL */
 };
 
 static void make_codebook(struct transform_sample *x, uint32_t hd) {
@@ -186,8 +189,8 @@ static void discard(struct transform_sample *x) {
     sample_free(&x->s);
     for (int side = 0; side < 2; side++) device_free(NULL, x->views[side], 0);
     device_free(NULL, x->angles_device, 0);
-    device_free(NULL, x->fitted_device, 0);
-    free(x->fitted);
+    device_free(NULL, x->tables, 0);
+    free(x->records);
     terse_codebook_free(x->codebook);
     free(x);
 }
@@ -288,53 +291,48 @@ static void check(const char *method, const char *value, uint32_t hd, enum rope_
     discard(x);
 }
 
-/* ---- Fits */
+/* ---- A sequence's own transforms */
 
-static float *fitted_at(const struct transform_sample *x, size_t place, int side) {
-    return x->fitted + (place * 2 + (size_t)side) * transform_fitted_floats((uint32_t)x->s.hd);
+static uint8_t *record_at(const struct transform_sample *x, size_t place, int side) {
+    return x->records + (place * 2 + (size_t)side) * memory_round_up(TRANSFORM_RECORD_BYTES(x->s.hd), MEMORY_ALIGN);
 }
 
-/* Fits the parameters to the same rows on the CPU. */
-static void fit_here(const struct transform_sample *x, size_t place, int side, float *fitted) {
-    size_t hd = x->s.hd, n = 0;
+/* Fits a record to all rows of the items. */
+static void fit(const struct transform_sample *x, size_t place, int side) {
+    const size_t hd = x->s.hd;
+    const struct transform_learned *profile = x->s.shape[place][side].learned;
     float *rows = malloc(SAMPLE_ITEMS * PAGE_TOKENS * hd * sizeof *rows);
+    size_t n = 0;
     assert_non_null(rows);
     for (size_t item = 0; item < SAMPLE_ITEMS; item++) n += load(x, place, side, item, rows + n * hd);
-    struct codec_shape shape = x->s.shape[place][side];
-    shape.fitted = NULL;
-    transform_fit_rows(shape, (enum codec_side)side, rows, n, hd, NULL, fitted);
+    assert_int_equal(transform_fit_rows(transform_multiply, profile->record, profile->metric, (uint32_t)hd, rows, n,
+                                        record_at(x, place, side), NULL),
+                     TERSE_OK);
     free(rows);
 }
 
-static void fit(struct transform_sample *x) {
-    size_t floats = transform_fitted_floats((uint32_t)x->s.hd), bytes = 2 * SAMPLE_HEADS_ALL * floats * sizeof(float);
-    assert_non_null(x->fitted = calloc(1, bytes));
-    x->fitted_device = sample_send(x->fitted, bytes);
-    free(x->fitted);
-    assert_cuda(fit_rows(&x->s.encode, x->fitted_device, device_stream()));
-    x->fitted = sample_fetch(x->fitted_device, bytes);
-}
-
-static void check_fit(struct transform_sample *x) {
-    size_t floats = transform_fitted_floats((uint32_t)x->s.hd);
-    float *expected = malloc(floats * sizeof *expected);
-    fit(x);
-    for (size_t i = 0; i < 2 * SAMPLE_HEADS_ALL; i++) {
-        const float *own = fitted_at(x, i / 2, (int)(i % 2));
-        fit_here(x, i / 2, (int)(i % 2), expected);
-        for (size_t k = 0; k < floats; k++)
-            if (!(fabsf(own[k] - expected[k]) <= 1e-5f * fabsf(expected[k]) + 1e-7f))
-                fail_msg("head_dim %zu, number %zu: %g, the CPU's %g", x->s.hd, k, (double)own[k], (double)expected[k]);
-    }
-    free(expected);
-}
-
-/* From here on pages go by what was fitted. */
+/* From here on pages go by what is fitted to the rows, in the layouts of the profile. */
 static void use_fit(struct transform_sample *x) {
-    for (size_t i = 0; i < SAMPLE_ITEMS; i++) x->s.items[i].fitted = x->fitted_device;
+    const size_t hd = x->s.hd, record = memory_round_up(TRANSFORM_RECORD_BYTES(hd), MEMORY_ALIGN);
+    struct cache_base base = {.shape = {.layers = SAMPLE_LAYERS, .kv_heads = SAMPLE_HEADS, .head_dim = (uint32_t)hd},
+                              .method = x->method};
+    const size_t bytes = transforms_fitted_bytes(&base.shape);
+    uint8_t *host = calloc(2, bytes);
+    assert_non_null(x->records = calloc(2 * SAMPLE_HEADS_ALL, record));
+    assert_non_null(host);
+    x->tables = sample_send(host, 2 * bytes);
+    for (size_t i = 0; i < 2 * SAMPLE_HEADS_ALL; i++) fit(x, i / 2, (int)(i % 2));
+    base.fitted = (struct fitted){.records = x->records, .record_bytes = record};
+    for (int side = 0; side < 2; side++) {
+        uint8_t *to = x->tables + (size_t)side * bytes;
+        transforms_fitted_set(&base, (enum codec_side)side, x->views[side], host + (size_t)side * bytes, to);
+        for (size_t i = 0; i < SAMPLE_ITEMS; i++)
+            x->s.items[i].fitted.transforms[side] = (const struct transform_view *)(const void *)to;
+        for (size_t place = 0; place < SAMPLE_HEADS_ALL; place++) x->s.shape[place][side].fitted = record_at(x, place, side);
+    }
+    assert_cuda(device_send(x->tables, host, 2 * bytes));
     assert_cuda(device_send((void *)x->s.encode.items, x->s.items, sizeof x->s.items));
-    for (size_t place = 0; place < SAMPLE_HEADS_ALL; place++)
-        for (int side = 0; side < 2; side++) x->s.shape[place][side].fitted = fitted_at(x, place, side);
+    free(host);
 }
 
 /* ---- Tests */
@@ -361,13 +359,12 @@ static void odd_rows_come_out_alike(void **state) {
         check("terse-2", NULL, head_dims[h], ROPE_HALF_SPLIT, head_dims[h], true);
 }
 
-static void fits_are_those_of_the_cpu(void **state) {
+static void pages_go_by_transforms_of_their_sequence(void **state) {
     (void)state;
     for (size_t h = 0; h < sizeof head_dims / sizeof *head_dims; h++) {
         for (int odd = 0; odd < 2; odd++) {
             struct transform_sample *x =
                 make("terse-2", NULL, head_dims[h], h % 2 ? ROPE_ADJACENT : ROPE_HALF_SPLIT, head_dims[h], 3, odd);
-            check_fit(x);
             use_fit(x);
             check_pages(x);
             check_rows(x);
@@ -382,8 +379,8 @@ int main(void) {
         fprintf(stderr, "skipped: %s\n", error.message);
         return 77;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(pages_and_rows_are_nearly_those_of_the_cpu),
-                                       cmocka_unit_test(one_side_may_be_of_another_codec),
-                                       cmocka_unit_test(odd_rows_come_out_alike), cmocka_unit_test(fits_are_those_of_the_cpu)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pages_and_rows_are_nearly_those_of_the_cpu), cmocka_unit_test(one_side_may_be_of_another_codec),
+        cmocka_unit_test(odd_rows_come_out_alike), cmocka_unit_test(pages_go_by_transforms_of_their_sequence)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

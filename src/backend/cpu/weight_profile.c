@@ -232,7 +232,7 @@ static enum terse_status fit(const struct weight_profile *w, const struct matric
                              float *floats, struct terse_error *error) {
     size_t n = w->model->head_dim;
     double trace = 0;
-    struct transform_moments moments = {.mean = m->mean, .inverse = m->inverse, .covariance = m->covariance};
+    struct transform_moments moments = {.mean = m->mean, .directions = m->inverse, .covariance = m->covariance};
     enum terse_status status = transform_fit_metric(metric, w->model->head_dim, m->root, m->inverse, error);
     if (status) return status;
     multiply(m->root, m->covariance, n, m->u);

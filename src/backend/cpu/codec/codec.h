@@ -106,10 +106,9 @@ struct cpu_codec {
     /* Only some codecs need these; NULL in the rows of the others. */
 
     const struct codec_learned *learned; /* codecs that learn (format->learner) */
-    /* Learns from a sequence: instead of from a codebook where the codec is `fitted`, beside one where it learns transforms. Makes
-     * fitted[codec_fitted_bytes], floats, of the first rows of a layer, KV head and side that are sealed: rows[n][hd] that lie `stride`
-     * floats apart, n >= 1. The cache keeps it as long as its pages and hands it over as shape.fitted; that of keys begins with
-     * what the codec's index learns. Where shape.fitted is NULL, a codec of transforms goes by the codebook alone. */
+    /* Learns from a sequence instead of from a codebook: the codec is `fitted`. Makes fitted[codec_fitted_bytes], floats, of the first keys of
+     * a layer and KV head that are sealed: rows[n][hd] that lie `stride` floats apart, n >= 1. The cache keeps it as long as its pages and
+     * hands it over as shape.fitted; it begins with what the codec's index learns. */
     void (*fit)(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, size_t stride,
                 const struct index_options *options, void *fitted);
     const struct codec_ranks *ranks; /* format->index is index_components */

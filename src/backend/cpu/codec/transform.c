@@ -11,9 +11,9 @@
 
 #include "backend/cpu/kernels/transform/ops.h"
 #include "backend/cpu/kernels/vector/ops.h"
-#include "base/inverse.h"
 #include "base/memory.h"
 #include "format/transform_codes.h"
+#include "format/transform_fit.h"
 
 #include <float.h>
 #include <math.h>
@@ -32,59 +32,32 @@ static size_t columns_of(const struct transform_layout *layout) { return ((size_
 static void learned_free(void *opened) {
     struct transform_learned *learned = opened;
     if (!learned) return;
-    memory_free(learned->mean);
+    memory_free(learned->record);
     memory_free(learned);
 }
 
-/* The basis' integers are half as large as its floats. */
-static size_t learned_floats(size_t hd) { return 3 * hd + 2 * hd * hd + hd * hd / 2; }
+static size_t learned_size(size_t hd) { return TRANSFORM_RECORD_BYTES(hd) + hd * hd * sizeof(float); }
 
 static size_t learned_bytes(const void *opened) {
     const struct transform_learned *learned = opened;
-    return sizeof *learned + learned_floats(learned->head_dim) * sizeof(float);
+    return sizeof *learned + learned_size(learned->head_dim);
 }
 
 static size_t predict_learned_bytes(struct codec_shape shape, enum codec_side side, const uint16_t *halves) {
     (void)side, (void)halves;
-    return sizeof(struct transform_learned) + learned_floats(shape.head_dim) * sizeof(float);
+    return sizeof(struct transform_learned) + learned_size(shape.head_dim);
 }
 
-/* Rounds basis[component][channel] to integers; a component's unit is a 32767th of its norm. */
-static void basis_to_i16(const float *basis, size_t hd, int16_t *integers, float *scale) {
-    for (size_t c = 0; c < hd; c++) {
-        const float *row = basis + c * hd;
-        scale[c] = sqrtf(vector_ops()->dot(row, row, hd)) / I16_NORM;
-        for (size_t ch = 0; ch < hd; ch++)
-            integers[c / I16_STRIP * I16_STRIP * hd + (ch / 2 * I16_STRIP + c % I16_STRIP) * 2 + ch % 2] =
-                scale[c] >= FLT_MIN ? (int16_t)lrintf(row[ch] / scale[c]) : 0;
-    }
-}
+_Static_assert(TRANSFORM_STRIP == I16_STRIP && CODEC_HEAD_DIM_MAX <= I16_DEPTH, "a record's basis is what multiply_i16 takes");
 
 static enum terse_status fill(struct transform_learned *learned, const float *floats, struct terse_error *error) {
     size_t hd = learned->head_dim;
     struct transform_parameters own = transform_parameters_at(floats, learned->head_dim);
-    double *work = memory_array(2 * hd * hd, sizeof *work);
-    learned->mean = memory_array(learned_floats(hd), sizeof(float));
-    if (!work || !learned->mean) {
-        memory_free(work);
-        return status_no_memory(error, learned_floats(hd) * sizeof(float) + 2 * hd * hd * sizeof *work, "a profile");
-    }
-    learned->size = learned->mean + hd;
-    learned->query_scale = learned->size + hd;
-    learned->basis = learned->query_scale + hd;
-    learned->inverse = learned->basis + hd * hd;
-    learned->queries = (int16_t *)(void *)(learned->inverse + hd * hd);
-    memcpy(learned->mean, own.mean, hd * sizeof(float));
-    memcpy(learned->size, own.size, hd * sizeof(float));
-    memcpy(learned->basis, own.basis, hd * hd * sizeof(float));
-    learned->gain_least = own.gain_least;
-    learned->gain_step = (own.gain_most - own.gain_least) / 255;
-    basis_to_i16(own.basis, hd, learned->queries, learned->query_scale);
-    bool regular = invert_transposed(own.basis, hd, work, learned->inverse);
-    memory_free(work);
-    if (regular) return TERSE_OK;
-    return status_fail(error, TERSE_E_FORMAT,
-                       "the basis of a transform is singular: the profile is damaged, make it again with terse calibrate");
+    learned->record = memory_array(learned_size(hd), 1);
+    if (!learned->record) return status_no_memory(error, learned_size(hd), "a profile");
+    transform_record_set(own, learned->head_dim, learned->record);
+    learned->metric = (float *)(void *)((uint8_t *)learned->record + TRANSFORM_RECORD_BYTES(hd));
+    return transform_metric(own.basis, learned->head_dim, learned->metric, error);
 }
 
 static enum terse_status learned_new(struct codec_shape shape, enum codec_side side, const float *floats, void **opened,
@@ -102,9 +75,11 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
     return status;
 }
 
+static float gain_step(const struct transform_fitted *own) { return (own->gain_most - own->gain_least) / 255; }
+
 static void gains_of(struct codec_shape shape, const void *page, float *gains) {
-    struct transform_scaling scaling = transform_scaling_of(shape);
-    transform_ops()->gains(page, scaling.gain_least, scaling.gain_step, gains);
+    const struct transform_fitted own = transform_of(shape);
+    transform_ops()->gains(page, own.gain_least, gain_step(&own), gains);
 }
 
 /* ---- Decoding, gathering */
@@ -112,7 +87,7 @@ static void gains_of(struct codec_shape shape, const void *page, float *gains) {
 /* y[64][columns], components times sizes and gains. */
 static void read_components(struct codec_shape shape, enum codec_side side, const void *page, float *y) {
     const struct transform_layout *layout = shape.layout;
-    const float *size = transform_scaling_of(shape).size;
+    const float *size = transform_of(shape).size;
     size_t columns = columns_of(layout);
     float gains[PAGE_TOKENS];
     gains_of(shape, page, gains);
@@ -129,13 +104,13 @@ static void read_components(struct codec_shape shape, enum codec_side side, cons
 }
 
 static void decode(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
-    const struct transform_learned *learned = shape.learned;
-    const float *mean = transform_scaling_of(shape).mean;
+    const struct transform_fitted own = transform_of(shape);
     size_t hd = shape.head_dim, columns = columns_of(shape.layout);
-    float y[PAGE_TOKENS * CODEC_HEAD_DIM_MAX];
+    float y[PAGE_TOKENS * CODEC_HEAD_DIM_MAX], basis[CODEC_HEAD_DIM_MAX * CODEC_HEAD_DIM_MAX];
     read_components(shape, side, page, y);
-    vector_ops()->multiply(y, PAGE_TOKENS, columns, columns, learned->basis, hd, hd, rows, hd);
-    for (size_t t = 0; t < PAGE_TOKENS; t++) vector_ops()->axpy(1, mean, rows + t * hd, hd);
+    transform_record_basis(&own, shape.head_dim, columns, basis);
+    vector_ops()->multiply(y, PAGE_TOKENS, columns, columns, basis, hd, hd, rows, hd);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) vector_ops()->axpy(1, own.mean, rows + t * hd, hd);
 }
 
 static void channels(struct codec_shape shape, const void *page, float *to) {
@@ -177,8 +152,7 @@ static struct transform_query query_at(struct codec_shape shape, const float *ta
 }
 
 static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {
-    const struct transform_learned *learned = shape.learned;
-    const struct transform_scaling scaling = transform_scaling_of(shape);
+    const struct transform_fitted from = transform_of(shape);
     const struct transform_layout *layout = shape.layout;
     size_t hd = shape.head_dim, columns = columns_of(layout), groups = step_groups(layout);
     float products[MOST_TOGETHER * CODEC_HEAD_DIM_MAX];
@@ -186,10 +160,9 @@ static void prepare_queries(struct codec_shape shape, const float *q, float *tab
         size_t left = shape.group - g < MOST_TOGETHER ? shape.group - g : MOST_TOGETHER;
         float *own = tables + shape.group + g * floats_of_query(layout), *w = products + g % MOST_TOGETHER * columns;
         if (g % MOST_TOGETHER == 0)
-            vector_ops()->multiply_i16(q + g * hd, left, hd, hd, learned->queries, columns, learned->query_scale, products,
-                                       columns);
-        for (size_t c = 0; c < columns; c++) w[c] *= scaling.size[c];
-        tables[g] = vector_ops()->dot(q + g * hd, scaling.mean, hd);
+            vector_ops()->multiply_i16(q + g * hd, left, hd, hd, from.basis, columns, from.unit, products, columns);
+        for (size_t c = 0; c < columns; c++) w[c] *= from.size[c];
+        tables[g] = vector_ops()->dot(q + g * hd, from.mean, hd);
         transform_ops()->quantize_query(layout, w, own, (int32_t *)(void *)(own + groups), (int8_t *)(void *)(own + 2 * groups));
     }
 }
@@ -235,10 +208,10 @@ static void prepare_rank(struct codec_shape shape, const float *q, float *tables
 }
 
 static uint16_t rank(struct codec_shape shape, const float *tables, size_t g, const void *page, uint16_t *ranks) {
-    const struct transform_scaling scaling = transform_scaling_of(shape);
+    const struct transform_fitted own = transform_of(shape);
     shape.layout = rank_layout(tables);
     struct transform_query query = query_at(shape, tables + LAYOUT_FLOATS, g);
-    return transform_ops()->rank(shape.layout, page, scaling.gain_least, scaling.gain_step, &query, ranks);
+    return transform_ops()->rank(shape.layout, page, own.gain_least, gain_step(&own), &query, ranks);
 }
 
 /* ---- Values: sums[G][planes][TRANSFORM_SUM_LANES], then [G] sums of weights, for the mean. */
@@ -291,7 +264,7 @@ static void accumulate_logits(struct codec_shape shape, const float *logits, con
 /* y[columns] size of one query's sums. */
 static void sum_components(struct codec_shape shape, const float *sums, float *y) {
     const struct transform_layout *layout = shape.layout;
-    const float *size = transform_scaling_of(shape).size;
+    const float *size = transform_of(shape).size;
     memset(y, 0, columns_of(layout) * sizeof *y);
     for (size_t p = 0; p < layout->planes; p++) {
         const struct transform_plane *plane = &layout->plane[p];
@@ -304,17 +277,19 @@ static void sum_components(struct codec_shape shape, const float *sums, float *y
 }
 
 static void finish_code_sums(struct codec_shape shape, const float *code_sums, float *acc) {
-    const struct transform_learned *learned = shape.learned;
+    const struct transform_fitted own = transform_of(shape);
     size_t hd = shape.head_dim, columns = columns_of(shape.layout);
-    const float *mean = transform_scaling_of(shape).mean, *of_weights = code_sums + shape.group * sums_of_query(shape);
+    const float *of_weights = code_sums + shape.group * sums_of_query(shape);
     float y[MOST_TOGETHER * CODEC_HEAD_DIM_MAX], values[MOST_TOGETHER * CODEC_HEAD_DIM_MAX];
+    float basis[CODEC_HEAD_DIM_MAX * CODEC_HEAD_DIM_MAX];
+    transform_record_basis(&own, shape.head_dim, columns, basis);
     for (size_t first = 0, n; first < shape.group; first += n) {
         n = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
         for (size_t g = 0; g < n; g++) sum_components(shape, code_sums + (first + g) * sums_of_query(shape), y + g * columns);
-        vector_ops()->multiply(y, n, columns, columns, learned->basis, hd, hd, values, hd);
+        vector_ops()->multiply(y, n, columns, columns, basis, hd, hd, values, hd);
         for (size_t g = 0; g < n; g++) {
             vector_ops()->axpy(1, values + g * hd, acc + (first + g) * hd, hd);
-            vector_ops()->axpy(of_weights[first + g], mean, acc + (first + g) * hd, hd);
+            vector_ops()->axpy(of_weights[first + g], own.mean, acc + (first + g) * hd, hd);
         }
     }
 }
@@ -349,7 +324,6 @@ const struct cpu_codec cpu_codec_transform = {
     .learned =
         &(const struct codec_learned){
             .make = learned_new, .free = learned_free, .bytes = learned_bytes, .predict_bytes = predict_learned_bytes},
-    .fit = transform_fit_rows,
     .ranks = &(const struct codec_ranks){.bytes = rank_bytes, .prepare = prepare_rank, .rank = rank},
     .queries = &(const struct codec_queries){.floats = query_floats, .prepare = prepare_queries},
     .code_sums = &(const struct codec_code_sums){.floats = code_sum_floats,

@@ -27,16 +27,20 @@ struct page_levels {
 
 /* ---- Coefficients */
 
-static void set_rows(struct page_rows *rows, const struct transform_learned *learned, const float *mean, const float *from,
-                     size_t n) {
+static void set_rows(struct page_rows *rows, const struct transform_learned *learned, const struct transform_fitted *own,
+                     const float *from, size_t n) {
     size_t hd = learned->head_dim;
-    float centred[CODEC_HEAD_DIM_MAX * PAGE_TOKENS];
+    float basis[CODEC_HEAD_DIM_MAX * CODEC_HEAD_DIM_MAX];
+    float centred[CODEC_HEAD_DIM_MAX * PAGE_TOKENS], weighed[CODEC_HEAD_DIM_MAX * PAGE_TOKENS];
     memset(rows->square, 0, sizeof rows->square);
     memset(rows->cross, 0, sizeof rows->cross);
     memset(rows->own, 0, sizeof rows->own);
     for (size_t c = 0; c < hd; c++)
-        for (size_t t = 0; t < PAGE_TOKENS; t++) centred[c * PAGE_TOKENS + t] = t < n ? from[t * hd + c] - mean[c] : 0;
-    vector_ops()->multiply(learned->inverse, hd, hd, hd, centred, PAGE_TOKENS, PAGE_TOKENS, rows->z[0], PAGE_TOKENS);
+        for (size_t t = 0; t < PAGE_TOKENS; t++) centred[c * PAGE_TOKENS + t] = t < n ? from[t * hd + c] - own->mean[c] : 0;
+    /* z = B^-1 (row - mean), and B^-1 = B^T metric */
+    vector_ops()->multiply(learned->metric, hd, hd, hd, centred, PAGE_TOKENS, PAGE_TOKENS, weighed, PAGE_TOKENS);
+    transform_record_basis(own, learned->head_dim, hd, basis);
+    vector_ops()->multiply(basis, hd, hd, hd, weighed, PAGE_TOKENS, PAGE_TOKENS, rows->z[0], PAGE_TOKENS);
     for (size_t c = 0; c < hd; c++)
         for (size_t t = 0; t < PAGE_TOKENS; t++) rows->square[t] += rows->z[c][t] * rows->z[c][t];
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
@@ -148,23 +152,24 @@ static void write_codes(struct page_rows *rows, const float *sizes, const struct
     add_up(rows, sizes, components, &levels);
 }
 
-static uint8_t gain_code(const struct transform_scaling *scaling, float gain) {
-    if (!(scaling->gain_step > 0)) return 0;
-    float code = roundf((gain - scaling->gain_least) / scaling->gain_step);
+static uint8_t gain_code(const struct transform_fitted *own, float gain) {
+    const float step = (own->gain_most - own->gain_least) / 255;
+    if (!(step > 0)) return 0;
+    float code = roundf((gain - own->gain_least) / step);
     return code > 0 ? (uint8_t)(code < 255 ? code : 255) : 0;
 }
 
 void transform_encode(struct codec_shape shape, enum codec_side side, const float *from, size_t n, void *page) {
-    const struct transform_scaling scaling = transform_scaling_of(shape);
+    const struct transform_fitted own = transform_of(shape);
     struct page_rows rows;
     uint8_t *gains = page;
     memset(page, 0, codec_page_bytes(&codec_transform, shape, side));
     if (!n) return;
-    set_rows(&rows, shape.learned, scaling.mean, from, n);
-    write_codes(&rows, scaling.size, shape.layout, side, gains + PAGE_TOKENS);
+    set_rows(&rows, shape.learned, &own, from, n);
+    write_codes(&rows, own.size, shape.layout, side, gains + PAGE_TOKENS);
     for (size_t t = 0; t < n; t++) {
         float gain = 0;
         if (rows.own[t] > 0) gain = side == CODEC_KEYS ? sqrtf(rows.square[t] / rows.own[t]) : rows.cross[t] / rows.own[t];
-        gains[t] = gain_code(&scaling, gain);
+        gains[t] = gain_code(&own, gain);
     }
 }

@@ -1,8 +1,12 @@
 /* Fitting codecs and indexes to the keys and values of a sequence. */
 #include "backend/cpu/kv/fit.h"
 
+#include "backend/cpu/codec/transform.h"
+#include "backend/cpu/kernels/vector/ops.h"
+#include "backend/cpu/kv/segment.h"
 #include "base/memory.h"
 #include "base/size.h"
+#include "format/transform_fit.h"
 
 #include <omp.h>
 #include <string.h>
@@ -22,7 +26,7 @@ struct index_layout fit_index_layout(const struct method *method, uint32_t head_
 
 size_t fit_side_bytes(const struct method *method, enum codec_side side, uint32_t head_dim) {
     const struct codec *codec = side == CODEC_KEYS ? method->key.codec : method->value.codec;
-    if (!codec->fitted && !(method->of_weights && codec->learner == CODEC_LEARNS_TRANSFORM)) return 0;
+    if (!codec->fitted) return 0;
     return memory_round_up(codec_fitted_bytes(codec, method_shape(method, side, 0, 0, head_dim, 1), side), MEMORY_ALIGN);
 }
 
@@ -34,15 +38,10 @@ size_t fit_bytes(const struct method *method, uint32_t head_dim) {
 
 /* ---- Memory */
 
-/* Counts the floats of the rows that a thread fits to. */
-static size_t page_floats(const struct cache *cache) { return (size_t)FIT_PAGES * PAGE_TOKENS * cache->base.shape.head_dim; }
-
 enum terse_status fit_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error) {
-    /* [Hk][FIT_ROWS][hd] of keys, or [threads][FIT_PAGES * 64][hd] of any side */
-    size_t keys = cache->keys_rotated ? 0 : (size_t)cache->base.shape.kv_heads * FIT_ROWS * cache->base.shape.head_dim;
-    size_t floats = size_max(keys, cache->base.threads * page_floats(cache));
-    if (!cache_fit_pending(&cache->base) || !plan->seal || cache->fit_rows) return TERSE_OK;
-    if (!keys && !fit_transforms(cache, CODEC_KEYS) && !fit_transforms(cache, CODEC_VALUES)) return TERSE_OK;
+    /* [Hk][FIT_ROWS][hd] of keys */
+    size_t floats = (size_t)cache->base.shape.kv_heads * FIT_ROWS * cache->base.shape.head_dim;
+    if (!cache_fit_pending(&cache->base) || !plan->seal || cache->fit_rows || cache->keys_rotated) return TERSE_OK;
     if (!(cache->fit_rows = memory_array(floats, sizeof *cache->fit_rows)))
         return status_no_memory(error, floats * sizeof *cache->fit_rows, "rows that the KV cache learns from");
     cache->fit_floats = floats;
@@ -108,24 +107,67 @@ void fit_head(struct cache *cache, uint32_t head, const float *page) {
     fit_rows(cache, head, some, count, hd);
 }
 
-size_t fit_pages(const struct cache *cache, float **rows) {
-    uint64_t end = cache->base.plan.before.length + cache->base.plan.n;
-    *rows = cache->fit_rows + (size_t)omp_get_thread_num() * page_floats(cache);
-    return size_min((size_t)((end - plan_first_sealed(&cache->base.plan) + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
-}
-
 uint64_t fit_tokens(const struct cache *cache) {
-    const struct method *method = &cache->base.method;
-    bool all = cache->codec[CODEC_KEYS]->format->fitted ||
-               (method->index && index_learned_bytes(method->index, cache->base.shape.head_dim));
-    if (!cache->fitted_bytes || !cache->base.pages.n_sealed) return 0;
-    return all ? UINT64_MAX : cache->base.pages.sets[0].first + FIT_PAGES * PAGE_TOKENS;
+    const struct cache_base *base = &cache->base;
+    if (!base->pages.n_sealed) return 0;
+    if (cache->fitted_bytes) return UINT64_MAX;
+    return base->fitted.layouts ? base->method.parameters.exact + FIT_TOKENS : 0;
 }
 
-void fit_side(struct cache *cache, uint32_t head, enum codec_side side, const float *rows, size_t n) {
-    struct codec_shape shape = side_shape(cache, side, cache->base.layer, head, cache->group);
-    struct index_options options = index_options_defaults();
-    side_codec(cache, side)->fit(shape, side, rows, n, shape.head_dim, &options, (void *)shape.fitted);
+/* ---- Transforms */
+
+/* Reads rows[n][hd] of the window's first n tokens as pages will hold them. */
+static void read_window(const struct cache *cache, uint32_t layer, uint32_t head, enum codec_side side, size_t n, float *rows) {
+    const size_t hd = cache->base.shape.head_dim;
+    for (size_t first = 0; first < n; first += PAGE_TOKENS) {
+        size_t count = size_min(n - first, PAGE_TOKENS);
+        float *page = rows + first * hd;
+        cpu_codec_f16.decode(window_shape(cache, 1), side,
+                             window_page(cache, cache->window_sets[first / PAGE_TOKENS], side, layer, head), page);
+        if (side == CODEC_KEYS && cache->keys_in_rope_runs)
+            segment_rotate_to_run(cache, cache->base.plan.grid + first, count, page);
+    }
+}
+
+static enum terse_status fit_sides(struct cache *cache, size_t n, float *rows, struct terse_error *error) {
+    const struct cache_base *base = &cache->base;
+    const size_t sides = 2 * cache_heads_of(&base->shape), floats = memory_round_up(n, PAGE_TOKENS) * base->shape.head_dim;
+    enum terse_status status = TERSE_OK;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(base->threads)
+    for (size_t i = 0; i < sides; i++) {
+        const uint32_t layer = (uint32_t)(i / 2 / base->shape.kv_heads), head = (uint32_t)(i / 2 % base->shape.kv_heads);
+        enum codec_side side = i % 2 ? CODEC_VALUES : CODEC_KEYS;
+        void *record = fitted_record(base, layer, head, side);
+        float *own = rows + (size_t)omp_get_thread_num() * floats;
+        struct terse_error message;
+        if (!record) continue;
+        read_window(cache, layer, head, side, n, own);
+        const struct transform_learned *profile = side_shape(cache, side, layer, head, 1).learned;
+        enum terse_status result = transform_fit_rows(vector_ops()->multiply, profile->record, profile->metric,
+                                                      base->shape.head_dim, own, n, record, &message);
+        if (!result) continue;
+#pragma omp critical
+        {
+            status = result;
+            if (error) *error = message;
+        }
+    }
+    return status;
+}
+
+enum terse_status fit_transforms(struct cache *cache, struct terse_error *error) {
+    struct cache_base *base = &cache->base;
+    /* An older token that was evicted may lie before the first in the window's first page: it is there all the same. */
+    const size_t n = size_min((size_t)(base->extent.length - base->plan.grid), FIT_TOKENS);
+    const size_t floats = memory_round_up(n, PAGE_TOKENS) * base->shape.head_dim;
+    float *rows = memory_array(base->threads * floats, sizeof *rows);
+    if (!rows) return status_no_memory(error, base->threads * floats * sizeof *rows, "rows that the KV cache learns from");
+    enum terse_status status = fitted_begin(base, error);
+    if (!status && (status = fit_sides(cache, n, rows, error))) fitted_drop(base);
+    if (!status) status = fitted_end(base, error);
+    if (!status) pool_fill_places(cache);
+    memory_free(rows);
+    return status;
 }
 
 void fit_encode_index(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head, const float *rows,

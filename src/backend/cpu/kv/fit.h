@@ -1,5 +1,5 @@
-/* Learning from the cache's own sequence, for each layer and KV head: codecs and indexes fit themselves to its first tokens when the first of them
- * are sealed (codec.h, index.h). Also encodes the index of a page, when the page is sealed. */
+/* Learning from the cache's own sequence, for each layer and KV head: transforms are fitted to what the window holds before a step seals the first
+ * of it; codecs and indexes fit themselves to the first tokens when these are sealed (codec.h, index.h). Also encodes the index of a page, when the page is sealed. */
 #ifndef TERSE_BACKEND_CPU_KV_FIT_H
 #define TERSE_BACKEND_CPU_KV_FIT_H
 
@@ -25,18 +25,11 @@ void fit_release(struct cache *cache);
  * few to the first page's, rows[64][hd]. */
 void fit_head(struct cache *cache, uint32_t head, const float *rows);
 
-/* Returns whether a side's codec learns transforms and fits them to the sequence. */
-static inline bool fit_transforms(const struct cache *cache, enum codec_side side) {
-    return cache->base.method.of_weights && side_codec(cache, side)->format->learner == CODEC_LEARNS_TRANSFORM;
-}
-/* Such a side's fit for the current layer and a KV head, to rows[n][hd] as its pages hold them: those of fit_pages(). */
-void fit_side(struct cache *cache, uint32_t head, enum codec_side side, const float *rows, size_t n);
-/* The rows' memory, of the calling thread, and how many pages' rows it is filled with: the first that the step seals, at most FIT_PAGES, with the
- * window's tokens where those are few. */
-size_t fit_pages(const struct cache *cache, float **rows);
+/* Fits the transforms of all layers to what the window holds, at the beginning of a step. A failure leaves nothing fitted. */
+enum terse_status fit_transforms(struct cache *cache, struct terse_error *error);
 
-/* Tokens on which what the cache has learned depends, if its first prompt has as many: transforms are fitted to the first pages alone, so that
- * prompts that begin alike learn alike; codecs with signs and indexes to a prompt's every row. 0: it learns nothing. */
+/* Tokens on which what the cache has learned depends, if its first prompt has as many: transforms are fitted to the first FIT_TOKENS alone, so
+ * that prompts that begin alike learn alike; codecs with signs and indexes to a prompt's every row. 0: it learns nothing. */
 uint64_t fit_tokens(const struct cache *cache);
 
 /* Encodes the index of a page from its keys rows[n][hd] as the codec takes them, where it has a page of its own; scratch[64][hd]. */

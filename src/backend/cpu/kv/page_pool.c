@@ -11,11 +11,18 @@ enum terse_status pool_set_places(struct cache *cache, struct terse_error *error
     struct page_address *places = memory_array(cache_heads_of(&cache->base.shape), sizeof *places);
     if (!places) return status_no_memory(error, cache_heads_of(&cache->base.shape) * sizeof *places, "the KV cache's page sizes");
     cache->base.places = places;
-    cache->base.page_set_bytes = page_addresses_set(&cache->base.shape, &cache->base.method, cache->base.index_page_bytes, places);
+    cache->base.page_set_bytes = (size_t)page_set_bytes_of(&cache->base.shape, &cache->base.method, cache->base.index_page_bytes);
+    pool_fill_places(cache);
+    return TERSE_OK;
+}
+
+void pool_fill_places(struct cache *cache) {
+    struct page_address *places = (struct page_address *)(void *)cache->base.places;
+    page_addresses_set(&cache->base.shape, &cache->base.method, cache->base.index_page_bytes, places);
+    for (size_t side = 0; side < 2; side++) cache->largest_page[side] = 0;
     for (size_t i = 0; i < cache_heads_of(&cache->base.shape); i++)
         for (size_t side = 0; side < 2; side++)
             cache->largest_page[side] = size_max(cache->largest_page[side], places[i].bytes[side]);
-    return TERSE_OK;
 }
 
 uint64_t page_bytes_of_layer(const struct cache *cache, uint32_t layer) {
@@ -48,6 +55,19 @@ refused:
         budget_free(cache->base.budget, window_sets[i], cache_heads_of(&cache->base.shape) * bytes);
     budget_free(cache->base.budget, window_sets, n * sizeof *window_sets);
     return TERSE_E_MEMORY;
+}
+
+void pool_trim_window(struct cache *cache, size_t n) {
+    const size_t most = 2 * (cache->base.method.tail_tokens / PAGE_TOKENS + 2), kept = size_max(n, 1);
+    if (!cache->base.fitted.layouts || cache->n_window_sets <= size_max(most, kept)) return;
+    const size_t bytes = cache_heads_of(&cache->base.shape) * 2 * cache->window_page_bytes;
+    uint8_t **sets = budget_array(cache->base.budget, kept, sizeof *sets, "the KV cache's recent window", NULL);
+    if (!sets) return; /* the window stays as large */
+    memcpy(sets, cache->window_sets, kept * sizeof *sets);
+    for (size_t i = kept; i < cache->n_window_sets; i++) budget_free(cache->base.budget, cache->window_sets[i], bytes);
+    budget_free(cache->base.budget, cache->window_sets, cache->n_window_sets * sizeof *sets);
+    cache->window_sets = sets;
+    cache->n_window_sets = kept;
 }
 
 void pool_free(struct cache *cache) {

@@ -9,7 +9,12 @@
 /* Fills in base.places and what follows from them; index_page_bytes is set. */
 enum terse_status pool_set_places(struct cache *cache, struct terse_error *error);
 
+/* Writes where pages lie with the method's layouts of now. */
+void pool_fill_places(struct cache *cache);
+
 enum terse_status pool_reserve_window(struct cache *cache, size_t n, struct terse_error *error);
+/* Gives back the memory of a window that waited for its tokens to be fitted to, but for `n` pages. */
+void pool_trim_window(struct cache *cache, size_t n);
 void pool_free(struct cache *cache);
 
 static inline size_t layer_head(const struct cache *cache, uint32_t layer, uint32_t head) {

@@ -27,6 +27,7 @@ void saved_write(const struct cache *cache, struct state_writer *writer) {
     state_writer_put(writer, cache->exact_logits, exact_logit_bytes(&base->shape, &base->method));
     state_writer_begin(writer, STATE_FITTED);
     state_writer_put(writer, cache->fitted, fitted_bytes(cache));
+    fitted_save(base, writer);
     state_writer_begin(writer, STATE_ANCHORS);
     anchors_save(cache, writer);
     state_writer_begin(writer, STATE_WINDOW);
@@ -50,9 +51,10 @@ static enum terse_status load_window(struct cache *cache, const struct state_fil
     return status;
 }
 
+/* Reads the first bytes of a section, behind which `others` lie. */
 static enum terse_status load_bytes(const struct state_file *file, enum state_section section, void *to, uint64_t bytes,
-                                    struct terse_error *error) {
-    const uint8_t *data = cache_saved_section(file, section, bytes, error);
+                                    uint64_t others, struct terse_error *error) {
+    const uint8_t *data = cache_saved_section(file, section, bytes + others, error);
     if (!data) return TERSE_E_FORMAT;
     if (bytes) memcpy(to, data, bytes);
     return TERSE_OK;
@@ -62,9 +64,10 @@ enum terse_status saved_read(struct cache *cache, struct state_file *file, struc
     const struct cache_base *base = &cache->base;
     enum terse_status status = anchors_load(cache, base->n_anchors, file, error);
     if (!status) status = load_window(cache, file, error);
-    if (!status) status = load_bytes(file, STATE_EXACT, cache->exact, exact_bytes(&base->shape, &base->method), error);
+    if (!status) status = load_bytes(file, STATE_EXACT, cache->exact, exact_bytes(&base->shape, &base->method), 0, error);
     if (!status)
-        status = load_bytes(file, STATE_EXACT_LOGITS, cache->exact_logits, exact_logit_bytes(&base->shape, &base->method), error);
-    if (!status) status = load_bytes(file, STATE_FITTED, cache->fitted, fitted_bytes(cache), error);
+        status =
+            load_bytes(file, STATE_EXACT_LOGITS, cache->exact_logits, exact_logit_bytes(&base->shape, &base->method), 0, error);
+    if (!status) status = load_bytes(file, STATE_FITTED, cache->fitted, fitted_bytes(cache), fitted_saved_bytes(base), error);
     return status;
 }

@@ -41,20 +41,6 @@ static size_t load_page(const struct cache *cache, size_t i, uint32_t head, enum
     return count;
 }
 
-/* Fits what a sealed page of a side goes by to the rows at hand. */
-static void fit_to_rows(struct cache *cache, uint32_t head, enum codec_side side) {
-    size_t n = 0, hd = cache->base.shape.head_dim;
-    float *rows;
-    size_t count = fit_pages(cache, &rows);
-    for (size_t i = 0; i < count; i++) {
-        size_t own = load_page(cache, i, head, side, rows + n * hd);
-        if (side == CODEC_KEYS && cache->keys_in_rope_runs)
-            segment_rotate_to_run(cache, plan_first_sealed(&cache->base.plan) + i * PAGE_TOKENS, own, rows + n * hd);
-        n += own;
-    }
-    fit_side(cache, head, side, rows, n);
-}
-
 void seal_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head, enum codec_side side,
                float *rows) {
     const struct cpu_codec *codec = side_codec(cache, side);
@@ -98,20 +84,11 @@ static void append_to_window(struct cache *cache, uint32_t head) {
 
 /* Fits what the codecs of a layer learn from the sequence. */
 static void fit_layer(struct cache *cache) {
-    uint32_t kv_heads = cache->base.shape.kv_heads;
-#pragma omp parallel num_threads(cache->base.threads)
-    {
+#pragma omp parallel for schedule(static) num_threads(cache->base.threads)
+    for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
         float *rows = scratch_of_thread(cache);
-#pragma omp for schedule(static)
-        for (uint32_t head = 0; head < kv_heads; head++) {
-            load_page(cache, 0, head, CODEC_KEYS, rows);
-            fit_head(cache, head, rows);
-        }
-#pragma omp for schedule(static)
-        for (uint32_t item = 0; item < 2 * kv_heads; item++) {
-            enum codec_side side = item % 2 ? CODEC_VALUES : CODEC_KEYS;
-            if (fit_transforms(cache, side)) fit_to_rows(cache, item / 2, side);
-        }
+        load_page(cache, 0, head, CODEC_KEYS, rows);
+        fit_head(cache, head, rows);
     }
 }
 
@@ -161,4 +138,5 @@ void seal_commit(struct cache *cache) {
     recycle_window_sets(cache->window_sets, cache->n_window_sets, cache->base.plan.shift);
     cache_advance(cache);
     if (cache->base.fitted_ready) fit_release(cache);
+    pool_trim_window(cache, extent_window_pages(&cache->base.extent));
 }

@@ -18,6 +18,7 @@ static inline struct codec_shape side_shape(const struct cache *cache, enum code
     uint32_t number = cache_shape_number(&cache->base.shape, layer);
     struct codec_shape shape = method_shape(&cache->base.method, side, number, head, cache->base.shape.head_dim, (uint32_t)rows);
     shape.learned = cpu_codebook_learned(cache->codebook, side, number, head);
+    shape.fitted = fitted_record(&cache->base, layer, head, side);
     if (cache->fitted_side_bytes[side])
         shape.fitted = fitted_data(cache, layer, head) + (side == CODEC_KEYS ? 0 : cache->fitted_side_bytes[CODEC_KEYS]);
     return shape;

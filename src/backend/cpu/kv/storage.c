@@ -96,30 +96,39 @@ void cache_destroy(struct cache *cache) {
 
 /* ---- For what is the same on all backends (kv/cache.h) */
 
+static enum terse_status layouts_changed(struct cache *cache, struct terse_error *error) {
+    (void)error;
+    pool_fill_places(cache);
+    return TERSE_OK;
+}
+
 static void pages_changed(struct cache *cache, size_t first) {
     (void)first;
     cache->selection.candidates = cache->selection.dense = 0; /* they are numbers of page sets */
 }
 
 /* Memory of a shape and method with so many page sets of the window and anchors, whether there is such a cache or not. */
-static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct method *method, uint64_t windows,
-                                   uint64_t anchors) {
+static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct method *method, uint64_t windows, uint64_t anchors,
+                                   bool fitted) {
     const uint64_t heads = cache_heads_of(shape);
     return (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, fit_index_layout(method, shape->head_dim).page_bytes),
                                 .window = windows * heads * 2 * PAGE_BYTES_F16(shape->head_dim),
                                 .exact = exact_bytes(shape, method) + anchors * heads * 2 * anchor_bytes(shape->head_dim),
-                                .tables = heads * fit_bytes(method, shape->head_dim) + exact_logit_bytes(shape, method) +
+                                .tables = heads * fit_bytes(method, shape->head_dim) +
+                                          (fitted ? fitted_all_bytes(shape, method) : 0) + exact_logit_bytes(shape, method) +
                                           windows * sizeof(uint8_t *) + heads * sizeof(struct page_address),
                                 .codebook = method->learned ? cpu_codebook_bytes(method->learned) : 0};
 }
 
 static void storage_bytes(const struct cache *cache, struct cache_bytes *bytes) {
-    *bytes = bytes_of(&cache->base.shape, &cache->base.method, cache->n_window_sets, cache->anchors.capacity);
+    *bytes = bytes_of(&cache->base.shape, &cache->base.method, cache->n_window_sets, cache->anchors.capacity,
+                      cache->base.fitted.layouts != NULL);
 }
 
 static void storage_bytes_after(const struct cache_shape *shape, const struct method *method, const struct plan *plan,
                                 struct cache_bytes *bytes) {
-    *bytes = bytes_of(shape, method, extent_window_pages(&plan->after), plan->anchors);
+    *bytes = bytes_of(shape, method, extent_window_pages(&plan->after), plan->anchors,
+                      !plan_waits(method, plan->kind, plan->before.length));
 }
 
 static bool anchor_tokens(const struct cache *cache, uint32_t layer, uint32_t head, enum codec_side side, uint32_t *tokens) {
@@ -168,6 +177,7 @@ const struct kv_storage cpu_storage = {.most_tokens = UINT64_C(1) << 48, /* far 
                                        .anchor_tokens = anchor_tokens,
                                        .add_skipped = add_skipped,
                                        .fit_tokens = fit_tokens,
+                                       .layouts_changed = layouts_changed,
                                        .copy = copy_storage,
                                        .save = saved_write,
                                        .load_pages = saved_map_pages,

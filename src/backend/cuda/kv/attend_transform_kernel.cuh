@@ -292,9 +292,9 @@ template <int HD, int NQ, int WARPS> struct transform_merge {
             unsigned quad = 0;
             if (mine && rank == 0) {
                 const struct transform_plane plane = values.view->layout.plane[p];
-                const float *size = values.size + 4 * plane.quad; /* aligned as floats only, if it is fitted */
+                const float *step = values.view->step + 4 * plane.quad;
                 quad = plane.quad;
-                scale = make_float4(plane.scale * size[0], plane.scale * size[1], plane.scale * size[2], plane.scale * size[3]);
+                scale = make_float4(plane.scale * step[0], plane.scale * step[1], plane.scale * step[2], plane.scale * step[3]);
             }
             if (mine)
 #pragma unroll 8
@@ -319,10 +319,11 @@ template <int HD, int NQ, int WARPS> struct transform_merge {
         if (section >= layout::sections) return;
         float2 x[4 * NQ] = {};
         const unsigned end = components * (section + 1) / layout::sections;
-        const __half2 *const basis = reinterpret_cast<const __half2 *>(values.view->basis_half) + pair;
+        const short2 *const basis = reinterpret_cast<const short2 *>(values.view->basis) + pair;
 #pragma unroll 8
         for (unsigned c = components * section / layout::sections; c < end; c++) {
-            const float2 b = __half22float2(basis[c * (HD / 2)]);
+            const short2 integers = basis[c * (HD / 2)];
+            const float2 b = make_float2((float)integers.x, (float)integers.y);
 #pragma unroll
             for (int n = 0; n < 4 * NQ; n++) x[n].x += z[c * 4 * NQ + n] * b.x, x[n].y += z[c * 4 * NQ + n] * b.y;
         }
@@ -414,7 +415,8 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         const struct listed_pages listed = listed_from(s, begin, 1);
         transform_ring<HD, NQ> ring;
         ring.listed = listed, ring.n = pages;
-        ring.place = a.places + (size_t)a.layer * a.heads.kv_heads + s.head;
+        ring.place =
+            (s.sequence->fitted.places ? s.sequence->fitted.places : a.places) + (size_t)a.layer * a.heads.kv_heads + s.head;
         ring.first_run = s.list->n_pages ? run_of(first_listed(s)) : 0;
         ring.records = run_record<HD, NQ>(a, s, 0);
         ring.set_room(shared_address(shared) + layout::rings + warp * ring_bytes, ring_bytes, keys.view->layout.nibbles,

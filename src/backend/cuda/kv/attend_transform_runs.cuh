@@ -18,16 +18,15 @@ constexpr float BYTES_MOST = 32512; /* of an integer whose upper and lower part 
 
 template <int HD> struct transform_side {
     const struct transform_view *view;
-    const float *mean, *size;
+    const float *mean;
     float gain_least, gain_step;
 };
 
 template <int HD> ATTEND_INLINE transform_side<HD> side_of(const struct attend_decode &a, const struct share &s, int side) {
-    const size_t at = (size_t)a.layer * a.heads.kv_heads + s.head;
-    const struct transform_view *view = static_cast<const struct transform_view *>(a.learned[side]) + at;
-    if (!s.sequence->fitted) return {view, view->mean, view->size, view->gain_least, view->gain_step};
-    const float *own = s.sequence->fitted + (2 * at + side) * TRANSFORM_FITTED_FLOATS(HD); /* as transform_fitted_at */
-    return {view, own, own + HD, own[2 * HD], (own[2 * HD + 1] - own[2 * HD]) / 255};
+    const struct transform_view *own = s.sequence->fitted.transforms[side];
+    const struct transform_view *view =
+        (own ? own : static_cast<const struct transform_view *>(a.learned[side])) + (size_t)a.layer * a.heads.kv_heads + s.head;
+    return {view, view->mean, view->gain_least, view->gain_step};
 }
 
 /* run_record_words of a launch of 4 NQ queries: run 0 is that of the sequence's first page. */
@@ -97,17 +96,25 @@ ATTEND_INLINE void rotate_queries(const struct head_view &heads, const float *an
         for (int o = 16; o; o /= 2) with_mean[n] += __shfl_xor_sync(ALL_LANES, with_mean[n], o);
 }
 
-/* The basis as fragments a of its products with queries: of tile i of 16 components and channels 32 k to 32 k + 31, lane (g, t) has 8 channels
+/* Two integers of the basis as halves: they differ from them by 2^-12 of themselves at most. */
+ATTEND_INLINE uint32_t halves_of(uint32_t integers) {
+    const __half2 x = __halves2half2(__short2half_rn((short)(integers & 0xffff)), __short2half_rn((short)(integers >> 16)));
+    return *reinterpret_cast<const uint32_t *>(&x);
+}
+
+/* The basis' integers as fragments a of its products with queries: of tile i of 16 components and channels 32 k to 32 k + 31, lane (g, t) has 8 channels
  * from 32 k + 8 t on of components g and g + 8; k of the products is permuted. */
 template <int HD> struct basis_tile { uint4 of[HD / 32][2]; };
 
-template <int HD> ATTEND_INLINE void load_basis(const device_half *basis, unsigned tile, basis_tile<HD> &to) {
+template <int HD> ATTEND_INLINE void load_basis(const int16_t *basis, unsigned tile, basis_tile<HD> &to) {
     const unsigned g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
     for (int k = 0; k < HD / 32; k++)
 #pragma unroll
-        for (int upper = 0; upper < 2; upper++)
-            to.of[k][upper] = *reinterpret_cast<const uint4 *>(basis + (16 * tile + 8 * upper + g) * HD + 32 * k + 8 * t);
+        for (int upper = 0; upper < 2; upper++) {
+            const uint4 x = *reinterpret_cast<const uint4 *>(basis + (16 * tile + 8 * upper + g) * HD + 32 * k + 8 * t);
+            to.of[k][upper] = make_uint4(halves_of(x.x), halves_of(x.y), halves_of(x.z), halves_of(x.w));
+        }
 }
 
 /* A warp's products of a tile of the basis with all columns. */
@@ -141,8 +148,8 @@ template <int HD> ATTEND_INLINE void load_scales(const transform_side<HD> &keys,
         to.scale[i] = make_float4(0, 0, 0, 0), to.quad[i] = 0;
         if (p >= planes) continue;
         const struct transform_plane plane = keys.view->layout.plane[p];
-        const float *size = keys.size + 4 * plane.quad; /* aligned as floats only, if it is fitted */
-        to.scale[i] = make_float4(plane.scale * size[0], plane.scale * size[1], plane.scale * size[2], plane.scale * size[3]);
+        const float *step = keys.view->step + 4 * plane.quad;
+        to.scale[i] = make_float4(plane.scale * step[0], plane.scale * step[1], plane.scale * step[2], plane.scale * step[3]);
         to.quad[i] = plane.quad;
     }
 }
@@ -208,18 +215,16 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     constexpr unsigned at_once = runs_memory<HD, NQ>::runs;
     const unsigned warp = threadIdx.x / 32;
     basis_tile<HD> basis;
-    const auto *keys_of_heads =
-        static_cast<const struct transform_view *>(a.learned[CODEC_KEYS]) + (size_t)a.layer * a.heads.kv_heads;
-    if (warp < HD / 16) load_basis<HD>(keys_of_heads[blockIdx.y].basis_half, warp, basis);
-    wait_for_kernels();
-    let_next_kernel_begin();
     struct share s;
     share_of(a, 0, blockIdx.y, blockIdx.z, s);
+    const transform_side<HD> keys = side_of<HD>(a, s, 0);
+    if (warp < HD / 16) load_basis<HD>(keys.view->basis, warp, basis);
+    wait_for_kernels();
+    let_next_kernel_begin();
     if (!s.list->n_pages) return;
     const uint32_t first = run_of(first_listed(s)) / ROPE_RUN_TOKENS;
     const uint32_t n = run_of(listed_from(s, s.list->n_pages - 1, 1).set(0).first) / ROPE_RUN_TOKENS - first + 1;
     if (blockIdx.x * at_once >= n) return;
-    const transform_side<HD> keys = side_of<HD>(a, s, 0);
     const unsigned planes = keys.view->layout.planes;
     take_heads(s, first_query, 4 * NQ);
     stage_queries<HD, NQ>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, keys.mean, m);
@@ -233,7 +238,7 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
             rotate_queries(a.heads, a.run_angles + (size_t)(first + min(run, n - 1)) * a.heads.n_rot, warp * 4 * NQ, m, with_mean);
         __syncthreads();
         for (unsigned tile = warp; tile < HD / 16; tile += RUNS_WARPS) {
-            if (HD / 16 > RUNS_WARPS) load_basis<HD>(keys.view->basis_half, tile, basis);
+            if (HD / 16 > RUNS_WARPS) load_basis<HD>(keys.view->basis, tile, basis);
             multiply_tile(basis, tile, m);
         }
         __syncthreads();

@@ -14,7 +14,8 @@
 struct group {
     const struct cache *cache; /* the first of them */
     uint32_t first_row, n_rows, splits, runs;
-    bool evicts; /* exact rows stand at other positions */
+    uint32_t page_bytes[2]; /* of the largest page, by side */
+    bool evicts;            /* exact rows stand at other positions */
 };
 
 struct cache_batch {
@@ -152,6 +153,10 @@ static void add_to_group(struct cache_batch *b, const struct cache *cache, uint3
     group->n_rows += (uint32_t)cache->base.plan.n;
     if (splits > group->splits) group->splits = splits;
     if (runs_of(cache) > group->runs) group->runs = runs_of(cache);
+    for (int side = 0; side < 2; side++) {
+        const uint32_t own = (cache->fitted.memory ? cache->fitted.page_bytes : cache->tables->page_bytes)[side];
+        if (own > group->page_bytes[side]) group->page_bytes[side] = own;
+    }
     group->evicts |= cache->base.method.policy->positions_by_index;
 }
 
@@ -203,6 +208,7 @@ uint64_t batch_key(const struct cache_batch *b) {
     for (const struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         key = mixed(mixed(key, g->cache->tables->number), (uint64_t)(uintptr_t)g->cache->tables->rotary.runs);
         key = mixed(mixed(mixed(key, g->first_row), g->n_rows), (uint64_t)g->runs << 32 | g->splits);
+        key = mixed(key, (uint64_t)g->page_bytes[0] << 32 | g->page_bytes[1]);
     }
     return key;
 }
@@ -249,7 +255,7 @@ enum terse_status batch_attend(struct cache_batch *b, uint32_t layer, const floa
             .q_exact = g->evicts ? b->q_exact + at : q + at,
             .out = out + at,
             .parts = b->parts,
-            .page_bytes = {g->cache->tables->page_bytes[0], g->cache->tables->page_bytes[1]},
+            .page_bytes = {g->page_bytes[0], g->page_bytes[1]},
             .run_queries = b->run_queries,
             .runs = g->runs,
             .arrived = b->arrived + g->first_row * b->shape.kv_heads};

@@ -120,8 +120,7 @@ static const struct cuda_codec transformed = {.format = &codec_transform,
                                               .decode = decode_transform,
                                               .attend = attend_transform,
                                               .form = &transform,
-                                              .learned_new = transforms_new,
-                                              .fit = fit_transforms};
+                                              .learned_new = transforms_new};
 
 static const struct cuda_codec *const codecs[CODEC_COUNT] = {[CODEC_F16] = &f16,
                                                              [CODEC_Q8_0] = &q8_0,

@@ -48,8 +48,6 @@ struct cuda_codec {
      * device_free(NULL, learned, 0) gives back. Kernels find it in `learned` of their launch. *learned is NULL on failure. */
     enum terse_status (*learned_new)(const struct cache_shape *shape, const struct method *method, enum codec_side side,
                                      void **learned, struct terse_error *error);
-    /* Fits one or both sides, as fit_rows of encode.h does. */
-    cudaError_t (*fit)(const struct encode *encode, struct encode_sides sides, float *fitted, cudaStream_t stream);
 };
 
 /* The GPU's row of a codec; NULL: it has none. */

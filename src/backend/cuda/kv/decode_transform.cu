@@ -13,24 +13,24 @@ template <int HD> struct decode_memory {
 };
 
 template <int HD>
-static __device__ void load_page(const struct page_job &job, const struct page_scaling &scaling, struct decode_memory<HD> &m) {
+static __device__ void load_page(const struct page_job &job, const struct transform_view &view, struct decode_memory<HD> &m) {
     const uint32_t *from = (const uint32_t *)(job.page + PAGE_TOKENS);
     for (uint32_t i = threadIdx.x; i < m.l.layout.nibbles * PAGE_TRANSFORM_NIBBLE / 4u; i += TRANSFORM_THREADS)
         ((uint32_t *)m.codes)[i] = from[i];
-    if (threadIdx.x < PAGE_TOKENS) m.gains[threadIdx.x] = fmaf(scaling.gain_step, (float)job.page[threadIdx.x], scaling.gain_least);
+    if (threadIdx.x < PAGE_TOKENS) m.gains[threadIdx.x] = fmaf(view.gain_step, (float)job.page[threadIdx.x], view.gain_least);
     __syncthreads();
 }
 
 /* Components up to a whole number of tiles; returns that. */
 template <int HD>
-static __device__ uint32_t find_components(const struct page_job &job, const struct page_scaling &scaling,
+static __device__ uint32_t find_components(const struct page_job &job, const struct transform_view &view,
                                            struct decode_memory<HD> &m) {
     const uint32_t components = m.l.layout.quads * TRANSFORM_QUAD, depth = (components + TILE_DEPTH - 1) / TILE_DEPTH * TILE_DEPTH;
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
     const auto nibble = [&](uint32_t n) { return unpack_nibble(job.side, m.codes + n * PAGE_TRANSFORM_NIBBLE, t); };
     for (uint32_t c = threadIdx.x / PAGE_TOKENS; c < depth; c += TRANSFORM_THREADS / PAGE_TOKENS)
         m.numbers[c][t] =
-            c < components ? quad_level(m.l, c / TRANSFORM_QUAD, c % TRANSFORM_QUAD, nibble) * (m.gains[t] * scaling.size[c]) : 0;
+            c < components ? quad_level(m.l, c / TRANSFORM_QUAD, c % TRANSFORM_QUAD, nibble) * (m.gains[t] * view.size[c]) : 0;
     __syncthreads();
     return depth;
 }
@@ -47,15 +47,14 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     extern __shared__ __align__(16) uint8_t memory[];
     struct decode_memory<HD> &m = *(struct decode_memory<HD> *)memory;
     const struct page_job job = job_of_block(e, sides);
-    const struct transform_view &view = ((const struct transform_view *)e.learned[job.side])[job.place];
-    const struct page_scaling scaling = scaling_of(view, job.item->fitted, job.place, job.side, HD);
+    const struct transform_view &view = view_of(e, job);
     load_layout(view.layout, &m.l);
-    load_page(job, scaling, m);
-    const uint32_t depth = find_components(job, scaling, m);
+    load_page(job, view, m);
+    const uint32_t depth = find_components(job, view, m);
     struct product<HD> rows;
-    multiply<HD, false>(view.basis, depth, m.numbers, m.tile, rows);
+    multiply<HD, false>(integer_rows{view.basis, view.unit}, depth, m.numbers, m.tile, rows);
     store_product(rows, m.numbers);
-    add_mean<HD>(scaling.mean, m.numbers);
+    add_mean<HD>(view.mean, m.numbers);
     rotate_by_run<false>(e, job, m.numbers);
     store_numbers<HD>(e, job, m.numbers);
 }

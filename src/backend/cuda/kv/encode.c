@@ -1,4 +1,4 @@
-/* Launches of the kernels that encode, decode and fit, as the rows of the sides' codecs say. Both sides go in one launch where their rows name the
+/* Launches of the kernels that encode and decode, as the rows of the sides' codecs say. Both sides go in one launch where their rows name the
  * same. */
 #include "backend/cuda/kv/encode.h"
 
@@ -37,18 +37,4 @@ cudaError_t decode_pages(const struct encode *encode, cudaStream_t stream) {
     if (!encode_supports(&encode->heads, encode->codec)) return cudaErrorNotSupported;
     return launch_sides(encode, cuda_codec_of(encode->codec[CODEC_KEYS])->decode,
                         cuda_codec_of(encode->codec[CODEC_VALUES])->decode, stream);
-}
-
-cudaError_t fit_rows(const struct encode *encode, float *fitted, cudaStream_t stream) {
-    if (!encode_supports(&encode->heads, encode->codec)) return cudaErrorNotSupported;
-    const struct encode launch = rotated_in_runs(encode);
-    cudaError_t result = cudaSuccess;
-    for (int side = 0; side < 2 && result == cudaSuccess && encode->n && encode->n_layers; side++) {
-        const struct cuda_codec *row = cuda_codec_of(encode->codec[side]);
-        if (!row->fit) continue;
-        const bool both = side == CODEC_KEYS && cuda_codec_of(encode->codec[CODEC_VALUES])->fit == row->fit;
-        result = row->fit(&launch, (struct encode_sides){side, both ? 2 : 1}, fitted, stream);
-        if (both) break;
-    }
-    return result;
 }

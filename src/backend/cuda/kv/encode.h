@@ -18,11 +18,6 @@ cudaError_t encode_pages(const struct encode *encode, cudaStream_t stream);
  * from `set.count` on are not written. */
 cudaError_t decode_pages(const struct encode *encode, cudaStream_t stream);
 
-/* Fits codecs that are fitted, transform without a profile of the model: finds mean, sizes and gains of each layer, KV head and side of the launch
- * from the rows of the items, which are of one sequence and at most 32 (FIT_PAGES of the CPU). Writes
- * fitted[layers][Hk][2][transform_fitted_floats(hd)]. */
-cudaError_t fit_rows(const struct encode *encode, float *fitted, cudaStream_t stream);
-
 #ifdef __cplusplus
 }
 #endif

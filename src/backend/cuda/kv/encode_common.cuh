@@ -4,7 +4,7 @@
 #define TERSE_BACKEND_CUDA_KV_ENCODE_COMMON_CUH
 
 #ifndef TERSE_UNFUSED
-#error "needs -fmad=false, for the CPU's bytes: name the file kv/encode_*.cu, decode_*.cu or fit_*.cu (cmake/unfused.cmake)"
+#error "needs -fmad=false, for the CPU's bytes: name the file kv/encode_*.cu or decode_*.cu (cmake/unfused.cmake)"
 #endif
 
 #include "backend/cuda/kv/encode_kernels.h"
@@ -21,6 +21,10 @@ struct page_job {
     uint32_t count; /* slots that hold tokens */
 };
 
+static __device__ inline const struct place_view *places_of(const struct encode &e, const struct encode_item &item) {
+    return item.fitted.places ? item.fitted.places : e.places;
+}
+
 static __device__ inline struct page_job job_of_block(const struct encode &e, struct encode_sides sides) {
     struct page_job job;
     const uint32_t kv_heads = e.heads.kv_heads;
@@ -30,8 +34,8 @@ static __device__ inline struct page_job job_of_block(const struct encode &e, st
     job.place = (size_t)(e.layer + blockIdx.y) * kv_heads + job.head;
     job.rows = job.item->rows[job.side] + blockIdx.y * e.layer_stride + job.head * e.head_stride;
     job.count = job.item->set.count;
-    job.page = NULL; /* of a launch that only fits */
-    if (e.places && job.item->set.chunk) job.page = page_address(&job.item->set, &e.places[job.place], job.side);
+    job.page = NULL; /* of rows alone */
+    if (job.item->set.chunk) job.page = page_address(&job.item->set, places_of(e, *job.item) + job.place, job.side);
     return job;
 }
 

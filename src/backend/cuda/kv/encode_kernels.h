@@ -23,10 +23,9 @@ cudaError_t decode_kivi_2(const struct encode *encode, struct encode_sides sides
 /* encode_centroids.cu: pq, vq and gain-shape, by what their views say. */
 cudaError_t encode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 cudaError_t decode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
-/* encode_transform.cu, decode_transform.cu, fit_transforms.cu */
+/* encode_transform.cu, decode_transform.cu */
 cudaError_t encode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 cudaError_t decode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
-cudaError_t fit_transforms(const struct encode *encode, struct encode_sides sides, float *fitted, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

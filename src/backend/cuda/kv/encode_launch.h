@@ -17,8 +17,8 @@ struct encode_sides {
  * Slots from `set.count` on are encoded as zeros. */
 struct encode_item {
     struct page_set_view set;
-    device_half *rows[2]; /* keys rotated by their own positions, values; written by decode_pages */
-    const float *fitted;  /* of the sequence, as in struct sequence_view */
+    device_half *rows[2];      /* keys rotated by their own positions, values; written by decode_pages */
+    struct fitted_view fitted; /* of the sequence */
 };
 
 /* All pointers are the device's. */

@@ -22,9 +22,9 @@ template <int HD> struct encode_memory {
 
 static_assert(TRANSFORM_QUAD * MOST_STEPS(64) >= 2 * PATH_WARM_UP, "steps across a seam");
 
-template <int HD> static __device__ void set_sizes(const struct page_scaling &scaling, struct encode_memory<HD> &m) {
+template <int HD> static __device__ void set_sizes(const struct transform_view &view, struct encode_memory<HD> &m) {
     for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
-        const float size = scaling.size[c];
+        const float size = view.size[c];
         m.size[c] = size;
         m.inverse_size[c] = size > 0 ? 1 / size : 0;
     }
@@ -133,14 +133,14 @@ template <int HD> static __device__ void add_up_levels(struct encode_memory<HD> 
     __syncthreads();
 }
 
-static __device__ uint8_t gain_code(const struct page_scaling &scaling, float gain) {
-    if (!(scaling.gain_step > 0)) return 0;
-    const float code = roundf((gain - scaling.gain_least) / scaling.gain_step);
+static __device__ uint8_t gain_code(const struct transform_view &view, float gain) {
+    if (!(view.gain_step > 0)) return 0;
+    const float code = roundf((gain - view.gain_least) / view.gain_step);
     return code > 0 ? (uint8_t)(code < 255 ? code : 255) : 0;
 }
 
 template <int HD>
-static __device__ void write_gains(const struct page_job &job, const struct page_scaling &scaling,
+static __device__ void write_gains(const struct page_job &job, const struct transform_view &view,
                                    const struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x;
     if (t >= PAGE_TOKENS) return;
@@ -152,7 +152,7 @@ static __device__ void write_gains(const struct page_job &job, const struct page
         own = own + level * level;
     }
     if (own > 0) gain = job.side == CODEC_KEYS ? sqrtf(m.square[t] / own) : cross / own;
-    job.page[t] = t < job.count ? gain_code(scaling, gain) : 0;
+    job.page[t] = t < job.count ? gain_code(view, gain) : 0;
 }
 
 /* ---- Pages */
@@ -169,25 +169,26 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     extern __shared__ __align__(16) uint8_t memory[];
     struct encode_memory<HD> &m = *(struct encode_memory<HD> *)memory;
     const struct page_job job = job_of_block(e, sides);
-    const struct transform_view &view = ((const struct transform_view *)e.learned[job.side])[job.place];
-    const struct page_scaling scaling = scaling_of(view, job.item->fitted, job.place, job.side, HD);
+    const struct transform_view &view = view_of(e, job);
     if (!job.count) {
-        const uint32_t words = e.places[job.place].bytes[job.side] / 4;
+        const uint32_t words = places_of(e, *job.item)[job.place].bytes[job.side] / 4;
         for (uint32_t i = threadIdx.x; i < words; i += TRANSFORM_THREADS) ((uint32_t *)job.page)[i] = 0;
         return;
     }
     load_layout(view.layout, &m.l);
-    set_sizes(scaling, m);
-    load_centred<HD>(e, job, scaling.mean, m.z);
+    set_sizes(view, m);
+    load_centred<HD>(e, job, view.mean, m.z);
     struct product<HD> z;
-    multiply<HD, true>(view.inverse, HD, m.z, m.tile, z);
+    multiply<HD, true>(view.metric, HD, m.z, m.tile, z);
+    store_product(z, m.z);
+    multiply<HD, true>(integer_rows{view.basis, view.unit}, HD, m.z, m.tile, z);
     store_product(z, m.z);
     set_units(m);
     write_alone(m);
     write_stream(m);
     write_nibbles(job, m);
     add_up_levels(m);
-    write_gains(job, scaling, m);
+    write_gains(job, view, m);
 }
 
 template <int HD> static cudaError_t launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {

@@ -6,22 +6,31 @@
 
 #define FILL_ROWS 4096 /* at a time */
 
-enum terse_status kv_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error) {
-    size_t width = (size_t)cache->base.shape.kv_heads * cache->base.shape.head_dim, bytes = 2 * FILL_ROWS * width * sizeof(float);
+/* A step of n tokens; rows[2][FILL_ROWS][Hk][hd] is scratch. */
+static enum terse_status fill_step(struct cache *cache, size_t n, float *rows, uint64_t *seed, struct terse_error *error) {
+    const size_t width = (size_t)cache->base.shape.kv_heads * cache->base.shape.head_dim;
     enum terse_status status = kv_begin(cache, CACHE_STEP_PREFILL, n, error);
-    if (status) return status;
-    float *rows = device_alloc(NULL, bytes, "random keys and values", error);
-    if (!rows) return TERSE_E_MEMORY;
     for (uint32_t layer = 0; layer < cache->base.shape.layers && !status; layer++) {
         for (size_t first = 0; first < n && !status; first += FILL_ROWS) {
             size_t count = n - first < FILL_ROWS ? n - first : FILL_ROWS;
             status =
-                device_check(random_rows(rows, 2 * FILL_ROWS * width, seed++, device_stream()), "random keys and values", error);
+                device_check(random_rows(rows, 2 * FILL_ROWS * width, (*seed)++, device_stream()), "random keys and values", error);
             if (!status) status = cache_append_rows(cache, layer, first, count, rows, rows + FILL_ROWS * width, error);
         }
         if (!status) status = cache_end_layer_rows(cache, layer, error);
     }
-    if (!status) status = kv_commit(cache, error);
+    return status ? status : kv_commit(cache, error);
+}
+
+enum terse_status kv_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error) {
+    size_t width = (size_t)cache->base.shape.kv_heads * cache->base.shape.head_dim, bytes = 2 * FILL_ROWS * width * sizeof(float);
+    enum terse_status status = TERSE_OK;
+    float *rows = device_alloc(NULL, bytes, "random keys and values", error);
+    if (!rows) return TERSE_E_MEMORY;
+    for (size_t part; n && !status; n -= part) {
+        part = plan_part(&cache->base.method, cache->base.extent.length, n);
+        status = fill_step(cache, part, rows, &seed, error);
+    }
     cudaStreamSynchronize(device_stream());
     device_free(NULL, rows, bytes);
     return status;

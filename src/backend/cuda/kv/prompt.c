@@ -54,7 +54,7 @@ static device_half *row_at(const struct cache *cache, int side, size_t row) {
 
 /* A page whose first token has this row: negative, but not below -ROWS_IN_FRONT, where the page's first tokens are evicted. */
 static struct encode_item item_of(const struct cache *cache, const struct page_set *set, int64_t row) {
-    struct encode_item item = {.set = cache_page_view(set), .fitted = cache->fitted};
+    struct encode_item item = {.set = cache_page_view(set), .fitted = cache->fitted.view};
     for (int side = 0; side < 2; side++)
         item.rows[side] = cache->rows[side] + (size_t)(ROWS_IN_FRONT + row) * cache_shape_kv_width(&cache->base.shape);
     return item;
@@ -67,16 +67,11 @@ static struct encode encode_of(const struct cache *cache, const struct item_list
     return encode;
 }
 
-static size_t fit_pages(const struct cache *cache) {
-    uint64_t first = plan_first_sealed(&cache->base.plan), end = cache->base.plan.after.length;
-    return size_min((size_t)((end - first + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
-}
-
 static enum terse_status make_items(struct cache *cache, struct terse_error *error) {
     const struct plan *plan = &cache->base.plan;
-    size_t sealed = cache->base.pages.n_sealed, fit = cache_fit_pending(&cache->base) && plan->seal ? fit_pages(cache) : 0;
+    size_t sealed = cache->base.pages.n_sealed;
     enum terse_status status = item_list_reserve(&cache->stored, sealed, error);
-    if (!status) status = item_list_reserve(&cache->sealed, plan->seal + fit, error);
+    if (!status) status = item_list_reserve(&cache->sealed, plan->seal, error);
     if (status) return status;
     int64_t row = row_of(cache, plan->before.window_first); /* which follows the last page */
     for (size_t i = sealed; i-- > 0;) {
@@ -87,15 +82,8 @@ static enum terse_status make_items(struct cache *cache, struct terse_error *err
         const struct page_set *set = &cache->base.pages.sets[sealed + i];
         cache->sealed.host[i] = item_of(cache, set, row_of(cache, set->first));
     }
-    for (size_t i = 0; i < fit; i++) { /* behind those that are sealed; no pages of theirs are written */
-        uint64_t first = plan_first_sealed(plan) + i * PAGE_TOKENS;
-        struct page_set set = {.first = first, .count = (uint32_t)size_min((size_t)(plan->after.length - first), PAGE_TOKENS)};
-        cache->sealed.host[plan->seal + i] = item_of(cache, &set, row_of(cache, first));
-    }
     if ((status = item_list_upload(&cache->stored, sealed, error))) return status;
-    status = item_list_upload(&cache->sealed, plan->seal + fit, error);
-    cache->sealed.n = plan->seal;
-    return status;
+    return item_list_upload(&cache->sealed, plan->seal, error);
 }
 
 enum terse_status prompt_reserve(struct cache *cache, struct terse_error *error) {
@@ -139,15 +127,7 @@ static cudaError_t read_stored(const struct cache *cache, uint32_t layer) {
 
 static cudaError_t seal_layer(struct cache *cache, uint32_t layer) {
     struct encode encode = encode_of(cache, &cache->sealed, layer);
-    if (!cache->base.plan.seal) return cudaSuccess;
-    if (cache_fit_pending(&cache->base)) {
-        struct encode fit = encode;
-        fit.items += cache->base.plan.seal;
-        fit.n = (uint32_t)fit_pages(cache);
-        cudaError_t result = fit_rows(&fit, cache->fitted, device_stream());
-        if (result != cudaSuccess) return result;
-    }
-    return encode_pages(&encode, device_stream());
+    return cache->base.plan.seal ? encode_pages(&encode, device_stream()) : cudaSuccess;
 }
 
 enum terse_status cache_append_rows(struct cache *cache, uint32_t layer, size_t first, size_t count, const float *k, const float *v,

@@ -7,6 +7,7 @@
 
 #include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/kept.h"
+#include "backend/cuda/kv/window.h"
 
 #include "base/half.h"
 #include "base/memory.h"
@@ -26,15 +27,6 @@ static size_t window_bytes(const struct cache *cache) {
 }
 static size_t window_set_bytes(const struct cache *cache) {
     return cache_heads_of(&cache->base.shape) * 2 * PAGE_BYTES_F16(cache->base.shape.head_dim);
-}
-
-/* A side's numbers of a sequence in the file, a multiple of 64 bytes; 0: the side learns nothing. */
-static size_t fitted_side_bytes(const struct cache *cache, enum codec_side side) {
-    if (!cache->fitted || !cuda_codec_of(cache->codec[side])->fit) return 0;
-    return memory_round_up(transform_fitted_floats(cache->base.shape.head_dim) * sizeof(float), MEMORY_ALIGN);
-}
-static size_t fitted_bytes(const struct cache *cache) {
-    return fitted_side_bytes(cache, CODEC_KEYS) + fitted_side_bytes(cache, CODEC_VALUES);
 }
 
 /* ---- Between the two forms. `data` is the host's copy of the device's, or of the file's, as `save` says. */
@@ -61,18 +53,6 @@ static void copy_window(const struct cache *cache, uint16_t *ring, uint8_t *page
     for (size_t head = 0; head < cache_heads_of(&cache->base.shape); head++)
         for (uint64_t t = cache->base.extent.window_first; t < cache->base.extent.length; t++)
             copy_window_row(cache, ring, pages, head, t, save);
-}
-
-/* Floats [layers][Hk][2][n] and the file's sides, which are rounded up. */
-static void copy_fitted(const struct cache *cache, float *floats, uint8_t *file, bool save) {
-    size_t n = transform_fitted_floats(cache->base.shape.head_dim), keys = fitted_side_bytes(cache, CODEC_KEYS);
-    for (size_t head = 0; head < cache_heads_of(&cache->base.shape); head++)
-        for (int side = 0; side < 2; side++) {
-            float *own = floats + (2 * head + (size_t)side) * n;
-            uint8_t *at = file + head * fitted_bytes(cache) + (side ? keys : 0);
-            if (!fitted_side_bytes(cache, side ? CODEC_VALUES : CODEC_KEYS)) continue;
-            memcpy(save ? (void *)at : own, save ? (void *)own : at, n * sizeof *own);
-        }
 }
 
 /* Keys of exact rows [layers][Hk][2][capacity][hd], which the file has as they were before rotation: rotated back, or forth by their token. */
@@ -172,20 +152,6 @@ static void save_anchors(const struct saving *s) {
     free(file);
 }
 
-static void save_fitted(const struct saving *s) {
-    size_t heads = cache_heads_of(&s->cache->base.shape), bytes = heads * fitted_bytes(s->cache),
-           floats = heads * 2 * transform_fitted_floats(s->cache->base.shape.head_dim);
-    if (!bytes) return;
-    float *own = fetched(s, s->cache->fitted, floats * sizeof *own);
-    uint8_t *file = section(s, bytes);
-    if (own && file) {
-        copy_fitted(s->cache, own, file, true);
-        state_writer_put(s->writer, file, bytes);
-    }
-    free(own);
-    free(file);
-}
-
 static void save_window(const struct saving *s) {
     size_t bytes = extent_window_pages(&s->cache->base.extent) * window_set_bytes(s->cache);
     if (!bytes) return;
@@ -246,7 +212,7 @@ void kv_saved_write(const struct cache *cache, struct state_writer *writer) {
     save_exact(&s);
     state_writer_begin(writer, STATE_EXACT_LOGITS);
     state_writer_begin(writer, STATE_FITTED);
-    save_fitted(&s);
+    fitted_save(&cache->base, writer);
     state_writer_begin(writer, STATE_ANCHORS);
     save_anchors(&s);
     state_writer_begin(writer, STATE_WINDOW);
@@ -316,34 +282,22 @@ static enum terse_status load_window(struct cache *cache, const struct state_fil
     const struct extent *extent = &cache->base.extent;
     const uint8_t *data = cache_saved_section(file, STATE_WINDOW, extent_window_pages(extent) * window_set_bytes(cache), error);
     if (!data) return TERSE_E_FORMAT;
+    enum terse_status status = window_clear(cache, extent->length - extent->window_first, error);
+    if (status) return status;
     if (extent->length - extent->window_first > cache->window_capacity)
         return state_file_refuse(file, STATE_WINDOW, "it holds more tokens than the method keeps there", error);
     cache->window_origin = extent->window_first;
     uint16_t *ring = calloc(1, window_bytes(cache));
     if (!ring) return status_no_memory(error, window_bytes(cache), "a saved KV cache");
     copy_window(cache, ring, (uint8_t *)data, false);
-    enum terse_status status = put(cache->window, ring, window_bytes(cache), error);
+    status = put(cache->window, ring, window_bytes(cache), error);
     free(ring);
-    return status;
-}
-
-static enum terse_status load_fitted(struct cache *cache, const struct state_file *file, struct terse_error *error) {
-    size_t bytes = cache_heads_of(&cache->base.shape) * fitted_bytes(cache);
-    size_t floats = cache_heads_of(&cache->base.shape) * 2 * transform_fitted_floats(cache->base.shape.head_dim);
-    const uint8_t *data = cache_saved_section(file, STATE_FITTED, bytes, error);
-    if (!data) return TERSE_E_FORMAT;
-    if (!bytes) return TERSE_OK;
-    float *own = calloc(floats, sizeof *own);
-    if (!own) return status_no_memory(error, floats * sizeof *own, "a saved KV cache");
-    copy_fitted(cache, own, (uint8_t *)data, false);
-    enum terse_status status = put(cache->fitted, own, floats * sizeof *own, error);
-    free(own);
     return status;
 }
 
 enum terse_status kv_saved_read(struct cache *cache, struct state_file *file, struct terse_error *error) {
     enum terse_status status = load_window(cache, file, error);
     if (!status) status = load_exact(cache, file, error);
-    if (!status) status = load_fitted(cache, file, error);
+    if (!status && !cache_saved_section(file, STATE_FITTED, fitted_saved_bytes(&cache->base), error)) status = TERSE_E_FORMAT;
     return status ? status : cache_written(cache, error);
 }

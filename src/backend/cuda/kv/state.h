@@ -4,6 +4,7 @@
  *     tables                           what caches of one model and method share: where pages lie, transforms, angles
  *     state                            the data (this header)
  *     views                            what kernels see of a cache
+ *     fit                              transforms that are fitted to the sequence
  *     rank, kept                       exact rows, and which tokens of a prompt are kept as such
  *     window                           pages of the window
  *     batch                            decoding steps of several caches
@@ -39,6 +40,14 @@ struct item_list {
     size_t capacity, n;
 };
 
+/* Device tables of the sequence's own transforms. */
+struct fitted_tables {
+    uint8_t *memory;
+    struct fitted_view view;
+    struct page_address *places; /* the host's, [layers][Hk] */
+    uint32_t page_bytes[2];      /* at least those of the largest page, by side */
+};
+
 struct cache {
     struct cache_base base;
     struct head_view heads;
@@ -53,9 +62,9 @@ struct cache {
     struct exact_rows exact;
     device_half *window; /* [layers][Hk][2][window_capacity][hd] */
     uint32_t window_capacity;
-    uint64_t window_origin; /* token t lies in row (t - origin) % capacity */
-    float *fitted; /* [layers][Hk][2][transform_fitted_floats(hd)], where the method has transforms of the weights; or NULL */
-    struct sequence_view *view; /* on the device: of a step of many tokens */
+    uint64_t window_origin;      /* token t lies in row (t - origin) % capacity */
+    struct fitted_tables fitted; /* zeros where nothing is fitted */
+    struct sequence_view *view;  /* on the device: of a step of many tokens */
 
     /* The step in progress. */
     uint64_t steps;          /* that were begun */

@@ -1,6 +1,7 @@
 /* The steps of a cache. state.h says which file does what. */
 #include "backend/cuda/kv/step.h"
 
+#include "backend/cuda/kv/fit.h"
 #include "backend/cuda/kv/kept.h"
 #include "backend/cuda/kv/storage.h"
 #include "backend/cuda/kv/views.h"
@@ -16,7 +17,9 @@ enum terse_status kv_begin(struct cache *cache, enum cache_step_kind kind, size_
     if (status) return status;
     if (kind == CACHE_STEP_PAPER && base->plan.anchors)
         return kv_refuse(&base->method, "cannot be read by the papers' protocol", error);
+    if ((status = window_reserve(cache, error))) return status;
     if (base->extent.length <= base->plan.grid) cache->window_origin = base->plan.grid; /* nothing lies in it */
+    if (fitted_due(base, kind) && (status = kv_fit_transforms(cache, error))) return status;
     cache->steps++;
     status = cache_reserve_views(cache, base->pages.n, error);
     if (!status) status = kv_tables_reserve(cache->tables, base->plan.after.length, error);
@@ -35,6 +38,6 @@ enum terse_status kv_commit(struct cache *cache, struct terse_error *error) {
     cache_advance(cache);
     if (!decodes) prompt_release(cache);
     kept_release(cache);
-    if ((status = cache_written(cache, error))) return status;
+    if ((status = window_trim(cache, error)) || (status = cache_written(cache, error))) return status;
     return decodes ? window_seal_ahead(cache, error) : TERSE_OK;
 }

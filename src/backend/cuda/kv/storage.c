@@ -4,6 +4,7 @@
 #include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/codec.h"
+#include "backend/cuda/kv/fit.h"
 #include "backend/cuda/kv/kept.h"
 #include "backend/cuda/kv/prompt.h"
 #include "backend/cuda/kv/saved.h"
@@ -13,26 +14,6 @@
 #include <stdlib.h>
 
 /* ---- Sizes */
-
-/* Rows of the window's ring: those that stay, a page that is not full, and the tokens of a decoding step. */
-static uint32_t window_rows(const struct method *method) {
-    const uint32_t rows = method->tail_tokens + PAGE_TOKENS - 1 + DECODE_TOKENS_MOST;
-    return (rows + PAGE_TOKENS - 1) / PAGE_TOKENS * PAGE_TOKENS;
-}
-
-static bool fits(const struct codec *codec) {
-    const struct cuda_codec *row = cuda_codec_of(codec->id);
-    return row && row->fit;
-}
-
-/* Returns whether a cache learns from its sequence: no profile was given, and a side's codec can be fitted. */
-static bool learns(const struct method *method) {
-    return method->of_weights && (fits(method->key.codec) || fits(method->value.codec));
-}
-
-static size_t fitted_bytes(const struct cache_shape *shape) {
-    return cache_heads_of(shape) * 2 * transform_fitted_floats(shape->head_dim) * sizeof(float);
-}
 
 static size_t window_bytes(const struct cache *cache) {
     return cache_heads_of(&cache->base.shape) * 2 * window_side_halves(cache) * sizeof(device_half);
@@ -61,8 +42,6 @@ static enum terse_status allocate(struct cache *cache, struct terse_error *error
     enum terse_status status = block_table_new(&cache->base.pages, &device_memory, cache->base.page_set_bytes, error);
     if (!status) status = kept_resize(cache, 0, error);
     if (!status) status = take(cache, &cache->window, window_bytes(cache), "the KV cache's recent window", error);
-    if (!status && cache->base.learns)
-        status = take(cache, &cache->fitted, fitted_bytes(&cache->base.shape), "what the KV cache learns", error);
     if (!status) status = take(cache, &cache->view, sizeof *cache->view, "the KV cache", error);
     if (!status) status = new_event(&cache->written, error);
     if (!status) status = new_event(&cache->encoded_ahead, error);
@@ -78,10 +57,9 @@ enum terse_status kv_create(const struct cache_shape *shape, const struct method
     if (!c) return status_no_memory(error, sizeof *c, "the KV cache");
     cache_base_init(&c->base, &cuda_storage, shape, method, threads);
     c->base.ahead_most_tokens = DECODE_TOKENS_MOST;
-    c->base.learns = learns(method);
     c->codec[CODEC_KEYS] = method->key.codec->id;
     c->codec[CODEC_VALUES] = method->value.codec->id;
-    c->window_capacity = window_rows(method);
+    c->window_capacity = window_least_rows(method);
     status = kv_tables_get(shape, method, &c->tables, error);
     if (!status) {
         c->heads = c->tables->heads;
@@ -101,11 +79,11 @@ void kv_destroy(struct cache *cache) {
     if (!cache) return;
     window_wait_ahead(cache);
     cudaStreamSynchronize(device_stream());
+    kv_fitted_free(cache);
     cache_base_free(&cache->base);
     device_free(cache->base.budget, cache->views, page_view_bytes(cache->view_capacity));
     kept_free(cache);
     device_free(cache->base.budget, cache->window, window_bytes(cache));
-    device_free(cache->base.budget, cache->fitted, fitted_bytes(&cache->base.shape));
     device_free(cache->base.budget, cache->view, sizeof *cache->view);
     prompt_release(cache);
     kept_release(cache);
@@ -119,23 +97,26 @@ void kv_destroy(struct cache *cache) {
 
 /* ---- For what is the same on all backends (kv/cache.h) */
 
-/* Returns what a shape and method take with so many anchors and views of page sets, whether there is such a cache or not. */
-static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct method *method, uint64_t anchors, uint64_t views) {
+/* Returns what a shape and method take with so many rows of the window, anchors and views of page sets, whether there is such a cache or not. */
+static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct method *method, uint64_t rows, uint64_t anchors,
+                                   uint64_t views, bool fitted) {
     const uint64_t heads = cache_heads_of(shape), row = shape->head_dim * sizeof(device_half);
+    const uint64_t learned = fitted ? fitted_all_bytes(shape, method) + kv_fitted_bytes(shape, method) : 0;
     return (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, 0),
-                                .window = heads * 2 * window_rows(method) * row,
+                                .window = heads * 2 * rows * row,
                                 .exact = heads * 2 * method->parameters.exact * row + anchors * anchor_bytes(shape),
-                                .tables = (learns(method) ? fitted_bytes(shape) : 0) + page_view_bytes(views) +
-                                          sizeof(struct sequence_view)};
+                                .tables = learned + page_view_bytes(views) + sizeof(struct sequence_view)};
 }
 
 static void storage_bytes_after(const struct cache_shape *shape, const struct method *method, const struct plan *plan,
                                 struct cache_bytes *bytes) {
-    *bytes = bytes_of(shape, method, plan->anchors, plan->seal);
+    const bool fitted = !plan_waits(method, plan->kind, plan->before.length);
+    *bytes = bytes_of(shape, method, window_rows_after(method, plan), plan->anchors, plan->seal, fitted);
 }
 
 static void storage_bytes(const struct cache *cache, struct cache_bytes *bytes) {
-    *bytes = bytes_of(&cache->base.shape, &cache->base.method, 0, cache->view_capacity);
+    *bytes = bytes_of(&cache->base.shape, &cache->base.method, cache->window_capacity, 0, cache->view_capacity,
+                      cache->base.fitted.layouts != NULL);
     bytes->exact = cache->exact.bytes + cache->chosen.bytes;
 }
 
@@ -186,8 +167,8 @@ static bool anchor_tokens(const struct cache *cache, uint32_t layer, uint32_t he
 }
 
 static uint64_t fit_tokens(const struct cache *cache) {
-    const struct block_table *pages = &cache->base.pages;
-    return cache->fitted && pages->n_sealed ? pages->sets[0].first + FIT_PAGES * PAGE_TOKENS : 0;
+    const struct cache_base *base = &cache->base;
+    return base->fitted.layouts && base->pages.n_sealed ? base->method.parameters.exact + FIT_TOKENS : 0;
 }
 
 static cudaError_t copy(void *to, const void *from, size_t bytes) {
@@ -196,9 +177,9 @@ static cudaError_t copy(void *to, const void *from, size_t bytes) {
 
 static enum terse_status copy_storage(struct cache *cache, const struct cache *from, struct terse_error *error) {
     enum terse_status status = kept_copy(cache, from, error);
+    if (!status) status = window_clear(cache, from->window_capacity, error);
     if (status) return status;
     cudaError_t copied = copy(cache->window, from->window, window_bytes(from));
-    if (copied == cudaSuccess) copied = copy(cache->fitted, from->fitted, fitted_bytes(&from->base.shape));
     cache->window_origin = from->window_origin;
     status = device_check(copied, "copying a KV cache", error);
     return status ? status : cache_written(cache, error);
@@ -217,6 +198,7 @@ const struct kv_storage cuda_storage = {.most_tokens = UINT32_MAX,
                                         .anchors_before = anchors_before,
                                         .anchor_tokens = anchor_tokens,
                                         .fit_tokens = fit_tokens,
+                                        .layouts_changed = kv_layouts_changed,
                                         .copy = copy_storage,
                                         .save = kv_saved_write,
                                         .load_pages = kv_saved_read_pages,

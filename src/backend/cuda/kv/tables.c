@@ -90,6 +90,15 @@ static enum terse_status set_rotary(struct entry *e, struct terse_error *error) 
 
 /* ---- Places */
 
+void place_views_set(const struct page_address *places, size_t n, struct place_view *views, uint32_t page_bytes[2]) {
+    for (size_t i = 0; i < n; i++) {
+        const struct page_address *place = &places[i];
+        views[i] = (struct place_view){place->offset, {(uint32_t)place->bytes[CODEC_KEYS], (uint32_t)place->bytes[CODEC_VALUES]}};
+        for (int side = 0; side < 2; side++)
+            if (views[i].bytes[side] > page_bytes[side]) page_bytes[side] = views[i].bytes[side];
+    }
+}
+
 static enum terse_status set_places(struct entry *e, const struct method *method, struct terse_error *error) {
     size_t n = cache_heads_of(&e->shape), bytes = n * sizeof *e->tables.place_views;
     struct place_view *views = malloc(bytes);
@@ -98,13 +107,9 @@ static enum terse_status set_places(struct entry *e, const struct method *method
         free(views);
         return status_no_memory(error, bytes, "the KV cache's page sizes");
     }
-    e->tables.page_set_bytes = page_addresses_set(&e->shape, method, 0, e->tables.places);
-    for (size_t i = 0; i < n; i++) {
-        const struct page_address *place = &e->tables.places[i];
-        views[i] = (struct place_view){place->offset, {(uint32_t)place->bytes[CODEC_KEYS], (uint32_t)place->bytes[CODEC_VALUES]}};
-        for (int side = 0; side < 2; side++)
-            if (views[i].bytes[side] > e->tables.page_bytes[side]) e->tables.page_bytes[side] = views[i].bytes[side];
-    }
+    e->tables.page_set_bytes = (size_t)page_set_bytes_of(&e->shape, method, 0);
+    page_addresses_set(&e->shape, method, 0, e->tables.places);
+    place_views_set(e->tables.places, n, views, e->tables.page_bytes);
     e->tables.place_views = device_alloc(NULL, bytes, "the KV cache's page sizes", error);
     enum terse_status status = e->tables.place_views ? send(e->tables.place_views, views, bytes, error) : TERSE_E_MEMORY;
     free(views);

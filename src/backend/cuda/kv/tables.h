@@ -21,6 +21,9 @@ struct kv_tables {
 /* Returns the view that kernels have of the heads, without ALiBi's slopes. */
 struct head_view kv_tables_heads(const struct cache_shape *shape);
 
+/* Writes the kernels' views of n places, and raises page_bytes to the largest page of each side. */
+void place_views_set(const struct page_address *places, size_t n, struct place_view *views, uint32_t page_bytes[2]);
+
 enum terse_status kv_tables_get(const struct cache_shape *shape, const struct method *method, const struct kv_tables **tables,
                                 struct terse_error *error);
 void kv_tables_release(const struct kv_tables *tables); /* accepts NULL */

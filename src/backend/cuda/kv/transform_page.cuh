@@ -1,5 +1,5 @@
 /* Pages in a block of 256 threads. What writing and reading them have in common with codecs that are taught: rows of a page taken to where these
- * want them, and back; and of the codec transform, fitting included, products with a matrix and the levels of codes. Floats are multiplied and
+ * want them, and back; and of the codec transform products with a matrix and the levels of codes. Floats are multiplied and
  * summed in the order of the CPU's vector kernels; files that include this are compiled so that no product and sum are fused but where fmaf
  * says so. */
 #ifndef TERSE_BACKEND_CUDA_KV_TRANSFORM_PAGE_CUH
@@ -12,18 +12,9 @@
 #define TILE_DEPTH 16 /* of a matrix in shared memory at a time */
 #define NO_PLANE 255
 
-/* ---- What pages go by */
-
-struct page_scaling {
-    const float *mean, *size;
-    float gain_least, gain_step;
-};
-
-static __device__ inline struct page_scaling scaling_of(const struct transform_view &view, const float *fitted, size_t place,
-                                                        int side, uint32_t hd) {
-    if (!fitted) return {view.mean, view.size, view.gain_least, view.gain_step};
-    const float *own = fitted + (place * 2 + (size_t)side) * TRANSFORM_FITTED_FLOATS(hd), *gains = own + 2 * hd;
-    return {own, own + hd, gains[0], (gains[1] - gains[0]) / 255};
+static __device__ inline const struct transform_view &view_of(const struct encode &e, const struct page_job &job) {
+    const struct transform_view *own = job.item->fitted.transforms[job.side];
+    return (own ? own : (const struct transform_view *)e.learned[job.side])[job.place];
 }
 
 /* ---- Rows: numbers[channel][64 tokens] */
@@ -111,22 +102,38 @@ static __device__ inline uint32_t product_token(void) { return threadIdx.x % 16 
 static __device__ inline uint32_t product_row(uint32_t g) { return 32 * g + threadIdx.x / 16 * 2; }
 
 /* matrix(r, k) for k in [first, first + TILE_DEPTH) to tile[k][r]. ROWS: the matrix lies as [r][k], else as [k][r]. */
-template <int HD, bool ROWS> static __device__ void load_tile(const float *matrix, uint32_t first, float (*tile)[HD]) {
+/* A matrix of integers, the rows of which have units. */
+struct integer_rows {
+    const int16_t *integers;
+    const float *unit;
+};
+
+/* Four numbers of row r from column c on. */
+template <int HD> static __device__ float4 load_four(const float *matrix, uint32_t r, uint32_t c) {
+    return *(const float4 *)(matrix + (size_t)r * HD + c);
+}
+template <int HD> static __device__ float4 load_four(struct integer_rows matrix, uint32_t r, uint32_t c) {
+    const short4 x = *(const short4 *)(matrix.integers + (size_t)r * HD + c);
+    const float unit = matrix.unit[r];
+    return make_float4(unit * (float)x.x, unit * (float)x.y, unit * (float)x.z, unit * (float)x.w);
+}
+
+template <int HD, bool ROWS, class Matrix> static __device__ void load_tile(Matrix matrix, uint32_t first, float (*tile)[HD]) {
     for (uint32_t i = threadIdx.x; i < HD * TILE_DEPTH / 4; i += TRANSFORM_THREADS) {
         if (ROWS) {
             const uint32_t r = i % HD, k = i / HD * 4;
-            const float4 x = *(const float4 *)(matrix + (size_t)r * HD + first + k);
+            const float4 x = load_four<HD>(matrix, r, first + k);
             tile[k][r] = x.x, tile[k + 1][r] = x.y, tile[k + 2][r] = x.z, tile[k + 3][r] = x.w;
         } else {
             const uint32_t r = i % (HD / 4) * 4, k = i / (HD / 4);
-            *(float4 *)&tile[k][r] = *(const float4 *)(matrix + (size_t)(first + k) * HD + r);
+            *(float4 *)&tile[k][r] = load_four<HD>(matrix, first + k, r);
         }
     }
 }
 
 /* `depth` numbers of each token, rounded up to TILE_DEPTH, of which those past it are 0. */
-template <int HD, bool ROWS>
-static __device__ void multiply(const float *matrix, uint32_t depth, const float (*numbers)[PAGE_TOKENS], float (*tile)[HD],
+template <int HD, bool ROWS, class Matrix>
+static __device__ void multiply(Matrix matrix, uint32_t depth, const float (*numbers)[PAGE_TOKENS], float (*tile)[HD],
                                 struct product<HD> &out) {
 #pragma unroll
     for (uint32_t i = 0; i < HD / 4; i++) out.sums[i / 8][i / 4 % 2][i % 4] = 0;

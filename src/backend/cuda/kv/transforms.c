@@ -2,18 +2,17 @@
 #include "backend/cuda/kv/transforms.h"
 
 #include "backend/cuda/device.h"
-#include "base/half.h"
-#include "base/inverse.h"
 #include "base/memory.h"
 #include "format/codebook_layouts.h"
 #include "format/transform_codes.h"
+#include "format/transform_fit.h"
 
 #include <string.h>
 
-/* Floats of a view's numbers: mean, size, basis, inverse, and the basis in halves; then room for the readers' words, of which a layout has at
- * most 6 for each of hd / 2 planes. */
-static size_t number_floats(size_t hd) { return 2 * hd + 2 * hd * hd + hd * hd / 2; }
-static size_t view_floats(size_t hd) { return number_floats(hd) + 3 * hd; }
+/* Floats of a view's numbers: mean, size, unit, step, the readers' words, of which a layout has at most 6 for each of hd / 2 planes, and the
+ * basis in integers; and of a profile's view, which has the metric behind them. */
+static size_t own_floats(size_t hd) { return 7 * hd + hd * hd / 2; }
+static size_t view_floats(size_t hd) { return own_floats(hd) + hd * hd; }
 
 /* ---- Readers of planes */
 
@@ -74,80 +73,102 @@ uint32_t transform_wraps(const struct transform_layout *layout, enum codec_side 
 struct work {
     float *parameters; /* [transform_parameter_floats(hd)] */
     float *floats;     /* [view_floats(hd)] */
-    double *inversion; /* [hd][2 hd] */
+    void *record;
 };
 
-static enum terse_status set_floats(struct transform_parameters own, size_t hd, struct work *work, struct terse_error *error) {
-    float *mean = work->floats, *size = mean + hd, *basis = size + hd, *inverse = basis + hd * hd;
-    uint16_t *half = (uint16_t *)(void *)(inverse + hd * hd);
-    memcpy(mean, own.mean, hd * sizeof *mean);
-    memcpy(size, own.size, hd * sizeof *size);
-    memcpy(basis, own.basis, hd * hd * sizeof *basis);
-    for (size_t i = 0; i < hd * hd; i++) half[i] = half_from_float(basis[i]);
-    if (invert_transposed(basis, hd, work->inversion, inverse)) return TERSE_OK;
-    return status_fail(error, TERSE_E_FORMAT,
-                       "the basis of a transform is singular: the profile is damaged, make it again with terse calibrate");
-}
-
-/* The view of a set, whose numbers are sent to device[view_floats(hd)]. */
-static enum terse_status make_view(const struct method *method, enum codec_side side, size_t set, size_t hd, struct work *work,
-                                   float *device, struct transform_view *view, struct terse_error *error) {
-    codebook_parameters(method->learned, side, set, work->parameters);
-    struct transform_parameters own = transform_parameters_at(work->parameters, (uint32_t)hd);
-    enum terse_status status = set_floats(own, hd, work, error);
-    if (status) return status;
-    const float *size = device + hd, *basis = size + hd, *inverse = basis + hd * hd;
-    const struct transform_layout *layout = &method->layouts->layout[side][set];
-    transform_readers(layout, side, (uint32_t *)(void *)(work->floats + number_floats(hd)));
-    *view = (struct transform_view){.layout = *layout,
-                                    .gain_least = own.gain_least,
-                                    .gain_step = (own.gain_most - own.gain_least) / 255,
-                                    .mean = device,
-                                    .size = size,
-                                    .basis = basis,
-                                    .inverse = inverse,
-                                    .basis_half = (const device_half *)(const void *)(inverse + hd * hd),
-                                    .readers = (const uint32_t *)(const void *)(device + number_floats(hd)),
-                                    .wraps = transform_wraps(layout, side)};
-    return device_check(device_send(device, work->floats, view_floats(hd) * sizeof *device), "sending a profile", error);
+/* Returns the view of a record and a layout, whose numbers, written to floats[own_floats(hd)], will lie at `device`. */
+static struct transform_view make_view(const void *record, const struct transform_layout *layout, enum codec_side side, uint32_t hd,
+                                       float *floats, float *device) {
+    const struct transform_fitted own = transform_fitted_at(record, hd);
+    float *step = floats + 3 * hd;
+    int16_t *basis = (int16_t *)(void *)(floats + 7 * hd);
+    memcpy(floats, own.mean, hd * sizeof *floats);
+    memcpy(floats + hd, own.size, hd * sizeof *floats);
+    memcpy(floats + 2 * hd, own.unit, hd * sizeof *floats);
+    for (size_t c = 0; c < hd; c++) {
+        step[c] = own.size[c] * own.unit[c];
+        transform_record_integers(&own, hd, c, basis + c * hd);
+    }
+    transform_readers(layout, side, (uint32_t *)(void *)(step + hd));
+    return (struct transform_view){.layout = *layout,
+                                   .gain_least = own.gain_least,
+                                   .gain_step = (own.gain_most - own.gain_least) / 255,
+                                   .mean = device,
+                                   .size = device + hd,
+                                   .unit = device + 2 * hd,
+                                   .step = device + 3 * hd,
+                                   .readers = (const uint32_t *)(const void *)(device + 4 * hd),
+                                   .basis = (const int16_t *)(const void *)(device + 7 * hd),
+                                   .metric = device + own_floats(hd),
+                                   .wraps = transform_wraps(layout, side)};
 }
 
 static enum terse_status make_views(const struct cache_shape *shape, const struct method *method, enum codec_side side,
                                     struct work *work, float *device, struct transform_view *views, struct terse_error *error) {
-    size_t hd = shape->head_dim, heads = cache_heads_of(shape);
+    const size_t hd = shape->head_dim, heads = cache_heads_of(shape);
     const bool shared = codebook_info(method->learned)->shared;
-    for (size_t i = 0; i < heads; i++) {
-        enum terse_status status = make_view(method, side, shared ? 0 : i, hd, work, device, &views[i], error);
-        if (status) return status;
-        device += view_floats(hd);
+    enum terse_status status = TERSE_OK;
+    for (size_t i = 0; i < heads && !status; i++, device += view_floats(hd)) {
+        const size_t set = shared ? 0 : i;
+        codebook_parameters(method->learned, side, set, work->parameters);
+        const struct transform_parameters own = transform_parameters_at(work->parameters, shape->head_dim);
+        transform_record_set(own, shape->head_dim, work->record);
+        views[i] = make_view(work->record, &method->layouts->layout[side][set], side, shape->head_dim, work->floats, device);
+        status = transform_metric(own.basis, shape->head_dim, work->floats + own_floats(hd), error);
+        if (!status)
+            status = device_check(device_send(device, work->floats, view_floats(hd) * sizeof *device), "sending a profile", error);
     }
-    return TERSE_OK;
+    return status;
 }
+
+static size_t views_bytes(size_t n) { return memory_round_up(n * sizeof(struct transform_view), 256); }
 
 enum terse_status transforms_new(const struct cache_shape *shape, const struct method *method, enum codec_side side, void **views,
                                  struct terse_error *error) {
-    size_t hd = shape->head_dim, n = cache_heads_of(shape);
-    size_t head = memory_round_up(n * sizeof(struct transform_view), 256), bytes = head + n * view_floats(hd) * sizeof(float);
+    size_t hd = shape->head_dim, n = cache_heads_of(shape), bytes = views_bytes(n) + n * view_floats(hd) * sizeof(float);
     struct work work = {.parameters = memory_array(transform_parameter_floats(shape->head_dim), sizeof(float)),
-                        .floats = memory_array(view_floats(hd), sizeof(float)),
-                        .inversion = memory_array(2 * hd * hd, sizeof(double))};
+                        .floats = memory_zeros(view_floats(hd), sizeof(float)),
+                        .record = memory_array(TRANSFORM_RECORD_BYTES(hd), 1)};
     struct transform_view *host = memory_zeros(n, sizeof *host);
     enum terse_status status = TERSE_OK;
     uint8_t *device = NULL;
     *views = NULL;
-    if (!work.parameters || !work.floats || !work.inversion || !host)
+    if (!work.parameters || !work.floats || !work.record || !host)
         status = status_no_memory(error, n * sizeof *host, "a profile");
     else if (!(device = device_alloc(NULL, bytes, "a profile", error)))
         status = TERSE_E_MEMORY;
-    if (!status) status = make_views(shape, method, side, &work, (float *)(void *)(device + head), host, error);
+    if (!status) status = make_views(shape, method, side, &work, (float *)(void *)(device + views_bytes(n)), host, error);
     if (!status) status = device_check(device_send(device, host, n * sizeof *host), "sending a profile", error);
     memory_free(work.parameters);
     memory_free(work.floats);
-    memory_free(work.inversion);
+    memory_free(work.record);
     memory_free(host);
     if (status)
         device_free(NULL, device, bytes);
     else
         *views = device;
     return status;
+}
+
+/* ---- A sequence's own */
+
+size_t transforms_fitted_bytes(const struct cache_shape *shape) {
+    const size_t n = cache_heads_of(shape);
+    return memory_round_up(views_bytes(n) + n * own_floats(shape->head_dim) * sizeof(float), 256);
+}
+
+void transforms_fitted_set(const struct cache_base *base, enum codec_side side, const void *profile, uint8_t *host,
+                           uint8_t *device) {
+    const struct cache_shape *shape = &base->shape;
+    const uint32_t hd = shape->head_dim;
+    const size_t n = cache_heads_of(shape), numbers = view_floats(hd) * sizeof(float);
+    struct transform_view *views = (struct transform_view *)(void *)host;
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t layer = (uint32_t)(i / shape->kv_heads), head = (uint32_t)(i % shape->kv_heads);
+        const size_t set = (size_t)cache_shape_number(shape, layer) * shape->kv_heads + head,
+                     at = views_bytes(n) + i * own_floats(hd) * sizeof(float);
+        views[i] = make_view(fitted_record(base, layer, head, side), &base->method.layouts->layout[side][set], side, hd,
+                             (float *)(void *)(host + at), (float *)(void *)(device + at));
+        views[i].metric = (const float *)(const void *)((const uint8_t *)profile + views_bytes(n) + i * numbers) + own_floats(hd);
+    }
 }

@@ -4,6 +4,7 @@
 #define TERSE_BACKEND_CUDA_KV_TRANSFORMS_H
 
 #include "backend/cuda/kv/view.h"
+#include "kv/cache.h"
 #include "kv/shape.h"
 #include "method/method.h"
 
@@ -11,6 +12,13 @@
  * Immutable. */
 enum terse_status transforms_new(const struct cache_shape *shape, const struct method *method, enum codec_side side, void **views,
                                  struct terse_error *error);
+
+/* Bytes of the views of a side of a sequence that has transforms of its own, and of the numbers that they point to. */
+size_t transforms_fitted_bytes(const struct cache_shape *shape);
+/* Writes them to host[transforms_fitted_bytes] as they will lie on the device: of the records and layouts of `base`, with the metrics of `profile`,
+ * which transforms_new made. */
+void transforms_fitted_set(const struct cache_base *base, enum codec_side side, const void *profile, uint8_t *host,
+                           uint8_t *device);
 
 /* Describe a layout's planes to attention, up to a multiple of 8 of them (planes that the layout does not have have levels of 0), in words of 32
  * bits. A table of 4 words for each plane holds in its bytes the levels of the nibbles 0 to 7 and then of 15 down to 8, TRANSFORM_LEVEL_MAX

@@ -53,6 +53,13 @@ struct page_set_view {
     uint32_t count;       /* slots that hold tokens, the first ones */
 };
 
+/* Tables of one sequence, whose transforms were fitted to it, in place of those of a launch, which all sequences of a method share. Device, all of
+ * them [layers][Hk]; NULL: the launch's serve. */
+struct fitted_view {
+    const struct place_view *places;
+    const struct transform_view *transforms[2]; /* by side */
+};
+
 #ifdef __CUDACC__
 #define TERSE_DEVICE static __host__ __device__ inline
 #else
@@ -78,7 +85,7 @@ struct sequence_view {
     uint32_t window_origin;                /* token t lies in row (t - window_origin) % window_capacity */
     device_half *exact;                    /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
     device_half *window;                   /* [layers][Hk][keys, values][window_capacity][hd] */
-    const float *fitted;                   /* [layers][Hk][keys, values][transform_fitted_floats(hd)]: NULL: the profile's own */
+    struct fitted_view fitted;
 };
 
 TERSE_DEVICE const struct read_list *read_list_at(const struct sequence_view *s, const struct head_view *h, uint32_t layer,
@@ -110,14 +117,15 @@ struct query_row_view {
 /* Codec transform, of a layer, KV head and side, as kernels read it: `learned` of a launch, device [layers][Hk]. */
 struct transform_view {
     struct transform_layout layout;
-    float gain_least,
-        gain_step; /* gain = least + code * step; where a sequence has `fitted` numbers those serve instead, and as mean and size */
-    const float *mean, *size;      /* [hd] */
-    const float *basis;            /* [component][channel]: row c, times size_c, is what a component of 1 adds */
-    const float *inverse;          /* [component][channel]: its products with row - mean are the coefficients y size */
-    const device_half *basis_half; /* `basis` in half precision */
-    const uint32_t *readers;       /* transform_readers: what attention knows of the planes */
-    uint32_t wraps;                /* transform_wraps */
+    float gain_least, gain_step; /* gain = least + code * step */
+    const float *mean, *size;    /* [hd] */
+    const float *unit;           /* [hd] of each component's integers, and `step` times its size: size unit */
+    const float *step;
+    const int16_t *basis; /* [component][channel]: row c, times step_c, is what a component of 1 adds; integers to +-32767 */
+    const float
+        *metric; /* [hd][hd], transform_metric: basis metric (row - mean) are the coefficients y size; the profile's, of both */
+    const uint32_t *readers; /* transform_readers: what attention knows of the planes */
+    uint32_t wraps;          /* transform_wraps */
 };
 #define TRANSFORM_READERS_STEP 8 /* planes, of which readers are a multiple */
 

@@ -107,5 +107,5 @@ struct sequence_view cache_view(const struct cache *cache) {
                                   .window_origin = (uint32_t)cache->window_origin,
                                   .exact = cache->exact.rows,
                                   .window = cache->window,
-                                  .fitted = cache->fitted};
+                                  .fitted = cache->fitted.view};
 }

@@ -4,12 +4,93 @@
 #include "backend/cuda/kv/views.h"
 #include "base/size.h"
 
+/* ---- Memory */
+
+static uint32_t whole_pages(uint64_t rows) { return (uint32_t)((rows + PAGE_TOKENS - 1) / PAGE_TOKENS * PAGE_TOKENS); }
+
+uint32_t window_least_rows(const struct method *method) {
+    return whole_pages((uint64_t)method->tail_tokens + PAGE_TOKENS - 1 + DECODE_TOKENS_MOST);
+}
+
+/* Returns the rows of a ring that has `capacity` and needs `needed`: it doubles, up to what a sequence waits for. */
+static uint32_t grown(uint32_t capacity, uint64_t needed) {
+    const uint32_t most = whole_pages(FIT_TOKENS + PAGE_TOKENS + DECODE_TOKENS_MOST);
+    const uint32_t doubled = 2 * capacity < most ? 2 * capacity : most;
+    if (needed <= capacity) return capacity;
+    return whole_pages(needed) > doubled ? whole_pages(needed) : doubled;
+}
+
+uint32_t window_rows_after(const struct method *method, const struct plan *plan) {
+    const uint32_t least = window_least_rows(method);
+    return plan_waits(method, plan->kind, plan->before.length) ? grown(least, plan->after.length - plan->grid) : least;
+}
+
+/* Gives the ring so many rows, and copies n tokens from `first` on. */
+static enum terse_status resize(struct cache *cache, uint32_t rows, uint64_t first, size_t n, struct terse_error *error) {
+    const struct cache_base *base = &cache->base;
+    const size_t row = base->shape.head_dim * sizeof(device_half), sides = 2 * cache_heads_of(&base->shape);
+    const uint32_t capacity = cache->window_capacity;
+    if (rows == capacity) return TERSE_OK;
+    const size_t from = n ? (size_t)((first - cache->window_origin) % capacity) : 0, run = size_min(n, capacity - from);
+    device_half *window = device_alloc(base->budget, sides * rows * row, "the KV cache's recent window", error);
+    if (!window) return TERSE_E_MEMORY;
+    uint8_t *to = (uint8_t *)window;
+    const uint8_t *old = (const uint8_t *)cache->window;
+    cudaError_t result = cudaMemsetAsync(window, 0, sides * rows * row, device_stream());
+    if (run && result == cudaSuccess)
+        result = cudaMemcpy2DAsync(to, rows * row, old + from * row, capacity * row, run * row, sides, cudaMemcpyDeviceToDevice,
+                                   device_stream());
+    if (n > run && result == cudaSuccess)
+        result = cudaMemcpy2DAsync(to + run * row, rows * row, old, capacity * row, (n - run) * row, sides,
+                                   cudaMemcpyDeviceToDevice, device_stream());
+    enum terse_status status = device_check(result, "moving the KV cache's recent window", error);
+    if (status) {
+        device_free(base->budget, window, sides * rows * row);
+        return status;
+    }
+    device_free(base->budget, cache->window, sides * capacity * row);
+    cache->window = window;
+    cache->window_capacity = rows;
+    cache->window_origin = first;
+    return TERSE_OK;
+}
+
+/* Gives the ring so many rows, at least as many as there are tokens in it, and keeps these. */
+static enum terse_status resize_kept(struct cache *cache, uint32_t rows, struct terse_error *error) {
+    const struct extent *extent = &cache->base.extent;
+    const uint64_t first = extent->window_first > extent->exact ? extent->window_first : extent->exact;
+    return resize(cache, rows, first, extent->length > first ? (size_t)(extent->length - first) : 0, error);
+}
+
+enum terse_status window_clear(struct cache *cache, uint64_t n, struct terse_error *error) {
+    return method_fits_transforms(&cache->base.method) ? resize(cache, grown(cache->window_capacity, n), 0, 0, error) : TERSE_OK;
+}
+
+enum terse_status window_reserve(struct cache *cache, struct terse_error *error) {
+    const struct plan *plan = &cache->base.plan;
+    const bool waits = plan_waits(&cache->base.method, plan->kind, plan->before.length);
+    const uint64_t needed = waits ? plan->after.length - plan->grid
+                                  : plan->before.length - size_min(plan->grid, plan->before.length) + DECODE_TOKENS_MOST;
+    return method_fits_transforms(&cache->base.method) ? resize_kept(cache, grown(cache->window_capacity, needed), error)
+                                                       : TERSE_OK;
+}
+
+enum terse_status window_trim(struct cache *cache, struct terse_error *error) {
+    const uint32_t least = window_least_rows(&cache->base.method);
+    const bool waits = plan_waits(&cache->base.method, CACHE_STEP_DECODE, cache->base.extent.length);
+    return waits || cache->base.n_ahead || extent_window_pages(&cache->base.extent) * PAGE_TOKENS > least
+               ? TERSE_OK
+               : resize_kept(cache, least, error);
+}
+
+/* ---- Pages */
+
 /* Item of the window's page whose first token is `set->first`, its slots [0, set->count). */
 static struct encode_item window_item(const struct cache *cache, const struct page_set *set) {
     size_t slot = (size_t)((set->first - cache->window_origin) % cache->window_capacity);
     device_half *keys = cache->window + slot * cache->base.shape.head_dim;
     return (struct encode_item){
-        .set = cache_page_view(set), .rows = {keys, keys + window_side_halves(cache)}, .fitted = cache->fitted};
+        .set = cache_page_view(set), .rows = {keys, keys + window_side_halves(cache)}, .fitted = cache->fitted.view};
 }
 
 static struct encode window_encode(const struct cache *cache, const struct item_list *list) {
@@ -18,23 +99,6 @@ static struct encode window_encode(const struct cache *cache, const struct item_
     encode.head_stride = 2 * window_side_halves(cache);
     encode.layer_stride = cache->base.shape.kv_heads * encode.head_stride;
     return encode;
-}
-
-/* Fits transforms to all that the window holds from the first page on that the step seals. */
-static enum terse_status fit_window(struct cache *cache, struct terse_error *error) {
-    const struct plan *plan = &cache->base.plan;
-    uint64_t first = plan_first_sealed(plan), end = plan->after.length;
-    size_t n = size_min((size_t)((end - first + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
-    enum terse_status status = item_list_reserve(&cache->sealed, n > plan->seal ? n : plan->seal, error);
-    if (status) return status;
-    for (size_t i = 0; i < n; i++) {
-        uint64_t from = first + i * PAGE_TOKENS;
-        struct page_set set = {.first = from, .count = (uint32_t)size_min((size_t)(end - from), PAGE_TOKENS)};
-        cache->sealed.host[i] = window_item(cache, &set);
-    }
-    if ((status = item_list_upload(&cache->sealed, n, error))) return status;
-    struct encode encode = window_encode(cache, &cache->sealed);
-    return device_check(fit_rows(&encode, cache->fitted, device_stream()), "fitting a sequence's transforms", error);
 }
 
 /* Queues on a stream the encoding of page sets [first, first + n). */
@@ -58,7 +122,6 @@ enum terse_status window_seal(struct cache *cache, struct terse_error *error) {
     if (!plan->seal) return TERSE_OK;
     if (plan->ready) result = cudaStreamWaitEvent(device_stream(), cache->encoded_ahead, 0);
     enum terse_status status = device_check(result, "waiting for encoded pages", error);
-    if (!status && cache_fit_pending(&cache->base)) status = fit_window(cache, error);
     if (status || plan->ready == plan->seal) return status;
     return encode_window(cache, cache->base.pages.n_sealed + plan->ready, plan->seal - plan->ready, device_stream(), error);
 }

@@ -11,4 +11,15 @@ enum terse_status window_seal_ahead(struct cache *cache, struct terse_error *err
 /* Waits until no page is being encoded there. */
 void window_wait_ahead(struct cache *cache);
 
+/* Rows of the ring, a multiple of 64: of a cache that does not wait for tokens to fit to, those that stay, a page that is not full, and the tokens
+ * of a decoding step; and what a prompt that comes first leaves a new cache with. */
+uint32_t window_least_rows(const struct method *method);
+uint32_t window_rows_after(const struct method *method, const struct plan *plan);
+/* Makes the ring hold what the plan's step puts there. */
+enum terse_status window_reserve(struct cache *cache, struct terse_error *error);
+/* Gives back, between steps, what the ring no longer needs once transforms are fitted. */
+enum terse_status window_trim(struct cache *cache, struct terse_error *error);
+/* Gives the ring of a copy, or of a state that is being loaded, rows for n tokens; what it held is lost. */
+enum terse_status window_clear(struct cache *cache, uint64_t n, struct terse_error *error);
+
 #endif

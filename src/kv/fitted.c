@@ -1,0 +1,139 @@
+/* Records of transforms, and their layouts. */
+#include "kv/fitted.h"
+
+#include "base/memory.h"
+#include "format/codebook_layouts.h"
+#include "kv/cache.h"
+
+#include <math.h>
+#include <string.h>
+
+static const char what[] = "what the KV cache learns";
+
+static size_t record_bytes(uint32_t head_dim) { return memory_round_up(TRANSFORM_RECORD_BYTES(head_dim), MEMORY_ALIGN); }
+
+static uint64_t records_bytes(const struct cache_shape *shape) { return cache_heads_of(shape) * 2 * record_bytes(shape->head_dim); }
+
+static const struct coding *coding_of(const struct method *method, enum codec_side side) {
+    return side == CODEC_KEYS ? &method->key : &method->value;
+}
+
+static bool fits(const struct cache_base *base, enum codec_side side) {
+    return coding_of(&base->method, side)->codec == &codec_transform;
+}
+
+uint64_t fitted_all_bytes(const struct cache_shape *shape, const struct method *method) {
+    const uint64_t sides = (method->key.codec == &codec_transform) + (method->value.codec == &codec_transform);
+    if (!method_fits_transforms(method)) return 0;
+    return records_bytes(shape) + sizeof(struct codebook_layouts) + sides * cache_heads_of(shape) * sizeof(struct transform_layout);
+}
+
+bool fitted_pending(const struct cache_base *base) { return method_fits_transforms(&base->method) && !base->fitted.layouts; }
+
+bool fitted_due(const struct cache_base *base, enum cache_step_kind kind) {
+    return fitted_pending(base) && kind != CACHE_STEP_PAPER && !base->pages.n_sealed &&
+           !plan_waits(&base->method, kind, base->extent.length);
+}
+
+static uint8_t *record_at(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side) {
+    return base->fitted.records + (((size_t)layer * base->shape.kv_heads + head) * 2 + side) * base->fitted.record_bytes;
+}
+
+void *fitted_record(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side) {
+    return base->fitted.records && fits(base, side) ? record_at(base, layer, head, side) : NULL;
+}
+
+enum terse_status fitted_begin(struct cache_base *base, struct terse_error *error) {
+    const size_t bytes = record_bytes(base->shape.head_dim);
+    fitted_drop(base);
+    base->fitted.records = budget_array(base->budget, cache_heads_of(&base->shape) * 2, bytes, what, error);
+    if (!base->fitted.records) return TERSE_E_MEMORY;
+    memset(base->fitted.records, 0, (size_t)records_bytes(&base->shape));
+    base->fitted.record_bytes = bytes;
+    return TERSE_OK;
+}
+
+/* Points at the sizes of a side's records, by the numbers of layers in the model. */
+static void list_sizes(const struct cache_base *base, enum codec_side side, const float **sizes) {
+    const struct cache_shape *shape = &base->shape;
+    for (uint32_t layer = 0; layer < shape->layers; layer++)
+        for (uint32_t head = 0; head < shape->kv_heads; head++)
+            sizes[(size_t)cache_shape_number(shape, layer) * shape->kv_heads + head] =
+                transform_fitted_at(record_at(base, layer, head, side), shape->head_dim).size;
+}
+
+enum terse_status fitted_end(struct cache_base *base, struct terse_error *error) {
+    const struct method *method = &base->method;
+    const size_t sets = codebook_sets(codebook_info(method->learned));
+    const double rate[2] = {method->key.rate, method->value.rate};
+    const float **sizes = memory_zeros(2 * sets, sizeof *sizes);
+    struct codebook_layouts *layouts = NULL;
+    enum terse_status status = sizes ? TERSE_OK : status_no_memory(error, 2 * sets * sizeof *sizes, what);
+    for (int side = CODEC_KEYS; side <= CODEC_VALUES && !status; side++)
+        if (fits(base, (enum codec_side)side)) list_sizes(base, (enum codec_side)side, sizes + (size_t)side * sets);
+    if (!status)
+        status = codebook_layouts_of_sizes(method->learned, rate, (const float **[2]){sizes, sizes + sets}, &layouts, error);
+    memory_free(sizes);
+    if (!status) status = budget_take(base->budget, (size_t)codebook_layouts_bytes(layouts), what, error);
+    if (status) {
+        codebook_layouts_free(layouts);
+        fitted_drop(base);
+        return status;
+    }
+    base->fitted.layouts = layouts;
+    base->fitted.profile_layouts = method->layouts;
+    base->method.layouts = layouts;
+    return TERSE_OK;
+}
+
+void fitted_drop(struct cache_base *base) {
+    struct fitted *fitted = &base->fitted;
+    budget_free(base->budget, fitted->records, (size_t)records_bytes(&base->shape));
+    if (fitted->layouts) {
+        base->method.layouts = fitted->profile_layouts;
+        budget_give(base->budget, (size_t)codebook_layouts_bytes(fitted->layouts));
+        codebook_layouts_free(fitted->layouts);
+    }
+    *fitted = (struct fitted){0};
+}
+
+enum terse_status fitted_copy(struct cache_base *base, const struct cache_base *from, struct terse_error *error) {
+    if (!from->fitted.layouts) return TERSE_OK;
+    enum terse_status status = fitted_begin(base, error);
+    if (status) return status;
+    memcpy(base->fitted.records, from->fitted.records, (size_t)records_bytes(&base->shape));
+    return fitted_end(base, error);
+}
+
+uint64_t fitted_saved_bytes(const struct cache_base *base) { return base->fitted.layouts ? records_bytes(&base->shape) : 0; }
+
+void fitted_save(const struct cache_base *base, struct state_writer *writer) {
+    if (base->fitted.layouts) state_writer_put(writer, base->fitted.records, (size_t)records_bytes(&base->shape));
+}
+
+/* Returns whether a record's numbers are such as a fit leaves. */
+static bool is_sound(const void *record, uint32_t head_dim) {
+    const struct transform_fitted fitted = transform_fitted_at(record, head_dim);
+    const float *floats = record;
+    for (size_t i = 0; i < 3 * (size_t)head_dim + 2; i++)
+        if (!isfinite(floats[i])) return false;
+    for (uint32_t c = 0; c < head_dim; c++)
+        if (fitted.size[c] < 0 || (c && fitted.size[c] > fitted.size[c - 1])) return false;
+    return fitted.gain_least >= 0 && fitted.gain_most >= fitted.gain_least;
+}
+
+enum terse_status fitted_load(struct cache_base *base, const struct state_file *file, struct terse_error *error) {
+    const size_t bytes = (size_t)records_bytes(&base->shape), heads = cache_heads_of(&base->shape);
+    size_t there;
+    const uint8_t *data = state_file_section(file, STATE_FITTED, &there);
+    if (there < bytes) return state_file_refuse(file, STATE_FITTED, "it is of another size", error);
+    enum terse_status status = fitted_begin(base, error);
+    if (status) return status;
+    memcpy(base->fitted.records, data + there - bytes, bytes);
+    for (size_t i = 0; i < 2 * heads; i++) {
+        if (is_sound(base->fitted.records + i * base->fitted.record_bytes, base->shape.head_dim)) continue;
+        fitted_drop(base);
+        return state_file_refuse(file, STATE_FITTED, "a transform's numbers contradict one another", error);
+    }
+    return fitted_end(base, error);
+}

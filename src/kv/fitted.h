@@ -1,0 +1,43 @@
+/* What a cache without a profile fits to its own sequence: a transform for each layer, KV head and side, and with their sizes the layouts by which
+ * its bits are shared, the same on all backends. Backends find the transforms, at the beginning of the first step that seals pages, from what the
+ * window holds; until then pages, of which the papers' protocol alone makes some, go by the profile that the model's weights imply. */
+#ifndef TERSE_KV_FITTED_H
+#define TERSE_KV_FITTED_H
+
+#include "kv/plan.h"
+#include "kv/state_file.h"
+
+struct cache_base;
+struct cache_shape;
+
+struct fitted {
+    uint8_t *records; /* [layers][Hk][2][record_bytes] (format/transform.h); NULL: nothing is fitted */
+    size_t record_bytes;
+    struct codebook_layouts *layouts;               /* of the records' sizes */
+    const struct codebook_layouts *profile_layouts; /* the method's while nothing is fitted */
+};
+
+/* Returns the bytes of all records and layouts of a method and shape; 0: nothing is ever fitted. */
+uint64_t fitted_all_bytes(const struct cache_shape *shape, const struct method *method);
+
+/* Returns whether the cache fits transforms, and has not yet. */
+bool fitted_pending(const struct cache_base *base);
+/* Returns whether it is time to: no page is sealed, and there are as many tokens as a fit takes. */
+bool fitted_due(const struct cache_base *base, enum cache_step_kind kind);
+
+/* Returns the record of a side of a layer and KV head; NULL: nothing is fitted, or the side's codec is another. */
+void *fitted_record(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side);
+
+/* `fitted_begin` allocates records for a backend to fill in; fitted_end makes their layouts the method's. If either fails, or fitted_drop is
+ * called, nothing is fitted. */
+enum terse_status fitted_begin(struct cache_base *base, struct terse_error *error);
+enum terse_status fitted_end(struct cache_base *base, struct terse_error *error);
+void fitted_drop(struct cache_base *base);
+
+enum terse_status fitted_copy(struct cache_base *base, const struct cache_base *from, struct terse_error *error);
+/* In the section STATE_FITTED, behind what the backend has put there. `load` reads the section's last bytes. */
+void fitted_save(const struct cache_base *base, struct state_writer *writer);
+uint64_t fitted_saved_bytes(const struct cache_base *base); /* of the section */
+enum terse_status fitted_load(struct cache_base *base, const struct state_file *file, struct terse_error *error);
+
+#endif
