@@ -6,12 +6,8 @@
 #ifndef TERSE_KV_CACHE_H
 #define TERSE_KV_CACHE_H
 
-#include "kv/block_table.h"
-#include "kv/budget.h"
+#include "kv/cache_base.h"
 #include "kv/fitted.h"
-#include "kv/plan.h"
-#include "kv/read_lists.h"
-#include "kv/shape.h"
 #include "kv/state_file.h"
 #include "kv/token_shares.h"
 
@@ -69,38 +65,6 @@ struct kv_storage {
     enum terse_status (*load_pages)(struct cache *cache, struct state_file *file, const uint8_t *pages, size_t n,
                                     struct terse_error *error);
     enum terse_status (*load)(struct cache *cache, struct state_file *file, struct terse_error *error);
-};
-
-/* The beginning of every struct cache. */
-struct cache_base {
-    const struct kv_storage *storage;
-    struct cache_shape shape;
-    struct method method;
-    struct kv_budget *budget; /* of all that reports call resident; NULL: there is none */
-    uint32_t threads;         /* over which work is split */
-
-    const struct page_address *places; /* [layers][Hk] */
-    size_t page_set_bytes;             /* of all pages of a page set, whatever the layouts */
-    size_t index_page_bytes;           /* of an index's page, 0 where it lies in that of the keys */
-    struct block_table pages;
-    struct extent extent;
-    uint64_t prompt_end;  /* the last prompt ended before this token; pages from here on are generated */
-    size_t n_anchors;     /* of every layer, KV head and side */
-    bool learns;          /* from the first pages that are sealed */
-    bool fitted_ready;    /* it has */
-    struct fitted fitted; /* what transforms were fitted to the sequence */
-
-    /* Full pages of the window are encoded into free page sets while decoding goes on, ahead of the step that seals them. */
-    size_t n_ahead;           /* the first so many are being or were */
-    size_t ahead_most_tokens; /* of a step that leaves them so; 0: pages are not encoded ahead */
-
-    /* The step in progress. */
-    struct plan plan;
-    struct read_lists reads; /* what it reads of the tokens that were stored before it */
-    bool in_step;            /* between begin and commit */
-    uint32_t layer;          /* whose keys and values were appended; NO_LAYER: none */
-    uint32_t layers_ended;   /* of this step */
-    struct cache_counters counters;
 };
 
 static inline struct cache_base *cache_base(struct cache *cache) { return (struct cache_base *)(void *)cache; }

@@ -3,7 +3,6 @@
 
 #include "base/memory.h"
 #include "format/codebook_layouts.h"
-#include "kv/cache.h"
 
 #include <math.h>
 #include <string.h>

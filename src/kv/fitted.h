@@ -4,18 +4,8 @@
 #ifndef TERSE_KV_FITTED_H
 #define TERSE_KV_FITTED_H
 
-#include "kv/plan.h"
+#include "kv/cache_base.h"
 #include "kv/state_file.h"
-
-struct cache_base;
-struct cache_shape;
-
-struct fitted {
-    uint8_t *records; /* [layers][Hk][2][record_bytes] (format/transform.h); NULL: nothing is fitted */
-    size_t record_bytes;
-    struct codebook_layouts *layouts;               /* of the records' sizes */
-    const struct codebook_layouts *profile_layouts; /* the method's while nothing is fitted */
-};
 
 /* Returns the bytes of all records and layouts of a method and shape; 0: nothing is ever fitted. */
 uint64_t fitted_all_bytes(const struct cache_shape *shape, const struct method *method);
