@@ -75,7 +75,7 @@ static double mean_size(const struct work *work, size_t hd) {
 
 /* Adds up to 64 rows to the covariance, each taken to size 1. */
 static void add_page(struct work *work, const float *rows, size_t n, size_t hd, double constant) {
-    float unit[PAGE_TOKENS] = {0};
+    double unit[PAGE_TOKENS] = {0}; /* a float would not hold it of the smallest rows */
     for (size_t c = 0; c < hd; c++)
         for (size_t t = 0; t < PAGE_TOKENS; t++)
             work->centred[c * PAGE_TOKENS + t] = t < n ? rows[t * hd + c] - (float)work->mean[c] : 0;
@@ -85,14 +85,14 @@ static void add_page(struct work *work, const float *rows, size_t n, size_t hd, 
         for (size_t c = 0; c < hd; c++) square += (double)work->u[c * PAGE_TOKENS + t] * (double)work->u[c * PAGE_TOKENS + t];
         double size = sqrt(square / (double)hd);
         if (!(size > constant) || !isfinite(size)) continue;
-        unit[t] = (float)(1 / size);
+        unit[t] = 1 / size;
         work->used++;
         work->least = fmin(work->least, size);
         work->most = fmax(work->most, size);
     }
     for (size_t c = 0; c < hd; c++)
         for (size_t t = 0; t < PAGE_TOKENS; t++) {
-            float own = unit[t] > 0 ? work->u[c * PAGE_TOKENS + t] * unit[t] : 0;
+            float own = unit[t] > 0 ? (float)((double)work->u[c * PAGE_TOKENS + t] * unit[t]) : 0;
             work->u[c * PAGE_TOKENS + t] = own;
             work->rows[t * hd + c] = own;
         }

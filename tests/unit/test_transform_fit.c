@@ -1,9 +1,12 @@
-/* Eigenvectors of symmetric matrices, and the parameters of the codec transform from moments: held to what defines them. */
+/* Eigenvectors of symmetric matrices, the parameters of the codec transform from moments, and records of a sequence's rows: held to what
+ * defines them. */
 #include "base/eigen.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "format/transform_fit.h"
+#include "support/fit_oracle.h"
 
+#include <float.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -329,6 +332,138 @@ static void gains_leave_out_the_rarest(void **state) {
     free(gains);
 }
 
+/* ---- Rows of a sequence */
+
+/* The record and the metric of a profile that was fitted to rows of its own. */
+struct profile {
+    void *record;
+    float *metric;
+};
+
+static struct profile make_profile(size_t hd, uint64_t seed) {
+    enum { N = 300 };
+    double *rows = gaussian_rows(N, hd, seed);
+    struct profile made = {memory_zeros(TRANSFORM_RECORD_BYTES(hd), 1), memory_zeros(hd * hd, sizeof(float))};
+    struct fit f = new_fit(hd, N);
+    assert_true(made.record && made.metric);
+    positive_metric(f.metric, hd, seed + 1);
+    struct transform_parameters p = fit(&f, rows, N);
+    transform_record_set(p, (uint32_t)hd, made.record);
+    assert_int_equal(transform_metric(p.basis, (uint32_t)hd, made.metric, NULL), TERSE_OK);
+    memory_free(rows);
+    free_fit(f);
+    return made;
+}
+
+static void free_profile(struct profile made) {
+    memory_free(made.record);
+    memory_free(made.metric);
+}
+
+/* The metric of a basis is that in which it is orthonormal: B^T metric B is the identity. */
+static void a_basis_is_orthonormal_in_its_metric(void **state) {
+    enum { HD = 64, N = 300 };
+    double *rows = gaussian_rows(N, HD, 21), *products = doubles(HD * HD);
+    float metric[HD * HD];
+    struct fit f = new_fit(HD, N);
+    struct terse_error error;
+    (void)state;
+    positive_metric(f.metric, HD, 22);
+    struct transform_parameters p = fit(&f, rows, N);
+    assert_int_equal(transform_metric(p.basis, HD, metric, NULL), TERSE_OK);
+    for (size_t c = 0; c < HD; c++)
+        for (size_t i = 0; i < HD; i++)
+            for (size_t j = 0; j < HD; j++) products[c * HD + j] += (double)p.basis[c * HD + i] * (double)metric[i * HD + j];
+    for (size_t c = 0; c < HD; c++) {
+        for (size_t d = 0; d < HD; d++) {
+            double sum = 0;
+            for (size_t j = 0; j < HD; j++) sum += products[c * HD + j] * (double)p.basis[d * HD + j];
+            assert_true(fabs(sum - (c == d)) < 1e-4);
+        }
+    }
+    memset(f.floats + 2 * HD + 5 * HD, 0, HD * sizeof *f.floats);
+    assert_int_equal(transform_metric(p.basis, HD, metric, &error), TERSE_E_FORMAT);
+    assert_non_null(strstr(error.message, "singular"));
+    memory_free(rows);
+    memory_free(products);
+    free_fit(f);
+}
+
+/* Rows of another sequence than the profile's: more than components, fewer, and of one page; of every head's dimension. */
+static void records_are_of_the_rows_that_they_are_fitted_to(void **state) {
+    static const size_t head_dims[] = {32, 64, 96, 128}, numbers[] = {2048, 1000, 200, 20};
+    (void)state;
+    for (size_t h = 0; h < 4; h++) {
+        const size_t hd = head_dims[h], n = numbers[h];
+        struct profile profile = make_profile(hd, 31 + h);
+        double *rows = gaussian_rows(n, hd, 41 + h);
+        float *floats = malloc(n * hd * sizeof *floats);
+        void *record = memory_zeros(TRANSFORM_RECORD_BYTES(hd), 1), *again = memory_zeros(TRANSFORM_RECORD_BYTES(hd), 1);
+        assert_true(floats && record && again);
+        for (size_t i = 0; i < n * hd; i++) rows[i] = (double)(floats[i] = (float)rows[i]);
+        for (int pass = 0; pass < 2; pass++)
+            assert_int_equal(transform_fit_rows(transform_multiply, profile.record, profile.metric, (uint32_t)hd, floats, n,
+                                                pass ? again : record, NULL),
+                             TERSE_OK);
+        assert_memory_equal(record, again, TRANSFORM_RECORD_BYTES(hd));
+        fit_oracle_check(profile.record, record, (uint32_t)hd, rows, n, 4e-3);
+        memory_free(record);
+        memory_free(again);
+        free(floats);
+        memory_free(rows);
+        free_profile(profile);
+    }
+}
+
+static bool is_finite(const void *record, size_t hd) {
+    const float *floats = record;
+    float basis[64 * 64];
+    const struct transform_fitted fitted = transform_fitted_at(record, (uint32_t)hd);
+    bool finite = fitted.gain_least >= 0 && fitted.gain_most >= fitted.gain_least;
+    transform_record_basis(&fitted, (uint32_t)hd, hd, basis);
+    for (size_t i = 0; i < 3 * hd + 2; i++) finite &= isfinite(floats[i]) != 0;
+    for (size_t i = 0; i < hd * hd; i++) finite &= isfinite(basis[i]) != 0;
+    for (size_t c = 0; c < hd; c++) finite &= fitted.size[c] >= 0 && (!c || fitted.size[c] <= fitted.size[c - 1]);
+    return finite;
+}
+
+/* Rows that are all alike, one row, rows too large to be measured, not finite ones among huge and tiny ones, and rows too small to be divided
+ * by. Where they say nothing but of the mean, the profile's sizes and gains stand. */
+static void odd_rows_can_be_fitted_to(void **state) {
+    enum { HD = 64, N = 150 };
+    struct profile profile = make_profile(HD, 51);
+    const struct transform_fitted of_weights = transform_fitted_at(profile.record, HD);
+    void *record = memory_zeros(TRANSFORM_RECORD_BYTES(HD), 1);
+    float rows[N * HD];
+    uint64_t seed = 5;
+    (void)state;
+    assert_non_null(record);
+    for (int kind = 0; kind < 5; kind++) {
+        for (size_t i = 0; i < N * HD; i++) {
+            const size_t t = i / HD, c = i % HD;
+            const float sign = (t + c) % 2 ? 1 : -1, some = (float)normal(&seed);
+            const float kinds[] = {(float)c - 7, (float)c - 7, sign * FLT_MAX,
+                                   t == 9  ? (c % 3 ? NAN : INFINITY)
+                                   : t % 2 ? 1e30f * some
+                                           : 1e-30f * some,
+                                   sign * 1e-41f};
+            rows[i] = kinds[kind];
+        }
+        assert_int_equal(
+            transform_fit_rows(transform_multiply, profile.record, profile.metric, HD, rows, kind == 1 ? 1 : N, record, NULL),
+            TERSE_OK);
+        if (!is_finite(record, HD)) fail_msg("kind %d: not a transform", kind);
+        const struct transform_fitted own = transform_fitted_at(record, HD);
+        for (size_t c = 0; c < HD && kind < 2; c++) {
+            assert_true(own.mean[c] == rows[c]);
+            assert_true(fabsf(own.size[c] - of_weights.size[c]) <= 1e-5f * of_weights.size[0]);
+        }
+        if (kind < 2) assert_true(own.gain_least == of_weights.gain_least && own.gain_most == of_weights.gain_most);
+    }
+    memory_free(record);
+    free_profile(profile);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(eigenvectors_are_those_of_their_matrix),
@@ -337,6 +472,9 @@ int main(void) {
         cmocka_unit_test(components_are_uncorrelated_and_cost_their_squares),
         cmocka_unit_test(degenerate_moments_give_a_regular_basis),
         cmocka_unit_test(gains_leave_out_the_rarest),
+        cmocka_unit_test(a_basis_is_orthonormal_in_its_metric),
+        cmocka_unit_test(records_are_of_the_rows_that_they_are_fitted_to),
+        cmocka_unit_test(odd_rows_can_be_fitted_to),
     };
     return cmocka_run_group_tests_name("transform_fit", tests, NULL, NULL);
 }
