@@ -28,7 +28,7 @@ static void parts_are_those_that_the_format_calls_for(void **state) {
         const struct codec *format = codec_at(i);
         const struct cpu_codec *row = cpu_codec_of(format);
         assert_true((row->learned != NULL) == codec_learns(format));
-        assert_true((row->fit != NULL) == (format->fitted || format->learner == CODEC_LEARNS_TRANSFORM));
+        assert_true((row->fit != NULL) == format->fitted);
         assert_true((row->ranks != NULL) == (format->index == &index_components));
         if (row->score_rotated) assert_int_equal(format->rope, CODEC_ROPE_BEFORE);
         if (row->queries || row->ranks) assert_non_null(row->score);
