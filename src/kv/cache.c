@@ -1,6 +1,8 @@
 /* Implements what caches of every backend do between steps: accounting, truncating, forking, and the map of tokens. */
 #include "kv/cache.h"
 
+#include "base/size.h"
+
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -102,12 +104,14 @@ void cache_counters(struct cache *cache, struct cache_counters *counters, bool c
 /* ---- Steps */
 
 /* No page is encoded ahead where the window is shorter than a page, since there is no time for it, where tokens are evicted, since there is no
- * need, or before its codec was fitted. */
+ * need, or before its codec was fitted. A window that waited holds more pages than one otherwise does: the first of them are enough. */
 size_t cache_pages_ahead(const struct cache_base *base, const struct plan *plan) {
+    const size_t most = base->method.tail_tokens / PAGE_TOKENS + 1;
     bool wanted = plan->kind == CACHE_STEP_DECODE && plan->n <= base->ahead_most_tokens && base->method.tail_tokens >= PAGE_TOKENS;
-    bool unfitted = (cache_fit_pending(base) && !plan->seal) || fitted_pending(base); /* even after this step */
+    bool unfitted = (cache_fit_pending(base) && !plan->seal) ||
+                    (fitted_pending(base) && plan_waits(&base->method, plan->kind, plan->before.length)); /* even after this step */
     if (!wanted || base->method.policy->oldest_leave || unfitted) return 0;
-    return (size_t)((plan->after.length - plan->after.window_first) / PAGE_TOKENS);
+    return size_min((size_t)((plan->after.length - plan->after.window_first) / PAGE_TOKENS), most);
 }
 
 enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {

@@ -27,11 +27,12 @@ uint64_t fitted_all_bytes(const struct cache_shape *shape, const struct method *
     return records_bytes(shape) + sizeof(struct codebook_layouts) + sides * cache_heads_of(shape) * sizeof(struct transform_layout);
 }
 
-bool fitted_pending(const struct cache_base *base) { return method_fits_transforms(&base->method) && !base->fitted.layouts; }
+bool fitted_pending(const struct cache_base *base) {
+    return method_fits_transforms(&base->method) && !base->fitted.layouts && !base->pages.n_sealed;
+}
 
 bool fitted_due(const struct cache_base *base, enum cache_step_kind kind) {
-    return fitted_pending(base) && kind != CACHE_STEP_PAPER && !base->pages.n_sealed &&
-           !plan_waits(&base->method, kind, base->extent.length);
+    return fitted_pending(base) && kind != CACHE_STEP_PAPER && !plan_waits(&base->method, kind, base->extent.length);
 }
 
 static uint8_t *record_at(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side) {

@@ -10,9 +10,9 @@
 /* Returns the bytes of all records and layouts of a method and shape; 0: nothing is ever fitted. */
 uint64_t fitted_all_bytes(const struct cache_shape *shape, const struct method *method);
 
-/* Returns whether the cache fits transforms, and has not yet. */
+/* Returns whether the cache is still to fit transforms: pages that are sealed go by the profile for good. */
 bool fitted_pending(const struct cache_base *base);
-/* Returns whether it is time to: no page is sealed, and there are as many tokens as a fit takes. */
+/* Returns whether a step of the kind that begins now is to: there are as many tokens as a fit takes. */
 bool fitted_due(const struct cache_base *base, enum cache_step_kind kind);
 
 /* Returns the record of a side of a layer and KV head; NULL: nothing is fitted, or the side's codec is another. */

@@ -1,11 +1,16 @@
-/* Caches that are given no profile, only what weights imply: they fit means, sizes and ranges of gains to their own tokens when the first are
- * sealed, to all that are at hand then and never again; held to double precision. The same bits for any number of threads; what is
- * fitted is counted. */
+/* Caches that are given no profile, only what weights imply: they hold their first tokens in the window until there are FIT_TOKENS, then fit
+ * transforms to these, once, and share their bits anew; held to double precision. The same bits for any number of threads and however the
+ * tokens came; forks, cuts and saved states go by the same; what is fitted is counted. */
 #include "backend/cpu/codec/prepared.h"
 #include "backend/cpu/codec/transform.h"
-#include "backend/cpu/kv/fit.h"
+#include "backend/cpu/kv/page_pool.h"
+#include "backend/cpu/kv/side.h"
 #include "backend/cpu/kv/step.h"
+#include "base/half.h"
+#include "base/memory.h"
 #include "base/random.h"
+#include "format/codebook_layouts.h"
+#include "support/fit_oracle.h"
 #include "support/random_codebook.h"
 
 #include <math.h>
@@ -13,31 +18,49 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
-enum { HEADS = 2, HEAD_DIM = 32, LAYERS = 2, GROUP = 3, WIDTH = HEADS * HEAD_DIM, MOST = 4600, SETS = LAYERS * HEADS };
+enum {
+    HEADS = 2,
+    HEAD_DIM = 32,
+    LAYERS = 2,
+    GROUP = 3,
+    WIDTH = HEADS * HEAD_DIM,
+    MOST = 4600,
+    SETS = LAYERS * HEADS,
+    FITTED = SINKS + FIT_TOKENS
+};
 
 static float frequency[HEAD_DIM / 2];
 static const struct rope rope = {ROPE_HALF_SPLIT, HEAD_DIM, HEAD_DIM, frequency, 1};
 static const struct cache_shape shape = {LAYERS, GROUP *HEADS, HEADS, HEAD_DIM, 0.2f, &rope, .slopes = NULL};
 
-/* The keys, before rotation, and values of a sequence, [LAYERS][MOST][WIDTH]. */
-static float *keys, *values;
+/* The keys, before rotation, and values of a sequence, [LAYERS][MOST][WIDTH]; queries of a step. */
+static float *keys, *values, *queries;
+static size_t skipped; /* tokens of these that a sequence begins behind */
 
 static int make_rows(void **state) {
     uint64_t seed = 3;
     (void)state;
     keys = malloc((size_t)LAYERS * MOST * WIDTH * sizeof *keys);
     values = malloc((size_t)LAYERS * MOST * WIDTH * sizeof *values);
-    assert_true(keys && values);
+    queries = malloc((size_t)MOST * GROUP * WIDTH * sizeof *queries);
+    assert_true(keys && values && queries);
+    for (size_t i = 0; i < (size_t)MOST * GROUP * WIDTH; i++) queries[i] = (float)random_uniform(random_next(&seed)) - 0.5f;
     for (size_t i = 0; i < HEAD_DIM / 2; i++) frequency[i] = (float)pow(1e4, -(double)i / (HEAD_DIM / 2));
     for (size_t i = 0; i < (size_t)LAYERS * MOST * WIDTH; i++) {
         double size = 1 + (double)(i % HEAD_DIM) / 4; /* channels differ, and do not have the mean 0 */
         keys[i] = (float)(size * (random_uniform(random_next(&seed)) + 0.3));
         values[i] = (float)(random_uniform(random_next(&seed)) / size - 2);
+        if (i % HEAD_DIM) { /* and neighbours are correlated */
+            keys[i] += 0.8f * keys[i - 1];
+            values[i] += 0.8f * values[i - 1] + 1.6f;
+        }
     }
     return 0;
 }
@@ -46,6 +69,7 @@ static int free_rows(void **state) {
     (void)state;
     free(keys);
     free(values);
+    free(queries);
     return 0;
 }
 
@@ -74,30 +98,49 @@ static struct cache *make_cache(const struct method *method, uint32_t threads) {
     return cache;
 }
 
-/* The next n tokens. */
-static void step(struct cache *cache, enum cache_step_kind kind, size_t n) {
-    size_t length = (size_t)cache_length(cache);
-    float *k = malloc(n * WIDTH * sizeof *k), *q = calloc(n * GROUP * WIDTH, sizeof *q);
-    assert_int_equal(cache_begin(cache, kind, n, NULL), TERSE_OK);
+/* The next n tokens; outputs[LAYERS][GROUP * WIDTH] of the last, or NULL. */
+static void step(struct cache *cache, enum cache_step_kind kind, size_t n, float *outputs) {
+    const size_t length = (size_t)cache_length(cache) + skipped, width = (size_t)GROUP * WIDTH;
+    float *k = malloc(n * WIDTH * sizeof *k), *out = malloc(n * width * sizeof *out);
+    struct terse_error error;
+    assert_true(k && out && length + n <= MOST);
+    if (cache_begin(cache, kind, n, &error)) fail_msg("%s", error.message);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         size_t first = ((size_t)layer * MOST + length) * WIDTH;
         memcpy(k, keys + first, n * WIDTH * sizeof *k);
         assert_int_equal(cache_append(cache, layer, k, values + first, NULL), TERSE_OK);
-        assert_int_equal(cache_attend(cache, q, 0, n, q, NULL), TERSE_OK);
+        assert_int_equal(cache_attend(cache, queries, 0, n, out, NULL), TERSE_OK);
         assert_int_equal(cache_end_layer(cache, NULL), TERSE_OK);
+        if (outputs) memcpy(outputs + layer * width, out + (n - 1) * width, width * sizeof *out);
     }
     assert_int_equal(cache_commit(cache, NULL), TERSE_OK);
     free(k);
-    free(q);
+    free(out);
+}
+
+/* A prompt of n tokens, in the steps that a session takes. */
+static void prompt(struct cache *cache, size_t n) {
+    for (size_t part; n; n -= part) {
+        part = plan_part(&cache->base.method, cache_length(cache), n);
+        step(cache, CACHE_STEP_PREFILL, part, NULL);
+    }
+}
+
+/* The same tokens, at most n a step. */
+static void steps(struct cache *cache, enum cache_step_kind kind, size_t end, size_t n) {
+    while (cache_length(cache) < end) {
+        const size_t left = end - (size_t)cache_length(cache);
+        step(cache, kind, left < n ? left : n, NULL);
+    }
 }
 
 /* ---- The oracle */
 
-/* A row as a page that begins with token `first` holds it, of token t. */
+/* A row as a page that begins with token `first` holds it, of token t, as the window has kept it till then. */
 static void row_of(enum codec_side side, uint32_t layer, uint32_t head, size_t first, size_t t, double *row) {
-    const float *from = (side == CODEC_KEYS ? keys : values) + ((size_t)layer * MOST + t) * WIDTH + head * HEAD_DIM;
+    const float *from = (side == CODEC_KEYS ? keys : values) + ((size_t)layer * MOST + t + skipped) * WIDTH + head * HEAD_DIM;
     double offset = (double)(t - first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS);
-    for (size_t c = 0; c < HEAD_DIM; c++) row[c] = (double)from[c];
+    for (size_t c = 0; c < HEAD_DIM; c++) row[c] = (double)half_to_float(half_from_float(from[c]));
     for (size_t i = 0; i < HEAD_DIM / 2 && side == CODEC_KEYS; i++) {
         double a = row[i], b = row[i + HEAD_DIM / 2], angle = offset * (double)frequency[i];
         row[i] = a * cos(angle) - b * sin(angle);
@@ -105,169 +148,544 @@ static void row_of(enum codec_side side, uint32_t layer, uint32_t head, size_t f
     }
 }
 
-/* Rows of the pages that a fit looks at when `length` tokens are at hand, rows[][HEAD_DIM]. */
-static size_t rows_at_hand(enum codec_side side, uint32_t layer, uint32_t head, size_t length, double *rows) {
-    size_t pages = (length - SINKS + 63) / 64, some = pages < FIT_PAGES ? pages : FIT_PAGES, n = 0;
-    for (size_t i = 0; i < some; i++) {
-        size_t first = SINKS + i * 64;
-        for (size_t t = first; t < first + 64 && t < length; t++) row_of(side, layer, head, first, t, rows + n++ * HEAD_DIM);
-    }
-    return n;
+static bool is_fitted(const struct cache *cache) { return cache->base.fitted.layouts != NULL; }
+
+static const struct coding *coding_of(const struct cache *cache, enum codec_side side) {
+    return side == CODEC_KEYS ? &cache->base.method.key : &cache->base.method.value;
 }
 
-static void check_side(const struct cache *cache, enum codec_side side, uint32_t layer, uint32_t head, size_t length,
-                       double tolerance) {
-    static double rows[FIT_PAGES * 64 * HEAD_DIM];
-    const struct transform_learned *learned = cpu_codebook_learned(cache->codebook, side, layer, head);
-    const struct codec_shape seen = side_shape(cache, side, layer, head, 1);
-    const struct transform_fitted fitted = transform_fitted_at(seen.fitted, HEAD_DIM);
-    size_t n = rows_at_hand(side, layer, head, length, rows);
-    double mean[HEAD_DIM] = {0}, squares[HEAD_DIM] = {0}, least = INFINITY, most = 0;
-    for (size_t i = 0; i < n * HEAD_DIM; i++) mean[i % HEAD_DIM] += rows[i] / (double)n;
-    for (size_t i = 0; i < n; i++) {
-        double z[HEAD_DIM] = {0}, size = 0;
-        for (size_t c = 0; c < HEAD_DIM; c++) {
-            for (size_t j = 0; j < HEAD_DIM; j++)
-                z[c] += (double)learned->inverse[c * HEAD_DIM + j] * (rows[i * HEAD_DIM + j] - mean[j]);
-            size += z[c] * z[c] / HEAD_DIM;
+/* Holds every record to the first FIT_TOKENS tokens behind the exact ones. */
+static void check_records(const struct cache *cache) {
+    static double rows[FIT_TOKENS * HEAD_DIM];
+    assert_true(is_fitted(cache));
+    for (uint32_t set = 0; set < SETS; set++) {
+        for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+            const uint32_t layer = set / HEADS, head = set % HEADS;
+            const void *record = fitted_record(&cache->base, layer, head, side);
+            if (coding_of(cache, side)->codec != &codec_transform) {
+                assert_null(record);
+                continue;
+            }
+            const struct transform_learned *profile = cpu_codebook_learned(cache->codebook, side, layer, head);
+            for (size_t t = 0; t < FIT_TOKENS; t++)
+                row_of(side, layer, head, SINKS + t / PAGE_TOKENS * PAGE_TOKENS, SINKS + t, rows + t * HEAD_DIM);
+            fit_oracle_check(profile->record, record, HEAD_DIM, rows, FIT_TOKENS, 1e-3);
+            assert_ptr_equal(side_shape(cache, side, layer, head, 1).fitted, record);
         }
-        for (size_t c = 0; c < HEAD_DIM; c++) squares[c] += z[c] * z[c] / size;
-        least = fmin(least, sqrt(size));
-        most = fmax(most, sqrt(size));
     }
-    for (size_t c = 0; c < HEAD_DIM; c++) {
-        double prior = pow((double)learned->size[c], 2), size = sqrt((squares[c] + 128 * prior) / ((double)n + 128));
-        assert_true(fabs((double)fitted.mean[c] - mean[c]) <= tolerance * 10);
-        assert_true(fabs((double)fitted.size[c] - size) <= tolerance * (size + 1));
-    }
-    assert_true(fabs((double)fitted.gain_least - least / 2) <= tolerance * least * 20);
-    assert_true(fabs((double)fitted.gain_most - most * 2) <= tolerance * most * 20);
 }
 
-static void check(const struct cache *cache, size_t length, double tolerance) {
-    for (uint32_t set = 0; set < SETS; set++)
-        for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++)
-            if (cache->codec[side]->format == &codec_transform)
-                check_side(cache, side, set / HEADS, set % HEADS, length, tolerance);
+static size_t records_bytes(void) { return (size_t)SETS * 2 * memory_round_up(TRANSFORM_RECORD_BYTES(HEAD_DIM), MEMORY_ALIGN); }
+
+/* What was fitted, and the first n pages that are sealed. */
+static void check_same(const struct cache *one, const struct cache *other, size_t n) {
+    assert_true(is_fitted(one) && is_fitted(other));
+    assert_memory_equal(one->base.fitted.records, other->base.fitted.records, records_bytes());
+    assert_true(one->base.pages.n_sealed >= n && other->base.pages.n_sealed >= n && n);
+    for (uint32_t set = 0; set < SETS; set++) {
+        for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+            const size_t bytes = page_address(one, set / HEADS, set % HEADS)->bytes[side];
+            assert_int_equal(page_address(other, set / HEADS, set % HEADS)->bytes[side], bytes);
+            assert_memory_equal(one->base.method.layouts->layout[side] + set, other->base.method.layouts->layout[side] + set,
+                                sizeof(struct transform_layout));
+            for (size_t i = 0; i < n; i++)
+                assert_memory_equal(page_at(one, &one->base.pages.sets[i], side, set / HEADS, set % HEADS),
+                                    page_at(other, &other->base.pages.sets[i], side, set / HEADS, set % HEADS), bytes);
+        }
+    }
 }
 
-/* ---- Tests */
+/* Both go on as one. */
+static void check_goes_on_alike(struct cache *one, struct cache *other, size_t n) {
+    float outputs[2][LAYERS * GROUP * WIDTH];
+    for (size_t i = 0; i < n; i++) {
+        step(one, CACHE_STEP_DECODE, 1, outputs[0]);
+        step(other, CACHE_STEP_DECODE, 1, outputs[1]);
+        assert_memory_equal(outputs[0], outputs[1], sizeof outputs[0]);
+    }
+}
 
-static void a_prompt_is_fitted_to_its_tokens(void **state) {
-    static const size_t lengths[] = {196, 197, 1000, 2500, MOST};
+/* Mean squared error of the sealed pages over all layers, heads and sides, each relative to the mean square of its rows. */
+static double error_of_pages(const struct cache *cache) {
+    double sum = 0;
+    for (uint32_t set = 0; set < SETS; set++) {
+        for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+            double error = 0, power = 0, row[HEAD_DIM];
+            for (size_t i = 0; i < cache->base.pages.n_sealed; i++) {
+                const struct page_set *page = &cache->base.pages.sets[i];
+                float decoded[PAGE_TOKENS * HEAD_DIM];
+                cpu_codec_transform.decode(side_shape(cache, side, set / HEADS, set % HEADS, 1), side,
+                                           page_at(cache, page, side, set / HEADS, set % HEADS), decoded);
+                for (size_t t = 0; t < page->count; t++) {
+                    row_of(side, set / HEADS, set % HEADS, (size_t)page->first, (size_t)page->first + t, row);
+                    for (size_t c = 0; c < HEAD_DIM; c++) {
+                        error += pow((double)decoded[t * HEAD_DIM + c] - row[c], 2);
+                        power += pow(row[c], 2);
+                    }
+                }
+            }
+            sum += error / power / (2 * SETS);
+        }
+    }
+    return sum;
+}
+
+/* ---- Waiting and fitting */
+
+static void a_prompt_is_fitted_to_its_first_tokens(void **state) {
+    static const size_t lengths[] = {FITTED + 1, 2500, MOST};
     (void)state;
     struct method method = make_method(NULL, NULL, true);
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         struct cache *cache = make_cache(&method, 2);
-        step(cache, CACHE_STEP_PREFILL, lengths[i]);
-        check(cache, lengths[i], 1e-4);
+        prompt(cache, lengths[i]);
+        check_records(cache);
         cache_destroy(cache);
     }
     release(&method, NULL);
 }
 
-/* Sealed pages and the window's rows, which are halves, beside the new ones; later tokens change nothing. */
-static void a_conversation_is_fitted_once(void **state) {
+/* However tokens come, none is sealed before there are enough; then all but the newest are, and the window's memory is given back. */
+static void nothing_is_sealed_while_it_waits(void **state) {
+    static const enum cache_step_kind kinds[] = {CACHE_STEP_PREFILL, CACHE_STEP_CHUNK, CACHE_STEP_DECODE, CACHE_STEP_PREFILL};
+    static const size_t most[] = {FITTED, 500, 37, 900};
+    (void)state;
+    struct method method = make_method(NULL, NULL, true);
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        struct cache *cache = make_cache(&method, 2);
+        struct terse_cache_report report, predicted;
+        for (size_t length = 0; length < FITTED; length += most[i]) {
+            steps(cache, kinds[i], length + most[i] < FITTED ? length + most[i] : FITTED, most[i]);
+            assert_int_equal(cache->base.pages.n_sealed, 0);
+            assert_false(is_fitted(cache));
+            assert_ptr_equal(cache->base.method.layouts, method.layouts);
+        }
+        cache_report(cache, &report);
+        cache_predict(&cpu_storage, &shape, &method, FITTED, &predicted);
+        assert_memory_equal(&report, &predicted, sizeof report);
+        assert_int_equal(report.codes, 0);
+        assert_int_equal(report.window, (uint64_t)SETS * 2 * PAGE_BYTES_F16(HEAD_DIM) * (FIT_TOKENS / PAGE_TOKENS));
+        cache_set_seal_ahead(cache, false);
+        step(cache, CACHE_STEP_DECODE, 1, NULL);
+        check_records(cache);
+        assert_int_equal(cache->base.pages.n_sealed, (FIT_TOKENS + 1 - method.tail_tokens) / PAGE_TOKENS);
+        cache_report(cache, &report);
+        cache_predict(&cpu_storage, &shape, &method, FITTED + 1, &predicted);
+        assert_int_equal(report.codes, predicted.codes);
+        assert_int_equal(report.window, predicted.window);
+        assert_true(report.window < (uint64_t)SETS * 2 * PAGE_BYTES_F16(HEAD_DIM) * 4);
+        cache_destroy(cache);
+    }
+    release(&method, NULL);
+}
+
+/* Later tokens change nothing that was fitted; another sequence is fitted to its own. */
+static void a_sequence_is_fitted_once(void **state) {
     (void)state;
     struct method method = make_method(NULL, NULL, true);
     struct cache *cache = make_cache(&method, 2);
-    size_t bytes = (size_t)SETS * cache->fitted_bytes;
-    uint8_t *kept = malloc(bytes);
-    step(cache, CACHE_STEP_PREFILL, 20);
-    while (cache_length(cache) < 190) step(cache, CACHE_STEP_DECODE, 1);
-    assert_true(cache_fit_pending(&cache->base));
-    step(cache, CACHE_STEP_DECODE, 16);
-    assert_false(cache_fit_pending(&cache->base));
-    check(cache, 206, 3e-3);
-    memcpy(kept, cache->fitted, bytes);
-    step(cache, CACHE_STEP_PREFILL, 700);
-    for (size_t i = 0; i < 100; i++) step(cache, CACHE_STEP_DECODE, 1);
-    assert_memory_equal(kept, cache->fitted, bytes);
+    uint8_t *kept = malloc(records_bytes());
+    prompt(cache, 2100);
+    memcpy(kept, cache->base.fitted.records, records_bytes());
+    step(cache, CACHE_STEP_PREFILL, 700, NULL);
+    steps(cache, CACHE_STEP_DECODE, 2900, 1);
+    assert_memory_equal(kept, cache->base.fitted.records, records_bytes());
+    check_records(cache);
     cache_reset(cache);
-    step(cache, CACHE_STEP_PREFILL, 900);
-    check(cache, 900, 1e-4);
+    assert_false(is_fitted(cache));
+    assert_ptr_equal(cache->base.method.layouts, method.layouts);
+    skipped = 1000;
+    prompt(cache, 2200);
+    assert_memory_not_equal(kept, cache->base.fitted.records, records_bytes());
+    check_records(cache);
+    skipped = 0;
     free(kept);
     release(&method, cache);
 }
 
-/* All of a sequence is read through pages that go by the fit, and comes back within what its bits allow. */
-static void pages_go_by_the_fit(void **state) {
-    enum { LENGTH = 1000 };
+/* Pages of the tokens that the window held at the fit do not depend on how these had come. */
+static void token_by_token_and_a_prompt_give_the_same_pages(void **state) {
     (void)state;
     struct method method = make_method(NULL, NULL, true);
-    struct cache *cache = make_cache(&method, 1);
-    step(cache, CACHE_STEP_PREFILL, LENGTH);
-    for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
-        struct codec_shape seen = side_shape(cache, side, 1, 1, 1);
-        double error = 0, power = 0, row[HEAD_DIM];
-        for (size_t i = 0; i < cache->base.pages.n_sealed; i++) {
-            const struct page_set *set = &cache->base.pages.sets[i];
-            float decoded[64 * HEAD_DIM];
-            cpu_codec_transform.decode(seen, side, page_at(cache, set, side, 1, 1), decoded);
-            for (size_t t = 0; t < 64; t++) {
-                row_of(side, 1, 1, (size_t)set->first, (size_t)set->first + t, row);
-                for (size_t c = 0; c < HEAD_DIM; c++) {
-                    error += pow((double)decoded[t * HEAD_DIM + c] - row[c], 2);
-                    power += pow(row[c], 2);
-                }
-            }
-        }
-        assert_true(error < 0.25 * power); /* a random basis, 2 bits; without means the error would be most of the power */
+    struct cache *one = make_cache(&method, 2);
+    prompt(one, 2600);
+    for (size_t n = 1; n < 1000; n += 499) {
+        struct cache *other = make_cache(&method, 2);
+        steps(other, n == 1 ? CACHE_STEP_DECODE : CACHE_STEP_CHUNK, 2600, n);
+        assert_int_equal(one->base.pages.n_sealed, other->base.pages.n_sealed);
+        check_same(one, other, FIT_TOKENS / PAGE_TOKENS);
+        cache_destroy(other);
     }
-    release(&method, cache);
+    release(&method, one);
 }
 
 static void threads_change_no_bit(void **state) {
     (void)state;
     struct method method = make_method(NULL, NULL, true);
-    struct cache *one = make_cache(&method, 1), *three = make_cache(&method, 3);
-    step(one, CACHE_STEP_PREFILL, 3000);
-    step(three, CACHE_STEP_PREFILL, 3000);
-    assert_memory_equal(one->fitted, three->fitted, SETS * one->fitted_bytes);
-    assert_int_equal(one->base.pages.n_sealed, three->base.pages.n_sealed);
-    for (size_t i = 0; i < one->base.pages.n_sealed; i++)
-        for (uint32_t set = 0; set < SETS; set++)
-            for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++)
-                assert_memory_equal(page_at(one, &one->base.pages.sets[i], side, set / HEADS, set % HEADS),
-                                    page_at(three, &three->base.pages.sets[i], side, set / HEADS, set % HEADS),
-                                    page_address(one, set / HEADS, set % HEADS)->bytes[side]);
-    cache_destroy(three);
+    struct cache *one = make_cache(&method, 1);
+    prompt(one, 3000);
+    for (uint32_t threads = 2; threads <= 3; threads++) {
+        struct cache *other = make_cache(&method, threads);
+        prompt(other, 3000);
+        assert_int_equal(one->base.pages.n_sealed, other->base.pages.n_sealed);
+        check_same(one, other, one->base.pages.n_sealed);
+        cache_destroy(other);
+    }
     release(&method, one);
 }
 
-/* One side's codec may be another; what is fitted is a part of what the cache reports, and a profile needs none of it. */
-static void only_what_is_fitted_is_counted(void **state) {
+/* Pages that go by the fit say much more of their rows, at the same bits, than those by a profile that is not of them; their layouts share the bits
+ * by the records' sizes, and fit into the page sets. */
+static void pages_go_by_the_fit(void **state) {
+    (void)state;
+    struct method method = make_method(NULL, NULL, true), learned = method;
+    learned.of_weights = false;
+    struct cache *cache = make_cache(&method, 1), *by_profile = make_cache(&learned, 1);
+    const float *sizes[2][SETS];
+    const double rate[2] = {method.key.rate, method.value.rate};
+    struct codebook_layouts *layouts;
+    size_t bytes = 0;
+    prompt(cache, MOST);
+    prompt(by_profile, MOST);
+    assert_int_equal(cache->base.pages.n_sealed, by_profile->base.pages.n_sealed);
+    assert_true(error_of_pages(cache) < 0.5 * error_of_pages(by_profile));
+    assert_true(error_of_pages(cache) < 0.05);
+    for (uint32_t set = 0; set < SETS; set++) {
+        for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+            sizes[side][set] = transform_fitted_at(fitted_record(&cache->base, set / HEADS, set % HEADS, side), HEAD_DIM).size;
+            bytes += page_address(cache, set / HEADS, set % HEADS)->bytes[side];
+        }
+    }
+    assert_int_equal(codebook_layouts_of_sizes(method.learned, rate, (const float **[2]){sizes[0], sizes[1]}, &layouts, NULL),
+                     TERSE_OK);
+    for (size_t side = 0; side < 2; side++)
+        assert_memory_equal(layouts->layout[side], cache->base.method.layouts->layout[side],
+                            SETS * sizeof(struct transform_layout));
+    codebook_layouts_free(layouts);
+    assert_true(bytes <= cache->base.page_set_bytes);
+    cache_destroy(by_profile);
+    release(&method, cache);
+}
+
+/* The papers' protocol does not wait: its tokens are sealed before they are read, by the profile, which then serves the whole sequence. */
+static void the_papers_protocol_goes_by_the_profile(void **state) {
+    (void)state;
+    struct method method = make_method(NULL, NULL, true), learned = method;
+    learned.of_weights = false;
+    struct cache *cache = make_cache(&method, 2), *by_profile = make_cache(&learned, 2);
+    step(cache, CACHE_STEP_PAPER, 300, NULL);
+    step(by_profile, CACHE_STEP_PAPER, 300, NULL);
+    assert_int_equal(cache->base.pages.n_sealed, 5);
+    check_goes_on_alike(cache, by_profile, 3);
+    step(cache, CACHE_STEP_PAPER, 2200, NULL);
+    step(by_profile, CACHE_STEP_PAPER, 2200, NULL);
+    steps(cache, CACHE_STEP_DECODE, 2800, 50);
+    steps(by_profile, CACHE_STEP_DECODE, 2800, 50);
+    assert_false(is_fitted(cache));
+    assert_ptr_equal(cache->base.method.layouts, method.layouts);
+    assert_int_equal(cache->base.pages.n_sealed, by_profile->base.pages.n_sealed);
+    for (size_t i = 0; i < cache->base.pages.n_sealed; i++)
+        assert_memory_equal(page_at(cache, &cache->base.pages.sets[i], CODEC_KEYS, 1, 1),
+                            page_at(by_profile, &by_profile->base.pages.sets[i], CODEC_KEYS, 1, 1),
+                            page_address(cache, 1, 1)->bytes[CODEC_KEYS]);
+    cache_destroy(by_profile);
+    release(&method, cache);
+}
+
+/* ---- Forks, cuts, saved states */
+
+static struct cache *fork_of(const struct cache *cache) {
+    struct cache *copy;
+    struct terse_error error;
+    if (cache_fork(cache, &copy, &error)) fail_msg("%s", error.message);
+    return copy;
+}
+
+/* A fork of a cache that waits fits by itself, of one that has fitted goes by a copy, and outlives it. */
+static void forks_go_by_what_was_fitted(void **state) {
+    static const size_t lengths[] = {1500, FITTED, 2500};
+    (void)state;
+    struct method method = make_method(NULL, NULL, true);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        struct cache *cache = make_cache(&method, 2);
+        prompt(cache, lengths[i]);
+        struct cache *copy = fork_of(cache);
+        assert_int_equal(is_fitted(cache), lengths[i] > FITTED);
+        assert_int_equal(is_fitted(copy), lengths[i] > FITTED);
+        check_goes_on_alike(cache, copy, 2);
+        prompt(cache, 900);
+        prompt(copy, 900);
+        check_goes_on_alike(cache, copy, 100);
+        check_same(cache, copy, cache->base.pages.n_sealed);
+        assert_ptr_not_equal(cache->base.fitted.records, copy->base.fitted.records);
+        cache_destroy(cache);
+        check_records(copy);
+        step(copy, CACHE_STEP_DECODE, 1, NULL);
+        cache_destroy(copy);
+    }
+    release(&method, NULL);
+}
+
+static void cut(struct cache *cache, uint64_t n) {
+    struct terse_error error;
+    if (cache_truncate(cache, n, &error)) fail_msg("%s", error.message);
+    assert_int_equal(cache_length(cache), n);
+}
+
+/* Where a page is left, so is what it goes by, also when fewer tokens are left than a fit takes; where none is, the cache waits again. */
+static void cuts_keep_the_fit_as_long_as_a_page(void **state) {
+    static const uint64_t lengths[] = {2400, 2300, 1000, SINKS + 1};
+    (void)state;
+    struct method method = make_method(NULL, NULL, true);
+    uint8_t *kept = malloc(records_bytes());
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        struct cache *cache = make_cache(&method, 2);
+        prompt(cache, 2500);
+        memcpy(kept, cache->base.fitted.records, records_bytes());
+        cut(cache, lengths[i]);
+        assert_true(is_fitted(cache) && cache->base.pages.n_sealed > 0);
+        struct cache *copy = fork_of(cache);
+        check_goes_on_alike(cache, copy, 2);
+        prompt(cache, 2500 - cache_length(cache)); /* in which more pages are sealed */
+        assert_memory_equal(kept, cache->base.fitted.records, records_bytes());
+        check_records(cache);
+        assert_true(error_of_pages(cache) < 0.05);
+        cache_destroy(copy);
+        cache_destroy(cache);
+    }
+    free(kept);
+    release(&method, NULL);
+}
+
+static void cuts_without_a_page_left_wait_again(void **state) {
+    static const uint64_t lengths[] = {SINKS, 2, 0};
+    (void)state;
+    struct method method = make_method(NULL, NULL, true);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        struct cache *cache = make_cache(&method, 2), *fresh = make_cache(&method, 2);
+        struct terse_cache_report with, without;
+        prompt(cache, 2500);
+        cache_report(cache, &with);
+        cut(cache, lengths[i]);
+        assert_false(is_fitted(cache));
+        cache_report(cache, &without);
+        assert_true(with.tables >= without.tables + fitted_all_bytes(&shape, &method));
+        if (lengths[i]) step(fresh, CACHE_STEP_PREFILL, (size_t)lengths[i], NULL);
+        prompt(cache, FITTED - lengths[i]);
+        prompt(fresh, FITTED - lengths[i]);
+        assert_int_equal(cache->base.pages.n_sealed, 0);
+        check_goes_on_alike(cache, fresh, 100);
+        check_same(cache, fresh, fresh->base.pages.n_sealed);
+        check_records(cache);
+        cache_destroy(fresh);
+        cache_destroy(cache);
+    }
+    /* A cut in the window of one that waits takes tokens back, and later ones count. */
+    struct cache *cache = make_cache(&method, 2);
+    prompt(cache, 1800);
+    cut(cache, 1200);
+    prompt(cache, 1300);
+    check_records(cache);
+    release(&method, cache);
+}
+
+static void save(const struct cache *cache, const char *path) {
+    static const uint32_t session[16];
+    struct state_writer *writer;
+    assert_int_equal(state_writer_new(path, &writer, NULL), TERSE_OK);
+    state_writer_begin(writer, STATE_METHOD);
+    state_writer_put(writer, "terse-2", 7);
+    state_writer_begin(writer, STATE_SESSION);
+    state_writer_put(writer, session, sizeof session);
+    state_writer_begin(writer, STATE_TOKENS);
+    state_writer_begin(writer, STATE_LOGITS);
+    cache_save(cache, writer);
+    assert_int_equal(state_writer_finish(writer, &(struct state_identity){0}, NULL), TERSE_OK);
+}
+
+/* A new cache of the state; NULL with its message, where it is refused. */
+static struct cache *load(const struct method *method, const char *path, struct terse_error *error) {
+    struct cache *cache = make_cache(method, 2);
+    struct state_file *file;
+    if (state_file_open(path, &file, error)) fail_msg("%s", error->message);
+    enum terse_status status = cache_load(cache, file, error);
+    state_file_close(file);
+    if (!status) return cache;
+    assert_int_equal(status, TERSE_E_FORMAT);
+    cache_destroy(cache);
+    return NULL;
+}
+
+static int make_path(void **state) {
+    char *path = malloc(64);
+    snprintf(path, 64, "test_fit-%ld.state", (long)getpid());
+    *state = path;
+    return 0;
+}
+
+static int remove_path(void **state) {
+    unlink(*state);
+    free(*state);
+    return 0;
+}
+
+static void saved_states_go_by_what_was_fitted(void **state) {
+    static const size_t lengths[] = {1500, FITTED, 2500, 300};
+    const char *path = *state;
+    struct method method = make_method(NULL, NULL, true);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        struct cache *cache = make_cache(&method, 2);
+        struct terse_error error;
+        if (lengths[i] == 300)
+            step(cache, CACHE_STEP_PAPER, 300, NULL); /* pages by the profile */
+        else
+            prompt(cache, lengths[i]);
+        save(cache, path);
+        struct cache *loaded = load(&method, path, &error);
+        if (!loaded) fail_msg("%s", error.message);
+        assert_int_equal(is_fitted(loaded), lengths[i] > FITTED);
+        if (is_fitted(loaded)) check_same(cache, loaded, cache->base.pages.n_sealed);
+        check_goes_on_alike(cache, loaded, 100);
+        prompt(cache, 800);
+        prompt(loaded, 800);
+        if (lengths[i] > 300) check_same(cache, loaded, cache->base.pages.n_sealed);
+        check_goes_on_alike(cache, loaded, 2);
+        cache_destroy(loaded);
+        cache_destroy(cache);
+    }
+    release(&method, NULL);
+}
+
+/* Writes a state with one number of the records changed, and returns the message with which it is refused. */
+static const char *refusal(const struct method *method, struct cache *cache, const char *path, size_t number, float value) {
+    static struct terse_error error;
+    float *record = fitted_record(&cache->base, 1, 0, CODEC_VALUES), kept = record[number];
+    record[number] = value;
+    save(cache, path);
+    record[number] = kept;
+    struct cache *loaded = load(method, path, &error);
+    assert_null(loaded);
+    return error.message;
+}
+
+static void damaged_records_are_refused(void **state) {
+    enum { LEAST = 3 * HEAD_DIM, MEAN = 3, SIZE = HEAD_DIM, UNIT = 2 * HEAD_DIM };
+    static const struct {
+        size_t number;
+        float value;
+    } damages[] = {{MEAN, NAN},     {MEAN, INFINITY}, {SIZE + 5, 1e6f},       {SIZE + HEAD_DIM - 1, -1},
+                   {UNIT + 3, NAN}, {LEAST, -1},      {LEAST + 1, -INFINITY}, {LEAST, 1e30f}};
+    const char *path = *state;
+    struct method method = make_method(NULL, NULL, true);
+    struct cache *cache = make_cache(&method, 2);
+    struct terse_error error;
+    prompt(cache, 2200);
+    for (size_t i = 0; i < sizeof damages / sizeof damages[0]; i++)
+        assert_non_null(strstr(refusal(&method, cache, path, damages[i].number, damages[i].value), "contradict one another"));
+    /* Nor are records loaded where none is fitted. */
+    save(cache, path);
+    struct method learned = method;
+    learned.of_weights = false;
+    assert_null(load(&learned, path, &error));
+    assert_non_null(strstr(error.message, path));
+    release(&method, cache);
+}
+
+/* ---- Memory */
+
+/* One side's codec may be another; what is fitted is a part of what the cache reports as soon as it is there, and a profile needs none of it. */
+static void all_bytes_are_foretold(void **state) {
     static const char *const types[][2] = {{NULL, NULL}, {"q8_0", NULL}, {NULL, "q4_0"}};
+    static const size_t lengths[] = {100, 700, FITTED, FITTED + 1, 3000};
     (void)state;
     for (size_t i = 0; i < 3; i++) {
         struct method method = make_method(types[i][0], types[i][1], true), learned = method;
-        struct cache *cache = make_cache(&method, 1);
-        struct terse_cache_report with, without, predicted;
-        size_t side = ((2 * HEAD_DIM + 2) * sizeof(float) + 63) / 64 * 64, sides = i ? 1 : 2;
+        const size_t sides = i ? 1 : 2;
+        const uint64_t fitted = records_bytes() + sizeof(struct codebook_layouts) + sides * SETS * sizeof(struct transform_layout);
         learned.of_weights = false;
-        step(cache, CACHE_STEP_PREFILL, 700);
-        check(cache, 700, 1e-4);
-        cache_report(cache, &with);
-        cache_predict(&cpu_storage, &shape, &method, 700, &predicted);
-        assert_memory_equal(&with, &predicted, sizeof with);
-        cache_predict(&cpu_storage, &shape, &learned, 700, &without);
-        assert_int_equal(with.tables - without.tables, SETS * sides * side);
-        assert_int_equal(with.resident - without.resident, SETS * sides * side);
+        for (size_t j = 0; j < sizeof lengths / sizeof lengths[0]; j++) {
+            struct cache *cache = make_cache(&method, 1);
+            struct terse_cache_report with, without, predicted;
+            prompt(cache, lengths[j]);
+            cache_report(cache, &with);
+            cache_predict(&cpu_storage, &shape, &method, lengths[j], &predicted);
+            assert_memory_equal(&with, &predicted, sizeof with);
+            cache_predict(&cpu_storage, &shape, &learned, lengths[j], &without);
+            if (lengths[j] > FITTED) {
+                check_records(cache);
+                assert_int_equal(with.codes, without.codes);
+                assert_int_equal(with.window, without.window);
+                assert_int_equal(with.tables - without.tables, fitted);
+                assert_int_equal(with.resident - without.resident, fitted);
+            } else {
+                assert_false(is_fitted(cache));
+                assert_int_equal(with.codes, 0);
+            }
+            cache_destroy(cache);
+        }
         /* Before anybody has looked which head gets how many bits, their sum is known. */
+        struct terse_cache_report predicted, without;
+        cache_predict(&cpu_storage, &shape, &learned, 3000, &without);
         learned.layouts = NULL;
-        cache_predict(&cpu_storage, &shape, &learned, 700, &predicted);
+        cache_predict(&cpu_storage, &shape, &learned, 3000, &predicted);
         assert_int_equal(predicted.resident, without.resident);
-        release(&method, cache);
+        release(&method, NULL);
     }
+}
+
+/* A budget counts what is fitted like all else. Where it does not suffice nothing is fitted, and the same step goes on when it does. */
+static void a_budget_counts_what_is_fitted(void **state) {
+    (void)state;
+    struct method method = make_method(NULL, NULL, true);
+    const uint64_t fitted = fitted_all_bytes(&shape, &method);
+    struct kv_budget budget = {.most = SIZE_MAX};
+    struct cache *cache = make_cache(&method, 2);
+    struct terse_cache_report report;
+    struct terse_error error;
+    assert_int_equal(cache_limit(cache, &budget, NULL), TERSE_OK);
+    cache_set_seal_ahead(cache, false);
+    prompt(cache, FITTED);
+    cache_report(cache, &report);
+    assert_int_equal(budget.used, report.resident);
+    const size_t used = budget.used;
+    const size_t refused[] = {used, used + records_bytes(), used + fitted - 1};
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        budget.most = refused[i] + (size_t)((FIT_TOKENS / PAGE_TOKENS) * cache->base.page_set_bytes * 2) * (i > 5);
+        assert_int_equal(cache_begin(cache, CACHE_STEP_DECODE, 1, &error), TERSE_E_MEMORY);
+        assert_non_null(strstr(error.message, "--kv-budget"));
+        assert_false(is_fitted(cache));
+        assert_ptr_equal(cache->base.method.layouts, method.layouts);
+    }
+    budget.most = SIZE_MAX;
+    step(cache, CACHE_STEP_DECODE, 1, NULL);
+    check_records(cache);
+    cache_report(cache, &report);
+    assert_int_equal(budget.used, report.resident);
+    struct cache *copy = fork_of(cache);
+    cut(cache, 2);
+    cache_destroy(copy);
+    cache_report(cache, &report);
+    assert_int_equal(budget.used, report.resident);
+    release(&method, cache);
+    assert_int_equal(budget.used, 0);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_prompt_is_fitted_to_its_tokens),
-        cmocka_unit_test(a_conversation_is_fitted_once),
-        cmocka_unit_test(pages_go_by_the_fit),
+        cmocka_unit_test(a_prompt_is_fitted_to_its_first_tokens),
+        cmocka_unit_test(nothing_is_sealed_while_it_waits),
+        cmocka_unit_test(a_sequence_is_fitted_once),
+        cmocka_unit_test(token_by_token_and_a_prompt_give_the_same_pages),
         cmocka_unit_test(threads_change_no_bit),
-        cmocka_unit_test(only_what_is_fitted_is_counted),
+        cmocka_unit_test(pages_go_by_the_fit),
+        cmocka_unit_test(the_papers_protocol_goes_by_the_profile),
+        cmocka_unit_test(forks_go_by_what_was_fitted),
+        cmocka_unit_test(cuts_keep_the_fit_as_long_as_a_page),
+        cmocka_unit_test(cuts_without_a_page_left_wait_again),
+        cmocka_unit_test_setup_teardown(saved_states_go_by_what_was_fitted, make_path, remove_path),
+        cmocka_unit_test_setup_teardown(damaged_records_are_refused, make_path, remove_path),
+        cmocka_unit_test(all_bytes_are_foretold),
+        cmocka_unit_test(a_budget_counts_what_is_fitted),
     };
     return cmocka_run_group_tests(tests, make_rows, free_rows);
 }
