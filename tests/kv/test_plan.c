@@ -1,0 +1,129 @@
+/* Plans of sequences that wait for their first tokens: which steps seal nothing, how prompts are cut into steps, and where these leave the
+ * sequence. */
+#include "kv/plan.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { HEAD_DIM = 64, FITTED = SINKS + FIT_TOKENS };
+
+static const enum cache_step_kind waiting[] = {CACHE_STEP_CHUNK, CACHE_STEP_DECODE, CACHE_STEP_PREFILL};
+
+static struct method make_method(const char *name, bool of_weights) {
+    struct terse_cache_options options = terse_cache_options_defaults();
+    struct method method;
+    options.method = name;
+    assert_int_equal(method_resolve(&options, HEAD_DIM, &method, NULL), TERSE_OK);
+    method.of_weights = of_weights;
+    return method;
+}
+
+static struct plan plan_at(const struct method *method, uint64_t length, enum cache_step_kind kind, size_t n) {
+    const uint64_t exact = length < SINKS ? length : SINKS;
+    return plan_step(method, &(struct extent){.exact = exact, .first = exact, .window_first = exact, .length = length}, kind, n);
+}
+
+static void steps_seal_nothing_before_there_are_enough_tokens(void **state) {
+    static const uint64_t lengths[] = {0, 3, 500, FITTED - 1};
+    (void)state;
+    const struct method method = make_method("terse-2", true);
+    for (size_t k = 0; k < sizeof waiting / sizeof waiting[0]; k++) {
+        for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+            const struct plan plan = plan_at(&method, lengths[i], waiting[k], 3000); /* however many come in the step */
+            assert_true(plan_waits(&method, waiting[k], lengths[i]));
+            assert_int_equal(plan.seal + plan.skip + plan.shift + plan.sealed, 0);
+            assert_int_equal(plan.after.window_first, SINKS);
+            assert_int_equal(plan.after.length, lengths[i] + 3000);
+        }
+        const struct plan plan = plan_at(&method, FITTED, waiting[k], 1);
+        assert_false(plan_waits(&method, waiting[k], FITTED));
+        assert_int_equal(plan.seal, (FIT_TOKENS + 1 - method.tail_tokens) / PAGE_TOKENS);
+        assert_int_equal(plan.after.window_first, SINKS + plan.seal * PAGE_TOKENS);
+    }
+}
+
+/* The papers' protocol; methods that are given their profile, or need none. */
+static void others_do_not_wait(void **state) {
+    (void)state;
+    const struct method method = make_method("terse-2", true), learned = make_method("terse-2", false),
+                        half = make_method("f16", true);
+    assert_false(plan_waits(&method, CACHE_STEP_PAPER, 0));
+    assert_int_equal(plan_at(&method, 0, CACHE_STEP_PAPER, 100).seal, 2);
+    for (size_t k = 0; k < sizeof waiting / sizeof waiting[0]; k++) {
+        assert_false(plan_waits(&learned, waiting[k], 0));
+        assert_false(plan_waits(&half, waiting[k], 0));
+        assert_true(plan_at(&learned, 0, waiting[k], 400).seal > 0);
+    }
+    assert_int_equal(plan_part(&learned, 0, 5000), 5000);
+    assert_int_equal(plan_part(&half, 0, 5000), 5000);
+}
+
+static void prompts_are_cut_where_waiting_ends(void **state) {
+    static const struct {
+        uint64_t length;
+        size_t n, part;
+    } cases[] = {{0, 1, 1},          {0, FITTED, FITTED}, {0, FITTED + 1, FITTED},  {0, 100000, FITTED}, {2000, 500, FITTED - 2000},
+                 {FITTED - 1, 1, 1}, {FITTED - 1, 2, 1},  {FITTED, 100000, 100000}, {9999, 5000, 5000}};
+    (void)state;
+    const struct method method = make_method("terse-2", true);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_int_equal(plan_part(&method, cases[i].length, cases[i].n), cases[i].part);
+}
+
+static void a_prompts_plan_is_its_last_step(void **state) {
+    static const size_t lengths[] = {1, 300, FITTED - 1, FITTED, FITTED + 1, FITTED + 64, 5000, 20000};
+    (void)state;
+    for (int of_weights = 0; of_weights < 2; of_weights++) {
+        const struct method method = make_method("terse-4", of_weights);
+        for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+            struct plan plan = {0};
+            size_t sealed = 0, n_steps = 0;
+            for (size_t left = lengths[i], part; left; left -= part, n_steps++) {
+                part = plan_part(&method, plan.after.length, left);
+                plan = plan_step(&method, &plan.after, CACHE_STEP_PREFILL, part);
+                sealed += plan.seal;
+            }
+            const struct plan whole = plan_prompt(&method, lengths[i]);
+            assert_memory_equal(&whole, &plan, sizeof plan);
+            assert_int_equal(n_steps, of_weights && lengths[i] > FITTED ? 2 : 1);
+            assert_int_equal(sealed, plan.seal); /* all in the last */
+            assert_int_equal(plan.after.length, lengths[i]);
+            if (of_weights && lengths[i] <= FITTED) assert_int_equal(sealed, 0);
+            if (lengths[i] <= FITTED) continue;
+            const struct method other = make_method("terse-4", false); /* it leaves the window that one step does without waiting */
+            assert_int_equal(plan.after.window_first, plan_at(&other, 0, CACHE_STEP_PREFILL, lengths[i]).after.window_first);
+        }
+    }
+}
+
+/* Of layers that slide, those take 8 bits whose windows never hold as many tokens as a fit takes. */
+static void short_windows_are_not_fitted(void **state) {
+    (void)state;
+    const struct method method = make_method("terse-2", true), learned = make_method("terse-2", false),
+                        mixed = make_method("q4_0", true);
+    const struct method some = method_of_window(&method, FIT_TOKENS - 1), enough = method_of_window(&method, FIT_TOKENS);
+    assert_ptr_equal(some.key.codec, &codec_q8_0);
+    assert_ptr_equal(some.value.codec, &codec_q8_0);
+    assert_false(method_fits_transforms(&some) || plan_waits(&some, CACHE_STEP_DECODE, 0));
+    assert_int_equal(some.parameters.exact, SINKS);
+    assert_ptr_equal(enough.key.codec, &codec_transform);
+    assert_true(method_fits_transforms(&enough) && plan_waits(&enough, CACHE_STEP_DECODE, 0));
+    assert_ptr_equal(method_of_window(&learned, 100).key.codec, &codec_transform);
+    assert_ptr_equal(method_of_window(&mixed, 100).key.codec, mixed.key.codec);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(steps_seal_nothing_before_there_are_enough_tokens),
+        cmocka_unit_test(others_do_not_wait),
+        cmocka_unit_test(prompts_are_cut_where_waiting_ends),
+        cmocka_unit_test(a_prompts_plan_is_its_last_step),
+        cmocka_unit_test(short_windows_are_not_fitted),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
