@@ -433,6 +433,7 @@ struct method method_of_window(const struct method *method, uint32_t window) {
         const struct coding coding = codec_coding(&codec_q8_0, 0, 0);
         if (own.key.codec == &codec_transform) own.key = coding;
         if (own.value.codec == &codec_transform) own.value = coding;
+        own.learned = NULL;
         own.layouts = NULL;
         own.of_weights = false;
     }

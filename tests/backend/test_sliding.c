@@ -20,7 +20,7 @@
 
 #define HALF 6e-3 /* as in test_reference_models.c: of the largest logit */
 
-enum { MOST = 900 };
+enum { MOST = 900, LONG = 2700 };
 
 /* Its layers all slide, with a window of 100; one of seven does not, and the window is 80. */
 #define SLIDES "starcoder2-window"
@@ -30,12 +30,12 @@ static const char *const methods[] = {"f16",      "q8_0",      "q4_0",         "
                                       "cq-0.375", "million-2", "streaming-64", "mat-64", "snapkv-128", "quest-64", "selfindex-2"};
 enum { METHODS = sizeof methods / sizeof methods[0] };
 
-static int32_t tokens[MOST];
+static int32_t tokens[LONG];
 
 static int make_tokens(void **state) {
     (void)state;
     uint64_t random = 7;
-    for (size_t i = 0; i < MOST; i++) {
+    for (size_t i = 0; i < LONG; i++) {
         random = random * 6364136223846793005u + 1442695040888963407u;
         tokens[i] = (int32_t)((random >> 33) % 96);
     }
@@ -102,6 +102,43 @@ static void memory_is_foretold_and_ends_growing(void **state) {
                      (unsigned long long)report_of(session).resident, MOST);
         terse_session_free(session);
         stop(&s);
+    }
+}
+
+/* Windows are too short to fit transforms to: without a profile, layers that slide hold 8 bits, beside others that go by transforms. */
+static void layers_that_slide_hold_8_bits_without_a_profile(void **state) {
+    (void)state;
+    for (int mixed = 0; mixed < 2; mixed++) {
+        struct setup s = start(mixed ? MIXED : SLIDES, "terse-2"), whole = start(mixed ? MIXED : SLIDES, "q8_0");
+        const size_t n = mixed ? LONG : 300;
+        s.options.context = whole.options.context = LONG + 100;
+        struct terse_session *session = must_open(s.engine, &s.options), *other = must_open(whole.engine, &whole.options);
+        struct terse_cache_report foretold, full, of_8_bits;
+        struct terse_error error;
+        float own[96], of_other[96];
+        must_prefill(session, tokens, n);
+        must_prefill(other, tokens, n);
+        if (terse_cache_bytes(s.model, &s.options.cache, n, &foretold, &error)) fail_msg("%s", error.message);
+        full = report_of(session);
+        of_8_bits = report_of(other);
+        assert_int_equal(full.resident, foretold.resident);
+        assert_int_equal(full.codes, foretold.codes);
+        if (mixed) { /* 6 of its 7 layers slide, with 80 tokens each; of one of 2 bits there is less than of one of 8 */
+            assert_true(full.codes < of_8_bits.codes / 2);
+            assert_true(full.kept == n);
+        } else {
+            assert_memory_equal(&full, &of_8_bits, sizeof full);
+            memcpy(own, terse_session_logits(session), sizeof own);
+            memcpy(of_other, terse_session_logits(other), sizeof of_other);
+            assert_memory_equal(own, of_other, sizeof own);
+            decode(session, n, 200, own);
+            decode(other, n, 200, of_other);
+            assert_memory_equal(own, of_other, sizeof own);
+        }
+        terse_session_free(session);
+        terse_session_free(other);
+        stop(&s);
+        stop(&whole);
     }
 }
 
@@ -253,9 +290,13 @@ static void prefixes_serve_as_far_as_they_reach(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_is_foretold_and_ends_growing),           cmocka_unit_test(full_layers_alone_grow),
-        cmocka_unit_test(long_texts_equal_dense_attention_under_a_mask), cmocka_unit_test(cut_back_where_the_window_allows_it),
-        cmocka_unit_test(forks_and_loaded_states_go_on_alike),           cmocka_unit_test(prefixes_serve_as_far_as_they_reach),
+        cmocka_unit_test(memory_is_foretold_and_ends_growing),
+        cmocka_unit_test(layers_that_slide_hold_8_bits_without_a_profile),
+        cmocka_unit_test(full_layers_alone_grow),
+        cmocka_unit_test(long_texts_equal_dense_attention_under_a_mask),
+        cmocka_unit_test(cut_back_where_the_window_allows_it),
+        cmocka_unit_test(forks_and_loaded_states_go_on_alike),
+        cmocka_unit_test(prefixes_serve_as_far_as_they_reach),
     };
     return cmocka_run_group_tests_name("sliding layers", tests, make_tokens, NULL);
 }

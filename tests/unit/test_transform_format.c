@@ -245,6 +245,42 @@ static void parameters_are_checked(void **state) {
     free(floats);
 }
 
+/* A record keeps all but a basis' last bits: a component's numbers are multiples of a 32767th of its norm, two channels beside each other, 16
+ * components beside these; a component of nothing stays one. */
+static void records_round_the_basis_alone(void **state) {
+    (void)state;
+    size_t n = transform_parameter_floats(HD);
+    float *floats = calloc(n, sizeof *floats), *back = calloc(HD * HD, sizeof *back);
+    void *record = calloc(1, TRANSFORM_RECORD_BYTES(HD));
+    assert_true(floats && back && record);
+    for (size_t i = 0; i < n; i++) floats[i] = (float)(random_unit() - 0.5) * (i / HD == 7 ? 1e-6f : 3);
+    memset(floats + 2 * HD + 9 * HD, 0, HD * sizeof *floats);
+    const struct transform_parameters own = transform_parameters_at(floats, HD);
+    transform_record_set(own, HD, record);
+    const struct transform_fitted fitted = transform_fitted_at(record, HD);
+    assert_memory_equal(fitted.mean, own.mean, HD * sizeof *floats);
+    assert_memory_equal(fitted.size, own.size, HD * sizeof *floats);
+    assert_true(fitted.gain_least == own.gain_least && fitted.gain_most == own.gain_most);
+    transform_record_basis(&fitted, HD, HD, back);
+    for (size_t c = 0; c < HD; c++) {
+        double norm = 0;
+        for (size_t ch = 0; ch < HD; ch++) norm += pow((double)own.basis[c * HD + ch], 2);
+        assert_true(fabs((double)fitted.unit[c] * 32767 - sqrt(norm)) <= 1e-6 * sqrt(norm));
+        for (size_t ch = 0; ch < HD; ch++) {
+            const int16_t integer = fitted.basis[(c / 16 * HD / 2 + ch / 2) * 32 + c % 16 * 2 + ch % 2];
+            assert_true(back[c * HD + ch] == fitted.unit[c] * (float)integer);
+            assert_true(fabsf(back[c * HD + ch] - own.basis[c * HD + ch]) <= 0.501f * fitted.unit[c]);
+        }
+    }
+    memset(back, 0, HD * HD * sizeof *back);
+    transform_record_basis(&fitted, HD, TRANSFORM_STRIP, back); /* the first components alone */
+    assert_true(back[15 * HD] == fitted.unit[15] * (float)fitted.basis[30]);
+    for (size_t i = TRANSFORM_STRIP * HD; i < HD * HD; i++) assert_true(back[i] == 0);
+    free(floats);
+    free(back);
+    free(record);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(levels_have_the_distortion_that_is_claimed),
@@ -253,6 +289,7 @@ int main(void) {
         cmocka_unit_test(sharing_spends_the_budget_where_it_saves_most),
         cmocka_unit_test(equal_components_share_to_the_last_bit),
         cmocka_unit_test(parameters_are_checked),
+        cmocka_unit_test(records_round_the_basis_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

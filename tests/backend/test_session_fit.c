@@ -1,0 +1,208 @@
+/* Sessions of codec transform without a profile, longer than what their caches wait for: until then they read exactly, a prompt is as the steps in
+ * which it is read, and what was fitted goes with forks, saved states, cuts and shared prefixes. */
+#include "method/method.h"
+#include "support/fixture_model.h"
+#include "support/session_steps.h"
+#include "terse.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { FITTED = SINKS + FIT_TOKENS, PROMPT = 2600, TOKENS = 3000, CONTEXT = 4000 };
+
+static struct terse_model *model;
+static struct terse_engine *engine;
+static struct terse_model_info info;
+static int32_t tokens[TOKENS];
+
+static int make_engine(void **state) {
+    (void)state;
+    struct terse_engine_options options = terse_engine_options_defaults();
+    uint64_t random = 5;
+    model = fixture_model("qwen3");
+    options.threads = 2;
+    if (terse_engine_new(model, &options, &engine, NULL)) return -1;
+    terse_model_describe(model, &info);
+    for (size_t i = 0; i < TOKENS; i++) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        tokens[i] = (int32_t)((random >> 33) % info.vocabulary);
+    }
+    return 0;
+}
+
+static int free_engine(void **state) {
+    (void)state;
+    terse_engine_free(engine);
+    terse_model_free(model);
+    return 0;
+}
+
+static struct terse_session_options options_of(const char *method, enum terse_prefill prefill) {
+    struct terse_session_options options = short_session_options(method, TERSE_TAIL_DEFAULT);
+    options.context = CONTEXT;
+    options.prefill = prefill;
+    options.batch = 500;
+    return options;
+}
+
+static struct terse_session *open_by(const char *method, enum terse_prefill prefill) {
+    struct terse_session_options options = options_of(method, prefill);
+    return must_open(engine, &options);
+}
+
+static void decode(struct terse_session *session, size_t n) {
+    struct terse_error error;
+    for (size_t i = 0; i < n; i++)
+        if (terse_session_decode(session, tokens + i, 1, NULL, &error)) fail_msg("%s", error.message);
+}
+
+static void check_same_logits(const struct terse_session *one, const struct terse_session *other) {
+    assert_int_equal(terse_session_length(one), terse_session_length(other));
+    assert_memory_equal(terse_session_logits(one), terse_session_logits(other), info.vocabulary * sizeof(float));
+}
+
+/* Returns the largest difference of logits, relative to the largest logit. */
+static double apart(const struct terse_session *one, const struct terse_session *other) {
+    const float *a = terse_session_logits(one), *b = terse_session_logits(other);
+    double worst = 0, size = 0;
+    for (size_t i = 0; i < info.vocabulary; i++) {
+        worst = fmax(worst, fabs((double)(a[i] - b[i])));
+        size = fmax(size, fabs((double)b[i]));
+    }
+    return worst / size;
+}
+
+static struct terse_cache_report report_of(const struct terse_session *session) {
+    struct terse_cache_report report;
+    terse_session_cache(session, &report);
+    return report;
+}
+
+/* The cache of half precision is what a waiting one is, but for the first tokens' place; of 1 bit per value nothing else would be as near. */
+static void tokens_are_read_exactly_until_there_are_enough(void **state) {
+    static const enum terse_prefill modes[] = {TERSE_PREFILL_EXACT, TERSE_PREFILL_COMPRESSED};
+    (void)state;
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+        struct terse_session *session = open_by("terse-1", modes[i]), *half = open_by("f16", modes[i]);
+        must_prefill(session, tokens, FITTED - 50);
+        must_prefill(half, tokens, FITTED - 50);
+        assert_true(apart(session, half) < 2e-3);
+        decode(session, 50);
+        decode(half, 50);
+        assert_true(apart(session, half) < 2e-3);
+        assert_int_equal(report_of(session).codes, 0);
+        decode(session, 1);
+        decode(half, 1);
+        assert_true(report_of(session).codes > 0);
+        decode(session, 20);
+        decode(half, 20);
+        assert_true(apart(session, half) > 5e-3);
+        terse_session_free(session);
+        terse_session_free(half);
+    }
+}
+
+static void a_prompt_is_as_its_steps(void **state) {
+    (void)state;
+    struct terse_session *whole = open_by("terse-2", TERSE_PREFILL_EXACT), *parts = open_by("terse-2", TERSE_PREFILL_EXACT);
+    struct terse_cache_report foretold;
+    struct terse_session_options options = options_of("terse-2", TERSE_PREFILL_EXACT);
+    must_prefill(whole, tokens, PROMPT);
+    must_prefill(parts, tokens, FITTED);
+    assert_int_equal(report_of(parts).codes, 0);
+    must_prefill(parts, tokens + FITTED, PROMPT - FITTED);
+    check_same_logits(whole, parts);
+    assert_int_equal(terse_cache_bytes(model, &options.cache, PROMPT, &foretold, NULL), TERSE_OK);
+    assert_int_equal(report_of(whole).resident, foretold.resident);
+    assert_int_equal(report_of(whole).codes, foretold.codes);
+    decode(whole, 30);
+    decode(parts, 30);
+    check_same_logits(whole, parts);
+    terse_session_free(whole);
+    terse_session_free(parts);
+}
+
+static void forks_and_loaded_states_go_on_alike(void **state) {
+    static const size_t lengths[] = {1500, FITTED, PROMPT};
+    char path[64];
+    (void)state;
+    snprintf(path, sizeof path, "/tmp/test_session_fit.%ld", (long)getpid());
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        const struct terse_session_options options = options_of("terse-2", TERSE_PREFILL_EXACT);
+        struct terse_session *session = open_by("terse-2", TERSE_PREFILL_EXACT), *fork, *loaded;
+        struct terse_error error;
+        must_prefill(session, tokens, lengths[i]);
+        if (terse_session_fork(session, &fork, &error)) fail_msg("%s", error.message);
+        if (terse_session_save(session, path, &error)) fail_msg("%s", error.message);
+        if (terse_session_load(engine, &options, path, &loaded, &error)) fail_msg("%s", error.message);
+        struct terse_session *const all[] = {session, fork, loaded};
+        for (size_t s = 0; s < 3; s++) {
+            decode(all[s], 5);
+            must_prefill(all[s], tokens, 900);
+            decode(all[s], 70);
+        }
+        assert_true(report_of(session).codes > 0);
+        check_same_logits(session, fork);
+        check_same_logits(session, loaded);
+        for (size_t s = 0; s < 3; s++) terse_session_free(all[s]);
+    }
+    unlink(path);
+}
+
+/* A prompt that begins as another did shares what was fitted to the tokens that both begin with. */
+static void prompts_that_begin_alike_share_pages(void **state) {
+    static int32_t other[TOKENS];
+    const struct terse_session_options options = options_of("terse-7", TERSE_PREFILL_EXACT);
+    (void)state;
+    struct terse_session *first = open_by("terse-7", TERSE_PREFILL_EXACT), *next, *fresh;
+    struct terse_error error;
+    size_t held;
+    must_prefill(first, tokens, PROMPT);
+    if (terse_engine_keep_prefix(engine, first, &error)) fail_msg("%s", error.message);
+    for (size_t at = 2000; at <= 2500; at += 500) { /* before the end of what was fitted to, and behind it */
+        memcpy(other, tokens, sizeof other);
+        for (size_t i = at; i < TOKENS; i++) other[i] = (tokens[i] + 1) % (int32_t)info.vocabulary;
+        if (terse_session_new_with_prefix(engine, &options, other, TOKENS, &next, &held, &error)) fail_msg("%s", error.message);
+        assert_true(held <= at);
+        assert_int_equal(held > 0, at >= FITTED);
+        must_prefill(next, other + held, TOKENS - held);
+        fresh = open_by("terse-7", TERSE_PREFILL_EXACT);
+        must_prefill(fresh, other, TOKENS);
+        fprintf(stderr, "at %zu held %zu apart %g\n", at, held, apart(next, fresh));
+        assert_true(apart(next, fresh) <= (held ? 0.05 : 0)); /* the other reads its first tokens exactly */
+        terse_session_free(next);
+        terse_session_free(fresh);
+    }
+    terse_session_free(first);
+}
+
+/* The papers' protocol reads by the profile of the weights from its first token on. */
+static void the_papers_protocol_does_not_wait(void **state) {
+    (void)state;
+    struct terse_session *session = open_by("terse-2", TERSE_PREFILL_PAPER);
+    must_prefill(session, tokens, 300);
+    assert_true(report_of(session).codes > 0);
+    assert_int_equal(report_of(session).window, 0);
+    decode(session, 5);
+    terse_session_free(session);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tokens_are_read_exactly_until_there_are_enough),
+        cmocka_unit_test(a_prompt_is_as_its_steps),
+        cmocka_unit_test(forks_and_loaded_states_go_on_alike),
+        cmocka_unit_test(prompts_that_begin_alike_share_pages),
+        cmocka_unit_test(the_papers_protocol_does_not_wait),
+    };
+    return cmocka_run_group_tests(tests, make_engine, free_engine);
+}
