@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-enum { PROMPT = 230 };
+enum { PROMPT = 2200, CONTEXT = 3000 }; /* more than terse-2 waits for before it fits */
 
 static struct terse_model *model;
 static struct terse_engine *engine;
@@ -70,6 +70,7 @@ static void every_refused_allocation_is_survived(void **state) {
     terse_model_describe(model, &info);
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
         struct trial t = {.options = short_session_options(methods[m], 0)};
+        t.options.context = CONTEXT;
         const struct terse_sampling defaults = terse_sampling_defaults();
         struct terse_sampling sampling = defaults;
         int32_t tokens[PROMPT];

@@ -2,12 +2,13 @@
 #include "support/state_sample.h"
 
 #include "format/codebook_layouts.h"
+#include "kv/cache.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { HD = 32, QUERY_HEADS = 2, MOST = 300 };
+enum { HD = 32, QUERY_HEADS = 2, FITTED = SINKS + FIT_TOKENS };
 
 static const char *const names[STATE_SAMPLES] = {"f16",    "q8_0",       "q4_0",        "kivi-2",   "streaming-64",
                                                  "mat-32", "snapkv-128", "selfindex-2", "quest-32", "terse-2"};
@@ -50,8 +51,8 @@ struct cache *state_sample_cache(size_t i) {
     return cache;
 }
 
-enum terse_status state_sample_step(struct cache *cache, enum cache_step_kind kind, size_t n) {
-    static float k[MOST * HD], v[MOST * HD], q[MOST * QUERY_HEADS * HD];
+static enum terse_status step(struct cache *cache, enum cache_step_kind kind, size_t n) {
+    static float k[FITTED * HD], v[FITTED * HD], q[FITTED * QUERY_HEADS * HD];
     for (size_t i = 0; i < n * HD; i++) k[i] = v[i] = sinf((float)(7 * i));
     for (size_t i = 0; i < n * QUERY_HEADS * HD; i++) q[i] = cosf((float)(5 * i));
     enum terse_status status = cache_begin(cache, kind, n, NULL);
@@ -59,6 +60,13 @@ enum terse_status state_sample_step(struct cache *cache, enum cache_step_kind ki
     require(cache_append(cache, 0, k, v, NULL) == TERSE_OK && cache_attend(cache, q, 0, n, q, NULL) == TERSE_OK);
     require(cache_end_layer(cache, NULL) == TERSE_OK && cache_commit(cache, NULL) == TERSE_OK);
     return TERSE_OK;
+}
+
+enum terse_status state_sample_step(struct cache *cache, enum cache_step_kind kind, size_t n) {
+    enum terse_status status = TERSE_OK;
+    if (plan_waits(&cache_base(cache)->method, kind, cache_length(cache)))
+        status = step(cache, CACHE_STEP_PREFILL, FITTED - (size_t)cache_length(cache));
+    return status ? status : step(cache, kind, n);
 }
 
 enum terse_status state_sample_save(const struct cache *cache, size_t i, const char *path, struct terse_error *error) {
