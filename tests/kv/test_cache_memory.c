@@ -4,6 +4,7 @@
 #include "backend/cpu/kv/state.h"
 #include "base/memory.h"
 #include "support/counting_memory.h"
+#include "support/random_codebook.h"
 
 #include <math.h>
 #include <omp.h>
@@ -37,7 +38,7 @@ static enum terse_status run_step(struct cache *cache, enum cache_step_kind kind
     for (size_t i = 0; i < n * WIDTH; i++) k[i] = v[i] = sinf((float)i);
     enum terse_status status = cache_begin(cache, kind, n, error);
     if (status) return status;
-    size_t before = allocations;
+    size_t before = allocations, window = cache->n_window_sets;
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         memset(q, 0, n * 3 * WIDTH * sizeof *q);
         assert_int_equal(cache_append(cache, layer, k, v, NULL), TERSE_OK);
@@ -45,8 +46,9 @@ static enum terse_status run_step(struct cache *cache, enum cache_step_kind kind
         assert_int_equal(cache_attend(cache, q, n - 1, 1, q, NULL), TERSE_OK);
         assert_int_equal(cache_end_layer(cache, NULL), TERSE_OK);
     }
-    assert_int_equal(cache_commit(cache, NULL), TERSE_OK);
     assert_int_equal(allocations, before);
+    assert_int_equal(cache_commit(cache, NULL), TERSE_OK);
+    assert_int_equal(allocations, before + (cache->n_window_sets < window)); /* the list of a window that has become shorter */
     return TERSE_OK;
 }
 
@@ -179,6 +181,55 @@ static void refused_memory_leaves_the_cache_as_it_was(void **state) {
     }
 }
 
+/* What transforms take is allocated when the sequence is fitted to, and given back when no page is left; while any of it is refused, nothing is
+ * fitted and the cache stays as it was. */
+static void what_is_fitted_is_allocated_as_reported(void **state) {
+    enum { PART = (SINKS + FIT_TOKENS) / 3 };
+    (void)state;
+    struct method method = resolve("terse-2", TERSE_TAIL_DEFAULT);
+    struct terse_cache_report report, waiting;
+    struct terse_error error;
+    struct cache *cache, *copy;
+    size_t refused = 0;
+    assert_int_equal(random_codebook(&method, LAYERS, HEADS, HEAD_DIM, 0, false, NULL), TERSE_OK);
+    method.of_weights = true;
+    assert_int_equal(cache_create(&shape, &method, 1, &cache, NULL), TERSE_OK);
+    cache_report(cache, &report);
+    const size_t others = kv_bytes(cache) - report.resident; /* the codebook and what is made of it */
+    for (int i = 0; i < 3; i++) assert_int_equal(run_step(cache, CACHE_STEP_PREFILL, PART, NULL), TERSE_OK);
+    cache_report(cache, &waiting);
+    assert_int_equal(waiting.resident, kv_bytes(cache) - others);
+    do {
+        allowed = allocations + refused++;
+        enum terse_status status = run_step(cache, CACHE_STEP_DECODE, 1, &error);
+        if (!status) break;
+        assert_int_equal(status, TERSE_E_MEMORY);
+        assert_int_equal(cache_length(cache), 3 * PART);
+        cache_report(cache, &report);
+        assert_int_equal(report.resident, kv_bytes(cache) - others);
+    } while (true);
+    allowed = SIZE_MAX;
+    cache_report(cache, &report);
+    assert_int_equal(report.window, waiting.window); /* for want of a shorter list of its pages: the next step tries again */
+    assert_int_equal(run_step(cache, CACHE_STEP_DECODE, 1, NULL), TERSE_OK);
+    assert_true(refused > 12); /* rows, records and layouts, and for each head and side what a fit works in */
+    cache_report(cache, &report);
+    assert_int_equal(report.resident, kv_bytes(cache) - others);
+    assert_true(report.tables > waiting.tables && report.window < waiting.window / 4 && report.codes > 0);
+    const size_t own = live_bytes;
+    assert_int_equal(cache_fork(cache, &copy, NULL), TERSE_OK);
+    cache_destroy(copy);
+    assert_int_equal(live_bytes, own);
+    assert_int_equal(cache_truncate(cache, 2, NULL), TERSE_OK);
+    struct terse_cache_report cut;
+    cache_report(cache, &cut);
+    assert_int_equal(cut.resident, kv_bytes(cache) - others);
+    assert_true(cut.tables < report.tables);
+    cache_destroy(cache);
+    terse_codebook_free((struct terse_codebook *)method.learned);
+    assert_int_equal(live_bytes, 0);
+}
+
 /* The squares of a layer's output for one new token, summed. */
 static float attend_once(struct cache *cache, uint32_t layer) {
     float v[WIDTH] = {0}, k[WIDTH] = {0}, q[3 * WIDTH], sum = 0;
@@ -221,6 +272,7 @@ int main(void) {
     for (size_t i = 0; i < HEAD_DIM / 2; i++) frequency[i] = (float)pow(10000, -2.0 * (double)i / HEAD_DIM);
     const struct CMUnitTest tests[] = {cmocka_unit_test(allocated_is_reported_is_predicted), cmocka_unit_test(growth_is_tight),
                                        cmocka_unit_test(refused_memory_leaves_the_cache_as_it_was),
+                                       cmocka_unit_test(what_is_fitted_is_allocated_as_reported),
                                        cmocka_unit_test(a_random_filling_is_like_a_prefill)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
  * tokens came; forks, cuts and saved states go by the same; what is fitted is counted. */
 #include "backend/cpu/codec/prepared.h"
 #include "backend/cpu/codec/transform.h"
+#include "backend/cpu/kv/fill.h"
 #include "backend/cpu/kv/page_pool.h"
 #include "backend/cpu/kv/side.h"
 #include "backend/cpu/kv/step.h"
@@ -402,6 +403,28 @@ static void the_papers_protocol_goes_by_the_profile(void **state) {
     release(&method, cache);
 }
 
+/* Benchmarks' random tokens are fitted to like others, each layer to its own; they take what is foretold of a prompt. */
+static void random_tokens_are_fitted_to(void **state) {
+    (void)state;
+    struct method method = make_method(NULL, NULL, true);
+    struct cache *cache = make_cache(&method, 2);
+    struct terse_cache_report report, predicted;
+    float outputs[LAYERS * GROUP * WIDTH];
+    assert_int_equal(cache_fill_random(cache, 4000, 3, NULL), TERSE_OK);
+    assert_true(is_fitted(cache));
+    cache_report(cache, &report);
+    cache_predict(&cpu_storage, &shape, &method, 4000, &predicted);
+    assert_int_equal(report.codes, predicted.codes);
+    assert_int_equal(report.window, predicted.window);
+    for (uint32_t layer = 1; layer < LAYERS; layer++)
+        for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++)
+            assert_memory_not_equal(fitted_record(&cache->base, 0, 0, side), fitted_record(&cache->base, layer, 0, side),
+                                    TRANSFORM_RECORD_BYTES(HEAD_DIM));
+    step(cache, CACHE_STEP_DECODE, 1, outputs);
+    for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++) assert_true(isfinite(outputs[i]));
+    release(&method, cache);
+}
+
 /* ---- Forks, cuts, saved states */
 
 static struct cache *fork_of(const struct cache *cache) {
@@ -690,6 +713,7 @@ int main(void) {
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(pages_go_by_the_fit),
         cmocka_unit_test(the_papers_protocol_goes_by_the_profile),
+        cmocka_unit_test(random_tokens_are_fitted_to),
         cmocka_unit_test(forks_go_by_what_was_fitted),
         cmocka_unit_test(cuts_keep_the_fit_as_long_as_a_page),
         cmocka_unit_test(cuts_without_a_page_left_wait_again),

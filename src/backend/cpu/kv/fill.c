@@ -126,12 +126,13 @@ enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed
            chunk = n < CHUNK || cache->base.method.policy->keep_selected_only ? n : CHUNK;
     size_t floats = NORMALS + CODEC_HEAD_DIM_MAX;
     /* Policies that evict have little to seal and may treat layers differently. */
-    bool fresh = !cache->base.extent.length && !policy_evicts(cache->base.method.policy), alike = fresh && layers_alike(cache);
+    bool fresh = !cache->base.extent.length && !policy_evicts(cache->base.method.policy);
+    bool alike = fresh && layers_alike(cache) && !fitted_pending(&cache->base); /* to which layers are fitted each for itself */
     float *normals = memory_array(floats + 2 * chunk * width, sizeof *normals);
     if (!normals) return status_no_memory(error, (floats + 2 * chunk * width) * sizeof *normals, "random keys and values");
     fill_normals(normals, floats, &seed);
     /* One chunk of the pool, as a prompt takes. */
-    size_t sealed = plan_step(&cache->base.method, &cache->base.extent, CACHE_STEP_PREFILL, n).seal;
+    size_t sealed = fresh ? plan_prompt(&cache->base.method, n).seal : 0;
     enum terse_status status = fresh ? block_table_reserve(&cache->base.pages, sealed, error) : TERSE_OK;
     if (!status)
         status = fill_chunks(cache, n, chunk, fresh, alike ? 1 : cache->base.shape.layers, normals, normals + floats, seed, error);
