@@ -183,6 +183,7 @@ static void prompts_that_begin_alike_share_pages(void **state) {
         terse_session_free(fresh);
     }
     terse_session_free(first);
+    terse_engine_drop_prefixes(engine);
 }
 
 /* The papers' protocol reads by the profile of the weights from its first token on. */
