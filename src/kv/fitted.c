@@ -18,11 +18,11 @@ static const struct coding *coding_of(const struct method *method, enum codec_si
 }
 
 static bool fits(const struct cache_base *base, enum codec_side side) {
-    return coding_of(&base->method, side)->codec == &codec_transform;
+    return coding_of(&base->method, side)->codec->id == CODEC_TRANSFORM;
 }
 
 uint64_t fitted_all_bytes(const struct cache_shape *shape, const struct method *method) {
-    const uint64_t sides = (method->key.codec == &codec_transform) + (method->value.codec == &codec_transform);
+    const uint64_t sides = (method->key.codec->id == CODEC_TRANSFORM) + (method->value.codec->id == CODEC_TRANSFORM);
     if (!method_fits_transforms(method)) return 0;
     return records_bytes(shape) + sizeof(struct codebook_layouts) + sides * cache_heads_of(shape) * sizeof(struct transform_layout);
 }

@@ -431,8 +431,8 @@ struct method method_of_window(const struct method *method, uint32_t window) {
     own.index = NULL;
     if (method_fits_transforms(method) && window < FIT_TOKENS) { /* never as many tokens to fit to: 8 bits */
         const struct coding coding = codec_coding(&codec_q8_0, 0, 0);
-        if (own.key.codec == &codec_transform) own.key = coding;
-        if (own.value.codec == &codec_transform) own.value = coding;
+        if (own.key.codec->id == CODEC_TRANSFORM) own.key = coding;
+        if (own.value.codec->id == CODEC_TRANSFORM) own.value = coding;
         own.learned = NULL;
         own.layouts = NULL;
         own.of_weights = false;

@@ -40,7 +40,7 @@ bool method_needs_weights(const struct method *method);
 
 /* Returns whether caches fit the method's transforms to the first tokens of their sequences. */
 static inline bool method_fits_transforms(const struct method *method) {
-    return method->of_weights && (method->key.codec == &codec_transform || method->value.codec == &codec_transform);
+    return method->of_weights && (method->key.codec->id == CODEC_TRANSFORM || method->value.codec->id == CODEC_TRANSFORM);
 }
 
 /* Checks that the method has the codebook that it needs for this model, and shares the bits of codec transform over the model. */

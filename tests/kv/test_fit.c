@@ -163,7 +163,7 @@ static void check_records(const struct cache *cache) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             const uint32_t layer = set / HEADS, head = set % HEADS;
             const void *record = fitted_record(&cache->base, layer, head, side);
-            if (coding_of(cache, side)->codec != &codec_transform) {
+            if (coding_of(cache, side)->codec->id != CODEC_TRANSFORM) {
                 assert_null(record);
                 continue;
             }
@@ -249,6 +249,18 @@ static void a_prompt_is_fitted_to_its_first_tokens(void **state) {
         cache_destroy(cache);
     }
     release(&method, NULL);
+}
+
+/* A backend that is loaded as a plug-in has the table of codecs once more. */
+static void codecs_of_a_plugin_are_fitted_too(void **state) {
+    (void)state;
+    const struct codec copy = codec_transform;
+    struct method method = make_method(NULL, NULL, true);
+    method.key.codec = method.value.codec = &copy;
+    struct cache *cache = make_cache(&method, 2);
+    prompt(cache, FITTED + 100);
+    check_records(cache);
+    release(&method, cache);
 }
 
 /* However tokens come, none is sealed before there are enough; then all but the newest are, and the window's memory is given back. */
@@ -707,6 +719,7 @@ static void a_budget_counts_what_is_fitted(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prompt_is_fitted_to_its_first_tokens),
+        cmocka_unit_test(codecs_of_a_plugin_are_fitted_too),
         cmocka_unit_test(nothing_is_sealed_while_it_waits),
         cmocka_unit_test(a_sequence_is_fitted_once),
         cmocka_unit_test(tokens_one_by_one_and_a_prompt_give_the_same_pages),
