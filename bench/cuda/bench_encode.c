@@ -1,6 +1,6 @@
-/* bench_encode_cuda [METHOD...]: the time to encode, to decode and, where a method has transforms, to fit one layer of a prompt of 8192 tokens, 8 KV
- * heads of 128, keys and values. Launches go over copies that together are larger than the L2; medians. Prints lines
- * "METHOD encode|decode|fit MICROSECONDS GB/s", of rows and pages together; fits are of 32 pages. */
+/* bench_encode_cuda [METHOD...]: the time to encode and to decode one layer of a prompt of 8192 tokens, 8 KV heads of 128, keys and values.
+ * Launches go over copies that together are larger than the L2; medians. Prints lines "METHOD encode|decode MICROSECONDS GB/s", of rows and
+ * pages together. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/encode.h"
@@ -17,8 +17,7 @@
 #define HD 128
 #define TOKENS 8192
 #define PAGES (TOKENS / PAGE_TOKENS)
-#define COPIES 4 /* layers of a model, 32 MiB of rows each */
-#define FIT_PAGES 32
+#define COPIES 4   /* layers of a model, 32 MiB of rows each */
 #define LAUNCHES 8 /* that are timed together */
 #define REPEATS 11
 
@@ -58,9 +57,8 @@ struct work {
     struct cache_shape shape;
     struct encode encode; /* of the first copy */
     struct encode_item *items;
-    double bytes[2]; /* of rows and pages, of a copy: all of it, of a fit */
-    float *fitted;
-    void *memory[6];
+    double bytes; /* of rows and pages, of a copy */
+    void *memory[5];
     void *learned[2]; /* by side; NULL where the codec learns nothing */
 };
 
@@ -135,7 +133,6 @@ static void set_up(struct work *w, const char *name, const uint16_t *rows) {
             .rows = {own, own + side}};
     }
     w->items = w->memory[2] = device(sizeof items, items);
-    w->fitted = w->memory[3] = device(COPIES * HEADS * 2 * transform_fitted_floats(HD) * sizeof(float), NULL);
     w->encode = (struct encode){.heads = {.layers = COPIES,
                                           .query_heads = HEADS,
                                           .kv_heads = HEADS,
@@ -145,15 +142,14 @@ static void set_up(struct work *w, const char *name, const uint16_t *rows) {
                                           .pairing = ROPE_HALF_SPLIT},
                                 .n_layers = 1,
                                 .codec = {w->method.key.codec->id, w->method.value.codec->id},
-                                .places = w->memory[4] = device(sizeof places, places),
+                                .places = w->memory[3] = device(sizeof places, places),
                                 .learned = {w->learned[0], w->learned[1]},
-                                .run_angles = w->memory[5] = make_angles(&w->rope),
+                                .run_angles = w->memory[4] = make_angles(&w->rope),
                                 .items = w->items,
                                 .n = PAGES,
                                 .head_stride = HD,
                                 .token_stride = HEADS * HD};
-    w->bytes[0] = (double)(2 * side * sizeof *rows) + (double)set_bytes * PAGES / COPIES;
-    w->bytes[1] = (double)(2 * side * sizeof *rows) * FIT_PAGES / PAGES;
+    w->bytes = (double)(2 * side * sizeof *rows) + (double)set_bytes * PAGES / COPIES;
 }
 
 static void release(struct work *w) {
@@ -164,21 +160,13 @@ static void release(struct work *w) {
 
 /* ---- Timing */
 
-static cudaError_t encode(const struct work *w, const struct encode *e) { return (void)w, encode_pages(e, device_stream()); }
-static cudaError_t decode(const struct work *w, const struct encode *e) { return (void)w, decode_pages(e, device_stream()); }
-static cudaError_t fit(const struct work *w, const struct encode *e) {
-    struct encode some = *e;
-    some.n = FIT_PAGES;
-    return fit_rows(&some, w->fitted, device_stream());
-}
-
 static int by_size(const void *a, const void *b) {
     float x = *(const float *)a, y = *(const float *)b;
     return (x > y) - (x < y);
 }
 
-static void measure(const struct work *w, const char *what, double bytes,
-                    cudaError_t (*launch)(const struct work *w, const struct encode *e)) {
+static void measure(const struct work *w, const char *what,
+                    cudaError_t (*launch)(const struct encode *encode, cudaStream_t stream)) {
     cudaEvent_t begin, end;
     float took[REPEATS];
     check(cudaEventCreate(&begin), "an event");
@@ -189,7 +177,7 @@ static void measure(const struct work *w, const char *what, double bytes,
             struct encode own = w->encode;
             own.layer = k % COPIES;
             own.items = w->items + k % COPIES * PAGES;
-            check(launch(w, &own), what);
+            check(launch(&own, device_stream()), what);
         }
         check(cudaEventRecord(end, device_stream()), "an event");
         check(cudaEventSynchronize(end), what);
@@ -197,7 +185,7 @@ static void measure(const struct work *w, const char *what, double bytes,
     }
     qsort(took, REPEATS, sizeof *took, by_size);
     double us = (double)took[REPEATS / 2] * 1000 / LAUNCHES;
-    printf("%s %s %.1f %.0f\n", w->method.name, what, us, bytes / us / 1e3);
+    printf("%s %s %.1f %.0f\n", w->method.name, what, us, w->bytes / us / 1e3);
     fflush(stdout);
     check(cudaEventDestroy(begin), "an event");
     check(cudaEventDestroy(end), "an event");
@@ -216,9 +204,8 @@ int main(int argc, char **argv) {
         if (!asked) continue;
         struct work w = {0};
         set_up(&w, methods[m], rows);
-        measure(&w, "encode", w.bytes[0], encode);
-        measure(&w, "decode", w.bytes[0], decode);
-        if (w.learned[0]) measure(&w, "fit", w.bytes[1], fit);
+        measure(&w, "encode", encode_pages);
+        measure(&w, "decode", decode_pages);
         release(&w);
     }
     free(rows);

@@ -27,6 +27,7 @@ static size_t add_side(const struct terse_codebook *codebook, enum codec_side si
         codebook_parameters(codebook, side, set, work->floats);
         struct transform_parameters own = transform_parameters_at(work->floats, hd);
         memcpy(work->own + n * hd, size ? size : own.size, hd * sizeof *work->own);
+        if (size && side == CODEC_KEYS) own.importance += FITTED_KEYS_IMPORTANCE;
         work->shares[n] = (struct transform_share){own.importance, work->own + n * hd, work->quad_bits + n * quads_of(codebook)};
         work->set[n++] = set;
     }

@@ -77,9 +77,6 @@ struct block_table {
     size_t n, n_sealed, capacity; /* capacity: of sets[] */
 };
 
-/* Pages whose rows a codec is fitted to where it learns transforms of a sequence: the first that are sealed. */
-#define FIT_PAGES 32
-
 /* Makes an empty table, with a pool of its own. */
 enum terse_status block_table_new(struct block_table *table, const struct page_memory *memory, size_t page_set_bytes,
                                   struct terse_error *error);

@@ -5,6 +5,7 @@
 #include "format/codebook_layouts.h"
 
 #include <math.h>
+#include <omp.h>
 #include <string.h>
 
 static const char what[] = "what the KV cache learns";
@@ -43,7 +44,8 @@ void *fitted_record(const struct cache_base *base, uint32_t layer, uint32_t head
     return base->fitted.records && fits(base, side) ? record_at(base, layer, head, side) : NULL;
 }
 
-enum terse_status fitted_begin(struct cache_base *base, struct terse_error *error) {
+/* Allocates records. */
+static enum terse_status begin(struct cache_base *base, struct terse_error *error) {
     const size_t bytes = record_bytes(base->shape.head_dim);
     fitted_drop(base);
     base->fitted.records = budget_array(base->budget, cache_heads_of(&base->shape) * 2, bytes, what, error);
@@ -62,7 +64,8 @@ static void list_sizes(const struct cache_base *base, enum codec_side side, cons
                 transform_fitted_at(record_at(base, layer, head, side), shape->head_dim).size;
 }
 
-enum terse_status fitted_end(struct cache_base *base, struct terse_error *error) {
+/* Makes the records' layouts the method's. If that fails nothing is fitted. */
+static enum terse_status end(struct cache_base *base, struct terse_error *error) {
     const struct method *method = &base->method;
     const size_t sets = codebook_sets(codebook_info(method->learned));
     const double rate[2] = {method->key.rate, method->value.rate};
@@ -86,6 +89,35 @@ enum terse_status fitted_end(struct cache_base *base, struct terse_error *error)
     return TERSE_OK;
 }
 
+static enum terse_status fit_all(struct cache_base *base, fitted_fit *fit, void *user, struct terse_error *error) {
+    const size_t sides = 2 * cache_heads_of(&base->shape);
+    enum terse_status status = TERSE_OK;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(base->threads)
+    for (size_t i = 0; i < sides; i++) {
+        const uint32_t layer = (uint32_t)(i / 2 / base->shape.kv_heads), head = (uint32_t)(i / 2 % base->shape.kv_heads);
+        const enum codec_side side = i % 2 ? CODEC_VALUES : CODEC_KEYS;
+        void *record = fitted_record(base, layer, head, side);
+        struct terse_error message;
+        const enum terse_status result =
+            record ? fit(user, (size_t)omp_get_thread_num(), layer, head, side, record, &message) : TERSE_OK;
+        if (!result) continue;
+#pragma omp critical
+        {
+            status = result;
+            if (error) *error = message;
+        }
+    }
+    return status;
+}
+
+enum terse_status fitted_find(struct cache_base *base, fitted_fit *fit, void *user, struct terse_error *error) {
+    enum terse_status status = begin(base, error);
+    if (status) return status;
+    if (!(status = fit_all(base, fit, user, error))) return end(base, error);
+    fitted_drop(base);
+    return status;
+}
+
 void fitted_drop(struct cache_base *base) {
     struct fitted *fitted = &base->fitted;
     budget_free(base->budget, fitted->records, (size_t)records_bytes(&base->shape));
@@ -99,10 +131,10 @@ void fitted_drop(struct cache_base *base) {
 
 enum terse_status fitted_copy(struct cache_base *base, const struct cache_base *from, struct terse_error *error) {
     if (!from->fitted.layouts) return TERSE_OK;
-    enum terse_status status = fitted_begin(base, error);
+    enum terse_status status = begin(base, error);
     if (status) return status;
     memcpy(base->fitted.records, from->fitted.records, (size_t)records_bytes(&base->shape));
-    return fitted_end(base, error);
+    return end(base, error);
 }
 
 uint64_t fitted_saved_bytes(const struct cache_base *base) { return base->fitted.layouts ? records_bytes(&base->shape) : 0; }
@@ -127,7 +159,7 @@ enum terse_status fitted_load(struct cache_base *base, const struct state_file *
     size_t there;
     const uint8_t *data = state_file_section(file, STATE_FITTED, &there);
     if (there < bytes) return state_file_refuse(file, STATE_FITTED, "it is of another size", error);
-    enum terse_status status = fitted_begin(base, error);
+    enum terse_status status = begin(base, error);
     if (status) return status;
     memcpy(base->fitted.records, data + there - bytes, bytes);
     for (size_t i = 0; i < 2 * heads; i++) {
@@ -135,5 +167,5 @@ enum terse_status fitted_load(struct cache_base *base, const struct state_file *
         fitted_drop(base);
         return state_file_refuse(file, STATE_FITTED, "a transform's numbers contradict one another", error);
     }
-    return fitted_end(base, error);
+    return end(base, error);
 }

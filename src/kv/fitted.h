@@ -18,10 +18,12 @@ bool fitted_due(const struct cache_base *base, enum cache_step_kind kind);
 /* Returns the record of a side of a layer and KV head; NULL: nothing is fitted, or the side's codec is another. */
 void *fitted_record(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side);
 
-/* `fitted_begin` allocates records for a backend to fill in; fitted_end makes their layouts the method's. If either fails, or fitted_drop is
- * called, nothing is fitted. */
-enum terse_status fitted_begin(struct cache_base *base, struct terse_error *error);
-enum terse_status fitted_end(struct cache_base *base, struct terse_error *error);
+/* Fits a record: on one of the cache's threads, of which `thread` is the number. */
+typedef enum terse_status fitted_fit(void *user, size_t thread, uint32_t layer, uint32_t head, enum codec_side side, void *record,
+                                     struct terse_error *error);
+/* Fits the records of all layers, KV heads and sides that have transforms, and makes their layouts the method's. After a failure, or
+ * fitted_drop, nothing is fitted. */
+enum terse_status fitted_find(struct cache_base *base, fitted_fit *fit, void *user, struct terse_error *error);
 void fitted_drop(struct cache_base *base);
 
 enum terse_status fitted_copy(struct cache_base *base, const struct cache_base *from, struct terse_error *error);

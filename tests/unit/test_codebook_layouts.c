@@ -53,7 +53,9 @@ static size_t add_shares(enum codec_side side, unsigned there, uint8_t bits[SETS
     memset(bits, 0, sizeof(uint8_t[SETS][QUADS]));
     for (size_t set = 0; set < SETS; set++)
         if (there >> set & 1)
-            shares[n++] = (struct transform_share){parameters_of(side, set).importance, sizes[side][set], bits[set]};
+            shares[n++] =
+                (struct transform_share){parameters_of(side, set).importance + (side == CODEC_KEYS ? FITTED_KEYS_IMPORTANCE : 0),
+                                         sizes[side][set], bits[set]};
     return n;
 }
 
@@ -103,9 +105,9 @@ static void bits_are_shared_by_the_sizes_of_a_sequence(void **state) {
     codebook_layouts_free(NULL);
 }
 
-/* And a codebook's layouts are those of its sizes; a sequence's differ. */
+/* And a codebook's layouts are those of its sizes, where keys and values do not share their bits; a sequence's differ. */
 static void a_codebook_has_the_layouts_of_its_sizes(void **state) {
-    static const double rate[2] = {2, 2};
+    static const double rate[2] = {2, 3};
     static float kept[2][SETS][HEAD_DIM];
     const float *own[2][SETS], *others[2][SETS];
     const struct codebook_layouts *of_codebook;

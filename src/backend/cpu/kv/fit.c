@@ -8,7 +8,6 @@
 #include "base/size.h"
 #include "format/transform_fit.h"
 
-#include <omp.h>
 #include <string.h>
 
 #define FIT_ROWS 4096 /* keys of a layer and head that are fitted to, where they must be rotated first */
@@ -129,44 +128,32 @@ static void read_window(const struct cache *cache, uint32_t layer, uint32_t head
     }
 }
 
-static enum terse_status fit_sides(struct cache *cache, size_t n, float *rows, struct terse_error *error) {
-    const struct cache_base *base = &cache->base;
-    const size_t sides = 2 * cache_heads_of(&base->shape), floats = memory_round_up(n, PAGE_TOKENS) * base->shape.head_dim;
-    enum terse_status status = TERSE_OK;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(base->threads)
-    for (size_t i = 0; i < sides; i++) {
-        const uint32_t layer = (uint32_t)(i / 2 / base->shape.kv_heads), head = (uint32_t)(i / 2 % base->shape.kv_heads);
-        enum codec_side side = i % 2 ? CODEC_VALUES : CODEC_KEYS;
-        void *record = fitted_record(base, layer, head, side);
-        float *own = rows + (size_t)omp_get_thread_num() * floats;
-        struct terse_error message;
-        if (!record) continue;
-        read_window(cache, layer, head, side, n, own);
-        const struct transform_learned *profile = side_shape(cache, side, layer, head, 1).learned;
-        enum terse_status result = transform_fit_rows(vector_ops()->multiply, profile->record, profile->metric,
-                                                      base->shape.head_dim, own, n, record, &message);
-        if (!result) continue;
-#pragma omp critical
-        {
-            status = result;
-            if (error) *error = message;
-        }
-    }
-    return status;
+/* What fits records: the cache, and rows for each thread. */
+struct fitting {
+    const struct cache *cache;
+    size_t n, floats; /* rows of a side; of a thread's */
+    float *rows;
+};
+
+static enum terse_status fit_side(void *user, size_t thread, uint32_t layer, uint32_t head, enum codec_side side, void *record,
+                                  struct terse_error *error) {
+    const struct fitting *f = user;
+    const struct transform_learned *profile = side_shape(f->cache, side, layer, head, 1).learned;
+    float *rows = f->rows + thread * f->floats;
+    read_window(f->cache, layer, head, side, f->n, rows);
+    return transform_fit_rows(vector_ops()->multiply, profile->record, profile->metric, f->cache->base.shape.head_dim, rows, f->n,
+                              record, error);
 }
 
 enum terse_status fit_transforms(struct cache *cache, struct terse_error *error) {
     struct cache_base *base = &cache->base;
-    /* An older token that was evicted may lie before the first in the window's first page: it is there all the same. */
-    const size_t n = size_min((size_t)(base->extent.length - base->plan.grid), FIT_TOKENS);
-    const size_t floats = memory_round_up(n, PAGE_TOKENS) * base->shape.head_dim;
-    float *rows = memory_array(base->threads * floats, sizeof *rows);
-    if (!rows) return status_no_memory(error, base->threads * floats * sizeof *rows, "rows that the KV cache learns from");
-    enum terse_status status = fitted_begin(base, error);
-    if (!status && (status = fit_sides(cache, n, rows, error))) fitted_drop(base);
-    if (!status) status = fitted_end(base, error);
+    struct fitting f = {.cache = cache, .n = size_min((size_t)(base->extent.length - base->plan.grid), FIT_TOKENS)};
+    f.floats = memory_round_up(f.n, PAGE_TOKENS) * base->shape.head_dim;
+    f.rows = memory_array(base->threads * f.floats, sizeof *f.rows);
+    if (!f.rows) return status_no_memory(error, base->threads * f.floats * sizeof *f.rows, "rows that the KV cache learns from");
+    enum terse_status status = fitted_find(base, fit_side, &f, error);
     if (!status) pool_fill_places(cache);
-    memory_free(rows);
+    memory_free(f.rows);
     return status;
 }
 

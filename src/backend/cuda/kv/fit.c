@@ -7,7 +7,6 @@
 #include "base/size.h"
 #include "format/transform_fit.h"
 
-#include <omp.h>
 #include <string.h>
 
 #define NIBBLES_TOGETHER 8 /* to which the largest page's are rounded up for a launch */
@@ -109,52 +108,44 @@ static void read_window(const struct cache *cache, const uint16_t *ring, size_t 
     }
 }
 
-static enum terse_status fit_side(struct cache *cache, const uint16_t *ring, size_t layer_head, enum codec_side side, size_t n,
-                                  const struct work *work, struct terse_error *error) {
-    const struct cache_shape *shape = &cache->base.shape;
-    const uint32_t hd = shape->head_dim, layer = (uint32_t)(layer_head / shape->kv_heads),
-                   head = (uint32_t)(layer_head % shape->kv_heads);
-    codebook_parameters(cache->base.method.learned, side, layer_head, work->parameters);
-    const struct transform_parameters profile = transform_parameters_at(work->parameters, hd);
-    enum terse_status status = transform_metric(profile.basis, hd, work->metric, error);
-    if (status) return status;
-    transform_record_set(profile, hd, work->record);
-    read_window(cache, ring, layer_head, side, n, work->rows);
-    return transform_fit_rows(transform_multiply, work->record, work->metric, hd, work->rows, n,
-                              fitted_record(&cache->base, layer, head, side), error);
-}
+/* What fits records: the cache, a copy of its window, and what each thread works in. */
+struct fitting {
+    const struct cache *cache;
+    const uint16_t *ring;
+    size_t n; /* rows of a side */
+    float *floats;
+};
 
-static enum terse_status fit_sides(struct cache *cache, const uint16_t *ring, size_t n, float *floats, struct terse_error *error) {
-    const size_t sides = 2 * cache_heads_of(&cache->base.shape), hd = cache->base.shape.head_dim;
-    enum terse_status status = TERSE_OK;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(cache->base.threads)
-    for (size_t i = 0; i < sides; i++) {
-        const struct work work = work_at(floats + (size_t)omp_get_thread_num() * work_floats(hd), hd);
-        struct terse_error message;
-        enum terse_status result = fit_side(cache, ring, i / 2, i % 2 ? CODEC_VALUES : CODEC_KEYS, n, &work, &message);
-        if (!result) continue;
-#pragma omp critical
-        {
-            status = result;
-            if (error) *error = message;
-        }
-    }
-    return status;
+static enum terse_status fit_side(void *user, size_t thread, uint32_t layer, uint32_t head, enum codec_side side, void *record,
+                                  struct terse_error *error) {
+    const struct fitting *f = user;
+    const struct cache_shape *shape = &f->cache->base.shape;
+    const uint32_t hd = shape->head_dim;
+    const size_t layer_head = (size_t)layer * shape->kv_heads + head;
+    const struct work work = work_at(f->floats + thread * work_floats(hd), hd);
+    codebook_parameters(f->cache->base.method.learned, side, layer_head, work.parameters);
+    const struct transform_parameters profile = transform_parameters_at(work.parameters, hd);
+    enum terse_status status = transform_metric(profile.basis, hd, work.metric, error);
+    if (status) return status;
+    transform_record_set(profile, hd, work.record);
+    read_window(f->cache, f->ring, layer_head, side, f->n, work.rows);
+    return transform_fit_rows(transform_multiply, work.record, work.metric, hd, work.rows, f->n, record, error);
 }
 
 enum terse_status kv_fit_transforms(struct cache *cache, struct terse_error *error) {
     struct cache_base *base = &cache->base;
-    const size_t n = size_min((size_t)(base->extent.length - base->plan.grid), FIT_TOKENS), hd = base->shape.head_dim;
+    const size_t floats = base->threads * work_floats(base->shape.head_dim);
     const size_t bytes = cache_heads_of(&base->shape) * 2 * window_side_halves(cache) * sizeof(uint16_t);
-    float *floats = memory_array(base->threads * work_floats(hd), sizeof *floats);
     uint16_t *ring = memory_array(bytes, 1);
-    enum terse_status status = floats && ring ? TERSE_OK : status_no_memory(error, bytes, "rows that the KV cache learns from");
+    const struct fitting f = {.cache = cache,
+                              .ring = ring,
+                              .n = size_min((size_t)(base->extent.length - base->plan.grid), FIT_TOKENS),
+                              .floats = memory_array(floats, sizeof *f.floats)};
+    enum terse_status status = f.floats && ring ? TERSE_OK : status_no_memory(error, bytes, "rows that the KV cache learns from");
     if (!status) status = device_check(device_fetch(ring, cache->window, bytes), "reading the KV cache's recent window", error);
-    if (!status) status = fitted_begin(base, error);
-    if (!status && (status = fit_sides(cache, ring, n, floats, error))) fitted_drop(base);
-    if (!status) status = fitted_end(base, error);
+    if (!status) status = fitted_find(base, fit_side, (void *)&f, error);
     if (!status && (status = kv_layouts_changed(cache, error))) fitted_drop(base);
-    memory_free(floats);
+    memory_free(f.floats);
     memory_free(ring);
     return status;
 }
