@@ -138,6 +138,10 @@ struct transform_fitted {
     ((3 * (size_t)(head_dim) + 2) * sizeof(float) + (size_t)(head_dim) * (head_dim) * sizeof(int16_t))
 /* Returns where they lie in a record. */
 struct transform_fitted transform_fitted_at(const void *record, uint32_t head_dim);
+/* gain = gain_least + code * this */
+static inline float transform_gain_step(const struct transform_fitted *fitted) {
+    return (fitted->gain_most - fitted->gain_least) / 255;
+}
 /* Writes parameters into a record, all but their importance; the basis is rounded. */
 void transform_record_set(struct transform_parameters parameters, uint32_t head_dim, void *record);
 /* Reads the integers of a component, [head_dim]. */

@@ -1,4 +1,4 @@
-/* What a cache without a profile fits to its own sequence: a transform for each layer, KV head and side, and with their sizes the layouts by which
+/* A cache without a profile fits to its own sequence a transform for each layer, KV head and side, and with their sizes the layouts by which
  * its bits are shared, the same on all backends. Backends find the transforms, at the beginning of the first step that seals pages, from what the
  * window holds; until then pages, of which the papers' protocol alone makes some, go by the profile that the model's weights imply. */
 #ifndef TERSE_KV_FITTED_H

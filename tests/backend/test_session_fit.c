@@ -135,7 +135,7 @@ static void forks_and_loaded_states_go_on_alike(void **state) {
     static const size_t lengths[] = {1500, FITTED, PROMPT};
     char path[64];
     (void)state;
-    snprintf(path, sizeof path, "/tmp/test_session_fit.%ld", (long)getpid());
+    snprintf(path, sizeof path, "test_session_fit-%ld.state", (long)getpid());
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         const struct terse_session_options options = options_of("terse-2", TERSE_PREFILL_EXACT);
         struct terse_session *session = open_by("terse-2", TERSE_PREFILL_EXACT), *fork, *loaded;

@@ -65,7 +65,7 @@ static struct transform_view view_of(struct attend_sample *sample, const void *r
     transform_readers(layout, side, readers);
     const struct transform_view view = {.layout = *layout,
                                         .gain_least = own.gain_least,
-                                        .gain_step = (own.gain_most - own.gain_least) / 255,
+                                        .gain_step = transform_gain_step(&own),
                                         .mean = take(sample, own.mean, hd * sizeof(float)),
                                         .step = take(sample, step, hd * sizeof(float)),
                                         .basis = take(sample, integers, (size_t)hd * hd * sizeof *integers),

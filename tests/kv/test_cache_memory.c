@@ -181,7 +181,7 @@ static void refused_memory_leaves_the_cache_as_it_was(void **state) {
     }
 }
 
-/* What transforms take is allocated when the sequence is fitted to, and given back when no page is left; while any of it is refused, nothing is
+/* Memory of transforms is allocated when the sequence is fitted to, and given back when no page is left; while any of it is refused, nothing is
  * fitted and the cache stays as it was. */
 static void what_is_fitted_is_allocated_as_reported(void **state) {
     enum { PART = (SINKS + FIT_TOKENS) / 3 };

@@ -75,11 +75,9 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
     return status;
 }
 
-static float gain_step(const struct transform_fitted *own) { return (own->gain_most - own->gain_least) / 255; }
-
 static void gains_of(struct codec_shape shape, const void *page, float *gains) {
     const struct transform_fitted own = transform_of(shape);
-    transform_ops()->gains(page, own.gain_least, gain_step(&own), gains);
+    transform_ops()->gains(page, own.gain_least, transform_gain_step(&own), gains);
 }
 
 /* ---- Decoding, gathering */
@@ -211,7 +209,7 @@ static uint16_t rank(struct codec_shape shape, const float *tables, size_t g, co
     const struct transform_fitted own = transform_of(shape);
     shape.layout = rank_layout(tables);
     struct transform_query query = query_at(shape, tables + LAYOUT_FLOATS, g);
-    return transform_ops()->rank(shape.layout, page, own.gain_least, gain_step(&own), &query, ranks);
+    return transform_ops()->rank(shape.layout, page, own.gain_least, transform_gain_step(&own), &query, ranks);
 }
 
 /* ---- Values: sums[G][planes][TRANSFORM_SUM_LANES], then [G] sums of weights, for the mean. */

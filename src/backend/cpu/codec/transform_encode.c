@@ -153,7 +153,7 @@ static void write_codes(struct page_rows *rows, const float *sizes, const struct
 }
 
 static uint8_t gain_code(const struct transform_fitted *own, float gain) {
-    const float step = (own->gain_most - own->gain_least) / 255;
+    const float step = transform_gain_step(own);
     if (!(step > 0)) return 0;
     float code = roundf((gain - own->gain_least) / step);
     return code > 0 ? (uint8_t)(code < 255 ? code : 255) : 0;

@@ -128,7 +128,7 @@ static void read_window(const struct cache *cache, uint32_t layer, uint32_t head
     }
 }
 
-/* What fits records: the cache, and rows for each thread. */
+/* fit_side works on this: the cache, and rows for each thread. */
 struct fitting {
     const struct cache *cache;
     size_t n, floats; /* rows of a side; of a thread's */

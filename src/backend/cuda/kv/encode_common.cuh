@@ -34,8 +34,7 @@ static __device__ inline struct page_job job_of_block(const struct encode &e, st
     job.place = (size_t)(e.layer + blockIdx.y) * kv_heads + job.head;
     job.rows = job.item->rows[job.side] + blockIdx.y * e.layer_stride + job.head * e.head_stride;
     job.count = job.item->set.count;
-    job.page = NULL; /* of rows alone */
-    if (job.item->set.chunk) job.page = page_address(&job.item->set, places_of(e, *job.item) + job.place, job.side);
+    job.page = page_address(&job.item->set, places_of(e, *job.item) + job.place, job.side);
     return job;
 }
 

@@ -68,7 +68,7 @@ enum terse_status kv_layouts_changed(struct cache *cache, struct terse_error *er
 
 /* ---- Fitting */
 
-/* What a thread works in. */
+/* A thread works in this memory. */
 struct work {
     float *rows;       /* [FIT_TOKENS][hd] */
     float *parameters; /* [transform_parameter_floats(hd)], of the profile */
@@ -108,7 +108,7 @@ static void read_window(const struct cache *cache, const uint16_t *ring, size_t 
     }
 }
 
-/* What fits records: the cache, a copy of its window, and what each thread works in. */
+/* fit_side works on this: the cache, a copy of its window, and memory for each thread. */
 struct fitting {
     const struct cache *cache;
     const uint16_t *ring;

@@ -92,7 +92,7 @@ static struct transform_view make_view(const void *record, const struct transfor
     transform_readers(layout, side, (uint32_t *)(void *)(step + hd));
     return (struct transform_view){.layout = *layout,
                                    .gain_least = own.gain_least,
-                                   .gain_step = (own.gain_most - own.gain_least) / 255,
+                                   .gain_step = transform_gain_step(&own),
                                    .mean = device,
                                    .size = device + hd,
                                    .unit = device + 2 * hd,
