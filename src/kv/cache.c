@@ -311,11 +311,12 @@ uint64_t cache_common_prefix(const struct cache *cache, uint64_t n, uint64_t pro
 
 enum terse_status cache_fork(const struct cache *cache, struct cache **copy, struct terse_error *error) {
     const struct cache_base *from = cache_base_of(cache);
+    const struct method method = fitted_method_without(from);
     struct cache *made;
     *copy = NULL;
     if (from->in_step && from->layers_ended)
         return status_fail(error, TERSE_E_ARGUMENT, "a cache in the middle of a step cannot be forked");
-    enum terse_status status = from->storage->create(&from->shape, &from->method, from->threads, &made, error);
+    enum terse_status status = from->storage->create(&from->shape, &method, from->threads, &made, error);
     if (status) return status;
     struct cache_base *base = cache_base(made);
     if (from->budget) status = cache_limit(made, from->budget, error);

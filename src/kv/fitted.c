@@ -129,6 +129,12 @@ void fitted_drop(struct cache_base *base) {
     *fitted = (struct fitted){0};
 }
 
+struct method fitted_method_without(const struct cache_base *base) {
+    struct method method = base->method;
+    if (base->fitted.layouts) method.layouts = base->fitted.profile_layouts;
+    return method;
+}
+
 enum terse_status fitted_copy(struct cache_base *base, const struct cache_base *from, struct terse_error *error) {
     if (!from->fitted.layouts) return TERSE_OK;
     enum terse_status status = begin(base, error);

@@ -26,6 +26,10 @@ typedef enum terse_status fitted_fit(void *user, size_t thread, uint32_t layer, 
 enum terse_status fitted_find(struct cache_base *base, fitted_fit *fit, void *user, struct terse_error *error);
 void fitted_drop(struct cache_base *base);
 
+/* Returns the cache's method as it is while nothing is fitted. A copy of the cache is made by it, as the layouts that are fitted are freed with
+ * the cache. */
+struct method fitted_method_without(const struct cache_base *base);
+/* Copies the records to a cache of that method and finds their layouts again. */
 enum terse_status fitted_copy(struct cache_base *base, const struct cache_base *from, struct terse_error *error);
 /* In the section STATE_FITTED, behind what the backend has put there. `load` reads the section's last bytes. */
 void fitted_save(const struct cache_base *base, struct state_writer *writer);

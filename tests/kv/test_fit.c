@@ -446,6 +446,12 @@ static struct cache *fork_of(const struct cache *cache) {
     return copy;
 }
 
+static void cut(struct cache *cache, uint64_t n) {
+    struct terse_error error;
+    if (cache_truncate(cache, n, &error)) fail_msg("%s", error.message);
+    assert_int_equal(cache_length(cache), n);
+}
+
 /* A fork of a cache that waits fits by itself, of one that has fitted goes by a copy, and outlives it. */
 static void forks_go_by_what_was_fitted(void **state) {
     static const size_t lengths[] = {1500, FITTED, 2500};
@@ -463,18 +469,15 @@ static void forks_go_by_what_was_fitted(void **state) {
         check_goes_on_alike(cache, copy, 100);
         check_same(cache, copy, cache->base.pages.n_sealed);
         assert_ptr_not_equal(cache->base.fitted.records, copy->base.fitted.records);
+        assert_int_equal(copy->base.page_set_bytes, cache->base.page_set_bytes);
         cache_destroy(cache);
         check_records(copy);
         step(copy, CACHE_STEP_DECODE, 1, NULL);
+        cut(copy, 0); /* again by the profile, not by layouts that left with the origin */
+        assert_ptr_equal(copy->base.method.layouts, method.layouts);
         cache_destroy(copy);
     }
     release(&method, NULL);
-}
-
-static void cut(struct cache *cache, uint64_t n) {
-    struct terse_error error;
-    if (cache_truncate(cache, n, &error)) fail_msg("%s", error.message);
-    assert_int_equal(cache_length(cache), n);
 }
 
 /* Where a page is left, so is what it goes by, also when fewer tokens are left than a fit takes; where none is, the cache waits again. */
