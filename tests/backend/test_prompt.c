@@ -92,15 +92,6 @@ static size_t must_finish(struct terse_session *session) {
     return steps;
 }
 
-static void must_decode(struct terse_session *session, const int32_t *text, size_t n) {
-    for (size_t i = 0; i < n; i++) assert_int_equal(terse_session_decode(session, text + i, 1, NULL, NULL), TERSE_OK);
-}
-
-static void same_logits(const struct terse_session *a, const struct terse_session *b) {
-    assert_int_equal(terse_session_length(a), terse_session_length(b));
-    assert_memory_equal(terse_session_logits(a), terse_session_logits(b), info.vocabulary * sizeof(float));
-}
-
 static uint8_t *saved(const struct terse_session *session, size_t *bytes) {
     char path[64];
     struct terse_error error;
@@ -120,11 +111,11 @@ static uint8_t *saved(const struct terse_session *session, size_t *bytes) {
 
 static void go_on_alike(struct terse_session *a, struct terse_session *b) {
     for (size_t i = 0; i < STEPS; i++) {
-        same_logits(a, b);
+        check_same_logits(a, b);
         must_decode(a, tokens + 5 * i, 1);
         must_decode(b, tokens + 5 * i, 1);
     }
-    same_logits(a, b);
+    check_same_logits(a, b);
 }
 
 /* Tokens, cache and logits, bit for bit, and what follows. */
@@ -171,12 +162,12 @@ static void prompts_beside_decoding(const char *method, enum terse_prefill prefi
             before = done;
             for (size_t i = 0; i < 2; i++) {
                 assert_int_equal(terse_session_decode(others_alone[i], items[2 * i].tokens, items[2 * i].n, NULL, NULL), TERSE_OK);
-                same_logits(others[i], others_alone[i]);
+                check_same_logits(others[i], others_alone[i]);
             }
         }
         assert_true(steps > info.layers);
         must_prefill(alone, text, n);
-        same_logits(session, alone);
+        check_same_logits(session, alone);
     }
     same_sessions(session, alone);
     terse_session_free(session);
@@ -226,7 +217,7 @@ static void a_prompt_under_way_gives_its_rows(void **state) {
         assert_int_equal(one.next, PROMPT);
         assert_int_equal(two.next, PROMPT);
         assert_memory_equal(one.rows, two.rows, bytes);
-        same_logits(session, alone);
+        check_same_logits(session, alone);
         terse_session_free(session);
         terse_session_free(alone);
         free(one.rows);
@@ -469,10 +460,10 @@ static void a_cancelled_prompt_leaves_its_session_as_it_was(void **state) {
             assert_int_equal(items[1].status, TERSE_E_INTERRUPTED);
             expect(error.code, TERSE_E_INTERRUPTED, &error, "item 2 of 2: cancelled");
             must_decode(other_alone, tokens, 1);
-            same_logits(other, other_alone);
+            check_same_logits(other, other_alone);
             assert_false(under_way(session));
             assert_int_equal(terse_session_length(session), turn ? FIRST : 0);
-            if (turn) same_logits(session, alone);
+            if (turn) check_same_logits(session, alone);
             if (!turn) assert_null(terse_session_logits(session));
             must_prefill(session, tokens + 9, FIRST);
             must_prefill(alone, tokens + 9, FIRST);
@@ -506,7 +497,7 @@ static void a_prompt_is_dropped_with_its_session_or_its_text(void **state) {
         uint64_t with = terse_engine_kv_bytes(engine);
         terse_session_free(session);
         assert_true(terse_engine_kv_bytes(engine) < with);
-        same_logits(other, other_alone);
+        check_same_logits(other, other_alone);
         terse_session_free(alone);
     }
     terse_session_free(other);
@@ -564,7 +555,7 @@ static void every_refused_allocation_is_survived(void **state) {
             if (!status) break;
             assert_int_equal(status, TERSE_E_MEMORY);
             assert_false(under_way(session));
-            same_logits(session, alone);
+            check_same_logits(session, alone);
             if (more) assert_true(live_bytes <= before + (1 << 20)); /* buffers that grow stay */
             before = live_bytes;
         }
@@ -577,18 +568,18 @@ static void every_refused_allocation_is_survived(void **state) {
             if (status) { /* of the decoding: the prompt has not moved */
                 assert_int_equal(status, TERSE_E_MEMORY);
                 assert_true(under_way(session));
-                same_logits(other, other_alone);
+                check_same_logits(other, other_alone);
                 more++;
                 refused[1]++;
                 continue;
             }
             must_decode(other_alone, tokens + step++, 1);
-            same_logits(other, other_alone);
+            check_same_logits(other, other_alone);
             if (items[0].status) {
                 assert_int_equal(items[0].status, TERSE_E_MEMORY);
                 assert_int_equal(prefill, TERSE_PREFILL_COMPRESSED);
                 assert_false(under_way(session));
-                same_logits(session, alone);
+                check_same_logits(session, alone);
                 must_begin(session, tokens, PROMPT);
                 more++;
                 refused[1]++;

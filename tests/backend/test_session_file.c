@@ -31,21 +31,13 @@ static struct terse_codebook *codebook; /* of the method in turn, NULL where it 
 static int32_t tokens[TOKENS];
 static char folder[] = "/tmp/terse_state_XXXXXX", path[64];
 
-static struct terse_engine *new_engine(const struct terse_model *of, uint32_t threads) {
-    struct terse_engine_options options = terse_engine_options_defaults();
-    struct terse_engine *made;
-    options.threads = threads;
-    return terse_engine_new(of, &options, &made, NULL) ? NULL : made;
-}
-
 static int make_engine(void **state) {
     (void)state;
-    model = fixture_model("qwen3");
-    terse_model_describe(model, &info);
+    must_start_fixture("qwen3", &model, &engine, &info);
     for (int i = 0; i < TOKENS; i++) tokens[i] = (i * 37 + i * i % 11) % (int32_t)info.vocabulary;
     if (!mkdtemp(folder)) return -1;
     snprintf(path, sizeof path, "%s/state", folder);
-    return (engine = new_engine(model, 2)) ? 0 : -1;
+    return 0;
 }
 
 static int free_engine(void **state) {
@@ -67,17 +59,11 @@ static struct terse_session *new_session(const char *method) {
     return must_open(engine, &options);
 }
 
-static void save(const struct terse_session *session) {
-    struct terse_error error;
-    if (terse_session_save(session, path, &error)) fail_msg("%s", error.message);
-}
+static void save(const struct terse_session *session) { must_save(session, path); }
 
 static struct terse_session *load(const char *method) {
     struct terse_session_options options = options_of(method);
-    struct terse_session *session;
-    struct terse_error error;
-    if (terse_session_load(engine, &options, path, &session, &error)) fail_msg("%s: %s", method, error.message);
-    return session;
+    return must_load(engine, &options, path);
 }
 
 static const char *const methods[] = {"f16",          "q8_0",    "q4_0",       "kivi-2",   "terse-2",
@@ -102,7 +88,7 @@ static void what_is_loaded_goes_on_as_if_it_had_never_stopped(void **state) {
         assert_int_equal(after.tokens, PROMPT + 20);
         assert_int_equal(after.kept, before.kept);
         assert_true(after.resident <= before.resident);
-        assert_memory_equal(terse_session_logits(again), terse_session_logits(session), info.vocabulary * sizeof(float));
+        check_same_logits(again, session);
         must_generate(session, STEPS, going_on);
         must_generate(again, STEPS, loaded);
         save(again); /* over the file that its pages are in */
@@ -113,7 +99,7 @@ static void what_is_loaded_goes_on_as_if_it_had_never_stopped(void **state) {
         must_generate(session, 2 * STEPS, going_on + STEPS);
         must_generate(again, 2 * STEPS, loaded + STEPS);
         assert_memory_equal(loaded, going_on, sizeof loaded);
-        assert_memory_equal(terse_session_logits(again), terse_session_logits(session), info.vocabulary * sizeof(float));
+        check_same_logits(again, session);
         terse_session_free(session);
         terse_session_free(again);
         terse_codebook_free(codebook);
@@ -131,7 +117,7 @@ static void pages_in_the_file_stay_as_they_are(void **state) {
     must_generate(session, STEPS, first);
     terse_session_free(session);
     session = load("q4_0");
-    assert_int_equal(terse_session_fork(session, &copy, NULL), TERSE_OK);
+    copy = must_fork(session);
     assert_int_equal(terse_session_truncate(session, 100, NULL), TERSE_OK);
     must_prefill(session, tokens, TOKENS);
     terse_session_reset(session);
@@ -271,7 +257,7 @@ static void what_was_saved_with_something_else_is_refused(void **state) {
     expect_refused(engine, &options, TERSE_E_ARGUMENT, "another cache");
 
     struct terse_model *other = fixture_model("qwen2");
-    struct terse_engine *others = new_engine(other, 1);
+    struct terse_engine *others = must_start(&backend_cpu, other, 1);
     options = options_of("q8_0");
     expect_refused(others, &options, TERSE_E_ARGUMENT, "another model (fingerprint ");
     terse_engine_free(others);
@@ -292,7 +278,7 @@ static void what_was_saved_with_something_else_is_refused(void **state) {
     session = new_session("terse-2");
     must_prefill(session, tokens, PROMPT);
     save(session);
-    others = new_engine(model, 1);
+    others = must_start(&backend_cpu, model, 1);
     options = options_of("terse-2");
     struct terse_session *by_others;
     assert_int_equal(terse_session_load(others, &options, path, &by_others, NULL), TERSE_OK);

@@ -1,11 +1,9 @@
 /* Sessions of codec transform without a profile, longer than what their caches wait for: until then they read exactly, a prompt is as the steps in
  * which it is read, and what was fitted goes with forks, saved states, cuts and shared prefixes. */
 #include "method/method.h"
-#include "support/fixture_model.h"
 #include "support/session_steps.h"
 #include "terse.h"
 
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,12 +24,8 @@ static int32_t tokens[TOKENS];
 
 static int make_engine(void **state) {
     (void)state;
-    struct terse_engine_options options = terse_engine_options_defaults();
     uint64_t random = 5;
-    model = fixture_model("qwen3");
-    options.threads = 2;
-    if (terse_engine_new(model, &options, &engine, NULL)) return -1;
-    terse_model_describe(model, &info);
+    must_start_fixture("qwen3", &model, &engine, &info);
     for (size_t i = 0; i < TOKENS; i++) {
         random = random * 6364136223846793005u + 1442695040888963407u;
         tokens[i] = (int32_t)((random >> 33) % info.vocabulary);
@@ -59,32 +53,8 @@ static struct terse_session *open_by(const char *method, enum terse_prefill pref
     return must_open(engine, &options);
 }
 
-static void decode(struct terse_session *session, size_t n) {
-    struct terse_error error;
-    for (size_t i = 0; i < n; i++)
-        if (terse_session_decode(session, tokens + i, 1, NULL, &error)) fail_msg("%s", error.message);
-}
-
-static void check_same_logits(const struct terse_session *one, const struct terse_session *other) {
-    assert_int_equal(terse_session_length(one), terse_session_length(other));
-    assert_memory_equal(terse_session_logits(one), terse_session_logits(other), info.vocabulary * sizeof(float));
-}
-
-/* Returns the largest difference of logits, relative to the largest logit. */
 static double apart(const struct terse_session *one, const struct terse_session *other) {
-    const float *a = terse_session_logits(one), *b = terse_session_logits(other);
-    double worst = 0, size = 0;
-    for (size_t i = 0; i < info.vocabulary; i++) {
-        worst = fmax(worst, fabs((double)(a[i] - b[i])));
-        size = fmax(size, fabs((double)b[i]));
-    }
-    return worst / size;
-}
-
-static struct terse_cache_report report_of(const struct terse_session *session) {
-    struct terse_cache_report report;
-    terse_session_cache(session, &report);
-    return report;
+    return logits_apart(terse_session_logits(one), terse_session_logits(other), info.vocabulary);
 }
 
 /* The cache of half precision is what a waiting one is, but for the first tokens' place; of 1 bit per value nothing else would be as near. */
@@ -96,15 +66,15 @@ static void tokens_are_read_exactly_until_there_are_enough(void **state) {
         must_prefill(session, tokens, FITTED - 50);
         must_prefill(half, tokens, FITTED - 50);
         assert_true(apart(session, half) < 2e-3);
-        decode(session, 50);
-        decode(half, 50);
+        must_decode(session, tokens, 50);
+        must_decode(half, tokens, 50);
         assert_true(apart(session, half) < 2e-3);
         assert_int_equal(report_of(session).codes, 0);
-        decode(session, 1);
-        decode(half, 1);
+        must_decode(session, tokens, 1);
+        must_decode(half, tokens, 1);
         assert_true(report_of(session).codes > 0);
-        decode(session, 20);
-        decode(half, 20);
+        must_decode(session, tokens, 20);
+        must_decode(half, tokens, 20);
         assert_true(apart(session, half) > 5e-3);
         terse_session_free(session);
         terse_session_free(half);
@@ -124,8 +94,8 @@ static void a_prompt_is_as_its_steps(void **state) {
     assert_int_equal(terse_cache_bytes(model, &options.cache, PROMPT, &foretold, NULL), TERSE_OK);
     assert_int_equal(report_of(whole).resident, foretold.resident);
     assert_int_equal(report_of(whole).codes, foretold.codes);
-    decode(whole, 30);
-    decode(parts, 30);
+    must_decode(whole, tokens, 30);
+    must_decode(parts, tokens, 30);
     check_same_logits(whole, parts);
     terse_session_free(whole);
     terse_session_free(parts);
@@ -138,17 +108,16 @@ static void forks_and_loaded_states_go_on_alike(void **state) {
     snprintf(path, sizeof path, "test_session_fit-%ld.state", (long)getpid());
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         const struct terse_session_options options = options_of("terse-2", TERSE_PREFILL_EXACT);
-        struct terse_session *session = open_by("terse-2", TERSE_PREFILL_EXACT), *fork, *loaded;
-        struct terse_error error;
+        struct terse_session *session = open_by("terse-2", TERSE_PREFILL_EXACT);
         must_prefill(session, tokens, lengths[i]);
-        if (terse_session_fork(session, &fork, &error)) fail_msg("%s", error.message);
-        if (terse_session_save(session, path, &error)) fail_msg("%s", error.message);
-        if (terse_session_load(engine, &options, path, &loaded, &error)) fail_msg("%s", error.message);
+        struct terse_session *fork = must_fork(session);
+        must_save(session, path);
+        struct terse_session *loaded = must_load(engine, &options, path);
         struct terse_session *const all[] = {session, fork, loaded};
         for (size_t s = 0; s < 3; s++) {
-            decode(all[s], 5);
+            must_decode(all[s], tokens, 5);
             must_prefill(all[s], tokens, 900);
-            decode(all[s], 70);
+            must_decode(all[s], tokens, 70);
         }
         assert_true(report_of(session).codes > 0);
         check_same_logits(session, fork);
@@ -164,14 +133,13 @@ static void prompts_that_begin_alike_share_pages(void **state) {
     const struct terse_session_options options = options_of("terse-7", TERSE_PREFILL_EXACT);
     (void)state;
     struct terse_session *first = open_by("terse-7", TERSE_PREFILL_EXACT), *next, *fresh;
-    struct terse_error error;
     size_t held;
     must_prefill(first, tokens, PROMPT);
-    if (terse_engine_keep_prefix(engine, first, &error)) fail_msg("%s", error.message);
+    must_keep_prefix(engine, first);
     for (size_t at = 2000; at <= 2500; at += 500) { /* before the end of what was fitted to, and behind it */
         memcpy(other, tokens, sizeof other);
         for (size_t i = at; i < TOKENS; i++) other[i] = (tokens[i] + 1) % (int32_t)info.vocabulary;
-        if (terse_session_new_with_prefix(engine, &options, other, TOKENS, &next, &held, &error)) fail_msg("%s", error.message);
+        next = must_open_with_prefix(engine, &options, other, TOKENS, &held);
         assert_true(held <= at);
         assert_int_equal(held > 0, at >= FITTED);
         must_prefill(next, other + held, TOKENS - held);
@@ -193,7 +161,7 @@ static void the_papers_protocol_does_not_wait(void **state) {
     must_prefill(session, tokens, 300);
     assert_true(report_of(session).codes > 0);
     assert_int_equal(report_of(session).window, 0);
-    decode(session, 5);
+    must_decode(session, tokens, 5);
     terse_session_free(session);
 }
 

@@ -1,11 +1,9 @@
 /* Sessions cut short, forked, and begun where others have been: they go on as one that never read the rest, never was one of two, or read
  * all by itself. */
-#include "support/fixture_model.h"
 #include "support/session_steps.h"
 #include "terse.h"
 #include "terse_calibrate.h"
 
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,12 +22,7 @@ static int32_t tokens[TOKENS];
 
 static int make_engine(void **state) {
     (void)state;
-    struct terse_engine_options options = terse_engine_options_defaults();
-    struct terse_error error;
-    model = fixture_model("qwen3");
-    options.threads = 2;
-    if (terse_engine_new(model, &options, &engine, &error)) return -1;
-    terse_model_describe(model, &info);
+    must_start_fixture("qwen3", &model, &engine, &info);
     for (int i = 0; i < TOKENS; i++) tokens[i] = (i * 37 + i * i % 11) % (int32_t)info.vocabulary;
     return 0;
 }
@@ -60,15 +53,15 @@ static void a_fork_goes_on_as_its_origin(void **state) {
         sample_by(session, 5, 3);
         must_prefill(session, tokens, PROMPT);
         must_generate(session, 10, alone);
-        assert_int_equal(terse_session_fork(session, &copy, NULL), TERSE_OK);
+        copy = must_fork(session);
         assert_int_equal(terse_session_length(copy), PROMPT + 10);
-        assert_memory_equal(terse_session_logits(copy), terse_session_logits(session), info.vocabulary * sizeof(float));
+        check_same_logits(copy, session);
         for (size_t i = 0; i < STEPS; i++) { /* by turns */
             must_generate(session, 1, one + i);
             must_generate(copy, 1, two + i);
         }
         assert_memory_equal(one, two, sizeof one);
-        assert_memory_equal(terse_session_logits(copy), terse_session_logits(session), info.vocabulary * sizeof(float));
+        check_same_logits(copy, session);
         sample_by(copy, 6, 3);
         must_generate(session, STEPS, one);
         must_generate(copy, STEPS, other);
@@ -111,13 +104,13 @@ static void a_cut_in_the_window_takes_tokens_back(void **state) {
         assert_null(terse_session_logits(session));
         struct terse_session *copy;
         assert_int_equal(terse_session_decode(session, tokens + PROMPT - 1, 1, NULL, &error), TERSE_OK);
-        assert_int_equal(terse_session_fork(session, &copy, NULL), TERSE_OK);
+        copy = must_fork(session);
         must_generate(session, 8, first);
         assert_int_equal(terse_session_truncate(session, PROMPT + 8, &error), TERSE_OK);
         assert_non_null(terse_session_logits(session)); /* nothing was cut */
         assert_int_equal(terse_session_truncate(session, PROMPT - 1, &error), TERSE_OK);
         assert_int_equal(terse_session_decode(session, tokens + PROMPT - 1, 1, NULL, &error), TERSE_OK);
-        assert_memory_equal(terse_session_logits(copy), terse_session_logits(session), info.vocabulary * sizeof(float));
+        check_same_logits(copy, session);
         sample_by(session, 5, 3); /* penalties look at the tokens that are left */
         must_generate(session, 8, again);
         assert_memory_equal(first, again, 8 * sizeof *first);
@@ -132,7 +125,7 @@ static void json_texts_fork_and_are_not_cut(void **state) {
     struct terse_error error;
     must_prefill(session, tokens, 50);
     assert_int_equal(terse_session_require_json(session, NULL, &error), TERSE_OK);
-    assert_int_equal(terse_session_fork(session, &copy, &error), TERSE_OK);
+    copy = must_fork(session);
     assert_int_equal(terse_session_truncate(session, 50, &error), TERSE_OK);
     assert_int_equal(terse_session_truncate(session, 49, &error), TERSE_E_UNSUPPORTED);
     assert_non_null(strstr(error.message, "JSON"));
@@ -168,7 +161,7 @@ static void an_emptied_session_goes_on(void **state) {
         assert_null(terse_session_logits(session));
         must_prefill(session, text, PROMPT + STEPS);
         must_prefill(other, text, PROMPT + STEPS);
-        assert_memory_equal(terse_session_logits(session), terse_session_logits(other), info.vocabulary * sizeof(float));
+        check_same_logits(session, other);
         for (size_t i = 0; i < STEPS; i++)
             assert_int_equal(terse_session_sample(other, &none, NULL), TERSE_OK); /* as were drawn before */
         must_generate(session, STEPS, one);
@@ -210,23 +203,9 @@ static void an_emptied_session_goes_on_with_its_json(void **state) {
 
 /* ---- Prefixes ---- */
 
-static struct terse_session *begin(const struct terse_session_options *options, const int32_t *text, size_t n, size_t *held) {
-    struct terse_session *session;
-    struct terse_error error;
-    if (terse_session_new_with_prefix(engine, options, text, n, &session, held, &error))
-        fail_msg("%s: %s", options->cache.method, error.message);
-    assert_int_equal(terse_session_length(session), *held);
-    return session;
-}
-
 static struct terse_session *with_prefix(const char *method, const int32_t *text, size_t n, size_t *held) {
     struct terse_session_options options = options_of(method);
-    return begin(&options, text, n, held);
-}
-
-static void keep(const struct terse_session *session) {
-    struct terse_error error;
-    if (terse_engine_keep_prefix(engine, session, &error)) fail_msg("%s", error.message);
+    return must_open_with_prefix(engine, &options, text, n, held);
 }
 
 /* Reads text[n], which leaves the kept sequence somewhere, and compares with a session that has read text[kept], as many tokens as the kept
@@ -236,7 +215,7 @@ static void compare_with_fresh(const struct terse_session_options *options, cons
     struct terse_session *fresh = must_open(engine, options);
     struct terse_cache_report report;
     size_t held;
-    struct terse_session *session = begin(options, text, n, &held);
+    struct terse_session *session = must_open_with_prefix(engine, options, text, n, &held);
     if (held != held_right) fail_msg("%s: %zu tokens are held, not %zu", options->cache.method, held, held_right);
     terse_session_cache(session, &report);
     assert_true((report.shared > 0) == (held > 0));
@@ -246,11 +225,8 @@ static void compare_with_fresh(const struct terse_session_options *options, cons
         assert_int_equal(terse_session_truncate(fresh, held, NULL), TERSE_OK);
         must_prefill(fresh, text + held, n - held);
     }
-    const float *a = terse_session_logits(session), *b = terse_session_logits(fresh);
-    float largest = 0;
-    for (uint32_t i = 0; i < info.vocabulary; i++) largest = fabsf(b[i]) > largest ? fabsf(b[i]) : largest;
-    for (uint32_t i = 0; i < info.vocabulary; i++)
-        if (!(fabsf(a[i] - b[i]) <= 1e-4f * largest)) fail_msg("%s: logit %u is %g, %g", options->cache.method, i, a[i], b[i]);
+    const double apart = logits_apart(terse_session_logits(session), terse_session_logits(fresh), info.vocabulary);
+    if (!(apart <= 1e-4)) fail_msg("%s: logits are %g of the largest apart", options->cache.method, apart);
     terse_session_free(session);
     terse_session_free(fresh);
 }
@@ -286,7 +262,7 @@ static void a_prompt_that_begins_as_another_shares_its_pages(void **state) {
         for (size_t i = 0; i < MOST; i++) other[i] = i < alike ? text[i] : (text[i] + 5) % (int32_t)info.vocabulary;
         struct terse_session *first = must_open(engine, &options);
         must_prefill(first, text, (size_t)cases[c].kept);
-        keep(first);
+        must_keep_prefix(engine, first);
         compare_with_fresh(&options, other, (size_t)cases[c].n, (size_t)cases[c].kept, (size_t)cases[c].held);
         terse_session_free(first);
         terse_engine_drop_prefixes(engine);
@@ -306,13 +282,13 @@ static void a_kept_sequence_goes_on(void **state) {
         memcpy(text, tokens, sizeof text);
         must_prefill(first, tokens, PROMPT);
         must_generate(first, 10, text + PROMPT);
-        keep(first);
-        keep(first); /* once is enough */
+        must_keep_prefix(engine, first);
+        must_keep_prefix(engine, first); /* once is enough */
         second = with_prefix(methods[m], text, TOKENS, &held);
         assert_int_equal(held, PROMPT + 10);
         must_prefill(first, text + held, TOKENS - held);
         must_prefill(second, text + held, TOKENS - held);
-        assert_memory_equal(terse_session_logits(first), terse_session_logits(second), info.vocabulary * sizeof(float));
+        check_same_logits(first, second);
         terse_session_free(second);
         /* At least one token is left to read, another method knows nothing of it, nor does who reads prompts otherwise. */
         terse_session_free(with_prefix(methods[m], text, PROMPT + 10, &held));
@@ -334,14 +310,14 @@ static void the_least_recently_used_prefix_leaves(void **state) {
     for (int i = 0; i < MOST; i++) {
         terse_session_reset(session);
         must_prefill(session, tokens + i, 20);
-        keep(session);
+        must_keep_prefix(engine, session);
     }
     terse_session_free(with_prefix("q8_0", tokens, 21, &held)); /* the first becomes the newest */
     assert_int_equal(held, 20);
     terse_session_reset(session);
-    keep(session); /* nothing */
+    must_keep_prefix(engine, session); /* nothing */
     must_prefill(session, tokens + MOST, 20);
-    keep(session);
+    must_keep_prefix(engine, session);
     terse_session_free(session);
     for (int i = 0; i <= MOST; i++) {
         terse_session_free(with_prefix("q8_0", tokens + i, 21, &held));

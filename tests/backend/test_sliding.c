@@ -68,12 +68,6 @@ static void stop(struct setup *s) {
     terse_model_free(s->model);
 }
 
-static struct terse_cache_report report_of(const struct terse_session *session) {
-    struct terse_cache_report report;
-    terse_session_cache(session, &report);
-    return report;
-}
-
 static void decode(struct terse_session *session, size_t from, size_t n, float *logits) {
     struct terse_error error;
     for (size_t i = 0; i < n; i++)

@@ -53,10 +53,10 @@ static struct outcome read_on(const struct backend *on, struct terse_model *mode
     assert_true(descriptor >= 0 && outcome.logits);
     close(descriptor);
     must_prefill(session, tokens, reading->prompt);
-    for (size_t i = 0; i < reading->steps; i++)
-        if (terse_session_decode(session, tokens + reading->prompt + i, 1, NULL, &error)) fail_msg("%s", error.message);
+    must_decode(session, tokens + reading->prompt, reading->steps);
     memcpy(outcome.logits, terse_session_logits(session), vocabulary * sizeof(float));
-    if (terse_session_save(session, path, &error) || state_file_open(path, &outcome.state, &error)) fail_msg("%s", error.message);
+    must_save(session, path);
+    if (state_file_open(path, &outcome.state, &error)) fail_msg("%s", error.message);
     unlink(path);
     terse_session_free(session);
     terse_engine_free(engine);
@@ -124,14 +124,10 @@ static void check(const struct random_model_spec *spec, const struct reading *re
     struct outcome want = read_on(&backend_cpu, model, reading, info.vocabulary);
     struct outcome got = read_on(&backend, model, reading, info.vocabulary);
     compare_fits(spec, &got, &want);
-    double largest = 0, worst = 0;
-    for (size_t i = 0; i < info.vocabulary; i++) {
-        largest = fmax(largest, fabs((double)want.logits[i]));
-        worst = fmax(worst, fabs((double)got.logits[i] - (double)want.logits[i]));
-    }
+    const double logits = logits_apart(got.logits, want.logits, info.vocabulary);
     print_message("%s, %u heads of %u, prompt of %zu: %.1e\n", spec->architecture, spec->kv_heads, spec->head_dim, reading->prompt,
-                  worst / largest);
-    assert_true(worst <= LOGITS_BOUND * largest);
+                  logits);
+    assert_true(logits <= LOGITS_BOUND);
     discard(&got);
     discard(&want);
     terse_model_free(model);

@@ -1,6 +1,11 @@
 /* Steps of sessions. */
 #include "support/session_steps.h"
 
+#include "engine/session.h"
+#include "model/model.h"
+#include "support/fixture_model.h"
+
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,6 +31,12 @@ struct terse_engine *must_start(const struct backend *backend, const struct ters
     return engine;
 }
 
+void must_start_fixture(const char *name, struct terse_model **model, struct terse_engine **engine, struct terse_model_info *info) {
+    *model = fixture_model(name);
+    *engine = must_start(&backend_cpu, *model, 2);
+    terse_model_describe(*model, info);
+}
+
 struct terse_session *must_open(struct terse_engine *engine, const struct terse_session_options *options) {
     struct terse_session *session;
     struct terse_error error;
@@ -42,6 +53,52 @@ struct terse_session *must_open_method(struct terse_engine *engine, const char *
 void must_prefill(struct terse_session *session, const int32_t *tokens, size_t n) {
     struct terse_error error;
     if (terse_session_prefill(session, tokens, n, NULL, &error)) fail_msg("%s", error.message);
+}
+
+void must_decode(struct terse_session *session, const int32_t *tokens, size_t n) {
+    struct terse_error error;
+    for (size_t i = 0; i < n; i++)
+        if (terse_session_decode(session, tokens + i, 1, NULL, &error)) fail_msg("%s", error.message);
+}
+
+struct terse_session *must_fork(const struct terse_session *session) {
+    struct terse_session *copy;
+    struct terse_error error;
+    if (terse_session_fork(session, &copy, &error)) fail_msg("%s", error.message);
+    return copy;
+}
+
+void must_truncate(struct terse_session *session, uint64_t n) {
+    struct terse_error error;
+    if (terse_session_truncate(session, n, &error)) fail_msg("%s", error.message);
+    assert_int_equal(terse_session_length(session), n);
+}
+
+void must_save(const struct terse_session *session, const char *path) {
+    struct terse_error error;
+    if (terse_session_save(session, path, &error)) fail_msg("%s", error.message);
+}
+
+struct terse_session *must_load(struct terse_engine *engine, const struct terse_session_options *options, const char *path) {
+    struct terse_session *session;
+    struct terse_error error;
+    if (terse_session_load(engine, options, path, &session, &error)) fail_msg("%s: %s", options->cache.method, error.message);
+    return session;
+}
+
+void must_keep_prefix(struct terse_engine *engine, const struct terse_session *session) {
+    struct terse_error error;
+    if (terse_engine_keep_prefix(engine, session, &error)) fail_msg("%s", error.message);
+}
+
+struct terse_session *must_open_with_prefix(struct terse_engine *engine, const struct terse_session_options *options,
+                                            const int32_t *tokens, size_t n, size_t *held) {
+    struct terse_session *session;
+    struct terse_error error;
+    if (terse_session_new_with_prefix(engine, options, tokens, n, &session, held, &error))
+        fail_msg("%s: %s", options->cache.method, error.message);
+    assert_int_equal(terse_session_length(session), *held);
+    return session;
 }
 
 void must_generate(struct terse_session *session, size_t n, int32_t *out) {
@@ -62,4 +119,24 @@ void sample_by(struct terse_session *session, uint64_t seed, float temperature) 
     sampling.biases = &(struct terse_logit_bias){7, -2};
     sampling.n_biases = 1;
     assert_int_equal(terse_session_set_sampling(session, &sampling, NULL), TERSE_OK);
+}
+
+struct terse_cache_report report_of(const struct terse_session *session) {
+    struct terse_cache_report report;
+    terse_session_cache(session, &report);
+    return report;
+}
+
+void check_same_logits(const struct terse_session *one, const struct terse_session *other) {
+    assert_int_equal(terse_session_length(one), terse_session_length(other));
+    assert_memory_equal(terse_session_logits(one), terse_session_logits(other), model_of(one)->vocabulary * sizeof(float));
+}
+
+double logits_apart(const float *got, const float *want, size_t n) {
+    double worst = 0, size = 0;
+    for (size_t i = 0; i < n; i++) {
+        worst = fmax(worst, fabs((double)got[i] - (double)want[i]));
+        size = fmax(size, fabs((double)want[i]));
+    }
+    return worst / size;
 }
