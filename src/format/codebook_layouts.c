@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <string.h>
 
@@ -10,25 +11,36 @@ static size_t quads_of(const struct terse_codebook *codebook) { return codebook_
 
 /* The memory that sharing bits works in, for both sides. */
 struct work {
-    const float **sizes[2]; /* of a sequence, as codebook_layouts_of_sizes has them; NULL: the codebook's */
-    float *floats;          /* of one set's parameters */
-    float *own;             /* [2 sets][head_dim] */
+    const struct codebook_rows *rows[2]; /* of a sequence, as codebook_layouts_of_rows has them; NULL: the codebook's */
+    float *floats;                       /* of one set's parameters */
+    float *own;                          /* [2 sets][head_dim] */
     uint8_t *quad_bits;
     struct transform_share *shares;
     size_t *set; /* [2 sets] of each share */
 };
 
+/* Returns log2 of how many times the squares of a sequence's rows are those of the codebook's; 0 where one of them is nothing. */
+static float growth(const struct terse_codebook *codebook, enum codec_side side, size_t set, const struct work *work) {
+    const struct codebook_rows *rows = work->rows[side] ? &work->rows[side][set] : NULL;
+    if (!rows || !rows->size) return 0;
+    codebook_parameters(codebook, side, set, work->floats);
+    const float gain = transform_parameters_at(work->floats, codebook_info(codebook)->head_dim).gain;
+    return rows->gain > 0 && gain > 0 ? 2 * log2f(rows->gain / gain) : 0;
+}
+
 /* Adds a side's sets to shares[n]. */
 static size_t add_side(const struct terse_codebook *codebook, enum codec_side side, struct work *work, size_t n) {
     uint32_t hd = codebook_info(codebook)->head_dim;
     for (size_t set = 0; set < codebook_sets(codebook_info(codebook)); set++) {
-        const float *size = work->sizes[side] ? work->sizes[side][set] : NULL;
-        if (work->sizes[side] && !size) continue;
+        const float *size = work->rows[side] ? work->rows[side][set].size : NULL;
+        if (work->rows[side] && !size) continue;
+        float grown = growth(codebook, CODEC_VALUES, set, work);
+        if (side == CODEC_KEYS) grown += growth(codebook, CODEC_KEYS, set, work) + (size ? FITTED_KEYS_IMPORTANCE : 0);
         codebook_parameters(codebook, side, set, work->floats);
-        struct transform_parameters own = transform_parameters_at(work->floats, hd);
+        const struct transform_parameters own = transform_parameters_at(work->floats, hd);
         memcpy(work->own + n * hd, size ? size : own.size, hd * sizeof *work->own);
-        if (size && side == CODEC_KEYS) own.importance += FITTED_KEYS_IMPORTANCE;
-        work->shares[n] = (struct transform_share){own.importance, work->own + n * hd, work->quad_bits + n * quads_of(codebook)};
+        work->shares[n] =
+            (struct transform_share){own.importance + grown, work->own + n * hd, work->quad_bits + n * quads_of(codebook)};
         work->set[n++] = set;
     }
     return n;
@@ -65,11 +77,12 @@ uint64_t codebook_layouts_bytes(const struct codebook_layouts *layouts) {
                                  sizeof(struct transform_layout);
 }
 
-enum terse_status codebook_layouts_of_sizes(const struct terse_codebook *codebook, const double rate[2], const float **sizes[2],
-                                            struct codebook_layouts **result, struct terse_error *error) {
+enum terse_status codebook_layouts_of_rows(const struct terse_codebook *codebook, const double rate[2],
+                                           const struct codebook_rows *rows[2], struct codebook_layouts **result,
+                                           struct terse_error *error) {
     size_t sets = codebook_sets(codebook_info(codebook)), hd = codebook_info(codebook)->head_dim;
     struct codebook_layouts *layouts = memory_zeros(1, sizeof *layouts);
-    struct work work = {.sizes = {sizes[CODEC_KEYS], sizes[CODEC_VALUES]},
+    struct work work = {.rows = {rows[CODEC_KEYS], rows[CODEC_VALUES]},
                         .floats = memory_array(transform_parameter_floats((uint32_t)hd), sizeof(float)),
                         .own = memory_array(2 * sets * hd, sizeof(float)),
                         .quad_bits = memory_zeros(2 * sets, quads_of(codebook)),
@@ -140,7 +153,8 @@ enum terse_status codebook_layouts(const struct terse_codebook *codebook, const 
     pthread_mutex_lock(&list->mutex);
     struct codebook_layouts *found = list->first;
     while (found && memcmp(found->rate, rate, sizeof found->rate) != 0) found = found->next;
-    if (!found && !(status = codebook_layouts_of_sizes(codebook, rate, (const float **[2]){NULL, NULL}, &found, error))) {
+    if (!found &&
+        !(status = codebook_layouts_of_rows(codebook, rate, (const struct codebook_rows *[2]){NULL, NULL}, &found, error))) {
         found->next = list->first;
         list->first = found;
     }

@@ -18,14 +18,22 @@ struct codebook_layouts {
 enum terse_status codebook_layouts(const struct terse_codebook *codebook, const double rate[2],
                                    const struct codebook_layouts **layouts, struct terse_error *error);
 
-/* Added to the importance of keys, a logarithm to base 2, where sizes are a sequence's own: errors of keys matter less than they seem to. With
+/* Added to the importance of keys, a logarithm to base 2, where rows are a sequence's own: errors of keys matter less than they seem to. With
  * terse-2 of a sequence's own transforms it takes 7 % off the divergence of Qwen2.5-Coder-0.5B and 10 % off that of SmolLM2-135M. */
 #define FITTED_KEYS_IMPORTANCE (-0.67f)
 
-/* Makes layouts of a sequence's own sizes: sizes[side][sets] of head_dim floats each, NULL where a set is of no layer that the sequence's
- * cache has. How much errors matter is the codebook's, but for keys. codebook_layouts_free releases the layouts. */
-enum terse_status codebook_layouts_of_sizes(const struct terse_codebook *codebook, const double rate[2], const float **sizes[2],
-                                            struct codebook_layouts **layouts, struct terse_error *error);
+/* The rows of a sequence, of one set: what a fit says of them (struct transform_fitted). */
+struct codebook_rows {
+    const float *size; /* [head_dim]; NULL: the set is of no layer that the sequence's cache has */
+    float gain;
+};
+
+/* Makes layouts of a sequence's own rows[side][sets]. How much errors matter is what the codebook says of its rows, as many times as the sequence's are
+ * larger: an error of values is in proportion to their size, and one of keys to theirs and, since it moves weight from one value to another, to that
+ * of the values too. codebook_layouts_free releases the layouts. */
+enum terse_status codebook_layouts_of_rows(const struct terse_codebook *codebook, const double rate[2],
+                                           const struct codebook_rows *rows[2], struct codebook_layouts **layouts,
+                                           struct terse_error *error);
 void codebook_layouts_free(struct codebook_layouts *layouts); /* accepts NULL */
 uint64_t codebook_layouts_bytes(const struct codebook_layouts *layouts);
 

@@ -102,11 +102,12 @@ void transform_layout_first(const struct transform_layout *layout, unsigned bits
 
 /* ---- Parameters */
 
-size_t transform_parameter_floats(uint32_t head_dim) { return (size_t)head_dim * (head_dim + 2) + 3; }
+size_t transform_parameter_floats(uint32_t head_dim) { return (size_t)head_dim * (head_dim + 3) + 5; }
 
 struct transform_parameters transform_parameters_at(const float *floats, uint32_t head_dim) {
-    const float *size = floats + head_dim, *basis = size + head_dim, *rest = basis + (size_t)head_dim * head_dim;
-    return (struct transform_parameters){floats, size, basis, rest[0], rest[1], rest[2]};
+    const float *pre_rope_mean = floats + head_dim, *size = pre_rope_mean + head_dim, *basis = size + head_dim,
+                *rest = basis + (size_t)head_dim * head_dim;
+    return (struct transform_parameters){floats, pre_rope_mean, size, basis, rest[0], rest[1], rest[2], rest[3], rest[4]};
 }
 
 /* ---- Records */
@@ -114,9 +115,16 @@ struct transform_parameters transform_parameters_at(const float *floats, uint32_
 #define INTEGER_MOST 32767.0f
 
 struct transform_fitted transform_fitted_at(const void *record, uint32_t head_dim) {
-    const float *floats = record, *rest = floats + 3 * (size_t)head_dim;
-    return (struct transform_fitted){floats,  floats + head_dim, floats + 2 * (size_t)head_dim,
-                                     rest[0], rest[1],           (const int16_t *)(const void *)(rest + 2)};
+    const size_t hd = head_dim;
+    const float *floats = record, *rest = floats + 4 * hd;
+    return (struct transform_fitted){.mean = floats,
+                                     .pre_rope_mean = floats + hd,
+                                     .size = floats + 2 * hd,
+                                     .unit = floats + 3 * hd,
+                                     .gain_least = rest[0],
+                                     .gain_most = rest[1],
+                                     .gain = rest[2],
+                                     .basis = (const int16_t *)(const void *)(rest + 3)};
 }
 
 /* Returns where the integers of a component's channels 0 and 1 lie; those of the next two follow 2 TRANSFORM_STRIP further. */
@@ -126,12 +134,14 @@ static size_t integers_of(size_t component, size_t head_dim) {
 
 void transform_record_set(struct transform_parameters parameters, uint32_t head_dim, void *record) {
     size_t hd = head_dim;
-    float *floats = record, *unit = floats + 2 * hd;
-    int16_t *integers = (int16_t *)(void *)(unit + hd + 2);
+    float *floats = record, *unit = floats + 3 * hd;
+    int16_t *integers = (int16_t *)(void *)(unit + hd + 3);
     memcpy(floats, parameters.mean, hd * sizeof *floats);
-    memcpy(floats + hd, parameters.size, hd * sizeof *floats);
+    memcpy(floats + hd, parameters.pre_rope_mean, hd * sizeof *floats);
+    memcpy(floats + 2 * hd, parameters.size, hd * sizeof *floats);
     unit[hd] = parameters.gain_least;
     unit[hd + 1] = parameters.gain_most;
+    unit[hd + 2] = parameters.gain;
     for (size_t c = 0; c < hd; c++) {
         const float *row = parameters.basis + c * hd;
         int16_t *to = integers + integers_of(c, hd);
@@ -173,10 +183,11 @@ enum terse_status transform_check_parameters(const float *floats, uint32_t head_
                                "the sizes of a transform's components do not fall at component %u: the profile is damaged, make it "
                                "again with terse calibrate",
                                c);
-    if (own.gain_least < 0 || own.gain_most < own.gain_least)
-        return status_fail(error, TERSE_E_FORMAT,
-                           "a transform's gains reach from %g to %g: the profile is damaged, make it again with terse calibrate",
-                           (double)own.gain_least, (double)own.gain_most);
+    if (own.gain_least < 0 || own.gain_most < own.gain_least || own.gain < 0)
+        return status_fail(
+            error, TERSE_E_FORMAT,
+            "a transform's gains reach from %g to %g, about %g: the profile is damaged, make it again with terse calibrate",
+            (double)own.gain_least, (double)own.gain_most, (double)own.gain);
     return TERSE_OK;
 }
 

@@ -2,6 +2,8 @@
  *
  *     row = mean + gain * sum_c y_c size_c basis_c          c = 0 .. head_dim - 1, falling in size
  *
+ * A row of keys is what their mean before rotation (kv/pre_rope.h), which parameters hold for readers, leaves of a key.
+ *
  * The basis is of the Karhunen-Loeve transform in the metric in which errors matter (transform_fit.h): its rows' coefficients
  * z = y size are uncorrelated, and |z|^2 is what an error costs. So each component is quantized by itself, with the levels that are best
  * for a Gaussian of variance 1, and bits go where they save most: reverse water-filling over all components of a model (Gersho and
@@ -108,11 +110,14 @@ void transform_layout_first(const struct transform_layout *layout, unsigned bits
 /* ---- Parameters: floats of one layer, KV head and side, as a codebook keeps them */
 
 struct transform_parameters {
-    const float *mean; /* [head_dim] */
+    const float *mean;          /* [head_dim] */
+    const float *pre_rope_mean; /* [head_dim], zeros of values */
     const float
         *size; /* [head_dim], not negative, falling: root mean square of a component where rows have the root mean square 1 */
     const float *basis;          /* [head_dim][head_dim], a component's direction each; regular */
     float gain_least, gain_most; /* gain = least + code * (most - least) / 255 */
+    float gain;                  /* root mean square of the rows' */
+    float residual; /* log2 of the residual stream's mean square in the layer where the importance was found; 0: it is not known */
     float
         importance; /* log2 of how much a unit of squared error matters: Fisher information of a row of gain 1, mean over components */
 };
@@ -128,14 +133,15 @@ enum terse_status transform_check_parameters(const float *floats, uint32_t head_
 #define TRANSFORM_STRIP 16 /* components whose integers lie together */
 
 struct transform_fitted {
-    const float *mean; /* [head_dim] */
-    const float *size; /* [head_dim], not negative, falling */
-    const float *unit; /* [head_dim] of each component's integers */
-    float gain_least, gain_most;
+    const float *mean;          /* [head_dim] */
+    const float *pre_rope_mean; /* [head_dim], zeros of values */
+    const float *size;          /* [head_dim], not negative, falling */
+    const float *unit;          /* [head_dim] of each component's integers */
+    float gain_least, gain_most, gain;
     const int16_t *basis; /* [component / 16][channel / 2][component % 16][channel % 2] */
 };
 #define TRANSFORM_RECORD_BYTES(head_dim) \
-    ((3 * (size_t)(head_dim) + 2) * sizeof(float) + (size_t)(head_dim) * (head_dim) * sizeof(int16_t))
+    ((4 * (size_t)(head_dim) + 3) * sizeof(float) + (size_t)(head_dim) * (head_dim) * sizeof(int16_t))
 /* Returns where they lie in a record. */
 struct transform_fitted transform_fitted_at(const void *record, uint32_t head_dim);
 /* gain = gain_least + code * this */

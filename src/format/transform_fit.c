@@ -62,7 +62,7 @@ void transform_fit_gains(float *gains, size_t n, float *least, float *most) {
 enum terse_status transform_fit(const struct transform_moments *moments, uint32_t head_dim, float *floats,
                                 struct terse_error *error) {
     size_t n = head_dim;
-    float *mean = floats, *size = mean + n, *basis = size + n, *rest = basis + n * n;
+    float *mean = floats, *pre_rope_mean = mean + n, *size = pre_rope_mean + n, *basis = size + n, *rest = basis + n * n;
     double *values = memory_array(2 * n * n + 2 * n + symmetric_eigen_scratch(n), sizeof *values);
     if (!values) return status_no_memory(error, 2 * n * n * sizeof *values, "a transform");
     double *row = values + n, *vectors = row + n, *covariance = vectors + n * n, *scratch = covariance + n * n;
@@ -72,6 +72,7 @@ enum terse_status transform_fit(const struct transform_moments *moments, uint32_
     for (size_t c = 0; c < n; c++) {
         double own = sqrt(fmax(values[c], 0));
         mean[c] = (float)moments->mean[c];
+        pre_rope_mean[c] = moments->pre_rope_mean ? moments->pre_rope_mean[c] : 0;
         size[c] = (float)(own > largest * SIZE_LEAST ? own : 0);
         memset(row, 0, n * sizeof *row);
         for (size_t i = 0; i < n; i++) {
@@ -83,7 +84,9 @@ enum terse_status transform_fit(const struct transform_moments *moments, uint32_
     }
     rest[0] = moments->gain_least;
     rest[1] = moments->gain_most;
-    rest[2] = moments->importance;
+    rest[2] = moments->gain;
+    rest[3] = moments->residual;
+    rest[4] = moments->importance;
     memory_free(values);
     return TERSE_OK;
 }

@@ -32,10 +32,12 @@ void transform_fit_gains(float *gains, size_t n, float *least, float *most);
 /* The moments of rows that the parameters are computed from. */
 struct transform_moments {
     const double *mean;          /* [hd] */
+    const float *pre_rope_mean;  /* [hd], which is not in the rows; NULL: zeros */
     const double *directions;    /* [hd][hd], what a coefficient of u adds to a row: A^-1, whose rows are its columns */
     const double *covariance;    /* [hd][hd], of u */
     float gain_least, gain_most; /* transform_fit_gains of rms(A (row - mean)) */
-    float importance;            /* as in struct transform_parameters */
+    float gain;                  /* root mean square of these */
+    float residual, importance;  /* as in struct transform_parameters */
 };
 /* Fits floats[transform_parameter_floats]. Sizes below a millionth of the largest are 0. Finite for finite moments, the basis regular, whatever
  * the covariance. TERSE_E_MEMORY. */
@@ -53,11 +55,12 @@ typedef void transform_multiply_rows(const float *a, size_t m, size_t k, size_t 
                                      float *out, size_t ldo);
 transform_multiply_rows transform_multiply;
 
-/* Fits a record to rows[n][hd] in the metric of a profile's record: their mean, the Karhunen-Loeve transform of what they are about it, and the
- * range of their gains. The profile counts as a few rows more. Rows that are the mean itself, or not finite, say nothing but of the mean.
+/* Fits a record to rows[n][hd], which pre_rope_mean[hd] was taken from (NULL: none), in the metric of a profile's record: their mean, the
+ * Karhunen-Loeve transform of what they are about it, and the range of their gains. The profile counts as a few rows more. Rows that are the mean itself, or not finite, say nothing but of the mean.
  * What is fitted is finite whatever the rows are. The same rows give the same bits. TERSE_E_MEMORY. */
 enum terse_status transform_fit_rows(transform_multiply_rows *multiply, const void *profile, const float *metric, uint32_t head_dim,
-                                     const float *rows, size_t n, void *record, struct terse_error *error);
+                                     const float *rows, size_t n, const float *pre_rope_mean, void *record,
+                                     struct terse_error *error);
 
 #ifdef __cplusplus
 }

@@ -31,7 +31,8 @@ struct work {
     double *covariance, *directions, *mean;
     float *parameters; /* [transform_parameter_floats(hd)] */
     double least, most;
-    size_t used; /* rows that say something */
+    double squares; /* sum of the squares of sizes */
+    size_t used;    /* rows that say something */
 };
 
 static enum terse_status work_new(size_t hd, struct work *work, struct terse_error *error) {
@@ -87,6 +88,7 @@ static void add_page(struct work *work, const float *rows, size_t n, size_t hd, 
         if (!(size > constant) || !isfinite(size)) continue;
         unit[t] = 1 / size;
         work->used++;
+        work->squares += size * size;
         work->least = fmin(work->least, size);
         work->most = fmax(work->most, size);
     }
@@ -110,8 +112,11 @@ static void pool_profile(struct work *work, const float *size, size_t hd) {
     }
 }
 
+static float root_mean(double squares, size_t n) { return (float)fmin(sqrt(squares / (double)n), FLT_MAX); }
+
 enum terse_status transform_fit_rows(transform_multiply_rows *multiply, const void *record_of_profile, const float *metric,
-                                     uint32_t head_dim, const float *rows, size_t n, void *record, struct terse_error *error) {
+                                     uint32_t head_dim, const float *rows, size_t n, const float *pre_rope_mean, void *record,
+                                     struct terse_error *error) {
     const size_t hd = head_dim;
     const struct transform_fitted profile = transform_fitted_at(record_of_profile, head_dim);
     struct work work;
@@ -126,11 +131,13 @@ enum terse_status transform_fit_rows(transform_multiply_rows *multiply, const vo
         add_page(&work, rows + first * hd, n - first < PAGE_TOKENS ? n - first : PAGE_TOKENS, hd, constant);
     pool_profile(&work, profile.size, hd);
     const struct transform_moments moments = {.mean = work.mean,
+                                              .pre_rope_mean = pre_rope_mean,
                                               .directions = work.directions,
                                               .covariance = work.covariance,
                                               .gain_least = work.used ? (float)(work.least / GAIN_MARGIN) : profile.gain_least,
                                               .gain_most =
-                                                  work.used ? (float)fmin(work.most * GAIN_MARGIN, FLT_MAX) : profile.gain_most};
+                                                  work.used ? (float)fmin(work.most * GAIN_MARGIN, FLT_MAX) : profile.gain_most,
+                                              .gain = work.used ? root_mean(work.squares, work.used) : profile.gain};
     status = transform_fit(&moments, head_dim, work.parameters, error);
     if (!status) transform_record_set(transform_parameters_at(work.parameters, head_dim), head_dim, record);
     memory_free(work.basis);

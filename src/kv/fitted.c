@@ -55,13 +55,14 @@ static enum terse_status begin(struct cache_base *base, struct terse_error *erro
     return TERSE_OK;
 }
 
-/* Points at the sizes of a side's records, by the numbers of layers in the model. */
-static void list_sizes(const struct cache_base *base, enum codec_side side, const float **sizes) {
+/* Lists what a side's records say, by the numbers of layers in the model. */
+static void list_rows(const struct cache_base *base, enum codec_side side, struct codebook_rows *rows) {
     const struct cache_shape *shape = &base->shape;
     for (uint32_t layer = 0; layer < shape->layers; layer++)
-        for (uint32_t head = 0; head < shape->kv_heads; head++)
-            sizes[(size_t)cache_shape_number(shape, layer) * shape->kv_heads + head] =
-                transform_fitted_at(record_at(base, layer, head, side), shape->head_dim).size;
+        for (uint32_t head = 0; head < shape->kv_heads; head++) {
+            const struct transform_fitted own = transform_fitted_at(record_at(base, layer, head, side), shape->head_dim);
+            rows[(size_t)cache_shape_number(shape, layer) * shape->kv_heads + head] = (struct codebook_rows){own.size, own.gain};
+        }
 }
 
 /* Makes the records' layouts the method's. If that fails nothing is fitted. */
@@ -69,14 +70,15 @@ static enum terse_status end(struct cache_base *base, struct terse_error *error)
     const struct method *method = &base->method;
     const size_t sets = codebook_sets(codebook_info(method->learned));
     const double rate[2] = {method->key.rate, method->value.rate};
-    const float **sizes = memory_zeros(2 * sets, sizeof *sizes);
+    struct codebook_rows *rows = memory_zeros(2 * sets, sizeof *rows);
     struct codebook_layouts *layouts = NULL;
-    enum terse_status status = sizes ? TERSE_OK : status_no_memory(error, 2 * sets * sizeof *sizes, what);
+    enum terse_status status = rows ? TERSE_OK : status_no_memory(error, 2 * sets * sizeof *rows, what);
     for (int side = CODEC_KEYS; side <= CODEC_VALUES && !status; side++)
-        if (fits(base, (enum codec_side)side)) list_sizes(base, (enum codec_side)side, sizes + (size_t)side * sets);
+        if (fits(base, (enum codec_side)side)) list_rows(base, (enum codec_side)side, rows + (size_t)side * sets);
     if (!status)
-        status = codebook_layouts_of_sizes(method->learned, rate, (const float **[2]){sizes, sizes + sets}, &layouts, error);
-    memory_free(sizes);
+        status =
+            codebook_layouts_of_rows(method->learned, rate, (const struct codebook_rows *[2]){rows, rows + sets}, &layouts, error);
+    memory_free(rows);
     if (!status) status = budget_take(base->budget, (size_t)codebook_layouts_bytes(layouts), what, error);
     if (status) {
         codebook_layouts_free(layouts);
@@ -153,11 +155,11 @@ void fitted_save(const struct cache_base *base, struct state_writer *writer) {
 static bool is_sound(const void *record, uint32_t head_dim) {
     const struct transform_fitted fitted = transform_fitted_at(record, head_dim);
     const float *floats = record;
-    for (size_t i = 0; i < 3 * (size_t)head_dim + 2; i++)
+    for (size_t i = 0; i < 4 * (size_t)head_dim + 3; i++)
         if (!isfinite(floats[i])) return false;
     for (uint32_t c = 0; c < head_dim; c++)
         if (fitted.size[c] < 0 || (c && fitted.size[c] > fitted.size[c - 1])) return false;
-    return fitted.gain_least >= 0 && fitted.gain_most >= fitted.gain_least;
+    return fitted.gain_least >= 0 && fitted.gain_most >= fitted.gain_least && fitted.gain >= 0;
 }
 
 enum terse_status fitted_load(struct cache_base *base, const struct state_file *file, struct terse_error *error) {

@@ -32,6 +32,7 @@ struct capture {
     uint64_t tokens;  /* of all windows */
     uint64_t samples; /* of them, but for those that are skipped */
     size_t kept;      /* of these, as samples of each layer and KV head */
+    uint32_t window, skip;
     struct samples side[2];
     double *queries; /* [layers][Hk][hd] sums of squares over all samples, where they are wanted */
 };
@@ -234,6 +235,8 @@ enum terse_status capture_new(const struct terse_model *model, const struct capt
     c->model = model;
     c->tokens = (uint64_t)windows_count(&windows, n) * options->window;
     c->samples = c->tokens / options->window * (options->window - options->skip);
+    c->window = options->window;
+    c->skip = options->skip;
     status = allocate(c, options, error);
     if (!status) status = run_windows(c, options, &windows, tokens, n, error);
     if (!status)
@@ -258,6 +261,11 @@ void capture_free(struct capture *capture) {
 
 uint64_t capture_tokens(const struct capture *capture) { return capture->tokens; }
 size_t capture_samples(const struct capture *capture) { return capture->kept; }
+
+size_t capture_place(const struct capture *capture, size_t i) {
+    const uint64_t sample = (((uint64_t)i + 1) * capture->samples + capture->kept - 1) / capture->kept - 1; /* see kept_before */
+    return capture->skip + (size_t)(sample % (capture->window - capture->skip));
+}
 
 static size_t head_of(const struct capture *c, const struct capture_reading *r) {
     return (size_t)r->layer * c->model->kv_heads + r->head;

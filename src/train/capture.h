@@ -45,6 +45,9 @@ void capture_free(struct capture *capture);
 uint64_t capture_tokens(const struct capture *capture);
 size_t capture_samples(const struct capture *capture);
 
+/* Returns the place of the i-th sample's token in its window. */
+size_t capture_place(const struct capture *capture, size_t i);
+
 /* A reading selects the samples first, first + step, ..., `count` of them, of one side of a KV head. Any number of threads may read at once. */
 struct capture_reading {
     enum codec_side side;

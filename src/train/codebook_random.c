@@ -17,17 +17,20 @@ static void shrink_rounds(struct codec_shape shape, float *tables) {
 }
 
 /* Makes a transform of random numbers: a reflection for a basis, sizes and importances that differ as those of the built-in model do, gains of
- * normally distributed rows. */
-static void shape_transform(size_t hd, float *floats) {
-    float *size = floats + hd, *basis = size + hd, *rest = basis + hd * hd, *v = floats, sum = 0;
+ * normally distributed rows. Values have no mean before rotation. */
+static void shape_transform(enum codec_side side, size_t hd, float *floats) {
+    float *size = floats + 2 * hd, *basis = size + hd, *rest = basis + hd * hd, *v = floats, sum = 0;
     for (size_t c = 0; c < hd; c++) sum += v[c] * v[c];
     for (size_t c = 0; c < hd; c++) {
+        if (side == CODEC_VALUES) floats[hd + c] = 0;
         size[c] = 4 * exp2f(-6 * (float)c / (float)hd);
         for (size_t j = 0; j < hd; j++) basis[c * hd + j] = (float)(c == j) - 2 * v[c] * v[j] / sum;
     }
     rest[0] = 0.3f;
     rest[1] = 3;
-    rest[2] *= 4;
+    rest[2] = 1;
+    rest[3] = 0;
+    rest[4] *= 4;
 }
 
 /* The last number of a normalization is the size of rows. */
@@ -43,7 +46,7 @@ static float *random_parameters(const struct codebook_info *info, enum codec_sid
             shrink_rounds(shape, floats + set * each);
             commvq_set_pairing(shape, floats + set * each, pairs, adjacent);
         }
-        if (coding.codec->learner == CODEC_LEARNS_TRANSFORM) shape_transform(info->head_dim, floats + set * each);
+        if (coding.codec->learner == CODEC_LEARNS_TRANSFORM) shape_transform(side, info->head_dim, floats + set * each);
         if (coding.codec->normalized) floats[(set + 1) * each - 1] = 1;
         codec_snap_to_grid(coding.codec, shape, floats + set * each);
     }

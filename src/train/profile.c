@@ -5,6 +5,7 @@
 #include "backend/cpu/weight_moments.h"
 #include "base/memory.h"
 #include "format/transform_fit.h"
+#include "kv/pre_rope.h"
 #include "method/policy.h"
 #include "train/capture.h"
 #include "train/window_rope.h"
@@ -23,12 +24,13 @@ struct profile {
     const struct terse_model *model;
     const struct profile_options *options;
     struct capture *samples;
-    float **parameters;      /* [side] */
-    float *roots[2];         /* [sets][hd][hd] of metrics */
-    double *squares[2];      /* [sets] sums of the squares of which importance is the mean */
-    float *scratch;          /* [threads][scratch_floats] */
-    struct window_rope rope; /* of offsets in a run */
-    double *partial;         /* [2][kv_heads][tiles of a window] */
+    float **parameters;          /* [side] */
+    float *roots[2];             /* [sets][hd][hd] of metrics */
+    double *squares[2];          /* [sets] sums of the squares of which importance is the mean */
+    float *scratch;              /* [threads][scratch_floats] */
+    struct window_rope rope;     /* of offsets in a run */
+    struct pre_rope pre_rope[2]; /* of most layers, and of sliding ones that have a rotation of their own */
+    double *partial;             /* [2][kv_heads][tiles of a window] */
     /* Shared by the threads */
     uint64_t done;
     bool stop; /* a fit has failed, or the caller wants no more */
@@ -79,32 +81,70 @@ static void key_metric(const struct profile *p, uint32_t layer, uint32_t head, d
     for (size_t i = 0; i < hd * hd; i++) metric[i] = i % (hd + 1) ? 0 : power[i / hd];
 }
 
+/* ---- The mean of keys before rotation */
+
+/* Returns the pairs that turn within a run, and their angles; NULL of values. */
+static const struct pre_rope *pre_rope_of(const struct profile *p, enum codec_side side, uint32_t layer) {
+    const struct terse_model *m = p->model;
+    return side == CODEC_VALUES ? NULL : &p->pre_rope[m->sliding_rope.n_rot && model_slides(m, layer)];
+}
+
+static const float *angles_of(const struct pre_rope *own, size_t place) {
+    return own->angles + 2 * (place % ROPE_RUN_TOKENS) * own->pairs;
+}
+
+/* Takes mean[hd] from the row of the token at a place of a window. */
+static void take_pre_rope_mean(const struct pre_rope *own, size_t place, const float *mean, float *row) {
+    if (!own || !own->pairs) return;
+    const float *angles = angles_of(own, place);
+    pre_rope_add_row(own->rope, own->pairs, angles, angles + own->pairs, -1, mean, row);
+}
+
 /* ---- Moments and parameters of one layer, KV head and side */
 
 struct moments {
     double *metric, *root, *inverse, *covariance; /* [hd][hd] */
     double *mean;                                 /* [hd] */
+    float *pre_rope_mean;                         /* [hd] */
     float *gains;                                 /* [samples] */
 };
 
-/* Up to TILE samples from the first-th on, less the mean, to tile->rows. Returns their number. */
-static size_t read_tile(const struct profile *p, const struct capture_reading *all, size_t first, const double *mean,
-                        const struct tile *tile) {
+/* Up to TILE samples from the first-th on, less the means, to tile->rows. Returns their number. */
+static size_t read_tile(const struct profile *p, const struct capture_reading *all, size_t first, const float *pre_rope_mean,
+                        const double *mean, const struct tile *tile) {
+    const struct pre_rope *turning = pre_rope_of(p, all->side, all->layer);
     size_t hd = p->model->head_dim, n = all->count - first < TILE ? all->count - first : TILE;
     struct capture_reading reading = *all;
     reading.first = first;
     reading.count = n;
     capture_rows(p->samples, &reading, 0, hd, tile->rows);
+    for (size_t i = 0; i < n && pre_rope_mean; i++)
+        take_pre_rope_mean(turning, capture_place(p->samples, first + i), pre_rope_mean, tile->rows + i * hd);
     for (size_t i = 0; i < n && mean; i++)
         for (size_t c = 0; c < hd; c++) tile->rows[i * hd + c] -= (float)mean[c];
     return n;
 }
 
-static void find_mean(const struct profile *p, const struct capture_reading *all, const struct tile *tile, double *mean) {
+static void find_pre_rope_mean(const struct profile *p, const struct capture_reading *all, const struct tile *tile, float *mean) {
+    const struct pre_rope *own = pre_rope_of(p, all->side, all->layer);
+    double sum[CODEC_HEAD_DIM_MAX] = {0};
+    size_t hd = p->model->head_dim;
+    for (size_t first = 0; first < all->count && own && own->pairs; first += TILE) {
+        size_t n = read_tile(p, all, first, NULL, NULL, tile);
+        for (size_t i = 0; i < n; i++) {
+            const float *angles = angles_of(own, capture_place(p->samples, first + i));
+            pre_rope_sum_row(own->rope, own->pairs, angles, angles + own->pairs, tile->rows + i * hd, sum);
+        }
+    }
+    for (size_t c = 0; c < hd; c++) mean[c] = (float)(sum[c] / (double)all->count);
+}
+
+static void find_mean(const struct profile *p, const struct capture_reading *all, const struct tile *tile,
+                      const float *pre_rope_mean, double *mean) {
     size_t hd = p->model->head_dim;
     memset(mean, 0, hd * sizeof *mean);
     for (size_t first = 0; first < all->count; first += TILE) {
-        size_t n = read_tile(p, all, first, NULL, tile);
+        size_t n = read_tile(p, all, first, pre_rope_mean, NULL, tile);
         for (size_t i = 0; i < n; i++)
             for (size_t c = 0; c < hd; c++) mean[c] += (double)tile->rows[i * hd + c];
     }
@@ -129,7 +169,7 @@ static void find_covariance(const struct profile *p, const struct capture_readin
     double least = least_gain(m, hd);
     memset(m->covariance, 0, hd * hd * sizeof *m->covariance);
     for (size_t first = 0; first < all->count; first += TILE) {
-        size_t n = read_tile(p, all, first, m->mean, tile);
+        size_t n = read_tile(p, all, first, m->pre_rope_mean, m->mean, tile);
         vector_multiply_panel(tile->rows, n, hd, hd, root, hd, tile->entered);
         for (size_t i = 0; i < n; i++) {
             float *row = tile->entered + i * hd;
@@ -149,7 +189,8 @@ static enum terse_status fit_set(struct profile *p, enum codec_side side, size_t
     const struct tile tile = tile_of_thread(p);
     uint32_t hd = p->model->head_dim, layer = (uint32_t)(set / p->model->kv_heads), head = (uint32_t)(set % p->model->kv_heads);
     struct capture_reading all = {side, layer, head, 0, 1, capture_samples(p->samples)};
-    struct transform_moments moments = {.mean = m->mean, .directions = m->inverse, .covariance = m->covariance};
+    struct transform_moments moments = {
+        .mean = m->mean, .pre_rope_mean = m->pre_rope_mean, .directions = m->inverse, .covariance = m->covariance};
     float *root = root_of(p, side, set);
     if (side == CODEC_KEYS)
         key_metric(p, layer, head, m->metric);
@@ -158,8 +199,10 @@ static enum terse_status fit_set(struct profile *p, enum codec_side side, size_t
     enum terse_status status = transform_fit_metric(m->metric, hd, m->root, m->inverse, error);
     if (status) return status;
     for (size_t i = 0; i < (size_t)hd * hd; i++) root[i] = (float)m->root[i];
-    find_mean(p, &all, &tile, m->mean);
+    find_pre_rope_mean(p, &all, &tile, m->pre_rope_mean);
+    find_mean(p, &all, &tile, m->pre_rope_mean, m->mean);
     find_covariance(p, &all, &tile, root, m);
+    moments.gain = (float)sqrt(square(m->gains, all.count) / (double)all.count);
     transform_fit_gains(m->gains, all.count, &moments.gain_least, &moments.gain_most);
     return transform_fit(&moments, hd, parameters_of(p, side, set), error);
 }
@@ -167,12 +210,12 @@ static enum terse_status fit_set(struct profile *p, enum codec_side side, size_t
 static enum terse_status fit_alone(struct profile *p, enum codec_side side, size_t set, struct terse_error *error) {
     size_t hd = p->model->head_dim, samples = capture_samples(p->samples);
     double *matrices = memory_array(4 * hd * hd + hd, sizeof *matrices);
-    float *gains = memory_array(samples, sizeof *gains);
+    float *gains = memory_array(samples, sizeof *gains), pre_rope_mean[CODEC_HEAD_DIM_MAX];
     enum terse_status status;
     if (matrices && gains)
         status = fit_set(p, side, set,
                          &(struct moments){matrices, matrices + hd * hd, matrices + 2 * hd * hd, matrices + 3 * hd * hd,
-                                           matrices + 4 * hd * hd, gains},
+                                           matrices + 4 * hd * hd, pre_rope_mean, gains},
                          error);
     else
         status = status_no_memory(error, 4 * hd * hd * sizeof *matrices + samples * sizeof *gains, "a transform");
@@ -249,8 +292,10 @@ static double tile_squares(const struct profile *p, enum codec_side side, size_t
     size_t hd = m->head_dim;
     struct transform_parameters own = transform_parameters_at(parameters_of(p, side, set), m->head_dim);
     const struct window_turns *turns = side == CODEC_KEYS ? window_turns_of(&p->rope, (uint32_t)(set / m->kv_heads)) : NULL;
+    const struct pre_rope *turning = pre_rope_of(p, side, (uint32_t)(set / m->kv_heads));
     double gains[TILE], sum = 0;
     gather(p, rows, head, first, n, turns, WINDOW_TURN_ROWS, tile.rows);
+    for (size_t i = 0; i < n; i++) take_pre_rope_mean(turning, first + i, own.pre_rope_mean, tile.rows + i * hd);
     for (size_t i = 0; i < n; i++)
         for (size_t c = 0; c < hd; c++) tile.rows[i * hd + c] -= own.mean[c];
     vector_multiply_panel(tile.rows, n, hd, hd, root_of(p, side, set), hd, tile.entered);
@@ -310,7 +355,9 @@ static enum terse_status allocate(struct profile *p, struct terse_error *error) 
         all = all && p->roots[side] && p->squares[side];
     }
     if (!all) return status_no_memory(error, sets_of(p) * hd * hd * 2 * sizeof(float), "a profile");
-    return window_rope_new(&p->rope, m, p->options->window, error);
+    enum terse_status status = window_rope_new(&p->rope, m, p->options->window, error);
+    if (!status) status = pre_rope_new(&m->rope, &p->pre_rope[0], error);
+    return status ? status : pre_rope_new(&m->sliding_rope, &p->pre_rope[1], error);
 }
 
 static void release(struct profile *p) {
@@ -320,6 +367,7 @@ static void release(struct profile *p) {
     }
     memory_free(p->scratch);
     window_rope_free(&p->rope);
+    for (int kind = 0; kind < 2; kind++) pre_rope_free(&p->pre_rope[kind]);
     memory_free(p->partial);
 }
 

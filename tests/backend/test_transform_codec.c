@@ -55,10 +55,12 @@ static int fit_no_more(void **state) {
 
 static void make_parameters(struct sample *s, double fall) {
     size_t hd = s->hd;
-    float *mean = s->parameters, *size = mean + hd, *basis = size + hd, *rest = basis + hd * hd;
+    float *mean = s->parameters, *pre_rope_mean = mean + hd, *size = pre_rope_mean + hd, *basis = size + hd,
+          *rest = basis + hd * hd;
     double square = 0, own = 1;
     for (size_t c = 0; c < hd; c++, own *= fall) {
         mean[c] = (float)random_normal();
+        pre_rope_mean[c] = 0;
         size[c] = (float)own;
         square += own * own;
         for (size_t ch = 0; ch < hd; ch++) basis[c * hd + ch] = c == ch;
@@ -76,7 +78,7 @@ static void make_parameters(struct sample *s, double fall) {
             for (size_t ch = 0; ch < hd; ch++) basis[c * hd + ch] -= (float)(2 * dot / norm * v[ch]);
         }
     }
-    rest[0] = 0.1f, rest[1] = 4, rest[2] = 0;
+    rest[0] = 0.1f, rest[1] = 4, rest[2] = 1, rest[3] = rest[4] = 0;
 }
 
 static void make_rows(struct sample *s) {
@@ -107,9 +109,9 @@ static void fit(struct sample *s, size_t n) {
     const struct transform_learned *learned = s->learned;
     s->fitted = calloc(1, TRANSFORM_RECORD_BYTES(s->hd));
     assert_non_null(s->fitted);
-    assert_int_equal(
-        transform_fit_rows(vector_ops()->multiply, learned->record, learned->metric, (uint32_t)s->hd, s->rows, n, s->fitted, NULL),
-        TERSE_OK);
+    assert_int_equal(transform_fit_rows(vector_ops()->multiply, learned->record, learned->metric, (uint32_t)s->hd, s->rows, n, NULL,
+                                        s->fitted, NULL),
+                     TERSE_OK);
     s->shape.fitted = s->fitted;
 }
 

@@ -29,10 +29,12 @@ struct setup {
 
 /* A basis that is a product of reflections, each row of a length of its own; sizes that fall. */
 static void make_parameters(uint32_t hd, float *floats) {
-    float *mean = floats, *size = mean + hd, *basis = size + hd, *rest = basis + (size_t)hd * hd;
+    float *mean = floats, *pre_rope_mean = mean + hd, *size = pre_rope_mean + hd, *basis = size + hd,
+          *rest = basis + (size_t)hd * hd;
     double square = 0, own = 1, v[CODEC_HEAD_DIM_MAX];
     for (size_t c = 0; c < hd; c++, own *= pow(0.02, 1.0 / hd)) {
         mean[c] = (float)random_normal();
+        pre_rope_mean[c] = 0;
         size[c] = (float)own;
         square += own * own;
         for (size_t ch = 0; ch < hd; ch++) basis[c * hd + ch] = c == ch ? (float)(1 + 0.3 * random_normal() / 3) : 0;
@@ -47,7 +49,7 @@ static void make_parameters(uint32_t hd, float *floats) {
             for (size_t ch = 0; ch < hd; ch++) basis[c * hd + ch] -= (float)(2 * dot / norm * v[ch]);
         }
     }
-    rest[0] = 0.1f, rest[1] = 4, rest[2] = 0;
+    rest[0] = 0.1f, rest[1] = 4, rest[2] = 1, rest[3] = rest[4] = 0;
 }
 
 /* Returns the kernels' view of a record, without a metric, which attention does not read. */

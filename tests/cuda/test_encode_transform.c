@@ -20,10 +20,11 @@ static const uint32_t head_dims[] = {64, 96, 128, 256};
 /* ---- A profile: orthogonal bases, sizes that fall */
 
 static void make_parameters(size_t hd, size_t set, float *floats) {
-    float *mean = floats, *size = mean + hd, *basis = size + hd, *rest = basis + hd * hd;
+    float *mean = floats, *pre_rope_mean = mean + hd, *size = pre_rope_mean + hd, *basis = size + hd, *rest = basis + hd * hd;
     double square = 0, own = 1, fall = 1 - (3 + (double)(set % 4)) / (double)hd;
     for (size_t c = 0; c < hd; c++, own *= fall) {
         mean[c] = (float)sample_normal();
+        pre_rope_mean[c] = 0;
         size[c] = (float)own;
         square += own * own;
         for (size_t ch = 0; ch < hd; ch++) basis[c * hd + ch] = c == ch;
@@ -41,7 +42,7 @@ static void make_parameters(size_t hd, size_t set, float *floats) {
             for (size_t ch = 0; ch < hd; ch++) basis[c * hd + ch] -= (float)(2 * dot / norm * v[ch]);
         }
     }
-    rest[0] = 0.1f, rest[1] = 4, rest[2] = (float)(set % 3) * 0.5f;
+    rest[0] = 0.1f, rest[1] = 4, rest[2] = 1, rest[3] = 0, rest[4] = (float)(set % 3) * 0.5f;
 }
 
 struct transform_sample {

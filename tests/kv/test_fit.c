@@ -149,6 +149,25 @@ static void row_of(enum codec_side side, uint32_t layer, uint32_t head, size_t f
     }
 }
 
+/* mean[HEAD_DIM] before rotation of the keys that are fitted to, of the pairs that turn by half a radian or more within a run; else 0. */
+static void mean_of_keys(uint32_t layer, uint32_t head, double *mean) {
+    memset(mean, 0, HEAD_DIM * sizeof *mean);
+    for (size_t t = SINKS + skipped; t < FITTED + skipped; t++)
+        for (size_t c = 0; c < HEAD_DIM; c++)
+            if (ROPE_RUN_TOKENS * (double)frequency[c % (HEAD_DIM / 2)] >= 0.5)
+                mean[c] += (double)keys[((size_t)layer * MOST + t) * WIDTH + head * HEAD_DIM + c] / FIT_TOKENS;
+}
+
+/* Takes from row[HEAD_DIM] of token t the mean as it is turned in the run of the page that begins with `first`. */
+static void take_turned(size_t first, size_t t, const double *mean, double *row) {
+    const double offset = (double)(t - first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS);
+    for (size_t i = 0, j = HEAD_DIM / 2; i < HEAD_DIM / 2; i++, j++) {
+        const double angle = offset * (double)frequency[i];
+        row[i] -= mean[i] * cos(angle) - mean[j] * sin(angle);
+        row[j] -= mean[i] * sin(angle) + mean[j] * cos(angle);
+    }
+}
+
 static bool is_fitted(const struct cache *cache) { return cache->base.fitted.layouts != NULL; }
 
 static const struct coding *coding_of(const struct cache *cache, enum codec_side side) {
@@ -168,8 +187,15 @@ static void check_records(const struct cache *cache) {
                 continue;
             }
             const struct transform_learned *profile = cpu_codebook_learned(cache->codebook, side, layer, head);
-            for (size_t t = 0; t < FIT_TOKENS; t++)
-                row_of(side, layer, head, SINKS + t / PAGE_TOKENS * PAGE_TOKENS, SINKS + t, rows + t * HEAD_DIM);
+            double mean[HEAD_DIM] = {0};
+            if (side == CODEC_KEYS) mean_of_keys(layer, head, mean);
+            for (size_t t = 0; t < FIT_TOKENS; t++) {
+                const size_t first = SINKS + t / PAGE_TOKENS * PAGE_TOKENS;
+                row_of(side, layer, head, first, SINKS + t, rows + t * HEAD_DIM);
+                take_turned(first, SINKS + t, mean, rows + t * HEAD_DIM);
+            }
+            for (size_t c = 0; c < HEAD_DIM; c++)
+                assert_true(fabs((double)transform_fitted_at(record, HEAD_DIM).pre_rope_mean[c] - mean[c]) < 1e-3);
             fit_oracle_check(profile->record, record, HEAD_DIM, rows, FIT_TOKENS, 1e-3);
             assert_ptr_equal(side_shape(cache, side, layer, head, 1).fitted, record);
         }
@@ -216,17 +242,22 @@ static double error_of_pages(const struct cache *cache) {
     double sum = 0;
     for (uint32_t set = 0; set < SETS; set++) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
-            double error = 0, power = 0, row[HEAD_DIM];
+            double error = 0, power = 0, row[HEAD_DIM], whole[HEAD_DIM];
             for (size_t i = 0; i < cache->base.pages.n_sealed; i++) {
                 const struct page_set *page = &cache->base.pages.sets[i];
                 float decoded[PAGE_TOKENS * HEAD_DIM];
                 cpu_codec_transform.decode(side_shape(cache, side, set / HEADS, set % HEADS, 1), side,
                                            page_at(cache, page, side, set / HEADS, set % HEADS), decoded);
+                double mean[HEAD_DIM] = {0};
+                for (size_t c = 0; c < HEAD_DIM && side == CODEC_KEYS; c++)
+                    mean[c] = (double)side_pre_rope_mean(cache, set / HEADS, set % HEADS)[c];
                 for (size_t t = 0; t < page->count; t++) {
                     row_of(side, set / HEADS, set % HEADS, (size_t)page->first, (size_t)page->first + t, row);
+                    memcpy(whole, row, sizeof whole);
+                    take_turned((size_t)page->first, (size_t)page->first + t, mean, row);
                     for (size_t c = 0; c < HEAD_DIM; c++) {
                         error += pow((double)decoded[t * HEAD_DIM + c] - row[c], 2);
-                        power += pow(row[c], 2);
+                        power += pow(whole[c], 2);
                     }
                 }
             }
@@ -364,7 +395,7 @@ static void pages_go_by_the_fit(void **state) {
     struct method method = make_method(NULL, NULL, true), learned = method;
     learned.of_weights = false;
     struct cache *cache = make_cache(&method, 1), *by_profile = make_cache(&learned, 1);
-    const float *sizes[2][SETS];
+    struct codebook_rows rows[2][SETS];
     const double rate[2] = {method.key.rate, method.value.rate};
     struct codebook_layouts *layouts;
     size_t bytes = 0;
@@ -375,12 +406,15 @@ static void pages_go_by_the_fit(void **state) {
     assert_true(error_of_pages(cache) < 0.05);
     for (uint32_t set = 0; set < SETS; set++) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
-            sizes[side][set] = transform_fitted_at(fitted_record(&cache->base, set / HEADS, set % HEADS, side), HEAD_DIM).size;
+            const struct transform_fitted own =
+                transform_fitted_at(fitted_record(&cache->base, set / HEADS, set % HEADS, side), HEAD_DIM);
+            rows[side][set] = (struct codebook_rows){own.size, own.gain};
             bytes += page_address(cache, set / HEADS, set % HEADS)->bytes[side];
         }
     }
-    assert_int_equal(codebook_layouts_of_sizes(method.learned, rate, (const float **[2]){sizes[0], sizes[1]}, &layouts, NULL),
-                     TERSE_OK);
+    assert_int_equal(
+        codebook_layouts_of_rows(method.learned, rate, (const struct codebook_rows *[2]){rows[0], rows[1]}, &layouts, NULL),
+        TERSE_OK);
     for (size_t side = 0; side < 2; side++)
         assert_memory_equal(layouts->layout[side], cache->base.method.layouts->layout[side],
                             SETS * sizeof(struct transform_layout));
@@ -617,12 +651,13 @@ static const char *refusal(const struct method *method, struct cache *cache, con
 }
 
 static void damaged_records_are_refused(void **state) {
-    enum { LEAST = 3 * HEAD_DIM, MEAN = 3, SIZE = HEAD_DIM, UNIT = 2 * HEAD_DIM };
+    enum { LEAST = 4 * HEAD_DIM, MEAN = 3, PRE_ROPE = HEAD_DIM, SIZE = 2 * HEAD_DIM, UNIT = 3 * HEAD_DIM };
     static const struct {
         size_t number;
         float value;
     } damages[] = {{MEAN, NAN},     {MEAN, INFINITY}, {SIZE + 5, 1e6f},       {SIZE + HEAD_DIM - 1, -1},
-                   {UNIT + 3, NAN}, {LEAST, -1},      {LEAST + 1, -INFINITY}, {LEAST, 1e30f}};
+                   {UNIT + 3, NAN}, {LEAST, -1},      {LEAST + 1, -INFINITY}, {LEAST, 1e30f},
+                   {LEAST + 2, -1}, {LEAST + 2, NAN}, {PRE_ROPE + 1, NAN}};
     const char *path = *state;
     struct method method = make_method(NULL, NULL, true);
     struct cache *cache = make_cache(&method, 2);

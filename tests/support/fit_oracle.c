@@ -89,7 +89,7 @@ void fit_oracle_check(const void *profile, const void *record, uint32_t head_dim
     const size_t hd = head_dim;
     const struct transform_fitted of_weights = transform_fitted_at(profile, head_dim), own = transform_fitted_at(record, head_dim);
     double *before = doubles(3 * hd * hd + 3 * hd), *after = before + hd * hd, *covariance = after + hd * hd,
-           *mean = covariance + hd * hd, *x = mean + hd, *z = x + hd, least = INFINITY, most = 0, power = 0;
+           *mean = covariance + hd * hd, *x = mean + hd, *z = x + hd, least = INFINITY, most = 0, squares = 0, power = 0;
     invert_basis(&of_weights, head_dim, before);
     invert_basis(&own, head_dim, after);
     for (size_t i = 0; i < n * hd; i++) {
@@ -103,6 +103,7 @@ void fit_oracle_check(const void *profile, const void *record, uint32_t head_dim
         for (size_t i = 0; i < hd * hd; i++) covariance[i] += z[i / hd] * z[i % hd] / (size * size) / ((double)n + PROFILE_ROWS);
         least = fmin(least, size);
         most = fmax(most, size);
+        squares += size * size / (double)n;
     }
     add_profile(&of_weights, head_dim, after, PROFILE_ROWS / ((double)n + PROFILE_ROWS), covariance);
     for (size_t c = 0; c < hd; c++) {
@@ -116,5 +117,6 @@ void fit_oracle_check(const void *profile, const void *record, uint32_t head_dim
     }
     check_near((double)own.gain_least, least / 2, tolerance * least, "least gain", 0);
     check_near((double)own.gain_most, most * 2, tolerance * most * 2, "largest gain", 0);
+    check_near((double)own.gain, sqrt(squares), tolerance * sqrt(squares), "mean gain", 0);
     free(before);
 }

@@ -1,9 +1,10 @@
-/* Layouts of a codebook's sizes and of a sequence's: bits are shared over the sets that there are, by the codebook's importances, as
- * transform_share_bits shares them. */
+/* Layouts of a codebook's rows and of a sequence's: bits are shared over the sets that there are, by the codebook's importances and by how much
+ * larger the rows are, as transform_share_bits shares them. */
 #include "base/random.h"
 #include "format/codebook_layouts.h"
 #include "support/random_codebook.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +17,8 @@
 enum { LAYERS = 3, HEADS = 2, HEAD_DIM = 32, SETS = LAYERS * HEADS, QUADS = HEAD_DIM / TRANSFORM_QUAD };
 
 static struct method method;
-static float sizes[2][SETS][HEAD_DIM]; /* of a sequence */
+static float sizes[2][SETS][HEAD_DIM],
+    grown[2][SETS]; /* of a sequence: and log2 of how much larger than the codebook's its rows are */
 
 static int make_codebook(void **state) {
     struct terse_cache_options options = terse_cache_options_defaults();
@@ -29,6 +31,7 @@ static int make_codebook(void **state) {
         const float fall = 0.75f + 0.25f * (float)random_uniform(random_next(&seed));
         float size = 1 + 3 * (float)random_uniform(random_next(&seed));
         for (size_t c = 0; c < HEAD_DIM; c++, size *= fall) sizes[set / SETS][set % SETS][c] = size;
+        grown[set / SETS][set % SETS] = 4 * (float)random_uniform(random_next(&seed)) - 2;
     }
     return 0;
 }
@@ -41,21 +44,28 @@ static int free_codebook(void **state) {
 
 /* The numbers that a codebook keeps of a set. */
 static struct transform_parameters parameters_of(enum codec_side side, size_t set) {
-    static float floats[HEAD_DIM * (HEAD_DIM + 2) + 3];
+    static float floats[HEAD_DIM * (HEAD_DIM + 3) + 5];
     assert_int_equal(transform_parameter_floats(HEAD_DIM), sizeof floats / sizeof floats[0]);
     codebook_parameters(method.learned, side, set, floats);
     return transform_parameters_at(floats, HEAD_DIM);
 }
 
-/* Adds to shares[n] the sets of a side whose bit in `there` is set. */
-static size_t add_shares(enum codec_side side, unsigned there, uint8_t bits[SETS][QUADS], struct transform_share *shares,
-                         size_t n) {
+/* Returns a sequence's rows of a set. */
+static struct codebook_rows rows_of(enum codec_side side, size_t set) {
+    return (struct codebook_rows){sizes[side][set], parameters_of(side, set).gain * exp2f(grown[side][set])};
+}
+
+/* Adds to shares[n] the sets of a side whose bit in `there` is set. `values`: the sequence has rows of values. */
+static size_t add_shares(enum codec_side side, unsigned there, bool values, uint8_t bits[SETS][QUADS],
+                         struct transform_share *shares, size_t n) {
     memset(bits, 0, sizeof(uint8_t[SETS][QUADS]));
-    for (size_t set = 0; set < SETS; set++)
-        if (there >> set & 1)
-            shares[n++] =
-                (struct transform_share){parameters_of(side, set).importance + (side == CODEC_KEYS ? FITTED_KEYS_IMPORTANCE : 0),
-                                         sizes[side][set], bits[set]};
+    for (size_t set = 0; set < SETS; set++) {
+        float importance = parameters_of(side, set).importance;
+        if (!(there >> set & 1)) continue;
+        if (values) importance += 2 * grown[CODEC_VALUES][set];
+        if (side == CODEC_KEYS) importance += 2 * grown[CODEC_KEYS][set] + FITTED_KEYS_IMPORTANCE;
+        shares[n++] = (struct transform_share){importance, sizes[side][set], bits[set]};
+    }
     return n;
 }
 
@@ -67,29 +77,31 @@ static void check_side(const struct codebook_layouts *layouts, enum codec_side s
     }
 }
 
-static void bits_are_shared_by_the_sizes_of_a_sequence(void **state) {
+static void bits_are_shared_by_the_rows_of_a_sequence(void **state) {
     static const double rates[][2] = {{2, 2}, {3.5, 3.5}, {2, 4}, {0, 2}, {1.5, 0}};
     static const unsigned theres[] = {0x3f, 0x0c, 0x35}; /* all; those of one layer; some */
     (void)state;
     for (size_t r = 0; r < sizeof rates / sizeof rates[0]; r++) {
         for (size_t i = 0; i < sizeof theres / sizeof theres[0]; i++) {
-            const float *own[2][SETS];
+            struct codebook_rows own[2][SETS] = {0};
             const double *rate = rates[r];
             uint8_t bits[2][SETS][QUADS];
             struct transform_share shares[2 * SETS];
             struct codebook_layouts *layouts;
-            for (size_t set = 0; set < 2 * SETS; set++)
-                own[set / SETS][set % SETS] = theres[i] >> set % SETS & 1 ? sizes[set / SETS][set % SETS] : NULL;
-            const size_t n = rate[0] > 0 ? add_shares(CODEC_KEYS, theres[i], bits[0], shares, 0) : 0,
-                         all = rate[1] > 0 ? add_shares(CODEC_VALUES, theres[i], bits[1], shares, n) : n;
+            for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++)
+                for (size_t set = 0; set < SETS && rate[side] > 0; set++)
+                    if (theres[i] >> set & 1) own[side][set] = rows_of(side, set);
+            const size_t n = rate[0] > 0 ? add_shares(CODEC_KEYS, theres[i], rate[1] > 0, bits[0], shares, 0) : 0,
+                         all = rate[1] > 0 ? add_shares(CODEC_VALUES, theres[i], true, bits[1], shares, n) : n;
             if (rate[0] == rate[1])
                 transform_share_bits(shares, all, HEAD_DIM, rate[0]);
             else {
                 if (n) transform_share_bits(shares, n, HEAD_DIM, rate[0]);
                 if (all > n) transform_share_bits(shares + n, all - n, HEAD_DIM, rate[1]);
             }
-            assert_int_equal(codebook_layouts_of_sizes(method.learned, rate, (const float **[2]){own[0], own[1]}, &layouts, NULL),
-                             TERSE_OK);
+            assert_int_equal(
+                codebook_layouts_of_rows(method.learned, rate, (const struct codebook_rows *[2]){own[0], own[1]}, &layouts, NULL),
+                TERSE_OK);
             assert_int_equal(codebook_layouts_bytes(layouts),
                              sizeof *layouts + ((rate[0] > 0) + (rate[1] > 0)) * SETS * sizeof(struct transform_layout));
             for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
@@ -105,37 +117,41 @@ static void bits_are_shared_by_the_sizes_of_a_sequence(void **state) {
     codebook_layouts_free(NULL);
 }
 
-/* And a codebook's layouts are those of its sizes, where keys and values do not share their bits; a sequence's differ. */
-static void a_codebook_has_the_layouts_of_its_sizes(void **state) {
+/* And a codebook's layouts are those of its rows, where keys and values do not share their bits; a sequence's differ. */
+static void a_codebook_has_the_layouts_of_its_rows(void **state) {
     static const double rate[2] = {2, 3};
     static float kept[2][SETS][HEAD_DIM];
-    const float *own[2][SETS], *others[2][SETS];
+    struct codebook_rows own[2][SETS], others[2][SETS];
     const struct codebook_layouts *of_codebook;
-    struct codebook_layouts *of_sizes, *of_others;
+    struct codebook_layouts *of_own, *of_others;
     (void)state;
-    for (size_t set = 0; set < 2 * SETS; set++) {
-        memcpy(kept[set / SETS][set % SETS], parameters_of((enum codec_side)(set / SETS), set % SETS).size, sizeof kept[0][0]);
-        own[set / SETS][set % SETS] = kept[set / SETS][set % SETS];
-        others[set / SETS][set % SETS] = sizes[set / SETS][set % SETS];
+    for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+        for (size_t set = 0; set < SETS; set++) {
+            const struct transform_parameters parameters = parameters_of(side, set);
+            memcpy(kept[side][set], parameters.size, sizeof kept[0][0]);
+            own[side][set] = (struct codebook_rows){kept[side][set], parameters.gain};
+            others[side][set] = rows_of(side, set);
+        }
     }
     assert_int_equal(codebook_layouts(method.learned, rate, &of_codebook, NULL), TERSE_OK);
-    assert_int_equal(codebook_layouts_of_sizes(method.learned, rate, (const float **[2]){own[0], own[1]}, &of_sizes, NULL),
-                     TERSE_OK);
-    assert_int_equal(codebook_layouts_of_sizes(method.learned, rate, (const float **[2]){others[0], others[1]}, &of_others, NULL),
-                     TERSE_OK);
+    assert_int_equal(
+        codebook_layouts_of_rows(method.learned, rate, (const struct codebook_rows *[2]){own[0], own[1]}, &of_own, NULL), TERSE_OK);
+    assert_int_equal(
+        codebook_layouts_of_rows(method.learned, rate, (const struct codebook_rows *[2]){others[0], others[1]}, &of_others, NULL),
+        TERSE_OK);
     for (size_t side = 0; side < 2; side++) {
         const size_t bytes = SETS * sizeof(struct transform_layout);
-        assert_memory_equal(of_codebook->layout[side], of_sizes->layout[side], bytes);
+        assert_memory_equal(of_codebook->layout[side], of_own->layout[side], bytes);
         assert_memory_not_equal(of_codebook->layout[side], of_others->layout[side], bytes);
     }
-    codebook_layouts_free(of_sizes);
+    codebook_layouts_free(of_own);
     codebook_layouts_free(of_others);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bits_are_shared_by_the_sizes_of_a_sequence),
-        cmocka_unit_test(a_codebook_has_the_layouts_of_its_sizes),
+        cmocka_unit_test(bits_are_shared_by_the_rows_of_a_sequence),
+        cmocka_unit_test(a_codebook_has_the_layouts_of_its_rows),
     };
     return cmocka_run_group_tests(tests, make_codebook, free_codebook);
 }

@@ -190,28 +190,49 @@ static void invert(const float *basis, size_t hd) {
         for (size_t c = 0; c < hd; c++) inverse[i][c] = a[i][hd + c];
 }
 
+/* mean[hd] of the keys before rotation, of the pairs that turn by half a radian or more within a run of 256 tokens; else 0. */
+static void mean_of_keys(const struct delivered *d, const struct rope *rope, size_t layer, size_t head, double *mean) {
+    const size_t hd = d->model->head_dim, pairs = rope->n_rot / 2;
+    for (size_t c = 0; c < hd; c++) {
+        const size_t pair = rope->pairing == ROPE_ADJACENT ? c / 2 : c < pairs ? c : c - pairs;
+        mean[c] = 0;
+        if (c >= rope->n_rot || 256 * (double)rope->frequency[pair] < 0.5) continue;
+        for (size_t i = 0; i < WINDOWS * WINDOW; i++)
+            if (i % WINDOW >= SINKS)
+                mean[c] += (double)row_of(d, K, layer, i / WINDOW, i % WINDOW, head)[c] / (WINDOWS * (WINDOW - SINKS));
+    }
+}
+
+/* A row that is coded, in the frame of a run: a key is less `mean` before rotation. */
+static void coded_row(const struct delivered *d, enum codec_side side, const struct rope *rope, size_t layer, size_t head, size_t i,
+                      const double *mean, double *out) {
+    const float *row = row_of(d, side == CODEC_KEYS ? K : V, layer, i / WINDOW, i % WINDOW, head);
+    float less[MOST_HD];
+    for (size_t c = 0; c < d->model->head_dim; c++) less[c] = (float)((double)row[c] - mean[c]);
+    to_frame(rope, i % WINDOW, (double)rope->magnitude, less, out);
+}
+
 static void check_set(const struct delivered *d, const struct learned *l, enum codec_side side, size_t layer, size_t head) {
     const struct terse_model *m = d->model;
     size_t hd = m->head_dim, set = layer * m->kv_heads + head, n = WINDOWS * (WINDOW - SINKS);
     struct transform_parameters p =
         transform_parameters_at(l->parameters[side] + set * transform_parameter_floats(m->head_dim), m->head_dim);
-    double mean[MOST_HD] = {0}, x[MOST_HD], z[MOST_HD], least = INFINITY, most = 0, squares = 0;
+    double mean[MOST_HD] = {0}, turning[MOST_HD] = {0}, x[MOST_HD], z[MOST_HD], least = INFINITY, most = 0, squares = 0, gains = 0;
     struct rope still = m->sliding_rope.n_rot && model_slides(m, (uint32_t)layer) ? m->sliding_rope : m->rope;
     if (side == CODEC_VALUES) still.n_rot = 0;
+    if (side == CODEC_KEYS) mean_of_keys(d, &still, layer, head, turning);
     find_metric(d, side, layer, head);
     invert(p.basis, hd);
     memset(products, 0, sizeof products);
     for (size_t i = 0; i < WINDOWS * WINDOW; i++) {
         if (i % WINDOW < SINKS) continue;
-        to_frame(&still, i % WINDOW, (double)still.magnitude,
-                 row_of(d, side == CODEC_KEYS ? K : V, layer, i / WINDOW, i % WINDOW, head), x);
+        coded_row(d, side, &still, layer, head, i, turning, x);
         for (size_t c = 0; c < hd; c++) mean[c] += x[c] / (double)n;
     }
     for (size_t i = 0; i < WINDOWS * WINDOW; i++) {
         double cost = 0, gain = 0;
         if (i % WINDOW < SINKS) continue;
-        to_frame(&still, i % WINDOW, (double)still.magnitude,
-                 row_of(d, side == CODEC_KEYS ? K : V, layer, i / WINDOW, i % WINDOW, head), x);
+        coded_row(d, side, &still, layer, head, i, turning, x);
         for (size_t c = 0; c < hd; c++) x[c] -= mean[c];
         for (size_t c = 0; c < hd; c++) {
             z[c] = 0;
@@ -223,6 +244,7 @@ static void check_set(const struct delivered *d, const struct learned *l, enum c
             fail_msg("side %d, set %zu: cost %g, squares %g", side, set, cost, gain * (double)hd);
         least = fmin(least, sqrt(gain));
         most = fmax(most, sqrt(gain));
+        gains += gain / (double)n;
         for (size_t c = 0; c < hd; c++)
             for (size_t j = 0; j < hd; j++) products[c][j] += z[c] * z[j] / gain / (double)n;
         to_frame(&still, i % WINDOW, 1 / (double)still.magnitude,
@@ -241,6 +263,10 @@ static void check_set(const struct delivered *d, const struct learned *l, enum c
             if (!(fabs(products[c][j] - (c == j) * size * size) < 5e-3 * (double)p.size[0] * (double)p.size[0]))
                 fail_msg("side %d, set %zu: components %zu and %zu, %g, size %g", side, set, c, j, products[c][j], size);
     }
+    for (size_t c = 0; c < hd; c++)
+        if (!(fabs((double)p.pre_rope_mean[c] - (double)still.magnitude * turning[c]) < 1e-3 * most))
+            fail_msg("side %d set %zu c %zu mean before rotation %g", side, set, c, (double)p.pre_rope_mean[c]);
+    assert_true(fabs((double)p.gain / sqrt(gains) - 1) < 5e-3);
     assert_true(fabs((double)p.gain_least / least * 1.5 - 1) < 5e-3 && fabs((double)p.gain_most / most / 1.5 - 1) < 5e-3);
     double importance = log2(squares / (double)n * (WINDOW - 1) * (WINDOW - 1));
     if (!(fabs((double)p.importance - importance) < 0.01))

@@ -173,7 +173,7 @@ static double rms(const double *x, size_t n) {
 static struct transform_parameters fit(struct fit *f, const double *rows, size_t n) {
     size_t hd = f->hd;
     double *u = doubles(hd);
-    struct transform_moments moments = {f->mean, f->inverse, f->covariance, 0, 0, -3};
+    struct transform_moments moments = {.mean = f->mean, .directions = f->inverse, .covariance = f->covariance, .importance = -3};
     assert_int_equal(transform_fit_metric(f->metric, (uint32_t)hd, f->root, f->inverse, NULL), TERSE_OK);
     for (size_t i = 0; i < n * hd; i++) f->mean[i % hd] += rows[i];
     for (size_t i = 0; i < hd; i++) f->mean[i] /= (double)n;
@@ -381,7 +381,7 @@ static void a_basis_is_orthonormal_in_its_metric(void **state) {
             assert_true(fabs(sum - (c == d)) < 1e-4);
         }
     }
-    memset(f.floats + 2 * HD + 5 * HD, 0, HD * sizeof *f.floats);
+    memset(f.floats + 3 * HD + 5 * HD, 0, HD * sizeof *f.floats);
     assert_int_equal(transform_metric(p.basis, HD, metric, &error), TERSE_E_FORMAT);
     assert_non_null(strstr(error.message, "singular"));
     memory_free(rows);
@@ -403,9 +403,11 @@ static void records_are_of_the_rows_that_they_are_fitted_to(void **state) {
         for (size_t i = 0; i < n * hd; i++) rows[i] = (double)(floats[i] = (float)rows[i]);
         for (int pass = 0; pass < 2; pass++)
             assert_int_equal(transform_fit_rows(transform_multiply, profile.record, profile.metric, (uint32_t)hd, floats, n,
-                                                pass ? again : record, NULL),
+                                                h ? floats : NULL, pass ? again : record, NULL),
                              TERSE_OK);
         assert_memory_equal(record, again, TRANSFORM_RECORD_BYTES(hd));
+        for (size_t c = 0; c < hd; c++)
+            assert_true(transform_fitted_at(record, (uint32_t)hd).pre_rope_mean[c] == (h ? floats[c] : 0));
         fit_oracle_check(profile.record, record, (uint32_t)hd, rows, n, 4e-3);
         memory_free(record);
         memory_free(again);
@@ -421,7 +423,7 @@ static bool is_finite(const void *record, size_t hd) {
     const struct transform_fitted fitted = transform_fitted_at(record, (uint32_t)hd);
     bool finite = fitted.gain_least >= 0 && fitted.gain_most >= fitted.gain_least;
     transform_record_basis(&fitted, (uint32_t)hd, hd, basis);
-    for (size_t i = 0; i < 3 * hd + 2; i++) finite &= isfinite(floats[i]) != 0;
+    for (size_t i = 0; i < 4 * hd + 3; i++) finite &= isfinite(floats[i]) != 0;
     for (size_t i = 0; i < hd * hd; i++) finite &= isfinite(basis[i]) != 0;
     for (size_t c = 0; c < hd; c++) finite &= fitted.size[c] >= 0 && (!c || fitted.size[c] <= fitted.size[c - 1]);
     return finite;
@@ -450,7 +452,7 @@ static void odd_rows_can_be_fitted_to(void **state) {
             rows[i] = kinds[kind];
         }
         assert_int_equal(
-            transform_fit_rows(transform_multiply, profile.record, profile.metric, HD, rows, kind == 1 ? 1 : N, record, NULL),
+            transform_fit_rows(transform_multiply, profile.record, profile.metric, HD, rows, kind == 1 ? 1 : N, NULL, record, NULL),
             TERSE_OK);
         if (!is_finite(record, HD)) fail_msg("kind %d: not a transform", kind);
         const struct transform_fitted own = transform_fitted_at(record, HD);
@@ -458,7 +460,9 @@ static void odd_rows_can_be_fitted_to(void **state) {
             assert_true(own.mean[c] == rows[c]);
             assert_true(fabsf(own.size[c] - of_weights.size[c]) <= 1e-5f * of_weights.size[0]);
         }
-        if (kind < 2) assert_true(own.gain_least == of_weights.gain_least && own.gain_most == of_weights.gain_most);
+        if (kind < 2)
+            assert_true(own.gain_least == of_weights.gain_least && own.gain_most == of_weights.gain_most &&
+                        own.gain == of_weights.gain);
     }
     memory_free(record);
     free_profile(profile);

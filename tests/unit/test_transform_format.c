@@ -225,17 +225,18 @@ static void parameters_are_checked(void **state) {
     struct terse_error error;
     assert_non_null(floats);
     for (size_t c = 0; c < HD; c++) {
-        floats[HD + c] = (float)(HD - c);
-        floats[2 * HD + c * HD + c] = 1;
+        floats[HD + c] = (float)c / 2;
+        floats[2 * HD + c] = (float)(HD - c);
+        floats[3 * HD + c * HD + c] = 1;
     }
-    floats[n - 3] = 0.5f, floats[n - 2] = 2, floats[n - 1] = -3;
+    floats[n - 5] = 0.5f, floats[n - 4] = 2, floats[n - 3] = 1.5f, floats[n - 2] = 7, floats[n - 1] = -3;
     assert_int_equal(transform_check_parameters(floats, HD, &error), TERSE_OK);
     struct transform_parameters own = transform_parameters_at(floats, HD);
     assert_true(own.size[1] == HD - 1 && own.basis[HD + 1] == 1 && own.gain_least == 0.5f && own.gain_most == 2);
-    assert_true(own.importance == -3);
-    const size_t places[] = {0, HD + 5, n - 3, n - 2};
-    const float bad[] = {NAN, 1000, 3, -1};
-    for (size_t i = 0; i < 4; i++) {
+    assert_true(own.importance == -3 && own.residual == 7 && own.gain == 1.5f && own.pre_rope_mean[3] == 1.5f);
+    const size_t places[] = {0, HD + 5, 2 * HD + 5, n - 5, n - 4, n - 3};
+    const float bad[] = {NAN, INFINITY, 1000, 3, -1, -1};
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
         float kept = floats[places[i]];
         floats[places[i]] = bad[i];
         assert_int_equal(transform_check_parameters(floats, HD, &error), TERSE_E_FORMAT);
@@ -253,14 +254,15 @@ static void records_round_the_basis_alone(void **state) {
     float *floats = calloc(n, sizeof *floats), *back = calloc(HD * HD, sizeof *back);
     void *record = calloc(1, TRANSFORM_RECORD_BYTES(HD));
     assert_true(floats && back && record);
-    for (size_t i = 0; i < n; i++) floats[i] = (float)(random_unit() - 0.5) * (i / HD == 7 ? 1e-6f : 3);
-    memset(floats + 2 * HD + 9 * HD, 0, HD * sizeof *floats);
+    for (size_t i = 0; i < n; i++) floats[i] = (float)(random_unit() - 0.5) * (i / HD == 8 ? 1e-6f : 3);
+    memset(floats + 3 * HD + 9 * HD, 0, HD * sizeof *floats);
     const struct transform_parameters own = transform_parameters_at(floats, HD);
     transform_record_set(own, HD, record);
     const struct transform_fitted fitted = transform_fitted_at(record, HD);
     assert_memory_equal(fitted.mean, own.mean, HD * sizeof *floats);
     assert_memory_equal(fitted.size, own.size, HD * sizeof *floats);
-    assert_true(fitted.gain_least == own.gain_least && fitted.gain_most == own.gain_most);
+    assert_memory_equal(fitted.pre_rope_mean, own.pre_rope_mean, HD * sizeof *floats);
+    assert_true(fitted.gain_least == own.gain_least && fitted.gain_most == own.gain_most && fitted.gain == own.gain);
     transform_record_basis(&fitted, HD, HD, back);
     for (size_t c = 0; c < HD; c++) {
         double norm = 0;

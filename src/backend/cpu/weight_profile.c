@@ -242,6 +242,7 @@ static enum terse_status fit(const struct weight_profile *w, const struct matric
     for (size_t i = 0; i < n * n; i++) m->covariance[i] = some ? m->covariance[i] / trace * (double)n : i % (n + 1) == 0;
     memset(m->mean, 0, n * sizeof *m->mean);
     moments.gain_most = some ? (float)fmin(GAIN_MOST * sqrt(trace / (double)n), GAIN_LIMIT) : 1;
+    moments.gain = some ? (float)fmin(sqrt(trace / (double)n), GAIN_LIMIT) : 1;
     moments.importance = (float)log2(fmax(importance, SQUARE_LEAST));
     return transform_fit(&moments, w->model->head_dim, floats, error);
 }
@@ -282,6 +283,7 @@ static void divide_by_residual(struct weight_profile *w) {
             values += VALUES_PART * m->head_dim * exp2((double)*value);
             *value -= residual;
             parameters_of(w, CODEC_KEYS, layer, head)[last] -= residual;
+            value[-1] = parameters_of(w, CODEC_KEYS, layer, head)[last - 1] = residual;
         }
     }
 }

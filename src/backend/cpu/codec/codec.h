@@ -17,6 +17,8 @@
 #define INT8_WEIGHT_LIMIT (1.0f / 64)
 #define RANK_QUERIES 8   /* of codec_ranks.prepare, at most */
 #define RANK_FLOATS 2048 /* that it writes for them, at most */
+#define RANK_UNIT 256    /* of ranks for a logit of 1 */
+#define RANK_MOST 65534
 
 struct key_rotation;  /* backend/cpu/kernels/pq/pq.h */
 struct index_options; /* backend/cpu/codec/index.h */
@@ -50,7 +52,7 @@ struct codec_queries {
 
 /* Key codecs whose pages find tokens by themselves, where the format's index is index_components. `prepare` prepares q[G][hd],
  * G <= RANK_QUERIES, which are rotated as the keys are. `rank` then ranks the tokens of a page by the logits of query g as far as the page's
- * first bytes(shape) tell, 256 to a unit, so that ranks[64] of all queries and pages compare; returns the largest, at most 65534. */
+ * first bytes(shape) tell, RANK_UNIT to a unit, so that ranks[64] of all queries and pages compare; returns the largest, at most RANK_MOST. */
 struct codec_ranks {
     size_t (*bytes)(struct codec_shape shape);
     void (*prepare)(struct codec_shape shape, const float *q, float *tables);
@@ -112,6 +114,8 @@ struct cpu_codec {
     void (*fit)(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, size_t stride,
                 const struct index_options *options, void *fitted);
     const struct codec_ranks *ranks; /* format->index is index_components */
+    /* Returns the mean before rotation, [hd], of the keys that the shape's parameters were learned from: those in pages are less it (kv/pre_rope.h). */
+    const float *(*pre_rope_mean)(struct codec_shape shape);
 
     /* These make some codecs faster; where they are NULL, readers take the core. */
 

@@ -75,6 +75,8 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
     return status;
 }
 
+static const float *pre_rope_mean(struct codec_shape shape) { return transform_of(shape).pre_rope_mean; }
+
 static void gains_of(struct codec_shape shape, const void *page, float *gains) {
     const struct transform_fitted own = transform_of(shape);
     transform_ops()->gains(page, own.gain_least, transform_gain_step(&own), gains);
@@ -323,6 +325,7 @@ const struct cpu_codec cpu_codec_transform = {
         &(const struct codec_learned){
             .make = learned_new, .free = learned_free, .bytes = learned_bytes, .predict_bytes = predict_learned_bytes},
     .ranks = &(const struct codec_ranks){.bytes = rank_bytes, .prepare = prepare_rank, .rank = rank},
+    .pre_rope_mean = pre_rope_mean,
     .queries = &(const struct codec_queries){.floats = query_floats, .prepare = prepare_queries},
     .code_sums = &(const struct codec_code_sums){.floats = code_sum_floats,
                                                  .add = accumulate_by_code,

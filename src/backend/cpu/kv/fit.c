@@ -139,10 +139,12 @@ static enum terse_status fit_side(void *user, size_t thread, uint32_t layer, uin
                                   struct terse_error *error) {
     const struct fitting *f = user;
     const struct transform_learned *profile = side_shape(f->cache, side, layer, head, 1).learned;
-    float *rows = f->rows + thread * f->floats;
+    const uint32_t hd = f->cache->base.shape.head_dim;
+    float *rows = f->rows + thread * f->floats, mean[CODEC_HEAD_DIM_MAX];
     read_window(f->cache, layer, head, side, f->n, rows);
-    return transform_fit_rows(vector_ops()->multiply, profile->record, profile->metric, f->cache->base.shape.head_dim, rows, f->n,
-                              record, error);
+    if (side == CODEC_KEYS) pre_rope_take(&f->cache->positions.pre_rope, f->cache->base.plan.grid, rows, f->n, hd, mean);
+    return transform_fit_rows(vector_ops()->multiply, profile->record, profile->metric, hd, rows, f->n,
+                              side == CODEC_KEYS ? mean : NULL, record, error);
 }
 
 enum terse_status fit_transforms(struct cache *cache, struct terse_error *error) {

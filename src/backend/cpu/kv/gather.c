@@ -144,6 +144,17 @@ static void score_decoded(const struct head_reader *reader, const struct segment
     }
 }
 
+/* What positions add to the logits of packed tokens i to end - 1, all of one run. */
+static void add_positions(const struct head_reader *reader, struct tokens tokens, size_t i, size_t end, float *logits) {
+    const struct cache *cache = reader->cache;
+    while (i < end) {
+        const struct taken taken = take(&tokens);
+        for (size_t j = 0; j < taken.n; j++, i++)
+            position_scores_add_slot(&cache->positions, reader->pre_rope_mean, set_of(cache, taken.page)->first, taken.slots[j],
+                                     reader->in_run, reader->rows, cache->base.shape.head_dim, logits + i);
+    }
+}
+
 /* The tokens of a packed page come from a few runs, one after another: the page is scored for each, which takes less than to decode the
  * keys and to rotate them. */
 static void score_by_runs(struct head_reader *reader, const struct segment *segment, float *logits) {
@@ -151,13 +162,15 @@ static void score_by_runs(struct head_reader *reader, const struct segment *segm
     const void *page = pack(cache, segment, reader->head, CODEC_KEYS);
     float *some = reader->workspace;
     const int64_t *positions = cache->rotary.positions + segment_page_base(cache, 0); /* of the runs of pages */
-    struct tokens tokens = tokens_of(segment);
+    struct tokens tokens = tokens_of(segment), of_run;
     for (size_t i = 0, end = 0; tokens.left; i = end) {
         const uint32_t first = tokens.page->page;
+        of_run = tokens;
         while (tokens.left && positions[tokens.page->page] == positions[first]) end += take(&tokens).n;
         segment_score_in_run(reader, page, segment_page_base(cache, first), some);
         for (size_t m = 0; m < reader->rows; m++)
             memcpy(logits + m * PAGE_TOKENS + i, some + m * PAGE_TOKENS + i, (end - i) * sizeof *logits);
+        if (reader->pre_rope_mean) add_positions(reader, of_run, i, end, logits);
     }
 }
 

@@ -44,9 +44,11 @@ static size_t load_page(const struct cache *cache, size_t i, uint32_t head, enum
 void seal_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head, enum codec_side side,
                float *rows) {
     const struct cpu_codec *codec = side_codec(cache, side);
-    if (side == CODEC_KEYS)
-        fit_encode_index(cache, set, layer, head, rows, set->count, rows + PAGE_TOKENS * cache->base.shape.head_dim);
+    const uint32_t hd = cache->base.shape.head_dim;
+    const float *mean = side == CODEC_KEYS ? side_pre_rope_mean(cache, layer, head) : NULL;
+    if (side == CODEC_KEYS) fit_encode_index(cache, set, layer, head, rows, set->count, rows + PAGE_TOKENS * (size_t)hd);
     if (side == CODEC_KEYS && cache->keys_in_rope_runs) segment_rotate_to_run(cache, set->first, set->count, rows);
+    if (mean) pre_rope_add(&cache->positions.pre_rope, -1, mean, set->first, rows, set->count, hd);
     codec->encode(side_shape(cache, side, layer, head, cache->group), side, rows, set->count,
                   page_at(cache, set, side, layer, head));
 }

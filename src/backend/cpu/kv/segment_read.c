@@ -35,6 +35,8 @@ static void load_sealed(const struct cache *cache, const struct segment *segment
     size_t hd = cache->base.shape.head_dim;
     const uint8_t *page = page_at(cache, segment->set, side, cache->base.layer, head);
     side_codec(cache, side)->decode(side_shape(cache, side, cache->base.layer, head, 1), side, page, rows);
+    const float *mean = side == CODEC_KEYS ? side_pre_rope_mean(cache, cache->base.layer, head) : NULL;
+    if (mean) pre_rope_add(&cache->positions.pre_rope, 1, mean, segment->set->first, rows, segment->end, (uint32_t)hd);
     if (side == CODEC_KEYS && cache->keys_in_rope_runs) segment_rotate_from_run(cache, segment->base, segment->end, rows);
     float row[CODEC_HEAD_DIM_MAX];
     for (uint64_t slots = exact_slots(segment, side); slots;) {
@@ -111,6 +113,7 @@ struct head_reader head_reader_of(const struct cache *cache, uint32_t head, cons
     struct head_reader reader = {.cache = cache, .head = head, .rows = rows, .q = q, .tables = tables, .run = INT64_MIN};
     reader.keys = side_shape(cache, CODEC_KEYS, cache->base.layer, head, rows);
     reader.values = side_shape(cache, CODEC_VALUES, cache->base.layer, head, rows);
+    reader.pre_rope_mean = side_pre_rope_mean(cache, cache->base.layer, head);
     reader.workspace = memory;
     reader.in_run = memory + workspace_floats(cache, rows);
     if (cpu_codec_query_floats(codec, reader.keys)) reader.run_tables = reader.in_run + rows * cache->base.shape.head_dim;
@@ -153,9 +156,12 @@ void segment_score_in_run(struct head_reader *reader, const void *page, size_t b
 static void score_sealed(struct head_reader *reader, const struct segment *segment, float *logits) {
     const struct cache *cache = reader->cache;
     const void *page = page_at(cache, segment->set, CODEC_KEYS, cache->base.layer, reader->head);
-    if (cache->keys_in_rope_runs)
+    if (cache->keys_in_rope_runs) {
         segment_score_in_run(reader, page, segment->base, logits);
-    else
+        if (reader->pre_rope_mean)
+            position_scores_add(&cache->positions, reader->pre_rope_mean, segment->set->first, reader->in_run, reader->rows,
+                                cache->base.shape.head_dim, logits);
+    } else
         cache->codec[CODEC_KEYS]->score(reader->keys, reader->q, reader->tables, page, logits);
     score_anchors(reader, segment, logits);
 }

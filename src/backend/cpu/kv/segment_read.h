@@ -17,6 +17,7 @@ struct head_reader {
     const float *q;                  /* [rows][hd] */
     const float *tables;             /* what the key codec prepared of q, or NULL; NULL where pages hold keys in runs */
     struct codec_shape keys, values; /* of sealed pages */
+    const float *pre_rope_mean;      /* side_pre_rope_mean */
     float *workspace;
     /* If pages hold keys in runs: the queries rotated to the run that was read last, and what the key codec prepared of them. */
     float *in_run, *run_tables; /* run_tables: NULL where the codec prepares nothing */

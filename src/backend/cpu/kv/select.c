@@ -224,6 +224,7 @@ static void score_by_codec(const struct cache *cache, uint32_t head, size_t begi
     uint16_t *scores = workspace.scores + head * slots_of(&cache->selection);
     uint16_t *best = workspace.best + head * cache->selection.candidates;
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->base.layer, head, 1);
+    const float *turning = side_pre_rope_mean(cache, cache->base.layer, head);
     float q[RANK_QUERIES * CODEC_HEAD_DIM_MAX], tables[RANK_FLOATS];
     size_t bytes = codec->ranks->bytes(shape), n;
     for (size_t i = begin, last; i < end; i = last) {
@@ -236,6 +237,9 @@ static void score_by_codec(const struct cache *cache, uint32_t head, size_t begi
                 prefetch_page(page_at(cache, select_candidate(cache, i + SCORE_AHEAD), CODEC_KEYS, cache->base.layer, head), bytes);
             const uint8_t *page = page_at(cache, select_candidate(cache, i), CODEC_KEYS, cache->base.layer, head);
             best[i] = codec->ranks->rank(shape, tables, g, page, scores + i * PAGE_TOKENS);
+            if (turning)
+                best[i] = position_scores_add_ranks(&cache->positions, turning, select_candidate(cache, i)->first,
+                                                    q + g * shape.head_dim, shape.head_dim, scores + i * PAGE_TOKENS);
         }
     }
 }

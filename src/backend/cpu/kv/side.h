@@ -24,7 +24,13 @@ static inline struct codec_shape side_shape(const struct cache *cache, enum code
     return shape;
 }
 
-/* The same for pages of the window, whose codec is f16. */
+/* Returns the mean before rotation of a layer and head's keys, which is not in their pages; NULL: all of a key is. */
+static inline const float *side_pre_rope_mean(const struct cache *cache, uint32_t layer, uint32_t head) {
+    if (!cache->positions.pre_rope.pairs) return NULL;
+    return cache->codec[CODEC_KEYS]->pre_rope_mean(side_shape(cache, CODEC_KEYS, layer, head, 1));
+}
+
+/* Returns the shape of pages of the window, whose codec is f16. */
 static inline struct codec_shape window_shape(const struct cache *cache, size_t rows) {
     return (struct codec_shape){.head_dim = cache->base.shape.head_dim, .group = (uint32_t)rows};
 }

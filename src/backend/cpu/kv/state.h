@@ -31,6 +31,7 @@
 
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/codec/prepared.h"
+#include "backend/cpu/kv/position_scores.h"
 #include "backend/cpu/kv/rotary.h"
 #include "base/size.h"
 #include "kv/cache.h"
@@ -78,6 +79,7 @@ struct cache {
                         * are rotated where they are read, as exact rows always are */
     bool keys_in_rope_runs; /* with keys_rotated: but sealed pages hold keys rotated by their offset in a run (codec.h) */
     struct rotary rotary;
+    struct position_scores positions; /* without pairs where the codec of keys keeps no mean apart */
 
     size_t largest_page[2];   /* bytes, by side */
     size_t window_page_bytes; /* of a page of the window, f16 */

@@ -40,6 +40,8 @@ static enum terse_status zeros(void *memory, uint64_t bytes, const char *what, s
 static enum terse_status allocate(struct cache *cache, struct terse_error *error) {
     const struct cache_base *base = &cache->base;
     enum terse_status status = rotary_init(&cache->rotary, base->shape.rope, error);
+    if (!status && cache->codec[CODEC_KEYS]->pre_rope_mean)
+        status = position_scores_new(base->shape.rope, &cache->positions, error);
     if (!status) status = pool_set_places(cache, error);
     if (!status) status = block_table_new(&cache->base.pages, &page_memory_host, base->page_set_bytes, error);
     if (!status) status = zeros(&cache->exact, exact_bytes(&base->shape, &base->method), "the KV cache's exact rows", error);
@@ -91,6 +93,7 @@ void cache_destroy(struct cache *cache) {
     budget_free(cache->base.budget, cache->fitted, cache_heads_of(&cache->base.shape) * cache->fitted_bytes);
     memory_free(cache->observed);
     rotary_destroy(&cache->rotary);
+    position_scores_free(&cache->positions);
     free(cache);
 }
 

@@ -129,7 +129,7 @@ static enum terse_status fit_side(void *user, size_t thread, uint32_t layer, uin
     if (status) return status;
     transform_record_set(profile, hd, work.record);
     read_window(f->cache, f->ring, layer_head, side, f->n, work.rows);
-    return transform_fit_rows(transform_multiply, work.record, work.metric, hd, work.rows, f->n, record, error);
+    return transform_fit_rows(transform_multiply, work.record, work.metric, hd, work.rows, f->n, NULL, record, error);
 }
 
 enum terse_status kv_fit_transforms(struct cache *cache, struct terse_error *error) {
