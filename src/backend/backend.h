@@ -109,6 +109,10 @@ struct kv_ops {
      * all of it. */
     bool (*seal_some)(struct cache *cache);
     enum terse_status (*end_layer)(struct cache *cache, struct terse_error *error);
+    /* Return whether the cache wants to know how large the residual stream is in the step that was begun, and tell it so, before commit: `sum` is
+     * that of log2 of the mean squares of `tokens` hidden states as they enter a layer, each rounded to units of RESIDUAL_UNIT (kv/fitted.h). */
+    bool (*wants_residual)(const struct cache *cache);
+    void (*note_residual)(struct cache *cache, uint32_t layer, int64_t sum, size_t tokens);
     enum terse_status (*commit)(struct cache *cache, struct terse_error *error);
 
     /* Between steps: the sections of a saved state from STATE_CACHE on, the same bytes on all backends; failures are the writer's. And from

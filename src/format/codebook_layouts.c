@@ -38,6 +38,8 @@ static size_t add_side(const struct terse_codebook *codebook, enum codec_side si
         if (side == CODEC_KEYS) grown += growth(codebook, CODEC_KEYS, set, work) + (size ? FITTED_KEYS_IMPORTANCE : 0);
         codebook_parameters(codebook, side, set, work->floats);
         const struct transform_parameters own = transform_parameters_at(work->floats, hd);
+        if (size && own.residual != 0 && work->rows[side][set].residual != 0)
+            grown -= work->rows[side][set].residual - own.residual;
         memcpy(work->own + n * hd, size ? size : own.size, hd * sizeof *work->own);
         work->shares[n] =
             (struct transform_share){own.importance + grown, work->own + n * hd, work->quad_bits + n * quads_of(codebook)};

@@ -25,12 +25,13 @@ enum terse_status codebook_layouts(const struct terse_codebook *codebook, const 
 /* The rows of a sequence, of one set: what a fit says of them (struct transform_fitted). */
 struct codebook_rows {
     const float *size; /* [head_dim]; NULL: the set is of no layer that the sequence's cache has */
-    float gain;
+    float gain, residual;
 };
 
-/* Makes layouts of a sequence's own rows[side][sets]. How much errors matter is what the codebook says of its rows, as many times as the sequence's are
- * larger: an error of values is in proportion to their size, and one of keys to theirs and, since it moves weight from one value to another, to that
- * of the values too. codebook_layouts_free releases the layouts. */
+/* Makes layouts of a sequence's own rows[side][sets]. How much errors matter is what the codebook says, as many times as squares of the sequence's
+ * rows are larger than those of the codebook's, and as the residual stream, to which errors are added, is smaller: an error of values is in
+ * proportion to their size, and one of keys to theirs and, since it moves weight from one value to another, to that of the values.
+ * codebook_layouts_free releases the layouts. */
 enum terse_status codebook_layouts_of_rows(const struct terse_codebook *codebook, const double rate[2],
                                            const struct codebook_rows *rows[2], struct codebook_layouts **layouts,
                                            struct terse_error *error);

@@ -56,7 +56,7 @@ typedef void transform_multiply_rows(const float *a, size_t m, size_t k, size_t 
 transform_multiply_rows transform_multiply;
 
 /* Fits a record to rows[n][hd], which pre_rope_mean[hd] was taken from (NULL: none), in the metric of a profile's record: their mean, the
- * Karhunen-Loeve transform of what they are about it, and the range of their gains. The profile counts as a few rows more. Rows that are the mean itself, or not finite, say nothing but of the mean.
+ * Karhunen-Loeve transform of what they are about it, and their gains. The profile counts as a few rows more. Rows that are the mean itself, or not finite, say nothing but of the mean.
  * What is fitted is finite whatever the rows are. The same rows give the same bits. TERSE_E_MEMORY. */
 enum terse_status transform_fit_rows(transform_multiply_rows *multiply, const void *profile, const float *metric, uint32_t head_dim,
                                      const float *rows, size_t n, const float *pre_rope_mean, void *record,

@@ -21,6 +21,7 @@ void cache_base_init(struct cache_base *base, const struct kv_storage *storage, 
 
 void cache_base_free(struct cache_base *base) {
     fitted_drop(base);
+    fitted_forget_residual(base);
     block_table_free(&base->pages);
     read_lists_free(&base->reads);
 }
@@ -87,6 +88,7 @@ void cache_reset(struct cache *cache) {
     drop_pages(cache, 0, base->pages.n_sealed);
     if (base->storage->reset) base->storage->reset(cache);
     drop_fitted(cache);
+    fitted_forget_residual(base);
     base->n_anchors = 0;
     base->prompt_end = 0;
     base->in_step = false;
@@ -124,11 +126,12 @@ enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind
     base->layer = NO_LAYER;
     base->layers_ended = 0;
     base->plan = plan_step(&base->method, &base->extent, kind, n);
+    enum terse_status status = fitted_begin_step(base, error);
+    if (status) return status;
     if (kind != CACHE_STEP_DECODE || n > base->ahead_most_tokens) cache_forget_ahead(cache);
     base->plan.ready = base->n_ahead < base->plan.seal ? base->n_ahead : base->plan.seal;
     size_t sets = base->pages.n_sealed + base->plan.seal + cache_pages_ahead(base, &base->plan);
-    enum terse_status status = block_table_reserve(&base->pages, sets, error);
-    if (status) return status;
+    if ((status = block_table_reserve(&base->pages, sets, error))) return status;
     block_table_assign(&base->pages, &base->plan, base->prompt_end);
     return read_lists_begin(&base->reads, &base->pages, &base->plan, &base->method, base->n_anchors, error);
 }
@@ -170,6 +173,7 @@ void cache_advance(struct cache *cache) {
     const struct plan *plan = &base->plan;
     base->n_ahead -= plan->ready;
     base->in_step = false;
+    fitted_end_step(base);
     base->fitted_ready |= plan->seal > 0;
     base->pages.n_sealed += plan->seal;
     base->n_anchors += plan->anchors;

@@ -16,6 +16,10 @@ struct fitted {
     size_t record_bytes;
     struct codebook_layouts *layouts;               /* of the records' sizes */
     const struct codebook_layouts *profile_layouts; /* the method's while nothing is fitted */
+    /* Of the residual stream before each layer, log2 of the mean square of a hidden state in units of RESIDUAL_UNIT, summed over the tokens of
+     * prompts before the fit: of the step in progress, and of steps before it. NULL: nothing was noted. */
+    int64_t *residual;           /* [2][layers] */
+    uint64_t residual_tokens[2]; /* of these sums */
 };
 
 /* The beginning of every struct cache. */

@@ -10,6 +10,9 @@
 
 static const char what[] = "what the KV cache learns";
 
+enum { STEP, BEFORE };       /* of sums */
+#define RESIDUAL_MOST 300.0f /* log2 of a float's square, and its negative */
+
 static size_t record_bytes(uint32_t head_dim) { return memory_round_up(TRANSFORM_RECORD_BYTES(head_dim), MEMORY_ALIGN); }
 
 static uint64_t records_bytes(const struct cache_shape *shape) { return cache_heads_of(shape) * 2 * record_bytes(shape->head_dim); }
@@ -55,13 +58,21 @@ static enum terse_status begin(struct cache_base *base, struct terse_error *erro
     return TERSE_OK;
 }
 
+/* Returns log2 of the mean square of a hidden state as it enters a layer; 0: nothing was noted. */
+static float residual_of(const struct cache_base *base, uint32_t layer) {
+    const uint64_t tokens = base->fitted.residual_tokens[BEFORE];
+    if (!tokens) return 0;
+    return (float)((double)base->fitted.residual[BEFORE * base->shape.layers + layer] / (double)tokens * RESIDUAL_UNIT);
+}
+
 /* Lists what a side's records say, by the numbers of layers in the model. */
 static void list_rows(const struct cache_base *base, enum codec_side side, struct codebook_rows *rows) {
     const struct cache_shape *shape = &base->shape;
     for (uint32_t layer = 0; layer < shape->layers; layer++)
         for (uint32_t head = 0; head < shape->kv_heads; head++) {
             const struct transform_fitted own = transform_fitted_at(record_at(base, layer, head, side), shape->head_dim);
-            rows[(size_t)cache_shape_number(shape, layer) * shape->kv_heads + head] = (struct codebook_rows){own.size, own.gain};
+            rows[(size_t)cache_shape_number(shape, layer) * shape->kv_heads + head] =
+                (struct codebook_rows){own.size, own.gain, residual_of(base, layer)};
         }
 }
 
@@ -128,8 +139,51 @@ void fitted_drop(struct cache_base *base) {
         budget_give(base->budget, (size_t)codebook_layouts_bytes(fitted->layouts));
         codebook_layouts_free(fitted->layouts);
     }
-    *fitted = (struct fitted){0};
+    fitted->records = NULL;
+    fitted->layouts = NULL;
+    fitted->profile_layouts = NULL;
 }
+
+/* ---- The residual stream */
+
+static enum terse_status reserve_sums(struct cache_base *base, struct terse_error *error) {
+    const size_t layers = base->shape.layers;
+    if (!base->fitted.residual) base->fitted.residual = memory_zeros(2 * layers, sizeof *base->fitted.residual);
+    return base->fitted.residual ? TERSE_OK : status_no_memory(error, 2 * layers * sizeof *base->fitted.residual, what);
+}
+
+bool fitted_wants_residual(const struct cache_base *base) { return fitted_pending(base) && base->plan.kind == CACHE_STEP_PREFILL; }
+
+enum terse_status fitted_begin_step(struct cache_base *base, struct terse_error *error) {
+    base->fitted.residual_tokens[STEP] = 0;
+    if (!fitted_wants_residual(base)) return TERSE_OK;
+    enum terse_status status = reserve_sums(base, error);
+    if (!status) memset(base->fitted.residual + STEP * base->shape.layers, 0, base->shape.layers * sizeof *base->fitted.residual);
+    return status;
+}
+
+void fitted_note_residual(struct cache_base *base, uint32_t layer, int64_t sum, size_t tokens) {
+    if (!fitted_wants_residual(base)) return;
+    base->fitted.residual[STEP * base->shape.layers + layer] += sum;
+    if (!layer) base->fitted.residual_tokens[STEP] += tokens;
+}
+
+void fitted_end_step(struct cache_base *base) {
+    const size_t layers = base->shape.layers;
+    uint64_t *tokens = base->fitted.residual_tokens;
+    for (size_t i = 0; i < layers && tokens[STEP]; i++)
+        base->fitted.residual[BEFORE * layers + i] += base->fitted.residual[STEP * layers + i];
+    tokens[BEFORE] += tokens[STEP];
+    tokens[STEP] = 0;
+}
+
+void fitted_forget_residual(struct cache_base *base) {
+    memory_free(base->fitted.residual);
+    base->fitted.residual = NULL;
+    base->fitted.residual_tokens[STEP] = base->fitted.residual_tokens[BEFORE] = 0;
+}
+
+/* ---- Copies */
 
 struct method fitted_method_without(const struct cache_base *base) {
     struct method method = base->method;
@@ -138,17 +192,42 @@ struct method fitted_method_without(const struct cache_base *base) {
 }
 
 enum terse_status fitted_copy(struct cache_base *base, const struct cache_base *from, struct terse_error *error) {
-    if (!from->fitted.layouts) return TERSE_OK;
-    enum terse_status status = begin(base, error);
-    if (status) return status;
+    enum terse_status status = TERSE_OK;
+    if (from->fitted.residual && !(status = reserve_sums(base, error))) {
+        memcpy(base->fitted.residual, from->fitted.residual, 2 * from->shape.layers * sizeof *base->fitted.residual);
+        base->fitted.residual_tokens[BEFORE] = from->fitted.residual_tokens[BEFORE];
+    }
+    if (status || !from->fitted.layouts || (status = begin(base, error))) return status;
     memcpy(base->fitted.records, from->fitted.records, (size_t)records_bytes(&base->shape));
     return end(base, error);
 }
 
-uint64_t fitted_saved_bytes(const struct cache_base *base) { return base->fitted.layouts ? records_bytes(&base->shape) : 0; }
+/* ---- Saved states */
+
+enum fitted_saved fitted_saved(const struct cache_base *base) {
+    if (base->fitted.layouts) return FITTED_RECORDS;
+    return base->fitted.residual_tokens[BEFORE] ? FITTED_SUMS : FITTED_NOTHING;
+}
+
+static uint64_t sums_bytes(const struct cache_base *base) { return (1 + (uint64_t)base->shape.layers) * sizeof(int64_t); }
+
+static uint64_t saved_bytes(const struct cache_base *base, enum fitted_saved saved) {
+    if (saved == FITTED_NOTHING) return 0;
+    return sums_bytes(base) + (saved == FITTED_RECORDS ? records_bytes(&base->shape) : 0);
+}
+
+uint64_t fitted_saved_bytes(const struct cache_base *base) { return saved_bytes(base, fitted_saved(base)); }
 
 void fitted_save(const struct cache_base *base, struct state_writer *writer) {
-    if (base->fitted.layouts) state_writer_put(writer, base->fitted.records, (size_t)records_bytes(&base->shape));
+    const struct fitted *fitted = &base->fitted;
+    const enum fitted_saved saved = fitted_saved(base);
+    if (saved == FITTED_NOTHING) return;
+    state_writer_put(writer, &fitted->residual_tokens[BEFORE], sizeof(uint64_t));
+    for (uint32_t layer = 0; layer < base->shape.layers; layer++) {
+        const int64_t sum = fitted->residual ? fitted->residual[BEFORE * base->shape.layers + layer] : 0;
+        state_writer_put(writer, &sum, sizeof sum);
+    }
+    if (saved == FITTED_RECORDS) state_writer_put(writer, fitted->records, (size_t)records_bytes(&base->shape));
 }
 
 /* Returns whether a record's numbers are such as a fit leaves. */
@@ -162,18 +241,43 @@ static bool is_sound(const void *record, uint32_t head_dim) {
     return fitted.gain_least >= 0 && fitted.gain_most >= fitted.gain_least && fitted.gain >= 0;
 }
 
-enum terse_status fitted_load(struct cache_base *base, const struct state_file *file, struct terse_error *error) {
-    const size_t bytes = (size_t)records_bytes(&base->shape), heads = cache_heads_of(&base->shape);
-    size_t there;
-    const uint8_t *data = state_file_section(file, STATE_FITTED, &there);
-    if (there < bytes) return state_file_refuse(file, STATE_FITTED, "it is of another size", error);
+static enum terse_status load_records(struct cache_base *base, const uint8_t *data, const struct state_file *file,
+                                      struct terse_error *error) {
     enum terse_status status = begin(base, error);
     if (status) return status;
-    memcpy(base->fitted.records, data + there - bytes, bytes);
-    for (size_t i = 0; i < 2 * heads; i++) {
+    memcpy(base->fitted.records, data, (size_t)records_bytes(&base->shape));
+    for (size_t i = 0; i < 2 * cache_heads_of(&base->shape); i++) {
         if (is_sound(base->fitted.records + i * base->fitted.record_bytes, base->shape.head_dim)) continue;
         fitted_drop(base);
         return state_file_refuse(file, STATE_FITTED, "a transform's numbers contradict one another", error);
     }
     return end(base, error);
+}
+
+static enum terse_status load_sums(struct cache_base *base, const uint8_t *data, const struct state_file *file,
+                                   struct terse_error *error) {
+    const uint32_t layers = base->shape.layers;
+    uint64_t tokens;
+    enum terse_status status = reserve_sums(base, error);
+    if (status) return status;
+    memcpy(&tokens, data, sizeof tokens);
+    memcpy(base->fitted.residual + BEFORE * layers, data + sizeof tokens, layers * sizeof(int64_t));
+    base->fitted.residual_tokens[BEFORE] = tokens;
+    for (uint32_t layer = 0; layer < layers; layer++)
+        if (!(fabsf(residual_of(base, layer)) <= RESIDUAL_MOST))
+            return state_file_refuse(file, STATE_FITTED, "sums that no tokens have", error);
+    return TERSE_OK;
+}
+
+enum terse_status fitted_load(struct cache_base *base, enum fitted_saved saved, const struct state_file *file,
+                              struct terse_error *error) {
+    const uint64_t bytes = saved_bytes(base, saved);
+    size_t there;
+    const uint8_t *data = state_file_section(file, STATE_FITTED, &there);
+    if (!bytes) return TERSE_OK;
+    if (there < bytes || !method_fits_transforms(&base->method))
+        return state_file_refuse(file, STATE_FITTED, "it is of another size", error);
+    data += there - bytes;
+    enum terse_status status = load_sums(base, data, file, error);
+    return status || saved != FITTED_RECORDS ? status : load_records(base, data + sums_bytes(base), file, error);
 }

@@ -29,11 +29,33 @@ void fitted_drop(struct cache_base *base);
 /* Returns the cache's method as it is while nothing is fitted. A copy of the cache is made by it, as the layouts that are fitted are freed with
  * the cache. */
 struct method fitted_method_without(const struct cache_base *base);
-/* Copies the records to a cache of that method and finds their layouts again. */
+/* ---- The residual stream, by which the bits are shared: errors matter as much as it is small
+ *
+ * Executors note how large it is as prompts pass through the model. */
+
+#define RESIDUAL_UNIT 0x1p-16
+
+/* Begins a step, whose plan there is. TERSE_E_MEMORY. */
+enum terse_status fitted_begin_step(struct cache_base *base, struct terse_error *error);
+/* These are kv_ops.wants_residual and, for a layer of the cache, note_residual. */
+bool fitted_wants_residual(const struct cache_base *base);
+void fitted_note_residual(struct cache_base *base, uint32_t layer, int64_t sum, size_t tokens);
+/* Makes the step's sums a part of those before it. */
+void fitted_end_step(struct cache_base *base);
+/* Forgets all sums. */
+void fitted_forget_residual(struct cache_base *base);
+
+/* ---- Copies, saved states */
+
+/* Copies the sums, and the records to a cache of fitted_method_without, and finds their layouts again. */
 enum terse_status fitted_copy(struct cache_base *base, const struct cache_base *from, struct terse_error *error);
-/* In the section STATE_FITTED, behind what the backend has put there. `load` reads the section's last bytes. */
+/* What lies in the section STATE_FITTED, behind what the backend has put there: nothing, or the number of tokens of the sums, these and, once
+ * there are any, the records. `load` reads the section's last bytes. */
+enum fitted_saved { FITTED_NOTHING, FITTED_RECORDS, FITTED_SUMS };
+enum fitted_saved fitted_saved(const struct cache_base *base);
 void fitted_save(const struct cache_base *base, struct state_writer *writer);
 uint64_t fitted_saved_bytes(const struct cache_base *base); /* of the section */
-enum terse_status fitted_load(struct cache_base *base, const struct state_file *file, struct terse_error *error);
+enum terse_status fitted_load(struct cache_base *base, enum fitted_saved saved, const struct state_file *file,
+                              struct terse_error *error);
 
 #endif

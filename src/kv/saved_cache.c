@@ -11,7 +11,7 @@ struct saved_cache {
     uint64_t exact, first, window_first, length, dropped; /* struct extent */
     uint64_t prompt_end;
     uint64_t anchors; /* per layer, KV head and side */
-    uint64_t fitted;  /* 1: codecs and indexes were fitted to the sequence; 2: transforms were; or their sum */
+    uint64_t fitted;  /* 1: codecs and indexes were fitted to the sequence; plus 2 enum fitted_saved */
 };
 
 struct saved_page_set {
@@ -28,7 +28,7 @@ void cache_save(const struct cache *cache, struct state_writer *writer) {
     const struct extent *e = &base->extent;
     const struct saved_cache saved = {
         e->exact,   e->first,         e->window_first, e->length,
-        e->dropped, base->prompt_end, base->n_anchors, base->fitted_ready + 2 * (base->fitted.layouts != NULL)};
+        e->dropped, base->prompt_end, base->n_anchors, base->fitted_ready + 2 * (uint64_t)fitted_saved(base)};
     state_writer_begin(writer, STATE_CACHE);
     state_writer_put(writer, &saved, sizeof saved);
     state_writer_begin(writer, STATE_PAGE_SETS);
@@ -76,15 +76,13 @@ static enum terse_status load_extent(struct cache_base *base, const struct state
     bool dropped = !e->dropped || policy->keep_selected_only;
     bool ordered = e->exact <= e->window_first && e->window_first <= e->length && e->dropped <= e->length;
     if (e->length > base->storage->most_tokens || e->exact != kept.exact || e->first != kept.first || !ordered || !dropped ||
-        saved.prompt_end > e->length || saved.anchors > e->length || saved.fitted > 3)
+        saved.prompt_end > e->length || saved.anchors > e->length || saved.fitted / 2 > FITTED_SUMS)
         return state_file_refuse(file, STATE_CACHE, "its counts of tokens contradict one another", error);
     if (saved.anchors && !policy->anchors) return state_file_refuse(file, STATE_ANCHORS, "it is of another size", error);
     base->prompt_end = saved.prompt_end;
     base->fitted_ready = saved.fitted & 1;
     base->n_anchors = (size_t)saved.anchors;
-    if (!(saved.fitted & 2)) return TERSE_OK;
-    if (!method_fits_transforms(&base->method)) return state_file_refuse(file, STATE_FITTED, "it is of another size", error);
-    return fitted_load(base, file, error);
+    return fitted_load(base, (enum fitted_saved)(saved.fitted / 2), file, error);
 }
 
 /* Pages follow one another up to the window; only where tokens of prompts were dropped may some be missing, as many as were. */

@@ -29,7 +29,7 @@ static void shape_transform(enum codec_side side, size_t hd, float *floats) {
     rest[0] = 0.3f;
     rest[1] = 3;
     rest[2] = 1;
-    rest[3] = 0;
+    rest[3] *= 4;
     rest[4] *= 4;
 }
 

@@ -408,7 +408,7 @@ static void pages_go_by_the_fit(void **state) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             const struct transform_fitted own =
                 transform_fitted_at(fitted_record(&cache->base, set / HEADS, set % HEADS, side), HEAD_DIM);
-            rows[side][set] = (struct codebook_rows){own.size, own.gain};
+            rows[side][set] = (struct codebook_rows){own.size, own.gain, 0};
             bytes += page_address(cache, set / HEADS, set % HEADS)->bytes[side];
         }
     }

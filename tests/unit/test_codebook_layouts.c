@@ -17,8 +17,8 @@
 enum { LAYERS = 3, HEADS = 2, HEAD_DIM = 32, SETS = LAYERS * HEADS, QUADS = HEAD_DIM / TRANSFORM_QUAD };
 
 static struct method method;
-static float sizes[2][SETS][HEAD_DIM],
-    grown[2][SETS]; /* of a sequence: and log2 of how much larger than the codebook's its rows are */
+/* Of a sequence, with log2 of how much larger than the codebook's its rows are, and how much smaller, squared, the residual stream. */
+static float sizes[2][SETS][HEAD_DIM], grown[2][SETS], smaller[2][SETS];
 
 static int make_codebook(void **state) {
     struct terse_cache_options options = terse_cache_options_defaults();
@@ -31,6 +31,7 @@ static int make_codebook(void **state) {
         const float fall = 0.75f + 0.25f * (float)random_uniform(random_next(&seed));
         float size = 1 + 3 * (float)random_uniform(random_next(&seed));
         for (size_t c = 0; c < HEAD_DIM; c++, size *= fall) sizes[set / SETS][set % SETS][c] = size;
+        smaller[set / SETS][set % SETS] = 3 * (float)random_uniform(random_next(&seed));
         grown[set / SETS][set % SETS] = 4 * (float)random_uniform(random_next(&seed)) - 2;
     }
     return 0;
@@ -52,7 +53,8 @@ static struct transform_parameters parameters_of(enum codec_side side, size_t se
 
 /* Returns a sequence's rows of a set. */
 static struct codebook_rows rows_of(enum codec_side side, size_t set) {
-    return (struct codebook_rows){sizes[side][set], parameters_of(side, set).gain * exp2f(grown[side][set])};
+    const struct transform_parameters own = parameters_of(side, set);
+    return (struct codebook_rows){sizes[side][set], own.gain * exp2f(grown[side][set]), own.residual - smaller[side][set]};
 }
 
 /* Adds to shares[n] the sets of a side whose bit in `there` is set. `values`: the sequence has rows of values. */
@@ -62,6 +64,7 @@ static size_t add_shares(enum codec_side side, unsigned there, bool values, uint
     for (size_t set = 0; set < SETS; set++) {
         float importance = parameters_of(side, set).importance;
         if (!(there >> set & 1)) continue;
+        importance += smaller[side][set];
         if (values) importance += 2 * grown[CODEC_VALUES][set];
         if (side == CODEC_KEYS) importance += 2 * grown[CODEC_KEYS][set] + FITTED_KEYS_IMPORTANCE;
         shares[n++] = (struct transform_share){importance, sizes[side][set], bits[set]};
@@ -129,7 +132,7 @@ static void a_codebook_has_the_layouts_of_its_rows(void **state) {
         for (size_t set = 0; set < SETS; set++) {
             const struct transform_parameters parameters = parameters_of(side, set);
             memcpy(kept[side][set], parameters.size, sizeof kept[0][0]);
-            own[side][set] = (struct codebook_rows){kept[side][set], parameters.gain};
+            own[side][set] = (struct codebook_rows){kept[side][set], parameters.gain, 0};
             others[side][set] = rows_of(side, set);
         }
     }

@@ -11,6 +11,7 @@
 #include "backend/cpu/linear.h"
 #include "backend/cpu/piece.h"
 #include "backend/cpu/rows.h"
+#include "kv/fitted.h"
 #include "model/architecture.h"
 
 #include <math.h>
@@ -181,6 +182,11 @@ static bool apply_experts(struct pass *p, struct panel panel, bool each, double 
 /* ---- The caches of a panel's sequences */
 
 static enum terse_status append(const struct pass *p, const struct sequence *s, struct terse_error *error) {
+    const struct kv_ops *kv = p->executor->kv;
+    const size_t width = p->executor->model->width;
+    if (kv->wants_residual(s->part.cache))
+        kv->note_residual(s->part.cache, p->layer, rows_sum_log_squares(hidden_at(p, s->first), s->part.n, width, RESIDUAL_UNIT),
+                          s->part.n);
     size_t at = s->first * model_kv_width(p->executor->model);
     return p->executor->kv->append(s->part.cache, p->layer, p->k + at, p->v + at, error);
 }

@@ -7,6 +7,9 @@
 #include "backend/cpu/kernels/weights/ops.h"
 #include "base/finite.h"
 
+#include <math.h>
+
+#define SQUARE_LEAST 1e-30 /* of what a logarithm is taken of */
 #define LANES 16
 #define PIECE 256 /* numbers on the stack: whole blocks of any type */
 
@@ -60,6 +63,17 @@ void norm_rows(const struct norm *norm, const float *x, float *out, size_t n, si
         const float *gain = norm->heads ? norm->gain + t % norm->heads * width : norm->gain;
         norm_row(norm, gain, x + t * width, out + t * width, width);
     }
+}
+
+int64_t rows_sum_log_squares(const float *x, size_t n, size_t width, double unit) {
+    int64_t sum = 0;
+#pragma omp parallel for reduction(+ : sum) if (n >= PARALLEL_ROWS)
+    for (size_t t = 0; t < n; t++) {
+        double square = 0;
+        for (size_t i = 0; i < width; i++) square += (double)x[t * width + i] * (double)x[t * width + i];
+        sum += llrint(log2(fmax(square / (double)width, SQUARE_LEAST)) / unit);
+    }
+    return sum;
 }
 
 void add_rows(float *x, const float *y, size_t n, size_t width) {

@@ -25,6 +25,9 @@ void cap_rows(float *x, float cap, size_t n, size_t width);
  * or what clamped SwiGLU (model.h) makes of both; `up` is read for these alone. */
 void activate_rows(enum activation activation, float *x, const float *up, size_t n, size_t width);
 
+/* Returns the sum of log2 of the mean squares of x[n][width], each rounded to a multiple of `unit`, in units: the same for any number of threads. */
+int64_t rows_sum_log_squares(const float *x, size_t n, size_t width, double unit);
+
 /* Checks that all of x[n][width], which is what the model has at `place` (model.h), are finite numbers; returns model_not_finite() if they are
  * not. It reads them once. */
 enum terse_status rows_check_finite(const struct terse_model *model, uint32_t place, const float *x, size_t n, size_t width,

@@ -162,6 +162,16 @@ static bool seal_some_of_layer(struct cache *cache) { return cache_seal_some(cac
 
 static enum terse_status end_layer(struct cache *cache, struct terse_error *error) { return cache_end_layer(cache->at, error); }
 
+static bool wants_residual(const struct cache *cache) {
+    return fitted_wants_residual(&cache->base) || (cache->next && fitted_wants_residual(&cache->next->base));
+}
+
+static void note_residual(struct cache *cache, uint32_t layer, int64_t sum, size_t tokens) {
+    for (; cache; cache = cache->next)
+        for (uint32_t own = 0; own < cache->base.shape.layers; own++)
+            if (cache_shape_number(&cache->base.shape, own) == layer) fitted_note_residual(&cache->base, own, sum, tokens);
+}
+
 static enum terse_status commit(struct cache *cache, struct terse_error *error) {
     enum terse_status status = TERSE_OK;
     for (; cache && !status; cache = cache->next) status = cache_commit(cache, error);
@@ -232,6 +242,8 @@ const struct kv_ops parts_ops = {.supports = supports,
                                  .attend_some = attend_some,
                                  .seal_some = seal_some_of_layer,
                                  .end_layer = end_layer,
+                                 .wants_residual = wants_residual,
+                                 .note_residual = note_residual,
                                  .commit = commit,
                                  .report = report,
                                  .map = map,

@@ -14,6 +14,12 @@ static void predict(const struct cache_shape *shape, const struct method *method
     cache_predict(&cuda_storage, shape, method, tokens, report);
 }
 
+static bool wants_residual(const struct cache *cache) { return fitted_wants_residual(cache_base_of(cache)); }
+
+static void note_residual(struct cache *cache, uint32_t layer, int64_t sum, size_t tokens) {
+    fitted_note_residual(cache_base(cache), layer, sum, tokens);
+}
+
 const struct kv_ops cuda_kv_ops = {.supports = supports,
                                    .predict = predict,
                                    .create = kv_create,
@@ -27,6 +33,8 @@ const struct kv_ops cuda_kv_ops = {.supports = supports,
                                    .save = cache_save,
                                    .load = cache_load,
                                    .begin = kv_begin,
+                                   .wants_residual = wants_residual,
+                                   .note_residual = note_residual,
                                    .commit = kv_commit,
                                    .report = cache_report,
                                    .map = cache_map,
