@@ -185,7 +185,7 @@ static enum terse_status append(const struct pass *p, const struct sequence *s, 
     const struct kv_ops *kv = p->executor->kv;
     const size_t width = p->executor->model->width;
     if (kv->wants_residual(s->part.cache))
-        kv->note_residual(s->part.cache, p->layer, rows_sum_log_squares(hidden_at(p, s->first), s->part.n, width, RESIDUAL_UNIT),
+        kv->note_residual(s->part.cache, p->layer, sum_log_squares(hidden_at(p, s->first), s->part.n, width, RESIDUAL_UNIT),
                           s->part.n);
     size_t at = s->first * model_kv_width(p->executor->model);
     return p->executor->kv->append(s->part.cache, p->layer, p->k + at, p->v + at, error);

@@ -65,7 +65,7 @@ void norm_rows(const struct norm *norm, const float *x, float *out, size_t n, si
     }
 }
 
-int64_t rows_sum_log_squares(const float *x, size_t n, size_t width, double unit) {
+int64_t sum_log_squares(const float *x, size_t n, size_t width, double unit) {
     int64_t sum = 0;
 #pragma omp parallel for reduction(+ : sum) if (n >= PARALLEL_ROWS)
     for (size_t t = 0; t < n; t++) {

@@ -26,7 +26,7 @@ void cap_rows(float *x, float cap, size_t n, size_t width);
 void activate_rows(enum activation activation, float *x, const float *up, size_t n, size_t width);
 
 /* Returns the sum of log2 of the mean squares of x[n][width], each rounded to a multiple of `unit`, in units: the same for any number of threads. */
-int64_t rows_sum_log_squares(const float *x, size_t n, size_t width, double unit);
+int64_t sum_log_squares(const float *x, size_t n, size_t width, double unit);
 
 /* Checks that all of x[n][width], which is what the model has at `place` (model.h), are finite numbers; returns model_not_finite() if they are
  * not. It reads them once. */

@@ -123,19 +123,30 @@ static enum terse_status logits_reserve(struct executor *e, size_t must, size_t 
 
 /* ---- A pass's life */
 
-static void pass_wanted(struct pass *p, struct wanted wanted[3]) {
+#define PASS_ARRAYS 4
+
+static bool notes_residual(const struct pass *p) {
+    for (const struct group *g = p->group; g < p->group + p->n_groups; g++)
+        if (!g->decodes && p->executor->kv->wants_residual(g->sequences->part.cache)) return true;
+    return false;
+}
+
+static size_t residual_bytes(const struct pass *p) { return p->n_groups * p->executor->model->layers * sizeof *p->residual; }
+
+static void pass_wanted(struct pass *p, struct wanted wanted[PASS_ARRAYS]) {
     bool positions = p->executor->weights.positions.data;
     wanted[0] = (struct wanted){(void **)&p->hidden, p->capacity, p->executor->model->width * sizeof(float)};
     wanted[1] = (struct wanted){(void **)&p->tokens, p->capacity, sizeof(int32_t)};
     wanted[2] = (struct wanted){(void **)&p->positions, p->capacity, positions ? sizeof(int32_t) : 0};
+    wanted[3] = (struct wanted){(void **)&p->residual, 1, p->notes_residual ? residual_bytes(p) : 0};
 }
 
 static void end(struct pass *p) {
     if (!p) return;
-    struct wanted wanted[3];
+    struct wanted wanted[PASS_ARRAYS];
     if (p->hidden) cudaStreamSynchronize(device_stream()); /* an unfinished pass may still be computed on */
     pass_wanted(p, wanted);
-    release(wanted, 3);
+    release(wanted, PASS_ARRAYS);
     memory_free(p->sequence);
     memory_free(p->group);
     memory_free(p->cache);
@@ -193,7 +204,7 @@ static void arrange(struct pass *p, const struct step *step) {
 static enum terse_status reserve(struct pass *p, struct terse_error *error) {
     struct executor *e = p->executor;
     size_t rows = 0, must = 0, kept = 0;
-    struct wanted wanted[3];
+    struct wanted wanted[PASS_ARRAYS];
     for (const struct group *g = p->group; g < p->group + p->n_groups; g++) {
         size_t panel = g->decodes ? g->rows : pass_panel(e->model, g->sequences->length, g->rows);
         if (panel > rows) rows = panel;
@@ -203,8 +214,10 @@ static enum terse_status reserve(struct pass *p, struct terse_error *error) {
     }
     enum terse_status status = activations_reserve(e, rows, error);
     if (!status && kept) status = logits_reserve(e, must, kept < rows ? kept : rows, error);
+    p->notes_residual = notes_residual(p);
     pass_wanted(p, wanted);
-    return status || !p->capacity ? status : allocate(wanted, 3, error);
+    if (status || !p->capacity || (status = allocate(wanted, PASS_ARRAYS, error)) || !p->residual) return status;
+    return device_check(cudaMemsetAsync(p->residual, 0, residual_bytes(p), device_stream()), "beginning a step", error);
 }
 
 static enum terse_status begin(struct executor *e, const struct step *step, struct pass **pass, size_t *failed,

@@ -9,6 +9,8 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/rows.h"
 #include "backend/cuda/top_logits.h"
+#include "base/memory.h"
+#include "kv/fitted.h"
 #include "model/architecture.h"
 
 #include <string.h>
@@ -331,6 +333,23 @@ static void begin_group(struct pass *p) {
     p->row = 0;
 }
 
+/* Tells caches how large the residual stream is where they want to know. */
+static enum terse_status note_residual(const struct pass *p, struct terse_error *error) {
+    const struct kv_ops *kv = p->executor->kv;
+    const uint32_t layers = p->executor->model->layers;
+    enum terse_status status = TERSE_OK;
+    int64_t *sums = memory_array(p->n_groups * (size_t)layers, sizeof *sums);
+    if (!sums) return status_no_memory(error, p->n_groups * (size_t)layers * sizeof *sums, "a step");
+    status = device_check(device_fetch(sums, p->residual, p->n_groups * layers * sizeof *sums), "ending a step", error);
+    for (size_t g = 0; g < p->n_groups && !status; g++) {
+        const struct step_part *part = &p->group[g].sequences->part;
+        for (uint32_t layer = 0; layer < layers && !p->group[g].decodes && kv->wants_residual(part->cache); layer++)
+            kv->note_residual(part->cache, layer, sums[g * layers + layer], part->n);
+    }
+    memory_free(sums);
+    return status;
+}
+
 /* Nothing is committed before all of the step is computed. */
 static enum terse_status end_group(struct pass *p, struct terse_error *error) {
     bool last = p->at + 1 == p->n_groups, fetched = group_of(p)->kept > 0;
@@ -342,6 +361,7 @@ static enum terse_status end_group(struct pass *p, struct terse_error *error) {
     p->before += group_of(p)->rows;
     p->at++;
     begin_group(p);
+    if (last && p->notes_residual) status = note_residual(p, error);
     for (size_t i = 0; i < p->n_sequences && last && !status; i++)
         status = p->executor->kv->commit(p->sequence[i].part.cache, error);
     return status;
@@ -397,6 +417,10 @@ static enum terse_status run_keys(struct pass *p, size_t count, struct terse_err
     enum terse_status status = TERSE_OK;
     if (p->layer == 0 && p->row == 0) status = send_part(p, error);
     if (p->layer == 0 && !status) status = embed(e, p->tokens + p->row, p->positions + p->row, count, hidden_at(p, p->row), error);
+    if (p->notes_residual && !status)
+        status = device_check(rows_sum_log_squares(hidden_at(p, p->row), (uint32_t)count, e->model->width, RESIDUAL_UNIT,
+                                                   p->residual + p->at * e->model->layers + p->layer, device_stream()),
+                              "a step", error);
     if (!status) status = project(e, layer_of(p), multiply, hidden_at(p, p->row), count, KEYS_AND_VALUES, error);
     if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->k, count * model_kv_width(e->model), error);
     if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->v, count * model_kv_width(e->model), error);

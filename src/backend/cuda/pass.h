@@ -112,6 +112,8 @@ struct pass {
     size_t capacity;
     float *hidden;               /* [capacity][width] */
     int32_t *tokens, *positions; /* [capacity] */
+    bool notes_residual;         /* some cache wants to know how large the residual stream is: */
+    int64_t *residual;           /* [n_groups][layers] the sums */
 
     /* The pass continues here. */
     size_t at, before; /* a group, and rows of those before it */

@@ -9,7 +9,8 @@
 #include <math.h>
 
 #define THREADS 1024
-#define HALF_LARGEST 15 /* rows are scaled to below two to this; a half is at most 2^16 - 2^5 */
+#define SQUARE_LEAST 1e-30f /* of what a logarithm is taken of */
+#define HALF_LARGEST 15     /* rows are scaled to below two to this; a half is at most 2^16 - 2^5 */
 #define CODE_UNIT 16777216.f
 
 __host__ __device__ static inline uint32_t divide_up(uint32_t n, uint32_t by) { return (n + by - 1) / by; }
@@ -237,6 +238,22 @@ __global__ void norm_heads(struct norm norm, float *x, uint32_t n, uint32_t widt
 
 extern "C" cudaError_t rows_norm(struct norm norm, float *x, uint32_t n, uint32_t width, float most, cudaStream_t stream) {
     if (n) norm_heads<<<divide_up(n, 4), 128, 0, stream>>>(norm, x, n, width, most);
+    return cudaGetLastError();
+}
+
+/* A warp a row. Integers are summed, so that the order does not matter. */
+__global__ void sum_log_squares(const float *x, uint32_t n, uint32_t width, float units, unsigned long long *sum) {
+    uint32_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= n) return;
+    float squares = 0;
+    for (uint32_t i = lane; i < width; i += 32) squares += x[(size_t)row * width + i] * x[(size_t)row * width + i];
+    squares = warp_sum(squares) / (float)width;
+    if (lane == 0) atomicAdd(sum, (unsigned long long)llrintf(log2f(fmaxf(squares, SQUARE_LEAST)) * units));
+}
+
+extern "C" cudaError_t rows_sum_log_squares(const float *x, uint32_t n, uint32_t width, float unit, int64_t *sum,
+                                            cudaStream_t stream) {
+    if (n) sum_log_squares<<<divide_up(n, 4), 128, 0, stream>>>(x, n, width, 1 / unit, (unsigned long long *)sum);
     return cudaGetLastError();
 }
 

@@ -27,6 +27,8 @@ cudaError_t rows_prepare(struct row_form form, const float *x, const float *fact
 
 /* x[n][width] becomes its norm, and with most > 0 is first kept within [-most, most]. */
 cudaError_t rows_norm(struct norm norm, float *x, uint32_t n, uint32_t width, float most, cudaStream_t stream);
+/* *sum, on the device, += log2 of the mean squares of x[n][width], each rounded to a multiple of `unit`, in units. */
+cudaError_t rows_sum_log_squares(const float *x, uint32_t n, uint32_t width, float unit, int64_t *sum, cudaStream_t stream);
 cudaError_t rows_clamp(float *x, float most, size_t count, cudaStream_t stream);
 
 /* *not_finite, on the device, becomes `place` if it is more, where one of x[count] is not finite. */
