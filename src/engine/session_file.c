@@ -105,8 +105,9 @@ static enum terse_status check_method(const struct terse_session *s, const struc
     first_difference(method, strlen(method), (const char *)memcpy((char[METHOD_IDENTITY]){0}, text, n), own, sizeof own);
     return status_fail(error, TERSE_E_ARGUMENT,
                        "%s: was saved with another cache (%s) than this session's (%s): use the method and options that it was "
-                       "saved with",
-                       state_file_name(file), saved, own);
+                       "saved with%s",
+                       state_file_name(file), saved, own,
+                       strcmp(saved, METHOD_OWN_TRANSFORMS) == 0 ? ", which had no profile: --codebook none" : "");
 }
 
 static enum terse_status check_identity(const struct terse_session *s, const struct state_file *file, struct terse_error *error) {

@@ -19,5 +19,5 @@ void method_identity(const struct method *method, char text[METHOD_IDENTITY]) {
              ", index %s, reads %.17g %%, reads %" PRIu32 ", tail %" PRIu32 ", %s",
              method->policy->name, p->budget, p->exact, p->shallow, p->anchor_percent, p->anchor_count,
              method->index ? method->index->name : "none", p->read_percent, p->read_count, method->tail_tokens,
-             method->of_weights ? "transforms of the sequence" : "given codebook or none");
+             method->of_weights ? METHOD_OWN_TRANSFORMS : "given codebook or none");
 }

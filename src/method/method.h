@@ -58,6 +58,7 @@ struct method method_of_window(const struct method *method, uint32_t window);
 /* Writes all that decides what the bytes of a cache mean and which tokens it holds, but for the codebook, as one line of items with ", "
  * between them, the first the name: "q8_0, keys q8_0, values q8_0, ..., tail 128". */
 #define METHOD_IDENTITY 512
+#define METHOD_OWN_TRANSFORMS "transforms of the sequence" /* its last part, where caches fit what they need */
 void method_identity(const struct method *method, char text[METHOD_IDENTITY]);
 
 #endif

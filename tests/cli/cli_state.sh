@@ -22,6 +22,9 @@ printf 'Hello\n' | "$terse" run -cnv --chat-template chatml -n 5 --temp 0 --kv f
 works run --chat --chat-template chatml --state "$work/chat" -p 'Who?' -n 5 --temp 0 --kv f16
 
 refuses 'was saved with another cache (q4_0) than this session.s (terse-4)' run --state "$work/state" -n 1
+works run -p 'The old man' -n 2 --codebook none --save-state "$work/own"
+refuses 'saved with another cache (transforms of the sequence) .*use the method and options that it was saved with, which had no profile: --codebook none' run --state "$work/own" -n 1
+works run --state "$work/own" -n 1 --codebook none
 refuses 'was saved with another model' run -m tests/fixtures/models/llama.gguf --kv q4_0 --state "$work/state" -n 1
 refuses 'cannot be read: No such file' run --state "$work/missing" -n 1
 refuses 'not a saved state' run --state README.md -n 1
