@@ -221,9 +221,12 @@ struct terse_cache_options {
     uint32_t mat_anchors; /* mat: tokens that are kept beside the newest, token 0 among them; 0: 64, at most a quarter of all */
     uint32_t mat_shallow; /* mat: first layers that keep sinks instead; TERSE_SHALLOW_DEFAULT: 2 */
     /* For methods that learn; must outlive the session. Others do not look at it. NULL: terse-N goes by what the model's weights imply, which
-     * its engine finds out once, for all sessions, and by a sequence's own tokens; others are refused. */
+     * its engine finds out once, for all sessions, and by a sequence's own tokens (TERSE_FIT_TOKENS); others are refused. */
     const struct terse_codebook *codebook;
 };
+/* Without a codebook terse-N compresses nothing of a sequence before it has so many tokens. So a cache takes more bytes at this length than
+ * at somewhat larger ones, and its most on the way to N tokens is the larger of its bytes at N and at the smaller of N and this number. */
+#define TERSE_FIT_TOKENS 2052
 TERSE_API struct terse_cache_options terse_cache_options_defaults(void);
 
 /* The table of methods, i = 0, 1, ...; false past the last. `name` is a pattern such as "streaming-N". */
@@ -255,7 +258,7 @@ struct terse_cache_report {
 };
 
 /* Computes what a cache of `tokens` tokens will allocate, before anything is allocated: the report equals that of terse_session_cache after a
- * prefill of that many tokens. A session that generates holds more than a prefill of as many tokens: pages for tokens that still wait in the
+ * prefill of that many tokens. Bytes grow with tokens, but for what TERSE_FIT_TOKENS says. A session that generates holds more than a prefill of as many tokens: pages for tokens that still wait in the
  * window, and pages ahead, a 32nd of the cache's but 16 of each layer, KV head and side at most. */
 TERSE_API enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options,
                                               uint64_t tokens, struct terse_cache_report *report, struct terse_error *error);

@@ -1,6 +1,7 @@
 /* `terse inspect`: what a GGUF file holds, whether terse can run it, and what its KV cache costs by each method, and measures for a few seconds
  * how fast it is here; of a codebook, what it is for and where it comes from. Works on any well-formed GGUF file, also on those that terse
  * cannot run. */
+#include "codebooks.h"
 #include "commands.h"
 #include "forecast.h"
 #include "setup.h"
@@ -23,6 +24,7 @@ struct inspect {
     struct terse_gguf *gguf;
     bool is_codebook;                                    /* then no model is looked for */
     struct terse_codebook *codebook;                     /* NULL when terse cannot use it */
+    struct terse_codebook *profile;                      /* that there is of the model, or NULL */
     struct terse_error refusal;                          /* why the model or codebook did not load; code TERSE_OK when it did */
     cJSON *parts, *metadata, *types, *tensors, *methods; /* arrays of objects; no parts of a file that was not split */
 };
@@ -146,19 +148,27 @@ static cJSON *collect_types(const struct inspect *f) {
 
 /* ---- What its cache costs */
 
-/* Most tokens whose cache takes no more than `budget` bytes, up to MOST. Bytes never shrink with tokens. */
+/* Most tokens whose cache never takes more than `budget` bytes, up to MOST_TOKENS. */
 #define MOST_TOKENS (UINT64_C(1) << 40)
 static uint64_t tokens_in_budget(const struct inspect *f, const struct terse_cache_options *options) {
     uint64_t fits = 0, too_many = MOST_TOKENS + 1;
-    struct terse_cache_report report;
     while (too_many - fits > 1) {
-        uint64_t middle = fits + (too_many - fits) / 2;
-        if (terse_cache_bytes(f->setup.model, options, middle, &report, NULL) == TERSE_OK && report.resident <= f->budget)
+        uint64_t bytes, middle = fits + (too_many - fits) / 2;
+        if (forecast_peak(f->setup.model, options, middle, &bytes, NULL) == TERSE_OK && bytes <= f->budget)
             fits = middle;
         else
             too_many = middle;
     }
     return fits;
+}
+
+/* Returns the options of a method as terse run would take it. Of other methods' codebooks the bytes do not depend on what was learned. */
+static struct terse_cache_options options_of(const struct inspect *f, const char *method) {
+    struct terse_cache_options options = terse_cache_options_defaults();
+    struct setup setup = f->setup;
+    setup.method = options.method = method;
+    if (codebooks_is_profile(&setup)) options.codebook = f->profile;
+    return options;
 }
 
 /* Writes a method of the table under a name that --kv accepts: "streaming-N" and "quest-K" are shown for 512 tokens. */
@@ -175,9 +185,8 @@ static cJSON *collect_methods(const struct inspect *f) {
     for (size_t i = 0; f->setup.model && terse_method_describe(i, &method); i++) {
         char name[64];
         struct terse_cache_report full;
-        struct terse_cache_options options = terse_cache_options_defaults();
         instance_of(method.name, name, sizeof name);
-        options.method = name;
+        struct terse_cache_options options = options_of(f, name);
         if (terse_cache_bytes(f->setup.model, &options, context, &full, NULL) != TERSE_OK) continue;
         cJSON *row = cJSON_CreateObject();
         cJSON_AddStringToObject(row, "kv", name);
@@ -404,19 +413,20 @@ static int make_forecast(struct inspect *f) {
     uint32_t context = f->setup.info.context;
     if (f->setup.context > context)
         return complain("-c %" PRId64 ": the model was trained for %u tokens", f->setup.context, context);
-    setup_default_method(&f->setup);
-    return forecast_make(&f->setup, f->setup.context ? (uint32_t)f->setup.context : context, &f->forecast);
+    return forecast_make(&f->setup, f->setup.context ? (uint32_t)f->setup.context : context, f->profile, &f->forecast);
 }
 
 /* Loads the file. One that cannot be run is shown all the same; one that cannot be read is not. */
 static int load(struct inspect *f) {
+    int status = EXIT_OK;
     if (setup_open_gguf(f->file, &f->gguf, &f->refusal) != TERSE_OK) return complain_error(&f->refusal);
     f->is_codebook = f->file && is_codebook(f->gguf);
     f->setup.model_path = f->file;
     if (f->is_codebook)
         terse_codebook_load(f->file, &f->codebook, &f->refusal);
-    else
-        setup_try_load(&f->setup, &f->refusal);
+    else if (setup_try_load(&f->setup, &f->refusal) == TERSE_OK)
+        status = codebooks_find(&f->setup, &f->profile);
+    if (status != EXIT_OK) return status;
     f->parts = collect_parts(f);
     f->metadata = collect_metadata(f);
     f->types = collect_types(f);
@@ -429,6 +439,7 @@ int cmd_inspect(int argc, char **argv) {
     struct inspect f = {0};
     setup_init(&f.setup);
     f.setup.method = NULL;
+    setup_default_method(&f.setup);
     enum options_result parsed = parse(&f, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
     int status = load(&f);
@@ -441,6 +452,7 @@ int cmd_inspect(int argc, char **argv) {
     cJSON_Delete(f.methods);
     terse_gguf_free(f.gguf);
     terse_codebook_free(f.codebook);
+    terse_codebook_free(f.profile);
     setup_free(&f.setup);
     return status;
 }

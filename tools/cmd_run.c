@@ -125,9 +125,8 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
     const struct option_set set = {
         .usage = "terse run [MODEL.gguf] -p TEXT | -f FILE [-p TEXT] | -cnv [options]",
         .about = "Reads a text and continues it. The text goes to stdout, progress and a summary to stderr.\n"
-                 "Without --kv the cache is " METHOD_WITH_PROFILE
-                 " where there is a profile of the model, else " METHOD_WITHOUT_PROFILE ". At a terminal a missing profile\n"
-                 "is learned in the background, at the lowest priority.\n",
+                 "Without --kv the cache is " METHOD_DEFAULT ". At a terminal a missing profile of the model, with which it stays\n"
+                 "closer to f16, is learned in the background, at the lowest priority.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = run->setup.common,

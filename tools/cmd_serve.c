@@ -55,10 +55,9 @@ static enum options_result parse(struct serve *serve, int argc, char **argv) {
         .usage = "terse serve [options]",
         .about =
             "Serves the model over HTTP: OpenAI's chat and text completions, and llama.cpp's addresses (docs/serve.md). SIGINT or\n"
-            "SIGTERM lets running replies end; a second one does not. Without --kv the cache is " METHOD_WITH_PROFILE
-            " where there is a\n"
-            "profile of the model, else " METHOD_WITHOUT_PROFILE
-            ", and a profile is learned in the background, at the lowest priority.\n",
+            "SIGTERM lets running replies end; a second one does not. Without --kv the cache is " METHOD_DEFAULT ",\n"
+            "and a missing profile of the model, with which it stays closer to f16, is learned in the background, at the\n"
+            "lowest priority.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = serve->setup.common,

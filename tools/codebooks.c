@@ -349,25 +349,36 @@ static double least_seconds(const struct setup *setup) {
 
 static const char *model_name(const struct setup *setup) { return setup->info.name[0] ? setup->info.name : "this model"; }
 
-/* Tells which method a session without a profile takes, and whether there will be a profile. `seconds` are those that learning takes. */
-static void remark_without(const struct setup *setup, const char *method, double seconds, enum learner_start learner) {
-    char duration[64], command[4096 + 64], now[160];
+/* Writes what a cache does without a profile. */
+static void write_without(const struct setup *setup, const struct terse_session_options *options, char *text, size_t capacity) {
+    const unsigned context = options->context ? options->context : setup->info.context;
+    char method[256];
+    setup_method_text(setup, method, sizeof method);
+    if (options->prefill == TERSE_PREFILL_PAPER)
+        snprintf(text, capacity, "%s goes by the weights alone with --paper, and is much worse", method);
+    else if (context <= TERSE_FIT_TOKENS)
+        snprintf(text, capacity, "%s compresses nothing in a context of %u tokens, as it would from %d on", method, context,
+                 TERSE_FIT_TOKENS);
+    else
+        snprintf(text, capacity, "%s fits itself to each text, from %d tokens on", method, TERSE_FIT_TOKENS);
+}
+
+/* Tells what a session does without a profile, and whether there will be one. `seconds` are those that learning takes. */
+static void remark_without(const struct setup *setup, const struct terse_session_options *options, double seconds,
+                           enum learner_start learner) {
+    char duration[64], command[4096 + 64], now[400];
     write_duration(seconds, duration, sizeof duration);
-    setup_calibrate_command(setup, METHOD_WITH_PROFILE, command, sizeof command);
-    if (setup->by_default)
-        snprintf(now, sizeof now, "the KV cache is %s, safe with every model measured", method);
-    else
-        snprintf(now, sizeof now, "%s without one can damage what the model writes (%s does not)", method, METHOD_WITHOUT_PROFILE);
+    setup_calibrate_command(setup, METHOD_DEFAULT, command, sizeof command);
+    write_without(setup, options, now, sizeof now);
     if (setup->learner)
-        remark("there is no profile of %s yet: %s; one is being learned in the background (%s or more; kill %d ends it, "
-               "--no-auto-calibrate prevents it), and the next start %s",
-               model_name(setup), now, duration, (int)setup->learner,
-               setup->by_default ? "takes " METHOD_WITH_PROFILE ", half of the memory" : "takes it");
+        remark("no profile of %s yet: %s; a profile, which stays closer to f16, is being learned in the background (%s or more; "
+               "kill %d ends it, --no-auto-calibrate prevents it), and the next start takes it",
+               model_name(setup), now, duration, (int)setup->learner);
     else if (learner == LEARNER_ELSEWHERE)
-        remark("there is no profile of %s yet: %s; another process is learning one", model_name(setup), now);
+        remark("no profile of %s yet: %s; another process is learning one", model_name(setup), now);
     else
-        remark("there is no profile of %s: %s; %s learns one (%s or more)%s", model_name(setup), now, command, duration,
-               setup->by_default ? ", and without --kv the cache is then " METHOD_WITH_PROFILE ", half of the memory" : "");
+        remark("no profile of %s: %s; %s (%s or more) learns one, which stays closer to f16, most below 4 bits", model_name(setup),
+               now, command, duration);
 }
 
 /* Keeps a codebook that was just learned where the next run finds it. */
@@ -396,23 +407,19 @@ static int learn_and_keep(const struct setup *setup, const struct terse_session_
     return status;
 }
 
-/* Goes on without the missing profile: with METHOD_WITHOUT_PROFILE where the user did not name the method, else with the method as it is.
- * Starts to learn a profile in the background where that is allowed. Returns an exit status. */
-static int go_without(struct setup *setup, struct terse_session_options *options, const char *path, double seconds) {
+/* Goes on without the missing profile. Starts to learn one in the background where that is allowed. Returns an exit status. */
+static int go_without(struct setup *setup, const struct terse_session_options *options, const char *path, double seconds) {
     enum learner_start learner = LEARNER_IMPOSSIBLE;
     struct terse_error error;
     bool of_file = !setup->rope_scaling && setup->rope_scale == 0 && setup->rope_base == 0; /* the rotation that the learner uses */
     bool background = setup->learns_beside && !setup->no_auto_calibrate && path && of_file;
-    const char *method = setup->by_default ? METHOD_WITHOUT_PROFILE : setup->method;
-    options->cache.method = method;
     if (try_without(setup, options, &error) != TERSE_OK) return complain_error(&error);
     if (background && seconds <= BACKGROUND_SECONDS && make_folders(path)) learner = learner_start(setup, path);
-    remark_without(setup, method, seconds, learner);
-    setup->method = method;
+    remark_without(setup, options, seconds, learner);
     return EXIT_OK;
 }
 
-static int find_or_learn(struct setup *setup, struct terse_session_options *options, struct terse_codebook **codebook) {
+static int find_or_learn(struct setup *setup, const struct terse_session_options *options, struct terse_codebook **codebook) {
     char path[4096], duration[64], command[4096 + 64];
     bool place = codebooks_path(setup, path, sizeof path), profile = codebooks_is_profile(setup);
     double needed = least_seconds(setup);
@@ -422,13 +429,11 @@ static int find_or_learn(struct setup *setup, struct terse_session_options *opti
     bool learns = !setup->no_auto_calibrate && !(setup->by_default && profile && !setup->auto_calibrate);
     if (learns) status = learn_and_keep(setup, options, place ? path : NULL, codebook, &needed);
     if (status != EXIT_OK || *codebook) return status;
-    if (profile && (setup->by_default || try_without(setup, options, NULL) == TERSE_OK))
-        return go_without(setup, options, place ? path : NULL, needed);
+    if (profile) return go_without(setup, options, place ? path : NULL, needed);
     write_duration(needed, duration, sizeof duration);
-    setup_calibrate_command(setup, profile ? METHOD_WITH_PROFILE : setup->method, command, sizeof command);
-    return complain("%s needs a %s for this model, and there is none in %s; make it with %s (%s or more)%s", setup->method,
-                    profile ? "profile" : "codebook", place ? path : "~/.cache", command, duration,
-                    learns ? ", or now with --auto-calibrate" : "");
+    setup_calibrate_command(setup, setup->method, command, sizeof command);
+    return complain("%s needs a codebook for this model, and there is none in %s; make it with %s (%s or more)%s", setup->method,
+                    place ? path : "~/.cache", command, duration, learns ? ", or now with --auto-calibrate" : "");
 }
 
 static bool without_codebook(const struct setup *setup) {
@@ -450,7 +455,6 @@ int codebooks_provide(struct setup *setup, struct terse_session_options *options
         if (without_codebook(setup)) {
             if (!codebooks_is_profile(setup))
                 return complain("--codebook none is for terse-N: %s cannot do without", setup->method);
-            if (setup->by_default) setup->method = options->cache.method = METHOD_WITHOUT_PROFILE;
         } else if (setup->random_codebooks) {
             if (terse_codebook_random(setup->model, learned_method(setup), &codebook, &error) != TERSE_OK)
                 status = complain_error(&error);

@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEPTH = 1024, PROMPT = 512, STEPS = 16, LEAST = 64 };
+/* DEPTH: past the tokens that a cache without a profile holds exactly, so that steps read codes. */
+enum { DEPTH = TERSE_FIT_TOKENS + 252, PROMPT = 512, STEPS = 16, LEAST = 64 };
 #define TRIAL_SECONDS 1.5 /* of each of the two measurements */
 
 /* ---- How work grows */
@@ -115,13 +116,24 @@ static int measure_model(struct setup *setup, const struct terse_session_options
 #define PROGRAM ((uint64_t)25 << 20)
 #define PROGRAM_PER_TOKEN 80
 
+enum terse_status forecast_peak(const struct terse_model *model, const struct terse_cache_options *options, uint64_t tokens,
+                                uint64_t *bytes, struct terse_error *error) {
+    struct terse_cache_report all, exact;
+    enum terse_status status = terse_cache_bytes(model, options, tokens, &all, error);
+    if (!status) status = terse_cache_bytes(model, options, tokens < TERSE_FIT_TOKENS ? tokens : TERSE_FIT_TOKENS, &exact, error);
+    if (!status) *bytes = all.resident > exact.resident ? all.resident : exact.resident;
+    return status;
+}
+
 /* The bytes of the methods' caches, and of what a prompt holds beside them (terse.h, terse_session_begin_prompt) */
 static int count_bytes(const struct setup *setup, const struct terse_session_options *options, struct forecast *f) {
     const struct terse_model_info *m = &setup->info;
     struct terse_cache_options half = terse_cache_options_defaults();
     struct terse_cache_report report;
     struct terse_error error;
-    if (terse_cache_bytes(setup->model, &options->cache, f->context, &report, &error) != TERSE_OK) return complain_error(&error);
+    if (terse_cache_bytes(setup->model, &options->cache, f->context, &report, &error) != TERSE_OK ||
+        forecast_peak(setup->model, &options->cache, f->context, &f->peak, &error) != TERSE_OK)
+        return complain_error(&error);
     f->cache = report.resident;
     f->buffers = PROGRAM + PROGRAM_PER_TOKEN * m->vocabulary + report.codebook +
                  (uint64_t)f->context * (m->width + 2 * m->kv_heads * m->head_dim) * sizeof(float);
@@ -132,12 +144,9 @@ static int count_bytes(const struct setup *setup, const struct terse_session_opt
 
 /* ---- All of it */
 
-int forecast_make(struct setup *setup, uint32_t context, struct forecast *f) {
-    struct terse_codebook *profile = NULL;
+int forecast_make(struct setup *setup, uint32_t context, const struct terse_codebook *profile, struct forecast *f) {
     int status = setup_engine(setup);
-    if (status == EXIT_OK) status = codebooks_find(setup, &profile);
     if (status != EXIT_OK) return status;
-    setup->method = profile ? METHOD_WITH_PROFILE : METHOD_WITHOUT_PROFILE;
     struct terse_session_options options = setup_session_options(setup);
     options.cache.codebook = profile;
     *f = (struct forecast){
@@ -145,7 +154,6 @@ int forecast_make(struct setup *setup, uint32_t context, struct forecast *f) {
     status = count_bytes(setup, &options, f);
     if (status == EXIT_OK && context >= LEAST + STEPS) status = measure_model(setup, &options, f);
     f->learning = codebooks_profile_windows() * forecast_prompt(f, &setup->info, CODEBOOKS_WINDOW);
-    terse_codebook_free(profile);
     return status;
 }
 
@@ -176,21 +184,22 @@ static void print_speed(const struct forecast *f, const struct terse_model_info 
 static void print_advice(const struct forecast *f, const struct setup *setup) {
     char text[32], command[4096 + 64];
     if (f->profile)
-        printf("method:      %s, as there is a profile of the model; nothing is left to calibrate\n", f->method);
+        printf("method:      %s, by the profile that there is of the model; nothing is left to calibrate\n", f->method);
     else
-        printf("method:      %s, without --kv; with a profile %s, about half of the cache\n", f->method, METHOD_WITH_PROFILE);
+        printf("method:      %s, which fits itself to each text from %d tokens on, as there is no profile\n", f->method,
+               TERSE_FIT_TOKENS);
     if (f->profile || !f->depth) return;
-    printf("calibration: %s, once: %s; %s\n", seconds_text(f->learning, text, sizeof text),
-           setup_calibrate_command(setup, METHOD_WITH_PROFILE, command, sizeof command),
-           mib(f->cache) < 0.1 * mib(setup->info.bytes) ? "not worth it here, as the cache is small beside the weights"
-                                                        : "worth it for long texts");
+    printf("calibration: %s, once: %s; a profile stays closer to f16, most below 4 bits, and compresses shorter texts too\n",
+           seconds_text(f->learning, text, sizeof text), setup_calibrate_command(setup, METHOD_DEFAULT, command, sizeof command));
 }
 
 void forecast_print(const struct forecast *f, const struct setup *setup) {
     const struct terse_model_info *m = &setup->info;
+    char most[48] = "";
+    if (f->peak > f->cache) snprintf(most, sizeof most, ", %.0f on the way", mib(f->peak));
     printf("\n## On this machine, with %u tokens of context\n\n", f->context);
-    printf("memory:      %.0f MiB: weights %.0f, KV cache %.0f by %s (f16: %.0f), buffers of a full prompt %.0f\n",
-           mib(m->bytes + f->cache + f->buffers), mib(m->bytes), mib(f->cache), f->method, mib(f->half), mib(f->buffers));
+    printf("memory:      %.0f MiB: weights %.0f, KV cache %.0f by %s%s (f16: %.0f), buffers of a full prompt %.0f\n",
+           mib(m->bytes + f->peak + f->buffers), mib(m->bytes), mib(f->cache), f->method, most, mib(f->half), mib(f->buffers));
     if (f->depth) print_speed(f, m);
     print_advice(f, setup);
     if (f->depth)
@@ -207,6 +216,7 @@ cJSON *forecast_json(const struct forecast *f, const struct setup *setup) {
     cJSON_AddBoolToObject(json, "profile", f->profile);
     cJSON_AddNumberToObject(json, "weight_bytes", (double)m->bytes);
     cJSON_AddNumberToObject(json, "cache_bytes", (double)f->cache);
+    cJSON_AddNumberToObject(json, "cache_peak_bytes", (double)f->peak);
     cJSON_AddNumberToObject(json, "buffer_bytes", (double)f->buffers);
     if (!f->depth) return json;
     cJSON_AddNumberToObject(json, "threads", f->threads);

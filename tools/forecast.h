@@ -12,6 +12,7 @@ struct forecast {
     const char *method;     /* that terse run takes without --kv */
     bool profile;           /* there is one of the model */
     uint64_t cache, half;   /* bytes of a full context's cache, by the method and by f16 */
+    uint64_t peak;          /* most bytes of the method's cache on the way there */
     uint64_t buffers;       /* bytes of a prompt that fills the context, beside its cache, and of the profile */
     double per_token;       /* seconds that a prompt takes for each token, but for its attention */
     double step, attention; /* seconds of a step with `depth` tokens in the cache, and of them those of attention */
@@ -20,13 +21,17 @@ struct forecast {
     double measured; /* seconds that measuring took */
 };
 
-/* Makes the forecasts for the model of *setup, whose method is set, with a context of so many tokens. A context too short to measure anything
- * is no failure: `depth` is 0 then, and the seconds are not known. Returns an exit status. */
-int forecast_make(struct setup *setup, uint32_t context, struct forecast *forecast);
+/* Makes the forecasts for the model of *setup, whose method is set, with a context of so many tokens and the model's profile; NULL: there is
+ * none. A context too short to measure anything is no failure: `depth` is 0 then, and the seconds are not known. Returns an exit status. */
+int forecast_make(struct setup *setup, uint32_t context, const struct terse_codebook *profile, struct forecast *forecast);
 
 /* Seconds of a prompt of n tokens, and of a step with so many in the cache. */
 double forecast_prompt(const struct forecast *forecast, const struct terse_model_info *model, uint32_t n);
 double forecast_step(const struct forecast *forecast, const struct terse_model_info *model, uint32_t depth);
+
+/* Computes the most bytes that a cache takes on its way to so many tokens. They never shrink with tokens, as those of terse_cache_bytes do. */
+enum terse_status forecast_peak(const struct terse_model *model, const struct terse_cache_options *options, uint64_t tokens,
+                                uint64_t *bytes, struct terse_error *error);
 
 void forecast_print(const struct forecast *forecast, const struct setup *setup);
 /* Returns the same as an object. */

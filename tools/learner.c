@@ -36,7 +36,7 @@ static void become_learner(char *const arguments[], int nowhere) {
 
 enum learner_start learner_start(struct setup *setup, const char *path) {
     char threads[24];
-    char *arguments[] = {"terse", "calibrate", "--kv", METHOD_WITH_PROFILE, "-t", threads, "-m", (char *)setup->model_path, NULL};
+    char *arguments[] = {"terse", "calibrate", "--kv", METHOD_DEFAULT, "-t", threads, "-m", (char *)setup->model_path, NULL};
     bool held;
     int lock = take_lock(path, &held), nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
     snprintf(threads, sizeof threads, "%d", (int)setup->threads);
@@ -64,7 +64,7 @@ void learner_look(struct setup *setup) {
         remark("the profile is learned: the next start takes it");
     else
         remark("no profile was learned in the background: %s says why",
-               setup_calibrate_command(setup, METHOD_WITH_PROFILE, command, sizeof command));
+               setup_calibrate_command(setup, METHOD_DEFAULT, command, sizeof command));
 }
 
 void learner_leave(struct setup *setup, bool goes_on) {

@@ -88,7 +88,7 @@ void setup_init(struct setup *setup) {
 
 void setup_default_method(struct setup *setup) {
     setup->by_default = !setup->method;
-    if (setup->by_default) setup->method = METHOD_WITH_PROFILE;
+    if (setup->by_default) setup->method = METHOD_DEFAULT;
 }
 
 /* From embedded.S: a GGUF file. */

@@ -31,7 +31,7 @@ struct setup {
     const char *evict;                /* NULL: the method's own choice of tokens */
     int64_t mat_anchors, mat_shallow; /* 0 and -1: the method's own numbers */
     const char *codebook_path;        /* NULL: it is looked for, or learned */
-    bool by_default;                  /* the user did not name the method: codebooks_provide may choose another */
+    bool by_default; /* the user did not name the method: codebooks_provide does not learn for it while the command waits */
     bool auto_calibrate, no_auto_calibrate;
     bool learns_beside;       /* a profile may be learned in the background; the command then calls learner_leave */
     pid_t learner;            /* that does so; 0: none */
@@ -49,10 +49,8 @@ struct setup {
     struct codebook_entry *codebooks; /* of the methods that were asked for so far */
 };
 
-/* The methods of a command that is given none: with a profile of the model, and without, where terse-N can damage texts and this one is
- * safe with every model measured (docs/reports/real-models.md). */
-#define METHOD_WITH_PROFILE "terse-4"
-#define METHOD_WITHOUT_PROFILE "q8_0"
+/* The method of a command that is given none. */
+#define METHOD_DEFAULT "terse-4"
 /* After the options are parsed into `method`, NULL before: whether anybody asked for one. */
 void setup_default_method(struct setup *setup);
 /* Returns whether an argument can be meant as a model's file: NAME.gguf. */

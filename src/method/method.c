@@ -12,6 +12,8 @@
 #define SNAPKV_WINDOW 32   /* SnapKV's window */
 #define QUANTIZED_TAIL 128 /* newest tokens that stay exact beside quantized pages: the papers' practice */
 
+_Static_assert(TERSE_FIT_TOKENS == SINKS + FIT_TOKENS, "what terse.h says of caches that fit");
+
 struct row {
     const char
         *name; /* "streaming-N": a capital K, M or N ends the part that is matched; N is the policy's budget, MxN parse_parts' */

@@ -64,4 +64,4 @@ for method in $methods; do
 done
 # The default method serves models without a profile.
 works run -m $model -p 'the cat' -n 4
-grep -q '(q8_0)$' "$work/err" || fail "gemma2: $(cat "$work/err")"
+grep -q '(terse-4)$' "$work/err" || fail "gemma2: $(cat "$work/err")"

@@ -40,7 +40,7 @@ works inspect $model -o csv --tensors
 works inspect $model -c 4096
 section=$(sed -n '/^## On this machine, with 4096 tokens of context$/,/^## [^O]/p' "$work/out")
 for line in 'memory:  *[0-9]* MiB: weights 27, KV cache [0-9]* by terse-4 (f16: 48), buffers' 'prompt:  *512 tokens in .* 4096 in .* tokens/s)' \
-    'reply:  *[0-9.]* tokens/s at first, [0-9.]* behind 4096 tokens' 'method:  *terse-4, as there is a profile of the model' \
+    'reply:  *[0-9.]* tokens/s at first, [0-9.]* behind 4096 tokens' 'method:  *terse-4, by the profile that there is of the model' \
     'These are estimates from [0-9.]* seconds of computing with [0-9]* thread'; do
     echo "$section" | grep -q "^$line" || fail "no \"$line\" in: $section"
 done
@@ -49,21 +49,37 @@ works inspect $model -o json
 row=0
 until [ "$(json "$work/out" methods $row kv)" = "$(json "$work/out" forecast method)" ]; do row=$((row + 1)); done
 bytes=$(json "$work/out" forecast cache_bytes)
-# The table is of caches without a profile, which have transforms of their own: for 12 layers, 2 KV heads and 2 sides a matrix of 16-bit numbers, three
-# rows of floats, and about a KiB of how bits are shared.
-own=$((12 * 2 * 2 * (128 * 128 * 2 + 3 * 128 * 4 + 1100)))
-near "$(json "$work/out" methods $row mib_at_context)" "$(awk -v b="$bytes" -v own=$own 'BEGIN { print (b + own) / 2 ^ 20 }')" 1e-3 ||
-    fail "forecast: $bytes bytes of cache"
+[ "$(json "$work/out" methods $row mib_at_context)" = "$(awk -v b="$bytes" 'BEGIN { printf "%.17g", b / 2 ^ 20 }')" ] || fail "forecast: $bytes bytes of cache"
+[ "$(json "$work/out" forecast cache_peak_bytes)" = "$bytes" ] || fail "with a profile bytes never shrink: $(json "$work/out" forecast)"
 [ "$(json "$work/out" forecast weight_bytes)" = "$(json "$work/out" shape bytes)" ] || fail "forecast: weights"
 [ "$(json "$work/out" forecast context)" = 32768 ] || fail "forecast: context"
 awk -v some="$(json "$work/out" forecast prompt_512_seconds)" -v all="$(json "$work/out" forecast prompt_seconds)" \
     -v first="$(json "$work/out" forecast tokens_per_second)" -v last="$(json "$work/out" forecast tokens_per_second_at_context)" \
     'BEGIN { exit !(some > 0 && all > some && first > 0 && last > 0 && last <= first) }' || fail "forecast: $(json "$work/out" forecast)"
 refuses '-c 40000: the model was trained for 32768 tokens' inspect $model -c 40000
-# Without a profile: the safe method, and what a profile would take to learn.
+# Without a profile: the same method, and what a profile would take to learn.
 works inspect tests/fixtures/models/qwen3.gguf
-grep -q '^method:  *q8_0, without --kv; with a profile terse-4' "$work/out" || fail "without a profile: $(head -n 20 "$work/out")"
+grep -q '^method:  *terse-4, which fits itself to each text from 2052 tokens on' "$work/out" || fail "without a profile: $(head -n 20 "$work/out")"
 grep -q '^calibration: .*once: terse calibrate -m tests/fixtures/models/qwen3.gguf --kv terse-4' "$work/out" || fail "calibration: $(head -n 20 "$work/out")"
+# What it foretells is what is allocated, below and above the tokens from which on a cache without a profile fits. It takes most before that.
+LC_ALL=C sed 's/\(llama.context_length\x04\x00\x00\x00\)\x00\x02/\1\x00\x10/' tests/fixtures/models/llama.gguf >"$work/long.gguf"
+for n in 1024 2052 2116 4096; do
+    works inspect "$work/long.gguf" -o json -c $n
+    bytes=$(json "$work/out" forecast cache_bytes)
+    eval "bytes_$n=$bytes peak_$n=$(json "$work/out" forecast cache_peak_bytes)"
+    works bench -m "$work/long.gguf" -p $n -n 0 -r 1 --kv terse-4 --codebook none -o json
+    [ "$(json "$work/out" 0 kv_mib)" = "$(awk -v b="$bytes" 'BEGIN { printf "%.17g", b / 2 ^ 20 }')" ] ||
+        fail "$n tokens: $bytes bytes were foretold: $(cat "$work/out")"
+done
+# shellcheck disable=SC2154
+[ "$bytes_2116" -lt "$bytes_2052" ] && [ "$peak_4096" = "$bytes_2052" ] && [ "$peak_1024" = "$bytes_1024" ] ||
+    fail "bytes $bytes_1024, $bytes_2052, $bytes_2116, $bytes_4096; at most $peak_1024, $peak_4096"
+works inspect "$work/long.gguf" -c 4096
+grep -q '^memory: .* by terse-4, [0-9]* on the way (f16' "$work/out" || fail "on the way: $(head -n 20 "$work/out")"
+works inspect "$work/long.gguf" -o json --budget "$bytes_2116" # which more tokens take than 2,116, before they are compressed
+row=0
+until [ "$(json "$work/out" methods $row kv)" = terse-4 ]; do row=$((row + 1)); done
+[ "$(json "$work/out" methods $row context_in_budget)" -lt 2052 ] || fail "in $bytes_2116 bytes: $(json "$work/out" methods $row)"
 # For a context too short to measure in it tells memory alone.
 works inspect $model -c 16
 grep -q '^memory: ' "$work/out" || fail "-c 16: $(head -n 20 "$work/out")"

@@ -52,27 +52,35 @@ works run -f "$work/long" -n 4 -ctk q8_0
 grep -q '(terse-4, keys q8_0)$' "$work/err" || fail "with only -ctk values are not terse-4: $(cat "$work/err")"
 refuses 'cannot open\|No such file' run -p x -n 1 --codebook "$work/missing"
 refuses 'codebook is for methods that learn' run -p x -n 1 --codebook "$work/missing" -ctk q8_0 -ctv q8_0
-# Without a profile the default is one that damages no text, and nothing is waited for (cli_learner has what is learned beside).
+# Without a profile the default is the same, and nothing is waited for (cli_learner has what is learned beside). The model's context is too short to fit.
 small=tests/fixtures/models/llama.gguf
 for none in '' --no-auto-calibrate --codebook=none; do
     works run -m $small -p 'a' -n 2 ${none/=/ }
-    grep -q '(q8_0)$' "$work/err" || fail "$none: without a profile the cache is not q8_0: $(cat "$work/err")"
-    [ "$none" = --codebook=none ] || grep -q "^there is no profile of llama: the KV cache is q8_0, .*terse calibrate -m $small --kv terse-4" "$work/err" ||
+    grep -q '(terse-4)$' "$work/err" || fail "$none: without a profile the cache is not terse-4: $(cat "$work/err")"
+    lines=2 && [ "$none" != --codebook=none ] || lines=1
+    [ "$(wc -l <"$work/err")" -eq $lines ] || fail "$none: $(cat "$work/err")"
+    [ $lines = 1 ] || grep -q "^no profile of llama: terse-4 compresses nothing in a context of 512 tokens, as it would from 2052 on; terse calibrate -m $small --kv terse-4 (about" "$work/err" ||
         fail "$none: nothing says that there is no profile: $(cat "$work/err")"
     [ ! -e "$work/cache" ] || fail "$none: a profile was kept: $(find "$work/cache" -type f)"
 done
-# A method that is named is the one that runs: its profile is learned where that takes seconds, else a warning says that there is none.
-works run -m $small -p 'a' -n 2 --kv terse-2 --no-auto-calibrate
-grep -q '(terse-2)$' "$work/err" && grep -q '^there is no profile of llama: terse-2 without one can damage' "$work/err" ||
+# A method that is named: its profile is learned where that takes seconds, else a remark says that there is none.
+works run -m $small -p 'a' -n 2 --kv terse-2 --no-auto-calibrate -c 4096 --allow-longer-context
+grep -q '(terse-2)$' "$work/err" && grep -q '^no profile of llama: terse-2 fits itself to each text, from 2052 tokens on; ' "$work/err" ||
     fail "terse-2 without a profile: $(cat "$work/err")"
+works run -m $small -p 'a' -n 2 -ctk q8_0 --no-auto-calibrate
+grep -q '(terse-4, keys q8_0)$' "$work/err" && grep -q '^no profile of llama: terse-4, keys q8_0 compresses' "$work/err" || fail "values of terse-4: $(cat "$work/err")"
+works perplexity -m $small -f "$text" -c 128 --chunks 1 --kv terse-2 --no-auto-calibrate --paper
+grep -q '^no profile of llama: terse-2 goes by the weights alone with --paper, and is much worse' "$work/err" || fail "--paper: $(cat "$work/err")"
+refuses '600 tokens is longer than the 512' run -m $small -p 'a' -n 2 --kv terse-2 --no-auto-calibrate -c 600
 works run -m $small -p 'a' -n 2 --kv terse-2
 grep -q 'learning one' "$work/err" && grep -q '(terse-2)$' "$work/err" || fail "a small model's profile is not learned: $(cat "$work/err")"
 works run -m $small -p 'a' -n 2
 grep -q '(terse-4)$' "$work/err" || fail "a kept profile is not used: $(cat "$work/err")"
 [ "$(wc -l <"$work/err")" -eq 1 ] || fail "more than the summary where there is a profile: $(cat "$work/err")"
 rm -r "$work/cache"
-works run -f "$work/long" -n 4 --codebook none
-[ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '(q8_0)$' "$work/err" || fail "without the built-in profile: $(cat "$work/err")"
+works run -f "$work/long" -n 4 --codebook none # fewer than 2,052 tokens, which are exact
+[ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '(terse-4)$' "$work/err" || fail "without the built-in profile: $(cat "$work/err")"
+near "$(number_after 'MiB, ' "$work/err")" 16 0.15 || fail "short texts are not exact: $(cat "$work/err")"
 refuses 'antkv-1 cannot do without' run -p x -n 1 --kv antkv-1 --codebook none
 works run -f "$work/long" -n 4 --kv f16
 near "$(number_after 'MiB, ' "$work/err")" 16 0.15 || fail "f16 is not about 16 bits: $(cat "$work/err")"
