@@ -31,6 +31,10 @@ uint64_t fitted_all_bytes(const struct cache_shape *shape, const struct method *
     return records_bytes(shape) + sizeof(struct codebook_layouts) + sides * cache_heads_of(shape) * sizeof(struct transform_layout);
 }
 
+uint64_t fitted_sums_bytes(const struct cache_shape *shape, const struct method *method) {
+    return method_fits_transforms(method) ? 2 * (uint64_t)shape->layers * sizeof(int64_t) : 0;
+}
+
 bool fitted_pending(const struct cache_base *base) {
     return method_fits_transforms(&base->method) && !base->fitted.layouts && !base->pages.n_sealed;
 }
@@ -147,16 +151,19 @@ void fitted_drop(struct cache_base *base) {
 /* ---- The residual stream */
 
 static enum terse_status reserve_sums(struct cache_base *base, struct terse_error *error) {
-    const size_t layers = base->shape.layers;
-    if (!base->fitted.residual) base->fitted.residual = memory_zeros(2 * layers, sizeof *base->fitted.residual);
-    return base->fitted.residual ? TERSE_OK : status_no_memory(error, 2 * layers * sizeof *base->fitted.residual, what);
+    const size_t bytes = (size_t)fitted_sums_bytes(&base->shape, &base->method);
+    if (base->fitted.residual) return TERSE_OK;
+    base->fitted.residual = budget_array(base->budget, bytes, 1, what, error);
+    if (!base->fitted.residual) return TERSE_E_MEMORY;
+    memset(base->fitted.residual, 0, bytes);
+    return TERSE_OK;
 }
 
 bool fitted_wants_residual(const struct cache_base *base) { return fitted_pending(base) && base->plan.kind == CACHE_STEP_PREFILL; }
 
 enum terse_status fitted_begin_step(struct cache_base *base, struct terse_error *error) {
     base->fitted.residual_tokens[STEP] = 0;
-    if (!fitted_wants_residual(base)) return TERSE_OK;
+    if (!fitted_pending(base)) return TERSE_OK;
     enum terse_status status = reserve_sums(base, error);
     if (!status) memset(base->fitted.residual + STEP * base->shape.layers, 0, base->shape.layers * sizeof *base->fitted.residual);
     return status;
@@ -178,7 +185,7 @@ void fitted_end_step(struct cache_base *base) {
 }
 
 void fitted_forget_residual(struct cache_base *base) {
-    memory_free(base->fitted.residual);
+    budget_free(base->budget, base->fitted.residual, (size_t)fitted_sums_bytes(&base->shape, &base->method));
     base->fitted.residual = NULL;
     base->fitted.residual_tokens[STEP] = base->fitted.residual_tokens[BEFORE] = 0;
 }

@@ -7,8 +7,9 @@
 #include "kv/cache_base.h"
 #include "kv/state_file.h"
 
-/* Returns the bytes of all records and layouts of a method and shape; 0: nothing is ever fitted. */
+/* Returns the bytes of all records and layouts of a method and shape, and of what is noted of the residual stream; 0: nothing is ever fitted. */
 uint64_t fitted_all_bytes(const struct cache_shape *shape, const struct method *method);
+uint64_t fitted_sums_bytes(const struct cache_shape *shape, const struct method *method);
 
 /* Returns whether the cache is still to fit transforms: pages that are sealed go by the profile for good. */
 bool fitted_pending(const struct cache_base *base);

@@ -131,6 +131,9 @@ static void read_stored(const struct run *r, uint32_t layer, uint32_t head, stru
             cpu_codec_of(codec)->decode(side_shape(cache, of, layer, head, 1), of, page_at(cache, set, of, layer, head),
                                         rows[side]);
         }
+        if (side_pre_rope_mean(cache, layer, head)) /* tests/kv/test_pre_rope.c holds it to what it should be */
+            pre_rope_add(&cache->positions.pre_rope, 1, side_pre_rope_mean(cache, layer, head), set->first, rows[0], set->count,
+                         HD);
         for (size_t t = 0; t < set->count && (cache->keys_in_rope_runs || !cache->keys_rotated); t++) {
             uint64_t by = cache->keys_in_rope_runs ? set->first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS : set->first + t;
             rotate(rows[0] + t * HD, (double)by, rotated);
@@ -166,6 +169,7 @@ static void page_scores(const struct cache *cache, uint32_t layer, uint32_t head
         for (size_t c = 0; c < HD; c++) in_run[c] = (float)rotated[c];
         cpu_codec_transform.ranks->prepare(side_shape(cache, CODEC_KEYS, layer, head, 1), in_run, tables);
         cpu_codec_transform.ranks->rank(side_shape(cache, CODEC_KEYS, layer, head, 1), tables, 0, keys, scores);
+        position_scores_add_ranks(&cache->positions, side_pre_rope_mean(cache, layer, head), set->first, in_run, HD, scores);
         return;
     }
     const uint8_t *learned = fitted_data(cache, layer, head) +

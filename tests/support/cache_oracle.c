@@ -277,12 +277,33 @@ static void rotate_floats(const struct oracle *o, double position, float *x) {
     for (uint32_t c = 0; c < o->setup.head_dim; c++) x[c] = (float)row[c];
 }
 
-/* One head's row as it is read, of a page whose first token is `page`. */
-static void quantize_head(const struct oracle *o, int side, uint32_t layer, uint32_t head, size_t page, float *x) {
+/* turned[hd]: the mean of a head's keys before rotation, which is not in pages, at a position; of the pairs that turn by half a radian or more within
+ * a run. Zeros where codecs keep none apart. */
+static void turn_mean(const struct oracle *o, uint32_t layer, uint32_t head, double position, double *turned) {
+    const uint32_t hd = o->setup.head_dim, pairs = o->rope.n_rot / 2;
+    memset(turned, 0, 256 * sizeof *turned);
+    if (o->method.key.codec != &codec_transform) return;
+    float *parameters = malloc(transform_parameter_floats(hd) * sizeof *parameters);
+    codebook_parameters(o->codebook, CODEC_KEYS, layer * o->setup.kv_heads + head, parameters);
+    for (uint32_t c = 0; c < o->rope.n_rot; c++) {
+        const uint32_t pair = o->rope.pairing == ROPE_ADJACENT ? c / 2 : c < pairs ? c : c - pairs;
+        if (ROPE_RUN_TOKENS * (double)o->frequency[pair] >= 0.5)
+            turned[c] = (double)transform_parameters_at(parameters, hd).pre_rope_mean[c];
+    }
+    rotate_by(o, position, turned);
+    free(parameters);
+}
+
+/* One head's row of token t as it is read, of a page whose first token is `page`. */
+static void quantize_head(const struct oracle *o, int side, uint32_t layer, uint32_t head, size_t page, size_t t, float *x) {
     size_t run = page / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS;
     bool in_run = !side && o->method.key.codec->rope == CODEC_ROPE_IN_RUN;
+    double turned[256];
     if (in_run) rotate_floats(o, -(double)run, x);
+    if (in_run) turn_mean(o, layer, head, (double)(t - run), turned);
+    for (uint32_t c = 0; in_run && c < o->setup.head_dim; c++) x[c] = (float)((double)x[c] - turned[c]);
     quantize_in_frame(o, side, layer, head, x);
+    for (uint32_t c = 0; in_run && c < o->setup.head_dim; c++) x[c] = (float)((double)x[c] + turned[c]);
     if (in_run) rotate_floats(o, (double)run, x);
 }
 
@@ -309,7 +330,7 @@ static void seal_tokens(struct oracle *o, uint32_t layer, size_t first, size_t l
             for (size_t i = 0; i < n; i++) {
                 const float *row = stored(o, side ? o->v : o->k, layer, first + i) + head * hd;
                 double error = 0;
-                if (!kivi) quantize_head(o, side, layer, head, first + i / 64 * 64, decoded + i * hd);
+                if (!kivi) quantize_head(o, side, layer, head, first + i / 64 * 64, first + i, decoded + i * hd);
                 for (size_t c = 0; c < hd; c++) error += pow((double)row[c] - (double)decoded[i * hd + c], 2);
                 if (score) score[i] *= error;
             }

@@ -112,12 +112,13 @@ static void pages_changed(struct cache *cache, size_t first) {
 
 /* Memory of a shape and method with so many page sets of the window and anchors, whether there is such a cache or not. */
 static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct method *method, uint64_t windows, uint64_t anchors,
-                                   bool fitted) {
+                                   bool noted, bool fitted) {
     const uint64_t heads = cache_heads_of(shape);
     return (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, fit_index_layout(method, shape->head_dim).page_bytes),
                                 .window = windows * heads * 2 * PAGE_BYTES_F16(shape->head_dim),
                                 .exact = exact_bytes(shape, method) + anchors * heads * 2 * anchor_bytes(shape->head_dim),
                                 .tables = heads * fit_bytes(method, shape->head_dim) +
+                                          (noted ? fitted_sums_bytes(shape, method) : 0) +
                                           (fitted ? fitted_all_bytes(shape, method) : 0) + exact_logit_bytes(shape, method) +
                                           windows * sizeof(uint8_t *) + heads * sizeof(struct page_address),
                                 .codebook = method->learned ? cpu_codebook_bytes(method->learned) : 0};
@@ -125,12 +126,12 @@ static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct
 
 static void storage_bytes(const struct cache *cache, struct cache_bytes *bytes) {
     *bytes = bytes_of(&cache->base.shape, &cache->base.method, cache->n_window_sets, cache->anchors.capacity,
-                      cache->base.fitted.layouts != NULL);
+                      cache->base.fitted.residual != NULL, cache->base.fitted.layouts != NULL);
 }
 
 static void storage_bytes_after(const struct cache_shape *shape, const struct method *method, const struct plan *plan,
                                 struct cache_bytes *bytes) {
-    *bytes = bytes_of(shape, method, extent_window_pages(&plan->after), plan->anchors,
+    *bytes = bytes_of(shape, method, extent_window_pages(&plan->after), plan->anchors, true,
                       !plan_waits(method, plan->kind, plan->before.length));
 }
 

@@ -99,9 +99,10 @@ void kv_destroy(struct cache *cache) {
 
 /* Returns what a shape and method take with so many rows of the window, anchors and views of page sets, whether there is such a cache or not. */
 static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct method *method, uint64_t rows, uint64_t anchors,
-                                   uint64_t views, bool fitted) {
+                                   uint64_t views, bool noted, bool fitted) {
     const uint64_t heads = cache_heads_of(shape), row = shape->head_dim * sizeof(device_half);
-    const uint64_t learned = fitted ? fitted_all_bytes(shape, method) + kv_fitted_bytes(shape, method) : 0;
+    const uint64_t learned = (noted ? fitted_sums_bytes(shape, method) : 0) +
+                             (fitted ? fitted_all_bytes(shape, method) + kv_fitted_bytes(shape, method) : 0);
     return (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, 0),
                                 .window = heads * 2 * rows * row,
                                 .exact = heads * 2 * method->parameters.exact * row + anchors * anchor_bytes(shape),
@@ -111,12 +112,12 @@ static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct
 static void storage_bytes_after(const struct cache_shape *shape, const struct method *method, const struct plan *plan,
                                 struct cache_bytes *bytes) {
     const bool fitted = !plan_waits(method, plan->kind, plan->before.length);
-    *bytes = bytes_of(shape, method, window_rows_after(method, plan), plan->anchors, plan->seal, fitted);
+    *bytes = bytes_of(shape, method, window_rows_after(method, plan), plan->anchors, plan->seal, true, fitted);
 }
 
 static void storage_bytes(const struct cache *cache, struct cache_bytes *bytes) {
     *bytes = bytes_of(&cache->base.shape, &cache->base.method, cache->window_capacity, 0, cache->view_capacity,
-                      cache->base.fitted.layouts != NULL);
+                      cache->base.fitted.residual != NULL, cache->base.fitted.layouts != NULL);
     bytes->exact = cache->exact.bytes + cache->chosen.bytes;
 }
 
