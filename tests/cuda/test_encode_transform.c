@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "encode_sample.h"
 #include "format/transform_fit.h"
+#include "kv/pre_rope.h"
 #include "method/method.h"
 #include "support/prepared.h"
 
@@ -19,12 +20,12 @@ static const uint32_t head_dims[] = {64, 96, 128, 256};
 
 /* ---- A profile: orthogonal bases, sizes that fall */
 
-static void make_parameters(size_t hd, size_t set, float *floats) {
+static void make_parameters(enum codec_side side, size_t hd, size_t set, float *floats) {
     float *mean = floats, *pre_rope_mean = mean + hd, *size = pre_rope_mean + hd, *basis = size + hd, *rest = basis + hd * hd;
     double square = 0, own = 1, fall = 1 - (3 + (double)(set % 4)) / (double)hd;
     for (size_t c = 0; c < hd; c++, own *= fall) {
         mean[c] = (float)sample_normal();
-        pre_rope_mean[c] = 0;
+        pre_rope_mean[c] = side == CODEC_KEYS ? (float)(3 * sample_normal()) : 0;
         size[c] = (float)own;
         square += own * own;
         for (size_t ch = 0; ch < hd; ch++) basis[c * hd + ch] = c == ch;
@@ -51,7 +52,8 @@ struct transform_sample {
     struct terse_codebook *codebook;
     struct rope rope;
     float frequency[CODEC_HEAD_DIM_MAX / 2];
-    float *angles_device;
+    float *runs_device, *offsets_device; /* angles */
+    struct pre_rope pre_rope;
     void *views[2];   /* by side, of the device */
     uint8_t *records; /* [layers][Hk][2][record bytes] of transforms that are a sequence's own; NULL */
     uint8_t *tables;  /* and the device's views of them; NULL */
@@ -71,7 +73,8 @@ static void make_codebook(struct transform_sample *x, uint32_t hd) {
     info.key.codec = info.value.codec = &codec_transform;
     info.key.rate = info.value.rate = 0;
     snprintf(info.method, sizeof info.method, "%s", x->method.codebook);
-    for (size_t set = 0; set < 2 * SAMPLE_HEADS_ALL; set++) make_parameters(hd, set, floats + set * own);
+    for (size_t set = 0; set < 2 * SAMPLE_HEADS_ALL; set++)
+        make_parameters(set < SAMPLE_HEADS_ALL ? CODEC_KEYS : CODEC_VALUES, hd, set, floats + set * own);
     if (codebook_new(&info, floats, floats + SAMPLE_HEADS_ALL * own, &x->codebook, &error)) fail_msg("%s", error.message);
     free(floats);
 }
@@ -88,19 +91,28 @@ static void make_method(struct transform_sample *x, const char *name, const char
     if (method_check_codebook(&x->method, fingerprints, SAMPLE_LAYERS, SAMPLE_HEADS, hd, &error)) fail_msg("%s", error.message);
 }
 
-static void make_angles(struct transform_sample *x) {
+/* Returns the angles of positions 0, step, ... on the device. */
+static float *send_angles(const struct transform_sample *x, size_t n, int64_t step) {
     size_t pairs = x->rope.n_rot / 2;
-    float *host = malloc(RUNS * 2 * pairs * sizeof *host), cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2];
+    float *host = malloc(n * 2 * pairs * sizeof *host), cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2];
     assert_non_null(host);
-    for (size_t run = 0; run < RUNS; run++) {
-        rope_angles(&x->rope, (int64_t)run * ROPE_RUN_TOKENS, cosine, sine);
+    for (size_t t = 0; t < n; t++) {
+        rope_angles(&x->rope, (int64_t)t * step, cosine, sine);
         for (size_t i = 0; i < pairs; i++) {
-            host[(run * pairs + i) * 2] = cosine[i];
-            host[(run * pairs + i) * 2 + 1] = sine[i];
+            host[(t * pairs + i) * 2] = cosine[i];
+            host[(t * pairs + i) * 2 + 1] = sine[i];
         }
     }
-    x->angles_device = sample_send(host, RUNS * 2 * pairs * sizeof *host);
+    float *there = sample_send(host, n * 2 * pairs * sizeof *host);
     free(host);
+    return there;
+}
+
+static void make_angles(struct transform_sample *x) {
+    struct terse_error error;
+    x->runs_device = send_angles(x, RUNS, ROPE_RUN_TOKENS);
+    x->offsets_device = send_angles(x, PRE_ROPE_OFFSETS, 1);
+    if (pre_rope_new(&x->rope, &x->pre_rope, &error)) fail_msg("%s", error.message);
 }
 
 /* ---- Rows */
@@ -114,23 +126,35 @@ static void rotate(const struct transform_sample *x, size_t item, int side, bool
     vector_ops()->rotate(rows, n, x->s.hd, cosine, sine, x->rope.n_rot / 2, x->rope.pairing == ROPE_ADJACENT);
 }
 
+/* Adds factor times the mean before rotation to keys as their run has them. */
+static void add_mean(const struct transform_sample *x, size_t item, int side, float factor, const float *mean, float *rows,
+                     size_t n) {
+    if (side == CODEC_KEYS && x->s.codec[side] == &codec_transform)
+        pre_rope_add(&x->pre_rope, factor, mean, x->s.items[item].set.first, rows, n, (uint32_t)x->s.hd);
+}
+
 /* Makes a page's rows as the profile describes them, but `stretch` times as far from the mean. */
 static void make_page(struct transform_sample *x, size_t place, int side, size_t item, float stretch) {
     size_t hd = x->s.hd;
-    float *floats = malloc(transform_parameter_floats((uint32_t)hd) * sizeof *floats), row[CODEC_HEAD_DIM_MAX];
+    float *floats = malloc(transform_parameter_floats((uint32_t)hd) * sizeof *floats),
+          *rows = malloc(PAGE_TOKENS * hd * sizeof *rows);
+    assert_true(floats && rows);
     codebook_parameters(x->codebook, (enum codec_side)side, place, floats);
     struct transform_parameters own = transform_parameters_at(floats, (uint32_t)hd);
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
         double gain = (double)stretch * exp(sample_unit() - 0.5);
+        float *row = rows + t * hd;
         memcpy(row, own.mean, hd * sizeof *row);
         for (size_t c = 0; c < hd; c++) {
             float y = (float)(gain * sample_normal()) * own.size[c];
             for (size_t ch = 0; ch < hd; ch++) row[ch] += y * own.basis[c * hd + ch];
         }
-        rotate(x, item, side, false, row, 1);
-        for (size_t c = 0; c < hd; c++) sample_row(&x->s, place, side, item, t)[c] = half_from_float(row[c]);
     }
+    add_mean(x, item, side, 1, own.pre_rope_mean, rows, PAGE_TOKENS);
+    rotate(x, item, side, false, rows, PAGE_TOKENS);
+    for (size_t i = 0; i < PAGE_TOKENS * hd; i++) sample_row(&x->s, place, side, item, 0)[i] = half_from_float(rows[i]);
     free(floats);
+    free(rows);
 }
 
 static void make_odd_rows(struct transform_sample *x, size_t place, int side, size_t item) {
@@ -164,6 +188,7 @@ static struct transform_sample *make(const char *method, const char *value, uint
                 shape->learned = prepared_learned(x->codebook, (enum codec_side)side, place / SAMPLE_HEADS, place % SAMPLE_HEADS);
         }
     sample_fill(&x->s, zero);
+    make_angles(x);
     for (size_t i = 0; i < SAMPLE_HEADS_ALL * 2 * SAMPLE_ITEMS; i++) {
         size_t place = i / (2 * SAMPLE_ITEMS), item = i % SAMPLE_ITEMS;
         int side = (int)(i / SAMPLE_ITEMS % 2);
@@ -171,7 +196,6 @@ static struct transform_sample *make(const char *method, const char *value, uint
         if (odd) make_odd_rows(x, place, side, item);
     }
     send_rows(x);
-    make_angles(x);
     struct cache_shape shape = {
         .layers = SAMPLE_LAYERS, .query_heads = SAMPLE_HEADS, .kv_heads = SAMPLE_HEADS, .head_dim = hd, .rope = &x->rope};
     for (int side = 0; side < 2; side++) {
@@ -182,14 +206,17 @@ static struct transform_sample *make(const char *method, const char *value, uint
     }
     x->s.encode.heads.n_rot = n_rot;
     x->s.encode.heads.pairing = pairing;
-    x->s.encode.run_angles = x->angles_device;
+    x->s.encode.run_angles = x->runs_device;
+    x->s.encode.pre_rope = (struct pre_rope_view){.pairs = (uint32_t)x->pre_rope.pairs, .offsets = x->offsets_device};
     return x;
 }
 
 static void discard(struct transform_sample *x) {
     sample_free(&x->s);
     for (int side = 0; side < 2; side++) device_free(NULL, x->views[side], 0);
-    device_free(NULL, x->angles_device, 0);
+    device_free(NULL, x->runs_device, 0);
+    device_free(NULL, x->offsets_device, 0);
+    pre_rope_free(&x->pre_rope);
     device_free(NULL, x->tables, 0);
     free(x->records);
     terse_codebook_free(x->codebook);
@@ -198,10 +225,17 @@ static void discard(struct transform_sample *x) {
 
 /* ---- Pages */
 
+/* The mean before rotation that a page of keys goes by; NULL of other codecs. */
+static const float *mean_of(const struct transform_sample *x, size_t place, int side) {
+    const struct cpu_codec *codec = cpu_codec_of(x->s.codec[side]);
+    return codec->pre_rope_mean ? codec->pre_rope_mean(x->s.shape[place][side]) : NULL;
+}
+
 /* A side of a page as the codec takes it. */
-static size_t load(const struct transform_sample *x, size_t place, int side, size_t item, float *rows) {
+static size_t load(const struct transform_sample *x, size_t place, int side, size_t item, const float *mean, float *rows) {
     size_t n = sample_floats(&x->s, place, side, item, rows);
     rotate(x, item, side, true, rows, n);
+    add_mean(x, item, side, -1, mean, rows, n);
     return n;
 }
 
@@ -217,7 +251,7 @@ static void compare_page(const struct transform_sample *x, const uint8_t *chunk,
     float rows[PAGE_TOKENS * CODEC_HEAD_DIM_MAX], decoded[2][PAGE_TOKENS * CODEC_HEAD_DIM_MAX];
     uint8_t *own = sample_page(s, place, side, item);
     const uint8_t *page = chunk + (own - s->chunk);
-    size_t n = load(x, place, side, item, rows);
+    size_t n = load(x, place, side, item, mean_of(x, place, side), rows);
     codec->encode(s->shape[place][side], (enum codec_side)side, rows, n, own);
     codec->decode(s->shape[place][side], (enum codec_side)side, page, decoded[0]);
     codec->decode(s->shape[place][side], (enum codec_side)side, own, decoded[1]);
@@ -266,6 +300,7 @@ static void check_rows(struct transform_sample *x) {
         const uint16_t *own = rows + (sample_row(s, place, side, item, 0) - s->rows);
         cpu_codec_of(s->codec[side])
             ->decode(s->shape[place][side], (enum codec_side)side, sample_page(s, place, side, item), decoded);
+        add_mean(x, item, side, 1, mean_of(x, place, side), decoded, PAGE_TOKENS);
         rotate(x, item, side, false, decoded, PAGE_TOKENS);
         for (size_t t = 0; t < PAGE_TOKENS; t++) {
             double most = 0;
@@ -298,16 +333,17 @@ static uint8_t *record_at(const struct transform_sample *x, size_t place, int si
     return x->records + (place * 2 + (size_t)side) * memory_round_up(TRANSFORM_RECORD_BYTES(x->s.hd), MEMORY_ALIGN);
 }
 
-/* Fits a record to all rows of the items. */
+/* Fits a record to all rows of the items, less a mean before rotation that is not quite the profile's. */
 static void fit(const struct transform_sample *x, size_t place, int side) {
     const size_t hd = x->s.hd;
     const struct transform_learned *profile = x->s.shape[place][side].learned;
-    float *rows = malloc(SAMPLE_ITEMS * PAGE_TOKENS * hd * sizeof *rows);
+    float *rows = malloc(SAMPLE_ITEMS * PAGE_TOKENS * hd * sizeof *rows), mean[CODEC_HEAD_DIM_MAX];
     size_t n = 0;
     assert_non_null(rows);
-    for (size_t item = 0; item < SAMPLE_ITEMS; item++) n += load(x, place, side, item, rows + n * hd);
+    for (size_t c = 0; c < hd; c++) mean[c] = mean_of(x, place, side)[c] + (float)(0.2 * sample_normal());
+    for (size_t item = 0; item < SAMPLE_ITEMS; item++) n += load(x, place, side, item, mean, rows + n * hd);
     assert_int_equal(transform_fit_rows(transform_multiply, profile->record, profile->metric, (uint32_t)hd, rows, n,
-                                        record_at(x, place, side), NULL),
+                                        side == CODEC_KEYS ? mean : NULL, record_at(x, place, side), NULL),
                      TERSE_OK);
     free(rows);
 }

@@ -17,7 +17,7 @@ struct rotary_view {
     enum rope_pairing pairing;
     float magnitude;
     const float *runs;  /* [runs][n_rot / 2][cosine, sine] of 0, ROPE_RUN_TOKENS, ... */
-    const float *slots; /* [ROPE_RUN_TOKENS][n_rot / 2][cosine, sine] of 0, 1, ... */
+    const float *slots; /* [ROPE_RUN_TOKENS or more][n_rot / 2][cosine, sine] of 0, 1, ... */
 };
 
 /* A decoding step's rows of one layer, as struct attend_decode has them. */

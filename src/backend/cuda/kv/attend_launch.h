@@ -20,6 +20,7 @@ struct attend_decode {
     const float *
         run_angles; /* [runs][n_rot / 2][cosine, sine] of the positions of runs, 0, ROPE_RUN_TOKENS, ...; without the magnitude. Kernels
                                 get NULL where keys do not lie in runs */
+    struct pre_rope_view pre_rope;
     const struct sequence_view *sequences;
     const struct query_row_view *rows; /* [n_rows] */
     uint32_t n_rows, splits;           /* `splits`: the most of any row, when the kernels were launched or captured */

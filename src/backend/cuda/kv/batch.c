@@ -247,6 +247,7 @@ enum terse_status batch_attend(struct cache_batch *b, uint32_t layer, const floa
             .centroid = {centroid_shape_of(&g->cache->base.method.key), centroid_shape_of(&g->cache->base.method.value)},
             .learned = {g->cache->tables->learned[CODEC_KEYS], g->cache->tables->learned[CODEC_VALUES]},
             .run_angles = g->cache->tables->rotary.runs,
+            .pre_rope = g->cache->tables->pre_rope,
             .sequences = sequences_in(b, b->uploaded),
             .rows = rows_in(b, b->uploaded) + g->first_row,
             .n_rows = g->n_rows,

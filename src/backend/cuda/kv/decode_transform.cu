@@ -1,5 +1,5 @@
 /* Reading pages of the codec transform back whole, as the CPU's transform.c does: levels times gains and sizes, their product with the basis,
- * and the mean; keys rotated by their run's position, so that they are rotated by their own. */
+ * and the means; keys rotated by their run's position, so that they are rotated by their own. */
 #include "backend/cuda/kv/transform_page.cuh"
 
 template <int HD> struct decode_memory {
@@ -55,6 +55,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     multiply<HD, false>(integer_rows{view.basis, view.unit}, depth, m.numbers, m.tile, rows);
     store_product(rows, m.numbers);
     add_mean<HD>(view.mean, m.numbers);
+    add_pre_rope_mean(e, job, 1, view.pre_rope_mean, m.numbers);
     rotate_by_run<false>(e, job, m.numbers);
     store_numbers<HD>(e, job, m.numbers);
 }

@@ -173,7 +173,8 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     const struct page_job job = job_of_block(e, sides);
     const struct centroid_view &view = ((const struct centroid_view *)e.learned[job.side])[job.place];
     uint8_t *const codes = job.page + (view.normalized ? PAGE_TOKENS : 0);
-    load_centred<HD>(e, job, view.mean, m.numbers);
+    load_numbers<HD>(e, job, m.numbers);
+    take_mean<HD>(job, view.mean, m.numbers);
     if (view.normalized) normalize(m);
     move_to_origin(view, m);
     for (uint32_t part = threadIdx.x / 32; part < HD / view.shape.width; part += WARPS)
@@ -181,7 +182,8 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     clear_rest<HD>(view, codes);
     if (!view.normalized) return;
     __syncthreads(); /* codes are written, and numbers no more read */
-    load_centred<HD>(e, job, view.mean, m.numbers);
+    load_numbers<HD>(e, job, m.numbers);
+    take_mean<HD>(job, view.mean, m.numbers);
     write_gains(view, job, m);
 }
 

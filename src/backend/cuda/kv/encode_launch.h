@@ -29,6 +29,7 @@ struct encode {
     const struct place_view *places; /* [layers][Hk] */
     const void *learned[2];          /* as in struct attend_decode */
     const float *run_angles;         /* as in struct attend_decode; for keys in runs */
+    struct pre_rope_view pre_rope;
     const struct encode_item *items; /* [n] */
     uint32_t n;
     size_t layer_stride, head_stride, token_stride; /* of rows, in halves */

@@ -177,7 +177,9 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     }
     load_layout(view.layout, &m.l);
     set_sizes(view, m);
-    load_centred<HD>(e, job, view.mean, m.z);
+    load_numbers<HD>(e, job, m.z);
+    add_pre_rope_mean(e, job, -1, view.pre_rope_mean, m.z);
+    take_mean<HD>(job, view.mean, m.z);
     struct product<HD> z;
     multiply<HD, true>(view.metric, HD, m.z, m.tile, z);
     store_product(z, m.z);

@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "base/size.h"
 #include "format/transform_fit.h"
+#include "kv/pre_rope.h"
 
 #include <string.h>
 
@@ -112,6 +113,7 @@ static void read_window(const struct cache *cache, const uint16_t *ring, size_t 
 struct fitting {
     const struct cache *cache;
     const uint16_t *ring;
+    struct pre_rope pre_rope;
     size_t n; /* rows of a side */
     float *floats;
 };
@@ -129,7 +131,10 @@ static enum terse_status fit_side(void *user, size_t thread, uint32_t layer, uin
     if (status) return status;
     transform_record_set(profile, hd, work.record);
     read_window(f->cache, f->ring, layer_head, side, f->n, work.rows);
-    return transform_fit_rows(transform_multiply, work.record, work.metric, hd, work.rows, f->n, NULL, record, error);
+    float mean[CODEC_HEAD_DIM_MAX];
+    if (side == CODEC_KEYS) pre_rope_take(&f->pre_rope, f->cache->base.plan.grid, work.rows, f->n, hd, mean);
+    return transform_fit_rows(transform_multiply, work.record, work.metric, hd, work.rows, f->n, side == CODEC_KEYS ? mean : NULL,
+                              record, error);
 }
 
 enum terse_status kv_fit_transforms(struct cache *cache, struct terse_error *error) {
@@ -137,14 +142,16 @@ enum terse_status kv_fit_transforms(struct cache *cache, struct terse_error *err
     const size_t floats = base->threads * work_floats(base->shape.head_dim);
     const size_t bytes = cache_heads_of(&base->shape) * 2 * window_side_halves(cache) * sizeof(uint16_t);
     uint16_t *ring = memory_array(bytes, 1);
-    const struct fitting f = {.cache = cache,
-                              .ring = ring,
-                              .n = size_min((size_t)(base->extent.length - base->plan.grid), FIT_TOKENS),
-                              .floats = memory_array(floats, sizeof *f.floats)};
+    struct fitting f = {.cache = cache,
+                        .ring = ring,
+                        .n = size_min((size_t)(base->extent.length - base->plan.grid), FIT_TOKENS),
+                        .floats = memory_array(floats, sizeof *f.floats)};
     enum terse_status status = f.floats && ring ? TERSE_OK : status_no_memory(error, bytes, "rows that the KV cache learns from");
+    if (!status) status = pre_rope_new(base->shape.rope, &f.pre_rope, error);
     if (!status) status = device_check(device_fetch(ring, cache->window, bytes), "reading the KV cache's recent window", error);
-    if (!status) status = fitted_find(base, fit_side, (void *)&f, error);
+    if (!status) status = fitted_find(base, fit_side, &f, error);
     if (!status && (status = kv_layouts_changed(cache, error))) fitted_drop(base);
+    pre_rope_free(&f.pre_rope);
     memory_free(f.floats);
     memory_free(ring);
     return status;

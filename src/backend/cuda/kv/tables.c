@@ -4,7 +4,9 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/codec.h"
+#include "backend/cuda/kv/pre_rope_fragments.h"
 #include "base/thread.h"
+#include "kv/pre_rope.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +19,7 @@ struct entry {
     char identity[METHOD_IDENTITY];
     const struct terse_codebook *learned; /* and with which codebook */
     float *slopes, *slots, *runs;
+    uint32_t *fragments;
     size_t n_runs;
 };
 
@@ -56,6 +59,8 @@ static enum terse_status angles_new(const struct rope *rope, size_t n, int64_t s
     return status;
 }
 
+static size_t fragment_bytes(const struct entry *e) { return pre_rope_fragment_words(e->tables.pre_rope.pairs) * sizeof(uint32_t); }
+
 static void free_angles(float *angles, size_t n, size_t pairs) { device_free(NULL, angles, n * 2 * pairs * sizeof(float)); }
 
 enum terse_status kv_tables_reserve(const struct kv_tables *tables, uint64_t tokens, struct terse_error *error) {
@@ -76,15 +81,30 @@ enum terse_status kv_tables_reserve(const struct kv_tables *tables, uint64_t tok
     return TERSE_OK;
 }
 
+static enum terse_status set_pre_rope(struct entry *e, struct terse_error *error) {
+    struct pre_rope_view *view = &e->tables.pre_rope;
+    *view = (struct pre_rope_view){.pairs = (uint32_t)pre_rope_pairs(e->shape.rope), .offsets = e->slots};
+    const size_t bytes = fragment_bytes(e);
+    if (!bytes) return TERSE_OK;
+    uint32_t *host = malloc(bytes);
+    if (!host) return status_no_memory(error, bytes, "rotation tables");
+    pre_rope_fragments(e->shape.rope, view->pairs, host);
+    view->fragments = e->fragments = device_alloc(NULL, bytes, "rotation tables", error);
+    const enum terse_status status = e->fragments ? send(e->fragments, host, bytes, error) : TERSE_E_MEMORY;
+    free(host);
+    return status;
+}
+
 static enum terse_status set_rotary(struct entry *e, struct terse_error *error) {
     const struct rope *rope = e->shape.rope;
     if (!rope || !rope->n_rot) return TERSE_OK;
     e->tables.rotary = (struct rotary_view){.n_rot = rope->n_rot, .pairing = rope->pairing, .magnitude = rope->magnitude};
-    enum terse_status status = angles_new(rope, ROPE_RUN_TOKENS, 1, &e->slots, error);
+    enum terse_status status = angles_new(rope, PRE_ROPE_OFFSETS, 1, &e->slots, error);
     e->tables.rotary.slots = e->slots;
     e->n_runs = 64;
     if (!status) status = angles_new(rope, e->n_runs, ROPE_RUN_TOKENS, &e->runs, error);
     e->tables.rotary.runs = e->runs;
+    if (!status) status = set_pre_rope(e, error);
     return status;
 }
 
@@ -141,7 +161,8 @@ static void entry_free(struct entry *e) {
     device_free(NULL, e->tables.place_views, cache_heads_of(&e->shape) * sizeof *e->tables.place_views);
     device_free(NULL, e->tables.prefill_parts, part_bytes(e));
     device_free(NULL, e->slopes, e->shape.query_heads * sizeof *e->slopes);
-    free_angles(e->slots, ROPE_RUN_TOKENS, pairs(e));
+    free_angles(e->slots, PRE_ROPE_OFFSETS, pairs(e));
+    device_free(NULL, e->fragments, fragment_bytes(e));
     free_angles(e->runs, e->n_runs, pairs(e));
     free(e->tables.places);
     free(e);

@@ -15,6 +15,7 @@ struct kv_tables {
     struct place_view *place_views; /* the device's */
     void *learned[2];               /* the device's, by side: what its codec learned (codec.h); NULL: nothing */
     struct rotary_view rotary;
+    struct pre_rope_view pre_rope;
     float *prefill_parts; /* the device's: partial states of a prompt's attention, one after another's */
 };
 

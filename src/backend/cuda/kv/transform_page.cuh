@@ -57,10 +57,25 @@ static __device__ inline void spread_halves(uint32_t word, float *low, float *hi
     *high = __half2float(__ushort_as_half((unsigned short)(word >> 16)));
 }
 
-/* The page's rows less the mean, keys as their run has them; 0 where there is no token. */
+/* Adds to keys' numbers factor times their mean before rotation, turned to their offsets, as pre_rope_add of kv/pre_rope.h does. */
+static __device__ inline void add_pre_rope_mean(const struct encode &e, const struct page_job &job, float factor, const float *mean,
+                                                float (*numbers)[PAGE_TOKENS]) {
+    if (job.side != CODEC_KEYS) return;
+    const uint32_t offset = job.item->set.first % ROPE_RUN_TOKENS;
+    for (uint32_t i = threadIdx.x; i < e.pre_rope.pairs * PAGE_TOKENS; i += TRANSFORM_THREADS) {
+        const uint32_t pair = i / PAGE_TOKENS, t = i % PAGE_TOKENS;
+        const struct pair_channels at = channels_of_pair(e.heads, pair);
+        const float2 angle = ((const float2 *)e.pre_rope.offsets)[(size_t)(offset + t) * (e.heads.n_rot / 2) + pair];
+        const float a = factor * mean[at.a], b = factor * mean[at.b];
+        numbers[at.a][t] = numbers[at.a][t] + (a * angle.x - b * angle.y);
+        numbers[at.b][t] = numbers[at.b][t] + (a * angle.y + b * angle.x);
+    }
+    __syncthreads();
+}
+
+/* The page's rows, keys as their run has them; zeros where there is no token. */
 template <int HD>
-static __device__ void load_centred(const struct encode &e, const struct page_job &job, const float *mean,
-                                    float (*numbers)[PAGE_TOKENS]) {
+static __device__ void load_numbers(const struct encode &e, const struct page_job &job, float (*numbers)[PAGE_TOKENS]) {
     for (uint32_t i = threadIdx.x; i < HD / 8 * PAGE_TOKENS; i += TRANSFORM_THREADS) {
         const uint32_t t = i % PAGE_TOKENS, c = i / PAGE_TOKENS * 8;
         uint4 x = make_uint4(0, 0, 0, 0);
@@ -71,6 +86,10 @@ static __device__ void load_centred(const struct encode &e, const struct page_jo
     }
     __syncthreads();
     rotate_by_run<true>(e, job, numbers);
+}
+
+/* Takes the mean from rows; zeros where there is no token. */
+template <int HD> static __device__ void take_mean(const struct page_job &job, const float *mean, float (*numbers)[PAGE_TOKENS]) {
     for (uint32_t i = threadIdx.x; i < HD * PAGE_TOKENS; i += TRANSFORM_THREADS) {
         const uint32_t c = i / PAGE_TOKENS, t = i % PAGE_TOKENS;
         numbers[c][t] = t < job.count ? numbers[c][t] - mean[c] : 0;

@@ -9,9 +9,9 @@
 
 #include <string.h>
 
-/* Floats of a view's numbers: mean, size, unit, step, the readers' words, of which a layout has at most 6 for each of hd / 2 planes, and the
+/* Floats of a view's numbers: mean, mean before rotation, size, unit, step, the readers' words, of which a layout has at most 6 for each of hd / 2 planes, and the
  * basis in integers; and of a profile's view, which has the metric behind them. */
-static size_t own_floats(size_t hd) { return 7 * hd + hd * hd / 2; }
+static size_t own_floats(size_t hd) { return 8 * hd + hd * hd / 2; }
 static size_t view_floats(size_t hd) { return own_floats(hd) + hd * hd; }
 
 /* ---- Readers of planes */
@@ -80,11 +80,12 @@ struct work {
 static struct transform_view make_view(const void *record, const struct transform_layout *layout, enum codec_side side, uint32_t hd,
                                        float *floats, float *device) {
     const struct transform_fitted own = transform_fitted_at(record, hd);
-    float *step = floats + 3 * hd;
-    int16_t *basis = (int16_t *)(void *)(floats + 7 * hd);
+    float *step = floats + 4 * hd;
+    int16_t *basis = (int16_t *)(void *)(floats + 8 * hd);
     memcpy(floats, own.mean, hd * sizeof *floats);
     memcpy(floats + hd, own.size, hd * sizeof *floats);
     memcpy(floats + 2 * hd, own.unit, hd * sizeof *floats);
+    memcpy(floats + 3 * hd, own.pre_rope_mean, hd * sizeof *floats);
     for (size_t c = 0; c < hd; c++) {
         step[c] = own.size[c] * own.unit[c];
         transform_record_integers(&own, hd, c, basis + c * hd);
@@ -96,9 +97,10 @@ static struct transform_view make_view(const void *record, const struct transfor
                                    .mean = device,
                                    .size = device + hd,
                                    .unit = device + 2 * hd,
-                                   .step = device + 3 * hd,
-                                   .readers = (const uint32_t *)(const void *)(device + 4 * hd),
-                                   .basis = (const int16_t *)(const void *)(device + 7 * hd),
+                                   .pre_rope_mean = device + 3 * hd,
+                                   .step = device + 4 * hd,
+                                   .readers = (const uint32_t *)(const void *)(device + 5 * hd),
+                                   .basis = (const int16_t *)(const void *)(device + 8 * hd),
                                    .metric = device + own_floats(hd),
                                    .wraps = transform_wraps(layout, side)};
 }

@@ -114,11 +114,20 @@ struct query_row_view {
     uint32_t splits;   /* parts that it is read in, at least 1; at most the launch's */
 };
 
+/* Angles of tokens' offsets from the position of their page's run, with which keys' mean before rotation is turned (kv/pre_rope.h). Device
+ * memory. */
+struct pre_rope_view {
+    uint32_t pairs;            /* pre_rope_pairs: the first ones of a head, which alone have a part in the mean */
+    const float *offsets;      /* [PRE_ROPE_OFFSETS][n_rot / 2][cosine, sine] of 0, 1, ... */
+    const uint32_t *fragments; /* pre_rope_fragments: what attention multiplies with */
+};
+
 /* Codec transform, of a layer, KV head and side, as kernels read it: `learned` of a launch, device [layers][Hk]. */
 struct transform_view {
     struct transform_layout layout;
     float gain_least, gain_step; /* gain = least + code * step */
     const float *mean, *size;    /* [hd] */
+    const float *pre_rope_mean;  /* [hd], of keys (struct pre_rope_view); zeros of values */
     const float *unit;           /* [hd] of each component's integers, and `step` times its size: size unit */
     const float *step;
     const int16_t *basis; /* [component][channel]: row c, times step_c, is what a component of 1 adds; integers to +-32767 */

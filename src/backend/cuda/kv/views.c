@@ -40,6 +40,7 @@ struct encode cache_encode(const struct cache *cache, const struct item_list *li
                            .places = cache->tables->place_views,
                            .learned = {cache->tables->learned[CODEC_KEYS], cache->tables->learned[CODEC_VALUES]},
                            .run_angles = cache->tables->rotary.runs,
+                           .pre_rope = cache->tables->pre_rope,
                            .items = list->device,
                            .n = (uint32_t)list->n};
 }
