@@ -51,6 +51,8 @@ struct attend_sample {
     size_t record_bytes;
     /* rows[64][hd] of a page of a sequence's head, keys as they lie in a run. */
     void (*random_rows)(const struct attend_sample *sample, uint32_t sequence, uint32_t head, enum codec_side side, float *rows);
+    /* Adds to decoded rows[64][hd] of keys what their pages, which begin with token `first`, do not hold; NULL: nothing. */
+    void (*complete_keys)(const struct attend_sample *sample, struct codec_shape shape, uint32_t first, float *rows);
     const void *parameters;      /* the test's own */
     struct attend_decode attend; /* codecs and what belongs to them; the rest is filled in */
 
@@ -107,6 +109,23 @@ static inline void rope_of(const struct attend_sample *sample, float *frequency,
     *rope = (struct rope){sample->pairing, sample->head_dim, sample->n_rot, frequency, 1};
 }
 
+/* Returns the angles of positions 0, step, ..., [n][n_rot / 2][cosine, sine], on the device. */
+static inline const float *make_angles(struct attend_sample *sample, uint32_t n, int64_t step) {
+    float frequency[CODEC_HEAD_DIM_MAX], cosine[CODEC_HEAD_DIM_MAX], sine[CODEC_HEAD_DIM_MAX];
+    struct rope rope;
+    rope_of(sample, frequency, &rope);
+    const uint32_t half = sample->n_rot / 2;
+    float *angles = allocated((size_t)n * sample->n_rot * sizeof *angles);
+    for (uint32_t t = 0; t < n; t++) {
+        rope_angles(&rope, t * step, cosine, sine);
+        for (uint32_t i = 0; i < half; i++)
+            angles[((size_t)t * half + i) * 2] = cosine[i], angles[((size_t)t * half + i) * 2 + 1] = sine[i];
+    }
+    const float *there = take(sample, angles, (size_t)n * sample->n_rot * sizeof *angles);
+    free(angles);
+    return there;
+}
+
 /* A page of random rows, and what they are decoded to, keys rotated by their own positions. */
 static inline void make_page(struct attend_sample *sample, uint32_t number, const struct page_set_view *set, uint32_t head,
                              enum codec_side side, float *rows, float *decoded) {
@@ -119,6 +138,7 @@ static inline void make_page(struct attend_sample *sample, uint32_t number, cons
     sample->random_rows(sample, number, head, side, rows);
     codec->encode(shape, side, rows, set->count, to);
     codec->decode(shape, side, to, decoded);
+    if (side == CODEC_KEYS && sample->complete_keys) sample->complete_keys(sample, shape, set->first, decoded);
     if (side == CODEC_VALUES || !sample->n_rot || codec->format->rope != CODEC_ROPE_IN_RUN) return;
     rope_of(sample, frequency, &rope);
     rope_angles(&rope, run_of(set->first), cosine, sine);
@@ -261,22 +281,6 @@ static inline double worst_error(const struct attend_sample *sample, const float
     return worst;
 }
 
-static inline const float *make_angles(struct attend_sample *sample, uint32_t runs) {
-    float frequency[CODEC_HEAD_DIM_MAX], cosine[CODEC_HEAD_DIM_MAX], sine[CODEC_HEAD_DIM_MAX];
-    struct rope rope;
-    rope_of(sample, frequency, &rope);
-    const uint32_t half = sample->n_rot / 2;
-    float *angles = allocated((size_t)runs * sample->n_rot * sizeof *angles);
-    for (uint32_t run = 0; run < runs; run++) {
-        rope_angles(&rope, (int64_t)run * ROPE_RUN_TOKENS, cosine, sine);
-        for (uint32_t i = 0; i < half; i++)
-            angles[((size_t)run * half + i) * 2] = cosine[i], angles[((size_t)run * half + i) * 2 + 1] = sine[i];
-    }
-    const float *there = take(sample, angles, (size_t)runs * sample->n_rot * sizeof *angles);
-    free(angles);
-    return there;
-}
-
 /* Runs it twice; returns the worst error, and frees what was made but for the test's own. */
 static inline double check_attention(struct attend_sample *sample) {
     uint32_t hd = sample->head_dim, heads = sample->kv_heads * sample->group, positions = 0;
@@ -313,7 +317,7 @@ static inline double check_attention(struct attend_sample *sample) {
     float *nan = allocated((part_floats + n + run_words) * sizeof *nan);
     memset(nan, 0xff, (part_floats + n + run_words) * sizeof *nan);
     uint32_t arrived[SEQUENCES * HEADS_MOST] = {0}, left[SEQUENCES * HEADS_MOST];
-    attend->run_angles = make_angles(sample, attend->runs);
+    attend->run_angles = make_angles(sample, attend->runs, ROPE_RUN_TOKENS);
     attend->places = take(sample, sample->places, sizeof sample->places);
     attend->sequences = take(sample, sample->views, sizeof sample->views);
     attend->rows = take(sample, rows, sizeof rows);

@@ -4,7 +4,9 @@
  * ALiBi; parameters of the profile and those fitted to a sequence. What must not be read is NaN. */
 #include "attend_sample.h"
 #include "backend/cpu/codec/transform.h"
+#include "backend/cuda/kv/pre_rope_fragments.h"
 #include "backend/cuda/kv/transforms.h"
+#include "kv/pre_rope.h"
 
 /* The bound of the relative error of a head's result as a whole: the length of the difference over the length of the result. Queries rotated to a
  * run and the basis are rounded to halves, each by at most 2^-12 of itself, weights of rows of halves likewise; work on codes is exact or within
@@ -12,6 +14,7 @@
 #define BOUND 1e-3
 
 #define HEADS 2
+#define PRE_ROPE_SIZE 3 /* of keys' mean before rotation */
 
 /* The parameters and layout of one side of a layer's head. */
 struct side {
@@ -28,13 +31,13 @@ struct setup {
 };
 
 /* A basis that is a product of reflections, each row of a length of its own; sizes that fall. */
-static void make_parameters(uint32_t hd, float *floats) {
+static void make_parameters(enum codec_side side, uint32_t hd, float *floats) {
     float *mean = floats, *pre_rope_mean = mean + hd, *size = pre_rope_mean + hd, *basis = size + hd,
           *rest = basis + (size_t)hd * hd;
     double square = 0, own = 1, v[CODEC_HEAD_DIM_MAX];
     for (size_t c = 0; c < hd; c++, own *= pow(0.02, 1.0 / hd)) {
         mean[c] = (float)random_normal();
-        pre_rope_mean[c] = 0;
+        pre_rope_mean[c] = side == CODEC_KEYS ? (float)(PRE_ROPE_SIZE * random_normal()) : 0;
         size[c] = (float)own;
         square += own * own;
         for (size_t ch = 0; ch < hd; ch++) basis[c * hd + ch] = c == ch ? (float)(1 + 0.3 * random_normal() / 3) : 0;
@@ -69,6 +72,7 @@ static struct transform_view view_of(struct attend_sample *sample, const void *r
                                         .gain_least = own.gain_least,
                                         .gain_step = transform_gain_step(&own),
                                         .mean = take(sample, own.mean, hd * sizeof(float)),
+                                        .pre_rope_mean = take(sample, own.pre_rope_mean, hd * sizeof(float)),
                                         .step = take(sample, step, hd * sizeof(float)),
                                         .basis = take(sample, integers, (size_t)hd * hd * sizeof *integers),
                                         .readers = take(sample, readers, transform_reader_words(layout) * sizeof *readers),
@@ -88,7 +92,7 @@ static void make_sides(const struct setup *setup, struct attend_sample *sample, 
             uint8_t bits[TRANSFORM_QUADS_MAX] = {0};
             void *learned;
             own->parameters = allocated(transform_parameter_floats(hd) * sizeof(float));
-            make_parameters(hd, own->parameters);
+            make_parameters(side, hd, own->parameters);
             struct transform_parameters parameters = transform_parameters_at(own->parameters, hd);
             struct transform_share share = {0, parameters.size, bits};
             transform_share_bits(&share, 1, hd, setup->rate[side] * (head ? 0.75 : 1));
@@ -112,7 +116,7 @@ static uint8_t *make_fitted(struct attend_sample *sample, struct side sides[HEAD
     for (uint32_t head = 0; head < HEADS; head++) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             uint8_t *record = records + (2 * head + (size_t)side) * own;
-            make_parameters(hd, parameters);
+            make_parameters(side, hd, parameters);
             for (size_t c = 0; c < hd; c++) parameters[c] = (float)random_normal();
             transform_record_set(transform_parameters_at(parameters, hd), hd, record);
             views[side][LAYER][head] = view_of(sample, record, &sides[head][side].layout, side);
@@ -144,6 +148,42 @@ static void random_rows(const struct attend_sample *sample, uint32_t sequence, u
     }
 }
 
+/* Angles of offsets, and the products' fragments, of as many pairs as have a part in the mean. */
+static void make_positions(struct attend_sample *sample) {
+    float frequency[CODEC_HEAD_DIM_MAX];
+    struct rope rope;
+    rope_of(sample, frequency, &rope);
+    const size_t pairs = pre_rope_pairs(&rope), words = pre_rope_fragment_words(pairs);
+    uint32_t *fragments = allocated(words * sizeof *fragments);
+    pre_rope_fragments(&rope, pairs, fragments);
+    sample->attend.pre_rope = (struct pre_rope_view){.pairs = (uint32_t)pairs,
+                                                     .offsets = make_angles(sample, PRE_ROPE_OFFSETS, 1),
+                                                     .fragments = take(sample, fragments, words * sizeof *fragments)};
+    free(fragments);
+}
+
+/* Adds the mean before rotation to keys as their run has them: in double precision, by the channels of pairs. */
+static void add_pre_rope_mean(const struct attend_sample *sample, const float *mean, uint32_t first, float *rows) {
+    float frequency[CODEC_HEAD_DIM_MAX];
+    struct rope rope;
+    rope_of(sample, frequency, &rope);
+    const bool adjacent = rope.pairing == ROPE_ADJACENT;
+    for (size_t i = 0; i < pre_rope_pairs(&rope); i++) {
+        const size_t a = adjacent ? 2 * i : i, b = adjacent ? a + 1 : a + rope.n_rot / 2;
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
+            const double angle = (double)(first % ROPE_RUN_TOKENS + t) * (double)frequency[i], c = cos(angle), s = sin(angle);
+            float *row = rows + t * sample->head_dim;
+            row[a] += (float)((double)mean[a] * c - (double)mean[b] * s);
+            row[b] += (float)((double)mean[a] * s + (double)mean[b] * c);
+        }
+    }
+}
+
+/* Completes the decoded keys of a page. */
+static void complete_keys(const struct attend_sample *sample, struct codec_shape shape, uint32_t first, float *rows) {
+    add_pre_rope_mean(sample, cpu_codec_transform.pre_rope_mean(shape), first, rows);
+}
+
 static double check(const struct setup *setup) {
     struct side sides[HEADS][2];
     uint8_t *fitted[SEQUENCES] = {NULL};
@@ -156,9 +196,11 @@ static double check(const struct setup *setup) {
                                    .slopes = setup->slopes,
                                    .in_place = setup->in_place,
                                    .random_rows = random_rows,
+                                   .complete_keys = complete_keys,
                                    .parameters = sides};
     memcpy(sample.sequences, setup->sequences, sizeof sample.sequences);
     make_sides(setup, &sample, sides);
+    make_positions(&sample);
     for (uint32_t i = 0; i < SEQUENCES; i++)
         if (setup->fitted && i != 1) fitted[i] = make_fitted(&sample, sides, i);
     double worst = check_attention(&sample);

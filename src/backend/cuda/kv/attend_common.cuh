@@ -71,6 +71,16 @@ template <int ROWS, int BYTES, int SPREAD = 0> struct shared_rows {
     }
 };
 
+/* A power of two that brings a number to [1, 2), and its inverse. */
+struct power_of_two {
+    float up, down;
+};
+
+ATTEND_INLINE power_of_two power_of(float number) {
+    const unsigned exponent = min(max(__float_as_uint(number) >> 23, 64u), 253u);
+    return {__uint_as_float((254 - exponent) << 23), __uint_as_float(exponent << 23)};
+}
+
 /* ---- Queries: as fragments b of their products with keys, in shared memory, channels in order */
 
 template <int HD, int NT> struct query_fragments {
@@ -93,16 +103,15 @@ ATTEND_INLINE void prepare_queries(const float *q, uint32_t group, float scale, 
             largest = fmaxf(largest, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
         }
         for (int o = 16; o; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
-        unsigned exponent = max(__float_as_uint(largest) >> 23, 64u);
-        float up = __uint_as_float((254 - min(exponent, 253u)) << 23), down = __uint_as_float(min(exponent, 253u) << 23);
+        const power_of_two power = power_of(largest);
 #pragma unroll
         for (int i = 0; i < (HD + 63) / 64; i++) {
             unsigned c = 2 * (lane + 32 * i);
             if (c >= HD) continue;
             uint32_t *word = reinterpret_cast<uint32_t *>(&to.b[c / 16][n / 8][n % 8 * 4 + c % 8 / 2]);
-            word[c % 16 / 8] = pack_halves(x[i].x * up, x[i].y * up);
+            word[c % 16 / 8] = pack_halves(x[i].x * power.up, x[i].y * power.up);
         }
-        if (lane == 0) to.factor[n] = n < group ? down * scale * LOG2_E : 0;
+        if (lane == 0) to.factor[n] = n < group ? power.down * scale * LOG2_E : 0;
     }
 }
 

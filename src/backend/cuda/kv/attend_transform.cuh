@@ -18,6 +18,7 @@
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_CUH
 
+#include "backend/cuda/kv/attend_transform_positions.cuh"
 #include "backend/cuda/kv/attend_transform_runs.cuh"
 
 /* ---- A side's planes, as transform_readers describes them, in shared memory */

@@ -103,8 +103,11 @@ template <int HD, int NQ> struct transform_ring {
 
 template <int HD, int NQ, int WARPS> struct transform_shared {
     static constexpr int threads = WARPS * 32;
-    static constexpr int reader_bytes = HD / 2 * 24;                   /* of a side */
-    static constexpr int rings = (2 * reader_bytes + 127) / 128 * 128; /* where they begin */
+    static constexpr int reader_bytes = HD / 2 * 24; /* of a side */
+    /* What positions add to logits stands behind the readers of both sides, then come rings. */
+    static __host__ __device__ constexpr int rings(uint32_t pairs) {
+        return (2 * reader_bytes + (int)position_bytes(NQ, pairs) + 127) / 128 * 128;
+    }
     /* When pages are read: sums by plane of each warp, float4 [WARPS][4 NQ][plane_stride], and their states, float4 [WARPS][4 NQ]. */
     static constexpr int plane_stride = HD / 2 + 2;
     static constexpr int sums = WARPS * 4 * NQ * plane_stride * 16, states = WARPS * 4 * NQ * 16;
@@ -118,8 +121,8 @@ template <int HD, int NQ, int WARPS> struct transform_shared {
     static constexpr int largest(int a, int b) { return a > b ? a : b; }
     static constexpr int after = largest(sums + states, merging); /* but for factors of parts */
     /* page: of a ring of one page. */
-    static int least(int page, int factors) {
-        return largest(largest(rings + WARPS * page, after + factors), largest(rows, row_states));
+    static int least(int page, uint32_t pairs, int factors) {
+        return largest(largest(rings(pairs) + WARPS * page, after + factors), largest(rows, row_states));
     }
 };
 
@@ -409,6 +412,8 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         of_keys.gain_least = keys.gain_least, of_keys.gain_step = keys.gain_step;
         of_values.gain_least = values.gain_least, of_values.gain_step = values.gain_step;
         commit_copies();
+        uint8_t *const positions = shared + 2 * layout::reader_bytes;
+        stage_positions<HD, NQ, WARPS>(a, s, keys.view->pre_rope_mean, positions);
         uint32_t first, end;
         share_pages(s, first, end);
         const uint32_t n = end - first, begin = first + n * warp / WARPS, pages = first + n * (warp + 1) / WARPS - begin;
@@ -419,10 +424,10 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             (s.sequence->fitted.places ? s.sequence->fitted.places : a.places) + (size_t)a.layer * a.heads.kv_heads + s.head;
         ring.first_run = s.list->n_pages ? run_of(first_listed(s)) : 0;
         ring.records = run_record<HD, NQ>(a, s, 0);
-        ring.set_room(shared_address(shared) + layout::rings + warp * ring_bytes, ring_bytes, keys.view->layout.nibbles,
-                      values.view->layout.nibbles, of_keys.planes);
+        ring.set_room(shared_address(shared) + layout::rings(a.pre_rope.pairs) + warp * ring_bytes, ring_bytes,
+                      keys.view->layout.nibbles, values.view->layout.nibbles, of_keys.planes);
         wait_copies<0>();
-        __syncthreads(); /* readers are there */
+        __syncthreads(); /* readers and positions are there */
         wait_for_kernels();
         let_next_kernel_begin();
         ring.start();
@@ -445,6 +450,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             ring.ask_for_keys(page + ring.depth);
             const uint32_t from = of_lane.first_of(page); /* not before: registers are short while keys are scored */
             const uint64_t live = of_lane.read_of(page, from, s.position);
+            add_positions(a, shared_address(positions), from, x);
             finish_page_logits(x, slopes, s.group, (int32_t)(from - s.position), live);
             ring.wait();
             weigh_page<HD, NQ>(slot + ring.key_bytes, of_values, x, r, acc, weights);
@@ -466,7 +472,7 @@ template <int HD, int NQ, int WARPS, int RESIDENT>
 cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first_query, int room, cudaStream_t stream) {
     using layout = transform_shared<HD, NQ, WARPS>;
     const auto kernel = attend_transform_kernel<HD, NQ, WARPS, RESIDENT>;
-    const int ring = (room - layout::rings) / WARPS / 128 * 128, bytes = layout::rings + WARPS * ring;
+    const int rings = layout::rings(a->pre_rope.pairs), ring = (room - rings) / WARPS / 128 * 128, bytes = rings + WARPS * ring;
     cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (result == cudaSuccess) result = launch_runs<HD, NQ>(a, first_query, stream);
     if (result != cudaSuccess) return result;
@@ -486,16 +492,16 @@ template <int HD, int NQ> cudaError_t launch_transform(const struct attend_decod
               half = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 - reserved;
     const int padded = (page + 127) / 128 * 128, factors = (int)((a->splits + 1) * 4 * NQ * sizeof(float));
     if constexpr (bound == 2)
-        if (transform_shared<HD, NQ, 8>::least(padded, factors) <= half)
+        if (transform_shared<HD, NQ, 8>::least(padded, a->pre_rope.pairs, factors) <= half)
             return launch_transform_warps<HD, NQ, 8, 2>(a, first_query, half, stream);
-    if (transform_shared<HD, NQ, 8>::least(padded, factors) <= room)
+    if (transform_shared<HD, NQ, 8>::least(padded, a->pre_rope.pairs, factors) <= room)
         return launch_transform_warps<HD, NQ, 8, 1>(a, first_query, room, stream);
     /* Pages of 8 bits to a component fit the 99 KiB of compute capability 8.6 with 8 warps of 64 channels, 4 of 128, 2 of 256. */
     if constexpr (HD > 64)
-        if (transform_shared<HD, NQ, 4>::least(padded, factors) <= room)
+        if (transform_shared<HD, NQ, 4>::least(padded, a->pre_rope.pairs, factors) <= room)
             return launch_transform_warps<HD, NQ, 4, 1>(a, first_query, room, stream);
     if constexpr (HD > 128)
-        if (transform_shared<HD, NQ, 2>::least(padded, factors) <= room)
+        if (transform_shared<HD, NQ, 2>::least(padded, a->pre_rope.pairs, factors) <= room)
             return launch_transform_warps<HD, NQ, 2, 1>(a, first_query, room, stream);
     return cudaErrorInvalidConfiguration;
 }

@@ -57,11 +57,10 @@ ATTEND_INLINE void stage_queries(const float *q, uint32_t group, float scale, co
             largest = fmaxf(largest, fabsf(x[i]));
         }
         for (int o = 16; o; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
-        const unsigned exponent = min(max(__float_as_uint(largest) >> 23, 64u), 253u);
-        const float up = __uint_as_float((254 - exponent) << 23), down = __uint_as_float(exponent << 23);
+        const power_of_two power = power_of(largest);
 #pragma unroll
-        for (int i = 0; i < HD / 32; i++) to.q[n][lane + 32 * i] = x[i] * up;
-        if (lane == 0) to.factor[n] = n < group ? down * scale * LOG2_E : 0;
+        for (int i = 0; i < HD / 32; i++) to.q[n][lane + 32 * i] = x[i] * power.up;
+        if (lane == 0) to.factor[n] = n < group ? power.down * scale * LOG2_E : 0;
     }
     for (unsigned c = threadIdx.x; c < HD; c += RUNS_WARPS * 32) to.mean[c] = mean[c];
 }

@@ -1,0 +1,117 @@
+/* What keys' mean before rotation adds to logits (kv/pre_rope.h): of a query q and the key at position p, the sum over pairs of channels, as complex
+ * numbers, of the real part of conj(q) m e^(i theta p).
+ *
+ * A CTA has conj(q) m of its queries. A warp turns them to the first token of a page, and to the 16th behind it: columns 2 j and 2 j + 1 of a product
+ * for query j. Rows are the 32 tokens that lanes have without those 16 later, k the cosine and sine of a pair. Factors are halves and what is left
+ * of them, since the mean may be large: only the products of two rests are left out, which leaves some 2^-22 of a sum.
+ */
+#ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_POSITIONS_CUH
+#define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_POSITIONS_CUH
+
+#include "backend/cuda/kv/attend_common.cuh"
+
+/* A step of a product takes 8 pairs. */
+__host__ __device__ constexpr uint32_t position_steps(uint32_t pairs) { return (pairs + 7) / 8; }
+
+/* Bytes of a CTA's queries: float4 [tile][step][4 queries][t], pairs 8 step + t and 4 further; then factors [4 NQ], product times factor = logit. */
+__host__ __device__ constexpr uint32_t position_bytes(uint32_t tiles, uint32_t pairs) {
+    return pairs ? tiles * (position_steps(pairs) * 256 + 16) : 0;
+}
+
+/* conj(q) m of a pair. */
+ATTEND_INLINE float2 pair_product(const struct head_view &heads, unsigned pair, const float *q, const float *m) {
+    const bool adjacent = heads.pairing == ROPE_ADJACENT;
+    const unsigned a = adjacent ? 2 * pair : pair, b = adjacent ? a + 1 : a + heads.n_rot / 2;
+    return make_float2(q[a] * m[a] + q[b] * m[b], q[a] * m[b] - q[b] * m[a]);
+}
+
+/* All warps of a CTA write its queries to `memory`; a __syncthreads makes them readable. */
+template <int HD, int NQ, int WARPS>
+ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct share &s, const float *mean, uint8_t *memory) {
+    const unsigned lane = lane_id(), pairs = a.pre_rope.pairs, steps = position_steps(pairs);
+    if (!pairs) return;
+    float2 *const products = reinterpret_cast<float2 *>(memory);
+    float *const factors = reinterpret_cast<float *>(memory + NQ * steps * 256);
+    const float *const q = a.q + queries_at<HD>(a, s);
+    for (unsigned query = threadIdx.x / 32; query < 4 * NQ; query += WARPS) {
+        float2 x[(HD + 63) / 64];
+        float largest = 0;
+#pragma unroll
+        for (int i = 0; i < (HD + 63) / 64; i++) {
+            const unsigned pair = lane + 32 * i;
+            x[i] = make_float2(0, 0);
+            if (query < s.group && pair < pairs) x[i] = pair_product(a.heads, pair, q + query * HD, mean);
+            largest = fmaxf(largest, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
+        }
+        for (int o = 16; o; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
+        const power_of_two power = power_of(largest);
+#pragma unroll
+        for (int i = 0; i < (HD + 63) / 64; i++) {
+            const unsigned pair = lane + 32 * i;
+            if (pair < 8 * steps)
+                products[(((query / 4 * steps + pair / 8) * 4 + query % 4) * 4 + pair % 4) * 2 + pair / 4 % 2] =
+                    make_float2(x[i].x * power.up, x[i].y * power.up);
+        }
+        if (lane == 0) factors[query] = query < s.group ? power.down * a.heads.scale * LOG2_E : 0;
+    }
+}
+
+ATTEND_INLINE float2 multiply_complex(float2 a, float2 b) { return make_float2(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x); }
+
+/* Real and negated imaginary part as halves, and what is left of them. */
+struct split_number {
+    uint32_t upper, rest;
+};
+
+ATTEND_INLINE split_number split(float2 x) {
+    const uint32_t upper = pack_halves(x.x, -x.y);
+    return {upper, pack_halves(x.x - low_half(upper), -x.y - high_half(upper))};
+}
+
+/* Adds to the logits x[tile][i] of tokens lane_token() + token_of(i) of the page that begins with token `first`. `queries`: what stage_positions
+ * wrote, in shared memory. */
+template <int NQ>
+ATTEND_INLINE void add_positions(const struct attend_decode &a, uint32_t queries, uint32_t first, float (&x)[NQ][8]) {
+    const unsigned lane = lane_id(), g = lane / 4, t = lane % 4, pairs = a.pre_rope.pairs, steps = position_steps(pairs);
+    if (!pairs) return;
+    const unsigned all = a.heads.n_rot / 2;
+    const float2 *const run = reinterpret_cast<const float2 *>(a.run_angles) + (size_t)(first / ROPE_RUN_TOKENS) * all,
+                        *const offset = reinterpret_cast<const float2 *>(a.pre_rope.offsets) +
+                                        (size_t)(first % ROPE_RUN_TOKENS + 16 * (g % 2)) * all;
+    const uint4 *const fragments = reinterpret_cast<const uint4 *>(a.pre_rope.fragments) + lane;
+    const uint32_t products = queries + 16 * (g / 2 * 4 + t);
+    float d[NQ][2][4] = {};
+#pragma unroll 2
+    for (unsigned step = 0; step < steps; step++) {
+        float2 angle[2];
+#pragma unroll
+        for (unsigned h = 0; h < 2; h++) {
+            const unsigned pair = min(8 * step + 4 * h + t, pairs - 1); /* behind the last one products are zeros */
+            angle[h] = multiply_complex(__ldg(run + pair), __ldg(offset + pair));
+        }
+        uint4 table[2][2]; /* [tile][upper, rest] */
+#pragma unroll
+        for (int i = 0; i < 4; i++) table[i / 2][i % 2] = __ldg(fragments + (4 * step + i) * 32);
+#pragma unroll
+        for (int n = 0; n < NQ; n++) {
+            const uint4 own = load_shared_quad(products + (n * steps + step) * 256);
+            const split_number b0 = split(multiply_complex(make_float2(__uint_as_float(own.x), __uint_as_float(own.y)), angle[0])),
+                               b1 = split(multiply_complex(make_float2(__uint_as_float(own.z), __uint_as_float(own.w)), angle[1]));
+#pragma unroll
+            for (int tile = 0; tile < 2; tile++) {
+                const uint4 &upper = table[tile][0], &rest = table[tile][1];
+                mma(d[n][tile], upper.x, upper.y, upper.z, upper.w, b0.upper, b1.upper);
+                mma(d[n][tile], rest.x, rest.y, rest.z, rest.w, b0.upper, b1.upper);
+                mma(d[n][tile], upper.x, upper.y, upper.z, upper.w, b0.rest, b1.rest);
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < NQ; n++) {
+        const float factor = __uint_as_float(load_shared(queries + NQ * steps * 256 + 4 * (4 * n + t)));
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[n][i] = fmaf(d[n][i % 4 / 2][i % 2 * 2 + i / 4], factor, x[n][i]);
+    }
+}
+
+#endif
