@@ -106,7 +106,7 @@ template <int HD, int NQ, int WARPS> struct transform_shared {
     static constexpr int reader_bytes = HD / 2 * 24; /* of a side */
     /* What positions add to logits stands behind the readers of both sides, then come rings. */
     static __host__ __device__ constexpr int rings(uint32_t pairs) {
-        return (2 * reader_bytes + (int)position_bytes(NQ, pairs) + 127) / 128 * 128;
+        return (2 * reader_bytes + (int)position_bytes(NQ, WARPS, pairs) + 127) / 128 * 128;
     }
     /* When pages are read: sums by plane of each warp, float4 [WARPS][4 NQ][plane_stride], and their states, float4 [WARPS][4 NQ]. */
     static constexpr int plane_stride = HD / 2 + 2;
@@ -414,6 +414,8 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         commit_copies();
         uint8_t *const positions = shared + 2 * layout::reader_bytes;
         stage_positions<HD, NQ, WARPS>(a, s, keys.view->pre_rope_mean, positions);
+        float2 *const angles = reinterpret_cast<float2 *>(positions + position_query_bytes(NQ, a.pre_rope.pairs) +
+                                                          warp * position_angle_bytes(a.pre_rope.pairs));
         uint32_t first, end;
         share_pages(s, first, end);
         const uint32_t n = end - first, begin = first + n * warp / WARPS, pages = first + n * (warp + 1) / WARPS - begin;
@@ -444,13 +446,14 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             float x[NQ][8];
             page_weights<NQ> weights;
             const uint32_t slot = ring.slot(page);
+            place_angles(a, of_lane.first_of(page), angles);
             ring.wait();
             score_page<HD, NQ>(slot, slot + of_keys.gains + PAGE_TRANSFORM_NIBBLE, of_keys, complement, x);
             __syncwarp();
             ring.ask_for_keys(page + ring.depth);
+            add_positions(a.pre_rope, shared_address(positions), shared_address(angles), x);
             const uint32_t from = of_lane.first_of(page); /* not before: registers are short while keys are scored */
             const uint64_t live = of_lane.read_of(page, from, s.position);
-            add_positions(a, shared_address(positions), from, x);
             finish_page_logits(x, slopes, s.group, (int32_t)(from - s.position), live);
             ring.wait();
             weigh_page<HD, NQ>(slot + ring.key_bytes, of_values, x, r, acc, weights);

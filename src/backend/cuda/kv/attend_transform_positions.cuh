@@ -13,9 +13,14 @@
 /* A step of a product takes 8 pairs. */
 __host__ __device__ constexpr uint32_t position_steps(uint32_t pairs) { return (pairs + 7) / 8; }
 
-/* Bytes of a CTA's queries: float4 [tile][step][4 queries][t], pairs 8 step + t and 4 further; then factors [4 NQ], product times factor = logit. */
-__host__ __device__ constexpr uint32_t position_bytes(uint32_t tiles, uint32_t pairs) {
-    return pairs ? tiles * (position_steps(pairs) * 256 + 16) : 0;
+/* Shared memory of a CTA: its queries' products float4 [tile][step][4 queries][t], of pairs 8 step + t and 4 further; factors [4 tiles], product
+ * times factor = logit; then each warp's angles float4 [step][the page's first token, the 16th behind it][t] of the same pairs. */
+__host__ __device__ constexpr uint32_t position_query_bytes(uint32_t tiles, uint32_t pairs) {
+    return tiles * (position_steps(pairs) * 256 + 16);
+}
+__host__ __device__ constexpr uint32_t position_angle_bytes(uint32_t pairs) { return position_steps(pairs) * 128; }
+__host__ __device__ constexpr uint32_t position_bytes(uint32_t tiles, uint32_t warps, uint32_t pairs) {
+    return pairs ? position_query_bytes(tiles, pairs) + warps * position_angle_bytes(pairs) : 0;
 }
 
 /* conj(q) m of a pair. */
@@ -58,6 +63,8 @@ ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct s
 
 ATTEND_INLINE float2 multiply_complex(float2 a, float2 b) { return make_float2(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x); }
 
+ATTEND_INLINE float2 complex_of(uint32_t x, uint32_t y) { return make_float2(__uint_as_float(x), __uint_as_float(y)); }
+
 /* Real and negated imaginary part as halves, and what is left of them. */
 struct split_number {
     uint32_t upper, rest;
@@ -68,41 +75,45 @@ ATTEND_INLINE split_number split(float2 x) {
     return {upper, pack_halves(x.x - low_half(upper), -x.y - high_half(upper))};
 }
 
-/* Adds to the logits x[tile][i] of tokens lane_token() + token_of(i) of the page that begins with token `first`. `queries`: what stage_positions
- * wrote, in shared memory. */
-template <int NQ>
-ATTEND_INLINE void add_positions(const struct attend_decode &a, uint32_t queries, uint32_t first, float (&x)[NQ][8]) {
-    const unsigned lane = lane_id(), g = lane / 4, t = lane % 4, pairs = a.pre_rope.pairs, steps = position_steps(pairs);
-    if (!pairs) return;
-    const unsigned all = a.heads.n_rot / 2;
+/* A warp writes the angles of the page that begins with token `first`, to be read after a __syncwarp. */
+ATTEND_INLINE void place_angles(const struct attend_decode &a, uint32_t first, float2 *angles) {
+    const unsigned pairs = a.pre_rope.pairs, all = a.heads.n_rot / 2;
     const float2 *const run = reinterpret_cast<const float2 *>(a.run_angles) + (size_t)(first / ROPE_RUN_TOKENS) * all,
-                        *const offset = reinterpret_cast<const float2 *>(a.pre_rope.offsets) +
-                                        (size_t)(first % ROPE_RUN_TOKENS + 16 * (g % 2)) * all;
-    const uint4 *const fragments = reinterpret_cast<const uint4 *>(a.pre_rope.fragments) + lane;
-    const uint32_t products = queries + 16 * (g / 2 * 4 + t);
+                        *const offset = reinterpret_cast<const float2 *>(a.pre_rope.offsets) + (first % ROPE_RUN_TOKENS) * all;
+    for (unsigned i = lane_id(); i < 16 * position_steps(pairs); i += 32) {
+        const unsigned pair = min(i / 16 * 8 + i % 2 * 4 + i / 2 % 4, pairs - 1); /* behind the last one products are zeros */
+        angles[i] = multiply_complex(__ldg(run + pair), __ldg(offset + i / 8 % 2 * 16 * all + pair));
+    }
+}
+
+/* Adds to the logits x[tile][i] of tokens lane_token() + token_of(i) of a page. `queries`, `angles`: what stage_positions and place_angles wrote,
+ * in shared memory. */
+template <int NQ>
+ATTEND_INLINE void add_positions(const struct pre_rope_view &pre_rope, uint32_t queries, uint32_t angles, float (&x)[NQ][8]) {
+    const unsigned lane = lane_id(), g = lane / 4, t = lane % 4, steps = position_steps(pre_rope.pairs);
+    const uint4 *const fragments = reinterpret_cast<const uint4 *>(pre_rope.fragments) + lane;
+    const uint32_t products = queries + 16 * (g / 2 * 4 + t), turns = angles + 16 * (g % 2 * 4 + t);
+    if (!steps) return;
     float d[NQ][2][4] = {};
-#pragma unroll 2
+#pragma unroll 1 /* registers are short */
     for (unsigned step = 0; step < steps; step++) {
-        float2 angle[2];
-#pragma unroll
-        for (unsigned h = 0; h < 2; h++) {
-            const unsigned pair = min(8 * step + 4 * h + t, pairs - 1); /* behind the last one products are zeros */
-            angle[h] = multiply_complex(__ldg(run + pair), __ldg(offset + pair));
-        }
-        uint4 table[2][2]; /* [tile][upper, rest] */
-#pragma unroll
-        for (int i = 0; i < 4; i++) table[i / 2][i % 2] = __ldg(fragments + (4 * step + i) * 32);
+        const uint4 turn = load_shared_quad(turns + step * 128);
+        split_number b[NQ][2];
 #pragma unroll
         for (int n = 0; n < NQ; n++) {
             const uint4 own = load_shared_quad(products + (n * steps + step) * 256);
-            const split_number b0 = split(multiply_complex(make_float2(__uint_as_float(own.x), __uint_as_float(own.y)), angle[0])),
-                               b1 = split(multiply_complex(make_float2(__uint_as_float(own.z), __uint_as_float(own.w)), angle[1]));
+            b[n][0] = split(multiply_complex(complex_of(own.x, own.y), complex_of(turn.x, turn.y)));
+            b[n][1] = split(multiply_complex(complex_of(own.z, own.w), complex_of(turn.z, turn.w)));
+        }
 #pragma unroll
-            for (int tile = 0; tile < 2; tile++) {
-                const uint4 &upper = table[tile][0], &rest = table[tile][1];
-                mma(d[n][tile], upper.x, upper.y, upper.z, upper.w, b0.upper, b1.upper);
-                mma(d[n][tile], rest.x, rest.y, rest.z, rest.w, b0.upper, b1.upper);
-                mma(d[n][tile], upper.x, upper.y, upper.z, upper.w, b0.rest, b1.rest);
+        for (int tile = 0; tile < 2; tile++) {
+            const uint4 upper = __ldg(fragments + (4 * step + 2 * tile) * 32),
+                        rest = __ldg(fragments + (4 * step + 2 * tile + 1) * 32);
+#pragma unroll
+            for (int n = 0; n < NQ; n++) {
+                mma(d[n][tile], upper.x, upper.y, upper.z, upper.w, b[n][0].upper, b[n][1].upper);
+                mma(d[n][tile], upper.x, upper.y, upper.z, upper.w, b[n][0].rest, b[n][1].rest);
+                mma(d[n][tile], rest.x, rest.y, rest.z, rest.w, b[n][0].upper, b[n][1].upper);
             }
         }
     }
