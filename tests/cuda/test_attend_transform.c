@@ -14,7 +14,8 @@
 #define BOUND 1e-3
 
 #define HEADS 2
-#define PRE_ROPE_SIZE 3 /* of keys' mean before rotation */
+#define PRE_ROPE_SIZE \
+    10 /* of keys' mean before rotation: as large as biases make it, which products of halves alone would not bear */
 
 /* The parameters and layout of one side of a layer's head. */
 struct side {
