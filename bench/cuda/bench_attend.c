@@ -6,9 +6,11 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/attend_decode.h"
 #include "backend/cuda/kv/centroids.h"
+#include "backend/cuda/kv/pre_rope_fragments.h"
 #include "backend/cuda/kv/transforms.h"
 #include "base/half.h"
 #include "base/random.h"
+#include "kv/pre_rope.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -91,8 +93,8 @@ struct model {
 /* Sizes of components fall by 3 % each. */
 static void make_transforms(double rate, struct model *model) {
     static struct transform_share shares[2 * HEADS];
-    static float sizes[2 * HEADS][HD], mean[HD], basis[HD * HD];
-    static uint16_t halves[HD * HD];
+    static float sizes[2 * HEADS][HD], step[HD], mean[HD];
+    static int16_t basis[HD * HD];
     static uint32_t readers[6 * TRANSFORM_PLANES_MAX];
     static uint8_t bits[2 * HEADS][HD / 4];
     static struct transform_view views[2][HEADS];
@@ -101,15 +103,15 @@ static void make_transforms(double rate, struct model *model) {
         shares[i] = (struct transform_share){.importance = 0.2f * random_number(), .size = sizes[i], .quad_bits = bits[i]};
     }
     transform_share_bits(shares, 2 * HEADS, HD, rate);
-    for (int i = 0; i < HD * HD; i++)
-        basis[i] = random_number() / 11.3f, halves[i] = (uint16_t)(0x2c00 | (random_next(&state) & 0x83ff));
+    for (int i = 0; i < HD * HD; i++) basis[i] = (int16_t)(random_next(&state) & 0xffff);
+    for (int c = 0; c < HD; c++) mean[c] = random_number(), step[c] = sizes[0][c] / 32767;
     for (uint32_t h = 0; h < HEADS; h++) {
         for (int side = 0; side < 2; side++) {
             struct transform_view *view = &views[side][h];
             transform_layout_set(bits[2 * h + (uint32_t)side], HD, &view->layout);
             view->gain_least = 0.1f, view->gain_step = 4.0f / 255;
-            view->mean = device(sizeof mean, mean), view->size = device(sizeof sizes[0], sizes[0]);
-            view->basis = device(sizeof basis, basis), view->basis_half = device(sizeof halves, halves);
+            view->mean = view->pre_rope_mean = device(sizeof mean, mean);
+            view->step = device(sizeof step, step), view->basis = device(sizeof basis, basis);
             transform_readers(&view->layout, (enum codec_side)side, readers);
             view->readers = device(transform_reader_words(&view->layout) * sizeof *readers, readers);
             view->wraps = transform_wraps(&view->layout, (enum codec_side)side);
@@ -184,21 +186,41 @@ static uint8_t *make_chunk(const struct model *model) {
     return chunk;
 }
 
-static float *make_angles(void) {
-    float *angles = malloc(sizeof *angles * RUNS * HD), *there;
+/* Returns the angles of positions 0, step, ..., [n][HD / 2][cosine, sine]. */
+static float *make_angles(const struct rope *rope, size_t n, int64_t step) {
+    float *angles = malloc(sizeof *angles * n * HD), cosine[HD / 2], sine[HD / 2];
     if (!angles) exit(1);
-    for (int run = 0; run < RUNS; run++) {
-        for (int i = 0; i < HD / 2; i++) {
-            double angle = run * ROPE_RUN_TOKENS * pow(500000, -2.0 * i / HD);
-            angles[run * HD + 2 * i] = (float)cos(angle), angles[run * HD + 2 * i + 1] = (float)sin(angle);
-        }
+    for (size_t t = 0; t < n; t++) {
+        rope_angles(rope, (int64_t)t * step, cosine, sine);
+        for (size_t i = 0; i < HD / 2; i++) angles[t * HD + 2 * i] = cosine[i], angles[t * HD + 2 * i + 1] = sine[i];
     }
-    there = device(sizeof *angles * RUNS * HD, angles);
+    float *there = device(sizeof *angles * n * HD, angles);
     free(angles);
     return there;
 }
 
-static void measure(const struct model *model, const float *angles, const struct shape *shape) {
+struct positions {
+    const float *run_angles;
+    struct pre_rope_view pre_rope;
+};
+
+static struct positions make_positions(void) {
+    float frequency[HD / 2];
+    const struct rope rope = {.pairing = ROPE_ADJACENT, .head_dim = HD, .n_rot = HD, .frequency = frequency, .magnitude = 1};
+    for (int i = 0; i < HD / 2; i++) frequency[i] = (float)pow(500000, -2.0 * i / HD);
+    const size_t pairs = pre_rope_pairs(&rope), bytes = pre_rope_fragment_words(pairs) * sizeof(uint32_t);
+    uint32_t *fragments = malloc(bytes);
+    if (!fragments) exit(1);
+    pre_rope_fragments(&rope, pairs, fragments);
+    const struct positions positions = {.run_angles = make_angles(&rope, RUNS, ROPE_RUN_TOKENS),
+                                        .pre_rope = {.pairs = (uint32_t)pairs,
+                                                     .offsets = make_angles(&rope, PRE_ROPE_OFFSETS, 1),
+                                                     .fragments = device(bytes, fragments)}};
+    free(fragments);
+    return positions;
+}
+
+static void measure(const struct model *model, const struct positions *positions, const struct shape *shape) {
     const size_t set_bytes = model->set_bytes;
     uint32_t n = shape->sequences, pages = (shape->tokens - WINDOW) / PAGE_TOKENS;
     double bytes = (double)n * pages * set_bytes;
@@ -242,7 +264,7 @@ static void measure(const struct model *model, const float *angles, const struct
     struct attend_decode attend = {.heads = heads, .codec = {model->codec[0], model->codec[1]}, .n_rows = n, .splits = splits};
     attend.places = device(sizeof model->places, model->places);
     for (int side = 0; side < 2; side++) attend.learned[side] = model->learned[side], attend.centroid[side] = model->centroid;
-    attend.run_angles = angles;
+    attend.run_angles = positions->run_angles, attend.pre_rope = positions->pre_rope;
     struct sequence_view *sequences_there = device(copies * n * sizeof *sequences, sequences);
     attend.rows = device(n * sizeof *rows, rows);
     attend.q = attend.q_exact = device((size_t)n * QUERY_HEADS * HD * sizeof *q, q);
@@ -311,7 +333,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "bench_attend_cuda: %s\n", error.message);
         return 1;
     }
-    const float *angles = make_angles();
+    const struct positions positions = make_positions();
     for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
         struct model model;
         if (!wanted(argc, argv, methods[m].name)) continue;
@@ -319,7 +341,7 @@ int main(int argc, char **argv) {
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             char name[32];
             snprintf(name, sizeof name, "%" PRIu32 "x%" PRIu32, shapes[i].sequences, shapes[i].tokens);
-            if (wanted(argc, argv, name)) measure(&model, angles, &shapes[i]);
+            if (wanted(argc, argv, name)) measure(&model, &positions, &shapes[i]);
         }
     }
     return 0;

@@ -5,6 +5,7 @@
 #include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/encode.h"
 #include "base/random.h"
+#include "kv/pre_rope.h"
 #include "support/random_codebook.h"
 
 #include <math.h>
@@ -58,7 +59,7 @@ struct work {
     struct encode encode; /* of the first copy */
     struct encode_item *items;
     double bytes; /* of rows and pages, of a copy */
-    void *memory[5];
+    void *memory[6];
     void *learned[2]; /* by side; NULL where the codec learns nothing */
 };
 
@@ -101,17 +102,18 @@ static void set_method(struct work *w, const char *name) {
     }
 }
 
-static float *make_angles(const struct rope *rope) {
-    size_t runs = TOKENS / ROPE_RUN_TOKENS + 1, pairs = HD / 2;
-    float *angles = host(runs * 2 * pairs * sizeof *angles), cosine[HD / 2], sine[HD / 2];
-    for (size_t run = 0; run < runs; run++) {
-        rope_angles(rope, (int64_t)run * ROPE_RUN_TOKENS, cosine, sine);
+/* Returns the angles of positions 0, step, ..., [n][HD / 2][cosine, sine]. */
+static float *make_angles(const struct rope *rope, size_t n, int64_t step) {
+    size_t pairs = HD / 2;
+    float *angles = host(n * 2 * pairs * sizeof *angles), cosine[HD / 2], sine[HD / 2];
+    for (size_t t = 0; t < n; t++) {
+        rope_angles(rope, (int64_t)t * step, cosine, sine);
         for (size_t i = 0; i < pairs; i++) {
-            angles[(run * pairs + i) * 2] = cosine[i];
-            angles[(run * pairs + i) * 2 + 1] = sine[i];
+            angles[(t * pairs + i) * 2] = cosine[i];
+            angles[(t * pairs + i) * 2 + 1] = sine[i];
         }
     }
-    float *there = device(runs * 2 * pairs * sizeof *angles, angles);
+    float *there = device(n * 2 * pairs * sizeof *angles, angles);
     free(angles);
     return there;
 }
@@ -144,7 +146,9 @@ static void set_up(struct work *w, const char *name, const uint16_t *rows) {
                                 .codec = {w->method.key.codec->id, w->method.value.codec->id},
                                 .places = w->memory[3] = device(sizeof places, places),
                                 .learned = {w->learned[0], w->learned[1]},
-                                .run_angles = w->memory[4] = make_angles(&w->rope),
+                                .run_angles = w->memory[4] = make_angles(&w->rope, TOKENS / ROPE_RUN_TOKENS + 1, ROPE_RUN_TOKENS),
+                                .pre_rope = {.pairs = (uint32_t)pre_rope_pairs(&w->rope),
+                                             .offsets = w->memory[5] = make_angles(&w->rope, PRE_ROPE_OFFSETS, 1)},
                                 .items = w->items,
                                 .n = PAGES,
                                 .head_stride = HD,
