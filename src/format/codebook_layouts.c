@@ -12,8 +12,9 @@ static size_t quads_of(const struct terse_codebook *codebook) { return codebook_
 /* The memory that sharing bits works in, for both sides. */
 struct work {
     const struct codebook_rows *rows[2]; /* of a sequence, as codebook_layouts_of_rows has them; NULL: the codebook's */
-    float *floats;                       /* of one set's parameters */
-    float *own;                          /* [2 sets][head_dim] */
+    bool normalized;
+    float *floats; /* of one set's parameters */
+    float *own;    /* [2 sets][head_dim] */
     uint8_t *quad_bits;
     struct transform_share *shares;
     size_t *set; /* [2 sets] of each share */
@@ -28,6 +29,20 @@ static float growth(const struct terse_codebook *codebook, enum codec_side side,
     return rows->gain > 0 && gain > 0 ? 2 * log2f(rows->gain / gain) : 0;
 }
 
+/* Returns the same of all that the values of a set's layer come to, where the codebook's importance says what each head is of it. */
+static float growth_of_layer(const struct terse_codebook *codebook, size_t set, const struct work *work) {
+    const uint32_t heads = codebook_info(codebook)->kv_heads;
+    double before = 0, after = 0;
+    for (size_t own = set - set % heads, end = own + heads; own < end; own++) {
+        const float grown = growth(codebook, CODEC_VALUES, own, work);
+        codebook_parameters(codebook, CODEC_VALUES, own, work->floats);
+        const double part = exp2((double)transform_parameters_at(work->floats, codebook_info(codebook)->head_dim).importance);
+        before += part;
+        after += part * exp2((double)grown);
+    }
+    return (float)log2(after / before);
+}
+
 /* Adds a side's sets to shares[n]. */
 static size_t add_side(const struct terse_codebook *codebook, enum codec_side side, struct work *work, size_t n) {
     uint32_t hd = codebook_info(codebook)->head_dim;
@@ -35,6 +50,7 @@ static size_t add_side(const struct terse_codebook *codebook, enum codec_side si
         const float *size = work->rows[side] ? work->rows[side][set].size : NULL;
         if (work->rows[side] && !size) continue;
         float grown = growth(codebook, CODEC_VALUES, set, work);
+        if (work->normalized) grown -= growth_of_layer(codebook, set, work);
         if (side == CODEC_KEYS) grown += growth(codebook, CODEC_KEYS, set, work) + (size ? FITTED_KEYS_IMPORTANCE : 0);
         codebook_parameters(codebook, side, set, work->floats);
         const struct transform_parameters own = transform_parameters_at(work->floats, hd);
@@ -80,11 +96,12 @@ uint64_t codebook_layouts_bytes(const struct codebook_layouts *layouts) {
 }
 
 enum terse_status codebook_layouts_of_rows(const struct terse_codebook *codebook, const double rate[2],
-                                           const struct codebook_rows *rows[2], struct codebook_layouts **result,
+                                           const struct codebook_rows *rows[2], bool normalized, struct codebook_layouts **result,
                                            struct terse_error *error) {
     size_t sets = codebook_sets(codebook_info(codebook)), hd = codebook_info(codebook)->head_dim;
     struct codebook_layouts *layouts = memory_zeros(1, sizeof *layouts);
     struct work work = {.rows = {rows[CODEC_KEYS], rows[CODEC_VALUES]},
+                        .normalized = normalized,
                         .floats = memory_array(transform_parameter_floats((uint32_t)hd), sizeof(float)),
                         .own = memory_array(2 * sets * hd, sizeof(float)),
                         .quad_bits = memory_zeros(2 * sets, quads_of(codebook)),
@@ -156,7 +173,7 @@ enum terse_status codebook_layouts(const struct terse_codebook *codebook, const 
     struct codebook_layouts *found = list->first;
     while (found && memcmp(found->rate, rate, sizeof found->rate) != 0) found = found->next;
     if (!found &&
-        !(status = codebook_layouts_of_rows(codebook, rate, (const struct codebook_rows *[2]){NULL, NULL}, &found, error))) {
+        !(status = codebook_layouts_of_rows(codebook, rate, (const struct codebook_rows *[2]){NULL, NULL}, false, &found, error))) {
         found->next = list->first;
         list->first = found;
     }

@@ -31,9 +31,10 @@ struct codebook_rows {
 /* Makes layouts of a sequence's own rows[side][sets]. How much errors matter is what the codebook says, as many times as squares of the sequence's
  * rows are larger than those of the codebook's, and as the residual stream, to which errors are added, is smaller: an error of values is in
  * proportion to their size, and one of keys to theirs and, since it moves weight from one value to another, to that of the values.
+ * `normalized`: what a layer's attention adds to the residual stream goes through a norm, so that values count by their part of it.
  * codebook_layouts_free releases the layouts. */
 enum terse_status codebook_layouts_of_rows(const struct terse_codebook *codebook, const double rate[2],
-                                           const struct codebook_rows *rows[2], struct codebook_layouts **layouts,
+                                           const struct codebook_rows *rows[2], bool normalized, struct codebook_layouts **layouts,
                                            struct terse_error *error);
 void codebook_layouts_free(struct codebook_layouts *layouts); /* accepts NULL */
 uint64_t codebook_layouts_bytes(const struct codebook_layouts *layouts);

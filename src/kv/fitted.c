@@ -91,8 +91,8 @@ static enum terse_status end(struct cache_base *base, struct terse_error *error)
     for (int side = CODEC_KEYS; side <= CODEC_VALUES && !status; side++)
         if (fits(base, (enum codec_side)side)) list_rows(base, (enum codec_side)side, rows + (size_t)side * sets);
     if (!status)
-        status =
-            codebook_layouts_of_rows(method->learned, rate, (const struct codebook_rows *[2]){rows, rows + sets}, &layouts, error);
+        status = codebook_layouts_of_rows(method->learned, rate, (const struct codebook_rows *[2]){rows, rows + sets},
+                                          base->shape.normalized, &layouts, error);
     memory_free(rows);
     if (!status) status = budget_take(base->budget, (size_t)codebook_layouts_bytes(layouts), what, error);
     if (status) {

@@ -21,7 +21,8 @@ struct cache_shape {
     /* sinks[layers][query_heads] by the layers' numbers in the model, outlive the cache: the logit of a key without a value, which queries see
      * besides. NULL: there is none. */
     const float *sinks;
-    float cap; /* logits become cap tanh(logits / cap) after the scale; 0: they do not */
+    bool normalized; /* what attention adds to the residual stream goes through a norm first (Gemma 2 and 3) */
+    float cap;       /* logits become cap tanh(logits / cap) after the scale; 0: they do not */
     /* The last `sliding` layers in `order` slide: a query sees the newest `window` keys alone, its own included. */
     uint32_t window, sliding;
     const struct rope *sliding_rope; /* theirs */

@@ -98,6 +98,19 @@ static void describe(const void *record, uint32_t hd, float *products) {
     free(basis);
 }
 
+/* Tokens, and sums of log2 of mean squares of hidden states as they enter the layers, in units of 2^-16. */
+static void compare_sums(const uint8_t *got, const uint8_t *want, uint32_t layers) {
+    int64_t a[8], b[8];
+    assert_true(1 + layers <= 8);
+    memcpy(a, got, (1 + layers) * sizeof *a);
+    memcpy(b, want, (1 + layers) * sizeof *b);
+    assert_int_equal(a[0], b[0]);
+    for (uint32_t i = 1; i <= layers && a[0]; i++)
+        if (!(fabs((double)(a[i] - b[i])) / 65536 <= FIT_BOUND * (double)a[0]))
+            fail_msg("layer %u: the residual stream has 2^%g, not 2^%g", i - 1, (double)a[i] / (double)a[0] / 65536,
+                     (double)b[i] / (double)b[0] / 65536);
+}
+
 static void compare_fits(const struct random_model_spec *spec, const struct outcome *got, const struct outcome *want) {
     size_t hd = spec->head_dim, bytes[2];
     size_t side = memory_round_up(TRANSFORM_RECORD_BYTES(hd), MEMORY_ALIGN), sides = (size_t)spec->layers * spec->kv_heads * 2;
@@ -105,8 +118,11 @@ static void compare_fits(const struct random_model_spec *spec, const struct outc
     const uint8_t *cpus = state_file_section(want->state, STATE_FITTED, &bytes[1]);
     float *products = malloc(2 * hd * hd * sizeof *products);
     assert_non_null(products);
-    assert_int_equal(bytes[0], sides * side);
-    assert_int_equal(bytes[1], sides * side);
+    const size_t sums = (1 + (size_t)spec->layers) * sizeof(int64_t); /* of the residual stream, before the records */
+    assert_int_equal(bytes[0], sums + sides * side);
+    assert_int_equal(bytes[1], sums + sides * side);
+    compare_sums(own, cpus, spec->layers);
+    own += sums, cpus += sums;
     for (size_t i = 0; i < sides; i++) {
         struct transform_fitted a = transform_fitted_at(own + i * side, spec->head_dim);
         struct transform_fitted b = transform_fitted_at(cpus + i * side, spec->head_dim);

@@ -413,7 +413,7 @@ static void pages_go_by_the_fit(void **state) {
         }
     }
     assert_int_equal(
-        codebook_layouts_of_rows(method.learned, rate, (const struct codebook_rows *[2]){rows[0], rows[1]}, &layouts, NULL),
+        codebook_layouts_of_rows(method.learned, rate, (const struct codebook_rows *[2]){rows[0], rows[1]}, false, &layouts, NULL),
         TERSE_OK);
     for (size_t side = 0; side < 2; side++)
         assert_memory_equal(layouts->layout[side], cache->base.method.layouts->layout[side],

@@ -57,8 +57,19 @@ static struct codebook_rows rows_of(enum codec_side side, size_t set) {
     return (struct codebook_rows){sizes[side][set], own.gain * exp2f(grown[side][set]), own.residual - smaller[side][set]};
 }
 
+/* Returns log2 of how much larger the values of a set's layer are together, of heads that are there. */
+static float grown_together(size_t set, unsigned there) {
+    double before = 0, after = 0;
+    for (size_t own = set / HEADS * HEADS; own < set / HEADS * HEADS + HEADS; own++) {
+        const double part = exp2((double)parameters_of(CODEC_VALUES, own).importance);
+        before += part;
+        after += part * exp2(there >> own & 1 ? 2 * (double)grown[CODEC_VALUES][own] : 0);
+    }
+    return (float)log2(after / before);
+}
+
 /* Adds to shares[n] the sets of a side whose bit in `there` is set. `values`: the sequence has rows of values. */
-static size_t add_shares(enum codec_side side, unsigned there, bool values, uint8_t bits[SETS][QUADS],
+static size_t add_shares(enum codec_side side, unsigned there, bool values, bool normalized, uint8_t bits[SETS][QUADS],
                          struct transform_share *shares, size_t n) {
     memset(bits, 0, sizeof(uint8_t[SETS][QUADS]));
     for (size_t set = 0; set < SETS; set++) {
@@ -66,6 +77,7 @@ static size_t add_shares(enum codec_side side, unsigned there, bool values, uint
         if (!(there >> set & 1)) continue;
         importance += smaller[side][set];
         if (values) importance += 2 * grown[CODEC_VALUES][set];
+        if (values && normalized) importance -= grown_together(set, there);
         if (side == CODEC_KEYS) importance += 2 * grown[CODEC_KEYS][set] + FITTED_KEYS_IMPORTANCE;
         shares[n++] = (struct transform_share){importance, sizes[side][set], bits[set]};
     }
@@ -80,10 +92,9 @@ static void check_side(const struct codebook_layouts *layouts, enum codec_side s
     }
 }
 
-static void bits_are_shared_by_the_rows_of_a_sequence(void **state) {
+static void check_shared(bool normalized) {
     static const double rates[][2] = {{2, 2}, {3.5, 3.5}, {2, 4}, {0, 2}, {1.5, 0}};
     static const unsigned theres[] = {0x3f, 0x0c, 0x35}; /* all; those of one layer; some */
-    (void)state;
     for (size_t r = 0; r < sizeof rates / sizeof rates[0]; r++) {
         for (size_t i = 0; i < sizeof theres / sizeof theres[0]; i++) {
             struct codebook_rows own[2][SETS] = {0};
@@ -94,17 +105,17 @@ static void bits_are_shared_by_the_rows_of_a_sequence(void **state) {
             for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++)
                 for (size_t set = 0; set < SETS && rate[side] > 0; set++)
                     if (theres[i] >> set & 1) own[side][set] = rows_of(side, set);
-            const size_t n = rate[0] > 0 ? add_shares(CODEC_KEYS, theres[i], rate[1] > 0, bits[0], shares, 0) : 0,
-                         all = rate[1] > 0 ? add_shares(CODEC_VALUES, theres[i], true, bits[1], shares, n) : n;
+            const size_t n = rate[0] > 0 ? add_shares(CODEC_KEYS, theres[i], rate[1] > 0, normalized, bits[0], shares, 0) : 0,
+                         all = rate[1] > 0 ? add_shares(CODEC_VALUES, theres[i], true, normalized, bits[1], shares, n) : n;
             if (rate[0] == rate[1])
                 transform_share_bits(shares, all, HEAD_DIM, rate[0]);
             else {
                 if (n) transform_share_bits(shares, n, HEAD_DIM, rate[0]);
                 if (all > n) transform_share_bits(shares + n, all - n, HEAD_DIM, rate[1]);
             }
-            assert_int_equal(
-                codebook_layouts_of_rows(method.learned, rate, (const struct codebook_rows *[2]){own[0], own[1]}, &layouts, NULL),
-                TERSE_OK);
+            assert_int_equal(codebook_layouts_of_rows(method.learned, rate, (const struct codebook_rows *[2]){own[0], own[1]},
+                                                      normalized, &layouts, NULL),
+                             TERSE_OK);
             assert_int_equal(codebook_layouts_bytes(layouts),
                              sizeof *layouts + ((rate[0] > 0) + (rate[1] > 0)) * SETS * sizeof(struct transform_layout));
             for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
@@ -118,6 +129,12 @@ static void bits_are_shared_by_the_rows_of_a_sequence(void **state) {
         }
     }
     codebook_layouts_free(NULL);
+}
+
+static void bits_are_shared_by_the_rows_of_a_sequence(void **state) {
+    (void)state;
+    check_shared(false);
+    check_shared(true);
 }
 
 /* And a codebook's layouts are those of its rows, where keys and values do not share their bits; a sequence's differ. */
@@ -138,10 +155,11 @@ static void a_codebook_has_the_layouts_of_its_rows(void **state) {
     }
     assert_int_equal(codebook_layouts(method.learned, rate, &of_codebook, NULL), TERSE_OK);
     assert_int_equal(
-        codebook_layouts_of_rows(method.learned, rate, (const struct codebook_rows *[2]){own[0], own[1]}, &of_own, NULL), TERSE_OK);
-    assert_int_equal(
-        codebook_layouts_of_rows(method.learned, rate, (const struct codebook_rows *[2]){others[0], others[1]}, &of_others, NULL),
+        codebook_layouts_of_rows(method.learned, rate, (const struct codebook_rows *[2]){own[0], own[1]}, false, &of_own, NULL),
         TERSE_OK);
+    assert_int_equal(codebook_layouts_of_rows(method.learned, rate, (const struct codebook_rows *[2]){others[0], others[1]}, false,
+                                              &of_others, NULL),
+                     TERSE_OK);
     for (size_t side = 0; side < 2; side++) {
         const size_t bytes = SETS * sizeof(struct transform_layout);
         assert_memory_equal(of_codebook->layout[side], of_own->layout[side], bytes);

@@ -271,20 +271,32 @@ static enum terse_status fit_head(const struct weight_profile *w, uint32_t layer
 
 /* ---- All of it */
 
+/* Returns what the heads of a layer add to the residual stream together, or, where that goes through a norm, what is left of it. */
+static double added_square(const struct weight_profile *w, uint32_t layer, double of_heads) {
+    const struct norm *norm = &w->model->layer[layer].attention_post_norm;
+    double square = 0;
+    for (uint32_t c = 0; c < w->model->width && norm->gain; c++) square += (double)norm->gain[c] * (double)norm->gain[c];
+    return norm->gain ? square : VALUES_PART * w->model->head_dim * of_heads;
+}
+
 /* Divides importances by the residual stream's mean square, of which every layer's values add a part. */
 static void divide_by_residual(struct weight_profile *w) {
     const struct terse_model *m = w->model;
-    size_t last = transform_parameter_floats(m->head_dim) - 1;
+    const size_t last = transform_parameter_floats(m->head_dim) - 1;
     double values = 0;
     for (uint32_t layer = 0; layer < m->layers; layer++) {
-        float residual = (float)log2(fmax(w->residual[layer] + values, SQUARE_LEAST));
-        for (uint32_t head = 0; head < m->kv_heads; head++) {
-            float *value = parameters_of(w, CODEC_VALUES, layer, head) + last;
-            values += VALUES_PART * m->head_dim * exp2((double)*value);
-            *value -= residual;
-            parameters_of(w, CODEC_KEYS, layer, head)[last] -= residual;
-            value[-1] = parameters_of(w, CODEC_KEYS, layer, head)[last - 1] = residual;
+        const float residual = (float)log2(fmax(w->residual[layer] + values, SQUARE_LEAST));
+        double of_heads = 0;
+        for (uint32_t head = 0; head < m->kv_heads; head++)
+            of_heads += exp2((double)parameters_of(w, CODEC_VALUES, layer, head)[last]);
+        const double added = added_square(w, layer, of_heads);
+        const float norm = m->layer[layer].attention_post_norm.gain ? (float)log2(added / fmax(of_heads, SQUARE_LEAST)) : 0;
+        for (uint32_t i = 0; i < 2 * m->kv_heads; i++) {
+            float *importance = parameters_of(w, i % 2 ? CODEC_VALUES : CODEC_KEYS, layer, i / 2) + last;
+            importance[0] += norm - residual;
+            importance[-1] = residual;
         }
+        values += added;
     }
 }
 
