@@ -1,7 +1,6 @@
 /* The conversation of `terse run -cnv`: turns, commands, and what an interrupt means. */
 #include "chat.h"
 
-#include "learner.h"
 #include "message_reader.h"
 
 #include <inttypes.h>
@@ -187,7 +186,6 @@ static int obey(struct chat *chat, char *command) {
 
 static int take(struct chat *chat, char *message) {
     chat->interrupts = 0;
-    learner_look(&chat->run->setup);
     char *command = message[0] == '/' ? trim(message) : message;
     if (!is_command(command)) return message[strspn(message, " \t\n")] ? turn(chat, message) : EXIT_OK;
     int status = obey(chat, command);

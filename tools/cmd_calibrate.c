@@ -51,8 +51,9 @@ static enum options_result parse(struct calibrate *c, int argc, char **argv) {
     };
     const struct option_set set = {
         .usage = "terse calibrate --kv METHOD [-m MODEL] [-f TEXT] [-o FILE] [options]",
-        .about = "Learns the codebook that a method needs for a model. The other commands do so by themselves, once, when a\n"
-                 "method needs one; this command lets you choose the text and how it is learned.\n",
+        .about = "Learns the codebook that a method needs for a model. The other commands do so by themselves, once, where that\n"
+                 "takes less than a minute; this command lets you choose the text and how it is learned. For terse-N it learns\n"
+                 "a profile, with which that compresses texts of fewer than 2052 tokens too; longer ones need none.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = c->setup.common,

@@ -2,7 +2,6 @@
 #include "chat.h"
 #include "codebooks.h"
 #include "commands.h"
-#include "learner.h"
 #include "run.h"
 #include "text.h"
 
@@ -125,8 +124,7 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
     const struct option_set set = {
         .usage = "terse run [MODEL.gguf] -p TEXT | -f FILE [-p TEXT] | -cnv [options]",
         .about = "Reads a text and continues it. The text goes to stdout, progress and a summary to stderr.\n"
-                 "Without --kv the cache is " METHOD_DEFAULT ". At a terminal a missing profile of the model, with which it stays\n"
-                 "closer to f16, is learned in the background, at the lowest priority.\n",
+                 "Without --kv the cache is " METHOD_DEFAULT ".\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = run->setup.common,
@@ -288,7 +286,6 @@ int cmd_run(int argc, char **argv) {
     enum options_result parsed = parse(&run, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
     setup_default_method(&run.setup);
-    run.setup.learns_beside = isatty(STDERR_FILENO);
     if (run.escape) resolve_escapes(&run);
     int status = choose_model(&run);
     if (status == EXIT_OK) status = check_options(&run);
@@ -302,7 +299,6 @@ int cmd_run(int argc, char **argv) {
             status = complain_error(&error);
         if (status == EXIT_OK && refused) status = EXIT_FAILED;
     }
-    learner_leave(&run.setup, status == EXIT_OK);
     terse_stop_free(run.stop);
     terse_detokenizer_free(run.detokenizer);
     terse_session_free(run.session);

@@ -1,7 +1,6 @@
 /* `terse serve`: one engine behind HTTP, for OpenAI's clients and llama.cpp's. */
 #include "codebooks.h"
 #include "commands.h"
-#include "learner.h"
 #include "serve/http.h"
 #include "setup.h"
 #include "text.h"
@@ -55,9 +54,7 @@ static enum options_result parse(struct serve *serve, int argc, char **argv) {
         .usage = "terse serve [options]",
         .about =
             "Serves the model over HTTP: OpenAI's chat and text completions, and llama.cpp's addresses (docs/serve.md). SIGINT or\n"
-            "SIGTERM lets running replies end; a second one does not. Without --kv the cache is " METHOD_DEFAULT ",\n"
-            "and a missing profile of the model, with which it stays closer to f16, is learned in the background, at the\n"
-            "lowest priority.\n",
+            "SIGTERM lets running replies end; a second one does not. Without --kv the cache is " METHOD_DEFAULT ".\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = serve->setup.common,
@@ -196,7 +193,6 @@ static void run(struct serve *serve) {
     while (!console_interrupted()) {
         double now = console_seconds();
         if (now - cut >= 0.5) http_cut_slow(serve->http);
-        if (now - cut >= 0.5) learner_look(&serve->setup);
         if (now - cut >= 0.5) cut = now;
         pause_briefly();
     }
@@ -216,7 +212,6 @@ int cmd_serve(int argc, char **argv) {
     metrics_begin(&serve.server.metrics);
     setup_init(&serve.setup);
     serve.setup.method = NULL;
-    serve.setup.learns_beside = true;
     serve.setup.prefixes = PREFIXES;
     enum options_result parsed = parse(&serve, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
@@ -230,7 +225,6 @@ int cmd_serve(int argc, char **argv) {
         scheduler_stop(serve.server.scheduler);
         scheduler_wait(serve.server.scheduler); /* HTTP's threads ask it until they end, and must not be suspended by then */
     }
-    learner_leave(&serve.setup, false);
     http_stop(serve.http);
     scheduler_free(serve.server.scheduler);
     metrics_end(&serve.server.metrics);

@@ -2,7 +2,6 @@
  * learning. */
 #include "codebooks.h"
 
-#include "learner.h"
 #include "text.h"
 
 #include <errno.h>
@@ -172,8 +171,7 @@ struct watch {
 #define PROFILE_TOKENS 20480
 #define PROFILE_GRADIENT_TOKENS 4096
 #define CODEBOOK_WINDOWS 128
-#define UNASKED_SECONDS 60           /* that learning may take where the user did not ask for it */
-#define BACKGROUND_SECONDS (20 * 60) /* the same in the background */
+#define UNASKED_SECONDS 60 /* that learning a codebook may take where the user did not ask for it */
 
 double codebooks_profile_windows(void) { return (double)(PROFILE_TOKENS + 3 * PROFILE_GRADIENT_TOKENS) / CODEBOOKS_WINDOW; }
 
@@ -193,6 +191,8 @@ static void write_duration(double seconds, char *text, size_t capacity) {
         snprintf(text, capacity, "about %.1f hours", seconds / 3600);
 }
 
+static const char *model_name(const struct setup *setup) { return setup->info.name[0] ? setup->info.name : "this model"; }
+
 /* Announces the learning after the first window, or after enough of it to tell how long all will take; gives it up only after enough. */
 static void announce(struct watch *watch, const char *what, uint64_t done, uint64_t total) {
     enum { SECONDS_TO_TELL = 5 };
@@ -209,19 +209,16 @@ static void announce(struct watch *watch, const char *what, uint64_t done, uint6
         watch->needed = rest;
         return;
     }
-    if (codebooks_is_profile(watch->setup)) {
-        write_duration(rest, left, sizeof left);
-        remark("%s needs a profile of %s, and there is none yet: learning one from %s, %" PRIu64
-               " windows of %u tokens, this once and for every terse-N; it takes %s",
-               watch->setup->method, watch->setup->info.name[0] ? watch->setup->info.name : "this model", watch->options->corpus,
-               watch->windows, watch->options->window, left);
-        return;
-    }
     write_duration(rest, left, sizeof left);
-    remark("%s needs a codebook for %s, and there is none yet: learning one from %s, %" PRIu64 " windows of %u tokens, this once; "
-           "%s take %s, then centroids are fitted",
-           watch->setup->method, watch->setup->info.name[0] ? watch->setup->info.name : "this model", watch->options->corpus,
-           watch->windows, watch->options->window, what, left);
+    if (codebooks_is_profile(watch->setup))
+        remark("there is no profile of %s yet: learning one from %s, %" PRIu64
+               " windows of %u tokens, this once and for every terse-N; it takes %s",
+               model_name(watch->setup), watch->options->corpus, watch->windows, watch->options->window, left);
+    else
+        remark("%s needs a codebook for %s, and there is none yet: learning one from %s, %" PRIu64
+               " windows of %u tokens, this once; %s take %s, then centroids are fitted",
+               watch->setup->method, model_name(watch->setup), watch->options->corpus, watch->windows, watch->options->window, what,
+               left);
 }
 
 static bool watch_calibration(void *user, const char *what, uint64_t done, uint64_t total) {
@@ -337,48 +334,38 @@ static enum terse_status try_without(const struct setup *setup, const struct ter
     return status;
 }
 
-/* Returns the seconds that learning takes where products run at 100 GFLOP/s a thread, which few processors exceed: from this on nothing need be
- * tried. */
+/* Returns the seconds that learning a codebook takes where products run at 100 GFLOP/s a thread, which few processors exceed: from this on
+ * nothing need be tried. */
 static double least_seconds(const struct setup *setup) {
     double threads = setup->threads > 0 ? (double)setup->threads : (double)sysconf(_SC_NPROCESSORS_ONLN);
-    double tokens = PROFILE_TOKENS + 3 * PROFILE_GRADIENT_TOKENS,
-           window = setup->info.context < CODEBOOKS_WINDOW ? setup->info.context : CODEBOOKS_WINDOW;
-    if (!codebooks_is_profile(setup)) tokens = 4 * CODEBOOK_WINDOWS * window; /* all with gradients */
+    double window = setup->info.context < CODEBOOKS_WINDOW ? setup->info.context : CODEBOOKS_WINDOW;
+    double tokens = 4 * CODEBOOK_WINDOWS * window; /* all with gradients */
     return 2 * (double)setup->info.parameters * tokens / (1e11 * threads);
 }
 
-static const char *model_name(const struct setup *setup) { return setup->info.name[0] ? setup->info.name : "this model"; }
-
-/* Writes what a cache does without a profile. */
-static void write_without(const struct setup *setup, const struct terse_session_options *options, char *text, size_t capacity) {
-    const unsigned context = options->context ? options->context : setup->info.context;
-    char method[256];
-    setup_method_text(setup, method, sizeof method);
-    if (options->prefill == TERSE_PREFILL_PAPER)
-        snprintf(text, capacity, "%s goes by the weights alone with --paper, and is much worse", method);
-    else if (context <= TERSE_FIT_TOKENS)
-        snprintf(text, capacity, "%s compresses nothing in a context of %u tokens, as it would from %d on", method, context,
-                 TERSE_FIT_TOKENS);
-    else
-        snprintf(text, capacity, "%s fits itself to each text, from %d tokens on", method, TERSE_FIT_TOKENS);
+/* Returns whether the user asked for a method that compresses nothing without a profile, as the text is too short to fit it to. */
+static bool compresses_nothing(const struct setup *setup, const struct terse_session_options *options) {
+    uint64_t tokens = options->context ? options->context : setup->info.context;
+    if (setup->text_tokens && setup->text_tokens < tokens) tokens = setup->text_tokens;
+    return !setup->by_default && tokens <= TERSE_FIT_TOKENS;
 }
 
-/* Tells what a session does without a profile, and whether there will be one. `seconds` are those that learning takes. */
-static void remark_without(const struct setup *setup, const struct terse_session_options *options, double seconds,
-                           enum learner_start learner) {
-    char duration[64], command[4096 + 64], now[400];
-    write_duration(seconds, duration, sizeof duration);
+/* Goes on without the missing profile, with a remark where it would make a difference that the user would not expect. Returns an exit status. */
+static int go_without(const struct setup *setup, const struct terse_session_options *options) {
+    char method[256], command[4096 + 64];
+    bool paper = options->prefill == TERSE_PREFILL_PAPER;
+    struct terse_error error;
+    if (!paper && !compresses_nothing(setup, options)) return EXIT_OK;
+    if (try_without(setup, options, &error) != TERSE_OK) return complain_error(&error);
+    setup_method_text(setup, method, sizeof method);
     setup_calibrate_command(setup, METHOD_DEFAULT, command, sizeof command);
-    write_without(setup, options, now, sizeof now);
-    if (setup->learner)
-        remark("no profile of %s yet: %s; a profile, which stays closer to f16, is being learned in the background (%s or more; "
-               "kill %d ends it, --no-auto-calibrate prevents it), and the next start takes it",
-               model_name(setup), now, duration, (int)setup->learner);
-    else if (learner == LEARNER_ELSEWHERE)
-        remark("no profile of %s yet: %s; another process is learning one", model_name(setup), now);
+    if (paper)
+        remark("without a profile of %s %s goes by the weights alone with --paper, and is much worse (%s learns one)",
+               model_name(setup), method, command);
     else
-        remark("no profile of %s: %s; %s (%s or more) learns one, which stays closer to f16, most below 4 bits", model_name(setup),
-               now, command, duration);
+        remark("%s fits itself to each text from %d tokens on; shorter ones stay as they are (%s lets it compress these too)",
+               method, TERSE_FIT_TOKENS, command);
+    return EXIT_OK;
 }
 
 /* Keeps a codebook that was just learned where the next run finds it. */
@@ -391,8 +378,7 @@ static void keep(const struct terse_codebook *codebook, const char *path) {
         remark("the codebook is not kept, and the next run will learn it again: %s", error.message);
 }
 
-/* Learns the codebook and keeps it. *codebook stays NULL where learning would take too long for a method that the user did not name; then
- * *needed is how many seconds. */
+/* Learns the codebook and keeps it. *codebook stays NULL where that would take longer than what goes unasked; then *needed is how many seconds. */
 static int learn_and_keep(const struct setup *setup, const struct terse_session_options *options, const char *path,
                           struct terse_codebook **codebook, double *needed) {
     struct codebooks_calibration calibration = codebooks_calibration_defaults();
@@ -407,29 +393,17 @@ static int learn_and_keep(const struct setup *setup, const struct terse_session_
     return status;
 }
 
-/* Goes on without the missing profile. Starts to learn one in the background where that is allowed. Returns an exit status. */
-static int go_without(struct setup *setup, const struct terse_session_options *options, const char *path, double seconds) {
-    enum learner_start learner = LEARNER_IMPOSSIBLE;
-    struct terse_error error;
-    bool of_file = !setup->rope_scaling && setup->rope_scale == 0 && setup->rope_base == 0; /* the rotation that the learner uses */
-    bool background = setup->learns_beside && !setup->no_auto_calibrate && path && of_file;
-    if (try_without(setup, options, &error) != TERSE_OK) return complain_error(&error);
-    if (background && seconds <= BACKGROUND_SECONDS && make_folders(path)) learner = learner_start(setup, path);
-    remark_without(setup, options, seconds, learner);
-    return EXIT_OK;
-}
-
 static int find_or_learn(struct setup *setup, const struct terse_session_options *options, struct terse_codebook **codebook) {
     char path[4096], duration[64], command[4096 + 64];
     bool place = codebooks_path(setup, path, sizeof path), profile = codebooks_is_profile(setup);
     double needed = least_seconds(setup);
     int status = codebooks_find(setup, codebook);
     if (status != EXIT_OK || *codebook) return status;
-    /* A method that the user did not ask for is never waited for. */
-    bool learns = !setup->no_auto_calibrate && !(setup->by_default && profile && !setup->auto_calibrate);
+    /* terse-N can do without, and real models are closer to f16 so: a profile is learned only where the user asks for one. */
+    bool learns = !setup->no_auto_calibrate && (!profile || setup->auto_calibrate);
     if (learns) status = learn_and_keep(setup, options, place ? path : NULL, codebook, &needed);
     if (status != EXIT_OK || *codebook) return status;
-    if (profile) return go_without(setup, options, place ? path : NULL, needed);
+    if (profile) return go_without(setup, options);
     write_duration(needed, duration, sizeof duration);
     setup_calibrate_command(setup, setup->method, command, sizeof command);
     return complain("%s needs a codebook for this model, and there is none in %s; make it with %s (%s or more)%s", setup->method,

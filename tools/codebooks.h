@@ -20,10 +20,9 @@ bool codebooks_needed(const struct setup *setup);
 bool codebooks_is_profile(const struct setup *setup);
 
 /* Sets options->cache.codebook to the one that the method needs for the model: that of --codebook, that in the user's cache
- * directory, the built-in one, or one that is learned now and kept there; where *setup asks for it, one of random numbers. It stays NULL
- * where the method needs none, or is terse-N and --codebook is none or there is no profile: then learning one would take more than a minute,
- * or the user did not name the method (by_default), and it is learned in the background where *setup allows that. Nothing is learned before a
- * session of these options is known to be possible. Returns an exit status. */
+ * directory, the built-in one, or one that is learned now and kept there, unasked where that takes less than a minute and is no profile; where
+ * *setup asks for it, one of random numbers. It stays NULL where the method needs none, or is terse-N and --codebook is none or there is no
+ * profile. Nothing is learned before a session of these options is known to be possible. Returns an exit status. */
 int codebooks_provide(struct setup *setup, struct terse_session_options *options);
 
 /* The text to learn from and how; 0 stands for what the library takes by default. */

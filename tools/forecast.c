@@ -184,13 +184,13 @@ static void print_speed(const struct forecast *f, const struct terse_model_info 
 static void print_advice(const struct forecast *f, const struct setup *setup) {
     char text[32], command[4096 + 64];
     if (f->profile)
-        printf("method:      %s, by the profile that there is of the model; nothing is left to calibrate\n", f->method);
+        printf("method:      %s, by the profile that there is of the model, from a text's first tokens on\n", f->method);
     else
-        printf("method:      %s, which fits itself to each text from %d tokens on, as there is no profile\n", f->method,
+        printf("method:      %s, which fits itself to each text from %d tokens on; shorter ones stay as they are\n", f->method,
                TERSE_FIT_TOKENS);
     if (f->profile || !f->depth) return;
-    printf("calibration: %s, once: %s; a profile stays closer to f16, most below 4 bits, and compresses shorter texts too\n",
-           seconds_text(f->learning, text, sizeof text), setup_calibrate_command(setup, METHOD_DEFAULT, command, sizeof command));
+    printf("calibration: only to compress shorter texts too: %s (%s, once)\n",
+           setup_calibrate_command(setup, METHOD_DEFAULT, command, sizeof command), seconds_text(f->learning, text, sizeof text));
 }
 
 void forecast_print(const struct forecast *f, const struct setup *setup) {

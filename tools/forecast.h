@@ -1,4 +1,4 @@
-/* Estimates what running a model on this machine takes: memory, seconds of a prompt, tokens a second, and whether to learn a profile. An estimate,
+/* Estimates what running a model on this machine takes: memory, seconds of a prompt, tokens a second, and how long a profile takes to learn. An estimate,
  * from the model's shape and a few seconds of computing with it. */
 #ifndef TERSE_TOOLS_FORECAST_H
 #define TERSE_TOOLS_FORECAST_H

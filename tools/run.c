@@ -51,8 +51,8 @@ int run_join_input(const struct run *run, const char *prompt, char **input) {
     return EXIT_OK;
 }
 
-int run_check_length(const struct run *run) {
-    const struct setup *setup = &run->setup;
+int run_check_length(struct run *run) {
+    struct setup *setup = &run->setup;
     size_t n = 0, context = setup->context ? (size_t)setup->context : setup->info.context;
     int32_t *tokens;
     char *input;
@@ -63,6 +63,7 @@ int run_check_length(const struct run *run) {
         if (status == EXIT_OK) free(tokens);
         free(input);
     }
+    if (!run->conversation && run->n_predict >= 0) setup->text_tokens = n + (uint64_t)run->n_predict;
     if (status != EXIT_OK || n <= context) return status;
     return complain("the prompt has %zu tokens and the context room for %zu: shorten it, or raise -c where the model allows more",
                     n, context);

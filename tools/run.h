@@ -41,8 +41,8 @@ void run_replace_session(struct run *run, struct terse_session *session);
 /* Joins the text of -f, an empty line and the prompt to *input, which is released by free; either may be missing. Returns an exit status, as
  * all that follow. */
 int run_join_input(const struct run *run, const char *prompt, char **input);
-/* Refuses a first prompt that is longer than the context, before anything is learned for it. */
-int run_check_length(const struct run *run);
+/* Refuses a first prompt that is longer than the context, before anything is learned for it, and notes how long its text can become. */
+int run_check_length(struct run *run);
 /* Reads text[n_bytes] into the session. `flags` as terse_tokenize. */
 int run_read_text(struct run *run, const char *text, size_t n_bytes, unsigned flags);
 /* Does the same with a user message in the model's chat format, or between --in-prefix and --in-suffix: the first one of a chat, behind -sys

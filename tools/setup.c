@@ -68,9 +68,9 @@ void setup_init(struct setup *setup) {
         {"--mat-shallow", "N", OPTION_INTEGER, &setup->mat_shallow, -1, INT32_MAX,
          "mat: first layers that keep the first tokens instead; -1: 2"},
         {"--codebook", "FILE", OPTION_TEXT, &setup->codebook_path, 0, 0,
-         "what the method has learned about the model; none: terse-N without; else it is found or learned"},
+         "what the method has learned about the model; none: terse-N without; else what is kept is taken"},
         {"--auto-calibrate", NULL, OPTION_FLAG, &setup->auto_calibrate, 0, 0,
-         "learn what a method needs now, also if that takes minutes; --no-auto-calibrate: never"},
+         "learn a missing profile too, and codebooks that take minutes; --no-auto-calibrate: nothing"},
         {"--no-auto-calibrate", NULL, OPTION_FLAG, &setup->no_auto_calibrate, 0, 0, NULL},
         {"--prefill", "exact|compressed", OPTION_CHOICE, &setup->prefill, 0, 0,
          "read a prompt exactly, or by chunks through the cache"},
@@ -87,8 +87,8 @@ void setup_init(struct setup *setup) {
 }
 
 void setup_default_method(struct setup *setup) {
-    setup->by_default = !setup->method;
-    if (setup->by_default) setup->method = METHOD_DEFAULT;
+    setup->by_default = !setup->method && !setup->key_type && !setup->value_type;
+    if (!setup->method) setup->method = METHOD_DEFAULT;
 }
 
 /* From embedded.S: a GGUF file. */

@@ -5,8 +5,6 @@
 #include "console.h"
 #include "options.h"
 
-#include <sys/types.h>
-
 #include <terse_gguf.h>
 
 enum {
@@ -31,10 +29,9 @@ struct setup {
     const char *evict;                /* NULL: the method's own choice of tokens */
     int64_t mat_anchors, mat_shallow; /* 0 and -1: the method's own numbers */
     const char *codebook_path;        /* NULL: it is looked for, or learned */
-    bool by_default; /* the user did not name the method: codebooks_provide does not learn for it while the command waits */
+    bool by_default;                  /* the user named neither the method nor a type of keys or values */
+    uint64_t text_tokens; /* that the command's text has at most, reply and all; 0: as many as its context has room for */
     bool auto_calibrate, no_auto_calibrate;
-    bool learns_beside;       /* a profile may be learned in the background; the command then calls learner_leave */
-    pid_t learner;            /* that does so; 0: none */
     bool lock, no_mapping;    /* llama.cpp's --mlock and --no-mmap */
     const char *rope_scaling; /* NULL, and 0 of the numbers: as the model's file says */
     double rope_scale, rope_base;

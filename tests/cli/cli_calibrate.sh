@@ -16,6 +16,7 @@ refuses "--weighting takes one of own|none|part|head, not \"much\"" calibrate --
 refuses '--power takes a whole number from 0 to 2' calibrate --kv antkv-1 --power 3
 refuses 'No such file' calibrate --kv antkv-1 -f "$work/missing"
 refuses 'cannot write .*/none/book: No such file' calibrate --kv antkv-1 -o "$work/none/book"
+XDG_CACHE_HOME=/dev/null/none refuses '^terse calibrate: cannot write /dev/null/none/.*: Not a directory$' calibrate -m $model --kv terse-4
 head -c 200 "$text" >"$work/short"
 refuses 'too few for a window of 400' calibrate -m $model --kv antkv-1 -f "$work/short" -c 400
 refuses "the model's context" calibrate -m $model --kv antkv-1 -c 513
@@ -66,6 +67,11 @@ refuses "$way" bench -m $model -p 8 -n 0 -r 1 --kv f16,antkv-1 --no-auto-calibra
 refuses 'No such file' run -m $model -f "$work/missing" --kv antkv-1
 refuses '--allow-longer-context' run -m $model -p x -c 9999 --kv antkv-1
 refuses "unknown KV method 'bogus'" bench -m $model -p 8 -n 0 -r 1 --kv antkv-1,bogus
+refuses 'the prompt has [0-9]* tokens and the context room for 16' run -m $model -p "$(printf 'the cat %.0s' $(seq 40))" -c 16 --kv antkv-1 --auto-calibrate
+refuses 'cannot write /nonexistent/x: No such file' run -m $model -p x --save-state /nonexistent/x --kv antkv-1 --auto-calibrate
+refuses 'omit --prefill compressed' run -m $model -p x --prefill compressed --kv antkv-1 --auto-calibrate
+# What takes minutes is not begun unasked.
+refuses 'antkv-1 needs a codebook .*make it with terse calibrate --kv antkv-1 (about .* or more), or now with --auto-calibrate$' run -t 1 -p x --kv antkv-1
 nothing_in "$work/cache" 'refusals'
 
 # Not found: learned once, said in one line, and found from then on by every command.
@@ -119,22 +125,28 @@ refuses "profile was learned from the model 'llama'" run -m $other -p x --kv ter
 refuses 'learned for the method terse, not for antkv-2' run -m $model -p x --kv antkv-2 --codebook "$work/profile.gguf"
 refuses 'terse calibrate --kv terse-N' run -m $model -p x --kv terse-2 --codebook "$book"
 works run -m $model -p 'some text' -n 4 --kv terse-2
-[ "$(wc -l <"$work/err")" -eq 2 ] && grep -q '^terse-2 needs a profile of llama, .*once and for every terse-N; it takes about' "$work/err" ||
+nothing_in "$work/cache" 'a profile that nobody asked for'
+works run -m $model -p 'some text' -n 4 --auto-calibrate --no-auto-calibrate
+nothing_in "$work/cache" '--no-auto-calibrate'
+works run -m $model -p 'some text' -n 4 --kv terse-2 --auto-calibrate
+[ "$(wc -l <"$work/err")" -eq 2 ] && grep -q '^there is no profile of llama yet: .*once and for every terse-N; it takes about' "$work/err" ||
     fail "no announcement: $(cat "$work/err")"
 case $(find "$work/cache" -type f) in "$work"/cache/terse/terse-*.gguf) ;; *) fail "kept: $(find "$work/cache" -type f)" ;; esac
-works run -m $model -p 'some text' -n 4 -ctk terse-3 --no-auto-calibrate
-works bench -m $model -p 8 -n 0 -r 1 --kv terse-4,terse-0.5 --no-auto-calibrate
+works run -m $model -p 'some text' -n 4 -ctk terse-3
+[ "$(wc -l <"$work/err")" -eq 1 ] || fail "more than the summary where there is a profile: $(cat "$work/err")"
+works bench -m $model -p 8 -n 0 -r 1 --kv terse-4,terse-0.5
+[ ! -s "$work/err" ] || fail "a remark where there is a profile: $(cat "$work/err")"
 rm -r "$work/cache"
 works run -p x -n 1 --kv terse-1 --no-auto-calibrate
 nothing_in "$work/cache" 'the built-in profile'
 
 # No place, or none that can be written: said in one line, and the command goes on. A profile is what is learned in the least time.
-XDG_CACHE_HOME=/dev/null/none works run -m $model -p x -n 1 --kv terse-2
+XDG_CACHE_HOME=/dev/null/none works run -m $model -p x -n 1 --kv terse-2 --auto-calibrate
 grep -q 'is not kept, and the next run will learn it again: .*/dev/null/none' "$work/err" || fail "no place: $(cat "$work/err")"
 [ "$(wc -l <"$work/err")" -eq 3 ] || fail "no place: $(cat "$work/err")"
 (
     unset HOME XDG_CACHE_HOME
-    works run -m $model -p x -n 1 --kv terse-2
+    works run -m $model -p x -n 1 --kv terse-2 --auto-calibrate
     grep -q 'neither XDG_CACHE_HOME nor HOME' "$work/err" || fail "no HOME: $(cat "$work/err")"
     refuses 'give -o FILE' calibrate $options --kv antkv-1
 ) || exit 1

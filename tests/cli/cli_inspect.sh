@@ -57,10 +57,10 @@ awk -v some="$(json "$work/out" forecast prompt_512_seconds)" -v all="$(json "$w
     -v first="$(json "$work/out" forecast tokens_per_second)" -v last="$(json "$work/out" forecast tokens_per_second_at_context)" \
     'BEGIN { exit !(some > 0 && all > some && first > 0 && last > 0 && last <= first) }' || fail "forecast: $(json "$work/out" forecast)"
 refuses '-c 40000: the model was trained for 32768 tokens' inspect $model -c 40000
-# Without a profile: the same method, and what a profile would take to learn.
+# Without a profile: the same method, and what a profile would be good for and take to learn.
 works inspect tests/fixtures/models/qwen3.gguf
-grep -q '^method:  *terse-4, which fits itself to each text from 2052 tokens on' "$work/out" || fail "without a profile: $(head -n 20 "$work/out")"
-grep -q '^calibration: .*once: terse calibrate -m tests/fixtures/models/qwen3.gguf --kv terse-4' "$work/out" || fail "calibration: $(head -n 20 "$work/out")"
+grep -q '^method:  *terse-4, which fits itself to each text from 2052 tokens on; shorter ones stay as they are$' "$work/out" || fail "without a profile: $(head -n 20 "$work/out")"
+grep -q '^calibration: only to compress shorter texts too: terse calibrate -m tests/fixtures/models/qwen3.gguf --kv terse-4 (.*, once)$' "$work/out" || fail "calibration: $(head -n 20 "$work/out")"
 # What it foretells is what is allocated, below and above the tokens from which on a cache without a profile fits. It takes most before that.
 LC_ALL=C sed 's/\(llama.context_length\x04\x00\x00\x00\)\x00\x02/\1\x00\x10/' tests/fixtures/models/llama.gguf >"$work/long.gguf"
 for n in 1024 2052 2116 4096; do

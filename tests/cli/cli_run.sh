@@ -52,29 +52,49 @@ works run -f "$work/long" -n 4 -ctk q8_0
 grep -q '(terse-4, keys q8_0)$' "$work/err" || fail "with only -ctk values are not terse-4: $(cat "$work/err")"
 refuses 'cannot open\|No such file' run -p x -n 1 --codebook "$work/missing"
 refuses 'codebook is for methods that learn' run -p x -n 1 --codebook "$work/missing" -ctk q8_0 -ctv q8_0
-# Without a profile the default is the same, and nothing is waited for (cli_learner has what is learned beside). The model's context is too short to fit.
+# Without a profile the default is the same, and none is learned unasked. A method that fits itself to the text needs no remark, nor does one that the
+# user did not name.
 small=tests/fixtures/models/llama.gguf
-for none in '' --no-auto-calibrate --codebook=none; do
-    works run -m $small -p 'a' -n 2 ${none/=/ }
-    grep -q '(terse-4)$' "$work/err" || fail "$none: without a profile the cache is not terse-4: $(cat "$work/err")"
-    lines=2 && [ "$none" != --codebook=none ] || lines=1
-    [ "$(wc -l <"$work/err")" -eq $lines ] || fail "$none: $(cat "$work/err")"
-    [ $lines = 1 ] || grep -q "^no profile of llama: terse-4 compresses nothing in a context of 512 tokens, as it would from 2052 on; terse calibrate -m $small --kv terse-4 (about" "$work/err" ||
-        fail "$none: nothing says that there is no profile: $(cat "$work/err")"
-    [ ! -e "$work/cache" ] || fail "$none: a profile was kept: $(find "$work/cache" -type f)"
-done
-# A method that is named: its profile is learned where that takes seconds, else a remark says that there is none.
-works run -m $small -p 'a' -n 2 --kv terse-2 --no-auto-calibrate -c 4096 --allow-longer-context
-grep -q '(terse-2)$' "$work/err" && grep -q '^no profile of llama: terse-2 fits itself to each text, from 2052 tokens on; ' "$work/err" ||
-    fail "terse-2 without a profile: $(cat "$work/err")"
-works run -m $small -p 'a' -n 2 -ctk q8_0 --no-auto-calibrate
-grep -q '(terse-4, keys q8_0)$' "$work/err" && grep -q '^no profile of llama: terse-4, keys q8_0 compresses' "$work/err" || fail "values of terse-4: $(cat "$work/err")"
-works perplexity -m $small -f "$text" -c 128 --chunks 1 --kv terse-2 --no-auto-calibrate --paper
-grep -q '^no profile of llama: terse-2 goes by the weights alone with --paper, and is much worse' "$work/err" || fail "--paper: $(cat "$work/err")"
-refuses '600 tokens is longer than the 512' run -m $small -p 'a' -n 2 --kv terse-2 --no-auto-calibrate -c 600
-works run -m $small -p 'a' -n 2 --kv terse-2
-grep -q 'learning one' "$work/err" && grep -q '(terse-2)$' "$work/err" || fail "a small model's profile is not learned: $(cat "$work/err")"
-works run -m $small -p 'a' -n 2
+# silent METHOD ARGUMENTS: the summary alone, which names the method.
+silent() {
+    local method=$1
+    shift
+    works run -m $small "$@"
+    [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "($method)\$" "$work/err" || fail "$*: $(cat "$work/err")"
+    [ ! -e "$work/cache" ] || fail "$*: a profile was kept: $(find "$work/cache" -type f)"
+}
+longer='-c 4096 --allow-longer-context'
+silent terse-4 -p 'a' -n 2
+silent terse-4 -p 'a' -n 2 --no-auto-calibrate
+silent terse-2 -p 'a' -n 2 --kv terse-2 --codebook none
+# shellcheck disable=SC2086
+silent terse-2 -f "$work/long" -n 4 $longer --kv terse-2 # some 3,800 tokens of this model
+# One that is named does nothing for a text that stays too short, or a context: that is said in a line.
+said="fits itself to each text from 2052 tokens on; shorter ones stay as they are (terse calibrate -m $small --kv terse-4 lets it compress these too)\$"
+# says METHOD ARGUMENTS
+says() {
+    local method=$1
+    shift
+    works "$@"
+    [ "$(grep -c "^$method $said" "$work/err")" -eq 1 ] || fail "$*: nothing, or too much, about a short text: $(cat "$work/err")"
+    [ ! -e "$work/cache" ] || fail "$*: a profile was kept: $(find "$work/cache" -type f)"
+}
+# shellcheck disable=SC2086
+says terse-2 run -m $small -p 'a' -n 2 --kv terse-2 $longer
+says terse-2 run -m $small -p 'a' -n -1 -c 32 --kv terse-2
+says 'terse-4, keys q8_0' run -m $small -p 'a' -n 2 -ctk q8_0
+says terse-2 perplexity -m $small -f "$text" -c 128 --chunks 1 --kv terse-2
+says terse-3 bench -m $small -p 8 -n 0 -r 1 --kv f16,terse-3,terse-2
+printf 'a\n' | "$terse" run -m $small -cnv --in-prefix '' --in-suffix '' -n 2 $longer --kv terse-2 >"$work/out" 2>"$work/err" || fail "a chat: $(cat "$work/err")"
+! grep -q '2052' "$work/err" || fail "a chat, which may become long, is called short: $(cat "$work/err")"
+works perplexity -m $small -f "$text" -c 128 --chunks 1 --kv terse-2 --paper
+grep -q "^without a profile of llama terse-2 goes by the weights alone with --paper, and is much worse (terse calibrate -m $small --kv terse-4 learns one)\$" "$work/err" ||
+    fail "--paper: $(cat "$work/err")"
+refuses '600 tokens is longer than the 512' run -m $small -p 'a' -n 2 --kv terse-2 -c 600
+works run -m $small -p 'a' -n 2 --kv terse-2 --auto-calibrate
+grep -q '^there is no profile of llama yet: learning one from WikiText validation' "$work/err" && grep -q '(terse-2)$' "$work/err" ||
+    fail "no profile is learned where one is asked for: $(cat "$work/err")"
+works run -m $small -p 'a' -n 2 --kv terse-4
 grep -q '(terse-4)$' "$work/err" || fail "a kept profile is not used: $(cat "$work/err")"
 [ "$(wc -l <"$work/err")" -eq 1 ] || fail "more than the summary where there is a profile: $(cat "$work/err")"
 rm -r "$work/cache"

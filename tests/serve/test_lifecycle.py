@@ -12,6 +12,7 @@ import unittest
 from served import COMMAND, PATIENCE, Server, ServedTest, answer, ask_about, document, environment, main
 
 CHAT = "/v1/chat/completions"
+SMALL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../fixtures/models/llama.gguf")
 
 
 def until(condition):
@@ -271,8 +272,9 @@ class Stopping(unittest.TestCase):
 
 
 class Starting(unittest.TestCase):
-    def refused(self, contains, *options):
-        done = subprocess.run([COMMAND, "serve", "--port", "0", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+    def refused(self, contains, *options, cache=None):
+        variables = dict(environment(), XDG_CACHE_HOME=cache) if cache else environment()
+        done = subprocess.run([COMMAND, "serve", "--port", "0", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables,
                               timeout=PATIENCE)
         lines = done.stderr.decode().splitlines()
         self.assertEqual((done.returncode, len(lines), done.stdout), (1, 1, b""), lines)
@@ -296,6 +298,22 @@ class Starting(unittest.TestCase):
         self.refused("no such chat format", "--chat-template", "no-such-format")
         self.refused("model", "-m", "/no/such/model.gguf")
         self.refused("context", "-c", "1000000")
+
+    def test_errors_come_before_anything_is_learned(self):
+        with tempfile.TemporaryDirectory() as cache, socket.create_server(("127.0.0.1", 0)) as taken:
+            wrong = (("--port", str(taken.getsockname()[1])), ("--state-dir", "/nonexistent/x"))
+            for options in wrong:
+                self.refused(options[1] if options[0] == "--state-dir" else "cannot listen at 127.0.0.1", "-m", SMALL, "--kv", "antkv-1",
+                             "--auto-calibrate", *options, cache=cache)
+            self.assertEqual(os.listdir(cache), [])
+
+    def test_no_profile_is_learned_unasked(self):
+        """A remark says so where the user named a method that compresses nothing in so short a context."""
+        for options, remarks in (((), 0), (("--kv", "terse-2"), 1), (("--kv", "terse-2", "-c", "4096", "--allow-longer-context"), 0)):
+            server = Server("-m", SMALL, *options)
+            self.assertEqual(server.stop(), 0)
+            self.assertEqual(server.start.count("fits itself to each text from 2052 tokens on"), remarks, server.start)
+            self.assertNotIn("profile", server.start + server.rest)
 
     def test_startup_line(self):
         server = Server("--kv", "f16", "--kv-budget", "256M", "--parallel", "3", "-c", "4096", "--api-key", "k")
