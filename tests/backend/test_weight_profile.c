@@ -176,15 +176,22 @@ static void check_layer(const struct terse_model *m, const struct terse_codebook
     const struct layer *l = &m->layer[layer];
     size_t hd = m->head_dim;
     float *floats = malloc(transform_parameter_floats((uint32_t)hd) * sizeof *floats);
-    double first = 0;
+    double of_heads = 0, gains = 0;
+    for (uint32_t head = 0; head < m->kv_heads; head++) {
+        value_metric(m, l, head, metric);
+        covariance_of(m, l, CODEC_VALUES, head, covariance);
+        of_heads += cost(metric, covariance, hd);
+    }
+    for (uint32_t c = 0; c < m->width && l->attention_post_norm.gain; c++) gains += pow((double)l->attention_post_norm.gain[c], 2);
+    const double norm = l->attention_post_norm.gain ? log2(gains / of_heads) : 0; /* where their sum goes through it */
     for (uint32_t head = 0; head < m->kv_heads; head++) {
         size_t set = (size_t)layer * m->kv_heads + head;
         value_metric(m, l, head, metric);
         covariance_of(m, l, CODEC_VALUES, head, covariance);
         codebook_parameters(profile, CODEC_VALUES, set, floats);
         double value = log2(cost(metric, covariance, hd)), importance = check_side(floats, hd, metric, covariance);
-        if (!head) first = value - importance; /* log2 of the residual stream */
-        assert_true(fabs(value - importance - first) < 0.05);
+        *residual = (double)transform_parameters_at(floats, (uint32_t)hd).residual;
+        assert_true(fabs(value + norm - importance - *residual) < 0.05);
         double power[MOST_HD];
         query_power(m, l, head, power);
         for (size_t i = 0; i < hd * hd; i++) metric[i] = i % (hd + 1) ? 0 : power[i / hd];
@@ -195,7 +202,6 @@ static void check_layer(const struct terse_model *m, const struct terse_codebook
         assert_true(fabs(of_keys - importance - logit) < 0.05);
     }
     free(floats);
-    *residual = first;
 }
 
 /* Mean square of the embeddings of all tokens, at position 0. */
@@ -223,7 +229,7 @@ static void profiles_are_what_weights_imply(void **state) {
         }
         if (one.status || three.status) fail_msg("%s: %s", names[i], one.status ? one.error.message : three.error.message);
         assert_true(model->head_dim <= MOST_HD);
-        double residual, before = 0;
+        double residual = 0, before = 0;
         for (uint32_t layer = 0; layer < model->layers; layer++, before = residual) {
             check_layer(model, one.profile, layer, &residual);
             if (layer)

@@ -611,8 +611,12 @@ static void take_pages(struct oracle *o, size_t first) {
         for (size_t t = 0; t < set->count; t++) {
             float *row = stored(o, side ? o->v : o->k, layer, set->first + t) + head * hd;
             memcpy(row, rows + t * hd, hd * sizeof *row);
-            if (of == CODEC_KEYS && coding->codec->rope == CODEC_ROPE_IN_RUN)
-                rotate_floats(o, (double)(set->first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS), row);
+            if (of == CODEC_VALUES || coding->codec->rope != CODEC_ROPE_IN_RUN) continue;
+            const uint64_t run = set->first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS;
+            double turned[256];
+            turn_mean(o, layer, head, (double)(set->first + t - run), turned);
+            for (size_t c = 0; c < hd; c++) row[c] = (float)((double)row[c] + turned[c]);
+            rotate_floats(o, (double)run, row);
         }
         free(page);
     }
