@@ -215,10 +215,20 @@ void cache_report(const struct cache *cache, struct terse_cache_report *report) 
 
 void cache_predict(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method, uint64_t tokens,
                    struct terse_cache_report *report) {
-    struct plan plan = plan_prompt(method, tokens);
+    cache_predict_parts(storage, shape, method, plan_part(method, 0, tokens), tokens, report);
+}
+
+void cache_predict_parts(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method,
+                         uint64_t first, uint64_t tokens, struct terse_cache_report *report) {
+    struct plan plan = plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, (size_t)first);
     struct cache_bytes bytes = {0};
+    size_t pages = plan.seal;
+    if (first < tokens) {
+        plan = plan_step(method, &plan.after, CACHE_STEP_PREFILL, (size_t)(tokens - first));
+        pages += plan.seal; /* those that the second step evicts stay allocated */
+    }
     storage->bytes_after(shape, method, &plan, &bytes);
-    fill_report(shape, &bytes, &plan.after, &(struct page_counts){plan.seal, 0, plan.seal}, report);
+    fill_report(shape, &bytes, &plan.after, &(struct page_counts){pages, 0, pages}, report);
 }
 
 /* ---- Truncating */

@@ -85,6 +85,9 @@ enum terse_status cache_supports(const struct kv_storage *storage, const struct 
                                  struct terse_error *error);
 void cache_predict(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method, uint64_t tokens,
                    struct terse_cache_report *report);
+/* The same of a prompt of which a step reads the first so many tokens and another, if there are more, the rest. */
+void cache_predict_parts(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method,
+                         uint64_t first, uint64_t tokens, struct terse_cache_report *report);
 void cache_report(const struct cache *cache, struct terse_cache_report *report);
 enum terse_status cache_limit(struct cache *cache, struct kv_budget *budget, struct terse_error *error);
 void cache_reset(struct cache *cache);

@@ -166,7 +166,7 @@ static const struct key keys[] = {
 };
 enum {
     N_KEYS = sizeof keys / sizeof *keys,
-    NUMBERS = 2 * (32 * (32 + 2) + 3) /* of a profile's two sets; the others have fewer */
+    NUMBERS = 2 * (32 * (32 + 3) + 5) /* of a profile's two sets; the others have fewer */
 };
 
 static uint16_t numbers[NUMBERS]; /* zeros but for what a test puts there */
@@ -376,7 +376,7 @@ static void write_profile(struct gguf_writer *w, const char *fingerprint_of) {
 
 static void test_profiles(void **state) {
     (void)state;
-    enum { HD = 32, SET = NUMBERS / 2, SIZES = SET + HD, GAINS = NUMBERS - 3 };
+    enum { HD = 32, SET = NUMBERS / 2, SIZES = SET + 2 * HD, GAINS = NUMBERS - 5 };
     static const struct {
         size_t at;
         uint16_t half;
@@ -386,7 +386,8 @@ static void test_profiles(void **state) {
                {GAINS, 0xbc00, "gains reach from -1 to 0"},
                {GAINS, 0x3c00, "gains reach from 1 to 0"},
                {GAINS + 1, 0xbc00, "gains reach from 0 to -1"},
-               {GAINS + 2, 0x7c00, "is not finite"},
+               {GAINS + 2, 0xbc00, "gains reach from 0 to 0, about -1"},
+               {GAINS + 4, 0x7c00, "is not finite"},
                {SIZES + 2 * HD, 0x7e00, "is not finite"}};
     struct gguf_writer w;
     write_profile(&w, NULL);
