@@ -258,8 +258,8 @@ struct terse_cache_report {
 };
 
 /* Computes what a cache of `tokens` tokens will allocate, before anything is allocated: the report equals that of terse_session_cache after a
- * prefill of that many tokens. Bytes grow with tokens, but for what TERSE_FIT_TOKENS says. A session that generates holds more than a prefill of as many tokens: pages for tokens that still wait in the
- * window, and pages ahead, a 32nd of the cache's but 16 of each layer, KV head and side at most. */
+ * prefill of that many tokens. Bytes grow with tokens, but for what TERSE_FIT_TOKENS says. A session that generates holds more than a prefill of
+ * as many tokens: pages for tokens that still wait in the window, and pages ahead, a 32nd of the cache's but 16 of each layer, KV head and side at most. */
 TERSE_API enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options,
                                               uint64_t tokens, struct terse_cache_report *report, struct terse_error *error);
 

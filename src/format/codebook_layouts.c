@@ -9,23 +9,45 @@
 
 static size_t quads_of(const struct terse_codebook *codebook) { return codebook_info(codebook)->head_dim / TRANSFORM_QUAD; }
 
+/* A codebook says these numbers of a set, out of struct transform_parameters. */
+struct known {
+    float gain, residual, importance;
+};
+
 /* The memory that sharing bits works in, for both sides. */
 struct work {
     const struct codebook_rows *rows[2]; /* of a sequence, as codebook_layouts_of_rows has them; NULL: the codebook's */
     bool normalized;
-    float *floats; /* of one set's parameters */
-    float *own;    /* [2 sets][head_dim] */
+    struct known *known; /* [2 sets], keys' first; where there are rows of a sequence */
+    float *floats;       /* of one set's parameters */
+    float *own;          /* [2 sets][head_dim] */
     uint8_t *quad_bits;
     struct transform_share *shares;
     size_t *set; /* [2 sets] of each share */
 };
 
+/* Reads what the codebook says of every set, but for sizes and bases. */
+static void read_known(const struct terse_codebook *codebook, const struct work *work) {
+    const size_t sets = codebook_sets(codebook_info(codebook));
+    for (size_t i = 0; i < 2 * sets; i++) {
+        const enum codec_side side = i < sets ? CODEC_KEYS : CODEC_VALUES;
+        if (!work->rows[side] || !codebook_coding(codebook_info(codebook), side).codec) continue;
+        codebook_parameters(codebook, side, i % sets, work->floats);
+        const struct transform_parameters own = transform_parameters_at(work->floats, codebook_info(codebook)->head_dim);
+        work->known[i] = (struct known){own.gain, own.residual, own.importance};
+    }
+}
+
+static const struct known *known_of(const struct terse_codebook *codebook, enum codec_side side, size_t set,
+                                    const struct work *work) {
+    return &work->known[(side == CODEC_KEYS ? 0 : codebook_sets(codebook_info(codebook))) + set];
+}
+
 /* Returns log2 of how many times the squares of a sequence's rows are those of the codebook's; 0 where one of them is nothing. */
 static float growth(const struct terse_codebook *codebook, enum codec_side side, size_t set, const struct work *work) {
     const struct codebook_rows *rows = work->rows[side] ? &work->rows[side][set] : NULL;
     if (!rows || !rows->size) return 0;
-    codebook_parameters(codebook, side, set, work->floats);
-    const float gain = transform_parameters_at(work->floats, codebook_info(codebook)->head_dim).gain;
+    const float gain = known_of(codebook, side, set, work)->gain;
     return rows->gain > 0 && gain > 0 ? 2 * log2f(rows->gain / gain) : 0;
 }
 
@@ -35,8 +57,7 @@ static float growth_of_layer(const struct terse_codebook *codebook, size_t set, 
     double before = 0, after = 0;
     for (size_t own = set - set % heads, end = own + heads; own < end; own++) {
         const float grown = growth(codebook, CODEC_VALUES, own, work);
-        codebook_parameters(codebook, CODEC_VALUES, own, work->floats);
-        const double part = exp2((double)transform_parameters_at(work->floats, codebook_info(codebook)->head_dim).importance);
+        const double part = exp2((double)known_of(codebook, CODEC_VALUES, own, work)->importance);
         before += part;
         after += part * exp2((double)grown);
     }
@@ -102,18 +123,21 @@ enum terse_status codebook_layouts_of_rows(const struct terse_codebook *codebook
     struct codebook_layouts *layouts = memory_zeros(1, sizeof *layouts);
     struct work work = {.rows = {rows[CODEC_KEYS], rows[CODEC_VALUES]},
                         .normalized = normalized,
+                        .known = memory_zeros(2 * sets, sizeof(struct known)),
                         .floats = memory_array(transform_parameter_floats((uint32_t)hd), sizeof(float)),
                         .own = memory_array(2 * sets * hd, sizeof(float)),
                         .quad_bits = memory_zeros(2 * sets, quads_of(codebook)),
                         .shares = memory_array(2 * sets, sizeof(struct transform_share)),
                         .set = memory_array(2 * sets, sizeof(size_t))};
-    bool enough = layouts && work.floats && work.own && work.quad_bits && work.shares && work.set;
+    bool enough = layouts && work.known && work.floats && work.own && work.quad_bits && work.shares && work.set;
     for (int side = CODEC_KEYS; enough && side <= CODEC_VALUES; side++) {
         layouts->rate[side] = rate[side];
         layouts->sets = sets;
         if (rate[side] > 0) enough = (layouts->layout[side] = memory_zeros(sets, sizeof(struct transform_layout))) != NULL;
     }
+    if (enough) read_known(codebook, &work);
     if (enough) share(codebook, layouts, &work);
+    memory_free(work.known);
     memory_free(work.floats);
     memory_free(work.own);
     memory_free(work.quad_bits);

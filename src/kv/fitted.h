@@ -50,7 +50,7 @@ void fitted_forget_residual(struct cache_base *base);
 
 /* Copies the sums, and the records to a cache of fitted_method_without, and finds their layouts again. */
 enum terse_status fitted_copy(struct cache_base *base, const struct cache_base *from, struct terse_error *error);
-/* What lies in the section STATE_FITTED, behind what the backend has put there: nothing, or the number of tokens of the sums, these and, once
+/* The section STATE_FITTED holds, behind what the backend has put there, nothing, or the number of tokens of the sums, these and, once
  * there are any, the records. `load` reads the section's last bytes. */
 enum fitted_saved { FITTED_NOTHING, FITTED_RECORDS, FITTED_SUMS };
 enum fitted_saved fitted_saved(const struct cache_base *base);

@@ -191,6 +191,8 @@ static const struct transform_layout *rank_layout(const float *tables) { return 
 #define MOST_GROUPS (TRANSFORM_PLANES_MAX / TRANSFORM_STEP_PLANES)
 _Static_assert(LAYOUT_FLOATS + RANK_QUERIES * (1 + 2 * MOST_GROUPS + TRANSFORM_PLANES_MAX) <= RANK_FLOATS, "tables of ranks");
 
+_Static_assert(RANK_MOST == TRANSFORM_RANK_MOST, "kernels cut ranks off where readers expect it");
+
 static size_t rank_bytes(struct codec_shape shape) {
     struct transform_layout first;
     unsigned nibbles = 0;

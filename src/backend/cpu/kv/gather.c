@@ -144,7 +144,7 @@ static void score_decoded(const struct head_reader *reader, const struct segment
     }
 }
 
-/* What positions add to the logits of packed tokens i to end - 1, all of one run. */
+/* Adds to the logits of packed tokens i to end - 1, all of one run, what their positions score. */
 static void add_positions(const struct head_reader *reader, struct tokens tokens, size_t i, size_t end, float *logits) {
     const struct cache *cache = reader->cache;
     while (i < end) {

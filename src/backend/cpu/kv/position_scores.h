@@ -1,4 +1,4 @@
-/* What the keys' mean before rotation (kv/pre_rope.h) adds to the logits of a page: of a query, a function of the position alone. */
+/* The keys' mean before rotation (kv/pre_rope.h) adds to the logits of a page what, for a query, depends on the position alone. */
 #ifndef TERSE_BACKEND_CPU_KV_POSITION_SCORES_H
 #define TERSE_BACKEND_CPU_KV_POSITION_SCORES_H
 

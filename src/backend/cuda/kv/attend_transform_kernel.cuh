@@ -104,7 +104,7 @@ template <int HD, int NQ> struct transform_ring {
 template <int HD, int NQ, int WARPS> struct transform_shared {
     static constexpr int threads = WARPS * 32;
     static constexpr int reader_bytes = HD / 2 * 24; /* of a side */
-    /* What positions add to logits stands behind the readers of both sides, then come rings. */
+    /* The numbers that positions are scored by lie behind the readers of both sides; rings follow. */
     static __host__ __device__ constexpr int rings(uint32_t pairs) {
         return (2 * reader_bytes + (int)position_bytes(NQ, WARPS, pairs) + 127) / 128 * 128;
     }

@@ -1,4 +1,4 @@
-/* What keys' mean before rotation adds to logits (kv/pre_rope.h): of a query q and the key at position p, the sum over pairs of channels, as complex
+/* Keys' mean before rotation (kv/pre_rope.h) adds to the logit of a query q and the key at position p the sum over pairs of channels, as complex
  * numbers, of the real part of conj(q) m e^(i theta p).
  *
  * A CTA has conj(q) m of its queries. A warp turns them to the first token of a page, and to the 16th behind it: columns 2 j and 2 j + 1 of a product
