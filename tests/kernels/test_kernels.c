@@ -526,6 +526,25 @@ static void products_in_16_bits(void **state) {
     }
 }
 
+static void columns_become_floats(void **state) {
+    (void)state;
+    struct random random = {6};
+    const struct tier *t;
+    for (size_t tier = 0; (t = tier_at(tier)); tier++) {
+        for (size_t k = 2; k <= I16_DEPTH; k += k < 36 ? 2 : 44) {
+            const size_t n = 16 + k % 3 * 16, ldo = k + k % 4;
+            int16_t *b = guard_bytes(k * n * sizeof *b, GUARD_END);
+            float *scales = guard_floats(n, GUARD_END), *out = guard_floats((n - 1) * ldo + k, GUARD_END);
+            for (size_t i = 0; i < k * n; i++) b[i] = (int16_t)(uint16_t)(random_bits(&random) >> 48);
+            fill_floats(&random, FILL_NORMAL, scales, n);
+            t->vector->columns_to_float(b, k, n, scales, out, ldo);
+            for (size_t c = 0; c < n; c++)
+                for (size_t i = 0; i < k; i++) assert_true(out[c * ldo + i] == scales[c] * (float)b[at_column(k, c, i)]);
+            guard_release();
+        }
+    }
+}
+
 /* ---- The choice of the tier ------------------------------------------------------------------------------------------------ */
 
 /* Reads the line that another process of this program prints, started with TERSE_CPU as given. */
@@ -580,8 +599,8 @@ static void test_every_tier_sets_every_function(void **state) {
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         assert_true(k->vector->half_to_float && k->vector->float_to_half && k->vector->dot && k->vector->axpy &&
-                    k->vector->rotate && k->vector->multiply_i16 && k->vector->rms_norm && k->vector->silu_mul &&
-                    k->vector->exp_sum && k->vector->exp_pages && k->vector->max_pages && k->vector->max &&
+                    k->vector->rotate && k->vector->multiply_i16 && k->vector->columns_to_float && k->vector->rms_norm &&
+                    k->vector->silu_mul && k->vector->exp_sum && k->vector->exp_pages && k->vector->max_pages && k->vector->max &&
                     k->vector->look_up_gains && k->vector->scale_weights);
         assert_true(k->commvq->add_bytes && k->select->add_anchors && k->scaled->score_f16 && k->scaled->accumulate_f16 &&
                     k->scaled->score_q8_0 && k->scaled->accumulate_q8_0 && k->scaled->score_q4_0 && k->scaled->accumulate_q4_0 &&
@@ -688,6 +707,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rotations),
         cmocka_unit_test(products_in_16_bits),
+        cmocka_unit_test(columns_become_floats),
         cmocka_unit_test(test_every_half_becomes_its_float),
         cmocka_unit_test(test_floats_round_to_the_nearest_half),
         cmocka_unit_test(test_halves_at_odd_lengths),

@@ -108,7 +108,7 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *p
     size_t hd = shape.head_dim, columns = columns_of(shape.layout);
     float y[PAGE_TOKENS * CODEC_HEAD_DIM_MAX], basis[CODEC_HEAD_DIM_MAX * CODEC_HEAD_DIM_MAX];
     read_components(shape, side, page, y);
-    transform_record_basis(&own, shape.head_dim, columns, basis);
+    vector_ops()->columns_to_float(own.basis, hd, columns, own.unit, basis, hd);
     vector_ops()->multiply(y, PAGE_TOKENS, columns, columns, basis, hd, hd, rows, hd);
     for (size_t t = 0; t < PAGE_TOKENS; t++) vector_ops()->axpy(1, own.mean, rows + t * hd, hd);
 }
@@ -284,7 +284,7 @@ static void finish_code_sums(struct codec_shape shape, const float *code_sums, f
     const float *of_weights = code_sums + shape.group * sums_of_query(shape);
     float y[MOST_TOGETHER * CODEC_HEAD_DIM_MAX], values[MOST_TOGETHER * CODEC_HEAD_DIM_MAX];
     float basis[CODEC_HEAD_DIM_MAX * CODEC_HEAD_DIM_MAX];
-    transform_record_basis(&own, shape.head_dim, columns, basis);
+    vector_ops()->columns_to_float(own.basis, hd, columns, own.unit, basis, hd);
     for (size_t first = 0, n; first < shape.group; first += n) {
         n = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
         for (size_t g = 0; g < n; g++) sum_components(shape, code_sums + (first + g) * sums_of_query(shape), y + g * columns);

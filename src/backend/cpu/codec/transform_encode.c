@@ -39,7 +39,7 @@ static void set_rows(struct page_rows *rows, const struct transform_learned *lea
         for (size_t t = 0; t < PAGE_TOKENS; t++) centred[c * PAGE_TOKENS + t] = t < n ? from[t * hd + c] - own->mean[c] : 0;
     /* z = B^-1 (row - mean), and B^-1 = B^T metric */
     vector_ops()->multiply(learned->metric, hd, hd, hd, centred, PAGE_TOKENS, PAGE_TOKENS, weighed, PAGE_TOKENS);
-    transform_record_basis(own, learned->head_dim, hd, basis);
+    vector_ops()->columns_to_float(own->basis, hd, hd, own->unit, basis, hd);
     vector_ops()->multiply(basis, hd, hd, hd, weighed, PAGE_TOKENS, PAGE_TOKENS, rows->z[0], PAGE_TOKENS);
     for (size_t c = 0; c < hd; c++)
         for (size_t t = 0; t < PAGE_TOKENS; t++) rows->square[t] += rows->z[c][t] * rows->z[c][t];

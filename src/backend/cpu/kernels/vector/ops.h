@@ -34,6 +34,8 @@ struct vector_ops {
      * I16_DEPTH; n a multiple of 16. For what is rounded to fewer bits next. */
     void (*multiply_i16)(const float *a, size_t m, size_t k, size_t lda, const int16_t *b, size_t n, const float *scales,
                          float *out, size_t ldo);
+    /* out[n][k] = the columns that multiply_i16 reads, as rows of floats, ldo floats apart: integer times scales[n]. */
+    void (*columns_to_float)(const int16_t *b, size_t k, size_t n, const float *scales, float *out, size_t ldo);
     /* Rotates rows[n][stride] in place by the same angles: pairs of channels (2 i, 2 i + 1) where `adjacent`, else (i, i + pairs), as complex
      * numbers times cosine[pairs] + j sine[pairs]. */
     void (*rotate)(float *rows, size_t n, size_t stride, const float *cosine, const float *sine, size_t pairs, bool adjacent);

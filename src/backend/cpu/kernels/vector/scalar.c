@@ -107,6 +107,13 @@ static void multiply_i16_scalar(const float *a, size_t m, size_t k, size_t lda, 
     }
 }
 
+static void columns_to_float_scalar(const int16_t *b, size_t k, size_t n, const float *scales, float *out, size_t ldo) {
+    for (size_t c = 0; c < n; c++) {
+        const int16_t *strip = b + c / I16_STRIP * I16_STRIP * k;
+        for (size_t i = 0; i < k; i++) out[c * ldo + i] = scales[c] * (float)strip[(i / 2 * I16_STRIP + c % I16_STRIP) * 2 + i % 2];
+    }
+}
+
 static void rotate_scalar(float *rows, size_t n, size_t stride, const float *cosine, const float *sine, size_t pairs,
                           bool adjacent) {
     size_t step = adjacent ? 2 : 1, apart = adjacent ? 1 : pairs;
@@ -122,6 +129,7 @@ static void rotate_scalar(float *rows, size_t n, size_t stride, const float *cos
 void vector_init_scalar(struct vector_ops *ops) {
     ops->multiply = multiply_scalar;
     ops->multiply_i16 = multiply_i16_scalar;
+    ops->columns_to_float = columns_to_float_scalar;
     ops->rotate = rotate_scalar;
     ops->scale_weights = scale_weights_scalar;
     ops->half_to_float = half_to_float_scalar;
