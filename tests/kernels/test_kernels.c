@@ -545,6 +545,45 @@ static void columns_become_floats(void **state) {
     }
 }
 
+static void check_positions(const struct tier *t, struct random *random, size_t rows, size_t pairs) {
+    float *products = guard_floats(2 * rows * pairs, GUARD_END), *turn = guard_floats(2 * pairs, GUARD_END),
+          *waves = guard_floats(2 * pairs * POSITION_HALF, GUARD_END), *logits = guard_floats(2 * rows * POSITION_HALF, GUARD_END);
+    fill_floats(random, FILL_NORMAL, products, 2 * rows * pairs);
+    fill_floats(random, FILL_NORMAL, turn, 2 * pairs);
+    fill_floats(random, FILL_NORMAL, waves, 2 * pairs * POSITION_HALF);
+    for (size_t i = 0; i < 2 * rows * POSITION_HALF; i++) logits[i] = (float)(i % 7);
+    t->vector->score_positions(products, rows, pairs, turn, waves, logits);
+    for (size_t m = 0; m < rows; m++) {
+        for (size_t j = 0; j < POSITION_HALF; j++) {
+            double sums[2] = {0}, size = 1;
+            for (size_t i = 0; i < pairs; i++) {
+                const double even = (double)products[2 * m * pairs + i], odd = (double)products[(2 * m + 1) * pairs + i],
+                             c = (double)turn[i], s = (double)turn[pairs + i];
+                const double cosine = (double)waves[2 * i * POSITION_HALF + j],
+                             sine = (double)waves[(2 * i + 1) * POSITION_HALF + j];
+                sums[0] += (even * c + odd * s) * cosine;
+                sums[1] += (odd * c - even * s) * sine;
+                size += (fabs(even) + fabs(odd)) * (fabs(c) + fabs(s)) * (fabs(cosine) + fabs(sine));
+            }
+            const size_t after = 2 * m * POSITION_HALF + POSITION_HALF + j, before = 2 * m * POSITION_HALF + POSITION_HALF - 1 - j;
+            check_close(logits[after], sums[0] + sums[1] + (double)(after % 7), size, 1e-6, TINIEST, "%s row %zu after %zu",
+                        t->name, m, j);
+            check_close(logits[before], sums[0] - sums[1] + (double)(before % 7), size, 1e-6, TINIEST, "%s row %zu before %zu",
+                        t->name, m, j);
+        }
+    }
+    guard_release();
+}
+
+static void positions_are_scored(void **state) {
+    (void)state;
+    struct random random = {8};
+    const struct tier *t;
+    for (size_t tier = 0; (t = tier_at(tier)); tier++)
+        for (size_t rows = 1; rows <= 7; rows++)
+            for (size_t pairs = 16; pairs <= POSITION_PAIRS_MAX; pairs += 16) check_positions(t, &random, rows, pairs);
+}
+
 /* ---- The choice of the tier ------------------------------------------------------------------------------------------------ */
 
 /* Reads the line that another process of this program prints, started with TERSE_CPU as given. */
@@ -599,9 +638,9 @@ static void test_every_tier_sets_every_function(void **state) {
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         assert_true(k->vector->half_to_float && k->vector->float_to_half && k->vector->dot && k->vector->axpy &&
-                    k->vector->rotate && k->vector->multiply_i16 && k->vector->columns_to_float && k->vector->rms_norm &&
-                    k->vector->silu_mul && k->vector->exp_sum && k->vector->exp_pages && k->vector->max_pages && k->vector->max &&
-                    k->vector->look_up_gains && k->vector->scale_weights);
+                    k->vector->rotate && k->vector->multiply_i16 && k->vector->columns_to_float && k->vector->score_positions &&
+                    k->vector->rms_norm && k->vector->silu_mul && k->vector->exp_sum && k->vector->exp_pages &&
+                    k->vector->max_pages && k->vector->max && k->vector->look_up_gains && k->vector->scale_weights);
         assert_true(k->commvq->add_bytes && k->select->add_anchors && k->scaled->score_f16 && k->scaled->accumulate_f16 &&
                     k->scaled->score_q8_0 && k->scaled->accumulate_q8_0 && k->scaled->score_q4_0 && k->scaled->accumulate_q4_0 &&
                     k->scaled->prepare_q8_0 && k->scaled->prepare_q4_0 && k->scaled->score_kivi_4 && k->scaled->accumulate_kivi_4 &&
@@ -708,6 +747,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(rotations),
         cmocka_unit_test(products_in_16_bits),
         cmocka_unit_test(columns_become_floats),
+        cmocka_unit_test(positions_are_scored),
         cmocka_unit_test(test_every_half_becomes_its_float),
         cmocka_unit_test(test_floats_round_to_the_nearest_half),
         cmocka_unit_test(test_halves_at_odd_lengths),

@@ -301,9 +301,8 @@ static size_t workspace_bytes(const struct cache *cache) {
                    cache->selection.capacity * sizeof(uint32_t) + read_lists_bytes(&cache->base.reads);
     if (cache->gathered)
         bytes += (size_t)cache->base.threads * (cache->largest_page[CODEC_KEYS] + cache->largest_page[CODEC_VALUES]);
-    const size_t turning = 2 * cache->positions.pre_rope.pairs * sizeof(float); /* angles of an offset in a run */
     return bytes + 5 * PAGE_TOKENS / 2 * angles + cache->rotary.capacity * (angles + sizeof(int64_t)) +
-           (PRE_ROPE_OFFSETS + HALF_PAGE + 1) * turning;
+           position_scores_bytes(&cache->positions);
 }
 
 /* Steps, cuts, forks and ends of many caches in any order: what the budget counts is what lies in memory, never more than it has, and what

@@ -140,14 +140,16 @@ static void check_scores(const struct head *head, uint64_t first) {
     const size_t hd = head->rope.head_dim;
     struct position_scores own;
     float mean[MOST_HD], q[ROWS * MOST_HD], logits[ROWS * PAGE_TOKENS], slot[PAGE_TOKENS] = {0};
+    float products[ROWS * MOST_HD];
     uint16_t ranks[PAGE_TOKENS], largest = 0;
     assert_int_equal(position_scores_new(&head->rope, &own, NULL), TERSE_OK);
     random_mean(head, mean);
     for (size_t i = 0; i < ROWS * hd; i++) q[i] = unit();
     for (size_t i = 0; i < ROWS * PAGE_TOKENS; i++) logits[i] = (float)(i % 7);
     for (size_t t = 0; t < PAGE_TOKENS; t++) ranks[t] = (uint16_t)(t == 5 ? 100 : t == 6 ? RANK_MOST - 100 : 30000 + 50 * t);
-    position_scores_add(&own, mean, first, q, ROWS, hd, logits);
-    const uint16_t most = position_scores_add_ranks(&own, mean, first, q, hd, ranks);
+    position_products(&own, mean, q, ROWS, hd, products);
+    position_scores_add(&own, products, ROWS, first, logits);
+    const uint16_t most = position_scores_add_ranks(&own, products, first, ranks);
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
         double turned[MOST_HD] = {0}, size = 0;
         add_rotated(head, mean, (double)(first % 256 + t), turned);
@@ -162,7 +164,7 @@ static void check_scores(const struct head *head, uint64_t first) {
             const double rank = fmin(fmax(before + RANK_UNIT * score, 0), RANK_MOST);
             assert_true(fabs((double)ranks[t] - rank) <= 1.1);
             largest = ranks[t] > largest ? ranks[t] : largest;
-            position_scores_add_slot(&own, mean, first, t, q, 1, hd, slot);
+            position_scores_add_slot(&own, products, 1, first, t, slot);
             assert_true(fabs((double)slot[0] - score) < 1e-5 * (size + 1));
             slot[0] = 0;
         }

@@ -150,8 +150,8 @@ static void add_positions(const struct head_reader *reader, struct tokens tokens
     while (i < end) {
         const struct taken taken = take(&tokens);
         for (size_t j = 0; j < taken.n; j++, i++)
-            position_scores_add_slot(&cache->positions, reader->pre_rope_mean, set_of(cache, taken.page)->first, taken.slots[j],
-                                     reader->in_run, reader->rows, cache->base.shape.head_dim, logits + i);
+            position_scores_add_slot(&cache->positions, reader->position_products, reader->rows, set_of(cache, taken.page)->first,
+                                     taken.slots[j], logits + i);
     }
 }
 

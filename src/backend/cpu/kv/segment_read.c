@@ -104,7 +104,7 @@ size_t head_reader_floats(const struct cache *cache, uint32_t layer, uint32_t he
     size_t floats = workspace_floats(cache, rows);
     if (!cache->keys_in_rope_runs) return floats;
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, layer, head, rows);
-    return floats + rows * cache->base.shape.head_dim + cpu_codec_query_floats(codec, shape);
+    return floats + rows * (cache->base.shape.head_dim + 2 * cache->positions.pairs) + cpu_codec_query_floats(codec, shape);
 }
 
 struct head_reader head_reader_of(const struct cache *cache, uint32_t head, const float *q, size_t rows, const float *tables,
@@ -116,7 +116,9 @@ struct head_reader head_reader_of(const struct cache *cache, uint32_t head, cons
     reader.pre_rope_mean = side_pre_rope_mean(cache, cache->base.layer, head);
     reader.workspace = memory;
     reader.in_run = memory + workspace_floats(cache, rows);
-    if (cpu_codec_query_floats(codec, reader.keys)) reader.run_tables = reader.in_run + rows * cache->base.shape.head_dim;
+    reader.position_products = reader.in_run + rows * cache->base.shape.head_dim;
+    if (cpu_codec_query_floats(codec, reader.keys))
+        reader.run_tables = reader.position_products + 2 * rows * cache->positions.pairs;
     return reader;
 }
 
@@ -147,6 +149,9 @@ void segment_score_in_run(struct head_reader *reader, const void *page, size_t b
         memcpy(reader->in_run, reader->q, reader->rows * cache->base.shape.head_dim * sizeof *reader->q);
         rotary_rotate_back(&cache->rotary, base, reader->in_run, (uint32_t)reader->rows, cache->base.shape.head_dim);
         if (reader->run_tables) codec->queries->prepare(reader->keys, reader->in_run, reader->run_tables);
+        if (reader->pre_rope_mean)
+            position_products(&cache->positions, reader->pre_rope_mean, reader->in_run, reader->rows, cache->base.shape.head_dim,
+                              reader->position_products);
         reader->run = run;
     }
     codec->score(reader->keys, reader->in_run, reader->run_tables, page, logits);
@@ -159,8 +164,7 @@ static void score_sealed(struct head_reader *reader, const struct segment *segme
     if (cache->keys_in_rope_runs) {
         segment_score_in_run(reader, page, segment->base, logits);
         if (reader->pre_rope_mean)
-            position_scores_add(&cache->positions, reader->pre_rope_mean, segment->set->first, reader->in_run, reader->rows,
-                                cache->base.shape.head_dim, logits);
+            position_scores_add(&cache->positions, reader->position_products, reader->rows, segment->set->first, logits);
     } else
         cache->codec[CODEC_KEYS]->score(reader->keys, reader->q, reader->tables, page, logits);
     score_anchors(reader, segment, logits);

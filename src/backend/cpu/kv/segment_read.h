@@ -21,6 +21,7 @@ struct head_reader {
     float *workspace;
     /* If pages hold keys in runs: the queries rotated to the run that was read last, and what the key codec prepared of them. */
     float *in_run, *run_tables; /* run_tables: NULL where the codec prepares nothing */
+    float *position_products;   /* of the same queries, where keys have a mean before rotation */
     int64_t run;                /* its position; INT64_MIN: none yet */
 };
 /* `memory` of head_reader_floats stays its own. */

@@ -225,12 +225,13 @@ static void score_by_codec(const struct cache *cache, uint32_t head, size_t begi
     uint16_t *best = workspace.best + head * cache->selection.candidates;
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->base.layer, head, 1);
     const float *turning = side_pre_rope_mean(cache, cache->base.layer, head);
-    float q[RANK_QUERIES * CODEC_HEAD_DIM_MAX], tables[RANK_FLOATS];
+    float q[RANK_QUERIES * CODEC_HEAD_DIM_MAX], tables[RANK_FLOATS], products[RANK_QUERIES * CODEC_HEAD_DIM_MAX];
     size_t bytes = codec->ranks->bytes(shape), n;
     for (size_t i = begin, last; i < end; i = last) {
         last = rotate_to_runs(cache, &runs, mean, i, end, q, &n);
         shape.group = (uint32_t)n;
         codec->ranks->prepare(shape, q, tables);
+        if (turning) position_products(&cache->positions, turning, q, n, shape.head_dim, products);
         for (size_t g = 0, first = i; i < last; i++) {
             g += i > first && run_of(&runs, i) != run_of(&runs, i - 1);
             if (i + SCORE_AHEAD < cache->selection.candidates)
@@ -238,8 +239,8 @@ static void score_by_codec(const struct cache *cache, uint32_t head, size_t begi
             const uint8_t *page = page_at(cache, select_candidate(cache, i), CODEC_KEYS, cache->base.layer, head);
             best[i] = codec->ranks->rank(shape, tables, g, page, scores + i * PAGE_TOKENS);
             if (turning)
-                best[i] = position_scores_add_ranks(&cache->positions, turning, select_candidate(cache, i)->first,
-                                                    q + g * shape.head_dim, shape.head_dim, scores + i * PAGE_TOKENS);
+                best[i] = position_scores_add_ranks(&cache->positions, products + 2 * g * cache->positions.pairs,
+                                                    select_candidate(cache, i)->first, scores + i * PAGE_TOKENS);
         }
     }
 }

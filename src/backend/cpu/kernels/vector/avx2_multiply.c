@@ -75,9 +75,15 @@ INLINE vec rotate_adjacent(vec x, const float *cosine, const float *sine) {
 
 #include "backend/cpu/kernels/vector/rotate_template.h"
 
+static inline vec vec_reverse(vec x) { return _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0)); }
+#define POSITION_ROWS 4
+#define POSITION_VECS 2
+#include "backend/cpu/kernels/vector/positions_template.h"
+
 void vector_init_avx2_multiply(struct vector_ops *ops) {
     ops->multiply = multiply_avx2;
     ops->multiply_i16 = multiply_i16_avx2;
     ops->columns_to_float = columns_to_float_avx2;
     ops->rotate = rotate_avx2;
+    ops->score_positions = score_positions_avx2;
 }

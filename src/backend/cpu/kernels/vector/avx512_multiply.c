@@ -28,8 +28,16 @@ INLINE vec rotate_adjacent(vec x, const float *cosine, const float *sine) {
 
 #include "backend/cpu/kernels/vector/rotate_template.h"
 
+static inline vec vec_reverse(vec x) {
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), x);
+}
+#define POSITION_ROWS 4
+#define POSITION_VECS 2
+#include "backend/cpu/kernels/vector/positions_template.h"
+
 void vector_init_avx512_multiply(struct vector_ops *ops) {
     ops->multiply = multiply_avx512;
     ops->multiply_i16 = multiply_i16_avx512;
     ops->rotate = rotate_avx512;
+    ops->score_positions = score_positions_avx512;
 }

@@ -27,8 +27,17 @@ INLINE vec rotate_adjacent(vec x, const float *cosine, const float *sine) {
 
 #include "backend/cpu/kernels/vector/rotate_template.h"
 
+static inline vec vec_reverse(vec x) {
+    vec pairs = vrev64q_f32(x);
+    return vextq_f32(pairs, pairs, 2);
+}
+#define POSITION_ROWS 4
+#define POSITION_VECS 2
+#include "backend/cpu/kernels/vector/positions_template.h"
+
 void vector_init_neon_multiply(struct vector_ops *ops) {
     ops->multiply = multiply_neon;
     ops->multiply_i16 = multiply_i16_neon;
     ops->rotate = rotate_neon;
+    ops->score_positions = score_positions_neon;
 }

@@ -15,6 +15,9 @@
 #define I16_STRIP 16      /* columns of it that lie together */
 #define I16_NORM 32767.0f /* so a product of a row and a column fits 32 bits, with what rounding adds */
 
+#define POSITION_HALF 32       /* tokens of half a page */
+#define POSITION_PAIRS_MAX 128 /* of score_positions */
+
 struct vector_ops {
     /* n half floats. Both directions give the same bits in every tier: round to nearest even, subnormals kept, overflow to
      * infinity, NaN kept and made quiet. */
@@ -39,6 +42,11 @@ struct vector_ops {
     /* Rotates rows[n][stride] in place by the same angles: pairs of channels (2 i, 2 i + 1) where `adjacent`, else (i, i + pairs), as complex
      * numbers times cosine[pairs] + j sine[pairs]. */
     void (*rotate)(float *rows, size_t n, size_t stride, const float *cosine, const float *sine, size_t pairs, bool adjacent);
+    /* Scores by position of a page's tokens 32 + j and 31 - j, with the angle a_i = (j + 1/2) theta_i:
+     *     logits[m][64] += sum over pairs i of e_mi cos(a_i) + o_mi sin(a_i) and of e_mi cos(a_i) - o_mi sin(a_i),
+     * where (e, o) = products[m][2][pairs] turned to the page's middle by cosine, sine = turn[2][pairs]: e' = e cosine + o sine,
+     * o' = o cosine - e sine. waves[pairs][cos(a_i), sin(a_i)][32]. pairs is a multiple of 16, POSITION_PAIRS_MAX at most. */
+    void (*score_positions)(const float *products, size_t rows, size_t pairs, const float *turn, const float *waves, float *logits);
     /* out = gain x / sqrt(mean of x^2 + epsilon); out may be x. */
     void (*rms_norm)(const float *x, const float *gain, float epsilon, float *out, size_t n);
     /* gate = gate / (1 + exp(-gate)) * up; relative error at most 5e-7, and 1e-36 |up| where exp overflows. */

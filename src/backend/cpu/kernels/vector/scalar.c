@@ -126,11 +126,32 @@ static void rotate_scalar(float *rows, size_t n, size_t stride, const float *cos
     }
 }
 
+static void score_positions_scalar(const float *products, size_t rows, size_t pairs, const float *turn, const float *waves,
+                                   float *logits) {
+    for (size_t m = 0; m < rows; m++, products += 2 * pairs, logits += 2 * POSITION_HALF) {
+        float sums[2][POSITION_HALF] = {{0}};
+        for (size_t i = 0; i < pairs; i++) {
+            const float even = products[i] * turn[i] + products[pairs + i] * turn[pairs + i],
+                        odd = products[pairs + i] * turn[i] - products[i] * turn[pairs + i];
+            const float *cosine = waves + 2 * i * POSITION_HALF, *sine = cosine + POSITION_HALF;
+            for (size_t j = 0; j < POSITION_HALF; j++) {
+                sums[0][j] += even * cosine[j];
+                sums[1][j] += odd * sine[j];
+            }
+        }
+        for (size_t j = 0; j < POSITION_HALF; j++) {
+            logits[POSITION_HALF + j] += sums[0][j] + sums[1][j];
+            logits[POSITION_HALF - 1 - j] += sums[0][j] - sums[1][j];
+        }
+    }
+}
+
 void vector_init_scalar(struct vector_ops *ops) {
     ops->multiply = multiply_scalar;
     ops->multiply_i16 = multiply_i16_scalar;
     ops->columns_to_float = columns_to_float_scalar;
     ops->rotate = rotate_scalar;
+    ops->score_positions = score_positions_scalar;
     ops->scale_weights = scale_weights_scalar;
     ops->half_to_float = half_to_float_scalar;
     ops->float_to_half = float_to_half_scalar;
