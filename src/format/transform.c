@@ -193,44 +193,59 @@ enum terse_status transform_check_parameters(const float *floats, uint32_t head_
 
 /* ---- Bits shared over a model */
 
-/* Returns what a quad's b-th bit saves, b from 1 on; 0: it can take no more. */
-static double saving(const struct transform_share *share, size_t quad, int b) {
-    double power = 0;
-    if (b > TRANSFORM_BITS_MAX) return 0;
-    for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
-        double size = (double)share->size[quad * TRANSFORM_QUAD + i];
-        power += size * size;
+/* A share's quads: what errors of one cost that has no bits. */
+struct worth {
+    double of[TRANSFORM_QUADS_MAX];
+    size_t quads;
+};
+
+static struct worth worth_of(const struct transform_share *share, size_t quads) {
+    const double importance = exp2((double)share->importance);
+    struct worth worth = {.quads = quads};
+    for (size_t quad = 0; quad < quads; quad++) {
+        double power = 0;
+        for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
+            double size = (double)share->size[quad * TRANSFORM_QUAD + i];
+            power += size * size;
+        }
+        worth.of[quad] = importance * power;
     }
-    return exp2((double)share->importance) * power * (double)(transform_distortion[b - 1] - transform_distortion[b]);
+    return worth;
 }
 
-/* Returns the quad that gains most by a bit more, or loses least by one less; quads: there is none. */
-static size_t neediest(const struct transform_share *share, size_t quads) {
+/* Returns what a quad's b-th bit saves, b from 1 on; 0: it can take no more. */
+static inline double saving(const struct worth *worth, size_t quad, int b) {
+    return b > TRANSFORM_BITS_MAX ? 0 : worth->of[quad] * (double)(transform_distortion[b - 1] - transform_distortion[b]);
+}
+
+/* Returns the quad that gains most by a bit more, or loses least by one less; worth->quads: there is none. */
+static size_t neediest(const struct transform_share *share, const struct worth *worth) {
     double most = 0;
-    size_t best = quads;
-    for (size_t quad = 0; quad < quads; quad++) {
-        double own = saving(share, quad, share->quad_bits[quad] + 1);
+    size_t best = worth->quads;
+    for (size_t quad = 0; quad < worth->quads; quad++) {
+        double own = saving(worth, quad, share->quad_bits[quad] + 1);
         if (own > most) best = quad, most = own;
     }
     return best;
 }
 
-static size_t cheapest(const struct transform_share *share, size_t quads) {
+static size_t cheapest(const struct transform_share *share, const struct worth *worth) {
     double least = INFINITY;
-    size_t best = quads;
-    for (size_t quad = 0; quad < quads; quad++) {
+    size_t best = worth->quads;
+    for (size_t quad = 0; quad < worth->quads; quad++) {
         if (!share->quad_bits[quad]) continue;
-        double own = saving(share, quad, share->quad_bits[quad]);
+        double own = saving(worth, quad, share->quad_bits[quad]);
         if (own <= least) best = quad, least = own;
     }
     return best;
 }
 
 /* Returns what one nibble more saves a share, and gives it the nibble if `keep`; 0: it cannot take one. */
-static double nibble_saving(const struct transform_share *share, size_t quads, bool keep) {
+static double nibble_saving(const struct transform_share *share, const struct worth *worth, bool keep) {
     size_t added[4], n = 0;
     double sum = 0;
-    for (; n < 4 && (added[n] = neediest(share, quads)) < quads; n++) sum += saving(share, added[n], ++share->quad_bits[added[n]]);
+    for (; n < 4 && (added[n] = neediest(share, worth)) < worth->quads; n++)
+        sum += saving(worth, added[n], ++share->quad_bits[added[n]]);
     if (n < 4) sum = 0;
     for (size_t i = 0; i < n && (!keep || n < 4); i++) share->quad_bits[added[i]]--;
     return sum;
@@ -239,17 +254,18 @@ static double nibble_saving(const struct transform_share *share, size_t quads, b
 /* Chooses the bits of a share's quads at a price of each bit: as many as save more than it costs, but that the last one to three of them go if
  * they and the next ones do not save what a nibble costs. Returns how many nibbles. */
 static unsigned nibbles_at(const struct transform_share *share, size_t quads, double price) {
+    const struct worth worth = worth_of(share, quads);
     unsigned sum = 0;
     for (size_t quad = 0; quad < quads; quad++) {
         int b = 0;
-        while (saving(share, quad, b + 1) > price) b++;
+        while (saving(&worth, quad, b + 1) > price) b++;
         share->quad_bits[quad] = (uint8_t)b;
         sum += (unsigned)b;
     }
     unsigned rest = sum % TRANSFORM_NIBBLE_BITS;
-    for (unsigned i = 0; i < rest; i++) share->quad_bits[cheapest(share, quads)]--;
-    bool one_more = rest && nibble_saving(share, quads, false) > TRANSFORM_NIBBLE_BITS * price;
-    if (one_more) nibble_saving(share, quads, true);
+    for (unsigned i = 0; i < rest; i++) share->quad_bits[cheapest(share, &worth)]--;
+    bool one_more = rest && nibble_saving(share, &worth, false) > TRANSFORM_NIBBLE_BITS * price;
+    if (one_more) nibble_saving(share, &worth, true);
     return sum / TRANSFORM_NIBBLE_BITS + one_more;
 }
 
@@ -264,10 +280,13 @@ static bool add_nibble(const struct transform_share *shares, size_t n, size_t qu
     double most = 0;
     const struct transform_share *best = NULL;
     for (size_t s = 0; s < n; s++) {
-        double own = nibble_saving(&shares[s], quads, false);
+        const struct worth worth = worth_of(&shares[s], quads);
+        double own = nibble_saving(&shares[s], &worth, false);
         if (own > most) best = &shares[s], most = own;
     }
-    return best && nibble_saving(best, quads, true) > 0;
+    if (!best) return false;
+    const struct worth worth = worth_of(best, quads);
+    return nibble_saving(best, &worth, true) > 0;
 }
 
 /* Returns the budget in nibbles. */
@@ -279,7 +298,10 @@ void transform_share_bits(const struct transform_share *shares, size_t n, uint32
     size_t quads = head_dim / TRANSFORM_QUAD;
     uint64_t budget = budget_of(n, head_dim, rate), sum;
     double low = 0, high = 0;
-    for (size_t s = 0; s < n; s++) high = fmax(high, saving(&shares[s], 0, 1));
+    for (size_t s = 0; s < n; s++) {
+        const struct worth worth = worth_of(&shares[s], quads);
+        high = fmax(high, saving(&worth, 0, 1));
+    }
     /* The least price that stays within the budget, then one nibble after another where prices tie. */
     if (all_nibbles_at(shares, n, quads, low) <= budget) return;
     for (int i = 0; i < 60 && low < high; i++) {

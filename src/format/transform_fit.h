@@ -50,14 +50,29 @@ enum terse_status transform_metric(const float *basis, uint32_t head_dim, float 
 
 /* ---- The rows of a sequence */
 
+#define TRANSFORM_GAIN_LEAST 1e-6f /* of the size of the mean: what rounding leaves of a row that is the mean */
+
+/* What a sequence's rows come to, in coefficients of a profile's basis: the mean of the rows and, of those that are something else than that and
+ * finite, the products of the coefficients of what they are about it, each row taken to size 1, and their sizes, root mean squares of
+ * coefficients. */
+struct transform_row_moments {
+    const float *mean;          /* [hd] */
+    const float *pre_rope_mean; /* [hd], which was taken from the rows before; NULL: zeros */
+    const double *products;     /* [hd][hd], sums over rows */
+    size_t used;                /* rows that these and the sizes are of */
+    float gain, least, most;    /* the root mean square of their sizes, the least and the largest */
+};
+/* Fits a record, of which the profile's rows count as a few more. Finite for finite moments. TERSE_E_MEMORY. */
+enum terse_status transform_fit_moments(const void *profile, uint32_t head_dim, const struct transform_row_moments *moments,
+                                        void *record, struct terse_error *error);
+
 /* out[m][n] = a[m][k] b[k][n], rows lda, ldb and ldo floats apart; n a multiple of 16. A backend's own, or transform_multiply. */
 typedef void transform_multiply_rows(const float *a, size_t m, size_t k, size_t lda, const float *b, size_t n, size_t ldb,
                                      float *out, size_t ldo);
 transform_multiply_rows transform_multiply;
 
 /* Fits a record to rows[n][hd], which pre_rope_mean[hd] was taken from (NULL: none), in the metric of a profile's record: their mean, the
- * Karhunen-Loeve transform of what they are about it, and their gains. The profile counts as a few rows more. Rows that are the mean itself, or not finite, say nothing but of the mean.
- * What is fitted is finite whatever the rows are. The same rows give the same bits. TERSE_E_MEMORY. */
+ * Karhunen-Loeve transform of what they are about it, and their gains. What is fitted is finite whatever the rows are. The same rows give the same bits. TERSE_E_MEMORY. */
 enum terse_status transform_fit_rows(transform_multiply_rows *multiply, const void *profile, const float *metric, uint32_t head_dim,
                                      const float *rows, size_t n, const float *pre_rope_mean, void *record,
                                      struct terse_error *error);

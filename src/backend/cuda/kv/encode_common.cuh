@@ -25,15 +25,21 @@ static __device__ inline const struct place_view *places_of(const struct encode 
     return item.fitted.places ? item.fitted.places : e.places;
 }
 
-static __device__ inline struct page_job job_of_block(const struct encode &e, struct encode_sides sides) {
-    struct page_job job;
-    const uint32_t kv_heads = e.heads.kv_heads;
-    job.item = &e.items[blockIdx.x / kv_heads];
-    job.head = blockIdx.x % kv_heads;
-    job.side = sides.first + (int)blockIdx.z;
-    job.place = (size_t)(e.layer + blockIdx.y) * kv_heads + job.head;
-    job.rows = job.item->rows[job.side] + blockIdx.y * e.layer_stride + job.head * e.head_stride;
+/* The rows of an item in a head of the launch's layer blockIdx.y; `page` is none. */
+static __device__ inline struct page_job rows_of_item(const struct encode &e, uint32_t item, uint32_t head, int side) {
+    struct page_job job = {};
+    job.item = &e.items[item];
+    job.head = head;
+    job.side = side;
+    job.place = (size_t)(e.layer + blockIdx.y) * e.heads.kv_heads + head;
+    job.rows = job.item->rows[side] + blockIdx.y * e.layer_stride + head * e.head_stride;
     job.count = job.item->set.count;
+    return job;
+}
+
+static __device__ inline struct page_job job_of_block(const struct encode &e, struct encode_sides sides) {
+    const uint32_t kv_heads = e.heads.kv_heads;
+    struct page_job job = rows_of_item(e, blockIdx.x / kv_heads, blockIdx.x % kv_heads, sides.first + (int)blockIdx.z);
     job.page = page_address(&job.item->set, places_of(e, *job.item) + job.place, job.side);
     return job;
 }

@@ -26,6 +26,9 @@ cudaError_t decode_centroids(const struct encode *encode, struct encode_sides si
 /* encode_transform.cu, decode_transform.cu */
 cudaError_t encode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 cudaError_t decode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+/* encode_moments.cu: moments[n_layers][Hk][sides.n] of ENCODE_MOMENTS_FLOATS, of all the items' rows in the bases of the launch's `learned`; device
+ * memory. The same rows give the same bits. */
+cudaError_t encode_moments(const struct encode *encode, struct encode_sides sides, float *moments, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

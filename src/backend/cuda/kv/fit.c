@@ -1,14 +1,11 @@
-/* Fitting a sequence's transforms. The window, a few thousand rows, goes to the host, once for a sequence. */
+/* Fitting a sequence's transforms, once for a sequence: the device finds what the window's rows come to, the host their eigenvectors. */
 #include "backend/cuda/kv/fit.h"
 
 #include "backend/cuda/kv/transforms.h"
-#include "base/half.h"
+#include "backend/cuda/kv/window.h"
 #include "base/memory.h"
 #include "base/size.h"
 #include "format/transform_fit.h"
-#include "kv/pre_rope.h"
-
-#include <string.h>
 
 #define NIBBLES_TOGETHER 8 /* to which the largest page's are rounded up for a launch */
 
@@ -71,50 +68,27 @@ enum terse_status kv_layouts_changed(struct cache *cache, struct terse_error *er
 
 /* A thread works in this memory. */
 struct work {
-    float *rows;       /* [FIT_TOKENS][hd] */
     float *parameters; /* [transform_parameter_floats(hd)], of the profile */
-    float *metric;     /* [hd][hd] */
     uint8_t *record;   /* the profile's */
+    double *products;  /* [hd][hd] */
 };
 
 static size_t work_floats(size_t hd) {
-    return memory_round_up((size_t)FIT_TOKENS * hd + transform_parameter_floats((uint32_t)hd) + hd * hd +
-                               TRANSFORM_RECORD_BYTES(hd) / sizeof(float) + 1,
-                           16);
+    return memory_round_up(transform_parameter_floats((uint32_t)hd), 16) +
+           memory_round_up(TRANSFORM_RECORD_BYTES(hd) / sizeof(float) + 1, 16) + 2 * hd * hd;
 }
 
 static struct work work_at(float *floats, size_t hd) {
-    struct work work = {.rows = floats, .parameters = floats + (size_t)FIT_TOKENS * hd};
-    work.metric = work.parameters + transform_parameter_floats((uint32_t)hd);
-    work.record = (uint8_t *)(work.metric + hd * hd);
-    return work;
+    float *record = floats + memory_round_up(transform_parameter_floats((uint32_t)hd), 16),
+          *products = record + memory_round_up(TRANSFORM_RECORD_BYTES(hd) / sizeof(float) + 1, 16);
+    return (struct work){floats, (uint8_t *)record, (double *)(void *)products};
 }
 
-/* Reads rows[n][hd] of the window's first n tokens, of its copy ring[layers][Hk][2][capacity][hd], as pages will hold them. */
-static void read_window(const struct cache *cache, const uint16_t *ring, size_t layer_head, enum codec_side side, size_t n,
-                        float *rows) {
-    const struct rope *rope = cache->base.shape.rope;
-    const size_t hd = cache->base.shape.head_dim, capacity = cache->window_capacity;
-    const uint16_t *from = ring + (2 * layer_head + (size_t)side) * capacity * hd;
-    float cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2];
-    for (size_t t = 0; t < n; t++) {
-        const uint64_t token = cache->base.plan.grid + t;
-        const uint16_t *row = from + (size_t)((token - cache->window_origin) % capacity) * hd;
-        for (size_t c = 0; c < hd; c++) rows[t * hd + c] = half_to_float(row[c]);
-        if (side == CODEC_VALUES || !rope || !rope->n_rot) continue;
-        if (t % PAGE_TOKENS == 0) rope_angles(rope, -(int64_t)(token / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS), cosine, sine);
-        struct rope turn = *rope;
-        turn.magnitude = 1;
-        rope_rotate(&turn, cosine, sine, rows + t * hd, 1, (uint32_t)hd);
-    }
-}
-
-/* fit_side works on this: the cache, a copy of its window, and memory for each thread. */
+/* fit_side works on this: what the rows of all sides come to, and memory for each thread. */
 struct fitting {
     const struct cache *cache;
-    const uint16_t *ring;
-    struct pre_rope pre_rope;
-    size_t n; /* rows of a side */
+    struct encode_sides sides;
+    const float *moments; /* [layers][Hk][sides.n] */
     float *floats;
 };
 
@@ -122,37 +96,44 @@ static enum terse_status fit_side(void *user, size_t thread, uint32_t layer, uin
                                   struct terse_error *error) {
     const struct fitting *f = user;
     const struct cache_shape *shape = &f->cache->base.shape;
-    const uint32_t hd = shape->head_dim;
-    const size_t layer_head = (size_t)layer * shape->kv_heads + head;
+    const size_t hd = shape->head_dim, layer_head = (size_t)layer * shape->kv_heads + head;
     const struct work work = work_at(f->floats + thread * work_floats(hd), hd);
+    const float *from = f->moments +
+                        (layer_head * (size_t)f->sides.n + (size_t)((int)side - f->sides.first)) * ENCODE_MOMENTS_FLOATS(hd),
+                *mean = from + hd * hd, *numbers = mean + 2 * hd;
     codebook_parameters(f->cache->base.method.learned, side, layer_head, work.parameters);
-    const struct transform_parameters profile = transform_parameters_at(work.parameters, hd);
-    enum terse_status status = transform_metric(profile.basis, hd, work.metric, error);
-    if (status) return status;
-    transform_record_set(profile, hd, work.record);
-    read_window(f->cache, f->ring, layer_head, side, f->n, work.rows);
-    float mean[CODEC_HEAD_DIM_MAX];
-    if (side == CODEC_KEYS) pre_rope_take(&f->pre_rope, f->cache->base.plan.grid, work.rows, f->n, hd, mean);
-    return transform_fit_rows(transform_multiply, work.record, work.metric, hd, work.rows, f->n, side == CODEC_KEYS ? mean : NULL,
-                              record, error);
+    transform_record_set(transform_parameters_at(work.parameters, (uint32_t)hd), (uint32_t)hd, work.record);
+    for (size_t i = 0; i < hd * hd; i++) work.products[i] = (double)from[i];
+    const struct transform_row_moments moments = {.mean = mean,
+                                                  .pre_rope_mean = mean + hd,
+                                                  .products = work.products,
+                                                  .used = (size_t)numbers[MOMENTS_USED],
+                                                  .gain = numbers[MOMENTS_GAIN],
+                                                  .least = numbers[MOMENTS_LEAST],
+                                                  .most = numbers[MOMENTS_MOST]};
+    return transform_fit_moments(work.record, (uint32_t)hd, &moments, record, error);
+}
+
+/* The sides whose codec is transform. */
+static struct encode_sides sides_of(const struct cache *cache) {
+    const bool keys = cache->codec[CODEC_KEYS] == CODEC_TRANSFORM, values = cache->codec[CODEC_VALUES] == CODEC_TRANSFORM;
+    return (struct encode_sides){keys ? CODEC_KEYS : CODEC_VALUES, keys + values};
 }
 
 enum terse_status kv_fit_transforms(struct cache *cache, struct terse_error *error) {
     struct cache_base *base = &cache->base;
-    const size_t floats = base->threads * work_floats(base->shape.head_dim);
-    const size_t bytes = cache_heads_of(&base->shape) * 2 * window_side_halves(cache) * sizeof(uint16_t);
-    uint16_t *ring = memory_array(bytes, 1);
-    struct fitting f = {.cache = cache,
-                        .ring = ring,
-                        .n = size_min((size_t)(base->extent.length - base->plan.grid), FIT_TOKENS),
-                        .floats = memory_array(floats, sizeof *f.floats)};
-    enum terse_status status = f.floats && ring ? TERSE_OK : status_no_memory(error, bytes, "rows that the KV cache learns from");
-    if (!status) status = pre_rope_new(base->shape.rope, &f.pre_rope, error);
-    if (!status) status = device_check(device_fetch(ring, cache->window, bytes), "reading the KV cache's recent window", error);
+    const size_t hd = base->shape.head_dim, n = size_min((size_t)(base->extent.length - base->plan.grid), FIT_TOKENS);
+    struct fitting f = {.cache = cache, .sides = sides_of(cache)};
+    const size_t floats = cache_heads_of(&base->shape) * (size_t)f.sides.n * ENCODE_MOMENTS_FLOATS(hd),
+                 own = base->threads * work_floats(hd);
+    float *memory = memory_array(floats + own, sizeof *memory);
+    enum terse_status status =
+        memory ? TERSE_OK : status_no_memory(error, (floats + own) * sizeof *memory, "what a KV cache learns from");
+    f.floats = memory; /* first: its doubles are aligned */
+    f.moments = memory + own;
+    if (!status) status = window_moments(cache, n, f.sides, memory + own, error);
     if (!status) status = fitted_find(base, fit_side, &f, error);
     if (!status && (status = kv_layouts_changed(cache, error))) fitted_drop(base);
-    pre_rope_free(&f.pre_rope);
-    memory_free(f.floats);
-    memory_free(ring);
+    memory_free(memory);
     return status;
 }

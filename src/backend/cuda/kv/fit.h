@@ -1,4 +1,4 @@
-/* Transforms that are fitted to a sequence: found by the host from what the window holds, and the tables that kernels read them from. Plain C. */
+/* Transforms that are fitted to a sequence: found from what the window holds, and the tables that kernels read them from. Plain C. */
 #ifndef TERSE_BACKEND_CUDA_KV_FIT_H
 #define TERSE_BACKEND_CUDA_KV_FIT_H
 

@@ -4,9 +4,9 @@
  *     tables                           what caches of one model and method share: where pages lie, transforms, angles
  *     state                            the data (this header)
  *     views                            what kernels see of a cache
- *     fit                              transforms that are fitted to the sequence
  *     rank, kept                       exact rows, and which tokens of a prompt are kept as such
  *     window                           pages of the window
+ *     fit                              transforms that are fitted to the sequence
  *     batch                            decoding steps of several caches
  *     prompt                           steps of many tokens
  *     saved                            a cache's bytes in a file, by way of the host

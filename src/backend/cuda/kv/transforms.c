@@ -165,6 +165,7 @@ void transforms_fitted_set(const struct cache_base *base, enum codec_side side, 
     const uint32_t hd = shape->head_dim;
     const size_t n = cache_heads_of(shape), numbers = view_floats(hd) * sizeof(float);
     struct transform_view *views = (struct transform_view *)(void *)host;
+#pragma omp parallel for num_threads(base->threads)
     for (size_t i = 0; i < n; i++) {
         const uint32_t layer = (uint32_t)(i / shape->kv_heads), head = (uint32_t)(i % shape->kv_heads);
         const size_t set = (size_t)cache_shape_number(shape, layer) * shape->kv_heads + head,

@@ -1,6 +1,7 @@
 /* Pages of the window: encoded in the step that seals them, or before it, as soon as they are full. */
 #include "backend/cuda/kv/window.h"
 
+#include "backend/cuda/kv/encode_kernels.h"
 #include "backend/cuda/kv/views.h"
 #include "base/size.h"
 
@@ -114,6 +115,44 @@ static enum terse_status encode_window(struct cache *cache, size_t first, size_t
     struct encode encode = window_encode(cache, &cache->sealed);
     if (result == cudaSuccess) result = encode_pages(&encode, stream);
     return device_check(result, "encoding pages", error);
+}
+
+#define MOMENTS_BYTES ((size_t)16 << 20) /* of layers that are looked at together, at least one */
+
+/* Lists the pages of n tokens from `first` on, for a launch whose first layer is `layer`. */
+static enum terse_status list_window(struct cache *cache, uint64_t first, size_t n, size_t layer, struct terse_error *error) {
+    const size_t pages = (n + PAGE_TOKENS - 1) / PAGE_TOKENS;
+    enum terse_status status = item_list_reserve(&cache->sealed, pages, error);
+    if (status) return status;
+    for (size_t i = 0; i < pages; i++) {
+        const struct page_set set = {.first = first + i * PAGE_TOKENS,
+                                     .count = (uint32_t)size_min(n - i * PAGE_TOKENS, PAGE_TOKENS)};
+        struct encode_item *item = &cache->sealed.host[i];
+        *item = window_item(cache, &set);
+        for (int side = 0; side < 2; side++) item->rows[side] += layer * cache->base.shape.kv_heads * 2 * window_side_halves(cache);
+    }
+    return item_list_upload(&cache->sealed, pages, error);
+}
+
+enum terse_status window_moments(struct cache *cache, size_t n, struct encode_sides sides, float *moments,
+                                 struct terse_error *error) {
+    const struct cache_shape *shape = &cache->base.shape;
+    const size_t of_layer = shape->kv_heads * (size_t)sides.n * ENCODE_MOMENTS_FLOATS(shape->head_dim) * sizeof *moments,
+                 together = size_min(size_max(MOMENTS_BYTES / of_layer, 1), shape->layers);
+    float *device = device_alloc(NULL, together * of_layer, "what a KV cache learns from", error);
+    enum terse_status status = device ? TERSE_OK : TERSE_E_MEMORY;
+    for (size_t layer = 0, some; layer < shape->layers && !status; layer += some) {
+        some = size_min(together, shape->layers - layer);
+        if ((status = list_window(cache, cache->base.plan.grid, n, layer, error))) break;
+        struct encode encode = window_encode(cache, &cache->sealed);
+        encode.layer = (uint32_t)layer;
+        encode.n_layers = (uint32_t)some;
+        cudaError_t result = encode_moments(&encode, sides, device, device_stream());
+        if (result == cudaSuccess) result = device_fetch((uint8_t *)moments + layer * of_layer, device, some * of_layer);
+        status = device_check(result, "finding what a KV cache learns from", error);
+    }
+    device_free(NULL, device, together * of_layer);
+    return status;
 }
 
 enum terse_status window_seal(struct cache *cache, struct terse_error *error) {

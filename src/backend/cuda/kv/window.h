@@ -8,6 +8,10 @@
 enum terse_status window_seal(struct cache *cache, struct terse_error *error);
 /* After a step that decodes. Queues on device_background() the encoding of pages that have become full, into free page sets. */
 enum terse_status window_seal_ahead(struct cache *cache, struct terse_error *error);
+/* Writes what the window's first n tokens, whose pages begin where the plan's step begins to seal, come to (encode_launch.h): to host memory
+ * moments[layers][Hk][sides.n]. */
+enum terse_status window_moments(struct cache *cache, size_t n, struct encode_sides sides, float *moments,
+                                 struct terse_error *error);
 /* Waits until no page is being encoded there. */
 void window_wait_ahead(struct cache *cache);
 
