@@ -10,7 +10,6 @@
 #include <string.h>
 
 #define STATES TRANSFORM_PATH_STATES
-#define WARM_UP 20 /* steps before the seam and behind it: most paths have met by then */
 #define MOST_STEPS (TRANSFORM_QUAD * (TRANSFORM_QUADS_MAX + 1))
 #define FAR 1e30f /* of a state where no path may begin */
 
@@ -29,7 +28,7 @@ struct walk {
     float cost[STATES][PAGE_TOKENS];
     /* For each step walked and state reached, a byte: bit 3 is bit 3 of the window, whose lower three bits are the state; the lower bits are the
      * state before. */
-    uint8_t from[MOST_STEPS > 2 * WARM_UP ? MOST_STEPS : 2 * WARM_UP][STATES][PAGE_TOKENS];
+    uint8_t from[MOST_STEPS > 2 * TRANSFORM_PATH_WARM_UP ? MOST_STEPS : 2 * TRANSFORM_PATH_WARM_UP][STATES][PAGE_TOKENS];
 };
 
 static void set_steps(struct walk *walk, size_t first) {
@@ -77,14 +76,14 @@ static void take_steps(struct walk *walk, size_t first, size_t n) {
 
 /* Finds for each token the state at the ring's seam. */
 static void find_seam(struct walk *walk, uint8_t *seam) {
-    size_t all = TRANSFORM_QUAD * walk->steps, before = WARM_UP / all * all + all - WARM_UP % all;
+    size_t all = TRANSFORM_QUAD * walk->steps, before = TRANSFORM_PATH_WARM_UP / all * all + all - TRANSFORM_PATH_WARM_UP % all;
     memset(walk->cost, 0, sizeof walk->cost);
-    take_steps(walk, before % all, 2 * WARM_UP);
+    take_steps(walk, before % all, 2 * TRANSFORM_PATH_WARM_UP);
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
         unsigned state = 0;
         for (unsigned s = 1; s < STATES; s++)
             if (walk->cost[s][t] < walk->cost[state][t]) state = s;
-        for (size_t k = 2 * WARM_UP; k-- > WARM_UP;) state = walk->from[k][state][t] & (STATES - 1);
+        for (size_t k = 2 * TRANSFORM_PATH_WARM_UP; k-- > TRANSFORM_PATH_WARM_UP;) state = walk->from[k][state][t] & (STATES - 1);
         seam[t] = (uint8_t)state;
     }
 }

@@ -20,7 +20,7 @@ template <int HD> struct encode_memory {
     uint32_t steps;
 };
 
-static_assert(TRANSFORM_QUAD * MOST_STEPS(64) >= 2 * PATH_WARM_UP, "steps across a seam");
+static_assert(TRANSFORM_QUAD * MOST_STEPS(64) >= 2 * TRANSFORM_PATH_WARM_UP, "steps across a seam");
 
 template <int HD> static __device__ void set_sizes(const struct transform_view &view, struct encode_memory<HD> &m) {
     for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {

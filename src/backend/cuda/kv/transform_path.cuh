@@ -5,9 +5,8 @@
 
 #include "backend/cuda/kv/transform_page.cuh"
 
-#define PATH_STATES 8   /* of a stream: its last three bits */
-#define PATH_WARM_UP 20 /* steps before the ring's seam and behind it: most paths have met by then */
-#define PATH_FAR 1e30f  /* the cost of a state where no path may begin */
+#define PATH_STATES 8  /* of a stream: its last three bits */
+#define PATH_FAR 1e30f /* the cost of a state where no path may begin */
 
 /* A step writes the bits of a plane, of a pair of planes, or, at the end of a round, the rest of a nibble, which may be anything. */
 struct alignas(4) path_step {
@@ -102,7 +101,7 @@ static __device__ inline uint32_t stream_place(const struct transform_layout &la
 }
 
 /* Finds the path of token t and writes its nibbles[nibble][64], those of the stream. term(step, plane, i): of a plane of a step, component i of
- * its quad. from[4 steps or 2 PATH_WARM_UP][64]. A stream is a ring: of each component i of quads one round, from the first plane to the
+ * its quad. from[4 steps or 2 TRANSFORM_PATH_WARM_UP][64]. A stream is a ring: of each component i of quads one round, from the first plane to the
  * last, then of the next component. */
 template <class Term>
 static __device__ void find_path(const struct transform_layout &layout, const struct path_step *step, uint32_t steps, uint32_t t,
@@ -110,7 +109,7 @@ static __device__ void find_path(const struct transform_layout &layout, const st
     const uint32_t all = TRANSFORM_QUAD * steps;
     uint32_t seam = 0;
     for (int pass = 0; pass < 2; pass++) { /* over the seam, to find the state there; then all around from it */
-        const uint32_t n = pass ? all : 2 * PATH_WARM_UP, begin = pass ? 0 : (all - PATH_WARM_UP % all) % all;
+        const uint32_t n = pass ? all : 2 * TRANSFORM_PATH_WARM_UP, begin = pass ? 0 : (all - TRANSFORM_PATH_WARM_UP % all) % all;
         uint32_t at = begin % steps, i = begin / steps;
         float cost[PATH_STATES];
 #pragma unroll
@@ -128,7 +127,8 @@ static __device__ void find_path(const struct transform_layout &layout, const st
 #pragma unroll
         for (uint32_t s = 1; s < PATH_STATES; s++)
             if (cost[s] < least) seam = s, least = cost[s];
-        for (uint32_t k = 2 * PATH_WARM_UP; k-- > PATH_WARM_UP;) seam = from[k][t] >> 4 * seam & (PATH_STATES - 1);
+        for (uint32_t k = 2 * TRANSFORM_PATH_WARM_UP; k-- > TRANSFORM_PATH_WARM_UP;)
+            seam = from[k][t] >> 4 * seam & (PATH_STATES - 1);
     }
     /* Back along the path. Of each component, bits gather from the last written to the first. */
     uint32_t state = seam;
