@@ -23,7 +23,7 @@ struct terse_calibration {
     const char *corpus; /* a name for the text, kept in the codebook; or NULL */
     uint32_t window;    /* tokens of a sequence; default 2048, and the text must have as many */
     /* At most so many sequences, taken evenly from the text; default 0: 128, a fraction of which will do, or, of terse-N, as many as hold
-     * 20,480 tokens, the first 4,096 of them with gradients. */
+     * 20,480 tokens. */
     uint32_t windows;
     bool shared; /* one set of centroids for the whole model */
     enum terse_weighting weighting;
@@ -36,7 +36,7 @@ struct terse_calibration {
 TERSE_API struct terse_calibration terse_calibration_defaults(void);
 
 /* Learns a codebook for a method from tokens[n] of some text: captures keys, values and their gradients, then fits centroids; of terse-N
- * the profile that serves every N. Takes memory beside the model for samples of keys and values in half precision and their weights:
+ * the profile that serves every N, without gradients. Takes memory beside the model for samples of keys and values in half precision and their weights:
  * those of all windows, but of fewer tokens where that is more than 4 GiB. Progress names the stage. */
 TERSE_API enum terse_status terse_calibrate(const struct terse_model *model, const struct terse_calibration *options,
                                             const int32_t *tokens, size_t n, struct terse_codebook **codebook,

@@ -167,13 +167,11 @@ struct watch {
     bool silent;   /* nothing more is announced */
 };
 
-/* Tokens that a profile is learned from, and those of them with gradients, which take three times as long: terse_calibrate.h. */
-#define PROFILE_TOKENS 20480
-#define PROFILE_GRADIENT_TOKENS 4096
+#define PROFILE_TOKENS 20480 /* that a profile is learned from: terse_calibrate.h */
 #define CODEBOOK_WINDOWS 128
 #define UNASKED_SECONDS 60 /* that learning a codebook may take where the user did not ask for it */
 
-double codebooks_profile_windows(void) { return (double)(PROFILE_TOKENS + 3 * PROFILE_GRADIENT_TOKENS) / CODEBOOKS_WINDOW; }
+double codebooks_profile_windows(void) { return (double)PROFILE_TOKENS / CODEBOOKS_WINDOW; }
 
 /* Returns how many windows calibration reads where no number is asked for. */
 static uint64_t default_windows(const struct setup *setup, uint32_t window) {
@@ -200,8 +198,6 @@ static void announce(struct watch *watch, const char *what, uint64_t done, uint6
     char left[64];
     if (watch->silent || !done || (done * watch->windows < total && seconds < SECONDS_TO_TELL)) return;
     double rest = seconds * (double)(total - done) / (double)done;
-    if (codebooks_is_profile(watch->setup)) /* gradients of a fifth of the tokens are to come */
-        rest += seconds * (double)total / (double)done * 3 * PROFILE_GRADIENT_TOKENS / PROFILE_TOKENS;
     bool too_long = watch->most > 0 && rest > watch->most;
     if (too_long && seconds < SECONDS_TO_TELL) return; /* something else may have held up so short a beginning */
     watch->silent = true;

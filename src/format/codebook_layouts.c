@@ -3,83 +3,38 @@
 
 #include "base/memory.h"
 
-#include <math.h>
 #include <pthread.h>
 #include <string.h>
 
-static size_t quads_of(const struct terse_codebook *codebook) { return codebook_info(codebook)->head_dim / TRANSFORM_QUAD; }
+static const char what[] = "the layouts of a profile";
 
-/* A codebook says these numbers of a set, out of struct transform_parameters. */
-struct known {
-    float gain, residual, importance;
-};
+static size_t quads_of(const struct terse_codebook *codebook) { return codebook_info(codebook)->head_dim / TRANSFORM_QUAD; }
 
 /* The memory that sharing bits works in, for both sides. */
 struct work {
     const struct codebook_rows *rows[2]; /* of a sequence, as codebook_layouts_of_rows has them; NULL: the codebook's */
-    bool normalized;
-    struct known *known; /* [2 sets], keys' first; where there are rows of a sequence */
-    float *floats;       /* of one set's parameters */
-    float *own;          /* [2 sets][head_dim] */
+    float *importance;                   /* [2 sets], keys' first */
+    float *floats;                       /* of one set's parameters */
+    float *own;                          /* [2 sets][head_dim] */
     uint8_t *quad_bits;
     struct transform_share *shares;
     size_t *set; /* [2 sets] of each share */
 };
 
-/* Reads what the codebook says of every set, but for sizes and bases. */
-static void read_known(const struct terse_codebook *codebook, const struct work *work) {
-    const size_t sets = codebook_sets(codebook_info(codebook));
-    for (size_t i = 0; i < 2 * sets; i++) {
-        const enum codec_side side = i < sets ? CODEC_KEYS : CODEC_VALUES;
-        if (!work->rows[side] || !codebook_coding(codebook_info(codebook), side).codec) continue;
-        codebook_parameters(codebook, side, i % sets, work->floats);
-        const struct transform_parameters own = transform_parameters_at(work->floats, codebook_info(codebook)->head_dim);
-        work->known[i] = (struct known){own.gain, own.residual, own.importance};
-    }
-}
-
-static const struct known *known_of(const struct terse_codebook *codebook, enum codec_side side, size_t set,
-                                    const struct work *work) {
-    return &work->known[(side == CODEC_KEYS ? 0 : codebook_sets(codebook_info(codebook))) + set];
-}
-
-/* Returns log2 of how many times the squares of a sequence's rows are those of the codebook's; 0 where one of them is nothing. */
-static float growth(const struct terse_codebook *codebook, enum codec_side side, size_t set, const struct work *work) {
-    const struct codebook_rows *rows = work->rows[side] ? &work->rows[side][set] : NULL;
-    if (!rows || !rows->size) return 0;
-    const float gain = known_of(codebook, side, set, work)->gain;
-    return rows->gain > 0 && gain > 0 ? 2 * log2f(rows->gain / gain) : 0;
-}
-
-/* Returns the same of all that the values of a set's layer come to, where the codebook's importance says what each head is of it. */
-static float growth_of_layer(const struct terse_codebook *codebook, size_t set, const struct work *work) {
-    const uint32_t heads = codebook_info(codebook)->kv_heads;
-    double before = 0, after = 0;
-    for (size_t own = set - set % heads, end = own + heads; own < end; own++) {
-        const float grown = growth(codebook, CODEC_VALUES, own, work);
-        const double part = exp2((double)known_of(codebook, CODEC_VALUES, own, work)->importance);
-        before += part;
-        after += part * exp2((double)grown);
-    }
-    return (float)log2(after / before);
-}
-
 /* Adds a side's sets to shares[n]. */
 static size_t add_side(const struct terse_codebook *codebook, enum codec_side side, struct work *work, size_t n) {
-    uint32_t hd = codebook_info(codebook)->head_dim;
-    for (size_t set = 0; set < codebook_sets(codebook_info(codebook)); set++) {
+    const uint32_t hd = codebook_info(codebook)->head_dim;
+    const size_t sets = codebook_sets(codebook_info(codebook));
+    for (size_t set = 0; set < sets; set++) {
         const float *size = work->rows[side] ? work->rows[side][set].size : NULL;
         if (work->rows[side] && !size) continue;
-        float grown = growth(codebook, CODEC_VALUES, set, work);
-        if (work->normalized) grown -= growth_of_layer(codebook, set, work);
-        if (side == CODEC_KEYS) grown += growth(codebook, CODEC_KEYS, set, work) + (size ? FITTED_KEYS_IMPORTANCE : 0);
-        codebook_parameters(codebook, side, set, work->floats);
-        const struct transform_parameters own = transform_parameters_at(work->floats, hd);
-        if (size && own.residual != 0 && work->rows[side][set].residual != 0)
-            grown -= work->rows[side][set].residual - own.residual;
-        memcpy(work->own + n * hd, size ? size : own.size, hd * sizeof *work->own);
-        work->shares[n] =
-            (struct transform_share){own.importance + grown, work->own + n * hd, work->quad_bits + n * quads_of(codebook)};
+        if (!size) {
+            codebook_parameters(codebook, side, set, work->floats);
+            size = transform_parameters_at(work->floats, hd).size;
+        }
+        memcpy(work->own + n * hd, size, hd * sizeof *work->own);
+        work->shares[n] = (struct transform_share){work->importance[(side == CODEC_KEYS ? 0 : sets) + set], work->own + n * hd,
+                                                   work->quad_bits + n * quads_of(codebook)};
         work->set[n++] = set;
     }
     return n;
@@ -117,37 +72,36 @@ uint64_t codebook_layouts_bytes(const struct codebook_layouts *layouts) {
 }
 
 enum terse_status codebook_layouts_of_rows(const struct terse_codebook *codebook, const double rate[2],
-                                           const struct codebook_rows *rows[2], bool normalized, struct codebook_layouts **result,
-                                           struct terse_error *error) {
+                                           const struct codebook_rows *const rows[2], bool normalized,
+                                           struct codebook_layouts **result, struct terse_error *error) {
     size_t sets = codebook_sets(codebook_info(codebook)), hd = codebook_info(codebook)->head_dim;
     struct codebook_layouts *layouts = memory_zeros(1, sizeof *layouts);
     struct work work = {.rows = {rows[CODEC_KEYS], rows[CODEC_VALUES]},
-                        .normalized = normalized,
-                        .known = memory_zeros(2 * sets, sizeof(struct known)),
+                        .importance = memory_array(2 * sets, sizeof(float)),
                         .floats = memory_array(transform_parameter_floats((uint32_t)hd), sizeof(float)),
                         .own = memory_array(2 * sets * hd, sizeof(float)),
                         .quad_bits = memory_zeros(2 * sets, quads_of(codebook)),
                         .shares = memory_array(2 * sets, sizeof(struct transform_share)),
                         .set = memory_array(2 * sets, sizeof(size_t))};
-    bool enough = layouts && work.known && work.floats && work.own && work.quad_bits && work.shares && work.set;
+    bool enough = layouts && work.importance && work.floats && work.own && work.quad_bits && work.shares && work.set;
     for (int side = CODEC_KEYS; enough && side <= CODEC_VALUES; side++) {
         layouts->rate[side] = rate[side];
         layouts->sets = sets;
         if (rate[side] > 0) enough = (layouts->layout[side] = memory_zeros(sets, sizeof(struct transform_layout))) != NULL;
     }
-    if (enough) read_known(codebook, &work);
-    if (enough) share(codebook, layouts, &work);
-    memory_free(work.known);
+    enum terse_status status = enough ? TERSE_OK : status_no_memory(error, 2 * sets * sizeof(struct transform_layout), what);
+    if (!status)
+        status = codebook_importance(codebook, rows, normalized, (float *[2]){work.importance, work.importance + sets}, error);
+    if (!status) share(codebook, layouts, &work);
+    memory_free(work.importance);
     memory_free(work.floats);
     memory_free(work.own);
     memory_free(work.quad_bits);
     memory_free(work.shares);
     memory_free(work.set);
-    *result = layouts;
-    if (enough) return TERSE_OK;
-    codebook_layouts_free(layouts);
-    *result = NULL;
-    return status_no_memory(error, 2 * sets * sizeof(struct transform_layout), "the layouts of a profile");
+    if (status) codebook_layouts_free(layouts);
+    *result = status ? NULL : layouts;
+    return status;
 }
 
 /* ---- The list: a form of the codebook (format/codebook.h), which keeps and frees it. */
@@ -161,7 +115,7 @@ static enum terse_status list_new(const struct terse_codebook *codebook, void **
     struct list *list = memory_zeros(1, sizeof *list);
     (void)codebook;
     *form = list;
-    if (!list) return status_no_memory(error, sizeof *list, "the layouts of a profile");
+    if (!list) return status_no_memory(error, sizeof *list, what);
     pthread_mutex_init(&list->mutex, NULL);
     return TERSE_OK;
 }

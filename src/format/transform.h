@@ -123,8 +123,7 @@ struct transform_parameters {
     float gain_least, gain_most; /* gain = least + code * (most - least) / 255 */
     float gain;                  /* root mean square of the rows' */
     float residual; /* log2 of the residual stream's mean square in the layer where the importance was found; 0: it is not known */
-    float
-        importance; /* log2 of how much a unit of squared error matters: Fisher information of a row of gain 1, mean over components */
+    float importance; /* log2 of how much a unit of squared error matters in a row of gain 1, up to what all sets have in common */
 };
 size_t transform_parameter_floats(uint32_t head_dim);
 /* Returns where the parameters lie in floats[transform_parameter_floats]. */

@@ -11,7 +11,7 @@ struct cache_shape cache_shape_of(const struct terse_model *m, uint32_t context)
                                 .scale = m->attention_scale,
                                 .rope = model_rope(m, context),
                                 .slopes = m->slopes,
-                                .normalized = m->layers && m->layer[0].attention_post_norm.gain,
+                                .normalized = model_normalizes_attention(m),
                                 .sinks = m->sinks,
                                 .cap = m->attention_cap,
                                 .window = m->window,

@@ -118,6 +118,11 @@ static inline bool model_slides(const struct terse_model *model, uint32_t layer)
     return !model->layer_order && model->sliding;
 }
 
+/* Returns whether what attention adds to the residual stream goes through a norm first, in all layers alike. */
+static inline bool model_normalizes_attention(const struct terse_model *model) {
+    return model->layers && model->layer[0].attention_post_norm.gain;
+}
+
 /* Returns TERSE_E_FORMAT: NaN or infinite numbers, of which those at `place` were seen first. */
 enum terse_status model_not_finite(const struct terse_model *model, uint32_t place, struct terse_error *error);
 

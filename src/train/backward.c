@@ -481,7 +481,7 @@ static void layer_backward(struct backward *b, uint32_t index, size_t n, const s
     attention_backward(&attention, attended_of(b, index), log_sum_of(b, index), b->d_attended, b->dk, b->dv, index > 0, b->threads,
                        b->scratch);
     rotate(b, index, WINDOW_TURN_BACK, b->dk, n, b->model->kv_heads);
-    sink->layer(sink->user, index, &(struct captured){n, NULL, rows.k, rows.k_rotated, rows.v, b->dk, b->dv});
+    sink->layer(sink->user, index, &(struct captured){n, hidden_of(b, index), NULL, rows.k, rows.k_rotated, rows.v, b->dk, b->dv});
     if (index > 0) project_backward(b, index, n);
 }
 
@@ -523,7 +523,8 @@ static enum terse_status sweep_forward(struct backward *b, const int32_t *tokens
         struct rows rows = rows_of(b, i, 0);
         project(b, i, n);
         if ((status = check_keys(b, i, n, error))) break;
-        if (!b->gradients) sink->layer(sink->user, i, &(struct captured){n, rows.q, rows.k, rows.k_rotated, rows.v, NULL, NULL});
+        if (!b->gradients)
+            sink->layer(sink->user, i, &(struct captured){n, hidden_of(b, i), rows.q, rows.k, rows.k_rotated, rows.v, NULL, NULL});
         if (whole) layer_forward(b, i, n);
         if (whole) status = rows_check_finite(m, MODEL_BEHIND(i), hidden_of(b, i + 1), n, m->width, error);
         *go_on = report(b, progress, i + 1);

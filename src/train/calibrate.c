@@ -124,9 +124,7 @@ static const char *weighted_part(const struct recipe *recipe) {
 
 static void describe_weighting(struct recipe *recipe) {
     const char *labels = recipe->text_labels ? "of the text" : "drawn";
-    if (is_profile(recipe))
-        snprintf(recipe->info.weighting, sizeof recipe->info.weighting, "none; importance by gradient^2, labels %s", labels);
-    else if (recipe->weighting == TERSE_WEIGHTING_NONE)
+    if (recipe->weighting == TERSE_WEIGHTING_NONE)
         snprintf(recipe->info.weighting, sizeof recipe->info.weighting, "none");
     else
         snprintf(recipe->info.weighting, sizeof recipe->info.weighting, "gradient%s per %s, labels %s",
@@ -151,11 +149,12 @@ static enum terse_status make_recipe(const struct terse_model *m, const struct t
     if (status) return status;
     if (!method.codebook[0]) return status_fail(error, TERSE_E_ARGUMENT, "%s learns nothing: it needs no codebook", method.name);
     bool profile = method.key.codec->learner == CODEC_LEARNS_TRANSFORM;
-    if (profile && (o->shared || o->weighting != TERSE_WEIGHTING_DEFAULT || o->power))
-        return status_fail(error, TERSE_E_ARGUMENT,
-                           "a profile is of each layer and KV head, and its samples weigh alike: do without --shared, --weighting "
-                           "and --power for %s",
-                           method.name);
+    if (profile && (o->shared || o->weighting != TERSE_WEIGHTING_DEFAULT || o->power || o->text_labels))
+        return status_fail(
+            error, TERSE_E_ARGUMENT,
+            "a profile is of each layer and KV head, and learned without gradients: do without --shared, --weighting, "
+            "--power and --text-labels for %s",
+            method.name);
     *recipe = (struct recipe){.model = m, .progress = thread_pool_progress(&o->progress)};
     recipe->weighting = o->weighting;
     if (o->weighting == TERSE_WEIGHTING_DEFAULT)
@@ -171,7 +170,7 @@ static enum terse_status make_recipe(const struct terse_model *m, const struct t
         .head_dim = m->head_dim,
         .fingerprint = m->norms_fingerprint, /* that they carry over is measured: docs/choosing-a-method.md */
         .fingerprint_of = CODEBOOK_OF_NORMS,
-        .seed = o->seed};
+        .seed = profile ? 0 : o->seed}; /* nothing of a profile is drawn */
     snprintf(recipe->info.method, sizeof recipe->info.method, "%s", method.codebook);
     snprintf(recipe->info.model, sizeof recipe->info.model, "%s", m->name);
     snprintf(recipe->info.corpus, sizeof recipe->info.corpus, "%s", o->corpus ? o->corpus : "");
@@ -607,7 +606,7 @@ static enum terse_status learn(struct recipe *recipe, struct capture *samples, s
 static enum terse_status learn_profile(struct recipe *recipe, const struct terse_calibration *o, size_t budget,
                                        const int32_t *tokens, size_t n, struct terse_codebook **codebook,
                                        struct terse_error *error) {
-    struct profile_options options = {o->window, o->windows, o->text_labels, o->seed, budget, recipe->progress};
+    struct profile_options options = {o->window, o->windows, budget, recipe->progress};
     size_t floats = codebook_floats(&recipe->info, CODEC_KEYS); /* as many as of values */
     float *both = memory_array(2 * floats, sizeof *both);
     if (!both) return status_no_memory(error, 2 * floats * sizeof *both, "a profile");

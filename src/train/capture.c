@@ -5,9 +5,11 @@
  */
 #include "train/capture.h"
 
+#include "backend/cpu/rows.h"
 #include "backend/cpu/vector.h"
 #include "base/half.h"
 #include "base/memory.h"
+#include "kv/fitted.h"
 #include "train/window_rope.h"
 #include "train/windows.h"
 
@@ -34,7 +36,9 @@ struct capture {
     size_t kept;      /* of these, as samples of each layer and KV head */
     uint32_t window, skip;
     struct samples side[2];
-    double *queries; /* [layers][Hk][hd] sums of squares over all samples, where they are wanted */
+    /* Where they are wanted: */
+    double *queries;   /* [layers][Hk][hd] sums of squares over all samples */
+    int64_t *residual; /* [layers] sums over all tokens, in units of RESIDUAL_UNIT */
 };
 
 /* A window on its way. */
@@ -150,7 +154,8 @@ static void keep_layer(void *user, uint32_t layer, const struct captured *captur
     uint32_t heads = p->capture->model->kv_heads;
     const float *rows[2] = {captured->k, captured->v}, *gradients[2] = {captured->dk, captured->dv};
     size_t tiles = (p->count + TILE - 1) / TILE;
-    if (p->capture->queries) {
+    if (p->options->moments) {
+        p->capture->residual[layer] += sum_log_squares(captured->hidden, captured->n, p->capture->model->width, RESIDUAL_UNIT);
 #pragma omp parallel for schedule(static)
         for (uint32_t head = 0; head < heads; head++)
             add_queries(p, head, captured, p->capture->queries + ((size_t)layer * heads + head) * p->capture->model->head_dim);
@@ -206,7 +211,9 @@ static enum terse_status allocate(struct capture *c, const struct capture_option
     }
     c->kept = bytes && o->budget / bytes < c->samples ? o->budget / bytes : c->samples;
     if (!c->kept) c->kept = 1;
-    if (o->queries && !(c->queries = memory_zeros(heads, m->head_dim * sizeof *c->queries)))
+    c->queries = memory_zeros(o->moments ? heads : 0, m->head_dim * sizeof *c->queries);
+    c->residual = memory_zeros(o->moments ? m->layers : 0, sizeof *c->residual);
+    if (!c->queries || !c->residual)
         return status_no_memory(error, heads * m->head_dim * sizeof *c->queries, "the squares of queries");
     for (int side = 0; side < 2; side++) {
         struct samples *s = &c->side[side];
@@ -254,6 +261,7 @@ void capture_free(struct capture *capture) {
         memory_free(capture->side[side].factors);
     }
     memory_free(capture->queries);
+    memory_free(capture->residual);
     free(capture);
 }
 
@@ -302,6 +310,10 @@ void capture_queries(const struct capture *capture, uint32_t layer, uint32_t hea
         size_t a = m->rope.pairing == ROPE_ADJACENT ? 2 * i : i, b = m->rope.pairing == ROPE_ADJACENT ? 2 * i + 1 : i + pairs;
         power[a] = power[b] = (power[a] + power[b]) / 2;
     }
+}
+
+float capture_residual(const struct capture *capture, uint32_t layer) {
+    return (float)((double)capture->residual[layer] / (double)capture->tokens * RESIDUAL_UNIT);
 }
 
 void capture_norms(const struct capture *capture, const struct capture_reading *r, size_t channel, size_t width, float *norms) {

@@ -1,36 +1,31 @@
-/* Learns a profile: moments from samples, parameters from moments, importance from gradients that are used as they come. */
+/* Learns a profile: moments from samples, parameters from moments, importance from the weights and the parameters. */
 #include "train/profile.h"
 
 #include "backend/cpu/vector.h"
 #include "backend/cpu/weight_moments.h"
+#include "backend/cpu/weight_profile.h"
 #include "base/memory.h"
+#include "format/codebook_importance.h"
 #include "format/transform_fit.h"
 #include "kv/pre_rope.h"
 #include "method/policy.h"
 #include "train/capture.h"
-#include "train/window_rope.h"
-#include "train/windows.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <omp.h>
 #include <string.h>
 
-#define TILE WEIGHT_TILE   /* rows that are multiplied by a matrix at a time; sums of more are in double precision */
-#define GAIN_LEAST 1e-6    /* of the size of the mean: a smaller gain is what rounding leaves of a constant row */
-#define SQUARE_LEAST 1e-37 /* of a gradient: its logarithm is finite in half precision */
+#define TILE WEIGHT_TILE /* rows that are multiplied by a matrix at a time; sums of more are in double precision */
+#define GAIN_LEAST 1e-6  /* of the size of the mean: a smaller gain is what rounding leaves of a constant row */
 
 struct profile {
     const struct terse_model *model;
     const struct profile_options *options;
     struct capture *samples;
     float **parameters;          /* [side] */
-    float *roots[2];             /* [sets][hd][hd] of metrics */
-    double *squares[2];          /* [sets] sums of the squares of which importance is the mean */
     float *scratch;              /* [threads][scratch_floats] */
-    struct window_rope rope;     /* of offsets in a run */
     struct pre_rope pre_rope[2]; /* of most layers, and of sliding ones that have a rotation of their own */
-    double *partial;             /* [2][kv_heads][tiles of a window] */
     /* Shared by the threads */
     uint64_t done;
     bool stop; /* a fit has failed, or the caller wants no more */
@@ -44,15 +39,10 @@ static float *parameters_of(const struct profile *p, enum codec_side side, size_
     return p->parameters[side] + set * transform_parameter_floats(p->model->head_dim);
 }
 
-static float *root_of(const struct profile *p, enum codec_side side, size_t set) {
-    size_t hd = p->model->head_dim;
-    return p->roots[side] + set * hd * hd;
-}
-
 /* The scratch of one thread. */
 struct tile {
     float *rows, *entered; /* [TILE][hd] */
-    float *matrix;         /* [hd][hd] */
+    float *root;           /* [hd][hd] of a metric */
     float *weights;        /* [weight_moments_scratch] */
 };
 
@@ -163,14 +153,14 @@ static double least_gain(const struct moments *m, size_t hd) {
 }
 
 /* Covariance of rows that are entered and have size 1, and the sizes that they had. */
-static void find_covariance(const struct profile *p, const struct capture_reading *all, const struct tile *tile, const float *root,
+static void find_covariance(const struct profile *p, const struct capture_reading *all, const struct tile *tile,
                             struct moments *m) {
     size_t hd = p->model->head_dim, used = 0;
     double least = least_gain(m, hd);
     memset(m->covariance, 0, hd * hd * sizeof *m->covariance);
     for (size_t first = 0; first < all->count; first += TILE) {
         size_t n = read_tile(p, all, first, m->pre_rope_mean, m->mean, tile);
-        vector_multiply_panel(tile->rows, n, hd, hd, root, hd, tile->entered);
+        vector_multiply_panel(tile->rows, n, hd, hd, tile->root, hd, tile->entered);
         for (size_t i = 0; i < n; i++) {
             float *row = tile->entered + i * hd;
             double gain = sqrt(square(row, hd) / (double)hd);
@@ -191,18 +181,18 @@ static enum terse_status fit_set(struct profile *p, enum codec_side side, size_t
     struct capture_reading all = {side, layer, head, 0, 1, capture_samples(p->samples)};
     struct transform_moments moments = {
         .mean = m->mean, .pre_rope_mean = m->pre_rope_mean, .directions = m->inverse, .covariance = m->covariance};
-    float *root = root_of(p, side, set);
     if (side == CODEC_KEYS)
         key_metric(p, layer, head, m->metric);
     else
         weight_value_metrics(p->model, layer, head, 1, tile.weights, m->metric);
     enum terse_status status = transform_fit_metric(m->metric, hd, m->root, m->inverse, error);
     if (status) return status;
-    for (size_t i = 0; i < (size_t)hd * hd; i++) root[i] = (float)m->root[i];
+    for (size_t i = 0; i < (size_t)hd * hd; i++) tile.root[i] = (float)m->root[i];
     find_pre_rope_mean(p, &all, &tile, m->pre_rope_mean);
     find_mean(p, &all, &tile, m->pre_rope_mean, m->mean);
-    find_covariance(p, &all, &tile, root, m);
+    find_covariance(p, &all, &tile, m);
     moments.gain = (float)sqrt(square(m->gains, all.count) / (double)all.count);
+    moments.residual = capture_residual(p->samples, layer);
     transform_fit_gains(m->gains, all.count, &moments.gain_least, &moments.gain_most);
     return transform_fit(&moments, hd, parameters_of(p, side, set), error);
 }
@@ -269,75 +259,34 @@ static enum terse_status fit_all(struct profile *p, struct terse_error *error) {
 
 /* ---- Importance */
 
-static size_t tiles_of(const struct profile *p) { return (p->options->window - SINKS + TILE - 1) / TILE; }
-
-/* Copies a KV head's rows of tokens first to first + n - 1 to out[n][hd]; rotates them by their offset in a run, unless `turns` is NULL. */
-static void gather(const struct profile *p, const float *rows, uint32_t head, size_t first, size_t n,
-                   const struct window_turns *turns, enum window_turn turn, float *out) {
-    const struct terse_model *m = p->model;
-    size_t hd = m->head_dim;
-    for (size_t i = 0; i < n; i++) {
-        size_t t = first + i;
-        memcpy(out + i * hd, rows + (t * m->kv_heads + head) * hd, hd * sizeof *out);
-        if (turns) window_turn_rows(turns, turn, t, out + i * hd, 1);
+/* Corrects the importance that the weights imply for the rows of the text. */
+static enum terse_status correct_importance(const struct profile *p, const struct terse_codebook *weights,
+                                            struct terse_error *error) {
+    const size_t sets = sets_of(p);
+    struct codebook_rows *rows = memory_array(2 * sets, sizeof *rows);
+    float *importance = memory_array(2 * sets, sizeof *importance);
+    enum terse_status status = TERSE_OK;
+    if (!rows || !importance) status = status_no_memory(error, 2 * sets * (sizeof *rows + sizeof *importance), "a profile");
+    for (size_t i = 0; i < 2 * sets && !status; i++) {
+        const float *floats = parameters_of(p, i < sets ? CODEC_KEYS : CODEC_VALUES, i % sets);
+        const struct transform_parameters own = transform_parameters_at(floats, p->model->head_dim);
+        rows[i] = (struct codebook_rows){own.size, own.gain, own.residual};
     }
+    if (!status)
+        status = codebook_importance(weights, (const struct codebook_rows *[2]){rows, rows + sets},
+                                     model_normalizes_attention(p->model), (float *[2]){importance, importance + sets}, error);
+    for (size_t i = 0; i < 2 * sets && !status; i++)
+        parameters_of(p, i < sets ? CODEC_KEYS : CODEC_VALUES, i % sets + 1)[-1] = importance[i];
+    memory_free(rows);
+    memory_free(importance);
+    return status;
 }
 
-/* Returns the sum over the tile's tokens of the mean over components of (dL/dz r)^2, r the row's gain. With z = B^-1 (row - mean), B the basis
- * in columns, dL/dz = B^T dL/drow. */
-static double tile_squares(const struct profile *p, enum codec_side side, size_t set, uint32_t head, const float *rows,
-                           const float *gradients, size_t first, size_t n) {
-    const struct terse_model *m = p->model;
-    const struct tile tile = tile_of_thread(p);
-    size_t hd = m->head_dim;
-    struct transform_parameters own = transform_parameters_at(parameters_of(p, side, set), m->head_dim);
-    const struct window_turns *turns = side == CODEC_KEYS ? window_turns_of(&p->rope, (uint32_t)(set / m->kv_heads)) : NULL;
-    const struct pre_rope *turning = pre_rope_of(p, side, (uint32_t)(set / m->kv_heads));
-    double gains[TILE], sum = 0;
-    gather(p, rows, head, first, n, turns, WINDOW_TURN_ROWS, tile.rows);
-    for (size_t i = 0; i < n; i++) take_pre_rope_mean(turning, first + i, own.pre_rope_mean, tile.rows + i * hd);
-    for (size_t i = 0; i < n; i++)
-        for (size_t c = 0; c < hd; c++) tile.rows[i * hd + c] -= own.mean[c];
-    vector_multiply_panel(tile.rows, n, hd, hd, root_of(p, side, set), hd, tile.entered);
-    for (size_t i = 0; i < n; i++) gains[i] = square(tile.entered + i * hd, hd) / (double)hd;
-    gather(p, gradients, head, first, n, turns, WINDOW_TURN_GRADIENTS, tile.rows);
-    for (size_t i = 0; i < hd * hd; i++) tile.matrix[i] = own.basis[i % hd * hd + i / hd];
-    vector_multiply_panel(tile.rows, n, hd, hd, tile.matrix, hd, tile.entered);
-    for (size_t i = 0; i < n; i++) sum += gains[i] * square(tile.entered + i * hd, hd) / (double)hd;
-    return sum;
-}
-
-static void begin_window(void *user, size_t window) { (void)user, (void)window; }
-
-static void add_layer(void *user, uint32_t layer, const struct captured *captured) {
-    struct profile *p = user;
-    const float *rows[2] = {captured->k, captured->v}, *gradients[2] = {captured->dk, captured->dv};
-    uint32_t heads = p->model->kv_heads;
-    size_t tiles = tiles_of(p);
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < 2 * heads * tiles; i++) {
-        enum codec_side side = i / tiles / heads ? CODEC_VALUES : CODEC_KEYS;
-        uint32_t head = (uint32_t)(i / tiles % heads);
-        size_t first = SINKS + i % tiles * TILE, n = captured->n - first < TILE ? captured->n - first : TILE;
-        p->partial[i] = tile_squares(p, side, (size_t)layer * heads + head, head, rows[side], gradients[side], first, n);
-    }
-    for (size_t i = 0; i < 2 * heads * tiles; i++)
-        p->squares[i / tiles / heads][(size_t)layer * heads + i / tiles % heads] += p->partial[i];
-}
-
-static enum terse_status find_importance(struct profile *p, const struct windows *windows, const int32_t *tokens, size_t n,
-                                         struct terse_error *error) {
-    const struct terse_model *m = p->model;
-    struct windows_sink sink = {begin_window, add_layer, p};
-    window_rope_set(&p->rope, 0, ROPE_RUN_TOKENS);
-    enum terse_status status = windows_run(m, windows, tokens, n, &sink, error);
-    /* The importance is of a loss that is summed over the window; the backward pass has its mean. */
-    double predictions = (double)windows->window - 1, rows = (double)windows_count(windows, n) * (windows->window - SINKS);
-    for (size_t i = 0; i < 2 * sets_of(p) && !status; i++) {
-        enum codec_side side = i % 2 ? CODEC_VALUES : CODEC_KEYS;
-        double mean = p->squares[side][i / 2] / rows * predictions * predictions;
-        parameters_of(p, side, i / 2 + 1)[-1] = (float)log2(fmax(mean, SQUARE_LEAST));
-    }
+static enum terse_status find_importance(const struct profile *p, struct terse_error *error) {
+    struct terse_codebook *weights;
+    enum terse_status status = weight_profile_new(p->model, &weights, error);
+    if (!status) status = correct_importance(p, weights, error);
+    terse_codebook_free(weights);
     return status;
 }
 
@@ -345,56 +294,38 @@ static enum terse_status find_importance(struct profile *p, const struct windows
 
 static enum terse_status allocate(struct profile *p, struct terse_error *error) {
     const struct terse_model *m = p->model;
-    size_t hd = m->head_dim;
-    p->scratch = memory_array((size_t)omp_get_max_threads(), scratch_floats(m) * sizeof *p->scratch);
-    p->partial = memory_array(2 * (size_t)m->kv_heads, tiles_of(p) * sizeof *p->partial);
-    bool all = p->scratch && p->partial;
-    for (int side = 0; side < 2; side++) {
-        p->roots[side] = memory_array(sets_of(p), hd * hd * sizeof *p->roots[side]);
-        p->squares[side] = memory_zeros(sets_of(p), sizeof *p->squares[side]);
-        all = all && p->roots[side] && p->squares[side];
-    }
-    if (!all) return status_no_memory(error, sets_of(p) * hd * hd * 2 * sizeof(float), "a profile");
-    enum terse_status status = window_rope_new(&p->rope, m, p->options->window, error);
-    if (!status) status = pre_rope_new(&m->rope, &p->pre_rope[0], error);
+    const size_t threads = (size_t)omp_get_max_threads(), bytes = scratch_floats(m) * sizeof *p->scratch;
+    p->scratch = memory_array(threads, bytes);
+    if (!p->scratch) return status_no_memory(error, threads * bytes, "a profile");
+    enum terse_status status = pre_rope_new(&m->rope, &p->pre_rope[0], error);
     return status ? status : pre_rope_new(&m->sliding_rope, &p->pre_rope[1], error);
 }
 
 static void release(struct profile *p) {
-    for (int side = 0; side < 2; side++) {
-        memory_free(p->roots[side]);
-        memory_free(p->squares[side]);
-    }
     memory_free(p->scratch);
-    window_rope_free(&p->rope);
     for (int kind = 0; kind < 2; kind++) pre_rope_free(&p->pre_rope[kind]);
-    memory_free(p->partial);
 }
 
-static uint32_t windows_of(uint32_t tokens, uint32_t window) { return tokens / window ? tokens / window : 1; }
+static uint32_t windows_of(uint32_t window) { return window && PROFILE_TOKENS / window ? PROFILE_TOKENS / window : 1; }
 
 enum terse_status profile_learn(const struct terse_model *model, const struct profile_options *options, const int32_t *tokens,
                                 size_t n, float *parameters[2], uint64_t *seen, struct terse_error *error) {
     struct profile p = {.model = model, .options = options, .parameters = parameters};
-    uint32_t count = options->windows ? options->windows : windows_of(PROFILE_TOKENS, options->window ? options->window : 1);
     struct capture_options samples = {.side = {{.kept = true, .rotated = true}, {.kept = true}},
                                       .window = options->window,
-                                      .windows = count,
+                                      .windows = options->windows ? options->windows : windows_of(options->window),
                                       .run = ROPE_RUN_TOKENS,
                                       .skip = SINKS,
-                                      .queries = true,
+                                      .moments = true,
                                       .budget = options->budget,
                                       .progress = options->progress};
     enum terse_status status = capture_new(model, &samples, tokens, n, &p.samples, error);
     if (status) return status;
-    uint32_t most = windows_of(PROFILE_GRADIENT_TOKENS, options->window);
-    struct windows windows = {options->window,  most < count ? most : count, true, !options->text_labels, options->seed,
-                              options->progress};
     *seen = capture_tokens(p.samples);
     status = allocate(&p, error);
     if (!status) status = fit_all(&p, error);
-    capture_free(p.samples); /* before the memory of the backward pass is needed */
-    if (!status) status = find_importance(&p, &windows, tokens, n, error);
+    capture_free(p.samples); /* before memory for the weights' profile is needed */
+    if (!status) status = find_importance(&p, error);
     release(&p);
     return status;
 }

@@ -405,6 +405,8 @@ static void a_profile_serves_every_rate(void **state) {
     check_same("together and apart", together[0], calibrate(m, &both[0], ALL), true);
     check_same("together and apart", together[1], calibrate(m, &o, ALL), true);
     check_same("rates", calibrate(m, &o, ALL), calibrate(m, &other, ALL), true);
+    other.seed = 2;
+    check_same("seeds", calibrate(m, &o, ALL), calibrate(m, &other, ALL), true);
     free(tokens);
     terse_model_free(m);
 }
@@ -522,6 +524,9 @@ static void wrong_options_are_refused(void **state) {
     o = small("terse-2");
     o.shared = true;
     refuse(m, &o, 200, TERSE_E_ARGUMENT, "do without --shared");
+    o = small("terse-2");
+    o.text_labels = true;
+    refuse(m, &o, 200, TERSE_E_ARGUMENT, "without gradients");
     o = small("terse-2");
     o.window = SINKS;
     refuse(m, &o, 200, TERSE_E_ARGUMENT, "make them longer");

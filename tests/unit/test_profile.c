@@ -1,6 +1,7 @@
 /* A profile against its definition in double precision: means, metrics, uncorrelated components, gains and importance from the rows,
- * queries and gradient rows that the backward pass delivers; the same bits for any number of threads; interruption. */
+ * queries and hidden states that a forward pass delivers; the same bits for any number of threads; interruption. */
 #include "backend/cpu/vector.h"
+#include "backend/cpu/weight_profile.h"
 #include "base/random.h"
 #include "base/thread_pool.h"
 #include "format/transform.h"
@@ -18,7 +19,7 @@
 
 #include <cmocka.h>
 
-enum { WINDOW = 300, WINDOWS = 2, TOKENS = WINDOW * WINDOWS + 7, SEED = 5, MOST_HD = 128 };
+enum { WINDOW = 300, WINDOWS = 2, TOKENS = WINDOW * WINDOWS + 7, MOST_HD = 128 };
 
 static int32_t *random_tokens(const struct terse_model *model) {
     int32_t *tokens = malloc(TOKENS * sizeof *tokens);
@@ -53,7 +54,7 @@ static struct learned learn_with(const struct terse_model *m, const int32_t *tok
                                  struct terse_progress progress) {
     struct learned l = {.model = m, .tokens = tokens};
     struct thread_pool *pool;
-    l.options = (struct profile_options){.window = WINDOW, .seed = SEED, .budget = (size_t)1 << 40, .progress = progress};
+    l.options = (struct profile_options){.window = WINDOW, .budget = (size_t)1 << 40, .progress = progress};
     for (int side = 0; side < 2; side++) assert_non_null(l.parameters[side] = calloc(floats_of(m), sizeof(float)));
     assert_int_equal(thread_pool_new(threads, &pool, NULL), TERSE_OK);
     thread_pool_run(pool, learn, &l);
@@ -66,9 +67,9 @@ static void release(struct learned *l) {
     free(l->parameters[1]);
 }
 
-/* ---- What the backward pass delivers, of all windows: [layers][WINDOWS][WINDOW][heads][hd] */
+/* ---- What a forward pass delivers, of all windows: [layers][WINDOWS][WINDOW][heads][hd], of hidden states [width] */
 
-enum { Q, K, V, DK, DV, KINDS };
+enum { Q, K, V, HIDDEN, KINDS };
 
 struct delivered {
     const struct terse_model *model;
@@ -77,7 +78,7 @@ struct delivered {
 };
 
 static size_t width_of(const struct terse_model *m, int kind) {
-    return (size_t)(kind == Q ? m->query_heads : m->kv_heads) * m->head_dim;
+    return kind == HIDDEN ? m->width : (size_t)(kind == Q ? m->query_heads : m->kv_heads) * m->head_dim;
 }
 
 static const float *row_of(const struct delivered *d, int kind, size_t layer, size_t window, size_t t, size_t head) {
@@ -86,10 +87,10 @@ static const float *row_of(const struct delivered *d, int kind, size_t layer, si
 
 static void keep_layer(void *user, uint32_t layer, const struct captured *rows) {
     struct delivered *d = user;
-    const float *from[KINDS] = {rows->q, rows->k, rows->v, rows->dk, rows->dv};
+    const float *from[KINDS] = {rows->q, rows->k, rows->v, rows->hidden};
     for (int kind = 0; kind < KINDS; kind++) {
         size_t n = WINDOW * width_of(d->model, kind);
-        if (from[kind]) memcpy(d->rows[kind] + (layer * WINDOWS + d->window) * n, from[kind], n * sizeof(float));
+        memcpy(d->rows[kind] + (layer * WINDOWS + d->window) * n, from[kind], n * sizeof(float));
     }
 }
 
@@ -98,21 +99,17 @@ static struct delivered deliver(const struct terse_model *m, const int32_t *toke
     struct backward_sink sink = {keep_layer, &d};
     int32_t window[WINDOW], bos;
     bool add_bos;
-    double loss;
+    struct backward *backward;
     for (int kind = 0; kind < KINDS; kind++)
         assert_non_null(d.rows[kind] = calloc(m->layers * (size_t)WINDOWS * WINDOW * width_of(m, kind), sizeof(float)));
     bos = terse_token_bos(m, &add_bos);
-    for (int gradients = 0; gradients < 2; gradients++) {
-        struct backward *backward;
-        assert_int_equal(backward_new(m, WINDOW, gradients, &backward, NULL), TERSE_OK);
-        for (d.window = 0; d.window < WINDOWS; d.window++) {
-            memcpy(window, tokens + d.window * WINDOW, sizeof window);
-            if (add_bos) window[0] = bos;
-            backward_draw_labels(backward, random_mix(SEED + (d.window + 1) * RANDOM_STEP));
-            assert_int_equal(backward_run(backward, window, WINDOW, &sink, NULL, &loss, NULL), TERSE_OK);
-        }
-        backward_free(backward);
+    assert_int_equal(backward_new(m, WINDOW, false, &backward, NULL), TERSE_OK);
+    for (d.window = 0; d.window < WINDOWS; d.window++) {
+        memcpy(window, tokens + d.window * WINDOW, sizeof window);
+        if (add_bos) window[0] = bos;
+        assert_int_equal(backward_run(backward, window, WINDOW, &sink, NULL, NULL, NULL), TERSE_OK);
     }
+    backward_free(backward);
     return d;
 }
 
@@ -217,7 +214,7 @@ static void check_set(const struct delivered *d, const struct learned *l, enum c
     size_t hd = m->head_dim, set = layer * m->kv_heads + head, n = WINDOWS * (WINDOW - SINKS);
     struct transform_parameters p =
         transform_parameters_at(l->parameters[side] + set * transform_parameter_floats(m->head_dim), m->head_dim);
-    double mean[MOST_HD] = {0}, turning[MOST_HD] = {0}, x[MOST_HD], z[MOST_HD], least = INFINITY, most = 0, squares = 0, gains = 0;
+    double mean[MOST_HD] = {0}, turning[MOST_HD] = {0}, x[MOST_HD], z[MOST_HD], least = INFINITY, most = 0, gains = 0;
     struct rope still = m->sliding_rope.n_rot && model_slides(m, (uint32_t)layer) ? m->sliding_rope : m->rope;
     if (side == CODEC_VALUES) still.n_rot = 0;
     if (side == CODEC_KEYS) mean_of_keys(d, &still, layer, head, turning);
@@ -247,13 +244,6 @@ static void check_set(const struct delivered *d, const struct learned *l, enum c
         gains += gain / (double)n;
         for (size_t c = 0; c < hd; c++)
             for (size_t j = 0; j < hd; j++) products[c][j] += z[c] * z[j] / gain / (double)n;
-        to_frame(&still, i % WINDOW, 1 / (double)still.magnitude,
-                 row_of(d, side == CODEC_KEYS ? DK : DV, layer, i / WINDOW, i % WINDOW, head), x);
-        for (size_t c = 0; c < hd; c++) {
-            double slope = 0;
-            for (size_t j = 0; j < hd; j++) slope += (double)p.basis[c * hd + j] * x[j];
-            squares += slope * slope * gain / (double)hd;
-        }
     }
     for (size_t c = 0; c < hd; c++) {
         double size = (double)p.size[c];
@@ -268,9 +258,64 @@ static void check_set(const struct delivered *d, const struct learned *l, enum c
             fail_msg("side %d set %zu c %zu mean before rotation %g", side, set, c, (double)p.pre_rope_mean[c]);
     assert_true(fabs((double)p.gain / sqrt(gains) - 1) < 5e-3);
     assert_true(fabs((double)p.gain_least / least * 1.5 - 1) < 5e-3 && fabs((double)p.gain_most / most / 1.5 - 1) < 5e-3);
-    double importance = log2(squares / (double)n * (WINDOW - 1) * (WINDOW - 1));
-    if (!(fabs((double)p.importance - importance) < 0.01))
-        fail_msg("side %d, set %zu: importance %g, not %g", side, set, (double)p.importance, importance);
+}
+
+/* ---- Importance */
+
+/* What is kept of a set, but for arrays. */
+static struct transform_parameters kept(const struct terse_codebook *weights, const struct learned *l, enum codec_side side,
+                                        size_t set) {
+    const size_t n = transform_parameter_floats(l->model->head_dim);
+    float *own = malloc(n * sizeof *own);
+    assert_non_null(own);
+    memcpy(own, l->parameters[side] + set * n, n * sizeof *own);
+    if (weights) codebook_parameters(weights, side, set, own);
+    const struct transform_parameters parameters = transform_parameters_at(own, l->model->head_dim);
+    free(own);
+    return parameters;
+}
+
+/* log2 of how much larger squares of the text's rows are than those that the weights imply. */
+static double grown(const struct terse_codebook *weights, const struct learned *l, enum codec_side side, size_t set) {
+    return 2 * log2((double)kept(NULL, l, side, set).gain / (double)kept(weights, l, side, set).gain);
+}
+
+static double residual_of(const struct delivered *d, size_t layer) {
+    double sum = 0;
+    for (size_t i = 0; i < WINDOWS * WINDOW; i++) {
+        const float *hidden = d->rows[HIDDEN] + (layer * WINDOWS * WINDOW + i) * d->model->width;
+        double square = 0;
+        for (size_t c = 0; c < d->model->width; c++) square += (double)hidden[c] * (double)hidden[c];
+        sum += log2(square / d->model->width);
+    }
+    return sum / (WINDOWS * WINDOW);
+}
+
+/* What the weights imply, times the squares of the text's rows, over the residual stream; where that goes through a norm, the part of a layer's
+ * values. */
+static void check_importance(const struct delivered *d, const struct learned *l) {
+    const struct terse_model *m = d->model;
+    struct terse_codebook *weights;
+    assert_int_equal(weight_profile_new(m, &weights, NULL), TERSE_OK);
+    for (size_t set = 0; set < (size_t)m->layers * m->kv_heads; set++) {
+        const size_t first = set - set % m->kv_heads;
+        double residual = residual_of(d, set / m->kv_heads), of_weights = 0, of_text = 0;
+        for (size_t own = first; own < first + m->kv_heads; own++) {
+            const double part = exp2((double)kept(weights, l, CODEC_VALUES, own).importance);
+            of_weights += part;
+            of_text += part * exp2(grown(weights, l, CODEC_VALUES, own));
+        }
+        for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+            const struct transform_parameters own = kept(NULL, l, side, set), before = kept(weights, l, side, set);
+            double wanted = (double)before.importance + (double)before.residual - residual + grown(weights, l, CODEC_VALUES, set);
+            if (side == CODEC_KEYS) wanted += grown(weights, l, CODEC_KEYS, set);
+            if (m->layer[0].attention_post_norm.gain) wanted -= log2(of_text / of_weights);
+            if (!(fabs((double)own.residual - residual) < 1e-3 && fabs((double)own.importance - wanted) < 0.01))
+                fail_msg("side %d, set %zu: residual %g, not %g, importance %g, not %g", side, set, (double)own.residual, residual,
+                         (double)own.importance, wanted);
+        }
+    }
+    terse_codebook_free(weights);
 }
 
 /* RoPE of neighbours, with a magnitude, of halves; none; several queries to a head; norms of heads; layers that turn apart. */
@@ -285,6 +330,7 @@ static void profiles_are_what_they_are_defined_to_be(void **state) {
     assert_int_equal(l.seen, WINDOWS * WINDOW);
     for (size_t i = 0; i < 2 * (size_t)m->layers * m->kv_heads; i++)
         check_set(&d, &l, i % 2 ? CODEC_VALUES : CODEC_KEYS, i / 2 / m->kv_heads, i / 2 % m->kv_heads);
+    check_importance(&d, &l);
     for (int kind = 0; kind < KINDS; kind++) free(d.rows[kind]);
     release(&l);
     free(tokens);
@@ -328,7 +374,7 @@ static void every_report_may_stop_it(void **state) {
     struct watch whole = {.allowed = UINT64_MAX};
     struct learned l = learn_with(m, tokens, 1, (struct terse_progress){watch_report, &whole});
     assert_int_equal(l.status, TERSE_OK);
-    assert_int_equal(whole.stages, 3);
+    assert_int_equal(whole.stages, 2);
     release(&l);
     for (uint64_t allowed = 0; allowed < whole.calls; allowed++) {
         struct watch watch = {.allowed = allowed};

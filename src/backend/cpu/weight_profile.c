@@ -266,7 +266,7 @@ static enum terse_status fit_head(const struct weight_profile *w, uint32_t layer
     weight_query_power(model, layer, head, scratch, m->power);
     for (size_t i = 0; i < n * n; i++) m->queries[i] = i % (n + 1) ? 0 : m->power[i / n];
     double logit = mean_cost(m->queries, m->covariance, n); /* logits are divided by the root of n */
-    return fit(w, m, m->queries, value * logit, parameters_of(w, CODEC_KEYS, layer, head), error);
+    return fit(w, m, m->queries, value * logit * exp2(KEYS_IMPORTANCE), parameters_of(w, CODEC_KEYS, layer, head), error);
 }
 
 /* ---- All of it */
