@@ -220,12 +220,13 @@ struct terse_cache_options {
     const char *evict;
     uint32_t mat_anchors; /* mat: tokens that are kept beside the newest, token 0 among them; 0: 64, at most a quarter of all */
     uint32_t mat_shallow; /* mat: first layers that keep sinks instead; TERSE_SHALLOW_DEFAULT: 2 */
-    /* For methods that learn; must outlive the session. Others do not look at it. NULL: terse-N goes by what the model's weights imply, which
-     * its engine finds out once, for all sessions, and by a sequence's own tokens (TERSE_FIT_TOKENS); others are refused. */
+    /* For methods that learn; must outlive the session. Others do not look at it. NULL: terse-N starts from what the model's weights imply, which
+     * its engine finds out once, for all sessions; others are refused. */
     const struct terse_codebook *codebook;
 };
-/* Without a codebook terse-N compresses nothing of a sequence before it has so many tokens. So a cache takes more bytes at this length than
- * at somewhat larger ones, and its most on the way to N tokens is the larger of its bytes at N and at the smaller of N and this number. */
+/* terse-N fits itself to a sequence's first so many tokens. Without a codebook it compresses nothing before they are there; with one it waits for
+ * them only in a prompt that has as many, and goes by the codebook where pages are compressed before. So a cache takes more bytes at this
+ * length than at somewhat larger ones, and its most on the way to N tokens is the larger of its bytes at N and at the smaller of N and this number. */
 #define TERSE_FIT_TOKENS 2052
 TERSE_API struct terse_cache_options terse_cache_options_defaults(void);
 
@@ -376,8 +377,8 @@ TERSE_API void terse_engine_drop_prefixes(struct terse_engine *engine);
  * exact prefill what one of the prompt itself would have left: all before the difference, a page at least, if that lies in the recent window
  * and the prompt's own would begin no earlier (the window's tokens are sealed later, from half precision); else whole pages, but for the
  * window's number of tokens before the difference, which are read again. *held is 0 where pages depend on what comes later: with anchors, with
- * eviction, with codes or an index that learn from the whole prompt (sign codes), or, of terse-N without a profile, which learns from the first
- * 2,052 tokens, where prompts differ there. Keep sessions before they write, too. */
+ * eviction, with codes or an index that learn from the whole prompt (sign codes), or, of terse-N that has fitted itself to the first
+ * 2,052 tokens or, with a profile, would, where prompts differ there. Keep sessions before they write, too. */
 TERSE_API enum terse_status terse_session_new_with_prefix(struct terse_engine *engine, const struct terse_session_options *options,
                                                           const int32_t *tokens, size_t n, struct terse_session **session,
                                                           size_t *held, struct terse_error *error);

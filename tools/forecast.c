@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* DEPTH: past the tokens that a cache without a profile holds exactly, so that steps read codes. */
+/* DEPTH: past the tokens that a cache holds exactly before it fits itself to them, so that steps read codes. */
 enum { DEPTH = TERSE_FIT_TOKENS + 252, PROMPT = 512, STEPS = 16, LEAST = 64 };
 #define TRIAL_SECONDS 1.5 /* of each of the two measurements */
 
@@ -184,7 +184,9 @@ static void print_speed(const struct forecast *f, const struct terse_model_info 
 static void print_advice(const struct forecast *f, const struct setup *setup) {
     char text[32], command[4096 + 64];
     if (f->profile)
-        printf("method:      %s, by the profile that there is of the model, from a text's first tokens on\n", f->method);
+        printf("method:      %s, which fits itself to prompts of %d tokens and more; others by the profile that there is of the "
+               "model\n",
+               f->method, TERSE_FIT_TOKENS);
     else
         printf("method:      %s, which fits itself to each text from %d tokens on; shorter ones stay as they are\n", f->method,
                TERSE_FIT_TOKENS);

@@ -80,6 +80,8 @@ struct kv_ops {
     void (*destroy)(struct cache *cache);          /* accepts NULL */
     void (*reset)(struct cache *cache);            /* forgets all tokens, keeps the memory */
     uint64_t (*length)(const struct cache *cache); /* tokens seen */
+    /* Returns how many of a prompt's next n tokens are to be a step of their own (plan_part). */
+    size_t (*prompt_part)(const struct cache *cache, size_t n);
     /* Between steps. Forgets the tokens from the n-th on, n at most the length; TERSE_E_UNSUPPORTED where that cannot be. */
     enum terse_status (*truncate)(struct cache *cache, uint64_t n, struct terse_error *error);
     /* Returns how many of the first n tokens this sequence can share with another one that begins alike and has a prompt of `prompt` > n tokens.

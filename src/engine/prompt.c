@@ -46,8 +46,7 @@ static enum terse_status begin_step(struct prompt *p, struct terse_error *error)
     const struct terse_session_options *o = &r->session->options;
     size_t left = r->n - r->first, failed;
     p->count = o->prefill == TERSE_PREFILL_COMPRESSED && left > o->batch ? o->batch : left;
-    if (o->prefill == TERSE_PREFILL_EXACT)
-        p->count = plan_part(&r->session->method, kv_of(r->session)->length(r->session->cache), left);
+    if (o->prefill == TERSE_PREFILL_EXACT) p->count = kv_of(r->session)->prompt_part(r->session->cache, left);
     r->ends = p->count == left;
     p->part = reading_part(r, step_kind(o->prefill), p->count);
     struct terse_engine *engine = r->session->engine;

@@ -41,16 +41,8 @@ static uint64_t unshared_bytes(const struct cache_shape *shape, const struct met
            (values ? transform_shared_page_bytes(sets, shape->head_dim, value) : 0);
 }
 
-uint64_t page_set_bytes_of(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes) {
-    if (method_fits_transforms(method) && method->layouts) { /* and others later, of which the sum alone is known */
-        struct method unknown = *method;
-        unknown.layouts = NULL;
-        uint64_t later = page_set_bytes_of(shape, &unknown, index_page_bytes);
-        unknown.of_weights = false;
-        unknown.layouts = method->layouts;
-        uint64_t now = page_set_bytes_of(shape, &unknown, index_page_bytes);
-        return now > later ? now : later;
-    }
+/* Returns the bytes of a page set by the method's layouts; without them of sides of which the sum alone is known. */
+static uint64_t bytes_by_layouts(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes) {
     uint64_t bytes = unshared_bytes(shape, method);
     for (uint32_t layer = 0; layer < shape->layers; layer++) {
         for (uint32_t head = 0; head < shape->kv_heads; head++) {
@@ -61,6 +53,15 @@ uint64_t page_set_bytes_of(const struct cache_shape *shape, const struct method 
         }
     }
     return bytes;
+}
+
+uint64_t page_set_bytes_of(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes) {
+    const uint64_t now = bytes_by_layouts(shape, method, index_page_bytes);
+    if (!method_fits_transforms(method) || !method->layouts) return now;
+    struct method fitted = *method; /* has other layouts later, which are not known yet */
+    fitted.layouts = NULL;
+    const uint64_t later = bytes_by_layouts(shape, &fitted, index_page_bytes);
+    return now > later ? now : later;
 }
 
 size_t page_addresses_set(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes,
@@ -284,11 +285,6 @@ size_t block_table_shared(const struct block_table *table) {
 
 /* ---- Common prefixes */
 
-/* Returns where the window begins that a prompt of so many tokens leaves. */
-static uint64_t window_after(const struct method *method, uint64_t prompt) {
-    return plan_prompt(method, (size_t)prompt).after.window_first;
-}
-
 /* Returns n, or 0 where the tokens after the first n would see some that were evicted. */
 static uint64_t held_before(const struct block_table *table, const struct method *method, const struct extent *extent, uint64_t n) {
     bool slides = method->parameters.window > 0;
@@ -299,9 +295,12 @@ uint64_t block_table_common_prefix(const struct block_table *table, const struct
                                    uint64_t fitted, uint64_t n, uint64_t prompt) {
     uint64_t end = 0, tail = method->tail_tokens, window = extent->window_first;
     if (n >= extent->length) return extent->length;
+    const struct plan last = plan_prompt(method, (size_t)prompt);
+    if (!method->of_weights && !fitted && table->n_sealed && (last.waits || last.fits))
+        return 0; /* it will have transforms of its own */
     bool slides = method->parameters.window > 0, whole = !slides || !block_table_first(table, extent);
     if (!(method->policy->keeps_all || slides) || n < fitted || (fitted && !whole)) return 0;
-    if (table->n_sealed && n >= window && window <= window_after(method, prompt)) return held_before(table, method, extent, n);
+    if (table->n_sealed && n >= window && window <= last.after.window_first) return held_before(table, method, extent, n);
     if (n < tail) return 0;
     for (size_t i = 0; i < table->n_sealed; i++) {
         const struct page_set *set = &table->sets[i];

@@ -97,6 +97,10 @@ void cache_reset(struct cache *cache) {
 
 uint64_t cache_length(const struct cache *cache) { return cache_base_of(cache)->extent.length; }
 
+size_t cache_prompt_part(const struct cache *cache, size_t n) {
+    return plan_part(&cache_base_of(cache)->method, &cache_base_of(cache)->extent, n);
+}
+
 void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear) {
     struct cache_base *base = cache_base(cache);
     *counters = base->counters;
@@ -110,8 +114,7 @@ void cache_counters(struct cache *cache, struct cache_counters *counters, bool c
 size_t cache_pages_ahead(const struct cache_base *base, const struct plan *plan) {
     const size_t most = base->method.tail_tokens / PAGE_TOKENS + 1;
     bool wanted = plan->kind == CACHE_STEP_DECODE && plan->n <= base->ahead_most_tokens && base->method.tail_tokens >= PAGE_TOKENS;
-    bool unfitted = (cache_fit_pending(base) && !plan->seal) ||
-                    (fitted_pending(base) && plan_waits(&base->method, plan->kind, plan->before.length)); /* even after this step */
+    bool unfitted = (cache_fit_pending(base) && !plan->seal) || fitted_waits(base); /* even after this step */
     if (!wanted || base->method.policy->oldest_leave || unfitted) return 0;
     return size_min((size_t)((plan->after.length - plan->after.window_first) / PAGE_TOKENS), most);
 }
@@ -215,7 +218,7 @@ void cache_report(const struct cache *cache, struct terse_cache_report *report) 
 
 void cache_predict(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method, uint64_t tokens,
                    struct terse_cache_report *report) {
-    cache_predict_parts(storage, shape, method, plan_part(method, 0, tokens), tokens, report);
+    cache_predict_parts(storage, shape, method, plan_part(method, &(struct extent){0}, (size_t)tokens), tokens, report);
 }
 
 void cache_predict_parts(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method,

@@ -92,6 +92,7 @@ void cache_report(const struct cache *cache, struct terse_cache_report *report);
 enum terse_status cache_limit(struct cache *cache, struct kv_budget *budget, struct terse_error *error);
 void cache_reset(struct cache *cache);
 uint64_t cache_length(const struct cache *cache);
+size_t cache_prompt_part(const struct cache *cache, size_t n);
 void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear);
 
 /* Begins a step: plans it, reserves page sets for the pages that it seals and for those that may be encoded ahead after it, and makes its read

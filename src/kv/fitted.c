@@ -35,13 +35,11 @@ uint64_t fitted_sums_bytes(const struct cache_shape *shape, const struct method 
     return method_fits_transforms(method) ? 2 * (uint64_t)shape->layers * sizeof(int64_t) : 0;
 }
 
-bool fitted_pending(const struct cache_base *base) {
-    return method_fits_transforms(&base->method) && !base->fitted.layouts && !base->pages.n_sealed;
-}
+/* Returns whether transforms may still be fitted: pages that are sealed go by the profile for good. */
+static bool is_open(const struct cache_base *base) { return !base->fitted.layouts && !base->pages.n_sealed; }
 
-bool fitted_due(const struct cache_base *base, enum cache_step_kind kind) {
-    return fitted_pending(base) && kind != CACHE_STEP_PAPER && !plan_waits(&base->method, kind, base->extent.length);
-}
+bool fitted_waits(const struct cache_base *base) { return is_open(base) && base->plan.waits; }
+bool fitted_due(const struct cache_base *base) { return is_open(base) && base->plan.fits; }
 
 static uint8_t *record_at(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side) {
     return base->fitted.records + (((size_t)layer * base->shape.kv_heads + head) * 2 + side) * base->fitted.record_bytes;
@@ -159,11 +157,11 @@ static enum terse_status reserve_sums(struct cache_base *base, struct terse_erro
     return TERSE_OK;
 }
 
-bool fitted_wants_residual(const struct cache_base *base) { return fitted_pending(base) && base->plan.kind == CACHE_STEP_PREFILL; }
+bool fitted_wants_residual(const struct cache_base *base) { return fitted_waits(base) && base->plan.kind == CACHE_STEP_PREFILL; }
 
 enum terse_status fitted_begin_step(struct cache_base *base, struct terse_error *error) {
     base->fitted.residual_tokens[STEP] = 0;
-    if (!fitted_pending(base)) return TERSE_OK;
+    if (!fitted_waits(base)) return TERSE_OK;
     enum terse_status status = reserve_sums(base, error);
     if (!status) memset(base->fitted.residual + STEP * base->shape.layers, 0, base->shape.layers * sizeof *base->fitted.residual);
     return status;

@@ -1,6 +1,7 @@
-/* A cache without a profile fits to its own sequence a transform for each layer, KV head and side, and with their sizes the layouts by which
+/* A cache of terse-N fits to its own sequence a transform for each layer, KV head and side, and with their sizes the layouts by which
  * its bits are shared, the same on all backends. Backends find the transforms, at the beginning of the first step that seals pages, from what the
- * window holds; until then pages, of which the papers' protocol alone makes some, go by the profile that the model's weights imply. */
+ * window holds. Where pages are sealed before there are tokens enough, by a learned profile or, in the papers' protocol, by that of the model's
+ * weights, they go by it, and so do all later ones. */
 #ifndef TERSE_KV_FITTED_H
 #define TERSE_KV_FITTED_H
 
@@ -11,10 +12,9 @@
 uint64_t fitted_all_bytes(const struct cache_shape *shape, const struct method *method);
 uint64_t fitted_sums_bytes(const struct cache_shape *shape, const struct method *method);
 
-/* Returns whether the cache is still to fit transforms: pages that are sealed go by the profile for good. */
-bool fitted_pending(const struct cache_base *base);
-/* Returns whether a step of the kind that begins now is to: there are as many tokens as a fit takes. */
-bool fitted_due(const struct cache_base *base, enum cache_step_kind kind);
+/* Of the step whose plan there is: returns whether the cache waits in it, to fit transforms in a later one, and whether it is to fit them now. */
+bool fitted_waits(const struct cache_base *base);
+bool fitted_due(const struct cache_base *base);
 
 /* Returns the record of a side of a layer and KV head; NULL: nothing is fitted, or the side's codec is another. */
 void *fitted_record(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side);

@@ -9,28 +9,31 @@ static size_t count_anchors(const struct method *method, const struct plan *plan
     return method->policy->anchors ? method->policy->anchors(&method->parameters, plan->n, plan->sealed) : 0;
 }
 
-/* Returns the length from which on pages are sealed. */
-static uint64_t fit_length(const struct method *method) {
-    return method_fits_transforms(method) ? (uint64_t)method->parameters.exact + FIT_TOKENS : 0;
+/* Returns the length at which there are enough tokens to fit to, or 0 where nothing will be fitted: with a learned profile, what was sealed went
+ * by that. */
+static uint64_t fit_length(const struct method *method, const struct extent *before) {
+    const bool may = method->of_weights || before->window_first <= method->parameters.exact;
+    return may && method_fits_transforms(method) ? (uint64_t)method->parameters.exact + FIT_TOKENS : 0;
 }
 
-bool plan_waits(const struct method *method, enum cache_step_kind kind, uint64_t length) {
-    return kind != CACHE_STEP_PAPER && length < fit_length(method);
-}
-
-size_t plan_part(const struct method *method, uint64_t length, size_t n) {
-    uint64_t wanted = fit_length(method);
-    return length < wanted && n > wanted - length ? (size_t)(wanted - length) : n;
+size_t plan_part(const struct method *method, const struct extent *before, size_t n) {
+    const uint64_t wanted = fit_length(method, before);
+    return before->length < wanted && n > wanted - before->length ? (size_t)(wanted - before->length) : n;
 }
 
 struct plan plan_prompt(const struct method *method, size_t n) {
-    size_t part = plan_part(method, 0, n);
+    size_t part = plan_part(method, &(struct extent){0}, n);
     struct plan plan = plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, part);
     return part == n ? plan : plan_step(method, &plan.after, CACHE_STEP_PREFILL, n - part);
 }
 
 struct plan plan_step(const struct method *method, const struct extent *before, enum cache_step_kind kind, size_t n) {
+    const uint64_t wanted = fit_length(method, before);
     struct plan plan = {.kind = kind, .n = n, .before = *before};
+    if (kind != CACHE_STEP_PAPER && wanted) {
+        plan.waits = before->length < wanted && (method->of_weights || n >= wanted - before->length);
+        plan.fits = before->length >= wanted;
+    }
     uint64_t length = before->length + n;
     struct policy_decision kept = method->policy->retain(&method->parameters, length);
     plan.grid = before->window_first > kept.exact ? before->window_first : kept.exact;
@@ -43,7 +46,7 @@ struct plan plan_step(const struct method *method, const struct extent *before, 
         return plan;
     }
     uint64_t tail = method->tail_tokens;
-    bool seals = unsealed >= tail + PAGE_TOKENS && !plan_waits(method, kind, before->length);
+    bool seals = unsealed >= tail + PAGE_TOKENS && !plan.waits;
     uint64_t full = seals ? (unsealed - tail) / PAGE_TOKENS : 0;
     uint64_t evicted = kept.first > plan.grid ? (kept.first - plan.grid) / PAGE_TOKENS : 0;
     plan.skip = (size_t)(evicted < full ? evicted : full);

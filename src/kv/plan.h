@@ -40,14 +40,18 @@ struct plan {
     size_t shift;      /* pages by which the window moves */
     size_t sealed;     /* tokens that are sealed, or dropped but for anchors: from token grid + 64 skip on */
     size_t anchors;    /* of them stay exact, per layer, KV head and side */
+    /* Of caches that fit transforms to their sequence (kv/fitted.h): */
+    bool waits; /* the step seals nothing, so that there will be enough tokens to fit to */
+    bool fits;  /* there are; if nothing was sealed before, the step begins with the fit */
 };
 
-/* Returns whether a step that begins after `length` tokens seals nothing, because the cache waits for more to fit to. The papers' protocol does
- * not wait: its tokens are sealed before they are read, by the profile as it is. */
-bool plan_waits(const struct method *method, enum cache_step_kind kind, uint64_t length);
+/* A cache waits for FIT_TOKENS behind the exact ones if it has no learned profile, however they come. With one it waits only in the step that brings
+ * them, before anything is sealed: shorter sequences, and all that grow from them, go by the profile. The papers' protocol does not wait:
+ * its tokens are sealed before they are read, by the profile as it is. */
+
 /* Returns how many of a prompt's next n tokens are to be a step of their own: those for which the cache waits, or all. So the prompt's others
  * attend to them exactly, and the window holds no more of them. */
-size_t plan_part(const struct method *method, uint64_t length, size_t n);
+size_t plan_part(const struct method *method, const struct extent *before, size_t n);
 /* Returns the last of the steps of a prompt that comes first. */
 struct plan plan_prompt(const struct method *method, size_t n);
 

@@ -20,7 +20,8 @@ struct method {
     uint32_t tail_tokens;                 /* least number of newest tokens kept exact in the recent window */
     uint32_t power;                       /* of gradient norms by which samples weigh when its codebook is learned; 0: all alike */
     const struct terse_codebook *learned; /* of the options, or of the weights; NULL when it needs none */
-    bool of_weights; /* `learned` is the profile that the model's weights imply: caches fit their transforms to their sequences */
+    bool
+        of_weights; /* `learned` is the profile that the model's weights imply: caches wait until they can fit transforms to their sequences */
     const struct codebook_layouts *layouts; /* of the sides of codec transform, set by method_check_codebook; else NULL */
 };
 
@@ -38,9 +39,12 @@ bool method_needs_weights(const struct method *method);
 /* Tokens behind the exact ones to which transforms are fitted. Until a sequence has as many, they stay in its window. */
 #define FIT_TOKENS 2048
 
-/* Returns whether caches fit the method's transforms to the first tokens of their sequences. */
+/* Returns whether caches fit the method's transforms to the first tokens of their sequences (kv/plan.h says when); not of layers whose window
+ * never holds as many. */
 static inline bool method_fits_transforms(const struct method *method) {
-    return method->of_weights && (method->key.codec->id == CODEC_TRANSFORM || method->value.codec->id == CODEC_TRANSFORM);
+    const uint32_t window = method->parameters.window;
+    return (method->key.codec->id == CODEC_TRANSFORM || method->value.codec->id == CODEC_TRANSFORM) &&
+           (!window || window >= FIT_TOKENS);
 }
 
 /* Checks that the method has the codebook that it needs for this model, and shares the bits of codec transform over the model. */

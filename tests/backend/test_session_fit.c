@@ -1,5 +1,6 @@
 /* Sessions of codec transform without a profile, longer than what their caches wait for: until then they read exactly, a prompt is as the steps in
- * which it is read, and what was fitted goes with forks, saved states, cuts and shared prefixes. */
+ * which it is read, and what was fitted goes with forks, saved states, cuts and shared prefixes. The same with a profile, but that short prompts go
+ * by it. */
 #include "method/method.h"
 #include "support/session_steps.h"
 #include "terse.h"
@@ -19,6 +20,7 @@ enum { FITTED = SINKS + FIT_TOKENS, PROMPT = 2600, TOKENS = 3000, CONTEXT = 4000
 
 static struct terse_model *model;
 static struct terse_engine *engine;
+static const struct terse_codebook *profile; /* that of the weights, as a learned one */
 static struct terse_model_info info;
 static int32_t tokens[TOKENS];
 
@@ -26,6 +28,7 @@ static int make_engine(void **state) {
     (void)state;
     uint64_t random = 5;
     must_start_fixture("qwen3", &model, &engine, &info);
+    if (engine_weight_profile(engine, &profile, NULL)) return -1;
     for (size_t i = 0; i < TOKENS; i++) {
         random = random * 6364136223846793005u + 1442695040888963407u;
         tokens[i] = (int32_t)((random >> 33) % info.vocabulary);
@@ -55,6 +58,12 @@ static struct terse_session *open_by(const char *method, enum terse_prefill pref
 
 static double apart(const struct terse_session *one, const struct terse_session *other) {
     return logits_apart(terse_session_logits(one), terse_session_logits(other), info.vocabulary);
+}
+
+static struct terse_session_options options_with_profile(const char *method) {
+    struct terse_session_options options = options_of(method, TERSE_PREFILL_EXACT);
+    options.cache.codebook = profile;
+    return options;
 }
 
 /* The cache of half precision is what a waiting one is, but for the first tokens' place; of 1 bit per value nothing else would be as near. */
@@ -101,14 +110,55 @@ static void a_prompt_is_as_its_steps(void **state) {
     terse_session_free(parts);
 }
 
-static void forks_and_loaded_states_go_on_alike(void **state) {
-    static const size_t lengths[] = {1500, FITTED, PROMPT};
-    char path[64];
+/* Where the two profiles are the same, so are the sessions: what their caches note of the residual stream, fit and seal. */
+static void a_long_prompt_beside_a_profile_is_as_without(void **state) {
+    static const size_t lengths[] = {FITTED, FITTED + 1, PROMPT};
     (void)state;
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        const struct terse_session_options options = options_with_profile("terse-2");
+        struct terse_session *session = must_open(engine, &options), *without = open_by("terse-2", TERSE_PREFILL_EXACT);
+        struct terse_cache_report own, other, foretold;
+        must_prefill(session, tokens, lengths[i]);
+        must_prefill(without, tokens, lengths[i]);
+        own = report_of(session), other = report_of(without);
+        assert_memory_equal(&own, &other, sizeof own);
+        assert_int_equal(terse_cache_bytes(model, &options.cache, lengths[i], &foretold, NULL), TERSE_OK);
+        assert_int_equal(own.resident, foretold.resident);
+        must_decode(session, tokens, 70);
+        must_decode(without, tokens, 70);
+        check_same_logits(session, without);
+        terse_session_free(session);
+        terse_session_free(without);
+    }
+}
+
+static void a_short_prompt_goes_by_the_profile(void **state) {
+    static const size_t lengths[] = {500, FITTED - 1};
+    (void)state;
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        const struct terse_session_options options = options_with_profile("terse-2");
+        struct terse_session *session = must_open(engine, &options), *single = must_open(engine, &options);
+        struct terse_cache_report foretold;
+        must_prefill(session, tokens, lengths[i]);
+        assert_int_equal(terse_cache_bytes(model, &options.cache, lengths[i], &foretold, NULL), TERSE_OK);
+        assert_true(foretold.codes > 0);
+        assert_int_equal(report_of(session).resident, foretold.resident);
+        must_decode(single, tokens, 300);
+        assert_true(report_of(single).codes > 0);
+        terse_session_free(session);
+        terse_session_free(single);
+    }
+}
+
+static void forks_and_loaded_states_go_on_alike(void **state) {
+    static const size_t lengths[] = {100, 1500, FITTED, PROMPT};
+    const bool beside_profile = *state != NULL;
+    char path[64];
     snprintf(path, sizeof path, "test_session_fit-%ld.state", (long)getpid());
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        const struct terse_session_options options = options_of("terse-2", TERSE_PREFILL_EXACT);
-        struct terse_session *session = open_by("terse-2", TERSE_PREFILL_EXACT);
+        const struct terse_session_options options =
+            beside_profile ? options_with_profile("terse-2") : options_of("terse-2", TERSE_PREFILL_EXACT);
+        struct terse_session *session = must_open(engine, &options);
         must_prefill(session, tokens, lengths[i]);
         struct terse_session *fork = must_fork(session);
         must_save(session, path);
@@ -119,7 +169,7 @@ static void forks_and_loaded_states_go_on_alike(void **state) {
             must_prefill(all[s], tokens, 900);
             must_decode(all[s], tokens, 70);
         }
-        assert_true(report_of(session).codes > 0);
+        assert_int_equal(report_of(session).codes > 0, beside_profile || lengths[i] > 1000);
         check_same_logits(session, fork);
         check_same_logits(session, loaded);
         for (size_t s = 0; s < 3; s++) terse_session_free(all[s]);
@@ -130,9 +180,9 @@ static void forks_and_loaded_states_go_on_alike(void **state) {
 /* A prompt that begins as another did shares what was fitted to the tokens that both begin with. */
 static void prompts_that_begin_alike_share_pages(void **state) {
     static int32_t other[TOKENS];
-    const struct terse_session_options options = options_of("terse-7", TERSE_PREFILL_EXACT);
-    (void)state;
-    struct terse_session *first = open_by("terse-7", TERSE_PREFILL_EXACT), *next, *fresh;
+    const struct terse_session_options options =
+        *state ? options_with_profile("terse-7") : options_of("terse-7", TERSE_PREFILL_EXACT);
+    struct terse_session *first = must_open(engine, &options), *next, *fresh;
     size_t held;
     must_prefill(first, tokens, PROMPT);
     must_keep_prefix(engine, first);
@@ -143,13 +193,32 @@ static void prompts_that_begin_alike_share_pages(void **state) {
         assert_true(held <= at);
         assert_int_equal(held > 0, at >= FITTED);
         must_prefill(next, other + held, TOKENS - held);
-        fresh = open_by("terse-7", TERSE_PREFILL_EXACT);
+        fresh = must_open(engine, &options);
         must_prefill(fresh, other, TOKENS);
         fprintf(stderr, "at %zu held %zu apart %g\n", at, held, apart(next, fresh));
         assert_true(apart(next, fresh) <= (held ? 0.05 : 0)); /* the other reads its first tokens exactly */
         terse_session_free(next);
         terse_session_free(fresh);
     }
+    terse_session_free(first);
+    terse_engine_drop_prefixes(engine);
+}
+
+/* Pages that go by the profile serve short prompts; a long one reads the same tokens again, to fit to them. */
+static void long_prompts_share_no_pages_of_short_ones(void **state) {
+    const struct terse_session_options options = options_with_profile("terse-7");
+    (void)state;
+    struct terse_session *first = must_open(engine, &options), *next;
+    size_t held;
+    must_prefill(first, tokens, 1500);
+    must_keep_prefix(engine, first);
+    tokens[1200] ^= 1;
+    for (size_t n = 1900; n < TOKENS; n += 1000) {
+        next = must_open_with_prefix(engine, &options, tokens, n, &held);
+        assert_int_equal(held > 0, n < FITTED);
+        terse_session_free(next);
+    }
+    tokens[1200] ^= 1;
     terse_session_free(first);
     terse_engine_drop_prefixes(engine);
 }
@@ -169,8 +238,13 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tokens_are_read_exactly_until_there_are_enough),
         cmocka_unit_test(a_prompt_is_as_its_steps),
+        cmocka_unit_test(a_long_prompt_beside_a_profile_is_as_without),
+        cmocka_unit_test(a_short_prompt_goes_by_the_profile),
         cmocka_unit_test(forks_and_loaded_states_go_on_alike),
+        cmocka_unit_test_prestate(forks_and_loaded_states_go_on_alike, "beside a profile"),
         cmocka_unit_test(prompts_that_begin_alike_share_pages),
+        cmocka_unit_test_prestate(prompts_that_begin_alike_share_pages, "beside a profile"),
+        cmocka_unit_test(long_prompts_share_no_pages_of_short_ones),
         cmocka_unit_test(the_papers_protocol_does_not_wait),
     };
     return cmocka_run_group_tests(tests, make_engine, free_engine);

@@ -1,4 +1,4 @@
-/* Sessions without a profile on the GPU: every layer and KV head fits its transforms to its own rows as the CPU does, once enough tokens are there,
+/* Sessions on the GPU, without a profile or, with long prompts, beside one: every layer and KV head fits its transforms to its own rows as the CPU does, once enough tokens are there,
  * in a prompt and in decoding steps, and attention over the pages then gives the CPU's logits. The window gives back the memory in which
  * the tokens have waited. */
 #include "backend/cuda/device.h"
@@ -33,6 +33,7 @@ static int32_t tokens[TOKENS];
 
 struct reading {
     size_t prompt, steps; /* of single tokens behind it */
+    bool learned;         /* with a profile, that of the weights */
 };
 
 struct outcome {
@@ -47,6 +48,9 @@ static struct outcome read_on(const struct backend *on, struct terse_model *mode
     struct terse_engine *engine = must_start(on, model, 2);
     struct terse_session_options options = short_session_options("terse-8", 16);
     options.context = TOKENS;
+    const struct terse_codebook *profile = NULL;
+    if (reading->learned) assert_int_equal(engine_weight_profile(engine, &profile, NULL), TERSE_OK);
+    options.cache.codebook = profile;
     struct terse_session *session = must_open(engine, &options);
     struct terse_error error;
     int descriptor = mkstemp(path);
@@ -161,6 +165,22 @@ static void check(const struct random_model_spec *spec, const struct reading *re
     memory_free(file);
 }
 
+/* Fails the test unless the GPU's logits and pages are the same. */
+static void compare_outcomes(struct terse_model *model, const struct reading *one, const struct reading *other) {
+    struct terse_model_info info;
+    terse_model_describe(model, &info);
+    struct outcome a = read_on(&backend, model, one, info.vocabulary), b = read_on(&backend, model, other, info.vocabulary);
+    size_t bytes[2];
+    const void *pages = state_file_section(a.state, STATE_PAGES, &bytes[0]),
+               *others = state_file_section(b.state, STATE_PAGES, &bytes[1]);
+    assert_int_equal(bytes[0], bytes[1]);
+    assert_true(bytes[0] > 0);
+    assert_memory_equal(pages, others, bytes[0]);
+    assert_memory_equal(a.logits, b.logits, info.vocabulary * sizeof *a.logits);
+    discard(&a);
+    discard(&b);
+}
+
 /* Shapes of which the first is llama's, the second qwen2's with biases, which give keys a large mean. */
 static const struct random_model_spec specs[] = {
     {"llama", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 2, .heads = 2, .head_dim = 64, .layers = 2},
@@ -169,13 +189,49 @@ static const struct random_model_spec specs[] = {
 
 static void a_prompt_is_fitted_to_as_on_the_cpu(void **state) {
     (void)state;
-    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) check(&specs[i], &(struct reading){PROMPT, STEPS});
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) check(&specs[i], &(struct reading){PROMPT, STEPS, false});
 }
 
 /* The prompt ends a few tokens before the cache has as many as it waits for, and its window then seals most of them in one decoding step. */
 static void decoded_tokens_are_fitted_to_as_on_the_cpu(void **state) {
     (void)state;
-    check(&specs[0], &(struct reading){LEAST - 5, 10});
+    check(&specs[0], &(struct reading){LEAST - 5, 10, false});
+}
+
+/* Beside a profile the same, where a prompt has as many tokens. One with fewer has codes at once, and fits nothing. */
+static void a_profile_changes_nothing_of_long_prompts(void **state) {
+    static const struct reading lengths[] = {{LEAST, 3, true}, {PROMPT, STEPS, true}};
+    (void)state;
+    void *file;
+    struct terse_model *model = random_model_new(&specs[0], &file);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        struct reading without = lengths[i];
+        without.learned = false;
+        check(&specs[0], &lengths[i]);
+        compare_outcomes(model, &lengths[i], &without);
+    }
+    terse_model_free(model);
+    memory_free(file);
+}
+
+static void short_prompts_go_by_the_profile(void **state) {
+    static const struct reading reading = {500, 2, true};
+    (void)state;
+    void *file;
+    struct terse_model *model = random_model_new(&specs[0], &file);
+    struct terse_model_info info;
+    size_t bytes[2];
+    terse_model_describe(model, &info);
+    struct outcome want = read_on(&backend_cpu, model, &reading, info.vocabulary);
+    struct outcome got = read_on(&backend, model, &reading, info.vocabulary);
+    (void)state_file_section(got.state, STATE_FITTED, &bytes[0]);
+    (void)state_file_section(got.state, STATE_PAGES, &bytes[1]);
+    assert_true(bytes[0] == 0 && bytes[1] > 0);
+    assert_true(logits_apart(got.logits, want.logits, info.vocabulary) <= LOGITS_BOUND);
+    discard(&got);
+    discard(&want);
+    terse_model_free(model);
+    memory_free(file);
 }
 
 int main(void) {
@@ -188,6 +244,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prompt_is_fitted_to_as_on_the_cpu),
         cmocka_unit_test(decoded_tokens_are_fitted_to_as_on_the_cpu),
+        cmocka_unit_test(a_profile_changes_nothing_of_long_prompts),
+        cmocka_unit_test(short_prompts_go_by_the_profile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,7 +12,7 @@
 #include "base/random.h"
 #include "format/codebook_layouts.h"
 #include "support/fit_oracle.h"
-#include "support/random_codebook.h"
+#include "support/fit_sample.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -26,124 +26,16 @@
 
 #include <cmocka.h>
 
-enum {
-    HEADS = 2,
-    HEAD_DIM = 32,
-    LAYERS = 2,
-    GROUP = 3,
-    WIDTH = HEADS * HEAD_DIM,
-    MOST = 4600,
-    SETS = LAYERS * HEADS,
-    FITTED = SINKS + FIT_TOKENS
-};
-
-static float frequency[HEAD_DIM / 2];
-static const struct rope rope = {ROPE_HALF_SPLIT, HEAD_DIM, HEAD_DIM, frequency, 1};
-static const struct cache_shape shape = {LAYERS, GROUP *HEADS, HEADS, HEAD_DIM, 0.2f, &rope, .slopes = NULL};
-
-/* The keys, before rotation, and values of a sequence, [LAYERS][MOST][WIDTH]; queries of a step. */
-static float *keys, *values, *queries;
-static size_t skipped; /* tokens of these that a sequence begins behind */
-
-static int make_rows(void **state) {
-    uint64_t seed = 3;
-    (void)state;
-    keys = malloc((size_t)LAYERS * MOST * WIDTH * sizeof *keys);
-    values = malloc((size_t)LAYERS * MOST * WIDTH * sizeof *values);
-    queries = malloc((size_t)MOST * GROUP * WIDTH * sizeof *queries);
-    assert_true(keys && values && queries);
-    for (size_t i = 0; i < (size_t)MOST * GROUP * WIDTH; i++) queries[i] = (float)random_uniform(random_next(&seed)) - 0.5f;
-    for (size_t i = 0; i < HEAD_DIM / 2; i++) frequency[i] = (float)pow(1e4, -(double)i / (HEAD_DIM / 2));
-    for (size_t i = 0; i < (size_t)LAYERS * MOST * WIDTH; i++) {
-        double size = 1 + (double)(i % HEAD_DIM) / 4; /* channels differ, and do not have the mean 0 */
-        keys[i] = (float)(size * (random_uniform(random_next(&seed)) + 0.3));
-        values[i] = (float)(random_uniform(random_next(&seed)) / size - 2);
-        if (i % HEAD_DIM) { /* and neighbours are correlated */
-            keys[i] += 0.8f * keys[i - 1];
-            values[i] += 0.8f * values[i - 1] + 1.6f;
-        }
-    }
-    return 0;
-}
-
-static int free_rows(void **state) {
-    (void)state;
-    free(keys);
-    free(values);
-    free(queries);
-    return 0;
-}
-
-static struct method make_method(const char *key_type, const char *value_type, bool of_weights) {
-    struct terse_cache_options options = terse_cache_options_defaults();
-    struct method method;
-    options.method = "terse-2";
-    options.key_type = key_type;
-    options.value_type = value_type;
-    assert_int_equal(method_resolve(&options, HEAD_DIM, &method, NULL), TERSE_OK);
-    assert_true(method_needs_weights(&method));
-    assert_int_equal(random_codebook(&method, LAYERS, HEADS, HEAD_DIM, 0, false, NULL), TERSE_OK);
-    assert_false(method_needs_weights(&method));
-    method.of_weights = of_weights;
-    return method;
-}
-
-static void release(struct method *method, struct cache *cache) {
-    cache_destroy(cache);
-    terse_codebook_free((struct terse_codebook *)method->learned);
-}
-
-static struct cache *make_cache(const struct method *method, uint32_t threads) {
-    struct cache *cache;
-    assert_int_equal(cache_create(&shape, method, threads, &cache, NULL), TERSE_OK);
-    return cache;
-}
-
-/* The next n tokens; outputs[LAYERS][GROUP * WIDTH] of the last, or NULL. */
-static void step(struct cache *cache, enum cache_step_kind kind, size_t n, float *outputs) {
-    const size_t length = (size_t)cache_length(cache) + skipped, width = (size_t)GROUP * WIDTH;
-    float *k = malloc(n * WIDTH * sizeof *k), *out = malloc(n * width * sizeof *out);
-    struct terse_error error;
-    assert_true(k && out && length + n <= MOST);
-    if (cache_begin(cache, kind, n, &error)) fail_msg("%s", error.message);
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        size_t first = ((size_t)layer * MOST + length) * WIDTH;
-        memcpy(k, keys + first, n * WIDTH * sizeof *k);
-        assert_int_equal(cache_append(cache, layer, k, values + first, NULL), TERSE_OK);
-        assert_int_equal(cache_attend(cache, queries, 0, n, out, NULL), TERSE_OK);
-        assert_int_equal(cache_end_layer(cache, NULL), TERSE_OK);
-        if (outputs) memcpy(outputs + layer * width, out + (n - 1) * width, width * sizeof *out);
-    }
-    assert_int_equal(cache_commit(cache, NULL), TERSE_OK);
-    free(k);
-    free(out);
-}
-
-/* A prompt of n tokens, in the steps that a session takes. */
-static void prompt(struct cache *cache, size_t n) {
-    for (size_t part; n; n -= part) {
-        part = plan_part(&cache->base.method, cache_length(cache), n);
-        step(cache, CACHE_STEP_PREFILL, part, NULL);
-    }
-}
-
-/* The same tokens, at most n a step. */
-static void steps(struct cache *cache, enum cache_step_kind kind, size_t end, size_t n) {
-    while (cache_length(cache) < end) {
-        const size_t left = end - (size_t)cache_length(cache);
-        step(cache, kind, left < n ? left : n, NULL);
-    }
-}
-
 /* ---- The oracle */
 
 /* A row as a page that begins with token `first` holds it, of token t, as the window has kept it till then. */
 static void row_of(enum codec_side side, uint32_t layer, uint32_t head, size_t first, size_t t, double *row) {
-    const float *from = (side == CODEC_KEYS ? keys : values) + ((size_t)layer * MOST + t + skipped) * WIDTH + head * HEAD_DIM;
+    const float *from =
+        (side == CODEC_KEYS ? sample_keys : sample_values) + ((size_t)layer * MOST + t + sample_skipped) * WIDTH + head * HEAD_DIM;
     double offset = (double)(t - first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS);
     for (size_t c = 0; c < HEAD_DIM; c++) row[c] = (double)half_to_float(half_from_float(from[c]));
     for (size_t i = 0; i < HEAD_DIM / 2 && side == CODEC_KEYS; i++) {
-        double a = row[i], b = row[i + HEAD_DIM / 2], angle = offset * (double)frequency[i];
+        double a = row[i], b = row[i + HEAD_DIM / 2], angle = offset * (double)sample_frequency[i];
         row[i] = a * cos(angle) - b * sin(angle);
         row[i + HEAD_DIM / 2] = a * sin(angle) + b * cos(angle);
     }
@@ -152,23 +44,21 @@ static void row_of(enum codec_side side, uint32_t layer, uint32_t head, size_t f
 /* mean[HEAD_DIM] before rotation of the keys that are fitted to, of the pairs that turn by half a radian or more within a run; else 0. */
 static void mean_of_keys(uint32_t layer, uint32_t head, double *mean) {
     memset(mean, 0, HEAD_DIM * sizeof *mean);
-    for (size_t t = SINKS + skipped; t < FITTED + skipped; t++)
+    for (size_t t = SINKS + sample_skipped; t < FITTED + sample_skipped; t++)
         for (size_t c = 0; c < HEAD_DIM; c++)
-            if (ROPE_RUN_TOKENS * (double)frequency[c % (HEAD_DIM / 2)] >= 0.5)
-                mean[c] += (double)keys[((size_t)layer * MOST + t) * WIDTH + head * HEAD_DIM + c] / FIT_TOKENS;
+            if (ROPE_RUN_TOKENS * (double)sample_frequency[c % (HEAD_DIM / 2)] >= 0.5)
+                mean[c] += (double)sample_keys[((size_t)layer * MOST + t) * WIDTH + head * HEAD_DIM + c] / FIT_TOKENS;
 }
 
 /* Takes from row[HEAD_DIM] of token t the mean as it is turned in the run of the page that begins with `first`. */
 static void take_turned(size_t first, size_t t, const double *mean, double *row) {
     const double offset = (double)(t - first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS);
     for (size_t i = 0, j = HEAD_DIM / 2; i < HEAD_DIM / 2; i++, j++) {
-        const double angle = offset * (double)frequency[i];
+        const double angle = offset * (double)sample_frequency[i];
         row[i] -= mean[i] * cos(angle) - mean[j] * sin(angle);
         row[j] -= mean[i] * sin(angle) + mean[j] * cos(angle);
     }
 }
-
-static bool is_fitted(const struct cache *cache) { return cache->base.fitted.layouts != NULL; }
 
 static const struct coding *coding_of(const struct cache *cache, enum codec_side side) {
     return side == CODEC_KEYS ? &cache->base.method.key : &cache->base.method.value;
@@ -203,39 +93,6 @@ static void check_records(const struct cache *cache) {
 }
 
 static size_t records_bytes(void) { return (size_t)SETS * 2 * memory_round_up(TRANSFORM_RECORD_BYTES(HEAD_DIM), MEMORY_ALIGN); }
-
-/* What was fitted to the values, and the first n pages of them that are sealed; `first` CODEC_KEYS: to the keys too. */
-static void check_same_from(const struct cache *one, const struct cache *other, size_t n, enum codec_side first) {
-    const size_t record = TRANSFORM_RECORD_BYTES(HEAD_DIM);
-    assert_true(is_fitted(one) && is_fitted(other));
-    assert_true(one->base.pages.n_sealed >= n && other->base.pages.n_sealed >= n && n);
-    for (uint32_t set = 0; set < SETS; set++) {
-        const uint32_t layer = set / HEADS, head = set % HEADS;
-        for (enum codec_side side = first; side <= CODEC_VALUES; side++) {
-            const size_t bytes = page_address(one, layer, head)->bytes[side];
-            assert_memory_equal(fitted_record(&one->base, layer, head, side), fitted_record(&other->base, layer, head, side),
-                                record);
-            assert_int_equal(page_address(other, layer, head)->bytes[side], bytes);
-            assert_memory_equal(one->base.method.layouts->layout[side] + set, other->base.method.layouts->layout[side] + set,
-                                sizeof(struct transform_layout));
-            for (size_t i = 0; i < n; i++)
-                assert_memory_equal(page_at(one, &one->base.pages.sets[i], side, layer, head),
-                                    page_at(other, &other->base.pages.sets[i], side, layer, head), bytes);
-        }
-    }
-}
-
-static void check_same(const struct cache *one, const struct cache *other, size_t n) { check_same_from(one, other, n, CODEC_KEYS); }
-
-/* Both go on as one. */
-static void check_goes_on_alike(struct cache *one, struct cache *other, size_t n) {
-    float outputs[2][LAYERS * GROUP * WIDTH];
-    for (size_t i = 0; i < n; i++) {
-        step(one, CACHE_STEP_DECODE, 1, outputs[0]);
-        step(other, CACHE_STEP_DECODE, 1, outputs[1]);
-        assert_memory_equal(outputs[0], outputs[1], sizeof outputs[0]);
-    }
-}
 
 /* Mean squared error of the sealed pages over all layers, heads and sides, each relative to the mean square of its rows. */
 static double error_of_pages(const struct cache *cache) {
@@ -275,11 +132,11 @@ static void a_prompt_is_fitted_to_its_first_tokens(void **state) {
     struct method method = make_method(NULL, NULL, true);
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         struct cache *cache = make_cache(&method, 2);
-        prompt(cache, lengths[i]);
+        take_prompt(cache, lengths[i]);
         check_records(cache);
         cache_destroy(cache);
     }
-    release(&method, NULL);
+    release_method(&method, NULL);
 }
 
 /* A backend that is loaded as a plug-in has the table of codecs once more. */
@@ -289,9 +146,9 @@ static void codecs_of_a_plugin_are_fitted_too(void **state) {
     struct method method = make_method(NULL, NULL, true);
     method.key.codec = method.value.codec = &copy;
     struct cache *cache = make_cache(&method, 2);
-    prompt(cache, FITTED + 100);
+    take_prompt(cache, FITTED + 100);
     check_records(cache);
-    release(&method, cache);
+    release_method(&method, cache);
 }
 
 /* However tokens come, none is sealed before there are enough; then all but the newest are, and the window's memory is given back. */
@@ -304,28 +161,28 @@ static void nothing_is_sealed_while_it_waits(void **state) {
         struct cache *cache = make_cache(&method, 2);
         struct terse_cache_report report, predicted;
         for (size_t length = 0; length < FITTED; length += most[i]) {
-            steps(cache, kinds[i], length + most[i] < FITTED ? length + most[i] : FITTED, most[i]);
+            take_steps(cache, kinds[i], length + most[i] < FITTED ? length + most[i] : FITTED, most[i]);
             assert_int_equal(cache->base.pages.n_sealed, 0);
             assert_false(is_fitted(cache));
             assert_ptr_equal(cache->base.method.layouts, method.layouts);
         }
         cache_report(cache, &report);
-        cache_predict(&cpu_storage, &shape, &method, FITTED, &predicted);
+        cache_predict(&cpu_storage, &sample_shape, &method, FITTED, &predicted);
         assert_memory_equal(&report, &predicted, sizeof report);
         assert_int_equal(report.codes, 0);
         assert_int_equal(report.window, (uint64_t)SETS * 2 * PAGE_BYTES_F16(HEAD_DIM) * (FIT_TOKENS / PAGE_TOKENS));
         cache_set_seal_ahead(cache, false);
-        step(cache, CACHE_STEP_DECODE, 1, NULL);
+        take_step(cache, CACHE_STEP_DECODE, 1, NULL);
         check_records(cache);
         assert_int_equal(cache->base.pages.n_sealed, (FIT_TOKENS + 1 - method.tail_tokens) / PAGE_TOKENS);
         cache_report(cache, &report);
-        cache_predict(&cpu_storage, &shape, &method, FITTED + 1, &predicted);
+        cache_predict(&cpu_storage, &sample_shape, &method, FITTED + 1, &predicted);
         assert_int_equal(report.codes, predicted.codes);
         assert_int_equal(report.window, predicted.window);
         assert_true(report.window < (uint64_t)SETS * 2 * PAGE_BYTES_F16(HEAD_DIM) * 4);
         cache_destroy(cache);
     }
-    release(&method, NULL);
+    release_method(&method, NULL);
 }
 
 /* Later tokens change nothing that was fitted; another sequence is fitted to its own. */
@@ -334,22 +191,22 @@ static void a_sequence_is_fitted_once(void **state) {
     struct method method = make_method(NULL, NULL, true);
     struct cache *cache = make_cache(&method, 2);
     uint8_t *kept = malloc(records_bytes());
-    prompt(cache, 2100);
+    take_prompt(cache, 2100);
     memcpy(kept, cache->base.fitted.records, records_bytes());
-    step(cache, CACHE_STEP_PREFILL, 700, NULL);
-    steps(cache, CACHE_STEP_DECODE, 2900, 1);
+    take_step(cache, CACHE_STEP_PREFILL, 700, NULL);
+    take_steps(cache, CACHE_STEP_DECODE, 2900, 1);
     assert_memory_equal(kept, cache->base.fitted.records, records_bytes());
     check_records(cache);
     cache_reset(cache);
     assert_false(is_fitted(cache));
     assert_ptr_equal(cache->base.method.layouts, method.layouts);
-    skipped = 1000;
-    prompt(cache, 2200);
+    sample_skipped = 1000;
+    take_prompt(cache, 2200);
     assert_memory_not_equal(kept, cache->base.fitted.records, records_bytes());
     check_records(cache);
-    skipped = 0;
+    sample_skipped = 0;
     free(kept);
-    release(&method, cache);
+    release_method(&method, cache);
 }
 
 /* Pages of the tokens that the window held at the fit do not depend on how these had come. Keys come into the window rotated: from the last bit of
@@ -359,33 +216,33 @@ static void tokens_one_by_one_and_a_prompt_give_the_same_pages(void **state) {
     (void)state;
     struct method method = make_method(NULL, NULL, true);
     struct cache *one = make_cache(&method, 2);
-    prompt(one, LENGTH);
+    take_prompt(one, LENGTH);
     for (int by_one = 0; by_one < 2; by_one++) {
         struct cache *other = make_cache(&method, 2);
-        steps(other, CACHE_STEP_CHUNK, 3 * CHUNK, CHUNK);
-        if (by_one) steps(other, CACHE_STEP_DECODE, 2200, 1);
-        steps(other, CACHE_STEP_CHUNK, LENGTH, CHUNK);
+        take_steps(other, CACHE_STEP_CHUNK, 3 * CHUNK, CHUNK);
+        if (by_one) take_steps(other, CACHE_STEP_DECODE, 2200, 1);
+        take_steps(other, CACHE_STEP_CHUNK, LENGTH, CHUNK);
         assert_int_equal(one->base.pages.n_sealed, other->base.pages.n_sealed);
         check_same_from(one, other, FIT_TOKENS / PAGE_TOKENS, by_one ? CODEC_VALUES : CODEC_KEYS);
         check_records(other);
         cache_destroy(other);
     }
-    release(&method, one);
+    release_method(&method, one);
 }
 
 static void threads_change_no_bit(void **state) {
     (void)state;
     struct method method = make_method(NULL, NULL, true);
     struct cache *one = make_cache(&method, 1);
-    prompt(one, 3000);
+    take_prompt(one, 3000);
     for (uint32_t threads = 2; threads <= 3; threads++) {
         struct cache *other = make_cache(&method, threads);
-        prompt(other, 3000);
+        take_prompt(other, 3000);
         assert_int_equal(one->base.pages.n_sealed, other->base.pages.n_sealed);
         check_same(one, other, one->base.pages.n_sealed);
         cache_destroy(other);
     }
-    release(&method, one);
+    release_method(&method, one);
 }
 
 /* Pages that go by the fit say much more of their rows, at the same bits, than those by a profile that is not of them; their layouts share the bits
@@ -399,8 +256,9 @@ static void pages_go_by_the_fit(void **state) {
     const double rate[2] = {method.key.rate, method.value.rate};
     struct codebook_layouts *layouts;
     size_t bytes = 0;
-    prompt(cache, MOST);
-    prompt(by_profile, MOST);
+    take_prompt(cache, MOST);
+    take_steps(by_profile, CACHE_STEP_CHUNK, MOST, 1000);
+    assert_false(is_fitted(by_profile));
     assert_int_equal(cache->base.pages.n_sealed, by_profile->base.pages.n_sealed);
     assert_true(error_of_pages(cache) < 0.5 * error_of_pages(by_profile));
     assert_true(error_of_pages(cache) < 0.05);
@@ -421,7 +279,7 @@ static void pages_go_by_the_fit(void **state) {
     codebook_layouts_free(layouts);
     assert_true(bytes <= cache->base.page_set_bytes);
     cache_destroy(by_profile);
-    release(&method, cache);
+    release_method(&method, cache);
 }
 
 /* The papers' protocol does not wait: its tokens are sealed before they are read, by the profile, which then serves the whole sequence. */
@@ -430,14 +288,14 @@ static void the_papers_protocol_goes_by_the_profile(void **state) {
     struct method method = make_method(NULL, NULL, true), learned = method;
     learned.of_weights = false;
     struct cache *cache = make_cache(&method, 2), *by_profile = make_cache(&learned, 2);
-    step(cache, CACHE_STEP_PAPER, 300, NULL);
-    step(by_profile, CACHE_STEP_PAPER, 300, NULL);
+    take_step(cache, CACHE_STEP_PAPER, 300, NULL);
+    take_step(by_profile, CACHE_STEP_PAPER, 300, NULL);
     assert_int_equal(cache->base.pages.n_sealed, 5);
     check_goes_on_alike(cache, by_profile, 3);
-    step(cache, CACHE_STEP_PAPER, 2200, NULL);
-    step(by_profile, CACHE_STEP_PAPER, 2200, NULL);
-    steps(cache, CACHE_STEP_DECODE, 2800, 50);
-    steps(by_profile, CACHE_STEP_DECODE, 2800, 50);
+    take_step(cache, CACHE_STEP_PAPER, 2200, NULL);
+    take_step(by_profile, CACHE_STEP_PAPER, 2200, NULL);
+    take_steps(cache, CACHE_STEP_DECODE, 2800, 50);
+    take_steps(by_profile, CACHE_STEP_DECODE, 2800, 50);
     assert_false(is_fitted(cache));
     assert_ptr_equal(cache->base.method.layouts, method.layouts);
     assert_int_equal(cache->base.pages.n_sealed, by_profile->base.pages.n_sealed);
@@ -446,7 +304,7 @@ static void the_papers_protocol_goes_by_the_profile(void **state) {
                             page_at(by_profile, &by_profile->base.pages.sets[i], CODEC_KEYS, 1, 1),
                             page_address(cache, 1, 1)->bytes[CODEC_KEYS]);
     cache_destroy(by_profile);
-    release(&method, cache);
+    release_method(&method, cache);
 }
 
 /* Benchmarks' random tokens are fitted to like others, each layer to its own; they take what is foretold of a prompt. */
@@ -459,26 +317,19 @@ static void random_tokens_are_fitted_to(void **state) {
     assert_int_equal(cache_fill_random(cache, 4000, 3, NULL), TERSE_OK);
     assert_true(is_fitted(cache));
     cache_report(cache, &report);
-    cache_predict(&cpu_storage, &shape, &method, 4000, &predicted);
+    cache_predict(&cpu_storage, &sample_shape, &method, 4000, &predicted);
     assert_int_equal(report.codes, predicted.codes);
     assert_int_equal(report.window, predicted.window);
     for (uint32_t layer = 1; layer < LAYERS; layer++)
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++)
             assert_memory_not_equal(fitted_record(&cache->base, 0, 0, side), fitted_record(&cache->base, layer, 0, side),
                                     TRANSFORM_RECORD_BYTES(HEAD_DIM));
-    step(cache, CACHE_STEP_DECODE, 1, outputs);
+    take_step(cache, CACHE_STEP_DECODE, 1, outputs);
     for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++) assert_true(isfinite(outputs[i]));
-    release(&method, cache);
+    release_method(&method, cache);
 }
 
 /* ---- Forks, cuts, saved states */
-
-static struct cache *fork_of(const struct cache *cache) {
-    struct cache *copy;
-    struct terse_error error;
-    if (cache_fork(cache, &copy, &error)) fail_msg("%s", error.message);
-    return copy;
-}
 
 static void cut(struct cache *cache, uint64_t n) {
     struct terse_error error;
@@ -493,25 +344,25 @@ static void forks_go_by_what_was_fitted(void **state) {
     struct method method = make_method(NULL, NULL, true);
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         struct cache *cache = make_cache(&method, 2);
-        prompt(cache, lengths[i]);
+        take_prompt(cache, lengths[i]);
         struct cache *copy = fork_of(cache);
         assert_int_equal(is_fitted(cache), lengths[i] > FITTED);
         assert_int_equal(is_fitted(copy), lengths[i] > FITTED);
         check_goes_on_alike(cache, copy, 2);
-        prompt(cache, 900);
-        prompt(copy, 900);
+        take_prompt(cache, 900);
+        take_prompt(copy, 900);
         check_goes_on_alike(cache, copy, 100);
         check_same(cache, copy, cache->base.pages.n_sealed);
         assert_ptr_not_equal(cache->base.fitted.records, copy->base.fitted.records);
         assert_int_equal(copy->base.page_set_bytes, cache->base.page_set_bytes);
         cache_destroy(cache);
         check_records(copy);
-        step(copy, CACHE_STEP_DECODE, 1, NULL);
+        take_step(copy, CACHE_STEP_DECODE, 1, NULL);
         cut(copy, 0); /* again by the profile, not by layouts that left with the origin */
         assert_ptr_equal(copy->base.method.layouts, method.layouts);
         cache_destroy(copy);
     }
-    release(&method, NULL);
+    release_method(&method, NULL);
 }
 
 /* Where a page is left, so is what it goes by, also when fewer tokens are left than a fit takes; where none is, the cache waits again. */
@@ -522,13 +373,13 @@ static void cuts_keep_the_fit_as_long_as_a_page(void **state) {
     uint8_t *kept = malloc(records_bytes());
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         struct cache *cache = make_cache(&method, 2);
-        prompt(cache, 2500);
+        take_prompt(cache, 2500);
         memcpy(kept, cache->base.fitted.records, records_bytes());
         cut(cache, lengths[i]);
         assert_true(is_fitted(cache) && cache->base.pages.n_sealed > 0);
         struct cache *copy = fork_of(cache);
         check_goes_on_alike(cache, copy, 2);
-        prompt(cache, 2500 - cache_length(cache)); /* in which more pages are sealed */
+        take_prompt(cache, 2500 - cache_length(cache)); /* in which more pages are sealed */
         assert_memory_equal(kept, cache->base.fitted.records, records_bytes());
         check_records(cache);
         assert_true(error_of_pages(cache) < 0.05);
@@ -536,7 +387,7 @@ static void cuts_keep_the_fit_as_long_as_a_page(void **state) {
         cache_destroy(cache);
     }
     free(kept);
-    release(&method, NULL);
+    release_method(&method, NULL);
 }
 
 static void cuts_without_a_page_left_wait_again(void **state) {
@@ -546,15 +397,15 @@ static void cuts_without_a_page_left_wait_again(void **state) {
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         struct cache *cache = make_cache(&method, 2), *fresh = make_cache(&method, 2);
         struct terse_cache_report with, without;
-        prompt(cache, 2500);
+        take_prompt(cache, 2500);
         cache_report(cache, &with);
         cut(cache, lengths[i]);
         assert_false(is_fitted(cache));
         cache_report(cache, &without);
-        assert_true(with.tables >= without.tables + fitted_all_bytes(&shape, &method));
-        if (lengths[i]) step(fresh, CACHE_STEP_PREFILL, (size_t)lengths[i], NULL);
-        prompt(cache, FITTED - lengths[i]);
-        prompt(fresh, FITTED - lengths[i]);
+        assert_true(with.tables >= without.tables + fitted_all_bytes(&sample_shape, &method));
+        if (lengths[i]) take_step(fresh, CACHE_STEP_PREFILL, (size_t)lengths[i], NULL);
+        take_prompt(cache, FITTED - lengths[i]);
+        take_prompt(fresh, FITTED - lengths[i]);
         assert_int_equal(cache->base.pages.n_sealed, 0);
         check_goes_on_alike(cache, fresh, 100);
         check_same(cache, fresh, fresh->base.pages.n_sealed);
@@ -564,51 +415,11 @@ static void cuts_without_a_page_left_wait_again(void **state) {
     }
     /* A cut in the window of one that waits takes tokens back, and later ones count. */
     struct cache *cache = make_cache(&method, 2);
-    prompt(cache, 1800);
+    take_prompt(cache, 1800);
     cut(cache, 1200);
-    prompt(cache, 1300);
+    take_prompt(cache, 1300);
     check_records(cache);
-    release(&method, cache);
-}
-
-static void save(const struct cache *cache, const char *path) {
-    static const uint32_t session[16];
-    struct state_writer *writer;
-    assert_int_equal(state_writer_new(path, &writer, NULL), TERSE_OK);
-    state_writer_begin(writer, STATE_METHOD);
-    state_writer_put(writer, "terse-2", 7);
-    state_writer_begin(writer, STATE_SESSION);
-    state_writer_put(writer, session, sizeof session);
-    state_writer_begin(writer, STATE_TOKENS);
-    state_writer_begin(writer, STATE_LOGITS);
-    cache_save(cache, writer);
-    assert_int_equal(state_writer_finish(writer, &(struct state_identity){0}, NULL), TERSE_OK);
-}
-
-/* A new cache of the state; NULL with its message, where it is refused. */
-static struct cache *load(const struct method *method, const char *path, struct terse_error *error) {
-    struct cache *cache = make_cache(method, 2);
-    struct state_file *file;
-    if (state_file_open(path, &file, error)) fail_msg("%s", error->message);
-    enum terse_status status = cache_load(cache, file, error);
-    state_file_close(file);
-    if (!status) return cache;
-    assert_int_equal(status, TERSE_E_FORMAT);
-    cache_destroy(cache);
-    return NULL;
-}
-
-static int make_path(void **state) {
-    char *path = malloc(64);
-    snprintf(path, 64, "test_fit-%ld.state", (long)getpid());
-    *state = path;
-    return 0;
-}
-
-static int remove_path(void **state) {
-    unlink(*state);
-    free(*state);
-    return 0;
+    release_method(&method, cache);
 }
 
 static void saved_states_go_by_what_was_fitted(void **state) {
@@ -619,23 +430,23 @@ static void saved_states_go_by_what_was_fitted(void **state) {
         struct cache *cache = make_cache(&method, 2);
         struct terse_error error;
         if (lengths[i] == 300)
-            step(cache, CACHE_STEP_PAPER, 300, NULL); /* pages by the profile */
+            take_step(cache, CACHE_STEP_PAPER, 300, NULL); /* pages by the profile */
         else
-            prompt(cache, lengths[i]);
-        save(cache, path);
-        struct cache *loaded = load(&method, path, &error);
+            take_prompt(cache, lengths[i]);
+        save_cache(cache, path);
+        struct cache *loaded = load_cache(&method, path, &error);
         if (!loaded) fail_msg("%s", error.message);
         assert_int_equal(is_fitted(loaded), lengths[i] > FITTED);
         if (is_fitted(loaded)) check_same(cache, loaded, cache->base.pages.n_sealed);
         check_goes_on_alike(cache, loaded, 100);
-        prompt(cache, 800);
-        prompt(loaded, 800);
+        take_prompt(cache, 800);
+        take_prompt(loaded, 800);
         if (lengths[i] > 300) check_same(cache, loaded, cache->base.pages.n_sealed);
         check_goes_on_alike(cache, loaded, 2);
         cache_destroy(loaded);
         cache_destroy(cache);
     }
-    release(&method, NULL);
+    release_method(&method, NULL);
 }
 
 /* Writes a state with one number of the records changed, and returns the message with which it is refused. */
@@ -643,9 +454,9 @@ static const char *refusal(const struct method *method, struct cache *cache, con
     static struct terse_error error;
     float *record = fitted_record(&cache->base, 1, 0, CODEC_VALUES), kept = record[number];
     record[number] = value;
-    save(cache, path);
+    save_cache(cache, path);
     record[number] = kept;
-    struct cache *loaded = load(method, path, &error);
+    struct cache *loaded = load_cache(method, path, &error);
     assert_null(loaded);
     return error.message;
 }
@@ -662,21 +473,24 @@ static void damaged_records_are_refused(void **state) {
     struct method method = make_method(NULL, NULL, true);
     struct cache *cache = make_cache(&method, 2);
     struct terse_error error;
-    prompt(cache, 2200);
+    take_prompt(cache, 2200);
     for (size_t i = 0; i < sizeof damages / sizeof damages[0]; i++)
         assert_non_null(strstr(refusal(&method, cache, path, damages[i].number, damages[i].value), "contradict one another"));
     /* Nor are records loaded where none is fitted. */
-    save(cache, path);
-    struct method learned = method;
-    learned.of_weights = false;
-    assert_null(load(&learned, path, &error));
+    save_cache(cache, path);
+    struct method other = method;
+    other.key = other.value = codec_coding(&codec_q8_0, 0, 0);
+    other.learned = NULL;
+    other.layouts = NULL;
+    assert_null(load_cache(&other, path, &error));
     assert_non_null(strstr(error.message, path));
-    release(&method, cache);
+    release_method(&method, cache);
 }
 
 /* ---- Memory */
 
-/* One side's codec may be another; what is fitted is a part of what the cache reports as soon as it is there, and a profile needs none of it. */
+/* One side's codec may be another; what is fitted is a part of what the cache reports as soon as it is there, and what goes by a learned profile needs none
+ * of it. */
 static void all_bytes_are_foretold(void **state) {
     static const char *const types[][2] = {{NULL, NULL}, {"q8_0", NULL}, {NULL, "q4_0"}};
     static const size_t lengths[] = {700, FITTED, FITTED + 1, 2500};
@@ -690,11 +504,11 @@ static void all_bytes_are_foretold(void **state) {
         for (size_t j = 0; j < sizeof lengths / sizeof lengths[0]; j++) {
             struct cache *cache = make_cache(&method, 1);
             struct terse_cache_report with, without, predicted;
-            prompt(cache, lengths[j]);
+            take_prompt(cache, lengths[j]);
             cache_report(cache, &with);
-            cache_predict(&cpu_storage, &shape, &method, lengths[j], &predicted);
+            cache_predict(&cpu_storage, &sample_shape, &method, lengths[j], &predicted);
             assert_memory_equal(&with, &predicted, sizeof with);
-            cache_predict(&cpu_storage, &shape, &learned, lengths[j], &without);
+            cache_predict_parts(&cpu_storage, &sample_shape, &learned, 500, lengths[j], &without); /* a short prompt, and more */
             if (lengths[j] > FITTED) {
                 check_records(cache);
                 assert_int_equal(with.codes, without.codes);
@@ -709,11 +523,11 @@ static void all_bytes_are_foretold(void **state) {
         }
         /* Before anybody has looked which head gets how many bits, their sum is known. */
         struct terse_cache_report predicted, without;
-        cache_predict(&cpu_storage, &shape, &learned, 2500, &without);
+        cache_predict(&cpu_storage, &sample_shape, &learned, 2500, &without);
         learned.layouts = NULL;
-        cache_predict(&cpu_storage, &shape, &learned, 2500, &predicted);
+        cache_predict(&cpu_storage, &sample_shape, &learned, 2500, &predicted);
         assert_int_equal(predicted.resident, without.resident);
-        release(&method, NULL);
+        release_method(&method, NULL);
     }
 }
 
@@ -721,14 +535,14 @@ static void all_bytes_are_foretold(void **state) {
 static void a_budget_counts_what_is_fitted(void **state) {
     (void)state;
     struct method method = make_method(NULL, NULL, true);
-    const size_t fitted = (size_t)fitted_all_bytes(&shape, &method);
+    const size_t fitted = (size_t)fitted_all_bytes(&sample_shape, &method);
     struct kv_budget budget = {.most = SIZE_MAX};
     struct cache *cache = make_cache(&method, 2);
     struct terse_cache_report report;
     struct terse_error error;
     assert_int_equal(cache_limit(cache, &budget, NULL), TERSE_OK);
     cache_set_seal_ahead(cache, false);
-    prompt(cache, FITTED);
+    take_prompt(cache, FITTED);
     cache_report(cache, &report);
     assert_int_equal(budget.used, report.resident);
     size_t refused = 0;
@@ -742,7 +556,7 @@ static void a_budget_counts_what_is_fitted(void **state) {
     }
     assert_true(refused >= 3); /* of the bytes of records, and of layouts behind them */
     budget.most = SIZE_MAX;
-    step(cache, CACHE_STEP_DECODE, 1, NULL);
+    take_step(cache, CACHE_STEP_DECODE, 1, NULL);
     check_records(cache);
     cache_report(cache, &report);
     assert_int_equal(budget.used, report.resident);
@@ -751,7 +565,7 @@ static void a_budget_counts_what_is_fitted(void **state) {
     cache_destroy(copy);
     cache_report(cache, &report);
     assert_int_equal(budget.used, report.resident);
-    release(&method, cache);
+    release_method(&method, cache);
     assert_int_equal(budget.used, 0);
 }
 

@@ -23,9 +23,20 @@ static struct method make_method(const char *name, bool of_weights) {
     return method;
 }
 
-static struct plan plan_at(const struct method *method, uint64_t length, enum cache_step_kind kind, size_t n) {
+/* Of a sequence of so many tokens, none of which is sealed. */
+static struct extent unsealed(uint64_t length) {
     const uint64_t exact = length < SINKS ? length : SINKS;
-    return plan_step(method, &(struct extent){.exact = exact, .first = exact, .window_first = exact, .length = length}, kind, n);
+    return (struct extent){.exact = exact, .first = exact, .window_first = exact, .length = length};
+}
+
+static struct plan plan_at(const struct method *method, uint64_t length, enum cache_step_kind kind, size_t n) {
+    const struct extent before = unsealed(length);
+    return plan_step(method, &before, kind, n);
+}
+
+static size_t part_at(const struct method *method, uint64_t length, size_t n) {
+    const struct extent before = unsealed(length);
+    return plan_part(method, &before, n);
 }
 
 static void steps_seal_nothing_before_there_are_enough_tokens(void **state) {
@@ -35,32 +46,62 @@ static void steps_seal_nothing_before_there_are_enough_tokens(void **state) {
     for (size_t k = 0; k < sizeof waiting / sizeof waiting[0]; k++) {
         for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
             const struct plan plan = plan_at(&method, lengths[i], waiting[k], 3000); /* however many come in the step */
-            assert_true(plan_waits(&method, waiting[k], lengths[i]));
+            assert_true(plan.waits && !plan.fits);
             assert_int_equal(plan.seal + plan.skip + plan.shift + plan.sealed, 0);
             assert_int_equal(plan.after.window_first, SINKS);
             assert_int_equal(plan.after.length, lengths[i] + 3000);
         }
         const struct plan plan = plan_at(&method, FITTED, waiting[k], 1);
-        assert_false(plan_waits(&method, waiting[k], FITTED));
+        assert_true(plan.fits && !plan.waits);
         assert_int_equal(plan.seal, (FIT_TOKENS + 1 - method.tail_tokens) / PAGE_TOKENS);
         assert_int_equal(plan.after.window_first, SINKS + plan.seal * PAGE_TOKENS);
     }
 }
 
-/* The papers' protocol; methods that are given their profile, or need none. */
+/* The papers' protocol; methods that need no profile. */
 static void others_do_not_wait(void **state) {
     (void)state;
     const struct method method = make_method("terse-2", true), learned = make_method("terse-2", false),
                         half = make_method("f16", true);
-    assert_false(plan_waits(&method, CACHE_STEP_PAPER, 0));
-    assert_int_equal(plan_at(&method, 0, CACHE_STEP_PAPER, 100).seal, 2);
-    for (size_t k = 0; k < sizeof waiting / sizeof waiting[0]; k++) {
-        assert_false(plan_waits(&learned, waiting[k], 0));
-        assert_false(plan_waits(&half, waiting[k], 0));
-        assert_true(plan_at(&learned, 0, waiting[k], 400).seal > 0);
+    for (int i = 0; i < 2; i++) {
+        const struct plan plan = plan_at(i ? &learned : &method, 0, CACHE_STEP_PAPER, 3000);
+        assert_false(plan.waits || plan.fits);
+        assert_int_equal(plan.seal, (3000 - SINKS + PAGE_TOKENS - 1) / PAGE_TOKENS);
     }
-    assert_int_equal(plan_part(&learned, 0, 5000), 5000);
-    assert_int_equal(plan_part(&half, 0, 5000), 5000);
+    for (size_t k = 0; k < sizeof waiting / sizeof waiting[0]; k++) {
+        assert_false(plan_at(&half, 0, waiting[k], 3000).waits);
+        assert_false(plan_at(&half, 3000, waiting[k], 1).fits);
+    }
+    assert_int_equal(part_at(&half, 0, 5000), 5000);
+}
+
+/* With a learned profile only the step waits that brings the tokens to fit to; where pages were sealed before, none does. */
+static void a_learned_profile_serves_what_is_short(void **state) {
+    static const struct {
+        uint64_t length;
+        size_t n;
+        bool waits;
+    } steps[] = {{0, 1, false},      {0, 400, false},           {0, FITTED - 1, false}, {0, FITTED, true},  {0, 9000, true},
+                 {150, 1500, false}, {150, FITTED - 150, true}, {FITTED - 1, 1, true},  {FITTED, 1, false}, {3000, 200, false}};
+    (void)state;
+    const struct method learned = make_method("terse-2", false);
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        const uint64_t length = steps[i].length, all = length + steps[i].n;
+        for (size_t k = 0; k < sizeof waiting / sizeof waiting[0]; k++) {
+            const struct plan plan = plan_at(&learned, length, waiting[k], steps[i].n);
+            const size_t full = all < SINKS + learned.tail_tokens ? 0 : (size_t)(all - SINKS - learned.tail_tokens) / PAGE_TOKENS;
+            assert_int_equal(plan.waits, steps[i].waits);
+            assert_int_equal(plan.fits, length >= FITTED);
+            assert_int_equal(plan.seal, steps[i].waits ? 0 : full);
+        }
+        const bool cut = length < FITTED && all > FITTED;
+        assert_int_equal(part_at(&learned, length, steps[i].n), cut ? FITTED - length : steps[i].n);
+        struct extent sealed = unsealed(length + PAGE_TOKENS);
+        sealed.window_first += PAGE_TOKENS;
+        assert_int_equal(plan_part(&learned, &sealed, steps[i].n), steps[i].n);
+        const struct plan plan = plan_step(&learned, &sealed, CACHE_STEP_PREFILL, steps[i].n);
+        assert_false(plan.waits || plan.fits);
+    }
 }
 
 static void prompts_are_cut_where_waiting_ends(void **state) {
@@ -72,7 +113,7 @@ static void prompts_are_cut_where_waiting_ends(void **state) {
     (void)state;
     const struct method method = make_method("terse-2", true);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        assert_int_equal(plan_part(&method, cases[i].length, cases[i].n), cases[i].part);
+        assert_int_equal(part_at(&method, cases[i].length, cases[i].n), cases[i].part);
 }
 
 static void a_prompts_plan_is_its_last_step(void **state) {
@@ -84,18 +125,19 @@ static void a_prompts_plan_is_its_last_step(void **state) {
             struct plan plan = {0};
             size_t sealed = 0, n_steps = 0;
             for (size_t left = lengths[i], part; left; left -= part, n_steps++) {
-                part = plan_part(&method, plan.after.length, left);
+                part = plan_part(&method, &plan.after, left);
                 plan = plan_step(&method, &plan.after, CACHE_STEP_PREFILL, part);
                 sealed += plan.seal;
             }
             const struct plan whole = plan_prompt(&method, lengths[i]);
             assert_memory_equal(&whole, &plan, sizeof plan);
-            assert_int_equal(n_steps, of_weights && lengths[i] > FITTED ? 2 : 1);
+            assert_int_equal(n_steps, lengths[i] > FITTED ? 2 : 1);
             assert_int_equal(sealed, plan.seal); /* all in the last */
             assert_int_equal(plan.after.length, lengths[i]);
-            if (of_weights && lengths[i] <= FITTED) assert_int_equal(sealed, 0);
+            if (lengths[i] == FITTED || (of_weights && lengths[i] < FITTED)) assert_int_equal(sealed, 0);
             if (lengths[i] <= FITTED) continue;
-            const struct method other = make_method("terse-4", false); /* it leaves the window that one step does without waiting */
+            struct method other = make_method("q4_0", false); /* it leaves the window that one step does without waiting */
+            other.tail_tokens = method.tail_tokens;
             assert_int_equal(plan.after.window_first, plan_at(&other, 0, CACHE_STEP_PREFILL, lengths[i]).after.window_first);
         }
     }
@@ -109,11 +151,13 @@ static void short_windows_are_not_fitted(void **state) {
     const struct method some = method_of_window(&method, FIT_TOKENS - 1), enough = method_of_window(&method, FIT_TOKENS);
     assert_ptr_equal(some.key.codec, &codec_q8_0);
     assert_ptr_equal(some.value.codec, &codec_q8_0);
-    assert_false(method_fits_transforms(&some) || plan_waits(&some, CACHE_STEP_DECODE, 0));
+    assert_false(method_fits_transforms(&some) || plan_at(&some, 0, CACHE_STEP_DECODE, 1).waits);
     assert_int_equal(some.parameters.exact, SINKS);
     assert_ptr_equal(enough.key.codec, &codec_transform);
-    assert_true(method_fits_transforms(&enough) && plan_waits(&enough, CACHE_STEP_DECODE, 0));
-    assert_ptr_equal(method_of_window(&learned, 100).key.codec, &codec_transform);
+    assert_true(method_fits_transforms(&enough) && plan_at(&enough, 0, CACHE_STEP_DECODE, 1).waits);
+    const struct method by_profile = method_of_window(&learned, 100);
+    assert_ptr_equal(by_profile.key.codec, &codec_transform);
+    assert_false(method_fits_transforms(&by_profile) || plan_at(&by_profile, 0, CACHE_STEP_PREFILL, FITTED).waits);
     assert_ptr_equal(method_of_window(&mixed, 100).key.codec, mixed.key.codec);
 }
 
@@ -121,6 +165,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_seal_nothing_before_there_are_enough_tokens),
         cmocka_unit_test(others_do_not_wait),
+        cmocka_unit_test(a_learned_profile_serves_what_is_short),
         cmocka_unit_test(prompts_are_cut_where_waiting_ends),
         cmocka_unit_test(a_prompts_plan_is_its_last_step),
         cmocka_unit_test(short_windows_are_not_fitted),

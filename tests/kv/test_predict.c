@@ -34,12 +34,12 @@ static int free_rows(void **state) {
     return 0;
 }
 
-static void read_prompt(struct cache *cache, const struct method *method, size_t tokens) {
+static void read_prompt(struct cache *cache, size_t tokens) {
     const struct kv_ops *kv = backend_cpu.kv;
     float *k = malloc((size_t)MOST * WIDTH * sizeof *k), *out = malloc((size_t)MOST * WIDTH * sizeof *out);
     assert_true(k && out);
     for (size_t at = 0, n; at < tokens; at += n) {
-        n = plan_part(method, at, tokens - at);
+        n = kv->prompt_part(cache, tokens - at);
         assert_int_equal(kv->begin(cache, CACHE_STEP_PREFILL, n, NULL), TERSE_OK);
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             for (size_t i = 0; i < n * WIDTH; i++) k[i] = rows[at * WIDTH + i];
@@ -54,16 +54,16 @@ static void read_prompt(struct cache *cache, const struct method *method, size_t
     free(out);
 }
 
+/* Without a profile and, as the test's state says, beside one. */
 static void bytes_of_sliding_layers_are_foretold(void **state) {
     static const size_t lengths[] = {300, 900, FITTED, FITTED + 1, FITTED + 300, 2756, MOST};
     static const uint32_t windows[] = {80, 512, 1024}, order[] = {0, 1};
-    (void)state;
     struct terse_cache_options options = terse_cache_options_defaults();
     struct method method;
     options.method = "terse-2";
     assert_int_equal(method_resolve(&options, HEAD_DIM, &method, NULL), TERSE_OK);
     assert_int_equal(random_codebook(&method, LAYERS, HEADS, HEAD_DIM, 0, false, NULL), TERSE_OK);
-    method.of_weights = true;
+    method.of_weights = !*state;
     for (size_t w = 0; w < sizeof windows / sizeof windows[0]; w++) {
         const struct cache_shape shape = {
             LAYERS, HEADS, HEADS, HEAD_DIM, 0.2f, &rope, .window = windows[w], .sliding = 1, .sliding_rope = &rope, .order = order};
@@ -71,7 +71,7 @@ static void bytes_of_sliding_layers_are_foretold(void **state) {
             struct terse_cache_report report, predicted;
             struct cache *cache;
             assert_int_equal(backend_cpu.kv->create(&shape, &method, 2, &cache, NULL), TERSE_OK);
-            read_prompt(cache, &method, lengths[i]);
+            read_prompt(cache, lengths[i]);
             backend_cpu.kv->report(cache, &report);
             backend_cpu.kv->predict(&shape, &method, lengths[i], &predicted);
             assert_int_equal(report.codes, predicted.codes);
@@ -84,6 +84,7 @@ static void bytes_of_sliding_layers_are_foretold(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(bytes_of_sliding_layers_are_foretold)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(bytes_of_sliding_layers_are_foretold),
+                                       cmocka_unit_test_prestate(bytes_of_sliding_layers_are_foretold, "beside a profile")};
     return cmocka_run_group_tests_name("predict", tests, make_rows, free_rows);
 }

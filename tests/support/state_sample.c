@@ -64,7 +64,7 @@ static enum terse_status step(struct cache *cache, enum cache_step_kind kind, si
 
 enum terse_status state_sample_step(struct cache *cache, enum cache_step_kind kind, size_t n) {
     enum terse_status status = TERSE_OK;
-    if (plan_waits(&cache_base(cache)->method, kind, cache_length(cache)))
+    if (plan_step(&cache_base(cache)->method, &cache_base(cache)->extent, kind, n).waits)
         status = step(cache, CACHE_STEP_PREFILL, FITTED - (size_t)cache_length(cache));
     return status ? status : step(cache, kind, n);
 }

@@ -6,6 +6,7 @@
 #include "backend/cpu/kv/page_pool.h"
 #include "base/memory.h"
 #include "base/random.h"
+#include "base/size.h"
 
 #include <math.h>
 #include <string.h>
@@ -122,12 +123,14 @@ static enum terse_status fill_chunks(struct cache *cache, size_t n, size_t chunk
 }
 
 enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error) {
-    size_t width = (size_t)cache->base.shape.kv_heads * cache->base.shape.head_dim,
-           chunk = n < CHUNK || cache->base.method.policy->keep_selected_only ? n : CHUNK;
+    const struct cache_base *base = &cache->base;
+    const struct plan first = plan_step(&base->method, &base->extent, CACHE_STEP_PREFILL, cache_prompt_part(cache, n));
+    size_t width = (size_t)base->shape.kv_heads * base->shape.head_dim, chunk = first.waits ? size_max(first.n, CHUNK) : CHUNK;
+    if (n < chunk || base->method.policy->keep_selected_only) chunk = n;
     size_t floats = NORMALS + CODEC_HEAD_DIM_MAX;
     /* Policies that evict have little to seal and may treat layers differently. */
     bool fresh = !cache->base.extent.length && !policy_evicts(cache->base.method.policy);
-    bool alike = fresh && layers_alike(cache) && !fitted_pending(&cache->base); /* to which layers are fitted each for itself */
+    bool alike = fresh && layers_alike(cache) && !first.waits; /* to which layers are fitted each for itself */
     float *normals = memory_array(floats + 2 * chunk * width, sizeof *normals);
     if (!normals) return status_no_memory(error, (floats + 2 * chunk * width) * sizeof *normals, "random keys and values");
     fill_normals(normals, floats, &seed);

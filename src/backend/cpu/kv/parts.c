@@ -58,7 +58,8 @@ static void predict(const struct cache_shape *shape, const struct method *method
     size_t n = parts_of(shape, method, parts);
     cache_predict(&cpu_storage, &parts[0].shape, &parts[0].method, tokens, report);
     if (n == 1) return;
-    const size_t first = plan_part(&parts[0].method, 0, tokens); /* prompts are cut as the first part has it */
+    const size_t first =
+        plan_part(&parts[0].method, &(struct extent){0}, (size_t)tokens); /* prompts are cut as the first part has it */
     cache_predict_parts(&cpu_storage, &parts[1].shape, &parts[1].method, first, tokens, &second);
     add_report(&second, values_of(shape, shape->layers, tokens), report);
 }
@@ -230,6 +231,7 @@ const struct kv_ops parts_ops = {.supports = supports,
                                  .destroy = destroy,
                                  .reset = reset,
                                  .length = cache_length,
+                                 .prompt_part = cache_prompt_part,
                                  .truncate = truncate_parts,
                                  .common_prefix = common_prefix,
                                  .fork = fork_parts,

@@ -131,8 +131,7 @@ static void storage_bytes(const struct cache *cache, struct cache_bytes *bytes) 
 
 static void storage_bytes_after(const struct cache_shape *shape, const struct method *method, const struct plan *plan,
                                 struct cache_bytes *bytes) {
-    *bytes = bytes_of(shape, method, extent_window_pages(&plan->after), plan->anchors, true,
-                      !plan_waits(method, plan->kind, plan->before.length));
+    *bytes = bytes_of(shape, method, extent_window_pages(&plan->after), plan->anchors, plan->waits || plan->fits, plan->fits);
 }
 
 static bool anchor_tokens(const struct cache *cache, uint32_t layer, uint32_t head, enum codec_side side, uint32_t *tokens) {

@@ -19,7 +19,7 @@ enum terse_status kv_begin(struct cache *cache, enum cache_step_kind kind, size_
         return kv_refuse(&base->method, "cannot be read by the papers' protocol", error);
     if ((status = window_reserve(cache, error))) return status;
     if (base->extent.length <= base->plan.grid) cache->window_origin = base->plan.grid; /* nothing lies in it */
-    if (fitted_due(base, kind) && (status = kv_fit_transforms(cache, error))) return status;
+    if (fitted_due(base) && (status = kv_fit_transforms(cache, error))) return status;
     cache->steps++;
     status = cache_reserve_views(cache, base->pages.n, error);
     if (!status) status = kv_tables_reserve(cache->tables, base->plan.after.length, error);

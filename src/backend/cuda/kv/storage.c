@@ -111,8 +111,8 @@ static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct
 
 static void storage_bytes_after(const struct cache_shape *shape, const struct method *method, const struct plan *plan,
                                 struct cache_bytes *bytes) {
-    const bool fitted = !plan_waits(method, plan->kind, plan->before.length);
-    *bytes = bytes_of(shape, method, window_rows_after(method, plan), plan->anchors, plan->seal, true, fitted);
+    *bytes =
+        bytes_of(shape, method, window_rows_after(method, plan), plan->anchors, plan->seal, plan->waits || plan->fits, plan->fits);
 }
 
 static void storage_bytes(const struct cache *cache, struct cache_bytes *bytes) {

@@ -23,7 +23,7 @@ static uint32_t grown(uint32_t capacity, uint64_t needed) {
 
 uint32_t window_rows_after(const struct method *method, const struct plan *plan) {
     const uint32_t least = window_least_rows(method);
-    return plan_waits(method, plan->kind, plan->before.length) ? grown(least, plan->after.length - plan->grid) : least;
+    return plan->waits ? grown(least, plan->after.length - plan->grid) : least;
 }
 
 /* Gives the ring so many rows, and copies n tokens from `first` on. */
@@ -69,16 +69,15 @@ enum terse_status window_clear(struct cache *cache, uint64_t n, struct terse_err
 
 enum terse_status window_reserve(struct cache *cache, struct terse_error *error) {
     const struct plan *plan = &cache->base.plan;
-    const bool waits = plan_waits(&cache->base.method, plan->kind, plan->before.length);
-    const uint64_t needed = waits ? plan->after.length - plan->grid
-                                  : plan->before.length - size_min(plan->grid, plan->before.length) + DECODE_TOKENS_MOST;
+    const uint64_t needed = plan->waits ? plan->after.length - plan->grid
+                                        : plan->before.length - size_min(plan->grid, plan->before.length) + DECODE_TOKENS_MOST;
     return method_fits_transforms(&cache->base.method) ? resize_kept(cache, grown(cache->window_capacity, needed), error)
                                                        : TERSE_OK;
 }
 
 enum terse_status window_trim(struct cache *cache, struct terse_error *error) {
     const uint32_t least = window_least_rows(&cache->base.method);
-    const bool waits = plan_waits(&cache->base.method, CACHE_STEP_DECODE, cache->base.extent.length);
+    const bool waits = plan_step(&cache->base.method, &cache->base.extent, CACHE_STEP_DECODE, 1).waits;
     return waits || cache->base.n_ahead || extent_window_pages(&cache->base.extent) * PAGE_TOKENS > least
                ? TERSE_OK
                : resize_kept(cache, least, error);
