@@ -58,6 +58,7 @@ def name_of(run):
     method, *options = run.split(":")
     if method.startswith("terse") and "codebook=none" in options:
         options[options.index("codebook=none")] = "no profile"
+    options = ["with a profile" if o == "profile" else o for o in options]
     anchors = [o.split("=")[1] for o in options if o.startswith("anchors=")]
     if anchors or method.startswith("antkv"):
         options = [o for o in options if not o.startswith("anchors=")]

@@ -23,7 +23,7 @@ LEAST = 1e-5  # divergence: less is drawn as this
 def family_of(method):
     name = method.split("-")[0]
     if name == "terse":
-        return "terse, no profile" if method.endswith("codebook=none") else "terse"
+        return "terse, with a profile" if method.endswith(":profile") else "terse"
     return OF_FAMILY.get(name)
 
 

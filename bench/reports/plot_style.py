@@ -6,6 +6,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 FAMILIES = {
     "terse": ("#b3123f", "o", True),
     "terse, no profile": ("#b3123f", "o", False),
+    "terse, with a profile": ("#b3123f", "o", False),
     "AnTKV, 1% anchors": ("#0b6e99", "o", True),
     "AnTKV, no anchors": ("#0b6e99", "o", False),
     "CQ": ("#6a3d9a", "s", False),

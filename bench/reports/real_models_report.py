@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from fidelity_text import digits, mib, name_of, paragraphs, table, with_error  # noqa: E402
 from real_models_results import Refused, Results, name_of_model  # noqa: E402
 
-IN_README = ("f16", "q8_0", "q4_0", "kivi-4", "kivi-2", "terse-4", "terse-2", "terse-1", "terse-4:codebook=none", "terse-2:codebook=none")
+IN_README = ("f16", "q8_0", "q4_0", "kivi-4", "kivi-2", "terse-4", "terse-3", "terse-2", "terse-1")
 IN_README += ("million-4", "antkv-2", "commvq-2", "selfindex-2", "snapkv-1024", "mat-1024", "streaming-1024")
 
 NOT_YET = "not run yet; the command below goes on with it"
@@ -23,8 +23,7 @@ KEEPS = {
     "q8_0": "8-bit codes, a scale per 32 channels",
     "q4_0": "the same with 4-bit codes",
     "kivi": "KIVI: codes of so many bits, keys by channel, values by token",
-    "terse": "transform coding, with a profile of the model",
-    "terse none": "the same by the weights and the prompt alone",
+    "terse": "transform coding, fitted to the text",
     "million": "MILLION: product quantization of rotated keys, and of values; learned",
     "cq": "CQ: a few channels as one of 256 learned centroids",
     "antkv": "AnTKV: the same with a gain per row, 1 % of a prompt's tokens exact",
@@ -40,7 +39,7 @@ KEEPS = {
 def keeps(method):
     family = method.split(":")[0]
     family = family if family in KEEPS else family.split("-")[0]
-    return KEEPS[f"{family} none" if method.endswith("codebook=none") else family]
+    return KEEPS[family]
 
 
 def short(length):
@@ -190,7 +189,7 @@ def readme_table(r):
         if any(found):
             right = ", ".join(str(q["right"]) if q else "-" for q in asked)
             bits = next(f"{p['bits']:.2f}" for p in found if p)
-            rows.append([f"`{method.split(':')[0]}`{', no profile' if ':' in method else ''}", keeps(method), bits, *(digits(p["kld"]) if p else "" for p in found), right])
+            rows.append([f"`{method}`", keeps(method), bits, *(digits(p["kld"]) if p else "" for p in found), right])
     names = [f"KLD, {name_of_model(m)}" for m in r.models]
     return table(["`--kv`", "what it keeps", "bits per value", *names, f"facts found of {r.setup['questions']} at {short(length)}"], rows, (0, 1))
 
