@@ -36,9 +36,7 @@ struct capture {
     size_t kept;      /* of these, as samples of each layer and KV head */
     uint32_t window, skip;
     struct samples side[2];
-    /* Where they are wanted: */
-    double *queries;   /* [layers][Hk][hd] sums of squares over all samples */
-    int64_t *residual; /* [layers] sums over all tokens, in units of RESIDUAL_UNIT */
+    int64_t *residual; /* [layers] sums over all tokens, in units of RESIDUAL_UNIT, where they are wanted */
 };
 
 /* A window on its way. */
@@ -138,28 +136,13 @@ static void keep_tile(const struct passing *p, const struct layer_rows *layer, u
     }
 }
 
-/* A KV head's queries of the samples in a window. */
-static void add_queries(const struct passing *p, uint32_t head, const struct captured *captured, double *sums) {
-    const struct terse_model *m = p->capture->model;
-    size_t hd = m->head_dim, group = m->query_heads / m->kv_heads;
-    for (size_t t = p->options->skip; t < captured->n; t++) {
-        const float *q = captured->q + (t * m->query_heads + head * group) * hd;
-        for (size_t g = 0; g < group; g++, q += hd)
-            for (size_t c = 0; c < hd; c++) sums[c] += (double)q[c] * (double)q[c];
-    }
-}
-
 static void keep_layer(void *user, uint32_t layer, const struct captured *captured) {
     const struct passing *p = user;
     uint32_t heads = p->capture->model->kv_heads;
     const float *rows[2] = {captured->k, captured->v}, *gradients[2] = {captured->dk, captured->dv};
     size_t tiles = (p->count + TILE - 1) / TILE;
-    if (p->options->moments) {
+    if (p->options->residual)
         p->capture->residual[layer] += sum_log_squares(captured->hidden, captured->n, p->capture->model->width, RESIDUAL_UNIT);
-#pragma omp parallel for schedule(static)
-        for (uint32_t head = 0; head < heads; head++)
-            add_queries(p, head, captured, p->capture->queries + ((size_t)layer * heads + head) * p->capture->model->head_dim);
-    }
     for (int side = 0; side < 2; side++) {
         const struct samples *s = &p->capture->side[side];
         if (!s->kept) continue;
@@ -211,10 +194,8 @@ static enum terse_status allocate(struct capture *c, const struct capture_option
     }
     c->kept = bytes && o->budget / bytes < c->samples ? o->budget / bytes : c->samples;
     if (!c->kept) c->kept = 1;
-    c->queries = memory_zeros(o->moments ? heads : 0, m->head_dim * sizeof *c->queries);
-    c->residual = memory_zeros(o->moments ? m->layers : 0, sizeof *c->residual);
-    if (!c->queries || !c->residual)
-        return status_no_memory(error, heads * m->head_dim * sizeof *c->queries, "the squares of queries");
+    c->residual = memory_zeros(o->residual ? m->layers : 0, sizeof *c->residual);
+    if (!c->residual) return status_no_memory(error, m->layers * sizeof *c->residual, "the residual stream");
     for (int side = 0; side < 2; side++) {
         struct samples *s = &c->side[side];
         s->rows = memory_array(c->kept, heads * s->strips * STRIP * sizeof *s->rows);
@@ -260,7 +241,6 @@ void capture_free(struct capture *capture) {
         memory_free(capture->side[side].norms);
         memory_free(capture->side[side].factors);
     }
-    memory_free(capture->queries);
     memory_free(capture->residual);
     free(capture);
 }
@@ -297,18 +277,6 @@ void capture_rows(const struct capture *capture, const struct capture_reading *r
         size_t from = (channel + done) % STRIP;
         n = STRIP - from < width - done ? STRIP - from : width - done;
         read_strip(strip_of(capture, s, head_of(capture, r), (channel + done) / STRIP), r, from, n, width, rows + done);
-    }
-}
-
-void capture_queries(const struct capture *capture, uint32_t layer, uint32_t head, double *power) {
-    const struct terse_model *m = capture->model;
-    size_t hd = m->head_dim, pairs = m->rope.n_rot / 2;
-    const double *sums = capture->queries + ((size_t)layer * m->kv_heads + head) * hd;
-    double scale = 1 / (double)(m->query_heads / m->kv_heads) / (double)capture->samples;
-    for (size_t c = 0; c < hd; c++) power[c] = sums[c] * scale;
-    for (size_t i = 0; i < pairs; i++) {
-        size_t a = m->rope.pairing == ROPE_ADJACENT ? 2 * i : i, b = m->rope.pairing == ROPE_ADJACENT ? 2 * i + 1 : i + pairs;
-        power[a] = power[b] = (power[a] + power[b]) / 2;
     }
 }
 

@@ -26,7 +26,7 @@ struct capture_options {
     uint32_t positions;
     uint32_t run;  /* 0, or rotated keys are as they would be at their place in the window modulo `run`, whatever `positions` */
     uint32_t skip; /* first tokens of each window that are no samples */
-    bool moments;  /* capture_queries and capture_residual will be asked for; not where gradients are made */
+    bool residual; /* capture_residual will be asked for; not where gradients are made */
     bool drawn;    /* gradients of labels drawn from the model's predictions (backward_draw_labels), not the text's */
     uint64_t seed; /* of the draws */
     size_t budget; /* bytes of rows, norms and factors */
@@ -62,10 +62,6 @@ void capture_norms(const struct capture *capture, const struct capture_reading *
                    float *norms);
 /* factors[count]: what capture_normalize was returned for the row, or ones. */
 void capture_factors(const struct capture *capture, const struct capture_reading *reading, float *factors);
-
-/* power[hd]: the mean square of a KV head's rotated queries, over the G of them and all tokens that are not skipped; the same for the two
- * channels of a RoPE pair, whatever they are rotated by. */
-void capture_queries(const struct capture *capture, uint32_t layer, uint32_t head, double *power);
 
 /* Returns log2 of the mean square of a hidden state as it enters the layer, the mean over all tokens that were run, as a cache's is over all
  * that it read (kv/fitted.h). */

@@ -64,10 +64,11 @@ static double square(const float *x, size_t n) {
 
 /* ---- Metrics */
 
-static void key_metric(const struct profile *p, uint32_t layer, uint32_t head, double *metric) {
+/* That of the weights, as a cache has it that fits itself: so that one is as near to f16 beside a profile as without. */
+static void key_metric(const struct profile *p, uint32_t layer, uint32_t head, float *scratch, double *metric) {
     double power[CODEC_HEAD_DIM_MAX];
     size_t hd = p->model->head_dim;
-    capture_queries(p->samples, layer, head, power);
+    weight_query_power(p->model, layer, head, scratch, power);
     for (size_t i = 0; i < hd * hd; i++) metric[i] = i % (hd + 1) ? 0 : power[i / hd];
 }
 
@@ -182,7 +183,7 @@ static enum terse_status fit_set(struct profile *p, enum codec_side side, size_t
     struct transform_moments moments = {
         .mean = m->mean, .pre_rope_mean = m->pre_rope_mean, .directions = m->inverse, .covariance = m->covariance};
     if (side == CODEC_KEYS)
-        key_metric(p, layer, head, m->metric);
+        key_metric(p, layer, head, tile.weights, m->metric);
     else
         weight_value_metrics(p->model, layer, head, 1, tile.weights, m->metric);
     enum terse_status status = transform_fit_metric(m->metric, hd, m->root, m->inverse, error);
@@ -316,7 +317,7 @@ enum terse_status profile_learn(const struct terse_model *model, const struct pr
                                       .windows = options->windows ? options->windows : windows_of(options->window),
                                       .run = ROPE_RUN_TOKENS,
                                       .skip = SINKS,
-                                      .moments = true,
+                                      .residual = true,
                                       .budget = options->budget,
                                       .progress = options->progress};
     enum terse_status status = capture_new(model, &samples, tokens, n, &p.samples, error);

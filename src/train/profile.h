@@ -1,7 +1,7 @@
 /* A model's profile: the parameters of the codec transform (format/transform.h) for every layer, KV head and side.
  *
- * Forward passes over a text give keys, values and queries, and from them mean, metric and covariance (format/transform_fit.h), and the size
- * of the residual stream. The importance of each layer, KV head and side is what the weights imply (backend/cpu/weight_profile.h), corrected for
+ * Forward passes over a text give keys and values, and from them mean and covariance (format/transform_fit.h) in the metric of the weights, and the
+ * size of the residual stream. The importance of each layer, KV head and side is what the weights imply (backend/cpu/weight_profile.h), corrected for
  * the text's rows (format/codebook_importance.h), as a cache that fits itself to its sequence corrects it. */
 #ifndef TERSE_TRAIN_PROFILE_H
 #define TERSE_TRAIN_PROFILE_H

@@ -39,7 +39,7 @@ works inspect $model -o csv --tensors
 # The section about this machine tells memory, which must agree with the table of methods and the shape, and speeds, which no test can know.
 works inspect $model -c 4096
 section=$(sed -n '/^## On this machine, with 4096 tokens of context$/,/^## [^O]/p' "$work/out")
-for line in 'memory:  *[0-9]* MiB: weights 27, KV cache [0-9]* by terse-4 (f16: 48), buffers' 'prompt:  *512 tokens in .* 4096 in .* tokens/s)' \
+for line in 'memory:  *[0-9]* MiB: weights 27, KV cache [0-9]* by terse-4, [0-9]* on the way (f16: 48), buffers' 'prompt:  *512 tokens in .* 4096 in .* tokens/s)' \
     'reply:  *[0-9.]* tokens/s at first, [0-9.]* behind 4096 tokens' 'method:  *terse-4, which fits itself to prompts of 2052 tokens and more; others by the profile' \
     'These are estimates from [0-9.]* seconds of computing with [0-9]* thread'; do
     echo "$section" | grep -q "^$line" || fail "no \"$line\" in: $section"

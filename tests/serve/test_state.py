@@ -21,7 +21,7 @@ class StateDir(unittest.TestCase):
     def test_prefixes_survive_restarts(self):
         with tempfile.TemporaryDirectory() as folder:
             state = os.path.join(folder, "state")
-            text = document(8123377, size=6000)
+            text = document(8123377, size=9000)  # longer than what a cache fits itself to
             messages = ask_about(text)
             server = Server("--state-dir", state)
             reply, cached, _ = self.turn(server, messages)

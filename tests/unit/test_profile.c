@@ -1,6 +1,7 @@
-/* A profile against its definition in double precision: means, metrics, uncorrelated components, gains and importance from the rows,
- * queries and hidden states that a forward pass delivers; the same bits for any number of threads; interruption. */
+/* A profile against its definition in double precision: means, metrics, uncorrelated components, gains and importance from the rows and
+ * hidden states that a forward pass delivers; the same bits for any number of threads; interruption. */
 #include "backend/cpu/vector.h"
+#include "backend/cpu/weight_moments.h"
 #include "backend/cpu/weight_profile.h"
 #include "base/random.h"
 #include "base/thread_pool.h"
@@ -69,7 +70,7 @@ static void release(struct learned *l) {
 
 /* ---- What a forward pass delivers, of all windows: [layers][WINDOWS][WINDOW][heads][hd], of hidden states [width] */
 
-enum { Q, K, V, HIDDEN, KINDS };
+enum { K, V, HIDDEN, KINDS };
 
 struct delivered {
     const struct terse_model *model;
@@ -78,7 +79,7 @@ struct delivered {
 };
 
 static size_t width_of(const struct terse_model *m, int kind) {
-    return kind == HIDDEN ? m->width : (size_t)(kind == Q ? m->query_heads : m->kv_heads) * m->head_dim;
+    return kind == HIDDEN ? m->width : (size_t)m->kv_heads * m->head_dim;
 }
 
 static const float *row_of(const struct delivered *d, int kind, size_t layer, size_t window, size_t t, size_t head) {
@@ -87,7 +88,7 @@ static const float *row_of(const struct delivered *d, int kind, size_t layer, si
 
 static void keep_layer(void *user, uint32_t layer, const struct captured *rows) {
     struct delivered *d = user;
-    const float *from[KINDS] = {rows->q, rows->k, rows->v, rows->hidden};
+    const float *from[KINDS] = {rows->k, rows->v, rows->hidden};
     for (int kind = 0; kind < KINDS; kind++) {
         size_t n = WINDOW * width_of(d->model, kind);
         memcpy(d->rows[kind] + (layer * WINDOWS + d->window) * n, from[kind], n * sizeof(float));
@@ -144,14 +145,13 @@ static void find_metric(const struct delivered *d, enum codec_side side, size_t 
                 for (size_t j = 0; j < hd; j++) metric[i][j] += (double)w[i] * (double)w[j];
         }
     }
-    for (size_t i = 0; i < WINDOWS * WINDOW * group && side == CODEC_KEYS; i++) {
-        size_t window = i / group / WINDOW, t = i / group % WINDOW;
-        const float *q = row_of(d, Q, layer, window, t, head * group + i % group);
-        for (size_t c = 0; c < hd && t >= SINKS; c++) {
-            size_t pairs = m->rope.n_rot / 2, other = c;
-            if (c < 2 * pairs) other = m->rope.pairing == ROPE_ADJACENT ? c ^ 1 : c < pairs ? c + pairs : c - pairs;
-            metric[c][c] += ((double)q[c] * (double)q[c] + (double)q[other] * (double)q[other]) / 2;
-        }
+    if (side == CODEC_KEYS) {
+        double power[MOST_HD];
+        float *scratch = malloc(weight_moments_scratch(m) * sizeof *scratch);
+        assert_non_null(scratch);
+        weight_query_power(m, (uint32_t)layer, (uint32_t)head, scratch, power); /* test_weight_profile holds it to its definition */
+        for (size_t c = 0; c < hd; c++) metric[c][c] = power[c];
+        free(scratch);
     }
     double trace = 0;
     for (size_t c = 0; c < hd; c++) trace += metric[c][c] / (double)hd;
