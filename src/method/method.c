@@ -431,7 +431,7 @@ struct method method_of_window(const struct method *method, uint32_t window) {
     own.parameters =
         (struct policy_parameters){.exact = own.key.codec->exact && own.value.codec->exact ? 0 : SINKS, .window = window};
     own.index = NULL;
-    if (method->of_weights && window < FIT_TOKENS) { /* never as many tokens to fit to: 8 bits */
+    if (method_fits_transforms(method) && window < FIT_TOKENS) { /* never as many tokens to fit to: 8 bits */
         const struct coding coding = codec_coding(&codec_q8_0, 0, 0);
         if (own.key.codec->id == CODEC_TRANSFORM) own.key = coding;
         if (own.value.codec->id == CODEC_TRANSFORM) own.value = coding;

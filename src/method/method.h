@@ -39,12 +39,9 @@ bool method_needs_weights(const struct method *method);
 /* Tokens behind the exact ones to which transforms are fitted. Until a sequence has as many, they stay in its window. */
 #define FIT_TOKENS 2048
 
-/* Returns whether caches fit the method's transforms to the first tokens of their sequences (kv/plan.h says when); not of layers whose window
- * never holds as many. */
+/* Returns whether caches fit the method's transforms to the first tokens of their sequences (kv/plan.h says when). */
 static inline bool method_fits_transforms(const struct method *method) {
-    const uint32_t window = method->parameters.window;
-    return (method->key.codec->id == CODEC_TRANSFORM || method->value.codec->id == CODEC_TRANSFORM) &&
-           (!window || window >= FIT_TOKENS);
+    return method->key.codec->id == CODEC_TRANSFORM || method->value.codec->id == CODEC_TRANSFORM;
 }
 
 /* Checks that the method has the codebook that it needs for this model, and shares the bits of codec transform over the model. */

@@ -155,9 +155,11 @@ static void short_windows_are_not_fitted(void **state) {
     assert_int_equal(some.parameters.exact, SINKS);
     assert_ptr_equal(enough.key.codec, &codec_transform);
     assert_true(method_fits_transforms(&enough) && plan_at(&enough, 0, CACHE_STEP_DECODE, 1).waits);
-    const struct method by_profile = method_of_window(&learned, 100);
-    assert_ptr_equal(by_profile.key.codec, &codec_transform);
-    assert_false(method_fits_transforms(&by_profile) || plan_at(&by_profile, 0, CACHE_STEP_PREFILL, FITTED).waits);
+    const struct method beside_profile = method_of_window(&learned, 100);
+    assert_ptr_equal(beside_profile.key.codec, &codec_q8_0);
+    assert_ptr_equal(beside_profile.value.codec, &codec_q8_0);
+    assert_null(beside_profile.learned);
+    assert_true(method_fits_transforms(&learned));
     assert_ptr_equal(method_of_window(&mixed, 100).key.codec, mixed.key.codec);
 }
 
