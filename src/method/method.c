@@ -435,6 +435,7 @@ struct method method_of_window(const struct method *method, uint32_t window) {
         const struct coding coding = codec_coding(&codec_q8_0, 0, 0);
         if (own.key.codec->id == CODEC_TRANSFORM) own.key = coding;
         if (own.value.codec->id == CODEC_TRANSFORM) own.value = coding;
+        own.codebook[0] = 0;
         own.learned = NULL;
         own.layouts = NULL;
         own.of_weights = false;
