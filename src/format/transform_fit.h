@@ -52,7 +52,7 @@ enum terse_status transform_metric(const float *basis, uint32_t head_dim, float 
 
 #define TRANSFORM_GAIN_LEAST 1e-6f /* of the size of the mean: what rounding leaves of a row that is the mean */
 
-/* What a sequence's rows come to, in coefficients of a profile's basis: the mean of the rows and, of those that are something else than that and
+/* The moments of a sequence's rows are in coefficients of a profile's basis: the mean of the rows and, of those that are something else than that and
  * finite, the products of the coefficients of what they are about it, each row taken to size 1, and their sizes, root mean squares of
  * coefficients. */
 struct transform_row_moments {

@@ -22,7 +22,7 @@ void transform_multiply(const float *a, size_t m, size_t k, size_t lda, const fl
     }
 }
 
-/* What rows come to is found in this memory: matrices[hd][hd], and a page's numbers. */
+/* The moments of rows are found in this memory: matrices[hd][hd], and a page's numbers. */
 struct work {
     transform_multiply_rows *multiply;
     float *basis, *inverse, *product; /* product[hd][hd] = u^T u of a page's rows */

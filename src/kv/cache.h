@@ -90,6 +90,9 @@ void cache_predict_parts(const struct kv_storage *storage, const struct cache_sh
                          uint64_t first, uint64_t tokens, struct terse_cache_report *report);
 void cache_report(const struct cache *cache, struct terse_cache_report *report);
 enum terse_status cache_limit(struct cache *cache, struct kv_budget *budget, struct terse_error *error);
+/* Channels of random rows (kv_ops.fill_random) fall in size by so many octaves: transforms that are fitted to them share bits as they do of
+ * models. */
+#define RANDOM_OCTAVES 6
 void cache_reset(struct cache *cache);
 uint64_t cache_length(const struct cache *cache);
 size_t cache_prompt_part(const struct cache *cache, size_t n);

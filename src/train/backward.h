@@ -12,7 +12,7 @@
 
 #include "model/model.h"
 
-/* What enters one layer, hidden [n][width], and its queries, keys, values and gradients: q [n][Hq][hd], the others [n][Hk][hd]. `q` are the rotated queries, NULL with
+/* These enter one layer: hidden [n][width], and its queries, keys, values and gradients: q [n][Hq][hd], the others [n][Hk][hd]. `q` are the rotated queries, NULL with
  * gradients, which take their memory. `k` are the keys before rotation (past bias, clamp and norm: what rotation is applied to), dk
  * is the loss's gradient with respect to them. dk and dv are NULL without gradients. */
 struct captured {

@@ -14,8 +14,6 @@
 #define CHUNK 1024                /* tokens of a step; a policy that keeps some of each prompt sees one prompt */
 #define NORMALS ((size_t)1 << 16) /* numbers that all rows are cut from, each row at a random place */
 #define DISTINCT ((size_t)128)    /* sealed pages of a KV head before they may repeat */
-#define OCTAVES \
-    6 /* by which channels of random rows fall in size: transforms that are fitted to them share bits as they do of models */
 
 /* Box-Muller. */
 static void fill_normals(float *numbers, size_t n, uint64_t *state) {
@@ -30,7 +28,7 @@ static void fill_normals(float *numbers, size_t n, uint64_t *state) {
 static void fill_rows(const struct cache *cache, const float *normals, size_t n, uint64_t *state, float *rows) {
     const size_t hd = cache->base.shape.head_dim;
     float size[CODEC_HEAD_DIM_MAX];
-    for (size_t c = 0; c < hd; c++) size[c] = exp2f(-OCTAVES * (float)c / (float)hd);
+    for (size_t c = 0; c < hd; c++) size[c] = exp2f(-RANDOM_OCTAVES * (float)c / (float)hd);
     for (size_t i = 0; i < n * cache->base.shape.kv_heads; i++) {
         const float *from = normals + random_next(state) % NORMALS;
         for (size_t c = 0; c < hd; c++) rows[i * hd + c] = from[c] * size[c];

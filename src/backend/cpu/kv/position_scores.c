@@ -74,8 +74,8 @@ void position_products(const struct position_scores *own, const float *mean, con
 }
 
 void position_scores_add(const struct position_scores *own, const float *products, size_t rows, uint64_t first, float *logits) {
-    const float *turn = own->middle + 2 * own->pairs * (size_t)(first % ROPE_RUN_TOKENS);
-    if (own->pairs) vector_ops()->score_positions(products, rows, own->pairs, turn, own->waves, logits);
+    const float *rotation = own->middle + 2 * own->pairs * (size_t)(first % ROPE_RUN_TOKENS);
+    if (own->pairs) vector_ops()->score_positions(products, rows, own->pairs, rotation, own->waves, logits);
 }
 
 void position_scores_add_slot(const struct position_scores *own, const float *products, size_t rows, uint64_t first, size_t slot,

@@ -209,21 +209,19 @@ static __device__ uint64_t random_bits(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-#define RANDOM_OCTAVES 6 /* as the CPU's kv/fill.c has them */
-
 /* Box-Muller. */
-static __global__ void random_rows_kernel(float2 *numbers, size_t pairs, uint32_t hd, uint64_t seed) {
+static __global__ void random_rows_kernel(float2 *numbers, size_t pairs, uint32_t hd, float octaves, uint64_t seed) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= pairs) return;
     uint64_t bits = random_bits(seed * 0xD1342543DE82EF95ull + i);
     float u = ((uint32_t)(bits >> 40) + 1) * 0x1p-24f, turn = (uint32_t)(bits & 0xFFFFFF) * 0x1p-23f, s, c;
     float radius = sqrtf(-2 * logf(u));
     sincospif(turn, &s, &c);
-    radius *= exp2f(-RANDOM_OCTAVES * (float)(2 * i % hd) / (float)hd);
+    radius *= exp2f(-octaves * (float)(2 * i % hd) / (float)hd);
     numbers[i] = make_float2(radius * c, radius * s);
 }
 
-cudaError_t random_rows(float *numbers, size_t n, uint32_t hd, uint64_t seed, cudaStream_t stream) {
-    random_rows_kernel<<<(unsigned)((n / 2 + 255) / 256), 256, 0, stream>>>((float2 *)numbers, n / 2, hd, seed);
+cudaError_t random_rows(float *numbers, size_t n, uint32_t hd, float octaves, uint64_t seed, cudaStream_t stream) {
+    random_rows_kernel<<<(unsigned)((n / 2 + 255) / 256), 256, 0, stream>>>((float2 *)numbers, n / 2, hd, octaves, seed);
     return cudaGetLastError();
 }

@@ -56,8 +56,8 @@ cudaError_t rows_from_exact(const struct layer_rows *rows, size_t n, uint64_t ev
 cudaError_t rows_from_window(const struct layer_rows *rows, uint64_t first, size_t count, int64_t row, cudaStream_t stream);
 cudaError_t rows_to_window(const struct layer_rows *rows, uint64_t first, size_t count, int64_t row, cudaStream_t stream);
 
-/* n normally distributed numbers, n even: rows of hd channels that fall in size. */
-cudaError_t random_rows(float *numbers, size_t n, uint32_t hd, uint64_t seed, cudaStream_t stream);
+/* n normally distributed numbers, n even: rows of hd channels that fall in size by so many octaves. */
+cudaError_t random_rows(float *numbers, size_t n, uint32_t hd, float octaves, uint64_t seed, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

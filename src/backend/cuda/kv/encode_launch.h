@@ -35,8 +35,8 @@ struct encode {
     size_t layer_stride, head_stride, token_stride; /* of rows, in halves */
 };
 
-/* What the rows of a launch's items come to, in a layer, KV head and side: struct transform_row_moments as floats products[hd][hd],
- * mean[hd], pre_rope_mean[hd], and these. */
+/* The moments of the rows of a launch's items, in a layer, KV head and side, are a struct transform_row_moments as floats: products[hd][hd],
+ * mean[hd], pre_rope_mean[hd], and these numbers. */
 enum { MOMENTS_USED, MOMENTS_GAIN, MOMENTS_LEAST, MOMENTS_MOST, MOMENTS_NUMBERS };
 #define ENCODE_MOMENTS_FLOATS(hd) ((size_t)(hd) * (hd) + 2 * (size_t)(hd) + MOMENTS_NUMBERS)
 

@@ -1,5 +1,5 @@
-/* What a sequence's rows come to, which transforms are fitted to: as transform_fit_rows finds it (format/transform_fit.h), a block for each side of a
- * layer and KV head, page after page. Products of heads of 256 channels have four blocks, a quarter each. */
+/* This kernel finds the moments of a sequence's rows, to which transforms are fitted, as transform_fit_rows does (format/transform_fit.h). A block
+ * takes a side of a layer and KV head, page after page; of heads of 256 channels each of four blocks takes a quarter of the products. */
 #include "backend/cuda/kv/transform_page.cuh"
 
 #include "format/transform_fit.h"
@@ -22,7 +22,7 @@ template <int HD> struct moments_memory {
         float tile[TILE_DEPTH][HD]; /* while coefficients are found */
         float rows[DEEP][HD + 1];   /* of size 1, while they are multiplied; + 1: columns lie in different banks */
     };
-    double sum[HD], turning[HD]; /* of rows; of keys rotated back by their offset, a pair's two channels */
+    double sum[HD], back[HD]; /* of rows; of keys rotated back by their offset */
     double cosines[HD / 2], sines[HD / 2];
     float mean[HD], pre_rope_mean[HD];
     float unit[PAGE_TOKENS];
@@ -55,7 +55,7 @@ static __device__ void sum_page(const struct encode &e, const struct page_job &j
             cosines += (double)angle.x;
             sines += (double)angle.y;
         }
-        m.turning[at.a] += a, m.turning[at.b] += b;
+        m.back[at.a] += a, m.back[at.b] += b;
         m.cosines[c] += cosines, m.sines[c] += sines;
     }
     __syncthreads();
@@ -63,12 +63,12 @@ static __device__ void sum_page(const struct encode &e, const struct page_job &j
 
 static __device__ inline float mean_of(double sum, double n) { return isfinite(sum) ? (float)(sum / n) : 0; }
 
-/* The mean is of what is left of keys without their mean before rotation, turned to their offsets. */
+/* The mean is of what is left of keys without their mean before rotation, rotated to their offsets. */
 template <int HD> static __device__ void set_means(const struct encode &e, double n, struct moments_memory<HD> &m) {
     const uint32_t i = threadIdx.x;
     if (i < e.pre_rope.pairs && i < HD / 2) {
         const struct pair_channels at = channels_of_pair(e.heads, i);
-        const float a = mean_of(m.turning[at.a], n), b = mean_of(m.turning[at.b], n);
+        const float a = mean_of(m.back[at.a], n), b = mean_of(m.back[at.b], n);
         m.pre_rope_mean[at.a] = a, m.pre_rope_mean[at.b] = b;
         m.sum[at.a] -= (double)a * m.cosines[i] - (double)b * m.sines[i];
         m.sum[at.b] -= (double)a * m.sines[i] + (double)b * m.cosines[i];
@@ -81,7 +81,7 @@ template <int HD> static __device__ void set_means(const struct encode &e, doubl
 template <int HD> static __device__ void find_means(const struct encode &e, uint32_t head, int side, struct moments_memory<HD> &m) {
     uint32_t n = 0;
     for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
-        m.sum[c] = m.turning[c] = m.cosines[c / 2] = m.sines[c / 2] = 0;
+        m.sum[c] = m.back[c] = m.cosines[c / 2] = m.sines[c / 2] = 0;
         m.pre_rope_mean[c] = 0;
     }
     __syncthreads();
@@ -96,15 +96,6 @@ template <int HD> static __device__ void find_means(const struct encode &e, uint
 
 /* ---- Coefficients */
 
-/* z: numbers become coefficients in the profile's basis. */
-template <int HD> static __device__ void find_coefficients(const struct transform_view &profile, struct moments_memory<HD> &m) {
-    struct product<HD> product;
-    multiply<HD, true>(profile.metric, HD, m.z, m.tile, product);
-    store_product(product, m.z);
-    multiply<HD, true>(integer_rows{profile.basis, profile.unit}, HD, m.z, m.tile, product);
-    store_product(product, m.z);
-}
-
 template <int HD> static __device__ float size_of(const struct moments_memory<HD> &m, uint32_t t) {
     float square = 0;
 #pragma unroll 8
@@ -116,7 +107,7 @@ template <int HD> static __device__ void begin_sizes(const struct transform_view
     for (uint32_t i = threadIdx.x; i < HD * PAGE_TOKENS; i += TRANSFORM_THREADS)
         m.z[i / PAGE_TOKENS][i % PAGE_TOKENS] = i % PAGE_TOKENS ? 0 : m.mean[i / PAGE_TOKENS];
     __syncthreads();
-    find_coefficients(profile, m);
+    find_coefficients<HD>(profile, m.z, m.tile);
     const uint32_t t = threadIdx.x;
     if (t == 0) m.constant = TRANSFORM_GAIN_LEAST * size_of(m, 0);
     if (t < PAGE_TOKENS) m.squares[t] = 0, m.least[t] = FLT_MAX, m.most[t] = 0, m.used[t] = 0;
@@ -204,7 +195,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
         load_numbers<HD>(e, job, m.z);
         add_pre_rope_mean(e, job, -1, m.pre_rope_mean, m.z);
         take_mean<HD>(job, m.mean, m.z);
-        find_coefficients(profile, m);
+        find_coefficients<HD>(profile, m.z, m.tile);
         take_sizes(m);
         add_products(row, column, m, products);
     }

@@ -180,11 +180,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     load_numbers<HD>(e, job, m.z);
     add_pre_rope_mean(e, job, -1, view.pre_rope_mean, m.z);
     take_mean<HD>(job, view.mean, m.z);
-    struct product<HD> z;
-    multiply<HD, true>(view.metric, HD, m.z, m.tile, z);
-    store_product(z, m.z);
-    multiply<HD, true>(integer_rows{view.basis, view.unit}, HD, m.z, m.tile, z);
-    store_product(z, m.z);
+    find_coefficients<HD>(view, m.z, m.tile);
     set_units(m);
     write_alone(m);
     write_stream(m);

@@ -13,8 +13,9 @@ static enum terse_status fill_step(struct cache *cache, size_t n, float *rows, u
     for (uint32_t layer = 0; layer < cache->base.shape.layers && !status; layer++) {
         for (size_t first = 0; first < n && !status; first += FILL_ROWS) {
             size_t count = n - first < FILL_ROWS ? n - first : FILL_ROWS;
-            status = device_check(random_rows(rows, 2 * FILL_ROWS * width, cache->base.shape.head_dim, (*seed)++, device_stream()),
-                                  "random keys and values", error);
+            status = device_check(
+                random_rows(rows, 2 * FILL_ROWS * width, cache->base.shape.head_dim, RANDOM_OCTAVES, (*seed)++, device_stream()),
+                "random keys and values", error);
             if (!status) status = cache_append_rows(cache, layer, first, count, rows, rows + FILL_ROWS * width, error);
         }
         if (!status) status = cache_end_layer_rows(cache, layer, error);

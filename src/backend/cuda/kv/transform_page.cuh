@@ -186,6 +186,16 @@ template <int HD> static __device__ void store_product(const struct product<HD> 
     __syncthreads();
 }
 
+/* Numbers less their means become coefficients in a view's basis, times sizes. */
+template <int HD>
+static __device__ void find_coefficients(const struct transform_view &view, float (*numbers)[PAGE_TOKENS], float (*tile)[HD]) {
+    struct product<HD> product;
+    multiply<HD, true>(view.metric, HD, numbers, tile, product);
+    store_product(product, numbers);
+    multiply<HD, true>(integer_rows{view.basis, view.unit}, HD, numbers, tile, product);
+    store_product(product, numbers);
+}
+
 /* ---- Layouts */
 
 /* A layout and what follows from it, in shared memory. */

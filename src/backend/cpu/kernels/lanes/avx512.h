@@ -21,6 +21,7 @@ static inline vec vec_set(float x) { return _mm512_set1_ps(x); }
 static inline vec vec_load(const float *x) { return _mm512_loadu_ps(x); }
 static inline void vec_store(float *to, vec x) { _mm512_storeu_ps(to, x); }
 static inline vec vec_add(vec a, vec b) { return _mm512_add_ps(a, b); }
+static inline vec vec_sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
 static inline vec vec_mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
 static inline vec vec_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 static inline vec vec_fnma(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); }

@@ -22,6 +22,7 @@ static inline vec vec_set(float x) { return vdupq_n_f32(x); }
 static inline vec vec_load(const float *x) { return vld1q_f32(x); }
 static inline void vec_store(float *to, vec x) { vst1q_f32(to, x); }
 static inline vec vec_add(vec a, vec b) { return vaddq_f32(a, b); }
+static inline vec vec_sub(vec a, vec b) { return vsubq_f32(a, b); }
 static inline vec vec_mul(vec a, vec b) { return vmulq_f32(a, b); }
 static inline vec vec_fma(vec a, vec b, vec c) { return vfmaq_f32(c, a, b); }
 static inline vec vec_fnma(vec a, vec b, vec c) { return vfmsq_f32(c, a, b); }

@@ -44,9 +44,10 @@ struct vector_ops {
     void (*rotate)(float *rows, size_t n, size_t stride, const float *cosine, const float *sine, size_t pairs, bool adjacent);
     /* Scores by position of a page's tokens 32 + j and 31 - j, with the angle a_i = (j + 1/2) theta_i:
      *     logits[m][64] += sum over pairs i of e_mi cos(a_i) + o_mi sin(a_i) and of e_mi cos(a_i) - o_mi sin(a_i),
-     * where (e, o) = products[m][2][pairs] turned to the page's middle by cosine, sine = turn[2][pairs]: e' = e cosine + o sine,
+     * where (e, o) = products[m][2][pairs] rotated to the page's middle by cosine, sine = rotation[2][pairs]: e' = e cosine + o sine,
      * o' = o cosine - e sine. waves[pairs][cos(a_i), sin(a_i)][32]. pairs is a multiple of 16, POSITION_PAIRS_MAX at most. */
-    void (*score_positions)(const float *products, size_t rows, size_t pairs, const float *turn, const float *waves, float *logits);
+    void (*score_positions)(const float *products, size_t rows, size_t pairs, const float *rotation, const float *waves,
+                            float *logits);
     /* out = gain x / sqrt(mean of x^2 + epsilon); out may be x. */
     void (*rms_norm)(const float *x, const float *gain, float epsilon, float *out, size_t n);
     /* gate = gate / (1 + exp(-gate)) * up; relative error at most 5e-7, and 1e-36 |up| where exp overflows. */
