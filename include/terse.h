@@ -266,6 +266,14 @@ TERSE_API enum terse_status terse_cache_bytes(const struct terse_model *model, c
 
 /* ---- Codebooks ---------------------------------------------------------------------------------------------------------- */
 
+/* A rate's cost says how far a terse-N cache moves a model's probabilities of the next token from those with an f16 cache. */
+struct terse_rate_cost {
+    float bits;       /* N of terse-N */
+    float divergence; /* mean KL divergence from f16's probabilities, nats */
+    float error;      /* its standard error */
+};
+#define TERSE_RATE_COSTS 8 /* that a codebook has at most */
+
 /* A codebook holds what a method has learned about a model. It is immutable and may be shared by any number of threads and sessions. */
 struct terse_codebook_info {
     const char *method;    /* "antkv-1" */
@@ -280,6 +288,11 @@ struct terse_codebook_info {
     bool shared;              /* one set of centroids for all layers and KV heads */
     double effective_samples; /* as many unweighted samples would have said as much, mean over all sub-vectors; 0: unknown */
     uint64_t bytes;           /* of memory */
+    /* Of a profile: what was measured with it (terse_codebook_set_rate_costs), from the most bits to the fewest; it belongs to the codebook. */
+    const struct terse_rate_cost *costs;
+    size_t n_costs;           /* 0: nothing was measured */
+    const char *costs_corpus; /* the name of the text */
+    uint64_t costs_positions; /* of the text that were scored */
 };
 
 /* Loads a codebook file (docs/codebook-format.md). The calls that make a session check that it fits the model and the method. */
@@ -291,6 +304,12 @@ TERSE_API enum terse_status terse_codebook_load_memory(const void *data, size_t 
 TERSE_API enum terse_status terse_codebook_save(const struct terse_codebook *codebook, const char *path, struct terse_error *error);
 TERSE_API void terse_codebook_free(struct terse_codebook *codebook);
 TERSE_API void terse_codebook_describe(const struct terse_codebook *codebook, struct terse_codebook_info *info);
+/* Notes in a profile what rates cost on its model, measured over so many positions of a text: costs[n], n at most TERSE_RATE_COSTS, in falling
+ * order of bits. The only change that a codebook knows: no other thread uses it meanwhile. Sessions, states and terse-N's codes do not depend
+ * on it. TERSE_E_ARGUMENT: not a profile, or costs that cannot be. */
+TERSE_API enum terse_status terse_codebook_set_rate_costs(struct terse_codebook *codebook, const struct terse_rate_cost *costs,
+                                                          size_t n, const char *corpus, uint64_t positions,
+                                                          struct terse_error *error);
 
 /* ---- Engine ------------------------------------------------------------------------------------------------------------ */
 
@@ -393,6 +412,10 @@ TERSE_API enum terse_status terse_session_save(const struct terse_session *sessi
  * codebook; TERSE_E_FORMAT: it is damaged; TERSE_E_UNSUPPORTED: of another version; TERSE_E_CONTEXT: of more tokens than the context. */
 TERSE_API enum terse_status terse_session_load(struct terse_engine *engine, const struct terse_session_options *options,
                                                const char *path, struct terse_session **session, struct terse_error *error);
+
+/* Writes the name of the method that a session was saved with, "terse-3", to name[capacity]. Fails as terse_session_load does with such a file;
+ * TERSE_E_ARGUMENT: the name does not fit. */
+TERSE_API enum terse_status terse_state_method(const char *path, char *name, size_t capacity, struct terse_error *error);
 
 /* Receives logits[vocabulary] (natural-log units, not normalised) of the i-th token of the call; valid during the call. The same call on the
  * same machine gives the same bits; calls that cut a text otherwise, or ask for other rows of it, agree to within rounding: up to 47 rows of

@@ -594,7 +594,8 @@ static int make_tokens(struct bench *b) {
 }
 
 static enum options_result parse(struct bench *b, int argc, char **argv) {
-    snprintf(b->kv_help, sizeof b->kv_help, "%s; all: each of them alternating with f16, codebooks random", b->setup.method_help);
+    snprintf(b->kv_help, sizeof b->kv_help, "KV cache: %s; all: each of them alternating with f16, codebooks random",
+             b->setup.methods);
     const struct option options[] = {
         {"-p, --n-prompt", "N", OPTION_INTEGER, &b->n_prompt, BY_KIND, 1 << 24,
          "tokens of a prompt to read; 0: no such test; -1: 512, with --kv all none"},

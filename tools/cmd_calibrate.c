@@ -2,6 +2,7 @@
  * of its own. */
 #include "codebooks.h"
 #include "commands.h"
+#include "rate_costs.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -83,6 +84,7 @@ static void print_results(const struct terse_codebook *codebook, const char *pat
            info.fingerprint);
     printf("learned from %" PRIu64 " tokens of %s in %.1f s; weights: %s, effective samples: %.0f\n", info.tokens, info.corpus,
            seconds, info.weighting, info.effective_samples);
+    rate_costs_print(codebook);
 }
 
 static int calibrate(struct calibrate *c) {
@@ -99,7 +101,7 @@ static int calibrate(struct calibrate *c) {
     if (status == EXIT_OK && codebooks_keep(codebook, path, &error) != TERSE_OK) status = complain_error(&error);
     if (status == EXIT_OK) print_results(codebook, path, console_seconds() - start);
     terse_codebook_free(codebook);
-    return status;
+    return status == EXIT_OK && console_interrupted() ? EXIT_INTERRUPTED : status;
 }
 
 int cmd_calibrate(int argc, char **argv) {

@@ -4,6 +4,8 @@
 #include "codebooks.h"
 #include "commands.h"
 #include "forecast.h"
+#include "rate_choice.h"
+#include "rate_costs.h"
 #include "setup.h"
 #include "table.h"
 #include "text.h"
@@ -231,6 +233,7 @@ static void print_codebook(const struct inspect *f) {
                "learned from %" PRIu64 " tokens of \"%s\", weights of samples: %s, seed %" PRIu64 "\n"
                "transforms and importance of each layer and KV head, %.1f MiB of memory\n",
                c.model, c.fingerprint, c.tokens, c.corpus, c.weighting, c.seed, (double)c.bytes / 0x1p20);
+        rate_costs_print(f->codebook);
         return;
     }
     printf("This is a codebook: what a KV method has learned about a model.\n\n"
@@ -301,6 +304,20 @@ static void add_fingerprint(cJSON *object, const char *name, uint64_t fingerprin
     cJSON_AddStringToObject(object, name, text);
 }
 
+static void add_costs(cJSON *item, const struct terse_codebook_info *c) {
+    if (!c->n_costs) return;
+    cJSON *costs = cJSON_AddArrayToObject(item, "rate_costs");
+    for (size_t i = 0; i < c->n_costs; i++) {
+        cJSON *cost = cJSON_CreateObject();
+        cJSON_AddNumberToObject(cost, "bits", (double)c->costs[i].bits);
+        cJSON_AddNumberToObject(cost, "divergence", (double)c->costs[i].divergence);
+        cJSON_AddNumberToObject(cost, "error", (double)c->costs[i].error);
+        cJSON_AddItemToArray(costs, cost);
+    }
+    cJSON_AddStringToObject(item, "rate_costs_corpus", c->costs_corpus);
+    cJSON_AddNumberToObject(item, "rate_costs_positions", (double)c->costs_positions);
+}
+
 static void add_codebook(cJSON *object, const struct terse_codebook *codebook) {
     struct terse_codebook_info c;
     char seed[24];
@@ -317,6 +334,7 @@ static void add_codebook(cJSON *object, const struct terse_codebook *codebook) {
     cJSON_AddRawToObject(item, "seed", seed);
     cJSON_AddBoolToObject(item, "shared", c.shared);
     cJSON_AddNumberToObject(item, "bytes", (double)c.bytes);
+    add_costs(item, &c);
 }
 
 static void add_shape(cJSON *object, const struct terse_model_info *m) {
@@ -426,6 +444,7 @@ static int load(struct inspect *f) {
         terse_codebook_load(f->file, &f->codebook, &f->refusal);
     else if (setup_try_load(&f->setup, &f->refusal) == TERSE_OK)
         status = codebooks_find(&f->setup, &f->profile);
+    if (status == EXIT_OK && f->setup.model) status = rate_choice_make(&f->setup, NULL);
     if (status != EXIT_OK) return status;
     f->parts = collect_parts(f);
     f->metadata = collect_metadata(f);
@@ -440,6 +459,7 @@ int cmd_inspect(int argc, char **argv) {
     setup_init(&f.setup);
     f.setup.method = NULL;
     setup_default_method(&f.setup);
+    rate_choice_take(&f.setup);
     enum options_result parsed = parse(&f, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
     int status = load(&f);

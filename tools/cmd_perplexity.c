@@ -3,6 +3,7 @@
  * each, as llama.cpp's tool does. --paper reads the whole window in the papers' protocol instead; the same positions are scored. */
 #include "codebooks.h"
 #include "commands.h"
+#include "rate_choice.h"
 #include "score.h"
 #include "setup.h"
 #include "text.h"
@@ -187,7 +188,9 @@ static void print_results(const struct perplexity *p) {
 
 /* ---- The command */
 
-static int check_options(const struct perplexity *p) {
+static int check_options(struct perplexity *p) {
+    int status = rate_choice_take(&p->setup);
+    if (status != EXIT_OK) return status;
     if (p->compare && !p->base_path) return complain("--kl-divergence compares with a base: add --kl-divergence-base FILE");
     if (!p->file && !p->compare) return complain("no text: give -f FILE");
     if (p->setup.context && p->setup.context < KLD_LEAST_CONTEXT)
@@ -224,6 +227,7 @@ static enum options_result parse(struct perplexity *p, int argc, char **argv) {
 static int start(struct perplexity *p) {
     struct terse_error error;
     int status = setup_load(&p->setup);
+    if (status == EXIT_OK) status = rate_choice_make(&p->setup, NULL);
     if (status == EXIT_OK) status = setup_engine(&p->setup);
     if (status == EXIT_OK) setup_remark_eviction(&p->setup);
     if (status != EXIT_OK) return status;
@@ -252,6 +256,7 @@ int cmd_perplexity(int argc, char **argv) {
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
     int status = check_options(&p);
     if (status == EXIT_OK) status = start(&p);
+    if (status == EXIT_OK) rate_choice_say(&p.setup);
     if (status == EXIT_OK) status = score_windows(&p);
     if (status == EXIT_OK && p.writer) status = kld_writer_commit(p.writer);
     if (status == EXIT_OK) print_results(&p);

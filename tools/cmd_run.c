@@ -2,6 +2,7 @@
 #include "chat.h"
 #include "codebooks.h"
 #include "commands.h"
+#include "rate_choice.h"
 #include "run.h"
 #include "text.h"
 
@@ -123,8 +124,9 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
     };
     const struct option_set set = {
         .usage = "terse run [MODEL.gguf] -p TEXT | -f FILE [-p TEXT] | -cnv [options]",
-        .about = "Reads a text and continues it. The text goes to stdout, progress and a summary to stderr.\n"
-                 "Without --kv the cache is " METHOD_DEFAULT ".\n",
+        .about =
+            "Reads a text and continues it. The text goes to stdout, progress and a summary to stderr.\n"
+            "Without --kv the cache is that of --kv auto: " METHOD_DEFAULT ", or what terse calibrate has measured on the model.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = run->setup.common,
@@ -230,6 +232,7 @@ static int start(struct run *run) {
     if (status == EXIT_OK) status = setup_load(&run->setup);
     if (status == EXIT_OK) status = check_chat_format(run);
     if (status == EXIT_OK) status = set_biases(run);
+    if (status == EXIT_OK) status = rate_choice_make(&run->setup, run->state);
     if (status == EXIT_OK && run->save_state) status = codebooks_check_place(run->save_state, false);
     if (status == EXIT_OK && codebooks_needed(&run->setup)) status = run_check_length(run);
     if (status == EXIT_OK) status = setup_engine(&run->setup);
@@ -243,6 +246,7 @@ static int start(struct run *run) {
         (run->reverse.n && terse_stop_new(run->reverse.text, run->reverse.n, &run->stop, &error) != TERSE_OK))
         return complain_error(&error);
     run->replied = terse_session_length(run->session) > 0;
+    rate_choice_say(&run->setup);
     return EXIT_OK;
 }
 
@@ -288,6 +292,7 @@ int cmd_run(int argc, char **argv) {
     setup_default_method(&run.setup);
     if (run.escape) resolve_escapes(&run);
     int status = choose_model(&run);
+    if (status == EXIT_OK) status = rate_choice_take(&run.setup);
     if (status == EXIT_OK) status = check_options(&run);
     if (status == EXIT_OK) status = start(&run);
     if (status == EXIT_OK) {

@@ -1,6 +1,7 @@
 /* `terse serve`: one engine behind HTTP, for OpenAI's clients and llama.cpp's. */
 #include "codebooks.h"
 #include "commands.h"
+#include "rate_choice.h"
 #include "serve/http.h"
 #include "setup.h"
 #include "text.h"
@@ -54,7 +55,8 @@ static enum options_result parse(struct serve *serve, int argc, char **argv) {
         .usage = "terse serve [options]",
         .about =
             "Serves the model over HTTP: OpenAI's chat and text completions, and llama.cpp's addresses (docs/serve.md). SIGINT or\n"
-            "SIGTERM lets running replies end; a second one does not. Without --kv the cache is " METHOD_DEFAULT ".\n",
+            "SIGTERM lets running replies end; a second one does not. Without --kv the cache is that of\n"
+            "--kv auto: " METHOD_DEFAULT ", or what terse calibrate has measured on the model.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = serve->setup.common,
@@ -139,7 +141,8 @@ static int check_chat_format(struct serve *serve) {
 static int check_options(struct serve *serve, int *socket_fd) {
     if (!serve->n_predict) return complain("-n 0: replies of no tokens; -1: as each request says");
     if (serve->alias && !*serve->alias) return complain("-a is empty: give a name, or leave the option out");
-    int status = read_keys(serve);
+    int status = rate_choice_take(&serve->setup);
+    if (status == EXIT_OK) status = read_keys(serve);
     if (status == EXIT_OK) status = setup_check_codebook(&serve->setup);
     if (status == EXIT_OK && serve->state_dir) status = store_check(serve->state_dir);
     if (status == EXIT_OK && (*socket_fd = http_listen(serve->host, (uint16_t)serve->port)) < 0) status = EXIT_FAILED;
@@ -151,6 +154,7 @@ static int start(struct serve *serve) {
     int socket_fd = -1, status = check_options(serve, &socket_fd);
     if (status == EXIT_OK) status = setup_load(&serve->setup);
     if (status == EXIT_OK) status = check_chat_format(serve);
+    if (status == EXIT_OK) status = rate_choice_make(&serve->setup, NULL);
     if (status == EXIT_OK) status = setup_engine(&serve->setup);
     if (status == EXIT_OK) setup_remark_eviction(&serve->setup);
     if (status != EXIT_OK) return status;
@@ -218,6 +222,7 @@ int cmd_serve(int argc, char **argv) {
     setup_default_method(&serve.setup);
     int status = start(&serve);
     if (status == EXIT_OK) {
+        rate_choice_say(&serve.setup);
         say_where(&serve);
         run(&serve);
     }

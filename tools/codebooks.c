@@ -2,6 +2,7 @@
  * learning. */
 #include "codebooks.h"
 
+#include "rate_costs.h"
 #include "text.h"
 
 #include <errno.h>
@@ -242,7 +243,7 @@ static struct terse_calibration options_of(const struct setup *setup, const stru
     return options;
 }
 
-int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
+int codebooks_learn(struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
                     double *needed) {
     struct terse_calibration options = options_of(setup, calibration);
     struct terse_error error;
@@ -262,6 +263,10 @@ int codebooks_learn(const struct setup *setup, const struct codebooks_calibratio
         status == EXIT_OK ? terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error) : TERSE_OK;
     if (learned != TERSE_OK && !(watch.needed > 0)) status = complain_error(&error);
     if (needed) *needed = watch.needed;
+    if (*codebook && codebooks_is_profile(setup)) {
+        const struct rate_costs_text text = {options.corpus, tokens, n_tokens, options.window, watch.windows};
+        status = rate_costs_measure(setup, &text, *codebook);
+    }
     free(tokens);
     return status;
 }
@@ -290,6 +295,22 @@ int codebooks_find(const struct setup *setup, struct terse_codebook **codebook) 
     *codebook = NULL;
     if (codebooks_path(setup, path, sizeof path)) status = find(setup, path, codebook);
     return status != EXIT_OK || *codebook ? status : find_built_in(setup, codebook);
+}
+
+static bool without_codebook(const struct setup *setup) {
+    return setup->codebook_path && strcmp(setup->codebook_path, "none") == 0;
+}
+
+/* Loads that of --codebook. */
+static int load_given(const struct setup *setup, struct terse_codebook **codebook) {
+    struct terse_error error;
+    return terse_codebook_load(setup->codebook_path, codebook, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
+}
+
+int codebooks_find_given(const struct setup *setup, struct terse_codebook **codebook) {
+    *codebook = NULL;
+    if (without_codebook(setup)) return EXIT_OK;
+    return setup->codebook_path ? load_given(setup, codebook) : codebooks_find(setup, codebook);
 }
 
 /* Adds it to the list; releases it when there is no memory for that. */
@@ -343,7 +364,7 @@ static double least_seconds(const struct setup *setup) {
 static bool compresses_nothing(const struct setup *setup, const struct terse_session_options *options) {
     uint64_t tokens = options->context ? options->context : setup->info.context;
     if (setup->text_tokens && setup->text_tokens < tokens) tokens = setup->text_tokens;
-    return !setup->by_default && tokens <= TERSE_FIT_TOKENS;
+    return !setup->by_default && !setup->choice && tokens <= TERSE_FIT_TOKENS;
 }
 
 /* Goes on without the missing profile, with a remark where it would make a difference that the user would not expect. Returns an exit status. */
@@ -375,7 +396,7 @@ static void keep(const struct terse_codebook *codebook, const char *path) {
 }
 
 /* Learns the codebook and keeps it. *codebook stays NULL where that would take longer than what goes unasked; then *needed is how many seconds. */
-static int learn_and_keep(const struct setup *setup, const struct terse_session_options *options, const char *path,
+static int learn_and_keep(struct setup *setup, const struct terse_session_options *options, const char *path,
                           struct terse_codebook **codebook, double *needed) {
     struct codebooks_calibration calibration = codebooks_calibration_defaults();
     double least = least_seconds(setup);
@@ -406,10 +427,6 @@ static int find_or_learn(struct setup *setup, const struct terse_session_options
                     place ? path : "~/.cache", command, duration, learns ? ", or now with --auto-calibrate" : "");
 }
 
-static bool without_codebook(const struct setup *setup) {
-    return setup->codebook_path && strcmp(setup->codebook_path, "none") == 0;
-}
-
 int codebooks_provide(struct setup *setup, struct terse_session_options *options) {
     struct codebook_entry *entry;
     struct terse_codebook *codebook = NULL;
@@ -430,8 +447,8 @@ int codebooks_provide(struct setup *setup, struct terse_session_options *options
                 status = complain_error(&error);
         } else if (!setup->codebook_path)
             status = find_or_learn(setup, options, &codebook);
-        else if (terse_codebook_load(setup->codebook_path, &codebook, &error) != TERSE_OK)
-            status = complain_error(&error);
+        else
+            status = load_given(setup, &codebook);
         if (status != EXIT_OK) return status;
         if (!remember(setup, codebook)) return complain("no memory for a codebook");
         entry = setup->codebooks;

@@ -38,14 +38,17 @@ struct codebooks_calibration {
 /* Returns the library's defaults. */
 struct codebooks_calibration codebooks_calibration_defaults(void);
 
-/* Learns a codebook for the method and the model, with progress. Returns an exit status; *codebook is released by
- * terse_codebook_free. It stays NULL where that would take more than most_seconds; then *needed, which may be NULL, is how many. */
-int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
+/* Learns a codebook for the method and the model, with progress, and measures with a profile what rates cost. Returns an exit status; *codebook is
+ * released by terse_codebook_free. It stays NULL where learning would take more than most_seconds; then *needed, which may be NULL, is how many. */
+int codebooks_learn(struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
                     double *needed);
 
 /* Finds the codebook that there is for the method and the model, in the user's cache directory or built in; NULL where there is none. Released by
  * terse_codebook_free. Returns an exit status. */
 int codebooks_find(const struct setup *setup, struct terse_codebook **codebook);
+
+/* Finds that of --codebook, where there is one, or does as codebooks_find; NULL also where --codebook is none. */
+int codebooks_find_given(const struct setup *setup, struct terse_codebook **codebook);
 
 /* A profile is learned in the time that it takes to read so many prompts of CODEBOOKS_WINDOW tokens. */
 #define CODEBOOKS_WINDOW 2048

@@ -101,7 +101,7 @@ static bool parse_number(const struct option *option, const char *name, const ch
     return true;
 }
 
-static bool parse_size(const struct option *option, const char *name, const char *text) {
+bool options_parse_size(const char *text, uint64_t *bytes) {
     static const char units[] = "KMGT";
     char *end;
     double value = strtod(text, &end);
@@ -111,12 +111,15 @@ static bool parse_size(const struct option *option, const char *name, const char
         end++;
         if (strcmp(end, "B") == 0 || strcmp(end, "iB") == 0) end += strlen(end);
     }
-    if (end == text || *end || !(value >= 1 && value <= 0x1p60)) {
-        complain("%s takes a size such as 512M or 4G (K, M, G, T: powers of 1024), not \"%s\"", name, text);
-        return false;
-    }
-    *(uint64_t *)option->target = (uint64_t)value;
+    if (end == text || *end || !(value >= 1 && value <= 0x1p60)) return false;
+    *bytes = (uint64_t)value;
     return true;
+}
+
+static bool parse_size(const struct option *option, const char *name, const char *text) {
+    if (options_parse_size(text, option->target)) return true;
+    complain("%s takes a size such as 512M or 4G (K, M, G, T: powers of 1024), not \"%s\"", name, text);
+    return false;
 }
 
 static bool parse_amount(const struct option *option, const char *name, const char *text) {

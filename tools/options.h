@@ -56,6 +56,9 @@ enum options_result { OPTIONS_GO, OPTIONS_HELP, OPTIONS_BAD };
 /* Sets the targets from argv[argc], where a value may be a part of a long name: --top-k=4. OPTIONS_HELP: the help was printed to stdout. OPTIONS_BAD: one line on stderr said why. */
 enum options_result options_parse(const struct option_set *set, int argc, char **argv);
 
+/* Reads a size as OPTION_SIZE does; false, and nothing written, where the text is none. */
+bool options_parse_size(const char *text, uint64_t *bytes);
+
 /* Cuts the next item off a list "a,b,c": copies it to item[capacity] and advances *list; false at the end. An empty item, or one
  * that does not fit, is returned as "". */
 bool list_next(const char **list, char *item, size_t capacity);

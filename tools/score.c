@@ -71,6 +71,16 @@ static double log_sum_exp(const float *logits, uint32_t n, uint32_t *top) {
     return most + log(sum);
 }
 
+double score_divergence(const float *base, const float *logits, uint32_t n) {
+    uint32_t top;
+    double base_sum = log_sum_exp(base, n, &top), own_sum = log_sum_exp(logits, n, &top), sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        double log_p = (double)base[i] - base_sum;
+        sum += exp(log_p) * (log_p - ((double)logits[i] - own_sum));
+    }
+    return sum;
+}
+
 /* Adds KL(base || logits), over the tokens that the base file tells apart from impossible: log p > -16, as llama.cpp counts. */
 static void compare_row(const float *logits, uint32_t n, double log_sum, uint32_t top, int32_t next, const uint16_t *row,
                         struct row_score *score) {

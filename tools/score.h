@@ -40,6 +40,8 @@ struct estimate {
 struct estimate estimate_mean(double sum, double sum_of_squares, uint64_t count);
 /* Returns exp of an estimate; the error to first order. */
 struct estimate estimate_exp(struct estimate e);
+/* Returns the KL divergence, nats, of the distribution of logits[n] from that of base[n]. */
+double score_divergence(const float *base, const float *logits, uint32_t n);
 /* Mean of log PPL - log PPL(base); the error of the difference of two correlated means. */
 struct estimate score_log_ratio(const struct score_totals *totals);
 

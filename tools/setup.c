@@ -15,7 +15,7 @@
 static void list_methods(char *text, size_t capacity) {
     struct terse_method_info method;
     const char *family = "";
-    size_t length = (size_t)snprintf(text, capacity, "KV cache: ");
+    size_t length = 0;
     for (size_t i = 0; terse_method_describe(i, &method) && length < capacity; i++) {
         const char *dash = strchr(method.name, '-');
         size_t prefix = dash ? (size_t)(dash + 1 - method.name) : 0;
@@ -44,7 +44,9 @@ void setup_init(struct setup *setup) {
                             .batch = defaults.batch,
                             .prefill = (int)defaults.prefill,
                             .anchors = {defaults.cache.anchor_percent, defaults.cache.anchor_count}};
-    list_methods(setup->method_help, sizeof setup->method_help);
+    list_methods(setup->methods, sizeof setup->methods);
+    snprintf(setup->method_help, sizeof setup->method_help,
+             "KV cache: auto, or auto:0.02, auto:2G: terse-N by its measured KL divergence or its bytes; %s", setup->methods);
     const struct option common[SETUP_COMMON] = {
         {"-m, --model", "FILE", OPTION_TEXT, &setup->model_path, 0, 0, "GGUF model; without one the built-in lab-27m"},
         {"-t, --threads", "N", OPTION_INTEGER, &setup->threads, -1, 1024, "threads; 0 or -1: one per processor"},
@@ -88,7 +90,7 @@ void setup_init(struct setup *setup) {
 
 void setup_default_method(struct setup *setup) {
     setup->by_default = !setup->method && !setup->key_type && !setup->value_type;
-    if (!setup->method) setup->method = METHOD_DEFAULT;
+    if (!setup->method) setup->method = setup->by_default ? "auto" : METHOD_DEFAULT;
 }
 
 /* From embedded.S: a GGUF file. */

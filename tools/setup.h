@@ -17,7 +17,10 @@ struct codebook_entry; /* codebooks.h */
 struct setup {
     const char *model_path; /* NULL: the built-in model */
     const char *method, *key_type, *value_type;
-    int64_t tail_tokens; /* -1: the method's own number */
+    const char *choice;   /* what --kv auto was given with, NULL: a method was named (rate_choice.h) */
+    char chosen[64];      /* the method that it chose */
+    char why[4096 + 256]; /* the reason, in words */
+    int64_t tail_tokens;  /* -1: the method's own number */
     int64_t context, threads, batch;
     const char *device; /* its name */
     int64_t gpu_layers; /* -1: as `device` says */
@@ -38,7 +41,8 @@ struct setup {
     void *model_bytes;                  /* of --no-mmap */
     bool random_codebooks;              /* of random numbers, whatever is there: only for timing */
     struct option common[SETUP_COMMON]; /* rows for struct option_set that set what stands above, but for method and context */
-    char method_help[512];              /* for the command's own row for `method`: lists the known ones */
+    char methods[512];                  /* lists the known ones */
+    char method_help[1024];             /* for the command's own row for `method` */
 
     struct terse_model *model;   /* from setup_load, released by setup_free */
     struct terse_engine *engine; /* from setup_engine, released by setup_free */
@@ -46,9 +50,9 @@ struct setup {
     struct codebook_entry *codebooks; /* of the methods that were asked for so far */
 };
 
-/* The method of a command that is given none. */
+/* The method of a command that is given none, where nothing was measured that --kv auto could go by. */
 #define METHOD_DEFAULT "terse-4"
-/* After the options are parsed into `method`, NULL before: whether anybody asked for one. */
+/* After the options are parsed into `method`, NULL before: chooses as --kv auto does where nobody asked for one. */
 void setup_default_method(struct setup *setup);
 /* Returns whether an argument can be meant as a model's file: NAME.gguf. */
 bool setup_names_model(const char *argument);

@@ -8,6 +8,7 @@
 #include "engine/session.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 /* As it lies in the file, little-endian; the biases follow. */
@@ -125,6 +126,23 @@ static enum terse_status check_identity(const struct terse_session *s, const str
                            "): use the one that it was saved with",
                            state_file_name(file), saved.codebook, own.codebook);
     return TERSE_OK;
+}
+
+enum terse_status terse_state_method(const char *path, char *name, size_t capacity, struct terse_error *error) {
+    struct state_file *file;
+    size_t n, length = 0;
+    enum terse_status status = state_file_open(path, &file, error);
+    if (status) return status;
+    const char *text = state_file_section(file, STATE_METHOD, &n);
+    while (length < n && text[length] && text[length] != ',') length++; /* method_identity begins with the name */
+    if (!length)
+        status = state_file_refuse(file, STATE_METHOD, "it is empty", error);
+    else if (length >= capacity)
+        status =
+            status_fail(error, TERSE_E_ARGUMENT, "the name of a state's method has %zu letters, room is for %zu", length, capacity);
+    if (!status) snprintf(name, capacity, "%.*s", (int)length, text);
+    state_file_close(file);
+    return status;
 }
 
 /* ---- Loading */

@@ -6,6 +6,7 @@
 #include "format/codebook_private.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,6 +64,15 @@ static enum terse_status check_side(const struct codebook_info *info, enum codec
     return codec_check(coding.codec, codebook_shape(info, side), side, error); /* widths and bits */
 }
 
+static bool costs_are_possible(const struct terse_rate_cost *costs, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        bool falls = !i || costs[i].bits < costs[i - 1].bits;
+        if (!falls || !(costs[i].bits > 0) || !(costs[i].divergence >= 0) || !(costs[i].error >= 0)) return false;
+        if (!isfinite(costs[i].bits) || !isfinite(costs[i].divergence) || !isfinite(costs[i].error)) return false;
+    }
+    return n <= TERSE_RATE_COSTS;
+}
+
 enum terse_status codebook_check_info(const struct codebook_info *info, struct terse_error *error) {
     if (info->layers < 1 || info->layers > MOST_LAYERS || info->kv_heads < 1 || info->kv_heads > MOST_KV_HEADS ||
         info->head_dim < 1 || info->head_dim > CODEC_HEAD_DIM_MAX)
@@ -72,6 +82,10 @@ enum terse_status codebook_check_info(const struct codebook_info *info, struct t
                            info->layers, info->kv_heads, info->head_dim, MOST_LAYERS, MOST_KV_HEADS, CODEC_HEAD_DIM_MAX);
     if (!learns(info->key) && !learns(info->value))
         return status_fail(error, TERSE_E_FORMAT, "a codebook of neither keys nor values: " CALIBRATE_AGAIN);
+    if (!costs_are_possible(info->costs, info->n_costs))
+        return status_fail(
+            error, TERSE_E_FORMAT,
+            "a profile's costs of rates are not in falling order of bits, or one is negative or not finite: " CALIBRATE_AGAIN);
     enum terse_status status = check_side(info, CODEC_KEYS, error);
     return status ? status : check_side(info, CODEC_VALUES, error);
 }
@@ -110,6 +124,7 @@ enum terse_status codebook_begin(const struct codebook_info *info, struct terse_
     make_printable(codebook->info.model, sizeof codebook->info.model);
     make_printable(codebook->info.corpus, sizeof codebook->info.corpus);
     make_printable(codebook->info.weighting, sizeof codebook->info.weighting);
+    make_printable(codebook->info.costs_corpus, sizeof codebook->info.costs_corpus);
     codebook->sets = codebook_sets(info);
     for (int side = CODEC_KEYS; !status && side <= CODEC_VALUES; side++)
         status = begin_side(codebook, (enum codec_side)side, error);
@@ -337,5 +352,27 @@ void terse_codebook_describe(const struct terse_codebook *codebook, struct terse
                                          .seed = from->seed,
                                          .shared = from->shared,
                                          .effective_samples = from->effective_samples,
-                                         .bytes = codebook_bytes(codebook)};
+                                         .bytes = codebook_bytes(codebook),
+                                         .costs = from->costs,
+                                         .n_costs = from->n_costs,
+                                         .costs_corpus = from->costs_corpus,
+                                         .costs_positions = from->costs_positions};
+}
+
+enum terse_status terse_codebook_set_rate_costs(struct terse_codebook *codebook, const struct terse_rate_cost *costs, size_t n,
+                                                const char *corpus, uint64_t positions, struct terse_error *error) {
+    struct codebook_info *info = &codebook->info;
+    if (!codebook_is_profile(info))
+        return status_fail(error, TERSE_E_ARGUMENT, "costs of rates are for a profile of terse-N, and this codebook is for %s",
+                           info->method);
+    if (!costs_are_possible(costs, n))
+        return status_fail(error, TERSE_E_ARGUMENT,
+                           "%zu costs of rates: give at most %d, in falling order of bits, finite and not negative", n,
+                           TERSE_RATE_COSTS);
+    if (n) memcpy(info->costs, costs, n * sizeof *costs);
+    info->n_costs = n;
+    info->costs_positions = positions;
+    snprintf(info->costs_corpus, sizeof info->costs_corpus, "%s", corpus);
+    make_printable(info->costs_corpus, sizeof info->costs_corpus);
+    return TERSE_OK;
 }

@@ -30,6 +30,11 @@ struct codebook_info {
     uint64_t seed;
     char weighting[64];       /* how samples were weighted: "none", "gradient^2 per sub-vector" */
     double effective_samples; /* mean over fits of (sum w)^2 / sum w^2; 0: unknown */
+    /* Of a profile: what rates cost, from the most bits to the fewest, and where that was measured. */
+    struct terse_rate_cost costs[TERSE_RATE_COSTS];
+    size_t n_costs;
+    char costs_corpus[128];
+    uint64_t costs_positions;
 };
 
 /* The library's public noun, opaque there. */

@@ -26,6 +26,11 @@ enum { ROPE_NAMES = sizeof rope_names / sizeof rope_names[0] };
 #define FINGERPRINT_OF "codebook.model.fingerprint_of"
 static const char *const fingerprint_names[] = {[CODEBOOK_OF_WEIGHTS] = "weights", [CODEBOOK_OF_NORMS] = "norms"};
 static const char *const scope_names[] = {"head", "model"}; /* by `shared` */
+/* Arrays of float, of one length: a profile's costs of rates, number by number of struct terse_rate_cost. */
+static const char *const cost_keys[] = {"codebook.costs.bits", "codebook.costs.divergence", "codebook.costs.error"};
+enum { COST_NUMBERS = 3 };
+#define COSTS_CORPUS "codebook.costs.corpus"
+#define COSTS_POSITIONS "codebook.costs.positions"
 
 /* Writes the dimensions of a tensor, dims[0] varying fastest; returns their number, 0 where the side has no such part. */
 static uint32_t part_dims(const struct codebook_info *info, enum codec_side side, enum codebook_part part, uint64_t dims[4]) {
@@ -56,6 +61,25 @@ static void write_side(const struct codebook_info *info, enum codec_side side, s
     if (side == CODEC_KEYS) gguf_writer_string(writer, KEYS_ROPE, rope_names[coding.codec->rope]);
 }
 
+/* Returns where the number of the cost is that belongs to cost_keys[key]. */
+static float *cost_number(struct terse_rate_cost *cost, int key) {
+    return key == 0 ? &cost->bits : key == 1 ? &cost->divergence : &cost->error;
+}
+
+static void write_costs(const struct codebook_info *info, struct gguf_writer *writer) {
+    float numbers[TERSE_RATE_COSTS];
+    if (!info->n_costs) return;
+    for (int key = 0; key < COST_NUMBERS; key++) {
+        for (size_t i = 0; i < info->n_costs; i++) {
+            struct terse_rate_cost cost = info->costs[i];
+            numbers[i] = *cost_number(&cost, key);
+        }
+        gguf_writer_array(writer, cost_keys[key], GGUF_F32, info->n_costs, numbers);
+    }
+    gguf_writer_string(writer, COSTS_CORPUS, info->costs_corpus);
+    gguf_writer_u64(writer, COSTS_POSITIONS, info->costs_positions);
+}
+
 void codebook_write(const struct terse_codebook *codebook, struct gguf_writer *writer) {
     const struct codebook_info *info = &codebook->info;
     char written_by[32];
@@ -78,6 +102,7 @@ void codebook_write(const struct terse_codebook *codebook, struct gguf_writer *w
     gguf_writer_u64(writer, "codebook.seed", info->seed);
     gguf_writer_string(writer, "codebook.weighting", info->weighting);
     gguf_writer_f64(writer, "codebook.effective_samples", info->effective_samples);
+    write_costs(info, writer);
     gguf_writer_string(writer, "codebook.written_by", written_by);
     gguf_writer_checksum(writer, CHECKSUM);
     for (int i = 0; i < TENSORS; i++) {
@@ -186,6 +211,26 @@ static enum terse_status read_side(const struct gguf *gguf, enum codec_side side
     return TERSE_OK;
 }
 
+/* Reads a profile's costs of rates, if it has any. codebook_check_info looks at the numbers. */
+static enum terse_status read_costs(const struct gguf *gguf, struct codebook_info *info, struct terse_error *error) {
+    if (!gguf_has(gguf, cost_keys[0])) return TERSE_OK;
+    for (int key = 0; key < COST_NUMBERS; key++) {
+        struct gguf_array array;
+        enum terse_status status = gguf_get_array(gguf, cost_keys[key], GGUF_F32, &array, NULL, error);
+        if (status) return status;
+        if (array.count > TERSE_RATE_COSTS || (key && array.count != info->n_costs))
+            return status_fail(error, TERSE_E_FORMAT,
+                               "the key '%s' has %" PRIu64 " numbers: at most %d, and as many as '%s': make the file again with "
+                               "terse calibrate",
+                               cost_keys[key], array.count, TERSE_RATE_COSTS, cost_keys[0]);
+        info->n_costs = array.count;
+        for (size_t i = 0; i < info->n_costs; i++)
+            memcpy(cost_number(&info->costs[i], key), (const char *)array.data + i * sizeof(float), sizeof(float));
+    }
+    enum terse_status status = read_text(gguf, COSTS_CORPUS, info->costs_corpus, sizeof info->costs_corpus, error);
+    return status ? status : gguf_get_u64(gguf, COSTS_POSITIONS, &info->costs_positions, NULL, error);
+}
+
 static enum terse_status read_info(const struct gguf *gguf, struct codebook_info *info, struct terse_error *error) {
     enum terse_status status;
     unsigned scope = 0, of = CODEBOOK_OF_WEIGHTS;
@@ -206,7 +251,8 @@ static enum terse_status read_info(const struct gguf *gguf, struct codebook_info
     if ((status = gguf_get_u64(gguf, "codebook.corpus.tokens", &info->tokens, NULL, error))) return status;
     if ((status = gguf_get_u64(gguf, "codebook.seed", &info->seed, NULL, error))) return status;
     if ((status = read_text(gguf, "codebook.weighting", info->weighting, sizeof info->weighting, error))) return status;
-    return gguf_get_f64(gguf, "codebook.effective_samples", &info->effective_samples, NULL, error);
+    if ((status = gguf_get_f64(gguf, "codebook.effective_samples", &info->effective_samples, NULL, error))) return status;
+    return read_costs(gguf, info, error);
 }
 
 /* ---- Reading: the tensors ----------------------------------------------------------------------------------------------- */

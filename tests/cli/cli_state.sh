@@ -21,7 +21,8 @@ works run --state "$work/state" -n 1 --kv q4_0
 printf 'Hello\n' | "$terse" run -cnv --chat-template chatml -n 5 --temp 0 --kv f16 --save-state "$work/chat" >/dev/null 2>&1 || fail "-cnv cannot be saved"
 works run --chat --chat-template chatml --state "$work/chat" -p 'Who?' -n 5 --temp 0 --kv f16
 
-refuses 'was saved with another cache (q4_0) than this session.s (terse-4)' run --state "$work/state" -n 1
+refuses 'was saved with another cache (q4_0) than this session.s (terse-4)' run --state "$work/state" -n 1 --kv terse-4
+works run --state "$work/state" -n 1 # without --kv as it was saved
 works run -p 'The old man' -n 2 --codebook none --save-state "$work/own"
 refuses 'saved with another cache (transforms of the sequence) .*use the method and options that it was saved with, which had no profile: --codebook none' run --state "$work/own" -n 1
 works run --state "$work/own" -n 1 --codebook none

@@ -165,6 +165,78 @@ static void test_profile_round_trips(void **state) {
     terse_codebook_free(loaded);
 }
 
+static struct terse_codebook *random_profile(void) {
+    struct codebook_info info = codebook_sample_info();
+    struct terse_codebook *profile;
+    struct terse_error error;
+    info.key = info.value = (struct coding){.codec = &codec_transform};
+    if (codebook_random(&info, 16, true, &profile, &error)) fail_msg("%s", error.message);
+    return profile;
+}
+
+/* What rates cost is kept in a profile's file, changes nothing else of it, and can be noted anew. */
+static void test_rate_costs(void **state) {
+    (void)state;
+    static const struct terse_rate_cost costs[] = {{4, 0.002f, 0.0001f}, {1.5f, 0.04f, 0.002f}, {1, 0.08f, 0}};
+    struct terse_codebook *profile = random_profile(), *loaded;
+    struct terse_codebook_info info;
+    struct terse_error error;
+    size_t size;
+    uint64_t hash = codebook_hash(profile);
+    terse_codebook_describe(profile, &info);
+    assert_int_equal(info.n_costs, 0);
+    assert_int_equal(terse_codebook_set_rate_costs(profile, costs, 3, "some text", 2048, &error), TERSE_OK);
+    assert_int_equal(codebook_hash(profile), hash);
+    uint8_t *file = codebook_sample_build(profile, &size);
+    loaded = load(file, size);
+    terse_codebook_describe(loaded, &info);
+    assert_int_equal(info.n_costs, 3);
+    assert_memory_equal(info.costs, costs, sizeof costs);
+    assert_string_equal(info.costs_corpus, "some text");
+    assert_int_equal(info.costs_positions, 2048);
+    assert_int_equal(terse_codebook_set_rate_costs(loaded, costs + 2, 1, "another", 7, &error), TERSE_OK);
+    terse_codebook_describe(loaded, &info);
+    assert_int_equal(info.n_costs, 1);
+    assert_true(info.costs[0].bits == 1 && info.costs_positions == 7);
+    memory_free(file);
+    terse_codebook_free(profile);
+    terse_codebook_free(loaded);
+}
+
+static void test_impossible_rate_costs(void **state) {
+    (void)state;
+    static const struct terse_rate_cost rising[] = {{2, 0.1f, 0}, {4, 0.1f, 0}}, negative[] = {{4, -0.1f, 0}},
+                                        infinite[] = {{4, INFINITY, 0}}, nothing[] = {{0, 0.1f, 0}},
+                                        many[TERSE_RATE_COSTS + 1] = {{9, 0, 0}, {8, 0, 0}, {7, 0, 0}, {6, 0, 0}, {5, 0, 0},
+                                                                      {4, 0, 0}, {3, 0, 0}, {2, 0, 0}, {1, 0, 0}};
+    static const struct {
+        const struct terse_rate_cost *costs;
+        size_t n;
+    } cases[] = {{rising, 2}, {negative, 1}, {infinite, 1}, {nothing, 1}, {many, TERSE_RATE_COSTS + 1}};
+    struct codebook_info info = codebook_sample_info();
+    struct terse_codebook *profile = random_profile(), *other;
+    struct terse_error error;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(terse_codebook_set_rate_costs(profile, cases[i].costs, cases[i].n, "", 1, &error), TERSE_E_ARGUMENT);
+        assert_non_null(strstr(error.message, "falling order of bits"));
+        if (cases[i].n > TERSE_RATE_COSTS) continue;
+        /* A file that says the same is refused. */
+        struct terse_codebook *hostile = profile, *loaded;
+        size_t size;
+        memcpy(hostile->info.costs, cases[i].costs, cases[i].n * sizeof *cases[i].costs);
+        hostile->info.n_costs = cases[i].n;
+        uint8_t *file = codebook_sample_build(hostile, &size);
+        assert_int_equal(terse_codebook_load_memory(file, size, "hostile", &loaded, &error), TERSE_E_FORMAT);
+        memory_free(file);
+        hostile->info.n_costs = 0;
+    }
+    if (codebook_sample_new(&info, &other, &error)) fail_msg("%s", error.message);
+    assert_int_equal(terse_codebook_set_rate_costs(other, negative, 0, "", 1, &error), TERSE_E_ARGUMENT);
+    assert_non_null(strstr(error.message, "for a profile of terse-N"));
+    terse_codebook_free(other);
+    terse_codebook_free(profile);
+}
+
 /* The parameters reach the layer, the KV head and the side that they were given for, in the order
  * [layer][head][part][code][channel], rounded to half precision. */
 static void test_order(void **state) {
@@ -509,6 +581,7 @@ static void test_hash(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trips), cmocka_unit_test(test_profile_round_trips),
+        cmocka_unit_test(test_rate_costs),  cmocka_unit_test(test_impossible_rate_costs),
         cmocka_unit_test(test_order),       cmocka_unit_test(test_frames),
         cmocka_unit_test(test_answers),     cmocka_unit_test(test_impossible),
         cmocka_unit_test(test_not_finite),  cmocka_unit_test(test_check),

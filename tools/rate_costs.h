@@ -1,0 +1,23 @@
+/* What each rate of terse-N costs on a model: how far a cache of so many bits moves the model's probabilities of the next token from those with
+ * an f16 cache. Measured through the real cache, and kept in the model's profile. */
+#ifndef TERSE_TOOLS_RATE_COSTS_H
+#define TERSE_TOOLS_RATE_COSTS_H
+
+#include "setup.h"
+
+/* The text to measure on, and where in it a profile was learned, so that costs are of text that it has not seen. */
+struct rate_costs_text {
+    const char *corpus; /* its name */
+    const int32_t *tokens;
+    size_t n;
+    size_t learned_window, learned_windows; /* windows of so many tokens, taken evenly from the text (terse_calibrate) */
+};
+
+/* Measures the rates 4, 3, 2, 1.5 and 1 with the profile, and notes them in it; with progress. Notes nothing, after a remark, where the text has no
+ * part of some length that was not learned from, or at an interrupt. Returns an exit status. */
+int rate_costs_measure(struct setup *setup, const struct rate_costs_text *text, struct terse_codebook *profile);
+
+/* Prints a line for each cost that the profile has. */
+void rate_costs_print(const struct terse_codebook *profile);
+
+#endif
