@@ -8,13 +8,12 @@
 
 #include <math.h>
 
-#define PAIRS_TOGETHER 16 /* by kernels */
 #define MIDDLE (POSITION_HALF - 0.5)
 
 _Static_assert(2 * POSITION_HALF == PAGE_TOKENS && 2 * POSITION_PAIRS_MAX == CODEC_HEAD_DIM_MAX, "kernels score whole pages");
 
-static size_t middle_floats(const struct position_scores *own) { return 2 * ROPE_RUN_TOKENS * own->pairs; }
-static size_t wave_floats(const struct position_scores *own) { return 2 * POSITION_HALF * own->pairs; }
+static size_t middle_floats(const struct position_scores *own) { return 2 * ROPE_RUN_TOKENS * own->stride; }
+static size_t wave_floats(const struct position_scores *own) { return 2 * POSITION_HALF * own->pre_rope.pairs; }
 
 uint64_t position_scores_bytes(const struct position_scores *own) {
     return (middle_floats(own) + wave_floats(own) + 2 * PRE_ROPE_OFFSETS * own->pre_rope.pairs) * sizeof(float);
@@ -22,8 +21,8 @@ uint64_t position_scores_bytes(const struct position_scores *own) {
 
 enum terse_status position_scores_new(const struct rope *rope, struct position_scores *own, struct terse_error *error) {
     enum terse_status status = pre_rope_new(rope, &own->pre_rope, error);
-    own->pairs = (own->pre_rope.pairs + PAIRS_TOGETHER - 1) / PAIRS_TOGETHER * PAIRS_TOGETHER;
-    if (status || !own->pairs) return status;
+    own->stride = POSITION_STRIDE(own->pre_rope.pairs);
+    if (status || !own->stride) return status;
     own->middle = memory_zeros(middle_floats(own) + wave_floats(own), sizeof *own->middle);
     if (!own->middle)
         return status_no_memory(error, (middle_floats(own) + wave_floats(own)) * sizeof *own->middle, "rotation tables");
@@ -31,8 +30,8 @@ enum terse_status position_scores_new(const struct rope *rope, struct position_s
     for (size_t i = 0; i < own->pre_rope.pairs; i++) {
         const double angle = (double)rope->frequency[i];
         for (size_t offset = 0; offset < ROPE_RUN_TOKENS; offset++) {
-            own->middle[2 * offset * own->pairs + i] = (float)cos(((double)offset + MIDDLE) * angle);
-            own->middle[(2 * offset + 1) * own->pairs + i] = (float)sin(((double)offset + MIDDLE) * angle);
+            own->middle[2 * offset * own->stride + i] = (float)cos(((double)offset + MIDDLE) * angle);
+            own->middle[(2 * offset + 1) * own->stride + i] = (float)sin(((double)offset + MIDDLE) * angle);
         }
         for (size_t j = 0; j < POSITION_HALF; j++) {
             own->waves[2 * i * POSITION_HALF + j] = (float)cos(((double)j + 0.5) * angle);
@@ -64,8 +63,8 @@ void position_products(const struct position_scores *own, const float *mean, con
     const struct rope *rope = own->pre_rope.rope;
     const size_t pairs = own->pre_rope.pairs;
     for (size_t m = 0; m < rows; m++, q += hd) {
-        float *even = products + 2 * m * own->pairs, *odd = even + own->pairs;
-        for (size_t i = pairs; i < own->pairs; i++) even[i] = odd[i] = 0;
+        float *even = products + 2 * m * own->stride, *odd = even + own->stride;
+        for (size_t i = pairs; i < own->stride; i++) even[i] = odd[i] = 0;
         if (rope->pairing == ROPE_ADJACENT)
             multiply_pairs(2, 1, pairs, q, mean, even, odd);
         else
@@ -74,8 +73,8 @@ void position_products(const struct position_scores *own, const float *mean, con
 }
 
 void position_scores_add(const struct position_scores *own, const float *products, size_t rows, uint64_t first, float *logits) {
-    const float *rotation = own->middle + 2 * own->pairs * (size_t)(first % ROPE_RUN_TOKENS);
-    if (own->pairs) vector_ops()->score_positions(products, rows, own->pairs, rotation, own->waves, logits);
+    const float *rotation = own->middle + 2 * own->stride * (size_t)(first % ROPE_RUN_TOKENS);
+    if (own->pre_rope.pairs) vector_ops()->score_positions(products, rows, own->pre_rope.pairs, rotation, own->waves, logits);
 }
 
 void position_scores_add_slot(const struct position_scores *own, const float *products, size_t rows, uint64_t first, size_t slot,
@@ -83,7 +82,7 @@ void position_scores_add_slot(const struct position_scores *own, const float *pr
     const size_t pairs = own->pre_rope.pairs;
     const float *cosine = own->pre_rope.angles + 2 * ((size_t)(first % ROPE_RUN_TOKENS) + slot) * pairs, *sine = cosine + pairs;
     for (size_t m = 0; m < rows && pairs; m++) {
-        const float *even = products + 2 * m * own->pairs, *odd = even + own->pairs;
+        const float *even = products + 2 * m * own->stride, *odd = even + own->stride;
         logits[m * PAGE_TOKENS] += vector_ops()->dot(even, cosine, pairs) + vector_ops()->dot(odd, sine, pairs);
     }
 }

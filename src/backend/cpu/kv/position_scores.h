@@ -8,9 +8,9 @@
 
 struct position_scores {
     struct pre_rope pre_rope;
-    size_t pairs; /* its pairs, rounded up to what kernels take together; zeros follow the last one */
+    size_t stride; /* POSITION_STRIDE of its pairs */
     float
-        *middle;  /* [ROPE_RUN_TOKENS][cosine, sine][pairs] from a run's first position to the middle of a page that begins there */
+        *middle; /* [ROPE_RUN_TOKENS][cosine, sine][stride] from a run's first position to the middle of a page that begins there */
     float *waves; /* [pairs][cosine, sine][POSITION_HALF] from a page's middle to the tokens of its second half */
 };
 
@@ -19,7 +19,7 @@ enum terse_status position_scores_new(const struct rope *rope, struct position_s
 void position_scores_free(struct position_scores *own);
 uint64_t position_scores_bytes(const struct position_scores *own);
 
-/* Writes products[rows][2][pairs], of q[rows][hd], rotated back to a run, with a mean: all that pages of the run need of them. */
+/* Writes products[rows][2][stride], of q[rows][hd], rotated back to a run, with a mean: all that pages of the run need of them. */
 void position_products(const struct position_scores *own, const float *mean, const float *q, size_t rows, size_t hd,
                        float *products);
 
@@ -28,7 +28,7 @@ void position_scores_add(const struct position_scores *own, const float *product
 /* The same of one slot of the page: logits[m * 64] += for row m. */
 void position_scores_add_slot(const struct position_scores *own, const float *products, size_t rows, uint64_t first, size_t slot,
                               float *logits);
-/* Adds them to ranks[64], as codec_ranks counts, for products[2][pairs]. Returns the largest. */
+/* Adds them to ranks[64], as codec_ranks counts, for products[2][stride]. Returns the largest. */
 uint16_t position_scores_add_ranks(const struct position_scores *own, const float *products, uint64_t first, uint16_t *ranks);
 
 #endif

@@ -104,7 +104,7 @@ size_t head_reader_floats(const struct cache *cache, uint32_t layer, uint32_t he
     size_t floats = workspace_floats(cache, rows);
     if (!cache->keys_in_rope_runs) return floats;
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, layer, head, rows);
-    return floats + rows * (cache->base.shape.head_dim + 2 * cache->positions.pairs) + cpu_codec_query_floats(codec, shape);
+    return floats + rows * (cache->base.shape.head_dim + 2 * cache->positions.stride) + cpu_codec_query_floats(codec, shape);
 }
 
 struct head_reader head_reader_of(const struct cache *cache, uint32_t head, const float *q, size_t rows, const float *tables,
@@ -118,7 +118,7 @@ struct head_reader head_reader_of(const struct cache *cache, uint32_t head, cons
     reader.in_run = memory + workspace_floats(cache, rows);
     reader.position_products = reader.in_run + rows * cache->base.shape.head_dim;
     if (cpu_codec_query_floats(codec, reader.keys))
-        reader.run_tables = reader.position_products + 2 * rows * cache->positions.pairs;
+        reader.run_tables = reader.position_products + 2 * rows * cache->positions.stride;
     return reader;
 }
 

@@ -239,7 +239,7 @@ static void score_by_codec(const struct cache *cache, uint32_t head, size_t begi
             const uint8_t *page = page_at(cache, select_candidate(cache, i), CODEC_KEYS, cache->base.layer, head);
             best[i] = codec->ranks->rank(shape, tables, g, page, scores + i * PAGE_TOKENS);
             if (turning)
-                best[i] = position_scores_add_ranks(&cache->positions, products + 2 * g * cache->positions.pairs,
+                best[i] = position_scores_add_ranks(&cache->positions, products + 2 * g * cache->positions.stride,
                                                     select_candidate(cache, i)->first, scores + i * PAGE_TOKENS);
         }
     }

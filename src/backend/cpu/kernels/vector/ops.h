@@ -15,8 +15,9 @@
 #define I16_STRIP 16      /* columns of it that lie together */
 #define I16_NORM 32767.0f /* so a product of a row and a column fits 32 bits, with what rounding adds */
 
-#define POSITION_HALF 32       /* tokens of half a page */
-#define POSITION_PAIRS_MAX 128 /* of score_positions */
+#define POSITION_HALF 32                                  /* tokens of half a page */
+#define POSITION_PAIRS_MAX 128                            /* of score_positions */
+#define POSITION_STRIDE(pairs) (((pairs) + 15) / 16 * 16) /* floats that so many pairs' numbers take: zeros follow them */
 
 struct vector_ops {
     /* n half floats. Both directions give the same bits in every tier: round to nearest even, subnormals kept, overflow to
@@ -44,8 +45,8 @@ struct vector_ops {
     void (*rotate)(float *rows, size_t n, size_t stride, const float *cosine, const float *sine, size_t pairs, bool adjacent);
     /* Scores by position of a page's tokens 32 + j and 31 - j, with the angle a_i = (j + 1/2) theta_i:
      *     logits[m][64] += sum over pairs i of e_mi cos(a_i) + o_mi sin(a_i) and of e_mi cos(a_i) - o_mi sin(a_i),
-     * where (e, o) = products[m][2][pairs] rotated to the page's middle by cosine, sine = rotation[2][pairs]: e' = e cosine + o sine,
-     * o' = o cosine - e sine. waves[pairs][cos(a_i), sin(a_i)][32]. pairs is a multiple of 16, POSITION_PAIRS_MAX at most. */
+     * where (e, o) = products[m][2][stride] rotated to the page's middle by cosine, sine = rotation[2][stride]: e' = e cosine + o sine,
+     * o' = o cosine - e sine. waves[pairs][cos(a_i), sin(a_i)][32]. stride = POSITION_STRIDE(pairs), pairs POSITION_PAIRS_MAX at most. */
     void (*score_positions)(const float *products, size_t rows, size_t pairs, const float *rotation, const float *waves,
                             float *logits);
     /* out = gain x / sqrt(mean of x^2 + epsilon); out may be x. */

@@ -4,13 +4,13 @@
  *     POSITION_ROWS, POSITION_VECS       rows and registers of tokens summed together
  */
 
-/* rotated[2][pairs] = products[2][pairs], rotated to the page's middle */
-INLINE void rotate_products(size_t pairs, const float *products, const float *rotation, float *rotated) {
-    for (size_t i = 0; i < pairs; i += LANES) {
-        const vec even = vec_load(products + i), odd = vec_load(products + pairs + i), c = vec_load(rotation + i),
-                  s = vec_load(rotation + pairs + i);
+/* rotated[2][stride] = products[2][stride], rotated to the page's middle */
+INLINE void rotate_products(size_t stride, const float *products, const float *rotation, float *rotated) {
+    for (size_t i = 0; i < stride; i += LANES) {
+        const vec even = vec_load(products + i), odd = vec_load(products + stride + i), c = vec_load(rotation + i),
+                  s = vec_load(rotation + stride + i);
         vec_store(rotated + i, vec_fma(odd, s, vec_mul(even, c)));
-        vec_store(rotated + pairs + i, vec_fnma(even, s, vec_mul(odd, c)));
+        vec_store(rotated + stride + i, vec_fnma(even, s, vec_mul(odd, c)));
     }
 }
 
@@ -33,7 +33,8 @@ INLINE void score_mirrored(size_t rows, size_t pairs, const float (*rotated)[2 *
                            float *logits) {
     vec even[POSITION_ROWS][POSITION_VECS], odd[POSITION_ROWS][POSITION_VECS];
     sum_waves(rows, pairs, rotated, waves + j, even);
-    sum_waves(rows, pairs, (const float(*)[2 * POSITION_PAIRS_MAX])(rotated[0] + pairs), waves + POSITION_HALF + j, odd);
+    sum_waves(rows, pairs, (const float(*)[2 * POSITION_PAIRS_MAX])(rotated[0] + POSITION_STRIDE(pairs)), waves + POSITION_HALF + j,
+              odd);
     UNROLL for (size_t m = 0; m < rows; m++) {
         UNROLL for (size_t v = 0; v < POSITION_VECS; v++) {
             float *after = logits + 2 * POSITION_HALF * m + POSITION_HALF + j + v * LANES,
@@ -47,15 +48,17 @@ INLINE void score_mirrored(size_t rows, size_t pairs, const float (*rotated)[2 *
 INLINE void score_position_rows(size_t rows, const float *products, size_t pairs, const float *rotation, const float *waves,
                                 float *logits) {
     float rotated[POSITION_ROWS][2 * POSITION_PAIRS_MAX];
-    for (size_t m = 0; m < rows; m++) rotate_products(pairs, products + 2 * pairs * m, rotation, rotated[m]);
+    const size_t stride = POSITION_STRIDE(pairs);
+    for (size_t m = 0; m < rows; m++) rotate_products(stride, products + 2 * stride * m, rotation, rotated[m]);
     for (size_t j = 0; j < POSITION_HALF; j += POSITION_VECS * LANES)
         score_mirrored(rows, pairs, (const float(*)[2 * POSITION_PAIRS_MAX]) rotated, waves, j, logits);
 }
 
 static void PASTE(score_positions, ISA)(const float *products, size_t rows, size_t pairs, const float *rotation, const float *waves,
                                         float *logits) {
+    const size_t stride = POSITION_STRIDE(pairs);
     size_t m = 0;
     for (; m + POSITION_ROWS <= rows; m += POSITION_ROWS)
-        score_position_rows(POSITION_ROWS, products + 2 * pairs * m, pairs, rotation, waves, logits + 2 * POSITION_HALF * m);
-    for (; m < rows; m++) score_position_rows(1, products + 2 * pairs * m, pairs, rotation, waves, logits + 2 * POSITION_HALF * m);
+        score_position_rows(POSITION_ROWS, products + 2 * stride * m, pairs, rotation, waves, logits + 2 * POSITION_HALF * m);
+    for (; m < rows; m++) score_position_rows(1, products + 2 * stride * m, pairs, rotation, waves, logits + 2 * POSITION_HALF * m);
 }

@@ -128,11 +128,12 @@ static void rotate_scalar(float *rows, size_t n, size_t stride, const float *cos
 
 static void score_positions_scalar(const float *products, size_t rows, size_t pairs, const float *rotation, const float *waves,
                                    float *logits) {
-    for (size_t m = 0; m < rows; m++, products += 2 * pairs, logits += 2 * POSITION_HALF) {
+    const size_t stride = POSITION_STRIDE(pairs);
+    for (size_t m = 0; m < rows; m++, products += 2 * stride, logits += 2 * POSITION_HALF) {
         float sums[2][POSITION_HALF] = {{0}};
         for (size_t i = 0; i < pairs; i++) {
-            const float even = products[i] * rotation[i] + products[pairs + i] * rotation[pairs + i],
-                        odd = products[pairs + i] * rotation[i] - products[i] * rotation[pairs + i];
+            const float even = products[i] * rotation[i] + products[stride + i] * rotation[stride + i],
+                        odd = products[stride + i] * rotation[i] - products[i] * rotation[stride + i];
             const float *cosine = waves + 2 * i * POSITION_HALF, *sine = cosine + POSITION_HALF;
             for (size_t j = 0; j < POSITION_HALF; j++) {
                 sums[0][j] += even * cosine[j];
