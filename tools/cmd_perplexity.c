@@ -1,8 +1,10 @@
 /* `terse perplexity`: the quality of a model behind its real cache. For each window of -c tokens the first half is prefilled and
  * sealed, the second half is fed by decoding steps, and the positions context/2 .. context-2 are scored by the token that follows
- * each, as llama.cpp's tool does. --paper reads the whole window in the papers' protocol instead; the same positions are scored. */
+ * each, as llama.cpp's tool does. --paper reads the whole window in the papers' protocol instead; the same positions are scored.
+ * --free-running lets the cache go on from the first half by itself. */
 #include "codebooks.h"
 #include "commands.h"
+#include "free_running.h"
 #include "rate_choice.h"
 #include "score.h"
 #include "setup.h"
@@ -19,6 +21,7 @@ struct perplexity {
     const char *file, *base_path;
     bool compare, paper;
     int64_t chunks, ubatch;
+    int64_t written; /* tokens that the cache writes by itself after each first half; 0: the second half is read instead */
 
     uint32_t context; /* of a window */
     uint32_t windows; /* to score */
@@ -29,7 +32,10 @@ struct perplexity {
     struct kld_writer *writer;
     struct terse_session *session;
     struct scorer *scorer;
+    struct free_running *free_running; /* or NULL; then session and scorer are not */
 };
+
+enum { UBATCH = 64, CONTEXT = 512 };
 
 /* ---- Tokens */
 
@@ -75,7 +81,7 @@ static int choose_windows(struct perplexity *p) {
         p->context = kld_reader_header(p->reader)->context;
         available = kld_reader_header(p->reader)->chunks;
     } else {
-        p->context = p->setup.context ? (uint32_t)p->setup.context : 512;
+        p->context = p->setup.context ? (uint32_t)p->setup.context : CONTEXT;
         available = p->n_tokens / p->context;
     }
     if (!available)
@@ -143,8 +149,8 @@ static int score_windows(struct perplexity *p) {
     for (p->window = 0; p->window < p->windows && status == EXIT_OK; p->window++) {
         memcpy(window, tokens + (size_t)p->window * p->context, p->context * sizeof *window);
         if (add_bos) window[0] = bos;
-        status = read_window(p, window);
-        if (status == EXIT_OK) print_running(p);
+        status = p->free_running ? free_running_window(p->free_running, window) : read_window(p, window);
+        if (status == EXIT_OK && !p->free_running) print_running(p);
     }
     free(window);
     return status;
@@ -188,6 +194,17 @@ static void print_results(const struct perplexity *p) {
 
 /* ---- The command */
 
+static int check_free_running(const struct perplexity *p) {
+    int64_t context = p->setup.context ? p->setup.context : CONTEXT, room = context - context / 2;
+    if (p->base_path || p->compare)
+        return complain("--free-running compares with an f16 cache of its own: omit --kl-divergence and --kl-divergence-base");
+    if (p->paper) return complain("--free-running writes by decoding steps: omit --paper");
+    if (p->ubatch != UBATCH && p->ubatch != 1) return complain("--free-running writes one token a step: omit --ubatch");
+    if (p->written <= room) return EXIT_OK;
+    return complain("--free-running %lld: behind half of %lld tokens there is room for %lld: use a smaller number, or -c %lld",
+                    (long long)p->written, (long long)context, (long long)room, (long long)p->written * 2);
+}
+
 static int check_options(struct perplexity *p) {
     int status = rate_choice_take(&p->setup);
     if (status != EXIT_OK) return status;
@@ -196,6 +213,7 @@ static int check_options(struct perplexity *p) {
     if (p->setup.context && p->setup.context < KLD_LEAST_CONTEXT)
         return complain("-c %lld: a window has at least %d tokens", (long long)p->setup.context, KLD_LEAST_CONTEXT);
     if (p->paper && p->setup.prefill != TERSE_PREFILL_EXACT) return complain("--paper and --prefill exclude each other");
+    if (p->written && check_free_running(p) != EXIT_OK) return EXIT_FAILED;
     return setup_check_codebook(&p->setup);
 }
 
@@ -209,6 +227,8 @@ static enum options_result parse(struct perplexity *p, int argc, char **argv) {
         {"--paper", NULL, OPTION_FLAG, &p->paper, 0, 0, "every token reads the compressed cache, its own key included"},
         {"--kl-divergence-base", "FILE", OPTION_TEXT, &p->base_path, 0, 0, "write a base file (llama.cpp's format)"},
         {"--kl-divergence", NULL, OPTION_FLAG, &p->compare, 0, 0, "read the base file instead and compare with it"},
+        {"--free-running", "N", OPTION_INTEGER, &p->written, 0, INT32_MAX,
+         "let the cache write N tokens after each first half instead, and f16 score them; 0: no"},
         {"--kv", "METHOD", OPTION_TEXT, &p->setup.method, 0, 0, p->setup.method_help},
     };
     const struct option_set set = {
@@ -238,6 +258,7 @@ static int start(struct perplexity *p) {
     options.progress = (struct terse_progress){report_prefill, p};
     if (p->paper) options.prefill = TERSE_PREFILL_PAPER;
     if ((status = codebooks_provide(&p->setup, &options)) != EXIT_OK) return status;
+    if (p->written) return free_running_new(&p->setup, &options, p->context / 2, (size_t)p->written, p->windows, &p->free_running);
     if (terse_session_new(p->setup.engine, &options, &p->session, &error) != TERSE_OK) return complain_error(&error);
 
     uint32_t vocabulary = p->setup.info.vocabulary;
@@ -250,7 +271,7 @@ static int start(struct perplexity *p) {
 }
 
 int cmd_perplexity(int argc, char **argv) {
-    struct perplexity p = {.ubatch = 64};
+    struct perplexity p = {.ubatch = UBATCH};
     setup_init(&p.setup);
     enum options_result parsed = parse(&p, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
@@ -259,7 +280,9 @@ int cmd_perplexity(int argc, char **argv) {
     if (status == EXIT_OK) rate_choice_say(&p.setup);
     if (status == EXIT_OK) status = score_windows(&p);
     if (status == EXIT_OK && p.writer) status = kld_writer_commit(p.writer);
-    if (status == EXIT_OK) print_results(&p);
+    if (status == EXIT_OK && p.free_running) free_running_print(p.free_running);
+    if (status == EXIT_OK && !p.free_running) print_results(&p);
+    free_running_free(p.free_running);
     scorer_free(p.scorer);
     terse_session_free(p.session);
     kld_writer_free(p.writer);

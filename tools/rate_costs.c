@@ -53,7 +53,7 @@ static void compare_rows(void *user) {
     int threads = (int)terse_engine_threads(m->setup->engine);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (size_t i = 0; i < m->n; i++)
-        m->divergence[i] = score_divergence(m->base + i * m->vocabulary, m->rows + i * m->vocabulary, m->vocabulary);
+        m->divergence[i] = score_divergence(m->base + i * m->vocabulary, m->rows + i * m->vocabulary, m->vocabulary).kld;
 }
 
 /* ---- Windows */

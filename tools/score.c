@@ -71,14 +71,17 @@ static double log_sum_exp(const float *logits, uint32_t n, uint32_t *top) {
     return most + log(sum);
 }
 
-double score_divergence(const float *base, const float *logits, uint32_t n) {
+struct row_divergence score_divergence(const float *base, const float *logits, uint32_t vocabulary) {
     uint32_t top;
-    double base_sum = log_sum_exp(base, n, &top), own_sum = log_sum_exp(logits, n, &top), sum = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        double log_p = (double)base[i] - base_sum;
-        sum += exp(log_p) * (log_p - ((double)logits[i] - own_sum));
+    double base_log_sum = log_sum_exp(base, vocabulary, &top), log_sum = log_sum_exp(logits, vocabulary, &top);
+    struct row_divergence found = {.base_log_sum = base_log_sum};
+    for (uint32_t i = 0; i < vocabulary; i++) {
+        double log_p = (double)base[i] - base_log_sum, p = exp(log_p);
+        if (!(p > 0)) continue;
+        found.kld += p * (log_p - ((double)logits[i] - log_sum));
+        found.base_entropy -= p * log_p;
     }
-    return sum;
+    return found;
 }
 
 /* Adds KL(base || logits), over the tokens that the base file tells apart from impossible: log p > -16, as llama.cpp counts. */

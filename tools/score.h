@@ -16,6 +16,14 @@ struct score_totals {
     float *kld_values; /* [count] */
 };
 
+/* How far the distribution of a row of logits is from that of a base row. */
+struct row_divergence {
+    double kld;          /* KL(base || logits), in nats: 0 of equal rows */
+    double base_log_sum; /* log(sum(exp(base))): a token's logit in the base row less this is its log-probability */
+    double base_entropy; /* the negative log-likelihood, by the base row, that a token drawn from it has on average */
+};
+struct row_divergence score_divergence(const float *base, const float *logits, uint32_t vocabulary);
+
 struct scorer;
 
 /* Scores the second half of windows of `context` tokens, at most `windows` of them; with a writer it writes the base file's rows,
@@ -40,8 +48,6 @@ struct estimate {
 struct estimate estimate_mean(double sum, double sum_of_squares, uint64_t count);
 /* Returns exp of an estimate; the error to first order. */
 struct estimate estimate_exp(struct estimate e);
-/* Returns the KL divergence, nats, of the distribution of logits[n] from that of base[n]. */
-double score_divergence(const float *base, const float *logits, uint32_t n);
 /* Mean of log PPL - log PPL(base); the error of the difference of two correlated means. */
 struct estimate score_log_ratio(const struct score_totals *totals);
 
