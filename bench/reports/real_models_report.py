@@ -76,6 +76,8 @@ The last columns are questions: {setup["questions"]} invented facts are planted 
 beginning of each fact's sentence, greedily, through the cache, and is right if the answer is among the next tokens. What evicts or selects
 tokens has not seen the question when it chooses.
 
+A text that is given hides errors that add up while a cache reads what it wrote itself: these have [a page of their own](free-running.md).
+
 Measured on {"; ".join(machines)}.
 
 ![Divergence against bits](real-models.svg)
