@@ -284,6 +284,7 @@ int free_running_window(struct free_running *f, const int32_t *prompt) {
     int status = read_prompt(f, prompt);
     for (size_t t = 0; t < f->n_tokens && status == EXIT_OK; t++) {
         status = choose_tokens(f, t, &position);
+        if (status == EXIT_OK && console_interrupted()) status = EXIT_INTERRUPTED;
         if (status == EXIT_OK && t + 1 < f->n_tokens) status = append_tokens(f, t, &position);
         f->done += STEP_TOKENS;
         if (status == EXIT_OK && !show_progress(f, 0)) status = EXIT_INTERRUPTED;
