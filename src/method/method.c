@@ -161,8 +161,10 @@ static const char *method_name_at(size_t i) { return i < ROWS ? rows[i].name : N
 
 /* Returns the i-th codec that can be asked for by name. */
 static const char *codec_name_at(size_t i) {
-    const struct codec *codec = codec_at(i);
-    return codec && codec_find(codec->name) ? codec->name : NULL;
+    const struct codec *codec;
+    for (size_t at = 0; (codec = codec_at(at)); at++)
+        if (codec_find(codec->name) && i-- == 0) return codec->name;
+    return NULL;
 }
 
 static bool learns(struct coding coding) { return codec_learns(coding.codec); }
