@@ -2,6 +2,7 @@
  * q4_0 gguf-py's too, and what reads codes equals what reads decoded rows. */
 #include "backend/cpu/codec/codec.h"
 #include "base/half.h"
+#include "support/scaled_codecs.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -39,63 +40,30 @@ static void make_rows(float *rows, size_t n, size_t hd) {
     }
 }
 
-/* ---- An independent conversion of 32 channels, written from the format's definition in double precision */
+/* ---- Codes and a scale of 32 channels, by an independent conversion */
 
-static void reference_q8_0(const float *x, uint16_t *scale, int *codes) {
-    float most = 0;
-    for (int j = 0; j < 32; j++) most = fmaxf(most, fabsf(x[j]));
-    float d = most / 127.0f, inverse = d != 0 ? 1.0f / d : 0.0f;
-    *scale = half_from_float(d);
-    for (int j = 0; j < 32; j++) codes[j] = (int)roundf(x[j] * inverse);
-}
-
-static void reference_q4_0(const float *x, uint16_t *scale, int *codes) {
-    int at = 0;
-    for (int j = 1; j < 32; j++)
-        if (fabsf(x[j]) > fabsf(x[at])) at = j;
-    float d = x[at] / -8.0f, inverse = d != 0 ? 1.0f / d : 0.0f;
-    *scale = half_from_float(d);
-    for (int j = 0; j < 32; j++) {
-        int code = (int)truncf(fmaf(x[j], inverse, 8.5f));
-        codes[j] = (code < 15 ? code : 15) - 8;
-    }
+/* Stops the test where the codec has none. */
+static const struct scaled_codec *conversion_of(const struct codec *codec) {
+    const struct scaled_codec *own = scaled_codec_of(codec);
+    if (!own) fail_msg("no conversion for %s: tests/support/scaled_codecs.c has to learn it", codec->name);
+    return own;
 }
 
 /* The value that codec and side give channel c of token t. */
 static float reference_value(const struct codec *codec, const float *rows, size_t hd, size_t t, size_t c) {
-    const float *x = rows + t * hd + c / 32 * 32;
-    uint16_t scale = 0;
-    int codes[32] = {0};
+    uint16_t scale;
+    int codes[32];
     if (codec == &codec_f16) return half_to_float(half_from_float(rows[t * hd + c]));
-    if (codec == &codec_q8_0)
-        reference_q8_0(x, &scale, codes);
-    else if (codec == &codec_q4_0)
-        reference_q4_0(x, &scale, codes);
-    else
-        fail_msg("no reference for %s", codec->name);
+    conversion_of(codec)->convert(rows + t * hd + c / 32 * 32, &scale, codes);
     return (float)codes[c % 32] * half_to_float(scale);
 }
 
-/* Reads the scale and the code of channel c of token t from where page_layout.h puts them; the code of an f16 page is the half's bits. */
+/* Reads the scale and the code of channel c of token t from where page_layout.h puts them. */
 static void page_element(const struct codec *codec, enum codec_side side, const uint8_t *page, size_t hd, size_t t, size_t c,
                          uint16_t *scale, int *code) {
     const uint16_t *scales = (const uint16_t *)page;
-    size_t groups = hd / 32, group = c / 32;
-    const uint8_t *codes = page + groups * 64 * 2;
-    bool keys = side == CODEC_KEYS;
-    if (codec == &codec_f16) {
-        *scale = 0;
-        *code = scales[keys ? c * 64 + t : t * hd + c];
-        return;
-    }
-    *scale = scales[group * 64 + t];
-    if (codec == &codec_q8_0) {
-        *code = (int8_t)codes[keys ? c * 64 + t : t * hd + c];
-        return;
-    }
-    size_t byte = group * 16 + c % 16;
-    uint8_t pair = codes[keys ? byte * 64 + t : t * groups * 16 + byte];
-    *code = (c % 32 < 16 ? pair & 15 : pair >> 4) - 8;
+    *scale = scales[c / 32 * 64 + t];
+    *code = conversion_of(codec)->code_at(side, page + hd / 32 * 64 * 2, hd, t, c);
 }
 
 /* ---- kivi: number i of n in a group of `count` that lie `apart`, by the definition in double precision. A slot without a
@@ -193,15 +161,16 @@ static void check_bits(const struct codec *codec, enum codec_side side, const st
         check_kivi(codec, side, b->page, b->rows, b->decoded, hd, n);
         return;
     }
-    for (size_t t = 0; t < n; t++) {
+    const uint16_t *halves = (const uint16_t *)b->page;
+    for (size_t i = 0; codec == &codec_f16 && i < n * hd; i++)
+        assert_int_equal(halves[side == CODEC_KEYS ? i % hd * 64 + i / hd : i], half_from_float(b->rows[i]));
+    for (size_t t = 0; codec != &codec_f16 && t < n; t++) {
         for (size_t c = 0; c < hd; c += 32) {
-            uint16_t scale = 0, got_scale;
+            uint16_t scale, got_scale;
             int codes[32], got;
-            if (codec == &codec_q8_0) reference_q8_0(b->rows + t * hd + c, &scale, codes);
-            if (codec == &codec_q4_0) reference_q4_0(b->rows + t * hd + c, &scale, codes);
+            conversion_of(codec)->convert(b->rows + t * hd + c, &scale, codes);
             for (size_t j = 0; j < 32; j++) {
                 page_element(codec, side, b->page, hd, t, c + j, &got_scale, &got);
-                if (codec == &codec_f16) codes[j] = half_from_float(b->rows[t * hd + c + j]);
                 assert_int_equal(got_scale, scale);
                 assert_int_equal(got, codes[j]);
             }

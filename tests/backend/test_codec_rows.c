@@ -1,4 +1,4 @@
-/* The CPU's table of codecs: every format has a row, every row its whole core, and the optional parts that its format calls for, whole. */
+/* The tables of codecs, of formats and the CPU's: every number of a codec has a format, every format has a row, every row its whole core, and the optional parts that its format calls for, whole. */
 #include "backend/cpu/codec/codec.h"
 #include "format/index.h"
 
@@ -8,6 +8,16 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+
+/* A codec without a place would end the loops of other tests before the codecs behind it. */
+static void every_number_has_a_format_in_its_place(void **state) {
+    (void)state;
+    for (size_t i = 0; i < CODEC_COUNT; i++) {
+        assert_non_null(codec_at(i));
+        assert_int_equal(codec_at(i)->id, i);
+    }
+    assert_null(codec_at(CODEC_COUNT));
+}
 
 static void every_format_has_a_row_with_a_core(void **state) {
     (void)state;
@@ -53,6 +63,7 @@ static void parts_are_whole(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_number_has_a_format_in_its_place),
         cmocka_unit_test(every_format_has_a_row_with_a_core),
         cmocka_unit_test(parts_are_those_that_the_format_calls_for),
         cmocka_unit_test(parts_are_whole),

@@ -2,6 +2,7 @@
  * cut a sequence into steps, as tests/kv holds the CPU's to; a state saved on one of both goes on on the other. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/batch.h"
+#include "backend/cuda/kv/codec.h"
 #include "host_kv.h"
 #include "support/cache_oracle.h"
 
@@ -67,16 +68,20 @@ static void run_steps(const struct oracle_setup *setup, const struct test_step *
     run_steps(setup, (const struct test_step[]){__VA_ARGS__}, \
               sizeof((const struct test_step[]){__VA_ARGS__}) / sizeof(struct test_step))
 
-static const char *const methods[][3] = {{"f16", NULL, NULL},     {"q8_0", NULL, NULL},         {"q4_0", NULL, NULL},
-                                         {"kivi-4", NULL, NULL},  {"kivi-2", NULL, NULL},       {"f16", "q8_0", "q4_0"},
-                                         {"q4_0", "f16", "q8_0"}, {"q8_0", "kivi-4", "kivi-2"}, {"terse-4", NULL, NULL},
-                                         {"terse-2", NULL, NULL}, {"million-4", NULL, NULL},    {"cq-1", NULL, NULL}};
-#define METHODS (sizeof methods / sizeof methods[0])
+static const char *const named[][3] = {{"f16", NULL, NULL},     {"q8_0", NULL, NULL},         {"q4_0", NULL, NULL},
+                                       {"kivi-4", NULL, NULL},  {"kivi-2", NULL, NULL},       {"f16", "q8_0", "q4_0"},
+                                       {"q4_0", "f16", "q8_0"}, {"q8_0", "kivi-4", "kivi-2"}, {"terse-4", NULL, NULL},
+                                       {"terse-2", NULL, NULL}, {"million-4", NULL, NULL},    {"cq-1", NULL, NULL}};
+#define NAMED (sizeof named / sizeof named[0])
+static const char *methods[NAMED + CODEC_COUNT][3];
+static size_t n_methods;
+
+static bool has_row(const struct codec *codec) { return cuda_codec_of(codec->id); }
 
 static void every_method_equals_dense_attention(void **state) {
     (void)state;
     static const uint32_t tails[] = {0, 32, 128};
-    for (size_t m = 0; m < METHODS; m++)
+    for (size_t m = 0; m < n_methods; m++)
         for (size_t t = 0; t < 3; t++) {
             struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], tails[t], m * 3 + t);
             const size_t prompt = tails[t] == 32 ? 330 : 130; /* beyond a rope run, or not */
@@ -86,7 +91,7 @@ static void every_method_equals_dense_attention(void **state) {
 
 static void many_single_steps(void **state) {
     (void)state;
-    for (size_t m = 0; m < METHODS; m++) {
+    for (size_t m = 0; m < n_methods; m++) {
         struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], 128, m + 40);
         struct oracle *o = oracle_new(&setup, 700);
         oracle_step(o, D, 1, 0);
@@ -153,7 +158,7 @@ static void streaming_goes_on_without_end(void **state) {
 
 static void chunks_and_the_papers_protocol(void **state) {
     (void)state;
-    for (size_t m = 0; m < METHODS; m++) {
+    for (size_t m = 0; m < n_methods; m++) {
         struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], 32, 200 + m);
         RUN(&setup, {C, 100, 0}, {C, 100, 0}, {C, 100, 7}, {D, 1, 0});
         RUN(&setup, {Q, 130, 0}, {Q, 70, 0}, {D, 1, 0}, {Q, 5, 0});
@@ -173,7 +178,7 @@ static void cut(struct oracle *o, size_t n) {
 static void what_is_left_equals_dense_attention(void **state) {
     (void)state;
     static const size_t cuts[] = {299, 196, 132, 100, 5, 3};
-    for (size_t m = 0; m < METHODS; m++)
+    for (size_t m = 0; m < n_methods; m++)
         for (size_t c = 0; c < 6; c++) {
             struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], c % 2 ? 0 : 64, m * 10 + c);
             struct oracle *o = oracle_new(&setup, 700);
@@ -211,7 +216,7 @@ static void free_copy(struct oracle *o) {
 
 static void forks_go_their_own_ways(void **state) {
     (void)state;
-    for (size_t m = 0; m < METHODS; m++) {
+    for (size_t m = 0; m < n_methods; m++) {
         struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], m % 2 ? 0 : 64, m);
         struct oracle *a = oracle_new(&setup, 700);
         struct terse_error error;
@@ -307,7 +312,7 @@ static void states_go_on_on_the_other_backend(void **state) {
     int file = mkstemp(path);
     assert_true(file >= 0);
     close(file);
-    for (size_t m = 0; m < METHODS; m++) {
+    for (size_t m = 0; m < n_methods; m++) {
         for (int from_cpu = 0; from_cpu < 2; from_cpu++) {
             struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], 64, 300 + m);
             if (from_cpu) setup.kv = NULL;
@@ -350,7 +355,7 @@ static void saving_leaves_all_as_it_was(void **state) {
     int file = mkstemp(path);
     assert_true(file >= 0);
     close(file);
-    for (size_t m = 0; m < METHODS; m++) {
+    for (size_t m = 0; m < n_methods; m++) {
         struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], 64, 600 + m);
         setup.magnitude = 1.25f;
         struct oracle *o = oracle_new(&setup, 400);
@@ -389,7 +394,7 @@ static void saving_on_another_thread_is_no_part_of_a_step(void **state) {
     int file = mkstemp(path);
     assert_true(file >= 0);
     close(file);
-    for (size_t m = 0; m < METHODS; m++) {
+    for (size_t m = 0; m < n_methods; m++) {
         struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], 64, 700 + m);
         struct oracle *o = oracle_new(&setup, 400);
         struct saving saving = {o, path};
@@ -449,7 +454,7 @@ static void keys_of_steps_differ_with_what_they_read(void **state) {
 
 static void what_is_foretold_is_allocated(void **state) {
     (void)state;
-    for (size_t m = 0; m < METHODS; m++) {
+    for (size_t m = 0; m < n_methods; m++) {
         struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], 128, 400 + m);
         struct terse_cache_report foretold, report;
         struct terse_error error;
@@ -501,6 +506,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "skipped: %s\n", error.message);
         return 77;
     }
+    n_methods = oracle_methods(named, NAMED, has_row, methods);
     const struct CMUnitTest tests[] = {cmocka_unit_test(every_method_equals_dense_attention),
                                        cmocka_unit_test(many_single_steps),
                                        cmocka_unit_test(every_shape_equals_dense_attention),

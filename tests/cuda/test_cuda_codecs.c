@@ -35,7 +35,9 @@ static void rows_are_whole(void **state) {
 /* A pair is read by the codecs' own launch, by one that both may be mixed in, or not at all. */
 static void pairs_are_those_of_the_rows(void **state) {
     (void)state;
-    size_t mixed = 0, none = 0;
+    size_t mixed = 0, none = 0, mixable = 0;
+    for (size_t i = 0; row_at(i); i++) mixable += row_at(i)->attend_mixed != NULL;
+    assert_true(mixable >= 5); /* f16, q8_0, q4_0 and two of kivi */
     for (size_t i = 0; codec_at(i); i++) {
         for (size_t j = 0; codec_at(j); j++) {
             const enum codec_id pair[2] = {codec_at(i)->id, codec_at(j)->id};
@@ -50,7 +52,7 @@ static void pairs_are_those_of_the_rows(void **state) {
             assert_ptr_equal(keys->form, values->form); /* sizes are those of the keys' row */
         }
     }
-    assert_int_equal(mixed, 20); /* of f16, q8_0, q4_0 and two of kivi */
+    assert_int_equal(mixed, mixable * (mixable - 1));
     assert_true(none > 0);
 }
 

@@ -41,14 +41,16 @@ static const struct oracle_setup small = {
 
 static void every_method_equals_dense_attention(void **state) {
     (void)state;
-    static const char *const methods[][3] = {
+    static const char *const named[][3] = {
         {"f16", NULL, NULL},       {"q8_0", NULL, NULL},      {"q4_0", NULL, NULL},        {"f16", "q8_0", "q4_0"},
         {"q4_0", "f16", "q8_0"},   {"f16", NULL, "q4_0"},     {"cq-1", NULL, NULL},        {"cq-0.75", NULL, NULL},
         {"million-4", NULL, NULL}, {"million-3", NULL, NULL}, {"million-2", "q8_0", NULL}, {"cq-2", NULL, "f16"},
         {"antkv-4", NULL, NULL},   {"antkv-1", NULL, NULL},   {"kivi-2", NULL, NULL},      {"q8_0", "kivi-4", "kivi-2"},
         {"terse-2", NULL, NULL},   {"q8_0", NULL, "terse-1"}, {"q8_0", "terse-2", NULL}};
     static const uint32_t tails[] = {0, 32, 128};
-    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+    const char *methods[sizeof named / sizeof named[0] + CODEC_COUNT][3];
+    const size_t n = oracle_methods(named, sizeof named / sizeof named[0], NULL, methods);
+    for (size_t m = 0; m < n; m++) {
         for (size_t t = 0; t < 3; t++) {
             struct oracle_setup setup = small;
             setup.method = methods[m][0];
@@ -61,15 +63,19 @@ static void every_method_equals_dense_attention(void **state) {
     }
 }
 
+static bool gathers(const struct codec *codec) { return codec->gather != CODEC_GATHERS_NOTHING; }
+
 /* Tokens packed into other pages, rotated one by one, or picked from pages that their keys cannot leave: the same tokens. */
 static void all_tokens_chosen_equal_dense_attention(void **state) {
     (void)state;
-    static const char *const methods[][3] = {{"f16", NULL, NULL},       {"q8_0", NULL, NULL},      {"q4_0", NULL, NULL},
-                                             {"kivi-4", NULL, NULL},    {"kivi-2", NULL, NULL},    {"q4_0", "f16", "q8_0"},
-                                             {"million-4", NULL, NULL}, {"million-3", NULL, NULL}, {"cq-1", NULL, NULL},
-                                             {"cq-0.75", NULL, NULL},   {"antkv-4", NULL, NULL},   {"antkv-1", NULL, "q8_0"},
-                                             {"terse-2", NULL, NULL}};
-    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+    static const char *const named[][3] = {{"f16", NULL, NULL},       {"q8_0", NULL, NULL},      {"q4_0", NULL, NULL},
+                                           {"kivi-4", NULL, NULL},    {"kivi-2", NULL, NULL},    {"q4_0", "f16", "q8_0"},
+                                           {"million-4", NULL, NULL}, {"million-3", NULL, NULL}, {"cq-1", NULL, NULL},
+                                           {"cq-0.75", NULL, NULL},   {"antkv-4", NULL, NULL},   {"antkv-1", NULL, "q8_0"},
+                                           {"terse-2", NULL, NULL}};
+    const char *methods[sizeof named / sizeof named[0] + CODEC_COUNT][3];
+    const size_t n = oracle_methods(named, sizeof named / sizeof named[0], gathers, methods);
+    for (size_t m = 0; m < n; m++) {
         for (uint32_t anchors = 0; anchors < 20; anchors += 10) {
             struct oracle_setup setup = small;
             setup.method = methods[m][0];

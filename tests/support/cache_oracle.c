@@ -5,6 +5,7 @@
 #include "backend/cpu/codec/codec.h"
 #include "format/codebook_layouts.h"
 #include "support/prepared.h"
+#include "support/scaled_codecs.h"
 #include "train/codec_learning.h"
 
 #include "backend/cpu/kernels/cpu.h"
@@ -140,24 +141,14 @@ static void round_row(float *x, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] = half_to_float(half_from_float(x[i]));
 }
 
-static void quantize_row(const char *codec, float *x, size_t n) {
-    bool four = strcmp(codec, "q4_0") == 0;
-    if (strcmp(codec, "f16") == 0) {
+static void quantize_row(const struct codec *codec, float *x, size_t n) {
+    const struct scaled_codec *own = scaled_codec_of(codec);
+    if (codec == &codec_f16)
         round_row(x, n);
-        return;
-    }
-    if (!four && strcmp(codec, "q8_0") != 0) fail_msg("no reference for %s: tests/support/cache_oracle.c has to learn it", codec);
-    for (size_t b = 0; b < n; b += 32) {
-        float extreme = 0;
-        for (size_t j = b; j < b + 32; j++)
-            if (fabsf(x[j]) > fabsf(extreme)) extreme = x[j];
-        float d = four ? extreme / -8 : fabsf(extreme) / 127, inverse = d != 0 ? 1 / d : 0,
-              scale = half_to_float(half_from_float(d));
-        for (size_t j = b; j < b + 32; j++) {
-            float code = four ? fminf(15, truncf(fmaf(x[j], inverse, 8.5f))) - 8 : roundf(x[j] * inverse);
-            x[j] = code * scale;
-        }
-    }
+    else if (own)
+        scaled_codec_round(own, x, n);
+    else
+        fail_msg("no conversion for %s: tests/support/scaled_codecs.c has to learn it", codec->name);
 }
 
 /* kivi: 32 numbers, `apart` from each other, share a scale and a zero. */
@@ -237,7 +228,7 @@ static void quantize_in_frame(const struct oracle *o, int side, uint32_t layer, 
     float given[256];
     bool tied = coding->codec == &codec_transform; /* tests/backend/test_transform_codec.c holds its pages to what they should be */
     if (!coding->width && !tied) {
-        quantize_row(coding->codec->name, x, hd);
+        quantize_row(coding->codec, x, hd);
         return;
     }
     struct codec_shape shape = method_shape(&o->method, of, layer, head, (uint32_t)hd, 1);
@@ -642,3 +633,25 @@ static void run_step(struct oracle *o, enum cache_step_kind kind, size_t n, size
 
 void oracle_step(struct oracle *o, enum cache_step_kind kind, size_t n, size_t piece) { run_step(o, kind, n, piece, true); }
 void oracle_skip(struct oracle *o, enum cache_step_kind kind, size_t n) { run_step(o, kind, n, 0, false); }
+
+/* ---- Lists of methods */
+
+static bool is_named(const char *const (*methods)[3], size_t n, const char *name) {
+    for (size_t i = 0; i < 3 * n; i++)
+        if (methods[i / 3][i % 3] && strcmp(methods[i / 3][i % 3], name) == 0) return true;
+    return false;
+}
+
+size_t oracle_methods(const char *const (*named)[3], size_t n, bool (*served)(const struct codec *codec),
+                      const char *(*methods)[3]) {
+    const struct codec *codec;
+    size_t all = n;
+    memcpy(methods, named, n * sizeof *methods);
+    for (size_t i = 0; (codec = codec_at(i)); i++) {
+        if (!codec_find(codec->name) || (served && !served(codec)) || is_named(named, n, codec->name)) continue;
+        methods[all][0] = "f16";
+        methods[all][1] = methods[all][2] = codec->name;
+        all++;
+    }
+    return all;
+}

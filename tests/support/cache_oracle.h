@@ -68,4 +68,9 @@ size_t oracle_first(const struct oracle *oracle);
 
 float oracle_random(struct oracle *oracle);
 
+/* Writes named[n], {method, key, value}, to methods[n + CODEC_COUNT], and behind them each codec that needs neither a codebook nor fitting, that is
+ * served (NULL: all are) and that none of them names, so that a new codec is tried without an entry of its own. Returns the number of both. */
+size_t oracle_methods(const char *const (*named)[3], size_t n, bool (*served)(const struct codec *codec),
+                      const char *(*methods)[3]);
+
 #endif
