@@ -5,6 +5,7 @@
 #include "support/cache_oracle.h"
 #include "support/counting_memory.h"
 
+#include <inttypes.h>
 #include <omp.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,6 +13,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -260,6 +262,72 @@ static void what_cannot_be_cut_is_refused(void **state) {
     assert_int_equal(live_bytes, 0);
 }
 
+/* ---- Where prompts end */
+
+static void check_generated(const struct cache *cache, uint64_t prompt_end) {
+    const struct block_table *pages = &cache->base.pages;
+    for (size_t i = 0; i < pages->n_sealed; i++)
+        if (pages->sets[i].generated != (pages->sets[i].first >= prompt_end))
+            fail_msg("the page of tokens from %" PRIu64 " on, the prompt's end being %" PRIu64, pages->sets[i].first, prompt_end);
+}
+
+/* A cache of what another saved. */
+static struct cache *saved_and_loaded(const struct oracle *o) {
+    char path[] = "/tmp/terse-test-fork-XXXXXX";
+    struct state_writer *writer;
+    struct state_file *file;
+    struct cache *cache;
+    int descriptor = mkstemp(path);
+    assert_true(descriptor >= 0);
+    close(descriptor);
+    assert_int_equal(state_writer_new(path, &writer, NULL), TERSE_OK);
+    for (int section = STATE_METHOD; section < STATE_CACHE; section++) state_writer_begin(writer, (enum state_section)section);
+    cache_save(o->cache, writer);
+    assert_int_equal(state_writer_finish(writer, &(struct state_identity){0}, NULL), TERSE_OK);
+    assert_int_equal(cache_create(&o->shape, &o->method, 1, &cache, NULL), TERSE_OK);
+    assert_int_equal(state_file_open(path, &file, NULL), TERSE_OK);
+    assert_int_equal(cache_load(cache, file, NULL), TERSE_OK);
+    state_file_close(file);
+    unlink(path);
+    return cache;
+}
+
+/* Decodes with a cache in place of the oracle's. */
+static void decode_with(struct oracle *o, struct cache *cache, size_t n) {
+    struct cache *kept = o->cache;
+    o->cache = cache;
+    for (size_t i = 0; i < n; i++) run_step(o, D, 1);
+    o->cache = kept;
+}
+
+/* A step that chooses tokens chooses from prompts' pages and reads generated ones whole, and prompts are found again by theirs: whose a page is
+ * stays known where the prompt's last tokens are sealed after the sequence was cut, forked or saved. */
+static void pages_are_a_prompts_or_generated(void **state) {
+    (void)state;
+    struct oracle_setup setup = setup_of("q8_0", 128, 1);
+    struct oracle *o = oracle_new(&setup, 1);
+    struct cache *others[2];
+    run_step(o, P, 300);
+    assert_int_equal(cache_fork(o->cache, &others[0], NULL), TERSE_OK);
+    others[1] = saved_and_loaded(o);
+    for (int i = 0; i < 2; i++) {
+        decode_with(o, others[i], 300);
+        assert_int_equal(others[i]->base.pages.sets[6].first, 388);
+        check_generated(others[i], 300);
+        cache_destroy(others[i]);
+    }
+    decode_with(o, o->cache, 300);
+    check_generated(o->cache, 300);
+    others[0] = saved_and_loaded(o);
+    check_generated(others[0], 300);
+    cache_destroy(others[0]);
+    assert_int_equal(cache_truncate(o->cache, 100, NULL), TERSE_OK);
+    decode_with(o, o->cache, 300);
+    check_generated(o->cache, 100);
+    oracle_free(o);
+    assert_int_equal(live_bytes, 0);
+}
+
 /* ---- Refused memory */
 
 static void refused_memory_leaves_both_as_they_were(void **state) {
@@ -374,6 +442,7 @@ int main(void) {
                                        cmocka_unit_test(forks_go_their_own_ways),
                                        cmocka_unit_test(pages_lie_in_memory_once),
                                        cmocka_unit_test(what_cannot_be_cut_is_refused),
+                                       cmocka_unit_test(pages_are_a_prompts_or_generated),
                                        cmocka_unit_test(refused_memory_leaves_both_as_they_were),
                                        cmocka_unit_test(nothing_grows_past_the_budget)};
     return cmocka_run_group_tests(tests, NULL, NULL);
