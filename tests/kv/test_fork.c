@@ -126,6 +126,25 @@ static void forks_go_their_own_ways(void **state) {
     }
 }
 
+/* Of anchors some were cut, so that their memory holds more than there are: those that are left go along into a fork, and into memory that grows. */
+static void anchors_that_are_left_are_read(void **state) {
+    (void)state;
+    struct oracle_setup setup = setup_of("q4_0", 0, 4);
+    setup.anchor_count = 5;
+    struct oracle *a = oracle_new(&setup, CAPACITY);
+    oracle_step(a, P, 260, 0);
+    oracle_step(a, P, 300, 0);
+    cut(a, 260);
+    assert_int_equal(a->cache->base.n_anchors, 5);
+    struct oracle *b = fork_oracle(a, 173);
+    oracle_step(b, D, 1, 0);
+    oracle_step(b, P, 200, 0);
+    free_fork(b);
+    oracle_step(a, P, 200, 0);
+    oracle_free(a);
+    assert_int_equal(live_bytes, 0);
+}
+
 /* Page sets held by somebody, each counted once, and those in memory. */
 static void count_pool(struct cache *const *caches, size_t n, size_t *held, size_t *sets) {
     *held = *sets = 0;
@@ -440,6 +459,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(what_is_left_equals_dense_attention),
                                        cmocka_unit_test(a_cut_into_a_sealed_paper_page_holds),
                                        cmocka_unit_test(forks_go_their_own_ways),
+                                       cmocka_unit_test(anchors_that_are_left_are_read),
                                        cmocka_unit_test(pages_lie_in_memory_once),
                                        cmocka_unit_test(what_cannot_be_cut_is_refused),
                                        cmocka_unit_test(pages_are_a_prompts_or_generated),
