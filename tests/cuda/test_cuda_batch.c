@@ -1,0 +1,154 @@
+/* A decoding step of several caches at once gives each bit for bit what it gets alone: caches of one method and of several, of different lengths, read in
+ * different numbers of splits and of rope runs, of one token and of some, with exact rows where they stood and elsewhere. */
+#include "backend/cuda/device.h"
+#include "backend/cuda/kv/batch.h"
+#include "host_kv.h"
+#include "support/cache_oracle.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define LAYERS 2
+#define QUERY_HEADS 4
+#define KV_HEADS 2
+#define HEAD_DIM 64
+#define Q_WIDTH (QUERY_HEADS * HEAD_DIM)
+#define K_WIDTH (KV_HEADS * HEAD_DIM)
+
+/* Those of a method follow one another, as the executor has them, the longer one first. */
+static const struct sequence {
+    const char *method;
+    size_t length, tokens; /* before the step, and of it */
+} sequences[] = {{"terse-2", 1300, 1},     {"terse-2", 140, 3}, {"streaming-40", 700, 1},
+                 {"streaming-40", 141, 2}, {"q4_0", 1300, 2},   {"q4_0", 150, 1}};
+#define SEQUENCES (sizeof sequences / sizeof sequences[0])
+#define ROWS_MOST 16
+
+/* A step's numbers of all rows, by layer. */
+struct step_numbers {
+    float q[LAYERS][ROWS_MOST * Q_WIDTH], k[LAYERS][ROWS_MOST * K_WIDTH], v[LAYERS][ROWS_MOST * K_WIDTH];
+};
+
+static struct oracle *oracle_of(const char *method) {
+    struct oracle_setup setup = {.kv = host_kv_ops(),
+                                 .method = method,
+                                 .tail = 64,
+                                 .layers = LAYERS,
+                                 .query_heads = QUERY_HEADS,
+                                 .kv_heads = KV_HEADS,
+                                 .head_dim = HEAD_DIM,
+                                 .seed = 1};
+    return oracle_new(&setup, 1);
+}
+
+static void fill(struct oracle *o, float *numbers, size_t n) {
+    for (size_t i = 0; i < n; i++) numbers[i] = oracle_random(o);
+}
+
+/* A cache with the method of an oracle, and a prompt read. */
+static struct cache *cache_of(struct oracle *o, size_t length) {
+    struct terse_error error;
+    struct cache *cache;
+    float *k = malloc(length * K_WIDTH * sizeof *k), *v = malloc(length * K_WIDTH * sizeof *v);
+    if (o->kv->create(&o->shape, &o->method, 1, &cache, &error)) fail_msg("%s", error.message);
+    assert_int_equal(o->kv->begin(cache, CACHE_STEP_PREFILL, length, NULL), TERSE_OK);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        fill(o, k, length * K_WIDTH);
+        fill(o, v, length * K_WIDTH);
+        assert_int_equal(o->kv->append(cache, layer, k, v, NULL), TERSE_OK);
+        assert_int_equal(o->kv->end_layer(cache, NULL), TERSE_OK);
+    }
+    assert_int_equal(o->kv->commit(cache, NULL), TERSE_OK);
+    free(k);
+    free(v);
+    return cache;
+}
+
+/* out[layers][n][Hq][hd] of a fork of the cache that goes on alone, whose rows of the step are from `row` on. */
+static void step_alone(const struct oracle *o, const struct cache *cache, size_t n, size_t row, struct step_numbers *in,
+                       struct step_numbers *out) {
+    struct cache *fork;
+    assert_int_equal(o->kv->fork(cache, &fork, NULL), TERSE_OK);
+    assert_int_equal(o->kv->begin(fork, CACHE_STEP_DECODE, n, NULL), TERSE_OK);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        assert_int_equal(o->kv->append(fork, layer, in->k[layer] + row * K_WIDTH, in->v[layer] + row * K_WIDTH, NULL), TERSE_OK);
+        assert_int_equal(o->kv->attend(fork, in->q[layer] + row * Q_WIDTH, 0, n, out->q[layer] + row * Q_WIDTH, NULL), TERSE_OK);
+        assert_int_equal(o->kv->end_layer(fork, NULL), TERSE_OK);
+    }
+    o->kv->destroy(fork);
+}
+
+static float *sent(const float *from, size_t floats) {
+    float *to = device_alloc(NULL, floats * sizeof *to, "a test", NULL);
+    assert_non_null(to);
+    assert_int_equal(device_send(to, from, floats * sizeof *to), cudaSuccess);
+    return to;
+}
+
+static void step_together(const struct cache_shape *shape, struct cache *const *caches, size_t rows, const struct step_numbers *in,
+                          struct step_numbers *out) {
+    struct cache_batch *batch;
+    assert_int_equal(batch_new(shape, &batch, NULL), TERSE_OK);
+    for (size_t i = 0; i < SEQUENCES; i++)
+        assert_int_equal(host_kv_ops()->begin(caches[i], CACHE_STEP_DECODE, sequences[i].tokens, NULL), TERSE_OK);
+    assert_int_equal(batch_begin(batch, caches, SEQUENCES, NULL), TERSE_OK);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        float *q = sent(in->q[layer], rows * Q_WIDTH), *k = sent(in->k[layer], rows * K_WIDTH),
+              *v = sent(in->v[layer], rows * K_WIDTH);
+        assert_int_equal(batch_append(batch, layer, q, k, v, NULL), TERSE_OK);
+        assert_int_equal(batch_attend(batch, layer, q, q, NULL), TERSE_OK);
+        cudaStreamSynchronize(device_stream());
+        assert_int_equal(device_fetch(out->q[layer], q, rows * Q_WIDTH * sizeof *q), cudaSuccess);
+        device_free(NULL, q, rows * Q_WIDTH * sizeof *q);
+        device_free(NULL, k, rows * K_WIDTH * sizeof *k);
+        device_free(NULL, v, rows * K_WIDTH * sizeof *v);
+    }
+    batch_free(batch);
+}
+
+static void a_step_of_several_gives_each_what_it_gets_alone(void **state) {
+    (void)state;
+    static struct step_numbers in, alone, together;
+    struct oracle *oracles[SEQUENCES];
+    struct cache *caches[SEQUENCES];
+    size_t rows = 0;
+    for (size_t i = 0; i < SEQUENCES; i++) {
+        bool next = i && strcmp(sequences[i].method, sequences[i - 1].method) == 0;
+        oracles[i] = next ? oracles[i - 1] : oracle_of(sequences[i].method);
+        caches[i] = cache_of(oracles[i], sequences[i].length);
+        rows += sequences[i].tokens;
+    }
+    assert_true(rows <= ROWS_MOST);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        fill(oracles[0], in.q[layer], rows * Q_WIDTH);
+        fill(oracles[0], in.k[layer], rows * K_WIDTH);
+        fill(oracles[0], in.v[layer], rows * K_WIDTH);
+    }
+    for (size_t i = 0, row = 0; i < SEQUENCES; row += sequences[i++].tokens)
+        step_alone(oracles[i], caches[i], sequences[i].tokens, row, &in, &alone);
+    step_together(&oracles[0]->shape, caches, rows, &in, &together);
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        for (size_t i = 0, row = 0; i < SEQUENCES; row += sequences[i++].tokens)
+            if (memcmp(alone.q[layer] + row * Q_WIDTH, together.q[layer] + row * Q_WIDTH,
+                       sequences[i].tokens * Q_WIDTH * sizeof(float)))
+                fail_msg("%s of %zu tokens, layer %u", sequences[i].method, sequences[i].length, layer);
+    for (size_t i = 0; i < SEQUENCES; i++) oracles[i]->kv->destroy(caches[i]);
+    for (size_t i = 0; i < SEQUENCES; i++)
+        if (!i || oracles[i] != oracles[i - 1]) oracle_free(oracles[i]);
+}
+
+int main(void) {
+    struct terse_error error;
+    if (device_available(&error)) {
+        fprintf(stderr, "skipped: %s\n", error.message);
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_step_of_several_gives_each_what_it_gets_alone)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
