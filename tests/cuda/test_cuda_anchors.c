@@ -287,8 +287,12 @@ static void what_is_kept_is_read(void **state) {
             assert_int_equal(n[0], n[1]);
             assert_true(count_different(tokens[0], tokens[1], n[0]) * 100 <= LAYERS * HK * n[0]);
             for (int on = 0; on < 2; on++) free(tokens[on]);
-            ops(0)->destroy(cache[0]);
             at += n_prompt;
+            /* The CPU reads the rows that it has kept itself; those of the file are the GPU's. */
+            for (int on = 0; on < 2; on++) read_tokens(on, cache[on], CACHE_STEP_DECODE, at, 1, out[on]);
+            worst = fmax(worst, apart(out[0], out[1], 1));
+            ops(0)->destroy(cache[0]);
+            at++;
         }
         printf("%s of %s: outputs differ by %.2g\n", method.name, codecs[c], worst);
         assert_true(worst < allowed[c]);

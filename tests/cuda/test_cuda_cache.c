@@ -336,6 +336,28 @@ static void states_go_on_on_the_other_backend(void **state) {
     unlink(path);
 }
 
+/* A file has exact keys as they were before rotation, and so without RoPE's magnitude. */
+static void exact_keys_are_saved_without_a_magnitude(void **state) {
+    (void)state;
+    char path[] = "/tmp/terse-test-cache-XXXXXX";
+    int file = mkstemp(path);
+    assert_true(file >= 0);
+    close(file);
+    for (int from_cpu = 0; from_cpu < 2; from_cpu++) {
+        struct oracle_setup setup = setup_of("q8_0", NULL, NULL, 64, 800);
+        if (from_cpu) setup.kv = NULL;
+        setup.magnitude = 1.25f;
+        struct oracle *a = oracle_new(&setup, 50);
+        oracle_skip(a, P, 20);
+        save(a, path);
+        struct oracle *b = load(a, from_cpu ? host_kv_ops() : backend_cpu.kv, path);
+        oracle_step(b, D, 1, 0);
+        free_copy(b);
+        oracle_free(a);
+    }
+    unlink(path);
+}
+
 /* A whole file, to be freed. */
 static char *contents(const char *path, size_t *n) {
     FILE *file = fopen(path, "rb");
@@ -518,6 +540,7 @@ int main(int argc, char **argv) {
                                        cmocka_unit_test(forks_go_their_own_ways),
                                        cmocka_unit_test(steps_seal_the_pages_of_the_cpu),
                                        cmocka_unit_test(states_go_on_on_the_other_backend),
+                                       cmocka_unit_test(exact_keys_are_saved_without_a_magnitude),
                                        cmocka_unit_test(saving_leaves_all_as_it_was),
                                        cmocka_unit_test(saving_on_another_thread_is_no_part_of_a_step),
                                        cmocka_unit_test(keys_of_steps_differ_with_what_they_read),
