@@ -89,6 +89,19 @@ static void every_method_equals_dense_attention(void **state) {
         }
 }
 
+/* Sequences of more pages than a CTA's warps take are read in parts, which are merged. */
+static void every_method_is_read_in_parts(void **state) {
+    (void)state;
+    for (size_t m = 0; m < n_methods; m++) {
+        struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], 0, m + 60);
+        struct oracle *o = oracle_new(&setup, 1300);
+        oracle_skip(o, P, 1290);
+        oracle_step(o, D, 1, 0);
+        oracle_step(o, D, 3, 0);
+        oracle_free(o);
+    }
+}
+
 static void many_single_steps(void **state) {
     (void)state;
     for (size_t m = 0; m < n_methods; m++) {
@@ -530,6 +543,7 @@ int main(int argc, char **argv) {
     }
     n_methods = oracle_methods(named, NAMED, has_row, methods);
     const struct CMUnitTest tests[] = {cmocka_unit_test(every_method_equals_dense_attention),
+                                       cmocka_unit_test(every_method_is_read_in_parts),
                                        cmocka_unit_test(many_single_steps),
                                        cmocka_unit_test(every_shape_equals_dense_attention),
                                        cmocka_unit_test(partial_rotation_and_magnitude),
