@@ -82,8 +82,8 @@ static void print_results(const struct terse_codebook *codebook, const char *pat
     printf("%s = %s, %.2f MiB (%s for %s, fingerprint %016" PRIx64 ")\n", info.profile ? "profile" : "codebook", path,
            bytes / 0x1p20, info.profile ? "every terse-N" : info.method, info.model[0] ? info.model : "a model without a name",
            info.fingerprint);
-    printf("learned from %" PRIu64 " tokens of %s in %.1f s; weights: %s, effective samples: %.0f\n", info.tokens, info.corpus,
-           seconds, info.weighting, info.effective_samples);
+    printf("learned from %" PRIu64 " tokens of %s%s in %.1f s; weights: %s, effective samples: %.0f\n", info.tokens, info.corpus,
+           info.n_costs ? ", and measured," : "", seconds, info.weighting, info.effective_samples);
     rate_costs_print(codebook);
 }
 

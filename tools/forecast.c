@@ -5,6 +5,7 @@
 #include "forecast.h"
 
 #include "codebooks.h"
+#include "rate_costs.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -153,7 +154,8 @@ int forecast_make(struct setup *setup, uint32_t context, const struct terse_code
         .context = context, .threads = terse_engine_threads(setup->engine), .method = setup->method, .profile = profile != NULL};
     status = count_bytes(setup, &options, f);
     if (status == EXIT_OK && context >= LEAST + STEPS) status = measure_model(setup, &options, f);
-    f->learning = codebooks_profile_windows() * forecast_prompt(f, &setup->info, CODEBOOKS_WINDOW);
+    const double windows = codebooks_profile_windows() + (double)rate_costs_tokens(&setup->info) / CODEBOOKS_WINDOW;
+    f->learning = windows * forecast_prompt(f, &setup->info, CODEBOOKS_WINDOW);
     return status;
 }
 
@@ -191,7 +193,7 @@ static void print_advice(const struct forecast *f, const struct setup *setup) {
         printf("method:      %s, which fits itself to each text from %d tokens on; shorter ones stay as they are\n", f->method,
                TERSE_FIT_TOKENS);
     if (f->profile || !f->depth) return;
-    printf("calibration: only to compress shorter texts too: %s (%s, once)\n",
+    printf("calibration: to compress shorter texts too, and to choose the rate (--kv auto): %s (%s, once)\n",
            setup_calibrate_command(setup, METHOD_DEFAULT, command, sizeof command), seconds_text(f->learning, text, sizeof text));
 }
 

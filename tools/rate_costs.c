@@ -166,10 +166,21 @@ static int measure(struct measuring *m, struct terse_codebook *profile) {
     return EXIT_OK;
 }
 
+/* Sets how much of a window is read and scored, by the model's context. */
+static void set_window(const struct terse_model_info *model, struct measuring *m) {
+    m->read = READ, m->scored = SCORED;
+    if (model->context < READ + SCORED) m->read = m->scored = model->context / 2;
+}
+
+uint64_t rate_costs_tokens(const struct terse_model_info *model) {
+    struct measuring m;
+    set_window(model, &m);
+    return (uint64_t)WINDOWS * (m.read + m.scored) * (RATES + 1);
+}
+
 int rate_costs_measure(struct setup *setup, const struct rate_costs_text *text, struct terse_codebook *profile) {
-    struct measuring m = {.setup = setup, .text = text, .read = READ, .scored = SCORED, .vocabulary = setup->info.vocabulary};
-    uint32_t context = setup->info.context;
-    if (context < READ + SCORED) m.read = m.scored = context / 2;
+    struct measuring m = {.setup = setup, .text = text, .vocabulary = setup->info.vocabulary};
+    set_window(&setup->info, &m);
     for (size_t i = 0; i < WINDOWS; i++) {
         if (m.read + m.scored >= LEAST && window_start(&m, i) < text->n) continue;
         remark("what rates cost is not measured: the text has no %u tokens in a row that were not learned from", m.read + m.scored);

@@ -17,6 +17,9 @@ struct rate_costs_text {
  * part of some length that was not learned from, or at an interrupt. Returns an exit status. */
 int rate_costs_measure(struct setup *setup, const struct rate_costs_text *text, struct terse_codebook *profile);
 
+/* Returns how many tokens all sessions of a measurement read together. */
+uint64_t rate_costs_tokens(const struct terse_model_info *model);
+
 /* Prints a line for each cost that the profile has. */
 void rate_costs_print(const struct terse_codebook *profile);
 

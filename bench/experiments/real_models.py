@@ -178,7 +178,7 @@ class Learning(Runner):
         record = {"commit": self.commit, "machine": self.machines["cpu"]}
         try:
             said, _ = self.terse("calibrate", "-m", model, "--kv", method, "-o", path, "--chunks", str(windows))
-            record["learned"] = said.strip().split("\n")[-1]
+            record["learned"] = re.search(r"^learned from .*", said, re.MULTILINE)[0]
         except Failed as error:
             record["failed"] = str(error)
         record["seconds"] = round(time.monotonic() - start, 1)

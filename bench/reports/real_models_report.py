@@ -143,7 +143,7 @@ Measured on {"; ".join(machines)}.
                     book = "profile" if result["method"].startswith("terse") else result["method"]
                     found.setdefault(book, result["codebook"])
             for book, known in found.items():
-                learned = re.match(r"learned from (\d+) tokens of (.*) in ", known.get("learned", ""))
+                learned = re.match(r"learned from (\d+) tokens of (.*?)(?:, and measured,)? in ", known.get("learned", ""))
                 cells = [f"{int(learned[1]):,}", learned[2]] if learned else ["", ""]
                 rows.append([name_of_model(model), book, *cells, f"{known.get('seconds', 0):,.0f}", mib(known["bytes"]), known.get("commit", "")])
         if rows:

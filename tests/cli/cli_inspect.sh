@@ -60,7 +60,7 @@ refuses '-c 40000: the model was trained for 32768 tokens' inspect $model -c 400
 # Without a profile: the same method, and what a profile would be good for and take to learn.
 works inspect tests/fixtures/models/qwen3.gguf
 grep -q '^method:  *terse-4, which fits itself to each text from 2052 tokens on; shorter ones stay as they are$' "$work/out" || fail "without a profile: $(head -n 20 "$work/out")"
-grep -q '^calibration: only to compress shorter texts too: terse calibrate -m tests/fixtures/models/qwen3.gguf --kv terse-4 (.*, once)$' "$work/out" || fail "calibration: $(head -n 20 "$work/out")"
+grep -q '^calibration: to compress shorter texts too, and to choose the rate (--kv auto): terse calibrate -m tests/fixtures/models/qwen3.gguf --kv terse-4 (.*, once)$' "$work/out" || fail "calibration: $(head -n 20 "$work/out")"
 # What it foretells is what is allocated, below and above the tokens from which on a cache without a profile fits. It takes most before that.
 LC_ALL=C sed 's/\(llama.context_length\x04\x00\x00\x00\)\x00\x02/\1\x00\x10/' tests/fixtures/models/llama.gguf >"$work/long.gguf"
 for n in 1024 2052 2116 4096; do
