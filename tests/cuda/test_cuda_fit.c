@@ -1,6 +1,6 @@
-/* Sessions on the GPU, without a profile or, with long prompts, beside one: every layer and KV head fits its transforms to its own rows as the CPU does, once enough tokens are there,
- * in a prompt and in decoding steps, and attention over the pages then gives the CPU's logits. The window gives back the memory in which
- * the tokens have waited. */
+/* Sessions on the GPU, without a profile or, with long prompts, beside one: every layer and KV head fits its transforms to its own rows as the CPU
+ * does, once enough tokens are there, in a prompt and in decoding steps, and attention over the pages then gives the CPU's logits. The window gives
+ * back the memory in which the tokens have waited. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/executor.h"
 #include "backend/cuda/kv/ops.h"
@@ -181,10 +181,11 @@ static void compare_outcomes(struct terse_model *model, const struct reading *on
     discard(&b);
 }
 
-/* Shapes of which the first is llama's, the second qwen2's with biases, which give keys a large mean. */
+/* Shapes of which the first is llama's, the others qwen2's with biases, which give keys a large mean. */
 static const struct random_model_spec specs[] = {
     {"llama", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 2, .heads = 2, .head_dim = 64, .layers = 2},
     {"qwen2", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 1, .heads = 2, .head_dim = 128, .layers = 2, .qkv_bias = true},
+    {"qwen2", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 3, .heads = 3, .head_dim = 64, .layers = 2, .qkv_bias = true},
 };
 
 static void a_prompt_is_fitted_to_as_on_the_cpu(void **state) {
