@@ -413,8 +413,8 @@ TERSE_API enum terse_status terse_session_save(const struct terse_session *sessi
 TERSE_API enum terse_status terse_session_load(struct terse_engine *engine, const struct terse_session_options *options,
                                                const char *path, struct terse_session **session, struct terse_error *error);
 
-/* Writes the name of the method that a session was saved with, "terse-3", to name[capacity]. Fails as terse_session_load does with such a file;
- * TERSE_E_ARGUMENT: the name does not fit. */
+/* Writes the name of the method that a session was saved with, "terse-3", to name[capacity]. Reads and checks no more of the file
+ * than says it, and fails as terse_session_load does where that is damaged or of another version; TERSE_E_ARGUMENT: the name does not fit. */
 TERSE_API enum terse_status terse_state_method(const char *path, char *name, size_t capacity, struct terse_error *error);
 
 /* Receives logits[vocabulary] (natural-log units, not normalised) of the i-th token of the call; valid during the call. The same call on the

@@ -26,7 +26,7 @@ struct inspect {
     struct terse_gguf *gguf;
     bool is_codebook;                                    /* then no model is looked for */
     struct terse_codebook *codebook;                     /* NULL when terse cannot use it */
-    struct terse_codebook *profile;                      /* that there is of the model, or NULL */
+    const struct terse_codebook *profile;                /* that there is of the model, or NULL; of `setup` */
     struct terse_error refusal;                          /* why the model or codebook did not load; code TERSE_OK when it did */
     cJSON *parts, *metadata, *types, *tensors, *methods; /* arrays of objects; no parts of a file that was not split */
 };
@@ -458,7 +458,6 @@ int cmd_inspect(int argc, char **argv) {
     struct inspect f = {0};
     setup_init(&f.setup);
     f.setup.method = NULL;
-    setup_default_method(&f.setup);
     rate_choice_take(&f.setup);
     enum options_result parsed = parse(&f, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
@@ -472,7 +471,6 @@ int cmd_inspect(int argc, char **argv) {
     cJSON_Delete(f.methods);
     terse_gguf_free(f.gguf);
     terse_codebook_free(f.codebook);
-    terse_codebook_free(f.profile);
     setup_free(&f.setup);
     return status;
 }

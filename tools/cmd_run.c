@@ -289,7 +289,6 @@ int cmd_run(int argc, char **argv) {
     for (int i = 0; i < argc; i++) run.sampling_given |= names_sampling(argv[i]);
     enum options_result parsed = parse(&run, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
-    setup_default_method(&run.setup);
     if (run.escape) resolve_escapes(&run);
     int status = choose_model(&run);
     if (status == EXIT_OK) status = rate_choice_take(&run.setup);

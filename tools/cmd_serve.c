@@ -219,7 +219,6 @@ int cmd_serve(int argc, char **argv) {
     serve.setup.prefixes = PREFIXES;
     enum options_result parsed = parse(&serve, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
-    setup_default_method(&serve.setup);
     int status = start(&serve);
     if (status == EXIT_OK) {
         rate_choice_say(&serve.setup);

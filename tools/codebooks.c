@@ -289,7 +289,8 @@ static int find_built_in(const struct setup *setup, struct terse_codebook **code
     return EXIT_OK;
 }
 
-int codebooks_find(const struct setup *setup, struct terse_codebook **codebook) {
+/* Finds what is kept, or is built in. */
+static int find_kept(const struct setup *setup, struct terse_codebook **codebook) {
     char path[4096];
     int status = EXIT_OK;
     *codebook = NULL;
@@ -307,12 +308,6 @@ static int load_given(const struct setup *setup, struct terse_codebook **codeboo
     return terse_codebook_load(setup->codebook_path, codebook, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
 }
 
-int codebooks_find_given(const struct setup *setup, struct terse_codebook **codebook) {
-    *codebook = NULL;
-    if (without_codebook(setup)) return EXIT_OK;
-    return setup->codebook_path ? load_given(setup, codebook) : codebooks_find(setup, codebook);
-}
-
 /* Adds it to the list; releases it when there is no memory for that. */
 static bool remember(struct setup *setup, struct terse_codebook *codebook) {
     struct codebook_entry *entry = calloc(1, sizeof *entry);
@@ -325,6 +320,28 @@ static bool remember(struct setup *setup, struct terse_codebook *codebook) {
     entry->next = setup->codebooks;
     setup->codebooks = entry;
     return true;
+}
+
+/* Returns the entry of the codebook that the method needs; NULL where it was not asked for yet. */
+static struct codebook_entry *remembered(const struct setup *setup) {
+    char name[64];
+    struct codebook_entry *entry = setup->codebooks;
+    name_codebook(setup, name);
+    while (entry && strcmp(entry->name, name) != 0) entry = entry->next;
+    return entry;
+}
+
+int codebooks_find(struct setup *setup, const struct terse_codebook **found) {
+    struct codebook_entry *entry = remembered(setup);
+    struct terse_codebook *codebook = NULL;
+    int status = EXIT_OK;
+    *found = entry ? entry->codebook : NULL;
+    if (entry || without_codebook(setup)) return EXIT_OK;
+    status = setup->codebook_path ? load_given(setup, &codebook) : find_kept(setup, &codebook);
+    if (status != EXIT_OK || !codebook) return status;
+    if (!remember(setup, codebook)) return complain("no memory for a codebook");
+    *found = codebook;
+    return EXIT_OK;
 }
 
 /* Checks that a session of these options is possible with some codebook, so that wrong options fail before minutes are spent on learning.
@@ -364,7 +381,7 @@ static double least_seconds(const struct setup *setup) {
 static bool compresses_nothing(const struct setup *setup, const struct terse_session_options *options) {
     uint64_t tokens = options->context ? options->context : setup->info.context;
     if (setup->text_tokens && setup->text_tokens < tokens) tokens = setup->text_tokens;
-    return !setup->by_default && !setup->choice && tokens <= TERSE_FIT_TOKENS;
+    return !setup->choice && tokens <= TERSE_FIT_TOKENS;
 }
 
 /* Goes on without the missing profile, with a remark where it would make a difference that the user would not expect. Returns an exit status. */
@@ -414,7 +431,7 @@ static int find_or_learn(struct setup *setup, const struct terse_session_options
     char path[4096], duration[64], command[4096 + 64];
     bool place = codebooks_path(setup, path, sizeof path), profile = codebooks_is_profile(setup);
     double needed = least_seconds(setup);
-    int status = codebooks_find(setup, codebook);
+    int status = find_kept(setup, codebook);
     if (status != EXIT_OK || *codebook) return status;
     /* terse-N can do without, and real models are closer to f16 so: a profile is learned only where the user asks for one. */
     bool learns = !setup->no_auto_calibrate && (!profile || setup->auto_calibrate);
@@ -428,15 +445,11 @@ static int find_or_learn(struct setup *setup, const struct terse_session_options
 }
 
 int codebooks_provide(struct setup *setup, struct terse_session_options *options) {
-    struct codebook_entry *entry;
     struct terse_codebook *codebook = NULL;
     struct terse_error error;
-    char name[64];
     int status = EXIT_OK;
     if (!codebooks_needed(setup)) return EXIT_OK;
-    /* Once for each: bench asks for many methods. */
-    name_codebook(setup, name);
-    for (entry = setup->codebooks; entry && strcmp(entry->name, name) != 0;) entry = entry->next;
+    struct codebook_entry *entry = remembered(setup); /* once for each: bench asks for many methods */
     if (!entry) {
         if (setup_try_cache(setup, &error) != TERSE_OK) return complain_error(&error);
         if (without_codebook(setup)) {

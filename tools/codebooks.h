@@ -43,12 +43,9 @@ struct codebooks_calibration codebooks_calibration_defaults(void);
 int codebooks_learn(struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
                     double *needed);
 
-/* Finds the codebook that there is for the method and the model, in the user's cache directory or built in; NULL where there is none. Released by
- * terse_codebook_free. Returns an exit status. */
-int codebooks_find(const struct setup *setup, struct terse_codebook **codebook);
-
-/* Finds that of --codebook, where there is one, or does as codebooks_find; NULL also where --codebook is none. */
-int codebooks_find_given(const struct setup *setup, struct terse_codebook **codebook);
+/* Finds the codebook that there is for the method and the model: that of --codebook, in the user's cache directory, or built in; NULL where there is
+ * none, or --codebook is none. It is loaded once, also for codebooks_provide, and lives as long as *setup. Returns an exit status. */
+int codebooks_find(struct setup *setup, const struct terse_codebook **codebook);
 
 /* A profile is learned in the time that it takes to read so many prompts of CODEBOOKS_WINDOW tokens. */
 #define CODEBOOKS_WINDOW 2048

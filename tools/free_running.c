@@ -32,7 +32,7 @@ struct totals {
     struct sums same, prefix; /* of greedy tokens: the part that is equal, and how many are before the first difference */
 };
 
-/* Of the window in hand; sums over positions. */
+/* Sums over the positions of the window in hand. */
 struct window {
     double kld[CACHES], nll[CACHES], entropy[CACHES]; /* by the cache that wrote the text; the latter two by f16 */
     size_t same, prefix;

@@ -1,4 +1,4 @@
-/* Free-running text: what a cache makes of a prompt when it reads its own tokens and nobody else's, beside what an f16 cache of the same model and
+/* Free-running text is what a cache makes of a prompt when it reads the tokens that it wrote itself, beside what an f16 cache of the same model and
  * device makes of the same prompt. Six sequences go on from each prompt together:
  *
  *   written   the cache writes tokens, drawn at temperature 1; f16 reads the same tokens and scores them

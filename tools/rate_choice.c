@@ -14,7 +14,7 @@ static const char word[] = "auto";
 #define LEAST_DIVERGENCE 1e-6
 #define MOST_DIVERGENCE 10 /* a larger number is one of bytes */
 
-/* What is allowed: one of the two is 0. */
+/* A cache may cost so much or take so many bytes: one of the two is 0. */
 struct allowed {
     double divergence;
     uint64_t bytes;
@@ -40,12 +40,14 @@ static bool is_choice(const char *method) {
 
 int rate_choice_take(struct setup *setup) {
     struct allowed allowed;
+    const bool types = setup->key_type || setup->value_type;
+    setup->by_default = !setup->method && !types;
+    if (!setup->method) setup->method = types ? METHOD_DEFAULT : word;
     if (!is_choice(setup->method)) return EXIT_OK;
     if (!parse(setup->method + sizeof word - 1, &allowed))
         return complain("--kv %s: give auto, auto:0.02 (a mean KL divergence from f16, %g to %d) or auto:2G (bytes for a context)",
                         setup->method, LEAST_DIVERGENCE, MOST_DIVERGENCE);
-    if (setup->key_type || setup->value_type)
-        return complain("--kv %s chooses for keys and values: omit -ctk and -ctv, or name a method", setup->method);
+    if (types) return complain("--kv %s chooses for keys and values: omit -ctk and -ctv, or name a method", setup->method);
     setup->choice = setup->method;
     setup->method = METHOD_DEFAULT;
     return EXIT_OK;
@@ -151,13 +153,13 @@ static int learn(struct setup *setup) {
 }
 
 int rate_choice_make(struct setup *setup, const char *state) {
-    struct terse_codebook *profile = NULL;
+    const struct terse_codebook *profile = NULL;
     struct terse_codebook_info info = {0};
     struct allowed allowed;
     if (!setup->choice) return EXIT_OK;
     if (state) return choose_by_state(setup, state);
     int status = setup->auto_calibrate ? learn(setup) : EXIT_OK;
-    if (status == EXIT_OK) status = codebooks_find_given(setup, &profile);
+    if (status == EXIT_OK) status = codebooks_find(setup, &profile);
     if (status != EXIT_OK) return status;
     if (profile) terse_codebook_describe(profile, &info);
     parse(setup->choice + sizeof word - 1, &allowed);
@@ -165,7 +167,6 @@ int rate_choice_make(struct setup *setup, const char *state) {
         status = choose_by_bytes(setup, profile, &info, allowed.bytes);
     else
         choose_by_divergence(setup, &info, allowed.divergence);
-    terse_codebook_free(profile);
     return status;
 }
 

@@ -1,5 +1,5 @@
-/* What each rate of terse-N costs on a model: how far a cache of so many bits moves the model's probabilities of the next token from those with
- * an f16 cache. Measured through the real cache, and kept in the model's profile. */
+/* Measures what each rate of terse-N costs on a model: how far a cache of so many bits moves the model's probabilities of the next token from those with
+ * an f16 cache. Figures come from the real cache, and are kept in the model's profile. */
 #ifndef TERSE_TOOLS_RATE_COSTS_H
 #define TERSE_TOOLS_RATE_COSTS_H
 

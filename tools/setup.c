@@ -88,11 +88,6 @@ void setup_init(struct setup *setup) {
     memcpy(setup->common, common, sizeof common);
 }
 
-void setup_default_method(struct setup *setup) {
-    setup->by_default = !setup->method && !setup->key_type && !setup->value_type;
-    if (!setup->method) setup->method = setup->by_default ? "auto" : METHOD_DEFAULT;
-}
-
 /* From embedded.S: a GGUF file. */
 extern const char default_model_begin[], default_model_end[];
 static const char default_name[] = "the built-in model";

@@ -52,8 +52,6 @@ struct setup {
 
 /* The method of a command that is given none, where nothing was measured that --kv auto could go by. */
 #define METHOD_DEFAULT "terse-4"
-/* After the options are parsed into `method`, NULL before: chooses as --kv auto does where nobody asked for one. */
-void setup_default_method(struct setup *setup);
 /* Returns whether an argument can be meant as a model's file: NAME.gguf. */
 bool setup_names_model(const char *argument);
 

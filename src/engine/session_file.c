@@ -131,7 +131,7 @@ static enum terse_status check_identity(const struct terse_session *s, const str
 enum terse_status terse_state_method(const char *path, char *name, size_t capacity, struct terse_error *error) {
     struct state_file *file;
     size_t n, length = 0;
-    enum terse_status status = state_file_open(path, &file, error);
+    enum terse_status status = state_file_open_method(path, &file, error);
     if (status) return status;
     const char *text = state_file_section(file, STATE_METHOD, &n);
     while (length < n && text[length] && text[length] != ',') length++; /* method_identity begins with the name */

@@ -220,7 +220,8 @@ static uint64_t section_checksum(const struct head *head, const uint8_t *data, s
     return XXH3_64bits(data + head->table[i].offset, (size_t)(end - head->table[i].offset));
 }
 
-static enum terse_status check_file(struct state_file *f, struct terse_error *error) {
+/* Checks the header and the contents of the first `sections` sections. */
+static enum terse_status check_file(struct state_file *f, uint32_t sections, struct terse_error *error) {
     if (f->size < sizeof magic || memcmp(f->data, magic, sizeof magic) != 0)
         return status_fail_at(error, TERSE_E_FORMAT, 0,
                               "not a saved state (it does not begin with \"TERSEKV\"): give a file that terse_session_save or "
@@ -233,14 +234,14 @@ static enum terse_status check_file(struct state_file *f, struct terse_error *er
     if (!status) status = check_table(f, error);
     for (size_t i = sizeof(struct head); !status && i < FIRST_OFFSET; i++)
         if (f->data[i]) status = refuse_header("bytes behind its header are not zeros", error);
-    for (uint32_t i = 0; !status && i < STATE_SECTIONS; i++)
+    for (uint32_t i = 0; !status && i < sections; i++)
         if (section_checksum(&f->head, f->data, f->size, i) != f->head.table[i].checksum)
             status = status_fail_at(error, TERSE_E_FORMAT, f->head.table[i].offset,
                                     "damaged: the checksum of its %s is wrong: save the session again", names[like(i)]);
     return status;
 }
 
-static enum terse_status open_file(struct mapped_file mapped, const void *data, size_t size, const char *name,
+static enum terse_status open_file(struct mapped_file mapped, const void *data, size_t size, const char *name, uint32_t sections,
                                    struct state_file **file, struct terse_error *error) {
     struct state_file *f = memory_zeros(1, sizeof *f);
     size_t name_bytes = strlen(name) + 1;
@@ -254,7 +255,7 @@ static enum terse_status open_file(struct mapped_file mapped, const void *data, 
     f->mapped = mapped;
     f->data = data;
     f->size = size;
-    enum terse_status status = check_file(f, error);
+    enum terse_status status = check_file(f, sections, error);
     if (status) {
         status_name_file(error, name);
         state_file_close(f);
@@ -270,13 +271,20 @@ enum terse_status state_file_open(const char *path, struct state_file **file, st
     enum terse_status status = mapped_file_open(path, &mapped, error);
     if (status) return status;
     if (mapped.size) mapped_file_fetch(mapped.data, mapped.size);
-    return open_file(mapped, mapped.data, mapped.size, path, file, error);
+    return open_file(mapped, mapped.data, mapped.size, path, STATE_SECTIONS, file, error);
+}
+
+enum terse_status state_file_open_method(const char *path, struct state_file **file, struct terse_error *error) {
+    struct mapped_file mapped;
+    *file = NULL;
+    enum terse_status status = mapped_file_open(path, &mapped, error);
+    return status ? status : open_file(mapped, mapped.data, mapped.size, path, STATE_METHOD + 1, file, error);
 }
 
 enum terse_status state_file_open_memory(const void *data, size_t size, const char *name, struct state_file **file,
                                          struct terse_error *error) {
     *file = NULL;
-    return open_file((struct mapped_file){0}, data, size, name, file, error);
+    return open_file((struct mapped_file){0}, data, size, name, STATE_SECTIONS, file, error);
 }
 
 void state_file_share(struct state_file *file) { file->others++; }

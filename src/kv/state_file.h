@@ -64,7 +64,9 @@ struct state_file;
 
 /* Opens a whole file of this version, and checks its checksums: where they agree, every bit is as it was written. */
 enum terse_status state_file_open(const char *path, struct state_file **file, struct terse_error *error);
-/* Does the same with `size` bytes in memory, aligned to STATE_PAGES_ALIGN, which outlive the file and stay as they are. */
+/* Does the same, but that only the header and STATE_METHOD are checked, so that a large file is not read; no other section may be asked for. */
+enum terse_status state_file_open_method(const char *path, struct state_file **file, struct terse_error *error);
+/* Does what state_file_open does with `size` bytes in memory, aligned to STATE_PAGES_ALIGN, which outlive the file and stay as they are. */
 enum terse_status state_file_open_memory(const void *data, size_t size, const char *name, struct state_file **file,
                                          struct terse_error *error);
 /* Adds one owner, who closes it too; not thread-safe. */

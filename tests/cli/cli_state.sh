@@ -23,6 +23,8 @@ works run --chat --chat-template chatml --state "$work/chat" -p 'Who?' -n 5 --te
 
 refuses 'was saved with another cache (q4_0) than this session.s (terse-4)' run --state "$work/state" -n 1 --kv terse-4
 works run --state "$work/state" -n 1 # without --kv as it was saved
+{ head -c -70 "$work/state"; tail -c 70 "$work/state" | tr '\000-\377' '\001-\377\000'; } >"$work/damaged" # its end
+refuses 'damaged: ' run --state "$work/damaged" -n 1
 works run -p 'The old man' -n 2 --codebook none --save-state "$work/own"
 refuses 'saved with another cache (transforms of the sequence) .*use the method and options that it was saved with, which had no profile: --codebook none' run --state "$work/own" -n 1
 works run --state "$work/own" -n 1 --codebook none
