@@ -1,4 +1,5 @@
-/* The tables of codecs, of formats and the CPU's: every number of a codec has a format, every format has a row, every row its whole core, and the optional parts that its format calls for, whole. */
+/* The tables of codecs, of formats and the CPU's, have no holes: every number of a codec has a format, every format a row, every row its whole core and
+ * the optional parts that its format calls for, whole. */
 #include "backend/cpu/codec/codec.h"
 #include "format/index.h"
 

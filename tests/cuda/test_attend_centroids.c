@@ -2,6 +2,7 @@
  * the CPU's codecs decode: widths and bits, one beside another; head sizes and groups; runs of keys; ALiBi. */
 #include "attend_sample.h"
 #include "centroids_sample.h"
+#include "no_device.h"
 
 /* Queries, weights and weights times gains are rounded to halves, by at most 2^-12 of themselves. */
 #define BOUND 2.5e-3
@@ -158,11 +159,7 @@ static void parts(void **unused) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {cmocka_unit_test(widths_and_bits), cmocka_unit_test(head_sizes_and_groups),
                                        cmocka_unit_test(sides_of_two_kinds), cmocka_unit_test(ropes), cmocka_unit_test(parts)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,6 +2,7 @@
  * head sizes and groups; rows of several sequences of different lengths in one launch, read in one part and in many; exact rows, windows that
  * wrap, pages of which a part is evicted or was never filled; ALiBi. What must not be read is NaN. */
 #include "attend_sample.h"
+#include "no_device.h"
 #include "plain_codecs.h"
 
 /* The bound of the relative error of a head's result as a whole: the length of the difference over the length of the result. Queries are rounded to
@@ -132,11 +133,7 @@ static void splits_are_chosen(void **unused) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(codecs_heads_and_groups),
         cmocka_unit_test(pairs_of_codecs),

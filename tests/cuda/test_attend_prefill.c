@@ -3,6 +3,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/attend_prefill.h"
 #include "base/half.h"
+#include "no_device.h"
 #include "support/kernel_check.h"
 
 #include <math.h>
@@ -256,11 +257,7 @@ static void what_is_not_served_is_refused(void **state) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(prompts_from_nothing),           cmocka_unit_test(every_group),
         cmocka_unit_test(rows_before_begin_are_not_read), cmocka_unit_test(slopes_are_added),

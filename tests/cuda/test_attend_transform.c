@@ -7,6 +7,7 @@
 #include "backend/cuda/kv/pre_rope_fragments.h"
 #include "backend/cuda/kv/transforms.h"
 #include "kv/pre_rope.h"
+#include "no_device.h"
 
 /* The bound of the relative error of a head's result as a whole: the length of the difference over the length of the result. Queries rotated to a
  * run and the basis are rounded to halves, each by at most 2^-12 of itself, weights of rows of halves likewise; work on codes is exact or within
@@ -322,11 +323,7 @@ static void many_pages(void **unused) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rates),  cmocka_unit_test(groups), cmocka_unit_test(ropes),
         cmocka_unit_test(fitted), cmocka_unit_test(parts),  cmocka_unit_test(many_pages),

@@ -5,6 +5,7 @@
 #include "base/random.h"
 #include "format/codebook_layouts.h"
 #include "host_kv.h"
+#include "no_device.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -365,11 +366,7 @@ static void the_map_tells_what_was_kept(void **state) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     for (size_t i = 0; i < HD / 2; i++) frequency[i] = (float)pow(10000, -2.0 * (double)i / HD);
     const struct CMUnitTest tests[] = {cmocka_unit_test(the_best_are_kept), cmocka_unit_test(what_is_kept_is_read),
                                        cmocka_unit_test(cut_where_nothing_was_dropped), cmocka_unit_test(bytes_are_as_foretold),

@@ -3,6 +3,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/batch.h"
 #include "host_kv.h"
+#include "no_device.h"
 #include "support/cache_oracle.h"
 
 #include <setjmp.h>
@@ -144,11 +145,7 @@ static void a_step_of_several_gives_each_what_it_gets_alone(void **state) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {cmocka_unit_test(a_step_of_several_gives_each_what_it_gets_alone)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 #include "backend/cuda/kv/batch.h"
 #include "backend/cuda/kv/codec.h"
 #include "host_kv.h"
+#include "no_device.h"
 #include "support/cache_oracle.h"
 
 #include <math.h>
@@ -535,12 +536,8 @@ static void what_cannot_be_computed_is_refused(void **state) {
 
 /* test_cuda_cache [PATTERN]: the tests whose names match. */
 int main(int argc, char **argv) {
-    struct terse_error error;
     if (argc > 1) cmocka_set_test_filter(argv[1]);
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     n_methods = oracle_methods(named, NAMED, has_row, methods);
     const struct CMUnitTest tests[] = {cmocka_unit_test(every_method_equals_dense_attention),
                                        cmocka_unit_test(every_method_is_read_in_parts),

@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "format/transform.h"
 #include "kv/state_file.h"
+#include "no_device.h"
 #include "support/random_model.h"
 #include "support/session_steps.h"
 
@@ -236,11 +237,7 @@ static void short_prompts_go_by_the_profile(void **state) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     setenv("TERSE_CPU", "scalar", 1); /* the others take vectors of some products to 8 bits only */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prompt_is_fitted_to_as_on_the_cpu),

@@ -5,6 +5,7 @@
 #include "backend/cuda/kv/ops.h"
 #include "base/memory.h"
 #include "kv/state_file.h"
+#include "no_device.h"
 #include "support/fixture_model.h"
 #include "support/random_model.h"
 #include "support/session_steps.h"
@@ -269,11 +270,7 @@ static void a_prompt_that_begins_alike_goes_by_the_fit(void **state) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forks_that_wait_fit_by_themselves),
         cmocka_unit_test(a_fork_goes_by_what_its_origin_fitted),

@@ -1,9 +1,10 @@
-/* What a cache learns from comes of each layer's own rows, also where a launch looks at some layers only. */
+/* A cache learns from each layer's own rows, also where a launch looks at some layers only. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/state.h"
 #include "backend/cuda/kv/window.h"
 #include "base/half.h"
 #include "host_kv.h"
+#include "no_device.h"
 #include "support/cache_oracle.h"
 
 #include <math.h>
@@ -62,11 +63,7 @@ static void layers_learn_from_their_own_rows(void **state) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {cmocka_unit_test(layers_learn_from_their_own_rows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

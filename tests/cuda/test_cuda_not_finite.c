@@ -5,6 +5,7 @@
 #include "backend/cuda/kv/ops.h"
 #include "base/memory.h"
 #include "engine/engine.h"
+#include "no_device.h"
 #include "support/random_model.h"
 #include "support/session_steps.h"
 
@@ -98,11 +99,7 @@ static void it_is_forgotten_once_said(void **state) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     for (int i = 1; i < PROMPT; i++) tokens[i] = 1 + i * 37 % 299;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(damage_is_noticed, (void *)&random_models[0]),

@@ -5,6 +5,7 @@
 #include "base/random.h"
 #include "format/codebook_layouts.h"
 #include "host_kv.h"
+#include "no_device.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -26,7 +27,7 @@ static const struct cache_shape shape = {
     .layers = 1, .query_heads = KV_HEADS, .kv_heads = KV_HEADS, .head_dim = HEAD_DIM, .scale = 0.125f, .rope = &rope};
 static float keys[TOKENS][WIDTH], values[TOKENS][WIDTH];
 
-/* Whose profile counts as made from the weights, so that every sequence is fitted. */
+/* The profile counts as made from the weights, so that every sequence is fitted. */
 static struct method fitting_method(struct terse_codebook **profile) {
     struct terse_cache_options options = {.method = "terse-3", .anchor_percent = -1, .tail_tokens = 128};
     struct method method;
@@ -119,11 +120,7 @@ static void tokens_that_go_around_the_end_are_kept(void **state) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     for (size_t i = 0; i < HEAD_DIM / 2; i++) frequency[i] = (float)pow(10000, -2.0 * (double)i / HEAD_DIM);
     const struct CMUnitTest tests[] = {cmocka_unit_test(tokens_that_go_around_the_end_are_kept)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
 /* Memory of the GPU: what is taken is counted, and what there is no room for is refused in one line. */
 #include "backend/cuda/device.h"
+#include "no_device.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -36,11 +37,7 @@ static void what_does_not_fit_is_refused(void **state) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {cmocka_unit_test(memory_is_counted), cmocka_unit_test(what_does_not_fit_is_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

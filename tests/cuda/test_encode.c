@@ -1,5 +1,6 @@
 /* Pages of the codecs that need no codebook (f16, q8_0, q4_0, kivi) on the GPU: the bytes that the CPU's codecs write, and the rows that they read, rounded to halves. */
 #include "encode_sample.h"
+#include "no_device.h"
 #include "plain_codecs.h"
 
 #include <stdio.h>
@@ -147,11 +148,7 @@ static void what_is_not_a_number_does_no_harm(void **state) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     n_codecs = plain_codecs(codecs);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages_and_rows_are_those_of_the_cpu), cmocka_unit_test(sides_may_be_of_two_codecs),

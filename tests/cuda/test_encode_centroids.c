@@ -2,6 +2,7 @@
 #include "centroids_sample.h"
 #include "encode_sample.h"
 #include "model/rope.h"
+#include "no_device.h"
 
 #include <stdio.h>
 
@@ -159,11 +160,7 @@ static void sides_may_be_of_two_codecs(void **unused) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {cmocka_unit_test(codes_are_those_of_the_cpu),
                                        cmocka_unit_test(codes_of_runs_and_shapes_are_nearly),
                                        cmocka_unit_test(sides_may_be_of_two_codecs)};

@@ -8,6 +8,7 @@
 #include "format/transform_fit.h"
 #include "kv/pre_rope.h"
 #include "method/method.h"
+#include "no_device.h"
 #include "support/prepared.h"
 
 #include <stdio.h>
@@ -411,11 +412,7 @@ static void pages_go_by_transforms_of_their_sequence(void **state) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages_and_rows_are_nearly_those_of_the_cpu), cmocka_unit_test(one_side_may_be_of_another_codec),
         cmocka_unit_test(odd_rows_come_out_alike), cmocka_unit_test(pages_go_by_transforms_of_their_sequence)};

@@ -5,6 +5,7 @@
 #include "backend/cuda/kv/ops.h"
 #include "base/memory.h"
 #include "engine/session.h"
+#include "no_device.h"
 #include "support/project_file.h"
 #include "support/random_model.h"
 #include "support/session_steps.h"
@@ -448,11 +449,7 @@ static void a_model_that_does_not_fit_is_refused(void **state) {
 #define TESTS_MOST 16
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     setenv("TERSE_CPU", "scalar", 1); /* the others take vectors of some products to 8 bits only */
     struct CMUnitTest tests[TESTS_MOST] = {cmocka_unit_test(a_step_gives_each_what_it_gets_alone),
                                            cmocka_unit_test(a_session_is_saved_beside_steps_of_another),

@@ -3,6 +3,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/rows.h"
 #include "base/memory.h"
+#include "no_device.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -156,11 +157,7 @@ static void finishing_and_picking(void **state) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {cmocka_unit_test(norms), cmocka_unit_test(activations), cmocka_unit_test(heads),
                                        cmocka_unit_test(clamps), cmocka_unit_test(finishing_and_picking)};
     return cmocka_run_group_tests(tests, fill, NULL);

@@ -2,6 +2,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/top_logits.h"
 #include "base/random.h"
+#include "no_device.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -90,11 +91,7 @@ static void the_likeliest_are_found(void **state) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {cmocka_unit_test(the_likeliest_are_found)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

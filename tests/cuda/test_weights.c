@@ -7,6 +7,7 @@
 #include "backend/cuda/weights.h"
 #include "base/half.h"
 #include "base/memory.h"
+#include "no_device.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -307,11 +308,7 @@ static void what_is_not_finite_shows(void **state) {
 }
 
 int main(void) {
-    struct terse_error error;
-    if (device_available(&error)) {
-        fprintf(stderr, "skipped: %s\n", error.message);
-        return 77;
-    }
+    if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {cmocka_unit_test(few_rows), cmocka_unit_test(long_rows), cmocka_unit_test(many_rows),
                                        cmocka_unit_test(embeddings), cmocka_unit_test(what_is_not_finite_shows)};
     return cmocka_run_group_tests(tests, NULL, NULL);

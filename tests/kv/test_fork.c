@@ -126,7 +126,7 @@ static void forks_go_their_own_ways(void **state) {
     }
 }
 
-/* Of anchors some were cut, so that their memory holds more than there are: those that are left go along into a fork, and into memory that grows. */
+/* Some anchors were cut, so that their memory holds more than there are. Those that are left go along into a fork, and into memory that grows. */
 static void anchors_that_are_left_are_read(void **state) {
     (void)state;
     struct oracle_setup setup = setup_of("q4_0", 0, 4);

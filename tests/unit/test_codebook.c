@@ -174,7 +174,7 @@ static struct terse_codebook *random_profile(void) {
     return profile;
 }
 
-/* What rates cost is kept in a profile's file, changes nothing else of it, and can be noted anew. */
+/* A profile's file keeps what rates cost. That changes nothing else of it, and can be noted anew. */
 static void test_rate_costs(void **state) {
     (void)state;
     static const struct terse_rate_cost costs[] = {{4, 0.002f, 0.0001f}, {1.5f, 0.04f, 0.002f}, {1, 0.08f, 0}};

@@ -27,7 +27,7 @@ static void rows_of_known_probabilities(void **state) {
     ASSERT_NEAR(found.base_log_sum, 7);
 }
 
-/* What the base holds for impossible counts for nothing, however likely it is in the other row. */
+/* A token that the base holds for impossible counts for nothing, however likely it is in the other row. */
 static void impossible_tokens(void **state) {
     (void)state;
     const float base[] = {0, -INFINITY, -2000, 0}, logits[] = {1, 1, 1, 1};
