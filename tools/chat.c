@@ -12,7 +12,7 @@ struct chat {
     struct terse_session *before; /* the last reply, which /regen writes again; NULL: there is none to write again */
     unsigned regenerated;         /* times */
     bool terminal, leaves, refused;
-    unsigned interrupts; /* since the last message or command */
+    unsigned interrupts; /* at the prompt, since the last message or command */
 };
 
 /* ---- Turns */
@@ -28,9 +28,7 @@ static void forget_reply(struct chat *chat) {
 static int status_after(struct chat *chat, int status) {
     if (!chat->terminal || !output_write("", 0)) return status;
     if (status != EXIT_INTERRUPTED) return EXIT_OK;
-    if (!console_take_interrupt()) return status;
-    chat->interrupts = 1;
-    return EXIT_OK;
+    return console_take_interrupt() ? EXIT_OK : status;
 }
 
 static int turn(struct chat *chat, const char *message) {
@@ -194,7 +192,8 @@ static int take(struct chat *chat, char *message) {
     return EXIT_OK;
 }
 
-/* Handles an interrupt at the prompt. The first one may have been meant for a reply that had just ended. */
+/* Handles an interrupt at the prompt. The first one may have been meant for a reply that had just ended or been stopped, as that of someone
+ * who presses Ctrl-C twice. */
 static int interrupted(struct chat *chat) {
     if (!chat->terminal || !console_take_interrupt() || chat->interrupts++) return EXIT_INTERRUPTED;
     remark("(Ctrl-C again, or Ctrl-D, leaves)");
