@@ -1,4 +1,4 @@
-/* Time that only goes forward. */
+/* Reads a clock that only goes forward. */
 #ifndef TERSE_BASE_CLOCK_H
 #define TERSE_BASE_CLOCK_H
 

@@ -24,8 +24,8 @@ static double dot(const double *a, const double *b, size_t n) {
 
 /* ---- To a tridiagonal matrix */
 
-/* x[n] becomes the vector v of the reflection I - factor v v^T that takes x to (*first, 0, 0, ...); returns the factor, 0 where x is that
- * already. */
+/* Turns x[n] into the vector v of the reflection I - factor v v^T that takes x to (*first, 0, 0, ...). Returns the factor: 0 where
+ * only x[0] is not 0. */
 static double reflection(double *x, size_t n, double *first) {
     double largest = 0, sum;
     for (size_t i = 1; i < n; i++) largest = fmax(largest, fabs(x[i]));
@@ -40,8 +40,8 @@ static double reflection(double *x, size_t n, double *first) {
     return 1 / (sum - length * (x[0] + length));
 }
 
-/* diagonal[n] and beside[n - 1] of a tridiagonal matrix with the same eigenvalues. Row k of the matrix is left with the k-th
- * reflection's vector from column k + 1 on, factors[k] with its factor. */
+/* Reduces the matrix to a tridiagonal one with the same eigenvalues: diagonal[n] and beside[n - 1]. Leaves the vector of the k-th
+ * reflection in row k of the matrix, from column k + 1 on, and its factor in factors[k]. */
 static void tridiagonalize(double *matrix, size_t n, double *diagonal, double *beside, double *factors, double *w) {
     for (size_t k = 0; k + 1 < n; k++) {
         double *v = matrix + k * n + k + 1, factor;
@@ -62,7 +62,7 @@ static void tridiagonalize(double *matrix, size_t n, double *diagonal, double *b
     diagonal[n - 1] = matrix[n * n - 1];
 }
 
-/* vectors[n][n]: the product of all reflections, transposed. */
+/* Writes the product of all reflections, transposed, to vectors[n][n]. */
 static void multiply_reflections(const double *matrix, size_t n, const double *factors, double *vectors, double *w) {
     memset(vectors, 0, n * n * sizeof *vectors);
     for (size_t i = 0; i < n; i++) vectors[i * n + i] = 1;
@@ -85,7 +85,7 @@ static void multiply_reflections(const double *matrix, size_t n, const double *f
 
 /* ---- To a diagonal one */
 
-/* One step on rows low to high, which no zero parts. */
+/* Takes one QR step on rows low to high, between which no number beside the diagonal is 0. */
 static void step(double *diagonal, double *beside, size_t low, size_t high, double *vectors, size_t n) {
     double half = (diagonal[high - 1] - diagonal[high]) / 2, last = beside[high - 1];
     double x = diagonal[low] - (diagonal[high] - last * last / (half + copysign(hypot(half, last), half))), z = beside[low];

@@ -1,4 +1,5 @@
-/* Half-precision scalars in integer arithmetic: the same bits on every machine, NaN made quiet as the hardware conversions do. */
+/* Converts half-precision scalars in integer arithmetic, so that every machine gives the same bits; NaN becomes quiet as in the
+ * hardware's conversions. */
 #include "base/half.h"
 
 static float float_of_bits(uint32_t bits) {

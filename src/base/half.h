@@ -1,4 +1,4 @@
-/* Half and bfloat16 scalars, portable. Arrays go through the kernels. */
+/* Converts half and bfloat16 scalars, on any machine. Arrays go through the kernels. */
 #ifndef TERSE_BASE_HALF_H
 #define TERSE_BASE_HALF_H
 

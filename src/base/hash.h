@@ -1,4 +1,5 @@
-/* XXH64, seed 0, of the xxHash library: the checksum of files and the fingerprint of models. It finds accidents, not malice. */
+/* Computes XXH64 with seed 0, of the xxHash library: the checksum of files and the fingerprint of models. It finds accidents, not
+ * malice. */
 #ifndef TERSE_BASE_HASH_H
 #define TERSE_BASE_HASH_H
 

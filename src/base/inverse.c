@@ -1,4 +1,4 @@
-/* Gauss and Jordan's elimination. */
+/* Inverts by Gauss-Jordan elimination. */
 #include "base/inverse.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* Aligned memory. The system's allocator underneath, so that leak and bounds checkers see every piece. */
+/* Allocates aligned memory from the system's allocator, so that leak and bounds checkers see every allocation. */
 #include "base/memory.h"
 
 #include <stdbool.h>
@@ -9,7 +9,8 @@
 #define HUGE_PAGE ((size_t)2 << 20)
 #define HUGE_LEAST (2 * HUGE_PAGE)
 
-/* A cache is read in pieces that lie far apart, and the processor's TLB holds few of the system's pages. */
+/* Asks for huge pages: a cache is read in pieces that lie far apart, and the processor's TLB holds few of the system's small
+ * pages. */
 static void advise_huge_pages(void *memory, size_t bytes) {
 #ifdef MADV_HUGEPAGE
     madvise(memory, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); /* a refusal costs only time */

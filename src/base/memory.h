@@ -1,4 +1,4 @@
-/* Aligned memory and the arithmetic of sizes. */
+/* Allocates aligned memory and computes sizes without overflow. */
 #ifndef TERSE_BASE_MEMORY_H
 #define TERSE_BASE_MEMORY_H
 
@@ -9,7 +9,7 @@
 /* Returns `count * size` bytes aligned to MEMORY_ALIGN, not cleared; NULL when refused or when the product overflows. count 0 gives a
  * valid pointer. memory_free releases it. */
 void *memory_array(size_t count, size_t size);
-/* Does the same, with the memory cleared. */
+/* Does the same as memory_array, with the memory cleared. */
 void *memory_zeros(size_t count, size_t size);
 void memory_free(void *memory);
 

@@ -19,7 +19,7 @@ enum terse_status new_file_refuse(const char *path, int reason, struct terse_err
                        strerror(reason));
 }
 
-/* The folder of a path, with its last slash; scratch has room for the path and two bytes more. */
+/* Returns the folder of a path, with its last slash; scratch has room for the path and two bytes more. */
 static const char *folder_of(const char *path, char *scratch) {
     const char *slash = strrchr(path, '/');
     size_t n = slash ? (size_t)(slash - path) + 1 : 0;
@@ -44,7 +44,7 @@ static int open_named(struct new_file *file) {
     return -1;
 }
 
-/* A descriptor's name in /proc: what gives a file that has none its first. */
+/* Writes the name of a descriptor in /proc, by which a file without a name gets one. */
 static const char *of_descriptor(int descriptor, char text[32]) {
     snprintf(text, 32, "/proc/self/fd/%d", descriptor);
     return text;

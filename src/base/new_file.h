@@ -1,6 +1,7 @@
-/* A file that takes its place, under its name, when it is whole and on the disk; until then no other process finds it, and any number of processes
- * may make the same file at once: the last to publish wins. Where the file system can (Linux: O_TMPFILE) it has no name until then, and a process that
- * is killed leaves nothing; elsewhere it has a name of its own in the same folder. Not safe for use of one by several threads. */
+/* Writes files that appear under their name only when they are whole and on the disk. No other process finds such a file before;
+ * any number of processes may make the same file at once, and the last to publish wins. Where the file system can (Linux:
+ * O_TMPFILE) the file has no name until it is published, so that a killed process leaves nothing; elsewhere it has another name in
+ * the same folder. One struct new_file is for one thread at a time. */
 #ifndef TERSE_BASE_NEW_FILE_H
 #define TERSE_BASE_NEW_FILE_H
 
@@ -18,14 +19,15 @@ struct new_file {
  * (a folder, a device) is not replaced. A symbolic link is replaced, its target is not. */
 enum terse_status new_file_open(struct new_file *file, const char *path, struct terse_error *error);
 
-/* Writes all of it; 0 or an errno. */
+/* Writes all of the bytes. Returns 0 or an errno. */
 int new_file_write(struct new_file *file, const void *data, size_t bytes);
 
-/* Each ends the making of the file and frees the struct's memory. Publishing may fail with TERSE_E_IO, and then leaves what was in its place. */
+/* Both end the making of the file and free the struct's memory. Publishing may fail with TERSE_E_IO, which leaves the file that was
+ * there before. */
 enum terse_status new_file_publish(struct new_file *file, struct terse_error *error);
 void new_file_drop(struct new_file *file); /* accepts one that is ended, or zeros */
 
-/* TERSE_E_IO and the line that says so: "PATH: cannot be written: REASON: ..."; reason: an errno. */
+/* Writes the message "PATH: cannot be written: REASON: ..." for `reason`, an errno, and returns TERSE_E_IO. */
 enum terse_status new_file_refuse(const char *path, int reason, struct terse_error *error);
 
 #endif

@@ -1,4 +1,5 @@
-/* Public option structs begin with their size, which says which version of the struct the caller was compiled with. */
+/* Checks option structs of the public headers: each begins with its size, which says which version of the struct the caller was
+ * compiled with. */
 #ifndef TERSE_BASE_OPTIONS_H
 #define TERSE_BASE_OPTIONS_H
 

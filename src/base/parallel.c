@@ -1,4 +1,4 @@
-/* Workers, and how they wait. */
+/* Implements workers and how they wait. */
 #include "base/parallel.h"
 
 #include "base/clock.h"
@@ -13,13 +13,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Seconds that a wait polls before it sleeps. Sleeping and waking take some microseconds, and so does the work between two waits. */
+/* A wait polls for so many seconds before it sleeps. Sleeping and waking take some microseconds, and so does the work between two
+ * waits. */
 #define PATIENCE_MOST 50e-6
 #define PATIENCE_LEAST 2e-6
 #define POLLS 16 /* between two looks at the clock */
 #define LINE 64  /* bytes of a cache line */
 
-/* Opened again and again; who waits knows how often it was. */
+/* A gate is opened again and again; a thread that waits for it knows how often it was opened before. */
 struct gate {
     _Alignas(LINE) _Atomic uint32_t opened;
     _Atomic uint32_t sleepers;
@@ -51,7 +52,7 @@ struct worker {
 
 static _Thread_local struct parallel *driven;
 
-/* The place of the calling thread in some work. */
+/* A place says which part of some work the calling thread does. */
 struct place {
     struct parallel *parallel;
     uint32_t number, width; /* width 0: it is in none of ours */
@@ -82,8 +83,8 @@ static bool poll(struct gate *gate, uint32_t seen, double patience) {
     return false;
 }
 
-/* Until `gate` was opened more than `seen` times. A thread that sleeps counts as a sleeper before it looks a last time, and one that opens
- * looks for sleepers afterwards, so that one of them sees the other. */
+/* Waits until `gate` was opened more than `seen` times. A thread that sleeps counts as a sleeper before it looks a last time, and
+ * one that opens looks for sleepers afterwards, so that one of them sees the other. */
 static void gate_wait(struct gate *gate, uint32_t seen, double *patience) {
     if (poll(gate, seen, *patience)) {
         *patience = *patience * 2 < PATIENCE_MOST ? *patience * 2 : PATIENCE_MOST;

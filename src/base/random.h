@@ -1,5 +1,5 @@
-/* Random numbers: splitmix64 (Steele, Lea and Flood 2014). The whole state is one integer, and any place of the sequence can be
- * reached at once. */
+/* Makes random numbers with splitmix64 (Steele, Lea and Flood 2014). The whole state is one integer, and any place of the sequence
+ * can be reached at once. */
 #ifndef TERSE_BASE_RANDOM_H
 #define TERSE_BASE_RANDOM_H
 
@@ -15,7 +15,7 @@ static inline uint64_t random_mix(uint64_t z) {
 
 static inline uint64_t random_next(uint64_t *state) { return random_mix(*state += RANDOM_STEP); }
 
-/* The top 53 bits as a number in [0, 1). */
+/* Returns the top 53 bits as a number in [0, 1). */
 static inline double random_uniform(uint64_t bits) { return (double)(bits >> 11) * 0x1p-53; }
 
 #endif

@@ -1,4 +1,4 @@
-/* The lesser and the greater of two sizes. */
+/* Returns the lesser and the greater of two sizes. */
 #ifndef TERSE_BASE_SIZE_H
 #define TERSE_BASE_SIZE_H
 

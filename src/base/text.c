@@ -1,4 +1,4 @@
-/* Printable characters, and lines of text cut to fit a buffer. */
+/* Recognises printable characters and writes lines of text cut to fit a buffer. */
 #include "base/text.h"
 
 #include <stdio.h>

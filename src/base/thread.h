@@ -1,11 +1,11 @@
-/* Starting the library's own threads. */
+/* Starts the library's own threads. */
 #ifndef TERSE_BASE_THREAD_H
 #define TERSE_BASE_THREAD_H
 
 #include <pthread.h>
 #include <signal.h>
 
-/* pthread_create of a thread that blocks all signals, as do the threads it starts: signals are for the threads that the caller knows of.
+/* Starts a thread that blocks all signals, as do the threads that it starts: signals are for the threads that the caller knows of.
  * Returns 0 or an error number. */
 static inline int thread_start(pthread_t *thread, void *(*work)(void *user), void *user) {
     sigset_t all, before;

@@ -1,4 +1,4 @@
-/* The driver thread, its mailbox, and the way back to the caller. */
+/* Implements the driver thread, the mailbox that gives it work, and its calls back to the caller's thread. */
 #include "base/thread_pool.h"
 
 #include "base/parallel.h"

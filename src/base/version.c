@@ -1,4 +1,4 @@
-/* The version as text. */
+/* Returns the version as text. */
 #include "terse.h"
 
 #define TEXT_OF(x) #x

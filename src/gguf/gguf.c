@@ -97,7 +97,7 @@ static enum terse_status wrong(const struct gguf *gguf, const struct gguf_entry 
 }
 
 bool gguf_entry_number(const struct gguf_entry *entry, double *number) {
-    /* Little-endian integers of any width: the value's own bytes, then zeros or copies of its sign. */
+    /* Little-endian integers of any width are the value's own bytes, followed by zeros or copies of the sign. */
     size_t bytes = gguf_type_bytes(entry->type);
     uint64_t bits = 0;
     if (bytes == 0 || entry->type == GGUF_BOOL) return false;
@@ -134,7 +134,7 @@ enum terse_status gguf_get_u64(const struct gguf *gguf, const char *key, uint64_
     const struct gguf_entry *entry;
     enum terse_status status = look_up(gguf, key, found, &entry, error);
     if (!entry) return status;
-    /* A double does not hold every u64: only its sign and kind are asked for. */
+    /* A double does not hold every u64, so only the sign and the kind of the number are taken from it. */
     double number;
     uint64_t bits = 0;
     if (!gguf_entry_number(entry, &number) || !(number >= 0) || entry->type == GGUF_F32 || entry->type == GGUF_F64)
@@ -144,7 +144,7 @@ enum terse_status gguf_get_u64(const struct gguf *gguf, const char *key, uint64_
     return TERSE_OK;
 }
 
-/* A number of at most `limit`. */
+/* Reads a number whose magnitude is at most `limit`. */
 static enum terse_status get_finite(const struct gguf *gguf, const char *key, double limit, double *value, bool *found,
                                     struct terse_error *error) {
     const struct gguf_entry *entry;

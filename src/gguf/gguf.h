@@ -1,10 +1,9 @@
-/* The GGUF container, read from memory: models and codebooks are both GGUF.
+/* Reads the GGUF container from memory: models and codebooks are both GGUF.
  *
- * Versions 2 and 3, little-endian, every metadata type, arrays of arrays included. The whole file is checked when it is opened
- * (counts, string lengths, offsets, alignment, duplicate names, tensor ends), so that whatever the accessors return lies inside
- * the file. Nothing is copied: strings and tensors point into the file.
- * Source: the GGUF specification (of the ggml project).
- */
+ * It reads versions 2 and 3, little-endian, with every metadata type, arrays of arrays included. The whole file is checked when it
+ * is opened (counts, string lengths, offsets, alignment, duplicate names, tensor ends), so that whatever the accessors return lies
+ * inside the file. Nothing is copied: strings and tensors point into the file. Source: the GGUF specification (of the ggml
+ * project). */
 #ifndef TERSE_GGUF_GGUF_H
 #define TERSE_GGUF_GGUF_H
 
@@ -26,7 +25,7 @@ enum gguf_type {
     GGUF_F64
 };
 
-/* Tensor types by their number in the file (ggml's). */
+/* Tensor types have the numbers that ggml gives them in the file. */
 enum tensor_type {
     TENSOR_F32 = 0,
     TENSOR_F16 = 1,
@@ -47,15 +46,16 @@ enum tensor_type {
 };
 #define TENSOR_TYPES 40 /* one past the largest above */
 
-/* Storage of a tensor type; every row is whole blocks. */
+/* A tensor's type says how its elements are stored; every row is whole blocks. */
 struct tensor_type_info {
     const char *name; /* "Q8_0" */
     uint32_t block;   /* elements per block */
     uint32_t bytes;   /* bytes per block */
 };
-/* NULL for a type that terse cannot compute with. */
+/* Returns the description of a type; NULL for one that terse cannot compute with. */
 const struct tensor_type_info *tensor_type_info(uint32_t type);
-/* "IQ2_XS": the name also of such a type, for messages; NULL for a number without a meaning. */
+/* Returns a type's name for messages, such as "IQ2_XS", also of a type that terse cannot compute with; NULL for a number without a
+ * meaning. */
 const char *tensor_type_name(uint32_t type);
 
 struct gguf_string {
@@ -96,15 +96,15 @@ struct gguf_part_info gguf_part_at(const struct gguf *gguf, uint32_t i);
 uint64_t gguf_metadata_count(const struct gguf *gguf);
 uint64_t gguf_tensor_count(const struct gguf *gguf);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *gguf, uint64_t i);
-/* NULL when there is none. */
+/* Returns the tensor of that name; NULL when there is none. */
 const struct gguf_tensor *gguf_find_tensor(const struct gguf *gguf, const char *name);
 
-/* The file's name for messages: printable, of a long path the end. */
+/* Returns the file's name for messages: printable, and of a long path the end. */
 const char *gguf_name(const struct gguf *gguf);
 
-/* Metadata by key. The getters convert between number types where the value fits (for u64: between integers). When the key is
- * missing they leave *value unchanged and set *found to false, or, when `found` is NULL, fail with TERSE_E_FORMAT; a value of the wrong
- * type or range (for f32 and f64: not finite) fails with TERSE_E_FORMAT naming key and offset. */
+/* These functions read metadata by key. The getters convert between number types where the value fits (for u64: between integers).
+ * When the key is missing they leave *value unchanged and set *found to false, or, when `found` is NULL, fail with TERSE_E_FORMAT;
+ * a value of the wrong type or range (for f32 and f64: not finite) fails with TERSE_E_FORMAT naming key and offset. */
 bool gguf_has(const struct gguf *gguf, const char *key);
 enum terse_status gguf_get_u32(const struct gguf *gguf, const char *key, uint32_t *value, bool *found, struct terse_error *error);
 enum terse_status gguf_get_u64(const struct gguf *gguf, const char *key, uint64_t *value, bool *found, struct terse_error *error);
@@ -114,20 +114,20 @@ enum terse_status gguf_get_bool(const struct gguf *gguf, const char *key, bool *
 enum terse_status gguf_get_string(const struct gguf *gguf, const char *key, struct gguf_string *value, bool *found,
                                   struct terse_error *error);
 
-/* The i-th key, and its value as it lies in the file: of a string the characters, of an array the elements. */
+/* Return the i-th key, and its value as it lies in the file: the characters of a string, the elements of an array. */
 struct gguf_string gguf_key_at(const struct gguf *gguf, uint64_t i);
 struct gguf_string gguf_value_at(const struct gguf *gguf, uint64_t i);
 
 /* Checks that the u64 `key` is XXH64 of the whole file, its own 8 bytes taken as zeros; else TERSE_E_FORMAT. */
 enum terse_status gguf_check_sum(const struct gguf *gguf, const char *key, struct terse_error *error);
 
-/* A typed view of an array. */
+/* A gguf_array is a typed view of an array in the file. */
 struct gguf_array {
     enum gguf_type type; /* of the elements */
     uint64_t count;
     const void *data; /* numbers: packed little-endian elements, maybe unaligned; strings: see gguf_array_strings */
 };
-/* Fails when the key is there but not an array of `type`. */
+/* Finds an array of `type`. It fails when the key's value is not such an array. */
 enum terse_status gguf_get_array(const struct gguf *gguf, const char *key, enum gguf_type type, struct gguf_array *array,
                                  bool *found, struct terse_error *error);
 /* Writes the `array->count` strings of a GGUF_STRING array. */

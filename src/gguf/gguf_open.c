@@ -29,7 +29,8 @@ enum {
     SMALLEST_TENSOR = 8 + 1 + 4 + 4 + 8
 };
 
-/* A place in the file and what is being read there. Every function that can fail leaves its status here and returns false. */
+/* A reader is a place in the file and says what is being read there. Every function that can fail leaves its status here and
+ * returns false. */
 struct reader {
     struct gguf *gguf;
     uint64_t at;
@@ -58,7 +59,7 @@ static bool fail(struct reader *reader, enum terse_status status, uint64_t offse
     return false;
 }
 
-/* The file is not what it claims to be. */
+/* Fails because the file is not what it claims to be. */
 __attribute__((format(printf, 3, 4))) static bool damaged(struct reader *reader, uint64_t offset, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -115,7 +116,7 @@ static bool take_string(struct reader *reader, const char *what, struct gguf_str
     return string->data != NULL;
 }
 
-/* A key or a tensor's name: goes into messages, look-ups and C strings. */
+/* Reads a key or a tensor's name, which must be fit for messages, look-ups and C strings. */
 static bool take_name(struct reader *reader, uint64_t longest, struct gguf_string *name) {
     uint64_t offset = reader->at;
     if (!take_string(reader, "its name", name)) return false;
@@ -148,7 +149,7 @@ static bool take_numbers(struct reader *reader, uint32_t type, uint64_t count) {
     return true;
 }
 
-/* `count` values of a type: the elements of an array inside `depth` arrays. */
+/* Reads `count` values of a type: the elements of an array inside `depth` arrays. */
 static bool take_values(struct reader *reader, uint32_t type, uint64_t count, unsigned depth) {
     if (gguf_type_bytes(type)) return take_numbers(reader, type, count);
     for (uint64_t i = 0; i < count; i++) {
@@ -192,7 +193,7 @@ static bool take_entry(struct reader *reader, struct gguf_entry *entry) {
 
 /* ---- Tensors ------------------------------------------------------------------------------------------------------------ */
 
-/* A tensor's description. Its `data` stay NULL until all descriptions are read: the data begin after them. */
+/* Reads a tensor's description. Its `data` stay NULL until all descriptions are read, because the data begin after them. */
 static bool take_tensor(struct reader *reader, struct gguf_tensor *tensor, uint64_t *data_offset) {
     uint64_t elements = 1;
     *tensor = (struct gguf_tensor){.offset = reader->at, .dims = {1, 1, 1, 1}};
@@ -218,7 +219,8 @@ static bool take_tensor(struct reader *reader, struct gguf_tensor *tensor, uint6
     return take_u64(reader, "its data offset", data_offset);
 }
 
-/* `data_begin`: where the data section begins, already aligned; past the file's end when the file has none. */
+/* Finds a tensor's data. `data_begin` is where the data section begins, aligned; it lies past the file's end when the file has no
+ * such section. */
 static bool place_tensor(struct reader *reader, struct gguf_tensor *tensor, uint64_t data_begin, uint64_t alignment,
                          uint64_t data_offset) {
     const struct gguf *gguf = reader->gguf;
@@ -276,7 +278,7 @@ static int compare_data(const void *a, const void *b) {
     return s->offset < t->offset ? -1 : s->offset > t->offset;
 }
 
-/* No two tensors of known size may share bytes. */
+/* Checks that no two tensors of known size share bytes. */
 static bool check_overlap(struct reader *reader) {
     const struct gguf *gguf = reader->gguf;
     uint64_t n = 0;
@@ -339,7 +341,7 @@ static bool take_entries(struct reader *reader, uint64_t n_entries) {
     return build_index(reader, gguf->entries, n_entries, sizeof *gguf->entries, &gguf->entry_index);
 }
 
-/* Leaves *alignment as it is when the file names none. */
+/* Reads the alignment, and leaves *alignment as it is when the file names none. */
 static bool find_alignment(struct reader *reader, uint64_t *alignment) {
     static const char key[] = "general.alignment";
     uint32_t value = (uint32_t)*alignment;

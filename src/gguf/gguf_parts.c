@@ -1,6 +1,6 @@
-/* Files that were split into parts: the first has the keys, all have tensors; each says how many there are and which it is. Their names,
- * PREFIX-00001-of-00003.gguf and so on, tell where the others lie. Owns the mappings of all parts but the first,
- * and the end of a file with all its parts. */
+/* Reads files that were split into parts: the first has the keys, all have tensors; each says how many there are and which it is.
+ * Their names, PREFIX-00001-of-00003.gguf and so on, tell where the others lie. This file owns the mappings of all parts but the
+ * first, and frees a file with all its parts. */
 #include "base/memory.h"
 #include "gguf/gguf_private.h"
 
@@ -24,7 +24,7 @@ static void write_suffix(char suffix[SUFFIX], uint32_t number, uint32_t count) {
     snprintf(suffix, SUFFIX, "-%05" PRIu32 "-of-%05" PRIu32 ".gguf", number % 100000, count % 100000);
 }
 
-/* `count` is 1 where the file is not split. */
+/* Reads which part this is and how many there are; split->count is 1 where the file is not split. */
 static enum terse_status read_split(const struct gguf *gguf, struct split *split, struct terse_error *error) {
     bool found;
     *split = (struct split){0, 1};
@@ -50,7 +50,7 @@ static enum terse_status refuse_later_part(const struct gguf *gguf, const char *
                        named ? first : "");
 }
 
-/* The path of a part, of which path[length] is the first's; memory_free. */
+/* Writes the path of a part to *result, which memory_free releases; path[length] is that of the first. */
 static enum terse_status part_path(const struct gguf *gguf, const char *path, struct split first, uint32_t number, char **result,
                                    struct terse_error *error) {
     char suffix[SUFFIX];
@@ -100,7 +100,7 @@ static int compare_names(const void *a, const void *b) {
     return gguf_string_compare(*(const struct gguf_string *const *)a, *(const struct gguf_string *const *)b);
 }
 
-/* The part that this tensor's name lies in. */
+/* Returns the part in which this tensor's name lies. */
 static const struct gguf *part_of(const struct gguf *gguf, const struct gguf_part *parts, uint32_t n,
                                   const struct gguf_string *name) {
     const struct gguf *found = gguf;
@@ -130,7 +130,7 @@ static enum terse_status check_count(const struct gguf *gguf, uint64_t n_tensors
                        n_tensors, wanted);
 }
 
-/* Takes the parts over, unless it fails. */
+/* Adds the parts' tensors to gguf, which then owns the parts unless this fails. */
 static enum terse_status join(struct gguf *gguf, struct gguf_part *parts, uint32_t n, struct terse_error *error) {
     uint64_t n_tensors = gguf->n_tensors, at = gguf->n_tensors;
     for (uint32_t i = 0; i < n; i++) n_tensors += parts[i].gguf->n_tensors;

@@ -1,5 +1,5 @@
-/* terse_gguf: a GGUF file opened for inspection. Owns the mapping and zero-terminated copies of the names; values are written as
- * text straight from the file. */
+/* Implements terse_gguf, a GGUF file opened for inspection. It owns the mapping and zero-terminated copies of the names; values are
+ * written as text straight from the file. */
 #include "base/mapped_file.h"
 #include "base/memory.h"
 #include "base/text.h"
@@ -137,7 +137,7 @@ void terse_gguf_metadata(const struct terse_gguf *gguf, uint64_t i, const char *
     *type = entry->type == GGUF_ARRAY ? arrays[entry->element] : gguf_type_name(entry->type);
 }
 
-/* The fewest digits that read back as the same number, so that 1e-5 is not 9.99999975e-06. */
+/* Writes the fewest digits that read back as the same number, so that 1e-5 is not 9.99999975e-06. */
 static void float_text(char text[40], double value, bool single) {
     for (int digits = single ? 6 : 15; digits <= 17; digits++) {
         snprintf(text, 40, "%.*g", digits, value);

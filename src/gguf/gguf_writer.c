@@ -1,4 +1,4 @@
-/* The GGUF writer: keys and descriptions grow in memory, data pass through. */
+/* Writes GGUF: keys and descriptions grow in memory, data pass through. */
 #include "gguf/gguf_writer.h"
 #include "base/hash.h"
 #include "base/memory.h"
@@ -143,7 +143,7 @@ void gguf_writer_tensor(struct gguf_writer *writer, const char *name, uint32_t t
     if (!writer->failed) writer->tensors[writer->n_tensors++] = tensor;
 }
 
-/* Zeros between the end of tensor i and the beginning of the next, or the file's end. */
+/* Returns how many zeros stand between the end of tensor i and the beginning of the next, or the file's end. */
 static size_t padding_after(const struct gguf_writer *writer, uint64_t i) {
     const struct gguf_writer_tensor *tensor = &writer->tensors[i];
     uint64_t end = i + 1 < writer->n_tensors ? writer->tensors[i + 1].offset : writer->data_bytes;
@@ -175,7 +175,7 @@ static uint64_t checksum_of(const struct gguf_writer *writer, const struct gguf_
     return XXH64_digest(&hash);
 }
 
-/* Everything before the data section, padded to it. */
+/* Builds everything before the data section, padded to where that begins. */
 static struct gguf_bytes head_of(const struct gguf_writer *writer) {
     struct gguf_bytes head = {0};
     gguf_bytes_put(&head, "GGUF", 4);
@@ -211,7 +211,8 @@ void *gguf_writer_build(const struct gguf_writer *writer, size_t *size) {
     return file;
 }
 
-/* One tensor and its padding. `piece` holds `piece_bytes`. TERSE_E_INTERRUPTED, or TERSE_OK and *failed an errno or 0. */
+/* Writes one tensor and its padding; `piece` holds `piece_bytes`. Returns TERSE_E_INTERRUPTED, or TERSE_OK with an errno or 0 in
+ * *failed. */
 static enum terse_status write_tensor(const struct gguf_writer *writer, uint64_t i, struct new_file *file,
                                       const struct gguf_writer_source *source, uint8_t *piece, size_t piece_bytes,
                                       const struct terse_progress *progress, int *failed) {

@@ -15,7 +15,8 @@
 
 #include "gguf/gguf.h"
 
-/* Growing bytes, little-endian numbers: also good for writing a damaged file from nothing. Zero to begin with. */
+/* A gguf_bytes collects growing bytes and little-endian numbers, also for damaged files that are written from nothing. It begins as
+ * zeros. */
 struct gguf_bytes {
     uint8_t *data; /* memory_free */
     size_t size, capacity;
@@ -24,7 +25,7 @@ struct gguf_bytes {
 void gguf_bytes_put(struct gguf_bytes *bytes, const void *data, size_t size);
 void gguf_bytes_u32(struct gguf_bytes *bytes, uint32_t value);
 void gguf_bytes_u64(struct gguf_bytes *bytes, uint64_t value);
-/* A length and the characters, as everywhere in GGUF. */
+/* Writes a length and the characters, as everywhere in GGUF. */
 void gguf_bytes_string(struct gguf_bytes *bytes, const char *data, size_t size);
 
 struct gguf_writer_tensor; /* what the writer remembers of a tensor */
@@ -39,7 +40,7 @@ struct gguf_writer {
     bool failed;
 };
 
-/* Keys. `value` is the value as it stands in the file. */
+/* These calls add keys. `value` is written as it stands in the file. */
 void gguf_writer_value(struct gguf_writer *writer, const char *key, uint32_t type, const void *value, size_t bytes);
 void gguf_writer_u32(struct gguf_writer *writer, const char *key, uint32_t value);
 void gguf_writer_u64(struct gguf_writer *writer, const char *key, uint64_t value);
@@ -47,24 +48,25 @@ void gguf_writer_f32(struct gguf_writer *writer, const char *key, float value);
 void gguf_writer_f64(struct gguf_writer *writer, const char *key, double value);
 void gguf_writer_bool(struct gguf_writer *writer, const char *key, bool value);
 void gguf_writer_string(struct gguf_writer *writer, const char *key, const char *value);
-/* An array of numbers or bools, packed. */
+/* Adds an array of numbers or bools, packed. */
 void gguf_writer_array(struct gguf_writer *writer, const char *key, enum gguf_type type, uint64_t count, const void *values);
 void gguf_writer_strings(struct gguf_writer *writer, const char *key, uint64_t count, const char *const *strings);
-/* A u64 that build and save compute: XXH64 of the whole file, its own 8 bytes taken as zeros. Tensors without `data` count as zeros. */
+/* Adds a u64 that build and save compute: XXH64 of the whole file, its own 8 bytes taken as zeros. Tensors without `data` count as
+ * zeros. */
 void gguf_writer_checksum(struct gguf_writer *writer, const char *key);
-/* Sets the alignment and writes general.alignment; before the first tensor. */
+/* Sets the alignment and writes general.alignment. It must be called before the first tensor is added. */
 void gguf_writer_align(struct gguf_writer *writer, uint32_t alignment);
 
-/* A tensor of dims[n_dims], dims[0] varying fastest. `data` are not copied and must last until build or save; NULL: they come from
- * save's `fill`, or are zeros. A type that terse does not know gets no data. */
+/* Adds a tensor of dims[n_dims], dims[0] varying fastest. `data` are not copied and must last until build or save; where they are
+ * NULL, save's `fill` gives them, or they are zeros. A type that terse does not know gets no data. */
 void gguf_writer_tensor(struct gguf_writer *writer, const char *name, uint32_t type, uint32_t n_dims, const uint64_t *dims,
                         const void *data);
 
-/* The whole file in memory aligned to MEMORY_ALIGN, released by memory_free; NULL when memory is refused. */
+/* Returns the whole file in memory aligned to MEMORY_ALIGN, released by memory_free; NULL when memory is refused. */
 void *gguf_writer_build(const struct gguf_writer *writer, size_t *size);
 
-/* A source gives the data of tensors without `data`: fill writes bytes[size] of tensor `tensor` (counted from 0 in order of writing), whole
- * blocks from byte `offset` on. It is called in order. */
+/* A source gives the data of tensors without `data`: fill writes bytes[size] of tensor `tensor` (counted from 0 in order of
+ * writing), whole blocks from byte `offset` on. It is called in order. */
 struct gguf_writer_source {
     void (*fill)(void *user, uint64_t tensor, uint64_t offset, void *bytes, size_t size);
     void *user;

@@ -1,4 +1,4 @@
-/* The table of tensor types. */
+/* Holds the table of tensor types. */
 #include "gguf/gguf.h"
 
 static const struct tensor_type_info infos[TENSOR_TYPES] = {
@@ -10,7 +10,8 @@ static const struct tensor_type_info infos[TENSOR_TYPES] = {
     [TENSOR_MXFP4] = {"MXFP4", 32, 17},
 };
 
-/* Names of the types that terse cannot compute with, so that messages can name them. Numbers as in enum ggml_type of the ggml project; the gaps were withdrawn. */
+/* Messages can name these types, with which terse cannot compute. The numbers are those of enum ggml_type of the ggml project; the
+ * gaps were withdrawn. */
 static const char *const other_names[] = {
     [9] = "Q8_1",   [15] = "Q8_K",  [16] = "IQ2_XXS", [17] = "IQ2_XS", [18] = "IQ3_XXS", [19] = "IQ1_S",
     [21] = "IQ3_S", [22] = "IQ2_S", [24] = "I8",      [25] = "I16",    [26] = "I32",     [27] = "I64",
