@@ -1,4 +1,5 @@
-/* Conversations in a model's chat format (chat_format.h): as text, and as tokens of which only the format's own are special. */
+/* Writes conversations in a model's chat format (chat_format.h): as text, and as tokens of which only the format's own are
+ * special. */
 #include "text/chat.h"
 
 #include "base/status.h"
@@ -27,7 +28,7 @@ static enum terse_status unknown_format(const char *what, enum terse_status code
 
 /* ---- Writing ------------------------------------------------------------------------------------------------------------- */
 
-/* One conversation being written. */
+/* A render is one conversation that is being written. */
 struct render {
     struct chat_format format; /* as the model's own template varies it */
     struct gguf_string bos, eos;
@@ -71,7 +72,7 @@ static const char *without_thoughts(const struct chat_format *f, const char *sai
     return from;
 }
 
-/* `whole`: with its thoughts. */
+/* Adds what a message says; with `whole`, the assistant's thoughts as well. */
 static void add_content(struct render *r, const struct terse_message *message, bool whole) {
     size_t begin = r->size;
     bool reply = strcmp(message->role, "assistant") == 0;
@@ -105,12 +106,12 @@ static void trim(struct render *r, size_t first) {
     r->text[r->size] = '\0';
 }
 
-/* The role of a message that check_roles has seen. */
+/* Returns the role of a message that check_roles has accepted. */
 static enum chat_role role_of(const struct terse_message *message) {
     return strcmp(message->role, "system") == 0 ? CHAT_SYSTEM : strcmp(message->role, "user") == 0 ? CHAT_USER : CHAT_ASSISTANT;
 }
 
-/* Messages in an order that check_order allows. `begun`: the last is a reply that goes on. */
+/* Writes messages in an order that check_order allows. `begun`: the last message is a reply that goes on. */
 static void write_messages(struct render *r, bool begun) {
     const struct terse_message *messages = r->messages;
     size_t n = r->n_messages;
@@ -164,7 +165,7 @@ static enum terse_status check_roles(const struct terse_message *messages, size_
     return TERSE_OK;
 }
 
-/* The templates of formats that alternate refuse any other order, too. */
+/* Refuses an order of roles that the format does not allow: the templates of formats that alternate refuse it, too. */
 static enum terse_status check_order(const struct chat_format *f, const struct terse_message *messages, size_t n,
                                      struct terse_error *error) {
     if (!f->alternates) return TERSE_OK;
@@ -204,7 +205,7 @@ static enum terse_status choose_format(struct render *r, const struct tokenizer 
     return TERSE_OK;
 }
 
-/* The messages to be written, and room to note where what they say is. False where there is no memory. */
+/* Collects the messages to be written, and makes room to note where their contents lie. Returns false where there is no memory. */
 static bool collect_messages(struct render *r, const struct terse_message *messages, size_t n) {
     r->n_own = r->system && role_of(&messages[0]) != CHAT_SYSTEM ? 1 : 0;
     r->n_messages = n + r->n_own;
@@ -225,7 +226,7 @@ static void render_free(struct render *r) {
     free(r->speakers);
 }
 
-/* Released by render_free, also after a failure. */
+/* Writes a conversation. render_free releases it, also after a failure. */
 static enum terse_status render(struct render *r, const struct tokenizer *tokenizer, const char *format,
                                 const struct terse_message *messages, size_t n_messages, bool open_reply,
                                 struct terse_error *error) {

@@ -1,4 +1,4 @@
-/* A conversation in the chat format of a tokenizer's model. */
+/* Writes a conversation in the chat format of a tokenizer's model. */
 #ifndef TERSE_TEXT_CHAT_H
 #define TERSE_TEXT_CHAT_H
 

@@ -40,7 +40,7 @@ static bool take(struct span *s, const char *text) {
     return true;
 }
 
-/* Does the same where the text is a whole word. */
+/* Does the same as take where the text is a whole word. */
 static bool take_word(struct span *s, const char *word) {
     size_t n = strlen(word);
     return (s->n == n || (s->n > n && is_blank(s->at[n]))) && take(s, word);
@@ -62,13 +62,13 @@ static struct span cut(struct span *s, const char *text) {
 
 /* ---- Tags ---------------------------------------------------------------------------------------------------------------- */
 
-/* The text between {% and %}, or {{ and }}, without signs that trim white space. */
+/* A tag is the text between {% and %}, or {{ and }}, without signs that trim white space. */
 struct tag {
     bool statement; /* {% %} */
     struct span inner;
 };
 
-/* The next tag of *rest, which then begins behind it; comments are none. */
+/* Takes the next tag off the front of *rest; comments do not count as tags. Returns false where there is none. */
 static bool next_tag(struct span *rest, struct tag *tag) {
     const char *end = rest->at + rest->n, *at = rest->at;
     for (; end - at >= 4; at++) {
@@ -99,7 +99,8 @@ static bool next_tag(struct span *rest, struct tag *tag) {
     return false;
 }
 
-/* A string literal at the front of *s, appended to text[*size]; false where there is none, or one with escapes of other kinds. */
+/* Takes a string literal off the front of *s and appends it to text[*size]. Returns false where there is none, or one with escapes
+ * of other kinds. */
 static bool take_literal(struct span *s, char *text, size_t *size) {
     static const char letters[] = "ntr\\'\"", stand_for[] = "\n\t\r\\'\"";
     char quote = s->n ? s->at[0] : 0;
@@ -120,7 +121,7 @@ static bool take_literal(struct span *s, char *text, size_t *size) {
     return true;
 }
 
-/* Literals alone, joined by + or ~, to `text`, which has room for as many bytes and a zero. */
+/* Reads literals alone, joined by + or ~, into `text`, which has room for s.n bytes and a zero. */
 static bool read_literals(struct span s, char *text) {
     size_t size = 0;
     bool good = take_literal(&s, text, &size);
@@ -131,7 +132,7 @@ static bool read_literals(struct span s, char *text) {
 
 /* ---- Branches ------------------------------------------------------------------------------------------------------------ */
 
-/* When a part of the template is reached, of conversations without tools. */
+/* These values say when a part of the template is reached, in conversations without tools. */
 enum when { ALWAYS, WITHOUT_SYSTEM, WITH_SYSTEM, NEVER, DOUBTFUL };
 
 enum { MOST_FRAMES = 32 };
@@ -192,7 +193,7 @@ static bool in_loop(const struct search *s) {
     return false;
 }
 
-/* The next branch of an if statement. */
+/* Enters the next branch of an if statement. */
 static void enter_branch(struct frame *frame, enum when condition) {
     frame->now = condition;
     if (frame->doubtful) frame->now = DOUBTFUL;
@@ -205,7 +206,8 @@ static void enter_branch(struct frame *frame, enum when condition) {
 
 /* ---- The search ---------------------------------------------------------------------------------------------------------- */
 
-/* A whole message of the system, in the format's marks. Without marks a text inside of a loop may be anything. */
+/* Takes a whole message of the system, in the format's marks, as the default text. Without marks a text inside a loop may be
+ * anything. */
 static bool take_message(struct search *s, struct span expression) {
     const char *open = s->format->open[CHAT_SYSTEM], *close = s->format->close[CHAT_SYSTEM];
     size_t n_open = strlen(open), n_close = strlen(close), n;
@@ -218,7 +220,7 @@ static bool take_message(struct search *s, struct span expression) {
     return true;
 }
 
-/* A value that is literals, or a name that is set to literals and to nothing else; to s->text. */
+/* Reads a value into s->text: literals, or a name that is set to literals and to nothing else. */
 static bool read_value(struct search *s, struct span value) {
     struct span rest = s->template, set = {0};
     struct tag tag;
@@ -239,7 +241,7 @@ static bool is_first_content(struct span value) {
     return !value.n || is(value, "|trim") || is(value, "| trim") || is(value, ".strip()");
 }
 
-/* {% set NAME = VALUE %}; true where it is the system's text. */
+/* Judges {% set NAME = VALUE %}; returns true where the value is the system's text. */
 static bool take_set(struct search *s, struct span name, struct span value) {
     enum when when = where_now(s);
     if (is_first_content(value) && when == WITH_SYSTEM) s->name = name;
@@ -254,7 +256,7 @@ static void note_flag(struct search *s, struct span before, struct span name, st
     if (of_role && is(value, "true") && in_loop(s)) s->flag = name;
 }
 
-/* False where the template is nested deeper than any known one. */
+/* Adds a frame. Returns false where the template is nested deeper than any known one. */
 static bool push(struct search *s, struct frame frame) {
     if (s->depth == MOST_FRAMES) return false;
     s->frames[s->depth++] = frame;
@@ -278,7 +280,7 @@ static bool enter_block(struct search *s, struct span body) {
     return !take_word(&body, "generation") || push(s, (struct frame){.now = ALWAYS});
 }
 
-/* *found: s->text is the default. False where the search is over without it. */
+/* Follows one statement. *found: s->text is the default. Returns false where the search is over without it. */
 static bool search_statement(struct search *s, struct span body, struct span before, bool *found) {
     struct frame *innermost = s->depth ? &s->frames[s->depth - 1] : NULL;
     struct span rest = body;

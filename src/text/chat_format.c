@@ -1,9 +1,10 @@
-/* The table of chat formats. A model's own Jinja template is not run but recognised by what only its format has. Templates that put more
- * than the conversation in lose dates and tools; chat_default.h finds a default system text, and gpt-oss keeps the message that names its channels.
+/* Holds the table of chat formats. A model's own Jinja template is not run but recognised by what only its format has. Where a
+ * template adds more than the conversation, dates and tools are lost; chat_default.h finds a default system text, and gpt-oss keeps
+ * the message that names its channels.
  *
- * Sources: the templates in the tokenizer_config.json (chat_template.jinja) of LLaMA 2 and 3, Mistral 7B Instruct v0.1 to v0.3, Mistral Nemo,
- * Large 2411 and Small 2501, Qwen 2 and 3, QwQ, Gemma 1 to 3, Phi 3 and 4, Command R, gpt-oss, DeepSeek Coder, V2, V3 and R1, and
- * the page on templates of Mistral's cookbook, for the spaces of its versions. */
+ * Sources: the templates in the tokenizer_config.json (chat_template.jinja) of LLaMA 2 and 3, Mistral 7B Instruct v0.1 to v0.3,
+ * Mistral Nemo, Large 2411 and Small 2501, Qwen 2 and 3, QwQ, Gemma 1 to 3, Phi 3 and 4, Command R, gpt-oss, DeepSeek Coder, V2, V3
+ * and R1, and the page on templates of Mistral's cookbook, for the spaces of its versions. */
 #include "text/chat_format.h"
 
 #include <string.h>
@@ -19,7 +20,7 @@
     }
 #define HARMONY_CLOSE \
     { "\n\n<|end|>", "<|end|>", "<|end|>" }
-/* Its template has a line with the date before "Reasoning". */
+/* The template has a line with the date before "Reasoning", which is left out here. */
 #define HARMONY_PREAMBLE \
     "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n\n" \
     "Reasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>"
@@ -92,7 +93,7 @@ static const struct chat_format formats[] = {
      .close = {"[/SYSTEM_PROMPT]", "[/INST]", ""},
      .reply = "",
      .eos_after_reply = true},
-    /* Gemma 3's. The templates of 1 and 2 refuse a system message; it is put where Gemma 3 has it. */
+    /* This is Gemma 3's format. The templates of Gemma 1 and 2 refuse a system message; it is put where Gemma 3 has it. */
     {.name = "gemma",
      .open = {"", "<start_of_turn>user\n", "<start_of_turn>model\n"},
      .close = {"\n\n", "<end_of_turn>\n", "<end_of_turn>\n"},
@@ -119,14 +120,14 @@ static const struct chat_format formats[] = {
      .reply = "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
      .trim = CHAT_TRIM_USER | CHAT_TRIM_REPLY,
      .alternates = true},
-    /* The reply chooses its channels; it thinks first, on the channel analysis. */
+    /* The reply chooses its channels; it thinks first, on the channel "analysis". */
     {.name = "gpt-oss",
      .preamble = HARMONY_PREAMBLE,
      .open = HARMONY_OPEN,
      .close = HARMONY_CLOSE,
      .reply = "<|start|>assistant",
      .thoughts = HARMONY_THOUGHTS},
-    /* The reply answers at once. */
+    /* The reply answers at once, on the channel "final". */
     {.name = "gpt-oss-no-think",
      .preamble = HARMONY_PREAMBLE,
      .open = HARMONY_OPEN,
@@ -139,14 +140,14 @@ static const struct chat_format formats[] = {
      .reply = "<|im_start|>assistant\n",
      .thoughts = "</think>",
      .thoughts_and_line = true},
-    /* The same template with enable_thinking=false. */
+    /* This is the same template with enable_thinking=false. */
     {.name = "qwen-3-no-think",
      .open = CHATML_OPEN,
      .close = CHATML_CLOSE,
      .reply = "<|im_start|>assistant\n<think>\n\n</think>\n\n",
      .thoughts = "</think>",
      .thoughts_and_line = true},
-    /* Models that always think: QwQ, Qwen 3 Thinking 2507. */
+    /* These models always think: QwQ, Qwen 3 Thinking 2507. */
     {.name = "qwen-3-thinking",
      .open = CHATML_OPEN,
      .close = CHATML_CLOSE,
@@ -199,7 +200,8 @@ static bool has(struct gguf_string template, const char *part) {
 
 bool chat_template_has_bos(struct gguf_string template) { return has(template, "bos_token"); }
 
-/* A line's end behind `mark`, inside of a Jinja string: written as it is, as an escape, or as a string of its own. */
+/* Returns whether the end of a line follows `mark` inside a Jinja string: written as it is, as an escape, or as a string of its
+ * own. */
 static bool has_line_after(struct gguf_string t, const char *mark) {
     static const char *const ends[] = {"\\n", "\n", "' + '\\n'", "' + '\n'"};
     char both[64];

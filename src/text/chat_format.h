@@ -1,4 +1,4 @@
-/* The chat formats that terse knows, as rows of a table, and which of them a model's own Jinja template is. */
+/* Declares the chat formats that terse knows, as rows of a table, and recognises which of them a model's own Jinja template is. */
 #ifndef TERSE_TEXT_CHAT_FORMAT_H
 #define TERSE_TEXT_CHAT_FORMAT_H
 
@@ -6,7 +6,7 @@
 
 enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_ROLES };
 
-/* White space is taken off both ends of what these say. */
+/* These bits say from whose messages white space is taken off at both ends. */
 enum chat_trim {
     CHAT_TRIM_SYSTEM = 1,
     CHAT_TRIM_USER = 2,
@@ -20,7 +20,7 @@ enum chat_system {
     CHAT_SYSTEM_LAST_TURN   /* the same, within the user's last turn */
 };
 
-/* A conversation: [BOS] [preamble] messages [reply]. A message: open[role] content close[role]. */
+/* A chat format writes a conversation as [BOS] [preamble] messages [reply], and a message as open[role] content close[role]. */
 struct chat_format {
     const char *name;
     const char *preamble; /* or NULL */
@@ -35,12 +35,13 @@ struct chat_format {
     bool thoughts_and_line; /* with the line ends behind it */
 };
 
-/* The i-th, or NULL past the last. */
+/* Returns the i-th format, or NULL past the last. */
 const struct chat_format *chat_format_at(size_t i);
-/* NULL where there is none of that name. */
+/* Returns the format of that name, or NULL where there is none. */
 const struct chat_format *chat_format_find(const char *name);
 
-/* The format of a model's own template, with what such templates vary in it; false where it is none that terse knows. */
+/* Finds the format of a model's own template and sets what such templates vary in it; returns false where terse does not know
+ * it. */
 bool chat_format_recognise(struct gguf_string template, struct chat_format *format);
 /* Returns whether a template puts BOS before a conversation. */
 bool chat_template_has_bos(struct gguf_string template);

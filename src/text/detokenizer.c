@@ -1,4 +1,4 @@
-/* A stream of tokens as text. Holds back the bytes of an unfinished character until the next token completes it. */
+/* Turns a stream of tokens into text. Holds back the bytes of an unfinished character until the next token completes it. */
 #include "text/detokenizer.h"
 
 #include "base/memory.h"

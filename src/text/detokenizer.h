@@ -4,7 +4,7 @@
 
 #include "text/tokenizer.h"
 
-/* The tokenizer must outlive the detokenizer. `show_special`: as tokenizer_bytes. */
+/* Makes a detokenizer; the tokenizer must outlive it. `show_special` is that of tokenizer_bytes. */
 enum terse_status detokenizer_new(const struct tokenizer *tokenizer, bool show_special, struct terse_detokenizer **detokenizer,
                                   struct terse_error *error);
 

@@ -1,4 +1,4 @@
-/* The tokens of a text as they are found, and the working memory of that. */
+/* Collects the tokens of a text as they are found, with the working memory for it. */
 #include "text/encoder.h"
 
 #include <stdlib.h>

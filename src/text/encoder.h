@@ -1,4 +1,4 @@
-/* One call of tokenizer_encode: the tokens so far and working memory, which every kind of tokenizer fills. */
+/* Declares the state of one call of tokenizer_encode: the tokens so far and working memory, which every kind of tokenizer fills. */
 #ifndef TERSE_TEXT_ENCODER_H
 #define TERSE_TEXT_ENCODER_H
 
@@ -6,7 +6,7 @@
 
 struct tokenizer; /* text/tokenizer.h */
 
-/* Begins with zeros behind `tokenizer` and `error`. */
+/* An encoder begins as zeros behind `tokenizer` and `error`. */
 struct encoder {
     const struct tokenizer *tokenizer;
     struct terse_error *error;

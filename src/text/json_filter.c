@@ -1,5 +1,5 @@
-/* The automaton: what is expected next, a stack of open objects and arrays, and the string or number that is being written; and as many of
- * these as there are ways to read the text. Two that expect the same are one. */
+/* Implements the automaton: what is expected next, a stack of open objects and arrays, and the string or number that is being
+ * written. It keeps one such state for each way to read the text; two that expect the same are merged. */
 #include "text/json_filter.h"
 
 #include <string.h>
@@ -19,10 +19,11 @@ enum where {
     IN_CHOICE
 };
 
-/* `step` of a number says what was written last. */
+/* `step` of a number says which of its parts was written last. */
 enum { MINUS, ZERO, DIGITS, POINT, FRACTION, EXPONENT, SIGN, EXPONENT_DIGITS };
 
-/* `step` of a string: plain, after a backslash, or so many hexadecimal digits are to come. */
+/* `step` of a string says that plain characters follow, that a backslash came last, or how many hexadecimal digits are still to
+ * come. */
 enum { PLAIN, ESCAPE = 5 };
 
 static const char *const words[] = {"true", "false", "null"};
@@ -67,7 +68,7 @@ static bool unit_possible(struct json_way *s) {
     return true;
 }
 
-/* A byte of a string; *ended: it was the quote that ends it. */
+/* Takes a byte of a string; *ended: it was the quote that ends the string. */
 static bool string_byte(struct json_way *s, unsigned char c, bool *ended) {
     *ended = false;
     if (s->rest.left) return utf8_go_on(c, &s->rest);
@@ -101,7 +102,7 @@ static bool begin_string(struct json_way *s, enum where where) {
 
 /* ---- Strings with a pattern */
 
-/* The byte that a backslash and this letter stand for; -1: \u, or nothing. */
+/* Returns the byte that a backslash and this letter stand for; -1 for \u, and for a letter that stands for nothing. */
 static int escape_value(unsigned char c) {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     const char *name = c ? strchr(names, c) : NULL;
@@ -115,7 +116,7 @@ static bool escape_possible(const struct pattern *pattern, const struct json_way
     return false;
 }
 
-/* A byte of a character that no backslash stands before: some character that begins like this must be allowed. */
+/* Takes a byte of a character that is written without a backslash: some allowed character must begin like this. */
 static bool plain_byte(const struct pattern *pattern, struct json_way *s, unsigned char c) {
     static const unsigned char masks[] = {0x7f, 0x1f, 0x0f, 0x07};
     static const uint32_t least[] = {0, 0x80, 0x800, 0x10000};
@@ -145,7 +146,7 @@ static bool pattern_byte(const struct pattern *pattern, struct json_way *s, unsi
     return *ended;
 }
 
-/* The pattern of the string being written, or NULL. */
+/* Returns the pattern of the string that is being written, or NULL. */
 static const struct pattern *pattern_of(const struct json_schema *schema, const struct json_way *s) {
     uint32_t pattern = schema->node[s->node].pattern;
     return pattern ? schema->pattern[pattern - 1] : NULL;
@@ -166,7 +167,7 @@ static bool text_byte(const struct json_schema *schema, struct json_way *s, unsi
 
 /* ---- Names */
 
-/* Names that may come: not seen, and with room for their values. */
+/* Returns the names that may come next, as bits: those not seen yet whose values fit the depth that is left. */
 static uint64_t open_names(const struct json_schema *schema, const struct json_way *s) {
     const struct json_frame *frame = &s->frame[s->depth - 1];
     const struct json_node *node = &schema->node[frame->node];
@@ -240,7 +241,7 @@ static bool number_byte(const struct json_schema *schema, struct json_way *s, un
     return true;
 }
 
-/* A number must be able to end before it is too long. */
+/* Returns whether a number can still end before it is too long. */
 static bool number_room(const struct json_way *s) { return s->at + 2 <= JSON_NUMBER || number_ends(s); }
 
 /* ---- Choices and words */
@@ -273,7 +274,7 @@ static bool choice_ends(const struct json_schema *schema, const struct json_way 
 
 /* ---- Values */
 
-/* The nodes that an object's required values, or an array's least items, take within it. */
+/* Returns whether an object's required values, or an array's least number of items, fit the depth that is left. */
 static bool frame_fits(const struct json_schema *schema, const struct json_way *s, bool object) {
     const struct json_node *node = &schema->node[s->node];
     if (s->depth == JSON_DEPTH) return false;
@@ -344,7 +345,7 @@ static bool close_frame(const struct json_schema *schema, struct json_way *s, un
     return true;
 }
 
-/* A byte where no string, number, word or choice is being written. */
+/* Takes a byte where no string, number, word or choice is being written. */
 static bool between(const struct json_schema *schema, struct json_way *s, unsigned char c) {
     if (c == ' ' || c == '\n' || c == '\r' || c == '\t') return ++s->spaces <= JSON_SPACES;
     s->spaces = 0;
@@ -389,7 +390,7 @@ static bool push_byte(const struct json_schema *schema, struct json_way *s, unsi
 
 /* ---- Ways */
 
-/* Frames that are not open are not read. */
+/* Copies a way. Frames that are not open are never read, so they stay out. */
 static void copy_way(struct json_way *to, const struct json_way *from) {
     memcpy(to, from, offsetof(struct json_way, frame) + from->depth * sizeof *from->frame);
 }

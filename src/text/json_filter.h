@@ -28,7 +28,7 @@
 #define JSON_SPACES 20
 #define JSON_NUMBER 40
 
-/* Kinds of values, as bits. */
+/* Kinds of values are bits, so that a node may allow several. */
 enum {
     JSON_OBJECT = 1,
     JSON_ARRAY = 2,
@@ -77,7 +77,7 @@ struct json_frame {
     bool object;
 };
 
-/* One way to read a text so far. */
+/* A way is one reading of the text so far. */
 struct json_way {
     uint8_t where, step, spaces, word;
     struct utf8_rest rest; /* of a character of a string */
@@ -91,14 +91,14 @@ struct json_way {
     struct json_frame frame[JSON_DEPTH];
 };
 
-/* The state of a text that has been read so far: all ways to read it. It is plain data and may be copied. */
+/* A state holds all ways to read the text so far. It is plain data and may be copied. */
 struct json_state {
     uint32_t ways;
     struct json_way way[JSON_WAYS];
 };
 
 struct json_state json_begin(void);
-/* Takes text[n]; false where it cannot be continued to an allowed value, and then the state is of no more use. */
+/* Takes text[n]. Returns false where it cannot be continued to an allowed value; the state is then of no more use. */
 bool json_push(const struct json_schema *schema, struct json_state *state, const char *text, size_t n);
 /* Returns whether json_push would return true. */
 bool json_allows(const struct json_schema *schema, const struct json_state *state, const char *text, size_t n);

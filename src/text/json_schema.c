@@ -1,4 +1,4 @@
-/* Schemas, read by cJSON, as nodes. */
+/* Builds nodes from a schema that cJSON has parsed. */
 #include "base/memory.h"
 #include "base/text.h"
 #include "text/json_filter.h"
@@ -15,7 +15,7 @@ static const struct {
              {"integer", JSON_INTEGER}, {"boolean", JSON_BOOLEAN}, {"null", JSON_NULL}};
 #define TYPES (sizeof types / sizeof *types)
 
-/* Keywords that say nothing about a value; definitions say it where they are referred to. */
+/* These keywords say nothing about a value; definitions do so where they are referred to. */
 static const char *const remarks[] = {"title", "description", "default", "examples",   "$schema",
                                       "$id",   "$comment",    "$defs",   "definitions"};
 #define REMARKS (sizeof remarks / sizeof *remarks)
@@ -66,7 +66,7 @@ static void write_place(struct text_line *line, const struct place *place) {
 
 /* ---- Nodes */
 
-/* A part of the schema that $ref may name. */
+/* A definition is a part of the schema that $ref may name. */
 struct definition {
     const cJSON *schema;
     const char *keyword;
@@ -82,7 +82,7 @@ struct building {
     struct terse_error *error;
 };
 
-/* `keyword`: what of the schema is quoted behind it, or NULL. */
+/* Refuses the schema. `keyword`: the message quotes the value of this keyword, if it is not NULL. */
 static enum terse_status refuse(struct building *b, const char *what, const char *keyword) {
     char place[160], shown[80] = "";
     struct text_line line = text_line_begin(place, sizeof place);
@@ -94,7 +94,7 @@ static enum terse_status refuse(struct building *b, const char *what, const char
 
 static enum terse_status build(struct building *b, const cJSON *from, uint32_t depth, uint32_t *node);
 
-/* The schema that a keyword has, or one of those that it has. */
+/* Builds the schema that a keyword has, or one of those that it has. */
 static enum terse_status build_part(struct building *b, const cJSON *from, const char *keyword, const char *name, uint32_t depth,
                                     uint32_t *node) {
     const struct place place = {b->place, keyword, name};
@@ -112,7 +112,7 @@ static char *copy_of(const char *text, size_t n) {
     return copy;
 }
 
-/* A value as it is written, without the quotes of a name; NULL: no memory. */
+/* Returns a value as it is written, without the quotes of a name; NULL when memory is refused. */
 static char *written(const cJSON *value, bool name) {
     char *text = cJSON_PrintUnformatted(value);
     size_t n = text ? strlen(text) : 0;
@@ -266,7 +266,7 @@ static struct definition *find_definition(struct building *b, const char *pointe
     return NULL;
 }
 
-/* A reference is a union of one. The definition that it refers to is built later, so that recursion ends. */
+/* Makes a reference a union of one schema. The definition that it refers to is built later, so that recursion ends. */
 static enum terse_status set_reference(struct building *b, uint32_t node, const cJSON *value) {
     struct json_node *n = &b->schema->node[node];
     if (!cJSON_IsString(value)) return refuse(b, "a string belongs to", "$ref");

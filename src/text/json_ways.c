@@ -76,7 +76,7 @@ static uint32_t levels_of(const struct json_schema *schema, const struct json_no
     return least;
 }
 
-/* Each round finds those that take a level more, so there are few. */
+/* Finds the levels of all nodes. Each round finds those of nodes that are one level deeper, so there are few rounds. */
 static void find_levels(struct json_schema *schema) {
     for (uint32_t i = 0; i < schema->nodes; i++) schema->node[i].levels = NEVER;
     for (bool changed = true; changed;) {

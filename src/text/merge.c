@@ -1,17 +1,18 @@
-/* The heap of candidate pairs and the list of symbols they merge in. */
+/* Implements the heap of candidate pairs and the list of symbols that they merge. */
 #include "text/merge.h"
 
 #include <stdlib.h>
 
-/* A pair worth merging. It is stale, and skipped, once one of its sides has grown or gone: then their sizes no longer add up to
- * `size`. (The left side can only grow by swallowing the right one, the right side only by swallowing what follows it.) */
+/* A candidate is a pair that may be merged. It is stale, and skipped, once one of its sides has grown or gone: then their sizes no
+ * longer add up to `size`. (The left side can only grow by swallowing the right one, the right side only by swallowing what follows
+ * it.) */
 struct candidate {
     uint64_t order; /* priority, then the index of the left symbol */
     uint32_t size;
     int32_t token;
 };
 
-/* Four children to a node: they share a cache line, and the heap is half as deep as a binary one. */
+/* A node has four children: they share a cache line, and the heap is half as deep as a binary one. */
 enum { CHILDREN = 4 };
 
 void merger_destroy(struct merger *m) {
@@ -20,7 +21,7 @@ void merger_destroy(struct merger *m) {
     *m = (struct merger){0};
 }
 
-/* The array, grown to hold `wanted` elements; NULL when memory is refused, and then the old one stays as it is. */
+/* Returns the array, grown to hold `wanted` elements; NULL when memory is refused, and then the old array stays as it is. */
 static void *reserve(void *array, size_t *capacity, size_t wanted, size_t element) {
     if (wanted <= *capacity) return array;
     size_t grown = *capacity + *capacity / 2 > wanted ? *capacity + *capacity / 2 : wanted;
@@ -68,7 +69,7 @@ static struct candidate pop(struct merger *m) {
     return top;
 }
 
-/* One word being merged. */
+/* A merging is one word that is being merged. */
 struct merging {
     struct merger *merger;
     merge_rule *rule;

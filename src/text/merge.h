@@ -1,6 +1,5 @@
-/* Merging neighbours, best pair first: what byte-level BPE (pairs ranked by the merge list) and SentencePiece-style BPE (pairs
- * ranked by the score of what they give) have in common. O(n log n) for n symbols.
- */
+/* Merges neighbours, best pair first. Byte-level BPE (pairs ranked by the merge list) and SentencePiece-style BPE (pairs ranked by
+ * the score of the token that they give) share it. O(n log n) for n symbols. */
 #ifndef TERSE_TEXT_MERGE_H
 #define TERSE_TEXT_MERGE_H
 
@@ -8,7 +7,7 @@
 
 #define MERGE_END UINT32_MAX
 
-/* A stretch of the text. Merging makes `previous` and `next` skip what a symbol has swallowed. */
+/* A symbol is a stretch of the text. Merging makes `previous` and `next` skip what a symbol has swallowed. */
 struct symbol {
     uint32_t previous, next; /* indices, or MERGE_END */
     uint32_t start, size;    /* bytes of the text; size 0 once swallowed by a neighbour */
@@ -21,11 +20,11 @@ struct merge {
     int32_t token;
 };
 
-/* Returns whether `left` and `right`, neighbours in `text`, may be merged, and writes to what. */
+/* Returns whether `left` and `right`, neighbours in `text`, may be merged, and writes the merge. */
 typedef bool merge_rule(const void *context, const char *text, const struct symbol *left, const struct symbol *right,
                         struct merge *merge);
 
-/* Working memory, zeroed before first use, reused from word to word. */
+/* A merger is working memory, zeroed before first use and reused from word to word. */
 struct merger {
     struct symbol *symbols;
     size_t n_symbols, symbol_capacity;

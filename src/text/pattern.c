@@ -1,5 +1,5 @@
-/* Thompson's construction: a program of classes, splits and jumps, run for all of its threads at once. Jumps are relative, so that what a
- * quantifier repeats is copied as it is. */
+/* Implements Thompson's construction: a program of classes, splits and jumps, which runs for all of its threads at once. Jumps are
+ * relative, so that what a quantifier repeats is copied as it is. */
 #include "text/pattern.h"
 
 #include "base/memory.h"
@@ -46,7 +46,7 @@ static const struct range letters[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a',
 static const struct range spaces[] = {{0x9, 0xd},       {' ', ' '},       {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
                                       {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff}};
 static const struct range line_ends[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
-/* The bytes that a JSON string can hold as they are or as a backslash and a letter. */
+/* A JSON string can hold these characters as they are or as a backslash and a letter. */
 static const struct range writable[] = {{'\b', '\n'}, {'\f', '\r'}, {0x20, 0xd7ff}, {0xe000, 0x10ffff}};
 #define N(array) (uint32_t)(sizeof(array) / sizeof *(array))
 #define MOST_CHARACTER 0x10ffffu
@@ -166,7 +166,7 @@ static bool emit_set(struct parser *p) {
     return true;
 }
 
-/* \d, \w, \s and what is not in them; *known: it was one of those. */
+/* Adds the characters of \d, \w, \s or of their opposites; *known: `name` was one of those. */
 static bool add_named(struct parser *p, char name, bool *known) {
     *known = true;
     switch (name) {
@@ -191,7 +191,7 @@ static bool hexadecimal(struct parser *p, unsigned n, uint32_t *value) {
     return true;
 }
 
-/* The character that a backslash and what follows it stand for. */
+/* Reads the character that a backslash and what follows it stand for. */
 static bool escaped(struct parser *p, uint32_t *value) {
     static const char names[] = "tnrfv", values[] = "\t\n\r\f\v";
     char c = peek(p);
@@ -209,7 +209,7 @@ static bool escaped(struct parser *p, uint32_t *value) {
     return refuse(p, c >= '1' && c <= '9' ? "references to groups are not understood" : "this escape is not understood");
 }
 
-/* A character of a class, or \d and its like, which are *named and added already. */
+/* Reads a character of a class, or \d and its like: then *named, and its characters have been added. */
 static bool class_part(struct parser *p, uint32_t *value, bool *named) {
     *named = false;
     if (!skip(p, "\\")) return character(p, value);
@@ -223,7 +223,7 @@ static bool class_part(struct parser *p, uint32_t *value, bool *named) {
     return true;
 }
 
-/* Behind its opening bracket. */
+/* Reads a class from behind its opening bracket. */
 static bool class_behind_bracket(struct parser *p) {
     bool inverted = skip(p, "^"), named;
     uint32_t low, high;
@@ -294,7 +294,7 @@ static bool number(struct parser *p, uint32_t *value) {
     return true;
 }
 
-/* Behind an atom; 1 and 1 where there is none. */
+/* Reads a quantifier behind an atom; without one the atom stands once: 1 and 1. */
 static bool quantifier(struct parser *p, uint32_t *least, uint32_t *most) {
     *least = *most = 1;
     if (skip(p, "*") || skip(p, "+")) {
@@ -410,7 +410,7 @@ static void activate(const struct pattern *p, struct pattern_state *state, uint3
     }
 }
 
-/* The first active instruction from `from` on; PATTERN_PLACES: there is none. */
+/* Returns the first active instruction from `from` on; PATTERN_PLACES when there is none. */
 static uint32_t next_active(const struct pattern_state *state, uint32_t from) {
     for (uint32_t word = from / 64; word < PATTERN_WORDS; word++, from = 64 * word) {
         uint64_t left = state->active[word] >> from % 64;

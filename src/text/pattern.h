@@ -24,7 +24,7 @@ struct pattern;
 enum terse_status pattern_new(const char *text, struct pattern **pattern, struct terse_error *error);
 void pattern_free(struct pattern *pattern);
 
-/* The places in a pattern that a text may have reached. It is plain data and may be copied. */
+/* A pattern_state holds the places in a pattern that a text may have reached. It is plain data and may be copied. */
 struct pattern_state {
     uint64_t active[PATTERN_WORDS]; /* instructions, as bits */
 };
@@ -32,7 +32,7 @@ struct pattern_state {
 void pattern_begin(const struct pattern *pattern, struct pattern_state *state);
 /* Returns whether one of the characters from `low` to `high` may come next. */
 bool pattern_allows(const struct pattern *pattern, const struct pattern_state *state, uint32_t low, uint32_t high);
-/* Takes a character; false where it may not come next, and then the state is of no more use. */
+/* Takes a character. Returns false where it may not come next; the state is then of no more use. */
 bool pattern_take(const struct pattern *pattern, struct pattern_state *state, uint32_t character);
 /* Returns whether the text may end here. From every state that is reached some text leads to such an end. */
 bool pattern_may_end(const struct pattern *pattern, const struct pattern_state *state);

@@ -1,4 +1,4 @@
-/* The word-splitting expressions, matched by PCRE2. Owns the compiled expressions; knows nothing of tokens.
+/* Splits words by expressions that PCRE2 matches. Owns the compiled expressions; knows nothing of tokens.
  *
  * PCRE2's version of Unicode decides what is a letter, a number or a space: a character newer than that is a symbol. The models'
  * own tokenizers have the same limit, each with the version of its day. Qwen's would also compose characters (NFC) first; that is
@@ -14,7 +14,7 @@
 
 enum { MAX_STAGES = 6 };
 
-/* White space is spelled out, inside of brackets: PCRE2's \s would take U+180E in, which Unicode took out of it in version 6.3. */
+/* White space is spelled out, inside brackets: PCRE2's \s would include U+180E, which Unicode took out of it in version 6.3. */
 #define WHITE "\\t-\\r\\x{85}\\p{Z}"
 #define CONTRACTION "'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])|"
 #define LETTERS_AND_ONE_BEFORE "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
@@ -25,7 +25,7 @@ enum { MAX_STAGES = 6 };
 #define LLAMA_3 CONTRACTION LETTERS_AND_ONE_BEFORE "\\p{N}{1,3}|" SYMBOLS_AND_LINE_ENDS SPACES
 #define QWEN_2 CONTRACTION LETTERS_AND_ONE_BEFORE "\\p{N}|" SYMBOLS_AND_LINE_ENDS SPACES
 
-/* DeepSeek's: letters that have case, as it lists them; Chinese, Japanese and Korean. */
+/* DeepSeek's expressions list the letters that have case, and Chinese, Japanese and Korean. */
 #define CASED \
     "A-Za-z\\x{b5}\\x{c0}-\\x{d6}\\x{d8}-\\x{f6}\\x{f8}-\\x{1ba}\\x{1bc}-\\x{1bf}\\x{1c4}-\\x{293}\\x{295}-\\x{2af}" \
     "\\x{370}-\\x{373}\\x{376}-\\x{377}\\x{37b}-\\x{37d}\\x{37f}\\x{386}\\x{388}-\\x{38a}\\x{38c}\\x{38e}-\\x{3a1}" \
@@ -44,7 +44,8 @@ enum { MAX_STAGES = 6 };
 #define DEEPSEEK_SYMBOLS "[!-/:-~\\x{ff01}-\\x{ff0f}\\x{ff1a}-\\x{ff5e}\\x{2018}-\\x{201f}\\x{3000}-\\x{3002}]+"
 #define DEEPSEEK_3 "[!-/:-@\\[-`{-~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|" SPACES
 #define QWEN_35 CONTRACTION "[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^" WHITE "\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|" SPACES
-/* A word of capitals and small letters in this order: GPT-4o's, which takes a contraction behind it in, and Mistral's Tekken, which does not. */
+/* A cased word is capitals and then small letters: GPT-4o's expression includes a contraction behind it, that of Mistral's Tekken
+ * does not. */
 #define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define CASED_WORD(BEHIND) \
@@ -53,8 +54,9 @@ enum { MAX_STAGES = 6 };
 #define GPT_4O CASED_WORD("(?i:'s|'t|'re|'ve|'m|'ll|'d)?") "\\p{N}{1,3}|" SYMBOLS_AND_SLASHES SPACES
 #define TEKKEN CASED_WORD("") "\\p{N}|" SYMBOLS_AND_SLASHES SPACES
 
-/* The expressions are those of the models' own tokenizer.json; which name means which, that llama-bpe ignores merges and adds BOS,
- * and the stages of "default" (which no model was trained with, but files without a name are read with) are llama.cpp's. */
+/* The expressions are those of the models' own tokenizer.json. llama.cpp decides which name means which expression, that llama-bpe
+ * ignores merges and adds BOS, and what the stages of "default" are, which no model was trained with but which files without a name
+ * are read with. */
 static const struct kind {
     const char *names; /* separated by spaces, one at each end too */
     bool ignores_merges, adds_bos;
@@ -115,7 +117,7 @@ enum terse_status pretokenizer_new(struct gguf_string name, struct pretokenizer 
     p->kind = kind;
     p->limits = pcre2_match_context_create(NULL);
     bool complete = p->limits != NULL;
-    /* The most that an expression takes back is a stretch of white space, once, looking for a line's end in it. PCRE2's own limit (ten
+    /* An expression backtracks at most over a stretch of white space, once, looking for a line's end in it. PCRE2's own limit (ten
      * million) would fail such a stretch in a text that may be 2^30 bytes long. */
     if (p->limits) pcre2_set_match_limit(p->limits, UINT32_C(1) << 31);
     for (size_t i = 0; i < MAX_STAGES && kind->stages[i]; i++) {
@@ -123,7 +125,8 @@ enum terse_status pretokenizer_new(struct gguf_string name, struct pretokenizer 
         PCRE2_SIZE offset;
         p->code[i] = pcre2_compile((PCRE2_SPTR)kind->stages[i], PCRE2_ZERO_TERMINATED, PCRE2_UTF, &code, &offset, NULL);
         complete = complete && p->code[i];
-        /* Without JIT (not built in, or memory may not be made executable) PCRE2 interprets: slower, the same words. */
+        /* Without JIT (not built in, or memory may not be made executable) PCRE2 interprets the expressions: slower, with the same
+         * words. */
         if (p->code[i]) pcre2_jit_compile(p->code[i], PCRE2_JIT_COMPLETE);
     }
     if (!complete) {
@@ -144,7 +147,7 @@ void pretokenizer_free(struct pretokenizer *p) {
 bool pretokenizer_ignores_merges(const struct pretokenizer *p) { return p->kind->ignores_merges; }
 bool pretokenizer_adds_bos(const struct pretokenizer *p) { return p->kind->adds_bos; }
 
-/* One call of pretokenizer_split. */
+/* A cut is one call of pretokenizer_split. */
 struct cut {
     const struct pretokenizer *pretokenizer;
     const struct word_sink *sink;

@@ -1,8 +1,7 @@
-/* Cutting a text into words before byte-level BPE merges inside each of them: the expression that tokenizer.ggml.pre names.
+/* Cuts a text into words, by the expression that tokenizer.ggml.pre names, before byte-level BPE merges inside each of them.
  *
  * A pre-tokenizer is one or more expressions. The first cuts the text into what it matches and what lies between; each later one
- * cuts every piece again, and sees nothing of the text beside its piece.
- */
+ * cuts every piece again, and sees nothing of the text beside its piece. */
 #ifndef TERSE_TEXT_PRETOKENIZE_H
 #define TERSE_TEXT_PRETOKENIZE_H
 
@@ -10,16 +9,17 @@
 
 struct pretokenizer; /* immutable, shared between threads */
 
-/* `name`: the value of tokenizer.ggml.pre; size 0 (the key is missing) means "default". An unknown one is TERSE_E_UNSUPPORTED. */
+/* Makes a pre-tokenizer. `name` is the value of tokenizer.ggml.pre; size 0 (the key is missing) means "default". An unknown one is
+ * TERSE_E_UNSUPPORTED. */
 enum terse_status pretokenizer_new(struct gguf_string name, struct pretokenizer **pretokenizer, struct terse_error *error);
 void pretokenizer_free(struct pretokenizer *pretokenizer);
 
-/* A word that is in the vocabulary is taken as it is, whatever the merges say. */
+/* Returns whether a word that is in the vocabulary becomes that token, whatever the merges say. */
 bool pretokenizer_ignores_merges(const struct pretokenizer *pretokenizer);
 /* Returns whether models with this pre-tokenizer want BOS when their file does not say. */
 bool pretokenizer_adds_bos(const struct pretokenizer *pretokenizer);
 
-/* Receives the words in order; a status other than TERSE_OK ends the cutting and is returned. */
+/* A word_sink receives the words in order; a status other than TERSE_OK ends the cutting and is returned. */
 struct word_sink {
     enum terse_status (*word)(void *user, const char *word, size_t n_bytes);
     void *user;

@@ -1,4 +1,4 @@
-/* Stop strings in a stream of text: holds back an end that a stop string may begin with. */
+/* Finds stop strings in a stream of text: holds back an end that a stop string may begin with. */
 #include "base/memory.h"
 #include "base/status.h"
 

@@ -1,5 +1,5 @@
-/* Encoding: special tokens are found in the text first, and what stands between them goes to the tokenizer's kind. And what a
- * tokenizer knows of single tokens. The bytes and ids themselves were collected by tokenizer_load.c. */
+/* Encodes: finds special tokens in the text first, and hands what stands between them to the tokenizer's kind. Answers questions
+ * about single tokens, whose bytes and ids tokenizer_load.c has collected. */
 #include "text/tokenizer_private.h"
 
 #include <inttypes.h>
@@ -9,7 +9,8 @@
 /* Keeps offsets into a text, U+2581 written out, within 32 bits. */
 #define MAX_TEXT (UINT64_C(1) << 30)
 
-/* The first of specials[low..high), sorted by their byte at `depth`, where that byte is at least `wanted`; high when none is. */
+/* Returns the first of specials[low..high), sorted by their byte at `depth`, whose byte there is at least `wanted`; high when there
+ * is none. */
 static size_t first_not_below(const struct special *specials, size_t low, size_t high, size_t depth, unsigned wanted) {
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -21,7 +22,7 @@ static size_t first_not_below(const struct special *specials, size_t low, size_t
     return low;
 }
 
-/* Selects the special tokens that are looked for. */
+/* These fields select the special tokens that are looked for. */
 struct wanted {
     bool control;       /* those that are found only where special tokens are parsed, too */
     const bool *banned; /* [n_specials], or NULL */
@@ -31,7 +32,7 @@ static bool is_wanted(const struct tokenizer *t, const struct special *special, 
     return (special->always || wanted->control) && !(wanted->banned && wanted->banned[special - t->specials]);
 }
 
-/* The longest special token that text[n > 0] begins with, or NULL. Narrows the sorted list byte by byte. */
+/* Returns the longest special token that text[n > 0] begins with, or NULL. It narrows the sorted list byte by byte. */
 static const struct special *find_special(const struct tokenizer *t, const char *text, size_t n, const struct wanted *wanted) {
     const struct special *best = NULL;
     size_t low = 0, high = t->n_specials;
@@ -57,7 +58,7 @@ static enum terse_status encode_text(struct encoder *e, const char *text, size_t
     return e->tokenizer->kind == TOKENIZER_BPE ? bpe_encode(e, text, n) : spm_encode(e, text, n);
 }
 
-/* A text, and the parts of it that are taken as they are written. */
+/* A source is a text, with the parts of it that are taken as they are written. */
 struct source {
     const char *text;
     size_t n_bytes;
@@ -66,8 +67,8 @@ struct source {
     struct wanted outside, inside; /* of the literal parts */
 };
 
-/* The special token at text[at], or NULL. *part counts the literal parts that end at `at` or before, where there is one. None reaches over a
- * part's border. */
+/* Returns the special token at text[at], or NULL. *part counts the literal parts that end at `at` or before, where there is one. No
+ * special token reaches over a part's border. */
 static const struct special *special_at(const struct tokenizer *t, const struct source *s, size_t at, size_t *part) {
     if (!t->begins_special[(unsigned char)s->text[at]]) return NULL; /* nearly always */
     while (*part < s->n_literal && s->literal[*part].end <= at) ++*part;
@@ -123,14 +124,15 @@ enum terse_status tokenizer_encode(const struct tokenizer *t, const char *text, 
     return status;
 }
 
-/* Runs of spaces and line ends, which some vocabularies have as user-defined tokens, mark nothing. */
+/* Returns whether a text is nothing but spaces and line ends: some vocabularies have such user-defined tokens, which mark
+ * nothing. */
 static bool is_blank(struct gguf_string text) {
     for (uint64_t i = 0; i < text.size; i++)
         if (!is_white(text.data[i])) return false;
     return true;
 }
 
-/* banned[n_specials]: the special tokens that a text has outside of its literal parts. */
+/* Sets banned[n_specials] for the special tokens that a text has outside its literal parts. */
 static void find_outside(const struct tokenizer *t, const struct source *source, bool *banned) {
     size_t part = 0;
     for (size_t at = 0; at < source->n_bytes; at++) {

@@ -1,4 +1,4 @@
-/* Byte-level BPE: words of bytes, merged in the order of the file's merge list.
+/* Encodes by byte-level BPE: words of bytes are merged in the order of the file's merge list.
  *
  * Vocabularies of this kind are written in printable characters: each byte has a letter of its own (itself where it is printable in
  * Latin-1, else U+0100 and on), so that a token's text is never cut inside a character. Source: the GPT-2 tokenizer. */
@@ -9,7 +9,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* The letter of a byte, and the byte of a letter or -1. */
+/* These return the letter of a byte, and the byte of a letter or -1. */
 static unsigned letter_of(unsigned char byte) {
     if (byte <= 0x20) return 0x100u + byte;
     if (byte >= 0x7f && byte <= 0xa0) return 0x121u + (byte - 0x7fu);
@@ -45,7 +45,7 @@ size_t bpe_bytes(struct gguf_string text, char *bytes) {
         if (byte >= 0) {
             bytes[n++] = (char)byte;
         } else {
-            /* Some files have plain text among their letters: it stands for itself. */
+            /* Some files have plain text among their letters, which stands for itself. */
             memcpy(bytes + n, c, length);
             n += length;
         }
@@ -145,7 +145,7 @@ static bool rule(const void *context, const char *text, const struct symbol *lef
     return found->pair != UINT64_MAX;
 }
 
-/* The token of the whole word, or -1. encoder->scratch holds the longest text of the vocabulary and one letter more. */
+/* Returns the token of the whole word, or -1. encoder->scratch holds the longest text of the vocabulary and one letter more. */
 static int32_t find_word(const struct encoder *e, const char *word, size_t n) {
     const struct vocabulary *v = &e->tokenizer->vocabulary;
     size_t size = 0;

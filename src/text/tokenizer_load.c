@@ -1,4 +1,4 @@
-/* Making a tokenizer from a GGUF file: which kind it is, what its special tokens are, the bytes of every token. */
+/* Makes a tokenizer from a GGUF file: finds which kind it is, what its special tokens are, and the bytes of every token. */
 #include "base/memory.h"
 #include "base/text.h"
 #include "text/tokenizer_private.h"
@@ -13,7 +13,8 @@ static bool is(struct gguf_string string, const char *text) {
 
 /* ---- Special tokens ------------------------------------------------------------------------------------------------------ */
 
-/* Texts of control tokens that end a reply, whatever ids the file names: models are trained to end with one that the file forgets. */
+/* Control tokens with these texts end a reply, whatever ids the file names: models are trained to end with one that the file
+ * forgets. */
 static const char *const known_ends[] = {"<|eot_id|>",
                                          "<|eom_id|>",
                                          "<|im_end|>",
@@ -53,13 +54,14 @@ static enum terse_status load_added(const struct gguf *gguf, const char *key, in
     return status;
 }
 
-/* The control or user-defined token of that text, or -1. */
+/* Returns the control or user-defined token of that text, or -1. */
 static int32_t find_mark(const struct vocabulary *v, const char *text) {
     int32_t token = vocabulary_find(v, text, strlen(text));
     return token >= 0 && (v->type[token] == TOKEN_CONTROL || v->type[token] == TOKEN_USER_DEFINED) ? token : -1;
 }
 
-/* The ids and defaults of llama.cpp: LLaMA 2's for SentencePiece, none for byte-level BPE. */
+/* Loads the special ids; those that the file does not name have llama.cpp's defaults: LLaMA 2's for SentencePiece, none for
+ * byte-level BPE. */
 static enum terse_status load_special_ids(struct tokenizer *t, const struct gguf *gguf, struct terse_error *error) {
     bool spm = t->kind == TOKENIZER_SPM;
     bool wants_bos = spm || pretokenizer_adds_bos(t->bpe.pretokenizer);
@@ -82,7 +84,7 @@ static enum terse_status load_special_ids(struct tokenizer *t, const struct gguf
         int32_t token = find_mark(&t->vocabulary, known_ends[i]);
         if (token >= 0) t->ends[token] = true;
     }
-    /* gpt-oss ends a message so; the reply goes on with the next, up to "<|return|>". */
+    /* gpt-oss ends a message with "<|end|>", but the reply goes on with the next message, up to "<|return|>". */
     int32_t end = find_mark(&t->vocabulary, "<|end|>");
     if (end >= 0 && find_mark(&t->vocabulary, "<|channel|>") >= 0 && find_mark(&t->vocabulary, "<|return|>") >= 0)
         t->ends[end] = false;
@@ -95,7 +97,8 @@ static int compare_specials(const void *a, const void *b) {
     return order ? order : (x->size > y->size) - (x->size < y->size);
 }
 
-/* Phi 3's special tokens take the white space behind them, but for these. Source: its tokenizer.json (rstrip), which GGUF has no key for. */
+/* Phi 3's special tokens, but for these, take the white space behind them. Source: its tokenizer.json (rstrip), for which GGUF has
+ * no key. */
 static bool takes_space(const struct gguf_string *text) {
     return !is(*text, "<unk>") && !is(*text, "<s>") && !is(*text, "<|endoftext|>");
 }
@@ -129,7 +132,7 @@ static int hex_digit(char c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* The byte that "<0x41>" stands for, or -1. */
+/* Returns the byte that "<0x41>" stands for, or -1. */
 static int named_byte(struct gguf_string text) {
     if (text.size != 6 || memcmp(text.data, "<0x", 3) != 0 || text.data[5] != '>') return -1;
     int high = hex_digit(text.data[3]), low = hex_digit(text.data[4]);

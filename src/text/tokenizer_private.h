@@ -1,4 +1,4 @@
-/* The inside of struct tokenizer, shared by tokenizer_load.c (makes it), tokenizer.c (finds special tokens and hands the text
+/* Declares the inside of struct tokenizer for tokenizer_load.c (makes it), tokenizer.c (finds special tokens and hands the text
  * between them to one of the two kinds), tokenizer_bpe.c and tokenizer_spm.c (those kinds). */
 #ifndef TERSE_TEXT_TOKENIZER_PRIVATE_H
 #define TERSE_TEXT_TOKENIZER_PRIVATE_H
@@ -9,7 +9,7 @@
 #include "text/tokenizer.h"
 #include "text/vocabulary.h"
 
-/* A token that is looked for in the text before words are made. */
+/* A special is a token that is looked for in the text before it is cut into words. */
 struct special {
     struct gguf_string text;
     int32_t token;
@@ -17,7 +17,7 @@ struct special {
     bool takes_space; /* white space behind it belongs to it */
 };
 
-/* A merge of two tokens of a byte-level BPE vocabulary. */
+/* A bpe_merge joins two tokens of a byte-level BPE vocabulary. */
 struct bpe_merge {
     uint64_t pair; /* left token << 32 | right token; UINT64_MAX: a free bucket */
     struct merge merge;
@@ -55,13 +55,15 @@ struct tokenizer {
     struct gguf_string chat_template;
 };
 
-/* Returns whether merges of ordinary text may give the token. A user-defined token is found before anything merges, or is not to be found. */
+/* Returns whether merges of ordinary text may give the token. A user-defined token is found before anything merges, or is not found
+ * at all. */
 static inline bool token_is_text(const struct vocabulary *v, int32_t token) {
     return v->type[token] == TOKEN_NORMAL || v->type[token] == TOKEN_UNUSED;
 }
 
-/* Each kind: reads what it needs besides the vocabulary (byte_token included); encodes text[n > 0] without special tokens; gives the
- * bytes of an ordinary token, at most as many as its text has, and their number. */
+/* For each kind, ..._load reads what it needs besides the vocabulary (byte_token included), ..._encode encodes text[n > 0] without
+ * special tokens, and ..._bytes writes the bytes of an ordinary token, at most as many as its text has, and returns their
+ * number. */
 enum terse_status bpe_load(struct tokenizer *tokenizer, const struct gguf *gguf, struct terse_error *error);
 void bpe_destroy(struct bpe *bpe);
 enum terse_status bpe_encode(struct encoder *encoder, const char *text, size_t n);

@@ -1,6 +1,6 @@
-/* SentencePiece-style BPE: spaces become U+2581, the characters of the text merge to the token with the best score, and what is no
- * token falls back to the tokens of its bytes. Source: SentencePiece's BPE model; U+2581, the space put before a text and the byte
- * tokens "<0x41>" as in the LLaMA 2 tokenizer. */
+/* Encodes by SentencePiece-style BPE: spaces become U+2581, the characters of the text merge to the token with the best score, and
+ * what is no token falls back to the tokens of its bytes. Source: SentencePiece's BPE model; U+2581, the space put before a text
+ * and the byte tokens "<0x41>" as in the LLaMA 2 tokenizer. */
 #include "base/memory.h"
 #include "text/tokenizer_private.h"
 #include "text/utf8.h"
@@ -26,7 +26,8 @@ size_t spm_bytes(struct gguf_string text, char *bytes) {
 
 /* ---- Loading ------------------------------------------------------------------------------------------------------------- */
 
-/* The priority of a score: a smaller number for a higher score. The bits of a float are put in order of its value and inverted. */
+/* Returns the priority of a score: a smaller number for a higher score. The bits of a float are put in order of its value and
+ * inverted. */
 static uint32_t priority_of(float score) {
     uint32_t bits;
     score += 0.0f; /* makes -0 equal to 0 */
@@ -98,7 +99,7 @@ static bool rule(const void *context, const char *text, const struct symbol *lef
     return true;
 }
 
-/* A character that is no token: the tokens of its bytes, else the unknown token, else nothing. */
+/* Adds, for a character that is no token, the tokens of its bytes, else the unknown token, else nothing. */
 static enum terse_status emit_bytes(struct encoder *e, const char *data, size_t n) {
     const struct tokenizer *t = e->tokenizer;
     enum terse_status status = TERSE_OK;
@@ -145,7 +146,7 @@ enum terse_status spm_encode(struct encoder *e, const char *text, size_t n) {
         memcpy(out + size, text[i] == ' ' ? space : text + i, text[i] == ' ' ? SPACE_BYTES : 1);
         size += text[i] == ' ' ? SPACE_BYTES : 1;
     }
-    /* Words one by one, where that gives the same tokens, need less memory and stay in the processor's caches. */
+    /* Encoding word by word, where that gives the same tokens, needs less memory and stays in the processor's caches. */
     for (size_t begin = 0, end; begin < size && !status; begin = end) {
         end = begin;
         while (begins_with_space(out + end, size - end)) end += SPACE_BYTES;

@@ -1,4 +1,4 @@
-/* Walking UTF-8 that may be damaged. Owns nothing. (base/text.h speaks of printable characters only.) */
+/* Walks over UTF-8 that may be damaged. Owns nothing. (base/text.h is about printable characters only.) */
 #ifndef TERSE_TEXT_UTF8_H
 #define TERSE_TEXT_UTF8_H
 
@@ -11,7 +11,8 @@ enum utf8_state {
     UTF8_BAD    /* bytes that begin no character: one U+FFFD stands for them (Unicode's "maximal subpart" practice) */
 };
 
-/* The bytes that follow the first one of a character: how many, and between which the next of them lies; those after it are 0x80 to 0xbf. */
+/* A utf8_rest describes the bytes that are still to follow in a character: `left` of them, of which the next lies between `low` and
+ * `high`; those after it are 0x80 to 0xbf. */
 struct utf8_rest {
     unsigned char left, low, high;
 };
@@ -30,7 +31,7 @@ static inline bool utf8_begin(unsigned char first, struct utf8_rest *rest) {
     return true;
 }
 
-/* Takes a byte that follows; false where it does not belong. */
+/* Takes a byte that follows. Returns false where it does not belong there. */
 static inline bool utf8_go_on(unsigned char byte, struct utf8_rest *rest) {
     if (byte < rest->low || byte > rest->high) return false;
     *rest = (struct utf8_rest){(unsigned char)(rest->left - 1), 0x80, 0xbf};
@@ -50,7 +51,7 @@ static inline enum utf8_state utf8_next(const char *data, size_t size, size_t *l
     return UTF8_WHOLE;
 }
 
-/* Bytes at the beginning of data[size] that are well-formed UTF-8. */
+/* Returns how many bytes at the beginning of data[size] are well-formed UTF-8. */
 static inline size_t utf8_prefix(const char *data, size_t size) {
     size_t at = 0, length;
     while (at < size && utf8_next(data + at, size - at, &length) == UTF8_WHOLE) at += length;

@@ -1,4 +1,4 @@
-/* Reading a vocabulary, and the hash table that finds the token of a text. The tokenizer interprets the texts. */
+/* Reads a vocabulary and builds the hash table that finds the token of a text. The tokenizer interprets the texts. */
 #include "text/vocabulary.h"
 #include "base/memory.h"
 

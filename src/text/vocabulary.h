@@ -1,10 +1,10 @@
-/* The tokens of a vocabulary as the file has them: their texts, their types, and the token of a text. */
+/* Holds the tokens of a vocabulary as the file has them, with their texts and types, and finds the token of a text. */
 #ifndef TERSE_TEXT_VOCABULARY_H
 #define TERSE_TEXT_VOCABULARY_H
 
 #include "gguf/gguf.h"
 
-/* tokenizer.ggml.token_type */
+/* These are the values of tokenizer.ggml.token_type. */
 enum token_type {
     TOKEN_NORMAL = 1,
     TOKEN_UNKNOWN,      /* stands for text that has no token */
@@ -14,7 +14,7 @@ enum token_type {
     TOKEN_BYTE /* "<0x41>" */
 };
 
-/* Immutable after vocabulary_load. */
+/* A vocabulary is immutable after vocabulary_load. */
 struct vocabulary {
     uint32_t n;
     struct gguf_string *text; /* [n], in the file's data; all different, except empty ones, which are never found */
@@ -24,7 +24,7 @@ struct vocabulary {
     uint64_t mask;
 };
 
-/* Reads tokenizer.ggml.tokens and .token_type into a zeroed struct. On failure it is to be destroyed, too. */
+/* Reads tokenizer.ggml.tokens and .token_type into a zeroed struct, which must be destroyed also after a failure. */
 enum terse_status vocabulary_load(struct vocabulary *vocabulary, const struct gguf *gguf, struct terse_error *error);
 void vocabulary_destroy(struct vocabulary *vocabulary);
 
