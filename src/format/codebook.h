@@ -1,10 +1,9 @@
-/* Codebook: what the codecs of a method have learned about a model. A file of its own (a GGUF container, docs/codebook-format.md);
- * immutable once made, shared by any number of sessions and threads.
+/* A codebook holds what the codecs of a method have learned about a model. It is a file of its own (a GGUF container,
+ * docs/codebook-format.md), is immutable once made, and is shared by any number of sessions and threads.
  *
- * Owns the parameters, half floats as in the file, and keeps for each backend the form that it has made of them. Leaves learning to
- * src/train, tables that kernels read to the backends, and the question whether a model is the right one to codebook_check's caller, who
- * brings the model's fingerprint.
- */
+ * It owns the parameters, half floats as in the file, and keeps for each backend the form that the backend has made of them.
+ * Learning is src/train's, tables that kernels read are the backends', and codebook_check's caller brings the fingerprint by which
+ * a model is found to be the right one. */
 #ifndef TERSE_FORMAT_CODEBOOK_H
 #define TERSE_FORMAT_CODEBOOK_H
 
@@ -12,11 +11,12 @@
 
 #define CODEBOOK_ARCHITECTURE "terse-codebook" /* general.architecture of the file */
 
-/* A codebook's fingerprint is of all weights as they are stored, or of the tensors that quantization leaves alone (model/fingerprint.h), so
- * that a codebook learned from one file of a model serves the others. */
+/* A codebook's fingerprint covers all weights as they are stored, or only the tensors that quantization leaves alone
+ * (model/fingerprint.h), so that a codebook learned from one file of a model serves the others. */
 enum codebook_fingerprint { CODEBOOK_OF_WEIGHTS, CODEBOOK_OF_NORMS, CODEBOOK_FINGERPRINTS };
 
-/* Everything but the parameters. Strings are cut to fit, and in a codebook what is not printable UTF-8 stands as an escape. */
+/* A codebook_info holds everything but the parameters. Strings are cut to fit, and in a codebook what is not printable UTF-8 stands
+ * as an escape. */
 struct codebook_info {
     char method[64];          /* for which it was learned, as method/method.c names it: "antkv-1" */
     struct coding key, value; /* codec NULL: the side learns nothing */
@@ -30,24 +30,24 @@ struct codebook_info {
     uint64_t seed;
     char weighting[64];       /* how samples were weighted: "none", "gradient^2 per sub-vector" */
     double effective_samples; /* mean over fits of (sum w)^2 / sum w^2; 0: unknown */
-    /* Of a profile: what rates cost, from the most bits to the fewest, and where that was measured. */
+    /* A profile says what rates cost, from the most bits to the fewest, and where that was measured. */
     struct terse_rate_cost costs[TERSE_RATE_COSTS];
     size_t n_costs;
     char costs_corpus[128];
     uint64_t costs_positions;
 };
 
-/* The library's public noun, opaque there. */
+/* This is the library's public noun, opaque in terse.h. */
 struct terse_codebook;
 
-/* Returns whether it holds transforms: a model's profile, which serves every rate (docs/codebook-format.md). */
+/* Returns whether the codebook holds transforms: a model's profile, which serves every rate (docs/codebook-format.md). */
 bool codebook_is_profile(const struct codebook_info *info);
 
-/* Sets of parameters of a side: layers * kv_heads, or 1 when shared. */
+/* Returns how many sets of parameters a side has: layers * kv_heads, or 1 when shared. */
 size_t codebook_sets(const struct codebook_info *info);
-/* Floats of one side: codec_parameters times codebook_sets. 0 when the side learns nothing. */
+/* Returns how many floats one side has: codec_parameters times codebook_sets, 0 when the side learns nothing. */
 size_t codebook_floats(const struct codebook_info *info, enum codec_side side);
-/* The side's coding; its codec is NULL when it learns nothing. And the shape that its codec sees. */
+/* Return the side's coding, whose codec is NULL when it learns nothing, and the shape that its codec sees. */
 struct coding codebook_coding(const struct codebook_info *info, enum codec_side side);
 struct codec_shape codebook_shape(const struct codebook_info *info, enum codec_side side);
 
@@ -73,14 +73,14 @@ enum terse_status codebook_check(const struct terse_codebook *codebook, const ch
 /* A side's parameters of one layer and KV head lie in two parts, apart in memory and in the file: what is learned in the space of
  * normalized rows (2^bits centroids of each sub-vector, say), then how rows are normalized. */
 enum codebook_part { CODEBOOK_CENTROIDS, CODEBOOK_NORMALIZATION };
-/* Numbers of one layer and KV head; 0: the side has no such part. */
+/* Returns how many numbers a part has for one layer and KV head; 0 where the side has no such part. */
 size_t codebook_part_floats(const struct codebook_info *info, enum codec_side side, enum codebook_part part);
-/* The half floats of the set-th layer and KV head; NULL where the side has no such part. */
+/* Returns the half floats of the set-th layer and KV head; NULL where the side has no such part. */
 const uint16_t *codebook_halves(const struct terse_codebook *codebook, enum codec_side side, enum codebook_part part, size_t set);
 /* Writes both parts of a set as floats[codec_parameters]. */
 void codebook_parameters(const struct terse_codebook *codebook, enum codec_side side, size_t set, float *floats);
 
-/* Tells codebooks apart: of the method, the shape and every parameter. */
+/* Returns a hash of the method, the shape and every parameter, which tells codebooks apart. */
 uint64_t codebook_hash(const struct terse_codebook *codebook);
 
 /* A form holds a codebook's parameters as a backend needs them: tables in the order that its kernels read. It is made when the backend first
@@ -101,6 +101,6 @@ const void *codebook_form_made(const struct terse_codebook *codebook, const stru
 /* Returns the memory of the parameters and of all forms made so far. */
 uint64_t codebook_bytes(const struct terse_codebook *codebook);
 
-/* terse_codebook_load, _load_memory, _save, _free and _describe are in terse.h. */
+/* terse.h declares terse_codebook_load, _load_memory, _save, _free and _describe. */
 
 #endif

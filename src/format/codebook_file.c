@@ -1,5 +1,5 @@
-/* The codebook's file: a GGUF container, docs/codebook-format.md. Owns its keys and tensors; leaves the container to gguf/gguf*.c
- * and what the parameters mean to the codecs. */
+/* Reads and writes the codebook's file: a GGUF container, docs/codebook-format.md. Owns its keys and tensors; gguf/gguf*.c handles
+ * the container, and the codecs know what the parameters mean. */
 #include "base/mapped_file.h"
 #include "base/memory.h"
 #include "base/text.h"
@@ -26,7 +26,7 @@ enum { ROPE_NAMES = sizeof rope_names / sizeof rope_names[0] };
 #define FINGERPRINT_OF "codebook.model.fingerprint_of"
 static const char *const fingerprint_names[] = {[CODEBOOK_OF_WEIGHTS] = "weights", [CODEBOOK_OF_NORMS] = "norms"};
 static const char *const scope_names[] = {"head", "model"}; /* by `shared` */
-/* Arrays of float, of one length: a profile's costs of rates, number by number of struct terse_rate_cost. */
+/* These keys hold arrays of float, of one length: a profile's costs of rates, number by number of struct terse_rate_cost. */
 static const char *const cost_keys[] = {"codebook.costs.bits", "codebook.costs.divergence", "codebook.costs.error"};
 enum { COST_NUMBERS = 3 };
 #define COSTS_CORPUS "codebook.costs.corpus"
@@ -162,7 +162,8 @@ static enum terse_status read_text(const struct gguf *gguf, const char *key, cha
     return status;
 }
 
-/* Reads the key's string as its place in names[count]; two are named in the message. Without the key, where it may be missing, *choice stays. */
+/* Reads the key's string as its place in names[count]; the message names the first two. Where the key may be missing and is,
+ * *choice stays. */
 static enum terse_status read_choice(const struct gguf *gguf, const char *key, const char *const *names, unsigned count,
                                      bool optional, unsigned *choice, struct terse_error *error) {
     struct gguf_string string = {0};

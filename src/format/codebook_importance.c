@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-/* A codebook says these numbers of a set, out of struct transform_parameters. */
+/* A codebook knows these numbers of a set, out of struct transform_parameters. */
 struct known {
     float gain, residual, importance;
 };
@@ -46,7 +46,7 @@ static float growth(const struct work *work, enum codec_side side, size_t set) {
     return rows && rows->gain > 0 && gain > 0 ? 2 * log2f(rows->gain / gain) : 0;
 }
 
-/* Returns the same of all that the values of a set's layer come to, where the codebook's importance says what each head is of it. */
+/* Returns the same for all values of a set's layer, where the codebook's importance says how much of the layer each head is. */
 static float growth_of_layer(const struct work *work, size_t set) {
     double before = 0, after = 0;
     for (size_t own = set - set % work->heads, end = own + work->heads; own < end; own++) {

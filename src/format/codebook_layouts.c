@@ -1,4 +1,4 @@
-/* Sharing a model's bits, once for each pair of rates. */
+/* Shares a model's bits, once for each pair of rates. */
 #include "format/codebook_layouts.h"
 
 #include "base/memory.h"
@@ -10,7 +10,7 @@ static const char what[] = "the layouts of a profile";
 
 static size_t quads_of(const struct terse_codebook *codebook) { return codebook_info(codebook)->head_dim / TRANSFORM_QUAD; }
 
-/* The memory that sharing bits works in, for both sides. */
+/* Sharing bits works in this memory, for both sides. */
 struct work {
     const struct codebook_rows *rows[2]; /* of a sequence, as codebook_layouts_of_rows has them; NULL: the codebook's */
     float *importance;                   /* [2 sets], keys' first */

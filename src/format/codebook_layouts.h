@@ -1,5 +1,6 @@
-/* Layouts of a profile: how the bits of a method are shared over the layers, KV heads and sides of a model. A profile serves every rate; for each
- * that is asked for, layouts are made once, kept with the codebook and freed with it. Immutable; thread-safe. */
+/* Makes a profile's layouts: how the bits of a method are shared over the layers, KV heads and sides of a model. A profile serves
+ * every rate; for each that is asked for, layouts are made once, kept with the codebook and freed with it. Layouts are immutable,
+ * and the functions thread-safe. */
 #ifndef TERSE_FORMAT_CODEBOOK_LAYOUTS_H
 #define TERSE_FORMAT_CODEBOOK_LAYOUTS_H
 
@@ -13,8 +14,8 @@ struct codebook_layouts {
     size_t sets;
 };
 
-/* Makes the layouts of `codebook`, whose coded sides are of codec transform, at these rates. Keys and values of one rate share their bits, those
- * of two have each their own. */
+/* Makes the layouts of `codebook`, whose coded sides are of codec transform, at these rates. Keys and values of the same rate share
+ * their bits; at two rates each side has its own. */
 enum terse_status codebook_layouts(const struct terse_codebook *codebook, const double rate[2],
                                    const struct codebook_layouts **layouts, struct terse_error *error);
 

@@ -1,4 +1,4 @@
-/* The inside of struct terse_codebook, shared by codebook.c (makes it and answers questions) and codebook_file.c (its file). */
+/* Declares the inside of struct terse_codebook for codebook.c (makes it and answers questions) and codebook_file.c (its file). */
 #ifndef TERSE_FORMAT_CODEBOOK_PRIVATE_H
 #define TERSE_FORMAT_CODEBOOK_PRIVATE_H
 
@@ -21,8 +21,8 @@ struct terse_codebook {
 /* Checks that there can be such a codebook, before anything else uses its shape: TERSE_E_FORMAT, TERSE_E_UNSUPPORTED. */
 enum terse_status codebook_check_info(const struct codebook_info *info, struct terse_error *error);
 
-/* A codebook is made in two steps: memory for the halves, then, once the caller has filled them, the question whether codecs can take
- * them. The first checks the info; if the second fails the caller releases the codebook. */
+/* A codebook is made in two steps: codebook_begin checks the info and allocates the halves; once the caller has filled them,
+ * codebook_check_halves checks that codecs can take them. If that fails the caller releases the codebook. */
 enum terse_status codebook_begin(const struct codebook_info *info, struct terse_codebook **codebook, struct terse_error *error);
 enum terse_status codebook_check_halves(const struct terse_codebook *codebook, struct terse_error *error);
 

@@ -1,4 +1,4 @@
-/* The table of codecs. */
+/* Holds the table of codecs. */
 #include "format/codec.h"
 
 #include "format/index.h"

@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-/* A page is whole cache lines whatever the head. */
+/* A page is whole cache lines for every head dimension. */
 _Static_assert(PAGE_BYTES_F16(SCALE_GROUP) % 64 == 0 && PAGE_BYTES_Q8_0(SCALE_GROUP) % 64 == 0 &&
                    PAGE_BYTES_Q4_0(SCALE_GROUP) % 64 == 0 && PAGE_BYTES_KIVI(SCALE_GROUP, 2) % 64 == 0 &&
                    PAGE_BYTES_SIGNS(SCALE_GROUP) % 64 == 0 && PAGE_BYTES_QUEST(SCALE_GROUP) % 64 == 0 &&

@@ -1,4 +1,4 @@
-/* CommVQ's codings, and where the channels of a sub-vector lie. */
+/* Computes CommVQ's codings, and where the channels of a sub-vector lie. */
 #include "format/commvq.h"
 
 #include <math.h>

@@ -1,12 +1,13 @@
-/* CommVQ's parameters and codes (Li et al. 2025): what the codecs `comm` (keys, section 4.2) and `additive` (values, section 4.1) keep in a
- * codebook, and the limits of their codes. Plain C, for C and CUDA C++ alike.
+/* Describes CommVQ's parameters and codes (Li et al. 2025): what the codecs `comm` (keys, section 4.2) and `additive` (values,
+ * section 4.1) keep in a codebook, and the limits of their codes. It is plain C, for C and CUDA C++ alike.
  *
- * Keys: channels that RoPE rotates together are a complex number; a sub-vector is up to 64 of them. Each round of a sub-vector has a table of 64
- * entries of that many complex numbers, and a code of two indices (a, b), 6 bits each, that stands for z[a] + i z[b]. Parameters of a
- * layer and KV head: tables[subvectors][rounds][COMMVQ_ENTRIES][width], each row the real parts of a sub-vector's pairs and then the imaginary
- * parts; the pairing, two numbers; then format/normalization.h's.
+ * Keys: channels that RoPE rotates together are a complex number; a sub-vector is up to 64 of them. Each round of a sub-vector has
+ * a table of 64 entries of that many complex numbers, and a code of two indices (a, b), 6 bits each, that stands for z[a] + i z[b].
+ * Parameters of a layer and KV head: tables[subvectors][rounds][COMMVQ_ENTRIES][width], each row the real parts of a sub-vector's
+ * pairs and then the imaginary parts; the pairing, two numbers; then format/normalization.h's.
  *
- * Values: parameters of a layer and KV head are C[bits][head_dim], rows of which a value is a sum; then format/normalization.h's. */
+ * Values: parameters of a layer and KV head are C[bits][head_dim], rows of which a value is a sum; then
+ * format/normalization.h's. */
 #ifndef TERSE_FORMAT_COMMVQ_H
 #define TERSE_FORMAT_COMMVQ_H
 
@@ -27,11 +28,12 @@ extern "C" {
 #define ADDITIVE_STEP 32        /* codes are a multiple of so many bits */
 #define ADDITIVE_MOST_CODES 512 /* bits of a code: 2 for each of 256 channels */
 
-/* Returns the coding of keys of `bits` bits per value, as near as whole rounds come, the gain not counted: sub-vectors as large as they can be,
- * since at equal bits larger ones err less. 1 and 2 bits are 11 and 21 rounds at head_dim 128 (1.03 and 1.97 bits), 5 and 11 at 64.
- */
+/* Returns the coding of keys of `bits` bits per value, as near as whole rounds come, the gain not counted. Sub-vectors are as large
+ * as they can be, since at equal bits larger ones err less. 1 and 2 bits are 11 and 21 rounds at head_dim 128 (1.03 and 1.97 bits),
+ * 5 and 11 at 64. */
 struct coding commvq_coding(uint32_t head_dim, uint32_t bits);
-/* The coding of values of `bits` bits per value, the gain not counted: the width is the whole head, the bits those of a row's code. */
+/* Returns the coding of values of `bits` bits per value, the gain not counted: the width is the whole head, the bits those of a
+ * row's code. */
 struct coding additive_coding(uint32_t head_dim, uint32_t bits);
 
 static inline size_t commvq_subvectors(struct codec_shape shape) { return shape.head_dim / shape.width; }
@@ -48,7 +50,7 @@ struct commvq_pairing {
 };
 void commvq_set_pairing(struct codec_shape shape, float *parameters, size_t pairs, bool adjacent);
 struct commvq_pairing commvq_pairing_of(struct codec_shape shape, const float *parameters);
-/* Writes channels[width]: where in the head the numbers of a sub-vector's row lie. The parameters hold a pairing. */
+/* Writes to channels[width] where in the head the numbers of a sub-vector's row lie. The parameters hold a pairing. */
 void commvq_channels(struct codec_shape shape, const float *parameters, size_t subvector, uint8_t *channels);
 
 /* These are the parts of codec_check and codec_check_parameters for the two codecs; they leave the normalization out. */

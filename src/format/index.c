@@ -1,4 +1,4 @@
-/* The table of indexes and their sizes. */
+/* Holds the table of indexes and computes their sizes. */
 #include "format/index.h"
 
 #include "format/shape.h"

@@ -1,10 +1,10 @@
-/* Normalized rows and gains: what the codecs that quantize a row's shape share.
+/* Defines normalized rows and gains, which the codecs that quantize a row's shape share.
  *
  *     row = mean + gain * shape,   shapes learned from rows (x - mean) / rms(x - mean)
  *     gain = scale * 2^((code - 128) / 20),   scale the mean rms of the head; code 0 is no gain at all
  *
- * So sizes from 1/80 to 80 times the usual have a gain within 1.8 %, in one byte a row. A codebook's parameters of such a codec end with
- * mean[hd] and then scale. */
+ * So sizes from 1/80 to 80 times the usual have a gain within 1.8 %, in one byte a row. A codebook's parameters of such a codec end
+ * with mean[hd] and then scale. */
 #ifndef TERSE_FORMAT_NORMALIZATION_H
 #define TERSE_FORMAT_NORMALIZATION_H
 

@@ -1,4 +1,5 @@
-/* This file says how 64 tokens of one layer, KV head and side (K or V) lie in memory, for each codec. Plain C, included by CPU and CUDA alike.
+/* This file says how 64 tokens of one layer, KV head and side (K or V) lie in memory, for each codec. It is plain C, included by
+ * CPU and CUDA code alike.
  *
  * Keys are read as "for each channel, all tokens" (a logit is a sum over channels), values as "for each token, all channels", so
  * the two sides of one codec lie differently: keys channel-major, values token-major.
@@ -17,16 +18,16 @@
  *   pq    keys and values: for each of the hd/width sub-vectors 64 codes of `bits` bits in at most four planes, see below; zeros
  *         up to a multiple of 64 bytes
  *
- * The scales of values lie channel-block-major too, but for kivi's, which stay with their token when it is gathered: a reader multiplies
- * 64 weights by 64 scales at once, then accumulates bare codes.
+ * The scales of values lie channel-block-major too, but for kivi's, which stay with their token when it is gathered: a reader
+ * multiplies 64 weights by 64 scales at once, then accumulates bare codes.
  *
- * q8_0 and q4_0 hold ggml's numbers, block of 32 channels by block: the same scale, the same codes, in another order. A q4_0 byte
- * j of a block of 32 channels holds channel j in its low and channel j + 16 in its high four bits, code 8 meaning zero.
- * Every page is a multiple of 64 bytes for hd a multiple of 32, and 64-byte aligned.
+ * q8_0 and q4_0 hold ggml's numbers, block of 32 channels by block: the same scale, the same codes, in another order. A q4_0 byte j
+ * of a block of 32 channels holds channel j in its low and channel j + 16 in its high four bits, code 8 meaning zero. Every page is
+ * a multiple of 64 bytes for hd a multiple of 32, and 64-byte aligned.
  *
  * kivi, `bits` 4 or 2: a row of n codes (64 tokens of a key's channel, hd channels of a value) is n bits / 8 bytes, of which byte j
- * holds numbers j, j + n bits / 8, j + 2 n bits / 8, ... from its lowest bits up. Scales of keys are of tokens 0 to 31 and
- * 32 to 63.
+ * holds numbers j, j + n bits / 8, j + 2 n bits / 8, ... from its lowest bits up. Scales of keys are of tokens 0 to 31 and 32 to
+ * 63.
  *
  * sign: bit i of a byte of plane j is set where channel 8 j + i of the token's key is not below the mean; so are pages of the index
  * sign. Pages of the index quest: for each 16 tokens half least[hd], most[hd].
@@ -36,13 +37,12 @@
  * the lowest bit of the first byte; the planes follow one another. So 8-bit codes are bytes, 4-bit codes nibbles (the even token's
  * the lower), a single bit is one of a 64-bit mask, and no bit is wasted.
  *
- * transform: a nibble has four bits of four components i of 64 tokens t, in eight octets v = t / 8: bits 4 (v / 2 % 2) to the next three of
- * byte 64 (v / 4) + 32 (v % 2) + j, where j = 4 (t % 8) + i of keys and j = 16 (t % 8 / 4) + 4 i + t % 4 of values: the components of a
- * key, or the tokens of a value's component, are the four bytes of a word. So 64 bytes, masked or shifted, are the codes of 16 tokens
- * in a row. A stream of bits, of each component i one, is written into nibbles from the highest bit down; the stream of component i goes on
- * from the end of component i - 1's, and that of component 0 from the end of component 3's, as if it were a ring. Its last nibble lies
- * before its first.
- */
+ * transform: a nibble has four bits of four components i of 64 tokens t, in eight octets v = t / 8: bits 4 (v / 2 % 2) to the next
+ * three of byte 64 (v / 4) + 32 (v % 2) + j, where j = 4 (t % 8) + i of keys and j = 16 (t % 8 / 4) + 4 i + t % 4 of values: the
+ * components of a key, or the tokens of a value's component, are the four bytes of a word. So 64 bytes, masked or shifted, are the
+ * codes of 16 tokens in a row. A stream of bits, of each component i one, is written into nibbles from the highest bit down; the
+ * stream of component i goes on from the end of component i - 1's, and that of component 0 from the end of component 3's, as if it
+ * were a ring. Its last nibble lies before its first. */
 #ifndef TERSE_FORMAT_PAGE_LAYOUT_H
 #define TERSE_FORMAT_PAGE_LAYOUT_H
 

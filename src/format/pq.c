@@ -11,7 +11,7 @@ float pq_search_origin(const float *centroids, size_t k, size_t d, float *origin
         origin[i] = (float)(sum / (double)k);
         for (size_t j = 0; j < k; j++) largest = fmaxf(largest, fabsf(centroids[j * d + i] - origin[i]));
     }
-    /* The exponent stays where the scale itself is a normal float. */
+    /* The exponent is clamped to where the scale itself is a normal float. */
     int exponent = 0;
     if (largest > 0) (void)frexpf(largest, &exponent);
     return ldexpf(1, exponent < -126 ? 126 : exponent > 126 ? -126 : -exponent);

@@ -1,4 +1,4 @@
-/* The heads of a model as codecs and indexes see them. Plain C, for C and CUDA C++ alike. */
+/* Describes the heads of a model as codecs and indexes see them. It is plain C, for C and CUDA C++ alike. */
 #ifndef TERSE_FORMAT_SHAPE_H
 #define TERSE_FORMAT_SHAPE_H
 
@@ -18,7 +18,7 @@ enum codec_side { CODEC_KEYS, CODEC_VALUES };
 
 struct transform_layout; /* format/transform.h */
 
-/* The heads that a codec serves. */
+/* A codec_shape describes the heads that a codec serves. */
 struct codec_shape {
     uint32_t head_dim;
     uint32_t group;                        /* G: queries that read together; no size of a format depends on it */

@@ -1,4 +1,4 @@
-/* Levels, layouts and the sharing of bits. */
+/* Computes levels and layouts, and shares bits. */
 #include "format/transform.h"
 
 #include "format/page_layout.h"
@@ -17,8 +17,8 @@ const uint8_t transform_new_bits[TRANSFORM_TABLES] = {4, 4, 1, 2, 3, 1, 2, 3, 2,
 const float transform_distortion[TRANSFORM_BITS_MAX + 1] = {1,        0.3107f,  0.0924f,   0.0293f,  0.00967f,
                                                             0.00349f, 0.00104f, 0.000304f, 0.000087f};
 
-/* Unit of the levels of a table of a Gaussian; step of its best uniform quantizer of 5 to 8 bits (Max 1960, table II), whose levels are half
- * steps. */
+/* A table of a Gaussian has this unit for its levels. A Gaussian's best uniform quantizer of 5 to 8 bits has this step (Max 1960,
+ * table II), and its levels are half steps. */
 static const float gaussian_unit[TRANSFORM_TABLES] = {
     [TRANSFORM_GAUSSIAN_4] = 0.13636f, [TRANSFORM_TRELLIS_1] = 0.236722f,  [TRANSFORM_TRELLIS_2] = 0.263897f,
     [TRANSFORM_TRELLIS_3] = 0.343456f, [TRANSFORM_PAIR_FIRST] = 0.201067f, [TRANSFORM_PAIR_SECOND] = 0.201067f};
@@ -26,7 +26,7 @@ static const float uniform_step[] = {0.1881f, 0.1041f, 0.0569f, 0.0308f};
 
 /* ---- Layout */
 
-/* Adds a plane. `bits` are those of a component that have been given away, upper ones and stream in a row. */
+/* Adds a plane. `bits` counts the bits of a component that earlier planes have, upper ones and stream in a row. */
 static void add_plane(struct transform_layout *layout, size_t bits, size_t quad, unsigned table, float scale) {
     size_t last = bits - 1;
     layout->plane[layout->planes++] = (struct transform_plane){.quad = (uint8_t)quad,
@@ -193,7 +193,7 @@ enum terse_status transform_check_parameters(const float *floats, uint32_t head_
 
 /* ---- Bits shared over a model */
 
-/* A share's quads: what errors of one cost that has no bits. */
+/* A worth says for each quad of a share what its errors would cost without any bits. */
 struct worth {
     double of[TRANSFORM_QUADS_MAX];
     size_t quads;
@@ -213,12 +213,12 @@ static struct worth worth_of(const struct transform_share *share, size_t quads) 
     return worth;
 }
 
-/* Returns what a quad's b-th bit saves, b from 1 on; 0: it can take no more. */
+/* Returns what a quad's b-th bit saves, b from 1 on; 0 when it can take no more. */
 static inline double saving(const struct worth *worth, size_t quad, int b) {
     return b > TRANSFORM_BITS_MAX ? 0 : worth->of[quad] * (double)(transform_distortion[b - 1] - transform_distortion[b]);
 }
 
-/* Returns the quad that gains most by a bit more, or loses least by one less; worth->quads: there is none. */
+/* Returns the quad that gains most by a bit more, or loses least by one less; worth->quads when there is none. */
 static size_t neediest(const struct transform_share *share, const struct worth *worth) {
     double most = 0;
     size_t best = worth->quads;
@@ -240,7 +240,7 @@ static size_t cheapest(const struct transform_share *share, const struct worth *
     return best;
 }
 
-/* Returns what one nibble more saves a share, and gives it the nibble if `keep`; 0: it cannot take one. */
+/* Returns what one nibble more saves a share, and gives it the nibble if `keep`; 0 when it cannot take one. */
 static double nibble_saving(const struct transform_share *share, const struct worth *worth, bool keep) {
     size_t added[4], n = 0;
     double sum = 0;
@@ -251,8 +251,8 @@ static double nibble_saving(const struct transform_share *share, const struct wo
     return sum;
 }
 
-/* Chooses the bits of a share's quads at a price of each bit: as many as save more than it costs, but that the last one to three of them go if
- * they and the next ones do not save what a nibble costs. Returns how many nibbles. */
+/* Chooses the bits of a share's quads at a price of each bit: as many as save more than they cost. The last one to three are left
+ * out if they, with the next ones, do not save what a nibble costs. Returns the number of nibbles. */
 static unsigned nibbles_at(const struct transform_share *share, size_t quads, double price) {
     const struct worth worth = worth_of(share, quads);
     unsigned sum = 0;
@@ -275,7 +275,7 @@ static uint64_t all_nibbles_at(const struct transform_share *shares, size_t n, s
     return sum;
 }
 
-/* Gives one more nibble to the share for which it saves most; false: none can take one. */
+/* Gives one more nibble to the share for which it saves most; returns false when none can take one. */
 static bool add_nibble(const struct transform_share *shares, size_t n, size_t quads) {
     double most = 0;
     const struct transform_share *best = NULL;
@@ -302,7 +302,7 @@ void transform_share_bits(const struct transform_share *shares, size_t n, uint32
         const struct worth worth = worth_of(&shares[s], quads);
         high = fmax(high, saving(&worth, 0, 1));
     }
-    /* The least price that stays within the budget, then one nibble after another where prices tie. */
+    /* The search takes the least price that stays within the budget, and then adds one nibble after another where prices tie. */
     if (all_nibbles_at(shares, n, quads, low) <= budget) return;
     for (int i = 0; i < 60 && low < high; i++) {
         double price = low > 0 ? sqrt(low * high) : high * 1e-12;

@@ -1,25 +1,25 @@
-/* The codec transform, its format: a row of a head is taken apart into components, of which each has its own number of bits.
+/* Declares the format of the codec transform, which takes a row of a head apart into components, each with its own number of bits.
  *
  *     row = mean + gain * sum_c y_c size_c basis_c          c = 0 .. head_dim - 1, falling in size
  *
- * A row of keys is what their mean before rotation (kv/pre_rope.h), which parameters hold for readers, leaves of a key.
+ * A key's row is the key less its mean before rotation (kv/pre_rope.h), which the parameters hold for readers.
  *
- * The basis is of the Karhunen-Loeve transform in the metric in which errors matter (transform_fit.h): its rows' coefficients
- * z = y size are uncorrelated, and |z|^2 is what an error costs. So each component is quantized by itself, with the levels that are best
- * for a Gaussian of variance 1, and bits go where they save most: reverse water-filling over all components of a model (Gersho and
- * Gray 1992, chapters 8 and 12; Cover and Thomas, section 10.3). Components of 0 bits are not stored.
+ * The basis is that of the Karhunen-Loeve transform in the metric in which errors matter (transform_fit.h): its rows' coefficients
+ * z = y size are uncorrelated, and |z|^2 is what an error costs. So each component is quantized by itself, with the levels that are
+ * best for a Gaussian of variance 1, and bits go where they save most: reverse water-filling over all components of a model (Gersho
+ * and Gray 1992, chapters 8 and 12; Cover and Thomas, section 10.3). Components of 0 bits are not stored.
  *
- * Four components, neighbours in size, have the same number of bits: a *quad*. Codes are stored in *nibbles*: four bits for each of the
- * four components of a quad. A quad of 4 bits has a nibble of its own, one of 5 to 8 bits the upper 4 bits. All other bits, those
- * of quads of 1 to 3 bits and the lower ones of 5 to 7, are written one after another into a *stream* of nibbles, in which a level is
- * looked up not by a quad's own bits alone but by a *window*, the last four bits of the stream: trellis-coded quantization with a
- * shift register (Marcellin and Fischer 1990, "Trellis coded quantization of memoryless and Gauss-Markov sources"). A component of 1, 2
- * or 3 bits has 2, 4 or 8 levels to choose from, which differ by what was chosen before, and 16 levels are in use: at the same bits
- * the error is a sixth to a fifth less than that of a scalar quantizer. The encoder finds the best path (Viterbi); readers look up.
+ * Four components, neighbours in size, have the same number of bits: a *quad*. Codes are stored in *nibbles*: four bits for each of
+ * the four components of a quad. A quad of 4 bits has a nibble of its own, one of 5 to 8 bits the upper 4 bits. All other bits,
+ * those of quads of 1 to 3 bits and the lower ones of 5 to 7, are written one after another into a *stream* of nibbles, in which a
+ * level is looked up not by a quad's own bits alone but by a *window*, the last four bits of the stream: trellis-coded quantization
+ * with a shift register (Marcellin and Fischer 1990, "Trellis coded quantization of memoryless and Gauss-Markov sources"). A
+ * component of 1, 2 or 3 bits has 2, 4 or 8 levels to choose from, which differ by what was chosen before, and 16 levels are in
+ * use: at the same bits the error is a sixth to a fifth less than that of a scalar quantizer. The encoder finds the best path
+ * (Viterbi); readers look up.
  *
- * format/page_layout.h says how nibbles lie in a page. All that a reader must know of a layer, KV head and side is its layout, below.
- * Plain C, for C and CUDA C++ alike.
- */
+ * format/page_layout.h says how nibbles lie in a page. All that a reader must know of a layer, KV head and side is its layout,
+ * below. It is plain C, for C and CUDA C++ alike. */
 #ifndef TERSE_FORMAT_TRANSFORM_H
 #define TERSE_FORMAT_TRANSFORM_H
 
@@ -37,8 +37,8 @@ extern "C" {
 
 /* ---- Levels
  *
- * A level is an integer of at most 20 in magnitude times a scale: so small that readers without wide products sum those of several planes
- * in 16 bits. */
+ * A level is an integer times a scale. The integer is at most 20 in magnitude, so that readers without wide products can sum those
+ * of several planes in 16 bits. */
 
 enum transform_table {
     TRANSFORM_GAUSSIAN_4, /* Lloyd and Max's levels of a Gaussian, nearly */
@@ -54,19 +54,20 @@ enum transform_table {
     TRANSFORM_TABLES
 };
 #define TRANSFORM_LEVEL_MAX 20
-/* [table][window], the oldest bit the highest. In GAUSSIAN_4 and UNIFORM_b only the lowest 4 or b bits count. */
+/* The levels are [table][window], the window's oldest bit the highest. In GAUSSIAN_4 and UNIFORM_b only the lowest 4 or b bits
+ * count. */
 extern const int8_t transform_levels[TRANSFORM_TABLES][16];
-/* The largest magnitude in a table. */
+/* This is the largest magnitude in each table. */
 extern const uint8_t transform_largest[TRANSFORM_TABLES];
-/* Bits of the window that are new: of a pair's first quad those of both. */
+/* So many bits of the window are new; for a pair's first quad those of both quads. */
 extern const uint8_t transform_new_bits[TRANSFORM_TABLES];
 
-/* Mean squared error of a Gaussian of variance 1 in so many bits, 0 to TRANSFORM_BITS_MAX; of 1 to 3 bits in a long stream. */
+/* This is the mean squared error of a Gaussian of variance 1 in 0 to TRANSFORM_BITS_MAX bits; of 1 to 3 bits in a long stream. */
 extern const float transform_distortion[TRANSFORM_BITS_MAX + 1];
 
-/* The stream of a page is a ring of which a path is looked for. An encoder begins by walking over its seam, from so many steps before it to as many
- * behind it: nearly all paths have met by then, wherever they began. A page of 1 bit per component costs 0.1 % more than with twice as many steps,
- * others nothing. */
+/* The stream of a page is a ring through which the encoder looks for a path. It begins by walking over the ring's seam, from so
+ * many steps before it to as many behind it: nearly all paths have met by then, wherever they began. A page of 1 bit per component
+ * errs 0.1 % more than with twice as many steps, others no more. */
 #define TRANSFORM_PATH_WARM_UP 10
 
 /* ---- Layout */
@@ -83,7 +84,8 @@ struct transform_plane {
 static inline unsigned transform_table_of(const struct transform_plane *plane) { return plane->table / 4u; }
 static inline unsigned transform_written(const struct transform_plane *plane) { return plane->table % 4u + 1; }
 
-/* The components of a row that are stored, planes in the order of the page: like sizes are neighbours. */
+/* A layout describes the stored components of a row. Its planes are in the order of the page, in which planes of like size are
+ * neighbours. */
 struct transform_layout {
     uint16_t planes, quads; /* planes; quads with any bits: the first ones */
     uint16_t nibbles,
@@ -97,19 +99,21 @@ static inline unsigned transform_place(const struct transform_layout *layout, un
     return layout->stream + (n + 1) % (layout->nibbles - layout->stream);
 }
 
-/* Returns the nibble that the stream writes before `nibble`. *wraps: that is its last, written for the component before, as if the stream of
- * all four were a ring. It lies in front, so that readers of the first planes alone need no more than the front of a page. */
+/* Returns the nibble that the stream writes before `nibble`. *wraps: it is the stream's last, written for the component before, as
+ * if the stream of all four were a ring. The last nibble lies in front, so that readers of the first planes alone need no more than
+ * the front of a page. */
 static inline unsigned transform_before(const struct transform_layout *layout, unsigned nibble, bool *wraps) {
     unsigned stream = layout->stream, nibbles = layout->nibbles;
     *wraps = nibble == (nibbles - stream > 1 ? stream + 1 : stream); /* transform_place(layout, 0) */
     return *wraps ? stream : nibble == stream ? nibbles - 1 : nibble - 1;
 }
 
-/* Makes the layout of quad_bits[head_dim / 4], which do not rise. Where their sum is no multiple of 4, the rest of the last nibble is unused. */
+/* Makes the layout of quad_bits[head_dim / 4], which do not rise. Where their sum is no multiple of 4, a part of the last nibble is
+ * unused. */
 void transform_layout_set(const uint8_t *quad_bits, uint32_t head_dim, struct transform_layout *layout);
 
-/* Makes a layout of the first planes, as many as make up `bits` bits of a token or all, for readers of components; it has no quad_bits. Such
- * readers read the front of a page, up to and with the last nibble of these planes. */
+/* Makes a layout for readers of the first components alone: its first planes, as many as have `bits` bits of a token, or all; it
+ * has no quad_bits. Such readers read a page up to the last nibble of these planes. */
 void transform_layout_first(const struct transform_layout *layout, unsigned bits, struct transform_layout *first);
 
 /* ---- Parameters: floats of one layer, KV head and side, as a codebook keeps them */
@@ -128,11 +132,12 @@ struct transform_parameters {
 size_t transform_parameter_floats(uint32_t head_dim);
 /* Returns where the parameters lie in floats[transform_parameter_floats]. */
 struct transform_parameters transform_parameters_at(const float *floats, uint32_t head_dim);
-/* TERSE_E_FORMAT unless they are as described; the basis is not inverted here. */
+/* Returns TERSE_E_FORMAT unless the parameters are as described; the basis is not inverted here. */
 enum terse_status transform_check_parameters(const float *floats, uint32_t head_dim, struct terse_error *error);
 
-/* ---- Fitted: what the rows of a sequence say of one layer, KV head and side, in place of a set's own mean, sizes, basis and range of gains.
- * A record in memory, and in a saved state: floats, then the basis in 16-bit integers, of which a component's unit is a 32767th of its norm. */
+/* ---- Fitted: the rows of a sequence give one layer, KV head and side a mean, sizes, basis and range of gains in place of a
+ * codebook's. They are a record in memory and in a saved state: floats, then the basis in 16-bit integers, of which a component's
+ * unit is a 32767th of its norm. */
 
 #define TRANSFORM_STRIP 16 /* components whose integers lie together */
 
@@ -146,9 +151,9 @@ struct transform_fitted {
 };
 #define TRANSFORM_RECORD_BYTES(head_dim) \
     ((4 * (size_t)(head_dim) + 3) * sizeof(float) + (size_t)(head_dim) * (head_dim) * sizeof(int16_t))
-/* Returns where they lie in a record. */
+/* Returns where the numbers lie in a record. */
 struct transform_fitted transform_fitted_at(const void *record, uint32_t head_dim);
-/* gain = gain_least + code * this */
+/* Returns the step of gains: gain = gain_least + code * step. */
 static inline float transform_gain_step(const struct transform_fitted *fitted) {
     return (fitted->gain_most - fitted->gain_least) / 255;
 }
@@ -161,19 +166,19 @@ void transform_record_basis(const struct transform_fitted *fitted, uint32_t head
 
 /* ---- Bits shared over a model */
 
-/* One layer, KV head and side, as sharing bits sees it. */
+/* A share is one layer, KV head and side among those that share bits. */
 struct transform_share {
     float importance;   /* as above */
     const float *size;  /* [head_dim] */
     uint8_t *quad_bits; /* [head_dim / 4], written */
 };
-/* Gives `rate` bits per component, on average over shares[n], to where they save most: a quad gets its b-th bit where
- * 2^importance * size^2 * (distortion[b - 1] - distortion[b]) is largest, but that the bits of each share's quads fill whole nibbles:
- * their sum is a multiple of 4. Spends rate * n * head_dim bits rounded down to a nibble's 16, but for what components of size 0 and
- * quads of TRANSFORM_BITS_MAX cannot take. Deterministic. */
+/* Gives `rate` bits per component, on average over shares[n], to where they save most: a quad gets its b-th bit where 2^importance
+ * size^2 (distortion[b - 1] - distortion[b]) is largest, under the condition that the bits of each share's quads fill whole
+ * nibbles: their sum is a multiple of 4. It spends rate * n * head_dim bits, rounded down to a nibble's 16, unless components of
+ * size 0 and quads of TRANSFORM_BITS_MAX cannot take them all. It is deterministic. */
 void transform_share_bits(const struct transform_share *shares, size_t n, uint32_t head_dim, double rate);
 
-/* Bytes of a page of each of n shares together that were given so many bits by both, where no share's quads are full. */
+/* Returns the bytes of a page of each of n shares together when these shared bits at this rate and no share's quads are full. */
 uint64_t transform_shared_page_bytes(size_t n, uint32_t head_dim, double rate);
 
 #ifdef __cplusplus

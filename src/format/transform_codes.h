@@ -1,5 +1,5 @@
-/* The codes of a page of the codec transform, one at a time (format/page_layout.h). Readers that need not be fast use these functions, and so
- * do tests of the fast ones. */
+/* Reads and writes the codes of a page of the codec transform, one at a time (format/page_layout.h). Readers that need not be fast
+ * use these functions, and so do tests of the fast ones. */
 #ifndef TERSE_FORMAT_TRANSFORM_CODES_H
 #define TERSE_FORMAT_TRANSFORM_CODES_H
 

@@ -1,4 +1,4 @@
-/* Fits a transform to a sequence's rows: the moments that transform_fit takes. */
+/* Fits a transform to a sequence's rows: computes the moments that transform_fit takes. */
 #include "base/memory.h"
 #include "format/page_layout.h"
 #include "format/transform_fit.h"
@@ -22,7 +22,7 @@ void transform_multiply(const float *a, size_t m, size_t k, size_t lda, const fl
     }
 }
 
-/* The moments of rows are found in this memory: matrices[hd][hd], and a page's numbers. */
+/* The moments of rows are computed in this memory: matrices[hd][hd], and a page's numbers. */
 struct work {
     transform_multiply_rows *multiply;
     float *basis, *inverse, *product; /* product[hd][hd] = u^T u of a page's rows */
@@ -71,7 +71,7 @@ static double mean_size(const struct work *work, size_t hd) {
     return sqrt(square / (double)hd);
 }
 
-/* Adds up to 64 rows to the products, each taken to size 1. */
+/* Adds the products of up to 64 rows, each scaled to size 1. */
 static void add_page(struct work *work, const float *rows, size_t n, size_t hd, double constant) {
     double unit[PAGE_TOKENS] = {0}; /* a float would not hold it of the smallest rows */
     for (size_t c = 0; c < hd; c++)
@@ -98,7 +98,7 @@ static void add_page(struct work *work, const float *rows, size_t n, size_t hd, 
     for (size_t i = 0; i < hd * hd; i++) work->products[i] += (double)work->product[i];
 }
 
-/* The covariance of the rows' coefficients, with the profile's, which are uncorrelated, among them. */
+/* Pools the covariance of the rows' coefficients with that of the profile, whose coefficients are uncorrelated. */
 static void pool_profile(const struct transform_row_moments *moments, const float *size, size_t hd, double *covariance) {
     const double all = (double)moments->used + PROFILE_ROWS;
     for (size_t i = 0; i < hd * hd; i++) {

@@ -1,10 +1,10 @@
-/* The levels of the codec transform as an initializer, for transform.c and for kernels that compile them in. */
+/* Holds the levels of the codec transform as an initializer, for transform.c and for kernels that compile them in. */
 #ifndef TERSE_FORMAT_TRANSFORM_LEVELS_H
 #define TERSE_FORMAT_TRANSFORM_LEVELS_H
 
-/* transform_levels[TRANSFORM_TABLES][16], by enum transform_table. GAUSSIAN_4: Max 1960's levels in such units that whole numbers come close, 2 %
- * more distortion than his. TRELLIS and PAIR: found by alternating between best paths and means of what took each window, from random
- * beginnings, then by trying whole numbers. */
+/* These are transform_levels[TRANSFORM_TABLES][16], by enum transform_table. GAUSSIAN_4 has Max 1960's levels in such units that
+ * whole numbers come close, with 2 % more distortion than his. TRELLIS and PAIR were found by alternating between best paths and
+ * the means of the numbers that took each window, from random beginnings, and then by trying whole numbers. */
 /* clang-format off */
 #define TRANSFORM_LEVELS { \
     /* GAUSSIAN_4 */ {-20, -15, -12, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 12, 15, 20}, \

@@ -25,8 +25,8 @@
 #define WEIGHT_BLOCK 32
 #define WEIGHT_BLOCK_K 256
 
-/* Blocks of 32. Byte j of `codes` holds weight j in its low and weight j + 16 in its high four bits; bit i of `high` (little-endian)
- * is the fifth bit of weight i. */
+/* These are blocks of 32. Byte j of `codes` holds weight j in its low and weight j + 16 in its high four bits; bit i of `high`
+ * (little-endian) is the fifth bit of weight i. */
 struct weight_q8_0 {
     uint16_t scale; /* half */
     int8_t codes[32];
@@ -59,11 +59,11 @@ struct weight_mxfp4 {
     uint8_t codes[16];
 };
 
-/* The sixteen numbers of 4 bits (E2M1 of the OCP Microscaling Formats specification, 2023), times 2; -0 is 0. */
+/* These are the sixteen numbers of 4 bits (E2M1 of the OCP Microscaling Formats specification, 2023), times 2; -0 is 0. */
 static const int8_t weight_fp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 static const int8_t weight_iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-/* 2^(exponent - 128), of 0 and 1 subnormal: the unit of twice the numbers. */
+/* Returns 2^(exponent - 128), the unit of the numbers times 2; it is subnormal for exponents 0 and 1. */
 static inline float weight_mxfp4_unit(uint8_t exponent) {
     uint32_t bits = exponent < 2 ? UINT32_C(0x00200000) << exponent : (uint32_t)(exponent - 1) << 23;
     float unit;
@@ -71,10 +71,10 @@ static inline float weight_mxfp4_unit(uint8_t exponent) {
     return unit;
 }
 
-/* Blocks of 256: eight groups of 32 in Q4_K and Q5_K. Byte i of the p-th 32 bytes of `codes` holds weight i of group 2p in its low and
- * of group 2p + 1 in its high four bits; bit g of high[i] is the fifth bit of weight i of group g.
- * `scales` packs (s, m) of group g: for g < 4 the low six bits of bytes g and 4 + g; for g >= 4 the low and the high four bits of
- * byte 4 + g, topped by the two high bits of byte g - 4 for s and of byte g for m. */
+/* Blocks of 256 weights are eight groups of 32 in Q4_K and Q5_K. Byte i of the p-th 32 bytes of `codes` holds weight i of group 2p
+ * in its low and of group 2p + 1 in its high four bits; bit g of high[i] is the fifth bit of weight i of group g. `scales` packs
+ * (s, m) of group g: for g < 4 the low six bits of bytes g and 4 + g; for g >= 4 the low and the high four bits of byte 4 + g,
+ * topped by the two high bits of byte g - 4 for s and of byte g for m. */
 struct weight_q4_k {
     uint16_t scale, min;
     uint8_t scales[12];
@@ -86,8 +86,9 @@ struct weight_q5_k {
     uint8_t high[32];
     uint8_t codes[128];
 };
-/* Two halves of 128 weights, each of four quarters of 32 with 64 bytes of `codes` and 32 of `high`. Quarter r has the low (r < 2) or high four
- * bits of codes[32 (r mod 2) + i] and, above them, bits 2r and 2r + 1 of high[i]. `scales` has one s for each 16 weights. */
+/* A block is two halves of 128 weights, each of four quarters of 32 with 64 bytes of `codes` and 32 of `high`. Quarter r has the
+ * low (r < 2) or high four bits of codes[32 (r mod 2) + i] and, above them, bits 2r and 2r + 1 of high[i]. `scales` has one s for
+ * each 16 weights. */
 struct weight_q6_k {
     uint8_t codes[128];
     uint8_t high[64];
@@ -95,30 +96,30 @@ struct weight_q6_k {
     uint16_t scale;
 };
 
-/* Two halves of 128 weights, each of four quarters of 32 with the same 32 bytes of `codes`: quarter r has bits 2r and 2r + 1 of byte i. A byte of
- * `scales` has s in its low and m in its high four bits. */
+/* A block is two halves of 128 weights, each of four quarters of 32 that share 32 bytes of `codes`: quarter r has bits 2r and 2r +
+ * 1 of byte i. A byte of `scales` has s in its low and m in its high four bits. */
 struct weight_q2_k {
     uint8_t scales[16];
     uint8_t codes[64];
     uint16_t scale, min;
 };
-/* `codes` as in Q2_K; above them bit 4 h + r of high[i] for quarter r of half h. s of 16 weights, k = 0 .. 15: the low (k < 8) or high four
- * bits of scales[k mod 8], topped by bits 2 (k / 4) and the next of scales[8 + k mod 4]. */
+/* `codes` are as in Q2_K; above them stands bit 4 h + r of high[i] for quarter r of half h. s of 16 weights, k = 0 .. 15, is the
+ * low (k < 8) or high four bits of scales[k mod 8], topped by bits 2 (k / 4) and the next of scales[8 + k mod 4]. */
 struct weight_q3_k {
     uint8_t high[32];
     uint8_t codes[64];
     uint8_t scales[12];
     uint16_t scale;
 };
-/* Eight groups of 32, each with `codes` as a block of 32. s of group g: the low (g even) or high four bits of low[g / 2], topped by bits 2 g and
- * 2 g + 1 of `high`. */
+/* A block is eight groups of 32, each with `codes` like a block of 32. s of group g is the low (g even) or high four bits of low[g
+ * / 2], topped by bits 2 g and 2 g + 1 of `high`. */
 struct weight_iq4_xs {
     uint16_t scale, high;
     uint8_t low[4];
     uint8_t codes[128];
 };
 
-/* 32 weights of the types that have no blocks, for kernels that go by 32. */
+/* These structs hold 32 weights of the types that have no blocks, for kernels that go by 32. */
 struct weight_f32 {
     float values[32];
 };

@@ -1,4 +1,4 @@
-/* A method in words that tell any two apart. */
+/* Writes a method in words that tell any two methods apart. */
 #include "method/method.h"
 
 #include <inttypes.h>

@@ -1,4 +1,5 @@
-/* The table of methods and how options choose from it. Only this file knows methods' names; codecs and policies do what they mean. */
+/* Holds the table of methods and resolves options against it. Only this file knows methods' names; codecs and policies do what they
+ * mean. */
 #include "method/method.h"
 
 #include "base/options.h"
@@ -35,10 +36,10 @@ struct row {
 #define GAIN_SHAPE(width, bits) BOTH(codec_gain_shape, width, bits), ANCHORED
 #define TERSE(bits) \
     .key = {.codec = &codec_transform, .rate = bits}, .value = {.codec = &codec_transform, .rate = bits}, .policy = &policy_keep_all
-/* CommVQ of 1 or 2 bits a value: rounds and codes depend on head_dim, see method_resolve. */
+/* CommVQ has 1 or 2 bits per value; its rounds and codes depend on head_dim, see method_resolve. */
 #define COMM(bits) .key = CODING(codec_commvq, 0, bits), .value = CODING(codec_additive, 0, bits), .policy = &policy_keep_all
 #define EVICTING(choice) BOTH(codec_f16, 0, 0), .policy = &choice
-/* Section 5.1: the budget on RULER, and the sinks. */
+/* The budget is that of the paper's section 5.1 on RULER, and so are the sinks. */
 #define SELF_INDEXED(codec) \
     BOTH(codec, 0, 0), .policy = &policy_attention_rank, .parameters = {.anchor_count = 64, .read_percent = 7.5}, \
                        .index = &index_sign
@@ -58,10 +59,10 @@ static const struct row rows[] = {
     {"terse-N", "the same, N bits, 0.25 to 8", TERSE(0)},
     {"kivi-4", "KIVI: 4-bit codes, keys by channel, values by token: 5 bits per value", PLAIN(codec_kivi_4)},
     {"kivi-2", "KIVI: 2-bit codes: 3 bits per value", PLAIN(codec_kivi_2)},
-    /* StreamingLLM, section 4.1: 4 sinks */
+    /* StreamingLLM has 4 sinks (section 4.1). */
     {"streaming-N", "the first 4 and the newest tokens, N in all: text without end in constant memory", EVICTING(policy_streaming),
      .parameters = {.exact = SINKS}},
-    /* The middle of the flat optimum of MAT's figure 5; shallow layers by its figure 1 */
+    /* MAT's exact tokens are the middle of the flat optimum in its figure 5; its shallow layers are those of its figure 1. */
     {"mat-N", "MAT: anchor tokens and the newest, N in all: text without end in constant memory", EVICTING(policy_mat),
      .parameters = {.exact = 64, .shallow = 2}},
     {"snapkv-N", "SnapKV: of a prompt the N tokens that its end attends to most, and all tokens after it", EVICTING(policy_snapkv)},
@@ -115,7 +116,7 @@ static bool parse_parts(const char *text, uint32_t *parts, uint32_t *bits) {
     return parse_number(first, parts) && parse_number(times + 1, bits);
 }
 
-/* The numbers in a method's name, in place of the N, K or M of the row that it matches. */
+/* These are the numbers in a method's name, in place of the N, K or M of the row that it matches. */
 struct numbers {
     uint32_t budget;      /* streaming-N, quest-K */
     uint32_t parts, bits; /* million-MxN */
@@ -188,7 +189,7 @@ static bool same_coding(const struct coding *a, const struct coding *b) {
     return a->codec == b->codec && !(a->rate < b->rate) && !(a->rate > b->rate);
 }
 
-/* Types of llama.cpp that are not kept here, and what comes next to them. */
+/* Returns what comes nearest to a type of llama.cpp that terse does not have. */
 static const char *nearest_type(const char *name) {
     static const char *const types[][2] = {{"f32", "f16"},      {"bf16", "f16"},  {"q8_1", "q8_0"},  {"q5_0", "terse-5"},
                                            {"q5_1", "terse-5"}, {"q4_1", "q4_0"}, {"iq4_nl", "q4_0"}};
@@ -235,7 +236,7 @@ static void write_row_name(const struct row *row, const struct numbers *numbers,
 static void write_name(const struct row *row, const struct numbers *numbers, const char *name, struct method *method) {
     struct coding row_key = row_coding(&row->key, numbers), row_value = row_coding(&row->value, numbers);
     bool own = same_coding(&method->key, &row_key) && same_coding(&method->value, &row_value);
-    /* `plain`: the names of the codecs say everything. */
+    /* A name is plain where the names of the codecs say everything. */
     bool plain = row->policy->keeps_all && (!learns(row->key) || row->key.codec == &codec_transform);
     char key[20], value[20], codecs[44];
     write_coding(&method->key, key, sizeof key);
@@ -465,7 +466,7 @@ enum terse_status method_check_codebook(struct method *method, const uint64_t fi
                            "%s needs a codebook for this model, which 'terse calibrate --kv %s' makes once: give it in the cache "
                            "options, or as --codebook FILE",
                            method->codebook, method->codebook);
-    /* A side whose codec was overridden needs nothing. */
+    /* A side whose codec was overridden needs no parameters. */
     const struct codebook_info *info = codebook_info(method->learned);
     struct coding key = learns(method->key) ? method->key : info->key, value = learns(method->value) ? method->value : info->value;
     enum terse_status status =

@@ -1,4 +1,5 @@
-/* The table of methods: the only place that knows their names. A method is a key codec, a value codec, a policy and parameters. */
+/* Declares the table of methods, the only place that knows their names. A method is a key codec, a value codec, a policy and
+ * parameters. */
 #ifndef TERSE_METHOD_METHOD_H
 #define TERSE_METHOD_METHOD_H
 
@@ -25,18 +26,19 @@ struct method {
     const struct codebook_layouts *layouts; /* of the sides of codec transform, set by method_check_codebook; else NULL */
 };
 
-/* Resolves options against the table, for heads of so many channels. method_check_codebook checks that the right codebook is there.
- * An unknown name is TERSE_E_ARGUMENT and the message lists the known ones. */
+/* Resolves options against the table, for heads of head_dim channels. method_check_codebook checks that the right codebook is
+ * there. An unknown name is TERSE_E_ARGUMENT and the message lists the known ones. */
 enum terse_status method_resolve(const struct terse_cache_options *options, uint32_t head_dim, struct method *method,
                                  struct terse_error *error);
 
 /* Checks that the method's codecs can serve heads of this shape; TERSE_E_UNSUPPORTED says why not. */
 enum terse_status method_check(const struct method *method, uint32_t head_dim, uint32_t group, struct terse_error *error);
 
-/* Returns whether the method needs a profile and the options have none: then that of the model's weights serves, and `of_weights` is true. */
+/* Returns whether the method needs a profile and the options have none: then that of the model's weights serves, and `of_weights`
+ * is true. */
 bool method_needs_weights(const struct method *method);
 
-/* Tokens behind the exact ones to which transforms are fitted. Until a sequence has as many, they stay in its window. */
+/* Transforms are fitted to so many tokens behind the exact ones. Until a sequence has them, they stay in its window. */
 #define FIT_TOKENS 2048
 
 /* Returns whether caches fit the method's transforms to the first tokens of their sequences (kv/plan.h says when). */
@@ -48,8 +50,8 @@ static inline bool method_fits_transforms(const struct method *method) {
 enum terse_status method_check_codebook(struct method *method, const uint64_t fingerprints[CODEBOOK_FINGERPRINTS], uint32_t layers,
                                         uint32_t kv_heads, uint32_t head_dim, struct terse_error *error);
 
-/* Returns the shape that the method's codec of one side of a layer and KV head sees, `learned` left out. Here alone is decided how many
- * bits they have, which may differ from layer to layer, head to head and side to side. */
+/* Returns the shape that the method's codec of one side of a layer and KV head sees, `learned` left out. This function alone
+ * decides how many bits they have, which may differ between layers, heads and sides. */
 struct codec_shape method_shape(const struct method *method, enum codec_side side, uint32_t layer, uint32_t head, uint32_t head_dim,
                                 uint32_t group);
 

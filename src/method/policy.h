@@ -10,7 +10,7 @@
 
 #include <stddef.h>
 
-/* Parameters of a policy, from the method's name ("streaming-512") and options. */
+/* Parameters of a policy come from the method's name ("streaming-512") and options. */
 struct policy_parameters {
     uint32_t budget;       /* tokens kept per layer and KV head; 0: all */
     uint32_t exact;        /* of them as exact tokens, the oldest: attention sinks, and what MAT's window's end is held against */
@@ -36,16 +36,16 @@ struct policy_decision {
 struct policy {
     const char *name;
     bool keeps_all; /* every token, none of them singled out: neither anchors nor eviction */
-    /* Keys are read at positions by index in the cache instead of their own: position of a kept token = number of kept tokens
-     * before it. Then generation is not bounded by the model's context. */
+    /* Keys are read at positions by index in the cache instead of their own: the position of a kept token is the number of kept
+     * tokens before it. Generation is then not bounded by the model's context. */
     bool positions_by_index;
     bool oldest_leave; /* a step may evict tokens that are in pages, the oldest first, or before they come there */
     enum terse_status (*check)(const struct policy_parameters *parameters, struct terse_error *error);
-    /* `tokens`: tokens seen so far, the newest step included. */
+    /* Decides what is kept; `tokens` counts the tokens seen so far, the newest step included. */
     struct policy_decision (*retain)(const struct policy_parameters *parameters, uint64_t tokens);
-    /* Returns which of n tokens of a layer and KV head is evicted, 0 < result < n. The tokens are the n - 1 exact tokens, in order of age,
-     * and as the last the one that leaves the window now. logits[n]: of each token's own queries to token 0, mean over the group. NULL: always
-     * the last is evicted, and logits are not observed. */
+    /* Returns which of n tokens of a layer and KV head is evicted, 0 < result < n. The tokens are the n - 1 exact tokens, in order
+     * of age, and as the last the one that leaves the window now. logits[n] are those of each token's own queries to token 0, the
+     * mean over the group. NULL: the last is always evicted, and logits are not observed. */
     size_t (*pick_victim)(const struct policy_parameters *parameters, uint32_t layer, const float *logits, size_t n);
     /* Returns how many of the `sealed` tokens that a prefill of n tokens seals are to stay exact; NULL: none, and attention is not observed.
      * The cache takes those of highest Anchor Score times error, keys and values apart, or with rank_by_attention those that the last queries
@@ -76,8 +76,8 @@ extern const struct policy policy_keep_all;
 extern const struct policy policy_anchors;
 /* Keeps attention sinks and a recent window (Xiao et al. 2023, StreamingLLM): the first `exact` tokens and the newest budget - exact. */
 extern const struct policy policy_streaming;
-/* Keeps anchor tokens and a recent window (MAT, section 4): of all tokens but the newest budget - exact those stay whose own queries attend
- * to token 0 least; in the first `shallow` layers it does as policy_streaming. */
+/* Keeps anchor tokens and a recent window (MAT, section 4): the newest budget - exact tokens, and of the others those whose own
+ * queries attend to token 0 least. In the first `shallow` layers it does as policy_streaming. */
 extern const struct policy policy_mat;
 /* Keeps every token, and exact those to which a prompt's last queries attend most. */
 extern const struct policy policy_attention_rank;
@@ -87,13 +87,13 @@ extern const struct policy policy_snapkv;
 /* Serves layers whose queries see the newest `window` keys alone: evicts the tokens that no further query will see, and with the last of its
  * tokens a page. */
 extern const struct policy policy_window;
-/* The first tokens of a sequence, on which models of a few billion parameters and more spend about half of their attention whatever the
- * text (StreamingLLM, section 3.1), and whose keys and values look like no others: exact tokens of every method whose codecs are not
- * exact, and of those that evict. */
+/* On the first tokens of a sequence models of a few billion parameters and more spend about half of their attention whatever the
+ * text (StreamingLLM, section 3.1), and their keys and values look like no others. They are exact tokens of every method whose
+ * codecs are not exact, and of those that evict. */
 #define SINKS 4
 
-/* Each is a `retain`. policy_retain_all keeps every token, the first `exact` of them as exact tokens; policy_retain_newest keeps those, or what
- * takes their place, and the newest budget - exact. */
+/* Each of these is a `retain`. policy_retain_all keeps every token, the first `exact` of them as exact tokens; policy_retain_newest
+ * keeps `exact` tokens, the first ones or those that replaced them, and the newest budget - exact. */
 struct policy_decision policy_retain_all(const struct policy_parameters *parameters, uint64_t tokens);
 struct policy_decision policy_retain_newest(const struct policy_parameters *parameters, uint64_t tokens);
 

@@ -1,5 +1,5 @@
-/* Anchor tokens (AnTKV, section 3.3): every token is kept, and those of a prefill whose quantization error would hurt most stay exact.
- * How many is decided here; which ones, backend/cpu/kv/anchors.c measures. */
+/* Keeps anchor tokens exact (AnTKV, section 3.3): every token is kept, and those of a prefill whose quantization error would hurt
+ * most stay exact. This file decides how many; backend/cpu/kv/anchors.c measures which ones. */
 #include "method/policy.h"
 
 #include <math.h>

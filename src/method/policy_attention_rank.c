@@ -1,6 +1,6 @@
-/* Tokens ranked by the attention of a prompt's last queries (Li et al. 2024, SnapKV, section 4), summed over each token and its
- * neighbours. The first stay exact beside a cache of codes (Self-Indexing, section 4), or they are all that stays of a prompt but its end
- * (SnapKV). backend/cpu/kv/anchor_scores.h computes the ranking. */
+/* Ranks tokens by the attention of a prompt's last queries (Li et al. 2024, SnapKV, section 4), summed over each token and its
+ * neighbours. The first stay exact beside a cache of codes (Self-Indexing, section 4), or they are all that stays of a prompt but
+ * its end (SnapKV). backend/cpu/kv/anchor_scores.h computes the ranking. */
 #include "method/policy.h"
 
 #define SNAPKV_BUDGET_MIN 128 /* the window, of up to 95 tokens, and as many again */

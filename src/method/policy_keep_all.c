@@ -1,4 +1,4 @@
-/* The policy that evicts nothing. */
+/* Implements the policy that evicts nothing. */
 #include "method/policy.h"
 
 static enum terse_status check(const struct policy_parameters *parameters, struct terse_error *error) {

@@ -1,11 +1,11 @@
-/* Anchor tokens (MAT, algorithm 1): tokens on which all later ones spend attention are those that spend little of their own on the first
- * token, itself such a token. The rule is that of a cache of `budget` tokens in order of age, of which one must go whenever a new
- * one comes: among the indices 1 to `exact` the one with the highest logit to token 0. The token at index `exact` is the one that
- * leaves the window, so it competes with the anchors; token 0 never goes. The exact tokens of a shallow layer change by the same
- * move: the token after the sinks goes, so that they extend the window (StreamingLLM).
+/* Keeps anchor tokens (MAT, algorithm 1): the tokens that all later ones attend to are those that attend little to the first token,
+ * itself such a token. A cache holds `budget` tokens in order of age, of which one must go whenever a new one comes: among the
+ * indices 1 to `exact` the one with the highest logit to token 0. The token at index `exact` is the one that leaves the window, so
+ * it competes with the anchors; token 0 never goes. In a shallow layer the token after the sinks goes instead, so that the exact
+ * tokens extend the window (StreamingLLM).
  *
- * The paper says "the i-th column is removed" and leaves candidates, the shallow layers and their sinks open: two layers and four
- * sinks, as its figures and StreamingLLM have them. */
+ * The paper says "the i-th column is removed" and leaves candidates, the shallow layers and their sinks open. Here they are two
+ * layers and four sinks, as in its figures and StreamingLLM. */
 #include "method/policy.h"
 
 static enum terse_status check(const struct policy_parameters *parameters, struct terse_error *error) {

@@ -1,6 +1,6 @@
-/* Attention sinks and a recent window (Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", section 3.2):
- * the first few tokens collect the attention that a softmax must put somewhere. With them and the newest tokens kept, generation stays
- * stable without end. Positions are those inside the cache, as the paper asks for. */
+/* Keeps attention sinks and a recent window (Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", section
+ * 3.2): the first few tokens collect the attention that a softmax must put somewhere. With them and the newest tokens kept,
+ * generation stays stable without end. Positions are those inside the cache, as the paper asks for. */
 #include "method/policy.h"
 
 static enum terse_status check(const struct policy_parameters *parameters, struct terse_error *error) {

@@ -1,4 +1,4 @@
-/* The table of architectures. */
+/* Holds the table of architectures. */
 #include "model/architecture.h"
 #include "base/text.h"
 #include "format/codebook.h"
@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* "llama" is what GGUF files of LLaMA 2 and 3, Mistral, Mixtral and their like say; its converters permute q and k to adjacent pairs. */
+/* "llama" is the architecture of GGUF files of LLaMA 2 and 3, Mistral, Mixtral and their like; its converters permute q and k to
+ * adjacent pairs. */
 static const struct architecture architectures[] = {
     {"llama", .rotary = true, .pairing = ROPE_ADJACENT, .qkv_bias = PRESENCE_OPTIONAL, .experts = PRESENCE_OPTIONAL},
     {"qwen2", .rotary = true, .pairing = ROPE_HALF_SPLIT, .qkv_bias = PRESENCE_REQUIRED},

@@ -1,4 +1,4 @@
-/* The architectures that terse runs: what tells one from another is a row of data. */
+/* Declares the architectures that terse runs: they differ by the data in a row of a table. */
 #ifndef TERSE_MODEL_ARCHITECTURE_H
 #define TERSE_MODEL_ARCHITECTURE_H
 

@@ -16,7 +16,7 @@ static void put_string(XXH64_state_t *hash, struct gguf_string string) {
     XXH64_update(hash, string.data, string.size);
 }
 
-/* Returns whether the key is "general.architecture" or "ARCHITECTURE.*": what the same weights would compute something else with. */
+/* Returns whether the key is "general.architecture" or "ARCHITECTURE.*", which change what the same weights compute. */
 static bool is_of_architecture(const struct terse_model *model, struct gguf_string key) {
     static const char general[] = "general.architecture";
     const char *name = model->architecture->name;
@@ -72,11 +72,12 @@ static bool is_vector(const struct gguf_tensor *tensor) {
     return tensor->dims[1] <= 1 && tensor->dims[2] <= 1 && tensor->dims[3] <= 1;
 }
 
-/* Sums of hashes do not depend on their order. */
+/* Sums hashes, so that the order of tensors and keys does not matter. */
 static uint64_t fingerprint(const struct terse_model *model, bool vectors_only) {
     const struct gguf *gguf = model->gguf;
     uint64_t sum = 0, tensors = gguf_tensor_count(gguf);
-    /* Samples lie far apart: from a disk they come much sooner together than one after another, each with its surroundings. */
+    /* Samples lie far apart: a disk delivers them much sooner when all are asked for at once than one after another, each with its
+     * surroundings. */
     for (uint64_t i = 0; i < tensors; i++)
         if (!vectors_only || is_vector(gguf_tensor_at(gguf, i))) fetch_tensor(gguf_tensor_at(gguf, i));
     for (uint64_t i = 0; i < gguf_metadata_count(gguf); i++)

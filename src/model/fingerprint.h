@@ -1,4 +1,4 @@
-/* A model's fingerprint: ties a codebook to the weights that it was learned from. */
+/* Computes a model's fingerprint, which ties a codebook to the weights that it was learned from. */
 #ifndef TERSE_MODEL_FINGERPRINT_H
 #define TERSE_MODEL_FINGERPRINT_H
 
@@ -9,11 +9,12 @@
  * read of each tensor; docs/codebook-format.md defines it. */
 uint64_t model_fingerprint(const struct terse_model *model);
 
-/* The same but for the types and bytes of tensors that are not vectors. Quantization leaves vectors (norms, biases) alone, so all files of a
- * model have this number in common, whatever they are quantized to, and a model trained further has another. */
+/* Does the same without the types and bytes of tensors that are not vectors. Quantization leaves vectors (norms, biases) alone, so
+ * all files of a model have this number in common, whatever they are quantized to, and a model trained further has another. */
 uint64_t model_norms_fingerprint(const struct terse_model *model);
 
-/* Returns the rotation's fingerprint, which is added to both where that is not as its file says (struct terse_model_options). */
+/* Returns the fingerprint of the rotation, which is added to both where the rotation is not the file's (struct
+ * terse_model_options). */
 uint64_t model_rotation_fingerprint(const struct terse_model *model);
 
 #endif

@@ -1,4 +1,4 @@
-/* A model: weights, shape, tokenizer; immutable after load. */
+/* Declares a model: weights, shape and tokenizer, immutable after loading. */
 #ifndef TERSE_MODEL_MODEL_H
 #define TERSE_MODEL_MODEL_H
 
@@ -7,7 +7,7 @@
 #include "model/rope.h"
 #include "text/tokenizer.h"
 
-/* A linear layer as stored: out[rows] = w in[columns] + bias. */
+/* A matrix is a linear layer as stored: out[rows] = w in[columns] + bias. */
 struct matrix {
     const void *data; /* NULL: the model has no such tensor */
     enum tensor_type type;
@@ -16,7 +16,7 @@ struct matrix {
     const float *bias; /* [rows], or NULL */
 };
 
-/* Returns some rows of a matrix, where they lie. */
+/* Returns rows of a matrix, where they lie. */
 static inline struct matrix matrix_rows(const struct matrix *matrix, uint32_t first, uint32_t rows) {
     struct matrix part = *matrix;
     part.data = (const char *)matrix->data + (size_t)first * matrix->row_bytes;
@@ -97,7 +97,7 @@ struct terse_model {
     void *vectors; /* the memory of all converted vectors, of rotation frequencies, of slopes and of layer_order */
 };
 
-/* These numbers name places in the model: the input of layer 0, the output of a layer, the logits. */
+/* These numbers name places in the model: the input of layer 0, the output of a layer, and the logits. */
 #define MODEL_EMBEDDINGS 0
 #define MODEL_BEHIND(layer) ((layer) + 1)
 #define MODEL_OUTPUT(model) ((model)->layers + 1)
@@ -106,7 +106,7 @@ struct terse_model {
 static inline size_t model_query_width(const struct terse_model *model) { return (size_t)model->query_heads * model->head_dim; }
 static inline size_t model_kv_width(const struct terse_model *model) { return (size_t)model->kv_heads * model->head_dim; }
 
-/* The rotation of a sequence of up to `context` tokens. */
+/* Returns the rotation of a sequence of up to `context` tokens. */
 static inline const struct rope *model_rope(const struct terse_model *model, uint32_t context) {
     return model->rope_context && context > model->rope_context ? &model->long_rope : &model->rope;
 }
@@ -118,12 +118,12 @@ static inline bool model_slides(const struct terse_model *model, uint32_t layer)
     return !model->layer_order && model->sliding;
 }
 
-/* Returns whether what attention adds to the residual stream goes through a norm first, in all layers alike. */
+/* Returns whether the output of attention goes through a norm before it is added to the residual stream, in all layers alike. */
 static inline bool model_normalizes_attention(const struct terse_model *model) {
     return model->layers && model->layer[0].attention_post_norm.gain;
 }
 
-/* Returns TERSE_E_FORMAT: NaN or infinite numbers, of which those at `place` were seen first. */
+/* Returns TERSE_E_FORMAT with the message that numbers at `place` were the first that are NaN or infinite. */
 enum terse_status model_not_finite(const struct terse_model *model, uint32_t place, struct terse_error *error);
 
 /* Loads a model from the contents of a GGUF file, data[size], which are `file`'s or, where that is empty, the caller's; the model takes

@@ -1,4 +1,4 @@
-/* The public functions of terse.h that take a model and concern only its tokenizer. */
+/* Implements the public functions of terse.h that take a model and concern only its tokenizer. */
 #include "model/model.h"
 #include "text/chat.h"
 #include "text/detokenizer.h"

@@ -1,4 +1,4 @@
-/* Numbers that are none: a model that is damaged says so wherever it is computed. */
+/* Reports numbers that are not finite: a damaged model says so wherever it is computed. */
 #include "model/model.h"
 
 #include "base/status.h"

@@ -1,4 +1,4 @@
-/* Angles of the rotary embedding and their application to rows of heads. rope_scaling.c computes the frequencies. */
+/* Computes angles of the rotary embedding and applies them to rows of heads. rope_scaling.c computes the frequencies. */
 #include "model/rope.h"
 
 #include <math.h>
@@ -6,8 +6,8 @@
 
 void rope_angles(const struct rope *rope, int64_t position, float *cosine, float *sine) {
     for (uint32_t i = 0; i < rope->n_rot / 2; i++) {
-        /* The product of a 24-bit frequency and a position up to 1e9 needs 54 bits, so the double `angle` may lose `rest`
-         * (up to 1e-7 radians); it enters by the first-order term, the second being below 1e-14. */
+        /* The product of a 24-bit frequency and a position up to 1e9 needs 54 bits, so the double `angle` may lose `rest` (up to
+         * 1e-7 radians). It enters by the first-order term; the second is below 1e-14. */
         double offset = (double)position, frequency = rope->frequency[i];
         double angle = offset * frequency;
         double rest = fma(offset, frequency, -angle);

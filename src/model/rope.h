@@ -1,11 +1,10 @@
-/* Rotary position embedding of one head: which channels pair up, how fast each pair rotates.
+/* Applies the rotary position embedding of one head: which channels pair up, how fast each pair rotates.
  *
- * View a head as n_rot/2 complex numbers. Rotation at position t multiplies pair i by exp(j t frequency[i]); it is relative:
- * <R(p) q, R(t) k> depends only on p - t. So a reader may rotate the query instead of the key, and the keys of a page may be
- * rotated by their offsets within the page only. Channels past n_rot pass through.
- * The model builds this from its metadata (model/rope_scaling.c); here it is only applied.
- * Source: Su et al. 2021 (RoFormer), eq. 34; pairings as in GGUF: llama adjacent, qwen half-split.
- */
+ * View a head as n_rot/2 complex numbers. Rotation at position t multiplies pair i by exp(j t frequency[i]); it is relative: <R(p)
+ * q, R(t) k> depends only on p - t. So a reader may rotate the query instead of the key, and the keys of a page may be rotated by
+ * their offsets within the page only. Channels past n_rot pass through. The model builds this from its metadata
+ * (model/rope_scaling.c); here it is only applied. Source: Su et al. 2021 (RoFormer), eq. 34; pairings as in GGUF: llama adjacent,
+ * qwen half-split. */
 #ifndef TERSE_MODEL_ROPE_H
 #define TERSE_MODEL_ROPE_H
 

@@ -1,6 +1,6 @@
-/* Rotation frequencies from metadata. Linear: Chen et al. 2023; yarn: Peng et al. 2023, eq. 19 to 23, with the defaults that GGUF
- * files leave out (beta_fast 32, beta_slow 1); llama-3: a factor per pair, computed by the converter; longrope: Ding et al. 2024, two
- * searched ones per pair. */
+/* Computes rotation frequencies from metadata. Linear: Chen et al. 2023; yarn: Peng et al. 2023, eq. 19 to 23, with the defaults
+ * that GGUF files leave out (beta_fast 32, beta_slow 1); llama-3: a factor per pair, computed by the converter; longrope: Ding et
+ * al. 2024, two searched ones per pair. */
 #include "model/rope_scaling.h"
 #include "base/text.h"
 

@@ -1,4 +1,4 @@
-/* Loading a model: finds every tensor by name, checks its shape against the metadata, and points at it where it lies. Owns the
+/* Loads a model: finds every tensor by name, checks its shape against the metadata, and points at it where it lies. Owns the
  * mapping and the few vectors that had to be converted. */
 #include "base/half.h"
 #include "base/memory.h"
@@ -478,7 +478,8 @@ static enum terse_status load_positions(struct loader *l) {
 
 /* ---- All of it */
 
-/* Counts every vector of the file once, which bounds the memory by the file's size, whatever its metadata claims. */
+/* Allocates the vectors. It counts every vector of the file once, which bounds the memory by the file's size, whatever its metadata
+ * claims. */
 static enum terse_status allocate(struct loader *l) {
     struct terse_model *m = l->model;
     size_t floats = 2 * (size_t)m->rope.n_rot + m->query_heads + m->layers;
