@@ -1,4 +1,4 @@
-/* Finding and opening backends. */
+/* Finds and opens backends. */
 #define _GNU_SOURCE /* dladdr */
 #include "backend/plugin.h"
 
@@ -11,7 +11,7 @@
 
 #define PATH 4096
 
-/* The plug-ins of this project, in the order in which "gpu" asks for them: a row for each backend beside "cpu". */
+/* These are the plug-ins of this project, in the order in which "gpu" asks for them: a row for each backend beside "cpu". */
 static const char *const gpus[] = {"cuda"};
 
 #define NAME 32    /* bytes of a plug-in's name, with its end */
@@ -37,7 +37,7 @@ static void library_folder(char folder[PATH]) {
         snprintf(folder, PATH, ".");
 }
 
-/* The plug-in's file: of TERSE_PLUGIN_PATH alone, if that is set. */
+/* Finds the plug-in's file: in TERSE_PLUGIN_PATH alone, if that is set. */
 static bool find(const char *name, char path[PATH], char *folder) {
     const char *own = getenv("TERSE_PLUGIN_PATH");
     if (own)
@@ -77,7 +77,7 @@ static enum terse_status open_plugin(const char *name, const struct backend **ba
     return TERSE_OK;
 }
 
-/* Letters, digits and hyphens: a name is a part of a path. */
+/* Returns whether a name is of letters, digits and hyphens alone, since it becomes a part of a path. */
 static bool is_name(const char *name) {
     size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789-");
     return n && n < NAME && !name[n];

@@ -1,5 +1,6 @@
-/* A backend that is a shared object of its own, opened at run time: what it exports. It brings its own copies of what backends share (src/base,
- * format, method, kv), so that nothing but this one symbol goes between; so it is of the library's very version. */
+/* A plug-in is a backend that is a shared object of its own, opened at run time; this is what it exports. It has its own copies of
+ * what backends share (src/base, format, method, kv), so that nothing but this one symbol goes between; therefore it must be of the
+ * library's very version. */
 #ifndef TERSE_BACKEND_PLUGIN_H
 #define TERSE_BACKEND_PLUGIN_H
 
@@ -11,7 +12,7 @@
 #define PLUGIN_SYMBOL "terse_backend_plugin"
 
 struct backend_plugin {
-    /* Differ where the two were not built together. */
+    /* These members differ where the two were not built together. */
     const char *version; /* PLUGIN_VERSION */
     size_t backend_bytes, executor_bytes, kv_bytes, cache_shape_bytes, method_bytes, model_bytes;
     const struct backend *backend;
@@ -23,8 +24,9 @@ struct backend_plugin {
             sizeof(struct method), sizeof(struct terse_model), table \
     }
 
-/* The backend of a name: "cpu"; "gpu", the first in `gpus` that there is; else a plug-in, libterse-NAME.so, opened when it is first asked for and
- * never closed. TERSE_E_ARGUMENT for what cannot be a name, TERSE_E_UNSUPPORTED says in one line what is missing. Thread-safe. */
+/* Finds the backend of a name: "cpu"; "gpu", the first in `gpus` that there is; else a plug-in, libterse-NAME.so, opened when it is
+ * first asked for and never closed. TERSE_E_ARGUMENT for what cannot be a name; TERSE_E_UNSUPPORTED says in one line what is
+ * missing. It is thread-safe. */
 enum terse_status backend_open(const char *name, const struct backend **backend, struct terse_error *error);
 
 #endif

@@ -1,4 +1,4 @@
-/* A token that may come next. */
+/* A candidate is a token that may come next. */
 #ifndef TERSE_ENGINE_CANDIDATE_H
 #define TERSE_ENGINE_CANDIDATE_H
 

@@ -1,4 +1,4 @@
-/* The inside of struct terse_engine: one model on one backend, and the threads that compute it. */
+/* Declares the inside of struct terse_engine: one model on one backend, and the threads that compute it. */
 #ifndef TERSE_ENGINE_ENGINE_H
 #define TERSE_ENGINE_ENGINE_H
 
@@ -6,7 +6,7 @@
 #include "base/thread_pool.h"
 #include "engine/prefix_index.h"
 
-/* Memory of a step of many sessions: step.c. */
+/* An engine_batch is the memory of a step of many sessions: step.c. */
 struct engine_batch {
     struct reading *readings; /* [capacity] */
     struct step_part *parts;  /* [capacity] */
@@ -27,8 +27,8 @@ struct terse_engine {
     struct kv_budget budget; /* of all its sessions' caches */
 };
 
-/* Does what terse_engine_new does on a backend of the caller's choice, of which it keeps a copy: another backend's tables, or a backend's with some
- * functions of one's own in front of them. */
+/* Does the same as terse_engine_new on a backend of the caller's choice, of which it keeps a copy: another backend's tables, or a
+ * backend's with some functions of one's own in front of them. */
 enum terse_status engine_new(const struct backend *backend, const struct terse_model *model,
                              const struct terse_engine_options *options, struct terse_engine **engine, struct terse_error *error);
 
@@ -40,8 +40,8 @@ enum terse_status engine_weight_profile(struct terse_engine *engine, const struc
 enum terse_status engine_run(struct terse_engine *engine, enum terse_status (*call)(void *user, struct terse_error *error),
                              void *user, struct terse_error *error);
 
-/* The same of a call that changes nothing when it fails: where memory was refused, the budget's or the system's, kept prefixes make room, the
- * least recently used first, and the call is made again, until none is left. */
+/* Does the same for a call that changes nothing when it fails. Where memory was refused, the budget's or the system's, it drops
+ * kept prefixes, the least recently used first, and makes the call again, until none is left. */
 enum terse_status engine_run_in_budget(struct terse_engine *engine,
                                        enum terse_status (*call)(void *user, struct terse_error *error), void *user,
                                        struct terse_error *error);

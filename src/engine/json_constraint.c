@@ -1,4 +1,4 @@
-/* Tokens as bytes of the text. */
+/* Feeds tokens to the JSON filter as bytes of the text. */
 #include "engine/json_constraint.h"
 
 #include <math.h>
@@ -30,7 +30,7 @@ void json_constraint_take(struct json_constraint *constraint, int32_t token) {
     constraint->left = !json_push(constraint->schema, &constraint->state, bytes, n);
 }
 
-/* Most tokens fail by their first byte, of which there are few kinds. */
+/* Finds which first bytes are allowed: most tokens fail by their first byte, of which there are few kinds. */
 static void find_first_bytes(const struct json_constraint *constraint, bool *allowed) {
     for (unsigned c = 0; c < 256; c++) {
         char byte = (char)(unsigned char)c;

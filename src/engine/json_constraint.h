@@ -1,4 +1,4 @@
-/* Sampling of JSON text alone: which tokens may come next. */
+/* Constrains sampling to JSON text: decides which tokens may come next. */
 #ifndef TERSE_ENGINE_JSON_CONSTRAINT_H
 #define TERSE_ENGINE_JSON_CONSTRAINT_H
 
@@ -13,11 +13,11 @@ struct json_constraint {
     bool left; /* tokens were appended that do not fit */
 };
 
-/* Begins a text. `schema`: as json_schema_new. A failure leaves the constraint as it was. */
+/* Begins a text. `schema` is json_schema_new's. A failure leaves the constraint as it was. */
 enum terse_status json_constraint_begin(struct json_constraint *constraint, const struct tokenizer *tokenizer, const char *schema,
                                         struct terse_error *error);
 void json_constraint_end(struct json_constraint *constraint);
-/* One more at the same place of the same text; `from` may be no constraint. */
+/* Returns one more constraint at the same place of the same text; `from` may be no constraint. */
 struct json_constraint json_constraint_fork(const struct json_constraint *from);
 /* Takes note of a token that was appended. */
 void json_constraint_take(struct json_constraint *constraint, int32_t token);

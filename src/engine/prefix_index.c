@@ -1,5 +1,5 @@
-/* The prefixes of an engine. They are few, each as large as a cache, so they are looked through one after another: to compare 32,768 tokens
- * takes microseconds, where reading them takes seconds. */
+/* Holds the prefixes of an engine. They are few, each as large as a cache, so they are looked through one after another: comparing
+ * 32,768 tokens takes microseconds, reading them takes seconds. */
 #include "engine/prefix_index.h"
 
 #include "base/memory.h"
@@ -60,8 +60,9 @@ static size_t common(const int32_t *a, size_t n_a, const int32_t *b, size_t n_b)
     return n;
 }
 
-/* Returns how many of the prompt tokens[n] the prefix serves, but for the last one. A whole sequence goes on whatever its method. Of a part
- * only what one exact prefill has read is what another prompt's would be: later tokens have read the cache, not the rows. */
+/* Returns how many of the prompt tokens[n], but for the last one, the prefix serves. A whole sequence goes on whatever its method.
+ * Of a part of it only the tokens of one exact prefill are what another prompt's would be: later tokens have read the cache, not
+ * the rows. */
 static size_t serves(const struct prefix *p, const struct kv_ops *kv, const int32_t *tokens, size_t n) {
     size_t alike = common(p->tokens, p->n, tokens, n - 1);
     if (alike == p->n) return alike;

@@ -1,5 +1,5 @@
-/* Prefix caching: an engine keeps forks of sequences' caches, found by their tokens, for sessions that begin alike. session_prefix.c makes and uses
- * them. */
+/* Implements prefix caching: an engine keeps forks of sequences' caches, found by their tokens, for sessions that begin alike.
+ * session_prefix.c makes and uses them. */
 #ifndef TERSE_ENGINE_PREFIX_INDEX_H
 #define TERSE_ENGINE_PREFIX_INDEX_H
 
@@ -27,21 +27,22 @@ struct prefix_index {
     uint64_t clock; /* counts uses */
 };
 
-/* Reserves memory for `most` prefixes, where there is none yet. */
+/* Reserves memory for `most` prefixes, unless the index has memory. */
 enum terse_status prefix_index_reserve(struct prefix_index *index, size_t most, struct terse_error *error);
 
-/* `prefix` becomes the one most recently used: in place of one of the same tokens and kind, or of the least recently used where there is no room
- * for more. */
+/* Adds `prefix` as the one most recently used. It replaces one of the same tokens and kind, or the least recently used one where
+ * there is no room for more. */
 void prefix_index_keep(struct prefix_index *index, const struct kv_ops *kv, struct prefix *prefix);
 
-/* Returns the prefix of this kind that serves most of the prompt tokens[n], *held < n of them; NULL: none serves any. Stays the index's own. */
+/* Returns the prefix of this kind that serves most of the prompt tokens[n], *held < n of them; NULL: none serves any. The index
+ * owns it. */
 const struct prefix *prefix_index_find(struct prefix_index *index, const struct kv_ops *kv, const struct prefix_kind *kind,
                                        const int32_t *tokens, size_t n, size_t *held);
 
-/* Forgets the least recently used; false: there is none. */
+/* Forgets the least recently used prefix; returns false when there is none. */
 bool prefix_index_drop_oldest(struct prefix_index *index, const struct kv_ops *kv);
 void prefix_free(struct prefix *prefix, const struct kv_ops *kv);
-/* Forgets all, and gives the index's memory back. */
+/* Forgets all prefixes, and frees the index's memory. */
 void prefix_index_clear(struct prefix_index *index, const struct kv_ops *kv);
 
 #endif

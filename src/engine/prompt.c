@@ -1,5 +1,5 @@
-/* Prompts: the steps of a prefill mode, one after another, each by pieces beside the steps of other sessions (chunked prefill). The engine's
- * backend computes, on the engine's driver thread. */
+/* Reads prompts: the steps of a prefill mode, one after another, each by pieces beside the steps of other sessions (chunked
+ * prefill). The engine's backend computes, on the engine's driver thread. */
 #include "engine/prompt.h"
 
 #include "base/clock.h"

@@ -1,5 +1,5 @@
-/* A prompt under way: tokens of one session that go through the model piece by piece, between which others may decode.
- * terse_session_prefill is one that goes to its end at once. */
+/* A prompt under way is tokens of one session that go through the model piece by piece; between two pieces other sessions may
+ * decode. terse_session_prefill runs one to its end at once. */
 #ifndef TERSE_ENGINE_PROMPT_H
 #define TERSE_ENGINE_PROMPT_H
 
@@ -14,8 +14,8 @@ struct prompt {
     uint64_t turn;     /* of the engine's turns the last that was this prompt's: step.c */
 };
 
-/* Does the next piece of the work, of the length of executor_ops.advance; on the engine's driver thread. With the last piece, and with a failure,
- * which leaves the session as it was before the prompt, session->prompt becomes NULL. */
+/* Does the next piece of the work, as long as one of executor_ops.advance, on the engine's driver thread. With the last piece, and
+ * with a failure, which leaves the session as it was before the prompt, session->prompt becomes NULL. */
 enum terse_status prompt_advance(struct terse_session *session, struct terse_error *error);
 
 #endif

@@ -1,4 +1,5 @@
-/* Readings: their tokens as parts of steps, rows of logits handed to the caller's thread, and the way back. */
+/* Implements readings: makes their tokens parts of steps, hands rows of logits to the caller's thread, and undoes what is broken
+ * off. */
 #include "engine/reading.h"
 
 #include <inttypes.h>

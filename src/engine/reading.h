@@ -1,5 +1,5 @@
-/* A reading is what a session reads in one call: tokens that go through the model, in one step or several, and become part of the session when
- * all have; a reading that is broken off leaves the session as it was. */
+/* A reading is the tokens that a session reads in one call. They go through the model in one step or several, and become part of
+ * the session when all have; a reading that is broken off leaves the session as it was. */
 #ifndef TERSE_ENGINE_READING_H
 #define TERSE_ENGINE_READING_H
 
@@ -17,7 +17,7 @@ struct reading {
 /* Checks that the session may read now: no prompt is under way, there are tokens, all of the vocabulary. */
 enum terse_status reading_check(const struct terse_session *session, const int32_t *tokens, size_t n, struct terse_error *error);
 
-/* The reading's tokens from r->first on, `count` of them, as a part of a step: the reading must outlive the step. */
+/* Returns the reading's tokens from r->first on, `count` of them, as a part of a step; the reading must outlive the step. */
 struct step_part reading_part(struct reading *r, enum cache_step_kind kind, size_t count);
 
 /* Keeps the cache as it is, for reading_end of a reading that may be broken off. */
@@ -28,7 +28,7 @@ void reading_end(const struct reading *r, bool failed);
 /* Makes what was read part of the session. */
 void reading_take(const struct reading *r);
 
-/* TERSE_E_INTERRUPTED if the session was cancelled, which is forgotten by that. */
+/* Returns TERSE_E_INTERRUPTED if the session was cancelled, and forgets the cancelling. */
 enum terse_status reading_check_cancelled(const struct reading *r, struct terse_error *error);
 
 #endif

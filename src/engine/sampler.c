@@ -1,4 +1,4 @@
-/* Sampling: the usual chain of filters over sorted candidates. Owns the random numbers of a session. */
+/* Samples by the usual chain of filters over sorted candidates. Owns the random numbers of a session. */
 #include "engine/sampler.h"
 
 #include "base/memory.h"
@@ -120,7 +120,8 @@ static void select_best(struct candidate *c, uint32_t n, uint32_t k) {
     }
 }
 
-/* Returns the token's candidate among c[n], in order of their tokens, which are all where n is the vocabulary; NULL: it is not one. */
+/* Returns the token's candidate among c[n], which are in order of their tokens, and all tokens where n is the vocabulary; NULL when
+ * it is not among them. */
 static struct candidate *find(const struct sampler *sampler, struct candidate *c, uint32_t n, int32_t token) {
     uint32_t low = 0, high = n;
     if (n == sampler->vocabulary) return &c[token];
@@ -201,8 +202,9 @@ static uint32_t count_min_p(const struct candidate *sorted, uint32_t n, double m
     return kept;
 }
 
-/* Chooses among c[n], in order of their tokens, which are all of the vocabulary or those with the highest logits, their logits having come down
- * from what they were: then no other token's is above `floor`. false: the others may matter. */
+/* Chooses among c[n], which are in order of their tokens: all of the vocabulary, or those with the highest logits. In the latter
+ * case biases and penalties have only lowered logits, so that no other token's is above `floor`. Returns false where the others may
+ * matter. */
 static bool choose(struct sampler *sampler, uint32_t n, float floor, int32_t *token) {
     const struct terse_sampling *s = &sampler->settings;
     struct candidate *c = sampler->candidates;
@@ -220,7 +222,7 @@ static bool choose(struct sampler *sampler, uint32_t n, float floor, int32_t *to
     }
     qsort(c, n, sizeof *c, by_logit);
     if (filters_k && !all && !(c[n - 1].logit > floor)) return false;
-    /* without top-k the first filter must be the one that drops all the others */
+    /* Without top-k the first filter must be the one that drops all the others. */
     if (!filters_k && !all && !(exp((double)floor - (double)c[0].logit) < (double)s->min_p)) return false;
     if (s->typical_p < 1) n = keep_typical(c, n, (double)s->typical_p);
     if (s->top_p < 1) n = count_top_p(c, n, (double)s->top_p);
@@ -258,7 +260,7 @@ int32_t sampler_choose(struct sampler *sampler, const float *logits) {
     return token;
 }
 
-/* Returns whether biases and penalties bring no token up: those that are not among the likeliest stay below. */
+/* Returns whether biases and penalties raise no token, so that those that are not among the likeliest stay below. */
 static bool only_lowers(const struct sampler *sampler) {
     const struct terse_sampling *s = &sampler->settings;
     for (size_t i = 0; i < s->n_biases; i++)

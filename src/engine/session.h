@@ -1,6 +1,7 @@
-/* The inside of struct terse_session: one sequence with its cache, its tokens and its sampler. prompt.c and step.c read, session.c
- * samples; session_state.c truncates and forks, session_prefix.c begins where others have been, session_file.c saves and loads. All use
- * session_check.c, which says whether a session may read, and session_tokens.c, which has the memory of its tokens and logits. */
+/* Declares the inside of struct terse_session: one sequence with its cache, its tokens and its sampler. prompt.c and step.c read,
+ * session.c samples; session_state.c truncates and forks, session_prefix.c begins where others have been, session_file.c saves and
+ * loads. All use session_check.c, which says whether a session may read, and session_tokens.c, which has the memory of its tokens
+ * and logits. */
 #ifndef TERSE_ENGINE_SESSION_H
 #define TERSE_ENGINE_SESSION_H
 
@@ -23,7 +24,7 @@ struct terse_session {
     float *logits;      /* [vocabulary] */
     float *next_logits; /* [vocabulary] of the step in progress: the two change places when it has succeeded */
     bool has_logits;
-    /* Where the backend holds logits instead; they change places as well. */
+    /* The backend may hold the logits instead; these two change places as well. */
     struct device_logits held, next_held;
     bool logits_held;  /* the logits are those of `held`, and not in `logits` yet */
     bool logits_asked; /* since the last step all of them were wanted here: the next step brings them */
@@ -32,10 +33,10 @@ struct terse_session {
     size_t first_prompt;   /* of them read by one exact prefill of an empty session */
     bool in_batch;         /* while a step's items are checked: this one was seen */
     struct prompt *prompt; /* under way; NULL: none is */
-    /* The cache as it was, for a reading that may be broken off; NULL outside of one, or where there were no tokens. */
+    /* This is the cache as it was, for a reading that may be broken off; NULL outside a reading, or where there were no tokens. */
     struct cache *before;
-    /* The failure of a decoding step over numbers that were not finite, which left some layers' caches within it: all is refused so until a reset.
-     * TERSE_OK: there was none. */
+    /* A decoding step failed so over numbers that were not finite, which left some layers' caches within the step: every call is
+     * refused with this failure until a reset. TERSE_OK: there was none. */
     struct terse_error damaged;
     atomic_bool cancelled;
 };
@@ -46,7 +47,7 @@ static inline const struct kv_ops *kv_of(const struct terse_session *s) { return
 /* Checks that a prompt of n tokens more fits the engine's budget, by what kv_ops.predict says of a cache of that length: asked before a long
  * prompt is read. Steps take what they need themselves, and fail where it is not left. */
 enum terse_status session_admit(const struct terse_session *session, size_t n, struct terse_error *error);
-/* Returns the hash of its codebook, or of the profile in its place; 0: the method needs none. */
+/* Returns the hash of the session's codebook, or of the profile in its place; 0 when the method needs none. */
 static inline uint64_t session_codebook_hash(const struct terse_session *s) {
     return s->method.learned ? codebook_hash(s->method.learned) : 0;
 }
@@ -54,25 +55,25 @@ static inline uint64_t session_codebook_hash(const struct terse_session *s) {
 /* Writes what the numbers in its cache depend on beside the model and the codebook: the method's identity, and which of the model's rotations. */
 void session_identity(const struct terse_session *session, char text[METHOD_IDENTITY]);
 
-/* Checks that no prompt is under way and the session is not damaged, or most calls are refused. */
+/* Checks that no prompt is under way and the session is not damaged; otherwise most calls are refused. */
 enum terse_status session_check_idle(const struct terse_session *session, struct terse_error *error);
 /* Breaks off the prompt that may be under way, which leaves the session as it was before; not on the driver thread. */
 void session_drop_prompt(struct terse_session *session);
 
-/* Memory for a new session's logits; after a failure, too, session_free_logits releases it. */
+/* Allocates memory for a new session's logits; session_free_logits releases it, also after a failure. */
 enum terse_status session_make_logits(struct terse_session *session, struct terse_error *error);
 void session_free_logits(struct terse_session *session);
-/* Brings the logits, if there are any, to session->logits: those that the device holds come when they are first asked for. May be called on any
- * thread that has the session. */
+/* Copies the logits, if there are any, to session->logits: those that the device holds are copied when they are first asked for.
+ * Any thread that has the session may call it. */
 enum terse_status session_fetch_logits(const struct terse_session *session, struct terse_error *error);
-/* Memory for n tokens more; session_add_tokens, which fails not, then takes them. */
+/* Reserves memory for n tokens more; session_add_tokens, which does not fail, then takes them. */
 enum terse_status session_reserve_tokens(struct terse_session *session, size_t n, struct terse_error *error);
-/* tokens[n], which the cache has taken and which may lie behind the session's own; NULL: SESSION_NO_TOKEN each. */
+/* Adds tokens[n], which the cache has taken and which may lie behind the session's own; NULL: SESSION_NO_TOKEN each. */
 void session_add_tokens(struct terse_session *session, const int32_t *tokens, size_t n);
 /* Shows the sampler the first n_tokens tokens and no others. */
 void session_remember_tokens(struct terse_session *session);
-/* Checks that n tokens more fit the context, of which `together` are read in one step. Methods that evict read at positions by index, so for
- * them it is what they keep that must fit beside a step, not the whole sequence. */
+/* Checks that n tokens more fit the context, of which `together` are read in one step. Methods that evict read at positions by
+ * index: for them the tokens that they keep must fit beside a step, not the whole sequence. */
 enum terse_status session_check_room(const struct terse_session *session, size_t n, size_t together, struct terse_error *error);
 
 #endif

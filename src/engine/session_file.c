@@ -1,5 +1,5 @@
-/* Saving and loading sessions: docs/state-format.md. Owns the sections of session, tokens and logits, and whether a file fits; leaves the
- * container to kv/state_file.c and the cache's sections to the backend. */
+/* Saves and loads sessions: docs/state-format.md. Owns the sections of session, tokens and logits, and decides whether a file fits;
+ * kv/state_file.c handles the container, and the backend the cache's sections. */
 #include "engine/session_file.h"
 
 #include "base/finite.h"
@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* As it lies in the file, little-endian; the biases follow. */
+/* A saved_session lies so in the file, little-endian; the biases follow. */
 struct saved_session {
     float temperature, typical_p, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
     uint32_t top_k, repeat_last, n_biases;

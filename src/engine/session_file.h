@@ -1,4 +1,4 @@
-/* Sessions and saved states: terse_session_save and terse_session_load in terse.h, and loading from a file that is open. */
+/* Saves and loads sessions: terse_session_save and terse_session_load of terse.h, and loading from a file that is open. */
 #ifndef TERSE_ENGINE_SESSION_FILE_H
 #define TERSE_ENGINE_SESSION_FILE_H
 

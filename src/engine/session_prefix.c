@@ -1,4 +1,4 @@
-/* Sessions that begin where others have been: kept by the engine, found by their tokens. */
+/* Lets sessions begin where others have been: the engine keeps prefixes and finds them by their tokens. */
 #include "base/memory.h"
 #include "engine/session.h"
 

@@ -1,5 +1,5 @@
-/* A session as a whole: cut short, and made into two. Owns what that means for tokens, sampler and logits; the backend knows what it means for
- * the cache. */
+/* Truncates and forks a session as a whole. Owns what that means for tokens, sampler and logits; the backend knows what it means
+ * for the cache. */
 #include "engine/session.h"
 
 #include <stdlib.h>
@@ -17,7 +17,8 @@ static enum terse_status truncate_cache(void *user, struct terse_error *error) {
     return kv_of(t->session)->truncate(t->session->cache, t->n, error);
 }
 
-/* Puts an empty cache in the place of the one that there is, whose memory is freed before the other's counts: so the budget cannot refuse it. */
+/* Replaces the cache by an empty one, and frees the old one's memory before the new one's counts, so that the budget cannot refuse
+ * it. */
 static enum terse_status empty_cache(void *user, struct terse_error *error) {
     struct terse_session *s = user;
     const struct kv_ops *kv = kv_of(s);

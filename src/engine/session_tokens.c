@@ -1,4 +1,4 @@
-/* The memory of a session's tokens and logits. */
+/* Allocates the memory of a session's tokens and logits. */
 #include "base/memory.h"
 #include "engine/session.h"
 

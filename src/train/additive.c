@@ -1,7 +1,8 @@
-/* Codebooks of sums: the start and the alternation of codes and rows. The search for codes is that of backend/cpu/codec/binary_code_search.h.
+/* Fits codebooks of sums: the start and the alternation of codes and rows. backend/cpu/codec/binary_code_search.h searches for
+ * codes.
  *
- * Points are cut into slices that do not depend on the number of threads; each slice has sums of its own, which are added in order.
- */
+ * Points are cut into slices that do not depend on the number of threads; each slice has sums of its own, which are added in
+ * order. */
 #include "train/additive.h"
 
 #include "backend/cpu/codec/binary_code_search.h"
@@ -31,7 +32,7 @@ struct additive_options additive_options_defaults(void) {
 
 /* ---- Rows for given codes --------------------------------------------------------------------------------------------------- */
 
-/* The lower factor of A = L L^T, in place of A's lower half. */
+/* Computes the lower factor of A = L L^T, in place of A's lower half. */
 static void factor(double *a, size_t n) {
     for (size_t j = 0; j < n; j++) {
         for (size_t i = j; i < n; i++) {
@@ -65,7 +66,7 @@ void additive_solve(size_t n, size_t d, double *normal, double *right, double ri
 
 /* ---- Memory ----------------------------------------------------------------------------------------------------------------- */
 
-/* The sums of one slice, and its scratch. */
+/* A slice holds the sums of some of the points, and its scratch. */
 struct slice {
     double *normal, *right; /* [codes][codes], [codes][channels] */
     float *s, *weighted;    /* [CHUNK][codes] */
@@ -132,7 +133,8 @@ static enum terse_status fit_new(struct fit *f, struct terse_error *error) {
 
 enum finding { BY_SEARCH, BY_DIRECTIONS };
 
-/* Codes first to used - 1 of a chunk: on which side of each direction lies what the codes before leave. */
+/* Finds codes first to used - 1 of a chunk: each says on which side of its direction the remainder lies that the codes before
+ * leave. */
 static void find_by_directions(const struct fit *f, struct slice *s, const float *rows, size_t count, size_t first, uint8_t *bits) {
     size_t d = f->d, n = f->used - first;
     gemm(false, count, d, first, s->s, f->used, f->C, d, false, s->sums, d);
@@ -146,7 +148,7 @@ static void find_by_directions(const struct fit *f, struct slice *s, const float
             if (s->weighted[r * n + i] > 0) bits[(r * f->codes + first + i) / 8] |= (uint8_t)(1u << (first + i) % 8);
 }
 
-/* s[count][used] */
+/* Writes the bits as numbers s[count][used]. */
 static void spread_bits(const struct fit *f, const uint8_t *bits, size_t count, float *to) {
     for (size_t r = 0; r < count; r++, bits += f->codes / 8)
         for (size_t i = 0; i < f->used; i++) *to++ = (float)(bits[i / 8] >> i % 8 & 1);
@@ -171,7 +173,8 @@ static double chunk_error(const struct fit *f, const float *sums, size_t first, 
     return error;
 }
 
-/* Points [first, first + count) of those looked at: codes by C as it is, their error, and what the next C is the solution of. */
+/* Takes points [first, first + count) of those looked at: finds their codes by C as it is, and adds their error and what the next C
+ * is computed from. */
 static void pass_chunk(const struct fit *f, enum finding finding, size_t before, struct slice *s, size_t first, size_t count) {
     const struct additive_points *p = f->points;
     size_t stride = f->every * p->stride;
@@ -197,7 +200,7 @@ static void pass_chunk(const struct fit *f, enum finding finding, size_t before,
     add_products(s->products, n * d, s->right);
 }
 
-/* Returns the error of C; the sums of all slices are the first one's then. */
+/* Returns the error of C. The sums of all slices are then in the first one. */
 static double sweep(struct fit *f, enum finding finding, size_t before) {
     size_t n = (f->points->n + f->every - 1) / f->every;
     double error = 0;
@@ -226,8 +229,9 @@ static void update(struct fit *f) {
     additive_solve(f->used, f->d, normal, f->slice[0].right, fmax(RIDGE * mass, RIDGE * 1e-3 * f->weight), f->C);
 }
 
-/* ---- The start: codes are the sides of random directions, at right angles to each other, on which points lie, then those on
- * which what these leave does; so each bit is set for half of the points, and together the bits tell them apart. */
+/* ---- The start: a code says on which side of a random direction a point lies, with all directions at right angles to each other;
+ * further codes do the same for what the first ones leave. So each bit is set for half of the points, and together the bits tell
+ * them apart. */
 
 static double normal_number(uint64_t *state) {
     double radius = sqrt(-2 * log(1 - random_uniform(random_next(state))));

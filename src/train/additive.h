@@ -1,12 +1,11 @@
-/* Codebooks of sums: rows C [codes][channels] of which each point is the sum of some, s C with s in {0, 1}^codes (additive
- * quantization, Babenko and Lempitsky 2014; for values, CommVQ, Li et al. 2025, section 4.1), fitted by alternation:
+/* Fits codebooks of sums: rows C [codes][channels], of which each point is the sum of some, s C with s in {0, 1}^codes (additive
+ * quantization, Babenko and Lempitsky 2014; for values, CommVQ, Li et al. 2025, section 4.1). It alternates between
  *
  *     codes   s of each point by the search of backend/cpu/codec/binary_code_search.h, which encoding uses too
  *     rows    minimize sum w |x - s C|^2 over C: (S^T W S) C = S^T W X, in double precision with a ridge that holds on to the last C
  *
  * The result depends on the points, the options and the kind of processor, not on the number of threads: the calling thread's
- * OpenMP team is used, one thread inside a parallel region.
- */
+ * OpenMP team is used, one thread inside a parallel region. */
 #ifndef TERSE_TRAIN_ADDITIVE_H
 #define TERSE_TRAIN_ADDITIVE_H
 
@@ -32,16 +31,16 @@ struct additive_result {
     double effective_samples; /* (sum w)^2 / sum w^2 */
 };
 
-/* Writes C[codes][channels], the best that was met, finite, and to errors[iterations + 1], unless NULL, `error` before each iteration
- * and after the last; where there are many points, the first iterations look at some of them, and their errors are of those. `result`
- * may be NULL. TERSE_E_ARGUMENT for points beyond what is said above, channels beyond 256 and codes beyond the search's. After a
- * failure C means nothing. */
+/* Writes the best C[codes][channels] that was met, which is finite, and to errors[iterations + 1], unless NULL, the `error` before
+ * each iteration and after the last. Where there are many points, the first iterations look at some of them, and their errors are
+ * of those. `result` may be NULL. TERSE_E_ARGUMENT for points beyond what is said above, channels beyond 256 and codes beyond the
+ * search's. After a failure C means nothing. */
 enum terse_status additive_fit(const struct additive_points *points, size_t channels, size_t codes,
                                const struct additive_options *options, float *C, double *errors, struct additive_result *result,
                                struct terse_error *error);
 
-/* The least squares, declared for tests: normal[n][n] = S^T W S, whose lower half is read and lost, and C[n][d], which holds the last rows
- * and gets the new ones, from right[n][d] = S^T W X, which is lost. */
+/* Solves the least squares; it is declared for tests. normal[n][n] = S^T W S, whose lower half is read, and right[n][d] = S^T W X
+ * are overwritten. C[n][d] holds the last rows and gets the new ones. */
 void additive_solve(size_t n, size_t d, double *normal, double *right, double ridge, float *C);
 
 #endif

@@ -1,10 +1,9 @@
-/* The backward pass: the order of the work and its memory. The gradients of single operations are in backward_ops.c, those of attention
- * in backward_attention.c.
+/* Runs the backward pass: the order of the work and its memory. The gradients of single operations are in backward_ops.c, those of
+ * attention in backward_attention.c.
  *
- * One sweep forward, then back layer by layer. Wide rows (feed-forward, logits) are computed in panels of tokens; queries, keys and
- * values of a layer exist for the whole window. Without gradients there is only the forward sweep, each layer in the memory of the
- * one before, as far as the keys and values of the last.
- */
+ * It sweeps forward once, then back layer by layer. Wide rows (feed-forward, logits) are computed in panels of tokens; queries,
+ * keys and values of a layer exist for the whole window. Without gradients there is only the forward sweep, each layer in the
+ * memory of the one before, as far as the keys and values of the last. */
 #include "train/backward.h"
 
 #include "backend/cpu/gemm.h"
@@ -28,16 +27,17 @@
 #define PANEL_TOKENS 512               /* enough that dequantizing the weights once per panel costs little */
 #define LOGIT_BYTES ((size_t)32 << 20) /* of a panel of logits, unless that were fewer tokens than */
 #define LOGIT_TOKENS 64
-/* The memory for rows that stay in it, which saves the backward sweep the products that make them again, a seventh of all work: as many layers
- * stay as fit. Their number depends only on shapes, and changes no bit of the results. */
+/* Rows kept in this memory save the backward sweep the products that would compute them again, a seventh of all work: as many
+ * layers are kept as fit. Their number depends only on shapes, and changes no bit of the results. */
 #define STAYING_BYTES ((size_t)512 << 20)
 
-/* The rows of a layer's forward sweep that its backward sweep needs. Those of the last layers stay, those of the others are made again. */
+/* The backward sweep needs these rows of a layer's forward sweep. Those of the last layers are kept, those of the others are
+ * computed again. */
 struct rows {
     float *q;                 /* [n][Hq][hd], rotated; dL/dq in the end */
     float *k, *k_rotated, *v; /* [n][Hk][hd] */
     float *raw_q, *raw_k;     /* before the norm of heads; where there is one, or a clamp */
-    /* These are of a panel alone where the layer's rows do not stay. */
+    /* These rows are of a panel alone where the layer's rows are not kept. */
     float *state; /* [n][width], past attention */
     float *merged,
         *fed; /* [n][width], what attention and the feed-forward layer add, before the norms of that, where there are any */
@@ -92,7 +92,7 @@ static size_t added_width(const struct terse_model *m) { return m->architecture-
 
 static bool stays(const struct backward *b, uint32_t layer) { return b->model->layers - layer <= b->staying; }
 
-/* A layer's rows; of those that may be a panel's, the tokens from `first` on. */
+/* Returns a layer's rows; of those that may be a panel's, the tokens from `first` on. */
 static struct rows rows_of(const struct backward *b, uint32_t layer, size_t first) {
     const struct terse_model *m = b->model;
     const struct rows *all = &b->rows;
@@ -162,7 +162,7 @@ static void release(struct backward *b) {
 static enum terse_status allocate(struct backward *b, struct terse_error *error) {
     const struct terse_model *m = b->model;
     size_t n = b->tokens, panel = size_min(n, PANEL_TOKENS);
-    /* only the backward sweep needs these */
+    /* Only the backward sweep needs these. */
     size_t kept = b->gradients ? m->layers : 1, back = b->gradients ? n : 0, back_panel = b->gradients ? panel : 0;
     bool others = b->staying < m->layers;
     size_t rows = (b->staying + others) * n, panel_rows = b->staying * n + (others ? panel : 0);
@@ -269,7 +269,7 @@ static void copy_rows(float *to, const float *from, size_t n, size_t width) {
     for (size_t t = 0; t < n; t++) memcpy(to + t * width, from + t * width, width * sizeof *to);
 }
 
-/* The norm of heads; without one what was kept raw is copied. */
+/* Applies the norm of heads; without a norm it copies the raw rows. */
 static void after_projection(const struct norm *norm, const float *raw, float *out, size_t heads, size_t head_dim) {
     if (norm->gain)
         norm_rows(norm, raw, out, heads, head_dim);
@@ -277,7 +277,7 @@ static void after_projection(const struct norm *norm, const float *raw, float *o
         copy_rows(out, raw, heads, head_dim);
 }
 
-/* Queries (rotated), keys (as they are and rotated) and values of a layer. */
+/* Computes queries (rotated), keys (as they are and rotated) and values of a layer. */
 static void project(struct backward *b, uint32_t index, size_t n) {
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[index];
@@ -300,14 +300,14 @@ static void project(struct backward *b, uint32_t index, size_t n) {
     rotate(b, index, WINDOW_TURN_ROWS, rows.k_rotated, n, m->kv_heads);
 }
 
-/* normed[count][width] of a panel: what `w` makes of x, and then the norm of it; `raw` keeps what that is of. */
+/* Computes normed[count][width] of a panel: the norm of w x. `raw` keeps w x. */
 static void make_added(struct backward *b, const struct matrix *w, const struct norm *post, const float *x, float *raw,
                        size_t count) {
     linear(&(struct linear_op){w, post->gain ? raw : b->normed}, 1, x, count, b->scratch);
     if (post->gain) norm_rows(post, raw, b->normed, count, b->model->width);
 }
 
-/* state[count][width] of a panel: what entered the layer, which may lie there, plus what attention adds. */
+/* Computes state[count][width] of a panel: what entered the layer, which may lie there, plus the output of attention. */
 static void add_attention(struct backward *b, uint32_t index, const struct rows *rows, size_t first, size_t count, float *state) {
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[index];
@@ -316,8 +316,8 @@ static void add_attention(struct backward *b, uint32_t index, const struct rows 
     add_rows(state, b->normed, count, m->width);
 }
 
-/* The inner activations of a panel's feed-forward layer, before their function; `from` is what it reads, past attention or, where the layer
- * is parallel, what enters it. */
+/* Computes the inner activations of a panel's feed-forward layer, before their function, from its input `from`: the rows past
+ * attention or, where the layer is parallel, the layer's input. */
 static void feed(struct backward *b, const struct layer *layer, const struct rows *rows, const float *from, size_t count) {
     struct linear_op ops[2];
     size_t n = feed_forward_ops(layer, rows->inner, rows->factor, ops);
@@ -325,7 +325,7 @@ static void feed(struct backward *b, const struct layer *layer, const struct row
     linear(ops, n, b->normed, count, b->scratch);
 }
 
-/* normed[count][width]: what the layer makes of them. active[count][feed_forward] may be rows->inner. */
+/* Computes normed[count][width], the layer's output, from the inner activations. active[count][feed_forward] may be rows->inner. */
 static void narrow(struct backward *b, const struct layer *layer, const struct rows *rows, float *active, size_t count) {
     const struct terse_model *m = b->model;
     copy_rows(active, rows->inner, count, m->feed_forward);
@@ -396,8 +396,8 @@ static enum terse_status output_backward(struct backward *b, const int32_t *toke
     return TERSE_OK;
 }
 
-/* Returns the gradient with respect to the output of the matrix before a sum with the hidden state, d being that of the summand: d itself or,
- * through a norm, in `normed`. */
+/* Returns the gradient with respect to the output of the matrix whose product, perhaps through a norm, was added to the hidden
+ * state; d is the gradient with respect to the summand. It is d itself or, through a norm, in `normed`. */
 static const float *added_backward(struct backward *b, const struct norm *post, const float *raw, const float *d, size_t count) {
     if (!post->gain) return d;
     copy_rows(b->normed, d, count, b->model->width);
@@ -413,8 +413,8 @@ static void merge_backward(struct backward *b, uint32_t index, const struct rows
     linear_backward(&layer->o, d, count, false, b->d_attended + first * q_width(b->model), b->scratch);
 }
 
-/* Gradients with respect to what enters the matrices of a panel's feed-forward layer, in `normed`, of those of what leaves them, which may
- * lie there. */
+/* Computes in `normed` the gradients with respect to the input of the matrices of a panel's feed-forward layer from those of their
+ * output, which may lie there. */
 static void dense_backward(struct backward *b, const struct layer *layer, const struct rows *rows, const float *d, size_t count) {
     const struct terse_model *m = b->model;
     struct linear_op ops[2];
@@ -424,7 +424,7 @@ static void dense_backward(struct backward *b, const struct layer *layer, const 
     for (size_t i = 0; i < n_ops; i++) linear_backward(ops[i].w, ops[i].out, count, i > 0, b->normed, b->scratch);
 }
 
-/* Through the feed-forward part, as far as the output of attention. */
+/* Computes the gradients through the feed-forward part, as far as the output of attention. */
 static void feed_backward(struct backward *b, uint32_t index, size_t n) {
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[index];
@@ -500,7 +500,7 @@ static enum terse_status check(const struct backward *b, const int32_t *tokens, 
     return TERSE_OK;
 }
 
-/* `done` in passes over a layer; a layer's backward pass is two. */
+/* Reports progress. `done` counts passes over a layer; a layer's backward pass is two. */
 static bool report(const struct backward *b, const struct terse_progress *progress, uint64_t done) {
     const char *what = b->gradients ? "gradients" : "keys and values";
     uint64_t total = (b->gradients ? 3 : 1) * (uint64_t)b->model->layers;
@@ -512,7 +512,7 @@ void backward_draw_labels(struct backward *backward, uint64_t seed) {
     backward->seed = random_mix(seed);
 }
 
-/* The forward sweep as far as the last layer's keys and values or, with gradients, its end. */
+/* Sweeps forward as far as the last layer's keys and values or, with gradients, to the end. */
 static enum terse_status sweep_forward(struct backward *b, const int32_t *tokens, size_t n, const struct backward_sink *sink,
                                        const struct terse_progress *progress, bool *go_on, struct terse_error *error) {
     const struct terse_model *m = b->model;

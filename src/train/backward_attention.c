@@ -1,4 +1,5 @@
-/* Attention of a window and its gradients, in tiles. The GEMM library computes products, the vector kernels exponentials. */
+/* Computes the attention of a window and its gradients, in tiles. The GEMM library computes products, the vector kernels
+ * exponentials. */
 #include "train/backward_attention.h"
 
 #include "backend/cpu/cap.h"
@@ -84,7 +85,8 @@ static size_t thread_floats(const struct attention *a) {
     return memory_round_up(size_max(forward, backward), MEMORY_ALIGN / sizeof(float));
 }
 
-/* The number of parts that the queries of a KV head are split into, whatever the threads: the number of threads changes no bit. */
+/* Returns into how many parts the queries of a KV head are split. It does not depend on the threads, so that their number changes
+ * no bit. */
 static size_t part_count(const struct attention *a) { return size_min((ITEMS + a->kv_heads - 1) / a->kv_heads, tile_count(a)); }
 
 static size_t side_floats(const struct attention *a) { return a->n * a->kv_heads * a->head_dim; }
@@ -138,8 +140,8 @@ void attention_forward(const struct attention *a, float *out, float *log_sum, ui
 
 /* ---- Backward */
 
-/* A share of the work: the queries of a KV head in every parts-th tile, from the last on, which evens out the triangle. The
- * gradients of its keys are its own, dk and dv [n][Hk][hd] as far as its last tile sees; part 0 has the very last and writes them
+/* A part is a share of the work: the queries of a KV head in every parts-th tile, from the last on, which evens out the triangle.
+ * It sums gradients of its own, dk and dv [n][Hk][hd] as far as its last tile sees; part 0 has the very last tile and writes them
  * all. */
 struct part {
     size_t index, parts;

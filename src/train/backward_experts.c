@@ -1,4 +1,4 @@
-/* An expert's gradients need its activations, which are computed again. */
+/* Computes the gradients of experts, which need their activations computed again. */
 #include "train/backward_experts.h"
 
 #include "backend/cpu/linear.h"
@@ -46,7 +46,7 @@ void backward_experts_forward(struct backward_experts *e, const struct layer *la
     experts_some(&job, &(uint32_t){0}, &(double){INFINITY});
 }
 
-/* made[n][width] of x[n][width] by one expert. */
+/* Computes one expert's output made[n][width] for x[n][width]. */
 static void make(struct backward_experts *e, const struct expert *expert, const float *x, size_t n, float *made, float *scratch) {
     const struct linear_op widen[] = {{&expert->gate, e->inner}, {&expert->up, e->factor}};
     const size_t inner = expert->gate.rows;
@@ -69,7 +69,7 @@ static void multiply_row(float *row, float factor, const float *by, size_t width
     for (size_t i = 0; i < width; i++) row[i] = factor * by[i];
 }
 
-/* dx += the gradients through one expert, and those of its shares. */
+/* Adds to dx the gradients through one expert, and computes those of its shares. */
 static void run_expert(struct backward_experts *e, const struct layer *layer, uint32_t index, const float *x, const float *d,
                        float *scratch) {
     const struct routes *r = &e->routes;

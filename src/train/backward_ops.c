@@ -1,4 +1,5 @@
-/* Gradients of single operations. Products with quantized weights dequantize them tile by tile, into the caller's scratch. */
+/* Computes the gradients of single operations. Products with quantized weights dequantize them tile by tile, into the caller's
+ * scratch. */
 #include "train/backward_ops.h"
 
 #include "base/random.h"
@@ -79,7 +80,7 @@ void clamp_backward(const float *x, float most, float *d, size_t n, size_t width
         for (size_t i = t * width; i < (t + 1) * width; i++) d[i] = fabsf(x[i]) < most ? d[i] : 0;
 }
 
-/* The slope of cap tanh(x / cap) is 1 - tanh(x / cap)^2. */
+/* The slope of cap tanh(x / cap) is 1 - tanh(x / cap)^2, from the outputs. */
 void cap_backward(const float *capped, float cap, float *d, size_t n, size_t width) {
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
     for (size_t t = 0; t < n; t++)
@@ -140,7 +141,7 @@ void activation_backward(enum activation activation, float *x, float *up, const 
     }
 }
 
-/* The first entry at which the running sum of weights[n] passes the part `u` of their sum. */
+/* Returns the first entry at which the running sum of weights[n] passes the part `u` of their sum. */
 static size_t draw(const float *weights, size_t n, double sum, double u) {
     double left = u * sum;
     size_t last = 0;

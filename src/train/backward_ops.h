@@ -1,26 +1,27 @@
-/* Gradients of single operations with respect to their inputs. dX stands for dL/dX. Rows are tokens or heads; all use the calling
- * thread's OpenMP threads. Weights are given, so none of them gets a gradient. */
+/* Computes the gradients of single operations with respect to their inputs. dX stands for dL/dX. Rows are tokens or heads; all
+ * functions use the calling thread's OpenMP threads. Weights are given, so none of them gets a gradient. */
 #ifndef TERSE_TRAIN_BACKWARD_OPS_H
 #define TERSE_TRAIN_BACKWARD_OPS_H
 
 #include "model/model.h"
 
-/* Floats of scratch that linear_backward() needs for this matrix. */
+/* Returns how many floats of scratch linear_backward() needs for this matrix. */
 size_t linear_backward_scratch(const struct matrix *w);
-/* dx[n][columns] = dy[n][rows] w (+ dx if `accumulate`). */
+/* Computes dx[n][columns] = dy[n][rows] w (+ dx if `accumulate`). */
 void linear_backward(const struct matrix *w, const float *dy, size_t n, bool accumulate, float *dx, float *scratch);
 
-/* d[n][width] enters as the gradient of the outputs and leaves as that of the inputs x: of a norm, */
+/* These replace d[n][width], the gradient of the outputs, by that of the inputs x: of a norm, */
 void norm_backward(const struct norm *norm, const float *x, float *d, size_t n, size_t width);
 /* of clamp_rows, of which x may be the inputs or the outputs, */
 void clamp_backward(const float *x, float most, float *d, size_t n, size_t width);
 /* and of cap_rows, of which the outputs are given. */
 void cap_backward(const float *capped, float cap, float *d, size_t n, size_t width);
 
-/* The gradient of activate_rows: d[n][width] is the gradient of the outputs; those of x and, of functions that read it, of up take their places. */
+/* Computes the gradient of activate_rows: d[n][width] is the gradient of the outputs; those of x and, for functions that read it,
+ * of up replace x and up. */
 void activation_backward(enum activation activation, float *x, float *up, const float *d, size_t n, size_t width);
 
-/* The targets of rows of logits: given tokens, or where they are NULL a token for each row, drawn from its own softmax. */
+/* The targets of rows of logits are given tokens, or where they are NULL a token for each row, drawn from its own softmax. */
 struct targets {
     const int32_t *tokens;
     uint64_t seed; /* of the first row's draw */

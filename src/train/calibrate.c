@@ -36,12 +36,12 @@
 #define EFFECTIVE_LEAST 32
 #define WEIGHT_CUT_LEAST 4
 #define CUT_ROUNDS 100
-/* Rounds over all samples, after those on samples of them: bench/micro/bench_calibrate.c says what more of them would give. */
+/* Rounds over all samples follow those on some of the samples; bench/micro/bench_calibrate.c says what more of them would give. */
 #define ROUNDS 4
 #define TOLERANCE 2e-3
 #define FITS_PER_THREAD 4 /* with fewer fits all threads work on one together */
-/* Samples of a shared fit, evenly from all layers and KV heads: as many for a centroid as MILLION's, and never fewer than one head
- * has. */
+/* A shared fit takes its samples evenly from all layers and KV heads: as many for a centroid as MILLION's, and never fewer than one
+ * head has. */
 #define SHARED_PER_CENTROID 256
 #define SHARED_LEAST 262144
 #define TABLE_SAMPLES 65536 /* of a fit of tables, at most: each costs a few searches in every round */
@@ -65,7 +65,7 @@ static double mean_below(const float *weights, size_t n, double cut) {
     return sum / (double)n;
 }
 
-/* The cut that is `most` times the mean of the weights that it leaves. Rounds approach it from above. */
+/* Returns the cut that is `most` times the mean of the weights below it. Rounds approach it from above. */
 static double find_cut(const float *weights, size_t n, double most) {
     double cut = INFINITY, next = most * mean_below(weights, n, cut);
     for (uint32_t round = 0; round < CUT_ROUNDS && next < cut * (1 - 1e-6); round++) {
@@ -103,7 +103,7 @@ struct recipe {
 
 static struct coding coding_of(const struct codebook_info *info, int side) { return side == CODEC_KEYS ? info->key : info->value; }
 
-/* A profile serves every rate. */
+/* Returns what is learned for a side: a profile is learned for no rate, since it serves every rate. */
 static struct coding learning(struct coding coding) {
     coding.rate = 0;
     return codec_learns(coding.codec) ? coding : (struct coding){0};
@@ -188,7 +188,7 @@ static bool can_share(const struct recipe *a, const struct recipe *b) {
     return !has_normalization(a) || !has_normalization(b) || a->info.shared == b->info.shared;
 }
 
-/* The frame of keys, which all recipes share. */
+/* Sets the RoPE frame of keys, which all recipes share. */
 static void set_frame(enum codec_rope rope, struct capture_options *o) {
     o->side[CODEC_KEYS].rotated = rope != CODEC_ROPE_BEFORE;
     o->run = rope == CODEC_ROPE_IN_RUN ? ROPE_RUN_TOKENS : 0;
@@ -235,8 +235,9 @@ static enum terse_status capture(const struct recipe *recipes, size_t count, con
 
 /* ---- Fits */
 
-/* Later recipes take these over from earlier ones: the parameters of the samples' normalization (set_normalizations), of each side
- * [sets][tail], and the tables of the first recipe with any, whose first rounds are those of a fit of fewer rounds (train/em.h). */
+/* Later recipes reuse these from earlier ones: the parameters of the samples' normalization (set_normalizations), [sets][tail] for
+ * each side, and the tables of the first recipe that has some, whose first rounds are those of a fit of fewer rounds
+ * (train/em.h). */
 struct carried {
     float *parameters[2];
     const struct recipe *recipe; /* NULL: none had tables */
@@ -252,7 +253,7 @@ struct fits {
     size_t count[2];     /* fits of each side */
     float *centroids[2]; /* of each side [sets] of the codec's parameters, which begin with the centroids, [parts][2^bits][width] */
     double *effective;   /* [count of both] samples */
-    /* Shared by the threads */
+    /* The threads share these. */
     uint64_t done;
     bool stop; /* a fit has failed, or the caller wants no more */
     enum terse_status status;
@@ -265,7 +266,7 @@ static float *parameters_of(const struct fits *f, enum codec_side side, size_t s
 
 static size_t count_all(const struct fits *f) { return f->count[0] + f->count[1]; }
 
-/* Called between two rounds of a fit. Only the caller's own thread reports to the caller. */
+/* Reports between two rounds of a fit. Only the caller's own thread reports to the caller. */
 static bool report_fit(void *user, const char *what, uint64_t done, uint64_t total) {
     struct fits *f = user;
     const struct terse_progress *progress = &f->recipe->progress;
@@ -301,14 +302,14 @@ static struct reading reading_of(const struct fits *f, struct coding coding, siz
     return (struct reading){info->shared ? 0 : set, heads, step, (all + step - 1) / step};
 }
 
-/* The samples of the reading's i-th layer and KV head. */
+/* Returns the samples of the reading's i-th layer and KV head. */
 static struct capture_reading head_reading(const struct fits *f, enum codec_side side, const struct reading *r, size_t i) {
     uint32_t kv_heads = f->recipe->info.kv_heads;
     return (struct capture_reading){
         side, (uint32_t)((r->first + i) / kv_heads), (uint32_t)((r->first + i) % kv_heads), 0, r->step, r->each};
 }
 
-/* The samples that a fit learns from. */
+/* A fit learns from these samples. */
 struct samples {
     size_t n;
     float *rows;    /* [n][width] */
@@ -320,7 +321,7 @@ static void free_samples(struct samples *samples) {
     memory_free(samples->weights);
 }
 
-/* The number of centroids, entries or rows that share the samples of a fit. */
+/* Returns the number of centroids, entries or rows that share the samples of a fit. */
 static size_t parts_of_fit(struct coding coding) {
     switch (coding.codec->learner) {
     case CODEC_LEARNS_EM: return COMMVQ_ENTRIES;
@@ -329,7 +330,7 @@ static size_t parts_of_fit(struct coding coding) {
     }
 }
 
-/* Channels [channel, channel + width) of the samples that `r` names. After a failure there is nothing to free. */
+/* Reads channels [channel, channel + width) of the samples that `r` names. After a failure there is nothing to free. */
 static enum terse_status read_samples(const struct fits *f, enum codec_side side, const struct reading *r, size_t channel,
                                       size_t width, struct samples *samples, struct terse_error *error) {
     bool whole = f->recipe->weighting == TERSE_WEIGHTING_ROW;
@@ -382,7 +383,7 @@ static bool begins(const struct recipe *recipe, const struct recipe *longer) {
            recipe->power == longer->power && recipe->weighting == longer->weighting;
 }
 
-/* Takes over what an earlier recipe has learned for the same samples; false where there is none such. */
+/* Copies what an earlier recipe has learned for the same samples; returns false where there is no such recipe. */
 static bool copy_tables(struct fits *f, size_t index) {
     const struct carried *from = f->carried;
     size_t subvectors = f->count[CODEC_KEYS] / f->sets, set = index / subvectors, subvector = index % subvectors;
@@ -428,7 +429,7 @@ static enum terse_status fit_tables(struct fits *f, size_t index, struct terse_e
     return status;
 }
 
-/* The rows of one head's sums. */
+/* Fits the rows of one head's sums. */
 static enum terse_status fit_sums(struct fits *f, size_t index, struct terse_error *error) {
     const struct codebook_info *info = &f->recipe->info;
     size_t set = index - f->count[CODEC_KEYS], hd = info->head_dim;
@@ -447,7 +448,7 @@ static enum terse_status fit_sums(struct fits *f, size_t index, struct terse_err
     return status;
 }
 
-/* The first failure is the one reported. */
+/* Does one fit, unless one has failed; the first failure is the one reported. */
 static void fit_or_stop(struct fits *f, size_t index) {
     struct terse_error error;
     if (!report_fit(f, "", 0, 0)) return;
@@ -496,7 +497,7 @@ static float normalize_row(const void *user, float *row) {
     return codec_normalize_row(n->codec, n->shape, n->parameters, row);
 }
 
-/* Floats of the normalization, which follow a set's centroids. */
+/* Returns how many floats the normalization has, which follow a set's centroids. */
 static size_t tail_floats(const struct fits *f, enum codec_side side) {
     struct coding coding = coding_of(&f->recipe->info, side);
     struct codec_shape shape = {.head_dim = f->recipe->info.head_dim, .group = 1, .width = coding.width, .bits = coding.bits};
@@ -533,7 +534,8 @@ static enum terse_status set_normalization(struct fits *f, enum codec_side side,
     return TERSE_OK;
 }
 
-/* The first recipe with a normalization normalizes the samples; later ones find them so, and the parameters in `carried`. */
+/* Normalizes the samples for the first recipe with a normalization; later ones find them normalized, and the parameters in
+ * `carried`. */
 static enum terse_status set_normalizations(struct fits *f, enum codec_side side, struct terse_error *error) {
     struct coding coding = coding_of(&f->recipe->info, side);
     float **kept = &f->carried->parameters[side];
@@ -620,7 +622,8 @@ static enum terse_status learn_profile(struct recipe *recipe, const struct terse
 
 /* ---- Together */
 
-/* Plans without a normalization come first, since samples stay normalized. Then those with tables, most rounds first. */
+/* Orders recipes: those without a normalization come first, since samples stay normalized, then those with tables, most rounds
+ * first. */
 static uint32_t rank(const struct recipe *recipe) {
     const struct coding *key = &recipe->info.key;
     if (!has_normalization(recipe)) return 0;
@@ -649,7 +652,7 @@ static enum terse_status learn_all(struct recipe *recipes, size_t count, struct 
     return status;
 }
 
-/* The arguments of learn_together, which the driver thread of a calibration's thread pool runs. */
+/* learn_together takes these arguments, on the driver thread of a calibration's thread pool. */
 struct together {
     size_t budget, count, n;
     const struct terse_calibration *options; /* [count] */

@@ -1,8 +1,7 @@
-/* Capture owns the samples' memory, the choice of their tokens, and the norms. train/backward.h makes keys, values and gradients;
- * calibrate.c makes weights of the norms.
+/* Capture owns the samples' memory, the choice of their tokens, and the norms. train/backward.h computes keys, values and
+ * gradients; calibrate.c turns norms into weights.
  *
- * Samples lie in strips of a few channels: a fit reads one sub-vector, and other methods' sub-vectors may be narrower or wider.
- */
+ * Samples lie in strips of a few channels: a fit reads one sub-vector, and other methods' sub-vectors may be narrower or wider. */
 #include "train/capture.h"
 
 #include "backend/cpu/rows.h"
@@ -39,7 +38,7 @@ struct capture {
     int64_t *residual; /* [layers] sums over all tokens, in units of RESIDUAL_UNIT, where they are wanted */
 };
 
-/* A window on its way. */
+/* A passing is the state of the window that runs through the model. */
 struct passing {
     struct capture *capture;
     const struct capture_options *options;
@@ -65,7 +64,7 @@ static void pick(struct passing *p, uint64_t first_sample, size_t count) {
 
 /* ---- A window's rows */
 
-/* Nearest, ties to even, of a finite number; its range is that of a float. */
+/* Rounds a finite number to the nearest bfloat16, ties to even; its range is that of a float. */
 static uint16_t bfloat_from_float(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -86,7 +85,7 @@ static uint16_t *norms_of(const struct capture *c, const struct samples *s, size
     return s->norms + (head * s->norm_parts + part) * c->kept;
 }
 
-/* A layer's rows or gradients of one side. */
+/* These are a layer's rows or gradients of one side. */
 struct layer_rows {
     const struct samples *samples;
     const struct window_turns *turns; /* NULL: they are wanted as they are */
@@ -94,7 +93,8 @@ struct layer_rows {
     size_t heads;                     /* that come before the layer's own */
 };
 
-/* tile[count][hd]: a KV head's rows, or gradients, of the samples at, at + 1, ... of the window, rotated where they are wanted so. */
+/* Copies a KV head's rows, or gradients, of the samples at, at + 1, ... of the window to tile[count][hd], rotated where they are
+ * wanted so. */
 static void gather(const struct passing *p, const struct layer_rows *layer, enum window_turn turn, uint32_t head, size_t at,
                    size_t count, float *tile) {
     const struct terse_model *m = p->capture->model;

@@ -1,10 +1,9 @@
-/* Capture: the samples that codebooks are learned from. Windows of a text run through a model, which gives keys, values and the norms of
- * the loss's gradients with respect to them for every layer and KV head.
+/* Captures the samples that codebooks are learned from. Windows of a text run through a model, which gives keys, values and the
+ * norms of the loss's gradients with respect to them for every layer and KV head.
  *
  * Rows stay in half precision, norms of gradients in bfloat16, so the memory of the lab model's 128 windows of 2048 tokens is 3.6
- * GB. Where the tokens of all windows would take more than the budget, they are kept at regular intervals: their number depends only on
- * the shape and the budget, and the choice of them only on their number.
- */
+ * GB. Where the tokens of all windows would take more than the budget, they are kept at regular intervals: their number depends
+ * only on the shape and the budget, and the choice of them only on their number. */
 #ifndef TERSE_TRAIN_CAPTURE_H
 #define TERSE_TRAIN_CAPTURE_H
 
@@ -36,12 +35,12 @@ struct capture_options {
 struct capture;
 
 /* Runs the windows of tokens[n], BOS in place of the first token of each where the model's file asks for one. TERSE_E_ARGUMENT when
- * the text has not even one window. Uses the calling thread's OpenMP threads, whose number changes no bit of the samples. */
+ * the text has not even one window. It uses the calling thread's OpenMP threads, whose number changes no bit of the samples. */
 enum terse_status capture_new(const struct terse_model *model, const struct capture_options *options, const int32_t *tokens,
                               size_t n, struct capture **capture, struct terse_error *error);
 void capture_free(struct capture *capture);
 
-/* Tokens that were run, and those of them that stay as samples of each layer and KV head. */
+/* Return how many tokens were run, and how many of them stay as samples of each layer and KV head. */
 uint64_t capture_tokens(const struct capture *capture);
 size_t capture_samples(const struct capture *capture);
 
@@ -56,11 +55,11 @@ struct capture_reading {
 };
 /* Reads the samples' channels [channel, channel + width) to rows[count][width]. */
 void capture_rows(const struct capture *capture, const struct capture_reading *reading, size_t channel, size_t width, float *rows);
-/* norms[count], the Euclidean norms of the loss's gradient (mean over a window's predictions) with respect to these channels, both
- * multiples of norm_width; ones where no norms are kept. */
+/* Writes norms[count], the Euclidean norms of the loss's gradient (mean over a window's predictions) with respect to these
+ * channels, both multiples of norm_width; ones where no norms are kept. */
 void capture_norms(const struct capture *capture, const struct capture_reading *reading, size_t channel, size_t width,
                    float *norms);
-/* factors[count]: what capture_normalize was returned for the row, or ones. */
+/* Writes factors[count]: what capture_normalize was returned for the row, or ones. */
 void capture_factors(const struct capture *capture, const struct capture_reading *reading, float *factors);
 
 /* Returns log2 of the mean square of a hidden state as it enters the layer, the mean over all tokens that were run, as a cache's is over all

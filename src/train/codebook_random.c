@@ -1,4 +1,4 @@
-/* Random codebook parameters with the normalizations, pairings, bases and grids that codecs rely on. */
+/* Makes random codebook parameters with the normalizations, pairings, bases and grids that codecs rely on. */
 #include "base/memory.h"
 #include "base/random.h"
 #include "format/codebook.h"
@@ -33,7 +33,7 @@ static void shape_transform(enum codec_side side, size_t hd, float *floats) {
     rest[4] *= 4;
 }
 
-/* The last number of a normalization is the size of rows. */
+/* Makes random parameters of one side; the last number of a normalization is the size of rows. */
 static float *random_parameters(const struct codebook_info *info, enum codec_side side, size_t pairs, bool adjacent) {
     struct coding coding = side == CODEC_KEYS ? info->key : info->value;
     struct codec_shape shape = {.head_dim = info->head_dim, .group = 1, .width = coding.width, .bits = coding.bits};

@@ -1,4 +1,4 @@
-/* Normalization of samples, and the grid of centroids. */
+/* Normalizes samples, and rounds centroids to a grid. */
 #include "train/codec_learning.h"
 
 #include "backend/cpu/codec/normalization.h"

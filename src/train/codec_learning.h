@@ -1,11 +1,11 @@
-/* The learning of a codec: steps on samples before its parameters are fitted, and on parameters after. The fits themselves are
- * train/kmeans.h, train/em.h and train/additive.h, which calibrate.c chooses among by the codec's `learner`. */
+/* Declares the learning of a codec: steps on samples before its parameters are fitted, and on parameters after. The fits themselves
+ * are train/kmeans.h, train/em.h and train/additive.h, among which calibrate.c chooses by the codec's `learner`. */
 #ifndef TERSE_TRAIN_CODEC_LEARNING_H
 #define TERSE_TRAIN_CODEC_LEARNING_H
 
 #include "format/codec.h"
 
-/* For codecs that are `normalized`, sets how rows are normalized, the last of the parameters, from rows[n][head_dim]. */
+/* Sets, for codecs that are `normalized`, how rows are normalized, the last of the parameters, from rows[n][head_dim]. */
 void codec_fit_normalization(const struct codec *codec, struct codec_shape shape, const float *rows, size_t n, float *parameters);
 /* Normalizes a row by these parameters, and returns the factor by which an error in the normalized row is larger in the row itself; samples are
  * weighted by its square. */

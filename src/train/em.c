@@ -1,8 +1,8 @@
-/* Expectation maximization for commuting tables: the schedule, both steps and the repair of unused entries. backend/cpu/codec/commvq_search.h
- * computes distances.
+/* Implements expectation maximization for commuting tables: the schedule, both steps and the repair of unused entries.
+ * backend/cpu/codec/commvq_search.h computes distances.
  *
- * Points are cut into slices that do not depend on the number of threads; each slice has sums of its own, which are added in order.
- */
+ * Points are cut into slices that do not depend on the number of threads; each slice has sums of its own, which are added in
+ * order. */
 #include "train/em.h"
 
 #include "backend/cpu/codec/commvq_search.h"
@@ -22,10 +22,10 @@
 #define BATCH 64        /* points whose shares are summed together */
 #define WIDEST (2 * COMMVQ_MOST_PAIRS)
 #define LARGEST 1e15f /* numbers whose squares, summed, are far from overflow */
-/* The schedule, chosen on keys of the built-in model by what 11 rounds of 64 entries leave of keys not learned from. Iterations look
- * at samples of the points, each at others: always the same points leave 5 % more, samples of twice as many 0.2 % less in 1.6 times
- * the time. 16 iterations leave 1.2 % more, 32 leave 1 % less. START 0.1 leaves 0.6 % more, 0.7 leaves 9 % more, no
- * temperature 0.5 %. */
+/* The schedule was chosen on keys of the built-in model by the error that 11 rounds of 64 entries leave of keys not learned from.
+ * Iterations look at samples of the points, each at others: always the same points leave 5 % more, samples of twice as many 0.2 %
+ * less in 1.6 times the time. 16 iterations leave 1.2 % more, 32 leave 1 % less. START 0.1 leaves 0.6 % more, 0.7 leaves 9 % more,
+ * no temperature 0.5 %. */
 #define START 0.3        /* entries are so many times a point at first */
 #define HOT 0.7          /* the temperature falls from so much to so much of twice the mean squared error of a number, */
 #define COLD 0.05        /* where a mixture of this spread would have it */
@@ -47,17 +47,17 @@ struct complex {
     double re, im;
 };
 
-/* a - b conj(c) */
+/* Returns a - b conj(c). */
 static struct complex minus_times_conjugate(struct complex a, struct complex b, struct complex c) {
     return (struct complex){a.re - b.re * c.re - b.im * c.im, a.im - b.im * c.re + b.re * c.im};
 }
 
-/* a - b c */
+/* Returns a - b c. */
 static struct complex minus_times(struct complex a, struct complex b, struct complex c) {
     return (struct complex){a.re - b.re * c.re + b.im * c.im, a.im - b.re * c.im - b.im * c.re};
 }
 
-/* The lower factor of H = L L^*, in place of H's lower half; the diagonal is real. */
+/* Computes the lower factor of H = L L^*, in place of H's lower half; the diagonal is real. */
 static void factor(struct complex *h, size_t n) {
     for (size_t j = 0; j < n; j++) {
         for (size_t k = 0; k < j; k++) h[j * n + j] = minus_times_conjugate(h[j * n + j], h[j * n + k], h[j * n + k]);
@@ -124,7 +124,7 @@ struct batch {
     uint32_t cells[COMMVQ_ENTRIES * COMMVQ_ENTRIES];
 };
 
-/* The sums of one slice. */
+/* A slice holds the sums of some of the points. */
 struct slice {
     double *counts, *sums; /* [entries][entries], [entries][2 pairs] */
     double error, mass;
@@ -194,7 +194,8 @@ static enum terse_status fit_new(struct fit *f, const struct em_points *points, 
 
 /* ---- The E step -------------------------------------------------------------------------------------------------------------- */
 
-/* A point's weights over n cells, `values` half squared distances of which `least` is the least: shares of the entries. */
+/* Computes a point's weights over n cells, and adds them to the shares of the entries. `values` are half squared distances, of
+ * which `least` is the least. */
 static void share(const struct fit *f, struct slice *slice, size_t i, size_t n, float least, double w, double temperature) {
     struct batch *batch = slice->batch;
     const size_t K = f->shape.entries, columns = f->search.columns;
@@ -217,7 +218,7 @@ static void add_row(size_t g, double w, const float *x, double *a, double *b) {
     for (size_t j = 0; j < g; j++) b[g + j] -= w * (double)x[j];
 }
 
-/* Point p, the i-th of the batch. Returns whether the batch has shares of it. */
+/* Takes point p, the i-th of the batch. Returns whether the batch has shares of it. */
 static bool point_step(struct fit *f, struct slice *slice, size_t i, size_t p, double temperature) {
     const struct commvq_search *s = &f->search;
     struct batch *batch = slice->batch;
@@ -243,7 +244,7 @@ static bool point_step(struct fit *f, struct slice *slice, size_t i, size_t p, d
     return false;
 }
 
-/* sums[k] += shares of k as a times rows - i times those of k as b */
+/* Adds the batch to the sums of each entry k: the shares of k as a times rows, less i times those of k as b. */
 static void add_batch(const struct fit *f, struct slice *slice, size_t points) {
     struct batch *batch = slice->batch;
     const size_t K = f->shape.entries, g = f->shape.pairs;
@@ -279,7 +280,7 @@ static void slice_step(struct fit *f, size_t index, double temperature) {
     }
 }
 
-/* The sums over one of `every` points come to lie in the first slice. Returns the error of the nearest codewords. */
+/* Sums over one of `every` points, into the first slice. Returns the error of the nearest codewords. */
 static double expectation(struct fit *f, size_t every, size_t phase, double temperature) {
     struct slice *first = f->slice;
     const size_t K = f->shape.entries;
@@ -300,7 +301,7 @@ static double expectation(struct fit *f, size_t every, size_t phase, double temp
 
 /* ---- Unused entries ------------------------------------------------------------------------------------------------------ */
 
-/* The point of largest error, which is then counted as 0, so that the next is another. */
+/* Returns the point of largest error, which then counts as 0, so that the next call returns another. */
 static size_t take_worst(struct fit *f) {
     size_t worst = 0;
     for (size_t p = 1; p < f->points->n; p++)
@@ -340,7 +341,7 @@ static enum terse_status report(const struct em_options *options, double error_n
     return status_fail(error, TERSE_E_INTERRUPTED, "interrupted after %zu of %zu iterations", done, total);
 }
 
-/* Entries are points drawn by weight. */
+/* Starts with entries that are points drawn by weight. */
 static void start(struct fit *f, uint64_t seed) {
     uint64_t state = random_mix(seed);
     for (size_t k = 0; k < f->shape.entries; k++) {
@@ -379,7 +380,7 @@ static size_t every_of(const struct fit *f, uint32_t i, uint32_t n) {
     return every < 1 ? 1 : every < SLICE_LEAST ? every : SLICE_LEAST;
 }
 
-/* The table was met with that error, f->codes are of it. */
+/* Keeps a table whose error is the least so far, with its codes f->codes. */
 static void keep(struct fit *f, double error, float *best, double *least) {
     uint16_t *codes = f->codes;
     if (!(error < *least)) return;
@@ -409,7 +410,7 @@ static enum terse_status fit_round(struct fit *f, const struct em_options *optio
     return TERSE_OK;
 }
 
-/* Rows lose the kept codewords; returns the error summed anew. */
+/* Subtracts the kept codewords from the rows; returns the error summed anew. */
 static double subtract(struct fit *f, const float *table) {
     double sums[SLICES] = {0}, sum = 0;
 #pragma omp parallel for schedule(dynamic, 1)

@@ -1,5 +1,5 @@
-/* Tables of complex numbers for keys that commute with RoPE (CommVQ, Li et al. 2025, section 4.2 and A.2): greedy residual rounds,
- * each a mixture whose centres are all z[a] + i z[b] of one table z, fitted by expectation maximization with an annealed
+/* Fits tables of complex numbers for keys that commute with RoPE (CommVQ, Li et al. 2025, section 4.2 and A.2): greedy residual
+ * rounds, each a mixture whose centres are all z[a] + i z[b] of one table z, fitted by expectation maximization with an annealed
  * temperature.
  *
  *     E   weight(p; a, b) = exp(-|x_p - z[a] - i z[b]|^2 / T), made to sum to 1 over a and b. The squared distance, where the paper
@@ -9,8 +9,7 @@
  *         the same for all pairs; in double precision with a ridge that holds on to the last z.
  *
  * The result depends on the points, the options and the kind of processor, not on the number of threads: the calling thread's
- * OpenMP team is used, one thread inside a parallel region. A fit of fewer rounds gives the first of the same tables.
- */
+ * OpenMP team is used, one thread inside a parallel region. A fit of fewer rounds gives the first of the same tables. */
 #ifndef TERSE_TRAIN_EM_H
 #define TERSE_TRAIN_EM_H
 
@@ -48,8 +47,8 @@ struct em_result {
 enum terse_status em_fit(const struct em_points *points, struct em_shape shape, const struct em_options *options, float *tables,
                          double *errors, struct em_result *result, struct terse_error *error);
 
-/* Does one M step, on its own for tests: counts[entries][entries] >= 0; sums[entries][2 pairs], the sums over points of the right side of the
- * k-th equation; z holds the last table and gets the new one. `ridge` > 0 weighs the former. TERSE_E_MEMORY or
+/* Does one M step; it is declared for tests. counts[entries][entries] >= 0; sums[entries][2 pairs] are the sums over points of the
+ * right side of the k-th equation. z holds the last table, which `ridge` > 0 weighs, and gets the new one. TERSE_E_MEMORY or
  * TERSE_OK. */
 enum terse_status em_solve(struct em_shape shape, const double *counts, const double *sums, double ridge, double *z,
                            struct terse_error *error);

@@ -1,5 +1,5 @@
-/* Weighted k-means of any number of centroids: kmeans_rounds.c does it, and where they are many kmeans_cells.c starts it and kmeans_near.c
- * searches. */
+/* Implements weighted k-means of any number of centroids: kmeans_rounds.c does it, and where they are many kmeans_cells.c starts it
+ * and kmeans_near.c searches. */
 #include "train/kmeans.h"
 #include "train/kmeans_private.h"
 

@@ -1,9 +1,8 @@
-/* Weighted k-means: centroids c that make sum over points of w ||x - c(x)||^2 small, where c(x) is the nearest centroid by plain
- * Euclidean distance. Lloyd 1982; Arthur and Vassilvitskii 2007; weighted by gradients as in KVQuant and AnTKV.
+/* Fits weighted k-means: centroids c that make sum over points of w ||x - c(x)||^2 small, where c(x) is the nearest centroid by
+ * plain Euclidean distance. Lloyd 1982; Arthur and Vassilvitskii 2007; weighted by gradients as in KVQuant and AnTKV.
  *
- * The result depends on the points, the options and the kind of processor, not on the number of threads: the calling thread's OpenMP
- * team is used, one thread inside a parallel region.
- */
+ * The result depends on the points, the options and the kind of processor, not on the number of threads: the calling thread's
+ * OpenMP team is used, one thread inside a parallel region. */
 #ifndef TERSE_TRAIN_KMEANS_H
 #define TERSE_TRAIN_KMEANS_H
 
@@ -39,7 +38,7 @@ struct kmeans_result {
 enum terse_status kmeans_fit(const struct kmeans_points *points, size_t k, const struct kmeans_options *options, float *centroids,
                              struct kmeans_result *result, struct terse_error *error);
 
-/* codes[n]: the nearest of centroids[k][d], the lowest of equally near ones. Weights are not looked at. */
+/* Writes codes[n]: the nearest of centroids[k][d], the lowest of equally near ones. It ignores weights. */
 enum terse_status kmeans_assign(const struct kmeans_points *points, const float *centroids, size_t k, uint16_t *codes,
                                 struct terse_error *error);
 

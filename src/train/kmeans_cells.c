@@ -1,7 +1,8 @@
-/* The start where centroids are many: D^2 sampling cell by cell. Drawing k centroids from n points looks at n k distances; drawn within
- * sqrt(k) cells of the points, which a k-means of few centroids has made, it looks at n sqrt(k). How many a cell gets follows from what
- * they do there: c centroids in d channels leave an error of P c^(-2/d), P being that of the cell's centre alone, and where each centroid is
- * left with the same part of it, c grows as P^(d / (d + 2)) (the point density of high-rate quantization, Zador 1982). */
+/* Starts k-means where centroids are many: D^2 sampling cell by cell. Drawing k centroids from n points looks at n k distances;
+ * drawn within sqrt(k) cells of the points, which a k-means of few centroids has made, it looks at n sqrt(k). The number of
+ * centroids for a cell follows from the error that they would leave: c centroids in d channels leave an error of P c^(-2/d), P
+ * being that of the cell's centre alone. Where each centroid leaves the same part of it, c grows as P^(d / (d + 2)) (the point
+ * density of high-rate quantization, Zador 1982). */
 #include "base/memory.h"
 #include "base/random.h"
 #include "train/kmeans_private.h"
@@ -57,7 +58,8 @@ static void sort_points(struct cells *c) {
     }
 }
 
-/* Errors are taken relative to the largest offset, so that none overflows. False when all points are where their centres are. */
+/* Sets how many centroids each cell should have. Errors are taken relative to the largest offset, so that none overflows. Returns
+ * false when all points are where their centres are. */
 static bool set_wanted(struct cells *c, size_t k) {
     double largest = 0, total = 0;
     for (int measured = 0; measured < 2; measured++) {
@@ -79,7 +81,8 @@ static bool set_wanted(struct cells *c, size_t k) {
     return true;
 }
 
-/* Whole numbers that add up to k, or to all points where these are fewer: at least one for a cell with points, at most one each. */
+/* Turns them into whole numbers that add up to k, or to all points where these are fewer: at least one for a cell with points, at
+ * most one for each point. */
 static size_t give(struct cells *c, size_t k) {
     size_t sum = 0;
     for (size_t cell = 0; cell < c->count; cell++) {
@@ -136,7 +139,7 @@ enum terse_status kmeans_start_cells(const struct kmeans_points *points, size_t 
     }
     size_t drawn = give(&c, k);
     status = draw_cells(&c, options, centroids, error);
-    /* With fewer points than centroids the rest repeat them, to be moved by the first repair if at all. */
+    /* With fewer points than centroids the rest repeat them; the first repair moves them if it can. */
     for (size_t i = drawn; i < k; i++) memcpy(centroids + i * c.d, centroids + (i - drawn) * c.d, c.d * sizeof *centroids);
 done:
     cells_free(&c);

@@ -1,12 +1,11 @@
-/* Assignment where centroids are many, by clusters of centroids that are near each other.
+/* Assigns points where centroids are many, by clusters of centroids that are near each other.
  *
- * Comparing each of n points with all k centroids is nearly all that a round costs, and in later rounds nearly all of it is wasted: a
- * point stays in its cluster or moves to a neighbour (Agustsson, Timofte and Van Gool 2017, k^2-means; Wang et al. 2012, cluster closures).
- * So the centroids are clustered, sqrt(k) clusters by k-means, and a point is compared with those of the clusters nearest to the one that
- * its centroid is in: its own among them, so no round makes it worse. A point that is new goes to the cluster whose centre is
- * nearest. At 4096 centroids that is a sixth of the work. On keys and values of the built-in model, in sub-vectors of 16 channels,
- * eight such rounds end 2 to 5 % above ten exact ones in a quarter of their time.
- */
+ * Comparing each of n points with all k centroids is nearly all that a round costs, and in later rounds nearly all of it is wasted:
+ * a point stays in its cluster or moves to a neighbour (Agustsson, Timofte and Van Gool 2017, k^2-means; Wang et al. 2012, cluster
+ * closures). So the centroids are clustered, sqrt(k) clusters by k-means, and a point is compared with those of the clusters
+ * nearest to the one that its centroid is in: its own among them, so no round makes it worse. A point that is new goes to the
+ * cluster whose centre is nearest. At 4096 centroids that is a sixth of the work. On keys and values of the built-in model, in
+ * sub-vectors of 16 channels, eight such rounds end 2 to 5 % above ten exact ones in a quarter of their time. */
 #include "backend/cpu/codec/nearest.h"
 #include "base/memory.h"
 #include "train/kmeans_private.h"
@@ -73,7 +72,7 @@ void kmeans_sort(const uint16_t *cluster, const uint16_t *codes, size_t n, size_
     begin[0] = 0;
 }
 
-/* The clusters in order of their distance to one of them, until they have enough centroids. */
+/* Collects the clusters in order of their distance to one of them, until they have enough centroids. */
 static void gather_candidates(struct near *near, size_t cluster) {
     const size_t d = near->d, enough = CLUSTERS_NEAR * near->k / near->clusters;
     double distance[KMEANS_NEAR_CLUSTERS];
@@ -96,7 +95,7 @@ static void gather_candidates(struct near *near, size_t cluster) {
     }
 }
 
-/* The centroids have moved, the clusters with them. */
+/* Clusters the centroids anew after they have moved. */
 static enum terse_status set_clusters(struct near *near, const float *centroids, struct terse_error *error) {
     struct kmeans_points points = {.rows = centroids, .n = near->k, .d = near->d, .stride = near->d};
     struct kmeans_options options = {.rounds = near->clustered ? 1 : CLUSTER_ROUNDS, .seed = 1};
@@ -112,7 +111,7 @@ static enum terse_status set_clusters(struct near *near, const float *centroids,
 
 /* ---- Points */
 
-/* False when memory is refused. */
+/* Finds the nearest candidates of one cluster's points. Returns false when memory is refused. */
 static bool search_cluster(const struct near *near, const struct kmeans_points *points, const float *centroids, size_t cluster,
                            uint16_t *codes) {
     const size_t d = near->d, count = near->count[cluster], last = near->first[cluster + 1];

@@ -1,7 +1,7 @@
-/* Empty clusters get the points that contribute most to the objective as their new centroids. */
+/* Gives empty clusters the points that contribute most to the objective as their new centroids. */
 #include "train/kmeans_private.h"
 
-/* The heap's order: more error first, then the lower index, so that the choice is one and the same everywhere. */
+/* Orders the heap: more error first, then the lower index, so that the choice is the same everywhere. */
 static bool before(const double *errors, size_t a, size_t b) { return errors[a] != errors[b] ? errors[a] > errors[b] : a < b; }
 
 static void sift_down(size_t *heap, size_t n, size_t at, const double *errors) {

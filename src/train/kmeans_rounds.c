@@ -1,12 +1,11 @@
-/* A weighted k-means: checks, samples and Lloyd's rounds. The start is kmeans_start.c's, the choice of points for empty clusters
- * kmeans_repair.c's, the search backend/cpu/codec/nearest.h's. Where centroids are many the caller brings another start and another
- * search (struct kmeans_many), which use a k-means of few centroids themselves.
+/* Runs a weighted k-means: checks, samples and Lloyd's rounds. kmeans_start.c starts, kmeans_repair.c chooses points for empty
+ * clusters, backend/cpu/codec/nearest.h searches. Where centroids are many the caller gives another start and another search
+ * (struct kmeans_many), which use a k-means of few centroids themselves.
  *
- * The search decides in single precision, all else is summed in double from the points themselves: errors, the objective and the
+ * The search decides in single precision; all else is summed in double from the points themselves. Errors, the objective and the
  * centroids are then right to the last bits of a float whatever offset the points share, and a cluster of equal points has error 0.
  * Sums are made in slices of points that depend only on the shape and are added in the order of the slices, so that the number of
- * threads changes no bit. Where points are many, the first rounds run on a sample of them.
- */
+ * threads changes no bit. Where points are many, the first rounds run on a sample of them. */
 #include "train/kmeans_private.h"
 
 #include "backend/cpu/codec/nearest.h"
@@ -142,7 +141,8 @@ static enum terse_status lloyd_new(const struct kmeans_many *many, const struct 
     return status_no_memory(error, slices * slice_bytes + n * 26 + k * d * sizeof(float), "k-means");
 }
 
-/* d channels: a compile-time constant where it is small, since a loop of two is mostly its own overhead. */
+/* Adds a slice's points to its sums. d channels are a compile-time constant where they are few, since a loop of two is mostly its
+ * own overhead. */
 static inline __attribute__((always_inline)) void slice_add(struct lloyd *l, size_t slice, const float *centroids, size_t d) {
     const struct kmeans_points *points = l->points;
     const size_t from = slice * points->n / l->slices, to = (slice + 1) * points->n / l->slices;
@@ -177,7 +177,7 @@ static void slice_sum(struct lloyd *l, size_t slice, const float *centroids) {
     }
 }
 
-/* Sums and objective of the points under l->codes. */
+/* Computes the sums and the objective of the points under l->codes. */
 static double lloyd_sum(struct lloyd *l, const float *centroids) {
     double objective = 0;
 #pragma omp parallel for schedule(static)
@@ -232,7 +232,8 @@ static uint32_t lloyd_update(struct lloyd *l, float *centroids) {
     bool empty = false;
     for (size_t c = 0; c < l->k; c++) empty |= l->members[c] == 0;
     if (empty) repaired = kmeans_repair(l->points, l->k, l->errors, l->members, l->codes, l->heap, l->next, l->head);
-    /* Summed anew: subtracting a point of large weight from a sum would cancel the digits of those of small weight. */
+    /* The sums are computed anew: subtracting a point of large weight from a sum would cancel the digits of those of small
+     * weight. */
     if (repaired) lloyd_sum(l, centroids);
     for (size_t c = 0; c < l->k; c++) {
         if (!l->members[c]) continue;
@@ -285,7 +286,7 @@ static bool report_coarse(void *user, const char *what, uint64_t done, uint64_t 
 static enum terse_status begin(const struct kmeans_many *many, const struct kmeans_points *points, size_t k,
                                const struct kmeans_options *options, float *centroids, struct terse_error *error);
 
-/* Centroids of a sample, themselves started on a sample of that sample. */
+/* Fits the centroids of a sample, themselves started on a sample of that sample. */
 static enum terse_status fit_sample(const struct kmeans_many *many, const struct kmeans_points *points, size_t k,
                                     struct kmeans_options *options, float *centroids, struct terse_error *error) {
     struct kmeans_options coarse = {.rounds = COARSE_ROUNDS, .tolerance = COARSE_TOLERANCE, .seed = options->seed};
@@ -302,7 +303,7 @@ static enum terse_status fit_sample(const struct kmeans_many *many, const struct
     return status;
 }
 
-/* The centroids that the rounds begin with. */
+/* Finds the centroids that the rounds begin with. */
 static enum terse_status begin(const struct kmeans_many *many, const struct kmeans_points *points, size_t k,
                                const struct kmeans_options *options, float *centroids, struct terse_error *error) {
     if (options->initial) {

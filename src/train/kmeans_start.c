@@ -1,11 +1,10 @@
-/* The start of k-means: exact weighted D^2 sampling (k-means++), on a part of the points where they are many.
+/* Starts k-means by exact weighted D^2 sampling (k-means++), on a part of the points where they are many.
  *
  * Each draw must look at every point: k draws from all points cost as much arithmetic as a Lloyd round, but pass over the memory k
- * times. At 262,144 x 32 and k = 4096 that is a dozen rounds (bench_kmeans: an eighth of the points costs 1.5). k-means|| would need
- * several passes over all points against thousands of candidates, each as dear as a round. So beyond KMEANS_SAMPLE_LEAST points and
- * KMEANS_SAMPLE_PER_CENTROID for each centroid a sample by weight gives the points to draw from. Lloyd's rounds over all
- * points and their repair of empty clusters correct what it misses.
- */
+ * times. At 262,144 x 32 and k = 4096 that is a dozen rounds (bench_kmeans: an eighth of the points costs 1.5). k-means|| would
+ * need several passes over all points against thousands of candidates, each as dear as a round. So beyond KMEANS_SAMPLE_LEAST
+ * points and KMEANS_SAMPLE_PER_CENTROID for each centroid a sample by weight gives the points to draw from. Lloyd's rounds over all
+ * points and their repair of empty clusters correct what it misses. */
 #include "base/memory.h"
 #include "base/random.h"
 #include "train/kmeans_private.h"
@@ -34,7 +33,7 @@ enum terse_status kmeans_report(const struct terse_progress *progress, const cha
                        (unsigned long long)total);
 }
 
-/* The number at position `counter` of the seed's sequence, in [0, 1). */
+/* Returns the number at position `counter` of the seed's sequence, in [0, 1). */
 static double uniform(uint64_t seed, uint64_t counter) { return random_uniform(random_mix(seed + (counter + 1) * RANDOM_STEP)); }
 
 size_t kmeans_sample(const struct kmeans_points *points, size_t most, uint64_t seed, size_t *index, double *weights) {
@@ -105,7 +104,7 @@ static void copy_points(const struct kmeans_points *points, struct start *s) {
     for (size_t j = 0; j < s->n * s->d; j++) s->x[j] *= scale;
 }
 
-/* Squared distances of a block's points to their nearest drawn point, after `drawn` was added, and the block's mass. */
+/* Updates the squared distances of a block's points to their nearest drawn point after `drawn` was added, and the block's mass. */
 static void update_distances(struct start *s, size_t block, size_t drawn) {
     const size_t from = block * BLOCK, count = s->n - from < BLOCK ? s->n - from : BLOCK;
     float square[BLOCK] = {0}, *distance = s->distance + from;
@@ -119,7 +118,7 @@ static void update_distances(struct start *s, size_t block, size_t drawn) {
     s->mass[block] = mass;
 }
 
-/* The point at which the running sum of masses passes `share` of the whole; s->n when there is no mass left. */
+/* Returns the point at which the running sum of masses passes `share` of the whole; s->n when there is no mass left. */
 static size_t draw(const struct start *s, double share) {
     double total = 0;
     size_t block = 0, found = s->n;

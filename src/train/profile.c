@@ -26,7 +26,7 @@ struct profile {
     float **parameters;          /* [side] */
     float *scratch;              /* [threads][scratch_floats] */
     struct pre_rope pre_rope[2]; /* of most layers, and of sliding ones that have a rotation of their own */
-    /* Shared by the threads */
+    /* The threads share these. */
     uint64_t done;
     bool stop; /* a fit has failed, or the caller wants no more */
     enum terse_status status;
@@ -39,7 +39,7 @@ static float *parameters_of(const struct profile *p, enum codec_side side, size_
     return p->parameters[side] + set * transform_parameter_floats(p->model->head_dim);
 }
 
-/* The scratch of one thread. */
+/* A tile is the scratch of one thread. */
 struct tile {
     float *rows, *entered; /* [TILE][hd] */
     float *root;           /* [hd][hd] of a metric */
@@ -64,7 +64,8 @@ static double square(const float *x, size_t n) {
 
 /* ---- Metrics */
 
-/* That of the weights, as a cache has it that fits itself: so that one is as near to f16 beside a profile as without. */
+/* Computes the metric of the weights, as a cache does that fits itself, so that such a cache is as near to f16 beside a profile as
+ * without one. */
 static void key_metric(const struct profile *p, uint32_t layer, uint32_t head, float *scratch, double *metric) {
     double power[CODEC_HEAD_DIM_MAX];
     size_t hd = p->model->head_dim;
@@ -100,7 +101,7 @@ struct moments {
     float *gains;                                 /* [samples] */
 };
 
-/* Up to TILE samples from the first-th on, less the means, to tile->rows. Returns their number. */
+/* Reads up to TILE samples from the first-th on, less the means, to tile->rows. Returns their number. */
 static size_t read_tile(const struct profile *p, const struct capture_reading *all, size_t first, const float *pre_rope_mean,
                         const double *mean, const struct tile *tile) {
     const struct pre_rope *turning = pre_rope_of(p, all->side, all->layer);
@@ -142,7 +143,7 @@ static void find_mean(const struct profile *p, const struct capture_reading *all
     for (size_t c = 0; c < hd; c++) mean[c] /= (double)all->count;
 }
 
-/* The gain below which rows count as constant. */
+/* Returns the gain below which rows count as constant. */
 static double least_gain(const struct moments *m, size_t hd) {
     double sum = 0;
     for (size_t i = 0; i < hd; i++) {
@@ -153,7 +154,7 @@ static double least_gain(const struct moments *m, size_t hd) {
     return GAIN_LEAST * sqrt(sum / (double)hd);
 }
 
-/* Covariance of rows that are entered and have size 1, and the sizes that they had. */
+/* Computes the covariance of rows that are entered and have size 1, and the sizes that they had. */
 static void find_covariance(const struct profile *p, const struct capture_reading *all, const struct tile *tile,
                             struct moments *m) {
     size_t hd = p->model->head_dim, used = 0;
@@ -215,7 +216,7 @@ static enum terse_status fit_alone(struct profile *p, enum codec_side side, size
     return status;
 }
 
-/* Only the caller's own thread reports to the caller. */
+/* Returns whether the work goes on. Only the caller's own thread reports to the caller. */
 static bool go_on(struct profile *p) {
     const struct terse_progress *progress = &p->options->progress;
     uint64_t done;
@@ -231,7 +232,7 @@ static bool go_on(struct profile *p) {
     return false;
 }
 
-/* The first failure is the one reported. */
+/* Does one fit, unless one has failed; the first failure is the one reported. */
 static void fit_or_stop(struct profile *p, size_t index) {
     struct terse_error error;
     if (!go_on(p)) return;

@@ -1,4 +1,4 @@
-/* terse_codebook_random: the codebook of a method for a model with random numbers in place of learned ones. */
+/* Implements terse_codebook_random: the codebook of a method for a model with random numbers in place of learned ones. */
 #include "method/method.h"
 #include "model/model.h"
 #include "terse_calibrate.h"

@@ -1,4 +1,4 @@
-/* The rotation of a window's tokens: of most layers, and of sliding ones that have a rotation of their own. */
+/* Rotates a window's tokens: for most layers, and for sliding ones that have a rotation of their own. */
 #ifndef TERSE_TRAIN_WINDOW_ROPE_H
 #define TERSE_TRAIN_WINDOW_ROPE_H
 
@@ -26,7 +26,8 @@ enum terse_status window_rope_new(struct window_rope *window, const struct terse
 /* Accepts a zeroed struct. */
 void window_rope_free(struct window_rope *window);
 
-/* Places token t at position `first` + t or, with `run`, at its remainder modulo `run`. Uses the calling thread's OpenMP threads. */
+/* Places token t at position `first` + t or, with `run`, at its remainder modulo `run`. It uses the calling thread's OpenMP
+ * threads. */
 void window_rope_set(struct window_rope *window, size_t first, size_t run);
 
 /* Returns the rotation of a layer. */

@@ -42,8 +42,8 @@ size_t windows_count(const struct windows *w, size_t n) {
 
 static void ignore_layer(void *user, uint32_t layer, const struct captured *rows) { (void)user, (void)layer, (void)rows; }
 
-/* A look at the whole model, for windows that do not go beyond the last layer's keys and values: a model whose numbers are not finite has
- * nothing to be learned for. */
+/* Runs one window through the whole model, for windows that do not go beyond the last layer's keys and values: nothing is to be
+ * learned for a model whose numbers are not finite. */
 static enum terse_status look_at_model(const struct terse_model *model, const int32_t *tokens, size_t n,
                                        struct terse_error *error) {
     const struct backward_sink sink = {ignore_layer, NULL};

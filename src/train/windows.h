@@ -1,4 +1,4 @@
-/* Windows of a text on their way through the backward pass, one after another. */
+/* Runs windows of a text through the backward pass, one after another. */
 #ifndef TERSE_TRAIN_WINDOWS_H
 #define TERSE_TRAIN_WINDOWS_H
 
@@ -20,14 +20,14 @@ struct windows_sink {
     void *user;
 };
 
-/* TERSE_E_ARGUMENT when a text of n tokens has not even one window. */
+/* Returns TERSE_E_ARGUMENT when a text of n tokens has not even one window. */
 enum terse_status windows_check(const struct terse_model *model, const struct windows *windows, size_t n,
                                 struct terse_error *error);
-/* Windows of a text of n tokens, at least `window`. */
+/* Returns how many windows a text of n tokens has, at least `window`. */
 size_t windows_count(const struct windows *windows, size_t n);
 
-/* Runs the windows of tokens[n], BOS in place of the first token of each where the model's file asks for one. Uses the calling thread's
- * OpenMP threads, whose number changes no bit of the rows. */
+/* Runs the windows of tokens[n], BOS in place of the first token of each where the model's file asks for one. It uses the calling
+ * thread's OpenMP threads, whose number changes no bit of the rows. */
 enum terse_status windows_run(const struct terse_model *model, const struct windows *windows, const int32_t *tokens, size_t n,
                               const struct windows_sink *sink, struct terse_error *error);
 
