@@ -1,4 +1,4 @@
-/* Owns: a thread for as long as one piece of work takes. */
+/* Owns a thread for as long as one piece of work takes. */
 #include "apart.h"
 
 #include <pthread.h>

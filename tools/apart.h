@@ -1,4 +1,4 @@
-/* Parallel work of the command's own, beside an engine's. */
+/* Runs parallel work of the command's own, beside an engine's. */
 #ifndef TERSE_TOOLS_APART_H
 #define TERSE_TOOLS_APART_H
 

@@ -25,7 +25,7 @@ static size_t buffer_bytes(void) {
     return (size_t)bytes;
 }
 
-/* Gives the buffer its memory. False after an interrupt. */
+/* Gives the buffer its memory. Returns false after an interrupt. */
 static bool fill_zeros(char *buffer, size_t n, int threads) {
     for (size_t at = 0; at < n; at += PART) {
         size_t bytes = n - at < PART ? n - at : PART;
@@ -39,7 +39,7 @@ static bool fill_zeros(char *buffer, size_t n, int threads) {
     return true;
 }
 
-/* Counts the bytes of value 1, of which a buffer of zeros has none. */
+/* Reads the buffer by counting the bytes of value 1, of which a buffer of zeros has none. */
 static size_t count_ones(const char *buffer, size_t n, int threads) {
     size_t found = 0;
 #pragma omp parallel for schedule(static, 1) num_threads(threads) reduction(+ : found)

@@ -1,4 +1,4 @@
-/* The conversation of `terse run -cnv`: turns, commands, and what an interrupt means. */
+/* Holds the conversation of `terse run -cnv`: turns, commands, and interrupts. */
 #include "chat.h"
 
 #include "message_reader.h"
@@ -45,7 +45,7 @@ static int turn(struct chat *chat, const char *message) {
         return EXIT_OK;
     }
     forget_reply(chat);
-    /* A fork shares the pages. Where the KV budget has no room for its window, there is no /regen. */
+    /* A fork shares the pages. Where the KV budget has no room for its recent window, there is no /regen. */
     terse_session_fork(run->session, &chat->before, NULL);
     return status_after(chat, run_generate(run));
 }
@@ -192,8 +192,8 @@ static int take(struct chat *chat, char *message) {
     return EXIT_OK;
 }
 
-/* Handles an interrupt at the prompt. The first one may have been meant for a reply that had just ended or been stopped, as that of someone
- * who presses Ctrl-C twice. */
+/* Handles an interrupt at the prompt. The first one may have been meant for a reply that had just ended or been stopped, as when a
+ * user presses Ctrl-C twice. */
 static int interrupted(struct chat *chat) {
     if (!chat->terminal || !console_take_interrupt() || chat->interrupts++) return EXIT_INTERRUPTED;
     remark("(Ctrl-C again, or Ctrl-D, leaves)");

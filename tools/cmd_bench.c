@@ -1,6 +1,6 @@
-/* `terse bench`: how fast prompts are read and tokens decoded with a given number of tokens in the cache, which part of a step is
- * attention, and how near its reading comes to the memory bandwidth measured in the same run. With `--kv all` the repeats of every
- * method alternate with repeats of f16. */
+/* Implements `terse bench`: how fast prompts are read and tokens decoded with a given number of tokens in the cache, which part of
+ * a step is attention, and how near its reading comes to the memory bandwidth measured in the same run. With `--kv all` the repeats
+ * of every method alternate with repeats of f16. */
 #include "bandwidth.h"
 #include "codebooks.h"
 #include "commands.h"
@@ -18,14 +18,14 @@
 enum { MOST_DEPTHS = 32, MOST_REPEATS = 1000 };
 enum { BY_KIND = -1 }; /* a number that was not given: its default depends on whether methods are named or all are measured */
 
-/* A line of the table that `--kv all` prints. */
+/* An item is a line of the table that `--kv all` prints. */
 struct item {
     const char *method;
     double read_percent; /* 0: the method's own */
     const char *label;   /* NULL: as setup_method_text has it */
 };
 
-/* f16 first: the others are measured beside it. */
+/* f16 comes first, because the others are measured beside it. */
 static const struct item all_items[] = {
     {"f16", 0, NULL},
     {"q8_0", 0, NULL},
@@ -85,7 +85,7 @@ struct bench {
     cJSON *rows;
 };
 
-/* The results of one kind of test over its repeats. */
+/* These are the results of one kind of test over its repeats. */
 struct samples {
     double rate[MOST_REPEATS]; /* tokens per second */
     size_t n;
@@ -476,7 +476,8 @@ static int run_all(struct bench *b) {
 
 /* ---- Before the tests */
 
-/* Counts the bytes of weights that a decoded token reads: all tensors, but of an embedding that is not the output as well only one row. */
+/* Counts the bytes of weights that a decoded token reads: all tensors, except that it reads only one row of an embedding that is
+ * not the output as well. */
 static int count_weight_bytes(struct bench *b) {
     struct terse_error error;
     struct terse_gguf *gguf;
@@ -649,7 +650,8 @@ int cmd_bench(int argc, char **argv) {
     int status = check_options(&b);
     if (status == EXIT_OK) status = start(&b);
     if (status == EXIT_OK) {
-        /* Measured before and after, the better of the two, since other load on the machine comes and goes. */
+        /* The bandwidth is measured before and after, and the better of the two counts, since other load on the machine comes and
+         * goes. */
         b.read_rate = bandwidth_measure(b.threads);
         status = b.all ? run_all(&b) : run_list(&b);
         /* Rows measured before an interrupt or a failure are printed. */

@@ -1,5 +1,5 @@
-/* `terse calibrate`: learns a method's codebook for a model from a text, and keeps it where the other commands look for it or in a file
- * of its own. */
+/* Implements `terse calibrate`: learns a method's codebook for a model from a text, and keeps it where the other commands look for
+ * it or in a file of its own. */
 #include "codebooks.h"
 #include "commands.h"
 #include "rate_costs.h"

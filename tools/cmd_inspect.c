@@ -1,6 +1,6 @@
-/* `terse inspect`: what a GGUF file holds, whether terse can run it, and what its KV cache costs by each method, and measures for a few seconds
- * how fast it is here; of a codebook, what it is for and where it comes from. Works on any well-formed GGUF file, also on those that terse
- * cannot run. */
+/* Implements `terse inspect`: what a GGUF file holds, whether terse can run it, and what its KV cache costs by each method; it
+ * measures for a few seconds how fast the model is here. Of a codebook it says what it is for and where it comes from. It works on
+ * any well-formed GGUF file, also on those that terse cannot run. */
 #include "codebooks.h"
 #include "commands.h"
 #include "forecast.h"
@@ -150,7 +150,7 @@ static cJSON *collect_types(const struct inspect *f) {
 
 /* ---- What its cache costs */
 
-/* Most tokens whose cache never takes more than `budget` bytes, up to MOST_TOKENS. */
+/* Returns the most tokens whose cache never takes more than `budget` bytes, up to MOST_TOKENS. */
 #define MOST_TOKENS (UINT64_C(1) << 40)
 static uint64_t tokens_in_budget(const struct inspect *f, const struct terse_cache_options *options) {
     uint64_t fits = 0, too_many = MOST_TOKENS + 1;
@@ -164,7 +164,8 @@ static uint64_t tokens_in_budget(const struct inspect *f, const struct terse_cac
     return fits;
 }
 
-/* Returns the options of a method as terse run would take it. Of other methods' codebooks the bytes do not depend on what was learned. */
+/* Returns the options of a method as terse run would take it. A cache takes the same bytes whatever the method's codebook has
+ * learned. */
 static struct terse_cache_options options_of(const struct inspect *f, const char *method) {
     struct terse_cache_options options = terse_cache_options_defaults();
     struct setup setup = f->setup;
@@ -434,7 +435,7 @@ static int make_forecast(struct inspect *f) {
     return forecast_make(&f->setup, f->setup.context ? (uint32_t)f->setup.context : context, f->profile, &f->forecast);
 }
 
-/* Loads the file. One that cannot be run is shown all the same; one that cannot be read is not. */
+/* Loads the file. One that cannot be run is shown nevertheless; one that cannot be read is not. */
 static int load(struct inspect *f) {
     int status = EXIT_OK;
     if (setup_open_gguf(f->file, &f->gguf, &f->refusal) != TERSE_OK) return complain_error(&f->refusal);

@@ -1,7 +1,7 @@
-/* `terse perplexity`: the quality of a model behind its real cache. For each window of -c tokens the first half is prefilled and
- * sealed, the second half is fed by decoding steps, and the positions context/2 .. context-2 are scored by the token that follows
- * each, as llama.cpp's tool does. --paper reads the whole window in the papers' protocol instead; the same positions are scored.
- * --free-running lets the cache go on from the first half by itself. */
+/* Implements `terse perplexity`: the quality of a model with its real cache. For each window of -c tokens the first half is
+ * prefilled and sealed, the second half is fed by decoding steps, and the positions context/2 .. context-2 are scored by the token
+ * that follows each, as llama.cpp's tool does. --paper reads the whole window in the papers' protocol instead; the same positions
+ * are scored. --free-running lets the cache go on from the first half by itself. */
 #include "codebooks.h"
 #include "commands.h"
 #include "free_running.h"

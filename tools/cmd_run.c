@@ -1,4 +1,5 @@
-/* `terse run`: reads a text, streams what the model writes, and sums up what it cost. Completion, one question, or a chat. */
+/* Implements `terse run`: reads a text, streams what the model writes, and sums up what it cost. A run is a completion, one
+ * question, or a chat. */
 #include "chat.h"
 #include "codebooks.h"
 #include "commands.h"
@@ -26,7 +27,7 @@ static int run_completion(struct run *run) {
         status = run_read_text(run, input, strlen(input), begins | TERSE_TOKENIZE_PARSE_SPECIAL);
     if (status == EXIT_OK) status = run_generate(run);
     free(input);
-    /* Models for chats take a text for a whole message, behind which there is nothing to say. */
+    /* Models for chats take a text for a whole message, after which nothing follows. */
     if (status == EXIT_OK && !run->written && run->end >= 0 && text_try_chat(run->setup.model, NULL, NULL) == TERSE_OK)
         remark("the model ended the text at once: it is made for chats; --chat asks it as one, and -cnv talks to it");
     return status;
@@ -114,7 +115,7 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
         {"--repeat-last-n", "N", OPTION_INTEGER, &run->repeat_last, -1, INT32_MAX,
          "how many tokens are recent; -1: as many as can be"},
         {"-s, --seed", "N", OPTION_INTEGER, &run->seed, -1, INT32_MAX, "the same seed gives the same text; -1: from the clock"},
-        /* llama.cpp's: docs/llama-cpp-users.md. */
+        /* These are llama.cpp's: docs/llama-cpp-users.md. */
         {"--in-prefix", "TEXT", OPTION_TEXT, &run->in_prefix, 0, 0, NULL},
         {"--in-suffix", "TEXT", OPTION_TEXT, &run->in_suffix, 0, 0, NULL},
         {"--ignore-eos", NULL, OPTION_FLAG, &run->ignore_end, 0, 0, NULL},
@@ -227,7 +228,7 @@ static int start(struct run *run) {
         .repeat_last = run->repeat_last < 0 ? REPEAT_LAST_MOST : (uint32_t)run->repeat_last,
         .seed = run->seed >= 0 ? (uint64_t)run->seed : (uint64_t)(console_seconds() * 1e9),
     };
-    /* Before a model is loaded or a codebook learned for it. */
+    /* The text is read before a model is loaded or a codebook learned for it. */
     int status = read_file(run);
     if (status == EXIT_OK) status = setup_load(&run->setup);
     if (status == EXIT_OK) status = check_chat_format(run);

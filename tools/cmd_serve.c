@@ -1,4 +1,4 @@
-/* `terse serve`: one engine behind HTTP, for OpenAI's clients and llama.cpp's. */
+/* Implements `terse serve`: one engine behind HTTP, for OpenAI's clients and llama.cpp's. */
 #include "codebooks.h"
 #include "commands.h"
 #include "rate_choice.h"

@@ -26,7 +26,8 @@ void codebooks_free(struct codebook_entry *entries) {
 
 static const char profile_name[] = "terse"; /* of every terse-N */
 
-/* Writes the codebook's name as terse_cache_codebook does; "" also if the options name an unknown method, of which a session complains better. */
+/* Writes the codebook's name as terse_cache_codebook does; "" also if the options name an unknown method, about which a session
+ * complains better. */
 static void name_codebook(const struct setup *setup, char name[64]) {
     struct terse_session_options options = setup_session_options(setup);
     if (terse_cache_codebook(&options.cache, name, 64, NULL) != TERSE_OK) name[0] = 0;
@@ -90,8 +91,8 @@ int codebooks_check_place(const char *path, bool makes_folders) {
 
 /* ---- What is kept there */
 
-/* Returns whether the codebook is for the method and model that its file's name says: all that are kept serve the model whatever its weights'
- * types. */
+/* Returns whether the codebook is for the method and model that its file's name says: a kept codebook serves all files of the
+ * model, whatever the types of their weights. */
 static bool is_for(const struct terse_codebook *codebook, const struct setup *setup) {
     struct terse_codebook_info info;
     char name[64];
@@ -100,8 +101,8 @@ static bool is_for(const struct terse_codebook *codebook, const struct setup *se
     return strcmp(info.method, name) == 0 && info.of_norms && info.fingerprint == setup->info.norms_fingerprint;
 }
 
-/* Loads the codebook at `path`; NULL where there is none or, after a remark, where it is of no use. Lack of memory is a failure: another
- * method in its place would be a surprise. Returns an exit status. */
+/* Loads the codebook at `path`; NULL where there is none or, after a remark, where it is of no use. Lack of memory is a failure,
+ * because using another method instead would surprise the user. Returns an exit status. */
 static int find(const struct setup *setup, const char *path, struct terse_codebook **codebook) {
     struct terse_error error;
     *codebook = NULL;
@@ -118,7 +119,8 @@ static int find(const struct setup *setup, const char *path, struct terse_codebo
     return EXIT_OK;
 }
 
-/* Complains where a codebook of so many tokens must not take the place of what is kept at `path`. One that is of no use may be replaced by any. */
+/* Complains where a codebook of so many tokens must not replace the one that is kept at `path`. One that is of no use may be
+ * replaced by any. */
 static int check_replacing(const struct setup *setup, const char *path, uint64_t tokens) {
     struct terse_codebook *kept;
     struct terse_codebook_info info;
@@ -135,7 +137,7 @@ static int check_replacing(const struct setup *setup, const char *path, uint64_t
 
 /* ---- Learning */
 
-/* From embedded.S: the validation split of WikiText. */
+/* embedded.S has the validation split of WikiText. */
 extern const char calibration_text_begin[], calibration_text_end[];
 static const char built_in_corpus[] = "WikiText validation";
 
@@ -157,7 +159,7 @@ static int read_calibration(const struct setup *setup, const char *file, int32_t
     return status;
 }
 
-/* A calibration in progress. */
+/* A watch follows a calibration in progress. */
 struct watch {
     const struct setup *setup;
     const struct terse_calibration *options;
@@ -192,7 +194,8 @@ static void write_duration(double seconds, char *text, size_t capacity) {
 
 static const char *model_name(const struct setup *setup) { return setup->info.name[0] ? setup->info.name : "this model"; }
 
-/* Announces the learning after the first window, or after enough of it to tell how long all will take; gives it up only after enough. */
+/* Announces the learning after the first window, or after enough of it to estimate the whole time; gives it up only after
+ * enough. */
 static void announce(struct watch *watch, const char *what, uint64_t done, uint64_t total) {
     enum { SECONDS_TO_TELL = 5 };
     double seconds = console_seconds() - watch->start;
@@ -273,7 +276,7 @@ int codebooks_learn(struct setup *setup, const struct codebooks_calibration *cal
 
 /* ---- Finding one, or learning it */
 
-/* From embedded.S: the built-in model's. */
+/* embedded.S has the built-in model's profile. */
 extern const char default_profile_begin[], default_profile_end[];
 
 static int find_built_in(const struct setup *setup, struct terse_codebook **codebook) {
@@ -289,7 +292,7 @@ static int find_built_in(const struct setup *setup, struct terse_codebook **code
     return EXIT_OK;
 }
 
-/* Finds what is kept, or is built in. */
+/* Finds the codebook that is kept, or is built in. */
 static int find_kept(const struct setup *setup, struct terse_codebook **codebook) {
     char path[4096];
     int status = EXIT_OK;
@@ -302,13 +305,13 @@ static bool without_codebook(const struct setup *setup) {
     return setup->codebook_path && strcmp(setup->codebook_path, "none") == 0;
 }
 
-/* Loads that of --codebook. */
+/* Loads the codebook of --codebook. */
 static int load_given(const struct setup *setup, struct terse_codebook **codebook) {
     struct terse_error error;
     return terse_codebook_load(setup->codebook_path, codebook, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
 }
 
-/* Adds it to the list; releases it when there is no memory for that. */
+/* Adds the codebook to the list; releases it when there is no memory for that. */
 static bool remember(struct setup *setup, struct terse_codebook *codebook) {
     struct codebook_entry *entry = calloc(1, sizeof *entry);
     if (!entry) {
@@ -368,8 +371,8 @@ static enum terse_status try_without(const struct setup *setup, const struct ter
     return status;
 }
 
-/* Returns the seconds that learning a codebook takes where products run at 100 GFLOP/s a thread, which few processors exceed: from this on
- * nothing need be tried. */
+/* Returns the seconds that learning a codebook takes at least: with products at 100 GFLOP/s a thread, which few processors exceed.
+ * If these are too many, no trial is needed. */
 static double least_seconds(const struct setup *setup) {
     double threads = setup->threads > 0 ? (double)setup->threads : (double)sysconf(_SC_NPROCESSORS_ONLN);
     double window = setup->info.context < CODEBOOKS_WINDOW ? setup->info.context : CODEBOOKS_WINDOW;
@@ -377,7 +380,8 @@ static double least_seconds(const struct setup *setup) {
     return 2 * (double)setup->info.parameters * tokens / (1e11 * threads);
 }
 
-/* Returns whether the user asked for a method that compresses nothing without a profile, as the text is too short to fit it to. */
+/* Returns whether the user asked for a method that compresses nothing without a profile, because the text is too short to fit it
+ * to. */
 static bool compresses_nothing(const struct setup *setup, const struct terse_session_options *options) {
     uint64_t tokens = options->context ? options->context : setup->info.context;
     if (setup->text_tokens && setup->text_tokens < tokens) tokens = setup->text_tokens;
@@ -412,7 +416,8 @@ static void keep(const struct terse_codebook *codebook, const char *path) {
         remark("the codebook is not kept, and the next run will learn it again: %s", error.message);
 }
 
-/* Learns the codebook and keeps it. *codebook stays NULL where that would take longer than what goes unasked; then *needed is how many seconds. */
+/* Learns the codebook and keeps it. *codebook stays NULL where that would take longer than is done unasked; *needed is then how
+ * many seconds. */
 static int learn_and_keep(struct setup *setup, const struct terse_session_options *options, const char *path,
                           struct terse_codebook **codebook, double *needed) {
     struct codebooks_calibration calibration = codebooks_calibration_defaults();
@@ -433,7 +438,8 @@ static int find_or_learn(struct setup *setup, const struct terse_session_options
     double needed = least_seconds(setup);
     int status = find_kept(setup, codebook);
     if (status != EXIT_OK || *codebook) return status;
-    /* terse-N can do without, and real models are closer to f16 so: a profile is learned only where the user asks for one. */
+    /* terse-N works without a profile, and is then closer to f16 on real models, so a profile is learned only where the user asks
+     * for one. */
     bool learns = !setup->no_auto_calibrate && (!profile || setup->auto_calibrate);
     if (learns) status = learn_and_keep(setup, options, place ? path : NULL, codebook, &needed);
     if (status != EXIT_OK || *codebook) return status;

@@ -1,4 +1,4 @@
-/* Codebooks for the commands: where they are kept, loading one, and learning one that is missing. */
+/* Handles codebooks for the commands: where they are kept, loading one, and learning one that is missing. */
 #ifndef TERSE_TOOLS_CODEBOOKS_H
 #define TERSE_TOOLS_CODEBOOKS_H
 
@@ -6,7 +6,7 @@
 
 #include <terse_calibrate.h>
 
-/* A codebook that is in use, in a list that setup_free releases. */
+/* An entry is a codebook that is in use, in a list that setup_free releases. */
 struct codebook_entry {
     char name[64]; /* terse_cache_codebook */
     struct terse_codebook *codebook;
@@ -20,12 +20,13 @@ bool codebooks_needed(const struct setup *setup);
 bool codebooks_is_profile(const struct setup *setup);
 
 /* Sets options->cache.codebook to the one that the method needs for the model: that of --codebook, that in the user's cache
- * directory, the built-in one, or one that is learned now and kept there, unasked where that takes less than a minute and is no profile; where
- * *setup asks for it, one of random numbers. It stays NULL where the method needs none, or is terse-N and --codebook is none or there is no
- * profile. Nothing is learned before a session of these options is known to be possible. Returns an exit status. */
+ * directory, the built-in one, or one that is learned now and kept there; it is learned unasked where that takes less than a minute
+ * and it is no profile; where *setup asks for it, one of random numbers. It stays NULL where the method needs none, or is terse-N
+ * and --codebook is none or there is no profile. Nothing is learned before a session of these options is known to be possible.
+ * Returns an exit status. */
 int codebooks_provide(struct setup *setup, struct terse_session_options *options);
 
-/* The text to learn from and how; 0 stands for what the library takes by default. */
+/* These settings choose the text to learn from and how; 0 stands for the library's default. */
 struct codebooks_calibration {
     const char *file; /* NULL: the built-in text */
     int64_t window, windows, seed, power;
@@ -38,8 +39,9 @@ struct codebooks_calibration {
 /* Returns the library's defaults. */
 struct codebooks_calibration codebooks_calibration_defaults(void);
 
-/* Learns a codebook for the method and the model, with progress, and measures with a profile what rates cost. Returns an exit status; *codebook is
- * released by terse_codebook_free. It stays NULL where learning would take more than most_seconds; then *needed, which may be NULL, is how many. */
+/* Learns a codebook for the method and the model, with progress, and measures with a profile what rates cost. Returns an exit
+ * status; *codebook is released by terse_codebook_free. It stays NULL where learning would take more than most_seconds; *needed,
+ * which may be NULL, is then how many seconds. */
 int codebooks_learn(struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
                     double *needed);
 

@@ -1,5 +1,5 @@
-/* The subcommands of `terse`. Each gets the arguments after its name and returns the exit status of the program: 0, 1 after a line
- * on stderr that says what went wrong, 130 when interrupted. */
+/* Declares the subcommands of `terse`. Each gets the arguments after its name and returns the exit status of the program: 0, 1
+ * after a line on stderr that says what went wrong, 130 when interrupted. */
 #ifndef TERSE_TOOLS_COMMANDS_H
 #define TERSE_TOOLS_COMMANDS_H
 

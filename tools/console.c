@@ -1,4 +1,4 @@
-/* Messages, the progress bar, signals, and the check that results really were written. */
+/* Writes messages and the progress bar, handles signals, and checks that results really were written. */
 #include "console.h"
 
 #include <errno.h>
@@ -34,7 +34,7 @@ void console_begin(const char *command) {
 
 bool console_interrupted(void) { return stop_signal != 0; }
 
-/* Ctrl-C pressed twice stops the reply, not the conversation: an impatient user means only the reply. */
+/* Lets Ctrl-C pressed twice stop the reply, not the conversation: an impatient user means only the reply. */
 static void on_interrupt(int number) {
     static atomic_int unanswered;
     if (stop_signal) {

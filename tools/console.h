@@ -1,5 +1,5 @@
-/* The command's side of the terminal: messages and progress go to stderr, results to stdout, and signals set flags. One command runs per
- * process, so this state is the process's. */
+/* Handles the terminal for the command: messages and progress go to stderr, results to stdout, and signals set flags. One command
+ * runs per process, so this state is the process's. */
 #ifndef TERSE_TOOLS_CONSOLE_H
 #define TERSE_TOOLS_CONSOLE_H
 
@@ -7,7 +7,7 @@
 
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_INTERRUPTED = 130, EXIT_TERMINATED = 143, EXIT_CLOSED_PIPE = 141 };
 
-/* Names the command in messages ("terse run"); SIGINT and SIGTERM only set a flag from here on (a second one kills), and a closed
+/* Names the command in messages ("terse run"). From here on SIGINT and SIGTERM only set a flag (a second one kills), and a closed
  * pipe is an error of the write. */
 void console_begin(const char *command);
 /* Flushes and closes stdout. Returns `status`, or after a full disk or a closed pipe EXIT_FAILED, with a line on stderr. */
@@ -20,18 +20,18 @@ void console_expect_interrupts(void);
 bool console_take_interrupt(void);
 double console_seconds(void); /* of a clock that only goes forward */
 
-/* One line on stderr after the command's name; the bar is cleared first. Returns EXIT_FAILED. */
+/* Writes one line to stderr, after the command's name and after clearing the bar. Returns EXIT_FAILED. */
 __attribute__((format(printf, 1, 2))) int complain(const char *format, ...);
-/* The same for a failure of the library: EXIT_INTERRUPTED, silently, when that is what it was. */
+/* Does the same for a failure of the library; returns EXIT_INTERRUPTED, silently, when the failure is an interrupt. */
 int complain_error(const struct terse_error *error);
-/* One line on stderr without the command's name. */
+/* Writes one line to stderr without the command's name. */
 __attribute__((format(printf, 1, 2))) void remark(const char *format, ...);
 
-/* Writes to stdout and flushes. False after a failure, which console_end reports. */
+/* Writes to stdout and flushes. Returns false after a failure, which console_end reports. */
 bool output_write(const char *bytes, size_t n_bytes);
 
-/* A struct terse_progress.report, and called by the commands themselves: a bar on a terminal, a line every few seconds
- * otherwise, nothing for short work. False after an interrupt. `user` is not used. */
+/* Shows progress, as a struct terse_progress.report and for the commands themselves: a bar on a terminal, a line every few seconds
+ * otherwise, nothing for short work. Returns false after an interrupt. `user` is not used. */
 bool progress_show(void *user, const char *what, uint64_t done, uint64_t total);
 /* Takes the bar away, before something else is printed or when the work is over. */
 void progress_clear(void);

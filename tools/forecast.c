@@ -1,7 +1,7 @@
-/* Measures a model for a few seconds, however large it is: some decoding steps, and the beginning of a prompt, as much as there is time for. What
- * other lengths take follows from the model's shape: weights take the same time for each token, attention for each key that a query sees. In a
- * prompt its products run about as fast as those of weights (measured with AVX2), so that theirs need not be measured; in a step the counters
- * tell them apart. */
+/* Measures a model for a few seconds, however large it is: some decoding steps, and the beginning of a prompt, as much as there is
+ * time for. The times for other lengths follow from the model's shape: weights take the same time for each token, attention for
+ * each key that a query sees. In a prompt attention's products run about as fast as those of weights (measured with AVX2), so they
+ * need not be measured; in a step the counters tell them apart. */
 #include "forecast.h"
 
 #include "codebooks.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* DEPTH: past the tokens that a cache holds exactly before it fits itself to them, so that steps read codes. */
+/* DEPTH lies past the tokens that a cache holds exactly before it fits itself to them, so that steps read codes. */
 enum { DEPTH = TERSE_FIT_TOKENS + 252, PROMPT = 512, STEPS = 16, LEAST = 64 };
 #define TRIAL_SECONDS 1.5 /* of each of the two measurements */
 
@@ -113,7 +113,7 @@ static int measure_model(struct setup *setup, const struct terse_session_options
 
 /* ---- Memory */
 
-/* Bytes of the command and its threads, and of a tokenizer and logits for each token of the vocabulary, as measured. */
+/* These bytes were measured: of the command and its threads, and of a tokenizer and logits for each token of the vocabulary. */
 #define PROGRAM ((uint64_t)25 << 20)
 #define PROGRAM_PER_TOKEN 80
 
@@ -126,7 +126,7 @@ enum terse_status forecast_peak(const struct terse_model *model, const struct te
     return status;
 }
 
-/* The bytes of the methods' caches, and of what a prompt holds beside them (terse.h, terse_session_begin_prompt) */
+/* Counts the bytes of the methods' caches, and of what a prompt holds beside them (terse.h, terse_session_begin_prompt). */
 static int count_bytes(const struct setup *setup, const struct terse_session_options *options, struct forecast *f) {
     const struct terse_model_info *m = &setup->info;
     struct terse_cache_options half = terse_cache_options_defaults();

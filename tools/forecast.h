@@ -1,5 +1,5 @@
-/* Estimates what running a model on this machine takes: memory, seconds of a prompt, tokens a second, and how long a profile takes to learn. An estimate,
- * from the model's shape and a few seconds of computing with it. */
+/* Estimates what running a model on this machine takes: memory, seconds of a prompt, tokens a second, and how long a profile takes
+ * to learn. It estimates from the model's shape and a few seconds of computing with it. */
 #ifndef TERSE_TOOLS_FORECAST_H
 #define TERSE_TOOLS_FORECAST_H
 
@@ -25,11 +25,12 @@ struct forecast {
  * none. A context too short to measure anything is no failure: `depth` is 0 then, and the seconds are not known. Returns an exit status. */
 int forecast_make(struct setup *setup, uint32_t context, const struct terse_codebook *profile, struct forecast *forecast);
 
-/* Seconds of a prompt of n tokens, and of a step with so many in the cache. */
+/* Return the seconds of a prompt of n tokens, and of a step with `depth` tokens in the cache. */
 double forecast_prompt(const struct forecast *forecast, const struct terse_model_info *model, uint32_t n);
 double forecast_step(const struct forecast *forecast, const struct terse_model_info *model, uint32_t depth);
 
-/* Computes the most bytes that a cache takes on its way to so many tokens. They never shrink with tokens, as those of terse_cache_bytes do. */
+/* Computes the most bytes that a cache takes on its way to so many tokens. They never shrink with more tokens, unlike those of
+ * terse_cache_bytes. */
 enum terse_status forecast_peak(const struct terse_model *model, const struct terse_cache_options *options, uint64_t tokens,
                                 uint64_t *bytes, struct terse_error *error);
 

@@ -18,7 +18,8 @@ enum {
 enum cache { METHOD, F16, CACHES };
 enum role { WRITES, READS, GREEDY, ROLES }; /* READS: what the other cache writes */
 
-/* A sum of windows' means, and of their squares. Windows are the independent samples: what a cache writes depends on all that it wrote before. */
+/* A sums holds a sum of windows' means, and of their squares. Windows are the independent samples: what a cache writes depends on
+ * all that it wrote before. */
 struct sums {
     double sum, squares;
 };
@@ -32,7 +33,7 @@ struct totals {
     struct sums same, prefix; /* of greedy tokens: the part that is equal, and how many are before the first difference */
 };
 
-/* Sums over the positions of the window in hand. */
+/* These are sums over the positions of the current window. */
 struct window {
     double kld[CACHES], nll[CACHES], entropy[CACHES]; /* by the cache that wrote the text; the latter two by f16 */
     size_t same, prefix;
@@ -151,7 +152,8 @@ static int read_prompt(struct free_running *f, const int32_t *prompt) {
 
 /* ---- Tokens */
 
-/* A random number in (0, 1) for every position and token, so that both caches draw by the same ones (splitmix64, Steele, Lea and Flood 2014). */
+/* Returns a random number in (0, 1) for every position and token, so that both caches draw by the same ones (splitmix64, Steele,
+ * Lea and Flood 2014). */
 static double uniform(uint64_t index) {
     uint64_t z = (index + 1) * 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -1,5 +1,5 @@
-/* Free-running text is what a cache makes of a prompt when it reads the tokens that it wrote itself, beside what an f16 cache of the same model and
- * device makes of the same prompt. Six sequences go on from each prompt together:
+/* Compares the text that a cache writes after a prompt, reading the tokens that it wrote itself (free-running), with the text that
+ * an f16 cache of the same model and device writes after the same prompt. Six sequences go on from each prompt together:
  *
  *   written   the cache writes tokens, drawn at temperature 1; f16 reads the same tokens and scores them
  *   given     f16 writes tokens with the same random numbers; the cache reads them: the same divergence, of a text that its errors did not touch

@@ -1,12 +1,12 @@
-/* The base file of a KL divergence: the log-probabilities of a reference run, as llama.cpp's perplexity tool writes and reads them.
+/* Reads and writes the base file of a KL divergence: the log-probabilities of a reference run, as llama.cpp's perplexity tool
+ * writes and reads them.
  *
- * Little-endian, as are all machines that terse runs on: 8 bytes "_logits_"; u32 context; i32 vocabulary; i32 chunks;
- * i32 tokens[chunks][context], as tokenized (a BOS put in place of a chunk's first token is not in it); then for every chunk a
- * row for each position context/2 .. context-2. A row is f32 scale, f32 minimum, u16 codes[vocabulary], padded to an even number
- * of codes: log p(token) = scale * code + minimum. What lies more than 16 below the row's largest has the minimum,
- * unless the token that follows in the text lies there, too: then that one has it, or its perplexity would not be read back. (llama.cpp's tool
- * leaves it at 16 below: of files that it wrote PPL(base) is too small where tokens are less likely.)
- */
+ * Little-endian, as are all machines that terse runs on: 8 bytes "_logits_"; u32 context; i32 vocabulary; i32 chunks; i32
+ * tokens[chunks][context], as tokenized (a BOS put in place of a chunk's first token is not in it); then for every chunk a row for
+ * each position context/2 .. context-2. A row is f32 scale, f32 minimum, u16 codes[vocabulary], padded to an even number of codes:
+ * log p(token) = scale * code + minimum. What lies more than 16 below the row's largest has the minimum, unless the token that
+ * follows in the text lies there, too: then that one has it, or its perplexity would not be read back. (llama.cpp's tool leaves it
+ * at 16 below: of files that it wrote PPL(base) is too small where tokens are less likely.) */
 #ifndef TERSE_TOOLS_KLD_FILE_H
 #define TERSE_TOOLS_KLD_FILE_H
 
@@ -25,7 +25,7 @@ static inline size_t kld_row_words(uint32_t vocabulary) { return ((size_t)vocabu
 
 /* Writes the codes of logits[vocabulary], of which log_sum = log(sum(exp(logits))); `next` is the token that follows. row[kld_row_words]. */
 void kld_encode(const float *logits, uint32_t vocabulary, double log_sum, int32_t next, uint16_t *row);
-/* *scale and *minimum of a row; false when no writer makes such a row. */
+/* Reads *scale and *minimum of a row; returns false when no writer makes such a row. */
 bool kld_row_scale(const uint16_t *row, float *scale, float *minimum);
 static inline const uint16_t *kld_row_codes(const uint16_t *row) { return row + 4; }
 

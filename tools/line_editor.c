@@ -1,4 +1,5 @@
-/* libedit: reads its characters itself, since libedit would begin anew after a signal, and since text is UTF-8 whatever the locale says. */
+/* Edits lines by libedit. It reads characters itself, since libedit would begin anew after a signal, and since text is UTF-8
+ * whatever the locale says. */
 #include "line_editor.h"
 
 #include "console.h"
@@ -64,7 +65,7 @@ static int next_byte(struct line_editor *e, unsigned char *byte) {
         return 1;
     }
     for (;;) {
-        /* A signal may come to another thread, or just before the call: so this does not wait for ever. */
+        /* A signal may come to another thread, or just before the call, so this does not wait for ever. */
         struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
         int ready = poll(&input, 1, 500);
         if (ready < 0 && errno != EINTR) return -1;

@@ -1,4 +1,5 @@
-/* Lines edited at a terminal, with a history of those that were entered. Built where there is libedit; elsewhere there is never an editor. */
+/* Edits lines at a terminal, with a history of those that were entered. It is built where there is libedit; elsewhere there is
+ * never an editor. */
 #ifndef TERSE_TOOLS_LINE_EDITOR_H
 #define TERSE_TOOLS_LINE_EDITOR_H
 
@@ -19,7 +20,7 @@ enum line_edited {
 /* Makes an editor on standard input and output; NULL where one of them is no terminal that can be drawn on. `color`: what is typed is green. */
 struct line_editor *line_editor_new(bool color);
 void line_editor_free(struct line_editor *editor);
-/* The next line to *line, valid until the next call, and *n_bytes, its end included. */
+/* Reads the next line to *line, valid until the next call, and writes its length to *n_bytes, its end included. */
 enum line_edited line_editor_next(struct line_editor *editor, const char *prompt, const char **line, size_t *n_bytes);
 
 #else

@@ -1,5 +1,5 @@
-/* Flags of llama.cpp's programs that ask for nothing that terse would do otherwise, and those that it refuses by name. What terse does has its
- * rows in the commands' own tables of options. */
+/* Lists flags of llama.cpp's programs: those that ask for nothing that terse would do otherwise, and those that it refuses by name.
+ * Flags that terse implements have rows in the commands' own tables of options. */
 #ifndef TERSE_TOOLS_LLAMA_FLAGS_H
 #define TERSE_TOOLS_LLAMA_FLAGS_H
 

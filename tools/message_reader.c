@@ -1,4 +1,4 @@
-/* Lines, edited or plain, and the messages that they make up. */
+/* Reads lines, edited or plain, and makes messages of them. */
 #include "message_reader.h"
 
 #include "console.h"
@@ -55,7 +55,8 @@ static enum message_read read_edited(struct message_reader *r, const char *promp
     }
 }
 
-/* Waits until a terminal, which gives whole lines, has one; not for ever, since a signal may come just before the call. */
+/* Waits until a terminal, which gives whole lines, has one. It does not wait for ever, since a signal may come just before the
+ * call. */
 static void await_line(void) {
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
     while (!console_interrupted() && poll(&input, 1, 500) <= 0) {}

@@ -232,7 +232,7 @@ static const struct llama_flag *find_llama_flag(const struct option_set *set, co
     return NULL;
 }
 
-/* One argument: its name, and the value that may be a part of it or follow it. */
+/* An argument has its name, and the value that may be a part of it or follow it. */
 struct argument {
     char name[64];
     const char *value; /* NULL: there is none */

@@ -1,4 +1,4 @@
-/* Command-line options as a table: parsing, range checks and --help come from the same rows, so that they cannot disagree. */
+/* Reads command-line options by a table: parsing, range checks and --help come from the same rows, so that they cannot disagree. */
 #ifndef TERSE_TOOLS_OPTIONS_H
 #define TERSE_TOOLS_OPTIONS_H
 
@@ -18,7 +18,7 @@ enum option_kind {
     OPTION_AMOUNT   /* struct amount: 1%, 64 */
 };
 
-/* A part or a number of something. */
+/* An amount is a part or a number of something. */
 struct amount {
     double percent;  /* negative: not given */
     uint32_t number; /* instead, when not 0 */
@@ -56,11 +56,11 @@ enum options_result { OPTIONS_GO, OPTIONS_HELP, OPTIONS_BAD };
 /* Sets the targets from argv[argc], where a value may be a part of a long name: --top-k=4. OPTIONS_HELP: the help was printed to stdout. OPTIONS_BAD: one line on stderr said why. */
 enum options_result options_parse(const struct option_set *set, int argc, char **argv);
 
-/* Reads a size as OPTION_SIZE does; false, and nothing written, where the text is none. */
+/* Reads a size as OPTION_SIZE does; returns false, and writes nothing, where the text is no size. */
 bool options_parse_size(const char *text, uint64_t *bytes);
 
-/* Cuts the next item off a list "a,b,c": copies it to item[capacity] and advances *list; false at the end. An empty item, or one
- * that does not fit, is returned as "". */
+/* Cuts the next item off a list "a,b,c": copies it to item[capacity] and advances *list; returns false at the end. An empty item,
+ * or one that does not fit, is returned as "". */
 bool list_next(const char **list, char *item, size_t capacity);
 
 #endif

@@ -14,7 +14,7 @@ static const char word[] = "auto";
 #define LEAST_DIVERGENCE 1e-6
 #define MOST_DIVERGENCE 10 /* a larger number is one of bytes */
 
-/* A cache may cost so much or take so many bytes: one of the two is 0. */
+/* An `allowed` says how much divergence or how many bytes a cache may cost: one of the two is 0. */
 struct allowed {
     double divergence;
     uint64_t bytes;
@@ -58,7 +58,7 @@ static void choose(struct setup *setup, double bits) {
     setup->method = setup->chosen;
 }
 
-/* Keeps the reason, to be said when all else is ready: a run that is refused says that alone. */
+/* Keeps the reason, which is printed when all else is ready: a run that is refused prints only the refusal. */
 __attribute__((format(printf, 2, 3))) static void explain(struct setup *setup, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);

@@ -1,5 +1,5 @@
-/* Measures by windows: each is read exactly up to where terse-N has fitted itself to it, and then goes by steps through an f16 cache and one of
- * each rate side by side, so that only the rows of a step are held. */
+/* Measures by windows: each is read exactly up to where terse-N has fitted itself to it. From there it goes by steps through an f16
+ * cache and one of each rate side by side, so that only the rows of a step are held. */
 #include "rate_costs.h"
 
 #include "apart.h"
@@ -65,7 +65,7 @@ static bool report(void *user, const char *what, uint64_t done, uint64_t total) 
     return progress_show(NULL, "measuring what rates cost", m->done + read, m->total);
 }
 
-/* Returns the session of all that are measured: the i-th rate's, or f16's at last. */
+/* Returns one of the sessions that are measured: the i-th rate's, or f16's at last. */
 static struct terse_session *session_at(struct measuring *m, size_t i) { return i < RATES ? m->session[i] : m->exact; }
 
 static enum terse_status read_window(struct measuring *m, struct terse_error *error) {
@@ -109,8 +109,8 @@ static enum terse_status measure_window(struct measuring *m, size_t start, struc
     return status;
 }
 
-/* Returns where the i-th window begins, in the middle of what lies between two windows that were learned from, as terse_calibrate takes them; the
- * text's length where there is no room. */
+/* Returns where the i-th window begins: in the middle of what lies between two windows that were learned from, as terse_calibrate
+ * takes them; the text's length where there is no room. */
 static size_t window_start(const struct measuring *m, size_t i) {
     const struct rate_costs_text *t = m->text;
     size_t available = t->n / t->learned_window, learned = t->learned_windows, length = m->read + m->scored;

@@ -5,7 +5,8 @@
 
 #include "setup.h"
 
-/* The text to measure on, and where in it a profile was learned, so that costs are of text that it has not seen. */
+/* A rate_costs_text is the text to measure on, and says where in it a profile was learned, so that costs are measured on text that
+ * the profile has not seen. */
 struct rate_costs_text {
     const char *corpus; /* its name */
     const int32_t *tokens;

@@ -1,4 +1,4 @@
-/* Reading text into a session, and writing what the model makes of it. */
+/* Reads text into a session, and writes the text that the model generates. */
 #include "run.h"
 
 #include "text.h"
@@ -85,7 +85,7 @@ int run_read_text(struct run *run, const char *text, size_t n_bytes, unsigned fl
     size_t n_tokens;
     int status = text_tokenize(run->setup.model, text, n_bytes, flags, &tokens, &n_tokens);
     if (status != EXIT_OK) return status;
-    /* A text that brings its own BOS does not need a second one. */
+    /* A text that begins with its own BOS does not need a second one. */
     int32_t bos = terse_token_bos(run->setup.model, NULL);
     size_t first = n_tokens > 1 && tokens[0] == bos && tokens[1] == bos;
     status = read_tokens(run, tokens + first, n_tokens - first);
@@ -127,7 +127,8 @@ int run_read_turn(struct run *run, const char *message) {
     int status;
     if (run->in_prefix || run->in_suffix) return read_plain_turn(run, message);
     if (run->replied) {
-        /* The session ends with the reply as it was generated, without its end token; what follows a reply is the same whatever it says. */
+        /* The session ends with the reply as it was generated, without its end token; the tokens after a reply are the same
+         * whatever it says. */
         const struct terse_message messages[] = {{"user", "-"}, {"assistant", "-"}, {"user", message}};
         return read_messages(run, messages, 3, 2);
     }
@@ -141,7 +142,8 @@ int run_read_turn(struct run *run, const char *message) {
 
 /* ---- Text out */
 
-/* Writes text, but for what may be the beginning of a string that ends the reply. False where the reply ends, as write_token. */
+/* Writes text, except for what may be the beginning of a string that ends the reply. Returns false where the reply ends, as
+ * write_token does. */
 static bool write_text(struct run *run, const char *text, size_t n_bytes, int *status, char *last) {
     struct terse_error error;
     bool stopped = false;
@@ -154,8 +156,8 @@ static bool write_text(struct run *run, const char *text, size_t n_bytes, int *s
     return !stopped && *status == EXIT_OK;
 }
 
-/* Writes one token more. False when the text ends here: at its own end with *status EXIT_OK, or for the reason that *status is.
- * *last is the last byte written. */
+/* Writes one more token. Returns false when the text ends here: at its own end with *status EXIT_OK, or for the reason that *status
+ * is. *last is the last byte written. */
 static bool write_token(struct run *run, int *status, char *last) {
     struct terse_error error;
     int32_t token;
@@ -181,7 +183,7 @@ static bool write_token(struct run *run, int *status, char *last) {
     return goes_on && decoded == TERSE_OK;
 }
 
-/* Makes the reply JSON from here on, or ends that after a whole reply. */
+/* Requires the reply to be JSON from here on, or stops requiring it after a whole reply. */
 static int require_json(struct run *run, bool required) {
     struct terse_error error;
     if (!run->json_schema) return EXIT_OK;

@@ -1,4 +1,4 @@
-/* One run of a model: what its options ask for, its session, and what a completion and a chat share: reading and writing text. */
+/* A run is one use of a model: its options, its session, and what a completion and a chat share, reading and writing text. */
 #ifndef TERSE_TOOLS_RUN_H
 #define TERSE_TOOLS_RUN_H
 
@@ -45,12 +45,14 @@ int run_join_input(const struct run *run, const char *prompt, char **input);
 int run_check_length(struct run *run);
 /* Reads text[n_bytes] into the session. `flags` as terse_tokenize. */
 int run_read_text(struct run *run, const char *text, size_t n_bytes, unsigned flags);
-/* Does the same with a user message in the model's chat format, or between --in-prefix and --in-suffix: the first one of a chat, behind -sys
- * and -f, or a later one. A later one that does not fit the context is no failure: a remark, and run->full. */
+/* Does the same with a user message in the model's chat format, or between --in-prefix and --in-suffix: the first one of a chat,
+ * behind -sys and -f, or a later one. A later one that does not fit the context is no failure: it gives a remark, and sets
+ * run->full. */
 int run_read_turn(struct run *run, const char *message);
 /* Writes tokens to stdout until the text ends, -n is reached, or the context is full. */
 int run_generate(struct run *run);
-/* "16.51 MiB, 2.39 bits per value (terse-2)", without the bits of few tokens, into buffer[capacity]; returns it. */
+/* Writes "16.51 MiB, 2.39 bits per value (terse-2)" into buffer[capacity], without the bits when there are few tokens; returns
+ * it. */
 const char *run_cache_text(const struct run *run, const struct terse_cache_report *cache, char *buffer, size_t capacity);
 void run_print_summary(struct run *run);
 

@@ -1,4 +1,4 @@
-/* Log-softmax in double precision, the sums over positions, and their statistics. Holds ROWS rows of logits, never a
+/* Computes log-softmax in double precision, the sums over positions, and their statistics. It holds ROWS rows of logits, never a
  * whole window of them. */
 #include "score.h"
 
@@ -84,7 +84,8 @@ struct row_divergence score_divergence(const float *base, const float *logits, u
     return found;
 }
 
-/* Adds KL(base || logits), over the tokens that the base file tells apart from impossible: log p > -16, as llama.cpp counts. */
+/* Adds KL(base || logits), over the tokens that the base file tells apart from impossible ones: log p > -16, as llama.cpp
+ * counts. */
 static void compare_row(const float *logits, uint32_t n, double log_sum, uint32_t top, int32_t next, const uint16_t *row,
                         struct row_score *score) {
     const uint16_t *codes = kld_row_codes(row);

@@ -1,22 +1,22 @@
-/* Scoring: how well rows of logits predict the tokens that came next, and how far they are from a base file's. */
+/* Scores how well rows of logits predict the tokens that came next, and how far they are from a base file's. */
 #ifndef TERSE_TOOLS_SCORE_H
 #define TERSE_TOOLS_SCORE_H
 
 #include "kld_file.h"
 #include "terse.h"
 
-/* Sums over all scored positions; nll is the negative log-likelihood of the token that came, in nats. */
+/* These are sums over all scored positions; nll is the negative log-likelihood of the token that came, in nats. */
 struct score_totals {
     uint64_t count;
     double nll, nll_squared;
-    /* against a base file: */
+    /* The next members compare with a base file. */
     double base_nll, base_nll_squared, nll_base_nll;
     double kld, kld_squared;
     uint64_t same_top;
     float *kld_values; /* [count] */
 };
 
-/* How far the distribution of a row of logits is from that of a base row. */
+/* A row_divergence says how far the distribution of a row of logits is from that of a base row. */
 struct row_divergence {
     double kld;          /* KL(base || logits), in nats: 0 of equal rows */
     double base_log_sum; /* log(sum(exp(base))): a token's logit in the base row less this is its log-probability */
@@ -26,29 +26,29 @@ struct row_divergence score_divergence(const float *base, const float *logits, u
 
 struct scorer;
 
-/* Scores the second half of windows of `context` tokens, at most `windows` of them; with a writer it writes the base file's rows,
- * with a reader it compares with them (either may be NULL; both outlive the scorer). Returns an exit status. */
+/* Makes a scorer of the second half of windows of `context` tokens, at most `windows` of them. With a writer it writes the base
+ * file's rows, with a reader it compares with them (either may be NULL; both outlive the scorer). Returns an exit status. */
 int scorer_new(uint32_t vocabulary, uint32_t context, uint32_t windows, struct kld_writer *writer, struct kld_reader *reader,
                int threads, struct scorer **scorer);
 void scorer_free(struct scorer *scorer);
 
 /* Tells that the next rows belong to this window, from position `first` on; call it before each call into the library. */
 void scorer_expect(struct scorer *scorer, const int32_t *window, size_t first);
-/* A terse_logits_sink.row with the scorer as user. Rows are gathered and scored some at a time. */
+/* Takes a row, as a terse_logits_sink.row with the scorer as user. Rows are gathered and scored some at a time. */
 void scorer_row(void *scorer, size_t i, const float *logits);
-/* Scores what is gathered. Returns an exit status: that of the first failure, also of one between. */
+/* Scores the gathered rows. Returns an exit status: that of the first failure, also of an earlier one. */
 int scorer_flush(struct scorer *scorer);
 
 const struct score_totals *scorer_totals(const struct scorer *scorer);
 
-/* A mean with its standard error, from a sum and a sum of squares. */
+/* An estimate is a mean with its standard error, from a sum and a sum of squares. */
 struct estimate {
     double mean, error;
 };
 struct estimate estimate_mean(double sum, double sum_of_squares, uint64_t count);
-/* Returns exp of an estimate; the error to first order. */
+/* Returns exp of an estimate, with the error to first order. */
 struct estimate estimate_exp(struct estimate e);
-/* Mean of log PPL - log PPL(base); the error of the difference of two correlated means. */
+/* Returns the mean of log PPL - log PPL(base); its error is that of the difference of two correlated means. */
 struct estimate score_log_ratio(const struct score_totals *totals);
 
 /* Sorts the KL divergences once; then the next call returns that of any fraction 0..1 of the positions, between neighbours linearly. */

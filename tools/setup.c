@@ -1,4 +1,4 @@
-/* The common options, and the model and session options that they ask for. */
+/* Declares the common options, and loads the model and makes the session options that they ask for. */
 #include "setup.h"
 
 #include "codebooks.h"
@@ -88,7 +88,7 @@ void setup_init(struct setup *setup) {
     memcpy(setup->common, common, sizeof common);
 }
 
-/* From embedded.S: a GGUF file. */
+/* embedded.S has a GGUF file. */
 extern const char default_model_begin[], default_model_end[];
 static const char default_name[] = "the built-in model";
 
@@ -149,7 +149,8 @@ static int choose_device(const struct setup *setup, const char **device) {
     return EXIT_OK;
 }
 
-/* Returns whether the CPU will do: -ngl asks for what there is, as llama.cpp has it, where --device gpu asks for a GPU. */
+/* Returns whether the CPU may serve: -ngl asks for whatever device there is, as llama.cpp has it, where --device gpu asks for a
+ * GPU. */
 static bool may_do_without_gpu(const struct setup *setup, const char *device) {
     return setup->gpu_layers > 0 && strcmp(device, "gpu") == 0;
 }

@@ -1,4 +1,4 @@
-/* The part that the commands that run a model share: its options, loading it, and the options of a session. */
+/* Holds what the commands that run a model share: their options, loading the model, and the options of a session. */
 #ifndef TERSE_TOOLS_SETUP_H
 #define TERSE_TOOLS_SETUP_H
 
@@ -50,16 +50,16 @@ struct setup {
     struct codebook_entry *codebooks; /* of the methods that were asked for so far */
 };
 
-/* The method of a command that is given none, where nothing was measured that --kv auto could go by. */
+/* This is the method of a command that is given none, where no measured costs guide --kv auto. */
 #define METHOD_DEFAULT "terse-4"
 /* Returns whether an argument can be meant as a model's file: NAME.gguf. */
 bool setup_names_model(const char *argument);
 
-/* The library's defaults. The options point into *setup, which must stay where it is. */
+/* Sets the library's defaults. The options point into *setup, which must stay where it is. */
 void setup_init(struct setup *setup);
 /* Loads the model at model_path. Returns an exit status. */
 int setup_load(struct setup *setup);
-/* The same without a message: *error says why it failed. */
+/* Does the same without a message: *error says why it failed. */
 enum terse_status setup_try_load(struct setup *setup, struct terse_error *error);
 /* Makes the engine that the loaded model runs on, once. Returns an exit status. */
 int setup_engine(struct setup *setup);
@@ -68,7 +68,7 @@ void setup_free(struct setup *setup);
 /* Returns the session options, but for the codebook, which codebooks_provide adds; progress is reported by progress_show. */
 struct terse_session_options setup_session_options(const struct setup *setup);
 
-/* TERSE_OK when a cache as the options have it can serve the model, with whatever codebook. */
+/* Returns TERSE_OK when a cache with these options can serve the model, with whatever codebook. */
 enum terse_status setup_try_cache(const struct setup *setup, struct terse_error *error);
 
 /* Remarks where --evict keeps so few tokens of a sequence that all of them are exact, so that the method compresses nothing. */
@@ -80,7 +80,7 @@ int setup_check_codebook(const struct setup *setup);
 /* Writes "terse calibrate -m FILE --kv METHOD", which learns what the method needs of the model, to text[capacity]; returns it. */
 const char *setup_calibrate_command(const struct setup *setup, const char *method, char *text, size_t capacity);
 
-/* "q8_0", "f16, keys q8_0", or "antkv-1, anchors 2%", into buffer[capacity]; returns it. */
+/* Writes a text such as "q8_0", "f16, keys q8_0", or "antkv-1, anchors 2%" into buffer[capacity]; returns it. */
 const char *setup_method_text(const struct setup *setup, char *buffer, size_t capacity);
 
 /* Opens the file at `path` for inspection; NULL: the built-in model. */

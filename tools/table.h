@@ -1,4 +1,5 @@
-/* Tables for people (Markdown) and programs (JSON, CSV): rows are cJSON objects, columns say what of them is shown. */
+/* Prints tables for people (Markdown) and programs (JSON, CSV): rows are cJSON objects, and columns say which of their fields are
+ * shown. */
 #ifndef TERSE_TOOLS_TABLE_H
 #define TERSE_TOOLS_TABLE_H
 

@@ -1,4 +1,4 @@
-/* The command `terse`: names its subcommands and calls the one asked for. */
+/* Implements the command `terse`: names its subcommands and calls the one asked for. */
 #include "commands.h"
 #include "console.h"
 #include "setup.h"
@@ -31,9 +31,10 @@ static void print_help(void) {
            "Without -m every command uses the built-in model.\n");
 }
 
-/* Decoding's threads know how long to poll (src/base/parallel.c). Those of GNU's OpenMP, which read prompts, poll for milliseconds before they
- * sleep, also where the thread that they wait for needs their processor; that can only be set before the program begins. So it begins anew, once,
- * unless the user has set it; where the system refuses, it goes on as it is. */
+/* Begins the program anew, once, with OpenMP's threads set to poll briefly, unless the user has set it. Decoding's threads know how
+ * long to poll (src/base/parallel.c). Those of GNU's OpenMP, which read prompts, poll for milliseconds before they sleep, even
+ * where the thread that they wait for needs their processor; this can only be set before the program begins. Where the system
+ * refuses, the program goes on as it is. */
 static void begin_with_short_polls(char **argv) {
     static char path[4096];
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;

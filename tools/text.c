@@ -1,4 +1,4 @@
-/* Text files, and the buffers of text and tokens that the commands work on. */
+/* Reads text files, and handles the buffers of text and tokens that the commands work on. */
 #include "text.h"
 
 #include "console.h"
@@ -38,7 +38,7 @@ int text_check(const char *name, const char *text, size_t n_bytes) {
     return at == n_bytes ? EXIT_OK : refuse_text(name, text, at, "give UTF-8 text");
 }
 
-/* Checks all of a file, which may be text in another encoding. `path` NULL: standard input's. */
+/* Checks all of a file, which may be text in another encoding. `path` is NULL for standard input. */
 static int check_file(const char *path, const char *name, const char *text, size_t n_bytes) {
     char advice[4200];
     size_t at = text_valid(text, n_bytes);

@@ -1,10 +1,10 @@
-/* Text files and text as tokens. */
+/* Reads text files and turns text into tokens. */
 #ifndef TERSE_TOOLS_TEXT_H
 #define TERSE_TOOLS_TEXT_H
 
 #include "terse.h"
 
-/* Returns the offset of the first byte that is no text, a NUL or no UTF-8; n_bytes where all is. */
+/* Returns the offset of the first byte that is no text, a NUL or no UTF-8; n_bytes where all bytes are text. */
 size_t text_valid(const char *text, size_t n_bytes);
 
 /* Refuses what is not text, a NUL byte or bytes that are not UTF-8, with their offset; `name` says where the text comes from.
@@ -22,7 +22,7 @@ int text_tokenize(const struct terse_model *model, const char *text, size_t n_by
  * text. */
 char *text_make_printable(char *text);
 
-/* TERSE_OK where chats can be written in the format of that name; NULL: in the model's own. */
+/* Returns TERSE_OK where chats can be written in the format of that name; NULL: in the model's own. */
 enum terse_status text_try_chat(const struct terse_model *model, const char *format, struct terse_error *error);
 
 #endif

@@ -1,4 +1,4 @@
-/* Bytes that grow at their end. */
+/* A buffer is bytes that grow at their end. */
 #ifndef TERSE_SERVE_BUFFER_H
 #define TERSE_SERVE_BUFFER_H
 

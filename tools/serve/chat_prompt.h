@@ -1,4 +1,4 @@
-/* A conversation of a request as tokens. */
+/* Turns a request's conversation into tokens. */
 #ifndef TERSE_SERVE_CHAT_PROMPT_H
 #define TERSE_SERVE_CHAT_PROMPT_H
 

@@ -1,5 +1,5 @@
-/* The seam between HTTP's threads and the scheduler's: one request that waits for its reply, and the reply's bytes as they come. While it waits
- * its connection is suspended, so that it takes no thread. Owned by both sides; each gives up its own share. */
+/* An exchange connects HTTP's threads with the scheduler's: one request that waits for its reply, and the reply's bytes as they
+ * come. While it waits its connection is suspended, so that it takes no thread. Both sides own it; each gives up its own share. */
 #ifndef TERSE_SERVE_EXCHANGE_H
 #define TERSE_SERVE_EXCHANGE_H
 
@@ -11,7 +11,7 @@
 struct MHD_Connection;
 struct exchange;
 
-/* Makes an exchange that has two owners. NULL: no memory. */
+/* Makes an exchange that has two owners. NULL when memory is refused. */
 struct exchange *exchange_new(void);
 void exchange_release(struct exchange *exchange);
 
@@ -22,21 +22,22 @@ void exchange_release(struct exchange *exchange);
 void exchange_begin(struct exchange *exchange, int status, bool stream);
 bool exchange_begun(struct exchange *exchange);
 void exchange_add(struct exchange *exchange, const void *bytes, size_t n);
-/* Nothing more comes. */
+/* Ends the reply: nothing more comes. */
 void exchange_end(struct exchange *exchange);
-/* Ends the reply wherever it is, so that nothing waits for it; nothing happens to one that has ended. */
+/* Ends the reply wherever it is, so that nothing waits for it; it does nothing to a reply that has ended. */
 void exchange_close(struct exchange *exchange);
-/* Returns whether the client does not wait for the reply any more. Asks the socket itself, because HTTP does not look at it while the connection is
- * suspended. */
+/* Returns whether the client has stopped waiting for the reply. It asks the socket itself, because HTTP does not look at the socket
+ * while the connection is suspended. */
 bool exchange_gone(struct exchange *exchange);
 
 /* ---- HTTP's side */
 
-/* Suspends the connection unless the scheduler has begun; it is resumed then. False: it has begun, and nothing was suspended. */
+/* Suspends the connection unless the scheduler has begun the reply; it is resumed then. Returns false where the reply has begun,
+ * and nothing was suspended. */
 bool exchange_wait(struct exchange *exchange, struct MHD_Connection *connection, int socket);
-/* HTTP's status; *size: of the whole reply, MHD_SIZE_UNKNOWN where it has not ended. */
+/* Returns HTTP's status, and writes the size of the whole reply to *size, or MHD_SIZE_UNKNOWN where it has not ended. */
 int exchange_status(struct exchange *exchange, bool *stream, uint64_t *size);
-/* A content reader of libmicrohttpd: bytes of the reply, 0 with the connection suspended where there are none yet. */
+/* Reads bytes of the reply, as a content reader of libmicrohttpd; 0, with the connection suspended, where there are none yet. */
 ssize_t exchange_read(void *exchange, uint64_t position, char *bytes, size_t most);
 /* Tells that the client went away, or has the whole reply. */
 void exchange_leave(struct exchange *exchange);

@@ -10,7 +10,7 @@ enum {
     ALL = OPENAI | LLAMA
 };
 
-/* Fields that request.c and chat_prompt.c read. */
+/* request.c and chat_prompt.c read these fields. */
 static const struct {
     const char *name;
     int apis;
@@ -47,12 +47,13 @@ static const struct {
     {"cache_prompt", ALL},
 };
 
-/* Fields that other servers have and terse has not. A field is taken with one of the values named, written without spaces and with spaces
- * between them; NULL: with any, as it says nothing about the reply, or only together with another field of this table. */
+/* Other servers have these fields, which terse does not implement. A field is accepted with one of the values named, written
+ * without spaces and with spaces between them; NULL: with any, as it says nothing about the reply, or only together with another
+ * field of this table. */
 static const struct {
     const char *name, *values;
 } others[] = {
-    /* OpenAI's platform keeps, bills or schedules by these. */
+    /* OpenAI's platform stores, bills or schedules by these. */
     {"metadata", NULL},
     {"store", NULL},
     {"service_tier", NULL},
@@ -69,7 +70,7 @@ static const struct {
     {"speculative.n_max", NULL},
     {"speculative.n_min", NULL},
     {"speculative.p_min", NULL},
-    /* Samplers. The first field of each sampler turns it on. */
+    /* These fields are of samplers. The first field of each sampler turns it on. */
     {"mirostat", "0"},
     {"mirostat_tau", NULL},
     {"mirostat_eta", NULL},
@@ -86,7 +87,7 @@ static const struct {
     {"min_keep", "0"},
     {"samplers", ""},
     {"ignore_eos", "false"},
-    /* Forms of prompts and replies. */
+    /* These fields are of forms of prompts and replies. */
     {"suffix", "\"\""},
     {"grammar", "\"\""},
     {"grammar_lazy", "false"},

@@ -40,7 +40,7 @@ static void insert_top(struct token_log *log, uint32_t most, int32_t token, floa
     log->top[at] = (struct terse_logprob){token, logit};
 }
 
-/* Takes the prompt's logits as their sink: row i are those after its i-th token, of the one behind it. */
+/* Takes the prompt's logits as their sink: row i holds those after its i-th token, of the token behind it. */
 static void log_prompt(void *user, size_t row, const float *logits) {
     struct generation *g = user;
     uint32_t vocabulary = g->task->limits->vocabulary, most = (uint32_t)g->task->request.logprobs;
@@ -132,7 +132,8 @@ static enum terse_status echo_prompt(struct generation *g, struct terse_error *e
 
 bool generation_started(const struct generation *g) { return g->detokenizer != NULL; }
 
-/* Begins to read the prompt's tokens and those that were written, but for the last: a step reads that one, and a JSON text takes it. */
+/* Begins to read again the prompt's tokens and those that were written, except for the last one: a step reads that one, and a JSON
+ * text takes it. */
 static enum terse_status read_again(struct generation *g, struct terse_error *error) {
     size_t n_prompt = g->prompt->n, n_written = g->written.n / sizeof(int32_t) - 1, n = n_prompt + n_written;
     int32_t *tokens = malloc(n * sizeof *tokens);

@@ -7,10 +7,11 @@
 /* Readies a generation whose session has read its prompt to write: sampling, JSON, stop strings, and the prompt's text where it is echoed. */
 enum terse_status generation_start(struct generation *g, struct terse_error *error);
 
-/* Chooses the next token: text and logs grow from `piece` and `logs_piece` on. Unless `finish` is set then, `next` is to be read. */
+/* Chooses the next token: text and logs grow from `piece` and `logs_piece` on. Unless `finish` is set afterwards, `next` is the
+ * token to read. */
 enum terse_status generation_next(struct generation *g, struct terse_error *error);
 
-/* Ends the text, where something else than its tokens ends it. */
+/* Ends the text, where something other than its tokens ends it. */
 void generation_finish(struct generation *g, enum finish finish);
 
 /* Begins to read the prompt, whose tokens' log probabilities are kept where they are asked for; or, where the reply was preempted, all that it had
@@ -19,12 +20,12 @@ enum terse_status generation_begin_prompt(struct generation *g, struct terse_eng
                                           const struct terse_session_options *options, struct terse_error *error);
 /* Copies the log probabilities of the prompt's tokens from another reply to the same prompt. */
 enum terse_status generation_copy_logs(struct generation *g, const struct generation *from, struct terse_error *error);
-/* Returns whether generation_start was called: then the session must be kept, for its random numbers and its JSON text. */
+/* Returns whether generation_start was called: the session must then be kept, for its random numbers and its JSON text. */
 bool generation_started(const struct generation *g);
-/* Gives back what it takes of the budget. */
+/* Gives back the generation's share of the KV budget. */
 enum terse_status generation_preempt(struct generation *g, struct terse_error *error);
 
-/* Frees the session and what writes, keeps the text. */
+/* Frees the session and the writing state, and keeps the text. */
 void generation_stop(struct generation *g);
 void generation_free(struct generation *g);
 

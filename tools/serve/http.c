@@ -23,7 +23,7 @@ enum {
     BODIES = 16           /* so many bodies of the largest size may be held at the same time */
 };
 
-/* A socket, from accept to close. */
+/* A connection is a socket, from accept to close. */
 struct connection {
     struct connection *next, **at;
     int socket;
@@ -40,7 +40,7 @@ struct http {
     atomic_size_t open_requests;
 };
 
-/* A request, from its headers to its completion. */
+/* An incoming is a request, from its headers to its completion. */
 struct incoming {
     struct call call;
     struct buffer body;
@@ -114,18 +114,18 @@ static bool has_key(const struct server *server, struct MHD_Connection *mhd, uin
     return known;
 }
 
-/* Returns a number of the address, by which clients without keys are told apart. */
+/* Returns a number made from the address, by which clients without keys are told apart. */
 static uint64_t address_number(struct MHD_Connection *mhd) {
     const struct sockaddr *address = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
     uint64_t number = 0;
     if (address && address->sa_family == AF_INET) return ((const struct sockaddr_in *)address)->sin_addr.s_addr;
-    /* Only the network of an IPv6 address counts: a client has as many hosts in it as it likes. */
+    /* Only the network of an IPv6 address counts, since a client has as many hosts in it as it likes. */
     if (address && address->sa_family == AF_INET6)
         memcpy(&number, &((const struct sockaddr_in6 *)address)->sin6_addr, sizeof number);
     return number;
 }
 
-/* Returns whether it is a name that a page of another site cannot have made its own. */
+/* Returns whether the host's name is one that a page of another site cannot have made its own. */
 static bool names_this_machine(const char *host) {
     size_t n = strncmp(host, "127.", 4) == 0            ? strspn(host, "0123456789.")
                : strncmp(host, "[::1]", 5) == 0         ? 5
@@ -134,8 +134,8 @@ static bool names_this_machine(const char *host) {
     return n && (!host[n] || host[n] == ':');
 }
 
-/* Returns whether a page of this origin may ask: the server's own page, or one that --cors names. A request without an origin comes from no
- * page. */
+/* Returns whether a page of this origin may send requests: the server's own page, or one that --cors names. A request without an
+ * origin comes from no page. */
 static bool origin_allowed(const struct http *http, struct MHD_Connection *mhd, struct incoming *in) {
     const struct server *server = http->server;
     const char *origin = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "Origin");
@@ -146,7 +146,8 @@ static bool origin_allowed(const struct http *http, struct MHD_Connection *mhd, 
         return true;
     }
     const char *name = strstr(origin, "://");
-    /* A site's name may be made to lead here (DNS rebinding): then its pages' origin is the host that they ask. */
+    /* A site's name may be made to resolve to this machine (DNS rebinding): then its pages' origin is the host of their
+     * requests. */
     return name && host && strcmp(name + 3, host) == 0 && (!http->local || names_this_machine(host));
 }
 
@@ -242,7 +243,7 @@ static enum MHD_Result begin_request(struct http *http, struct MHD_Connection *m
     return announced_body(mhd) > http->server->most_body ? send_too_large(http, mhd, in) : MHD_YES;
 }
 
-/* Reads on beyond the limit, up to twice as much, and drops it, so that the client gets to read the answer. */
+/* Reads on beyond the limit, up to twice as much, and drops it, so that the client is able to read the answer. */
 static enum MHD_Result add_body(struct http *http, struct incoming *in, const char *data, size_t n) {
     uint64_t most = http->server->most_body;
     in->received += n;

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The error with which a failed request is answered. */
+/* A failed request is answered with this error. */
 struct api_error {
     int status;       /* HTTP's; 0: none so far */
     const char *code; /* "model_not_found", or NULL */
@@ -18,7 +18,7 @@ struct api_error {
 /* Sets *error unless it has one already. `param` and `code` may be NULL. Returns false. */
 __attribute__((format(printf, 5, 6))) bool api_fail(struct api_error *error, int status, const char *code, const char *param,
                                                     const char *format, ...);
-/* {"error": {...}}; NULL: no memory. */
+/* Returns {"error": {...}}; NULL when memory is refused. */
 cJSON *api_error_json(const struct api_error *error);
 
 /* Parses a text of JSON. Returns NULL, with *error, where text[n] is no UTF-8, no JSON, has strings with NUL characters, more than a million values,

@@ -38,7 +38,7 @@ void metrics_end(struct metrics *metrics);
 void metrics_add(struct metrics *metrics, uint64_t *counter, uint64_t n);
 void metrics_observe(struct metrics *metrics, enum metrics_latency latency, double seconds);
 
-/* The server's state at the time of a scrape. */
+/* A metrics_state is the server's state at the time of a scrape. */
 struct metrics_state {
     uint32_t slots, busy, waiting;
     uint64_t kv_bytes, kv_budget;    /* of the engine, prefixes included; 0: no limit */

@@ -7,12 +7,13 @@
 
 enum terse_status preempt(struct scheduler *s, struct generation *g, struct terse_error *error);
 
-/* Returns whether pages may become free for a reply that does not fit now: others run, or are being saved. */
+/* Returns whether pages may become free for a reply that does not fit now, because other replies run or are being saved. */
 bool room_may_come(const struct scheduler *s);
 /* Preempts the newest reply that runs, to make room for the older ones. Returns false if it is the only one, which has all the room already. */
 bool preempt_newest(struct scheduler *s);
 
-/* Resumes preempted replies, the oldest first, as far as there is room. One that does not fit although no other runs never will: it ends. */
+/* Resumes preempted replies, the oldest first, as far as there is room. A reply that does not fit although no other runs never
+ * will, so it ends. */
 void resume_preempted(struct scheduler *s);
 
 #endif

@@ -4,17 +4,17 @@
 
 #include "generation.h"
 
-/* Says that the reply to come has a slot, to a chat's client that asked for a stream: from here on failures are events. */
+/* Tells a chat's client that asked for a stream that the reply has a slot: from here on failures are events. */
 void reply_begin(struct generation *g);
 /* Sends what the newest token added, or with `finish` set the reply's end, to a client that asked for a stream. */
 void reply_piece(struct generation *g);
-/* All replies of the task are there. */
+/* Ends the reply to the client, after all replies of the task are there. */
 void reply_end(struct task *task);
 /* Ends the reply with *error; nothing more comes. */
 void reply_fail(struct task *task, const struct api_error *error);
 
-/* Returns one token as text: [*n], zero-terminated, released by free; NULL: no memory. Bytes that are no whole character are U+FFFD; *whole then
- * is false. Special tokens have their names. */
+/* Returns one token as text: *n bytes, zero-terminated, released by free; NULL when memory is refused. Bytes that are no whole
+ * character are U+FFFD; *whole is then false. Special tokens have their names. */
 char *reply_token_text(const struct terse_model *model, int32_t token, size_t *n, bool *whole);
 
 #endif

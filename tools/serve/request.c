@@ -12,7 +12,7 @@
 
 /* ---- Settings */
 
-/* Numbers as JSON has them, before they become those of struct request. */
+/* These are numbers as JSON has them, before they become those of struct request. */
 struct numbers {
     double temperature, top_p, min_p, typical_p, repeat_penalty, presence_penalty, frequency_penalty;
     int64_t top_k, repeat_last, seed;
@@ -32,7 +32,7 @@ static struct numbers default_numbers(void) {
                             .seed = -1};
 }
 
-/* Returns the seed. Any but -1 is taken as it is; without one each request has its own. */
+/* Returns the seed. Any but -1 is taken as it is; without one each request gets its own. */
 static uint64_t choose_seed(int64_t seed) {
     uint64_t random;
     if (seed != -1) return (uint64_t)seed;
@@ -224,7 +224,7 @@ static bool take_text(const struct request_limits *limits, const char *text, str
     if (!request_tokenize(limits->model, text, strlen(text), true, true, &prompt->tokens, &prompt->n, error)) return false;
     prompt->added = added && prompt->n && prompt->tokens[0] == bos;
     if (prompt->n) return true;
-    /* An empty prompt: the model begins a text of its own. */
+    /* With an empty prompt the model begins a text of its own. */
     if (bos < 0) return api_fail(error, 400, NULL, "prompt", "the prompt is empty, and the model has no token to begin with");
     prompt->tokens[0] = bos; /* there is room: text_tokenize reserves more than the bytes of the text */
     prompt->n = prompt->added = 1;

@@ -36,19 +36,20 @@ struct request {
     struct terse_logit_bias *biases; /* sampling's */
 };
 
-/* The limits and defaults that requests are checked against. Many threads use them at once, so they do not change. */
+/* Requests are checked against these limits and defaults. Many threads use them at once, so they do not change. */
 struct request_limits {
     const struct terse_model *model;
     uint32_t vocabulary;
     uint32_t context;        /* tokens of a prompt and its reply */
     uint32_t slots;          /* replies at the same time */
     const char *chat_format; /* terse_chat_render's, or NULL */
-    /* Defaults for requests that do not say. */
+    /* These are defaults for requests that leave them out. */
     const double *temperature; /* NULL: the library's */
     uint32_t reply_tokens;     /* 0: the API's own */
 };
 
-/* Reads a body. False, with *error, where something in it is wrong, or a field is none of those in fields.h; nothing is left to free then. */
+/* Reads a body. Returns false, with *error, where something in it is wrong, or a field is none of those in fields.h; nothing is
+ * then left to free. */
 bool request_read(const struct request_limits *limits, enum api api, const char *body, size_t n, struct request *request,
                   struct api_error *error);
 void request_free(struct request *request);

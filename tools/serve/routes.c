@@ -257,7 +257,7 @@ static void props(struct server *server, struct call *call) {
     answer_json(call, 200, json);
 }
 
-/* Returns the bytes that keys and values of so many tokens take in 16 bits each. */
+/* Returns the bytes that keys and values of so many tokens take at 16 bits each. */
 static double f16_bytes(const struct server *server, uint64_t tokens) {
     const struct terse_model_info *m = &server->model;
     return 2.0 * 2.0 * (double)m->layers * (double)m->kv_heads * (double)m->head_dim * (double)tokens;
@@ -344,7 +344,7 @@ static void metrics(struct server *server, struct call *call) {
     call->type = "text/plain; version=0.0.4; charset=utf-8";
 }
 
-/* page.html */
+/* embedded.S has page.html. */
 extern const char page_begin[], page_end[];
 
 static void page(struct server *server, struct call *call) {

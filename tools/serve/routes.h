@@ -1,10 +1,10 @@
-/* Answers the requests to each address. Knows nothing of sockets. */
+/* Answers the requests to each address. It knows nothing of sockets. */
 #ifndef TERSE_SERVE_ROUTES_H
 #define TERSE_SERVE_ROUTES_H
 
 #include "server.h"
 
-/* A request that was received whole, and its answer: a body, or an exchange that the scheduler writes to. */
+/* A call is a request that was received whole, and its answer: a body, or an exchange that the scheduler writes to. */
 struct call {
     const char *method, *path;
     const char *body; /* [n] */

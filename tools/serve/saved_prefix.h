@@ -4,11 +4,12 @@
 
 #include "scheduler_state.h"
 
-/* Ends a generation that has written all: its sequence is kept as a prefix, because a chat's next turn begins with this one. Where there is a store,
- * the session goes to the saver, and the client is told the end when it has come back: so what a client has heard the end of is in the store even if
- * the server is killed. */
+/* Ends a generation that has written all: its sequence is kept as a prefix, because a chat's next turn begins with this one. Where
+ * there is a store, the session goes to the saver, and the client is told the end when the session has come back: so a reply whose
+ * end a client has seen is in the store even if the server is killed. */
 void end_generation(struct scheduler *s, struct generation *g);
-/* Ends a generation that a call failed for with `status`. Where its context is full, or memory is full of it alone, its text ends there; otherwise its task fails. */
+/* Ends a generation for which a call failed with `status`. Where its context is full, or memory is full of it alone, its text ends
+ * there; otherwise its task fails. */
 void end_generation_at_fault(struct scheduler *s, struct generation *g, enum terse_status status, const struct terse_error *error);
 
 /* Finishes the generations whose sessions have come back from the saver. */

@@ -1,4 +1,5 @@
-/* A thread that saves sessions to the store, so that replies go on meanwhile: what is written and brought to the disk is tens of megabytes. */
+/* A saver is a thread that saves sessions to the store, so that replies go on meanwhile: tens of megabytes are written and brought
+ * to the disk. */
 #ifndef TERSE_SERVE_SAVER_H
 #define TERSE_SERVE_SAVER_H
 
@@ -6,7 +7,7 @@
 
 struct saver;
 
-/* A session of tokens[n] on its way to the store. It must not be used until it has come back. */
+/* A saving is a session of tokens[n] on its way to the store. It must not be used until it has come back. */
 struct saving {
     struct terse_session *session;
     int32_t *tokens;
@@ -15,10 +16,10 @@ struct saving {
     struct saving *next;
 };
 
-/* Starts the thread; `done(user)` is called on the saver's thread when something has come back. NULL: no memory. */
+/* Starts the thread; `done(user)` is called on the saver's thread when something has come back. NULL when memory is refused. */
 struct saver *saver_start(struct store *store, void (*done)(void *user), void *user);
 void saver_give(struct saver *saver, struct saving *saving);
-/* One that has been saved, or could not be; NULL: none has come back. */
+/* Returns a session that has been saved, or could not be; NULL when none has come back. */
 struct saving *saver_take(struct saver *saver);
 /* Stops the thread and frees the saver, when all sessions have come back. Accepts NULL. */
 void saver_stop(struct saver *saver);

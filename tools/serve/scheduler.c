@@ -68,7 +68,7 @@ enum terse_status scheduler_start(const struct scheduler_options *options, struc
                                   struct terse_error *error) {
     struct terse_session *session;
     *scheduler = NULL;
-    /* Options that no session can be made with are found before anyone asks. */
+    /* A session is made once, so that options that are impossible for any session are found before the first request. */
     enum terse_status status = terse_session_new(options->engine, &options->session, &session, error);
     if (status) return status;
     terse_session_free(session);

@@ -1,5 +1,6 @@
-/* The one thread that computes: it owns the engine and all sessions. Tasks wait in a queue; as many replies as there are slots are written at
- * the same time, each step of the engine a token of each (continuous batching); where the KV budget is spent the newest is preempted. */
+/* The scheduler is the one thread that computes: it owns the engine and all sessions. Tasks wait in a queue; as many replies as
+ * there are slots are written at the same time, each step of the engine a token of each (continuous batching); where the KV budget
+ * is spent the newest is preempted. */
 #ifndef TERSE_SERVE_SCHEDULER_H
 #define TERSE_SERVE_SCHEDULER_H
 
@@ -34,7 +35,8 @@ void scheduler_wait(struct scheduler *scheduler);
 /* Frees the scheduler, after scheduler_wait, when no other thread uses it any more. Accepts NULL. */
 void scheduler_free(struct scheduler *scheduler);
 
-/* Copies the slots' views into views[options.slots], and into *state the slots, the waiting tasks and the engine's bytes. Any thread. */
+/* Copies the slots' views into views[options.slots], and into *state the slots, the waiting tasks and the engine's bytes. Any
+ * thread may call it. */
 void scheduler_look(struct scheduler *scheduler, struct slot_view *views, struct metrics_state *state);
 
 #endif

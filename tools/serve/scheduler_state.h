@@ -1,5 +1,6 @@
-/* The scheduler's state, for the files that together are the scheduler: task_end, saved_prefix, preemption, admission, step and scheduler.c, of which
- * each calls those before it. All functions that take a struct scheduler there run on the scheduler's thread. */
+/* Declares the scheduler's state, for the files that together are the scheduler: task_end, saved_prefix, preemption, admission,
+ * step and scheduler.c, of which each calls those before it. All functions that take a struct scheduler there run on the
+ * scheduler's thread. */
 #ifndef TERSE_SERVE_SCHEDULER_STATE_H
 #define TERSE_SERVE_SCHEDULER_STATE_H
 
@@ -13,7 +14,7 @@ struct scheduler {
     struct inbox inbox;      /* used by any thread, as its header says */
     struct slot_views views; /* the same */
 
-    /* The thread's own. */
+    /* These members are the thread's own. */
     struct task_queue queue;
     struct slots slots;
     struct terse_step_item *items; /* [slots], of the step under way */

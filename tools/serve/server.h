@@ -1,4 +1,4 @@
-/* The state that the server's parts share. Only the fields that say so change while the server runs. */
+/* Declares the state that the server's parts share. Only the fields that say so change while the server runs. */
 #ifndef TERSE_SERVE_SERVER_H
 #define TERSE_SERVE_SERVER_H
 
@@ -6,7 +6,7 @@
 
 #include <stdatomic.h>
 
-/* Keys that clients may use, in constant time. */
+/* Clients may use these keys, which are compared in constant time. */
 struct keys {
     char **key;
     size_t n;

@@ -1,4 +1,4 @@
-/* A view of the slots for other threads: the scheduler's thread writes it, any thread reads it. */
+/* Shows the slots to other threads: the scheduler's thread writes the views, any thread reads them. */
 #ifndef TERSE_SERVE_SLOT_VIEW_H
 #define TERSE_SERVE_SLOT_VIEW_H
 
@@ -8,7 +8,7 @@
 
 enum { SLOT_PARTS = 96 }; /* in which a slot's tokens are shown */
 
-/* The state of a slot; after a reply, the state that the reply left. */
+/* A slot_view is the state of a slot; after a reply, the state that the reply left. */
 struct slot_view {
     enum generation_state state;
     char task[48];                 /* the reply's id, "" before the first */
@@ -23,14 +23,14 @@ struct slot_views {
     struct slot_view *of; /* [n] */
     uint64_t kv_bytes;    /* terse_engine_kv_bytes */
 
-    /* The scheduler's own. */
+    /* These members are the scheduler's own. */
     uint32_t n;
     double written;            /* when views were last written, as console_seconds has it */
     double written_with_parts; /* and with the parts of the tokens */
     bool stale;                /* a slot was taken or left since */
 };
 
-/* Returns false without memory. */
+/* Makes views of n slots. Returns false when memory is refused. */
 bool slot_views_init(struct slot_views *views, uint32_t n);
 void slot_views_free(struct slot_views *views);
 
@@ -40,7 +40,8 @@ void slot_views_free(struct slot_views *views);
 void slot_views_write(struct slot_views *views, const struct slots *slots, const struct terse_engine *engine);
 /* Writes the view of a generation whose session is about to be given away. */
 void slot_views_write_one(struct slot_views *views, const struct slots *slots, const struct generation *g);
-/* Writes the view of a generation that is about to leave its slot: what it leaves is seen before the client has the end of its reply. */
+/* Writes the view of a generation that is about to leave its slot, so that the state it leaves is visible before the client has the
+ * end of its reply. */
 void slot_views_write_last(struct slot_views *views, const struct slots *slots, const struct generation *g);
 
 /* ---- Any thread */

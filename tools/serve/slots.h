@@ -1,4 +1,4 @@
-/* The slots of the server, in each of which one reply is written at a time. The scheduler's thread alone uses them. */
+/* Declares the slots of the server, in each of which one reply is written at a time. Only the scheduler's thread uses them. */
 #ifndef TERSE_SERVE_SLOTS_H
 #define TERSE_SERVE_SLOTS_H
 
@@ -9,7 +9,7 @@ struct slots {
     struct generation **of; /* [n], NULL: the slot is free */
 };
 
-/* Returns false without memory. */
+/* Makes n slots. Returns false when memory is refused. */
 bool slots_init(struct slots *slots, uint32_t n);
 void slots_free(struct slots *slots);
 
@@ -26,8 +26,8 @@ uint32_t slots_taken_by(const struct slots *slots, uint64_t client);
 /* Returns whether a generation (NULL: none) takes part in the engine's steps: it has a session, which reads the prompt or writes. */
 bool generation_runs(const struct generation *g);
 uint32_t slots_running(const struct slots *slots);
-/* Return the reply that began last of those that run, and the one that began first of those that are preempted. NULL: there is none. Of two
- * replies to one prompt the later index is the newer. */
+/* Return the reply that began last of those that run, and the one that began first of those that are preempted; NULL when there is
+ * none. Of two replies to one prompt the later index is the newer. */
 struct generation *slots_newest_running(const struct slots *slots);
 struct generation *slots_oldest_preempted(const struct slots *slots);
 /* Returns the generation that has this session, NULL if none has. */

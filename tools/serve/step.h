@@ -1,4 +1,5 @@
-/* One step of the engine for all replies (continuous batching): a token of each reply that is written, a chunk of each prompt that is read. */
+/* Computes one step of the engine for all replies (continuous batching): a token of each reply that is written, a piece of each
+ * prompt that is read. */
 #ifndef TERSE_SERVE_STEP_H
 #define TERSE_SERVE_STEP_H
 

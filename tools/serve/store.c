@@ -15,7 +15,7 @@
 /* The store keeps as many files as an engine keeps prefixes. A shorter sequence than LEAST_TOKENS is read again as fast as it is loaded. */
 enum { MOST_FILES = 16, LEAST_TOKENS = 128 };
 
-/* A file's name says what it holds: a hash of its tokens, and how many they are. No text of a request is in it. */
+/* A file's name says what it holds: a hash of its tokens, and their number. It contains no text of a request. */
 struct saved {
     uint64_t hash, n;
     double used; /* seconds since 1970 */

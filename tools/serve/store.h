@@ -1,4 +1,4 @@
-/* Kept prefixes on disk: the sessions of --state-dir, which are there again after a restart. One thread at a time uses it. */
+/* Keeps prefixes on disk: the sessions of --state-dir, which are there again after a restart. One thread at a time uses it. */
 #ifndef TERSE_SERVE_STORE_H
 #define TERSE_SERVE_STORE_H
 
@@ -8,14 +8,14 @@ struct store;
 
 /* Makes the folder where it is missing; complains where it cannot be read or written. Returns an exit status. */
 int store_check(const char *folder);
-/* A folder that store_check has seen. Its sessions, where they fit the model and the options, become prefixes of the engine; others are left
- * alone. *kept: how many. Returns an exit status. */
+/* Opens a folder that store_check has accepted. Its sessions, where they fit the model and the options, become prefixes of the
+ * engine; others are left alone. Writes their number to *kept. Returns an exit status. */
 int store_open(const char *folder, struct terse_engine *engine, const struct terse_session_options *options, struct store **store,
                size_t *kept);
 void store_close(struct store *store);
 
-/* Saves a session of tokens[n], in place of those that it goes on from or, if there are many, of the oldest. Short ones are not worth it. A
- * failure is remarked once. */
+/* Saves a session of tokens[n]. It replaces the saved sessions that it goes on from or, if there are many, the oldest. Short
+ * sessions are not worth it. Only the first failure gives a remark. */
 void store_save(struct store *store, const struct terse_session *session, const int32_t *tokens, size_t n);
 
 #endif

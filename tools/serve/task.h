@@ -1,4 +1,5 @@
-/* A request in the scheduler's hands, and the replies it is made of. All of it belongs to the scheduler's thread, the exchange apart. */
+/* A task is a request in the scheduler's hands, with the replies to it. All of it belongs to the scheduler's thread, except the
+ * exchange. */
 #ifndef TERSE_SERVE_TASK_H
 #define TERSE_SERVE_TASK_H
 
@@ -6,7 +7,7 @@
 #include "exchange.h"
 #include "request.h"
 
-/* One token of a text with log probabilities. */
+/* A token_log is one token of a text with log probabilities. */
 struct token_log {
     int32_t token;
     bool known; /* false of a prompt's first token: nothing comes before it */
@@ -26,7 +27,7 @@ enum generation_state {
 
 enum finish { FINISH_NONE, FINISH_END, FINISH_STOP_STRING, FINISH_LENGTH };
 
-/* One reply: the session, the text so far, and why it ended. */
+/* A generation is one reply: the session, the text so far, and why it ended. */
 struct generation {
     struct task *task;
     const struct prompt *prompt;
@@ -67,7 +68,8 @@ struct task {
     struct task *next;
 };
 
-/* Takes over *request, which is empty then, and one owner's share of the exchange. NULL: no memory; both are as before. */
+/* Makes a task of *request, which is empty afterwards, and of one owner's share of the exchange. NULL when memory is refused; both
+ * are then as before. */
 struct task *task_new(struct request *request, struct exchange *exchange, const struct request_limits *limits, const char *model,
                       uint64_t client);
 void task_free(struct task *task);

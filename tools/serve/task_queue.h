@@ -1,4 +1,5 @@
-/* The queue of tasks whose prompts have not all begun, and fairness between clients: which task begins next. The scheduler's thread alone uses it. */
+/* A task_queue holds the tasks whose prompts have not all begun, and chooses fairly between clients which task begins next. Only
+ * the scheduler's thread uses it. */
 #ifndef TERSE_SERVE_TASK_QUEUE_H
 #define TERSE_SERVE_TASK_QUEUE_H
 
@@ -8,7 +9,7 @@ enum { TURNS = 64 };
 
 struct task_queue {
     struct task *first; /* in the order of arrival */
-    /* When a client last began a reply, so that clients take turns; the oldest of these is forgotten first. */
+    /* A turn says when a client last began a reply, so that clients take turns; the oldest turn is forgotten first. */
     struct turn {
         uint64_t client, number; /* number 0: none */
     } turns[TURNS];
