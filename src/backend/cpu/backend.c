@@ -1,4 +1,4 @@
-/* The CPU backend's tables. */
+/* Holds the CPU backend's tables of functions. */
 #include "backend/backend.h"
 
 #include "backend/cpu/executor.h"

@@ -1,4 +1,4 @@
-/* Exponentials are the kernels'; the rest are loops that the compiler vectorises. */
+/* Calls the kernels for exponentials; the rest are loops that the compiler vectorises. */
 #include "backend/cpu/cap.h"
 
 #include "backend/cpu/kernels/vector/ops.h"

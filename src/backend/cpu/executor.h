@@ -1,4 +1,5 @@
-/* The CPU's executor: tokens through all layers, layer by layer, with the KV cache as the only memory between steps. */
+/* Declares the CPU's executor: it takes tokens through all layers, layer by layer, with the KV cache as the only memory between
+ * steps. */
 #ifndef TERSE_BACKEND_CPU_EXECUTOR_H
 #define TERSE_BACKEND_CPU_EXECUTOR_H
 

@@ -1,4 +1,4 @@
-/* Owns the routes' memory and the order of an expert's work: gathers its rows, multiplies them, adds what comes of them. */
+/* Owns the routes' memory and the order of an expert's work: gathers its rows, multiplies them, and adds the products. */
 #include "backend/cpu/experts.h"
 
 #include "backend/cpu/kernels/vector/ops.h"
@@ -88,7 +88,7 @@ struct expert expert_of(const struct terse_model *model, const struct layer *lay
                            matrix_rows(&e->down, expert * width, width)};
 }
 
-/* made[n][width] of x[n][width]; the multiplications. */
+/* Computes made[n][width] of x[n][width]; returns the number of multiplications. */
 static double make(const struct experts_job *job, const struct expert *e, const float *x, size_t n, float *made) {
     const struct linear_op widen[] = {{&e->gate, job->inner}, {&e->up, job->factor}};
     multiply(job, widen, 2, x, n);

@@ -1,5 +1,5 @@
-/* Feed-forward layers of experts: which tokens go to which experts, and the products. An expert's weights are read once for all of a panel's tokens
- * that go to it; those of experts that no token goes to are not read. */
+/* Computes feed-forward layers of experts: which tokens go to which experts, and the products. An expert's weights are read once
+ * for all of a panel's tokens that go to it; those of experts that no token goes to are not read. */
 #ifndef TERSE_BACKEND_CPU_EXPERTS_H
 #define TERSE_BACKEND_CPU_EXPERTS_H
 
@@ -17,7 +17,7 @@ struct routes {
     float *made;      /* the same */
 };
 
-/* Reserves routes for panels of up to `rows` rows; returns TERSE_E_MEMORY without memory, and there are none then. */
+/* Reserves routes for panels of up to `rows` rows; returns TERSE_E_MEMORY without memory, and there are then no routes. */
 enum terse_status routes_reserve(struct routes *routes, const struct terse_model *model, size_t rows, struct terse_error *error);
 void routes_free(struct routes *routes);
 
@@ -33,21 +33,21 @@ struct experts_job {
     struct routes *routes;
 };
 
-/* The first step of all: fills the routes but for `gathered` and `made`. */
+/* Fills the routes except for `gathered` and `made`. It is the first step of all. */
 void experts_route(const struct experts_job *job);
-/* An expert's number of rows, of which the i-th is row choice[i] / experts_used. */
+/* Returns an expert's number of rows, of which the i-th is row choice[i] / experts_used. */
 static inline size_t routes_of_expert(const struct routes *r, uint32_t expert, const uint32_t **choice) {
     *choice = r->choice + r->first[expert];
     return r->first[expert + 1] - r->first[expert];
 }
-/* The matrices of one expert of a layer. */
+/* An expert holds the matrices of one expert of a layer. */
 struct expert {
     struct matrix gate, up, down;
 };
 struct expert expert_of(const struct terse_model *model, const struct layer *layer, uint32_t expert);
 
-/* Goes on at *item, 0 at first, until about *left multiplications are done, which it takes off. True when all is done; what the parts are changes
- * no result, nor does the number of threads. */
+/* Goes on at *item, 0 at first, until about *left multiplications are done, which it subtracts. Returns true when all is done.
+ * Neither the parts nor the number of threads change a result. */
 bool experts_some(const struct experts_job *job, uint32_t *item, double *left);
 
 /* Chooses the experts of a row by its logits. Writes the `used` experts with the largest logits to chosen[used], the largest first and of equal

@@ -1,5 +1,5 @@
-/* GELU. Owns no memory. Exponentials are the kernels', the rest are loops that the compiler vectorises: erff for each number was
- * measured to take seven times as long, 20% of the time of the matrix before it. */
+/* Computes GELU. Owns no memory. Exponentials are the kernels', the rest are loops that the compiler vectorises: erff for each
+ * number was measured to take seven times as long, 20% of the time of the matrix before it. */
 #include "backend/cpu/gelu.h"
 
 #include "backend/cpu/kernels/vector/ops.h"
@@ -13,7 +13,7 @@
 #define NORMAL_DENSITY 0.39894228f /* of the normal distribution at 0 */
 #define CUBE 0.044715f
 
-/* tail[n <= PIECE] = s(-|x|), the smaller of s(x) and 1 - s(x): both are known from it without cancellation. */
+/* Computes tail[n <= PIECE] = s(-|x|), the smaller of s(x) and 1 - s(x): both follow from it without cancellation. */
 
 /* The tail of the normal distribution is erfc(a)/2 with a = |x|/sqrt(2), and that is t exp(P(t) - a^2) with t = 1/(1 + a/2). P is a polynomial of
  * degree 9 fitted for a up to 10 (5e-8 off at most); further out exp(-a^2) is 0. */
@@ -41,7 +41,7 @@ static void tails(enum activation activation, const float *x, float *tail, size_
     (activation == ACTIVATION_GELU ? normal_tails : tanh_tails)(x, tail, n);
 }
 
-/* slope[n <= PIECE] = ds/dx */
+/* Computes slope[n <= PIECE] = ds/dx. */
 static void slopes(enum activation activation, const float *x, const float *tail, float *slope, size_t n) {
     if (activation == ACTIVATION_GELU) {
         for (size_t i = 0; i < n; i++) slope[i] = -0.5f * x[i] * x[i];

@@ -1,7 +1,7 @@
-/* Matrix products: oneDNN's single-precision GEMM behind a call that cannot fail.
+/* Computes matrix products by oneDNN's single-precision GEMM, behind a call that cannot fail.
  *
- * Not its products of bf16: measured on an Intel processor with AVX-512 BF16 and no AMX, VDPBF16PS does half the arithmetic per
- * second of fp32's FMA, of whose limit the products here reach nine tenths. */
+ * It does not use oneDNN's products of bf16: measured on an Intel processor with AVX-512 BF16 and no AMX, VDPBF16PS does half the
+ * arithmetic per second of fp32's FMA, of whose limit the products here reach nine tenths. */
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels/vector/ops.h"
 #include "base/memory.h"
@@ -25,8 +25,8 @@ static void gemm_plain(bool b_transposed, size_t m, size_t n, size_t k, const fl
     }
 }
 
-/* oneDNN 2.6.3's product of two plain (not transposed) matrices goes astray, or hangs, when a signal handler runs on its thread
- * (seen on Zen 5 with AVX-512 and AVX2 alike): signals wait until it has returned. */
+/* Multiplies by oneDNN. The product of two plain (not transposed) matrices in oneDNN 2.6.3 goes astray, or hangs, when a signal
+ * handler runs on its thread (seen on Zen 5 with AVX-512 and AVX2 alike), so signals wait until it has returned. */
 static dnnl_status_t product(char a_transposed, char b_transposed, size_t m, size_t n, size_t k, const float *a, size_t lda,
                              const float *b, size_t ldb, bool accumulate, float *c, size_t ldc) {
     sigset_t all, before;
@@ -70,7 +70,7 @@ static void small_products(void) {
     gemm_outer(2, 2, 2, a, 2, a, 2, false, c, 2);
 }
 
-/* The library makes its code with the first products and does not survive it where memory is refused then, so one thread does it while no other
+/* The library makes its code with the first products and crashes where memory is refused then, so one thread does it while no other
  * takes of the room that was found. */
 enum terse_status gemm_prepare(struct terse_error *error) {
     void *room = memory_array(PREPARE_BYTES, 1);

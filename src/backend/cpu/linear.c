@@ -1,4 +1,4 @@
-/* Linear layers. Owns the choice between reading weights as stored and multiplying dequantized tiles. */
+/* Computes linear layers. It chooses between reading weights as stored and multiplying dequantized tiles. */
 #include "backend/cpu/linear.h"
 
 #include "backend/cpu/gemm.h"
@@ -10,22 +10,22 @@
 #include <omp.h>
 #include <stdatomic.h>
 
-/* Work items of a product with few rows of x: some per thread to balance, of at most these many rows of weights, as long ranges are what
- * the memory reads fastest; a multiple of the rows that the kernels read together. */
+/* A product with few rows of x has these work items: some per thread to balance, of at most so many rows of weights, as memory
+ * reads long ranges fastest; a multiple of the rows that the kernels read together. */
 #define EACH_ITEMS 4
 #define EACH_ITEM_ROWS 512
 #define EACH_TOGETHER 16
 #define EACH_ROWS 16 /* rows of x that come to an item, at most */
-/* Rows of weights dequantized at a time: a tile of them and the result stay in the second-level cache, and they are a multiple of
- * the 48 rows that the GEMM library takes together with AVX-512. */
+/* So many rows of weights are dequantized at a time: a tile of them and the result stay in the second-level cache, and they are a
+ * multiple of the 48 rows that the GEMM library takes together with AVX-512. */
 #define TILE_ROWS 96
 
 size_t linear_tile_stride(const struct matrix *w) { return (size_t)w->columns + 16; }
 
 static bool takes_fixed(const struct matrix *w) { return weights_ops()->fix[w->type] != NULL; }
 
-/* Floats from a row of x as fixed point to the next, the same for all types, as products of several of them share an input: what the type
- * takes whose form is the largest. */
+/* Returns the floats from a row of x as fixed point to the next. They are the same for all types, since products of several types
+ * share an input: those of the type with the largest form. */
 static size_t fixed_floats(uint32_t columns) {
     size_t most = 0;
     for (int type = 0; type < TENSOR_TYPES; type++) {
@@ -68,14 +68,14 @@ static void add_bias(const struct linear_op *p, uint32_t first, uint32_t count, 
 
 /* ---- Each row of x by itself */
 
-/* Up to EACH_ROWS rows of x, in the form in which each operation reads them. */
+/* A vectors holds up to EACH_ROWS rows of x, in the form in which each operation reads them. */
 struct vectors {
     const struct linear_op *ops;
     size_t n_ops, n;
     const void *of[LINEAR_OPS_MOST][EACH_ROWS];
 };
 
-/* The operation whose form of x is the i-th operation's too: the first of its type. */
+/* Returns the operation whose form of x is the i-th operation's too: the first of its type. */
 static size_t form_of(const struct vectors *v, size_t i) {
     size_t first = 0;
     while (v->ops[first].w->type != v->ops[i].w->type) first++;
@@ -93,7 +93,7 @@ static struct vectors vectors_at(const struct linear_op *ops, size_t n_ops, cons
     return v;
 }
 
-/* Fixed point of row t for the i-th operation, unless another operation sees to it. */
+/* Writes the fixed point of row t for the i-th operation, unless another operation does so. */
 static void fix_row(const struct vectors *v, size_t i, const float *x, size_t t) {
     const struct matrix *w = v->ops[i].w;
     if (takes_fixed(w) && form_of(v, i) == i)
@@ -138,7 +138,7 @@ static void multiply_share(void *user) {
         multiply_item(each, item);
 }
 
-/* Rows [first, first + n) of x, n <= EACH_ROWS. */
+/* Multiplies rows [first, first + n) of x, n <= EACH_ROWS. */
 static void multiply_each(const struct linear_op *ops, size_t n_ops, const float *x, size_t first_x, size_t n, float *scratch) {
     struct each each = {.x = x + first_x * ops->w->columns, .first_x = first_x, .per_item = each_item_rows(ops, n_ops)};
     each.vectors = vectors_at(ops, n_ops, each.x, n, scratch);
@@ -177,7 +177,7 @@ static bool many_rows(const struct linear_op *ops, size_t n_ops, size_t n) {
     return false;
 }
 
-/* Behind the items from `first` on that have about so many multiplications: as many for each thread. */
+/* Returns the end of the items from `first` on that have about so many multiplications, as many for each thread. */
 static uint32_t items_end(const struct linear_op *ops, uint32_t first, uint32_t items, size_t n, double multiplications) {
     double each = (double)n * TILE_ROWS * ops->w->columns, threads = omp_get_max_threads();
     double rounds = ceil(multiplications / (each * threads));

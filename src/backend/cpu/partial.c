@@ -1,4 +1,4 @@
-/* The arithmetic of partial states. Owns no memory. */
+/* Computes partial states. Owns no memory. */
 #include "backend/cpu/partial.h"
 
 #include "backend/cpu/kernels/vector/ops.h"

@@ -1,11 +1,10 @@
-/* Partial states of attention (online softmax): what some of the keys and values contribute to the outputs of some queries. Split-K parts, pages,
- * exact tokens and the window all leave such states, which merge in any order.
+/* Computes partial states of attention (online softmax): what some of the keys and values contribute to the outputs of some
+ * queries. Split-K parts, pages, exact tokens and the window all leave such states, which merge in any order.
  *
  * For a query with logits x_t over the tokens t of a part, the part's state is
  *     max = max x_t,   sum = sum exp(x_t - max),   acc = sum exp(x_t - max) v_t
  * and two states of disjoint parts merge to that of their union, in any order (Milakov and Gimelshein 2018, "Online normalizer
- * calculation for softmax", section 3.1). An empty part has max -INFINITY and sum 0 and changes nothing. All in fp32.
- */
+ * calculation for softmax", section 3.1). An empty part has max -INFINITY and sum 0 and changes nothing. All numbers are fp32. */
 #ifndef TERSE_BACKEND_CPU_PARTIAL_H
 #define TERSE_BACKEND_CPU_PARTIAL_H
 
@@ -17,21 +16,21 @@ struct partial {
     float *acc;         /* [rows][width] */
 };
 
-/* A view of memory[partial_floats(rows, width)], which the caller owns. Not cleared. */
+/* Returns a view of memory[partial_floats(rows, width)], which the caller owns. It is not cleared. */
 struct partial partial_at(float *memory, size_t rows, size_t width);
 size_t partial_floats(size_t rows, size_t width);
 
 /* Makes all rows empty. */
 void partial_clear(struct partial *partial);
 
-/* Prepares `row` for logits of at most `max`: what it holds is rescaled if they are the largest yet. Returns what is
- * to be subtracted from them before exp, -INFINITY while the row has met no finite logit: their weights are 0 then. */
+/* Prepares `row` for logits of at most `max`: its state is rescaled if they are the largest yet. Returns the number to subtract
+ * from them before exp; -INFINITY while the row has met no finite logit: their weights are then 0. */
 float partial_raise(struct partial *partial, size_t row, float max);
 
 /* Adds the part `from` of the same shape. */
 void partial_merge(struct partial *into, const struct partial *from);
 
-/* out[width] of one row: acc / sum, zeros for an empty row. */
+/* Computes out[width] of one row: acc / sum, zeros for an empty row. */
 void partial_finish(const struct partial *partial, size_t row, float *out);
 
 #endif

@@ -1,7 +1,7 @@
-/* A step on its way through the model: the data. executor.c begins and ends passes, forward.c advances them.
+/* A pass is the data of a step on its way through the model. executor.c begins and ends passes, forward.c advances them.
  *
- * The parts of a step are computed in micro-batches: those of few tokens together, each token by itself (linear.h), every longer one alone, in
- * panels of tokens. In matrices of activations a token is a row. */
+ * The parts of a step are computed in micro-batches. Parts of few tokens go together, each token by itself (linear.h); every longer
+ * part goes alone, in panels of tokens. In matrices of activations a token is a row. */
 #ifndef TERSE_BACKEND_CPU_PASS_H
 #define TERSE_BACKEND_CPU_PASS_H
 
@@ -10,7 +10,7 @@
 
 #define PANEL_MOST 512 /* tokens of a panel */
 
-/* Memory that holds nothing from piece to piece. */
+/* Scratch is memory that holds nothing from piece to piece. */
 struct scratch {
     size_t rows;   /* of logits */
     float *logits; /* [rows][vocabulary] */
@@ -27,7 +27,7 @@ struct executor {
     struct pass *spare; /* one that has ended, for the sake of its memory */
 };
 
-/* A part of the step, and where its tokens lie among those of the pass. */
+/* A sequence is a part of the step, and says where its tokens lie among those of the pass. */
 struct sequence {
     struct step_part part;
     size_t first;
@@ -37,7 +37,8 @@ struct sequence {
     uint64_t length; /* of the cache before the step */
 };
 
-/* Micro-batches go through the model one after another, as a batch has more tokens than are computed together (llama.cpp: ubatch). */
+/* Micro-batches go through the model one after another, since a batch has more tokens than are computed together (llama.cpp:
+ * ubatch). */
 struct micro_batch {
     struct sequence *sequences;
     size_t n_sequences;
@@ -45,14 +46,14 @@ struct micro_batch {
     bool each;
 };
 
-/* Tokens of a micro-batch that are computed together. */
+/* A panel is tokens of a micro-batch that are computed together. */
 struct panel {
     const struct micro_batch *micro_batch;
     size_t first, count;
     size_t first_query; /* of which token the activations' q begin with the queries */
 };
 
-/* The activations of a panel. */
+/* These are the activations of a panel. */
 struct activations {
     size_t rows;
     float *normed;  /* [rows][width] */
@@ -62,7 +63,7 @@ struct activations {
     struct routes routes;
 };
 
-/* The stages of a layer, and then of the logits, in the order in which tokens pass through them. */
+/* These are the stages of a layer, and then of the logits, in the order in which tokens pass through them. */
 enum stage {
     STAGE_KEYS,    /* product: keys and values of a panel (of tokens each by itself, queries too); all of them go to the cache */
     STAGE_OBSERVE, /* product: queries of a panel, which are shown to the cache */

@@ -1,4 +1,4 @@
-/* Rows of activations. Owns no memory; the arithmetic of one row is the kernels' or made of theirs. */
+/* Computes on rows of activations. Owns no memory; kernels compute a row, or parts of it. */
 #include "backend/cpu/rows.h"
 
 #include "backend/cpu/cap.h"
@@ -46,7 +46,7 @@ void embed_rows(const struct terse_model *model, const int32_t *tokens, size_t n
     }
 }
 
-/* LayerNorm is RMSNorm of what is left without the mean. */
+/* Normalizes a row: LayerNorm is RMSNorm of the row without its mean. */
 static void norm_row(const struct norm *norm, const float *gain, const float *x, float *out, size_t width) {
     if (norm->kind == NORM_LAYER) {
         float mean = sum_row(x, width) / (float)width;
@@ -92,7 +92,7 @@ void cap_rows(float *x, float cap, size_t n, size_t width) {
     for (size_t t = 0; t < n; t++) cap_row(x + t * width, cap, width);
 }
 
-/* gate sigmoid(a gate) (up + 1) = silu(a gate) (up + 1) / a; what is no number stays so. */
+/* Computes gate sigmoid(a gate) (up + 1) = silu(a gate) (up + 1) / a; NaN stays NaN. */
 static void swiglu_clamped_row(float *gate, const float *up, size_t n) {
     float factor[PIECE];
     for (size_t first = 0; first < n; first += PIECE) {

@@ -1,4 +1,4 @@
-/* Calls of kernels by their names. */
+/* Calls kernels by their names. */
 #include "backend/cpu/vector.h"
 
 #include "backend/cpu/kernels/commvq/ops.h"

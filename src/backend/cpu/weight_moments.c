@@ -1,4 +1,4 @@
-/* Products of weights with themselves. */
+/* Computes products of weights with themselves. */
 #include "backend/cpu/weight_moments.h"
 
 #include "backend/cpu/vector.h"
@@ -54,8 +54,8 @@ static const float *gain_of(const struct norm *norm, uint32_t head, size_t hd) {
     return norm->heads ? norm->gain + head * hd : norm->gain;
 }
 
-/* weights[hd][columns] = a head's rows of a projection times the gain of the norm before it; mean[hd], unless NULL, what the biases of the
- * norm and of the projection come to. */
+/* Loads weights[hd][columns], a head's rows of a projection times the gain of the norm before it, and mean[hd], unless NULL, which
+ * the biases of the norm and of the projection add up to. */
 static void load_head(const struct matrix *w, const struct norm *norm, uint32_t head, size_t hd, float *weights, double *mean) {
     for (size_t c = 0; c < hd; c++) {
         float *row = weights + c * w->columns;

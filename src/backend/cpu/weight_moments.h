@@ -1,28 +1,32 @@
-/* Second moments that a model's weights imply without any text: what an error in a value costs, and how large keys, queries and values are
- * in each direction where hidden states, as they leave the norm, are alike in all of theirs. In double precision. */
+/* Computes second moments that a model's weights imply without any text: what an error in a value costs, and how large keys,
+ * queries and values are in each direction if hidden states, as they leave the norm, are alike in all directions. All are in double
+ * precision. */
 #ifndef TERSE_BACKEND_CPU_WEIGHT_MOMENTS_H
 #define TERSE_BACKEND_CPU_WEIGHT_MOMENTS_H
 
 #include "model/model.h"
 
-/* Floats of scratch of every function below. */
+/* Returns how many floats of scratch every function below needs. */
 size_t weight_moments_scratch(const struct terse_model *model);
 
-/* sums[hd][hd] += the sum of the outer products of rows[n][hd] with themselves, n at most WEIGHT_TILE. scratch[weight_products_scratch]. */
+/* Adds to sums[hd][hd] the outer products of rows[n][hd] with themselves, n at most WEIGHT_TILE.
+ * scratch[weight_products_scratch]. */
 #define WEIGHT_TILE 256
 size_t weight_products_scratch(size_t hd);
 void weight_add_products(const float *rows, size_t n, size_t hd, float *scratch, double *sums);
 
-/* metric[heads][hd][hd] of KV heads [first, first + heads): sum over the G query heads that share one of W^T W, W the columns of the output
- * projection that read the head. The mean squared change of the layer's output is d^T metric d for a value's error d. */
+/* Computes metric[heads][hd][hd] of KV heads [first, first + heads): the sum over the G query heads that share one of W^T W, W the
+ * columns of the output projection that read the head. The mean squared change of the layer's output is d^T metric d for a value's
+ * error d. */
 void weight_value_metrics(const struct terse_model *model, uint32_t layer, uint32_t first, uint32_t heads, float *scratch,
                           double *metric);
 
-/* covariance[hd][hd] of a KV head's keys before rotation, or of its values: W diag(g)^2 W^T, g the gain of the norm before the projection W;
- * where keys are normalized (QK norm), as that leaves them. */
+/* Computes covariance[hd][hd] of a KV head's keys before rotation, or of its values: W diag(g)^2 W^T, g the gain of the norm before
+ * the projection W; where keys are normalized (QK norm), after that norm. */
 void weight_key_covariance(const struct terse_model *model, uint32_t layer, uint32_t head, float *scratch, double *covariance);
 void weight_value_covariance(const struct terse_model *model, uint32_t layer, uint32_t head, float *scratch, double *covariance);
-/* power[hd]: mean squares of the queries that share a KV head, what biases add included; the same for the two channels of a RoPE pair. */
+/* Computes power[hd], the mean squares of the queries that share a KV head, biases included; it is the same for the two channels of
+ * a RoPE pair. */
 void weight_query_power(const struct terse_model *model, uint32_t layer, uint32_t head, float *scratch, double *power);
 
 #endif

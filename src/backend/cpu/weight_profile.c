@@ -1,4 +1,4 @@
-/* Moments of weights to a profile's parameters, and the residual stream for random hidden states. */
+/* Turns moments of weights into a profile's parameters, and computes the residual stream for random hidden states. */
 #include "backend/cpu/weight_profile.h"
 
 #include "backend/cpu/experts.h"
@@ -27,8 +27,8 @@ struct weight_profile {
     const struct terse_model *model;
     float *parameters[2]; /* [side] */
     double *residual;     /* [layers] squared length of the residual stream before each layer, without what values add */
-    /* [2][pairs][pairs] means over a run of the angles' differences, then of their sums; those of sliding layers follow where these turn in
-     * their own way. */
+    /* These are [2][pairs][pairs] means over a rope run, of the angles' differences, then of their sums; those of sliding layers
+     * follow where these rotate in their own way. */
     double *cosine, *sine;
     float *scratch;   /* [threads][weight_moments_scratch] */
     double *matrices; /* [threads][matrix_doubles] */
@@ -36,7 +36,7 @@ struct weight_profile {
     struct terse_error error;
 };
 
-/* Channels in pairs, those that RoPE rotates first. */
+/* Pairs channels, those that RoPE rotates first. */
 static size_t pairs_of(const struct terse_model *m) { return m->head_dim / 2; }
 
 static void pair_channels(const struct rope *rope, size_t pair, size_t channels[2]) {
@@ -59,7 +59,7 @@ static double mean_square(const float *rows, size_t n, size_t width) {
     return sum / (double)n;
 }
 
-/* Box-Muller. */
+/* Draws normally distributed numbers (Box-Muller). */
 static void fill_normals(float *numbers, size_t n, uint64_t *state) {
     for (size_t i = 0; i + 1 < n; i += 2) {
         double radius = sqrt(-2 * log(1 - random_uniform(random_next(state))));
@@ -76,7 +76,7 @@ static double embedding_square(const struct terse_model *m, struct probes *p, ui
     return mean_square(p->hidden, PROBES, m->width);
 }
 
-/* Returns the mean square of what a feed-forward layer makes of random hidden states. */
+/* Returns the mean square of a feed-forward layer's output for random hidden states. */
 static double feed_forward_square(const struct terse_model *m, const struct layer *layer, struct probes *p, uint64_t *state) {
     struct linear_op ops[2];
     fill_normals(p->hidden, PROBES * (size_t)m->width, state);
@@ -93,7 +93,7 @@ static double feed_forward_square(const struct terse_model *m, const struct laye
     return mean_square(p->out, PROBES, m->width);
 }
 
-/* residual[l]: of embeddings and of the feed-forward layers before layer l. */
+/* Computes residual[l], of embeddings and of the feed-forward layers before layer l. */
 static enum terse_status find_residual(struct weight_profile *w, struct terse_error *error) {
     const struct terse_model *m = w->model;
     uint32_t threads = (uint32_t)omp_get_max_threads();
@@ -124,7 +124,7 @@ static enum terse_status find_residual(struct weight_profile *w, struct terse_er
 
 /* ---- Keys in a run */
 
-/* Mean of exp(i t angle) over the ROPE_RUN_TOKENS offsets t of a run. */
+/* Computes the mean of exp(i t angle) over the ROPE_RUN_TOKENS offsets t of a rope run. */
 static void mean_rotation(double angle, double *cosine, double *sine) {
     double c = 0, s = 0;
     for (size_t t = 0; t < ROPE_RUN_TOKENS; t++) {
@@ -137,7 +137,7 @@ static void mean_rotation(double angle, double *cosine, double *sine) {
 
 static bool turns_apart(const struct terse_model *m, uint32_t layer) { return m->sliding_rope.n_rot && model_slides(m, layer); }
 
-/* Numbers of one rotation. */
+/* Returns how many numbers one rotation has. */
 static size_t rotation_doubles(const struct terse_model *m) { return 2 * pairs_of(m) * pairs_of(m); }
 
 static void find_rotations(struct weight_profile *w, const struct rope *rope, double *cosine, double *sine) {
@@ -208,7 +208,7 @@ static struct matrices matrices_at(const struct terse_model *m, double *memory) 
     return own;
 }
 
-/* out[n][n] = a b */
+/* Computes out[n][n] = a b. */
 static void multiply(const double *a, const double *b, size_t n, double *out) {
     memset(out, 0, n * n * sizeof *out);
     for (size_t i = 0; i < n; i++) {
@@ -220,14 +220,14 @@ static void multiply(const double *a, const double *b, size_t n, double *out) {
     }
 }
 
-/* Mean over channels of the products of two symmetric matrices: what rows of this covariance cost in this metric. */
+/* Returns the mean over channels of the products of two symmetric matrices: what rows of this covariance cost in this metric. */
 static double mean_cost(const double *metric, const double *covariance, size_t n) {
     double sum = 0;
     for (size_t i = 0; i < n * n; i++) sum += metric[i] * covariance[i];
     return sum / (double)n;
 }
 
-/* Parameters of a side with this metric and m->covariance; the covariance is destroyed. */
+/* Fits the parameters of a side with this metric and m->covariance, which is overwritten. */
 static enum terse_status fit(const struct weight_profile *w, const struct matrices *m, const double *metric, double importance,
                              float *floats, struct terse_error *error) {
     size_t n = w->model->head_dim;
@@ -271,7 +271,7 @@ static enum terse_status fit_head(const struct weight_profile *w, uint32_t layer
 
 /* ---- All of it */
 
-/* Returns what the heads of a layer add to the residual stream together, or, where that goes through a norm, what is left of it. */
+/* Returns the squared length that the heads of a layer add to the residual stream together, after the norm where there is one. */
 static double added_square(const struct weight_profile *w, uint32_t layer, double of_heads) {
     const struct norm *norm = &w->model->layer[layer].attention_post_norm;
     double square = 0;

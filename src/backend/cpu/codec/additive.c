@@ -1,20 +1,22 @@
-/* The codec additive: values as sums of a codebook's rows, one bit of the code for each (CommVQ, Li et al. 2025, section 4.1).
+/* Implements the codec additive: values as sums of a codebook's rows, one bit of the code for each (CommVQ, Li et al. 2025, section
+ * 4.1).
  *
  *     value = mean + gain * s C,   s in {0, 1}^codes, C [codes][head_dim], 1 or 2 codes for a channel
  *
- * A query sums its weights by bit of the code, over all tokens, and multiplies the sums by C once at the end:
- * softmax (s C) = (softmax s) C. How a code was found does not matter to that; here it is the search of backend/cpu/codec/binary_code_search.h that
- * learning (train/additive.h) uses too.
+ * A query sums its weights by bit of the code, over all tokens, and multiplies the sums by C once at the end: softmax (s C) =
+ * (softmax s) C. Any search for codes would do; this codec uses that of backend/cpu/codec/binary_code_search.h, as learning
+ * (train/additive.h) does.
  *
- * The paper has one codebook for a layer, of all KV heads together. A page is of one KV head, so that here each has its own: a code of
- * all heads would have to be read for each of them, or each read all. It costs what heads have in common, and a head's codebook is
- * smaller by as many times as there are heads, squared. The paper's channel scale is in C, its norm in the gain, one byte as
- * backend/cpu/codec/normalization.h has it, which is set last and is the best in least squares: one that kept the norm would make every value too
- * long by what the code has lost, which the average over tokens that attention takes cannot make good.
+ * The paper has one codebook for a layer, of all KV heads together. A page is of one KV head, so that here each head has its own: a
+ * code of all heads would have to be read once for each of them, or the readers of one head would have to read all. This gives up
+ * what heads have in common; a head's codebook is smaller by the square of the number of heads. The paper's channel scale is in C,
+ * its norm in the gain, one byte as backend/cpu/codec/normalization.h has it, which is set last and is the best in least squares: a
+ * gain that kept the norm would make every value too long by what the code has lost, and attention's average over tokens cannot
+ * make that good.
  *
- * The paper finds codes by a network that is trained with the codebook. Measured (bench/experiments/value_codes.c: two heads of the built-in model,
- * 16384 tokens to learn from, 1500 steps for the network; error of the values weighted by the loss's gradients, then of what attention
- * gives, as parts of what their mean alone would leave):
+ * The paper finds codes by a network that is trained with the codebook. Measured (bench/experiments/value_codes.c: two heads of the
+ * built-in model, 16384 tokens to learn from, 1500 steps for the network; error of the values weighted by the loss's gradients,
+ * then of what attention gives, as parts of what their mean alone would leave):
  *
  *                         1 bit              2 bits
  *     this codec      0.065  0.027       0.023  0.0064
@@ -22,11 +24,10 @@
  *     gain-shape      0.139  0.090       0.051  0.022
  *     KIVI's          2.1    0.74        0.23   0.035     and one bit more for scales
  *
- * so that here it is the search, in 6 and 17 us a token (AVX-512, one thread), the network's 3 and 9. A beam of 8 codes, snapped by the
- * same moves, would have 0.060 and 0.018, and attention's error not lower at 1 bit, in a multiple of the time.
+ * so that here it is the search, in 6 and 17 us a token (AVX-512, one thread), the network's 3 and 9. A beam of 8 codes, snapped by
+ * the same moves, would have 0.060 and 0.018, and attention's error not lower at 1 bit, in a multiple of the time.
  *
- * C is read as integers of 7 bits with a least number and a step for each channel; encoding searches by the same numbers.
- */
+ * C is read as integers of 7 bits with a least number and a step for each channel; encoding searches by the same numbers. */
 #include "backend/cpu/codec/codec.h"
 
 #include "backend/cpu/codec/binary_code_search.h"
@@ -131,7 +132,7 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
 
 /* ---- Pages */
 
-/* to[G][head_dim] = sums[G][codes] C. */
+/* Computes to[G][head_dim] = sums[G][codes] C. */
 static void times_codebook(struct codec_shape shape, const float *sums, size_t G, float *to) {
     const struct learned *learned = shape.learned;
     size_t hd = shape.head_dim, codes = shape.bits;
@@ -144,7 +145,7 @@ static void times_codebook(struct codec_shape shape, const float *sums, size_t G
     }
 }
 
-/* shapes[n][head_dim] of the tokens first, first + 1, ..., n <= MOST_TOGETHER. */
+/* Writes shapes[n][head_dim] of the tokens first, first + 1, ..., n <= MOST_TOGETHER. */
 static void read_shapes(struct codec_shape shape, const uint8_t *codes, size_t first, size_t n, float *shapes) {
     float bits[MOST_TOGETHER * ADDITIVE_MOST_CODES];
     for (size_t t = 0; t < n; t++) {
@@ -154,7 +155,7 @@ static void read_shapes(struct codec_shape shape, const uint8_t *codes, size_t f
     times_codebook(shape, bits, n, shapes);
 }
 
-/* bits[n][codes / 8] of tokens to octets[8][codes], zeros to begin with. */
+/* Writes bits[n][codes / 8] of tokens to octets[8][codes], which begin as zeros. */
 static void write_codes(const uint8_t *bits, size_t n, size_t codes, uint8_t *octets) {
     for (size_t t = 0; t < n; t++) {
         uint8_t *to = octets + t / 8 * codes;
@@ -162,7 +163,7 @@ static void write_codes(const uint8_t *bits, size_t n, size_t codes, uint8_t *oc
     }
 }
 
-/* The best in least squares. */
+/* Returns the gain that is best in least squares. */
 static float fit_gain(const float *x, const float *shape, size_t hd) {
     float square = vector_ops()->dot(shape, shape, hd);
     return square > 0 ? vector_ops()->dot(x, shape, hd) / square : 0;

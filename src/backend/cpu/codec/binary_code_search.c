@@ -1,4 +1,4 @@
-/* The search for a code of a sum. */
+/* Searches for a code of a sum. */
 #include "backend/cpu/codec/binary_code_search.h"
 
 #include "backend/cpu/kernels/commvq/ops.h"

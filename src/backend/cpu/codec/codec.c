@@ -1,4 +1,4 @@
-/* The table of codecs on the CPU. */
+/* Holds the table of codecs on the CPU. */
 #include "backend/cpu/codec/codec.h"
 
 static const struct cpu_codec *const codecs[CODEC_COUNT] = {[CODEC_F16] = &cpu_codec_f16,

@@ -1,17 +1,16 @@
-/* The codec comm: keys as sums of codewords that commute with RoPE (CommVQ, Li et al. 2025, section 4.2 and A.1), before rotation.
+/* Implements the codec comm: keys before rotation, as sums of codewords that commute with RoPE (CommVQ, Li et al. 2025, section 4.2
+ * and A.1).
  *
  *     key = mean + gain * shape,   shape = sum over rounds of z_r[a_r] + i z_r[b_r]
  *
- * Of a head's channels those that RoPE rotates together are a complex number; a sub-vector of up to 64 of them shares a code, two indices
- * of 6 bits, of which there is one for each round. Each round codes what the ones before have left, so that the first of many
- * rounds are a coarser code of their own. Tables are learned by train/em.c from keys normalized as format/normalization.h says: about their
- * mean, which commutes as well and costs no bits, and at a size of 1. The gain, one byte for each token and KV head, is set last
- * and keeps the key's norm: the paper has one norm for each token and layer in 16 bits, which a page, of one KV head, cannot
- * share.
+ * Channels of a head that RoPE rotates together are a complex number; a sub-vector of up to 64 of them has one code, two indices of
+ * 6 bits, for each round. Each round codes what the ones before have left, so that the first of many rounds are a coarser code of
+ * their own. Tables are learned by train/em.c from keys normalized as format/normalization.h says: about their mean, which commutes
+ * as well and costs no bits, and at a size of 1. The gain, one byte for each token and KV head, is set last and keeps the key's
+ * norm: the paper has one norm for each token and layer in 16 bits, which a page, of one KV head, cannot share.
  *
  * Tables are read as integers of 7 bits with a step for each pair. Encoding sees the same numbers as every way of reading: a round
- * makes up for what earlier ones lost in rounding, so that it costs next to nothing, and sums are exact.
- */
+ * makes up for what earlier ones lost in rounding, so that it costs next to nothing, and sums are exact. */
 #include "backend/cpu/codec/commvq.h"
 #include "backend/cpu/codec/commvq_search.h"
 
@@ -62,7 +61,8 @@ static void learned_free(void *opened) {
     memory_free(learned);
 }
 
-/* The following count the bytes of the three arrays: rows of stride numbers, planes for tiers that look up in registers, and the search's. */
+/* These functions count the bytes of the three arrays: rows of stride numbers, planes for tiers that look up in registers, and the
+ * search's. */
 static size_t row_bytes(struct codec_shape shape) {
     return commvq_subvectors(shape) * commvq_rounds(shape) * COMMVQ_ENTRIES * 2 * memory_round_up(shape.width / 2, COMMVQ_LANES);
 }
@@ -96,7 +96,7 @@ static void set_subvector(struct learned *learned, size_t subvector, const float
     }
 }
 
-/* The most that a number of each pair can be after one round: most[subvectors * stride]. */
+/* Computes most[subvectors * stride], the most that a number of each pair can be after one round. */
 static void round_sizes(const struct commvq_code *c, size_t round, int *most) {
     for (size_t k = 0; k < c->subvectors; k++) {
         const int8_t *rows = c->rows + (k * c->rounds + round) * COMMVQ_ENTRIES * 2 * c->stride;
@@ -112,7 +112,7 @@ static void round_sizes(const struct commvq_code *c, size_t round, int *most) {
     }
 }
 
-/* A round joins the last span if the sums of no pair leave a byte. */
+/* Divides rounds into spans: a round joins the last span if the sums of every pair still fit a byte. */
 static void set_runs(struct learned *learned) {
     struct commvq_code *c = &learned->code;
     size_t pairs = c->subvectors * c->stride;
@@ -143,7 +143,7 @@ static void set_planes(struct learned *learned) {
     }
 }
 
-/* A round's table as it is read. */
+/* Reads a round's table with its steps. */
 static void read_table(const struct commvq_code *c, size_t subvector, size_t round, float *table) {
     const int8_t *rows = c->rows + (subvector * c->rounds + round) * COMMVQ_ENTRIES * 2 * c->stride;
     const float *steps = c->steps + subvector * c->stride;
@@ -218,7 +218,7 @@ void commvq_gains(struct codec_shape shape, const void *page, float *gains) {
     vector_ops()->look_up_gains(learned->gain, page, gains);
 }
 
-/* Codes of one sub-vector's rows[n][2 pairs], which lose their codewords round by round. */
+/* Writes the codes of one sub-vector's rows[n][2 pairs], from which the codewords are subtracted round by round. */
 static void encode_subvector(const struct learned *learned, size_t subvector, float *rows, size_t n, uint8_t *codes) {
     const struct commvq_code *c = &learned->code;
     float table[COMMVQ_ENTRIES * MOST_WIDTH], panel[MOST_WIDTH * 2 * COMMVQ_ENTRIES];
@@ -234,13 +234,13 @@ static void encode_subvector(const struct learned *learned, size_t subvector, fl
     }
 }
 
-/* The gain that keeps a centred key's norm. */
+/* Returns the gain that keeps a centred key's norm. */
 static float keep_norm(const float *x, const float *shape, size_t hd) {
     float square = vector_ops()->dot(shape, shape, hd);
     return square > 0 ? sqrtf(vector_ops()->dot(x, x, hd) / square) : 0;
 }
 
-/* The normalized rows, less what is left of them after coding, are their shapes. */
+/* Encodes a page. The normalized rows, less what is left of them after coding, are their shapes. */
 static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
     const struct learned *learned = shape.learned;
     const struct commvq_code *c = &learned->code;
@@ -284,11 +284,11 @@ static void gather_tokens(struct codec_shape shape, enum codec_side side, const 
                                (uint8_t *)to + GAIN_BYTES, at);
 }
 
-/* ---- Scores: which way
+/* ---- Scores: the choice of algorithm
  *
- * Keys are decoded once for all queries of a KV head, rotated and scored: in i16 where the tier does so, else in floats. The other way,
- * of the paper, has a table of each query, whose sums are rotated by the token's whole angle; it looks up as often, in numbers four
- * times as wide, and that for each query. Measured (ns per token and KV head, 4 queries, one thread; the last line is a whole layer's
+ * Keys are decoded once for all queries of a KV head, rotated and scored: in i16 where the tier does so, else in floats. The paper
+ * makes a table for each query instead, whose sums are rotated by the token's whole angle; it looks up as often, in numbers four
+ * times as wide, for each query. Measured (ns per token and KV head, 4 queries, one thread; the last line is a whole layer's
  * attention with the paper's keys, 8192 tokens, as a multiple of ours):
  *
  *     head_dim, rounds          128, 11   128, 21   64, 5   64, 11
@@ -298,7 +298,8 @@ static void gather_tokens(struct codec_shape shape, enum codec_side side, const 
  *     AVX-512  by table            14        23        8       10 times
  *
  * So `score_rotated` decodes at every shape; the cache has no table to hand over. With i16, looking up is two thirds to four fifths
- * of the time at head_dim 128, and what bounds that is the one port that permutes bytes: four of them a pair, round and 64 tokens. */
+ * of the time at head_dim 128, and the one port that permutes bytes bounds it: four permutations for a pair, a round and 64
+ * tokens. */
 
 void commvq_score_decoded(struct codec_shape shape, const float *q, const struct key_rotation *rotation, const void *page,
                           float *logits) {

@@ -1,4 +1,4 @@
-/* The codec comm: ways of reading that tests and benchmarks hold against each other. */
+/* Declares ways in which the codec comm reads, which tests and benchmarks compare with each other. */
 #ifndef TERSE_BACKEND_CPU_CODEC_COMMVQ_H
 #define TERSE_BACKEND_CPU_CODEC_COMMVQ_H
 
@@ -6,12 +6,13 @@
 #include "backend/cpu/kernels/commvq/commvq.h"
 #include "backend/cpu/kernels/pq/pq.h"
 
-/* The following return the parts of shape.learned and of a page. */
+/* These return the parts of shape.learned and of a page. */
 const struct commvq_code *commvq_code_of(struct codec_shape shape);
 const void *commvq_codes(const void *page);
 void commvq_gains(struct codec_shape shape, const void *page, float *gains);
 
-/* Both ways of score_rotated: keys decoded once for all queries, or each query's tables, [group] of commvq_table_floats. */
+/* These are both ways of score_rotated: keys decoded once for all queries, or each query's tables, [group] of
+ * commvq_table_floats. */
 void commvq_score_decoded(struct codec_shape shape, const float *q, const struct key_rotation *rotation, const void *page,
                           float *logits);
 void commvq_prepare(struct codec_shape shape, const float *q, float *tables);

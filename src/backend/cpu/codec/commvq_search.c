@@ -1,4 +1,4 @@
-/* The search for the nearest codeword of a round. */
+/* Searches for the nearest codeword of a round. */
 #include "backend/cpu/codec/commvq_search.h"
 
 #include "backend/cpu/kernels/commvq/commvq.h"

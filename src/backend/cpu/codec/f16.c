@@ -1,4 +1,4 @@
-/* The codec f16: half floats, the layout of sealed pages of method f16 and of every cache's recent window. */
+/* Implements the codec f16: half floats, the layout of sealed pages of method f16 and of every cache's recent window. */
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/gather.h"
 #include "backend/cpu/codec/transpose.h"

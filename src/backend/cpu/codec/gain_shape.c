@@ -1,14 +1,13 @@
-/* The codec gain-shape: vector quantization of a row's shape, and a gain that is fitted once the shape is known.
+/* Implements the codec gain-shape: vector quantization of a row's shape, and a gain that is fitted once the shape is known.
  *
  *     row = mean + gain * shape,   shape = the sub-vectors' centroids, learned from rows (x - mean) / rms(x - mean)
  *
  * Rows of one head differ in size far more than in shape, so codes are better spent on the shape; and quantization shrinks what it
- * rounds, which the gain undoes. For keys it keeps the row's norm (a shrunken key evens attention out), for values it is the best
- * in least squares. Gersho and Gray 1992, section 12.10, with the gain last. Measured on the built-in model, KL divergence falls by
- * half at 4 bits and by two fifths at 1 bit against the same codes without gain; docs/reports/fidelity.md has the figures.
+ * rounds, which the gain undoes. For keys the gain keeps the row's norm (a shrunken key evens attention out), for values it is the
+ * best in least squares. Gersho and Gray 1992, section 12.10, with the gain last. Measured on the built-in model, KL divergence
+ * falls by half at 4 bits and by two fifths at 1 bit against the same codes without gain; docs/reports/fidelity.md has the figures.
  *
- * A gain takes one byte, backend/cpu/codec/normalization.h says how. Parameters: those of codec vq, then mean[hd], then scale.
- */
+ * A gain takes one byte, backend/cpu/codec/normalization.h says how. Parameters: those of codec vq, then mean[hd], then scale. */
 #include "backend/cpu/codec/codec.h"
 
 #include "backend/cpu/codec/normalization.h"
@@ -135,7 +134,7 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
     }
 }
 
-/* Counts the floats that prepare_queries writes: those of codec vq, then [G] inner products with the mean. */
+/* Returns how many floats prepare_queries writes: those of codec vq, then [G] inner products with the mean. */
 static size_t query_floats(struct codec_shape shape) { return cpu_codec_vq.queries->floats(inner(shape)) + shape.group; }
 
 static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {

@@ -1,4 +1,4 @@
-/* The parts of codecs' gather_tokens that are not kernels: rows of tokens, and pages of scales and codes. */
+/* Implements the parts of codecs' gather_tokens that are not kernels: rows of tokens, and pages of scales and codes. */
 #ifndef TERSE_BACKEND_CPU_CODEC_GATHER_H
 #define TERSE_BACKEND_CPU_CODEC_GATHER_H
 
@@ -9,8 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Rows slots[n] of from[64][bytes] to rows at, at + 1, ... of `to`: of sixteen bytes, the last of which may overlap those before,
- * since a copy of unknown size would be a call. */
+/* Copies rows slots[n] of from[64][bytes] to rows at, at + 1, ... of `to`, by sixteen bytes, the last of which may overlap those
+ * before: a copy of unknown size would be a call. */
 static inline void gather_rows(const void *from, size_t bytes, const uint8_t *slots, size_t n, void *to, size_t at) {
     for (size_t i = 0; i < n; i++) {
         const char *in = (const char *)from + slots[i] * bytes;
@@ -24,7 +24,7 @@ static inline void gather_rows(const void *from, size_t bytes, const uint8_t *sl
     }
 }
 
-/* Prefetches them. */
+/* Prefetches the rows that gather_rows copies. */
 static inline void prefetch_rows(const void *from, size_t bytes, const uint8_t *slots, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const char *row = (const char *)from + slots[i] * bytes;
@@ -33,8 +33,8 @@ static inline void prefetch_rows(const void *from, size_t bytes, const uint8_t *
     }
 }
 
-/* Pages of scales by group of 32 channels, half floats [hd/32][64], and then codes: `bytes` of each token, by channel for keys and by
- * token for values (q8_0, q4_0). */
+/* Gathers pages of scales by group of 32 channels, half floats [hd/32][64], and then codes: `bytes` of each token, by channel for
+ * keys and by token for values (q8_0, q4_0). */
 static inline void gather_scaled(size_t hd, size_t bytes, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
                                  void *to, size_t at) {
     size_t scales = hd / SCALE_GROUP * PAGE_TOKENS * sizeof(uint16_t);

@@ -1,10 +1,9 @@
-/* Index, its execution on the CPU: scores for all tokens of a KV head, by which a step chooses those that it reads. What an index is and
- * its sizes are format/index.h.
+/* Declares the execution of an index on the CPU: scores for all tokens of a KV head, by which a step chooses those that it reads.
+ * format/index.h says what an index is, with its sizes.
  *
- * An index is stateless and knows nothing of tokens, masks or policies; it takes keys as queries are multiplied with them, after rotation. What it
- * learns is kept by the cache that keeps the pages. Shapes: hd = head_dim, G = query heads that share the KV head; one set of scores serves
- * them all.
- */
+ * An index is stateless and knows nothing of tokens, masks or policies; it takes keys after rotation, as queries are multiplied by
+ * them. The cache that keeps the pages also keeps what the index learns. Shapes: hd = head_dim, G = query heads that share the KV
+ * head; one set of scores serves them all. */
 #ifndef TERSE_BACKEND_CPU_CODEC_INDEX_H
 #define TERSE_BACKEND_CPU_CODEC_INDEX_H
 
@@ -20,28 +19,29 @@ struct index_options index_options_defaults(void);
 struct cpu_index {
     const struct index *format;
 
-    /* Learning, from rows[n][hd] that lie `stride` floats apart, n >= 1: a whole prompt or as few as 64. Writes all of
+    /* Learns from rows[n][hd] that lie `stride` floats apart, n >= 1: a whole prompt or as few as 64. It writes all of
      * learned[index_learned_bytes], floats; where that is 0 there is nothing to learn and `fit` need not be called. */
     void (*fit)(size_t head_dim, const float *rows, size_t n, size_t stride, const struct index_options *options, void *learned);
 
     /* Writes all of page[index_bytes]: rows[n][hd], n <= 64. Deterministic. */
     void (*encode)(size_t head_dim, const void *learned, const float *rows, size_t n, void *page);
 
-    /* Once per step and KV head: the tables that pages are scored by, from q[G][hd], of which the mean counts. A shift of all logits of
-     * a query changes no softmax, so that keys centred by `fit` need no correction. */
+    /* These are called once per step and KV head: they make the tables that pages are scored by from q[G][hd], of which the mean
+     * counts. A shift of all logits of a query changes no softmax, so that keys centred by `fit` need no correction. */
     size_t (*table_bytes)(size_t head_dim);
     void (*prepare)(size_t head_dim, const void *learned, const float *q, size_t G, void *tables);
-    /* The 64 tokens of a page: larger is better, comparable between all pages for the same tables. Slots that hold no token get
-     * any number. */
+    /* Scores the 64 tokens of a page: larger is better, comparable between all pages for the same tables. Slots that hold no token
+     * get any number. */
     void (*scores)(size_t head_dim, const void *tables, const void *page, uint16_t *scores);
 };
 
-/* The CPU's functions of an index; NULL of index_components, by which codecs rank keys themselves (codec.h). */
+/* Returns the CPU's functions of an index; NULL for index_components, by which codecs rank keys themselves (codec.h). */
 const struct cpu_index *cpu_index_of(const struct index *index);
 
 extern const struct cpu_index cpu_index_sign, cpu_index_quest;
 
-/* A code plane of index_sign, of 8 channels: bit i is set where x[i] - mean[i] >= 0. Codec sign centres its keys likewise. */
+/* Returns a byte of index_sign's code plane, of 8 channels: bit i is set where x[i] - mean[i] >= 0. Codec sign centres its keys
+ * likewise. */
 static inline uint8_t index_sign_code(const float *x, const float *mean) {
     unsigned code = 0;
     for (unsigned i = 0; i < 8; i++) code |= (unsigned)(x[i] - mean[i] >= 0) << i;

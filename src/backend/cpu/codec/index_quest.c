@@ -1,10 +1,9 @@
-/* The index quest (Quest, Tang et al. 2024, section 3.2): of each page of 16 tokens the least and the largest number of each
- * channel, which bound what any of its keys can give a query: the sum over channels of max(q least, q most). All tokens of a page
- * get the page's bound. With bounds in half precision that is 2 bits per channel and token.
+/* Implements the index quest (Quest, Tang et al. 2024, section 3.2). It keeps for each page of 16 tokens the least and the largest
+ * number of each channel, which bound the product of a query with any of its keys: the sum over channels of max(q least, q most).
+ * All tokens of a page get the page's bound. With bounds in half precision that is 2 bits per channel and token.
  *
- * Scores are the bound as a half float, in the order of integers. So that it fits, the query is brought to a sum of magnitudes of 1:
- * no sum is then larger than the largest key.
- */
+ * Scores are the bound as a half float, in the order of integers. So that it fits, the query is scaled to a sum of magnitudes of 1:
+ * no sum is then larger than the largest key. */
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/kernels/select/ops.h"
@@ -25,7 +24,7 @@ static void fit(size_t hd, const float *rows, size_t n, size_t stride, const str
 /* Limits a number to the range of a half float; NaN becomes 0. */
 static float bounded(float x) { return x > LARGEST ? LARGEST : x < -LARGEST ? -LARGEST : x == x ? x : 0; }
 
-/* The half next below x, so that bounds stay bounds; above is the other way round. */
+/* Returns the half next below x, so that bounds stay bounds; half_above does the opposite. */
 static uint16_t half_below(float x) {
     uint16_t half = half_from_float(x);
     if (half_to_float(half) <= x) return half;

@@ -1,13 +1,12 @@
-/* The index sign (Self-Indexing KVCache, Yang et al. 2026, equations 1 to 8): a key, less the mean of each channel, keeps one sign
- * per channel; four channels' signs are a code, and 16 centroids for each four channels are the means of the keys with that code. A
- * query is multiplied by the centroids once, and each token is scored by a look-up for each four channels.
+/* Implements the index sign (Self-Indexing KVCache, Yang et al. 2026, equations 1 to 8). A key, less the mean of each channel,
+ * keeps one sign per channel; four channels' signs are a code, and 16 centroids for each four channels are the means of the keys
+ * with that code. A query is multiplied by the centroids once, and each token is scored by a look-up for each four channels.
  *
- * Centring is what makes a sign worth a bit: a channel that is always positive has none to give. It costs nothing, since it moves
+ * Centring makes a sign worth a bit: the sign of a channel that is always positive tells nothing. It costs nothing, since it moves
  * all logits of a query alike.
  *
  * Zero counts as positive, here and everywhere. A code that no key has gets the mean magnitudes of its channels with its signs (the
- * released code divides 0 by 0 there), so that each centroid lies in its orthant.
- */
+ * released code divides 0 by 0 there), so that each centroid lies in its orthant. */
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/kernels/select/ops.h"
@@ -39,7 +38,7 @@ static void find_means(size_t hd, const float *rows, size_t n, size_t stride, fl
     for (size_t c = 0; c < hd; c++) mean[c] = (float)(sum[c] / (double)n);
 }
 
-/* Integers that order as floats do. */
+/* Returns integers that order as floats do. */
 static uint32_t order_of(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -55,7 +54,8 @@ static float from_order(uint32_t order) {
 
 #define SOME 16 /* channels whose medians are found together: a cache line of a row */
 
-/* Lower medians of `count` channels, eight bits of them in each of four readings: whose numbers begin alike is known from before. */
+/* Computes lower medians of `count` channels, eight bits of them in each of four sweeps: earlier sweeps tell which numbers begin
+ * alike. */
 static void find_some_medians(size_t count, const float *rows, size_t n, size_t stride, float *median) {
     uint32_t known[SOME] = {0}, histogram[SOME][256];
     size_t rank[SOME];
@@ -85,7 +85,7 @@ static void find_medians(size_t hd, const float *rows, size_t n, size_t stride, 
 typedef float four __attribute__((vector_size(16)));
 typedef int32_t four_flags __attribute__((vector_size(16)));
 
-/* sums[subvectors][16] and counts[subvectors][16] of rows - mean. */
+/* Computes sums[subvectors][16] and counts[subvectors][16] of rows - mean. */
 static void add_rows(size_t hd, const float *rows, size_t n, size_t stride, const float *mean, four (*sums)[CODES],
                      uint32_t (*counts)[CODES]) {
     const four_flags bits = {1, 2, 4, 8};
@@ -103,7 +103,7 @@ static void add_rows(size_t hd, const float *rows, size_t n, size_t stride, cons
     }
 }
 
-/* Means of the keys of each code; magnitude[4] stands in for codes that have none. */
+/* Computes the means of the keys of each code; magnitude[4] stands in for codes that have none. */
 static void set_centroids(const double (*sums)[WIDTH], const uint32_t *counts, float *centroids) {
     double magnitude[WIDTH] = {0};
     uint64_t all = 0;
@@ -166,7 +166,7 @@ static void mean_query(size_t hd, const float *q, size_t G, float *mean) {
     for (size_t g = 0; g < G; g++) vector_ops()->axpy(1 / (float)G, q + g * hd, mean, hd);
 }
 
-/* products[16] of the centroids of four channels with the query, and the least of them. */
+/* Computes products[16] of the centroids of four channels with the query; returns the least of them. */
 static float meet(const float *q, const float *centroids, float *products, float *span) {
     float least = INFINITY, most = -INFINITY;
     for (size_t code = 0; code < CODES; code++) {
@@ -200,7 +200,7 @@ static void prepare(size_t hd, const void *learned, const float *q, size_t G, vo
     memcpy(entries + hd / WIDTH * CODES + sizeof step, &base, sizeof base);
 }
 
-/* At most 64 sub-vectors of at most 255: no sum leaves 16 bits. */
+/* Scores a page. At most 64 sub-vectors of at most 255 each fit 16 bits. */
 static void scores(size_t hd, const void *tables, const void *page, uint16_t *to) {
     select_ops()->scores_sign(tables, hd / 8, page, to);
 }

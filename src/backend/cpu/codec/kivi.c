@@ -1,12 +1,12 @@
-/* The codecs kivi-4 and kivi-2: asymmetric integers (KIVI, Liu et al. 2024), keys by channel and values by token, since outliers of
- * keys keep to their channels and those of values do not.
+/* Implements the codecs kivi-4 and kivi-2: asymmetric integers (KIVI, Liu et al. 2024), keys by channel and values by token, since
+ * outliers of keys keep to their channels and those of values do not.
  *
  *     x = zero + scale * code,   zero = min, scale = (max - min) / (2^bits - 1), both as halves, over 32 numbers:
  *     keys    of one channel and 32 tokens      values    of one token and 32 channels
  *
- * One byte holds 8 / bits codes that lie n bits / 8 numbers apart in a row of n, so that a row unpacks by shifts alone. Reading
- * multiplies bare codes; the scales go into the other factor, the queries or the weights, and the zeros are a product of their own.
- */
+ * One byte holds 8 / bits codes that lie n bits / 8 numbers apart in a row of n, so that a row unpacks by shifts alone. Readers
+ * multiply bare codes; the scales go into the other factor, the queries or the weights, and the zeros give a product of their
+ * own. */
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/gather.h"
 #include "backend/cpu/codec/transpose.h"
@@ -21,14 +21,14 @@
 #define HALVES (PAGE_TOKENS / GROUP) /* groups of tokens in a page of keys */
 #define MOST_GROUPS (CODEC_HEAD_DIM_MAX / GROUP)
 
-/* ---- Pages. Keys: scale[2][hd], zero[2][hd], codes[hd][64 tokens]. Values: for each token codes[hd], {scale, zero}[hd/32], so that
- * a token can be taken out in one piece. */
+/* ---- Pages hold for keys scale[2][hd], zero[2][hd], codes[hd][64 tokens], and for values, token by token, codes[hd], {scale,
+ * zero}[hd/32], so that a token can be taken out in one piece. */
 
 static size_t scales_of(size_t hd) { return hd * HALVES; } /* of either side */
 
 static size_t page_bytes(unsigned bits, size_t hd) { return PAGE_BYTES_KIVI(hd, bits); }
 
-/* Counts the bytes of a value's codes. */
+/* Returns the bytes of a value's codes. */
 static size_t code_bytes(unsigned bits, size_t hd) { return hd * bits / 8; }
 static size_t row_bytes(unsigned bits, size_t hd) { return page_bytes(bits, hd) / PAGE_TOKENS; }
 
@@ -72,7 +72,7 @@ static void unpack_page(unsigned bits, enum codec_side side, size_t hd, const vo
 
 /* ---- Encoding */
 
-/* n numbers, `apart` from each other, to codes. Codes are the nearest to what the halves stand for. */
+/* Encodes n numbers, `apart` from each other. Codes are nearest with the scale and zero as rounded to halves. */
 static void encode_group(unsigned bits, const float *x, size_t n, size_t apart, uint16_t *scale, uint16_t *zero, uint8_t *codes) {
     float least = x[0], most = x[0], levels = (float)((1u << bits) - 1);
     for (size_t i = 1; i < n; i++) {

@@ -1,5 +1,5 @@
-/* The search for the nearest centroid: centroids by channel in panels that stay in the first-level cache, rows in tiles that stay
- * in the second. */
+/* Searches for the nearest centroid: centroids by channel in panels that stay in the first-level cache, rows in tiles that stay in
+ * the second. */
 #include "backend/cpu/codec/nearest.h"
 #include "backend/cpu/kernels/pq/ops.h"
 #include "base/memory.h"
@@ -63,7 +63,7 @@ void nearest_set(struct nearest *nearest, const float *centroids) {
     }
 }
 
-/* d channels of n rows to tile[n][d]; d is a constant in calls for small d. */
+/* Moves d channels of n rows to tile[n][d]; d is a constant in calls for small d. */
 static inline __attribute__((always_inline)) void move_rows(const struct nearest *nearest, const float *rows, size_t n,
                                                             size_t stride, size_t d, float *tile) {
     for (size_t r = 0; r < n; r++) {

@@ -1,10 +1,9 @@
-/* The nearest of k centroids by Euclidean distance, for many rows: what learning and encoding share. Owns the centroids' layout for
- * pq_ops()->nearest; leaves threads to the caller.
+/* Finds the nearest of k centroids by Euclidean distance, for many rows, for learning and encoding alike. Owns the centroids'
+ * layout for pq_ops()->nearest; leaves threads to the caller.
  *
- * Rows and centroids are moved by the centroids' mean and scaled by a power of two before they are compared, since ||c||^2 / 2 - <x, c> in
- * single precision is worth little where all keys share an offset far larger than their differences. A code depends on its own row
- * and the centroids alone, not on the rows beside it.
- */
+ * Rows and centroids are moved by the centroids' mean and scaled by a power of two before they are compared, ||c||^2 / 2 - <x, c>
+ * in single precision is worth little where all keys share an offset far larger than their differences. A code depends on its own
+ * row and the centroids alone, not on the rows beside it. */
 #ifndef TERSE_BACKEND_CPU_CODEC_NEAREST_H
 #define TERSE_BACKEND_CPU_CODEC_NEAREST_H
 
@@ -23,18 +22,19 @@ struct nearest {
     float *panels; /* [d][width] after one another */
 };
 
-/* Memory for k centroids of d channels. TERSE_E_ARGUMENT unless 1 <= k <= NEAREST_MOST_CENTROIDS, 1 <= d <= NEAREST_MOST_CHANNELS. */
+/* Allocates memory for k centroids of d channels. TERSE_E_ARGUMENT unless 1 <= k <= NEAREST_MOST_CENTROIDS, 1 <= d <=
+ * NEAREST_MOST_CHANNELS. */
 enum terse_status nearest_new(size_t k, size_t d, struct nearest *nearest, struct terse_error *error);
 /* Accepts a zeroed struct. */
 void nearest_free(struct nearest *nearest);
-/* Memory that nearest_new took. */
+/* Returns the bytes that nearest_new allocated. */
 size_t nearest_bytes(const struct nearest *nearest);
-/* Memory that nearest_new would take. */
+/* Returns the bytes that nearest_new would allocate. */
 size_t nearest_bytes_of(size_t k, size_t d);
 /* Takes over centroids[k][d], finite and at most 1e38 in size; may be called again. Allocates nothing. */
 void nearest_set(struct nearest *nearest, const float *centroids);
-/* codes[n] = the nearest centroid of each of rows[n][d], `stride` floats apart; of equally near ones the lowest. A row with NaN or
- * infinities gets some code below k. Allocates nothing, uses one thread; any number of threads may search at once. */
+/* Writes codes[n], the nearest centroid of each of rows[n][d], `stride` floats apart; of equally near ones the lowest. A row with
+ * NaN or infinities gets some code below k. It allocates nothing and uses one thread; any number of threads may search at once. */
 void nearest_search(const struct nearest *nearest, const float *rows, size_t n, size_t stride, uint16_t *codes);
 
 #endif

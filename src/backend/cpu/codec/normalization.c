@@ -1,4 +1,4 @@
-/* Rows about their mean and at a size of 1. */
+/* Normalizes rows: about their mean and to a size of 1. */
 #include "backend/cpu/codec/normalization.h"
 
 #include "backend/cpu/kernels/vector/ops.h"

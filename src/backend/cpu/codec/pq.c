@@ -1,10 +1,9 @@
-/* The codecs pq and vq: product quantization (Jegou et al. 2011). A head is cut into sub-vectors of `width` contiguous channels,
- * each coded by the nearest of its 2^bits centroids. pq codes keys after rotation, so that a table of a query's inner products with all
- * centroids scores every key by look-up (MILLION); vq codes them in runs, where they cluster better (AnTKV and CQ: before rotation), and
- * makes no tables, which would be new for every run. Values are the same in both.
+/* Implements the codecs pq and vq: product quantization (Jegou et al. 2011). A head is cut into sub-vectors of `width` contiguous
+ * channels, each coded by the nearest of its 2^bits centroids. pq codes keys after rotation, so that a table of a query's inner
+ * products with all centroids scores every key by look-up (MILLION); vq codes them in rope runs, where they cluster better (AnTKV
+ * and CQ: before rotation), and makes no tables, which would be new for every run. Values are the same in both.
  *
- * Centroids are kept in half precision, as in a codebook's file: half the memory to stream through when there are 4096 of them.
- */
+ * Centroids are kept in half precision, as in a codebook's file: half the memory to stream through when there are 4096 of them. */
 #include "backend/cpu/codec/pq.h"
 #include "backend/cpu/codec/nearest.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
@@ -51,7 +50,7 @@ static void learned_free(void *opened) {
     memory_free(learned);
 }
 
-/* The halves of each channel in two planes of bytes. */
+/* Splits the halves of each channel into two planes of bytes. */
 static void set_planes(const struct pq_codebook *p, uint8_t *planes) {
     size_t k = (size_t)1 << p->bits, plane = PQ_CHANNEL_ENTRIES(p->bits);
     for (size_t c = 0; c < p->parts * p->width; c++) {
@@ -74,8 +73,8 @@ struct grid {
     int64_t least, step;
 };
 
-/* Finds the grid of at most 256 steps on which a channel's centroids rows[k], `width` halves apart, lie as codec_snap_to_grid leaves them:
- * the step is the greatest of which all are multiples. False where there is none. */
+/* Finds the grid of at most 256 steps on which a channel's centroids rows[k], `width` halves apart, lie as codec_snap_to_grid
+ * leaves them: the step is the greatest of which all are multiples. Returns false where there is none. */
 static bool find_grid(const uint16_t *rows, size_t k, size_t width, struct grid *grid) {
     int64_t least = INT64_MAX, most = INT64_MIN, step = 0;
     for (size_t j = 0; j < k; j++) {
@@ -92,12 +91,12 @@ static bool find_grid(const uint16_t *rows, size_t k, size_t width, struct grid 
 /* Returns where channel c's centroids begin. */
 static size_t channel_at(size_t c, size_t k, size_t width) { return c / width * k * width + c % width; }
 
-/* The byte that a half stands for: low + step * byte. */
+/* Returns the byte of a half that is low + step * byte. */
 static uint8_t byte_of(uint16_t half, struct grid grid) {
     return grid.step ? (uint8_t)((as_integer(half) - grid.least) / grid.step) : 0;
 }
 
-/* Channel c's centroids as bytes. */
+/* Writes channel c's centroids as bytes. */
 static void set_channel(struct learned *learned, size_t c, struct grid grid) {
     const struct pq_codebook *p = &learned->codebook;
     size_t k = (size_t)1 << p->bits, plane = PQ_CHANNEL_ENTRIES(p->bits), hd = p->parts * p->width, at = channel_at(c, k, p->width);
@@ -112,7 +111,7 @@ static void set_channel(struct learned *learned, size_t c, struct grid grid) {
     for (size_t j = 0; bytes && j < plane; j++) bytes[by_row ? j * p->width : j] = byte_of(rows[j % k * p->width], grid);
 }
 
-/* One nearest-centroid search for each sub-vector, over the centroids as they were rounded. */
+/* Makes one nearest-centroid search for each sub-vector, over the centroids as they were rounded. */
 static enum terse_status make_searches(struct learned *learned, struct terse_error *error) {
     const struct pq_codebook *p = &learned->codebook;
     size_t k = (size_t)1 << p->bits;
@@ -128,11 +127,11 @@ static enum terse_status make_searches(struct learned *learned, struct terse_err
     return status;
 }
 
-/* The forms, besides half floats, in which the processor's kernels read centroids. */
+/* The processor's kernels read centroids in these forms, besides half floats. */
 enum channel_form { BY_ROW_ALONE, BY_BYTE_PLANES, BY_BYTES, BY_WORDS };
 
-/* Bytes, or words of keys, where the centroids of every channel lie on a grid, which grids[head_dim] then are; else byte planes of keys;
- * nothing where kernels read no more. */
+/* Chooses the form: bytes, or words of keys, where the centroids of every channel lie on a grid, which is then written to
+ * grids[head_dim]; else byte planes of keys; none where kernels read no more. */
 static enum channel_form choose_form(struct codec_shape shape, enum codec_side side, const uint16_t *halves, struct grid *grids) {
     bool words = pq_ops()->reads_rows_i16 && side == CODEC_KEYS && shape.bits <= PQ_CHANNEL_BITS && shape.width % 2 == 0;
     if (!pq_may_read_u8(shape.width, shape.bits) || !(pq_ops()->has_register_lut || words)) return BY_ROW_ALONE;
@@ -255,8 +254,8 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
 
 /* ---- Choice of algorithm
  *
- * Keys are scored by look-up tables, by 8-bit centroids or by decoding half floats; values are accumulated by decoding or by code. The
- * choice is made here, from bench/micro/bench_pq.c (8192 tokens, 4 queries, ns per token and KV head of 128 channels; f16 takes 25 ns with
+ * Keys are scored by look-up tables, by 8-bit centroids or by decoding half floats; values are accumulated by decoding or by code.
+ * The choice follows bench/micro/bench_pq.c (8192 tokens, 4 queries, ns per token and KV head of 128 channels; f16 takes 25 ns with
  * AVX2, and 10 with AVX-512 on one thread alone):
  *
  *     width x bits                       2 x 8   4 x 8   8 x 8   16 x 8   4 x 12   16 x 12   32 x 12
@@ -270,17 +269,17 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
  *              accumulate by decoding     50      34      17      16       68       50        24
  *              accumulate by code         68      40      19      13       -        -         -
  *
- * The time of look-up is proportional to the number of queries, and the tables cost extra: at 2048 tokens the whole takes twice as long
- * per token. With 8-bit centroids one query takes 5 ns, three take 6 and eight 13. AVX-512 keeps both kinds of centroids in registers
- * and looks them up there, at the same cost for any width; other tiers load a row for each code. With 4096 centroids the codebook's own
- * memory bounds every algorithm: 1 MB for a head is half of what f16 reads of 8192 tokens. The AVX-512 figures of 12 bits, 8-bit
- * centroids and accumulating, are of one thread of a Zen 4 with the codebook in its second-level cache, f16 taking 13: each line from
- * there, one per code, takes half a nanosecond.
+ * The time of look-up is proportional to the number of queries, and the tables cost extra: at 2048 tokens the whole takes twice as
+ * long per token. With 8-bit centroids one query takes 5 ns, three take 6 and eight 13. AVX-512 keeps both kinds of centroids in
+ * registers and looks them up there, at the same cost for any width; other tiers load a row for each code. With 4096 centroids the
+ * codebook's own memory bounds every algorithm: 1 MB for a head is half of what f16 reads of 8192 tokens. The AVX-512 figures of 12
+ * bits, 8-bit centroids and accumulating, are of one thread of a Zen 4 with the codebook in its second-level cache, f16 taking 13:
+ * each line from there, one per code, takes half a nanosecond.
  *
- * AVX2 reads keys of up to eight bits by 16-bit centroids instead of decoding them to halves: from the cache, where f16 takes 15, 23 instead
- * of 36 for 2 x 8, 15 instead of 26 for 4 x 8, 14 instead of 23 for 8 x 8. */
+ * AVX2 reads keys of up to eight bits by 16-bit centroids instead of decoding them to halves: from the cache, where f16 takes 15,
+ * 23 instead of 36 for 2 x 8, 15 instead of 26 for 4 x 8, 14 instead of 23 for 8 x 8. */
 
-/* Keys by look-up, wherever tables stay small; but in registers narrow codes are read faster. */
+/* Returns whether keys are read by look-up: wherever tables stay small, except that in registers narrow codes are read faster. */
 static bool by_table(struct codec_shape shape) {
     const struct pq_codebook *p = pq_codebook_of(shape);
     if (shape.bits > PQ_CHANNEL_BITS) return false;
@@ -290,15 +289,15 @@ static bool by_table(struct codec_shape shape) {
     return pq_table_floats(p, shape.group) * sizeof(float) <= TABLE_BYTES;
 }
 
-/* Values by code only where a token has so few codes that summing weights by code is less work than decoding. */
+/* Returns whether values are summed by code: only where a token has so few codes that this is less work than decoding. */
 static bool sums_by_code(struct codec_shape shape) {
     return shape.bits <= PQ_CHANNEL_BITS && shape.width >= (pq_ops()->has_register_lut ? 32 : 16);
 }
 
 #define LINE 64
 
-/* Tables of more than 256 centroids, where so many codes are looked up as a table has lines. By loads, one after the other, which
- * the processor runs ahead of: a Zen 4 drops most of so many prefetches. */
+/* Prefetches tables of more than 256 centroids, where as many codes are looked up as a table has cache lines. It loads one line
+ * after the other, which the processor runs ahead of: a Zen 4 drops most of so many prefetches. */
 static void prefetch_codebook(struct codec_shape shape, enum codec_side side, size_t pages) {
     const struct pq_codebook *p = pq_codebook_of(shape);
     (void)side;
@@ -312,7 +311,8 @@ static void prefetch_codebook(struct codec_shape shape, enum codec_side side, si
 
 /* ---- Keys */
 
-/* Counts the floats of queries in fixed point, which take hardly any time to make; 0 if centroids are read as halves. */
+/* Returns how many floats queries take in fixed point, which takes hardly any time to compute; 0 if centroids are read as
+ * halves. */
 static size_t fixed_floats(struct codec_shape shape) {
     const struct pq_codebook *p = pq_codebook_of(shape);
     return pq_reads_u8(p) || p->rows_i16 ? shape.group * pq_i16_floats(p) : 0;

@@ -1,4 +1,4 @@
-/* Preparing codebooks for the CPU. */
+/* Prepares codebooks for the CPU. */
 #include "backend/cpu/codec/prepared.h"
 
 #include "backend/cpu/kernels/vector/ops.h"
@@ -16,7 +16,7 @@ static void free_form(void *form) {
     memory_free(prepared);
 }
 
-/* The parameters of a set as floats; `vector_ops` converts faster than the format's own functions. */
+/* Reads the parameters of a set as floats; `vector_ops` converts faster than the format's own functions. */
 static void read_parameters(const struct terse_codebook *codebook, enum codec_side side, size_t set, float *floats) {
     for (int part = CODEBOOK_CENTROIDS; part <= CODEBOOK_NORMALIZATION; part++) {
         size_t n = codebook_part_floats(codebook_info(codebook), side, (enum codebook_part)part);
@@ -62,7 +62,7 @@ static enum terse_status make_form(const struct terse_codebook *codebook, void *
     return status;
 }
 
-/* Counts the bytes of the learned objects of all sets: those of `made`, or, if it is NULL, those that would be made. */
+/* Returns the bytes of the learned objects of all sets: those of `made`, or, if it is NULL, those that would be made. */
 static uint64_t form_bytes_of(const struct terse_codebook *codebook, const struct cpu_codebook *made) {
     const struct codebook_info *info = codebook_info(codebook);
     size_t sets = codebook_sets(info);

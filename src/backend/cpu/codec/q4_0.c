@@ -1,5 +1,5 @@
-/* The codec q4_0: 32 channels of a token share a scale d = x_m / -8, x_m the value of largest magnitude; a code is x / d + 8
- * rounded. The numbers are those of ggml's quantize_row_q4_0_ref: codes come from the scale before it is rounded to half. */
+/* Implements the codec q4_0: 32 channels of a token share a scale d = x_m / -8, x_m the value of largest magnitude; a code is x / d
+ * + 8 rounded. The numbers are those of ggml's quantize_row_q4_0_ref: codes come from the scale before it is rounded to half. */
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/gather.h"
 #include "backend/cpu/codec/query_tables.h"
@@ -44,7 +44,7 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
     }
 }
 
-/* keys[32][64] of the b-th group of channels, whose scales are d[64]. */
+/* Computes keys[32][64] of the b-th group of channels, whose scales are d[64]. */
 static void group_channels(const uint8_t *bytes, size_t b, const float *d, float *keys) {
     for (size_t j = 0; j < HALF_GROUP; j++) {
         const uint8_t *from = bytes + (b * HALF_GROUP + j) * PAGE_TOKENS;

@@ -1,4 +1,4 @@
-/* The codec q8_0: 32 channels of a token share a scale d = max|x| / 127; a code is x / d rounded, halves away from zero.
+/* Implements the codec q8_0: 32 channels of a token share a scale d = max|x| / 127; a code is x / d rounded, halves away from zero.
  * The numbers are those of ggml's quantize_row_q8_0_ref: codes come from the scale before it is rounded to half. */
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/gather.h"
@@ -12,7 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-/* roundf, in operations that every compiler turns into vector code. NaN gives some code rather than undefined behaviour. */
+/* Does as roundf, in operations that every compiler turns into vector code. NaN gives some code rather than undefined behaviour. */
 static int8_t round_code(float x) {
     float magnitude = fabsf(x) <= 127.0f ? fabsf(x) : 127.0f;
     int whole = (int)magnitude;
@@ -43,7 +43,7 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
     }
 }
 
-/* keys[32][64] of the b-th group of channels, whose scales are d[64]. */
+/* Computes keys[32][64] of the b-th group of channels, whose scales are d[64]. */
 static void group_channels(const int8_t *codes, size_t b, const float *d, float *keys) {
     const int8_t *from = codes + b * SCALE_GROUP * PAGE_TOKENS;
     for (size_t j = 0; j < SCALE_GROUP; j++)

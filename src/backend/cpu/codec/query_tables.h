@@ -1,4 +1,4 @@
-/* Queries as the kernels of q8_0, q4_0 and sign want them: tables made once for all pages or, without these, for one. */
+/* Prepares queries as the kernels of q8_0, q4_0 and sign want them: tables made once for all pages or, without these, for one. */
 #ifndef TERSE_BACKEND_CPU_CODEC_QUERY_TABLES_H
 #define TERSE_BACKEND_CPU_CODEC_QUERY_TABLES_H
 
@@ -9,7 +9,8 @@
 #define TABLES_QUERIES 8                            /* whose tables lie on the stack at once */
 #define TABLES_MOST_FLOATS (CODEC_HEAD_DIM_MAX + 2) /* of a query */
 
-/* `score` of a codec whose prepare_queries writes at most TABLES_MOST_FLOATS a query, by which `read` scores a page. */
+/* Implements `score` for a codec whose prepare_queries writes at most TABLES_MOST_FLOATS for a query, and whose `read` scores a
+ * page by them. */
 static inline void tables_score(void (*prepare)(struct codec_shape shape, const float *q, float *tables),
                                 void (*read)(const float *tables, size_t G, size_t hd, const void *page, float *logits),
                                 struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {

@@ -1,4 +1,4 @@
-/* Functions that the codecs with a scale per 32 channels share. */
+/* Declares functions that the codecs with a scale per 32 channels share. */
 #ifndef TERSE_BACKEND_CPU_CODEC_SCALE_GROUP_H
 #define TERSE_BACKEND_CPU_CODEC_SCALE_GROUP_H
 
@@ -8,7 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The first of x[32] of largest magnitude. Magnitudes order as their bits do, and integers a compiler may compare in any order. */
+/* Returns the first of x[32] of largest magnitude. Magnitudes order as their bits do, and a compiler may compare integers in any
+ * order. */
 static inline float group_extreme(const float *x) {
     int32_t bits[SCALE_GROUP], most = 0;
     memcpy(bits, x, sizeof bits);

@@ -1,17 +1,17 @@
-/* The codec sign (Self-Indexing KVCache, Yang et al. 2026, equations 5 and 9 to 13): one sign and two bits of magnitude per channel
- * of a key, after rotation. The signs are the pages of index_sign, so that what is stored is also what finds it.
+/* Implements the codec sign (Self-Indexing KVCache, Yang et al. 2026, equations 5 and 9 to 13): one sign and two bits of magnitude
+ * per channel of a key, after rotation. The signs are the pages of index_sign, so that the stored keys are their own index.
  *
  *     key = mean + sign * alpha * magnitude,   magnitude = zero + scale * code, as kivi-2 codes values: per token and 32 channels
  *
  * mean and the codes' centroids are index_sign's, alpha the largest |key - mean| of each channel, all from the first keys that are
- * sealed. Magnitudes beyond alpha are no matter, since each token has scales of its own. A channel's alpha is at least 1/1024 of the
+ * sealed. Magnitudes beyond alpha do no harm, since each token has scales of its own. A channel's alpha is at least 1/1024 of the
  * largest channel's: one that hardly moved while it was looked at must not drown the 31 beside it when it does.
  *
- * The paper leaves the mean out of keys for good, as softmax allows when every key lacks it. Here `score` adds <q, mean> instead, one
- * number a query, so that logits mean the same in every codec, and exact keys, the window and other codecs' pages merge unchanged.
+ * The paper leaves the mean out of keys for good, as softmax allows when every key lacks it. Here `score` adds <q, mean> instead,
+ * one number a query, so that logits mean the same in every codec, and exact keys, the window and other codecs' pages merge
+ * unchanged.
  *
- * Values learn nothing and are kivi-2's. Bits per value, hd cancelling: keys 1 + 2 + 32/32, values 2 + 32/32.
- */
+ * Values learn nothing and are kivi-2's. Bits per value, hd cancelling: keys 1 + 2 + 32/32, values 2 + 32/32. */
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/codec/query_tables.h"
@@ -26,7 +26,7 @@
 
 static size_t sign_bytes(size_t hd) { return PAGE_BYTES_SIGNS(hd); }
 
-/* The part of a page of keys that kivi-2 serves. */
+/* Returns the part of a page of keys that kivi-2 serves. */
 static const void *magnitudes_of(const void *page, size_t hd) { return (const uint8_t *)page + sign_bytes(hd); }
 
 static const float *mean_of(struct codec_shape shape) { return index_sign_learned(shape.head_dim, shape.fitted).mean; }

@@ -1,10 +1,10 @@
-/* The codec transform: pages read on their codes (format/transform.h).
+/* Implements the codec transform: reads pages on their codes (format/transform.h).
  *
- * Keys: a query's product with a key is its product with the mean and, times the gain, the sum over components of y_c times the query's
- * product with size_c basis_c. Those are found once for a run of pages whose keys share a position (CODEC_ROPE_IN_RUN) and taken
- * as integers, with a step for each 8 planes, whose components are of like size.
- * Values: weights are summed by component, over all pages, and are multiplied by the basis once at the end: sum w_t value_t = mean sum w_t +
- * sum_c (sum_t w_t gain_t y_tc) size_c basis_c. So the transform costs nothing per token.
+ * Keys: a query's product with a key is its product with the mean and, times the gain, the sum over components of y_c times the
+ * query's product with size_c basis_c. Those are found once for a run of pages whose keys share a position (CODEC_ROPE_IN_RUN) and
+ * taken as integers, with a step for each 8 planes, whose components are of like size. Values: weights are summed by component,
+ * over all pages, and are multiplied by the basis once at the end: sum w_t value_t = mean sum w_t + sum_c (sum_t w_t gain_t y_tc)
+ * size_c basis_c. So the transform costs nothing per token.
  *
  * Values' weights are bytes where every one of them is small against what its query has seen, else two bytes. */
 #include "backend/cpu/codec/transform.h"
@@ -24,7 +24,8 @@
 
 static const uint8_t *codes_of(const void *page) { return (const uint8_t *)page + GAIN_BYTES; }
 
-/* Components that a layout stores, rounded up to what `multiply` takes together; sizes and sums of the others are 0. */
+/* Returns how many components a layout stores, rounded up to a multiple of what `multiply` takes together; sizes and sums of the
+ * others are 0. */
 static size_t columns_of(const struct transform_layout *layout) { return ((size_t)layout->quads * TRANSFORM_QUAD + 15) / 16 * 16; }
 
 /* ---- What is learned */
@@ -84,7 +85,7 @@ static void gains_of(struct codec_shape shape, const void *page, float *gains) {
 
 /* ---- Decoding, gathering */
 
-/* y[64][columns], components times sizes and gains. */
+/* Computes y[64][columns], components times sizes and gains. */
 static void read_components(struct codec_shape shape, enum codec_side side, const void *page, float *y) {
     const struct transform_layout *layout = shape.layout;
     const float *size = transform_of(shape).size;
@@ -126,7 +127,7 @@ static void gather_tokens(struct codec_shape shape, enum codec_side side, const 
     transform_ops()->gather(shape.layout, side, codes_of(from), slots, n, (uint8_t *)to + GAIN_BYTES, at);
 }
 
-/* Tokens lie in every line of their page. */
+/* Prefetches the whole page, since tokens lie in every line of it. */
 static void prefetch_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n) {
     (void)side, (void)slots, (void)n;
     for (size_t b = 0; b < PAGE_BYTES_TRANSFORM(shape.layout->nibbles); b += 64) __builtin_prefetch((const char *)from + b, 0, 2);
@@ -137,7 +138,7 @@ static void prefetch_tokens(struct codec_shape shape, enum codec_side side, cons
 static size_t step_groups(const struct transform_layout *layout) {
     return ((size_t)layout->planes + TRANSFORM_STEP_PLANES - 1) / TRANSFORM_STEP_PLANES;
 }
-/* The weights of whole steps. */
+/* Returns how many floats a query takes: the weights of whole steps. */
 static size_t floats_of_query(const struct transform_layout *layout) { return (2 + TRANSFORM_STEP_PLANES) * step_groups(layout); }
 
 static size_t query_floats(struct codec_shape shape) { return shape.group * (1 + floats_of_query(shape.layout)); }
@@ -181,8 +182,8 @@ static void score(struct codec_shape shape, const float *q, const float *tables,
 
 /* ---- Ranks: the same of the largest components alone; tables are their layout, and then as above */
 
-/* Bits of a token that rank it: with 3/4 of a bit for each channel, of which terse-2 has 2, what is read misses a third more (KL divergence
- * of 10 % read 0.0075), with all of them hardly less (0.0057 instead of 0.0059). */
+/* So many bits of a token rank it. With 3/4 of a bit for each channel, of which terse-2 has 2, selection misses a third more (KL
+ * divergence of 10 % read 0.0075), with all bits hardly less (0.0057 instead of 0.0059). */
 #define RANK_BITS(hd) ((hd)*3 / 2)
 
 static const struct transform_layout *rank_layout(const float *tables) { return (const void *)tables; }
@@ -263,7 +264,7 @@ static void accumulate_logits(struct codec_shape shape, const float *logits, con
     }
 }
 
-/* y[columns] size of one query's sums. */
+/* Computes y[columns], the sizes times one query's sums. */
 static void sum_components(struct codec_shape shape, const float *sums, float *y) {
     const struct transform_layout *layout = shape.layout;
     const float *size = transform_of(shape).size;
@@ -307,8 +308,8 @@ static void accumulate_values(struct codec_shape shape, const float *weights, co
     }
 }
 
-/* Rounding a page's weights to bytes is off by a 510th of the largest at most, of each value of its 64 tokens; codes of 4 bits are off by a
- * tenth of the largest's own. */
+/* Returns whether bytes suffice for weights: rounding a page's weights to bytes is off by a 510th of the largest at most, of each
+ * value of its 64 tokens; codes of 4 bits are off by a tenth of the largest value. */
 static bool int8_suffices(struct codec_shape shape) {
     unsigned bits = 0;
     for (size_t q = 0; q < shape.layout->quads; q++) bits += TRANSFORM_QUAD * shape.layout->quad_bits[q];

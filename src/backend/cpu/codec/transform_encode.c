@@ -1,8 +1,9 @@
-/* The codec transform: writing pages. Each component of each row is rounded to the nearest level, or takes what the best path through
- * the stream gives it (transform_path.c); the gain is set last, for what the levels came to: of keys it keeps the row's size in the
- * metric, of values it is the best in least squares, since attention averages values and would not make good what a longer row adds.
+/* Writes pages of the codec transform. Each component of each row is rounded to the nearest level, or takes the level that the best
+ * path through the stream gives it (transform_path.c). The gain is set last, for the levels that were found: of keys it keeps the
+ * row's size in the metric, of values it is the best in least squares, since attention averages values and would not make good what
+ * a longer row adds.
  *
- * Works on a component of all tokens at a time, in loops over 64 numbers that lie in a row, which compilers vectorise. */
+ * It works on a component of all tokens at a time, in loops over 64 numbers that lie in a row, which compilers vectorise. */
 #include "backend/cpu/codec/transform.h"
 
 #include "backend/cpu/codec/transform_path.h"
@@ -12,14 +13,15 @@
 #include <math.h>
 #include <string.h>
 
-/* The rows of a page being written. */
+/* These are the rows of a page that is being written. */
 struct page_rows {
     float z[CODEC_HEAD_DIM_MAX][PAGE_TOKENS];                        /* coefficients */
     float unit[PAGE_TOKENS];                                         /* what makes them those of a row of size 1: 1 / r */
     float square[PAGE_TOKENS], cross[PAGE_TOKENS], own[PAGE_TOKENS]; /* |z|^2, <z, shape>, |shape|^2 */
 };
 
-/* The levels that a page's stream is wanted to encode, in units of the components' sizes, and those that all of its planes encode. */
+/* These are the levels that a page's stream should encode, in units of the components' sizes, and those that all of its planes
+ * encode. */
 struct page_levels {
     float wanted[CODEC_HEAD_DIM_MAX][PAGE_TOKENS];
     float found[CODEC_HEAD_DIM_MAX][PAGE_TOKENS];
@@ -81,7 +83,7 @@ static void quantize_gaussian(const struct transform_plane *plane, const float *
     }
 }
 
-/* The code of 4 bits whose level, step (code - 7.5), is nearest. */
+/* Finds the code of 4 bits whose level, step (code - 7.5), is nearest. */
 static void quantize_uniform(const struct transform_plane *plane, const float *x, uint8_t *codes, float *levels) {
     float step = 2 * plane->scale, inverse = 1 / step;
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
@@ -94,7 +96,7 @@ static void quantize_uniform(const struct transform_plane *plane, const float *x
     }
 }
 
-/* A plane that is a whole nibble. */
+/* Writes a plane that is a whole nibble. */
 static void write_alone(struct page_levels *levels, const struct transform_plane *plane, enum codec_side side, uint8_t *codes) {
     uint8_t own[TRANSFORM_QUAD][PAGE_TOKENS];
     for (size_t i = 0; i < TRANSFORM_QUAD; i++) {

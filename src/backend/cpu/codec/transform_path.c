@@ -1,8 +1,9 @@
-/* Viterbi's algorithm (Forney 1973, "The Viterbi algorithm") for 64 tokens at a time. A stream is a ring: of each component i of quads one
- * round, from the first plane to the last, then of the next component. The state is the last three bits; a step writes 1 to 3 bits more.
+/* Runs Viterbi's algorithm (Forney 1973, "The Viterbi algorithm") for 64 tokens at a time. A stream is a ring: it goes once through
+ * component i of all quads, from the first plane to the last, and then through the next component. The state is the last three
+ * bits; a step writes 1 to 3 bits more.
  *
- * Where a ring begins is found by walking over its seam: a path that begins anywhere some steps before it and ends anywhere some steps
- * behind it passes the seam in the state that the whole path is then made to begin and to end with. */
+ * Where a ring begins is found by walking over its seam: a path that begins anywhere some steps before it and ends anywhere some
+ * steps behind it passes the seam in the state that the whole path is then made to begin and to end with. */
 #include "backend/cpu/codec/transform_path.h"
 
 #include "backend/cpu/kernels/transform/ops.h"
@@ -26,8 +27,8 @@ struct walk {
     size_t steps; /* of a round */
     struct step step[TRANSFORM_QUADS_MAX + 1];
     float cost[STATES][PAGE_TOKENS];
-    /* For each step walked and state reached, a byte: bit 3 is bit 3 of the window, whose lower three bits are the state; the lower bits are the
-     * state before. */
+    /* For each step walked and state reached a byte holds: in bit 3 bit 3 of the window, whose lower three bits are the state; in
+     * the lower bits the state before. */
     uint8_t from[MOST_STEPS > 2 * TRANSFORM_PATH_WARM_UP ? MOST_STEPS : 2 * TRANSFORM_PATH_WARM_UP][STATES][PAGE_TOKENS];
 };
 
@@ -65,7 +66,7 @@ static void take_step(struct walk *walk, const struct step *step, size_t i, uint
 
 /* ---- The ring */
 
-/* `n` steps from the first-th of all of the ring's on. */
+/* Takes `n` steps of the ring, from its first-th on. */
 static void take_steps(struct walk *walk, size_t first, size_t n) {
     size_t all = TRANSFORM_QUAD * walk->steps;
     for (size_t k = 0; k < n; k++) {
@@ -88,7 +89,8 @@ static void find_seam(struct walk *walk, uint8_t *seam) {
     }
 }
 
-/* Follows the path that ends in the states seam[64] back to its beginning and keeps what it has written and said. */
+/* Follows the path that ends in the states seam[64] back to its beginning, and keeps the bits and the levels that it has
+ * written. */
 static void follow(const struct walk *walk, const uint8_t *seam, float (*found)[PAGE_TOKENS], struct transform_path *path) {
     unsigned state[PAGE_TOKENS];
     for (size_t t = 0; t < PAGE_TOKENS; t++) state[t] = seam[t];

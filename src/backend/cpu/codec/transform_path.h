@@ -1,4 +1,4 @@
-/* The best path through the stream of a page of the codec transform (format/transform.h), for 64 tokens at a time. */
+/* Finds the best path through the stream of a page of the codec transform (format/transform.h), for 64 tokens at a time. */
 #ifndef TERSE_BACKEND_CPU_CODEC_TRANSFORM_PATH_H
 #define TERSE_BACKEND_CPU_CODEC_TRANSFORM_PATH_H
 
@@ -11,8 +11,8 @@ struct transform_path {
     uint8_t nibble[PATH_NIBBLES_MAX][TRANSFORM_QUAD][PAGE_TOKENS]; /* of the stream: four bits of each component and token */
 };
 
-/* Chooses the stream whose windows come nearest to wanted[component][64], in units of the components' sizes, in the sum of squares of
- * errors times size[component]. Planes from `first` on are the stream's; found[component][64] += what they say. */
+/* Chooses the stream whose windows come nearest to wanted[component][64], in units of the components' sizes, in the sum of squares
+ * of errors times size[component]. Planes from `first` on are the stream's; their levels are added to found[component][64]. */
 void transform_path_find(const struct transform_layout *layout, size_t first, const float *size, const float (*wanted)[PAGE_TOKENS],
                          float (*found)[PAGE_TOKENS], struct transform_path *path);
 

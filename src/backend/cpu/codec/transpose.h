@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <string.h>
 
-/* channels[n][64] to rows[64][stride], n a multiple of 4: four by four in registers, as stores of single floats would take
- * longest. */
+/* Transposes channels[n][64] to rows[64][stride], n a multiple of 4: four by four in registers, as stores of single floats would
+ * take longest. */
 static inline void transpose_channels(const float *channels, size_t n, float *rows, size_t stride) {
     typedef float four __attribute__((vector_size(16)));
     for (size_t t = 0; t < PAGE_TOKENS; t += 4) {

@@ -1,5 +1,5 @@
-/* Anchor Scores from the weights that attention computes, and the choice of anchors. There is never an L x L matrix, and no second
- * pass over the logits as in AnTKV's algorithm 1, which would take as long as attention itself without its values. */
+/* Computes Anchor Scores from the weights that attention computes, and chooses anchors. There is never an L x L matrix, and no
+ * second sweep over the logits as in AnTKV's algorithm 1, which would take as long as attention itself without its values. */
 #include "backend/cpu/kv/anchor_scores.h"
 
 #include "backend/cpu/kernels/select/ops.h"
@@ -58,7 +58,7 @@ void anchor_scores_begin_layer(struct cache *cache) {
            2 * cache->base.shape.kv_heads * memory_round_up(cache->base.plan.sealed, 2) * sizeof(float));
 }
 
-/* The first query of the step that counts. */
+/* Returns the first query of the step that counts. */
 static size_t first_ranking_query(const struct cache *cache) {
     return cache->base.method.policy->rank_by_attention && cache->base.plan.n > RANKING_QUERIES
                ? cache->base.plan.n - RANKING_QUERIES
@@ -69,12 +69,13 @@ bool anchor_scores_wanted(const struct cache *cache, size_t first, size_t count)
     return cache->base.plan.anchors && !cache->sealed_first && first + count > first_ranking_query(cache);
 }
 
-/* Odd in lines of 16 floats, so that rows do not all begin in the same set of a processor cache. */
+/* Returns the stride of weights. It is odd in lines of 16 floats, so that rows do not all begin in the same set of a processor
+ * cache. */
 static size_t weights_stride(const struct plan *plan) {
     return plan->anchors ? memory_round_up(plan->sealed + 2 * PAGE_TOKENS, 2 * PAGE_TOKENS) + PAGE_TOKENS / 4 : 0;
 }
 
-/* Segments that hold these tokens: full ones, but for the first and last of the window and of the new tokens. */
+/* Returns how many segments hold these tokens: full ones, but for the first and last of the window and of the new tokens. */
 static size_t weights_segments(const struct plan *plan) { return plan->sealed / PAGE_TOKENS + 4; }
 
 size_t anchor_weights_rows(const struct plan *plan, size_t most) {
@@ -187,7 +188,8 @@ void anchor_scores_scale(struct cache *cache, uint32_t head, enum codec_side sid
 
 /* ---- The choice */
 
-/* Score above, age below: scores are not negative, so their bits order as they do, and of equal ones the older token is the larger. */
+/* Returns a rank with the score above and the age below. Scores are not negative, so their bits order as they do; of equal scores
+ * the older token's rank is the larger. */
 static uint64_t rank_of(float score, size_t token) {
     uint32_t bits;
     if (!(score > 0)) score = 0; /* NaN too */
@@ -212,7 +214,7 @@ static int by_token(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* best[k] of scores[n], in order of their tokens. */
+/* Chooses best[k] of scores[n], in order of their tokens. */
 static void choose(const float *scores, size_t n, uint64_t *best, size_t k) {
     for (size_t i = 0; i < k; i++) best[i] = rank_of(scores[i], i);
     for (size_t i = k / 2; i-- > 0;) sift_down(best, k, i);
@@ -225,7 +227,8 @@ static void choose(const float *scores, size_t n, uint64_t *best, size_t k) {
     qsort(best, k, sizeof *best, by_token);
 }
 
-/* Scores averaged with those of their neighbours: to[n] = means of from[n] over what there is of RANKING_NEIGHBOURS on either side. */
+/* Averages scores with those of their neighbours: to[n] are means of from[n] over as many as there are of RANKING_NEIGHBOURS on
+ * either side. */
 static void pool(const float *from, size_t n, float *to) {
     for (size_t i = 0; i < n; i++) {
         size_t first = i > RANKING_NEIGHBOURS ? i - RANKING_NEIGHBOURS : 0, last = size_min(i + RANKING_NEIGHBOURS, n - 1);

@@ -1,4 +1,4 @@
-/* Storing and finding the rows of anchors. */
+/* Stores and finds the rows of anchors. */
 #include "backend/cpu/kv/anchors.h"
 
 #include "backend/cpu/kernels/vector/ops.h"
@@ -92,7 +92,7 @@ enum terse_status anchors_load(struct cache *cache, size_t n, const struct state
     return TERSE_OK;
 }
 
-/* A row in half precision of a token that the step seals, from the step's rows or from the window that it leaves. */
+/* Copies a row in half precision of a token that the step seals, from the step's rows or from the window that it leaves. */
 static void copy_row(const struct cache *cache, enum codec_side side, uint32_t head, uint64_t token, uint16_t *row) {
     const struct plan *plan = &cache->base.plan;
     size_t hd = cache->base.shape.head_dim, width = cache->base.shape.kv_heads * hd;
@@ -116,7 +116,7 @@ void anchors_store(struct cache *cache, enum codec_side side, uint32_t head, siz
     copy_row(cache, side, head, token, rows + at * hd);
 }
 
-/* The first of tokens[n] that is not before `token`. */
+/* Returns the first of tokens[n] that is not before `token`. */
 static size_t lower_bound(const uint32_t *tokens, size_t n, uint64_t token) {
     size_t low = 0, high = n;
     while (low < high) {

@@ -1,4 +1,4 @@
-/* Tiles of queries against groups of keys. */
+/* Attends with tiles of queries to groups of keys. */
 #include "backend/cpu/kv/attend_prefill.h"
 
 #include "backend/cpu/cap.h"
@@ -18,7 +18,7 @@
 #define QUERY_ROWS 192 /* rows of a tile of queries: the GEMM is near its best from here on */
 #define KEY_ROWS 384   /* keys that they meet at a time: rows, keys, values and logits stay in the second-level cache */
 
-/* Tokens of a tile of queries. */
+/* Returns how many tokens a tile of queries has. */
 static size_t prefill_tokens(const struct cache *cache) {
     return size_max(anchor_weights_rows(&cache->base.plan, QUERY_ROWS) / cache->group, 1);
 }
@@ -29,28 +29,29 @@ size_t attend_prefill_thread_floats(const struct cache *cache) {
            anchor_weights_floats(&cache->base.plan, rows);
 }
 
-/* Keys and values of up to KEY_ROWS tokens: first `known` tokens before the step, then new ones in order from the step's `next` on. */
+/* A group holds keys and values of up to KEY_ROWS tokens: first `known` tokens before the step, then new ones in order from the
+ * step's `next` on. */
 struct group {
     const float *keys, *values;
     size_t stride, count, known, next;
     int64_t position; /* of the first key, relative to the step's first new token; the others follow */
 };
 
-/* Tokens of the group that the step's i-th new token sees: always its first ones. */
+/* Returns how many tokens of the group, always its first ones, the step's i-th new token sees. */
 static size_t group_visible(const struct group *group, size_t i) {
     if (i < group->next) return group->known;
     size_t seen = group->known + i + 1 - group->next;
     return seen < group->count ? seen : group->count;
 }
 
-/* Tokens of the group, its first ones, that are too old for the step's i-th new token. */
+/* Returns how many tokens of the group, its first ones, are too old for the step's i-th new token. */
 static size_t group_hidden(const struct cache *cache, const struct group *group, size_t i) {
     int64_t hidden = (int64_t)i + 1 - (int64_t)cache->base.shape.window - group->position;
     return !cache->base.shape.window || hidden < 0 ? 0 : hidden < (int64_t)group->count ? (size_t)hidden : group->count;
 }
 
-/* The group that begins with segment *i < end, which is advanced past it; decoded into workspace[2][KEY_ROWS][hd] unless it is read in
- * place. */
+/* Returns the group that begins with segment *i < end, which is advanced past it. The group is decoded into
+ * workspace[2][KEY_ROWS][hd] unless it is read in place. */
 static struct group group_at(const struct cache *cache, uint32_t head, size_t *i, size_t end, float *workspace) {
     size_t hd = cache->base.shape.head_dim, width = cache->base.shape.kv_heads * hd, stored = segment_count_stored(cache);
     if (cache->new_keys && *i >= stored) {
@@ -75,8 +76,8 @@ static struct group group_at(const struct cache *cache, uint32_t head, size_t *i
     return group;
 }
 
-/* Logits of a tile of queries against a group, as far as the last of them sees, ALiBi included, in rows that are `stride` apart; the
- * first query is the step's i-th new token. */
+/* Computes the logits of a tile of queries against a group, as far as the last of them sees, ALiBi included, in rows that are
+ * `stride` apart; the first query is the step's i-th new token. */
 static void group_logits(const struct cache *cache, const struct group *group, uint32_t head, const float *queries, size_t i,
                          size_t rows, float *logits, size_t stride) {
     size_t hd = cache->base.shape.head_dim, G = cache->group, n = group_visible(group, i + (rows - 1) / G);
@@ -87,7 +88,7 @@ static void group_logits(const struct cache *cache, const struct group *group, u
         add_alibi(cache->base.shape.slopes[head * G + m % G], group->position - (int64_t)(i + m / G), logits + m * stride, n);
 }
 
-/* The first segment that the step's i-th new token sees anything of. */
+/* Returns the first segment of which the step's i-th new token sees anything. */
 static size_t first_segment(const struct cache *cache, uint32_t head, size_t i, size_t segments) {
     uint64_t seen = segment_first_seen(cache, i);
     size_t n = 0;
@@ -98,7 +99,7 @@ static size_t first_segment(const struct cache *cache, uint32_t head, size_t i, 
     return n;
 }
 
-/* One work item: queries [first, first + count) of a KV head. Returns the weights that the choice of anchors needs. */
+/* Does one work item: queries [first, first + count) of a KV head. Returns the weights that the choice of anchors needs. */
 static struct anchor_weights attend_queries(const struct cache *cache, const float *q, uint32_t head, size_t first, size_t count,
                                             float *out, float *scratch) {
     const struct vector_ops *kernel = vector_ops();
@@ -139,17 +140,17 @@ static struct anchor_weights attend_queries(const struct cache *cache, const flo
     return kept;
 }
 
-/* Work items: tiles of queries, each for all KV heads. */
+/* Returns the number of work items: tiles of queries, each for all KV heads. */
 static size_t prefill_items(const struct cache *cache, size_t count) {
     size_t tokens = prefill_tokens(cache);
     return (count + tokens - 1) / tokens * cache->base.shape.kv_heads;
 }
 
-/* Items up to `end`, from the first that is not done. */
+/* Does the items up to `end`, from the first that is not done. */
 static void attend_items(struct cache *cache, const float *q, size_t first, size_t count, float *out, size_t end) {
     size_t heads = cache->base.shape.kv_heads, width = cache->base.shape.query_heads * cache->base.shape.head_dim;
     size_t tokens = prefill_tokens(cache), parts = (count + tokens - 1) / tokens;
-    /* The last queries see most: they go first. */
+    /* The last queries see the most keys, so they go first. */
 #pragma omp parallel for ordered schedule(dynamic, 1) num_threads(cache->base.threads)
     for (size_t item = cache->attended; item < end; item++) {
         size_t part = (parts - 1 - item / heads) * tokens;

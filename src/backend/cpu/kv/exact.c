@@ -1,4 +1,4 @@
-/* The choice of the tokens that have exact rows, and moving these rows. */
+/* Chooses the tokens that have exact rows, and moves these rows. */
 #include "backend/cpu/kv/exact.h"
 
 #include "backend/cpu/kernels/vector/ops.h"
@@ -16,8 +16,8 @@ uint64_t exact_logit_bytes(const struct cache_shape *shape, const struct method 
     return method->policy->pick_victim ? (uint64_t)cache_heads_of(shape) * method->parameters.budget * sizeof(float) : 0;
 }
 
-/* ---- What a step observes, for each KV head: logits[n] of its tokens; then, as workspace, the logits of the exact rows and of the one
- * token that competes with them, [exact + 1], and where the rows of these are, [exact + 1]. */
+/* ---- A step observes for each KV head the logits[n] of its tokens. As workspace follow the logits of the exact rows and of the
+ * one token that competes with them, [exact + 1], and where their rows are, [exact + 1]. */
 
 static size_t head_floats(const struct cache *cache, size_t n) { return n + 2 * ((size_t)cache->base.method.parameters.exact + 1); }
 
@@ -88,7 +88,7 @@ void exact_observe(struct cache *cache, const float *q, size_t first, size_t cou
 
 /* ---- After attention */
 
-/* A token's logit, before those of the step are stored among the window's. */
+/* Returns a token's logit, before those of the step are stored among the window's. */
 static float token_logit(const struct cache *cache, uint32_t head, uint64_t token) {
     const struct plan *plan = &cache->base.plan;
     if (token >= plan->before.length) return new_logits(cache, head)[token - plan->before.length];
@@ -109,7 +109,7 @@ static void compete(const struct cache *cache, uint32_t head, uint64_t from, uin
     }
 }
 
-/* Rows that stay move up, those of tokens that left the window follow: both are in order of age. */
+/* Moves up the rows that stay, and lets those of tokens that left the window follow: both are in order of age. */
 static void move_rows(struct cache *cache, uint32_t head, uint64_t from, const uint32_t *rows, float *scratch) {
     size_t exact = cache->base.method.parameters.exact, hd = cache->base.shape.head_dim;
     uint16_t *keys = exact_rows(cache, cache->base.layer, head), *values = keys + exact * hd;
@@ -135,7 +135,7 @@ void exact_replace(struct cache *cache, uint32_t head, float *scratch) {
     if (!exact_observes(cache)) return;
     float *logits = new_logits(cache, head) + plan->n, *kept = kept_logits(cache, head);
     uint32_t *rows = (uint32_t *)(void *)(logits + exact + 1);
-    /* Until all rows are filled they are those of the first tokens. */
+    /* Until all exact rows are filled, they are those of the first tokens. */
     for (size_t i = 0; i < plan->after.exact; i++) {
         rows[i] = (uint32_t)i;
         logits[i] = i < plan->before.exact ? kept[i] : new_logits(cache, head)[i - plan->before.length];

@@ -1,5 +1,5 @@
-/* The steps of a real prefill without its attention. Encoding a long sequence for every layer would take minutes where a step takes
- * milliseconds, so most pages are copies. */
+/* Takes the steps of a real prefill without its attention. Encoding a long sequence for every layer would take minutes where a step
+ * takes milliseconds, so most pages are copies. */
 #include "backend/cpu/kv/fill.h"
 
 #include "backend/cpu/kv/anchors.h"
@@ -15,7 +15,7 @@
 #define NORMALS ((size_t)1 << 16) /* numbers that all rows are cut from, each row at a random place */
 #define DISTINCT ((size_t)128)    /* sealed pages of a KV head before they may repeat */
 
-/* Box-Muller. */
+/* Draws normally distributed numbers (Box-Muller). */
 static void fill_normals(float *numbers, size_t n, uint64_t *state) {
     for (size_t i = 0; i + 1 < n; i += 2) {
         double u = (double)((random_next(state) >> 11) + 1) * 0x1p-53, angle = (double)(random_next(state) >> 11) * 0x1p-52 * M_PI;
@@ -37,7 +37,7 @@ static void fill_rows(const struct cache *cache, const float *normals, size_t n,
 
 /* ---- Copies */
 
-/* The pages of all KV heads of a layer. */
+/* Copies the pages of all KV heads of a layer. */
 static void copy_pages(const struct cache *cache, const struct page_set *from, uint32_t from_layer, const struct page_set *to,
                        uint32_t layer) {
     for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
@@ -70,7 +70,7 @@ static bool layers_alike(const struct cache *cache) {
     return true;
 }
 
-/* memory[layers][bytes] */
+/* Copies layer 0 of memory[layers][bytes] to another layer. */
 static void copy_layer(uint8_t *memory, size_t bytes, uint32_t layer) {
     if (bytes) memcpy(memory + layer * bytes, memory, bytes);
 }
@@ -101,14 +101,14 @@ static bool may_repeat(const struct cache *cache, size_t left) {
 
 /* ---- Filling */
 
-/* `fresh`: pages may be copies of others; the first `layers` layers are filled. */
+/* Fills n tokens chunk by chunk. `fresh`: pages may be copies of others; the first `layers` layers are filled. */
 static enum terse_status fill_chunks(struct cache *cache, size_t n, size_t chunk, bool fresh, uint32_t layers, const float *normals,
                                      float *rows, uint64_t seed, struct terse_error *error) {
     size_t width = (size_t)cache->base.shape.kv_heads * cache->base.shape.head_dim;
     float *k = rows, *v = rows + chunk * width;
     for (size_t first = 0; first < n; first += chunk) {
         size_t count = n - first < chunk ? n - first : chunk;
-        /* A number of anchors is that of a prompt: the last step stands for it. */
+        /* A number of anchors is that of a prompt, so the last step stands for it. */
         bool part = cache->base.method.parameters.anchor_count && first + count < n;
         enum terse_status status = cache_begin(cache, part ? CACHE_STEP_CHUNK : CACHE_STEP_PREFILL, count, error);
         if (status) return status;
@@ -138,7 +138,7 @@ enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed
     float *normals = memory_array(floats + 2 * chunk * width, sizeof *normals);
     if (!normals) return status_no_memory(error, (floats + 2 * chunk * width) * sizeof *normals, "random keys and values");
     fill_normals(normals, floats, &seed);
-    /* One chunk of the pool, as a prompt takes. */
+    /* The pages come from one chunk of the pool, as those of a prompt do. */
     size_t sealed = fresh ? plan_prompt(&cache->base.method, n).seal : 0;
     enum terse_status status = fresh ? block_table_reserve(&cache->base.pages, sealed, error) : TERSE_OK;
     if (!status)

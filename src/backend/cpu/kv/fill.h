@@ -1,4 +1,4 @@
-/* Filling a cache with random tokens, for benchmarks at depth. */
+/* Fills a cache with random tokens, for benchmarks at depth. */
 #ifndef TERSE_BACKEND_CPU_KV_FILL_H
 #define TERSE_BACKEND_CPU_KV_FILL_H
 

@@ -1,4 +1,4 @@
-/* Fitting codecs and indexes to the keys and values of a sequence. */
+/* Fits codecs and indexes to the keys and values of a sequence. */
 #include "backend/cpu/kv/fit.h"
 
 #include "backend/cpu/codec/transform.h"
@@ -38,7 +38,7 @@ size_t fit_bytes(const struct method *method, uint32_t head_dim) {
 /* ---- Memory */
 
 enum terse_status fit_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error) {
-    /* [Hk][FIT_ROWS][hd] of keys */
+    /* The rows are [Hk][FIT_ROWS][hd] of keys. */
     size_t floats = (size_t)cache->base.shape.kv_heads * FIT_ROWS * cache->base.shape.head_dim;
     if (!cache_fit_pending(&cache->base) || !plan->seal || cache->fit_rows || cache->keys_rotated) return TERSE_OK;
     if (!(cache->fit_rows = memory_array(floats, sizeof *cache->fit_rows)))
@@ -67,8 +67,8 @@ static void fit_rows(struct cache *cache, uint32_t head, const float *rows, size
         cache->index->fit(hd, rows, n, stride, &options, index_learned(cache, cache->base.layer, head));
 }
 
-/* Codecs and indexes both fit to keys as queries are multiplied by them: this rotates rows[n][hd] of tokens `token`, token + step, ... if they are
- * not rotated yet. */
+/* Rotates rows[n][hd] of tokens `token`, token + step, ... if they are not rotated yet: codecs and indexes both fit to keys as
+ * queries are multiplied by them. */
 static void rotate_rows(const struct cache *cache, uint64_t token, size_t step, float *rows, size_t n) {
     if (cache->keys_rotated) return;
     for (size_t i = 0; i < n; i++)

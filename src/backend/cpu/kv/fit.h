@@ -1,5 +1,6 @@
-/* Learning from the cache's own sequence, for each layer and KV head: transforms are fitted to what the window holds before a step seals the first
- * of it; codecs and indexes fit themselves to the first tokens when these are sealed (codec.h, index.h). Also encodes the index of a page, when the page is sealed. */
+/* Learns from the cache's own sequence, for each layer and KV head: transforms are fitted to the window's tokens before a step
+ * seals the first of them; codecs and indexes fit themselves to the first tokens when these are sealed (codec.h, index.h). It also
+ * encodes the index of a page when the page is sealed. */
 #ifndef TERSE_BACKEND_CPU_KV_FIT_H
 #define TERSE_BACKEND_CPU_KV_FIT_H
 
@@ -13,11 +14,11 @@ struct index_layout {
 };
 struct index_layout fit_index_layout(const struct method *method, uint32_t head_dim);
 
-/* Bytes that one layer and KV head learns: a codec's part, and all. */
+/* Return the bytes of what one layer and KV head learns: a codec's part, and all. */
 size_t fit_side_bytes(const struct method *method, enum codec_side side, uint32_t head_dim);
 size_t fit_bytes(const struct method *method, uint32_t head_dim);
 
-/* Memory for the plan's step, where it fits; given back once it did. */
+/* Reserves memory for the plan's step, where that fits something; it is freed once it did. */
 enum terse_status fit_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error);
 void fit_release(struct cache *cache);
 
@@ -25,11 +26,12 @@ void fit_release(struct cache *cache);
  * few to the first page's, rows[64][hd]. */
 void fit_head(struct cache *cache, uint32_t head, const float *rows);
 
-/* Fits the transforms of all layers to what the window holds, at the beginning of a step. A failure leaves nothing fitted. */
+/* Fits the transforms of all layers to the window's tokens, at the beginning of a step. A failure leaves nothing fitted. */
 enum terse_status fit_transforms(struct cache *cache, struct terse_error *error);
 
-/* Tokens on which what the cache has learned depends, if its first prompt has as many: transforms are fitted to the first FIT_TOKENS alone, so
- * that prompts that begin alike learn alike; codecs with signs and indexes to a prompt's every row. 0: it learns nothing. */
+/* Returns on how many tokens the fit depends, if the cache's first prompt has as many: transforms are fitted to the first
+ * FIT_TOKENS alone, so that prompts that begin alike are fitted alike; codecs with signs and indexes to every row of a prompt. 0:
+ * nothing is fitted. */
 uint64_t fit_tokens(const struct cache *cache);
 
 /* Encodes the index of a page from its keys rows[n][hd] as the codec takes them, where it has a page of its own; scratch[64][hd]. */

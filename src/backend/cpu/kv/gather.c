@@ -1,4 +1,4 @@
-/* Packing tokens into pages, and reading these. */
+/* Packs tokens into pages, and reads these. */
 #include "backend/cpu/kv/gather.h"
 
 #include "backend/cpu/kernels/vector/ops.h"
@@ -12,7 +12,7 @@
 
 #define PREFETCH_PAGES 3 /* pages ahead whose chosen tokens are prefetched */
 
-/* A page of keys and one of values, of any layer and KV head. */
+/* Returns the bytes of a page of keys and one of values, of any layer and KV head. */
 static size_t packed_bytes(const struct cache *cache) {
     return cache->largest_page[CODEC_KEYS] + cache->largest_page[CODEC_VALUES];
 }
@@ -35,14 +35,14 @@ uint64_t gather_bytes(const struct cache *cache) {
 
 /* ---- The tokens of a segment, page by page */
 
-/* Chosen tokens that follow one another in a read list, `left` of them: first those in `slots` of its page `page`. */
+/* A `tokens` is chosen tokens that follow one another in a read list, `left` of them: first those in `slots` of its page `page`. */
 struct tokens {
     const struct read_page *page;
     uint64_t slots;
     size_t left;
 };
 
-/* The tokens of one page that take() has taken from them. */
+/* A `taken` is the tokens of one page that take() has taken from them. */
 struct taken {
     const struct read_page *page;
     uint8_t slots[PAGE_TOKENS]; /* [n] */
@@ -74,7 +74,7 @@ static const struct page_set *set_of(const struct cache *cache, const struct rea
     return &cache->base.pages.sets[page->page];
 }
 
-/* Prefetches what will be copied from a page, keys and values. */
+/* Prefetches the parts of a page that will be copied, keys and values. */
 static void prefetch(const struct cache *cache, uint32_t head, const struct read_page *page) {
     uint8_t slots[PAGE_TOKENS];
     uint64_t live = page->live;
@@ -109,7 +109,7 @@ static const void *pack(const struct cache *cache, const struct segment *segment
     return page;
 }
 
-/* Keys whose scales are those of their page cannot leave it: the whole page is scored and the logits are picked. */
+/* Scores the whole page and picks the logits: keys whose scales are those of their page cannot leave it. */
 static void score_in_place(const struct head_reader *reader, const struct segment *segment, float *logits) {
     const struct cache *cache = reader->cache;
     float *whole = reader->workspace;
@@ -128,7 +128,7 @@ static void dot_row(const float *q, const float *row, size_t rows, size_t hd, si
     for (size_t m = 0; m < rows; m++) logits[m * PAGE_TOKENS + i] = vector_ops()->dot(q + m * hd, row, hd);
 }
 
-/* Keys before rotation are rotated one by one. */
+/* Decodes keys before rotation and rotates them one by one. */
 static void score_decoded(const struct head_reader *reader, const struct segment *segment, float *logits) {
     const struct cache *cache = reader->cache;
     size_t hd = cache->base.shape.head_dim;
@@ -144,7 +144,7 @@ static void score_decoded(const struct head_reader *reader, const struct segment
     }
 }
 
-/* Adds to the logits of packed tokens i to end - 1, all of one run, what their positions score. */
+/* Adds the position scores to the logits of packed tokens i to end - 1, all of one rope run. */
 static void add_positions(const struct head_reader *reader, struct tokens tokens, size_t i, size_t end, float *logits) {
     const struct cache *cache = reader->cache;
     while (i < end) {
@@ -155,8 +155,8 @@ static void add_positions(const struct head_reader *reader, struct tokens tokens
     }
 }
 
-/* The tokens of a packed page come from a few runs, one after another: the page is scored for each, which takes less than to decode the
- * keys and to rotate them. */
+/* Scores the page once for each rope run: the tokens of a packed page come from a few runs, one after another, and this takes less
+ * time than decoding the keys and rotating them. */
 static void score_by_runs(struct head_reader *reader, const struct segment *segment, float *logits) {
     const struct cache *cache = reader->cache;
     const void *page = pack(cache, segment, reader->head, CODEC_KEYS);
@@ -176,7 +176,7 @@ static void score_by_runs(struct head_reader *reader, const struct segment *segm
 
 /* ---- Anchors among them, whose rows are read in place of codes */
 
-/* An anchor of one side: the token that is packed at `at`, in slot `slot` of its page. */
+/* An anchor of one side is the token that is packed at `at`, in slot `slot` of its page. */
 struct anchor {
     const struct read_page *page;
     uint32_t slot, row;

@@ -1,4 +1,4 @@
-/* Places of pages, and the window's memory. */
+/* Computes the places of pages, and allocates the window's memory. */
 #include "backend/cpu/kv/page_pool.h"
 
 #include "base/memory.h"

@@ -1,5 +1,6 @@
-/* The pages of a cache, and where they lie: page sets of sealed tokens (kv/block_table.h), and the memory of the recent window. Window pages are
- * allocated one page set at a time and hold rows in the layout of codec f16, zeros where there are no tokens. */
+/* Holds the pages of a cache and says where they lie: page sets of sealed tokens (kv/block_table.h), and the memory of the recent
+ * window. Window pages are allocated one page set at a time and hold rows in the layout of codec f16, zeros where there are no
+ * tokens. */
 #ifndef TERSE_BACKEND_CPU_KV_PAGE_POOL_H
 #define TERSE_BACKEND_CPU_KV_PAGE_POOL_H
 
@@ -9,11 +10,11 @@
 /* Fills in base.places and what follows from them; index_page_bytes is set. */
 enum terse_status pool_set_places(struct cache *cache, struct terse_error *error);
 
-/* Writes where pages lie with the method's layouts of now. */
+/* Writes where pages lie with the method's present layouts. */
 void pool_fill_places(struct cache *cache);
 
 enum terse_status pool_reserve_window(struct cache *cache, size_t n, struct terse_error *error);
-/* Gives back the memory of a window that waited for its tokens to be fitted to, but for `n` pages. */
+/* Frees the memory, except for `n` pages, of a window that waited for its tokens to be fitted to. */
 void pool_trim_window(struct cache *cache, size_t n);
 void pool_free(struct cache *cache);
 
@@ -25,23 +26,23 @@ static inline const struct page_address *page_address(const struct cache *cache,
     return &cache->base.places[layer_head(cache, layer, head)];
 }
 
-/* Bytes of a layer's pages of one page set, over all KV heads, without those of an index. */
+/* Returns the bytes of a layer's pages of one page set, over all KV heads, without those of an index. */
 uint64_t page_bytes_of_layer(const struct cache *cache, uint32_t layer);
 
-/* The page of one side, layer and head. */
+/* Returns the page of one side, layer and head. */
 static inline uint8_t *page_at(const struct cache *cache, const struct page_set *set, enum codec_side side, uint32_t layer,
                                uint32_t head) {
     return page_set_page(set, page_address(cache, layer, head), side);
 }
 
-/* The index's page, where it has one of its own. */
+/* Returns the index's page, where it has one of its own. */
 static inline uint8_t *own_index_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head) {
     const struct page_address *place = page_address(cache, layer, head);
     size_t before = place->offset + place->bytes[CODEC_KEYS] + place->bytes[CODEC_VALUES];
     return set->chunk + set->chunk_sets * before + set->index * cache->base.index_page_bytes;
 }
 
-/* The key page in memory of a window's page set; the value page follows it. */
+/* Returns the key page in memory of a window's page set; the value page follows it. */
 static inline uint8_t *window_keys(const struct cache *cache, const uint8_t *memory, uint32_t layer, uint32_t head) {
     return (uint8_t *)memory + layer_head(cache, layer, head) * 2 * cache->window_page_bytes;
 }
@@ -50,7 +51,7 @@ static inline uint8_t *window_page(const struct cache *cache, const uint8_t *mem
     return window_keys(cache, memory, layer, head) + (side == CODEC_VALUES ? cache->window_page_bytes : 0);
 }
 
-/* Exact rows [parameters.exact][hd] of the keys; those of the values follow. */
+/* Returns the exact rows [parameters.exact][hd] of the keys; those of the values follow. */
 static inline uint16_t *exact_rows(const struct cache *cache, uint32_t layer, uint32_t head) {
     return cache->exact + layer_head(cache, layer, head) * 2 * cache->base.method.parameters.exact * cache->base.shape.head_dim;
 }

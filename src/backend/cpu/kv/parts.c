@@ -1,4 +1,4 @@
-/* Each call for one part or for both. */
+/* Makes each call for one part or for both. */
 #include "backend/cpu/kv/parts.h"
 
 #include "backend/cpu/kv/fill.h"
@@ -16,7 +16,7 @@ struct part {
     struct method method;
 };
 
-/* Their number, 1 or 2. */
+/* Writes the parts and returns their number, 1 or 2. */
 static size_t parts_of(const struct cache_shape *shape, const struct method *method, struct part parts[PARTS_MOST]) {
     const bool mixed = shape->sliding && shape->sliding < shape->layers;
     const struct part sliding = {cache_shape_part(shape, true), method_of_window(method, shape->window)};
@@ -46,7 +46,7 @@ static void add_report(const struct terse_cache_report *part, uint64_t values, s
     sum->bits_per_value = values ? (double)sum->resident * 8 / (double)values : 0;
 }
 
-/* Counts the values of a model that has seen so many tokens. */
+/* Returns the number of values of a model that has seen so many tokens. */
 static uint64_t values_of(const struct cache_shape *shape, uint64_t layers, uint64_t tokens) {
     return tokens * layers * shape->kv_heads * 2 * shape->head_dim;
 }
@@ -109,7 +109,8 @@ static enum terse_status truncate_parts(struct cache *cache, uint64_t n, struct 
     return status;
 }
 
-/* Pages are cut at the same tokens in both, so that what one offers the other mostly has. */
+/* Returns the common prefix of both. Pages are cut at the same tokens in both, so that the second mostly has what the first
+ * offers. */
 static uint64_t common_prefix(const struct cache *cache, uint64_t n, uint64_t prompt) {
     uint64_t common = cache_common_prefix(cache, n, prompt);
     if (!cache->next || !common) return common;

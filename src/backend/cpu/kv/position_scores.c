@@ -1,5 +1,5 @@
-/* Scores of positions. About a page's middle, the cosines of a token and of its mirror image are equal and the sines opposite, so that the
- * products for half of the tokens serve all. */
+/* Computes the scores of positions. About a page's middle, the cosines of a token and of its mirror image are equal and the sines
+ * opposite, so that the products for half of the tokens serve all. */
 #include "backend/cpu/kv/position_scores.h"
 
 #include "backend/cpu/codec/codec.h"
@@ -47,7 +47,8 @@ void position_scores_free(struct position_scores *own) {
     *own = (struct position_scores){0};
 }
 
-/* The products of a query and the mean as complex numbers, conj(q) m: even[pairs], what multiplies cosines, and odd[pairs], sines. */
+/* Computes the products of a query and the mean as complex numbers, conj(q) m: even[pairs], which multiplies cosines, and
+ * odd[pairs], which multiplies sines. */
 static inline void multiply_pairs(size_t step, size_t apart, size_t pairs, const float *restrict q, const float *restrict m,
                                   float *restrict even, float *restrict odd) {
 #pragma omp simd

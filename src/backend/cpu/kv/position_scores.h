@@ -1,4 +1,5 @@
-/* The keys' mean before rotation (kv/pre_rope.h) adds to the logits of a page what, for a query, depends on the position alone. */
+/* Adds to the logits of a page the part of the keys' mean before rotation (kv/pre_rope.h), which for a given query depends on the
+ * position alone. */
 #ifndef TERSE_BACKEND_CPU_KV_POSITION_SCORES_H
 #define TERSE_BACKEND_CPU_KV_POSITION_SCORES_H
 
@@ -14,21 +15,22 @@ struct position_scores {
     float *waves; /* [pairs][cosine, sine][POSITION_HALF] from a page's middle to the tokens of its second half */
 };
 
-/* TERSE_E_MEMORY. position_scores_free accepts a zeroed struct. */
+/* Makes position scores. TERSE_E_MEMORY. position_scores_free accepts a zeroed struct. */
 enum terse_status position_scores_new(const struct rope *rope, struct position_scores *own, struct terse_error *error);
 void position_scores_free(struct position_scores *own);
 uint64_t position_scores_bytes(const struct position_scores *own);
 
-/* Writes products[rows][2][stride], of q[rows][hd], rotated back to a run, with a mean: all that pages of the run need of them. */
+/* Writes products[rows][2][stride] of q[rows][hd], rotated back to a rope run, with a mean: pages of the run need nothing more of
+ * them. */
 void position_products(const struct position_scores *own, const float *mean, const float *q, size_t rows, size_t hd,
                        float *products);
 
-/* logits[rows][64] += what the page that begins with token `first` adds. */
+/* Adds to logits[rows][64] the position scores of the page that begins with token `first`. */
 void position_scores_add(const struct position_scores *own, const float *products, size_t rows, uint64_t first, float *logits);
-/* The same of one slot of the page: logits[m * 64] += for row m. */
+/* Does the same for one slot of the page: adds to logits[m * 64] for row m. */
 void position_scores_add_slot(const struct position_scores *own, const float *products, size_t rows, uint64_t first, size_t slot,
                               float *logits);
-/* Adds them to ranks[64], as codec_ranks counts, for products[2][stride]. Returns the largest. */
+/* Adds the position scores of products[2][stride] to ranks[64], in units of codec_ranks. Returns the largest. */
 uint16_t position_scores_add_ranks(const struct position_scores *own, const float *products, uint64_t first, uint16_t *ranks);
 
 #endif

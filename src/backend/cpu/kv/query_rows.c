@@ -1,4 +1,4 @@
-/* Queries of a group of heads, token by token. */
+/* Arranges the queries of a group of heads token by token. */
 #include "backend/cpu/kv/query_rows.h"
 
 #include "backend/cpu/kv/segment.h"

@@ -1,4 +1,4 @@
-/* The tables of angles and their use. */
+/* Computes the tables of angles and applies them. */
 #include "backend/cpu/kv/rotary.h"
 
 #include "backend/cpu/codec/codec.h"
@@ -39,7 +39,7 @@ void rotary_destroy(struct rotary *rotary) {
     memory_free(rotary->positions);
 }
 
-/* A copy of array[used] with room for n; NULL when there is no memory. */
+/* Returns a copy of array[used] with room for n; NULL when there is no memory. */
 static void *copy_larger(const void *array, size_t used, size_t n, size_t bytes) {
     void *memory = memory_array(n, bytes);
     if (memory && used) memcpy(memory, array, used * bytes);
@@ -72,7 +72,7 @@ void rotary_set_base(struct rotary *rotary, size_t base, int64_t position) {
     rope_angles(rotary->rope, position, cosine, cosine + rotary->pairs);
 }
 
-/* angles[cosine, sine][pairs] of the position of `base` plus slot t. */
+/* Computes angles[cosine, sine][pairs] of the position of `base` plus slot t. */
 static void compose(const struct rotary *rotary, size_t base, size_t t, float *angles) {
     size_t pairs = rotary->pairs;
     const float *a = entry(rotary->bases, pairs, base), *b = entry(rotary->slots, pairs, t);

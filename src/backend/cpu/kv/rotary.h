@@ -1,9 +1,9 @@
-/* Rotations of a step (RoPE): the angles of any position from two small tables, so that nothing as long as the context is kept.
+/* Rotates the rows of a step (RoPE): two small tables give the angles of any position, so that nothing as long as the context is
+ * kept.
  *
- * Positions come in runs of 64, the slots of a segment (segment.h): angle(base + t) = angle(base) + angle(t), t in 0..63. The angles
- * of the slots are a constant table; those of the bases are computed once per step, in double precision, and shared by all layers
- * and heads.
- */
+ * Positions come in runs of 64, the slots of a segment (segment.h): angle(base + t) = angle(base) + angle(t), t in 0..63. The
+ * angles of the slots are a constant table; those of the bases are computed once per step, in double precision, and shared by all
+ * layers and heads. */
 #ifndef TERSE_BACKEND_CPU_KV_ROTARY_H
 #define TERSE_BACKEND_CPU_KV_ROTARY_H
 
@@ -27,22 +27,22 @@ struct rotary {
 enum terse_status rotary_init(struct rotary *rotary, const struct rope *rope, struct terse_error *error);
 void rotary_destroy(struct rotary *rotary);
 
-/* Memory for `n` bases. */
+/* Reserves memory for `n` bases. */
 enum terse_status rotary_reserve(struct rotary *rotary, size_t n, struct terse_error *error);
-/* Costs nothing where the base is at this position already. */
+/* Sets the position of a base. It costs nothing where the base is at this position already. */
 void rotary_set_base(struct rotary *rotary, size_t base, int64_t position);
 
-/* Each of the following rotates n rows, `stride` floats apart. rotary_rotate rotates them by the position of `base` plus slot t. */
+/* Rotates n rows, `stride` floats apart, as each of the following does: by the position of `base` plus slot t. */
 void rotary_rotate(const struct rotary *rotary, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride);
 /* Rotates by any position, which needs no base. */
 void rotary_rotate_at(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride);
-/* Takes a rotation by `position`, magnitude included, back. */
+/* Undoes a rotation by `position`, magnitude included. */
 void rotary_undo(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride);
-/* Rotates rows that were rotated before further by `position`. */
+/* Rotates rows that are rotated already, further by `position`. */
 void rotary_advance(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride);
-/* Rotates rows that were rotated before further by the position of `base`. */
+/* Rotates rows that are rotated already, further by the position of `base`. */
 void rotary_advance_base(const struct rotary *rotary, size_t base, float *rows, uint32_t n, uint32_t stride);
-/* Rotates rows that were rotated before back by the position of `base`. */
+/* Rotates rows that are rotated already back by the position of `base`. */
 void rotary_rotate_back(const struct rotary *rotary, size_t base, float *rows, uint32_t n, uint32_t stride);
 
 #endif

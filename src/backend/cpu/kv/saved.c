@@ -1,4 +1,4 @@
-/* A cache's bytes in a saved state: as they lie in memory. */
+/* Writes and reads a cache's bytes in a saved state: as they lie in memory. */
 #include "backend/cpu/kv/saved.h"
 
 #include "backend/cpu/kv/anchors.h"

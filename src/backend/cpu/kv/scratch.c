@@ -1,4 +1,4 @@
-/* The layout of a step's scratch. */
+/* Lays out a step's scratch. */
 #include "backend/cpu/kv/scratch.h"
 
 #include "base/memory.h"

@@ -1,4 +1,4 @@
-/* Writing a layer of a step, and moving the cache on after the last one. */
+/* Writes a layer of a step, and moves the cache on after the last layer. */
 #include "backend/cpu/kv/seal.h"
 
 #include "backend/cpu/kernels/vector/ops.h"
@@ -27,8 +27,8 @@ static void copy_new(const struct cache *cache, const float *from, uint32_t head
         memcpy(rows + t * hd, from + (size_t)(first + t - length) * width + head * hd, hd * sizeof *rows);
 }
 
-/* One side of the i-th page from the first that the step seals, rows[64][hd], of which it returns the number. Pages are cut where those of the
- * window are, so a page's older tokens are the beginning of one page of the window. */
+/* Loads one side of the i-th page from the first that the step seals to rows[64][hd], and returns the number of rows. Pages are cut
+ * where those of the window are, so a page's older tokens are the beginning of one page of the window. */
 static size_t load_page(const struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
     const struct plan *plan = &cache->base.plan;
     uint64_t first = plan_first_sealed(plan) + i * PAGE_TOKENS, left = plan->before.length + plan->n - first;
@@ -53,7 +53,7 @@ void seal_page(const struct cache *cache, const struct page_set *set, uint32_t l
                   page_at(cache, set, side, layer, head));
 }
 
-/* One side of the i-th page that the step seals; rows[2][64][hd] is scratch. */
+/* Seals one side of the i-th page that the step seals; rows[2][64][hd] is scratch. */
 static void seal_side(struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
     const struct page_set *set = &cache->base.pages.sets[cache->base.pages.n_sealed + i];
     const struct cpu_codec *codec = side_codec(cache, side);
@@ -84,7 +84,7 @@ static void append_to_window(struct cache *cache, uint32_t head) {
     }
 }
 
-/* Fits what the codecs of a layer learn from the sequence. */
+/* Fits the codecs of a layer to the sequence. */
 static void fit_layer(struct cache *cache) {
 #pragma omp parallel for schedule(static) num_threads(cache->base.threads)
     for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {

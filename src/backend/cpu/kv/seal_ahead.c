@@ -1,4 +1,4 @@
-/* The worker, its queue, and what it is given. */
+/* Implements the worker, its queue, and the jobs it is given. */
 #include "backend/cpu/kv/seal_ahead.h"
 #include "backend/cpu/codec/codec.h"
 
@@ -12,7 +12,7 @@
 
 /* ---- The worker and its queue */
 
-/* A full page of the window, all layers, heads and sides, to be encoded into a page set. */
+/* A job is a full page of the window, all layers, heads and sides, to be encoded into a page set. */
 struct job {
     struct page_set set;
     const uint8_t *window_set;
@@ -60,7 +60,7 @@ static void *work(void *user) {
     return NULL;
 }
 
-/* The worker takes what processor time the other threads leave. */
+/* Starts the worker, which takes the processor time that the other threads leave. */
 static int start(struct seal_worker *s) {
     int failed = thread_start(&s->thread, work, s);
 #ifdef SCHED_IDLE
@@ -112,7 +112,7 @@ static void worker_post(struct seal_worker *worker, const struct page_set *set, 
     pthread_mutex_unlock(&worker->mutex);
 }
 
-/* Until at most `left` of the jobs are not done; they are done in order. Accepts NULL. */
+/* Waits until at most `left` of the jobs are not done; they are done in order. Accepts NULL. */
 static void worker_wait(struct seal_worker *worker, size_t left) {
     if (!worker) return;
     pthread_mutex_lock(&worker->mutex);

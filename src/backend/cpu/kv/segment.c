@@ -1,4 +1,4 @@
-/* The arithmetic of addresses and positions. */
+/* Computes the addresses and positions of segments. */
 #include "backend/cpu/kv/segment.h"
 
 #include "backend/cpu/kv/page_pool.h"
@@ -41,12 +41,12 @@ static void set_live(struct segment *segment, uint64_t first, uint64_t live) {
     segment->holes = read_has_holes(live);
 }
 
-/* Tokens [first, end), 64 of them at most, of which those from `from` on are live. */
+/* Sets the tokens to [first, end), 64 of them at most, of which those from `from` on are live. */
 static void set_tokens(struct segment *segment, uint64_t first, uint64_t end, uint64_t from) {
     set_live(segment, first, read_slots_of(first, PAGE_TOKENS, from, end));
 }
 
-/* The i-th segment of tokens chosen from pages. */
+/* Finds the i-th segment of tokens chosen from pages. */
 static void find_chosen(const struct cache *cache, uint32_t head, size_t i, struct segment *segment) {
     const struct selection *selection = &cache->selection;
     size_t first = i * PAGE_TOKENS, count = selection->counts[head], left = count > first ? count - first : 0;

@@ -1,4 +1,4 @@
-/* Reading the keys and values of a segment, by its kind. */
+/* Reads the keys and values of a segment, by its kind. */
 #include "backend/cpu/kv/segment_read.h"
 
 #include "backend/cpu/kernels/pq/ops.h"
@@ -10,13 +10,13 @@
 
 /* ---- Rows */
 
-/* Rows of one side of a segment, indexed by slot, as they are stored. */
+/* These are rows of one side of a segment, indexed by slot, as they are stored. */
 struct rows {
     const float *data;
     size_t stride;
 };
 
-/* The live slots of a sealed page whose rows are exact. */
+/* Returns the live slots of a sealed page whose rows are exact. */
 static uint64_t exact_slots(const struct segment *segment, enum codec_side side) {
     return segment->exact ? segment->exact->slots[side] & segment->live : 0;
 }
@@ -29,7 +29,7 @@ static uint32_t take_exact(const struct cache *cache, const struct segment *segm
     return slot;
 }
 
-/* A sealed page's rows[64][hd], keys at their own positions where any are stored so, anchors in their places. */
+/* Loads a sealed page's rows[64][hd], keys at their own positions where any are stored so, anchors in their places. */
 static void load_sealed(const struct cache *cache, const struct segment *segment, uint32_t head, enum codec_side side,
                         float *rows) {
     size_t hd = cache->base.shape.head_dim;
@@ -45,7 +45,7 @@ static void load_sealed(const struct cache *cache, const struct segment *segment
     }
 }
 
-/* Decoded into workspace[64][hd], but for new tokens, whose rows are read in place. */
+/* Returns a segment's rows, decoded into workspace[64][hd]; those of new tokens are read in place. */
 static struct rows segment_rows(const struct cache *cache, const struct segment *segment, uint32_t head, enum codec_side side,
                                 float *workspace) {
     size_t hd = cache->base.shape.head_dim, width = cache->base.shape.kv_heads * hd;
@@ -122,14 +122,14 @@ struct head_reader head_reader_of(const struct cache *cache, uint32_t head, cons
     return reader;
 }
 
-/* logits[rows][64] = <q, key> of the live slots. */
+/* Computes logits[rows][64] = <q, key> of the live slots. */
 static void score_rows(const struct segment *segment, const float *q, size_t rows, size_t hd, struct rows keys, float *logits) {
     const struct vector_ops *kernel = vector_ops();
     for (size_t t = segment->begin; t < segment->end; t++)
         for (size_t m = 0; m < rows; m++) logits[m * PAGE_TOKENS + t] = kernel->dot(q + m * hd, keys.data + t * keys.stride, hd);
 }
 
-/* Logits of anchors in place of what their codes say. */
+/* Replaces the logits of anchors' codes by those of their exact rows. */
 static void score_anchors(const struct head_reader *reader, const struct segment *segment, float *logits) {
     const struct cache *cache = reader->cache;
     size_t hd = cache->base.shape.head_dim;
@@ -157,7 +157,7 @@ void segment_score_in_run(struct head_reader *reader, const void *page, size_t b
     codec->score(reader->keys, reader->in_run, reader->run_tables, page, logits);
 }
 
-/* Keys of a sealed page, on their codes. */
+/* Scores the keys of a sealed page, on their codes. */
 static void score_sealed(struct head_reader *reader, const struct segment *segment, float *logits) {
     const struct cache *cache = reader->cache;
     const void *page = page_at(cache, segment->set, CODEC_KEYS, cache->base.layer, reader->head);
@@ -170,7 +170,7 @@ static void score_sealed(struct head_reader *reader, const struct segment *segme
     score_anchors(reader, segment, logits);
 }
 
-/* Keys before rotation by channel, channels[hd][64], zeros where the segment has no tokens; workspace[64][hd]. */
+/* Loads keys before rotation by channel, channels[hd][64], zeros where the segment has no tokens; workspace[64][hd]. */
 static void load_channels(const struct cache *cache, const struct segment *segment, uint32_t head, float *workspace,
                           float *channels) {
     size_t hd = cache->base.shape.head_dim;
@@ -190,8 +190,8 @@ static void load_channels(const struct cache *cache, const struct segment *segme
     }
 }
 
-/* Only relative positions count: instead of rotating 64 keys by base + t, this rotates the queries back by the base and the keys by t,
- * whose angles are a constant table. */
+/* Scores keys before rotation. Only relative positions count: instead of rotating 64 keys by base + t, this rotates the queries
+ * back by the base and the keys by t, whose angles are a constant table. */
 static void score_unrotated(const struct head_reader *reader, const struct segment *segment, float *logits) {
     const struct cache *cache = reader->cache;
     const struct rotary *rotary = &cache->rotary;

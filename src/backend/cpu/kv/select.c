@@ -1,4 +1,4 @@
-/* Scores, the largest of them, and their memory. */
+/* Computes scores and finds the largest of them; owns their memory. */
 #include "backend/cpu/kv/select.h"
 
 #include "backend/cpu/codec/codec.h"
@@ -14,9 +14,9 @@
 #define RANGE_PAGE_SETS 32 /* pages that are scored at a time */
 #define FORCED UINT16_MAX  /* the score of tokens that are read in any case */
 #define SCORE_AHEAD 12 /* pages of the index: where they lie within those of keys, no prefetcher of the processor follows them */
-/* If the codec ranks its keys itself, a step reads only a few runs, those with the best tokens. There are enough of them to hold RUN_SPREAD times
- * the tokens that are read, and at least LEAST_RUNS. Queries are then prepared for fewer runs, and fewer pages come from memory. On lab-27m 10 %
- * of the tokens have a KL divergence of 0.0059 with it and of 0.0068 without. */
+/* If the codec ranks its keys itself, a step reads only a few rope runs, those with the best tokens. There are enough of them to
+ * hold RUN_SPREAD times the tokens that are read, and at least LEAST_RUNS. Queries are then prepared for fewer runs, and fewer
+ * pages come from memory. On lab-27m 10 % of the tokens have a KL divergence of 0.0059 with it and of 0.0068 without. */
 #define RUN_SPREAD 4
 #define LEAST_RUNS 4
 
@@ -189,7 +189,7 @@ static void score_by_index(const struct cache *cache, uint32_t head, size_t begi
     }
 }
 
-/* Runs in which the keys of candidate pages lie. */
+/* A run_list says in which rope runs the keys of candidate pages lie. */
 struct run_list {
     const uint32_t *listed;
     size_t first_base; /* of the first sealed page */
@@ -203,7 +203,8 @@ static struct run_list runs_of(const struct cache *cache) {
 static inline size_t base_of(const struct run_list *runs, size_t i) { return runs->first_base + runs->listed[i]; }
 static inline int64_t run_of(const struct run_list *runs, size_t i) { return runs->positions[base_of(runs, i)]; }
 
-/* q[RANK_QUERIES][hd] = the mean query rotated to the runs of the pages from `begin` on, *n of them. Returns the end of these pages. */
+/* Writes q[RANK_QUERIES][hd], the mean query rotated to the rope runs of the pages from `begin` on, *n of them. Returns the end of
+ * these pages. */
 static size_t rotate_to_runs(const struct cache *cache, const struct run_list *runs, const float *mean, size_t begin, size_t end,
                              float *q, size_t *n) {
     size_t hd = cache->base.shape.head_dim, i = begin;
@@ -259,7 +260,7 @@ uint64_t select_bytes(const struct cache *cache) {
     return bytes;
 }
 
-/* Leaves the tokens of the best runs their scores; those of others get 0. `best` is overwritten. */
+/* Keeps the scores of the tokens of the best rope runs; those of others become 0. `best` is overwritten. */
 static void keep_best_runs(const struct cache *cache, size_t wanted, uint16_t *best, uint32_t *kept, uint16_t *scores) {
     const struct run_list runs = runs_of(cache);
     size_t pages = cache->selection.candidates, n = 0, next = 0;
@@ -277,7 +278,7 @@ static void keep_best_runs(const struct cache *cache, size_t wanted, uint16_t *b
     }
 }
 
-/* Exact keys are read whatever their scores are; returns their number. */
+/* Marks anchors as read whatever their scores are; returns their number. */
 static size_t force_anchors(const struct cache *cache, uint32_t head, uint16_t *scores) {
     struct anchor_rows anchors = anchors_of(cache, CODEC_KEYS, head);
     size_t forced = 0;
@@ -290,7 +291,7 @@ static size_t force_anchors(const struct cache *cache, uint32_t head, uint16_t *
     return forced;
 }
 
-/* The pages of chosen[n] places, ascending, and where the segments of 64 of them begin. Returns the number of pages. */
+/* Lists the pages of chosen[n] places, ascending, and where the segments of 64 of them begin. Returns the number of pages. */
 static size_t list_chosen(const struct cache *cache, uint32_t head, const uint32_t *chosen, size_t n, struct read_page *pages) {
     const struct selection *selection = &cache->selection;
     uint32_t *starts = selection->starts + head * selection->packed, last = UINT32_MAX;

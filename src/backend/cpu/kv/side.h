@@ -1,5 +1,5 @@
-/* A side (keys or values) of a layer and KV head: the codec that serves it, what this codec has learned, offline or from this sequence, and the
- * index that finds tokens worth reading. */
+/* Describes a side (keys or values) of a layer and KV head: the codec that serves it, what this codec has learned, offline or from
+ * this sequence, and the index that finds tokens worth reading. */
 #ifndef TERSE_BACKEND_CPU_KV_SIDE_H
 #define TERSE_BACKEND_CPU_KV_SIDE_H
 
@@ -24,7 +24,8 @@ static inline struct codec_shape side_shape(const struct cache *cache, enum code
     return shape;
 }
 
-/* Returns the mean before rotation of a layer and head's keys, which is not in their pages; NULL: all of a key is. */
+/* Returns the mean before rotation of a layer and head's keys, which their pages leave out; NULL: their pages hold the whole
+ * key. */
 static inline const float *side_pre_rope_mean(const struct cache *cache, uint32_t layer, uint32_t head) {
     if (!cache->positions.pre_rope.pairs) return NULL;
     return cache->codec[CODEC_KEYS]->pre_rope_mean(side_shape(cache, CODEC_KEYS, layer, head, 1));
@@ -42,7 +43,7 @@ static inline uint8_t *index_learned(const struct cache *cache, uint32_t layer, 
     return fitted && !cache->index_in_keys ? fitted + codecs : fitted;
 }
 
-/* The index's page of 64 tokens. */
+/* Returns the index's page of 64 tokens. */
 static inline const uint8_t *index_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head) {
     return cache->index_in_keys ? page_at(cache, set, CODEC_KEYS, layer, head) : own_index_page(cache, set, layer, head);
 }

@@ -1,4 +1,4 @@
-/* The data of a KV cache, shared by the files of this folder.
+/* Declares the data of a KV cache, shared by the files of this folder.
  *
  * The files form layers. Each includes headers of layers above it in this list only, and defines what its own header declares:
  *
@@ -24,8 +24,7 @@
  *     storage             memory: made, copied, counted, released
  *     step                a step of new tokens
  *     fill                a cache of random tokens, through the steps
- *     parts               the caches of the layers that slide and of the others, as one
- */
+ *     parts               the caches of the layers that slide and of the others, as one */
 #ifndef TERSE_BACKEND_CPU_KV_STATE_H
 #define TERSE_BACKEND_CPU_KV_STATE_H
 
@@ -36,8 +35,8 @@
 #include "base/size.h"
 #include "kv/cache.h"
 
-/* Tokens of sealed pages that a policy wants exact: their rows in half precision, which readers put in place of what the codes say.
- * For every layer, KV head and side the same number of them, in order of their tokens,
+/* Anchors are tokens of sealed pages that a policy wants exact: their rows in half precision, which readers use in place of the
+ * codes. There are for every layer, KV head and side the same number of them, in order of their tokens,
  *     [layers][Hk][2]{uint32 token[capacity], half rows[capacity][hd]}
  * keys as the pages hold them, rotated or not. */
 struct anchors {
@@ -59,8 +58,8 @@ struct selection {
     size_t bytes;
 };
 
-/* Scratch of a step: shared by the threads, then each thread's own, then the step's new keys once more where a prefill wants them
- * rotated and they are stored as they are. */
+/* Scratch is memory of a step: shared by the threads, then each thread's own, then the step's new keys once more where a prefill
+ * wants them rotated but they are stored before rotation. */
 struct scratch {
     float *memory;
     size_t floats;            /* allocated */
@@ -85,7 +84,8 @@ struct cache {
     size_t window_page_bytes; /* of a page of the window, f16 */
     bool index_in_keys;       /* the index's page is the beginning of the page of keys */
 
-    /* Data that codecs and the index learned of this sequence, [layers][Hk][fitted_bytes]: the codecs' parts by side, then the index's. */
+    /* These are the data that codecs and the index learned of this sequence, [layers][Hk][fitted_bytes]: the codecs' parts by side,
+     * then the index's. */
     uint8_t *fitted;
     size_t fitted_bytes, fitted_side_bytes[2];
     float *fit_rows; /* of the step that fits; fit.c */
@@ -98,7 +98,7 @@ struct cache {
     struct anchors anchors;
     struct seal_worker *seal_worker; /* made when it is first needed */
 
-    /* The step in progress. */
+    /* The next members are of the step in progress. */
     size_t attended;       /* work items of attend_prefill that are done */
     size_t layer_sealed;   /* pages of the layer that seal_some has come past */
     bool sealed_first;     /* its new tokens are read from their pages: CACHE_STEP_PAPER, once they lie there */
@@ -111,7 +111,8 @@ struct cache {
     float *observed; /* of queries: anchor_scores.c's or exact.c's */
     size_t observed_floats;
 
-    /* parts.h: of the first part of a model's cache, the second one; and the part whose layer the step is in. */
+    /* parts.h uses these: `next` is, in the first part of a model's cache, the second one; `at` is the part whose layer the step is
+     * in. */
     struct cache *next, *at;
 };
 

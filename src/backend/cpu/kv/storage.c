@@ -1,4 +1,4 @@
-/* The memory of a cache: what is allocated, how it is copied, written and read. */
+/* Manages the memory of a cache: allocates, copies, counts, writes and reads it. */
 #include "backend/cpu/kv/storage.h"
 
 #include "backend/cpu/kv/anchors.h"
@@ -110,7 +110,8 @@ static void pages_changed(struct cache *cache, size_t first) {
     cache->selection.candidates = cache->selection.dense = 0; /* they are numbers of page sets */
 }
 
-/* Memory of a shape and method with so many page sets of the window and anchors, whether there is such a cache or not. */
+/* Returns the bytes of a shape and method with so many page sets of the window and anchors, whether there is such a cache or
+ * not. */
 static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct method *method, uint64_t windows, uint64_t anchors,
                                    bool noted, bool fitted) {
     const uint64_t heads = cache_heads_of(shape);
@@ -141,7 +142,7 @@ static bool anchor_tokens(const struct cache *cache, uint32_t layer, uint32_t he
     return true;
 }
 
-/* Tokens that an index passed over. */
+/* Adds the tokens that an index passed over. */
 static void add_skipped(const struct cache *cache, double weight, const struct token_map *map) {
     for (size_t i = 0; i < cache->selection.candidates; i++) {
         const struct page_set *set = select_candidate(cache, i);
