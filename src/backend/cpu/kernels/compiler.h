@@ -1,5 +1,5 @@
-/* Inlining and unrolling, which kernels ask of compilers. Kernels are written with sizes that are constants once they are inlined; their sums are
- * kept in registers only if the loops over them are unrolled. */
+/* Asks compilers for inlining and unrolling. Kernels are written with sizes that are constants once they are inlined; their sums
+ * are kept in registers only if the loops over them are unrolled. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_COMPILER_H
 #define TERSE_BACKEND_CPU_KERNELS_COMPILER_H
 
@@ -23,7 +23,7 @@
 #define UNROLL_16 _Pragma("GCC unroll 16")
 #endif
 
-/* name_suffix, the suffix (ISA most often) being a macro. */
+/* Makes name_suffix, where the suffix (mostly ISA) is a macro. */
 #define PASTE_(name, suffix) name##_##suffix
 #define PASTE(name, suffix) PASTE_(name, suffix)
 

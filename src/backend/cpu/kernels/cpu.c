@@ -1,4 +1,4 @@
-/* Chooses the instruction set: by what processor and operating system offer, lowered by TERSE_CPU. */
+/* Chooses the instruction set that processor and operating system offer, lowered by TERSE_CPU. */
 #include "backend/cpu/kernels/cpu.h"
 #include "base/text.h"
 
@@ -18,7 +18,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const char *const isa_names[CPU_ISAS] = {"scalar", "avx2", "avxvnni", "avx512", "neon"};
 
 #if defined(__x86_64__)
-/* __builtin_cpu_supports asks the operating system too (XGETBV), but clang 14 does not know "f16c"; its registers are AVX's. */
+/* clang 14's __builtin_cpu_supports, which asks the operating system too (XGETBV), does not know "f16c"; its registers are
+ * AVX's. */
 static bool processor_has_f16c(void) {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;

@@ -1,11 +1,10 @@
-/* Template: the tables of one family of kernels, one for each instruction set, and the choice among them. Included once by
- * FAMILY/init.c, which defines
+/* This template makes the tables of one family of kernels, one for each instruction set, and chooses among them. FAMILY/init.c
+ * includes it once and defines
  *
  *     OPS      the family's struct, say pq_ops: OPS() and OPS_at() come out
  *     SCALAR   functions void (struct OPS *) that fill every function pointer between them, as a comma-separated list
  *     AVX2, AVX512, NEON   those that overlay what their instruction set does better; AVX-512 overlays AVX2's table
- *     AVXVNNI              the same, where the family has them; overlays AVX2's table too
- */
+ *     AVXVNNI              the same, where the family has them; overlays AVX2's table too */
 #include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/cpu.h"
 

@@ -1,4 +1,4 @@
-/* Sizes that all kernels of the cache share. */
+/* Defines sizes that all kernels of the cache share. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LIMITS_H
 #define TERSE_BACKEND_CPU_KERNELS_LIMITS_H
 

@@ -1,7 +1,8 @@
-/* A kernel for each number of queries, so that the sums of all of them lie in registers. Parameters, which the lanes bring: ISA, MOST_QUERIES.
+/* Makes a kernel for each number of queries, so that the sums of all of them lie in registers. Its parameters, which the lanes
+ * define, are ISA and MOST_QUERIES.
  *
- * A kernel is written once, as name(G, arguments...), inlined, of which G is a constant in each of the functions made here. These are not inlined:
- * clang keeps the sums in memory where several of them are one function. */
+ * A kernel is written once, as an inlined name(G, arguments...); G is a constant in each of the functions made here. These are not
+ * inlined: clang keeps the sums in memory where several of them are one function. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_QUERY_COUNTS_H
 #define TERSE_BACKEND_CPU_KERNELS_QUERY_COUNTS_H
 

@@ -1,5 +1,5 @@
-/* Template: CommVQ's values for any vector instruction set. Included once by avx2_additive.c, avx512_additive.c and
- * neon_additive.c; commvq_init_ISA_additive comes out. Parameters, besides those of lanes/sums_template.h:
+/* This template implements CommVQ's values for any vector instruction set. avx2_additive.c, avx512_additive.c and neon_additive.c
+ * include it once; it defines commvq_init_ISA_additive. Parameters, besides those of lanes/sums_template.h:
  *
  *     vec_minus_size(a, b)      a - |b|
  *     vec_tag(x, places)        x with places[LANES] in its lowest 9 bits
@@ -14,8 +14,8 @@
 
 #define TWO 2 /* rows that are searched for together */
 
-/* A row whose code is being searched for: its fields, what keeps set signs from being set again, the update that the last sweep has
- * left to the next, and the least key it found. */
+/* A search is a row whose code is being searched for: its fields, what keeps set signs from being set again, the update that the
+ * last sweep has left to the next, and the least key it found. */
 struct search {
     float *field, *signs, *bias;
     const float *row; /* of the couplings, NULL at first */
@@ -31,7 +31,8 @@ INLINE vec pass_some(bool set, const struct search *s, size_t i, const uint32_t 
     return vec_least(vec_tag(set ? vec_mul(f, b) : vec_minus_size(b, f), places + i), least);
 }
 
-/* Does what scalar_additive.c's sweep() does for N rows: each sweep waits for the result of the one before, and another row's fills the time. */
+/* Does what scalar_additive.c's sweep() does for N rows: each sweep waits for the result of the one before, and another row's sweep
+ * fills the time. */
 INLINE void sweep(size_t N, size_t n, bool set, const uint32_t *places, struct search *rows) {
     vec least[TWO];
     UNROLL for (size_t r = 0; r < N; r++) least[r] = vec_set(INFINITY);

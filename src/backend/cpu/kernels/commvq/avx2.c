@@ -1,4 +1,4 @@
-/* CommVQ's keys with AVX2, FMA and F16C: the parameters of commvq/template.h. */
+/* Implements CommVQ's keys with AVX2, FMA and F16C: has the parameters of commvq/template.h. */
 #include "backend/cpu/kernels/lanes/avx2.h"
 #include "backend/cpu/kernels/commvq/init.h"
 #include "backend/cpu/kernels/lanes/avx2_bytes.h"

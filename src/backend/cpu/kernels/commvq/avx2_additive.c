@@ -1,4 +1,4 @@
-/* CommVQ's values with AVX2, FMA and F16C. */
+/* Implements CommVQ's values with AVX2, FMA and F16C. */
 #include "backend/cpu/kernels/commvq/additive.h"
 #include "backend/cpu/kernels/lanes/avx2.h"
 
@@ -26,9 +26,9 @@ static void accumulate_by_code_additive(const float *weights, size_t G, size_t n
 
 #include "backend/cpu/kernels/commvq/additive_template.h"
 
-/* ---- Code sums. Weights become integers of which 64 make no more than 15 bits. All sums of four tokens' are a table of 16, its
- * low bytes and its high ones apart: a shuffle of bytes looks 32 codes' bits of those tokens up at once, four bits of each. Low
- * bytes are summed in 16 bits; high ones in bytes, since the sum is wanted modulo 2^16. */
+/* ---- Code sums. Weights become integers of which 64 sum to no more than 15 bits. All sums of four tokens' integers are a table of
+ * 16, its low bytes apart from its high ones: a shuffle of bytes looks up those tokens' bits of 32 codes at once, four bits of each
+ * code. Low bytes are summed in 16 bits; high ones in bytes, since the sum is wanted modulo 2^16. */
 
 #define TOGETHER 2 /* queries whose sums lie in registers together */
 #define QUADS (PAGE_TOKENS / 4)
@@ -37,7 +37,7 @@ struct quad {
     uint8_t low[16], high[16];
 };
 
-/* quads[QUADS] of one query; returns the step of the integers, 0 where there is nothing to add. */
+/* Makes quads[QUADS] of one query; returns the step of the integers, 0 where there is nothing to add. */
 static float make_tables(const float *weights, struct quad *quads) {
     int32_t whole[PAGE_TOKENS];
     float sizes[LANES], sum = 0;
@@ -78,7 +78,7 @@ INLINE void look_up(__m256i index, const struct quad *quad, struct bytes_sum *su
     sum->high = _mm256_add_epi8(sum->high, _mm256_shuffle_epi8(table(quad->high), index));
 }
 
-/* code_sums[32] += step * sum */
+/* Computes code_sums[32] += step * sum. */
 INLINE void add_sum(const struct bytes_sum *sum, float step, float *code_sums) {
     __m256i even = _mm256_sub_epi16(sum->even, _mm256_slli_epi16(sum->odd, 8));
     even = _mm256_add_epi16(even, _mm256_slli_epi16(sum->high, 8));

@@ -1,4 +1,4 @@
-/* CommVQ's keys with AVX-512 (VBMI, VNNI). */
+/* Implements CommVQ's keys with AVX-512 (VBMI, VNNI). */
 #include "backend/cpu/kernels/lanes/avx512.h"
 #include "backend/cpu/kernels/commvq/commvq.h"
 #include "backend/cpu/kernels/commvq/init.h"
@@ -34,8 +34,8 @@ struct indices {
     __m512i a[COMMVQ_MOST_ROUNDS], b[COMMVQ_MOST_ROUNDS]; /* permutations look at six bits and ignore the others */
 };
 
-/* Indices in such an order that unpacking bytes to int16 gives tokens in order: eight bytes of the first half, eight of the second,
- * and so on. */
+/* Reads indices in such an order that unpacking bytes to int16 gives tokens in order: eight bytes of the first half, eight of the
+ * second, and so on. */
 static void read_indices(const struct commvq_code *c, const void *codes, size_t subvector, struct indices *indices) {
     const uint8_t *plane = (const uint8_t *)codes + subvector * c->rounds * COMMVQ_PART;
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
@@ -62,8 +62,8 @@ INLINE __m512i load_once(const void *from) {
     return x;
 }
 
-/* planes[rounds][2][64] of one pair, those of the next `apart` bytes on. No sum leaves a byte; saturating additions span
- * on another port than permutations, which plain ones may take, and both ports are full here. */
+/* Sums a span of rounds: planes[rounds][2][64] of one pair, with those of the next pair `apart` bytes on. Every sum fits a byte;
+ * saturating additions run on another port than permutations, which plain ones may take, and both ports are full here. */
 INLINE struct run_sum sum_run(const __m512i *a, const __m512i *b, size_t rounds, const int8_t *planes, size_t apart) {
     struct run_sum sum;
     UNROLL for (size_t i = 0; i < BESIDE; i++) sum.re[i] = sum.im[i] = _mm512_setzero_si512();
@@ -80,13 +80,13 @@ INLINE struct run_sum sum_run(const __m512i *a, const __m512i *b, size_t rounds,
     return sum;
 }
 
-/* i16[2] += weights times the sums of two spans, 64 tokens in order. */
+/* Adds to i16[2] the weights times the sums of two spans, 64 tokens in order. */
 INLINE void widen(__m512i first, __m512i second, __m512i weights, __m512i *i16) {
     i16[0] = _mm512_add_epi16(i16[0], _mm512_maddubs_epi16(weights, _mm512_unpacklo_epi8(first, second)));
     i16[1] = _mm512_add_epi16(i16[1], _mm512_maddubs_epi16(weights, _mm512_unpackhi_epi8(first, second)));
 }
 
-/* Sums of pairs i, i + 1, ..., times bytes weights[BESIDE]: re[2] and im[2] of each, int16. */
+/* Computes the sums of pairs i, i + 1, ..., times bytes weights[BESIDE]: re[2] and im[2] of each, int16. */
 INLINE void sum_pairs(const struct commvq_code *c, const struct indices *indices, size_t i, const __m512i *weights,
                       __m512i (*re)[2], __m512i (*im)[2]) {
     const size_t apart = c->rounds * PLANES;
@@ -138,7 +138,7 @@ static void channels_commvq(const struct commvq_code *c, const float *gains, con
 }
 
 /* ---- Rotated and scored in 16 bits (lanes/avx512_rotate.h): a pair's unit is its step times the page's largest gain, divided by a
- * whole number, the weight, such that no number of a key comes to more than ROTATED_LARGEST units. */
+ * whole number, the weight, such that no number of a key is more than ROTATED_LARGEST units. */
 
 struct pair_scales {
     int32_t weights[ROTATED_MOST_PAIRS];                    /* four bytes each */
@@ -146,13 +146,14 @@ struct pair_scales {
     float units[ROTATED_MOST_PAIRS];
 };
 
-/* About as exact as a division, which takes several times as long. */
+/* Returns 1 / x, about as exact as a division, which takes several times as long. */
 INLINE vec reciprocal(vec x) {
     vec r = _mm512_rcp14_ps(x);
     return vec_mul(r, vec_fnma(x, r, vec_set(2)));
 }
 
-/* Sets the scales of 16 pairs from the i-th on. Returns false if the mean is so large that keys about it would come to less than a unit. */
+/* Sets the scales of 16 pairs from the i-th on. Returns false if the mean is so large that keys about it would be less than a
+ * unit. */
 INLINE bool set_scales(const struct commvq_code *c, const struct key_rotation *rotation, float gain, float inverse_gain, size_t i,
                        struct pair_scales *scales) {
     size_t at = i / c->pairs * c->stride + i % c->pairs;
@@ -178,7 +179,7 @@ INLINE bool set_scales(const struct commvq_code *c, const struct key_rotation *r
     return true;
 }
 
-/* Sixteen pairs of a sub-vector, j the first, i among all. */
+/* Rotates sixteen pairs of a sub-vector, from its j-th and the head's i-th on. */
 INLINE void rotate_pairs(const struct commvq_code *c, const struct key_rotation *rotation, const struct indices *indices,
                          const struct pair_scales *scales, const __m512i *gains, size_t i, __m512i (*keys)[4]) {
     for (size_t j = 0; j < ROTATED_PAIRS; j += BESIDE) {

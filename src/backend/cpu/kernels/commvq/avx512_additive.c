@@ -1,4 +1,4 @@
-/* CommVQ's values with AVX-512. */
+/* Implements CommVQ's values with AVX-512. */
 #include "backend/cpu/kernels/commvq/additive.h"
 #include "backend/cpu/kernels/lanes/avx512.h"
 
@@ -20,19 +20,19 @@ static void accumulate_by_code_additive(const float *weights, size_t G, size_t n
 
 #include "backend/cpu/kernels/commvq/additive_template.h"
 
-/* ---- Code sums. Weights become integers of which 64 make no more than 15 bits. All sums of four tokens' are a table of 16, and
- * those of the eight tokens of an octet a register, where a permutation of 16-bit numbers looks 32 codes' bits of four tokens up at
- * once. Tables are made in registers: of all sums of two tokens', then of two of those. */
+/* ---- Code sums. Weights become integers of which 64 sum to no more than 15 bits. All sums of four tokens' integers are a table of
+ * 16, and the tables of the eight tokens of an octet are a register, where a permutation of 16-bit numbers looks up four tokens'
+ * bits of 32 codes at once. Tables are made in registers: of all sums of two tokens, then of two of those. */
 
 #define TOGETHER 4 /* queries whose sums lie in registers together */
 #define OCTETS (PAGE_TOKENS / 8)
 
 #define TIMES_4(x) x, x, x, x
 
-/* The places where packing leaves the first of two tokens, for eight pairs of them and four sums of each. */
+/* Packing leaves the first of two tokens in these places, for eight pairs of tokens and four sums of each. */
 static const uint16_t first_token[32] = {TIMES_4(0),  TIMES_4(2),  TIMES_4(8),  TIMES_4(10),
                                          TIMES_4(16), TIMES_4(18), TIMES_4(24), TIMES_4(26)};
-/* The sums of the first and of the second pair that make those of four tokens. */
+/* These sums of the first and of the second pair make those of four tokens. */
 #define FOURS(x) x, x + 1, x + 2, x + 3
 static const uint16_t first_pair[32] = {FOURS(0), FOURS(0), FOURS(0), FOURS(0), FOURS(8), FOURS(8), FOURS(8), FOURS(8)};
 static const uint16_t second_pair[32] = {TIMES_4(4),  TIMES_4(5),  TIMES_4(6),  TIMES_4(7),
@@ -40,7 +40,7 @@ static const uint16_t second_pair[32] = {TIMES_4(4),  TIMES_4(5),  TIMES_4(6),  
 
 INLINE __m512i look_up(__m512i indices, __m512i table) { return _mm512_permutexvar_epi16(indices, table); }
 
-/* tables[OCTETS] of one query; returns the step of the integers, 0 where there is nothing to add. */
+/* Makes tables[OCTETS] of one query; returns the step of the integers, 0 where there is nothing to add. */
 INLINE float make_tables(const float *weights, __m512i *tables) {
     const __m512i token = _mm512_loadu_si512(first_token), one = _mm512_set1_epi16(1), four = _mm512_set1_epi16(4);
     const __m512i pair = _mm512_loadu_si512(first_pair), second = _mm512_loadu_si512(second_pair);

@@ -1,4 +1,4 @@
-/* The tables of the commvq kernels. */
+/* Holds the tables of the commvq kernels. */
 #include "backend/cpu/kernels/commvq/init.h"
 
 #define OPS commvq_ops

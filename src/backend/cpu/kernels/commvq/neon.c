@@ -1,4 +1,4 @@
-/* CommVQ's keys with NEON (AArch64): the parameters of commvq/template.h. */
+/* Implements CommVQ's keys with NEON (AArch64): has the parameters of commvq/template.h. */
 #include "backend/cpu/kernels/lanes/neon.h"
 #include "backend/cpu/kernels/commvq/init.h"
 

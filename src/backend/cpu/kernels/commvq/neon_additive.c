@@ -1,4 +1,4 @@
-/* CommVQ's values with NEON (AArch64). */
+/* Implements CommVQ's values with NEON (AArch64). */
 #include "backend/cpu/kernels/commvq/additive.h"
 #include "backend/cpu/kernels/lanes/neon.h"
 
@@ -26,7 +26,7 @@ struct quad {
     uint8_t low[16], high[16];
 };
 
-/* quads[QUADS] of one query: all sums of four tokens' weights as integers; returns the step of the integers, 0 where there is
+/* Makes quads[QUADS] of one query: all sums of four tokens' weights as integers; returns the step of the integers, 0 where there is
  * nothing to add. */
 static float make_tables(const float *weights, struct quad *quads) {
     const uint16_t counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -63,7 +63,7 @@ INLINE void look_up(uint8x16_t index, const struct quad *quad, struct bytes_sum 
     sum->high = vaddq_u8(sum->high, vqtbl1q_u8(vld1q_u8(quad->high), index));
 }
 
-/* code_sums[8] += step * (low + 256 high), modulo 2^16 and signed */
+/* Computes code_sums[8] += step * (low + 256 high), modulo 2^16 and signed. */
 INLINE void add_eight(uint16x8_t low, uint8x8_t high, float step, float *code_sums) {
     int16x8_t whole = vreinterpretq_s16_u16(vaddq_u16(low, vshll_n_u8(high, 8)));
     vec parts[2] = {vcvtq_f32_s32(vmovl_s16(vget_low_s16(whole))), vcvtq_f32_s32(vmovl_high_s16(whole))};

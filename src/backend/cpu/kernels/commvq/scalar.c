@@ -1,4 +1,4 @@
-/* CommVQ's keys: the reference. */
+/* Has the reference of CommVQ's keys. */
 #include "backend/cpu/kernels/commvq/init.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
 
@@ -78,7 +78,7 @@ static void channels_commvq_scalar(const struct commvq_code *c, const float *gai
     }
 }
 
-/* conj(q) z of one row. */
+/* Computes conj(q) z of one row. */
 static void conjugate_times(const float *qr, const float *qi, const float *zr, const float *zi, size_t n, float *re, float *im) {
     for (size_t j = 0; j < n; j++) {
         re[j] = qr[j] * zr[j] + qi[j] * zi[j];

@@ -1,4 +1,4 @@
-/* CommVQ's values: the reference. Fields and signs are codec/binary_code_search.h's. */
+/* Has the reference of CommVQ's values. codec/binary_code_search.h says what fields and signs are. */
 #include "backend/cpu/kernels/commvq/init.h"
 #include "format/page_layout.h"
 
@@ -24,8 +24,8 @@ static float tag(float number, size_t place) {
     return x.number;
 }
 
-/* field -= by * row where there is one. Returns the least key, with its index: the key of a set sign is how far it lies along its
- * field, that of a sign yet to be set is minus the magnitude of its field. */
+/* Subtracts by * row from field where there is a row. Returns the least key, with its index: the key of a set sign is how far it
+ * lies along its field, that of a sign yet to be set is minus the magnitude of its field. */
 static float sweep(size_t n, bool set, const float *row, float by, const float *bias, float *field) {
     float least = INFINITY;
     for (size_t i = 0; i < n; i++) {

@@ -1,5 +1,5 @@
-/* Template: CommVQ's keys for any vector instruction set. Included once by avx2.c, avx512.c and neon.c; fill_commvq(ops) comes out.
- * Parameters, besides those of lanes/sums_template.h:
+/* This template implements CommVQ's keys for any vector instruction set. avx2.c, avx512.c and neon.c include it once; it defines
+ * fill_commvq(ops). Parameters, besides those of lanes/sums_template.h:
  *
  *     vec_lower(s, j, &best, &at)     where s < best: best = s, at = j
  *     vec_any_less(a, b)              whether a lane of a is less
@@ -12,9 +12,8 @@
  *
  * A token's key is a sum of two rows a round, as they lie in the tables: all its channels' sums stay in registers, as bytes, while
  * a span of rounds is summed, and then go to sums of 16 bits. Eight tokens at a time are then transposed to channels, the order in
- * which queries are multiplied. The tables of a head are 8 KB a round at 128 channels: what bounds this is the second-level cache,
- * which is why they are not floats, and why a table made for each query (function look_up, floats) is not the faster way.
- */
+ * which queries are multiplied. The tables of a head are 8 KB a round at 128 channels: the second-level cache bounds the speed.
+ * Therefore tables are not floats, and a table made for each query (function look_up, floats) is slower. */
 #include "backend/cpu/kernels/commvq/init.h"
 #include "backend/cpu/kernels/lanes/sums_template.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
@@ -23,7 +22,7 @@
 
 /* ---- The search ---------------------------------------------------------------------------------------------------------- */
 
-/* G rows of x against W vectors of the panel's columns from j on. */
+/* Multiplies G rows of x by W vectors of the panel's columns from j on. */
 INLINE void products_tile(size_t G, size_t W, const float *x, size_t d, size_t stride, const float *panel, size_t width, size_t j,
                           float *out) {
     sums sum;
@@ -36,8 +35,8 @@ INLINE void products_tile(size_t G, size_t W, const float *x, size_t d, size_t s
     sums_store(G, W, sum, false, out + j, width, LANES);
 }
 
-/* Each inner product is summed in order of d, whatever rows and columns are taken together: it does not depend on how rows are cut
- * into calls. */
+/* Multiplies rows by the panel. Each inner product is summed in order of d, whatever rows and columns are taken together: it does
+ * not depend on how rows are cut into calls. */
 static void PASTE(products, ISA)(const float *x, size_t n, size_t d, size_t stride, const float *panel, size_t width, float *out) {
     size_t r = 0, step = width % (TILE(4) * LANES) ? COMMVQ_COLUMNS : TILE(4) * LANES;
     for (; r + 4 <= n; r += 4, x += 4 * stride, out += 4 * width)
@@ -57,7 +56,7 @@ struct lowest {
     uint32_t a, b;
 };
 
-/* The least of W vectors of columns from b on: each lane keeps the first entry a that gives its least, as a float. */
+/* Finds the least of W vectors of columns from b on: each lane keeps the first entry a that gives its least, as a float. */
 INLINE void lowest_of(size_t W, const float *half, size_t entries, size_t columns, const float *products, size_t b,
                       struct lowest *lowest) {
     float values[4 * LANES], at[4 * LANES];
@@ -122,7 +121,7 @@ static size_t PASTE(within_commvq, ISA)(const float *half, size_t entries, size_
 
 #define TRANSPOSED 8 /* tokens that are transposed together */
 
-/* The offsets at which the rows of all rounds' codes begin: a's and b's. */
+/* These are the offsets at which the rows of all rounds' codes begin: a's and b's. */
 struct places {
     uint32_t of[COMMVQ_MOST_ROUNDS][PAGE_TOKENS][2];
 };
@@ -143,7 +142,8 @@ static inline size_t place_of(size_t j) {
     return j / (2 * I16_LANES) * (2 * I16_LANES) + j % 2 * I16_LANES + j % (2 * I16_LANES) / 2;
 }
 
-/* to[2][P], one token's sums of P numbers of each half, += those of `rounds` rounds, which are bytes; number j at place_of(j). */
+/* Adds to to[2][P], one token's sums of P numbers of each half, those of `rounds` rounds, which are bytes; number j lies at
+ * place_of(j). */
 INLINE void add_span(size_t P, const int8_t *rows, const uint32_t (*places)[PAGE_TOKENS][2], size_t t, size_t rounds, bool first,
                      int16_t *to) {
     const size_t N = P / I16_LANES / 2;
@@ -166,7 +166,7 @@ INLINE void add_span(size_t P, const int8_t *rows, const uint32_t (*places)[PAGE
 
 typedef int16_t eight __attribute__((vector_size(16)));
 
-/* rows[8][n] to columns[n][64], n a multiple of 8. */
+/* Transposes rows[8][n] to columns[n][64], n a multiple of 8. */
 INLINE void transpose(size_t n, const int16_t *rows, int16_t *columns) {
     for (size_t i = 0; i < n; i += TRANSPOSED) {
         eight x[8], y[8];
@@ -187,7 +187,7 @@ INLINE void transpose(size_t n, const int16_t *rows, int16_t *columns) {
     }
 }
 
-/* sums[2 P][64] of one sub-vector. */
+/* Computes sums[2 P][64] of one sub-vector. */
 INLINE void sum_subvector(size_t P, const struct commvq_code *c, const int8_t *rows, const struct places *places,
                           int16_t *sums_by_channel) {
     _Alignas(64) int16_t some[PAGE_TOKENS * 2 * COMMVQ_MOST_PAIRS];
@@ -196,7 +196,7 @@ INLINE void sum_subvector(size_t P, const struct commvq_code *c, const int8_t *r
     for (size_t t = 0; t < PAGE_TOKENS; t += TRANSPOSED) transpose(2 * P, some + t * 2 * P, sums_by_channel + t);
 }
 
-/* One number of a sub-vector: mean + gain step sum. */
+/* Computes one channel from a sub-vector's sums: mean + gain step sum. */
 INLINE void to_channel(const int16_t *sum, float step, float mean, const float *gains, float *channel) {
     UNROLL_16 for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {
         vec gain = vec_mul(vec_load(gains + t), vec_set(step));
@@ -230,7 +230,7 @@ static void channels_by_rows(const struct commvq_code *c, const float *gains, co
 
 /* ---- Scores from a table of one query ------------------------------------------------------------------------------------ */
 
-/* out[2][n] = conj(q) z of n pairs */
+/* Computes out[2][n] = conj(q) z of n pairs. */
 INLINE void conjugate_times(size_t n, const float *q, const float *z, float *out) {
     for (size_t j = 0; j < n; j += LANES) {
         vec qr = vec_load(q + j), qi = vec_load(q + n + j), zr = vec_load(z + j), zi = vec_load(z + n + j);
@@ -239,7 +239,7 @@ INLINE void conjugate_times(size_t n, const float *q, const float *z, float *out
     }
 }
 
-/* x[2][pairs] of a head's channels in the order of sub-vector k, zeros past them. */
+/* Gathers x[2][pairs] of a head's channels in the order of sub-vector k, zeros past them. */
 static void gather_subvector(const struct commvq_code *c, size_t k, const float *head, float *x) {
     const uint8_t *at = c->channels + k * 2 * c->pairs;
     memset(x, 0, 2 * c->stride * sizeof *x);
@@ -266,7 +266,7 @@ static void PASTE(prepare_commvq, ISA)(const struct commvq_code *c, const float 
     }
 }
 
-/* to[2][P] as sum_rows, of floats. */
+/* Computes to[2][P] as sum_rows does, of floats. */
 INLINE void sum_tables(size_t P, const float *tables, size_t rounds, const struct places *places, size_t t, float *to) {
     for (size_t first = 0; first < P; first += 32) {
         vec re[32 / LANES], im[32 / LANES];
@@ -287,7 +287,7 @@ INLINE void sum_tables(size_t P, const float *tables, size_t rounds, const struc
 
 typedef float four __attribute__((vector_size(16)));
 
-/* rows[4][n] to columns[n][64], n a multiple of 4. */
+/* Transposes rows[4][n] to columns[n][64], n a multiple of 4. */
 INLINE void transpose_floats(size_t n, const float *rows, float *columns) {
     for (size_t i = 0; i < n; i += 4) {
         four x[4], y[4];
@@ -313,7 +313,7 @@ INLINE void sum_subvector_tables(size_t P, const float *tables, size_t rounds, c
     }
 }
 
-/* logits[64] += the real parts of (mean + gain sum) exp(i angle) of one pair; angles NULL: none. */
+/* Adds to logits[64] the real parts of (mean + gain sum) exp(i angle) of one pair; angles NULL: none. */
 INLINE void add_pair(const float *re, const float *im, const float *mean, size_t stride, const float *gains, const float *cosine,
                      const float *sine, float *logits) {
     for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {

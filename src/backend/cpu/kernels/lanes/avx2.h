@@ -1,5 +1,5 @@
-/* Registers of floats with AVX2, FMA and F16C: the lanes that sums_template.h and the templates on it are written in. Each avx2*.c
- * that includes one of these includes this first. */
+/* Defines registers of floats with AVX2, FMA and F16C: the lanes in which sums_template.h and the templates on it are written. Each
+ * avx2*.c that includes one of these includes this first. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_H
 

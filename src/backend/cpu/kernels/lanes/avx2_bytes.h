@@ -1,5 +1,5 @@
-/* Registers of bytes and of 16-bit integers, 256 bits wide: what commvq/template.h needs besides the lanes of floats. AVX-512 uses
- * them too: with byte planes it reads no rows, and the 32 pairs of a row are the bytes of such a register. */
+/* Defines registers of bytes and of 16-bit integers, 256 bits wide, which commvq/template.h needs besides the lanes of floats.
+ * AVX-512 uses them too: with byte planes it reads no rows, and the 32 pairs of a row are the bytes of such a register. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_BYTES_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_BYTES_H
 

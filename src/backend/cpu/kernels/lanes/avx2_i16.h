@@ -1,7 +1,8 @@
-/* Products of codes and 16-bit fixed point with AVX2, and with AVX-VNNI in files that are compiled for it. Queries, and weights times
- * scales, become whole multiples of a step as int16; an instruction multiplies sixteen of them by codes and adds the products in pairs, exactly.
- * (Products of bytes would need two bytes a number and sums of more than 16 bits: no fewer instructions.) The lanes are tokens of keys or
- * channels of values; a dword holds two channels of a key or two tokens of a value. */
+/* Computes products of codes and 16-bit fixed point with AVX2, and with AVX-VNNI in files that are compiled for it. Queries, and
+ * weights times scales, become whole multiples of a step as int16; an instruction multiplies sixteen of them by codes and adds the
+ * products in pairs, exactly. (Products of bytes would need two bytes a number and sums of more than 16 bits: no fewer
+ * instructions.) The lanes are tokens of keys or channels of values; a dword holds two channels of a key or two tokens of a
+ * value. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_I16_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_I16_H
 
@@ -17,7 +18,7 @@
 #define TOGETHER 4         /* queries that a kernel reads a page for: two sums each are half the registers */
 #define MOST_GROUPS (KERNELS_MOST_CHANNELS / SCALE_GROUP)
 
-/* sum + two products in each dword. From intrinsics, gcc 12 computes all products first, copies each sum and keeps one in
+/* Adds two products to sum in each dword. From intrinsics, gcc 12 computes all products first, copies each sum and keeps one in
  * memory. */
 INLINE __m256i add_products(__m256i sum, __m256i codes, __m256i weights) {
 #ifdef __AVXVNNI__
@@ -37,7 +38,7 @@ INLINE __m256i two_i16(const int16_t *words) {
 
 INLINE __m256 magnitude(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 
-/* 16 numbers to whole multiples of a step; what is not finite becomes some int16. */
+/* Rounds 16 numbers to whole multiples of a step; those that are not finite become some int16. */
 INLINE __m256i to_i16(__m256 a, __m256 b, __m256 inverse) {
     __m256i first = _mm256_cvtps_epi32(_mm256_mul_ps(a, inverse)), second = _mm256_cvtps_epi32(_mm256_mul_ps(b, inverse));
     return _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0xd8);
@@ -68,7 +69,7 @@ INLINE __m128i whole_sum_of(size_t G, const __m256i *x) {
     return _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
 }
 
-/* The steps that make numbers of `largest` in size the whole number `most`, and their inverses. */
+/* Computes the steps that make numbers of `largest` in size the whole number `most`, and their inverses. */
 INLINE void fixed_steps(__m128 largest, float most, float *step, float *inverse) {
     const __m128 some = _mm_cmpgt_ps(largest, _mm_set1_ps(FIXED_LEAST));
     _mm_storeu_ps(step, _mm_and_ps(some, _mm_mul_ps(largest, _mm_set1_ps(1 / most))));
@@ -77,13 +78,13 @@ INLINE void fixed_steps(__m128 largest, float most, float *step, float *inverse)
 
 /* ---- A query, quantized once for all pages ---------------------------------------------------------------------------------
  *
- * Tables of hd numbers: int16 [hd]; their step. */
+ * A table of hd numbers holds int16 [hd] and their step. */
 
 INLINE const int16_t *table_i16(const float *table) { return (const int16_t *)table; }
 
 INLINE float table_step(const float *table, size_t hd) { return table[hd / 2]; }
 
-/* x[hd/8] to a table. */
+/* Writes x[hd/8] to a table. */
 INLINE void fill_table(const __m256 *x, size_t hd, float *table) {
     __m256 most = _mm256_setzero_ps();
     float step[4], inverse[4];
@@ -134,14 +135,14 @@ INLINE __m256i pair_rows_32(const uint8_t *row, const uint8_t *next, size_t part
     return part ? _mm256_unpackhi_epi16(a, b) : _mm256_unpacklo_epi16(a, b);
 }
 
-/* 16 bytes of each of two rows. */
+/* Interleaves 16 bytes of each of two rows. */
 INLINE __m256i pair_rows_16(const uint8_t *row, const uint8_t *next) {
     __m128i a = _mm_loadu_si128((const __m128i *)row), b = _mm_loadu_si128((const __m128i *)next);
     return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(a, b)), _mm_unpackhi_epi16(a, b), 1);
 }
 
-/* pairs[n / 2] of n rows `length` apart; `ahead` is the part of the page that these bytes would fill if they lay together (for
- * prefetching). */
+/* Makes pairs[n / 2] of n rows `length` apart; `ahead` is the part of the page that these bytes would fill if they lay together
+ * (for prefetching). */
 INLINE void pair_rows(const uint8_t *rows, size_t length, size_t n, const uint8_t *ahead, __m256i *pairs) {
     for (size_t r = 0; r < n; r += 2, rows += 2 * length) {
         prefetch_step(ahead, r / 2, 32);
@@ -149,7 +150,8 @@ INLINE void pair_rows(const uint8_t *rows, size_t length, size_t n, const uint8_
     }
 }
 
-/* Codes of `bits` bits from bit `shift` of each byte on, those of 8 bits signed: codes[0] of even bytes, codes[1] of odd ones. */
+/* Splits bytes into codes of `bits` bits from bit `shift` of each byte on, those of 8 bits signed: codes[0] of even bytes, codes[1]
+ * of odd ones. */
 INLINE void split(int bits, int shift, __m256i words, __m256i *codes) {
     const __m256i mask = _mm256_set1_epi16((short)((1 << bits) - 1));
     if (bits == 8) {
@@ -162,19 +164,19 @@ INLINE void split(int bits, int shift, __m256i words, __m256i *codes) {
     }
 }
 
-/* Sums of 16 lanes, two halves of eight: the even ones of both halves, then the odd ones. */
+/* A pair_sums has sums of 16 lanes, two halves of eight: the even ones of both halves, then the odd ones. */
 typedef __m256i pair_sums[TOGETHER][2];
 
 INLINE void pair_sums_clear(size_t G, pair_sums sum) {
     UNROLL for (size_t g = 0; g < G; g++) sum[g][0] = sum[g][1] = _mm256_setzero_si256();
 }
 
-/* sum -= zero * all: for codes that count from `zero`, multiplied by numbers whose sum is `all`. */
+/* Computes sum -= zero * all: for codes that count from `zero`, multiplied by numbers whose sum is `all`. */
 INLINE void pair_sums_subtract(size_t g, int32_t zero, int32_t all, pair_sums sum) {
     UNROLL for (size_t i = 0; i < 2; i++) sum[g][i] = _mm256_sub_epi32(sum[g][i], _mm256_set1_epi32(zero * all));
 }
 
-/* sum += two rows of codes times two int16 of each query, at `weights`, `apart` int16 between queries. */
+/* Adds to sum two rows of codes times two int16 of each query, at `weights`, `apart` int16 between queries. */
 INLINE void pair_sums_add(size_t G, const __m256i *codes, const int16_t *weights, size_t apart, pair_sums sum) {
     UNROLL for (size_t g = 0; g < G; g++) {
         __m256i w = two_i16(weights + g * apart);
@@ -183,7 +185,7 @@ INLINE void pair_sums_add(size_t G, const __m256i *codes, const int16_t *weights
     }
 }
 
-/* Floats in that order: even and odd ones of 8 from x and of 8 from y. in_order is the inverse. */
+/* Brings floats into that order: even and odd ones of 8 from x and of 8 from y. in_order is the inverse. */
 INLINE void by_parity(__m256 x, __m256 y, __m256 *to) {
     __m256 a = _mm256_permute2f128_ps(x, y, 0x20), b = _mm256_permute2f128_ps(x, y, 0x31);
     to[0] = _mm256_shuffle_ps(a, b, 0x88);
@@ -196,7 +198,7 @@ INLINE void in_order(const __m256 *x, __m256 *to) {
     to[1] = _mm256_permute2f128_ps(a, b, 0x31);
 }
 
-/* to (+)= step sum + base of 16 lanes, the second eight `apart` floats from the first. */
+/* Stores to (+)= step sum + base of 16 lanes, the second eight `apart` floats from the first. */
 INLINE void pair_sums_store(const __m256i *sum, float step, float base, bool add, size_t apart, float *to) {
     __m256 x[2] = {_mm256_cvtepi32_ps(sum[0]), _mm256_cvtepi32_ps(sum[1])}, y[2];
     in_order(x, y);

@@ -1,5 +1,5 @@
-/* Registers of floats with AVX-512: the lanes that sums_template.h and the templates on it are written in. Each avx512*.c that
- * includes one of these includes this first. */
+/* Defines registers of floats with AVX-512: the lanes in which sums_template.h and the templates on it are written. Each avx512*.c
+ * that includes one of these includes this first. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_H
 
@@ -31,7 +31,8 @@ static inline vec vec_bytes(const int8_t *x) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)x)));
 }
 
-/* A permutation looks at the low four bits of each lane only, so it masks, subtracts 8 and converts in one instruction. */
+/* Converts nibbles: a permutation looks at the low four bits of each lane only, so it masks, subtracts 8 and converts in one
+ * instruction. */
 static inline void vec_nibbles(const uint8_t *x, vec *low, vec *high) {
     const vec numbers = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
     __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)x));

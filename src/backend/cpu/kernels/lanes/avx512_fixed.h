@@ -1,6 +1,6 @@
-/* Fixed point with AVX-512 (VNNI): numbers that are multiplied by codes of at most eight bits become whole multiples of a step, as
- * two signed bytes, 256 high + low. High and low bytes are summed separately and exactly: 256 numbers of FIXED_MOST times 255 are
- * less than 2^31. A third byte would cost half as much time again. */
+/* Computes in fixed point with AVX-512 (VNNI): numbers that are multiplied by codes of at most eight bits become whole multiples of
+ * a step, as two signed bytes, 256 high + low. High and low bytes are summed separately and exactly: 256 numbers of FIXED_MOST
+ * times 255 are less than 2^31. A third byte would cost half as much time again. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_FIXED_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_FIXED_H
 
@@ -14,12 +14,12 @@
 #define COARSE_MOST 127    /* of one byte */
 #define FIXED_LEAST 1e-30f /* numbers up to this are 0, so that inverses of steps are finite */
 
-/* The step for numbers up to `largest`: finer than halves. */
+/* Returns the step for numbers up to `largest`, which is finer than that of halves. */
 INLINE float fixed_step(float largest) { return largest > FIXED_LEAST ? largest / FIXED_MOST : 0; }
 
 INLINE __m512 fixed_inverse(float step) { return _mm512_set1_ps(step > 0 ? 1 / step : 0); }
 
-/* Multiples of a step, rounded, to high[16] and low[16]; returns the whole numbers. */
+/* Rounds multiples of a step to high[16] and low[16]; returns the whole numbers. */
 INLINE __m512i to_bytes(__m512 multiples, int8_t *high, int8_t *low) {
     __m512i whole = _mm512_cvtps_epi32(multiples);
     __m512i above = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8); /* less the low byte, which is signed */
@@ -32,19 +32,19 @@ INLINE __m512 whole_floats(__m512i high, __m512i low) {
     return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
 }
 
-/* The same of two planes of bytes, or of one plane, which holds the whole numbers. */
+/* Does the same for two planes of bytes, or for one plane, which holds the whole numbers. */
 INLINE __m512 plane_floats(size_t planes, __m512i high, __m512i low) {
     return planes == 2 ? whole_floats(high, low) : _mm512_cvtepi32_ps(high);
 }
 
-/* sum + four products of a byte of `codes` and a signed one of `weights` in each dword. From an intrinsic, gcc 12 keeps every sum
- * of a loop twice, once in memory. */
+/* Adds to sum four products of a byte of `codes` and a signed one of `weights` in each dword. From an intrinsic, gcc 12 keeps every
+ * sum of a loop twice, once in memory. */
 INLINE __m512i add_products(__m512i sum, __m512i codes, __m512i weights) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(weights));
     return sum;
 }
 
-/* Sixteen bytes at each of four addresses that lie `apart`. */
+/* Loads sixteen bytes at each of four addresses that lie `apart`. */
 INLINE __m512i four_pieces(const uint8_t *at, size_t apart) {
     __m512i x = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)at));
     x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(at + apart)), 1);

@@ -1,6 +1,6 @@
-/* Products of codes and 8-bit fixed point with AVX-512 (VNNI): one instruction multiplies four codes by four bytes and adds the
- * products to a dword. Also how codes are brought into fours. The lanes are tokens of keys or channels of values; a dword holds
- * four channels of a key or four tokens of a value. */
+/* Computes products of codes and 8-bit fixed point with AVX-512 (VNNI), and brings codes into fours: one instruction multiplies
+ * four codes by four bytes and adds the products to a dword. The lanes are tokens of keys or channels of values; a dword holds four
+ * channels of a key or four tokens of a value. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_I8_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_I8_H
 
@@ -22,12 +22,12 @@ INLINE __m512i four_bytes(const int8_t *bytes) {
     return _mm512_set1_epi32(four);
 }
 
-/* The larger magnitude of two, by lane. */
+/* Returns the larger magnitude of two, by lane. */
 INLINE __m512 larger_of(__m512 a, __m512 b) { return _mm512_range_ps(a, b, 0x0b); }
 
 /* ---- A query, quantized once for all pages ---------------------------------------------------------------------------------
  *
- * Tables of hd numbers: int8 [2][hd], the high bytes first; int32 sums [hd/32] of those whole numbers; their step. */
+ * A table of hd numbers holds int8 [2][hd], the high bytes first, int32 sums [hd/32] of those whole numbers, and their step. */
 
 INLINE const int8_t *table_bytes(const float *table) { return (const int8_t *)table; }
 
@@ -40,12 +40,12 @@ INLINE int32_t table_sum(const float *table, size_t hd, size_t b) {
 
 INLINE float table_step(const float *table, size_t hd) { return table[hd / 2 + hd / SCALE_GROUP]; }
 
-/* Clamps to the range of fixed point, what is not finite too. */
+/* Clamps numbers, also those that are not finite, to the range of fixed point. */
 INLINE __m512 within(__m512 multiples, float most) {
     return _mm512_min_ps(_mm512_max_ps(multiples, _mm512_set1_ps(-most)), _mm512_set1_ps(most));
 }
 
-/* x[hd/16] to a table. */
+/* Writes x[hd/16] to a table. */
 INLINE void fill_table(const __m512 *x, size_t hd, float *table) {
     __m512 most = _mm512_setzero_ps();
     for (size_t v = 0; v < hd / 16; v++) most = larger_of(most, x[v]);
@@ -61,8 +61,8 @@ INLINE void fill_table(const __m512 *x, size_t hd, float *table) {
     table[hd / 2 + hd / SCALE_GROUP] = step;
 }
 
-/* The same to one byte each, for codes of few bits: int8 [hd], then for each 32 channels their int32 sum and a step of their own,
- * so that large channels do not cost the others precision. */
+/* A coarse table has one byte for each number, for codes of few bits: int8 [hd], then for each 32 channels their int32 sum and a
+ * step of their own, so that large channels do not cost the others precision. */
 struct coarse {
     int32_t sum;
     float step;
@@ -93,7 +93,7 @@ INLINE void fill_coarse_table(const __m512 *x, size_t hd, float *table) {
 
 /* ---- Numbers quantized for one page, for all of these queries ----------------------------------------------------------- */
 
-/* The ways to reduce numbers: floats to the largest or to their sum, integers to their sum. */
+/* Numbers are reduced in these ways: floats to the largest or to their sum, integers to their sum. */
 enum join { LARGEST, SUM, WHOLE_SUM };
 
 INLINE __m512 join(enum join how, __m512 a, __m512 b) {
@@ -102,7 +102,7 @@ INLINE __m512 join(enum join how, __m512 a, __m512 b) {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 
-/* All lanes of each of x[G] reduced to one number. */
+/* Reduces all lanes of each of x[G] to one number. */
 INLINE __m128 join_lanes(enum join how, size_t G, const __m512 *x) {
     const __m512 *y = x + (G > 1 ? 1 : 0), *z = x + (G > 2 ? 2 : 0), *w = x + (G > 3 ? 3 : 0);
     __m512 a = join(how, _mm512_unpacklo_ps(*x, *y), _mm512_unpackhi_ps(*x, *y));
@@ -123,8 +123,8 @@ INLINE void fixed_steps(__m128 largest, float most, float *step, float *inverse)
  * 3, the order that packing leaves. */
 INLINE size_t place_of(size_t i) { return i % 16 * 4 + i / 16 * 4; }
 
-/* 64 numbers as two signed bytes each, of which the low one is what the high one, rounded, leaves. Returns the sums of the whole
- * numbers by lane, plus 4 * PLANES_BIAS each. */
+/* Writes 64 numbers as two signed bytes each, of which the low one is the remainder that the high one, rounded, leaves. Returns the
+ * sums of the whole numbers by lane, plus 4 * PLANES_BIAS each. */
 #define PLANES_BIAS 128
 INLINE __m512i to_planes(const __m512 *x, float inverse, int8_t (*bytes)[PAGE_TOKENS]) {
     const __m512i bias = _mm512_set1_epi8((char)PLANES_BIAS), byte = _mm512_set1_epi16(255);
@@ -138,7 +138,7 @@ INLINE __m512i to_planes(const __m512 *x, float inverse, int8_t (*bytes)[PAGE_TO
     return _mm512_add_epi32(_mm512_add_epi32(whole[0], whole[1]), _mm512_add_epi32(whole[2], whole[3]));
 }
 
-/* 64 numbers as one signed byte each; returns the whole numbers' sums by lane. */
+/* Writes 64 numbers as one signed byte each; returns the whole numbers' sums by lane. */
 INLINE __m512i to_plane(const __m512 *x, float inverse, int8_t *bytes) {
     __m512i whole[4];
     UNROLL for (size_t v = 0; v < 4; v++) whole[v] = _mm512_cvtps_epi32(_mm512_mul_ps(x[v], _mm512_set1_ps(inverse)));
@@ -147,8 +147,8 @@ INLINE __m512i to_plane(const __m512 *x, float inverse, int8_t *bytes) {
     return _mm512_madd_epi16(_mm512_add_epi16(a, b), _mm512_set1_epi16(1));
 }
 
-/* Weights times the scales of 64 tokens for 32 channels, in one plane of bytes or two, tokens by place_of; and the sums of the
- * whole numbers. */
+/* A scaled_weights holds weights times the scales of 64 tokens for 32 channels, in one plane of bytes or two, tokens by place_of,
+ * and the sums of the whole numbers. */
 struct scaled_weights {
     _Alignas(64) int8_t bytes[TOGETHER][2][PAGE_TOKENS];
     float step[TOGETHER];
@@ -173,14 +173,14 @@ INLINE void scale_and_quantize(size_t G, size_t planes, const float *weights, co
     _mm_storeu_si128((__m128i *)to->sum, all);
 }
 
-/* sum[planes] += codes times the bytes of each plane from token t on. */
+/* Adds to sum[planes] the codes times the bytes of each plane from token t on. */
 INLINE void add_planes(size_t planes, __m512i codes, const int8_t (*bytes)[PAGE_TOKENS], size_t t, __m512i *sum) {
     UNROLL for (size_t p = 0; p < planes; p++) sum[p] = add_products(sum[p], codes, four_bytes(bytes[p] + place_of(t)));
 }
 
 /* ---- Codes --------------------------------------------------------------------------------------------------------------- */
 
-/* Sixteen bytes of each of four rows that follow one another: dword j has the j-th of each. */
+/* Interleaves sixteen bytes of each of four rows that follow one another: dword j has the j-th byte of each. */
 INLINE __m512i by_fours(__m512i rows) {
     const __m512i order =
         _mm512_setr_epi32(0x30201000, 0x31211101, 0x32221202, 0x33231303, 0x34241404, 0x35251505, 0x36261606, 0x37271707,

@@ -1,8 +1,8 @@
-/* RoPE and inner products of keys in 16 bits, with AVX-512 (VNNI): a register holds 32 tokens' int16, twice as many as floats. Both
- * numbers of a pair of channels are multiples of that pair's unit. A rotation is rounded products of int16; the inner product with
- * a query multiplies both numbers of a pair in one instruction, with exact sums of 32 bits over all pairs. The units are folded
- * into the queries. pq and commvq build on it, each with the units of its own codebook; the angles are those of struct key_rotation
- * (pq/pq.h).
+/* Computes RoPE and inner products of keys in 16 bits, with AVX-512 (VNNI): a register holds 32 tokens' int16, twice as many as
+ * floats. Both numbers of a pair of channels are multiples of that pair's unit. A rotation is rounded products of int16; the inner
+ * product with a query multiplies both numbers of a pair in one instruction, with exact sums of 32 bits over all pairs. The units
+ * are folded into the queries. pq and commvq build on it, each with the units of its own codebook; the angles are those of struct
+ * key_rotation (pq/pq.h).
  *
  * Pairs go in steps of ROTATED_PAIRS, each of which is rotated as a whole or not at all. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_ROTATE_H
@@ -21,7 +21,7 @@
 #define ROTATED_QUERY 65000   /* the sum of the magnitudes of a query's int16: times an int16 it stays below 2^31 */
 #define ROTATED_QUERIES 4     /* that are scored together: their sums are half the registers */
 
-/* A query: two int16 of each pair, the real part low, and the step of the sums of products with them. */
+/* A rotated_query holds two int16 of each pair, the real part low, and the step of the sums of products with them. */
 struct rotated_query {
     int32_t pairs[ROTATED_MOST_PAIRS];
     float step;
@@ -30,7 +30,7 @@ struct rotated_query {
 /* Returns whether such a rotation can be made in 16 bits. */
 INLINE bool rotated_serves(const struct key_rotation *rotation) { return rotation->i16 && rotation->pairs % ROTATED_PAIRS == 0; }
 
-/* Both numbers of 16 pairs of a head's channels. */
+/* Loads both numbers of 16 pairs of a head's channels. */
 INLINE void rotated_load(const struct key_rotation *rotation, const float *head, size_t pair, vec *re, vec *im) {
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     if (!rotation->adjacent && pair < rotation->pairs) {
@@ -43,21 +43,21 @@ INLINE void rotated_load(const struct key_rotation *rotation, const float *head,
     *im = _mm512_permutex2var_ps(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
 }
 
-/* sum + two products in each dword. From an intrinsic, gcc 12 keeps every sum of a loop twice, once in memory. */
+/* Adds two products to sum in each dword. From an intrinsic, gcc 12 keeps every sum of a loop twice, once in memory. */
 INLINE __m512i rotated_products(__m512i sum, __m512i key, __m512i query) {
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(key), "v"(query));
     return sum;
 }
 
-/* 16 numbers of `low` and of `high` as int16, interleaved. */
+/* Interleaves 16 numbers of `low` and of `high` as int16. */
 INLINE __m512i rotated_neighbours(vec low, vec high) {
     return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_cvtps_epi32(low), _mm512_slli_epi32(_mm512_cvtps_epi32(high), 16));
 }
 
-/* 16 numbers as int16, each twice. */
+/* Writes 16 numbers as int16, each twice. */
 INLINE void rotated_twice(vec x, int32_t *to) { _mm512_storeu_si512(to, rotated_neighbours(x, x)); }
 
-/* gains[64] as int16 in 32768ths of the largest magnitude, i16[2]; returns the largest. */
+/* Writes gains[64] as int16 in 32768ths of the largest magnitude, i16[2]; returns the largest. */
 INLINE float rotated_gains(const float *gains, __m512i *i16) {
     vec most = vec_zero();
     for (size_t i = 0; i < PAGE_TOKENS; i += LANES) most = _mm512_max_ps(most, _mm512_abs_ps(vec_load(gains + i)));
@@ -100,8 +100,8 @@ INLINE void rotated_query_set(const struct key_rotation *rotation, const float *
     }
 }
 
-/* A pair's numbers re[2], im[2] of 64 tokens in order, rotated by angles[2][64] (cosine, sine) unless NULL: both of a token are
- * neighbours in key[4], tokens in the order of rotated_logits. */
+/* Rotates a pair's numbers re[2], im[2] of 64 tokens in order by angles[2][64] (cosine, sine) unless NULL. Both numbers of a token
+ * become neighbours in key[4], tokens in the order of rotated_logits. */
 INLINE void rotated_pair(const __m512i *re, const __m512i *im, const int16_t *angles, __m512i *key) {
     UNROLL for (size_t i = 0; i < 2; i++) {
         __m512i x = re[i], y = im[i];
@@ -115,7 +115,7 @@ INLINE void rotated_pair(const __m512i *re, const __m512i *im, const int16_t *an
     }
 }
 
-/* sum[G][4] += products of a pair's key[4] with that pair of G queries. */
+/* Adds to sum[G][4] the products of a pair's key[4] with that pair of G queries. */
 INLINE void rotated_add(size_t G, const __m512i *key, const struct rotated_query *queries, size_t pair, __m512i (*sum)[4]) {
     UNROLL for (size_t g = 0; g < G; g++) {
         const __m512i query = _mm512_set1_epi32(queries[g].pairs[pair]);
@@ -123,7 +123,7 @@ INLINE void rotated_add(size_t G, const __m512i *key, const struct rotated_query
     }
 }
 
-/* total[G][4] += products of keys[ROTATED_PAIRS][4] with G queries' pairs from `first` on. */
+/* Adds to total[G][4] the products of keys[ROTATED_PAIRS][4] with G queries' pairs from `first` on. */
 INLINE void rotated_score(size_t G, const __m512i (*keys)[4], const struct rotated_query *queries, size_t first,
                           __m512i (*total)[4]) {
     __m512i sum[ROTATED_QUERIES][4];
@@ -140,7 +140,7 @@ INLINE void rotated_score_all(size_t G, const __m512i (*keys)[4], const struct r
     if (G == 1) rotated_score(1, keys, queries, first, total);
 }
 
-/* logits[64] of one query's sums. */
+/* Writes logits[64] of one query's sums. */
 INLINE void rotated_logits(const __m512i *total, float step, float *logits) {
     const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));

@@ -1,4 +1,4 @@
-/* The functions of lanes/avx2_products.h with AVX-VNNI: products of four bytes add themselves to a dword. */
+/* Implements the functions of lanes/avx2_products.h with AVX-VNNI: products of four bytes add themselves to a dword. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVXVNNI_PRODUCTS_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_AVXVNNI_PRODUCTS_H
 
@@ -6,7 +6,7 @@
 
 #include <immintrin.h>
 
-/* From an intrinsic, gcc 12 keeps sums in memory. */
+/* Adds more products to sums. From an intrinsic, gcc 12 keeps sums in memory. */
 INLINE __m256i more_products(__m256i sum, __m256i a, __m256i b) {
     __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
     return sum;

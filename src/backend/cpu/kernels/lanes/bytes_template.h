@@ -1,16 +1,16 @@
-/* Template: sums of floats times bytes, 32 columns at a time. Parameters: those of lanes/sums_template.h. */
+/* This template sums floats times bytes, 32 columns at a time. Its parameters are those of lanes/sums_template.h. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_BYTES_TEMPLATE_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_BYTES_TEMPLATE_H
 
 #include "backend/cpu/kernels/lanes/sums_template.h"
 
-/* b[K][32], rows ldb apart, bytes of at most 127; rows of the result lie ldo apart. */
+/* A `bytes` is b[K][32], rows ldb apart, bytes of at most 127; rows of the result lie ldo apart. */
 struct bytes {
     const uint8_t *b;
     size_t K, ldb, ldo;
 };
 
-/* out[G][32] += a[G][K] b */
+/* Computes out[G][32] += a[G][K] b. */
 INLINE void add_bytes(size_t G, const float *a, const struct bytes *bytes, float *out) {
     const size_t W = SMALLER(TILE(G), SCALE_GROUP / LANES);
     for (size_t n = 0; n < SCALE_GROUP; n += W * LANES) {

@@ -1,5 +1,5 @@
-/* Registers of floats with NEON (AArch64): the lanes that sums_template.h and the templates on it are written in. Each neon*.c that
- * includes one of these includes this first. */
+/* Defines registers of floats with NEON (AArch64): the lanes in which sums_template.h and the templates on it are written. Each
+ * neon*.c that includes one of these includes this first. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_NEON_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_NEON_H
 
@@ -28,7 +28,7 @@ static inline vec vec_fma(vec a, vec b, vec c) { return vfmaq_f32(c, a, b); }
 static inline vec vec_fnma(vec a, vec b, vec c) { return vfmsq_f32(c, a, b); }
 static inline vec vec_halves(const uint16_t *x) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x))); }
 
-/* Four bytes in the lower half of a register. */
+/* Loads four bytes into the lower half of a register. */
 static inline uint8x8_t four_bytes(const void *x) {
     uint32_t bytes;
     memcpy(&bytes, x, sizeof bytes);

@@ -1,4 +1,4 @@
-/* Template: sums of products in registers, for any vector instruction set; what the templates of the cache's kernels are made of.
+/* This template sums products in registers, for any vector instruction set; the templates of the cache's kernels are made of it.
  * Parameters, which lanes/avx2.h, avx512.h or neon.h, included before, define:
  *
  *     ISA                              suffix of the functions
@@ -12,8 +12,7 @@
  *
  * Each operation is a small matrix product out[G][N] += a[G][K] b[K][N] whose b is a page: for keys K is the channel and N the
  * token, for values K is the token and N the channel. In either case the neighbours in a row are the lanes, and no sum crosses
- * lanes. All G queries share one unpacking of b, and their sums stay in registers. G is a constant (kernels/query_counts.h).
- */
+ * lanes. All G queries share one unpacking of b, and their sums stay in registers. G is a constant (kernels/query_counts.h). */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_SUMS_TEMPLATE_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_SUMS_TEMPLATE_H
 
@@ -29,7 +28,7 @@ INLINE void sums_clear(size_t G, size_t W, sums sum) {
     UNROLL for (size_t g = 0; g < G; g++) { UNROLL for (size_t w = 0; w < W; w++) sum[g][w] = vec_zero(); }
 }
 
-/* sum[g][w] += a[g * lda] x[w] */
+/* Computes sum[g][w] += a[g * lda] x[w]. */
 INLINE void sums_add(size_t G, size_t W, const float *a, size_t lda, const vec *x, sums sum) {
     UNROLL for (size_t g = 0; g < G; g++) {
         vec s = vec_set(a[g * lda]);
@@ -37,7 +36,7 @@ INLINE void sums_add(size_t G, size_t W, const float *a, size_t lda, const vec *
     }
 }
 
-/* out[g * ldo + w * step] (+)= sum[g][w] */
+/* Computes out[g * ldo + w * step] (+)= sum[g][w]. */
 INLINE void sums_store(size_t G, size_t W, sums sum, bool add, float *out, size_t ldo, size_t step) {
     UNROLL for (size_t g = 0; g < G; g++) {
         UNROLL for (size_t w = 0; w < W; w++) {
@@ -47,10 +46,10 @@ INLINE void sums_store(size_t G, size_t W, sums sum, bool add, float *out, size_
     }
 }
 
-/* Pages follow one another in memory, so what lies this many bytes further on will be read soon. The processor's own prefetching
- * gives up at the ends of the system's pages and at the strides of `accumulate`. Into the second cache: measured on a Xeon and on a
- * Zen 4, at 12 to 32 KB; into the first one, Zen 4 reads keys of q8_0 at half the rate. A prefetch cannot fault, so past the last
- * page it does no harm. */
+/* Pages follow one another in memory, so the bytes that lie so far ahead will be read soon. The processor's own prefetching gives
+ * up at the ends of the system's pages and at the strides of `accumulate`. They are prefetched into the second cache: measured on a
+ * Xeon and on a Zen 4, at 12 to 32 KB; when they go into the first one, Zen 4 reads keys of q8_0 at half the rate. A prefetch
+ * cannot fault, so past the last page it does no harm. */
 #define PREFETCH_BYTES 16384
 #define PREFETCH_LINE 64
 
@@ -61,10 +60,11 @@ INLINE void prefetch_step(const void *from, size_t i, size_t bytes) {
     for (size_t line = 0; line < bytes; line += PREFETCH_LINE) __builtin_prefetch((const void *)(ahead + line), 0, 2);
 }
 
-/* A kernel of a page for one number of queries: in[G][...] and out[G][...]. */
+/* A page_kernel reads a page for one number of queries: in[G][...] and out[G][...]. */
 typedef void page_kernel(const float *in, size_t hd, const void *page, float *out);
 
-/* Define the table name_of[] of name(G, in, hd, page, out), for up to 4 or MOST_QUERIES (at most 8) queries (kernels/query_counts.h). */
+/* These define the table name_of[] of name(G, in, hd, page, out), for up to 4 or MOST_QUERIES (at most 8) queries
+ * (kernels/query_counts.h). */
 #define PAGE_KERNELS_4(name) \
     QUERY_COUNTS_4(page_kernel, name, (const float *in, size_t hd, const void *page, float *out), in, hd, page, out)
 #define PAGE_KERNELS_8(name) \

@@ -1,5 +1,5 @@
-/* Product quantization with AVX2, FMA and F16C. Centroids of 8-bit codes, the usual ones, are put together in registers: through
- * memory, as the template goes, each takes a load and a store more, and loads and stores are what bounds it. */
+/* Implements product quantization with AVX2, FMA and F16C. Centroids of 8-bit codes, the usual ones, are put together in registers:
+ * through memory, as the template does it, each would take one load and one store more, and loads and stores bound the speed. */
 #include "backend/cpu/kernels/lanes/avx2.h"
 
 typedef __m256i wide;
@@ -23,8 +23,8 @@ static void decode_chunk(const struct pq_codebook *p, const void *page, size_t m
 
 #define TABLE(width) (256 * (size_t)(width)) /* halves of a sub-vector's centroids */
 
-/* The row of a code in every dword, or qword. Rows are put together by blending: loads that broadcast and blends run on several ports,
- * insertions, which compilers would make of intrinsics, on one. */
+/* These repeat the row of a code in every dword, or qword. Rows are put together by blending: loads that broadcast and blends run
+ * on several ports, insertions, which compilers would make of intrinsics, on one. */
 INLINE __m128i two_halves(const uint16_t *rows, uint8_t code) {
     __m128i x;
     __asm__("vpbroadcastd %1, %0" : "=x"(x) : "m"(*(const uint16_t(*)[2])(rows + 2 * (size_t)code)));
@@ -75,7 +75,7 @@ INLINE void decode_fours(const uint16_t *rows, const uint8_t *codes, uint16_t *h
     }
 }
 
-/* Eight channels of `width`. */
+/* Decodes eight channels of `width`. */
 INLINE void decode_eights(const uint16_t *rows, size_t width, const uint8_t *codes, uint16_t *halves) {
     for (size_t t = 0; t < PAGE_TOKENS; t += 8) {
         __m256i x[4];
@@ -128,7 +128,7 @@ INLINE vec eight_channels(size_t width, const uint16_t *rows, const uint8_t *cod
     return _mm256_cvtph_ps(x);
 }
 
-/* acc[G][16 of hd] += of the 16 channels from channel c on. */
+/* Adds to acc[G][16 of hd] the 16 channels from channel c on. */
 INLINE void accumulate_sixteen(size_t G, size_t width, const struct byte_codes *b, size_t c, const float *weights, float *acc) {
     const size_t hd = pq_channels(b->p), parts = LANES / width;
     const uint16_t *rows = pq_rows(b->p, c / width), *next = rows + parts * TABLE(width);

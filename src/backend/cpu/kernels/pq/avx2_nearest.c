@@ -1,4 +1,4 @@
-/* Nearest centroids with AVX2 and FMA: the parameters of pq/nearest_template.h. */
+/* Finds nearest centroids with AVX2 and FMA: has the parameters of pq/nearest_template.h. */
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>

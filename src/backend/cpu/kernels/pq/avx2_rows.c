@@ -1,5 +1,6 @@
-/* Keys by 16-bit centroids with AVX2, codes of at most eight bits. A dword has two channels; rows of several tokens are put together in a
- * register as they lie, so that nothing is transposed: a token's dwords are summed at the end. Queries are fixed point. */
+/* Reads keys by 16-bit centroids with AVX2, codes of at most eight bits. A dword has two channels; rows of several tokens are put
+ * together in a register as they lie, so that nothing is transposed: a token's dwords are summed at the end. Queries are fixed
+ * point. */
 #include "backend/cpu/kernels/lanes/avx2_i16.h"
 
 #include "backend/cpu/kernels/pq/avx2_internal.h"
@@ -25,7 +26,8 @@ void pq_avx2_quantize_query(const struct pq_codebook *p, const float *q, size_t 
 
 /* ---- Rows: `piece` channels of 16 / piece tokens in a register --------------------------------------------------------------- */
 
-/* Loads that broadcast and blends run on several ports, insertions, which compilers would make of intrinsics, on one. */
+/* Repeats two channels in every dword. Loads that broadcast and blends run on several ports, insertions, which compilers would make
+ * of intrinsics, on one. */
 INLINE __m256i two_channels(const int16_t *row) {
     __m256i x;
     __asm__("vpbroadcastd %1, %0" : "=x"(x) : "m"(*(const int16_t(*)[2])row));

@@ -1,5 +1,5 @@
-/* Product quantization with AVX-512: decoding by look-up in registers, keys scored as they are decoded, and the choice among the
- * ways that a codebook allows (avx512_internal.h). */
+/* Implements product quantization with AVX-512: decoding by look-up in registers, keys scored as they are decoded, and the choice
+ * among the ways that a codebook allows (avx512_internal.h). */
 #include "backend/cpu/kernels/pq/avx512_internal.h"
 
 typedef __m512i wide;
@@ -21,15 +21,15 @@ static void decode_chunk(const struct pq_codebook *p, const void *page, size_t m
 #define DECODE_CHUNK decode_chunk
 #include "backend/cpu/kernels/pq/template.h"
 
-/* Halves, looked up byte by byte: x[2], tokens in order of codes FOR_HALVES. */
+/* Looks halves up byte by byte: x[2], tokens in order of codes FOR_HALVES. */
 INLINE void planes_to_halves(size_t quarters, const struct codes *codes, const uint8_t *planes, __m512i *x) {
     __m512i low = codes_look_up(quarters, codes, planes), high = codes_look_up(quarters, codes, planes + 64 * quarters);
     x[0] = _mm512_unpacklo_epi8(low, high);
     x[1] = _mm512_unpackhi_epi8(low, high);
 }
 
-/* Floats, x[4] in order of codes FOR_DWORDS: the byte, 64 times and added to the bits of 2^17, is a float that much larger; one
- * multiplication makes it the centroid. */
+/* Looks floats up, x[4] in order of codes FOR_DWORDS: the byte, 64 times and added to the bits of 2^17, is a float that is larger
+ * by so much; one multiplication makes it the centroid. */
 INLINE void u8_to_floats(size_t quarters, const struct codes *codes, const struct pq_codebook *p, size_t c, vec *x) {
     const __m512i power = _mm512_castps_si512(_mm512_set1_ps(0x1p17f));
     __m512i u8 = codes_look_up(quarters, codes, p->centroids_u8 + c * 64 * quarters);
@@ -74,8 +74,8 @@ static void decode_chunk(const struct pq_codebook *p, const void *page, size_t m
         decode_in_registers(1, p, page, m, n, halves);
 }
 
-/* ---- Keys scored as they are decoded: a channel's 64 numbers go from tables to the sums without memory between, so that looking
- * up, which is one port's work, and multiplying overlap. Eight bits only. */
+/* ---- Keys are scored as they are decoded: a channel's 64 numbers go from tables to the sums without memory between, so that
+ * looking up, which is one port's work, and multiplying overlap. This serves codes of eight bits only. */
 
 #define FUSED_QUERIES 6 /* whose sums, four registers each, leave registers for decoding */
 
@@ -83,7 +83,7 @@ INLINE struct codes fused_codes(const struct page_view *view, size_t m) {
     return codes_load(4, view->p, view->page, m, view->p->centroids_u8 ? FOR_DWORDS : FOR_HALVES);
 }
 
-/* x[4] of one channel. */
+/* Decodes x[4] of one channel. */
 INLINE void channel_floats(const struct pq_codebook *p, const struct codes *codes, size_t c, vec *x) {
     if (p->centroids_u8) {
         u8_to_floats(4, codes, p, c, x);

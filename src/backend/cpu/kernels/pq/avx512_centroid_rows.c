@@ -1,10 +1,10 @@
-/* Keys and values by rows of centroids of 8 bits with AVX-512, for codes of more than eight bits. Tables of 4,096 centroids are
- * beyond look-ups in registers, and what bounds reading them is how many lines of the second-level cache they take; four channels
- * of a token are one dword, sixteen one load. */
+/* Reads keys and values by rows of centroids of 8 bits with AVX-512, for codes of more than eight bits. Tables of 4,096 centroids
+ * are too large for look-ups in registers, and the number of lines of the second-level cache that reading takes bounds its speed;
+ * four channels of a token are one dword, sixteen one load. */
 #include "backend/cpu/kernels/pq/avx512_internal.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
 
-/* The 64 codes of twelve bits: words[2]. */
+/* Reads the 64 codes of twelve bits: words[2]. */
 INLINE void codes_of_twelve_bits(const uint8_t *planes, __m512i *words) {
     __m512i bytes = _mm512_loadu_si512(planes);
     __m512i pairs = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(planes + PAGE_PQ_PART(8))));
@@ -53,7 +53,7 @@ static const uint8_t *centroid_rows_u8(const struct pq_codebook *p, size_t m) {
     return p->centroid_rows_u8 + m * pq_centroids(p) * p->width;
 }
 
-/* The dword at `from` to those places of x that the mask has. */
+/* Loads the dword at `from` to those places of x that the mask has. */
 INLINE __m256i load_dword(__m256i x, __mmask8 mask, const uint8_t *from) {
     __asm__("vpbroadcastd %1, %0%{%2%}" : "+v"(x) : "m"(*(const char(*)[4])from), "Yk"(mask));
     return x;
@@ -65,14 +65,14 @@ INLINE __m256i eight_dwords(const uint8_t *rows, const uint32_t *offsets) {
     return x;
 }
 
-/* Centroids of four channels of 16 tokens, a token in each dword. */
+/* Loads the centroids of four channels of 16 tokens, a token in each dword. */
 INLINE __m512i sixteen_dwords(const uint8_t *rows, const uint32_t *offsets) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(eight_dwords(rows, offsets)), eight_dwords(rows, offsets + 8), 1);
 }
 
 /* ---- Keys: the lanes are 16 tokens, the bytes four channels -------------------------------------------------------------- */
 
-/* Tokens from 16 v to 16 (v + W) - 1. */
+/* Scores tokens from 16 v to 16 (v + W) - 1. */
 INLINE void score_some(size_t G, size_t v, size_t W, const struct page_view *view, uint32_t (*offsets)[PAGE_TOKENS],
                        const float *fixed, float *logits) {
     const struct pq_codebook *p = view->p;
@@ -135,7 +135,7 @@ INLINE __m512i four_rows(const uint8_t *rows, const uint32_t *offsets) {
     return _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(rows + offsets[3])), 3);
 }
 
-/* Channels c to c + 15 of tokens t to t + 15: x[l] has tokens t + 4 l to t + 4 l + 3. */
+/* Loads channels c to c + 15 of tokens t to t + 15: x[l] has tokens t + 4 l to t + 4 l + 3. */
 INLINE void sixteen_channels(bool broad, const struct pq_codebook *p, uint32_t (*offsets)[PAGE_TOKENS], size_t c, size_t t,
                              __m512i *x) {
     if (broad) {

@@ -1,4 +1,4 @@
-/* Keys and values by centroids of 8 bits, by channel, with AVX-512. */
+/* Reads keys and values by centroids of 8 bits, by channel, with AVX-512. */
 #include "backend/cpu/kernels/pq/avx512_internal.h"
 
 /* ---- Keys: the lanes are 16 tokens, the bytes four channels -------------------------------------------------------------- */
@@ -23,7 +23,7 @@ void pq_avx512_quantize_query(const struct pq_codebook *p, const float *q, size_
     }
 }
 
-/* Centroids of four channels to x[4], part l of x[r] having the tokens that lie from byte 16 l + 4 r on. */
+/* Looks up the centroids of four channels, x[4], part l of x[r] having the tokens that lie from byte 16 l + 4 r on. */
 INLINE void interleave_four(size_t quarters, struct reader *reader, __m512i *x) {
     __m512i at[4], low[2], high[2];
     UNROLL for (size_t i = 0; i < 4; i++) at[i] = next_channel(quarters, reader);
@@ -37,7 +37,7 @@ INLINE void interleave_four(size_t quarters, struct reader *reader, __m512i *x) 
     x[3] = _mm512_unpackhi_epi16(high[0], high[1]);
 }
 
-/* logits[64] of high[4], low[4] as interleave_four lays tokens out. */
+/* Writes logits[64] of high[4], low[4], whose tokens lie as interleave_four leaves them. */
 INLINE void fixed_to_logits(const __m512i *high, const __m512i *low, float step, float base, float *logits) {
     __m512 x[4], a[4];
     UNROLL for (size_t r = 0; r < 4; r++) {
@@ -55,7 +55,7 @@ INLINE void fixed_to_logits(const __m512i *high, const __m512i *low, float step,
 
 #define U8_QUERIES 3 /* queries whose sums, eight registers each, leave registers for looking up */
 
-/* n queries, u8[hd / 4][4] looked up or from a call before, and kept for the next. */
+/* Scores n queries with u8[hd / 4][4], which are looked up or come from a call before, and may be kept for the next. */
 INLINE void score_some(size_t n, size_t quarters, bool look_up, bool keep, const struct page_view *view, __m512i (*u8)[4],
                        const float *fixed, float *logits) {
     const struct pq_codebook *p = view->p;
@@ -110,14 +110,15 @@ PQ_KERNELS(score_fewer_bits)
 
 /* ---- Values: the lanes are 16 channels, the bytes four tokens ------------------------------------------------------------ */
 
-/* Centroids of four channels to x[4], part l of x[r] having tokens 16 l + 4 r to 16 l + 4 r + 3, a channel in each dword. */
+/* Looks up the centroids of four channels, x[4], part l of x[r] having tokens 16 l + 4 r to 16 l + 4 r + 3, a channel in each
+ * dword. */
 INLINE void transpose_four(size_t quarters, struct reader *reader, __m512i *x) {
     __m512i at[4];
     UNROLL for (size_t i = 0; i < 4; i++) at[i] = next_channel(quarters, reader);
     transpose_fours(at, x);
 }
 
-/* Part l of four registers to out[l]: 16 channels of four tokens. */
+/* Moves part l of four registers to out[l]: 16 channels of four tokens. */
 INLINE void gather_parts(__m512i a, __m512i b, __m512i c, __m512i d, __m512i *out) {
     __m512i even_ab = _mm512_shuffle_i32x4(a, b, 0x88), odd_ab = _mm512_shuffle_i32x4(a, b, 0xdd);
     __m512i even_cd = _mm512_shuffle_i32x4(c, d, 0x88), odd_cd = _mm512_shuffle_i32x4(c, d, 0xdd);

@@ -1,9 +1,8 @@
-/* Code that the AVX-512 files of this folder share: look-ups in registers, centroids of 8 bits as they are read, and weights as bytes.
- * avx512.c chooses among the ways; the others hold one each:
+/* Has code that the AVX-512 files of this folder share: look-ups in registers, centroids of 8 bits as they are read, and weights as
+ * bytes. avx512.c chooses among the ways; the others hold one each:
  *     avx512_lut.c              tables of a query's inner products, looked up
  *     avx512_centroids_u8.c     centroids as bytes by channel (up to 8-bit codes)
- *     avx512_centroid_rows.c    centroids as bytes by row (longer codes)
- */
+ *     avx512_centroid_rows.c    centroids as bytes by row (longer codes) */
 #ifndef TERSE_BACKEND_CPU_KERNELS_PQ_AVX512_INTERNAL_H
 #define TERSE_BACKEND_CPU_KERNELS_PQ_AVX512_INTERNAL_H
 
@@ -16,8 +15,8 @@
 #include "backend/cpu/kernels/pq/each_query_count.h"
 #include "backend/cpu/kernels/pq/ops.h"
 
-/* A function of each file rather than one for all: with its body at hand, compilers know which registers a call leaves as they are,
- * and callers keep their sums in those. */
+/* Each file has such a function for itself: with its body at hand, compilers know which registers a call leaves as they are, and
+ * callers keep their sums in those. */
 #define LOCAL static __attribute__((noinline, unused))
 
 /* ---- Between the files --------------------------------------------------------------------------------------------------- */
@@ -51,7 +50,7 @@ struct codes {
  * 16 tokens in order. */
 enum order { AS_THEY_ARE, FOR_HALVES, FOR_I16, FOR_DWORDS };
 
-/* In memory: gcc 12 would make it of smaller numbers again and again. */
+/* This order lies in memory: gcc 12 would make it of smaller numbers again and again. */
 static const uint8_t order_for_i16[64] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
                                           11, 43, 12, 44, 13, 45, 14, 46, 15, 47, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53,
                                           22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
@@ -65,14 +64,14 @@ INLINE __m512i codes_in_order(enum order order, __m512i bytes) {
     return _mm512_permutexvar_epi8(_mm512_add_epi32(each, _mm512_set1_epi32(0x30201000)), bytes);
 }
 
-/* codes[64] of fewer than eight bits, a byte each. */
+/* Reads codes[64] of fewer than eight bits, a byte each. */
 LOCAL void codes_to_bytes(const uint8_t *planes, unsigned bits, uint8_t *bytes) {
     uint16_t words[PAGE_TOKENS];
     code_planes_read(planes, bits, words);
     for (size_t t = 0; t < PAGE_TOKENS; t++) bytes[t] = (uint8_t)words[t];
 }
 
-/* code[64] by byte: of eight bits, for a table of four quarters, as they lie. */
+/* Loads code[64] by byte: those of eight bits, for a table of four quarters, as they lie. */
 INLINE struct codes codes_load(size_t quarters, const struct pq_codebook *p, const void *page, size_t m, enum order order) {
     const size_t part = PAGE_PQ_PART(quarters == 4 ? 8 : p->bits);
     const uint8_t *planes = (const uint8_t *)page + m * part;
@@ -86,7 +85,7 @@ INLINE struct codes codes_load(size_t quarters, const struct pq_codebook *p, con
     return codes;
 }
 
-/* 64 look-ups in a table of 64 `quarters` bytes. */
+/* Does 64 look-ups in a table of 64 `quarters` bytes. */
 INLINE __m512i codes_look_up(size_t quarters, const struct codes *codes, const uint8_t *table) {
     const __m512i bytes = codes->bytes, first = _mm512_loadu_si512(table);
     if (quarters == 1) return _mm512_permutexvar_epi8(bytes, first);
@@ -99,14 +98,14 @@ INLINE __m512i codes_look_up(size_t quarters, const struct codes *codes, const u
 /* ---- Centroids of 8 bits: an instruction adds to each of 16 numbers four products of bytes, centroids times what they are
  * multiplied by as fixed point (lanes/avx512_fixed.h) ---- */
 
-/* sum + four 8-bit centroids times four bytes in each dword. From intrinsics, gcc 12 expands the bytes to whole registers in memory
- * before the loop. */
+/* Adds to sum four 8-bit centroids times four bytes in each dword. From intrinsics, gcc 12 expands the bytes to whole registers in
+ * memory before the loop. */
 INLINE __m512i add_u8_products(__m512i sum, __m512i u8, const int8_t *four) {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(u8), "m"(*(const char(*)[4])four));
     return sum;
 }
 
-/* A page, as the kernels for each number of queries get it. */
+/* A page_view is a page as the kernels for each number of queries get it. */
 struct page_view {
     const struct pq_codebook *p;
     const void *page;
@@ -114,7 +113,7 @@ struct page_view {
 
 #define U8_CHANNELS 16 /* that are looked up, transposed and then multiplied together */
 
-/* Reads the centroids of one channel after another. */
+/* A reader reads the centroids of one channel after another. */
 struct reader {
     const struct pq_codebook *p;
     const void *page;
@@ -135,7 +134,7 @@ INLINE __m512i next_channel(size_t quarters, struct reader *reader) {
     return u8;
 }
 
-/* A reader of the channels from the c-th on. */
+/* Makes a reader of the channels from the c-th on. */
 INLINE struct reader reader_at(size_t quarters, const struct pq_codebook *p, const void *page, enum order order, size_t c) {
     struct reader reader = {
         .p = p, .page = page, .table = p->centroids_u8 + c * 64 * quarters, .part = c / p->width, .order = order};
@@ -177,7 +176,7 @@ INLINE void all_weights_to_bytes(size_t G, size_t planes, const float *weights, 
         weights_to_bytes(planes, weights + g * PAGE_TOKENS, bytes->of[g][0], &bytes->step[g], &bytes->sum[g]);
 }
 
-/* acc[G][hd] += 16 channels from c on: sums of centroids times the weights' high and low bytes, or, of one plane, times whole
+/* Adds to acc[G][hd] 16 channels from c on: sums of centroids times the weights' high and low bytes, or, of one plane, times whole
  * weights. */
 INLINE void add_accumulated(size_t G, size_t planes, const struct pq_codebook *p, size_t c, const __m512i *high, const __m512i *low,
                             const struct weights_bytes *bytes, float *acc) {

@@ -1,4 +1,4 @@
-/* Look-up of a query's inner products with all centroids, in registers, with AVX-512. */
+/* Looks up a query's inner products with all centroids, in registers, with AVX-512. */
 #include "backend/cpu/kernels/pq/avx512_internal.h"
 
 #include <math.h>
@@ -7,16 +7,15 @@
 #define LOOK_UP_QUERIES 4 /* that are scored together: four sums each */
 
 /* Tables are fixed point of 16 bits. An entry is (product - the sub-vector's least) / step, the step that of the query's widest
- * sub-vector. Low and high bytes are summed apart, each in 16 bits: 256 sub-vectors come to 255 * 256 at most, and all to less than
- * 2^24, which a float holds. Tables: u8 [parts][G][2][entries] and, behind what pq_table_floats would be without them, float
- * step[G], base[G], the sums of the leasts.
- */
+ * sub-vector. Low and high bytes are summed apart, each in 16 bits: 256 sub-vectors sum to 255 * 256 at most, and all bytes to less
+ * than 2^24, which a float holds. Tables: u8 [parts][G][2][entries] and, behind what pq_table_floats would be without them, float
+ * step[G], base[G], the sums of the leasts. */
 
 static float *table_scales(const struct pq_codebook *p, size_t G, float *tables) {
     return tables + pq_table_floats(p, G) - 2 * pq_stride(G);
 }
 
-/* Channel c of the 64 centroids from the j-th on, in the order that unpacking bytes leaves them in: x[4]. */
+/* Converts channel c of the 64 centroids from the j-th on to floats, in the order that unpacking bytes leaves them in: x[4]. */
 static void centroid_floats(const struct pq_codebook *p, size_t c, size_t j, __m512 *x) {
     size_t plane = PQ_CHANNEL_ENTRIES(p->bits);
     const uint8_t *from = p->centroids_u8 ? p->centroids_u8 + c * plane + j : p->byte_planes + c * 2 * plane + j;
@@ -30,7 +29,7 @@ static void centroid_floats(const struct pq_codebook *p, size_t c, size_t j, __m
     }
 }
 
-/* The products of 64 centroids of sub-vector m with q[width]. */
+/* Computes the products of 64 centroids of sub-vector m with q[width]. */
 static void products(const struct pq_codebook *p, size_t m, size_t j, const float *q, __m512 *sum) {
     for (size_t v = 0; v < 4; v++) sum[v] = _mm512_setzero_ps();
     for (size_t i = 0; i < p->width; i++) {
@@ -40,7 +39,7 @@ static void products(const struct pq_codebook *p, size_t m, size_t j, const floa
     }
 }
 
-/* One entry of fixed point for each of 64 products: back to bytes as they were unpacked. */
+/* Writes one entry of fixed point for each of 64 products, as bytes again as they were unpacked. */
 static void to_fixed_point(const float *floats, __m512 least, __m512 inverse, uint8_t *low, size_t plane) {
     const __m512i byte = _mm512_set1_epi16(255);
     __m512i words[2];
@@ -81,7 +80,7 @@ void pq_avx512_prepare_lut(const struct pq_codebook *p, const float *q, size_t G
     float *step = table_scales(p, G, tables), *base = step + G, floats[256];
     uint8_t *bytes = (uint8_t *)tables;
     for (size_t g = 0; g < G; g++) query_products(p, q + g * hd, G, tables + g * entries, &step[g], &base[g]);
-    /* In place: what is written ends before what is still to be read. */
+    /* This works in place: the written bytes end before those that are still to be read. */
     for (size_t i = 0; i < p->parts * G; i++, bytes += 2 * entries) {
         float scale = step[i % G];
         __m512 least = _mm512_set1_ps(INFINITY), inverse = fixed_inverse(scale);
@@ -92,7 +91,7 @@ void pq_avx512_prepare_lut(const struct pq_codebook *p, const float *q, size_t G
     }
 }
 
-/* logits[64] of the sums of bytes: as 16-bit sums with the odd tokens' bytes above them, and of the odd tokens alone. */
+/* Writes logits[64] of the sums of bytes: as 16-bit sums with the odd tokens' bytes above them, and of the odd tokens alone. */
 static void sums_to_logits(const __m512i *sum, float step, float base, float *logits) {
     const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     const __m512i last = _mm512_add_epi32(first, _mm512_set1_epi32(8));
@@ -113,7 +112,7 @@ static void sums_to_logits(const __m512i *sum, float step, float base, float *lo
     }
 }
 
-/* n queries of G, whose first table is at `table`. */
+/* Looks up for n queries of G, whose first table is at `table`. */
 INLINE void look_up_planes(size_t n, size_t quarters, const struct pq_codebook *p, const uint8_t *table, size_t G,
                            const float *step, const void *page, float *logits) {
     __m512i sum[LOOK_UP_QUERIES][4];

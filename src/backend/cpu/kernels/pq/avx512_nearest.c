@@ -1,4 +1,4 @@
-/* Nearest centroids with AVX-512: the parameters of pq/nearest_template.h. */
+/* Finds nearest centroids with AVX-512: has the parameters of pq/nearest_template.h. */
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>

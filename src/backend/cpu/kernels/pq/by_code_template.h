@@ -1,9 +1,9 @@
-/* Template: look-up tables and code sums of N queries at once; a row holds all queries' numbers of one centroid. Included by
- * pq/template.h for N = 1, 2, 4 and 8. Parameter: N, which is undefined at the end. */
+/* This template makes look-up tables and code sums of N queries at once; a row holds all queries' numbers of one centroid.
+ * pq/template.h includes it for N = 1, 2, 4 and 8. Its parameter is N, which is undefined at the end. */
 typedef float PASTE(row, N) __attribute__((vector_size(4 * N), aligned(4), may_alias));
 
-/* sum[64][N] += the rows that the codes point to; four sub-vectors at a time, so that a sum is fetched and put back once for all.
- */
+/* Adds to sum[64][N] the rows that the codes point to, of four sub-vectors at a time, so that a sum is loaded and stored once for
+ * all four. */
 static void PASTE(look_up, N)(const struct pq_codebook *p, const float *tables, uint32_t (*offsets)[PAGE_TOKENS], float *sum) {
     typedef PASTE(row, N) row;
     size_t table = PQ_CHANNEL_ENTRIES(p->bits) * N, m = 0;
@@ -19,7 +19,7 @@ static void PASTE(look_up, N)(const struct pq_codebook *p, const float *tables, 
         for (size_t t = 0; t < PAGE_TOKENS; t++) *(row *)(sum + t * N) += *(const row *)(tables + offsets[m][t]);
 }
 
-/* code_sums += weights[64][N] by code. */
+/* Adds weights[64][N] to code_sums by code. */
 static void PASTE(accumulate_by_code, N)(const struct pq_codebook *p, const float *weights, const void *page, float *code_sums) {
     typedef PASTE(row, N) row;
     uint32_t offsets[PAGE_TOKENS];
@@ -29,7 +29,7 @@ static void PASTE(accumulate_by_code, N)(const struct pq_codebook *p, const floa
     }
 }
 
-/* table[2^bits][N]: the products of the m-th sub-vector's centroids with q[width][N]. */
+/* Makes table[2^bits][N], the products of the m-th sub-vector's centroids with q[width][N]. */
 static void PASTE(prepare, N)(const struct pq_codebook *p, size_t m, const float *q, float *table) {
     typedef PASTE(row, N) row;
     float floats[SOME_CENTROIDS * PQ_WIDTH_MAX];
@@ -42,7 +42,7 @@ static void PASTE(prepare, N)(const struct pq_codebook *p, size_t m, const float
     }
 }
 
-/* sum[width][N]: the m-th sub-vector's centroids by code_sums[2^bits][N]. */
+/* Computes sum[width][N], the m-th sub-vector's centroids times code_sums[2^bits][N]. */
 static void PASTE(finish, N)(const struct pq_codebook *p, size_t m, const float *code_sums, float *sum) {
     typedef PASTE(row, N) row;
     float floats[SOME_CENTROIDS * PQ_WIDTH_MAX];

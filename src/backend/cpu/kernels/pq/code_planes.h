@@ -1,5 +1,5 @@
-/* Codes of 4 to 12 bits in and out of their planes, for every instruction set; the layout is page_layout.h's. Plain loops over
- * whole words, which compilers turn into vector code. */
+/* Reads and writes codes of 4 to 12 bits in their planes, for every instruction set; page_layout.h has the layout. The functions
+ * are plain loops over whole words, which compilers turn into vector code. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_PQ_CODE_PLANES_H
 #define TERSE_BACKEND_CPU_KERNELS_PQ_CODE_PLANES_H
 
@@ -45,7 +45,7 @@ static inline void code_plane_1(const uint8_t *plane, unsigned done, uint16_t *c
     memcpy(codes, fours, sizeof fours);
 }
 
-/* The planes of a sub-vector to codes[64]. */
+/* Reads the planes of a sub-vector to codes[64]. */
 static inline void code_planes_read(const uint8_t *planes, unsigned bits, uint16_t *codes) {
     unsigned done = 0;
     if (bits & 8) {
@@ -68,7 +68,7 @@ static inline void code_planes_read(const uint8_t *planes, unsigned bits, uint16
     if (bits & 1) code_plane_1(planes, done, codes);
 }
 
-/* codes[64] of `bits` bits to the planes, all of whose bytes are written. */
+/* Writes codes[64] of `bits` bits to the planes, all of whose bytes are written. */
 static inline void code_planes_write(const uint16_t *codes, unsigned bits, uint8_t *planes) {
     memset(planes, 0, PAGE_PQ_PART(bits));
     for (unsigned part = 8, done = 0; part; part /= 2) {

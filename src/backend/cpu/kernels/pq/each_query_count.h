@@ -1,4 +1,5 @@
-/* Kernels of pq for each number of queries (kernels/query_counts.h). Parameters, which the lanes bring: ISA, MOST_QUERIES. */
+/* Makes kernels of pq for each number of queries (kernels/query_counts.h). Its parameters, which the lanes define, are ISA and
+ * MOST_QUERIES. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_PQ_EACH_QUERY_COUNT_H
 #define TERSE_BACKEND_CPU_KERNELS_PQ_EACH_QUERY_COUNT_H
 

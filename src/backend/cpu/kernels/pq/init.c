@@ -1,4 +1,4 @@
-/* The tables of the pq kernels. */
+/* Holds the tables of the pq kernels. */
 #include "backend/cpu/kernels/pq/init.h"
 
 #define OPS pq_ops

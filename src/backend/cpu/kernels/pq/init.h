@@ -1,4 +1,4 @@
-/* The functions that fill the tables of the pq kernels, for each instruction set. */
+/* Declares the functions that fill the tables of the pq kernels, for each instruction set. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_PQ_INIT_H
 #define TERSE_BACKEND_CPU_KERNELS_PQ_INIT_H
 

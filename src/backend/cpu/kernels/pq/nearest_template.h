@@ -1,5 +1,5 @@
-/* Template: the function `nearest` of pq/ops.h, for any vector instruction set. Included once by avx2_nearest.c, avx512_nearest.c and
- * neon_nearest.c. Parameters:
+/* This template implements the function `nearest` of pq/ops.h for any vector instruction set. avx2_nearest.c, avx512_nearest.c and
+ * neon_nearest.c include it once. Parameters:
  *
  *     ISA, LANES                 suffix of the function, floats in a vector
  *     ROWS                       rows that share one reading of the panel
@@ -9,10 +9,9 @@
  *     ivec_least_where(v, x, at) the least (unsigned) of at where v equals x
  *
  * The lanes are neighbouring centroids. A row's least values and where they were stay in registers, lane by lane, over a whole
- * panel and are reduced once at its end, so the products are never written to memory: reading them back for the minimum is what a
- * matrix product followed by a search would pay on top. Each value is half[j] minus its d products in order of channel by fused
- * multiply-add, whatever rows are taken together: the result does not depend on how rows are cut into calls.
- */
+ * panel and are reduced once at its end, so the products are never written to memory: a matrix product followed by a search would
+ * have to read them back for the minimum. Each value is half[j] minus its d products in order of channel by fused multiply-add,
+ * whatever rows are taken together: the result does not depend on how rows are cut into calls. */
 #include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/pq/init.h"
 
@@ -25,7 +24,7 @@ struct least {
     ivec at;
 };
 
-/* The least value, and of the lanes that have it the lowest centroid. */
+/* Stores the least value and, of the lanes that have it, the lowest centroid. */
 INLINE void least_store(const struct least *least, float *best, uint32_t *code) {
     float low = vec_least(least->value);
     if (!(low < *best)) return;
@@ -33,7 +32,7 @@ INLINE void least_store(const struct least *least, float *best, uint32_t *code) 
     *code = ivec_least_where(least->value, low, least->at);
 }
 
-/* s[r][w] -= x[r][i] times channel i of the centroids at `panel` */
+/* Computes s[r][w] -= x[r][i] times channel i of the centroids at `panel`. */
 INLINE void channel_add(size_t R, const float *x, size_t d, size_t i, const float *panel, size_t width, vec s[ROWS][WIDE]) {
     vec c[WIDE];
     UNROLL for (size_t w = 0; w < WIDE; w++) c[w] = vec_load(panel + i * width + w * LANES);
@@ -43,7 +42,7 @@ INLINE void channel_add(size_t R, const float *x, size_t d, size_t i, const floa
     }
 }
 
-/* R rows; D is d where it is known when compiling, else 0. */
+/* Searches for R rows; D is d where it is known when compiling, else 0. */
 INLINE void rows_search(size_t R, size_t D, const float *x, size_t d, const float *panel, const float *half, size_t width,
                         uint32_t first, float *best, uint32_t *code) {
     static const uint32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

@@ -1,4 +1,4 @@
-/* Product quantization with NEON (AArch64): the parameters of pq/template.h. */
+/* Implements product quantization with NEON (AArch64): has the parameters of pq/template.h. */
 #include "backend/cpu/kernels/lanes/neon.h"
 #include "backend/cpu/kernels/pq/init.h"
 

@@ -1,4 +1,4 @@
-/* Nearest centroids with NEON (AArch64): the parameters of pq/nearest_template.h. */
+/* Finds nearest centroids with NEON (AArch64): has the parameters of pq/nearest_template.h. */
 #include <arm_neon.h>
 #include <stddef.h>
 #include <stdint.h>

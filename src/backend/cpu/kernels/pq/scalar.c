@@ -7,7 +7,7 @@
 
 static size_t centroids(const struct pq_codebook *p) { return (size_t)1 << p->bits; }
 
-/* The codes of sub-vector m, and its centroids. */
+/* Read the codes of sub-vector m, and return its centroids. */
 static void read_codes(const struct pq_codebook *p, const void *page, size_t m, uint16_t *codes) {
     code_planes_read((const uint8_t *)page + m * PAGE_PQ_PART(p->bits), p->bits, codes);
 }
@@ -66,7 +66,7 @@ static void accumulate_pq_scalar(const struct pq_codebook *p, const float *weigh
     }
 }
 
-/* tables[parts][2^bits][pq_stride(G)] */
+/* Makes tables[parts][2^bits][pq_stride(G)]. */
 static void prepare_pq_scalar(const struct pq_codebook *p, const float *q, size_t G, float *tables) {
     for (size_t m = 0; m < p->parts; m++) {
         for (size_t j = 0; j < centroids(p); j++) {
@@ -93,7 +93,7 @@ static void look_up_pq_scalar(const struct pq_codebook *p, const float *tables, 
     }
 }
 
-/* code_sums[parts][2^bits][pq_stride(G)] */
+/* Adds to code_sums[parts][2^bits][pq_stride(G)]. */
 static void accumulate_by_code_pq_scalar(const struct pq_codebook *p, const float *weights, size_t G, const void *page,
                                          float *code_sums) {
     for (size_t m = 0; m < p->parts; m++) {

@@ -1,4 +1,4 @@
-/* Nearest centroids, the reference: one row and one centroid at a time. */
+/* Has the reference for nearest centroids: one row and one centroid at a time. */
 #include "backend/cpu/kernels/pq/init.h"
 
 static void nearest_scalar(const float *x, size_t n, size_t d, const float *panel, const float *half, size_t width, uint32_t first,

@@ -1,5 +1,5 @@
-/* Template: product quantization for any vector instruction set. Included once by avx2.c, avx512.c and neon.c; fill_pq(ops) comes
- * out. Parameters, besides those of lanes/sums_template.h:
+/* This template implements product quantization for any vector instruction set. avx2.c, avx512.c and neon.c include it once; it
+ * defines fill_pq(ops). Parameters, besides those of lanes/sums_template.h:
  *
  *     DECODE_CHUNK                   if there is a better way than decode_by_rows below
  *     wide, WIDE_PARTS               a register of 16-bit numbers, and how many parts of eight numbers it has
@@ -9,8 +9,7 @@
  * Centroids are wanted by channel for keys (a logit is a sum over channels) but lie by row: a token's row is copied in pieces of up
  * to eight channels, a batch of tokens is transposed in registers, and the result is keys in half precision in the layout of f16, a
  * chunk of channels at a time, which stays in the first-level cache and is multiplied by all queries there. Copying row by row
- * costs two loads a piece; gathers cost as much for each number, and more than that on many processors.
- */
+ * costs two loads a piece; gathers cost as much for each number, and more than that on many processors. */
 #include "backend/cpu/kernels/lanes/sums_template.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
@@ -56,13 +55,13 @@ static void pq_all_offsets(const struct pq_codebook *p, const void *page, size_t
     for (size_t m = 0; m < p->parts; m++) pq_offsets(p, page, m, step, offsets[m]);
 }
 
-/* Sub-vectors of a chunk: about CHUNK_CHANNELS / 2 channels. */
+/* Returns how many sub-vectors a chunk has: about CHUNK_CHANNELS / 2 channels. */
 static size_t chunk_parts(const struct pq_codebook *p) { return p->width * 2 < CHUNK_CHANNELS ? CHUNK_CHANNELS / 2 / p->width : 1; }
 
 /* ---- Rows to channels ---------------------------------------------------------------------------------------------------- */
 
-/* Copies `unit` channels of the rows of BATCH tokens to where unpacking them brings tokens 8 l to 8 l + 7 to part l of a register:
- * of eight tokens the k-th is the one found by following the unpacking below backwards. */
+/* Copies `unit` channels of the rows of BATCH tokens to where unpacking brings tokens 8 l to 8 l + 7 to part l of a register. Of
+ * eight tokens the k-th is found by following the unpacking below backwards. */
 INLINE void copy_pieces(size_t unit, const uint16_t *rows, const uint32_t *offsets, uint16_t *pieces) {
     for (size_t l = 0; l < WIDE_PARTS; l++, offsets += 8, pieces += 8) {
         UNROLL for (size_t k = 0; k < 8; k++) {
@@ -108,8 +107,8 @@ INLINE void unpack_2(const wide *x, wide *out) {
     out[1] = wide_high_64(c, d);
 }
 
-/* Sub-vectors [m, m + n) to halves[...][64], `unit` channels at a time: first all copies, then all unpacking, since loading what
- * was just stored in smaller pieces would wait for the stores to reach the cache. */
+/* Decodes sub-vectors [m, m + n) to halves[...][64], `unit` channels at a time: first all copies, then all unpacking, since loading
+ * what was just stored in smaller pieces would wait for the stores to reach the cache. */
 INLINE void decode_pieces(size_t unit, const struct pq_codebook *p, const void *page, size_t m, size_t n, uint16_t *halves) {
     uint16_t pieces[CHUNK_CHANNELS * PAGE_TOKENS], *piece = pieces;
     uint32_t offsets[PAGE_TOKENS];
@@ -168,7 +167,7 @@ struct decoded {
     bool first;
 };
 
-/* logits[G][64] (+)= <q[G][channels of hd], halves> */
+/* Computes logits[G][64] (+)= <q[G][channels of hd], halves>. */
 INLINE void score_halves(size_t G, const void *what, const float *q, float *logits) {
     const struct decoded *decoded = what;
     const size_t W = TILE(G);
@@ -186,7 +185,7 @@ INLINE void score_halves(size_t G, const void *what, const float *q, float *logi
 
 PQ_KERNELS(score_halves)
 
-/* A chunk is decoded and multiplied by all queries before the next. */
+/* Scores a page: a chunk is decoded and multiplied by all queries before the next. */
 static void PASTE(score_pq, ISA)(const struct pq_codebook *p, const float *q, size_t G, const void *page, float *logits) {
     uint16_t halves[CHUNK_CHANNELS * PAGE_TOKENS];
     size_t hd = pq_channels(p);
@@ -209,7 +208,7 @@ INLINE void copy_rows(size_t unit, const uint16_t *rows, size_t width, const uin
     }
 }
 
-/* halves[64][hd] */
+/* Decodes halves[64][hd]. */
 static void decode_rows(const struct pq_codebook *p, const void *page, uint16_t *halves) {
     uint32_t offsets[PAGE_TOKENS];
     size_t hd = pq_channels(p), width = p->width;
@@ -241,7 +240,7 @@ struct values {
     const uint16_t *rows;             /* or else halves[64][hd] */
 };
 
-/* W vectors of each token's value, from the v-th on. */
+/* Accumulates W vectors of each token's value, from the v-th on. */
 INLINE void accumulate_stripe(size_t G, size_t W, bool whole, const struct values *values, size_t v, const float *weights,
                               float *acc) {
     const struct pq_codebook *p = values->p;
@@ -310,13 +309,12 @@ static void some_centroids(const struct pq_codebook *p, size_t m, size_t first, 
 #define N 8
 #include "backend/cpu/kernels/pq/by_code_template.h"
 
-/* Columns beyond eight queries go eight at a time: tables and code sums then lie eight together, [stride /
- * 8][parts][2^bits][8].
- */
+/* Returns how many columns lie together. Those beyond eight queries go eight at a time: tables and code sums are then [stride /
+ * 8][parts][2^bits][8]. */
 static size_t columns_together(size_t G) { return pq_stride(G) < 8 ? pq_stride(G) : 8; }
 static size_t floats_of_columns(const struct pq_codebook *p, size_t n) { return p->parts * PQ_CHANNEL_ENTRIES(p->bits) * n; }
 
-/* rows[n][columns] of G <= n rows in[G][columns], `stride` apart, transposed to out[columns][n]. */
+/* Transposes rows[n][columns] of G <= n rows in[G][columns], `stride` apart, to out[columns][n]. */
 static void transpose_queries(const float *in, size_t G, size_t columns, size_t stride, size_t n, float *out) {
     for (size_t g = 0; g < n; g++)
         for (size_t i = 0; i < columns; i++) out[i * n + g] = g < G ? in[g * stride + i] : 0;

@@ -1,5 +1,6 @@
-/* kivi of 4 and 2 bits with AVX2, by products of int16 (lanes/avx2_i16.h): a query times a channel's scales, and a weight times a
- * token's, are fixed point, made for each page. Codes count from 0; the zero points contribute a sum of their own. */
+/* Implements kivi of 4 and 2 bits with AVX2, by products of int16 (lanes/avx2_i16.h): a query times a channel's scales, and a
+ * weight times a token's, are fixed point, made for each page. Codes count from 0; the zero points contribute a sum of their
+ * own. */
 #include "backend/cpu/kernels/lanes/avx2_i16.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/scaled/init.h"
@@ -10,7 +11,7 @@
 
 #define HALVES (PAGE_TOKENS / SCALE_GROUP) /* groups of tokens that share scales */
 
-/* Queries times the scales of a group of tokens, and <query, zeros>. */
+/* A `scaled` holds queries times the scales of a group of tokens, and <query, zeros>. */
 struct scaled {
     int16_t i16[TOGETHER][KERNELS_MOST_CHANNELS];
     float step[TOGETHER], base[TOGETHER];
@@ -38,8 +39,8 @@ INLINE void scale_queries(size_t G, const float *q, const float *scale, const fl
     }
 }
 
-/* 16 tokens whose codes begin at bit `shift` of bytes: of 4 bits in 32 bytes of a row, in two parts, the first eight from token
- * `at` on; of 2 bits in the pairs of rows. */
+/* Scores 16 tokens whose codes begin at bit `shift` of bytes: of 4 bits in 32 bytes of a row, in two parts, the first eight from
+ * token `at` on; of 2 bits in the pairs of rows. */
 INLINE void score_sixteen(size_t G, int bits, int shift, const struct scaled *s, size_t hd, const uint8_t *codes,
                           const __m256i *pairs, size_t at, float *logits) {
     pair_sums sum;
@@ -93,13 +94,13 @@ static void score_kivi_2_avx2(const float *q, size_t G, size_t hd, const void *p
 
 /* ---- Values: the lanes are 16 channels, a dword has two tokens ----------------------------------------------------------- */
 
-/* Weights times scales of 32 channels, and the sums of weights times zeros. */
+/* A group holds weights times scales of 32 channels, and the sums of weights times zeros. */
 struct group {
     struct scaled_weights weights;
     float base[TOGETHER];
 };
 
-/* Scales and zeros of 64 tokens as floats. */
+/* A scales holds the scales and zeros of 64 tokens as floats. */
 struct scales {
     __m256 scale[MOST_GROUPS][PAGE_TOKENS / LANES], zero[MOST_GROUPS][PAGE_TOKENS / LANES];
 };
@@ -131,7 +132,7 @@ INLINE void scale_groups(size_t G, const float *weights, const struct rows *rows
     }
 }
 
-/* Codes from bit `shift` on of pairs, or of rows of bytes; of channels c to c + 7 and those `apart` more on. */
+/* Accumulates codes from bit `shift` on of pairs, or of rows of bytes; of channels c to c + 7 and those `apart` more on. */
 INLINE void accumulate_sixteen(size_t G, int bits, int shift, const struct group *w, const uint8_t *bytes, const __m256i *pairs,
                                size_t hd, size_t c, float *acc) {
     const struct group *group = w + c / SCALE_GROUP;
@@ -149,7 +150,7 @@ INLINE void accumulate_sixteen(size_t G, int bits, int shift, const struct group
         pair_sums_store(sum[g], group->weights.step[g], group->base[g], true, bits == 8 ? 16 : 8, acc + g * hd + c);
 }
 
-/* 2-bit codes whose sixteen bytes would reach beyond 32 channels: bytes [64][hd] first. */
+/* Accumulates 2-bit codes whose sixteen bytes would reach beyond 32 channels: unpacks them to bytes [64][hd] first. */
 INLINE void accumulate_bytes(size_t G, const struct group *w, const struct rows *rows, size_t hd, float *acc) {
     uint8_t bytes[PAGE_TOKENS * KERNELS_MOST_CHANNELS];
     spread_codes(rows, hd, bytes);

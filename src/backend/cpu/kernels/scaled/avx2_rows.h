@@ -1,4 +1,4 @@
-/* Packed rows of tokens with AVX2, sixteen bytes of eight tokens at a time: what sign's keys and kivi's values share. Included
+/* Reads packed rows of tokens with AVX2, sixteen bytes of eight tokens at a time, for sign's keys and kivi's values. It is included
  * after lanes/avx2_i16.h. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_SCALED_AVX2_ROWS_H
 #define TERSE_BACKEND_CPU_KERNELS_SCALED_AVX2_ROWS_H
@@ -10,7 +10,7 @@ INLINE __m256i two_parts(const uint8_t *first, const uint8_t *second) {
     return _mm256_inserti128_si256(x, _mm_loadu_si128((const __m128i *)second), 1);
 }
 
-/* Dwords [0, 4) of eight tokens' rows: to[d] has dword d of all. */
+/* Transposes dwords [0, 4) of eight tokens' rows: to[d] has dword d of all. */
 INLINE void transpose_four(const uint8_t *from, size_t length, __m256i *to) {
     __m256i a = two_parts(from, from + 4 * length), b = two_parts(from + length, from + 5 * length);
     __m256i c = two_parts(from + 2 * length, from + 6 * length), d = two_parts(from + 3 * length, from + 7 * length);
@@ -22,7 +22,8 @@ INLINE void transpose_four(const uint8_t *from, size_t length, __m256i *to) {
     to[3] = _mm256_unpackhi_epi64(f, h);
 }
 
-/* Pairs of eight tokens from the t-th on, to[4 + b] being the b-th. The last sixteen bytes of a row may begin within its codes. */
+/* Transposes the pairs of eight tokens from the t-th on, to[4 + b] being the b-th. The last sixteen bytes of a row may begin within
+ * its codes. */
 INLINE void transpose_pairs(const struct rows *rows, size_t t, __m256i *to) {
     for (size_t from = rows->codes; from < rows->length; from += 16) {
         size_t at = SMALLER(from, rows->length - 16);
@@ -30,7 +31,7 @@ INLINE void transpose_pairs(const struct rows *rows, size_t t, __m256i *to) {
     }
 }
 
-/* The low halves of dwords, as floats. */
+/* Converts the low halves of dwords to floats. */
 INLINE __m256 low_halves(__m256i x) {
     const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1, 0, 1, 4, 5, 8, 9, 12, 13, -1,
                                            -1, -1, -1, -1, -1, -1, -1);

@@ -1,5 +1,5 @@
-/* Keys of codec sign with AVX2, by products of int16 (lanes/avx2_i16.h): a query times alpha is fixed point. The lanes are eight
- * tokens; a dword holds two channels. */
+/* Reads keys of codec sign with AVX2, by products of int16 (lanes/avx2_i16.h): a query times alpha is fixed point. The lanes are
+ * eight tokens; a dword holds two channels. */
 #include "backend/cpu/kernels/lanes/avx2_i16.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/scaled/init.h"
@@ -8,8 +8,8 @@
 
 #define TOKENS 8
 
-/* Tables of a query: of q alpha, of each four channels the even ones first, as they come out of packed bytes; and after the step
- * <q, mean>. */
+/* Makes the tables of a query: of q alpha, of each four channels the even ones first, as unpacking bytes gives them; and after the
+ * step <q, mean>. */
 static void prepare_sign_avx2(const float *q, const float *mean, const float *alpha, size_t G, size_t hd, float *tables) {
     for (size_t g = 0; g < G; g++, q += hd, tables += sign_table_floats(hd)) {
         __m256 x[KERNELS_MOST_CHANNELS / LANES], sum = _mm256_setzero_ps();
@@ -23,7 +23,7 @@ static void prepare_sign_avx2(const float *q, const float *mean, const float *al
     }
 }
 
-/* The part of a page that is read for eight tokens. */
+/* An `eight` is the part of a page that is read for eight tokens. */
 struct eight {
     const uint8_t *signs;
     __m256i codes[KERNELS_MOST_CHANNELS / 16], pairs[4 + MOST_GROUPS];
@@ -31,14 +31,14 @@ struct eight {
     int shift;
 };
 
-/* Channels' bits of a plane, which dword t has of token t as four bytes alike: -1 or 1 for each of two, by their place in 16
- * bits. */
+/* Turns channels' bits of a plane, of which dword t has token t's as four equal bytes, into -1 or 1 for each of two channels, by
+ * their place in 16 bits. */
 INLINE __m256i signs_of(__m256i plane, int32_t bits) {
     __m256i minus = _mm256_cmpeq_epi16(_mm256_and_si256(plane, _mm256_set1_epi32(bits)), _mm256_setzero_si256());
     return _mm256_or_si256(minus, _mm256_set1_epi16(1));
 }
 
-/* Four channels: bits of the even ones and of the odd ones. */
+/* Adds four channels: `even` has the bits of the even ones, and those of the odd ones follow. */
 INLINE void add_four(size_t G, __m256i plane, __m256i codes, int32_t even, const int16_t *q, size_t apart, pair_sums sum) {
     UNROLL for (size_t odd = 0; odd < 2; odd++) {
         __m256i x[2];

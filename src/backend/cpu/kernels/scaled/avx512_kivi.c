@@ -1,5 +1,6 @@
-/* kivi of 4 and 2 bits with AVX-512, by products of bytes (lanes/avx512_i8.h): a query times a channel's scales, and a weight times
- * a token's, are fixed point, made for each page. Codes count from 0; the zero points contribute a sum of their own. */
+/* Implements kivi of 4 and 2 bits with AVX-512, by products of bytes (lanes/avx512_i8.h): a query times a channel's scales, and a
+ * weight times a token's, are fixed point, made for each page. Codes count from 0; the zero points contribute a sum of their
+ * own. */
 #include "backend/cpu/kernels/lanes/avx512_i8.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/scaled/init.h"
@@ -10,15 +11,15 @@
 
 #define HALVES (PAGE_TOKENS / SCALE_GROUP) /* groups of tokens that share scales */
 
-/* Queries times the scales of a group of tokens, a byte each, channels by place_of within each 64, and their sum; and <query, keys of
- * the middle code>, exactly, so that rounding a query matters for what a code is off the middle alone. */
+/* A `scaled` holds queries times the scales of a group of tokens, a byte each, channels by place_of within each 64, and their sum;
+ * and <query, keys of the middle code>, exactly, so that rounding a query matters only for a code's distance from the middle. */
 struct scaled {
     _Alignas(64) int8_t bytes[KERNELS_MOST_CHANNELS / PAGE_TOKENS][TOGETHER][PAGE_TOKENS];
     float step[TOGETHER], base[TOGETHER];
     int32_t sum[TOGETHER];
 };
 
-/* Twice the middle code. */
+/* Returns twice the middle code. */
 INLINE int most_code(unsigned bits) { return (1 << bits) - 1; }
 
 INLINE void scale_queries(size_t G, unsigned bits, const float *q, const float *scale, const float *zero, size_t hd,
@@ -50,7 +51,8 @@ INLINE void scale_queries(size_t G, unsigned bits, const float *q, const float *
     _mm_storeu_si128((__m128i *)s->sum, _mm_castps_si128(join_lanes(WHOLE_SUM, G, wholes)));
 }
 
-/* Codes of four channels: to[h][part] are those of tokens 32 h + 16 part to 32 h + 16 part + 15, of h = 1 sixteen times them. */
+/* Reads the codes of four channels: to[h][part] are those of tokens 32 h + 16 part to 32 h + 16 part + 15, for h = 1 sixteen times
+ * them. */
 INLINE void four_keys(unsigned bits, const uint8_t *codes, __m512i (*to)[2]) {
     const __m512i low = _mm512_set1_epi8((char)((1 << bits) - 1)), high = _mm512_slli_epi32(low, 4);
     const __m512i first =
@@ -130,13 +132,13 @@ static void score_kivi_2_avx512(const float *q, size_t G, size_t hd, const void 
 
 /* ---- Values: the lanes are 16 channels, the bytes four tokens ------------------------------------------------------------ */
 
-/* Weights times scales of 32 channels, and the sums of weights times zeros. */
+/* A group holds weights times scales of 32 channels, and the sums of weights times zeros. */
 struct group {
     struct scaled_weights weights;
     float base[TOGETHER];
 };
 
-/* Scales and zeros of 64 tokens as floats. */
+/* A scales holds the scales and zeros of 64 tokens as floats. */
 struct scales {
     __m512 scale[MOST_GROUPS][4], zero[MOST_GROUPS][4];
 };
@@ -168,8 +170,8 @@ INLINE void scale_groups(size_t G, size_t planes, const float *weights, const st
     }
 }
 
-/* Two codes of those that 16 bytes of rows hold, as `bits` say from bit `shift` on; of bytes (8) those of 16 and the next 16. They
- * are of channels from first and second on. */
+/* A two_codes is two of the codes that 16 bytes of rows hold, as `bits` say from bit `shift` on; for bytes (8) those of 16 bytes
+ * and of the next 16. They are of channels from first and second on. */
 struct two_codes {
     const uint8_t *rows;
     size_t length, first, second;
@@ -206,7 +208,7 @@ INLINE void accumulate_two(size_t G, int bits, size_t planes, const struct group
     }
 }
 
-/* 2-bit codes whose sixteen bytes would reach beyond 32 channels: bytes [64][hd] first. */
+/* Accumulates 2-bit codes whose sixteen bytes would reach beyond 32 channels: unpacks them to bytes [64][hd] first. */
 INLINE void accumulate_bytes(size_t G, size_t planes, const struct group *w, const struct rows *rows, size_t hd, float *acc) {
     uint8_t bytes[PAGE_TOKENS * KERNELS_MOST_CHANNELS];
     spread_codes(rows, hd, bytes);

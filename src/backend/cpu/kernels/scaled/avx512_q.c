@@ -1,5 +1,5 @@
-/* q8_0 and q4_0 with AVX-512, by products of bytes (lanes/avx512_i8.h): a query's numbers, and weights times scales, are fixed
- * point. Codes are multiplied as unsigned bytes, from 0 on; what that adds is subtracted by the sum of the numbers they are
+/* Implements q8_0 and q4_0 with AVX-512, by products of bytes (lanes/avx512_i8.h): a query's numbers, and weights times scales, are
+ * fixed point. Codes are multiplied as unsigned bytes, from 0 on; the surplus is subtracted by the sum of the numbers they are
  * multiplied by. */
 #include "backend/cpu/kernels/lanes/avx512_i8.h"
 #include "backend/cpu/kernels/limits.h"
@@ -34,10 +34,10 @@ INLINE void four_channels(const uint8_t *rows, size_t half, __m512i *to) {
     to[1] = _mm512_unpackhi_epi16(low, high);
 }
 
-/* Logits of half the tokens, in the order of four_channels. */
+/* A half_logits has the logits of half the tokens, in the order of four_channels. */
 typedef __m512 half_logits[TOGETHER][2];
 
-/* Scales of the same tokens in the same order. */
+/* Loads the scales of the same tokens in the same order. */
 INLINE void token_scales(const uint16_t *scale, size_t half, __m512 *to) {
     const __m512i order = _mm512_add_epi64(_mm512_setr_epi64(0, 4, 8, 12, 1, 5, 9, 13), _mm512_set1_epi64(2 * (int)half));
     __m512i x = _mm512_permutex2var_epi64(_mm512_loadu_si512(scale), order, _mm512_loadu_si512(scale + 32));
@@ -45,7 +45,7 @@ INLINE void token_scales(const uint16_t *scale, size_t half, __m512 *to) {
     to[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1));
 }
 
-/* And logits back in the order of tokens. */
+/* Stores logits in the order of tokens again. */
 INLINE void store_logits(const __m512 *x, size_t half, float *logits) {
     const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
     __m512d a = _mm512_castps_pd(x[0]), b = _mm512_castps_pd(x[1]);
@@ -57,7 +57,7 @@ INLINE void store_logits(const __m512 *x, size_t half, float *logits) {
     _mm256_storeu_ps(logits + 8 * half + 48, _mm512_extractf32x8_ps(high, 1));
 }
 
-/* Logits of q8_0 += those of the b-th 32 channels, rows[32][64], for half the tokens: sums of high and of low bytes. */
+/* Adds to the logits of q8_0 those of the b-th 32 channels, rows[32][64], for half the tokens: sums of high and of low bytes. */
 INLINE void score_bytes(size_t G, const uint8_t *rows, const uint16_t *scale, size_t half, const float *tables, size_t b, size_t hd,
                         half_logits logit) {
     const __m512i sign = _mm512_set1_epi8((char)ZERO_Q8_0);
@@ -126,7 +126,8 @@ INLINE void score_nibbles(size_t G, const uint8_t *rows, const uint16_t *scale, 
     }
 }
 
-/* Scores with q8_0 both halves of 32 channels before the next 32, so that bytes that are read twice are near and memory is read in order. */
+/* Scores both halves of 32 channels of q8_0 before the next 32, so that bytes that are read twice are near and memory is read in
+ * order. */
 INLINE void score_codes(size_t G, bool nibbles, const float *tables, size_t hd, const void *page, float *logits) {
     const uint16_t *scale = page;
     const uint8_t *rows = (const uint8_t *)(scale + hd / SCALE_GROUP * PAGE_TOKENS);
@@ -166,7 +167,8 @@ static void score_q4_0_avx512(const float *tables, size_t G, size_t hd, const vo
 
 /* ---- Values: the lanes are 16 channels, the bytes four tokens ------------------------------------------------------------ */
 
-/* acc[G][32 of hd] += of rows `length` apart. `ahead` is the part of the page that these rows would fill if they lay together. */
+/* Adds to acc[G][32 of hd] the products of rows `length` apart. `ahead` is the part of the page that these rows would fill if they
+ * lay together. */
 INLINE void accumulate_group(size_t G, bool nibbles, size_t planes, const struct scaled_weights *w, const uint8_t *rows,
                              size_t length, const uint8_t *ahead, size_t hd, float *acc) {
     const __m512i fifteen = _mm512_set1_epi8(15), sign = _mm512_set1_epi8((char)ZERO_Q8_0);
@@ -174,7 +176,8 @@ INLINE void accumulate_group(size_t G, bool nibbles, size_t planes, const struct
     __m512i sum[TOGETHER][2][2];
     UNROLL for (size_t g = 0; g < G; g++) {
         sum[g][0][0] = sum[g][0][1] = sum[g][1][0] = sum[g][1][1] = _mm512_setzero_si512();
-        /* Without a sign, which may wrap: weights that are not finite, of a damaged page, make sums of any size. */
+        /* The product is computed without a sign, so that it may wrap: weights that are not finite, of a damaged page, make sums of
+         * any size. */
         sum[g][0][last] = _mm512_set1_epi32((int)((nibbles ? -(uint32_t)ZERO_Q4_0 : -(uint32_t)ZERO_Q8_0) * (uint32_t)w->sum[g]));
         sum[g][1][last] = nibbles ? _mm512_slli_epi32(sum[g][0][last], 4) : sum[g][0][last];
     }

@@ -1,5 +1,5 @@
-/* Keys of codec sign with AVX-512, by products of bytes (lanes/avx512_i8.h): a query times alpha is fixed point. The lanes are 16
- * tokens, the bytes four channels. */
+/* Reads keys of codec sign with AVX-512, by products of bytes (lanes/avx512_i8.h): a query times alpha is fixed point. The lanes
+ * are 16 tokens, the bytes four channels. */
 #include "backend/cpu/kernels/lanes/avx512_i8.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/scaled/init.h"
@@ -8,7 +8,7 @@
 
 INLINE float mean_of(const float *table, size_t hd) { return table[hd / 2]; }
 
-/* Tables of a query: of q alpha, a byte each, and in the middle <q, mean>. */
+/* Makes the tables of a query: of q alpha, a byte each, and in the middle <q, mean>. */
 static void prepare_sign_avx512(const float *q, const float *mean, const float *alpha, size_t G, size_t hd, float *tables) {
     for (size_t g = 0; g < G; g++, q += hd, tables += sign_table_floats(hd)) {
         __m512 x[KERNELS_MOST_CHANNELS / 16], sum = _mm512_setzero_ps();
@@ -24,7 +24,7 @@ static void prepare_sign_avx512(const float *q, const float *mean, const float *
 
 #define MOST_DWORDS (KERNELS_MOST_CHANNELS / 16) /* of a token's packed codes */
 
-/* The part of a page that is read for 16 tokens. */
+/* A `sixteen` is the part of a page that is read for 16 tokens. */
 struct sixteen {
     const uint8_t *signs;
     __m512i codes[MOST_DWORDS], pairs[4 + MOST_GROUPS];

@@ -1,4 +1,4 @@
-/* q4_0 with AVX-VNNI, by products of bytes. */
+/* Implements q4_0 with AVX-VNNI, by products of bytes. */
 #include "backend/cpu/kernels/lanes/avx2_i16.h"
 #include "backend/cpu/kernels/lanes/avxvnni_products.h"
 

@@ -1,11 +1,12 @@
-/* Template: score and accumulate of f16, for any vector instruction set. Included once by each avx2.c, avx512.c and neon.c of this
- * folder after the instruction set's lanes; scaled_init_ISA comes out. */
+/* This template scores and accumulates f16 for any vector instruction set. Each avx2.c, avx512.c and neon.c of this folder includes
+ * it once after the instruction set's lanes; it defines scaled_init_ISA. */
 #include "backend/cpu/kernels/lanes/sums_template.h"
 #include "backend/cpu/kernels/scaled/init.h"
 
 /* ---- f16 ----------------------------------------------------------------------------------------------------------------- */
 
-/* W vectors of each of K rows; `ahead` is the part of the page that these rows would fill if it were not read in stripes. */
+/* Multiplies W vectors of each of K rows; `ahead` is the part of the page that these rows would fill if it were not read in
+ * stripes. */
 INLINE void stripe_f16(size_t G, size_t W, const float *a, size_t K, const uint16_t *b, size_t ldb, const uint16_t *ahead, bool add,
                        float *out, size_t ldo) {
     sums sum;

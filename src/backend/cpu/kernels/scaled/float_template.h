@@ -1,6 +1,6 @@
-/* Template: score and accumulate of q8_0, q4_0 and kivi by sums of floats, for instruction sets that have no integer products for
- * them. Included once by neon.c after f16_template.h, whose parameters are its own; scaled_init_ISA_q comes out. Queries are read
- * as they are: the tables are the scalar tier's. */
+/* This template scores and accumulates q8_0, q4_0 and kivi by sums of floats, for instruction sets that have no integer products
+ * for them. neon.c includes it once after f16_template.h, whose parameters are its own; it defines scaled_init_ISA_q. Queries are
+ * read as they are: the tables are the scalar tier's. */
 #include "backend/cpu/kernels/lanes/bytes_template.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/scaled/init.h"
@@ -9,7 +9,7 @@
 
 /* ---- Scales, for q8_0 and q4_0 ------------------------------------------------------------------------------------------- */
 
-/* logits (+)= sum times the scales of 32 channels. */
+/* Computes logits (+)= sum times the scales of 32 channels. */
 INLINE void score_scaled(size_t G, size_t W, sums sum, const uint16_t *scale, bool add, float *logits) {
     UNROLL for (size_t w = 0; w < W; w++) {
         vec s = vec_halves(scale + w * LANES);
@@ -18,7 +18,7 @@ INLINE void score_scaled(size_t G, size_t W, sums sum, const uint16_t *scale, bo
     sums_store(G, W, sum, add, logits, PAGE_TOKENS, LANES);
 }
 
-/* scaled[G][64] = weights times the scales of 32 channels; what is left to accumulate is bare codes. */
+/* Computes scaled[G][64] = weights times the scales of 32 channels, after which bare codes are accumulated. */
 INLINE void scale_weights(size_t G, const float *weights, const uint16_t *scale, float *scaled) {
     prefetch_step(scale, 0, PAGE_TOKENS * 2);
     for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {
@@ -100,7 +100,7 @@ INLINE void score_q4_0(size_t G, const float *q, size_t hd, const void *page, fl
     }
 }
 
-/* LANES bytes of a value are LANES channels and the LANES channels 16 further on: two sums for each query. */
+/* Accumulates q4_0: LANES bytes of a value are LANES channels and the LANES channels 16 further on, two sums for each query. */
 INLINE void accumulate_q4_0(size_t G, const float *weights, size_t hd, const void *page, float *acc) {
     const bool two_sets = 4 * G <= MOST_SUMS;
     const uint16_t *scale = page;
@@ -133,7 +133,7 @@ INLINE void accumulate_q4_0(size_t G, const float *weights, size_t hd, const voi
 #define MOST_NUMBERS (PAGE_TOKENS * KERNELS_MOST_CHANNELS)
 #define MOST_SCALES (MOST_NUMBERS / SCALE_GROUP)
 
-/* n codes of a packed row, eight bytes of it at a time. */
+/* Unpacks n codes of a packed row, eight bytes of it at a time. */
 INLINE void unpack_row(unsigned bits, const uint8_t *packed, size_t n, uint8_t *codes) {
     const uint64_t mask = 0x0101010101010101u * ((1u << bits) - 1);
     const size_t bytes = n * bits / 8;
@@ -147,7 +147,7 @@ INLINE void unpack_row(unsigned bits, const uint8_t *packed, size_t n, uint8_t *
     }
 }
 
-/* scaled[n] = in times scales; returns in times zeros. */
+/* Computes scaled[n] = in times scales; returns in times zeros. */
 INLINE float scale_row(const float *in, const float *scale, const float *zero, size_t n, float *scaled) {
     float lanes[LANES], base = 0;
     vec sum = vec_zero();

@@ -1,4 +1,4 @@
-/* The tables of the scaled kernels. */
+/* Holds the tables of the scaled kernels. */
 #include "backend/cpu/kernels/scaled/init.h"
 
 #define OPS scaled_ops

@@ -1,4 +1,4 @@
-/* Keys of codec sign with NEON (AArch64), eight channels of a token at a time; the queries' tables are the scalar ones. */
+/* Reads keys of codec sign with NEON (AArch64), eight channels of a token at a time; the queries' tables are the scalar ones. */
 #include "backend/cpu/kernels/lanes/neon.h"
 #include "backend/cpu/kernels/scaled/init.h"
 
@@ -6,8 +6,8 @@
 
 #define TOGETHER 4 /* queries that are scored together */
 
-/* The bits of one token: of its signs a byte for each eight channels, PAGE_TOKENS apart; of its row the codes, then halves {scale, zero} for each
- * 32 channels. */
+/* A token points to the bits of one token: of its signs a byte for each eight channels, PAGE_TOKENS apart; of its row the codes,
+ * then halves {scale, zero} for each 32 channels. */
 struct token {
     const uint8_t *signs, *row;
 };
@@ -18,7 +18,7 @@ INLINE vec scale_and_zero(const struct token *token, size_t hd, size_t b) {
     return vcvt_f32_f16(vreinterpret_f16_u32(vdup_n_u32(halves)));
 }
 
-/* Channels c to c + 7, which lie at the same bits of their bytes: plus or minus (zero + scale code). */
+/* Reads channels c to c + 7, which lie at the same bits of their bytes: plus or minus (zero + scale code). */
 INLINE void eight_channels(const struct token *token, size_t c, size_t hd, vec pair, vec x[2]) {
     const uint8x8_t own_bit = vcreate_u8(0x8040201008040201);
     int8x8_t down = vdup_n_s8((int8_t)(-2 * (int)(c / (hd / 4))));

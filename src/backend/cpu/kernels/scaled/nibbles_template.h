@@ -1,10 +1,10 @@
-/* Template: q4_0 by products of bytes in registers of 32: keys, and values whose weights may be one byte. Included once by
- * avx2_nibbles.c and avxvnni_nibbles.c after lanes/avx2_i16.h, with ISA defined, and after lanes/avx2_products.h or
- * lanes/avxvnni_products.h; scaled_init_ISA_nibbles comes out.
+/* This template implements q4_0 by products of bytes in registers of 32: keys, and values whose weights may be one byte.
+ * avx2_nibbles.c and avxvnni_nibbles.c include it once after lanes/avx2_i16.h, with ISA defined, and after lanes/avx2_products.h or
+ * lanes/avxvnni_products.h; it defines scaled_init_ISA_nibbles.
  *
- * Codes are multiplied as they are stored, from 0 on, so that all sums begin with what that adds, negative. Sums of 16 bits may wrap
- * around on their way: of 16 channels, or 32 tokens, the products of codes less ZERO_Q4_0 and numbers of at most COARSE_MOST come to
- * less than 2^15. */
+ * Codes are multiplied as they are stored, from 0 on, so all sums begin with minus the surplus. Sums of 16 bits may wrap around
+ * meanwhile: of 16 channels, or 32 tokens, the products of codes less ZERO_Q4_0 and numbers of at most COARSE_MOST sum to less than
+ * 2^15. */
 #include "backend/cpu/kernels/scaled/init.h"
 
 #define ZERO_Q4_0 8
@@ -21,7 +21,7 @@ INLINE __m256i load_bytes(const void *at) { return _mm256_loadu_si256((const __m
 INLINE __m256i low_nibbles(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 INLINE __m256i high_nibbles(__m256i x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
 
-/* 32 numbers, in order, to whole multiples of a step; what is not finite becomes some byte. */
+/* Rounds 32 numbers, in order, to whole multiples of a step; those that are not finite become some byte. */
 INLINE __m256i to_i8(const __m256 *x, float inverse) {
     __m256i i[4];
     UNROLL for (size_t v = 0; v < 4; v++) i[v] = _mm256_cvtps_epi32(_mm256_mul_ps(x[v], _mm256_set1_ps(inverse)));
@@ -29,7 +29,8 @@ INLINE __m256i to_i8(const __m256 *x, float inverse) {
     return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-/* In each dword what sums begin with: minus ZERO_Q4_0 times all bytes, which are multiplied in fours, of these sums. */
+/* Returns in each dword the number that sums begin with: minus ZERO_Q4_0 times all bytes, which are multiplied in fours, of these
+ * sums. */
 INLINE __m256i start_of(__m256i sum) {
     sum = add_sums(sum, _mm256_permute2x128_si256(sum, sum, 1));
     sum = add_sums(sum, _mm256_shuffle_epi32(sum, 0x4e));
@@ -40,8 +41,8 @@ INLINE __m256i zeros(void) { return _mm256_set1_epi8(ZERO_Q4_0); }
 
 /* ---- Keys: a dword has four channels of a token ---------------------------------------------------------------------------- */
 
-/* A query's table: int8 [hd], then for each 32 channels what their sums begin with and a step of their own, so that large channels
- * do not cost the others precision. */
+/* A block of a query's table is int8 [hd], then for each 32 channels the number that their sums begin with and a step of their own,
+ * so that large channels do not cost the others precision. */
 struct block {
     int32_t start;
     float step;
@@ -71,8 +72,8 @@ static void PASTE(prepare_q4_0, ISA)(const float *q, size_t G, size_t hd, float 
     }
 }
 
-/* Four channels of 16 of 32 tokens, rows PAGE_TOKENS apart: tokens 0 to 3 and 16 to 19, and 4 to 7 and 20 to 23; with `upper` those 8
- * further on. */
+/* Reads four channels of 16 of 32 tokens, rows PAGE_TOKENS apart: tokens 0 to 3 and 16 to 19, and 4 to 7 and 20 to 23; with `upper`
+ * those 8 further on. */
 INLINE void four_channels(const uint8_t *rows, bool upper, __m256i *to) {
     __m256i x[4];
     UNROLL for (size_t i = 0; i < 4; i++) x[i] = load_bytes(rows + i * PAGE_TOKENS);
@@ -82,14 +83,14 @@ INLINE void four_channels(const uint8_t *rows, bool upper, __m256i *to) {
     to[1] = _mm256_unpackhi_epi16(a, b);
 }
 
-/* Eight numbers of tokens from 0 and from 16 on, to or from the order of four_channels. */
+/* Exchanges eight numbers of tokens from 0 and from 16 on, to or from the order of four_channels. */
 INLINE void exchange(__m256 *x) {
     __m256 a = x[0];
     x[0] = _mm256_permute2f128_ps(a, x[1], 0x20);
     x[1] = _mm256_permute2f128_ps(a, x[1], 0x31);
 }
 
-/* Logits of those 16 tokens, to be kept in that order, (+)= those of a block of channels, rows[16][64]. */
+/* Computes the logits of those 16 tokens, to be kept in that order, (+)= those of a block of channels, rows[16][64]. */
 INLINE void score_sixteen(size_t G, const uint8_t *rows, bool upper, const uint16_t *scale, const float *tables, size_t hd,
                           size_t b, bool last, float *logits) {
     __m256i sum[TOGETHER][2];
@@ -148,14 +149,15 @@ static void PASTE(score_q4_0, ISA)(const float *tables, size_t G, size_t hd, con
 
 #define QUADS (PAGE_TOKENS / 4)
 
-/* Weights times the scales of 64 tokens for two blocks; of the second anything where there is none. */
+/* A two_blocks holds weights times the scales of 64 tokens for two blocks; those of the second may be anything where there is
+ * none. */
 struct two_blocks {
     __m256i bytes[QUADS][TOGETHER]; /* of four tokens, in every dword */
     __m256i start[TOGETHER];
     float step[2][TOGETHER];
 };
 
-/* The weights of one block: four tokens in each dword, in order. */
+/* A one_block holds the weights of one block: four tokens in each dword, in order. */
 struct one_block {
     __m256i bytes[TOGETHER][2], start[TOGETHER];
 };
@@ -206,12 +208,12 @@ INLINE __m256i four_tokens(bool two, const uint8_t *rows, size_t length, size_t 
     return i % 2 ? _mm256_unpackhi_epi16(a, b) : _mm256_unpacklo_epi16(a, b);
 }
 
-/* acc[4] += step * whole */
+/* Computes acc[4] += step * whole. */
 INLINE void add_four(__m128i whole, float step, float *acc) {
     _mm_storeu_ps(acc, _mm_fmadd_ps(_mm_cvtepi32_ps(whole), _mm_set1_ps(step), _mm_loadu_ps(acc)));
 }
 
-/* acc[G][32 or 64 of hd] += of bytes 4 i to 4 i + 3 of each block. */
+/* Adds to acc[G][32 or 64 of hd] the products of bytes 4 i to 4 i + 3 of each block. */
 INLINE void accumulate_fours(size_t G, bool two, size_t i, const struct two_blocks *w, const uint8_t *rows, size_t length,
                              const uint8_t *ahead, size_t hd, float *acc) {
     __m256i sum[TOGETHER][2];

@@ -1,4 +1,4 @@
-/* The packed rows of codec sign's keys and kivi's values as the vector tiers read them, sixteen bytes at a time. */
+/* Describes the packed rows of codec sign's keys and kivi's values as the vector tiers read them, sixteen bytes at a time. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_SCALED_ROWS_H
 #define TERSE_BACKEND_CPU_KERNELS_SCALED_ROWS_H
 
@@ -7,7 +7,8 @@
 
 #include <string.h>
 
-/* The rows of a page of kivi's values: each of the 64 has `codes` bytes, a multiple of 16, and pairs of scale and zero. */
+/* A `rows` is the rows of a page of kivi's values: each of the 64 has `codes` bytes, a multiple of 16, and pairs of scale and
+ * zero. */
 struct rows {
     const uint8_t *at;
     size_t length, codes;
@@ -30,7 +31,7 @@ static inline struct rows rows_of(const uint8_t *at, size_t hd, unsigned bits, u
     return rows;
 }
 
-/* bytes[64][hd]: 2-bit codes, one a byte. */
+/* Unpacks 2-bit codes to bytes[64][hd], one a byte. */
 static inline void spread_codes(const struct rows *rows, size_t hd, uint8_t *bytes) {
     for (size_t t = 0; t < PAGE_TOKENS; t++)
         for (size_t k = 0; k < 4; k++)

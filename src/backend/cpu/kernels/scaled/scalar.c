@@ -1,12 +1,12 @@
-/* The reference of score and accumulate, one number at a time in the layouts of format/page_layout.h. The other tiers are tested
- * against this file, and this file against double precision. */
+/* Has the reference of score and accumulate, one number at a time in the layouts of format/page_layout.h. The other tiers are
+ * tested against this file, and this file against double precision. */
 #include "backend/cpu/kernels/scaled/init.h"
 #include "base/half.h"
 #include "format/page_layout.h"
 
 #include <string.h>
 
-/* One key or value as a float: channel c of token t. */
+/* An element_function returns one key or value as a float: channel c of token t. */
 typedef float element_function(const void *page, size_t hd, size_t c, size_t t);
 
 static float scale_of(const void *page, size_t c, size_t t) {
@@ -51,7 +51,7 @@ static float value_q4_0(const void *page, size_t hd, size_t c, size_t t) {
     return code_q4_0(byte, c) * scale_of(page, c, t);
 }
 
-/* A row of n codes of kivi. */
+/* Returns code i of a row of n codes of kivi. */
 static float code_kivi(unsigned bits, const uint8_t *row, size_t n, size_t i) {
     size_t bytes = n * bits / 8;
     return (float)(row[i % bytes] >> i / bytes * bits & ((1u << bits) - 1));
@@ -126,7 +126,7 @@ static void accumulate_kivi_2_scalar(const float *weights, size_t G, size_t hd, 
     accumulate_scalar(value_kivi_2, weights, G, hd, page, acc);
 }
 
-/* Tables are the queries. */
+/* Copies the queries, which are their own tables. */
 static void prepare_codes_scalar(const float *q, size_t G, size_t hd, float *tables) { memcpy(tables, q, G * hd * sizeof *q); }
 
 void scaled_init_scalar(struct scaled_ops *ops) {

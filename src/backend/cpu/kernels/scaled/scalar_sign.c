@@ -3,7 +3,8 @@
 #include "base/half.h"
 #include "format/page_layout.h"
 
-/* Number c of token t of a page of kivi-2's values: of a row's hd / 4 bytes of codes the j-th holds numbers j, j + hd / 4, ... */
+/* Returns number c of token t of a page of kivi-2's values: of a row's hd / 4 bytes of codes the j-th holds numbers j, j + hd / 4,
+ * ... */
 static float number_of(const uint8_t *page, size_t hd, size_t c, size_t t) {
     const uint8_t *row = page + t * PAGE_BYTES_KIVI(hd, 2) / PAGE_TOKENS;
     const uint16_t *pairs = (const uint16_t *)(row + hd / 4);

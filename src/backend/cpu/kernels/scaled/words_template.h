@@ -1,8 +1,9 @@
-/* Template: q8_0, and values of q4_0 whose weights take two bytes, by products of int16 (lanes/avx2_i16.h): a query's numbers, and weights
- * times scales, are fixed point. Included once by avx2_q.c and avxvnni_q.c, with ISA defined; scaled_init_ISA_q comes out.
+/* This template implements q8_0, and values of q4_0 whose weights take two bytes, by products of int16 (lanes/avx2_i16.h): a
+ * query's numbers, and weights times scales, are fixed point. avx2_q.c and avxvnni_q.c include it once, with ISA defined; it
+ * defines scaled_init_ISA_q.
  *
- * Codes of q4_0 are multiplied as they are stored, from 0 on; what that adds is subtracted by the sum of the numbers they are multiplied
- * by. */
+ * Codes of q4_0 are multiplied as they are stored, from 0 on; the surplus is subtracted by the sum of the numbers they are
+ * multiplied by. */
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/scaled/init.h"
 
@@ -67,8 +68,8 @@ static void PASTE(score_q8_0, ISA)(const float *tables, size_t G, size_t hd, con
 
 /* ---- Values: the lanes are 16 channels, a dword has two tokens ----------------------------------------------------------- */
 
-/* acc[G][16 of hd] += of rows `length` apart: of channels 8 part to 8 part + 7 and those 16 more on. `ahead` is what these rows would
- * fill of the page if they lay together. */
+/* Adds to acc[G][16 of hd] the products of rows `length` apart, of channels 8 part to 8 part + 7 and those 16 more on. `ahead` is
+ * the part of the page that these rows would fill if they lay together. */
 INLINE void accumulate_sixteen(size_t G, size_t part, const struct scaled_weights *w, const uint8_t *row, size_t length,
                                const uint8_t *ahead, size_t hd, float *acc) {
     pair_sums sum;

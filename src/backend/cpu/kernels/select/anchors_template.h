@@ -1,5 +1,5 @@
-/* Template: AnTKV's anchor scores, for any vector instruction set. Included once by avx2_anchors.c, avx512_anchors.c and
- * neon_anchors.c after the instruction set's lanes; select_init_ISA_anchors comes out. */
+/* This template computes AnTKV's anchor scores for any vector instruction set. avx2_anchors.c, avx512_anchors.c and neon_anchors.c
+ * include it once after the instruction set's lanes; it defines select_init_ISA_anchors. */
 #include "backend/cpu/kernels/lanes/sums_template.h"
 #include "backend/cpu/kernels/select/init.h"
 

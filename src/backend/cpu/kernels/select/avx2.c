@@ -1,11 +1,11 @@
-/* Token selection with AVX2 and F16C: scores of indexes, top-k, packing. */
+/* Selects tokens with AVX2 and F16C: scores of indexes, top-k, packing. */
 #include "backend/cpu/kernels/select/init.h"
 #include "format/page_layout.h"
 
 #include <immintrin.h>
 #include <string.h>
 
-/* Pages follow one another in memory: what lies this far ahead is read soon (see lanes/sums_template.h). */
+/* Pages follow one another in memory, so the bytes that lie so far ahead are read soon (see lanes/sums_template.h). */
 #define PREFETCH_BYTES 8192
 
 /* ---- Scores: as avx512.c, half a page at a time */
@@ -64,7 +64,7 @@ static void scores_quest_avx2(const float *q, size_t hd, const void *page, float
 
 #define MOST_COUNTED 32767 /* by a counter of 16 bits whose sums are signed */
 
-/* All ones where x >= limit, which unsigned numbers are not compared for. */
+/* Returns all ones where x >= limit, for which AVX2 has no comparison of unsigned numbers. */
 static inline __m256i at_least(__m256i x, __m256i limit) { return _mm256_cmpeq_epi16(_mm256_max_epu16(x, limit), x); }
 
 static size_t add_counters(__m256i x) {
@@ -90,7 +90,7 @@ static size_t count_scores_avx2(const uint16_t *scores, size_t n, uint16_t least
     return count;
 }
 
-/* A bit for each of 32 tokens. */
+/* Returns a bit for each of 32 tokens. */
 static inline uint32_t flags(__m256i first, __m256i second) {
     return (uint32_t)_mm256_movemask_epi8(_mm256_permute4x64_epi64(_mm256_packs_epi16(first, second), 0xd8));
 }
@@ -129,7 +129,7 @@ static inline void gather_bytes(const uint8_t *in, const uint8_t *slots, size_t 
     for (size_t i = 0; i < n; i++) out[at + i] = in[slots[i]];
 }
 
-/* A plane of 1, 2 or 4 bits. */
+/* Gathers a plane of 1, 2 or 4 bits. */
 static inline void gather_parts(unsigned part, const uint8_t *in, const uint8_t *slots, size_t n, uint8_t *out, size_t at) {
     const unsigned mask = (1u << part) - 1;
     for (size_t i = 0; i < n; i++) {

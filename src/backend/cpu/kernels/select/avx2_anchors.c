@@ -1,4 +1,4 @@
-/* AnTKV's anchor scores with AVX2 and FMA. */
+/* Computes AnTKV's anchor scores with AVX2 and FMA. */
 #include "backend/cpu/kernels/lanes/avx2.h"
 
 #include "backend/cpu/kernels/select/anchors_template.h"

@@ -1,17 +1,17 @@
-/* Choosing and packing tokens with AVX-512 (and its permutation of bytes, VBMI). */
+/* Chooses and packs tokens with AVX-512 (and its permutation of bytes, VBMI). */
 #include "backend/cpu/kernels/select/init.h"
 #include "format/page_layout.h"
 
 #include <immintrin.h>
 #include <string.h>
 
-/* Blocks follow one another in memory: what lies so far ahead is read soon (see sums_template.h). */
+/* Blocks follow one another in memory, so the bytes that lie so far ahead are read soon (see sums_template.h). */
 #define PREFETCH_BYTES 8192
 
 /* ---- Scores */
 
-/* Look-ups are bytes, sums 16 bits: those of even tokens and of odd ones. Whole registers added as 16-bit numbers hold the even
- * tokens' sums and, in carries that overflow, 256 times the odd ones', which their own sums take away again. */
+/* Look-ups are bytes and sums 16 bits, apart for even tokens and odd ones. Whole registers added as 16-bit numbers hold the even
+ * tokens' sums and, in carries that overflow, 256 times the odd ones', which their own sums then subtract. */
 static void scores_sign_avx512(const uint8_t *tables, size_t n, const uint8_t *planes, uint16_t *scores) {
     const __m512i nibble = _mm512_set1_epi8(15);
     __m512i all[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()}, odd[2] = {all[0], all[0]};
@@ -188,7 +188,7 @@ static inline void gather_bits(const struct gathered *gathered, const uint8_t *f
     memcpy(to, &old, sizeof old);
 }
 
-/* Codes of several planes each. */
+/* Gathers codes of several planes each. */
 static void gather_planes(const struct gathered *gathered, size_t parts, unsigned bits, const uint8_t *in, uint8_t *out) {
     const __m256i nibbles = to_nibbles(_mm512_maskz_set1_epi8(gathered->slots, 15));
     const __m128i pairs = to_pairs(_mm512_maskz_set1_epi8(gathered->slots, 3));

@@ -1,4 +1,4 @@
-/* The tables of the select kernels. */
+/* Holds the tables of the select kernels. */
 #include "backend/cpu/kernels/select/init.h"
 
 #define OPS select_ops

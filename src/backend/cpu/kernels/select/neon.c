@@ -1,4 +1,4 @@
-/* Token selection with NEON (AArch64): scores of indexes and top-k. Packing is the scalar tier's. */
+/* Selects tokens with NEON (AArch64): scores of indexes and top-k. Packing is the scalar tier's. */
 #include "backend/cpu/kernels/select/init.h"
 #include "format/page_layout.h"
 
@@ -6,7 +6,7 @@
 
 /* ---- Scores */
 
-/* Sixteen tokens at a time; 64 planes of two entries make no more than 128 * 255. */
+/* Scores sixteen tokens at a time; 64 planes of two entries sum to no more than 128 * 255. */
 static void scores_sign_neon(const uint8_t *tables, size_t n, const uint8_t *planes, uint16_t *scores) {
     for (size_t t = 0; t < PAGE_TOKENS; t += 16) {
         uint16x8_t first = vdupq_n_u16(0), second = vdupq_n_u16(0);
@@ -59,7 +59,8 @@ static size_t count_scores_neon(const uint16_t *scores, size_t n, uint16_t least
     return count;
 }
 
-/* The lowest of four bits for each of sixteen tokens, which is what narrowing gets of a comparison for the least. */
+/* Returns the lowest of four bits for each of sixteen tokens, which narrowing the result of a comparison gives with the least
+ * work. */
 static inline uint64_t flags(uint16x8_t first, uint16x8_t second) {
     uint8x16_t bytes = vcombine_u8(vmovn_u16(first), vmovn_u16(second));
     uint8x8_t nibbles = vand_u8(vshrn_n_u16(vreinterpretq_u16_u8(bytes), 4), vdup_n_u8(0x11));

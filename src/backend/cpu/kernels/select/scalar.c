@@ -1,4 +1,4 @@
-/* The reference of token selection, one number at a time in the layouts of format/page_layout.h. */
+/* Has the reference of token selection, one number at a time in the layouts of format/page_layout.h. */
 #include "backend/cpu/kernels/select/init.h"
 #include "base/half.h"
 #include "format/page_layout.h"
@@ -47,7 +47,7 @@ static size_t list_scores_scalar(const uint16_t *scores, size_t n, uint16_t thre
     return count;
 }
 
-/* Planes of 16, 8, 4, 2 and 1 bits, as the digits of `bits` say. */
+/* Gathers from planes of 16, 8, 4, 2 and 1 bits, as the binary digits of `bits` say. */
 static void gather_codes_scalar(const void *from, size_t parts, unsigned bits, const uint8_t *slots, size_t n, void *to,
                                 size_t at) {
     const uint8_t *in = from;

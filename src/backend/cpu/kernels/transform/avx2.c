@@ -1,5 +1,5 @@
-/* Pages of the codec transform with AVX2: products of bytes are added in pairs to words of 16 bits. Those of a key are at most 127 times
- * the level, from 0 on, each; those of a value 255 times the level. */
+/* Reads pages of the codec transform with AVX2: products of bytes are added in pairs to words of 16 bits. A key's products are at
+ * most 127 times the level, counted from 0 on, each; a value's 255 times the level. */
 #include "backend/cpu/kernels/lanes/avx2.h"
 
 #include "backend/cpu/kernels/lanes/sums_template.h"

@@ -1,4 +1,4 @@
-/* The search of the codec transform's paths with AVX2. */
+/* Searches for paths of the codec transform with AVX2. */
 #define ISA avx2
 
 #include "backend/cpu/kernels/transform/path_template.h"

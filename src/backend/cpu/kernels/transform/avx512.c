@@ -1,7 +1,7 @@
-/* Pages of the codec transform with AVX-512 (VBMI, VNNI): 64 bytes are 16 tokens' codes, a permutation of bytes makes them levels, and
- * one instruction multiplies four of each dword by four bytes. The dwords are tokens of keys, components of values.
+/* Reads pages of the codec transform with AVX-512 (VBMI, VNNI): 64 bytes are 16 tokens' codes, a permutation of bytes makes them
+ * levels, and one instruction multiplies four of each dword by four bytes. The dwords are tokens of keys, components of values.
  *
- * A permutation of bytes looks at the lowest six bits of each, of which tables ignore two: nothing is masked. */
+ * A permutation of bytes looks at the lowest six bits of each, of which tables ignore two, so nothing needs a mask. */
 #include "backend/cpu/kernels/lanes/avx512.h"
 
 #include "backend/cpu/kernels/lanes/sums_template.h"
@@ -25,7 +25,7 @@ INLINE __m512i levels_table(uint8_t (*tables)[16], const struct transform_plane 
     return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)tables[plane->table]));
 }
 
-/* The levels of 16 tokens and of the 16 after them. */
+/* Looks up the levels of 16 tokens and of the 16 after them. */
 INLINE void look_up(__m512i table, __m512i both, __m512i *x) {
     x[0] = _mm512_permutexvar_epi8(both, table);
     x[1] = _mm512_permutexvar_epi8(_mm512_srli_epi64(both, 4), table);
@@ -33,12 +33,12 @@ INLINE void look_up(__m512i table, __m512i both, __m512i *x) {
 
 INLINE __m512i read_half(const uint8_t *at, size_t half) { return _mm512_loadu_si512(at + half * HALF); }
 
-/* The windows of a plane of the stream. `old`: the nibble before. */
+/* Returns the windows of a plane of the stream; `old` is the nibble before. */
 INLINE __m512i window_of(const struct transform_plane *plane, __m512i at, __m512i old) {
     return _mm512_ternarylogic_epi64(_mm512_set1_epi32((int)own_bits(plane)), at, old, 0xca);
 }
 
-/* The nibble before the stream's first: component i's place has what component i - 1's had. */
+/* Returns the nibble before the stream's first: in component i's place it has component i - 1's bits. */
 INLINE __m512i wrapped(bool keys, const struct transform_layout *layout, const uint8_t *codes, size_t half) {
     __m512i last = read_half(codes + (size_t)layout->stream * PAGE_TRANSFORM_NIBBLE, half);
     return keys ? _mm512_rol_epi32(last, 8) : _mm512_shuffle_epi32(last, 0x93);
@@ -60,7 +60,7 @@ static void gains_avx512(const uint8_t codes[64], float least, float step, float
 
 /* ---- Keys: the lanes are tokens ------------------------------------------------------------------------------------------ */
 
-/* A quad's products for each of four planes. */
+/* Loads a quad's products for each of four planes. */
 INLINE vec four_quads(const struct transform_plane *plane, const float *products) {
     __m512 x = _mm512_castps128_ps512(_mm_loadu_ps(products + plane[0].quad * TRANSFORM_QUAD));
     x = _mm512_insertf32x4(x, _mm_loadu_ps(products + plane[1].quad * TRANSFORM_QUAD), 1);
@@ -68,7 +68,7 @@ INLINE vec four_quads(const struct transform_plane *plane, const float *products
     return _mm512_insertf32x4(x, _mm_loadu_ps(products + plane[3].quad * TRANSFORM_QUAD), 3);
 }
 
-/* 8 planes. A plane is two dwords: its largest level is the highest byte of the first, its scale is the second. */
+/* Quantizes 8 planes. A plane is two dwords: its largest level is the highest byte of the first, its scale is the second. */
 INLINE void quantize_step(const struct transform_plane *plane, const float *products, float *step, int32_t *bias, int8_t *weights) {
     const __m512i first = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6);
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(1));
@@ -105,10 +105,10 @@ INLINE __m512i four_weights(const int8_t *weights) {
     return _mm512_set1_epi32(four);
 }
 
-/* Halves of a page whose sums stay in registers together. */
+/* Returns how many halves of a page have sums that stay in registers together. */
 INLINE size_t halves_together(size_t R) { return R > 2 ? 1 : 2; }
 
-/* The sums of R queries and halves_together(R) halves. */
+/* A sums_of_halves has the sums of R queries and halves_together(R) halves. */
 typedef __m512i sums_of_halves[TOGETHER][VECTORS];
 
 INLINE void add_to_rows(size_t R, const __m512i *x, const struct transform_query *queries, size_t p, sums_of_halves sum) {
@@ -118,7 +118,8 @@ INLINE void add_to_rows(size_t R, const __m512i *x, const struct transform_query
     }
 }
 
-/* From the first plane to the last all sums stay in registers. codes, gains and logits: those of the halves. */
+/* Scores halves of a page: from the first plane to the last all sums stay in registers. codes, gains and logits are those of the
+ * halves. */
 INLINE void score_halves(size_t R, const struct transform_layout *layout, size_t wrapping, const uint8_t *codes, const float *gains,
                          const struct transform_query *queries, bool ahead, float *logits) {
     const struct transform_plane *plane = layout->plane;
@@ -191,7 +192,7 @@ static uint16_t rank_avx512(const struct transform_layout *layout, const void *p
 
 INLINE __m256 upper_half(vec x) { return _mm512_extractf32x8_ps(x, 1); }
 
-/* The sums of four registers, and the largest of each. */
+/* Return the sums of four registers, and the largest of each. */
 INLINE __m128 four_sums(const vec *x) {
     __m256 half[TOGETHER];
     UNROLL for (size_t m = 0; m < TOGETHER; m++) half[m] = _mm256_add_ps(_mm512_castps512_ps256(x[m]), upper_half(x[m]));
@@ -208,7 +209,7 @@ INLINE __m128 four_largest(const vec *x) {
     return _mm_max_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
 }
 
-/* Whole numbers up to 255, in their order. */
+/* Writes whole numbers up to 255, in their order. */
 INLINE void write_bytes(const __m512i *x, uint8_t *to) {
     const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     __m512i bytes = _mm512_packus_epi16(_mm512_packus_epi32(x[0], x[1]), _mm512_packus_epi32(x[2], x[3]));
@@ -226,8 +227,8 @@ INLINE vec weights_of(vec logits, vec base) {
     return _mm512_scalef_ps(p, whole);
 }
 
-/* R queries: what they wait for, sums and largest of a row, they wait for together. `largest_logit`: of the logits that
- * `weights` are then, or NULL. */
+/* Quantizes R queries together, which then wait together for sums and the largest of a row. `largest_logit`: of the logits that
+ * `weights` then are, or NULL. */
 INLINE void quantize_queries(size_t R, const float *weights, const float *largest_logit, const float *gains, size_t G,
                              size_t planes, uint8_t *bytes, float *scales, float *sums_of_weights) {
     const __m128 whole = _mm_set1_ps(planes == 1 ? 255 : 65535);
@@ -295,14 +296,14 @@ static void weigh_avx512(const float *logits, const float *largest, const float 
     if (G == 1) quantize_queries(1, logits, largest, gains, 1, 1, bytes, scales, sums_of_weights);
 }
 
-/* Four tokens' weights in each dword of 128 bits. */
+/* Spreads four tokens' weights in each dword of 128 bits. */
 INLINE void spread_weights(const uint8_t *weights, __m512i *to) {
     __m512i all = _mm512_loadu_si512(weights), part = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     UNROLL for (size_t v = 0; v < VECTORS; v++) to[v] =
         _mm512_permutexvar_epi32(_mm512_add_epi32(part, _mm512_set1_epi32(4 * (int)v)), all);
 }
 
-/* A plane's sums for R queries. The queries take turns: each waits for its own sum. */
+/* Adds a plane's sums for R queries. The queries take turns, since each waits for its own sum. */
 INLINE void add_plane(size_t R, const __m512i (*spread)[VECTORS], __m512i table, const __m512i *both, const float *scales,
                       size_t row, float *out) {
     __m512i x[VECTORS], sum[TOGETHER];
@@ -349,12 +350,14 @@ INLINE void accumulate_queries(size_t R, const struct transform_layout *layout, 
 
 #include "backend/cpu/kernels/transform/queries_template.h"
 
-/* ---- Gathering: 16 slots in a row of the page that is written are the 64 bytes of a register, each of which fetches its byte, then its
- * bits, for all planes alike ------------------------------------------------------------------------------------------------------ */
+/* ---- Gathering: 16 consecutive slots of the page that is written are the 64 bytes of a register, each of which fetches its byte,
+ * then its bits, for all planes alike
+ * ------------------------------------------------------------------------------------------------------ */
 
-/* For each byte of 16 slots in a row: its slot, and what its component adds to the place where the slot begins. */
+/* These hold, for each byte of 16 consecutive slots, its slot, and the number that its component adds to the place where the slot
+ * begins. */
 static uint8_t slot_of_byte[2][64], component_of_byte[2][64];
-/* The place where a slot begins among its 16. */
+/* This is the place where a slot begins among its 16. */
 static uint8_t begin_of_slot[2][64];
 
 static void fill_places(void) {
@@ -368,7 +371,7 @@ static void fill_places(void) {
     }
 }
 
-/* The places that the bytes of 16 slots come from. */
+/* A byte_moves says from which places the bytes of 16 slots come. */
 struct byte_moves {
     __mmask64 bytes; /* that come at all */
     __m512i from;    /* the nibble's second 64 bytes from 64 on */
@@ -376,7 +379,7 @@ struct byte_moves {
     size_t row;      /* 16 times this is the first slot */
 };
 
-/* slots[n] for slots first, first + 1, ... of 16 in a row. */
+/* Makes the moves of slots[n] to slots first, first + 1, ... of 16 consecutive ones. */
 INLINE struct byte_moves byte_moves_of(enum codec_side side, const uint8_t *slots, size_t n, size_t first, size_t row) {
     const __m512i eighth = _mm512_set1_epi64(0x3830282018100800);
     struct byte_moves moves = {.row = row};
@@ -386,7 +389,7 @@ INLINE struct byte_moves byte_moves_of(enum codec_side side, const uint8_t *slot
     moves.bytes = _mm512_cmplt_epu8_mask(number, _mm512_set1_epi8((char)n));
     moves.from = _mm512_add_epi8(_mm512_permutexvar_epi8(slot, _mm512_loadu_si512(begin_of_slot[side])),
                                  _mm512_loadu_si512(component_of_byte[side]));
-    /* slot / 32 * 64, slot / 8 % 2 * 32, slot / 16 % 2 * 4 */
+    /* The place is slot / 32 * 64, slot / 8 % 2 * 32, slot / 16 % 2 * 4. */
     moves.from = _mm512_or_si512(moves.from, _mm512_and_si512(_mm512_slli_epi16(slot, 1), _mm512_set1_epi8(64)));
     __m512i four = _mm512_and_si512(_mm512_srli_epi16(slot, 2), _mm512_set1_epi8(4));
     moves.shift = _mm512_add_epi8(eighth, _mm512_sub_epi8(four, _mm512_set1_epi8((char)(row % 2 * 4))));

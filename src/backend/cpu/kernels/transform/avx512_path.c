@@ -1,4 +1,4 @@
-/* The search of the codec transform's paths with AVX-512. */
+/* Searches for paths of the codec transform with AVX-512. */
 #define ISA avx512
 
 #include "backend/cpu/kernels/transform/path_template.h"

@@ -1,4 +1,4 @@
-/* Pages of the codec transform with AVX-VNNI: products of four bytes add themselves to a dword. */
+/* Reads pages of the codec transform with AVX-VNNI: products of four bytes add themselves to a dword. */
 #include "backend/cpu/kernels/lanes/avx2.h"
 
 #include "backend/cpu/kernels/lanes/sums_template.h"

@@ -1,6 +1,7 @@
-/* Template: tokens of a page of the codec transform copied into another with AVX2. Each octet that is written takes its tokens, which are
- * dwords, from the octets of the other page, for all nibbles alike. Values become such dwords where 128 bits are transposed as 4 by 4
- * bytes, and get back in the same way. Included once by octets_template.h, which defines load(), OCTET and ISA; gather_ISA comes out. */
+/* This template copies tokens of a page of the codec transform into another with AVX2. Each octet that is written takes its tokens,
+ * which are dwords, from the octets of the other page, for all nibbles alike. Values become such dwords by transposing 128 bits as
+ * 4 by 4 bytes, and become values again in the same way. octets_template.h, which defines load(), OCTET and ISA, includes it once;
+ * it defines gather_ISA. */
 #include "format/page_layout.h"
 #include "format/shape.h"
 
@@ -12,7 +13,7 @@ struct octet_moves {
     __m256i shift;      /* lowest bit of theirs */
 };
 
-/* Values' components of a token become a dword, or the dwords of tokens their values again; keys are so. */
+/* Makes a dword of the components of a value's token, or values of the dwords of tokens again; keys are such dwords already. */
 INLINE __m256i transpose_values(bool keys, __m256i x) {
     const __m128i by = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return keys ? x : _mm256_shuffle_epi8(x, _mm256_broadcastsi128_si256(by));
@@ -34,14 +35,14 @@ INLINE struct octet_moves octet_moves_of(bool keys, const uint8_t *slots, size_t
     return moves;
 }
 
-/* The lowest four bits of each byte of x become those from bit `at` on where slots are written. */
+/* Writes the lowest four bits of each byte of x to those from bit `at` on where slots are written. */
 INLINE void write_codes(bool keys, const struct octet_moves *moves, size_t at, __m256i x, uint8_t *to) {
     const __m256i mask = _mm256_and_si256(moves->live, _mm256_set1_epi8((char)(15u << at))), old = load(to);
     x = transpose_values(keys, _mm256_sll_epi32(x, _mm_cvtsi32_si128((int)at)));
     _mm256_storeu_si256((__m256i *)to, _mm256_xor_si256(old, _mm256_and_si256(_mm256_xor_si256(old, x), mask)));
 }
 
-/* The dwords of an even octet and the odd one after it. */
+/* Takes the dwords of an even octet and the odd one after it. */
 INLINE __m256i from_pair(const struct octet_moves *moves, const __m256i *codes) {
     __m256i even = _mm256_permutevar8x32_epi32(codes[0], moves->from), odd = _mm256_permutevar8x32_epi32(codes[1], moves->from);
     return _mm256_blendv_epi8(even, odd, moves->odd);

@@ -1,4 +1,4 @@
-/* The tables of the transform kernels. */
+/* Holds the tables of the transform kernels. */
 #include "backend/cpu/kernels/transform/init.h"
 
 #define OPS transform_ops

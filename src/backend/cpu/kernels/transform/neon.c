@@ -1,6 +1,6 @@
-/* Pages of the codec transform with NEON: 16 bytes are half an octet's codes, a byte shuffle makes them levels, and products of bytes
- * are added up in 16 bits. The dwords are tokens of keys, components of values; each of their bytes has a sum of its own until these
- * are added in pairs. */
+/* Reads pages of the codec transform with NEON: 16 bytes are half an octet's codes, a byte shuffle makes them levels, and products
+ * of bytes are added up in 16 bits. The dwords are tokens of keys, components of values; each of their bytes has a sum of its own
+ * until these are added in pairs. */
 #include "backend/cpu/kernels/lanes/neon.h"
 
 #include "backend/cpu/kernels/lanes/sums_template.h"
@@ -21,7 +21,7 @@
 
 typedef uint8x16_t plane_levels[OCTETS][2];
 
-/* Component i's place has what component i - 1's had. */
+/* Moves component i - 1's bits to component i's place. */
 INLINE uint8x16_t previous_component(bool keys, uint8x16_t x) {
     static const uint8_t by_one[16] = {3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 15, 12, 13, 14};
     return keys ? vqtbl1q_u8(x, vld1q_u8(by_one)) : vextq_u8(x, x, 12);
@@ -30,7 +30,7 @@ INLINE uint8x16_t previous_component(bool keys, uint8x16_t x) {
 /* Returns whether a plane is looked up by a window of its own; if not, it is looked up by that of the plane before. */
 INLINE bool has_window(const struct transform_plane *plane) { return transform_table_of(plane) != TRANSFORM_PAIR_SECOND; }
 
-/* The nibbles by which a plane's levels are looked up. */
+/* Reads the nibbles by which a plane's levels are looked up. */
 INLINE void read_windows(bool keys, const struct transform_layout *layout, const struct transform_plane *plane,
                          const uint8_t *codes, plane_levels x) {
     const uint8_t *at = codes + (size_t)plane->nibble * PAGE_TRANSFORM_NIBBLE, *before = NULL;
@@ -75,7 +75,7 @@ static void gains_neon(const uint8_t codes[64], float least, float step, float g
 
 /* ---- Keys: a register of products has two tokens. Levels have signs, and a sum of eight planes at most 8 * 127 * 20 ------------- */
 
-/* logits += the products of a group of planes, of which levels[planes]. */
+/* Adds to logits the products of a group of planes, whose levels are levels[planes]. */
 INLINE void score_group(size_t R, size_t planes, size_t first, const plane_levels *levels, const struct transform_query *queries,
                         float *logits) {
     for (size_t v = 0; v < OCTETS; v++) {
@@ -140,13 +140,14 @@ static uint16_t rank_neon(const struct transform_layout *layout, const void *pag
     return vmaxv_u16(most);
 }
 
-/* ---- Values: a register of products has two components of four tokens. Levels begin at 0: a sum of 16 is at most 16 * 255 * 16 where
- * the largest level is 8, and one of 4 is 4 * 255 * 40. What that adds is subtracted by the sum of the weights. ---------------- */
+/* ---- Values: a register of products has two components of four tokens. Levels begin at 0: a sum of 16 is at most 16 * 255 * 16
+ * where the largest level is 8, and one of 4 is 4 * 255 * 40. The surplus is subtracted by the sum of the weights.
+ * ---------------- */
 
 #define SMALL_LEVEL 8
 #define FEW 4
 
-/* exp(logits - base) */
+/* Computes exp(logits - base). */
 INLINE vec weights_of(vec logits, vec base) {
     vec t = vmaxq_f32(vec_set(EXP2_LOWEST), vec_mul(vec_set(EXP_LOG2_E), vsubq_f32(logits, base))), whole = vrndnq_f32(t),
         r = vsubq_f32(t, whole);
@@ -155,7 +156,8 @@ INLINE vec weights_of(vec logits, vec base) {
     return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), vshlq_n_s32(vcvtq_s32_f32(whole), 23)));
 }
 
-/* One row; `upper` is NULL where its integers have 8 bits. `largest_logit`: of the logits that `weights` are then, or NULL. */
+/* Quantizes one row; `upper` is NULL where its integers have 8 bits. `largest_logit`: of the logits that `weights` then are, or
+ * NULL. */
 INLINE float quantize_row(const float *weights, const float *largest_logit, const float *gains, float whole, uint8_t *upper,
                           uint8_t *lower, float *scale) {
     const bool none = largest_logit && *largest_logit == -INFINITY;
@@ -202,7 +204,8 @@ static void quantize_weights_neon(const float *weights, const float *gains, size
     }
 }
 
-/* A plane's sums for R queries, `parts` of which are added up in 16 bits. spread[row][part]: four tokens' weights, twice. */
+/* Adds a plane's sums for R queries, `parts` of which are added up in 16 bits. spread[row][part] has four tokens' weights,
+ * twice. */
 INLINE void add_plane(size_t R, size_t parts, uint8x8_t (*spread)[PARTS], const int32_t *sum_of_weights, plane_levels x,
                       int32_t zero, const float *scales, size_t row, float *out) {
     UNROLL for (size_t m = 0; m < R; m++) {

@@ -1,4 +1,4 @@
-/* The search of the codec transform's paths with NEON. */
+/* Searches for paths of the codec transform with NEON. */
 #define ISA neon
 
 #include "backend/cpu/kernels/transform/path_template.h"

@@ -1,6 +1,6 @@
-/* Template: pages of the codec transform in registers of 32 bytes: an octet's codes, which a byte shuffle makes levels. The dwords are
- * tokens of keys, components of values. Included once by avx2.c and avxvnni.c, after lanes/avx2.h and lanes/sums_template.h, which
- * define
+/* This template reads pages of the codec transform in registers of 32 bytes: an octet's codes, which a byte shuffle makes levels.
+ * The dwords are tokens of keys, components of values. avx2.c and avxvnni.c include it once, after lanes/avx2.h and
+ * lanes/sums_template.h, and define
  *
  *     first_products(a, b)      products of bytes, of `a` without sign and of `b` with one, of four in a dword in some form
  *     more_products(sum, a, b)  the same added to a sum
@@ -12,7 +12,7 @@
  *
  * An octet is 8 tokens of a plane, 32 bytes of levels.
  *
- * score_ISA, accumulate_ISA and what else fill_octets() fills come out. */
+ * It defines score_ISA, accumulate_ISA and whatever else fill_octets() fills. */
 #include "backend/cpu/kernels/transform/init.h"
 #include "backend/cpu/kernels/transform/nibble_tables_template.h"
 #include "backend/cpu/kernels/vector/exp_constants.h"
@@ -33,14 +33,14 @@ INLINE __m256i high_nibbles(__m256i x) { return low_nibbles(_mm256_srli_epi16(x,
 /* The i-th 32 bytes of a nibble are octet octet_of(i) and, in their upper bits, the second after it. */
 INLINE size_t octet_of(size_t i) { return i / 2 * 4 + i % 2; }
 
-/* Component i's place has what component i - 1's had. */
+/* Moves component i - 1's bits to component i's place. */
 INLINE __m256i previous_component(bool keys, __m256i x) {
     const __m256i by_one = _mm256_broadcastsi128_si256(_mm_setr_epi8(3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 15, 12, 13, 14));
     return keys ? _mm256_shuffle_epi8(x, by_one) : _mm256_shuffle_epi32(x, 0x93);
 }
 
-/* The bits by which a plane's levels are looked up. WHOLE: the plane's own nibble. WRAPPING: bits of it and of the stream's last nibble of the
- * component before. RUNNING: bits of it and of the nibble before. */
+/* A plane's levels are looked up by these bits. WHOLE: the plane's own nibble. WRAPPING: bits of it and of the stream's last nibble
+ * of the component before. RUNNING: bits of it and of the nibble before. */
 enum windows { WHOLE, WRAPPING, RUNNING };
 
 struct place {
@@ -60,7 +60,7 @@ INLINE struct place place_of(enum windows windows, uint8_t (*tables)[16], const 
     return place;
 }
 
-/* The levels of octet octet_of(i) and of the second after it. */
+/* Looks up the levels of octet octet_of(i) and of the second after it. */
 INLINE void look_up(enum windows windows, bool keys, const struct place *place, size_t i, __m256i *x) {
     __m256i both = load(place->at + i * OCTET);
     if (windows != WHOLE) {
@@ -88,7 +88,7 @@ static void PASTE(gains, ISA)(const uint8_t codes[64], float least, float step, 
 
 /* ---- Keys: the lanes are tokens ------------------------------------------------------------------------------------------ */
 
-/* 8 planes. A plane is two dwords: its largest level is the highest byte of the first, its scale is the second. */
+/* Quantizes 8 planes. A plane is two dwords: its largest level is the highest byte of the first, its scale is the second. */
 INLINE void quantize_step(const struct transform_plane *plane, const float *products, float *step, int32_t *bias, int8_t *weights) {
     const __m256i first = _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2), second = _mm256_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3);
     const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -134,7 +134,7 @@ INLINE __m256i four_weights(const int8_t *weights) {
 
 #define BESIDE 2 /* octets that are multiplied together: with four queries their sums are half the registers */
 
-/* Planes of a step whose products are added up without a pause: those from `first` on to `end`. */
+/* A chunk is the planes of a step whose products are added up without a pause: those from `first` on to `end`. */
 struct chunk {
     size_t first, end;
     __m256i largest; /* levels, in four bytes for each plane of the step; 0 of planes that are not of the chunk */
@@ -173,7 +173,7 @@ INLINE void begin_sums(size_t R, __m256i largest, const struct transform_query *
     if (R > 3) bias[3] = _mm256_shuffle_epi32(x[0], 0xff);
 }
 
-/* sum[m][] += weights times x[BESIDE] */
+/* Computes sum[m][] += weights times x[BESIDE]. */
 INLINE void add_to_rows(size_t R, const __m256i *x, const struct transform_query *queries, size_t p, __m256i (*sum)[BESIDE]) {
     UNROLL for (size_t m = 0; m < R; m++) {
         __m256i weights = four_weights(queries[m].weights + p * TRANSFORM_QUAD);
@@ -181,7 +181,7 @@ INLINE void add_to_rows(size_t R, const __m256i *x, const struct transform_query
     }
 }
 
-/* The levels of a chunk's planes of the stream, octets as they are read. */
+/* Reads the levels of a chunk's planes of the stream, octets as they are read. */
 INLINE void read_chunk(const struct transform_layout *layout, size_t wrapping, const struct chunk *chunk, const uint8_t *codes,
                        __m256i (*levels)[4][BESIDE]) {
     size_t p = LARGER(chunk->first, planes_alone(layout));
@@ -285,7 +285,7 @@ static uint16_t PASTE(rank, ISA)(const struct transform_layout *layout, const vo
 INLINE __m128 add_halves(vec x) { return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)); }
 INLINE __m128 most_of_halves(vec x) { return _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)); }
 
-/* The sums of four registers, and the largest of each. */
+/* Return the sums of four registers, and the largest of each. */
 INLINE __m128 four_sums(const vec *x) { return add_halves(_mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]))); }
 
 INLINE __m128 four_largest(const vec *x) {
@@ -294,7 +294,7 @@ INLINE __m128 four_largest(const vec *x) {
     return most_of_halves(_mm256_max_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee)));
 }
 
-/* One row's integers of 8 bits, or their lower 8 bits and, unless that is NULL, the upper ones. */
+/* Writes one row's integers of 8 bits, or their lower 8 bits and, unless that is NULL, the upper ones. */
 INLINE void write_integers(const float *products, float inverse, uint8_t *upper, uint8_t *lower) {
     const __m256i byte = _mm256_set1_epi32(255), in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     UNROLL for (size_t v = 0; v < OCTETS; v += 4) {
@@ -326,8 +326,8 @@ INLINE vec weights_of(vec logits, vec base) {
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(bits), 23)));
 }
 
-/* R queries: what they wait for, sums and largest of a row, they wait for together. `largest_logit`: of the logits that `weights` are then,
- * or NULL. */
+/* Quantizes R queries together, which then wait together for sums and the largest of a row. `largest_logit`: of the logits that
+ * `weights` then are, or NULL. */
 INLINE void quantize_queries(size_t R, const float *weights, const float *largest_logit, const float *gains, size_t G,
                              size_t planes, uint8_t *bytes, float *scales, float *sums_of_weights) {
     const __m128 whole = _mm_set1_ps(planes == 1 ? 255 : 65535);
@@ -387,7 +387,7 @@ static void PASTE(weigh, ISA)(const float *logits, const float *largest, const f
     if (G == 1) quantize_queries(1, logits, largest, gains, 1, 1, bytes, scales, sums_of_weights);
 }
 
-/* Four tokens' weights in each dword of 128 bits. */
+/* Spreads four tokens' weights in each dword of 128 bits. */
 INLINE void spread_weights(const uint8_t *weights, __m256i *to) {
     const __m256i part = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
     UNROLL for (size_t v = 0; v < OCTETS; v++) {
@@ -397,7 +397,8 @@ INLINE void spread_weights(const uint8_t *weights, __m256i *to) {
     }
 }
 
-/* A plane's sums for R queries, `octets` of which are added up before they are whole. The queries take turns: each waits for its own sum. */
+/* Adds a plane's sums for R queries, `octets` of which are added up before they are whole. The queries take turns, since each waits
+ * for its own sum. */
 INLINE void add_plane(size_t R, enum windows windows, size_t octets, const __m256i (*spread)[OCTETS], struct place place,
                       const float *scales, size_t row, float *out) {
     __m256i sum[TOGETHER], all[TOGETHER];

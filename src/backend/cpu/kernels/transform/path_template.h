@@ -1,5 +1,5 @@
-/* Template: transform_ops.path_step in plain C, over rows of 64 floats that a compiler turns into the vectors of the file that includes
- * this. Included once by a file that defines ISA: path_step_ISA comes out. */
+/* This template implements transform_ops.path_step in plain C, over rows of 64 floats that a compiler turns into the vectors of the
+ * file that includes this. A file that defines ISA includes it once; it defines path_step_ISA. */
 #include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/transform/init.h"
 #include "format/page_layout.h"
@@ -9,7 +9,7 @@
 typedef float path_row[PAGE_TOKENS];
 typedef int32_t path_states[PAGE_TOKENS];
 
-/* Best ways to each beginning of a window: its 4 - bits oldest bits, the last ones of the state before. */
+/* Finds the best ways to each beginning of a window: its 4 - bits oldest bits, the last ones of the state before. */
 INLINE void find_beginnings(unsigned bits, const path_row *cost, path_row *best, path_states *state) {
     const unsigned beginnings = TRANSFORM_WINDOWS >> bits;
     for (unsigned b = 0; b < beginnings; b++) {
@@ -29,7 +29,7 @@ INLINE void find_beginnings(unsigned bits, const path_row *cost, path_row *best,
     }
 }
 
-/* errors[64] = what a window costs in all terms. */
+/* Computes errors[64], what a window costs in all terms. */
 INLINE void find_errors(const struct transform_path_term *terms, size_t n, size_t window, float *restrict errors) {
     for (size_t t = 0; t < PAGE_TOKENS; t++) errors[t] = 0;
     for (size_t i = 0; i < n; i++) {

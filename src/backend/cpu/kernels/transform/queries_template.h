@@ -1,14 +1,14 @@
-/* Template: score and accumulate for any number of queries, made of kernels for up to TOGETHER (4) of them. Included once by a file that
- * defines ISA and
+/* This template scores and accumulates for any number of queries, by kernels for up to TOGETHER (4) of them. A file that defines
+ * ISA and the following includes it once:
  *
  *     score_queries(R, layout, codes, gains, queries, ahead, logits) R a constant: as the functions of transform/ops.h; ahead: prefetches
  *     accumulate_queries(R, layout, codes, weights, scales, out)
  *
- * score_ISA and accumulate_ISA come out. */
+ * It defines score_ISA and accumulate_ISA. */
 #include "backend/cpu/kernels/compiler.h"
 
 /* clang-format off */
-/* A function of its own for each number, or clang keeps the sums in memory. */
+/* Each number has a function of its own, or clang keeps the sums in memory. */
 #define SPECIAL(R) \
     static __attribute__((noinline)) void score_##R(const struct transform_layout *layout, const void *codes, const float *gains, \
                                                     const struct transform_query *queries, float *logits) { \

@@ -1,4 +1,4 @@
-/* Pages of the codec transform, the reference. */
+/* Has the reference that reads pages of the codec transform. */
 #include "backend/cpu/kernels/transform/init.h"
 #include "format/transform_codes.h"
 
@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* Levels of a plane, [t][i]. */
+/* Reads the levels of a plane, [t][i]. */
 static void read_levels(const struct transform_layout *layout, size_t p, const uint8_t *codes, enum codec_side side,
                         int8_t (*levels)[TRANSFORM_QUAD]) {
     for (size_t t = 0; t < PAGE_TOKENS; t++)

@@ -1,4 +1,4 @@
-/* The search of the codec transform's paths, the reference. */
+/* Has the reference of the search for paths of the codec transform. */
 #define ISA scalar
 
 #include "backend/cpu/kernels/transform/path_template.h"

@@ -1,5 +1,5 @@
-/* Half floats and vectors with AVX2, FMA and F16C: eight floats at a time. Simple loops finish element by element; where an element
- * needs the exponential, the last vector is loaded and stored under a mask. */
+/* Computes on half floats and vectors with AVX2, FMA and F16C: eight floats at a time. Simple loops finish element by element;
+ * where an element needs the exponential, the last vector is loaded and stored under a mask. */
 #include "backend/cpu/kernels/vector/exp_constants.h"
 #include "backend/cpu/kernels/vector/init.h"
 #include "base/half.h"
@@ -65,12 +65,12 @@ static void rms_norm_avx2(const float *x, const float *gain, float epsilon, floa
     for (; i < n; i++) out[i] = x[i] * scale * gain[i];
 }
 
-/* 2^n of lanes that hold whole numbers from -126 to 127. */
+/* Returns 2^n of lanes that hold whole numbers from -126 to 127. */
 static inline __m256 power_of_two(__m256i n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
 
-/* exp of each lane; -inf gives 0, +inf gives +inf, NaN stays (min and max return their second operand for it). */
+/* Returns exp of each lane; -inf gives 0, +inf gives +inf, NaN stays (min and max return their second operand for it). */
 static inline __m256 exp_lanes(__m256 d) {
     d = _mm256_min_ps(_mm256_set1_ps(EXP_HIGHEST), _mm256_max_ps(_mm256_set1_ps(EXP_LOWEST), d));
     __m256 n = _mm256_round_ps(_mm256_mul_ps(d, _mm256_set1_ps(EXP_LOG2_E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -147,8 +147,8 @@ static float max_pages_avx2(const float *x, size_t n, size_t stride) {
     return max_avx2(lanes, 16);
 }
 
-/* exp of lanes that are not positive as a power of two. Added to 1.5 * 2^23, a number is rounded to an integer, which is then in the sum's
- * lowest bits; they go to the exponent. NaN stays. */
+/* Returns exp, as a power of two, of lanes that are not positive. Added to 1.5 * 2^23, a number is rounded to an integer, which is
+ * then in the sum's lowest bits; they go to the exponent. NaN stays. */
 static inline __m256 exp_lanes_down(__m256 d) {
     const __m256 rounder = _mm256_set1_ps(12582912), log2_e = _mm256_set1_ps(EXP_LOG2_E);
     __m256 t = _mm256_max_ps(_mm256_set1_ps(EXP2_LOWEST), _mm256_mul_ps(d, log2_e)), bits = _mm256_add_ps(t, rounder);

@@ -1,4 +1,4 @@
-/* Small matrix products and rotations with AVX2. */
+/* Computes small matrix products and rotations with AVX2. */
 #include "backend/cpu/kernels/lanes/avx2.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ static inline ints ints_add_pairs(ints sums, const int16_t *row, const int16_t *
 #define MULTIPLY_I16_VECS 2
 #include "backend/cpu/kernels/vector/multiply_i16_template.h"
 
-/* x[8][8] of 32 bits becomes its transpose. */
+/* Transposes x[8][8] of 32 bits. */
 INLINE void transpose_pairs(__m256i *x) {
     __m256i y[8];
     UNROLL for (size_t i = 0; i < 8; i += 2) {
@@ -40,7 +40,7 @@ INLINE void transpose_pairs(__m256i *x) {
     }
 }
 
-/* Eight columns of a strip; pairs of neighbours lie 16 words apart. */
+/* Reads eight columns of a strip; pairs of neighbours lie 16 words apart. */
 INLINE void eight_columns(const int16_t *b, size_t k, const float *scales, float *out, size_t ldo) {
     size_t i = 0;
     for (; i + 16 <= k; i += 16) {
@@ -65,7 +65,7 @@ static void columns_to_float_avx2(const int16_t *b, size_t k, size_t n, const fl
         eight_columns(b + c / I16_STRIP * I16_STRIP * k + 2 * (c % I16_STRIP), k, scales + c, out + c * ldo, ldo);
 }
 
-/* Even lanes take the difference, odd ones the sum. */
+/* Rotates neighbours: even lanes take the difference, odd ones the sum. */
 INLINE vec rotate_adjacent(vec x, const float *cosine, const float *sine) {
     const __m256i twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
     vec c = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(cosine)), twice);

@@ -1,4 +1,5 @@
-/* Half floats and vectors with AVX-512: sixteen floats at a time, the last ones under a mask, so nothing past n is touched. */
+/* Computes on half floats and vectors with AVX-512: sixteen floats at a time, the last ones under a mask, so nothing past n is
+ * touched. */
 #include "backend/cpu/kernels/vector/exp_constants.h"
 #include "backend/cpu/kernels/vector/init.h"
 #include "format/page_layout.h"
@@ -6,7 +7,7 @@
 #include <immintrin.h>
 #include <math.h>
 
-/* The lanes of the last, partial vector of n elements; 0 when there is none. */
+/* Returns a mask of the lanes of the last, partial vector of n elements; 0 when there is none. */
 static inline __mmask16 tail_mask(size_t n) { return (__mmask16)((1u << (n & 15)) - 1); }
 
 static void half_to_float_avx512(const uint16_t *half, float *out, size_t n) {
@@ -64,7 +65,7 @@ static void rms_norm_avx512(const float *x, const float *gain, float epsilon, fl
     }
 }
 
-/* exp of each lane; -inf gives 0, +inf gives +inf, NaN stays (min and max return their second operand for it). */
+/* Returns exp of each lane; -inf gives 0, +inf gives +inf, NaN stays (min and max return their second operand for it). */
 static inline __m512 exp_lanes(__m512 d) {
     d = _mm512_min_ps(_mm512_set1_ps(EXP_HIGHEST), _mm512_max_ps(_mm512_set1_ps(EXP_LOWEST), d));
     __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(d, _mm512_set1_ps(EXP_LOG2_E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -135,8 +136,8 @@ static float max_pages_avx512(const float *x, size_t n, size_t stride) {
     return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(m[0], m[1]), _mm512_max_ps(m[2], m[3])));
 }
 
-/* exp of lanes that are not positive as a power of two. Added to 1.5 * 2^23, a number is rounded to an integer, which is then in the sum's
- * lowest bits; they go to the exponent. NaN stays. */
+/* Returns exp, as a power of two, of lanes that are not positive. Added to 1.5 * 2^23, a number is rounded to an integer, which is
+ * then in the sum's lowest bits; they go to the exponent. NaN stays. */
 static inline __m512 exp_lanes_down(__m512 d) {
     const __m512 rounder = _mm512_set1_ps(12582912), log2_e = _mm512_set1_ps(EXP_LOG2_E);
     __m512 t = _mm512_max_ps(_mm512_set1_ps(EXP2_LOWEST), _mm512_mul_ps(d, log2_e)), bits = _mm512_add_ps(t, rounder);

@@ -1,4 +1,4 @@
-/* Small matrix products and rotations with AVX-512. */
+/* Computes small matrix products and rotations with AVX-512. */
 #include "backend/cpu/kernels/lanes/avx512.h"
 
 #include <math.h>
@@ -18,7 +18,7 @@ static inline ints ints_add_pairs(ints sums, const int16_t *row, const int16_t *
 #define MULTIPLY_I16_VECS 4
 #include "backend/cpu/kernels/vector/multiply_i16_template.h"
 
-/* Even lanes take the difference, odd ones the sum. */
+/* Rotates neighbours: even lanes take the difference, odd ones the sum. */
 INLINE vec rotate_adjacent(vec x, const float *cosine, const float *sine) {
     const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     vec c = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(cosine)));

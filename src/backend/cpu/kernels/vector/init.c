@@ -1,4 +1,4 @@
-/* The tables of the vector kernels. */
+/* Holds the tables of the vector kernels. */
 #include "backend/cpu/kernels/vector/init.h"
 
 #define OPS vector_ops

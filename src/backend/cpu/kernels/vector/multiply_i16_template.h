@@ -1,5 +1,5 @@
-/* Template: vector_ops.multiply_i16 on the lanes of an instruction set. Included after
- * multiply_template.h by a file that defines
+/* This template implements vector_ops.multiply_i16 on the lanes of an instruction set. A file includes it after multiply_template.h
+ * and defines
  *
  *     ints                           a register of LANES sums of 32 bits
  *     ints_zero()
@@ -9,8 +9,9 @@
  *
  * The loops are plain C where compilers vectorize them. */
 
-/* row[k] in units of the result, which is a 32767th of its norm: no product with a column of that norm overflows. Added to 1.5 * 2^23, a
- * number is rounded to an integer, which is then in the sum's lowest bits. A row that is not finite has a unit that is not. */
+/* Writes row[k] in units of the result, which is a 32767th of its norm: no product with a column of that norm overflows. Added to
+ * 1.5 * 2^23, a number is rounded to an integer, which is then in the sum's lowest bits. A row that is not finite has a unit that
+ * is not. */
 static float row_to_i16(const float *row, size_t k, int16_t *to) {
     vec squares = vec_zero();
     float lanes[LANES], sum = 0;
@@ -29,7 +30,7 @@ static float row_to_i16(const float *row, size_t k, int16_t *to) {
     return inverse > 0 ? norm / I16_NORM : norm;
 }
 
-/* Does what multiply_tile does, for rows in integers. b: the first column's strip. */
+/* Does what multiply_tile does, for rows in integers. `b` is the first column's strip. */
 INLINE void multiply_i16_tile(const int16_t (*a)[I16_DEPTH], const float *units, size_t rows, size_t k, const int16_t *b,
                               size_t vecs, const float *scales, float *out, size_t ldo) {
     ints sums[MULTIPLY_ROWS][MULTIPLY_I16_VECS];

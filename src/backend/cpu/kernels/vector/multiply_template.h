@@ -1,11 +1,11 @@
-/* Template: vector_ops.multiply on the lanes of an instruction set, whose header (lanes/NAME.h) is included before; MULTIPLY_VECS registers of
- * columns are summed together for four rows. */
+/* This template implements vector_ops.multiply on the lanes of an instruction set, whose header (lanes/NAME.h) is included before;
+ * MULTIPLY_VECS registers of columns are summed together for four rows. */
 #include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/vector/init.h"
 
 #define MULTIPLY_ROWS 4
 
-/* Rows [rows] of a, all of k, and `vecs` registers of columns. Inlined with constant rows and vecs. */
+/* Multiplies rows [rows] of a, all of k, and `vecs` registers of columns. It is inlined with constant rows and vecs. */
 INLINE void multiply_tile(const float *a, size_t lda, size_t rows, size_t k, const float *b, size_t ldb, size_t vecs, float *out,
                           size_t ldo) {
     vec sums[MULTIPLY_ROWS][MULTIPLY_VECS];

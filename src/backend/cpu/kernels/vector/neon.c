@@ -1,5 +1,5 @@
-/* Half floats and vectors with NEON (AArch64): four floats at a time, then element by element. The last elements that need the
- * exponential go through a padded copy. */
+/* Computes on half floats and vectors with NEON (AArch64): four floats at a time, then element by element. The last elements that
+ * need the exponential go through a padded copy. */
 #include "backend/cpu/kernels/vector/exp_constants.h"
 #include "backend/cpu/kernels/vector/init.h"
 #include "base/half.h"
@@ -46,12 +46,12 @@ static void rms_norm_neon(const float *x, const float *gain, float epsilon, floa
     for (; i < n; i++) out[i] = x[i] * scale * gain[i];
 }
 
-/* 2^n of lanes that hold whole numbers from -126 to 127. */
+/* Returns 2^n of lanes that hold whole numbers from -126 to 127. */
 static inline float32x4_t power_of_two(int32x4_t n) {
     return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n, vdupq_n_s32(127)), 23));
 }
 
-/* exp of each lane; -inf gives 0, +inf gives +inf, NaN stays (min and max return it). */
+/* Returns exp of each lane; -inf gives 0, +inf gives +inf, NaN stays (min and max return it). */
 static inline float32x4_t exp_lanes(float32x4_t d) {
     d = vminq_f32(vmaxq_f32(d, vdupq_n_f32(EXP_LOWEST)), vdupq_n_f32(EXP_HIGHEST));
     float32x4_t n = vrndnq_f32(vmulq_n_f32(d, EXP_LOG2_E));

@@ -1,4 +1,4 @@
-/* Small matrix products and rotations with NEON. */
+/* Computes small matrix products and rotations with NEON. */
 #include "backend/cpu/kernels/lanes/neon.h"
 
 #include <math.h>
@@ -17,7 +17,7 @@ static inline ints ints_add_pairs(ints sums, const int16_t *row, const int16_t *
 #define MULTIPLY_I16_VECS 4
 #include "backend/cpu/kernels/vector/multiply_i16_template.h"
 
-/* Even lanes take the difference, odd ones the sum. */
+/* Rotates neighbours: even lanes take the difference, odd ones the sum. */
 INLINE vec rotate_adjacent(vec x, const float *cosine, const float *sine) {
     const vec signs = {-1, 1, -1, 1};
     float32x2_t c = vld1_f32(cosine), s = vld1_f32(sine);

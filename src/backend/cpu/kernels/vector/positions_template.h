@@ -1,10 +1,10 @@
-/* Template: vector_ops.score_positions on the lanes of an instruction set. Included after multiply_template.h by a file that defines
+/* This template implements vector_ops.score_positions on the lanes of an instruction set. A file includes it after
+ * multiply_template.h and defines
  *
  *     vec_reverse(x)                     the lanes in the opposite order
- *     POSITION_ROWS, POSITION_VECS       rows and registers of tokens summed together
- */
+ *     POSITION_ROWS, POSITION_VECS       rows and registers of tokens summed together */
 
-/* rotated[2][stride] = products[2][stride], rotated to the page's middle */
+/* Rotates products[2][stride] to the page's middle: rotated[2][stride]. */
 INLINE void rotate_products(size_t stride, const float *products, const float *rotation, float *rotated) {
     for (size_t i = 0; i < stride; i += LANES) {
         const vec even = vec_load(products + i), odd = vec_load(products + stride + i), c = vec_load(rotation + i),
@@ -14,7 +14,7 @@ INLINE void rotate_products(size_t stride, const float *products, const float *r
     }
 }
 
-/* sums[rows][POSITION_VECS] of one half of the products and of the waves. */
+/* Computes sums[rows][POSITION_VECS] of one half of the products and of the waves. */
 INLINE void sum_waves(size_t rows, size_t pairs, const float (*rotated)[2 * POSITION_PAIRS_MAX], const float *waves,
                       vec (*sums)[POSITION_VECS]) {
     UNROLL for (size_t m = 0; m < rows; m++) { UNROLL for (size_t v = 0; v < POSITION_VECS; v++) sums[m][v] = vec_zero(); }
@@ -28,7 +28,7 @@ INLINE void sum_waves(size_t rows, size_t pairs, const float (*rotated)[2 * POSI
     }
 }
 
-/* Tokens 32 + j and those behind it, of POSITION_VECS registers, and their mirror images. */
+/* Scores tokens 32 + j and those behind it, of POSITION_VECS registers, and their mirror images. */
 INLINE void score_mirrored(size_t rows, size_t pairs, const float (*rotated)[2 * POSITION_PAIRS_MAX], const float *waves, size_t j,
                            float *logits) {
     vec even[POSITION_ROWS][POSITION_VECS], odd[POSITION_ROWS][POSITION_VECS];

@@ -1,7 +1,7 @@
-/* Template: vector_ops.rotate on the lanes of an instruction set. Included after multiply_template.h by a file that defines
+/* This template implements vector_ops.rotate on the lanes of an instruction set. A file includes it after multiply_template.h and
+ * defines
  *
- *     rotate_adjacent(x, cosine, sine)      LANES / 2 pairs of neighbours in x, times their angles
- */
+ *     rotate_adjacent(x, cosine, sine)      LANES / 2 pairs of neighbours in x, times their angles */
 #include "backend/cpu/kernels/compiler.h"
 
 #include <stdbool.h>

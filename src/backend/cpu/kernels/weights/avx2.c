@@ -1,6 +1,6 @@
-/* Weights as stored, 256 bits at a time: AVX2, FMA, F16C. One function per format turns 32 weights into four registers holding the
- * very floats of the scalar reference; weights/template.h makes dequantize[] and matmul[] of them. format/weight_blocks.h has the
- * formats. */
+/* Reads weights as stored, 256 bits at a time: AVX2, FMA, F16C. One function per format turns 32 weights into four registers
+ * holding the very floats of the scalar reference; weights/template.h makes dequantize[] and matmul[] of them.
+ * format/weight_blocks.h has the formats. */
 #include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/weights/avx2_scales.h"
 #include "backend/cpu/kernels/weights/init.h"
@@ -12,10 +12,10 @@ INLINE __m128i load_64(const void *p) { return _mm_loadl_epi64(p); }
 INLINE __m128i load_128(const void *p) { return _mm_loadu_si128(p); }
 INLINE __m256i load_256(const void *p) { return _mm256_loadu_si256(p); }
 
-/* The half at `half`, to all lanes; eight bytes are read, which every block has after its scale. */
+/* Repeats the half at `half` in all lanes; eight bytes are read, which every block has after its scale. */
 INLINE __m256 spread_half(const void *half) { return _mm256_broadcastss_ps(_mm_cvtph_ps(load_64(half))); }
 
-/* 32 signed bytes as floats. */
+/* Converts 32 signed bytes to floats. */
 INLINE void floats_of_bytes(__m256i bytes, __m256 w[4]) {
     __m128i low = _mm256_castsi256_si128(bytes), high = _mm256_extracti128_si256(bytes, 1);
     w[0] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low));
@@ -24,7 +24,7 @@ INLINE void floats_of_bytes(__m256i bytes, __m256 w[4]) {
     w[3] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(high, 8)));
 }
 
-/* The four-bit codes of a block of 32, as floats less `zero`, in order. */
+/* Converts the four-bit codes of a block of 32 to floats less `zero`, in order. */
 INLINE void floats_of_nibbles(const uint8_t codes[16], int zero, __m256 w[4]) {
     for (int i = 0; i < 2; i++) {
         __m256i both = _mm256_cvtepu8_epi32(load_64(codes + 8 * i));
@@ -87,7 +87,8 @@ INLINE void unpack_q4_1(const struct weight_q4_1 *block, const float *scales, in
     scale_and_add_all(w, spread_half(&block[g].scale), spread_half(&block[g].min));
 }
 
-/* The low four bits of a block's codes as bytes, in order, and a byte of ones for every fifth bit that is set. */
+/* Returns the low four bits of a block's codes as bytes, in order; fifth_bits returns a byte of ones for every fifth bit that is
+ * set. */
 INLINE __m256i low_bits(const uint8_t codes[16]) {
     __m128i both = load_128(codes);
     return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(both, 4), both), _mm256_set1_epi8(15));
@@ -117,7 +118,7 @@ INLINE void unpack_q5_1(const struct weight_q5_1 *block, const float *scales, in
     scale_and_add_all(w, spread_half(&block[g].scale), spread_half(&block[g].min));
 }
 
-/* scale s of the eight groups, then min m. */
+/* Writes scale s of the eight groups, then min m. */
 INLINE void group_scales(const void *block, const uint16_t *scale, const uint16_t *min, float *scales) {
     __m128i bytes = group_scale_bytes(block);
     __m256i s = _mm256_cvtepu8_epi32(bytes), m = _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(bytes, bytes));
@@ -160,7 +161,7 @@ INLINE void unpack_q6_k(const struct weight_q6_k *block, const float *scales, in
     for (int i = 0; i < 4; i++) w[i] = _mm256_mul_ps(_mm256_set1_ps(scales[2 * g + i / 2]), w[i]);
 }
 
-/* Four-bit codes in order as the signed bytes that a table has for them. */
+/* Looks up four-bit codes, in order, as the signed bytes that a table has for them. */
 INLINE __m256i look_up_codes(const uint8_t codes[16], const int8_t values[16]) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_128(values)), low_bits(codes));
 }
@@ -187,7 +188,7 @@ INLINE void unpack_iq4_xs(const struct weight_iq4_xs *block, const float *scales
     scale_all(w, _mm256_set1_ps(scales[g]));
 }
 
-/* The two bits of the 32 weights of group g of Q2_K or Q3_K. */
+/* Returns the two bits of the 32 weights of group g of Q2_K or Q3_K. */
 INLINE __m256i two_bits(const uint8_t codes[64], int g) {
     return _mm256_and_si256(_mm256_srli_epi16(load_256(codes + g / 4 * 32), g % 4 * 2), _mm256_set1_epi8(3));
 }

@@ -1,4 +1,4 @@
-/* Functions that the AVX2 and AVX-512 files of this folder share. */
+/* Has functions that the AVX2 and AVX-512 files of this folder share. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX2_SCALES_H
 #define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX2_SCALES_H
 
@@ -17,7 +17,7 @@ INLINE __m128i group_scale_bytes(const void *block) {
     return _mm_or_si128(_mm_and_si128(first, first_bits), _mm_and_si128(second, second_bits));
 }
 
-/* s - 32 of the eight groups of a block of IQ4_XS. */
+/* Returns s - 32 of the eight groups of a block of IQ4_XS. */
 INLINE __m256 iq4_xs_scales(const struct weight_iq4_xs *block) {
     uint32_t low;
     memcpy(&low, block->low, sizeof low);
@@ -28,7 +28,7 @@ INLINE __m256 iq4_xs_scales(const struct weight_iq4_xs *block) {
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_or_si256(four, two), _mm256_set1_epi32(32)));
 }
 
-/* s - 32 of the sixteen groups of 16 weights of a block of Q3_K, a byte each. */
+/* Returns s - 32 of the sixteen groups of 16 weights of a block of Q3_K, a byte each. */
 INLINE __m128i q3_k_scale_bytes(const uint8_t scales[12]) {
     uint32_t words[4];
     weight_q3_k_scales(scales, words);

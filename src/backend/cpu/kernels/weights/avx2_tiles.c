@@ -1,5 +1,5 @@
-/* matmul of weights of four, six and eight bits with AVX2: weights/tiles_template.h. Eight products of a code of four bits and a byte, by twos,
- * are at most 8 * 2 * 15 * 127, so they are added up as words. */
+/* Implements matmul of weights of four, six and eight bits with AVX2: weights/tiles_template.h. Eight products of a code of four
+ * bits and a byte, by twos, are at most 8 * 2 * 15 * 127, so they are added up as words. */
 #include "backend/cpu/kernels/weights/init.h"
 
 #include "backend/cpu/kernels/weights/avx2_tiles.h"
@@ -7,7 +7,7 @@
 
 #define ISA avx2
 
-/* Left alone, gcc 12 adds up the products of a loop as a tree, whose nodes it keeps in memory. */
+/* Keeps the order of sums: left alone, gcc 12 adds up the products of a loop as a tree, whose nodes it keeps in memory. */
 INLINE ints in_order(ints sum) {
     __asm__("" : "+x"(sum));
     return sum;

@@ -1,4 +1,4 @@
-/* The parameters of weights/tiles_template.h that AVX2 and AVX-VNNI share: two registers of eight rows. */
+/* Defines the parameters of weights/tiles_template.h that AVX2 and AVX-VNNI share: two registers of eight rows. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX2_TILES_H
 #define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX2_TILES_H
 

@@ -1,5 +1,5 @@
-/* Weights as stored, 512 bits at a time. One function per format turns 32 weights into two registers holding the very floats of the
- * scalar reference; weights/template.h makes dequantize[] and matmul[] of them, but for the matmul[] of avx512_tiles.c.
+/* Reads weights as stored, 512 bits at a time. One function per format turns 32 weights into two registers holding the very floats
+ * of the scalar reference; weights/template.h makes dequantize[] and matmul[] of them, except for the matmul[] of avx512_tiles.c.
  * format/weight_blocks.h has the formats. */
 #include "backend/cpu/kernels/weights/avx512_common.h"
 #include "backend/cpu/kernels/weights/init.h"
@@ -8,20 +8,20 @@ INLINE __m128i load_64(const void *p) { return _mm_loadl_epi64(p); }
 INLINE __m128i load_128(const void *p) { return _mm_loadu_si128(p); }
 INLINE __m256i load_256(const void *p) { return _mm256_loadu_si256(p); }
 
-/* The half at `half`, to all lanes; eight bytes are read, which every block has after its scale. */
+/* Repeats the half at `half` in all lanes; eight bytes are read, which every block has after its scale. */
 INLINE __m512 spread_half(const void *half) { return _mm512_broadcastss_ps(_mm_cvtph_ps(load_64(half))); }
-/* first, first + 1, ..., first + 15 */
+/* Returns first, first + 1, ..., first + 15. */
 INLINE __m512 counting_from(float first) {
     return _mm512_add_ps(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_ps(first));
 }
 
-/* 32 signed bytes as floats. */
+/* Converts 32 signed bytes to floats. */
 INLINE void floats_of_bytes(__m256i bytes, __m512 w[2]) {
     w[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
     w[1] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
 }
 
-/* Four-bit codes look their weight up among the sixteen that their block can hold: of an index, vpermps heeds four bits alone. */
+/* Looks up four-bit codes among the sixteen weights that their block can hold: vpermps uses only four bits of an index. */
 INLINE void look_up_nibbles(const uint8_t codes[16], __m512 table, __m512 w[2]) {
     __m512i both = _mm512_cvtepu8_epi32(load_128(codes));
     w[0] = _mm512_permutexvar_ps(both, table);
@@ -71,7 +71,8 @@ INLINE void unpack_q4_1(const struct weight_q4_1 *block, const float *scales, in
     look_up_nibbles(block[g].codes, _mm512_fmadd_ps(scale, counting_from(0), min), w);
 }
 
-/* The low four bits of a block's codes as bytes, in order, and a byte of ones for every fifth bit that is set. */
+/* Returns the low four bits of a block's codes as bytes, in order; fifth_bits returns a byte of ones for every fifth bit that is
+ * set. */
 INLINE __m256i low_bits(const uint8_t codes[16]) {
     __m128i both = load_128(codes);
     return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(both, 4), both), _mm256_set1_epi8(15));
@@ -134,7 +135,7 @@ INLINE void unpack_q6_k(const struct weight_q6_k *block, const float *scales, in
     for (int i = 0; i < 2; i++) w[i] = _mm512_mul_ps(_mm512_set1_ps(scales[2 * g + i]), w[i]);
 }
 
-/* A table of sixteen signed bytes times a unit. */
+/* Returns a table of sixteen signed bytes times a unit. */
 INLINE __m512 table_of(const int8_t values[16], __m512 unit) {
     return _mm512_mul_ps(unit, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_128(values))));
 }
@@ -158,7 +159,7 @@ INLINE void unpack_iq4_xs(const struct weight_iq4_xs *block, const float *scales
     look_up_nibbles(block->codes + 16 * g, table_of(weight_iq4_values, _mm512_set1_ps(scales[g])), w);
 }
 
-/* The two bits of the 32 weights of group g of Q2_K or Q3_K. */
+/* Returns the two bits of the 32 weights of group g of Q2_K or Q3_K. */
 INLINE __m256i two_bits(const uint8_t codes[64], int g) {
     return _mm256_and_si256(_mm256_srli_epi16(load_256(codes + g / 4 * 32), g % 4 * 2), _mm256_set1_epi8(3));
 }

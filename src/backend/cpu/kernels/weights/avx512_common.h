@@ -1,4 +1,4 @@
-/* Functions that the AVX-512 files of this folder share. */
+/* Has functions that the AVX-512 files of this folder share. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX512_COMMON_H
 #define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX512_COMMON_H
 
@@ -8,7 +8,7 @@
 
 #include <immintrin.h>
 
-/* The halves at words `words` of 64 bytes. */
+/* Repeats the halves at words `words` of 64 bytes. */
 INLINE __m512 spread_halves(const void *at, __m512i words) {
     return _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(words, _mm512_loadu_si512(at))));
 }

@@ -1,5 +1,5 @@
-/* matmul of weights of four, six and eight bits with AVX-512 (VNNI): weights/tiles_template.h with sixteen rows to a tile. A number of a
- * vector is an operand in memory, which the instruction itself spreads to all lanes. */
+/* Implements matmul of weights of four, six and eight bits with AVX-512 (VNNI): weights/tiles_template.h with sixteen rows to a
+ * tile. A number of a vector is an operand in memory, which the instruction itself repeats in all lanes. */
 #include "backend/cpu/kernels/weights/init.h"
 
 #include "backend/cpu/kernels/lanes/avx512_fixed.h"

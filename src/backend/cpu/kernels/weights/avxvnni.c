@@ -1,4 +1,5 @@
-/* matmul of weights of four, six and eight bits with AVX-VNNI: weights/tiles_template.h with products that add themselves to a sum. */
+/* Implements matmul of weights of four, six and eight bits with AVX-VNNI: weights/tiles_template.h with products that add
+ * themselves to a sum. */
 #include "backend/cpu/kernels/weights/init.h"
 
 #include "backend/cpu/kernels/weights/avx2_tiles.h"

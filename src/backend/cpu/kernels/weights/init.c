@@ -1,4 +1,4 @@
-/* The tables of the weights kernels. */
+/* Holds the tables of the weights kernels. */
 #include "backend/cpu/kernels/weights/init.h"
 
 #define OPS weights_ops

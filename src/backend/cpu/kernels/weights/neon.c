@@ -1,6 +1,6 @@
-/* Weights as stored, 128 bits at a time: the SIMD that every 64-bit ARM processor has. One function per format turns 32 weights
- * into eight registers holding the very floats of the scalar reference; weights/template.h makes dequantize[] and matmul[] of them.
- * format/weight_blocks.h has the formats. */
+/* Reads weights as stored, 128 bits at a time: the SIMD that every 64-bit ARM processor has. One function per format turns 32
+ * weights into eight registers holding the very floats of the scalar reference; weights/template.h makes dequantize[] and matmul[]
+ * of them. format/weight_blocks.h has the formats. */
 #include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/weights/init.h"
 #include "format/weight_blocks.h"
@@ -9,7 +9,7 @@
 
 INLINE float32x4_t spread_half(uint16_t half) { return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half))); }
 
-/* 16 signed bytes as floats. */
+/* Converts 16 signed bytes to floats. */
 INLINE void floats_of_bytes(int8x16_t bytes, float32x4_t w[4]) {
     int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
     w[0] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(low)));
@@ -20,7 +20,7 @@ INLINE void floats_of_bytes(int8x16_t bytes, float32x4_t w[4]) {
 INLINE void floats_of_codes(uint8x16_t codes, int zero, float32x4_t w[4]) {
     floats_of_bytes(vsubq_s8(vreinterpretq_s8_u8(codes), vdupq_n_s8((int8_t)zero)), w);
 }
-/* The low and the high four bits of bytes. */
+/* Return the low and the high four bits of bytes. */
 INLINE uint8x16_t low_bits(uint8x16_t both) { return vandq_u8(both, vdupq_n_u8(15)); }
 INLINE uint8x16_t high_bits(uint8x16_t both) { return vshrq_n_u8(both, 4); }
 
@@ -78,7 +78,7 @@ INLINE void unpack_q4_1(const struct weight_q4_1 *block, const float *scales, in
     scale_and_add_all(w, spread_half(block[g].scale), spread_half(block[g].min));
 }
 
-/* The four low bits of 16 codes with the fifth, of two bytes of `high`, put above them. */
+/* Puts the fifth bits, of two bytes of `high`, above the four low bits of 16 codes. */
 INLINE uint8x16_t with_fifth_bits(uint8x16_t low, const uint8_t high[2]) {
     const uint8x16_t own_bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
     uint8x16_t set = vtstq_u8(vcombine_u8(vdup_n_u8(high[0]), vdup_n_u8(high[1])), own_bit);
@@ -103,7 +103,7 @@ INLINE void unpack_q5_1(const struct weight_q5_1 *block, const float *scales, in
     scale_and_add_all(w, spread_half(block[g].scale), spread_half(block[g].min));
 }
 
-/* scale s of the eight groups, then -min m. */
+/* Writes scale s of the eight groups, then -min m. */
 INLINE void group_scales(uint16_t scale, uint16_t min, const uint8_t packed[12], float *scales) {
     uint32_t words[4];
     float32x4_t bytes[4];
@@ -152,7 +152,7 @@ INLINE void unpack_q6_k(const struct weight_q6_k *block, const float *scales, in
     }
 }
 
-/* Four-bit codes as the signed bytes that a table has for them, times a unit. */
+/* Looks up four-bit codes as the signed bytes that a table has for them, times a unit. */
 INLINE void look_up_codes(const uint8_t codes[16], const int8_t values[16], float32x4_t unit, float32x4_t w[8]) {
     uint8x16_t both = vld1q_u8(codes);
     int8x16_t table = vld1q_s8(values);
@@ -181,13 +181,13 @@ INLINE void unpack_iq4_xs(const struct weight_iq4_xs *block, const float *scales
     look_up_codes(block->codes + 16 * g, weight_iq4_values, vdupq_n_f32(scales[g]), w);
 }
 
-/* The two bits of weights 16 i .. 16 i + 15 of group g of Q2_K or Q3_K. */
+/* Returns the two bits of weights 16 i .. 16 i + 15 of group g of Q2_K or Q3_K. */
 INLINE uint8x16_t two_bits(const uint8_t codes[64], int g, int i) {
     uint8x16_t four = vld1q_u8(codes + g / 4 * 32 + 16 * i);
     return vandq_u8(vshlq_u8(four, vdupq_n_s8((int8_t)(-2 * (g % 4)))), vdupq_n_u8(3));
 }
 
-/* scale s of the 16 groups, then -min m. */
+/* Writes scale s of the 16 groups, then -min m. */
 INLINE void scales_q2_k(const struct weight_q2_k *block, float *scales) {
     uint8x16_t both = vld1q_u8(block->scales);
     float32x4_t s[4], m[4];

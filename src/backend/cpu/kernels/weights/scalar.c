@@ -1,4 +1,4 @@
-/* The reference for reading weights as stored: dequantize[] and matmul[], in plain C. format/weight_blocks.h has the formats.
+/* Has the reference for reading weights as stored: dequantize[] and matmul[], in plain C. format/weight_blocks.h has the formats.
  * The instruction sets' versions must give the same dequantized floats; their matmul may differ in the order of summation alone. */
 #include "backend/cpu/kernels/weights/init.h"
 #include "base/half.h"
@@ -24,7 +24,7 @@ static void dequantize_q8_0_scalar(const void *row, float *out, size_t n) {
     }
 }
 
-/* Code of weight i of a block of 32 with four-bit codes. */
+/* Returns the code of weight i of a block of 32 with four-bit codes. */
 static int low_code(const uint8_t codes[16], int i) { return i < 16 ? codes[i] & 15 : codes[i - 16] >> 4; }
 static int high_bit(const uint8_t high[4], int i) { return high[i / 8] >> i % 8 & 1; }
 
@@ -62,7 +62,7 @@ static void dequantize_q5_1_scalar(const void *row, float *out, size_t n) {
     }
 }
 
-/* scale s and min m of each group. */
+/* Writes scale s and min m of each group. */
 static void group_scales(uint16_t scale, uint16_t min, const uint8_t packed[12], float scales[8], float mins[8]) {
     uint32_t words[4];
     uint8_t bytes[16];
@@ -113,7 +113,7 @@ static void dequantize_q6_k_scalar(const void *row, float *out, size_t n) {
     }
 }
 
-/* Four-bit codes that look their weight up in a table, times `unit`. */
+/* Looks up four-bit codes in a table, times `unit`. */
 static void look_up_codes(const uint8_t codes[16], const int8_t values[16], float unit, float out[32]) {
     for (int i = 0; i < WEIGHT_BLOCK; i++) out[i] = unit * (float)values[low_code(codes, i)];
 }
@@ -140,7 +140,7 @@ static void dequantize_iq4_xs_scalar(const void *row, float *out, size_t n) {
     }
 }
 
-/* The low two bits of weight i of a block of Q2_K or Q3_K. */
+/* Returns the low two bits of weight i of a block of Q2_K or Q3_K. */
 static int two_bits(const uint8_t codes[64], int i) { return codes[i / 128 * 32 + i % 32] >> 2 * (i / 32 % 4) & 3; }
 
 static void dequantize_q2_k_scalar(const void *row, float *out, size_t n) {

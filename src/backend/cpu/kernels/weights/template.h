@@ -1,5 +1,5 @@
-/* Template: dequantize[] and matmul[] of one function per format, unpack_TYPE, which makes of a group of 32 stored weights
- * registers that hold the very floats of the scalar reference. Included at the end of avx2.c, avx512.c and neon.c;
+/* This template makes dequantize[] and matmul[] of one function per format, unpack_TYPE, which turns a group of 32 stored weights
+ * into registers that hold the very floats of the scalar reference. avx2.c, avx512.c and neon.c include it at their end;
  * FILL_ALL_WEIGHTS(ops, ISA) fills the tables. Parameters:
  *
  *     VECTOR, LANES                                       a register of LANES floats
@@ -8,10 +8,10 @@
  *     scales_TYPE(block, scales[SCALES_MOST])             for the K types: what unpack_TYPE needs to know of a whole block
  *     unpack_TYPE(block, scales, g, w[32 / LANES])        group g counting from `block`; K types have eight in a block, others one
  *
- * A vector alone is multiplied by four rows together, so that one load of x serves four, and fetches the next four meanwhile: processors see the ends
- * of rows, a few KiB each, as the ends of streams, and do not look beyond them by themselves. Of several vectors four are multiplied by a row together,
- * which is unpacked once for them. A product is the same sum either way, whatever it is computed with.
- */
+ * A vector alone is multiplied by four rows together, so that one load of x serves four, and fetches the next four meanwhile:
+ * processors see the ends of rows, a few KiB each, as the ends of streams, and do not prefetch beyond them by themselves. Where
+ * there are several vectors, four are multiplied by a row together, which is unpacked once for them. A product is the same sum
+ * either way, whatever it is computed with. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TEMPLATE_H
 #define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TEMPLATE_H
 
@@ -75,7 +75,7 @@
         } \
     }
 
-/* Rows past the last vector: that vector again, its sum unused. */
+/* Rows past the last vector are that vector again, with a sum that is not used. */
 #define WEIGHT_VECTORS(type, name, blocks, GROUPS, GROUP_LOOP) \
     static void name(const void *w, size_t row_bytes, size_t rows, size_t n, const float *const x[ROWS], size_t count, float *y, \
                      size_t stride) { \
@@ -117,7 +117,7 @@
         if (t < count) one(w, row_bytes, rows, n, x[t], y + t * stride); \
     }
 
-/* Types without blocks may have any n: what is left of a row goes through a group of its own, filled up with zeros. */
+/* Types without blocks may have any n: the rest of a row goes through a group of its own, filled up with zeros. */
 #define PLAIN_KERNELS(type, isa) \
     WEIGHT_DEQUANTIZER(type, dequantize_groups_##type, 8, UP_TO_EIGHT_GROUPS) \
     WEIGHT_MATVEC(type, matvec_groups_##type, 8, UP_TO_EIGHT_GROUPS, ROLL) \
@@ -181,7 +181,7 @@
     K_KERNELS(q3_k, isa) \
     K_KERNELS(q5_k, isa)
 
-/* The formats that an instruction set may multiply by products of bytes instead. */
+/* An instruction set may multiply these formats by products of bytes instead. */
 #define BYTE_DEQUANTIZERS(isa) \
     BLOCK_DEQUANTIZER(q8_0, isa) \
     BLOCK_DEQUANTIZER(q4_0, isa) \

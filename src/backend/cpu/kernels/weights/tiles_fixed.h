@@ -1,8 +1,9 @@
-/* A vector as fixed point for weights/tiles_template.h, which includes this: whole multiples of a step, one for each group of numbers.
+/* Makes fixed point of a vector for weights/tiles_template.h, which includes this: whole multiples of a step, with one step for
+ * each group of numbers.
  *
- * Formats with codes of four bits get bytes, 32 numbers to a group, whose step is a 127th of the largest of them. Formats with finer codes get
- * words, 16 to a group, whose step is a power of two. With weights of four bits the rounding to bytes adds 1.4 % to the KL
- * divergence that these weights cause by themselves, and nothing that perplexity would show; with Q8_0 it would triple it
+ * Formats with codes of four bits get bytes, 32 numbers to a group, whose step is a 127th of the largest of them. Formats with
+ * finer codes get words, 16 to a group, whose step is a power of two. With weights of four bits the rounding to bytes adds 1.4 % to
+ * the KL divergence that these weights cause by themselves, and nothing that perplexity would show; with Q8_0 it would triple it
  * (docs/reports/batches.md). */
 #ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TILES_FIXED_H
 #define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TILES_FIXED_H
@@ -26,7 +27,7 @@ struct fixed_group {
     float sum;    /* of the numbers as they are now */
 };
 
-/* The largest of 8 n absolute values, in all lanes, as integers: so NaN are the largest of all. */
+/* Returns the largest of 8 n absolute values, in all lanes, as integers, so that NaN are the largest of all. */
 INLINE __m256i largest_of(const __m256 *x, int n) {
     __m256i most = _mm256_setzero_si256();
     for (int i = 0; i < n; i++)
@@ -42,7 +43,7 @@ INLINE int32_t sum_of_dwords(__m256i x) {
     return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
 }
 
-/* x[32] in order. The step is NaN where a number is not finite. */
+/* Writes x[32] in order. The step is NaN where a number is not finite. */
 INLINE void group_of_bytes(const float *x, int zero, struct fixed_group *f) {
     __m256 in[4];
     for (int i = 0; i < 4; i++) in[i] = _mm256_loadu_ps(x + 8 * i);
@@ -60,8 +61,8 @@ INLINE void group_of_bytes(const float *x, int zero, struct fixed_group *f) {
     f->sum = f->step * (float)sum;
 }
 
-/* x[16]: of each four numbers the even ones, then the odd ones, as bytes of codes become words. A number is at most 2^15 steps; those that
- * round to 2^15 become 2^15 - 1. */
+/* Writes x[16]: of each four numbers the even ones, then the odd ones, as bytes of codes become words. A number is at most 2^15
+ * steps; those that round to 2^15 become 2^15 - 1. */
 INLINE void group_of_words(const float *x, struct fixed_group *f) {
     const __m256i exponent = _mm256_set1_epi32(0x7f800000);
     const __m256i even_odd = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));

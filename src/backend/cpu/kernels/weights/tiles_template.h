@@ -1,5 +1,5 @@
-/* Template: matmul[] and fix[] of the formats with codes of four, six and eight bits, by products of integers. Included by one file of each
- * instruction set; FILL_TILES(ops) sets the functions. Parameters:
+/* This template implements matmul[] and fix[] of the formats with codes of four, six and eight bits, by products of integers. One
+ * file of each instruction set includes it; FILL_TILES(ops) sets the functions. Parameters:
  *
  *     ISA                             suffix of the functions
  *     LANES                           rows to a register: 8 or 16
@@ -15,14 +15,14 @@
  *                                     the products of its four bytes and the number's, and the group's `zero`
  *     start_words, add_words, end_words         the same of two signed words, without `zero`
  *
- * The lanes of a register are rows of weights. So a product needs no sum across lanes, one load of a vector serves all of them, and the
- * scales of a group are one register. ROWS rows of 256 weights at a time are brought into that order: a tile, which stays in the first-level
- * cache and is multiplied by all vectors. A vector alone takes the same way, so a product is the same bits whatever it is computed with: a batch
- * changes no session's tokens. ROWS streams of memory, of each a few lines at a time, are more than the processor's own prefetching follows: the
- * tile below is fetched meanwhile.
+ * The lanes of a register are rows of weights. So a product needs no sum across lanes, one load of a vector serves all of them, and
+ * the scales of a group are one register. ROWS rows of 256 weights at a time are brought into that order: a tile, which stays in
+ * the first-level cache and is multiplied by all vectors. A vector alone is computed in the same way, so a product is the same bits
+ * whatever it is computed with: a batch changes no session's tokens. ROWS streams of memory, of each a few lines at a time, are
+ * more than the processor's own prefetching follows, so the tile below is fetched meanwhile.
  *
- * Measured on a Zen 4: eight vectors of Q4_0 take half the time that sums across lanes took; tiles of 64 columns instead of 256 take a
- * sixth more. docs/reports/batches.md has figures. */
+ * Measured on a Zen 4: eight vectors of Q4_0 take half the time that sums across lanes took; tiles of 64 columns instead of 256
+ * take a sixth more. docs/reports/batches.md has figures. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TILES_TEMPLATE_H
 #define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TILES_TEMPLATE_H
 
@@ -36,7 +36,8 @@
 #define MATMUL_MOST 16 /* vectors, for which there are sums */
 #define STRIP_BYTES_MOST (STRIP / WEIGHT_BLOCK * sizeof(struct weight_q8_0))
 
-/* LANES rows: groups of codes, eight registers each or, of Q4_0, nibbles in four, and their scales; minima where codes of bytes have some. */
+/* A part is LANES rows: groups of codes, eight registers each or, of Q4_0, nibbles in four, and their scales; minima where codes of
+ * bytes have some. */
 struct part {
     ints codes[GROUPS_MOST][8];
     floats scale[GROUPS_MOST];
@@ -46,8 +47,8 @@ struct part {
 #define ROWS (PARTS * LANES)
 typedef float sums[MATMUL_MOST][ROWS];
 
-/* The bytes that a product prefetches meanwhile: the same part of the tile below. It prefetches some with each group, since bursts would wait for
- * each other. */
+/* A product prefetches these bytes meanwhile: the same part of the tile below. It prefetches some with each group, since bursts
+ * would wait for each other. */
 struct below {
     const uint8_t *at;
     size_t bytes_of_group; /* 0: nothing */
@@ -122,7 +123,7 @@ static void pack_q4_0(const uint8_t *at, size_t apart, struct part *tile) {
     }
 }
 
-/* Signed bytes as words: of a dword the even ones, then the odd ones. */
+/* Stores signed bytes as words: of a dword the even ones, then the odd ones. */
 INLINE void store_words(ints bytes, ints words[2]) {
     words[0] = MM(srai_epi16)(MM(slli_epi16)(bytes, 8), 8);
     words[1] = MM(srai_epi16)(bytes, 8);
@@ -143,8 +144,8 @@ static void pack_q8_0(const uint8_t *at, size_t apart, struct part *tile) {
     }
 }
 
-/* One block: of 32 bytes the low four bits are a group, the high ones the next. The lanes' own scales and minima are unpacked as
- * weight_group_scales does it. */
+/* Packs one block: of 32 bytes the low four bits are a group, the high ones the next. The lanes' own scales and minima are unpacked
+ * as in weight_group_scales. */
 static void pack_q4_k(const uint8_t *at, size_t apart, struct part *tile) {
     ints head[4];
     load_pieces(at, apart, head);
@@ -166,7 +167,7 @@ static void pack_q4_k(const uint8_t *at, size_t apart, struct part *tile) {
     }
 }
 
-/* Unsigned bytes less 32 as words. */
+/* Stores unsigned bytes less 32 as words. */
 INLINE void store_q6_k(const ints bytes[4], ints words[8]) {
     UNROLL for (int d = 0; d < 4; d++) {
         words[2 * d] = MM(sub_epi16)(ints_and(bytes[d], MM(set1_epi16)(255)), MM(set1_epi16)(32));
@@ -174,7 +175,7 @@ INLINE void store_q6_k(const ints bytes[4], ints words[8]) {
     }
 }
 
-/* One block: two halves, each of two pieces of 16 columns of four quarters. */
+/* Packs one block: two halves, each of two pieces of 16 columns of four quarters. */
 static void pack_q6_k(const uint8_t *at, size_t apart, struct part *tile) {
     const ints two = MM(set1_epi8)(48);
     ints of[4], end[4];
@@ -205,7 +206,7 @@ static void pack_q6_k(const uint8_t *at, size_t apart, struct part *tile) {
 
 /* ---- Products ------------------------------------------------------------------------------------------------------------- */
 
-/* sum[X] += the first `groups` groups of a tile times those of X vectors from `first` on. */
+/* Adds to sum[X] the first `groups` groups of a tile times those of X vectors from `first` on. */
 #define MULTIPLY(name, of, NIBBLES, MINS, X) \
     static void name(const struct part *tile, size_t groups, const struct fixed_group *const *x, size_t first, float(*sum)[ROWS], \
                      struct below below) { \
