@@ -25,7 +25,7 @@
 #define DEFAULT_MODEL PROJECT_DIR "/models/lab-27m-q8_0.gguf"
 enum { WINDOW = 2048, TEST_WINDOWS = 4, MOST_HEADS = 64 };
 
-/* The paper's shapes: the pairs of a group share a code of log2(entries) bits in each round. */
+/* These are the paper's shapes: the pairs of a group share a code of log2(entries) bits in each round. */
 static const struct em_shape fits[] = {{8, 2, 8}, {16, 4, 8}, {32, 16, 8}, {64, 64, 24}};
 #define FITS (sizeof fits / sizeof fits[0])
 
@@ -36,7 +36,7 @@ struct tables {
     struct capture *learned, *held;
 };
 
-/* Normalized keys of one head, the two components of a pair half a head apart: rows[n][hd], weights[n]. */
+/* A keys holds normalized keys of one head, the two components of a pair half a head apart: rows[n][hd], weights[n]. */
 struct keys {
     float *rows, *weights;
     size_t n;
@@ -78,7 +78,7 @@ static void keys_normalize(const struct terse_model *m, const float *parameters,
     }
 }
 
-/* rows[n][2 g] of the g pairs from `pair` on. */
+/* Copies rows[n][2 g] of the g pairs from `pair` on. */
 static void copy_group(const struct keys *keys, size_t hd, size_t pair, size_t g, float *rows) {
     for (size_t p = 0; p < keys->n; p++) {
         memcpy(rows + p * 2 * g, keys->rows + p * hd + pair, g * sizeof *rows);
@@ -96,7 +96,7 @@ static double square(const struct keys *keys, const float *rows, size_t width) {
     return sum;
 }
 
-/* left[rounds] += the squared error after each round; the codewords are subtracted from the rows. */
+/* Adds to left[rounds] the squared error after each round; the codewords are subtracted from the rows. */
 static int code_rows(struct em_shape shape, const float *tables, const struct keys *keys, float *rows, double *left) {
     struct commvq_search search;
     struct terse_error error;
@@ -145,7 +145,7 @@ static int fit_group(struct em_shape shape, size_t hd, size_t pair, const struct
     return console_interrupted() ? EXIT_INTERRUPTED : status;
 }
 
-/* errors[2][rounds] of a head: on the keys learned from, on held-out keys. *seconds: processor time of learning. */
+/* Computes errors[2][rounds] of a head: on the keys learned from, on held-out keys. *seconds is the processor time of learning. */
 static int fit_head(struct em_shape shape, size_t hd, const struct keys keys[2], double *errors, double *seconds) {
     double *left[2] = {errors, errors + shape.rounds};
     int status = EXIT_OK;

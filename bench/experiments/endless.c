@@ -139,7 +139,7 @@ static void score_row(void *user, size_t i, const float *logits) {
     add(&s->part, nll);
 }
 
-/* VmRSS in MiB. */
+/* Returns VmRSS in MiB. */
 static double resident(void) {
     FILE *file = fopen("/proc/self/status", "r");
     char line[256];
@@ -160,7 +160,7 @@ static void print_part(struct scoring *s, struct terse_session *session, size_t 
     s->part = (struct sums){0};
 }
 
-/* tokens[window], the first of which becomes the BOS. */
+/* Runs tokens[window], the first of which becomes the BOS. */
 static enum terse_status run_window(const struct endless *e, struct terse_session *session, int32_t *tokens, struct scoring *s,
                                     bool parts, struct terse_error *error) {
     bool begins;

@@ -1,4 +1,4 @@
-/* Shared by the parts of the fidelity program: the command's options, the model, the text and the work folder. */
+/* Declares what the parts of the fidelity program share: the command's options, the model, the text and the work folder. */
 #ifndef TERSE_BENCH_FIDELITY_H
 #define TERSE_BENCH_FIDELITY_H
 
@@ -28,17 +28,17 @@ struct fidelity {
     struct store *store;
 };
 
-/* Options of a session with the cache of `run`. They also set the index of the caches that are made next, so make the session before
- * the next call. */
+/* Returns the options of a session with the cache of `run`. They also set the index of the caches that are made next, so the
+ * session must be made before the next call. */
 struct terse_session_options fidelity_session_options(const struct run *run, uint32_t context);
-/* The key of a measurement in the store: "SPEC|HASH|what", HASH being the codebook's. */
+/* Writes the key of a measurement in the store: "SPEC|HASH|what", HASH being the codebook's. */
 const char *fidelity_key(const struct run *run, const char *what, char *key, size_t capacity);
-/* A line of the store that describes the run. */
+/* Returns a line of the store that describes the run. */
 cJSON *fidelity_line(const struct run *run);
 /* Adds the report of a cache: "resident", "codes", ... */
 void fidelity_add_report(cJSON *line, const struct terse_cache_report *report);
 
-/* The parts. Each returns an exit status, and has printed a message when it is not EXIT_OK. */
+/* These are the parts. Each returns an exit status, and has printed a message when it is not EXIT_OK. */
 int fidelity_perplexity(struct fidelity *f, bool steps, bool paper);
 int fidelity_needles(struct fidelity *f);
 int fidelity_memory(struct fidelity *f);

@@ -1,4 +1,4 @@
-/* Owns: how the variants are fitted. Leaves to index_sign: encoding and scoring with what was fitted, except for kmeans' encoder. */
+/* Owns how the variants are fitted. index_sign encodes and scores with what was fitted, except for kmeans' encoder. */
 #include "fidelity_index.h"
 #include "backend/cpu/codec/index.h"
 
@@ -13,7 +13,7 @@
 #define CODES INDEX_SIGN_CODES
 #define KMEANS_ROUNDS 20 /* the paper's, section 4.4 */
 
-/* The parts of `learned` that index_sign_learned reads. */
+/* These return the parts of `learned` that index_sign_learned reads. */
 static float *mean_in(void *learned) { return learned; }
 static float *centroids_in(size_t hd, void *learned) { return (float *)learned + hd; }
 
@@ -24,7 +24,7 @@ static void fit_base(bool median, size_t hd, const float *rows, size_t n, size_t
     cpu_index_sign.fit(hd, rows, n, stride, &options, learned);
 }
 
-/* Every centroid's channel i becomes size[i] or -size[i], by the bit of the code. */
+/* Sets every centroid's channel i to size[i] or -size[i], by the bit of the code. */
 static void set_signed(size_t hd, const float *size, float *centroids) {
     for (size_t c = 0; c < hd; c++)
         for (unsigned code = 0; code < CODES; code++)
@@ -60,7 +60,7 @@ static void fit_magnitudes(size_t hd, const float *rows, size_t n, size_t stride
     set_signed(hd, size, centroids_in(hd, learned));
 }
 
-/* Means of uncentred keys for each pattern of signs; 0 for a pattern that no key has. */
+/* Computes the means of uncentred keys for each pattern of signs; 0 for a pattern that no key has. */
 static void fit_raw(size_t hd, const float *rows, size_t n, size_t stride, const struct index_options *options, void *learned) {
     float *centroids = centroids_in(hd, learned);
     (void)options;

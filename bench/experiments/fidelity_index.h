@@ -4,7 +4,7 @@
 
 #include "backend/cpu/codec/index.h"
 
-/* By name:
+/* Returns an index by its name:
  *     median       centred on each channel's lower median instead of its mean
  *     signs        centred; centroids are the signs alone, +1 or -1
  *     magnitudes   centred; centroids are signs times the mean magnitude of their channel
@@ -12,12 +12,12 @@
  *     raw-signs    not centred; centroids are the signs alone
  *     kmeans       centred; centroids of 20 rounds of k-means in each group, codes of the nearest centroid
  *     sign, quest  the library's own
- * NULL: no index has that name. Threads: the first call for a name must not run beside another call. When kmeans gets no memory, what it
- * learns is not finite. */
+ * NULL: no index has that name. Threads: the first call for a name must not run beside another call. When kmeans gets no memory,
+ * what it learns is not finite. */
 const struct cpu_index *index_variant(const char *name);
 #define INDEX_VARIANTS "sign, quest, median, signs, magnitudes, raw, raw-signs and kmeans"
 
-/* Squared error of rows[n][hd] coded by their centroids, as a share of the rows' squared norm about the mean. */
+/* Returns the squared error of rows[n][hd] coded by their centroids, as a share of the rows' squared norm about the mean. */
 double index_sign_error(const struct cpu_index *index, size_t head_dim, const void *learned, const float *rows, size_t n,
                         size_t stride);
 

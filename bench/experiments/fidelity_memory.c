@@ -1,6 +1,6 @@
-/* Resident memory: the process prefills a prompt exactly and decodes some tokens with one cache, and records its resident sizes as the
- * system counts them. The report compares them with f16's: model and prefill workspace are the same for all methods, so that the
- * difference is the cache. */
+/* Measures resident memory: the process prefills a prompt exactly and decodes some tokens with one cache, and records its resident
+ * sizes as the system counts them. The report compares them with f16's: model and prefill workspace are the same for all methods,
+ * so that the difference is the cache. */
 #include "fidelity.h"
 
 #include "console.h"
@@ -11,7 +11,7 @@
 
 #define DECODED 32
 
-/* VmHWM or VmRSS of this process in bytes; 0 where the system does not report it. */
+/* Returns VmHWM or VmRSS of this process in bytes; 0 where the system does not report it. */
 static double status_bytes(const char *field) {
     char line[256];
     double kib = 0;

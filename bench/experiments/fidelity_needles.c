@@ -1,4 +1,4 @@
-/* Owns: generating tasks and their prompts. Leaves to fidelity_retrieval.c: running them. */
+/* Generates tasks and their prompts. fidelity_retrieval.c runs them. */
 #include "fidelity_needles.h"
 
 #include "base/random.h"
@@ -106,7 +106,7 @@ static struct key random_key(const struct haystack *h, uint64_t *state) {
                         cJSON_GetStringValue(cJSON_GetArrayItem(h->nouns, noun)), 10 + (uint32_t)below(state, 90)};
 }
 
-/* A key that differs from keys[n]; without `digits`, in its adjective or noun. */
+/* Returns a key that differs from keys[n]; without `digits`, in its adjective or noun. */
 static struct key new_key(const struct haystack *h, const struct key *keys, size_t n, bool digits, uint64_t *state) {
     for (;;) {
         struct key key = random_key(h, state);
@@ -149,7 +149,7 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Lines of the haystack from a random one on, wrapping around, with `n` planted lines between them. */
+/* Writes lines of the haystack from a random one on, wrapping around, with `n` planted lines between them. */
 static void write_prose(const struct haystack *h, size_t budget, size_t n, uint64_t *state, struct text *t, char *question,
                         size_t capacity, char *answer) {
     struct key keys[MULTIKEY_LINES];
@@ -176,7 +176,7 @@ static void write_prose(const struct haystack *h, size_t budget, size_t n, uint6
     snprintf(answer, sizeof((struct needle *)0)->answer, "%.*s", (int)strlen(planted[asked]) - 1, planted[asked]);
 }
 
-/* Lines "amber acorn 12: 3456789", up to `budget` tokens. */
+/* Writes lines such as "amber acorn 12: 3456789", up to `budget` tokens. */
 static int write_list(const struct haystack *h, size_t budget, uint64_t *state, struct text *t, char *question, size_t capacity,
                       char *answer) {
     size_t limit = budget / 8, count = 0, tokens = 0, asked = 0; /* every such line has more than 8 tokens */

@@ -1,8 +1,8 @@
-/* Perplexity and divergence over windows of a text, in two protocols, against one base: a cache in half precision that reads the first
- * part of the window, by default half, in an exact prefill and the rest in decoding steps.
+/* Measures perplexity and divergence over windows of a text, in two protocols, against one base: a cache in half precision that
+ * reads the first part of the window, by default half, in an exact prefill and the rest in decoding steps.
  *
- * "default" is the protocol of `terse perplexity`: every cache reads the window as the base does. One exact prefill serves all of them.
- * "paper" is `terse perplexity --paper`: every token of the window reads compressed keys and values, its own included. */
+ * "default" is the protocol of `terse perplexity`: every cache reads the window as the base does. One exact prefill serves all of
+ * them. "paper" is `terse perplexity --paper`: every token of the window reads compressed keys and values, its own included. */
 #include "fidelity.h"
 
 #include "base/clock.h"
@@ -48,7 +48,7 @@ static double mean(const float *x, size_t n) {
     return sum / (double)n;
 }
 
-/* A file name without the characters that some systems refuse. */
+/* Writes a file name without the characters that some systems refuse. */
 static void values_name(const struct window *w, const struct run *run, const char *protocol, char *name, size_t capacity) {
     int length = snprintf(name, capacity, "%s.%s.%u.f32", run->spec, protocol, w->number);
     for (int i = 0; i < length && name[i]; i++)

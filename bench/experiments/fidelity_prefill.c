@@ -1,4 +1,4 @@
-/* Owns: the calls that stand between the executor and the backend's caches, and the copies of a layer's keys and queries that the
+/* Owns the calls that stand between the executor and the backend's caches, and the copies of a layer's keys and queries that the
  * followers need. */
 #include "fidelity_prefill.h"
 
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* The calls of the backend itself. */
+/* These are the calls of the backend itself. */
 #define CPU (backend_cpu.kv)
 
 #define PANEL 256 /* queries of one call of observe */
@@ -16,7 +16,7 @@
 static struct cache *newest;                /* the latest cache, for opened_new */
 static const struct cpu_index *other_index; /* of prefill_index */
 
-/* The prefill in progress. */
+/* This is the prefill in progress. */
 static struct {
     struct cache *lead; /* NULL: no prefill of several caches runs, and calls are passed on as they are */
     struct opened *followers;
@@ -49,7 +49,7 @@ static enum terse_status create_with_index(const struct cache_shape *shape, cons
     return status;
 }
 
-/* Copies for a step of n tokens. Every follower has its plan by now, which says whether queries are needed. */
+/* Reserves copies for a step of n tokens. Every follower has its plan by now, which says whether queries are needed. */
 static enum terse_status reserve_copies(const struct cache *cache, size_t n, struct terse_error *error) {
     size_t hd = cache->base.shape.head_dim;
     bool queries = false;
@@ -110,8 +110,8 @@ static bool same_scores(const struct cache *a, const struct cache *b) {
            a->base.method.policy->rank_by_attention == b->base.method.policy->rank_by_attention;
 }
 
-/* Anchor Scores depend on the exact attention alone: the first follower that needs them observes the queries, others that seal the same
- * tokens share its scores, and its layer ends last. */
+/* Ends the layer of all caches. Anchor Scores depend on the exact attention alone: the first follower that needs them observes the
+ * queries, others that seal the same tokens share its scores, and its layer ends last. */
 static enum terse_status end_layer_all(struct cache *cache, struct terse_error *error) {
     struct cache *observer = NULL;
     enum terse_status status = CPU->end_layer(cache, error);

@@ -1,32 +1,32 @@
-/* One exact prefill for several caches. What tokens compute during an exact prefill does not depend on how the cache stores them
- * afterwards, so the model is run once, on a leading session, and every other session's cache gets the same keys, values and, where its
- * policy observes attention, queries.
+/* Does one exact prefill for several caches. What tokens compute during an exact prefill does not depend on how the cache stores
+ * them afterwards, so the model is run once, on a leading session, and every other session's cache gets the same keys, values and,
+ * where its policy observes attention, queries.
  *
  * The sessions belong to an engine whose kv_ops pass the executor's calls on to the CPU backend and repeat them for the followers'
  * caches.
  *
- * Threads: one thread makes sessions and runs them.
- */
+ * Threads: one thread makes sessions and runs them. */
 #ifndef TERSE_BENCH_FIDELITY_PREFILL_H
 #define TERSE_BENCH_FIDELITY_PREFILL_H
 
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/kv/step.h"
 
-/* A session and the cache inside it, which belongs to the session. */
+/* An `opened` is a session and the cache inside it, which belongs to the session. */
 struct opened {
     struct terse_session *session;
     struct cache *cache;
 };
 
-/* The CPU backend with calls in between; prefill_many needs sessions of such an engine. `threads` as in terse_engine_options. */
+/* Makes an engine on the CPU backend with calls in between; prefill_many needs sessions of such an engine. `threads` is that of
+ * terse_engine_options. */
 enum terse_status prefill_engine_new(const struct terse_model *model, uint32_t threads, struct terse_engine **engine,
                                      struct terse_error *error);
 
-/* Caches made from here on select tokens by this index instead of their method's; NULL: by their method's. */
+/* Sets the index by which caches that are made from here on select tokens; NULL: by their method's. */
 void prefill_index(const struct cpu_index *index);
 
-/* terse_session_new, and the cache of the session. */
+/* Does terse_session_new, and finds the cache of the session. */
 enum terse_status opened_new(struct terse_engine *engine, const struct terse_session_options *options, struct opened *opened,
                              struct terse_error *error);
 void opened_free(struct opened *opened);

@@ -78,7 +78,7 @@ static int add_answer(struct fidelity *f, const struct run *run, const struct ta
     return store_add(f->store, STORE_NEEDLES, task_key(run, task, key, sizeof key), line);
 }
 
-/* The exact prefill, and the first token of the reply, which is the same for every cache. */
+/* Does the exact prefill, and finds the first token of the reply, which is the same for every cache. */
 static int read_prompt(struct fidelity *f, const struct needle *needle, struct opened *lead, struct opened *opened, size_t n,
                        int32_t *first) {
     const struct run exact = {.cache = terse_cache_options_defaults()};

@@ -1,4 +1,4 @@
-/* Owns: parsing a run, and loading its codebook. Leaves to the library: the methods and their requirements. */
+/* Parses a run, and loads its codebook. The library knows the methods and their requirements. */
 #include "fidelity_run.h"
 
 #include "base/hash.h"
@@ -20,7 +20,8 @@ static int read_all(const char *path, FILE *file, unsigned char **data, size_t *
     return fread(*data, 1, *size, file) == *size ? EXIT_OK : complain("cannot read %s", path);
 }
 
-/* A missing codebook is no error here: the library knows which methods need one, and its message says how to make it. */
+/* Loads the codebook if there is one. A missing codebook is no error here: the library knows which methods need one, and its
+ * message says how to make it. */
 static int load_codebook(const char *work, const char *name, bool named, struct run *run) {
     char path[1024];
     struct terse_error error;
@@ -59,7 +60,7 @@ static int parse_count(const struct run *run, const char *text, const char *what
     return EXIT_OK;
 }
 
-/* "7.5%" or "160". */
+/* Reads an amount such as "7.5%" or "160". */
 static int parse_amount(const struct run *run, const char *text, const char *what, double *percent, uint32_t *count) {
     char *end;
     double value = strtod(text, &end);

@@ -1,4 +1,4 @@
-/* A run: one configuration of the KV cache, in the command line's notation
+/* A run is one configuration of the KV cache, in the command line's notation
  *
  *     METHOD[:OPTION=VALUE]...
  *

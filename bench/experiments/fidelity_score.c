@@ -1,4 +1,4 @@
-/* Owns: the base's logits of a window, log-softmax and divergence in double precision. */
+/* Computes with the base's logits of a window, which it owns: log-softmax and divergence in double precision. */
 #include "fidelity_score.h"
 
 #include <math.h>
@@ -46,7 +46,7 @@ void scores_free(struct scores *scores) {
     free(scores);
 }
 
-/* log(sum(exp(logits))), and the index of the first largest. */
+/* Returns log(sum(exp(logits))), and writes the index of the first largest. */
 static double log_sum_exp(const float *logits, uint32_t n, uint32_t *top) {
     uint32_t best = 0;
     for (uint32_t i = 1; i < n; i++)

@@ -1,4 +1,4 @@
-/* Owns: the files of the work folder, and the list of results in it. Leaves to its callers: the contents of a line. */
+/* Owns the files of the work folder, and the list of results in it. Its callers own the contents of a line. */
 #include "fidelity_store.h"
 
 #include "console.h"
@@ -60,7 +60,7 @@ static int read_table(struct store *store, enum store_table table) {
     return status;
 }
 
-/* Whole or not at all: processes that measure side by side may begin together. */
+/* Writes the setup whole or not at all: processes that measure side by side may begin together. */
 static int write_setup(const char *path, const char *text) {
     char temporary[1024 + 32];
     snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid());
@@ -69,7 +69,7 @@ static int write_setup(const char *path, const char *text) {
     return status;
 }
 
-/* Earlier results must have the same setup. */
+/* Checks that earlier results have the same setup. */
 static int check_setup(struct store *store, const cJSON *setup, bool resume) {
     char path[1024], *text;
     size_t size;

@@ -1,4 +1,4 @@
-/* The work folder: results are kept there, so that a later run adds what is missing and the report covers all of them.
+/* Keeps results in the work folder, so that a later run adds what is missing and the report covers all of them.
  *
  *     setup.json         model, text and context of all results in the folder; a run with others is refused
  *     perplexity.jsonl   a line for each run, protocol and window; "values" names its file of scores
@@ -7,8 +7,8 @@
  *     memory.jsonl       a line for each run
  *     codebooks/         NAME.gguf: codebooks of runs (fidelity_run.h)
  *
- * A line is written when its measurement is complete. Later lines replace earlier ones of the same key. Calls return an exit status and
- * have printed a message when it is not EXIT_OK. */
+ * A line is written when its measurement is complete. Later lines replace earlier ones of the same key. Calls return an exit status
+ * and have printed a message when it is not EXIT_OK. */
 #ifndef TERSE_BENCH_FIDELITY_STORE_H
 #define TERSE_BENCH_FIDELITY_STORE_H
 

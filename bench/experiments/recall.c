@@ -36,7 +36,7 @@
 enum { PROBES = 64, LENGTHS = 2 };
 static const uint32_t lengths[LENGTHS] = {4096, 8192};
 
-/* Selectors: an index (fidelity_index.h), by single tokens or by groups of tokens that score as their best. */
+/* A selector is an index (fidelity_index.h), by single tokens or by groups of tokens that score as their best. */
 static const struct selector {
     const char *name, *index; /* NULL: not by an index */
     size_t group;             /* tokens */
@@ -59,7 +59,7 @@ struct found {
     double recall, weight, error;
 };
 
-/* The prompt in progress. */
+/* This is the prompt in progress. */
 static struct {
     bool on;
     size_t n; /* tokens */
@@ -127,7 +127,7 @@ static bool head_new(struct head *h) {
            h->tables;
 }
 
-/* Fits a selector's index to the tokens and encodes them; false when what was fitted is not finite. */
+/* Fits a selector's index to the tokens and encodes them; returns false when what was fitted is not finite. */
 static bool index_head(struct head *h, size_t w, struct found *found) {
     const struct cpu_index *index = index_variant(selectors[w].index);
     const struct index_options options = index_options_defaults();
@@ -149,7 +149,7 @@ static int downward(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-/* Full attention of a probe: mean logits, weights, and the k best tokens. */
+/* Computes the full attention of a probe: mean logits, weights, and the k best tokens. */
 static void attend_probe(struct head *h, const float *q) {
     memset(h->mean, 0, h->n * sizeof *h->mean);
     for (size_t t = 0; t < h->n; t++) h->weights[t] = 0;
@@ -182,7 +182,7 @@ static void group_scores(struct head *h, size_t group) {
     }
 }
 
-/* Scores of the tokens for a probe, as in a cache. */
+/* Computes the scores of the tokens for a probe, as in a cache. */
 static void score_probe(struct head *h, size_t w, const float *q, uint64_t *state) {
     const struct cpu_index *index = selectors[w].index ? index_variant(selectors[w].index) : NULL;
     if (!index) {
@@ -211,7 +211,7 @@ static void run_probe(struct head *h, const float *q, struct found *found, uint6
     }
 }
 
-/* found[SELECTORS] on the prompt's tokens before the probes. */
+/* Computes found[SELECTORS] on the prompt's tokens before the probes. */
 static bool run_head(const struct cache *cache, uint32_t head, struct found *found) {
     struct head h = {.hd = cache->base.shape.head_dim, .G = cache->group, .n = observed.n - PROBES};
     uint64_t state = random_mix(1 + cache->base.layer * cache->base.shape.kv_heads + head);
@@ -229,8 +229,8 @@ static bool run_head(const struct cache *cache, uint32_t head, struct found *fou
 
 /* ---- Calls of the executor */
 
-/* The relative difference of the last token's attention in head 0, computed here, from out[hd] of the cache: checks that keys and queries
- * are rotated and scaled as assumed. */
+/* Returns the relative difference of the last token's attention in head 0, computed here, from out[hd] of the cache. It checks that
+ * keys and queries are rotated and scaled as assumed. */
 static double difference(const struct cache *cache, const float *out) {
     size_t hd = cache->base.shape.head_dim, stride = cache->base.shape.kv_heads * hd;
     double most = -INFINITY, sum = 0, acc[CODEC_HEAD_DIM_MAX] = {0}, square = 0, error = 0;

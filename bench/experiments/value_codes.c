@@ -62,7 +62,7 @@ static void axpy(float a, const float *x, float *y, size_t n) {
 
 /* ---- The model's attention ----------------------------------------------------------------------------------------------------- */
 
-/* Its inputs in a window: [layers][WINDOW] rows, queries and keys rotated. */
+/* An `attended` is the inputs of a window's attention: [layers][WINDOW] rows, queries and keys rotated. */
 struct attended {
     float *q, *k, *v;
 };
@@ -151,7 +151,8 @@ static void attend(struct head *h, size_t w) {
     normalize(h, &h->windows[w], NULL);
 }
 
-/* W: the columns of the output matrix that belong to the KV head's query heads, one after another: its products with unit vectors. */
+/* Computes W: the columns of the output matrix that belong to the KV head's query heads, one after another, as its products with
+ * unit vectors. */
 static void output_matrix(struct head *h) {
     const struct matrix *o = &model->layer[h->layer].o;
     size_t n = h->G * h->hd;
@@ -165,7 +166,7 @@ static void output_matrix(struct head *h) {
     memory_free(scratch);
 }
 
-/* |sum over queries of A_g e W_g|^2 of errors[WINDOW][hd]; adds `by` times half its gradient, unless NULL. */
+/* Returns |sum over queries of A_g e W_g|^2 of errors[WINDOW][hd]; adds `by` times half its gradient, unless NULL. */
 static double through_attention(const struct head *h, size_t w, const float *errors, double by, float *gradient) {
     size_t width = model->layer[h->layer].o.rows, hd = h->hd;
     float *accumulated = allocate(WINDOW * hd, 4), *out = allocate(WINDOW * width, 4);
@@ -196,7 +197,7 @@ static float *centred_of(const struct head *h, const struct rows *rows) {
 struct encoding {
     const char *name;
     double bits; /* per value, resident */
-    /* to[n][hd]: the rows encoded and decoded */
+    /* Encodes and decodes the rows: to[n][hd]. */
     void (*code)(const struct encoding *encoding, const struct head *h, const struct rows *rows, float *to);
     const struct codec *codec;
     struct codec_shape shape;
@@ -260,7 +261,7 @@ static void find_by_search(const struct encoding *encoding, const struct head *h
     additive_search_free(&search);
 }
 
-/* The first half of the search alone: signs of bits are set one after another, that with the largest field first. */
+/* Does the first half of the search alone: signs of bits are set one after another, that with the largest field first. */
 static void find_greedy(const struct encoding *encoding, const struct head *h, const float *unit, size_t n, uint8_t *bits) {
     struct additive_search s;
     struct terse_error error;
@@ -358,7 +359,7 @@ struct prefix {
     int8_t sign[MOST]; /* of a bit: 1 where it is set, else -1 */
 };
 
-/* signs[n] for one row with fields p = D (x - m), so that C x = 2 (p + offset). */
+/* Finds signs[n] for one row with fields p = D (x - m), so that C x = 2 (p + offset). */
 static void beam_row(const struct beam *b, const float *p, struct prefix *from, struct prefix *to, float *signs) {
     size_t n = b->n, have = 1;
     for (size_t i = 0; i < n; i++) {
@@ -496,13 +497,13 @@ static float *learn_additive(struct encoding *encoding, const struct head *h, ui
     return C;
 }
 
-/* One training window for the encoder's loss. */
+/* An attention_window is one training window for the encoder's loss. */
 struct attention_window {
     const struct head *h;
     size_t window;
 };
 
-/* The loss of errors[n][hd] of normalized rows; the errors of the rows themselves are larger by the rows' rms. */
+/* Returns the loss of errors[n][hd] of normalized rows; the errors of the rows themselves are larger by the rows' rms. */
 static double attention_loss(void *user, const float *errors, size_t n, float *gradient) {
     const struct attention_window *at = user;
     const struct head *h = at->h;
@@ -550,7 +551,7 @@ struct figures {
     double plain, weighted, attention, encode, read;
 };
 
-/* Seconds to encode n rows, the fastest of many runs. */
+/* Returns the seconds to encode n rows, the fastest of many runs. */
 static double seconds_of(const struct encoding *encoding, const struct head *h, size_t n, char *pages, uint8_t *bits) {
     size_t bytes = encoding->codec ? codec_page_bytes(encoding->codec, encoding->shape, CODEC_VALUES) : 0;
     double best = INFINITY, end = clock_now() + 0.5;

@@ -65,7 +65,7 @@ static struct cache *make_cache(const struct cache_shape *shape, const char *nam
     return cache;
 }
 
-/* A cache at some depth, and one token that is decoded through its layers again and again. */
+/* A decoding is a cache at some depth, and one token that is decoded through its layers again and again. */
 struct decoding {
     struct cache *cache;
     const struct cache_shape *shape;

@@ -1,10 +1,11 @@
-/* Times decoding steps of many sessions together beside the same of one session, by turns: tokens per second, and the time of attention, which
- * is what a step takes longer than one of sessions of 64 tokens. Caches are filled with random keys and values (terse_session_fill_random).
+/* Times decoding steps of many sessions together beside those of one session, by turns: tokens per second, and the time of
+ * attention, by which a step takes longer than one of sessions of 64 tokens. Caches are filled with random keys and values
+ * (terse_session_fill_random).
  *
  *     bench_batch MODEL.gguf [SESSIONS [DEPTH [METHOD [THREADS [STEPS [DEVICE]]]]]]       8, 512, f16, 2, 8 steps of each turn, cpu
  *
- * Beside wall time stands processor time, of all threads, which says more where others work on the machine. The fastest of some turns counts.
- */
+ * Beside wall time stands processor time, of all threads, which says more where others work on the machine. The fastest of some
+ * turns counts. */
 #include "base/clock.h"
 #include "terse.h"
 #include "terse_calibrate.h"
@@ -23,7 +24,7 @@ static void must(enum terse_status status, const struct terse_error *error) {
     exit(1);
 }
 
-/* Seconds of a step, the fewest so far. */
+/* A `best` is the seconds of a step, the fewest so far. */
 struct best {
     double wall, processor;
 };

@@ -91,7 +91,7 @@ static struct stages time_one(const struct terse_model *model, const char *metho
     return stages;
 }
 
-/* The line through two points, at x. */
+/* Returns the value at x of the line through two points. */
 static double at(double x, double x1, double y1, double x2, double y2) { return y1 + (y2 - y1) * (x - x1) / (x2 - x1); }
 
 int main(int argc, char **argv) {

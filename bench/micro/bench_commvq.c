@@ -60,7 +60,7 @@ static float *random_floats(size_t n, uint64_t seed) {
     return x;
 }
 
-/* The workspace of a thread for one KV head. */
+/* A scratch is the workspace of a thread for one KV head. */
 struct scratch {
     float *logits;    /* [G][tokens] */
     float *rows[2];   /* [tokens][hd] of decoded keys and values */
@@ -69,7 +69,7 @@ struct scratch {
     float *code_sums; /* of values */
 };
 
-/* One layer of one sequence. */
+/* A layer is one layer of one sequence. */
 struct layer {
     struct cache_shape shape;
     struct method method; /* with a codebook of random parameters */
@@ -115,7 +115,7 @@ static struct cache *make_cache(const struct cache_shape *shape, const struct me
     return cache;
 }
 
-/* Cosines and sines of every token, by page and by row. */
+/* Computes the cosines and sines of every token, by page and by row. */
 static void make_angles(struct layer *l) {
     size_t pairs = l->hd / 2, tokens = l->pages * PAGE_TOKENS;
     l->cosine = allocate(tokens * pairs, sizeof(float));
@@ -260,7 +260,7 @@ static void accumulate_by_codes(const struct layer *l, uint32_t head, struct scr
     }
 }
 
-/* rows[64][hd]: a page's keys as sums of table rows, before rotation. */
+/* Computes rows[64][hd], a page's keys as sums of table rows, before rotation. */
 static void sum_keys(const struct layer *l, uint32_t head, const uint8_t *page, float *rows) {
     const struct vector_ops *k = vector_ops();
     struct codec_shape shape = side_of(l, CODEC_KEYS, head);

@@ -30,7 +30,8 @@ static float *random_floats(size_t n) {
     return x;
 }
 
-/* The best case of the library: blocks of products that stay in the second-level cache and are overwritten again and again. */
+/* Times the best case of the library: blocks of products that stay in the second-level cache and are overwritten again and
+ * again. */
 static double time_gemm(const float *x, size_t d, size_t k) {
     float *c = random_floats(k * d);
     double best = 0;

@@ -1,13 +1,12 @@
-/* Times every way to read product-quantized keys and values, over the caches of several layers, so that memory bandwidth counts: time
- * per token and KV head as a share of f16's for the same side in the same run, below 1 where it is faster.
+/* Times every way to read product-quantized keys and values, over the caches of several layers, so that memory bandwidth counts:
+ * time per token and KV head as a share of f16's for the same side in the same run, below 1 where it is faster.
  * src/backend/cpu/codec/pq.c chooses by these figures.
  *
  *     bench_pq [all|short] [THREADS [TOKENS]]         8192 tokens
  *
- * Keys: by look-up in a query's tables, which are made once for all tokens of a head; the same in 16-bit integers (score_i16); and
- * by decoding once for all queries. Values: decoded once for all queries, and weights accumulated by code, with the codebook read once
- * for 32 pages.
- */
+ * Keys are read by look-up in a query's tables, which are made once for all tokens of a head; the same in 16-bit integers
+ * (score_i16); and by decoding once for all queries. Values are decoded once for all queries, and weights accumulated by code, with
+ * the codebook read once for 32 pages. */
 #include "backend/cpu/kernels/cpu.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/pq/ops.h"
@@ -67,7 +66,7 @@ static size_t page_bytes(const struct bench *b, enum operation operation) {
     return PAGE_BYTES_PQ(b->hd / b->width, b->bits);
 }
 
-/* The workspace of one thread. */
+/* A scratch is the workspace of one thread. */
 struct scratch {
     float *q, *tables, *channels, *logits, *weights, *code_sums, *acc;
 };
@@ -106,7 +105,7 @@ static void read_page(const struct bench *b, enum operation operation, const str
     }
 }
 
-/* Nanoseconds per token and KV head, summed over the threads. */
+/* Returns nanoseconds per token and KV head, summed over the threads. */
 static double time_operation(const struct bench *b, enum operation operation) {
     const struct pq_ops *k = pq_ops();
     size_t bytes = page_bytes(b, operation), pages = tokens / PAGE_TOKENS;
@@ -140,7 +139,7 @@ static double time_operation(const struct bench *b, enum operation operation) {
     return 1e9 * best * threads / (double)(LAYERS * HEADS * pages * PAGE_TOKENS);
 }
 
-/* Every layer and head has its own centroids, as in a codebook. */
+/* Makes centroids and codes: every layer and head has its own centroids, as in a codebook. */
 static void make_codes(struct bench *b) {
     size_t parts = b->hd / b->width, k = (size_t)1 << b->bits, plane = PQ_CHANNEL_ENTRIES(b->bits);
     for (size_t i = 0; i < LAYERS * HEADS; i++) {

@@ -46,7 +46,7 @@ static struct timing time_gemm(const struct matrix *w, size_t tokens) {
     return best;
 }
 
-/* All products of one layer, times the number of layers. */
+/* Times all products of one layer, times the number of layers. */
 static struct timing time_layers(const struct terse_model *m, size_t tokens) {
     const struct layer *l = &m->layer[0];
     const struct matrix *matrices[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};

@@ -24,7 +24,7 @@ static void fail(const char *message) {
     exit(1);
 }
 
-/* The text's tokens, which the caller frees. */
+/* Returns the text's tokens, which the caller frees. */
 static int32_t *read_tokens(const struct terse_model *model, const char *path, size_t *n) {
     struct terse_error error;
     FILE *file = fopen(path, "rb");
@@ -56,7 +56,8 @@ struct prompts {
     size_t document, question, vocabulary;
 };
 
-/* Reads the prompt, with what the engine has kept or all of it. Returns the seconds; the logits to logits[vocabulary]. */
+/* Reads the prompt, with what the engine has kept or all of it. Returns the seconds, and writes the logits to
+ * logits[vocabulary]. */
 static double read_prompt(const struct prompts *p, bool keep, size_t *held, float *logits) {
     struct terse_session *session;
     struct terse_error error;

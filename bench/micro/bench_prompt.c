@@ -25,7 +25,7 @@ static void must(enum terse_status status, const struct terse_error *error) {
     exit(1);
 }
 
-/* Times of one kind, in seconds. */
+/* A `times` is times of one kind, in seconds. */
 struct times {
     size_t n;
     double sum, longest;
@@ -59,7 +59,7 @@ static struct terse_engine *new_engine(const struct bench *b, uint32_t prompt_ms
     return engine;
 }
 
-/* batch 0: an exact prefill. */
+/* Makes a session; batch 0 means an exact prefill. */
 static struct terse_session *new_session(const struct bench *b, struct terse_engine *engine, const char *method, uint32_t batch) {
     struct terse_session_options options = terse_session_options_defaults();
     struct terse_session *session;
@@ -89,7 +89,8 @@ static void step(struct terse_engine *engine, struct terse_step_item *items, siz
 
 /* ---- Gaps */
 
-/* Tokens of all sessions and, if there is a prompt, what of it goes with them: with a batch, a chunk of so many tokens. */
+/* Times the step of a token of all sessions and, if there is a prompt, of the part of it that goes with them: with a batch, a chunk
+ * of so many tokens. */
 static double gap(struct terse_engine *engine, struct terse_session **sessions, size_t n, struct terse_session *prompt,
                   uint64_t chunk) {
     struct terse_step_item items[SESSIONS_MOST + 1];
@@ -109,7 +110,8 @@ static void print(const struct bench *b, const char *way, const struct times *ga
     fflush(stdout);
 }
 
-/* Memory beside the cache that the method makes in the end: rows of one layer and hidden states, or all layers' f16 pages. */
+/* Return the memory beside the cache that the method makes in the end: rows of one layer and hidden states, or all layers' f16
+ * pages. */
 static double exact_mebibytes(const struct bench *b) {
     return (double)b->n * (b->info.width + 2.0 * b->info.kv_heads * b->info.head_dim) * 4 / 0x1p20;
 }

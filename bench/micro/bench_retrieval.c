@@ -78,7 +78,7 @@ static float normal(uint64_t *seed) {
     return (float)(sqrt(-2 * log(u)) * cos(2 * M_PI * v));
 }
 
-/* Every channel has its own mean and deviation; queries are scaled as attention scales them. */
+/* Fills with random data. Every channel has its own mean and deviation; queries are scaled as attention scales them. */
 static void fill_random(struct data *d, uint64_t seed) {
     size_t hd = d->shape.head_dim, n = d->distinct * hd, G = group(d);
     for (size_t head = 0; head < d->shape.kv_heads; head++) {
@@ -94,8 +94,8 @@ static void fill_random(struct data *d, uint64_t seed) {
     }
 }
 
-/* Keys and values of one layer. The model's queries are not captured: keys less their mean stand in for them, since they too single
- * out some tokens. */
+/* Fills with keys and values of one layer. The model's queries are not captured: keys less their mean stand in for them, since they
+ * too single out some tokens. */
 static void fill_captured(struct data *d, const struct capture *capture, uint32_t layer) {
     size_t hd = d->shape.head_dim, n = d->distinct * hd, G = group(d);
     for (uint32_t head = 0; head < d->shape.kv_heads; head++) {
@@ -296,7 +296,7 @@ static void read_run(const struct store *s, size_t head, const float *q, const f
             ->accumulate_values(shape_of(s, CODEC_VALUES, head), logits + r * step, run->page[1][r], partial->acc);
 }
 
-/* The workspace of one thread. */
+/* A reader is the workspace of one thread. */
 struct reader {
     float *tables, *partial;
     uint8_t *packed[2]; /* [RUN] pages */
@@ -330,7 +330,7 @@ static void read_pages(const struct store *s, const struct data *d, size_t head,
     }
 }
 
-/* Tokens of one page that are gathered into one packed page. */
+/* A piece is tokens of one page that are gathered into one packed page. */
 struct piece {
     uint32_t page;
     uint8_t at, count;
@@ -474,7 +474,7 @@ static void measure(const struct bench *b, uint32_t whats, double *best) {
     memory_free(readers);
 }
 
-/* The groups of `size` tokens whose best token scores highest; as tokens, or as numbers of groups. */
+/* Returns the groups of `size` tokens whose best token scores highest, as tokens, or as numbers of groups. */
 static uint32_t *best_groups(const struct finder *f, size_t depth, size_t size, bool as_tokens) {
     size_t k = SHARE(depth), groups = depth / size, each = as_tokens ? k : k / size;
     uint32_t *list = allocate(f->heads * k, sizeof *list), *selected = allocate(k, sizeof *selected);
@@ -496,7 +496,7 @@ static uint32_t *best_groups(const struct finder *f, size_t depth, size_t size, 
     return list;
 }
 
-/* The rounds of Lloyd's k-means for one group of four channels, by the kernels of codebook learning. */
+/* Runs the rounds of Lloyd's k-means for one group of four channels, by the kernels of codebook learning. */
 static void kmeans_group(const float *rows, size_t n, size_t stride, int rounds) {
     enum { K = INDEX_SIGN_CODES, WIDTH = INDEX_SIGN_CHANNELS };
     float centroids[K * WIDTH];

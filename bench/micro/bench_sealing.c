@@ -50,7 +50,7 @@ static void decode(struct executor *executor, const struct step_part *part) {
     ops->end(pass);
 }
 
-/* Milliseconds of each of n decoding steps, sorted; their mean. */
+/* Writes the milliseconds of each of n decoding steps, sorted; returns their mean. */
 static double time_tokens(const struct terse_model *m, const struct method *method, bool ahead, size_t depth, size_t n,
                           double *ms) {
     struct terse_error error;
@@ -81,8 +81,8 @@ static double time_tokens(const struct terse_model *m, const struct method *meth
 
 /* ---- Pages alone */
 
-/* Microseconds by which a step that seals a page of every KV head of a layer, keys and values, is longer than one that seals none; the
- * smallest of several measurements. No attention, no worker. */
+/* Returns the microseconds by which a step that seals a page of every KV head of a layer, keys and values, is longer than one that
+ * seals none; the smallest of several measurements. There is no attention and no worker. */
 static double time_page(const struct cache_shape *shape, const char *name) {
     enum { PAGES = 6, DEPTH = 1024 };
     struct terse_cache_options options = terse_cache_options_defaults();

@@ -1,9 +1,9 @@
-/* The time of each decoding step of a session, by where it falls among the 64 in which a page fills: once with pages encoded ahead, beside the steps
- * that follow (the method's own window), once within the step that seals them (no window). What the second way's longest step takes longer than
- * its median, and the first way's does not, is what overlaps. The cache is filled with random keys and values.
+/* Times each decoding step of a session, by where it falls among the 64 in which a page fills: once with pages encoded ahead,
+ * beside the steps that follow (the method's own window), once within the step that seals them (no window). In the second way the
+ * longest step takes longer than the median by the time of encoding; as far as it does not in the first way, encoding overlaps. The
+ * cache is filled with random keys and values.
  *
- *     bench_sealing_steps MODEL.gguf [DEPTH [METHOD [DEVICE [PAGES]]]]       32768, terse-2, cuda, 8 pages of steps
- */
+ *     bench_sealing_steps MODEL.gguf [DEPTH [METHOD [DEVICE [PAGES]]]]       32768, terse-2, cuda, 8 pages of steps */
 #include "base/clock.h"
 #include "terse.h"
 #include "terse_calibrate.h"

@@ -1,4 +1,4 @@
-/* Saving and loading a session of lab-27m with random keys and values: what it takes, and the first token after it beside one of the session
+/* Times saving and loading a session of lab-27m with random keys and values, and the first token after it beside one of the session
  * that was saved, since a loaded session's pages lie in a mapped file. Times are those of the process, the least of some rounds.
  *
  *     bench_state [TOKENS] [METHOD...]      32768, f16 q8_0 terse-2 */
@@ -28,7 +28,7 @@ static void must(enum terse_status status, const struct terse_error *error) {
 
 static double least(double a, double b) { return a < b ? a : b; }
 
-/* One token more, taken back again. */
+/* Times one more token, which is taken back again. */
 static double time_step(struct terse_session *session) {
     struct terse_error error;
     double start = cpu_seconds();

@@ -1,11 +1,10 @@
-/* Times the kernels of the codec transform on pages of keys and of values beside those of f16 and q4_0: nanoseconds for each token and
- * KV head, of one thread, and how many times faster than f16 of the same tier in the same run.
+/* Times the kernels of the codec transform on pages of keys and of values beside those of f16 and q4_0: nanoseconds for each token
+ * and KV head, of one thread, and how many times faster than f16 of the same tier in the same run.
  *
  *     bench_transform [ROWS]        queries of a KV head, 4 without it
  *
- * Once on pages that are read from memory and once on pages that stay in the second cache. Kinds take turns; the fastest round of each
- * counts.
- */
+ * It measures once on pages that are read from memory and once on pages that stay in the second cache. Kinds take turns; the
+ * fastest round of each counts. */
 #include "format/page_layout.h"
 #include "support/kernel_check.h"
 
@@ -26,7 +25,7 @@ static const struct kind {
 } kinds[] = {{"f16", 0}, {"q4_0", 0}, {"transform 4", 4}, {"transform 3", 3}, {"transform 2", 2}, {"transform 1", 1}};
 #define KINDS (sizeof kinds / sizeof *kinds)
 
-/* Sizes of components as those of models: bits fall from several to none. */
+/* Makes sizes of components like those of models: bits fall from several to none. */
 static void make_layout(double rate, size_t hd, struct transform_layout *layout) {
     float size[MOST_HD];
     uint8_t quad_bits[MOST_HD / TRANSFORM_QUAD];
@@ -75,7 +74,7 @@ static void accumulate_page(struct work *w, const uint8_t *page) {
     }
 }
 
-/* Seconds of a page; `passes` over data[bytes]. */
+/* Returns the seconds of a page, from `passes` over data[bytes]. */
 static double seconds(struct work *w, void (*each)(struct work *, const uint8_t *), const uint8_t *data, size_t bytes,
                       size_t passes) {
     size_t pages = bytes / w->page_bytes;

@@ -34,7 +34,7 @@ static double seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Bytes per second of `repeats` reads of from[bytes], each thread its part: a plain read when there is no product. */
+/* Returns the bytes per second of `repeats` reads of from[bytes], each thread its part: a plain read when there is no product. */
 static double rate_of(const struct weights_ops *ops, enum tensor_type type, size_t n, const unsigned char *from, size_t bytes,
                       size_t repeats) {
     const size_t row_bytes = ops ? n / tensor_type_info(type)->block * tensor_type_info(type)->bytes : 512,

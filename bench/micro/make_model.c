@@ -38,7 +38,8 @@ enum { N_TYPES = sizeof types / sizeof *types };
 
 /* ---- Vocabulary --------------------------------------------------------------------------------------------------------- */
 
-/* The letter by which byte-level vocabularies write a byte: itself where it is printable in Latin-1, else the next from U+0100. */
+/* Writes the letter by which byte-level vocabularies write a byte: itself where it is printable in Latin-1, else the next from
+ * U+0100. */
 static void write_letter(unsigned byte, char text[3]) {
     unsigned letter = 0x100;
     for (unsigned b = 0; b <= byte; b++) {
@@ -71,7 +72,7 @@ static void write_token(uint32_t token, char text[LONGEST_TOKEN]) {
         snprintf(text, LONGEST_TOKEN, "<|reserved_special_token_%u|>", (unsigned)special);
 }
 
-/* No merges: text becomes one token per byte. */
+/* Adds a vocabulary without merges, by which text becomes one token per byte. */
 static bool add_vocabulary(struct gguf_writer *writer) {
     char(*texts)[LONGEST_TOKEN] = malloc(VOCABULARY * sizeof *texts);
     const char **tokens = malloc(VOCABULARY * sizeof *tokens);
@@ -115,7 +116,7 @@ static uint64_t mix_bits(uint64_t x) { /* the finalizer of SplitMix64 */
  * fourth on). */
 static const uint8_t q4_k_scales[12] = {0xa0, 0xa0, 0xa0, 0xa0, 0xa0, 0xa0, 0xa0, 0xa0};
 
-/* One block of weights of standard deviation `deviation`: random codes, and a scale that is off by a quarter at most. */
+/* Fills one block of weights of standard deviation `deviation`: random codes, and a scale that is off by a quarter at most. */
 static void fill_block(enum tensor_type type, float deviation, uint64_t seed, uint8_t *block) {
     /* Uniform codes -127 ... 127 have standard deviation 73.3, 0 ... 15 have 4.6. */
     float unit = deviation / (type == TENSOR_Q8_0 ? 73.3f : 4.6f) * (0.75f + (float)(seed & 255) / 512);
