@@ -1,17 +1,16 @@
 /* terse: long-context language-model inference with a compressed KV cache.
  *
- * This header declares what an application needs. Beside it lie terse_calibrate.h (learns codebooks) and terse_gguf.h (inspects GGUF files).
+ * An application needs this header; terse_calibrate.h learns codebooks, terse_gguf.h inspects GGUF files.
  *
  * Errors.   Every call that can fail returns `enum terse_status` and describes the failure in the caller's `struct terse_error`
- *           (which may be NULL, and is written by failures only). Output pointers are NULL after a failure. The library never prints,
- *           exits or aborts. Arguments that may be NULL are marked so.
- * Memory.   The `..._free` call of a noun releases the objects that its `..._new`, `..._load` or `..._open` call returns; it accepts
- *           NULL. Pointers returned as `const` belong to the object they came from.
- * Options.  Structs of options begin with their size and are made by their `..._defaults()`; then set what shall differ.
- * Threads.  A model is immutable and may be shared by any number of threads and engines. An engine owns the threads that compute; it
- *           and all of its sessions may be used by one thread at a time, but for terse_session_cancel (and save). So may a detokenizer and a gguf.
- * Strings.  UTF-8, zero-terminated unless a length is given.
- */
+ *           (which may be NULL, and is written by failures only). Output pointers are NULL after a failure. The library never
+ *           prints, exits or aborts. Arguments that may be NULL are marked so.
+ * Memory.   The `..._free` call of a noun releases the objects that its `..._new`, `..._load` or `..._open` call returns; it
+ *           accepts NULL. Pointers returned as `const` belong to the object they came from.
+ * Options.  Structs of options begin with their size and are made by their `..._defaults()`; then change what you need.
+ * Threads.  Any number of threads and engines may share a model, which is immutable. An engine owns the threads that compute; one
+ *           thread at a time may use it and all of its sessions (but for terse_session_cancel and _save), a detokenizer or a gguf.
+ * Strings.  They are UTF-8, zero-terminated unless a length is given. */
 #ifndef TERSE_H
 #define TERSE_H
 
@@ -30,13 +29,10 @@ extern "C" {
 #endif
 
 /* ---- Version, status, progress ------------------------------------------------------------------------------------------ */
-
 #define TERSE_VERSION_MAJOR 0
 #define TERSE_VERSION_MINOR 1
 #define TERSE_VERSION_PATCH 0
-
 TERSE_API const char *terse_version(void); /* "0.1.0" */
-
 enum terse_status {
     TERSE_OK = 0,
     TERSE_E_ARGUMENT,    /* an argument is out of range or contradicts another */
@@ -47,32 +43,26 @@ enum terse_status {
     TERSE_E_CONTEXT,     /* more tokens than the session's context holds */
     TERSE_E_INTERRUPTED  /* a progress callback or terse_session_cancel asked to stop */
 };
-
 #define TERSE_NO_OFFSET UINT64_MAX
-
 struct terse_error {
     enum terse_status code;
     uint64_t offset;   /* byte offset in the file the message speaks of, or TERSE_NO_OFFSET */
     char message[512]; /* one line: what is wrong, where, and what to do about it */
 };
-
 TERSE_API const char *terse_status_name(enum terse_status status); /* "TERSE_E_FORMAT" and so on; never NULL */
 
-/* Called during long work, up to thousands of times a second, on the caller's thread. `what` names the stage; done <= total, in units of its
- * own (a prompt's: tokens times layers). Return false to stop the work cleanly with TERSE_E_INTERRUPTED. */
+/* `report` is called during long work, up to thousands of times a second, on the caller's thread. `what` names the stage; done <=
+ * total, in a unit of the stage (of a prompt, tokens times layers). Return false to stop the work with TERSE_E_INTERRUPTED. */
 struct terse_progress {
     bool (*report)(void *user, const char *what, uint64_t done, uint64_t total); /* NULL: no reports */
     void *user;
 };
-
-/* Returns the kernels' instruction set: "scalar", "avx2", "avxvnni", "avx512" or "neon". The environment variable TERSE_CPU, read once, may
- * lower it; where it names one that the processor lacks, loading a model fails. */
+/* Returns the kernels' instruction set: "scalar", "avx2", "avxvnni", "avx512" or "neon". The environment variable TERSE_CPU, read
+ * once, may lower it; loading a model fails where it names one that the processor lacks. */
 TERSE_API const char *terse_cpu_name(void);
 
 /* ---- Model ------------------------------------------------------------------------------------------------------------- */
-
 struct terse_model;
-
 struct terse_model_info {
     const char *architecture; /* "llama", "qwen2", ... */
     const char *name;         /* general.name, or "" */
@@ -85,25 +75,22 @@ struct terse_model_info {
     uint32_t feed_forward;          /* of an expert, where there are any: the widest */
     uint32_t experts, experts_used; /* of a layer, and of them those that a token goes through; 0: a layer has none */
     uint32_t vocabulary;
-    uint32_t context; /* tokens the model was trained for */
-    uint32_t sliding_layers,
-        sliding_window;         /* of so many layers a query sees the newest tokens alone, its own included; 0: of none */
-    uint64_t parameters;        /* elements of all tensors */
-    uint64_t bytes;             /* of all tensors as stored */
-    uint64_t fingerprint;       /* tells models apart that look alike: of the shape and of samples of every tensor */
+    uint32_t context;                        /* tokens the model was trained for */
+    uint32_t sliding_layers, sliding_window; /* layers whose queries see so many newest tokens alone, their own included; 0: none */
+    uint64_t parameters;                     /* elements of all tensors */
+    uint64_t bytes;                          /* of all tensors as stored */
+    uint64_t fingerprint;                    /* tells models apart that look alike: of the shape and of samples of every tensor */
     uint64_t norms_fingerprint; /* of the shape and of norms and biases: the same whatever the other weights' quantization */
 };
-
-/* Loads a GGUF model; of one that was split into parts (NAME-00001-of-00003.gguf), give the first, the others lie beside it. Files are
+/* Loads a GGUF model; of one split into parts (NAME-00001-of-00003.gguf), which lie side by side, give the first. Files are
  * memory-mapped and must not change while the model lives. */
 TERSE_API enum terse_status terse_model_load(const char *path, struct terse_model **model, struct terse_error *error);
-
-/* Loads a model from `size` bytes in memory, which must be 32-byte aligned, stay unchanged and outlive it. `name`: the path in messages. */
+/* Loads a model from data[size] in memory, which is 32-byte aligned, unchanged and outlives it. `name` is the path in messages. */
 TERSE_API enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
                                                     struct terse_error *error);
 
-/* These options replace the RoPE parameters of the model's file. A model that rotates queries and keys otherwise counts as another model, with
- * other fingerprints. TERSE_E_ARGUMENT: a name or number that cannot be, or a model without RoPE. */
+/* These options replace the RoPE parameters of the model's file. A model that rotates otherwise counts as another model, with other
+ * fingerprints. TERSE_E_ARGUMENT: a name or number that is impossible, or a model without RoPE. */
 struct terse_model_options {
     size_t size;              /* of this struct: set by terse_model_options_defaults */
     const char *rope_scaling; /* "none", "linear" or "yarn"; NULL: the file's */
@@ -121,48 +108,40 @@ TERSE_API void terse_model_free(struct terse_model *model);
 TERSE_API void terse_model_describe(const struct terse_model *model, struct terse_model_info *info);
 
 /* ---- Text and tokens --------------------------------------------------------------------------------------------------- */
-
 enum terse_tokenize_flags {
     TERSE_TOKENIZE_PLAIN = 0,
     TERSE_TOKENIZE_ADD_SPECIAL = 1,  /* add BOS and EOS where the model's file says so */
     TERSE_TOKENIZE_PARSE_SPECIAL = 2 /* "<|eot_id|>" in the text is the special token, not its letters */
 };
-
-/* Writes the tokens of text[n_bytes] to tokens[capacity] and their number to *n_tokens. `n_bytes + 4` suffices unless the vocabulary has
- * special tokens of a single byte, `2 * n_bytes + 4` always. Where `capacity` is too small: TERSE_E_ARGUMENT, nothing written, *n_tokens is the
- * number needed. Texts of more than 2^30 bytes are refused; bytes that are not UTF-8 are tokenized as bytes. `flags`: a sum. */
+/* Writes the tokens of text[n_bytes] to tokens[capacity] and their number to *n_tokens; `flags` is a sum. `2 * n_bytes + 4` always
+ * suffices, `n_bytes + 4` unless the vocabulary has special tokens of one byte. Where `capacity` is too small: TERSE_E_ARGUMENT,
+ * nothing written, *n_tokens is the number needed. Texts above 2^30 bytes are refused; what is not UTF-8 is tokenized as bytes. */
 TERSE_API enum terse_status terse_tokenize(const struct terse_model *model, const char *text, size_t n_bytes, unsigned flags,
                                            int32_t *tokens, size_t capacity, size_t *n_tokens, struct terse_error *error);
-
-/* True for tokens that end a reply: EOS, EOT and the like. */
-TERSE_API bool terse_token_ends(const struct terse_model *model, int32_t token);
-
-/* Returns the model's BOS token, or -1; writes to `*added` (may be NULL) whether the model's file asks for it before each text. */
+TERSE_API bool terse_token_ends(const struct terse_model *model, int32_t token); /* a reply: EOS, EOT and the like */
+/* Returns the model's BOS token, or -1; writes to *added (may be NULL) whether the file asks for it before each text. */
 TERSE_API int32_t terse_token_bos(const struct terse_model *model, bool *added);
-
-/* Returns the bytes of one token, special tokens as their letters: (*n_bytes) of them, not zero-terminated, and no whole character where the
- * token is a part of one. They live as long as the model. */
+/* Returns [*n_bytes] of one token, special tokens as letters, perhaps a part of a character, not zero-terminated; owned by the
+ * model. */
 TERSE_API const char *terse_token_bytes(const struct terse_model *model, int32_t token, size_t *n_bytes);
 
-/* Turns a stream of tokens into text without ever cutting a UTF-8 character. */
-struct terse_detokenizer;
+struct terse_detokenizer; /* turns a stream of tokens into text without ever cutting a UTF-8 character */
 /* `show_special`: special tokens are text as well ("<|eot_id|>") instead of nothing. */
 TERSE_API enum terse_status terse_detokenizer_new(const struct terse_model *model, bool show_special,
                                                   struct terse_detokenizer **detokenizer, struct terse_error *error);
 TERSE_API void terse_detokenizer_free(struct terse_detokenizer *detokenizer);
-/* Returns the whole characters that `token` completes, zero-terminated, *n_bytes long (0: it may be NULL); valid until the next call. */
+/* Returns the whole characters that `token` completes: [*n_bytes], zero-terminated, NULL for 0; valid until the next call. */
 TERSE_API const char *terse_detokenizer_push(struct terse_detokenizer *detokenizer, int32_t token, size_t *n_bytes);
-/* Returns the text that is left at the end of the stream, an unfinished character as U+FFFD; the detokenizer may then begin a new stream. */
+/* Returns the rest of the text, an unfinished character as U+FFFD; the detokenizer may then begin a new stream. */
 TERSE_API const char *terse_detokenizer_finish(struct terse_detokenizer *detokenizer, size_t *n_bytes);
 
-/* Ends a text before the first of some strings, which may begin in one token and end in another. */
-struct terse_stop;
-/* strings[n], none of them empty, are copied. */
+struct terse_stop; /* ends a text before the first of some strings, which may lie across tokens */
+/* Copies strings[n], none of them empty. */
 TERSE_API enum terse_status terse_stop_new(const char *const *strings, size_t n, struct terse_stop **stop,
                                            struct terse_error *error);
 TERSE_API void terse_stop_free(struct terse_stop *stop);
-/* Takes text[n_bytes] more. (*out)[*n_out], valid until the next call, is what can no longer be part of a stop string; once *stopped, it ends
- * before that string, and the text is over: what follows is dropped. */
+/* Takes text[n_bytes] more. (*out)[*n_out], valid until the next call, can no longer be part of a stop string; once *stopped, it
+ * ends before that string, and later text is dropped. */
 TERSE_API enum terse_status terse_stop_push(struct terse_stop *stop, const char *text, size_t n_bytes, const char **out,
                                             size_t *n_out, bool *stopped, struct terse_error *error);
 /* Returns the text that was held back, for a text that ends without a stop string; a new text may then begin. */
@@ -172,79 +151,72 @@ struct terse_message {
     const char *role; /* "system", "user", "assistant" */
     const char *content;
 };
-
-/* Tokenizes a conversation in the model's chat format, BOS included where the format has it. Special tokens are the format's own alone: the
- * contents of messages are text, "<|eot_id|>" too. `format`: one of terse_chat_format_name, or NULL to recognise the model's own template; an
- * unknown template is TERSE_E_UNSUPPORTED. In the model's own format a conversation that does not begin with a system message gets the one that
- * the template has for that case, if it is a literal text; a system message without text keeps it away. `after`: only what follows the content
- * of the after-th message, which a session has read already; 0: all. `open_reply` ends where the assistant speaks next: where the last message
- * is its own, right behind what that says, white space and thoughts included, so that the reply goes on from there. *tokens is released by
- * terse_tokens_free. */
+/* Tokenizes a conversation in the model's chat format, with BOS where the format has it. Only the format's own special tokens are
+ * special: contents of messages are text, "<|eot_id|>" too. `format` is one of terse_chat_format_name, or NULL to recognise the
+ * model's own template; an unknown one is TERSE_E_UNSUPPORTED. In the model's own format a conversation without a system message
+ * gets the template's, if that is a literal text; a system message without text prevents it. `after`: only what follows the content
+ * of the after-th message, which a session has read; 0: all. `open_reply` ends where the assistant speaks next, or right behind its
+ * own last message, which goes on. *tokens is released by terse_tokens_free. */
 TERSE_API enum terse_status terse_chat_tokenize(const struct terse_model *model, const char *format,
                                                 const struct terse_message *messages, size_t n_messages, size_t after,
                                                 bool open_reply, int32_t **tokens, size_t *n_tokens, struct terse_error *error);
 TERSE_API void terse_tokens_free(int32_t *tokens);
-/* Renders the same conversation, all of it, as text to be read by people: *text is released by terse_string_free. */
+/* Renders the same conversation, all of it, as text for people; *text is released by terse_string_free. */
 TERSE_API enum terse_status terse_chat_render(const struct terse_model *model, const char *format,
                                               const struct terse_message *messages, size_t n_messages, bool open_reply, char **text,
                                               struct terse_error *error);
-/* The known formats, i = 0, 1, ...: "llama-3", "chatml", ...; NULL past the last. */
-TERSE_API const char *terse_chat_format_name(size_t i);
+TERSE_API const char *terse_chat_format_name(size_t i); /* i = 0, 1, ...: "llama-3", "chatml", ...; NULL past the last */
 TERSE_API void terse_string_free(char *string);
 
 /* ---- Cache ------------------------------------------------------------------------------------------------------------- */
-
 #define TERSE_TAIL_DEFAULT UINT32_MAX
 #define TERSE_SHALLOW_DEFAULT UINT32_MAX
 
 /* The cache options say how the KV cache is kept. A method names a key codec, a value codec and a policy. */
 struct terse_cache_options {
     size_t size; /* of this struct: set by terse_cache_options_defaults */
-    /* A name from terse_method_describe, numbers in place of its N, K or M: "f16", "q8_0", "antkv-1", "streaming-512"; NULL: "f16". */
+    /* A name from terse_method_describe, with numbers for N, K or M: "f16", "q8_0", "antkv-1", "streaming-512"; NULL: "f16". */
     const char *method;
-    /* Codecs of keys and of values instead of the method's: "f16", "q8_0", "q4_0", "kivi-4", "kivi-2" or "terse-N" (N bits, 0.25 to 8); NULL: the
-     * method's. */
+    /* Codecs of keys and of values: "f16", "q8_0", "q4_0", "kivi-4", "kivi-2" or "terse-N" (0.25 to 8 bits); NULL: the method's. */
     const char *key_type, *value_type;
-    /* Newest tokens kept exact beside the sealed pages, at least: up to 63 more wait until they fill a page. TERSE_TAIL_DEFAULT: the method's
-     * own number (0 for f16, 128 for quantized codecs). Where pages hold codes, the first 4 are exact too. */
+    /* Newest tokens kept exact beside the sealed pages, at least: up to 63 more wait until they fill a page. TERSE_TAIL_DEFAULT:
+     * the method's number (0 for f16, 128 for quantized codecs). Where pages hold codes, the first 4 are exact too. */
     uint32_t tail_tokens;
-    /* Part of a prompt's tokens that stay exact; negative: the method's own (antkv: 1). With a count so many tokens instead. */
+    /* Part of a prompt's tokens that stay exact; negative: the method's own (antkv: 1). A count not 0 is a number instead. */
     double anchor_percent;
     uint32_t anchor_count;
-    /* Part of a prompt's tokens that a step reads, found by an index beside the codes (of terse-N by the codes themselves), with any method that
-     * keeps all tokens; not above 0: the method's own (selfindex: 7.5; quest: its K; others read all). So many tokens instead, when the count is
-     * not 0. */
+    /* Part of a prompt's tokens that a step reads, chosen by an index (terse-N: by the codes), with any method that keeps all
+     * tokens; not above 0: the method's own (selfindex: 7.5; quest: its K; others read all). A count not 0 is a number instead. */
     double read_percent;
     uint32_t read_count;
-    /* A method that evicts, "mat-1024", "snapkv-1024" or "streaming-512", whose choice of tokens goes with this method's codecs; NULL: its own. */
+    /* An evicting method, "mat-1024", "snapkv-1024" or "streaming-512", that chooses tokens for these codecs; NULL: its own. */
     const char *evict;
     uint32_t mat_anchors; /* mat: tokens that are kept beside the newest, token 0 among them; 0: 64, at most a quarter of all */
     uint32_t mat_shallow; /* mat: first layers that keep sinks instead; TERSE_SHALLOW_DEFAULT: 2 */
-    /* For methods that learn; must outlive the session. Others do not look at it. NULL: terse-N starts from what the model's weights imply, which
-     * its engine finds out once, for all sessions; others are refused. */
+    /* For methods that learn, others ignore it; it must outlive the session. NULL: terse-N starts from what the model's weights
+     * imply, which its engine computes once for all sessions; other methods are refused. */
     const struct terse_codebook *codebook;
 };
-/* terse-N fits itself to a sequence's first so many tokens. Without a codebook it compresses nothing before they are there; with one it waits for
- * them only in a prompt that has as many, and goes by the codebook where pages are compressed before. So a cache takes more bytes at this
- * length than at somewhat larger ones, and its most on the way to N tokens is the larger of its bytes at N and at the smaller of N and this number. */
+/* terse-N fits itself to so many first tokens of a sequence. Without a codebook it compresses nothing before; with one it waits for
+ * them only in a prompt that has as many, and goes by the codebook otherwise. So a cache takes more bytes at this length than at
+ * somewhat larger ones, and on the way to N tokens at most the larger of its bytes at N and at min(N, this). */
 #define TERSE_FIT_TOKENS 2052
 TERSE_API struct terse_cache_options terse_cache_options_defaults(void);
 
-/* The table of methods, i = 0, 1, ...; false past the last. `name` is a pattern such as "streaming-N". */
+/* Describes the i-th method, i = 0, 1, ...; returns false past the last. `name` is a pattern such as "streaming-N". */
 struct terse_method_info {
     const char *name;
     const char *summary; /* one line */
     bool learns;         /* takes a codebook, which all but terse-N need */
 };
 TERSE_API bool terse_method_describe(size_t i, struct terse_method_info *info);
-
-/* Writes the name of codebooks for such caches to name[capacity]: "antkv-1", or "terse", the profile of every terse-N; "": none.
- * TERSE_E_ARGUMENT: unknown names. */
+/* Writes to name[capacity] which codebook such caches need: "antkv-1", "terse" (for every terse-N), or "". TERSE_E_ARGUMENT: bad
+ * names. */
 TERSE_API enum terse_status terse_cache_codebook(const struct terse_cache_options *options, char *name, size_t capacity,
                                                  struct terse_error *error);
 
-/* Bytes of one sequence's cache. resident = codes + exact + window + tables. Pages that sessions share (terse_session_fork) count in each of
- * them, and lie in memory once: several sessions take the sum of their `resident` less what counts again of their `shared` bytes. */
+/* A report counts bytes of one sequence's cache; resident = codes + exact + window + tables. Pages that sessions share
+ * (terse_session_fork) count in each of them, but lie in memory once. */
 struct terse_cache_report {
     uint64_t tokens;       /* tokens seen by the sequence */
     uint64_t kept;         /* tokens still readable, per layer and KV head (the largest) */
@@ -257,16 +229,14 @@ struct terse_cache_report {
     uint64_t codebook;     /* memory of the codebook, shared by all sessions that use it: not a part of resident */
     double bits_per_value; /* resident * 8 / (values of all tokens seen) */
 };
-
-/* Computes what a cache of `tokens` tokens will allocate, before anything is allocated: the report equals that of terse_session_cache after a
- * prefill of that many tokens. Bytes grow with tokens, but for what TERSE_FIT_TOKENS says. A session that generates holds more than a prefill of
- * as many tokens: pages for tokens that still wait in the window, and pages ahead, a 32nd of the cache's but 16 of each layer, KV head and side at most. */
+/* Computes what a cache of `tokens` tokens will allocate, before anything is allocated: the report of terse_session_cache after a
+ * prefill of as many. Bytes grow with tokens, except as TERSE_FIT_TOKENS says. A session that generates holds more: pages for
+ * tokens that wait in the window, and pages ahead, a 32nd of the cache's, at most 16 of each layer, KV head and side. */
 TERSE_API enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options,
                                               uint64_t tokens, struct terse_cache_report *report, struct terse_error *error);
 
 /* ---- Codebooks ---------------------------------------------------------------------------------------------------------- */
-
-/* A rate's cost says how far a terse-N cache moves a model's probabilities of the next token from those with an f16 cache. */
+/* A rate's cost says how far a terse-N cache moves the probabilities of the next token from those with an f16 cache. */
 struct terse_rate_cost {
     float bits;       /* N of terse-N */
     float divergence; /* mean KL divergence from f16's probabilities, nats */
@@ -274,7 +244,7 @@ struct terse_rate_cost {
 };
 #define TERSE_RATE_COSTS 8 /* that a codebook has at most */
 
-/* A codebook holds what a method has learned about a model. It is immutable and may be shared by any number of threads and sessions. */
+/* A codebook holds what a method learned about a model. It is immutable; any number of threads and sessions may share it. */
 struct terse_codebook_info {
     const char *method;    /* "antkv-1" */
     const char *model;     /* general.name of the model it was learned from */
@@ -288,66 +258,58 @@ struct terse_codebook_info {
     bool shared;              /* one set of centroids for all layers and KV heads */
     double effective_samples; /* as many unweighted samples would have said as much, mean over all sub-vectors; 0: unknown */
     uint64_t bytes;           /* of memory */
-    /* Of a profile: what was measured with it (terse_codebook_set_rate_costs), from the most bits to the fewest; it belongs to the codebook. */
+    /* Of a profile: what was measured (terse_codebook_set_rate_costs), from the most bits to the fewest; owned by the codebook. */
     const struct terse_rate_cost *costs;
     size_t n_costs;           /* 0: nothing was measured */
     const char *costs_corpus; /* the name of the text */
     uint64_t costs_positions; /* of the text that were scored */
 };
-
-/* Loads a codebook file (docs/codebook-format.md). The calls that make a session check that it fits the model and the method. */
+/* Loads a codebook file (docs/codebook-format.md). Making a session checks that it fits the model and the method. */
 TERSE_API enum terse_status terse_codebook_load(const char *path, struct terse_codebook **codebook, struct terse_error *error);
-/* Loads a codebook from memory, which need not be aligned or stay. `name`: the path in messages. */
+/* Loads a codebook from memory, which need not be aligned or stay. `name` is the path in messages. */
 TERSE_API enum terse_status terse_codebook_load_memory(const void *data, size_t size, const char *name,
                                                        struct terse_codebook **codebook, struct terse_error *error);
-/* Writes a codebook file. It is in its place when it is whole; on failure the file that was there stays. */
+/* Writes a codebook file. It takes its place when it is whole; on failure the old file stays. */
 TERSE_API enum terse_status terse_codebook_save(const struct terse_codebook *codebook, const char *path, struct terse_error *error);
 TERSE_API void terse_codebook_free(struct terse_codebook *codebook);
 TERSE_API void terse_codebook_describe(const struct terse_codebook *codebook, struct terse_codebook_info *info);
-/* Notes in a profile what rates cost on its model, measured over so many positions of a text: costs[n], n at most TERSE_RATE_COSTS, in falling
- * order of bits. The only change that a codebook knows: no other thread uses it meanwhile. Sessions, states and terse-N's codes do not depend
- * on it. TERSE_E_ARGUMENT: not a profile, or costs that cannot be. */
+/* Notes in a profile what rates cost on its model, measured over `positions` positions of a text: costs[n], n <= TERSE_RATE_COSTS,
+ * in falling order of bits. It is the only change of a codebook: no other thread may use it meanwhile. Sessions, states and codes
+ * do not depend on it. TERSE_E_ARGUMENT: not a profile, or impossible costs. */
 TERSE_API enum terse_status terse_codebook_set_rate_costs(struct terse_codebook *codebook, const struct terse_rate_cost *costs,
                                                           size_t n, const char *corpus, uint64_t positions,
                                                           struct terse_error *error);
 
 /* ---- Engine ------------------------------------------------------------------------------------------------------------ */
-
-/* One model on one backend, with the threads that compute it. Any number of sessions may be made from it. */
-struct terse_engine;
+struct terse_engine; /* one model on one backend, with the threads that compute it; makes any number of sessions */
 
 struct terse_engine_options {
     size_t size;       /* of this struct: set by terse_engine_options_defaults */
     uint32_t threads;  /* 0: one per processor; at most 1024 */
     uint32_t prefixes; /* sequences that terse_engine_keep_prefix keeps at most: 16 */
-    /* Bytes that the KV caches of all sessions and prefixes may take together, as terse_cache_bytes counts them, shared pages once; 0: no
-     * limit. Prefixes make room, the least recently used first. Beyond that a session, prompt, fork, loaded state or decoding step that does
-     * not fit is refused with TERSE_E_MEMORY, and all stays as it was. To put a session aside, save and free it, or truncate it to 0. */
+    /* Bytes that the KV caches of all sessions and prefixes may take together, as terse_cache_bytes counts them, shared pages once;
+     * 0: no limit. Prefixes make room, the least recently used first. Beyond that a session, prompt, fork, loaded state or step
+     * that does not fit is refused with TERSE_E_MEMORY and changes nothing. To put a session aside, save and free it, or truncate
+     * it to 0. */
     uint64_t kv_budget;
     /* A step works on prompts under way for so many milliseconds (terse_engine_step): 50. 0: for one piece of the work. */
     uint32_t prompt_ms;
-    /* "cpu" (also NULL); the name of another backend, such as "cuda", by libterse-NAME.so; "gpu": the first of those that are there; "auto": a GPU
-     * where one serves the model, else the processor. */
+    /* "cpu" (also NULL); another backend, such as "cuda", by libterse-NAME.so; "gpu": the first that there is; "auto": a GPU where
+     * one serves the model, else the processor. */
     const char *device;
 };
 TERSE_API struct terse_engine_options terse_engine_options_defaults(void);
-
-/* Makes an engine. The model must outlive the engine, the engine its sessions. `options` NULL: the defaults. Callbacks run on the caller's
- * thread. */
+/* Makes an engine. The model must outlive it, and it its sessions. `options` may be NULL. Callbacks run on the caller's thread. */
 TERSE_API enum terse_status terse_engine_new(const struct terse_model *model, const struct terse_engine_options *options,
                                              struct terse_engine **engine, struct terse_error *error);
 TERSE_API void terse_engine_free(struct terse_engine *engine);
-/* Bytes that KV caches take now, as kv_budget counts them. */
-TERSE_API uint64_t terse_engine_kv_bytes(const struct terse_engine *engine);
+TERSE_API uint64_t terse_engine_kv_bytes(const struct terse_engine *engine); /* taken now, as kv_budget counts them */
 TERSE_API uint32_t terse_engine_threads(const struct terse_engine *engine);
-/* Returns the backend's name: "cpu", "cuda". */
-TERSE_API const char *terse_engine_device(const struct terse_engine *engine);
+TERSE_API const char *terse_engine_device(const struct terse_engine *engine); /* "cpu", "cuda" */
 TERSE_API const struct terse_model *terse_engine_model(const struct terse_engine *engine);
 
 /* ---- Session ----------------------------------------------------------------------------------------------------------- */
-
 struct terse_session;
-
 enum terse_prefill {
     TERSE_PREFILL_EXACT,      /* layer by layer; attention over full-precision rows, then the layer is sealed */
     TERSE_PREFILL_COMPRESSED, /* chunk by chunk; each chunk reads the compressed cache of what came before */
@@ -364,100 +326,75 @@ struct terse_session_options {
     struct terse_cache_options cache;
 };
 TERSE_API struct terse_session_options terse_session_options_defaults(void);
-
 TERSE_API enum terse_status terse_session_new(struct terse_engine *engine, const struct terse_session_options *options,
                                               struct terse_session **session, struct terse_error *error);
 TERSE_API void terse_session_free(struct terse_session *session);
 TERSE_API void terse_session_reset(struct terse_session *session); /* forgets the sequence; the memory stays for the next one */
 TERSE_API uint64_t terse_session_length(const struct terse_session *session); /* tokens seen so far */
-
-/* Forgets the tokens from the n-th on, n at most the length. The tokens before it stay as they are stored, with what methods learned of the
- * whole sequence. There are no logits until the next step, unless n is the length; random numbers go on. n = 0 gives the cache's memory back,
- * and a JSON text goes on behind what is read next: so a session makes room, and reads its tokens again. The call fails with
- * TERSE_E_UNSUPPORTED, and the session stays as it is, where tokens were evicted, where sliding layers no longer have the tokens that they would
- * see, where anchors would be left in some heads and not in others, or where a JSON text (terse_session_require_json) would be cut. */
+/* Forgets the tokens from the n-th on, n <= length; earlier ones stay as they are stored. Logits are gone until the next step,
+ * unless n is the length; random numbers go on. n = 0 frees the cache's memory, and a JSON text goes on behind what is read next:
+ * so a session makes room, and reads its tokens again. TERSE_E_UNSUPPORTED, without a change, where tokens were evicted, sliding
+ * layers lack tokens that they would see, anchors would stay in some heads only, or a JSON text would be cut. */
 TERSE_API enum terse_status terse_session_truncate(struct terse_session *session, uint64_t n, struct terse_error *error);
-
-/* Makes a second session of the same sequence, options and sampler, on the same engine; from here on each goes its own way. They share the sealed
- * pages; window, exact tokens and what the method learned are copied. Counters begin at 0. */
+/* Makes a second session of the same sequence, options and sampler on the same engine; then each goes its own way. They share
+ * sealed pages; window, exact tokens and what was learned are copied. Counters begin at 0. */
 TERSE_API enum terse_status terse_session_fork(const struct terse_session *session, struct terse_session **copy,
                                                struct terse_error *error);
-
-/* Keeps a prefix for sessions that begin alike (prefix caching): a fork of the session until `prefixes` others were used more recently or the
- * budget is needed; the same sequence once. Nothing is kept of an empty one. */
+/* Keeps a fork of the session for sessions that begin alike (prefix caching), until `prefixes` others were used more recently or
+ * the budget is needed; the same sequence once, and nothing of an empty one. */
 TERSE_API enum terse_status terse_engine_keep_prefix(struct terse_engine *engine, const struct terse_session *session,
                                                      struct terse_error *error);
 TERSE_API void terse_engine_drop_prefixes(struct terse_engine *engine);
-
-/* Makes a session for a prompt tokens[n]: as terse_session_new, but it holds the first *held of them already where the engine has kept a sequence
- * of the same method, options of the cache and codebook that begins with them; *held < n, or 0. Read the others next.
- *
- * A sequence that was kept whole is held whole, by any method, as if it had gone on. Where the prompt leaves it, the session holds of its first
- * exact prefill what one of the prompt itself would have left: all before the difference, a page at least, if that lies in the recent window
- * and the prompt's own would begin no earlier (the window's tokens are sealed later, from half precision); else whole pages, but for the
- * window's number of tokens before the difference, which are read again. *held is 0 where pages depend on what comes later: with anchors, with
- * eviction, with codes or an index that learn from the whole prompt (sign codes), or, of terse-N that has fitted itself to the first
- * 2,052 tokens or, with a profile, would, where prompts differ there. Keep sessions before they write, too. */
+/* Makes a session for a prompt tokens[n] that already holds the first *held < n of them, where the engine has kept a sequence of
+ * the same method, cache options and codebook that begins with them. Read the others next. A prompt that continues the whole kept
+ * sequence holds all of it, with any method; docs/c-api.md says what a prompt holds that differs earlier. */
 TERSE_API enum terse_status terse_session_new_with_prefix(struct terse_engine *engine, const struct terse_session_options *options,
                                                           const int32_t *tokens, size_t n, struct terse_session **session,
                                                           size_t *held, struct terse_error *error);
-
-/* Writes the session to a file (docs/state-format.md): tokens, cache, sampler and logits. Whatever happens, the old file or the new
- * one is there, whole. TERSE_E_UNSUPPORTED of one that requires JSON. Another thread may call it beside work on others. */
+/* Writes the session to a file (docs/state-format.md): tokens, cache, sampler and logits. At any time the old file or the new one
+ * is there, whole. TERSE_E_UNSUPPORTED for one that requires JSON. Another thread may call it beside work on others. */
 TERSE_API enum terse_status terse_session_save(const struct terse_session *session, const char *path, struct terse_error *error);
-
-/* Makes a session that goes on where the saved one was: same tokens, same logits, same random numbers; nothing is computed. Sealed pages are read
- * where they lie in the file, which is mapped and must not change while the session or a fork of it lives; to save over it makes another file.
- * `options` must have the method, cache options and codebook of the saved session. TERSE_E_ARGUMENT: the file is of another model, method or
- * codebook; TERSE_E_FORMAT: it is damaged; TERSE_E_UNSUPPORTED: of another version; TERSE_E_CONTEXT: of more tokens than the context. */
+/* Makes a session that goes on where the saved one was: same tokens, logits and random numbers; nothing is computed. Sealed pages
+ * are read from the file, which is mapped and must not change while the session or a fork of it lives; saving over it makes another
+ * file. `options` must have the saved method, cache options and codebook. TERSE_E_ARGUMENT: another model, method or codebook;
+ * TERSE_E_FORMAT: damaged; TERSE_E_UNSUPPORTED: another version; TERSE_E_CONTEXT: more tokens than the context. */
 TERSE_API enum terse_status terse_session_load(struct terse_engine *engine, const struct terse_session_options *options,
                                                const char *path, struct terse_session **session, struct terse_error *error);
-
-/* Writes the name of the method that a session was saved with, "terse-3", to name[capacity]. Reads and checks no more of the file
- * than says it, and fails as terse_session_load does where that is damaged or of another version; TERSE_E_ARGUMENT: the name does not fit. */
+/* Writes the method that a session was saved with, "terse-3", to name[capacity]. It reads no more of the file than that and fails
+ * as terse_session_load does; TERSE_E_ARGUMENT: the name does not fit. */
 TERSE_API enum terse_status terse_state_method(const char *path, char *name, size_t capacity, struct terse_error *error);
 
-/* Receives logits[vocabulary] (natural-log units, not normalised) of the i-th token of the call; valid during the call. The same call on the
- * same machine gives the same bits; calls that cut a text otherwise, or ask for other rows of it, agree to within rounding: up to 47 rows of
- * Q4_0, Q8_0, Q4_K and Q6_K weights' products (31 of other types', 5 on the scalar tier) are computed one by one, with activations in fixed
- * point, of 8 bits for Q4_0 and Q4_K (each off by at most 1/253 of the largest of its 32), else of 16; more by the GEMM library, in an order of
- * sums that depends on their number. */
+/* Receives logits[vocabulary] (natural-log units, not normalised) of the i-th token of the call; valid during the call. The same
+ * call on the same machine gives the same bits; docs/c-api.md says how far calls agree that cut a text otherwise. */
 struct terse_logits_sink {
     void (*row)(void *user, size_t i, const float *logits);
     void *user;
     size_t first; /* rows before this one are not computed */
 };
-
-/* Reads a prompt (or a later turn): tokens[n] are exact among themselves and reach earlier ones through the cache; afterwards the policy
- * chooses and full pages are sealed. `sink` may be NULL. Any failure leaves the session as it was before the call, for which a later turn keeps
- * a fork of the cache while it runs, a copy of window and exact tokens; what the sink has got by then counts for nothing. */
+/* Reads a prompt (or a later turn): tokens[n] are exact among themselves and reach earlier ones through the cache; then the policy
+ * chooses and full pages are sealed. `sink` may be NULL. A failure leaves the session as it was, for which a later turn keeps a
+ * fork of the cache while it runs; rows that the sink got count for nothing. */
 TERSE_API enum terse_status terse_session_prefill(struct terse_session *session, const int32_t *tokens, size_t n,
                                                   const struct terse_logits_sink *sink, struct terse_error *error);
-
-/* A prompt under way: one that terse_engine_step reads piece by piece, so that other sessions' next tokens need not wait for it. Begins to read
- * what terse_session_prefill would read at once, of any prefill mode; tokens[n] are checked and, as `sink`, copied, and what they need is
- * reserved, but nothing is computed yet. When it is finished, the session is bit for bit what terse_session_prefill would have made of it,
- * whichever other sessions were in the steps, and the sink, called in them, has had the same rows.
- *
- * Until then terse_session_length and the logits are those from before, and calls that read, change or copy the sequence are refused
- * (TERSE_E_ARGUMENT): prefill, decode, truncate, fork, save, keep_prefix. terse_session_free and terse_session_reset drop the prompt;
- * terse_session_cancel lets the next step do so. Beside the cache, which counts against the budget, and a fork of it where the session has
- * earlier tokens, a prompt under way holds n * (width + 2 * kv_heads * head_dim) * 4 bytes (commvq: 3 instead of 2; compressed: n = batch), and
- * some activations. */
+/* Begins a prompt under way: terse_engine_step reads it piece by piece, so that other sessions' next tokens need not wait.
+ * tokens[n] are checked and, like `sink`, copied, and memory is reserved, but nothing is computed yet. Once finished, session and
+ * rows of the sink are bit for bit those of terse_session_prefill, in any prefill mode, whichever sessions were in the steps. Until
+ * then length and logits are those from before, and prefill, decode, truncate, fork, save and keep_prefix are refused
+ * (TERSE_E_ARGUMENT). terse_session_free and terse_session_reset drop the prompt; terse_session_cancel lets the next step do so.
+ * Beside the cache, and a fork of it where the session has earlier tokens, it holds n * (width + 2 * kv_heads * head_dim) * 4 bytes
+ * (commvq: 3 instead of 2; compressed: n = batch), and some activations. */
 TERSE_API enum terse_status terse_session_begin_prompt(struct terse_session *session, const int32_t *tokens, size_t n,
                                                        const struct terse_logits_sink *sink, struct terse_error *error);
 /* Tells how far the prompt under way is, in tokens times layers, done < total; both are 0 where none is under way. */
 TERSE_API void terse_session_prompt(const struct terse_session *session, uint64_t *done, uint64_t *total);
-
-/* Ends the call in progress that reads tokens into the session, or the next one where there is none: it returns TERSE_E_INTERRUPTED after the
- * piece of work in hand, some hundredths of a second, and leaves the session as it was. So ends a prompt under way, in its next step, whose
- * item gets the status. A decoding step of at most 64 tokens more than it has sessions is carried to its end; the cancellation then ends the
- * next call. Any thread may call it at any time. */
+/* Ends the call in progress that reads tokens into the session, or the next one: it returns TERSE_E_INTERRUPTED after the current
+ * piece, some hundredths of a second, and leaves the session as it was. So ends a prompt under way in its next step, whose item
+ * gets the status. A decoding step of at most 64 tokens more than sessions is finished; the next call then ends. Any thread may
+ * call it at any time. */
 TERSE_API void terse_session_cancel(struct terse_session *session);
-
-/* Appends tokens[n] in one decoding step (n = 1 while generating). `sink` may be NULL. A failure leaves the sequence as it was, but for
- * TERSE_E_FORMAT, the model's numbers not being finite: then of the step's sessions there is left what terse_session_reset takes, and other
- * calls that read, change, copy or sample them say the same again. */
+/* Appends tokens[n] in one decoding step (n = 1 while generating). `sink` may be NULL. A failure leaves the sequence as it was,
+ * except TERSE_E_FORMAT, where the model's numbers are not finite: then the step's sessions only take terse_session_reset, and
+ * other calls that read, change, copy or sample them fail in the same way. */
 TERSE_API enum terse_status terse_session_decode(struct terse_session *session, const int32_t *tokens, size_t n,
                                                  const struct terse_logits_sink *sink, struct terse_error *error);
 
@@ -469,25 +406,24 @@ struct terse_step_item {
     const struct terse_logits_sink *sink; /* or NULL; not of a prompt under way, which has its own */
     enum terse_status status;             /* written: the failure of this item, else TERSE_OK */
 };
-/* Computes one step of n >= 1 sessions together (continuous batching). First it decodes all items with tokens: it appends to each what
- * terse_session_decode would, which is the case n = 1, and reads the model's weights once for all of them. Sessions may be of any methods and
- * lengths; none sees another's tokens, and logits and cache are bit for bit those of a step alone, whichever sessions are in it. Then it goes on
- * with the prompts under way of the items without tokens (chunked prefill), by turns of a piece of the work each, until the engine's prompt_ms
- * have passed since the decoding ended or all are finished; one piece at least, so that steps always get on. A prompt is finished when terse_session_prompt says that none is under way.
+/* Computes one step of n >= 1 sessions together (continuous batching). First it decodes all items with tokens, as
+ * terse_session_decode would, and reads the weights once for all. Sessions may have any methods and lengths; logits and cache are
+ * bit for bit those of a step alone. Then it goes on with the prompts under way of the items without tokens (chunked prefill), by
+ * turns of a piece each, until the engine's prompt_ms have passed or all are finished; one piece at least. terse_session_prompt
+ * says when none is under way.
  *
- * All items are checked and all memory of the decoding is reserved before anything is computed. A failure leaves every session as it was, the
- * others' too, and the step can be taken again without the item at fault, whose number `error` says, from 1 on, unless memory for the batch
- * itself is refused (TERSE_E_ARGUMENT: a token outside the vocabulary, no tokens and no prompt under way, no session, a second item of a
- * session, another engine's session; TERSE_E_CONTEXT; TERSE_E_MEMORY; TERSE_E_INTERRUPTED: terse_session_cancel).
+ * All items are checked and all memory of the decoding is reserved first. A failure leaves every session as it was, and the step
+ * can be taken again without the item at fault, whose number `error` says, from 1 on, unless memory for the batch itself is refused
+ * (TERSE_E_ARGUMENT: a token outside the vocabulary, no tokens and no prompt under way, no session, a second item of a session,
+ * another engine's session; TERSE_E_CONTEXT; TERSE_E_MEMORY; TERSE_E_INTERRUPTED: terse_session_cancel).
  *
- * A prompt that fails as it goes on (TERSE_E_INTERRUPTED; TERSE_E_MEMORY, of a compressed prefill alone) fails by itself: its session is as it
- * was before terse_session_begin_prompt, the others have taken the step, and the call returns TERSE_OK. So look at the `status` of such items;
- * `error` tells of the first. */
+ * A prompt that fails as it goes on (TERSE_E_INTERRUPTED; TERSE_E_MEMORY, of a compressed prefill alone) fails by itself: its
+ * session is as before terse_session_begin_prompt, the others have taken the step, and the call returns TERSE_OK. So look at the
+ * `status` of such items; `error` tells of the first. */
 TERSE_API enum terse_status terse_engine_step(struct terse_engine *engine, struct terse_step_item *items, size_t n,
                                               struct terse_error *error);
-
-/* logits[vocabulary] after the last token, or NULL before the first; valid until the next call on the session. On a GPU they may still lie
- * there and are fetched now: NULL where that fails. */
+/* Returns logits[vocabulary] after the last token, or NULL before the first; valid until the next call on the session. Those on a
+ * GPU are fetched now: NULL where that fails. */
 TERSE_API const float *terse_session_logits(const struct terse_session *session);
 
 struct terse_logit_bias {
@@ -515,14 +451,12 @@ TERSE_API struct terse_sampling terse_sampling_defaults(void);
 /* Sets how the session samples and restarts its random numbers from the seed. */
 TERSE_API enum terse_status terse_session_set_sampling(struct terse_session *session, const struct terse_sampling *sampling,
                                                        struct terse_error *error);
-/* Chooses the next token from the current logits, by the defaults unless terse_session_set_sampling was called; does not append it. */
+/* Chooses the next token from the logits, by the defaults unless terse_session_set_sampling was called; does not append it. */
 TERSE_API enum terse_status terse_session_sample(struct terse_session *session, int32_t *token, struct terse_error *error);
-
-/* Makes terse_session_sample choose only tokens that continue a JSON text, and what terse_session_decode appends is taken as that text;
- * a text that is whole is followed by a token that ends (terse_token_ends). `schema` is a JSON schema, or NULL: any object. These keywords of
- * JSON Schema are understood: type, properties, required, additionalProperties (true or false), items, minItems, maxItems, enum, const, pattern
- * (groups, classes, quantifiers, ^ and $ at the ends), anyOf, and $ref to "#" or into $defs or definitions. TERSE_E_ARGUMENT names any other,
- * with its place in the schema. */
+/* Makes terse_session_sample choose only tokens that continue a JSON text, which terse_session_decode appends; a whole text is
+ * followed by a token that ends (terse_token_ends). `schema` is a JSON schema, or NULL: any object. It may have type, properties,
+ * required, additionalProperties (true or false), items, minItems, maxItems, enum, const, pattern (groups, classes, quantifiers, ^
+ * and $ at the ends), anyOf, and $ref to "#" or into $defs or definitions. TERSE_E_ARGUMENT names any other, with its place. */
 TERSE_API enum terse_status terse_session_require_json(struct terse_session *session, const char *schema,
                                                        struct terse_error *error);
 TERSE_API void terse_session_allow_any_text(struct terse_session *session);
@@ -531,14 +465,13 @@ struct terse_logprob {
     int32_t token;
     float logprob; /* natural log of its probability by the model: no setting of sampling counts */
 };
-/* Computes from the current logits the *logprob (may be NULL) of `token`, and writes the likeliest tokens to top[n], n <= vocabulary, in order;
- * equally likely ones are in order of their numbers. */
+/* Computes from the logits *logprob (may be NULL) of `token`, and writes the likeliest tokens to top[n], n <= vocabulary, in order,
+ * equally likely ones by their numbers. */
 TERSE_API enum terse_status terse_session_logprobs(struct terse_session *session, int32_t token, float *logprob,
                                                    struct terse_logprob *top, size_t n, struct terse_error *error);
-
 TERSE_API void terse_session_cache(const struct terse_session *session, struct terse_cache_report *report);
 
-/* A share says how much of a part of the sequence, over layers and KV heads, is kept in which way. The first three add up to 1; all are 0 in a
+/* A share says how a part of the sequence is kept, over layers and KV heads. The first three members add up to 1; all are 0 in a
  * part without tokens and during a prompt. */
 struct terse_token_share {
     float exact;      /* in 16 bits: exact tokens, anchors, the window, pages of f16 */
@@ -546,11 +479,11 @@ struct terse_token_share {
     float evicted;
     float read; /* by the last decoding step, which an index may have guided; without an index all that is not evicted */
 };
-/* Writes the shares[n] of n parts of the sequence, all of one length but for rounding, in order. The tokens that mat-N keeps beside the window
- * count as the first tokens. */
+/* Writes shares[n] of n parts of the sequence, of equal length but for rounding, in order. The tokens that mat-N keeps beside the
+ * window count as the first tokens. */
 TERSE_API void terse_session_map(const struct terse_session *session, struct terse_token_share *shares, size_t n);
 
-/* The counters count what the session has done since it was made or they were last cleared. */
+/* Counters count what the session has done since it was made or they were last cleared. */
 struct terse_counters {
     uint64_t prefill_tokens, decode_tokens;
     double prefill_seconds, decode_seconds; /* of a step with others: an equal share of its time */

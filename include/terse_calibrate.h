@@ -1,5 +1,5 @@
-/* This header declares how codebooks are learned from a model, and random stand-ins for benchmarks. It is a part of libterse; the conventions of
- * terse.h hold. */
+/* Declares how codebooks are learned from a model, and random stand-ins for benchmarks. It is a part of libterse; the conventions
+ * of terse.h hold. */
 #ifndef TERSE_CALIBRATE_H
 #define TERSE_CALIBRATE_H
 

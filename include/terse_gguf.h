@@ -1,4 +1,4 @@
-/* This header declares calls that inspect GGUF files. It is a part of libterse; the conventions of terse.h hold. */
+/* Declares calls that inspect GGUF files. It is a part of libterse; the conventions of terse.h hold. */
 #ifndef TERSE_GGUF_H
 #define TERSE_GGUF_H
 
