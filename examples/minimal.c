@@ -1,8 +1,7 @@
-/* The smallest whole use of libterse: load a model, read a prompt, write 32 tokens, say what the KV cache took.
+/* This is the smallest whole use of libterse: it loads a model, reads a prompt, writes 32 tokens, and says what the KV cache took.
  *
  *     cc minimal.c $(pkg-config --cflags --libs terse) -o minimal
- *     ./minimal model.gguf "It was a dark and stormy"
- */
+ *     ./minimal model.gguf "It was a dark and stormy" */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

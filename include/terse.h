@@ -156,7 +156,7 @@ struct terse_message {
  * model's own template; an unknown one is TERSE_E_UNSUPPORTED. In the model's own format a conversation without a system message
  * gets the template's, if that is a literal text; a system message without text prevents it. `after`: only what follows the content
  * of the after-th message, which a session has read; 0: all. `open_reply` ends where the assistant speaks next, or right behind its
- * own last message, which goes on. *tokens is released by terse_tokens_free. */
+ * own last message, white space and thoughts included, which goes on. *tokens is released by terse_tokens_free. */
 TERSE_API enum terse_status terse_chat_tokenize(const struct terse_model *model, const char *format,
                                                 const struct terse_message *messages, size_t n_messages, size_t after,
                                                 bool open_reply, int32_t **tokens, size_t *n_tokens, struct terse_error *error);

@@ -22,7 +22,7 @@ struct terse_calibration {
     const char *method; /* one that learns; default "antkv-1" */
     const char *corpus; /* a name for the text, kept in the codebook; or NULL */
     uint32_t window;    /* tokens of a sequence; default 2048, and the text must have as many */
-    /* At most so many sequences, taken evenly from the text; default 0: 128, a fraction of which will do, or, of terse-N, as many as hold
+    /* At most so many sequences, taken evenly from the text; default 0: 128, fewer of which suffice, or for terse-N as many as hold
      * 20,480 tokens. */
     uint32_t windows;
     bool shared; /* one set of centroids for the whole model */
@@ -35,22 +35,23 @@ struct terse_calibration {
 };
 TERSE_API struct terse_calibration terse_calibration_defaults(void);
 
-/* Learns a codebook for a method from tokens[n] of some text: captures keys, values and their gradients, then fits centroids; of terse-N
- * the profile that serves every N, without gradients. Takes memory beside the model for samples of keys and values in half precision and their weights:
- * those of all windows, but of fewer tokens where that is more than 4 GiB. Progress names the stage. */
+/* Learns a codebook for a method from tokens[n] of some text: captures keys, values and their gradients, then fits centroids; for
+ * terse-N the profile that serves every N, without gradients. Beside the model it takes memory for samples of keys and values, in
+ * half precision, and their weights: those of all windows, or of fewer tokens where that is more than 4 GiB. Progress names the
+ * stage. */
 TERSE_API enum terse_status terse_calibrate(const struct terse_model *model, const struct terse_calibration *options,
                                             const int32_t *tokens, size_t n, struct terse_codebook **codebook,
                                             struct terse_error *error);
 
-/* Makes a codebook of random numbers for a method and a model, without a text: for benchmarks with terse_session_fill_random, since encoding
- * and reading cost the same whatever a codebook says. A session that uses it generates noise. */
+/* Makes a codebook of random numbers for a method and a model, without a text. It is for benchmarks with terse_session_fill_random,
+ * since encoding and reading cost the same whatever a codebook says. A session that uses it generates noise. */
 TERSE_API enum terse_status terse_codebook_random(const struct terse_model *model, const char *method,
                                                   struct terse_codebook **codebook, struct terse_error *error);
 
 /* ---- For benchmarks at depth -------------------------------------------------------------------------------------------- */
 
-/* Fills the cache as if `n` tokens had been read, with normally distributed keys and values: for benchmarks at depth. Into an empty
- * session's memory all is written, but layers become alike and pages may repeat, which costs a step the same. */
+/* Fills the cache as if `n` tokens had been read, with normally distributed keys and values, for benchmarks at depth. In an empty
+ * session layers become alike and pages may repeat, in as much memory, so that a step costs the same. */
 TERSE_API enum terse_status terse_session_fill_random(struct terse_session *session, size_t n, uint64_t seed,
                                                       struct terse_error *error);
 

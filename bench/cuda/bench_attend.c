@@ -1,4 +1,4 @@
-/* bench_attend_cuda [METHOD...|SEQUENCESxTOKENS...]: the time of a decoding step's attention over one layer of 32 query and 8 KV heads of 128, one
+/* bench_attend_cuda [METHOD...|SEQUENCESxTOKENS...] measures the time of a decoding step's attention over one layer of 32 query and 8 KV heads of 128, one
  * query token a sequence. Launches are replayed as a graph over copies of the cache that together are larger than the L2; medians. Prints lines
  * "METHOD SEQUENCESxTOKENS MICROSECONDS TB/s (PARTS parts)", which f16_attention.py sets beside PyTorch's. A sequence's tokens all lie in pages but
  * the last 64, its window. Codes are random; antkv's have no anchors. */
@@ -80,7 +80,7 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* A method's layer: everything but the pages. */
+/* A model is a method's layer: everything but the pages. */
 struct model {
     const char *name;
     enum codec_id codec[2];
@@ -90,7 +90,7 @@ struct model {
     struct centroid_shape centroid;
 };
 
-/* Sizes of components fall by 3 % each. */
+/* Makes transforms whose sizes of components fall by 3 % each. */
 static void make_transforms(double rate, struct model *model) {
     static struct transform_share shares[2 * HEADS];
     static float sizes[2 * HEADS][HD], step[HD], mean[HD];
@@ -164,7 +164,7 @@ static void make_model(const struct bench_method *method, struct model *model) {
     }
 }
 
-/* A chunk of random pages: any bytes, where all are codes; else a page of random numbers for all of a head and side. */
+/* Makes a chunk of random pages: any bytes, where all are codes; else a page of random numbers for all of a head and side. */
 static uint8_t *make_chunk(const struct model *model) {
     const struct codec_shape shape = {.head_dim = HD, .group = QUERY_HEADS / HEADS};
     uint8_t *chunk = malloc(model->set_bytes * SETS);

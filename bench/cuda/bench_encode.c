@@ -1,6 +1,6 @@
-/* bench_encode_cuda [METHOD...]: the time to encode and to decode one layer of a prompt of 8192 tokens, 8 KV heads of 128, keys and values.
- * Launches go over copies that together are larger than the L2; medians. Prints lines "METHOD encode|decode MICROSECONDS GB/s", of rows and
- * pages together. */
+/* bench_encode_cuda [METHOD...] measures the time to encode and to decode one layer of a prompt of 8192 tokens, 8 KV heads of 128,
+ * keys and values. Launches go over copies that together are larger than the L2; medians. Prints lines "METHOD encode|decode
+ * MICROSECONDS GB/s", of rows and pages together. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/encode.h"

@@ -1,6 +1,7 @@
-/* bench_prefill_cuda: the time of a prompt's attention over one layer, by CUDA events: the median of several rounds, each as many launches as fill
- * its share of a second. Prints lines "NAME QUERIES FIRST_QUERY HEAD_DIM MICROSECONDS TFLOPS", which prefill_attention.py sets beside PyTorch's.
- * A multiplication and an addition are two operations; those behind the mask are not counted. */
+/* bench_prefill_cuda measures the time of a prompt's attention over one layer, by CUDA events: the median of several rounds, each
+ * as many launches as fill its share of a second. Prints lines "NAME QUERIES FIRST_QUERY HEAD_DIM MICROSECONDS TFLOPS", which
+ * prefill_attention.py sets beside PyTorch's. A multiplication and an addition are two operations; those behind the mask are not
+ * counted. */
 #include "backend/cuda/kv/attend_prefill.h"
 
 #include <algorithm>
@@ -19,7 +20,7 @@ static void check(cudaError_t result, const char *doing) {
     exit(1);
 }
 
-/* Sums of four uniform numbers: near enough to normal, of variance 1. */
+/* Returns the sum of four uniform numbers: near enough to normal, of variance 1. */
 static __device__ float random_number(uint64_t i, uint32_t seed) {
     uint32_t x = (uint32_t)i * 2654435761u + seed + (uint32_t)(i >> 32), sum = 0;
     x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu, x ^= x >> 16;
@@ -86,7 +87,7 @@ static void measure(uint32_t head_dim, size_t n, size_t first_query) {
     check(cudaEventDestroy(begin), "freeing"), check(cudaEventDestroy(end), "freeing");
 }
 
-/* bench_prefill_cuda [HEAD_DIM QUERIES FIRST_QUERY]: one shape, or all. */
+/* Runs bench_prefill_cuda [HEAD_DIM QUERIES FIRST_QUERY]: one shape, or all. */
 int main(int argc, char **argv) {
     if (argc == 4) {
         measure((uint32_t)atoi(argv[1]), (size_t)atoll(argv[2]), (size_t)atoll(argv[3]));

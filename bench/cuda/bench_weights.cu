@@ -1,9 +1,8 @@
-/* Products of weights as they are stored with 1 to 16 vectors: bytes of weights per second from the GPU's memory, as graphs replayed over more
- * matrices than its cache holds, medians. Then the products of layers of an 8B model one after another, each with what it makes of its input
- * before it, as in a step that decodes but without attention.
+/* Measures products of weights as they are stored with 1 to 16 vectors: bytes of weights per second from the GPU's memory, as
+ * graphs replayed over more matrices than its cache holds, medians. Then it measures the products of layers of an 8B model one
+ * after another, each behind the kernels that prepare its input, as in a decoding step but without attention.
  *
- *     bench_weights_cuda [TYPE...]     types as GGUF names them, or `layers`; all when none is given
- */
+ *     bench_weights_cuda [TYPE...]     types as GGUF names them, or `layers`; all when none is given */
 #include "backend/cuda/rows.h"
 #include "backend/cuda/weights.h"
 
@@ -35,7 +34,7 @@ static const struct {
              {"Q6_K", TENSOR_Q6_K}, {"Q5_K", TENSOR_Q5_K}, {"Q5_1", TENSOR_Q5_1}, {"Q5_0", TENSOR_Q5_0},
              {"Q4_K", TENSOR_Q4_K}, {"Q4_1", TENSOR_Q4_1}, {"Q4_0", TENSOR_Q4_0}};
 
-/* The device memory that all products share. */
+/* A room is the device memory that all products share. */
 struct room {
     uint8_t *matrices;
     struct device_vectors x;
@@ -51,7 +50,7 @@ __global__ void fill(uint32_t *words, size_t n, uint32_t keep, uint32_t set) {
 #define SMALL_HALVES 0x0fff0fffu, 0x20002000u
 #define SMALL_FLOATS 0x007fffffu, 0x3c000000u
 
-/* Seconds of what `launch` puts into a stream, as a graph, the median; 0: a failure. */
+/* Measures the median of the seconds of what `launch` puts into a stream, as a graph; 0 means a failure. */
 static int time_graph(const struct room *room, const std::function<cudaError_t()> &launch, double *seconds) {
     std::vector<float> all;
     cudaGraph_t graph;

@@ -30,7 +30,7 @@
 
 /* ---- Kernels */
 
-/* Copies alone: a word of each stage is looked at, so that all must have come. */
+/* Does the copies alone: a word of each stage is read, so that all must have arrived. */
 template <class TILE> __global__ void __launch_bounds__(32 * WARPS, 1) copy_tiles(const __grid_constant__ struct matvec_args a) {
     extern __shared__ __align__(16) uint8_t memory[];
     const int lane = threadIdx.x % 32;
@@ -58,7 +58,7 @@ __device__ static inline uint64_t nanoseconds() {
     return ns;
 }
 
-/* matvec_tiles with the time at its steps, [block][STAMPS]. */
+/* Does what matvec_tiles does, with the time at its steps, [block][STAMPS]. */
 template <class TILE>
 __global__ void __launch_bounds__(32 * WARPS, 1) stamped_tiles(const __grid_constant__ struct matvec_args a, uint64_t *stamps) {
     extern __shared__ __align__(16) uint8_t memory[];
@@ -90,7 +90,7 @@ struct room {
     cudaStream_t stream;
 };
 
-/* Seconds of what `launch` puts into a stream, the median. */
+/* Measures the median of the seconds of what `launch` puts into a stream. */
 static int time_graph(const struct room *room, const std::function<cudaError_t()> &launch, double *seconds) {
     std::vector<float> all;
     cudaGraph_t graph;
@@ -120,7 +120,7 @@ static int time_graph(const struct room *room, const std::function<cudaError_t()
     return 0;
 }
 
-/* A product as weights_each would launch it. */
+/* Returns a product as weights_each would launch it. */
 template <class TILE>
 static struct matvec_args product_at(const struct room *room, uint8_t *data, uint32_t rows, uint32_t columns, uint32_t n) {
     struct matvec_args a = {};
@@ -150,7 +150,8 @@ template <class TILE> static cudaError_t launch_way(const struct matvec_args &a,
     return result == cudaSuccess ? cudaGetLastError() : result;
 }
 
-/* Medians over blocks of when they were done with each step, microseconds from the first block's beginning, of a product alone. */
+/* Prints medians over blocks of when they were done with each step, microseconds from the first block's beginning, of a product
+ * alone. */
 template <class TILE> static int print_stamps(const struct room *room, const struct matvec_args &a) {
     const uint32_t bytes = room_of<TILE>(a).bytes, most = device_attribute(cudaDevAttrMultiProcessorCount),
                    blocks = a.units < most ? a.units : most;
