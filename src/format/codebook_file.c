@@ -162,8 +162,8 @@ static enum terse_status read_text(const struct gguf *gguf, const char *key, cha
     return status;
 }
 
-/* Reads the key's string as its place in names[count]; the message names the first two. Where the key may be missing and is,
- * *choice stays. */
+/* Reads the key's string as its place in names[count]; the message for another string has room for two names. Where the key may be
+ * missing and is, *choice stays. */
 static enum terse_status read_choice(const struct gguf *gguf, const char *key, const char *const *names, unsigned count,
                                      bool optional, unsigned *choice, struct terse_error *error) {
     struct gguf_string string = {0};
