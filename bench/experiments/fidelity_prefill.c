@@ -5,6 +5,7 @@
 #include "backend/cpu/kv/anchor_scores.h"
 #include "base/memory.h"
 #include "engine/engine.h"
+#include "support/one_cache.h"
 
 #include <string.h>
 
@@ -29,7 +30,7 @@ static struct {
     float *queries;    /* [n][Hq][hd], if a follower observes them */
 } prefill;
 
-static bool observes(const struct cache *cache) { return CPU->queries_to_observe(cache, 1) > 0; }
+static bool observes(struct cache *cache) { return one_queries_to_observe(CPU, cache, 1) > 0; }
 
 /* Returns whether the cache selects anchors by the attention that it observes. */
 static bool scores(const struct cache *cache) { return cache->base.plan.anchors != 0; }
@@ -67,29 +68,29 @@ static enum terse_status reserve_copies(const struct cache *cache, size_t n, str
 static enum terse_status begin_all(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
     enum terse_status status = CPU->begin(cache, kind, n, error);
     if (status || cache != prefill.lead) return status;
-    for (size_t i = 0; i < prefill.n_followers && !status; i++) status = CPU->begin(prefill.followers[i].cache, kind, n, error);
+    for (size_t i = 0; i < prefill.n_followers && !status; i++) status = one_begin(CPU, prefill.followers[i].cache, kind, n, error);
     return status ? status : reserve_copies(cache, n, error);
 }
 
-static enum terse_status append_all(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error) {
-    if (cache == prefill.lead) {
-        prefill.layer = layer;
-        prefill.v = v;
-        memcpy(prefill.keys, k, prefill.kv_floats * sizeof *k);
+static enum terse_status append_all(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
+    if (batch->caches[0] == prefill.lead) {
+        prefill.layer = rows->layer;
+        prefill.v = rows->v;
+        memcpy(prefill.keys, rows->k, prefill.kv_floats * sizeof *rows->k);
     }
-    return CPU->append(cache, layer, k, v, error);
+    return CPU->append(batch, rows, error);
 }
 
-static enum terse_status attend_all(struct cache *cache, const float *q, size_t first, size_t count, float *out,
-                                    struct terse_error *error) {
-    size_t width = cache->base.shape.query_heads * (size_t)cache->base.shape.head_dim;
-    if (cache == prefill.lead && prefill.q_floats) memcpy(prefill.queries + first * width, q, count * width * sizeof *q);
-    return CPU->attend(cache, q, first, count, out, error);
+static enum terse_status attend_all(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
+    size_t width = cache_shape_query_width(&batch->caches[0]->base.shape);
+    if (batch->caches[0] == prefill.lead && prefill.q_floats)
+        memcpy(prefill.queries + rows->first * width, rows->q, rows->count * width * sizeof *rows->q);
+    return CPU->attend(batch, rows, error);
 }
 
 static enum terse_status append_copy(struct cache *follower, float *rotated, struct terse_error *error) {
     memcpy(rotated, prefill.keys, prefill.kv_floats * sizeof *rotated);
-    return CPU->append(follower, prefill.layer, rotated, prefill.v, error);
+    return one_append(CPU, follower, prefill.layer, rotated, prefill.v, error);
 }
 
 /* Shows the queries to a follower's policy. Attention's output is the lead's. */
@@ -98,7 +99,7 @@ static enum terse_status observe_copy(struct cache *follower, struct terse_error
     size_t width = follower->base.shape.query_heads * (size_t)follower->base.shape.head_dim;
     for (size_t first = 0; first < prefill.n && !status; first += PANEL) {
         size_t count = prefill.n - first < PANEL ? prefill.n - first : PANEL;
-        status = CPU->observe(follower, prefill.queries + first * width, first, count, error);
+        status = one_observe(CPU, follower, prefill.layer, prefill.queries + first * width, first, count, error);
     }
     return status;
 }
@@ -110,12 +111,12 @@ static bool same_scores(const struct cache *a, const struct cache *b) {
            a->base.method.policy->rank_by_attention == b->base.method.policy->rank_by_attention;
 }
 
-/* Ends the layer of all caches. Anchor Scores depend on the exact attention alone: the first follower that needs them observes the
- * queries, others that seal the same tokens share its scores, and its layer ends last. */
-static enum terse_status end_layer_all(struct cache *cache, struct terse_error *error) {
+/* Seals the layer of all caches. Anchor Scores depend on the exact attention alone: the first follower that needs them observes the queries,
+ * others that seal the same tokens share its scores, and its layer is sealed last. */
+static enum terse_status seal_all(const struct kv_batch *batch, uint32_t layer, struct terse_error *error) {
     struct cache *observer = NULL;
-    enum terse_status status = CPU->end_layer(cache, error);
-    if (cache != prefill.lead) return status;
+    enum terse_status status = CPU->seal(batch, layer, error);
+    if (batch->caches[0] != prefill.lead) return status;
     for (size_t i = 0; i < prefill.n_followers && !status; i++) {
         struct cache *follower = prefill.followers[i].cache;
         bool shares = scores(follower) && observer && same_scores(follower, observer), first = scores(follower) && !observer;
@@ -125,9 +126,9 @@ static enum terse_status end_layer_all(struct cache *cache, struct terse_error *
         if (first)
             observer = follower;
         else if (!status)
-            status = CPU->end_layer(follower, error);
+            status = one_seal(CPU, follower, layer, error);
     }
-    if (observer && !status) status = CPU->end_layer(observer, error);
+    if (observer && !status) status = one_seal(CPU, observer, layer, error);
     return status;
 }
 
@@ -150,7 +151,7 @@ enum terse_status prefill_engine_new(const struct terse_model *model, uint32_t t
     ops.begin = begin_all;
     ops.append = append_all;
     ops.attend = attend_all;
-    ops.end_layer = end_layer_all;
+    ops.seal = seal_all;
     ops.commit = commit_all;
     backend.kv = &ops;
     options.threads = threads;

@@ -254,21 +254,21 @@ static double difference(const struct cache *cache, const float *out) {
     return sqrt(error / square);
 }
 
-static enum terse_status append_observed(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error) {
-    observed.k = k; /* rotated by then */
-    observed.v = v;
-    return backend_cpu.kv->append(cache, layer, k, v, error);
+static enum terse_status append_observed(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
+    observed.k = rows->k; /* rotated by then */
+    observed.v = rows->v;
+    return backend_cpu.kv->append(batch, rows, error);
 }
 
-static enum terse_status attend_observed(struct cache *cache, const float *q, size_t first, size_t count, float *out,
-                                         struct terse_error *error) {
-    size_t width = cache->base.shape.query_heads * (size_t)cache->base.shape.head_dim, heads = cache->base.shape.kv_heads,
-           start = observed.n - PROBES;
-    for (size_t i = 0; i < count && observed.on; i++)
-        if (first + i >= start) memcpy(observed.queries + (first + i - start) * width, q + i * width, width * sizeof *q);
-    enum terse_status status = backend_cpu.kv->attend(cache, q, first, count, out, error);
-    if (status || !observed.on || first + count < observed.n) return status;
-    double here = difference(cache, out + (count - 1) * width);
+static enum terse_status attend_observed(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
+    struct cache *cache = batch->caches[0];
+    size_t width = cache_shape_query_width(&cache->base.shape), heads = cache->base.shape.kv_heads, start = observed.n - PROBES;
+    for (size_t i = 0; i < rows->count && observed.on; i++)
+        if (rows->first + i >= start)
+            memcpy(observed.queries + (rows->first + i - start) * width, rows->q + i * width, width * sizeof *rows->q);
+    enum terse_status status = backend_cpu.kv->attend(batch, rows, error);
+    if (status || !observed.on || rows->first + rows->count < observed.n) return status;
+    double here = difference(cache, rows->out + (rows->count - 1) * width);
     observed.worst = here > observed.worst ? here : observed.worst;
     bool good = true;
 #pragma omp parallel for schedule(dynamic, 1) reduction(&& : good)

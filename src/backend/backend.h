@@ -5,9 +5,11 @@
  * by layer. Nothing outside a backend's folder knows its kernels, its memory or its threads. The CPU backend with scalar kernels is
  * the reference for the others.
  *
- * A step goes: for each of its caches the executor calls kv_ops.begin, then for each layer append, observe, attend and end_layer, and commit
- * at last; calls for different caches may run at once, on threads of the executor's own. It reaches them through the table alone, so that
- * a table of one's own can stand between (bench/experiments observes caches so).
+ * A step goes the same way on all backends. The executor begins every sequence's cache (kv_ops.begin) and joins those that go through the layers
+ * together to a batch; for each layer it appends the batch's keys and values, shows queries to policies (observe), attends and seals; and it commits
+ * every cache at last. How a batch is read, by the codes or by rows, and what is done when, the backend's caches decide; which sequences
+ * go together, in which panels of rows, and when work is interrupted, the executor decides. It reaches caches through the table alone, so that a table
+ * of one's own can stand between (bench/experiments observes caches so).
  */
 #ifndef TERSE_BACKEND_BACKEND_H
 #define TERSE_BACKEND_BACKEND_H
@@ -64,6 +66,41 @@ struct step_progress {
     uint64_t done, total;
 };
 
+/* Sequences that go through the layers of a step together, each of which has begun it. The batch's rows are the tokens of caches[0], then those
+ * of caches[1], and so on. What a sequence becomes does not depend on the others, bit for bit. */
+struct kv_batch {
+    struct cache *const *caches; /* [n], all different; work is shared out best with the longest first */
+    size_t n;                    /* at least 1 */
+    struct batch_memory *memory; /* of the backend, which one batch at a time may have; the CPU: NULL */
+};
+
+/* Rows of a batch on their way through a layer, in memory of the backend: of the host for the CPU, of the device for a GPU. Keys and queries are
+ * as they are before rotation. */
+struct kv_rows {
+    uint32_t layer;
+    size_t first, count; /* rows [first, first + count) of the batch */
+    float *k;            /* [count][Hk][hd]; may be rotated in place */
+    const float *v;      /* [count][Hk][hd] */
+    float *q;            /* [count][Hq][hd]; a GPU's may be rotated in place */
+    float *out;          /* [count][Hq][hd], which may be q */
+};
+
+/* Returns those of the rows that are among rows [begin, end) of the batch. */
+static inline struct kv_rows kv_rows_within(const struct kv_rows *rows, size_t begin, size_t end, const struct cache_shape *shape) {
+    if (begin < rows->first) begin = rows->first;
+    if (end > rows->first + rows->count) end = rows->first + rows->count;
+    if (begin >= end) return (struct kv_rows){.layer = rows->layer};
+    const size_t kv = (begin - rows->first) * cache_shape_kv_width(shape),
+                 q = (begin - rows->first) * cache_shape_query_width(shape);
+    return (struct kv_rows){.layer = rows->layer,
+                            .first = begin,
+                            .count = end - begin,
+                            .k = rows->k ? rows->k + kv : NULL,
+                            .v = rows->v ? rows->v + kv : NULL,
+                            .q = rows->q ? rows->q + q : NULL,
+                            .out = rows->out ? rows->out + q : NULL};
+}
+
 struct kv_ops {
     /* Returns TERSE_OK if caches of this shape and method can be made; TERSE_E_UNSUPPORTED says why not. */
     enum terse_status (*supports)(const struct cache_shape *shape, const struct method *method, struct terse_error *error);
@@ -92,25 +129,28 @@ struct kv_ops {
     /* Between steps. Makes a second cache of the same sequence, which shares what does not change. */
     enum terse_status (*fork)(const struct cache *cache, struct cache **copy, struct terse_error *error);
 
-    /* Reserves all that a step of n tokens needs. */
+    /* Reserves all that a step of n tokens of the sequence needs. */
     enum terse_status (*begin)(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
-    /* k, v [n][Hk][hd], keys before rotation, which may be rotated in place; both stay until end_layer. */
-    enum terse_status (*append)(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error);
-    /* After append. Returns how many of the layer's queries must be shown to `observe` before others attend; the first `needed` queries will not
-     * attend. */
-    size_t (*queries_to_observe)(const struct cache *cache, size_t needed);
-    /* q[count][Hq][hd] of the new tokens from `first` on, before rotation, in order and each token once. */
-    enum terse_status (*observe)(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error);
-    /* Writes the same queries' outputs to out[count][Hq][hd], which may be q. */
-    enum terse_status (*attend)(struct cache *cache, const float *q, size_t first, size_t count, float *out,
-                                struct terse_error *error);
-    /* Does a part of what attend has to do for the same queries, which come to attend next, of bounded length: true, or false where no such part
+    /* Makes a batch of caches that have begun a step; before its first layer, and again when others have had its memory. TERSE_E_ARGUMENT if their
+     * steps cannot go together. */
+    enum terse_status (*join)(const struct kv_batch *batch, struct terse_error *error);
+    /* Takes k and v of a layer: all rows at once, which stay until seal, on the CPU; in order, in one call or several, on a GPU. With q,
+     * the same tokens' queries: they attend next, as this call leaves them. NULL: they come later. */
+    enum terse_status (*append)(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error);
+    /* After append. Returns the end of the rows whose queries must be shown to `observe`, or attend, before later ones attend; rows before *first need
+     * not. The first `needed` rows will not attend: 0 for a batch of several. */
+    size_t (*queries_to_observe)(const struct kv_batch *batch, size_t needed, size_t *first);
+    /* Shows queries q to policies: in order and each row once. */
+    enum terse_status (*observe)(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error);
+    /* Writes `out` of queries q. */
+    enum terse_status (*attend)(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error);
+    /* Does a part of what attend has to do for the same rows, which come to attend next, of bounded length: true, or false where no such part
      * is left. NULL: attend does all of it. */
-    bool (*attend_some)(struct cache *cache, const float *q, size_t first, size_t count, float *out);
-    /* Does a part of what end_layer has to do, of bounded length: true, or false where no such part is left. NULL: end_layer does
-     * all of it. */
-    bool (*seal_some)(struct cache *cache);
-    enum terse_status (*end_layer)(struct cache *cache, struct terse_error *error);
+    bool (*attend_some)(const struct kv_batch *batch, const struct kv_rows *rows);
+    /* Does a part of what seal has to do, of bounded length: true, or false where no such part is left. NULL: seal does all of it. */
+    bool (*seal_some)(const struct kv_batch *batch);
+    /* Ends a layer: what the step seals of it is encoded, what stays goes to the window. */
+    enum terse_status (*seal)(const struct kv_batch *batch, uint32_t layer, struct terse_error *error);
     /* Return whether the cache wants to know how large the residual stream is in the step that was begun, and tell it so, before commit: `sum` is
      * that of log2 of the mean squares of `tokens` hidden states as they enter a layer, each rounded to units of RESIDUAL_UNIT (kv/fitted.h). */
     bool (*wants_residual)(const struct cache *cache);

@@ -250,19 +250,22 @@ static enum terse_status noted_begin(struct cache *cache, enum cache_step_kind k
     note('b');
     return backend_cpu.kv->begin(cache, kind, n, error);
 }
-static enum terse_status noted_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error) {
-    note((char)('0' + layer));
-    return backend_cpu.kv->append(cache, layer, k, v, error);
+static enum terse_status noted_join(const struct kv_batch *batch, struct terse_error *error) {
+    note('j');
+    return backend_cpu.kv->join(batch, error);
 }
-static enum terse_status noted_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
-                                      struct terse_error *error) {
+static enum terse_status noted_append(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
+    note((char)('0' + rows->layer));
+    return backend_cpu.kv->append(batch, rows, error);
+}
+static enum terse_status noted_attend(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
     note('a');
     if (fails_at >= 0 && fails_at-- == 0) return status_fail(error, TERSE_E_MEMORY, "no device");
-    return backend_cpu.kv->attend(cache, q, first, count, out, error);
+    return backend_cpu.kv->attend(batch, rows, error);
 }
-static enum terse_status noted_end_layer(struct cache *cache, struct terse_error *error) {
-    note('e');
-    return backend_cpu.kv->end_layer(cache, error);
+static enum terse_status noted_seal(const struct kv_batch *batch, uint32_t layer, struct terse_error *error) {
+    note('s');
+    return backend_cpu.kv->seal(batch, layer, error);
 }
 static enum terse_status noted_commit(struct cache *cache, struct terse_error *error) {
     note('c');
@@ -273,9 +276,10 @@ static void executors_reach_caches_through_the_table(void **state) {
     (void)state;
     struct kv_ops noted = *backend_cpu.kv;
     noted.begin = noted_begin;
+    noted.join = noted_join;
     noted.append = noted_append;
     noted.attend = noted_attend;
-    noted.end_layer = noted_end_layer;
+    noted.seal = noted_seal;
     noted.commit = noted_commit;
     const struct backend backend = {"noted", backend_cpu.executor, &noted};
     struct terse_engine *engine = must_start(&backend, model, 1);
@@ -284,8 +288,8 @@ static void executors_reach_caches_through_the_table(void **state) {
     assert_int_equal(info.layers, 2);
     assert_int_equal(terse_session_prefill(session, tokens, 70, NULL, &error), TERSE_OK);
     assert_int_equal(terse_session_decode(session, tokens, 1, NULL, &error), TERSE_OK);
-    assert_string_equal(calls, "b0ae1aec"
-                               "b0ae1aec");
+    assert_string_equal(calls, "bj0as1asc"
+                               "bj0as1asc");
     /* An error of a layer's call ends the step and is returned to the caller. */
     fails_at = 0;
     assert_int_equal(terse_session_decode(session, tokens, 1, NULL, &error), TERSE_E_MEMORY);

@@ -6,6 +6,7 @@
 #include "format/codebook_layouts.h"
 #include "host_kv.h"
 #include "no_device.h"
+#include "support/one_cache.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -85,20 +86,20 @@ static struct cache *new_cache(int on, const struct method *method) {
 static void read_tokens(int on, struct cache *cache, enum cache_step_kind kind, size_t first, size_t n, float (*to)[HQ * HD]) {
     static float k[MOST * HK * HD], q[MOST * HQ * HD];
     struct terse_error error;
-    MUST(ops(on)->begin(cache, kind, n, &error));
+    MUST(one_begin(ops(on), cache, kind, n, &error));
     for (uint32_t l = 0; l < LAYERS; l++) {
         memcpy(k, keys[l][first], n * sizeof keys[l][0]);
         memcpy(q, queries[l][first], n * sizeof queries[l][0]);
-        MUST(ops(on)->append(cache, l, k, values[l][first], &error));
+        MUST(one_append(ops(on), cache, l, k, values[l][first], &error));
         size_t needed = kind == CACHE_STEP_PREFILL && l + 1 == LAYERS ? n - 1 : 0;
-        size_t shown = ops(on)->queries_to_observe(cache, needed);
+        size_t shown = one_queries_to_observe(ops(on), cache, needed);
         for (size_t i = 0; i < shown; i += 100)
-            MUST(ops(on)->observe(cache, q + i * HQ * HD, i, shown - i < 100 ? shown - i : 100, &error));
+            MUST(one_observe(ops(on), cache, l, q + i * HQ * HD, i, shown - i < 100 ? shown - i : 100, &error));
         for (size_t i = needed; i < n; i += 90) {
             size_t count = n - i < 90 ? n - i : 90;
-            MUST(ops(on)->attend(cache, q + i * HQ * HD, i, count, to[i], &error));
+            MUST(one_attend(ops(on), cache, l, q + i * HQ * HD, i, count, to[i], &error));
         }
-        MUST(ops(on)->end_layer(cache, &error));
+        MUST(one_seal(ops(on), cache, l, &error));
     }
     MUST(ops(on)->commit(cache, &error));
 }

@@ -2,9 +2,11 @@
  * different numbers of splits and of rope runs, of one token and of some, with exact rows where they stood and elsewhere. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/batch.h"
+#include "backend/cuda/kv/ops.h"
 #include "host_kv.h"
 #include "no_device.h"
 #include "support/cache_oracle.h"
+#include "support/one_cache.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -58,12 +60,12 @@ static struct cache *cache_of(struct oracle *o, size_t length) {
     struct cache *cache;
     float *k = malloc(length * K_WIDTH * sizeof *k), *v = malloc(length * K_WIDTH * sizeof *v);
     if (o->kv->create(&o->shape, &o->method, 1, &cache, &error)) fail_msg("%s", error.message);
-    assert_int_equal(o->kv->begin(cache, CACHE_STEP_PREFILL, length, NULL), TERSE_OK);
+    assert_int_equal(one_begin(o->kv, cache, CACHE_STEP_PREFILL, length, NULL), TERSE_OK);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         fill(o, k, length * K_WIDTH);
         fill(o, v, length * K_WIDTH);
-        assert_int_equal(o->kv->append(cache, layer, k, v, NULL), TERSE_OK);
-        assert_int_equal(o->kv->end_layer(cache, NULL), TERSE_OK);
+        assert_int_equal(one_append(o->kv, cache, layer, k, v, NULL), TERSE_OK);
+        assert_int_equal(one_seal(o->kv, cache, layer, NULL), TERSE_OK);
     }
     assert_int_equal(o->kv->commit(cache, NULL), TERSE_OK);
     free(k);
@@ -76,11 +78,13 @@ static void step_alone(const struct oracle *o, const struct cache *cache, size_t
                        struct step_numbers *out) {
     struct cache *fork;
     assert_int_equal(o->kv->fork(cache, &fork, NULL), TERSE_OK);
-    assert_int_equal(o->kv->begin(fork, CACHE_STEP_DECODE, n, NULL), TERSE_OK);
+    assert_int_equal(one_begin(o->kv, fork, CACHE_STEP_DECODE, n, NULL), TERSE_OK);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        assert_int_equal(o->kv->append(fork, layer, in->k[layer] + row * K_WIDTH, in->v[layer] + row * K_WIDTH, NULL), TERSE_OK);
-        assert_int_equal(o->kv->attend(fork, in->q[layer] + row * Q_WIDTH, 0, n, out->q[layer] + row * Q_WIDTH, NULL), TERSE_OK);
-        assert_int_equal(o->kv->end_layer(fork, NULL), TERSE_OK);
+        assert_int_equal(one_append(o->kv, fork, layer, in->k[layer] + row * K_WIDTH, in->v[layer] + row * K_WIDTH, NULL),
+                         TERSE_OK);
+        assert_int_equal(one_attend(o->kv, fork, layer, in->q[layer] + row * Q_WIDTH, 0, n, out->q[layer] + row * Q_WIDTH, NULL),
+                         TERSE_OK);
+        assert_int_equal(one_seal(o->kv, fork, layer, NULL), TERSE_OK);
     }
     o->kv->destroy(fork);
 }
@@ -94,23 +98,24 @@ static float *sent(const float *from, size_t floats) {
 
 static void step_together(const struct cache_shape *shape, struct cache *const *caches, size_t rows, const struct step_numbers *in,
                           struct step_numbers *out) {
-    struct cache_batch *batch;
-    assert_int_equal(batch_new(shape, &batch, NULL), TERSE_OK);
+    struct kv_batch batch = {caches, SEQUENCES, NULL};
+    assert_int_equal(batch_new(shape, &batch.memory, NULL), TERSE_OK);
     for (size_t i = 0; i < SEQUENCES; i++)
-        assert_int_equal(host_kv_ops()->begin(caches[i], CACHE_STEP_DECODE, sequences[i].tokens, NULL), TERSE_OK);
-    assert_int_equal(batch_begin(batch, caches, SEQUENCES, NULL), TERSE_OK);
+        assert_int_equal(cuda_kv_ops.begin(caches[i], CACHE_STEP_DECODE, sequences[i].tokens, NULL), TERSE_OK);
+    assert_int_equal(cuda_kv_ops.join(&batch, NULL), TERSE_OK);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         float *q = sent(in->q[layer], rows * Q_WIDTH), *k = sent(in->k[layer], rows * K_WIDTH),
               *v = sent(in->v[layer], rows * K_WIDTH);
-        assert_int_equal(batch_append(batch, layer, q, k, v, NULL), TERSE_OK);
-        assert_int_equal(batch_attend(batch, layer, q, q, NULL), TERSE_OK);
+        const struct kv_rows all = {.layer = layer, .count = rows, .k = k, .v = v, .q = q, .out = q};
+        assert_int_equal(cuda_kv_ops.append(&batch, &all, NULL), TERSE_OK);
+        assert_int_equal(cuda_kv_ops.attend(&batch, &all, NULL), TERSE_OK);
         cudaStreamSynchronize(device_stream());
         assert_int_equal(device_fetch(out->q[layer], q, rows * Q_WIDTH * sizeof *q), cudaSuccess);
         device_free(NULL, q, rows * Q_WIDTH * sizeof *q);
         device_free(NULL, k, rows * K_WIDTH * sizeof *k);
         device_free(NULL, v, rows * K_WIDTH * sizeof *v);
     }
-    batch_free(batch);
+    batch_free(batch.memory);
 }
 
 static void a_step_of_several_gives_each_what_it_gets_alone(void **state) {

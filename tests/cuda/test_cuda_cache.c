@@ -459,7 +459,7 @@ static void saving_on_another_thread_is_no_part_of_a_step(void **state) {
 /* ---- Keys of steps, by which graphs are found */
 
 /* Returns the key of a decoding step of a cache that comes and goes: the tables of the next may lie where its own did. */
-static uint64_t key_of_a_step(struct cache_batch *batch, const char *method) {
+static uint64_t key_of_a_step(struct batch_memory *batch, const char *method) {
     struct oracle_setup setup = setup_of(method, NULL, NULL, 64, 900);
     struct oracle *o = oracle_new(&setup, 400);
     oracle_skip(o, P, 230);
@@ -474,7 +474,7 @@ static void keys_of_steps_differ_with_what_they_read(void **state) {
     (void)state;
     struct oracle_setup setup = setup_of("f16", NULL, NULL, 64, 900);
     struct oracle *o = oracle_new(&setup, 400);
-    struct cache_batch *batch;
+    struct batch_memory *batch;
     uint64_t key[8];
     assert_int_equal(batch_new(&o->shape, &batch, NULL), TERSE_OK);
     oracle_free(o);

@@ -6,6 +6,7 @@
 #include "format/codebook_layouts.h"
 #include "host_kv.h"
 #include "no_device.h"
+#include "support/one_cache.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -48,9 +49,9 @@ static uint32_t read_tokens(const struct kv_ops *kv, struct cache *cache, size_t
     static float k[TOKENS][WIDTH];
     struct terse_error error;
     memcpy(k, keys[first], n * sizeof k[0]);
-    if (kv->begin(cache, CACHE_STEP_PREFILL, n, &error)) fail_msg("%s", error.message);
+    if (one_begin(kv, cache, CACHE_STEP_PREFILL, n, &error)) fail_msg("%s", error.message);
     const uint32_t capacity = kv == backend_cpu.kv ? 0 : cache->window_capacity;
-    if (kv->append(cache, 0, k[0], values[first], &error) || kv->end_layer(cache, &error) || kv->commit(cache, &error))
+    if (one_append(kv, cache, 0, k[0], values[first], &error) || one_seal(kv, cache, 0, &error) || kv->commit(cache, &error))
         fail_msg("%s", error.message);
     return capacity;
 }

@@ -3,6 +3,7 @@
 #include "backend/backend.h"
 #include "base/random.h"
 #include "kv/cache.h"
+#include "support/one_cache.h"
 #include "support/random_codebook.h"
 
 #include <setjmp.h>
@@ -40,13 +41,13 @@ static void read_prompt(struct cache *cache, size_t tokens) {
     assert_true(k && out);
     for (size_t at = 0, n; at < tokens; at += n) {
         n = kv->prompt_part(cache, tokens - at);
-        assert_int_equal(kv->begin(cache, CACHE_STEP_PREFILL, n, NULL), TERSE_OK);
+        assert_int_equal(one_begin(kv, cache, CACHE_STEP_PREFILL, n, NULL), TERSE_OK);
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             for (size_t i = 0; i < n * WIDTH; i++) k[i] = rows[at * WIDTH + i];
             struct terse_error error;
-            if (kv->append(cache, layer, k, rows + at * WIDTH, &error)) fail_msg("layer %u: %s", layer, error.message);
-            if (kv->attend(cache, rows + at * WIDTH, 0, n, out, &error)) fail_msg("%s", error.message);
-            assert_int_equal(kv->end_layer(cache, NULL), TERSE_OK);
+            if (one_append(kv, cache, layer, k, rows + at * WIDTH, &error)) fail_msg("layer %u: %s", layer, error.message);
+            if (one_attend(kv, cache, layer, rows + at * WIDTH, 0, n, out, &error)) fail_msg("%s", error.message);
+            assert_int_equal(one_seal(kv, cache, layer, NULL), TERSE_OK);
         }
         assert_int_equal(kv->commit(cache, NULL), TERSE_OK);
     }

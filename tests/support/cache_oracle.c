@@ -4,6 +4,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/codec/codec.h"
 #include "format/codebook_layouts.h"
+#include "support/one_cache.h"
 #include "support/prepared.h"
 #include "support/scaled_codecs.h"
 #include "train/codec_learning.h"
@@ -546,7 +547,7 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
     for (size_t i = 0; i < n * k_width; i++) raw[i] = k[i] = oracle_random(o);
     for (size_t i = 0; i < n * k_width; i++) v_given[i] = v[i] = oracle_random(o);
     for (size_t i = 0; i < n * q_width; i++) q[i] = 2 * oracle_random(o);
-    assert_int_equal(o->kv->append(o->cache, layer, k, v_given, NULL), TERSE_OK);
+    assert_int_equal(one_append(o->kv, o->cache, layer, k, v_given, NULL), TERSE_OK);
     for (size_t i = 0; !unrotated(o) && i < n; i++) {
         if (o->kv == backend_cpu.kv)
             check_rotation(o, raw + i * k_width, k + i * k_width, move->before + i);
@@ -560,19 +561,20 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
     memcpy(stored(o, o->k, layer, move->before), k, n * k_width * sizeof *k);
     /* The first half's outputs of a prefill in pieces are not computed, as in a model's last layer; where anchors are chosen, that half's queries are
      * observed all the same. */
-    size_t needed = move->kind == CACHE_STEP_PREFILL && piece ? n / 2 : 0, observed = o->kv->queries_to_observe(o->cache, needed);
+    size_t needed = move->kind == CACHE_STEP_PREFILL && piece ? n / 2 : 0,
+           observed = one_queries_to_observe(o->kv, o->cache, needed);
     assert_int_equal(observed, !move->anchors ? 0 : move->kind == CACHE_STEP_PAPER ? n : needed);
     for (size_t first = 0; first < observed; first += each)
-        assert_int_equal(
-            o->kv->observe(o->cache, q + first * q_width, first, observed - first < each ? observed - first : each, NULL),
-            TERSE_OK);
+        assert_int_equal(one_observe(o->kv, o->cache, layer, q + first * q_width, first,
+                                     observed - first < each ? observed - first : each, NULL),
+                         TERSE_OK);
     if (move->kind == CACHE_STEP_PAPER) store_step(o, layer, raw, q, move);
     for (size_t first = needed; ask && first < n; first += each)
-        assert_int_equal(
-            o->kv->attend(o->cache, q + first * q_width, first, n - first < each ? n - first : each, out + first * q_width, NULL),
-            TERSE_OK);
+        assert_int_equal(one_attend(o->kv, o->cache, layer, q + first * q_width, first, n - first < each ? n - first : each,
+                                    out + first * q_width, NULL),
+                         TERSE_OK);
     if (ask) compare(o, layer, q + needed * q_width, out + needed * q_width, move->before + needed, n - needed);
-    assert_int_equal(o->kv->end_layer(o->cache, NULL), TERSE_OK);
+    assert_int_equal(one_seal(o->kv, o->cache, layer, NULL), TERSE_OK);
     if (move->kind != CACHE_STEP_PAPER) store_step(o, layer, raw, q, move);
     free(raw);
     free(k);
@@ -619,7 +621,7 @@ static void run_step(struct oracle *o, enum cache_step_kind kind, size_t n, size
     struct move move = move_of(o, kind, n);
     assert_true(o->length + n <= o->capacity);
     assert_true(ask || !move.anchors); /* scores need queries */
-    if (o->kv->begin(o->cache, kind, n, &error)) fail_msg("%s", error.message);
+    if (one_begin(o->kv, o->cache, kind, n, &error)) fail_msg("%s", error.message);
     for (uint32_t layer = 0; layer < o->setup.layers; layer++) run_layer(o, layer, &move, piece, ask);
     assert_int_equal(o->kv->commit(o->cache, NULL), TERSE_OK);
     if (o->setup.fetch && o->kv != backend_cpu.kv) take_pages(o, o->window); /* a setup may serve caches of both backends */

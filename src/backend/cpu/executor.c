@@ -35,6 +35,7 @@ static void pass_free(struct pass *p) {
     memory_free(p->k);
     memory_free(p->v);
     memory_free(p->sequence);
+    memory_free(p->cache);
     memory_free(p->micro_batch);
     activations_free(&p->activations);
     free(p);
@@ -109,12 +110,15 @@ static enum terse_status activations_reserve(struct activations *a, const struct
 static enum terse_status sequences_reserve(struct pass *p, size_t sequences, struct terse_error *error) {
     if (p->sequences >= sequences) return TERSE_OK;
     memory_free(p->sequence);
+    memory_free(p->cache);
     memory_free(p->micro_batch);
     p->sequences = 0;
     p->sequence = memory_array(sequences, sizeof *p->sequence);
+    p->cache = memory_array(sequences, sizeof(struct cache *));
     p->micro_batch = memory_array(sequences, sizeof *p->micro_batch);
-    if (!p->sequence || !p->micro_batch)
-        return status_no_memory(error, sequences * (sizeof *p->sequence + sizeof *p->micro_batch), "a batch");
+    if (!p->sequence || !p->cache || !p->micro_batch)
+        return status_no_memory(error, sequences * (sizeof *p->sequence + sizeof(struct cache *) + sizeof *p->micro_batch),
+                                "a batch");
     p->sequences = sequences;
     return TERSE_OK;
 }
@@ -146,7 +150,7 @@ static void end(struct pass *p) {
         e->spare = p;
 }
 
-/* The part's place among the sequences: those of few tokens come first, the longest caches before the others (visit_caches). */
+/* The part's place among the sequences: those of few tokens come first, the longest caches before the others (struct kv_batch). */
 static void insert(struct pass *p, const struct step_part *part, size_t *n_few) {
     const struct executor *e = p->executor;
     bool each = part->n <= e->few, wanted = part->rows && part->first_row < part->n;
@@ -174,6 +178,7 @@ static void arrange(struct pass *p, const struct step *step) {
             p->micro_batch[p->n_micro_batches++] = (struct micro_batch){&p->sequence[i], 0, p->n, 0, i < few};
         struct micro_batch *micro_batch = &p->micro_batch[p->n_micro_batches - 1];
         p->sequence[i].first = p->n;
+        p->cache[i] = p->sequence[i].part.cache;
         p->n += n;
         micro_batch->n_sequences++;
         micro_batch->count += n;
@@ -214,13 +219,12 @@ static enum terse_status begin(struct executor *e, const struct step *step, stru
         const struct step_part *part = &step->parts[i];
         if ((status = e->kv->begin(part->cache, part->kind, part->n, error))) *failed = i;
     }
-    if (status) {
+    if (!status) status = forward_begin(p, error);
+    if (status)
         end(p);
-        return status;
-    }
-    forward_begin(p);
-    *pass = p;
-    return TERSE_OK;
+    else
+        *pass = p;
+    return status;
 }
 
 /* ---- Life */

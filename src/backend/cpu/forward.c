@@ -179,105 +179,54 @@ static bool apply_experts(struct pass *p, struct panel panel, bool each, double 
     return true;
 }
 
-/* ---- The caches of a panel's sequences */
+/* ---- The caches of the micro-batch */
 
-static enum terse_status append(const struct pass *p, const struct sequence *s, struct terse_error *error) {
+/* A panel's queries, and room for their outputs, as rows of the batch. */
+static struct kv_rows queries_of(const struct pass *p, struct panel panel) {
+    const size_t width = (size_t)p->executor->model->query_heads * p->executor->model->head_dim;
+    return (struct kv_rows){.layer = p->layer,
+                            .first = panel.first - panel.micro_batch->first,
+                            .count = panel.count,
+                            .q = p->activations.q + (panel.first - panel.first_query) * width,
+                            .out = p->activations.out};
+}
+
+/* Keys and values of all the micro-batch's tokens; and queries, where they are there. */
+static enum terse_status append(const struct pass *p, struct terse_error *error) {
     const struct kv_ops *kv = p->executor->kv;
-    const size_t width = p->executor->model->width;
-    if (kv->wants_residual(s->part.cache))
-        kv->note_residual(s->part.cache, p->layer, sum_log_squares(hidden_at(p, s->first), s->part.n, width, RESIDUAL_UNIT),
-                          s->part.n);
-    size_t at = s->first * model_kv_width(p->executor->model);
-    return p->executor->kv->append(s->part.cache, p->layer, p->k + at, p->v + at, error);
+    const struct micro_batch *g = micro_batch_of(p);
+    const struct terse_model *m = p->executor->model;
+    for (const struct sequence *s = g->sequences; s < g->sequences + g->n_sequences; s++)
+        if (kv->wants_residual(s->part.cache))
+            kv->note_residual(s->part.cache, p->layer, sum_log_squares(hidden_at(p, s->first), s->part.n, m->width, RESIDUAL_UNIT),
+                              s->part.n);
+    const size_t at = g->first * model_kv_width(m);
+    const struct kv_rows rows = {
+        .layer = p->layer, .count = g->count, .k = p->k + at, .v = p->v + at, .q = g->each ? p->activations.q : NULL};
+    return kv->append(&p->batch, &rows, error);
 }
 
-/* Returns how many queries of a sequence are shown to the cache before any attends. */
-static size_t observed(const struct pass *p, const struct sequence *s) {
-    return p->executor->kv->queries_to_observe(s->part.cache, last_layer(p) ? s->attended : 0);
+/* Returns the end of the rows that are shown to the caches before any attends. */
+static size_t observed(const struct pass *p, size_t *first) {
+    const struct micro_batch *g = micro_batch_of(p);
+    return p->executor->kv->queries_to_observe(&p->batch, last_layer(p) && !g->each ? g->sequences->attended : 0, first);
 }
 
-/* A sequence's queries among those of a panel, and room for their outputs. */
-struct queries {
-    size_t token, count; /* the first one's token, and their number */
-    const float *q;
-    float *out;
-};
-
-static struct queries queries_of(const struct pass *p, const struct sequence *s, struct panel panel) {
-    size_t width = (size_t)p->executor->model->query_heads * p->executor->model->head_dim;
-    struct queries queries;
-    queries.count = rows_of(s, panel, &queries.token);
-    queries.q = p->activations.q + (s->first + queries.token - panel.first_query) * width;
-    queries.out = p->activations.out + (s->first + queries.token - panel.first) * width;
-    return queries;
-}
-
-static enum terse_status observe(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
-    struct queries queries = queries_of(p, s, panel);
-    size_t wanted = observed(p, s);
-    if (queries.token >= wanted) return TERSE_OK;
-    if (queries.count > wanted - queries.token) queries.count = wanted - queries.token;
-    if (!queries.count) return TERSE_OK;
-    return p->executor->kv->observe(s->part.cache, queries.q, queries.token, queries.count, error);
-}
-
-static enum terse_status attend(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
-    struct queries queries = queries_of(p, s, panel);
-    return p->executor->kv->attend(s->part.cache, queries.q, queries.token, queries.count, queries.out, error);
-}
-
-static bool attend_some(const struct pass *p, const struct sequence *s, struct panel panel) {
-    struct queries queries = queries_of(p, s, panel);
-    return p->executor->kv->attend_some(s->part.cache, queries.q, queries.token, queries.count, queries.out);
-}
-
-typedef enum terse_status visit(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error);
-
-/* Does all that a sequence needs between the products. */
-static enum terse_status read_cache(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
-    enum terse_status status = append(p, s, error);
-    if (!status) status = observe(p, s, panel, error);
-    return status ? status : attend(p, s, panel, error);
-}
-
-static enum terse_status seal(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
-    (void)panel;
-    return p->executor->kv->end_layer(s->part.cache, error);
-}
-
-/* The sequences [first, n) of a micro-batch, the longest first, each by one thread. */
-static enum terse_status visit_side_by_side(const struct pass *p, visit *call, struct panel panel, size_t first,
-                                            struct terse_error *error) {
-    enum terse_status failed = TERSE_OK;
-#pragma omp parallel for schedule(dynamic, 1)
-    for (size_t i = first; i < panel.micro_batch->n_sequences; i++) {
-        struct terse_error own;
-        enum terse_status status = call(p, &panel.micro_batch->sequences[i], panel, &own);
-        if (!status) continue;
-#pragma omp critical /* without a name, which the library would export */
-        {
-            failed = status;
-            if (error) *error = own;
-        }
+/* Does all that sequences need between the products of tokens that go each by itself. */
+static enum terse_status read_caches(const struct pass *p, struct panel panel, struct terse_error *error) {
+    const struct kv_ops *kv = p->executor->kv;
+    enum terse_status status = append(p, error);
+    if (status) return status;
+    const struct kv_rows all = queries_of(p, panel);
+    struct panel shown = panel;
+    size_t first, end = observed(p, &first);
+    if (end > first) {
+        shown.first += first;
+        shown.count = end - first;
+        const struct kv_rows rows = queries_of(p, shown);
+        status = kv->observe(&p->batch, &rows, error);
     }
-    return failed;
-}
-
-/* Calls for every sequence of the panel's micro-batch. A sequence that alone is the share of a thread is worked on by all threads; the others, for
- * which waking the threads would not pay or would pay less, by one thread each. */
-static enum terse_status visit_caches(const struct pass *p, visit *call, struct panel panel, struct terse_error *error) {
-    const struct micro_batch *micro_batch = panel.micro_batch;
-    enum terse_status status = TERSE_OK;
-    uint64_t left = 0;
-    for (size_t i = 0; i < micro_batch->n_sequences; i++) left += micro_batch->sequences[i].length;
-    size_t i = 0;
-    for (; i < micro_batch->n_sequences && !status; i++) {
-        uint64_t length = micro_batch->sequences[i].length;
-        if (i + 1 < micro_batch->n_sequences && length * p->executor->threads <= left) break;
-        status = call(p, &micro_batch->sequences[i], panel, error);
-        left -= length;
-    }
-    return status || i == micro_batch->n_sequences ? status : visit_side_by_side(p, call, panel, i, error);
+    return status ? status : kv->attend(&p->batch, &all, error);
 }
 
 /* ---- Numbers that are none. They are looked for before a cache stores what comes of them. */
@@ -312,7 +261,7 @@ static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *e
     struct panel panel = {micro_batch, micro_batch->first, micro_batch->count, micro_batch->first};
     multiply_each(p, STAGE_KEYS, panel);
     enum terse_status status = check_keys(p, panel, error);
-    if (!status) status = visit_caches(p, read_cache, panel, error);
+    if (!status) status = read_caches(p, panel, error);
     if (status) return status;
     for (enum stage stage = STAGE_ATTEND; stage != STAGE_DOWN && stage != STAGE_EXPERTS;) {
         stage = stage_after(p, stage);
@@ -322,7 +271,7 @@ static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *e
             multiply_each(p, stage, panel);
     }
     status = check_rows(p, panel, MODEL_BEHIND(p->layer), error);
-    return status ? status : visit_caches(p, seal, panel, error);
+    return status ? status : p->executor->kv->seal(&p->batch, p->layer, error);
 }
 
 /* ---- A longer part */
@@ -330,7 +279,8 @@ static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *e
 /* Returns the token behind those of the stage. */
 static size_t stage_end(const struct pass *p) {
     const struct micro_batch *g = micro_batch_of(p);
-    return g->first + (p->stage == STAGE_OBSERVE ? observed(p, g->sequences) : g->count);
+    size_t first;
+    return g->first + (p->stage == STAGE_OBSERVE ? observed(p, &first) : g->count);
 }
 
 /* Sets the stage's panel from this token on. Returns false if there are none. */
@@ -356,15 +306,17 @@ static void begin_queries(struct pass *p) {
 static enum terse_status end_keys(struct pass *p, struct terse_error *error) {
     enum terse_status status = check_keys(p, p->panel, error);
     if (status || next_panel(p)) return status;
-    if ((status = append(p, micro_batch_of(p)->sequences, error))) return status;
+    if ((status = append(p, error))) return status;
+    size_t first, end = observed(p, &first);
     p->stage = STAGE_OBSERVE;
-    if (!begin_panel(p, micro_batch_of(p)->first)) begin_queries(p);
+    if (first >= end || !begin_panel(p, micro_batch_of(p)->first + first)) begin_queries(p);
     return TERSE_OK;
 }
 
 static enum terse_status end_observing(struct pass *p, struct terse_error *error) {
     bool whole = p->panel.count == micro_batch_of(p)->count;
-    enum terse_status status = observe(p, micro_batch_of(p)->sequences, p->panel, error);
+    const struct kv_rows rows = queries_of(p, p->panel);
+    enum terse_status status = p->executor->kv->observe(&p->batch, &rows, error);
     if (whole) { /* these queries are those that attend */
         size_t skipped = attended(p) - p->panel.first;
         p->panel.first += skipped;
@@ -397,9 +349,10 @@ static enum terse_status run_attend(struct pass *p, double *left, struct terse_e
     const struct sequence *s = micro_batch_of(p)->sequences;
     *left -= attention_multiplications(p->executor->model, s->length + p->panel.first + p->panel.count - s->first) *
              (double)p->panel.count;
-    if (attend_some(p, s, p->panel)) return TERSE_OK;
+    const struct kv_rows rows = queries_of(p, p->panel);
+    if (p->executor->kv->attend_some(&p->batch, &rows)) return TERSE_OK;
     p->stage = stage_after(p, STAGE_ATTEND);
-    return attend(p, s, p->panel, error);
+    return p->executor->kv->attend(&p->batch, &rows, error);
 }
 
 /* ---- After the layers */
@@ -422,12 +375,16 @@ static void keep_rows(struct pass *p) {
     }
 }
 
-static void begin_micro_batch(struct pass *p, size_t at) {
+static enum terse_status begin_micro_batch(struct pass *p, size_t at, struct terse_error *error) {
     p->at = at;
     p->layer = 0;
     p->item = 0;
     p->stage = STAGE_KEYS;
-    if (!done(p) && !micro_batch_of(p)->each) begin_panel(p, micro_batch_of(p)->first);
+    if (done(p)) return TERSE_OK;
+    const struct micro_batch *g = micro_batch_of(p);
+    if (!g->each) begin_panel(p, g->first);
+    p->batch = (struct kv_batch){p->cache + (g->sequences - p->sequence), g->n_sequences, NULL};
+    return p->executor->kv->join(&p->batch, error);
 }
 
 static void end_layer(struct pass *p) {
@@ -444,9 +401,8 @@ static void end_layer(struct pass *p) {
 }
 
 static enum terse_status run_seal(struct pass *p, struct terse_error *error) {
-    const struct sequence *s = micro_batch_of(p)->sequences;
-    if (p->executor->kv->seal_some(s->part.cache)) return TERSE_OK;
-    enum terse_status status = seal(p, s, p->panel, error);
+    if (p->executor->kv->seal_some(&p->batch)) return TERSE_OK;
+    enum terse_status status = p->executor->kv->seal(&p->batch, p->layer, error);
     if (!status) end_layer(p);
     return status;
 }
@@ -489,13 +445,12 @@ static enum terse_status run_output(struct pass *p, struct terse_error *error) {
     if (left) hand_over(p, p->panel, logits);
     if (left > most) return TERSE_OK;
     if (p->at + 1 == p->n_micro_batches) status = commit(p, error);
-    if (!status) begin_micro_batch(p, p->at + 1);
-    return status;
+    return status ? status : begin_micro_batch(p, p->at + 1, error);
 }
 
 /* ---- Pieces */
 
-void forward_begin(struct pass *p) { begin_micro_batch(p, 0); }
+enum terse_status forward_begin(struct pass *p, struct terse_error *error) { return begin_micro_batch(p, 0, error); }
 
 /* A part of a piece, of *left multiplications at most. */
 static enum terse_status run_some(struct pass *p, double *left, struct terse_error *error) {

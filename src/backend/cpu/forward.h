@@ -11,8 +11,8 @@ size_t forward_panel(const struct terse_model *model, uint64_t length, size_t n)
 /* Returns how many tokens' logits are computed together, of n tokens that pass through the layers together. */
 size_t forward_logit_rows(const struct terse_model *model, size_t n);
 
-/* Sets the state of a pass before its first piece; everything else of it is there. */
-void forward_begin(struct pass *pass);
+/* Sets the state of a pass before its first piece; everything else of it is there, and its caches have begun. */
+enum terse_status forward_begin(struct pass *pass, struct terse_error *error);
 /* These are executor_ops.advance and progress. */
 enum terse_status forward_advance(struct pass *pass, struct terse_error *error);
 struct step_progress forward_progress(const struct pass *pass);

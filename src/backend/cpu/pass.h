@@ -82,14 +82,16 @@ struct pass {
     size_t capacity;  /* tokens of hidden, k, v */
     float *hidden;    /* [tokens][width] */
     float *k, *v;     /* [tokens][Hk][hd] */
-    size_t sequences; /* capacity of the two */
+    size_t sequences; /* capacity of the three */
     struct sequence *sequence;
+    struct cache **cache; /* of the same sequences */
     struct micro_batch *micro_batch;
     struct activations activations;
 
     size_t n, n_sequences, n_micro_batches;
     /* The pass continues here: with a layer of a micro-batch and, unless the micro-batch goes token by token, with a stage of that layer. */
     size_t at;
+    struct kv_batch batch; /* the micro-batch's caches */
     uint32_t layer;
     enum stage stage;
     struct panel panel; /* the stage's */

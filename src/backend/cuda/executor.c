@@ -3,6 +3,7 @@
 
 #include "backend/cuda/device.h"
 #include "backend/cuda/forward.h"
+#include "backend/cuda/kv/step.h"
 #include "backend/cuda/top_logits.h"
 #include "base/memory.h"
 #include "model/architecture.h"
@@ -185,6 +186,7 @@ static void arrange(struct pass *p, const struct step *step) {
     for (size_t i = 0; i < step->n; i++) insert(p, &step->parts[i], cache_decodes(step->parts[i].cache), &decoding);
     for (size_t i = 0; i < p->n_sequences; i++) {
         struct sequence *s = &p->sequence[i];
+        p->cache[i] = s->part.cache;
         struct group *group = p->n_groups ? &p->group[p->n_groups - 1] : NULL;
         if (!group || i >= decoding || group->rows + s->part.n > GROUP_ROWS) {
             group = &p->group[p->n_groups++];

@@ -239,8 +239,10 @@ static enum terse_status run_group(const struct pass *p, struct terse_error *err
     for (uint32_t i = 0; i < e->model->layers && !status; i++) {
         const struct device_layer *l = &e->weights.layer[i];
         status = project(e, l, multiply_each, a->hidden, g->rows, QUERIES | KEYS_AND_VALUES, error);
-        if (!status) status = batch_append(e->batch, i, a->q, a->k, a->v, error);
-        if (!status) status = batch_attend(e->batch, i, a->q, a->out, error);
+        const struct kv_rows rows = {.layer = i, .count = g->rows, .k = a->k, .v = a->v, .q = a->q, .out = a->out};
+        if (!status) status = e->kv->append(&p->batch, &rows, error);
+        if (!status) status = e->kv->attend(&p->batch, &rows, error);
+        if (!status) status = e->kv->seal(&p->batch, i, error);
         if (!status) status = finish_layer(e, l, multiply_each, a->hidden, g->rows, error);
     }
     if (status || !g->kept) return status;
@@ -260,7 +262,6 @@ static enum terse_status send_group(struct pass *p, struct terse_error *error) {
     cudaError_t result = cudaEventSynchronize(e->sent);
     for (size_t i = 0; i < g->n_sequences; i++) {
         const struct sequence *s = &g->sequences[i];
-        p->cache[i] = s->part.cache;
         for (size_t t = 0; t < s->part.n; t++, row++) {
             e->staged->tokens[row] = s->part.tokens[t];
             e->staged->positions[row] = (int32_t)(s->length + t);
@@ -272,8 +273,13 @@ static enum terse_status send_group(struct pass *p, struct terse_error *error) {
     if (result == cudaSuccess)
         result = cudaMemcpyAsync(e->input, e->staged, sizeof *e->input, cudaMemcpyHostToDevice, device_stream());
     if (result == cudaSuccess) result = cudaEventRecord(e->sent, device_stream());
-    enum terse_status status = device_check(result, "sending a step", error);
-    return status ? status : batch_begin(e->batch, p->cache, g->n_sequences, error);
+    return device_check(result, "sending a step", error);
+}
+
+static enum terse_status join(struct pass *p, struct terse_error *error) {
+    const struct group *g = group_of(p);
+    p->batch = (struct kv_batch){p->cache + (g->sequences - p->sequence), g->n_sequences, g->decodes ? p->executor->batch : NULL};
+    return p->executor->kv->join(&p->batch, error);
 }
 
 static void drop_graph(struct step_graph *graph) {
@@ -370,6 +376,7 @@ static enum terse_status end_group(struct pass *p, struct terse_error *error) {
 static enum terse_status run_decoding(struct pass *p, struct terse_error *error) {
     const struct group *g = group_of(p);
     enum terse_status status = send_group(p, error);
+    if (!status) status = join(p, error);
     if (!status) status = launch_group(p, error);
     if (!status && g->kept) status = device_check(cudaStreamSynchronize(device_stream()), "a decoding step", error);
     if (!status && g->kept) status = check_finite(p->executor, error);
@@ -379,10 +386,11 @@ static enum terse_status run_decoding(struct pass *p, struct terse_error *error)
 
 /* ---- A group that does not: one part, a panel at a time */
 
-/* The first row that goes past the keys and values of the layer. */
+/* The first row that goes past the keys and values of the layer. Queries that policies are shown are so as they attend. */
 static size_t attended(const struct pass *p) {
-    const struct sequence *s = group_of(p)->sequences;
-    return last_layer(p) ? cache_first_query(s->part.cache, s->needed) : 0;
+    const size_t needed = last_layer(p) ? group_of(p)->sequences->needed : 0;
+    size_t first, end = p->executor->kv->queries_to_observe(&p->batch, needed, &first);
+    return first < end ? first : needed;
 }
 
 static size_t panel_rows(const struct pass *p) {
@@ -413,9 +421,9 @@ static enum terse_status send_part(const struct pass *p, struct terse_error *err
 static enum terse_status run_keys(struct pass *p, size_t count, struct terse_error *error) {
     const struct executor *e = p->executor;
     const struct activations *a = &e->activations;
-    struct cache *cache = group_of(p)->sequences->part.cache;
+    const struct kv_rows rows = {.layer = p->layer, .first = p->row, .count = count, .k = a->k, .v = a->v};
     enum terse_status status = TERSE_OK;
-    if (p->layer == 0 && p->row == 0) status = send_part(p, error);
+    if (p->layer == 0 && p->row == 0 && !(status = join(p, error))) status = send_part(p, error);
     if (p->layer == 0 && !status) status = embed(e, p->tokens + p->row, p->positions + p->row, count, hidden_at(p, p->row), error);
     if (p->notes_residual && !status)
         status = device_check(rows_sum_log_squares(hidden_at(p, p->row), (uint32_t)count, e->model->width, RESIDUAL_UNIT,
@@ -424,17 +432,16 @@ static enum terse_status run_keys(struct pass *p, size_t count, struct terse_err
     if (!status) status = project(e, layer_of(p), multiply, hidden_at(p, p->row), count, KEYS_AND_VALUES, error);
     if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->k, count * model_kv_width(e->model), error);
     if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->v, count * model_kv_width(e->model), error);
-    if (!status) status = cache_append_rows(cache, p->layer, p->row, count, a->k, a->v, error);
-    return status;
+    return status ? status : e->kv->append(&p->batch, &rows, error);
 }
 
 static enum terse_status run_queries(struct pass *p, size_t count, struct terse_error *error) {
     const struct executor *e = p->executor;
     const struct activations *a = &e->activations;
-    struct cache *cache = group_of(p)->sequences->part.cache;
+    const struct kv_rows rows = {.layer = p->layer, .first = p->row, .count = count, .q = a->q, .out = a->out};
     enum terse_status status = project(e, layer_of(p), multiply, hidden_at(p, p->row), count, QUERIES, error);
     if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->q, count * model_query_width(e->model), error);
-    if (!status) status = cache_attend_rows(cache, p->layer, p->row, count, a->q, a->out, error);
+    if (!status) status = e->kv->attend(&p->batch, &rows, error);
     return status ? status : finish_layer(e, layer_of(p), multiply, hidden_at(p, p->row), count, error);
 }
 
@@ -489,7 +496,7 @@ static enum terse_status run_panel(struct pass *p, double *left, struct terse_er
         return status;
     case STAGE_SEAL:
         *left -= (double)g->rows * (double)model_kv_width(m) * m->width; /* about as much as making what is sealed */
-        status = cache_end_layer_rows(g->sequences->part.cache, p->layer, error);
+        status = p->executor->kv->seal(&p->batch, p->layer, error);
         end_layer(p);
         return status;
     default: *left = 0; return run_output(p, error);

@@ -1,6 +1,6 @@
 /* A step on its way through the model: the data. executor.c begins and ends passes, forward.c advances them.
  *
- * Parts whose caches decode (kv/cache.h) go through the model together, each row by itself, in one piece, as a CUDA graph where such a step
+ * Parts whose caches decode (kv/step.h) go through the model together, each row by itself, in one piece, as a CUDA graph where such a step
  * came before; every other part goes alone, in panels of rows, layer by layer. All is queued on device_stream(), so that activations are the
  * executor's: they hold nothing from piece to piece. */
 #ifndef TERSE_BACKEND_CUDA_PASS_H
@@ -8,7 +8,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/gemm.h"
-#include "backend/cuda/kv/step.h"
+#include "backend/cuda/kv/batch.h"
 #include "backend/cuda/model.h"
 
 #define GROUP_ROWS 64   /* of decoding parts that go together */
@@ -61,7 +61,7 @@ struct executor {
     const struct kv_ops *kv;
     struct device_model weights;
     struct gemm *gemm;
-    struct cache_batch *batch;
+    struct batch_memory *batch; /* of the group that decodes */
     struct device_vectors each; /* EACH_ROWS rows */
     struct activations activations;
     struct logits logits;
@@ -106,7 +106,7 @@ struct pass {
     struct executor *executor;
     struct sequence *sequence; /* [n_sequences] */
     struct group *group;       /* [n_groups] */
-    struct cache **cache;      /* [n_sequences] of a group */
+    struct cache **cache;      /* [n_sequences] of the same */
     size_t n_sequences, n_groups, n;
     /* Memory for the largest group that does not decode, on the device; NULL if all groups decode. */
     size_t capacity;
@@ -116,7 +116,8 @@ struct pass {
     int64_t *residual;           /* [n_groups][layers] the sums */
 
     /* The pass continues here. */
-    size_t at, before; /* a group, and rows of those before it */
+    size_t at, before;     /* a group, and rows of those before it */
+    struct kv_batch batch; /* the group's caches */
     uint32_t layer;
     enum stage stage;
     size_t row; /* the panel's first */

@@ -1,6 +1,7 @@
 /* Makes each call for one part or for both. */
 #include "backend/cpu/kv/parts.h"
 
+#include "backend/cpu/kv/batch.h"
 #include "backend/cpu/kv/fill.h"
 #include "backend/cpu/kv/state.h"
 #include "backend/cpu/kv/step.h"
@@ -132,38 +133,11 @@ static enum terse_status fork_parts(const struct cache *cache, struct cache **co
 static enum terse_status begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
     enum terse_status status = TERSE_OK;
     cache->at = cache;
+    cache->first_row = 0;
+    cache->brought = NO_LAYER;
     for (; cache && !status; cache = cache->next) status = cache_begin(cache, kind, n, error);
     return status;
 }
-
-static enum terse_status append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error) {
-    for (struct cache *part = cache; part; part = part->next)
-        for (uint32_t own = 0; own < part->base.shape.layers; own++) {
-            if (cache_shape_number(&part->base.shape, own) != layer) continue;
-            cache->at = part;
-            return cache_append(part, own, k, v, error);
-        }
-    return status_fail(error, TERSE_E_ARGUMENT, "layer %u, which the cache does not have", layer);
-}
-
-static size_t queries_to_observe(const struct cache *cache, size_t needed) { return cache_queries_to_observe(cache->at, needed); }
-
-static enum terse_status observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error) {
-    return cache_observe(cache->at, q, first, count, error);
-}
-
-static enum terse_status attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
-                                struct terse_error *error) {
-    return cache_attend(cache->at, q, first, count, out, error);
-}
-
-static bool attend_some(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
-    return cache_attend_some(cache->at, q, first, count, out);
-}
-
-static bool seal_some_of_layer(struct cache *cache) { return cache_seal_some(cache->at); }
-
-static enum terse_status end_layer(struct cache *cache, struct terse_error *error) { return cache_end_layer(cache->at, error); }
 
 static bool wants_residual(const struct cache *cache) {
     return fitted_wants_residual(&cache->base) || (cache->next && fitted_wants_residual(&cache->next->base));
@@ -239,13 +213,14 @@ const struct kv_ops parts_ops = {.supports = supports,
                                  .save = save,
                                  .load = load,
                                  .begin = begin,
-                                 .append = append,
-                                 .queries_to_observe = queries_to_observe,
-                                 .observe = observe,
-                                 .attend = attend,
-                                 .attend_some = attend_some,
-                                 .seal_some = seal_some_of_layer,
-                                 .end_layer = end_layer,
+                                 .join = caches_join,
+                                 .append = caches_append,
+                                 .queries_to_observe = caches_queries_to_observe,
+                                 .observe = caches_observe,
+                                 .attend = caches_attend,
+                                 .attend_some = caches_attend_some,
+                                 .seal_some = caches_seal_some,
+                                 .seal = caches_seal,
                                  .wants_residual = wants_residual,
                                  .note_residual = note_residual,
                                  .commit = commit,

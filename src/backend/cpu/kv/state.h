@@ -24,6 +24,7 @@
  *     storage             memory: made, copied, counted, released
  *     step                a step of new tokens
  *     fill                a cache of random tokens, through the steps
+ *     batch               the layers of a step of several sequences
  *     parts               the caches of the layers that slide and of the others, as one */
 #ifndef TERSE_BACKEND_CPU_KV_STATE_H
 #define TERSE_BACKEND_CPU_KV_STATE_H
@@ -114,6 +115,9 @@ struct cache {
     /* parts.h uses these: `next` is, in the first part of a model's cache, the second one; `at` is the part whose layer the step is
      * in. */
     struct cache *next, *at;
+    /* batch.h: of a first part. */
+    size_t first_row; /* of the sequence in its batch */
+    uint32_t brought; /* the layer, by its number in `at`, whose k and v are noted there, but not appended yet; NO_LAYER: none */
 };
 
 #endif

@@ -18,7 +18,7 @@ struct group {
     bool evicts;            /* exact rows stand at other positions */
 };
 
-struct cache_batch {
+struct batch_memory {
     struct cache_shape shape;
     uint64_t places; /* how often memory has changed its place: an address may come back */
     size_t row_capacity, sequence_capacity, part_floats, run_words;
@@ -29,28 +29,29 @@ struct cache_batch {
     uint32_t *not_finite; /* batch_watch; NULL: numbers are not watched */
     struct group *groups;
     size_t n_groups;
+    bool rotated; /* the layer's queries came with its keys */
 };
 
-void batch_watch(struct cache_batch *batch, uint32_t *not_finite) { batch->not_finite = not_finite; }
+void batch_watch(struct batch_memory *batch, uint32_t *not_finite) { batch->not_finite = not_finite; }
 
 /* ---- Memory */
 
-static size_t staged_bytes(const struct cache_batch *b) {
+static size_t staged_bytes(const struct batch_memory *b) {
     return b->sequence_capacity * sizeof(struct sequence_view) + b->row_capacity * sizeof(struct query_row_view);
 }
-static struct sequence_view *sequences_in(const struct cache_batch *b, uint8_t *memory) {
+static struct sequence_view *sequences_in(const struct batch_memory *b, uint8_t *memory) {
     (void)b;
     return (struct sequence_view *)(void *)memory;
 }
-static struct query_row_view *rows_in(const struct cache_batch *b, uint8_t *memory) {
+static struct query_row_view *rows_in(const struct batch_memory *b, uint8_t *memory) {
     return (struct query_row_view *)(void *)(memory + b->sequence_capacity * sizeof(struct sequence_view));
 }
 
-static size_t q_bytes(const struct cache_batch *b) {
+static size_t q_bytes(const struct batch_memory *b) {
     return b->row_capacity * b->shape.query_heads * b->shape.head_dim * sizeof(float);
 }
 
-static void release(struct cache_batch *b) {
+static void release(struct batch_memory *b) {
     b->places++;
     device_free(NULL, b->uploaded, staged_bytes(b));
     device_free(NULL, b->q_exact, q_bytes(b));
@@ -66,7 +67,7 @@ static void release(struct cache_batch *b) {
     b->row_capacity = b->sequence_capacity = b->part_floats = b->run_words = 0;
 }
 
-void batch_free(struct cache_batch *batch) {
+void batch_free(struct batch_memory *batch) {
     if (!batch) return;
     cudaStreamSynchronize(device_stream());
     release(batch);
@@ -74,8 +75,8 @@ void batch_free(struct cache_batch *batch) {
     free(batch);
 }
 
-enum terse_status batch_new(const struct cache_shape *shape, struct cache_batch **batch, struct terse_error *error) {
-    struct cache_batch *b = *batch = calloc(1, sizeof *b);
+enum terse_status batch_new(const struct cache_shape *shape, struct batch_memory **batch, struct terse_error *error) {
+    struct batch_memory *b = *batch = calloc(1, sizeof *b);
     if (!b) return status_no_memory(error, sizeof *b, "decoding steps");
     b->shape = *shape;
     enum terse_status status = device_check(cudaEventCreateWithFlags(&b->sent, cudaEventDisableTiming), "making an event", error);
@@ -86,7 +87,7 @@ enum terse_status batch_new(const struct cache_shape *shape, struct cache_batch 
 }
 
 /* Reserves memory for so many caches and rows. It gives up the memory that was there with its contents; the new memory has another address. */
-static enum terse_status reserve(struct cache_batch *b, size_t sequences, size_t rows, struct terse_error *error) {
+static enum terse_status reserve(struct batch_memory *b, size_t sequences, size_t rows, struct terse_error *error) {
     if (sequences <= b->sequence_capacity && rows <= b->row_capacity) return TERSE_OK;
     cudaStreamSynchronize(device_stream());
     release(b);
@@ -104,7 +105,7 @@ static enum terse_status reserve(struct cache_batch *b, size_t sequences, size_t
     return TERSE_E_MEMORY;
 }
 
-static enum terse_status reserve_parts(struct cache_batch *b, size_t floats, struct terse_error *error) {
+static enum terse_status reserve_parts(struct batch_memory *b, size_t floats, struct terse_error *error) {
     if (floats <= b->part_floats) return TERSE_OK;
     cudaStreamSynchronize(device_stream());
     device_free(NULL, b->parts, b->part_floats * sizeof(float));
@@ -115,7 +116,7 @@ static enum terse_status reserve_parts(struct cache_batch *b, size_t floats, str
     return TERSE_OK;
 }
 
-static enum terse_status reserve_runs(struct cache_batch *b, size_t words, struct terse_error *error) {
+static enum terse_status reserve_runs(struct batch_memory *b, size_t words, struct terse_error *error) {
     if (words <= b->run_words) return TERSE_OK;
     cudaStreamSynchronize(device_stream());
     device_free(NULL, b->run_queries, b->run_words * sizeof *b->run_queries);
@@ -144,7 +145,7 @@ static uint32_t runs_of(const struct cache *cache) {
     return n ? (uint32_t)(sets[n - 1].first / ROPE_RUN_TOKENS - sets[0].first / ROPE_RUN_TOKENS) + 1 : 0;
 }
 
-static void add_to_group(struct cache_batch *b, const struct cache *cache, uint32_t row, uint32_t splits) {
+static void add_to_group(struct batch_memory *b, const struct cache *cache, uint32_t row, uint32_t splits) {
     struct group *group = b->n_groups ? &b->groups[b->n_groups - 1] : NULL;
     if (!group || !alike(group->cache, cache)) {
         group = &b->groups[b->n_groups++];
@@ -161,7 +162,7 @@ static void add_to_group(struct cache_batch *b, const struct cache *cache, uint3
 }
 
 /* Says where everything lies. A row is read in as many parts as if it were alone, so that its result does not depend on the others. */
-static void stage(struct cache_batch *b, struct cache *const *caches, size_t n) {
+static void stage(struct batch_memory *b, struct cache *const *caches, size_t n) {
     uint32_t multiprocessors = (uint32_t)device_multiprocessors(), row = 0;
     b->n_groups = 0;
     for (size_t i = 0; i < n; i++) {
@@ -180,7 +181,7 @@ static void stage(struct cache_batch *b, struct cache *const *caches, size_t n) 
     }
 }
 
-enum terse_status batch_begin(struct cache_batch *b, struct cache *const *caches, size_t n, struct terse_error *error) {
+enum terse_status batch_begin(struct batch_memory *b, struct cache *const *caches, size_t n, struct terse_error *error) {
     size_t rows = 0, floats = 0, words = 0;
     for (size_t i = 0; i < n; i++) rows += caches[i]->base.plan.n;
     enum terse_status status = reserve(b, bucket((uint32_t)n), bucket((uint32_t)rows), error);
@@ -203,7 +204,7 @@ enum terse_status batch_begin(struct cache_batch *b, struct cache *const *caches
 
 static uint64_t mixed(uint64_t hash, uint64_t value) { return (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15) ^ (hash >> 29); }
 
-uint64_t batch_key(const struct cache_batch *b) {
+uint64_t batch_key(const struct batch_memory *b) {
     uint64_t key = mixed(mixed(0, b->places), b->n_groups);
     for (const struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         key = mixed(mixed(key, g->cache->tables->number), (uint64_t)(uintptr_t)g->cache->tables->rotary.runs);
@@ -215,52 +216,73 @@ uint64_t batch_key(const struct cache_batch *b) {
 
 /* ---- A layer */
 
-enum terse_status batch_append(struct cache_batch *b, uint32_t layer, float *q, const float *k, const float *v,
-                               struct terse_error *error) {
+static struct kv_rows own_rows(const struct batch_memory *b, const struct group *g, const struct kv_rows *rows) {
+    return kv_rows_within(rows, g->first_row, (size_t)g->first_row + g->n_rows, &b->shape);
+}
+
+/* By position - evicted, where that is not the position. */
+static float *exact_queries(const struct batch_memory *b, const struct group *g, size_t row) {
+    return g->evicts ? b->q_exact + row * cache_shape_query_width(&b->shape) : NULL;
+}
+
+static cudaError_t append(const struct batch_memory *b, const struct group *g, const struct kv_rows *own) {
+    const struct append_decode append = {.heads = g->cache->heads,
+                                         .rotary = g->cache->tables->rotary,
+                                         .layer = own->layer,
+                                         .sequences = sequences_in(b, b->uploaded),
+                                         .rows = rows_in(b, b->uploaded) + own->first,
+                                         .n_rows = (uint32_t)own->count,
+                                         .q = own->q,
+                                         .q_exact = own->q ? exact_queries(b, g, own->first) : NULL,
+                                         .k = own->k,
+                                         .v = own->v,
+                                         .not_finite = b->not_finite};
+    return append_decode(&append, device_stream());
+}
+
+static cudaError_t attend(const struct batch_memory *b, const struct group *g, const struct kv_rows *own) {
+    const struct kv_tables *tables = g->cache->tables;
+    const struct method *method = &g->cache->base.method;
+    const struct attend_decode attend = {.heads = g->cache->heads,
+                                         .layer = own->layer,
+                                         .codec = {g->cache->codec[CODEC_KEYS], g->cache->codec[CODEC_VALUES]},
+                                         .places = tables->place_views,
+                                         .centroid = {centroid_shape_of(&method->key), centroid_shape_of(&method->value)},
+                                         .learned = {tables->learned[CODEC_KEYS], tables->learned[CODEC_VALUES]},
+                                         .run_angles = tables->rotary.runs,
+                                         .pre_rope = tables->pre_rope,
+                                         .sequences = sequences_in(b, b->uploaded),
+                                         .rows = rows_in(b, b->uploaded) + own->first,
+                                         .n_rows = (uint32_t)own->count,
+                                         .splits = g->splits,
+                                         .q = own->q,
+                                         .q_exact = g->evicts ? exact_queries(b, g, own->first) : own->q,
+                                         .out = own->out,
+                                         .parts = b->parts,
+                                         .page_bytes = {g->page_bytes[0], g->page_bytes[1]},
+                                         .run_queries = b->run_queries,
+                                         .runs = g->runs,
+                                         .arrived = b->arrived + own->first * b->shape.kv_heads};
+    return attend_decode_launch(&attend, device_stream());
+}
+
+enum terse_status batch_append(struct batch_memory *b, const struct kv_rows *rows, struct terse_error *error) {
     cudaError_t result = cudaSuccess;
+    b->rotated = rows->q;
     for (const struct group *g = b->groups; g < b->groups + b->n_groups && result == cudaSuccess; g++) {
-        struct append_decode append = {.heads = g->cache->heads,
-                                       .rotary = g->cache->tables->rotary,
-                                       .layer = layer,
-                                       .sequences = sequences_in(b, b->uploaded),
-                                       .rows = rows_in(b, b->uploaded) + g->first_row,
-                                       .n_rows = g->n_rows,
-                                       .q = q ? q + g->first_row * cache_shape_query_width(&b->shape) : NULL,
-                                       .q_exact = g->evicts ? b->q_exact + g->first_row * cache_shape_query_width(&b->shape) : NULL,
-                                       .k = k ? k + g->first_row * cache_shape_kv_width(&b->shape) : NULL,
-                                       .v = v ? v + g->first_row * cache_shape_kv_width(&b->shape) : NULL,
-                                       .not_finite = b->not_finite};
-        result = append_decode(&append, device_stream());
+        const struct kv_rows own = own_rows(b, g, rows);
+        if (own.count) result = append(b, g, &own);
     }
     return device_check(result, "storing a step's keys and values", error);
 }
 
-enum terse_status batch_attend(struct cache_batch *b, uint32_t layer, const float *q, float *out, struct terse_error *error) {
+enum terse_status batch_attend(struct batch_memory *b, const struct kv_rows *rows, struct terse_error *error) {
     cudaError_t result = cudaSuccess;
     for (const struct group *g = b->groups; g < b->groups + b->n_groups && result == cudaSuccess; g++) {
-        size_t at = g->first_row * cache_shape_query_width(&b->shape);
-        struct attend_decode attend = {
-            .heads = g->cache->heads,
-            .layer = layer,
-            .codec = {g->cache->codec[CODEC_KEYS], g->cache->codec[CODEC_VALUES]},
-            .places = g->cache->tables->place_views,
-            .centroid = {centroid_shape_of(&g->cache->base.method.key), centroid_shape_of(&g->cache->base.method.value)},
-            .learned = {g->cache->tables->learned[CODEC_KEYS], g->cache->tables->learned[CODEC_VALUES]},
-            .run_angles = g->cache->tables->rotary.runs,
-            .pre_rope = g->cache->tables->pre_rope,
-            .sequences = sequences_in(b, b->uploaded),
-            .rows = rows_in(b, b->uploaded) + g->first_row,
-            .n_rows = g->n_rows,
-            .splits = g->splits,
-            .q = q + at,
-            .q_exact = g->evicts ? b->q_exact + at : q + at,
-            .out = out + at,
-            .parts = b->parts,
-            .page_bytes = {g->page_bytes[0], g->page_bytes[1]},
-            .run_queries = b->run_queries,
-            .runs = g->runs,
-            .arrived = b->arrived + g->first_row * b->shape.kv_heads};
-        result = attend_decode_launch(&attend, device_stream());
+        const struct kv_rows own = own_rows(b, g, rows);
+        const struct kv_rows queries = {.layer = own.layer, .first = own.first, .count = own.count, .q = own.q};
+        if (own.count && !b->rotated) result = append(b, g, &queries);
+        if (own.count && result == cudaSuccess) result = attend(b, g, &own);
     }
     return device_check(result, "attention", error);
 }

@@ -9,16 +9,19 @@
 /* A step of n tokens; rows[2][FILL_ROWS][Hk][hd] is scratch. */
 static enum terse_status fill_step(struct cache *cache, size_t n, float *rows, uint64_t *seed, struct terse_error *error) {
     const size_t width = (size_t)cache->base.shape.kv_heads * cache->base.shape.head_dim;
+    const struct kv_batch batch = {&cache, 1, NULL};
     enum terse_status status = kv_begin(cache, CACHE_STEP_PREFILL, n, error);
+    if (!status) status = kv_join(&batch, error);
     for (uint32_t layer = 0; layer < cache->base.shape.layers && !status; layer++) {
         for (size_t first = 0; first < n && !status; first += FILL_ROWS) {
             size_t count = n - first < FILL_ROWS ? n - first : FILL_ROWS;
             status = device_check(
                 random_rows(rows, 2 * FILL_ROWS * width, cache->base.shape.head_dim, RANDOM_OCTAVES, (*seed)++, device_stream()),
                 "random keys and values", error);
-            if (!status) status = cache_append_rows(cache, layer, first, count, rows, rows + FILL_ROWS * width, error);
+            const struct kv_rows part = {.layer = layer, .first = first, .count = count, .k = rows, .v = rows + FILL_ROWS * width};
+            if (!status) status = kv_append(&batch, &part, error);
         }
-        if (!status) status = cache_end_layer_rows(cache, layer, error);
+        if (!status) status = kv_seal(&batch, layer, error);
     }
     return status ? status : kv_commit(cache, error);
 }

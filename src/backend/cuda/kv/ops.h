@@ -4,8 +4,7 @@
 
 #include "backend/backend.h"
 
-/* Keys, values and queries of its steps lie on the device, for several caches at once: what of kv_ops takes them from the host is NULL, and its
- * executor calls step.h. */
+/* A batch that decodes has a batch_memory (batch.h). */
 extern const struct kv_ops cuda_kv_ops;
 
 #endif

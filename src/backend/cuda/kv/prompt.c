@@ -130,44 +130,47 @@ static cudaError_t seal_layer(struct cache *cache, uint32_t layer) {
     return cache->base.plan.seal ? encode_pages(&encode, device_stream()) : cudaSuccess;
 }
 
-enum terse_status cache_append_rows(struct cache *cache, uint32_t layer, size_t first, size_t count, const float *k, const float *v,
-                                    struct terse_error *error) {
-    struct layer_rows rows = layer_rows(cache, layer);
+enum terse_status prompt_append(struct cache *cache, const struct kv_rows *rows, struct terse_error *error) {
+    const struct layer_rows to = layer_rows(cache, rows->layer);
+    const size_t first = rows->first, count = rows->count;
     bool last = first + count == cache->base.plan.n, paper = cache->base.plan.kind == CACHE_STEP_PAPER;
     if (!cache->base.in_step || first + count > cache->base.plan.n)
         return status_fail(error, TERSE_E_ARGUMENT, "tokens %zu to %zu of a step of %zu", first, first + count, cache->base.plan.n);
-    cudaError_t result = first ? cudaSuccess : read_stored(cache, layer);
+    enum terse_status status = first ? TERSE_OK : cache_check_layer(cache, rows->layer, error);
+    if (status) return status;
+    cache->base.layer = rows->layer;
+    cudaError_t result = first ? cudaSuccess : read_stored(cache, rows->layer);
     if (result == cudaSuccess)
-        result =
-            append_rows(&rows, k, v, count, cache->base.plan.before.length + first, rows_before(cache) + first, device_stream());
+        result = append_rows(&to, rows->k, rows->v, count, cache->base.plan.before.length + first, rows_before(cache) + first,
+                             device_stream());
     if (result == cudaSuccess && last && paper && cache->base.plan.seal) { /* every token reads codes, its own included */
-        struct encode encode = encode_of(cache, &cache->sealed, layer);
-        result = seal_layer(cache, layer);
+        struct encode encode = encode_of(cache, &cache->sealed, rows->layer);
+        result = seal_layer(cache, rows->layer);
         if (result == cudaSuccess) result = decode_pages(&encode, device_stream());
     }
     return device_check(result, "storing a prompt's keys and values", error);
 }
 
-enum terse_status cache_observe_rows(struct cache *cache, size_t first, size_t count, float *q, struct terse_error *error) {
-    cudaError_t result = rotate_rows(&cache->heads, &cache->tables->rotary, cache->base.shape.query_heads, q, count,
-                                     cache->base.plan.before.length + first, device_stream());
-    if (result == cudaSuccess) result = kept_observe(cache, q, first, count);
+enum terse_status prompt_observe(struct cache *cache, const struct kv_rows *rows, struct terse_error *error) {
+    enum terse_status status = cache_check_queries(cache, rows->first, rows->count, error);
+    if (status) return status;
+    cudaError_t result = rotate_rows(&cache->heads, &cache->tables->rotary, cache->base.shape.query_heads, rows->q, rows->count,
+                                     cache->base.plan.before.length + rows->first, device_stream());
+    if (result == cudaSuccess) result = kept_observe(cache, rows->q, rows->first, rows->count);
     return device_check(result, "a prompt's queries", error);
 }
 
-enum terse_status cache_attend_rows(struct cache *cache, uint32_t layer, size_t first, size_t count, float *q, float *out,
-                                    struct terse_error *error) {
-    struct attend_prefill attend = {.heads = cache->heads,
-                                    .q = q,
-                                    .n = count,
-                                    .first_query = rows_before(cache) + first,
-                                    .k = row_at(cache, CODEC_KEYS, 0),
-                                    .v = row_at(cache, CODEC_VALUES, 0),
-                                    .out = out,
-                                    .parts = cache->tables->prefill_parts};
-    (void)layer;
-    if (!count) return TERSE_OK;
-    enum terse_status status = cache_observe_rows(cache, first, count, q, error);
+enum terse_status prompt_attend(struct cache *cache, const struct kv_rows *rows, struct terse_error *error) {
+    const struct attend_prefill attend = {.heads = cache->heads,
+                                          .q = rows->q,
+                                          .n = rows->count,
+                                          .first_query = rows_before(cache) + rows->first,
+                                          .k = row_at(cache, CODEC_KEYS, 0),
+                                          .v = row_at(cache, CODEC_VALUES, 0),
+                                          .out = rows->out,
+                                          .parts = cache->tables->prefill_parts};
+    if (!rows->count) return TERSE_OK;
+    enum terse_status status = prompt_observe(cache, rows, error);
     return status ? status : device_check(attend_prefill_launch(&attend, device_stream()), "a prompt's attention", error);
 }
 
@@ -182,12 +185,14 @@ static cudaError_t keep_window(const struct cache *cache, uint32_t layer) {
                : cudaSuccess;
 }
 
-enum terse_status cache_end_layer_rows(struct cache *cache, uint32_t layer, struct terse_error *error) {
+enum terse_status prompt_seal(struct cache *cache, uint32_t layer, struct terse_error *error) {
+    if (cache->base.layer != layer) return status_fail(error, TERSE_E_ARGUMENT, "the end of a layer without its keys and values");
     cudaError_t result = cache->base.plan.kind == CACHE_STEP_PAPER ? cudaSuccess : seal_layer(cache, layer);
     if (result == cudaSuccess)
         result = kept_choose(cache, layer, row_at(cache, CODEC_KEYS, 0), row_at(cache, CODEC_VALUES, 0), rows_before(cache),
                              (size_t)row_of(cache, plan_first_sealed(&cache->base.plan)));
     if (result == cudaSuccess) result = keep_window(cache, layer);
+    cache->base.layer = NO_LAYER;
     cache->base.layers_ended = layer + 1;
     return device_check(result, "sealing a prompt's layer", error);
 }

@@ -1,8 +1,10 @@
-/* The steps of a cache. state.h says which file does what. */
+/* The steps of caches. state.h says which file does what. */
 #include "backend/cuda/kv/step.h"
 
+#include "backend/cuda/kv/batch.h"
 #include "backend/cuda/kv/fit.h"
 #include "backend/cuda/kv/kept.h"
+#include "backend/cuda/kv/prompt.h"
 #include "backend/cuda/kv/storage.h"
 #include "backend/cuda/kv/views.h"
 #include "backend/cuda/kv/window.h"
@@ -28,6 +30,49 @@ enum terse_status kv_begin(struct cache *cache, enum cache_step_kind kind, size_
     if (!status) base->in_step = true;
     return status;
 }
+
+/* ---- Layers */
+
+/* The cache whose prompt is the batch; NULL: it decodes. */
+static struct cache *prompt_of(const struct kv_batch *batch) { return cache_decodes(batch->caches[0]) ? NULL : batch->caches[0]; }
+
+enum terse_status kv_join(const struct kv_batch *batch, struct terse_error *error) {
+    size_t n = 0;
+    while (n < batch->n && batch->caches[n]->base.in_step && cache_decodes(batch->caches[n])) n++;
+    if (n == batch->n) return batch_begin(batch->memory, batch->caches, n, error);
+    if (batch->n == 1 && batch->caches[0]->base.in_step) return TERSE_OK;
+    return status_fail(error, TERSE_E_ARGUMENT, "%zu steps that cannot go together", batch->n);
+}
+
+enum terse_status kv_append(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
+    struct cache *prompt = prompt_of(batch);
+    return prompt ? prompt_append(prompt, rows, error) : batch_append(batch->memory, rows, error);
+}
+
+/* A prompt's queries are also shown as they attend; a decoding step chooses nothing by its queries. */
+size_t kv_queries_to_observe(const struct kv_batch *batch, size_t needed, size_t *first) {
+    const struct cache *prompt = prompt_of(batch);
+    bool chooses = prompt && prompt->base.plan.anchors;
+    *first = chooses ? kept_first_query(prompt) : 0;
+    return chooses ? needed : 0;
+}
+
+enum terse_status kv_observe(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
+    struct cache *prompt = prompt_of(batch);
+    return prompt ? prompt_observe(prompt, rows, error) : TERSE_OK;
+}
+
+enum terse_status kv_attend(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
+    struct cache *prompt = prompt_of(batch);
+    return prompt ? prompt_attend(prompt, rows, error) : batch_attend(batch->memory, rows, error);
+}
+
+enum terse_status kv_seal(const struct kv_batch *batch, uint32_t layer, struct terse_error *error) {
+    struct cache *prompt = prompt_of(batch);
+    return prompt ? prompt_seal(prompt, layer, error) : TERSE_OK; /* what decoding seals waits in the window for commit */
+}
+
+/* ---- The end */
 
 enum terse_status kv_commit(struct cache *cache, struct terse_error *error) {
     const bool decodes = cache_decodes(cache);
