@@ -149,8 +149,28 @@ static void a_step_of_several_gives_each_what_it_gets_alone(void **state) {
         if (!i || oracles[i] != oracles[i - 1]) oracle_free(oracles[i]);
 }
 
+static void a_prompt_goes_by_itself(void **state) {
+    (void)state;
+    struct oracle *o = oracle_of("q4_0");
+    struct cache *caches[2] = {cache_of(o, 70), cache_of(o, 70)};
+    struct kv_batch batch = {caches, 2, NULL};
+    const struct kv_ops *kv = host_kv_ops();
+    static float q[90 * Q_WIDTH];
+    assert_int_equal(kv->begin(caches[0], CACHE_STEP_DECODE, 1, NULL), TERSE_OK);
+    assert_int_equal(kv->join(&batch, NULL), TERSE_E_ARGUMENT); /* one of them has not begun */
+    assert_int_equal(kv->begin(caches[1], CACHE_STEP_PREFILL, 90, NULL), TERSE_OK);
+    assert_int_equal(kv->join(&batch, NULL), TERSE_E_ARGUMENT);
+    batch = (struct kv_batch){caches + 1, 1, NULL};
+    assert_int_equal(kv->join(&batch, NULL), TERSE_OK);
+    assert_int_equal(one_attend(kv, caches[1], 0, q, 0, 90, q, NULL), TERSE_E_ARGUMENT); /* no layer has keys */
+    assert_int_equal(one_seal(kv, caches[1], 0, NULL), TERSE_E_ARGUMENT);
+    for (size_t i = 0; i < 2; i++) kv->destroy(caches[i]);
+    oracle_free(o);
+}
+
 int main(void) {
     if (no_device()) return NO_DEVICE_STATUS;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_step_of_several_gives_each_what_it_gets_alone)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_step_of_several_gives_each_what_it_gets_alone),
+                                       cmocka_unit_test(a_prompt_goes_by_itself)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
