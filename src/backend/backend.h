@@ -173,7 +173,8 @@ struct kv_ops {
 struct executor_ops {
     /* Returns TERSE_OK if this machine has what the backend needs (a processor's instructions, a device); the message says what is missing. */
     enum terse_status (*available)(struct terse_error *error);
-    /* Returns whether matrices of this type can be multiplied; the loader asks. */
+    /* Returns whether matrices of this type can be multiplied. The loader asks the CPU, since a model is loaded before it is given to a backend;
+     * another backend refuses in `load` what it cannot multiply. */
     bool (*supports_weights)(enum tensor_type type);
     /* Takes the model, which outlives the executor, as it will be computed; steps reach caches through `kv`. `threads`: those of the
      * thread that calls all that follows. */
