@@ -115,6 +115,7 @@ static void make_transforms(double rate, struct model *model) {
             transform_readers(&view->layout, (enum codec_side)side, readers);
             view->readers = device(transform_reader_words(&view->layout) * sizeof *readers, readers);
             view->wraps = transform_wraps(&view->layout, (enum codec_side)side);
+            transform_quads(&view->layout, view->quad);
             model->places[h].bytes[side] = (uint32_t)PAGE_BYTES_TRANSFORM(view->layout.nibbles);
         }
     }

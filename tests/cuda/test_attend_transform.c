@@ -70,15 +70,16 @@ static struct transform_view view_of(struct attend_sample *sample, const void *r
         transform_record_integers(&own, hd, c, integers + c * hd);
     }
     transform_readers(layout, side, readers);
-    const struct transform_view view = {.layout = *layout,
-                                        .gain_least = own.gain_least,
-                                        .gain_step = transform_gain_step(&own),
-                                        .mean = take(sample, own.mean, hd * sizeof(float)),
-                                        .pre_rope_mean = take(sample, own.pre_rope_mean, hd * sizeof(float)),
-                                        .step = take(sample, step, hd * sizeof(float)),
-                                        .basis = take(sample, integers, (size_t)hd * hd * sizeof *integers),
-                                        .readers = take(sample, readers, transform_reader_words(layout) * sizeof *readers),
-                                        .wraps = transform_wraps(layout, side)};
+    struct transform_view view = {.layout = *layout,
+                                  .gain_least = own.gain_least,
+                                  .gain_step = transform_gain_step(&own),
+                                  .mean = take(sample, own.mean, hd * sizeof(float)),
+                                  .pre_rope_mean = take(sample, own.pre_rope_mean, hd * sizeof(float)),
+                                  .step = take(sample, step, hd * sizeof(float)),
+                                  .basis = take(sample, integers, (size_t)hd * hd * sizeof *integers),
+                                  .readers = take(sample, readers, transform_reader_words(layout) * sizeof *readers),
+                                  .wraps = transform_wraps(layout, side)};
+    transform_quads(layout, view.quad);
     free(integers);
     return view;
 }

@@ -98,6 +98,10 @@ PTX_INLINE uint4 load_shared_quad(uint32_t address) {
     return r;
 }
 
+PTX_INLINE void store_shared_quad(uint32_t address, uint4 x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
 /* ---- Kernels that begin before the one that was launched before them has ended (launch.cuh). Before compute capability 9.0 none does. */
 
 /* After this a thread may read what the kernels launched before have written, and write what they read. */

@@ -1,6 +1,8 @@
 /* Rows on their way. A block takes a token and a warp of it a head; none of this is a thousandth of a step. */
 #include "backend/cuda/kv/append.h"
 
+#include "backend/cuda/launch.cuh"
+#include "backend/cuda/ptx.cuh"
 #include "model/model.h"
 
 #define WARP 32
@@ -55,6 +57,8 @@ static __global__ void append_decode_kernel(struct append_decode a) {
     struct query_row_view query = a.rows[row];
     const struct sequence_view &s = a.sequences[query.sequence];
     float zeros = 0; /* NaN once a number is not finite */
+    wait_for_kernels();
+    let_next_kernel_begin();
     if (head < query_heads) {
         float *q = a.q + ((size_t)row * query_heads + head) * hd;
         if (a.q_exact) {
@@ -89,8 +93,7 @@ static dim3 grid_of(size_t tokens, uint32_t heads) { return dim3((unsigned)token
 
 cudaError_t append_decode(const struct append_decode *append, cudaStream_t stream) {
     uint32_t heads = (append->q ? append->heads.query_heads : 0) + (append->k ? 2 * append->heads.kv_heads : 0);
-    append_decode_kernel<<<grid_of(append->n_rows, heads), block_of_heads(), 0, stream>>>(*append);
-    return cudaGetLastError();
+    return launch_early(append_decode_kernel, grid_of(append->n_rows, heads), block_of_heads(), 0, stream, *append);
 }
 
 /* ---- Prompts */

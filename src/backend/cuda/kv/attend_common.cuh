@@ -29,6 +29,8 @@
 /* ---- Lanes, fragments */
 
 ATTEND_INLINE unsigned lane_id() { return threadIdx.x % 32; }
+/* A number that all lanes have alike, so that the compiler knows it: it then lies in one register for all of them, and branches by it are whole. */
+ATTEND_INLINE uint32_t uniform(uint32_t x) { return __shfl_sync(ALL_LANES, x, 0); }
 ATTEND_INLINE uint32_t half2_bits(__half2 h) { return *reinterpret_cast<uint32_t *>(&h); }
 ATTEND_INLINE __half2 bits_half2(uint32_t u) { return *reinterpret_cast<__half2 *>(&u); }
 ATTEND_INLINE uint32_t pack_halves(float low, float high) { return half2_bits(__floats2half2_rn(low, high)); }

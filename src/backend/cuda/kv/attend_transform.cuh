@@ -94,22 +94,39 @@ struct key_cursor {
     uint32_t entry, table, bytes;
 };
 
-template <int NQ, bool WRAPS>
+/* Adds the products of GROUPS groups of planes. All their windows are loaded before the first is used. */
+template <int NQ, int GROUPS, bool WRAPS>
 ATTEND_INLINE void score_planes(uint32_t slot, uint32_t tile_bytes, key_cursor &at, complement complement, key_sums<NQ> &d) {
-    const uint2 entry = load_shared_pair(at.entry);
-    const uint4 table = load_shared_quad(at.table);
-    uint32_t w[4];
-    word_levels levels;
-    load_windows<0, WRAPS>(slot, entry, lane_id() / 4 * 16, w);
-    look_up(w, table, complement, levels);
+    uint32_t w[GROUPS][4];
+    uint2 entry[GROUPS];
 #pragma unroll
-    for (int n = 0; n < NQ; n++) {
-        const uint32_t b = load_shared(at.bytes + n * tile_bytes);
-        const uint32_t b0 = permute(b, 0, 0x4140), b1 = permute(b, 0, 0x4342), c0 = b0 * 256, c1 = b1 * 256;
+    for (int k = 0; k < GROUPS; k++) entry[k] = load_shared_pair(at.entry + 4 * 8 * k);
 #pragma unroll
-        for (int f = 0; f < 2; f++) add_products(d[f][0][n], levels.a[f], b0, b1), add_products(d[f][1][n], levels.a[f], c0, c1);
+    for (int k = 0; k < GROUPS; k++) load_windows<0, WRAPS>(slot, entry[k], lane_id() / 4 * 16, w[k]);
+#pragma unroll
+    for (int k = 0; k < GROUPS; k++) {
+        const uint4 table = load_shared_quad(at.table + 4 * 16 * k);
+        word_levels levels;
+        look_up(w[k], table, complement, levels);
+#pragma unroll
+        for (int n = 0; n < NQ; n++) {
+            const uint32_t b = load_shared(at.bytes + n * tile_bytes + 4 * 8 * 4 * k);
+            const uint32_t b0 = permute(b, 0, 0x4140), b1 = permute(b, 0, 0x4342), c0 = b0 * 256, c1 = b1 * 256;
+#pragma unroll
+            for (int f = 0; f < 2; f++)
+                add_products(d[f][0][n], levels.a[f], b0, b1), add_products(d[f][1][n], levels.a[f], c0, c1);
+        }
     }
-    at.entry += 4 * 8, at.table += 4 * 16, at.bytes += 4 * 8 * 4;
+    at.entry += GROUPS * 4 * 8, at.table += GROUPS * 4 * 16, at.bytes += GROUPS * 4 * 8 * 4;
+}
+
+/* Adds the products of `count` groups of planes that do not wrap. */
+template <int NQ>
+ATTEND_INLINE void score_groups(uint32_t slot, uint32_t tile_bytes, uint32_t count, key_cursor &at, complement complement,
+                                key_sums<NQ> &d) {
+#pragma unroll 1
+    for (uint32_t pairs = count / 2; pairs; pairs--) score_planes<NQ, 2, false>(slot, tile_bytes, at, complement, d);
+    if (count % 2) score_planes<NQ, 1, false>(slot, tile_bytes, at, complement, d);
 }
 
 /* Logits x[tile][i] of a page's token lane_token() + token_of(i). `record`: of the page's run, in shared memory. */
@@ -121,13 +138,10 @@ ATTEND_INLINE void score_page(uint32_t slot, uint32_t record, const plane_reader
     key_cursor at = {readers.entries + 8 * t, readers.tables + 16 * t, record + 48 * NQ + 4 * (8 * t + g)};
     const uint32_t groups = (readers.planes + 3) / 4, tile_bytes = groups * 128;
     const uint32_t wrap = readers.wraps ? __ffs((int)readers.wraps) - 1 : groups, end = 32 - __clz((int)readers.wraps);
-    uint32_t p = 0;
-#pragma unroll 2
-    for (; p < wrap; p++) score_planes<NQ, false>(slot, tile_bytes, at, complement, d);
+    score_groups<NQ>(slot, tile_bytes, wrap, at, complement, d);
 #pragma unroll 1
-    for (; p < end; p++) score_planes<NQ, true>(slot, tile_bytes, at, complement, d);
-#pragma unroll 2
-    for (; p < groups; p++) score_planes<NQ, false>(slot, tile_bytes, at, complement, d);
+    for (uint32_t p = wrap; p < end; p++) score_planes<NQ, 1, true>(slot, tile_bytes, at, complement, d);
+    score_groups<NQ>(slot, tile_bytes, groups - max(wrap, end), at, complement, d);
     const uint32_t gains = slot + readers.gains + lane_token(), numbers = record + 4 * t;
     const uint32_t codes[2] = {load_shared(gains), load_shared(gains + 16)};
 #pragma unroll
@@ -230,12 +244,13 @@ template <int NQ, bool WRAPS>
 ATTEND_INLINE void accumulate_planes(uint32_t slot, uint2 entry, const uint4 &table, const page_weights<NQ> &weights,
                                      complement complement, float (&acc)[NQ][4]) {
     int32_t d[2][NQ][4] = {}; /* components 0 and 1, 2 and 3 */
+    uint32_t w[2][4];
+#pragma unroll
+    for (int s = 0; s < 2; s++) load_windows<1, WRAPS>(slot, entry, lane_id() % 4 * 16 + 64 * s, w[s]);
 #pragma unroll
     for (int s = 0; s < 2; s++) {
-        uint32_t w[4];
         word_levels levels;
-        load_windows<1, WRAPS>(slot, entry, lane_id() % 4 * 16 + 64 * s, w);
-        look_up(w, table, complement, levels);
+        look_up(w[s], table, complement, levels);
 #pragma unroll
         for (int n = 0; n < NQ; n++)
 #pragma unroll
@@ -253,15 +268,17 @@ ATTEND_INLINE void accumulate_page(uint32_t slot, const plane_readers &readers, 
                                    complement complement, transform_sums<HD, NQ> &acc) {
     const unsigned g = lane_id() / 4, groups = (readers.planes + 7) / 8;
     const uint32_t entry_at = readers.entries + 8 * g, table_at = readers.tables + 16 * g;
+    uint2 entry = load_shared_pair(entry_at);
 #pragma unroll
     for (int p = 0; p < HD / 16; p++) {
         if (p < groups) {
-            const uint2 entry = load_shared_pair(entry_at + 8 * 8 * p);
             const uint4 table = load_shared_quad(table_at + 8 * 16 * p);
+            const uint2 own = entry;
+            if (p + 1 < HD / 16) entry = load_shared_pair(entry_at + 8 * 8 * (p + 1)); /* ahead of its use */
             if (readers.wraps >> p & 1)
-                accumulate_planes<NQ, true>(slot, entry, table, weights, complement, acc[p]);
+                accumulate_planes<NQ, true>(slot, own, table, weights, complement, acc[p]);
             else
-                accumulate_planes<NQ, false>(slot, entry, table, weights, complement, acc[p]);
+                accumulate_planes<NQ, false>(slot, own, table, weights, complement, acc[p]);
         }
     }
 }

@@ -9,6 +9,9 @@
 #include "backend/cuda/kv/attend_transform.cuh"
 #include "backend/cuda/kv/attend_transform.h"
 
+/* What a CTA does once, before or after it reads pages, is no part of the kernel's body: there the registers are all for reading. */
+#define ATTEND_APART __device__ __noinline__
+
 /* ---- The ring */
 
 /* Bytes of a slot, of keys with the record of their run behind: nibbles, then gains in a unit of their own. */
@@ -27,7 +30,7 @@ ATTEND_INLINE void copy_units(uint32_t to, const uint8_t *from, uint32_t count) 
 }
 
 /* A warp's pages, one or two of them in shared memory: a slot of keys and one of values each. As soon as a slot has been read, it is filled with
- * the page after the other's. */
+ * the page after the other's. The first pages are asked for before the records of their runs are there, which another kernel writes. */
 template <int HD, int NQ> struct transform_ring {
     struct listed_pages listed;
     const struct place_view *place;
@@ -58,19 +61,30 @@ template <int HD, int NQ> struct transform_ring {
         return reinterpret_cast<const uint8_t *>(__shfl_sync(ALL_LANES, (unsigned long long)of_lane, page % 32)) + 16 * lane_id();
     }
 
+    /* The following two return where the lane reads the record of a page's run, and where it goes in a slot. */
+    ATTEND_INLINE const uint32_t *record_of(uint32_t page) const {
+        return records + __shfl_sync(ALL_LANES, run_of_lane, page % 32) + 4 * lane_id();
+    }
+    ATTEND_INLINE uint32_t record_place(uint32_t page) const {
+        return slot(page) + 16 * (key_units + lane_id()) + PAGE_TRANSFORM_NIBBLE;
+    }
+
+    ATTEND_INLINE void copy_keys(uint32_t page) {
+        if (page % 32 == 0) {
+            const struct page_set_view set = listed.set(min(page + lane_id(), n - 1));
+            keys_of_lane = page_address(&set, place, 0), values_of_lane = page_address(&set, place, 1);
+            run_of_lane = (run_of(set.first) - first_run) / ROPE_RUN_TOKENS * run_record_words(NQ, HD / 2);
+        }
+        const uint8_t *const from = of(keys_of_lane, page);
+        const uint32_t to = slot(page);
+        if (lane_id() < 4) copy_async<16>(to + 16 * (key_units + lane_id()), from);
+        copy_units(to + key_place(), from + PAGE_TOKENS, key_units);
+    }
+
     ATTEND_INLINE void ask_for_keys(uint32_t page) {
         if (page < n) {
-            if (page % 32 == 0) {
-                const struct page_set_view set = listed.set(min(page + lane_id(), n - 1));
-                keys_of_lane = page_address(&set, place, 0), values_of_lane = page_address(&set, place, 1);
-                run_of_lane = (run_of(set.first) - first_run) / ROPE_RUN_TOKENS * run_record_words(NQ, HD / 2);
-            }
-            const uint8_t *const from = of(keys_of_lane, page);
-            const uint32_t to = slot(page), gains = to + 16 * (key_units + lane_id());
-            if (lane_id() < 4) copy_async<16>(gains, from);
-            copy_units(to + key_place(), from + PAGE_TOKENS, key_units);
-            const uint32_t *record = records + __shfl_sync(ALL_LANES, run_of_lane, page % 32) + 4 * lane_id();
-            copy_units(gains + PAGE_TRANSFORM_NIBBLE, reinterpret_cast<const uint8_t *>(record), record_units);
+            copy_keys(page);
+            copy_units(record_place(page), reinterpret_cast<const uint8_t *>(record_of(page)), record_units);
         }
         commit_copies();
     }
@@ -85,8 +99,46 @@ template <int HD, int NQ> struct transform_ring {
         commit_copies();
     }
 
+    /* Asks for the first pages without the records of their runs. */
     ATTEND_INLINE void start() {
-        for (uint32_t page = 0; page < depth; page++) ask_for_keys(page), ask_for_values(page);
+        for (uint32_t page = 0; page < depth; page++) {
+            if (page < n) copy_keys(page);
+            commit_copies();
+            ask_for_values(page);
+        }
+    }
+
+    /* Fetches what `start` left out. Loads, and not copies: those would be waited for behind all of the first pages. */
+    ATTEND_INLINE void fetch_first_records() const {
+        for (uint32_t first = 0; first < record_units; first += 128) {
+            uint4 record[2][4];
+#pragma unroll
+            for (uint32_t page = 0; page < 2; page++) {
+                if (page >= min(depth, n)) continue;
+                const uint32_t *const from = record_of(page) + 4 * first;
+#pragma unroll
+                for (uint32_t i = 0; i < 4; i++)
+                    if (first + 32 * i + lane_id() < record_units)
+                        record[page][i] = __ldcg(reinterpret_cast<const uint4 *>(from + 128 * i));
+            }
+#pragma unroll
+            for (uint32_t page = 0; page < 2; page++) {
+                if (page >= min(depth, n)) continue;
+                const uint32_t to = record_place(page) + 16 * first;
+#pragma unroll
+                for (uint32_t i = 0; i < 4; i++)
+                    if (first + 32 * i + lane_id() < record_units) store_shared_quad(to + 512 * i, record[page][i]);
+            }
+        }
+        __syncwarp();
+    }
+
+    /* Until all copies but those of `start` are there. */
+    ATTEND_INLINE void wait_for_others() const {
+        if (depth == 2)
+            wait_copies<4>();
+        else
+            wait_copies<2>();
     }
 
     /* Until the oldest copies that were asked for are there. */
@@ -112,7 +164,7 @@ template <int HD, int NQ, int WARPS> struct transform_shared {
     static constexpr int plane_stride = HD / 2 + 2;
     static constexpr int sums = WARPS * 4 * NQ * plane_stride * 16, states = WARPS * 4 * NQ * 16;
     /* Merging needs factors of parts, sums of threads, components [HD][4 NQ], sums of sections of channels [sections][4 NQ][HD]. */
-    static constexpr int sections = threads / (HD / 2) > 0 ? threads / (HD / 2) : 1;
+    static constexpr int sections = threads / (HD / 8) < 16 ? threads / (HD / 8) : 16;
     static constexpr int merging = threads * 16 + HD * 4 * NQ * 4 + sections * 4 * NQ * HD * 4 + 4 * NQ * 16;
     /* The CTA that reads rows has queries for the window and for exact rows; then each warp's rows, or their states. */
     static constexpr int row_queries = 2 * ((int)sizeof(query_fragments<HD, 1>) + 127) / 128 * 128;
@@ -199,8 +251,8 @@ ATTEND_INLINE void leave_planes(uint32_t planes, const uint8_t *memory, const tr
 
 /* All threads of the CTA that reads rows call this. */
 template <int HD, int NQ, int WARPS>
-ATTEND_INLINE void leave_rows(const struct attend_decode &a, const struct share &s, uint8_t *memory,
-                              const transform_parts<HD> &parts) {
+ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &s, uint8_t *memory,
+                             const transform_parts<HD> &parts) {
     using layout = transform_shared<HD, NQ, WARPS>;
     auto *const queries = reinterpret_cast<query_fragments<HD, 1> *>(memory); /* for the window, for exact rows */
     const uint32_t warp = threadIdx.x / 32;
@@ -245,17 +297,19 @@ ATTEND_INLINE bool is_last(const struct attend_decode &a, const struct share &s,
     return last;
 }
 
-/* All threads: merges parts 0 to `parts.n` and writes out[G][HD]. A thread of a plane loads what it is scaled with before it is waited for. */
+/* All threads: merges parts 0 to `n` and writes out[G][HD]. */
 template <int HD, int NQ, int WARPS> struct transform_merge {
     using layout = transform_shared<HD, NQ, WARPS>;
     static constexpr unsigned threads = WARPS * 32;
+    transform_parts<HD> parts;
+    uint32_t n;
     float4 *sums;   /* [threads] */
     float *z;       /* by component [HD][4 NQ] */
     float *by_part; /* [sections][4 NQ][HD] */
     float4 *totals; /* of a query: the rows' factor, weights of pages, 1 / all weights */
     float *factors; /* [parts][G] */
 
-    ATTEND_INLINE explicit transform_merge(uint8_t *memory) {
+    ATTEND_INLINE transform_merge(uint8_t *memory, const transform_parts<HD> &of, uint32_t count) : parts(of), n(count) {
         sums = reinterpret_cast<float4 *>(memory);
         z = reinterpret_cast<float *>(sums + threads);
         by_part = z + HD * 4 * NQ;
@@ -264,94 +318,172 @@ template <int HD, int NQ, int WARPS> struct transform_merge {
     }
 
     /* A warp for each query: what parts are multiplied with. */
-    ATTEND_INLINE void weigh_parts(const transform_parts<HD> &parts, uint32_t n) {
+    ATTEND_INLINE void weigh_parts() const {
+#pragma unroll 1
         for (unsigned query = threadIdx.x / 32; query < parts.group; query += WARPS) {
-            float m = -INFINITY, weights = 0, of_rows = 0, rows_factor = 0;
-            for (unsigned part = lane_id(); part < n; part += 32) m = fmaxf(m, __ldcg(parts.states + part * parts.group + query).x);
-            for (int o = 16; o; o /= 2) m = fmaxf(m, __shfl_xor_sync(ALL_LANES, m, o));
+            float m = -INFINITY, weights = 0, of_rows = 0; /* of the lane's parts, part 0 apart */
+#pragma unroll 2
             for (unsigned part = lane_id(); part < n; part += 32) {
                 const float2 state = __ldcg(parts.states + part * parts.group + query);
-                const float factor = m == -INFINITY ? 0 : exp2_fast(state.x - m);
-                factors[part * parts.group + query] = factor;
-                if (part)
-                    weights += factor * state.y;
-                else
-                    of_rows = factor * state.y, rows_factor = factor;
+                const float most = fmaxf(m, state.x), own = most == -INFINITY ? 0 : exp2_fast(state.x - most) * state.y;
+                weights = (most == -INFINITY ? 0 : weights * exp2_fast(m - most)) + (part ? own : 0);
+                if (!part) of_rows = state.y;
+                factors[part * parts.group + query] = state.x, m = most;
             }
+            const float of_lane = m;
+            for (int o = 16; o; o /= 2) m = fmaxf(m, __shfl_xor_sync(ALL_LANES, m, o));
+            weights *= m == -INFINITY ? 0 : exp2_fast(of_lane - m);
             for (int o = 16; o; o /= 2) weights += __shfl_xor_sync(ALL_LANES, weights, o);
-            const float all = weights + of_rows; /* of lane 0 alone */
+            float rows_factor = 0;
+            for (unsigned part = lane_id(); part < n; part += 32) {
+                float &factor = factors[part * parts.group + query];
+                factor = m == -INFINITY ? 0 : exp2_fast(factor - m);
+                if (!part) rows_factor = factor;
+            }
+            const float all = weights + of_rows * rows_factor; /* of lane 0 alone */
             if (lane_id() == 0) totals[query] = make_float4(rows_factor, weights, all > 0 ? 1 / all : 0, 0);
         }
     }
 
-    /* Sums by component. */
-    ATTEND_INLINE void add_planes(const transform_side<HD> &values, const transform_parts<HD> &parts, uint32_t n) {
-        const unsigned planes = values.view->layout.planes, items = parts.group * planes, width = min(items, threads);
-        const unsigned ranks = width ? threads / width : 0, rank = width ? threadIdx.x / width : 0;
-        for (unsigned base = 0; base < items; base += width) {
-            const unsigned i = base + threadIdx.x % width, query = i / planes, p = i % planes;
-            const bool mine = rank < ranks && i < items;
-            float4 sum = make_float4(0, 0, 0, 0), scale = sum;
-            unsigned quad = 0;
-            if (mine && rank == 0) {
-                const struct transform_plane plane = values.view->layout.plane[p];
-                const float *step = values.view->step + 4 * plane.quad;
-                quad = plane.quad;
-                scale = make_float4(plane.scale * step[0], plane.scale * step[1], plane.scale * step[2], plane.scale * step[3]);
+    /* A quad as its components are summed up: the places of its planes in a query's sums, and what they and the components are multiplied with. */
+    struct summed_quad {
+        unsigned plane[2];
+        float scale[2];
+        float4 step;
+    };
+    ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned quad) const {
+        const struct transform_quad of = view.quad[quad];
+        summed_quad to;
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            const bool there = p < of.planes;
+            to.plane[p] = of.plane[there ? p : 0];
+            to.scale[p] = there ? view.layout.plane[to.plane[p]].scale : 0;
+        }
+        to.step = *reinterpret_cast<const float4 *>(view.step + 4 * quad);
+        return to;
+    }
+
+    /* A quad's sums of every ranks-th part from `first` on. Several loads are on their way at once. */
+    ATTEND_INLINE float4 sum_parts(unsigned query, unsigned planes, const summed_quad &quad, unsigned first, unsigned ranks) const {
+        constexpr unsigned at_once = 4;
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+        for (unsigned begin = first; begin < n; begin += at_once * ranks) {
+            float4 x[at_once][2];
+#pragma unroll
+            for (unsigned k = 0; k < at_once; k++) {
+                const float4 *const from = parts.of(min(begin + k * ranks, n - 1)) + query * planes;
+                x[k][0] = __ldcg(from + quad.plane[0]), x[k][1] = __ldcg(from + quad.plane[1]);
             }
-            if (mine)
-#pragma unroll 8
-                for (unsigned part = 1 + rank; part < n; part += ranks)
-                    add_scaled(sum, factors[part * parts.group + query], __ldcg(parts.of(part) + i));
+#pragma unroll
+            for (unsigned k = 0; k < at_once; k++) {
+                const unsigned part = begin + k * ranks;
+                const float factor = part < n ? factors[part * parts.group + query] : 0;
+                add_scaled(sum, factor * quad.scale[0], x[k][0]), add_scaled(sum, factor * quad.scale[1], x[k][1]);
+            }
+        }
+        return sum;
+    }
+
+    /* Sums by component: a thread has a quad of a query, of every ranks-th part. `own`: the thread's first quad. */
+    ATTEND_INLINE void add_planes(const struct transform_view &view, summed_quad own) const {
+        const unsigned planes = view.layout.planes, quads = view.layout.quads, items = parts.group * quads,
+                       width = min(items, threads);
+        const unsigned ranks = width ? threads / width : 0, rank = width ? threadIdx.x / width : 0;
+#pragma unroll 1
+        for (unsigned base = 0; base < items; base += width) {
+            const unsigned i = base + threadIdx.x % width, query = i / quads, quad = i % quads;
+            const bool mine = rank < ranks && i < items;
+            if (mine && base) own = quad_of(view, quad);
+            float4 sum = make_float4(0, 0, 0, 0);
+            if (mine) sum = sum_parts(query, planes, own, 1 + rank, ranks);
             __syncthreads();
             sums[threadIdx.x] = sum;
             __syncthreads();
             if (!mine || rank) continue;
             for (unsigned r = 1; r < ranks; r++) add_scaled(sum, 1, sums[threadIdx.x + r * width]);
             float *const to = z + 4 * quad * (4 * NQ) + query;
-            atomicAdd(to, sum.x * scale.x); /* a quad has at most two planes: the order does not matter */
-            atomicAdd(to + 4 * NQ, sum.y * scale.y);
-            atomicAdd(to + 2 * (4 * NQ), sum.z * scale.z);
-            atomicAdd(to + 3 * (4 * NQ), sum.w * scale.w);
+            to[0] = sum.x * own.step.x, to[4 * NQ] = sum.y * own.step.y;
+            to[2 * 4 * NQ] = sum.z * own.step.z, to[3 * 4 * NQ] = sum.w * own.step.w;
         }
     }
 
-    /* Sums by channel: a thread has two channels, of a section of the components. */
-    ATTEND_INLINE void to_channels(const transform_side<HD> &values) {
-        const unsigned components = 4 * values.view->layout.quads, pair = threadIdx.x % (HD / 2), section = threadIdx.x / (HD / 2);
+    /* Sums by channel: a thread has eight channels, of a section of the components. */
+    ATTEND_INLINE void to_channels(const struct transform_view &view) const {
+        constexpr unsigned at_once = 8;
+        const unsigned components = 4 * view.layout.quads, octet = threadIdx.x % (HD / 8), section = threadIdx.x / (HD / 8);
         if (section >= layout::sections) return;
-        float2 x[4 * NQ] = {};
-        const unsigned end = components * (section + 1) / layout::sections;
-        const short2 *const basis = reinterpret_cast<const short2 *>(values.view->basis) + pair;
-#pragma unroll 8
-        for (unsigned c = components * section / layout::sections; c < end; c++) {
-            const short2 integers = basis[c * (HD / 2)];
-            const float2 b = make_float2((float)integers.x, (float)integers.y);
+        float x[4 * NQ][8] = {};
+        const unsigned first = components * section / layout::sections, end = components * (section + 1) / layout::sections;
+        const uint4 *const basis = reinterpret_cast<const uint4 *>(view.basis) + octet;
+#pragma unroll 1
+        for (unsigned begin = first; begin < end; begin += at_once) {
+            uint4 integers[at_once];
 #pragma unroll
-            for (int n = 0; n < 4 * NQ; n++) x[n].x += z[c * 4 * NQ + n] * b.x, x[n].y += z[c * 4 * NQ + n] * b.y;
+            for (unsigned k = 0; k < at_once; k++) integers[k] = basis[min(begin + k, end - 1) * (HD / 8)];
+#pragma unroll
+            for (unsigned k = 0; k < at_once; k++) {
+                if (begin + k >= end) continue;
+                const uint32_t pairs[4] = {integers[k].x, integers[k].y, integers[k].z, integers[k].w};
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const float b = (float)(int16_t)(pairs[i / 2] >> i % 2 * 16);
+#pragma unroll
+                    for (int q = 0; q < 4 * NQ; q++) x[q][i] = fmaf(z[(begin + k) * 4 * NQ + q], b, x[q][i]);
+                }
+            }
         }
 #pragma unroll
-        for (int n = 0; n < 4 * NQ; n++) *reinterpret_cast<float2 *>(by_part + (section * 4 * NQ + n) * HD + 2 * pair) = x[n];
+        for (int q = 0; q < 4 * NQ; q++) {
+            float4 *const to = reinterpret_cast<float4 *>(by_part + (section * 4 * NQ + q) * HD + 8 * octet);
+            to[0] = make_float4(x[q][0], x[q][1], x[q][2], x[q][3]), to[1] = make_float4(x[q][4], x[q][5], x[q][6], x[q][7]);
+        }
     }
 
-    ATTEND_INLINE void run(const transform_side<HD> &values, const transform_parts<HD> &parts, uint32_t n, float *out) {
-        for (unsigned i = threadIdx.x; i < HD * 4 * NQ; i += threads) z[i] = 0;
-        weigh_parts(parts, n);
-        __syncthreads();
-        add_planes(values, parts, n);
-        __syncthreads();
-        to_channels(values);
-        __syncthreads();
-        for (unsigned i = threadIdx.x; i < parts.group * HD; i += threads) {
-            const unsigned query = i / HD, channel = i % HD;
-            const float4 total = totals[query];
-            float sum = values.mean[channel] * total.y + total.x * __ldcg(reinterpret_cast<const float *>(parts.of(0)) + i);
+    /* The outputs of a thread are every threads-th, `mean` what it has of the mean for them. */
+    static constexpr unsigned outputs = (4 * NQ * HD + threads - 1) / threads;
+    ATTEND_INLINE void write(const float (&mean)[outputs], const float (&rows)[outputs], float *out) const {
 #pragma unroll
+        for (unsigned k = 0; k < outputs; k++) {
+            const unsigned i = threadIdx.x + k * threads, query = i / HD, channel = i % HD;
+            if (i >= parts.group * HD) continue;
+            const float4 total = totals[query];
+            float sum = mean[k] * total.y + total.x * rows[k];
+#pragma unroll 4
             for (int section = 0; section < layout::sections; section++) sum += by_part[(section * 4 * NQ + query) * HD + channel];
             out[i] = sum * total.z;
         }
     }
 };
+
+/* All threads: the CTA of a row and KV head that comes here last merges what all have left. What it needs besides is loaded before that is known. */
+template <int HD, int NQ, int WARPS>
+ATTEND_APART void merge_last(const struct attend_decode &a, const struct share &s, const transform_parts<HD> &parts,
+                             uint8_t *memory) {
+    using merge_of = transform_merge<HD, NQ, WARPS>;
+    const merge_of merge(memory, parts, s.parts + 1);
+    const transform_side<HD> values = side_of<HD>(a, s, 1);
+    const unsigned quads = values.view->layout.quads;
+    float mean[merge_of::outputs], rows[merge_of::outputs];
+    typename merge_of::summed_quad own = {};
+    if (quads) own = merge.quad_of(*values.view, threadIdx.x % min(parts.group * quads, merge_of::threads) % quads);
+#pragma unroll
+    for (unsigned k = 0; k < merge_of::outputs; k++) mean[k] = values.mean[(threadIdx.x + k * merge_of::threads) % HD];
+    if (!is_last(a, s, merge.n)) return;
+#pragma unroll
+    for (unsigned k = 0; k < merge_of::outputs; k++) {
+        const unsigned i = threadIdx.x + k * merge_of::threads;
+        rows[k] = i < parts.group * HD ? __ldcg(reinterpret_cast<const float *>(parts.of(0)) + i) : 0;
+    }
+    merge.weigh_parts();
+    __syncthreads();
+    merge.add_planes(*values.view, own);
+    __syncthreads();
+    merge.to_channels(*values.view);
+    __syncthreads();
+    merge.write(mean, rows, a.out + queries_at<HD>(a, s));
+}
 
 /* ---- The kernel */
 
@@ -381,10 +513,11 @@ ATTEND_INLINE void finish_page_logits(float (&x)[NQ][8], const float *slopes, ui
 
 /* A side's readers, into shared memory, and what goes with them. */
 template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const struct transform_view *view, uint8_t *memory) {
-    const uint32_t to = shared_address(memory), planes = view->layout.planes,
+    const uint32_t to = shared_address(memory), planes = uniform(view->layout.planes),
                    padded = (planes + TRANSFORM_READERS_STEP - 1) / TRANSFORM_READERS_STEP * TRANSFORM_READERS_STEP;
     for (unsigned i = threadIdx.x; i < padded * 24 / 16; i += THREADS) copy_async<16>(to + 16 * i, view->readers + 4 * i);
-    return {to, to + padded * 16, planes, view->wraps, view->layout.nibbles * (uint32_t)PAGE_TRANSFORM_NIBBLE, 0, 0};
+    return {to, to + padded * 16, planes, uniform(view->wraps), uniform(view->layout.nibbles) * (uint32_t)PAGE_TRANSFORM_NIBBLE, 0,
+            0};
 }
 
 /* Query heads first_query .. of each group, at most 4 NQ. `ring_bytes`: of a warp's. Launched early, behind transform_runs_kernel alone, which
@@ -395,7 +528,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
                             struct complement complement) {
     using layout = transform_shared<HD, NQ, WARPS>;
     extern __shared__ __align__(128) uint8_t shared[];
-    const unsigned warp = threadIdx.x / 32, lane = lane_id();
+    const unsigned warp = uniform(threadIdx.x / 32), lane = lane_id();
     struct share s;
     if (!share_of(a, blockIdx.x ? blockIdx.x - 1 : 0, blockIdx.y, blockIdx.z, s)) return;
     take_heads(s, first_query, 4 * NQ);
@@ -403,36 +536,41 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     const transform_side<HD> keys = side_of<HD>(a, s, 0), values = side_of<HD>(a, s, 1);
 
     if (blockIdx.x == 0) {
+        leave_rows<HD, NQ, WARPS>(a, s, shared, parts);
         wait_for_kernels();
         let_next_kernel_begin();
-        leave_rows<HD, NQ, WARPS>(a, s, shared, parts);
     } else {
         plane_readers of_keys = load_readers<HD, layout::threads>(keys.view, shared);
         plane_readers of_values = load_readers<HD, layout::threads>(values.view, shared + layout::reader_bytes);
         of_keys.gain_least = keys.gain_least, of_keys.gain_step = keys.gain_step;
         of_values.gain_least = values.gain_least, of_values.gain_step = values.gain_step;
-        commit_copies();
         uint8_t *const positions = shared + 2 * layout::reader_bytes;
-        stage_positions<HD, NQ, WARPS>(a, s, keys.view->pre_rope_mean, positions);
-        float2 *const angles = reinterpret_cast<float2 *>(positions + position_query_bytes(NQ, a.pre_rope.pairs) +
-                                                          warp * position_angle_bytes(a.pre_rope.pairs));
+        const uint32_t position_rows = shared_address(positions) + position_query_bytes(NQ, a.pre_rope.pairs);
+        copy_position_rows<layout::threads>(a.pre_rope, position_rows);
+        commit_copies();
         uint32_t first, end;
         share_pages(s, first, end);
-        const uint32_t n = end - first, begin = first + n * warp / WARPS, pages = first + n * (warp + 1) / WARPS - begin;
+        first = uniform(first);
+        const uint32_t n = uniform(end - first), begin = first + n * warp / WARPS, pages = first + n * (warp + 1) / WARPS - begin;
         const struct listed_pages listed = listed_from(s, begin, 1);
         transform_ring<HD, NQ> ring;
         ring.listed = listed, ring.n = pages;
         ring.place =
             (s.sequence->fitted.places ? s.sequence->fitted.places : a.places) + (size_t)a.layer * a.heads.kv_heads + s.head;
-        ring.first_run = s.list->n_pages ? run_of(first_listed(s)) : 0;
+        ring.first_run = uniform(s.list->n_pages ? run_of(first_listed(s)) : 0);
         ring.records = run_record<HD, NQ>(a, s, 0);
         ring.set_room(shared_address(shared) + layout::rings(a.pre_rope.pairs) + warp * ring_bytes, ring_bytes,
-                      keys.view->layout.nibbles, values.view->layout.nibbles, of_keys.planes);
-        wait_copies<0>();
+                      uniform(keys.view->layout.nibbles), uniform(values.view->layout.nibbles), of_keys.planes);
+        ring.start();
+        stage_positions<HD, NQ, WARPS>(a, s, keys.view->pre_rope_mean, positions);
+        float2 *const angles =
+            reinterpret_cast<float2 *>(positions + position_query_bytes(NQ, a.pre_rope.pairs) +
+                                       position_row_bytes(a.pre_rope.pairs) + warp * position_angle_bytes(a.pre_rope.pairs));
+        ring.wait_for_others();
         __syncthreads(); /* readers and positions are there */
         wait_for_kernels();
         let_next_kernel_begin();
-        ring.start();
+        ring.fetch_first_records();
 
         transform_sums<HD, NQ> acc = {};
         transform_running<NQ> r;
@@ -446,12 +584,14 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             float x[NQ][8];
             page_weights<NQ> weights;
             const uint32_t slot = ring.slot(page);
-            place_angles(a, of_lane.first_of(page), angles);
+            lane_angles own_angles;
+            page_angles(a, of_lane.first_of(page)).load(own_angles);
             ring.wait();
             score_page<HD, NQ>(slot, slot + of_keys.gains + PAGE_TRANSFORM_NIBBLE, of_keys, complement, x);
+            page_angles(a, of_lane.first_of(page)).place(own_angles, angles);
             __syncwarp();
             ring.ask_for_keys(page + ring.depth);
-            add_positions(a.pre_rope, shared_address(positions), shared_address(angles), x);
+            add_positions(a.pre_rope, shared_address(positions), position_rows, shared_address(angles), x);
             const uint32_t from = of_lane.first_of(page); /* not before: registers are short while keys are scored */
             const uint64_t live = of_lane.read_of(page, from, s.position);
             finish_page_logits(x, slopes, s.group, (int32_t)(from - s.position), live);
@@ -467,8 +607,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         __syncthreads();
         leave_planes<HD, NQ, WARPS>(of_values.planes, shared, parts, blockIdx.x);
     }
-    if (!is_last(a, s, s.parts + 1)) return;
-    transform_merge<HD, NQ, WARPS>(shared).run(values, parts, s.parts + 1, a.out + queries_at<HD>(a, s));
+    merge_last<HD, NQ, WARPS>(a, s, parts, shared);
 }
 
 template <int HD, int NQ, int WARPS, int RESIDENT>

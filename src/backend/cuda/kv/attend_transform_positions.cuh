@@ -14,13 +14,15 @@
 __host__ __device__ constexpr uint32_t position_steps(uint32_t pairs) { return (pairs + 7) / 8; }
 
 /* Shared memory of a CTA: its queries' products float4 [tile][step][4 queries][t], of pairs 8 step + t and 4 further; factors [4 tiles], product
- * times factor = logit; then each warp's angles float4 [step][the page's first token, the 16th behind it][t] of the same pairs. */
+ * times factor = logit; the rows of products (pre_rope_fragments); then each warp's angles float4 [step][the page's first token, the 16th behind
+ * it][t] of the same pairs. */
 __host__ __device__ constexpr uint32_t position_query_bytes(uint32_t tiles, uint32_t pairs) {
     return tiles * (position_steps(pairs) * 256 + 16);
 }
+__host__ __device__ constexpr uint32_t position_row_bytes(uint32_t pairs) { return position_steps(pairs) * 4 * 32 * 16; }
 __host__ __device__ constexpr uint32_t position_angle_bytes(uint32_t pairs) { return position_steps(pairs) * 128; }
 __host__ __device__ constexpr uint32_t position_bytes(uint32_t tiles, uint32_t warps, uint32_t pairs) {
-    return pairs ? position_query_bytes(tiles, pairs) + warps * position_angle_bytes(pairs) : 0;
+    return pairs ? position_query_bytes(tiles, pairs) + position_row_bytes(pairs) + warps * position_angle_bytes(pairs) : 0;
 }
 
 /* conj(q) m of a pair. */
@@ -28,6 +30,12 @@ ATTEND_INLINE float2 pair_product(const struct head_view &heads, unsigned pair, 
     const bool adjacent = heads.pairing == ROPE_ADJACENT;
     const unsigned a = adjacent ? 2 * pair : pair, b = adjacent ? a + 1 : a + heads.n_rot / 2;
     return make_float2(q[a] * m[a] + q[b] * m[b], q[a] * m[b] - q[b] * m[a]);
+}
+
+/* All warps of a CTA copy the rows of products to `memory`. */
+template <int THREADS> ATTEND_INLINE void copy_position_rows(const struct pre_rope_view &pre_rope, uint32_t memory) {
+    for (unsigned i = threadIdx.x; i < position_row_bytes(pre_rope.pairs) / 16; i += THREADS)
+        copy_async<16>(memory + 16 * i, pre_rope.fragments + 4 * i);
 }
 
 /* All warps of a CTA write its queries to `memory`; a __syncthreads makes them readable. */
@@ -75,27 +83,52 @@ ATTEND_INLINE split_number split(float2 x) {
     return {upper, pack_halves(x.x - low_half(upper), -x.y - high_half(upper))};
 }
 
-/* A warp writes the angles of the page that begins with token `first`, to be read after a __syncwarp. */
-ATTEND_INLINE void place_angles(const struct attend_decode &a, uint32_t first, float2 *angles) {
-    const unsigned pairs = a.pre_rope.pairs, all = a.heads.n_rot / 2;
-    const float2 *const run = reinterpret_cast<const float2 *>(a.run_angles) + (size_t)(first / ROPE_RUN_TOKENS) * all,
-                        *const offset = reinterpret_cast<const float2 *>(a.pre_rope.offsets) + (first % ROPE_RUN_TOKENS) * all;
-    for (unsigned i = lane_id(); i < 16 * position_steps(pairs); i += 32) {
-        const unsigned pair = min(i / 16 * 8 + i % 2 * 4 + i / 2 % 4, pairs - 1); /* behind the last one products are zeros */
-        angles[i] = multiply_complex(__ldg(run + pair), __ldg(offset + i / 8 % 2 * 16 * all + pair));
-    }
-}
+/* The angles of a page's first token, of which a lane has every 32nd, as products of its run's angle and that of its offset in the run. They are
+ * loaded long before they are needed, as far as registers suffice: for 4 steps. */
+struct lane_angles {
+    float2 run[2], offset[2];
+};
 
-/* Adds to the logits x[tile][i] of tokens lane_token() + token_of(i) of a page. `queries`, `angles`: what stage_positions and place_angles wrote,
- * in shared memory. */
+struct page_angles {
+    const float2 *run, *offset; /* of the page's run, of its first token and those behind it */
+    unsigned pairs, all;
+
+    ATTEND_INLINE page_angles(const struct attend_decode &a, uint32_t first) {
+        pairs = a.pre_rope.pairs, all = a.heads.n_rot / 2;
+        run = reinterpret_cast<const float2 *>(a.run_angles) + (size_t)(first / ROPE_RUN_TOKENS) * all;
+        offset = reinterpret_cast<const float2 *>(a.pre_rope.offsets) + (first % ROPE_RUN_TOKENS) * all;
+    }
+    ATTEND_INLINE unsigned pair(unsigned i) const { return min(i / 16 * 8 + i % 2 * 4 + i / 2 % 4, pairs - 1); }
+    ATTEND_INLINE float2 run_of(unsigned i) const { return __ldg(run + pair(i)); }
+    ATTEND_INLINE float2 offset_of(unsigned i) const { return __ldg(offset + i / 8 % 2 * 16 * all + pair(i)); }
+    ATTEND_INLINE unsigned count() const { return 16 * position_steps(pairs); } /* behind the last pair products are zeros */
+
+    ATTEND_INLINE void load(lane_angles &to) const {
+#pragma unroll
+        for (unsigned k = 0; k < 2; k++)
+            if (lane_id() + 32 * k < count()) to.run[k] = run_of(lane_id() + 32 * k), to.offset[k] = offset_of(lane_id() + 32 * k);
+    }
+    /* Writes the page's angles, to be read after a __syncwarp. */
+    ATTEND_INLINE void place(const lane_angles &own, float2 *angles) const {
+#pragma unroll
+        for (unsigned k = 0; k < 2; k++)
+            if (lane_id() + 32 * k < count()) angles[lane_id() + 32 * k] = multiply_complex(own.run[k], own.offset[k]);
+#pragma unroll 1
+        for (unsigned i = lane_id() + 64; i < count(); i += 32) angles[i] = multiply_complex(run_of(i), offset_of(i));
+    }
+};
+
+/* Adds to the logits x[tile][i] of tokens lane_token() + token_of(i) of a page. `queries`, `rows`, `angles`: what stage_positions, copy_position_rows
+ * and page_angles wrote, in shared memory. */
 template <int NQ>
-ATTEND_INLINE void add_positions(const struct pre_rope_view &pre_rope, uint32_t queries, uint32_t angles, float (&x)[NQ][8]) {
+ATTEND_INLINE void add_positions(const struct pre_rope_view &pre_rope, uint32_t queries, uint32_t rows, uint32_t angles,
+                                 float (&x)[NQ][8]) {
     const unsigned lane = lane_id(), g = lane / 4, t = lane % 4, steps = position_steps(pre_rope.pairs);
-    const uint4 *const fragments = reinterpret_cast<const uint4 *>(pre_rope.fragments) + lane;
+    const uint32_t row = rows + 16 * lane;
     const uint32_t products = queries + 16 * (g / 2 * 4 + t), turns = angles + 16 * (g % 2 * 4 + t);
     if (!steps) return;
     float d[NQ][2][4] = {};
-#pragma unroll 1 /* registers are short */
+#pragma unroll 2
     for (unsigned step = 0; step < steps; step++) {
         const uint4 turn = load_shared_quad(turns + step * 128);
         split_number b[NQ][2];
@@ -107,8 +140,8 @@ ATTEND_INLINE void add_positions(const struct pre_rope_view &pre_rope, uint32_t 
         }
 #pragma unroll
         for (int tile = 0; tile < 2; tile++) {
-            const uint4 upper = __ldg(fragments + (4 * step + 2 * tile) * 32),
-                        rest = __ldg(fragments + (4 * step + 2 * tile + 1) * 32);
+            const uint4 upper = load_shared_quad(row + (4 * step + 2 * tile) * 512),
+                        rest = load_shared_quad(row + (4 * step + 2 * tile + 1) * 512);
 #pragma unroll
             for (int n = 0; n < NQ; n++) {
                 mma(d[n][tile], upper.x, upper.y, upper.z, upper.w, b[n][0].upper, b[n][1].upper);

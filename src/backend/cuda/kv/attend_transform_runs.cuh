@@ -35,6 +35,8 @@ template <int HD, int NQ> ATTEND_INLINE uint32_t *run_record(const struct attend
     return a.run_queries + at * run_record_words(NQ, HD / 2);
 }
 
+constexpr int RUNS_WARPS = 8;
+
 template <int HD, int NQ> struct runs_memory {
     static constexpr int runs = HD == 256 ? 4 : 8; /* at a time, one for a warp */
     static constexpr int columns = runs * 4 * NQ;
@@ -44,10 +46,8 @@ template <int HD, int NQ> struct runs_memory {
     __half rotated[columns][HD + 8];
     float products[columns][HD + 4];
 };
-constexpr int RUNS_WARPS = 8;
 
-template <int HD, int NQ>
-ATTEND_INLINE void stage_queries(const float *q, uint32_t group, float scale, const float *mean, runs_memory<HD, NQ> &to) {
+template <int HD, int NQ> ATTEND_INLINE void stage_queries(const float *q, uint32_t group, float scale, runs_memory<HD, NQ> &to) {
     const unsigned lane = lane_id();
     for (unsigned n = threadIdx.x / 32; n < 4 * NQ; n += RUNS_WARPS) {
         float x[HD / 32], largest = 0;
@@ -62,27 +62,36 @@ ATTEND_INLINE void stage_queries(const float *q, uint32_t group, float scale, co
         for (int i = 0; i < HD / 32; i++) to.q[n][lane + 32 * i] = x[i] * power.up;
         if (lane == 0) to.factor[n] = n < group ? power.down * scale * LOG2_E : 0;
     }
-    for (unsigned c = threadIdx.x; c < HD; c += RUNS_WARPS * 32) to.mean[c] = mean[c];
+}
+
+/* The cosine and sine of the pairs of a lane's channels lane, lane + 32, ...; 1 and 0 where channels do not turn. */
+template <int HD> struct lane_turns { float2 of[HD / 32]; };
+
+template <int HD> ATTEND_INLINE void load_turns(const struct head_view &heads, const float *angles, lane_turns<HD> &to) {
+#pragma unroll
+    for (int i = 0; i < HD / 32; i++) {
+        const unsigned c = lane_id() + 32 * i, half = heads.n_rot / 2,
+                       pair = heads.pairing == ROPE_ADJACENT ? c / 2
+                              : c < half                     ? c
+                                                             : c - half;
+        to.of[i] = make_float2(1, 0);
+        if (c < heads.n_rot) to.of[i] = __ldg(reinterpret_cast<const float2 *>(angles) + pair);
+    }
 }
 
 /* A warp rotates all queries back by a run's position, to rows first_column .. of `rotated`, and returns their products with the mean. */
 template <int HD, int NQ>
-ATTEND_INLINE void rotate_queries(const struct head_view &heads, const float *angles, unsigned first_column, runs_memory<HD, NQ> &m,
-                                  float (&with_mean)[4 * NQ]) {
+ATTEND_INLINE void rotate_queries(const struct head_view &heads, const lane_turns<HD> &turns, unsigned first_column,
+                                  runs_memory<HD, NQ> &m, float (&with_mean)[4 * NQ]) {
 #pragma unroll
     for (int n = 0; n < 4 * NQ; n++) with_mean[n] = 0;
 #pragma unroll
     for (int i = 0; i < HD / 32; i++) {
         const unsigned c = lane_id() + 32 * i;
-        float cosine = 1, sine = 0;
-        unsigned partner = c;
-        if (c < heads.n_rot) {
-            const unsigned half = heads.n_rot / 2, pair = heads.pairing == ROPE_ADJACENT ? c / 2 : c < half ? c : c - half;
-            const bool first = heads.pairing == ROPE_ADJACENT ? c % 2 == 0 : c < half;
-            const float2 angle = *reinterpret_cast<const float2 *>(angles + 2 * pair);
-            partner = heads.pairing == ROPE_ADJACENT ? c ^ 1 : first ? c + half : c - half;
-            cosine = angle.x, sine = first ? angle.y : -angle.y;
-        }
+        const unsigned half = heads.n_rot / 2;
+        const bool adjacent = heads.pairing == ROPE_ADJACENT, first = adjacent ? c % 2 == 0 : c < half;
+        const unsigned partner = c >= heads.n_rot ? c : adjacent ? c ^ 1 : first ? c + half : c - half;
+        const float cosine = turns.of[i].x, sine = first ? turns.of[i].y : -turns.of[i].y;
 #pragma unroll
         for (int n = 0; n < 4 * NQ; n++) {
             const float x = m.q[n][c] * cosine + m.q[n][partner] * sine;
@@ -116,11 +125,13 @@ template <int HD> ATTEND_INLINE void load_basis(const int16_t *basis, unsigned t
         }
 }
 
-/* A warp's products of a tile of the basis with all columns. */
-template <int HD, int NQ> ATTEND_INLINE void multiply_tile(const basis_tile<HD> &a, unsigned tile, runs_memory<HD, NQ> &m) {
+/* A warp's products of a tile of the basis with the first columns. */
+template <int HD, int NQ>
+ATTEND_INLINE void multiply_tile(const basis_tile<HD> &a, unsigned tile, unsigned columns, runs_memory<HD, NQ> &m) {
     const unsigned g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
     for (int j = 0; j < runs_memory<HD, NQ>::columns / 8; j++) {
+        if (8 * j >= columns) continue;
         float d[4] = {};
 #pragma unroll
         for (int k = 0; k < HD / 32; k++) {
@@ -218,30 +229,40 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     share_of(a, 0, blockIdx.y, blockIdx.z, s);
     const transform_side<HD> keys = side_of<HD>(a, s, 0);
     if (warp < HD / 16) load_basis<HD>(keys.view->basis, warp, basis);
+    uint32_t first = 0, n = 0;
+    if (s.list->n_pages) {
+        first = run_of(first_listed(s)) / ROPE_RUN_TOKENS;
+        n = run_of(listed_from(s, s.list->n_pages - 1, 1).set(0).first) / ROPE_RUN_TOKENS - first + 1;
+    }
+    const unsigned planes = keys.view->layout.planes;
+    const auto angles_of = [&](uint32_t run) { return a.run_angles + (size_t)(first + min(run, n - 1)) * a.heads.n_rot; };
+    lane_scales<HD> scales;
+    lane_turns<HD> turns;
+    uint32_t from = blockIdx.x * at_once;
+    if (from < n) {
+        load_scales(keys, planes, scales);
+        load_turns(a.heads, angles_of(from + warp), turns);
+        for (unsigned c = threadIdx.x; c < HD; c += RUNS_WARPS * 32) m.mean[c] = keys.mean[c];
+    }
     wait_for_kernels();
     let_next_kernel_begin();
-    if (!s.list->n_pages) return;
-    const uint32_t first = run_of(first_listed(s)) / ROPE_RUN_TOKENS;
-    const uint32_t n = run_of(listed_from(s, s.list->n_pages - 1, 1).set(0).first) / ROPE_RUN_TOKENS - first + 1;
-    if (blockIdx.x * at_once >= n) return;
-    const unsigned planes = keys.view->layout.planes;
+    if (from >= n) return;
     take_heads(s, first_query, 4 * NQ);
-    stage_queries<HD, NQ>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, keys.mean, m);
-    lane_scales<HD> scales;
-    load_scales(keys, planes, scales);
+    stage_queries<HD, NQ>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, m);
     __syncthreads();
-    for (uint32_t from = blockIdx.x * at_once; from < n; from += gridDim.x * at_once) {
+    for (; from < n; from += gridDim.x * at_once) {
         const uint32_t run = from + warp;
+        const bool mine = warp < at_once && run < n;
         float with_mean[4 * NQ];
-        if (warp < at_once) /* runs that are not there are rotated to the last's position, for no reader */
-            rotate_queries(a.heads, a.run_angles + (size_t)(first + min(run, n - 1)) * a.heads.n_rot, warp * 4 * NQ, m, with_mean);
+        if (mine) rotate_queries<HD, NQ>(a.heads, turns, warp * 4 * NQ, m, with_mean);
+        load_turns(a.heads, angles_of(run + gridDim.x * at_once), turns);
         __syncthreads();
         for (unsigned tile = warp; tile < HD / 16; tile += RUNS_WARPS) {
             if (HD / 16 > RUNS_WARPS) load_basis<HD>(keys.view->basis, tile, basis);
-            multiply_tile(basis, tile, m);
+            multiply_tile(basis, tile, (n - from) * 4 * NQ, m);
         }
         __syncthreads();
-        if (warp < at_once && run < n) write_record(scales, planes, warp * 4 * NQ, m, with_mean, run_record<HD, NQ>(a, s, run));
+        if (mine) write_record(scales, planes, warp * 4 * NQ, m, with_mean, run_record<HD, NQ>(a, s, run));
     }
 }
 

@@ -76,6 +76,14 @@ struct work {
     void *record;
 };
 
+void transform_quads(const struct transform_layout *layout, struct transform_quad *quads) {
+    memset(quads, 0, layout->quads * sizeof *quads);
+    for (unsigned p = 0; p < layout->planes; p++) {
+        struct transform_quad *quad = &quads[layout->plane[p].quad];
+        quad->plane[quad->planes++] = (uint8_t)p;
+    }
+}
+
 /* Returns the view of a record and a layout, whose numbers, written to floats[own_floats(hd)], will lie at `device`. */
 static struct transform_view make_view(const void *record, const struct transform_layout *layout, enum codec_side side, uint32_t hd,
                                        float *floats, float *device) {
@@ -91,18 +99,20 @@ static struct transform_view make_view(const void *record, const struct transfor
         transform_record_integers(&own, hd, c, basis + c * hd);
     }
     transform_readers(layout, side, (uint32_t *)(void *)(step + hd));
-    return (struct transform_view){.layout = *layout,
-                                   .gain_least = own.gain_least,
-                                   .gain_step = transform_gain_step(&own),
-                                   .mean = device,
-                                   .size = device + hd,
-                                   .unit = device + 2 * hd,
-                                   .pre_rope_mean = device + 3 * hd,
-                                   .step = device + 4 * hd,
-                                   .readers = (const uint32_t *)(const void *)(device + 5 * hd),
-                                   .basis = (const int16_t *)(const void *)(device + 8 * hd),
-                                   .metric = device + own_floats(hd),
-                                   .wraps = transform_wraps(layout, side)};
+    struct transform_view view = {.layout = *layout,
+                                  .gain_least = own.gain_least,
+                                  .gain_step = transform_gain_step(&own),
+                                  .mean = device,
+                                  .size = device + hd,
+                                  .unit = device + 2 * hd,
+                                  .pre_rope_mean = device + 3 * hd,
+                                  .step = device + 4 * hd,
+                                  .readers = (const uint32_t *)(const void *)(device + 5 * hd),
+                                  .basis = (const int16_t *)(const void *)(device + 8 * hd),
+                                  .metric = device + own_floats(hd),
+                                  .wraps = transform_wraps(layout, side)};
+    transform_quads(layout, view.quad);
+    return view;
 }
 
 static enum terse_status make_views(const struct cache_shape *shape, const struct method *method, enum codec_side side,

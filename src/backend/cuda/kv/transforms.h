@@ -26,6 +26,8 @@ void transforms_fitted_set(const struct cache_base *base, enum codec_side side, 
  * components are one further in that one; and a mask of the bits that are the nibble's own. */
 size_t transform_reader_words(const struct transform_layout *layout);
 void transform_readers(const struct transform_layout *layout, enum codec_side side, uint32_t *words);
+/* Writes quads[layout->quads]. */
+void transform_quads(const struct transform_layout *layout, struct transform_quad *quads);
 /* Bit n: planes of the n-th group, of 4 planes of keys or 8 of values, have one with bit 31. */
 uint32_t transform_wraps(const struct transform_layout *layout, enum codec_side side);
 

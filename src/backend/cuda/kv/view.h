@@ -122,6 +122,11 @@ struct pre_rope_view {
     const uint32_t *fragments; /* pre_rope_fragments: what attention multiplies with */
 };
 
+/* The planes that make up a quad, whose levels are the sums of theirs. */
+struct transform_quad {
+    uint8_t planes, plane[2]; /* how many, at most 2, and which */
+};
+
 /* Codec transform, of a layer, KV head and side, as kernels read it: `learned` of a launch, device [layers][Hk]. */
 struct transform_view {
     struct transform_layout layout;
@@ -135,6 +140,7 @@ struct transform_view {
         *metric; /* [hd][hd], transform_metric: basis metric (row - mean) are the coefficients y size; the profile's, of both */
     const uint32_t *readers; /* transform_readers: what attention knows of the planes */
     uint32_t wraps;          /* transform_wraps */
+    struct transform_quad quad[TRANSFORM_QUADS_MAX];
 };
 #define TRANSFORM_READERS_STEP 8 /* planes, of which readers are a multiple */
 
