@@ -76,7 +76,7 @@ sanitize-fast: dependencies
 
 # What several threads or sessions share. clang's OpenMP runtime says how it orders threads (libarcher); that runtime and oneDNN, which are
 # not compiled with the sanitizer, are not watched.
-sanitize_threads = test_base test_thread_pool test_engine test_batch test_prompt test_session_state test_session_file test_fork test_sealing
+sanitize_threads = test_base test_thread_pool test_engine test_batch test_prompt test_session_state test_session_file test_fork test_cpu_fork test_sealing
 sanitize-threads: export OMP_WAIT_POLICY = passive
 sanitize-threads: export TSAN_OPTIONS = ignore_noninstrumented_modules=1
 sanitize-threads: dependencies

@@ -35,6 +35,10 @@ else
     for source in "$here"/tests/cuda/test_*.c; do
         programs+=("$build/bin/$(basename "$source" .c)")
     done
+    for source in $(grep -l '^#include "support/backend_under_test.h"' "$here"/tests/kv/test_*.c); do # tests of every backend
+        name=$(basename "$source" .c)
+        programs+=("$build/bin/test_cuda_${name#test_}")
+    done
     cmake -S "$here" -B "$build" -DTERSE_CUDA=ON >/dev/null || fail "cmake failed in $build"
     cmake --build "$build" -j "${JOBS:-$(nproc)}" --target "${programs[@]##*/}" || fail "the tests do not build"
 fi

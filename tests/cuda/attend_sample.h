@@ -1,7 +1,7 @@
 /* A decoding step's attention and the same in double precision over what the CPU's codecs decode: rows of several sequences of different lengths in
- * one launch, exact rows, pages, of which the first and the last may be in part, windows that wrap, read lists of KV heads' own, which leave out
- * pages and any of their tokens. What must not be read is NaN. A test
- * fills in what its codecs take: shapes, what kernels see of parameters, and rows. */
+ * one launch, exact rows, pages, of which the first and the last may be in part, windows that wrap, tokens behind the query's own, read lists of
+ * KV heads' own, which leave out pages and any of their tokens. What must not be read is NaN. A test fills in what its codecs take: shapes, what
+ * kernels see of parameters, and rows. */
 #ifndef TERSE_TESTS_CUDA_ATTEND_SAMPLE_H
 #define TERSE_TESTS_CUDA_ATTEND_SAMPLE_H
 
@@ -25,7 +25,7 @@
 
 #define LAYERS 2
 #define LAYER 1
-#define SEQUENCES 4
+#define SEQUENCES 5
 #define PAGES_MOST 300
 #define HEADS_MOST 2
 #define SETS 5 /* page sets of a chunk */
@@ -37,7 +37,8 @@ struct sequence {
     uint32_t exact, evicted, pages, begin, end; /* slots of the first page from `begin` on, of the last before `end` */
     uint32_t window, origin;                    /* tokens of the window; its ring begins so many tokens before it */
     uint32_t splits;
-    bool by_head; /* each KV head has a list of its own */
+    uint32_t behind; /* of the last tokens, so many come after the query's own */
+    bool by_head;    /* each KV head has a list of its own */
 };
 
 struct attend_sample {
@@ -61,7 +62,7 @@ struct attend_sample {
     struct sequence_view views[SEQUENCES];
     float *rows[SEQUENCES][HEADS_MOST][2];            /* exact rows, pages' decoded rows, the window's */
     uint64_t live[SEQUENCES][HEADS_MOST][PAGES_MOST]; /* the tokens of a page that are read */
-    void *memory[160];                                /* of the device */
+    void *memory[200];                                /* of the device */
     size_t n_memory;
 };
 
@@ -89,7 +90,7 @@ static inline void *take(struct attend_sample *sample, const void *data, size_t 
 
 static inline uint32_t first_token(const struct sequence *s) { return s->exact + s->evicted; } /* of the pages, or of the window */
 static inline uint32_t window_first(const struct sequence *s) { return first_token(s) + PAGE_TOKENS * s->pages; }
-static inline uint32_t position_of(const struct sequence *s) { return window_first(s) + s->window - 1; }
+static inline uint32_t position_of(const struct sequence *s) { return window_first(s) + s->window - 1 - s->behind; }
 static inline size_t rows_of(const struct sequence *s) { return s->exact + (size_t)PAGE_TOKENS * s->pages + s->window; }
 
 static inline void make_places(struct attend_sample *sample) {
@@ -241,6 +242,7 @@ static inline void expected_row(const struct attend_sample *sample, uint32_t num
         bool exact = r < s->exact, of_page = !exact && r < s->exact + (size_t)PAGE_TOKENS * s->pages;
         uint32_t slot = (uint32_t)(r - s->exact);
         logits[r] = -INFINITY;
+        if (r + s->evicted > position_of(s)) continue;
         if (of_page && !(sample->live[number][head][slot / PAGE_TOKENS] >> slot % PAGE_TOKENS & 1)) continue;
         const float *key = sample->rows[number][head][0] + r * hd, *query = exact ? q_exact : q;
         double position = (double)r + s->evicted, product = 0; /* exact rows stand before the first that is not evicted */

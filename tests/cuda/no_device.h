@@ -3,11 +3,10 @@
 #define TESTS_CUDA_NO_DEVICE_H
 
 #include "backend/cuda/device.h"
+#include "support/backend_under_test.h"
 
 #include <stdbool.h>
 #include <stdio.h>
-
-#define NO_DEVICE_STATUS 77 /* of a program that ran nothing: ctest counts it as skipped */
 
 /* Returns whether there is no GPU that tests can use, after a line that says why. */
 static inline bool no_device(void) {

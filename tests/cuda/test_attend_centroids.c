@@ -17,13 +17,14 @@ struct setup {
     uint32_t splits; /* of the longest sequence; 0: as SOME says */
 };
 
-/* A sequence without pages, one with a page that is read in several parts, one with many pages, and one whose KV heads have lists
- * of their own. */
+/* A sequence without pages, one with a page that is read in several parts, one with many pages, one whose KV heads have lists
+ * of their own, and one whose query comes before the end of its last page. */
 static const struct sequence SOME[SEQUENCES] = {
     {.exact = 4, .evicted = 0, .pages = 0, .window = 37, .origin = 0, .splits = 1},
     {.exact = 0, .evicted = 0, .pages = 1, .begin = 0, .end = 64, .window = 1, .origin = 100, .splits = 5},
     {.exact = 20, .evicted = 77, .pages = 27, .begin = 23, .end = 51, .window = 90, .origin = 70, .splits = 2},
     {.exact = 4, .evicted = 9, .pages = 14, .begin = 5, .end = 60, .window = 20, .origin = 3, .splits = 2, .by_head = true},
+    {.exact = 4, .evicted = 0, .pages = 3, .begin = 0, .end = 64, .window = 20, .origin = 0, .splits = 1, .behind = 40},
 };
 
 static void random_rows(const struct attend_sample *sample, uint32_t sequence, uint32_t head, enum codec_side side, float *rows) {

@@ -34,13 +34,14 @@ static void random_rows(const struct attend_sample *sample, uint32_t sequence, u
 #define KV_HEADS 2
 #endif
 
-/* A sequence without pages, one with some, one with many, of which the first and the last are read in part, and one whose KV
- * heads have lists of their own. */
+/* A sequence without pages, one with some, one with many, of which the first and the last are read in part, one whose KV heads have
+ * lists of their own, and one whose query comes before the end of its last page. */
 static const struct sequence SOME[SEQUENCES] = {
     {.exact = 4, .evicted = 0, .pages = 0, .window = 37, .origin = 0, .splits = 1},
     {.exact = 0, .evicted = 0, .pages = 11, .begin = 0, .end = 64, .window = 1, .origin = 100, .splits = 3},
     {.exact = 20, .evicted = 77, .pages = MANY_PAGES, .begin = 23, .end = 51, .window = 90, .origin = 70, .splits = 7},
     {.exact = 4, .evicted = 9, .pages = 14, .begin = 5, .end = 60, .window = 20, .origin = 3, .splits = 2, .by_head = true},
+    {.exact = 4, .evicted = 0, .pages = 3, .begin = 0, .end = 64, .window = 20, .origin = 0, .splits = 1, .behind = 40},
 };
 
 static void report(struct attend_sample *sample) {
@@ -132,8 +133,8 @@ static void splits_are_chosen(void **unused) {
     assert_int_equal(attend_decode_splits(&view, CODEC_F16, 132, 1000, 512), 1);
 }
 
-int main(void) {
-    if (no_device()) return NO_DEVICE_STATUS;
+int main(int argc, char **argv) {
+    if (!backend_begins(argc, argv)) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(codecs_heads_and_groups),
         cmocka_unit_test(pairs_of_codecs),

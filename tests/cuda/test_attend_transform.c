@@ -216,12 +216,13 @@ static double check(const struct setup *setup) {
 }
 
 /* A sequence without pages; one with a page, read in several parts; one with many, read in more parts than there are CTAs' worth of pages;
- * and one whose KV heads have lists of their own. */
+ * one whose KV heads have lists of their own; and one whose query comes before the end of its last page. */
 static const struct sequence SOME[SEQUENCES] = {
     {.exact = 4, .evicted = 0, .pages = 0, .window = 37, .origin = 0, .splits = 1},
     {.exact = 0, .evicted = 0, .pages = 1, .begin = 0, .end = 64, .window = 1, .origin = 100, .splits = 5},
     {.exact = 20, .evicted = 77, .pages = 27, .begin = 23, .end = 51, .window = 90, .origin = 70, .splits = 7},
     {.exact = 4, .evicted = 9, .pages = 14, .begin = 5, .end = 60, .window = 20, .origin = 3, .splits = 2, .by_head = true},
+    {.exact = 4, .evicted = 0, .pages = 3, .begin = 0, .end = 64, .window = 20, .origin = 0, .splits = 1, .behind = 40},
 };
 
 static struct setup setup_of(double rate, uint32_t hd, uint32_t group) {

@@ -6,6 +6,7 @@
 #include "host_kv.h"
 #include "no_device.h"
 #include "support/cache_oracle.h"
+#include "support/cache_steps.h"
 #include "support/one_cache.h"
 
 #include <setjmp.h>
@@ -58,16 +59,10 @@ static void fill(struct oracle *o, float *numbers, size_t n) {
 static struct cache *cache_of(struct oracle *o, size_t length) {
     struct terse_error error;
     struct cache *cache;
-    float *k = malloc(length * K_WIDTH * sizeof *k), *v = malloc(length * K_WIDTH * sizeof *v);
+    float *k = malloc(LAYERS * length * K_WIDTH * sizeof *k), *v = malloc(LAYERS * length * K_WIDTH * sizeof *v);
     if (o->kv->create(&o->shape, &o->method, 1, &cache, &error)) fail_msg("%s", error.message);
-    assert_int_equal(one_begin(o->kv, cache, CACHE_STEP_PREFILL, length, NULL), TERSE_OK);
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        fill(o, k, length * K_WIDTH);
-        fill(o, v, length * K_WIDTH);
-        assert_int_equal(one_append(o->kv, cache, layer, k, v, NULL), TERSE_OK);
-        assert_int_equal(one_seal(o->kv, cache, layer, NULL), TERSE_OK);
-    }
-    assert_int_equal(o->kv->commit(cache, NULL), TERSE_OK);
+    for (size_t i = 0; i < LAYERS * length * K_WIDTH; i++) k[i] = oracle_random(o), v[i] = oracle_random(o);
+    step_cache(o->kv, cache, &o->shape, CACHE_STEP_PREFILL, length, &(struct step_rows){.k = k, .v = v, .apart = length});
     free(k);
     free(v);
     return cache;
@@ -79,13 +74,12 @@ static void step_alone(const struct oracle *o, const struct cache *cache, size_t
     struct cache *fork;
     assert_int_equal(o->kv->fork(cache, &fork, NULL), TERSE_OK);
     assert_int_equal(one_begin(o->kv, fork, CACHE_STEP_DECODE, n, NULL), TERSE_OK);
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        assert_int_equal(one_append(o->kv, fork, layer, in->k[layer] + row * K_WIDTH, in->v[layer] + row * K_WIDTH, NULL),
-                         TERSE_OK);
-        assert_int_equal(one_attend(o->kv, fork, layer, in->q[layer] + row * Q_WIDTH, 0, n, out->q[layer] + row * Q_WIDTH, NULL),
-                         TERSE_OK);
-        assert_int_equal(one_seal(o->kv, fork, layer, NULL), TERSE_OK);
-    }
+    step_layers(o->kv, fork, &o->shape, n,
+                &(struct step_rows){.k = in->k[0] + row * K_WIDTH,
+                                    .v = in->v[0] + row * K_WIDTH,
+                                    .q = in->q[0] + row * Q_WIDTH,
+                                    .out = out->q[0] + row * Q_WIDTH,
+                                    .apart = ROWS_MOST});
     o->kv->destroy(fork);
 }
 

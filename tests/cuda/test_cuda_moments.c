@@ -6,7 +6,7 @@
 #include "host_kv.h"
 #include "no_device.h"
 #include "support/cache_oracle.h"
-#include "support/one_cache.h"
+#include "support/cache_steps.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -27,7 +27,7 @@
 
 static void layers_learn_from_their_own_rows(void **state) {
     (void)state;
-    static float rows[LAYERS][TOKENS * WIDTH], keys[TOKENS * WIDTH];
+    static float rows[LAYERS][TOKENS * WIDTH], keys[LAYERS][TOKENS * WIDTH];
     const struct oracle_setup setup = {.kv = host_kv_ops(),
                                        .method = "terse-1",
                                        .tail = 64,
@@ -41,13 +41,10 @@ static void layers_learn_from_their_own_rows(void **state) {
     struct oracle *o = oracle_new(&setup, 1);
     struct cache *cache = o->cache;
     float *moments = malloc(LAYERS * KV_HEADS * each * sizeof *moments);
-    assert_int_equal(one_begin(o->kv, cache, CACHE_STEP_PREFILL, TOKENS, NULL), TERSE_OK);
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+    for (size_t layer = 0; layer < LAYERS; layer++)
         for (size_t i = 0; i < TOKENS * WIDTH; i++) rows[layer][i] = half_to_float(half_from_float(oracle_random(o)));
-        assert_int_equal(one_append(o->kv, cache, layer, keys, rows[layer], NULL), TERSE_OK);
-        assert_int_equal(one_seal(o->kv, cache, layer, NULL), TERSE_OK);
-    }
-    assert_int_equal(o->kv->commit(cache, NULL), TERSE_OK);
+    step_cache(o->kv, cache, &o->shape, CACHE_STEP_PREFILL, TOKENS,
+               &(struct step_rows){.k = keys[0], .v = rows[0], .apart = TOKENS});
     const size_t first = (size_t)cache->base.plan.grid, n = TOKENS - first;
     assert_int_equal(window_moments(cache, n, values, moments, NULL), TERSE_OK);
     for (size_t set = 0; set < LAYERS * KV_HEADS; set++)

@@ -6,7 +6,9 @@
 #include "format/codebook_layouts.h"
 #include "host_kv.h"
 #include "no_device.h"
+#include "support/cache_steps.h"
 #include "support/one_cache.h"
+#include "support/oracle_copies.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -15,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -46,33 +47,25 @@ static struct method fitting_method(struct terse_codebook **profile) {
 
 /* Returns the rows of the GPU's window in the step. */
 static uint32_t read_tokens(const struct kv_ops *kv, struct cache *cache, size_t first, size_t n) {
-    static float k[TOKENS][WIDTH];
     struct terse_error error;
-    memcpy(k, keys[first], n * sizeof k[0]);
     if (one_begin(kv, cache, CACHE_STEP_PREFILL, n, &error)) fail_msg("%s", error.message);
     const uint32_t capacity = kv == backend_cpu.kv ? 0 : cache->window_capacity;
-    if (one_append(kv, cache, 0, k[0], values[first], &error) || one_seal(kv, cache, 0, &error) || kv->commit(cache, &error))
-        fail_msg("%s", error.message);
+    step_layers(kv, cache, &shape, n, &(struct step_rows){.k = keys[first], .v = values[first]});
+    if (kv->commit(cache, &error)) fail_msg("%s", error.message);
     return capacity;
 }
 
 /* The window's section of a saved state, to be freed. */
 static uint16_t *saved_window(const struct kv_ops *kv, const struct cache *cache, size_t *bytes) {
-    char path[] = "/tmp/terse-test-window-XXXXXX";
-    struct state_writer *writer;
     struct state_file *file;
-    int descriptor = mkstemp(path);
-    assert_true(descriptor >= 0);
-    close(descriptor);
-    assert_int_equal(state_writer_new(path, &writer, NULL), TERSE_OK);
-    for (int section = STATE_METHOD; section < STATE_CACHE; section++) state_writer_begin(writer, (enum state_section)section);
-    kv->save(cache, writer);
-    assert_int_equal(state_writer_finish(writer, &(struct state_identity){0}, NULL), TERSE_OK);
+    void *path;
+    assert_int_equal(make_state_path(&path), 0);
+    cache_save_to(kv, cache, path);
     assert_int_equal(state_file_open(path, &file, NULL), TERSE_OK);
     const void *data = state_file_section(file, STATE_WINDOW, bytes);
     uint16_t *copy = memcpy(malloc(*bytes), data, *bytes);
     state_file_close(file);
-    unlink(path);
+    remove_state_path(&path);
     return copy;
 }
 

@@ -4,7 +4,7 @@
 #include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/kv/page_pool.h"
 #include "base/half.h"
-#include "support/cache_oracle.h"
+#include "support/oracle_runs.h"
 
 #include <math.h>
 #include <omp.h>
@@ -16,10 +16,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-#define D CACHE_STEP_DECODE
-#define P CACHE_STEP_PREFILL
-#define Q CACHE_STEP_PAPER
 
 static const struct oracle_setup small = {
     .method = "q4_0", .tail = 32, .layers = 2, .query_heads = 6, .kv_heads = 2, .head_dim = 32, .anchor_count = 9};

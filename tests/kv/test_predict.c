@@ -3,7 +3,7 @@
 #include "backend/backend.h"
 #include "base/random.h"
 #include "kv/cache.h"
-#include "support/one_cache.h"
+#include "support/cache_steps.h"
 #include "support/random_codebook.h"
 
 #include <setjmp.h>
@@ -35,24 +35,13 @@ static int free_rows(void **state) {
     return 0;
 }
 
-static void read_prompt(struct cache *cache, size_t tokens) {
+static void read_prompt(struct cache *cache, const struct cache_shape *shape, size_t tokens) {
     const struct kv_ops *kv = backend_cpu.kv;
-    float *k = malloc((size_t)MOST * WIDTH * sizeof *k), *out = malloc((size_t)MOST * WIDTH * sizeof *out);
-    assert_true(k && out);
     for (size_t at = 0, n; at < tokens; at += n) {
+        const float *from = rows + at * WIDTH;
         n = kv->prompt_part(cache, tokens - at);
-        assert_int_equal(one_begin(kv, cache, CACHE_STEP_PREFILL, n, NULL), TERSE_OK);
-        for (uint32_t layer = 0; layer < LAYERS; layer++) {
-            for (size_t i = 0; i < n * WIDTH; i++) k[i] = rows[at * WIDTH + i];
-            struct terse_error error;
-            if (one_append(kv, cache, layer, k, rows + at * WIDTH, &error)) fail_msg("layer %u: %s", layer, error.message);
-            if (one_attend(kv, cache, layer, rows + at * WIDTH, 0, n, out, &error)) fail_msg("%s", error.message);
-            assert_int_equal(one_seal(kv, cache, layer, NULL), TERSE_OK);
-        }
-        assert_int_equal(kv->commit(cache, NULL), TERSE_OK);
+        step_cache(kv, cache, shape, CACHE_STEP_PREFILL, n, &(struct step_rows){.k = from, .v = from, .q = from});
     }
-    free(k);
-    free(out);
 }
 
 /* Without a profile and, as the test's state says, beside one. */
@@ -72,7 +61,7 @@ static void bytes_of_sliding_layers_are_foretold(void **state) {
             struct terse_cache_report report, predicted;
             struct cache *cache;
             assert_int_equal(backend_cpu.kv->create(&shape, &method, 2, &cache, NULL), TERSE_OK);
-            read_prompt(cache, lengths[i]);
+            read_prompt(cache, &shape, lengths[i]);
             backend_cpu.kv->report(cache, &report);
             backend_cpu.kv->predict(&shape, &method, lengths[i], &predicted);
             assert_int_equal(report.codes, predicted.codes);

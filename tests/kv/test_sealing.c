@@ -1,7 +1,7 @@
 /* Sealing ahead of time changes when pages are encoded and nothing else: outputs bit for bit those of sealing in the step, however
  * long the worker takes, and every token is read exactly once. */
 #include "backend/cpu/kv/state.h"
-#include "support/cache_oracle.h"
+#include "support/oracle_runs.h"
 
 #include <omp.h>
 #include <setjmp.h>
@@ -14,10 +14,6 @@
 #include <time.h>
 
 #include <cmocka.h>
-
-#define D CACHE_STEP_DECODE
-#define P CACHE_STEP_PREFILL
-#define Q CACHE_STEP_PAPER
 
 /* The codec q4_0, whose encoding takes a different time each call. */
 static struct cpu_codec slow;

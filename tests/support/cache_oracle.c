@@ -4,6 +4,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/codec/codec.h"
 #include "format/codebook_layouts.h"
+#include "support/backend_under_test.h"
 #include "support/one_cache.h"
 #include "support/prepared.h"
 #include "support/scaled_codecs.h"
@@ -66,14 +67,17 @@ static void make_codebook(struct oracle *o) {
     o->method.learned = o->codebook;
 }
 
-struct oracle *oracle_new(const struct oracle_setup *setup, size_t capacity) {
-    struct oracle *o = calloc(1, sizeof *o);
-    struct terse_error error;
-    o->setup = *setup;
-    o->kv = setup->kv ? setup->kv : backend_cpu.kv;
-    o->random = setup->seed + 1;
-    o->capacity = capacity;
-    uint32_t hd = setup->head_dim;
+/* Writes what the setup says of attention, and the method. Returns TERSE_E_UNSUPPORTED where no backend has such a method. */
+static enum terse_status describe(struct oracle *o, const struct oracle_setup *given, struct terse_error *error) {
+    struct oracle_setup *setup = &o->setup;
+    const struct backend_under_test *under_test = backend_under_test();
+    *setup = *given;
+    if (!setup->kv) setup->kv = under_test->kv;
+    if (!setup->head_dim) setup->head_dim = under_test->head_dim;
+    if (!setup->fetch) setup->fetch = under_test->fetch;
+    if (setup->kv == under_test->kv) setup->allowed = fmax(setup->allowed, under_test->allowed);
+    o->kv = setup->kv;
+    const uint32_t hd = setup->head_dim;
     o->rope = (struct rope){setup->pairing, hd, setup->n_rot ? setup->n_rot : hd, o->frequency,
                             setup->magnitude != 0 ? setup->magnitude : 1};
     for (uint32_t i = 0; i < o->rope.n_rot / 2; i++) o->frequency[i] = (float)pow(10000.0, -2.0 * i / o->rope.n_rot);
@@ -96,27 +100,50 @@ struct oracle *oracle_new(const struct oracle_setup *setup, size_t capacity) {
     struct terse_cache_options options = {.method = setup->method,
                                           .key_type = setup->key,
                                           .value_type = setup->value,
+                                          .evict = setup->evict,
                                           .tail_tokens = setup->tail,
                                           .anchor_percent = setup->anchor_percent,
                                           .read_percent = setup->read_percent,
                                           .anchor_count = setup->anchor_count};
-    if (method_resolve(&options, hd, &o->method, &error)) fail_msg("%s", error.message);
-    if (setup->window) o->method = method_of_window(&o->method, setup->window);
+    const enum terse_status status = method_resolve(&options, hd, &o->method, error);
+    if (!status && setup->window) o->method = method_of_window(&o->method, setup->window);
+    return status;
+}
+
+bool oracle_served(const struct oracle_setup *setup) {
+    struct oracle o = {.setup = {0}};
+    struct terse_error error;
+    if (describe(&o, setup, &error)) fail_msg("%s", error.message);
+    return o.kv->supports(&o.shape, &o.method, &error) == TERSE_OK;
+}
+
+struct oracle *oracle_new(const struct oracle_setup *given, size_t capacity) {
+    struct oracle *o = calloc(1, sizeof *o);
+    const struct oracle_setup *setup = &o->setup;
+    struct terse_error error;
+    if (describe(o, given, &error)) fail_msg("%s", error.message);
+    o->random = setup->seed + 1;
+    o->capacity = capacity;
     if (o->method.codebook[0]) make_codebook(o);
     if (o->kv->create(&o->shape, &o->method, (uint32_t)omp_get_max_threads(), &o->cache, &error)) fail_msg("%s", error.message);
-    size_t floats = setup->layers * capacity * setup->kv_heads * hd;
+    size_t floats = setup->layers * capacity * setup->kv_heads * setup->head_dim;
     o->k = calloc(floats, sizeof *o->k);
     o->v = calloc(floats, sizeof *o->v);
+    o->dropped = calloc(floats / setup->head_dim + 1, sizeof *o->dropped);
     return o;
 }
 
+static void check_spread(const struct oracle *o);
+
 void oracle_free(struct oracle *o) {
+    check_spread(o);
     o->kv->destroy(o->cache);
     terse_codebook_free(o->codebook);
     free(o->centroids[0]);
     free(o->centroids[1]);
     free(o->k);
     free(o->v);
+    free(o->dropped);
     free(o);
 }
 
@@ -174,6 +201,11 @@ static void quantize_kivi(const struct codec *codec, bool keys, float *rows, siz
 
 static float *stored(const struct oracle *o, float *side, uint32_t layer, size_t token) {
     return side + (layer * o->capacity + token) * o->setup.kv_heads * o->setup.head_dim;
+}
+
+/* Whether a layer's KV head has kept nothing of a token. */
+static bool *dropped(const struct oracle *o, uint32_t layer, uint32_t head, size_t token) {
+    return o->dropped + ((layer * o->capacity + token) * o->setup.kv_heads + head);
 }
 
 /* Distances nearer to each other than this, relative to what they are differences of, are told apart by rounding. */
@@ -342,6 +374,14 @@ static void seal_tokens(struct oracle *o, uint32_t layer, size_t first, size_t l
     free(decoded);
 }
 
+/* A move describes how a step of the oracle changes where tokens lie. */
+struct move {
+    enum cache_step_kind kind;
+    size_t before, n, window_before, window, sinks, anchors;
+    bool alone;    /* the anchors are all that stays of tokens [window_before, window) */
+    double *ranks; /* [layers][Hk][window - window_before] of these, where `alone` */
+};
+
 /* ---- Attention */
 
 static void rotate(const struct oracle *o, const float *x, double position, double *out) {
@@ -358,13 +398,15 @@ static size_t see(const struct oracle *o, uint32_t layer, const float *q, size_t
     uint32_t hd = o->setup.head_dim, head = h / (o->setup.query_heads / o->setup.kv_heads);
     size_t sinks = oracle_sinks(o), first = oracle_first(o), n = 0; /* of the tokens before the step */
     double rotated_q[256], rotated_k[256];
-    for (size_t t = 0; t <= at; t++)
+    for (size_t t = 0; t <= at; t++) {
+        if (*dropped(o, layer, head, t)) continue;
         if ((t < sinks || t >= first) && (!o->setup.window || at - t < o->setup.window)) tokens[n++] = t;
+    }
     rotate(o, q, (double)at, rotated_q);
     for (size_t i = 0; i < n; i++) {
         const float *k = stored(o, o->k, layer, tokens[i]) + head * hd;
         for (uint32_t c = 0; c < hd; c++) rotated_k[c] = (double)k[c];
-        size_t position = at - (n - 1) + i; /* sinks close up to what follows them */
+        size_t position = streaming(o) ? at - (n - 1) + i : tokens[i]; /* sinks close up to what follows them */
         if (unrotated(o)) rotate(o, k, (double)position, rotated_k);
         if (!unrotated(o) && position != tokens[i]) rotate_by(o, (double)(position - tokens[i]), rotated_k);
         double product = 0;
@@ -432,26 +474,73 @@ static double *anchor_scores(const struct oracle *o, uint32_t layer, const float
     return scores;
 }
 
+#define RANKING_QUERIES 32 /* of a prompt, its last ones */
+/* Keys and queries are halves on a GPU: weights, and so ranks, differ by as much from those of floats. */
+#define RANK_NEAR(o) ((o)->kv == backend_cpu.kv ? 1e-5 : 4e-3)
+
+/* ranks[Hk][sealed] of a prompt's tokens from move->window_before on: the attention that the last of the step's queries q pay to each, over the heads of
+ * a group, averaged with its four neighbours. */
+static void rank_tokens(const struct oracle *o, uint32_t layer, const float *q, const struct move *move, double *ranks) {
+    const size_t sealed = move->window - move->window_before, end = move->before + move->n, hd = o->setup.head_dim;
+    double *paid = calloc(sealed, sizeof *paid), *weights = malloc(end * sizeof *weights);
+    size_t *tokens = malloc(end * sizeof *tokens);
+    for (uint32_t head = 0; head < o->setup.kv_heads; head++, ranks += sealed) {
+        const uint32_t G = o->setup.query_heads / o->setup.kv_heads;
+        memset(paid, 0, sealed * sizeof *paid);
+        for (size_t i = move->n - RANKING_QUERIES; i < move->n; i++)
+            for (uint32_t h = head * G; h < (head + 1) * G; h++) {
+                const size_t n = see(o, layer, q + (i * o->setup.query_heads + h) * hd, move->before + i, h, weights, tokens);
+                normalise(o, layer, h, weights, n);
+                for (size_t t = 0; t < n; t++)
+                    if (tokens[t] >= move->window_before && tokens[t] < move->window)
+                        paid[tokens[t] - move->window_before] += weights[t];
+            }
+        for (size_t t = 0; t < sealed; t++) {
+            const size_t first = t < 2 ? 0 : t - 2, last = t + 2 < sealed ? t + 2 : sealed - 1;
+            ranks[t] = 0;
+            for (size_t j = first; j <= last; j++) ranks[t] += paid[j] / (double)(last - first + 1);
+        }
+    }
+    free(paid);
+    free(weights);
+    free(tokens);
+}
+
 static bool queries_are_bytes(const struct codec *key) {
     return key == &codec_q4_0 || key == &codec_kivi_4 || key == &codec_kivi_2 || key == &codec_sign;
 }
 
-static void compare(struct oracle *o, uint32_t layer, const float *q, const float *out, size_t first, size_t n) {
-    size_t hd = o->setup.head_dim, heads = o->setup.query_heads;
+/* Returns the largest difference of an output that is allowed. */
+static double allowed_difference(const struct oracle *o) {
     /* All but f16 may be read in fixed point of 16 bits; kivi's zeros are as large as its values, and so are the rotations of
      * gain-shape's keys. AVX-512 rounds small weights to 8 bits, and queries too where keys have at most four bits; AVX2 those of q4_0. */
     bool exact = o->method.key.codec == &codec_f16 && o->method.value.codec == &codec_f16;
     bool coarser = o->method.value.codec == &codec_kivi_2 || o->method.key.codec == &codec_gain_shape;
     bool all = cpu_isa() == CPU_AVX512, some = all || cpu_isa() == CPU_AVX2 || cpu_isa() == CPU_AVXVNNI;
     double allowed = coarser ? 1e-3 : exact ? 1e-4 : 5e-4;
+    if (o->setup.allowed > 0) return o->setup.allowed;
     if (cpu_codec_of(o->method.value.codec)->accumulate_values_int8 && (o->method.value.codec == &codec_q4_0 ? some : all))
         allowed = 4e-3;
     if (queries_are_bytes(o->method.key.codec) && (o->method.key.codec == &codec_q4_0 ? some : all)) allowed = 3e-2;
+    if (all && (o->method.key.codec == &codec_kivi_4 || o->method.key.codec == &codec_kivi_2)) allowed = 4e-2;
     /* Transform's weights and queries are bytes in every tier, weights of any size: 63 of a page are off by up to a 510th of the largest each.
-     * A logit of these random keys, about 5 in size, is off by up to 0.07. */
+     * A logit of these random keys, about 5 in size, is off by up to 0.07; by more where they have many levels, and it weighs more where few tokens
+     * are kept. */
     if (o->method.value.codec == &codec_transform) allowed = fmax(allowed, 2e-2);
-    if (o->method.key.codec == &codec_transform) allowed = 8e-2;
-    if (o->setup.allowed > 0) allowed = o->setup.allowed;
+    if (o->method.key.codec != &codec_transform) return allowed;
+    return o->method.key.rate > 3 || policy_evicts(o->method.policy) ? 0.25 : 8e-2;
+}
+
+/* Most differences are much smaller than that, whatever is rounded: the bound on their root mean square finds what a few large ones would hide. */
+static void check_spread(const struct oracle *o) {
+    const double spread = sqrt(o->squares / (double)o->compared), allowed = fmin(allowed_difference(o) / 4, 2e-2);
+    if (o->compared && !(spread <= allowed))
+        fail_msg("%s: outputs differ by %g, not at most %g, root mean square", o->method.name, spread, allowed);
+}
+
+static void compare(struct oracle *o, uint32_t layer, const float *q, const float *out, size_t first, size_t n) {
+    const size_t hd = o->setup.head_dim, heads = o->setup.query_heads;
+    const double allowed = allowed_difference(o);
     for (size_t i = 0; i < n; i++) {
         for (uint32_t h = 0; h < heads; h++) {
             double expected[256];
@@ -462,6 +551,7 @@ static void compare(struct oracle *o, uint32_t layer, const float *q, const floa
                     fail_msg("%s layer %u token %zu head %u channel %zu: %g, not %g", o->method.name, layer, first + i, h, c,
                              (double)out[(i * heads + h) * hd + c], expected[c]);
                 o->worst = fmax(o->worst, difference);
+                o->squares += difference * difference;
                 o->compared++;
             }
         }
@@ -469,12 +559,6 @@ static void compare(struct oracle *o, uint32_t layer, const float *q, const floa
 }
 
 /* ---- Steps */
-
-/* A move describes how a step of the oracle changes where tokens lie. */
-struct move {
-    enum cache_step_kind kind;
-    size_t before, n, window_before, window, sinks, anchors;
-};
 
 static struct move move_of(const struct oracle *o, enum cache_step_kind kind, size_t n) {
     struct move move = {.kind = kind, .before = o->length, .n = n};
@@ -490,6 +574,12 @@ static struct move move_of(const struct oracle *o, enum cache_step_kind kind, si
     if (o->method.policy == &policy_anchors && (kind == CACHE_STEP_PREFILL || kind == CACHE_STEP_PAPER)) {
         double share = o->setup.anchor_count ? o->setup.anchor_count : floor((double)n * o->setup.anchor_percent / 100 + 0.5);
         move.anchors = (size_t)fmin(share, (double)(move.window - move.window_before));
+    }
+    if (o->method.policy == &policy_snapkv && kind == CACHE_STEP_PREFILL) {
+        const size_t sealed = move.window - move.window_before, others = n > sealed ? n - sealed : 0,
+                     budget = o->method.parameters.budget;
+        if (n > budget && others < budget) move.anchors = budget - others < sealed ? budget - others : sealed;
+        move.alone = move.anchors > 0;
     }
     return move;
 }
@@ -512,8 +602,13 @@ static void store_step(struct oracle *o, uint32_t layer, const float *raw, const
     struct oracle step = *o; /* tokens before the step decide what is kept during it */
     step.length = move->before;
     double *scores = NULL;
-    if (move->anchors) scores = anchor_scores(&step, layer, q, move->before, move->n, move->window_before, move->window);
-    seal_tokens(o, layer, move->window_before, move->window, scores, move->anchors);
+    if (move->alone) {
+        rank_tokens(&step, layer, q, move, move->ranks + (move->window - move->window_before) * o->setup.kv_heads * layer);
+        round_tokens(o, layer, move->window_before, move->window);
+    } else if (move->anchors) {
+        scores = anchor_scores(&step, layer, q, move->before, move->n, move->window_before, move->window);
+    }
+    if (!move->alone) seal_tokens(o, layer, move->window_before, move->window, scores, move->anchors);
     for (size_t t = move->before; t < move->sinks; t++) round_sink(o, layer, raw, t, t - move->before);
     round_tokens(o, layer, move->window > move->before ? move->window : move->before, move->before + move->n);
     free(scores);
@@ -560,9 +655,10 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
     }
     memcpy(stored(o, o->k, layer, move->before), k, n * k_width * sizeof *k);
     /* The first half's outputs of a prefill in pieces are not computed, as in a model's last layer; where anchors are chosen, that half's queries are
-     * observed all the same. */
-    size_t needed = move->kind == CACHE_STEP_PREFILL && piece ? n / 2 : 0,
-           observed = one_queries_to_observe(o->kv, o->cache, needed);
+     * observed all the same. Queries that rank tokens may be observed alone, too. */
+    size_t needed = move->kind == CACHE_STEP_PREFILL && piece ? n / 2 : 0;
+    if (needed && move->alone && layer + 1 == o->setup.layers) needed = n - 1;
+    size_t observed = one_queries_to_observe(o->kv, o->cache, needed);
     assert_int_equal(observed, !move->anchors ? 0 : move->kind == CACHE_STEP_PAPER ? n : needed);
     for (size_t first = 0; first < observed; first += each)
         assert_int_equal(one_observe(o->kv, o->cache, layer, q + first * q_width, first,
@@ -616,44 +712,59 @@ static void take_pages(struct oracle *o, size_t first) {
     free(rows);
 }
 
+/* Takes from the cache which of a prompt's tokens it has kept: as many as it should, none worse than one that it has not. */
+static void take_kept(struct oracle *o, const struct move *move) {
+    const struct cache_base *base = cache_base_of(o->cache);
+    const size_t sealed = move->window - move->window_before;
+    uint32_t *tokens = malloc(base->n_anchors * sizeof *tokens), *of_values = malloc(base->n_anchors * sizeof *tokens);
+    for (uint32_t layer = 0; layer < o->setup.layers; layer++) {
+        for (uint32_t head = 0; head < o->setup.kv_heads; head++) {
+            const double *ranks = move->ranks + (layer * o->setup.kv_heads + head) * sealed;
+            double least = INFINITY, most = 0;
+            assert_true(base->storage->anchor_tokens(o->cache, layer, head, CODEC_KEYS, tokens));
+            assert_true(base->storage->anchor_tokens(o->cache, layer, head, CODEC_VALUES, of_values));
+            assert_memory_equal(tokens, of_values, base->n_anchors * sizeof *tokens);
+            for (size_t t = move->window_before; t < move->window; t++) *dropped(o, layer, head, t) = true;
+            for (size_t i = base->n_anchors - move->anchors; i < base->n_anchors; i++) {
+                assert_in_range(tokens[i], move->window_before, move->window - 1);
+                assert_true(*dropped(o, layer, head, tokens[i])); /* each once */
+                *dropped(o, layer, head, tokens[i]) = false;
+            }
+            for (size_t t = 0; t < sealed; t++) {
+                if (*dropped(o, layer, head, move->window_before + t))
+                    most = fmax(most, ranks[t]);
+                else
+                    least = fmin(least, ranks[t]);
+            }
+            if (!(least >= most * (1 - RANK_NEAR(o))))
+                fail_msg("%s layer %u KV head %u: a token of rank %g was kept, one of %g was not", o->method.name, layer, head,
+                         least, most);
+        }
+    }
+    o->n_dropped += sealed - move->anchors;
+    free(tokens);
+    free(of_values);
+}
+
 static void run_step(struct oracle *o, enum cache_step_kind kind, size_t n, size_t piece, bool ask) {
     struct terse_error error;
     struct move move = move_of(o, kind, n);
     assert_true(o->length + n <= o->capacity);
     assert_true(ask || !move.anchors); /* scores need queries */
+    if (move.alone) move.ranks = calloc((move.window - move.window_before) * cache_heads_of(&o->shape), sizeof *move.ranks);
     if (one_begin(o->kv, o->cache, kind, n, &error)) fail_msg("%s", error.message);
     for (uint32_t layer = 0; layer < o->setup.layers; layer++) run_layer(o, layer, &move, piece, ask);
     assert_int_equal(o->kv->commit(o->cache, NULL), TERSE_OK);
     if (o->setup.fetch && o->kv != backend_cpu.kv) take_pages(o, o->window); /* a setup may serve caches of both backends */
+    if (move.alone) take_kept(o, &move);
+    free(move.ranks);
     o->length += n;
     o->window = move.window;
     assert_int_equal(o->kv->length(o->cache), o->length);
     struct terse_cache_report report;
     o->kv->report(o->cache, &report);
-    assert_int_equal(report.kept, oracle_sinks(o) + o->length - oracle_first(o));
+    assert_int_equal(report.kept, oracle_sinks(o) + o->length - oracle_first(o) - o->n_dropped);
 }
 
 void oracle_step(struct oracle *o, enum cache_step_kind kind, size_t n, size_t piece) { run_step(o, kind, n, piece, true); }
 void oracle_skip(struct oracle *o, enum cache_step_kind kind, size_t n) { run_step(o, kind, n, 0, false); }
-
-/* ---- Lists of methods */
-
-static bool is_named(const char *const (*methods)[3], size_t n, const char *name) {
-    for (size_t i = 0; i < 3 * n; i++)
-        if (methods[i / 3][i % 3] && strcmp(methods[i / 3][i % 3], name) == 0) return true;
-    return false;
-}
-
-size_t oracle_methods(const char *const (*named)[3], size_t n, bool (*served)(const struct codec *codec),
-                      const char *(*methods)[3]) {
-    const struct codec *codec;
-    size_t all = n;
-    memcpy(methods, named, n * sizeof *methods);
-    for (size_t i = 0; (codec = codec_at(i)); i++) {
-        if (!codec_find(codec->name) || (served && !served(codec)) || is_named(named, n, codec->name)) continue;
-        methods[all][0] = "f16";
-        methods[all][1] = methods[all][2] = codec->name;
-        all++;
-    }
-    return all;
-}

@@ -9,15 +9,15 @@
 struct kv_ops; /* backend/backend.h */
 
 struct oracle_setup {
-    const struct kv_ops *kv; /* NULL: the CPU's */
+    const struct kv_ops *kv; /* NULL: that of the backend under test, with its bound and `fetch` */
     double allowed;          /* of a difference; 0: what the CPU's kernels are allowed */
     /* Copies memory of a device's pages to the host's. For a cache of that device the oracle then takes from the pages themselves, decoded by the
      * CPU, what codecs have made of the rows, where rounding may decide between codes; other tests check that they are the right codes. NULL: it
      * encodes by itself. */
     void (*fetch)(void *to, const void *from, size_t bytes);
-    const char *method, *key, *value;
+    const char *method, *key, *value, *evict;
     uint32_t tail;
-    uint32_t layers, query_heads, kv_heads, head_dim;
+    uint32_t layers, query_heads, kv_heads, head_dim; /* head_dim 0: the least that the backend serves */
     enum rope_pairing pairing;
     uint32_t n_rot;  /* 0: head_dim */
     float magnitude; /* 0: 1 */
@@ -45,13 +45,18 @@ struct oracle {
     struct cache *cache;
     uint64_t random;
     size_t length, capacity;
-    size_t window;   /* tokens before this one are sealed */
-    float *k, *v;    /* [layers][capacity][Hk][hd], as stored now; of the tokens of a step in progress as they are read */
-    double worst;    /* largest difference met, relative to the largest value */
-    size_t compared; /* numbers */
-    size_t anchors;  /* chosen, over all layers, heads and sides */
+    size_t window;    /* tokens before this one are sealed */
+    bool *dropped;    /* [layers][capacity][Hk]: of what a prompt had, this token is not among those that were kept (snapkv-N) */
+    size_t n_dropped; /* of each layer and KV head */
+    float *k, *v;     /* [layers][capacity][Hk][hd], as stored now; of the tokens of a step in progress as they are read */
+    double worst;     /* largest difference met */
+    double squares;   /* the sum of their squares */
+    size_t compared;  /* numbers */
+    size_t anchors;   /* chosen, over all layers, heads and sides */
 };
 
+/* Returns whether the backend serves such caches. */
+bool oracle_served(const struct oracle_setup *setup);
 /* Stops the test when the cache cannot be made. */
 struct oracle *oracle_new(const struct oracle_setup *setup, size_t capacity);
 void oracle_free(struct oracle *oracle);
@@ -67,10 +72,5 @@ size_t oracle_sinks(const struct oracle *oracle);
 size_t oracle_first(const struct oracle *oracle);
 
 float oracle_random(struct oracle *oracle);
-
-/* Writes named[n], {method, key, value}, to methods[n + CODEC_COUNT], and behind them each codec that needs neither a codebook nor fitting, that is
- * served (NULL: all are) and that none of them names, so that a new codec is tried without an entry of its own. Returns the number of both. */
-size_t oracle_methods(const char *const (*named)[3], size_t n, bool (*served)(const struct codec *codec),
-                      const char *(*methods)[3]);
 
 #endif

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Plants faults into the caches of the GPU, one at a time, and shows that the comparison with dense attention finds each of them.
+"""Plants faults into the caches of the GPU and shows that the tests of tests/kv find each of them.
 
     plant_faults.py [--source FOLDER] [--build FOLDER] [NUMBER ...]
 
-Works in a copy of the source, so that nothing of it changes; builds test_cuda_cache with emulated kernels there and runs the test that reads
-every method. Without faults it must pass, with each of them it must fail. Takes some minutes on two cores. Exit status 1: a fault was not found."""
+Works in a copy of the source, so that nothing of it changes. All faults are built into it at once, each behind a switch, FAULT, that the environment
+turns on; then the programs run with emulated kernels, first without a fault, then with one at a time. Without faults a test must pass, with a fault it
+must fail. Takes some minutes on two cores. Exit status 1: a fault was not found."""
 
 import argparse
+import concurrent.futures
 import filecmp
 import os
 import shutil
@@ -15,93 +17,130 @@ import sys
 import tempfile
 
 KV = "src/backend/cuda/kv/"
-TEST = "test_cuda_cache_emulated"
-FAULTS = (  # file, text that occurs once in it, what takes its place, the fault
-    (KV + "attend_transform.cuh", "unit, gain, mean)", "unit, gain, 0 * mean)", "terse-N: the mean of keys is zero"),
-    (KV + "attend_transform.cuh", "- zero) * unit", "- 0 * zero) * unit", "terse-N: levels of keys are not centred"),
-    (KV + "attend_transform.cuh", "w[i] = weight * gain_of(", "w[i] = weight + 0 * gain_of(", "terse-N: gains of values are left out"),
-    (KV + "attend_transform_runs.cuh", "sine = first ? angle.y : -angle.y", "sine = first ? -angle.y : angle.y", "terse-N: queries are rotated the wrong way"),
-    (KV + "attend_transform_kernel.cuh", "LEVEL_ZERO * r.gained[n]", "0 * r.gained[n]", "terse-N: levels of values are not centred"),
-    (KV + "attend_transform_kernel.cuh", "values.mean[channel] * total.y", "0 * total.y", "terse-N: the mean of values is zero"),
-    (KV + "attend_scaled.cuh", "-K::zero_code(a.codec[0]) * sum", "0 * sum", "q4_0: codes of keys are not centred"),
-    (KV + "attend_scaled.cuh", "const float offset = V::offset(codec);", "const float offset = 0;", "q4_0 and kivi: values without their zero points"),
-    (KV + "attend_scaled.cuh", "mma(zero[h][n], z0, z0, z1, z1, own.x, own.y);", ";", "kivi: keys without their zero points"),
-    (KV + "attend_centroids.cuh", "if (keys.normalized) apply_gains(", "if (false) apply_gains(", "antkv: keys without their gains"),
-    (KV + "attend_centroids.cuh", "in_runs ? from / ROPE_RUN_TOKENS : 0", "in_runs ? (from + PAGE_TOKENS) / ROPE_RUN_TOKENS : 0", "cq: the last page of a rope run is read in the next one's frame"),
-    (KV + "attend_common.cuh", "first = (uint32_t)(n * s.part / s.parts);", "first = (uint32_t)(n * s.part / s.parts) - (s.part > 0);", "the last page of a split-K part is read by the next part, too"),
-    (KV + "attend_common.cuh", "sums.x * a + more.x * b", "sums.x * a + more.x * a", "partial states are merged with the wrong weight"),
-    (KV + "attend_common.cuh", "into.y * a + from.y * b", "into.y + from.y", "sums of exponentials are merged without their maxima"),
-    (KV + "append.cu", "place_of(s, a.heads, a.layer, head, 1, query.position)", "place_of(s, a.heads, a.layer, head, 1, query.position + 1)", "new values lie a row too far in the window"),
-    (KV + "append.cu", "rotate_row(a.rotary, hd, query.position, q,", "rotate_row(a.rotary, hd, query.position + 1, q,", "queries are rotated one position too far"),
-    ("src/kv/read_lists.c", "read_slots_of(set->first, set->count, from, UINT64_MAX)", "read_slots_of(set->first, set->count - 1, from, UINT64_MAX)", "the last token of each page is not read"),
-    (KV + "views.c", "(uint32_t)cache->base.plan.after.exact;", "(uint32_t)cache->base.plan.after.exact - (cache->base.plan.after.exact > 0);", "one of the first tokens is not read"),
-    ("src/kv/read_lists.c", "first > lists->from ? first : lists->from}", "(first > lists->from ? first : lists->from) - (first > 4)}", "the last token of the last page is read twice"),
-    (KV + "window.c", "(set->first - cache->window_origin)", "(set->first + 1 - cache->window_origin)", "pages are encoded from the next token on"),
-    ("src/kv/cache.c", "base->n_anchors += plan->anchors;", "base->n_anchors += plan->anchors; if (base->pages.n_sealed > 1) base->pages.sets[base->pages.n_sealed - 1] = base->pages.sets[base->pages.n_sealed - 2];", "a page is read twice, another not at all"),
+METHODS = ("test_cuda_cache_emulated", "every_method_equals*")  # a program, and those of its tests that must find the fault
+PARTS = ("test_cuda_cache_emulated", "every_method_is_read_in_parts")
+RUNS = ("test_cuda_evict_emulated", "codes_are_evicted*")
+KEPT = ("test_cuda_evict_emulated", "the_best_of_a_prompt*")
+STREAM = ("test_cuda_evict_emulated", "streaming_equals*")
+KERNELS = ("test_attend_decode_emulated", "codecs_heads*")
+FAULTS = (  # file, text that occurs once in it, what takes its place, the test, the fault; FAULT is 1 where it is on, else 0
+    (KV + "attend_transform.cuh", "unit, gain, mean)", "unit, gain, FAULT ? 0 : mean)", METHODS, "terse-N: the mean of keys is zero"),
+    (KV + "attend_transform.cuh", "- zero) * unit", "- (FAULT ? 0 : zero)) * unit", METHODS, "terse-N: levels of keys are not centred"),
+    (KV + "attend_transform.cuh", "weight * gain_of(codes[i / 4], i % 4, readers.gain_least, readers.gain_step)", "weight * (FAULT ? 1 : gain_of(codes[i / 4], i % 4, readers.gain_least, readers.gain_step))", METHODS, "terse-N: gains of values are left out"),
+    (KV + "attend_transform_runs.cuh", "sine = first ? angle.y : -angle.y", "sine = first != FAULT ? angle.y : -angle.y", METHODS, "terse-N: queries are rotated the wrong way"),
+    (KV + "attend_transform_kernel.cuh", "LEVEL_ZERO * r.gained[n]", "(FAULT ? 0 : LEVEL_ZERO) * r.gained[n]", METHODS, "terse-N: levels of values are not centred"),
+    (KV + "attend_transform_kernel.cuh", "values.mean[channel] * total.y", "(FAULT ? 0 : values.mean[channel]) * total.y", METHODS, "terse-N: the mean of values is zero"),
+    (KV + "attend_scaled.cuh", "-K::zero_code(a.codec[0]) * sum", "-(FAULT ? 0 : K::zero_code(a.codec[0])) * sum", METHODS, "q4_0: codes of keys are not centred"),
+    (KV + "attend_scaled.cuh", "const float offset = V::offset(codec);", "const float offset = FAULT ? 0 : V::offset(codec);", METHODS, "q4_0 and kivi: values without their zero points"),
+    (KV + "attend_scaled.cuh", "mma(zero[h][n], z0, z0, z1, z1, own.x, own.y);", "if (!FAULT) mma(zero[h][n], z0, z0, z1, z1, own.x, own.y);", METHODS, "kivi: keys without their zero points"),
+    (KV + "attend_centroids.cuh", "if (keys.normalized) apply_gains(", "if (keys.normalized && !FAULT) apply_gains(", METHODS, "antkv: keys without their gains"),
+    (KV + "attend_centroids.cuh", "in_runs ? from / ROPE_RUN_TOKENS : 0", "in_runs ? (from + FAULT * PAGE_TOKENS) / ROPE_RUN_TOKENS : 0", METHODS, "cq: the last page of a rope run is read in the next one's frame"),
+    (KV + "attend_common.cuh", "first = (uint32_t)(n * s.part / s.parts);", "first = (uint32_t)(n * s.part / s.parts) - (FAULT && s.part > 0);", PARTS, "the last page of a split-K part is read by the next part, too"),
+    (KV + "attend_common.cuh", "sums.x * a + more.x * b", "sums.x * a + more.x * (FAULT ? a : b)", METHODS, "partial states are merged with the wrong weight"),
+    (KV + "attend_common.cuh", "into.y * a + from.y * b", "FAULT ? into.y + from.y : into.y * a + from.y * b", METHODS, "sums of exponentials are merged without their maxima"),
+    (KV + "append.cu", "place_of(s, a.heads, a.layer, head, 1, query.position)", "place_of(s, a.heads, a.layer, head, 1, query.position + FAULT)", METHODS, "new values lie a row too far in the window"),
+    (KV + "append.cu", "rotate_row(a.rotary, hd, query.position, q,", "rotate_row(a.rotary, hd, query.position + FAULT, q,", METHODS, "queries are rotated one position too far"),
+    ("src/kv/read_lists.c", "read_slots_of(set->first, set->count, from, UINT64_MAX)", "read_slots_of(set->first, set->count - FAULT, from, UINT64_MAX)", METHODS, "the last token of each page is not read"),
+    (KV + "views.c", "(uint32_t)cache->base.plan.after.exact;", "(uint32_t)cache->base.plan.after.exact - (FAULT && cache->base.plan.after.exact > 0);", METHODS, "one of the first tokens is not read"),
+    ("src/kv/read_lists.c", "first > lists->from ? first : lists->from}", "(first > lists->from ? first : lists->from) - (FAULT && first > 4)}", METHODS, "the last token of the last page is read twice"),
+    (KV + "window.c", "(set->first - cache->window_origin)", "(set->first + FAULT - cache->window_origin)", METHODS, "pages are encoded from the next token on"),
+    ("src/kv/cache.c", "base->n_anchors += plan->anchors;", "base->n_anchors += plan->anchors; if (FAULT && base->pages.n_sealed > 1) base->pages.sets[base->pages.n_sealed - 1] = base->pages.sets[base->pages.n_sealed - 2];", METHODS, "a page is read twice, another not at all"),
+    (KV + "attend_common.cuh", "position + 1 - from;", "position + 1 + FAULT - from;", KERNELS, "a token behind the query is read of its page"),
+    (KV + "attend_common.cuh", "s.position + 1 - first : 0", "s.position + 1 + FAULT - first : 0", METHODS, "a token behind the query is read of the window"),
+    (KV + "attend_common.cuh", "listed_from(s, 0, 1).set(0).first; }", "listed_from(s, 0, 1).set(0).first + FAULT * PAGE_TOKENS; }", RUNS, "terse-N: the first rope run that is left is read a page late"),
+    (KV + "append.cu", "query.position - (uint32_t)s.list.moved, q", "query.position - (FAULT ? 0 : (uint32_t)s.list.moved), q", STREAM, "streaming-N: the first tokens do not move up"),
+    ("src/kv/read_lists.c", "masked < good && table->sets[masked].first < older", "masked < good && table->sets[masked].first + FAULT * PAGE_TOKENS < older", STREAM, "streaming-N: evicted tokens of a page are read"),
+    (KV + "rank.cu", "pooled_of(r, head)[i] = sum / (float)(last - first + 1);", "pooled_of(r, head)[i] = FAULT ? scores_of(r, head)[i] : sum / (float)(last - first + 1);", KEPT, "snapkv-N: ranks are not averaged with the neighbours'"),
+    (KV + "rank.cu", "a.y * expf(a.x - most) + b.y * expf(b.x - most)", "FAULT ? a.y + b.y : a.y * expf(a.x - most) + b.y * expf(b.x - most)", KEPT, "snapkv-N: weights are not a softmax"),
+    (KV + "kept.c", ".first_query = (uint32_t)(rows_before + first_ranking(cache)),", ".first_query = (uint32_t)(rows_before + (FAULT ? 0 : first_ranking(cache))),", KEPT, "snapkv-N: queries rank tokens that they do not all see"),
+    ("src/kv/read_lists.c", "(uint32_t)anchors : 0;", "(uint32_t)anchors - FAULT : 0;", KEPT, "snapkv-N: the last of the kept tokens is not read"),
 )
+
+SWITCH = """#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stdlib.h>
+static inline int fault_is(int number) {
+    static int planted = -1;
+    if (planted < 0) planted = getenv("PLANTED_FAULT") ? atoi(getenv("PLANTED_FAULT")) : 0;
+    return planted == number;
+}
+"""
 
 
 def sh(*command, **options):
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
 
 
-def refresh(source, to):
-    """Copies a file that differs: what a run that was interrupted has planted is built anew, and nothing else."""
-    if not os.path.exists(to) or not filecmp.cmp(source, to, shallow=False):
-        shutil.copy(source, to)
-    return to
+def plant(source):
+    texts = {}
+    for number, (name, text, instead, _, _) in enumerate(FAULTS, 1):
+        if name not in texts:
+            with open(os.path.join(source, name), encoding="utf-8") as file:
+                texts[name] = file.read()
+        if texts[name].count(text) != 1:
+            sys.exit(f"plant_faults.py: {name} has {texts[name].count(text)} times: {text}")
+        texts[name] = texts[name].replace(text, instead.replace("FAULT", f"fault_is({number})"))
+    return texts
 
 
-def build(folder):
-    done = sh("cmake", "--build", folder, "-j", str(os.cpu_count()), "--target", TEST)
+def copy_source(source, folder):
+    """Copies what differs, with the faults: a second run builds nothing anew that is the same."""
+    texts = plant(source)
+
+    def refresh(a, b):
+        text = texts.get(os.path.relpath(a, source))
+        if text is None:
+            if not os.path.exists(b) or not filecmp.cmp(a, b, shallow=False):
+                shutil.copy(a, b)
+            return b
+        if not os.path.exists(b) or open(b, encoding="utf-8").read() != text:
+            with open(b, "w", encoding="utf-8") as file:
+                file.write(text)
+        return b
+
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("build*", ".git"), copy_function=refresh, dirs_exist_ok=True)
+
+
+def build(folder, programs):
+    switch = os.path.join(folder, "fault.h")
+    if not os.path.exists(switch):
+        with open(switch, "w", encoding="utf-8") as file:
+            file.write(SWITCH)
+    flags = [f"-DCMAKE_{language}_FLAGS=-include {switch}" for language in ("C", "CXX")]
+    done = sh("cmake", "-S", os.path.join(folder, "source"), "-B", folder, "-DTERSE_CUDA=OFF", "-DTERSE_CUDA_EMULATED=ON", *flags)
+    if done.returncode:
+        sys.exit("plant_faults.py: it cannot be configured:\n" + done.stdout[-2000:])
+    done = sh("cmake", "--build", folder, "-j", str(os.cpu_count()), "--target", *programs)
     if done.returncode:
         sys.exit("plant_faults.py: it does not build:\n" + done.stdout[-2000:])
 
 
-def passes(folder):
-    return sh(os.path.join(folder, "bin", TEST), "every_method*", timeout=1200).returncode == 0
-
-
-def plant(source, fault):
-    path = os.path.join(source, fault[0])
-    with open(path, encoding="utf-8") as file:
-        text = file.read()
-    if text.count(fault[1]) != 1:
-        sys.exit(f"plant_faults.py: {fault[0]} has {text.count(fault[1])} times: {fault[1]}")
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text.replace(fault[1], fault[2]))
-    return path, text
+def passes(folder, test, number=0):
+    program = os.path.join(folder, "bin", test[0])
+    return sh(program, test[1], timeout=1800, env={**os.environ, "PLANTED_FAULT": str(number)}).returncode == 0
 
 
 def main():
     here = os.path.dirname(os.path.abspath(__file__))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", default=os.path.join(here, "..", "..", ".."))
+    parser.add_argument("--source", default=os.path.realpath(os.path.join(here, "..", "..", "..")))
     parser.add_argument("--build", help="a folder to keep, so that a second run builds less")
     parser.add_argument("numbers", nargs="*", type=int, help="faults to plant, from 1 on; all")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
+    chosen = given.numbers or range(1, len(FAULTS) + 1)
+    tests = sorted({FAULTS[number - 1][3] for number in chosen})
+    with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         folder = given.build or os.path.join(scratch, "build")
-        source = os.path.join(folder, "source")
-        ignored = shutil.ignore_patterns("build*", ".git")
-        shutil.copytree(given.source, source, ignore=ignored, copy_function=refresh, dirs_exist_ok=True)
-        done = sh("cmake", "-S", source, "-B", folder, "-DTERSE_CUDA=OFF", "-DTERSE_CUDA_EMULATED=ON")
-        if done.returncode:
-            sys.exit("plant_faults.py: it cannot be configured:\n" + done.stdout[-2000:])
-        build(folder)
-        if not passes(folder):
-            sys.exit("plant_faults.py: the test fails without a fault")
-        chosen = given.numbers or range(1, len(FAULTS) + 1)
+        copy_source(os.path.realpath(given.source), os.path.join(folder, "source"))
+        build(folder, sorted({program for program, _ in tests}))
+        for test, passed in zip(tests, pool.map(lambda test: passes(folder, test), tests)):
+            if not passed:
+                sys.exit(f"plant_faults.py: {test[0]} {test[1]} fails without a fault")
         found = 0
-        for number in chosen:
-            fault = FAULTS[number - 1]
-            path, text = plant(source, fault)
-            build(folder)
-            failed = not passes(folder)
-            found += failed
-            print(f"{number:3}  {'found' if failed else 'NOT FOUND'}  {fault[3]}", flush=True)
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(text)
+        for number, passed in zip(chosen, pool.map(lambda number: passes(folder, FAULTS[number - 1][3], number), chosen)):
+            found += not passed
+            print(f"{number:3}  {'NOT FOUND' if passed else 'found'}  {FAULTS[number - 1][4]}", flush=True)
         print(f"{found} of {len(chosen)} faults were found")
     sys.exit(found != len(chosen))
 

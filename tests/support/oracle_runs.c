@@ -1,0 +1,41 @@
+/* Sequences of steps, and lists of methods to run them with. */
+#include "support/oracle_runs.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+void oracle_run(const struct oracle_setup *setup, const struct oracle_run_step *steps, size_t n) {
+    size_t tokens = 0;
+    for (size_t i = 0; i < n; i++) tokens += steps[i].n;
+    struct oracle *o = oracle_new(setup, tokens);
+    for (size_t i = 0; i < n; i++) oracle_step(o, steps[i].kind, steps[i].n, steps[i].piece);
+    assert_true(o->compared > 0);
+    oracle_free(o);
+}
+
+/* ---- Lists of methods */
+
+static bool is_named(const char *const (*methods)[3], size_t n, const char *name) {
+    for (size_t i = 0; i < 3 * n; i++)
+        if (methods[i / 3][i % 3] && strcmp(methods[i / 3][i % 3], name) == 0) return true;
+    return false;
+}
+
+size_t oracle_methods(const char *const (*named)[3], size_t n, bool (*served)(const struct codec *codec),
+                      const char *(*methods)[3]) {
+    const struct codec *codec;
+    size_t all = n;
+    memcpy(methods, named, n * sizeof *methods);
+    for (size_t i = 0; (codec = codec_at(i)); i++) {
+        if (!codec_find(codec->name) || (served && !served(codec)) || is_named(named, n, codec->name)) continue;
+        methods[all][0] = "f16";
+        methods[all][1] = methods[all][2] = codec->name;
+        all++;
+    }
+    return all;
+}
