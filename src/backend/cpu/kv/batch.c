@@ -39,10 +39,17 @@ static enum terse_status visit_side_by_side(const struct kv_batch *batch, size_t
     return failed;
 }
 
+static enum terse_status check_rows(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
+    const struct cache *last = batch->caches[batch->n - 1];
+    const size_t all = last->first_row + last->base.plan.n, end = rows->first + rows->count;
+    return end <= all ? TERSE_OK : status_fail(error, TERSE_E_ARGUMENT, "rows %zu to %zu of a batch of %zu", rows->first, end, all);
+}
+
 /* Calls for every sequence that has some of the rows; rows NULL: for every one. */
 static enum terse_status visit_caches(const struct kv_batch *batch, visit *call, const struct kv_rows *rows,
                                       struct terse_error *error) {
-    enum terse_status status = TERSE_OK;
+    enum terse_status status = rows ? check_rows(batch, rows, error) : TERSE_OK;
+    if (status) return status;
     uint64_t left = 0;
     for (size_t i = 0; i < batch->n; i++) left += batch->caches[i]->base.extent.length;
     size_t i = 0;
