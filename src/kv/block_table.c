@@ -1,4 +1,4 @@
-/* Growing tables of page sets, sharing them, and giving them back. */
+/* Grows tables of page sets, shares them, and gives them back. */
 #include "kv/block_table.h"
 
 #include "base/memory.h"
@@ -41,7 +41,7 @@ static uint64_t unshared_bytes(const struct cache_shape *shape, const struct met
            (values ? transform_shared_page_bytes(sets, shape->head_dim, value) : 0);
 }
 
-/* Returns the bytes of a page set by the method's layouts; without them of sides of which the sum alone is known. */
+/* Returns the bytes of a page set by the method's layouts, without the sides of which the sum alone is known. */
 static uint64_t bytes_by_layouts(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes) {
     uint64_t bytes = unshared_bytes(shape, method);
     for (uint32_t layer = 0; layer < shape->layers; layer++) {
@@ -89,7 +89,7 @@ static void release(struct page_pool *pool, struct page_chunk *chunk) {
     free(chunk);
 }
 
-/* Memory of pages of its own, or those in the file. */
+/* Returns memory for pages, or that of pages in the file. */
 static uint8_t *chunk_memory(struct page_pool *pool, size_t sets, struct state_file *file, const uint8_t *memory,
                              struct terse_error *error) {
     if (!file) return pool->memory->take(pool->budget, sets, pool->page_set_bytes, "the KV cache", error);
@@ -98,7 +98,7 @@ static uint8_t *chunk_memory(struct page_pool *pool, size_t sets, struct state_f
     return (uint8_t *)memory; /* they are not written: is_writable */
 }
 
-/* `file`: in which the pages lie already, at `memory`; or NULL. */
+/* Makes a chunk. `file` holds the pages already, at `memory`; or it is NULL. */
 static enum terse_status chunk_new(struct page_pool *pool, size_t sets, struct state_file *file, const uint8_t *memory,
                                    struct page_chunk **result, struct terse_error *error) {
     struct page_chunk *chunk = calloc(1, sizeof *chunk);
@@ -154,7 +154,7 @@ static size_t count_unheld(const struct page_pool *pool) {
     return n;
 }
 
-/* Appends up to n of them to the table's. */
+/* Appends up to n unheld page sets of the chunk to the table. */
 static void hold_unheld(struct block_table *table, struct page_chunk *chunk, size_t n) {
     for (uint32_t i = 0; n && !chunk->file && i < chunk->sets; i++) {
         if (chunk->holders[i]) continue;
@@ -165,7 +165,7 @@ static void hold_unheld(struct block_table *table, struct page_chunk *chunk, siz
 
 /* ---- Tables */
 
-/* Room for `n` page sets. */
+/* Reserves room for `n` page sets. */
 static enum terse_status reserve_table(struct block_table *table, size_t n, struct terse_error *error) {
     if (n <= table->capacity) return TERSE_OK;
     struct page_set *page_sets = budget_array(table->pool->budget, n, sizeof *page_sets, "the KV cache's pages", error);

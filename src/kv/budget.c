@@ -1,4 +1,4 @@
-/* Counting bytes. */
+/* Counts the bytes of a budget. */
 #include "kv/budget.h"
 
 #include "base/memory.h"

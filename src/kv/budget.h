@@ -1,6 +1,7 @@
-/* A budget limits the memory of all caches of an engine together, whichever backend keeps them. It counts what reports call resident, as it lies
- * in memory: pages once, however many sessions read them, those in mapped files too; and memory that waits to be used again. It does not count
- * workspaces of steps and tables of rotations. One thread at a time uses it, as caches themselves. */
+/* A budget limits the memory of all caches of an engine together, whichever backend keeps them. It counts what reports call
+ * resident, as it lies in memory: pages once, however many sessions read them, those in mapped files too; and memory that waits to
+ * be used again. It does not count workspaces of steps and tables of rotations. One thread at a time uses it, as caches
+ * themselves. */
 #ifndef TERSE_KV_BUDGET_H
 #define TERSE_KV_BUDGET_H
 
@@ -13,8 +14,8 @@ struct kv_budget {
     uint64_t used;
 };
 
-/* Returns memory for count * size bytes of `what`, aligned as memory_array has it; NULL, with *error of TERSE_E_MEMORY, where the budget or the
- * system refuses it. budget_free with as many bytes gives it back. `budget` NULL: no limit. */
+/* Returns memory for count * size bytes of `what`, aligned as memory_array has it; NULL, with *error of TERSE_E_MEMORY, where the
+ * budget or the system refuses it. budget_free with as many bytes gives it back. `budget` NULL: no limit. */
 void *budget_array(struct kv_budget *budget, size_t count, size_t size, const char *what, struct terse_error *error);
 void budget_free(struct kv_budget *budget, void *memory, size_t bytes); /* accepts NULL */
 /* Counts memory that is there already, or refuses it in the same way. */

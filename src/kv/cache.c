@@ -109,8 +109,9 @@ void cache_counters(struct cache *cache, struct cache_counters *counters, bool c
 
 /* ---- Steps */
 
-/* No page is encoded ahead where the window is shorter than a page, since there is no time for it, where tokens are evicted, since there is no
- * need, or before its codec was fitted. A window that waited holds more pages than one otherwise does: the first of them are enough. */
+/* No page is encoded ahead where the window is shorter than a page, since there is no time for it, where tokens are evicted, since
+ * there is no need, or before its codec was fitted. A window that waited holds more pages than one otherwise does: the first of
+ * them are enough. */
 size_t cache_pages_ahead(const struct cache_base *base, const struct plan *plan) {
     const size_t most = base->method.tail_tokens / PAGE_TOKENS + 1;
     bool wanted = plan->kind == CACHE_STEP_DECODE && plan->n <= base->ahead_most_tokens && base->method.tail_tokens >= PAGE_TOKENS;
@@ -187,7 +188,7 @@ void cache_advance(struct cache *cache) {
 
 /* ---- Accounting */
 
-/* Page sets that are held, of them those that others hold too, and entries of the block table. */
+/* Counts the page sets that are held, those of them that others hold too, and the entries of the block table. */
 struct page_counts {
     uint64_t sets, shared, table;
 };
@@ -236,7 +237,7 @@ void cache_predict_parts(const struct kv_storage *storage, const struct cache_sh
 
 /* ---- Truncating */
 
-/* The first token from which on none was evicted. */
+/* Returns the first token from which on none was evicted. */
 static uint64_t first_complete(const struct cache_base *base) {
     const struct extent *extent = &base->extent;
     uint64_t first = extent->window_first;
@@ -277,7 +278,7 @@ static enum terse_status check_truncate(const struct cache *cache, uint64_t n, s
                        base->method.name, n);
 }
 
-/* Drops the sealed pages from token n on; of one in which n lies the first tokens are read. */
+/* Drops the sealed pages from token n on, and cuts a page in which n lies to the tokens before n. */
 static void cut_pages(struct cache *cache, uint64_t n) {
     struct cache_base *base = cache_base(cache);
     size_t kept = base->pages.n_sealed;
@@ -371,7 +372,7 @@ static void add_sealed(const struct cache_base *base, double weight, const struc
     }
 }
 
-/* Anchors are exact in place of their codes, or are all that is left of a prompt. */
+/* Adds anchors, which are exact in place of their codes, or are all that is left of a prompt. */
 static void add_anchors(const struct cache *cache, double weight, const struct token_map *map) {
     const struct cache_base *base = cache_base_of(cache);
     const double share = 0.5 * weight / (double)cache_heads_of(&base->shape);

@@ -1,4 +1,4 @@
-/* The beginning of every backend's struct cache: what kv/cache.h and what it calls share of one. */
+/* Declares the beginning of every backend's struct cache, which kv/cache.c and the functions that it calls share. */
 #ifndef TERSE_KV_CACHE_BASE_H
 #define TERSE_KV_CACHE_BASE_H
 
@@ -10,19 +10,19 @@
 
 struct kv_storage; /* kv/cache.h */
 
-/* Transforms that were fitted to the sequence, and the bits by their sizes (kv/fitted.h). */
+/* A struct fitted holds transforms that were fitted to the sequence, and the bits by their sizes (kv/fitted.h). */
 struct fitted {
     uint8_t *records; /* [layers][Hk][2][record_bytes] (format/transform.h); NULL: nothing is fitted */
     size_t record_bytes;
     struct codebook_layouts *layouts;               /* of the records' sizes */
     const struct codebook_layouts *profile_layouts; /* the method's while nothing is fitted */
-    /* Of the residual stream before each layer, log2 of the mean square of a hidden state in units of RESIDUAL_UNIT, summed over the tokens of
-     * prompts before the fit: of the step in progress, and of steps before it. NULL: nothing was noted. */
+    /* These are sums over the tokens of prompts before the fit, of the step in progress and of steps before it: log2 of the mean
+     * square of a hidden state as it enters each layer, in units of RESIDUAL_UNIT. NULL: nothing was noted. */
     int64_t *residual;           /* [2][layers] */
     uint64_t residual_tokens[2]; /* of these sums */
 };
 
-/* The beginning of every struct cache. */
+/* Every struct cache begins with a cache_base. */
 struct cache_base {
     const struct kv_storage *storage;
     struct cache_shape shape;
@@ -45,7 +45,7 @@ struct cache_base {
     size_t n_ahead;           /* the first so many are being or were */
     size_t ahead_most_tokens; /* of a step that leaves them so; 0: pages are not encoded ahead */
 
-    /* The step in progress. */
+    /* These belong to the step in progress. */
     struct plan plan;
     struct read_lists reads; /* what it reads of the tokens that were stored before it */
     bool in_step;            /* between begin and commit */

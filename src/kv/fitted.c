@@ -1,4 +1,4 @@
-/* Records of transforms, and their layouts. */
+/* Keeps records of transforms, and their layouts. */
 #include "kv/fitted.h"
 
 #include "base/memory.h"
@@ -11,7 +11,7 @@
 static const char what[] = "what the KV cache learns";
 
 enum { STEP, BEFORE };       /* of sums */
-#define RESIDUAL_MOST 300.0f /* log2 of a float's square, and its negative */
+#define RESIDUAL_MOST 300.0f /* above the magnitude of log2 of any float's square */
 
 static size_t record_bytes(uint32_t head_dim) { return memory_round_up(TRANSFORM_RECORD_BYTES(head_dim), MEMORY_ALIGN); }
 
@@ -35,7 +35,7 @@ uint64_t fitted_sums_bytes(const struct cache_shape *shape, const struct method 
     return method_fits_transforms(method) ? 2 * (uint64_t)shape->layers * sizeof(int64_t) : 0;
 }
 
-/* Returns whether transforms may still be fitted: pages that are sealed go by the profile for good. */
+/* Returns whether transforms may still be fitted: once pages are sealed by the profile, all are. */
 static bool is_open(const struct cache_base *base) { return !base->fitted.layouts && !base->pages.n_sealed; }
 
 bool fitted_waits(const struct cache_base *base) { return is_open(base) && base->plan.waits; }

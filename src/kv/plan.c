@@ -1,4 +1,4 @@
-/* Computes what a step seals, keeps and evicts. */
+/* Computes which tokens a step seals, keeps and evicts. */
 #include "kv/plan.h"
 
 size_t extent_window_pages(const struct extent *extent) {
@@ -9,8 +9,8 @@ static size_t count_anchors(const struct method *method, const struct plan *plan
     return method->policy->anchors ? method->policy->anchors(&method->parameters, plan->n, plan->sealed) : 0;
 }
 
-/* Returns the length at which there are enough tokens to fit to, or 0 where nothing will be fitted: with a learned profile, what was sealed went
- * by that. */
+/* Returns the length at which there are enough tokens to fit to, or 0 where nothing will be fitted: tokens that were sealed by a
+ * learned profile stay with it. */
 static uint64_t fit_length(const struct method *method, const struct extent *before) {
     const bool may = method->of_weights || before->window_first <= method->parameters.exact;
     return may && method_fits_transforms(method) ? (uint64_t)method->parameters.exact + FIT_TOKENS : 0;

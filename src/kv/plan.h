@@ -1,5 +1,6 @@
-/* A plan says where every token of a sequence lies, and where a step moves it. It is arithmetic on token counts alone, the same for all layers,
- * KV heads and backends, so that a whole step is known before it begins and the memory of a cache can be predicted without one.
+/* A plan says where every token of a sequence lies, and where a step moves it. It is arithmetic on token counts alone, the same for
+ * all layers, KV heads and backends, so that a whole step is known before it begins and the memory of a cache can be predicted
+ * without one.
  *
  *     tokens   0 ... exact | ... evicted ... | first ... window_first | window_first ... length
  *              exact rows                      sealed pages             recent window
@@ -8,8 +9,7 @@
  *
  * Pages of 64 tokens are cut from window_first on, so the window always begins where the next page will. `first` may lie inside a
  * sealed page or inside the window: older tokens there are evicted. A step that is sealed before it is read (CACHE_STEP_PAPER) may
- * end in a page of fewer than 64 tokens, which is never filled up.
- */
+ * end in a page of fewer than 64 tokens, which is never filled up. */
 #ifndef TERSE_KV_PLAN_H
 #define TERSE_KV_PLAN_H
 
@@ -20,11 +20,11 @@
 enum cache_step_kind {
     CACHE_STEP_CHUNK,   /* a part of a prompt: as CACHE_STEP_DECODE, but its tokens count as the prompt's */
     CACHE_STEP_DECODE,  /* exact among themselves; afterwards all but the recent window is sealed */
-    CACHE_STEP_PREFILL, /* the same, and the policy chooses which tokens of the prompt stay exact */
+    CACHE_STEP_PREFILL, /* as CACHE_STEP_DECODE, and the policy chooses which tokens of the prompt stay exact */
     CACHE_STEP_PAPER /* the papers' protocol: sealed first; every query reads decoded keys and values, its own token's included */
 };
 
-/* The state of a sequence between steps. */
+/* An extent is the state of a sequence between steps. */
 struct extent {
     uint64_t exact, first, window_first, length;
     uint64_t dropped; /* tokens that were dropped when a prompt's anchors alone were kept; they lie anywhere before the window */
@@ -40,19 +40,20 @@ struct plan {
     size_t shift;      /* pages by which the window moves */
     size_t sealed;     /* tokens that are sealed, or dropped but for anchors: from token grid + 64 skip on */
     size_t anchors;    /* of them stay exact, per layer, KV head and side */
-    /* Of caches that fit transforms to their sequence (kv/fitted.h): */
+    /* These are of caches that fit transforms to their sequence (kv/fitted.h). */
     bool waits; /* the step seals nothing, so that there will be enough tokens to fit to */
-    bool fits;  /* there are; if nothing was sealed before, the step begins with the fit */
+    bool fits;  /* there are enough; if nothing was sealed before, the step begins with the fit */
 };
 
-/* A cache waits for FIT_TOKENS behind the exact ones if it has no learned profile, however they come. With one it waits only in the step that brings
- * them, before anything is sealed: shorter sequences, and all that grow from them, go by the profile. The papers' protocol does not wait:
- * its tokens are sealed before they are read, by the profile as it is. */
+/* A cache without a learned profile waits for FIT_TOKENS behind the exact ones, however they come.
+ * With a profile it waits only in the step that brings them, before anything is sealed: shorter sequences, and all that grow from
+ * them, go by the profile. The papers' protocol does not wait: its tokens are sealed before they are read, by the profile as it
+ * is. */
 
-/* Returns how many of a prompt's next n tokens are to be a step of their own: those for which the cache waits, or all. So the prompt's others
- * attend to them exactly, and the window holds no more of them. */
+/* Returns how many of a prompt's next n tokens must be a step of their own: those for which the cache waits, or all. So the
+ * prompt's others attend to them exactly, and the window holds no more of them. */
 size_t plan_part(const struct method *method, const struct extent *before, size_t n);
-/* Returns the last of the steps of a prompt that comes first. */
+/* Returns the plan of the last step of a prompt with which a sequence begins. */
 struct plan plan_prompt(const struct method *method, size_t n);
 
 struct plan plan_step(const struct method *method, const struct extent *before, enum cache_step_kind kind, size_t n);
@@ -60,10 +61,11 @@ struct plan plan_step(const struct method *method, const struct extent *before, 
 /* Returns how many pages the window needs. */
 size_t extent_window_pages(const struct extent *extent);
 
-/* The first of the tokens that the step seals. */
+/* Returns the first of the tokens that the step seals. */
 static inline uint64_t plan_first_sealed(const struct plan *plan) { return plan->grid + plan->skip * PAGE_TOKENS; }
 
-/* Returns the first token that the step's i-th new token sees, where a layer's queries see `window` tokens, themselves included; 0: all. */
+/* Returns the first token that the step's i-th new token sees, where a layer's queries see `window` tokens, themselves included; 0:
+ * all. */
 static inline uint64_t plan_first_seen(const struct plan *plan, uint64_t window, size_t i) {
     uint64_t end = plan->before.length + i + 1;
     return window && end > window ? end - window : 0;

@@ -1,4 +1,4 @@
-/* Turning means with the positions of their rows. */
+/* Rotates means by the positions of their rows. */
 #include "kv/pre_rope.h"
 
 #include "base/memory.h"
@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#define TURN_LEAST 0.5 /* radians over a run: of what turns less, the run's mean keeps 98 % */
+#define TURN_LEAST 0.5 /* radians over a run: of a pair that turns less, the run's mean keeps 98 % */
 
 size_t pre_rope_pairs(const struct rope *rope) {
     size_t pairs = rope ? rope->n_rot / 2 : 0;
@@ -37,7 +37,7 @@ void pre_rope_free(struct pre_rope *own) {
 
 /* ---- Rows */
 
-/* Channels `apart` from each other make a pair, and pairs are `step` apart. */
+/* Adds factor R(o) mean to a row. Channels `apart` from each other make a pair, and pairs are `step` apart. */
 static inline void add_row(size_t step, size_t apart, size_t pairs, const float *restrict cosine, const float *restrict sine,
                            float factor, const float *restrict mean, float *restrict row) {
 #pragma omp simd

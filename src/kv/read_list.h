@@ -1,14 +1,14 @@
-/* Read lists: what a step reads of the tokens that a sequence has stored, for each layer and KV head (elsewhere: page indices or kv_indices,
- * with a mask). A list names pages of the block table, in order of their tokens, each with a mask of the 64 tokens that are live, and the
- * exact rows with their positions. Eviction, attention sinks, sliding windows, anchors, top-k and what a fork shares are all said this way,
- * and readers on every backend walk it and ask nothing else.
+/* A read list says what a step reads of the tokens that a sequence has stored, for each layer and KV head (elsewhere: page indices
+ * or kv_indices, with a mask). It names pages of the block table, in order of their tokens, each with a mask of the 64 tokens that
+ * are live, and the exact rows with their positions. Eviction, attention sinks, sliding windows, anchors, top-k and what a fork
+ * shares are all said this way, and readers on every backend walk it and ask nothing else.
  *
- * All layers and KV heads read one list as a rule, which follows from the plan and costs what changes from step to step. Who chooses tokens by
- * KV head writes lists of the heads' own, for the layer in progress.
+ * All layers and KV heads read one list as a rule, which follows from the plan and costs what changes from step to step. A policy
+ * or index that chooses tokens by KV head writes lists of the heads' own, for the layer in progress.
  *
- * A list leaves out how the new tokens see each other, and which stored tokens are too old for some of a step's queries only: where layers slide
- * it holds what the first of them sees. Plain C for C and CUDA C++ alike: lists lie where kernels read them, and are changed in place.
- */
+ * A list leaves out how the new tokens see each other, and which stored tokens are too old for some of a step's queries only: where
+ * layers slide it holds what the first of them sees. It is plain C for C and CUDA C++ alike: lists lie where kernels read them, and
+ * are changed in place. */
 #ifndef TERSE_KV_READ_LIST_H
 #define TERSE_KV_READ_LIST_H
 
@@ -30,10 +30,11 @@ struct read_page {
     uint32_t page; /* number of the page set in the block table */
 };
 
-/* Tokens of a page whose exact rows are read in place of their codes, keys and values apart (enum codec_side). */
+/* A read_exact says which tokens of a page have exact rows that are read in place of their codes, keys and values apart (enum
+ * codec_side). */
 struct read_exact {
-    uint64_t slots[2]; /* bit t: that of slot t is */
-    uint32_t row[2];   /* the anchor that is the lowest of them; those of the others follow it */
+    uint64_t slots[2]; /* bit t: the token in slot t has one */
+    uint32_t row[2];   /* the anchor that is the lowest of these tokens; the anchors of the others follow it */
 };
 
 struct read_list {
@@ -41,8 +42,8 @@ struct read_list {
     const struct read_exact *exact; /* [n_pages]; NULL: all tokens of pages are read as codes */
     uint32_t n_pages;
     uint32_t n_chosen; /* pages of which few tokens were chosen, to be packed before they are read */
-    /* Exact rows outside of pages: row r of [rows_begin, rows_end) stands at position r + moved. Behind them follow n_kept rows of tokens that
-     * were kept of a prompt, which stand at the positions that they always had. */
+    /* These are exact rows outside of pages: row r of [rows_begin, rows_end) stands at position r + moved. Behind them follow
+     * n_kept rows of tokens that were kept of a prompt, which stand at the positions that they always had. */
     uint32_t rows_begin, rows_end, n_kept;
     uint64_t moved;
     uint64_t window_first; /* the recent window is read from this token on */
@@ -70,7 +71,7 @@ static inline bool read_has_holes(uint64_t live) {
     uint64_t slots = live >> read_begin(live);
     return (slots & (slots + 1)) != 0;
 }
-/* Takes the lowest live slot out of a mask that has one, and returns it. */
+/* Removes the lowest live slot from a mask that has one, and returns it. */
 static inline uint32_t read_take(uint64_t *live) {
     uint32_t slot = (uint32_t)__builtin_ctzll(*live);
     *live &= *live - 1;

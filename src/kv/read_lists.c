@@ -1,4 +1,4 @@
-/* Makes read lists: the shared one from a plan, of which it writes what has changed, and memory for those of KV heads. */
+/* Makes read lists: the shared one from a plan, of which it writes only the changes, and memory for those of KV heads. */
 #include "kv/read_lists.h"
 
 #include "base/memory.h"
@@ -31,7 +31,8 @@ static struct read_page page_of(const struct block_table *table, size_t i, uint6
     return (struct read_page){.live = read_slots_of(set->first, set->count, from, UINT64_MAX), .page = (uint32_t)i};
 }
 
-/* The oldest of the new tokens sees most: what it does not see is too old for all of them. */
+/* Returns the first token that any of the new tokens sees. The oldest of them sees furthest back: what it does not see is too old
+ * for all. */
 static uint64_t first_seen(const struct plan *plan, const struct method *method) {
     return plan_first_seen(plan, method->parameters.window, 0);
 }

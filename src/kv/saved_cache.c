@@ -1,5 +1,5 @@
-/* The sections of a cache in a saved state (docs/state-format.md), the same bytes on all backends: no number that is used as an address or a count
- * is believed. */
+/* Writes and reads the sections of a cache in a saved state (docs/state-format.md), the same bytes on all backends. It checks every
+ * number before it uses it as an address or a count. */
 #include "kv/cache.h"
 
 #include "base/size.h"
@@ -63,7 +63,7 @@ void cache_save_pages(const struct cache *cache, struct state_writer *writer,
 
 /* ---- Reading */
 
-/* The extent is one that steps can lead to: then plans are, too. */
+/* Reads the extent, and refuses one that no steps lead to, so that plans made from it are sound. */
 static enum terse_status load_extent(struct cache_base *base, const struct state_file *file, struct terse_error *error) {
     const struct policy *policy = base->method.policy;
     struct saved_cache saved;
@@ -85,7 +85,8 @@ static enum terse_status load_extent(struct cache_base *base, const struct state
     return fitted_load(base, (enum fitted_saved)(saved.fitted / 2), file, error);
 }
 
-/* Pages follow one another up to the window; only where tokens of prompts were dropped may some be missing, as many as were. */
+/* Returns whether pages follow one another up to the window; only where tokens of prompts were dropped may some be missing, as many
+ * as were. */
 static bool follow(const struct cache_base *base) {
     const struct extent *e = &base->extent;
     const struct policy *policy = base->method.policy;

@@ -1,4 +1,4 @@
-/* The structs that tell every backend's KV cache about a model's attention, and that hold what it counts. */
+/* Declares the structs that tell every backend's KV cache about a model's attention, and that hold its counters. */
 #ifndef TERSE_KV_SHAPE_H
 #define TERSE_KV_SHAPE_H
 
@@ -15,11 +15,11 @@ struct cache_shape {
     uint32_t head_dim;       /* hd */
     float scale;             /* logits = scale * <q, k>; 1/sqrt(hd) as a rule */
     const struct rope *rope; /* outlives the cache; n_rot 0: keys are not rotated */
-    /* ALiBi (Press et al. 2021): slopes[query_heads], outlive the cache; slope * (key's position - query's) is added to the logits
+    /* slopes[query_heads] of ALiBi (Press et al. 2021) outlive the cache; slope * (key's position - query's) is added to the logits
      * after the scale. NULL: nothing is added. */
     const float *slopes;
-    /* sinks[layers][query_heads] by the layers' numbers in the model, outlive the cache: the logit of a key without a value, which queries see
-     * besides. NULL: there is none. */
+    /* sinks[layers][query_heads], by the layers' numbers in the model, outlive the cache. Each is the logit of a key without a
+     * value, which queries see besides their keys. NULL: there are none. */
     const float *sinks;
     bool normalized; /* what attention adds to the residual stream goes through a norm first (Gemma 2 and 3) */
     float cap;       /* logits become cap tanh(logits / cap) after the scale; 0: they do not */

@@ -1,4 +1,4 @@
-/* Header, sections and checksums of a saved state; writing it beside its place. */
+/* Reads and writes header, sections and checksums of a saved state; writes it beside its place. */
 #include "kv/state_file.h"
 
 #include "base/hash.h"
@@ -119,7 +119,7 @@ static void put_bytes(struct state_writer *w, const void *data, size_t bytes) {
     }
 }
 
-/* Pads to where the next section, or the file's end, is. */
+/* Pads to where the next section, or the file's end, begins. */
 static void end_section(struct state_writer *w, size_t align) {
     put_bytes(w, NULL, memory_round_up(w->size, align) - w->size);
     flush(w);
@@ -202,7 +202,7 @@ static enum terse_status check_header(const struct state_file *f, struct terse_e
     return TERSE_OK;
 }
 
-/* One section behind another, without gaps but for padding. */
+/* Checks that one section follows another, without gaps but for padding. */
 static enum terse_status check_table(const struct state_file *f, struct terse_error *error) {
     uint64_t end = sizeof(struct head);
     for (uint32_t i = 0; i < STATE_SECTIONS; i++) {

@@ -1,4 +1,4 @@
-/* Sums over tokens. */
+/* Sums shares over tokens. */
 #include "kv/token_shares.h"
 
 #include <stddef.h>

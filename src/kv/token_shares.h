@@ -1,11 +1,11 @@
-/* The map of tokens: which shares of the tokens are exact, compressed, evicted and read, in parts of the sequence of like length
- * (terse_session_map). */
+/* The map of tokens says which shares of the tokens are exact, compressed, evicted and read, in parts of the sequence of equal
+ * length (terse_session_map). */
 #ifndef TERSE_KV_TOKEN_SHARES_H
 #define TERSE_KV_TOKEN_SHARES_H
 
 #include "terse.h"
 
-/* The sequence in n parts, of `length` tokens together. */
+/* A token_map cuts a sequence of `length` tokens into n parts. */
 struct token_map {
     struct terse_token_share *shares;
     size_t n;
