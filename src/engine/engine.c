@@ -1,5 +1,5 @@
-/* The engine's life, and loading models for it. Owns the choice of the backend; leaves computing to the backend and sequences to
- * session.c. */
+/* Implements the engine's life, and loads models for it. Owns the choice of the backend; leaves computing to the backend and
+ * sequences to session.c. */
 #include "engine/engine.h"
 
 #include "backend/plugin.h"

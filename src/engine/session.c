@@ -1,4 +1,4 @@
-/* A session's life: how it is made, and what can be asked of it. */
+/* Implements a session's life: makes it and answers what is asked of it. */
 #include "engine/session.h"
 #include "base/memory.h"
 #include "base/options.h"
@@ -20,8 +20,8 @@ static enum terse_status check_codebook(const struct terse_model *m, struct meth
                                  error);
 }
 
-/* Refuses methods that move tokens where positions are learned: these went into the keys with the embeddings, so a token cannot be moved to
- * another one. */
+/* Refuses methods that move tokens where positions are learned: these went into the keys with the embeddings, so a token cannot
+ * move to another position. */
 static enum terse_status check_positions(const struct terse_model *m, const struct method *method, struct terse_error *error) {
     if (!m->positions.data || !method->policy->positions_by_index) return TERSE_OK;
     return status_fail(error, TERSE_E_UNSUPPORTED,
@@ -44,7 +44,7 @@ enum terse_status terse_cache_bytes(const struct terse_model *model, const struc
     return status;
 }
 
-/* Fills in what 0 stands for and refuses what cannot be. */
+/* Replaces options that are 0 by their defaults and refuses those that are out of range. */
 static enum terse_status check_options(struct terse_session *s, struct terse_error *error) {
     struct terse_session_options *o = &s->options;
     bool evicts = s->method.policy->positions_by_index;

@@ -1,5 +1,5 @@
-/* Steps of sessions: decoding, of one or of many together (continuous batching), and going on with prompts. Owns the turns of prompts; the
- * engine's backend computes, on the engine's driver thread, and callbacks run on the caller's. */
+/* Implements steps of sessions: decoding, of one or of many together (continuous batching), and going on with prompts. Owns the
+ * turns of prompts; the engine's backend computes, on the engine's driver thread, and callbacks run on the caller's. */
 #include "base/clock.h"
 #include "base/memory.h"
 #include "engine/prompt.h"
@@ -51,7 +51,7 @@ static enum terse_status check_items(struct batch *b, struct terse_error *error)
     return status;
 }
 
-/* Says which item the failure is of, where there are several. */
+/* Adds to the message which item failed, where there are several. */
 static enum terse_status blame(const struct batch *b, size_t item, enum terse_status status, struct terse_error *error) {
     char message[sizeof error->message];
     if (item >= b->n) return status;
@@ -90,7 +90,7 @@ static enum terse_status check_cancelled(const struct reading *readings, size_t 
     return TERSE_OK;
 }
 
-/* Computes a step of n parts, of as many readings. Writes to *failed the part at fault, n where it is none of them. */
+/* Computes a step of n parts, of as many readings. Sets *failed to the part at fault, or to n where no part is. */
 static enum terse_status run_parts(struct terse_engine *engine, size_t n, bool may_stop, size_t *failed,
                                    struct terse_error *error) {
     const struct executor_ops *ops = engine->backend.executor;
@@ -116,7 +116,8 @@ static size_t item_of(const struct batch *b, size_t part) {
     return i;
 }
 
-/* Marks the sessions whose caches a step with numbers that are not finite has left half done. Which of them brought such numbers is not known. */
+/* Marks the sessions whose caches a step with numbers that are not finite has left half done. It is not known which of them brought
+ * such numbers. */
 static void mark_damaged(const struct reading *readings, size_t n, const struct terse_error *error) {
     for (size_t i = 0; i < n; i++) {
         readings[i].session->damaged = *error;
@@ -178,7 +179,7 @@ static struct terse_step_item *next_prompt(const struct batch *b) {
     return next;
 }
 
-/* Turns of a piece each, until the engine's time for them is over. */
+/* Gives prompts turns of a piece each, until the engine's time for them is over. */
 static void go_on_with_prompts(struct batch *b, struct terse_error *error) {
     double end = clock_now() + b->engine->prompt_seconds;
     struct terse_step_item *item = next_prompt(b);
