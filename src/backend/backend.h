@@ -1,16 +1,16 @@
-/* Backend: how a model is computed. The seam between what is the same everywhere (models, methods, sessions, plans) and what each
+/* A backend computes a model. This interface parts what is the same everywhere (models, methods, sessions, plans) from what each
  * kind of processor does its own way (weights, pages, kernels, threads).
  *
- * A backend is two tables of functions, as coarse as a GPU wants them: a whole step of a model, and the KV cache of a sequence, layer
- * by layer. Nothing outside a backend's folder knows its kernels, its memory or its threads. The CPU backend with scalar kernels is
- * the reference for the others.
+ * A backend is two tables of functions, as coarse as a GPU wants them: one computes a whole step of a model, the other keeps the KV
+ * cache of a sequence, layer by layer. Nothing outside a backend's folder knows its kernels, its memory or its threads. The CPU
+ * backend with scalar kernels is the reference for the others.
  *
- * A step goes the same way on all backends. The executor begins every sequence's cache (kv_ops.begin) and joins those that go through the layers
- * together to a batch; for each layer it appends the batch's keys and values, shows queries to policies (observe), attends and seals; and it commits
- * every cache at last. How a batch is read, by the codes or by rows, and what is done when, the backend's caches decide; which sequences
- * go together, in which panels of rows, and when work is interrupted, the executor decides. It reaches caches through the table alone, so that a table
- * of one's own can stand between (bench/experiments observes caches so).
- */
+ * A step goes the same way on all backends. The executor begins every sequence's cache (kv_ops.begin) and joins those that go
+ * through the layers together to a batch; for each layer it appends the batch's keys and values, shows queries to policies
+ * (observe), attends and seals; and it commits every cache at last. The backend's caches decide how a batch is read, by the codes
+ * or by rows, and what is done when; the executor decides which sequences go together, in which panels of rows, and when work is
+ * interrupted. It reaches caches through the table alone, so that a table of one's own can stand between (bench/experiments
+ * observes caches so). */
 #ifndef TERSE_BACKEND_BACKEND_H
 #define TERSE_BACKEND_BACKEND_H
 
@@ -31,32 +31,34 @@ struct token_logit {
     int32_t token;
 };
 
-/* A row of logits that stays where the backend computes, and what most who choose a token need of it. */
+/* A device_logits is a row of logits that stays where the backend computes, with the part of it that suffices for most choices of a
+ * token. */
 struct device_logits {
     void *row; /* the backend's; NULL: it holds none */
-    /* top_logits[n]: those with the highest logits, of equal ones the first, in order of their tokens; what is no number counts as the least. */
+    /* The tokens with the highest logits; of equal ones the first, in order of their tokens; NaN counts as the least. */
     struct token_logit top_logits[TOP_LOGITS];
     size_t n; /* 0: the step has written last_logits instead; else the smaller of TOP_LOGITS and the vocabulary */
 };
 
-/* The tokens of one sequence in a step. */
+/* A step_part holds the tokens of one sequence in a step. */
 struct step_part {
     struct cache *cache; /* of this backend, for this model */
     enum cache_step_kind kind;
     const int32_t *tokens; /* [n], in the vocabulary */
     size_t n;              /* at least 1 */
     float *last_logits;    /* [vocabulary] of the last token, written when it is through the model; NULL: not wanted */
-    /* With last_logits: these may stay with the backend, by its choice for each step. Made by executor_ops.hold; NULL: they may not. */
+    /* If last_logits is set, the logits may stay here with the backend, by its choice for each step. executor_ops.hold makes it;
+     * NULL: they may not stay. */
     struct device_logits *held;
-    /* Called on the thread that advances the pass, in the order of the tokens: logits[count][vocabulary] of the part's tokens from `first`
-     * on, valid during the call. NULL: they are not wanted. */
+    /* The pass calls this on the thread that advances it, in the order of the tokens: logits[count][vocabulary] of the part's
+     * tokens from `first` on, valid during the call. NULL: they are not wanted. */
     void (*rows)(void *user, size_t first, size_t count, const float *logits);
     size_t first_row; /* rows before this one are not computed, but for the last token's */
     void *user;
 };
 
-/* Tokens of several sequences that pass through the model together, so that its weights are read once. What a part becomes does not depend
- * on the others, bit for bit. */
+/* A step holds tokens of several sequences that pass through the model together, so that its weights are read once. A part's
+ * results do not depend on the others, bit for bit. */
 struct step {
     const struct step_part *parts; /* [n], their caches all different */
     size_t n;                      /* at least 1 */
@@ -66,16 +68,16 @@ struct step_progress {
     uint64_t done, total;
 };
 
-/* Sequences that go through the layers of a step together, each of which has begun it. The batch's rows are the tokens of caches[0], then those
- * of caches[1], and so on. What a sequence becomes does not depend on the others, bit for bit. */
+/* A kv_batch lists sequences that go through the layers of a step together, each of which has begun it. The batch's rows are the
+ * tokens of caches[0], then those of caches[1], and so on. A sequence's results do not depend on the others, bit for bit. */
 struct kv_batch {
     struct cache *const *caches; /* [n], all different; work is shared out best with the longest first */
     size_t n;                    /* at least 1 */
     struct batch_memory *memory; /* of the backend, which one batch at a time may have; the CPU: NULL */
 };
 
-/* Rows of a batch on their way through a layer, in memory of the backend: of the host for the CPU, of the device for a GPU. Keys and queries are
- * as they are before rotation. */
+/* A kv_rows holds rows of a batch on their way through a layer, in memory of the backend: of the host for the CPU, of the device
+ * for a GPU. Keys and queries are not rotated yet. */
 struct kv_rows {
     uint32_t layer;
     size_t first, count; /* rows [first, first + count) of the batch */
@@ -108,58 +110,60 @@ struct kv_ops {
     void (*predict)(const struct cache_shape *shape, const struct method *method, uint64_t tokens,
                     struct terse_cache_report *report);
 
-    /* Makes a cache that `threads` threads work on. `shape` and `method` are copied, what they point to outlives the cache. */
+    /* Makes a cache that `threads` threads work on. It copies `shape` and `method`; what they point to outlives the cache. */
     enum terse_status (*create)(const struct cache_shape *shape, const struct method *method, uint32_t threads,
                                 struct cache **cache, struct terse_error *error);
-    /* Makes a new cache, and its forks, take from a budget what reports call resident. The budget outlives them; calls that would take more than
-     * is left fail with TERSE_E_MEMORY. */
+    /* Makes a new cache, and its forks, take from a budget what reports call resident. The budget outlives them; calls that would
+     * take more than is left fail with TERSE_E_MEMORY. */
     enum terse_status (*limit)(struct cache *cache, struct kv_budget *budget, struct terse_error *error);
     void (*destroy)(struct cache *cache);          /* accepts NULL */
     void (*reset)(struct cache *cache);            /* forgets all tokens, keeps the memory */
     uint64_t (*length)(const struct cache *cache); /* tokens seen */
-    /* Returns how many of a prompt's next n tokens are to be a step of their own (plan_part). */
+    /* Returns how many of a prompt's next n tokens must be a step of their own (plan_part). */
     size_t (*prompt_part)(const struct cache *cache, size_t n);
-    /* Between steps. Forgets the tokens from the n-th on, n at most the length; TERSE_E_UNSUPPORTED where that cannot be. */
+    /* Forgets the tokens from the n-th on, between steps; n is at most the length. TERSE_E_UNSUPPORTED where the cache cannot. */
     enum terse_status (*truncate)(struct cache *cache, uint64_t n, struct terse_error *error);
-    /* Returns how many of the first n tokens this sequence can share with another one that begins alike and has a prompt of `prompt` > n tokens.
-     * The two can share tokens in pages that are the same whatever came after them, before the window of the other sequence. They can share all n
-     * if these end in this sequence's window and such a prompt would have left no more tokens in its own window. Returns n if n is the length;
-     * otherwise at least a page, or 0. */
+    /* Returns how many of the first n tokens this sequence can share with another one that begins alike and has a prompt of
+     * `prompt` > n tokens. The two can share tokens in pages that do not depend on what came after them, before the window of the
+     * other sequence. They can share all n if these end in this sequence's window and such a prompt would have left no more tokens
+     * in its own window. Returns n if n is the length; otherwise at least a page, or 0. */
     uint64_t (*common_prefix)(const struct cache *cache, uint64_t n, uint64_t prompt);
-    /* Between steps. Makes a second cache of the same sequence, which shares what does not change. */
+    /* Makes a second cache of the same sequence, between steps; the two share what does not change. */
     enum terse_status (*fork)(const struct cache *cache, struct cache **copy, struct terse_error *error);
 
     /* Reserves all that a step of n tokens of the sequence needs. */
     enum terse_status (*begin)(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
-    /* Makes a batch of caches that have begun a step; before its first layer, and again when others have had its memory. TERSE_E_ARGUMENT if their
-     * steps cannot go together. */
+    /* Makes a batch of caches that have begun a step. The executor calls it before the batch's first layer, and again when another
+     * batch has had its memory. TERSE_E_ARGUMENT if their steps cannot go together. */
     enum terse_status (*join)(const struct kv_batch *batch, struct terse_error *error);
-    /* Takes k and v of a layer: all rows at once, which stay until seal, on the CPU; in order, in one call or several, on a GPU. With q,
-     * the same tokens' queries: they attend next, as this call leaves them. NULL: they come later. */
+    /* Takes k and v of a layer: the CPU all rows at once, which stay until seal; a GPU in order, in one call or several. If q is
+     * given, these are the same tokens' queries, which attend next, as this call leaves them; NULL: they come later. */
     enum terse_status (*append)(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error);
-    /* After append. Returns the end of the rows whose queries must be shown to `observe`, or attend, before later ones attend; rows before *first need
-     * not. The first `needed` rows will not attend: 0 for a batch of several. */
+    /* Returns, after append, the end of the rows whose queries must be shown to `observe`, or attend, before later ones attend;
+     * rows before *first need not be shown. The first `needed` rows will not attend: 0 for a batch of several. */
     size_t (*queries_to_observe)(const struct kv_batch *batch, size_t needed, size_t *first);
     /* Shows queries q to policies: in order and each row once. */
     enum terse_status (*observe)(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error);
     /* Writes `out` of queries q. */
     enum terse_status (*attend)(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error);
-    /* Does a part of what attend has to do for the same rows, which come to attend next, of bounded length: true, or false where no such part
-     * is left. NULL: attend does all of it. */
+    /* Does a part, of bounded length, of what attend has to do for the same rows, which come to attend next. Returns false where no
+     * such part is left. NULL: attend does all of it. */
     bool (*attend_some)(const struct kv_batch *batch, const struct kv_rows *rows);
-    /* Does a part of what seal has to do, of bounded length: true, or false where no such part is left. NULL: seal does all of it. */
+    /* Does a part, of bounded length, of what seal has to do. Returns false where no such part is left. NULL: seal does all of
+     * it. */
     bool (*seal_some)(const struct kv_batch *batch);
-    /* Ends a layer: what the step seals of it is encoded, what stays goes to the window. */
+    /* Ends a layer: encodes what the step seals of it and moves the rest to the window. */
     enum terse_status (*seal)(const struct kv_batch *batch, uint32_t layer, struct terse_error *error);
-    /* Return whether the cache wants to know how large the residual stream is in the step that was begun, and tell it so, before commit: `sum` is
-     * that of log2 of the mean squares of `tokens` hidden states as they enter a layer, each rounded to units of RESIDUAL_UNIT (kv/fitted.h). */
+    /* wants_residual returns whether the cache needs the size of the residual stream in the step that was begun; note_residual,
+     * called before commit, gives it: `sum` is that of log2 of the mean squares of `tokens` hidden states as they enter a layer,
+     * each rounded to units of RESIDUAL_UNIT (kv/fitted.h). */
     bool (*wants_residual)(const struct cache *cache);
     void (*note_residual)(struct cache *cache, uint32_t layer, int64_t sum, size_t tokens);
     enum terse_status (*commit)(struct cache *cache, struct terse_error *error);
 
-    /* Between steps: the sections of a saved state from STATE_CACHE on, the same bytes on all backends; failures are the writer's. And from
-     * them into a new cache of the same shape, method and codebook, which becomes an owner of the file where it leaves pages in it; after a
-     * failure the cache is to be destroyed. */
+    /* save writes, between steps, the sections of a saved state from STATE_CACHE on, the same bytes on all backends; the writer
+     * keeps failures. load reads them into a new cache of the same shape, method and codebook, which becomes an owner of the file
+     * where it leaves pages in it; after a failure the cache is to be destroyed. */
     void (*save)(const struct cache *cache, struct state_writer *writer);
     enum terse_status (*load)(struct cache *cache, struct state_file *file, struct terse_error *error);
 
@@ -171,37 +175,39 @@ struct kv_ops {
 };
 
 struct executor_ops {
-    /* Returns TERSE_OK if this machine has what the backend needs (a processor's instructions, a device); the message says what is missing. */
+    /* Returns TERSE_OK if this machine has what the backend needs (a processor's instructions, a device); the message says what is
+     * missing. */
     enum terse_status (*available)(struct terse_error *error);
-    /* Returns whether matrices of this type can be multiplied. The loader asks the CPU, since a model is loaded before it is given to a backend;
-     * another backend refuses in `load` what it cannot multiply. */
+    /* Returns whether matrices of this type can be multiplied. The loader asks the CPU, since a model is loaded before it is given
+     * to a backend; another backend refuses in `load` what it cannot multiply. */
     bool (*supports_weights)(enum tensor_type type);
-    /* Takes the model, which outlives the executor, as it will be computed; steps reach caches through `kv`. `threads`: those of the
-     * thread that calls all that follows. */
+    /* Takes the model, which outlives the executor, in the form in which it is computed; steps reach caches through `kv`. `threads`
+     * are those of the thread that calls all functions below. */
     enum terse_status (*load)(const struct terse_model *model, const struct kv_ops *kv, uint32_t threads,
                               struct executor **executor, struct terse_error *error);
     void (*unload)(struct executor *executor); /* accepts NULL */
-    /* Makes a profile of codec transform (format/transform.h) from the model's weights alone, for caches that are given none; terse_codebook_free
-     * releases it. NULL: the CPU's function serves. */
+    /* Makes a profile of codec transform (format/transform.h) from the model's weights alone, for caches that are given none;
+     * terse_codebook_free releases it. NULL: the CPU's function serves. */
     enum terse_status (*weight_profile)(const struct terse_model *model, struct terse_codebook **profile,
                                         struct terse_error *error);
-    /* Makes held->row, for any number of steps, and releases it. NULL, all three: logits are never held. */
+    /* hold makes held->row, for any number of steps; release frees it. All three are NULL where logits are never held. */
     enum terse_status (*hold)(struct executor *executor, struct device_logits *held, struct terse_error *error);
     void (*release)(struct executor *executor, struct device_logits *held); /* accepts one without a row */
-    /* logits[vocabulary] of the row, as the step that is over has left it. On any thread, beside steps of others. */
+    /* Copies logits[vocabulary] of the row, as the last finished step has left it. May be called on any thread, beside steps of
+     * others. */
     enum terse_status (*fetch)(const struct executor *executor, const struct device_logits *held, float *logits,
                                struct terse_error *error);
-    /* Begins a step: reserves all that it needs, in the executor and in the caches. What `step` points to outlives the pass. Several may be on
-     * their way at once, of caches all different. A failure leaves every cache as it was; *failed is the part at fault, step->n where it is none
-     * of them. */
+    /* Begins a step: reserves all that it needs, in the executor and in the caches. What `step` points to outlives the pass.
+     * Several passes may be under way at once if their caches all differ. A failure leaves every cache as it was; *failed is the
+     * part at fault, step->n where no part is. */
     enum terse_status (*begin)(struct executor *executor, const struct step *step, struct pass **pass, size_t *failed,
                                struct terse_error *error);
     /* Does the next piece of the work, of bounded length: some hundredths of a second where work is long. */
     enum terse_status (*advance)(struct pass *pass, struct terse_error *error);
     /* Returns how much of the work is done, in layers times tokens. The step has succeeded when all of it is done. */
     struct step_progress (*progress)(const struct pass *pass);
-    /* Ends a pass, finished or not; accepts NULL. Unfinished, it leaves its caches within the step: as they were before if no layer was
-     * finished, and otherwise to be rewound or reset. */
+    /* Ends a pass, finished or not; accepts NULL. An unfinished pass leaves its caches within the step: as they were before if no
+     * layer was finished, and otherwise to be rewound or reset. */
     void (*end)(struct pass *pass);
 };
 
@@ -211,7 +217,7 @@ struct backend {
     const struct kv_ops *kv;
 };
 
-/* backend/cpu/backend.c */
+/* backend/cpu/backend.c defines this table. */
 extern const struct backend backend_cpu;
 
 #endif

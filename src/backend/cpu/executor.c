@@ -1,4 +1,5 @@
-/* The executor: begins and ends steps. Owns the memory of activations and how the parts of a step are grouped; forward.c computes. */
+/* Implements the executor: begins and ends steps. Owns the memory of activations and the grouping of a step's parts; forward.c
+ * computes. */
 #include "backend/cpu/executor.h"
 
 #include "backend/cpu/forward.h"
@@ -41,10 +42,10 @@ static void pass_free(struct pass *p) {
     free(p);
 }
 
-/* Width of the factor beside the inner activations: SwiGLU's. */
+/* Returns the width of the factor beside the inner activations, which SwiGLU has. */
 static size_t factor_width(const struct terse_model *m) { return m->layer[0].gate.data || m->experts ? m->feed_forward : 0; }
 
-/* The largest of what linear() needs for any matrix: those of all layers have the same widths. */
+/* Returns the most floats that linear() needs for any matrix; those of all layers have the same widths. */
 static size_t tile_floats(const struct terse_model *m, uint32_t threads) {
     const struct matrix *all[LAYER_MATRICES + 1];
     size_t n = layer_matrices(&m->layer[0], all), most = 0;
@@ -61,7 +62,7 @@ struct wanted {
     size_t count, each;
 };
 
-/* Allocates all of them or none; sizes in floats. */
+/* Allocates all of them or none; sizes are in floats. */
 static enum terse_status allocate(const struct wanted *wanted, size_t n, struct terse_error *error) {
     for (size_t i = 0; i < n; i++) {
         size_t row_bytes = wanted[i].each * sizeof(float);
@@ -150,7 +151,8 @@ static void end(struct pass *p) {
         e->spare = p;
 }
 
-/* The part's place among the sequences: those of few tokens come first, the longest caches before the others (struct kv_batch). */
+/* Inserts the part among the sequences: those of few tokens come first, the longest caches before the others (struct
+ * kv_batch). */
 static void insert(struct pass *p, const struct step_part *part, size_t *n_few) {
     const struct executor *e = p->executor;
     bool each = part->n <= e->few, wanted = part->rows && part->first_row < part->n;
@@ -167,7 +169,8 @@ static void insert(struct pass *p, const struct step_part *part, size_t *n_few) 
     p->sequence[at] = s;
 }
 
-/* Micro-batches of few tokens hold at most PANEL_MOST tokens together, which pass through a layer at a time. */
+/* Cuts the step into micro-batches. Those of few tokens hold at most PANEL_MOST tokens together, which pass through a layer at a
+ * time. */
 static void arrange(struct pass *p, const struct step *step) {
     size_t few = 0;
     p->n = p->n_sequences = p->n_micro_batches = 0;
@@ -231,7 +234,7 @@ static enum terse_status begin(struct executor *e, const struct step *step, stru
 
 static bool supports_weights(enum tensor_type type) { return weights_ops()->matmul[type] != NULL; }
 
-/* Few enough tokens for all of the model's matrices. */
+/* Returns the most tokens that count as few for all of the model's matrices. */
 static size_t few_tokens(const struct terse_model *m) {
     size_t few = linear_few(&m->output);
     for (const struct layer *l = m->layer; l < m->layer + m->layers; l++) {

@@ -1,10 +1,10 @@
-/* The forward pass. Owns the order of the work; leaves products to linear.c, rows to rows.c and everything about keys and values to the
- * caches.
+/* Implements the forward pass. Owns the order of the work; leaves products to linear.c, rows to rows.c and everything about keys
+ * and values to the caches.
  *
- * All tokens of a micro-batch pass one layer before the next begins, in panels, so that beside the hidden states only one layer's keys and values
- * exist in full precision (docs/architecture.md, "A step"). Decoding is the same with a few tokens of each sequence. A piece of the work is as many
- * products as have some number of multiplications, a weight matrix being cut where that is reached, or a part of a panel's attention, or of
- * sealing a layer; of tokens that go each by itself, a layer. */
+ * All tokens of a micro-batch pass one layer before the next begins, in panels, so that beside the hidden states only one layer's
+ * keys and values exist in full precision (docs/architecture.md, "A step"). Decoding is the same with a few tokens of each
+ * sequence. A piece of the work is a bounded number of multiplications, at which a weight matrix may be cut, or a part of a panel's
+ * attention, or a part of sealing a layer; for tokens that go each by itself it is a layer. */
 #include "backend/cpu/forward.h"
 
 #include "backend/cpu/experts.h"
@@ -17,7 +17,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Tokens of a panel: many enough that dequantizing a weight once for them costs little; beyond that as many as have so many
+/* A panel has so many tokens that dequantizing a weight once for them costs little, and beyond that as many as need so many
  * multiplications. */
 #define PANEL_MULTIPLICATIONS 1e9
 #define PANEL_LEAST 192
@@ -53,7 +53,7 @@ size_t forward_panel(const struct terse_model *model, uint64_t length, size_t n)
     return panel < n ? panel : n;
 }
 
-/* The tokens of a panel that are a sequence's: the first one's number in the sequence, and how many they are. */
+/* Returns how many tokens of a panel are the sequence's; *token is the first one's number in the sequence. */
 static size_t rows_of(const struct sequence *s, struct panel panel, size_t *token) {
     size_t first = panel.first > s->first ? panel.first : s->first, end = s->first + s->part.n;
     if (end > panel.first + panel.count) end = panel.first + panel.count;
@@ -91,7 +91,7 @@ static void before_product(const struct pass *p, enum stage stage, struct panel 
     }
 }
 
-/* The stage's matrices, which share the input x. */
+/* Lists the stage's matrices, which share the input x. */
 static size_t product_ops(const struct pass *p, enum stage stage, struct panel panel, struct linear_op ops[LINEAR_OPS_MOST],
                           const float **x) {
     const struct activations *a = &p->activations;
@@ -139,7 +139,8 @@ static void after_product(const struct pass *p, enum stage stage, struct panel p
     if (keys && l->k_norm.gain) norm_rows(&l->k_norm, k, k, count * m->kv_heads, m->head_dim);
 }
 
-/* A stage's product, a part of it at a time for about *left multiplications, which it takes off; true when it is done. */
+/* Computes a part of a stage's product, of about *left multiplications, and subtracts them from *left. Returns whether the stage is
+ * done. */
 static bool multiply_some(struct pass *p, enum stage stage, struct panel panel, double *left) {
     struct linear_op ops[LINEAR_OPS_MOST];
     const float *x;
@@ -160,7 +161,7 @@ static void multiply_each(const struct pass *p, enum stage stage, struct panel p
     after_product(p, stage, panel, ops, n_ops);
 }
 
-/* A feed-forward layer of experts, as multiply_some(); or each token by itself. */
+/* Computes a feed-forward layer of experts as multiply_some() does; with `each`, token by token. */
 static bool apply_experts(struct pass *p, struct panel panel, bool each, double *left) {
     const struct activations *a = &p->activations;
     struct experts_job job = {.model = p->executor->model,
@@ -181,7 +182,7 @@ static bool apply_experts(struct pass *p, struct panel panel, bool each, double 
 
 /* ---- The caches of the micro-batch */
 
-/* A panel's queries, and room for their outputs, as rows of the batch. */
+/* Returns a panel's queries, and room for their outputs, as rows of the batch. */
 static struct kv_rows queries_of(const struct pass *p, struct panel panel) {
     const size_t width = (size_t)p->executor->model->query_heads * p->executor->model->head_dim;
     return (struct kv_rows){.layer = p->layer,
@@ -191,7 +192,7 @@ static struct kv_rows queries_of(const struct pass *p, struct panel panel) {
                             .out = p->activations.out};
 }
 
-/* Keys and values of all the micro-batch's tokens; and queries, where they are there. */
+/* Appends keys and values of all the micro-batch's tokens, and queries, where they are there. */
 static enum terse_status append(const struct pass *p, struct terse_error *error) {
     const struct kv_ops *kv = p->executor->kv;
     const struct micro_batch *g = micro_batch_of(p);
@@ -229,14 +230,14 @@ static enum terse_status read_caches(const struct pass *p, struct panel panel, s
     return status ? status : kv->attend(&p->batch, &all, error);
 }
 
-/* ---- Numbers that are none. They are looked for before a cache stores what comes of them. */
+/* ---- Infinities and NaN. They are looked for before a cache stores what follows from them. */
 
 static enum terse_status check_rows(const struct pass *p, struct panel panel, uint32_t place, struct terse_error *error) {
     const struct terse_model *m = p->executor->model;
     return rows_check_finite(m, place, hidden_at(p, panel.first), panel.count, m->width, error);
 }
 
-/* Keys and values of a panel, of which codecs might hide it, with what entered the first layer. */
+/* Checks keys and values of a panel, since codes might hide such numbers, and what entered the first layer. */
 static enum terse_status check_keys(const struct pass *p, struct panel panel, struct terse_error *error) {
     const struct terse_model *m = p->executor->model;
     size_t at = panel.first * model_kv_width(p->executor->model);
@@ -249,7 +250,7 @@ static enum terse_status check_keys(const struct pass *p, struct panel panel, st
 
 /* ---- Tokens each by itself */
 
-/* A parallel layer is widened before attention is added to what has entered it. */
+/* Returns the next stage. A parallel layer is widened before attention is added to what has entered it. */
 static enum stage stage_after(const struct pass *p, enum stage stage) {
     if (stage == STAGE_O_PROJ && p->executor->model->experts) return STAGE_EXPERTS;
     if (!p->executor->model->architecture->parallel || stage < STAGE_ATTEND) return stage + 1;
@@ -293,7 +294,7 @@ static bool begin_panel(struct pass *p, size_t token) {
 
 static bool next_panel(struct pass *p) { return begin_panel(p, p->panel.first + p->panel.count); }
 
-/* Returns the first token that goes past the keys and values of the layer. */
+/* Returns the first token whose work goes on after the keys and values of the layer. */
 static size_t attended(const struct pass *p) {
     return micro_batch_of(p)->first + (last_layer(p) ? micro_batch_of(p)->sequences->attended : 0);
 }
@@ -452,7 +453,7 @@ static enum terse_status run_output(struct pass *p, struct terse_error *error) {
 
 enum terse_status forward_begin(struct pass *p, struct terse_error *error) { return begin_micro_batch(p, 0, error); }
 
-/* A part of a piece, of *left multiplications at most. */
+/* Computes a part of a piece, of *left multiplications at most. */
 static enum terse_status run_some(struct pass *p, double *left, struct terse_error *error) {
     if (p->stage < STAGE_SEAL && !micro_batch_of(p)->each) {
         if (p->stage == STAGE_ATTEND) return run_attend(p, left, error);

@@ -1,4 +1,4 @@
-/* Passes over segments, split into work items. */
+/* Implements the attention of decoding steps: passes over segments, split into work items. */
 #include "backend/cpu/kv/attend_decode.h"
 
 #include "backend/cpu/cap.h"
@@ -31,10 +31,11 @@
 
 /* ---- Memory and the split of the work */
 
-/* Keys that are rotated as they are read are decoded either way, so then one token is the limit. */
+/* Returns the most tokens that attend in this way: one where keys are rotated as they are read, since these are decoded either
+ * way. */
 size_t attend_decode_tokens(const struct cache *cache) { return cache->keys_rotated ? size_max(DECODE_ROWS / cache->group, 1) : 1; }
 
-/* Most rows of a step, from which its memory and the way work is split are decided. */
+/* Returns the most rows of a step, from which its memory and the split of the work are decided. */
 static size_t decode_rows(const struct cache *cache) {
     return size_min(cache->base.plan.n, attend_decode_tokens(cache)) * cache->group;
 }
@@ -48,8 +49,8 @@ static size_t decode_splits(const struct cache *cache) {
     return size_max(size_min(segment_count(cache) / item_segments(cache), most), 1);
 }
 
-/* Counts the floats of a key codec's look-up tables for `rows` queries of a layer and KV head. There are tables only if queries are multiplied by
- * keys as they are stored, at any position. Heads may differ in what was learned and in their bits. */
+/* Counts the floats of a key codec's look-up tables for `rows` queries of a layer and KV head. There are tables only if queries are
+ * multiplied by keys as they are stored, at any position. Heads may differ in what was learned and in their bits. */
 static size_t table_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
     if (!cache->keys_rotated || cache->keys_in_rope_runs) return 0;
@@ -62,7 +63,8 @@ static size_t code_sum_floats(const struct cache *cache, uint32_t layer, uint32_
     return cpu_codec_code_sum_floats(cache->codec[CODEC_VALUES], side_shape(cache, CODEC_VALUES, layer, head, rows));
 }
 
-/* The most of any layer, head and number of rows: a step may ask for fewer rows than its most, and a codec may then want more. */
+/* Holds the most of any layer, head and number of rows: a step may ask for fewer rows than its most, and a codec may then need
+ * more. */
 struct most_floats {
     size_t tables, code_sums, reader;
 };
@@ -91,7 +93,7 @@ size_t attend_decode_thread_floats(const struct cache *cache) {
     return size_max(RUN_LOGITS, decode_rows(cache)) * PAGE_TOKENS + most.code_sums + most.reader;
 }
 
-/* The attention of some new tokens of the step. */
+/* A pass computes the attention of some new tokens of the step. */
 struct pass {
     const struct cache *cache;
     size_t first, rows;
@@ -111,19 +113,19 @@ static struct partial decode_partial(const struct pass *pass, size_t split, uint
 
 /* ---- Logits and weights */
 
-/* The slots of a segment that a query sees. */
+/* A query sees these slots of a segment. */
 struct slots {
     uint32_t begin, end;
 };
 
-/* The end of the full segments from the r-th on, which are read as logits or as weights like it. */
+/* Returns the end of the run of full segments from the r-th on which are all read as logits or all as weights. */
 static size_t full_segments(const struct segment *segments, size_t r, size_t n, const struct slots *seen) {
     const bool as_logits = r < n && segments[r].as_logits;
     while (r < n && !seen[r].begin && seen[r].end == PAGE_TOKENS && !segments[r].holes && segments[r].as_logits == as_logits) r++;
     return r;
 }
 
-/* The largest logit of one row of logits[n][rows][64], of each segment in the slots seen[n]. Full segments are looked at
+/* Returns the largest logit of one row of logits[n][rows][64], in the slots seen[n] of each segment. Full segments are looked at
  * together. */
 static float largest_logit(const struct pass *pass, const struct segment *segments, size_t n, const struct slots *seen,
                            const float *row) {
@@ -140,8 +142,8 @@ static float largest_logit(const struct pass *pass, const struct segment *segmen
     return max;
 }
 
-/* Turns that row's logits into weights exp(logit - max), 0 outside these slots; returns their sum. Segments that are read as logits stay
- * and have no part in it. */
+/* Turns that row's logits into weights exp(logit - max), 0 outside these slots; returns their sum. Segments that are read as logits
+ * stay as they are and do not count. */
 static float weigh_row(const struct pass *pass, const struct segment *segments, size_t n, const struct slots *seen, float max,
                        float *row) {
     const struct vector_ops *kernel = vector_ops();
@@ -169,14 +171,14 @@ static struct slots slots_seen(const struct cache *cache, const struct segment *
     return slots;
 }
 
-/* Sets the logits of slots that are not live, between those that are, to what has no weight. */
+/* Gives slots that are not live, between those that are, logits whose weight is 0. */
 static void mask_row(const struct segment *segment, float *row) {
     for (uint64_t dead = ~segment->live; dead;) row[read_take(&dead)] = -INFINITY;
 }
 
-/* Turns logits[n][rows][64] of a run of segments into weights, row by row under one running maximum, but where they are read as they are.
- * Returns whether each weight is at most
- * a small part of what its query has seen so far, more of which is yet to come. */
+/* Turns logits[n][rows][64] of a run of segments into weights, row by row under one running maximum, except those of segments that
+ * are read as logits. Returns whether each weight is at most a small part of the sum that its query has so far, before more is
+ * added to it. */
 static bool weigh_run(const struct pass *pass, uint32_t head, const struct segment *segments, size_t n, float *logits,
                       struct partial *partial) {
     const float *slopes = pass->cache->base.shape.slopes ? pass->cache->base.shape.slopes + head * pass->cache->group : NULL;
@@ -210,8 +212,8 @@ static bool fits_int8(const struct partial *partial, const float *weights, size_
     return true;
 }
 
-/* partial->acc += weights times the values of a run of segments, whose weights partial->sum has, or gets of those that are read as logits.
- * `small`: weigh_run. `floats`: of code_sums, which code_sum_floats says. */
+/* Adds to partial->acc the weights times the values of a run of segments. partial->sum has these weights already, and gets those of
+ * segments that are read as logits. weigh_run returned `small`; `floats` is the size of code_sums, by code_sum_floats. */
 static void accumulate_run(const struct head_reader *reader, struct segment *segments, size_t n, bool small, float *weights,
                            size_t floats, float *code_sums, struct partial *partial) {
     const struct cpu_codec *codec = reader->cache->codec[CODEC_VALUES];
@@ -243,13 +245,13 @@ static void accumulate_run(const struct head_reader *reader, struct segment *seg
 
 /* ---- One KV head */
 
-/* The key codec's tables; NULL where a head's codebook is read without them. */
+/* Returns the key codec's tables; NULL where a head's codebook is read without them. */
 static float *tables_of(const struct pass *pass, uint32_t head) {
     const struct cache *cache = pass->cache;
     return table_floats(cache, cache->base.layer, head, pass->rows) ? pass->tables + head * pass->table_floats : NULL;
 }
 
-/* Called where a thread comes to another KV head. */
+/* Prefetches the codebooks of a KV head, when a thread comes to it. */
 static void prefetch_head_codebooks(const struct pass *pass, uint32_t head) {
     const struct cache *cache = pass->cache;
     for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
@@ -259,14 +261,15 @@ static void prefetch_head_codebooks(const struct pass *pass, uint32_t head) {
     }
 }
 
-/* Returns where a range of segments begins. If it begins with a run of keys, no other range prepares its queries for a part of that run. */
+/* Returns where a range of segments begins. If it begins with a run of keys, no other range prepares its queries for a part of that
+ * run. */
 static size_t split_begin(const struct pass *pass, size_t split) {
     size_t begin = split * pass->segments / pass->splits, rows = segment_count_rows(pass->cache);
     if (!pass->cache->keys_in_rope_runs || pass->selects || split == 0 || split == pass->splits || begin < rows) return begin;
     return rows + (begin - rows) / PAGES_OF_RUN * PAGES_OF_RUN;
 }
 
-/* One work item: a range of segments. */
+/* Computes one work item: a range of segments. */
 static void read_segments(const struct pass *pass, size_t split, uint32_t head, float *scratch) {
     const struct cache *cache = pass->cache;
     size_t rows = pass->rows, run = size_max(RUN_LOGITS / rows, 1);
@@ -297,7 +300,7 @@ static void read_segments(const struct pass *pass, size_t split, uint32_t head, 
     }
 }
 
-/* Queries scaled and rotated, and the tables for them. */
+/* Scales and rotates queries, and makes the tables for them. */
 static void prepare_queries(const struct pass *pass, const float *q, uint32_t head, size_t count) {
     const struct cache *cache = pass->cache;
     float *queries = pass->queries + head * pass->rows * cache->base.shape.head_dim;
@@ -341,7 +344,7 @@ static struct pass pass_of(const struct cache *cache, size_t first, size_t count
     return pass;
 }
 
-/* A pass, and its outputs. Items are (head, split). */
+/* A pass_work is a pass with its outputs and its items (head, split), as threads take them. */
 struct pass_work {
     const struct pass *pass;
     const float *q;
@@ -361,8 +364,8 @@ static void choose_together(const struct pass_work *work, uint32_t heads) {
     parallel_barrier();
 }
 
-/* A thread goes on where its last item ended: what the kernels prefetched there is near. Yet no thread waits long for the last: threads are not
- * equally fast, so that they take chunks. */
+/* Computes a thread's share of the items. A thread goes on where its last item ended, since what the kernels prefetched there is in
+ * its cache. It takes chunks, since threads are not equally fast and none should wait long for the last. */
 static void read_share(struct pass_work *work) {
     const struct pass *pass = work->pass;
     uint32_t near = UINT32_MAX; /* the KV head whose codebooks were prefetched */

@@ -1,4 +1,4 @@
-/* Each call for every sequence of a batch. Owns no memory: what a batch needs of a sequence is in its cache. */
+/* Makes each call for every sequence of a batch. Owns no memory: a sequence's cache has what a batch needs of it. */
 #include "backend/cpu/kv/batch.h"
 
 #include "backend/cpu/kv/state.h"
@@ -6,7 +6,7 @@
 
 /* ---- A sequence's share of a call */
 
-/* The sequence's own among the rows, counted from its first token on. */
+/* Returns the sequence's own rows, counted from its first token on. */
 static struct kv_rows own_rows(const struct cache *cache, const struct kv_rows *rows) {
     const size_t first = cache->first_row;
     struct kv_rows own = kv_rows_within(rows, first, first + cache->base.plan.n, &cache->base.shape);
@@ -21,7 +21,7 @@ static enum terse_status visit_one(struct cache *cache, visit *call, const struc
     return rows && !own.count ? TERSE_OK : call(cache, &own, error);
 }
 
-/* The sequences [first, n), each by one thread. */
+/* Visits the sequences [first, n), each by one thread. */
 static enum terse_status visit_side_by_side(const struct kv_batch *batch, size_t first, visit *call, const struct kv_rows *rows,
                                             struct terse_error *error) {
     enum terse_status failed = TERSE_OK;
@@ -45,7 +45,7 @@ static enum terse_status check_rows(const struct kv_batch *batch, const struct k
     return end <= all ? TERSE_OK : status_fail(error, TERSE_E_ARGUMENT, "rows %zu to %zu of a batch of %zu", rows->first, end, all);
 }
 
-/* Calls for every sequence that has some of the rows; rows NULL: for every one. */
+/* Makes the call for every sequence that has some of the rows; rows NULL: for every one. */
 static enum terse_status visit_caches(const struct kv_batch *batch, visit *call, const struct kv_rows *rows,
                                       struct terse_error *error) {
     enum terse_status status = rows ? check_rows(batch, rows, error) : TERSE_OK;
@@ -124,7 +124,7 @@ static enum terse_status observe(struct cache *cache, const struct kv_rows *own,
     return status ? status : cache_observe(cache->at, own->q, own->first, own->count, error);
 }
 
-/* Of a sequence among several, whose queries all attend. */
+/* Observes the queries of a sequence among several, all of which attend. */
 static enum terse_status observe_wanted(struct cache *cache, const struct kv_rows *own, struct terse_error *error) {
     return cache_queries_to_observe(cache->at, 0) ? observe(cache, own, error) : TERSE_OK;
 }

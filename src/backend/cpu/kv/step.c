@@ -1,4 +1,4 @@
-/* The steps of a cache. state.h says which file does what. */
+/* Implements the steps of a cache. state.h says which file does what. */
 #include "backend/cpu/kv/step.h"
 
 #include "backend/cpu/kv/anchor_scores.h"
@@ -40,13 +40,13 @@ static enum terse_status reserve_scratch(struct cache *cache, struct terse_error
     return scratch_reserve(cache, attend_decode_shared_floats(cache), of_thread, new_keys, error);
 }
 
-/* KV heads have read lists of their own if they differ in the tokens that are chosen or exact. */
+/* Reserves memory for read lists. KV heads have lists of their own if they differ in the tokens that are chosen or exact. */
 static enum terse_status reserve_lists(struct cache *cache, struct terse_error *error) {
     bool differ = select_active(cache) || cache->base.n_anchors || cache->base.plan.anchors;
     return differ ? read_lists_reserve_own(&cache->base.reads, cache->base.shape.kv_heads, error) : TERSE_OK;
 }
 
-/* Says whether the new tokens of the layer are read from their pages. */
+/* Sets whether the new tokens of the layer are read from their pages. */
 static void set_sealed(struct cache *cache, bool sealed) {
     cache->sealed_first = sealed;
     read_lists_set_sealed(&cache->base.reads, &cache->base.pages, &cache->base.plan, &cache->base.method, sealed);
@@ -120,7 +120,7 @@ enum terse_status cache_observe(struct cache *cache, const float *q, size_t firs
     return TERSE_OK;
 }
 
-/* Returns whether queries go one by one, or few of them together, through the codes. */
+/* Returns whether queries attend one by one, or few of them together, through the codes. */
 static bool attends_as_decoding(const struct cache *cache, size_t first, size_t count) {
     return select_active(cache) || (count <= attend_decode_tokens(cache) && !anchor_scores_wanted(cache, first, count));
 }
