@@ -1,4 +1,4 @@
-/* Rows on their way. A block takes a token and a warp of it a head; none of this is a thousandth of a step. */
+/* Moves rows. A block takes a token and a warp of it a head; none of this takes a thousandth of a step. */
 #include "backend/cuda/kv/append.h"
 
 #include "backend/cuda/launch.cuh"
@@ -8,7 +8,7 @@
 #define WARP 32
 #define HEADS_OF_BLOCK 4 /* warps */
 
-/* Cosine and sine of pair i at a position: the sum of two angles. */
+/* Returns cosine and sine of pair i at a position: of the sum of two angles. */
 static __device__ float2 angle_at(const struct rotary_view &r, uint32_t position, uint32_t i) {
     uint32_t pairs = r.n_rot / 2;
     float2 run = ((const float2 *)r.runs)[(position / ROPE_RUN_TOKENS) * pairs + i];
@@ -16,7 +16,7 @@ static __device__ float2 angle_at(const struct rotary_view &r, uint32_t position
     return make_float2(run.x * slot.x - run.y * slot.y, run.y * slot.x + run.x * slot.y);
 }
 
-/* The channels of pair i. */
+/* Returns the channels of pair i. */
 static __device__ uint2 pair_at(const struct rotary_view &r, uint32_t i) {
     return r.pairing == ROPE_ADJACENT ? make_uint2(2 * i, 2 * i + 1) : make_uint2(i, i + r.n_rot / 2);
 }
@@ -46,7 +46,7 @@ static __device__ __half *place_of(const struct sequence_view &s, const struct h
     return window_rows_at(&s, &h, layer, head, side) + (size_t)window_row(&s, position) * h.head_dim;
 }
 
-/* `zeros`: the sum of a thread's numbers, each times 0. */
+/* Notes numbers that are not finite. `zeros` is the sum of a thread's numbers, each times 0. */
 static __device__ void note(const struct append_decode &a, float zeros) {
     if (a.not_finite && zeros != 0) atomicMin(a.not_finite, MODEL_BEHIND(a.layer));
 }
@@ -141,7 +141,7 @@ cudaError_t append_rows(const struct layer_rows *rows, const float *k, const flo
 
 /* ---- Rows that are halves already */
 
-/* Rotates row[hd] further; without the magnitude, which it has. */
+/* Rotates row[hd] further, without the magnitude, which the row has already. */
 static __device__ void advance_row(const struct rotary_view &r, uint32_t position, const __half *from, __half *to, uint32_t hd) {
     for (uint32_t i = threadIdx.x; i < r.n_rot / 2; i += WARP) {
         uint2 at = pair_at(r, i);
@@ -204,7 +204,7 @@ cudaError_t rows_to_window(const struct layer_rows *rows, uint64_t first, size_t
 
 /* ---- Random rows */
 
-/* splitmix64 of the place. */
+/* Returns random bits of a place, by splitmix64. */
 static __device__ uint64_t random_bits(uint64_t x) {
     x += 0x9E3779B97F4A7C15ull;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -212,7 +212,7 @@ static __device__ uint64_t random_bits(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/* Box-Muller. */
+/* Writes pairs of normally distributed numbers by the Box-Muller transform. */
 static __global__ void random_rows_kernel(float2 *numbers, size_t pairs, uint32_t hd, float octaves, uint64_t seed) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= pairs) return;

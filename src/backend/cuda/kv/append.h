@@ -1,5 +1,5 @@
-/* Moving keys, values and queries of a step: rotated (RoPE) and rounded to halves on their way into a cache, from the window and the exact
- * rows to the rows that a prompt attends to, and back. */
+/* Moves keys, values and queries of a step: they are rotated (RoPE) and rounded to halves on their way into a cache, and copied
+ * from the window and the exact rows to the rows that a prompt attends to, and back. */
 #ifndef TERSE_BACKEND_CUDA_KV_APPEND_H
 #define TERSE_BACKEND_CUDA_KV_APPEND_H
 
@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-/* Angles of any position: those of its run and of its place in it. Device memory, without the magnitude. */
+/* A rotary_view gives the angle at any position as the sum of its run's and its slot's. It lies in device memory, without the
+ * magnitude. */
 struct rotary_view {
     uint32_t n_rot; /* 0: nothing is rotated */
     enum rope_pairing pairing;
@@ -20,7 +21,7 @@ struct rotary_view {
     const float *slots; /* [ROPE_RUN_TOKENS or more][n_rot / 2][cosine, sine] of 0, 1, ... */
 };
 
-/* A decoding step's rows of one layer, as struct attend_decode has them. */
+/* These are a decoding step's rows of one layer, as struct attend_decode has them. */
 struct append_decode {
     struct head_view heads;
     struct rotary_view rotary;
@@ -29,17 +30,17 @@ struct append_decode {
     const struct query_row_view *rows; /* [n_rows] */
     uint32_t n_rows;
     float *q,
-        *q_exact; /* [n_rows][Hq][hd]: rotated in place; by position - evicted to q_exact, where that is not NULL. q NULL: there are none */
+        *q_exact; /* [n_rows][Hq][hd], rotated in place, and by position - evicted to q_exact unless that is NULL. q NULL: none */
     const float *k, *v;   /* [n_rows][Hk][hd], to the exact rows or the window. NULL: there are none */
     uint32_t *not_finite; /* batch_watch */
 };
 cudaError_t append_decode(const struct append_decode *append, cudaStream_t stream);
 
-/* q[count][heads][hd] of consecutive positions, in place. */
+/* Rotates q[count][heads][hd] of consecutive positions, in place. */
 cudaError_t rotate_rows(const struct head_view *heads, const struct rotary_view *rotary, uint32_t n_heads, float *q, size_t count,
                         uint64_t position, cudaStream_t stream);
 
-/* One layer of one sequence: where its rows are for a prompt, and where they stay. Rows are [row][Hk][hd]. */
+/* A layer_rows says where one layer's rows of one sequence are for a prompt, and where they stay. Rows are [row][Hk][hd]. */
 struct layer_rows {
     struct head_view heads;
     struct rotary_view rotary;
@@ -47,16 +48,18 @@ struct layer_rows {
     device_half *k, *v;                   /* rows of all tokens that the prompt's queries may read, the exact ones first */
     const struct sequence_view *sequence; /* on the device */
 };
-/* k, v[count][Hk][hd] of tokens from `position` on to rows from `row` on, keys rotated; those that belong there also to the exact rows. */
+/* Copies k, v[count][Hk][hd] of tokens from `position` on to rows from `row` on, with keys rotated; those that belong there also to
+ * the exact rows. */
 cudaError_t append_rows(const struct layer_rows *rows, const float *k, const float *v, size_t count, uint64_t position, size_t row,
                         cudaStream_t stream);
-/* The first `n` exact rows to rows 0 .. n - 1, their keys rotated further by `evicted`: to the positions in front of the others. */
+/* Copies the first `n` exact rows to rows 0 .. n - 1, their keys rotated further by `evicted`: to the positions in front of the
+ * others. */
 cudaError_t rows_from_exact(const struct layer_rows *rows, size_t n, uint64_t evicted, cudaStream_t stream);
-/* Tokens [first, first + count) of the window to rows from `row` on, or back. */
+/* Copy tokens [first, first + count) of the window to rows from `row` on, or back. */
 cudaError_t rows_from_window(const struct layer_rows *rows, uint64_t first, size_t count, int64_t row, cudaStream_t stream);
 cudaError_t rows_to_window(const struct layer_rows *rows, uint64_t first, size_t count, int64_t row, cudaStream_t stream);
 
-/* n normally distributed numbers, n even: rows of hd channels that fall in size by so many octaves. */
+/* Writes n normally distributed numbers, n even: rows of hd channels that fall in size by so many octaves. */
 cudaError_t random_rows(float *numbers, size_t n, uint32_t hd, float octaves, uint64_t seed, cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* Chooses among the files of head dimensions. */
+/* Chooses among the kernels of head dimensions, which lie in a file each. */
 #include "backend/cuda/kv/attend_centroids.h"
 
 cudaError_t attend_centroids(const struct attend_decode *attend, cudaStream_t stream) {

@@ -1,17 +1,17 @@
-/* Decoding over pages of codecs with centroids: pq, vq, gain-shape. Centroids enter the products of tensor cores as the halves that they are,
- * looked up as fragments: nothing is decoded to memory.
+/* Implements decoding over pages of codecs with centroids: pq, vq, gain-shape. Centroids enter the products of tensor cores as the
+ * halves that they are, looked up as fragments: nothing is decoded to memory.
  *
- * UNIT: neighbouring channels of a sub-vector that a lane takes with one load, 2, 4 or 8. Tokens are rows of the products with queries, 16 at a time:
- * a lane has tokens 8 g + 2 i and the next of tile i and, of each 16 channels, 4: which ones, query fragments are ordered by. Where values are summed
- * up, k is not tokens but (token, channel of a pair): weights are those of a query in the column of one channel of the pair and zeros in the
- * other's, so that pairs of channels stay as they were loaded. Columns of both products are pairs for that reason: query 4 n + t has columns
- * 2 t and 2 t + 1 of tile n, and a lane's maximum, sum and sums are of one query.
+ * UNIT is how many neighbouring channels of a sub-vector a lane takes with one load: 2, 4 or 8. Tokens are rows of the products
+ * with queries, 16 at a time: a lane has tokens 8 g + 2 i and the next of tile i and, of each 16 channels, 4, by which query
+ * fragments are ordered. Where values are summed up, the inner index is not the token but (token, channel of a pair): weights are
+ * those of a query in the column of one channel of the pair and zeros in the other's, so that pairs of channels stay as they were
+ * loaded. Columns of both products are pairs for that reason: query 4 n + t has columns 2 t and 2 t + 1 of tile n, and a lane's
+ * maximum, sum of weights and sums of values are of one query.
  *
- * Keys in runs (vq, gain-shape) meet queries that a warp rotates to the run of its pages, once for each run; of gain-shape a logit is
- * gain * product + <q, mean>, and a value's weight is multiplied by its gain.
+ * Keys in runs (vq, gain-shape) meet queries that a warp rotates to the run of its pages, once for each run; with gain-shape a
+ * logit is gain * product + <q, mean>, and a value's weight is multiplied by its gain.
  *
- * TABLES: whether both sides' centroids lie in shared memory; else they are read from global memory, through its caches.
- */
+ * TABLES says whether both sides' centroids lie in shared memory; else they are read from global memory, through its caches. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_CENTROIDS_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_CENTROIDS_CUH
 
@@ -20,7 +20,7 @@
 #include "backend/cuda/launch.cuh"
 #include "format/normalization.h"
 
-/* Warps of a CTA. */
+/* A CTA has so many warps. */
 template <int HD> constexpr int centroid_warps = HD > 128 ? 4 : 8;
 
 /* ---- A side */
@@ -36,7 +36,7 @@ struct centroid_side {
     const float *mean;
 };
 
-/* A unit of a centroid. */
+/* A unit_words holds a unit of a centroid. */
 template <int UNIT> struct unit_words { uint32_t of[UNIT / 2]; };
 
 template <int UNIT, bool TABLES> ATTEND_INLINE unit_words<UNIT> load_unit(const centroid_side &side, uint32_t offset) {
@@ -55,7 +55,7 @@ template <int UNIT, bool TABLES> ATTEND_INLINE unit_words<UNIT> load_unit(const 
     return u;
 }
 
-/* The codes of a sub-vector of 8 tokens from 8 `octet` on, 16 bits each. `slot`: the page's in shared memory. */
+/* Loads the codes of a sub-vector of 8 tokens from 8 `octet` on, 16 bits each. `slot` is the page's in shared memory. */
 ATTEND_INLINE void load_codes(const centroid_side &side, uint32_t slot, uint32_t part, uint32_t octet, uint32_t (&codes)[4]) {
     uint32_t plane = slot + side.codes + part * (PAGE_TOKENS / 8) * side.shape.bits, shift = 0;
 #pragma unroll
@@ -87,7 +87,7 @@ ATTEND_INLINE void load_codes(const centroid_side &side, uint32_t slot, uint32_t
 
 ATTEND_INLINE uint32_t code_of(const uint32_t (&codes)[4], int token) { return codes[token / 2] >> (token % 2 * 16) & 0xffff; }
 
-/* The sub-vector that a unit belongs to, and the part of a table's byte offset that does not depend on the code. */
+/* A unit_place says to which sub-vector a unit belongs, and the part of a table's byte offset that does not depend on the code. */
 struct unit_place {
     uint32_t part, offset;
 };
@@ -97,12 +97,12 @@ template <int UNIT> ATTEND_INLINE unit_place place_of_unit(const centroid_side &
     return {part, ((part << (side.shape.bits + side.log_width)) + (channel & (side.shape.width - 1))) * 2};
 }
 
-/* Gains of a page's tokens, in units of gain_scale (0 where the code is). */
+/* Returns the gain of a code in units of gain_scale; 0 where the code is 0. */
 ATTEND_INLINE float relative_gain(uint32_t code) { return code ? exp2_fast(((float)code - GAIN_MIDDLE) / GAIN_STEPS) : 0; }
 
 /* ---- Queries */
 
-/* Channel of row k = 2 t + e (h = 0) or 2 t + 8 + e (h = 1) of the s-th step of 16 channels. */
+/* Returns the channel of row k = 2 t + e (h = 0) or 2 t + 8 + e (h = 1) of the s-th step of 16 channels. */
 template <int UNIT> ATTEND_INLINE uint32_t channel_of_row(uint32_t s, uint32_t h, uint32_t t) {
     return UNIT == 2 ? 16 * s + 8 * h + 2 * t : UNIT == 4 ? 16 * s + 4 * t + 2 * h : 32 * (s / 2) + 8 * t + 4 * (s % 2) + 2 * h;
 }
@@ -113,7 +113,8 @@ template <int HD, int NT> struct centroid_queries {
     float up[NT * 4];                                   /* queries times it have their largest channel in [1, 2) */
 };
 
-/* All warps: the fragments of q[group][HD], of query 4 n + c / 2 in column c of tile n; and a column's power of two. */
+/* Writes, by all warps, the fragments of q[group][HD], with query 4 n + c / 2 in column c of tile n, and a column's power of
+ * two. */
 template <int HD, int NT>
 ATTEND_INLINE void prepare_pairs(const float *q, uint32_t group, float scale, query_fragments<HD, NT> &to, float *ups) {
     for (unsigned query = threadIdx.x / 32; query < NT * 4; query += centroid_warps<HD>) {
@@ -145,7 +146,7 @@ ATTEND_INLINE void prepare_pairs(const float *q, uint32_t group, float scale, qu
     }
 }
 
-/* Channels c and c + 1 of a query, rotated back by `angles` (NULL: as they are). */
+/* Returns channels c and c + 1 of a query, rotated back by `angles` (NULL: as they are). */
 ATTEND_INLINE float2 rotated_pair(const float *q, const struct head_view &heads, const float *angles, uint32_t c) {
     const float2 x = *reinterpret_cast<const float2 *>(q + c);
     if (!angles || c >= heads.n_rot) return x;
@@ -170,7 +171,8 @@ ATTEND_INLINE float2 rotated_pair(const float *q, const struct head_view &heads,
     return y;
 }
 
-/* A warp's fragments of the queries rotated to a run; returns in `means` the products of the lane's queries with keys' mean. */
+/* Writes a warp's fragments of the queries rotated to a run; returns in `means` the products of the lane's queries with the keys'
+ * mean. */
 template <int HD, int UNIT, int NT>
 ATTEND_INLINE void rotate_queries(const struct attend_decode &a, const struct share &s, const float *angles,
                                   const centroid_side &keys, centroid_queries<HD, NT> &queries, float (&means)[NT]) {
@@ -205,7 +207,7 @@ ATTEND_INLINE void rotate_queries(const struct attend_decode &a, const struct sh
 
 /* ---- A page */
 
-/* x[64 tokens][queries] = centroids times queries. */
+/* Computes x[64 tokens][queries] = centroids times queries. */
 template <int HD, int UNIT, int NT, bool TABLES>
 ATTEND_INLINE void score_page(const centroid_side &keys, uint32_t slot, const uint2 (*q)[NT][32], float (&x)[4][NT][4]) {
     const unsigned lane = lane_id(), g = lane / 4, t = lane % 4;
@@ -248,7 +250,7 @@ ATTEND_INLINE void score_page(const centroid_side &keys, uint32_t slot, const ui
     }
 }
 
-/* Tokens 8 g + 2 i and the next: gain * product + mean. */
+/* Computes gain * product + mean, for tokens 8 g + 2 i and the next. */
 template <int NT>
 ATTEND_INLINE void apply_gains(const centroid_side &keys, uint32_t slot, const float (&means)[NT], float (&x)[4][NT][4]) {
     const uint2 bytes = load_shared_pair(slot + 8 * (lane_id() / 4));
@@ -265,7 +267,7 @@ ATTEND_INLINE void apply_gains(const centroid_side &keys, uint32_t slot, const f
         }
 }
 
-/* Weights of tokens 16 t + 2 i and 16 t + 2 i + 8 (h = 0), and of those after them, times their gains. */
+/* Multiplies weights by their tokens' gains: of tokens 16 t + 2 i and 16 t + 2 i + 8 (h = 0), and of those after them. */
 template <int NT> ATTEND_INLINE void weigh_gains(uint32_t slot, uint32_t (&w)[4][NT][2]) {
     const uint4 bytes = load_shared_quad(slot + 16 * (lane_id() % 4));
 #pragma unroll
@@ -280,21 +282,22 @@ template <int NT> ATTEND_INLINE void weigh_gains(uint32_t slot, uint32_t (&w)[4]
         }
 }
 
-/* Returns the weight of the lower (upper 0) or of the upper of two tokens, in the half of the lane's column: fragment b of (token, channel of a
- * pair). */
+/* Returns the weight of the lower (upper 0) or of the upper of two tokens, in the half of the lane's column: fragment b of (token,
+ * channel of a pair). */
 ATTEND_INLINE uint32_t weight_of_pair(uint32_t weights, int upper) {
     const bool second = lane_id() / 4 % 2;
     return permute(weights, 0, upper ? (second ? 0x3244 : 0x4432) : (second ? 0x1044 : 0x4410));
 }
 
-/* Sums of pairs: tile UNIT / 2 m + j has, of units 16 m + g and 16 m + g + 8, channels 2 j and 2 j + 1, for query 4 n + t. */
+/* Sums values by pairs of channels: tile UNIT / 2 m + j has, of units 16 m + g and 16 m + g + 8, channels 2 j and 2 j + 1, for
+ * query 4 n + t. */
 template <int HD, int UNIT> struct sums_by_unit {
     static constexpr int tiles = HD / 32;
     static ATTEND_INLINE uint32_t channel(int tile, uint32_t row) {
         return UNIT * (16 * (tile / (UNIT / 2)) + row) + 2 * (tile % (UNIT / 2));
     }
 
-    /* Rows of halves, of attend_rows. */
+    /* Adds rows of halves, for attend_rows. */
     template <int NT> static ATTEND_INLINE void add(uint32_t values, const uint32_t (&w)[NT][2], float (&acc)[tiles][NT][4]) {
         const unsigned g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
@@ -313,7 +316,7 @@ template <int HD, int UNIT> struct sums_by_unit {
             }
     }
 
-    /* A page's values. */
+    /* Adds a page's values. */
     template <int NT, bool TABLES>
     static ATTEND_INLINE void add_page(const centroid_side &values, uint32_t slot, const uint32_t (&w)[4][NT][2],
                                        float (&acc)[tiles][NT][4]) {
@@ -369,7 +372,7 @@ template <int HD, int UNIT> struct sums_by_unit {
     }
 };
 
-/* Sums of normalized values become those of values, and the weights' sum times the mean is added. `r`: of pages alone. */
+/* Turns sums of normalized values into sums of values, to which it adds the mean times the weights' sum. `r` covers pages alone. */
 template <int HD, int UNIT, int NT>
 ATTEND_INLINE void finish_values(const centroid_side &values, const running<NT> &r, float (&acc)[HD / 32][NT][4]) {
     const unsigned g = lane_id() / 4;
@@ -389,8 +392,8 @@ ATTEND_INLINE void finish_values(const centroid_side &values, const running<NT> 
 
 /* ---- The ring */
 
-/* A warp's pages, `depth` of them, a power of two, in shared memory: keys, then values. As soon as one side of a page has been read, the same of the
- * page `depth` later is asked for. */
+/* A warp's ring holds `depth` of its pages, a power of two, in shared memory: keys, then values. As soon as one side of a page has
+ * been read, that side of the page `depth` later is asked for. */
 struct centroid_ring {
     struct listed_pages listed;
     const struct place_view *place;
@@ -421,7 +424,7 @@ struct centroid_ring {
         for (uint32_t page = 0; page < depth; page++) ask(page, 0), ask(page, 1);
     }
 
-    /* Until the oldest side that was asked for is there. */
+    /* Waits until the oldest side that was asked for is there. */
     ATTEND_INLINE void wait() const {
         if (depth == 4)
             wait_copies<7>();
@@ -435,8 +438,8 @@ struct centroid_ring {
 
 /* ---- The kernel */
 
-/* A CTA's shared memory holds queries, then tables, if they lie there, and rings. Later it holds rows of halves, then partial states and the
- * memory of merging. */
+/* A CTA's shared memory holds queries, then tables, if they lie there, and rings. Later it holds rows of halves, then partial
+ * states and the memory of merging. */
 template <int HD, int NT> struct centroid_memory {
     static constexpr int queries = ((int)sizeof(centroid_queries<HD, NT>) + 127) / 128 * 128;
     static constexpr int rows = centroid_warps<HD> * 2 * half_rows<HD>::bytes;
@@ -572,7 +575,7 @@ cudaError_t launch_centroids(const struct attend_decode *a, struct centroid_laun
     return cudaGetLastError();
 }
 
-/* Tables in shared memory where there is room for them beside rings of a page. */
+/* Launches with tables in shared memory where there is room for them beside rings of a page. */
 template <int HD, int UNIT, int NT>
 cudaError_t launch_tables(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
     const uint32_t room = (uint32_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
@@ -591,7 +594,7 @@ template <int HD, int UNIT> cudaError_t launch_units(const struct attend_decode 
     return result;
 }
 
-/* Units as wide as both sides' sub-vectors allow; there are whole tiles of 16 of them. */
+/* Launches with units as wide as both sides' sub-vectors allow and as leave whole tiles of 16 units. */
 template <int HD> cudaError_t launch_widths(const struct attend_decode *a, cudaStream_t stream) {
     const uint32_t width = a->centroid[0].width < a->centroid[1].width ? a->centroid[0].width : a->centroid[1].width;
     if (HD % 128 == 0 && width >= 8) return launch_units < HD, HD % 128 ? 2 : 8 > (a, stream);

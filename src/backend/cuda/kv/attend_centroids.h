@@ -1,4 +1,4 @@
-/* Kernels of attend_decode.h where keys and values both are of codecs with centroids, one file for each head_dim. */
+/* Declares the kernels of attend_decode.h where keys and values both are of codecs with centroids; each head_dim has a file. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_CENTROIDS_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_CENTROIDS_H
 

@@ -1,16 +1,16 @@
-/* Code that all kernels of attend_decode.h share: fragments of tensor cores, copies to shared memory, softmax of a page's logits, the rows of
- * halves (exact rows and window), and merging.
+/* Has the code that all kernels of attend_decode.h share: fragments of tensor cores, copies to shared memory, softmax of a page's
+ * logits, the rows of halves (exact rows and window), and merging.
  *
- * A CTA reads a part of a query row's keys and values for one KV head. Its warps never wait for one another while they read: a warp takes
- * 64 tokens at a time for all G queries and keeps a running state of its own. Tokens are the rows of mma.m16n8k16's products, queries its
- * columns: logits are [tokens][queries] = keys [tokens][channels] times queries [channels][queries], sums [channels][queries] = values
- * [channels][tokens] times weights [tokens][queries]. Both products give a lane columns 2 t and 2 t + 1 of rows g and g + 8 (g = lane / 4,
- * t = lane % 4), so that a query's maximum, sum and sums lie in the same lanes.
+ * A CTA reads a part of a query row's keys and values for one KV head. Its warps never wait for one another while they read: a warp
+ * takes 64 tokens at a time for all G queries and keeps a running state of its own. Tokens are the rows of mma.m16n8k16's products,
+ * queries its columns: logits are [tokens][queries] = keys [tokens][channels] times queries [channels][queries], sums
+ * [channels][queries] = values [channels][tokens] times weights [tokens][queries]. Both products give a lane columns 2 t and 2 t +
+ * 1 of rows g and g + 8 (g = lane / 4, t = lane % 4), so that a query's maximum, sum of weights and sums of values lie in the same
+ * lanes.
  *
- * G up to 8 takes one tile of 8 columns, NT = 1; up to 16 two. Columns from G on are queries of zeros, which are not read.
+ * G up to 8 takes one tile of 8 columns, NT = 1; up to 16 two. Columns from G on are queries of zeros, whose results are not read.
  *
- * Logits are in units of log2(e): weights are exp2 of them, as are maxima in partial states.
- */
+ * Logits are in units of log2(e): weights are exp2 of them, as are maxima in partial states. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_COMMON_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_COMMON_CUH
 
@@ -22,14 +22,15 @@
 #define ALL_LANES 0xffffffffu
 #define LOG2_E 1.4426950408889634f
 
-/* A maximum is raised only where a logit exceeds it by more: rescaling is rare, weights stay at most 2^3, and times the largest scale of
- * a group that halves can have (65504 / 8, of q4_0) still are halves. */
+/* A maximum is raised only where a logit exceeds it by more than this: so rescaling is rare, weights stay at most 2^3, and a weight
+ * times the largest scale that a group of halves can have (65504 / 8, of q4_0) is still a half. */
 #define LAZY_MAXIMUM 3.0f
 
 /* ---- Lanes, fragments */
 
 ATTEND_INLINE unsigned lane_id() { return threadIdx.x % 32; }
-/* A number that all lanes have alike, so that the compiler knows it: it then lies in one register for all of them, and branches by it are whole. */
+/* Returns a number that is the same in all lanes in such a way that the compiler knows it: it then lies in one register for all of
+ * them, and a branch by it does not split the warp. */
 ATTEND_INLINE uint32_t uniform(uint32_t x) { return __shfl_sync(ALL_LANES, x, 0); }
 ATTEND_INLINE uint32_t half2_bits(__half2 h) { return *reinterpret_cast<uint32_t *>(&h); }
 ATTEND_INLINE __half2 bits_half2(uint32_t u) { return *reinterpret_cast<__half2 *>(&u); }
@@ -38,8 +39,9 @@ ATTEND_INLINE float low_half(uint32_t u) { return __low2float(bits_half2(u)); }
 ATTEND_INLINE float high_half(uint32_t u) { return __high2float(bits_half2(u)); }
 ATTEND_INLINE uint32_t multiply_halves(uint32_t a, uint32_t b) { return half2_bits(__hmul2(bits_half2(a), bits_half2(b))); }
 
-/* ROWS rows of BYTES bytes each, in units of 16 bytes that eight rows at the same column find in eight different groups of banks: rows of a
- * power of two of units have them permuted, others are padded to an odd number. SPREAD: consecutive rows of a matrix are 2^SPREAD apart. */
+/* ROWS rows of BYTES bytes each lie in units of 16 bytes such that eight rows' units of one column are in eight different groups of
+ * banks: rows of a power of two of units have them permuted, others are padded to an odd number. SPREAD: consecutive rows of a
+ * matrix are 2^SPREAD apart. */
 template <int ROWS, int BYTES, int SPREAD = 0> struct shared_rows {
     static constexpr int units_ = (BYTES + 15) / 16;
     static constexpr bool permuted = BYTES % 16 == 0 && (units_ & (units_ - 1)) == 0 && units_ > 1;
@@ -53,7 +55,7 @@ template <int ROWS, int BYTES, int SPREAD = 0> struct shared_rows {
     /* Returns the address of column `unit` of a row. */
     static ATTEND_INLINE uint32_t at(uint32_t row, uint32_t unit) { return 16 * place(row * units + unit); }
 
-    /* A warp copies rows that follow one another. */
+    /* Copies, by a warp, rows that follow one another. */
     static ATTEND_INLINE void copy(uint32_t to, const uint8_t *from) {
         constexpr int pieces = BYTES / piece, n = ROWS * pieces;
         const unsigned lane = lane_id();
@@ -73,7 +75,7 @@ template <int ROWS, int BYTES, int SPREAD = 0> struct shared_rows {
     }
 };
 
-/* A power of two that brings a number to [1, 2), and its inverse. */
+/* A power_of_two brings a number to [1, 2); it has its inverse too. */
 struct power_of_two {
     float up, down;
 };
@@ -90,8 +92,8 @@ template <int HD, int NT> struct query_fragments {
     float factor[NT * 8];     /* product times factor = logit */
 };
 
-/* All warps of a CTA write the fragments of q[group][HD]; a __syncthreads makes them readable. Queries are scaled by powers of two so that
- * their largest channel lies in [1, 2): products with scales of a channel stay halves. */
+/* Writes, by all warps of a CTA, the fragments of q[group][HD]; a __syncthreads makes them readable. Queries are scaled by powers
+ * of two so that their largest channel lies in [1, 2): products with scales of a channel are still halves. */
 template <int HD, int NT, int WARPS>
 ATTEND_INLINE void prepare_queries(const float *q, uint32_t group, float scale, query_fragments<HD, NT> &to) {
     const unsigned lane = lane_id();
@@ -119,7 +121,8 @@ ATTEND_INLINE void prepare_queries(const float *q, uint32_t group, float scale, 
 
 /* ---- Softmax */
 
-/* A lane's running maximum and sum of weights of the queries of its columns; sums are of its own rows until finish_running. */
+/* A running state has a lane's maximum and sum of weights for the queries of its columns; sums are of its own rows until
+ * finish_running. */
 template <int NT> struct running { float max[NT][2], sum[NT][2]; };
 
 template <int NT> ATTEND_INLINE void clear_running(running<NT> &r) {
@@ -127,9 +130,9 @@ template <int NT> ATTEND_INLINE void clear_running(running<NT> &r) {
     for (int n = 0; n < NT; n++) r.max[n][0] = r.max[n][1] = -INFINITY, r.sum[n][0] = r.sum[n][1] = 0;
 }
 
-/* Turns the logits of 16 TILES tokens into weights, as fragments b of the product with their values: row r of tile i of x is row r of step i.
- * Tokens that are not to be read have -INFINITY. Returns whether maxima rose (for all lanes alike); what was summed up so far is then to be
- * multiplied by `factor`, column by column (scale_sums). */
+/* Turns the logits of 16 TILES tokens into weights, as fragments b of the product with their values: row r of tile i of x is row r
+ * of step i. Tokens that are not to be read have -INFINITY. Returns whether maxima rose (the same in all lanes); the caller then
+ * multiplies earlier sums by `factor`, column by column (scale_sums). */
 template <int TILES, int NT>
 ATTEND_INLINE bool weigh(const float (&x)[TILES][NT][4], running<NT> &r, float (&factor)[NT][2], uint32_t (&w)[TILES][NT][2]) {
     float most[NT][2];
@@ -185,7 +188,7 @@ template <int TILES, int NT> ATTEND_INLINE void scale_sums(float (&acc)[TILES][N
             for (int c = 0; c < 4; c++) acc[j][n][c] *= factor[n][c % 2];
 }
 
-/* Sums of all rows, in all lanes. */
+/* Sums over all rows, for all lanes. */
 template <int NT> ATTEND_INLINE void finish_running(running<NT> &r) {
 #pragma unroll
     for (int n = 0; n < NT; n++)
@@ -210,7 +213,7 @@ template <int HD> ATTEND_INLINE size_t queries_at(const struct attend_decode &a,
     return ((size_t)s.row * a.heads.query_heads + s.first_head) * HD;
 }
 
-/* False: this CTA has nothing to do. */
+/* Finds what the CTA reads; returns false if it has nothing to do. */
 ATTEND_INLINE bool share_of(const struct attend_decode &a, uint32_t part, uint32_t head, uint32_t row, struct share &s) {
     const struct query_row_view query = a.rows[row];
     s.row = row, s.head = head, s.part = part, s.parts = query.splits;
@@ -221,20 +224,20 @@ ATTEND_INLINE bool share_of(const struct attend_decode &a, uint32_t part, uint32
     return part < query.splits;
 }
 
-/* The CTA serves query heads first, first + 1, ... of the KV head's alone, at most so many. */
+/* Makes the CTA serve query heads first, first + 1, ... of the KV head alone, at most so many. */
 ATTEND_INLINE void take_heads(struct share &s, uint32_t first, uint32_t most) {
     s.first_head += first, s.group = min(s.group - first, most);
 }
 
-/* Pages [first, end) of the list. */
+/* Finds the CTA's pages [first, end) of the list. */
 ATTEND_INLINE void share_pages(const struct share &s, uint32_t &first, uint32_t &end) {
     uint64_t n = s.list->n_pages;
     first = (uint32_t)(n * s.part / s.parts);
     end = (uint32_t)(n * (s.part + 1) / s.parts);
 }
 
-/* A warp's pages: entries first, first + step, ... of a list. Entry i of the list that heads share is page set i, whose address is therefore asked
- * for beside the entry and not after it; a list of a head's own waits once more for each 32 pages. */
+/* A warp's pages are entries first, first + step, ... of a list. Entry i of the list that heads share is page set i, whose address
+ * is therefore asked for beside the entry and not after it; a list of a head's own waits once more for each 32 pages. */
 struct listed_pages {
     const struct read_page *pages;    /* of the whole list */
     const struct page_set_view *sets; /* the block table */
@@ -253,7 +256,7 @@ ATTEND_INLINE struct listed_pages listed_from(const struct share &s, uint32_t fi
     return {s.list->pages, s.sequence->page_sets, first, step};
 }
 
-/* The first token of the list's first page; there is one. */
+/* Returns the first token of the list's first page, which must exist. */
 ATTEND_INLINE uint32_t first_listed(const struct share &s) { return listed_from(s, 0, 1).set(0).first; }
 
 /* Each lane holds the mask and the first token of page 32 i + lane; the functions hand those of one page to all lanes. */
@@ -265,7 +268,7 @@ struct page_of_lane {
         live = listed.live(page), first = listed.set(page).first;
     }
     ATTEND_INLINE uint32_t first_of(uint32_t page) const { return __shfl_sync(ALL_LANES, first, page % 32); }
-    /* The tokens that a query at `position` reads of a page whose first token is `from`. */
+    /* Returns which tokens a query at `position` reads of a page whose first token is `from`. */
     ATTEND_INLINE uint64_t read_of(uint32_t page, uint32_t from, uint32_t position) const {
         const uint64_t mask = __shfl_sync(ALL_LANES, (unsigned long long)live, page % 32);
         const uint32_t seen = from > position ? 0 : position + 1 - from;
@@ -273,7 +276,7 @@ struct page_of_lane {
     }
 };
 
-/* ALiBi's slopes of a lane's columns, in units of log2(e). */
+/* A column_slopes has ALiBi's slopes of a lane's columns, in units of log2(e). */
 template <int NT> struct column_slopes {
     bool any;
     float of[NT][2];
@@ -293,14 +296,16 @@ template <int NT> ATTEND_INLINE column_slopes<NT> slopes_of(const struct attend_
     return slopes;
 }
 
-/* The tokens of rows g and g + 8 of tile i: 16 i + g and 8 more; 16 i + 2 g and the next; or 8 g + 2 i and the next. */
+/* The order says which tokens are rows g and g + 8 of tile i: 16 i + g and 8 more; 16 i + 2 g and the next; or 8 g + 2 i and the
+ * next. */
 enum token_order { TOKENS_BY_ROW, TOKENS_BY_PAIR, TOKENS_BY_OCTET };
 
 template <token_order ORDER> ATTEND_INLINE int32_t token_of_row(int i, int g, int upper) {
     return ORDER == TOKENS_BY_OCTET ? 8 * g + 2 * i + upper : 16 * i + (ORDER == TOKENS_BY_PAIR ? 2 * g + upper : g + 8 * upper);
 }
 
-/* Products of 16 TILES tokens become logits. Tokens whose bit is not set in `live` get -INFINITY. `from`: token 0's position less the query's. */
+/* Turns products of 16 TILES tokens into logits. Tokens whose bit is not set in `live` get -INFINITY. `from` is token 0's position
+ * less the query's. */
 template <token_order ORDER, int TILES, int NT>
 ATTEND_INLINE void finish_logits(float (&x)[TILES][NT][4], const float (&factor)[NT][2], const column_slopes<NT> &slopes,
                                  int32_t from, uint64_t live) {
@@ -344,7 +349,7 @@ template <int HD, int NT> ATTEND_INLINE void load_factors(const query_fragments<
 
 template <int HD> using half_rows = shared_rows<16, 2 * HD>;
 
-/* x[16 tokens][queries] = keys times queries. */
+/* Computes x[16 tokens][queries] = keys times queries. */
 template <int HD, int NT> ATTEND_INLINE void score_rows(uint32_t keys, const query_fragments<HD, NT> &q, float (&x)[1][NT][4]) {
     const unsigned lane = lane_id(), row = lane % 16;
 #pragma unroll
@@ -363,9 +368,9 @@ template <int HD, int NT> ATTEND_INLINE void score_rows(uint32_t keys, const que
     }
 }
 
-/* acc[tile of 16 channels][..] += values of 16 tokens times weights. `values` has rows of HD halves, shared_rows ROWS; the first token's row is
- * `first`. Row g of acc's tile j is channel 16 j + g, row g + 8 channel 16 j + 8 + g. Where `paired`, rows r and r + 8 of the weights are tokens
- * 2 r and 2 r + 1. */
+/* Adds to acc[tile of 16 channels][..] the values of 16 tokens times weights. `values` has rows of HD halves, shared_rows ROWS; the
+ * first token's row is `first`. Row g of acc's tile j is channel 16 j + g, row g + 8 channel 16 j + 8 + g. Where `paired`, rows r
+ * and r + 8 of the weights are tokens 2 r and 2 r + 1. */
 template <int HD, class ROWS, int TILES, int NT>
 ATTEND_INLINE void accumulate_rows(uint32_t values, unsigned first, bool paired, const uint32_t (&w)[NT][2],
                                    float (&acc)[TILES][NT][4]) {
@@ -379,7 +384,7 @@ ATTEND_INLINE void accumulate_rows(uint32_t values, unsigned first, bool paired,
     }
 }
 
-/* Sums of attend_rows that are laid out as accumulate_rows says. */
+/* Adds sums of attend_rows in the layout of accumulate_rows. */
 template <int HD> struct sums_by_row {
     template <int TILES, int NT>
     static ATTEND_INLINE void add(uint32_t values, const uint32_t (&w)[NT][2], float (&acc)[TILES][NT][4]) {
@@ -387,9 +392,9 @@ template <int HD> struct sums_by_row {
     }
 };
 
-/* The exact rows and the window that the row reads: in units of 16 rows, those of number `rank`, `rank` + `ranks`, ... `scratch`: shared memory of
- * this warp's, 2 half_rows<HD>::bytes. Adds to r and, as SUMS does, to acc; returns whether there was any. `exact` serves exact rows, `window`
- * the window. */
+/* Attends to the exact rows and the window that the row reads: in units of 16 rows, those of number `rank`, `rank` + `ranks`, ...
+ * `scratch` is shared memory of this warp's own, 2 half_rows<HD>::bytes. Adds to r and, as SUMS does, to acc; returns whether there
+ * was any row. `exact` is for exact rows, `window` for the window. */
 template <int HD, class SUMS = sums_by_row<HD>, int TILES, int NT>
 ATTEND_INLINE bool attend_rows(const struct attend_decode &a, const struct share &s, unsigned rank, unsigned ranks,
                                const query_fragments<HD, NT> &exact, const query_fragments<HD, NT> &window,
@@ -442,7 +447,7 @@ ATTEND_INLINE bool attend_rows(const struct attend_decode &a, const struct share
 
 /* ---- Partial states: of a warp or a CTA, for G queries, in shared memory */
 
-/* n states; sums are of the channels of rows, [n][G][HD], 16-byte aligned. */
+/* A partials holds n states; sums are of the channels of rows, [n][G][HD], 16-byte aligned. */
 template <int HD> struct partials {
     float *sums;
     float2 *max_sum; /* [n][G] */
@@ -457,7 +462,7 @@ template <int HD> constexpr size_t partials_bytes(uint32_t n, uint32_t group) {
     return (size_t)n * group * (HD + 2) * sizeof(float);
 }
 
-/* After finish_running: the maxima and sums of state i. */
+/* Stores, after finish_running, the maxima and sums of state i. */
 template <int HD, int NT>
 ATTEND_INLINE void store_running(const partials<HD> &to, unsigned i, uint32_t group, const running<NT> &r) {
     if (lane_id() >= 4) return;
@@ -471,7 +476,7 @@ ATTEND_INLINE void store_running(const partials<HD> &to, unsigned i, uint32_t gr
     }
 }
 
-/* Sums laid out as accumulate_rows says, to state i. */
+/* Stores sums in the layout of accumulate_rows as those of state i. */
 template <int HD, int TILES, int NT>
 ATTEND_INLINE void store_sums(const partials<HD> &to, unsigned i, uint32_t group, const float (&acc)[TILES][NT][4]) {
     const unsigned g = lane_id() / 4, t = lane_id() % 4;
@@ -486,7 +491,7 @@ ATTEND_INLINE void store_sums(const partials<HD> &to, unsigned i, uint32_t group
             }
 }
 
-/* Two states of 4 channels become one. */
+/* Merges two states of 4 channels into one. */
 ATTEND_INLINE void merge_state(float4 &sums, float2 &into, const float4 &more, float2 from) {
     float m = fmaxf(into.x, from.x);
     if (m == -INFINITY) return;
@@ -500,7 +505,8 @@ ATTEND_INLINE float4 divide(const float4 &sums, float sum) {
     return make_float4(sums.x * one, sums.y * one, sums.z * one, sums.w * one);
 }
 
-/* The places of the launch's partial states: sums [row][Hk][splits][G][HD], then maxima and sums of weights [row][Hk][splits][G]. */
+/* A part_memory says where the launch's partial states lie: sums [row][Hk][splits][G][HD], then maxima and sums of weights
+ * [row][Hk][splits][G]. */
 template <int HD> struct part_memory {
     float4 *sums;
     float2 *max_sum;
@@ -512,7 +518,7 @@ template <int HD> ATTEND_INLINE part_memory<HD> part_memory_of(const struct atte
             reinterpret_cast<float2 *>(a.parts + parts * s.group * channel_sum_floats(HD)) + first * s.group};
 }
 
-/* The last CTA of a query row and KV head to arrive merges what all of them wrote. `memory`: shared, THREADS * 24 bytes. */
+/* Merges all parts of a query row and KV head; the last CTA to arrive does so. `memory` is shared, THREADS * 24 bytes. */
 template <int HD, int THREADS>
 ATTEND_INLINE void merge_parts(const struct attend_decode &a, const struct share &s, const part_memory<HD> &parts,
                                uint8_t *memory) {
@@ -556,8 +562,8 @@ ATTEND_INLINE void merge_parts(const struct attend_decode &a, const struct share
     }
 }
 
-/* All threads of a CTA, after a __syncthreads: its n partial states become one and go to memory; the last CTA of the query row and KV head
- * writes out. `memory`: shared, THREADS * 24 bytes, not the partials'. */
+/* Merges, by all threads of a CTA after a __syncthreads, the CTA's n partial states into one and writes it to memory; the last CTA
+ * of the query row and KV head writes the output. `memory` is shared, THREADS * 24 bytes, not the partials'. */
 template <int HD, int THREADS>
 ATTEND_INLINE void finish_share(const struct attend_decode &a, const struct share &s, const partials<HD> &states, unsigned n,
                                 uint8_t *memory) {

@@ -1,4 +1,4 @@
-/* Chooses kernels by the rows of the sides' codecs (codec.h), and in how many splits they read. */
+/* Chooses kernels by the rows of the sides' codecs (codec.h), and the number of splits. */
 #include "backend/cuda/kv/attend_decode.h"
 
 #include "backend/cuda/kv/attend_sizes.h"
@@ -8,7 +8,7 @@
 
 static const struct attend_form *form_of(enum codec_id keys) { return cuda_codec_of(keys)->form; }
 
-/* CTAs that read a row and KV head besides the splits. */
+/* Returns how many CTAs read a row and KV head besides the splits. */
 static uint32_t more_parts(const struct attend_form *form) { return form->halves_apart ? 1 : 0; }
 
 size_t attend_decode_part_floats(const struct head_view *heads, enum codec_id keys, uint32_t n_rows, uint32_t splits) {
@@ -33,7 +33,7 @@ uint32_t attend_decode_splits(const struct head_view *heads, enum codec_id keys,
     return splits ? (uint32_t)splits : 1;
 }
 
-/* The launch for pages of these codecs; NULL: there is none. */
+/* Returns the launch for pages of these codecs; NULL: there is none. */
 static attend_launch *launch_of(const enum codec_id codec[2]) {
     const struct cuda_codec *keys = cuda_codec_of(codec[CODEC_KEYS]), *values = cuda_codec_of(codec[CODEC_VALUES]);
     if (!keys || !values) return NULL;

@@ -1,4 +1,5 @@
-/* The arguments of a launch of a decoding step's attention, which attend_decode.h passes to the family of the codecs. Plain C. */
+/* Declares the arguments of a launch of a decoding step's attention, which attend_decode.h passes to the family of the codecs.
+ * Plain C. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_LAUNCH_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_LAUNCH_H
 
@@ -7,7 +8,7 @@
 
 #include <cuda_runtime_api.h>
 
-/* All pointers are the device's. */
+/* All pointers are to the device's memory. */
 struct attend_decode {
     struct head_view heads;
     uint32_t layer;
@@ -18,8 +19,8 @@ struct attend_decode {
         *learned[2]; /* by side, [layers][Hk] of what its codec learned in the codec's own form: struct transform_view, struct
                                centroid_view; NULL where it learns nothing */
     const float *
-        run_angles; /* [runs][n_rot / 2][cosine, sine] of the positions of runs, 0, ROPE_RUN_TOKENS, ...; without the magnitude. Kernels
-                                get NULL where keys do not lie in runs */
+        run_angles; /* [runs][n_rot / 2][cosine, sine] of positions 0, ROPE_RUN_TOKENS, ..., without the magnitude. Kernels get NULL
+                                where keys do not lie in runs */
     struct pre_rope_view pre_rope;
     const struct sequence_view *sequences;
     const struct query_row_view *rows; /* [n_rows] */

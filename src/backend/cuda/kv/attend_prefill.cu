@@ -1,4 +1,4 @@
-/* The choice of the kernel and of the number of parts, and merging of parts. */
+/* Chooses the kernel and the number of parts, and merges parts. */
 #include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/attend_prefill_tile.cuh"
 #include "backend/cuda/kv/attend_sizes.h"
@@ -15,7 +15,7 @@ static uint32_t multiprocessors(void) {
     return (uint32_t)n;
 }
 
-/* Merges the parts of a row; state p counts by exp2 of how far its largest logit is below the largest of all. */
+/* Merges the parts of a row; state p is weighted by exp2 of its largest logit less the largest of all. */
 static __global__ void merge_kernel(const struct prefill_launch a, uint32_t hd) {
     uint32_t at = blockIdx.x * (MERGE_THREADS * 4 / hd) + threadIdx.x / (hd / 4), channel = threadIdx.x % (hd / 4) * 4;
     if (threadIdx.x / (hd / 4) >= MERGE_THREADS * 4 / hd || at >= a.rows * a.kv_heads) return;
@@ -38,7 +38,7 @@ static __global__ void merge_kernel(const struct prefill_launch a, uint32_t hd) 
         make_float4(x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor);
 }
 
-/* The number of parts that the device is done with soonest: whole waves of blocks, each as long as a part. */
+/* Returns the number of parts with which the device is done soonest: whole waves of blocks, each as long as a part. */
 static uint32_t splits_for(uint32_t blocks, uint32_t keys) {
     uint32_t slots = multiprocessors(), best = 1;
     uint64_t least = (uint64_t)ceil_div(blocks, slots) * keys;

@@ -1,13 +1,12 @@
-/* Exact attention of many queries: tiled, on tensor cores, never an L x L matrix (Dao 2023, FlashAttention-2; Shah et al. 2024,
- * FlashAttention-3).
+/* Computes exact attention of many queries: tiled, on tensor cores, without ever an L x L matrix (Dao 2023, FlashAttention-2; Shah
+ * et al. 2024, FlashAttention-3).
  *
- * A tile holds some queries' heads that share a KV head: row r of all of them is query r / G, head r % G of the group. So keys and values are
- * read once for a group, and few queries fill a tile. Queries are rounded to halves (scale and log2 e included), weights too; sums and
- * the softmax are fp32.
+ * A tile holds some queries' heads that share a KV head: row r of all of them is query r / G, head r % G of the group. So keys and
+ * values are read once for a group, and few queries fill a tile. Queries are rounded to halves (scale and log2 e included), weights
+ * too; sums and the softmax are fp32.
  *
- * attend_prefill.cu chooses: attend_prefill_mma.cu runs on compute capability 8.0 and later, attend_prefill_wgmma.cu on 9.0. Where there are
- * fewer tiles than multiprocessors the rows of keys are read in several parts, whose states a second kernel merges.
- */
+ * attend_prefill.cu chooses: attend_prefill_mma.cu runs on compute capability 8.0 and later, attend_prefill_wgmma.cu on 9.0. Where
+ * there are fewer tiles than multiprocessors the rows of keys are read in several parts, whose states a second kernel merges. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_H
 
@@ -20,8 +19,9 @@
 extern "C" {
 #endif
 
-/* Rows of keys and values in order of their tokens: first what the queries' sequence has behind it, then the new tokens. Rows follow one
- * another, so that two of them are as many positions apart as rows. All pointers are the device's, aligned to 16 bytes. */
+/* Rows of keys and values are in order of their tokens: first those that the sequence has stored, then the new tokens. Rows follow
+ * one another, so that two of them are as many positions apart as rows. All pointers are to the device's memory, aligned to 16
+ * bytes. */
 struct attend_prefill {
     struct head_view heads;
     const float *q; /* [n][Hq][hd], rotated by their own positions */
@@ -34,12 +34,12 @@ struct attend_prefill {
         *parts; /* attend_prefill_part_floats(...); NULL: rows are never read in parts, which is slow where there are few queries */
 };
 
-/* Floats of the partial states of any launch with these heads. */
+/* Returns how many floats the partial states of any launch with these heads have. */
 size_t attend_prefill_part_floats(const struct head_view *heads);
 
 bool attend_prefill_supports(const struct head_view *heads);
 cudaError_t attend_prefill_launch(const struct attend_prefill *attend, cudaStream_t stream);
-/* Launches the kernel that needs only compute capability 8.0, on any device: for tests. */
+/* Launches, for tests, the kernel that needs only compute capability 8.0, on any device. */
 cudaError_t attend_prefill_mma(const struct attend_prefill *attend, cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -1,16 +1,17 @@
-/* A prompt's attention by mma.sync and asynchronous copies of 16 bytes, for compute capability 8.0 and later (FlashAttention-2's way).
+/* Implements a prompt's attention by mma.sync and asynchronous copies of 16 bytes, for compute capability 8.0 and later
+ * (FlashAttention-2's way).
  *
- * Four warps of a block have 16 or 32 rows of its tile each. A tile of queries, a block of keys and a block of values lie in shared memory, rows
- * padded by 16 bytes so that ldmatrix meets no bank twice. While logits are computed the values are under way, and the next keys while
- * the values are summed. Logits and weights stay in registers: the layout of a product's result is that of the next one's left side.
- */
+ * Each of the four warps of a block has 16 or 32 rows of its tile. A tile of queries, a block of keys and a block of values lie in
+ * shared memory, rows padded by 16 bytes so that ldmatrix meets no bank twice. The values are loaded while logits are computed, and
+ * the next keys while the values are summed. Logits and weights stay in registers: the layout of a product's result is that of the
+ * next one's left side. */
 #include "backend/cuda/kv/attend_prefill_tile.cuh"
 #include "backend/cuda/ptx.cuh"
 
 #define WARPS 4
 #define THREADS (32 * WARPS)
 
-/* The sizes for a head_dim: KEYS rows of keys in a block, TILES tiles of 16 rows of a warp. */
+/* A shape has the sizes for a head_dim: KEYS rows of keys in a block, TILES tiles of 16 rows of a warp. */
 template <int HD> struct mma_shape {
     static constexpr int TILES = HD <= 128 ? 2 : 1, KEYS = 64;
     static constexpr int ROWS = WARPS * 16 * TILES;
@@ -22,7 +23,7 @@ static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&
     mma(d, a[0], a[1], a[2], a[3], b0, b1);
 }
 
-/* A block's rows from `first` of a KV head on, zeros from row `end` on. */
+/* Loads a block's rows from `first` of a KV head on, and zeros from row `end` on. */
 template <int HD>
 static __device__ __forceinline__ void load_rows(uint32_t to, const __half *rows, uint32_t kv_heads, uint32_t head, uint32_t first,
                                                  uint32_t end) {
@@ -50,7 +51,7 @@ static __device__ __forceinline__ void load_queries(__half *to, const struct pre
     }
 }
 
-/* s[tile][8 keys][4] = queries times keys. */
+/* Computes s[tile][8 keys][4] = queries times keys. */
 template <int HD>
 static __device__ __forceinline__ void logits(float (&s)[mma_shape<HD>::TILES][mma_shape<HD>::KEYS / 8][4], uint32_t q,
                                               uint32_t k) {
@@ -82,7 +83,7 @@ static __device__ __forceinline__ void logits(float (&s)[mma_shape<HD>::TILES][m
     }
 }
 
-/* o[tile][8 channels][4] += weights times values. */
+/* Adds to o[tile][8 channels][4] the weights times values. */
 template <int HD>
 static __device__ __forceinline__ void sum_values(float (&o)[mma_shape<HD>::TILES][HD / 8][4],
                                                   const float (&s)[mma_shape<HD>::TILES][mma_shape<HD>::KEYS / 8][4], uint32_t v) {
@@ -126,7 +127,7 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
     if (share.first < share.end) load_rows<HD>(k, a.k, a.kv_heads, share.head, a.begin + share.first * KEYS, end);
     load_queries<HD>(shared, a, share.head, share.first_row);
 
-    /* For the thread's rows, lane / 4 and lane / 4 + 8 of each tile: the last row of keys they read, and their slope. */
+    /* The thread's rows are lane / 4 and lane / 4 + 8 of each tile. Each reads rows of keys up to its `reach` and has a slope. */
     uint32_t reach[TILES][2];
     float slope[TILES][2];
     struct row_state state[TILES][2];

@@ -1,4 +1,5 @@
-/* Code that the kernels of a prompt's attention share: the arguments of a block, the places of its rows, the softmax's steps. */
+/* Has the code that the kernels of a prompt's attention share: the arguments of a block, the places of its rows, the softmax's
+ * steps. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_TILE_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_TILE_CUH
 
@@ -6,10 +7,11 @@
 #include "backend/cuda/ptx.cuh"
 
 #define LOG2_E 1.4426950408889634f
-/* Weights are held 2^BIAS times too large, so that those of 2^-14 of the largest are still halves of full precision. */
+/* Weights are held 2^BIAS times too large, so that a weight of 2^-14 of the largest is still a half of full precision. */
 #define BIAS 8.f
 
-/* By value to kernels. Rows of a tile are those of struct attend_prefill's comment, `rows` = n G of a KV head. */
+/* Kernels take a prefill_launch by value. Rows of a tile are those of struct attend_prefill's comment, `rows` = n G of a KV
+ * head. */
 struct prefill_launch {
     const float *q;
     float *out;
@@ -21,8 +23,8 @@ struct prefill_launch {
     float scale; /* of logits, times log2 e */
 };
 
-/* The share of block b of a launch: blocks of keys [first, end) of `keys` rows each, counted from `begin`, for one tile. Tiles that read most come
- * first, so that short ones fill the end. */
+/* A share is the work of block b of a launch: blocks of keys [first, end) of `keys` rows each, counted from `begin`, for one tile.
+ * Tiles that read most come first, so that short ones fill the end. */
 struct prefill_share {
     uint32_t head, first_row, split, first, end;
 };
@@ -41,12 +43,12 @@ static __device__ __forceinline__ struct prefill_share share_of(const struct pre
     return s;
 }
 
-/* Returns where row r's query begins, and its result. Rows past the last read the last one's. */
+/* Returns where row r's query and its result begin. Rows past the last read the last one's. */
 static __device__ __forceinline__ size_t query_offset(const struct prefill_launch &a, uint32_t head, uint32_t row, uint32_t hd) {
     return ((size_t)(row / a.group) * a.kv_heads * a.group + head * a.group + row % a.group) * hd;
 }
 
-/* Two channels as the kernels take them. Larger logits than halves can make are as good as the largest ones. */
+/* Returns two channels as the kernels take them. Numbers larger than a half can hold become the largest half. */
 static __device__ __forceinline__ __half2 query_halves(float x, float y, float scale) {
     return __floats2half2_rn(fminf(fmaxf(x * scale, -65504.f), 65504.f), fminf(fmaxf(y * scale, -65504.f), 65504.f));
 }
@@ -56,7 +58,7 @@ static __device__ __forceinline__ uint32_t pack_halves(float x, float y) {
     return *(uint32_t *)&h;
 }
 
-/* Over the four lanes that hold a row. */
+/* Returns the largest of the four lanes that hold a row. */
 static __device__ __forceinline__ float largest_of_row(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -67,12 +69,12 @@ static __device__ __forceinline__ float sum_of_row(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/* One row's running softmax; a thread has its own part of `sum`. */
+/* A row_state is one row's running softmax; each thread has its own part of `sum`. */
 struct row_state {
     float largest, sum;
 };
 
-/* Takes in a block's largest logit. Returns what earlier sums are to be multiplied with; *shift is to be subtracted from logits. */
+/* Takes in a block's largest logit. Returns the factor for earlier sums; *shift is to be subtracted from logits. */
 static __device__ __forceinline__ float renew(struct row_state &s, float largest, float *shift) {
     float before = s.largest;
     s.largest = fmaxf(before, largest);
@@ -84,7 +86,7 @@ static __device__ __forceinline__ float renew(struct row_state &s, float largest
 
 static __host__ __device__ __forceinline__ uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
-/* The two ways. The second serves where it was built for and the device has it. */
+/* These are the two kernels. prefill_wgmma runs where it was built in and the device has its instructions. */
 uint32_t prefill_mma_rows(uint32_t head_dim); /* of a tile */
 cudaError_t prefill_mma(const struct prefill_launch &launch, uint32_t head_dim, cudaStream_t stream);
 bool prefill_wgmma_serves();

@@ -1,11 +1,12 @@
-/* A prompt's attention by products of warpgroups and copies of tiles, for compute capability 9.0 (FlashAttention-3's way).
+/* Implements a prompt's attention by products of warpgroups and copies of tiles, for compute capability 9.0 (FlashAttention-3's
+ * way).
  *
- * One block of threads stays on each multiprocessor and takes tile after tile. Its first warpgroup feeds: a warp of it asks for blocks of
- * keys and values, two ahead, the others convert the queries of the next tile. Each other warpgroup has 64 rows of the tile. It asks for
- * the logits of a block and, behind them, for the sum of the values of the block before, and computes the weights while those are summed.
- * The warpgroups take turns asking, so that one's weights are computed while the products are the other's. Sums are rescaled only when a
- * row's largest logit has grown by more than LAZY: weights may be 2^LAZY times larger than those of the largest logit.
- */
+ * One block of threads stays on each multiprocessor and takes tile after tile. Its first warpgroup feeds: a warp of it asks for
+ * blocks of keys and values, two ahead, the others convert the queries of the next tile. Each other warpgroup has 64 rows of the
+ * tile. It asks for the logits of a block and, behind them, for the sum of the values of the block before, and computes the weights
+ * while those are summed. The warpgroups take turns asking, so that one computes weights while the tensor cores compute the other's
+ * products. Sums are rescaled only when a row's largest logit has grown by more than LAZY: weights may be 2^LAZY times larger than
+ * those of the largest logit. */
 #include "backend/cuda/kv/attend_prefill_tile.cuh"
 #include "backend/cuda/kv/hopper.cuh"
 
@@ -16,7 +17,8 @@
 #define LAZY 4.f
 #define QUERY_THREADS 96 /* of the feeding warpgroup */
 
-/* The sizes for a head_dim. Shared memory holds panels of 64 channels, first all queries' of a warpgroup, then the next warpgroup's. */
+/* A shape has the sizes for a head_dim. Shared memory holds panels of 64 channels: all panels of one warpgroup's queries, then the
+ * next warpgroup's. */
 template <int HD> struct wgmma_shape {
     static constexpr int CONSUMERS = HD == 64 ? 3 : 2, ROWS = 64 * CONSUMERS, KEYS = HD == 256 ? 64 : 128;
     static constexpr int QUERY_STAGES = HD == 256 ? 1 : 2, PANELS = (HD + 63) / 64;
@@ -33,12 +35,13 @@ struct prefill_barriers {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* Number `round` of the tiles of a block of threads: there and back again, so that all have long and short ones. */
+/* Returns the round-th tile of a block of threads. Rounds go through the tiles there and back again, so that all blocks have long
+ * and short ones. */
 static __device__ __forceinline__ uint32_t work_of(uint32_t round) {
     return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
 }
 
-/* A counter of uses of a ring of `N` places. */
+/* A ring counts the uses of `N` places. */
 template <int N> struct ring {
     uint32_t place = 0, parity = 0;
     __device__ __forceinline__ void next() {
@@ -69,7 +72,7 @@ static __device__ __forceinline__ void feed_rows(const struct prefill_launch &a,
     }
 }
 
-/* Channels past head_dim are never read: products stop there. */
+/* Converts queries. Channels past head_dim are never read: products stop there. */
 template <int HD>
 static __device__ __forceinline__ void feed_queries(const struct prefill_launch &a, uint32_t works, char *q,
                                                     struct prefill_barriers *b) {
@@ -98,14 +101,14 @@ static __device__ __forceinline__ void feed_queries(const struct prefill_launch 
     }
 }
 
-/* The state that a thread of a consuming warpgroup keeps of its two rows, lane / 4 and lane / 4 + 8 of its warp's 16. */
+/* A thread of a consuming warpgroup keeps this state of its two rows, lane / 4 and lane / 4 + 8 of its warp's 16. */
 struct thread_rows {
     uint32_t row[2], reach[2]; /* in the tile's KV head; the last row of keys that is read */
     float slope[2];
     struct row_state state[2];
 };
 
-/* Logits of a block to weights, in place. Returns whether sums must be multiplied by factor[] first. */
+/* Turns logits of a block into weights, in place. Returns whether sums must be multiplied by factor[] first. */
 template <int KEYS, bool SLOPES>
 static __device__ __forceinline__ bool weigh(float (&s)[KEYS / 2], struct thread_rows &t, uint32_t first, bool masked,
                                              float (&factor)[2]) {
@@ -154,7 +157,7 @@ template <int KEYS> static __device__ __forceinline__ void pack_weights(uint32_t
     for (int i = 0; i < KEYS / 4; i++) p[i] = pack_halves(s[2 * i], s[2 * i + 1]);
 }
 
-/* s = the warpgroup's queries times a block of keys. */
+/* Asks for s = the warpgroup's queries times a block of keys. */
 template <int HD> static __device__ __forceinline__ void ask_logits(float (&s)[wgmma_shape<HD>::KEYS / 2], uint32_t q, uint32_t k) {
     using shape = wgmma_shape<HD>;
 #pragma unroll
@@ -164,7 +167,7 @@ template <int HD> static __device__ __forceinline__ void ask_logits(float (&s)[w
     products_commit();
 }
 
-/* o += weights times a block of values. */
+/* Asks for o += weights times a block of values. */
 template <int HD>
 static __device__ __forceinline__ void ask_values(float (&o)[HD / 2], const uint32_t (&p)[wgmma_shape<HD>::KEYS / 4], uint32_t v) {
     using shape = wgmma_shape<HD>;
@@ -313,7 +316,7 @@ static __global__ void __launch_bounds__(wgmma_shape<HD>::THREADS, 1)
 #endif
 }
 
-/* Boxes of 64 channels of a KV head, `keys` rows of them. */
+/* Describes boxes of 64 channels and `keys` rows of a KV head to the copies of tiles. */
 static bool map_rows(CUtensorMap *map, const __half *rows, const struct prefill_launch &a, uint32_t hd, uint32_t keys) {
     static PFN_cuTensorMapEncodeTiled_v12000 encode;
     if (!encode) {

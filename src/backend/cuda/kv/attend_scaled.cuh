@@ -1,13 +1,13 @@
-/* Decoding over pages of halves and of integers with scales: f16, q8_0, q4_0, kivi. How the bytes of a page lie is format/page_layout.h.
+/* Implements decoding over pages of halves and of integers with scales: f16, q8_0, q4_0, kivi. format/page_layout.h says how the
+ * bytes of a page lie.
  *
- * A side, keys or values of a codec, is read in pieces, of some channels of all tokens or of some tokens, that a warp copies to a ring of
- * slots of its own in shared memory well before it reads them. Matrices of 16-bit numbers come out of a slot transposed: of halves as they
- * are; of codes, a pair of bytes, of two rows at once, so that a mask makes of a word two codes that follow one another in what the
- * product sums over. Codes enter the products as they are, as the bits of subnormal halves (code times 2^-24): no conversion. What is
- * constant over a sum (zero points, the queries' scales, 2^24) is added or multiplied once.
+ * A side, keys or values of a codec, is read in pieces, of some channels of all tokens or of some tokens, that a warp copies to a
+ * ring of slots of its own in shared memory well before it reads them. Matrices of 16-bit numbers come out of a slot transposed: of
+ * halves as they are; of codes, a pair of bytes, of two rows at once, so that a mask makes of a word two codes that follow one
+ * another in the index over which the product sums. Codes enter the products without conversion, as the bits of subnormal halves
+ * (code times 2^-24). What is constant over a sum (zero points, the queries' scales, 2^24) is added or multiplied once.
  *
- * A side's functions take the codec's id, which all but the sides that stand for any codec ignore.
- */
+ * A side's functions take the codec's id, which all but the sides that stand for any codec ignore. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_SCALED_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_SCALED_CUH
 
@@ -16,7 +16,7 @@
 constexpr int SCALED_WARPS = 8;
 constexpr float SUBNORMAL = 16777216.0f; /* 2^24: a half's bits 1 stand for 2^-24 */
 
-/* N bytes, in order. */
+/* Copies N bytes, in order. */
 template <int N> ATTEND_INLINE void copy_bytes(uint32_t to, const uint8_t *from) {
 #pragma unroll
     for (int i = 0; i < (N / 16 + 31) / 32; i++) {
@@ -25,7 +25,7 @@ template <int N> ATTEND_INLINE void copy_bytes(uint32_t to, const uint8_t *from)
     }
 }
 
-/* ROWS rows of BYTES bytes, `stride` apart. */
+/* Copies ROWS rows of BYTES bytes, `stride` apart. */
 template <int ROWS, int BYTES> ATTEND_INLINE void copy_strided(uint32_t to, const uint8_t *from, unsigned stride) {
     constexpr int units = BYTES / 16, n = ROWS * units;
 #pragma unroll
@@ -35,8 +35,8 @@ template <int ROWS, int BYTES> ATTEND_INLINE void copy_strided(uint32_t to, cons
     }
 }
 
-/* Codes as halves' bits: `bits` of them from bit `bits * plane` of each byte, 8-bit codes with their sign flipped. x0: rows k = 2t, 2t + 1 of a
- * matrix, x1: rows 2t + 8, 2t + 9; each of two bytes, which become rows g and g + 8 of fragment a. */
+/* Unpacks codes to halves' bits: `bits` of them from bit `bits * plane` of each byte, 8-bit codes with their sign flipped. x0 has
+ * rows k = 2t, 2t + 1 of a matrix, x1 rows 2t + 8, 2t + 9; each is of two bytes, which become rows g and g + 8 of fragment a. */
 template <int BITS> ATTEND_INLINE void unpack(uint32_t (&a)[4], uint32_t x0, uint32_t x1, int plane) {
     const uint32_t mask = 0x00010001u * (((1u << BITS) - 1) << BITS * plane), flip = BITS == 8 ? 0x00800080u : 0;
     a[0] = (x0 & mask) ^ flip;
@@ -47,8 +47,8 @@ template <int BITS> ATTEND_INLINE void unpack(uint32_t (&a)[4], uint32_t x0, uin
 
 __host__ __device__ constexpr float plane_unit(int bits, int plane) { return SUBNORMAL / (float)(1 << bits * plane); }
 
-/* Sums of the queries, which are kept besides fragments: sums of their channels in groups of 32, times 2^-24 and minus the number that code 0
- * stands for. */
+/* Sums of the queries are kept besides fragments: sums of their channels in groups of 32, times 2^-24 and minus the number that
+ * code 0 stands for. */
 template <int HD, int NT> struct query_sums { float of[HD / SCALE_GROUP][NT * 8]; };
 
 /* ---- f16 */
@@ -119,7 +119,8 @@ template <int HD, int NT> struct values_f16 {
     }
 };
 
-/* ---- q8_0 and q4_0: scales of 32 channels of a token. A row of codes, of keys: 64 tokens of a channel, or of two; of values: a token. */
+/* ---- q8_0 and q4_0: a scale is of 32 channels of a token. A row of codes of keys is 64 tokens of a channel, or of two; of values
+ * it is a token. */
 
 template <int HD, int NT, int BITS> struct keys_grouped {
     static constexpr int planes = 8 / BITS;                                            /* channels in a byte */
@@ -207,7 +208,7 @@ template <int HD, int NT, int BITS> struct keys_grouped {
     }
 };
 
-/* Weights of 16 tokens times their scales, which lie one after another at `scales`. */
+/* Multiplies weights of 16 tokens by their scales, which lie one after another at `scales`. */
 template <int NT>
 ATTEND_INLINE void scale_weights(uint32_t scales, bool paired, const uint32_t (&w)[NT][2], uint32_t (&scaled)[NT][2]) {
     const unsigned t = lane_id() % 4;
@@ -256,7 +257,7 @@ template <int HD, int NT, int BITS> struct values_grouped {
         }
     }
 
-    /* 16 tokens, the i-th of the piece. `row`: the lane's, of matrices. */
+    /* Adds 16 tokens, the i-th of the piece. `row` is the lane's row of matrices. */
     template <int TILES>
     static ATTEND_INLINE void step(uint32_t from, int i, unsigned row, bool paired, unsigned lane, const uint32_t (&w)[NT][2],
                                    float (&acc)[TILES][NT][4]) {
@@ -337,7 +338,7 @@ template <int HD, int NT, int BITS> struct keys_kivi {
         return BITS == 4 ? rows::at(16 * s + lane % 16, lane / 16) : rows::at(16 * s + lane, 0);
     }
 
-    /* 16 channels. `scales`: the lane's. */
+    /* Multiplies 16 channels. `scales` are the lane's. */
     static ATTEND_INLINE void step(uint32_t scales, const uint32_t *m, const uint2 (&b)[NT][32], unsigned lane,
                                    float (&zero)[2][NT][4], float (&x)[4][NT][4]) {
         uint32_t q[2][NT][2]; /* queries times the scales of each half of the page */
@@ -392,7 +393,7 @@ template <int HD, int NT, int BITS> struct values_kivi {
         }
     }
 
-    /* 16 tokens, the i-th of the piece. */
+    /* Adds 16 tokens, the i-th of the piece. */
     template <int TILES>
     static ATTEND_INLINE void step(uint32_t from, int i, bool paired, unsigned lane, const uint32_t (&w)[NT][2],
                                    float (&acc)[TILES][NT][4]) {
@@ -445,7 +446,7 @@ template <int HD, int NT, int BITS> struct values_kivi {
 constexpr int larger_of(int a, int b) { return a > b ? a : b; }
 constexpr int smaller_of(int a, int b) { return a < b ? a : b; }
 
-/* The pieces of a warp's pages, keys before values, in slots of its own. */
+/* A page_ring has the pieces of a warp's pages, keys before values, in slots of its own. */
 template <class K, class V, int SLOTS> struct page_ring {
     static constexpr int slot_bytes = larger_of(K::slot, V::slot), bytes = SLOTS * slot_bytes;
 
@@ -490,14 +491,14 @@ template <class K, class V, int SLOTS> struct page_ring {
         commit_copies();
     }
 
-    /* The slot with the next piece. */
+    /* Waits for the next piece and returns its slot. */
     ATTEND_INLINE uint32_t wait() {
         wait_copies<SLOTS - 1>();
         __syncwarp();
         return base + read * slot_bytes;
     }
 
-    /* The piece has been read. */
+    /* Releases the slot of a piece that has been read. */
     ATTEND_INLINE void release() {
         __syncwarp();
         issue(read);
@@ -509,7 +510,7 @@ template <class K, class V, int SLOTS> struct page_ring {
 
 /* A CTA's shared memory holds rings, later partial states and the memory of merging; and queries. */
 template <class K, class V, int HD, int NT> struct scaled_memory {
-    /* two CTAs of a multiprocessor with 227 KiB where its registers suffice for both */
+    /* Two CTAs share a multiprocessor with 227 KiB where its registers suffice for both. */
     static constexpr bool two = HD <= 128 && NT == 1;
     static constexpr int queries = 2 * sizeof(query_fragments<HD, NT>) + sizeof(query_sums<HD, NT>);
     static constexpr int most = ((two ? 115200 : 163840) - queries) / SCALED_WARPS;
@@ -521,7 +522,7 @@ template <class K, class V, int HD, int NT> struct scaled_memory {
     static constexpr int bytes = rings + queries;
 };
 
-/* Sums of accumulate_rows' layout become those of V: the rows are ordered otherwise, and in V's units. */
+/* Reorders sums from accumulate_rows' layout to V's, whose rows have another order, and to V's units. */
 template <class V, int HD, int NT, int TILES> ATTEND_INLINE void to_layout(codec_id codec, float (&acc)[TILES][NT][4]) {
     if (!V::paired_rows(codec)) return;
     const unsigned g = lane_id() / 4, from = 2 * g % 8 * 4 + lane_id() % 4; /* channel 2 g is row 2 g, or row 2 g - 8 + 8 */
@@ -543,7 +544,7 @@ template <class V, int HD, int NT, int TILES> ATTEND_INLINE void to_layout(codec
     }
 }
 
-/* Sums of V's layout, to state i. */
+/* Stores sums in V's layout as those of state i. */
 template <class V, int HD, int NT, int TILES>
 ATTEND_INLINE void store_scaled(codec_id codec, const partials<HD> &to, unsigned i, uint32_t group,
                                 const float (&acc)[TILES][NT][4]) {

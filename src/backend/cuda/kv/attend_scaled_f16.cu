@@ -1,4 +1,4 @@
-/* Decoding over pages of halves. */
+/* Compiles decoding over pages of halves. */
 #include "backend/cuda/kv/attend_scaled.cuh"
 #include "backend/cuda/kv/attend_scaled.h"
 

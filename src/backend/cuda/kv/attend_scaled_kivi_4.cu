@@ -1,4 +1,4 @@
-/* Decoding over pages of 4-bit codes, keys by channel, values by token. */
+/* Compiles decoding over pages of 4-bit codes, keys by channel, values by token. */
 #include "backend/cuda/kv/attend_scaled.cuh"
 #include "backend/cuda/kv/attend_scaled.h"
 

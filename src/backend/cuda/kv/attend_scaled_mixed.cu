@@ -1,15 +1,16 @@
-/* Decoding where keys and values are of different codecs: one kernel for all pairs, which asks at each piece of a page what it is. A codec that may
- * be mixed is in both lists at the end, and its row names attend_scaled_mixed. Copying is called from many places, so it is no part of them. */
+/* Implements decoding where keys and values are of different codecs: one kernel serves all pairs and asks at each piece of a page
+ * for its codec. A codec that may be mixed is in both lists at the end, and its row names attend_scaled_mixed. Copying is called
+ * from many places, so it is not inlined into them. */
 #include "backend/cuda/kv/attend_scaled.cuh"
 #include "backend/cuda/kv/attend_scaled.h"
 
-/* A side of pages of codec ID, read as SIDE reads them. */
+/* A side_of_codec reads pages of codec ID as SIDE does. */
 template <codec_id ID, class SIDE> struct side_of_codec {
     static constexpr codec_id id = ID;
     using side = SIDE;
 };
 
-/* Calls what(side) of the side of FORMS that reads `codec`, which one of them does. */
+/* Calls what(side) with the side among FORMS that reads `codec`; there is one. */
 template <class FORM, class... FORMS, class WHAT> ATTEND_INLINE auto of_codec(codec_id codec, WHAT what) {
     if constexpr (sizeof...(FORMS) == 0) {
         return what(typename FORM::side());

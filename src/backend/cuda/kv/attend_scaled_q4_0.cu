@@ -1,4 +1,4 @@
-/* Decoding over pages of 4-bit codes, a scale for 32 channels. */
+/* Compiles decoding over pages of 4-bit codes, a scale for 32 channels. */
 #include "backend/cuda/kv/attend_scaled.cuh"
 #include "backend/cuda/kv/attend_scaled.h"
 

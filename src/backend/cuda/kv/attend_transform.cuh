@@ -1,20 +1,20 @@
-/* Decoding over pages of the codec transform (format/transform.h), on their codes.
+/* Implements decoding over pages of the codec transform (format/transform.h), on their codes.
  *
- * A plane's levels come out of tables of 16 bytes by byte permutations: four codes of a word are the selectors of one that looks into the
- * table's first half and, complemented, of one that looks into its second half. A selector with its highest bit set yields the sign of a byte:
- * levels stand LEVEL_ZERO higher in tables, so that this is 0, and a level is the sum of both. Both enter m16n8k32's integer products as
- * they are; what LEVEL_ZERO adds to a sum is known and taken off. The pipe of bitwise instructions bounds this: products add what could be
- * or-ed, and complements are made by multiplying (struct complement).
+ * Byte permutations look a plane's levels up in tables of 16 bytes: four codes of a word are the selectors of one that looks into
+ * the table's first half and, complemented, of one that looks into its second half. A selector with its highest bit set yields the
+ * sign of a byte: levels stand LEVEL_ZERO higher in tables, so that this is 0, and a level is the sum of both. Both enter
+ * m16n8k32's integer products as they are; what LEVEL_ZERO adds to a sum is known and subtracted. The pipe of bitwise instructions
+ * bounds the speed: therefore products add what could be or-ed, and complements are made by multiplying (struct complement).
  *
- * Queries come as records of runs (attend_transform_runs.cuh); weights of values, times their gains, become integers of 16 bits with a unit for
- * each page. Upper and lower bytes are columns 2 j and 2 j + 1 of a product for query j: a lane has both of a sum, for query lane % 4 of a tile
- * of four. Sums of products are exact. Values are summed up by plane; scales, sizes and the basis are applied once, when parts are merged.
+ * Queries come as records of runs (attend_transform_runs.cuh); weights of values, times their gains, become integers of 16 bits
+ * with a unit for each page. Upper and lower bytes are columns 2 j and 2 j + 1 of a product for query j: a lane has both of a sum,
+ * for query lane % 4 of a tile of four. Sums of products are exact. Values are summed up by plane; scales, sizes and the basis are
+ * applied once, when parts are merged.
  *
- * Keys: rows of products are words of a plane's nibble, tokens T and T + 16 of which each has a product of its own (the other's bytes meet zeros),
- * k is 4 components of 4 planes. Values: rows are components of 8 planes, k is 32 tokens.
+ * In products with keys the rows are words of a plane's nibble, whose tokens T and T + 16 have a product each (the other's bytes
+ * meet zeros), and k is 4 components of 4 planes. In products with values the rows are components of 8 planes, and k is 32 tokens.
  *
- * NQ: tiles of four queries.
- */
+ * NQ is the number of tiles of four queries. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_CUH
 
@@ -30,16 +30,17 @@ struct plane_readers {
     float gain_least, gain_step;
 };
 
-/* A window's four bits of each component or token of a word. */
+/* Returns a window: four bits of each component or token of a word. */
 ATTEND_INLINE uint32_t window_of(uint32_t nibble, uint32_t before, uint32_t mask) { return (nibble & mask) | (before & ~mask); }
 
-/* ~x is x * ones + ones where `ones` is -1, which the compiler must not know: else it takes the bitwise pipe. */
+/* Computes ~x as x * ones + ones where `ones` is -1, which the compiler must not know: else it takes the bitwise pipe. */
 struct complement {
     uint32_t ones;
     ATTEND_INLINE uint32_t of(uint32_t x) const { return x * ones + ones; }
 };
 
-/* Levels of 4 words of a plane, of codes 0 to 7 and of 8 to 15, of the other codes 0: fragments a of products whose rows are two words each. */
+/* A word_levels has the levels of 4 words of a plane, of codes 0 to 7 and of 8 to 15, where the other codes have 0: fragments a of
+ * products whose rows are two words each. */
 struct word_levels {
     uint32_t a[2][2][4]; /* [words 0 and 1, 2 and 3][half of the table][register] */
 };
@@ -54,14 +55,14 @@ ATTEND_INLINE void look_up(const uint32_t (&windows)[4], const uint4 &table, com
     }
 }
 
-/* d += levels of two words times b. */
+/* Computes d += levels of two words times b. */
 ATTEND_INLINE void add_products(int32_t (&d)[4], const uint32_t (&a)[2][4], uint32_t b0, uint32_t b1) {
     mma_s8(d, a[0][0], a[0][1], a[0][2], a[0][3], b0, b1);
     mma_s8(d, a[1][0], a[1][1], a[1][2], a[1][3], b0, b1);
 }
 
-/* Windows of 4 words of a plane. `slot`: that of the nibbles; `lane`: the lane's place in one. WRAPS: a plane of the group may go on from one
- * component to the next: a key's four are the bytes of a word, a value's the words of four. */
+/* Loads the windows of 4 words of a plane. `slot` is that of the nibbles, `lane` the lane's place in one. WRAPS says that a plane
+ * of the group may go on from one component to the next: a key's four are the bytes of a word, a value's the words of four. */
 template <int SIDE, bool WRAPS> ATTEND_INLINE void load_windows(uint32_t slot, uint2 entry, uint32_t lane, uint32_t (&w)[4]) {
     const uint4 own = load_shared_quad(slot + ((entry.x & 0xffff) ^ lane));
     uint4 before = load_shared_quad(slot + ((entry.x >> 16 & 0x7fff) ^ lane));
@@ -78,7 +79,8 @@ template <int SIDE, bool WRAPS> ATTEND_INLINE void load_windows(uint32_t slot, u
 
 /* ---- Keys */
 
-/* The first of the 8 tokens whose logits a lane has: 4 that follow one another, then those 16 later. */
+/* Return the first of the 8 tokens whose logits a lane has, and the i-th, counted from that: 4 that follow one another, then those
+ * 16 later. */
 ATTEND_INLINE uint32_t lane_token() { return lane_id() / 16 * 32 + lane_id() / 4 % 4 * 4; }
 ATTEND_INLINE uint32_t token_of(int i) { return i % 4 + i / 4 * 16; }
 
@@ -86,10 +88,10 @@ ATTEND_INLINE float gain_of(uint32_t codes, int i, float least, float step) {
     return fmaf((float)(codes >> 8 * i & 255), step, least);
 }
 
-/* Sums of a page's products with keys: [words 4g, 4g+1 or 4g+2, 4g+3][tokens T or T + 16]. */
+/* A page's products with keys have these sums: [words 4g, 4g+1 or 4g+2, 4g+3][tokens T or T + 16]. */
 template <int NQ> using key_sums = int32_t[2][2][NQ][4];
 
-/* The places where a lane reads the data of its plane of the next group of 4. */
+/* A key_cursor has the places where a lane reads the data of its plane of the next group of 4. */
 struct key_cursor {
     uint32_t entry, table, bytes;
 };
@@ -129,7 +131,7 @@ ATTEND_INLINE void score_groups(uint32_t slot, uint32_t tile_bytes, uint32_t cou
     if (count % 2) score_planes<NQ, 1, false>(slot, tile_bytes, at, complement, d);
 }
 
-/* Logits x[tile][i] of a page's token lane_token() + token_of(i). `record`: of the page's run, in shared memory. */
+/* Computes logits x[tile][i] of a page's token lane_token() + token_of(i). `record` is that of the page's run, in shared memory. */
 template <int HD, int NQ>
 ATTEND_INLINE void score_page(uint32_t slot, uint32_t record, const plane_readers &readers, complement complement,
                               float (&x)[NQ][8]) {
@@ -160,13 +162,14 @@ ATTEND_INLINE void score_page(uint32_t slot, uint32_t record, const plane_reader
 
 /* ---- Values */
 
-/* A lane's running state of its query of each tile: maximum for all lanes of the query, sums of its own tokens. */
+/* A running state is a lane's, of its query of each tile: the maximum is the same in all lanes of the query, the sums are of the
+ * lane's own tokens. */
 template <int NQ> struct transform_running { float max[NQ], sum[NQ], gained[NQ]; };
 
-/* Sums of a plane group's component i of the lane's plane: [group][tile][i]. */
+/* These are sums of component i of the lane's plane in each group of planes: [group][tile][i]. */
 template <int HD, int NQ> using transform_sums = float[HD / 16][NQ][4];
 
-/* Weights of a page as fragments b, [tokens 0 to 31, 32 to 63][tile][2], and their units. */
+/* A page_weights has a page's weights as fragments b, [tokens 0 to 31, 32 to 63][tile][2], and their units. */
 template <int NQ> struct page_weights {
     uint32_t b[2][NQ][2];
     float unit[NQ];
@@ -219,7 +222,7 @@ ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = __float2uint_rn(w[i] * steps), sum += v[i];
         r.gained[n] += (float)sum * to.unit[n];
-        /* Bytes k of a fragment: tokens T, T + 16, T + 1, T + 17, then T + 2, ... */
+        /* Bytes k of a fragment are of tokens T, T + 16, T + 1, T + 17, then T + 2, ... */
         uint32_t packed[2][2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {

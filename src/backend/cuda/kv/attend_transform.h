@@ -1,4 +1,4 @@
-/* Kernels of attend_decode.h where keys and values both are of the codec transform, one file for each head_dim. */
+/* Declares kernels of attend_decode.h where keys and values both are of the codec transform; each head_dim has a file. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_H
 

@@ -1,23 +1,23 @@
-/* The kernel of attend_transform.cuh: rings of pages, what warps do with them, and putting their states together.
+/* Has the kernel of attend_transform.cuh: the rings of pages, the work of warps on them, and the merging of their states.
  *
- * Of a query row and KV head, CTA 0 reads the rows of halves and each of the others a part of the pages; a warp reads pages by itself, through a
- * ring of its own. The last CTA to arrive merges what all of them wrote.
- */
+ * Of a query row and KV head, CTA 0 reads the rows of halves and each of the others a part of the pages; a warp reads pages by
+ * itself, through a ring of its own. The last CTA to arrive merges what all of them wrote. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_KERNEL_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_KERNEL_CUH
 
 #include "backend/cuda/kv/attend_transform.cuh"
 #include "backend/cuda/kv/attend_transform.h"
 
-/* What a CTA does once, before or after it reads pages, is no part of the kernel's body: there the registers are all for reading. */
+/* Functions that a CTA calls once, before or after it reads pages, are not inlined into the kernel: its registers are all for
+ * reading. */
 #define ATTEND_APART __device__ __noinline__
 
 /* ---- The ring */
 
-/* Bytes of a slot, of keys with the record of their run behind: nibbles, then gains in a unit of their own. */
+/* Returns the bytes of a slot: nibbles, then gains in a unit of their own. Behind a slot of keys lies the record of their run. */
 __host__ __device__ constexpr uint32_t page_slot_bytes(uint32_t nibbles) { return (nibbles + 1) * PAGE_TRANSFORM_NIBBLE; }
 
-/* A warp copies `count` units of 16 bytes, of which a lane has every 32nd. */
+/* Copies, by a warp, `count` units of 16 bytes, of which a lane copies every 32nd. */
 ATTEND_INLINE void copy_units(uint32_t to, const uint8_t *from, uint32_t count) {
     uint32_t c = 0;
 #pragma unroll 1
@@ -29,8 +29,9 @@ ATTEND_INLINE void copy_units(uint32_t to, const uint8_t *from, uint32_t count) 
         if (c + i + lane_id() < count) copy_async<16>(to + 16 * i, from + 16 * i);
 }
 
-/* A warp's pages, one or two of them in shared memory: a slot of keys and one of values each. As soon as a slot has been read, it is filled with
- * the page after the other's. The first pages are asked for before the records of their runs are there, which another kernel writes. */
+/* A ring has one or two of a warp's pages in shared memory: a slot of keys and one of values each. As soon as a slot has been read,
+ * it is filled with the page after the other's. The first pages are asked for before the records of their runs are there, which
+ * another kernel writes. */
 template <int HD, int NQ> struct transform_ring {
     struct listed_pages listed;
     const struct place_view *place;
@@ -53,7 +54,7 @@ template <int HD, int NQ> struct transform_ring {
 
     ATTEND_INLINE uint32_t slot(uint32_t page) const { return base + (page & (depth - 1)) * bytes; }
 
-    /* The following return the place of the lane's 16 bytes of four nibbles in a slot, as nibble_place of transforms.c has it. */
+    /* The following return the place of the lane's 16 bytes of four nibbles in a slot, by nibble_place of transforms.c. */
     static ATTEND_INLINE uint32_t key_place() { return lane_id() / 8 * 128 + 16 * (lane_id() % 8 ^ 2 * (lane_id() / 8)); }
     static ATTEND_INLINE uint32_t value_place() { return lane_id() / 8 * 128 + 16 * (lane_id() % 8 ^ lane_id() / 8 % 2 * 4); }
 
@@ -108,7 +109,8 @@ template <int HD, int NQ> struct transform_ring {
         }
     }
 
-    /* Fetches what `start` left out. Loads, and not copies: those would be waited for behind all of the first pages. */
+    /* Loads the records that `start` left out. It does not copy them asynchronously: such copies would be waited for behind all of
+     * the first pages. */
     ATTEND_INLINE void fetch_first_records() const {
         for (uint32_t first = 0; first < record_units; first += 128) {
             uint4 record[2][4];
@@ -133,7 +135,7 @@ template <int HD, int NQ> struct transform_ring {
         __syncwarp();
     }
 
-    /* Until all copies but those of `start` are there. */
+    /* Waits until all copies but those of `start` are there. */
     ATTEND_INLINE void wait_for_others() const {
         if (depth == 2)
             wait_copies<4>();
@@ -141,7 +143,7 @@ template <int HD, int NQ> struct transform_ring {
             wait_copies<2>();
     }
 
-    /* Until the oldest copies that were asked for are there. */
+    /* Waits until the oldest copies that were asked for are there. */
     ATTEND_INLINE void wait() const {
         if (depth == 2)
             wait_copies<3>();
@@ -160,28 +162,29 @@ template <int HD, int NQ, int WARPS> struct transform_shared {
     static __host__ __device__ constexpr int rings(uint32_t pairs) {
         return (2 * reader_bytes + (int)position_bytes(NQ, WARPS, pairs) + 127) / 128 * 128;
     }
-    /* When pages are read: sums by plane of each warp, float4 [WARPS][4 NQ][plane_stride], and their states, float4 [WARPS][4 NQ]. */
+    /* While pages are read, sums by plane of each warp, float4 [WARPS][4 NQ][plane_stride], and their states, float4 [WARPS][4 NQ],
+     * take this memory. */
     static constexpr int plane_stride = HD / 2 + 2;
     static constexpr int sums = WARPS * 4 * NQ * plane_stride * 16, states = WARPS * 4 * NQ * 16;
     /* Merging needs factors of parts, sums of threads, components [HD][4 NQ], sums of sections of channels [sections][4 NQ][HD]. */
     static constexpr int sections = threads / (HD / 8) < 16 ? threads / (HD / 8) : 16;
     static constexpr int merging = threads * 16 + HD * 4 * NQ * 4 + sections * 4 * NQ * HD * 4 + 4 * NQ * 16;
-    /* The CTA that reads rows has queries for the window and for exact rows; then each warp's rows, or their states. */
+    /* The CTA that reads rows has queries for the window and for exact rows here; then each warp's rows, or their states. */
     static constexpr int row_queries = 2 * ((int)sizeof(query_fragments<HD, 1>) + 127) / 128 * 128;
     static constexpr int rows = row_queries + WARPS * 2 * half_rows<HD>::bytes;
     static constexpr int row_states = row_queries + (int)partials_bytes<HD>(WARPS, 4 * NQ);
     static constexpr int largest(int a, int b) { return a > b ? a : b; }
     static constexpr int after = largest(sums + states, merging); /* but for factors of parts */
-    /* page: of a ring of one page. */
+    /* Returns the least bytes of shared memory. `page` is the bytes of a ring of one page. */
     static int least(int page, uint32_t pairs, int factors) {
         return largest(largest(rings(pairs) + WARPS * page, after + factors), largest(rows, row_states));
     }
 };
 
-/* ---- What CTAs leave */
+/* ---- Parts, which CTAs leave in memory */
 
-/* The places of the parts of a row and KV head. Part 0 is that of the rows of halves, by channel: float4 [G][HD / 4]. The others are by plane:
- * float4 [G][planes]. */
+/* A transform_parts says where the parts of a row and KV head lie. Part 0 is that of the rows of halves, by channel: float4 [G][HD
+ * / 4]. The others are by plane: float4 [G][planes]. */
 template <int HD> struct transform_parts {
     float4 *sums;
     float2 *states; /* [part][G]: maximum, sum of weights */
@@ -200,7 +203,7 @@ ATTEND_INLINE void add_scaled(float4 &to, float factor, const float4 &x) {
     to.x += factor * x.x, to.y += factor * x.y, to.z += factor * x.z, to.w += factor * x.w;
 }
 
-/* A warp's sums by plane and states go to shared memory. */
+/* Stores a warp's sums by plane and its states in shared memory. */
 template <int HD, int NQ, int WARPS>
 ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const transform_sums<HD, NQ> &acc, uint8_t *memory) {
     using layout = transform_shared<HD, NQ, WARPS>;
@@ -223,7 +226,7 @@ ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const
     }
 }
 
-/* All threads call this after a __syncthreads. Makes a part of the warps' sums. */
+/* Makes a part of the warps' sums. All threads call this after a __syncthreads. */
 template <int HD, int NQ, int WARPS>
 ATTEND_INLINE void leave_planes(uint32_t planes, const uint8_t *memory, const transform_parts<HD> &parts, uint32_t part) {
     using layout = transform_shared<HD, NQ, WARPS>;
@@ -249,7 +252,7 @@ ATTEND_INLINE void leave_planes(uint32_t planes, const uint8_t *memory, const tr
     }
 }
 
-/* All threads of the CTA that reads rows call this. */
+/* Reads the rows of halves and makes part 0. All threads of the CTA that reads rows call this. */
 template <int HD, int NQ, int WARPS>
 ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &s, uint8_t *memory,
                              const transform_parts<HD> &parts) {
@@ -282,7 +285,8 @@ ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &
     }
 }
 
-/* All threads: whether this CTA is the last of `n` to come here; what the others wrote before may then be read. */
+/* Returns whether this CTA is the last of `n` to come here; what the others wrote before may then be read. All threads call
+ * this. */
 ATTEND_INLINE bool is_last(const struct attend_decode &a, const struct share &s, uint32_t n) {
     __threadfence();
     __syncthreads();
@@ -297,7 +301,7 @@ ATTEND_INLINE bool is_last(const struct attend_decode &a, const struct share &s,
     return last;
 }
 
-/* All threads: merges parts 0 to `n` and writes out[G][HD]. */
+/* Merges parts 0 to `n` and writes out[G][HD]. All threads take part. */
 template <int HD, int NQ, int WARPS> struct transform_merge {
     using layout = transform_shared<HD, NQ, WARPS>;
     static constexpr unsigned threads = WARPS * 32;
@@ -317,7 +321,7 @@ template <int HD, int NQ, int WARPS> struct transform_merge {
         factors = reinterpret_cast<float *>(totals + 4 * NQ);
     }
 
-    /* A warp for each query: what parts are multiplied with. */
+    /* Computes the factors of parts, a warp for each query. */
     ATTEND_INLINE void weigh_parts() const {
 #pragma unroll 1
         for (unsigned query = threadIdx.x / 32; query < parts.group; query += WARPS) {
@@ -345,7 +349,7 @@ template <int HD, int NQ, int WARPS> struct transform_merge {
         }
     }
 
-    /* A quad as its components are summed up: the places of its planes in a query's sums, and what they and the components are multiplied with. */
+    /* A summed_quad says where a quad's planes lie in a query's sums, and by what they and the components are multiplied. */
     struct summed_quad {
         unsigned plane[2];
         float scale[2];
@@ -364,7 +368,7 @@ template <int HD, int NQ, int WARPS> struct transform_merge {
         return to;
     }
 
-    /* A quad's sums of every ranks-th part from `first` on. Several loads are on their way at once. */
+    /* Sums a quad over every ranks-th part from `first` on. Several loads are under way at once. */
     ATTEND_INLINE float4 sum_parts(unsigned query, unsigned planes, const summed_quad &quad, unsigned first, unsigned ranks) const {
         constexpr unsigned at_once = 4;
         float4 sum = make_float4(0, 0, 0, 0);
@@ -386,7 +390,7 @@ template <int HD, int NQ, int WARPS> struct transform_merge {
         return sum;
     }
 
-    /* Sums by component: a thread has a quad of a query, of every ranks-th part. `own`: the thread's first quad. */
+    /* Sums by component: a thread has a quad of a query, of every ranks-th part. `own` is the thread's first quad. */
     ATTEND_INLINE void add_planes(const struct transform_view &view, summed_quad own) const {
         const unsigned planes = view.layout.planes, quads = view.layout.quads, items = parts.group * quads,
                        width = min(items, threads);
@@ -441,7 +445,7 @@ template <int HD, int NQ, int WARPS> struct transform_merge {
         }
     }
 
-    /* The outputs of a thread are every threads-th, `mean` what it has of the mean for them. */
+    /* A thread writes every threads-th output; `mean` has its share of the mean for them. */
     static constexpr unsigned outputs = (4 * NQ * HD + threads - 1) / threads;
     ATTEND_INLINE void write(const float (&mean)[outputs], const float (&rows)[outputs], float *out) const {
 #pragma unroll
@@ -457,7 +461,8 @@ template <int HD, int NQ, int WARPS> struct transform_merge {
     }
 };
 
-/* All threads: the CTA of a row and KV head that comes here last merges what all have left. What it needs besides is loaded before that is known. */
+/* Merges all parts in the CTA of a row and KV head that comes here last. Loads what it needs besides before it knows whether it is
+ * the last. All threads call this. */
 template <int HD, int NQ, int WARPS>
 ATTEND_APART void merge_last(const struct attend_decode &a, const struct share &s, const transform_parts<HD> &parts,
                              uint8_t *memory) {
@@ -487,7 +492,7 @@ ATTEND_APART void merge_last(const struct attend_decode &a, const struct share &
 
 /* ---- The kernel */
 
-/* Logits of a page's tokens: ALiBi, and -INFINITY for those that are not read. */
+/* Finishes the logits of a page's tokens: adds ALiBi, and sets those of tokens that are not read to -INFINITY. */
 template <int NQ>
 ATTEND_INLINE void finish_page_logits(float (&x)[NQ][8], const float *slopes, uint32_t group, int32_t from, uint64_t live) {
     const uint32_t first = lane_token();
@@ -511,7 +516,7 @@ ATTEND_INLINE void finish_page_logits(float (&x)[NQ][8], const float *slopes, ui
     }
 }
 
-/* A side's readers, into shared memory, and what goes with them. */
+/* Copies a side's readers, and the tables that belong to them, to shared memory. */
 template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const struct transform_view *view, uint8_t *memory) {
     const uint32_t to = shared_address(memory), planes = uniform(view->layout.planes),
                    padded = (planes + TRANSFORM_READERS_STEP - 1) / TRANSFORM_READERS_STEP * TRANSFORM_READERS_STEP;
@@ -520,8 +525,9 @@ template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const st
             0};
 }
 
-/* Query heads first_query .. of each group, at most 4 NQ. `ring_bytes`: of a warp's. Launched early, behind transform_runs_kernel alone, which
- * lets it begin when all kernels before have ended: what they wrote may be read at once, what that kernel wrote after waiting for it. */
+/* Serves query heads first_query .. of each group, at most 4 NQ. `ring_bytes` is the size of a warp's ring. The kernel is launched
+ * early, behind transform_runs_kernel alone, which lets it begin when all kernels before have ended: it may read at once what those
+ * wrote, and after waiting for it what transform_runs_kernel wrote. */
 template <int HD, int NQ, int WARPS, int RESIDENT>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes,
@@ -622,7 +628,7 @@ cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first
                         (uint32_t)ring, complement{ALL_LANES});
 }
 
-/* Two CTAs to a multiprocessor if they fit, else one, of as many warps as fit. */
+/* Launches two CTAs to a multiprocessor if they fit, else one, of as many warps as fit. */
 template <int HD, int NQ> cudaError_t launch_transform(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
     constexpr int reserved = 1024; /* of each CTA */
     constexpr int bound = HD * NQ <= 128 ? 2 : 1;
@@ -648,7 +654,7 @@ template <int HD, int NQ> cudaError_t launch_transform(const struct attend_decod
     return cudaErrorInvalidConfiguration;
 }
 
-/* More than 8 query heads of a group take several launches. */
+/* Launches the kernel for all query heads; more than 8 of a group take several launches. */
 template <int HD> cudaError_t launch_transform_groups(const struct attend_decode *a, cudaStream_t stream) {
     const uint32_t group = a->heads.query_heads / a->heads.kv_heads;
     cudaError_t result = cudaSuccess;

@@ -1,21 +1,21 @@
-/* Keys' mean before rotation (kv/pre_rope.h) adds to the logit of a query q and the key at position p the sum over pairs of channels, as complex
- * numbers, of the real part of conj(q) m e^(i theta p).
+/* Adds keys' mean before rotation (kv/pre_rope.h): to the logit of a query q and the key at position p it adds the sum over pairs
+ * of channels, as complex numbers, of the real part of conj(q) m e^(i theta p).
  *
- * A CTA has conj(q) m of its queries. A warp turns them to the first token of a page, and to the 16th behind it: columns 2 j and 2 j + 1 of a product
- * for query j. Rows are the 32 tokens that lanes have without those 16 later, k the cosine and sine of a pair. Factors are halves and what is left
- * of them, since the mean may be large: only the products of two rests are left out, which leaves some 2^-22 of a sum.
- */
+ * A CTA has conj(q) m of its queries. A warp turns them to the first token of a page, and to the 16th behind it: columns 2 j and 2
+ * j + 1 of a product for query j. Rows are the 32 tokens that lanes have without those 16 later, k the cosine and sine of a pair.
+ * Since the mean may be large, a factor is a half and its rest, another half: only the products of two rests are left out, which
+ * leaves an error of some 2^-22 of a sum. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_POSITIONS_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_POSITIONS_CUH
 
 #include "backend/cuda/kv/attend_common.cuh"
 
-/* A step of a product takes 8 pairs. */
+/* Returns the steps of a product, each of which takes 8 pairs. */
 __host__ __device__ constexpr uint32_t position_steps(uint32_t pairs) { return (pairs + 7) / 8; }
 
-/* Shared memory of a CTA: its queries' products float4 [tile][step][4 queries][t], of pairs 8 step + t and 4 further; factors [4 tiles], product
- * times factor = logit; the rows of products (pre_rope_fragments); then each warp's angles float4 [step][the page's first token, the 16th behind
- * it][t] of the same pairs. */
+/* A CTA's shared memory has its queries' products float4 [tile][step][4 queries][t], of pairs 8 step + t and 4 further; factors [4
+ * tiles], product times factor = logit; the rows of products (pre_rope_fragments); then each warp's angles float4 [step][the page's
+ * first token, the 16th behind it][t] of the same pairs. */
 __host__ __device__ constexpr uint32_t position_query_bytes(uint32_t tiles, uint32_t pairs) {
     return tiles * (position_steps(pairs) * 256 + 16);
 }
@@ -25,7 +25,7 @@ __host__ __device__ constexpr uint32_t position_bytes(uint32_t tiles, uint32_t w
     return pairs ? position_query_bytes(tiles, pairs) + position_row_bytes(pairs) + warps * position_angle_bytes(pairs) : 0;
 }
 
-/* conj(q) m of a pair. */
+/* Computes conj(q) m of a pair. */
 ATTEND_INLINE float2 pair_product(const struct head_view &heads, unsigned pair, const float *q, const float *m) {
     const bool adjacent = heads.pairing == ROPE_ADJACENT;
     const unsigned a = adjacent ? 2 * pair : pair, b = adjacent ? a + 1 : a + heads.n_rot / 2;
@@ -73,7 +73,7 @@ ATTEND_INLINE float2 multiply_complex(float2 a, float2 b) { return make_float2(a
 
 ATTEND_INLINE float2 complex_of(uint32_t x, uint32_t y) { return make_float2(__uint_as_float(x), __uint_as_float(y)); }
 
-/* Real and negated imaginary part as halves, and what is left of them. */
+/* A split_number has the real and the negated imaginary part as halves, and their rests. */
 struct split_number {
     uint32_t upper, rest;
 };
@@ -83,8 +83,8 @@ ATTEND_INLINE split_number split(float2 x) {
     return {upper, pack_halves(x.x - low_half(upper), -x.y - high_half(upper))};
 }
 
-/* The angles of a page's first token, of which a lane has every 32nd, as products of its run's angle and that of its offset in the run. They are
- * loaded long before they are needed, as far as registers suffice: for 4 steps. */
+/* A lane_angles has the angles of a page's first token, of which a lane has every 32nd, as products of its run's angle and that of
+ * its offset in the run. They are loaded long before they are needed, as far as registers suffice: for 4 steps. */
 struct lane_angles {
     float2 run[2], offset[2];
 };
@@ -118,8 +118,8 @@ struct page_angles {
     }
 };
 
-/* Adds to the logits x[tile][i] of tokens lane_token() + token_of(i) of a page. `queries`, `rows`, `angles`: what stage_positions, copy_position_rows
- * and page_angles wrote, in shared memory. */
+/* Adds to the logits x[tile][i] of tokens lane_token() + token_of(i) of a page. stage_positions, copy_position_rows and page_angles
+ * wrote `queries`, `rows` and `angles`, in shared memory. */
 template <int NQ>
 ATTEND_INLINE void add_positions(const struct pre_rope_view &pre_rope, uint32_t queries, uint32_t rows, uint32_t angles,
                                  float (&x)[NQ][8]) {

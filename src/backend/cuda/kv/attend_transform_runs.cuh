@@ -1,12 +1,12 @@
-/* Queries of runs: keys of pages of transform are rotated by their offset from the first position of a run of 256 tokens, so queries are rotated
- * back to it, once for each run, before any page is read.
+/* Prepares queries for runs: keys of pages of transform are rotated by their offset from the first position of a run of 256 tokens,
+ * so queries are rotated back to it, once for each run, before any page is read.
  *
- * A query rotated to a run, times the basis, times the sizes and the scales of planes, becomes integers of 16 bits with a unit of its own: upper
- * and lower bytes are columns 2 j and 2 j + 1 of the products of query j with levels. What keys' mean adds to a logit is a number of the run, too.
+ * A query rotated to a run, times the basis, times the sizes and the scales of planes, becomes integers of 16 bits with a unit of
+ * its own: upper and lower bytes are columns 2 j and 2 j + 1 of the products of query j with levels. What keys' mean adds to a
+ * logit is a number of the run, too.
  *
- * A CTA has a tile of 16 components of the basis in registers of each warp and takes several runs at a time, each of which a warp turns queries
- * for and makes bytes for.
- */
+ * Each warp of a CTA has a tile of 16 components of the basis in registers. The CTA takes several runs at a time; for each of them
+ * a warp rotates queries and makes bytes. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
 
@@ -29,7 +29,8 @@ template <int HD> ATTEND_INLINE transform_side<HD> side_of(const struct attend_d
     return {view, view->mean, view->gain_least, view->gain_step};
 }
 
-/* run_record_words of a launch of 4 NQ queries: run 0 is that of the sequence's first page. */
+/* Returns a run's record, one of run_record_words for each run of a launch of 4 NQ queries; run 0 is that of the sequence's first
+ * page. */
 template <int HD, int NQ> ATTEND_INLINE uint32_t *run_record(const struct attend_decode &a, const struct share &s, uint32_t run) {
     const size_t at = ((size_t)s.row * a.heads.kv_heads + s.head) * a.runs + run;
     return a.run_queries + at * run_record_words(NQ, HD / 2);
@@ -64,7 +65,8 @@ template <int HD, int NQ> ATTEND_INLINE void stage_queries(const float *q, uint3
     }
 }
 
-/* The cosine and sine of the pairs of a lane's channels lane, lane + 32, ...; 1 and 0 where channels do not turn. */
+/* A lane_turns has the cosine and sine of the pairs of a lane's channels lane, lane + 32, ...; 1 and 0 where channels do not
+ * turn. */
 template <int HD> struct lane_turns { float2 of[HD / 32]; };
 
 template <int HD> ATTEND_INLINE void load_turns(const struct head_view &heads, const float *angles, lane_turns<HD> &to) {
@@ -79,7 +81,8 @@ template <int HD> ATTEND_INLINE void load_turns(const struct head_view &heads, c
     }
 }
 
-/* A warp rotates all queries back by a run's position, to rows first_column .. of `rotated`, and returns their products with the mean. */
+/* Rotates, by a warp, all queries back by a run's position, to rows first_column .. of `rotated`, and returns their products with
+ * the mean. */
 template <int HD, int NQ>
 ATTEND_INLINE void rotate_queries(const struct head_view &heads, const lane_turns<HD> &turns, unsigned first_column,
                                   runs_memory<HD, NQ> &m, float (&with_mean)[4 * NQ]) {
@@ -104,14 +107,14 @@ ATTEND_INLINE void rotate_queries(const struct head_view &heads, const lane_turn
         for (int o = 16; o; o /= 2) with_mean[n] += __shfl_xor_sync(ALL_LANES, with_mean[n], o);
 }
 
-/* Two integers of the basis as halves: they differ from them by 2^-12 of themselves at most. */
+/* Returns two integers of the basis as halves: they differ from them by 2^-12 of themselves at most. */
 ATTEND_INLINE uint32_t halves_of(uint32_t integers) {
     const __half2 x = __halves2half2(__short2half_rn((short)(integers & 0xffff)), __short2half_rn((short)(integers >> 16)));
     return *reinterpret_cast<const uint32_t *>(&x);
 }
 
-/* The basis' integers as fragments a of its products with queries: of tile i of 16 components and channels 32 k to 32 k + 31, lane (g, t) has 8 channels
- * from 32 k + 8 t on of components g and g + 8; k of the products is permuted. */
+/* A basis_tile has the basis' integers as fragments a of its products with queries: of tile i of 16 components and channels 32 k to
+ * 32 k + 31, lane (g, t) has 8 channels from 32 k + 8 t on of components g and g + 8; k of the products is permuted. */
 template <int HD> struct basis_tile { uint4 of[HD / 32][2]; };
 
 template <int HD> ATTEND_INLINE void load_basis(const int16_t *basis, unsigned tile, basis_tile<HD> &to) {
@@ -125,7 +128,7 @@ template <int HD> ATTEND_INLINE void load_basis(const int16_t *basis, unsigned t
         }
 }
 
-/* A warp's products of a tile of the basis with the first columns. */
+/* Multiplies, by a warp, a tile of the basis by the first columns. */
 template <int HD, int NQ>
 ATTEND_INLINE void multiply_tile(const basis_tile<HD> &a, unsigned tile, unsigned columns, runs_memory<HD, NQ> &m) {
     const unsigned g = lane_id() / 4, t = lane_id() % 4;
@@ -145,7 +148,7 @@ ATTEND_INLINE void multiply_tile(const basis_tile<HD> &a, unsigned tile, unsigne
     }
 }
 
-/* A lane's planes are g, g + 8, ...: what their components' products are multiplied with. */
+/* A lane's planes are g, g + 8, ...; lane_scales has the factors of their components' products. */
 template <int HD> struct lane_scales {
     float4 scale[HD / 16];
     uint8_t quad[HD / 16];
@@ -164,13 +167,13 @@ template <int HD> ATTEND_INLINE void load_scales(const transform_side<HD> &keys,
     }
 }
 
-/* Bytes `byte` of four integers. */
+/* Returns bytes `byte` of four integers. */
 ATTEND_INLINE uint32_t bytes_of(const int32_t (&x)[4], uint32_t byte) {
     const uint32_t pick = byte * 0x11 + 0x40;
     return permute(permute((uint32_t)x[0], (uint32_t)x[1], pick), permute((uint32_t)x[2], (uint32_t)x[3], pick), 0x5410);
 }
 
-/* A warp writes a run's record. */
+/* Writes, by a warp, a run's record. */
 template <int HD, int NQ>
 ATTEND_INLINE void write_record(const lane_scales<HD> &scales, unsigned planes, unsigned first_column, const runs_memory<HD, NQ> &m,
                                 const float (&with_mean)[4 * NQ], uint32_t *record) {
@@ -215,8 +218,8 @@ ATTEND_INLINE void write_record(const lane_scales<HD> &scales, unsigned planes, 
     }
 }
 
-/* Query heads first_query .. of each group, at most 4 NQ, of every row: the records of all runs from that of the first page to that of the last.
- * Each CTA of a row and KV head takes some of them. */
+/* Writes, for query heads first_query .. of each group, at most 4 NQ, of every row, the records of all runs from that of the first
+ * page to that of the last. Each CTA of a row and KV head writes some of them. */
 template <int HD, int NQ>
 __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     transform_runs_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query) {
@@ -271,7 +274,7 @@ template <int HD, int NQ> cudaError_t launch_runs(const struct attend_decode *a,
     constexpr int bytes = (int)sizeof(runs_memory<HD, NQ>), at_once = runs_memory<HD, NQ>::runs;
     const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (result != cudaSuccess) return result;
-    /* Two CTAs to a multiprocessor, so that what they begin with serves many runs. */
+    /* A multiprocessor has two CTAs, so that the tables with which a CTA begins serve many runs. */
     const unsigned shares = a->heads.kv_heads * a->n_rows,
                    resident = 2 * (unsigned)device_attribute(cudaDevAttrMultiProcessorCount),
                    most = resident > shares ? resident / shares : 1, all = (a->runs + at_once - 1) / at_once;

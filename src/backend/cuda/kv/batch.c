@@ -1,7 +1,8 @@
-/* Decoding steps of several caches.
+/* Computes decoding steps of several caches.
  *
- * Caches of one method follow one another in a step as a group, which is one launch for each layer. What the kernels read lies in memory of the
- * batch that stays where it is, so that a graph of the launches may be replayed: the host rewrites it before each step. */
+ * Caches of one method follow one another in a step as a group, which is one launch for each layer. What the kernels read lies in
+ * memory of the batch that stays where it is, so that a graph of the launches may be replayed: the host rewrites it before each
+ * step. */
 #include "backend/cuda/kv/batch.h"
 
 #include "backend/cuda/kv/centroids.h"
@@ -10,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rows of caches that share their tables. */
+/* A group is rows of caches that share their tables. */
 struct group {
     const struct cache *cache; /* the first of them */
     uint32_t first_row, n_rows, splits, runs;
@@ -86,7 +87,8 @@ enum terse_status batch_new(const struct cache_shape *shape, struct batch_memory
     return status;
 }
 
-/* Reserves memory for so many caches and rows. It gives up the memory that was there with its contents; the new memory has another address. */
+/* Reserves memory for so many caches and rows. It gives up the memory that was there with its contents; the new memory has another
+ * address. */
 static enum terse_status reserve(struct batch_memory *b, size_t sequences, size_t rows, struct terse_error *error) {
     if (sequences <= b->sequence_capacity && rows <= b->row_capacity) return TERSE_OK;
     cudaStreamSynchronize(device_stream());
@@ -129,7 +131,7 @@ static enum terse_status reserve_runs(struct batch_memory *b, size_t words, stru
 
 /* ---- A step */
 
-/* The least power of two that is not below n, so that graphs serve many steps. */
+/* Returns the least power of two that is not below n, so that graphs serve many steps. */
 static uint32_t bucket(uint32_t n) {
     uint32_t to = 1;
     while (to < n) to *= 2;
@@ -161,7 +163,8 @@ static void add_to_group(struct batch_memory *b, const struct cache *cache, uint
     group->evicts |= cache->base.method.policy->positions_by_index;
 }
 
-/* Says where everything lies. A row is read in as many parts as if it were alone, so that its result does not depend on the others. */
+/* Writes where everything lies. A row is read in as many parts as if it were alone, so that its result does not depend on the
+ * others. */
 static void stage(struct batch_memory *b, struct cache *const *caches, size_t n) {
     uint32_t multiprocessors = (uint32_t)device_multiprocessors(), row = 0;
     b->n_groups = 0;
@@ -220,7 +223,7 @@ static struct kv_rows own_rows(const struct batch_memory *b, const struct group 
     return kv_rows_within(rows, g->first_row, (size_t)g->first_row + g->n_rows, &b->shape);
 }
 
-/* By position - evicted, where that is not the position. */
+/* Returns the queries by position - evicted, where that is not the position. */
 static float *exact_queries(const struct batch_memory *b, const struct group *g, size_t row) {
     return g->evicts ? b->q_exact + row * cache_shape_query_width(&b->shape) : NULL;
 }

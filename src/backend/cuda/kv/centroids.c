@@ -1,4 +1,4 @@
-/* Sending a codebook to the device: a set of parameters at a time, so that the host needs little memory for it. */
+/* Sends a codebook to the device: a set of parameters at a time, so that the host needs little memory for it. */
 #include "backend/cuda/kv/centroids.h"
 
 #include "backend/cuda/device.h"
@@ -13,7 +13,7 @@ struct centroid_shape centroid_shape_of(const struct coding *coding) {
     return (struct centroid_shape){coding->width, coding->bits};
 }
 
-/* Numbers of a set: centroids in halves, then floats: origin, scale, half, mean. */
+/* Counts the numbers of a set: centroids in halves, then floats: origin, scale, half, mean. */
 struct numbers {
     size_t centroids, parts, k, halves, floats;
 };
@@ -67,7 +67,7 @@ enum terse_status centroid_send(const struct coding *coding, uint32_t head_dim, 
     return status;
 }
 
-/* views[n] and, behind them at `device`, their numbers. Sets that are shared by all layers and KV heads are sent once. */
+/* Sends views[n] and, behind them at `device`, their numbers. Sets that are shared by all layers and KV heads are sent once. */
 static enum terse_status send_sets(const struct method *method, enum codec_side side, uint32_t head_dim, size_t n, uint8_t *device,
                                    struct centroid_view *views, struct terse_error *error) {
     const struct coding *coding = side == CODEC_VALUES ? &method->value : &method->key;

@@ -1,4 +1,5 @@
-/* Codebooks of codecs with centroids (pq, vq, gain-shape) on the device: of each layer, KV head and side what encoding and reading go by. Plain C. */
+/* Keeps codebooks of codecs with centroids (pq, vq, gain-shape) on the device: what encoding and reading need of each layer, KV
+ * head and side. Plain C. */
 #ifndef TERSE_BACKEND_CUDA_KV_CENTROIDS_H
 #define TERSE_BACKEND_CUDA_KV_CENTROIDS_H
 
@@ -6,15 +7,15 @@
 #include "kv/shape.h"
 #include "method/method.h"
 
-/* Zeros for a side whose codec has no sub-vectors. */
+/* Returns the shape of a side's code; zeros where its codec has no sub-vectors. */
 struct centroid_shape centroid_shape_of(const struct coding *coding);
 
-/* `learned_new` of codec.h: struct centroid_view views[layers][Hk] and the numbers that they point to, of a side whose codec has centroids.
- * Immutable. */
+/* Implements learned_new of codec.h for a side whose codec has centroids: sends struct centroid_view views[layers][Hk] and the
+ * numbers that they point to, which never change. */
 enum terse_status centroids_new(const struct cache_shape *shape, const struct method *method, enum codec_side side, void **views,
                                 struct terse_error *error);
-/* These take one set of parameters[codec_parameters], for a side of one layer and KV head. centroid_bytes returns the bytes of device memory that
- * it takes, a multiple of 16. centroid_send sends its numbers there and makes the view. */
+/* These take one set of parameters[codec_parameters], for a side of one layer and KV head. centroid_bytes returns the bytes of
+ * device memory that it takes, a multiple of 16. centroid_send sends its numbers there and makes the view. */
 size_t centroid_bytes(const struct coding *coding, uint32_t head_dim);
 enum terse_status centroid_send(const struct coding *coding, uint32_t head_dim, const float *parameters, void *device,
                                 struct centroid_view *view, struct terse_error *error);

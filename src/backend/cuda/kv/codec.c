@@ -1,4 +1,4 @@
-/* The table of codecs on the GPU. */
+/* Has the table of codecs on the GPU. */
 #include "backend/cuda/kv/codec.h"
 
 #include "backend/cuda/kv/attend_centroids.h"
@@ -18,13 +18,14 @@ static bool whole_scale_groups(const struct head_view *heads) {
 /* Returns whether kernels are compiled for the head dimension. */
 static bool compiled_head_dims(const struct head_view *heads) { return attend_head_dim(heads->head_dim); }
 
-/* 96 channels are 24 bytes of codes of two bits, in which groups of 32 channels end within 16 bytes. */
+/* Returns whether kivi's 2-bit pages are read. 96 channels are 24 bytes of codes of two bits, in which groups of 32 channels end
+ * within 16 bytes. */
 static bool attends_kivi_2(const struct head_view *heads, enum codec_side side, struct centroid_shape code) {
     (void)code;
     return side == CODEC_KEYS || heads->head_dim != 96;
 }
 
-/* Sub-vectors as wide as a power of two. */
+/* Returns whether the sub-vectors' width is a power of two. */
 static bool attends_centroids(const struct head_view *heads, enum codec_side side, struct centroid_shape code) {
     (void)heads;
     (void)side;
@@ -33,7 +34,7 @@ static bool attends_centroids(const struct head_view *heads, enum codec_side sid
 
 /* ---- The memory that attention works in */
 
-/* The largest launch has eight queries, or four. */
+/* Returns the words of the largest launch, which has eight queries, or four. */
 static size_t transform_run_words(const struct head_view *heads) {
     return run_record_words(heads->query_heads / heads->kv_heads > 4 ? 2 : 1, heads->head_dim / 2);
 }

@@ -1,10 +1,10 @@
-/* Codec, its execution on the GPU: a row of kernels for each codec that the GPU has. What a codec is, its sizes and parameters, is
- * format/codec.h.
+/* A codec runs on the GPU by its row of kernels here, if the GPU has them. format/codec.h says what a codec is, with its sizes and
+ * parameters.
  *
- * A launch covers all pages of a layer or of a step, of all sequences of a batch, so a row holds launches and not functions of a page. The
- * table in codec.c is the only place of the backend that goes by a codec's name: encode.c and attend_decode.c look a side's codec up and launch
- * what its row says. Adding a codec touches its kernels and one row; docs/architecture.md says how. Immutable, for any thread.
- */
+ * A launch covers all pages of a layer or of a step, of all sequences of a batch, so a row holds launches and not functions of a
+ * page. The table in codec.c is the only place of the backend that goes by a codec's name: encode.c and attend_decode.c look a
+ * side's codec up and launch what its row says. Adding a codec touches its kernels and one row; docs/architecture.md says how. Rows
+ * never change and serve any thread. */
 #ifndef TERSE_BACKEND_CUDA_KV_CODEC_H
 #define TERSE_BACKEND_CUDA_KV_CODEC_H
 
@@ -16,41 +16,43 @@
 typedef cudaError_t encode_launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 typedef cudaError_t attend_launch(const struct attend_decode *attend, cudaStream_t stream);
 
-/* The memory that kernels of attention work in, and how a multiprocessor takes them. Codecs whose kernels are alike share one. */
+/* An attend_form describes the memory that kernels of attention work in, and how a multiprocessor takes them. Codecs whose kernels
+ * are alike share one. */
 struct attend_form {
     uint32_t resident; /* CTAs that a multiprocessor holds at once */
     bool halves_apart; /* exact rows and the window are read by a CTA of their own, beside those that read pages */
-    /* Floats of a partial state's sum. */
+    /* Returns the floats of a partial state's sum. */
     uint32_t (*sum_floats)(uint32_t head_dim);
-    /* Words that the queries of a row and KV head take, prepared for a rope run. NULL: they are prepared in the kernel. */
+    /* Returns the words that the queries of a row and KV head take, prepared for a rope run. NULL: they are prepared in the
+     * kernel. */
     size_t (*run_words)(const struct head_view *heads);
 };
 
 struct cuda_codec {
     const struct codec *format;
 
-    /* The core, required. `encodes`: whether `encode` writes pages of these heads and `decode` reads them whole. Rows that name the same launch
-     * have both sides done by one. */
+    /* Every row has these. `encodes` returns whether `encode` writes pages of these heads and `decode` reads them whole. Rows that
+     * name the same launch have both sides done by one. */
     bool (*encodes)(const struct head_view *heads);
     encode_launch *encode, *decode;
-    /* A decoding step over pages whose keys and values are both of codecs that name this launch. */
+    /* Launches a decoding step over pages whose keys and values are both of codecs that name this launch. */
     attend_launch *attend;
     const struct attend_form *form;
 
     /* Only some codecs need these; NULL in the rows of the others. */
 
-    /* True where `attend` and `attend_mixed` read pages of these heads and codes, where that is not so of all heads that attend_decode_supports
-     * names. */
+    /* Returns whether `attend` and `attend_mixed` read pages of these heads and codes. NULL: they read those of all heads that
+     * attend_decode_supports names. */
     bool (*attends)(const struct head_view *heads, enum codec_side side, struct centroid_shape code);
-    /* A decoding step where the other side is of another codec that names the same launch here. */
+    /* Launches a decoding step where the other side is of another codec that names the same launch here. */
     attend_launch *attend_mixed;
-    /* Sends what the side learned to the device: *learned[layers][Hk], the codec's own form of it, one piece of device memory, which
+    /* Sends what the side learned to the device: *learned[layers][Hk], in the codec's own form, one piece of device memory, which
      * device_free(NULL, learned, 0) gives back. Kernels find it in `learned` of their launch. *learned is NULL on failure. */
     enum terse_status (*learned_new)(const struct cache_shape *shape, const struct method *method, enum codec_side side,
                                      void **learned, struct terse_error *error);
 };
 
-/* The GPU's row of a codec; NULL: it has none. */
+/* Returns the GPU's row of a codec; NULL: it has none. */
 const struct cuda_codec *cuda_codec_of(enum codec_id id);
 
 #endif

@@ -1,5 +1,5 @@
-/* Reading pages of the codec transform back whole, as the CPU's transform.c does: levels times gains and sizes, their product with the basis,
- * and the means; keys rotated by their run's position, so that they are rotated by their own. */
+/* Reads pages of the codec transform back whole, as the CPU's transform.c does: multiplies levels by gains and sizes, and the
+ * result by the basis, adds the means, and rotates keys by their run's position, so that they are rotated by their own. */
 #include "backend/cuda/kv/transform_page.cuh"
 
 template <int HD> struct decode_memory {
@@ -21,7 +21,7 @@ static __device__ void load_page(const struct page_job &job, const struct transf
     __syncthreads();
 }
 
-/* Components up to a whole number of tiles; returns that. */
+/* Finds the components, up to a whole number of tiles; returns that number. */
 template <int HD>
 static __device__ uint32_t find_components(const struct page_job &job, const struct transform_view &view,
                                            struct decode_memory<HD> &m) {

@@ -1,5 +1,5 @@
-/* Launches of the kernels that encode and decode, as the rows of the sides' codecs say. Both sides go in one launch where their rows name the
- * same. */
+/* Launches the kernels that encode and decode, which the rows of the sides' codecs name. Both sides go in one launch where their
+ * rows name the same. */
 #include "backend/cuda/kv/encode.h"
 
 #include "backend/cuda/kv/codec.h"
@@ -12,7 +12,7 @@ bool encode_supports(const struct head_view *heads, const enum codec_id codec[2]
     return true;
 }
 
-/* Returns the launch as kernels take it: only keys that lie in runs are rotated. */
+/* Returns the launch's arguments for kernels: only keys that lie in runs are rotated. */
 static struct encode rotated_in_runs(const struct encode *encode) {
     struct encode launch = *encode;
     if (cuda_codec_of(encode->codec[CODEC_KEYS])->format->rope != CODEC_ROPE_IN_RUN) launch.heads.n_rot = 0;

@@ -1,8 +1,8 @@
-/* Pages of codecs with centroids: pq, vq and gain-shape. Codes are the CPU's, bit for bit where rows are (format/pq.h); of gain-shape rows are
- * normalized and gains fitted with sums in another order than the CPU's.
+/* Writes and reads pages of codecs with centroids: pq, vq and gain-shape. Codes are the CPU's, bit for bit where rows are
+ * (format/pq.h); rows of gain-shape are normalized and gains fitted with sums in another order than the CPU's.
  *
- * A block of 256 threads has a page. A warp takes a sub-vector at a time, a lane two tokens of it, and goes through the centroids in order, 8 of
- * them for each reading of its tokens. */
+ * A block of 256 threads has a page. A warp takes a sub-vector at a time, a lane two tokens of it, and goes through the centroids
+ * in order, 8 of them for each reading of its tokens. */
 #include "backend/cuda/kv/transform_page.cuh"
 #include "format/normalization.h"
 #include "format/pq.h"
@@ -24,7 +24,7 @@ template <int HD> struct centroids_memory {
     float inverse[PAGE_TOKENS];
 };
 
-/* The codes of a sub-vector's plane layout (format/page_layout.h): `bytes` are its first plane's. */
+/* Returns a code of a sub-vector in planes (format/page_layout.h); `bytes` are its first plane's. */
 static __device__ uint32_t code_at(const uint8_t *bytes, uint32_t bits, uint32_t t) {
     uint32_t code = 0, shift = 0;
     for (uint32_t p = 8; p; p /= 2) {
@@ -35,7 +35,7 @@ static __device__ uint32_t code_at(const uint8_t *bytes, uint32_t bits, uint32_t
     return code;
 }
 
-/* A warp writes 64 codes. */
+/* Writes, by a warp, 64 codes. */
 static __device__ void write_codes(const uint16_t *codes, uint32_t bits, uint8_t *bytes) {
     uint32_t shift = 0;
     for (uint32_t p = 8; p; p /= 2) {
@@ -49,7 +49,8 @@ static __device__ void write_codes(const uint16_t *codes, uint32_t bits, uint8_t
     }
 }
 
-/* The sum of term(c) over the channels of token t = threadIdx.x % 64, for all of the token's threads; `which` of two places in memory. */
+/* Returns the sum of term(c) over the channels of token t = threadIdx.x % 64, to all of the token's threads; `which` names one of
+ * two places in memory. */
 template <int HD, class Term> static __device__ float sum_over_channels(centroids_memory<HD> &m, uint32_t which, Term term) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS, quarter = threadIdx.x / PAGE_TOKENS;
     float sum = 0;
@@ -76,7 +77,7 @@ template <int HD> static __device__ void move_to_origin(const struct centroid_vi
     __syncthreads();
 }
 
-/* A warp's centroids [first, first + n) of a sub-vector, as the search has them: z[channel][n]. */
+/* Copies, by a warp, centroids [first, first + n) of a sub-vector in the form that the search needs: z[channel][n]. */
 template <int HD>
 static __device__ void stage_centroids(const struct centroid_view &view, uint32_t part, uint32_t first, uint32_t n,
                                        centroids_memory<HD> &m) {
@@ -92,7 +93,7 @@ static __device__ void stage_centroids(const struct centroid_view &view, uint32_
     __syncwarp();
 }
 
-/* A warp finds the codes of a sub-vector and writes them; where there is no token they are 0. */
+/* Finds, by a warp, the codes of a sub-vector and writes them; where there is no token they are 0. */
 template <int HD>
 static __device__ void search_part(const struct centroid_view &view, uint32_t part, uint32_t tokens, centroids_memory<HD> &m,
                                    uint8_t *bytes) {
@@ -136,7 +137,8 @@ static __device__ float centroid_at(const struct centroid_view &view, const uint
     return __half2float(view.centroids[(((size_t)part << bits) + code) * width + c % width]);
 }
 
-/* The gain that keeps a key's norm, or a value's that is best in least squares, when the codes are written and `numbers` are centred rows. */
+/* Writes gains, once the codes are written and `numbers` are centred rows: a key's keeps its norm, a value's is best in least
+ * squares. */
 template <int HD>
 static __device__ void write_gains(const struct centroid_view &view, const struct page_job &job, centroids_memory<HD> &m) {
     const uint8_t *codes = job.page + PAGE_TOKENS;

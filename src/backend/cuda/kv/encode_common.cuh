@@ -1,5 +1,5 @@
-/* Code that encoding and decoding have in common: finding the page that a block works on. A launch has a block for each page: blockIdx.x = item *
- * Hk + head, y the layer, z the side. */
+/* Has the code that encoding and decoding share: finding the page that a block works on. A launch has a block for each page:
+ * blockIdx.x = item * Hk + head, y the layer, z the side. */
 #ifndef TERSE_BACKEND_CUDA_KV_ENCODE_COMMON_CUH
 #define TERSE_BACKEND_CUDA_KV_ENCODE_COMMON_CUH
 
@@ -25,7 +25,7 @@ static __device__ inline const struct place_view *places_of(const struct encode 
     return item.fitted.places ? item.fitted.places : e.places;
 }
 
-/* The rows of an item in a head of the launch's layer blockIdx.y; `page` is none. */
+/* Returns the rows of an item in a head of the launch's layer blockIdx.y; `page` is NULL. */
 static __device__ inline struct page_job rows_of_item(const struct encode &e, uint32_t item, uint32_t head, int side) {
     struct page_job job = {};
     job.item = &e.items[item];
@@ -48,7 +48,7 @@ static inline dim3 encode_grid(const struct encode *e, struct encode_sides sides
     return dim3(e->n * e->heads.kv_heads, e->n_layers, (unsigned)sides.n);
 }
 
-/* Lets a kernel have so much shared memory. */
+/* Allows a kernel so much shared memory. */
 template <class Kernel> static inline cudaError_t allow_shared(Kernel *kernel, size_t bytes) {
     if (bytes <= 48 * 1024) return cudaSuccess;
     return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);

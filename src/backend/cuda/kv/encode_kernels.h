@@ -1,5 +1,5 @@
-/* The launches that encode pages and read them back whole, by codec or family of codecs: what the rows of codec.c name. A launch takes the sides
- * that it is told of `encode`, whose heads the row's `encodes` has accepted. */
+/* Declares the launches that encode pages and read them back whole, by codec or family of codecs; the rows of codec.h name them. A
+ * launch takes only these `sides` of `encode`, whose heads the row's `encodes` has accepted. */
 #ifndef TERSE_BACKEND_CUDA_KV_ENCODE_KERNELS_H
 #define TERSE_BACKEND_CUDA_KV_ENCODE_KERNELS_H
 
@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/* encode_scaled.cu */
+/* encode_scaled.cu defines these. */
 cudaError_t encode_f16(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 cudaError_t decode_f16(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 cudaError_t encode_q8_0(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
@@ -20,14 +20,14 @@ cudaError_t encode_kivi_4(const struct encode *encode, struct encode_sides sides
 cudaError_t decode_kivi_4(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 cudaError_t encode_kivi_2(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 cudaError_t decode_kivi_2(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
-/* encode_centroids.cu: pq, vq and gain-shape, by what their views say. */
+/* encode_centroids.cu defines these, for pq, vq and gain-shape, as the views say. */
 cudaError_t encode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 cudaError_t decode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
-/* encode_transform.cu, decode_transform.cu */
+/* encode_transform.cu and decode_transform.cu define these. */
 cudaError_t encode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 cudaError_t decode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
-/* encode_moments.cu: moments[n_layers][Hk][sides.n] of ENCODE_MOMENTS_FLOATS, of all the items' rows in the bases of the launch's `learned`; device
- * memory. The same rows give the same bits. */
+/* Computes moments[n_layers][Hk][sides.n] of ENCODE_MOMENTS_FLOATS, of all the items' rows in the bases of the launch's `learned`;
+ * device memory. The same rows give the same bits. encode_moments.cu defines it. */
 cudaError_t encode_moments(const struct encode *encode, struct encode_sides sides, float *moments, cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* The arguments of a launch that writes pages or reads them back, which encode.h passes to the families of codecs. Plain C. */
+/* Declares the arguments of a launch that writes pages or reads them back, which encode.h passes to the families of codecs. Plain
+ * C. */
 #ifndef TERSE_BACKEND_CUDA_KV_ENCODE_LAUNCH_H
 #define TERSE_BACKEND_CUDA_KV_ENCODE_LAUNCH_H
 
@@ -7,21 +8,21 @@
 
 #include <cuda_runtime_api.h>
 
-/* The sides that a launch takes, one or both. */
+/* An encode_sides names the sides that a launch takes, one or both. */
 struct encode_sides {
     int first, n;
 };
 
-/* The rows of a page set: where they lie, and where they are written to; device [n]. For layer l in [layer, layer + n_layers), head h and slot t
- * the row is rows[side] + l' layer_stride + h head_stride + t token_stride, l' = l - layer of the launch; rows begin at multiples of 16 bytes.
- * Slots from `set.count` on are encoded as zeros. */
+/* An encode_item is a page set with the place of its rows, which are read or written; device [n]. For layer l in [layer, layer +
+ * n_layers), head h and slot t the row is rows[side] + l' layer_stride + h head_stride + t token_stride, l' = l - layer of the
+ * launch; rows begin at multiples of 16 bytes. Slots from `set.count` on are encoded as zeros. */
 struct encode_item {
     struct page_set_view set;
     device_half *rows[2];      /* keys rotated by their own positions, values; written by decode_pages */
     struct fitted_view fitted; /* of the sequence */
 };
 
-/* All pointers are the device's. */
+/* All pointers are to the device's memory. */
 struct encode {
     struct head_view heads;
     uint32_t layer, n_layers;
@@ -35,8 +36,8 @@ struct encode {
     size_t layer_stride, head_stride, token_stride; /* of rows, in halves */
 };
 
-/* The moments of the rows of a launch's items, in a layer, KV head and side, are a struct transform_row_moments as floats: products[hd][hd],
- * mean[hd], pre_rope_mean[hd], and these numbers. */
+/* The moments of the rows of a launch's items, in a layer, KV head and side, are a struct transform_row_moments as floats:
+ * products[hd][hd], mean[hd], pre_rope_mean[hd], and these numbers. */
 enum { MOMENTS_USED, MOMENTS_GAIN, MOMENTS_LEAST, MOMENTS_MOST, MOMENTS_NUMBERS };
 #define ENCODE_MOMENTS_FLOATS(hd) ((size_t)(hd) * (hd) + 2 * (size_t)(hd) + MOMENTS_NUMBERS)
 

@@ -1,5 +1,6 @@
-/* This kernel finds the moments of a sequence's rows, to which transforms are fitted, as transform_fit_rows does (format/transform_fit.h). A block
- * takes a side of a layer and KV head, page after page; of heads of 256 channels each of four blocks takes a quarter of the products. */
+/* This kernel finds the moments of a sequence's rows, to which transforms are fitted, as transform_fit_rows does
+ * (format/transform_fit.h). A block takes a side of a layer and KV head, page after page; of heads of 256 channels each of four
+ * blocks takes a quarter of the products. */
 #include "backend/cuda/kv/transform_page.cuh"
 
 #include "format/transform_fit.h"
@@ -26,7 +27,7 @@ template <int HD> struct moments_memory {
     double cosines[HD / 2], sines[HD / 2];
     float mean[HD], pre_rope_mean[HD];
     float unit[PAGE_TOKENS];
-    /* By slot, of the pages so far: */
+    /* These are by slot, of the pages so far. */
     double squares[PAGE_TOKENS];
     float least[PAGE_TOKENS], most[PAGE_TOKENS];
     uint32_t used[PAGE_TOKENS];
@@ -63,7 +64,8 @@ static __device__ void sum_page(const struct encode &e, const struct page_job &j
 
 static __device__ inline float mean_of(double sum, double n) { return isfinite(sum) ? (float)(sum / n) : 0; }
 
-/* The mean is of what is left of keys without their mean before rotation, rotated to their offsets. */
+/* Sets the means. That of keys is the mean of what is left when their mean before rotation, rotated to their offsets, is
+ * subtracted. */
 template <int HD> static __device__ void set_means(const struct encode &e, double n, struct moments_memory<HD> &m) {
     const uint32_t i = threadIdx.x;
     if (i < e.pre_rope.pairs && i < HD / 2) {
@@ -134,7 +136,7 @@ template <int HD> static __device__ void take_sizes(struct moments_memory<HD> &m
 
 template <int HD> struct products { float sums[products_shape<HD>::own][products_shape<HD>::own]; };
 
-/* Adds those of a page's coefficients; a thread's rows are from `row` on, its columns from `column` on. */
+/* Adds the products of a page's coefficients; a thread's rows are from `row` on, its columns from `column` on. */
 template <int HD>
 static __device__ void add_products(uint32_t row, uint32_t column, struct moments_memory<HD> &m, struct products<HD> &to) {
     constexpr int own = products_shape<HD>::own;

@@ -1,8 +1,8 @@
-/* Code that codecs of integers with scales have in common as they encode and decode pages: a page's rows in shared memory, groups of 32 channels,
- * and the launch. A new codec's kernels begin with it.
+/* Has the code that codecs of integers with scales share as they encode and decode pages: a page's rows in shared memory, groups of
+ * 32 channels, and the launch. A new codec's kernels begin with it.
  *
- * A block has its 64 rows in shared memory, as words of two halves with an odd number of words from row to row, so that threads that read
- * a channel of 32 tokens do not wait for one another. */
+ * A block has its 64 rows in shared memory, as words of two halves with an odd number of words from row to row, so that threads
+ * that read a channel of 32 tokens do not wait for one another. */
 #ifndef TERSE_BACKEND_CUDA_KV_ENCODE_ROWS_CUH
 #define TERSE_BACKEND_CUDA_KV_ENCODE_ROWS_CUH
 
@@ -20,7 +20,7 @@ static __device__ inline uint32_t to_half(float x) { return x != x ? 0xfe00u : _
 
 static __device__ inline uint32_t rows_stride(uint32_t hd) { return hd / 2 + 1; }
 
-/* The half of token t's channel c. */
+/* Returns token t's channel c as a half. */
 static __device__ inline uint32_t half_at(const uint32_t *rows, uint32_t stride, uint32_t t, uint32_t c) {
     return rows[t * stride + c / 2] >> (c % 2 * 16) & 0xffff;
 }
@@ -31,7 +31,7 @@ template <class At> static __device__ inline void each_chunk(uint32_t hd, uint32
     for (uint32_t i = threadIdx.x; i < count * chunks; i += PAGE_THREADS) at(i / chunks, i % chunks);
 }
 
-/* rows[64] of a job; zeros where there is no token. */
+/* Loads rows[64] of a job; zeros where there is no token. */
 static __device__ inline void load_rows(const struct encode &e, const struct page_job &job, uint32_t *rows) {
     const uint32_t hd = e.heads.head_dim, stride = rows_stride(hd);
     each_chunk(hd, PAGE_TOKENS, [&](uint32_t t, uint32_t j) {
@@ -52,7 +52,7 @@ static __device__ inline void store_rows(const struct encode &e, const struct pa
     });
 }
 
-/* Channel c of tokens 8 octet to 8 octet + 7 to rows. */
+/* Stores channel c of tokens 8 octet to 8 octet + 7 in rows. */
 static __device__ inline void put_channel(uint32_t *rows, uint32_t stride, uint32_t c, uint32_t octet, const uint32_t halves[8]) {
     unsigned short *to = (unsigned short *)(rows + 8 * octet * stride) + c;
     for (uint32_t k = 0; k < 8; k++) to[2 * stride * k] = (unsigned short)halves[k];
@@ -83,7 +83,7 @@ static __device__ inline float group_number(const uint32_t words[16], uint32_t j
     return to_float(words[j / 2] >> (j % 2 * 16) & 0xffff);
 }
 
-/* The first number of largest magnitude. */
+/* Returns the first number of largest magnitude. */
 static __device__ inline float group_extreme(const uint32_t words[16]) {
     uint32_t most = 0, extreme = words[0] & 0xffff;
 #pragma unroll
@@ -108,7 +108,7 @@ static __device__ inline void store_chunk(const struct encode &e, const struct p
 
 /* ---- Launches */
 
-/* A block's work on its page, with its rows in shared memory. */
+/* A page_task is a block's work on its page, with its rows in shared memory. */
 typedef void page_task(const struct encode &e, const struct page_job &job, uint32_t *rows);
 
 template <page_task *TASK>

@@ -1,5 +1,5 @@
-/* Pages of halves and of integers with scales: f16, q8_0, q4_0, kivi. Bit for bit what the CPU's codecs write and read: each operation on
- * floats stands here in their order, rounded by itself. */
+/* Writes and reads pages of halves and of integers with scales: f16, q8_0, q4_0, kivi. The results are those of the CPU's codecs,
+ * bit for bit: operations on floats stand here in the same order, each rounded by itself. */
 #include "backend/cuda/kv/encode_rows.cuh"
 
 /* ---- f16 */

@@ -1,5 +1,5 @@
-/* Writing pages of the codec transform, as the CPU's transform_encode.c does, a block for each page. What takes long is the product that gives
- * the coefficients, and the path through the stream, a thread for each of the 64 tokens. */
+/* Writes pages of the codec transform, as the CPU's transform_encode.c does, a block for each page. Most of the time goes to the
+ * product that gives the coefficients, and to the path through the stream, a thread for each of the 64 tokens. */
 #include "backend/cuda/kv/transform_path.cuh"
 
 #define MOST_STEPS(hd) ((hd) / TRANSFORM_QUAD + 1)
@@ -46,7 +46,8 @@ template <int HD> static __device__ void set_units(struct encode_memory<HD> &m) 
     __syncthreads();
 }
 
-/* ---- Components with nibbles of their own: x in units of the component's size, less the level that is chosen */
+/* ---- Components with nibbles of their own: x is in units of the component's size, and the level that is chosen is subtracted from
+ * it */
 
 static __device__ uint32_t quantize_gaussian(const struct page_layout &l, float scale, float *x) {
     const int8_t *levels = l.levels[TRANSFORM_GAUSSIAN_4];
@@ -57,7 +58,7 @@ static __device__ uint32_t quantize_gaussian(const struct page_layout &l, float 
     return code;
 }
 
-/* The code of 4 bits whose level, step (code - 7.5), is nearest. */
+/* Returns the code of 4 bits whose level, step (code - 7.5), is nearest. */
 static __device__ uint32_t quantize_uniform(float scale, float *x) {
     const float step = 2 * scale, inverse = 1 / step;
     float place = *x * inverse + 8;
@@ -122,7 +123,7 @@ template <int HD> static __device__ void write_stream(struct encode_memory<HD> &
 
 /* ---- Gains */
 
-/* own[c][t]: what the page's levels come to, of a row of size 1. */
+/* Computes own[c][t], the sum of the page's levels for a row of size 1. */
 template <int HD> static __device__ void add_up_levels(struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
     for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TRANSFORM_THREADS / PAGE_TOKENS)

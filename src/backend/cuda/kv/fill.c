@@ -1,4 +1,4 @@
-/* Caches of random tokens, through the steps. */
+/* Fills caches with random tokens, through the steps. */
 #include "backend/cuda/kv/fill.h"
 
 #include "backend/cuda/kv/state.h"
@@ -6,7 +6,7 @@
 
 #define FILL_ROWS 4096 /* at a time */
 
-/* A step of n tokens; rows[2][FILL_ROWS][Hk][hd] is scratch. */
+/* Appends n tokens in a step; rows[2][FILL_ROWS][Hk][hd] is scratch. */
 static enum terse_status fill_step(struct cache *cache, size_t n, float *rows, uint64_t *seed, struct terse_error *error) {
     const size_t width = (size_t)cache->base.shape.kv_heads * cache->base.shape.head_dim;
     const struct kv_batch batch = {&cache, 1, NULL};

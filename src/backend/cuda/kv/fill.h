@@ -1,4 +1,4 @@
-/* A cache of random tokens, for benchmarks at depth. */
+/* Fills a cache with random tokens, for benchmarks at depth. */
 #ifndef TERSE_BACKEND_CUDA_KV_FILL_H
 #define TERSE_BACKEND_CUDA_KV_FILL_H
 

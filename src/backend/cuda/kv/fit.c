@@ -1,4 +1,5 @@
-/* Fitting a sequence's transforms, once for a sequence: the device finds what the window's rows come to, the host their eigenvectors. */
+/* Fits a sequence's transforms, once for a sequence: the device finds the moments of the window's rows, the host their
+ * eigenvectors. */
 #include "backend/cuda/kv/fit.h"
 
 #include "backend/cuda/kv/transforms.h"
@@ -24,7 +25,7 @@ void kv_fitted_free(struct cache *cache) {
     cache->fitted = (struct fitted_tables){0};
 }
 
-/* Writes host[kv_fitted_bytes] as it will lie on the device: places, then the sides' views. */
+/* Writes host[kv_fitted_bytes] with the contents that the device gets: places, then the sides' views. */
 static void write_tables(const struct cache *cache, uint8_t *host, uint8_t *device, struct fitted_tables *tables) {
     const struct cache_shape *shape = &cache->base.shape;
     const size_t n = cache_heads_of(shape), each = transforms_fitted_bytes(shape);
@@ -34,7 +35,7 @@ static void write_tables(const struct cache *cache, uint8_t *host, uint8_t *devi
     tables->view.places = (const struct place_view *)(const void *)device;
     for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++, at += each) {
         const uint32_t nibbles = (tables->page_bytes[side] - PAGE_TOKENS) / PAGE_TRANSFORM_NIBBLE;
-        /* Launches depend on the largest page: graphs of them serve many sequences. */
+        /* Launches depend on the largest page; it is rounded up so that graphs of them serve many sequences. */
         tables->page_bytes[side] = (uint32_t)PAGE_BYTES_TRANSFORM(memory_round_up(nibbles, NIBBLES_TOGETHER));
         tables->view.transforms[side] = (const struct transform_view *)(const void *)(device + at);
         transforms_fitted_set(&cache->base, (enum codec_side)side, cache->tables->learned[side], host + at, device + at);
@@ -84,7 +85,7 @@ static struct work work_at(float *floats, size_t hd) {
     return (struct work){floats, (uint8_t *)record, (double *)(void *)products};
 }
 
-/* fit_side works on this: what the rows of all sides come to, and memory for each thread. */
+/* A fitting is the work of fit_side: the moments of the rows of all sides, and memory for each thread. */
 struct fitting {
     const struct cache *cache;
     struct encode_sides sides;
@@ -114,7 +115,7 @@ static enum terse_status fit_side(void *user, size_t thread, uint32_t layer, uin
     return transform_fit_moments(work.record, (uint32_t)hd, &moments, record, error);
 }
 
-/* The sides whose codec is transform. */
+/* Returns the sides whose codec is transform. */
 static struct encode_sides sides_of(const struct cache *cache) {
     const bool keys = cache->codec[CODEC_KEYS] == CODEC_TRANSFORM, values = cache->codec[CODEC_VALUES] == CODEC_TRANSFORM;
     return (struct encode_sides){keys ? CODEC_KEYS : CODEC_VALUES, keys + values};

@@ -1,5 +1,5 @@
-/* Instructions of compute capability 9.0a that attend_prefill_wgmma.cu is made of: barriers in shared memory, copies of tiles, products by a
- * warpgroup (four warps). */
+/* Wraps the instructions of compute capability 9.0a that attend_prefill_wgmma.cu uses: barriers in shared memory, copies of tiles,
+ * products by a warpgroup (four warps). */
 #ifndef TERSE_BACKEND_CUDA_KV_HOPPER_CUH
 #define TERSE_BACKEND_CUDA_KV_HOPPER_CUH
 
@@ -9,8 +9,8 @@
 #include <cudaTypedefs.h>
 #include <stdint.h>
 
-/* ---- Barriers in shared memory. A phase ends when `count` threads have arrived and all bytes it expects have come; waiting for the
- * phase of a parity, 0 first, returns once it has ended. */
+/* ---- Barriers in shared memory. A phase ends when `count` threads have arrived and all bytes it expects have come; waiting for
+ * the phase of a parity, 0 first, returns once it has ended. */
 
 static __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
@@ -28,7 +28,7 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t 
                  : "memory");
 }
 
-/* Barriers of warps by number: threads that go on, and those that wait for them. */
+/* These are barriers of warps by number, one for threads that wait, one for those that go on. */
 static __device__ __forceinline__ void warps_wait(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -39,7 +39,7 @@ static __device__ __forceinline__ void warps_arrive(int number, int threads) {
 /* Makes what this thread has written to shared memory readable by copies and products from its next barrier on. */
 static __device__ __forceinline__ void fence_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/* ---- Copies of a box of a tensor, zeros where it reaches over the edge. */
+/* ---- Copies of a box of a tensor; where it reaches over the edge they write zeros */
 
 static __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int x, int y, int z, uint64_t *barrier) {
     asm volatile(
@@ -57,8 +57,8 @@ template <int N> static __device__ __forceinline__ void registers_give() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-/* ---- Products. A side in shared memory lies in panels of 64 halves a row (128 bytes, aligned to 1024), 16-byte chunk c of row r at chunk
- * c ^ (r % 8). Results lie in registers as those of mma.sync do. */
+/* ---- Products. An operand in shared memory lies in panels of 64 halves a row (128 bytes, aligned to 1024), 16-byte chunk c of row
+ * r at chunk c ^ (r % 8). Results lie in registers as those of mma.sync do. */
 
 static __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 static __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -71,18 +71,18 @@ template <int N> static __device__ __forceinline__ void hold(float (&d)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/* A side whose rows are the product's rows or columns: 16 halves of them from `at` on. */
+/* Describes an operand whose rows are the product's rows or columns: 16 halves of them from `at` on. */
 static __device__ __forceinline__ uint64_t side_by_rows(uint32_t at) {
     return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
-/* A right side whose rows are summed over: 16 rows from `at` on, panels `panel` bytes apart. */
+/* Describes a right operand whose rows are summed over: 16 rows from `at` on, panels `panel` bytes apart. */
 static __device__ __forceinline__ uint64_t side_summed(uint32_t at, uint32_t panel) {
     return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)(panel >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* d[64 rows][N] = a b, or += where `add`; both sides by rows in shared memory. */
+/* Computes d[64 rows][N] = a b, or += where `add`; both operands are by rows in shared memory. */
 template <int N> __device__ __forceinline__ void multiply_shared(float (&d)[N / 2], uint64_t a, uint64_t b, int add);
-/* d += a b, the left side in registers (4 of a thread), the right one summed over. */
+/* Computes d += a b, with the left operand in registers (4 of a thread) and the right one summed over. */
 template <int N> __device__ __forceinline__ void multiply_registers(float (&d)[N / 2], const uint32_t *a, uint64_t b);
 
 template <> __device__ __forceinline__ void multiply_shared<64>(float (&d)[32], uint64_t a, uint64_t b, int add) {

@@ -1,5 +1,6 @@
-/* Exact rows, and of policies that keep of a prompt only what its last queries attend to most: those tokens as further exact rows, behind the
- * first ones. A step that chooses puts them into memory of its own, which takes the place of what there was when it is committed. */
+/* Keeps exact rows. Some policies keep of a prompt only the tokens to which its last queries attend most: these become further
+ * exact rows, behind the first ones. A step that chooses puts them into memory of its own, which replaces the old memory when the
+ * step is committed. */
 #include "backend/cuda/kv/kept.h"
 
 #include "backend/cuda/kv/rank.h"
@@ -15,7 +16,7 @@ static size_t rows_bytes(const struct cache *cache, uint32_t capacity) {
     return cache_heads_of(&cache->base.shape) * 2 * capacity * row_bytes(cache);
 }
 
-/* Rows for the first tokens and n anchors, zeros; queued. */
+/* Allocates rows for the first tokens and n anchors, and queues writing zeros to them. */
 static enum terse_status exact_new(const struct cache *cache, size_t n, struct exact_rows *exact, struct terse_error *error) {
     uint32_t capacity = cache_first_exact(cache) + (uint32_t)n;
     size_t rows = rows_bytes(cache, capacity), bytes = rows + cache_heads_of(&cache->base.shape) * n * sizeof(uint32_t);

@@ -1,4 +1,4 @@
-/* kv_ops of the backend: what is the same on all backends, over its storage, and its steps. */
+/* Fills in kv_ops of the backend: the functions that all backends share, over its storage, and its steps. */
 #include "backend/cuda/kv/ops.h"
 
 #include "backend/cuda/kv/fill.h"

@@ -1,4 +1,4 @@
-/* The caches of the backend, as the engine sees them. */
+/* Declares the caches of the backend, as the engine sees them. */
 #ifndef TERSE_BACKEND_CUDA_KV_OPS_H
 #define TERSE_BACKEND_CUDA_KV_OPS_H
 

@@ -1,4 +1,4 @@
-/* Laying angles out in fragments. */
+/* Lays angles out in fragments. */
 #include "backend/cuda/kv/pre_rope_fragments.h"
 
 #include "base/half.h"

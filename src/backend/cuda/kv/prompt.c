@@ -1,8 +1,8 @@
-/* Steps of many tokens: a layer's keys and values as rows of halves, in order of their tokens, of the sealed pages decoded, of the window and of
- * the new tokens; exact attention over them; and the new ones' pages.
+/* Computes steps of many tokens: makes a layer's keys and values rows of halves, in order of their tokens, those of sealed pages
+ * decoded, then those of the window and the new ones; attends to them exactly; and seals the pages of new tokens.
  *
- * Row of token t: t itself while none was evicted. Else what was evicted has no row, so that rows follow one another as positions do, but that
- * anchors stand in front of all pages, wherever they came from: who reads them need not know their positions. */
+ * The row of token t is t itself while none was evicted. Otherwise evicted tokens have no row, so that rows follow one another as
+ * positions do, but anchors stand in front of all pages, wherever they came from: attention does not need their positions. */
 #include "backend/cuda/kv/prompt.h"
 
 #include "backend/cuda/kv/attend_prefill.h"
@@ -10,7 +10,7 @@
 #include "backend/cuda/kv/views.h"
 #include "base/size.h"
 
-/* Rows of the tokens before the step. */
+/* Counts the rows of the tokens before the step. */
 static size_t rows_before(const struct cache *cache) {
     return (size_t)(cache->base.plan.before.length - extent_evicted(&cache->base.plan.before) - cache->base.plan.before.dropped);
 }
@@ -52,7 +52,8 @@ static device_half *row_at(const struct cache *cache, int side, size_t row) {
 
 /* ---- Pages as items */
 
-/* A page whose first token has this row: negative, but not below -ROWS_IN_FRONT, where the page's first tokens are evicted. */
+/* Returns a page as an item. The row of its first token is `row`: negative, but not below -ROWS_IN_FRONT, where the page's first
+ * tokens are evicted. */
 static struct encode_item item_of(const struct cache *cache, const struct page_set *set, int64_t row) {
     struct encode_item item = {.set = cache_page_view(set), .fitted = cache->fitted.view};
     for (int side = 0; side < 2; side++)
@@ -110,8 +111,8 @@ static struct layer_rows layer_rows(const struct cache *cache, uint32_t layer) {
                                .sequence = cache->view};
 }
 
-/* Reads what the sequence has stored to rows, including evicted tokens of the first page and the window, since sealing them reads numbers. The
- * exact rows come last, since evicted tokens may lie where they belong. */
+/* Copies what the sequence has stored to rows, including evicted tokens of the first page and of the window, since sealing them
+ * reads numbers. The exact rows come last, since evicted tokens may lie where they belong. */
 static cudaError_t read_stored(const struct cache *cache, uint32_t layer) {
     const struct extent *before = &cache->base.plan.before;
     struct layer_rows rows = layer_rows(cache, layer);
@@ -174,7 +175,7 @@ enum terse_status prompt_attend(struct cache *cache, const struct kv_rows *rows,
     return status ? status : device_check(attend_prefill_launch(&attend, device_stream()), "a prompt's attention", error);
 }
 
-/* New tokens that stay in the window. */
+/* Copies new tokens that stay to the window. */
 static cudaError_t keep_window(const struct cache *cache, uint32_t layer) {
     const struct extent *before = &cache->base.plan.before, *after = &cache->base.plan.after;
     struct layer_rows rows = layer_rows(cache, layer);

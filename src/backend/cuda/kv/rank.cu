@@ -1,4 +1,5 @@
-/* Ranking tokens by attention: products in tiles of 64 query rows and 64 keys, a block of 256 threads each, four times four products a thread. */
+/* Ranks tokens by attention: computes products in tiles of 64 query rows and 64 keys, a block of 256 threads each, four times four
+ * products a thread. */
 #include "backend/cuda/kv/rank.h"
 #include "backend/cuda/select_largest.cuh"
 
@@ -11,7 +12,7 @@
 #define CHUNK 1024 /* keys whose sums a block makes */
 #define CHOOSERS 512
 
-/* ---- Memory: states[Hk][rows of queries][chunks], then of the whole rows, scores[Hk][n], pooled[Hk][n]. */
+/* ---- Memory: states[Hk][rows of queries][chunks], then of the whole rows; scores[Hk][n], pooled[Hk][n] */
 
 static __host__ __device__ uint32_t query_rows(const struct rank_tokens &r) {
     return r.n_queries * (r.heads.query_heads / r.heads.kv_heads);
@@ -37,8 +38,8 @@ size_t rank_floats(const struct head_view *heads, uint32_t n_queries, uint32_t r
 
 /* ---- Products */
 
-/* x[i][j] = logit of query row m0 + y + 16 i and key row key0 + t + 16 j, where y, t = threadIdx / 16, % 16; -INFINITY where the one is not read
- * by the other. */
+/* Computes x[i][j] = logit of query row m0 + y + 16 i and key row key0 + t + 16 j, where y, t = threadIdx / 16, % 16; -INFINITY
+ * where the query does not read the key. */
 static __device__ void tile_logits(const struct rank_tokens &r, uint32_t head, uint32_t m0, uint32_t key0, float (&x)[EACH][EACH]) {
     __shared__ float queries[TILE][SLICE + 1], keys[TILE][SLICE + 1];
     const uint32_t y = threadIdx.x / 16, t = threadIdx.x % 16, hd = r.heads.head_dim;
@@ -66,7 +67,7 @@ static __device__ void tile_logits(const struct rank_tokens &r, uint32_t head, u
         }
 }
 
-/* A state's maximum and sum of exponentials, with another's. */
+/* Merges two states of a maximum and a sum of exponentials. */
 static __device__ float2 merged(float2 a, float2 b) {
     float most = fmaxf(a.x, b.x);
     if (most == -INFINITY) return a;
@@ -103,7 +104,7 @@ static __global__ void wholes_kernel(struct rank_tokens r) {
     wholes_of(r, head)[m] = make_float2(whole.x, whole.y > 0 ? 1 / whole.y : 0);
 }
 
-/* The scores of 64 tokens: their weights, summed up over all query rows. */
+/* Computes the scores of 64 tokens: their weights, summed up over all query rows. */
 static __global__ void __launch_bounds__(THREADS) scores_kernel(struct rank_tokens r) {
     __shared__ float sums[THREADS / 16][TILE];
     const uint32_t at = blockIdx.x * TILE, head = blockIdx.y, y = threadIdx.x / 16, t = threadIdx.x % 16, n_rows = query_rows(r);
@@ -135,7 +136,7 @@ static __global__ void pool_kernel(struct rank_tokens r) {
 
 /* ---- The choice */
 
-/* Scores are not negative, so their bits order as they do; what is no number counts as 0. */
+/* Returns bits that order as scores do, since scores are not negative; NaN counts as 0. */
 static __device__ uint32_t rank_bits(float score) { return score > 0 ? __float_as_uint(score) : 0; }
 
 static __global__ void __launch_bounds__(CHOOSERS) choose_kernel(struct rank_tokens r) {

@@ -1,9 +1,9 @@
-/* Ranking a prompt's tokens by the attention that its last queries pay to them, and keeping the best: what the CPU does for policies that
+/* Ranks a prompt's tokens by the attention that its last queries pay to them, and keeps the best, as the CPU does for policies that
  * `rank_by_attention` (backend/cpu/kv/anchor_scores.h; Li et al. 2024, SnapKV, section 4).
  *
- * Softmax weights are computed in fp32, over all rows that a query may read, from the rows that attention reads: keys are halves. Those of the heads
- * of a group and of all queries are summed up, then averaged with the neighbours' as the CPU does. Never an L x L matrix: products are computed
- * twice, once for the queries' maxima and sums. */
+ * Softmax weights are computed in fp32, over all rows that a query may read, from the rows that attention reads: keys are halves.
+ * Those of the heads of a group and of all queries are summed up, then averaged with the neighbours' as the CPU does. There is
+ * never an L x L matrix: products are computed twice, once for the queries' maxima and sums. */
 #ifndef TERSE_BACKEND_CUDA_KV_RANK_H
 #define TERSE_BACKEND_CUDA_KV_RANK_H
 
@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-/* All pointers are the device's; of one layer. Rows are those of a prompt's attention (attend_prefill.h). */
+/* All pointers are to the device's memory, of one layer. Rows are those of a prompt's attention (attend_prefill.h). */
 struct rank_tokens {
     struct head_view heads; /* without slopes */
     const float *q;         /* [n_queries][Hq][hd], rotated by their own positions */
@@ -34,8 +34,8 @@ struct rank_tokens {
 size_t rank_floats(const struct head_view *heads, uint32_t n_queries, uint32_t rows, uint32_t n);
 cudaError_t rank_tokens(const struct rank_tokens *rank, cudaStream_t stream);
 
-/* Copies the rows that were kept, of both sides, to rows `at` and after of to[Hk][keys, values][capacity][hd], and writes their tokens,
- * first_token + kept, to tokens[Hk][token_capacity] from `at_token` on. */
+/* Copies the rows that were kept, of both sides, to rows `at` and after of to[Hk][keys, values][capacity][hd], and writes their
+ * tokens, first_token + kept, to tokens[Hk][token_capacity] from `at_token` on. */
 struct keep_rows {
     const device_half *k, *v; /* [rows][Hk][hd] */
     uint32_t kv_heads, head_dim;

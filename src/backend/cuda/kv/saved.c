@@ -1,8 +1,8 @@
-/* A cache's bytes in a saved state, by way of the host's memory: those that the CPU writes, too.
+/* Writes a cache's bytes to a saved state and reads them back, by way of the host's memory. The CPU writes the same bytes.
  *
- * A cache is written on any thread while steps of other caches go on. So nothing is queued on device_stream(), which may be capturing a graph, and
- * nothing that caches share is allocated, changed or computed with: there are only copies to the host, on a stream of their own, of what was there
- * when the event `written` of the cache was recorded. */
+ * A cache is written on any thread while steps of other caches go on. So nothing is queued on device_stream(), which may be
+ * capturing a graph, and no memory that caches share is allocated, changed or computed with: there are only copies to the host, on
+ * a stream of their own, of what was there when the event `written` of the cache was recorded. */
 #include "backend/cuda/kv/saved.h"
 
 #include "backend/cuda/kv/codec.h"
@@ -29,9 +29,9 @@ static size_t window_set_bytes(const struct cache *cache) {
     return cache_heads_of(&cache->base.shape) * 2 * PAGE_BYTES_F16(cache->base.shape.head_dim);
 }
 
-/* ---- Between the two forms. `data` is the host's copy of the device's, or of the file's, as `save` says. */
+/* ---- Between the two forms. `data` is the host's copy of the device's bytes or of the file's: `save` says which. */
 
-/* A row of the ring and a slot of a page of the window; the page's keys lie by channel. */
+/* Copies between a row of the ring and a slot of a page of the window, whose keys lie by channel. */
 static void copy_window_row(const struct cache *cache, uint16_t *ring, uint8_t *pages, size_t head, uint64_t token, bool save) {
     size_t hd = cache->base.shape.head_dim, slot = (size_t)(token - cache->base.extent.window_first), t = slot % PAGE_TOKENS;
     size_t row = (size_t)((token - cache->window_origin) % cache->window_capacity);
@@ -55,7 +55,8 @@ static void copy_window(const struct cache *cache, uint16_t *ring, uint8_t *page
             copy_window_row(cache, ring, pages, head, t, save);
 }
 
-/* Keys of exact rows [layers][Hk][2][capacity][hd], which the file has as they were before rotation: rotated back, or forth by their token. */
+/* Rotates keys of exact rows [layers][Hk][2][capacity][hd] by their tokens, or back: the file has them as they were before
+ * rotation. */
 static void rotate_exact(const struct cache *cache, uint16_t *rows, bool back) {
     struct rope rope = *cache->base.shape.rope;
     size_t hd = cache->base.shape.head_dim, stride = 2 * cache_first_exact(cache) * hd;
@@ -72,8 +73,8 @@ static void rotate_exact(const struct cache *cache, uint16_t *rows, bool back) {
     }
 }
 
-/* Exact rows as they lie on the device, and what the file has of them: first[layers][Hk][2][first exact][hd]; anchors[layers][Hk][2]{tokens[n],
- * rows[n][hd]}, the same tokens of both sides. Any may be NULL. */
+/* Copies between exact rows as they lie on the device and the file's form of them: first[layers][Hk][2][first exact][hd];
+ * anchors[layers][Hk][2]{tokens[n], rows[n][hd]}, the same tokens of both sides. Any may be NULL. */
 static void copy_exact(const struct cache *cache, uint16_t *rows, uint16_t *first, uint8_t *anchors, bool save) {
     size_t hd = cache->base.shape.head_dim, n = cache->base.n_anchors, own = cache_first_exact(cache),
            capacity = cache->exact.capacity;
@@ -102,7 +103,7 @@ struct saving {
     cudaStream_t stream; /* of its own */
 };
 
-/* A copy of device memory, to be freed; NULL: the writer has failed. */
+/* Returns a copy of device memory, which the caller frees; NULL: the writer has failed. */
 static void *fetched(const struct saving *s, const void *from, size_t bytes) {
     void *to = malloc(bytes);
     cudaError_t result = to ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s->stream) : cudaSuccess;
@@ -113,14 +114,14 @@ static void *fetched(const struct saving *s, const void *from, size_t bytes) {
     return NULL;
 }
 
-/* Memory for a section, zeros; NULL: the writer has failed. */
+/* Returns memory for a section, zeros; NULL: the writer has failed. */
 static void *section(const struct saving *s, size_t bytes) {
     void *memory = calloc(1, bytes);
     if (!memory) state_writer_fail(s->writer, ENOMEM);
     return memory;
 }
 
-/* Bytes of the exact rows and the anchors' tokens on the device that are in use. */
+/* Counts the bytes in use of the exact rows and the anchors' tokens on the device. */
 static size_t device_exact_bytes(const struct cache *cache) {
     return cache_heads_of(&cache->base.shape) *
            (2 * cache->exact.capacity * cache->base.shape.head_dim * sizeof(uint16_t) + cache->base.n_anchors * sizeof(uint32_t));
@@ -165,7 +166,7 @@ static void save_window(const struct saving *s) {
     free(pages);
 }
 
-/* The host's copies of the chunks that the cache's pages lie in. */
+/* A chunk_copy has the host's copies of the chunks that the cache's pages lie in. */
 struct chunk_copy {
     const struct page_chunk *chunk;
     uint8_t *memory;
@@ -242,7 +243,8 @@ static enum terse_status put(void *to, const void *from, size_t bytes, struct te
     return device_check(device_send(to, from, bytes), "reading a saved KV cache", error);
 }
 
-/* Tokens in order, of those that were sealed, and the same of keys and values: rows as they will lie on the device, and the file's. */
+/* Returns whether anchors are such as steps leave: tokens ascend, were sealed, and are the same of keys and values. `rows` are as
+ * they will lie on the device, `file` is the section. */
 static bool anchors_can_be(const struct cache *cache, const uint16_t *rows, const uint8_t *file) {
     size_t n = cache->base.n_anchors, hd = cache->base.shape.head_dim, side = n * (sizeof(uint32_t) + hd * sizeof(uint16_t));
     const uint32_t *tokens =

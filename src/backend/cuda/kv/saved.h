@@ -1,4 +1,4 @@
-/* A cache's bytes in a saved state: its part of kv_storage (kv/cache.h). */
+/* Declares the part of kv_storage (kv/cache.h) that writes and reads a cache's bytes in a saved state. */
 #ifndef TERSE_BACKEND_CUDA_KV_SAVED_H
 #define TERSE_BACKEND_CUDA_KV_SAVED_H
 

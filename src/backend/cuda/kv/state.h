@@ -1,10 +1,10 @@
-/* The data of a KV cache on the device, shared by the files of this folder:
+/* Declares the data of a KV cache on the device, which the files of this folder share:
  *
- *     view, append, encode, attend_*   kernels, and what they see
+ *     view, append, encode, attend_*   kernels, and their arguments
  *     tables                           what caches of one model and method share: where pages lie, transforms, angles
  *     state                            the data (this header)
- *     views                            what kernels see of a cache
- *     rank, kept                       exact rows, and which tokens of a prompt are kept as such
+ *     views                            the view that kernels have of a cache
+ *     rank, kept                       exact rows, and the choice of a prompt's tokens that are kept as such
  *     window                           pages of the window
  *     fit                              transforms that are fitted to the sequence
  *     batch                            decoding steps of several caches
@@ -15,8 +15,7 @@
  *     fill                             a cache of random tokens
  *     ops                              kv_ops
  *
- * Each knows headers of those above it alone.
- */
+ * Each file includes only headers of those above it. */
 #ifndef TERSE_BACKEND_CUDA_KV_STATE_H
 #define TERSE_BACKEND_CUDA_KV_STATE_H
 
@@ -26,7 +25,7 @@
 #include "backend/cuda/kv/tables.h"
 #include "kv/cache.h"
 
-/* Tokens that are kept as halves outside the window: the first ones, then anchors. Device memory in one piece. */
+/* These tokens are kept as halves outside the window: the first ones, then anchors. They lie in device memory in one piece. */
 struct exact_rows {
     device_half *rows; /* [layers][Hk][2][capacity][hd], keys rotated by their token; NULL: none */
     uint32_t *tokens;  /* of the anchors, [layers][Hk][capacity - cache_first_exact()], ascending */
@@ -34,13 +33,13 @@ struct exact_rows {
     size_t bytes; /* allocated; capacity may have become less */
 };
 
-/* Items of encoding or decoding pages, on the device and as they were made. */
+/* An item_list has items of encoding or decoding pages, on the device and as they were made. */
 struct item_list {
     struct encode_item *device, *host;
     size_t capacity, n;
 };
 
-/* Device tables of the sequence's own transforms. */
+/* A fitted_tables has device tables of the sequence's own transforms. */
 struct fitted_tables {
     uint8_t *memory;
     struct fitted_view view;
@@ -66,7 +65,7 @@ struct cache {
     struct fitted_tables fitted; /* zeros where nothing is fitted */
     struct sequence_view *view;  /* on the device: of a step of many tokens */
 
-    /* The step in progress. */
+    /* These belong to the step in progress. */
     uint64_t steps;          /* that were begun */
     struct item_list stored; /* sealed pages that a prompt reads */
     struct item_list sealed; /* pages that the step seals */
@@ -79,17 +78,17 @@ struct cache {
     cudaEvent_t encoded_ahead; /* what a step that seals must wait for */
 };
 
-/* Rows in front of those of a prompt: the first page may begin with tokens that were evicted. */
+/* These rows lie in front of those of a prompt: the first page may begin with tokens that were evicted. */
 #define ROWS_IN_FRONT PAGE_TOKENS
 #define DECODE_TOKENS_MOST 16 /* of one cache in a decoding step */
 
-/* Bytes of views and list entries of n page sets. */
+/* Returns the bytes of views and list entries of n page sets. */
 static inline size_t page_view_bytes(size_t n) { return n * (sizeof(struct page_set_view) + sizeof(struct read_page)); }
 
-/* Exact rows of the first tokens, when there are as many. */
+/* Returns how many first tokens are exact, once there are as many. */
 static inline uint32_t cache_first_exact(const struct cache *cache) { return cache->base.method.parameters.exact; }
 
-/* Halves from one layer, head or side of the window to the next. */
+/* Returns how many halves lie from one layer, head or side of the window to the next. */
 static inline size_t window_side_halves(const struct cache *cache) {
     return (size_t)cache->window_capacity * cache->base.shape.head_dim;
 }

@@ -1,4 +1,4 @@
-/* The steps of caches. state.h says which file does what. */
+/* Implements the steps of caches. state.h says which file does what. */
 #include "backend/cuda/kv/step.h"
 
 #include "backend/cuda/kv/batch.h"
@@ -33,7 +33,7 @@ enum terse_status kv_begin(struct cache *cache, enum cache_step_kind kind, size_
 
 /* ---- Layers */
 
-/* The cache whose prompt is the batch; NULL: it decodes. */
+/* Returns the cache whose prompt is the batch; NULL: the batch decodes. */
 static struct cache *prompt_of(const struct kv_batch *batch) { return cache_decodes(batch->caches[0]) ? NULL : batch->caches[0]; }
 
 enum terse_status kv_join(const struct kv_batch *batch, struct terse_error *error) {
@@ -49,7 +49,8 @@ enum terse_status kv_append(const struct kv_batch *batch, const struct kv_rows *
     return prompt ? prompt_append(prompt, rows, error) : batch_append(batch->memory, rows, error);
 }
 
-/* A prompt's queries are also shown as they attend; a decoding step chooses nothing by its queries. */
+/* Returns the rows to observe: a prompt's queries are also observed as they attend; a decoding step chooses nothing by its
+ * queries. */
 size_t kv_queries_to_observe(const struct kv_batch *batch, size_t needed, size_t *first) {
     const struct cache *prompt = prompt_of(batch);
     bool chooses = prompt && prompt->base.plan.anchors;

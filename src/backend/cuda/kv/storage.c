@@ -1,4 +1,4 @@
-/* The memory of a cache on the device: what is allocated, how it is copied, and what can be computed with it. */
+/* Keeps the memory of a cache on the device: allocates, copies and counts it. */
 #include "backend/cuda/kv/storage.h"
 
 #include "backend/cuda/kv/attend_prefill.h"
@@ -95,9 +95,10 @@ void kv_destroy(struct cache *cache) {
     free(cache);
 }
 
-/* ---- For what is the same on all backends (kv/cache.h) */
+/* ---- For the functions that all backends share (kv/cache.h) */
 
-/* Returns what a shape and method take with so many rows of the window, anchors and views of page sets, whether there is such a cache or not. */
+/* Returns the bytes that a shape and method take with so many rows of the window, anchors and views of page sets, whether or not
+ * there is such a cache. */
 static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct method *method, uint64_t rows, uint64_t anchors,
                                    uint64_t views, bool noted, bool fitted) {
     const uint64_t heads = cache_heads_of(shape), row = shape->head_dim * sizeof(device_half);

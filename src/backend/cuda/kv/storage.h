@@ -1,4 +1,4 @@
-/* The memory of a cache on the device: kv_storage (kv/cache.h). */
+/* Declares the memory of a cache on the device: kv_storage (kv/cache.h). */
 #ifndef TERSE_BACKEND_CUDA_KV_STORAGE_H
 #define TERSE_BACKEND_CUDA_KV_STORAGE_H
 
@@ -6,11 +6,11 @@
 
 extern const struct kv_storage cuda_storage;
 
-/* Implement kv_ops.create and kv_ops.destroy. */
+/* These implement kv_ops.create and kv_ops.destroy. */
 enum terse_status kv_create(const struct cache_shape *shape, const struct method *method, uint32_t threads, struct cache **cache,
                             struct terse_error *error);
 void kv_destroy(struct cache *cache);
-/* TERSE_E_UNSUPPORTED: the method does what cannot be done here. */
+/* Returns TERSE_E_UNSUPPORTED: the method needs what this backend cannot do. */
 enum terse_status kv_refuse(const struct method *method, const char *why, struct terse_error *error);
 
 #endif

@@ -1,4 +1,4 @@
-/* Tables that caches share, in one list for the process: engines may run on threads of their own. */
+/* Keeps the tables that caches share in one list for the process, since engines may run on threads of their own. */
 #include "backend/cuda/kv/tables.h"
 
 #include "backend/cuda/device.h"

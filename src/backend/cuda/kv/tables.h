@@ -1,5 +1,5 @@
-/* Tables that the caches of one model and method share on the device: the layout of pages, what their codecs learned, the angles of RoPE. They are
- * made when the first of these caches is created, and released with the last. Thread-safe. */
+/* The caches of one model and method share these tables on the device: the layout of pages, what their codecs learned, the angles
+ * of RoPE. They are made when the first of these caches is created, and released with the last. Thread-safe. */
 #ifndef TERSE_BACKEND_CUDA_KV_TABLES_H
 #define TERSE_BACKEND_CUDA_KV_TABLES_H
 
@@ -28,7 +28,8 @@ void place_views_set(const struct page_address *places, size_t n, struct place_v
 enum terse_status kv_tables_get(const struct cache_shape *shape, const struct method *method, const struct kv_tables **tables,
                                 struct terse_error *error);
 void kv_tables_release(const struct kv_tables *tables); /* accepts NULL */
-/* Queues on device_stream() the angles of positions below `tokens`. Others see the rotary_view's new address from their next step on. */
+/* Queues on device_stream() the angles of positions below `tokens`. Other caches see the rotary_view's new address from their next
+ * step on. */
 enum terse_status kv_tables_reserve(const struct kv_tables *tables, uint64_t tokens, struct terse_error *error);
 
 #endif

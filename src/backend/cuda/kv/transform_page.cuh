@@ -1,7 +1,7 @@
-/* Pages in a block of 256 threads. What writing and reading them have in common with codecs that are taught: rows of a page taken to where these
- * want them, and back; and of the codec transform products with a matrix and the levels of codes. Floats are multiplied and
- * summed in the order of the CPU's vector kernels; files that include this are compiled so that no product and sum are fused but where fmaf
- * says so. */
+/* Has what writing and reading pages of learned codecs share, in a block of 256 threads: rows of a page are copied to numbers by
+ * channel, and back; for the codec transform there are products with a matrix and the levels of codes. Floats are multiplied and
+ * summed in the order of the CPU's vector kernels; files that include this are compiled so that no product and sum are fused but
+ * where fmaf says so. */
 #ifndef TERSE_BACKEND_CUDA_KV_TRANSFORM_PAGE_CUH
 #define TERSE_BACKEND_CUDA_KV_TRANSFORM_PAGE_CUH
 
@@ -27,7 +27,7 @@ static __device__ inline struct pair_channels channels_of_pair(const struct head
     return heads.pairing == ROPE_ADJACENT ? pair_channels{2 * pair, 2 * pair + 1} : pair_channels{pair, pair + heads.n_rot / 2};
 }
 
-/* Cosine and sine of a pair at the position of a page's run. */
+/* Returns cosine and sine of a pair at the position of a page's run. */
 static __device__ inline float2 run_angle(const struct encode &e, uint32_t first, uint32_t pair) {
     return ((const float2 *)e.run_angles)[(size_t)(first / ROPE_RUN_TOKENS) * (e.heads.n_rot / 2) + pair];
 }
@@ -73,7 +73,7 @@ static __device__ inline void add_pre_rope_mean(const struct encode &e, const st
     __syncthreads();
 }
 
-/* The page's rows, keys as their run has them; zeros where there is no token. */
+/* Loads the page's rows, keys in the frame of their run; zeros where there is no token. */
 template <int HD>
 static __device__ void load_numbers(const struct encode &e, const struct page_job &job, float (*numbers)[PAGE_TOKENS]) {
     for (uint32_t i = threadIdx.x; i < HD / 8 * PAGE_TOKENS; i += TRANSFORM_THREADS) {
@@ -88,7 +88,7 @@ static __device__ void load_numbers(const struct encode &e, const struct page_jo
     rotate_by_run<true>(e, job, numbers);
 }
 
-/* Takes the mean from rows; zeros where there is no token. */
+/* Subtracts the mean from rows; sets zeros where there is no token. */
 template <int HD> static __device__ void take_mean(const struct page_job &job, const float *mean, float (*numbers)[PAGE_TOKENS]) {
     for (uint32_t i = threadIdx.x; i < HD * PAGE_TOKENS; i += TRANSFORM_THREADS) {
         const uint32_t c = i / PAGE_TOKENS, t = i % PAGE_TOKENS;
@@ -101,7 +101,7 @@ static __device__ inline uint32_t two_halves(float low, float high) {
     return __half_as_ushort(__float2half_rn(low)) | (uint32_t)__half_as_ushort(__float2half_rn(high)) << 16;
 }
 
-/* Neighbouring threads write a sector of 32 bytes. */
+/* Stores numbers as rows. Neighbouring threads write a sector of 32 bytes. */
 template <int HD>
 static __device__ void store_numbers(const struct encode &e, const struct page_job &job, const float (*numbers)[PAGE_TOKENS]) {
     for (uint32_t i = threadIdx.x; i < HD / 8 * PAGE_TOKENS; i += TRANSFORM_THREADS) {
@@ -113,21 +113,21 @@ static __device__ void store_numbers(const struct encode &e, const struct page_j
     }
 }
 
-/* ---- Products: out[r][t] = sum over k of matrix(r, k) numbers[k][t], k from 0 up. A thread has 4 tokens and HD / 16 rows. */
+/* ---- Products: out[r][t] = sum over k of matrix(r, k) numbers[k][t], in order of k. A thread has 4 tokens and HD / 16 rows. */
 
 template <int HD> struct product { float sums[HD / 32][2][4]; };
 
 static __device__ inline uint32_t product_token(void) { return threadIdx.x % 16 * 4; }
 static __device__ inline uint32_t product_row(uint32_t g) { return 32 * g + threadIdx.x / 16 * 2; }
 
-/* matrix(r, k) for k in [first, first + TILE_DEPTH) to tile[k][r]. ROWS: the matrix lies as [r][k], else as [k][r]. */
-/* A matrix of integers, the rows of which have units. */
+/* Loads matrix(r, k) for k in [first, first + TILE_DEPTH) to tile[k][r]. ROWS: the matrix lies as [r][k], else as [k][r]. */
+/* An integer_rows is a matrix of integers whose rows have units. */
 struct integer_rows {
     const int16_t *integers;
     const float *unit;
 };
 
-/* Four numbers of row r from column c on. */
+/* Loads four numbers of row r from column c on. */
 template <int HD> static __device__ float4 load_four(const float *matrix, uint32_t r, uint32_t c) {
     return *(const float4 *)(matrix + (size_t)r * HD + c);
 }
@@ -150,7 +150,7 @@ template <int HD, bool ROWS, class Matrix> static __device__ void load_tile(Matr
     }
 }
 
-/* `depth` numbers of each token, rounded up to TILE_DEPTH, of which those past it are 0. */
+/* Multiplies `depth` numbers of each token, rounded up to TILE_DEPTH; numbers past `depth` must be 0. */
 template <int HD, bool ROWS, class Matrix>
 static __device__ void multiply(Matrix matrix, uint32_t depth, const float (*numbers)[PAGE_TOKENS], float (*tile)[HD],
                                 struct product<HD> &out) {
@@ -176,7 +176,7 @@ static __device__ void multiply(Matrix matrix, uint32_t depth, const float (*num
     }
 }
 
-/* Over the numbers that were multiplied; none is read any more. */
+/* Stores the product over the numbers that were multiplied, once no thread reads them any more. */
 template <int HD> static __device__ void store_product(const struct product<HD> &out, float (*numbers)[PAGE_TOKENS]) {
 #pragma unroll
     for (uint32_t i = 0; i < HD / 16; i++) {
@@ -186,7 +186,7 @@ template <int HD> static __device__ void store_product(const struct product<HD> 
     __syncthreads();
 }
 
-/* Numbers less their means become coefficients in a view's basis, times sizes. */
+/* Turns numbers less their means into coefficients in a view's basis, times sizes. */
 template <int HD>
 static __device__ void find_coefficients(const struct transform_view &view, float (*numbers)[PAGE_TOKENS], float (*tile)[HD]) {
     struct product<HD> product;
@@ -198,7 +198,7 @@ static __device__ void find_coefficients(const struct transform_view &view, floa
 
 /* ---- Layouts */
 
-/* A layout and what follows from it, in shared memory. */
+/* A page_layout has a layout, and tables that follow from it, in shared memory. */
 struct page_layout {
     struct transform_layout layout;
     uint32_t first[TRANSFORM_QUADS_MAX], second[TRANSFORM_QUADS_MAX]; /* planes of a quad, or NO_PLANE */
@@ -207,7 +207,7 @@ struct page_layout {
 
 static __constant__ int8_t device_levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
 
-/* All threads call this; they may read the layout after their next barrier. */
+/* Loads the layout. All threads call this; they may read it after their next barrier. */
 static __device__ inline void load_layout(const struct transform_layout &from, struct page_layout *to) {
     static_assert(sizeof(struct transform_layout) % 4 == 0, "words of a layout");
     for (uint32_t i = threadIdx.x; i < sizeof from / 4; i += TRANSFORM_THREADS)
@@ -225,8 +225,8 @@ static __device__ inline void load_layout(const struct transform_layout &from, s
         if (to->second[q] == to->first[q] || to->first[q] == NO_PLANE) to->second[q] = NO_PLANE;
 }
 
-/* Returns the level of component i by a plane, in units of the component's size; nibble(n): a token's 16 bits of the n-th nibble, component 0 the
- * lowest. */
+/* Returns the level of component i by a plane, in units of the component's size. nibble(n) is a token's 16 bits of the n-th nibble,
+ * component 0 the lowest. */
 template <class Nibble> static __device__ float plane_level(const struct page_layout &l, uint32_t p, uint32_t i, Nibble nibble) {
     const struct transform_plane plane = l.layout.plane[p];
     const uint32_t written = plane.table % 4u + 1, old = 15u >> written, stream = l.layout.stream;
@@ -249,11 +249,11 @@ template <class Nibble> static __device__ float quad_level(const struct page_lay
 
 /* ---- Nibbles in a page (format/page_layout.h) */
 
-/* The first octet of tokens that the w-th word of a nibble has codes of, in its bytes' lower four bits; those of the second octet after it
- * are in the upper ones. */
+/* Returns the first octet of tokens whose codes the w-th word of a nibble has, in its bytes' lower four bits; those of the second
+ * octet after it are in the upper ones. */
 static __device__ inline uint32_t word_octet(uint32_t w) { return w / 16 * 4 + w / 8 % 2; }
 
-/* The w-th word of a nibble of which token t's 16 bits are own[t]. */
+/* Returns the w-th word of a nibble of which token t's 16 bits are own[t]. */
 static __device__ inline uint32_t pack_word(int side, uint32_t w, const uint16_t *own) {
     const uint32_t octet = word_octet(w), r = w % 8;
     uint32_t word = 0;
@@ -265,7 +265,7 @@ static __device__ inline uint32_t pack_word(int side, uint32_t w, const uint16_t
     return word;
 }
 
-/* Token t's 16 bits of a nibble's bytes. */
+/* Returns token t's 16 bits of a nibble's bytes. */
 static __device__ inline uint32_t unpack_nibble(int side, const uint8_t *bytes, uint32_t t) {
     const uint8_t *octet = bytes + t / 32 * 64 + t / 8 % 2 * 32;
     const uint32_t shift = t / 16 % 2 * 4;

@@ -1,5 +1,6 @@
-/* The best path through the stream of a token of the codec transform: Viterbi's algorithm as the CPU's transform_path.c has it, a thread for each
- * token. The costs of the eight states stay in registers; of each step a word in shared memory keeps where each state came from. */
+/* Finds the best path through the stream of a token of the codec transform, by Viterbi's algorithm as the CPU's transform_path.c
+ * does, a thread for each token. The costs of the eight states stay in registers; for each step a word in shared memory keeps from
+ * where each state was reached. */
 #ifndef TERSE_BACKEND_CUDA_KV_TRANSFORM_PATH_CUH
 #define TERSE_BACKEND_CUDA_KV_TRANSFORM_PATH_CUH
 
@@ -8,17 +9,19 @@
 #define PATH_STATES 8  /* of a stream: its last three bits */
 #define PATH_FAR 1e30f /* the cost of a state where no path may begin */
 
-/* A step writes the bits of a plane, of a pair of planes, or, at the end of a round, the rest of a nibble, which may be anything. */
+/* A step writes the bits of a plane, of a pair of planes, or, at the end of a round, the rest of a nibble, which may be
+ * anything. */
 struct alignas(4) path_step {
     uint8_t bits, table, plane, planes; /* `table`: the first plane's */
 };
 
-/* The cost of a plane's level x by a window, without the part that all windows have in common: x (twice + square x). */
+/* A path_term gives the cost of a plane's level x by a window, without the part that all windows have in common: x (twice + square
+ * x). */
 struct path_term {
     float twice, square;
 };
 
-/* The cost of window w by the tables of up to two planes; FIRST of TRANSFORM_TABLES: there is none. */
+/* Returns the cost of window w by the tables of up to two planes; if FIRST is TRANSFORM_TABLES there is none. */
 template <int FIRST> static __device__ __forceinline__ float path_error(const struct path_term terms[2], int w) {
     constexpr int8_t levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
     if (FIRST == TRANSFORM_TABLES) return 0;
@@ -29,9 +32,9 @@ template <int FIRST> static __device__ __forceinline__ float path_error(const st
     return fmaf(y, terms[1].twice + terms[1].square * y, error);
 }
 
-/* A step that writes BITS bits: a window is the last 4 - BITS bits of the state before and those written, its lower three bits the state after.
- * cost[state]: the least of all ways there. Returns for each state after, in four bits, the state before and above it the window's highest
- * bit; where ways cost the same, the lower ones. */
+/* Takes a step that writes BITS bits: a window is the last 4 - BITS bits of the state before and those written, its lower three
+ * bits the state after. cost[state] is the least of all paths to it. Returns for each state after, in four bits, the state before
+ * and above it the window's highest bit; where paths cost the same, the lower ones. */
 template <int BITS, int FIRST>
 static __device__ __forceinline__ uint32_t take_step(const struct path_term terms[2], float (&cost)[PATH_STATES]) {
     constexpr int BEGINNINGS = 16 >> BITS;
@@ -78,7 +81,7 @@ static __device__ __forceinline__ uint32_t take_step_of(const struct path_step &
     return take_step<3, TRANSFORM_TABLES>(terms, cost);
 }
 
-/* The steps of a round, of which it returns the number; one thread's work. */
+/* Makes the steps of a round and returns their number; one thread does this. */
 static __device__ inline uint32_t set_path_steps(const struct transform_layout &layout, struct path_step *steps) {
     constexpr uint8_t new_bits[TRANSFORM_TABLES] = {4, 4, 1, 2, 3, 1, 2, 3, 2, 0};
     uint32_t n = 0, written = 0, p = 0;
@@ -95,14 +98,14 @@ static __device__ inline uint32_t set_path_steps(const struct transform_layout &
     return n;
 }
 
-/* The n-th nibble of the stream. */
+/* Returns the place of the n-th nibble of the stream. */
 static __device__ inline uint32_t stream_place(const struct transform_layout &layout, uint32_t n) {
     return layout.stream + (n + 1) % (uint32_t)(layout.nibbles - layout.stream);
 }
 
-/* Finds the path of token t and writes its nibbles[nibble][64], those of the stream. term(step, plane, i): of a plane of a step, component i of
- * its quad. from[4 steps or 2 TRANSFORM_PATH_WARM_UP][64]. A stream is a ring: of each component i of quads one round, from the first plane to the
- * last, then of the next component. */
+/* Finds the path of token t and writes its nibbles[nibble][64], those of the stream. term(step, plane, i) is of a plane of a step
+ * and component i of its quad. from[4 steps or 2 TRANSFORM_PATH_WARM_UP][64] is scratch. A stream is a ring: one round for each
+ * component i of quads, from the first plane to the last. */
 template <class Term>
 static __device__ void find_path(const struct transform_layout &layout, const struct path_step *step, uint32_t steps, uint32_t t,
                                  Term term, uint32_t (*from)[PAGE_TOKENS], uint16_t (*nibbles)[PAGE_TOKENS]) {
@@ -130,7 +133,7 @@ static __device__ void find_path(const struct transform_layout &layout, const st
         for (uint32_t k = 2 * TRANSFORM_PATH_WARM_UP; k-- > TRANSFORM_PATH_WARM_UP;)
             seam = from[k][t] >> 4 * seam & (PATH_STATES - 1);
     }
-    /* Back along the path. Of each component, bits gather from the last written to the first. */
+    /* The path is followed back. Each component's bits gather from the last written to the first. */
     uint32_t state = seam;
     for (uint32_t i = TRANSFORM_QUAD; i-- > 0;) {
         uint32_t bits = 0, written = 0, n = layout.nibbles - layout.stream;

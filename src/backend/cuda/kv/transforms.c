@@ -1,4 +1,4 @@
-/* Sending a profile to the device: a side of a layer and KV head at a time, so that the host needs little memory for it. */
+/* Sends a profile to the device: a side of a layer and KV head at a time, so that the host needs little memory for it. */
 #include "backend/cuda/kv/transforms.h"
 
 #include "backend/cuda/device.h"
@@ -9,8 +9,8 @@
 
 #include <string.h>
 
-/* Floats of a view's numbers: mean, mean before rotation, size, unit, step, the readers' words, of which a layout has at most 6 for each of hd / 2 planes, and the
- * basis in integers; and of a profile's view, which has the metric behind them. */
+/* Return how many floats a view's numbers take: mean, mean before rotation, size, unit, step, the readers' words, of which a layout
+ * has at most 6 for each of hd / 2 planes, and the basis in integers; a profile's view has the metric behind them. */
 static size_t own_floats(size_t hd) { return 8 * hd + hd * hd / 2; }
 static size_t view_floats(size_t hd) { return own_floats(hd) + hd * hd; }
 
@@ -22,8 +22,8 @@ static unsigned padded_planes(const struct transform_layout *layout) {
 
 size_t transform_reader_words(const struct transform_layout *layout) { return (size_t)padded_planes(layout) * 6; }
 
-/* Returns the byte of a page in shared memory at which a nibble's 16 bytes from 0 on begin. Nibbles that lanes read together lie in different
- * banks. */
+/* Returns the byte of a page in shared memory at which a nibble's 16 bytes from 0 on begin. Nibbles that lanes read together lie in
+ * different banks. */
 static uint32_t nibble_place(unsigned nibble, enum codec_side side) {
     return nibble * PAGE_TRANSFORM_NIBBLE + (side == CODEC_VALUES ? nibble % 2 * 64 : nibble % 4 * 32);
 }
@@ -69,7 +69,7 @@ uint32_t transform_wraps(const struct transform_layout *layout, enum codec_side 
 
 /* ---- Views */
 
-/* The host's memory for making a view. */
+/* A thread makes views in this memory of the host. */
 struct work {
     float *parameters; /* [transform_parameter_floats(hd)] */
     float *floats;     /* [view_floats(hd)] */

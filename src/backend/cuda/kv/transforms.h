@@ -1,5 +1,5 @@
-/* The parameters of the codec transform on the device: for each layer, KV head and side the layout of its components and the numbers of the
- * profile. Plain C. */
+/* Keeps the parameters of the codec transform on the device: for each layer, KV head and side the layout of its components and the
+ * numbers of the profile. Plain C. */
 #ifndef TERSE_BACKEND_CUDA_KV_TRANSFORMS_H
 #define TERSE_BACKEND_CUDA_KV_TRANSFORMS_H
 
@@ -8,27 +8,28 @@
 #include "kv/shape.h"
 #include "method/method.h"
 
-/* `learned_new` of codec.h: struct transform_view views[layers][Hk] and the numbers that they point to, of a side whose codec is transform.
- * Immutable. */
+/* Implements learned_new of codec.h for a side whose codec is transform: sends struct transform_view views[layers][Hk] and the
+ * numbers that they point to, which never change. */
 enum terse_status transforms_new(const struct cache_shape *shape, const struct method *method, enum codec_side side, void **views,
                                  struct terse_error *error);
 
-/* Bytes of the views of a side of a sequence that has transforms of its own, and of the numbers that they point to. */
+/* Returns the bytes of the views of a side of a sequence that has transforms of its own, and of the numbers that they point to. */
 size_t transforms_fitted_bytes(const struct cache_shape *shape);
-/* Writes them to host[transforms_fitted_bytes] as they will lie on the device: of the records and layouts of `base`, with the metrics of `profile`,
- * which transforms_new made. */
+/* Writes them to host[transforms_fitted_bytes] in the form that the device gets: from the records and layouts of `base`, with the
+ * metrics of `profile`, which transforms_new made. */
 void transforms_fitted_set(const struct cache_base *base, enum codec_side side, const void *profile, uint8_t *host,
                            uint8_t *device);
 
-/* Describe a layout's planes to attention, up to a multiple of 8 of them (planes that the layout does not have have levels of 0), in words of 32
- * bits. A table of 4 words for each plane holds in its bytes the levels of the nibbles 0 to 7 and then of 15 down to 8, TRANSFORM_LEVEL_MAX
- * higher. Then for each plane come the place of its nibble in a page in shared memory, << 16 the place of the nibble before it, and bit 31 if
- * components are one further in that one; and a mask of the bits that are the nibble's own. */
+/* These words of 32 bits describe a layout's planes to attention, up to a multiple of 8 of them (planes that the layout does not
+ * have have levels of 0). A table of 4 words for each plane holds in its bytes the levels of the nibbles 0 to 7 and then of 15 down
+ * to 8, TRANSFORM_LEVEL_MAX higher. Then for each plane come two words. The first is the place of its nibble in a page in shared
+ * memory, << 16 the place of the nibble before it, and bit 31 if components are one further in that one. The second is a mask of
+ * the bits that are the nibble's own. */
 size_t transform_reader_words(const struct transform_layout *layout);
 void transform_readers(const struct transform_layout *layout, enum codec_side side, uint32_t *words);
 /* Writes quads[layout->quads]. */
 void transform_quads(const struct transform_layout *layout, struct transform_quad *quads);
-/* Bit n: planes of the n-th group, of 4 planes of keys or 8 of values, have one with bit 31. */
+/* Returns a mask. Bit n is set if a plane of the n-th group, of 4 planes of keys or 8 of values, has bit 31 set. */
 uint32_t transform_wraps(const struct transform_layout *layout, enum codec_side side);
 
 #endif

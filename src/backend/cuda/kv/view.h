@@ -1,13 +1,13 @@
-/* The kernels' view of the caches in a step, and the few shapes that go with it. Plain C, for C and CUDA C++ alike. The host fills these
- * structs in and kernels read them from device memory, so that a graph of a step's kernels may be replayed while sequences grow.
+/* Declares the kernels' view of the caches in a step, and the few shapes that go with it. Plain C, for C and CUDA C++ alike. The
+ * host fills these structs in and kernels read them from device memory, so that a graph of a step's kernels may be replayed while
+ * sequences grow.
  *
- * Shapes: Hq query heads, Hk KV heads, G = Hq/Hk, hd head_dim. A page is 64 tokens of one layer, KV head and side, its bytes those of the
- * CPU (format/page_layout.h), multiples of 64 and aligned so.
+ * Shapes: Hq query heads, Hk KV heads, G = Hq/Hk, hd head_dim. A page is 64 tokens of one layer, KV head and side, its bytes those
+ * of the CPU (format/page_layout.h); pages are multiples of 64 bytes and aligned to 64.
  *
- * Sealed pages hold keys as their codec takes them: rotated by their own position, or in runs of ROPE_RUN_TOKENS by their offset from the
- * run's first position (format/codec.h). Everywhere else keys are halves rotated by their own position, rope's magnitude included, as
- * queries are.
- */
+ * Sealed pages hold keys as their codec takes them: rotated by their own position, or in runs of ROPE_RUN_TOKENS by their offset
+ * from the run's first position (format/codec.h). Everywhere else keys are halves rotated by their own position, rope's magnitude
+ * included, as queries are. */
 #ifndef TERSE_BACKEND_CUDA_KV_VIEW_H
 #define TERSE_BACKEND_CUDA_KV_VIEW_H
 
@@ -30,7 +30,7 @@ typedef uint16_t device_half; /* IEEE half precision; C only passes pointers to 
 extern "C" {
 #endif
 
-/* The heads of all caches of a model, passed to kernels by value. */
+/* A head_view describes the heads of all caches of a model; kernels take it by value. */
 struct head_view {
     uint32_t layers, query_heads, kv_heads, head_dim; /* Hq a multiple of Hk */
     float scale;                                      /* logits = scale <q, k> */
@@ -39,13 +39,15 @@ struct head_view {
     const float *slopes; /* device [Hq], ALiBi: slope (key's position - query's) is added to a logit; NULL: none */
 };
 
-/* The sealed pages of a layer and KV head: bytes of a page by side, and of all pages of a page set before it. Device [layers][Hk]. */
+/* A place_view says where the sealed pages of a layer and KV head lie: the bytes of a page by side, and of all pages of a page set
+ * before it. Device [layers][Hk]. */
 struct place_view {
     uint64_t offset;
     uint32_t bytes[2];
 };
 
-/* 64 tokens in all layers and heads, in a chunk of `sets` page sets: [layers][Hk]{key pages [sets], value pages [sets]}. */
+/* A page_set_view has 64 tokens in all layers and heads, in a chunk of `sets` page sets: [layers][Hk]{key pages [sets], value pages
+ * [sets]}. */
 struct page_set_view {
     uint8_t *chunk;
     uint32_t sets, index; /* of the chunk, and which of them this is */
@@ -53,8 +55,8 @@ struct page_set_view {
     uint32_t count;       /* slots that hold tokens, the first ones */
 };
 
-/* Tables of one sequence, whose transforms were fitted to it, in place of those of a launch, which all sequences of a method share. Device, all of
- * them [layers][Hk]; NULL: the launch's serve. */
+/* A fitted_view has tables of one sequence, whose transforms were fitted to it. They replace those of a launch, which all sequences
+ * of a method share. All are on the device, [layers][Hk]; NULL: the launch's serve. */
 struct fitted_view {
     const struct place_view *places;
     const struct transform_view *transforms[2]; /* by side */
@@ -70,12 +72,12 @@ TERSE_DEVICE uint8_t *page_address(const struct page_set_view *set, const struct
     return set->chunk + set->sets * (place->offset + (side ? place->bytes[0] : 0)) + (uint64_t)set->index * place->bytes[side];
 }
 
-/* The position of the run that a page's keys are rotated from. */
+/* Returns the first position of the run that the keys of a page are rotated from; `first` is the page's first token. */
 TERSE_DEVICE uint32_t run_of(uint32_t first) { return first - first % ROPE_RUN_TOKENS; }
 
-/* One sequence as it is read in a step; device [sequences]. Lists are those of kv/read_list.h with pages on the device, where `page` numbers
- * page_sets. The step's own tokens are among the exact rows and in the window, of which a query reads none that comes after it. No page is packed
- * before it is read (n_chosen is 0), and pages have no exact rows in place of codes. */
+/* A sequence_view is one sequence as it is read in a step; device [sequences]. Lists are those of kv/read_list.h with pages on the
+ * device, where `page` numbers page_sets. The step's own tokens are among the exact rows and in the window, of which a query reads
+ * none that comes after it. No page is packed before it is read (n_chosen is 0), and pages have no exact rows in place of codes. */
 struct sequence_view {
     const struct page_set_view *page_sets; /* the block table, of as many page sets as any list has pages at least */
     struct read_list list;                 /* of all layers and KV heads, unless they have their own */
@@ -107,27 +109,28 @@ TERSE_DEVICE uint32_t window_row(const struct sequence_view *s, uint32_t token) 
     return (token - s->window_origin) % s->window_capacity;
 }
 
-/* A query token of a decoding step; device [rows]. Its own key and value lie in the window already; it reads tokens up to its own. */
+/* A query_row_view is a query token of a decoding step; device [rows]. Its own key and value lie in the window already; it reads
+ * tokens up to its own. */
 struct query_row_view {
     uint32_t sequence; /* of the step */
     uint32_t position; /* its token's number, which is its position */
     uint32_t splits;   /* parts that it is read in, at least 1; at most the launch's */
 };
 
-/* Angles of tokens' offsets from the position of their page's run, with which keys' mean before rotation is turned (kv/pre_rope.h). Device
- * memory. */
+/* Keys' mean before rotation is rotated by these angles: of tokens' offsets from the position of their page's run (kv/pre_rope.h).
+ * They lie in device memory. */
 struct pre_rope_view {
     uint32_t pairs;            /* pre_rope_pairs: the first ones of a head, which alone have a part in the mean */
     const float *offsets;      /* [PRE_ROPE_OFFSETS][n_rot / 2][cosine, sine] of 0, 1, ... */
     const uint32_t *fragments; /* pre_rope_fragments: what attention multiplies with */
 };
 
-/* The planes that make up a quad, whose levels are the sums of theirs. */
+/* A quad has up to two planes, whose levels add up to its own. */
 struct transform_quad {
     uint8_t planes, plane[2]; /* how many, at most 2, and which */
 };
 
-/* Codec transform, of a layer, KV head and side, as kernels read it: `learned` of a launch, device [layers][Hk]. */
+/* Kernels read the codec transform of a layer, KV head and side so: `learned` of a launch, device [layers][Hk]. */
 struct transform_view {
     struct transform_layout layout;
     float gain_least, gain_step; /* gain = least + code * step */
@@ -144,12 +147,12 @@ struct transform_view {
 };
 #define TRANSFORM_READERS_STEP 8 /* planes, of which readers are a multiple */
 
-/* `width` and `bits` of a side's coding (format/codec.h). */
+/* A centroid_shape has `width` and `bits` of a side's coding (format/codec.h). */
 struct centroid_shape {
     uint32_t width, bits; /* channels of a sub-vector, bits of its code; 0: a codec without sub-vectors */
 };
 
-/* A codec with centroids, of a layer, KV head and side, as kernels read it: `learned` of a launch, device [layers][Hk]. */
+/* Kernels read a codec with centroids of a layer, KV head and side so: `learned` of a launch, device [layers][Hk]. */
 struct centroid_view {
     struct centroid_shape shape;
     const device_half *centroids; /* [hd / width][2^bits][width] */

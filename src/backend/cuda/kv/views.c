@@ -1,4 +1,4 @@
-/* The kernels' view of a cache: the places of its pages and rows, and the pages that they encode or decode. */
+/* Makes the kernels' view of a cache: the places of its pages and rows, and the pages that they encode or decode. */
 #include "backend/cuda/kv/views.h"
 #include "base/size.h"
 

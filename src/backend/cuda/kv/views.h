@@ -1,4 +1,4 @@
-/* The kernels' view of a cache. */
+/* Declares the kernels' view of a cache. */
 #ifndef TERSE_BACKEND_CUDA_KV_VIEWS_H
 #define TERSE_BACKEND_CUDA_KV_VIEWS_H
 
@@ -15,7 +15,7 @@ enum terse_status item_list_reserve(struct item_list *list, size_t n, struct ter
 void item_list_free(struct item_list *list);
 /* Queues the copy of host[n] to the device. */
 enum terse_status item_list_upload(struct item_list *list, size_t n, struct terse_error *error);
-/* An encode of the cache's items, of layers [layer, layer + n_layers). */
+/* Returns an encode of the cache's items, of layers [layer, layer + n_layers). */
 struct encode cache_encode(const struct cache *cache, const struct item_list *list, uint32_t layer, uint32_t n_layers);
 
 #endif

@@ -1,4 +1,4 @@
-/* Pages of the window: encoded in the step that seals them, or before it, as soon as they are full. */
+/* Encodes pages of the window: in the step that seals them, or before it, as soon as they are full. */
 #include "backend/cuda/kv/window.h"
 
 #include "backend/cuda/kv/encode_kernels.h"
@@ -13,7 +13,7 @@ uint32_t window_least_rows(const struct method *method) {
     return whole_pages((uint64_t)method->tail_tokens + PAGE_TOKENS - 1 + DECODE_TOKENS_MOST);
 }
 
-/* Returns the rows of a ring that has `capacity` and needs `needed`: it doubles, up to what a sequence waits for. */
+/* Returns how many rows a ring that has `capacity` and needs `needed` grows to: it doubles, up to what a sequence waits for. */
 static uint32_t grown(uint32_t capacity, uint64_t needed) {
     const uint32_t most = whole_pages(FIT_TOKENS + PAGE_TOKENS + DECODE_TOKENS_MOST);
     const uint32_t doubled = 2 * capacity < most ? 2 * capacity : most;
@@ -85,7 +85,7 @@ enum terse_status window_trim(struct cache *cache, struct terse_error *error) {
 
 /* ---- Pages */
 
-/* Item of the window's page whose first token is `set->first`, its slots [0, set->count). */
+/* Returns the item of the window's page whose first token is `set->first`, of its slots [0, set->count). */
 static struct encode_item window_item(const struct cache *cache, const struct page_set *set) {
     size_t slot = (size_t)((set->first - cache->window_origin) % cache->window_capacity);
     device_half *keys = cache->window + slot * cache->base.shape.head_dim;
@@ -169,7 +169,7 @@ enum terse_status window_seal_ahead(struct cache *cache, struct terse_error *err
     bool busy = cache->base.n_ahead > 0;
     while (cache_next_ahead(cache)) n++;
     if (!n) return TERSE_OK;
-    /* The items are one list, which the background reads: it has done with those before. */
+    /* The items are one list, which the background stream reads: it must have encoded those before. */
     if (busy) cudaEventSynchronize(cache->encoded_ahead);
     enum terse_status status = encode_window(cache, first, n, device_background(), error);
     if (!status) status = device_check(cudaEventRecord(cache->encoded_ahead, device_background()), "encoding pages", error);
