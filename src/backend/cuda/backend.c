@@ -1,4 +1,4 @@
-/* The CUDA backend's tables, and what the plug-in exports. */
+/* Defines the CUDA backend's tables, and what the plug-in exports. */
 #include "backend/cuda/backend.h"
 
 #include "backend/cuda/executor.h"

@@ -1,4 +1,4 @@
-/* The CUDA backend. */
+/* Declares the CUDA backend. */
 #ifndef TERSE_BACKEND_CUDA_BACKEND_H
 #define TERSE_BACKEND_CUDA_BACKEND_H
 

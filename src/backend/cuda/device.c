@@ -1,4 +1,4 @@
-/* The runtime's calls in terse's words. */
+/* Wraps the runtime's calls and turns their errors into terse's. */
 #include "backend/cuda/device.h"
 
 #include <stdbool.h>
@@ -52,7 +52,7 @@ enum terse_status device_available(struct terse_error *error) {
     return device_check(cudaSetDevice(0), "choosing the GPU", error);
 }
 
-/* A later failure of its use tells what was wrong with making it. */
+/* Makes the stream on the first call. If that fails, a later failure of its use tells why. */
 static cudaStream_t stream_once(cudaStream_t *stream, bool background) {
     int least = 0, greatest = 0;
     if (*stream) return *stream;

@@ -1,4 +1,4 @@
-/* Rows of logits that stay on the device until somebody asks for them. */
+/* Keeps rows of logits on the device until they are fetched. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/pass.h"
 #include "backend/cuda/top_logits.h"
@@ -15,7 +15,7 @@ void device_logits_free(struct executor *e, struct device_logits *held) {
     held->row = NULL;
 }
 
-/* The step that wrote the row has been waited for. Nothing is queued on device_stream(), which may be capturing a graph on another thread. */
+/* Fetches a row whose step is over. It queues nothing on device_stream(), which may be capturing a graph on another thread. */
 enum terse_status device_logits_fetch(const struct executor *e, const struct device_logits *held, float *logits,
                                       struct terse_error *error) {
     cudaStream_t stream;

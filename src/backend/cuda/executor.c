@@ -1,4 +1,5 @@
-/* The executor: begins and ends steps. Owns the memory of activations and how the parts of a step are grouped; forward.c computes. */
+/* Implements the executor: begins and ends steps. Owns the memory of activations and the grouping of a step's parts; forward.c
+ * computes. */
 #include "backend/cuda/executor.h"
 
 #include "backend/cuda/device.h"
@@ -71,7 +72,8 @@ static void activations_free(struct executor *e) {
     e->activations = (struct activations){0};
 }
 
-/* Reserves activations for panels and groups of so many rows. Waits for work that is queued with the memory that is given up, as freeing does. */
+/* Reserves activations for panels and groups of so many rows. Waits for work that is queued with the memory that is given up, as
+ * freeing does. */
 static enum terse_status activations_reserve(struct executor *e, size_t rows, struct terse_error *error) {
     struct wanted wanted[ACTIVATIONS];
     if (e->activations.rows >= rows) return TERSE_OK;
@@ -98,7 +100,8 @@ static void logits_free(struct executor *e) {
     e->logits = (struct logits){0};
 }
 
-/* `must` rows are computed together whatever they take, others while they take no more than LOGIT_BYTES. */
+/* Reserves rows of logits: `must` rows, which are computed together whatever they take, and others while all take no more than
+ * LOGIT_BYTES. */
 static enum terse_status logits_reserve(struct executor *e, size_t must, size_t rows, struct terse_error *error) {
     size_t row_bytes = e->model->vocabulary * sizeof(float), most = LOGIT_BYTES / row_bytes;
     struct wanted wanted[LOGITS];
@@ -165,7 +168,7 @@ static enum terse_status pass_new(struct executor *e, size_t parts, struct pass 
     return status_no_memory(error, parts * (sizeof *p->sequence + sizeof *p->group + sizeof(struct cache *)), "a batch");
 }
 
-/* The part's place among the sequences: those that decode come first. */
+/* Inserts the part among the sequences: those that decode come first. */
 static void insert(struct pass *p, const struct step_part *part, bool decodes, size_t *n_decoding) {
     bool wanted = part->rows && part->first_row < part->n;
     struct sequence s = {.part = *part, .length = p->executor->kv->length(part->cache)};
@@ -180,7 +183,7 @@ static void insert(struct pass *p, const struct step_part *part, bool decodes, s
     p->sequence[at] = s;
 }
 
-/* Groups of caches that decode hold at most GROUP_ROWS rows. */
+/* Groups the caches. Groups that decode hold at most GROUP_ROWS rows. */
 static void arrange(struct pass *p, const struct step *step) {
     size_t decoding = 0;
     for (size_t i = 0; i < step->n; i++) insert(p, &step->parts[i], cache_decodes(step->parts[i].cache), &decoding);

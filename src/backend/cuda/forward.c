@@ -1,9 +1,9 @@
-/* The forward pass. Owns the order of the work; leaves products to weights.h and gemm.h, rows to rows.h and everything about keys and values
- * to the caches.
+/* Implements the forward pass. Owns the order of the work; leaves products to weights.h and gemm.h, rows to rows.h and everything
+ * about keys and values to the caches.
  *
- * As on the CPU, all tokens of a prompt pass one layer before the next begins, in panels, so that beside the hidden states only one layer's
- * keys and values exist in full. A piece of the work is as many panels as have some number of multiplications; at most PIECES_AHEAD pieces are
- * queued on the device, so that a caller may stop between them. */
+ * As on the CPU, all tokens of a prompt pass one layer before the next begins, in panels, so that beside the hidden states only one
+ * layer's keys and values exist in full precision. A piece of the work is as many panels as have some number of multiplications; at
+ * most PIECES_AHEAD pieces are queued on the device, so that a caller may stop between them. */
 #include "backend/cuda/forward.h"
 
 #include "backend/cuda/device.h"
@@ -43,19 +43,20 @@ size_t pass_panel(const struct terse_model *model, uint64_t length, size_t n) {
 
 /* ---- Products */
 
-/* The input that several products share: rows of x in some form. */
+/* An operand is the input that several products share: rows of x in some form. */
 struct operand {
     struct row_form form;
     const float *x, *factor; /* [n][width], factor of an activation alone */
     uint32_t width;
 };
 
-/* Rows on their way into a product are those that the model has at `place`: this is where numbers that are not finite are seen. */
+/* Returns the form in which rows are input to a product after the norm. Kernels that make it note numbers that are not finite as
+ * those of `place` in the model. */
 static struct row_form norm_form(const struct executor *e, const struct norm *norm, uint32_t place) {
     return (struct row_form){.kind = ROW_NORM, .norm = *norm, .not_finite = e->not_finite, .place = place};
 }
 
-/* The executor's room for EACH_ROWS rows, in the forms that these products read. */
+/* Returns the executor's room for EACH_ROWS rows, in the forms that these products read. */
 static struct device_vectors forms_of(const struct executor *e, const struct device_product *products, size_t n) {
     struct device_vectors forms = e->each;
     bool wanted[] = {[ONE_HALF] = false, [TWO_HALVES] = false, [THIRDS] = false};
@@ -66,7 +67,7 @@ static struct device_vectors forms_of(const struct executor *e, const struct dev
     return forms;
 }
 
-/* Each row by itself. */
+/* Multiplies each row by itself. */
 static enum terse_status multiply_each(const struct executor *e, const struct device_product *products, size_t n_products,
                                        const struct operand *of, size_t n, bool add, struct terse_error *error) {
     const struct device_vectors forms = forms_of(e, products, n_products);
@@ -83,7 +84,7 @@ static enum terse_status multiply_each(const struct executor *e, const struct de
     return device_check(result, "a product", error);
 }
 
-/* Few rows each by itself, many together. With `add`, products are added to what is in `out`. */
+/* Multiplies few rows each by itself, many together. With `add`, products are added to what is in `out`. */
 static enum terse_status multiply(const struct executor *e, const struct device_product *products, size_t n_products,
                                   const struct operand *of, size_t n, bool add, struct terse_error *error) {
     const struct activations *a = &e->activations;
@@ -97,7 +98,8 @@ static enum terse_status multiply(const struct executor *e, const struct device_
     return status;
 }
 
-/* A multiplier multiplies rows. In a step that decodes all rows go through the same one, since no row may depend on how many others there are. */
+/* A multiplier multiplies rows. In a step that decodes all rows go through the same one, since no row may depend on how many others
+ * there are. */
 typedef enum terse_status multiplier(const struct executor *e, const struct device_product *products, size_t n_products,
                                      const struct operand *of, size_t n, bool add, struct terse_error *error);
 
@@ -105,7 +107,7 @@ typedef enum terse_status multiplier(const struct executor *e, const struct devi
 
 enum { QUERIES = 1, KEYS_AND_VALUES = 2 };
 
-/* q, k and v as they leave their matrices, or some of them, as caches take them. */
+/* Computes q, k and v from their matrices, or those of them that are wanted, before rotation, as caches take them. */
 static enum terse_status project(const struct executor *e, const struct device_layer *l, multiplier *by, const float *hidden,
                                  size_t n, int wanted, struct terse_error *error) {
     const struct terse_model *m = e->model;
@@ -154,7 +156,7 @@ static enum terse_status embed(const struct executor *e, const int32_t *tokens, 
     return device_check(result, "embedding tokens", error);
 }
 
-/* ---- Numbers that are not finite: kernels note where, a step's end looks */
+/* ---- Numbers that are not finite: kernels note where, the end of a step checks */
 
 cudaError_t pass_forget_not_finite(struct executor *e) {
     *e->seen = UINT32_MAX;
@@ -166,7 +168,7 @@ static enum terse_status fetch_not_finite(const struct executor *e, struct terse
                         "ending a step", error);
 }
 
-/* Once the stream has come to what was fetched. */
+/* Checks what was fetched, once the stream has fetched it. */
 static enum terse_status check_finite(struct executor *e, struct terse_error *error) {
     uint32_t place = *e->seen;
     if (place == UINT32_MAX) return TERSE_OK;
@@ -179,7 +181,8 @@ static enum terse_status seek_not_finite(const struct executor *e, uint32_t plac
     return device_check(rows_seek_not_finite(x, count, e->not_finite, place, device_stream()), "a step", error);
 }
 
-/* Logits of n rows, n <= logits.rows, and to the host's memory whether all was finite as far as there. */
+/* Computes logits of n rows, n <= logits.rows, and queues the copy to the host's memory of whether all numbers before them were
+ * finite. */
 static enum terse_status output(const struct executor *e, multiplier *by, const float *hidden, size_t n,
                                 struct terse_error *error) {
     const struct terse_model *m = e->model;
@@ -212,7 +215,7 @@ static enum terse_status hold_logits(const struct executor *e, size_t n, struct 
     return device_check(result, "finding the likeliest tokens", error);
 }
 
-/* The sequence's logits among rows [first, first + count) of those of its group whose logits are computed. */
+/* Hands over the sequence's logits among rows [first, first + count) of those of its group whose logits are computed. */
 static void hand_over(const struct pass *p, const struct sequence *s, size_t first, size_t count) {
     size_t vocabulary = p->executor->model->vocabulary, n = s->part.n - s->needed;
     size_t begin = s->kept > first ? s->kept : first, end = s->kept + n < first + count ? s->kept + n : first + count;
@@ -291,7 +294,7 @@ void pass_drop_graphs(struct executor *e) {
     for (int i = 0; i < GRAPHS; i++) drop_graph(&e->graph[i]);
 }
 
-/* The step's graph; one that came longest ago makes room for a new one, which has no launch yet. */
+/* Finds the step's graph. If it is new, it takes the place of the one used longest ago and has no launch yet. */
 static struct step_graph *find_graph(struct executor *e, uint64_t key, bool *known) {
     struct step_graph *oldest = &e->graph[0];
     *known = false;
@@ -320,7 +323,7 @@ static enum terse_status capture(const struct pass *p, struct step_graph *graph,
     return status;
 }
 
-/* A step that comes for the first time is launched kernel by kernel, which loads them. */
+/* Launches the group's step. A step that comes for the first time is launched kernel by kernel, which loads the kernels. */
 static enum terse_status launch_group(struct pass *p, struct terse_error *error) {
     struct executor *e = p->executor;
     const struct group *g = group_of(p);
@@ -339,7 +342,7 @@ static void begin_group(struct pass *p) {
     p->row = 0;
 }
 
-/* Tells caches how large the residual stream is where they want to know. */
+/* Tells caches how large the residual stream is, where they need it. */
 static enum terse_status note_residual(const struct pass *p, struct terse_error *error) {
     const struct kv_ops *kv = p->executor->kv;
     const uint32_t layers = p->executor->model->layers;
@@ -356,7 +359,7 @@ static enum terse_status note_residual(const struct pass *p, struct terse_error 
     return status;
 }
 
-/* Nothing is committed before all of the step is computed. */
+/* Commits the group's caches, but not before all of the step is computed. */
 static enum terse_status end_group(struct pass *p, struct terse_error *error) {
     bool last = p->at + 1 == p->n_groups, fetched = group_of(p)->kept > 0;
     enum terse_status status = TERSE_OK;
@@ -384,9 +387,10 @@ static enum terse_status run_decoding(struct pass *p, struct terse_error *error)
     return status ? status : end_group(p, error);
 }
 
-/* ---- A group that does not: one part, a panel at a time */
+/* ---- A group that does not decode: one part, a panel at a time */
 
-/* The first row that goes past the keys and values of the layer. Queries that policies are shown are so as they attend. */
+/* Returns the first row whose work goes on after the keys and values of the layer. Queries that policies observe are observed as
+ * they attend. */
 static size_t attended(const struct pass *p) {
     const size_t needed = last_layer(p) ? group_of(p)->sequences->needed : 0;
     size_t first, end = p->executor->kv->queries_to_observe(&p->batch, needed, &first);
@@ -445,7 +449,7 @@ static enum terse_status run_queries(struct pass *p, size_t count, struct terse_
     return status ? status : finish_layer(e, layer_of(p), multiply, hidden_at(p, p->row), count, error);
 }
 
-/* The panel after one of so many rows; false: there are no more rows. */
+/* Moves on past a panel of `count` rows; returns whether rows are left. */
 static bool next_panel(struct pass *p, size_t count) {
     p->row += count;
     return p->row < group_of(p)->rows;
@@ -477,7 +481,7 @@ static enum terse_status run_output(struct pass *p, struct terse_error *error) {
     return next_panel(p, count) ? TERSE_OK : end_group(p, error);
 }
 
-/* A panel of a stage; takes what it multiplies off *left. */
+/* Computes a panel of a stage; subtracts its multiplications from *left. */
 static enum terse_status run_panel(struct pass *p, double *left, struct terse_error *error) {
     const struct group *g = group_of(p);
     const struct terse_model *m = p->executor->model;

@@ -1,4 +1,4 @@
-/* cuBLASLt in terse's words. Owns the memory that weights lie in as halves. */
+/* Calls cuBLASLt. Owns the memory that weights lie in as halves. */
 #include "backend/cuda/gemm.h"
 
 #include "backend/cuda/device.h"
@@ -52,7 +52,8 @@ void gemm_free(struct gemm *g) {
     free(g);
 }
 
-/* The library sees columns first: out^T[rows x n] = (w^T)^T x^T, with w^T[columns x rows] and x^T[columns x n]. */
+/* Describe the operands to the library, which takes matrices column by column: out^T[rows x n] = (w^T)^T x^T, with w^T[columns x
+ * rows] and x^T[columns x n]. */
 struct descriptors {
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t w, x, out;
@@ -104,7 +105,7 @@ static cublasStatus_t find_algorithm(struct gemm *g, const struct descriptors *d
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* A part of w's rows, as halves. */
+/* Multiplies by a part of w's rows, as halves. */
 static cublasStatus_t multiply_part(struct gemm *g, uint32_t rows, uint32_t columns, const void *x, uint32_t n, float *out,
                                     uint32_t out_stride, cudaStream_t stream) {
     const float one = 1, zero = 0;

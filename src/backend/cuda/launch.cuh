@@ -1,6 +1,7 @@
-/* Launching kernels that may begin before the one before them has ended, from compute capability 9.0 on, so that they load what does not depend on it
- * meanwhile. Such a kernel waits (wait_for_kernels, ptx.cuh) before it reads or writes anything that another kernel writes or reads: also
- * where it would not have to, because a kernel that waits for it takes all kernels before it for ended. */
+/* Launches kernels that may begin before the one before them has ended, from compute capability 9.0 on, so that they load meanwhile
+ * what does not depend on it. Such a kernel waits (wait_for_kernels, ptx.cuh) before it reads or writes anything that another
+ * kernel writes or reads. It waits even if it does neither, because a kernel that waits for it assumes that all kernels before it
+ * have ended. */
 #ifndef TERSE_BACKEND_CUDA_LAUNCH_CUH
 #define TERSE_BACKEND_CUDA_LAUNCH_CUH
 

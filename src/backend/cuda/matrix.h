@@ -1,4 +1,5 @@
-/* The layout on the device of a model's matrices, and of the vectors that they are multiplied with. Plain C. weights.h has the products. */
+/* Declares the layout on the device of a model's matrices, and of the vectors that they are multiplied by. Plain C. weights.h has
+ * the products. */
 #ifndef TERSE_BACKEND_CUDA_MATRIX_H
 #define TERSE_BACKEND_CUDA_MATRIX_H
 
@@ -8,7 +9,7 @@
 #define GROUP_SUMS 4
 #define WIDTH_STEP 256 /* columns are rounded up to this many where x is laid out for weights_each */
 
-/* Device memory but for the numbers. */
+/* All but the numbers lies in device memory. */
 struct device_matrix {
     enum tensor_type type;
     uint32_t rows, columns;
@@ -18,8 +19,9 @@ struct device_matrix {
     bool shared; /* data is another matrix's */
 };
 
-/* Rows of x for weights_each, and for GEMM; device memory, NULL: not wanted. padded: columns rounded up to WIDTH_STEP; what lies beyond the
- * columns is 0. A row times `sizes` of it, a power of two, is what x was. */
+/* A device_vectors has rows of x for weights_each, and for GEMM, in device memory; NULL: not wanted. `padded` is the columns
+ * rounded up to WIDTH_STEP; numbers beyond the columns are 0. The original x is a row times its number of `sizes`, a power of
+ * two. */
 struct device_vectors {
     void *high, *low; /* halves [padded / 32][EACH_ROWS][32], a group's in the order of weight_tiles.cuh; low: what high leaves */
     float *
@@ -29,10 +31,11 @@ struct device_vectors {
     float *sizes; /* [n]; of the halves */
 };
 
-/* The parts of vectors that weights_each reads, by the type of the weights: `high`, `high` and `low`, with either `sums` and `sizes`; or `thirds`. */
+/* The type of the weights says which parts of vectors weights_each reads: `high`, or `high` and `low`, either with `sums` and
+ * `sizes`; or `thirds`. */
 enum vector_form { ONE_HALF, TWO_HALVES, THIRDS };
 
-/* One product of several that share their input. */
+/* A device_product is one of several products that share their input. */
 struct device_product {
     const struct device_matrix *w;
     float *out; /* [n][rows] */

@@ -1,13 +1,13 @@
-/* Products of weights as they are stored with up to 16 vectors, by tensor cores.
+/* Multiplies weights as they are stored by up to 16 vectors, on tensor cores.
  *
- * A block of threads for each multiprocessor takes its share of the units, which are 16 rows each. A row's tiles fall to SLOTS slots by turns, or
- * to half as many where there are few, and sums of the slots are added in order, so that what a row comes to depends on its length alone. With
- * the vectors in shared memory a warp is a slot, or two units are taken at once; where they do not fit, four units are taken at once, so that
- * vectors which have come from global memory are used four times, and a warp has some slots one after another. Slots are added up once in a
- * round of four units.
+ * A block of threads for each multiprocessor takes its share of the units, which are 16 rows each. A row's tiles fall to SLOTS
+ * slots by turns, or to half as many where there are few, and sums of the slots are added in order, so that a row's result depends
+ * on its length alone. With the vectors in shared memory a warp is a slot, or two units are taken at once; where they do not fit,
+ * four units are taken at once, so that vectors which have come from global memory are used four times, and a warp has some slots
+ * one after another. Slots are added up once in a round of four units.
  *
- * Each warp copies the tiles that come next into a ring of its own in shared memory. As weights never change it begins to before the vectors are
- * there: while the kernels before this one run (launch.cuh). */
+ * Each warp copies the tiles that come next into a ring of its own in shared memory. As weights never change it begins to before
+ * the vectors are there: while the kernels before this one run (launch.cuh). */
 #include "backend/cuda/weights.h"
 
 #include "backend/cuda/launch.cuh"
@@ -38,7 +38,7 @@ struct matvec_args {
     bool shared, add;               /* vectors are copied to shared memory */
 };
 
-/* The product that a unit is of; *unit becomes its number there. */
+/* Returns the product to which a unit belongs; *unit becomes its number there. */
 __device__ static inline const struct matvec_product *product_of(const struct matvec_args &a, uint32_t *unit) {
     uint32_t i = 0;
     while (*unit >= a.products[i].end) i++;
@@ -55,7 +55,7 @@ template <class TILE> __host__ __device__ static inline uint32_t stages_across(c
 
 /* ---- Shared memory */
 
-/* The offsets, in bytes, at which the parts of shared memory begin. */
+/* A matvec_room has the offsets, in bytes, at which the parts of shared memory begin. */
 struct matvec_room {
     uint32_t vectors, sums, parts, bytes; /* parts: [unit of the round][slot][vector][16 rows] */
 };
@@ -97,7 +97,7 @@ template <class TILE> struct tile_stream {
         end = p->end;
         at = p->data + ((size_t)of * divide_up(a.columns, TILE::WIDTH) + k * TILES) * TILE::BYTES;
     }
-    /* The stage after stage k of the same slot, which was the last. */
+    /* Goes on behind the last stage of k's slot: to the same slot of the next unit, or to the warp's next slot. */
     __device__ void leave() {
         const uint32_t slot = k & (a.slots - 1), stride = gridDim.x * a.streams;
         if (warps == a.slots && unit + stride < end) { /* as in most cases */
@@ -123,7 +123,7 @@ template <class TILE> struct tile_stream {
         to = next(to);
     }
     __device__ uint32_t next(uint32_t stage) const { return stage + BYTES == ring + a.depth * BYTES ? ring : stage + BYTES; }
-    /* Until the oldest stage that was fetched is there. */
+    /* Waits until the oldest stage that was fetched is there. */
     __device__ void wait() const {
         switch (a.depth) {
         case 1: wait_copies<0>(); break;
@@ -187,7 +187,7 @@ template <int PARTS> __device__ static inline void put_sums(float *parts, const 
         }
 }
 
-/* Adds up what the slots came to, of units first, first + gridDim.x .. of this round. */
+/* Adds up the slots' sums, of units first, first + gridDim.x .. of this round. */
 template <int PARTS>
 __device__ static inline void finish_round(const struct matvec_args &a, const float *parts, uint32_t first, float scale) {
     const uint32_t row = threadIdx.x % TILE_ROWS, vector = threadIdx.x / TILE_ROWS % (PARTS * PART);
@@ -258,8 +258,8 @@ __global__ void __launch_bounds__(32 * WARPS, 1) matvec_tiles(const __grid_const
         matvec_rounds<TILE, PARTS>(a, memory, room, tiles, stored_vectors<PARTS>(a.forms, a.n, lane));
 }
 
-/* Chooses shared memory for the vectors if they fit beside rings of two stages, and reads them outside of it otherwise; then takes the deepest
- * rings. Returns false if there is no room for rings. */
+/* Chooses shared memory for the vectors if they fit beside rings of two stages, and reads them outside of it otherwise; then takes
+ * the deepest rings. Returns false if there is no room for rings. */
 template <class TILE> static bool choose_way(struct matvec_args *a, uint32_t shared_bytes) {
     a->slots = stages_across<TILE>(*a) > SLOTS / 2 ? SLOTS : SLOTS / 2;
     a->shared = true, a->depth = 2;
@@ -281,7 +281,7 @@ template <class TILE> static cudaError_t launch_tiles(const struct matvec_args &
     return launch_early(kernel, dim3(a.units < most ? a.units : most), dim3(32 * WARPS), bytes, stream, a);
 }
 
-/* The product with `count` vectors from `first` on. */
+/* Returns the product with `count` vectors from `first` on. */
 static struct matvec_args vectors_from(const struct matvec_args &a, uint32_t first, uint32_t count) {
     struct matvec_args own = a;
     own.n = count, own.sums += first;
@@ -307,7 +307,7 @@ template <class TILE> static cudaError_t multiply_tiles(const struct matvec_args
     return result;
 }
 
-/* Products of one type. */
+/* Launches products of one type. */
 static cudaError_t launch(enum tensor_type type, const struct matvec_args *a, cudaStream_t stream) {
 #define CALL(TILE) return multiply_tiles<TILE>(*a, stream)
     FOR_TILE_TYPE(type, CALL)

@@ -1,4 +1,4 @@
-/* Uploading models. Owns the device memory of their weights. */
+/* Uploads models. Owns the device memory of their weights. */
 #include "backend/cuda/model.h"
 
 #include "backend/cuda/device.h"

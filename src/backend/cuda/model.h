@@ -1,11 +1,11 @@
-/* A model's weights on the device. */
+/* Declares a model's weights on the device. */
 #ifndef TERSE_BACKEND_CUDA_MODEL_H
 #define TERSE_BACKEND_CUDA_MODEL_H
 
 #include "backend/cuda/weights.h"
 #include "base/status.h"
 
-/* The device's part of struct layer; a matrix or norm that the model does not have has data, gain NULL. */
+/* This is the device's part of struct layer; a matrix or norm that the model does not have has data, gain NULL. */
 struct device_layer {
     struct norm attention_norm, feed_forward_norm, q_norm, k_norm;
     struct device_matrix q, k, v, o, gate, up, down;
@@ -19,7 +19,8 @@ struct device_model {
     size_t bytes;               /* of all matrices */
 };
 
-/* Uploads a model, which outlives the result; TERSE_E_MEMORY says in one line what it takes and what there is, `besides` bytes being kept free. */
+/* Uploads a model, which outlives the result. `besides` bytes are kept free. TERSE_E_MEMORY says in one line how much the model
+ * takes and how much there is. */
 enum terse_status device_model_load(const struct terse_model *model, size_t besides, struct device_model *device,
                                     struct terse_error *error);
 void device_model_free(struct device_model *device);

@@ -1,8 +1,8 @@
-/* A step on its way through the model: the data. executor.c begins and ends passes, forward.c advances them.
+/* Declares the data of a step on its way through the model. executor.c begins and ends passes, forward.c advances them.
  *
- * Parts whose caches decode (kv/step.h) go through the model together, each row by itself, in one piece, as a CUDA graph where such a step
- * came before; every other part goes alone, in panels of rows, layer by layer. All is queued on device_stream(), so that activations are the
- * executor's: they hold nothing from piece to piece. */
+ * Parts whose caches decode (kv/step.h) go through the model together, each row by itself, in one piece, as a CUDA graph where such
+ * a step came before; every other part goes alone, in panels of rows, layer by layer. All is queued on device_stream(), so that
+ * passes can share the executor's activations: these hold nothing from piece to piece. */
 #ifndef TERSE_BACKEND_CUDA_PASS_H
 #define TERSE_BACKEND_CUDA_PASS_H
 
@@ -17,7 +17,7 @@
 #define GRAPHS 16       /* that are kept */
 #define PIECES_AHEAD 2  /* pieces of work that may be queued */
 
-/* Device memory for rows of a panel or a group. */
+/* Activations are device memory for rows of a panel or a group. */
 struct activations {
     size_t rows;
     float *hidden;         /* [rows][width], of a group */
@@ -29,27 +29,27 @@ struct activations {
     float *sizes;          /* [rows] */
 };
 
-/* Rows whose logits are computed together. */
+/* The logits of these rows are computed together. */
 struct logits {
     size_t rows;
     float *device, *host; /* [rows][vocabulary]; host: page-locked */
     float *hidden;        /* [rows][width] */
 };
 
-/* The likeliest tokens of a group's rows. */
+/* A top_logits has the likeliest tokens of a group's rows. */
 struct top_logits {
     struct token_logit *parts, *device; /* as struct find_top_logits has them, of GROUP_ROWS rows */
     struct token_logit *host;           /* [GROUP_ROWS][TOP_LOGITS], page-locked */
 };
 
-/* The input that a group's kernels read. */
+/* A group_input is the input that a group's kernels read. */
 struct group_input {
     int32_t tokens[GROUP_ROWS], positions[GROUP_ROWS];
     uint32_t kept[GROUP_ROWS]; /* rows whose logits are wanted */
     float *held[GROUP_ROWS];   /* of these: where they stay on the device, or NULL */
 };
 
-/* A decoding step's kernels, for steps that launch the same. */
+/* A step_graph has a decoding step's kernels, for steps that launch the same. */
 struct step_graph {
     uint64_t key;           /* of batch_key and the numbers of rows */
     cudaGraphExec_t launch; /* NULL: such a step came once, and is captured when it comes again */
@@ -75,7 +75,7 @@ struct executor {
     struct step_graph graph[GRAPHS];
 };
 
-/* A part of the step. */
+/* A sequence is a part of the step. */
 struct sequence {
     struct step_part part;
     size_t first;    /* row of its group */
@@ -94,7 +94,7 @@ struct group {
     bool holds, fetches; /* some of its logits stay on the device; some do not */
 };
 
-/* The stages in which a group that does not decode passes through a layer. */
+/* A group that does not decode passes through a layer in these stages. */
 enum stage {
     STAGE_KEYS,    /* keys and values of a panel go to the cache */
     STAGE_QUERIES, /* a panel passes through the rest of the layer */
@@ -108,7 +108,7 @@ struct pass {
     struct group *group;       /* [n_groups] */
     struct cache **cache;      /* [n_sequences] of the same */
     size_t n_sequences, n_groups, n;
-    /* Memory for the largest group that does not decode, on the device; NULL if all groups decode. */
+    /* This is device memory for the largest group that does not decode; NULL if all groups decode. */
     size_t capacity;
     float *hidden;               /* [capacity][width] */
     int32_t *tokens, *positions; /* [capacity] */

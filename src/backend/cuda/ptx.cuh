@@ -1,5 +1,6 @@
-/* Instructions that C++ has no name for, for compute capability 8.0 and later, one each. Nothing else here, and no such instruction elsewhere but
- * in kv/hopper.cuh: tests run kernels on the host with another file of this name (tests/cuda/emulation). */
+/* Wraps instructions that C++ has no name for, for compute capability 8.0 and later, one a function. Nothing else is here, and no
+ * such instruction elsewhere but in kv/hopper.cuh: tests run kernels on the host with another file of this name
+ * (tests/cuda/emulation). */
 #ifndef TERSE_BACKEND_CUDA_PTX_CUH
 #define TERSE_BACKEND_CUDA_PTX_CUH
 
@@ -8,15 +9,15 @@
 
 #define PTX_INLINE static __device__ __forceinline__
 
-/* 2^x, within 2^-22 of it; denormal numbers count as 0. */
+/* Returns 2^x, within 2^-22 of it; denormal numbers count as 0. */
 PTX_INLINE float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-/* Bytes of the two words, low then high, that the selector's four lowest digits of four bits number: 0 to 7, or 8 more for eight times a byte's
- * highest bit. (__byte_perm takes three bits.) */
+/* Returns the bytes of the two words, low then high, that the selector's four lowest digits of four bits number. A digit is 0 to 7
+ * for a byte, and 8 more for eight times the byte's highest bit. (__byte_perm takes three bits.) */
 PTX_INLINE uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
     uint32_t r;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(selector));
@@ -25,8 +26,8 @@ PTX_INLINE uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
 
 /* ---- Products of a warp */
 
-/* d[16][8] += a[16][16] b[16][8]. g = lane / 4, t = lane % 4; a: {row g, columns 2t 2t+1}, {row g+8}, {row g, columns 2t+8 2t+9}, {row g+8}; b: {rows
- * 2t 2t+1, column g}, {rows 2t+8 2t+9}; d: {row g, columns 2t, 2t+1}, {row g+8}. */
+/* Computes d[16][8] += a[16][16] b[16][8]. With g = lane / 4, t = lane % 4, a is {row g, columns 2t 2t+1}, {row g+8}, {row g,
+ * columns 2t+8 2t+9}, {row g+8}; b is {rows 2t 2t+1, column g}, {rows 2t+8 2t+9}; d is {row g, columns 2t, 2t+1}, {row g+8}. */
 PTX_INLINE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -40,14 +41,15 @@ PTX_INLINE void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* The same of bytes: d[16][8] += a[16][32] b[32][8], where a and b have columns, rows, 4t .. 4t+3 and 16 more. */
+/* Does the same for bytes: d[16][8] += a[16][32] b[32][8], where a and b have columns, rows, 4t .. 4t+3 and 16 more. */
 PTX_INLINE void mma_s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* Four matrices of 8 rows of 16 bytes each; lane l gives the address of row l % 8 of matrix l / 8, and gets columns 2t, 2t + 1 of row g of each. */
+/* Loads four matrices of 8 rows of 16 bytes each; lane l gives the address of row l % 8 of matrix l / 8, and gets columns 2t, 2t +
+ * 1 of row g of each. */
 PTX_INLINE void load_matrices(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -55,7 +57,7 @@ PTX_INLINE void load_matrices(uint32_t (&r)[4], uint32_t address) {
                  : "memory");
 }
 
-/* The same, transposed: a lane gets 16-bit column g of rows 2t and 2t + 1 of each. */
+/* Loads them transposed: a lane gets 16-bit column g of rows 2t and 2t + 1 of each. */
 PTX_INLINE void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -63,7 +65,7 @@ PTX_INLINE void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
                  : "memory");
 }
 
-/* A matrix of 8 by 8 halves, a lane having columns 2t, 2t + 1 of row g. */
+/* Transposes a matrix of 8 by 8 halves, of which a lane has columns 2t, 2t + 1 of row g. */
 PTX_INLINE uint32_t transpose_matrix(uint32_t x) {
     uint32_t y;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
@@ -102,15 +104,16 @@ PTX_INLINE void store_shared_quad(uint32_t address, uint4 x) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
-/* ---- Kernels that begin before the one that was launched before them has ended (launch.cuh). Before compute capability 9.0 none does. */
+/* ---- Kernels that begin before the one that was launched before them has ended (launch.cuh). Before compute capability 9.0 none
+ * does. */
 
-/* After this a thread may read what the kernels launched before have written, and write what they read. */
+/* Waits; after this a thread may read what the kernels launched before have written, and write what they read. */
 PTX_INLINE void wait_for_kernels() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-/* From here on the next kernel's blocks of threads may begin, once all of this one's have come here. */
+/* Lets the next kernel's blocks of threads begin, once all of this one's have come here. */
 PTX_INLINE void let_next_kernel_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -119,7 +122,7 @@ PTX_INLINE void let_next_kernel_begin() {
 
 /* ---- Copies from global to shared memory, while the lane goes on */
 
-/* UNIT bytes, 4, 8 or 16; zeros where they are not valid. */
+/* Copies UNIT bytes, 4, 8 or 16; zeros where they are not valid. */
 template <int UNIT> PTX_INLINE void copy_async(uint32_t to, const void *from, bool valid = true) {
     if (UNIT == 16)
         asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");

@@ -1,4 +1,4 @@
-/* Rows of activations: a block of threads a row where it is long, a warp where it is a head. */
+/* Computes on rows of activations: a block of threads takes a row where it is long, a warp where it is a head. */
 #include "backend/cuda/rows.h"
 
 #include "backend/cuda/launch.cuh"
@@ -15,7 +15,7 @@
 
 __host__ __device__ static inline uint32_t divide_up(uint32_t n, uint32_t by) { return (n + by - 1) / by; }
 
-/* ---- Sums and largest of a block of threads, the same to all of them and the same each time */
+/* ---- Sums and maxima over a block of threads, the same in all threads and in every run */
 
 __device__ static inline float warp_sum(float x) {
     for (int apart = 16; apart; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);
@@ -56,12 +56,12 @@ struct row_source {
     float mean, inverse; /* of ROW_NORM */
 };
 
-/* Four numbers, a thread's at a time: loads of many threads are under way together. */
+/* A quad is four numbers, which a thread takes at a time: loads of many threads are under way together. */
 struct quad {
     float of[4];
 };
 
-/* Numbers 4q .. 4q + 3 of a row, 0 beyond its end. */
+/* Loads numbers 4q .. 4q + 3 of a row, 0 beyond its end. */
 __device__ static inline quad load_quad(const float *row, uint32_t q, uint32_t width) {
     quad r = {};
     if (width % 4 == 0) {
@@ -96,14 +96,15 @@ __device__ static inline quad row_values(const struct row_source &s, uint32_t q)
     return x;
 }
 
-/* Reports a row if it has a number that is not finite. Its sum of squares is not finite, but the numbers may be finite all the same. */
+/* Reports a row if it has a number that is not finite. Its sum of squares is not finite, but the numbers may be finite all the
+ * same. */
 __device__ static __noinline__ void seek_not_finite(const struct row_source *s) {
     bool finite = true;
     for (uint32_t i = threadIdx.x; i < s->width; i += blockDim.x) finite = finite && fabsf(s->x[i]) <= FLT_MAX;
     if (!finite) atomicMin(s->form.not_finite, s->form.place);
 }
 
-/* Mean and 1/sqrt(variance + epsilon) of a row; the mean of RMSNorm is 0. */
+/* Computes mean and 1/sqrt(variance + epsilon) of a row; the mean of RMSNorm is 0. */
 __device__ static inline void norm_numbers(struct row_source *s) {
     const uint32_t quads = divide_up(s->width, 4);
     float sum = 0, squares = 0;
@@ -127,14 +128,14 @@ __device__ static inline void norm_numbers(struct row_source *s) {
     s->inverse = 1 / sqrtf(squares / (float)s->width + s->form.norm.epsilon);
 }
 
-/* The power of two that brings numbers below `most` into range, and its inverse; 1 for a row of zeros or one that is not finite, which a
- * product shows. */
+/* Returns the power of two by which numbers below `most` are divided to bring them into range; 1 for a row of zeros or one that is
+ * not finite, which a product shows. */
 __device__ static inline float size_of(float most) {
     if (!(most > 1e-30f) || most > 3e38f) return 1;
     return exp2f((float)(ilogbf(most) + 1 - HALF_LARGEST));
 }
 
-/* Four numbers of 16 bits of a row, its q-th, in the order of a group: weight_tiles.cuh. */
+/* Stores a row's q-th four numbers, of 16 bits, in the order of a group: weight_tiles.cuh. */
 __device__ static inline void put_in_group(void *to, uint32_t row, uint32_t q, const uint32_t bits[4]) {
     size_t at = ((size_t)(q / 8) * EACH_ROWS + row) * 32 + q % 4 * 8 + q % 8 / 4 * 4;
     *(uint2 *)((uint16_t *)to + at) = make_uint2(bits[0] | bits[2] << 16, bits[1] | bits[3] << 16);
@@ -143,7 +144,7 @@ __device__ static inline void put_in_group(void *to, uint32_t row, uint32_t q, c
 __device__ static inline uint32_t half_bits(float x) { return __half_as_ushort(__float2half(x)); }
 __device__ static inline float half_number(uint32_t bits) { return __half2float(__ushort_as_half((unsigned short)bits)); }
 
-/* Writes halves, with the group's sums: of the warp's threads eight each have a group. */
+/* Writes halves, with the group's sums: each eight of the warp's threads have a group. */
 __device__ static inline void emit_halves(const struct device_vectors &to, uint32_t row, uint32_t q, const quad &x) {
     uint32_t high[4], low[4];
     float of_high = 0, sum = 0;
@@ -163,7 +164,7 @@ __device__ static inline void emit_halves(const struct device_vectors &to, uint3
     if (q % 8 == 0) sums[3 * EACH_ROWS] = of_high / CODE_UNIT;
 }
 
-/* The three times eight bits of numbers' significands. */
+/* Writes the thirds of numbers: three times eight bits of their significands. */
 __device__ static inline void emit_thirds(const struct device_vectors &to, uint32_t row, uint32_t q, uint32_t padded, quad x) {
     for (int third = 0; third < 3; third++) {
         uint32_t bits[4];
@@ -215,7 +216,7 @@ extern "C" cudaError_t rows_prepare(struct row_form form, const float *x, const 
 
 /* ---- By themselves */
 
-/* A warp a row: heads are short. */
+/* Normalizes heads, a warp each, since they are short. */
 __global__ void norm_heads(struct norm norm, float *x, uint32_t n, uint32_t width, float most) {
     uint32_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= n) return;
@@ -241,7 +242,7 @@ extern "C" cudaError_t rows_norm(struct norm norm, float *x, uint32_t n, uint32_
     return cudaGetLastError();
 }
 
-/* A warp a row. Integers are summed, so that the order does not matter. */
+/* Sums the logarithms, a warp a row. Integers are summed, so that the order does not matter. */
 __global__ void sum_log_squares(const float *x, uint32_t n, uint32_t width, float units, unsigned long long *sum) {
     uint32_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= n) return;

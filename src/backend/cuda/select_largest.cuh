@@ -1,11 +1,11 @@
-/* The largest of many numbers, by a block: a template. The keep-th largest is found digit by digit, then all that are larger are taken, and of its
- * equals the first. What is taken comes in the order in which it was. */
+/* Selects the largest of many numbers, by a block: a template. The keep-th largest is found digit by digit; then all that are
+ * larger are taken, and the first of those that equal it. They are taken in the order in which they stand. */
 #ifndef TERSE_BACKEND_CUDA_SELECT_LARGEST_CUH
 #define TERSE_BACKEND_CUDA_SELECT_LARGEST_CUH
 
 #include <stdint.h>
 
-/* The keep-th largest of bits(0 .. n - 1), and how many of those that are equal to it are taken. */
+/* Returns the keep-th largest of bits(0 .. n - 1), and how many of those that are equal to it are taken. */
 template <int THREADS, class Bits> static __device__ uint2 least_selected(Bits bits, uint32_t n, uint32_t keep) {
     __shared__ uint32_t counts[256], found[2];
     uint32_t prefix = 0, left = keep;
@@ -45,7 +45,8 @@ template <int THREADS> static __device__ uint2 count_before(bool yes) {
     return make_uint2(before + __popc(ballot & ((1u << threadIdx.x % 32) - 1)), all);
 }
 
-/* Calls put(place, i), place < keep <= n, for the `keep` largest of bits(i), i < n. All THREADS threads of the block, a multiple of 32. */
+/* Calls put(place, i), place < keep <= n, for the `keep` largest of bits(i), i < n. All THREADS threads of the block, a multiple of
+ * 32, call this. */
 template <int THREADS, class Bits, class Put> static __device__ void select_largest(Bits bits, uint32_t n, uint32_t keep, Put put) {
     const uint2 least = least_selected<THREADS>(bits, n, keep);
     uint32_t equals = 0, taken = 0;

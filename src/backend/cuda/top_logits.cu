@@ -1,4 +1,4 @@
-/* The likeliest tokens: of each part of a row by a block, then of those of all parts. */
+/* Finds the likeliest tokens: a block finds those of a part of a row, then another block the likeliest of all parts. */
 #include "backend/cuda/select_largest.cuh"
 #include "backend/cuda/top_logits.h"
 
@@ -9,7 +9,7 @@
 
 uint32_t top_logits_parts(uint32_t vocabulary) { return (vocabulary + PART - 1) / PART; }
 
-/* Ordered as the logits are; 0 is below them all. What is no number is least, and both zeros are equal, as for the sampler. */
+/* Returns bits that order as the logits do; 0 is below them all. NaN is least, and both zeros are equal, as for the sampler. */
 static __device__ uint32_t ordered_bits(float logit) {
     uint32_t bits = __float_as_uint(isnan(logit) ? -INFINITY : logit + 0.0f);
     return bits >> 31 ? ~bits : bits | 0x80000000u;

@@ -1,4 +1,5 @@
-/* The likeliest tokens of rows of logits, and rows that stay on the device (struct device_logits of backend/backend.h). Plain C. */
+/* Finds the likeliest tokens of rows of logits, and keeps rows on the device (struct device_logits of backend/backend.h). Plain
+ * C. */
 #ifndef TERSE_BACKEND_CUDA_TOP_LOGITS_H
 #define TERSE_BACKEND_CUDA_TOP_LOGITS_H
 
@@ -10,7 +11,7 @@
 extern "C" {
 #endif
 
-/* All pointers are the device's. */
+/* All pointers are to the device's memory. */
 struct find_top_logits {
     const float *logits; /* [n][vocabulary] */
     uint32_t n, vocabulary;
@@ -22,7 +23,7 @@ struct find_top_logits {
 uint32_t top_logits_parts(uint32_t vocabulary);
 cudaError_t find_top_logits(const struct find_top_logits *find, cudaStream_t stream);
 
-/* device_logits.c: functions of executor_ops. */
+/* device_logits.c defines these functions of executor_ops. */
 enum terse_status device_logits_new(struct executor *executor, struct device_logits *held, struct terse_error *error);
 void device_logits_free(struct executor *executor, struct device_logits *held);
 enum terse_status device_logits_fetch(const struct executor *executor, const struct device_logits *held, float *logits,

@@ -1,4 +1,4 @@
-/* Products of a tile, which lies in shared memory, with up to 16 vectors: a warp's, by tensor cores. */
+/* Multiplies a tile, which lies in shared memory, by up to 16 vectors: a warp does so, on tensor cores. */
 #ifndef TERSE_BACKEND_CUDA_WEIGHT_PRODUCTS_CUH
 #define TERSE_BACKEND_CUDA_WEIGHT_PRODUCTS_CUH
 
@@ -6,8 +6,9 @@
 
 #define PART 8 /* vectors of a product */
 
-/* ---- Sums of vectors, as the second operand of products with tiles' offsets. Of a tile and a vector there are OFFSETS sums s, each as two
+/* ---- Sums of vectors are the second operand of products with tiles' offsets. A tile and a vector have OFFSETS sums s, each as two
  * halves, high and low, in this order:
+ *
  *     4    t = 0: high 0 1  t = 1: high 2 3  t = 2: low 0 1  t = 3: low 2 3
  *     8    high 2t 2t+1, low 2t 2t+1
  *     16   high 2t 2t+1, high 2t+8 2t+9, low 2t 2t+1, low 2t+8 2t+9 */
@@ -20,10 +21,10 @@ template <int OFFSETS> __device__ static inline int place_of_sum(int i, bool low
 
 __host__ __device__ static constexpr int forms_of(enum vector_form form) { return form == THIRDS ? 3 : form == TWO_HALVES ? 2 : 1; }
 
-/* ---- Vectors, as the second operand of products with codes. A lane reads vector g of each part, or the first where there is no such vector:
- * its result is not read. */
+/* ---- Vectors are the second operand of products with codes. A lane reads vector g of each part, or the first where there is no
+ * such vector: its result is not read. */
 
-/* Vectors in shared memory: [form][group][n][32]. */
+/* These vectors lie in shared memory: [form][group][n][32]. */
 template <int PARTS> struct shared_vectors {
     uint32_t at[PARTS], form_bytes, stride; /* stride: from a group to the next */
     __device__ shared_vectors(uint32_t memory, uint32_t n, uint32_t groups, int lane)
@@ -38,7 +39,7 @@ template <int PARTS> struct shared_vectors {
     }
 };
 
-/* Vectors in global memory, as device_vectors has them. */
+/* These vectors lie in global memory, in the layout of device_vectors. */
 template <int PARTS> struct stored_vectors {
     const uint4 *const *forms;
     uint32_t at[PARTS];
@@ -53,25 +54,25 @@ template <int PARTS> struct stored_vectors {
 
 /* ---- Products */
 
-/* Rows g and g + 8, vectors 2t and 2t + 1 of each part. */
+/* A row_sums has sums of rows g and g + 8, for vectors 2t and 2t + 1 of each part. */
 template <int PARTS> struct row_sums {
     float of[PARTS][4];
     __device__ void clear() {
         for (int part = 0; part < PARTS; part++)
             for (int i = 0; i < 4; i++) of[part][i] = 0;
     }
-    /* += those of `y`, times a factor of each row. */
+    /* Adds the sums `y`, times a factor of each row. */
     __device__ void add(const row_sums &y, float upper, float lower) {
         for (int part = 0; part < PARTS; part++)
             for (int i = 0; i < 4; i++) of[part][i] = fmaf(i < 2 ? upper : lower, y.of[part][i], of[part][i]);
     }
 };
 
-/* The number of forms that a weight is multiplied in: 1 for the weight itself, 3 for thirds. */
+/* COUNT is the number of forms that a weight is multiplied in: 1 for the weight itself, 3 for thirds. */
 template <class TILE> struct weight_forms { static constexpr int COUNT = 1; };
 template <> struct weight_forms<tile_f32> { static constexpr int COUNT = 3; };
 
-/* Group b of rows g and g + 8 as operands of two products: a[0 .. 3] and a[4 .. 7]. */
+/* Returns group b of rows g and g + 8 as operands of two products: a[0 .. 3] and a[4 .. 7]. */
 template <class TILE> __device__ static inline void weight_operands(const TILE &tile, int b, int t, int third, uint32_t a[8]) {
     for (int h = 0; h < 2; h++) {
         uint32_t pair[4];
@@ -88,7 +89,8 @@ __device__ static inline void multiply_half_group(float (&sums)[4], const uint32
         mma(sums, a[0], a[1], a[2], a[3], b0, b1);
 }
 
-/* A group's products, added to `sums` scaled. Of thirds of weights and of vectors those products count whose places add up to less than 3. */
+/* Adds a group's products, scaled, to `sums`. Of thirds of weights and of vectors only those products count whose indices sum to
+ * less than 3. */
 template <class TILE, int PARTS, class VECTORS>
 __device__ static inline void multiply_group(const TILE &tile, int b, uint32_t group, const VECTORS &x, int t,
                                              row_sums<PARTS> *sums) {
@@ -110,7 +112,8 @@ __device__ static inline void multiply_group(const TILE &tile, int b, uint32_t g
     for (int i = 0; i < TILE::HALVES; i++) sums->add(own[i], tile.size(b, 0, i), tile.size(b, 1, i));
 }
 
-/* += offsets times sums; `at`: the lane's part of those of vector g and this tile, or of the first vector where there is no such. */
+/* Adds offsets times sums. `at` is the lane's part of the sums of vector g and this tile, or of the first vector where there is no
+ * such vector. */
 template <class TILE, int PARTS>
 __device__ static inline void multiply_offsets(shared_tile tile, const uint32_t at[PARTS], uint32_t skip, int lane,
                                                row_sums<PARTS> *sums) {
@@ -132,7 +135,7 @@ __device__ static inline void multiply_offsets(shared_tile tile, const uint32_t 
     }
 }
 
-/* The sums of a warp for 16 rows: products of codes, in units of 2^-24 where the type has codes, and of offsets. */
+/* A tile_sums has a warp's sums for 16 rows: products of codes, in units of 2^-24 where the type has codes, and of offsets. */
 template <class TILE, int PARTS> struct tile_sums {
     row_sums<PARTS> codes, offsets;
     __device__ void clear() {
@@ -140,7 +143,7 @@ template <class TILE, int PARTS> struct tile_sums {
         offsets.clear();
     }
 
-    /* += tile k of the rows. */
+    /* Adds the products with tile k of the rows. */
     template <class VECTORS>
     __device__ void add(shared_tile from, uint32_t k, const VECTORS &x, const uint32_t sums_at[PARTS], uint32_t sums_stride,
                         int lane) {

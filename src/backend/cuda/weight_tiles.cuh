@@ -1,19 +1,20 @@
-/* The layout of a matrix on the device, and how a warp reads it. The bytes are the file's (format/weight_blocks.h), in another order: a tile is
- * 16 rows by WIDTH weights, whole and without padding within it, and the tiles of 16 rows lie one after the other. Rows and columns that the matrix
- * does not have are zeros.
+/* Declares the layout of a matrix on the device, and how a warp reads it. The bytes are the file's (format/weight_blocks.h), in
+ * another order: a tile is 16 rows by WIDTH weights, whole and without padding within it, and the tiles of 16 rows lie one after
+ * the other. Rows and columns that the matrix does not have are zeros.
  *
- * A warp holds a tile as mma.m16n8k16 wants its first operand. Lane 4 g + t has, of rows g and g + 8 and of each group of 32 weights,
- * weights 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3, in pairs:
+ * A warp holds a tile in the layout of mma.m16n8k16's first operand. Lane 4 g + t has, of rows g and g + 8 and of each group of 32
+ * weights, weights 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3, in pairs:
+ *
  *     pair 0  4t, 4t + 2      pair 1  4t + 1, 4t + 3      pair 2, 3  the same, 16 further on
- * so that pairs 0 and 1 are one product's operand and pairs 2 and 3 the next one's. Vectors are laid out to match (rows.cu). A code
- * is the bits of a half, so as a number q 2^-24, exactly, which the product takes as it is: no conversion. Where codes of four bits are a byte's
- * upper ones they stay there, as 16 q.
  *
- * A tile is loaded CHUNK groups at a time: these types hold a chunk. Weight = unit size q + least. size is a group's, or that of half a group
- * (HALVES); unit, of types that have one (UNIT), a row's of the tile. `least` times the sum of x is a product of tensor cores too: of OFFSETS
- * numbers of a row and a tile (offsets) with sums of x, whose unit (offset_unit) is chosen so that the product counts in 2^-24 as the codes do:
- * sums come times 2^-SUM_SCALE as two halves.
- */
+ * so that pairs 0 and 1 are one product's operand and pairs 2 and 3 the next one's. Vectors are laid out to match (rows.cu). A code
+ * enters the product without conversion, as the bits of a half, which are the number q 2^-24, exactly. Where codes of four bits are
+ * a byte's upper ones they stay there, as 16 q.
+ *
+ * A tile is loaded CHUNK groups at a time: these types hold a chunk. Weight = unit size q + least. size is a group's, or that of
+ * half a group (HALVES); unit, of types that have one (UNIT), is a row's of the tile. `least` times the sum of x is a product of
+ * tensor cores too: of OFFSETS numbers of a row and a tile (offsets) with sums of x, whose unit (offset_unit) is chosen so that the
+ * product counts in 2^-24 as the codes do: sums come times 2^-SUM_SCALE as two halves. */
 #ifndef TERSE_BACKEND_CUDA_WEIGHT_TILES_CUH
 #define TERSE_BACKEND_CUDA_WEIGHT_TILES_CUH
 
@@ -31,7 +32,7 @@ __device__ static constexpr float power_of_two(int n) {
     return n < 0 ? power_of_two(n + 1) / 2 : n > 0 ? power_of_two(n - 1) * 2 : 1;
 }
 
-/* A tile's bytes: in global memory, read once, or in shared memory. */
+/* A source has a tile's bytes: stored_tile in global memory, where they are read once, shared_tile in shared memory. */
 struct stored_tile {
     const uint8_t *at;
     __device__ uint4 quad(int byte) const { return __ldcs((const uint4 *)(at + byte)); }
@@ -50,7 +51,7 @@ struct shared_tile {
     __device__ uint32_t constant(uint32_t x) const { return x + (at >> 24); }
 };
 
-/* The parts of a matrix that a lane reads of one row, and where from: `source` is the row's first block of the tile. */
+/* These read the parts of a matrix that a lane needs of one row; `source` is the row's first block of the tile. */
 __device__ static inline uint32_t word_at(const void *source, int byte) {
     const uint16_t *at = (const uint16_t *)((const char *)source + byte); /* blocks are even */
     return at[0] | (uint32_t)at[1] << 16;
@@ -59,14 +60,15 @@ __device__ static inline uint32_t word_at(const void *source, int byte) {
 __device__ static inline uint32_t word_of(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 __device__ static inline float half_value(uint32_t bits) { return __half2float(__ushort_as_half((unsigned short)bits)); }
 
-/* The first, second or third eight bits of a number, as a number; their sum is the number. */
+/* Returns the first, second or third eight bits of a number, as a number; their sum is the number. */
 __device__ static inline float third_of(float x, int third) {
 #pragma unroll
     for (int i = 0; i < third; i++) x -= __uint_as_float(__float_as_uint(x) & 0xffff0000);
     return __uint_as_float(__float_as_uint(x) & 0xffff0000);
 }
 
-/* Byte i of a word as a number, or a 16th of it, which goes with codes that are 16 times as large: below the implied bit of 2^23 or 2^19. */
+/* Returns byte i of a word as a number, or a 16th of it, which goes with codes that are 16 times as large: the byte stands below
+ * the implied bit of 2^23 or 2^19. */
 #define EXPONENTS 0x4b490000
 __device__ static inline float byte_value(uint32_t word, int i, bool upper, uint32_t exponents, float offset = 0) {
     return __uint_as_float(permute(word, exponents, (upper ? 0x6440 : 0x7440) | i)) -
@@ -75,7 +77,7 @@ __device__ static inline float byte_value(uint32_t word, int i, bool upper, uint
 
 /* ---- Types of 32 weights a block: four blocks to a tile */
 
-/* Scales, and mins where MIN, of a row's four blocks. */
+/* A block_scales has scales, and mins where MIN, of a row's four blocks. */
 template <bool MIN> struct block_scales {
     uint32_t words[MIN ? 4 : 2];
     static constexpr int BYTES = MIN ? 16 : 8;
@@ -91,7 +93,7 @@ template <bool MIN> struct block_scales {
     __device__ float scale(int b) const { return half_value(MIN ? words[b % (MIN ? 4 : 2)] : words[b / 2] >> 16 * (b % 2)); }
     __device__ float min(int b) const { return half_value(words[b % (MIN ? 4 : 2)] >> 16); }
 
-    /* Mins, or scales, of blocks 2i and 2i + 1 of a row, i = t mod 2: halves. */
+    /* Returns mins, or scales, of blocks 2i and 2i + 1 of a row, i = t mod 2, as halves. */
     template <class SOURCE> __device__ static uint32_t offsets(SOURCE from, int byte, int t) {
         if (!MIN) return from.word(byte + t % 2 * 4);
         uint2 two = from.pair(byte + t % 2 * 8);
@@ -99,7 +101,8 @@ template <bool MIN> struct block_scales {
     }
 };
 
-/* Q4_0, Q4_1, Q5_0, Q5_1: BYTES a block, whose codes are the last 16 of them and whose fifth bits, where FIVE, the four before. */
+/* This type serves Q4_0, Q4_1, Q5_0 and Q5_1: BYTES a block, whose codes are the last 16 of them and whose fifth bits, where FIVE,
+ * the four before. */
 template <bool MIN, bool FIVE> struct tile_nibbles {
     static constexpr int WIDTH = 128, GROUPS = 4, HALVES = 1, BLOCK_BYTES = 18 + 2 * MIN + 4 * FIVE;
     static constexpr int HIGH = 1024, SCALES = HIGH + 256 * FIVE, BYTES = SCALES + 16 * block_scales<MIN>::BYTES;
@@ -209,13 +212,13 @@ struct plain_weights {
     template <class SOURCE> __device__ static float offset_unit(SOURCE, int) { return 0; }
 };
 
-/* F16 and BF16, which lie in pairs. */
+/* This type serves F16 and BF16, which lie in pairs. */
 template <enum vector_form X> struct tile_short : plain_weights {
     static constexpr int WIDTH = 64, GROUPS = 2, CHUNK = 2, BLOCK_BYTES = 2, BYTES = 2048;
     static constexpr enum vector_form FORM = X;
     uint4 values[2][2];
 
-    /* `weights`: single ones. */
+    /* Packs `weights` single weights. */
     __device__ static void pack(const uint8_t *source, int weights, uint8_t *tile, int lane, int h) {
         int t = lane % 4;
         for (int b = 0; b < GROUPS; b++) {
@@ -241,7 +244,7 @@ template <enum vector_form X> struct tile_short : plain_weights {
     }
 };
 
-/* F32, multiplied as three numbers of eight bits, whose sum it is. */
+/* This type serves F32: a weight is multiplied as three numbers of eight bits, whose sum it is. */
 struct tile_f32 : plain_weights {
     static constexpr int WIDTH = 32, GROUPS = 1, CHUNK = 1, BLOCK_BYTES = 4, BYTES = 2048;
     static constexpr enum vector_form FORM = THIRDS;
@@ -272,7 +275,7 @@ struct tile_f32 : plain_weights {
 
 /* ---- Types of 256 weights a block: one to a tile */
 
-/* Q4_K and Q5_K. */
+/* This type serves Q4_K and Q5_K. */
 template <bool FIVE> struct tile_groups {
     static constexpr int WIDTH = 256, GROUPS = 8, HALVES = 1, BLOCK_BYTES = FIVE ? 176 : 144;
     static constexpr int HIGH = 2048, SCALES = HIGH + 512 * FIVE, BYTES = SCALES + 256;
@@ -315,7 +318,7 @@ template <bool FIVE> struct tile_groups {
             pair[i] |= (up < 0 ? bits >> -up : bits << up) & (b % 2 ? 0x01000100 : 0x00100010);
         }
     }
-    /* Bytes of a chunk's groups, as weight_group_scales() has them. */
+    /* Returns the bytes of a chunk's groups, as weight_group_scales() does. */
     template <class SOURCE> __device__ static uint32_t four_sizes(SOURCE from, int row, int chunk) {
         uint32_t low = from.word(SCALES + row * 16 + 4);
         return chunk ? (from.word(SCALES + row * 16 + 12) & 0x0f0f0f0f) | (low >> 2 & 0x30303030) : low & 0x3f3f3f3f;
@@ -332,7 +335,7 @@ template <bool FIVE> struct tile_groups {
         return -half_value(from.half_word(SCALES + row * 16 + 2)) *
                byte_value(four_mins(from, row, b / 4), b % 4, false, EXPONENTS);
     }
-    /* Mins of groups 2t and 2t + 1: again the bits of halves. */
+    /* Returns mins of groups 2t and 2t + 1, again as the bits of halves. */
     template <class SOURCE> __device__ static uint32_t offsets(SOURCE from, int row, int t) {
         return permute(four_mins(from, row, t / 2), 0, t % 2 ? 0x4342 : 0x4140);
     }
@@ -387,7 +390,8 @@ struct tile_q6_k {
     template <class SOURCE> __device__ static float least(SOURCE from, int row, int b, int half) {
         return unit(from, row) * -32 * (float)(int8_t)(from.half_word(SIZES + row * 16 + 2 * b) >> 8 * half);
     }
-    /* Sizes 2t and 2t + 1, t < 8: halves, from between 1024 and 1279. */
+    /* Returns sizes 2t and 2t + 1, t < 8, as halves: s + 128 is the last bits of a half between 1024 and 1279, from which 1152 is
+     * subtracted. */
     template <class SOURCE> __device__ static uint32_t offsets(SOURCE from, int row, int t) {
         uint32_t two = permute(from.half_word(SIZES + row * 16 + 2 * t) ^ 0x8080, 0x6464, 0x4140);
         __half2 sizes = __hsub2(*(const __half2 *)&two, __half2half2(__ushort_as_half(0x6480)));

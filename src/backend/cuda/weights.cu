@@ -1,4 +1,4 @@
-/* Putting weights where kernels want them, and reading them back as numbers. */
+/* Puts weights where kernels need them, and reads them back as numbers. */
 #include "backend/cuda/weights.h"
 
 #include "backend/cuda/weight_tiles.cuh"
@@ -55,7 +55,7 @@ extern "C" cudaError_t weights_pack(const struct device_matrix *w, const void *s
 
 /* ---- To numbers */
 
-/* The lane's 8 weights of group b of the chunk, of row g + 8 h. */
+/* Returns the lane's 8 weights of group b of the chunk, of row g + 8 h. */
 template <class TILE>
 __device__ static inline void numbers_of(const TILE &tile, stored_tile from, int chunk, int b, int h, int lane, float out[8]) {
     if constexpr (!TILE::CODES) {
@@ -66,7 +66,7 @@ __device__ static inline void numbers_of(const TILE &tile, stored_tile from, int
     uint32_t pair[4];
     tile.pairs(b, h, lane % 4, pair);
     for (int i = 0; i < 8; i++) {
-        /* weights 4t, 4t + 1, 4t + 2, 4t + 3 lie in pairs 0, 1, 0, 1 */
+        /* Weights 4t, 4t + 1, 4t + 2, 4t + 3 lie in pairs 0, 1, 0, 1. */
         uint32_t bits = (i % 4 < 2 ? pair[i / 4 * 2 + i % 2] : pair[i / 4 * 2 + i % 2] >> 16) & 0xffff;
         int half = TILE::HALVES == 2 ? i / 4 : 0;
         out[i] =
