@@ -109,9 +109,9 @@ void cache_counters(struct cache *cache, struct cache_counters *counters, bool c
 
 /* ---- Steps */
 
-/* No page is encoded ahead where the window is shorter than a page, since there is no time for it, where tokens are evicted, since
- * there is no need, or before its codec was fitted. A window that waited holds more pages than one otherwise does: the first of
- * them are enough. */
+/* Returns how many pages are encoded ahead. None is where the window is shorter than a page, since there is no time for it, where
+ * tokens are evicted, since there is no need, or before its codec was fitted. A window that waited holds more pages than others do:
+ * the first of them are enough. */
 size_t cache_pages_ahead(const struct cache_base *base, const struct plan *plan) {
     const size_t most = base->method.tail_tokens / PAGE_TOKENS + 1;
     bool wanted = plan->kind == CACHE_STEP_DECODE && plan->n <= base->ahead_most_tokens && base->method.tail_tokens >= PAGE_TOKENS;
