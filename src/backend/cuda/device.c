@@ -15,7 +15,7 @@ void *device_alloc(struct kv_budget *budget, size_t bytes, const char *what, str
     void *memory = NULL;
     if (budget && budget_take(budget, bytes, what, error)) return NULL;
     if (cudaMalloc(&memory, bytes ? bytes : 1) == cudaSuccess) return memory;
-    cudaGetLastError(); /* or the next call's check would find it */
+    cudaGetLastError(); /* otherwise the next call's check would find it */
     if (budget) budget_give(budget, bytes);
     size_t left = 0, total = 0;
     cudaMemGetInfo(&left, &total);

@@ -17,7 +17,7 @@
 #define SLOTS 16
 #define ROUND 4              /* units whose slots are added up together */
 #define DEPTH_MOST 4         /* stages of a ring */
-#define STAGE_BYTES 3072     /* tiles are copied by stages, of as many as come to no more, or of one */
+#define STAGE_BYTES 3072     /* tiles are copied by stages: of as many tiles as have no more bytes, or of one */
 #define CODE_UNIT 16777216.f /* 2^24: codes enter as multiples of its inverse */
 
 __host__ __device__ static inline uint32_t divide_up(uint32_t n, uint32_t by) { return (n + by - 1) / by; }

@@ -13,7 +13,7 @@
 
 #define GROUP_ROWS 64   /* of decoding parts that go together */
 #define PANEL_MOST 2048 /* rows of a panel */
-#define GEMM_ROWS 65    /* as many rows of a panel from which on weights are converted to halves for a product */
+#define GEMM_ROWS 65    /* products of so many rows of a panel or more convert weights to halves */
 #define GRAPHS 16       /* that are kept */
 #define PIECES_AHEAD 2  /* pieces of work that may be queued */
 

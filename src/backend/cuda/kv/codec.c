@@ -40,7 +40,7 @@ static size_t transform_run_words(const struct head_view *heads) {
 }
 
 static const struct attend_form scaled = {.resident = 2, .sum_floats = channel_sum_floats};
-static const struct attend_form centroids = {.resident = 1, /* whose tables fill the shared memory */
+static const struct attend_form centroids = {.resident = 1, /* their tables fill the shared memory */
                                              .sum_floats = channel_sum_floats};
 static const struct attend_form transform = {
     .resident = 2, .halves_apart = true, .sum_floats = plane_sum_floats, .run_words = transform_run_words};

@@ -183,7 +183,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
         search_part(view, part, job.count, m, codes + part * PAGE_PQ_PART(view.shape.bits));
     clear_rest<HD>(view, codes);
     if (!view.normalized) return;
-    __syncthreads(); /* codes are written, and numbers no more read */
+    __syncthreads(); /* codes are written, and numbers no longer read */
     load_numbers<HD>(e, job, m.numbers);
     take_mean<HD>(job, view.mean, m.numbers);
     write_gains(view, job, m);

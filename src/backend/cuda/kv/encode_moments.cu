@@ -144,7 +144,7 @@ static __device__ void add_products(uint32_t row, uint32_t column, struct moment
         for (uint32_t i = threadIdx.x; i < HD * DEEP; i += TRANSFORM_THREADS) {
             const uint32_t c = i / DEEP, t = i % DEEP;
             const float unit = m.unit[first + t];
-            m.rows[t][c] = unit > 0 ? m.z[c][first + t] * unit : 0; /* what is not finite counts for nothing */
+            m.rows[t][c] = unit > 0 ? m.z[c][first + t] * unit : 0; /* rows that are not finite count as 0 */
         }
         __syncthreads();
 #pragma unroll 2

@@ -62,7 +62,7 @@ static __device__ uint32_t quantize_gaussian(const struct page_layout &l, float 
 static __device__ uint32_t quantize_uniform(float scale, float *x) {
     const float step = 2 * scale, inverse = 1 / step;
     float place = *x * inverse + 8;
-    place = place > 0 ? place : 0; /* and what is not a number */
+    place = place > 0 ? place : 0; /* NaN becomes 0, too */
     place = place < 15 ? place : 15;
     const uint32_t code = (uint32_t)place;
     *x = *x - step * ((float)code - 7.5f);
@@ -108,7 +108,7 @@ static __device__ struct path_term term_of(const struct encode_memory<HD> &m, ui
     float wanted = wanted_at(m, c, t);
     if (upper != p) wanted = wanted - plane_level(m.l, upper, i, [&](uint32_t n) { return (uint32_t)m.nibbles[n][t]; });
     float x = wanted * m.inverse_scale[p];
-    x = x > -limit ? x : -limit; /* and what is not a number */
+    x = x > -limit ? x : -limit; /* NaN becomes -limit, too */
     x = x < limit ? x : limit;
     return {-2 * unit * unit * x, unit * unit};
 }

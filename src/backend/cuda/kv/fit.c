@@ -8,7 +8,7 @@
 #include "base/size.h"
 #include "format/transform_fit.h"
 
-#define NIBBLES_TOGETHER 8 /* to which the largest page's are rounded up for a launch */
+#define NIBBLES_TOGETHER 8 /* a launch rounds the largest page's nibbles up to a multiple of this */
 
 static const char what[] = "what the KV cache learns";
 

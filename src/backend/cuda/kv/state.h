@@ -72,10 +72,10 @@ struct cache {
     device_half *rows[2];    /* of a step of many tokens: [row_capacity][Hk][hd], behind ROWS_IN_FRONT more */
     size_t row_capacity;
     struct exact_rows chosen; /* of a step that chooses anchors: what is to take the place of `exact` */
-    float *choice;            /* what it works in */
+    float *choice;            /* scratch of the choice */
     size_t choice_bytes;
-    cudaEvent_t written;       /* what is to be read of the cache on other streams than device_stream() must wait for */
-    cudaEvent_t encoded_ahead; /* what a step that seals must wait for */
+    cudaEvent_t written;       /* other streams than device_stream() wait for this before they read the cache */
+    cudaEvent_t encoded_ahead; /* a step that seals waits for this */
 };
 
 /* These rows lie in front of those of a prompt: the first page may begin with tokens that were evicted. */

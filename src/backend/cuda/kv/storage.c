@@ -164,7 +164,7 @@ static bool anchors_before(const struct cache *cache, uint64_t end, size_t *n) {
 static bool anchor_tokens(const struct cache *cache, uint32_t layer, uint32_t head, enum codec_side side, uint32_t *tokens) {
     const size_t n = cache->base.n_anchors;
     const uint32_t *from = cache->exact.tokens + ((size_t)layer * cache->base.shape.kv_heads + head) * n;
-    (void)side; /* the same of keys and values */
+    (void)side; /* keys and values have the same */
     return device_fetch(tokens, from, n * sizeof *tokens) == cudaSuccess;
 }
 

@@ -12,12 +12,12 @@
 #include <string.h>
 
 struct entry {
-    struct kv_tables tables; /* what callers point to; first */
+    struct kv_tables tables; /* first, since callers point to it */
     struct entry *next;
     size_t holders;
-    struct cache_shape shape; /* whose, */
+    struct cache_shape shape; /* of the caches */
     char identity[METHOD_IDENTITY];
-    const struct terse_codebook *learned; /* and with which codebook */
+    const struct terse_codebook *learned; /* their codebook */
     float *slopes, *slots, *runs;
     uint32_t *fragments;
     size_t n_runs;

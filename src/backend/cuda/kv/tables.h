@@ -7,7 +7,7 @@
 #include "kv/block_table.h"
 
 struct kv_tables {
-    uint64_t number; /* of no other tables in this process, though they may come to lie at the same address */
+    uint64_t number; /* of no other tables in this process, even if they lie at the same address later */
     struct head_view heads;
     struct page_address *places; /* the host's, [layers][Hk] */
     size_t page_set_bytes;

@@ -15,16 +15,16 @@ enum terse_status transforms_new(const struct cache_shape *shape, const struct m
 
 /* Returns the bytes of the views of a side of a sequence that has transforms of its own, and of the numbers that they point to. */
 size_t transforms_fitted_bytes(const struct cache_shape *shape);
-/* Writes them to host[transforms_fitted_bytes] in the form that the device gets: from the records and layouts of `base`, with the
- * metrics of `profile`, which transforms_new made. */
+/* Writes these views and numbers to host[transforms_fitted_bytes] in the form that the device gets: from the records and layouts of
+ * `base`, with the metrics of `profile`, which transforms_new made. */
 void transforms_fitted_set(const struct cache_base *base, enum codec_side side, const void *profile, uint8_t *host,
                            uint8_t *device);
 
-/* These words of 32 bits describe a layout's planes to attention, up to a multiple of 8 of them (planes that the layout does not
- * have have levels of 0). A table of 4 words for each plane holds in its bytes the levels of the nibbles 0 to 7 and then of 15 down
- * to 8, TRANSFORM_LEVEL_MAX higher. Then for each plane come two words. The first is the place of its nibble in a page in shared
- * memory, << 16 the place of the nibble before it, and bit 31 if components are one further in that one. The second is a mask of
- * the bits that are the nibble's own. */
+/* transform_reader_words counts and transform_readers writes the words of 32 bits that describe a layout's planes to attention, up
+ * to a multiple of 8 of them (planes that the layout does not have have levels of 0). A table of 4 words for each plane holds in
+ * its bytes the levels of the nibbles 0 to 7 and then of 15 down to 8, TRANSFORM_LEVEL_MAX higher. Then for each plane come two
+ * words. The first is the place of its nibble in a page in shared memory, << 16 the place of the nibble before it, and bit 31 if
+ * components are one further in that one. The second is a mask of the bits that are the nibble's own. */
 size_t transform_reader_words(const struct transform_layout *layout);
 void transform_readers(const struct transform_layout *layout, enum codec_side side, uint32_t *words);
 /* Writes quads[layout->quads]. */
