@@ -57,8 +57,8 @@ static __global__ void append_decode_kernel(struct append_decode a) {
     struct query_row_view query = a.rows[row];
     const struct sequence_view &s = a.sequences[query.sequence];
     float zeros = 0; /* NaN once a number is not finite */
-    wait_for_kernels();
     let_next_kernel_begin();
+    wait_for_kernels();
     if (head < query_heads) {
         float *q = a.q + ((size_t)row * query_heads + head) * hd;
         if (a.q_exact) {

@@ -487,6 +487,7 @@ ATTEND_APART void merge_last(const struct attend_decode &a, const struct share &
     __syncthreads();
     merge.to_channels(*values.view);
     __syncthreads();
+    let_next_kernel_begin(); /* not before: weights that it asks for would delay all that is loaded here */
     merge.write(mean, rows, a.out + queries_at<HD>(a, s));
 }
 
@@ -544,7 +545,6 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     if (blockIdx.x == 0) {
         leave_rows<HD, NQ, WARPS>(a, s, shared, parts);
         wait_for_kernels();
-        let_next_kernel_begin();
     } else {
         plane_readers of_keys = load_readers<HD, layout::threads>(keys.view, shared);
         plane_readers of_values = load_readers<HD, layout::threads>(values.view, shared + layout::reader_bytes);
@@ -575,7 +575,6 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         ring.wait_for_others();
         __syncthreads(); /* readers and positions are there */
         wait_for_kernels();
-        let_next_kernel_begin();
         ring.fetch_first_records();
 
         transform_sums<HD, NQ> acc = {};
