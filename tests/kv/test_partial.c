@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-enum { ROWS = 3, WIDTH = 32, MOST = 150 };
+enum { ROWS = 3, WIDTH = 32, CODED = 5, MOST = 150 };
 
 static uint64_t random_state;
 
@@ -49,7 +49,7 @@ static void dense(const struct problem *p, size_t row, double *out) {
     for (size_t c = 0; c < WIDTH; c++) out[c] /= sum;
 }
 
-/* Adds tokens [first, first + n) as a reader of segments would. */
+/* Adds tokens [first, first + n) as a reader of segments would; a token's codes, where such sums are kept, are its first channels. */
 static void add_tokens(struct partial *partial, const struct problem *p, size_t first, size_t n) {
     for (size_t row = 0; row < ROWS; row++) {
         float weights[MOST];
@@ -57,6 +57,10 @@ static void add_tokens(struct partial *partial, const struct problem *p, size_t 
         float max = partial_raise(partial, row, vector_ops()->max(weights, n));
         partial->sum[row] += vector_ops()->exp_sum(weights, max, n);
         for (size_t t = 0; t < n; t++) vector_ops()->axpy(weights[t], p->values[first + t], partial->acc + row * WIDTH, WIDTH);
+        for (size_t t = 0; t < n && partial->coded; t++) {
+            for (size_t c = 0; c < CODED; c++) partial->by_code[row * CODED + c] += weights[t] * p->values[first + t][c];
+            partial->by_code[ROWS * CODED + row] += weights[t];
+        }
     }
 }
 
@@ -69,20 +73,28 @@ static void check(const struct problem *p, const struct partial *partial) {
         for (size_t c = 0; c < WIDTH; c++)
             if (!(fabs((double)out[c] - expected[c]) <= 2e-6))
                 fail_msg("row %zu channel %zu: %g, not %g", row, c, (double)out[c], expected[c]);
+        if (!partial->coded || partial->sum[row] == 0) continue;
+        const double sum = (double)partial->sum[row];
+        for (size_t c = 0; c < CODED; c++)
+            if (!(fabs((double)partial->by_code[row * CODED + c] / sum - expected[c]) <= 2e-6))
+                fail_msg("row %zu code %zu: %g, not %g", row, c, (double)partial->by_code[row * CODED + c] / sum, expected[c]);
+        if (!(fabs((double)partial->by_code[ROWS * CODED + row] / sum - 1) <= 2e-6)) fail_msg("row %zu: its sum of weights", row);
     }
 }
 
 static void any_split_gives_the_whole(void **state) {
     (void)state;
     enum { PARTS = 8 };
-    size_t floats = partial_floats(ROWS, WIDTH);
+    size_t own = partial_floats(ROWS, WIDTH), floats = own + partial_code_floats(ROWS, CODED);
     float *memory = malloc((PARTS + 1) * floats * sizeof *memory);
     struct problem p;
     for (int round = 0; round < 300; round++) {
         make_problem(&p, round % 3 ? 5.0f : 3000.0f);
         struct partial parts[PARTS], whole = partial_at(memory + PARTS * floats, ROWS, WIDTH);
+        if (round % 2) partial_keep_codes(&whole, CODED, memory + PARTS * floats + own);
         for (size_t i = 0; i < PARTS; i++) {
             parts[i] = partial_at(memory + i * floats, ROWS, WIDTH);
+            if (round % 2) partial_keep_codes(&parts[i], CODED, memory + i * floats + own);
             partial_clear(&parts[i]);
         }
         for (size_t first = 0; first < p.n;) { /* runs of tokens to random parts; some parts stay empty */

@@ -14,11 +14,17 @@ struct partial {
     size_t rows, width; /* queries, channels of a value */
     float *max, *sum;   /* [rows] */
     float *acc;         /* [rows][width] */
+    size_t coded;       /* floats of a row that a value codec has added up by code; 0: there are none */
+    float *by_code;     /* [rows][coded], then [rows] sums of weights: they become a part of acc once all parts are merged */
 };
 
 /* Returns a view of memory[partial_floats(rows, width)], which the caller owns. It is not cleared. */
 struct partial partial_at(float *memory, size_t rows, size_t width);
 size_t partial_floats(size_t rows, size_t width);
+
+/* Adds sums by code of `coded` floats a row to a state, in memory[partial_code_floats(rows, coded)], which the caller owns. */
+void partial_keep_codes(struct partial *partial, size_t coded, float *memory);
+size_t partial_code_floats(size_t rows, size_t coded);
 
 /* Makes all rows empty. */
 void partial_clear(struct partial *partial);

@@ -217,7 +217,9 @@ static void gather_tokens(struct codec_shape shape, enum codec_side side, const 
 
 /* ---- Reading: [G][codes] sums of weights times gains by bit of the code, and [G] of weights for the mean. */
 
-static size_t code_sum_floats(struct codec_shape shape) { return (size_t)shape.group * (shape.bits + 1); }
+static size_t sums_of_query(struct codec_shape shape) { return shape.bits; }
+
+static size_t code_sum_floats(struct codec_shape shape) { return shape.group * (sums_of_query(shape) + 1); }
 
 static void accumulate_by_code(struct codec_shape shape, const float *weights, const void *page, float *to) {
     const struct learned *learned = shape.learned;
@@ -266,4 +268,5 @@ const struct cpu_codec cpu_codec_additive = {
     .learned =
         &(const struct codec_learned){
             .make = learned_new, .free = learned_free, .bytes = learned_bytes, .predict_bytes = predict_learned_bytes},
-    .code_sums = &(const struct codec_code_sums){.floats = code_sum_floats, .add = accumulate_by_code, .finish = finish_code_sums}};
+    .code_sums = &(const struct codec_code_sums){
+        .floats = code_sum_floats, .row = sums_of_query, .add = accumulate_by_code, .finish = finish_code_sums}};

@@ -76,6 +76,9 @@ struct codec_integer_sums {
  * floats, zeros to begin with, over any number of pages, and `finish` adds to acc[G][hd] the values that these sums give. */
 struct codec_code_sums {
     size_t (*floats)(struct codec_shape shape);
+    /* Returns how many floats a query has where they are [G][row], and then [G] sums of weights: few enough that a partial state keeps them, to
+     * be finished once, when all parts are merged. NULL: they are too many, and are finished before the largest logit may change. */
+    size_t (*row)(struct codec_shape shape);
     void (*add)(struct codec_shape shape, const float *weights, const void *page, float *code_sums);
     void (*finish)(struct codec_shape shape, const float *code_sums, float *acc);
     const struct codec_integer_sums *integer; /* NULL: there is no faster way */

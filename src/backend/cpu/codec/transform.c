@@ -331,6 +331,7 @@ const struct cpu_codec cpu_codec_transform = {
     .pre_rope_mean = pre_rope_mean,
     .queries = &(const struct codec_queries){.floats = query_floats, .prepare = prepare_queries},
     .code_sums = &(const struct codec_code_sums){.floats = code_sum_floats,
+                                                 .row = sums_of_query,
                                                  .add = accumulate_by_code,
                                                  .finish = finish_code_sums,
                                                  .integer = &(const struct codec_integer_sums){.suffice = int8_suffices,

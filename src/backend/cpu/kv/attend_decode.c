@@ -24,6 +24,7 @@
 #define ITEMS 128        /* work items of a pass, at most */
 #define ITEM_ROWS 4096   /* rows of all their partial states: bounds the memory */
 #define ITEM_SEGMENTS 16 /* segments of an item, at least: among fewer weights too many are too large for accumulate_int8 */
+#define KEPT_ROWS 16     /* rows up to which partial states keep sums by code: more share the work of finishing them well enough */
 #define ITEM_RUNS 8      /* runs of an item, at least, where each is prepared for and sums by code end with the item */
 #define PAGES_OF_RUN (ROPE_RUN_TOKENS / PAGE_TOKENS)
 #define THREAD_CHUNKS 16 /* chunks of items that a thread takes, about */
@@ -63,10 +64,22 @@ static size_t code_sum_floats(const struct cache *cache, uint32_t layer, uint32_
     return cpu_codec_code_sum_floats(cache->codec[CODEC_VALUES], side_shape(cache, CODEC_VALUES, layer, head, rows));
 }
 
+/* Counts the floats of a row that a partial state keeps of these sums; 0: they are finished with each run. */
+static size_t kept_row(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
+    const struct codec_code_sums *sums = cache->codec[CODEC_VALUES]->code_sums;
+    if (!sums || !sums->row || rows > KEPT_ROWS) return 0;
+    return sums->row(side_shape(cache, CODEC_VALUES, layer, head, rows));
+}
+
+static size_t kept_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
+    const size_t row = kept_row(cache, layer, head, rows);
+    return row ? partial_code_floats(rows, row) : 0;
+}
+
 /* Holds the most of any layer, head and number of rows: a step may ask for fewer rows than its most, and a codec may then need
  * more. */
 struct most_floats {
-    size_t tables, code_sums, reader;
+    size_t tables, code_sums, kept, reader;
 };
 
 static struct most_floats most_floats(const struct cache *cache) {
@@ -76,6 +89,7 @@ static struct most_floats most_floats(const struct cache *cache) {
             for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
                 most.tables = size_max(most.tables, table_floats(cache, layer, head, rows));
                 most.code_sums = size_max(most.code_sums, code_sum_floats(cache, layer, head, rows));
+                most.kept = size_max(most.kept, kept_floats(cache, layer, head, rows));
                 most.reader = size_max(most.reader, head_reader_floats(cache, layer, head, rows));
             }
         }
@@ -85,7 +99,8 @@ static struct most_floats most_floats(const struct cache *cache) {
 
 size_t attend_decode_shared_floats(const struct cache *cache) {
     size_t rows = decode_rows(cache), hd = cache->base.shape.head_dim, heads = cache->base.shape.kv_heads;
-    return heads * (rows * hd + most_floats(cache).tables + decode_splits(cache) * partial_floats(rows, hd));
+    struct most_floats most = most_floats(cache);
+    return heads * (rows * hd + most.tables + decode_splits(cache) * (partial_floats(rows, hd) + most.kept));
 }
 
 size_t attend_decode_thread_floats(const struct cache *cache) {
@@ -103,12 +118,17 @@ struct pass {
     float *queries;          /* [Hk][rows][hd] */
     size_t table_floats;     /* of the layer's most */
     float *tables;           /* [Hk][table_floats] */
-    float *partials;         /* [splits][Hk] of partial_floats(rows, hd) */
+    size_t kept_floats;      /* of the layer's most */
+    float *partials;         /* [splits][Hk] of partial_floats(rows, hd) and kept_floats */
 };
 
 static struct partial decode_partial(const struct pass *pass, size_t split, uint32_t head) {
-    size_t hd = pass->cache->base.shape.head_dim, item = split * pass->cache->base.shape.kv_heads + head;
-    return partial_at(pass->partials + item * partial_floats(pass->rows, hd), pass->rows, hd);
+    const struct cache *cache = pass->cache;
+    size_t hd = cache->base.shape.head_dim, item = split * cache->base.shape.kv_heads + head, own = partial_floats(pass->rows, hd);
+    float *memory = pass->partials + item * (own + pass->kept_floats);
+    struct partial partial = partial_at(memory, pass->rows, hd);
+    partial_keep_codes(&partial, kept_row(cache, cache->base.layer, head, pass->rows), memory + own);
+    return partial;
 }
 
 /* ---- Logits and weights */
@@ -213,7 +233,8 @@ static bool fits_int8(const struct partial *partial, const float *weights, size_
 }
 
 /* Adds to partial->acc the weights times the values of a run of segments. partial->sum has these weights already, and gets those of
- * segments that are read as logits. weigh_run returned `small`; `floats` is the size of code_sums, by code_sum_floats. */
+ * segments that are read as logits. weigh_run returned `small`; `floats` is the size of code_sums, by code_sum_floats; they
+ * are the partial state's own where that keeps them. */
 static void accumulate_run(const struct head_reader *reader, struct segment *segments, size_t n, bool small, float *weights,
                            size_t floats, float *code_sums, struct partial *partial) {
     const struct cpu_codec *codec = reader->cache->codec[CODEC_VALUES];
@@ -226,7 +247,7 @@ static void accumulate_run(const struct head_reader *reader, struct segment *seg
         float *own = weights + r * rows * PAGE_TOKENS;
         bool gathered = segments[r].kind == SEGMENT_GATHERED, coded = gathered || segments[r].kind == SEGMENT_SEALED;
         bool by_code = floats && coded;
-        if (by_code && !summed) memset(code_sums, 0, floats * sizeof *code_sums);
+        if (by_code && !summed && !partial->coded) memset(code_sums, 0, floats * sizeof *code_sums);
         summed |= by_code;
         if (segments[r].as_logits) {
             segment_accumulate_logits(reader, &segments[r], own, partial->max, code_sums, partial->sum);
@@ -240,7 +261,7 @@ static void accumulate_run(const struct head_reader *reader, struct segment *seg
         else
             segment_accumulate(reader, &segments[r], own, sums, partial->acc);
     }
-    if (summed) codec->code_sums->finish(reader->values, code_sums, partial->acc);
+    if (summed && !partial->coded) codec->code_sums->finish(reader->values, code_sums, partial->acc);
 }
 
 /* ---- One KV head */
@@ -296,7 +317,7 @@ static void read_segments(const struct pass *pass, size_t split, uint32_t head, 
             segments[r].as_logits = full && segments[r].kind == SEGMENT_SEALED && segment_takes_logits(&reader, &segments[r]);
         }
         bool small = weigh_run(pass, head, segments, n, logits, &partial);
-        accumulate_run(&reader, segments, n, small, logits, sums, code_sums, &partial);
+        accumulate_run(&reader, segments, n, small, logits, sums, partial.coded ? partial.by_code : code_sums, &partial);
     }
 }
 
@@ -318,13 +339,17 @@ static void choose_tokens(const struct cache *cache, uint32_t head) {
 }
 
 static void merge_partials(const struct pass *pass, uint32_t head, size_t count, float *out) {
+    const struct cache *cache = pass->cache;
     struct partial whole = decode_partial(pass, 0, head);
     for (size_t split = 1; split < pass->splits; split++) {
         struct partial part = decode_partial(pass, split, head);
         partial_merge(&whole, &part);
     }
-    query_rows_add_sinks(pass->cache, &whole, head);
-    query_rows_finish(pass->cache, &whole, head, count, out);
+    if (whole.coded)
+        cache->codec[CODEC_VALUES]->code_sums->finish(side_shape(cache, CODEC_VALUES, cache->base.layer, head, pass->rows),
+                                                      whole.by_code, whole.acc);
+    query_rows_add_sinks(cache, &whole, head);
+    query_rows_finish(cache, &whole, head, count, out);
 }
 
 /* ---- All */
@@ -336,8 +361,10 @@ static struct pass pass_of(const struct cache *cache, size_t first, size_t count
     /* With a head for every thread each thread takes its heads from scores to outputs: what it scored is near when it reads. */
     pass.chooses_by_head = pass.selects && heads >= cache->base.threads;
     pass.splits = pass.chooses_by_head ? 1 : size_min(decode_splits(cache), size_max(pass.segments / item_segments(cache), 1));
-    for (uint32_t head = 0; head < heads; head++)
+    for (uint32_t head = 0; head < heads; head++) {
         pass.table_floats = size_max(pass.table_floats, table_floats(cache, cache->base.layer, head, pass.rows));
+        pass.kept_floats = size_max(pass.kept_floats, kept_floats(cache, cache->base.layer, head, pass.rows));
+    }
     pass.queries = scratch_shared(cache);
     pass.tables = pass.queries + heads * pass.rows * cache->base.shape.head_dim;
     pass.partials = pass.tables + heads * pass.table_floats;
