@@ -27,13 +27,7 @@ static const char *methods[NAMED + CODEC_COUNT][3]; /* those of them that the ba
 static size_t n_methods;
 
 static struct oracle_setup setup_of(size_t method, uint32_t tail, uint64_t seed) {
-    struct oracle_setup setup = small;
-    setup.method = methods[method][0];
-    setup.key = methods[method][1];
-    setup.value = methods[method][2];
-    setup.tail = tail;
-    setup.seed = seed;
-    return setup;
+    return oracle_setup_of(&small, methods[method], tail, seed);
 }
 
 static void find_methods(void) {

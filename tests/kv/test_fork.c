@@ -32,13 +32,7 @@ static size_t n_methods;
 static size_t outside; /* bytes that a backend keeps when no cache is left */
 
 static struct oracle_setup setup_of(size_t method, uint32_t tail, uint64_t seed) {
-    struct oracle_setup setup = small;
-    setup.method = methods[method][0];
-    setup.key = methods[method][1];
-    setup.value = methods[method][2];
-    setup.tail = tail;
-    setup.seed = seed;
-    return setup;
+    return oracle_setup_of(&small, methods[method], tail, seed);
 }
 
 static struct oracle_setup setup_named(const char *method, uint64_t seed) {

@@ -39,3 +39,13 @@ size_t oracle_methods(const char *const (*named)[3], size_t n, bool (*served)(co
     }
     return all;
 }
+
+struct oracle_setup oracle_setup_of(const struct oracle_setup *setup, const char *const method[3], uint32_t tail, uint64_t seed) {
+    struct oracle_setup own = *setup;
+    own.method = method[0];
+    own.key = method[1];
+    own.value = method[2];
+    own.tail = tail;
+    own.seed = seed;
+    return own;
+}

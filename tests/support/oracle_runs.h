@@ -26,4 +26,7 @@ void oracle_run(const struct oracle_setup *setup, const struct oracle_run_step *
 size_t oracle_methods(const char *const (*named)[3], size_t n, bool (*served)(const struct codec *codec),
                       const char *(*methods)[3]);
 
+/* Returns the setup with a method of such a list. */
+struct oracle_setup oracle_setup_of(const struct oracle_setup *setup, const char *const method[3], uint32_t tail, uint64_t seed);
+
 #endif
