@@ -8,6 +8,7 @@
 #include "kv/read_lists.h"
 #include "kv/shape.h"
 
+struct cache;      /* a backend's */
 struct kv_storage; /* kv/cache.h */
 
 /* A struct fitted holds transforms that were fitted to the sequence, and the bits by their sizes (kv/fitted.h). */
@@ -27,6 +28,7 @@ struct cache_base {
     const struct kv_storage *storage;
     struct cache_shape shape;
     struct method method;
+    struct cache *next;       /* in the first part of a model's cache, the second one (kv/parts.h); NULL: there is none */
     struct kv_budget *budget; /* of all that reports call resident; NULL: there is none */
     uint32_t threads;         /* over which work is split */
 

@@ -2,6 +2,6 @@
 #include "backend/backend.h"
 
 #include "backend/cpu/executor.h"
-#include "backend/cpu/kv/parts.h"
+#include "backend/cpu/kv/ops.h"
 
-const struct backend backend_cpu = {.name = "cpu", .executor = &cpu_executor_ops, .kv = &parts_ops};
+const struct backend backend_cpu = {.name = "cpu", .executor = &cpu_executor_ops, .kv = &cpu_kv_ops};

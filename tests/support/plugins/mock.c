@@ -1,7 +1,7 @@
 /* A third backend, of which no other file of the project knows: a plug-in of the CPU's tables under a name of its own, whose loads of models are
  * counted in the environment (MOCK_LOADS), where another copy of the library can read them. */
 #include "backend/cpu/executor.h"
-#include "backend/cpu/kv/parts.h"
+#include "backend/cpu/kv/ops.h"
 #include "backend/plugin.h"
 
 #include <stdio.h>
@@ -17,7 +17,7 @@ static enum terse_status load(const struct terse_model *model, const struct kv_o
 }
 
 static struct executor_ops executor_ops;
-static const struct backend backend_mock = {.name = "mock", .executor = &executor_ops, .kv = &parts_ops};
+static const struct backend backend_mock = {.name = "mock", .executor = &executor_ops, .kv = &cpu_kv_ops};
 
 __attribute__((constructor)) static void fill(void) {
     executor_ops = cpu_executor_ops;

@@ -67,7 +67,7 @@ static enum terse_status visit_caches(const struct kv_batch *batch, visit *call,
 static enum terse_status note_keys(struct cache *cache, const struct kv_rows *own, struct terse_error *error) {
     if (own->count != cache->base.plan.n)
         return status_fail(error, TERSE_E_ARGUMENT, "keys and values of %zu of %zu tokens", own->count, cache->base.plan.n);
-    for (struct cache *part = cache; part; part = part->next)
+    for (struct cache *part = cache; part; part = part->base.next)
         for (uint32_t layer = 0; layer < part->base.shape.layers; layer++) {
             if (cache_shape_number(&part->base.shape, layer) != own->layer) continue;
             enum terse_status status = cache_check_layer(part, layer, error);

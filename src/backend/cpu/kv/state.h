@@ -25,7 +25,7 @@
  *     step                a step of new tokens
  *     fill                a cache of random tokens, through the steps
  *     batch               the layers of a step of several sequences
- *     parts               the caches of the layers that slide and of the others, as one */
+ *     ops                 kv_ops, of caches in one or two parts (kv/parts.h) */
 #ifndef TERSE_BACKEND_CPU_KV_STATE_H
 #define TERSE_BACKEND_CPU_KV_STATE_H
 
@@ -112,9 +112,7 @@ struct cache {
     float *observed; /* of queries: anchor_scores.c's or exact.c's */
     size_t observed_floats;
 
-    /* parts.h uses these: `next` is, in the first part of a model's cache, the second one; `at` is the part whose layer the step is
-     * in. */
-    struct cache *next, *at;
+    struct cache *at; /* in a first part, the part whose layer the step is in */
     /* batch.h: of a first part. */
     size_t first_row; /* of the sequence in its batch */
     uint32_t brought; /* the layer, by its number in `at`, whose k and v are noted there, but not appended yet; NO_LAYER: none */
