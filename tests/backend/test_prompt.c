@@ -3,6 +3,7 @@
 #include "support/counting_memory.h"
 #include "support/fixture_model.h"
 #include "support/session_steps.h"
+#include "support/temporary.h"
 #include "terse.h"
 #include "terse_calibrate.h"
 
@@ -21,7 +22,7 @@ static struct terse_model_info info;
 static struct terse_engine *engine; /* of steps that go on with a prompt by one piece */
 static struct terse_codebook *codebook;
 static int32_t tokens[TOKENS];
-static char folder[] = "/tmp/terse_prompt_XXXXXX";
+static char folder[TEMPORARY_PATH];
 
 static const char *const methods[] = {"f16",    "q4_0",       "terse-2",     "antkv-1",  "streaming-64",
                                       "mat-64", "snapkv-128", "selfindex-2", "quest-128"};
@@ -38,6 +39,7 @@ static int load_model(void **state) {
     if (terse_codebook_random(model, "antkv-1", &codebook, &error)) return -1;
     terse_model_describe(model, &info);
     for (int i = 0; i < TOKENS; i++) tokens[i] = (i * 37 + i * i % 13) % (int32_t)info.vocabulary;
+    temporary_template("prompt", folder);
     return mkdtemp(folder) ? 0 : -1;
 }
 
@@ -93,7 +95,7 @@ static size_t must_finish(struct terse_session *session) {
 }
 
 static uint8_t *saved(const struct terse_session *session, size_t *bytes) {
-    char path[64];
+    char path[TEMPORARY_PATH + 8];
     struct terse_error error;
     snprintf(path, sizeof path, "%s/state", folder);
     if (terse_session_save(session, path, &error)) fail_msg("%s", error.message);

@@ -5,6 +5,7 @@
 #include "format/codebook_private.h"
 #include "support/fixture_model.h"
 #include "support/session_steps.h"
+#include "support/temporary.h"
 #include "terse_calibrate.h"
 
 #include <setjmp.h>
@@ -29,12 +30,13 @@ static struct terse_engine *engine;
 static struct terse_model_info info;
 static struct terse_codebook *codebook; /* of the method in turn, NULL where it learns nothing */
 static int32_t tokens[TOKENS];
-static char folder[] = "/tmp/terse_state_XXXXXX", path[64];
+static char folder[TEMPORARY_PATH], path[TEMPORARY_PATH + 8];
 
 static int make_engine(void **state) {
     (void)state;
     must_start_fixture("qwen3", &model, &engine, &info);
     for (int i = 0; i < TOKENS; i++) tokens[i] = (i * 37 + i * i % 11) % (int32_t)info.vocabulary;
+    temporary_template("state", folder);
     if (!mkdtemp(folder)) return -1;
     snprintf(path, sizeof path, "%s/state", folder);
     return 0;
@@ -443,7 +445,7 @@ static void what_cannot_be_written_leaves_the_old_file(void **state) {
 }
 
 static void remove_parts(void) {
-    char command[128];
+    char command[TEMPORARY_PATH + 32];
     snprintf(command, sizeof command, "rm -f %s/state.*.part", folder);
     assert_int_equal(system(command), 0);
 }

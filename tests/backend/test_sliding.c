@@ -4,6 +4,7 @@
 #include "support/fixture_model.h"
 #include "support/model_oracle.h"
 #include "support/session_steps.h"
+#include "support/temporary.h"
 #include "terse_calibrate.h"
 
 #include <math.h>
@@ -220,8 +221,10 @@ static void cut_back_where_the_window_allows_it(void **state) {
 
 static void forks_and_loaded_states_go_on_alike(void **state) {
     (void)state;
-    char path[64];
-    snprintf(path, sizeof path, "/tmp/test_sliding.%ld", (long)getpid());
+    char path[TEMPORARY_PATH];
+    temporary_template("sliding", path);
+    const int file = mkstemp(path);
+    assert_true(file >= 0 && close(file) == 0);
     for (size_t m = 0; m < 2 * METHODS; m++) {
         struct setup s = start(m % 2 ? MIXED : SLIDES, methods[m / 2]);
         struct terse_session *session = must_open(s.engine, &s.options), *fork, *loaded;

@@ -2,6 +2,7 @@
 #include "support/fixture_model.h"
 #include "support/refusing_memory.h"
 #include "support/session_steps.h"
+#include "support/temporary.h"
 #include "terse.h"
 
 #include <setjmp.h>
@@ -19,7 +20,7 @@ enum { PROMPT = 2200, CONTEXT = 3000 }; /* more than terse-2 waits for before it
 
 static struct terse_model *model;
 static struct terse_engine *engine;
-static char folder[] = "/tmp/terse_memory_XXXXXX", path[64], part[72];
+static char folder[TEMPORARY_PATH], path[TEMPORARY_PATH + 8], part[TEMPORARY_PATH + 16];
 
 struct trial {
     struct terse_session_options options;
@@ -104,6 +105,7 @@ static int make_engine(void **state) {
     struct terse_engine_options options = terse_engine_options_defaults();
     options.threads = 1;
     model = fixture_model("qwen3");
+    temporary_template("memory", folder);
     if (!mkdtemp(folder)) return -1;
     snprintf(path, sizeof path, "%s/state", folder);
     snprintf(part, sizeof part, "%s.part", path);

@@ -1,4 +1,4 @@
-/* What a batch has in the host's memory is copied to the device, and outputs back. */
+/* Copies what a batch has in the host's memory to the device, and outputs back. */
 #include "host_kv.h"
 
 #include "backend/cuda/kv/batch.h"

@@ -10,6 +10,7 @@
 #include "no_device.h"
 #include "support/random_model.h"
 #include "support/session_steps.h"
+#include "support/temporary.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -44,7 +45,7 @@ struct outcome {
 
 static struct outcome read_on(const struct backend *on, struct terse_model *model, const struct reading *reading,
                               uint32_t vocabulary) {
-    char path[] = "/tmp/terse-test-fit-XXXXXX";
+    char path[TEMPORARY_PATH];
     struct outcome outcome = {.logits = malloc(vocabulary * sizeof(float))};
     struct terse_engine *engine = must_start(on, model, 2);
     struct terse_session_options options = short_session_options("terse-8", 16);
@@ -54,6 +55,7 @@ static struct outcome read_on(const struct backend *on, struct terse_model *mode
     options.cache.codebook = profile;
     struct terse_session *session = must_open(engine, &options);
     struct terse_error error;
+    temporary_template("fit", path);
     int descriptor = mkstemp(path);
     assert_true(descriptor >= 0 && outcome.logits);
     close(descriptor);

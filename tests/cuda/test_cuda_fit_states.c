@@ -9,6 +9,7 @@
 #include "support/fixture_model.h"
 #include "support/random_model.h"
 #include "support/session_steps.h"
+#include "support/temporary.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -46,7 +47,7 @@ static int32_t *tokens;
 /* Of each backend, after WAITING and FITTED tokens. The GPU has the first of them from the CPU, in a file; the other is a fork of one that is gone. */
 static struct terse_session *cpu_waits, *cpu_fitted, *waits, *fitted;
 static float *went_on; /* the GPU's logits after all tokens */
-static char path[] = "/tmp/terse-test-fit-XXXXXX";
+static char path[TEMPORARY_PATH];
 
 /* Reads the tokens behind `fitted`'s: a prompt that seals a page, and single tokens. */
 static void go_on(struct terse_session *session) {
@@ -67,6 +68,7 @@ static struct terse_session *by_file(const struct terse_session *session, struct
 
 static int read_tokens(void **state) {
     (void)state;
+    temporary_template("fit", path);
     const int descriptor = mkstemp(path);
     if (descriptor < 0) return -1;
     close(descriptor);

@@ -9,6 +9,7 @@
 #include "support/project_file.h"
 #include "support/random_model.h"
 #include "support/session_steps.h"
+#include "support/temporary.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -388,7 +389,7 @@ static void *save_again_and_again(void *user) {
 /* Steps that come for the first time, are captured and are replayed. */
 static void a_session_is_saved_beside_steps_of_another(void **state) {
     (void)state;
-    char paths[2][32] = {"/tmp/terse-test-saves-XXXXXX", "/tmp/terse-test-saves-XXXXXX"};
+    char paths[2][TEMPORARY_PATH];
     struct saver saver = {.path = {paths[0], paths[1]}};
     void *file;
     struct terse_model *model = random_model_new(&random_models[0], &file);
@@ -398,6 +399,7 @@ static void a_session_is_saved_beside_steps_of_another(void **state) {
     struct terse_error error;
     pthread_t thread;
     for (int i = 0; i < 2; i++) {
+        temporary_template("saves", paths[i]);
         int descriptor = mkstemp(paths[i]);
         assert_true(descriptor >= 0);
         close(descriptor);

@@ -1,4 +1,4 @@
-/* What the CPU's caches have beside those of other backends: top-k, sliding windows, sinks that models learn, grids of centroids, threads, counters.
+/* The CPU's caches have more than those of other backends: top-k, sliding windows, sinks that models learn, grids of centroids, threads, counters.
  * Attention over them equals dense attention in double precision, as test_cache has it of all backends. */
 #include "backend/cpu/kv/step.h"
 #include "support/cache_steps.h"

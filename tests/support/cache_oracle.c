@@ -203,7 +203,7 @@ static float *stored(const struct oracle *o, float *side, uint32_t layer, size_t
     return side + (layer * o->capacity + token) * o->setup.kv_heads * o->setup.head_dim;
 }
 
-/* Whether a layer's KV head has kept nothing of a token. */
+/* Returns the place that says whether a layer's KV head has kept nothing of a token. */
 static bool *dropped(const struct oracle *o, uint32_t layer, uint32_t head, size_t token) {
     return o->dropped + ((layer * o->capacity + token) * o->setup.kv_heads + head);
 }

@@ -2,6 +2,7 @@
 #include "support/oracle_copies.h"
 
 #include "backend/backend.h"
+#include "support/temporary.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -91,7 +92,9 @@ char *state_contents(const char *path, size_t *n) {
 }
 
 int make_state_path(void **state) {
-    char *path = strdup("/tmp/terse-test-state-XXXXXX");
+    char *path = malloc(TEMPORARY_PATH);
+    if (!path) return -1;
+    temporary_template("oracle", path);
     const int file = mkstemp(path);
     if (file >= 0) close(file);
     *state = path;

@@ -1,4 +1,4 @@
-/* What tests do with an oracle's cache between steps: cut it, fork it, save it and load it on any backend. A failure is the running test's. */
+/* These functions do with an oracle's cache what comes between steps: cut it, fork it, save it and load it on any backend. A failure is the running test's. */
 #ifndef TESTS_ORACLE_COPIES_H
 #define TESTS_ORACLE_COPIES_H
 

@@ -2,6 +2,7 @@
  * are refused in a line that says which. */
 #include "model/model.h"
 #include "support/gguf_split.h"
+#include "support/temporary.h"
 #include "terse_gguf.h"
 
 #include <dirent.h>
@@ -19,10 +20,11 @@
 
 #define WHOLE TESTS_DIR "/fixtures/models/llama.gguf"
 
-static char folder[] = "/tmp/terse-parts-XXXXXX";
+static char folder[TEMPORARY_PATH];
 
 static int make_folder(void **state) {
     (void)state;
+    temporary_template("parts", folder);
     return mkdtemp(folder) ? 0 : -1;
 }
 
@@ -44,7 +46,7 @@ static int remove_folder(void **state) {
 }
 
 static const char *part_path(uint32_t part, uint32_t count) {
-    static char path[8][128];
+    static char path[8][TEMPORARY_PATH + 32];
     static int next;
     char *own = path[next++ % 8];
     snprintf(own, sizeof path[0], "%s/m-%05u-of-%05u.gguf", folder, part, count);
@@ -52,7 +54,7 @@ static const char *part_path(uint32_t part, uint32_t count) {
 }
 
 static void split(uint32_t count, const struct gguf_split_damage *damage) {
-    char prefix[64];
+    char prefix[TEMPORARY_PATH + 8];
     struct terse_error error;
     empty_folder();
     snprintf(prefix, sizeof prefix, "%s/m", folder);
@@ -132,7 +134,7 @@ static void inspection_knows_the_parts(void **state) {
 
 static void missing_and_misnamed_parts_are_named(void **state) {
     (void)state;
-    char elsewhere[64];
+    char elsewhere[TEMPORARY_PATH + 16];
     split(3, NULL);
     check_refused(part_path(2, 3), (const char *const[3]){"part 2 of 3", "give the first", "-00001-of-00003.gguf"});
     assert_int_equal(remove(part_path(3, 3)), 0);

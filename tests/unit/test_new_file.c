@@ -1,5 +1,6 @@
 /* Files that take their place when they are whole: racing processes, failures, what must not be replaced. */
 #include "base/new_file.h"
+#include "support/temporary.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,10 +24,11 @@
 #define ROUNDS 200
 #define WORDS_MOST 40000
 
-static char folder[] = "/tmp/terse_new_file_XXXXXX", path[64];
+static char folder[TEMPORARY_PATH], path[TEMPORARY_PATH + 8];
 
 static int make_folder(void **state) {
     (void)state;
+    temporary_template("new-file", folder);
     if (!mkdtemp(folder)) return -1;
     snprintf(path, sizeof path, "%s/file", folder);
     return 0;
@@ -111,7 +113,7 @@ static void a_failure_leaves_what_was_there(void **state) {
     assert_int_equal(write_words(30000, 8, &error), TERSE_E_IO);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
     signal(SIGXFSZ, handler);
-    char line[256];
+    char line[TEMPORARY_PATH + 256];
     snprintf(line, sizeof line, "%s: cannot be written: %s: free some space or choose another folder", path, strerror(EFBIG));
     assert_string_equal(error.message, line);
     read_whole();
@@ -133,7 +135,7 @@ static void links_are_replaced_and_devices_are_not(void **state) {
     struct terse_error error;
     struct new_file file;
     struct stat there;
-    char other[80];
+    char other[TEMPORARY_PATH + 16];
     snprintf(other, sizeof other, "%s/other", folder);
     assert_int_equal(write_words(50, 7, NULL), TERSE_OK);
     assert_int_equal(rename(path, other), 0);
