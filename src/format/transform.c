@@ -11,18 +11,21 @@
 /* ---- Levels */
 
 const int8_t transform_levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
-const uint8_t transform_largest[TRANSFORM_TABLES] = {20, 15, 1, 3, 7, 7, 8, 7, 8, 8};
+const uint8_t transform_largest[TRANSFORM_TABLES] = {20, 15, 2, 4, 8, 7, 8, 7, 8, 8};
 const uint8_t transform_new_bits[TRANSFORM_TABLES] = {4, 4, 1, 2, 3, 1, 2, 3, 2, 0};
 
 const float transform_distortion[TRANSFORM_BITS_MAX + 1] = {1,        0.3107f,  0.0924f,   0.0293f,  0.00967f,
-                                                            0.00349f, 0.00104f, 0.000304f, 0.000087f};
+                                                            0.00274f, 0.000895f, 0.000292f, 0.000087f};
 
-/* A table of a Gaussian has this unit for its levels. A Gaussian's best uniform quantizer of 5 to 8 bits has this step (Max 1960,
- * table II), and its levels are half steps. */
+const float transform_reach[TRANSFORM_BITS_MAX + 1] = {1, 1.07f, 1.13f, 1.2f, 1.17f, 1.1f, 1.03f, 1, 1};
+
+/* A table of a Gaussian has this unit for its levels, before they reach further. */
 static const float gaussian_unit[TRANSFORM_TABLES] = {
     [TRANSFORM_GAUSSIAN_4] = 0.13636f, [TRANSFORM_TRELLIS_1] = 0.236722f,  [TRANSFORM_TRELLIS_2] = 0.263897f,
     [TRANSFORM_TRELLIS_3] = 0.343456f, [TRANSFORM_PAIR_FIRST] = 0.201067f, [TRANSFORM_PAIR_SECOND] = 0.201067f};
-static const float uniform_step[] = {0.1881f, 0.1041f, 0.0569f, 0.0308f};
+/* The lower planes of quads of 5 to 8 bits have these units: those of 5 to 7 err least through long streams, that of 8 is half the
+ * step of a Gaussian's best uniform quantizer (Max 1960, table II), since levels of UNIFORM_4 are 2 apart. */
+static const float lower_unit[] = {0.0952f, 0.05202f, 0.02816f, 0.0154f};
 
 /* ---- Layout */
 
@@ -33,7 +36,7 @@ static void add_plane(struct transform_layout *layout, size_t bits, size_t quad,
                                                                .nibble = (uint8_t)(last / TRANSFORM_NIBBLE_BITS),
                                                                .table = (uint8_t)(4 * table + last % TRANSFORM_NIBBLE_BITS),
                                                                .largest = transform_largest[table],
-                                                               .scale = scale};
+                                                               .scale = scale * transform_reach[layout->quad_bits[quad]]};
 }
 
 static void add_gaussian(struct transform_layout *layout, size_t *bits, size_t quad, unsigned table) {
@@ -41,13 +44,13 @@ static void add_gaussian(struct transform_layout *layout, size_t *bits, size_t q
     add_plane(layout, *bits, quad, table, gaussian_unit[table]);
 }
 
-/* Adds planes of a code whose levels are uniform. A code's level is step (code - (2^bits - 1) / 2): of its upper 4 bits step 2^low / 2 (2 upper
- * - 15), of the `low` others step / 2 (2 lower - (2^low - 1)). */
+/* Adds the upper or the lower plane of a quad of 5 to 8 bits. Upper levels lie as far apart as the lower ones reach, and these are
+ * twice as many where the window says which of them a code may choose from. */
 static void add_uniform(struct transform_layout *layout, size_t *bits, size_t quad, unsigned own_bits, bool upper) {
     unsigned low = own_bits - TRANSFORM_NIBBLE_BITS, own = upper ? TRANSFORM_NIBBLE_BITS : low;
-    float step = uniform_step[low - 1] * (upper ? (float)(1u << low) : 1);
+    float scale = lower_unit[low - 1] * (upper ? (float)(1u << low) : 1);
     *bits += own;
-    add_plane(layout, *bits, quad, own == TRANSFORM_NIBBLE_BITS ? TRANSFORM_UNIFORM_4 : TRANSFORM_UNIFORM_1 + own - 1, step / 2);
+    add_plane(layout, *bits, quad, own == TRANSFORM_NIBBLE_BITS ? TRANSFORM_UNIFORM_4 : TRANSFORM_LOWER_1 + own - 1, scale);
 }
 
 /* Adds all quads of a rank: in terms of size, the lower plane of a quad of b bits stands with the quads of b - 4. Quads of 1 bit write

@@ -15,8 +15,10 @@
  * level is looked up not by a quad's own bits alone but by a *window*, the last four bits of the stream: trellis-coded quantization
  * with a shift register (Marcellin and Fischer 1990, "Trellis coded quantization of memoryless and Gauss-Markov sources"). A
  * component of 1, 2 or 3 bits has 2, 4 or 8 levels to choose from, which differ by what was chosen before, and 16 levels are in
- * use: at the same bits the error is a sixth to a fifth less than that of a scalar quantizer. The encoder finds the best path
- * (Viterbi); readers look up.
+ * use: at the same bits the error is a sixth to a fifth less than that of a scalar quantizer. So are the lower bits of a component
+ * of 5 to 7: its levels lie twice as close as its bits could tell apart (Ungerboeck 1982, "Channel coding with multilevel/phase
+ * signals", has such partitions), and its error is a fifth, a seventh or a 25th less. The encoder finds the best path (Viterbi),
+ * for lower bits together with the upper ones; readers look up.
  *
  * format/page_layout.h says how nibbles lie in a page. All that a reader must know of a layer, KV head and side is its layout,
  * below. It is plain C, for C and CUDA C++ alike. */
@@ -42,10 +44,10 @@ extern "C" {
 
 enum transform_table {
     TRANSFORM_GAUSSIAN_4, /* Lloyd and Max's levels of a Gaussian, nearly */
-    TRANSFORM_UNIFORM_4,  /* equally spaced ones, so that two planes add up to a uniform quantizer */
-    TRANSFORM_UNIFORM_1,
-    TRANSFORM_UNIFORM_2,
-    TRANSFORM_UNIFORM_3,
+    TRANSFORM_UNIFORM_4,  /* equally spaced ones, of the upper 4 bits of a quad of 5 to 8, and of the lower 4 of one of 8 */
+    TRANSFORM_LOWER_1,    /* by the window, of the lower 1, 2 or 3 bits of a quad of 5 to 7 */
+    TRANSFORM_LOWER_2,
+    TRANSFORM_LOWER_3,
     TRANSFORM_TRELLIS_1, /* by the window, of a quad that has written 1, 2 or 3 bits of it */
     TRANSFORM_TRELLIS_2,
     TRANSFORM_TRELLIS_3,
@@ -54,16 +56,26 @@ enum transform_table {
     TRANSFORM_TABLES
 };
 #define TRANSFORM_LEVEL_MAX 20
-/* The levels are [table][window], the window's oldest bit the highest. In GAUSSIAN_4 and UNIFORM_b only the lowest 4 or b bits
- * count. */
+/* Returns how far apart a component's upper levels lie, in units of the lower plane's, if `table` is of the lower bits of 5 to 7;
+ * else 0. */
+static inline float transform_upper_step(unsigned table) {
+    return table >= TRANSFORM_LOWER_1 && table <= TRANSFORM_LOWER_3 ? (float)(4u << (table - TRANSFORM_LOWER_1)) : 0;
+}
+/* The levels are [table][window], the window's oldest bit the highest. */
 extern const int8_t transform_levels[TRANSFORM_TABLES][16];
 /* This is the largest magnitude in each table. */
 extern const uint8_t transform_largest[TRANSFORM_TABLES];
 /* So many bits of the window are new; for a pair's first quad those of both quads. */
 extern const uint8_t transform_new_bits[TRANSFORM_TABLES];
 
-/* This is the mean squared error of a Gaussian of variance 1 in 0 to TRANSFORM_BITS_MAX bits; of 1 to 3 bits in a long stream. */
+/* This is the mean squared error of a Gaussian of variance 1 in 0 to TRANSFORM_BITS_MAX bits with the levels that are best for it; of
+ * 1 to 3 and 5 to 7 bits in a long stream. */
 extern const float transform_distortion[TRANSFORM_BITS_MAX + 1];
+
+/* Levels reach so much further, in components of 0 to TRANSFORM_BITS_MAX bits, than is best for a Gaussian: components of real models
+ * have longer tails (a kurtosis of 4 to 5 where a Gaussian's is 3; docs/reports/transform-second.md has what that costs and gains).
+ * Bits are shared as if they were Gaussian. */
+extern const float transform_reach[TRANSFORM_BITS_MAX + 1];
 
 /* The stream of a page is a ring through which the encoder looks for a path. It begins by walking over the ring's seam, from so
  * many steps before it to as many behind it: nearly all paths have met by then, wherever they began. A page of 1 bit per component

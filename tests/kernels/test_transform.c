@@ -597,6 +597,13 @@ static void gathered_codes_are_those_of_their_slots(void **state) {
     }
 }
 
+static double cost_of_level(const struct transform_path_term *term, size_t t, unsigned window) {
+    double step = (double)term->upper_step, least = INFINITY, d = (double)term->x[t] - term->levels[window];
+    if (step <= 0) return (double)term->square * d * d;
+    for (int k = 0; k < 16; k++) least = fmin(least, fabs(d - step * (k - 7.5)));
+    return (double)term->square * least * least;
+}
+
 /* Small whole numbers, so that every sum is exact and ways often cost the same. */
 static void steps_of_paths(void **state) {
     (void)state;
@@ -609,7 +616,9 @@ static void steps_of_paths(void **state) {
         for (size_t i = 0; i < 2; i++) {
             terms[i].levels = transform_levels[random_bits(&random) % TRANSFORM_TABLES];
             terms[i].square = (float)(random_bits(&random) % 4);
-            for (size_t t = 0; t < 64; t++) terms[i].twice[t] = (float)(int)(random_bits(&random) % 21) - 10;
+            terms[i].upper_step = random_bits(&random) % 2 ? (float)(4u << random_bits(&random) % 3) : 0;
+            for (size_t t = 0; t < 64; t++)
+                terms[i].x[t] = (float)(int)(random_bits(&random) % 21 * (terms[i].upper_step > 0 ? 16 : 1)) - (terms[i].upper_step > 0 ? 160 : 10);
         }
         for (size_t s = 0; s < TRANSFORM_PATH_STATES; s++)
             for (size_t t = 0; t < 64; t++) before[s][t] = (float)(random_bits(&random) % 50);
@@ -626,9 +635,7 @@ static void steps_of_paths(void **state) {
                     for (unsigned window = (unsigned)s; window < TRANSFORM_WINDOWS; window += TRANSFORM_PATH_STATES) {
                         for (unsigned old = window >> bits; old < TRANSFORM_PATH_STATES; old += TRANSFORM_WINDOWS >> bits) {
                             double way = (double)before[old][t];
-                            for (size_t i = 0; i < n; i++)
-                                way += (double)terms[i].levels[window] *
-                                       ((double)terms[i].twice[t] + (double)terms[i].square * (double)terms[i].levels[window]);
+                            for (size_t i = 0; i < n; i++) way += cost_of_level(&terms[i], t, window);
                             if (way >= least) continue;
                             least = way;
                             want = old | (window & TRANSFORM_PATH_STATES);

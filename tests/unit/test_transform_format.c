@@ -45,10 +45,10 @@ static double distortion(const double *levels, size_t n) {
     return sum / sqrt(2 * M_PI);
 }
 
-/* Tests quads that have nibbles of their own; the encoder decides what the stream does (tests/backend/test_transform_codec.c). */
+/* Tests quads of 4 and 8 bits; the encoder decides what the stream does (tests/backend/test_transform_codec.c). */
 static void levels_have_the_distortion_that_is_claimed(void **state) {
     (void)state;
-    for (int b = 4; b <= TRANSFORM_BITS_MAX; b++) {
+    for (int b = 4; b <= TRANSFORM_BITS_MAX; b += 4) {
         uint8_t quad_bits[HD / TRANSFORM_QUAD] = {(uint8_t)b};
         struct transform_layout layout;
         double levels[256] = {0};
@@ -60,7 +60,7 @@ static void levels_have_the_distortion_that_is_claimed(void **state) {
             double sums[256];
             for (size_t code = 0; code < codes; code++)
                 for (size_t i = 0; i < n; i++)
-                    sums[code * n + i] = levels[i] + (double)plane->scale * transform_levels[table][code];
+                    sums[code * n + i] = levels[i] + (double)(plane->scale / transform_reach[b]) * transform_levels[table][code];
             n *= codes;
             memcpy(levels, sums, n * sizeof *levels);
         }
@@ -68,6 +68,35 @@ static void levels_have_the_distortion_that_is_claimed(void **state) {
         for (size_t i = 1; i < n; i++) assert_true(levels[i] > levels[i - 1]);
         double own = distortion(levels, n), claimed = (double)transform_distortion[b];
         assert_true(fabs(own - claimed) < 0.01 * claimed);
+    }
+}
+
+/* Tests that the levels of quads of 5 to 7 bits are equally spaced over both planes, and that each beginning of a window leaves every
+ * second of them to choose from. */
+static void lower_bits_choose_among_every_second_level(void **state) {
+    (void)state;
+    for (unsigned low = 1; low <= 3; low++) {
+        uint8_t quad_bits[HD / TRANSFORM_QUAD] = {(uint8_t)(4 + low)};
+        struct transform_layout layout;
+        transform_layout_set(quad_bits, HD, &layout);
+        assert_int_equal(layout.planes, 2);
+        const struct transform_plane *upper = &layout.plane[0], *lower = &layout.plane[1];
+        const unsigned table = transform_table_of(lower), levels = 2u << low;
+        assert_int_equal(transform_table_of(upper), TRANSFORM_UNIFORM_4);
+        assert_true(transform_upper_step(table) == (float)levels);
+        assert_true(2 * upper->scale == transform_upper_step(table) * lower->scale);
+        for (unsigned beginning = 0; beginning < 16u >> low; beginning++) {
+            bool seen[16] = {false};
+            unsigned parity = 2;
+            for (unsigned bits = 0; bits < 1u << low; bits++) {
+                unsigned n = (unsigned)(transform_levels[table][beginning << low | bits] + (int)levels / 2);
+                assert_in_range(n, 0, levels - 1);
+                assert_false(seen[n]);
+                seen[n] = true;
+                if (parity == 2) parity = n % 2;
+                assert_int_equal(n % 2, parity);
+            }
+        }
     }
 }
 
@@ -286,6 +315,7 @@ static void records_round_the_basis_alone(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(levels_have_the_distortion_that_is_claimed),
+        cmocka_unit_test(lower_bits_choose_among_every_second_level),
         cmocka_unit_test(tables_have_the_largest_level_that_is_claimed),
         cmocka_unit_test(layouts_say_what_pages_take),
         cmocka_unit_test(sharing_spends_the_budget_where_it_saves_most),

@@ -114,6 +114,12 @@ static void write_alone(struct page_levels *levels, const struct transform_plane
     write_nibble(side, (const uint8_t(*)[PAGE_TOKENS])own, codes + plane->nibble * PAGE_TRANSFORM_NIBBLE);
 }
 
+/* Returns whether the path through the stream chooses a plane's codes. */
+static bool has_lower_bits_in_stream(const struct transform_layout *layout, const struct transform_plane *plane) {
+    unsigned bits = layout->quad_bits[plane->quad];
+    return bits > TRANSFORM_NIBBLE_BITS && bits < TRANSFORM_BITS_MAX;
+}
+
 /* ---- All of them */
 
 static void set_levels(const struct page_rows *rows, const float *sizes, size_t components, struct page_levels *levels) {
@@ -143,13 +149,17 @@ static void write_codes(struct page_rows *rows, const float *sizes, const struct
     struct page_levels levels;
     set_levels(rows, sizes, components, &levels);
     for (; p < layout->planes && layout->plane[p].nibble < layout->stream; p++)
-        write_alone(&levels, &layout->plane[p], side, codes);
+        if (!has_lower_bits_in_stream(layout, &layout->plane[p])) write_alone(&levels, &layout->plane[p], side, codes);
     if (p < layout->planes) {
         struct transform_path path;
         transform_path_find(layout, p, sizes, (const float(*)[PAGE_TOKENS])levels.wanted, levels.found, &path);
         for (unsigned n = 0; n < (unsigned)(layout->nibbles - layout->stream); n++)
             write_nibble(side, (const uint8_t(*)[PAGE_TOKENS])path.nibble[n],
                          codes + transform_place(layout, n) * PAGE_TRANSFORM_NIBBLE);
+        for (p = 0; layout->plane[p].nibble < layout->stream; p++)
+            if (has_lower_bits_in_stream(layout, &layout->plane[p]))
+                write_nibble(side, (const uint8_t(*)[PAGE_TOKENS])path.upper[layout->plane[p].quad * TRANSFORM_QUAD],
+                             codes + layout->plane[p].nibble * PAGE_TRANSFORM_NIBBLE);
     }
     add_up(rows, sizes, components, &levels);
 }

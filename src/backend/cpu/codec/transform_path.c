@@ -44,18 +44,29 @@ static void set_steps(struct walk *walk, size_t first) {
     if (rest) walk->step[walk->steps++] = (struct step){rest, 0, 0, place};
 }
 
-/* Sets the terms of the cost of a plane's level by window, without the part that all windows have in common. */
+/* Returns what a component wants of a plane with these upper levels, in units of the plane. */
+static float in_units(const struct transform_plane *plane, float upper_step, float wanted) {
+    float limit = 4 * (float)plane->largest + 8 * upper_step, x = wanted * (1 / plane->scale);
+    x = x > -limit ? x : -limit; /* and what is not a number */
+    return x < limit ? x : limit;
+}
+
+/* Sets the term of the cost of a plane's level. */
 static void set_term(const struct walk *walk, const struct transform_plane *plane, size_t i, struct transform_path_term *term) {
     size_t c = plane->quad * TRANSFORM_QUAD + i;
-    float unit = walk->size[c] * plane->scale, limit = 4 * (float)plane->largest, inverse = 1 / plane->scale;
+    float unit = walk->size[c] * plane->scale;
     term->levels = transform_levels[transform_table_of(plane)];
     term->square = unit * unit;
-    for (size_t t = 0; t < PAGE_TOKENS; t++) {
-        float x = walk->wanted[c][t] * inverse;
-        x = x > -limit ? x : -limit; /* and what is not a number */
-        x = x < limit ? x : limit;
-        term->twice[t] = -2 * unit * unit * x;
-    }
+    term->upper_step = transform_upper_step(transform_table_of(plane));
+    for (size_t t = 0; t < PAGE_TOKENS; t++) term->x[t] = in_units(plane, term->upper_step, walk->wanted[c][t]);
+}
+
+/* Returns the code of the upper level, upper_step (code - 7.5), nearest to x. */
+static unsigned upper_code(float x, float upper_step) {
+    float place = x / upper_step + 8;
+    place = place > 0 ? place : 0;
+    place = place < 15 ? place : 15;
+    return (unsigned)place;
 }
 
 static void take_step(struct walk *walk, const struct step *step, size_t i, uint8_t from[TRANSFORM_PATH_STATES][PAGE_TOKENS]) {
@@ -89,6 +100,19 @@ static void find_seam(struct walk *walk, uint8_t *seam) {
     }
 }
 
+/* Keeps a level of a plane, and of the upper plane, if there is one, the level that comes nearest to the rest. */
+static void keep_level(const struct walk *walk, const struct transform_plane *plane, size_t i, size_t t, float level,
+                       float (*found)[PAGE_TOKENS], struct transform_path *path) {
+    size_t c = plane->quad * TRANSFORM_QUAD + i;
+    float step = transform_upper_step(transform_table_of(plane));
+    if (step > 0) {
+        unsigned code = upper_code(in_units(plane, step, walk->wanted[c][t]) - level, step);
+        path->upper[c][t] = (uint8_t)code;
+        level += step * ((float)code - 7.5f);
+    }
+    found[c][t] += plane->scale * level;
+}
+
 /* Follows the path that ends in the states seam[64] back to its beginning, and keeps the bits and the levels that it has
  * written. */
 static void follow(const struct walk *walk, const uint8_t *seam, float (*found)[PAGE_TOKENS], struct transform_path *path) {
@@ -101,8 +125,7 @@ static void follow(const struct walk *walk, const uint8_t *seam, float (*found)[
             unsigned from = walk->from[k][state[t]][t], window = state[t] | (from & STATES);
             for (size_t p = step->plane; p < step->plane + step->planes; p++) {
                 const struct transform_plane *plane = &walk->layout->plane[p];
-                found[plane->quad * TRANSFORM_QUAD + i][t] +=
-                    plane->scale * (float)transform_levels[transform_table_of(plane)][window];
+                keep_level(walk, plane, i, t, transform_levels[transform_table_of(plane)][window], found, path);
             }
             for (unsigned b = 0; b < step->bits; b++) {
                 size_t place = step->place + b, bit = window >> (step->bits - 1 - b) & 1;

@@ -9,10 +9,12 @@
 
 struct transform_path {
     uint8_t nibble[PATH_NIBBLES_MAX][TRANSFORM_QUAD][PAGE_TOKENS]; /* of the stream: four bits of each component and token */
+    uint8_t upper[CODEC_HEAD_DIM_MAX][PAGE_TOKENS];                /* of components of 5 to 7 bits: the upper 4 */
 };
 
-/* Chooses the stream whose windows come nearest to wanted[component][64], in units of the components' sizes, in the sum of squares
- * of errors times size[component]. Planes from `first` on are the stream's; their levels are added to found[component][64]. */
+/* Chooses the stream whose windows, with the upper bits that go with them, come nearest to wanted[component][64], in units of the
+ * components' sizes, in the sum of squares of errors times size[component]. Planes from `first` on are the stream's; their levels
+ * and those of the upper bits are added to found[component][64]. */
 void transform_path_find(const struct transform_layout *layout, size_t first, const float *size, const float (*wanted)[PAGE_TOKENS],
                          float (*found)[PAGE_TOKENS], struct transform_path *path);
 

@@ -73,6 +73,11 @@ static __device__ bool is_alone(const struct page_layout &l, uint32_t p) {
     return p != NO_PLANE && l.layout.plane[p].nibble < l.layout.stream;
 }
 
+/* Returns whether the path through the stream chooses a quad's upper bits, too. */
+static __device__ bool has_lower_bits_in_stream(const struct page_layout &l, uint32_t quad) {
+    return l.second[quad] != NO_PLANE && !is_alone(l, l.second[quad]);
+}
+
 template <int HD> static __device__ float wanted_at(const struct encode_memory<HD> &m, uint32_t c, uint32_t t) {
     return m.z[c][t] * m.unit[t] * m.inverse_size[c];
 }
@@ -82,7 +87,7 @@ template <int HD> static __device__ void write_alone(struct encode_memory<HD> &m
     for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TRANSFORM_THREADS / PAGE_TOKENS) {
         const uint32_t planes[2] = {m.l.first[quad], m.l.second[quad]};
         uint32_t nibbles[2] = {0, 0};
-        if (!is_alone(m.l, planes[0])) continue;
+        if (!is_alone(m.l, planes[0]) || has_lower_bits_in_stream(m.l, quad)) continue;
         for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
             float x = wanted_at(m, quad * TRANSFORM_QUAD + i, t);
             for (uint32_t k = 0; k < 2 && is_alone(m.l, planes[k]); k++) {
@@ -103,14 +108,29 @@ template <int HD> static __device__ void write_alone(struct encode_memory<HD> &m
 template <int HD>
 static __device__ struct path_term term_of(const struct encode_memory<HD> &m, uint32_t t, uint32_t p, uint32_t i) {
     const struct transform_plane plane = m.l.layout.plane[p];
-    const uint32_t c = plane.quad * TRANSFORM_QUAD + i, upper = m.l.first[plane.quad];
-    const float unit = m.size[c] * plane.scale, limit = 4 * (float)plane.largest;
-    float wanted = wanted_at(m, c, t);
-    if (upper != p) wanted = wanted - plane_level(m.l, upper, i, [&](uint32_t n) { return (uint32_t)m.nibbles[n][t]; });
-    float x = wanted * m.inverse_scale[p];
+    const uint32_t c = plane.quad * TRANSFORM_QUAD + i;
+    const float unit = m.size[c] * plane.scale, limit = 4 * (float)plane.largest + 8 * upper_step_of(plane.table / 4u);
+    float x = wanted_at(m, c, t) * m.inverse_scale[p];
     x = x > -limit ? x : -limit; /* NaN becomes -limit, too */
     x = x < limit ? x : limit;
-    return {-2 * unit * unit * x, unit * unit};
+    return {x, unit * unit};
+}
+
+/* Writes the upper bits of quads whose lower ones are in the stream. */
+template <int HD> static __device__ void write_uppers(struct encode_memory<HD> &m) {
+    const uint32_t t = threadIdx.x % PAGE_TOKENS;
+    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TRANSFORM_THREADS / PAGE_TOKENS) {
+        if (!has_lower_bits_in_stream(m.l, quad)) continue;
+        const uint32_t p = m.l.second[quad];
+        const float step = upper_step_of(m.l.layout.plane[p].table / 4u);
+        uint32_t codes = 0;
+        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
+            const int32_t level = plane_integer(m.l, p, i, [&](uint32_t n) { return (uint32_t)m.nibbles[n][t]; });
+            codes |= upper_code(term_of(m, t, p, i).x - (float)level, step) << (4 * i);
+        }
+        m.nibbles[m.l.layout.plane[m.l.first[quad]].nibble][t] = (uint16_t)codes;
+    }
+    __syncthreads();
 }
 
 template <int HD> static __device__ void write_stream(struct encode_memory<HD> &m) {
@@ -185,6 +205,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     set_units(m);
     write_alone(m);
     write_stream(m);
+    write_uppers(m);
     write_nibbles(job, m);
     add_up_levels(m);
     write_gains(job, view, m);

@@ -225,9 +225,8 @@ static __device__ inline void load_layout(const struct transform_layout &from, s
         if (to->second[q] == to->first[q] || to->first[q] == NO_PLANE) to->second[q] = NO_PLANE;
 }
 
-/* Returns the level of component i by a plane, in units of the component's size. nibble(n) is a token's 16 bits of the n-th nibble,
- * component 0 the lowest. */
-template <class Nibble> static __device__ float plane_level(const struct page_layout &l, uint32_t p, uint32_t i, Nibble nibble) {
+/* Returns the integer level of component i by a plane. nibble(n) is a token's 16 bits of the n-th nibble, component 0 the lowest. */
+template <class Nibble> static __device__ int32_t plane_integer(const struct page_layout &l, uint32_t p, uint32_t i, Nibble nibble) {
     const struct transform_plane plane = l.layout.plane[p];
     const uint32_t written = plane.table % 4u + 1, old = 15u >> written, stream = l.layout.stream;
     uint32_t bits = nibble(plane.nibble) >> 4 * i & 15;
@@ -238,7 +237,12 @@ template <class Nibble> static __device__ float plane_level(const struct page_la
         bits = (bits & ~old) | (nibble(before) >> 4 * (wraps ? (i + 3) % 4 : i) & old);
     }
     const uint32_t window = (bits << written | bits >> (4 - written)) & 15;
-    return plane.scale * (float)l.levels[plane.table / 4u][window];
+    return l.levels[plane.table / 4u][window];
+}
+
+/* Returns the same in units of the component's size. */
+template <class Nibble> static __device__ float plane_level(const struct page_layout &l, uint32_t p, uint32_t i, Nibble nibble) {
+    return l.layout.plane[p].scale * (float)plane_integer(l, p, i, nibble);
 }
 
 /* Returns the level of component i by all planes of a quad. */

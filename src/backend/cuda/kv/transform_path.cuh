@@ -15,21 +15,43 @@ struct alignas(4) path_step {
     uint8_t bits, table, plane, planes; /* `table`: the first plane's */
 };
 
-/* A path_term gives the cost of a plane's level x by a window, without the part that all windows have in common: x (twice + square
- * x). */
+/* A path_term says that a plane's level costs square d^2, where d is x less the level or, if the component has upper levels, the
+ * distance of this from the nearest of them. */
 struct path_term {
-    float twice, square;
+    float x, square;
 };
+
+/* Returns how far apart a component's upper levels lie, in units of the plane, as transform_upper_step does. */
+static __device__ __forceinline__ constexpr float upper_step_of(uint32_t table) {
+    return table >= TRANSFORM_LOWER_1 && table <= TRANSFORM_LOWER_3 ? (float)(4u << (table - TRANSFORM_LOWER_1)) : 0;
+}
+
+/* Returns the code of the upper level, step (code - 7.5), nearest to x. */
+static __device__ __forceinline__ uint32_t upper_code(float x, float step) {
+    float place = x * (1 / step) + 8; /* step is a power of two */
+    place = place > 0 ? place : 0;    /* NaN becomes 0, too */
+    place = place < 15 ? place : 15;
+    return (uint32_t)place;
+}
+
+/* Returns d of window w. */
+template <int TABLE> static __device__ __forceinline__ float level_distance(const struct path_term &term, int w) {
+    constexpr int8_t levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
+    constexpr float step = upper_step_of(TABLE);
+    const float d = term.x - (float)levels[TABLE][w];
+    if constexpr (step > 0) return d - step * ((float)upper_code(d, step) - 7.5f);
+    return d;
+}
 
 /* Returns the cost of window w by the tables of up to two planes; if FIRST is TRANSFORM_TABLES there is none. */
 template <int FIRST> static __device__ __forceinline__ float path_error(const struct path_term terms[2], int w) {
-    constexpr int8_t levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
-    if (FIRST == TRANSFORM_TABLES) return 0;
-    const float x = (float)levels[FIRST][w];
-    const float error = x * (terms[0].twice + terms[0].square * x);
-    if (FIRST != TRANSFORM_PAIR_FIRST) return error;
-    const float y = (float)levels[TRANSFORM_PAIR_SECOND][w];
-    return fmaf(y, terms[1].twice + terms[1].square * y, error);
+    if constexpr (FIRST < TRANSFORM_TABLES) {
+        const float d = level_distance<FIRST>(terms[0], w), error = terms[0].square * d * d;
+        if constexpr (FIRST != TRANSFORM_PAIR_FIRST) return error;
+        const float second = level_distance<TRANSFORM_PAIR_SECOND>(terms[1], w);
+        return fmaf(terms[1].square * second, second, error);
+    }
+    return 0;
 }
 
 /* Takes a step that writes BITS bits: a window is the last 4 - BITS bits of the state before and those written, its lower three
@@ -71,9 +93,9 @@ static __device__ __forceinline__ uint32_t take_step_of(const struct path_step &
     case TRANSFORM_TRELLIS_2: return take_step<2, TRANSFORM_TRELLIS_2>(terms, cost);
     case TRANSFORM_TRELLIS_3: return take_step<3, TRANSFORM_TRELLIS_3>(terms, cost);
     case TRANSFORM_PAIR_FIRST: return take_step<2, TRANSFORM_PAIR_FIRST>(terms, cost);
-    case TRANSFORM_UNIFORM_1: return take_step<1, TRANSFORM_UNIFORM_1>(terms, cost);
-    case TRANSFORM_UNIFORM_2: return take_step<2, TRANSFORM_UNIFORM_2>(terms, cost);
-    case TRANSFORM_UNIFORM_3: return take_step<3, TRANSFORM_UNIFORM_3>(terms, cost);
+    case TRANSFORM_LOWER_1: return take_step<1, TRANSFORM_LOWER_1>(terms, cost);
+    case TRANSFORM_LOWER_2: return take_step<2, TRANSFORM_LOWER_2>(terms, cost);
+    case TRANSFORM_LOWER_3: return take_step<3, TRANSFORM_LOWER_3>(terms, cost);
     default: break;
     }
     if (step.bits == 1) return take_step<1, TRANSFORM_TABLES>(terms, cost);

@@ -27,10 +27,11 @@ struct transform_query {
 #define TRANSFORM_PATH_STATES 8 /* of a stream: its last three bits */
 #define TRANSFORM_WINDOWS 16
 
-/* A level of a stream by the window w costs levels[w] * (twice[t] + square * levels[w]), of token t. */
+/* A level of a stream by the window w costs square * d^2, of token t, where d is x[t] - levels[w] or, if upper_step is not 0, the
+ * distance of this from the nearest upper level, upper_step (k - 7.5), k = 0 .. 15. */
 struct transform_path_term {
     const int8_t *levels; /* [TRANSFORM_WINDOWS] */
-    float square, twice[64];
+    float square, upper_step /* a power of two */, x[64];
 };
 
 struct transform_ops {
