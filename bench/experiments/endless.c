@@ -8,6 +8,7 @@
  */
 #include "console.h"
 #include "engine/engine.h"
+#include "kv/cache.h"
 #include "options.h"
 #include "terse.h"
 #include "text.h"
@@ -57,15 +58,18 @@ static enum terse_status create(const struct cache_shape *shape, const struct me
         own_policy.pick_victim = pick_victim;
         own.policy = &own_policy;
     }
-    return backend_cpu.kv->create(shape, &own, threads, cache, error);
+    return backend_cpu.kv->storage->create(shape, &own, threads, cache, error);
 }
 
 static enum terse_status make_engine(struct endless *e, struct terse_error *error) {
     static struct kv_ops ops;
+    static struct kv_storage storage;
     struct terse_engine_options options = terse_engine_options_defaults();
     struct backend backend = backend_cpu;
     ops = *backend_cpu.kv;
-    ops.create = create;
+    storage = *ops.storage;
+    storage.create = create;
+    ops.storage = &storage;
     backend.kv = &ops;
     options.threads = (uint32_t)e->threads;
     return engine_new(&backend, e->model, &options, &e->engine, error);

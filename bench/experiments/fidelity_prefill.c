@@ -4,7 +4,7 @@
 
 #include "backend/cpu/kv/anchor_scores.h"
 #include "base/memory.h"
-#include "engine/engine.h"
+#include "engine/session.h"
 #include "support/one_cache.h"
 
 #include <string.h>
@@ -14,7 +14,6 @@
 
 #define PANEL 256 /* queries of one call of observe */
 
-static struct cache *newest;                /* the latest cache, for opened_new */
 static const struct cpu_index *other_index; /* of prefill_index */
 
 /* This is the prefill in progress. */
@@ -41,12 +40,12 @@ static enum terse_status create_with_index(const struct cache_shape *shape, cons
                                            struct cache **cache, struct terse_error *error) {
     struct method changed = *method;
     *cache = NULL;
+    if (shape->sliding) return CPU->storage->create(shape, method, threads, cache, error);
     if (other_index && !method->index)
         return status_fail(error, TERSE_E_ARGUMENT, "%s reads all tokens: omit index= or give read=", method->name);
     if (other_index) changed.index = other_index->format;
-    enum terse_status status = CPU->create(shape, &changed, threads, cache, error);
+    enum terse_status status = CPU->storage->create(shape, &changed, threads, cache, error);
     if (!status && other_index) (*cache)->index = other_index;
-    newest = status ? NULL : *cache;
     return status;
 }
 
@@ -144,10 +143,13 @@ static enum terse_status commit_all(struct cache *cache, struct terse_error *err
 enum terse_status prefill_engine_new(const struct terse_model *model, uint32_t threads, struct terse_engine **engine,
                                      struct terse_error *error) {
     static struct kv_ops ops;
+    static struct kv_storage storage;
     struct terse_engine_options options = terse_engine_options_defaults();
     struct backend backend = backend_cpu;
     ops = *backend_cpu.kv;
-    ops.create = create_with_index;
+    storage = *CPU->storage;
+    storage.create = create_with_index;
+    ops.storage = &storage;
     ops.begin = begin_all;
     ops.append = append_all;
     ops.attend = attend_all;
@@ -163,7 +165,7 @@ void prefill_index(const struct cpu_index *index) { other_index = index; }
 enum terse_status opened_new(struct terse_engine *engine, const struct terse_session_options *options, struct opened *opened,
                              struct terse_error *error) {
     enum terse_status status = terse_session_new(engine, options, &opened->session, error);
-    opened->cache = status ? NULL : newest;
+    opened->cache = status ? NULL : opened->session->cache;
     return status;
 }
 

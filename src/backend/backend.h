@@ -14,15 +14,14 @@
 #ifndef TERSE_BACKEND_BACKEND_H
 #define TERSE_BACKEND_BACKEND_H
 
-#include "kv/budget.h"
 #include "kv/plan.h"
 #include "kv/shape.h"
-#include "kv/state_file.h"
 #include "model/model.h"
 
-struct executor; /* a model on a backend: weights in its form, activations, threads; made by executor_ops.load */
-struct pass;     /* a step on its way through the model; made by executor_ops.begin */
-struct cache;    /* of one sequence; made by kv_ops.create */
+struct executor;   /* a model on a backend: weights in its form, activations, threads; made by executor_ops.load */
+struct pass;       /* a step on its way through the model; made by executor_ops.begin */
+struct cache;      /* of one sequence; made by parts_create (kv/parts.h) */
+struct kv_storage; /* kv/cache.h */
 
 #define TOP_LOGITS 256
 
@@ -103,34 +102,10 @@ static inline struct kv_rows kv_rows_within(const struct kv_rows *rows, size_t b
                             .out = rows->out ? rows->out + q : NULL};
 }
 
+/* A kv_ops is the steps of a backend's caches, and their memory. What can be done with a cache between steps is the same on all
+ * backends: kv/parts.h has it. */
 struct kv_ops {
-    /* Returns TERSE_OK if caches of this shape and method can be made; TERSE_E_UNSUPPORTED says why not. */
-    enum terse_status (*supports)(const struct cache_shape *shape, const struct method *method, struct terse_error *error);
-    /* Predicts what `report` will say after a prefill of `tokens` tokens into a new cache; allocates nothing. */
-    void (*predict)(const struct cache_shape *shape, const struct method *method, uint64_t tokens,
-                    struct terse_cache_report *report);
-
-    /* Makes a cache that `threads` threads work on. It copies `shape` and `method`; what they point to outlives the cache. */
-    enum terse_status (*create)(const struct cache_shape *shape, const struct method *method, uint32_t threads,
-                                struct cache **cache, struct terse_error *error);
-    /* Makes a new cache, and its forks, take from a budget what reports call resident. The budget outlives them; calls that would
-     * take more than is left fail with TERSE_E_MEMORY. */
-    enum terse_status (*limit)(struct cache *cache, struct kv_budget *budget, struct terse_error *error);
-    void (*destroy)(struct cache *cache);          /* accepts NULL */
-    void (*reset)(struct cache *cache);            /* forgets all tokens, keeps the memory */
-    uint64_t (*length)(const struct cache *cache); /* tokens seen */
-    /* Returns how many of a prompt's next n tokens must be a step of their own (plan_part). */
-    size_t (*prompt_part)(const struct cache *cache, size_t n);
-    /* Forgets the tokens from the n-th on, between steps; n is at most the length. TERSE_E_UNSUPPORTED where the cache cannot. */
-    enum terse_status (*truncate)(struct cache *cache, uint64_t n, struct terse_error *error);
-    /* Returns how many of the first n tokens this sequence can share with another one that begins alike and has a prompt of
-     * `prompt` > n tokens. The two can share tokens in pages that do not depend on what came after them, before the window of the
-     * other sequence. They can share all n if these end in this sequence's window and such a prompt would have left no more tokens
-     * in its own window. Returns n if n is the length; otherwise at least a page, or 0. */
-    uint64_t (*common_prefix)(const struct cache *cache, uint64_t n, uint64_t prompt);
-    /* Makes a second cache of the same sequence, between steps; the two share what does not change. */
-    enum terse_status (*fork)(const struct cache *cache, struct cache **copy, struct terse_error *error);
-
+    const struct kv_storage *storage; /* by which src/kv keeps its caches (kv/parts.h) */
     /* Reserves all that a step of n tokens of the sequence needs. */
     enum terse_status (*begin)(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
     /* Makes a batch of caches that have begun a step. The executor calls it before the batch's first layer, and again when another
@@ -154,22 +129,8 @@ struct kv_ops {
     bool (*seal_some)(const struct kv_batch *batch);
     /* Ends a layer: encodes what the step seals of it and moves the rest to the window. */
     enum terse_status (*seal)(const struct kv_batch *batch, uint32_t layer, struct terse_error *error);
-    /* wants_residual returns whether the cache needs the size of the residual stream in the step that was begun; note_residual,
-     * called before commit, gives it: `sum` is that of log2 of the mean squares of `tokens` hidden states as they enter a layer,
-     * each rounded to units of RESIDUAL_UNIT (kv/fitted.h). */
-    bool (*wants_residual)(const struct cache *cache);
-    void (*note_residual)(struct cache *cache, uint32_t layer, int64_t sum, size_t tokens);
     enum terse_status (*commit)(struct cache *cache, struct terse_error *error);
 
-    /* save writes, between steps, the sections of a saved state from STATE_CACHE on, the same bytes on all backends; the writer
-     * keeps failures. load reads them into a new cache of the same shape, method and codebook, which becomes an owner of the file
-     * where it leaves pages in it; after a failure the cache is to be destroyed. */
-    void (*save)(const struct cache *cache, struct state_writer *writer);
-    enum terse_status (*load)(struct cache *cache, struct state_file *file, struct terse_error *error);
-
-    void (*report)(const struct cache *cache, struct terse_cache_report *report);       /* what is allocated now */
-    void (*map)(const struct cache *cache, struct terse_token_share *shares, size_t n); /* as terse_session_map */
-    void (*counters)(struct cache *cache, struct cache_counters *counters, bool clear);
     /* Appends n tokens of normally distributed keys and values, for benchmarks at depth. */
     enum terse_status (*fill_random)(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error);
 };

@@ -55,6 +55,7 @@ static bool find(const char *name, char path[PATH], char *folder) {
 static bool fits(const struct backend_plugin *plugin, const struct backend_plugin *own) {
     return strcmp(plugin->version, own->version) == 0 && plugin->backend_bytes == own->backend_bytes &&
            plugin->executor_bytes == own->executor_bytes && plugin->kv_bytes == own->kv_bytes &&
+           plugin->storage_bytes == own->storage_bytes && plugin->cache_bytes == own->cache_bytes &&
            plugin->cache_shape_bytes == own->cache_shape_bytes && plugin->method_bytes == own->method_bytes &&
            plugin->model_bytes == own->model_bytes;
 }

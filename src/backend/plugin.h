@@ -1,10 +1,11 @@
 /* A plug-in is a backend that is a shared object of its own, opened at run time; this is what it exports. It has its own copies of
- * what backends share (src/base, format, method, kv), so that nothing but this one symbol goes between; therefore it must be of the
- * library's very version. */
+ * what backends share (src/base, format, method, kv), so that nothing but this one symbol goes between, and either's copies work on
+ * a cache; therefore it must be of the library's very version. */
 #ifndef TERSE_BACKEND_PLUGIN_H
 #define TERSE_BACKEND_PLUGIN_H
 
 #include "backend/backend.h"
+#include "kv/cache.h"
 
 #define PLUGIN_TEXT_OF(x) #x
 #define PLUGIN_TEXT(x) PLUGIN_TEXT_OF(x)
@@ -14,14 +15,14 @@
 struct backend_plugin {
     /* These members differ where the two were not built together. */
     const char *version; /* PLUGIN_VERSION */
-    size_t backend_bytes, executor_bytes, kv_bytes, cache_shape_bytes, method_bytes, model_bytes;
+    size_t backend_bytes, executor_bytes, kv_bytes, storage_bytes, cache_bytes, cache_shape_bytes, method_bytes, model_bytes;
     const struct backend *backend;
 };
 
 #define BACKEND_PLUGIN(table) \
     { \
-        PLUGIN_VERSION, sizeof(struct backend), sizeof(struct executor_ops), sizeof(struct kv_ops), sizeof(struct cache_shape), \
-            sizeof(struct method), sizeof(struct terse_model), table \
+        PLUGIN_VERSION, sizeof(struct backend), sizeof(struct executor_ops), sizeof(struct kv_ops), sizeof(struct kv_storage), \
+            sizeof(struct cache_base), sizeof(struct cache_shape), sizeof(struct method), sizeof(struct terse_model), table \
     }
 
 /* Finds the backend of a name: "cpu"; "gpu", the first in `gpus` that there is; else a plug-in, libterse-NAME.so, opened when it is

@@ -38,7 +38,7 @@ enum terse_status engine_run(struct terse_engine *engine, enum terse_status (*fu
 }
 
 bool engine_makes_room(struct terse_engine *engine, enum terse_status status) {
-    return status == TERSE_E_MEMORY && prefix_index_drop_oldest(&engine->prefixes, engine->backend.kv);
+    return status == TERSE_E_MEMORY && prefix_index_drop_oldest(&engine->prefixes);
 }
 
 enum terse_status engine_run_in_budget(struct terse_engine *engine,
@@ -96,7 +96,7 @@ const char *terse_engine_device(const struct terse_engine *engine) { return engi
 
 void terse_engine_free(struct terse_engine *engine) {
     if (!engine) return;
-    prefix_index_clear(&engine->prefixes, engine->backend.kv);
+    prefix_index_clear(&engine->prefixes);
     engine->backend.executor->unload(engine->executor);
     terse_codebook_free(engine->weight_profile);
     thread_pool_free(engine->pool);

@@ -6,8 +6,8 @@
 
 #include <string.h>
 
-void prefix_free(struct prefix *prefix, const struct kv_ops *kv) {
-    kv->destroy(prefix->cache);
+void prefix_free(struct prefix *prefix) {
+    parts_destroy(prefix->cache);
     memory_free(prefix->tokens);
 }
 
@@ -42,10 +42,10 @@ static size_t place_for(const struct prefix_index *index, const struct prefix *p
     return index->n < index->capacity ? index->n : oldest(index);
 }
 
-void prefix_index_keep(struct prefix_index *index, const struct kv_ops *kv, struct prefix *prefix) {
+void prefix_index_keep(struct prefix_index *index, struct prefix *prefix) {
     size_t at = place_for(index, prefix);
     if (at < index->n)
-        prefix_free(&index->prefixes[at], kv);
+        prefix_free(&index->prefixes[at]);
     else
         index->n++;
     prefix->used = ++index->clock;
@@ -63,19 +63,19 @@ static size_t common(const int32_t *a, size_t n_a, const int32_t *b, size_t n_b)
 /* Returns how many of the prompt tokens[n], but for the last one, the prefix serves. A whole sequence goes on whatever its method.
  * Of a part of it only the tokens of one exact prefill are what another prompt's would be: later tokens have read the cache, not
  * the rows. */
-static size_t serves(const struct prefix *p, const struct kv_ops *kv, const int32_t *tokens, size_t n) {
+static size_t serves(const struct prefix *p, const int32_t *tokens, size_t n) {
     size_t alike = common(p->tokens, p->n, tokens, n - 1);
     if (alike == p->n) return alike;
-    return (size_t)kv->common_prefix(p->cache, alike < p->first_prompt ? alike : p->first_prompt, n);
+    return (size_t)parts_common_prefix(p->cache, alike < p->first_prompt ? alike : p->first_prompt, n);
 }
 
-const struct prefix *prefix_index_find(struct prefix_index *index, const struct kv_ops *kv, const struct prefix_kind *kind,
-                                       const int32_t *tokens, size_t n, size_t *held) {
+const struct prefix *prefix_index_find(struct prefix_index *index, const struct prefix_kind *kind, const int32_t *tokens, size_t n,
+                                       size_t *held) {
     struct prefix *best = NULL;
     *held = 0;
     for (size_t i = 0; i < index->n; i++) {
         struct prefix *p = &index->prefixes[i];
-        size_t served = same_kind(&p->kind, kind) ? serves(p, kv, tokens, n) : 0;
+        size_t served = same_kind(&p->kind, kind) ? serves(p, tokens, n) : 0;
         if (served <= *held) continue;
         *held = served;
         best = p;
@@ -84,16 +84,16 @@ const struct prefix *prefix_index_find(struct prefix_index *index, const struct 
     return best;
 }
 
-bool prefix_index_drop_oldest(struct prefix_index *index, const struct kv_ops *kv) {
+bool prefix_index_drop_oldest(struct prefix_index *index) {
     if (!index->n) return false;
     struct prefix *gone = &index->prefixes[oldest(index)];
-    prefix_free(gone, kv);
+    prefix_free(gone);
     *gone = index->prefixes[--index->n];
     return true;
 }
 
-void prefix_index_clear(struct prefix_index *index, const struct kv_ops *kv) {
-    for (size_t i = 0; i < index->n; i++) prefix_free(&index->prefixes[i], kv);
+void prefix_index_clear(struct prefix_index *index) {
+    for (size_t i = 0; i < index->n; i++) prefix_free(&index->prefixes[i]);
     memory_free(index->prefixes);
     *index = (struct prefix_index){0};
 }

@@ -3,7 +3,7 @@
 #ifndef TERSE_ENGINE_PREFIX_INDEX_H
 #define TERSE_ENGINE_PREFIX_INDEX_H
 
-#include "backend/backend.h"
+#include "kv/parts.h"
 
 /* Caches share pages only where these are equal. */
 struct prefix_kind {
@@ -32,17 +32,17 @@ enum terse_status prefix_index_reserve(struct prefix_index *index, size_t most, 
 
 /* Adds `prefix` as the one most recently used. It replaces one of the same tokens and kind, or the least recently used one where
  * there is no room for more. */
-void prefix_index_keep(struct prefix_index *index, const struct kv_ops *kv, struct prefix *prefix);
+void prefix_index_keep(struct prefix_index *index, struct prefix *prefix);
 
 /* Returns the prefix of this kind that serves most of the prompt tokens[n], *held < n of them; NULL: none serves any. The index
  * owns it. */
-const struct prefix *prefix_index_find(struct prefix_index *index, const struct kv_ops *kv, const struct prefix_kind *kind,
-                                       const int32_t *tokens, size_t n, size_t *held);
+const struct prefix *prefix_index_find(struct prefix_index *index, const struct prefix_kind *kind, const int32_t *tokens, size_t n,
+                                       size_t *held);
 
 /* Forgets the least recently used prefix; returns false when there is none. */
-bool prefix_index_drop_oldest(struct prefix_index *index, const struct kv_ops *kv);
-void prefix_free(struct prefix *prefix, const struct kv_ops *kv);
+bool prefix_index_drop_oldest(struct prefix_index *index);
+void prefix_free(struct prefix *prefix);
 /* Forgets all prefixes, and frees the index's memory. */
-void prefix_index_clear(struct prefix_index *index, const struct kv_ops *kv);
+void prefix_index_clear(struct prefix_index *index);
 
 #endif

@@ -46,7 +46,7 @@ static enum terse_status begin_step(struct prompt *p, struct terse_error *error)
     const struct terse_session_options *o = &r->session->options;
     size_t left = r->n - r->first, failed;
     p->count = o->prefill == TERSE_PREFILL_COMPRESSED && left > o->batch ? o->batch : left;
-    if (o->prefill == TERSE_PREFILL_EXACT) p->count = kv_of(r->session)->prompt_part(r->session->cache, left);
+    if (o->prefill == TERSE_PREFILL_EXACT) p->count = cache_prompt_part(r->session->cache, left);
     r->ends = p->count == left;
     p->part = reading_part(r, step_kind(o->prefill), p->count);
     struct terse_engine *engine = r->session->engine;
@@ -68,7 +68,7 @@ static void end_prompt(struct terse_session *s, bool failed) {
         if (first) s->first_prompt = p->reading.n;
         s->counters.prefill_tokens += p->reading.n;
     }
-    kv_of(s)->counters(s->cache, &(struct cache_counters){0}, true);
+    parts_counters(s->cache, &(struct cache_counters){0}, true);
     memory_free(p);
     s->prompt = NULL;
 }

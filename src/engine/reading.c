@@ -71,15 +71,15 @@ void reading_take(const struct reading *r) {
 
 enum terse_status reading_keep_cache(const struct reading *r, struct terse_error *error) {
     struct terse_session *s = r->session;
-    return s->n_tokens ? kv_of(s)->fork(s->cache, &s->before, error) : TERSE_OK;
+    return s->n_tokens ? parts_fork(s->cache, &s->before, error) : TERSE_OK;
 }
 
 void reading_end(const struct reading *r, bool failed) {
     struct terse_session *s = r->session;
     struct cache *unwanted = failed && s->before ? s->cache : s->before;
     if (failed && s->before) s->cache = s->before;
-    if (failed && !s->before && !s->n_tokens) kv_of(s)->reset(s->cache);
-    kv_of(s)->destroy(unwanted);
+    if (failed && !s->before && !s->n_tokens) parts_reset(s->cache);
+    parts_destroy(unwanted);
     s->before = NULL;
 }
 

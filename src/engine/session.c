@@ -38,9 +38,9 @@ enum terse_status terse_cache_bytes(const struct terse_model *model, const struc
     if (!status) status = method_resolve(options, model->head_dim, &method, error);
     if (!status) method.of_weights = method_needs_weights(&method);
     if (!status && method.learned) status = check_codebook(model, &method, error);
-    if (!status) status = backend_cpu.kv->supports(&shape, &method, error);
+    if (!status) status = parts_supports(backend_cpu.kv->storage, &shape, &method, error);
     if (!status) status = check_positions(model, &method, error);
-    if (!status) backend_cpu.kv->predict(&shape, &method, tokens, report);
+    if (!status) parts_predict(backend_cpu.kv->storage, &shape, &method, tokens, report);
     return status;
 }
 
@@ -84,8 +84,9 @@ static enum terse_status check_options(struct terse_session *s, struct terse_err
 static enum terse_status make_cache(void *user, struct terse_error *error) {
     struct terse_session *s = user;
     struct cache_shape shape = cache_shape_of(model_of(s), s->options.context);
-    enum terse_status status = kv_of(s)->create(&shape, &s->method, thread_pool_threads(s->engine->pool), &s->cache, error);
-    return status ? status : kv_of(s)->limit(s->cache, &s->engine->budget, error);
+    enum terse_status status =
+        parts_create(kv_of(s)->storage, &shape, &s->method, thread_pool_threads(s->engine->pool), &s->cache, error);
+    return status ? status : parts_limit(s->cache, &s->engine->budget, error);
 }
 
 void session_identity(const struct terse_session *s, char text[METHOD_IDENTITY]) {
@@ -126,7 +127,7 @@ fail:
 void terse_session_free(struct terse_session *session) {
     if (!session) return;
     session_drop_prompt(session);
-    kv_of(session)->destroy(session->cache);
+    parts_destroy(session->cache);
     sampler_destroy(&session->sampler);
     json_constraint_end(&session->json);
     session_free_logits(session);
@@ -136,7 +137,7 @@ void terse_session_free(struct terse_session *session) {
 
 void terse_session_reset(struct terse_session *session) {
     session_drop_prompt(session);
-    kv_of(session)->reset(session->cache);
+    parts_reset(session->cache);
     sampler_forget(&session->sampler);
     session->has_logits = false;
     session->damaged.code = TERSE_OK;
@@ -166,7 +167,7 @@ enum terse_status terse_session_fill_random(struct terse_session *session, size_
     if (!status) status = session_reserve_tokens(session, n, error);
     if (status) return status;
     status = engine_run(session->engine, fill, &(struct filling){session, n, seed}, error);
-    session_add_tokens(session, NULL, (size_t)kv_of(session)->length(session->cache) - session->n_tokens);
+    session_add_tokens(session, NULL, (size_t)cache_length(session->cache) - session->n_tokens);
     session->has_logits = false;
     return status;
 }
@@ -235,11 +236,11 @@ enum terse_status terse_session_logprobs(struct terse_session *session, int32_t 
 }
 
 void terse_session_map(const struct terse_session *session, struct terse_token_share *shares, size_t n) {
-    kv_of(session)->map(session->cache, shares, n);
+    parts_map(session->cache, shares, n);
 }
 
 void terse_session_cache(const struct terse_session *session, struct terse_cache_report *report) {
-    kv_of(session)->report(session->cache, report);
+    parts_report(session->cache, report);
 }
 
 void terse_session_counters(struct terse_session *session, struct terse_counters *counters, bool clear) {

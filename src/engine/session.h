@@ -44,7 +44,7 @@ struct terse_session {
 static inline const struct terse_model *model_of(const struct terse_session *s) { return s->engine->model; }
 static inline const struct kv_ops *kv_of(const struct terse_session *s) { return s->engine->backend.kv; }
 
-/* Checks that a prompt of n tokens more fits the engine's budget, by what kv_ops.predict says of a cache of that length: asked before a long
+/* Checks that a prompt of n tokens more fits the engine's budget, by what parts_predict says of a cache of that length: asked before a long
  * prompt is read. Steps take what they need themselves, and fail where it is not left. */
 enum terse_status session_admit(const struct terse_session *session, size_t n, struct terse_error *error);
 /* Returns the hash of the session's codebook, or of the profile in its place; 0 when the method needs none. */

@@ -29,7 +29,7 @@ enum terse_status session_check_idle(const struct terse_session *s, struct terse
 /* ---- Room */
 
 enum terse_status session_check_room(const struct terse_session *s, size_t n, size_t together, struct terse_error *error) {
-    uint64_t length = kv_of(s)->length(s->cache), budget = s->method.parameters.budget, context = s->options.context;
+    uint64_t length = cache_length(s->cache), budget = s->method.parameters.budget, context = s->options.context;
     if (!s->method.policy->positions_by_index) {
         if (n <= context && length <= context - n) return TERSE_OK;
         const struct matrix *positions = &model_of(s)->positions;
@@ -52,8 +52,8 @@ enum terse_status session_admit(const struct terse_session *s, size_t n, struct 
     struct cache_shape shape = cache_shape_of(model_of(s), s->options.context);
     struct terse_cache_report now, then;
     if (budget->most == UINT64_MAX) return TERSE_OK;
-    kv_of(s)->report(s->cache, &now);
-    kv_of(s)->predict(&shape, &s->method, s->n_tokens + n, &then);
+    parts_report(s->cache, &now);
+    parts_predict(kv_of(s)->storage, &shape, &s->method, s->n_tokens + n, &then);
     uint64_t more = then.resident > now.resident ? then.resident - now.resident : 0;
     do
         if (more <= budget->most - budget->used) return TERSE_OK;

@@ -77,7 +77,7 @@ enum terse_status terse_session_save(const struct terse_session *s, const char *
     state_writer_put(writer, s->tokens, s->n_tokens * sizeof *s->tokens);
     state_writer_begin(writer, STATE_LOGITS);
     if (s->has_logits) state_writer_put(writer, s->logits, model_of(s)->vocabulary * sizeof *s->logits);
-    kv_of(s)->save(s->cache, writer);
+    parts_save(s->cache, writer);
     struct state_identity identity = identity_of(s);
     return state_writer_finish(writer, &identity, error);
 }
@@ -188,7 +188,7 @@ static enum terse_status load_tokens(struct terse_session *s, const struct state
     const int32_t *tokens = state_file_section(file, STATE_TOKENS, &bytes);
     const float *logits = state_file_section(file, STATE_LOGITS, &logit_bytes);
     size_t n = bytes / sizeof *tokens;
-    if (bytes % sizeof *tokens || n != kv_of(s)->length(s->cache))
+    if (bytes % sizeof *tokens || n != cache_length(s->cache))
         return state_file_refuse(file, STATE_TOKENS, "there are not as many as the cache has seen", error);
     for (size_t i = 0; i < n; i++)
         if (tokens[i] != SESSION_NO_TOKEN && (tokens[i] < 0 || (size_t)tokens[i] >= vocabulary))
@@ -216,7 +216,7 @@ struct loading {
 
 static enum terse_status load_cache(void *user, struct terse_error *error) {
     const struct loading *l = user;
-    return kv_of(l->session)->load(l->session->cache, l->file, error);
+    return parts_load(l->session->cache, l->file, error);
 }
 
 enum terse_status session_load(struct terse_engine *engine, const struct terse_session_options *options, struct state_file *file,

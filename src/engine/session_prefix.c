@@ -19,7 +19,7 @@ struct keeping {
 
 static enum terse_status fork_to_prefix(void *user, struct terse_error *error) {
     const struct keeping *k = user;
-    return kv_of(k->session)->fork(k->session->cache, &k->prefix->cache, error);
+    return parts_fork(k->session->cache, &k->prefix->cache, error);
 }
 
 static enum terse_status make_prefix(const struct terse_session *s, struct prefix *prefix, struct terse_error *error) {
@@ -42,13 +42,13 @@ enum terse_status terse_engine_keep_prefix(struct terse_engine *engine, const st
     if (status) return status;
     status = make_prefix(session, &prefix, error);
     if (status)
-        prefix_free(&prefix, engine->backend.kv);
+        prefix_free(&prefix);
     else
-        prefix_index_keep(&engine->prefixes, engine->backend.kv, &prefix);
+        prefix_index_keep(&engine->prefixes, &prefix);
     return status;
 }
 
-void terse_engine_drop_prefixes(struct terse_engine *engine) { prefix_index_clear(&engine->prefixes, engine->backend.kv); }
+void terse_engine_drop_prefixes(struct terse_engine *engine) { prefix_index_clear(&engine->prefixes); }
 
 /* ---- Beginning */
 
@@ -61,13 +61,12 @@ struct beginning {
 /* Makes the session's cache a fork of the prefix's. */
 static enum terse_status begin_cache(void *user, struct terse_error *error) {
     const struct beginning *b = user;
-    const struct kv_ops *kv = kv_of(b->session);
     struct cache *cache;
-    enum terse_status status = kv->fork(b->prefix->cache, &cache, error);
+    enum terse_status status = parts_fork(b->prefix->cache, &cache, error);
     if (status) return status;
-    kv->destroy(b->session->cache);
+    parts_destroy(b->session->cache);
     b->session->cache = cache;
-    return kv->truncate(cache, b->held, error);
+    return parts_truncate(cache, b->held, error);
 }
 
 static enum terse_status begin_with(struct terse_session *s, const struct prefix *prefix, const int32_t *tokens, size_t held,
@@ -91,7 +90,7 @@ static enum terse_status new_with_prefix(struct terse_engine *engine, const stru
     s = *session;
     if (n && engine->prefixes.n) {
         const struct prefix_kind kind = kind_of(s);
-        prefix = prefix_index_find(&engine->prefixes, engine->backend.kv, &kind, tokens, n, held);
+        prefix = prefix_index_find(&engine->prefixes, &kind, tokens, n, held);
     }
     if (prefix) status = begin_with(s, prefix, tokens, *held, error);
     if (!status) return TERSE_OK;

@@ -14,21 +14,21 @@ struct truncation {
 
 static enum terse_status truncate_cache(void *user, struct terse_error *error) {
     const struct truncation *t = user;
-    return kv_of(t->session)->truncate(t->session->cache, t->n, error);
+    return parts_truncate(t->session->cache, t->n, error);
 }
 
 /* Replaces the cache by an empty one, and frees the old one's memory before the new one's counts, so that the budget cannot refuse
  * it. */
 static enum terse_status empty_cache(void *user, struct terse_error *error) {
     struct terse_session *s = user;
-    const struct kv_ops *kv = kv_of(s);
     struct cache_shape shape = cache_shape_of(model_of(s), s->options.context);
     struct cache *cache;
-    enum terse_status status = kv->create(&shape, &s->method, thread_pool_threads(s->engine->pool), &cache, error);
+    enum terse_status status =
+        parts_create(kv_of(s)->storage, &shape, &s->method, thread_pool_threads(s->engine->pool), &cache, error);
     if (status) return status;
-    kv->destroy(s->cache);
+    parts_destroy(s->cache);
     s->cache = cache;
-    return kv->limit(cache, &s->engine->budget, error);
+    return parts_limit(cache, &s->engine->budget, error);
 }
 
 enum terse_status terse_session_truncate(struct terse_session *s, uint64_t n, struct terse_error *error) {
@@ -58,7 +58,7 @@ struct forking {
 
 static enum terse_status fork_cache(void *user, struct terse_error *error) {
     const struct forking *f = user;
-    return kv_of(f->from)->fork(f->from->cache, &f->to->cache, error);
+    return parts_fork(f->from->cache, &f->to->cache, error);
 }
 
 enum terse_status terse_session_fork(const struct terse_session *session, struct terse_session **copy, struct terse_error *error) {

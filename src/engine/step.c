@@ -158,7 +158,7 @@ static enum terse_status decode(struct batch *b, struct terse_error *error) {
 static void finish_item(const struct terse_step_item *item, double seconds, bool good) {
     struct terse_session *s = item->session;
     struct cache_counters attention;
-    kv_of(s)->counters(s->cache, &attention, true);
+    parts_counters(s->cache, &attention, true);
     s->counters.decode_seconds += seconds;
     s->counters.attention_seconds += attention.seconds;
     s->counters.attention_bytes += attention.bytes;

@@ -109,7 +109,7 @@ enum terse_status block_table_map(struct block_table *table, struct state_file *
 /* Counts the sealed page sets that other tables hold too. */
 size_t block_table_shared(const struct block_table *table);
 
-/* Computes kv_ops.common_prefix of a cache: `fitted` tokens decide what it has learned of its sequence. */
+/* Computes parts_common_prefix (parts.h) of a cache in one part: `fitted` tokens decide what it has learned of its sequence. */
 uint64_t block_table_common_prefix(const struct block_table *table, const struct method *method, const struct extent *extent,
                                    uint64_t fitted, uint64_t n, uint64_t prompt);
 

@@ -1,8 +1,8 @@
 /* This is the part of a KV cache that all backends share: its sequence's extent, its pages, and what can be done with it between
  * steps. A backend's struct cache begins with a cache_base; the backend keeps the bytes (kv_storage) and computes the steps.
  *
- * The functions below serve every backend's kv_ops (backend/backend.h), whose contract they have. One thread at a time calls
- * them. */
+ * parts.h makes caches of whole models of it and has the contract of what is named alike there. One thread at a time calls the
+ * functions below. */
 #ifndef TERSE_KV_CACHE_H
 #define TERSE_KV_CACHE_H
 
@@ -29,7 +29,8 @@ struct kv_storage {
     uint64_t most_tokens; /* of a sequence */
     /* Checks what the backend requires of a shape and method beyond what every backend does. */
     enum terse_status (*supports)(const struct cache_shape *shape, const struct method *method, struct terse_error *error);
-    /* Both do what kv_ops says; `create` calls cache_base_init first. */
+    /* `create` makes an empty cache of a shape and method that are served, which calls cache_base_init first; `destroy` accepts
+     * NULL. */
     enum terse_status (*create)(const struct cache_shape *shape, const struct method *method, uint32_t threads,
                                 struct cache **cache, struct terse_error *error);
     void (*destroy)(struct cache *cache);
@@ -94,7 +95,8 @@ enum terse_status cache_limit(struct cache *cache, struct kv_budget *budget, str
  * bits as those of a model's rows do. */
 #define RANDOM_OCTAVES 6
 void cache_reset(struct cache *cache);
-uint64_t cache_length(const struct cache *cache);
+uint64_t cache_length(const struct cache *cache); /* tokens seen */
+/* Returns how many of a prompt's next n tokens must be a step of their own (plan_part). */
 size_t cache_prompt_part(const struct cache *cache, size_t n);
 void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear);
 

@@ -40,7 +40,7 @@ struct method fitted_method_without(const struct cache_base *base);
 
 /* Begins a step that is planned. A failure is TERSE_E_MEMORY. */
 enum terse_status fitted_begin_step(struct cache_base *base, struct terse_error *error);
-/* These implement kv_ops.wants_residual and, for a layer of the cache, note_residual. */
+/* These are parts_wants_residual and, for a layer of the cache, parts_note_residual of one part. */
 bool fitted_wants_residual(const struct cache_base *base);
 void fitted_note_residual(struct cache_base *base, uint32_t layer, int64_t sum, size_t tokens);
 /* Adds the step's sums to those before it. */

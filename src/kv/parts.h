@@ -5,31 +5,52 @@
  * codecs (method_of_window), which gives back the pages that no query will see any more. Where all layers are alike there is one
  * cache.
  *
- * The functions serve kv_ops of a backend whose steps can do with two parts (backend/backend.h), whose contract they have; a cache is the
- * first part, and cache_base.next the second. They make each call for one part or for both. */
+ * A cache is the first part, and cache_base.next the second one. The functions below are all that is done with a cache between
+ * steps, on every backend, by way of its kv_storage; cache_length and cache_prompt_part (cache.h) are the first part's. */
 #ifndef TERSE_KV_PARTS_H
 #define TERSE_KV_PARTS_H
 
 #include "kv/cache.h"
 
+/* Returns TERSE_OK if caches of this shape and method can be made; TERSE_E_UNSUPPORTED says why not. */
 enum terse_status parts_supports(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method,
                                  struct terse_error *error);
+/* Predicts what parts_report will say after a prefill of `tokens` tokens into a new cache; allocates nothing. */
 void parts_predict(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method, uint64_t tokens,
                    struct terse_cache_report *report);
+
+/* Makes a cache that `threads` threads work on. It copies `shape` and `method`; what they point to outlives the cache. */
 enum terse_status parts_create(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method,
                                uint32_t threads, struct cache **cache, struct terse_error *error);
+/* Makes a new cache, and its forks, take from a budget what reports call resident. The budget outlives them; calls that would take
+ * more than is left fail with TERSE_E_MEMORY. */
 enum terse_status parts_limit(struct cache *cache, struct kv_budget *budget, struct terse_error *error);
 void parts_destroy(struct cache *cache); /* accepts NULL */
-void parts_reset(struct cache *cache);
+void parts_reset(struct cache *cache);   /* forgets all tokens, keeps the memory */
+/* Forgets the tokens from the n-th on, between steps; n is at most the length. TERSE_E_UNSUPPORTED where the cache cannot. */
 enum terse_status parts_truncate(struct cache *cache, uint64_t n, struct terse_error *error);
+/* Returns how many of the first n tokens this sequence can share with another one that begins alike and has a prompt of `prompt` > n
+ * tokens. The two can share tokens in pages that do not depend on what came after them, before the window of the other sequence.
+ * They can share all n if these end in this sequence's window and such a prompt would have left no more tokens in its own window.
+ * Returns n if n is the length; otherwise at least a page, or 0. */
 uint64_t parts_common_prefix(const struct cache *cache, uint64_t n, uint64_t prompt);
+/* Makes a second cache of the same sequence, between steps; the two share what does not change. */
 enum terse_status parts_fork(const struct cache *cache, struct cache **copy, struct terse_error *error);
+
+/* parts_wants_residual returns whether the cache needs the size of the residual stream in the step that was begun;
+ * parts_note_residual, called before commit, gives it: `sum` is that of log2 of the mean squares of `tokens` hidden states as they
+ * enter a layer, by its number in the model, each rounded to units of RESIDUAL_UNIT (fitted.h). */
 bool parts_wants_residual(const struct cache *cache);
 void parts_note_residual(struct cache *cache, uint32_t layer, int64_t sum, size_t tokens);
+
+/* parts_save writes, between steps, the sections of a saved state from STATE_CACHE on, the same bytes on all backends; the writer
+ * keeps failures. parts_load reads them into a new cache of the same shape, method and codebook, which becomes an owner of the file
+ * where it leaves pages in it; after a failure the cache is to be destroyed. */
 void parts_save(const struct cache *cache, struct state_writer *writer);
 enum terse_status parts_load(struct cache *cache, struct state_file *file, struct terse_error *error);
-void parts_report(const struct cache *cache, struct terse_cache_report *report);
-void parts_map(const struct cache *cache, struct terse_token_share *shares, size_t n);
+
+void parts_report(const struct cache *cache, struct terse_cache_report *report);       /* what is allocated now */
+void parts_map(const struct cache *cache, struct terse_token_share *shares, size_t n); /* as terse_session_map */
 void parts_counters(struct cache *cache, struct cache_counters *counters, bool clear);
 
 #endif

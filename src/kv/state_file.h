@@ -1,5 +1,5 @@
 /* Declares the file of a saved session: docs/state-format.md. Owns the container: header, sections, checksums, and that a file is
- * whole or not there. Sessions (engine/session_file.c) and caches (kv_ops.save and load) define the contents of the sections; the
+ * whole or not there. Sessions (engine/session_file.c) and caches (kv/saved_cache.c) define the contents of the sections; the
  * caches of all backends write the same bytes.
  *
  * A file is written beside its place and put there when it is on the disk, so that whatever happens the old file or the new one is

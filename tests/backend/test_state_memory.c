@@ -41,7 +41,7 @@ static enum terse_status load_it(struct trial *t, struct terse_error *error) {
 static long refuse_each(enum terse_status (*call)(struct trial *t, struct terse_error *error), struct trial *t) {
     for (long i = 0;; i++) {
         struct terse_error error = {0};
-        long before = live;
+        long before = blocks;
         asked = 0;
         allowed = i;
         enum terse_status status = call(t, &error);
@@ -50,7 +50,7 @@ static long refuse_each(enum terse_status (*call)(struct trial *t, struct terse_
         assert_int_equal(status, TERSE_E_MEMORY);
         assert_int_equal(error.code, TERSE_E_MEMORY);
         assert_null(t->made);
-        assert_int_equal(live, before);
+        assert_int_equal(blocks, before);
         assert_int_equal(terse_session_length(t->session), PROMPT);
         assert_int_equal(access(part, F_OK), -1);
     }

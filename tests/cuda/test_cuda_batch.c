@@ -60,7 +60,7 @@ static struct cache *cache_of(struct oracle *o, size_t length) {
     struct terse_error error;
     struct cache *cache;
     float *k = malloc(LAYERS * length * K_WIDTH * sizeof *k), *v = malloc(LAYERS * length * K_WIDTH * sizeof *v);
-    if (o->kv->create(&o->shape, &o->method, 1, &cache, &error)) fail_msg("%s", error.message);
+    if (parts_create(o->kv->storage, &o->shape, &o->method, 1, &cache, &error)) fail_msg("%s", error.message);
     for (size_t i = 0; i < LAYERS * length * K_WIDTH; i++) k[i] = oracle_random(o), v[i] = oracle_random(o);
     step_cache(o->kv, cache, &o->shape, CACHE_STEP_PREFILL, length, &(struct step_rows){.k = k, .v = v, .apart = length});
     free(k);
@@ -72,7 +72,7 @@ static struct cache *cache_of(struct oracle *o, size_t length) {
 static void step_alone(const struct oracle *o, const struct cache *cache, size_t n, size_t row, struct step_numbers *in,
                        struct step_numbers *out) {
     struct cache *fork;
-    assert_int_equal(o->kv->fork(cache, &fork, NULL), TERSE_OK);
+    assert_int_equal(parts_fork(cache, &fork, NULL), TERSE_OK);
     assert_int_equal(one_begin(o->kv, fork, CACHE_STEP_DECODE, n, NULL), TERSE_OK);
     step_layers(o->kv, fork, &o->shape, n,
                 &(struct step_rows){.k = in->k[0] + row * K_WIDTH,
@@ -80,7 +80,7 @@ static void step_alone(const struct oracle *o, const struct cache *cache, size_t
                                     .q = in->q[0] + row * Q_WIDTH,
                                     .out = out->q[0] + row * Q_WIDTH,
                                     .apart = ROWS_MOST});
-    o->kv->destroy(fork);
+    parts_destroy(fork);
 }
 
 static float *sent(const float *from, size_t floats) {
@@ -138,7 +138,7 @@ static void a_step_of_several_gives_each_what_it_gets_alone(void **state) {
             if (memcmp(alone.q[layer] + row * Q_WIDTH, together.q[layer] + row * Q_WIDTH,
                        sequences[i].tokens * Q_WIDTH * sizeof(float)))
                 fail_msg("%s of %zu tokens, layer %u", sequences[i].method, sequences[i].length, layer);
-    for (size_t i = 0; i < SEQUENCES; i++) oracles[i]->kv->destroy(caches[i]);
+    for (size_t i = 0; i < SEQUENCES; i++) parts_destroy(caches[i]);
     for (size_t i = 0; i < SEQUENCES; i++)
         if (!i || oracles[i] != oracles[i - 1]) oracle_free(oracles[i]);
 }
@@ -158,7 +158,7 @@ static void a_prompt_goes_by_itself(void **state) {
     assert_int_equal(kv->join(&batch, NULL), TERSE_OK);
     assert_int_equal(one_attend(kv, caches[1], 0, q, 0, 90, q, NULL), TERSE_E_ARGUMENT); /* no layer has keys */
     assert_int_equal(one_seal(kv, caches[1], 0, NULL), TERSE_E_ARGUMENT);
-    for (size_t i = 0; i < 2; i++) kv->destroy(caches[i]);
+    for (size_t i = 0; i < 2; i++) parts_destroy(caches[i]);
     oracle_free(o);
 }
 

@@ -70,7 +70,7 @@ static void what_cannot_be_computed_is_refused(void **state) {
         struct method method;
         struct terse_error error;
         if (method_resolve(&options, 64, &method, &error)) fail_msg("%s", error.message);
-        assert_int_equal(host_kv_ops()->supports(&shape, &method, &error), TERSE_E_UNSUPPORTED);
+        assert_int_equal(parts_supports(host_kv_ops()->storage, &shape, &method, &error), TERSE_E_UNSUPPORTED);
         assert_non_null(strstr(error.message, "--device cpu"));
     }
 }

@@ -56,11 +56,11 @@ static uint32_t read_tokens(const struct kv_ops *kv, struct cache *cache, size_t
 }
 
 /* The window's section of a saved state, to be freed. */
-static uint16_t *saved_window(const struct kv_ops *kv, const struct cache *cache, size_t *bytes) {
+static uint16_t *saved_window(const struct cache *cache, size_t *bytes) {
     struct state_file *file;
     void *path;
     assert_int_equal(make_state_path(&path), 0);
-    cache_save_to(kv, cache, path);
+    cache_save_to(cache, path);
     assert_int_equal(state_file_open(path, &file, NULL), TERSE_OK);
     const void *data = state_file_section(file, STATE_WINDOW, bytes);
     uint16_t *copy = memcpy(malloc(*bytes), data, *bytes);
@@ -77,7 +77,7 @@ static bool check(const struct method *method, size_t more) {
     bool around = false;
     for (int on = 0; on < 2; on++) {
         struct cache *cache;
-        assert_int_equal(kv[on]->create(&shape, method, 1, &cache, NULL), TERSE_OK);
+        assert_int_equal(parts_create(kv[on]->storage, &shape, method, 1, &cache, NULL), TERSE_OK);
         read_tokens(kv[on], cache, 0, WAIT);
         const uint64_t origin = on ? cache->window_origin : 0;
         const uint32_t grown = read_tokens(kv[on], cache, WAIT, more);
@@ -86,8 +86,8 @@ static bool check(const struct method *method, size_t more) {
             assert_true(cache->window_capacity < grown);
             around = (first - origin) % grown + n > grown;
         }
-        window[on] = saved_window(kv[on], cache, &bytes[on]);
-        kv[on]->destroy(cache);
+        window[on] = saved_window(cache, &bytes[on]);
+        parts_destroy(cache);
     }
     assert_int_equal(bytes[0], bytes[1]);
     const size_t page = PAGE_TOKENS * HEAD_DIM; /* halves; keys may be rounded otherwise */

@@ -2,7 +2,7 @@
  * out of order are refused. */
 #include "backend/backend.h"
 #include "base/random.h"
-#include "kv/cache.h"
+#include "kv/parts.h"
 #include "support/one_cache.h"
 
 #include <setjmp.h>
@@ -49,7 +49,7 @@ static struct cache *new_cache(size_t i) {
     options.anchor_percent = sequences[i].anchor_percent;
     options.tail_tokens = 32;
     if (method_resolve(&options, HD, &method, &error)) fail_msg("%s: %s", options.method, error.message);
-    assert_int_equal(kv->create(&shape, &method, 2, &cache, NULL), TERSE_OK);
+    assert_int_equal(parts_create(kv->storage, &shape, &method, 2, &cache, NULL), TERSE_OK);
     assert_int_equal(one_begin(kv, cache, CACHE_STEP_PREFILL, n, NULL), TERSE_OK);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         fill(k, n * K_WIDTH);
@@ -109,7 +109,7 @@ static void caches_in_a_step_do_not_disturb_each_other(void **state) {
     struct cache *caches[SEQUENCES], *forks[SEQUENCES];
     for (size_t i = 0; i < SEQUENCES; i++) {
         caches[i] = new_cache(i);
-        assert_int_equal(backend_cpu.kv->fork(caches[i], &forks[i], NULL), TERSE_OK);
+        assert_int_equal(parts_fork(caches[i], &forks[i], NULL), TERSE_OK);
     }
     for (size_t s = 0; s < STEPS; s++) {
         fill(in.k[0], sizeof in / sizeof(float));
@@ -123,8 +123,8 @@ static void caches_in_a_step_do_not_disturb_each_other(void **state) {
                     fail_msg("step %zu, layer %u: %s after %zu tokens", s, layer, sequences[i].method, sequences[i].length);
     }
     for (size_t i = 0; i < SEQUENCES; i++) {
-        backend_cpu.kv->destroy(caches[i]);
-        backend_cpu.kv->destroy(forks[i]);
+        parts_destroy(caches[i]);
+        parts_destroy(forks[i]);
     }
 }
 
@@ -133,7 +133,7 @@ static void queries_attend_in_any_pieces(void **state) {
     static struct numbers in;
     static float whole[LAYERS][ROWS * Q_WIDTH], pieces[LAYERS][ROWS * Q_WIDTH];
     struct cache *caches[2] = {new_cache(2), new_cache(3)}, *forks[2];
-    for (size_t i = 0; i < 2; i++) assert_int_equal(backend_cpu.kv->fork(caches[i], &forks[i], NULL), TERSE_OK);
+    for (size_t i = 0; i < 2; i++) assert_int_equal(parts_fork(caches[i], &forks[i], NULL), TERSE_OK);
     fill(in.k[0], sizeof in / sizeof(float));
     step(caches, 2, 2, 0, ROWS, &in, whole);
     step(forks, 2, 2, 0, 3, &in, pieces); /* the first piece is of both */
@@ -142,8 +142,8 @@ static void queries_attend_in_any_pieces(void **state) {
         for (size_t i = 0; i < rows * Q_WIDTH; i++)
             assert_true(whole[layer][i] - pieces[layer][i] < 1e-5f && pieces[layer][i] - whole[layer][i] < 1e-5f);
     for (size_t i = 0; i < 2; i++) {
-        backend_cpu.kv->destroy(caches[i]);
-        backend_cpu.kv->destroy(forks[i]);
+        parts_destroy(caches[i]);
+        parts_destroy(forks[i]);
     }
 }
 
@@ -167,7 +167,7 @@ static void what_is_out_of_order_is_refused(void **state) {
     assert_int_equal(kv->attend(&batch, &all, NULL), TERSE_OK);
     assert_int_equal(kv->seal(&batch, 0, NULL), TERSE_OK);
     assert_int_equal(kv->append(&batch, &all, NULL), TERSE_E_ARGUMENT); /* the layer has ended */
-    for (size_t i = 0; i < 2; i++) kv->destroy(caches[i]);
+    for (size_t i = 0; i < 2; i++) parts_destroy(caches[i]);
 }
 
 int main(void) {

@@ -66,7 +66,7 @@ static void an_abandoned_step_leaves_no_trace(void **state) {
                 assert_int_equal(one_append(o->kv, o->cache, 0, k, k, NULL), TERSE_OK);
                 assert_int_equal(one_attend(o->kv, o->cache, 0, q, 0, 300, q, NULL), TERSE_OK); /* in place */
             }
-            assert_int_equal(o->kv->length(o->cache), o->length);
+            assert_int_equal(cache_length(o->cache), o->length);
             oracle_step(o, round % 2 ? D : P, 1 + 37 * round, 0);
             free(k);
             free(q);
@@ -98,11 +98,11 @@ static void calls_out_of_order_are_refused(void **state) {
     assert_int_equal(one_seal(kv, cache, 0, &error), TERSE_OK);
     assert_int_equal(one_append(kv, cache, 0, k, k, &error), TERSE_E_ARGUMENT); /* has ended */
     assert_int_equal(kv->commit(cache, &error), TERSE_E_ARGUMENT);              /* a layer is missing */
-    assert_int_equal(kv->length(cache), 0);
+    assert_int_equal(cache_length(cache), 0);
     assert_int_equal(one_append(kv, cache, 1, k, k, &error), TERSE_OK);
     assert_int_equal(one_seal(kv, cache, 1, &error), TERSE_OK);
     assert_int_equal(kv->commit(cache, &error), TERSE_OK);
-    assert_int_equal(kv->length(cache), 3);
+    assert_int_equal(cache_length(cache), 3);
     oracle_free(o);
     free(k);
     free(q);
@@ -118,14 +118,14 @@ static void a_reset_cache_is_a_new_one(void **state) {
         struct terse_cache_report before, after;
         oracle_step(o, P, 333, 0);
         oracle_step(o, D, 1, 0);
-        o->kv->report(o->cache, &before);
-        o->kv->reset(o->cache);
+        parts_report(o->cache, &before);
+        parts_reset(o->cache);
         o->length = o->window = o->n_dropped = 0;
         memset(o->dropped, 0, o->setup.layers * o->capacity * o->setup.kv_heads * sizeof *o->dropped);
-        assert_int_equal(o->kv->length(o->cache), 0);
+        assert_int_equal(cache_length(o->cache), 0);
         oracle_step(o, P, 200, 0);
         oracle_step(o, D, 1, 0);
-        o->kv->report(o->cache, &after);
+        parts_report(o->cache, &after);
         if (m < 2) assert_int_equal(after.resident, before.resident); /* the third keeps fewer of a shorter prompt */
         oracle_free(o);
     }
@@ -163,13 +163,13 @@ static void what_is_foretold_is_allocated(void **state) {
         struct terse_error error;
         struct kv_budget budget = {.most = UINT64_MAX};
         struct oracle *o = oracle_new(&setup, tokens);
-        if (o->kv->limit(o->cache, &budget, &error)) fail_msg("%s", error.message);
-        o->kv->predict(&o->shape, &o->method, tokens, &foretold);
+        if (parts_limit(o->cache, &budget, &error)) fail_msg("%s", error.message);
+        parts_predict(o->kv->storage, &o->shape, &o->method, tokens, &foretold);
         if (m < n)
             oracle_skip(o, P, tokens);
         else
             oracle_step(o, P, tokens, 0);
-        o->kv->report(o->cache, &report);
+        parts_report(o->cache, &report);
         assert_int_equal(report.resident, foretold.resident);
         assert_int_equal(report.kept, foretold.kept);
         assert_int_equal(report.resident, budget.used);
@@ -187,7 +187,7 @@ static void a_budget_that_is_spent_refuses(void **state) {
     struct kv_budget budget = {.most = 6250 * backend_under_test()->head_dim};
     struct terse_error error;
     struct oracle *o = oracle_new(&setup, 5000);
-    if (o->kv->limit(o->cache, &budget, &error)) fail_msg("%s", error.message);
+    if (parts_limit(o->cache, &budget, &error)) fail_msg("%s", error.message);
     oracle_skip(o, P, 300);
     assert_int_equal(one_begin(o->kv, o->cache, P, 4000, &error), TERSE_E_MEMORY);
     oracle_step(o, D, 1, 0); /* nothing is lost */

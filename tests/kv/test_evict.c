@@ -101,19 +101,19 @@ static void streaming_goes_on_in_constant_memory(void **state) {
         struct oracle *o = oracle_new(&setup, 4600);
         struct terse_cache_report snapped, report;
         for (size_t i = 0; i < 400; i++) oracle_skip(o, D, 1);
-        o->kv->report(o->cache, &snapped);
+        parts_report(o->cache, &snapped);
         assert_int_equal(snapped.kept, 200);
         for (size_t i = 0; i < cases(3000, 500); i++) {
             if (i % 500 == 0)
                 oracle_step(o, D, 1, 0);
             else
                 oracle_skip(o, D, 1);
-            o->kv->report(o->cache, &report);
+            parts_report(o->cache, &report);
             assert_int_equal(report.resident, snapped.resident);
         }
         for (int i = 0; i < 3; i++) { /* a prompt's pages are written while the old ones are still read: memory for both, no more */
             oracle_skip(o, P, 400);
-            o->kv->report(o->cache, &report);
+            parts_report(o->cache, &report);
             assert_true(report.resident <= 2 * snapped.resident);
         }
         oracle_free(o);
@@ -174,7 +174,7 @@ static void the_best_of_a_prompt_are_kept(void **state) {
             struct oracle *o = oracle_new(&setup, 600);
             oracle_step(o, P, 500, 130);
             assert_int_equal(o->n_dropped, 300);
-            o->kv->report(o->cache, &report);
+            parts_report(o->cache, &report);
             assert_int_equal(report.kept, 200);
             oracle_step(o, D, 1, 0);
             oracle_free(o);
@@ -214,7 +214,7 @@ static void cut_where_nothing_was_dropped(void **state) {
     struct oracle *o = oracle_new(&setup, 600);
     oracle_step(o, P, 400, 0);
     for (size_t i = 0; i < 100; i++) oracle_skip(o, D, 1);
-    assert_int_equal(o->kv->truncate(o->cache, 150, &error), TERSE_E_UNSUPPORTED);
+    assert_int_equal(parts_truncate(o->cache, 150, &error), TERSE_E_UNSUPPORTED);
     assert_non_null(strstr(error.message, "has evicted tokens"));
     oracle_cut(o, 420);
     oracle_step(o, D, 1, 0);
@@ -232,7 +232,7 @@ static void the_map_tells_what_was_kept(void **state) {
     struct oracle *o = oracle_new(&setup, TOKENS);
     const size_t heads = cache_heads_of(&o->shape), each = TOKENS / PARTS;
     oracle_step(o, P, TOKENS, 0);
-    o->kv->map(o->cache, shares, PARTS);
+    parts_map(o->cache, shares, PARTS);
     for (size_t part = 0; part < PARTS; part++) {
         double evicted = 0;
         for (size_t layer = 0; layer < setup.layers; layer++)

@@ -89,11 +89,11 @@ static void a_cut_into_a_sealed_paper_page_holds(void **state) {
 
 static void expect_refused(struct oracle *o, uint64_t n, enum terse_status wanted, const char *word) {
     struct terse_error error;
-    uint64_t length = o->kv->length(o->cache);
-    assert_int_equal(o->kv->truncate(o->cache, n, &error), wanted);
+    uint64_t length = cache_length(o->cache);
+    assert_int_equal(parts_truncate(o->cache, n, &error), wanted);
     assert_non_null(strstr(error.message, word));
     assert_null(strchr(error.message, '\n'));
-    assert_int_equal(o->kv->length(o->cache), length);
+    assert_int_equal(cache_length(o->cache), length);
 }
 
 static void what_cannot_be_cut_is_refused(void **state) {

@@ -2,7 +2,7 @@
  * the pages that the first of them sealed. */
 #include "backend/backend.h"
 #include "base/random.h"
-#include "kv/cache.h"
+#include "kv/parts.h"
 #include "support/cache_steps.h"
 #include "support/random_codebook.h"
 
@@ -39,7 +39,7 @@ static void read_prompt(struct cache *cache, const struct cache_shape *shape, si
     const struct kv_ops *kv = backend_cpu.kv;
     for (size_t at = 0, n; at < tokens; at += n) {
         const float *from = rows + at * WIDTH;
-        n = kv->prompt_part(cache, tokens - at);
+        n = cache_prompt_part(cache, tokens - at);
         step_cache(kv, cache, shape, CACHE_STEP_PREFILL, n, &(struct step_rows){.k = from, .v = from, .q = from});
     }
 }
@@ -60,14 +60,14 @@ static void bytes_of_sliding_layers_are_foretold(void **state) {
         for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
             struct terse_cache_report report, predicted;
             struct cache *cache;
-            assert_int_equal(backend_cpu.kv->create(&shape, &method, 2, &cache, NULL), TERSE_OK);
+            assert_int_equal(parts_create(backend_cpu.kv->storage, &shape, &method, 2, &cache, NULL), TERSE_OK);
             read_prompt(cache, &shape, lengths[i]);
-            backend_cpu.kv->report(cache, &report);
-            backend_cpu.kv->predict(&shape, &method, lengths[i], &predicted);
+            parts_report(cache, &report);
+            parts_predict(backend_cpu.kv->storage, &shape, &method, lengths[i], &predicted);
             assert_int_equal(report.codes, predicted.codes);
             assert_int_equal(report.window, predicted.window);
             assert_int_equal(report.resident, predicted.resident);
-            backend_cpu.kv->destroy(cache);
+            parts_destroy(cache);
         }
     }
     terse_codebook_free((struct terse_codebook *)method.learned);

@@ -114,7 +114,7 @@ bool oracle_served(const struct oracle_setup *setup) {
     struct oracle o = {.setup = {0}};
     struct terse_error error;
     if (describe(&o, setup, &error)) fail_msg("%s", error.message);
-    return o.kv->supports(&o.shape, &o.method, &error) == TERSE_OK;
+    return parts_supports(o.kv->storage, &o.shape, &o.method, &error) == TERSE_OK;
 }
 
 struct oracle *oracle_new(const struct oracle_setup *given, size_t capacity) {
@@ -125,7 +125,8 @@ struct oracle *oracle_new(const struct oracle_setup *given, size_t capacity) {
     o->random = setup->seed + 1;
     o->capacity = capacity;
     if (o->method.codebook[0]) make_codebook(o);
-    if (o->kv->create(&o->shape, &o->method, (uint32_t)omp_get_max_threads(), &o->cache, &error)) fail_msg("%s", error.message);
+    if (parts_create(o->kv->storage, &o->shape, &o->method, (uint32_t)omp_get_max_threads(), &o->cache, &error))
+        fail_msg("%s", error.message);
     size_t floats = setup->layers * capacity * setup->kv_heads * setup->head_dim;
     o->k = calloc(floats, sizeof *o->k);
     o->v = calloc(floats, sizeof *o->v);
@@ -137,7 +138,7 @@ static void check_spread(const struct oracle *o);
 
 void oracle_free(struct oracle *o) {
     check_spread(o);
-    o->kv->destroy(o->cache);
+    parts_destroy(o->cache);
     terse_codebook_free(o->codebook);
     free(o->centroids[0]);
     free(o->centroids[1]);
@@ -760,9 +761,9 @@ static void run_step(struct oracle *o, enum cache_step_kind kind, size_t n, size
     free(move.ranks);
     o->length += n;
     o->window = move.window;
-    assert_int_equal(o->kv->length(o->cache), o->length);
+    assert_int_equal(cache_length(o->cache), o->length);
     struct terse_cache_report report;
-    o->kv->report(o->cache, &report);
+    parts_report(o->cache, &report);
     assert_int_equal(report.kept, oracle_sinks(o) + o->length - oracle_first(o) - o->n_dropped);
 }
 

@@ -5,6 +5,7 @@
 #define TESTS_CACHE_ORACLE_H
 
 #include "backend/cpu/kv/step.h"
+#include "kv/parts.h"
 
 struct kv_ops; /* backend/backend.h */
 

@@ -17,8 +17,8 @@
 
 void oracle_cut(struct oracle *o, size_t n) {
     struct terse_error error;
-    if (o->kv->truncate(o->cache, n, &error)) fail_msg("%s", error.message);
-    assert_int_equal(o->kv->length(o->cache), n);
+    if (parts_truncate(o->cache, n, &error)) fail_msg("%s", error.message);
+    assert_int_equal(cache_length(o->cache), n);
     const size_t tokens = o->setup.layers * o->capacity;
     for (size_t i = 0; i < tokens * o->setup.kv_heads; i++)
         if (i / o->setup.kv_heads % o->capacity >= n) o->dropped[i] = false;
@@ -32,7 +32,7 @@ static void *copy(const void *from, size_t bytes) { return memcpy(malloc(bytes +
 static struct oracle *copy_oracle(const struct oracle *from, const struct kv_ops *kv, struct cache *cache, uint64_t seed) {
     struct oracle *o = copy(from, sizeof *from);
     const size_t rows = from->setup.layers * from->capacity * from->setup.kv_heads;
-    assert_int_equal(kv->length(cache), from->length);
+    assert_int_equal(cache_length(cache), from->length);
     o->kv = kv;
     o->cache = cache;
     o->random = seed;
@@ -45,36 +45,36 @@ static struct oracle *copy_oracle(const struct oracle *from, const struct kv_ops
 struct oracle *oracle_fork(const struct oracle *from, uint64_t seed) {
     struct terse_error error;
     struct cache *cache;
-    if (from->kv->fork(from->cache, &cache, &error)) fail_msg("%s", error.message);
+    if (parts_fork(from->cache, &cache, &error)) fail_msg("%s", error.message);
     return copy_oracle(from, from->kv, cache, seed);
 }
 
 void oracle_free_copy(struct oracle *o) {
-    o->kv->destroy(o->cache);
+    parts_destroy(o->cache);
     free(o->k);
     free(o->v);
     free(o->dropped);
     free(o);
 }
 
-void cache_save_to(const struct kv_ops *kv, const struct cache *cache, const char *path) {
+void cache_save_to(const struct cache *cache, const char *path) {
     struct state_writer *writer;
     struct terse_error error;
     if (state_writer_new(path, &writer, &error)) fail_msg("%s", error.message);
     for (int section = STATE_METHOD; section < STATE_CACHE; section++) state_writer_begin(writer, (enum state_section)section);
-    kv->save(cache, writer);
+    parts_save(cache, writer);
     if (state_writer_finish(writer, &(struct state_identity){0}, &error)) fail_msg("%s", error.message);
 }
 
-void oracle_save(const struct oracle *o, const char *path) { cache_save_to(o->kv, o->cache, path); }
+void oracle_save(const struct oracle *o, const char *path) { cache_save_to(o->cache, path); }
 
 struct oracle *oracle_load(const struct oracle *from, const struct kv_ops *kv, const char *path, uint64_t seed) {
     struct state_file *file;
     struct terse_error error;
     struct cache *cache;
-    if (kv->create(&from->shape, &from->method, 2, &cache, &error)) fail_msg("%s", error.message);
+    if (parts_create(kv->storage, &from->shape, &from->method, 2, &cache, &error)) fail_msg("%s", error.message);
     if (state_file_open(path, &file, &error)) fail_msg("%s", error.message);
-    if (kv->load(cache, file, &error)) fail_msg("%s", error.message);
+    if (parts_load(cache, file, &error)) fail_msg("%s", error.message);
     state_file_close(file);
     return copy_oracle(from, kv, cache, seed);
 }

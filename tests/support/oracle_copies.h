@@ -14,7 +14,7 @@ struct oracle *oracle_load(const struct oracle *from, const struct kv_ops *kv, c
 void oracle_free_copy(struct oracle *copy);
 
 /* Writes the sections of any cache, with nothing before them. */
-void cache_save_to(const struct kv_ops *kv, const struct cache *cache, const char *path);
+void cache_save_to(const struct cache *cache, const char *path);
 void oracle_save(const struct oracle *oracle, const char *path);
 
 /* Returns a whole file, to be freed. */

@@ -18,37 +18,37 @@ void *__wrap_realloc(void *memory, size_t size);
 int __wrap_posix_memalign(void **memory, size_t alignment, size_t size);
 void __wrap_free(void *memory);
 
-static _Atomic long live, asked,
+static _Atomic long blocks, asked,
     allowed = -1; /* of allocations: the next one is refused when so many were asked for; -1: none is */
 
 static bool refused(void) { return allowed >= 0 && asked++ >= allowed; }
 
 void *__wrap_malloc(size_t size) {
     void *memory = refused() ? NULL : __real_malloc(size);
-    live += memory != NULL;
+    blocks += memory != NULL;
     return memory;
 }
 
 void *__wrap_calloc(size_t n, size_t size) {
     void *memory = refused() ? NULL : __real_calloc(n, size);
-    live += memory != NULL;
+    blocks += memory != NULL;
     return memory;
 }
 
 void *__wrap_realloc(void *memory, size_t size) {
     void *moved = refused() ? NULL : __real_realloc(memory, size);
-    live += !memory && moved;
+    blocks += !memory && moved;
     return moved;
 }
 
 int __wrap_posix_memalign(void **memory, size_t alignment, size_t size) {
     int status = refused() ? ENOMEM : __real_posix_memalign(memory, alignment, size);
-    live += !status;
+    blocks += !status;
     return status;
 }
 
 void __wrap_free(void *memory) {
-    live -= memory != NULL;
+    blocks -= memory != NULL;
     __real_free(memory);
 }
 

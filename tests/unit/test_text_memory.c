@@ -64,12 +64,12 @@ static enum terse_status stream_it(struct trial *t, struct terse_error *error) {
 static long refuse_each(enum terse_status (*call)(struct trial *t, struct terse_error *error), struct trial *t) {
     for (long i = 0;; i++) {
         struct terse_error error = {0};
-        long before = live;
+        long before = blocks;
         asked = 0;
         allowed = i;
         enum terse_status status = call(t, &error);
         allowed = -1;
-        assert_int_equal(live, before);
+        assert_int_equal(blocks, before);
         if (!status) return i;
         assert_int_equal(status, TERSE_E_MEMORY);
         assert_int_equal(error.code, TERSE_E_MEMORY);

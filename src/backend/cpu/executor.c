@@ -9,6 +9,7 @@
 #include "backend/cpu/linear.h"
 #include "backend/cpu/weight_profile.h"
 #include "base/memory.h"
+#include "kv/parts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -156,7 +157,7 @@ static void end(struct pass *p) {
 static void insert(struct pass *p, const struct step_part *part, size_t *n_few) {
     const struct executor *e = p->executor;
     bool each = part->n <= e->few, wanted = part->rows && part->first_row < part->n;
-    struct sequence s = {.part = *part, .length = e->kv->length(part->cache)};
+    struct sequence s = {.part = *part, .length = cache_length(part->cache)};
     size_t at = p->n_sequences++;
     s.needed = wanted ? part->first_row : part->last_logits ? part->n - 1 : part->n;
     if (each) {

@@ -11,7 +11,7 @@
 #include "backend/cpu/linear.h"
 #include "backend/cpu/piece.h"
 #include "backend/cpu/rows.h"
-#include "kv/fitted.h"
+#include "kv/parts.h"
 #include "model/architecture.h"
 
 #include <math.h>
@@ -198,9 +198,9 @@ static enum terse_status append(const struct pass *p, struct terse_error *error)
     const struct micro_batch *g = micro_batch_of(p);
     const struct terse_model *m = p->executor->model;
     for (const struct sequence *s = g->sequences; s < g->sequences + g->n_sequences; s++)
-        if (kv->wants_residual(s->part.cache))
-            kv->note_residual(s->part.cache, p->layer, sum_log_squares(hidden_at(p, s->first), s->part.n, m->width, RESIDUAL_UNIT),
-                              s->part.n);
+        if (parts_wants_residual(s->part.cache))
+            parts_note_residual(s->part.cache, p->layer,
+                                sum_log_squares(hidden_at(p, s->first), s->part.n, m->width, RESIDUAL_UNIT), s->part.n);
     const size_t at = g->first * model_kv_width(m);
     const struct kv_rows rows = {
         .layer = p->layer, .count = g->count, .k = p->k + at, .v = p->v + at, .q = g->each ? p->activations.q : NULL};

@@ -7,6 +7,7 @@
 #include "backend/cuda/kv/step.h"
 #include "backend/cuda/top_logits.h"
 #include "base/memory.h"
+#include "kv/parts.h"
 #include "model/architecture.h"
 
 #include <math.h>
@@ -131,7 +132,7 @@ static enum terse_status logits_reserve(struct executor *e, size_t must, size_t 
 
 static bool notes_residual(const struct pass *p) {
     for (const struct group *g = p->group; g < p->group + p->n_groups; g++)
-        if (!g->decodes && p->executor->kv->wants_residual(g->sequences->part.cache)) return true;
+        if (!g->decodes && parts_wants_residual(g->sequences->part.cache)) return true;
     return false;
 }
 
@@ -171,7 +172,7 @@ static enum terse_status pass_new(struct executor *e, size_t parts, struct pass 
 /* Inserts the part among the sequences: those that decode come first. */
 static void insert(struct pass *p, const struct step_part *part, bool decodes, size_t *n_decoding) {
     bool wanted = part->rows && part->first_row < part->n;
-    struct sequence s = {.part = *part, .length = p->executor->kv->length(part->cache)};
+    struct sequence s = {.part = *part, .length = cache_length(part->cache)};
     size_t at = p->n_sequences++;
     s.needed = wanted ? part->first_row : part->last_logits ? part->n - 1 : part->n;
     s.holds = decodes && part->held && part->held->row && part->last_logits && !wanted;

@@ -10,7 +10,7 @@
 #include "backend/cuda/rows.h"
 #include "backend/cuda/top_logits.h"
 #include "base/memory.h"
-#include "kv/fitted.h"
+#include "kv/parts.h"
 #include "model/architecture.h"
 
 #include <string.h>
@@ -344,7 +344,6 @@ static void begin_group(struct pass *p) {
 
 /* Tells caches how large the residual stream is, where they need it. */
 static enum terse_status note_residual(const struct pass *p, struct terse_error *error) {
-    const struct kv_ops *kv = p->executor->kv;
     const uint32_t layers = p->executor->model->layers;
     enum terse_status status = TERSE_OK;
     int64_t *sums = memory_array(p->n_groups * (size_t)layers, sizeof *sums);
@@ -352,8 +351,8 @@ static enum terse_status note_residual(const struct pass *p, struct terse_error 
     status = device_check(device_fetch(sums, p->residual, p->n_groups * layers * sizeof *sums), "ending a step", error);
     for (size_t g = 0; g < p->n_groups && !status; g++) {
         const struct step_part *part = &p->group[g].sequences->part;
-        for (uint32_t layer = 0; layer < layers && !p->group[g].decodes && kv->wants_residual(part->cache); layer++)
-            kv->note_residual(part->cache, layer, sums[g * layers + layer], part->n);
+        for (uint32_t layer = 0; layer < layers && !p->group[g].decodes && parts_wants_residual(part->cache); layer++)
+            parts_note_residual(part->cache, layer, sums[g * layers + layer], part->n);
     }
     memory_free(sums);
     return status;

@@ -1,25 +1,11 @@
-/* Puts together what is the same on all backends, over the CPU's storage, and the CPU's steps. */
+/* Fills in kv_ops of the backend; a step of a cache is one of each of its parts. */
 #include "backend/cpu/kv/ops.h"
 
 #include "backend/cpu/kv/batch.h"
 #include "backend/cpu/kv/fill.h"
 #include "backend/cpu/kv/state.h"
 #include "backend/cpu/kv/step.h"
-#include "kv/parts.h"
-
-static enum terse_status supports(const struct cache_shape *shape, const struct method *method, struct terse_error *error) {
-    return parts_supports(&cpu_storage, shape, method, error);
-}
-
-static void predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens,
-                    struct terse_cache_report *report) {
-    parts_predict(&cpu_storage, shape, method, tokens, report);
-}
-
-static enum terse_status create(const struct cache_shape *shape, const struct method *method, uint32_t threads,
-                                struct cache **cache, struct terse_error *error) {
-    return parts_create(&cpu_storage, shape, method, threads, cache, error);
-}
+#include "backend/cpu/kv/storage.h"
 
 static enum terse_status begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
     enum terse_status status = TERSE_OK;
@@ -42,19 +28,7 @@ static enum terse_status fill_random(struct cache *cache, size_t n, uint64_t see
     return status;
 }
 
-const struct kv_ops cpu_kv_ops = {.supports = supports,
-                                  .predict = predict,
-                                  .create = create,
-                                  .limit = parts_limit,
-                                  .destroy = parts_destroy,
-                                  .reset = parts_reset,
-                                  .length = cache_length,
-                                  .prompt_part = cache_prompt_part,
-                                  .truncate = parts_truncate,
-                                  .common_prefix = parts_common_prefix,
-                                  .fork = parts_fork,
-                                  .save = parts_save,
-                                  .load = parts_load,
+const struct kv_ops cpu_kv_ops = {.storage = &cpu_storage,
                                   .begin = begin,
                                   .join = caches_join,
                                   .append = caches_append,
@@ -64,10 +38,5 @@ const struct kv_ops cpu_kv_ops = {.supports = supports,
                                   .attend_some = caches_attend_some,
                                   .seal_some = caches_seal_some,
                                   .seal = caches_seal,
-                                  .wants_residual = parts_wants_residual,
-                                  .note_residual = parts_note_residual,
                                   .commit = commit,
-                                  .report = parts_report,
-                                  .map = parts_map,
-                                  .counters = parts_counters,
                                   .fill_random = fill_random};

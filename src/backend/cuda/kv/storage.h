@@ -6,7 +6,7 @@
 
 extern const struct kv_storage cuda_storage;
 
-/* These implement kv_ops.create and kv_ops.destroy. */
+/* These are `create` and `destroy` of kv_storage. */
 enum terse_status kv_create(const struct cache_shape *shape, const struct method *method, uint32_t threads, struct cache **cache,
                             struct terse_error *error);
 void kv_destroy(struct cache *cache);
