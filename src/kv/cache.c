@@ -26,6 +26,23 @@ void cache_base_free(struct cache_base *base) {
     read_lists_free(&base->reads);
 }
 
+enum terse_status cache_refuse(const struct kv_storage *storage, const struct method *method, const char *why,
+                               struct terse_error *error) {
+    return status_fail(error, TERSE_E_UNSUPPORTED, "%s %s %s: use --device cpu, or another --kv", method->name, why,
+                       storage->where);
+}
+
+static enum terse_status check_abilities(const struct kv_storage *storage, const struct cache_shape *shape,
+                                         const struct method *method, struct terse_error *error) {
+    const struct policy *policy = method->policy;
+    const bool single_out = policy->pick_victim || (policy->anchors && !policy->keep_selected_only);
+    if (method->index && !storage->selects)
+        return cache_refuse(storage, method, "cannot choose the tokens that a step reads", error);
+    if (single_out && !storage->singles_out) return cache_refuse(storage, method, "cannot choose tokens by their attention", error);
+    if (shape->sliding && !storage->slides) return cache_refuse(storage, method, "cannot serve layers that slide", error);
+    return TERSE_OK;
+}
+
 enum terse_status cache_supports(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method,
                                  struct terse_error *error) {
     const bool apart = method->policy->keep_selected_only || method->index;
@@ -34,6 +51,7 @@ enum terse_status cache_supports(const struct kv_storage *storage, const struct 
                            "%u layers of %u query heads over %u KV heads: the query heads must be a multiple of the KV heads",
                            shape->layers, shape->query_heads, shape->kv_heads);
     enum terse_status status = method_check(method, shape->head_dim, shape->query_heads / shape->kv_heads, error);
+    if (!status) status = check_abilities(storage, shape, method, error);
     if (!status && storage->supports) status = storage->supports(shape, method, error);
     if (status || !shape->slopes || !apart) return status;
     return status_fail(error, TERSE_E_UNSUPPORTED,
@@ -99,6 +117,29 @@ uint64_t cache_length(const struct cache *cache) { return cache_base_of(cache)->
 
 size_t cache_prompt_part(const struct cache *cache, size_t n) {
     return plan_part(&cache_base_of(cache)->method, &cache_base_of(cache)->extent, n);
+}
+
+uint64_t cache_exact_tokens(const struct cache *cache) { return cache_base_of(cache)->extent.exact; }
+
+struct token_range cache_window(const struct cache *cache) {
+    const struct extent *extent = &cache_base_of(cache)->extent;
+    return (struct token_range){extent->window_first, extent->length};
+}
+
+size_t cache_window_pages(const struct cache *cache) { return extent_window_pages(&cache_base_of(cache)->extent); }
+
+struct fill_plan cache_plan_fill(const struct cache *cache, size_t n, size_t step) {
+    const struct cache_base *base = cache_base_of(cache);
+    const struct method *method = &base->method;
+    const struct plan first = plan_step(method, &base->extent, CACHE_STEP_PREFILL, cache_prompt_part(cache, n));
+    const bool alike = !base->extent.length && !policy_evicts(method->policy); /* else layers may be treated differently */
+    if (first.waits) step = size_max(first.n, step);
+    /* A number of anchors is that of a prompt, so the last step stands for it; what is kept of a prompt, for which all of it counts. */
+    return (struct fill_plan){.step = n < step || method->policy->keep_selected_only ? n : step,
+                              .kind = method->parameters.anchor_count ? CACHE_STEP_CHUNK : CACHE_STEP_PREFILL,
+                              .pages = alike ? plan_prompt(method, n).seal : 0,
+                              .layers_alike = alike && !first.waits, /* to which layers are fitted each for itself */
+                              .pages_alike = alike && method->policy->keeps_all};
 }
 
 void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear) {
@@ -195,8 +236,7 @@ struct page_counts {
 
 static void fill_report(const struct cache_shape *shape, const struct cache_bytes *bytes, const struct extent *extent,
                         const struct page_counts *pages, struct terse_cache_report *report) {
-    *report =
-        (struct terse_cache_report){.tokens = extent->length, .kept = extent->length - extent_evicted(extent) - extent->dropped};
+    *report = (struct terse_cache_report){.tokens = extent->length, .kept = extent_kept(extent)};
     report->codes = pages->sets * bytes->page_set;
     report->shared = pages->shared * bytes->page_set;
     report->window = bytes->window;

@@ -24,9 +24,29 @@ struct cache_bytes {
     uint64_t codebook; /* shared by all caches of a codebook */
 };
 
-/* A kv_storage is a backend's memory of a cache, as functions. */
+/* The pieces of a cache beside its pages, in the form in which they are saved (docs/state-format.md), the same on all backends. */
+enum cache_piece {
+    CACHE_EXACT,        /* half [layers][Hk][keys, values][exact][hd], keys before rotation */
+    CACHE_EXACT_LOGITS, /* float [layers][Hk][budget], where exact rows are replaced (plan.h) */
+    CACHE_LEARNED,      /* [layers][Hk]: what codecs and an index learned of the sequence (cache_base.learned_bytes) */
+    CACHE_ANCHORS,      /* [layers][Hk][keys, values]{uint32 token[n_anchors], half rows[n_anchors][hd]} */
+    CACHE_WINDOW,       /* [cache_window_pages][layers][Hk]{page of keys, page of values}, f16 */
+    CACHE_PIECES
+};
+
+/* A cache_sink takes bytes in order. */
+struct cache_sink {
+    void (*put)(void *user, const void *data, size_t bytes);
+    void *user;
+};
+
+/* A kv_storage is a backend's memory of a cache, as functions, and what its steps can do. */
 struct kv_storage {
     uint64_t most_tokens; /* of a sequence */
+    const char *where;    /* for messages about what is not served: "on the GPU" */
+    bool selects;         /* steps read the tokens that an index finds */
+    bool singles_out;     /* tokens of pages may be exact, as anchors, and exact rows be replaced */
+    bool slides;          /* layers may slide; a cache may have two parts (parts.h) */
     /* Checks what the backend requires of a shape and method beyond what every backend does. */
     enum terse_status (*supports)(const struct cache_shape *shape, const struct method *method, struct terse_error *error);
     /* `create` makes an empty cache of a shape and method that are served, which calls cache_base_init first; `destroy` accepts
@@ -59,13 +79,16 @@ struct kv_storage {
     enum terse_status (*layouts_changed)(struct cache *cache, struct terse_error *error);
     /* Copies everything but the pages into a new cache of the same shape and method, which shares them already. */
     enum terse_status (*copy)(struct cache *cache, const struct cache *from, struct terse_error *error);
-    /* Writes the sections from STATE_EXACT on. */
-    void (*save)(const struct cache *cache, struct state_writer *writer);
-    /* load_pages gives n page sets to a new cache whose extent is known, `pages` being laid out as a chunk of them; then `load`
-     * reads the sections STATE_EXACT to STATE_WINDOW, with as many anchors as cache_base says. */
-    enum terse_status (*load_pages)(struct cache *cache, struct state_file *file, const uint8_t *pages, size_t n,
-                                    struct terse_error *error);
-    enum terse_status (*load)(struct cache *cache, struct state_file *file, struct terse_error *error);
+    /* These two are called between steps of the cache, on any thread, beside steps of others, and return an errno, or 0.
+     * export_piece puts the bytes of a piece, cache_piece_bytes of them; export_pages copies bytes of pages to the host's memory
+     * (NULL: they lie there). */
+    int (*export_piece)(const struct cache *cache, enum cache_piece piece, const struct cache_sink *sink);
+    int (*export_pages)(const struct cache *cache, void *to, const void *from, size_t bytes);
+    /* Into a new cache whose extent and number of anchors are known, import_pages copies n page sets, laid out as a chunk of them
+     * (NULL: pages may stay where they are, for as long as the cache has them); then import_pieces copies all pieces, each of
+     * cache_piece_bytes. */
+    enum terse_status (*import_pages)(struct cache *cache, const uint8_t *pages, size_t n, struct terse_error *error);
+    enum terse_status (*import_pieces)(struct cache *cache, const uint8_t *const pieces[CACHE_PIECES], struct terse_error *error);
 };
 
 static inline struct cache_base *cache_base(struct cache *cache) { return (struct cache_base *)(void *)cache; }
@@ -80,10 +103,19 @@ void cache_base_init(struct cache_base *base, const struct kv_storage *storage, 
 void cache_base_free(struct cache_base *base);
 
 /* Returns whether the cache still has to learn from the first pages that are sealed. */
-static inline bool cache_fit_pending(const struct cache_base *base) { return base->learns && !base->fitted_ready; }
+static inline bool cache_fit_pending(const struct cache_base *base) { return base->learned_bytes && !base->fitted_ready; }
+
+/* Return the bytes of the pieces CACHE_EXACT and CACHE_EXACT_LOGITS of a cache of a shape and method. */
+uint64_t cache_exact_bytes(const struct cache_shape *shape, const struct method *method);
+uint64_t cache_exact_logit_bytes(const struct cache_shape *shape, const struct method *method);
+/* Returns the bytes of a piece of the sequence as it is. */
+uint64_t cache_piece_bytes(const struct cache *cache, enum cache_piece piece);
 
 enum terse_status cache_supports(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method,
                                  struct terse_error *error);
+/* Returns TERSE_E_UNSUPPORTED: `why` is what the method needs that the backend cannot do. */
+enum terse_status cache_refuse(const struct kv_storage *storage, const struct method *method, const char *why,
+                               struct terse_error *error);
 void cache_predict(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method, uint64_t tokens,
                    struct terse_cache_report *report);
 /* Predicts the report for a prompt of which a step reads the first so many tokens and another, if there are more, the rest. */
@@ -94,10 +126,28 @@ enum terse_status cache_limit(struct cache *cache, struct kv_budget *budget, str
 /* Channels of random rows (kv_ops.fill_random) fall in size by so many octaves, so that transforms that are fitted to them share
  * bits as those of a model's rows do. */
 #define RANDOM_OCTAVES 6
+/* A fill_plan says by which steps random tokens are appended where encoding each of them would take minutes. */
+struct fill_plan {
+    size_t step;               /* tokens of one, but the last */
+    enum cache_step_kind kind; /* of each but the last, which is a CACHE_STEP_PREFILL */
+    size_t pages;              /* that a new sequence of so many tokens has sealed; 0: this is none, or it evicts */
+    bool layers_alike;         /* layers whose pages are alike may be copies of one another */
+    bool pages_alike;          /* pages may be copies of one another: no token is singled out */
+};
+/* Returns the plan for n tokens in steps of about `step`. */
+struct fill_plan cache_plan_fill(const struct cache *cache, size_t n, size_t step);
 void cache_reset(struct cache *cache);
 uint64_t cache_length(const struct cache *cache); /* tokens seen */
 /* Returns how many of a prompt's next n tokens must be a step of their own (plan_part). */
 size_t cache_prompt_part(const struct cache *cache, size_t n);
+/* Return, between steps, how many tokens have exact rows outside the window, which tokens lie in the window, [first, end), and how
+ * many pages it has. */
+uint64_t cache_exact_tokens(const struct cache *cache);
+struct token_range {
+    uint64_t first, end;
+};
+struct token_range cache_window(const struct cache *cache);
+size_t cache_window_pages(const struct cache *cache);
 void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear);
 
 /* Begins a step: plans it, reserves page sets for the pages that it seals and for those that may be encoded ahead after it, and
@@ -139,12 +189,5 @@ void cache_map(const struct cache *cache, struct terse_token_share *shares, size
 /* saved_cache.c defines these. */
 void cache_save(const struct cache *cache, struct state_writer *writer);
 enum terse_status cache_load(struct cache *cache, struct state_file *file, struct terse_error *error);
-/* Writes the pages as one chunk of all sealed page sets, for a backend's `save`; `chunk` says where the host finds a page set's
- * chunk. */
-void cache_save_pages(const struct cache *cache, struct state_writer *writer,
-                      const uint8_t *(*chunk)(const void *user, const struct page_set *set), const void *user);
-/* Returns the section's bytes for a backend's `load`; NULL with TERSE_E_FORMAT unless there are as many as `bytes`. */
-const uint8_t *cache_saved_section(const struct state_file *file, enum state_section section, uint64_t bytes,
-                                   struct terse_error *error);
 
 #endif

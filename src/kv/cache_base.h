@@ -37,10 +37,11 @@ struct cache_base {
     size_t index_page_bytes;           /* of an index's page, 0 where it lies in that of the keys */
     struct block_table pages;
     struct extent extent;
-    uint64_t prompt_end;  /* the last prompt ended before this token; pages from here on are generated */
-    size_t n_anchors;     /* of every layer, KV head and side */
-    bool learns;          /* from the first pages that are sealed */
-    bool fitted_ready;    /* it has */
+    uint64_t prompt_end; /* the last prompt ended before this token; pages from here on are generated */
+    size_t n_anchors;    /* of every layer, KV head and side */
+    /* Of what codecs and an index learn from the first pages that are sealed, for all layers and KV heads; 0: they learn nothing. */
+    uint64_t learned_bytes;
+    bool fitted_ready;    /* they have */
     struct fitted fitted; /* what transforms were fitted to the sequence */
 
     /* Full pages of the window are encoded into free page sets while decoding goes on, ahead of the step that seals them. */

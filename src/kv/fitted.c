@@ -2,6 +2,7 @@
 #include "kv/fitted.h"
 
 #include "base/memory.h"
+#include "base/size.h"
 #include "format/codebook_layouts.h"
 
 #include <math.h>
@@ -40,6 +41,14 @@ static bool is_open(const struct cache_base *base) { return !base->fitted.layout
 
 bool fitted_waits(const struct cache_base *base) { return is_open(base) && base->plan.waits; }
 bool fitted_due(const struct cache_base *base) { return is_open(base) && base->plan.fits; }
+
+bool fitted_would_wait(const struct cache_base *base) {
+    return plan_step(&base->method, &base->extent, CACHE_STEP_DECODE, 1).waits;
+}
+
+size_t fitted_tokens(const struct cache_base *base) {
+    return size_min((size_t)(base->plan.before.length - base->plan.grid), FIT_TOKENS);
+}
 
 static uint8_t *record_at(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side) {
     return base->fitted.records + (((size_t)layer * base->shape.kv_heads + head) * 2 + side) * base->fitted.record_bytes;

@@ -17,6 +17,10 @@ uint64_t fitted_sums_bytes(const struct cache_shape *shape, const struct method 
  * now. */
 bool fitted_waits(const struct cache_base *base);
 bool fitted_due(const struct cache_base *base);
+/* Returns whether the cache would wait in a decoding step that came now. */
+bool fitted_would_wait(const struct cache_base *base);
+/* Returns to how many tokens the transforms are fitted in the step that is planned: those of the window from plan.grid on. */
+size_t fitted_tokens(const struct cache_base *base);
 
 /* Returns the record of a side of a layer and KV head; NULL: nothing is fitted, or the side's codec is another. */
 void *fitted_record(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side);

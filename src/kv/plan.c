@@ -29,13 +29,20 @@ struct plan plan_prompt(const struct method *method, size_t n) {
 
 struct plan plan_step(const struct method *method, const struct extent *before, enum cache_step_kind kind, size_t n) {
     const uint64_t wanted = fit_length(method, before);
-    struct plan plan = {.kind = kind, .n = n, .before = *before};
+    const struct policy *policy = method->policy;
+    struct plan plan = {.kind = kind,
+                        .n = n,
+                        .before = *before,
+                        .ranked = policy->rank_by_attention,
+                        .ranking = policy->rank_by_attention && n > RANKING_QUERIES ? n - RANKING_QUERIES : 0,
+                        .replaces = policy->pick_victim != NULL,
+                        .by_index = policy->positions_by_index};
     if (kind != CACHE_STEP_PAPER && wanted) {
         plan.waits = before->length < wanted && (method->of_weights || n >= wanted - before->length);
         plan.fits = before->length >= wanted;
     }
     uint64_t length = before->length + n;
-    struct policy_decision kept = method->policy->retain(&method->parameters, length);
+    struct policy_decision kept = policy->retain(&method->parameters, length);
     plan.grid = before->window_first > kept.exact ? before->window_first : kept.exact;
     uint64_t unsealed = length - plan.grid;
     plan.after = (struct extent){kept.exact, kept.first, length, length, before->dropped};
@@ -55,7 +62,7 @@ struct plan plan_step(const struct method *method, const struct extent *before, 
     plan.after.window_first = plan.grid + plan.shift * PAGE_TOKENS;
     plan.sealed = plan.seal * PAGE_TOKENS;
     plan.anchors = kind == CACHE_STEP_PREFILL ? count_anchors(method, &plan) : 0;
-    if (!plan.anchors || !method->policy->keep_selected_only) return plan;
+    if (!plan.anchors || !policy->keep_selected_only) return plan;
     plan.seal = 0;
     plan.after.dropped += plan.sealed - plan.anchors;
     return plan;

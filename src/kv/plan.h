@@ -5,7 +5,7 @@
  *     tokens   0 ... exact | ... evicted ... | first ... window_first | window_first ... length
  *              exact rows                      sealed pages             recent window
  *
- * Where the policy has `pick_victim`, there are as many exact rows, but they are no longer those of the first tokens.
+ * Where a plan `replaces` exact rows, there are as many, but they are no longer those of the first tokens.
  *
  * Pages of 64 tokens are cut from window_first on, so the window always begins where the next page will. `first` may lie inside a
  * sealed page or inside the window: older tokens there are evicted. A step that is sealed before it is read (CACHE_STEP_PAPER) may
@@ -40,6 +40,12 @@ struct plan {
     size_t shift;      /* pages by which the window moves */
     size_t sealed;     /* tokens that are sealed, or dropped but for anchors: from token grid + 64 skip on */
     size_t anchors;    /* of them stay exact, per layer, KV head and side */
+    /* Anchors are, the same of keys and values, the tokens to which the step's queries from `ranking` on attend most; else, keys and
+     * values apart, those whose errors would move the outputs of all queries most (Anchor Score). */
+    bool ranked;
+    size_t ranking; /* 0 where not `ranked` */
+    bool replaces;  /* tokens that leave the window may take the places of exact rows (method_victim) */
+    bool by_index;  /* tokens are read at their positions by index, not at their own */
     /* These are of caches that fit transforms to their sequence (kv/fitted.h). */
     bool waits; /* the step seals nothing, so that there will be enough tokens to fit to */
     bool fits;  /* there are enough; if nothing was sealed before, the step begins with the fit */
@@ -60,6 +66,8 @@ struct plan plan_step(const struct method *method, const struct extent *before, 
 
 /* Returns how many pages the window needs. */
 size_t extent_window_pages(const struct extent *extent);
+static inline size_t plan_window_before(const struct plan *plan) { return extent_window_pages(&plan->before); }
+static inline size_t plan_window_after(const struct plan *plan) { return extent_window_pages(&plan->after); }
 
 /* Returns the first of the tokens that the step seals. */
 static inline uint64_t plan_first_sealed(const struct plan *plan) { return plan->grid + plan->skip * PAGE_TOKENS; }
@@ -73,5 +81,11 @@ static inline uint64_t plan_first_seen(const struct plan *plan, uint64_t window,
 
 /* Returns the number of evicted tokens. Where tokens have positions by index, token t >= first is at position t minus this. */
 static inline uint64_t extent_evicted(const struct extent *extent) { return extent->first - extent->exact; }
+static inline uint64_t plan_evicted(const struct plan *plan) { return extent_evicted(&plan->before); }
+/* Return the number of tokens that are kept. */
+static inline uint64_t extent_kept(const struct extent *extent) {
+    return extent->length - extent_evicted(extent) - extent->dropped;
+}
+static inline uint64_t plan_kept(const struct plan *plan) { return extent_kept(&plan->before); }
 
 #endif

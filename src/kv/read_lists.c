@@ -67,7 +67,7 @@ void read_lists_set_sealed(struct read_lists *lists, const struct block_table *t
                                        .rows_begin = (uint32_t)(seen < extent->exact ? seen : extent->exact),
                                        .rows_end = (uint32_t)extent->exact,
                                        .n_kept = lists->n_kept,
-                                       .moved = method->policy->positions_by_index ? extent_evicted(&plan->before) : 0,
+                                       .moved = plan->by_index ? plan_evicted(plan) : 0,
                                        .window_first = first > lists->from ? first : lists->from};
 }
 

@@ -4,6 +4,8 @@
 
 #include "base/size.h"
 
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* These structs lie in the file as they are, little-endian. */
@@ -21,7 +23,131 @@ struct saved_page_set {
 
 _Static_assert(sizeof(struct saved_cache) == 64 && sizeof(struct saved_page_set) == 16, "as docs/state-format.md has it");
 
+/* ---- Pieces */
+
+static const enum state_section sections[CACHE_PIECES] = {[CACHE_EXACT] = STATE_EXACT,
+                                                          [CACHE_EXACT_LOGITS] = STATE_EXACT_LOGITS,
+                                                          [CACHE_LEARNED] = STATE_FITTED, /* before what fitted_save writes */
+                                                          [CACHE_ANCHORS] = STATE_ANCHORS,
+                                                          [CACHE_WINDOW] = STATE_WINDOW};
+
+uint64_t cache_exact_bytes(const struct cache_shape *shape, const struct method *method) {
+    return (uint64_t)cache_heads_of(shape) * 2 * method->parameters.exact * shape->head_dim * sizeof(uint16_t);
+}
+
+uint64_t cache_exact_logit_bytes(const struct cache_shape *shape, const struct method *method) {
+    return method->policy->pick_victim ? (uint64_t)cache_heads_of(shape) * method->parameters.budget * sizeof(float) : 0;
+}
+
+/* Returns the bytes of an anchor of one layer, head and side. */
+static size_t anchor_bytes(const struct cache_shape *shape) { return sizeof(uint32_t) + shape->head_dim * sizeof(uint16_t); }
+
+/* A piece has n parts of so many bytes; their product may be more than there can be where a file's counts are damaged. */
+struct piece_size {
+    uint64_t n, bytes;
+};
+
+static struct piece_size size_of(const struct cache *cache, enum cache_piece piece) {
+    const struct cache_base *base = cache_base_of(cache);
+    const struct cache_shape *shape = &base->shape;
+    const uint64_t sides = 2 * (uint64_t)cache_heads_of(shape);
+    switch (piece) {
+    case CACHE_EXACT: return (struct piece_size){1, cache_exact_bytes(shape, &base->method)};
+    case CACHE_EXACT_LOGITS: return (struct piece_size){1, cache_exact_logit_bytes(shape, &base->method)};
+    case CACHE_LEARNED: return (struct piece_size){1, base->learned_bytes};
+    case CACHE_ANCHORS: return (struct piece_size){base->n_anchors, sides * anchor_bytes(shape)};
+    case CACHE_WINDOW: return (struct piece_size){cache_window_pages(cache), sides * PAGE_BYTES_F16(shape->head_dim)};
+    case CACHE_PIECES: break;
+    }
+    return (struct piece_size){0, 0};
+}
+
+uint64_t cache_piece_bytes(const struct cache *cache, enum cache_piece piece) {
+    const struct piece_size size = size_of(cache, piece);
+    return size.n * size.bytes;
+}
+
 /* ---- Writing */
+
+static void put(void *user, const void *data, size_t bytes) { state_writer_put(user, data, bytes); }
+
+static void save_pieces(const struct cache *cache, struct state_writer *writer) {
+    const struct cache_base *base = cache_base_of(cache);
+    const struct cache_sink sink = {put, writer};
+    for (int piece = 0; piece < CACHE_PIECES; piece++) {
+        state_writer_begin(writer, sections[piece]);
+        int failed = base->storage->export_piece(cache, (enum cache_piece)piece, &sink);
+        if (failed) state_writer_fail(writer, failed);
+        if (piece == CACHE_LEARNED) fitted_save(base, writer);
+    }
+}
+
+/* A chunk_copy is the host's copy of a chunk that the cache's pages lie in. */
+struct chunk_copy {
+    const struct page_chunk *chunk;
+    uint8_t *memory;
+};
+
+/* Makes copies[n_sealed + 1] of zeros those of the cache's chunks; returns an errno, or 0. */
+static int copy_chunks(const struct cache *cache, struct chunk_copy *copies) {
+    const struct cache_base *base = cache_base_of(cache);
+    int failed = 0;
+    for (size_t i = 0, n = 0; i < base->pages.n_sealed && !failed; i++) {
+        const struct page_chunk *chunk = base->pages.sets[i].owner;
+        const size_t bytes = chunk->sets * base->page_set_bytes;
+        size_t at = 0;
+        while (at < n && copies[at].chunk != chunk) at++;
+        if (at < n) continue;
+        copies[n++] = (struct chunk_copy){chunk, malloc(bytes)};
+        failed = copies[at].memory ? base->storage->export_pages(cache, copies[at].memory, chunk->memory, bytes) : ENOMEM;
+    }
+    return failed;
+}
+
+/* Returns where the host finds a page set's chunk: in its own memory, if there are no copies. */
+static const uint8_t *chunk_of(const struct page_set *set, const struct chunk_copy *copies) {
+    if (!copies) return set->chunk;
+    while (copies->chunk != set->owner) copies++;
+    return copies->memory;
+}
+
+/* Writes the pages as one chunk of all sealed page sets. */
+static void put_pages(const struct cache_base *base, const struct chunk_copy *copies, struct state_writer *writer) {
+    size_t end = 0; /* of a page set's pages */
+    for (size_t head = 0; head < cache_heads_of(&base->shape); head++) {
+        const struct page_address *place = &base->places[head];
+        const size_t bytes[] = {place->bytes[CODEC_KEYS], place->bytes[CODEC_VALUES], base->index_page_bytes};
+        size_t before = place->offset; /* bytes of a page set's pages before this one */
+        for (size_t kind = 0; kind < sizeof bytes / sizeof bytes[0]; before += bytes[kind++])
+            for (size_t i = 0; bytes[kind] && i < base->pages.n_sealed; i++) {
+                const struct page_set *set = &base->pages.sets[i];
+                state_writer_put(writer, chunk_of(set, copies) + set->chunk_sets * before + set->index * bytes[kind], bytes[kind]);
+            }
+        end = before;
+    }
+    for (size_t left = (base->page_set_bytes - end) * base->pages.n_sealed, n; left; left -= n) { /* layouts may not fill it */
+        static const uint8_t zeros[4096];
+        n = size_min(left, sizeof zeros);
+        state_writer_put(writer, zeros, n);
+    }
+}
+
+static void save_pages(const struct cache *cache, struct state_writer *writer) {
+    const struct cache_base *base = cache_base_of(cache);
+    state_writer_begin(writer, STATE_PAGES);
+    if (!base->storage->export_pages) {
+        put_pages(base, NULL, writer);
+        return;
+    }
+    struct chunk_copy *copies = calloc(base->pages.n_sealed + 1, sizeof *copies);
+    int failed = copies ? copy_chunks(cache, copies) : ENOMEM;
+    if (failed)
+        state_writer_fail(writer, failed);
+    else
+        put_pages(base, copies, writer);
+    for (size_t i = 0; copies && copies[i].chunk; i++) free(copies[i].memory);
+    free(copies);
+}
 
 void cache_save(const struct cache *cache, struct state_writer *writer) {
     const struct cache_base *base = cache_base_of(cache);
@@ -36,38 +162,29 @@ void cache_save(const struct cache *cache, struct state_writer *writer) {
         const struct page_set *set = &base->pages.sets[i];
         state_writer_put(writer, &(struct saved_page_set){set->first, set->count, set->generated}, sizeof(struct saved_page_set));
     }
-    base->storage->save(cache, writer);
-}
-
-void cache_save_pages(const struct cache *cache, struct state_writer *writer,
-                      const uint8_t *(*chunk)(const void *user, const struct page_set *set), const void *user) {
-    const struct cache_base *base = cache_base_of(cache);
-    size_t end = 0; /* of a page set's pages */
-    for (size_t head = 0; head < cache_heads_of(&base->shape); head++) {
-        const struct page_address *place = &base->places[head];
-        const size_t bytes[] = {place->bytes[CODEC_KEYS], place->bytes[CODEC_VALUES], base->index_page_bytes};
-        size_t before = place->offset; /* bytes of a page set's pages before this one */
-        for (size_t kind = 0; kind < sizeof bytes / sizeof bytes[0]; before += bytes[kind++])
-            for (size_t i = 0; bytes[kind] && i < base->pages.n_sealed; i++) {
-                const struct page_set *set = &base->pages.sets[i];
-                state_writer_put(writer, chunk(user, set) + set->chunk_sets * before + set->index * bytes[kind], bytes[kind]);
-            }
-        end = before;
-    }
-    for (size_t left = (base->page_set_bytes - end) * base->pages.n_sealed, n; left; left -= n) { /* layouts may not fill it */
-        static const uint8_t zeros[4096];
-        n = size_min(left, sizeof zeros);
-        state_writer_put(writer, zeros, n);
-    }
+    save_pieces(cache, writer);
+    save_pages(cache, writer);
 }
 
 /* ---- Reading */
+
+/* Returns the section's bytes; NULL with TERSE_E_FORMAT unless there are as many as `size` and `behind` say. */
+static const uint8_t *section_of(const struct state_file *file, enum state_section section, struct piece_size size, uint64_t behind,
+                                 struct terse_error *error) {
+    size_t there;
+    const uint8_t *data = state_file_section(file, section, &there);
+    if (there >= behind &&
+        (size.bytes ? !((there - behind) % size.bytes) && (there - behind) / size.bytes == size.n : there == behind))
+        return data;
+    state_file_refuse(file, section, "it is of another size", error);
+    return NULL;
+}
 
 /* Reads the extent, and refuses one that no steps lead to, so that plans made from it are sound. */
 static enum terse_status load_extent(struct cache_base *base, const struct state_file *file, struct terse_error *error) {
     const struct policy *policy = base->method.policy;
     struct saved_cache saved;
-    const uint8_t *data = cache_saved_section(file, STATE_CACHE, sizeof saved, error);
+    const uint8_t *data = section_of(file, STATE_CACHE, (struct piece_size){1, sizeof saved}, 0, error);
     if (!data) return TERSE_E_FORMAT;
     memcpy(&saved, data, sizeof saved);
     base->extent = (struct extent){saved.exact, saved.first, saved.window_first, saved.length, saved.dropped};
@@ -75,9 +192,12 @@ static enum terse_status load_extent(struct cache_base *base, const struct state
     struct policy_decision kept = policy->retain(&base->method.parameters, e->length);
     bool dropped = !e->dropped || policy->keep_selected_only;
     bool ordered = e->exact <= e->window_first && e->window_first <= e->length && e->dropped <= e->length;
+    const uint64_t window = e->length - e->window_first;
     if (e->length > base->storage->most_tokens || e->exact != kept.exact || e->first != kept.first || !ordered || !dropped ||
         saved.prompt_end > e->length || saved.anchors > e->length || saved.fitted / 2 > FITTED_SUMS)
         return state_file_refuse(file, STATE_CACHE, "its counts of tokens contradict one another", error);
+    if (window >= base->method.tail_tokens + (uint64_t)PAGE_TOKENS && !method_fits_transforms(&base->method))
+        return state_file_refuse(file, STATE_WINDOW, "it holds more tokens than the method keeps there", error);
     if (saved.anchors && !policy->anchors) return state_file_refuse(file, STATE_ANCHORS, "it is of another size", error);
     base->prompt_end = saved.prompt_end;
     base->fitted_ready = saved.fitted & 1;
@@ -112,7 +232,8 @@ static enum terse_status load_page_sets(struct cache *cache, struct state_file *
     if (bytes % sizeof(struct saved_page_set) || n > UINT32_MAX || page_bytes / base->page_set_bytes != n ||
         page_bytes % base->page_set_bytes)
         return state_file_refuse(file, STATE_PAGE_SETS, "there are not as many pages", error);
-    enum terse_status status = base->storage->load_pages(cache, file, pages, n, error);
+    enum terse_status status = base->storage->import_pages ? base->storage->import_pages(cache, pages, n, error)
+                                                           : block_table_map(&base->pages, file, pages, n, error);
     if (status) return status;
     for (size_t i = 0; i < n; i++) {
         struct saved_page_set saved;
@@ -128,13 +249,31 @@ static enum terse_status load_page_sets(struct cache *cache, struct state_file *
     return TERSE_OK;
 }
 
-const uint8_t *cache_saved_section(const struct state_file *file, enum state_section section, uint64_t bytes,
-                                   struct terse_error *error) {
-    size_t there;
-    const uint8_t *data = state_file_section(file, section, &there);
-    if (there == bytes) return data;
-    state_file_refuse(file, section, "it is of another size", error);
-    return NULL;
+/* Returns whether anchors are such as steps leave: the tokens of each side ascend and were sealed; where they were ranked by
+ * attention, keys and values have the same. */
+static bool anchors_can_be(const struct cache_base *base, const uint8_t *data) {
+    const size_t n = base->n_anchors, side = n * anchor_bytes(&base->shape);
+    for (size_t i = 0; n && i < 2 * cache_heads_of(&base->shape); i++) {
+        const uint32_t *tokens = (const uint32_t *)(const void *)(data + i * side);
+        for (size_t a = 0; a < n; a++)
+            if (tokens[a] < base->extent.exact || tokens[a] >= base->extent.window_first || (a && tokens[a] <= tokens[a - 1]))
+                return false;
+        if (base->method.policy->rank_by_attention && i % 2 && memcmp(tokens, data + (i - 1) * side, n * sizeof *tokens) != 0)
+            return false;
+    }
+    return true;
+}
+
+static enum terse_status load_pieces(struct cache *cache, const struct state_file *file, struct terse_error *error) {
+    const struct cache_base *base = cache_base_of(cache);
+    const uint8_t *pieces[CACHE_PIECES];
+    for (int piece = 0; piece < CACHE_PIECES; piece++) {
+        const uint64_t behind = piece == CACHE_LEARNED ? fitted_saved_bytes(base) : 0;
+        pieces[piece] = section_of(file, sections[piece], size_of(cache, (enum cache_piece)piece), behind, error);
+        if (!pieces[piece]) return TERSE_E_FORMAT;
+    }
+    if (!anchors_can_be(base, pieces[CACHE_ANCHORS])) return state_file_refuse(file, STATE_ANCHORS, "tokens out of order", error);
+    return base->storage->import_pieces(cache, pieces, error);
 }
 
 enum terse_status cache_load(struct cache *cache, struct state_file *file, struct terse_error *error) {
@@ -142,5 +281,5 @@ enum terse_status cache_load(struct cache *cache, struct state_file *file, struc
     enum terse_status status = load_extent(base, file, error);
     if (!status && base->fitted.layouts) status = base->storage->layouts_changed(cache, error);
     if (!status) status = load_page_sets(cache, file, error);
-    return status ? status : base->storage->load(cache, file, error);
+    return status ? status : load_pieces(cache, file, error);
 }

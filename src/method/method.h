@@ -55,6 +55,20 @@ enum terse_status method_check_codebook(struct method *method, const uint64_t fi
 struct codec_shape method_shape(const struct method *method, enum codec_side side, uint32_t layer, uint32_t head, uint32_t head_dim,
                                 uint32_t group);
 
+/* Returns how many of so many tokens of a prompt a step reads. */
+static inline size_t method_tokens_read(const struct method *method, size_t tokens) {
+    const struct policy_parameters *p = &method->parameters;
+    const double wanted = p->read_count ? p->read_count : (double)tokens * p->read_percent / 100;
+    return wanted < (double)tokens ? (size_t)wanted : tokens;
+}
+
+/* Returns which of n tokens of a layer and KV head leaves, 0 < result < n, where a step replaces exact rows (struct plan): the tokens
+ * are the n - 1 exact ones, in order of age, and as the last the one that leaves the window now. logits[n] are those of each token's
+ * own queries to token 0, the mean over the group. */
+static inline size_t method_victim(const struct method *method, uint32_t layer, const float *logits, size_t n) {
+    return method->policy->pick_victim(&method->parameters, layer, logits, n);
+}
+
 /* Returns the method for layers whose queries see the newest `window` keys alone: it has the method's codecs, and nothing of its policy. */
 struct method method_of_window(const struct method *method, uint32_t window);
 

@@ -64,12 +64,6 @@ static inline bool policy_chooses_tokens(const struct policy *policy, const stru
     return policy->anchors && policy->anchors(parameters, long_prompt, long_prompt) > 0;
 }
 
-/* Returns how many of so many tokens of a prompt a step reads. */
-static inline size_t policy_selects(const struct policy_parameters *parameters, size_t tokens) {
-    double wanted = parameters->read_count ? parameters->read_count : (double)tokens * parameters->read_percent / 100;
-    return wanted < (double)tokens ? (size_t)wanted : tokens;
-}
-
 /* Keeps every token. */
 extern const struct policy policy_keep_all;
 /* Keeps every token, the anchors exact (AnTKV, section 3.3). */

@@ -187,6 +187,57 @@ static void saving_leaves_all_as_it_was(void **state) {
     }
 }
 
+/* Checks why a state is refused in which `value` stands at `at` of a section. */
+static void check_refused(const struct oracle *o, const char *path, enum state_section section, size_t at, const void *value,
+                          size_t bytes, const char *why) {
+    struct terse_error error;
+    struct state_file *file;
+    struct cache *cache;
+    size_t size;
+    uint64_t offset;
+    char *data = state_contents(path, &size);
+    uint8_t *changed = NULL;
+    assert_int_equal(posix_memalign((void **)&changed, STATE_PAGES_ALIGN, size), 0);
+    memcpy(changed, data, size);
+    memcpy(&offset, data + 64 + 32 * section + 8, sizeof offset); /* of the file's table */
+    assert_memory_not_equal(changed + offset + at, value, bytes);
+    memcpy(changed + offset + at, value, bytes);
+    assert_true(state_file_reseal(changed, size));
+    assert_int_equal(state_file_open_memory(changed, size, "state", &file, NULL), TERSE_OK);
+    assert_int_equal(parts_create(o->kv->storage, &o->shape, &o->method, 1, &cache, NULL), TERSE_OK);
+    assert_int_equal(parts_load(cache, file, &error), TERSE_E_FORMAT);
+    if (!strstr(error.message, why)) fail_msg("%s instead of %s", error.message, why);
+    parts_destroy(cache);
+    state_file_close(file);
+    free(changed);
+    free(data);
+}
+
+/* What no steps lead to is refused on every backend, before it is used as an address or a count. */
+static void pieces_that_cannot_be_are_refused(void **state) {
+    const struct oracle_setup setup = {
+        .method = "q8_0", .evict = "snapkv-200", .tail = 64, .layers = 2, .query_heads = 4, .kv_heads = 2, .seed = 77};
+    if (!oracle_served(&setup)) return;
+    struct oracle *o = oracle_new(&setup, 400);
+    oracle_step(o, P, 390, 0);
+    oracle_save(o, *state);
+    const struct cache_base *base = cache_base_of(o->cache);
+    const size_t n = base->n_anchors, side = n * (sizeof(uint32_t) + o->shape.head_dim * sizeof(uint16_t));
+    const uint64_t wide = base->extent.exact;
+    uint32_t *tokens = malloc(n * sizeof *tokens);
+    assert_true(n > 2);
+    assert_true(base->storage->anchor_tokens(o->cache, 0, 0, CODEC_KEYS, tokens));
+    check_refused(o, *state, STATE_ANCHORS, 4, tokens, 4, "tokens out of order"); /* twice the same */
+    assert_true(base->storage->anchor_tokens(o->cache, 1, 1, CODEC_VALUES, tokens));
+    const uint32_t window = (uint32_t)base->extent.window_first, other = tokens[n - 1] == window - 1 ? window - 2 : window - 1;
+    assert_true(other > tokens[n - 2]);
+    check_refused(o, *state, STATE_ANCHORS, (n - 1) * 4, &window, 4, "tokens out of order");           /* not sealed */
+    check_refused(o, *state, STATE_ANCHORS, 7 * side + (n - 1) * 4, &other, 4, "tokens out of order"); /* not the keys' */
+    check_refused(o, *state, STATE_CACHE, 16, &wide, 8, "it holds more tokens than the method keeps there");
+    free(tokens);
+    oracle_free(o);
+}
+
 /* ---- Where prompts end */
 
 static void check_generated(const struct oracle *o, uint64_t prompt_end) {
@@ -253,6 +304,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(what_cannot_be_cut_is_refused),
         cmocka_unit_test(forks_go_their_own_ways),
         cmocka_unit_test_setup_teardown(saving_leaves_all_as_it_was, make_state_path, remove_state_path),
+        cmocka_unit_test_setup_teardown(pieces_that_cannot_be_are_refused, make_state_path, remove_state_path),
         cmocka_unit_test_setup_teardown(pages_are_a_prompts_or_generated, make_state_path, remove_state_path),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -209,7 +209,7 @@ static void choose(const struct run *r, uint32_t layer, uint32_t head, const flo
         }
         candidates += set->generated ? 0 : 64;
     }
-    wanted = policy_selects(&cache->base.method.parameters, candidates);
+    wanted = method_tokens_read(&cache->base.method, candidates);
     for (size_t n = 0; by_runs && (n < 4 || n * ROPE_RUN_TOKENS < 4 * wanted); n++) {
         size_t best = 0;
         for (size_t i = 0; i <= MOST / ROPE_RUN_TOKENS; i++)

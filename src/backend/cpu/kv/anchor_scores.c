@@ -58,15 +58,8 @@ void anchor_scores_begin_layer(struct cache *cache) {
            2 * cache->base.shape.kv_heads * memory_round_up(cache->base.plan.sealed, 2) * sizeof(float));
 }
 
-/* Returns the first query of the step that counts. */
-static size_t first_ranking_query(const struct cache *cache) {
-    return cache->base.method.policy->rank_by_attention && cache->base.plan.n > RANKING_QUERIES
-               ? cache->base.plan.n - RANKING_QUERIES
-               : 0;
-}
-
 bool anchor_scores_wanted(const struct cache *cache, size_t first, size_t count) {
-    return cache->base.plan.anchors && !cache->sealed_first && first + count > first_ranking_query(cache);
+    return cache->base.plan.anchors && !cache->sealed_first && first + count > cache->base.plan.ranking;
 }
 
 /* Returns the stride of weights. It is odd in lines of 16 floats, so that rows do not all begin in the same set of a processor
@@ -103,7 +96,7 @@ struct anchor_weights anchor_weights_of(const struct cache *cache, uint32_t head
     kept.weights = memory;
     kept.raised = memory + partial->rows * kept.stride;
     kept.norms = kept.raised + partial->rows * weights_segments(plan);
-    kept.ignored = first < first_ranking_query(cache) ? (first_ranking_query(cache) - first) * cache->group : 0;
+    kept.ignored = first < cache->base.plan.ranking ? (cache->base.plan.ranking - first) * cache->group : 0;
     kept.start = kept.end = segments;
     while (kept.start && segment_at(cache, head, kept.start - 1).first >= begin) kept.start--;
     while (kept.end > kept.start && segment_at(cache, head, kept.end - 1).first >= last) kept.end--;
@@ -175,7 +168,7 @@ void anchor_scores_scale(struct cache *cache, uint32_t head, enum codec_side sid
                          const float *decoded) {
     size_t hd = cache->base.shape.head_dim;
     float *scores = scores_of(cache, head, side) + i;
-    if (cache->base.method.policy->rank_by_attention) return;
+    if (cache->base.plan.ranked) return;
     for (size_t t = 0; t < count; t++) {
         float error = 0;
         for (size_t c = 0; c < hd; c++) {
@@ -251,10 +244,10 @@ void anchors_choose(struct cache *cache) {
     for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
         uint64_t *best = work_of(cache).best + head * k;
         float *keys = scores_of(cache, head, CODEC_KEYS), *values = scores_of(cache, head, CODEC_VALUES);
-        if (cache->base.method.policy->rank_by_attention) pool(values, plan->sealed, keys);
+        if (plan->ranked) pool(values, plan->sealed, keys);
         choose(keys, plan->sealed, best, k);
         store(cache, head, CODEC_KEYS, best);
-        if (!cache->base.method.policy->rank_by_attention) choose(values, plan->sealed, best, k);
+        if (!plan->ranked) choose(values, plan->sealed, best, k);
         store(cache, head, CODEC_VALUES, best);
     }
 }

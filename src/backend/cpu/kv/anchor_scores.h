@@ -9,7 +9,7 @@
  * norm in its place was chosen by a simulation of the built-in model that is not part of this repository, in which 1 % of anchors
  * gained about twice as much.
  *
- * Where the policy ranks by attention (SnapKV, section 4), a token's score is instead the attention that the last 32 queries of the
+ * Where the plan is `ranked` (SnapKV, section 4), a token's score is instead the attention that the last 32 queries of the
  * step and the G heads pay to it, averaged with its four neighbours', and keys and values have the same anchors.
  *
  * Order within a layer: anchor_scores_begin_layer; for each tile of queries attention leaves its weights, then anchor_scores_add;

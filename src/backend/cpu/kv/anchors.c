@@ -56,40 +56,23 @@ enum terse_status anchors_copy(struct cache *cache, const struct cache *from, st
     return TERSE_OK;
 }
 
-void anchors_save(const struct cache *cache, struct state_writer *writer) {
+void anchors_export(const struct cache *cache, const struct cache_sink *sink) {
     const struct anchors *anchors = &cache->anchors;
     uint32_t hd = cache->base.shape.head_dim;
     for (size_t i = 0; cache->base.n_anchors && i < count_sides(cache); i++) {
         const uint8_t *tokens = side_memory(anchors->memory, anchors->capacity, hd, i);
-        state_writer_put(writer, tokens, cache->base.n_anchors * sizeof(uint32_t));
-        state_writer_put(writer, tokens + anchors->capacity * sizeof(uint32_t), cache->base.n_anchors * hd * sizeof(uint16_t));
+        sink->put(sink->user, tokens, cache->base.n_anchors * sizeof(uint32_t));
+        sink->put(sink->user, tokens + anchors->capacity * sizeof(uint32_t), cache->base.n_anchors * hd * sizeof(uint16_t));
     }
 }
 
-/* Returns whether tokens are in order, and all of them were sealed. */
-static bool tokens_can_be(const struct cache *cache, const uint32_t *tokens, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        if (tokens[i] < cache->base.extent.exact || tokens[i] >= cache->base.extent.window_first ||
-            (i && tokens[i] <= tokens[i - 1]))
-            return false;
-    return true;
-}
-
-enum terse_status anchors_load(struct cache *cache, size_t n, const struct state_file *file, struct terse_error *error) {
-    uint32_t hd = cache->base.shape.head_dim;
-    size_t bytes, sides = count_sides(cache), each = n * (size_t)anchor_bytes(hd);
-    const uint8_t *data = state_file_section(file, STATE_ANCHORS, &bytes);
-    if (bytes % sides || bytes / sides != each || (n && !cache->base.method.policy->anchors))
-        return state_file_refuse(file, STATE_ANCHORS, "it is of another size", error);
+enum terse_status anchors_import(struct cache *cache, const uint8_t *data, struct terse_error *error) {
+    const size_t n = cache->base.n_anchors;
     cache->base.n_anchors = 0; /* there is nothing to keep */
     enum terse_status status = anchors_reserve(cache, n, error);
-    if (status || !n) return status;
-    memcpy(cache->anchors.memory, data, bytes); /* the capacity is n */
     cache->base.n_anchors = n;
-    for (size_t i = 0; i < sides; i++)
-        if (!tokens_can_be(cache, (const uint32_t *)(const void *)(cache->anchors.memory + i * each), n))
-            return state_file_refuse(file, STATE_ANCHORS, "tokens out of order", error);
-    return TERSE_OK;
+    if (!status && n) memcpy(cache->anchors.memory, data, cache_piece_bytes(cache, CACHE_ANCHORS)); /* the capacity is n */
+    return status;
 }
 
 /* Copies a row in half precision of a token that the step seals, from the step's rows or from the window that it leaves. */

@@ -16,10 +16,9 @@ enum terse_status anchors_copy(struct cache *cache, const struct cache *from, st
 /* Counts the anchors of tokens before `end`. Returns false if the layers, KV heads and sides differ in that number. */
 bool anchors_before(const struct cache *cache, uint64_t end, size_t *n);
 
-/* anchors_save writes the section STATE_ANCHORS. anchors_load reads from it `n` anchors of each layer, KV head and side into a cache that has no
- * memory for any. */
-void anchors_save(const struct cache *cache, struct state_writer *writer);
-enum terse_status anchors_load(struct cache *cache, size_t n, const struct state_file *file, struct terse_error *error);
+/* These give and take the piece CACHE_ANCHORS; the cache that takes it has no memory for any anchor yet. */
+void anchors_export(const struct cache *cache, const struct cache_sink *sink);
+enum terse_status anchors_import(struct cache *cache, const uint8_t *data, struct terse_error *error);
 
 /* Stores the step's i-th anchor of one side of the current layer: a token that the step seals, whose row is still among the new ones
  * or in the window. */

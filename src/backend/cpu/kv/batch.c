@@ -51,10 +51,10 @@ static enum terse_status visit_caches(const struct kv_batch *batch, visit *call,
     enum terse_status status = rows ? check_rows(batch, rows, error) : TERSE_OK;
     if (status) return status;
     uint64_t left = 0;
-    for (size_t i = 0; i < batch->n; i++) left += batch->caches[i]->base.extent.length;
+    for (size_t i = 0; i < batch->n; i++) left += cache_length(batch->caches[i]);
     size_t i = 0;
     for (; i < batch->n && !status; i++) {
-        uint64_t length = batch->caches[i]->base.extent.length;
+        uint64_t length = cache_length(batch->caches[i]);
         if (i + 1 < batch->n && length * batch->caches[i]->base.threads <= left) break;
         status = visit_one(batch->caches[i], call, rows, error);
         left -= length;

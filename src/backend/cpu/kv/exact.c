@@ -8,14 +8,6 @@
 
 #include <string.h>
 
-uint64_t exact_bytes(const struct cache_shape *shape, const struct method *method) {
-    return (uint64_t)cache_heads_of(shape) * 2 * method->parameters.exact * shape->head_dim * sizeof(uint16_t);
-}
-
-uint64_t exact_logit_bytes(const struct cache_shape *shape, const struct method *method) {
-    return method->policy->pick_victim ? (uint64_t)cache_heads_of(shape) * method->parameters.budget * sizeof(float) : 0;
-}
-
 /* ---- A step observes for each KV head the logits[n] of its tokens. As workspace follow the logits of the exact rows and of the
  * one token that competes with them, [exact + 1], and where their rows are, [exact + 1]. */
 
@@ -103,7 +95,7 @@ static void compete(const struct cache *cache, uint32_t head, uint64_t from, uin
     for (uint64_t t = from; t < to; t++) {
         logits[exact] = token_logit(cache, head, t);
         rows[exact] = (uint32_t)(exact + (t - from));
-        size_t victim = method->policy->pick_victim(&method->parameters, cache->base.layer, logits, exact + 1);
+        size_t victim = method_victim(method, cache->base.layer, logits, exact + 1);
         memmove(logits + victim, logits + victim + 1, (exact - victim) * sizeof *logits);
         memmove(rows + victim, rows + victim + 1, (exact - victim) * sizeof *rows);
     }

@@ -1,9 +1,9 @@
-/* Keeps exact rows: the first tokens of a sequence beside pages of codes (SINKS), and what policies that evict keep of the tokens
+/* Keeps exact rows: the first tokens of a sequence beside pages of codes (SINKS), and what methods that evict keep of the tokens
  * that leave the window. They are rows of each layer and KV head in half precision, keys before rotation, in order of age. Their
  * positions are 0, 1, ..., however many tokens were evicted, so their keys are rotated where they are read (segment_read.c).
  *
- * At first they are the first tokens. Where the policy has `pick_victim` (MAT), a token that leaves the window may take the place
- * of one of them. The policy decides by the logits of each token's own queries to token 0, taken when the token is new, at the
+ * At first they are the first tokens. Where the plan replaces them (MAT), a token that leaves the window may take the place of
+ * one of them. method_victim decides by the logits of each token's own queries to token 0, taken when the token is new, at the
  * positions that both have then; ALiBi is left out, since it depends only on their distance. Beside the rows lie
  *     exact_logits[layers][Hk][exact + recent], recent = budget - exact
  * of the exact rows, in their order, and of token t in the window at exact + t % recent.
@@ -14,15 +14,11 @@
 
 #include "backend/cpu/kv/state.h"
 
-/* Return the bytes of the rows of a whole cache, and of the logits. */
-uint64_t exact_bytes(const struct cache_shape *shape, const struct method *method);
-uint64_t exact_logit_bytes(const struct cache_shape *shape, const struct method *method);
-
 /* Reserves memory for what a step of n tokens observes. */
 enum terse_status exact_reserve(struct cache *cache, size_t n, struct terse_error *error);
 
 /* Returns whether the queries of a step must be shown to exact_observe. */
-static inline bool exact_observes(const struct cache *cache) { return cache->base.method.policy->pick_victim != NULL; }
+static inline bool exact_observes(const struct cache *cache) { return cache->base.plan.replaces; }
 
 /* Stores those of the step's tokens that are among the first; nothing reads them before the step's end. */
 void exact_store_first(struct cache *cache);

@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-#define CHUNK 1024                /* tokens of a step; a policy that keeps some of each prompt sees one prompt */
+#define STEP 1024                 /* tokens of a step */
 #define NORMALS ((size_t)1 << 16) /* numbers that all rows are cut from, each row at a random place */
 #define DISTINCT ((size_t)128)    /* sealed pages of a KV head before they may repeat */
 
@@ -92,27 +92,24 @@ static void copy_layers(const struct cache *cache) {
     }
 }
 
-/* Returns whether the step's pages may be copies. They may if nothing is chosen by what the tokens are and none of these tokens stays in the
- * window; `left` tokens come after them. */
+/* Returns whether the step's pages may be copies: they may if none of these tokens stays in the window; `left` tokens come after
+ * them. */
 static bool may_repeat(const struct cache *cache, size_t left) {
-    return cache->base.method.policy->keeps_all && cache->base.pages.n_sealed >= DISTINCT &&
-           left >= (size_t)cache->base.method.tail_tokens + PAGE_TOKENS;
+    return cache->base.pages.n_sealed >= DISTINCT && left >= (size_t)cache->base.method.tail_tokens + PAGE_TOKENS;
 }
 
 /* ---- Filling */
 
-/* Fills n tokens chunk by chunk. `fresh`: pages may be copies of others; the first `layers` layers are filled. */
-static enum terse_status fill_chunks(struct cache *cache, size_t n, size_t chunk, bool fresh, uint32_t layers, const float *normals,
-                                     float *rows, uint64_t seed, struct terse_error *error) {
+/* Fills n tokens by the steps of a plan, of the first `layers` layers. */
+static enum terse_status fill_steps(struct cache *cache, size_t n, const struct fill_plan *plan, uint32_t layers,
+                                    const float *normals, float *rows, uint64_t seed, struct terse_error *error) {
     size_t width = (size_t)cache->base.shape.kv_heads * cache->base.shape.head_dim;
-    float *k = rows, *v = rows + chunk * width;
-    for (size_t first = 0; first < n; first += chunk) {
-        size_t count = n - first < chunk ? n - first : chunk;
-        /* A number of anchors is that of a prompt, so the last step stands for it. */
-        bool part = cache->base.method.parameters.anchor_count && first + count < n;
-        enum terse_status status = cache_begin(cache, part ? CACHE_STEP_CHUNK : CACHE_STEP_PREFILL, count, error);
+    float *k = rows, *v = rows + plan->step * width;
+    for (size_t first = 0; first < n; first += plan->step) {
+        size_t count = size_min(n - first, plan->step);
+        enum terse_status status = cache_begin(cache, first + count < n ? plan->kind : CACHE_STEP_PREFILL, count, error);
         if (status) return status;
-        bool repeat = fresh && may_repeat(cache, n - first - count);
+        bool repeat = plan->pages_alike && may_repeat(cache, n - first - count);
         if (repeat) repeat_pages(cache, layers);
         for (uint32_t layer = 0; !repeat && layer < layers; layer++) {
             fill_rows(cache, normals, count, &seed, k);
@@ -127,23 +124,17 @@ static enum terse_status fill_chunks(struct cache *cache, size_t n, size_t chunk
 }
 
 enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error) {
+    const struct fill_plan plan = cache_plan_fill(cache, n, STEP);
     const struct cache_base *base = &cache->base;
-    const struct plan first = plan_step(&base->method, &base->extent, CACHE_STEP_PREFILL, cache_prompt_part(cache, n));
-    size_t width = (size_t)base->shape.kv_heads * base->shape.head_dim, chunk = first.waits ? size_max(first.n, CHUNK) : CHUNK;
-    if (n < chunk || base->method.policy->keep_selected_only) chunk = n;
-    size_t floats = NORMALS + CODEC_HEAD_DIM_MAX;
-    /* Policies that evict have little to seal and may treat layers differently. */
-    bool fresh = !cache->base.extent.length && !policy_evicts(cache->base.method.policy);
-    bool alike = fresh && layers_alike(cache) && !first.waits; /* to which layers are fitted each for itself */
-    float *normals = memory_array(floats + 2 * chunk * width, sizeof *normals);
-    if (!normals) return status_no_memory(error, (floats + 2 * chunk * width) * sizeof *normals, "random keys and values");
+    const bool alike = plan.layers_alike && layers_alike(cache);
+    const size_t width = (size_t)base->shape.kv_heads * base->shape.head_dim, floats = NORMALS + CODEC_HEAD_DIM_MAX;
+    float *normals = memory_array(floats + 2 * plan.step * width, sizeof *normals);
+    if (!normals) return status_no_memory(error, (floats + 2 * plan.step * width) * sizeof *normals, "random keys and values");
     fill_normals(normals, floats, &seed);
     /* The pages come from one chunk of the pool, as those of a prompt do. */
-    size_t sealed = fresh ? plan_prompt(&cache->base.method, n).seal : 0;
-    enum terse_status status = fresh ? block_table_reserve(&cache->base.pages, sealed, error) : TERSE_OK;
-    if (!status)
-        status = fill_chunks(cache, n, chunk, fresh, alike ? 1 : cache->base.shape.layers, normals, normals + floats, seed, error);
-    if (alike && cache->base.extent.length) copy_layers(cache);
+    enum terse_status status = plan.pages ? block_table_reserve(&cache->base.pages, plan.pages, error) : TERSE_OK;
+    if (!status) status = fill_steps(cache, n, &plan, alike ? 1 : base->shape.layers, normals, normals + floats, seed, error);
+    if (alike && cache_length(cache)) copy_layers(cache);
     memory_free(normals);
     return status;
 }

@@ -149,7 +149,7 @@ static enum terse_status fit_side(void *user, size_t thread, uint32_t layer, uin
 
 enum terse_status fit_transforms(struct cache *cache, struct terse_error *error) {
     struct cache_base *base = &cache->base;
-    struct fitting f = {.cache = cache, .n = size_min((size_t)(base->extent.length - base->plan.grid), FIT_TOKENS)};
+    struct fitting f = {.cache = cache, .n = fitted_tokens(base)};
     f.floats = memory_round_up(f.n, PAGE_TOKENS) * base->shape.head_dim;
     f.rows = memory_array(base->threads * f.floats, sizeof *f.rows);
     if (!f.rows) return status_no_memory(error, base->threads * f.floats * sizeof *f.rows, "rows that the KV cache learns from");

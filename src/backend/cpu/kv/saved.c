@@ -1,8 +1,7 @@
-/* Writes and reads a cache's bytes in a saved state: as they lie in memory. */
+/* Gives and takes a cache's bytes: they are saved as they lie in memory. */
 #include "backend/cpu/kv/saved.h"
 
 #include "backend/cpu/kv/anchors.h"
-#include "backend/cpu/kv/exact.h"
 #include "backend/cpu/kv/page_pool.h"
 
 #include <string.h>
@@ -11,63 +10,31 @@ static size_t window_set_bytes(const struct cache *cache) {
     return cache_heads_of(&cache->base.shape) * 2 * cache->window_page_bytes;
 }
 
-static uint64_t fitted_bytes(const struct cache *cache) { return cache_heads_of(&cache->base.shape) * cache->fitted_bytes; }
-
-static const uint8_t *chunk_of(const void *user, const struct page_set *set) {
-    (void)user;
-    return set->chunk;
+/* Returns where a piece lies that is one array; NULL: it is none. */
+static void *array_of(const struct cache *cache, enum cache_piece piece) {
+    void *const arrays[CACHE_PIECES] = {
+        [CACHE_EXACT] = cache->exact, [CACHE_EXACT_LOGITS] = cache->exact_logits, [CACHE_LEARNED] = cache->fitted};
+    return arrays[piece];
 }
 
-void saved_write(const struct cache *cache, struct state_writer *writer) {
-    const struct cache_base *base = &cache->base;
-    size_t pages = extent_window_pages(&base->extent);
-    state_writer_begin(writer, STATE_EXACT);
-    state_writer_put(writer, cache->exact, exact_bytes(&base->shape, &base->method));
-    state_writer_begin(writer, STATE_EXACT_LOGITS);
-    state_writer_put(writer, cache->exact_logits, exact_logit_bytes(&base->shape, &base->method));
-    state_writer_begin(writer, STATE_FITTED);
-    state_writer_put(writer, cache->fitted, fitted_bytes(cache));
-    fitted_save(base, writer);
-    state_writer_begin(writer, STATE_ANCHORS);
-    anchors_save(cache, writer);
-    state_writer_begin(writer, STATE_WINDOW);
-    for (size_t i = 0; i < pages; i++) state_writer_put(writer, cache->window_sets[i], window_set_bytes(cache));
-    state_writer_begin(writer, STATE_PAGES);
-    cache_save_pages(cache, writer, chunk_of, NULL);
+int saved_export(const struct cache *cache, enum cache_piece piece, const struct cache_sink *sink) {
+    const void *array = array_of(cache, piece);
+    if (array) sink->put(sink->user, array, cache_piece_bytes(cache, piece));
+    if (piece == CACHE_ANCHORS) anchors_export(cache, sink);
+    for (size_t i = 0; piece == CACHE_WINDOW && i < cache_window_pages(cache); i++)
+        sink->put(sink->user, cache->window_sets[i], window_set_bytes(cache));
+    return 0;
 }
 
-enum terse_status saved_map_pages(struct cache *cache, struct state_file *file, const uint8_t *pages, size_t n,
-                                  struct terse_error *error) {
-    return block_table_map(&cache->base.pages, file, pages, n, error);
-}
-
-static enum terse_status load_window(struct cache *cache, const struct state_file *file, struct terse_error *error) {
-    size_t pages = extent_window_pages(&cache->base.extent), each = window_set_bytes(cache);
-    size_t bytes;
-    const uint8_t *data = state_file_section(file, STATE_WINDOW, &bytes);
-    if (bytes % each || bytes / each != pages) return state_file_refuse(file, STATE_WINDOW, "it is of another size", error);
-    enum terse_status status = pool_reserve_window(cache, pages, error);
-    for (size_t i = 0; i < pages && !status; i++) memcpy(cache->window_sets[i], data + i * each, each);
-    return status;
-}
-
-/* Reads the first bytes of a section, behind which `others` lie. */
-static enum terse_status load_bytes(const struct state_file *file, enum state_section section, void *to, uint64_t bytes,
-                                    uint64_t others, struct terse_error *error) {
-    const uint8_t *data = cache_saved_section(file, section, bytes + others, error);
-    if (!data) return TERSE_E_FORMAT;
-    if (bytes) memcpy(to, data, bytes);
+enum terse_status saved_import(struct cache *cache, const uint8_t *const pieces[CACHE_PIECES], struct terse_error *error) {
+    const size_t pages = cache_window_pages(cache), each = window_set_bytes(cache);
+    enum terse_status status = anchors_import(cache, pieces[CACHE_ANCHORS], error);
+    if (!status) status = pool_reserve_window(cache, pages, error);
+    if (status) return status;
+    for (size_t i = 0; i < pages; i++) memcpy(cache->window_sets[i], pieces[CACHE_WINDOW] + i * each, each);
+    for (int piece = 0; piece < CACHE_PIECES; piece++) {
+        void *array = array_of(cache, (enum cache_piece)piece);
+        if (array) memcpy(array, pieces[piece], cache_piece_bytes(cache, (enum cache_piece)piece));
+    }
     return TERSE_OK;
-}
-
-enum terse_status saved_read(struct cache *cache, struct state_file *file, struct terse_error *error) {
-    const struct cache_base *base = &cache->base;
-    enum terse_status status = anchors_load(cache, base->n_anchors, file, error);
-    if (!status) status = load_window(cache, file, error);
-    if (!status) status = load_bytes(file, STATE_EXACT, cache->exact, exact_bytes(&base->shape, &base->method), 0, error);
-    if (!status)
-        status =
-            load_bytes(file, STATE_EXACT_LOGITS, cache->exact_logits, exact_logit_bytes(&base->shape, &base->method), 0, error);
-    if (!status) status = load_bytes(file, STATE_FITTED, cache->fitted, fitted_bytes(cache), fitted_saved_bytes(base), error);
-    return status;
 }

@@ -140,5 +140,5 @@ void seal_commit(struct cache *cache) {
     recycle_window_sets(cache->window_sets, cache->n_window_sets, cache->base.plan.shift);
     cache_advance(cache);
     if (cache->base.fitted_ready) fit_release(cache);
-    pool_trim_window(cache, extent_window_pages(&cache->base.extent));
+    pool_trim_window(cache, cache_window_pages(cache));
 }

@@ -12,9 +12,7 @@ static const struct read_list *shared_list(const struct cache *cache) { return &
 
 static size_t exact_segments(const struct cache *cache) { return segments_for(shared_list(cache)->rows_end); }
 
-static size_t window_segments(const struct cache *cache) {
-    return cache->sealed_first ? 0 : extent_window_pages(&cache->base.plan.before);
-}
+static size_t window_segments(const struct cache *cache) { return cache->sealed_first ? 0 : plan_window_before(&cache->base.plan); }
 
 /* Returns the number of sealed pages that are read whole. */
 static size_t page_segments(const struct cache *cache) {
@@ -79,11 +77,11 @@ static void find_page(const struct cache *cache, uint32_t head, size_t i, struct
 }
 
 static void find_window(const struct cache *cache, size_t i, struct segment *segment) {
-    const struct extent *before = &cache->base.plan.before;
+    const struct plan *plan = &cache->base.plan;
     segment->kind = SEGMENT_WINDOW;
     segment->base = segment_page_base(cache, shared_list(cache)->n_pages + i);
     segment->window_set = cache->window_sets[i];
-    set_tokens(segment, before->window_first + i * PAGE_TOKENS, before->length, shared_list(cache)->window_first);
+    set_tokens(segment, plan->before.window_first + i * PAGE_TOKENS, plan->before.length, shared_list(cache)->window_first);
 }
 
 static void find_new(const struct cache *cache, size_t i, struct segment *segment) {
@@ -122,12 +120,12 @@ size_t segment_count_seen(const struct cache *cache, size_t i) {
 }
 
 struct segment segment_of_token(const struct cache *cache, uint64_t token) {
-    const struct extent *before = &cache->base.plan.before;
+    const struct plan *plan = &cache->base.plan;
     struct segment segment = {0};
-    if (token >= before->length) {
-        find_new(cache, (size_t)(token - before->length) / PAGE_TOKENS, &segment);
-    } else if (token >= before->window_first) {
-        find_window(cache, (size_t)(token - before->window_first) / PAGE_TOKENS, &segment);
+    if (token >= plan->before.length) {
+        find_new(cache, (size_t)(token - plan->before.length) / PAGE_TOKENS, &segment);
+    } else if (token >= plan->before.window_first) {
+        find_window(cache, (size_t)(token - plan->before.window_first) / PAGE_TOKENS, &segment);
     } else {
         const struct page_set *sets = cache->base.pages.sets;
         size_t i = 0;

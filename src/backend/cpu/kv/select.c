@@ -93,7 +93,7 @@ static void list_page_sets(const struct cache *cache, struct selection *selectio
 
 /* Returns how many tokens a KV head reads of so many candidate slots, at most. */
 static size_t selected_tokens(const struct cache *cache, size_t slots) {
-    return policy_selects(&cache->base.method.parameters, slots) + cache->base.n_anchors;
+    return method_tokens_read(&cache->base.method, slots) + cache->base.n_anchors;
 }
 
 static enum terse_status reserve_list(struct cache *cache, struct terse_error *error) {
@@ -332,7 +332,7 @@ void select_top_k(const struct cache *cache, uint32_t head) {
             filled = false;
         }
     }
-    size_t wanted = policy_selects(&cache->base.method.parameters, slots), pages = cache->selection.candidates;
+    size_t wanted = method_tokens_read(&cache->base.method, slots), pages = cache->selection.candidates;
     if (codec_ranks(cache)) keep_best_runs(cache, wanted, workspace.best + head * pages, workspace.runs + head * pages, scores);
     wanted += force_anchors(cache, head, scores);
     size_t n = top_tokens(scores, slots, size_min(wanted, cache->selection.max_tokens), chosen);

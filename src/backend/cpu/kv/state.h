@@ -36,7 +36,7 @@
 #include "base/size.h"
 #include "kv/cache.h"
 
-/* Anchors are tokens of sealed pages that a policy wants exact: their rows in half precision, which readers use in place of the
+/* Anchors are tokens of sealed pages that stay exact: their rows in half precision, which readers use in place of the
  * codes. There are for every layer, KV head and side the same number of them, in order of their tokens,
  *     [layers][Hk][2]{uint32 token[capacity], half rows[capacity][hd]}
  * keys as the pages hold them, rotated or not. */
@@ -95,7 +95,7 @@ struct cache {
     uint8_t **window_sets; /* [n_window_sets] of [layers][Hk]{key page, value page}, used from 0 on */
     size_t n_window_sets;
     uint16_t *exact;     /* exact rows, [layers][Hk][keys, values][parameters.exact][hd] */
-    float *exact_logits; /* exact.h; where the policy has `pick_victim` */
+    float *exact_logits; /* exact.h; where steps replace exact rows */
     struct anchors anchors;
     struct seal_worker *seal_worker; /* made when it is first needed */
 

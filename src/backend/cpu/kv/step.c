@@ -58,7 +58,7 @@ enum terse_status cache_begin(struct cache *cache, enum cache_step_kind kind, si
     enum terse_status status = cache_plan_step(cache, kind, n, error);
     if (!status && fitted_due(&cache->base)) status = fit_transforms(cache, error);
     if (!status) status = seal_ahead_begin(cache, error);
-    if (!status) status = pool_reserve_window(cache, extent_window_pages(&plan->after), error);
+    if (!status) status = pool_reserve_window(cache, plan_window_after(plan), error);
     if (!status) status = anchors_reserve(cache, cache->base.n_anchors + plan->anchors, error);
     if (!status) status = fit_reserve(cache, plan, error);
     if (!status) status = select_reserve(cache, plan, error);

@@ -29,7 +29,7 @@
  *
  * Memory of keys and values grows in cache_begin by what the step seals; a step that seals less than a 64th of the cache may
  * allocate that much, 16 page sets at most. Scratch of attention (a few MB per thread) and rotation tables hold no keys and values
- * and are not part of reports.
+ * and are not counted.
  *
  * Shapes: Hq query heads, Hk KV heads, G = Hq/Hk, hd head_dim; floats, row-major. Threads: one thread drives a cache; work inside
  * is split over as many OpenMP threads as the cache was created with. Results do not depend on their number beyond rounding. */
@@ -52,7 +52,7 @@ enum terse_status cache_attend(struct cache *cache, const float *q, size_t first
  * left. */
 bool cache_attend_some(struct cache *cache, const float *q, size_t first, size_t count, float *out);
 /* Returns how many of a layer's queries, from the first on, must be shown to cache_observe before others attend. The first `needed`
- * of them will not attend, since their outputs are not wanted. If the policy chooses exact tokens by their attention, all queries
+ * of them will not attend, since their outputs are not wanted. If the step chooses exact tokens by their attention, all queries
  * count. */
 size_t cache_queries_to_observe(const struct cache *cache, size_t needed);
 /* Shows the cache q as in cache_attend, in order from first 0 on, each new token once. */

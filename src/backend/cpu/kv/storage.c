@@ -28,7 +28,7 @@ static void set_sizes(struct cache *cache) {
     cache->fitted_bytes = fit_bytes(method, head_dim);
     cache->fitted_side_bytes[CODEC_KEYS] = fit_side_bytes(method, CODEC_KEYS, head_dim);
     cache->fitted_side_bytes[CODEC_VALUES] = fit_side_bytes(method, CODEC_VALUES, head_dim);
-    cache->base.learns = cache->fitted_bytes > 0;
+    cache->base.learned_bytes = cache_heads_of(&cache->base.shape) * cache->fitted_bytes;
 }
 
 static enum terse_status zeros(void *memory, uint64_t bytes, const char *what, struct terse_error *error) {
@@ -44,11 +44,10 @@ static enum terse_status allocate(struct cache *cache, struct terse_error *error
         status = position_scores_new(base->shape.rope, &cache->positions, error);
     if (!status) status = pool_set_places(cache, error);
     if (!status) status = block_table_new(&cache->base.pages, &page_memory_host, base->page_set_bytes, error);
-    if (!status) status = zeros(&cache->exact, exact_bytes(&base->shape, &base->method), "the KV cache's exact rows", error);
+    if (!status) status = zeros(&cache->exact, cache_exact_bytes(&base->shape, &base->method), "the KV cache's exact rows", error);
     if (!status)
-        status = zeros(&cache->exact_logits, exact_logit_bytes(&base->shape, &base->method), "the KV cache's logits", error);
-    if (!status)
-        status = zeros(&cache->fitted, cache_heads_of(&base->shape) * cache->fitted_bytes, "what the KV cache learns", error);
+        status = zeros(&cache->exact_logits, cache_exact_logit_bytes(&base->shape, &base->method), "the KV cache's logits", error);
+    if (!status) status = zeros(&cache->fitted, base->learned_bytes, "what the KV cache learns", error);
     return status;
 }
 
@@ -88,9 +87,9 @@ void cache_destroy(struct cache *cache) {
     gather_free(cache);
     fit_release(cache);
     scratch_free(cache);
-    budget_free(cache->base.budget, cache->exact, exact_bytes(&cache->base.shape, &cache->base.method));
-    budget_free(cache->base.budget, cache->exact_logits, exact_logit_bytes(&cache->base.shape, &cache->base.method));
-    budget_free(cache->base.budget, cache->fitted, cache_heads_of(&cache->base.shape) * cache->fitted_bytes);
+    budget_free(cache->base.budget, cache->exact, cache_exact_bytes(&cache->base.shape, &cache->base.method));
+    budget_free(cache->base.budget, cache->exact_logits, cache_exact_logit_bytes(&cache->base.shape, &cache->base.method));
+    budget_free(cache->base.budget, cache->fitted, cache->base.learned_bytes);
     memory_free(cache->observed);
     rotary_destroy(&cache->rotary);
     position_scores_free(&cache->positions);
@@ -117,10 +116,10 @@ static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct
     const uint64_t heads = cache_heads_of(shape);
     return (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, fit_index_layout(method, shape->head_dim).page_bytes),
                                 .window = windows * heads * 2 * PAGE_BYTES_F16(shape->head_dim),
-                                .exact = exact_bytes(shape, method) + anchors * heads * 2 * anchor_bytes(shape->head_dim),
+                                .exact = cache_exact_bytes(shape, method) + anchors * heads * 2 * anchor_bytes(shape->head_dim),
                                 .tables = heads * fit_bytes(method, shape->head_dim) +
                                           (noted ? fitted_sums_bytes(shape, method) : 0) +
-                                          (fitted ? fitted_all_bytes(shape, method) : 0) + exact_logit_bytes(shape, method) +
+                                          (fitted ? fitted_all_bytes(shape, method) : 0) + cache_exact_logit_bytes(shape, method) +
                                           windows * sizeof(uint8_t *) + heads * sizeof(struct page_address),
                                 .codebook = method->learned ? cpu_codebook_bytes(method->learned) : 0};
 }
@@ -132,7 +131,7 @@ static void storage_bytes(const struct cache *cache, struct cache_bytes *bytes) 
 
 static void storage_bytes_after(const struct cache_shape *shape, const struct method *method, const struct plan *plan,
                                 struct cache_bytes *bytes) {
-    *bytes = bytes_of(shape, method, extent_window_pages(&plan->after), plan->anchors, plan->waits || plan->fits, plan->fits);
+    *bytes = bytes_of(shape, method, plan_window_after(plan), plan->anchors, plan->waits || plan->fits, plan->fits);
 }
 
 static bool anchor_tokens(const struct cache *cache, uint32_t layer, uint32_t head, enum codec_side side, uint32_t *tokens) {
@@ -157,20 +156,23 @@ static void copy_bytes(void *to, const void *from, uint64_t bytes) {
 
 static enum terse_status copy_storage(struct cache *cache, const struct cache *from, struct terse_error *error) {
     const struct cache_shape *shape = &from->base.shape;
-    size_t pages = extent_window_pages(&from->base.extent);
+    size_t pages = cache_window_pages(from);
     enum terse_status status = pool_reserve_window(cache, pages, error);
     if (!status) status = anchors_copy(cache, from, error);
     if (status) return status;
     for (size_t i = 0; i < pages; i++)
         memcpy(cache->window_sets[i], from->window_sets[i], cache_heads_of(shape) * 2 * cache->window_page_bytes);
-    copy_bytes(cache->exact, from->exact, exact_bytes(shape, &from->base.method));
-    copy_bytes(cache->exact_logits, from->exact_logits, exact_logit_bytes(shape, &from->base.method));
-    copy_bytes(cache->fitted, from->fitted, cache_heads_of(shape) * from->fitted_bytes);
+    copy_bytes(cache->exact, from->exact, cache_exact_bytes(shape, &from->base.method));
+    copy_bytes(cache->exact_logits, from->exact_logits, cache_exact_logit_bytes(shape, &from->base.method));
+    copy_bytes(cache->fitted, from->fitted, from->base.learned_bytes);
     cache->base.ahead_most_tokens = from->base.ahead_most_tokens;
     return TERSE_OK;
 }
 
 const struct kv_storage cpu_storage = {.most_tokens = UINT64_C(1) << 48, /* far from overflow of anything that is counted */
+                                       .selects = true,
+                                       .singles_out = true,
+                                       .slides = true,
                                        .create = cache_create,
                                        .destroy = cache_destroy,
                                        .wait_ahead = seal_ahead_wait,
@@ -183,6 +185,5 @@ const struct kv_storage cpu_storage = {.most_tokens = UINT64_C(1) << 48, /* far 
                                        .fit_tokens = fit_tokens,
                                        .layouts_changed = layouts_changed,
                                        .copy = copy_storage,
-                                       .save = saved_write,
-                                       .load_pages = saved_map_pages,
-                                       .load = saved_read};
+                                       .export_piece = saved_export,
+                                       .import_pieces = saved_import};

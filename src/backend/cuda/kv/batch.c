@@ -160,7 +160,7 @@ static void add_to_group(struct batch_memory *b, const struct cache *cache, uint
         const uint32_t own = (cache->fitted.memory ? cache->fitted.page_bytes : cache->tables->page_bytes)[side];
         if (own > group->page_bytes[side]) group->page_bytes[side] = own;
     }
-    group->evicts |= cache->base.method.policy->positions_by_index;
+    group->evicts |= cache->base.plan.by_index;
 }
 
 /* Writes where everything lies. A row is read in as many parts as if it were alone, so that its result does not depend on the
@@ -176,7 +176,7 @@ static void stage(struct batch_memory *b, struct cache *const *caches, size_t n)
         add_to_group(b, cache, row, splits);
         for (size_t t = 0; t < cache->base.plan.n; t++, row++)
             rows_in(b, b->staged)[row] = (struct query_row_view){
-                .sequence = (uint32_t)i, .position = (uint32_t)(cache->base.extent.length + t), .splits = splits};
+                .sequence = (uint32_t)i, .position = (uint32_t)(cache->base.plan.before.length + t), .splits = splits};
     }
     for (struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         g->splits = bucket(g->splits);

@@ -32,7 +32,7 @@ enum terse_status kv_fill_random(struct cache *cache, size_t n, uint64_t seed, s
     float *rows = device_alloc(NULL, bytes, "random keys and values", error);
     if (!rows) return TERSE_E_MEMORY;
     for (size_t part; n && !status; n -= part) {
-        part = plan_part(&cache->base.method, &cache->base.extent, n);
+        part = cache_prompt_part(cache, n);
         status = fill_step(cache, part, rows, &seed, error);
     }
     cudaStreamSynchronize(device_stream());

@@ -123,7 +123,7 @@ static struct encode_sides sides_of(const struct cache *cache) {
 
 enum terse_status kv_fit_transforms(struct cache *cache, struct terse_error *error) {
     struct cache_base *base = &cache->base;
-    const size_t hd = base->shape.head_dim, n = size_min((size_t)(base->extent.length - base->plan.grid), FIT_TOKENS);
+    const size_t hd = base->shape.head_dim, n = fitted_tokens(base);
     struct fitting f = {.cache = cache, .sides = sides_of(cache)};
     const size_t floats = cache_heads_of(&base->shape) * (size_t)f.sides.n * ENCODE_MOMENTS_FLOATS(hd),
                  own = base->threads * work_floats(hd);

@@ -66,10 +66,7 @@ enum terse_status kept_copy(struct cache *cache, const struct cache *from, struc
 
 /* ---- A step that chooses */
 
-size_t kept_first_query(const struct cache *cache) {
-    return cache->base.plan.n > RANKING_QUERIES ? cache->base.plan.n - RANKING_QUERIES : 0;
-}
-static uint32_t ranking_queries(const struct cache *cache) { return (uint32_t)(cache->base.plan.n - kept_first_query(cache)); }
+static uint32_t ranking_queries(const struct cache *cache) { return (uint32_t)(cache->base.plan.n - cache->base.plan.ranking); }
 
 static size_t choice_floats(const struct cache *cache, size_t rows) {
     const struct plan *plan = &cache->base.plan;
@@ -102,8 +99,8 @@ void kept_release(struct cache *cache) {
 }
 
 cudaError_t kept_observe(const struct cache *cache, const float *q, size_t first, size_t count) {
-    size_t from = kept_first_query(cache), width = cache_shape_query_width(&cache->base.shape), begin = first > from ? first : from,
-           end = first + count;
+    size_t from = cache->base.plan.ranking, width = cache_shape_query_width(&cache->base.shape),
+           begin = first > from ? first : from, end = first + count;
     if (!cache->base.plan.anchors || begin >= end) return cudaSuccess;
     return cudaMemcpyAsync(queries_at(cache) + (begin - from) * width, q + (begin - first) * width,
                            (end - begin) * width * sizeof *q, cudaMemcpyDeviceToDevice, device_stream());
@@ -119,7 +116,7 @@ cudaError_t kept_choose(const struct cache *cache, uint32_t layer, const device_
     const struct rank_tokens rank = {.heads = cache->heads,
                                      .q = queries_at(cache),
                                      .n_queries = ranking_queries(cache),
-                                     .first_query = (uint32_t)(rows_before + kept_first_query(cache)),
+                                     .first_query = (uint32_t)(rows_before + cache->base.plan.ranking),
                                      .k = k,
                                      .rows = (uint32_t)rows,
                                      .first = (uint32_t)first,

@@ -16,8 +16,6 @@ void kept_free(struct cache *cache);
  * back. */
 enum terse_status kept_reserve(struct cache *cache, size_t rows, struct terse_error *error);
 void kept_release(struct cache *cache);
-/* Returns the first of the step's queries that ranks tokens. */
-size_t kept_first_query(const struct cache *cache);
 /* Queues the copy of those of queries q[count][Hq][hd] of the step's tokens from `first` on, rotated, that rank tokens. */
 cudaError_t kept_observe(const struct cache *cache, const float *q, size_t first, size_t count);
 /* Queues the choice of the layer's anchors among the tokens that the step seals, which are rows from `first` on of k, v[rows_before

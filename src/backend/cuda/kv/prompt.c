@@ -11,9 +11,7 @@
 #include "base/size.h"
 
 /* Counts the rows of the tokens before the step. */
-static size_t rows_before(const struct cache *cache) {
-    return (size_t)(cache->base.plan.before.length - extent_evicted(&cache->base.plan.before) - cache->base.plan.before.dropped);
-}
+static size_t rows_before(const struct cache *cache) { return (size_t)plan_kept(&cache->base.plan); }
 /* Returns the row of a token of the window or of the step. */
 static int64_t row_of(const struct cache *cache, uint64_t token) {
     return (int64_t)rows_before(cache) - (int64_t)(cache->base.plan.before.length - token);
@@ -114,15 +112,15 @@ static struct layer_rows layer_rows(const struct cache *cache, uint32_t layer) {
 /* Copies what the sequence has stored to rows, including evicted tokens of the first page and of the window, since sealing them
  * reads numbers. The exact rows come last, since evicted tokens may lie where they belong. */
 static cudaError_t read_stored(const struct cache *cache, uint32_t layer) {
-    const struct extent *before = &cache->base.plan.before;
+    const struct plan *plan = &cache->base.plan;
+    const uint64_t window = plan->before.window_first;
     struct layer_rows rows = layer_rows(cache, layer);
-    uint64_t window = before->window_first > before->exact ? before->window_first : before->exact;
     struct encode encode = encode_of(cache, &cache->stored, layer);
     cudaError_t result = encode.n ? decode_pages(&encode, device_stream()) : cudaSuccess;
     if (result == cudaSuccess)
-        result = rows_from_window(&rows, window, (size_t)(before->length - window), row_of(cache, window), device_stream());
+        result = rows_from_window(&rows, window, (size_t)(plan->before.length - window), row_of(cache, window), device_stream());
     if (result == cudaSuccess)
-        result = rows_from_exact(&rows, (size_t)before->exact + cache->base.n_anchors, extent_evicted(before), device_stream());
+        result = rows_from_exact(&rows, (size_t)plan->before.exact + cache->base.n_anchors, plan_evicted(plan), device_stream());
     return result;
 }
 
@@ -177,13 +175,11 @@ enum terse_status prompt_attend(struct cache *cache, const struct kv_rows *rows,
 
 /* Copies new tokens that stay to the window. */
 static cudaError_t keep_window(const struct cache *cache, uint32_t layer) {
-    const struct extent *before = &cache->base.plan.before, *after = &cache->base.plan.after;
+    const struct plan *plan = &cache->base.plan;
+    const uint64_t before = plan->before.length, end = plan->after.length,
+                   first = plan->after.window_first > before ? plan->after.window_first : before;
     struct layer_rows rows = layer_rows(cache, layer);
-    uint64_t first = after->window_first > before->length ? after->window_first : before->length;
-    if (first < after->exact) first = after->exact;
-    return first < after->length
-               ? rows_to_window(&rows, first, (size_t)(after->length - first), row_of(cache, first), device_stream())
-               : cudaSuccess;
+    return first < end ? rows_to_window(&rows, first, (size_t)(end - first), row_of(cache, first), device_stream()) : cudaSuccess;
 }
 
 enum terse_status prompt_seal(struct cache *cache, uint32_t layer, struct terse_error *error) {

@@ -1,12 +1,12 @@
-/* Declares the part of kv_storage (kv/cache.h) that writes and reads a cache's bytes in a saved state. */
+/* Declares the part of kv_storage (kv/cache.h) that gives and takes a cache's bytes as they are saved. */
 #ifndef TERSE_BACKEND_CUDA_KV_SAVED_H
 #define TERSE_BACKEND_CUDA_KV_SAVED_H
 
 #include "backend/cuda/kv/state.h"
 
-void kv_saved_write(const struct cache *cache, struct state_writer *writer);
-enum terse_status kv_saved_read_pages(struct cache *cache, struct state_file *file, const uint8_t *pages, size_t n,
-                                      struct terse_error *error);
-enum terse_status kv_saved_read(struct cache *cache, struct state_file *file, struct terse_error *error);
+int kv_export_piece(const struct cache *cache, enum cache_piece piece, const struct cache_sink *sink);
+int kv_export_pages(const struct cache *cache, void *to, const void *from, size_t bytes);
+enum terse_status kv_import_pages(struct cache *cache, const uint8_t *pages, size_t n, struct terse_error *error);
+enum terse_status kv_import_pieces(struct cache *cache, const uint8_t *const pieces[CACHE_PIECES], struct terse_error *error);
 
 #endif

@@ -18,9 +18,9 @@ enum terse_status kv_begin(struct cache *cache, enum cache_step_kind kind, size_
     enum terse_status status = cache_plan_step(cache, kind, n, error);
     if (status) return status;
     if (kind == CACHE_STEP_PAPER && base->plan.anchors)
-        return kv_refuse(&base->method, "cannot be read by the papers' protocol", error);
+        return cache_refuse(&cuda_storage, &base->method, "cannot be read by the papers' protocol", error);
     if ((status = window_reserve(cache, error))) return status;
-    if (base->extent.length <= base->plan.grid) cache->window_origin = base->plan.grid; /* nothing lies in it */
+    if (base->plan.before.length <= base->plan.grid) cache->window_origin = base->plan.grid; /* nothing lies in it */
     if (fitted_due(base) && (status = kv_fit_transforms(cache, error))) return status;
     cache->steps++;
     status = cache_reserve_views(cache, base->pages.n, error);
@@ -54,7 +54,7 @@ enum terse_status kv_append(const struct kv_batch *batch, const struct kv_rows *
 size_t kv_queries_to_observe(const struct kv_batch *batch, size_t needed, size_t *first) {
     const struct cache *prompt = prompt_of(batch);
     bool chooses = prompt && prompt->base.plan.anchors;
-    *first = chooses ? kept_first_query(prompt) : 0;
+    *first = chooses ? prompt->base.plan.ranking : 0;
     return chooses ? needed : 0;
 }
 

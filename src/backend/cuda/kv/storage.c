@@ -106,7 +106,7 @@ static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct
                              (fitted ? fitted_all_bytes(shape, method) + kv_fitted_bytes(shape, method) : 0);
     return (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, 0),
                                 .window = heads * 2 * rows * row,
-                                .exact = heads * 2 * method->parameters.exact * row + anchors * anchor_bytes(shape),
+                                .exact = cache_exact_bytes(shape, method) + anchors * anchor_bytes(shape),
                                 .tables = learned + page_view_bytes(views) + sizeof(struct sequence_view)};
 }
 
@@ -122,20 +122,12 @@ static void storage_bytes(const struct cache *cache, struct cache_bytes *bytes) 
     bytes->exact = cache->exact.bytes + cache->chosen.bytes;
 }
 
-enum terse_status kv_refuse(const struct method *method, const char *why, struct terse_error *error) {
-    return status_fail(error, TERSE_E_UNSUPPORTED, "%s %s on the GPU: use --device cpu, or another --kv", method->name, why);
-}
-
 static enum terse_status supports(const struct cache_shape *shape, const struct method *method, struct terse_error *error) {
     const struct head_view heads = kv_tables_heads(shape);
     const enum codec_id codec[2] = {method->key.codec->id, method->value.codec->id};
     const struct centroid_shape centroid[2] = {centroid_shape_of(&method->key), centroid_shape_of(&method->value)};
-    const struct policy *policy = method->policy;
-    if (method->index) return kv_refuse(method, "cannot choose the tokens that a step reads", error);
-    if ((policy->anchors && !policy->keep_selected_only) || policy->pick_victim)
-        return kv_refuse(method, "cannot choose tokens by their attention", error);
     if (!attend_decode_supports(&heads, codec, centroid) || !encode_supports(&heads, codec) || !attend_prefill_supports(&heads))
-        return kv_refuse(method, "has no kernels for this model's heads", error);
+        return cache_refuse(&cuda_storage, method, "has no kernels for this model's heads", error);
     return TERSE_OK;
 }
 
@@ -188,6 +180,7 @@ static enum terse_status copy_storage(struct cache *cache, const struct cache *f
 }
 
 const struct kv_storage cuda_storage = {.most_tokens = UINT32_MAX,
+                                        .where = "on the GPU",
                                         .supports = supports,
                                         .create = kv_create,
                                         .destroy = kv_destroy,
@@ -202,6 +195,7 @@ const struct kv_storage cuda_storage = {.most_tokens = UINT32_MAX,
                                         .fit_tokens = fit_tokens,
                                         .layouts_changed = kv_layouts_changed,
                                         .copy = copy_storage,
-                                        .save = kv_saved_write,
-                                        .load_pages = kv_saved_read_pages,
-                                        .load = kv_saved_read};
+                                        .export_piece = kv_export_piece,
+                                        .export_pages = kv_export_pages,
+                                        .import_pages = kv_import_pages,
+                                        .import_pieces = kv_import_pieces};

@@ -10,7 +10,5 @@ extern const struct kv_storage cuda_storage;
 enum terse_status kv_create(const struct cache_shape *shape, const struct method *method, uint32_t threads, struct cache **cache,
                             struct terse_error *error);
 void kv_destroy(struct cache *cache);
-/* Returns TERSE_E_UNSUPPORTED: the method needs what this backend cannot do. */
-enum terse_status kv_refuse(const struct method *method, const char *why, struct terse_error *error);
 
 #endif

@@ -58,9 +58,8 @@ static enum terse_status resize(struct cache *cache, uint32_t rows, uint64_t fir
 
 /* Gives the ring so many rows, at least as many as there are tokens in it, and keeps these. */
 static enum terse_status resize_kept(struct cache *cache, uint32_t rows, struct terse_error *error) {
-    const struct extent *extent = &cache->base.extent;
-    const uint64_t first = extent->window_first > extent->exact ? extent->window_first : extent->exact;
-    return resize(cache, rows, first, extent->length > first ? (size_t)(extent->length - first) : 0, error);
+    const struct token_range window = cache_window(cache);
+    return resize(cache, rows, window.first, (size_t)(window.end - window.first), error);
 }
 
 enum terse_status window_clear(struct cache *cache, uint64_t n, struct terse_error *error) {
@@ -77,8 +76,7 @@ enum terse_status window_reserve(struct cache *cache, struct terse_error *error)
 
 enum terse_status window_trim(struct cache *cache, struct terse_error *error) {
     const uint32_t least = window_least_rows(&cache->base.method);
-    const bool waits = plan_step(&cache->base.method, &cache->base.extent, CACHE_STEP_DECODE, 1).waits;
-    return waits || cache->base.n_ahead || extent_window_pages(&cache->base.extent) * PAGE_TOKENS > least
+    return fitted_would_wait(&cache->base) || cache->base.n_ahead || cache_window_pages(cache) * PAGE_TOKENS > least
                ? TERSE_OK
                : resize_kept(cache, least, error);
 }
