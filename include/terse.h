@@ -229,11 +229,12 @@ struct terse_cache_report {
     uint64_t codebook;     /* memory of the codebook, shared by all sessions that use it: not a part of resident */
     double bits_per_value; /* resident * 8 / (values of all tokens seen) */
 };
-/* Computes what a cache of `tokens` tokens will allocate, before anything is allocated: the report of terse_session_cache after a
- * prefill of as many. Bytes grow with tokens, except as TERSE_FIT_TOKENS says. A session that generates holds more: pages for
- * tokens that wait in the window, and pages ahead, a 32nd of the cache's, at most 16 of each layer, KV head and side. */
-TERSE_API enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options,
-                                              uint64_t tokens, struct terse_cache_report *report, struct terse_error *error);
+/* Computes what a cache of `tokens` tokens will allocate, before it does: the report of terse_session_cache after a prefill of as
+ * many, on an engine of this device. Bytes grow with tokens, except as TERSE_FIT_TOKENS says. A session that generates holds more:
+ * pages for tokens that wait in the window, and pages ahead, a 32nd of the cache's, at most 16 of each layer, KV head and side. */
+TERSE_API enum terse_status terse_cache_bytes(const struct terse_model *model, const char *device,
+                                              const struct terse_cache_options *options, uint64_t tokens,
+                                              struct terse_cache_report *report, struct terse_error *error);
 
 /* ---- Codebooks ---------------------------------------------------------------------------------------------------------- */
 /* A rate's cost says how far a terse-N cache moves the probabilities of the next token from those with an f16 cache. */

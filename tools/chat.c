@@ -96,7 +96,7 @@ static int report_cache(struct chat *chat, const char *argument) {
     struct terse_error error;
     char text[256];
     terse_session_cache(chat->run->session, &cache);
-    if (terse_cache_bytes(setup->model, &f16, cache.tokens, &as_f16, &error) != TERSE_OK) return complain_error(&error);
+    if (setup_cache_bytes(setup, &f16, cache.tokens, &as_f16, &error) != TERSE_OK) return complain_error(&error);
     remark("KV cache of %" PRIu64 " tokens: %s; f16 takes %.2f MiB", cache.tokens,
            run_cache_text(chat->run, &cache, text, sizeof text), (double)as_f16.resident / 0x1p20);
     remark("  of it pages %.2f MiB, exact tokens %.2f MiB, recent window %.2f MiB, tables %.2f MiB; %" PRIu64 " tokens are kept",

@@ -156,7 +156,7 @@ static uint64_t tokens_in_budget(const struct inspect *f, const struct terse_cac
     uint64_t fits = 0, too_many = MOST_TOKENS + 1;
     while (too_many - fits > 1) {
         uint64_t bytes, middle = fits + (too_many - fits) / 2;
-        if (forecast_peak(f->setup.model, options, middle, &bytes, NULL) == TERSE_OK && bytes <= f->budget)
+        if (forecast_peak(&f->setup, options, middle, &bytes, NULL) == TERSE_OK && bytes <= f->budget)
             fits = middle;
         else
             too_many = middle;
@@ -190,7 +190,7 @@ static cJSON *collect_methods(const struct inspect *f) {
         struct terse_cache_report full;
         instance_of(method.name, name, sizeof name);
         struct terse_cache_options options = options_of(f, name);
-        if (terse_cache_bytes(f->setup.model, &options, context, &full, NULL) != TERSE_OK) continue;
+        if (setup_cache_bytes(&f->setup, &options, context, &full, NULL) != TERSE_OK) continue;
         cJSON *row = cJSON_CreateObject();
         cJSON_AddStringToObject(row, "kv", name);
         cJSON_AddStringToObject(row, "summary", method.summary);
@@ -400,6 +400,8 @@ static enum options_result parse(struct inspect *f, int argc, char **argv) {
         {"--tensors", NULL, OPTION_FLAG, &f->list_tensors, 0, 0, "list every tensor"},
         {"-c, --ctx-size", "N", OPTION_INTEGER, &f->setup.context, 0, UINT32_MAX,
          "context in tokens that memory and speed are told for; 0: the model's"},
+        {"--device", "NAME", OPTION_TEXT, &f->setup.device, 0, 0,
+         "where the model would be computed, of which memory and speed are told: as of terse run"},
         {"--budget", "SIZE", OPTION_SIZE, &f->budget, 0, 0, "show the context whose KV cache fits SIZE, such as 4G"},
         {"-o, --output", TABLE_FORMATS, OPTION_CHOICE, &f->format, 0, 0, "csv: the KV table only, or with --tensors the tensors"},
     };
@@ -435,6 +437,14 @@ static int make_forecast(struct inspect *f) {
     return forecast_make(&f->setup, f->setup.context ? (uint32_t)f->setup.context : context, f->profile, &f->forecast);
 }
 
+/* Refuses a device that cannot serve the model: its caches by no method would be told. */
+static int check_device(const struct inspect *f) {
+    const struct terse_cache_options options = terse_cache_options_defaults();
+    struct terse_cache_report report;
+    struct terse_error error;
+    return setup_cache_bytes(&f->setup, &options, 1, &report, &error) ? complain_error(&error) : EXIT_OK;
+}
+
 /* Loads the file. One that cannot be run is shown nevertheless; one that cannot be read is not. */
 static int load(struct inspect *f) {
     int status = EXIT_OK;
@@ -445,6 +455,7 @@ static int load(struct inspect *f) {
         terse_codebook_load(f->file, &f->codebook, &f->refusal);
     else if (setup_try_load(&f->setup, &f->refusal) == TERSE_OK)
         status = codebooks_find(&f->setup, &f->profile);
+    if (status == EXIT_OK && f->setup.model) status = check_device(f);
     if (status == EXIT_OK && f->setup.model) status = rate_choice_make(&f->setup, NULL);
     if (status != EXIT_OK) return status;
     f->parts = collect_parts(f);

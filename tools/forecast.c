@@ -117,11 +117,11 @@ static int measure_model(struct setup *setup, const struct terse_session_options
 #define PROGRAM ((uint64_t)25 << 20)
 #define PROGRAM_PER_TOKEN 80
 
-enum terse_status forecast_peak(const struct terse_model *model, const struct terse_cache_options *options, uint64_t tokens,
+enum terse_status forecast_peak(const struct setup *setup, const struct terse_cache_options *options, uint64_t tokens,
                                 uint64_t *bytes, struct terse_error *error) {
     struct terse_cache_report all, exact;
-    enum terse_status status = terse_cache_bytes(model, options, tokens, &all, error);
-    if (!status) status = terse_cache_bytes(model, options, tokens < TERSE_FIT_TOKENS ? tokens : TERSE_FIT_TOKENS, &exact, error);
+    enum terse_status status = setup_cache_bytes(setup, options, tokens, &all, error);
+    if (!status) status = setup_cache_bytes(setup, options, tokens < TERSE_FIT_TOKENS ? tokens : TERSE_FIT_TOKENS, &exact, error);
     if (!status) *bytes = all.resident > exact.resident ? all.resident : exact.resident;
     return status;
 }
@@ -132,13 +132,13 @@ static int count_bytes(const struct setup *setup, const struct terse_session_opt
     struct terse_cache_options half = terse_cache_options_defaults();
     struct terse_cache_report report;
     struct terse_error error;
-    if (terse_cache_bytes(setup->model, &options->cache, f->context, &report, &error) != TERSE_OK ||
-        forecast_peak(setup->model, &options->cache, f->context, &f->peak, &error) != TERSE_OK)
+    if (setup_cache_bytes(setup, &options->cache, f->context, &report, &error) != TERSE_OK ||
+        forecast_peak(setup, &options->cache, f->context, &f->peak, &error) != TERSE_OK)
         return complain_error(&error);
     f->cache = report.resident;
     f->buffers = PROGRAM + PROGRAM_PER_TOKEN * m->vocabulary + report.codebook +
                  (uint64_t)f->context * (m->width + 2 * m->kv_heads * m->head_dim) * sizeof(float);
-    if (terse_cache_bytes(setup->model, &half, f->context, &report, &error) != TERSE_OK) return complain_error(&error);
+    if (setup_cache_bytes(setup, &half, f->context, &report, &error) != TERSE_OK) return complain_error(&error);
     f->half = report.resident;
     return EXIT_OK;
 }

@@ -30,8 +30,8 @@ double forecast_prompt(const struct forecast *forecast, const struct terse_model
 double forecast_step(const struct forecast *forecast, const struct terse_model_info *model, uint32_t depth);
 
 /* Computes the most bytes that a cache takes on its way to so many tokens. They never shrink with more tokens, unlike those of
- * terse_cache_bytes. */
-enum terse_status forecast_peak(const struct terse_model *model, const struct terse_cache_options *options, uint64_t tokens,
+ * setup_cache_bytes. */
+enum terse_status forecast_peak(const struct setup *setup, const struct terse_cache_options *options, uint64_t tokens,
                                 uint64_t *bytes, struct terse_error *error);
 
 void forecast_print(const struct forecast *forecast, const struct setup *setup);

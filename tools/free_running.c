@@ -74,8 +74,8 @@ static enum terse_status count_bytes(const struct free_running *f, enum cache ca
     const struct terse_cache_options *options = &f->options[cache].cache;
     struct terse_cache_report prompt;
     uint64_t most;
-    enum terse_status status = terse_cache_bytes(f->setup->model, options, f->n_prompt, &prompt, error);
-    if (!status) status = forecast_peak(f->setup->model, options, f->n_prompt + f->n_tokens, &most, error);
+    enum terse_status status = setup_cache_bytes(f->setup, options, f->n_prompt, &prompt, error);
+    if (!status) status = forecast_peak(f->setup, options, f->n_prompt + f->n_tokens, &most, error);
     if (status) return status;
     uint64_t own = most > prompt.codes ? most - prompt.codes : 0;
     *bytes = prompt.codes + ROLES * own;

@@ -94,7 +94,7 @@ static enum terse_status peak_of(const struct setup *setup, const struct terse_c
                                  struct terse_error *error) {
     struct terse_session_options options = setup_session_options(setup);
     options.cache.codebook = profile;
-    return forecast_peak(setup->model, &options.cache, context, bytes, error);
+    return forecast_peak(setup, &options.cache, context, bytes, error);
 }
 
 /* Writes what the rates on both sides of the chosen one cost, where that was measured. */

@@ -173,6 +173,15 @@ int setup_engine(struct setup *setup) {
     return failed ? complain_error(&error) : EXIT_OK;
 }
 
+enum terse_status setup_cache_bytes(const struct setup *setup, const struct terse_cache_options *options, uint64_t tokens,
+                                    struct terse_cache_report *report, struct terse_error *error) {
+    const char *device = setup->engine           ? terse_engine_device(setup->engine)
+                         : setup->gpu_layers > 0 ? "auto"
+                         : setup->gpu_layers < 0 ? setup->device
+                                                 : "cpu";
+    return terse_cache_bytes(setup->model, device, options, tokens, report, error);
+}
+
 enum terse_status setup_open_gguf(const char *path, struct terse_gguf **gguf, struct terse_error *error) {
     if (path) return terse_gguf_open(path, gguf, error);
     return terse_gguf_open_memory(default_model_begin, default_size(), default_name, gguf, error);
@@ -213,7 +222,7 @@ struct terse_session_options setup_session_options(const struct setup *setup) {
 enum terse_status setup_try_cache(const struct setup *setup, struct terse_error *error) {
     struct terse_session_options options = setup_session_options(setup);
     struct terse_cache_report report;
-    return terse_cache_bytes(setup->model, &options.cache, 1, &report, error);
+    return setup_cache_bytes(setup, &options.cache, 1, &report, error);
 }
 
 void setup_remark_eviction(const struct setup *setup) {
@@ -224,9 +233,9 @@ void setup_remark_eviction(const struct setup *setup) {
     char method[256];
     without_tail.tail_tokens = 0;
     without_eviction.evict = NULL;
-    if (!setup->evict || terse_cache_bytes(setup->model, &options.cache, LONG, &kept, NULL) || kept.codes) return;
-    if (terse_cache_bytes(setup->model, &without_eviction, LONG, &all, NULL) || all.bits_per_value > 15) return;
-    bool tail = !terse_cache_bytes(setup->model, &without_tail, LONG, &shorter, NULL) && shorter.codes;
+    if (!setup->evict || setup_cache_bytes(setup, &options.cache, LONG, &kept, NULL) || kept.codes) return;
+    if (setup_cache_bytes(setup, &without_eviction, LONG, &all, NULL) || all.bits_per_value > 15) return;
+    bool tail = !setup_cache_bytes(setup, &without_tail, LONG, &shorter, NULL) && shorter.codes;
     remark("--kv %s: nothing is compressed, as all of the %" PRIu64
            " tokens that are kept are new enough to stay exact: keep more of "
            "them%s",

@@ -65,6 +65,10 @@ enum terse_status setup_try_load(struct setup *setup, struct terse_error *error)
 int setup_engine(struct setup *setup);
 void setup_free(struct setup *setup);
 
+/* Does what terse_cache_bytes does, of the loaded model on the device that its engine is on or will be made on. */
+enum terse_status setup_cache_bytes(const struct setup *setup, const struct terse_cache_options *options, uint64_t tokens,
+                                    struct terse_cache_report *report, struct terse_error *error);
+
 /* Returns the session options, but for the codebook, which codebooks_provide adds; progress is reported by progress_show. */
 struct terse_session_options setup_session_options(const struct setup *setup);
 

@@ -38,7 +38,7 @@ static int measure(const struct fidelity *f, const struct run *run, cJSON *line)
     struct terse_error error;
     size_t n = (size_t)f->memory_tokens - DECODED;
     int status = EXIT_OK;
-    if (terse_cache_bytes(f->model, &run->cache, n, &predicted, &error) != TERSE_OK) return complain_error(&error);
+    if (terse_cache_bytes(f->model, NULL, &run->cache, n, &predicted, &error) != TERSE_OK) return complain_error(&error);
     cJSON_AddNumberToObject(line, "before", status_bytes("VmRSS"));
     if (terse_session_new(f->engine, &options, &session, &error) != TERSE_OK) return complain_error(&error);
     if (terse_session_prefill(session, f->tokens, n, NULL, &error) != TERSE_OK) status = complain_error(&error);

@@ -118,7 +118,7 @@ int run_open(const char *spec, const char *work, const struct terse_model *model
     }
     run->cache.method = run->fields;
     if (status == EXIT_OK) status = load_codebook(work, codebook ? codebook : run->fields, codebook != NULL, run);
-    if (status == EXIT_OK && terse_cache_bytes(model, &run->cache, 1024, &report, &error) != TERSE_OK)
+    if (status == EXIT_OK && terse_cache_bytes(model, NULL, &run->cache, 1024, &report, &error) != TERSE_OK)
         status = complain("%s: %s", spec, error.message);
     if (status != EXIT_OK) run_close(run);
     return status;

@@ -139,10 +139,9 @@ struct executor_ops {
     /* Returns TERSE_OK if this machine has what the backend needs (a processor's instructions, a device); the message says what is
      * missing. */
     enum terse_status (*available)(struct terse_error *error);
-    /* Returns whether matrices of this type can be multiplied. The loader asks the CPU, since a model is loaded before it is given
-     * to a backend; another backend refuses in `load` what it cannot multiply. */
-    bool (*supports_weights)(enum tensor_type type);
-    /* Takes the model, which outlives the executor, in the form in which it is computed; steps reach caches through `kv`. `threads`
+    /* Returns TERSE_OK if such models, with weights of such types, are computed; TERSE_E_UNSUPPORTED says why not. NULL: all are. */
+    enum terse_status (*supports)(const struct terse_model *model, struct terse_error *error);
+    /* Takes a model that is supported, which outlives the executor, in the form in which it is computed; steps reach caches through `kv`. `threads`
      * are those of the thread that calls all functions below. */
     enum terse_status (*load)(const struct terse_model *model, const struct kv_ops *kv, uint32_t threads,
                               struct executor **executor, struct terse_error *error);

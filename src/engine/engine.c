@@ -1,10 +1,8 @@
-/* Implements the engine's life, and loads models for it. Owns the choice of the backend; leaves computing to the backend and
- * sequences to session.c. */
+/* Implements the engine's life. Owns the choice of the backend; leaves computing to the backend and sequences to session.c. */
 #include "engine/engine.h"
 
 #include "backend/plugin.h"
 
-#include "base/mapped_file.h"
 #include "base/memory.h"
 #include "base/options.h"
 
@@ -57,13 +55,27 @@ static enum terse_status load_executor(void *user, struct terse_error *error) {
     return e->backend.executor->load(e->model, e->backend.kv, thread_pool_threads(e->pool), &e->executor, error);
 }
 
+/* Checks that this machine has what the backend needs, and that it computes such models. */
+static enum terse_status check_serves(const struct backend *backend, const struct terse_model *model, struct terse_error *error) {
+    enum terse_status status = backend->executor->available(error);
+    return status || !backend->executor->supports ? status : backend->executor->supports(model, error);
+}
+
+enum terse_status engine_backend(const struct terse_model *model, const char *device, const struct backend **backend,
+                                 struct terse_error *error) {
+    const bool try = device && strcmp(device, "auto") == 0;
+    enum terse_status status = backend_open(try ? "gpu" : device ? device : backend_cpu.name, backend, error);
+    if (!status) status = check_serves(*backend, model, error);
+    return status && try ? engine_backend(model, NULL, backend, error) : status;
+}
+
 enum terse_status engine_new(const struct backend *backend, const struct terse_model *model,
                              const struct terse_engine_options *options, struct terse_engine **engine, struct terse_error *error) {
     const struct terse_engine_options defaults = terse_engine_options_defaults();
     *engine = NULL;
     if (!options) options = &defaults;
     enum terse_status status = OPTIONS_CHECK(options, terse_engine_options, error);
-    if (!status) status = backend->executor->available(error);
+    if (!status) status = check_serves(backend, model, error);
     if (status) return status;
     struct terse_engine *e = calloc(1, sizeof *e);
     if (!e) return status_no_memory(error, sizeof *e, "an engine");
@@ -83,13 +95,15 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
 
 enum terse_status terse_engine_new(const struct terse_model *model, const struct terse_engine_options *options,
                                    struct terse_engine **engine, struct terse_error *error) {
-    const char *device = options && options->size >= sizeof *options && options->device ? options->device : "cpu";
-    const bool try = strcmp(device, "auto") == 0;
+    const char *device = options && options->size >= sizeof *options ? options->device : NULL;
     const struct backend *backend;
     *engine = NULL;
-    enum terse_status status = backend_open(try ? "gpu" : device, &backend, error);
-    if (!status) status = engine_new(backend, model, options, engine, error);
-    return status && try ? engine_new(&backend_cpu, model, options, engine, error) : status;
+    enum terse_status status = engine_backend(model, device, &backend, error);
+    if (status) return status;
+    status = engine_new(backend, model, options, engine, error);
+    /* A GPU that serves the model may have no room for it. */
+    const bool again = status && backend != &backend_cpu && strcmp(device, "auto") == 0;
+    return again ? engine_new(&backend_cpu, model, options, engine, error) : status;
 }
 
 const char *terse_engine_device(const struct terse_engine *engine) { return engine->backend.name; }
@@ -123,39 +137,3 @@ uint64_t terse_engine_kv_bytes(const struct terse_engine *engine) { return engin
 uint32_t terse_engine_threads(const struct terse_engine *engine) { return thread_pool_threads(engine->pool); }
 
 const struct terse_model *terse_engine_model(const struct terse_engine *engine) { return engine->model; }
-
-/* ---- Models: the loader asks the backend what it can compute with */
-
-struct terse_model_options terse_model_options_defaults(void) {
-    return (struct terse_model_options){.size = sizeof(struct terse_model_options)};
-}
-
-enum terse_status terse_model_load_with(const char *path, const struct terse_model_options *options, struct terse_model **model,
-                                        struct terse_error *error) {
-    struct mapped_file file = {0};
-    *model = NULL;
-    enum terse_status status = backend_cpu.executor->available(error);
-    if (!status) status = mapped_file_open(path, &file, error);
-    if (status) return status;
-    return model_load(file, file.data, file.size, path, options, backend_cpu.executor->supports_weights, model, error);
-}
-
-enum terse_status terse_model_load_memory_with(const void *data, size_t size, const char *name,
-                                               const struct terse_model_options *options, struct terse_model **model,
-                                               struct terse_error *error) {
-    *model = NULL;
-    enum terse_status status = backend_cpu.executor->available(error);
-    if (status) return status;
-    return model_load((struct mapped_file){0}, data, size, name, options, backend_cpu.executor->supports_weights, model, error);
-}
-
-enum terse_status terse_model_load(const char *path, struct terse_model **model, struct terse_error *error) {
-    const struct terse_model_options options = terse_model_options_defaults();
-    return terse_model_load_with(path, &options, model, error);
-}
-
-enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
-                                          struct terse_error *error) {
-    const struct terse_model_options options = terse_model_options_defaults();
-    return terse_model_load_memory_with(data, size, name, &options, model, error);
-}

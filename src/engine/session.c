@@ -30,17 +30,19 @@ static enum terse_status check_positions(const struct terse_model *m, const stru
                        method->name);
 }
 
-enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options, uint64_t tokens,
-                                    struct terse_cache_report *report, struct terse_error *error) {
+enum terse_status terse_cache_bytes(const struct terse_model *model, const char *device, const struct terse_cache_options *options,
+                                    uint64_t tokens, struct terse_cache_report *report, struct terse_error *error) {
     struct method method;
+    const struct backend *backend;
     struct cache_shape shape = cache_shape_of(model, model->context);
     enum terse_status status = OPTIONS_CHECK(options, terse_cache_options, error);
     if (!status) status = method_resolve(options, model->head_dim, &method, error);
     if (!status) method.of_weights = method_needs_weights(&method);
     if (!status && method.learned) status = check_codebook(model, &method, error);
-    if (!status) status = parts_supports(backend_cpu.kv->storage, &shape, &method, error);
+    if (!status) status = engine_backend(model, device, &backend, error);
+    if (!status) status = parts_supports(backend->kv->storage, &shape, &method, error);
     if (!status) status = check_positions(model, &method, error);
-    if (!status) parts_predict(backend_cpu.kv->storage, &shape, &method, tokens, report);
+    if (!status) parts_predict(backend->kv->storage, &shape, &method, tokens, report);
     return status;
 }
 

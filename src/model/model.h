@@ -126,11 +126,4 @@ static inline bool model_normalizes_attention(const struct terse_model *model) {
 /* Returns TERSE_E_FORMAT with the message that numbers at `place` were the first that are NaN or infinite. */
 enum terse_status model_not_finite(const struct terse_model *model, uint32_t place, struct terse_error *error);
 
-/* Loads a model from the contents of a GGUF file, data[size], which are `file`'s or, where that is empty, the caller's; the model takes
- * the mapping over, and closes it when loading fails. `supports`: whether the backend multiplies matrices of that type; a model with
- * others is TERSE_E_UNSUPPORTED. terse_model_load and terse_model_load_memory are engine/engine.c's. */
-enum terse_status model_load(struct mapped_file file, const void *data, size_t size, const char *name,
-                             const struct terse_model_options *options, bool (*supports)(enum tensor_type type),
-                             struct terse_model **model, struct terse_error *error);
-
 #endif

@@ -26,7 +26,6 @@ struct loader {
     struct terse_model *model;
     struct terse_error *error;
     const struct terse_model_options *options;
-    bool (*supports)(enum tensor_type type); /* of matrices */
     float norm_epsilon, logit_scale;
     uint32_t expert_width, shared_width;
     uint32_t window_pattern;          /* struct architecture's */
@@ -60,7 +59,7 @@ static enum terse_status load_matrices(struct loader *l, const char *name, uint3
     const struct gguf_tensor *tensor = presence == PRESENCE_NONE ? NULL : use_tensor(l, name);
     if (!tensor) return presence == PRESENCE_REQUIRED ? missing(l, name) : TERSE_OK;
     const struct tensor_type_info *info = tensor_type_info(tensor->type);
-    if (!info || !l->supports((enum tensor_type)tensor->type))
+    if (!info)
         return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset,
                               "tensor %s has type %u, which terse cannot read; quantize the model to Q8_0, Q4_0 or Q4_K_M", name,
                               tensor->type);
@@ -538,9 +537,8 @@ static enum terse_status load_tensors(struct loader *l) {
 
 /* Fills a model whose `file` is set. */
 static enum terse_status load(struct terse_model *model, const void *data, size_t size, const char *name,
-                              const struct terse_model_options *options, bool (*supports)(enum tensor_type type),
-                              struct terse_error *error) {
-    struct loader l = {.model = model, .error = error, .options = options, .supports = supports};
+                              const struct terse_model_options *options, struct terse_error *error) {
+    struct loader l = {.model = model, .error = error, .options = options};
     enum terse_status status;
     if ((status = gguf_open(data, size, name, &model->gguf, error))) return status;
     if ((status = gguf_add_parts(model->gguf, model->file.data ? name : NULL, error))) return status;
@@ -560,9 +558,11 @@ static enum terse_status load(struct terse_model *model, const void *data, size_
     return status;
 }
 
-enum terse_status model_load(struct mapped_file file, const void *data, size_t size, const char *name,
-                             const struct terse_model_options *options, bool (*supports)(enum tensor_type type),
-                             struct terse_model **model, struct terse_error *error) {
+/* Loads a model from the contents of a file, data[size], which are `file`'s or, where that is empty, the caller's; the model takes
+ * the mapping over, and closes it when loading fails. */
+static enum terse_status load_contents(struct mapped_file file, const void *data, size_t size, const char *name,
+                                       const struct terse_model_options *options, struct terse_model **model,
+                                       struct terse_error *error) {
     *model = NULL;
     struct terse_model *m = calloc(1, sizeof *m);
     if (!m) {
@@ -570,7 +570,7 @@ enum terse_status model_load(struct mapped_file file, const void *data, size_t s
         return status_no_memory(error, sizeof *m, "the model");
     }
     m->file = file;
-    enum terse_status status = load(m, data, size, name, options, supports, error);
+    enum terse_status status = load(m, data, size, name, options, error);
     if (status) {
         status_name_file(error, name);
         terse_model_free(m);
@@ -578,6 +578,35 @@ enum terse_status model_load(struct mapped_file file, const void *data, size_t s
     }
     *model = m;
     return TERSE_OK;
+}
+
+struct terse_model_options terse_model_options_defaults(void) {
+    return (struct terse_model_options){.size = sizeof(struct terse_model_options)};
+}
+
+enum terse_status terse_model_load_with(const char *path, const struct terse_model_options *options, struct terse_model **model,
+                                        struct terse_error *error) {
+    struct mapped_file file = {0};
+    *model = NULL;
+    enum terse_status status = mapped_file_open(path, &file, error);
+    return status ? status : load_contents(file, file.data, file.size, path, options, model, error);
+}
+
+enum terse_status terse_model_load_memory_with(const void *data, size_t size, const char *name,
+                                               const struct terse_model_options *options, struct terse_model **model,
+                                               struct terse_error *error) {
+    return load_contents((struct mapped_file){0}, data, size, name, options, model, error);
+}
+
+enum terse_status terse_model_load(const char *path, struct terse_model **model, struct terse_error *error) {
+    const struct terse_model_options options = terse_model_options_defaults();
+    return terse_model_load_with(path, &options, model, error);
+}
+
+enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
+                                          struct terse_error *error) {
+    const struct terse_model_options options = terse_model_options_defaults();
+    return terse_model_load_memory_with(data, size, name, &options, model, error);
 }
 
 size_t layer_matrices(const struct layer *l, const struct matrix *matrices[LAYER_MATRICES]) {

@@ -7,6 +7,7 @@
  */
 #include "train/calibrate.h"
 
+#include "backend/backend.h"
 #include "base/divisor.h"
 #include "base/memory.h"
 #include "base/options.h"
@@ -688,6 +689,7 @@ enum terse_status calibrate_together(size_t budget, const struct terse_model *mo
     struct recipe *recipes = memory_zeros(count, sizeof *recipes);
     enum terse_status status = recipes ? TERSE_OK : status_no_memory(error, count * sizeof *recipes, "what is to be learned");
     for (size_t i = 0; i < count && !status; i++) status = make_recipe(model, &options[i], &recipes[i], error);
+    if (!status) status = backend_cpu.executor->available(error); /* which computes all of it */
     if (!status) status = thread_pool_new(options->threads, &pool, error);
     if (!status) {
         struct together t = {budget, count, n, options, tokens, recipes, sink, error, TERSE_OK};

@@ -153,7 +153,7 @@ static void options_of_another_size_are_refused(void **state) {
     options.cache.size++;
     assert_int_equal(terse_session_new(engine, &options, &session, &error), TERSE_E_ARGUMENT);
     assert_non_null(strstr(error.message, "terse_cache_options"));
-    assert_int_equal(terse_cache_bytes(model, &options.cache, 10, &report, &error), TERSE_E_ARGUMENT);
+    assert_int_equal(terse_cache_bytes(model, NULL, &options.cache, 10, &report, &error), TERSE_E_ARGUMENT);
     session = new_session(engine, "f16");
     struct terse_sampling sampling = {.temperature = 0};
     assert_int_equal(terse_session_set_sampling(session, &sampling, &error), TERSE_E_ARGUMENT);

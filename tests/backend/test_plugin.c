@@ -80,6 +80,39 @@ static void a_third_backend_is_a_plugin_by_name(void **state) {
     free(ours);
 }
 
+/* The mock's caches say that they take 4,096 bytes more than the CPU's. */
+static void a_cache_is_foretold_as_its_backend_keeps_it(void **state) {
+    (void)state;
+    static const char *const methods[] = {"f16", "q4_0", "terse-2"};
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
+        struct terse_session_options options = terse_session_options_defaults();
+        struct terse_cache_report ours, mock, report;
+        struct terse_engine *engine;
+        struct terse_error error;
+        options.cache.method = methods[i];
+        if (terse_cache_bytes(model, "cpu", &options.cache, TOKENS, &ours, &error)) fail_msg("%s", error.message);
+        if (terse_cache_bytes(model, NULL, &options.cache, TOKENS, &report, &error)) fail_msg("%s", error.message);
+        assert_memory_equal(&report, &ours, sizeof report);
+        if (terse_cache_bytes(model, "auto", &options.cache, TOKENS, &report, &error)) fail_msg("%s", error.message);
+        assert_memory_equal(&report, &ours, sizeof report); /* there is no GPU */
+        if (terse_cache_bytes(model, "mock", &options.cache, TOKENS, &mock, &error)) fail_msg("%s", error.message);
+        assert_int_equal(mock.resident, ours.resident + 4096);
+        assert_int_equal(mock.tables, ours.tables + 4096);
+        if (start("mock", &engine, &error)) fail_msg("%s", error.message);
+        struct terse_session *session = must_open(engine, &options);
+        assert_int_equal(terse_session_prefill(session, tokens, TOKENS, NULL, &error), TERSE_OK);
+        terse_session_cache(session, &report);
+        assert_int_equal(report.resident, mock.resident);
+        terse_session_free(session);
+        terse_engine_free(engine);
+    }
+    struct terse_cache_options options = terse_cache_options_defaults();
+    struct terse_cache_report report;
+    struct terse_error error;
+    assert_int_equal(terse_cache_bytes(model, "nothing", &options, TOKENS, &report, &error), TERSE_E_UNSUPPORTED);
+    assert_non_null(strstr(error.message, "there is no libterse-nothing.so in"));
+}
+
 static void what_is_no_backend_is_refused(void **state) {
     (void)state;
     static const struct {
@@ -111,6 +144,7 @@ static void without_a_gpu_the_processor_computes(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_third_backend_is_a_plugin_by_name),
+        cmocka_unit_test(a_cache_is_foretold_as_its_backend_keeps_it),
         cmocka_unit_test(what_is_no_backend_is_refused),
         cmocka_unit_test(without_a_gpu_the_processor_computes),
     };

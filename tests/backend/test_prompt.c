@@ -515,7 +515,7 @@ static void a_prompt_that_does_not_fit_the_budget_is_refused(void **state) {
     struct terse_cache_options cache = terse_cache_options_defaults();
     struct terse_error error;
     cache.method = "q4_0";
-    assert_int_equal(terse_cache_bytes(model, &cache, PROMPT, &report, NULL), TERSE_OK);
+    assert_int_equal(terse_cache_bytes(model, NULL, &cache, PROMPT, &report, NULL), TERSE_OK);
     options.threads = 2;
     options.prompt_ms = 0;
     options.kv_budget = report.resident * 3 / 2;

@@ -193,7 +193,7 @@ static void test_memory_is_as_predicted(void **state) {
             struct terse_cache_report before, after;
             struct terse_error error;
             options.method = methods[i];
-            assert_int_equal(terse_cache_bytes(model, &options, n, &before, &error), TERSE_OK);
+            assert_int_equal(terse_cache_bytes(model, NULL, &options, n, &before, &error), TERSE_OK);
             assert_int_equal(terse_session_prefill(session, tokens, n, NULL, &error), TERSE_OK);
             terse_session_cache(session, &after);
             assert_int_equal(after.resident, before.resident);

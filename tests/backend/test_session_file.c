@@ -185,7 +185,7 @@ static void sessions_take_turns_in_a_budget(void **state) {
     struct terse_error error;
     int32_t first[STEPS], again[STEPS];
     limits.threads = 1;
-    assert_int_equal(terse_cache_bytes(model, &options.cache, PROMPT + 64, &report, &error), TERSE_OK);
+    assert_int_equal(terse_cache_bytes(model, NULL, &options.cache, PROMPT + 64, &report, &error), TERSE_OK);
     limits.kv_budget = report.resident + report.resident / 4;
     assert_int_equal(terse_engine_new(model, &limits, &small, &error), TERSE_OK);
     assert_int_equal(terse_session_new(small, &options, &one, &error), TERSE_OK);

@@ -100,7 +100,7 @@ static void a_prompt_is_as_its_steps(void **state) {
     assert_int_equal(report_of(parts).codes, 0);
     must_prefill(parts, tokens + FITTED, PROMPT - FITTED);
     check_same_logits(whole, parts);
-    assert_int_equal(terse_cache_bytes(model, &options.cache, PROMPT, &foretold, NULL), TERSE_OK);
+    assert_int_equal(terse_cache_bytes(model, NULL, &options.cache, PROMPT, &foretold, NULL), TERSE_OK);
     assert_int_equal(report_of(whole).resident, foretold.resident);
     assert_int_equal(report_of(whole).codes, foretold.codes);
     must_decode(whole, tokens, 30);
@@ -122,7 +122,7 @@ static void a_long_prompt_beside_a_profile_is_as_without(void **state) {
         must_prefill(without, tokens, lengths[i]);
         own = report_of(session), other = report_of(without);
         assert_memory_equal(&own, &other, sizeof own);
-        assert_int_equal(terse_cache_bytes(model, &options.cache, lengths[i], &foretold, NULL), TERSE_OK);
+        assert_int_equal(terse_cache_bytes(model, NULL, &options.cache, lengths[i], &foretold, NULL), TERSE_OK);
         assert_int_equal(own.resident, foretold.resident);
         must_decode(session, tokens, 70);
         must_decode(without, tokens, 70);
@@ -140,7 +140,7 @@ static void a_short_prompt_goes_by_the_profile(void **state) {
         struct terse_session *session = must_open(engine, &options), *single = must_open(engine, &options);
         struct terse_cache_report foretold;
         must_prefill(session, tokens, lengths[i]);
-        assert_int_equal(terse_cache_bytes(model, &options.cache, lengths[i], &foretold, NULL), TERSE_OK);
+        assert_int_equal(terse_cache_bytes(model, NULL, &options.cache, lengths[i], &foretold, NULL), TERSE_OK);
         assert_true(foretold.codes > 0);
         assert_int_equal(report_of(session).resident, foretold.resident);
         must_decode(single, tokens, 300);

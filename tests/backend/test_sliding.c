@@ -86,7 +86,7 @@ static void memory_is_foretold_and_ends_growing(void **state) {
         struct terse_cache_report foretold;
         struct terse_error error;
         must_prefill(session, tokens, 300);
-        if (terse_cache_bytes(s.model, &s.options.cache, 300, &foretold, &error)) fail_msg("%s", error.message);
+        if (terse_cache_bytes(s.model, NULL, &s.options.cache, 300, &foretold, &error)) fail_msg("%s", error.message);
         assert_int_equal(report_of(session).resident, foretold.resident);
         assert_true(foretold.kept < 110);
         decode(session, 300, 200, NULL);
@@ -113,7 +113,7 @@ static void layers_that_slide_hold_8_bits_without_a_profile(void **state) {
         float own[96], of_other[96];
         must_prefill(session, tokens, n);
         must_prefill(other, tokens, n);
-        if (terse_cache_bytes(s.model, &s.options.cache, n, &foretold, &error)) fail_msg("%s", error.message);
+        if (terse_cache_bytes(s.model, NULL, &s.options.cache, n, &foretold, &error)) fail_msg("%s", error.message);
         full = report_of(session);
         of_8_bits = report_of(other);
         assert_int_equal(full.resident, foretold.resident);
@@ -145,7 +145,7 @@ static void full_layers_alone_grow(void **state) {
     struct terse_cache_report before, foretold;
     struct terse_error error;
     must_prefill(session, tokens, 384);
-    if (terse_cache_bytes(s.model, &s.options.cache, 384, &foretold, &error)) fail_msg("%s", error.message);
+    if (terse_cache_bytes(s.model, NULL, &s.options.cache, 384, &foretold, &error)) fail_msg("%s", error.message);
     assert_int_equal(report_of(session).resident, foretold.resident);
     assert_int_equal(report_of(session).kept, 384);
     decode(session, 384, 64, NULL); /* from here on there are pages of the window */

@@ -14,6 +14,12 @@ echo 'no object' >"$work/libterse-cuda.so"
 refuses 'cannot be opened' run -p hello -n 2 --device cuda
 rm "$work/libterse-cuda.so"
 
+refuses 'make CUDA=1' inspect --device cuda -o csv
+works inspect --device auto -o csv
+cp "$work/out" "$work/auto"
+works inspect -o csv
+cmp "$work/auto" "$work/out" || fail "inspect --device auto tells other bytes than the processor's"
+
 for options in '--device cpu' '-ngl 0' '--device auto'; do
     works run -p hello -n 2 --temp 0 $options
     [ -s "$work/out" ] || fail "run $options wrote nothing"

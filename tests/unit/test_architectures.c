@@ -497,7 +497,7 @@ static void test_moved_positions(void **state) {
         enum terse_status expected = learned ? TERSE_E_UNSUPPORTED : TERSE_OK;
         assert_int_equal(try_session(model, "streaming-16", 0, &error), expected);
         if (learned) assert_non_null(strstr(error.message, "streaming-16"));
-        assert_int_equal(terse_cache_bytes(model, &options, CONTEXT, &report, &error), expected);
+        assert_int_equal(terse_cache_bytes(model, NULL, &options, CONTEXT, &report, &error), expected);
         assert_int_equal(try_session(model, "f16", 2 * CONTEXT, &error), learned ? TERSE_E_CONTEXT : TERSE_OK);
         free_sample(model, file);
     }

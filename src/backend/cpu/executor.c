@@ -233,8 +233,6 @@ static enum terse_status begin(struct executor *e, const struct step *step, stru
 
 /* ---- Life */
 
-static bool supports_weights(enum tensor_type type) { return weights_ops()->matmul[type] != NULL; }
-
 /* Returns the most tokens that count as few for all of the model's matrices. */
 static size_t few_tokens(const struct terse_model *m) {
     size_t few = linear_few(&m->output);
@@ -270,7 +268,6 @@ static enum terse_status load(const struct terse_model *model, const struct kv_o
 }
 
 const struct executor_ops cpu_executor_ops = {.available = cpu_check,
-                                              .supports_weights = supports_weights,
                                               .load = load,
                                               .unload = unload,
                                               .weight_profile = weight_profile_new,

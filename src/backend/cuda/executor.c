@@ -318,11 +318,11 @@ static enum terse_status load_parts(struct executor *e, struct terse_error *erro
 }
 
 /* Refuses models that the kernels do not compute. */
-static enum terse_status check_model(const struct terse_model *model, struct terse_error *error) {
+static enum terse_status supports(const struct terse_model *model, struct terse_error *error) {
     const struct architecture *a = model->architecture;
     if (!a->parallel && !a->post_norms && !a->scaled_embedding && !model->rope_context && !model->sliding && !model->experts &&
         !(model->logit_cap > 0) && !(model->attention_cap > 0))
-        return TERSE_OK;
+        return device_model_supports(model, error);
     return status_fail(error, TERSE_E_UNSUPPORTED, "the GPU does not compute %s models%s yet: leave out --device cuda", a->name,
                        model->rope_context ? " with longrope"
                        : model->sliding    ? " with sliding windows"
@@ -333,14 +333,11 @@ static enum terse_status check_model(const struct terse_model *model, struct ter
 static enum terse_status load(const struct terse_model *model, const struct kv_ops *kv, uint32_t threads,
                               struct executor **executor, struct terse_error *error) {
     (void)threads;
-    *executor = NULL;
-    enum terse_status status = check_model(model, error);
-    if (status) return status;
     struct executor *e = *executor = calloc(1, sizeof *e);
     if (!e) return status_no_memory(error, sizeof *e, "the executor");
     e->model = model;
     e->kv = kv;
-    status = load_parts(e, error);
+    enum terse_status status = load_parts(e, error);
     if (!status) return TERSE_OK;
     unload(e);
     *executor = NULL;
@@ -348,7 +345,7 @@ static enum terse_status load(const struct terse_model *model, const struct kv_o
 }
 
 const struct executor_ops cuda_executor_ops = {.available = device_available,
-                                               .supports_weights = weights_supported,
+                                               .supports = supports,
                                                .load = load,
                                                .unload = unload,
                                                .hold = device_logits_new,

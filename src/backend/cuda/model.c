@@ -50,6 +50,30 @@ static enum terse_status visit(struct visitor *v) {
     return status;
 }
 
+/* ---- Types */
+
+static enum terse_status check_matrix(struct visitor *v, const struct matrix *from, struct device_matrix *to) {
+    (void)to;
+    if (!from->data || weights_supported(from->type)) return TERSE_OK;
+    return status_fail(v->error, TERSE_E_UNSUPPORTED,
+                       "weights of type %s are not computed on a GPU: take --device cpu, or a file of Q4_K_M, Q4_0 or Q8_0",
+                       tensor_type_name(from->type));
+}
+
+static enum terse_status skip_vector(struct visitor *v, const float *const *from, const float **to, uint32_t n) {
+    (void)v, (void)from, (void)to, (void)n; /* nothing beside the matrices */
+    return TERSE_OK;
+}
+
+enum terse_status device_model_supports(const struct terse_model *model, struct terse_error *error) {
+    struct device_model device = {.model = model, .layer = calloc(model->layers, sizeof *device.layer)};
+    if (!device.layer) return status_no_memory(error, model->layers * sizeof *device.layer, "a model");
+    enum terse_status status =
+        visit(&(struct visitor){.matrix = check_matrix, .vector = skip_vector, .model = &device, .error = error});
+    free(device.layer);
+    return status;
+}
+
 /* ---- Counting */
 
 static bool is_embedding(const struct visitor *v, const struct matrix *w, const struct device_matrix *to) {
@@ -58,16 +82,7 @@ static bool is_embedding(const struct visitor *v, const struct matrix *w, const 
 
 static enum terse_status count_matrix(struct visitor *v, const struct matrix *from, struct device_matrix *to) {
     if (!from->data) return TERSE_OK;
-    if (!weights_supported(from->type))
-        return status_fail(v->error, TERSE_E_UNSUPPORTED,
-                           "weights of type %s are not computed on a GPU: take --device cpu, or a file of Q4_K_M, Q4_0 or Q8_0",
-                           tensor_type_name(from->type));
     if (!is_embedding(v, from, to)) v->model->bytes += weights_bytes(from->type, from->rows, from->columns);
-    return TERSE_OK;
-}
-
-static enum terse_status count_vector(struct visitor *v, const float *const *from, const float **to, uint32_t n) {
-    (void)v, (void)from, (void)to, (void)n; /* nothing beside the matrices */
     return TERSE_OK;
 }
 
@@ -163,7 +178,7 @@ enum terse_status device_model_load(const struct terse_model *model, size_t besi
     *device = (struct device_model){.model = model, .layer = calloc(model->layers, sizeof *device->layer)};
     if (!device->layer) return status_no_memory(error, model->layers * sizeof *device->layer, "a model");
     enum terse_status status =
-        visit(&(struct visitor){.matrix = count_matrix, .vector = count_vector, .model = device, .error = error});
+        visit(&(struct visitor){.matrix = count_matrix, .vector = skip_vector, .model = device, .error = error});
     if (!status) status = check_room(device, besides, error);
     struct visitor upload = {.matrix = upload_matrix, .vector = upload_vector, .model = device, .error = error};
     if (!status) status = visit(&upload);
