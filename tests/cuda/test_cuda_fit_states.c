@@ -1,5 +1,5 @@
 /* Sessions of the GPU that fit to their own sequence: what was fitted, or waits to be, goes with forks, with states that either backend saves, with
- * cuts and with shared prefixes. test_cuda_fit compares what is found with the CPU's. */
+ * cuts and with shared prefixes. test_cuda_session_fit compares what is found with the CPU's. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/executor.h"
 #include "backend/cuda/kv/ops.h"
@@ -156,16 +156,6 @@ static void forks_that_wait_fit_by_themselves(void **state) {
     terse_session_free(twin);
 }
 
-static void a_fork_goes_by_what_its_origin_fitted(void **state) {
-    (void)state;
-    struct terse_session *fork = must_fork(fitted);
-    check_same_logits(fork, fitted);
-    compare_section(fork, fitted, STATE_FITTED, true);
-    go_on(fork);
-    assert_memory_equal(terse_session_logits(fork), went_on, info.vocabulary * sizeof *went_on);
-    terse_session_free(fork);
-}
-
 /* ---- Saved states */
 
 static void states_of_the_gpu_go_on_on_both(void **state) {
@@ -274,13 +264,9 @@ static void a_prompt_that_begins_alike_goes_by_the_fit(void **state) {
 int main(void) {
     if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forks_that_wait_fit_by_themselves),
-        cmocka_unit_test(a_fork_goes_by_what_its_origin_fitted),
-        cmocka_unit_test(states_of_the_gpu_go_on_on_both),
-        cmocka_unit_test(states_that_wait_fit_where_they_are_loaded),
-        cmocka_unit_test(states_of_the_cpu_go_on_on_the_gpu),
-        cmocka_unit_test(a_cut_keeps_the_fit_as_long_as_a_page),
-        cmocka_unit_test(a_prompt_that_begins_alike_goes_by_the_fit),
+        cmocka_unit_test(forks_that_wait_fit_by_themselves),          cmocka_unit_test(states_of_the_gpu_go_on_on_both),
+        cmocka_unit_test(states_that_wait_fit_where_they_are_loaded), cmocka_unit_test(states_of_the_cpu_go_on_on_the_gpu),
+        cmocka_unit_test(a_cut_keeps_the_fit_as_long_as_a_page),      cmocka_unit_test(a_prompt_that_begins_alike_goes_by_the_fit),
     };
     return cmocka_run_group_tests(tests, read_tokens, release);
 }

@@ -1,18 +1,15 @@
 /* Caches that are given no profile, only what weights imply: they hold their first tokens in the window until there are FIT_TOKENS, then fit
  * transforms to these, once, and share their bits anew; held to double precision. The same bits for any number of threads and however the
- * tokens came; forks, cuts and saved states go by the same; what is fitted is counted. */
-#include "backend/cpu/codec/prepared.h"
+ * tokens came; forks, cuts and saved states go by the same; what is fitted is counted. What the emulated GPU has no time for is left to the CPU and a GPU. */
 #include "backend/cpu/codec/transform.h"
-#include "backend/cpu/kv/fill.h"
-#include "backend/cpu/kv/page_pool.h"
-#include "backend/cpu/kv/side.h"
-#include "backend/cpu/kv/step.h"
 #include "base/half.h"
 #include "base/memory.h"
-#include "base/random.h"
 #include "format/codebook_layouts.h"
+#include "support/backend_under_test.h"
 #include "support/fit_oracle.h"
 #include "support/fit_sample.h"
+#include "support/one_cache.h"
+#include "support/prepared.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -25,6 +22,8 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+
+#define N_CASES(array) cases(sizeof(array) / sizeof(array)[0], 1)
 
 /* ---- The oracle */
 
@@ -60,24 +59,27 @@ static void take_turned(size_t first, size_t t, const double *mean, double *row)
     }
 }
 
+/* The GPU sums products of halves in floats; test_cuda_session_fit allows as much between backends. */
+static double tolerance(void) { return on_cpu() ? 1e-3 : 1e-2; }
+
 static const struct coding *coding_of(const struct cache *cache, enum codec_side side) {
-    return side == CODEC_KEYS ? &cache->base.method.key : &cache->base.method.value;
+    return side == CODEC_KEYS ? &cache_base_of(cache)->method.key : &cache_base_of(cache)->method.value;
 }
 
 /* Holds every record to the first FIT_TOKENS tokens behind the exact ones. */
 static void check_records(const struct cache *cache) {
-    static double rows[FIT_TOKENS * HEAD_DIM];
+    static double rows[FIT_TOKENS * HEAD_DIM_MOST];
     assert_true(is_fitted(cache));
     for (uint32_t set = 0; set < SETS; set++) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             const uint32_t layer = set / HEADS, head = set % HEADS;
-            const void *record = fitted_record(&cache->base, layer, head, side);
+            const void *record = fitted_record(cache_base_of(cache), layer, head, side);
             if (coding_of(cache, side)->codec->id != CODEC_TRANSFORM) {
                 assert_null(record);
                 continue;
             }
-            const struct transform_learned *profile = cpu_codebook_learned(cache->codebook, side, layer, head);
-            double mean[HEAD_DIM] = {0};
+            const struct transform_learned *profile = prepared_learned(cache_base_of(cache)->method.learned, side, layer, head);
+            double mean[HEAD_DIM_MOST] = {0};
             if (side == CODEC_KEYS) mean_of_keys(layer, head, mean);
             for (size_t t = 0; t < FIT_TOKENS; t++) {
                 const size_t first = SINKS + t / PAGE_TOKENS * PAGE_TOKENS;
@@ -85,11 +87,19 @@ static void check_records(const struct cache *cache) {
                 take_turned(first, SINKS + t, mean, rows + t * HEAD_DIM);
             }
             for (size_t c = 0; c < HEAD_DIM; c++)
-                assert_true(fabs((double)transform_fitted_at(record, HEAD_DIM).pre_rope_mean[c] - mean[c]) < 1e-3);
-            fit_oracle_check(profile->record, record, HEAD_DIM, rows, FIT_TOKENS, 1e-3);
-            assert_ptr_equal(side_shape(cache, side, layer, head, 1).fitted, record);
+                assert_true(fabs((double)transform_fitted_at(record, HEAD_DIM).pre_rope_mean[c] - mean[c]) < tolerance());
+            fit_oracle_check(profile->record, record, (uint32_t)HEAD_DIM, rows, FIT_TOKENS, tolerance());
         }
     }
+}
+
+/* Returns what a codec of the CPU needs to read pages of a side. */
+static struct codec_shape shape_of(const struct cache *cache, enum codec_side side, uint32_t set) {
+    const struct method *method = &cache_base_of(cache)->method;
+    struct codec_shape shape = method_shape(method, side, set / HEADS, set % HEADS, (uint32_t)HEAD_DIM, 1);
+    shape.learned = prepared_learned(method->learned, side, set / HEADS, set % HEADS);
+    shape.fitted = fitted_record(cache_base_of(cache), set / HEADS, set % HEADS, side);
+    return shape;
 }
 
 static size_t records_bytes(void) { return (size_t)SETS * 2 * memory_round_up(TRANSFORM_RECORD_BYTES(HEAD_DIM), MEMORY_ALIGN); }
@@ -99,15 +109,15 @@ static double error_of_pages(const struct cache *cache) {
     double sum = 0;
     for (uint32_t set = 0; set < SETS; set++) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
-            double error = 0, power = 0, row[HEAD_DIM], whole[HEAD_DIM];
-            for (size_t i = 0; i < cache->base.pages.n_sealed; i++) {
-                const struct page_set *page = &cache->base.pages.sets[i];
-                float decoded[PAGE_TOKENS * HEAD_DIM];
-                cpu_codec_transform.decode(side_shape(cache, side, set / HEADS, set % HEADS, 1), side,
-                                           page_at(cache, page, side, set / HEADS, set % HEADS), decoded);
-                double mean[HEAD_DIM] = {0};
+            double error = 0, power = 0, row[HEAD_DIM_MOST], whole[HEAD_DIM_MOST];
+            for (size_t i = 0; i < cache_base_of(cache)->pages.n_sealed; i++) {
+                const struct page_set *page = &cache_base_of(cache)->pages.sets[i];
+                float decoded[PAGE_TOKENS * HEAD_DIM_MOST];
+                const struct codec_shape shape = shape_of(cache, side, set);
+                cpu_codec_transform.decode(shape, side, page_copy(cache, page, side, set / HEADS, set % HEADS, NULL), decoded);
+                double mean[HEAD_DIM_MOST] = {0};
                 for (size_t c = 0; c < HEAD_DIM && side == CODEC_KEYS; c++)
-                    mean[c] = (double)side_pre_rope_mean(cache, set / HEADS, set % HEADS)[c];
+                    mean[c] = (double)cpu_codec_transform.pre_rope_mean(shape)[c];
                 for (size_t t = 0; t < page->count; t++) {
                     row_of(side, set / HEADS, set % HEADS, (size_t)page->first, (size_t)page->first + t, row);
                     memcpy(whole, row, sizeof whole);
@@ -130,11 +140,11 @@ static void a_prompt_is_fitted_to_its_first_tokens(void **state) {
     static const size_t lengths[] = {FITTED + 1, 2500, MOST};
     (void)state;
     struct method method = make_method(NULL, NULL, true);
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+    for (size_t i = 0; i < N_CASES(lengths); i++) {
         struct cache *cache = make_cache(&method, 2);
         take_prompt(cache, lengths[i]);
         check_records(cache);
-        cache_destroy(cache);
+        parts_destroy(cache);
     }
     release_method(&method, NULL);
 }
@@ -157,30 +167,31 @@ static void nothing_is_sealed_while_it_waits(void **state) {
     static const size_t most[] = {FITTED, 500, 37, 900};
     (void)state;
     struct method method = make_method(NULL, NULL, true);
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+    for (size_t i = 0; i < cases(sizeof kinds / sizeof kinds[0], 2); i++) {
         struct cache *cache = make_cache(&method, 2);
         struct terse_cache_report report, predicted;
         for (size_t length = 0; length < FITTED; length += most[i]) {
             take_steps(cache, kinds[i], length + most[i] < FITTED ? length + most[i] : FITTED, most[i]);
-            assert_int_equal(cache->base.pages.n_sealed, 0);
+            assert_int_equal(cache_base_of(cache)->pages.n_sealed, 0);
             assert_false(is_fitted(cache));
-            assert_ptr_equal(cache->base.method.layouts, method.layouts);
+            assert_ptr_equal(cache_base_of(cache)->method.layouts, method.layouts);
         }
         cache_report(cache, &report);
-        cache_predict(&cpu_storage, &sample_shape, &method, FITTED, &predicted);
+        cache_predict(sample_kv()->storage, &sample_shape, &method, FITTED, &predicted);
         assert_memory_equal(&report, &predicted, sizeof report);
         assert_int_equal(report.codes, 0);
         assert_int_equal(report.window, (uint64_t)SETS * 2 * PAGE_BYTES_F16(HEAD_DIM) * (FIT_TOKENS / PAGE_TOKENS));
-        cache_set_seal_ahead(cache, false);
+        encode_in_steps(cache);
         take_step(cache, CACHE_STEP_DECODE, 1, NULL);
         check_records(cache);
-        assert_int_equal(cache->base.pages.n_sealed, (FIT_TOKENS + 1 - method.tail_tokens) / PAGE_TOKENS);
+        assert_int_equal(cache_base_of(cache)->pages.n_sealed, (FIT_TOKENS + 1 - method.tail_tokens) / PAGE_TOKENS);
         cache_report(cache, &report);
-        cache_predict(&cpu_storage, &sample_shape, &method, FITTED + 1, &predicted);
+        cache_predict(sample_kv()->storage, &sample_shape, &method, FITTED + 1, &predicted);
         assert_int_equal(report.codes, predicted.codes);
         assert_int_equal(report.window, predicted.window);
-        assert_true(report.window < (uint64_t)SETS * 2 * PAGE_BYTES_F16(HEAD_DIM) * 4);
-        cache_destroy(cache);
+        const uint64_t pages = (uint64_t)SETS * 2 * PAGE_BYTES_F16(HEAD_DIM) * 4;
+        assert_true(on_cpu() ? report.window < pages : report.window <= pages); /* a GPU's has room for a step's tokens */
+        parts_destroy(cache);
     }
     release_method(&method, NULL);
 }
@@ -192,17 +203,17 @@ static void a_sequence_is_fitted_once(void **state) {
     struct cache *cache = make_cache(&method, 2);
     uint8_t *kept = malloc(records_bytes());
     take_prompt(cache, 2100);
-    memcpy(kept, cache->base.fitted.records, records_bytes());
+    memcpy(kept, cache_base_of(cache)->fitted.records, records_bytes());
     take_step(cache, CACHE_STEP_PREFILL, 700, NULL);
-    take_steps(cache, CACHE_STEP_DECODE, 2900, 1);
-    assert_memory_equal(kept, cache->base.fitted.records, records_bytes());
+    take_steps(cache, CACHE_STEP_DECODE, 2800 + cases(100, 5), 1);
+    assert_memory_equal(kept, cache_base_of(cache)->fitted.records, records_bytes());
     check_records(cache);
     cache_reset(cache);
     assert_false(is_fitted(cache));
-    assert_ptr_equal(cache->base.method.layouts, method.layouts);
+    assert_ptr_equal(cache_base_of(cache)->method.layouts, method.layouts);
     sample_skipped = 1000;
     take_prompt(cache, 2200);
-    assert_memory_not_equal(kept, cache->base.fitted.records, records_bytes());
+    assert_memory_not_equal(kept, cache_base_of(cache)->fitted.records, records_bytes());
     check_records(cache);
     sample_skipped = 0;
     free(kept);
@@ -217,15 +228,15 @@ static void tokens_one_by_one_and_a_prompt_give_the_same_pages(void **state) {
     struct method method = make_method(NULL, NULL, true);
     struct cache *one = make_cache(&method, 2);
     take_prompt(one, LENGTH);
-    for (int by_one = 0; by_one < 2; by_one++) {
+    for (size_t by_one = 0; by_one < cases(2, 1); by_one++) {
         struct cache *other = make_cache(&method, 2);
         take_steps(other, CACHE_STEP_CHUNK, 3 * CHUNK, CHUNK);
         if (by_one) take_steps(other, CACHE_STEP_DECODE, 2200, 1);
         take_steps(other, CACHE_STEP_CHUNK, LENGTH, CHUNK);
-        assert_int_equal(one->base.pages.n_sealed, other->base.pages.n_sealed);
+        assert_int_equal(cache_base_of(one)->pages.n_sealed, cache_base_of(other)->pages.n_sealed);
         check_same_from(one, other, FIT_TOKENS / PAGE_TOKENS, by_one ? CODEC_VALUES : CODEC_KEYS);
         check_records(other);
-        cache_destroy(other);
+        parts_destroy(other);
     }
     release_method(&method, one);
 }
@@ -238,9 +249,9 @@ static void threads_change_no_bit(void **state) {
     for (uint32_t threads = 2; threads <= 3; threads++) {
         struct cache *other = make_cache(&method, threads);
         take_prompt(other, 3000);
-        assert_int_equal(one->base.pages.n_sealed, other->base.pages.n_sealed);
-        check_same(one, other, one->base.pages.n_sealed);
-        cache_destroy(other);
+        assert_int_equal(cache_base_of(one)->pages.n_sealed, cache_base_of(other)->pages.n_sealed);
+        check_same(one, other, cache_base_of(one)->pages.n_sealed);
+        parts_destroy(other);
     }
     release_method(&method, one);
 }
@@ -259,26 +270,26 @@ static void pages_go_by_the_fit(void **state) {
     take_prompt(cache, MOST);
     take_steps(by_profile, CACHE_STEP_CHUNK, MOST, 1000);
     assert_false(is_fitted(by_profile));
-    assert_int_equal(cache->base.pages.n_sealed, by_profile->base.pages.n_sealed);
+    assert_int_equal(cache_base_of(cache)->pages.n_sealed, cache_base_of(by_profile)->pages.n_sealed);
     assert_true(error_of_pages(cache) < 0.5 * error_of_pages(by_profile));
     assert_true(error_of_pages(cache) < 0.05);
     for (uint32_t set = 0; set < SETS; set++) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             const struct transform_fitted own =
-                transform_fitted_at(fitted_record(&cache->base, set / HEADS, set % HEADS, side), HEAD_DIM);
+                transform_fitted_at(fitted_record(cache_base_of(cache), set / HEADS, set % HEADS, side), HEAD_DIM);
             rows[side][set] = (struct codebook_rows){own.size, own.gain, 0};
-            bytes += page_address(cache, set / HEADS, set % HEADS)->bytes[side];
+            bytes += cache_base_of(cache)->places[set].bytes[side];
         }
     }
     assert_int_equal(
         codebook_layouts_of_rows(method.learned, rate, (const struct codebook_rows *[2]){rows[0], rows[1]}, false, &layouts, NULL),
         TERSE_OK);
     for (size_t side = 0; side < 2; side++)
-        assert_memory_equal(layouts->layout[side], cache->base.method.layouts->layout[side],
+        assert_memory_equal(layouts->layout[side], cache_base_of(cache)->method.layouts->layout[side],
                             SETS * sizeof(struct transform_layout));
     codebook_layouts_free(layouts);
-    assert_true(bytes <= cache->base.page_set_bytes);
-    cache_destroy(by_profile);
+    assert_true(bytes <= cache_base_of(cache)->page_set_bytes);
+    parts_destroy(by_profile);
     release_method(&method, cache);
 }
 
@@ -290,20 +301,21 @@ static void the_papers_protocol_goes_by_the_profile(void **state) {
     struct cache *cache = make_cache(&method, 2), *by_profile = make_cache(&learned, 2);
     take_step(cache, CACHE_STEP_PAPER, 300, NULL);
     take_step(by_profile, CACHE_STEP_PAPER, 300, NULL);
-    assert_int_equal(cache->base.pages.n_sealed, 5);
+    assert_int_equal(cache_base_of(cache)->pages.n_sealed, 5);
     check_goes_on_alike(cache, by_profile, 3);
-    take_step(cache, CACHE_STEP_PAPER, 2200, NULL);
-    take_step(by_profile, CACHE_STEP_PAPER, 2200, NULL);
-    take_steps(cache, CACHE_STEP_DECODE, 2800, 50);
-    take_steps(by_profile, CACHE_STEP_DECODE, 2800, 50);
+    take_step(cache, CACHE_STEP_PAPER, cases(2200, 300), NULL);
+    take_step(by_profile, CACHE_STEP_PAPER, cases(2200, 300), NULL);
+    take_steps(cache, CACHE_STEP_DECODE, cases(2800, 680), 50);
+    take_steps(by_profile, CACHE_STEP_DECODE, cases(2800, 680), 50);
     assert_false(is_fitted(cache));
-    assert_ptr_equal(cache->base.method.layouts, method.layouts);
-    assert_int_equal(cache->base.pages.n_sealed, by_profile->base.pages.n_sealed);
-    for (size_t i = 0; i < cache->base.pages.n_sealed; i++)
-        assert_memory_equal(page_at(cache, &cache->base.pages.sets[i], CODEC_KEYS, 1, 1),
-                            page_at(by_profile, &by_profile->base.pages.sets[i], CODEC_KEYS, 1, 1),
-                            page_address(cache, 1, 1)->bytes[CODEC_KEYS]);
-    cache_destroy(by_profile);
+    assert_ptr_equal(cache_base_of(cache)->method.layouts, method.layouts);
+    assert_int_equal(cache_base_of(cache)->pages.n_sealed, cache_base_of(by_profile)->pages.n_sealed);
+    for (size_t i = 0; i < cache_base_of(cache)->pages.n_sealed; i++) {
+        size_t bytes;
+        const uint8_t *own = page_copy(cache, &cache_base_of(cache)->pages.sets[i], CODEC_KEYS, 1, 1, &bytes);
+        assert_memory_equal(own, page_copy(by_profile, &cache_base_of(by_profile)->pages.sets[i], CODEC_KEYS, 1, 1, NULL), bytes);
+    }
+    parts_destroy(by_profile);
     release_method(&method, cache);
 }
 
@@ -314,16 +326,16 @@ static void random_tokens_are_fitted_to(void **state) {
     struct cache *cache = make_cache(&method, 2);
     struct terse_cache_report report, predicted;
     float outputs[LAYERS * GROUP * WIDTH];
-    assert_int_equal(cache_fill_random(cache, 4000, 3, NULL), TERSE_OK);
+    assert_int_equal(sample_kv()->fill_random(cache, 4000, 3, NULL), TERSE_OK);
     assert_true(is_fitted(cache));
     cache_report(cache, &report);
-    cache_predict(&cpu_storage, &sample_shape, &method, 4000, &predicted);
+    cache_predict(sample_kv()->storage, &sample_shape, &method, 4000, &predicted);
     assert_int_equal(report.codes, predicted.codes);
     assert_int_equal(report.window, predicted.window);
     for (uint32_t layer = 1; layer < LAYERS; layer++)
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++)
-            assert_memory_not_equal(fitted_record(&cache->base, 0, 0, side), fitted_record(&cache->base, layer, 0, side),
-                                    TRANSFORM_RECORD_BYTES(HEAD_DIM));
+            assert_memory_not_equal(fitted_record(cache_base_of(cache), 0, 0, side),
+                                    fitted_record(cache_base_of(cache), layer, 0, side), TRANSFORM_RECORD_BYTES(HEAD_DIM));
     take_step(cache, CACHE_STEP_DECODE, 1, outputs);
     for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++) assert_true(isfinite(outputs[i]));
     release_method(&method, cache);
@@ -342,7 +354,7 @@ static void forks_go_by_what_was_fitted(void **state) {
     static const size_t lengths[] = {1500, FITTED, 2500};
     (void)state;
     struct method method = make_method(NULL, NULL, true);
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+    for (size_t i = 0; i < N_CASES(lengths); i++) {
         struct cache *cache = make_cache(&method, 2);
         take_prompt(cache, lengths[i]);
         struct cache *copy = fork_of(cache);
@@ -352,15 +364,15 @@ static void forks_go_by_what_was_fitted(void **state) {
         take_prompt(cache, 900);
         take_prompt(copy, 900);
         check_goes_on_alike(cache, copy, 100);
-        check_same(cache, copy, cache->base.pages.n_sealed);
-        assert_ptr_not_equal(cache->base.fitted.records, copy->base.fitted.records);
-        assert_int_equal(copy->base.page_set_bytes, cache->base.page_set_bytes);
-        cache_destroy(cache);
+        check_same(cache, copy, cache_base_of(cache)->pages.n_sealed);
+        assert_ptr_not_equal(cache_base_of(cache)->fitted.records, cache_base_of(copy)->fitted.records);
+        assert_int_equal(cache_base_of(copy)->page_set_bytes, cache_base_of(cache)->page_set_bytes);
+        parts_destroy(cache);
         check_records(copy);
         take_step(copy, CACHE_STEP_DECODE, 1, NULL);
         cut(copy, 0); /* again by the profile, not by layouts that left with the origin */
-        assert_ptr_equal(copy->base.method.layouts, method.layouts);
-        cache_destroy(copy);
+        assert_ptr_equal(cache_base_of(copy)->method.layouts, method.layouts);
+        parts_destroy(copy);
     }
     release_method(&method, NULL);
 }
@@ -371,20 +383,20 @@ static void cuts_keep_the_fit_as_long_as_a_page(void **state) {
     (void)state;
     struct method method = make_method(NULL, NULL, true);
     uint8_t *kept = malloc(records_bytes());
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+    for (size_t i = 0; i < N_CASES(lengths); i++) {
         struct cache *cache = make_cache(&method, 2);
         take_prompt(cache, 2500);
-        memcpy(kept, cache->base.fitted.records, records_bytes());
+        memcpy(kept, cache_base_of(cache)->fitted.records, records_bytes());
         cut(cache, lengths[i]);
-        assert_true(is_fitted(cache) && cache->base.pages.n_sealed > 0);
+        assert_true(is_fitted(cache) && cache_base_of(cache)->pages.n_sealed > 0);
         struct cache *copy = fork_of(cache);
         check_goes_on_alike(cache, copy, 2);
         take_prompt(cache, 2500 - cache_length(cache)); /* in which more pages are sealed */
-        assert_memory_equal(kept, cache->base.fitted.records, records_bytes());
+        assert_memory_equal(kept, cache_base_of(cache)->fitted.records, records_bytes());
         check_records(cache);
         assert_true(error_of_pages(cache) < 0.05);
-        cache_destroy(copy);
-        cache_destroy(cache);
+        parts_destroy(copy);
+        parts_destroy(cache);
     }
     free(kept);
     release_method(&method, NULL);
@@ -394,7 +406,7 @@ static void cuts_without_a_page_left_wait_again(void **state) {
     static const uint64_t lengths[] = {SINKS, 2, 0};
     (void)state;
     struct method method = make_method(NULL, NULL, true);
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+    for (size_t i = 0; i < N_CASES(lengths); i++) {
         struct cache *cache = make_cache(&method, 2), *fresh = make_cache(&method, 2);
         struct terse_cache_report with, without;
         take_prompt(cache, 2500);
@@ -406,12 +418,12 @@ static void cuts_without_a_page_left_wait_again(void **state) {
         if (lengths[i]) take_step(fresh, CACHE_STEP_PREFILL, (size_t)lengths[i], NULL);
         take_prompt(cache, FITTED - lengths[i]);
         take_prompt(fresh, FITTED - lengths[i]);
-        assert_int_equal(cache->base.pages.n_sealed, 0);
+        assert_int_equal(cache_base_of(cache)->pages.n_sealed, 0);
         check_goes_on_alike(cache, fresh, 100);
-        check_same(cache, fresh, fresh->base.pages.n_sealed);
+        check_same(cache, fresh, cache_base_of(fresh)->pages.n_sealed);
         check_records(cache);
-        cache_destroy(fresh);
-        cache_destroy(cache);
+        parts_destroy(fresh);
+        parts_destroy(cache);
     }
     /* A cut in the window of one that waits takes tokens back, and later ones count. */
     struct cache *cache = make_cache(&method, 2);
@@ -424,9 +436,10 @@ static void cuts_without_a_page_left_wait_again(void **state) {
 
 static void saved_states_go_by_what_was_fitted(void **state) {
     static const size_t lengths[] = {1500, FITTED, 2500, 300};
+    const double bound = on_cpu() ? 0 : 1e-4; /* a file has a GPU's keys of the first tokens as they were before rotation */
     const char *path = *state;
     struct method method = make_method(NULL, NULL, true);
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+    for (size_t i = 0; i < N_CASES(lengths); i++) {
         struct cache *cache = make_cache(&method, 2);
         struct terse_error error;
         if (lengths[i] == 300)
@@ -437,14 +450,14 @@ static void saved_states_go_by_what_was_fitted(void **state) {
         struct cache *loaded = load_cache(&method, path, &error);
         if (!loaded) fail_msg("%s", error.message);
         assert_int_equal(is_fitted(loaded), lengths[i] > FITTED);
-        if (is_fitted(loaded)) check_same(cache, loaded, cache->base.pages.n_sealed);
-        check_goes_on_alike(cache, loaded, 100);
+        if (is_fitted(loaded)) check_same(cache, loaded, cache_base_of(cache)->pages.n_sealed);
+        check_goes_on_near(cache, loaded, 100, bound);
         take_prompt(cache, 800);
         take_prompt(loaded, 800);
-        if (lengths[i] > 300) check_same(cache, loaded, cache->base.pages.n_sealed);
-        check_goes_on_alike(cache, loaded, 2);
-        cache_destroy(loaded);
-        cache_destroy(cache);
+        if (lengths[i] > 300) check_same(cache, loaded, cache_base_of(cache)->pages.n_sealed);
+        check_goes_on_near(cache, loaded, 2, bound);
+        parts_destroy(loaded);
+        parts_destroy(cache);
     }
     release_method(&method, NULL);
 }
@@ -452,7 +465,7 @@ static void saved_states_go_by_what_was_fitted(void **state) {
 /* Writes a state with one number of the records changed, and returns the message with which it is refused. */
 static const char *refusal(const struct method *method, struct cache *cache, const char *path, size_t number, float value) {
     static struct terse_error error;
-    float *record = fitted_record(&cache->base, 1, 0, CODEC_VALUES), kept = record[number];
+    float *record = fitted_record(cache_base_of(cache), 1, 0, CODEC_VALUES), kept = record[number];
     record[number] = value;
     save_cache(cache, path);
     record[number] = kept;
@@ -462,8 +475,9 @@ static const char *refusal(const struct method *method, struct cache *cache, con
 }
 
 static void damaged_records_are_refused(void **state) {
-    enum { LEAST = 4 * HEAD_DIM, MEAN = 3, PRE_ROPE = HEAD_DIM, SIZE = 2 * HEAD_DIM, UNIT = 3 * HEAD_DIM };
-    static const struct {
+    enum { MEAN = 3 };
+    const size_t LEAST = 4 * HEAD_DIM, PRE_ROPE = HEAD_DIM, SIZE = 2 * HEAD_DIM, UNIT = 3 * HEAD_DIM;
+    const struct {
         size_t number;
         float value;
     } damages[] = {{MEAN, NAN},     {MEAN, INFINITY}, {SIZE + 5, 1e6f},       {SIZE + HEAD_DIM - 1, -1},
@@ -501,31 +515,38 @@ static void all_bytes_are_foretold(void **state) {
         const uint64_t fitted = records_bytes() + sizeof(struct codebook_layouts) + sides * SETS * sizeof(struct transform_layout) +
                                 2 * LAYERS * sizeof(int64_t); /* sums of the residual stream, of the step and before it */
         learned.of_weights = false;
+        if (parts_supports(sample_kv()->storage, &sample_shape, &method, NULL)) { /* a GPU reads few pairs of codecs */
+            assert_false(on_cpu());
+            release_method(&method, NULL);
+            continue;
+        }
         for (size_t j = 0; j < sizeof lengths / sizeof lengths[0]; j++) {
             struct cache *cache = make_cache(&method, 1);
             struct terse_cache_report with, without, predicted;
             take_prompt(cache, lengths[j]);
             cache_report(cache, &with);
-            cache_predict(&cpu_storage, &sample_shape, &method, lengths[j], &predicted);
+            cache_predict(sample_kv()->storage, &sample_shape, &method, lengths[j], &predicted);
             assert_memory_equal(&with, &predicted, sizeof with);
-            cache_predict_parts(&cpu_storage, &sample_shape, &learned, 500, lengths[j], &without); /* a short prompt, and more */
+            cache_predict_parts(sample_kv()->storage, &sample_shape, &learned, 500, lengths[j],
+                                &without); /* a short prompt, and more */
             if (lengths[j] > FITTED) {
                 check_records(cache);
                 assert_int_equal(with.codes, without.codes);
                 assert_int_equal(with.window, without.window);
-                assert_int_equal(with.tables - without.tables, fitted);
-                assert_int_equal(with.resident - without.resident, fitted);
+                assert_int_equal(with.resident - without.resident, with.tables - without.tables);
+                if (on_cpu()) assert_int_equal(with.tables - without.tables, fitted);
+                assert_true(with.tables - without.tables >= fitted); /* a GPU has tables for its kernels besides */
             } else {
                 assert_false(is_fitted(cache));
                 assert_int_equal(with.codes, 0);
             }
-            cache_destroy(cache);
+            parts_destroy(cache);
         }
         /* Before anybody has looked which head gets how many bits, their sum is known. */
         struct terse_cache_report predicted, without;
-        cache_predict(&cpu_storage, &sample_shape, &learned, 2500, &without);
+        cache_predict(sample_kv()->storage, &sample_shape, &learned, 2500, &without);
         learned.layouts = NULL;
-        cache_predict(&cpu_storage, &sample_shape, &learned, 2500, &predicted);
+        cache_predict(sample_kv()->storage, &sample_shape, &learned, 2500, &predicted);
         assert_int_equal(predicted.resident, without.resident);
         release_method(&method, NULL);
     }
@@ -541,20 +562,21 @@ static void a_budget_counts_what_is_fitted(void **state) {
     struct terse_cache_report report;
     struct terse_error error;
     assert_int_equal(cache_limit(cache, &budget, NULL), TERSE_OK);
-    cache_set_seal_ahead(cache, false);
+    encode_in_steps(cache);
     take_prompt(cache, FITTED);
     cache_report(cache, &report);
     assert_int_equal(budget.used, report.resident);
     size_t refused = 0;
     enum terse_status status;
-    for (budget.most = budget.used; (status = cache_begin(cache, CACHE_STEP_DECODE, 1, &error)); budget.most += fitted / 3) {
+    for (budget.most = budget.used; (status = one_begin(sample_kv(), cache, CACHE_STEP_DECODE, 1, &error));
+         budget.most += fitted / 3) {
         assert_int_equal(status, TERSE_E_MEMORY);
         assert_non_null(strstr(error.message, "--kv-budget"));
         refused += strstr(error.message, "for what the KV cache learns") != NULL;
         assert_false(is_fitted(cache));
-        assert_ptr_equal(cache->base.method.layouts, method.layouts);
+        assert_ptr_equal(cache_base_of(cache)->method.layouts, method.layouts);
     }
-    assert_true(refused >= 3); /* of the bytes of records, and of layouts behind them */
+    assert_true(!on_cpu() || refused >= 3); /* of the bytes of records, and of layouts behind them */
     budget.most = SIZE_MAX;
     take_step(cache, CACHE_STEP_DECODE, 1, NULL);
     check_records(cache);
@@ -562,14 +584,15 @@ static void a_budget_counts_what_is_fitted(void **state) {
     assert_int_equal(budget.used, report.resident);
     struct cache *copy = fork_of(cache);
     cut(cache, 2);
-    cache_destroy(copy);
+    parts_destroy(copy);
     cache_report(cache, &report);
     assert_int_equal(budget.used, report.resident);
     release_method(&method, cache);
     assert_int_equal(budget.used, 0);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (!backend_begins(argc, argv)) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prompt_is_fitted_to_its_first_tokens),
         cmocka_unit_test(codecs_of_a_plugin_are_fitted_too),

@@ -1,5 +1,6 @@
 /* Caches with a learned profile: a long prompt is fitted to as without one, as long as nothing is sealed; all else goes by the profile from the first
  * page on, for good. Forks, saved states and shared prefixes of both. */
+#include "backend/cpu/kv/state.h"
 #include "backend/cpu/kv/step.h"
 #include "support/fit_sample.h"
 
