@@ -189,7 +189,7 @@ static void kept_tokens_go_on_on_the_other_backend(void **state) {
         for (int from_cpu = 0; from_cpu < 2; from_cpu++) {
             struct oracle_setup setup = setup_of(codecs[c], 32, c + 10);
             setup.evict = "snapkv-200";
-            setup.allowed = c ? 8e-2 : 6e-3;
+            setup.allowed = (const double[]){6e-3, 8e-2, 1e-1}[c]; /* the processor's queries are bytes */
             if (from_cpu) setup.kv = backend_cpu.kv;
             struct oracle *o = oracle_new(&setup, 900);
             oracle_step(o, P, 400, 0);
