@@ -1,5 +1,5 @@
 /* Writes pages of the codec transform, as the CPU's transform_encode.c does, a block for each page. Most of the time goes to the
- * products that give the coefficients, and to the path through the stream. */
+ * product that gives the coefficients, and to the path through the stream, a thread for each of the 64 tokens. */
 #include "backend/cuda/kv/transform_path.cuh"
 
 #define MOST_STEPS(hd) ((hd) / TRANSFORM_QUAD + 1)
@@ -8,21 +8,19 @@ template <int HD> struct encode_memory {
     float z[HD][PAGE_TOKENS]; /* coefficients */
     union {
         float tile[TILE_DEPTH][HD];                                  /* while they are found */
-        uint8_t from[TRANSFORM_QUAD * MOST_STEPS(HD)][PATH_LANES * PAGE_TOKENS]; /* while paths are */
+        uint32_t from[TRANSFORM_QUAD * MOST_STEPS(HD)][PAGE_TOKENS]; /* while paths are */
         float own[HD][PAGE_TOKENS];                                  /* what the levels say, times sizes */
     };
     uint16_t nibbles[HD / 2][PAGE_TOKENS];
     float size[HD], inverse_size[HD];
     float square[PAGE_TOKENS], unit[PAGE_TOKENS]; /* |z|^2; what makes the coefficients those of a row of size 1 */
     float inverse_scale[TRANSFORM_PLANES_MAX];
-    uint32_t lane_levels[TRANSFORM_TABLES][PATH_LANES];
     struct page_layout l;
     struct path_step step[MOST_STEPS(HD)];
     uint32_t steps;
 };
 
 static_assert(TRANSFORM_QUAD * MOST_STEPS(64) >= 2 * TRANSFORM_PATH_WARM_UP, "steps across a seam");
-static_assert(PATH_LANES * PAGE_TOKENS == TRANSFORM_THREADS, "threads of a page");
 
 template <int HD> static __device__ void set_sizes(const struct transform_view &view, struct encode_memory<HD> &m) {
     for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
@@ -32,8 +30,6 @@ template <int HD> static __device__ void set_sizes(const struct transform_view &
     }
     for (uint32_t p = threadIdx.x; p < m.l.layout.planes; p += TRANSFORM_THREADS)
         m.inverse_scale[p] = 1 / m.l.layout.plane[p].scale;
-    for (uint32_t i = threadIdx.x; i < TRANSFORM_TABLES * PATH_LANES; i += TRANSFORM_THREADS)
-        m.lane_levels[i / PATH_LANES][i % PATH_LANES] = lane_levels(m.l.levels[i / PATH_LANES], i % PATH_LANES);
     if (threadIdx.x == TRANSFORM_THREADS - 1) m.steps = set_path_steps(m.l.layout, m.step);
 }
 
@@ -138,11 +134,10 @@ template <int HD> static __device__ void write_uppers(struct encode_memory<HD> &
 }
 
 template <int HD> static __device__ void write_stream(struct encode_memory<HD> &m) {
-    const uint32_t t = threadIdx.x / PATH_LANES;
-    if (m.steps)
+    const uint32_t t = threadIdx.x;
+    if (t < PAGE_TOKENS && m.steps)
         find_path(
-            m.l.layout, m.step, m.steps, t, threadIdx.x % PATH_LANES, [&](uint32_t p, uint32_t i) { return term_of(m, t, p, i); },
-            m.lane_levels, m.from, m.nibbles);
+            m.l.layout, m.step, m.steps, t, [&](uint32_t p, uint32_t i) { return term_of(m, t, p, i); }, m.from, m.nibbles);
     __syncthreads();
 }
 

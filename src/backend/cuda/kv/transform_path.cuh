@@ -1,6 +1,6 @@
 /* Finds the best path through the stream of a token of the codec transform, by Viterbi's algorithm as the CPU's transform_path.c
- * does, four threads for each token: thread j has states j and j + 4. Costs stay in registers; for each step a byte in shared
- * memory keeps from where a thread's states were reached. */
+ * does, a thread for each token. The costs of the eight states stay in registers; for each step a word in shared memory keeps from
+ * where each state was reached. */
 #ifndef TERSE_BACKEND_CUDA_KV_TRANSFORM_PATH_CUH
 #define TERSE_BACKEND_CUDA_KV_TRANSFORM_PATH_CUH
 
@@ -34,89 +34,73 @@ static __device__ __forceinline__ uint32_t upper_code(float x, float step) {
     return (uint32_t)place;
 }
 
-/* A thread's windows are j, j + 4, j + 8 and j + 12, by index m: those of state j have an even m. */
-#define PATH_LANES 4
-
-/* Returns the levels of thread j's windows, in the four bytes of a word. */
-static __device__ inline uint32_t lane_levels(const int8_t *levels, uint32_t j) {
-    uint32_t word = 0;
-    for (uint32_t m = 0; m < 4; m++) word |= (uint32_t)(uint8_t)levels[j + PATH_LANES * m] << 8 * m;
-    return word;
+/* Returns d of window w. */
+template <int TABLE> static __device__ __forceinline__ float level_distance(const struct path_term &term, int w) {
+    constexpr int8_t levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
+    constexpr float step = upper_step_of(TABLE);
+    const float d = term.x - (float)levels[TABLE][w];
+    if constexpr (step > 0) return d - step * ((float)upper_code(d, step) - 7.5f);
+    return d;
 }
 
-static __device__ __forceinline__ float level_distance(const struct path_term &term, float step, uint32_t levels, uint32_t m) {
-    const float d = term.x - (float)(int8_t)(levels >> 8 * m);
-    return step > 0 ? d - step * ((float)upper_code(d, step) - 7.5f) : d;
-}
-
-/* Adds up what a thread's windows cost in the terms of a step. */
-static __device__ __forceinline__ void find_errors(const struct path_step &step, const struct path_term terms[2],
-                                                   const uint32_t levels[2], float (&errors)[4]) {
-    const float upper_step = upper_step_of(step.table);
-#pragma unroll
-    for (uint32_t m = 0; m < 4; m++) {
-        errors[m] = 0;
-        if (!step.planes) continue;
-        const float d = level_distance(terms[0], upper_step, levels[0], m);
-        errors[m] = terms[0].square * d * d;
-        if (step.planes < 2) continue;
-        const float second = level_distance(terms[1], 0, levels[1], m);
-        errors[m] = fmaf(terms[1].square * second, second, errors[m]);
+/* Returns the cost of window w by the tables of up to two planes; if FIRST is TRANSFORM_TABLES there is none. */
+template <int FIRST> static __device__ __forceinline__ float path_error(const struct path_term terms[2], int w) {
+    if constexpr (FIRST < TRANSFORM_TABLES) {
+        const float d = level_distance<FIRST>(terms[0], w), error = terms[0].square * d * d;
+        if constexpr (FIRST != TRANSFORM_PAIR_FIRST) return error;
+        const float second = level_distance<TRANSFORM_PAIR_SECOND>(terms[1], w);
+        return fmaf(terms[1].square * second, second, error);
     }
+    return 0;
 }
 
-/* A path_beginning is the best way to the beginning of a window: its cost, and the state that it comes from. */
-struct path_beginning {
-    float cost;
-    uint32_t state;
-};
-
-static __device__ __forceinline__ struct path_beginning better_of(struct path_beginning a, struct path_beginning b) {
-    return b.cost < a.cost || (b.cost == a.cost && b.state < a.state) ? b : a;
-}
-
-/* Returns what lane `from` of the token has. */
-static __device__ __forceinline__ struct path_beginning of_lane(struct path_beginning own, uint32_t from) {
-    return {__shfl_sync(~0u, own.cost, from, PATH_LANES), __shfl_sync(~0u, own.state, from, PATH_LANES)};
-}
-
-/* Finds the beginnings of a thread's windows: the windows' oldest 4 - bits bits, which are the last ones of the state before. */
-static __device__ __forceinline__ void find_beginnings(uint32_t bits, uint32_t j, const float (&cost)[2],
-                                                       struct path_beginning (&begin)[4]) {
-    const struct path_beginning first = {cost[0], j}, second = {cost[1], j + PATH_LANES};
-    if (bits == 1) { /* window w goes on from state w / 2 */
-        begin[0] = of_lane(first, j / 2), begin[1] = of_lane(first, j / 2 + 2);
-        begin[2] = of_lane(second, j / 2), begin[3] = of_lane(second, j / 2 + 2);
-        return;
-    }
-    const struct path_beginning best = better_of(first, second);
-    if (bits == 2) {
+/* Takes a step that writes BITS bits: a window is the last 4 - BITS bits of the state before and those written, its lower three
+ * bits the state after. cost[state] is the least of all paths to it. Returns for each state after, in four bits, the state before
+ * and above it the window's highest bit; where paths cost the same, the lower ones. */
+template <int BITS, int FIRST>
+static __device__ __forceinline__ uint32_t take_step(const struct path_term terms[2], float (&cost)[PATH_STATES]) {
+    constexpr int BEGINNINGS = 16 >> BITS;
+    float best[BEGINNINGS], after[PATH_STATES];
+    uint32_t state[BEGINNINGS], from = 0;
 #pragma unroll
-        for (uint32_t m = 0; m < 4; m++) begin[m] = of_lane(best, m);
-        return;
-    }
-    const struct path_beginning both = better_of(best, of_lane(best, j ^ 2));
-    begin[0] = begin[1] = of_lane(both, 0), begin[2] = begin[3] = of_lane(both, 1);
-}
-
-/* Takes a step: a window is the last bits of the state before and those written, its lower three bits are the state after.
- * cost[state] becomes the least of all paths to it. Returns for the thread's two states, in four bits each, the state before and
- * above it the window's highest bit; where paths cost the same, the lower ones. */
-static __device__ __forceinline__ uint32_t take_step(const struct path_step &step, const struct path_term terms[2],
-                                                     const uint32_t levels[2], uint32_t j, float (&cost)[2]) {
-    struct path_beginning begin[4];
-    float errors[4];
-    uint32_t from = 0;
-    find_errors(step, terms, levels, errors);
-    find_beginnings(step.bits, j, cost, begin);
+    for (int b = 0; b < BEGINNINGS && b < PATH_STATES; b++) {
+        best[b] = cost[b];
+        state[b] = (uint32_t)b;
 #pragma unroll
-    for (uint32_t s = 0; s < 2; s++) {
-        const float x = begin[s].cost + errors[s], y = begin[s + 2].cost + errors[s + 2];
+        for (int s = b + BEGINNINGS; s < PATH_STATES; s += BEGINNINGS) {
+            const bool less = cost[s] < best[b];
+            state[b] = less ? (uint32_t)s : state[b];
+            best[b] = less ? cost[s] : best[b];
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < PATH_STATES; s++) {
+        const int first = s >> BITS, second = (s + PATH_STATES) >> BITS;
+        const float x = best[first] + path_error<FIRST>(terms, s), y = best[second] + path_error<FIRST>(terms, s + PATH_STATES);
         const bool less = y < x;
-        from |= (less ? begin[s + 2].state | PATH_STATES : begin[s].state) << 4 * s;
-        cost[s] = less ? y : x;
+        from |= (less ? state[second] | PATH_STATES : state[first]) << (4 * s);
+        after[s] = less ? y : x;
     }
+#pragma unroll
+    for (int s = 0; s < PATH_STATES; s++) cost[s] = after[s];
     return from;
+}
+
+static __device__ __forceinline__ uint32_t take_step_of(const struct path_step &step, const struct path_term terms[2],
+                                                        float (&cost)[PATH_STATES]) {
+    switch (step.table) {
+    case TRANSFORM_TRELLIS_1: return take_step<1, TRANSFORM_TRELLIS_1>(terms, cost);
+    case TRANSFORM_TRELLIS_2: return take_step<2, TRANSFORM_TRELLIS_2>(terms, cost);
+    case TRANSFORM_TRELLIS_3: return take_step<3, TRANSFORM_TRELLIS_3>(terms, cost);
+    case TRANSFORM_PAIR_FIRST: return take_step<2, TRANSFORM_PAIR_FIRST>(terms, cost);
+    case TRANSFORM_LOWER_1: return take_step<1, TRANSFORM_LOWER_1>(terms, cost);
+    case TRANSFORM_LOWER_2: return take_step<2, TRANSFORM_LOWER_2>(terms, cost);
+    case TRANSFORM_LOWER_3: return take_step<3, TRANSFORM_LOWER_3>(terms, cost);
+    default: break;
+    }
+    if (step.bits == 1) return take_step<1, TRANSFORM_TABLES>(terms, cost);
+    if (step.bits == 2) return take_step<2, TRANSFORM_TABLES>(terms, cost);
+    return take_step<3, TRANSFORM_TABLES>(terms, cost);
 }
 
 /* Makes the steps of a round and returns their number; one thread does this. */
@@ -141,54 +125,42 @@ static __device__ inline uint32_t stream_place(const struct transform_layout &la
     return layout.stream + (n + 1) % (uint32_t)(layout.nibbles - layout.stream);
 }
 
-/* Returns the state before the one that step k reached, above it the window's highest bit. */
-static __device__ __forceinline__ uint32_t state_before(const uint8_t (*from)[PATH_LANES * PAGE_TOKENS], uint32_t k, uint32_t t,
-                                                        uint32_t state) {
-    return from[k][PATH_LANES * t + state % PATH_LANES] >> state / PATH_LANES * 4 & 15u;
-}
-
-/* Finds the path of token t and writes its nibbles[nibble][64], those of the stream; the token's four threads call this, j = 0 to
- * 3, with all others of their warp. term(plane, i) is of a plane and component i of its quad. levels[table][j] are lane_levels.
- * from[4 steps or 2 TRANSFORM_PATH_WARM_UP] is scratch. A stream is a ring: one round for each component i of quads, from the first
- * plane to the last. */
+/* Finds the path of token t and writes its nibbles[nibble][64], those of the stream. term(step, plane, i) is of a plane of a step
+ * and component i of its quad. from[4 steps or 2 TRANSFORM_PATH_WARM_UP][64] is scratch. A stream is a ring: one round for each
+ * component i of quads, from the first plane to the last. */
 template <class Term>
 static __device__ void find_path(const struct transform_layout &layout, const struct path_step *step, uint32_t steps, uint32_t t,
-                                 uint32_t j, Term term, const uint32_t (*levels)[PATH_LANES],
-                                 uint8_t (*from)[PATH_LANES * PAGE_TOKENS], uint16_t (*nibbles)[PAGE_TOKENS]) {
+                                 Term term, uint32_t (*from)[PAGE_TOKENS], uint16_t (*nibbles)[PAGE_TOKENS]) {
     const uint32_t all = TRANSFORM_QUAD * steps;
     uint32_t seam = 0;
     for (int pass = 0; pass < 2; pass++) { /* over the seam, to find the state there; then all around from it */
         const uint32_t n = pass ? all : 2 * TRANSFORM_PATH_WARM_UP, begin = pass ? 0 : (all - TRANSFORM_PATH_WARM_UP % all) % all;
         uint32_t at = begin % steps, i = begin / steps;
-        float cost[2];
+        float cost[PATH_STATES];
 #pragma unroll
-        for (uint32_t s = 0; s < 2; s++) cost[s] = !pass || j + PATH_LANES * s == seam ? 0 : PATH_FAR;
+        for (uint32_t s = 0; s < PATH_STATES; s++) cost[s] = !pass || s == seam ? 0 : PATH_FAR;
         for (uint32_t k = 0; k < n; k++) {
             const struct path_step own = step[at];
             struct path_term terms[2] = {};
-            uint32_t of_lane[2] = {0, 0};
-            if (own.planes) terms[0] = term(own.plane, i), of_lane[0] = levels[own.table][j];
-            if (own.planes > 1) terms[1] = term(own.plane + 1u, i), of_lane[1] = levels[TRANSFORM_PAIR_SECOND][j];
-            from[k][PATH_LANES * t + j] = (uint8_t)take_step(own, terms, of_lane, j, cost);
+            if (own.planes) terms[0] = term(own.plane, i);
+            if (own.planes > 1) terms[1] = term(own.plane + 1u, i);
+            from[k][t] = take_step_of(own, terms, cost);
             if (++at == steps) at = 0, i = (i + 1) % TRANSFORM_QUAD;
         }
-        __syncwarp();
         if (pass) break;
-        struct path_beginning best = better_of({cost[0], j}, {cost[1], j + PATH_LANES});
-        best = better_of(best, of_lane(best, j ^ 1));
-        best = better_of(best, of_lane(best, j ^ 2));
-        seam = best.state;
+        float least = cost[0];
+#pragma unroll
+        for (uint32_t s = 1; s < PATH_STATES; s++)
+            if (cost[s] < least) seam = s, least = cost[s];
         for (uint32_t k = 2 * TRANSFORM_PATH_WARM_UP; k-- > TRANSFORM_PATH_WARM_UP;)
-            seam = state_before(from, k, t, seam) & (PATH_STATES - 1);
-        __syncwarp();
+            seam = from[k][t] >> 4 * seam & (PATH_STATES - 1);
     }
-    if (j) return;
     /* The path is followed back. Each component's bits gather from the last written to the first. */
     uint32_t state = seam;
     for (uint32_t i = TRANSFORM_QUAD; i-- > 0;) {
         uint32_t bits = 0, written = 0, n = layout.nibbles - layout.stream;
         for (uint32_t at = steps; at-- > 0;) {
-            const uint32_t own = state_before(from, i * steps + at, t, state), window = state | (own & PATH_STATES);
+            const uint32_t own = from[i * steps + at][t] >> 4 * state & 15, window = state | (own & PATH_STATES);
             bits |= (window & ((1u << step[at].bits) - 1)) << written;
             written += step[at].bits;
             state = own & (PATH_STATES - 1);
