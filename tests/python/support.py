@@ -1,7 +1,7 @@
 """What the tests of the Python package share. Each test_*.py is run by ctest, with the package as it is installed in the path for modules and the command
 as its first argument: `PYTHONPATH=build/python python3 test_session.py build/bin/terse [TEST...]`. A test without what it needs is skipped, with 77."""
 import functools
-import importlib.util
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -17,9 +17,16 @@ PROSE = "The city lies on the northern bank of the river, where the old road fro
 os.environ["XDG_CACHE_HOME"] = os.path.join(tempfile.gettempdir(), "terse-no-cache")
 
 
-def need(*modules):
-    """Skips the whole test where this Python lacks a module."""
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+def has(package):
+    try:
+        return bool(importlib.metadata.distribution(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def need(*packages):
+    """Skips the whole test where this Python lacks a package."""
+    missing = [package for package in packages if not has(package)]
     if missing:
         sys.stderr.write("skipped: this Python has no %s (pip install %s)\n" % (", ".join(missing), " ".join(missing)))
         sys.exit(77)

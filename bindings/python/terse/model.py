@@ -141,7 +141,7 @@ class Model:
         """Returns the tokens of a text, int32 [n].
 
         Args:
-            begin: add BOS (and EOS) where the model's file says so.
+            begin: add BOS (and EOS) where the model's file says so, but no second BOS to a text that begins with its own.
             special: "<|eot_id|>" in the text is the special token, not its letters.
         """
         data = text.encode()
@@ -149,7 +149,8 @@ class Model:
         tokens = np.empty(2 * len(data) + 4, np.int32)
         n = ctypes.c_size_t()
         call(c.terse_tokenize, self._handle.pointer, data, len(data), flags, pointer_to(tokens), len(tokens), ctypes.byref(n))
-        return tokens[: n.value].copy()
+        twice = begin and n.value > 1 and tokens[0] == tokens[1] == self.bos
+        return tokens[int(twice) : n.value].copy()
 
     def detokenize(self, tokens: Sequence[int] | Tokens, *, special: bool = False) -> str:
         """Returns the text of tokens. `special`: special tokens are text as well, instead of nothing."""

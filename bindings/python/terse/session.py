@@ -182,12 +182,8 @@ class Session:
             call(c.terse_session_decode, pointer, pointer_to(tokens), len(tokens), sink)
 
     def _tokens(self, prompt: Any) -> Tokens:
-        """Returns the tokens of a prompt. A text at the beginning begins as the model's file says, but never with two BOS."""
-        if not isinstance(prompt, str):
-            return _as_tokens(prompt)
-        tokens = self.model.tokenize(prompt, begin=len(self) == 0)
-        twice = len(tokens) > 1 and self.model.bos is not None and tokens[0] == tokens[1] == self.model.bos
-        return tokens[1:] if twice else tokens
+        """Returns the tokens of a prompt; a text at the beginning begins as the model's file says."""
+        return self.model.tokenize(prompt, begin=len(self) == 0) if isinstance(prompt, str) else _as_tokens(prompt)
 
     def _read(self, tokens: Tokens, rows: Logits | None = None, first: int = 0, progress: Callable[[float], object] | None = None) -> None:
         """Reads tokens piece by piece (terse_session_begin_prompt), so that Python handles signals between pieces."""

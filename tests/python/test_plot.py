@@ -1,0 +1,52 @@
+"""The plots: what they draw is what was measured, and a picture of each can be written."""
+import os
+import tempfile
+import unittest
+
+import support
+
+support.need("numpy", "matplotlib")
+import matplotlib
+
+matplotlib.use("Agg")
+import numpy as np
+import terse
+import terse.plot
+
+
+def divergence(kv, bits, mean):
+    report = terse.CacheReport(100, 100, 0, 0, 0, 0, 0, 0, 0, bits)
+    return terse.Divergence(kv, mean, mean / 10, np.array([mean]), 0.9, 20.0, 19.0, report)
+
+
+class Plots(unittest.TestCase):
+    def check_written(self, axes):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "plot.png")
+            axes.figure.savefig(path)
+            self.assertGreater(os.path.getsize(path), 5000)
+
+    def test_divergence_against_bits(self):
+        rows = [divergence("terse-2", 2.9, 0.02), divergence("f16", 16.2, 0), divergence("q4_0", 4.9, 0.015), divergence("terse-4", 4.8, 0.002)]
+        axes = terse.plot.divergence_against_bits(rows)
+        lines = {container.get_label(): container[0].get_xydata().tolist() for container in axes.containers}
+        self.assertEqual(lines, {"terse": [[2.9, 0.02], [4.8, 0.002]], "q4_0": [[4.9, 0.015]]})
+        self.assertEqual(sorted(text.get_text() for text in axes.texts), ["q4_0", "terse-2", "terse-4"])
+        self.assertEqual(axes.get_yscale(), "log")
+        self.check_written(axes)
+
+    def test_speed_against_depth(self):
+        rows = [terse.Speed("f16", depth, speed, 1 / speed, 0.001) for depth, speed in ((1000, 80.0), (0, 100.0))]
+        rows.append(terse.Speed("q8_0", 0, 90.0, 1 / 90, 0.001))
+        axes = terse.plot.speed_against_depth(rows)
+        lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+        self.assertEqual(lines, {"f16": [[0, 100], [1000, 80]], "q8_0": [[0, 90]]})
+        self.check_written(axes)
+
+    def test_axes_may_be_given(self):
+        axes = matplotlib.pyplot.figure().subplots()
+        self.assertIs(terse.plot.speed_against_depth([terse.Speed("f16", 0, 1.0, 1.0, 0.1)], axes), axes)
+
+
+if __name__ == "__main__":
+    support.main()
