@@ -2,6 +2,8 @@
 import gc
 import os
 import re
+import subprocess
+import sys
 import tempfile
 import unittest
 import unittest.mock
@@ -219,6 +221,27 @@ class Sequences(unittest.TestCase):
         del session
         gc.collect()
         self.assertEqual(model.kv_bytes, 0)
+
+    def test_cycles_are_released_in_any_order(self):
+        """The garbage collector finalizes the objects of a cycle in any order; C's objects must go sessions first. A child process, since a wrong order
+        corrupts its memory: it would end by a signal."""
+        program = """
+import gc, terse
+for i in range(8):
+    model = terse.Model(threads=1)
+    parts = [model, model.session("terse-4"), model.session("f16")]
+    parts[1].prefill([1, 2, 3])
+    parts += [parts[1].fork(), model._engine, model._engine._handle, model._handle, parts[1]._handle]
+    cycle = parts[-1 - i % 4:] + parts
+    cycle.append(cycle)
+    for part in parts[:1]: part.cycle = cycle
+    del model, parts, cycle, part
+    gc.collect()
+model = terse.Model(threads=1)
+session = model.session()
+def keeps_globals(): return session
+"""
+        subprocess.run([sys.executable, "-c", program], check=True, env=dict(os.environ, MALLOC_PERTURB_="165"))
 
     def test_counters(self):
         session = self.model.session()

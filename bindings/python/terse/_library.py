@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from pathlib import Path
 from typing import Any, Callable
 
@@ -56,15 +57,50 @@ def text_at(address: int | None, n_bytes: int = -1) -> str:
 
 
 class Handle:
-    """Owns a C object, which is released when the last reference to the handle goes. `keeps` are Python objects that must live as long."""
+    """Owns a C object, which is released when neither the handle nor one that keeps it is there any more.
 
-    def __init__(self, pointer: Any, release: Callable[[Any], None], *keeps: object) -> None:
+    Users are counted: references alone would not do, since the garbage collector finalizes the objects of a cycle in any order, an engine before its
+    sessions.
+
+    Args:
+        release: releases the C object.
+        keeps: handles of objects that must live as long.
+        through: runs the release; None: at once.
+    """
+
+    def __init__(self, pointer: Any, release: Callable[[Any], object], *keeps: Handle, through: Callable[[Callable[[], None]], None] | None = None) -> None:
         self.pointer = pointer
-        self._release = release
-        self._keeps = keeps
+        self._object: _Object = _Object(pointer, release, [handle._object for handle in keeps], through)
 
     def __del__(self) -> None:
-        self._release(self.pointer)
+        self._object.drop()
+
+
+class _Object:
+    _counting = threading.RLock()
+
+    def __init__(self, pointer: Any, release: Callable[[Any], object], keeps: list[_Object], through: Callable[[Callable[[], None]], None] | None) -> None:
+        self._pointer, self._release, self._keeps, self._through = pointer, release, keeps, through
+        self._users = 1
+        with self._counting:
+            for kept in keeps:
+                kept._users += 1
+
+    def drop(self) -> None:
+        with self._counting:
+            self._users -= 1
+            last = self._users == 0
+        if not last:
+            return
+        if self._through:
+            self._through(self._finish)
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._release(self._pointer)
+        for kept in self._keeps:
+            kept.drop()
 
 
 def version() -> str:

@@ -7,7 +7,7 @@ import ctypes
 import os
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -63,8 +63,7 @@ class Engine:
         self.pointer = pointer
         self._handle = Handle(pointer, c.terse_engine_free, model)
         self._lock = threading.Lock()
-        self._dropped: collections.deque[Any] = collections.deque()
-        self._release = c.terse_session_free
+        self._dropped: collections.deque[Callable[[], None]] = collections.deque()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -74,9 +73,14 @@ class Engine:
             yield
         self._release_if_free()
 
-    def drop(self, session: Any) -> None:
-        """Releases a session of C, now or as soon as the engine is not in use."""
-        self._dropped.append(session)
+    def own_session(self, pointer: Any, codebook: caches.Codebook | None) -> Handle:
+        """Returns a handle of a session of C."""
+        keeps = [self._handle] + ([codebook._handle] if codebook else [])
+        return Handle(pointer, c.terse_session_free, *keeps, through=self._drop)
+
+    def _drop(self, release: Callable[[], None]) -> None:
+        """Releases a session, now or as soon as the engine is not in use."""
+        self._dropped.append(release)
         self._release_if_free()
 
     def _release_if_free(self) -> None:
@@ -88,7 +92,7 @@ class Engine:
 
     def _release_dropped(self) -> None:
         while self._dropped:
-            self._release(self._dropped.popleft())
+            self._dropped.popleft()()
 
 
 class Model:

@@ -79,7 +79,7 @@ class Session:
         self.finish_reason: str | None = None
         self._codebook = codebook
         self._reading = False
-        self._handle: Handle | None = Handle(pointer, model._engine.drop, codebook)
+        self._handle: Handle | None = model._engine.own_session(pointer, codebook)
 
     @classmethod
     def _new(cls, model: Model, kv: caches.Kv, codebook: Any, options: ctypes.Structure) -> Session:
