@@ -33,7 +33,7 @@ class Examples(unittest.TestCase):
         self.assertIn("MiB of KV cache with terse-4", printed)
 
     def test_compare_methods(self):
-        rows, printed = self.run_example("compare_methods", os.path.join(support.ROOT, "models", "lab-27m-q8_0.gguf"), "256")
+        rows, printed = self.run_example("compare_methods", os.path.join(support.ROOT, "models", "lab-27m-q8_0.gguf"), "512")
         means = {row.kv: row.mean for row in rows}
         self.assertLess(means["q8_0"], means["q4_0"])
         self.assertLess(means["terse-4"], means["terse-2"])

@@ -251,6 +251,21 @@ def keeps_globals(): return session
         self.assertGreater(counters.prefill_seconds, 0)
 
 
+class Devices(unittest.TestCase):
+    PLUGINS = os.path.join(os.path.dirname(os.path.dirname(support.COMMAND or "")), "plugins")
+
+    @unittest.skipUnless(os.path.exists(os.path.join(PLUGINS, "libterse-mock.so")), "the plug-in of the tests is not built")
+    def test_a_backend_of_a_plug_in(self):
+        with unittest.mock.patch.dict(os.environ, TERSE_PLUGIN_PATH=self.PLUGINS):
+            model = terse.Model(device="mock", threads=support.THREADS)
+            self.assertEqual(model.device, "mock")
+            self.assertEqual(greedy(model.session("f16"), support.PROSE), greedy(support.model().session("f16"), support.PROSE))
+
+    def test_the_processor(self):
+        model = support.model()
+        self.assertEqual((model.device, model.threads), ("cpu", support.THREADS))
+
+
 class Caches(unittest.TestCase):
     def setUp(self):
         self.model = support.model()
