@@ -39,7 +39,7 @@ class Quality(unittest.TestCase):
                 self.assertAlmostEqual(found.perplexity, printed(output, "PPL"), delta=2e-4)
                 self.assertAlmostEqual(found.error, float(re.search(r"PPL = \S+ \+/- (\S+)", output)[1]), delta=2e-4)
                 self.assertEqual(len(found.nll), WINDOWS * (CONTEXT - 1 - CONTEXT // 2))
-                self.assertIn("%d bytes resident" % found.report.resident, output)
+                self.assertIn("%d bytes resident" % found.cache.resident, output)
 
     def test_divergence_is_the_commands(self):
         base = os.path.join(self.folder.name, "base")

@@ -171,8 +171,8 @@ class Sequences(unittest.TestCase):
         session = self.model.session("q8_0")
         session.prefill(support.article()[:2500])
         fork = session.fork()
-        self.assertEqual(fork.report().shared, session.report().codes)
-        self.assertGreater(fork.report().shared, 0)
+        self.assertEqual(fork.cache.shared, session.cache.codes)
+        self.assertGreater(fork.cache.shared, 0)
         there = greedy(fork)
         self.assertEqual(len(fork), len(session) + 24)
         self.assertEqual(greedy(session), there)
@@ -275,7 +275,7 @@ class Caches(unittest.TestCase):
             with self.subTest(kv=kv):
                 session = self.model.session(kv)
                 session.prefill(self.model.tokenize(support.article())[:700])
-                report = session.report()
+                report = session.cache
                 self.assertEqual((report.tokens, report.kept), (700, 700))
                 self.assertEqual(report.resident, report.codes + report.exact + report.window + report.tables)
                 self.assertEqual(self.model.cache_bytes(kv, 700).resident, report.resident)
@@ -312,7 +312,7 @@ class Caches(unittest.TestCase):
         plain, mixed = self.model.session("q8_0"), self.model.session(terse.Cache("q8_0", value_type="q4_0", tail_tokens=0))
         plain.prefill(tokens)
         mixed.prefill(tokens)
-        self.assertLess(mixed.report().resident, 0.8 * plain.report().resident)
+        self.assertLess(mixed.cache.resident, 0.8 * plain.cache.resident)
         reading = self.model.session(terse.Cache("q8_0", read=64))
         reading.prefill(tokens)
         reading.decode([5])

@@ -18,7 +18,7 @@ reveal_type(session.generate("a", temperature=0.5))
 reveal_type(session.generate("a", stream=True))
 reveal_type(session.chat([{"role": "user", "content": "a"}]))
 reveal_type(session.logits())
-reveal_type(session.report().resident)
+reveal_type(session.cache.resident)
 session.generate("a", temperature="hot")
 session.generate("a", temprature=0)
 """

@@ -14,7 +14,7 @@ def main(path: str, question: str, model_path: str | None = None) -> None:
     session = model.session()
     for piece in session.chat([{"role": "user", "content": f"{document}\n\n{question}"}], temperature=0, stream=True):
         print(piece, end="", flush=True)
-    report = session.report()
+    report = session.cache
     half = model.cache_bytes("f16", report.tokens)
     print(f"\n{report.tokens} tokens: {report.resident / 2**20:.2f} MiB of KV cache with {session.kv}, {half.resident / 2**20:.2f} with f16")
 

@@ -17,7 +17,7 @@ def main(path: str, model_path: str | None = None, context: str = "2048") -> lis
     print(f"{'method':10} {'bits/value':>10} {'KL divergence':>22} {'same top':>9} {'perplexity':>10}")
     for method in METHODS:
         row = terse.kl_divergence(model, text, kv=method, context=int(context), windows=1)
-        print(f"{method:10} {row.report.bits_per_value:10.2f} {row.mean:12.5f} ±{row.error:8.5f} {row.same_top:9.1%} {row.perplexity:10.3f}")
+        print(f"{method:10} {row.cache.bits_per_value:10.2f} {row.mean:12.5f} ±{row.error:8.5f} {row.same_top:9.1%} {row.perplexity:10.3f}")
         rows.append(row)
     return rows
 

@@ -17,7 +17,7 @@ def main(path: str, model_path: str, *questions: str) -> None:
     for question in questions:
         fork = session.fork()
         reply = fork.chat([document, {"role": "assistant", "content": "Ask me about it."}, {"role": "user", "content": question}], temperature=0, max_tokens=64)
-        report = fork.report()
+        report = fork.cache
         print(f"{question}\n  {reply}\n  read {fork.counters().prefill_tokens} tokens more; {report.shared} of {report.codes} bytes of pages are shared")
 
 

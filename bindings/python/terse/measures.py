@@ -28,14 +28,14 @@ class Perplexity:
     Attributes:
         perplexity: exp of the mean negative log-likelihood; `error` is its standard error.
         nll: the negative log-likelihood of each scored token in nats, float64 [positions].
-        report: what the cache takes after the last window.
+        cache: what the cache takes after the last window.
     """
 
     kv: str
     perplexity: float
     error: float
     nll: Values
-    report: CacheReport
+    cache: CacheReport
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Divergence:
         values: the divergence at each scored position, float64 [positions].
         same_top: part of the positions, 0 to 1, at which both caches have the same likeliest token.
         perplexity, base_perplexity: of the text, with the cache and with the base.
-        report: what the cache takes after the last window.
+        cache: what the cache takes after the last window.
     """
 
     kv: str
@@ -57,7 +57,7 @@ class Divergence:
     same_top: float
     perplexity: float
     base_perplexity: float
-    report: CacheReport
+    cache: CacheReport
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def perplexity(model: Model, text: str | Sequence[int] | Tokens, *, kv: Kv = "au
     session = model.session(kv, context=context)
     nll = np.concatenate([_nll(rows, following) for (rows,), following in _windows(model, [session], text, context, windows)])
     value = float(np.exp(nll.mean()))
-    return Perplexity(session.kv, value, value * _error(nll), nll, session.report())
+    return Perplexity(session.kv, value, value * _error(nll), nll, session.cache)
 
 
 def kl_divergence(model: Model, text: str | Sequence[int] | Tokens, *, kv: Kv = "auto", base: Kv = "f16", context: int = 512,
@@ -99,7 +99,7 @@ def kl_divergence(model: Model, text: str | Sequence[int] | Tokens, *, kv: Kv = 
         base_nll.append(_nll(base_rows, following))
     all_values = np.concatenate(values)
     return Divergence(session.kv, float(all_values.mean()), _error(all_values), all_values, float(np.concatenate(same).mean()),
-                      float(np.exp(np.concatenate(nll).mean())), float(np.exp(np.concatenate(base_nll).mean())), session.report())
+                      float(np.exp(np.concatenate(nll).mean())), float(np.exp(np.concatenate(base_nll).mean())), session.cache)
 
 
 def speed(model: Model, *, kv: Kv = "auto", depths: Sequence[int] = (0, 1024, 4096), steps: int = 16) -> list[Speed]:

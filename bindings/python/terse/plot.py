@@ -20,12 +20,12 @@ def divergence_against_bits(rows: Sequence[Divergence], axes: Any = None) -> Any
     """
     axes = axes or plt.figure().subplots()
     shown = [row for row in rows if row.mean > 0]
-    for family, members in groupby(sorted(shown, key=lambda row: (_family(row.kv), row.report.bits_per_value)), lambda row: _family(row.kv)):
+    for family, members in groupby(sorted(shown, key=lambda row: (_family(row.kv), row.cache.bits_per_value)), lambda row: _family(row.kv)):
         group = list(members)
-        bits = [row.report.bits_per_value for row in group]
+        bits = [row.cache.bits_per_value for row in group]
         axes.errorbar(bits, [row.mean for row in group], [row.error for row in group], marker="o", capsize=2, label=family)
     for row in shown:
-        axes.annotate(row.kv, (row.report.bits_per_value, row.mean), textcoords="offset points", xytext=(5, 4), fontsize="small")
+        axes.annotate(row.kv, (row.cache.bits_per_value, row.mean), textcoords="offset points", xytext=(5, 4), fontsize="small")
     axes.set_yscale("log")
     axes.set_xlabel("bits per value of the cache, every resident byte counted")
     axes.set_ylabel("KL divergence of the next token, nats")

@@ -66,14 +66,14 @@ class Session:
     Attributes:
         model: the model.
         context: most tokens that the sequence may hold.
-        cache: how the KV cache is kept; `kv` is the method's name alone, and what kv="auto" chose.
+        cache_options: how the KV cache is kept; `kv` is the method's name alone, and what kv="auto" chose.
         messages: the conversation that the session holds, if it holds one and nothing else (chat). Set it after Model.load to go on with a chat.
         finish_reason: why the last text ended: "stop" (its own end, or a stop string), "length" (max_tokens, or a full context), or None.
     """
 
     def __init__(self, model: Model, cache: caches.Cache, codebook: caches.Codebook | None, context: int, pointer: Any) -> None:
         self.model = model
-        self.cache = cache
+        self.cache_options = cache
         self.context = context
         self.messages: list[Message] = []
         self.finish_reason: str | None = None
@@ -119,7 +119,7 @@ class Session:
     @property
     def kv(self) -> str:
         """The name of the cache's method: "terse-3"."""
-        return self.cache.method
+        return self.cache_options.method
 
     # ---- Using the session in C
 
@@ -352,7 +352,7 @@ class Session:
         copy = _library.pointer_type("terse_session")()
         with self._held() as pointer:
             call(c.terse_session_fork, pointer, ctypes.byref(copy))
-        made = Session(self.model, self.cache, self._codebook, self.context, copy)
+        made = Session(self.model, self.cache_options, self._codebook, self.context, copy)
         made.messages = list(self.messages)
         return made
 
@@ -363,8 +363,9 @@ class Session:
 
     # ---- Reports
 
-    def report(self) -> caches.CacheReport:
-        """Returns what the KV cache takes, in bytes."""
+    @property
+    def cache(self) -> caches.CacheReport:
+        """What the KV cache takes now, in bytes."""
         report = structs["terse_cache_report"]()
         with self.model._engine.held():
             c.terse_session_cache(self._pointer, ctypes.byref(report))
