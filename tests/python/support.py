@@ -11,6 +11,7 @@ import unittest
 COMMAND = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else None
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 THREADS = 2
+PATIENCE = 120  # seconds for anything that shall happen at all; no test passes or fails by less
 PROSE = "The city lies on the northern bank of the river, where the old road from the coast meets"
 
 # The codebooks of the user who runs the tests are not used.

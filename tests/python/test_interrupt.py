@@ -1,4 +1,5 @@
 """Ctrl-C, cancellation and threads. An interrupt is sent when the work is known to be under way, so that no test goes by time."""
+import ctypes
 import gc
 import os
 import signal
@@ -182,6 +183,29 @@ class Threads(unittest.TestCase):
         self.assertEqual(other, model.session("f16").generate(support.PROSE, max_tokens=40, temperature=0))
         del session
         gc.collect()
+        self.assertEqual(model.kv_bytes, 0)
+
+    def test_the_garbage_collector_may_run_during_a_call(self):
+        """A session that is found to be garbage while its own thread computes is released when the call has ended."""
+        model = terse.Model(threads=1)
+        session, other = model.session("f16"), model.session("f16")
+        other.prefill(support.PROSE)
+        other.cycle = other
+        del other
+        calls, copy = [], ctypes.memmove
+
+        def collect(*arguments):
+            gc.collect()
+            calls.append(len(model._engine._dropped))
+            copy(*arguments)
+
+        with unittest.mock.patch("ctypes.memmove", collect):
+            thread = threading.Thread(target=lambda: session.decode_logits([1, 2, 3]), daemon=True)
+            thread.start()
+            thread.join(support.PATIENCE)
+        self.assertFalse(thread.is_alive())
+        self.assertEqual(calls, [1, 1, 1])  # it waited
+        session.close()
         self.assertEqual(model.kv_bytes, 0)
 
 
