@@ -98,6 +98,24 @@ class Chats(unittest.TestCase):
             self.assertEqual(loaded.chat(following, max_tokens=6, temperature=0), session.chat(following, max_tokens=6, temperature=0))
             self.assertLess(loaded.counters().prefill_tokens, 100)
 
+    def test_a_turn_that_is_interrupted(self):
+        """While a message is read, the conversation stays as it was; where an interrupt comes when it is read, the session holds it."""
+        first, whole = [user(document())], [user(document()), {"role": "assistant", "content": "Yes."}, user(document())]
+        for last, held in (False, first), (True, whole):
+            with self.subTest(last=last):
+                session = self.model.session("f16")
+                session.prefill(first)
+                length = len(session)
+
+                def interrupt(part):
+                    if (part == 1) == last:
+                        raise KeyboardInterrupt
+
+                with self.assertRaises(KeyboardInterrupt):
+                    session.prefill(whole, progress=interrupt)
+                self.assertEqual((session.messages, len(session) > length), (held, last))
+                self.assertEqual(session.chat([*whole, {"role": "assistant", "content": ""}, user(QUESTION)], temperature=0, max_tokens=30), ANSWER)
+
     def test_text_beside_a_conversation_ends_it(self):
         session = self.model.session("f16")
         session.chat([user("Hello")], max_tokens=2, temperature=0)

@@ -43,9 +43,14 @@ def _held(session: Session, messages: Sequence[Message]) -> int:
 
 
 def _read(session: Session, messages: Sequence[Message], tokens: Any, progress: Callable[[float], object] | None = None) -> None:
-    if len(tokens):
-        session._read(tokens, progress=progress)
-    session.messages = list(messages)
+    """Reads tokens; where an interrupt comes when they are read, the session holds the messages all the same."""
+    length = len(session)
+    try:
+        if len(tokens):
+            session._read(tokens, progress=progress)
+    finally:
+        if len(session) == length + len(tokens):
+            session.messages = list(messages)
 
 
 def _written(session: Session, max_tokens: int | None, stop: str | Sequence[str] | None) -> Iterator[str]:

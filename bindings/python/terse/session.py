@@ -147,7 +147,8 @@ class Session:
             prompt: text; tokens; or messages, which are read up to the content of the last, so that chat(messages + more) goes on from there.
             progress: called with the part that is read, 0 to 1, some 20 times a second. What it raises stops the prompt.
 
-        A failure, Ctrl-C or cancel leaves the session as it was. The logits of the next token are then in `logits`.
+        A failure, Ctrl-C or cancel leaves the session as it was, but for one that comes when the last piece is read. `logits` returns those of the next
+        token.
         """
         if chat.is_conversation(prompt):
             chat.read(self, prompt, progress)
