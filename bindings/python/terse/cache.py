@@ -178,9 +178,10 @@ def find_codebook(model: Model, cache: Cache, given: Codebook | str | os.PathLik
 
 
 def cache_bytes(model: Model, cache: Cache, codebook: Codebook | None, tokens: int) -> CacheReport:
-    """Returns what a cache of so many tokens will take, before anything is allocated."""
+    """Returns what a cache of so many tokens will take on the model's device, before anything is allocated."""
     report = structs["terse_cache_report"]()
-    call(c.terse_cache_bytes, model._handle.pointer, ctypes.byref(cache._options(codebook)), tokens, ctypes.byref(report))
+    device = model.device.encode()
+    call(c.terse_cache_bytes, model._handle.pointer, device, ctypes.byref(cache._options(codebook)), tokens, ctypes.byref(report))
     return CacheReport._of(report)
 
 
