@@ -618,7 +618,8 @@ static void steps_of_paths(void **state) {
             terms[i].square = (float)(random_bits(&random) % 4);
             terms[i].upper_step = random_bits(&random) % 2 ? (float)(4u << random_bits(&random) % 3) : 0;
             for (size_t t = 0; t < 64; t++)
-                terms[i].x[t] = (float)(int)(random_bits(&random) % 21 * (terms[i].upper_step > 0 ? 16 : 1)) - (terms[i].upper_step > 0 ? 160 : 10);
+                terms[i].x[t] = (float)(int)(random_bits(&random) % 21 * (terms[i].upper_step > 0 ? 16 : 1)) -
+                                (terms[i].upper_step > 0 ? 160 : 10);
         }
         for (size_t s = 0; s < TRANSFORM_PATH_STATES; s++)
             for (size_t t = 0; t < 64; t++) before[s][t] = (float)(random_bits(&random) % 50);

@@ -440,7 +440,8 @@ static void cuts_without_a_page_left_wait_again(void **state) {
 
 static void saved_states_go_by_what_was_fitted(void **state) {
     static const size_t lengths[] = {1500, FITTED, 2500, 300};
-    const double bound = on_cpu() ? 0 : 1e-3; /* a file has a GPU's keys of the first tokens as they were before rotation, in halves */
+    const double bound =
+        on_cpu() ? 0 : 1e-3; /* a file has a GPU's keys of the first tokens as they were before rotation, in halves */
     const char *path = *state;
     struct method method = make_method(NULL, NULL, true);
     for (size_t i = 0; i < N_CASES(lengths); i++) {

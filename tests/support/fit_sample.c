@@ -174,7 +174,8 @@ void check_goes_on_near(struct cache *one, struct cache *other, size_t n, double
         take_step(other, CACHE_STEP_DECODE, 1, outputs[1]);
         if (!bound) assert_memory_equal(outputs[0], outputs[1], LAYERS * GROUP * WIDTH * sizeof(float));
         double worst = 0;
-        for (size_t c = 0; c < LAYERS * GROUP * WIDTH; c++) worst = fmax(worst, fabs((double)outputs[0][c] - (double)outputs[1][c]));
+        for (size_t c = 0; c < LAYERS * GROUP * WIDTH; c++)
+            worst = fmax(worst, fabs((double)outputs[0][c] - (double)outputs[1][c]));
         if (!(worst <= bound)) fail_msg("outputs differ by %g, not at most %g", worst, bound);
     }
 }

@@ -226,7 +226,8 @@ static __device__ inline void load_layout(const struct transform_layout &from, s
 }
 
 /* Returns the integer level of component i by a plane. nibble(n) is a token's 16 bits of the n-th nibble, component 0 the lowest. */
-template <class Nibble> static __device__ int32_t plane_integer(const struct page_layout &l, uint32_t p, uint32_t i, Nibble nibble) {
+template <class Nibble>
+static __device__ int32_t plane_integer(const struct page_layout &l, uint32_t p, uint32_t i, Nibble nibble) {
     const struct transform_plane plane = l.layout.plane[p];
     const uint32_t written = plane.table % 4u + 1, old = 15u >> written, stream = l.layout.stream;
     uint32_t bits = nibble(plane.nibble) >> 4 * i & 15;
