@@ -577,12 +577,7 @@ static int check_options(struct bench *b) {
 static int make_tokens(struct bench *b) {
     uint64_t state = 1;
     if (b->file) {
-        char *text;
-        size_t n_bytes;
-        int status = text_read(b->file, &text, &n_bytes);
-        if (status != EXIT_OK) return status;
-        status = text_tokenize(b->setup.model, text, n_bytes, TERSE_TOKENIZE_ADD_SPECIAL, &b->text, &b->n_text);
-        free(text);
+        int status = text_read_tokens(b->setup.model, b->file, &b->text, &b->n_text);
         if (status != EXIT_OK) return status;
         if (!b->n_text) return complain("%s is empty", b->file);
     }

@@ -6,15 +6,13 @@
 #include "commands.h"
 #include "free_running.h"
 #include "rate_choice.h"
-#include "score.h"
 #include "setup.h"
 #include "text.h"
+#include "windows.h"
 
 #include <math.h>
-#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct perplexity {
     struct setup setup;
@@ -23,31 +21,15 @@ struct perplexity {
     int64_t chunks, ubatch;
     int64_t written; /* tokens that the cache writes by itself after each first half; 0: the second half is read instead */
 
-    uint32_t context; /* of a window */
-    uint32_t windows; /* to score */
-    uint32_t window;  /* being scored */
-    int32_t *tokens;  /* of the file, or NULL */
+    struct windows windows; /* with one cache, or none where free_running is not NULL */
+    int32_t *tokens;        /* of the file, or NULL */
     size_t n_tokens;
     struct kld_reader *reader;
     struct kld_writer *writer;
-    struct terse_session *session;
-    struct scorer *scorer;
-    struct free_running *free_running; /* or NULL; then session and scorer are not */
+    struct free_running *free_running;
 };
 
-enum { UBATCH = 64, CONTEXT = 512 };
-
 /* ---- Tokens */
-
-static int read_file_tokens(struct perplexity *p) {
-    char *text;
-    size_t n_bytes;
-    int status = text_read(p->file, &text, &n_bytes);
-    if (status != EXIT_OK) return status;
-    status = text_tokenize(p->setup.model, text, n_bytes, TERSE_TOKENIZE_ADD_SPECIAL, &p->tokens, &p->n_tokens);
-    free(text);
-    return status;
-}
 
 /* Checks the base file, which must be of this model and, where they were given, of this context and this text. */
 static int check_base(struct perplexity *p) {
@@ -72,65 +54,28 @@ static int check_base(struct perplexity *p) {
 
 /* Chooses the text, the context and the number of windows. */
 static int choose_windows(struct perplexity *p) {
+    struct windows *w = &p->windows;
     int status;
-    size_t available;
-    if (p->file && (status = read_file_tokens(p)) != EXIT_OK) return status;
-    if (p->compare) {
-        if ((status = kld_reader_open(p->base_path, &p->reader)) != EXIT_OK) return status;
-        if ((status = check_base(p)) != EXIT_OK) return status;
-        p->context = kld_reader_header(p->reader)->context;
-        available = kld_reader_header(p->reader)->chunks;
-    } else {
-        p->context = p->setup.context ? (uint32_t)p->setup.context : CONTEXT;
-        available = p->n_tokens / p->context;
+    *w = (struct windows){.model = p->setup.model, .engine = p->setup.engine, .step = (uint32_t)p->ubatch, .paper = p->paper};
+    if (p->file && (status = text_read_tokens(p->setup.model, p->file, &p->tokens, &p->n_tokens)) != EXIT_OK) return status;
+    if (!p->compare) {
+        w->context = p->setup.context ? (uint32_t)p->setup.context : WINDOWS_CONTEXT;
+        return windows_choose(w, p->tokens, p->n_tokens, (uint64_t)p->chunks, p->file);
     }
-    if (!available)
-        return complain("%s has %zu tokens, too few for a window of %u; use a smaller -c", p->file, p->n_tokens, p->context);
-    if (available > INT32_MAX) available = INT32_MAX;
-    p->windows = (uint32_t)available;
-    if (p->chunks && (uint64_t)p->chunks < available) p->windows = (uint32_t)p->chunks;
-    if (p->chunks && (uint64_t)p->chunks > available) remark("the text has %zu windows of %u tokens only", available, p->context);
-    return EXIT_OK;
+    if ((status = kld_reader_open(p->base_path, &p->reader)) != EXIT_OK) return status;
+    if ((status = check_base(p)) != EXIT_OK) return status;
+    const struct kld_header *header = kld_reader_header(p->reader);
+    w->context = header->context;
+    return windows_choose(w, kld_reader_tokens(p->reader), (size_t)header->chunks * header->context, (uint64_t)p->chunks,
+                          p->base_path);
 }
 
 /* ---- Windows */
 
-/* Shows that `read` tokens of the current window are done. Returns false after an interrupt. */
-static bool show_progress(const struct perplexity *p, uint64_t read) {
-    return progress_show(NULL, "scoring", (uint64_t)p->window * p->context + read, (uint64_t)p->windows * p->context);
-}
-
-/* Shows the session's progress within a prefill, as a part of the whole. */
-static bool report_prefill(void *user, const char *what, uint64_t done, uint64_t total) {
-    const struct perplexity *p = user;
-    (void)what;
-    double tokens = p->paper ? p->context : p->context / 2;
-    return show_progress(p, (uint64_t)(tokens * (double)done / (double)total));
-}
-
-/* Reads window[context]; the scorer sees the rows of its second half. */
-static int read_window(struct perplexity *p, const int32_t *window) {
-    struct terse_error error;
-    struct terse_logits_sink sink = {scorer_row, p->scorer, p->context / 2};
-    size_t prefilled = p->paper ? p->context : p->context / 2;
-    terse_session_reset(p->session);
-    scorer_expect(p->scorer, window, 0);
-    if (terse_session_prefill(p->session, window, prefilled, p->paper ? &sink : NULL, &error) != TERSE_OK)
-        return complain_error(&error);
-    sink.first = 0;
-    for (size_t at = prefilled, n; at < p->context; at += n) {
-        n = p->context - at < (size_t)p->ubatch ? p->context - at : (size_t)p->ubatch;
-        scorer_expect(p->scorer, window, at);
-        if (terse_session_decode(p->session, window + at, n, &sink, &error) != TERSE_OK) return complain_error(&error);
-        if (!show_progress(p, at + n)) return EXIT_INTERRUPTED;
-    }
-    return scorer_flush(p->scorer);
-}
-
 static void print_running(const struct perplexity *p) {
-    const struct score_totals *t = scorer_totals(p->scorer);
+    const struct score_totals *t = scorer_totals(p->windows.scorers[0]);
     progress_clear();
-    printf("[%u] %.4f", p->window + 1, exp(t->nll / (double)t->count));
+    printf("[%u] %.4f", p->windows.window + 1, exp(t->nll / (double)t->count));
     if (p->reader) {
         double kld = t->kld / (double)t->count;
         if (fabs(kld) < 5e-7) kld = 0; /* the 16-bit codes of a base can leave a sum just below 0, and 0 has no sign */
@@ -139,20 +84,11 @@ static void print_running(const struct perplexity *p) {
     output_write("\n", 1);
 }
 
-static int score_windows(struct perplexity *p) {
-    const int32_t *tokens = p->reader ? kld_reader_tokens(p->reader) : p->tokens;
-    bool add_bos;
-    int32_t bos = terse_token_bos(p->setup.model, &add_bos);
-    int status = EXIT_OK;
-    int32_t *window = malloc(p->context * sizeof *window);
-    if (!window) return complain("no memory for a window of %u tokens", p->context);
-    for (p->window = 0; p->window < p->windows && status == EXIT_OK; p->window++) {
-        memcpy(window, tokens + (size_t)p->window * p->context, p->context * sizeof *window);
-        if (add_bos) window[0] = bos;
-        status = p->free_running ? free_running_window(p->free_running, window) : read_window(p, window);
-        if (status == EXIT_OK && !p->free_running) print_running(p);
-    }
-    free(window);
+static int read_window(void *user, const int32_t *window) {
+    struct perplexity *p = user;
+    if (p->free_running) return free_running_window(p->free_running, window);
+    int status = windows_read(&p->windows, window);
+    if (status == EXIT_OK) print_running(p);
     return status;
 }
 
@@ -178,28 +114,28 @@ static void print_kld(struct scorer *scorer) {
 }
 
 static void print_results(const struct perplexity *p) {
-    const struct score_totals *t = scorer_totals(p->scorer);
+    const struct score_totals *t = scorer_totals(p->windows.scorers[0]);
     struct estimate ppl = estimate_exp(estimate_mean(t->nll, t->nll_squared, t->count));
     struct terse_cache_report cache;
     char method[128];
-    terse_session_cache(p->session, &cache);
+    terse_session_cache(p->windows.sessions[0], &cache);
     printf("PPL = %.4f +/- %.4f\n", ppl.mean, ppl.error);
     printf("KV cache = %llu bytes resident after %llu tokens, %.4f bits per value (%s)", (unsigned long long)cache.resident,
            (unsigned long long)cache.tokens, cache.bits_per_value, setup_method_text(&p->setup, method, sizeof method));
     /* The step's length is printed because it decides which tokens a method evicts or seals between two steps. */
     if (!p->paper) printf(", steps of %lld tokens", (long long)p->ubatch);
     putchar('\n');
-    if (p->reader) print_kld(p->scorer);
+    if (p->reader) print_kld(p->windows.scorers[0]);
 }
 
 /* ---- The command */
 
 static int check_free_running(const struct perplexity *p) {
-    int64_t context = p->setup.context ? p->setup.context : CONTEXT, room = context - context / 2;
+    int64_t context = p->setup.context ? p->setup.context : WINDOWS_CONTEXT, room = context - context / 2;
     if (p->base_path || p->compare)
         return complain("--free-running compares with an f16 cache of its own: omit --kl-divergence and --kl-divergence-base");
     if (p->paper) return complain("--free-running writes by decoding steps: omit --paper");
-    if (p->ubatch != UBATCH && p->ubatch != 1) return complain("--free-running writes one token a step: omit --ubatch");
+    if (p->ubatch != WINDOWS_STEP && p->ubatch != 1) return complain("--free-running writes one token a step: omit --ubatch");
     if (p->written <= room) return EXIT_OK;
     return complain("--free-running %lld: behind half of %lld tokens there is room for %lld: use a smaller number, or -c %lld",
                     (long long)p->written, (long long)context, (long long)room, (long long)p->written * 2);
@@ -253,38 +189,39 @@ static int start(struct perplexity *p) {
     if (status != EXIT_OK) return status;
     if ((status = choose_windows(p)) != EXIT_OK) return status;
 
+    struct windows *w = &p->windows;
     struct terse_session_options options = setup_session_options(&p->setup);
-    options.context = p->context;
-    options.progress = (struct terse_progress){report_prefill, p};
+    options.context = w->context;
+    options.progress = windows_progress(w);
     if (p->paper) options.prefill = TERSE_PREFILL_PAPER;
     if ((status = codebooks_provide(&p->setup, &options)) != EXIT_OK) return status;
-    if (p->written) return free_running_new(&p->setup, &options, p->context / 2, (size_t)p->written, p->windows, &p->free_running);
-    if (terse_session_new(p->setup.engine, &options, &p->session, &error) != TERSE_OK) return complain_error(&error);
+    if (p->written) return free_running_new(&p->setup, &options, w->context / 2, (size_t)p->written, w->n, &p->free_running);
+    w->n_caches = 1;
+    if (terse_session_new(p->setup.engine, &options, &w->sessions[0], &error) != TERSE_OK) return complain_error(&error);
 
     uint32_t vocabulary = p->setup.info.vocabulary;
     if (p->base_path && !p->compare) {
-        const struct kld_header header = {p->context, vocabulary, p->windows};
+        const struct kld_header header = {w->context, vocabulary, w->n};
         if ((status = kld_writer_open(p->base_path, &header, p->tokens, &p->writer)) != EXIT_OK) return status;
     }
-    int threads = (int)terse_engine_threads(p->setup.engine);
-    return scorer_new(vocabulary, p->context, p->windows, p->writer, p->reader, threads, &p->scorer);
+    const struct scorer_base base = {.writer = p->writer, .reader = p->reader};
+    return scorer_new(vocabulary, w->context, w->n, &base, (int)terse_engine_threads(p->setup.engine), &w->scorers[0]);
 }
 
 int cmd_perplexity(int argc, char **argv) {
-    struct perplexity p = {.ubatch = UBATCH};
+    struct perplexity p = {.ubatch = WINDOWS_STEP};
     setup_init(&p.setup);
     enum options_result parsed = parse(&p, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
     int status = check_options(&p);
     if (status == EXIT_OK) status = start(&p);
     if (status == EXIT_OK) rate_choice_say(&p.setup);
-    if (status == EXIT_OK) status = score_windows(&p);
+    if (status == EXIT_OK) status = windows_each(&p.windows, read_window, &p);
     if (status == EXIT_OK && p.writer) status = kld_writer_commit(p.writer);
     if (status == EXIT_OK && p.free_running) free_running_print(p.free_running);
     if (status == EXIT_OK && !p.free_running) print_results(&p);
     free_running_free(p.free_running);
-    scorer_free(p.scorer);
-    terse_session_free(p.session);
+    windows_free(&p.windows);
     kld_writer_free(p.writer);
     kld_reader_free(p.reader);
     free(p.tokens);

@@ -147,16 +147,10 @@ struct codebooks_calibration codebooks_calibration_defaults(void) {
 }
 
 static int read_calibration(const struct setup *setup, const char *file, int32_t **tokens, size_t *n_tokens) {
-    char *text;
-    size_t n_bytes;
     if (!file)
         return text_tokenize(setup->model, calibration_text_begin, (size_t)(calibration_text_end - calibration_text_begin),
                              TERSE_TOKENIZE_ADD_SPECIAL, tokens, n_tokens);
-    int status = text_read(file, &text, &n_bytes);
-    if (status != EXIT_OK) return status;
-    status = text_tokenize(setup->model, text, n_bytes, TERSE_TOKENIZE_ADD_SPECIAL, tokens, n_tokens);
-    free(text);
-    return status;
+    return text_read_tokens(setup->model, file, tokens, n_tokens);
 }
 
 /* A watch follows a calibration in progress. */

@@ -1,4 +1,4 @@
-/* Computes log-softmax in double precision, the sums over positions, and their statistics. It holds ROWS rows of logits, never a
+/* Computes log-softmax in double precision, the sums over positions, and their statistics. It holds SCORER_ROWS rows of logits, never a
  * whole window of them. */
 #include "score.h"
 
@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 64 };
-
 struct row_score {
     double nll, base_nll, kld;
     bool same_top;
@@ -19,33 +17,43 @@ struct row_score {
 
 struct scorer {
     uint32_t vocabulary, context;
-    struct kld_writer *writer;
-    struct kld_reader *reader;
+    struct scorer_base base;
     int threads, status;
     const int32_t *window;
     size_t first;    /* position in the window of row 0 of the current call */
     size_t filled;   /* rows gathered */
-    float *logits;   /* [ROWS][vocabulary] */
-    uint16_t *codes; /* [ROWS][kld_row_words]; with a writer or reader */
-    int32_t next[ROWS];
-    struct row_score scores[ROWS];
+    float *logits;   /* [SCORER_ROWS][vocabulary] */
+    uint16_t *codes; /* [SCORER_ROWS][kld_row_words]; with a writer or reader, or kept */
+    int32_t next[SCORER_ROWS];
+    struct row_score scores[SCORER_ROWS];
     struct score_totals totals;
 };
 
-int scorer_new(uint32_t vocabulary, uint32_t context, uint32_t windows, struct kld_writer *writer, struct kld_reader *reader,
-               int threads, struct scorer **scorer) {
+static bool encodes(const struct scorer *s) { return s->base.writer || s->base.kept; }
+static bool compares(const struct scorer *s) { return s->base.reader || s->base.scorer; }
+
+/* Makes room for the rows' codes and for what is kept of each position. */
+static bool make_room(struct scorer *s, uint32_t windows) {
+    struct score_totals *t = &s->totals;
+    size_t positions = windows * kld_rows(s->context);
+    if (!(s->logits = malloc((size_t)SCORER_ROWS * s->vocabulary * sizeof *s->logits))) return false;
+    if ((encodes(s) || s->base.reader) && !(s->codes = malloc(SCORER_ROWS * kld_row_words(s->vocabulary) * sizeof *s->codes)))
+        return false;
+    return !compares(s) || ((t->kld_values = malloc(positions * sizeof *t->kld_values)) &&
+                            (t->nll_values = malloc(positions * sizeof *t->nll_values)));
+}
+
+int scorer_new(uint32_t vocabulary, uint32_t context, uint32_t windows, const struct scorer_base *base, int threads,
+               struct scorer **scorer) {
     *scorer = NULL;
     struct scorer *s = calloc(1, sizeof *s);
-    if (!s) goto no_memory;
-    *s = (struct scorer){.vocabulary = vocabulary, .context = context, .writer = writer, .reader = reader, .threads = threads};
-    if (!(s->logits = malloc((size_t)ROWS * vocabulary * sizeof *s->logits))) goto no_memory;
-    if ((writer || reader) && !(s->codes = malloc(ROWS * kld_row_words(vocabulary) * sizeof *s->codes))) goto no_memory;
-    if (reader && !(s->totals.kld_values = malloc(windows * kld_rows(context) * sizeof *s->totals.kld_values))) goto no_memory;
-    *scorer = s;
-    return EXIT_OK;
-no_memory:
+    if (s) *s = (struct scorer){.vocabulary = vocabulary, .context = context, .base = *base, .threads = threads};
+    if (s && make_room(s, windows)) {
+        *scorer = s;
+        return EXIT_OK;
+    }
     scorer_free(s);
-    return complain("no memory for %d rows of %u logits", ROWS, vocabulary);
+    return complain("no memory for %d rows of %u logits", SCORER_ROWS, vocabulary);
 }
 
 void scorer_free(struct scorer *scorer) {
@@ -53,6 +61,7 @@ void scorer_free(struct scorer *scorer) {
     free(scorer->logits);
     free(scorer->codes);
     free(scorer->totals.kld_values);
+    free(scorer->totals.nll_values);
     free(scorer);
 }
 
@@ -84,7 +93,7 @@ struct row_divergence score_divergence(const float *base, const float *logits, u
     return found;
 }
 
-/* Adds KL(base || logits), over the tokens that the base file tells apart from impossible ones: log p > -16, as llama.cpp
+/* Adds KL(base || logits), over the tokens that the base's codes tell apart from impossible ones: log p > -16, as llama.cpp
  * counts. */
 static void compare_row(const float *logits, uint32_t n, double log_sum, uint32_t top, int32_t next, const uint16_t *row,
                         struct row_score *score) {
@@ -105,12 +114,13 @@ static void compare_row(const float *logits, uint32_t n, double log_sum, uint32_
 
 static void score_row(struct scorer *s, size_t i) {
     const float *logits = s->logits + i * s->vocabulary;
-    uint16_t *row = s->codes ? s->codes + i * kld_row_words(s->vocabulary) : NULL;
+    const size_t at = i * kld_row_words(s->vocabulary);
+    const uint16_t *base = s->base.scorer ? s->base.scorer->codes : s->codes;
     uint32_t top;
     double log_sum = log_sum_exp(logits, s->vocabulary, &top);
     s->scores[i] = (struct row_score){.nll = log_sum - (double)logits[s->next[i]]};
-    if (s->reader) compare_row(logits, s->vocabulary, log_sum, top, s->next[i], row, &s->scores[i]);
-    if (s->writer && isfinite(log_sum)) kld_encode(logits, s->vocabulary, log_sum, s->next[i], row);
+    if (compares(s)) compare_row(logits, s->vocabulary, log_sum, top, s->next[i], base + at, &s->scores[i]);
+    if (encodes(s) && isfinite(log_sum)) kld_encode(logits, s->vocabulary, log_sum, s->next[i], s->codes + at);
 }
 
 /* ---- Rows as they come */
@@ -124,9 +134,9 @@ void scorer_row(void *scorer, size_t i, const float *logits) {
     struct scorer *s = scorer;
     size_t position = s->first + i;
     if (s->status != EXIT_OK || position < s->context / 2 || position + 1 >= s->context) return;
+    if (s->filled == SCORER_ROWS && scorer_flush(s) != EXIT_OK) return;
     memcpy(s->logits + s->filled * s->vocabulary, logits, s->vocabulary * sizeof *logits);
     s->next[s->filled++] = s->window[position + 1];
-    if (s->filled == ROWS) scorer_flush(s);
 }
 
 static void add_to_totals(struct score_totals *t, const struct row_score *score) {
@@ -139,6 +149,7 @@ static void add_to_totals(struct score_totals *t, const struct row_score *score)
     t->kld_squared += score->kld * score->kld;
     t->same_top += score->same_top;
     if (t->kld_values) t->kld_values[t->count] = (float)score->kld;
+    if (t->nll_values) t->nll_values[t->count] = (float)score->nll;
     t->count++;
 }
 
@@ -156,7 +167,7 @@ static void score_rows(void *user) {
 int scorer_flush(struct scorer *s) {
     size_t n = s->filled;
     s->filled = 0;
-    if (s->status == EXIT_OK && s->reader) s->status = kld_reader_rows(s->reader, s->codes, n);
+    if (s->status == EXIT_OK && s->base.reader) s->status = kld_reader_rows(s->base.reader, s->codes, n);
     if (s->status != EXIT_OK) return s->status;
     run_apart(score_rows, &(struct rows){s, n});
     for (size_t i = 0; i < n; i++) {
@@ -165,7 +176,7 @@ int scorer_flush(struct scorer *s) {
                                         (unsigned long long)s->totals.count);
         add_to_totals(&s->totals, &s->scores[i]);
     }
-    if (s->writer) s->status = kld_writer_rows(s->writer, s->codes, n);
+    if (s->base.writer) s->status = kld_writer_rows(s->base.writer, s->codes, n);
     return s->status;
 }
 

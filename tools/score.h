@@ -9,11 +9,11 @@
 struct score_totals {
     uint64_t count;
     double nll, nll_squared;
-    /* The next members compare with a base file. */
+    /* The next members compare with a base. */
     double base_nll, base_nll_squared, nll_base_nll;
     double kld, kld_squared;
     uint64_t same_top;
-    float *kld_values; /* [count] */
+    float *kld_values, *nll_values; /* [count] */
 };
 
 /* A row_divergence says how far the distribution of a row of logits is from that of a base row. */
@@ -26,17 +26,27 @@ struct row_divergence score_divergence(const float *base, const float *logits, u
 
 struct scorer;
 
-/* Makes a scorer of the second half of windows of `context` tokens, at most `windows` of them. With a writer it writes the base
- * file's rows, with a reader it compares with them (either may be NULL; both outlive the scorer). Returns an exit status. */
-int scorer_new(uint32_t vocabulary, uint32_t context, uint32_t windows, struct kld_writer *writer, struct kld_reader *reader,
-               int threads, struct scorer **scorer);
+/* A scorer_base says what the rows are to a base of a KL divergence. At most one member is set; what it points to outlives the
+ * scorer. */
+struct scorer_base {
+    struct kld_writer *writer;   /* they become its rows */
+    struct kld_reader *reader;   /* they are compared with its rows */
+    bool kept;                   /* they are what other scorers compare theirs with */
+    const struct scorer *scorer; /* they are compared with those that this one scored last, which keeps them as a file would */
+};
+
+/* Makes a scorer of the second half of windows of `context` tokens, at most `windows` of them. Returns an exit status. */
+int scorer_new(uint32_t vocabulary, uint32_t context, uint32_t windows, const struct scorer_base *base, int threads,
+               struct scorer **scorer);
 void scorer_free(struct scorer *scorer);
 
 /* Tells that the next rows belong to this window, from position `first` on; call it before each call into the library. */
 void scorer_expect(struct scorer *scorer, const int32_t *window, size_t first);
-/* Takes a row, as a terse_logits_sink.row with the scorer as user. Rows are gathered and scored some at a time. */
+/* Takes a row, as a terse_logits_sink.row with the scorer as user. Rows are gathered, and scored when SCORER_ROWS of them are
+ * there and one more comes. */
+enum { SCORER_ROWS = 64 };
 void scorer_row(void *scorer, size_t i, const float *logits);
-/* Scores the gathered rows. Returns an exit status: that of the first failure, also of an earlier one. */
+/* Scores the gathered rows; a scorer that others compare with comes before them. Returns an exit status: that of the first failure, also of an earlier one. */
 int scorer_flush(struct scorer *scorer);
 
 const struct score_totals *scorer_totals(const struct scorer *scorer);

@@ -115,6 +115,16 @@ fail:
     return EXIT_FAILED;
 }
 
+int text_read_tokens(const struct terse_model *model, const char *path, int32_t **tokens, size_t *n_tokens) {
+    char *text;
+    size_t n_bytes;
+    int status = text_read(path, &text, &n_bytes);
+    if (status != EXIT_OK) return status;
+    status = text_tokenize(model, text, n_bytes, TERSE_TOKENIZE_ADD_SPECIAL, tokens, n_tokens);
+    free(text);
+    return status;
+}
+
 char *text_make_printable(char *text) {
     for (size_t at = 0, n = strlen(text), length; at < n; at += length) {
         length = utf8_length((unsigned char *)text + at, n - at);

@@ -18,6 +18,10 @@ int text_read(const char *path, char **text, size_t *n_bytes);
 int text_tokenize(const struct terse_model *model, const char *text, size_t n_bytes, unsigned flags, int32_t **tokens,
                   size_t *n_tokens);
 
+/* Reads a whole file and tokenizes it, with BOS and EOS where the model's file says so; *tokens is released by free. Returns as
+ * text_check. */
+int text_read_tokens(const struct terse_model *model, const char *path, int32_t **tokens, size_t *n_tokens);
+
 /* Makes a string from a file fit to be printed: control characters and bytes that are not UTF-8 become '?'. In place; returns
  * text. */
 char *text_make_printable(char *text);
