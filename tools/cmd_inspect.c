@@ -414,6 +414,7 @@ static enum options_result parse(struct inspect *f, int argc, char **argv) {
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .positional = &f->file,
+        .n_positional = 1,
     };
     return options_parse(&set, argc, argv);
 }

@@ -134,6 +134,7 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
         .n_common = SETUP_COMMON,
         .llama_flags = true,
         .positional = &run->model,
+        .n_positional = 1,
     };
     return options_parse(&set, argc, argv);
 }

@@ -4,6 +4,7 @@
 
 #include "apart.h"
 #include "forecast.h"
+#include "random.h"
 #include "score.h"
 
 #include <inttypes.h>
@@ -152,14 +153,8 @@ static int read_prompt(struct free_running *f, const int32_t *prompt) {
 
 /* ---- Tokens */
 
-/* Returns a random number in (0, 1) for every position and token, so that both caches draw by the same ones (splitmix64, Steele,
- * Lea and Flood 2014). */
-static double uniform(uint64_t index) {
-    uint64_t z = (index + 1) * 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return ((double)((z ^ (z >> 31)) >> 11) + 0.5) * 0x1p-53;
-}
+/* Returns a random number in (0, 1) for every position and token, so that both caches draw by the same ones. */
+static double uniform(uint64_t index) { return ((double)(random_bits(index) >> 11) + 0.5) * 0x1p-53; }
 
 /* Draws a token from each of the rows' distributions: that with the largest sum of logit and noise, which is of a Gumbel distribution (Gumbel 1954).
  * Rows that are alike seldom differ in it. */

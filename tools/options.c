@@ -292,8 +292,9 @@ static int refuse_unknown(const struct option_set *set, const char *name) {
 /* Reads argv[i] and, if it takes one, its value; returns the number of arguments used, 0 after a complaint. */
 static int parse_argument(const struct option_set *set, int argc, char **argv, int i) {
     if (argv[i][0] != '-' || !argv[i][1]) {
-        if (set->positional && !*set->positional) {
-            *set->positional = argv[i];
+        for (size_t place = 0; place < set->n_positional; place++) {
+            if (set->positional[place]) continue;
+            set->positional[place] = argv[i];
             return 1;
         }
         complain("unexpected argument \"%s\"; see --help", argv[i]);

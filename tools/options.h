@@ -47,8 +47,9 @@ struct option_set {
     size_t n_options;
     const struct option *common; /* options that other commands have too; n_common may be 0 */
     size_t n_common;
-    const char **positional; /* receives the one argument that is no option; NULL: none is taken */
-    bool llama_flags;        /* those of llama_flags.h are known as well */
+    const char **positional; /* [n_positional]: the first that are NULL receive the arguments that are no options */
+    size_t n_positional;
+    bool llama_flags; /* those of llama_flags.h are known as well */
 };
 
 enum options_result { OPTIONS_GO, OPTIONS_HELP, OPTIONS_BAD };
