@@ -2,6 +2,7 @@
 #include "commands.h"
 #include "console.h"
 #include "setup.h"
+#include "version.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -28,7 +29,8 @@ static void print_help(void) {
            "COMMAND: run)\n\n",
            terse_version());
     for (size_t i = 0; i < N_COMMANDS; i++) printf("  %-12s %s\n", commands[i].name, commands[i].summary);
-    printf("\n  terse COMMAND --help   the options of a command\n  terse --version\n\n"
+    printf("\n  terse COMMAND --help   the options of a command\n  terse --version        this version, the kernels chosen here, "
+           "the backends that can be opened\n\n"
            "Without -m every command uses the built-in model.\n");
 }
 
@@ -62,7 +64,7 @@ int main(int argc, char **argv) {
     if (help)
         print_help();
     else if (version)
-        printf("terse %s (%s)\n", terse_version(), terse_cpu_name());
+        status = version_print();
     else if (argc < 2)
         status = complain("no command given; try: terse run -p \"Once upon a time\", or terse --help");
     else

@@ -4,6 +4,9 @@
 export TERSE_PLUGIN_PATH=$work # no plug-ins there
 
 refuses 'make CUDA=1' run -p hello -n 2 --device cuda
+works --version
+grep -q '^backends: cpu$' "$work/out" || fail "--version: $(cat "$work/out")"
+grep -q '^not cuda: .*make CUDA=1' "$work/out" || fail "--version does not say why there is no cuda: $(cat "$work/out")"
 works run -p hello -n 2 -ngl 99
 grep -q '^-ngl 99: the processor computes, as there is no GPU for it: .*make CUDA=1' "$work/err" || fail "-ngl 99: $(cat "$work/err")"
 refuses 'computed on one device' run -p hello -n 2 -ngl 5
@@ -12,6 +15,8 @@ refuses '-ngl' run -p hello -n 2 -ngl all
 
 echo 'no object' >"$work/libterse-cuda.so"
 refuses 'cannot be opened' run -p hello -n 2 --device cuda
+works --version
+grep -q '^not cuda: .*cannot be opened' "$work/out" || fail "--version: $(cat "$work/out")"
 rm "$work/libterse-cuda.so"
 
 refuses 'make CUDA=1' inspect --device cuda -o csv

@@ -19,7 +19,10 @@ grep -q -- '--evict.*snapkv-N' "$work/out" || fail "the help of --evict leaves o
 for version in --version version; do
     works $version
     grep -q '^terse [0-9]*\.[0-9]*\.[0-9]* (' "$work/out" || fail "$version: $(cat "$work/out")"
+    grep -q '^backends: cpu' "$work/out" || fail "$version names no backend: $(cat "$work/out")"
 done
+TERSE_CPU=scalar works --version
+grep -q '^terse .* (kernels for scalar)$' "$work/out" || fail "TERSE_CPU=scalar: $(cat "$work/out")"
 works --help
 cp "$work/out" "$work/help"
 works help
