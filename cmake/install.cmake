@@ -1,4 +1,4 @@
-# make install: the command, the library, its header, a pkg-config file and a CMake package.
+# make install: the command, the library, its header, a pkg-config file and a CMake package (pages.cmake: man pages and completions).
 #
 # A shared libterse brings what it is linked with. A static one cannot: whoever links it needs the same libraries, so then the
 # pkg-config file and the CMake package name them.

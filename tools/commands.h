@@ -3,6 +3,12 @@
 #ifndef TERSE_TOOLS_COMMANDS_H
 #define TERSE_TOOLS_COMMANDS_H
 
+/* A command of the program, as terse.c lists them. */
+struct command {
+    const char *name, *console, *summary; /* console: its name in messages */
+    int (*main)(int argc, char **argv);
+};
+
 int cmd_run(int argc, char **argv);
 int cmd_serve(int argc, char **argv);
 int cmd_perplexity(int argc, char **argv);

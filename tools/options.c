@@ -24,12 +24,18 @@ static bool has_word(const char *words, const char *separators, const char *word
     return false;
 }
 
+bool options_next_name(const char **at, size_t *length) { return next_word(at, length, ", |"); }
+
+const struct option *options_row(const struct option_set *set, size_t i) {
+    if (i < set->n_options) return &set->options[i];
+    return i < set->n_options + set->n_common ? &set->common[i - set->n_options] : NULL;
+}
+
 static const struct option *find_option(const struct option_set *set, const char *argument) {
+    const struct option *option;
     int index;
-    for (size_t i = 0; i < set->n_options + set->n_common; i++) {
-        const struct option *option = i < set->n_options ? &set->options[i] : &set->common[i - set->n_options];
+    for (size_t i = 0; (option = options_row(set, i)); i++)
         if (has_word(option->names, ", |", argument, &index)) return option;
-    }
     return NULL;
 }
 
@@ -61,10 +67,11 @@ static bool find_nearest(const struct option_set *set, const char *argument, cha
     size_t n = strlen(argument), least = n / 3 + 1; /* fewer edits than this */
     *nearest = 0;
     if (strncmp(argument, "--", 2) != 0) return false;
-    for (size_t i = 0; i < set->n_options + set->n_common; i++) {
-        const char *name = (i < set->n_options ? &set->options[i] : &set->common[i - set->n_options])->names;
+    const struct option *option;
+    for (size_t i = 0; (option = options_row(set, i)); i++) {
+        const char *name = option->names;
         size_t length;
-        for (; next_word(&name, &length, ", |"); name += length) {
+        for (; options_next_name(&name, &length); name += length) {
             if (name[1] != '-') continue;
             size_t same = length < n ? length : n; /* one begins as the other: --temperature, --n-pred */
             size_t found = same > 4 && memcmp(argument, name, same) == 0 ? 1 : edits(argument, n, name, length, least);
@@ -169,8 +176,7 @@ static bool parse_value(const struct option *option, const char *name, const cha
 
 enum { HELP_COLUMN = 33, HELP_WIDTH = 132 - HELP_COLUMN };
 
-/* Writes a default as " [512]", or "". */
-static void write_default(const struct option *option, char *text, size_t capacity) {
+void options_default(const struct option *option, char *text, size_t capacity) {
     text[0] = 0;
     switch (option->kind) {
     case OPTION_TEXT:
@@ -209,11 +215,21 @@ static void print_options(const struct option *options, size_t n) {
         if (!option->help) continue;
         snprintf(left, sizeof left, "%.*s%s%s", (int)strcspn(option->names, "|"), option->names, option->value ? " " : "",
                  option->value ? option->value : "");
-        write_default(option, preset, sizeof preset);
+        options_default(option, preset, sizeof preset);
         snprintf(help, sizeof help, "%s%s", option->help, preset);
         printf("  %-*s ", HELP_COLUMN - 3, left);
         print_wrapped(help);
     }
+}
+
+static struct {
+    void (*describe)(void *user, const struct option_set *set);
+    void *user;
+} description;
+
+void options_describe(void (*describe)(void *user, const struct option_set *set), void *user) {
+    description.describe = describe;
+    description.user = user;
 }
 
 static void print_help(const struct option_set *set) {
@@ -312,6 +328,10 @@ static int parse_argument(const struct option_set *set, int argc, char **argv, i
 }
 
 enum options_result options_parse(const struct option_set *set, int argc, char **argv) {
+    if (description.describe) {
+        description.describe(description.user, set);
+        return OPTIONS_HELP;
+    }
     for (int i = 0; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             print_help(set);

@@ -54,6 +54,17 @@ struct option_set {
 
 enum options_result { OPTIONS_GO, OPTIONS_HELP, OPTIONS_BAD };
 
+/* From here on options_parse reads no arguments: it calls describe(user, set) and returns OPTIONS_HELP. */
+void options_describe(void (*describe)(void *user, const struct option_set *set), void *user);
+
+/* Returns the i-th row, a command's own ones first; NULL past the last. */
+const struct option *options_row(const struct option_set *set, size_t i);
+/* Finds the next of the option's names, also of those behind the bar, at or behind *at, which it moves there. Returns false past the
+ * last. Go on behind the name, at *at + *length. */
+bool options_next_name(const char **at, size_t *length);
+/* Writes the default as " [512]" to text[capacity], or "". */
+void options_default(const struct option *option, char *text, size_t capacity);
+
 /* Sets the targets from argv[argc], where a value may be a part of a long name: --top-k=4. OPTIONS_HELP: the help was printed to stdout. OPTIONS_BAD: one line on stderr said why. */
 enum options_result options_parse(const struct option_set *set, int argc, char **argv);
 

@@ -1,6 +1,7 @@
 /* Implements the command `terse`: names its subcommands and calls the one asked for. */
 #include "commands.h"
 #include "console.h"
+#include "pages.h"
 #include "setup.h"
 #include "version.h"
 
@@ -10,10 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct {
-    const char *name, *console, *summary;
-    int (*main)(int argc, char **argv);
-} commands[] = {
+static const struct command commands[] = {
     {"run", "terse run", "continue a text, answer a question, or chat", cmd_run},
     {"serve", "terse serve", "the OpenAI API over one engine, for many clients at once", cmd_serve},
     {"perplexity", "terse perplexity", "perplexity and KL divergence over a text, through the real cache", cmd_perplexity},
@@ -65,6 +63,8 @@ int main(int argc, char **argv) {
         print_help();
     else if (version)
         status = version_print();
+    else if (strcmp(name, "write-pages") == 0 && argc == 3) /* asked for by the build (cmake/pages.cmake) */
+        status = pages_write(argv[2], commands, N_COMMANDS);
     else if (argc < 2)
         status = complain("no command given; try: terse run -p \"Once upon a time\", or terse --help");
     else

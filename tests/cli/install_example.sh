@@ -24,6 +24,9 @@ model=$source/models/lab-27m-q8_0.gguf
 prompt='It was a dark and stormy'
 
 "$prefix/bin/terse" --version | grep -q 'terse 0\.' || fail "the installed command does not say its version"
+for file in man/man1/terse.1 man/man1/terse-run.1 man/man1/terse-compare.1 bash-completion/completions/terse zsh/site-functions/_terse; do
+    [ -s "$prefix/share/$file" ] || fail "share/$file is not installed"
+done
 if [ -e "$libdir/libterse.so" ] && [ -z "$flags" ]; then
     foreign=$(nm -D --defined-only "$libdir/libterse.so" | awk '$3 !~ /^terse_/ {print $3}')
     [ -z "$foreign" ] || fail "libterse.so exports more than terse_*: $foreign"
