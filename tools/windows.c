@@ -22,7 +22,7 @@ int windows_choose(struct windows *w, const int32_t *tokens, size_t n_tokens, ui
     if (!available) return complain("%s has %zu tokens, too few for a window of %u; use a smaller -c", name, n_tokens, w->context);
     if (available > INT32_MAX) available = INT32_MAX;
     w->n = most && most < available ? (uint32_t)most : (uint32_t)available;
-    if (most > available) remark("the text has %zu windows of %u tokens only", available, w->context);
+    w->asked = most;
     return EXIT_OK;
 }
 
@@ -32,6 +32,7 @@ int windows_each(struct windows *w, int (*read)(void *user, const int32_t *token
     int status = EXIT_OK;
     int32_t *window = malloc(w->context * sizeof *window);
     if (!window) return complain("no memory for a window of %u tokens", w->context);
+    if (w->asked > w->n) remark("the text has %u windows of %u tokens only", w->n, w->context);
     for (w->window = 0; w->window < w->n && status == EXIT_OK; w->window++) {
         memcpy(window, w->tokens + (size_t)w->window * w->context, w->context * sizeof *window);
         if (add_bos) window[0] = bos;

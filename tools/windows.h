@@ -17,8 +17,9 @@ struct windows {
     const struct terse_model *model;
     struct terse_engine *engine;
     uint32_t context, step;
-    bool paper; /* the whole window is a prompt, in the papers' protocol: of one cache alone */
-    uint32_t n; /* windows to read */
+    bool paper;     /* the whole window is a prompt, in the papers' protocol: of one cache alone */
+    uint32_t n;     /* windows to read */
+    uint64_t asked; /* of the user: maybe more than there are */
 
     /* These have to be set before windows_read. The windows own them. */
     size_t n_caches;
@@ -38,7 +39,7 @@ void windows_free(struct windows *windows);
 int windows_choose(struct windows *windows, const int32_t *tokens, size_t n_tokens, uint64_t most, const char *name);
 
 /* Calls read(user, tokens[context]) for each window, in which BOS stands first where the model's file asks for it. It ends with the
- * first status other than EXIT_OK, and returns it. */
+ * first status other than EXIT_OK, and returns it. Before that it remarks where there are fewer windows than were asked for. */
 int windows_each(struct windows *windows, int (*read)(void *user, const int32_t *tokens), void *user);
 
 /* Reads one of these windows with each cache: prefills the first half of it, then decodes the second half, all caches in the same steps. */
