@@ -529,7 +529,7 @@ static double allowed_difference(const struct oracle *o) {
      * are kept. */
     if (o->method.value.codec == &codec_transform) allowed = fmax(allowed, 2e-2);
     if (o->method.key.codec != &codec_transform) return allowed;
-    return o->method.key.rate > 3 || policy_evicts(o->method.policy) ? 0.25 : 0.12;
+    return o->method.key.rate > 3 || policy_evicts(o->method.policy) ? 0.25 : 0.15;
 }
 
 /* Most differences are much smaller than that, whatever is rounded: the bound on their root mean square finds what a few large ones would hide. */
