@@ -14,7 +14,7 @@ for command in run serve perplexity compare bench inspect calibrate; do
 done
 # The help names what the refusals of an unknown type or policy name.
 works run --help
-grep -q -- '-ctk.*kivi-2 or terse-N' "$work/out" || fail "the help of -ctk leaves out terse-N"
+grep -q -- '-ctk.*or terse-N' "$work/out" || fail "the help of -ctk leaves out terse-N"
 grep -q -- '--evict.*snapkv-N' "$work/out" || fail "the help of --evict leaves out snapkv-N"
 for version in --version version; do
     works $version
