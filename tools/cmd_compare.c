@@ -58,7 +58,7 @@ static int check_names(struct compare *c) {
         if (setup_try_cache(&c->setup, &error) != TERSE_OK) return complain_error(&error);
         learns = learns || codebooks_needed(&c->setup);
     }
-    /* What only one of the two learns is no option without effect. */
+    /* --codebook has an effect where one of the two methods learns. */
     return learns ? EXIT_OK : setup_check_codebook(&c->setup);
 }
 

@@ -213,7 +213,7 @@ static void check_refused(const struct oracle *o, const char *path, enum state_s
     free(data);
 }
 
-/* What no steps lead to is refused on every backend, before it is used as an address or a count. */
+/* Every backend refuses a state that no steps lead to, before it uses its numbers as addresses or counts. */
 static void pieces_that_cannot_be_are_refused(void **state) {
     const struct oracle_setup setup = {
         .method = "q8_0", .evict = "snapkv-200", .tail = 64, .layers = 2, .query_heads = 4, .kv_heads = 2, .seed = 77};

@@ -1,5 +1,5 @@
-/* What terse_cache_bytes foretells on the device "cuda" is what the plug-in's caches take, not the CPU's: the numbers are those of the backend's own
- * table in this program, and what it does not serve is refused as it refuses it. */
+/* Tests that terse_cache_bytes foretells for the device "cuda" the bytes of the plug-in's caches, not of the CPU's: the numbers are
+ * those of the backend's own table in this program, and methods that it does not serve are refused in its words. */
 #include "backend/cuda/kv/ops.h"
 #include "base/memory.h"
 #include "kv/parts.h"

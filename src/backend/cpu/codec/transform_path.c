@@ -61,14 +61,6 @@ static void set_term(const struct walk *walk, const struct transform_plane *plan
     for (size_t t = 0; t < PAGE_TOKENS; t++) term->x[t] = in_units(plane, term->upper_step, walk->wanted[c][t]);
 }
 
-/* Returns the code of the upper level, upper_step (code - 7.5), nearest to x. */
-static unsigned upper_code(float x, float upper_step) {
-    float place = x / upper_step + 8;
-    place = place > 0 ? place : 0;
-    place = place < 15 ? place : 15;
-    return (unsigned)place;
-}
-
 static void take_step(struct walk *walk, const struct step *step, size_t i, uint8_t from[TRANSFORM_PATH_STATES][PAGE_TOKENS]) {
     struct transform_path_term terms[2];
     for (size_t p = 0; p < step->planes; p++) set_term(walk, &walk->layout->plane[step->plane + p], i, &terms[p]);
@@ -106,7 +98,7 @@ static void keep_level(const struct walk *walk, const struct transform_plane *pl
     size_t c = plane->quad * TRANSFORM_QUAD + i;
     float step = transform_upper_step(transform_table_of(plane));
     if (step > 0) {
-        unsigned code = upper_code(in_units(plane, step, walk->wanted[c][t]) - level, step);
+        int32_t code = transform_upper_code(in_units(plane, step, walk->wanted[c][t]) - level, 1 / step);
         path->upper[c][t] = (uint8_t)code;
         level += step * ((float)code - 7.5f);
     }

@@ -34,6 +34,14 @@ struct transform_path_term {
     float square, upper_step /* a power of two */, x[64];
 };
 
+/* Returns the code of the upper level, upper_step (code - 7.5), nearest to x. The step is a power of two, `inverse` 1 / step. */
+static inline int32_t transform_upper_code(float x, float inverse) {
+    float place = x * inverse + 8;
+    place = place > 0 ? place : 0; /* and what is not a number */
+    place = place < 15 ? place : 15;
+    return (int32_t)place;
+}
+
 struct transform_ops {
     /* Takes a step of Viterbi's algorithm for 64 tokens, which writes 1 to 3 bits: a window is the last 4 - bits bits of the state
      * before and those written, and its lower three bits are the state after. cost[state] becomes the least of all ways there, plus

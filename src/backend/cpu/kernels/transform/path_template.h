@@ -35,11 +35,7 @@ INLINE void add_errors(const struct transform_path_term *term, float level, floa
     const float *restrict x = term->x;
     if (step > 0) {
         for (size_t t = 0; t < PAGE_TOKENS; t++) {
-            const float y = x[t] - level;
-            float place = y * inverse + 8;
-            place = place > 0 ? place : 0;
-            place = place < 15 ? place : 15;
-            const float d = y - step * ((float)(int32_t)place - 7.5f);
+            const float y = x[t] - level, d = y - step * ((float)transform_upper_code(y, inverse) - 7.5f);
             errors[t] += square * d * d;
         }
     } else {
