@@ -107,7 +107,7 @@ static int remark_methods(struct compare *c) {
 
 static int choose_windows(struct compare *c) {
     struct windows *w = &c->windows;
-    *w = (struct windows){.model = c->setup.model, .engine = c->setup.engine, .step = WINDOWS_STEP};
+    *w = (struct windows){.model = c->setup.model, .step = WINDOWS_STEP};
     w->context = c->setup.context ? (uint32_t)c->setup.context : WINDOWS_CONTEXT;
     int status = text_read_tokens(c->setup.model, c->file, &c->tokens, &c->n_tokens);
     if (status == EXIT_OK) status = windows_choose(w, c->tokens, c->n_tokens, (uint64_t)c->chunks, c->file);
@@ -125,8 +125,9 @@ static int open_cache(struct compare *c, size_t n, const struct terse_session_op
     struct terse_error error;
     const struct scorer_base base = {.kept = n == F16, .scorer = n == F16 ? NULL : w->scorers[F16]};
     w->n_caches = n + 1;
-    if (terse_session_new(w->engine, options, &w->sessions[n], &error) != TERSE_OK) return complain_error(&error);
-    return scorer_new(c->setup.info.vocabulary, w->context, w->n, &base, (int)terse_engine_threads(w->engine), &w->scorers[n]);
+    if (terse_session_new(c->setup.engine, options, &w->sessions[n], &error) != TERSE_OK) return complain_error(&error);
+    return scorer_new(c->setup.info.vocabulary, w->context, w->n, &base, (int)terse_engine_threads(c->setup.engine),
+                      &w->scorers[n]);
 }
 
 static int open_caches(struct compare *c) {

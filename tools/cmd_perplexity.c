@@ -56,7 +56,7 @@ static int check_base(struct perplexity *p) {
 static int choose_windows(struct perplexity *p) {
     struct windows *w = &p->windows;
     int status;
-    *w = (struct windows){.model = p->setup.model, .engine = p->setup.engine, .step = (uint32_t)p->ubatch, .paper = p->paper};
+    *w = (struct windows){.model = p->setup.model, .step = (uint32_t)p->ubatch, .paper = p->paper};
     if (p->file && (status = text_read_tokens(p->setup.model, p->file, &p->tokens, &p->n_tokens)) != EXIT_OK) return status;
     if (!p->compare) {
         w->context = p->setup.context ? (uint32_t)p->setup.context : WINDOWS_CONTEXT;

@@ -22,7 +22,7 @@ struct scorer {
     const int32_t *window;
     size_t first;    /* position in the window of row 0 of the current call */
     size_t filled;   /* rows gathered */
-    float *logits;   /* [SCORER_ROWS][vocabulary] */
+    float *logits;   /* [SCORER_ROWS][vocabulary]; owned unless base.scorer is set */
     uint16_t *codes; /* [SCORER_ROWS][kld_row_words]; with a writer or reader, or kept */
     int32_t next[SCORER_ROWS];
     struct row_score scores[SCORER_ROWS];
@@ -36,7 +36,8 @@ static bool compares(const struct scorer *s) { return s->base.reader || s->base.
 static bool make_room(struct scorer *s, uint32_t windows) {
     struct score_totals *t = &s->totals;
     size_t positions = windows * kld_rows(s->context);
-    if (!(s->logits = malloc((size_t)SCORER_ROWS * s->vocabulary * sizeof *s->logits))) return false;
+    s->logits = s->base.scorer ? s->base.scorer->logits : malloc((size_t)SCORER_ROWS * s->vocabulary * sizeof *s->logits);
+    if (!s->logits) return false;
     if ((encodes(s) || s->base.reader) && !(s->codes = malloc(SCORER_ROWS * kld_row_words(s->vocabulary) * sizeof *s->codes)))
         return false;
     return !compares(s) || ((t->kld_values = malloc(positions * sizeof *t->kld_values)) &&
@@ -58,7 +59,7 @@ int scorer_new(uint32_t vocabulary, uint32_t context, uint32_t windows, const st
 
 void scorer_free(struct scorer *scorer) {
     if (!scorer) return;
-    free(scorer->logits);
+    if (!scorer->base.scorer) free(scorer->logits);
     free(scorer->codes);
     free(scorer->totals.kld_values);
     free(scorer->totals.nll_values);

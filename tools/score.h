@@ -29,10 +29,12 @@ struct scorer;
 /* A scorer_base says what the rows are to a base of a KL divergence. At most one member is set; what it points to outlives the
  * scorer. */
 struct scorer_base {
-    struct kld_writer *writer;   /* they become its rows */
-    struct kld_reader *reader;   /* they are compared with its rows */
-    bool kept;                   /* they are what other scorers compare theirs with */
-    const struct scorer *scorer; /* they are compared with those that this one scored last, which keeps them as a file would */
+    struct kld_writer *writer; /* they become its rows */
+    struct kld_reader *reader; /* they are compared with its rows */
+    bool kept;                 /* they are what other scorers compare theirs with */
+    /* They are compared with those that this one scored last, which keeps them as a file would; they are gathered in its memory, so
+     * that it has scored its own before they come, and the scorers that compare with it take turns. */
+    const struct scorer *scorer;
 };
 
 /* Makes a scorer of the second half of windows of `context` tokens, at most `windows` of them. Returns an exit status. */

@@ -44,10 +44,11 @@ int windows_each(struct windows *w, int (*read)(void *user, const int32_t *token
 
 /* ---- Progress */
 
-/* Shows that so many more tokens are read than w->done. Returns false after an interrupt. */
+/* Shows that so many more tokens are read than w->done. Returns false after an interrupt, or when the time is over. */
 static bool show_progress(const struct windows *w, uint64_t more) {
     uint64_t work = (uint64_t)w->context * w->n_caches;
-    return progress_show(NULL, "scoring", w->window * work + w->done + more, w->n * work);
+    bool over = w->until > 0 && console_seconds() >= w->until;
+    return progress_show(NULL, "scoring", w->window * work + w->done + more, w->n * work) && !over;
 }
 
 static size_t prompt_length(const struct windows *w) { return w->paper ? w->context : w->context / 2; }
@@ -78,27 +79,20 @@ static int read_prompts(struct windows *w, const int32_t *window) {
     return EXIT_OK;
 }
 
-static int flush(struct windows *w) {
-    int status = EXIT_OK;
-    for (size_t c = 0; c < w->n_caches && status == EXIT_OK; c++) status = scorer_flush(w->scorers[c]);
-    return status;
-}
-
-/* Feeds the tokens from `at` on, n of them, to all caches. */
+/* Feeds the tokens from `at` on, n of them, to one cache after another. Rows of several caches are compared at once, so that only
+ * those of one step are held. */
 static int take_step(struct windows *w, const int32_t *window, size_t at, size_t n) {
-    struct terse_step_item items[WINDOWS_CACHES];
-    struct terse_logits_sink sinks[WINDOWS_CACHES];
     struct terse_error error;
-    for (size_t c = 0; c < w->n_caches; c++) {
+    int status = EXIT_OK;
+    for (size_t c = 0; c < w->n_caches && status == EXIT_OK; c++) {
+        const struct terse_logits_sink sink = {scorer_row, w->scorers[c], 0};
         scorer_expect(w->scorers[c], window, at);
-        sinks[c] = (struct terse_logits_sink){scorer_row, w->scorers[c], 0};
-        items[c] = (struct terse_step_item){.session = w->sessions[c], .tokens = window + at, .n = n, .sink = &sinks[c]};
+        if (terse_session_decode(w->sessions[c], window + at, n, &sink, &error) != TERSE_OK) return complain_error(&error);
+        w->done += n;
+        if (w->n_caches > 1) status = scorer_flush(w->scorers[c]);
+        if (status == EXIT_OK && !show_progress(w, 0)) status = EXIT_INTERRUPTED;
     }
-    if (terse_engine_step(w->engine, items, w->n_caches, &error) != TERSE_OK) return complain_error(&error);
-    w->done += n * w->n_caches;
-    if (!show_progress(w, 0)) return EXIT_INTERRUPTED;
-    /* Rows of several caches are compared while all of them hold those of this step. */
-    return w->n_caches > 1 ? flush(w) : EXIT_OK;
+    return status;
 }
 
 int windows_read(struct windows *w, const int32_t *window) {
@@ -108,5 +102,5 @@ int windows_read(struct windows *w, const int32_t *window) {
         n = w->context - at < w->step ? w->context - at : w->step;
         status = take_step(w, window, at, n);
     }
-    return status == EXIT_OK ? flush(w) : status;
+    return status == EXIT_OK && w->n_caches == 1 ? scorer_flush(w->scorers[0]) : status;
 }

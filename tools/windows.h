@@ -1,5 +1,5 @@
-/* Reads the windows of a text through KV caches side by side and scores the second half of each, as `terse perplexity` and
- * `terse compare` do. Which caches these are, and what is made of their scores, is the commands'. */
+/* Reads the windows of a text through KV caches side by side and scores the second half of each, as `terse perplexity`,
+ * `terse compare` and `terse tune` do. Which caches these are, and what is made of their scores, is the commands'. */
 #ifndef TERSE_TOOLS_WINDOWS_H
 #define TERSE_TOOLS_WINDOWS_H
 
@@ -10,16 +10,16 @@
 enum {
     WINDOWS_CONTEXT = 512,      /* tokens of a window, where no other number is given */
     WINDOWS_STEP = SCORER_ROWS, /* the same of a decoding step */
-    WINDOWS_CACHES = 3          /* at most */
+    WINDOWS_CACHES = 17         /* at most */
 };
 
 struct windows {
     const struct terse_model *model;
-    struct terse_engine *engine;
     uint32_t context, step;
     bool paper;     /* the whole window is a prompt, in the papers' protocol: of one cache alone */
     uint32_t n;     /* windows to read */
     uint64_t asked; /* of the user: maybe more than there are */
+    double until;   /* of console_seconds: then reading ends as by an interrupt; 0: never */
 
     /* These have to be set before windows_read. The windows own them. */
     size_t n_caches;
@@ -42,7 +42,8 @@ int windows_choose(struct windows *windows, const int32_t *tokens, size_t n_toke
  * first status other than EXIT_OK, and returns it. Before that it remarks where there are fewer windows than were asked for. */
 int windows_each(struct windows *windows, int (*read)(void *user, const int32_t *tokens), void *user);
 
-/* Reads one of these windows with each cache: prefills the first half of it, then decodes the second half, all caches in the same steps. */
+/* Reads one of these windows with each cache: prefills the first half of it, then decodes the second half, all caches by turns in each
+ * step. The first cache's scorer is the one that the others compare with. */
 int windows_read(struct windows *windows, const int32_t *tokens);
 
 /* Returns what shows the progress of the sessions' prefills as a part of the whole. */
