@@ -5,17 +5,16 @@
 #include "codebooks.h"
 #include "commands.h"
 #include "setup.h"
+#include "speed.h"
 #include "table.h"
 #include "text.h"
 
 #include <inttypes.h>
-#include <math.h>
-#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_DEPTHS = 32, MOST_REPEATS = 1000 };
+enum { MOST_DEPTHS = 32 };
 enum { BY_KIND = -1 }; /* a number that was not given: its default depends on whether methods are named or all are measured */
 
 /* An item is a line of the table that `--kv all` prints. */
@@ -85,16 +84,6 @@ struct bench {
     cJSON *rows;
 };
 
-/* These are the results of one kind of test over its repeats. */
-struct samples {
-    double rate[MOST_REPEATS]; /* tokens per second */
-    size_t n;
-    double seconds;
-    double attention;                /* seconds of the repeat with the fastest */
-    struct terse_counters counters;  /* sums over the repeats */
-    struct terse_cache_report cache; /* after the last */
-};
-
 /* ---- Runs */
 
 /* Shows the runs done and a part, 0..1, of the next one. Returns false after an interrupt. */
@@ -122,63 +111,31 @@ static int prefill(struct bench *b, struct terse_session *session, const int32_t
 }
 
 static int fill(struct bench *b, struct terse_session *session, uint32_t depth, uint64_t seed) {
-    struct terse_error error;
     int status = EXIT_OK;
+    if (!b->fill_text) return speed_fill(session, depth, seed);
     terse_session_reset(session);
-    if (!depth) return EXIT_OK;
-    if (!b->fill_text) {
-        if (terse_session_fill_random(session, depth, seed, &error) != TERSE_OK) status = complain_error(&error);
-    } else { /* the text over and over */
-        for (uint32_t at = 0, n; at < depth && status == EXIT_OK; at += n) {
-            n = depth - at < b->n_text ? depth - at : (uint32_t)b->n_text;
-            status = prefill(b, session, b->text, at, n);
-        }
+    for (uint32_t at = 0, n; at < depth && status == EXIT_OK; at += n) { /* the text over and over */
+        n = depth - at < b->n_text ? depth - at : (uint32_t)b->n_text;
+        status = prefill(b, session, b->text, at, n);
     }
     return status;
 }
 
-static int decode_tokens(const struct bench *b, struct terse_session *session, uint32_t n) {
-    struct terse_error error;
-    for (uint32_t i = 0; i < n; i++) {
-        if (console_interrupted()) return EXIT_INTERRUPTED;
-        if (terse_session_decode(session, b->random + i, 1, NULL, &error) != TERSE_OK) return complain_error(&error);
-    }
-    return EXIT_OK;
-}
-
 /* Times n tokens that are read as a prompt, or decoded one by one, after the `depth` that the cache holds. */
 static int time_tokens(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
-                       struct samples *samples) {
-    struct terse_counters counters;
-    terse_session_counters(session, &counters, true);
-    double start = console_seconds();
-    int status = prompt ? prefill(b, session, b->random, depth, n) : decode_tokens(b, session, n);
-    double seconds = console_seconds() - start;
-    if (status != EXIT_OK) return status;
-    terse_session_counters(session, &counters, true);
-    terse_session_cache(session, &samples->cache);
-    if (!samples->n || counters.attention_seconds < samples->attention) samples->attention = counters.attention_seconds;
-    samples->rate[samples->n++] = n / seconds;
-    samples->seconds += seconds;
-    samples->counters.attention_seconds += counters.attention_seconds;
-    samples->counters.attention_bytes += counters.attention_bytes;
-    return EXIT_OK;
+                       struct speed_samples *samples) {
+    double begin = speed_begin(session);
+    int status = prompt ? prefill(b, session, b->random, depth, n) : speed_decode(session, b->random, n);
+    if (status == EXIT_OK) speed_end(session, begin, n, samples);
+    return status;
 }
 
 /* Runs one test once, from its filling on. */
 static int run_once(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
-                    struct samples *samples) {
+                    struct speed_samples *samples) {
     b->run.total = (uint64_t)depth + n;
     int status = fill(b, session, depth, samples->n + 1);
     return status == EXIT_OK ? time_tokens(b, session, depth, n, prompt, samples) : status;
-}
-
-static void mean_and_deviation(const struct samples *s, double *mean, double *deviation) {
-    double sum = 0, squares = 0;
-    for (size_t i = 0; i < s->n; i++) sum += s->rate[i];
-    *mean = sum / (double)s->n;
-    for (size_t i = 0; i < s->n; i++) squares += (s->rate[i] - *mean) * (s->rate[i] - *mean);
-    *deviation = s->n > 1 ? sqrt(squares / (double)(s->n - 1)) : 0;
 }
 
 /* ---- Rows */
@@ -214,11 +171,11 @@ static const char *method_label(const struct bench *b, char *buffer, size_t capa
 }
 
 /* Adds a row. The columns that compare it with f16 or the machine are filled in later, since the bandwidth is measured a second time at the end. */
-static cJSON *add_row(struct bench *b, uint32_t depth, uint32_t n, bool prompt, const struct samples *s) {
+static cJSON *add_row(struct bench *b, uint32_t depth, uint32_t n, bool prompt, const struct speed_samples *s) {
     char test[64], method[128];
     double mean, deviation;
     cJSON *row = cJSON_CreateObject();
-    mean_and_deviation(s, &mean, &deviation);
+    speed_mean(s, &mean, &deviation);
     snprintf(test, sizeof test, "%s%u", prompt ? "pp" : "tg", n);
     if (depth) snprintf(test + strlen(test), sizeof test - strlen(test), " @ d%u", depth);
     cJSON_AddStringToObject(row, "model", b->setup.info.name);
@@ -294,7 +251,7 @@ static int print_rows(struct bench *b) {
 /* ---- All tests */
 
 static int run_test(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt) {
-    struct samples *samples = calloc(1, sizeof *samples);
+    struct speed_samples *samples = calloc(1, sizeof *samples);
     int status = EXIT_OK;
     if (!samples) return complain("no memory for the samples");
     for (int64_t i = 0; i < b->repeats && status == EXIT_OK; i++) {
@@ -307,15 +264,9 @@ static int run_test(struct bench *b, struct terse_session *session, uint32_t dep
     return status;
 }
 
-static double fastest(const struct samples *s) {
-    double best = 0;
-    for (size_t i = 0; i < s->n; i++) best = s->rate[i] > best ? s->rate[i] : best;
-    return best;
-}
-
 /* Runs a repeat of a test beside f16: prompts fill the cache anew, decoded tokens are appended to those of the repeat before. */
 static int run_repeat(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
-                      struct samples *samples) {
+                      struct speed_samples *samples) {
     if (prompt) return run_once(b, session, depth, n, prompt, samples);
     int status = samples->n ? EXIT_OK : fill(b, session, depth, 1);
     return status == EXIT_OK ? time_tokens(b, session, depth, n, prompt, samples) : status;
@@ -323,7 +274,7 @@ static int run_repeat(struct bench *b, struct terse_session *session, uint32_t d
 
 /* Runs a test whose repeats alternate with f16's, so that other load on the machine affects both. The fastest repeats are compared. */
 static int run_beside_f16(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt) {
-    struct samples *own = calloc(1, sizeof *own), *half = calloc(1, sizeof *half);
+    struct speed_samples *own = calloc(1, sizeof *own), *half = calloc(1, sizeof *half);
     int status = own && half ? EXIT_OK : complain("no memory for the samples");
     bool other = session != b->half;
     for (int64_t i = 0; i < b->repeats && status == EXIT_OK; i++) {
@@ -334,7 +285,7 @@ static int run_beside_f16(struct bench *b, struct terse_session *session, uint32
     }
     if (status == EXIT_OK) {
         cJSON *row = add_row(b, depth, n, prompt, own);
-        cJSON_AddNumberToObject(row, "speed_over_f16", other ? fastest(own) / fastest(half) : 1);
+        cJSON_AddNumberToObject(row, "speed_over_f16", other ? speed_fastest(own) / speed_fastest(half) : 1);
         if (!prompt) cJSON_AddNumberToObject(row, "faster_than_f16", other ? half->attention / own->attention : 1);
     }
     free(own);
@@ -350,7 +301,7 @@ static int warm_up(struct bench *b, struct terse_session *session) {
     terse_session_reset(session);
     if (terse_session_prefill(session, b->random, n, NULL, &error) != TERSE_OK) return complain_error(&error);
     terse_session_reset(session);
-    return decode_tokens(b, session, 1);
+    return speed_decode(session, b->random, 1);
 }
 
 static int new_session(struct bench *b, struct terse_session **session) {
@@ -566,7 +517,7 @@ static int check_options(struct bench *b) {
     set_default(&b->repeats, 5, 3, b->all);
     if (b->all && check_all(b) != EXIT_OK) return EXIT_FAILED;
     if (!b->depths && !b->all) b->depths = "0";
-    if (!b->repeats) return complain("-r takes a whole number from 1 to %d, not 0", MOST_REPEATS);
+    if (!b->repeats) return complain("-r takes a whole number from 1 to %d, not 0", SPEED_MOST_REPEATS);
     if (!b->n_prompt && !b->n_decode) return complain("nothing to measure: give -p N, -n N or both more than 0");
     if (b->fill_text && !b->file) return complain("--fill text reads a text to the depth: add -f FILE");
     if (b->file && !b->fill_text) return complain("-f is the text of --fill text: add that");
@@ -575,17 +526,13 @@ static int check_options(struct bench *b) {
 
 /* Takes the text of -f, and tokens drawn from the whole vocabulary for what is measured. */
 static int make_tokens(struct bench *b) {
-    uint64_t state = 1;
     if (b->file) {
         int status = text_read_tokens(b->setup.model, b->file, &b->text, &b->n_text);
         if (status != EXIT_OK) return status;
         if (!b->n_text) return complain("%s is empty", b->file);
     }
     if (!(b->random = malloc(b->longest * sizeof *b->random))) return complain("no memory for %u tokens", b->longest);
-    for (uint32_t i = 0; i < b->longest; i++) {
-        state = state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator */
-        b->random[i] = (int32_t)((state >> 33) % b->setup.info.vocabulary);
-    }
+    speed_tokens(b->setup.info.vocabulary, b->random, b->longest);
     return EXIT_OK;
 }
 
@@ -599,7 +546,7 @@ static enum options_result parse(struct bench *b, int argc, char **argv) {
          "tokens to decode one by one; 0: no such test; -1: 128, with --kv all 8"},
         {"-d, --n-depth", "N,...", OPTION_TEXT, &b->depths, 0, 0,
          "tokens in the cache before each test, several with commas; else 0, with --kv all 8192 and 32768"},
-        {"-r, --repetitions", "N", OPTION_INTEGER, &b->repeats, BY_KIND, MOST_REPEATS,
+        {"-r, --repetitions", "N", OPTION_INTEGER, &b->repeats, BY_KIND, SPEED_MOST_REPEATS,
          "repeats of each test; -1: 5, with --kv all 3"},
         {"--fill", "random|text", OPTION_CHOICE, &b->fill_text, 0, 0,
          "random keys and values in the cache, or -f FILE read to the depth"},
