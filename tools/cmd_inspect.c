@@ -10,6 +10,8 @@
 #include "table.h"
 #include "text.h"
 
+#include <terse_choice.h>
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -156,7 +158,8 @@ static uint64_t tokens_in_budget(const struct inspect *f, const struct terse_cac
     uint64_t fits = 0, too_many = MOST_TOKENS + 1;
     while (too_many - fits > 1) {
         uint64_t bytes, middle = fits + (too_many - fits) / 2;
-        if (forecast_peak(&f->setup, options, middle, &bytes, NULL) == TERSE_OK && bytes <= f->budget)
+        if (terse_cache_peak(f->setup.model, setup_device(&f->setup), options, middle, &bytes, NULL) == TERSE_OK &&
+            bytes <= f->budget)
             fits = middle;
         else
             too_many = middle;

@@ -5,6 +5,8 @@
 #include "rate_costs.h"
 #include "text.h"
 
+#include <terse_choice.h>
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -51,14 +53,9 @@ static const char *learned_method(const struct setup *setup) { return codebooks_
 /* ---- Where they are kept */
 
 bool codebooks_path(const struct setup *setup, char *path, size_t capacity) {
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    bool own = cache && cache[0] == '/'; /* others are to be ignored, says the XDG Base Directory Specification */
     char name[64];
-    if (!own && (!home || home[0] != '/')) return false;
     name_codebook(setup, name);
-    int length = snprintf(path, capacity, "%s%s/terse/%s-%016" PRIx64 ".gguf", own ? cache : home, own ? "" : "/.cache", name,
-                          setup->info.norms_fingerprint);
-    return length > 0 && (size_t)length < capacity;
+    return terse_kept_path(setup->model, name, ".gguf", path, capacity, NULL) == TERSE_OK;
 }
 
 /* Makes the folders on the way to a file. Returns false, with errno, where one cannot be made. */

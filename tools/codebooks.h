@@ -53,7 +53,7 @@ int codebooks_find(struct setup *setup, const struct terse_codebook **codebook);
 #define CODEBOOKS_WINDOW 2048
 double codebooks_profile_windows(void);
 
-/* Writes to path[capacity] where the codebook of the method for the model is looked for: $XDG_CACHE_HOME/terse or ~/.cache/terse. Returns false
+/* Writes to path[capacity] where the codebook of the method for the model is looked for (terse_kept_path). Returns false
  * when the user has no such place. */
 bool codebooks_path(const struct setup *setup, char *path, size_t capacity);
 

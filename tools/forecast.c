@@ -7,6 +7,8 @@
 #include "codebooks.h"
 #include "rate_costs.h"
 
+#include <terse_choice.h>
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,15 +119,6 @@ static int measure_model(struct setup *setup, const struct terse_session_options
 #define PROGRAM ((uint64_t)25 << 20)
 #define PROGRAM_PER_TOKEN 80
 
-enum terse_status forecast_peak(const struct setup *setup, const struct terse_cache_options *options, uint64_t tokens,
-                                uint64_t *bytes, struct terse_error *error) {
-    struct terse_cache_report all, exact;
-    enum terse_status status = setup_cache_bytes(setup, options, tokens, &all, error);
-    if (!status) status = setup_cache_bytes(setup, options, tokens < TERSE_FIT_TOKENS ? tokens : TERSE_FIT_TOKENS, &exact, error);
-    if (!status) *bytes = all.resident > exact.resident ? all.resident : exact.resident;
-    return status;
-}
-
 /* Counts the bytes of the methods' caches, and of what a prompt holds beside them (terse.h, terse_session_begin_prompt). */
 static int count_bytes(const struct setup *setup, const struct terse_session_options *options, struct forecast *f) {
     const struct terse_model_info *m = &setup->info;
@@ -133,7 +126,7 @@ static int count_bytes(const struct setup *setup, const struct terse_session_opt
     struct terse_cache_report report;
     struct terse_error error;
     if (setup_cache_bytes(setup, &options->cache, f->context, &report, &error) != TERSE_OK ||
-        forecast_peak(setup, &options->cache, f->context, &f->peak, &error) != TERSE_OK)
+        terse_cache_peak(setup->model, setup_device(setup), &options->cache, f->context, &f->peak, &error) != TERSE_OK)
         return complain_error(&error);
     f->cache = report.resident;
     f->buffers = PROGRAM + PROGRAM_PER_TOKEN * m->vocabulary + report.codebook +

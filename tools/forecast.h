@@ -29,11 +29,6 @@ int forecast_make(struct setup *setup, uint32_t context, const struct terse_code
 double forecast_prompt(const struct forecast *forecast, const struct terse_model_info *model, uint32_t n);
 double forecast_step(const struct forecast *forecast, const struct terse_model_info *model, uint32_t depth);
 
-/* Computes the most bytes that a cache takes on its way to so many tokens. They never shrink with more tokens, unlike those of
- * setup_cache_bytes. */
-enum terse_status forecast_peak(const struct setup *setup, const struct terse_cache_options *options, uint64_t tokens,
-                                uint64_t *bytes, struct terse_error *error);
-
 void forecast_print(const struct forecast *forecast, const struct setup *setup);
 /* Returns the same as an object. */
 cJSON *forecast_json(const struct forecast *forecast, const struct setup *setup);

@@ -3,9 +3,10 @@
 #include "free_running.h"
 
 #include "apart.h"
-#include "forecast.h"
 #include "random.h"
 #include "score.h"
+
+#include <terse_choice.h>
 
 #include <inttypes.h>
 #include <math.h>
@@ -76,7 +77,8 @@ static enum terse_status count_bytes(const struct free_running *f, enum cache ca
     struct terse_cache_report prompt;
     uint64_t most;
     enum terse_status status = setup_cache_bytes(f->setup, options, f->n_prompt, &prompt, error);
-    if (!status) status = forecast_peak(f->setup, options, f->n_prompt + f->n_tokens, &most, error);
+    if (!status)
+        status = terse_cache_peak(f->setup->model, setup_device(f->setup), options, f->n_prompt + f->n_tokens, &most, error);
     if (status) return status;
     uint64_t own = most > prompt.codes ? most - prompt.codes : 0;
     *bytes = prompt.codes + ROLES * own;

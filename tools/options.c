@@ -4,6 +4,8 @@
 #include "console.h"
 #include "llama_flags.h"
 
+#include <terse_choice.h>
+
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -108,23 +110,8 @@ static bool parse_number(const struct option *option, const char *name, const ch
     return true;
 }
 
-bool options_parse_size(const char *text, uint64_t *bytes) {
-    static const char units[] = "KMGT";
-    char *end;
-    double value = strtod(text, &end);
-    const char *unit = end != text && *end ? strchr(units, *end) : NULL;
-    if (unit) {
-        value *= ldexp(1, 10 * (int)(unit - units + 1));
-        end++;
-        if (strcmp(end, "B") == 0 || strcmp(end, "iB") == 0) end += strlen(end);
-    }
-    if (end == text || *end || !(value >= 1 && value <= 0x1p60)) return false;
-    *bytes = (uint64_t)value;
-    return true;
-}
-
 static bool parse_size(const struct option *option, const char *name, const char *text) {
-    if (options_parse_size(text, option->target)) return true;
+    if (terse_parse_size(text, option->target)) return true;
     complain("%s takes a size such as 512M or 4G (K, M, G, T: powers of 1024), not \"%s\"", name, text);
     return false;
 }

@@ -68,9 +68,6 @@ void options_default(const struct option *option, char *text, size_t capacity);
 /* Sets the targets from argv[argc], where a value may be a part of a long name: --top-k=4. OPTIONS_HELP: the help was printed to stdout. OPTIONS_BAD: one line on stderr said why. */
 enum options_result options_parse(const struct option_set *set, int argc, char **argv);
 
-/* Reads a size as OPTION_SIZE does; returns false, and writes nothing, where the text is no size. */
-bool options_parse_size(const char *text, uint64_t *bytes);
-
 /* Cuts the next item off a list "a,b,c": copies it to item[capacity] and advances *list; returns false at the end. An empty item,
  * or one that does not fit, is returned as "". */
 bool list_next(const char **list, char *item, size_t capacity);

@@ -1,11 +1,8 @@
-/* Implements `--kv auto`: chooses the rate of terse-N by what rates cost on the model, or by the bytes that a cache may take. */
+/* Implements `--kv auto` of the commands; the library chooses (terse_choice.h). */
 #ifndef TERSE_TOOLS_RATE_CHOICE_H
 #define TERSE_TOOLS_RATE_CHOICE_H
 
 #include "setup.h"
-
-/* --kv auto allows so much mean KL divergence from an f16 cache, in nats. */
-#define RATE_CHOICE_DIVERGENCE 0.005
 
 /* Takes "auto", "auto:DIVERGENCE" or "auto:BYTES" from setup->method, after the options are parsed, to setup->choice.
  * METHOD_DEFAULT stands in its place until the choice is made, so that earlier checks are made for a terse-N. Other methods stay.
@@ -17,7 +14,8 @@ int rate_choice_take(struct setup *setup);
  * is then taken; or NULL. Returns an exit status. */
 int rate_choice_make(struct setup *setup, const char *state);
 
-/* Prints in a line what was chosen and why; nothing where the user chose nothing and gets METHOD_DEFAULT. */
+/* Prints in a line what was chosen and why; nothing where the user chose nothing and gets METHOD_DEFAULT, unless there is a tuned
+ * method. */
 void rate_choice_say(const struct setup *setup);
 
 #endif

@@ -173,13 +173,14 @@ int setup_engine(struct setup *setup) {
     return failed ? complain_error(&error) : EXIT_OK;
 }
 
+const char *setup_device(const struct setup *setup) {
+    if (setup->engine) return terse_engine_device(setup->engine);
+    return setup->gpu_layers > 0 ? "auto" : setup->gpu_layers < 0 ? setup->device : "cpu";
+}
+
 enum terse_status setup_cache_bytes(const struct setup *setup, const struct terse_cache_options *options, uint64_t tokens,
                                     struct terse_cache_report *report, struct terse_error *error) {
-    const char *device = setup->engine           ? terse_engine_device(setup->engine)
-                         : setup->gpu_layers > 0 ? "auto"
-                         : setup->gpu_layers < 0 ? setup->device
-                                                 : "cpu";
-    return terse_cache_bytes(setup->model, device, options, tokens, report, error);
+    return terse_cache_bytes(setup->model, setup_device(setup), options, tokens, report, error);
 }
 
 enum terse_status setup_open_gguf(const char *path, struct terse_gguf **gguf, struct terse_error *error) {

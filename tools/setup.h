@@ -19,7 +19,8 @@ struct setup {
     const char *method, *key_type, *value_type;
     const char *choice;   /* what --kv auto was given with, NULL: a method was named (rate_choice.h) */
     char chosen[64];      /* the method that it chose */
-    char why[4096 + 256]; /* the reason, in words */
+    char why[4096 + 640]; /* the reason, in words */
+    bool tuned;           /* which is the model's tuned method, or why that one is not taken */
     int64_t tail_tokens;  /* -1: the method's own number */
     int64_t context, threads, batch;
     const char *device; /* its name */
@@ -65,7 +66,9 @@ enum terse_status setup_try_load(struct setup *setup, struct terse_error *error)
 int setup_engine(struct setup *setup);
 void setup_free(struct setup *setup);
 
-/* Does what terse_cache_bytes does, of the loaded model on the device that its engine is on or will be made on. */
+/* Returns the name of the device that the engine is on or will be made on, as terse_cache_bytes takes it. */
+const char *setup_device(const struct setup *setup);
+/* Does what terse_cache_bytes does, of the loaded model on that device. */
 enum terse_status setup_cache_bytes(const struct setup *setup, const struct terse_cache_options *options, uint64_t tokens,
                                     struct terse_cache_report *report, struct terse_error *error);
 

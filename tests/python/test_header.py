@@ -20,7 +20,7 @@ C_TYPES = {
 
 def checks():
     """A C program that compiles where the compiler sees each struct, constant and function as the package does."""
-    lines = ["#include <stddef.h>", '#include "terse.h"', '#include "terse_calibrate.h"']
+    lines = ["#include <stddef.h>", '#include "terse.h"', '#include "terse_calibrate.h"', '#include "terse_choice.h"']
     for name, value in _library.constants.items():
         lines.append("_Static_assert(%s == %dull, \"%s\");" % (name, value, name))
     for name, struct in _library.structs.items():
@@ -74,7 +74,7 @@ class Headers(unittest.TestCase):
                     self.assertNotEqual(self.compile(checks()).returncode, 0)
 
     def test_all_functions_of_the_headers_are_declared(self):
-        declared = sum((_library.FOLDER / name).read_text(encoding="utf-8").count("\nTERSE_API ") for name in ("terse.h", "terse_calibrate.h"))
+        declared = sum((_library.FOLDER / name).read_text(encoding="utf-8").count("\nTERSE_API ") for name in ("terse.h", "terse_calibrate.h", "terse_choice.h"))
         self.assertEqual(len(_library.declared.functions), declared)
 
     def test_what_is_not_understood_is_an_error(self):

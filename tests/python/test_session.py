@@ -304,7 +304,7 @@ class Caches(unittest.TestCase):
         for kv in "auto:", "auto:little", "auto:5Q":
             with self.subTest(kv=kv), self.assertRaisesRegex(ValueError, "auto:0.02"):
                 self.model.session(kv)
-        with self.assertRaisesRegex(ValueError, "lower context"):
+        with self.assertRaisesRegex(ValueError, "lower -c"):
             self.model.session("auto:20M", context=8192)
 
     def test_options_beside_a_method(self):

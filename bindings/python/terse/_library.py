@@ -14,7 +14,7 @@ BUILT_IN_MODEL = FOLDER / "lab-27m-q8_0.gguf"
 BUILT_IN_PROFILE = FOLDER / "lab-27m.terse.gguf"
 
 declared = Declarations()
-for _name in ("terse.h", "terse_calibrate.h"):
+for _name in ("terse.h", "terse_calibrate.h", "terse_choice.h"):
     declared.read((FOLDER / _name).read_text(encoding="utf-8"))
 constants = declared.constants
 structs = declared.structs

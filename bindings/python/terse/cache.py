@@ -1,25 +1,21 @@
 """Says how a KV cache is kept: its options, what it takes, the codebook that it needs, and the method that kv="auto" chooses.
 
-What a model's rates cost and which codebooks are kept is shared with the command `terse`: the same files in the user's cache directory, the same choice.
+What was measured of a model and which codebooks are kept is shared with the command `terse`: the same files in the user's cache directory, and the
+library's choice (terse_choice.h).
 """
 from __future__ import annotations
 
 import ctypes
 import os
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from . import _library
-from ._library import Handle, c, call, constants, structs
+from ._library import Handle, c, call, structs
 
 if TYPE_CHECKING:
     from .model import Model
-
-METHOD_DEFAULT = "terse-4"  # where no measured costs guide the choice
-MOST_DIVERGENCE = 0.005  # nats that "auto" allows
-EXACT_RATE = 8  # bits that stand for more than any that are measured
 
 
 @dataclass(frozen=True)
@@ -63,6 +59,7 @@ class Cache:
 
 
 Kv = Union[str, Cache]
+_ANY_RATE = "terse-4"  # all of them take the model's profile
 
 
 @dataclass(frozen=True)
@@ -152,9 +149,11 @@ def _needed(cache: Cache) -> str:
     return name.value.decode()
 
 
-def _cache_folder() -> Path:
-    own = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(own) if own.startswith("/") else Path.home() / ".cache") / "terse"
+def _kept_path(model: Model, name: str) -> Path | None:
+    """Returns where the command `terse` keeps a codebook of the model; None where the user has no such place."""
+    path = ctypes.create_string_buffer(4096)
+    status = c.terse_kept_path(model._handle.pointer, name.encode(), b".gguf", path, len(path), None)
+    return None if status else Path(os.fsdecode(path.value))
 
 
 def find_codebook(model: Model, cache: Cache, given: Codebook | str | os.PathLike[str] | None) -> Codebook | None:
@@ -166,8 +165,8 @@ def find_codebook(model: Model, cache: Cache, given: Codebook | str | os.PathLik
         return None
     if given is not None:
         return Codebook(given)
-    for path in (_cache_folder() / f"{name}-{model.info.norms_fingerprint:016x}.gguf", _library.BUILT_IN_PROFILE):
-        if path.exists():
+    for path in (_kept_path(model, name), _library.BUILT_IN_PROFILE):
+        if path and path.exists():
             codebook = Codebook(path)
             if codebook._is_for(name, model):
                 return codebook
@@ -186,45 +185,25 @@ def cache_bytes(model: Model, cache: Cache, codebook: Codebook | None, tokens: i
 
 
 def choose(model: Model, kv: Kv, codebook: Codebook | str | os.PathLike[str] | None, context: int) -> tuple[Cache, Codebook | None]:
-    """Returns the cache and the codebook that `kv` asks for.
+    """Returns the cache and the codebook that `kv` asks for, where a session may hold so many tokens (0: the model's context).
 
-    "auto" and "auto:0.02" are the fewest bits of terse-N whose measured KL divergence from f16 on the model is at most so many nats (0.005), or
-    terse-4 where none was measured; "auto:2G" the most bits with which `context` tokens take at most so many bytes.
+    "auto" is the method that `terse tune` has picked for the model, where there is one that fits, else the same as "auto:0.005"; "auto:0.02" the fewest bits
+    of terse-N whose measured KL divergence from f16 on the model is at most so many nats, or terse-4 where none was measured; "auto:2G" the most bits with
+    which `context` tokens take at most so many bytes.
     """
     cache = kv if isinstance(kv, Cache) else Cache(kv)
-    if not re.match(r"auto(:|$)", cache.method):
+    chooses = ctypes.c_bool()
+    call(c.terse_choice_check, cache.method.encode(), ctypes.byref(chooses))
+    if not chooses:
         return cache, find_codebook(model, cache, codebook)
-    divergence, most_bytes = _allowed(cache.method)
-    cache = replace(cache, method=METHOD_DEFAULT)
-    profile = find_codebook(model, cache, codebook)
-    if most_bytes:
-        return _by_bytes(model, cache, profile, context, most_bytes), profile
-    costs = profile.costs if profile else []
-    rates = [bits for bits, cost in costs if cost <= divergence]
-    if costs:
-        cache = replace(cache, method=f"terse-{min(rates, default=EXACT_RATE):g}")
-    return cache, profile
-
-
-def _allowed(word: str) -> tuple[float, int]:
-    """Returns the divergence, or the bytes, that "auto:0.02" or "auto:2G" allows."""
-    _, colon, text = word.partition(":")
-    if not colon:
-        return MOST_DIVERGENCE, 0
-    match = re.match(r"^(\d*\.?\d+(?:[eE][+-]?\d+)?)([KMG]?)i?B?$", text)
-    if not match:
-        raise ValueError(f'kv="{word}": give auto, auto:0.02 (a mean KL divergence from f16 in nats) or auto:2G (bytes for a context)')
-    number = float(match[1])
-    if not match[2] and number <= 10:
-        return number, 0
-    return 0, int(number * 1024 ** " KMG".index(match[2] or " "))
-
-
-def _by_bytes(model: Model, cache: Cache, profile: Codebook | None, context: int, most: int) -> Cache:
-    for quarters in range(4 * EXACT_RATE, 3, -1):
-        cache = replace(cache, method=f"terse-{quarters / 4:g}")
-        lengths = (context, min(context, constants["TERSE_FIT_TOKENS"]))
-        peak = max(cache_bytes(model, cache, profile, tokens).resident for tokens in lengths)
-        if peak <= most:
-            return cache
-    raise ValueError(f"{context} tokens take {peak} bytes with {cache.method}, more than the {most} allowed: allow as much, or lower context")
+    profile = find_codebook(model, replace(cache, method=_ANY_RATE), codebook)
+    options = c.terse_choice_options_defaults()
+    options.kv = cache.method.encode()
+    options.device = model.device.encode()
+    options.context = context
+    options.kv_budget = model._kv_budget
+    options.cache = cache._options(profile)
+    choice = structs["terse_choice"]()
+    call(c.terse_choose, model._handle.pointer, ctypes.byref(options), ctypes.byref(choice))
+    cache = replace(cache, method=choice.method.decode())
+    return cache, profile if _needed(cache) == _needed(replace(cache, method=_ANY_RATE)) else find_codebook(model, cache, codebook)

@@ -118,6 +118,7 @@ class Model:
         self.info = ModelInfo(**described)
         options = c.terse_engine_options_defaults()
         options.threads, options.kv_budget, options.device = threads, kv_budget, device.encode()
+        self._kv_budget = kv_budget
         self._engine = Engine(self._handle, options)
 
     def __repr__(self) -> str:

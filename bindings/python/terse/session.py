@@ -83,7 +83,7 @@ class Session:
 
     @classmethod
     def _new(cls, model: Model, kv: caches.Kv, codebook: Any, options: ctypes.Structure) -> Session:
-        cache, found = caches.choose(model, kv, codebook, options.context or model.info.context)
+        cache, found = caches.choose(model, kv, codebook, options.context)
         return cls._open(model, cache, found, options, c.terse_session_new)
 
     @classmethod
@@ -92,7 +92,7 @@ class Session:
             name = ctypes.create_string_buffer(128)
             call(c.terse_state_method, os.fsencode(path), name, len(name))
             kv = name.value.decode()
-        cache, found = caches.choose(model, kv, codebook, options.context or model.info.context)
+        cache, found = caches.choose(model, kv, codebook, options.context)
         return cls._open(model, cache, found, options, c.terse_session_load, os.fsencode(path))
 
     @classmethod

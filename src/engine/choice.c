@@ -1,0 +1,216 @@
+/* Chooses a method for a model: by what is kept of the model, by what rates of terse-N cost, or by bytes. */
+#include "terse_choice.h"
+
+#include "base/options.h"
+#include "engine/tuned.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char word[] = "auto";
+#define RATE_UNKNOWN 4 /* bits of terse-N where no measured costs guide the choice */
+#define RATE_EXACT 8   /* bits that stand for more than any that are measured */
+#define LEAST_DIVERGENCE 1e-6
+#define MOST_DIVERGENCE 10 /* a larger number is one of bytes */
+
+struct terse_choice_options terse_choice_options_defaults(void) {
+    return (struct terse_choice_options){
+        .size = sizeof(struct terse_choice_options), .kv = word, .cache = terse_cache_options_defaults()};
+}
+
+/* ---- What is allowed */
+
+/* An `allowed` says how much divergence or how many bytes a cache may cost: one of the two is 0. */
+struct allowed {
+    double divergence;
+    uint64_t bytes;
+    bool anything; /* the word alone, for which the tuned method may stand */
+};
+
+static bool is_choice(const char *kv) {
+    size_t n = sizeof word - 1;
+    return strncmp(kv, word, n) == 0 && (!kv[n] || kv[n] == ':');
+}
+
+static enum terse_status parse(const char *kv, struct allowed *allowed, struct terse_error *error) {
+    const char *text = kv + sizeof word - 1;
+    char *end;
+    *allowed = (struct allowed){.divergence = TERSE_CHOICE_DIVERGENCE, .anything = !*text};
+    if (!*text) return TERSE_OK;
+    double divergence = strtod(++text, &end);
+    if (end != text && !*end && divergence >= LEAST_DIVERGENCE && divergence <= MOST_DIVERGENCE) {
+        allowed->divergence = divergence;
+        return TERSE_OK;
+    }
+    *allowed = (struct allowed){0};
+    if (terse_parse_size(text, &allowed->bytes) && allowed->bytes > MOST_DIVERGENCE) return TERSE_OK;
+    return status_fail(error, TERSE_E_ARGUMENT,
+                       "%.64s: give auto, auto:0.02 (a mean KL divergence from f16, %g to %d) or auto:2G (bytes for a context)", kv,
+                       LEAST_DIVERGENCE, MOST_DIVERGENCE);
+}
+
+enum terse_status terse_choice_check(const char *kv, bool *chooses, struct terse_error *error) {
+    struct allowed allowed;
+    *chooses = is_choice(kv);
+    return *chooses ? parse(kv, &allowed, error) : TERSE_OK;
+}
+
+/* ---- What was chosen */
+
+static void set_rate(struct terse_choice *choice, double bits, enum terse_choice_reason reason) {
+    snprintf(choice->method, sizeof choice->method, "terse-%g", bits);
+    choice->reason = reason;
+}
+
+/* Adds to the reason. */
+__attribute__((format(printf, 2, 3))) static void explain(struct terse_choice *choice, const char *format, ...) {
+    size_t length = strlen(choice->why);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(choice->why + length, sizeof choice->why - length, format, arguments);
+    va_end(arguments);
+}
+
+/* ---- By divergence */
+
+static void choose_by_divergence(const struct terse_codebook_info *profile, double most, struct terse_choice *choice) {
+    size_t i = profile->n_costs;
+    while (i > 0 && (double)profile->costs[i - 1].divergence > most) i--;
+    const struct terse_rate_cost *cost = &profile->costs[i ? i - 1 : 0];
+    if (!profile->n_costs) {
+        set_rate(choice, RATE_UNKNOWN, TERSE_CHOICE_UNKNOWN);
+        explain(choice, "whether fewer bits do as well was not measured on this model");
+        return;
+    }
+    set_rate(choice, i ? (double)cost->bits : RATE_EXACT, TERSE_CHOICE_MEASURED);
+    if (i)
+        explain(choice, "its measured KL divergence from f16 on this model is %.2g, and at most %g is allowed",
+                (double)cost->divergence, most);
+    else
+        explain(choice, "the measured KL divergence of terse-%g from f16 on this model is %.2g, more than the %g allowed",
+                (double)cost->bits, (double)cost->divergence, most);
+}
+
+/* ---- By bytes */
+
+enum terse_status terse_cache_peak(const struct terse_model *model, const char *device, const struct terse_cache_options *options,
+                                   uint64_t tokens, uint64_t *bytes, struct terse_error *error) {
+    struct terse_cache_report all, exact;
+    uint64_t fit = tokens < TERSE_FIT_TOKENS ? tokens : TERSE_FIT_TOKENS;
+    enum terse_status status = terse_cache_bytes(model, device, options, tokens, &all, error);
+    if (!status) status = terse_cache_bytes(model, device, options, fit, &exact, error);
+    if (!status) *bytes = all.resident > exact.resident ? all.resident : exact.resident;
+    return status;
+}
+
+/* Writes what the rates on both sides of the chosen one cost, where that was measured. */
+static void explain_costs(const struct terse_codebook_info *profile, double bits, struct terse_choice *choice) {
+    const struct terse_rate_cost *above = NULL, *below = NULL;
+    for (size_t i = profile->n_costs; i-- > 0;)
+        if ((double)profile->costs[i].bits >= bits && !above) above = &profile->costs[i];
+    for (size_t i = 0; i < profile->n_costs && !below; i++)
+        if ((double)profile->costs[i].bits <= bits) below = &profile->costs[i];
+    const struct terse_rate_cost *cost = below ? below : above;
+    if (above && below && above != below)
+        explain(choice, "; measured KL divergence from f16 %.2g to %.2g", (double)above->divergence, (double)below->divergence);
+    else if (cost)
+        explain(choice, "; measured KL divergence of terse-%g from f16 %.2g", (double)cost->bits, (double)cost->divergence);
+}
+
+static enum terse_status choose_by_bytes(const struct terse_model *model, const struct terse_choice_options *options,
+                                         const struct terse_codebook_info *profile, uint64_t most, struct terse_choice *choice,
+                                         struct terse_error *error) {
+    enum { QUARTERS = 4 };
+    struct terse_cache_options cache = options->cache;
+    struct terse_model_info info;
+    uint64_t bytes = 0;
+    terse_model_describe(model, &info);
+    uint32_t context = options->context ? options->context : info.context;
+    cache.method = choice->method;
+    for (int quarters = RATE_EXACT * QUARTERS; quarters >= QUARTERS; quarters--) {
+        double bits = (double)quarters / QUARTERS;
+        set_rate(choice, bits, TERSE_CHOICE_BYTES);
+        enum terse_status status = terse_cache_peak(model, options->device, &cache, context, &bytes, error);
+        if (status) return status;
+        if (bytes > most) continue;
+        explain(choice, "the most bits with which %u tokens take no more than %.2f MiB (%.2f MiB)", context, (double)most / 0x1p20,
+                (double)bytes / 0x1p20);
+        explain_costs(profile, bits, choice);
+        return TERSE_OK;
+    }
+    return status_fail(error, TERSE_E_ARGUMENT, "%s: %u tokens take %.2f MiB with %s: allow as much, or lower -c", options->kv,
+                       context, (double)bytes / 0x1p20, choice->method);
+}
+
+/* ---- The tuned method */
+
+/* Returns whether a cache of the tuned method keeps to the bytes that the caller allows, and to those that it was tuned for; says in
+ * the choice why not. */
+static bool fits(const struct terse_model *model, const struct terse_choice_options *options, const struct terse_tuned *tuned,
+                 struct terse_choice *choice) {
+    struct terse_cache_options cache = options->cache;
+    char codebook[64];
+    struct terse_error error;
+    uint64_t bytes = 0, most = tuned->budget;
+    uint32_t context = options->context ? options->context : tuned->context;
+    cache.method = tuned->method;
+    enum terse_status status = terse_cache_codebook(&cache, codebook, sizeof codebook, &error);
+    if (strcmp(codebook, "terse") != 0) cache.codebook = NULL; /* another's than the profile */
+    if (!status) status = terse_cache_peak(model, options->device, &cache, context, &bytes, &error);
+    if (options->kv_budget && (!most || options->kv_budget < most)) most = options->kv_budget;
+    if (!status && (!most || bytes <= most)) return true;
+    if (status)
+        explain(choice, "; the tuned %s is not used: %.200s", tuned->method, error.message);
+    else
+        explain(choice, "; the tuned %s is not used: %u tokens take %.2f MiB with it, more than %.2f", tuned->method, context,
+                (double)bytes / 0x1p20, (double)most / 0x1p20);
+    return false;
+}
+
+/* Takes the tuned method, if there is one and it fits. Else *aside says why one is left aside, if there is one. */
+static bool choose_tuned(const struct terse_model *model, const struct terse_choice_options *options, struct terse_choice *choice,
+                         struct terse_choice *aside) {
+    char path[4096];
+    struct tuned_file file = {0};
+    struct terse_error error;
+    if (terse_kept_path(model, "tuned", ".json", path, sizeof path, NULL) != TERSE_OK) return false;
+    enum terse_status status = tuned_load(model, path, &file, &error);
+    if (status && status != TERSE_E_IO) explain(aside, "; %.300s, and is not used", error.message);
+    if (status || !fits(model, options, &file.tuned, aside)) return false;
+    const struct terse_tuned *t = &file.tuned;
+    snprintf(choice->method, sizeof choice->method, "%s", t->method);
+    choice->reason = TERSE_CHOICE_TUNED;
+    explain(choice, "terse tune picked it for this model: %.2f bits per value at %u tokens, KL divergence %.2g from f16", t->bits,
+            t->context, t->divergence);
+    if (t->speed > 0) explain(choice, ", %.1f times its speed", t->speed);
+    return true;
+}
+
+/* ---- All of it */
+
+enum terse_status terse_choose(const struct terse_model *model, const struct terse_choice_options *options,
+                               struct terse_choice *choice, struct terse_error *error) {
+    const char *kv = options->kv ? options->kv : word;
+    struct terse_codebook_info profile = {0};
+    struct terse_choice aside = {0};
+    struct allowed allowed;
+    *choice = (struct terse_choice){.reason = TERSE_CHOICE_NAMED};
+    enum terse_status status = OPTIONS_CHECK(options, terse_choice_options, error);
+    if (status) return status;
+    if (!is_choice(kv)) {
+        if (strlen(kv) >= sizeof choice->method)
+            return status_fail(error, TERSE_E_ARGUMENT, "a method's name of %zu bytes is too long", strlen(kv));
+        snprintf(choice->method, sizeof choice->method, "%s", kv);
+        return TERSE_OK;
+    }
+    status = parse(kv, &allowed, error);
+    if (status || (allowed.anything && choose_tuned(model, options, choice, &aside))) return status;
+    if (options->cache.codebook) terse_codebook_describe(options->cache.codebook, &profile);
+    if (allowed.bytes) return choose_by_bytes(model, options, &profile, allowed.bytes, choice, error);
+    choose_by_divergence(&profile, allowed.divergence, choice);
+    choice->left_aside = aside.why[0];
+    explain(choice, "%s", aside.why);
+    return TERSE_OK;
+}
