@@ -136,18 +136,18 @@ static int check_replacing(const struct setup *setup, const char *path, uint64_t
 
 /* embedded.S has the validation split of WikiText. */
 extern const char calibration_text_begin[], calibration_text_end[];
-static const char built_in_corpus[] = "WikiText validation";
+
+int codebooks_read_text(const struct setup *setup, const char *file, const char **name, int32_t **tokens, size_t *n_tokens) {
+    const char *slash = file ? strrchr(file, '/') : NULL;
+    *name = !file ? "WikiText validation" : slash ? slash + 1 : file;
+    if (file) return text_read_tokens(setup->model, file, tokens, n_tokens);
+    return text_tokenize(setup->model, calibration_text_begin, (size_t)(calibration_text_end - calibration_text_begin),
+                         TERSE_TOKENIZE_ADD_SPECIAL, tokens, n_tokens);
+}
 
 struct codebooks_calibration codebooks_calibration_defaults(void) {
     struct terse_calibration defaults = terse_calibration_defaults();
     return (struct codebooks_calibration){.windows = defaults.windows, .seed = (int64_t)defaults.seed};
-}
-
-static int read_calibration(const struct setup *setup, const char *file, int32_t **tokens, size_t *n_tokens) {
-    if (!file)
-        return text_tokenize(setup->model, calibration_text_begin, (size_t)(calibration_text_end - calibration_text_begin),
-                             TERSE_TOKENIZE_ADD_SPECIAL, tokens, n_tokens);
-    return text_read_tokens(setup->model, file, tokens, n_tokens);
 }
 
 /* A watch follows a calibration in progress. */
@@ -220,9 +220,7 @@ static bool watch_calibration(void *user, const char *what, uint64_t done, uint6
 
 static struct terse_calibration options_of(const struct setup *setup, const struct codebooks_calibration *calibration) {
     struct terse_calibration options = terse_calibration_defaults();
-    const char *slash = calibration->file ? strrchr(calibration->file, '/') : NULL;
     options.method = learned_method(setup);
-    options.corpus = !calibration->file ? built_in_corpus : slash ? slash + 1 : calibration->file;
     if (calibration->window)
         options.window = (uint32_t)calibration->window;
     else if (options.window > setup->info.context)
@@ -244,7 +242,7 @@ int codebooks_learn(struct setup *setup, const struct codebooks_calibration *cal
     int32_t *tokens;
     size_t n_tokens;
     *codebook = NULL;
-    int status = read_calibration(setup, calibration->file, &tokens, &n_tokens);
+    int status = codebooks_read_text(setup, calibration->file, &options.corpus, &tokens, &n_tokens);
     if (status != EXIT_OK) return status;
     struct watch watch = {
         setup, &options, n_tokens / options.window, console_seconds(), calibration->most_seconds, 0, !calibration->announced};

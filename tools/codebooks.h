@@ -26,6 +26,10 @@ bool codebooks_is_profile(const struct setup *setup);
  * Returns an exit status. */
 int codebooks_provide(struct setup *setup, struct terse_session_options *options);
 
+/* Reads the text to learn or to measure from: a file's, or the built-in one (NULL); *name is its name, *tokens is released by free.
+ * Returns an exit status. */
+int codebooks_read_text(const struct setup *setup, const char *file, const char **name, int32_t **tokens, size_t *n_tokens);
+
 /* These settings choose the text to learn from and how; 0 stands for the library's default. */
 struct codebooks_calibration {
     const char *file; /* NULL: the built-in text */

@@ -116,6 +116,19 @@ static bool parse_size(const struct option *option, const char *name, const char
     return false;
 }
 
+static bool parse_time(const struct option *option, const char *name, const char *text) {
+    char *end;
+    double value = strtod(text, &end);
+    double unit = end == text || !*end || end[1] ? 0 : *end == 's' ? 1 : *end == 'm' ? 60 : *end == 'h' ? 3600 : 0;
+    if (unit > 0 && value * unit >= option->minimum && value * unit <= option->maximum) {
+        *(double *)option->target = value * unit;
+        return true;
+    }
+    complain("%s takes a time such as 90s, 10m or 1h, from %.0fs to %.0fh, not \"%s\"", name, option->minimum,
+             option->maximum / 3600, text);
+    return false;
+}
+
 static bool parse_amount(const struct option *option, const char *name, const char *text) {
     struct amount *amount = option->target;
     char *end;
@@ -154,6 +167,7 @@ static bool parse_value(const struct option *option, const char *name, const cha
     case OPTION_INTEGER: return parse_integer(option, name, text);
     case OPTION_NUMBER: return parse_number(option, name, text);
     case OPTION_SIZE: return parse_size(option, name, text);
+    case OPTION_TIME: return parse_time(option, name, text);
     case OPTION_AMOUNT: return parse_amount(option, name, text);
     }
     return false;
@@ -171,6 +185,7 @@ void options_default(const struct option *option, char *text, size_t capacity) {
         break;
     case OPTION_INTEGER: snprintf(text, capacity, " [%lld]", (long long)*(int64_t *)option->target); break;
     case OPTION_NUMBER: snprintf(text, capacity, " [%.7g]", *(double *)option->target); break;
+    case OPTION_TIME: snprintf(text, capacity, " [%.4gm]", *(double *)option->target / 60); break;
     case OPTION_CHOICE: {
         const char *word = option->value;
         size_t length;

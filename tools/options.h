@@ -15,6 +15,7 @@ enum option_kind {
     OPTION_INTEGER, /* int64_t in minimum..maximum */
     OPTION_NUMBER,  /* double in minimum..maximum */
     OPTION_SIZE,    /* uint64_t bytes: 512M, 4G */
+    OPTION_TIME,    /* double seconds: 90s, 10m, 1h, in minimum..maximum */
     OPTION_AMOUNT   /* struct amount: 1%, 64 */
 };
 

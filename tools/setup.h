@@ -8,7 +8,8 @@
 #include <terse_gguf.h>
 
 enum {
-    SETUP_MODEL = 2, /* the first of the common rows: all that a command without a session needs */
+    SETUP_MODEL = 2,  /* the first of the common rows: all that a command without a session needs */
+    SETUP_DEVICE = 4, /* these, and those that choose a device */
     SETUP_COMMON = 24
 };
 

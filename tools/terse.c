@@ -16,6 +16,7 @@ static const struct command commands[] = {
     {"serve", "terse serve", "the OpenAI API over one engine, for many clients at once", cmd_serve},
     {"perplexity", "terse perplexity", "perplexity and KL divergence over a text, through the real cache", cmd_perplexity},
     {"compare", "terse compare", "which of two KV methods is better on a text, and whether the text decides it", cmd_compare},
+    {"tune", "terse tune", "choose a model's KV method, by divergence, bytes and speed that are measured here", cmd_tune},
     {"bench", "terse bench", "tokens per second at depth, beside the machine's memory bandwidth", cmd_bench},
     {"inspect", "terse inspect", "what is in a GGUF file, and what its KV cache costs", cmd_inspect},
     {"calibrate", "terse calibrate", "learn a KV method's codebook for a model", cmd_calibrate},

@@ -4,7 +4,7 @@
 
 refuses 'no command given'
 refuses 'unknown command "walk"' walk
-for command in run serve perplexity compare bench inspect calibrate; do
+for command in run serve perplexity compare tune bench inspect calibrate; do
     works "$command" --help
     grep -q "^usage: terse $command" "$work/out" || fail "$command --help does not say its usage"
     [ ! -s "$work/err" ] || fail "$command --help writes to stderr"

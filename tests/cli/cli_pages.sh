@@ -14,7 +14,7 @@ part_of() { sed -n "/^    $2)\$/,/^        ;;\$/p" "$1"; }
 
 works --help
 commands=$(awk '/^  [a-z]+ / && $1 != "terse" { print $1 }' "$work/out")
-[ "$(wc -w <<<"$commands")" -eq 7 ] || fail "commands: $commands"
+[ "$(wc -w <<<"$commands")" -eq 8 ] || fail "commands: $commands"
 for command in $commands; do
     names=$({ shown "$command"; rows "$command"; } | sort -u)
     [ "$(wc -w <<<"$names")" -ge 7 ] || fail "$command has few options: $names"
