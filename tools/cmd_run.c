@@ -127,7 +127,7 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
         .usage = "terse run [MODEL.gguf] -p TEXT | -f FILE [-p TEXT] | -cnv [options]",
         .about =
             "Reads a text and continues it. The text goes to stdout, progress and a summary to stderr.\n"
-            "Without --kv the cache is that of --kv auto: " METHOD_DEFAULT ", or what terse calibrate has measured on the model.\n",
+            "Without --kv the cache is that of --kv auto: " METHOD_DEFAULT ", or what terse tune or terse calibrate has measured.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = run->setup.common,

@@ -56,7 +56,7 @@ static enum options_result parse(struct serve *serve, int argc, char **argv) {
         .about =
             "Serves the model over HTTP: OpenAI's chat and text completions, and llama.cpp's addresses (docs/serve.md). SIGINT or\n"
             "SIGTERM lets running replies end; a second one does not. Without --kv the cache is that of\n"
-            "--kv auto: " METHOD_DEFAULT ", or what terse calibrate has measured on the model.\n",
+            "--kv auto: " METHOD_DEFAULT ", or what terse tune or terse calibrate has measured.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = serve->setup.common,

@@ -1,7 +1,9 @@
 """The plots: what they draw is what was measured, and a picture of each can be written."""
+import json
 import os
 import tempfile
 import unittest
+import unittest.mock
 
 import support
 
@@ -12,6 +14,9 @@ matplotlib.use("Agg")
 import numpy as np
 import terse
 import terse.plot
+
+
+TEXT = os.path.join(support.ROOT, "tests", "fixtures", "wiki_excerpt.txt")
 
 
 def divergence(kv, bits, mean):
@@ -41,6 +46,21 @@ class Plots(unittest.TestCase):
         axes = terse.plot.speed_against_depth(rows)
         lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
         self.assertEqual(lines, {"f16": [[0, 100], [1000, 80]], "q8_0": [[0, 90]]})
+        self.check_written(axes)
+
+    def test_what_the_command_tuned(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run = support.run_command("tune", "-t", "1", "-c", "512", "-f", TEXT, "--kv", "q8_0,kivi-2,terse-1",
+                                      "-o", "json", cache=folder)
+            kept = os.listdir(os.path.join(folder, "terse"))
+            with unittest.mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
+                self.assertEqual(terse.Model().session().kv, "terse-1")
+        self.assertEqual(len(kept), 1)
+        report = json.loads(run.stdout)
+        axes = terse.plot.tuned(report)
+        by_name = {row["kv"]: [row["bits_per_value"], row["divergence"]] for row in report["rows"]}
+        self.assertEqual(axes.lines[0].get_xydata().tolist(), [by_name["q8_0"], by_name["terse-1"]])
+        self.assertEqual(sorted(text.get_text().split(",")[0] for text in axes.texts), ["kivi-2", "q8_0", "terse-1"])
         self.check_written(axes)
 
     def test_axes_may_be_given(self):

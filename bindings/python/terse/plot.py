@@ -1,8 +1,8 @@
-"""Draws measurements: divergence against bits, speed against depth. Needs matplotlib (pip install matplotlib)."""
+"""Draws measurements: divergence against bits, speed against depth, what `terse tune` found. Needs matplotlib (pip install matplotlib)."""
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 
@@ -51,6 +51,35 @@ def speed_against_depth(rows: Sequence[Speed], axes: Any = None) -> Any:
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()
+    return axes
+
+
+def tuned(report: Mapping[str, Any], axes: Any = None) -> Any:
+    """Draws what `terse tune -o json` printed: divergence against bits, the front joined by a line, and the pick.
+
+    Args:
+        report: the command's output, read by json.load.
+        axes: matplotlib axes to draw on; None: those of a new figure.
+
+    Returns:
+        The axes. f16 itself has no place on the logarithmic axis and is left out, as is what was not measured.
+    """
+    axes = axes or plt.figure().subplots()
+    shown = [row for row in report["rows"] if row.get("divergence", 0) > 0]
+    front = [row for row in shown if row["choice"] in ("front", "pick")]
+    axes.plot([row["bits_per_value"] for row in front], [row["divergence"] for row in front], color="tab:blue", label="front")
+    for row in shown:
+        color = "tab:red" if row["choice"] == "pick" else "tab:blue" if row in front else "tab:gray"
+        place = row["bits_per_value"], row["divergence"]
+        axes.errorbar(*place, row["error"], marker="o", capsize=2, color=color)
+        name = f"{row['kv']}, {row['speed_over_f16']:.2g}x" if "speed_over_f16" in row else row["kv"]
+        axes.annotate(name, place, textcoords="offset points", xytext=(5, 4), fontsize="small", color=color)
+    axes.axhline(report["allowed_divergence"], color="tab:red", linestyle="--")
+    axes.set_yscale("log")
+    axes.set_xlabel(f"bits per value of a cache of {report['context']} tokens")
+    axes.set_ylabel("KL divergence of the next token, nats")
+    axes.set_title(report["model"])
+    axes.grid(alpha=0.3)
     return axes
 
 
