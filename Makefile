@@ -23,7 +23,7 @@ sanitize_fast = $(sanitize_fuzz) test_base test_gguf test_gguf_damage test_codeb
   test_tokenizer test_tokenizer_damage test_special_tokens test_chat test_sample test_method test_codec test_gain_shape test_sign test_index \
   test_linear test_transform test_transform_format test_transform_codec test_reference_models test_partial test_gather_tokens test_top_k test_sealing test_cache_memory
 
-.PHONY: all demo demo-real test test-all test-models sanitize sanitize-fast sanitize-threads sanitize-serve test-aarch64 check-format check-includes check-cuda bench install clean format help dependencies
+.PHONY: all demo demo-real test test-all test-models sanitize sanitize-fast sanitize-threads sanitize-serve test-aarch64 check-format check-includes check-cuda bench install deb clean format help dependencies
 
 all: dependencies
 	@$(call configure,$(BUILD),)
@@ -109,8 +109,16 @@ bench: dependencies
 install: all
 	cmake --install $(BUILD)
 
+# A folder of its own, because files lie elsewhere below /usr.
+deb: PREFIX = /usr
+deb: dependencies
+	@scripts/install-dependencies.sh dpkg-dev file
+	@$(call configure,$(BUILD)-deb,-DTERSE_TESTS=OFF)
+	@cmake --build $(BUILD)-deb -j $(JOBS)
+	@cd $(BUILD)-deb && cpack -G DEB
+
 clean:
-	rm -rf $(BUILD) $(BUILD)-sanitize $(BUILD)-sanitize-clang $(BUILD)-threads $(BUILD)-aarch64 $(BUILD)-reference
+	rm -rf $(BUILD) $(BUILD)-deb $(BUILD)-sanitize $(BUILD)-sanitize-clang $(BUILD)-threads $(BUILD)-aarch64 $(BUILD)-reference
 
 # Other versions of clang-format lay out the same style differently.
 format:
@@ -145,6 +153,7 @@ help:
 	@echo 'make test-aarch64    build for 64-bit ARM and test kernels, codecs and models under qemu (build-aarch64/)'
 	@echo 'make bench           build and run the benchmarks'
 	@echo 'make install         install below PREFIX ($(PREFIX)); DESTDIR is honoured'
+	@echo 'make deb             a Debian package of the same: build-deb/terse_VERSION_ARCHITECTURE.deb'
 	@echo 'make format          run clang-format (version 14) over the sources'
 	@echo 'make check-format    name the lines that it would change'
 	@echo 'make check-includes  name the files that include what their folder must not (a part of make test, too)'
