@@ -125,9 +125,9 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
     };
     const struct option_set set = {
         .usage = "terse run [MODEL.gguf] -p TEXT | -f FILE [-p TEXT] | -cnv [options]",
-        .about =
-            "Reads a text and continues it. The text goes to stdout, progress and a summary to stderr.\n"
-            "Without --kv the cache is that of --kv auto: " METHOD_DEFAULT ", or what terse tune or terse calibrate has measured.\n",
+        .about = "Reads a text and continues it. The text goes to stdout, progress and a summary to stderr.\n"
+                 "Without --kv the cache is that of --kv auto: " METHOD_DEFAULT
+                 ", or what terse tune or terse calibrate has measured.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = run->setup.common,

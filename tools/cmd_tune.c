@@ -114,8 +114,8 @@ static cJSON *row_json(const struct command_tune *c, const struct front_row *row
     if (row->speed > 0) {
         cJSON_AddNumberToObject(json, "tokens_per_second", row->rate);
         cJSON_AddNumberToObject(json, "speed_over_f16", row->speed);
-        cJSON_AddNumberToObject(json, "attention_over_f16", row->attention);
     }
+    if (row->attention > 0) cJSON_AddNumberToObject(json, "attention_over_f16", row->attention);
     cJSON_AddStringToObject(json, "choice", row == c->pick ? "pick" : over ? "over the budget" : row->on_front ? "front" : "");
     return json;
 }

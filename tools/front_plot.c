@@ -71,11 +71,13 @@ static void draw_front(FILE *out, const struct scale *s, const struct front_row 
     fprintf(out, "\"/>\n");
 }
 
+/* Draws a point and its name: on the front below it, else above, so that they keep apart. */
 static void draw_row(FILE *out, const struct scale *s, const struct front_row *row, bool picked) {
     double x = x_of(s, row->bits), y = y_of(s, row->divergence);
     const char *color = picked ? "#d1451b" : row->on_front ? "#1f6fb4" : "#888";
     fprintf(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"%d\" fill=\"%s\"/>\n", x, y, picked ? 6 : 4, color);
-    fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" fill=\"%s\"%s>", x + 8, y - 5, color, picked ? " font-weight=\"bold\"" : "");
+    fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" fill=\"%s\"%s%s>", row->on_front ? x - 8 : x + 8, row->on_front ? y + 14 : y - 5,
+            color, row->on_front ? " text-anchor=\"end\"" : "", picked ? " font-weight=\"bold\"" : "");
     write_text(out, row->method);
     if (row->speed > 0) fprintf(out, ", %.2gx", row->speed);
     fprintf(out, "</text>\n");

@@ -66,13 +66,13 @@ static int prepare(const struct tune *t, struct terse_session *session, const in
 }
 
 /* Times a candidate by turns with f16, so that other load on the machine affects both; the fastest repeats are compared. */
-static int time_beside(struct tune *t, struct terse_session *half, struct tune_candidate *c, const int32_t *tokens) {
+static int time_beside(struct tune *t, struct terse_session *half, struct tune_candidate *c, const int32_t *tokens, double until) {
     struct speed_samples *own = calloc(2, sizeof *own), *base = own + 1;
     struct terse_session *session = NULL;
     int status = own ? open_session(t, c, &session) : complain("no memory for the samples");
     if (status == EXIT_OK) status = prepare(t, half, tokens);
     if (status == EXIT_OK) status = prepare(t, session, tokens);
-    for (int i = 0; i < REPEATS && status == EXIT_OK; i++) {
+    for (int i = 0; i < REPEATS && status == EXIT_OK && (!i || console_seconds() < until); i++) {
         status = time_steps(half, tokens, base);
         if (status == EXIT_OK) status = time_steps(session, tokens, own);
     }
@@ -80,7 +80,7 @@ static int time_beside(struct tune *t, struct terse_session *half, struct tune_c
         struct front_row *f16 = &t->candidates[0].row;
         c->row.rate = speed_fastest(own);
         c->row.speed = c->row.rate / speed_fastest(base);
-        c->row.attention = own->attention > 0 ? base->attention / own->attention : 0;
+        c->row.attention = own->attention > 0 ? base->attention / own->attention : 0; /* a GPU does not tell */
         f16->rate = fmax(f16->rate, speed_fastest(base));
     }
     terse_session_free(session);
@@ -96,11 +96,11 @@ int tune_speed(struct tune *t, double seconds) {
     if (status != EXIT_OK) return status;
     speed_tokens(t->setup->info.vocabulary, tokens, STEPS);
     for (size_t i = 1; i < t->n && status == EXIT_OK && console_seconds() < until; i++) {
-        status = time_beside(t, half, &t->candidates[i], tokens);
+        status = time_beside(t, half, &t->candidates[i], tokens, until);
         if (status == EXIT_OK && !progress_show(NULL, "timing", i, t->n - 1)) status = EXIT_INTERRUPTED;
     }
     progress_clear();
-    if (t->candidates[0].row.rate > 0) t->candidates[0].row.speed = t->candidates[0].row.attention = 1;
+    if (t->candidates[0].row.rate > 0) t->candidates[0].row.speed = 1;
     terse_session_free(half);
     return status;
 }

@@ -83,6 +83,7 @@ run tune -c 4096 --time 2s
 grep -q '^| f16 ' "$work/out" || fail "time: no table: $(cat "$work/out" "$work/err")"
 rm -f "$kept"
 interrupts tune -c 32768
+grep -q '^| f16 ' "$work/out" || fail "an interrupt prints nothing of what was measured: $(cat "$work/out" "$work/err")"
 [ ! -e "$kept" ] || fail "a pick is kept after an interrupt"
 
 echo few words >"$work/few"
