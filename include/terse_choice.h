@@ -60,10 +60,12 @@ struct terse_choice_options {
     size_t size; /* of this struct: set by terse_choice_options_defaults */
     /* A method's name, or what is allowed: "auto:0.02", a mean KL divergence from f16, 1e-6 to 10: the fewest bits of terse-N that keep to it;
      * "auto:2G", bytes of a context: the most bits of terse-N that keep to them; "auto": the tuned method of the model, where there is
-     * one whose cache keeps to kv_budget and to the bytes that it was tuned for, else as "auto:0.005". NULL: "auto". */
+     * one that was picked for as long a context, and whose cache keeps to kv_budget and to the bytes that it was picked for, else as
+     * "auto:0.005". NULL: "auto". */
     const char *kv;
     const char *device; /* as of terse_cache_bytes */
-    uint32_t context;   /* tokens that a session may hold; 0: not said, the model's */
+    /* Tokens that a session may hold; 0: not said, which is the model's context, or the one that the tuned method was picked for. */
+    uint32_t context;
     uint64_t kv_budget; /* bytes that the engine allows; 0: any */
     /* The other options of the cache; the codebook is the model's profile, or NULL where there is none. The method is not looked at. */
     struct terse_cache_options cache;

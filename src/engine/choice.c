@@ -146,8 +146,8 @@ static enum terse_status choose_by_bytes(const struct terse_model *model, const 
 
 /* ---- The tuned method */
 
-/* Returns whether a cache of the tuned method keeps to the bytes that the caller allows, and to those that it was tuned for; says in
- * the choice why not. */
+/* Returns whether the caller's context is no longer than what the method was tuned for, and whether a cache of it keeps to the bytes
+ * that the caller allows, and to those that it was tuned for; says in the choice why not. */
 static bool fits(const struct terse_model *model, const struct terse_choice_options *options, const struct terse_tuned *tuned,
                  struct terse_choice *choice) {
     struct terse_cache_options cache = options->cache;
@@ -155,6 +155,11 @@ static bool fits(const struct terse_model *model, const struct terse_choice_opti
     struct terse_error error;
     uint64_t bytes = 0, most = tuned->budget;
     uint32_t context = options->context ? options->context : tuned->context;
+    if (context > tuned->context) {
+        explain(choice, "; the tuned %s is not used: it was picked for %u tokens, and %u are asked for", tuned->method,
+                tuned->context, context);
+        return false;
+    }
     cache.method = tuned->method;
     enum terse_status status = terse_cache_codebook(&cache, codebook, sizeof codebook, &error);
     if (strcmp(codebook, "terse") != 0) cache.codebook = NULL; /* another's than the profile */

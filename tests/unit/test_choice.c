@@ -19,7 +19,7 @@ static char folder[] = "/tmp/test_choice-XXXXXX", path[4096];
 static struct terse_error error;
 
 static const struct terse_tuned tuned = {
-    .method = "q8_0", .corpus = "a \"text\"", .context = 256, .positions = 1000, .bits = 8.5, .divergence = 0.0018, .speed = 2.1};
+    .method = "q8_0", .corpus = "a \"text\"", .context = 512, .positions = 1000, .bits = 8.5, .divergence = 0.0018, .speed = 2.1};
 
 static int begin(void **state) {
     char made[4096];
@@ -86,7 +86,7 @@ static void a_tuned_method_is_taken(void **state) {
     assert_string_equal(choice.method, "q8_0");
     assert_int_equal(choice.reason, TERSE_CHOICE_TUNED);
     assert_string_equal(choice.why,
-                        "terse tune picked it for this model: 8.50 bits per value at 256 tokens, KL divergence 0.0018 from "
+                        "terse tune picked it for this model: 8.50 bits per value at 512 tokens, KL divergence 0.0018 from "
                         "f16, 2.1 times its speed");
 }
 
@@ -117,12 +117,28 @@ static void bytes_that_it_must_keep_to(void **state) {
     assert_int_equal(choice.reason, TERSE_CHOICE_UNKNOWN);
     assert_true(choice.left_aside);
     assert_non_null(strstr(choice.why, "the tuned q8_0 is not used: 512 tokens take "));
-    /* Those that it was tuned for count too, at its context where the caller names none. */
+    /* Those that it was picked for count too. */
     struct terse_tuned small = tuned;
+    small.budget = bytes;
+    keep(&small);
+    assert_int_equal(choose_auto(512, 0).reason, TERSE_CHOICE_TUNED);
+    small.budget = bytes - 1;
+    keep(&small);
+    assert_int_equal(choose_auto(512, 0).reason, TERSE_CHOICE_UNKNOWN);
+}
+
+/* Where the caller names no context, it is the one that the method was picked for. */
+static void a_context_that_it_was_picked_for(void **state) {
+    (void)state;
+    struct terse_tuned small = tuned;
+    small.context = 256;
     small.budget = bytes_of("q8_0", 256);
     keep(&small);
     assert_int_equal(choose_auto(0, 0).reason, TERSE_CHOICE_TUNED);
-    assert_int_equal(choose_auto(512, 0).reason, TERSE_CHOICE_UNKNOWN);
+    assert_int_equal(choose_auto(256, 0).reason, TERSE_CHOICE_TUNED);
+    struct terse_choice choice = choose_auto(257, 0);
+    assert_int_equal(choice.reason, TERSE_CHOICE_UNKNOWN);
+    assert_non_null(strstr(choice.why, "the tuned q8_0 is not used: it was picked for 256 tokens, and 257 are asked for"));
 }
 
 static void a_method_that_the_model_cannot_use(void **state) {
@@ -246,6 +262,7 @@ int main(void) {
         cmocka_unit_test(a_tuned_method_is_taken),
         cmocka_unit_test(what_is_asked_for_goes_before_it),
         cmocka_unit_test(bytes_that_it_must_keep_to),
+        cmocka_unit_test(a_context_that_it_was_picked_for),
         cmocka_unit_test(a_method_that_the_model_cannot_use),
         cmocka_unit_test(files_that_are_of_no_use),
         cmocka_unit_test(files_with_a_wrong_member),
