@@ -196,6 +196,10 @@ struct terse_cache_options {
     /* For methods that learn, others ignore it; it must outlive the session. NULL: terse-N starts from what the model's weights
      * imply, which its engine computes once for all sessions; other methods are refused. */
     const struct terse_codebook *codebook;
+    /* Of terse-N with keys and values alike: where the engine's kv_budget has no room, the oldest pages are encoded again in fewer bits
+     * per value, by steps, down to this many, 0.25 to N, before anything is refused. Each sequence begins with N. 0: pages stay as
+     * they are. */
+    double least_rate;
 };
 /* terse-N fits itself to so many first tokens of a sequence. Without a codebook it compresses nothing before; with one it waits for
  * them only in a prompt that has as many, and goes by the codebook otherwise. So a cache takes more bytes at this length than at
@@ -215,6 +219,7 @@ TERSE_API bool terse_method_describe(size_t i, struct terse_method_info *info);
 TERSE_API enum terse_status terse_cache_codebook(const struct terse_cache_options *options, char *name, size_t capacity,
                                                  struct terse_error *error);
 
+#define TERSE_RATES 9 /* that a cache holds at most */
 /* A report counts bytes of one sequence's cache; resident = codes + exact + window + tables. Pages that sessions share
  * (terse_session_fork) count in each of them, but lie in memory once. */
 struct terse_cache_report {
@@ -228,6 +233,11 @@ struct terse_cache_report {
     uint64_t tables;       /* page sets, positions, the policy's state */
     uint64_t codebook;     /* memory of the codebook, shared by all sessions that use it: not a part of resident */
     double bits_per_value; /* resident * 8 / (values of all tokens seen) */
+    /* Where pages may be lowered (terse_cache_options.least_rate): so many of the tokens in sealed pages are held at each rate, in bits
+     * per value, from N down to least_rate; else n_rates is 0. */
+    uint32_t n_rates;
+    float rates[TERSE_RATES];
+    uint64_t rate_tokens[TERSE_RATES];
 };
 /* Computes what a cache of `tokens` tokens will allocate, before it does: the report of terse_session_cache after a prefill of as
  * many, on an engine of this device. Bytes grow with tokens, except as TERSE_FIT_TOKENS says. A session that generates holds more:

@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "base/options.h"
+#include "kv/lower.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -35,8 +36,21 @@ enum terse_status engine_run(struct terse_engine *engine, enum terse_status (*fu
     return call.status;
 }
 
-bool engine_makes_room(struct terse_engine *engine, enum terse_status status) {
+bool engine_drops_prefix(struct terse_engine *engine, enum terse_status status) {
     return status == TERSE_E_MEMORY && prefix_index_drop_oldest(&engine->prefixes);
+}
+
+bool engine_makes_room(struct terse_engine *engine, enum terse_status status) {
+    return engine_drops_prefix(engine, status) || (status == TERSE_E_MEMORY && lower_make_room(&engine->budget));
+}
+
+static enum terse_status make_room(void *user, struct terse_error *error) {
+    (void)error;
+    return engine_makes_room(user, TERSE_E_MEMORY) ? TERSE_OK : TERSE_E_MEMORY;
+}
+
+bool engine_asks_for_room(struct terse_engine *engine, enum terse_status status) {
+    return status == TERSE_E_MEMORY && !engine_run(engine, make_room, engine, NULL);
 }
 
 enum terse_status engine_run_in_budget(struct terse_engine *engine,
@@ -44,7 +58,7 @@ enum terse_status engine_run_in_budget(struct terse_engine *engine,
                                        struct terse_error *error) {
     enum terse_status status;
     do status = engine_run(engine, call, user, error);
-    while (engine_makes_room(engine, status));
+    while (engine_asks_for_room(engine, status));
     return status;
 }
 

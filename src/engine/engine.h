@@ -43,12 +43,16 @@ enum terse_status engine_weight_profile(struct terse_engine *engine, const struc
 enum terse_status engine_run(struct terse_engine *engine, enum terse_status (*call)(void *user, struct terse_error *error),
                              void *user, struct terse_error *error);
 
-/* Does the same for a call that changes nothing when it fails. Where memory was refused, the budget's or the system's, it drops
- * kept prefixes, the least recently used first, and makes the call again, until none is left. */
+/* Does the same for a call that changes nothing when it fails. Where memory was refused, the budget's or the system's, it makes room
+ * and makes the call again, as long as there is any to make. */
 enum terse_status engine_run_in_budget(struct terse_engine *engine,
                                        enum terse_status (*call)(void *user, struct terse_error *error), void *user,
                                        struct terse_error *error);
-/* Returns whether a kept prefix has made room: what failed with `status` may be tried again. */
+/* Returns whether what failed with `status` may be tried again, as there is more room: a kept prefix was dropped, the least recently
+ * used one, or where there are none, pages were lowered (kv/lower.h). engine_makes_room is for the driver thread,
+ * engine_asks_for_room for others; engine_drops_prefix lowers nothing. */
 bool engine_makes_room(struct terse_engine *engine, enum terse_status status);
+bool engine_asks_for_room(struct terse_engine *engine, enum terse_status status);
+bool engine_drops_prefix(struct terse_engine *engine, enum terse_status status);
 
 #endif

@@ -22,7 +22,8 @@ enum terse_status prefix_index_reserve(struct prefix_index *index, size_t most, 
 }
 
 static bool same_kind(const struct prefix_kind *a, const struct prefix_kind *b) {
-    return a->codebook == b->codebook && a->prefill == b->prefill && strcmp(a->method, b->method) == 0;
+    const bool same_rates = !(a->least_rate < b->least_rate) && !(a->least_rate > b->least_rate);
+    return same_rates && a->codebook == b->codebook && a->prefill == b->prefill && strcmp(a->method, b->method) == 0;
 }
 
 static bool same_sequence(const struct prefix *a, const struct prefix *b) {

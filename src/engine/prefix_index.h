@@ -9,6 +9,7 @@
 struct prefix_kind {
     char method[METHOD_IDENTITY];
     uint64_t codebook; /* its hash; 0: none */
+    double least_rate; /* of the method */
     enum terse_prefill prefill;
 };
 

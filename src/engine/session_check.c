@@ -1,5 +1,6 @@
 /* Checks that a session may read: that nothing else keeps it busy, and that it has room. */
 #include "engine/prompt.h"
+#include "kv/lower.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -50,14 +51,16 @@ enum terse_status session_check_room(const struct terse_session *s, size_t n, si
 enum terse_status session_admit(const struct terse_session *s, size_t n, struct terse_error *error) {
     const struct kv_budget *budget = &s->engine->budget;
     struct cache_shape shape = cache_shape_of(model_of(s), s->options.context);
+    const double least = s->method.least_rate;
+    const struct method method = least > 0 ? method_at_rate(&s->method, least, NULL) : s->method;
     struct terse_cache_report now, then;
     if (budget->most == UINT64_MAX) return TERSE_OK;
     parts_report(s->cache, &now);
-    parts_predict(kv_of(s)->storage, &shape, &s->method, s->n_tokens + n, &then);
+    parts_predict(kv_of(s)->storage, &shape, &method, s->n_tokens + n, &then);
     uint64_t more = then.resident > now.resident ? then.resident - now.resident : 0;
     do
-        if (more <= budget->most - budget->used) return TERSE_OK;
-    while (engine_makes_room(s->engine, TERSE_E_MEMORY));
+        if (more <= budget->most - budget->used + lower_could_free(budget)) return TERSE_OK; /* the step lowers what it must */
+    while (engine_drops_prefix(s->engine, TERSE_E_MEMORY));
     char what[64];
     snprintf(what, sizeof what, "a KV cache of %" PRIu64 " tokens", (uint64_t)s->n_tokens + n);
     return budget_refuse(budget, more, what, error);

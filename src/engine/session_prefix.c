@@ -7,6 +7,7 @@
 static struct prefix_kind kind_of(const struct terse_session *s) {
     struct prefix_kind kind = {.codebook = session_codebook_hash(s), .prefill = s->options.prefill};
     session_identity(s, kind.method);
+    kind.least_rate = s->method.least_rate;
     return kind;
 }
 
@@ -27,7 +28,10 @@ static enum terse_status make_prefix(const struct terse_session *s, struct prefi
     if (!(prefix->tokens = memory_array(s->n_tokens, sizeof *prefix->tokens)))
         return status_no_memory(error, s->n_tokens * sizeof *prefix->tokens, "the tokens of a prefix");
     memcpy(prefix->tokens, s->tokens, s->n_tokens * sizeof *prefix->tokens);
-    return engine_run_in_budget(s->engine, fork_to_prefix, &(struct keeping){s, prefix}, error);
+    enum terse_status status;
+    do status = engine_run(s->engine, fork_to_prefix, &(struct keeping){s, prefix}, error);
+    while (engine_drops_prefix(s->engine, status)); /* a prefix is not worth lowering pages for */
+    return status;
 }
 
 enum terse_status terse_engine_keep_prefix(struct terse_engine *engine, const struct terse_session *session,

@@ -5,6 +5,8 @@
 #include "base/size.h"
 #include "format/transform.h"
 
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,39 +79,48 @@ size_t page_addresses_set(const struct cache_shape *shape, const struct method *
 
 /* ---- Chunks */
 
-static void release(struct page_pool *pool, struct page_chunk *chunk) {
-    size_t bytes = chunk->sets * pool->page_set_bytes;
+static size_t chunk_bytes(const struct page_pool *pool, const struct page_chunk *chunk) {
+    return chunk->sets * pool->page_set_bytes[chunk->rate];
+}
+
+/* Frees what the chunk takes of `budget` (or NULL), but for the holders, and the chunk. */
+static void release_memory(const struct page_pool *pool, struct kv_budget *budget, struct page_chunk *chunk) {
     if (chunk->file && chunk->memory) {
-        budget_give(pool->budget, bytes);
+        budget_give(budget, chunk_bytes(pool, chunk));
         state_file_close(chunk->file);
     } else if (chunk->memory) {
-        pool->memory->give(pool->budget, chunk->memory, bytes);
+        pool->memory->give(budget, chunk->memory, chunk_bytes(pool, chunk));
     }
-    budget_free(pool->budget, chunk->holders, chunk->sets * sizeof *chunk->holders);
     free(chunk);
 }
 
-/* Returns memory for pages, or that of pages in the file. */
-static uint8_t *chunk_memory(struct page_pool *pool, size_t sets, struct state_file *file, const uint8_t *memory,
-                             struct terse_error *error) {
-    if (!file) return pool->memory->take(pool->budget, sets, pool->page_set_bytes, "the KV cache", error);
-    if (budget_take(pool->budget, sets * pool->page_set_bytes, "the KV cache", error)) return NULL;
-    state_file_share(file);
-    return (uint8_t *)memory; /* they are not written: is_writable */
+static void release(struct page_pool *pool, struct page_chunk *chunk) {
+    budget_free(pool->budget, chunk->holders, chunk->sets * sizeof *chunk->holders);
+    release_memory(pool, pool->budget, chunk);
 }
 
-/* Makes a chunk. `file` holds the pages already, at `memory`; or it is NULL. */
-static enum terse_status chunk_new(struct page_pool *pool, size_t sets, struct state_file *file, const uint8_t *memory,
-                                   struct page_chunk **result, struct terse_error *error) {
-    struct page_chunk *chunk = calloc(1, sizeof *chunk);
-    if (!chunk || sets > UINT32_MAX) {
-        free(chunk);
-        return status_no_memory(error, (uint64_t)sets * pool->page_set_bytes, "the KV cache");
+/* Gives the chunk memory for its pages, or that of pages in its file. */
+static bool take_memory(struct page_pool *pool, struct page_chunk *chunk, const uint8_t *memory, struct terse_error *error) {
+    static const char what[] = "the KV cache";
+    if (!chunk->file) {
+        chunk->memory = pool->memory->take(pool->budget, chunk->sets, pool->page_set_bytes[chunk->rate], what, error);
+        return chunk->memory != NULL;
     }
-    chunk->file = file;
-    chunk->sets = (uint32_t)sets;
-    chunk->memory = chunk_memory(pool, sets, file, memory, error);
-    if (chunk->memory) chunk->holders = budget_array(pool->budget, sets, sizeof *chunk->holders, "the KV cache", error);
+    if (budget_take(pool->budget, chunk_bytes(pool, chunk), what, error)) return false;
+    state_file_share(chunk->file);
+    chunk->memory = (uint8_t *)memory; /* they are not written: is_writable */
+    return true;
+}
+
+/* Makes a chunk as `wanted` says: its sets, stride, first and rate, and the file that holds the pages already, at `memory`. */
+static enum terse_status chunk_new(struct page_pool *pool, const struct page_chunk *wanted, const uint8_t *memory,
+                                   struct page_chunk **result, struct terse_error *error) {
+    const size_t sets = wanted->sets;
+    struct page_chunk *chunk = calloc(1, sizeof *chunk);
+    if (!chunk) return status_no_memory(error, (uint64_t)sets * pool->page_set_bytes[wanted->rate], "the KV cache");
+    *chunk = *wanted;
+    if (take_memory(pool, chunk, memory, error))
+        chunk->holders = budget_array(pool->budget, sets, sizeof *chunk->holders, "the KV cache", error);
     if (!chunk->holders) {
         release(pool, chunk);
         return TERSE_E_MEMORY;
@@ -119,25 +130,46 @@ static enum terse_status chunk_new(struct page_pool *pool, size_t sets, struct s
     return TERSE_OK;
 }
 
-static void chunk_free(struct page_pool *pool, struct page_chunk *chunk) {
+/* Makes a chunk of n page sets in memory of its own. */
+static enum terse_status chunk_of(struct page_pool *pool, size_t n, uint32_t rate, struct page_chunk **result,
+                                  struct terse_error *error) {
+    if (n > UINT32_MAX) return status_no_memory(error, (uint64_t)n * pool->page_set_bytes[rate], "the KV cache");
+    return chunk_new(pool, &(struct page_chunk){.stride = (uint32_t)n, .sets = (uint32_t)n, .rate = rate}, NULL, result, error);
+}
+
+static struct page_chunk **link_of(struct page_pool *pool, const struct page_chunk *chunk) {
     struct page_chunk **link = &pool->chunks;
     while (*link != chunk) link = &(*link)->next;
-    *link = chunk->next;
+    return link;
+}
+
+static void chunk_free(struct page_pool *pool, struct page_chunk *chunk) {
+    *link_of(pool, chunk) = chunk->next;
     release(pool, chunk);
 }
 
-static struct page_set hold(struct page_chunk *chunk, uint32_t index) {
-    chunk->held += !chunk->holders[index]++;
-    return (struct page_set){.chunk = chunk->memory, .owner = chunk, .chunk_sets = chunk->sets, .index = index};
+struct page_set block_chunk_set(struct page_chunk *chunk, uint32_t i) {
+    return (struct page_set){.chunk = chunk->memory,
+                             .owner = chunk,
+                             .chunk_sets = chunk->stride,
+                             .index = chunk->first + i,
+                             .rate = (uint8_t)chunk->rate};
+}
+
+static uint32_t *holders_of(const struct page_set *set) { return &set->owner->holders[set->index - set->owner->first]; }
+
+static struct page_set hold(struct page_chunk *chunk, uint32_t i) {
+    chunk->held += !chunk->holders[i]++;
+    return block_chunk_set(chunk, i);
 }
 
 static void let_go(struct page_pool *pool, const struct page_set *set) {
     struct page_chunk *chunk = set->owner;
-    chunk->held -= !--chunk->holders[set->index];
+    chunk->held -= !--*holders_of(set);
     if (!chunk->held) chunk_free(pool, chunk);
 }
 
-static bool is_shared(const struct page_set *set) { return set->owner->holders[set->index] > 1; }
+static bool is_shared(const struct page_set *set) { return *holders_of(set) > 1; }
 
 static bool is_writable(const struct page_set *set) { return !is_shared(set) && !set->owner->file; }
 
@@ -177,15 +209,15 @@ static enum terse_status reserve_table(struct block_table *table, size_t n, stru
     return TERSE_OK;
 }
 
-enum terse_status block_table_reserve(struct block_table *table, size_t n, struct terse_error *error) {
+/* Makes one chunk of all the page sets that are missing. */
+static enum terse_status reserve_together(struct block_table *table, size_t n, struct terse_error *error) {
     struct page_pool *pool = table->pool;
-    if (n <= table->n) return TERSE_OK;
     size_t wanted = n - table->n, found = size_min(wanted, count_unheld(pool)), more = wanted - found;
     size_t ahead = size_min(table->n / GROWTH, GROWTH_MOST);
     struct page_chunk *made = NULL;
     enum terse_status status = TERSE_OK;
-    if (more && more < ahead && !chunk_new(pool, ahead, NULL, NULL, &made, NULL)) more = ahead;
-    if (more && !made) status = chunk_new(pool, more, NULL, NULL, &made, error);
+    if (more && more < ahead && !chunk_of(pool, ahead, 0, &made, NULL)) more = ahead;
+    if (more && !made) status = chunk_of(pool, more, 0, &made, error);
     if (!status) status = reserve_table(table, table->n + found + more, error);
     if (status) {
         if (made) release(pool, made);
@@ -199,6 +231,48 @@ enum terse_status block_table_reserve(struct block_table *table, size_t n, struc
     }
     if (made) hold_unheld(table, made, more);
     return TERSE_OK;
+}
+
+/* Makes chunks of n page sets in all; there is room for them in the table. */
+static enum terse_status add_sets(struct block_table *table, size_t n, uint32_t rate, struct terse_error *error) {
+    for (size_t left = n, some; left; left -= some) {
+        struct page_chunk *made;
+        some = size_min(left, LOWERED_SETS);
+        enum terse_status status = chunk_of(table->pool, some, rate, &made, error);
+        if (status) return status;
+        add_chunk(table->pool, made);
+        hold_unheld(table, made, some);
+    }
+    return TERSE_OK;
+}
+
+/* Makes small chunks at the table's rates. All of them are asked of the budget before the first is made, so that it knows what the
+ * step needs. */
+static enum terse_status reserve_in_parts(struct block_table *table, size_t n, struct terse_error *error) {
+    struct page_pool *pool = table->pool;
+    const size_t before = table->n, unheld = count_unheld(pool), wanted = n - before;
+    const size_t more = unheld < wanted ? size_max(wanted - unheld, LOWERED_SETS) : 0, lower = size_min(table->lower, more);
+    const size_t all = before + size_min(unheld, wanted) + more;
+    const uint64_t bytes = more * sizeof(uint32_t) + (all > table->capacity ? all * sizeof *table->sets : 0) +
+                           (more - lower) * (uint64_t)pool->page_set_bytes[table->rate] +
+                           (lower ? lower * (uint64_t)pool->page_set_bytes[table->rate + 1] : 0);
+    enum terse_status status = budget_check(pool->budget, bytes, "the KV cache", error);
+    if (!status) status = reserve_table(table, all, error);
+    for (struct page_chunk *chunk = pool->chunks; chunk && !status; chunk = chunk->next)
+        hold_unheld(table, chunk, size_min(before + wanted - table->n, chunk->sets));
+    if (!status) status = add_sets(table, lower, table->rate + 1, error);
+    if (!status) status = add_sets(table, more - lower, table->rate, error);
+    if (status) block_table_trim(table, before);
+    return status;
+}
+
+enum terse_status block_table_reserve(struct block_table *table, size_t n, struct terse_error *error) {
+    if (n <= table->n) return TERSE_OK;
+    return table->pool->rates > 1 ? reserve_in_parts(table, n, error) : reserve_together(table, n, error);
+}
+
+void block_table_trim(struct block_table *table, size_t n) {
+    while (table->n > n) let_go(table->pool, &table->sets[--table->n]);
 }
 
 void block_table_assign(struct block_table *table, const struct plan *plan, uint64_t prompt_end) {
@@ -230,6 +304,11 @@ static void reverse(struct page_set *sets, size_t n) {
     }
 }
 
+/* Returns whether a page set stays with the table when its tokens are gone: where pages may be lowered, memory is given back. */
+static bool stays(const struct block_table *table, const struct page_set *set) {
+    return is_writable(set) && table->pool->rates == 1;
+}
+
 void block_table_drop(struct block_table *table, size_t first, size_t n) {
     if (!n) return;
     struct page_set *sets = table->sets + first;
@@ -242,7 +321,7 @@ void block_table_drop(struct block_table *table, size_t first, size_t n) {
     }
     size_t at = (size_t)(sets - table->sets), kept = at;
     for (size_t i = at; i < table->n; i++) {
-        if (is_writable(&table->sets[i]))
+        if (stays(table, &table->sets[i]))
             table->sets[kept++] = table->sets[i];
         else
             let_go(table->pool, &table->sets[i]);
@@ -259,29 +338,124 @@ enum terse_status block_table_share(struct block_table *table, const struct bloc
     table->pool->caches++;
     for (size_t i = 0; i < from->n_sealed; i++) {
         table->sets[i] = from->sets[i];
-        hold(from->sets[i].owner, from->sets[i].index);
+        hold(from->sets[i].owner, from->sets[i].index - from->sets[i].owner->first);
     }
     table->n = table->n_sealed = from->n_sealed;
+    table->rate = from->rate;
     return TERSE_OK;
 }
 
-enum terse_status block_table_map(struct block_table *table, struct state_file *file, const uint8_t *memory, size_t n,
-                                  struct terse_error *error) {
+/* Makes chunks of a file's page sets of one rate, `sets` of rates[n], and puts these into their places in the table. */
+static enum terse_status map_rate(struct block_table *table, struct state_file *file, const uint8_t *memory, const uint8_t *rates,
+                                  size_t n, size_t sets, uint32_t rate, struct terse_error *error) {
+    struct page_pool *pool = table->pool;
+    const size_t most = pool->rates > 1 ? LOWERED_SETS : sets;
+    struct page_chunk *chunk = NULL;
+    for (size_t i = 0, done = 0; i < n; i++) {
+        if (rates[i] != rate) continue;
+        if (done % most == 0) {
+            const struct page_chunk wanted = {.stride = (uint32_t)sets,
+                                              .first = (uint32_t)done,
+                                              .sets = (uint32_t)size_min(most, sets - done),
+                                              .rate = rate,
+                                              .file = file};
+            enum terse_status status = chunk_new(pool, &wanted, memory, &chunk, error);
+            if (status) return status;
+            add_chunk(pool, chunk);
+        }
+        table->sets[i] = hold(chunk, (uint32_t)(done++ % most));
+    }
+    return TERSE_OK;
+}
+
+enum terse_status block_table_map(struct block_table *table, struct state_file *file, const uint8_t *memory, const uint8_t *rates,
+                                  size_t n, struct terse_error *error) {
+    size_t sets[METHOD_RATES] = {0};
     enum terse_status status = n ? reserve_table(table, n, error) : TERSE_OK;
-    if (status || !n) return status;
-    struct page_chunk *chunk;
-    if ((status = chunk_new(table->pool, n, file, memory, &chunk, error))) return status;
-    add_chunk(table->pool, chunk);
-    for (uint32_t i = 0; i < n; i++) table->sets[i] = hold(chunk, i);
-    table->n = table->n_sealed = n;
-    return TERSE_OK;
+    for (size_t i = 0; i < n && !status; i++) {
+        table->sets[i] = (struct page_set){0};
+        sets[rates[i]]++;
+    }
+    for (uint32_t rate = 0; rate < table->pool->rates && !status; rate++) {
+        if (sets[rate]) status = map_rate(table, file, memory, rates, n, sets[rate], rate, error);
+        memory += sets[rate] * table->pool->page_set_bytes[rate];
+    }
+    for (size_t i = 0; i < n && status; i++)
+        if (table->sets && table->sets[i].owner) let_go(table->pool, &table->sets[i]);
+    if (!status) table->n = table->n_sealed = n;
+    return status;
 }
 
-size_t block_table_shared(const struct block_table *table) {
-    size_t n = 0;
-    for (size_t i = 0; i < table->n_sealed; i++) n += is_shared(&table->sets[i]);
-    return n;
+uint64_t block_table_bytes(const struct block_table *table) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < table->n; i++) bytes += table->pool->page_set_bytes[table->sets[i].rate];
+    return bytes;
 }
+
+uint64_t block_table_shared_bytes(const struct block_table *table) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < table->n_sealed; i++)
+        if (is_shared(&table->sets[i])) bytes += table->pool->page_set_bytes[table->sets[i].rate];
+    return bytes;
+}
+
+/* ---- Lowering */
+
+struct page_chunk *block_chunk_lower(const struct page_pool *pool, const struct page_chunk *chunk) {
+    struct page_chunk *lower = calloc(1, sizeof *lower);
+    if (!lower) return NULL;
+    *lower = (struct page_chunk){
+        .stride = chunk->sets, .sets = chunk->sets, .held = chunk->held, .rate = chunk->rate + 1, .holders = chunk->holders};
+    lower->memory = pool->memory->take(NULL, lower->sets, pool->page_set_bytes[lower->rate], "the KV cache", NULL);
+    if (lower->memory) return lower;
+    free(lower);
+    return NULL;
+}
+
+void block_chunk_drop(const struct page_pool *pool, struct page_chunk *chunk) { release_memory(pool, NULL, chunk); }
+
+size_t block_table_replace(struct block_table *table, const struct page_chunk *from, struct page_chunk *to) {
+    size_t first = table->n;
+    for (size_t i = table->n; i-- > 0;) {
+        struct page_set *set = &table->sets[i];
+        if (set->owner != from) continue;
+        const struct page_set own = block_chunk_set(to, set->index - from->first);
+        set->chunk = own.chunk;
+        set->owner = own.owner;
+        set->chunk_sets = own.chunk_sets;
+        set->index = own.index;
+        set->rate = own.rate;
+        first = i;
+    }
+    return first;
+}
+
+void block_chunk_replace(struct page_pool *pool, struct page_chunk *from, struct page_chunk *to) {
+    struct page_chunk **link = link_of(pool, from);
+    to->next = from->next;
+    *link = to;
+    release_memory(pool, pool->budget, from);
+    (void)budget_take(pool->budget, chunk_bytes(pool, to), "the KV cache", NULL); /* less than was given back */
+}
+
+void block_pool_hold(struct page_pool *pool) {
+    int users = atomic_load(&pool->users);
+    while (users < 0 || !atomic_compare_exchange_weak(&pool->users, &users, users + 1)) {
+        if (users < 0) sched_yield();
+        users = atomic_load(&pool->users);
+    }
+}
+
+void block_pool_release(struct page_pool *pool) { atomic_fetch_sub(&pool->users, 1); }
+
+bool block_pool_begin_lowering(struct page_pool *pool) {
+    int none = 0;
+    return atomic_compare_exchange_strong(&pool->users, &none, -1);
+}
+
+bool block_pool_is_held(const struct page_pool *pool) { return atomic_load(&((struct page_pool *)pool)->users) > 0; }
+
+void block_pool_end_lowering(struct page_pool *pool) { atomic_store(&pool->users, 0); }
 
 /* ---- Common prefixes */
 
@@ -312,11 +486,14 @@ uint64_t block_table_common_prefix(const struct block_table *table, const struct
 
 /* ---- Life */
 
-enum terse_status block_table_new(struct block_table *table, const struct page_memory *memory, size_t page_set_bytes,
-                                  struct terse_error *error) {
+enum terse_status block_table_new(struct block_table *table, const struct page_memory *memory, const size_t *page_set_bytes,
+                                  size_t rates, struct terse_error *error) {
     *table = (struct block_table){.pool = calloc(1, sizeof *table->pool)};
     if (!table->pool) return status_no_memory(error, sizeof *table->pool, "the KV cache's pages");
-    *table->pool = (struct page_pool){.memory = memory, .page_set_bytes = page_set_bytes, .caches = 1};
+    table->pool->memory = memory;
+    table->pool->rates = rates;
+    table->pool->caches = 1;
+    memcpy(table->pool->page_set_bytes, page_set_bytes, rates * sizeof *page_set_bytes);
     return TERSE_OK;
 }
 

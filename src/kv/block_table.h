@@ -49,31 +49,38 @@ extern const struct page_memory page_memory_host;
  * one another hold the same page sets; a chunk is released when no cache holds any of its own. */
 struct page_chunk {
     struct page_chunk *next; /* of the pool's */
-    uint8_t *memory;
+    uint8_t *memory;         /* of `stride` page sets, of which the chunk has `sets` from number `first` on */
+    uint32_t stride, first;  /* they are n and 0, unless it shares a file's memory with other chunks */
     uint32_t sets;           /* n */
     uint32_t held;           /* page sets that at least one cache holds */
+    uint32_t rate;           /* of its pages (kv/rates.h) */
     uint32_t *holders;       /* [n] caches that hold them */
     struct state_file *file; /* of whose mapping `memory` is a part, never to be written; NULL: it is memory of its own */
 };
 
+/* Chunks whose pages may be lowered have so few page sets: they are lowered together. */
+#define LOWERED_SETS 4
+
 /* A pool has the chunks of a cache and of those that were forked from it, directly or not: their pages have the same sizes and
- * layouts. */
+ * layouts, at each of `rates` rates. */
 struct page_pool {
     const struct page_memory *memory;
     struct kv_budget *budget; /* of which the chunks take; or NULL */
-    size_t page_set_bytes;
+    size_t rates, page_set_bytes[METHOD_RATES];
     size_t caches;
     struct page_chunk *chunks;
+    _Atomic int users; /* threads that save caches of the pool; -1: its pages are being lowered */
 };
 
 /* A page_set is one of sealed tokens, as one cache knows it. Pages of a set that several caches hold are not written. */
 struct page_set {
     uint8_t *chunk; /* owner->memory */
     struct page_chunk *owner;
-    uint32_t chunk_sets, index; /* page sets of the chunk, and which of them this is */
+    uint32_t chunk_sets, index; /* owner->stride, and which of these page sets this is */
     uint64_t first;             /* token of slot 0 */
     uint32_t count;             /* slots that hold tokens, the first ones */
     bool generated;             /* tokens that were generated, not a prompt's */
+    uint8_t rate;               /* owner->rate */
 };
 
 /* A block_table lists the page sets of one cache. */
@@ -81,16 +88,21 @@ struct block_table {
     struct page_pool *pool;
     struct page_set *sets;        /* [n]: [0, n_sealed) in order of their tokens, the rest free and held by this cache alone */
     size_t n, n_sealed, capacity; /* capacity: of sets[] */
+    /* Page sets are made at this rate, but the first `lower` that the step in progress seals at the next lower one (kv/lower.h). */
+    uint32_t rate;
+    size_t lower;
 };
 
-/* Makes an empty table, with a pool of its own. */
-enum terse_status block_table_new(struct block_table *table, const struct page_memory *memory, size_t page_set_bytes,
-                                  struct terse_error *error);
+/* Makes an empty table, with a pool of its own. page_set_bytes[rates] are those of all pages of a page set, at each rate. */
+enum terse_status block_table_new(struct block_table *table, const struct page_memory *memory, const size_t *page_set_bytes,
+                                  size_t rates, struct terse_error *error);
 void block_table_free(struct block_table *table);
 
 /* Makes the table hold `n` page sets in all, sealed or free. A failure leaves it as it was. Page sets that no cache holds any more
  * are taken before new ones are made. */
 enum terse_status block_table_reserve(struct block_table *table, size_t n, struct terse_error *error);
+/* Lets go of free page sets until the table holds `n` in all. */
+void block_table_trim(struct block_table *table, size_t n);
 /* Sets which tokens the free page sets hold that the plan's step seals. The last prompt ended before token `prompt_end`. */
 void block_table_assign(struct block_table *table, const struct plan *plan, uint64_t prompt_end);
 /* Returns how many sealed page sets, the first ones, hold no token from `first` on. */
@@ -102,12 +114,33 @@ uint64_t block_table_first(const struct block_table *table, const struct extent 
 void block_table_drop(struct block_table *table, size_t first, size_t n);
 /* Makes a table without page sets hold the sealed ones of `from` and belong to its pool. */
 enum terse_status block_table_share(struct block_table *table, const struct block_table *from, struct terse_error *error);
-/* Makes a table without page sets hold `n` whose pages lie in a file, `memory` being laid out as a chunk is. Their pages stay
- * there. */
-enum terse_status block_table_map(struct block_table *table, struct state_file *file, const uint8_t *memory, size_t n,
-                                  struct terse_error *error);
-/* Counts the sealed page sets that other tables hold too. */
-size_t block_table_shared(const struct block_table *table);
+/* Makes a table without page sets hold `n` whose pages lie in a file, of rates[n]: `memory` is laid out as a chunk of the page sets
+ * of rate 0, then one of those of rate 1, and so on. Their pages stay there. */
+enum terse_status block_table_map(struct block_table *table, struct state_file *file, const uint8_t *memory, const uint8_t *rates,
+                                  size_t n, struct terse_error *error);
+/* Returns the bytes of the table's page sets, and of the sealed ones that other tables hold too. */
+uint64_t block_table_bytes(const struct block_table *table);
+uint64_t block_table_shared_bytes(const struct block_table *table);
+
+/* ---- Lowering, for kv/lower.c: a chunk is replaced by one of the next lower rate */
+
+/* Makes such a chunk for `chunk`, which is not the pool's yet and takes nothing of the budget; NULL: the system refused memory. */
+struct page_chunk *block_chunk_lower(const struct page_pool *pool, const struct page_chunk *chunk);
+/* Returns the chunk's i-th page set. */
+struct page_set block_chunk_set(struct page_chunk *chunk, uint32_t i);
+/* Puts `to` in the place of `from`, and frees that. Tables that hold its page sets are told by block_table_replace, before. */
+void block_chunk_replace(struct page_pool *pool, struct page_chunk *from, struct page_chunk *to);
+/* Makes the table's page sets of `from` those of `to`; returns the number of the first, or table->n. */
+size_t block_table_replace(struct block_table *table, const struct page_chunk *from, struct page_chunk *to);
+/* Frees a chunk that has taken no place. */
+void block_chunk_drop(const struct page_pool *pool, struct page_chunk *chunk);
+/* Keep pages from being lowered while another thread reads them: `hold` waits until none is. */
+void block_pool_hold(struct page_pool *pool);
+void block_pool_release(struct page_pool *pool);
+/* Returns whether pages may be lowered until block_pool_end_lowering. */
+bool block_pool_begin_lowering(struct page_pool *pool);
+void block_pool_end_lowering(struct page_pool *pool);
+bool block_pool_is_held(const struct page_pool *pool);
 
 /* Computes parts_common_prefix (parts.h) of a cache in one part: `fitted` tokens decide what it has learned of its sequence. */
 uint64_t block_table_common_prefix(const struct block_table *table, const struct method *method, const struct extent *extent,

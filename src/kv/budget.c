@@ -13,11 +13,16 @@ enum terse_status budget_refuse(const struct kv_budget *budget, uint64_t bytes, 
                        small ? "KiB" : "MiB");
 }
 
+enum terse_status budget_check(struct kv_budget *budget, uint64_t bytes, const char *what, struct terse_error *error) {
+    if (!budget || bytes <= budget->most - budget->used) return TERSE_OK;
+    budget->missing = bytes - (budget->most - budget->used);
+    return budget_refuse(budget, bytes, what, error);
+}
+
 enum terse_status budget_take(struct kv_budget *budget, size_t bytes, const char *what, struct terse_error *error) {
-    if (!budget) return TERSE_OK;
-    if (bytes > budget->most - budget->used) return budget_refuse(budget, bytes, what, error);
-    budget->used += bytes;
-    return TERSE_OK;
+    enum terse_status status = budget_check(budget, bytes, what, error);
+    if (budget && !status) budget->used += bytes;
+    return status;
 }
 
 void budget_give(struct kv_budget *budget, size_t bytes) {

@@ -9,9 +9,13 @@
 
 #include <stddef.h>
 
+struct cache_base; /* kv/cache_base.h */
+
 struct kv_budget {
     uint64_t most; /* bytes; UINT64_MAX: no limit */
     uint64_t used;
+    uint64_t missing;          /* bytes that it lacked when it refused last; 0: it has not since lower_make_room */
+    struct cache_base *caches; /* those that take of it, linked by next_of_budget */
 };
 
 /* Returns memory for count * size bytes of `what`, aligned as memory_array has it; NULL, with *error of TERSE_E_MEMORY, where the
@@ -20,6 +24,8 @@ void *budget_array(struct kv_budget *budget, size_t count, size_t size, const ch
 void budget_free(struct kv_budget *budget, void *memory, size_t bytes); /* accepts NULL */
 /* Counts memory that is there already, or refuses it in the same way. */
 enum terse_status budget_take(struct kv_budget *budget, size_t bytes, const char *what, struct terse_error *error);
+/* Refuses as many bytes if they are not left, and counts nothing. */
+enum terse_status budget_check(struct kv_budget *budget, uint64_t bytes, const char *what, struct terse_error *error);
 /* Writes the refusal alone: TERSE_E_MEMORY, with how much of the budget is taken. */
 enum terse_status budget_refuse(const struct kv_budget *budget, uint64_t bytes, const char *what, struct terse_error *error);
 void budget_give(struct kv_budget *budget, size_t bytes);

@@ -20,6 +20,7 @@ void cache_base_init(struct cache_base *base, const struct kv_storage *storage, 
 }
 
 void cache_base_free(struct cache_base *base) {
+    rates_leave(base);
     fitted_drop(base);
     fitted_forget_residual(base);
     block_table_free(&base->pages);
@@ -40,6 +41,8 @@ static enum terse_status check_abilities(const struct kv_storage *storage, const
         return cache_refuse(storage, method, "cannot choose the tokens that a step reads", error);
     if (single_out && !storage->singles_out) return cache_refuse(storage, method, "cannot choose tokens by their attention", error);
     if (shape->sliding && !storage->slides) return cache_refuse(storage, method, "cannot serve layers that slide", error);
+    if (method->least_rate > 0 && !storage->lower)
+        return cache_refuse(storage, method, "cannot be lowered to fewer bits for the budget", error);
     return TERSE_OK;
 }
 
@@ -64,8 +67,10 @@ enum terse_status cache_limit(struct cache *cache, struct kv_budget *budget, str
     struct terse_cache_report report;
     cache_report(cache, &report);
     enum terse_status status = budget_take(budget, (size_t)report.resident, "the KV cache", error);
-    if (!status) base->budget = base->pages.pool->budget = budget;
-    return status;
+    if (status) return status;
+    base->budget = base->pages.pool->budget = budget;
+    rates_join(base);
+    return TERSE_OK;
 }
 
 static void pages_changed(struct cache *cache, size_t first) {
@@ -107,9 +112,12 @@ void cache_reset(struct cache *cache) {
     if (base->storage->reset) base->storage->reset(cache);
     drop_fitted(cache);
     fitted_forget_residual(base);
+    base->pages.rate = 0;
+    base->pages.lower = 0;
     base->n_anchors = 0;
     base->prompt_end = 0;
     base->in_step = false;
+    base->step_sets = 0;
     base->layer = NO_LAYER;
 }
 
@@ -137,9 +145,9 @@ struct fill_plan cache_plan_fill(const struct cache *cache, size_t n, size_t ste
     /* A number of anchors is that of a prompt, so the last step stands for it; what is kept of a prompt, for which all of it counts. */
     return (struct fill_plan){.step = n < step || method->policy->keep_selected_only ? n : step,
                               .kind = method->parameters.anchor_count ? CACHE_STEP_CHUNK : CACHE_STEP_PREFILL,
-                              .pages = alike ? plan_prompt(method, n).seal : 0,
+                              .pages = alike && rates_of(base) == 1 ? plan_prompt(method, n).seal : 0,
                               .layers_alike = alike && !first.waits, /* to which layers are fitted each for itself */
-                              .pages_alike = alike && method->policy->keeps_all};
+                              .pages_alike = alike && method->policy->keeps_all && rates_of(base) == 1};
 }
 
 void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear) {
@@ -171,12 +179,12 @@ enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind
     base->layer = NO_LAYER;
     base->layers_ended = 0;
     base->plan = plan_step(&base->method, &base->extent, kind, n);
+    base->step_sets = base->plan.seal + cache_pages_ahead(base, &base->plan);
     enum terse_status status = fitted_begin_step(base, error);
     if (status) return status;
     if (kind != CACHE_STEP_DECODE || n > base->ahead_most_tokens) cache_forget_ahead(cache);
     base->plan.ready = base->n_ahead < base->plan.seal ? base->n_ahead : base->plan.seal;
-    size_t sets = base->pages.n_sealed + base->plan.seal + cache_pages_ahead(base, &base->plan);
-    if ((status = block_table_reserve(&base->pages, sets, error))) return status;
+    if ((status = block_table_reserve(&base->pages, base->pages.n_sealed + base->step_sets, error))) return status;
     block_table_assign(&base->pages, &base->plan, base->prompt_end);
     return read_lists_begin(&base->reads, &base->pages, &base->plan, &base->method, base->n_anchors, error);
 }
@@ -218,6 +226,7 @@ void cache_advance(struct cache *cache) {
     const struct plan *plan = &base->plan;
     base->n_ahead -= plan->ready;
     base->in_step = false;
+    base->step_sets = base->pages.lower = 0;
     fitted_end_step(base);
     base->fitted_ready |= plan->seal > 0;
     base->pages.n_sealed += plan->seal;
@@ -229,16 +238,16 @@ void cache_advance(struct cache *cache) {
 
 /* ---- Accounting */
 
-/* Counts the page sets that are held, those of them that others hold too, and the entries of the block table. */
+/* Counts the page sets that are held, their bytes, those of them that others hold too, and the entries of the block table. */
 struct page_counts {
-    uint64_t sets, shared, table;
+    uint64_t sets, bytes, shared, table;
 };
 
 static void fill_report(const struct cache_shape *shape, const struct cache_bytes *bytes, const struct extent *extent,
                         const struct page_counts *pages, struct terse_cache_report *report) {
     *report = (struct terse_cache_report){.tokens = extent->length, .kept = extent_kept(extent)};
-    report->codes = pages->sets * bytes->page_set;
-    report->shared = pages->shared * bytes->page_set;
+    report->codes = pages->bytes;
+    report->shared = pages->shared;
     report->window = bytes->window;
     report->exact = bytes->exact;
     report->tables = bytes->tables + pages->table * sizeof(struct page_set) + pages->sets * sizeof(uint32_t);
@@ -248,13 +257,22 @@ static void fill_report(const struct cache_shape *shape, const struct cache_byte
     report->bits_per_value = values > 0 ? (double)report->resident * 8 / values : 0;
 }
 
+/* Counts the tokens that are held at each rate. */
+static void report_rates(const struct cache_base *base, struct terse_cache_report *report) {
+    if (rates_of(base) == 1) return;
+    report->n_rates = rates_of(base);
+    for (uint32_t rate = 0; rate < report->n_rates; rate++) report->rates[rate] = (float)base->rates.bits[rate];
+    for (size_t i = 0; i < base->pages.n_sealed; i++) report->rate_tokens[base->pages.sets[i].rate] += base->pages.sets[i].count;
+}
+
 void cache_report(const struct cache *cache, struct terse_cache_report *report) {
     const struct cache_base *base = cache_base_of(cache);
     const struct block_table *table = &base->pages;
     struct cache_bytes bytes = {0};
     base->storage->bytes(cache, &bytes);
-    fill_report(&base->shape, &bytes, &base->extent, &(struct page_counts){table->n, block_table_shared(table), table->capacity},
-                report);
+    const struct page_counts pages = {table->n, block_table_bytes(table), block_table_shared_bytes(table), table->capacity};
+    fill_report(&base->shape, &bytes, &base->extent, &pages, report);
+    report_rates(base, report);
 }
 
 void cache_predict(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method, uint64_t tokens,
@@ -272,7 +290,7 @@ void cache_predict_parts(const struct kv_storage *storage, const struct cache_sh
         pages += plan.seal; /* those that the second step evicts stay allocated */
     }
     storage->bytes_after(shape, method, &plan, &bytes);
-    fill_report(shape, &bytes, &plan.after, &(struct page_counts){pages, 0, pages}, report);
+    fill_report(shape, &bytes, &plan.after, &(struct page_counts){pages, pages * bytes.page_set, 0, pages}, report);
 }
 
 /* ---- Truncating */
@@ -347,11 +365,15 @@ enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_e
     }
     synchronize(cache);
     base->in_step = false;
+    base->step_sets = 0;
     if (n < extent->window_first) {
         cut_pages(cache, n);
         extent->window_first = n;
     }
-    if (!base->pages.n_sealed) drop_fitted(cache);
+    if (!base->pages.n_sealed) {
+        drop_fitted(cache);
+        base->pages.rate = 0;
+    }
     if (n < extent->exact) extent->exact = extent->first = n;
     if (base->shape.window) extent->first = base->method.policy->retain(&base->method.parameters, n).first;
     extent->length = n;

@@ -8,6 +8,7 @@
 
 #include "kv/cache_base.h"
 #include "kv/fitted.h"
+#include "kv/rates.h"
 #include "kv/state_file.h"
 #include "kv/token_shares.h"
 
@@ -77,6 +78,9 @@ struct kv_storage {
     /* Tells the backend that the method's layouts are others: those of fitted transforms, or the profile's. No page is sealed, but
      * of a copy, and of a saved state that is being loaded. A change to the profile's layouts never fails. */
     enum terse_status (*layouts_changed)(struct cache *cache, struct terse_error *error);
+    /* Decodes the pages of a page set of the cache's and encodes them into another one at its rate, of the same chunk's number (kv/lower.h).
+     * NULL: pages cannot be lowered; else the backend's `create` calls rates_init. */
+    enum terse_status (*lower)(struct cache *cache, const struct page_set *from, const struct page_set *to);
     /* Copies everything but the pages into a new cache of the same shape and method, which shares them already. */
     enum terse_status (*copy)(struct cache *cache, const struct cache *from, struct terse_error *error);
     /* These two are called between steps of the cache, on any thread, beside steps of others, and return an errno, or 0.

@@ -23,6 +23,16 @@ struct fitted {
     uint64_t residual_tokens[2]; /* of these sums */
 };
 
+/* The rates at which a cache holds pages, the method's own first (method_rates). A page set knows its rate by the number in these
+ * arrays; kv/lower.h lowers it. The layouts of rate 0 are the method's. */
+struct cache_rates {
+    size_t n; /* 1: pages stay as they are; 0: the backend lowers none */
+    double bits[METHOD_RATES];
+    size_t page_set_bytes[METHOD_RATES];                  /* not rising */
+    const struct codebook_layouts *profile[METHOD_RATES]; /* while nothing is fitted */
+    struct codebook_layouts *fitted[METHOD_RATES];        /* of the sizes of struct fitted; NULL: nothing is */
+};
+
 /* Every struct cache begins with a cache_base. */
 struct cache_base {
     const struct kv_storage *storage;
@@ -30,9 +40,10 @@ struct cache_base {
     struct method method;
     struct cache *next;       /* in the first part of a model's cache, the second one (kv/parts.h); NULL: there is none */
     struct kv_budget *budget; /* of all that reports call resident; NULL: there is none */
-    uint32_t threads;         /* over which work is split */
+    struct cache_base *next_of_budget;
+    uint32_t threads; /* over which work is split */
 
-    const struct page_address *places; /* [layers][Hk] */
+    const struct page_address *places; /* [rates][layers][Hk], one rate where `rates` has none */
     size_t page_set_bytes;             /* of all pages of a page set, whatever the layouts */
     size_t index_page_bytes;           /* of an index's page, 0 where it lies in that of the keys */
     struct block_table pages;
@@ -43,6 +54,7 @@ struct cache_base {
     uint64_t learned_bytes;
     bool fitted_ready;    /* they have */
     struct fitted fitted; /* what transforms were fitted to the sequence */
+    struct cache_rates rates;
 
     /* Full pages of the window are encoded into free page sets while decoding goes on, ahead of the step that seals them. */
     size_t n_ahead;           /* the first so many are being or were */
@@ -52,8 +64,10 @@ struct cache_base {
     struct plan plan;
     struct read_lists reads; /* what it reads of the tokens that were stored before it */
     bool in_step;            /* between begin and commit */
-    uint32_t layer;          /* whose keys and values were appended; NO_LAYER: none */
-    uint32_t layers_ended;   /* of this step */
+    size_t
+        step_sets;  /* page sets that it seals or encodes ahead; where it is not `in_step`, it waits for memory. 0: it has ended */
+    uint32_t layer; /* whose keys and values were appended; NO_LAYER: none */
+    uint32_t layers_ended; /* of this step */
     struct cache_counters counters;
 };
 

@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "base/size.h"
 #include "format/codebook_layouts.h"
+#include "kv/rates.h"
 
 #include <math.h>
 #include <omp.h>
@@ -28,8 +29,10 @@ static bool fits(const struct cache_base *base, enum codec_side side) {
 
 uint64_t fitted_all_bytes(const struct cache_shape *shape, const struct method *method) {
     const uint64_t sides = (method->key.codec->id == CODEC_TRANSFORM) + (method->value.codec->id == CODEC_TRANSFORM);
+    double bits[METHOD_RATES];
     if (!method_fits_transforms(method)) return 0;
-    return records_bytes(shape) + sizeof(struct codebook_layouts) + sides * cache_heads_of(shape) * sizeof(struct transform_layout);
+    return records_bytes(shape) + method_rates(method, bits) * (sizeof(struct codebook_layouts) +
+                                                                sides * cache_heads_of(shape) * sizeof(struct transform_layout));
 }
 
 uint64_t fitted_sums_bytes(const struct cache_shape *shape, const struct method *method) {
@@ -87,30 +90,40 @@ static void list_rows(const struct cache_base *base, enum codec_side side, struc
         }
 }
 
-/* Makes the records' layouts the method's. If that fails nothing is fitted. */
+/* Shares bits by rows[2][sets] at the method's rates, or at one to which pages are lowered. */
+static enum terse_status make_layouts(struct cache_base *base, const struct codebook_rows *rows, size_t sets, uint32_t lower,
+                                      struct codebook_layouts **layouts, struct terse_error *error) {
+    const struct method method = rates_method(base, lower);
+    const double rate[2] = {method.key.rate, method.value.rate};
+    struct codebook_layouts *made;
+    enum terse_status status = codebook_layouts_of_rows(method.learned, rate, (const struct codebook_rows *[2]){rows, rows + sets},
+                                                        base->shape.normalized, &made, error);
+    if (!status) status = budget_take(base->budget, (size_t)codebook_layouts_bytes(made), what, error);
+    if (status)
+        codebook_layouts_free(made);
+    else
+        *layouts = made;
+    return status;
+}
+
+/* Makes the records' layouts the method's, and those of its rates. If that fails nothing is fitted. */
 static enum terse_status end(struct cache_base *base, struct terse_error *error) {
-    const struct method *method = &base->method;
-    const size_t sets = codebook_sets(codebook_info(method->learned));
-    const double rate[2] = {method->key.rate, method->value.rate};
+    struct fitted *fitted = &base->fitted;
+    const size_t sets = codebook_sets(codebook_info(base->method.learned));
     struct codebook_rows *rows = memory_zeros(2 * sets, sizeof *rows);
-    struct codebook_layouts *layouts = NULL;
     enum terse_status status = rows ? TERSE_OK : status_no_memory(error, 2 * sets * sizeof *rows, what);
     for (int side = CODEC_KEYS; side <= CODEC_VALUES && !status; side++)
         if (fits(base, (enum codec_side)side)) list_rows(base, (enum codec_side)side, rows + (size_t)side * sets);
-    if (!status)
-        status = codebook_layouts_of_rows(method->learned, rate, (const struct codebook_rows *[2]){rows, rows + sets},
-                                          base->shape.normalized, &layouts, error);
-    memory_free(rows);
-    if (!status) status = budget_take(base->budget, (size_t)codebook_layouts_bytes(layouts), what, error);
-    if (status) {
-        codebook_layouts_free(layouts);
-        fitted_drop(base);
-        return status;
+    if (!status) status = make_layouts(base, rows, sets, 0, &fitted->layouts, error);
+    if (!status) {
+        fitted->profile_layouts = base->method.layouts;
+        base->method.layouts = fitted->layouts;
     }
-    base->fitted.layouts = layouts;
-    base->fitted.profile_layouts = method->layouts;
-    base->method.layouts = layouts;
-    return TERSE_OK;
+    for (uint32_t rate = 1; rate < rates_of(base) && !status; rate++)
+        status = make_layouts(base, rows, sets, rate, &base->rates.fitted[rate], error);
+    memory_free(rows);
+    if (status) fitted_drop(base);
+    return status;
 }
 
 static enum terse_status fit_all(struct cache_base *base, fitted_fit *fit, void *user, struct terse_error *error) {
@@ -142,16 +155,22 @@ enum terse_status fitted_find(struct cache_base *base, fitted_fit *fit, void *us
     return status;
 }
 
+static void free_layouts(struct cache_base *base, struct codebook_layouts **layouts) {
+    if (!*layouts) return;
+    budget_give(base->budget, (size_t)codebook_layouts_bytes(*layouts));
+    codebook_layouts_free(*layouts);
+    *layouts = NULL;
+}
+
 void fitted_drop(struct cache_base *base) {
     struct fitted *fitted = &base->fitted;
     budget_free(base->budget, fitted->records, (size_t)records_bytes(&base->shape));
     if (fitted->layouts) {
         base->method.layouts = fitted->profile_layouts;
-        budget_give(base->budget, (size_t)codebook_layouts_bytes(fitted->layouts));
-        codebook_layouts_free(fitted->layouts);
+        free_layouts(base, &fitted->layouts);
     }
+    for (uint32_t rate = 1; rate < rates_of(base); rate++) free_layouts(base, &base->rates.fitted[rate]);
     fitted->records = NULL;
-    fitted->layouts = NULL;
     fitted->profile_layouts = NULL;
 }
 

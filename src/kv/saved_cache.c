@@ -2,9 +2,11 @@
  * number before it uses it as an address or a count. */
 #include "kv/cache.h"
 
+#include "base/memory.h"
 #include "base/size.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +20,9 @@ struct saved_cache {
 
 struct saved_page_set {
     uint64_t first;
-    uint32_t count, generated;
+    uint32_t count;
+    uint16_t generated;
+    uint16_t rate; /* thousandths of bits per value to which its pages were lowered; 0: they are at the method's own rate */
 };
 
 _Static_assert(sizeof(struct saved_cache) == 64 && sizeof(struct saved_page_set) == 16, "as docs/state-format.md has it");
@@ -111,25 +115,32 @@ static const uint8_t *chunk_of(const struct page_set *set, const struct chunk_co
     return copies->memory;
 }
 
-/* Writes the pages as one chunk of all sealed page sets. */
-static void put_pages(const struct cache_base *base, const struct chunk_copy *copies, struct state_writer *writer) {
-    size_t end = 0; /* of a page set's pages */
+/* Writes the pages of a rate as one chunk of all its sealed page sets. */
+static void put_pages_of(const struct cache_base *base, uint32_t rate, const struct chunk_copy *copies,
+                         struct state_writer *writer) {
+    size_t end = 0, sets = 0; /* `end` is that of a page set's pages */
+    for (size_t i = 0; i < base->pages.n_sealed; i++) sets += base->pages.sets[i].rate == rate;
     for (size_t head = 0; head < cache_heads_of(&base->shape); head++) {
-        const struct page_address *place = &base->places[head];
+        const struct page_address *place = &base->places[rate * cache_heads_of(&base->shape) + head];
         const size_t bytes[] = {place->bytes[CODEC_KEYS], place->bytes[CODEC_VALUES], base->index_page_bytes};
         size_t before = place->offset; /* bytes of a page set's pages before this one */
         for (size_t kind = 0; kind < sizeof bytes / sizeof bytes[0]; before += bytes[kind++])
             for (size_t i = 0; bytes[kind] && i < base->pages.n_sealed; i++) {
                 const struct page_set *set = &base->pages.sets[i];
+                if (set->rate != rate) continue;
                 state_writer_put(writer, chunk_of(set, copies) + set->chunk_sets * before + set->index * bytes[kind], bytes[kind]);
             }
         end = before;
     }
-    for (size_t left = (base->page_set_bytes - end) * base->pages.n_sealed, n; left; left -= n) { /* layouts may not fill it */
+    for (size_t left = (base->pages.pool->page_set_bytes[rate] - end) * sets, n; left; left -= n) { /* layouts may not fill it */
         static const uint8_t zeros[4096];
         n = size_min(left, sizeof zeros);
         state_writer_put(writer, zeros, n);
     }
+}
+
+static void put_pages(const struct cache_base *base, const struct chunk_copy *copies, struct state_writer *writer) {
+    for (uint32_t rate = 0; rate < rates_of(base); rate++) put_pages_of(base, rate, copies, writer);
 }
 
 static void save_pages(const struct cache *cache, struct state_writer *writer) {
@@ -149,7 +160,18 @@ static void save_pages(const struct cache *cache, struct state_writer *writer) {
     free(copies);
 }
 
-void cache_save(const struct cache *cache, struct state_writer *writer) {
+static uint16_t saved_rate(const struct cache_base *base, uint32_t rate) {
+    return rate ? (uint16_t)lround(1000 * base->rates.bits[rate]) : 0;
+}
+
+/* Returns the number of a saved rate; METHOD_RATES: the cache has no such rate. */
+static uint32_t rate_of(const struct cache_base *base, uint16_t saved) {
+    for (uint32_t rate = 0; rate < rates_of(base); rate++)
+        if (saved_rate(base, rate) == saved) return rate;
+    return METHOD_RATES;
+}
+
+static void save_sections(const struct cache *cache, struct state_writer *writer) {
     const struct cache_base *base = cache_base_of(cache);
     const struct extent *e = &base->extent;
     const struct saved_cache saved = {
@@ -160,10 +182,18 @@ void cache_save(const struct cache *cache, struct state_writer *writer) {
     state_writer_begin(writer, STATE_PAGE_SETS);
     for (size_t i = 0; i < base->pages.n_sealed; i++) {
         const struct page_set *set = &base->pages.sets[i];
-        state_writer_put(writer, &(struct saved_page_set){set->first, set->count, set->generated}, sizeof(struct saved_page_set));
+        state_writer_put(writer, &(struct saved_page_set){set->first, set->count, set->generated, saved_rate(base, set->rate)},
+                         sizeof(struct saved_page_set));
     }
     save_pieces(cache, writer);
     save_pages(cache, writer);
+}
+
+void cache_save(const struct cache *cache, struct state_writer *writer) {
+    struct page_pool *pool = cache_base_of(cache)->pages.pool;
+    block_pool_hold(pool);
+    save_sections(cache, writer);
+    block_pool_release(pool);
 }
 
 /* ---- Reading */
@@ -223,17 +253,59 @@ static bool follow(const struct cache_base *base) {
     return missing == wanted;
 }
 
+/* Finds the rates[n] of saved page sets, and returns the bytes of their pages; 0 with *status where there is no such rate. */
+static uint64_t load_rates(const struct cache_base *base, const struct state_file *file, const uint8_t *sets, size_t n,
+                           uint8_t *rates, enum terse_status *status, struct terse_error *error) {
+    uint64_t bytes = 0;
+    *status = TERSE_OK;
+    for (size_t i = 0; i < n; i++) {
+        struct saved_page_set saved;
+        memcpy(&saved, sets + i * sizeof saved, sizeof saved);
+        const uint32_t rate = rate_of(base, saved.rate);
+        if (saved.rate > 1000 * base->method.key.rate) {
+            *status = state_file_refuse(file, STATE_PAGE_SETS, "a page of so many bits", error);
+            return 0;
+        }
+        if (rate == METHOD_RATES) {
+            *status =
+                status_fail(error, TERSE_E_ARGUMENT,
+                            "%s: has pages of %g bits per value, to which this session lowers none: use the least rate that it "
+                            "was saved with (--kv auto:min=terse-N with --kv-budget)",
+                            state_file_name(file), saved.rate / 1000.0);
+            return 0;
+        }
+        rates[i] = (uint8_t)rate;
+        bytes += base->pages.pool->page_set_bytes[rate];
+    }
+    return bytes;
+}
+
+/* Makes the table hold n page sets of pages[bytes]. */
+static enum terse_status load_pages(struct cache *cache, struct state_file *file, const uint8_t *sets, size_t n,
+                                    struct terse_error *error) {
+    struct cache_base *base = cache_base(cache);
+    size_t page_bytes;
+    const uint8_t *pages = state_file_section(file, STATE_PAGES, &page_bytes);
+    uint8_t *rates = memory_array(n + 1, sizeof *rates);
+    enum terse_status status;
+    if (!rates) return status_no_memory(error, n, "the rates of saved pages");
+    const uint64_t bytes = load_rates(base, file, sets, n, rates, &status, error);
+    if (!status && bytes != page_bytes) status = state_file_refuse(file, STATE_PAGE_SETS, "there are not as many pages", error);
+    if (!status)
+        status = base->storage->import_pages ? base->storage->import_pages(cache, pages, n, error)
+                                             : block_table_map(&base->pages, file, pages, rates, n, error);
+    memory_free(rates);
+    return status;
+}
+
 static enum terse_status load_page_sets(struct cache *cache, struct state_file *file, struct terse_error *error) {
     struct cache_base *base = cache_base(cache);
-    size_t bytes, page_bytes, n;
+    size_t bytes;
     const uint8_t *sets = state_file_section(file, STATE_PAGE_SETS, &bytes);
-    const uint8_t *pages = state_file_section(file, STATE_PAGES, &page_bytes);
-    n = bytes / sizeof(struct saved_page_set);
-    if (bytes % sizeof(struct saved_page_set) || n > UINT32_MAX || page_bytes / base->page_set_bytes != n ||
-        page_bytes % base->page_set_bytes)
+    const size_t n = bytes / sizeof(struct saved_page_set);
+    if (bytes % sizeof(struct saved_page_set) || n > UINT32_MAX)
         return state_file_refuse(file, STATE_PAGE_SETS, "there are not as many pages", error);
-    enum terse_status status = base->storage->import_pages ? base->storage->import_pages(cache, pages, n, error)
-                                                           : block_table_map(&base->pages, file, pages, n, error);
+    enum terse_status status = load_pages(cache, file, sets, n, error);
     if (status) return status;
     for (size_t i = 0; i < n; i++) {
         struct saved_page_set saved;
@@ -244,6 +316,8 @@ static enum terse_status load_page_sets(struct cache *cache, struct state_file *
         base->pages.sets[i].count = saved.count;
         base->pages.sets[i].generated = saved.generated;
     }
+    for (size_t i = 0; i < n; i++)
+        if (!i || base->pages.sets[i].rate < base->pages.rate) base->pages.rate = base->pages.sets[i].rate;
     if (!follow(base)) return state_file_refuse(file, STATE_PAGE_SETS, "pages do not follow one another", error);
     if (n && cache_fit_pending(base)) return state_file_refuse(file, STATE_CACHE, "pages without what was fitted to them", error);
     return TERSE_OK;

@@ -44,7 +44,6 @@ struct row {
     BOTH(codec, 0, 0), .policy = &policy_attention_rank, .parameters = {.anchor_count = 64, .read_percent = 7.5}, \
                        .index = &index_sign
 
-#define RATE_LEAST 0.25 /* bits per value */
 #define RATE_MOST 8.0
 
 static const struct row rows[] = {
@@ -131,7 +130,7 @@ static bool parse_rate(const char *text, double *rate) {
     if (!digits || (point && !more) || text[digits + point + more] || digits + point + more >= sizeof copy) return false;
     memcpy(copy, text, digits + point + more + 1);
     *rate = strtod(copy, NULL);
-    return *rate >= RATE_LEAST && *rate <= RATE_MOST;
+    return *rate >= METHOD_RATE_LEAST && *rate <= RATE_MOST;
 }
 
 static bool parse_numbers(const struct row *row, char letter, const char *rest, struct numbers *numbers) {
@@ -387,6 +386,8 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
     if ((status = choose_anchors(options, method, error))) return status;
     if ((status = choose_selection(options, method, error))) return status;
     if ((status = method->policy->check(&method->parameters, error))) return status;
+    method->least_rate = options->least_rate;
+    if ((status = method_check_least_rate(method, error))) return status;
     if (method->policy->keep_selected_only && method->key.codec->rope == CODEC_ROPE_BEFORE)
         return status_fail(
             error, TERSE_E_UNSUPPORTED,
@@ -434,6 +435,7 @@ struct method method_of_window(const struct method *method, uint32_t window) {
     own.parameters =
         (struct policy_parameters){.exact = own.key.codec->exact && own.value.codec->exact ? 0 : SINKS, .window = window};
     own.index = NULL;
+    own.least_rate = 0;                                          /* the window bounds what they hold */
     if (method_fits_transforms(method) && window < FIT_TOKENS) { /* never as many tokens to fit to: 8 bits */
         const struct coding coding = codec_coding(&codec_q8_0, 0, 0);
         if (own.key.codec->id == CODEC_TRANSFORM) own.key = coding;

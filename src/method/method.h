@@ -18,6 +18,7 @@ struct method {
     const struct index *index; /* finds the tokens that a step reads; NULL: it reads all */
     const struct policy *policy;
     struct policy_parameters parameters;
+    double least_rate;                    /* pages may be lowered to so many bits per value (method_rates); 0: they stay */
     uint32_t tail_tokens;                 /* least number of newest tokens kept exact in the recent window */
     uint32_t power;                       /* of gradient norms by which samples weigh when its codebook is learned; 0: all alike */
     const struct terse_codebook *learned; /* of the options, or of the weights; NULL when it needs none */
@@ -37,6 +38,16 @@ enum terse_status method_check(const struct method *method, uint32_t head_dim, u
 /* Returns whether the method needs a profile and the options have none: then that of the model's weights serves, and `of_weights`
  * is true. */
 bool method_needs_weights(const struct method *method);
+
+/* Writes the rates, in bits per value and falling, at which caches of the method hold pages: its own, and where pages may be lowered
+ * those that they are lowered to, one after another. Returns their number; 1: pages stay as they are. */
+#define METHOD_RATES TERSE_RATES
+#define METHOD_RATE_LEAST 0.25 /* bits per value */
+size_t method_rates(const struct method *method, double bits[METHOD_RATES]);
+/* Returns the method with pages of another of its rates, by layouts of that rate, and no others. */
+struct method method_at_rate(const struct method *method, double bits, const struct codebook_layouts *layouts);
+/* Checks that pages of the method may be lowered as the options ask. */
+enum terse_status method_check_least_rate(const struct method *method, struct terse_error *error);
 
 /* Transforms are fitted to so many tokens behind the exact ones. Until a sequence has them, they stay in its window. */
 #define FIT_TOKENS 2048

@@ -44,7 +44,7 @@ static void make_uneven(struct cache *cache) {
         }
         cache->base.page_set_bytes += place->bytes[CODEC_KEYS] + place->bytes[CODEC_VALUES] + cache->base.index_page_bytes;
     }
-    cache->base.pages.pool->page_set_bytes = cache->base.page_set_bytes;
+    cache->base.pages.pool->page_set_bytes[0] = cache->base.page_set_bytes;
 }
 
 static void pages_lie_apart_and_fill_their_chunk(void **state) {

@@ -31,7 +31,7 @@ static struct sequence *sequence_new(const char *name, uint32_t tail, uint32_t w
     if (method_resolve(&options, 32, &s->method, &error)) fail_msg("%s", error.message);
     if (window) s->method = method_of_window(&s->method, window);
     s->window = window;
-    assert_int_equal(block_table_new(&s->table, &page_memory_host, 64, NULL), TERSE_OK);
+    assert_int_equal(block_table_new(&s->table, &page_memory_host, &(size_t){64}, 1, NULL), TERSE_OK);
     return s;
 }
 

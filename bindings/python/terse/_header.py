@@ -93,12 +93,14 @@ class Declarations:
         return [self._declare(f"{words}{base}", part) for part in _split(declarators)]
 
     def _declare(self, base: str, declarator: str) -> tuple[str, Any]:
-        match = re.match(r"^((?:\*\s*(?:const\s+)?)*)(\w+)(?:\[(\d+)\])?$", declarator.strip())
+        match = re.match(r"^((?:\*\s*(?:const\s+)?)*)(\w+)(?:\[(\w+)\])?$", declarator.strip())
         if not match:
             raise ValueError(f"the header has a declarator that is not understood: {base} {declarator}")
         stars, name, length = match.groups()
         kind = self._type(f"{base} {stars}".strip())
-        return name, kind * int(length) if length else kind
+        if not length:
+            return name, kind
+        return name, kind * (self.constants[length] if length in self.constants else int(length))
 
     def _type(self, text: str) -> Any:
         """Returns the ctypes type of `const struct terse_model *`.

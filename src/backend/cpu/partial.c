@@ -22,11 +22,15 @@ void partial_keep_codes(struct partial *partial, size_t coded, float *memory) {
     partial->by_code = memory;
 }
 
+void partial_clear_codes(struct partial *partial) {
+    if (partial->coded) memset(partial->by_code, 0, partial->rows * (partial->coded + 1) * sizeof *partial->by_code);
+}
+
 void partial_clear(struct partial *partial) {
     for (size_t row = 0; row < partial->rows; row++) partial->max[row] = -INFINITY;
     memset(partial->sum, 0, partial->rows * sizeof *partial->sum);
     memset(partial->acc, 0, partial->rows * partial->width * sizeof *partial->acc);
-    if (partial->coded) memset(partial->by_code, 0, partial->rows * (partial->coded + 1) * sizeof *partial->by_code);
+    partial_clear_codes(partial);
 }
 
 static void scale(float *numbers, size_t n, float factor) {

@@ -25,6 +25,8 @@ size_t partial_floats(size_t rows, size_t width);
 /* Adds sums by code of `coded` floats a row to a state, in memory[partial_code_floats(rows, coded)], which the caller owns. */
 void partial_keep_codes(struct partial *partial, size_t coded, float *memory);
 size_t partial_code_floats(size_t rows, size_t coded);
+/* Makes the sums by code, if there are any, zeros. */
+void partial_clear_codes(struct partial *partial);
 
 /* Makes all rows empty. */
 void partial_clear(struct partial *partial);

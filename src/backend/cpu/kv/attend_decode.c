@@ -59,20 +59,25 @@ static size_t table_floats(const struct cache *cache, uint32_t layer, uint32_t h
     return memory_round_up(floats, MEMORY_ALIGN / sizeof(float));
 }
 
-/* Counts the floats in which a value codec sums weights by code, for a run of segments. */
+/* Counts the floats in which a value codec sums weights by code, for a run of segments, the most of any rate. */
 static size_t code_sum_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
-    return cpu_codec_code_sum_floats(cache->codec[CODEC_VALUES], side_shape(cache, CODEC_VALUES, layer, head, rows));
+    size_t floats = 0;
+    for (uint32_t rate = 0; rate < rates_of(&cache->base); rate++)
+        floats = size_max(floats, cpu_codec_code_sum_floats(cache->codec[CODEC_VALUES],
+                                                            side_shape_at(cache, rate, CODEC_VALUES, layer, head, rows)));
+    return floats;
 }
 
 /* Counts the floats of a row that a partial state keeps of these sums; 0: they are finished with each run. */
-static size_t kept_row(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
+static size_t kept_row(const struct cache *cache, uint32_t rate, uint32_t layer, uint32_t head, size_t rows) {
     const struct codec_code_sums *sums = cache->codec[CODEC_VALUES]->code_sums;
     if (!sums || !sums->row || rows > KEPT_ROWS) return 0;
-    return sums->row(side_shape(cache, CODEC_VALUES, layer, head, rows));
+    return sums->row(side_shape_at(cache, rate, CODEC_VALUES, layer, head, rows));
 }
 
 static size_t kept_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
-    const size_t row = kept_row(cache, layer, head, rows);
+    size_t row = 0;
+    for (uint32_t rate = 0; rate < rates_of(&cache->base); rate++) row = size_max(row, kept_row(cache, rate, layer, head, rows));
     return row ? partial_code_floats(rows, row) : 0;
 }
 
@@ -122,12 +127,25 @@ struct pass {
     float *partials;         /* [splits][Hk] of partial_floats(rows, hd) and kept_floats */
 };
 
-static struct partial decode_partial(const struct pass *pass, size_t split, uint32_t head) {
+static float *partial_memory(const struct pass *pass, size_t split, uint32_t head) {
+    const size_t item = split * pass->cache->base.shape.kv_heads + head;
+    return pass->partials + item * (partial_floats(pass->rows, pass->cache->base.shape.head_dim) + pass->kept_floats);
+}
+
+/* Makes a partial state keep sums by code, of pages of a rate. */
+static void keep_codes(const struct pass *pass, size_t split, uint32_t head, uint32_t rate, struct partial *partial) {
     const struct cache *cache = pass->cache;
-    size_t hd = cache->base.shape.head_dim, item = split * cache->base.shape.kv_heads + head, own = partial_floats(pass->rows, hd);
-    float *memory = pass->partials + item * (own + pass->kept_floats);
-    struct partial partial = partial_at(memory, pass->rows, hd);
-    partial_keep_codes(&partial, kept_row(cache, cache->base.layer, head, pass->rows), memory + own);
+    partial_keep_codes(partial, kept_row(cache, rate, cache->base.layer, head, pass->rows),
+                       partial_memory(pass, split, head) + partial_floats(pass->rows, cache->base.shape.head_dim));
+}
+
+/* Returns whether sums by code are finished where pages of another rate follow, and with each item, as they are of one rate. */
+static bool finishes_items(const struct pass *pass) { return rates_of(&pass->cache->base) > 1; }
+
+/* Returns the partial state of an item: as it is read into, or as it is merged with others. */
+static struct partial decode_partial(const struct pass *pass, size_t split, uint32_t head, bool merges) {
+    struct partial partial = partial_at(partial_memory(pass, split, head), pass->rows, pass->cache->base.shape.head_dim);
+    if (!merges || !finishes_items(pass)) keep_codes(pass, split, head, 0, &partial);
     return partial;
 }
 
@@ -290,6 +308,32 @@ static size_t split_begin(const struct pass *pass, size_t split) {
     return rows + (begin - rows) / PAGES_OF_RUN * PAGES_OF_RUN;
 }
 
+/* Makes the sums by code that a partial state keeps a part of its weighted values. */
+static void finish_codes(const struct head_reader *reader, struct partial *partial) {
+    if (partial->coded) reader->cache->codec[CODEC_VALUES]->code_sums->finish(reader->values, partial->by_code, partial->acc);
+    partial->coded = 0;
+}
+
+/* Makes a reader and its partial state go on with pages of another rate. */
+static void change_rate(const struct pass *pass, size_t split, uint32_t rate, struct head_reader *reader, struct partial *partial) {
+    finish_codes(reader, partial);
+    head_reader_set_rate(reader, rate);
+    keep_codes(pass, split, reader->head, rate, partial);
+    partial_clear_codes(partial);
+}
+
+/* Finds up to n segments from the first on that are read together, which excludes pages of different rates; returns their number. */
+static size_t find_segments(const struct pass *pass, size_t split, size_t first, size_t n, struct head_reader *reader,
+                            struct partial *partial, struct segment *segments) {
+    for (size_t r = 0; r < n; r++) {
+        segment_find(pass->cache, reader->head, first + r, &segments[r]);
+        if (segments[r].kind != SEGMENT_SEALED || segments[r].set->rate == reader->rate) continue;
+        if (r) return r;
+        change_rate(pass, split, segments[r].set->rate, reader, partial);
+    }
+    return n;
+}
+
 /* Computes one work item: a range of segments. */
 static void read_segments(const struct pass *pass, size_t split, uint32_t head, float *scratch) {
     const struct cache *cache = pass->cache;
@@ -298,14 +342,13 @@ static void read_segments(const struct pass *pass, size_t split, uint32_t head, 
     float *logits = scratch, *code_sums = scratch + size_max(RUN_LOGITS, rows) * PAGE_TOKENS;
     struct head_reader reader = head_reader_of(cache, head, pass->queries + head * rows * cache->base.shape.head_dim, rows,
                                                tables_of(pass, head), code_sums + sums);
-    struct partial partial = decode_partial(pass, split, head);
+    struct partial partial = decode_partial(pass, split, head, false);
     struct segment segments[RUN_LOGITS];
     partial_clear(&partial);
-    for (size_t first = split_begin(pass, split); first < end; first += run) {
-        size_t n = size_min(run, end - first);
+    for (size_t first = split_begin(pass, split), n; first < end; first += n) {
+        n = find_segments(pass, split, first, size_min(run, end - first), &reader, &partial, segments);
         for (size_t r = 0; r < n; r++) {
             float *own = logits + r * rows * PAGE_TOKENS;
-            segment_find(cache, head, first + r, &segments[r]);
             if (!segments[r].live) continue; /* another head reads something of it */
             if (segments[r].kind == SEGMENT_GATHERED)
                 gather_score(&reader, &segments[r], own);
@@ -319,6 +362,7 @@ static void read_segments(const struct pass *pass, size_t split, uint32_t head, 
         bool small = weigh_run(pass, head, segments, n, logits, &partial);
         accumulate_run(&reader, segments, n, small, logits, sums, partial.coded ? partial.by_code : code_sums, &partial);
     }
+    if (finishes_items(pass)) finish_codes(&reader, &partial);
 }
 
 /* Scales and rotates queries, and makes the tables for them. */
@@ -340,9 +384,9 @@ static void choose_tokens(const struct cache *cache, uint32_t head) {
 
 static void merge_partials(const struct pass *pass, uint32_t head, size_t count, float *out) {
     const struct cache *cache = pass->cache;
-    struct partial whole = decode_partial(pass, 0, head);
+    struct partial whole = decode_partial(pass, 0, head, true);
     for (size_t split = 1; split < pass->splits; split++) {
-        struct partial part = decode_partial(pass, split, head);
+        struct partial part = decode_partial(pass, split, head, true);
         partial_merge(&whole, &part);
     }
     if (whole.coded)

@@ -7,28 +7,42 @@
 #include <stdlib.h>
 #include <string.h>
 
+size_t pool_places_bytes(const struct cache_shape *shape, const struct method *method) {
+    double bits[METHOD_RATES];
+    return method_rates(method, bits) * cache_heads_of(shape) * sizeof(struct page_address);
+}
+
 enum terse_status pool_set_places(struct cache *cache, struct terse_error *error) {
-    struct page_address *places = memory_array(cache_heads_of(&cache->base.shape), sizeof *places);
-    if (!places) return status_no_memory(error, cache_heads_of(&cache->base.shape) * sizeof *places, "the KV cache's page sizes");
-    cache->base.places = places;
-    cache->base.page_set_bytes = (size_t)page_set_bytes_of(&cache->base.shape, &cache->base.method, cache->base.index_page_bytes);
+    struct cache_base *base = &cache->base;
+    enum terse_status status = rates_init(base, error);
+    if (status) return status;
+    struct page_address *places = memory_array(base->rates.n * cache_heads_of(&base->shape), sizeof *places);
+    if (!places) return status_no_memory(error, pool_places_bytes(&base->shape, &base->method), "the KV cache's page sizes");
+    base->places = places;
+    base->page_set_bytes = base->rates.page_set_bytes[0];
     pool_fill_places(cache);
     return TERSE_OK;
 }
 
 void pool_fill_places(struct cache *cache) {
     struct page_address *places = (struct page_address *)(void *)cache->base.places;
-    page_addresses_set(&cache->base.shape, &cache->base.method, cache->base.index_page_bytes, places);
+    for (uint32_t rate = 0; rate < rates_of(&cache->base); rate++) {
+        const struct method method = rates_method(&cache->base, rate);
+        page_addresses_set(&cache->base.shape, &method, cache->base.index_page_bytes,
+                           places + rate * cache_heads_of(&cache->base.shape));
+    }
     for (size_t side = 0; side < 2; side++) cache->largest_page[side] = 0;
     for (size_t i = 0; i < cache_heads_of(&cache->base.shape); i++)
         for (size_t side = 0; side < 2; side++)
             cache->largest_page[side] = size_max(cache->largest_page[side], places[i].bytes[side]);
 }
 
-uint64_t page_bytes_of_layer(const struct cache *cache, uint32_t layer) {
+uint64_t page_bytes_of_layer(const struct cache *cache, uint32_t layer) { return page_bytes_of_layer_at(cache, 0, layer); }
+
+uint64_t page_bytes_of_layer_at(const struct cache *cache, uint32_t rate, uint32_t layer) {
     uint64_t bytes = 0;
     for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
-        const struct page_address *place = page_address(cache, layer, head);
+        const struct page_address *place = page_address_at(cache, rate, layer, head);
         bytes += place->bytes[CODEC_KEYS] + place->bytes[CODEC_VALUES];
     }
     return bytes;
@@ -75,5 +89,5 @@ void pool_free(struct cache *cache) {
     size_t window = cache_heads_of(&cache->base.shape) * 2 * cache->window_page_bytes;
     for (size_t i = 0; i < cache->n_window_sets; i++) budget_free(cache->base.budget, cache->window_sets[i], window);
     budget_free(cache->base.budget, cache->window_sets, cache->n_window_sets * sizeof *cache->window_sets);
-    budget_free(cache->base.budget, (void *)cache->base.places, cache_heads_of(&cache->base.shape) * sizeof *cache->base.places);
+    budget_free(cache->base.budget, (void *)cache->base.places, pool_places_bytes(&cache->base.shape, &cache->base.method));
 }

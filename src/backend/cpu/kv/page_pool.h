@@ -7,8 +7,10 @@
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/kv/state.h"
 
-/* Fills in base.places and what follows from them; index_page_bytes is set. */
+/* Fills in base.rates and base.places and what follows from them; index_page_bytes is set. */
 enum terse_status pool_set_places(struct cache *cache, struct terse_error *error);
+/* Returns the bytes of base.places of a shape and method. */
+size_t pool_places_bytes(const struct cache_shape *shape, const struct method *method);
 
 /* Writes where pages lie with the method's present layouts. */
 void pool_fill_places(struct cache *cache);
@@ -25,19 +27,24 @@ static inline size_t layer_head(const struct cache *cache, uint32_t layer, uint3
 static inline const struct page_address *page_address(const struct cache *cache, uint32_t layer, uint32_t head) {
     return &cache->base.places[layer_head(cache, layer, head)];
 }
+/* Does the same for pages of a rate (kv/rates.h). */
+static inline const struct page_address *page_address_at(const struct cache *cache, uint32_t rate, uint32_t layer, uint32_t head) {
+    return page_address(cache, layer, head) + rate * cache_heads_of(&cache->base.shape);
+}
 
 /* Returns the bytes of a layer's pages of one page set, over all KV heads, without those of an index. */
 uint64_t page_bytes_of_layer(const struct cache *cache, uint32_t layer);
+uint64_t page_bytes_of_layer_at(const struct cache *cache, uint32_t rate, uint32_t layer);
 
 /* Returns the page of one side, layer and head. */
 static inline uint8_t *page_at(const struct cache *cache, const struct page_set *set, enum codec_side side, uint32_t layer,
                                uint32_t head) {
-    return page_set_page(set, page_address(cache, layer, head), side);
+    return page_set_page(set, page_address_at(cache, set->rate, layer, head), side);
 }
 
 /* Returns the index's page, where it has one of its own. */
 static inline uint8_t *own_index_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head) {
-    const struct page_address *place = page_address(cache, layer, head);
+    const struct page_address *place = page_address_at(cache, set->rate, layer, head);
     size_t before = place->offset + place->bytes[CODEC_KEYS] + place->bytes[CODEC_VALUES];
     return set->chunk + set->chunk_sets * before + set->index * cache->base.index_page_bytes;
 }

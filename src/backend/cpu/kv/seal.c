@@ -49,7 +49,7 @@ void seal_page(const struct cache *cache, const struct page_set *set, uint32_t l
     if (side == CODEC_KEYS) fit_encode_index(cache, set, layer, head, rows, set->count, rows + PAGE_TOKENS * (size_t)hd);
     if (side == CODEC_KEYS && cache->keys_in_rope_runs) segment_rotate_to_run(cache, set->first, set->count, rows);
     if (mean) pre_rope_add(&cache->positions.pre_rope, -1, mean, set->first, rows, set->count, hd);
-    codec->encode(side_shape(cache, side, layer, head, cache->group), side, rows, set->count,
+    codec->encode(side_shape_at(cache, set->rate, side, layer, head, cache->group), side, rows, set->count,
                   page_at(cache, set, side, layer, head));
 }
 
@@ -61,7 +61,7 @@ static void seal_side(struct cache *cache, size_t i, uint32_t head, enum codec_s
     seal_page(cache, set, cache->base.layer, head, side, rows);
     if (!cache->base.plan.anchors) return;
     float *decoded = rows + PAGE_TOKENS * cache->base.shape.head_dim;
-    codec->decode(side_shape(cache, side, cache->base.layer, head, cache->group), side,
+    codec->decode(side_shape_at(cache, set->rate, side, cache->base.layer, head, cache->group), side,
                   page_at(cache, set, side, cache->base.layer, head), decoded);
     anchor_scores_scale(cache, head, side, i * PAGE_TOKENS, set->count, rows, decoded);
 }

@@ -136,10 +136,20 @@ struct segment segment_of_token(const struct cache *cache, uint64_t token) {
     return segment;
 }
 
+/* Returns the bytes of a list's pages, which are of several rates, in the layer. */
+static uint64_t lowered_bytes(const struct cache *cache, const struct read_list *list) {
+    uint64_t each[METHOD_RATES], bytes = 0;
+    for (uint32_t rate = 0; rate < rates_of(&cache->base); rate++)
+        each[rate] = page_bytes_of_layer_at(cache, rate, cache->base.layer);
+    for (size_t i = 0; i < list->n_pages; i++) bytes += each[cache->base.pages.sets[list->pages[i].page].rate];
+    return bytes;
+}
+
 uint64_t segment_bytes(const struct cache *cache) {
     const struct read_list *list = shared_list(cache);
     uint64_t exact = ((uint64_t)list->rows_end + list->n_kept) * 2 * cache->base.shape.head_dim * sizeof(uint16_t);
     uint64_t sealed = list->n_pages * page_bytes_of_layer(cache, cache->base.layer);
+    if (rates_of(&cache->base) > 1) sealed = lowered_bytes(cache, list);
     return cache->base.shape.kv_heads * (exact + window_segments(cache) * 2 * cache->window_page_bytes) + sealed;
 }
 

@@ -34,7 +34,7 @@ static void load_sealed(const struct cache *cache, const struct segment *segment
                         float *rows) {
     size_t hd = cache->base.shape.head_dim;
     const uint8_t *page = page_at(cache, segment->set, side, cache->base.layer, head);
-    side_codec(cache, side)->decode(side_shape(cache, side, cache->base.layer, head, 1), side, page, rows);
+    side_codec(cache, side)->decode(side_shape_at(cache, segment->set->rate, side, cache->base.layer, head, 1), side, page, rows);
     const float *mean = side == CODEC_KEYS ? side_pre_rope_mean(cache, cache->base.layer, head) : NULL;
     if (mean) pre_rope_add(&cache->positions.pre_rope, 1, mean, segment->set->first, rows, segment->end, (uint32_t)hd);
     if (side == CODEC_KEYS && cache->keys_in_rope_runs) segment_rotate_from_run(cache, segment->base, segment->end, rows);
@@ -103,16 +103,25 @@ size_t head_reader_floats(const struct cache *cache, uint32_t layer, uint32_t he
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
     size_t floats = workspace_floats(cache, rows);
     if (!cache->keys_in_rope_runs) return floats;
-    struct codec_shape shape = side_shape(cache, CODEC_KEYS, layer, head, rows);
-    return floats + rows * (cache->base.shape.head_dim + 2 * cache->positions.stride) + cpu_codec_query_floats(codec, shape);
+    size_t tables = 0;
+    for (uint32_t rate = 0; rate < rates_of(&cache->base); rate++)
+        tables = size_max(tables, cpu_codec_query_floats(codec, side_shape_at(cache, rate, CODEC_KEYS, layer, head, rows)));
+    return floats + rows * (cache->base.shape.head_dim + 2 * cache->positions.stride) + tables;
+}
+
+void head_reader_set_rate(struct head_reader *reader, uint32_t rate) {
+    const struct cache *cache = reader->cache;
+    reader->rate = rate;
+    reader->keys = side_shape_at(cache, rate, CODEC_KEYS, cache->base.layer, reader->head, reader->rows);
+    reader->values = side_shape_at(cache, rate, CODEC_VALUES, cache->base.layer, reader->head, reader->rows);
+    reader->run = INT64_MIN;
 }
 
 struct head_reader head_reader_of(const struct cache *cache, uint32_t head, const float *q, size_t rows, const float *tables,
                                   float *memory) {
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
-    struct head_reader reader = {.cache = cache, .head = head, .rows = rows, .q = q, .tables = tables, .run = INT64_MIN};
-    reader.keys = side_shape(cache, CODEC_KEYS, cache->base.layer, head, rows);
-    reader.values = side_shape(cache, CODEC_VALUES, cache->base.layer, head, rows);
+    struct head_reader reader = {.cache = cache, .head = head, .rows = rows, .q = q, .tables = tables};
+    head_reader_set_rate(&reader, 0);
     reader.pre_rope_mean = side_pre_rope_mean(cache, cache->base.layer, head);
     reader.workspace = memory;
     reader.in_run = memory + workspace_floats(cache, rows);
@@ -178,7 +187,8 @@ static void load_channels(const struct cache *cache, const struct segment *segme
         cpu_codec_f16.channels(window_shape(cache, 1), window_keys(cache, segment->window_set, cache->base.layer, head), channels);
     } else if (segment->kind == SEGMENT_SEALED) {
         const uint8_t *page = page_at(cache, segment->set, CODEC_KEYS, cache->base.layer, head);
-        cache->codec[CODEC_KEYS]->channels(side_shape(cache, CODEC_KEYS, cache->base.layer, head, 1), page, channels);
+        cache->codec[CODEC_KEYS]->channels(side_shape_at(cache, segment->set->rate, CODEC_KEYS, cache->base.layer, head, 1), page,
+                                           channels);
         for (uint64_t slots = exact_slots(segment, CODEC_KEYS); slots;) {
             uint32_t slot = take_exact(cache, segment, head, CODEC_KEYS, &slots, workspace);
             for (size_t c = 0; c < hd; c++) channels[c * PAGE_TOKENS + slot] = workspace[c];

@@ -15,8 +15,9 @@ struct head_reader {
     size_t rows;                     /* queries */
     const float *q;                  /* [rows][hd] */
     const float *tables;             /* what the key codec prepared of q, or NULL; NULL where pages hold keys in runs */
-    struct codec_shape keys, values; /* of sealed pages */
-    const float *pre_rope_mean;      /* side_pre_rope_mean */
+    struct codec_shape keys, values; /* of sealed pages of the rate `rate` */
+    uint32_t rate;
+    const float *pre_rope_mean; /* side_pre_rope_mean */
     float *workspace;
     /* These serve pages that hold keys in rope runs: the queries rotated to the run that was read last, and what the key codec
      * prepared of them. */
@@ -27,6 +28,8 @@ struct head_reader {
 /* Makes a reader; `memory` of head_reader_floats stays its own. */
 struct head_reader head_reader_of(const struct cache *cache, uint32_t head, const float *q, size_t rows, const float *tables,
                                   float *memory);
+/* Makes the reader read sealed pages of this rate; at first it reads those of rate 0. */
+void head_reader_set_rate(struct head_reader *reader, uint32_t rate);
 size_t head_reader_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows);
 
 /* Computes logits[rows][64], written at least where slots are live. */

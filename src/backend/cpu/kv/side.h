@@ -24,6 +24,17 @@ static inline struct codec_shape side_shape(const struct cache *cache, enum code
     return shape;
 }
 
+/* Does the same for pages of a rate (kv/rates.h). */
+static inline struct codec_shape side_shape_at(const struct cache *cache, uint32_t rate, enum codec_side side, uint32_t layer,
+                                               uint32_t head, size_t rows) {
+    struct codec_shape shape = side_shape(cache, side, layer, head, rows);
+    if (!rate) return shape;
+    const struct method method = rates_method(&cache->base, rate);
+    const uint32_t number = cache_shape_number(&cache->base.shape, layer);
+    shape.layout = method_shape(&method, side, number, head, shape.head_dim, shape.group).layout;
+    return shape;
+}
+
 /* Returns the mean before rotation of a layer and head's keys, which their pages leave out; NULL: their pages hold the whole
  * key. */
 static inline const float *side_pre_rope_mean(const struct cache *cache, uint32_t layer, uint32_t head) {

@@ -5,6 +5,7 @@
 #include "backend/cpu/kv/exact.h"
 #include "backend/cpu/kv/fit.h"
 #include "backend/cpu/kv/gather.h"
+#include "backend/cpu/kv/lower.h"
 #include "backend/cpu/kv/page_pool.h"
 #include "backend/cpu/kv/saved.h"
 #include "backend/cpu/kv/scratch.h"
@@ -43,7 +44,7 @@ static enum terse_status allocate(struct cache *cache, struct terse_error *error
     if (!status && cache->codec[CODEC_KEYS]->pre_rope_mean)
         status = position_scores_new(base->shape.rope, &cache->positions, error);
     if (!status) status = pool_set_places(cache, error);
-    if (!status) status = block_table_new(&cache->base.pages, &page_memory_host, base->page_set_bytes, error);
+    if (!status) status = block_table_new(&cache->base.pages, &page_memory_host, base->rates.page_set_bytes, base->rates.n, error);
     if (!status) status = zeros(&cache->exact, cache_exact_bytes(&base->shape, &base->method), "the KV cache's exact rows", error);
     if (!status)
         status = zeros(&cache->exact_logits, cache_exact_logit_bytes(&base->shape, &base->method), "the KV cache's logits", error);
@@ -120,7 +121,7 @@ static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct
                                 .tables = heads * fit_bytes(method, shape->head_dim) +
                                           (noted ? fitted_sums_bytes(shape, method) : 0) +
                                           (fitted ? fitted_all_bytes(shape, method) : 0) + cache_exact_logit_bytes(shape, method) +
-                                          windows * sizeof(uint8_t *) + heads * sizeof(struct page_address),
+                                          windows * sizeof(uint8_t *) + pool_places_bytes(shape, method),
                                 .codebook = method->learned ? cpu_codebook_bytes(method->learned) : 0};
 }
 
@@ -184,6 +185,7 @@ const struct kv_storage cpu_storage = {.most_tokens = UINT64_C(1) << 48, /* far 
                                        .add_skipped = add_skipped,
                                        .fit_tokens = fit_tokens,
                                        .layouts_changed = layouts_changed,
+                                       .lower = lower_pages,
                                        .copy = copy_storage,
                                        .export_piece = saved_export,
                                        .import_pieces = saved_import};

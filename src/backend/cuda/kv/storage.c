@@ -39,7 +39,7 @@ static enum terse_status new_event(cudaEvent_t *event, struct terse_error *error
 }
 
 static enum terse_status allocate(struct cache *cache, struct terse_error *error) {
-    enum terse_status status = block_table_new(&cache->base.pages, &device_memory, cache->base.page_set_bytes, error);
+    enum terse_status status = block_table_new(&cache->base.pages, &device_memory, &cache->base.page_set_bytes, 1, error);
     if (!status) status = kept_resize(cache, 0, error);
     if (!status) status = take(cache, &cache->window, window_bytes(cache), "the KV cache's recent window", error);
     if (!status) status = take(cache, &cache->view, sizeof *cache->view, "the KV cache", error);
