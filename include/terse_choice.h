@@ -47,13 +47,16 @@ TERSE_API enum terse_status terse_cache_peak(const struct terse_model *model, co
 /* ---- The choice ----------------------------------------------------------------------------------------------------------- */
 /* "auto" allows so much mean KL divergence from an f16 cache, in nats. */
 #define TERSE_CHOICE_DIVERGENCE 0.005
+/* It lets a budget lower pages to so many bits per value, unless the caller says how far. */
+#define TERSE_CHOICE_LEAST 1.5
 
 enum terse_choice_reason {
     TERSE_CHOICE_NAMED,    /* the caller named the method */
     TERSE_CHOICE_UNKNOWN,  /* terse-4, because nothing was measured */
     TERSE_CHOICE_TUNED,    /* the tuned method of the model */
     TERSE_CHOICE_MEASURED, /* the rate of terse-N by its cost on the model (terse_codebook_info.costs) */
-    TERSE_CHOICE_BYTES     /* the rate of terse-N by the bytes of a context */
+    TERSE_CHOICE_BYTES,    /* the rate of terse-N by the bytes of a context */
+    TERSE_CHOICE_SETTLED   /* the caller says that it is settled */
 };
 
 struct terse_choice_options {
@@ -61,8 +64,11 @@ struct terse_choice_options {
     /* A method's name, or what is allowed: "auto:0.02", a mean KL divergence from f16, 1e-6 to 10: the fewest bits of terse-N that keep to it;
      * "auto:2G", bytes of a context: the most bits of terse-N that keep to them; "auto": the tuned method of the model, where there is
      * one that was picked for as long a context, and whose cache keeps to kv_budget and to the bytes that it was picked for, else as
-     * "auto:0.005". NULL: "auto". */
+     * "auto:0.005". Behind each may stand ",min=terse-N", or ":min=terse-N" behind "auto" alone, where there is a kv_budget: to how many
+     * bits it may lower pages, TERSE_CHOICE_LEAST where that is not said. NULL: "auto". */
     const char *kv;
+    /* The method, where it is settled, as that of a saved state is, and only how far a budget may lower it is to be chosen; or NULL. */
+    const char *settled;
     const char *device; /* as of terse_cache_bytes */
     /* Tokens that a session may hold; 0: not said, which is the model's context, or the one that the tuned method was picked for. */
     uint32_t context;
@@ -76,6 +82,7 @@ struct terse_choice {
     char method[64];
     enum terse_choice_reason reason;
     bool left_aside; /* there is a tuned method of the model, and it is not taken */
+    double least_rate; /* for terse_cache_options; 0 where there is no budget, or the method or the device lowers nothing */
     char why[512];   /* in words, for "KV cache terse-3: ..."; "" where the caller named the method */
 };
 
@@ -83,7 +90,8 @@ struct terse_choice {
  * does, and is none. */
 TERSE_API enum terse_status terse_choice_check(const char *kv, bool *chooses, struct terse_error *error);
 /* Chooses. A file of a tuned method that is of no use is left aside; `why` says so. TERSE_E_ARGUMENT: as of terse_choice_check, and
- * no rate keeps to the bytes; else as terse_cache_bytes. */
+ * no rate keeps to the bytes, or "min=" without a budget; TERSE_E_UNSUPPORTED: nothing lowers to the rate that the caller names; else
+ * as terse_cache_bytes. */
 TERSE_API enum terse_status terse_choose(const struct terse_model *model, const struct terse_choice_options *options,
                                          struct terse_choice *choice, struct terse_error *error);
 

@@ -94,7 +94,7 @@ static int report_cache(struct chat *chat, const char *argument) {
     struct terse_cache_options f16 = terse_cache_options_defaults();
     struct terse_cache_report cache, as_f16;
     struct terse_error error;
-    char text[256];
+    char text[384];
     terse_session_cache(chat->run->session, &cache);
     if (setup_cache_bytes(setup, &f16, cache.tokens, &as_f16, &error) != TERSE_OK) return complain_error(&error);
     remark("KV cache of %" PRIu64 " tokens: %s; f16 takes %.2f MiB", cache.tokens,

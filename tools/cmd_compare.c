@@ -41,7 +41,9 @@ static int take_method(struct compare *c, size_t i) {
     c->setup.method = c->names[i];
     c->setup.choice = NULL;
     c->setup.why[0] = 0;
-    return rate_choice_take(&c->setup);
+    int status = rate_choice_take(&c->setup);
+    c->setup.least_rate = 0; /* the budget is for both caches together, and each keeps to its rate */
+    return status;
 }
 
 static int choose_method(struct compare *c, size_t i) {

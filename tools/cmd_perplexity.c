@@ -117,11 +117,12 @@ static void print_results(const struct perplexity *p) {
     const struct score_totals *t = scorer_totals(p->windows.scorers[0]);
     struct estimate ppl = estimate_exp(estimate_mean(t->nll, t->nll_squared, t->count));
     struct terse_cache_report cache;
-    char method[128];
+    char method[128], rates[160];
     terse_session_cache(p->windows.sessions[0], &cache);
     printf("PPL = %.4f +/- %.4f\n", ppl.mean, ppl.error);
-    printf("KV cache = %llu bytes resident after %llu tokens, %.4f bits per value (%s)", (unsigned long long)cache.resident,
-           (unsigned long long)cache.tokens, cache.bits_per_value, setup_method_text(&p->setup, method, sizeof method));
+    printf("KV cache = %llu bytes resident after %llu tokens, %.4f bits per value (%s%s)", (unsigned long long)cache.resident,
+           (unsigned long long)cache.tokens, cache.bits_per_value, setup_method_text(&p->setup, method, sizeof method),
+           setup_rates_text(&cache, rates, sizeof rates));
     /* The step's length is printed because it decides which tokens a method evicts or seals between two steps. */
     if (!p->paper) printf(", steps of %lld tokens", (long long)p->ubatch);
     putchar('\n');

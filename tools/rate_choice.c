@@ -13,21 +13,13 @@ int rate_choice_take(struct setup *setup) {
     const bool types = setup->key_type || setup->value_type;
     bool chooses;
     setup->by_default = !setup->method && !types;
+    setup->least_rate = 0;
     if (!setup->method) setup->method = types ? METHOD_DEFAULT : terse_choice_options_defaults().kv;
     if (terse_choice_check(setup->method, &chooses, &error) != TERSE_OK) return complain("--kv %s", error.message);
     if (!chooses) return EXIT_OK;
     if (types) return complain("--kv %s chooses for keys and values: omit -ctk and -ctv, or name a method", setup->method);
     setup->choice = setup->method;
     setup->method = METHOD_DEFAULT;
-    return EXIT_OK;
-}
-
-/* Takes the method of a saved session, which no other can go on with. */
-static int choose_by_state(struct setup *setup, const char *state) {
-    struct terse_error error;
-    if (terse_state_method(state, setup->chosen, sizeof setup->chosen, &error) != TERSE_OK) return complain_error(&error);
-    setup->method = setup->chosen;
-    snprintf(setup->why, sizeof setup->why, "that of the saved state");
     return EXIT_OK;
 }
 
@@ -43,10 +35,13 @@ static void keep(struct setup *setup, const struct terse_choice *choice) {
     char command[4096 + 64];
     snprintf(setup->chosen, sizeof setup->chosen, "%s", choice->method);
     setup->method = setup->chosen;
+    setup->least_rate = choice->least_rate;
     setup->tuned = choice->reason == TERSE_CHOICE_TUNED || choice->left_aside;
     setup_calibrate_command(setup, METHOD_DEFAULT, command, sizeof command);
     if (choice->reason == TERSE_CHOICE_UNKNOWN)
         snprintf(setup->why, sizeof setup->why, "%s (%s does)", choice->why, command);
+    else if (choice->reason == TERSE_CHOICE_SETTLED)
+        snprintf(setup->why, sizeof setup->why, "that of the saved state");
     else
         snprintf(setup->why, sizeof setup->why, "%s", choice->why);
 }
@@ -55,9 +50,11 @@ int rate_choice_make(struct setup *setup, const char *state) {
     struct terse_choice_options options = terse_choice_options_defaults();
     struct terse_choice choice;
     struct terse_error error;
+    char settled[64];
     if (!setup->choice) return EXIT_OK;
-    if (state) return choose_by_state(setup, state);
-    int status = setup->auto_calibrate ? learn(setup) : EXIT_OK;
+    if (state && terse_state_method(state, settled, sizeof settled, &error) != TERSE_OK) return complain_error(&error);
+    if (state) options.settled = settled;
+    int status = setup->auto_calibrate && !state ? learn(setup) : EXIT_OK;
     options.cache = setup_session_options(setup).cache;
     if (status == EXIT_OK) status = codebooks_find(setup, &options.cache.codebook);
     if (status != EXIT_OK) return status;
@@ -74,5 +71,8 @@ int rate_choice_make(struct setup *setup, const char *state) {
 
 void rate_choice_say(const struct setup *setup) {
     bool usual = setup->by_default && !setup->tuned && strcmp(setup->method, METHOD_DEFAULT) == 0;
-    if (setup->why[0] && !usual) remark("KV cache %s: %s", setup->method, setup->why);
+    char lowered[96] = "";
+    if (setup->least_rate > 0)
+        snprintf(lowered, sizeof lowered, "; lowered to terse-%g at least where --kv-budget has no room", setup->least_rate);
+    if (setup->why[0] && !usual) remark("KV cache %s: %s%s", setup->method, setup->why, lowered);
 }

@@ -4,7 +4,8 @@
 
 #include "setup.h"
 
-/* Takes "auto", "auto:DIVERGENCE" or "auto:BYTES" from setup->method, after the options are parsed, to setup->choice.
+/* Takes "auto", "auto:DIVERGENCE" or "auto:BYTES", each perhaps with ",min=terse-N" (or alone, "auto:min=terse-N"), from setup->method,
+ * after the options are parsed, to setup->choice.
  * METHOD_DEFAULT stands in its place until the choice is made, so that earlier checks are made for a terse-N. Other methods stay.
  * NULL, where the user named none, means "auto", or METHOD_DEFAULT where a type of keys or values was named. Returns an exit
  * status. */

@@ -222,17 +222,17 @@ static void print_rate(char *buffer, size_t capacity, uint64_t tokens, double se
 
 const char *run_cache_text(const struct run *run, const struct terse_cache_report *cache, char *buffer, size_t capacity) {
     enum { FEW = 256 }; /* tokens: of fewer the tables and the window are most, and bits would not be the method's */
-    char method[128], bits[48] = "";
+    char method[128], bits[48] = "", rates[160];
     if (cache->tokens >= FEW) snprintf(bits, sizeof bits, ", %.2f bits per value", cache->bits_per_value);
-    snprintf(buffer, capacity, "%.2f MiB%s (%s)", (double)cache->resident / 0x1p20, bits,
-             setup_method_text(&run->setup, method, sizeof method));
+    snprintf(buffer, capacity, "%.2f MiB%s (%s%s)", (double)cache->resident / 0x1p20, bits,
+             setup_method_text(&run->setup, method, sizeof method), setup_rates_text(cache, rates, sizeof rates));
     return buffer;
 }
 
 void run_print_summary(struct run *run) {
     struct terse_counters *all = &run->earlier;
     struct terse_cache_report cache;
-    char prompt[64], reply[64], text[256];
+    char prompt[64], reply[64], text[384];
     add_counters(all, run->session);
     terse_session_cache(run->session, &cache);
     print_rate(prompt, sizeof prompt, all->prefill_tokens, all->prefill_seconds);

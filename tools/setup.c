@@ -46,7 +46,9 @@ void setup_init(struct setup *setup) {
                             .anchors = {defaults.cache.anchor_percent, defaults.cache.anchor_count}};
     list_methods(setup->methods, sizeof setup->methods);
     snprintf(setup->method_help, sizeof setup->method_help,
-             "KV cache: auto, or auto:0.02, auto:2G: terse-N by its measured KL divergence or its bytes; %s", setup->methods);
+             "KV cache: auto, or auto:0.02, auto:2G: terse-N by its measured KL divergence or its bytes; "
+             "auto:min=terse-2: how far --kv-budget lowers it; %s",
+             setup->methods);
     const struct option common[SETUP_COMMON] = {
         {"-m, --model", "FILE", OPTION_TEXT, &setup->model_path, 0, 0, "GGUF model; without one the built-in lab-27m"},
         {"-t, --threads", "N", OPTION_INTEGER, &setup->threads, -1, 1024, "threads; 0 or -1: one per processor"},
@@ -77,7 +79,8 @@ void setup_init(struct setup *setup) {
         {"--prefill", "exact|compressed", OPTION_CHOICE, &setup->prefill, 0, 0,
          "read a prompt exactly, or by chunks through the cache"},
         {"-b, --batch-size", "N", OPTION_INTEGER, &setup->batch, 1, INT32_MAX, "tokens per chunk of a compressed prefill"},
-        {"--kv-budget", "SIZE", OPTION_SIZE, &setup->kv_budget, 0, 0, "refuse a KV cache above this size, as 512M or 4G; 0: any"},
+        {"--kv-budget", "SIZE", OPTION_SIZE, &setup->kv_budget, 0, 0,
+         "all KV caches' size, as 512M or 4G: --kv auto lowers pages to keep to it, then it refuses; 0: any"},
         {"--allow-longer-context", NULL, OPTION_FLAG, &setup->allow_longer, 0, 0, "permit more than the model was trained for"},
         {"--mlock", NULL, OPTION_FLAG, &setup->lock, 0, 0, NULL},
         {"--no-mmap", NULL, OPTION_FLAG, &setup->no_mapping, 0, 0, NULL},
@@ -210,6 +213,7 @@ struct terse_session_options setup_session_options(const struct setup *setup) {
     options.cache.read_percent = setup->read.percent;
     options.cache.read_count = setup->read.number;
     options.cache.evict = setup->evict;
+    options.cache.least_rate = setup->least_rate;
     options.cache.mat_anchors = (uint32_t)setup->mat_anchors;
     if (setup->mat_shallow >= 0) options.cache.mat_shallow = (uint32_t)setup->mat_shallow;
     options.context = (uint32_t)setup->context;
@@ -267,6 +271,16 @@ const char *setup_method_text(const struct setup *setup, char *buffer, size_t ca
     snprintf(buffer, capacity, "%s%s%s%s%s%s%s%s%s", setup->method, k ? ", keys " : "", k ? k : "", v ? ", values " : "",
              v ? v : "", anchors, read, evict ? ", tokens of " : "", evict ? evict : "");
     return buffer;
+}
+
+const char *setup_rates_text(const struct terse_cache_report *cache, char *text, size_t capacity) {
+    size_t length = 0;
+    text[0] = 0;
+    for (uint32_t i = 0; i < cache->n_rates && length < capacity; i++)
+        if (cache->rate_tokens[i])
+            length += (size_t)snprintf(text + length, capacity - length, "%s %" PRIu64 "%s at terse-%g", length ? "," : ";",
+                                       cache->rate_tokens[i], length ? "" : " tokens", (double)cache->rates[i]);
+    return text;
 }
 
 const char *setup_calibrate_command(const struct setup *setup, const char *method, char *text, size_t capacity) {

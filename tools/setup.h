@@ -20,6 +20,7 @@ struct setup {
     const char *method, *key_type, *value_type;
     const char *choice;   /* what --kv auto was given with, NULL: a method was named (rate_choice.h) */
     char chosen[64];      /* the method that it chose */
+    double least_rate;    /* to which --kv-budget may lower its pages, bits per value; 0: they stay as they are */
     char why[4096 + 640]; /* the reason, in words */
     bool tuned;           /* which is the model's tuned method, or why that one is not taken */
     int64_t tail_tokens;  /* -1: the method's own number */
@@ -90,6 +91,10 @@ const char *setup_calibrate_command(const struct setup *setup, const char *metho
 
 /* Writes a text such as "q8_0", "f16, keys q8_0", or "antkv-1, anchors 2%" into buffer[capacity]; returns it. */
 const char *setup_method_text(const struct setup *setup, char *buffer, size_t capacity);
+
+/* Writes "; 512 tokens at terse-4, 1024 at terse-3", as a cache holds them whose pages may be lowered, to text[capacity]; nothing where
+ * none may be, or none are sealed. Returns it. */
+const char *setup_rates_text(const struct terse_cache_report *cache, char *text, size_t capacity);
 
 /* Opens the file at `path` for inspection; NULL: the built-in model. */
 enum terse_status setup_open_gguf(const char *path, struct terse_gguf **gguf, struct terse_error *error);

@@ -26,7 +26,8 @@ struct terse_choice_options terse_choice_options_defaults(void) {
 struct allowed {
     double divergence;
     uint64_t bytes;
-    bool anything; /* the word alone, for which the tuned method may stand */
+    double least;  /* bits per value to which a budget may lower pages; 0: none are named */
+    bool anything; /* neither is said: the tuned method may stand for it */
 };
 
 static bool is_choice(const char *kv) {
@@ -34,21 +35,40 @@ static bool is_choice(const char *kv) {
     return strncmp(kv, word, n) == 0 && (!kv[n] || kv[n] == ':');
 }
 
-static enum terse_status parse(const char *kv, struct allowed *allowed, struct terse_error *error) {
-    const char *text = kv + sizeof word - 1;
+/* Takes ",min=terse-N" or ":min=terse-N" from the end of a choice's text. */
+static bool parse_least(char *text, double *least) {
+    static const char name[] = "min=terse-";
+    char *at = strstr(text, name), *end;
+    if (!at) return true;
+    *least = strtod(at + sizeof name - 1, &end);
+    if (at == text || (at[-1] != ',' && at[-1] != ':') || *end || !(*least > 0)) return false;
+    at[-1] = 0;
+    return true;
+}
+
+static bool parse_cost(const char *text, struct allowed *allowed) {
     char *end;
-    *allowed = (struct allowed){.divergence = TERSE_CHOICE_DIVERGENCE, .anything = !*text};
-    if (!*text) return TERSE_OK;
+    allowed->anything = !*text;
+    if (!*text) return true;
     double divergence = strtod(++text, &end);
     if (end != text && !*end && divergence >= LEAST_DIVERGENCE && divergence <= MOST_DIVERGENCE) {
         allowed->divergence = divergence;
-        return TERSE_OK;
+        return true;
     }
-    *allowed = (struct allowed){0};
-    if (terse_parse_size(text, &allowed->bytes) && allowed->bytes > MOST_DIVERGENCE) return TERSE_OK;
+    allowed->divergence = 0;
+    return terse_parse_size(text, &allowed->bytes) && allowed->bytes > MOST_DIVERGENCE;
+}
+
+static enum terse_status parse(const char *kv, struct allowed *allowed, struct terse_error *error) {
+    char text[128];
+    *allowed = (struct allowed){.divergence = TERSE_CHOICE_DIVERGENCE};
+    if ((size_t)snprintf(text, sizeof text, "%s", kv + sizeof word - 1) < sizeof text && parse_least(text, &allowed->least) &&
+        parse_cost(text, allowed))
+        return TERSE_OK;
     return status_fail(error, TERSE_E_ARGUMENT,
-                       "%.64s: give auto, auto:0.02 (a mean KL divergence from f16, %g to %d) or auto:2G (bytes for a context)", kv,
-                       LEAST_DIVERGENCE, MOST_DIVERGENCE);
+                       "%.64s: give auto, auto:0.02 (a mean KL divergence from f16, %g to %d), auto:2G (bytes for a context), or "
+                       "auto:min=terse-2 (what a budget may lower pages to)",
+                       kv, LEAST_DIVERGENCE, MOST_DIVERGENCE);
 }
 
 enum terse_status terse_choice_check(const char *kv, bool *chooses, struct terse_error *error) {
@@ -193,13 +213,50 @@ static bool choose_tuned(const struct terse_model *model, const struct terse_cho
     return true;
 }
 
+/* ---- How far a budget may lower pages */
+
+/* Sets the least rate that the chosen method and the device can have. One that the caller names is refused where they cannot have it;
+ * else pages stay as they are. */
+static enum terse_status settle_least(const struct terse_model *model, const struct terse_choice_options *options, double named,
+                                      struct terse_choice *choice, struct terse_error *error) {
+    static const char family[] = "terse-";
+    const bool lowers = strncmp(choice->method, family, sizeof family - 1) == 0;
+    const double rate = lowers ? strtod(choice->method + sizeof family - 1, NULL) : 0;
+    struct terse_cache_options cache = options->cache;
+    struct terse_cache_report report;
+    if (!options->kv_budget || !lowers) return TERSE_OK;
+    if (named > rate) set_rate(choice, named, choice->reason);
+    choice->least_rate = named > 0 ? named : TERSE_CHOICE_LEAST;
+    cache.method = choice->method, cache.least_rate = choice->least_rate;
+    const bool below = named > 0 || choice->least_rate < rate;
+    enum terse_status status = below ? terse_cache_bytes(model, options->device, &cache, 1, &report, error) : TERSE_E_UNSUPPORTED;
+    if (status) choice->least_rate = 0;
+    return named > 0 ? status : TERSE_OK;
+}
+
 /* ---- All of it */
+
+static enum terse_status choose(const struct terse_model *model, const struct terse_choice_options *options,
+                                const struct allowed *allowed, struct terse_choice *choice, struct terse_error *error) {
+    struct terse_codebook_info profile = {0};
+    struct terse_choice aside = {0};
+    if (options->settled) {
+        snprintf(choice->method, sizeof choice->method, "%s", options->settled);
+        choice->reason = TERSE_CHOICE_SETTLED;
+        return TERSE_OK;
+    }
+    if (allowed->anything && choose_tuned(model, options, choice, &aside)) return TERSE_OK;
+    if (options->cache.codebook) terse_codebook_describe(options->cache.codebook, &profile);
+    if (allowed->bytes) return choose_by_bytes(model, options, &profile, allowed->bytes, choice, error);
+    choose_by_divergence(&profile, allowed->divergence, choice);
+    choice->left_aside = aside.why[0];
+    explain(choice, "%s", aside.why);
+    return TERSE_OK;
+}
 
 enum terse_status terse_choose(const struct terse_model *model, const struct terse_choice_options *options,
                                struct terse_choice *choice, struct terse_error *error) {
     const char *kv = options->kv ? options->kv : word;
-    struct terse_codebook_info profile = {0};
-    struct terse_choice aside = {0};
     struct allowed allowed;
     *choice = (struct terse_choice){.reason = TERSE_CHOICE_NAMED};
     enum terse_status status = OPTIONS_CHECK(options, terse_choice_options, error);
@@ -211,11 +268,9 @@ enum terse_status terse_choose(const struct terse_model *model, const struct ter
         return TERSE_OK;
     }
     status = parse(kv, &allowed, error);
-    if (status || (allowed.anything && choose_tuned(model, options, choice, &aside))) return status;
-    if (options->cache.codebook) terse_codebook_describe(options->cache.codebook, &profile);
-    if (allowed.bytes) return choose_by_bytes(model, options, &profile, allowed.bytes, choice, error);
-    choose_by_divergence(&profile, allowed.divergence, choice);
-    choice->left_aside = aside.why[0];
-    explain(choice, "%s", aside.why);
-    return TERSE_OK;
+    if (!status && allowed.least > 0 && !options->kv_budget)
+        status = status_fail(error, TERSE_E_ARGUMENT, "%s: min= says to what a budget may lower pages: give a budget (--kv-budget), too",
+                             kv);
+    if (!status) status = choose(model, options, &allowed, choice, error);
+    return status ? status : settle_least(model, options, allowed.least, choice, error);
 }

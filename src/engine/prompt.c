@@ -41,18 +41,35 @@ static enum cache_step_kind step_kind(enum terse_prefill mode) {
     }
 }
 
-static enum terse_status begin_step(struct prompt *p, struct terse_error *error) {
+/* Makes the next step one of so many tokens. */
+static void set_step(struct prompt *p, size_t count) {
     struct reading *r = &p->reading;
+    p->count = count;
+    r->ends = count == r->n - r->first;
+    p->part = reading_part(r, step_kind(r->session->options.prefill), count);
+}
+
+/* Makes the step a short one, if all that it has to do is to seal tokens that have waited in the window in half precision: while these are
+ * there, a long one would leave the budget less room than there is after it, and pages would be lowered for nothing. */
+static bool shorten_step(struct prompt *p, enum terse_status status) {
+    const struct terse_session *s = p->reading.session;
+    const struct token_range window = cache_window(s->cache);
+    const bool waited = s->method.least_rate > 0 && window.end - window.first >= FIT_TOKENS;
+    if (status != TERSE_E_MEMORY || !waited || p->count <= PAGE_TOKENS || s->options.prefill != TERSE_PREFILL_EXACT) return false;
+    set_step(p, PAGE_TOKENS);
+    return true;
+}
+
+static enum terse_status begin_step(struct prompt *p, struct terse_error *error) {
+    const struct reading *r = &p->reading;
     const struct terse_session_options *o = &r->session->options;
-    size_t left = r->n - r->first, failed;
-    p->count = o->prefill == TERSE_PREFILL_COMPRESSED && left > o->batch ? o->batch : left;
-    if (o->prefill == TERSE_PREFILL_EXACT) p->count = cache_prompt_part(r->session->cache, left);
-    r->ends = p->count == left;
-    p->part = reading_part(r, step_kind(o->prefill), p->count);
+    size_t left = r->n - r->first, count = o->prefill == TERSE_PREFILL_COMPRESSED && left > o->batch ? o->batch : left, failed;
+    if (o->prefill == TERSE_PREFILL_EXACT) count = cache_prompt_part(r->session->cache, left);
+    set_step(p, count);
     struct terse_engine *engine = r->session->engine;
     enum terse_status status;
     do status = engine->backend.executor->begin(engine->executor, &(struct step){&p->part, 1}, &p->pass, &failed, error);
-    while (engine_makes_room(engine, status));
+    while (engine_drops_prefix(engine, status) || shorten_step(p, status) || engine_makes_room(engine, status));
     return status;
 }
 

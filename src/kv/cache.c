@@ -184,6 +184,7 @@ enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind
     if (status) return status;
     if (kind != CACHE_STEP_DECODE || n > base->ahead_most_tokens) cache_forget_ahead(cache);
     base->plan.ready = base->n_ahead < base->plan.seal ? base->n_ahead : base->plan.seal;
+    rates_begin_step(base);
     if ((status = block_table_reserve(&base->pages, base->pages.n_sealed + base->step_sets, error))) return status;
     block_table_assign(&base->pages, &base->plan, base->prompt_end);
     return read_lists_begin(&base->reads, &base->pages, &base->plan, &base->method, base->n_anchors, error);

@@ -4,7 +4,7 @@
  *     The oldest pages of the sequence that holds pages at the highest rate go first, to the next lower rate; of two such sequences
  *     those of the one that holds more of them. Pages that the step has yet to seal count as held by its sequence. So all sequences
  *     of an engine come down together, and each holds two rates, as a rule, the lower one in its oldest pages. New pages are sealed
- *     at the highest rate that the sequence holds. Nothing is lowered where all of it would not do.
+ *     at the highest rate that the sequence holds (but see rates_begin_step). Nothing is lowered where all of it would not do.
  *
  * Pages of several rates have the same transforms and other layouts, so that a page is decoded by one layout and encoded by another.
  * Chunks are lowered as a whole (block_table.h), for all caches that hold pages of them; a chunk stays as it is while some of its

@@ -12,6 +12,11 @@ struct method rates_method(const struct cache_base *base, uint32_t rate);
 /* Returns the number of rates at which the cache may hold pages. */
 static inline uint32_t rates_of(const struct cache_base *base) { return base->rates.n > 1 ? (uint32_t)base->rates.n : 1; }
 
+/* Chooses, for a step that is planned, at which rate its pages are sealed: at the method's own again, where RATES_FREE of the budget
+ * stay free beside them; else at the one that was set when pages were lowered last. */
+#define RATES_FREE 8 /* an eighth: far more than lowering leaves */
+void rates_begin_step(struct cache_base *base);
+
 /* Make caches that may be lowered known to their budget, and unknown. */
 void rates_join(struct cache_base *base);
 void rates_leave(struct cache_base *base);

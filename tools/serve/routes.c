@@ -277,6 +277,18 @@ static cJSON *parts_json(const struct terse_token_share *parts) {
     return json;
 }
 
+/* Returns the tokens that are held at each rate, in bits per value. */
+static cJSON *rates_json(const struct terse_cache_report *cache) {
+    cJSON *json = cJSON_CreateArray();
+    for (uint32_t i = 0; i < cache->n_rates; i++) {
+        cJSON *rate = cJSON_CreateObject();
+        cJSON_AddNumberToObject(rate, "bits", (double)cache->rates[i]);
+        cJSON_AddNumberToObject(rate, "tokens", (double)cache->rate_tokens[i]);
+        cJSON_AddItemToArray(json, rate);
+    }
+    return json;
+}
+
 static cJSON *slot_json(const struct server *server, size_t id, const struct slot_view *view) {
     static const char *const states[] = {"idle", "prompt", "writing", "preempted", "writing", "idle"};
     const struct terse_cache_report *c = &view->cache;
@@ -303,6 +315,7 @@ static cJSON *slot_json(const struct server *server, size_t id, const struct slo
     cJSON_AddNumberToObject(cache, "codebook", (double)c->codebook);
     cJSON_AddNumberToObject(cache, "bits_per_value", c->bits_per_value);
     cJSON_AddNumberToObject(cache, "f16", f16_bytes(server, c->tokens));
+    if (c->n_rates) cJSON_AddItemToObject(cache, "rates", rates_json(c));
     if (c->tokens) cJSON_AddItemToObject(cache, "parts", parts_json(view->parts));
     return json;
 }

@@ -29,6 +29,8 @@ class Cache:
         anchors: tokens of a prompt that stay exact: a number (int), or a part of them in per cent (float); None: the method's.
         read: tokens of a prompt that a step reads, in the same way; None: the method's.
         evict: the method whose choice of tokens is combined with this one's codecs: "mat-1024", "snapkv-1024", "streaming-512".
+        least_rate: bits per value to which pages of terse-N are lowered, by and by, where Model's kv_budget has no room; None: they stay as
+            they are.
     """
 
     method: str = "f16"
@@ -38,6 +40,7 @@ class Cache:
     anchors: int | float | None = None
     read: int | float | None = None
     evict: str | None = None
+    least_rate: float | None = None
 
     def _options(self, codebook: Codebook | None = None) -> ctypes.Structure:
         options = c.terse_cache_options_defaults()
@@ -45,6 +48,8 @@ class Cache:
         options.key_type = self.key_type and self.key_type.encode()
         options.value_type = self.value_type and self.value_type.encode()
         options.evict = self.evict and self.evict.encode()
+        if self.least_rate is not None:
+            options.least_rate = self.least_rate
         if self.tail_tokens is not None:
             options.tail_tokens = self.tail_tokens
         for name, amount in (("anchor", self.anchors), ("read", self.read)):
@@ -74,6 +79,7 @@ class CacheReport:
         exact, window, tables: exact tokens, the recent window, page tables and the policy's state.
         codebook: memory of the codebook, beside `resident`.
         bits_per_value: resident * 8 / (values of all tokens seen).
+        rates: where pages may be lowered (Cache.least_rate), the tokens in pages of each rate, by bits per value; else empty.
     """
 
     tokens: int
@@ -86,10 +92,12 @@ class CacheReport:
     tables: int
     codebook: int
     bits_per_value: float
+    rates: dict[float, int]
 
     @classmethod
     def _of(cls, report: ctypes.Structure) -> CacheReport:
-        return cls(**{name: getattr(report, name) for name, *_ in report._fields_})
+        numbers = {name: getattr(report, name) for name, *_ in report._fields_ if name not in ("n_rates", "rates", "rate_tokens")}
+        return cls(**numbers, rates=dict(zip(report.rates[: report.n_rates], report.rate_tokens[: report.n_rates])))
 
 
 @dataclass(frozen=True)
