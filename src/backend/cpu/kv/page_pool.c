@@ -75,11 +75,12 @@ void pool_trim_window(struct cache *cache, size_t n) {
     const size_t most = 2 * (cache->base.method.tail_tokens / PAGE_TOKENS + 2), kept = size_max(n, 1);
     if (!cache->base.fitted.layouts || cache->n_window_sets <= size_max(most, kept)) return;
     const size_t bytes = cache_heads_of(&cache->base.shape) * 2 * cache->window_page_bytes;
-    uint8_t **sets = budget_array(cache->base.budget, kept, sizeof *sets, "the KV cache's recent window", NULL);
-    if (!sets) return; /* the window stays as large */
+    uint8_t **sets = memory_array(kept, sizeof *sets); /* counted below, when there is room for certain */
+    if (!sets) return;                                 /* the window stays as large */
     memcpy(sets, cache->window_sets, kept * sizeof *sets);
     for (size_t i = kept; i < cache->n_window_sets; i++) budget_free(cache->base.budget, cache->window_sets[i], bytes);
     budget_free(cache->base.budget, cache->window_sets, cache->n_window_sets * sizeof *sets);
+    (void)budget_take(cache->base.budget, kept * sizeof *sets, "the KV cache's recent window", NULL);
     cache->window_sets = sets;
     cache->n_window_sets = kept;
 }
