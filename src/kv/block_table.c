@@ -246,20 +246,26 @@ static enum terse_status add_sets(struct block_table *table, size_t n, uint32_t 
     return TERSE_OK;
 }
 
-/* Makes small chunks at the table's rates. All of them are asked of the budget before the first is made, so that it knows what the
- * step needs. */
+/* Returns the bytes that a table takes more of the budget with `more` new page sets. */
+static uint64_t bytes_of_more(const struct block_table *table, size_t unheld, size_t more) {
+    const size_t *each = table->pool->page_set_bytes, lower = size_min(table->lower, more), all = table->n + unheld + more;
+    return more * sizeof(uint32_t) + (all > table->capacity ? all * sizeof *table->sets : 0) +
+           (more - lower) * (uint64_t)each[table->rate] + (lower ? lower * (uint64_t)each[table->rate + 1] : 0);
+}
+
+/* Makes small chunks at the table's rates, if there is room a whole one where less is missing. All of them are asked of the budget
+ * before the first is made, so that it knows what the step needs. */
 static enum terse_status reserve_in_parts(struct block_table *table, size_t n, struct terse_error *error) {
     struct page_pool *pool = table->pool;
-    const size_t before = table->n, unheld = count_unheld(pool), wanted = n - before;
-    const size_t more = unheld < wanted ? size_max(wanted - unheld, LOWERED_SETS) : 0, lower = size_min(table->lower, more);
-    const size_t all = before + size_min(unheld, wanted) + more;
-    const uint64_t bytes = more * sizeof(uint32_t) + (all > table->capacity ? all * sizeof *table->sets : 0) +
-                           (more - lower) * (uint64_t)pool->page_set_bytes[table->rate] +
-                           (lower ? lower * (uint64_t)pool->page_set_bytes[table->rate + 1] : 0);
-    enum terse_status status = budget_check(pool->budget, bytes, "the KV cache", error);
-    if (!status) status = reserve_table(table, all, error);
+    const struct kv_budget *budget = pool->budget;
+    const size_t before = table->n, unheld = size_min(count_unheld(pool), n - before), missing = n - before - unheld;
+    const bool whole =
+        missing && (!budget || bytes_of_more(table, unheld, size_max(missing, LOWERED_SETS)) <= budget->most - budget->used);
+    const size_t more = whole ? size_max(missing, LOWERED_SETS) : missing, lower = size_min(table->lower, more);
+    enum terse_status status = budget_check(pool->budget, bytes_of_more(table, unheld, more), "the KV cache", error);
+    if (!status) status = reserve_table(table, before + unheld + more, error);
     for (struct page_chunk *chunk = pool->chunks; chunk && !status; chunk = chunk->next)
-        hold_unheld(table, chunk, size_min(before + wanted - table->n, chunk->sets));
+        hold_unheld(table, chunk, size_min(before + unheld - table->n, chunk->sets));
     if (!status) status = add_sets(table, lower, table->rate + 1, error);
     if (!status) status = add_sets(table, more - lower, table->rate, error);
     if (status) block_table_trim(table, before);

@@ -36,6 +36,11 @@ def endless(server, **fields):
     return {"messages": [{"role": "user", "content": "Tell me"}], "max_tokens": 20000, "logit_bias": ends, **fields}
 
 
+def preemptions(server):
+    text = server.get("/metrics")[2].decode()
+    return next(float(line.split()[1]) for line in text.split("\n") if line.startswith("terse_preemptions_total "))
+
+
 def busy(server):
     return [slot for slot in server.get("/slots")[2] if slot["is_processing"]]
 
@@ -150,6 +155,44 @@ class Budget(ServedTest):
         self.assertIn("--kv-budget", refused["error"]["message"])
 
 
+class Lowered(ServedTest):
+    """Replies whose caches do not fit the budget together at terse-4: their oldest pages are lowered, and none is preempted."""
+    options = ("--parallel", "4", "--kv", "auto", "--kv-budget", "17M", "-c", "8192")
+    fixed = ("--parallel", "4", "--kv", "terse-4", "--kv-budget", "17M", "-c", "8192")
+
+    def write(self, server):
+        """Writes four replies at the same time; returns the most tokens that were held at each rate at a time."""
+        held, replies = {}, []
+
+        def ask(i):
+            replies.append(server.post(CHAT, endless(server, max_tokens=900, seed=i))[2]["usage"]["completion_tokens"])
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            for slot in server.get("/slots")[2]:
+                for rate in slot["cache"].get("rates", []):
+                    held[rate["bits"]] = max(held.get(rate["bits"], 0), rate["tokens"])
+            time.sleep(0.05)
+        for thread in threads:
+            thread.join()
+        self.assertEqual(replies, [900] * 4)
+        return held
+
+    def test_pages_are_lowered_before_replies_are_preempted(self):
+        held = self.write(self.server)
+        self.assertEqual(preemptions(self.server), 0)
+        self.assertEqual(sorted(held), [1.5, 2, 3, 4])
+        self.assertGreater(held[3] + held[2], 0)
+        server = Server(*self.fixed)
+        try:
+            self.assertEqual(self.write(server), {})
+            self.assertGreater(preemptions(server), 0)
+        finally:
+            server.stop()
+
+
 class Parking(ServedTest):
     """Room for some 650 tokens, and replies that need more together: those for which there is none wait, and come whole all the same. Some
     room is given back later than a reply is written, when it is saved."""
@@ -167,8 +210,7 @@ class Parking(ServedTest):
         cls.folder.cleanup()
 
     def preempted(self):
-        text = self.server.get("/metrics")[2].decode()
-        return next(float(line.split()[1]) for line in text.split("\n") if line.startswith("terse_preemptions_total "))
+        return preemptions(self.server)
 
     def ask_all(self, bodies):
         """Their replies, asked for at the same time; some were preempted, and in the end nothing is held that is not a prefix."""
