@@ -196,9 +196,8 @@ struct terse_cache_options {
     /* For methods that learn, others ignore it; it must outlive the session. NULL: terse-N starts from what the model's weights
      * imply, which its engine computes once for all sessions; other methods are refused. */
     const struct terse_codebook *codebook;
-    /* Of terse-N with keys and values alike: where the engine's kv_budget has no room, the oldest pages are encoded again in fewer bits
-     * per value, by steps, down to this many, 0.25 to N, before anything is refused. Each sequence begins with N. 0: pages stay as
-     * they are. */
+    /* Of terse-N: where kv_budget has no room, the oldest pages are encoded again in fewer bits per value, by steps from N down to so
+     * many (0.25 to N), before anything is refused; 0: pages stay as they are. */
     double least_rate;
 };
 /* terse-N fits itself to so many first tokens of a sequence. Without a codebook it compresses nothing before; with one it waits for
@@ -219,25 +218,23 @@ TERSE_API bool terse_method_describe(size_t i, struct terse_method_info *info);
 TERSE_API enum terse_status terse_cache_codebook(const struct terse_cache_options *options, char *name, size_t capacity,
                                                  struct terse_error *error);
 
-#define TERSE_RATES 9 /* that a cache holds at most */
+#define TERSE_RATES 9
 /* A report counts bytes of one sequence's cache; resident = codes + exact + window + tables. Pages that sessions share
  * (terse_session_fork) count in each of them, but lie in memory once. */
 struct terse_cache_report {
-    uint64_t tokens;       /* tokens seen by the sequence */
-    uint64_t kept;         /* tokens still readable, per layer and KV head (the largest) */
-    uint64_t resident;     /* bytes allocated for keys and values, all layers */
-    uint64_t codes;        /* sealed pages */
-    uint64_t shared;       /* of codes: pages that other sessions hold too */
-    uint64_t exact;        /* exact tokens */
-    uint64_t window;       /* recent window */
-    uint64_t tables;       /* page sets, positions, the policy's state */
-    uint64_t codebook;     /* memory of the codebook, shared by all sessions that use it: not a part of resident */
-    double bits_per_value; /* resident * 8 / (values of all tokens seen) */
-    /* Where pages may be lowered (terse_cache_options.least_rate): so many of the tokens in sealed pages are held at each rate, in bits
-     * per value, from N down to least_rate; else n_rates is 0. */
-    uint32_t n_rates;
-    float rates[TERSE_RATES];
-    uint64_t rate_tokens[TERSE_RATES];
+    uint64_t tokens;                   /* tokens seen by the sequence */
+    uint64_t kept;                     /* tokens still readable, per layer and KV head (the largest) */
+    uint64_t resident;                 /* bytes allocated for keys and values, all layers */
+    uint64_t codes;                    /* sealed pages */
+    uint64_t shared;                   /* of codes: pages that other sessions hold too */
+    uint64_t exact;                    /* exact tokens */
+    uint64_t window;                   /* recent window */
+    uint64_t tables;                   /* page sets, positions, the policy's state */
+    uint64_t codebook;                 /* memory of the codebook, shared by all sessions that use it: not a part of resident */
+    double bits_per_value;             /* resident * 8 / (values of all tokens seen) */
+    uint32_t n_rates;                  /* at which pages are held where there is a least_rate; else 0 */
+    float rates[TERSE_RATES];          /* bits per value, falling */
+    uint64_t rate_tokens[TERSE_RATES]; /* tokens in sealed pages of each rate */
 };
 /* Computes what a cache of `tokens` tokens will allocate, before it does: the report of terse_session_cache after a prefill of as
  * many, on an engine of this device. Bytes grow with tokens, except as TERSE_FIT_TOKENS says. A session that generates holds more:
@@ -299,9 +296,9 @@ struct terse_engine_options {
     uint32_t threads;  /* 0: one per processor; at most 1024 */
     uint32_t prefixes; /* sequences that terse_engine_keep_prefix keeps at most: 16 */
     /* Bytes that the KV caches of all sessions and prefixes may take together, as terse_cache_bytes counts them, shared pages once;
-     * 0: no limit. Prefixes make room, the least recently used first. Beyond that a session, prompt, fork, loaded state or step
-     * that does not fit is refused with TERSE_E_MEMORY and changes nothing. To put a session aside, save and free it, or truncate
-     * it to 0. */
+     * 0: no limit. Prefixes make room, the least recently used first; then the pages of sessions that have a least_rate, which may
+     * change what these compute next. Beyond that a session, prompt, fork, loaded state or step that does not fit is refused with
+     * TERSE_E_MEMORY and changes nothing. To put a session aside, save and free it, or truncate it to 0. */
     uint64_t kv_budget;
     /* A step works on prompts under way for so many milliseconds (terse_engine_step): 50. 0: for one piece of the work. */
     uint32_t prompt_ms;

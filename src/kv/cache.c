@@ -113,11 +113,10 @@ void cache_reset(struct cache *cache) {
     drop_fitted(cache);
     fitted_forget_residual(base);
     base->pages.rate = 0;
-    base->pages.lower = 0;
     base->n_anchors = 0;
     base->prompt_end = 0;
     base->in_step = false;
-    base->step_sets = 0;
+    rates_end_step(base);
     base->layer = NO_LAYER;
 }
 
@@ -227,7 +226,7 @@ void cache_advance(struct cache *cache) {
     const struct plan *plan = &base->plan;
     base->n_ahead -= plan->ready;
     base->in_step = false;
-    base->step_sets = base->pages.lower = 0;
+    rates_end_step(base);
     fitted_end_step(base);
     base->fitted_ready |= plan->seal > 0;
     base->pages.n_sealed += plan->seal;
@@ -366,7 +365,7 @@ enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_e
     }
     synchronize(cache);
     base->in_step = false;
-    base->step_sets = 0;
+    rates_end_step(base);
     if (n < extent->window_first) {
         cut_pages(cache, n);
         extent->window_first = n;

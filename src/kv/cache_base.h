@@ -64,9 +64,10 @@ struct cache_base {
     struct plan plan;
     struct read_lists reads; /* what it reads of the tokens that were stored before it */
     bool in_step;            /* between begin and commit */
-    size_t
-        step_sets;  /* page sets that it seals or encodes ahead; where it is not `in_step`, it waits for memory. 0: it has ended */
-    uint32_t layer; /* whose keys and values were appended; NO_LAYER: none */
+    /* These are page sets that it seals or encodes ahead; where it is not `in_step`, it waits for memory. 0: it has ended. */
+    size_t step_sets;
+    bool step_lowered;     /* some of these have been made fewer bits, so the step keeps to its rate */
+    uint32_t layer;        /* whose keys and values were appended; NO_LAYER: none */
     uint32_t layers_ended; /* of this step */
     struct cache_counters counters;
 };

@@ -149,6 +149,7 @@ static uint64_t lower_wanted(struct cache_base *base, uint64_t needed) {
     const uint64_t gain = size_max(each[base->pages.rate] - each[base->pages.rate + 1], 1);
     const size_t left = wanted - size_min(base->pages.lower, wanted), enough = (size_t)((needed + gain - 1) / gain),
                  n = size_max(size_min(enough, left / 16), 1);
+    base->step_lowered = true;
     base->pages.lower = wanted - left + n;
     if (base->pages.lower == wanted) {
         base->pages.rate++;
@@ -182,6 +183,6 @@ bool lower_make_room(struct kv_budget *budget) {
         given += more;
     }
     for (struct cache_base *base = budget->caches; base && !given; base = base->next_of_budget)
-        if (!base->in_step) base->step_sets = 0; /* no step waits any more */
+        if (!base->in_step) rates_end_step(base); /* no step waits any more */
     return given > 0;
 }

@@ -27,9 +27,14 @@ void rates_begin_step(struct cache_base *base) {
     const struct kv_budget *budget = base->budget;
     const uint64_t bytes = base->step_sets * (uint64_t)base->rates.page_set_bytes[0];
     const uint64_t free = budget ? budget->most - budget->used : UINT64_MAX, spare = budget ? budget->most / RATES_FREE : 0;
-    if (rates_of(base) == 1 || free < bytes || free - bytes < spare) return;
+    if (rates_of(base) == 1 || base->step_lowered || free < bytes || free - bytes < spare) return;
     base->pages.rate = 0;
     base->pages.lower = 0;
+}
+
+void rates_end_step(struct cache_base *base) {
+    base->step_sets = base->pages.lower = 0;
+    base->step_lowered = false;
 }
 
 void rates_join(struct cache_base *base) {

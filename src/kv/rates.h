@@ -16,6 +16,8 @@ static inline uint32_t rates_of(const struct cache_base *base) { return base->ra
  * stay free beside them; else at the one that was set when pages were lowered last. */
 #define RATES_FREE 8 /* an eighth: far more than lowering leaves */
 void rates_begin_step(struct cache_base *base);
+/* Forgets what the step needs, when it has ended or is given up. */
+void rates_end_step(struct cache_base *base);
 
 /* Make caches that may be lowered known to their budget, and unknown. */
 void rates_join(struct cache_base *base);

@@ -12,7 +12,8 @@ static enum terse_status begin(struct cache *cache, enum cache_step_kind kind, s
     cache->at = cache;
     cache->first_row = 0;
     cache->brought = NO_LAYER;
-    for (; cache && !status; cache = cache->base.next) status = cache_begin(cache, kind, n, error);
+    for (struct cache *part = cache; part && !status; part = part->base.next) status = cache_begin(part, kind, n, error);
+    for (struct cache *part = cache; part && status; part = part->base.next) part->base.in_step = false; /* all begin again */
     return status;
 }
 

@@ -20,6 +20,7 @@
  *     fit                 what is learned from the first tokens that are sealed; encoding the index
  *     seal                pages encoded, the window written, the step committed
  *     seal_ahead          pages encoded by a worker before the step that seals them
+ *     lower               pages encoded again at a lower rate
  *     saved               a cache's bytes in a file
  *     storage             memory: made, copied, counted, released
  *     step                a step of new tokens
