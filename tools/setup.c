@@ -46,9 +46,7 @@ void setup_init(struct setup *setup) {
                             .anchors = {defaults.cache.anchor_percent, defaults.cache.anchor_count}};
     list_methods(setup->methods, sizeof setup->methods);
     snprintf(setup->method_help, sizeof setup->method_help,
-             "KV cache: auto, or auto:0.02, auto:2G: terse-N by its measured KL divergence or its bytes; "
-             "auto:min=terse-2: how far --kv-budget lowers it; %s",
-             setup->methods);
+             "KV cache: auto, or auto:0.02, auto:2G: terse-N by its measured KL divergence or its bytes; %s", setup->methods);
     const struct option common[SETUP_COMMON] = {
         {"-m, --model", "FILE", OPTION_TEXT, &setup->model_path, 0, 0, "GGUF model; without one the built-in lab-27m"},
         {"-t, --threads", "N", OPTION_INTEGER, &setup->threads, -1, 1024, "threads; 0 or -1: one per processor"},
@@ -80,7 +78,7 @@ void setup_init(struct setup *setup) {
          "read a prompt exactly, or by chunks through the cache"},
         {"-b, --batch-size", "N", OPTION_INTEGER, &setup->batch, 1, INT32_MAX, "tokens per chunk of a compressed prefill"},
         {"--kv-budget", "SIZE", OPTION_SIZE, &setup->kv_budget, 0, 0,
-         "all KV caches' size, as 512M or 4G: --kv auto lowers pages to keep to it, then it refuses; 0: any"},
+         "most of all KV caches, as 4G: --kv auto:min=terse-1.5 lowers pages to keep to it; 0: any"},
         {"--allow-longer-context", NULL, OPTION_FLAG, &setup->allow_longer, 0, 0, "permit more than the model was trained for"},
         {"--mlock", NULL, OPTION_FLAG, &setup->lock, 0, 0, NULL},
         {"--no-mmap", NULL, OPTION_FLAG, &setup->no_mapping, 0, 0, NULL},

@@ -28,6 +28,17 @@ says '^prompt .*(terse-4)$'
 says '^KV cache terse-4: whether fewer bits do as well was not measured on this model (terse calibrate .* does)$' --kv auto
 [ "$(wc -l <"$work/err")" -eq 2 ] || fail "not one line more: $(cat "$work/err")"
 
+# Under a budget: what pages may be lowered to, and what was.
+refuses 'min= says to what a budget may lower pages: give --kv-budget' run -m $model -p x --kv auto:min=terse-2
+refuses '--kv auto:min=terse-x: give auto' run -m $model -p x --kv auto:min=terse-x --kv-budget 1G
+says '^KV cache terse-4: .*; lowered to terse-2 at least where --kv-budget has no room$' --kv auto:min=terse-2 --kv-budget 1G
+head -c 6000 "$work/text" >"$work/long"
+works run -f "$work/long" -n 1 --kv auto:min=terse-2 --kv-budget 6M -c 4096
+grep -q '(terse-4; .* tokens at terse-4.* at terse-[23][,)]' "$work/err" || fail "nothing is lowered: $(cat "$work/err")"
+works run -f "$work/long" -n 1 --kv auto:min=terse-2 --kv-budget 64M -c 4096
+grep -q '(terse-4; [0-9]* tokens at terse-4)$' "$work/err" || fail "lowered for nothing: $(cat "$work/err")"
+refuses 'do not fit the budget' run -f "$work/long" -n 1 --kv terse-4 --kv-budget 6M -c 4096
+
 # Measured, on text that the profile was not learned from, and kept in it.
 works calibrate -m $model -f "$work/text" -c 100 --chunks 2 --kv terse-4
 grep -q '^what rates cost on this model, over 512 tokens of text that it was not learned from' "$work/out" || fail "$(cat "$work/out")"
