@@ -81,9 +81,9 @@ TERSE_API struct terse_choice_options terse_choice_options_defaults(void);
 struct terse_choice {
     char method[64];
     enum terse_choice_reason reason;
-    bool left_aside; /* there is a tuned method of the model, and it is not taken */
+    bool left_aside;   /* there is a tuned method of the model, and it is not taken */
     double least_rate; /* for terse_cache_options; 0 where there is no budget, or the method or the device lowers nothing */
-    char why[512];   /* in words, for "KV cache terse-3: ..."; "" where the caller named the method */
+    char why[512];     /* in words, for "KV cache terse-3: ..."; "" where the caller named the method */
 };
 
 /* Says in *chooses whether `kv` asks for a choice, or names a method, which is not looked at. TERSE_E_ARGUMENT: it begins as a choice

@@ -41,14 +41,14 @@ static int take_method(struct compare *c, size_t i) {
     c->setup.method = c->names[i];
     c->setup.choice = NULL;
     c->setup.why[0] = 0;
-    int status = rate_choice_take(&c->setup);
-    c->setup.least_rate = 0; /* the budget is for both caches together, and each keeps to its rate */
-    return status;
+    return rate_choice_take(&c->setup);
 }
 
 static int choose_method(struct compare *c, size_t i) {
     int status = take_method(c, i);
-    return status == EXIT_OK ? rate_choice_make(&c->setup, NULL) : status;
+    if (status == EXIT_OK) status = rate_choice_make(&c->setup, NULL);
+    c->setup.least_rate = 0; /* the budget is for both caches together, and each keeps to its rate */
+    return status;
 }
 
 /* Refuses names before anything is learned for one of them. */

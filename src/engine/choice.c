@@ -269,8 +269,8 @@ enum terse_status terse_choose(const struct terse_model *model, const struct ter
     }
     status = parse(kv, &allowed, error);
     if (!status && allowed.least > 0 && !options->kv_budget)
-        status = status_fail(error, TERSE_E_ARGUMENT, "%s: min= says to what a budget may lower pages: give a budget (--kv-budget), too",
-                             kv);
+        status = status_fail(error, TERSE_E_ARGUMENT,
+                             "%s: min= says to what a budget may lower pages: give a budget (--kv-budget), too", kv);
     if (!status) status = choose(model, options, &allowed, choice, error);
     return status ? status : settle_least(model, options, allowed.least, choice, error);
 }

@@ -29,7 +29,7 @@ says '^KV cache terse-4: whether fewer bits do as well was not measured on this 
 [ "$(wc -l <"$work/err")" -eq 2 ] || fail "not one line more: $(cat "$work/err")"
 
 # Under a budget: what pages may be lowered to, and what was.
-refuses 'min= says to what a budget may lower pages: give --kv-budget' run -m $model -p x --kv auto:min=terse-2
+refuses 'min= says to what a budget may lower pages: give a budget' run -m $model -p x --kv auto:min=terse-2
 refuses '--kv auto:min=terse-x: give auto' run -m $model -p x --kv auto:min=terse-x --kv-budget 1G
 says '^KV cache terse-4: .*; lowered to terse-2 at least where --kv-budget has no room$' --kv auto:min=terse-2 --kv-budget 1G
 head -c 6000 "$work/text" >"$work/long"

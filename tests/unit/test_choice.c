@@ -244,6 +244,46 @@ static void words(void **state) {
     assert_int_equal(terse_choose(model, &options, &choice, &error), TERSE_E_ARGUMENT);
 }
 
+/* A budget may lower pages of terse-N, as far as the caller says or the library does, and no other method's. */
+static void how_far_a_budget_lowers(void **state) {
+    (void)state;
+    struct terse_choice_options options = terse_choice_options_defaults();
+    unlink(path);
+    assert_true(choose(&options).least_rate == 0); /* no budget */
+    options.kv_budget = 1 << 30;
+    struct terse_choice choice = choose(&options);
+    assert_string_equal(choice.method, "terse-4");
+    assert_true(choice.least_rate == TERSE_CHOICE_LEAST);
+    options.kv = "auto:min=terse-2";
+    assert_true(choose(&options).least_rate == 2);
+    options.kv = "auto:64M,min=terse-6.5"; /* above the rate that the bytes choose, or at it */
+    choice = choose(&options);
+    assert_true(choice.least_rate == 6.5 && strtod(choice.method + strlen("terse-"), NULL) >= 6.5);
+    options.kv = "auto";
+    options.settled = "terse-1";
+    choice = choose(&options);
+    assert_string_equal(choice.method, "terse-1");
+    assert_true(choice.least_rate == 0 && choice.reason == TERSE_CHOICE_SETTLED);
+    options.settled = "q8_0";
+    assert_true(choose(&options).least_rate == 0);
+    options.settled = NULL;
+    keep(&tuned);
+    assert_true(choose(&options).least_rate == 0); /* q8_0 */
+    options.kv = "terse-4";
+    assert_true(choose(&options).least_rate == 0); /* the caller named it */
+    static const char *const bad[] = {"auto:min=",     "auto:min=terse-",  "auto:min=terse-2x",
+                                      "auto:min=q8_0", "auto,min=terse-2", "auto:min=terse--1"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        bool chooses;
+        enum terse_status status = terse_choice_check(bad[i], &chooses, &error);
+        assert_true(!chooses || status == TERSE_E_ARGUMENT);
+    }
+    options.kv = "auto:min=terse-2";
+    options.kv_budget = 0;
+    assert_int_equal(terse_choose(model, &options, &choice, &error), TERSE_E_ARGUMENT);
+    assert_non_null(strstr(error.message, "budget"));
+}
+
 static void without_a_home(void **state) {
     (void)state;
     char found[64];
@@ -269,6 +309,7 @@ int main(void) {
         cmocka_unit_test(numbers_that_are_impossible),
         cmocka_unit_test(names_that_are_too_long),
         cmocka_unit_test(words),
+        cmocka_unit_test(how_far_a_budget_lowers),
         cmocka_unit_test(without_a_home),
     };
     return cmocka_run_group_tests(tests, begin, end);

@@ -197,7 +197,8 @@ def choose(model: Model, kv: Kv, codebook: Codebook | str | os.PathLike[str] | N
 
     "auto" is the method that `terse tune` has picked for the model, where there is one that fits, else the same as "auto:0.005"; "auto:0.02" the fewest bits
     of terse-N whose measured KL divergence from f16 on the model is at most so many nats, or terse-4 where none was measured; "auto:2G" the most bits with
-    which `context` tokens take at most so many bytes.
+    which `context` tokens take at most so many bytes. Where the model has a kv_budget, it may lower pages to terse-1.5, or as far as ",min=terse-N" behind
+    these says ("auto:min=terse-2").
     """
     cache = kv if isinstance(kv, Cache) else Cache(kv)
     chooses = ctypes.c_bool()
@@ -213,5 +214,5 @@ def choose(model: Model, kv: Kv, codebook: Codebook | str | os.PathLike[str] | N
     options.cache = cache._options(profile)
     choice = structs["terse_choice"]()
     call(c.terse_choose, model._handle.pointer, ctypes.byref(options), ctypes.byref(choice))
-    cache = replace(cache, method=choice.method.decode())
+    cache = replace(cache, method=choice.method.decode(), least_rate=choice.least_rate or cache.least_rate)
     return cache, profile if _needed(cache) == _needed(replace(cache, method=_ANY_RATE)) else find_codebook(model, cache, codebook)
