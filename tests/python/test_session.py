@@ -307,6 +307,19 @@ class Caches(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "lower -c"):
             self.model.session("auto:20M", context=8192)
 
+    def test_a_budget_lowers_pages(self):
+        model = terse.Model(threads=1, kv_budget=6 << 20)
+        self.assertIsNone(terse.Model(threads=1).session().cache.rates or None)
+        tokens = list(model.tokenize("One thing leads to another. " * 600))[:1900]
+        with model.session(kv="auto:min=terse-2") as session:
+            session.prefill(tokens)
+            rates = session.cache.rates
+        self.assertEqual(max(rates), 4)
+        self.assertEqual(min(rates), 2)
+        self.assertGreater(rates[2], 0)
+        with self.assertRaisesRegex(terse.Error, "budget"):
+            terse.Model(threads=1).session(kv="auto:min=terse-2")
+
     def test_options_beside_a_method(self):
         tokens = self.model.tokenize(support.article())[:600]
         plain, mixed = self.model.session("q8_0"), self.model.session(terse.Cache("q8_0", value_type="q4_0", tail_tokens=0))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
@@ -92,7 +92,7 @@ class CacheReport:
     tables: int
     codebook: int
     bits_per_value: float
-    rates: dict[float, int]
+    rates: dict[float, int] = field(default_factory=dict)
 
     @classmethod
     def _of(cls, report: ctypes.Structure) -> CacheReport:
