@@ -148,7 +148,7 @@ TERSE_API enum terse_status terse_stop_push(struct terse_stop *stop, const char 
 TERSE_API const char *terse_stop_finish(struct terse_stop *stop, size_t *n_out);
 
 struct terse_message {
-    const char *role; /* "system", "user", "assistant" */
+    const char *role; /* "system", "user", "assistant", "tool": what a tool that the assistant called has returned */
     const char *content;
 };
 /* Tokenizes a conversation in the model's chat format, with BOS where the format has it. Only the format's own special tokens are
@@ -167,6 +167,45 @@ TERSE_API enum terse_status terse_chat_render(const struct terse_model *model, c
                                               struct terse_error *error);
 TERSE_API const char *terse_chat_format_name(size_t i); /* i = 0, 1, ...: "llama-3", "chatml", ...; NULL past the last */
 TERSE_API void terse_string_free(char *string);
+
+/* These options say how a conversation is written. Tools are functions that the assistant may call. */
+struct terse_chat_options {
+    size_t size;        /* of this struct: set by terse_chat_options_defaults */
+    const char *format; /* as of terse_chat_tokenize; NULL, the default: the model's own */
+    size_t after;       /* the same; default 0. Not of terse_chat_render_with */
+    bool open_reply;    /* the same; default true. Behind a message with tool calls another begins */
+    const char *tools;  /* a JSON array as OpenAI's `tools`: {"type": "function", "function": {"name": ..., ...}}; NULL: none */
+    /* [n_messages] or NULL: what each message of the assistant calls, a JSON array as OpenAI's `tool_calls`; an entry NULL: nothing. */
+    const char *const *tool_calls;
+    bool open_call; /* the open reply begins as a tool call: a JSON object with "name" and "arguments" is to follow. Needs tools */
+};
+TERSE_API struct terse_chat_options terse_chat_options_defaults(void);
+/* These do the same as terse_chat_tokenize and terse_chat_render, with tools, tool calls and messages of the role "tool", which are
+ * written as Qwen 2.5's template writes them. TERSE_E_UNSUPPORTED: the format, or the model's template, has no tools;
+ * TERSE_E_ARGUMENT: JSON that is none, or is not as it shall be. */
+TERSE_API enum terse_status terse_chat_tokenize_with(const struct terse_model *model, const struct terse_chat_options *options,
+                                                     const struct terse_message *messages, size_t n_messages, int32_t **tokens,
+                                                     size_t *n_tokens, struct terse_error *error);
+TERSE_API enum terse_status terse_chat_render_with(const struct terse_model *model, const struct terse_chat_options *options,
+                                                   const struct terse_message *messages, size_t n_messages, char **text,
+                                                   struct terse_error *error);
+struct terse_tool_call {
+    const char *name;
+    const char *arguments; /* a JSON object, as the reply wrote it */
+};
+struct terse_call_finder; /* finds the tool calls in a reply, <tool_call>{"name": ..., "arguments": {...}}</tool_call> */
+TERSE_API enum terse_status terse_call_finder_new(struct terse_call_finder **finder, struct terse_error *error);
+TERSE_API void terse_call_finder_free(struct terse_call_finder *finder);
+/* Takes text[n_bytes] more of the reply. (*out)[*n_out], valid until the next call, is what it says beside calls, and can no longer
+ * be a part of one; white space around calls is left out. A broken call is text. */
+TERSE_API enum terse_status terse_call_finder_push(struct terse_call_finder *finder, const char *text, size_t n_bytes,
+                                                   const char **out, size_t *n_out, struct terse_error *error);
+/* Ends the reply, which also ends a whole call: does the same for the text that was held back. */
+TERSE_API enum terse_status terse_call_finder_finish(struct terse_call_finder *finder, const char **out, size_t *n_out,
+                                                     struct terse_error *error);
+/* Returns the calls[*n] that were found so far, in order; valid until the next push or finish, what they point to until the finder
+ * is freed. */
+TERSE_API const struct terse_tool_call *terse_call_finder_calls(const struct terse_call_finder *finder, size_t *n);
 
 /* ---- Cache ------------------------------------------------------------------------------------------------------------- */
 #define TERSE_TAIL_DEFAULT UINT32_MAX

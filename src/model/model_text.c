@@ -21,13 +21,36 @@ enum terse_status terse_detokenizer_new(const struct terse_model *model, bool sh
     return detokenizer_new(model->tokenizer, show_special, detokenizer, error);
 }
 
+struct terse_chat_options terse_chat_options_defaults(void) {
+    return (struct terse_chat_options){.size = sizeof(struct terse_chat_options), .open_reply = true};
+}
+
+enum terse_status terse_chat_render_with(const struct terse_model *model, const struct terse_chat_options *options,
+                                         const struct terse_message *messages, size_t n_messages, char **text,
+                                         struct terse_error *error) {
+    return chat_render(model->tokenizer, options, messages, n_messages, text, error);
+}
+
+enum terse_status terse_chat_tokenize_with(const struct terse_model *model, const struct terse_chat_options *options,
+                                           const struct terse_message *messages, size_t n_messages, int32_t **tokens,
+                                           size_t *n_tokens, struct terse_error *error) {
+    return chat_tokenize(model->tokenizer, options, messages, n_messages, tokens, n_tokens, error);
+}
+
 enum terse_status terse_chat_render(const struct terse_model *model, const char *format, const struct terse_message *messages,
                                     size_t n_messages, bool open_reply, char **text, struct terse_error *error) {
-    return chat_render(model->tokenizer, format, messages, n_messages, open_reply, text, error);
+    struct terse_chat_options options = terse_chat_options_defaults();
+    options.format = format;
+    options.open_reply = open_reply;
+    return chat_render(model->tokenizer, &options, messages, n_messages, text, error);
 }
 
 enum terse_status terse_chat_tokenize(const struct terse_model *model, const char *format, const struct terse_message *messages,
                                       size_t n_messages, size_t after, bool open_reply, int32_t **tokens, size_t *n_tokens,
                                       struct terse_error *error) {
-    return chat_tokenize(model->tokenizer, format, messages, n_messages, after, open_reply, tokens, n_tokens, error);
+    struct terse_chat_options options = terse_chat_options_defaults();
+    options.format = format;
+    options.after = after;
+    options.open_reply = open_reply;
+    return chat_tokenize(model->tokenizer, &options, messages, n_messages, tokens, n_tokens, error);
 }

@@ -2,10 +2,11 @@
  * special. */
 #include "text/chat.h"
 
-#include "base/status.h"
+#include "base/options.h"
 #include "base/text.h"
 #include "text/chat_default.h"
 #include "text/chat_format.h"
+#include "text/chat_tools.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,15 +16,31 @@ const char *terse_chat_format_name(size_t i) {
     return format ? format->name : NULL;
 }
 
-static enum terse_status unknown_format(const char *what, enum terse_status code, struct terse_error *error) {
-    char names[384];
-    struct text_line line = text_line_begin(names, sizeof names);
+/* Writes the names of all formats, or of those that have tools, to names[384]. */
+static const char *list_formats(char *names, bool with_tools) {
+    struct text_line line = text_line_begin(names, 384);
     for (size_t i = 0; chat_format_at(i); i++) {
-        if (i) text_line_unit(&line, ", ", 2);
+        if (with_tools && !chat_format_at(i)->tools) continue;
+        if (line.length) text_line_unit(&line, ", ", 2);
         text_line_unit(&line, chat_format_at(i)->name, strlen(chat_format_at(i)->name));
     }
     text_line_end(&line);
-    return status_fail(error, code, "%s: pass --chat-template NAME (%s)", what, names);
+    return names;
+}
+
+static enum terse_status unknown_format(const char *what, enum terse_status code, struct terse_error *error) {
+    char names[384];
+    return status_fail(error, code, "%s: pass --chat-template NAME (%s)", what, list_formats(names, false));
+}
+
+static enum terse_status no_tools(const struct chat_format *format, bool own, struct terse_error *error) {
+    char names[384];
+    list_formats(names, true);
+    if (own && chat_format_find(format->name)->tools)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "the model's chat template has no tools: pass --chat-template %s to write them all the same",
+                           format->name);
+    return status_fail(error, TERSE_E_UNSUPPORTED, "the format %s has no tools in terse; those that have: %s", format->name, names);
 }
 
 /* ---- Writing ------------------------------------------------------------------------------------------------------------- */
@@ -34,13 +51,15 @@ struct render {
     struct gguf_string bos, eos;
     struct terse_message
         *messages; /* [n_messages] the caller's, behind the system message that its template brings where they have none */
+    struct chat_calls *calls; /* [n_messages] what messages call; none where `calls` is NULL */
     size_t n_messages, n_own; /* n_own: 1 where there is such a message, else 0 */
     char *system;             /* its text */
+    char *tools;              /* their lines; NULL: none */
     char *text;
     size_t size, capacity;
-    struct text_span *contents;            /* [n_contents] where the text has what messages say, in its order */
-    const struct terse_message **speakers; /* [n_contents] their messages */
-    size_t n_contents;
+    struct text_span *contents;            /* [n_contents] where the text has what messages and tools say, in its order */
+    const struct terse_message **speakers; /* [n_contents] their messages; NULL: of tools */
+    size_t n_contents, contents_capacity;
     bool refused; /* memory */
 };
 
@@ -63,6 +82,18 @@ static void add_bytes(struct render *r, const char *data, size_t n) {
 
 static void add(struct render *r, const char *text) { add_bytes(r, text, strlen(text)); }
 
+/* Adds text that is never a special token. */
+static void add_literal(struct render *r, const char *text, const struct terse_message *speaker) {
+    size_t begin = r->size;
+    add(r, text);
+    if (r->n_contents == r->contents_capacity) {
+        r->refused = true;
+        return;
+    }
+    r->contents[r->n_contents] = (struct text_span){begin, r->size};
+    r->speakers[r->n_contents++] = speaker;
+}
+
 /* Returns the part of the assistant's message that follows its thoughts. */
 static const char *without_thoughts(const struct chat_format *f, const char *said) {
     size_t n = f->thoughts ? strlen(f->thoughts) : 0;
@@ -74,11 +105,8 @@ static const char *without_thoughts(const struct chat_format *f, const char *sai
 
 /* Adds what a message says; with `whole`, the assistant's thoughts as well. */
 static void add_content(struct render *r, const struct terse_message *message, bool whole) {
-    size_t begin = r->size;
     bool reply = strcmp(message->role, "assistant") == 0;
-    add(r, reply && !whole ? without_thoughts(&r->format, message->content) : message->content);
-    r->contents[r->n_contents] = (struct text_span){begin, r->size};
-    r->speakers[r->n_contents++] = message;
+    add_literal(r, reply && !whole ? without_thoughts(&r->format, message->content) : message->content, message);
 }
 
 static bool is_white(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
@@ -108,8 +136,56 @@ static void trim(struct render *r, size_t first) {
 
 /* Returns the role of a message that check_roles has accepted. */
 static enum chat_role role_of(const struct terse_message *message) {
-    return strcmp(message->role, "system") == 0 ? CHAT_SYSTEM : strcmp(message->role, "user") == 0 ? CHAT_USER : CHAT_ASSISTANT;
+    static const char *const roles[] = {"system", "user", "assistant", "tool"};
+    enum chat_role role = CHAT_SYSTEM;
+    while (strcmp(message->role, roles[role]) != 0) role++;
+    return role;
 }
+
+/* ---- Tools, in the form of Hermes and Qwen 2.5 ---------------------------------------------------------------------------- */
+
+/* Writes the system's message with the tools; `system` is NULL where nobody speaks as the system. */
+static void write_tools(struct render *r, const struct terse_message *system) {
+    add(r, r->format.open[CHAT_SYSTEM]);
+    if (system) {
+        add_content(r, system, false);
+        add(r, "\n\n");
+    }
+    add(r,
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures "
+        "within <tools></tools> XML tags:\n<tools>");
+    add_literal(r, r->tools, NULL);
+    add(r, "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+           "<tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": "
+           "<args-json-object>}\n</tool_call>");
+    add(r, r->format.close[CHAT_SYSTEM]);
+}
+
+/* Writes the calls of a message behind what it says, which began at `first`. */
+static void write_calls(struct render *r, const struct chat_calls *calls, const struct terse_message *message, size_t first) {
+    for (size_t i = 0; i < calls->n; i++) {
+        if (r->size > first) add(r, "\n");
+        add(r, CHAT_CALL_OPEN "\n{\"name\": \"");
+        add_literal(r, calls->call[i].name, message);
+        add(r, "\", \"arguments\": ");
+        add_literal(r, calls->call[i].arguments, message);
+        add(r, "}\n" CHAT_CALL_CLOSE);
+    }
+    if (calls->n) add_literal(r, "", message); /* the message ends here, not behind its last arguments */
+}
+
+/* Writes what a tool has returned. Results side by side share a turn of the user. */
+static void write_result(struct render *r, size_t i) {
+    bool first = i == 0 || role_of(&r->messages[i - 1]) != CHAT_TOOL;
+    bool last = i + 1 == r->n_messages || role_of(&r->messages[i + 1]) != CHAT_TOOL;
+    add(r, first ? r->format.open[CHAT_USER] : "\n");
+    add(r, "<tool_response>\n");
+    add_content(r, &r->messages[i], false);
+    add(r, "\n</tool_response>");
+    if (last) add(r, r->format.close[CHAT_USER]);
+}
+
+/* ---- Messages ------------------------------------------------------------------------------------------------------------- */
 
 /* Writes messages in an order that check_order allows. `begun`: the last message is a reply that goes on. */
 static void write_messages(struct render *r, bool begun) {
@@ -120,8 +196,16 @@ static void write_messages(struct render *r, bool begun) {
     const struct terse_message *within = f->system != CHAT_SYSTEM_OWN && role_of(&messages[0]) == CHAT_SYSTEM ? messages : NULL;
     size_t begin = within ? 1 : 0, last_turn = n - 1 - (role_of(&messages[n - 1]) == CHAT_ASSISTANT ? 1 : 0);
     size_t system_turn = f->system == CHAT_SYSTEM_LAST_TURN ? last_turn : begin;
+    if (r->tools) {
+        begin = role_of(&messages[0]) == CHAT_SYSTEM ? 1 : 0;
+        write_tools(r, begin ? messages : NULL);
+    }
     for (size_t i = begin; i < n; i++) {
         enum chat_role role = role_of(&messages[i]);
+        if (role == CHAT_TOOL) {
+            write_result(r, i);
+            continue;
+        }
         if (role == CHAT_USER && i > begin && f->bos_each_turn) add_bytes(r, r->bos.data, r->bos.size);
         add(r, f->open[role]);
         size_t turn = r->size;
@@ -134,6 +218,7 @@ static void write_messages(struct render *r, bool begun) {
         bool goes_on = begun && i == n - 1;
         add_content(r, &messages[i], goes_on);
         if (goes_on) return;
+        if (r->calls) write_calls(r, &r->calls[i], &messages[i], first);
         if (f->trim & trims[role]) trim(r, first);
         if (role == CHAT_USER && f->trim & CHAT_TRIM_TURN) trim(r, turn);
         add(r, f->close[role]);
@@ -141,12 +226,19 @@ static void write_messages(struct render *r, bool begun) {
     }
 }
 
-static void write_conversation(struct render *r, bool open_reply) {
+/* Returns whether the last message is a reply that can go on: one that ends with calls is finished. */
+static bool ends_with_text(const struct render *r) {
+    size_t last = r->n_messages - 1;
+    return role_of(&r->messages[last]) == CHAT_ASSISTANT && !(r->calls && r->calls[last].n);
+}
+
+static void write_conversation(struct render *r, const struct terse_chat_options *options) {
     add_bytes(r, r->bos.data, r->bos.size);
     if (r->format.preamble) add(r, r->format.preamble);
-    bool begun = open_reply && role_of(&r->messages[r->n_messages - 1]) == CHAT_ASSISTANT;
+    bool begun = options->open_reply && ends_with_text(r);
     write_messages(r, begun);
-    if (open_reply && !begun) add(r, r->format.reply);
+    if (options->open_reply && !begun) add(r, r->format.reply);
+    if (options->open_call) add(r, CHAT_CALL_OPEN "\n");
 }
 
 /* ---- Checking what is asked for ------------------------------------------------------------------------------------------ */
@@ -157,10 +249,11 @@ static enum terse_status check_roles(const struct terse_message *messages, size_
         const char *role = messages[i].role;
         if (!role || !messages[i].content)
             return status_fail(error, TERSE_E_ARGUMENT, "message %zu has no role or no content: give both", i + 1);
-        if (strcmp(role, "system") == 0 || strcmp(role, "user") == 0 || strcmp(role, "assistant") == 0) continue;
+        if (strcmp(role, "system") == 0 || strcmp(role, "user") == 0 || strcmp(role, "assistant") == 0 || strcmp(role, "tool") == 0)
+            continue;
         char shown[64];
-        return status_fail(error, TERSE_E_ARGUMENT, "message %zu has the role %s: the roles are system, user and assistant", i + 1,
-                           text_quote(shown, sizeof shown, role, strlen(role)));
+        return status_fail(error, TERSE_E_ARGUMENT, "message %zu has the role %s: the roles are system, user, assistant and tool",
+                           i + 1, text_quote(shown, sizeof shown, role, strlen(role)));
     }
     return TERSE_OK;
 }
@@ -179,7 +272,8 @@ static enum terse_status check_order(const struct chat_format *f, const struct t
 }
 
 /* Chooses the format: the model's own, as its template varies it and with its default system text, or another by its name. */
-static enum terse_status choose_format(struct render *r, const struct tokenizer *t, const char *name, struct terse_error *error) {
+static enum terse_status choose_format(struct render *r, const struct tokenizer *t, const char *name, bool *own_format,
+                                       struct terse_error *error) {
     struct gguf_string template = tokenizer_chat_template(t);
     const struct chat_format *named = name ? chat_format_find(name) : NULL;
     bool own = chat_format_recognise(template, &r->format), added;
@@ -192,6 +286,8 @@ static enum terse_status choose_format(struct render *r, const struct tokenizer 
         r->format = *named;
         own = false;
     }
+    if (named) r->format.tools = named->tools; /* who names a format wants it, whatever the model's template lacks */
+    *own_format = own;
     int32_t bos = tokenizer_bos(t, &added);
     size_t n;
     if (added || (own && chat_template_has_bos(template))) {
@@ -209,16 +305,46 @@ static enum terse_status choose_format(struct render *r, const struct tokenizer 
 static bool collect_messages(struct render *r, const struct terse_message *messages, size_t n) {
     r->n_own = r->system && role_of(&messages[0]) != CHAT_SYSTEM ? 1 : 0;
     r->n_messages = n + r->n_own;
+    r->contents_capacity = r->n_messages + (r->tools ? 1 : 0);
+    for (size_t i = 0; r->calls && i < n; i++) r->contents_capacity += 2 * r->calls[i].n + (r->calls[i].n ? 1 : 0);
     r->messages = calloc(r->n_messages, sizeof *r->messages);
-    r->contents = calloc(r->n_messages, sizeof *r->contents);
-    r->speakers = calloc(r->n_messages, sizeof *r->speakers);
+    r->contents = calloc(r->contents_capacity, sizeof *r->contents);
+    r->speakers = calloc(r->contents_capacity, sizeof *r->speakers);
     if (!r->messages || !r->contents || !r->speakers) return false;
     if (r->n_own) r->messages[0] = (struct terse_message){"system", r->system};
     memcpy(r->messages + r->n_own, messages, n * sizeof *messages);
+    if (r->calls && r->n_own) {
+        memmove(r->calls + 1, r->calls, n * sizeof *r->calls);
+        r->calls[0] = (struct chat_calls){0};
+    }
     return true;
 }
 
+/* Reads the tools, and what messages[n] call. There is room for a message before the first. */
+static enum terse_status read_tools(struct render *r, const struct terse_chat_options *options,
+                                    const struct terse_message *messages, size_t n, bool own, struct terse_error *error) {
+    bool used = options->tools || options->tool_calls;
+    for (size_t i = 0; i < n; i++) used |= role_of(&messages[i]) == CHAT_TOOL;
+    if (!used) return TERSE_OK;
+    enum terse_status status = chat_tools_read(options->tools, &r->tools, error);
+    if (!status && options->tool_calls && !(r->calls = calloc(n + 1, sizeof *r->calls)))
+        status = status_no_memory(error, n * sizeof *r->calls, "the tool calls of a conversation");
+    used = r->tools != NULL;
+    for (size_t i = 0; i < n; i++) {
+        bool reply = role_of(&messages[i]) == CHAT_ASSISTANT;
+        const char *calls = r->calls ? options->tool_calls[i] : NULL;
+        if (!status && calls && !reply)
+            status = status_fail(error, TERSE_E_ARGUMENT, "message %zu has tool calls: only the assistant's messages have", i + 1);
+        if (!status && calls) status = chat_calls_read(calls, i + 1, &r->calls[i], error);
+        used |= role_of(&messages[i]) == CHAT_TOOL || (!status && calls && r->calls[i].n);
+    }
+    return status || !used || r->format.tools ? status : no_tools(&r->format, own, error);
+}
+
 static void render_free(struct render *r) {
+    for (size_t i = 0; r->calls && i < r->n_messages; i++) chat_calls_free(&r->calls[i]);
+    free(r->calls);
+    free(r->tools);
     free(r->text);
     free(r->system);
     free(r->messages);
@@ -227,38 +353,43 @@ static void render_free(struct render *r) {
 }
 
 /* Writes a conversation. render_free releases it, also after a failure. */
-static enum terse_status render(struct render *r, const struct tokenizer *tokenizer, const char *format,
-                                const struct terse_message *messages, size_t n_messages, bool open_reply,
-                                struct terse_error *error) {
-    *r = (struct render){0};
-    enum terse_status status = choose_format(r, tokenizer, format, error);
+static enum terse_status render(struct render *r, const struct tokenizer *tokenizer, const struct terse_chat_options *options,
+                                const struct terse_message *messages, size_t n_messages, struct terse_error *error) {
+    bool own;
+    *r = (struct render){.n_messages = n_messages};
+    enum terse_status status = OPTIONS_CHECK(options, terse_chat_options, error);
+    if (!status) status = choose_format(r, tokenizer, options->format, &own, error);
     if (!status) status = check_roles(messages, n_messages, error);
+    if (!status) status = read_tools(r, options, messages, n_messages, own, error);
     if (!status) status = check_order(&r->format, messages, n_messages, error);
     if (status) return status;
     r->refused = !collect_messages(r, messages, n_messages);
-    if (!r->refused) write_conversation(r, open_reply);
+    if (!r->refused && options->open_call && (!r->tools || !options->open_reply || ends_with_text(r)))
+        return status_fail(error, TERSE_E_ARGUMENT, "a reply that is a call needs tools, and begins behind all messages");
+    if (!r->refused) write_conversation(r, options);
     return r->refused ? status_no_memory(error, r->size + r->n_messages * sizeof *r->contents, "a conversation's text") : TERSE_OK;
 }
 
-enum terse_status chat_render(const struct tokenizer *tokenizer, const char *format, const struct terse_message *messages,
-                              size_t n_messages, bool open_reply, char **text, struct terse_error *error) {
+enum terse_status chat_render(const struct tokenizer *tokenizer, const struct terse_chat_options *options,
+                              const struct terse_message *messages, size_t n_messages, char **text, struct terse_error *error) {
     struct render r;
-    enum terse_status status = render(&r, tokenizer, format, messages, n_messages, open_reply, error);
+    enum terse_status status = render(&r, tokenizer, options, messages, n_messages, error);
     *text = status ? NULL : r.text;
     if (!status) r.text = NULL;
     render_free(&r);
     return status;
 }
 
-enum terse_status chat_tokenize(const struct tokenizer *tokenizer, const char *format, const struct terse_message *messages,
-                                size_t n_messages, size_t after, bool open_reply, int32_t **tokens, size_t *n_tokens,
+enum terse_status chat_tokenize(const struct tokenizer *tokenizer, const struct terse_chat_options *options,
+                                const struct terse_message *messages, size_t n_messages, int32_t **tokens, size_t *n_tokens,
                                 struct terse_error *error) {
     struct render r;
+    size_t after = options->after;
     *tokens = NULL;
     *n_tokens = 0;
     if (after > n_messages)
         return status_fail(error, TERSE_E_ARGUMENT, "what follows message %zu of %zu: there is no such message", after, n_messages);
-    enum terse_status status = render(&r, tokenizer, format, messages, n_messages, open_reply, error);
+    enum terse_status status = render(&r, tokenizer, options, messages, n_messages, error);
     size_t first = 0;
     for (size_t i = 0; !status && after && i < r.n_contents; i++)
         if (r.speakers[i] == &r.messages[r.n_own + after - 1]) first = r.contents[i].end;

@@ -4,13 +4,13 @@
 
 #include "text/tokenizer.h"
 
-/* Implements terse_chat_render. */
-enum terse_status chat_render(const struct tokenizer *tokenizer, const char *format, const struct terse_message *messages,
-                              size_t n_messages, bool open_reply, char **text, struct terse_error *error);
+/* Implements terse_chat_render_with. */
+enum terse_status chat_render(const struct tokenizer *tokenizer, const struct terse_chat_options *options,
+                              const struct terse_message *messages, size_t n_messages, char **text, struct terse_error *error);
 
-/* Implements terse_chat_tokenize. */
-enum terse_status chat_tokenize(const struct tokenizer *tokenizer, const char *format, const struct terse_message *messages,
-                                size_t n_messages, size_t after, bool open_reply, int32_t **tokens, size_t *n_tokens,
+/* Implements terse_chat_tokenize_with. */
+enum terse_status chat_tokenize(const struct tokenizer *tokenizer, const struct terse_chat_options *options,
+                                const struct terse_message *messages, size_t n_messages, int32_t **tokens, size_t *n_tokens,
                                 struct terse_error *error);
 
 #endif

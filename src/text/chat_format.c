@@ -1,5 +1,5 @@
 /* Holds the table of chat formats. A model's own Jinja template is not run but recognised by what only its format has. Where a
- * template adds more than the conversation, dates and tools are lost; chat_default.h finds a default system text, and gpt-oss keeps
+ * template adds more than the conversation and tools, such as dates, it is lost; chat_default.h finds a default system text, and gpt-oss keeps
  * the message that names its channels.
  *
  * Sources: the templates in the tokenizer_config.json (chat_template.jinja) of LLaMA 2 and 3, Mistral 7B Instruct v0.1 to v0.3,
@@ -43,7 +43,7 @@ static const struct chat_format formats[] = {
      .close = {"<|eot_id|>", "<|eot_id|>", "<|eot_id|>"},
      .reply = "<|start_header_id|>assistant<|end_header_id|>\n\n",
      .trim = CHAT_TRIM_SYSTEM | CHAT_TRIM_USER | CHAT_TRIM_REPLY},
-    {.name = "chatml", .open = CHATML_OPEN, .close = CHATML_CLOSE, .reply = "<|im_start|>assistant\n"},
+    {.name = "chatml", .open = CHATML_OPEN, .close = CHATML_CLOSE, .reply = "<|im_start|>assistant\n", .tools = true},
     {.name = "llama-2",
      .open = {"<<SYS>>\n", "[INST] ", " "},
      .close = {"\n<</SYS>>\n\n", " [/INST]", " "},
@@ -139,21 +139,24 @@ static const struct chat_format formats[] = {
      .close = CHATML_CLOSE,
      .reply = "<|im_start|>assistant\n",
      .thoughts = "</think>",
-     .thoughts_and_line = true},
+     .thoughts_and_line = true,
+     .tools = true},
     /* This is the same template with enable_thinking=false. */
     {.name = "qwen-3-no-think",
      .open = CHATML_OPEN,
      .close = CHATML_CLOSE,
      .reply = "<|im_start|>assistant\n<think>\n\n</think>\n\n",
      .thoughts = "</think>",
-     .thoughts_and_line = true},
+     .thoughts_and_line = true,
+     .tools = true},
     /* These models always think: QwQ, Qwen 3 Thinking 2507. */
     {.name = "qwen-3-thinking",
      .open = CHATML_OPEN,
      .close = CHATML_CLOSE,
      .reply = "<|im_start|>assistant\n<think>\n",
      .thoughts = "</think>",
-     .thoughts_and_line = true},
+     .thoughts_and_line = true,
+     .tools = true},
     {.name = "deepseek-coder",
      .open = {"", "### Instruction:\n", "### Response:\n"},
      .close = {"", "\n", "\n<|EOT|>\n"},
@@ -257,6 +260,7 @@ bool chat_format_recognise(struct gguf_string template, struct chat_format *form
     if (!name) return false;
     *format = *chat_format_find(name);
     if (!has(template, "|trim") && !has(template, "| trim") && !has(template, "strip()")) format->trim = 0;
+    format->tools = format->tools && has(template, CHAT_CALL_OPEN);
     format->bos_each_turn = has(template, "bos_token + '[INST]") || has(template, "bos_token + \"[INST]");
     return true;
 }

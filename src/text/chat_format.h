@@ -4,7 +4,12 @@
 
 #include "text/tokenizer.h"
 
-enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_ROLES };
+/* A tool's results are written in a turn of the user, so that a format has no marks of their own. */
+enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL, CHAT_ROLES = CHAT_TOOL };
+
+/* A reply's tool calls stand between these marks, a JSON object each. */
+#define CHAT_CALL_OPEN "<tool_call>"
+#define CHAT_CALL_CLOSE "</tool_call>"
 
 /* These bits say from whose messages white space is taken off at both ends. */
 enum chat_trim {
@@ -33,6 +38,7 @@ struct chat_format {
     bool eos_after_reply;   /* EOS stands behind what the assistant said */
     const char *thoughts;   /* of what the assistant said, what ends with the last such text is left out; or NULL */
     bool thoughts_and_line; /* with the line ends behind it */
+    bool tools;             /* are written, and called, in the form of Hermes and Qwen 2.5 */
 };
 
 /* Returns the i-th format, or NULL past the last. */

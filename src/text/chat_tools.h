@@ -1,0 +1,25 @@
+/* Reads tools and tool calls, which callers give as JSON, into the pieces of text that a conversation is written from. */
+#ifndef TERSE_TEXT_CHAT_TOOLS_H
+#define TERSE_TEXT_CHAT_TOOLS_H
+
+#include "base/status.h"
+
+#include <stddef.h>
+
+/* Writes to *lines the tools of a JSON array in the form of OpenAI's `tools`, each a line of JSON behind a line end, as templates
+ * write them; NULL where there is none. free releases it. TERSE_E_ARGUMENT: not such an array. */
+enum terse_status chat_tools_read(const char *json, char **lines, struct terse_error *error);
+
+struct chat_call {
+    char *name, *arguments; /* arguments: a JSON object, spaced as templates write it */
+};
+struct chat_calls {
+    struct chat_call *call; /* [n] */
+    size_t n;
+};
+/* Reads the calls of the message-th message, a JSON array in the form of OpenAI's `tool_calls`; NULL: none. Arguments are a JSON object or a string that
+ * holds one. On failure there are none. */
+enum terse_status chat_calls_read(const char *json, size_t message, struct chat_calls *calls, struct terse_error *error);
+void chat_calls_free(struct chat_calls *calls);
+
+#endif

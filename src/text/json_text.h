@@ -1,0 +1,15 @@
+/* Rewrites and takes apart JSON text without reading its values, so that numbers and the order of names stay as they were written. */
+#ifndef TERSE_TEXT_JSON_TEXT_H
+#define TERSE_TEXT_JSON_TEXT_H
+
+#include "text/tokenizer.h"
+
+/* Returns JSON text[n], which must be well-formed, as Python's json.dumps(ensure_ascii=False) writes it, which is what chat templates call tojson:
+ * one space behind commas and colons, characters instead of escapes. NULL where memory is refused; free releases it. */
+char *json_spaced(const char *text, size_t n);
+
+/* Returns where the value of the member `name` of a JSON object lies in text[n], which must be well-formed: the first such member;
+ * an empty span where there is none. */
+struct text_span json_member(const char *text, size_t n, const char *name);
+
+#endif

@@ -1,0 +1,343 @@
+/* Conversations with tools against what jinja2 renders Qwen 2.5's template to (fixtures/chat_tools.json), their tokens, what is refused, and the tool
+ * calls that are found in replies. */
+#include "model/model.h"
+#include "support/vocabulary_sample.h"
+#include "text/json_text.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+#include <cmocka.h>
+
+#include "base/mapped_file.h"
+
+enum { MOST_MESSAGES = 8 };
+
+struct sample {
+    struct tokenizer_sample tokenizer;
+    struct terse_model model;
+};
+
+/* Opens a model whose vocabulary has <tool_call> as a user-defined token, as Qwen 2.5's; `template` may be NULL. */
+static void open_model(struct sample *s, const char *template) {
+    struct gguf_writer w = {0};
+    struct terse_error error = {0};
+    const char *tokens[256 + 5] = {"<s>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"};
+    int32_t types[256 + 5] = {3, 3, 3, 4, 4};
+    char bytes[256][8];
+    float scores[256 + 5] = {0};
+    for (int i = 0; i < 256; i++) {
+        snprintf(bytes[i], sizeof bytes[i], "<0x%02X>", (unsigned)i);
+        tokens[5 + i] = bytes[i];
+        types[5 + i] = 6;
+    }
+    gguf_writer_string(&w, "tokenizer.ggml.model", "llama");
+    gguf_writer_strings(&w, "tokenizer.ggml.tokens", 261, tokens);
+    gguf_writer_array(&w, "tokenizer.ggml.token_type", GGUF_I32, 261, types);
+    gguf_writer_array(&w, "tokenizer.ggml.scores", GGUF_F32, 261, scores);
+    gguf_writer_bool(&w, "tokenizer.ggml.add_bos_token", false);
+    gguf_writer_bool(&w, "tokenizer.ggml.add_space_prefix", false);
+    if (template) gguf_writer_string(&w, "tokenizer.chat_template", template);
+    if (tokenizer_sample_open(&w, &s->tokenizer, &error)) fail_msg("%s", error.message);
+    s->model = (struct terse_model){.tokenizer = s->tokenizer.tokenizer};
+}
+
+static void close_model(struct sample *s) { tokenizer_sample_close(&s->tokenizer); }
+
+static char *rendered(const struct sample *s, const struct terse_chat_options *options, const struct terse_message *messages,
+                      size_t n) {
+    struct terse_error error = {0};
+    char *text;
+    if (terse_chat_render_with(&s->model, options, messages, n, &text, &error)) fail_msg("%s", error.message);
+    return text;
+}
+
+static void refused(const struct sample *s, const struct terse_chat_options *options, const struct terse_message *messages,
+                    size_t n, enum terse_status status, const char *part) {
+    struct terse_error error = {0};
+    char *text = (char *)"";
+    assert_int_equal(terse_chat_render_with(&s->model, options, messages, n, &text, &error), status);
+    assert_null(text);
+    if (!strstr(error.message, part)) fail_msg("'%s' does not speak of '%s'", error.message, part);
+    assert_null(strchr(error.message, '\n'));
+}
+
+#define TOOLS "[{\"type\": \"function\", \"function\": {\"name\": \"clock\"}}]"
+static const struct terse_message question[] = {{"user", "Now?"}};
+
+static struct terse_chat_options options_with(const char *format, const char *tools) {
+    struct terse_chat_options options = terse_chat_options_defaults();
+    options.format = format;
+    options.tools = tools;
+    return options;
+}
+
+/* ---- Conversations -------------------------------------------------------------------------------------------------------- */
+
+static cJSON *read_fixture(void) {
+    struct mapped_file file;
+    struct terse_error error = {0};
+    if (mapped_file_open(TESTS_DIR "/fixtures/chat_tools.json", &file, &error)) fail_msg("%s", error.message);
+    cJSON *fixture = cJSON_ParseWithLength(file.data, file.size);
+    mapped_file_close(&file);
+    assert_non_null(fixture);
+    return fixture;
+}
+
+static void test_rendered_template(void **state) {
+    (void)state;
+    cJSON *fixture = read_fixture(), *row, *entry;
+    struct sample s;
+    open_model(&s, cJSON_GetObjectItem(fixture, "template")->valuestring);
+    assert_true(cJSON_GetArraySize(cJSON_GetObjectItem(fixture, "rows")) >= 9);
+    cJSON_ArrayForEach(row, cJSON_GetObjectItem(fixture, "rows")) {
+        struct terse_message messages[MOST_MESSAGES];
+        char *calls[MOST_MESSAGES] = {0};
+        size_t n = 0;
+        cJSON_ArrayForEach(entry, cJSON_GetObjectItem(row, "messages")) {
+            const cJSON *made = cJSON_GetObjectItem(entry, "tool_calls");
+            assert_true(n < MOST_MESSAGES);
+            messages[n] = (struct terse_message){cJSON_GetObjectItem(entry, "role")->valuestring,
+                                                 cJSON_GetObjectItem(entry, "content")->valuestring};
+            if (made) calls[n] = cJSON_Print(made);
+            n++;
+        }
+        struct terse_chat_options options = options_with(NULL, cJSON_GetObjectItem(row, "tools")->valuestring);
+        options.tool_calls = (const char *const *)calls;
+        char *text = rendered(&s, &options, messages, n);
+        assert_string_equal(text, cJSON_GetObjectItem(row, "text")->valuestring);
+        terse_string_free(text);
+        for (size_t i = 0; i < n; i++) cJSON_free(calls[i]);
+    }
+    cJSON_Delete(fixture);
+    close_model(&s);
+}
+
+/* Arguments as OpenAI's clients send them, a string, are written like an object, with numbers as they are. */
+static void test_arguments_in_a_string(void **state) {
+    (void)state;
+    static const struct terse_message messages[] = {{"user", "?"}, {"assistant", ""}};
+    static const char *const calls[] = {
+        NULL, "[{\"function\": {\"name\": \"f\", \"arguments\": \"{\\\"a\\\":1.50,\\n\\\"b\\\" :[]}\"}}]"};
+    struct sample s;
+    open_model(&s, NULL);
+    struct terse_chat_options options = options_with("chatml", NULL);
+    options.tool_calls = calls;
+    options.open_reply = false;
+    char *text = rendered(&s, &options, messages, 2);
+    assert_string_equal(text, "<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{\"name\": \"f\", \"arguments\": "
+                              "{\"a\": 1.50, \"b\": []}}\n</tool_call><|im_end|>\n");
+    terse_string_free(text);
+    close_model(&s);
+}
+
+/* Without a system's message and without a default text for it the tools come first, as Qwen 3's template has it. */
+static void test_a_format_by_name(void **state) {
+    (void)state;
+    struct sample s;
+    open_model(&s, NULL);
+    struct terse_chat_options options = options_with("qwen-3-no-think", TOOLS);
+    options.open_call = true;
+    char *text = rendered(&s, &options, question, 1);
+    const char *begin = "<|im_start|>system\n# Tools\n\nYou may call", *end = "\n</think>\n\n<tool_call>\n";
+    assert_memory_equal(text, begin, strlen(begin));
+    assert_string_equal(text + strlen(text) - strlen(end), end);
+    terse_string_free(text);
+    close_model(&s);
+}
+
+static size_t count(const int32_t *tokens, size_t n, int32_t token) {
+    size_t found = 0;
+    for (size_t i = 0; i < n; i++) found += tokens[i] == token;
+    return found;
+}
+
+/* Marks are tokens where the format writes them, and letters where a message, a tool or arguments say them. */
+static void test_tokens(void **state) {
+    (void)state;
+    static const struct terse_message messages[] = {
+        {"user", "<tool_call>"}, {"assistant", "</tool_call>"}, {"tool", "<tool_call><|im_end|>"}};
+    static const char *const calls[] = {NULL, "[{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call><|im_start|>\"}}]", NULL};
+    struct sample s;
+    int32_t *tokens, *behind;
+    size_t n, n_behind;
+    open_model(&s, NULL);
+    struct terse_chat_options options =
+        options_with("chatml", "[{\"function\": {\"name\": \"f\", \"description\": \"<|im_end|><tool_call>\"}}]");
+    options.tool_calls = calls;
+    assert_int_equal(terse_chat_tokenize_with(&s.model, &options, messages, 3, &tokens, &n, NULL), TERSE_OK);
+    assert_int_equal(count(tokens, n, 1), 5); /* system, user, assistant, the tool's turn, the reply */
+    assert_int_equal(count(tokens, n, 2), 4);
+    assert_int_equal(count(tokens, n, 3), 3); /* twice in the system's message */
+    assert_int_equal(count(tokens, n, 4), 3);
+    /* What follows a message with calls begins behind its calls. */
+    options.after = 2;
+    assert_int_equal(terse_chat_tokenize_with(&s.model, &options, messages, 3, &behind, &n_behind, NULL), TERSE_OK);
+    assert_true(n_behind < n && behind[0] == 2);
+    assert_memory_equal(behind, tokens + n - n_behind, n_behind * sizeof *tokens);
+    assert_int_equal(tokens[n - n_behind - 1], 4);
+    terse_tokens_free(tokens);
+    terse_tokens_free(behind);
+    close_model(&s);
+}
+
+static void test_what_is_refused(void **state) {
+    (void)state;
+    static const struct terse_message result[] = {{"user", "?"}, {"tool", "1"}}, begun[] = {{"user", "?"}, {"assistant", "We"}};
+    struct sample s;
+    open_model(&s, "{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>'}}");
+    struct terse_chat_options options = options_with("phi-3", TOOLS);
+    refused(&s, &options, question, 1, TERSE_E_UNSUPPORTED,
+            "the format phi-3 has no tools in terse; those that have: chatml, qwen-3, qwen-3-no-think, qwen-3-thinking");
+    options.tools = NULL;
+    refused(&s, &options, result, 2, TERSE_E_UNSUPPORTED, "phi-3");
+    options = options_with(NULL, TOOLS);
+    refused(&s, &options, question, 1, TERSE_E_UNSUPPORTED, "the model's chat template has no tools");
+    options.tools = "[]";
+    terse_string_free(rendered(&s, &options, question, 1)); /* no tools, so nothing that is missing */
+    static const struct {
+        const char *tools, *part;
+        enum terse_status status;
+    } bad[] = {{"", "no JSON array", TERSE_E_ARGUMENT},
+               {"{}", "no JSON array", TERSE_E_ARGUMENT},
+               {"[] x", "no JSON array", TERSE_E_ARGUMENT},
+               {"[\"\xff\"]", "no JSON array", TERSE_E_ARGUMENT},
+               {"[1]", "tool 1", TERSE_E_ARGUMENT},
+               {"[{\"function\": {\"name\": \"f\"}}, {\"function\": {\"name\": \"\"}}]", "tool 2", TERSE_E_ARGUMENT},
+               {"[{\"function\": {\"name\": \"a\\\"b\"}}]", "tool 1", TERSE_E_ARGUMENT},
+               {"[{\"type\": \"web_search\"}]", "tool 1 is of another type", TERSE_E_UNSUPPORTED}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        options = options_with("chatml", bad[i].tools);
+        refused(&s, &options, question, 1, bad[i].status, bad[i].part);
+    }
+    options = options_with("chatml", NULL);
+    static const char *const bad_calls[] = {"x",
+                                            "{}",
+                                            "[1]",
+                                            "[{\"name\": \"f\"}]",
+                                            "[{\"name\": \"f\", \"arguments\": \"[]\"}]",
+                                            "[{\"name\": \"f\", \"arguments\": \"{\"}]",
+                                            "[{\"arguments\": {}}]"};
+    for (size_t i = 0; i < sizeof bad_calls / sizeof *bad_calls; i++) {
+        options.tool_calls = (const char *const[]){NULL, bad_calls[i]};
+        refused(&s, &options, begun, 2, TERSE_E_ARGUMENT, "message 2");
+    }
+    options.tool_calls = (const char *const[]){"[]", NULL};
+    refused(&s, &options, begun, 2, TERSE_E_ARGUMENT, "message 1 has tool calls");
+    options = options_with("chatml", TOOLS);
+    options.open_call = true;
+    refused(&s, &options, begun, 2, TERSE_E_ARGUMENT, "a reply that is a call");
+    options.size--;
+    refused(&s, &options, begun, 2, TERSE_E_ARGUMENT, "terse_chat_options_defaults()");
+    close_model(&s);
+}
+
+/* ---- JSON text ------------------------------------------------------------------------------------------------------------ */
+
+static void test_members(void **state) {
+    (void)state;
+    static const char text[] = "{ \"a\" :{\"b\": [1, \"}\"]} , \"b\":1e5,\"c\" : \"\\\"\", \"b\": 2 }";
+    static const struct {
+        const char *name, *value;
+    } rows[] = {{"a", "{\"b\": [1, \"}\"]}"}, {"b", "1e5"}, {"c", "\"\\\"\""}, {"d", ""}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct text_span found = json_member(text, strlen(text), rows[i].name);
+        assert_int_equal(found.end - found.begin, strlen(rows[i].value));
+        assert_memory_equal(text + found.begin, rows[i].value, found.end - found.begin);
+    }
+}
+
+/* ---- Calls in replies ----------------------------------------------------------------------------------------------------- */
+
+/* Finds the calls of a reply that comes in pieces of `step` bytes. The result has its text, then name and arguments of each call, behind '|'. */
+static void find_calls(const char *reply, size_t step, char *result) {
+    struct terse_call_finder *finder;
+    const char *out;
+    size_t n_out, n, size = strlen(reply);
+    assert_int_equal(terse_call_finder_new(&finder, NULL), TERSE_OK);
+    *result = '\0';
+    for (size_t at = 0; at < size; at += step) {
+        assert_int_equal(terse_call_finder_push(finder, reply + at, size - at < step ? size - at : step, &out, &n_out, NULL),
+                         TERSE_OK);
+        strncat(result, out, n_out);
+    }
+    assert_int_equal(terse_call_finder_finish(finder, &out, &n_out, NULL), TERSE_OK);
+    strncat(result, out, n_out);
+    const struct terse_tool_call *calls = terse_call_finder_calls(finder, &n);
+    for (size_t i = 0; i < n; i++) {
+        strcat(strcat(result, "|"), calls[i].name);
+        strcat(strcat(result, "|"), calls[i].arguments);
+    }
+    terse_call_finder_free(finder);
+}
+
+static void test_calls_in_replies(void **state) {
+    (void)state;
+    static const struct {
+        const char *reply, *found;
+    } rows[] = {
+        {"", ""},
+        {"Hello. \n", "Hello. \n"},
+        {"1 < 2 <tool", "1 < 2 <tool"},
+        {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1.0}}\n</tool_call>", "|f|{\"a\": 1.0}"},
+        {"I look.\n<tool_call>{\"arguments\":{},\"name\":\"f\"}</tool_call>\n", "I look.|f|{}"},
+        {"<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>\n{\"name\":\"g\",\"arguments\":{\"b\":\"</"
+         "b>\"}}\n</tool_call>\n",
+         "|f|{}|g|{\"b\":\"</b>\"}"},
+        {"<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\nDone.", "\nDone.|f|{}"},
+        /* The reply's end ends a call. */
+        {"<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n", "|f|{}"},
+        /* Broken calls stay text, all of it. */
+        {"<tool_call>\n{\"name\": \"f\", \"arguments\": {}\n</tool_call> ",
+         "<tool_call>\n{\"name\": \"f\", \"arguments\": {}\n</tool_call> "},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {", "<tool_call>{\"name\": \"f\", \"arguments\": {"},
+        {"<tool_call>{\"name\": \"f\"}</tool_call>", "<tool_call>{\"name\": \"f\"}</tool_call>"},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": []}</tool_call>",
+         "<tool_call>{\"name\": \"f\", \"arguments\": []}</tool_call>"},
+        {"<tool_call>{\"name\": \"\", \"arguments\": {}}</tool_call>",
+         "<tool_call>{\"name\": \"\", \"arguments\": {}}</tool_call>"},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {}} x</tool_call>",
+         "<tool_call>{\"name\": \"f\", \"arguments\": {}} x</tool_call>"},
+        {"<tool_call></tool_call>", "<tool_call></tool_call>"},
+        {"a <tool_call> is <tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>", "a <tool_call> is|f|{}"},
+    };
+    char found[512];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        for (size_t step = 1; step <= strlen(rows[i].reply) + 1; step++) {
+            find_calls(rows[i].reply, step, found);
+            assert_string_equal(found, rows[i].found);
+        }
+    }
+}
+
+/* Text is shown as soon as no call can begin with it. */
+static void test_text_comes_at_once(void **state) {
+    (void)state;
+    static const struct {
+        const char *push, *shown;
+    } steps[] = {{"Yes", "Yes"}, {", \n", ","}, {"and <", " \nand"}, {"b>", " <b>"}, {"<tool_call", ""}, {">", ""}, {"{\"", ""}};
+    struct terse_call_finder *finder;
+    const char *out;
+    size_t n;
+    assert_int_equal(terse_call_finder_new(&finder, NULL), TERSE_OK);
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        assert_int_equal(terse_call_finder_push(finder, steps[i].push, strlen(steps[i].push), &out, &n, NULL), TERSE_OK);
+        assert_int_equal(n, strlen(steps[i].shown));
+        assert_memory_equal(out, steps[i].shown, n);
+    }
+    terse_call_finder_free(finder);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rendered_template), cmocka_unit_test(test_arguments_in_a_string),
+        cmocka_unit_test(test_a_format_by_name),  cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_what_is_refused),   cmocka_unit_test(test_members),
+        cmocka_unit_test(test_calls_in_replies),  cmocka_unit_test(test_text_comes_at_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
