@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import support
 
@@ -43,6 +44,16 @@ class Examples(unittest.TestCase):
         _, printed = self.run_example("many_questions", "-", QUESTION, "Where is it?")
         self.assertIn(ANSWER, printed)
         self.assertRegex(printed, r"Where is it\?\n  .+\n  read \d\d tokens more")
+
+    def test_call_tools(self):
+        model = support.model()
+        ends = next(token for token in range(model.info.vocabulary) if model.token_ends(token))
+        texts = ['<tool_call>\n{"name": "weekday", "arguments": {"date": "1969-07-20"}}\n</tool_call>', "It was a Sunday."]
+        tokens = [token for text in texts for token in [*model.tokenize(text, begin=False, special=False), ends]]
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), mock.patch("terse.Session.sample", side_effect=tokens):
+            importlib.import_module("call_tools").main("Which day was it?", None, "chatml")
+        self.assertEqual(out.getvalue(), "weekday({'date': '1969-07-20'}) = Sunday\nIt was a Sunday.\n")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ reveal_type(session.logits())
 reveal_type(session.cache.resident)
 session.generate("a", temperature="hot")
 session.generate("a", temprature=0)
+reveal_type(session.chat([{"role": "user", "content": "a"}], tools=[]))
+reveal_type(session.chat([{"role": "user", "content": "a"}], tools=[], stream=True))
 """
 
 
@@ -40,7 +42,10 @@ class Types(unittest.TestCase):
                 file.write(USE)
             said = self.mypy(path)
         types = re.findall(r'Revealed type is "(.*)"', said)
-        self.assertEqual(types[:3] + types[4:], ["str", "typing.Iterator[str]", "str", "int"])
+        self.assertEqual(types[:3] + types[4:5], ["str", "typing.Iterator[str]", "str", "int"])
+        self.assertEqual(len(types), 7)
+        self.assertEqual(types[5], "terse.tools.Reply")
+        self.assertIn("terse.tools.ToolCall", types[6])
         self.assertIn("float", types[3])
         self.assertEqual(set(re.findall(r"use.py:(\d+): error", said)), {"10", "11"}, said)
 

@@ -11,12 +11,13 @@ from ._library import cpu_name, version
 from .cache import Cache, CacheReport, Codebook, Method, methods
 from .errors import ArgumentError, CancelledError, ContextError, Error, FileError, FormatError, OutOfMemoryError, UnsupportedError
 from .measures import Divergence, Perplexity, Speed, kl_divergence, perplexity, speed
-from .model import Message, Model, ModelInfo, chat_formats
+from .model import Message, Model, ModelInfo, Tool, chat_formats
 from .session import Counters, Sampling, Session
+from .tools import Reply, ToolCall
 
 __version__ = version()
 __all__ = [
     "ArgumentError", "Cache", "CacheReport", "CancelledError", "Codebook", "ContextError", "Counters", "Divergence", "Error", "FileError", "FormatError", "Message",
-    "Method", "Model", "ModelInfo", "OutOfMemoryError", "Perplexity", "Sampling", "Session", "Speed", "UnsupportedError", "chat_formats", "cpu_name",
-    "kl_divergence", "methods", "perplexity", "speed", "version",
+    "Method", "Model", "ModelInfo", "OutOfMemoryError", "Perplexity", "Reply", "Sampling", "Session", "Speed", "Tool", "ToolCall", "UnsupportedError",
+    "chat_formats", "cpu_name", "kl_divergence", "methods", "perplexity", "speed", "version",
 ]

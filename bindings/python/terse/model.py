@@ -4,6 +4,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import json
 import os
 import threading
 from dataclasses import dataclass
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
     from .session import Sampling, Session
 
-Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
+# {"role": "system" | "user" | "assistant" | "tool", "content": text}, of the assistant also "tool_calls" as OpenAI's
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}
 Tokens = npt.NDArray[np.int32]
 
 
@@ -179,24 +182,28 @@ class Model:
         c.terse_token_bos(self._handle.pointer, ctypes.byref(added))
         return added.value
 
-    def chat_text(self, messages: Sequence[Message], *, format: str | None = None, reply: bool = True) -> str:
+    def chat_text(self, messages: Sequence[Message], *, format: str | None = None, reply: bool = True, tools: Sequence[Tool] | None = None) -> str:
         """Returns a conversation as text in the model's chat format, for people. `reply`: it ends where the assistant speaks next.
 
-        `format` is one of terse.chat_formats() ("llama-3", "chatml", ...); None: the model's own.
+        `format` is one of terse.chat_formats() ("llama-3", "chatml", ...); None: the model's own. `tools` are those of Session.chat.
         """
         text = ctypes.c_void_p()
-        call(c.terse_chat_render, self._handle.pointer, _encoded(format), _messages(messages), len(messages), reply, ctypes.byref(text))
+        options = _chat_options(messages, format, reply, tools)
+        call(c.terse_chat_render_with, self._handle.pointer, ctypes.byref(options), _messages(messages), len(messages), ctypes.byref(text))
         try:
             return text_at(text.value)
         finally:
             c.terse_string_free(text)
 
-    def chat_tokens(self, messages: Sequence[Message], *, after: int = 0, format: str | None = None, reply: bool = True) -> Tokens:
+    def chat_tokens(self, messages: Sequence[Message], *, after: int = 0, format: str | None = None, reply: bool = True,
+                    tools: Sequence[Tool] | None = None) -> Tokens:
         """Returns the tokens of a conversation, int32 [n]; contents are text, never special tokens. `after`: only what follows the content of so many
         first messages, which a session has read."""
         found, n = ctypes.POINTER(ctypes.c_int32)(), ctypes.c_size_t()
-        call(c.terse_chat_tokenize, self._handle.pointer, _encoded(format), _messages(messages), len(messages), after, reply,
-             ctypes.byref(found), ctypes.byref(n))
+        options = _chat_options(messages, format, reply, tools)
+        options.after = after
+        call(c.terse_chat_tokenize_with, self._handle.pointer, ctypes.byref(options), _messages(messages), len(messages), ctypes.byref(found),
+             ctypes.byref(n))
         try:
             return np.array(found[: n.value], np.int32)
         finally:
@@ -297,8 +304,20 @@ def _encoded(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
 
 
+def _json(value: Any) -> bytes | None:
+    return json.dumps(value, ensure_ascii=False).encode() if value else None
+
+
+def _chat_options(messages: Sequence[Message], format: str | None, reply: bool, tools: Sequence[Tool] | None) -> Any:
+    options = c.terse_chat_options_defaults()
+    options.format, options.open_reply, options.tools = _encoded(format), reply, _json(tools)
+    options.tool_calls = (ctypes.c_char_p * len(messages))(*[_json(message.get("tool_calls")) for message in messages])
+    return options
+
+
 def _messages(messages: Sequence[Message]) -> Any:
     made = (structs["terse_message"] * len(messages))()
     for to, message in zip(made, messages):
-        to.role, to.content = message["role"].encode(), message["content"].encode()
+        says_nothing = message.get("content") is None and message.get("tool_calls")  # OpenAI's form of a reply that only calls
+        to.role, to.content = message["role"].encode(), b"" if says_nothing else message["content"].encode()
     return made

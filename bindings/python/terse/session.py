@@ -16,7 +16,8 @@ from . import _library, chat
 from . import cache as caches
 from ._library import Handle, c, call, structs
 from .errors import CancelledError, ContextError
-from .model import Message, Model, Tokens, pointer_to
+from .model import Message, Model, Tokens, Tool, pointer_to
+from .tools import Reply, ToolCall
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Session:
         context: most tokens that the sequence may hold.
         cache_options: how the KV cache is kept; `kv` is the method's name alone, and what kv="auto" chose.
         messages: the conversation that the session holds, if it holds one and nothing else (chat). Set it after Model.load to go on with a chat.
+        tools: the tools that the conversation was told of. Set it with `messages`.
         finish_reason: why the last text ended: "stop" (its own end, or a stop string), "length" (max_tokens, or a full context), or None.
     """
 
@@ -76,6 +78,7 @@ class Session:
         self.cache_options = cache
         self.context = context
         self.messages: list[Message] = []
+        self.tools: list[Tool] = []
         self.finish_reason: str | None = None
         self._codebook = codebook
         self._reading = False
@@ -310,24 +313,39 @@ class Session:
         self.finish_reason = writer.finish_reason
 
     @overload
-    def chat(self, messages: Sequence[Message], *, format: str | None = ..., max_tokens: int | None = ..., stop: str | Sequence[str] | None = ...,
-             stream: Literal[False] = ..., **sampling: Unpack[Sampling]) -> str: ...
+    def chat(self, messages: Sequence[Message], *, tools: None = ..., format: str | None = ..., max_tokens: int | None = ...,
+             stop: str | Sequence[str] | None = ..., stream: Literal[False] = ..., **sampling: Unpack[Sampling]) -> str: ...
 
     @overload
-    def chat(self, messages: Sequence[Message], *, format: str | None = ..., max_tokens: int | None = ..., stop: str | Sequence[str] | None = ...,
-             stream: Literal[True], **sampling: Unpack[Sampling]) -> Iterator[str]: ...
+    def chat(self, messages: Sequence[Message], *, tools: None = ..., format: str | None = ..., max_tokens: int | None = ...,
+             stop: str | Sequence[str] | None = ..., stream: Literal[True], **sampling: Unpack[Sampling]) -> Iterator[str]: ...
 
-    def chat(self, messages: Sequence[Message], *, format: str | None = None, max_tokens: int | None = None, stop: str | Sequence[str] | None = None,
-             stream: bool = False, **sampling: Unpack[Sampling]) -> str | Iterator[str]:
+    @overload
+    def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool], format: str | None = ..., max_tokens: int | None = ...,
+             stop: str | Sequence[str] | None = ..., stream: Literal[False] = ..., **sampling: Unpack[Sampling]) -> Reply: ...
+
+    @overload
+    def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool], format: str | None = ..., max_tokens: int | None = ...,
+             stop: str | Sequence[str] | None = ..., stream: Literal[True], **sampling: Unpack[Sampling]) -> Iterator[str | ToolCall]: ...
+
+    def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None, format: str | None = None, max_tokens: int | None = None,
+             stop: str | Sequence[str] | None = None, stream: bool = False,
+             **sampling: Unpack[Sampling]) -> str | Iterator[str] | Reply | Iterator[str | ToolCall]:
         """Returns the assistant's reply to a conversation, [{"role": "user", "content": "Hello"}, ...]; a last message of the assistant's goes on.
 
         Give the whole conversation each time: what the session holds of it (`messages`) is not read again. A conversation that begins otherwise is read
         anew. `format` is one of terse.chat_formats(); None: the model's own. The other arguments are those of generate.
+
+        `tools` are functions that the assistant may call, in OpenAI's form: {"type": "function", "function": {"name": ..., "parameters": JSON schema}}.
+        With them the reply is a terse.Reply, or in a stream pieces of text and terse.ToolCall. UnsupportedError where the model's template has no tools.
         """
         if sampling:
             self.set_sampling(**sampling)
-        pieces = chat.reply(self, messages, format, max_tokens, stop)
-        return pieces if stream else "".join(pieces)
+        pieces = chat.reply(self, messages, tools, format, max_tokens, stop)
+        if tools is None:
+            return pieces if stream else "".join(pieces)
+        found = chat.find_calls(self, pieces)
+        return found if stream else chat.whole_reply(self, found)
 
     # ---- The sequence
 
@@ -354,7 +372,7 @@ class Session:
         with self._held() as pointer:
             call(c.terse_session_fork, pointer, ctypes.byref(copy))
         made = Session(self.model, self.cache_options, self._codebook, self.context, copy)
-        made.messages = list(self.messages)
+        made.messages, made.tools = list(self.messages), list(self.tools)
         return made
 
     def save(self, path: str | os.PathLike[str]) -> None:

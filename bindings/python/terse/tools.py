@@ -1,0 +1,84 @@
+"""Tools: what a chat's reply says and calls, and how calls are found in it as it is written."""
+from __future__ import annotations
+
+import ctypes
+import json
+from dataclasses import dataclass
+from typing import Any, Iterable, Iterator, Sequence, Union
+
+from . import _library
+from ._library import Handle, c, call, text_at
+from .model import Message
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """What the assistant says to have a tool run.
+
+    Attributes:
+        name: the function's name. A model may write one that no tool has.
+        arguments: the function's arguments by their names. A model may write others than the tool's parameters allow.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply to a conversation with tools.
+
+    Attributes:
+        text: what the reply says beside its calls.
+        calls: the tool calls, in order; none where the reply is text.
+        message: the reply as a message, to go on with the conversation: append it, then {"role": "tool", "content": RESULT} for each call.
+    """
+
+    text: str
+    calls: list[ToolCall]
+    message: Message
+
+
+Piece = Union[str, ToolCall]
+
+
+def find(pieces: Iterable[str]) -> Iterator[Piece]:
+    """Yields the text of a reply beside its calls, and each call as soon as it is whole."""
+    finder = _Finder()
+    for piece in pieces:
+        yield from finder.push(piece)
+    yield from finder.finish()
+
+
+def message(text: str, calls: Sequence[ToolCall]) -> Message:
+    """Returns a reply as a message of OpenAI's form."""
+    functions = [{"name": made.name, "arguments": json.dumps(made.arguments, ensure_ascii=False)} for made in calls]
+    entries = [{"type": "function", "function": function} for function in functions]
+    return {"role": "assistant", "content": text, **({"tool_calls": entries} if entries else {})}
+
+
+class _Finder:
+    """Finds the calls in a text that comes in pieces (terse_call_finder)."""
+
+    def __init__(self) -> None:
+        pointer = _library.pointer_type("terse_call_finder")()
+        call(c.terse_call_finder_new, ctypes.byref(pointer))
+        self._handle = Handle(pointer, c.terse_call_finder_free)
+        self._found = 0
+
+    def push(self, text: str) -> Iterator[Piece]:
+        data = text.encode()
+        return self._take(c.terse_call_finder_push, data, len(data))
+
+    def finish(self) -> Iterator[Piece]:
+        return self._take(c.terse_call_finder_finish)
+
+    def _take(self, function: Any, *arguments: Any) -> Iterator[Piece]:
+        out, size, n = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+        call(function, self._handle.pointer, *arguments, ctypes.byref(out), ctypes.byref(size))
+        if text := text_at(out.value, size.value):
+            yield text
+        calls = c.terse_call_finder_calls(self._handle.pointer, ctypes.byref(n))
+        found = [ToolCall(text_at(calls[i].name), json.loads(text_at(calls[i].arguments))) for i in range(self._found, n.value)]
+        self._found = n.value
+        yield from found
