@@ -47,12 +47,12 @@ class Fields(ServedTest):
         refused("Hello", "object")
         refused({"content": "x"}, "role")
         refused({"role": "robot", "content": "x"}, "robot")
-        refused({"role": "tool", "content": "x"}, "tool")
         refused({"role": "user"}, "content")
         refused({"role": "user", "content": 5}, "content")
         refused({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "image_url")
         refused({"role": "user", "content": [{"type": "text"}]}, "text")
-        refused({"role": "assistant", "content": None, "tool_calls": [{}]}, "tool calls")
+        refused({"role": "assistant", "content": None, "tool_calls": "f"}, "tool_calls")
+        refused({"role": "assistant", "content": None, "function_call": {"name": "f"}}, "function_call")
         self.refused(400, "messages", CHAT, {"messages": []}, "messages")
         self.refused(400, "messages", CHAT, {}, "messages")
         parts = [{"type": "text", "text": "What is the access "}, {"type": "text", "text": "code?"}]
@@ -62,10 +62,14 @@ class Fields(ServedTest):
         replies = [self.server.post(CHAT, {"messages": [first] + HELLO, "max_tokens": 6, "temperature": 0})[2]["choices"] for first in system]
         self.assertEqual(*replies)
 
-    def test_tools_are_refused(self):
-        for name in ("tools", "functions"):
-            error = self.refused(400, name, CHAT, {"messages": HELLO, name: [{"type": "function"}]}, name)
+    def test_tools_are_refused_where_the_format_has_none(self):
+        tool = {"type": "function", "function": {"name": "f"}}
+        call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+        for name, body in (("tools", {"messages": HELLO, "tools": [tool]}), ("functions", {"messages": HELLO, "functions": [{"name": "f"}]}),
+                           ("messages", {"messages": [*HELLO, {"role": "tool", "content": "x"}]}), ("messages", {"messages": [*HELLO, call, *HELLO]})):
+            error = self.refused(400, name, CHAT, body)
             self.assertEqual(error["code"], "unsupported")
+            self.assertIn(name if name == "functions" else "the format llama-3 has no tools in terse; those that have: chatml", error["message"])
         self.refused(400, "grammar", LLAMA, {"prompt": "x", "grammar": "root ::= x"}, "grammar")
         self.assertEqual(self.server.post(CHAT, {"messages": HELLO, "tools": [], "tool_choice": "none", "max_tokens": 1})[0], 200)
 

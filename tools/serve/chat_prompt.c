@@ -12,12 +12,17 @@ enum { MOST_MESSAGES = 4096 };
 
 struct messages {
     struct terse_message *message; /* [n]; roles are the JSON's or literals, contents their own */
+    char **calls;                  /* [n] the tool calls of each as JSON; NULL: none */
     size_t n;
 };
 
 static void free_messages(struct messages *m) {
-    for (size_t i = 0; i < m->n; i++) free((char *)m->message[i].content);
+    for (size_t i = 0; i < m->n; i++) {
+        free((char *)m->message[i].content);
+        cJSON_free(m->calls[i]);
+    }
     free(m->message);
+    free(m->calls);
 }
 
 static bool read_part(const cJSON *part, struct buffer *text, const char *param, struct api_error *error) {
@@ -48,7 +53,21 @@ static bool read_content(const cJSON *content, bool reply, struct buffer *text, 
     return !text->failed || api_fail(error, 503, NULL, NULL, "no memory");
 }
 
-static bool read_message(const cJSON *entry, struct terse_message *message, const char *param, struct api_error *error) {
+/* Reads the tool calls of a message; *calls is NULL where there are none. */
+static bool read_calls(const cJSON *entry, bool reply, char **calls, const char *param, struct api_error *error) {
+    const cJSON *field = json_field(entry, "tool_calls");
+    *calls = NULL;
+    if (json_field(entry, "function_call"))
+        return api_fail(error, 400, "unsupported", param, "%s has a \"function_call\": use \"tool_calls\"", param);
+    if (!field || (cJSON_IsArray(field) && !field->child)) return true;
+    if (!cJSON_IsArray(field) || !reply)
+        return api_fail(error, 400, NULL, param, "%s: \"tool_calls\" must be an array, and of an assistant's message", param);
+    *calls = cJSON_PrintUnformatted(field);
+    return *calls || api_fail(error, 503, NULL, NULL, "no memory");
+}
+
+static bool read_message(const cJSON *entry, struct terse_message *message, char **calls, const char *param,
+                         struct api_error *error) {
     const char *role = NULL;
     struct buffer text = {0};
     if (!cJSON_IsObject(entry)) return api_fail(error, 400, NULL, param, "%s must be an object, not %s", param, json_kind(entry));
@@ -56,14 +75,13 @@ static bool read_message(const cJSON *entry, struct terse_message *message, cons
     if (!role) return api_fail(error, 400, NULL, param, "%s has no \"role\"", param);
     if (strcmp(role, "developer") == 0) role = "system"; /* what OpenAI calls it now */
     bool reply = strcmp(role, "assistant") == 0;
-    if (!reply && strcmp(role, "system") != 0 && strcmp(role, "user") != 0)
-        return api_fail(error, 400, NULL, param, "%s has the role \"%.40s\": the roles are system, user and assistant", param,
+    if (!reply && strcmp(role, "system") != 0 && strcmp(role, "user") != 0 && strcmp(role, "tool") != 0)
+        return api_fail(error, 400, NULL, param, "%s has the role \"%.40s\": the roles are system, user, assistant and tool", param,
                         role);
-    const cJSON *calls = json_field(entry, "tool_calls");
-    if ((calls && (!cJSON_IsArray(calls) || calls->child)) || json_field(entry, "function_call"))
-        return api_fail(error, 400, "unsupported", param, "%s has tool calls, which terse has not", param);
+    if (!read_calls(entry, reply, calls, param, error)) return false;
     if (!read_content(json_field(entry, "content"), reply, &text, param, error)) {
         buffer_free(&text);
+        cJSON_free(*calls);
         return false;
     }
     *message = (struct terse_message){role, text.bytes};
@@ -75,11 +93,13 @@ static bool read_messages(const cJSON *body, struct messages *m, struct api_erro
     size_t n = cJSON_IsArray(field) ? (size_t)cJSON_GetArraySize(field) : 0;
     if (!n || n > MOST_MESSAGES)
         return api_fail(error, 400, NULL, "messages", "\"messages\" must be an array of 1 to %d messages", MOST_MESSAGES);
-    if (!(m->message = calloc(n, sizeof *m->message))) return api_fail(error, 503, NULL, NULL, "no memory");
+    m->message = calloc(n, sizeof *m->message);
+    m->calls = calloc(n, sizeof *m->calls);
+    if (!m->message || !m->calls) return api_fail(error, 503, NULL, NULL, "no memory");
     cJSON_ArrayForEach(entry, field) {
         char param[48];
         snprintf(param, sizeof param, "messages[%zu]", m->n);
-        if (!read_message(entry, &m->message[m->n], param, error)) return false;
+        if (!read_message(entry, &m->message[m->n], &m->calls[m->n], param, error)) return false;
         m->n++;
     }
     return true;
@@ -87,13 +107,21 @@ static bool read_messages(const cJSON *body, struct messages *m, struct api_erro
 
 /* ---- Tokens */
 
-static bool tokenize(const struct request_limits *limits, const struct messages *m, struct prompt *prompt,
+static bool tokenize(const struct request_limits *limits, const struct messages *m, const struct request *r, struct prompt *prompt,
                      struct api_error *error) {
+    struct terse_chat_options options = terse_chat_options_defaults();
     struct terse_error why;
     int32_t *tokens;
     size_t n;
-    if (terse_chat_tokenize(limits->model, limits->chat_format, m->message, m->n, 0, true, &tokens, &n, &why) != TERSE_OK)
-        return api_fail(error, why.code == TERSE_E_MEMORY ? 503 : 400, NULL, "messages", "%s", why.message);
+    options.format = limits->chat_format;
+    options.tools = r->tools;
+    options.tool_calls = (const char *const *)m->calls;
+    options.open_call = r->open_call;
+    if (terse_chat_tokenize_with(limits->model, &options, m->message, m->n, &tokens, &n, &why) != TERSE_OK) {
+        bool unsupported = why.code == TERSE_E_UNSUPPORTED;
+        return api_fail(error, why.code == TERSE_E_MEMORY ? 503 : 400, unsupported ? "unsupported" : NULL,
+                        unsupported && r->tools ? "tools" : "messages", "%s", why.message);
+    }
     prompt->tokens = malloc((n ? n : 1) * sizeof *tokens);
     if (prompt->tokens) memcpy(prompt->tokens, tokens, n * sizeof *tokens);
     prompt->n = n;
@@ -101,9 +129,9 @@ static bool tokenize(const struct request_limits *limits, const struct messages 
     return prompt->tokens || api_fail(error, 503, NULL, NULL, "no memory");
 }
 
-bool chat_prompt_read(const struct request_limits *limits, const cJSON *body, struct prompt *prompt, struct api_error *error) {
+bool chat_prompt_read(const struct request_limits *limits, const cJSON *body, struct request *request, struct api_error *error) {
     struct messages messages = {0};
-    bool good = read_messages(body, &messages, error) && tokenize(limits, &messages, prompt, error);
+    bool good = read_messages(body, &messages, error) && tokenize(limits, &messages, request, request->prompts, error);
     free_messages(&messages);
     return good;
 }

@@ -4,8 +4,8 @@
 
 #include "request.h"
 
-/* Reads "messages" of the body and writes their tokens, in the model's chat format and with a reply opened, to *prompt. What looks like a
- * special token in a message stays letters. */
-bool chat_prompt_read(const struct request_limits *limits, const cJSON *body, struct prompt *prompt, struct api_error *error);
+/* Reads "messages" of the body and writes their tokens, in the model's chat format, with the request's tools and with a reply opened, to its first
+ * prompt. What looks like a special token in a message stays letters. */
+bool chat_prompt_read(const struct request_limits *limits, const cJSON *body, struct request *request, struct api_error *error);
 
 #endif

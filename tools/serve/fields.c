@@ -10,7 +10,7 @@ enum {
     ALL = OPENAI | LLAMA
 };
 
-/* request.c and chat_prompt.c read these fields. */
+/* request.c, tool_request.c and chat_prompt.c read these fields. */
 static const struct {
     const char *name;
     int apis;
@@ -45,6 +45,9 @@ static const struct {
     {"response_format", ALL},
     {"json_schema", LLAMA},
     {"cache_prompt", ALL},
+    {"tools", CHAT},
+    {"tool_choice", CHAT},
+    {"parallel_tool_calls", CHAT},
 };
 
 /* Other servers have these fields, which terse does not implement. A field is accepted with one of the values named, written
@@ -144,8 +147,7 @@ static bool unused_tools(const cJSON *body, const char *name) {
 }
 
 static const char *advice(const char *name) {
-    if (strcmp(name, "tools") == 0 || strcmp(name, "functions") == 0)
-        return "leave it out, or add \"tool_choice\": \"none\"; a reply of a given form can be asked for by \"response_format\"";
+    if (strcmp(name, "functions") == 0) return "use \"tools\"";
     if (strcmp(name, "samplers") == 0)
         return "leave it out; it samples by penalties, top_k, typical_p, top_p, min_p and temperature";
     return "leave it out";

@@ -85,6 +85,43 @@ enum terse_status generation_copy_logs(struct generation *g, const struct genera
 
 /* ---- Text */
 
+size_t generation_calls(const struct generation *g, const struct terse_tool_call **calls) {
+    size_t n = 0;
+    *calls = g->finder ? terse_call_finder_calls(g->finder, &n) : NULL;
+    return n;
+}
+
+void generation_sent(struct generation *g) {
+    const struct terse_tool_call *calls;
+    g->piece = g->text.n;
+    g->logs_piece = g->n_logs;
+    g->calls_piece = generation_calls(g, &calls);
+}
+
+/* Adds text that the reply has shown, but for its tool calls. */
+static enum terse_status add_shown(struct generation *g, const char *text, size_t n, struct terse_error *error) {
+    const struct terse_tool_call *calls;
+    if (g->finder) {
+        enum terse_status status = terse_call_finder_push(g->finder, text, n, &text, &n, error);
+        if (status) return status;
+        if (g->task->request.one_call && generation_calls(g, &calls)) g->finish = FINISH_END;
+    }
+    if (n) buffer_add(&g->text, text, n);
+    return g->text.failed ? no_memory(error) : TERSE_OK;
+}
+
+/* Adds the text that might have become a tool call. */
+static void finish_calls(struct generation *g) {
+    struct terse_error error;
+    const char *text;
+    size_t n;
+    if (!g->finder) return;
+    if (terse_call_finder_finish(g->finder, &text, &n, &error) != TERSE_OK)
+        g->text.failed = true;
+    else if (n)
+        buffer_add(&g->text, text, n);
+}
+
 /* Adds text that the model wrote, up to a stop string. */
 static enum terse_status add_text(struct generation *g, const char *text, size_t n, struct terse_error *error) {
     bool stopped = false;
@@ -92,12 +129,14 @@ static enum terse_status add_text(struct generation *g, const char *text, size_t
         enum terse_status status = terse_stop_push(g->stop, text, n, &text, &n, &stopped, error);
         if (status) return status;
     }
-    if (n) buffer_add(&g->text, text, n);
-    if (stopped) g->finish = FINISH_STOP_STRING;
-    return g->text.failed ? no_memory(error) : TERSE_OK;
+    enum terse_status status = add_shown(g, text, n, error);
+    if (!stopped) return status;
+    g->finish = FINISH_STOP_STRING;
+    finish_calls(g);
+    return status;
 }
 
-/* Adds the text that the detokenizer and the stop strings still hold back. */
+/* Adds the text that the detokenizer, the stop strings and the finder of tool calls still hold back. */
 void generation_finish(struct generation *g, enum finish finish) {
     struct terse_error error;
     size_t n;
@@ -107,8 +146,9 @@ void generation_finish(struct generation *g, enum finish finish) {
     if (g->finish == FINISH_STOP_STRING) return;
     if (g->stop) {
         text = terse_stop_finish(g->stop, &n);
-        if (n) buffer_add(&g->text, text, n);
+        if (n) (void)add_shown(g, text, n, &error);
     }
+    finish_calls(g);
     g->finish = finish;
 }
 
@@ -189,6 +229,8 @@ enum terse_status generation_start(struct generation *g, struct terse_error *err
     if (r->require_json && (status = terse_session_require_json(g->session, r->schema, error))) return status;
     if ((status = terse_detokenizer_new(g->task->limits->model, false, &g->detokenizer, error))) return status;
     if (r->n_stops && (status = terse_stop_new((const char *const *)r->stops, r->n_stops, &g->stop, error))) return status;
+    if (r->tools && (status = terse_call_finder_new(&g->finder, error))) return status;
+    if (r->open_call && (status = add_shown(g, "<tool_call>\n", 12, error))) return status; /* as the prompt ends */
     if (r->echo && (status = echo_prompt(g, error))) return status;
     g->state = GENERATION_WRITING;
     if (r->max_tokens == 0) generation_finish(g, FINISH_LENGTH);
@@ -198,8 +240,7 @@ enum terse_status generation_start(struct generation *g, struct terse_error *err
 enum terse_status generation_next(struct generation *g, struct terse_error *error) {
     int32_t token;
     size_t n;
-    g->piece = g->text.n;
-    g->logs_piece = g->n_logs;
+    generation_sent(g);
     enum terse_status status = terse_session_sample(g->session, &token, error);
     if (status) return status;
     double now = console_seconds(), before = g->newest_token;
@@ -233,6 +274,7 @@ void generation_stop(struct generation *g) {
 
 void generation_free(struct generation *g) {
     generation_stop(g);
+    terse_call_finder_free(g->finder);
     buffer_free(&g->written);
     buffer_free(&g->text);
     free(g->logs);

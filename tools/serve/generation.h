@@ -7,7 +7,7 @@
 /* Readies a generation whose session has read its prompt to write: sampling, JSON, stop strings, and the prompt's text where it is echoed. */
 enum terse_status generation_start(struct generation *g, struct terse_error *error);
 
-/* Chooses the next token: text and logs grow from `piece` and `logs_piece` on. Unless `finish` is set afterwards, `next` is the
+/* Chooses the next token: text, logs and tool calls grow from `piece`, `logs_piece` and `calls_piece` on. Unless `finish` is set afterwards, `next` is the
  * token to read. */
 enum terse_status generation_next(struct generation *g, struct terse_error *error);
 
@@ -25,7 +25,12 @@ bool generation_started(const struct generation *g);
 /* Gives back the generation's share of the KV budget. */
 enum terse_status generation_preempt(struct generation *g, struct terse_error *error);
 
-/* Frees the session and the writing state, and keeps the text. */
+/* Writes the tool calls that the reply has made so far to *calls, which are the generation's, and returns their number. */
+size_t generation_calls(const struct generation *g, const struct terse_tool_call **calls);
+/* Notes that all of the reply so far was sent: what comes is a new piece. */
+void generation_sent(struct generation *g);
+
+/* Frees the session and the writing state, and keeps the text and the tool calls. */
 void generation_stop(struct generation *g);
 void generation_free(struct generation *g);
 

@@ -131,9 +131,34 @@ static void add_logs(cJSON *choice, const struct generation *g, size_t first, si
 
 /* ---- OpenAI's forms */
 
+static const char *finish_reason(const struct generation *g) {
+    const struct terse_tool_call *calls;
+    if (g->finish == FINISH_LENGTH) return "length";
+    return generation_calls(g, &calls) ? "tool_calls" : "stop";
+}
+
+/* Adds the tool calls from the first-th on, if there are any; `numbered` as a stream has them. */
+static void add_calls(cJSON *to, const struct generation *g, size_t first, bool numbered) {
+    const struct terse_tool_call *calls;
+    size_t n = generation_calls(g, &calls);
+    cJSON *array = n > first ? cJSON_AddArrayToObject(to, "tool_calls") : NULL;
+    for (size_t i = first; i < n; i++) {
+        cJSON *entry = cJSON_CreateObject();
+        char id[80];
+        snprintf(id, sizeof id, "call_%s_%zu_%zu", strchr(g->task->id, '-') + 1, g->index, i);
+        if (numbered) cJSON_AddNumberToObject(entry, "index", (double)i);
+        cJSON_AddStringToObject(entry, "id", id);
+        cJSON_AddStringToObject(entry, "type", "function");
+        cJSON *function = cJSON_AddObjectToObject(entry, "function");
+        cJSON_AddStringToObject(function, "name", calls[i].name);
+        cJSON_AddStringToObject(function, "arguments", calls[i].arguments);
+        cJSON_AddItemToArray(array, entry);
+    }
+}
+
 static void add_finish(cJSON *choice, const struct generation *g) {
     if (g->finish)
-        cJSON_AddStringToObject(choice, "finish_reason", g->finish == FINISH_LENGTH ? "length" : "stop");
+        cJSON_AddStringToObject(choice, "finish_reason", finish_reason(g));
     else
         cJSON_AddNullToObject(choice, "finish_reason");
 }
@@ -189,8 +214,18 @@ static void send_chat_delta(const struct generation *g, const char *role, const 
     send_event(g->task, json);
 }
 
+static void send_calls(const struct generation *g) {
+    cJSON *choice, *json = chunk(g, &choice);
+    add_calls(cJSON_AddObjectToObject(choice, "delta"), g, g->calls_piece, true);
+    add_logs(choice, g, g->n_logs, 0);
+    cJSON_AddNullToObject(choice, "finish_reason");
+    send_event(g->task, json);
+}
+
 static void send_chat_piece(struct generation *g) {
+    const struct terse_tool_call *calls;
     if (g->text.n > g->piece || g->n_logs > g->logs_piece) send_chat_delta(g, NULL, g->text.bytes + g->piece, g->logs_piece);
+    if (generation_calls(g, &calls) > g->calls_piece) send_calls(g);
     if (g->finish) send_chat_delta(g, NULL, NULL, g->n_logs);
 }
 
@@ -209,7 +244,12 @@ static cJSON *whole_choice(const struct generation *g) {
     if (g->task->request.api == API_CHAT) {
         cJSON *message = cJSON_AddObjectToObject(choice, "message");
         cJSON_AddStringToObject(message, "role", "assistant");
-        cJSON_AddStringToObject(message, "content", g->text.bytes);
+        const struct terse_tool_call *calls;
+        if (generation_calls(g, &calls) && !g->text.n)
+            cJSON_AddNullToObject(message, "content");
+        else
+            cJSON_AddStringToObject(message, "content", g->text.bytes);
+        add_calls(message, g, 0, false);
     } else {
         cJSON_AddStringToObject(choice, "text", g->text.bytes);
     }

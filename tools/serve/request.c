@@ -4,6 +4,7 @@
 #include "console.h"
 #include "fields.h"
 #include "text.h"
+#include "tool_request.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -287,7 +288,7 @@ static bool read_all(const struct request_limits *limits, const cJSON *body, str
     if (r->api != API_CHAT) return read_prompts(limits, body, r, error) && check_lengths(limits, r, error);
     if (!reserve_prompts(r, 1, error)) return false;
     r->n_prompts = 1;
-    return chat_prompt_read(limits, body, r->prompts, error) && check_lengths(limits, r, error);
+    return tool_request_read(body, r, error) && chat_prompt_read(limits, body, r, error) && check_lengths(limits, r, error);
 }
 
 bool request_read(const struct request_limits *limits, enum api api, const char *body, size_t n, struct request *request,
@@ -308,5 +309,6 @@ void request_free(struct request *r) {
     free(r->stops);
     free(r->biases);
     cJSON_free(r->schema);
+    cJSON_free(r->tools);
     *r = (struct request){0};
 }

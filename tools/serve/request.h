@@ -33,6 +33,9 @@ struct request {
     char **stops;
     size_t n_stops;
     char *schema;                    /* of a reply that is JSON; NULL: any object */
+    char *tools;                     /* that the prompt tells of, as JSON; NULL: none */
+    bool open_call;                  /* the prompt ends where a tool call is to follow, which is then the whole reply */
+    bool one_call;                   /* the reply ends behind its first tool call */
     struct terse_logit_bias *biases; /* sampling's */
 };
 

@@ -52,8 +52,7 @@ void end_generation_at_fault(struct scheduler *s, struct generation *g, enum ter
         fail_task_with(s, g->task, error);
         return;
     }
-    g->piece = g->text.n; /* its newest token was sent */
-    g->logs_piece = g->n_logs;
+    generation_sent(g); /* its newest token was */
     generation_finish(g, FINISH_LENGTH);
     end_generation(s, g);
 }
