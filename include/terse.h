@@ -194,7 +194,8 @@ struct terse_tool_call {
     const char *arguments; /* a JSON object, as the reply wrote it */
 };
 struct terse_call_finder; /* finds the tool calls in a reply, <tool_call>{"name": ..., "arguments": {...}}</tool_call> */
-TERSE_API enum terse_status terse_call_finder_new(struct terse_call_finder **finder, struct terse_error *error);
+/* `open_call`: the reply begins within a call, as behind a conversation with that option. */
+TERSE_API enum terse_status terse_call_finder_new(bool open_call, struct terse_call_finder **finder, struct terse_error *error);
 TERSE_API void terse_call_finder_free(struct terse_call_finder *finder);
 /* Takes text[n_bytes] more of the reply. (*out)[*n_out], valid until the next call, is what it says beside calls, and can no longer
  * be a part of one; white space around calls is left out. A broken call is text. */

@@ -66,9 +66,14 @@ static enum terse_status keep_call(struct terse_call_finder *f, const char *name
     return TERSE_OK;
 }
 
-enum terse_status terse_call_finder_new(struct terse_call_finder **finder, struct terse_error *error) {
+enum terse_status terse_call_finder_new(bool open_call, struct terse_call_finder **finder, struct terse_error *error) {
     *finder = memory_zeros(1, sizeof **finder);
-    return *finder ? TERSE_OK : status_no_memory(error, sizeof **finder, "the tool calls of a reply");
+    if (!*finder) return status_no_memory(error, sizeof **finder, "the tool calls of a reply");
+    enum terse_status status = append(&(*finder)->held, CHAT_CALL_OPEN, open_call ? OPEN_SIZE : 0, error);
+    if (!status) return TERSE_OK;
+    terse_call_finder_free(*finder);
+    *finder = NULL;
+    return status;
 }
 
 void terse_call_finder_free(struct terse_call_finder *f) {

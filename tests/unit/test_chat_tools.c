@@ -258,7 +258,7 @@ static void find_calls(const char *reply, size_t step, char *result) {
     struct terse_call_finder *finder;
     const char *out;
     size_t n_out, n, size = strlen(reply);
-    assert_int_equal(terse_call_finder_new(&finder, NULL), TERSE_OK);
+    assert_int_equal(terse_call_finder_new(false, &finder, NULL), TERSE_OK);
     *result = '\0';
     for (size_t at = 0; at < size; at += step) {
         assert_int_equal(terse_call_finder_push(finder, reply + at, size - at < step ? size - at : step, &out, &n_out, NULL),
@@ -323,12 +323,29 @@ static void test_text_comes_at_once(void **state) {
     struct terse_call_finder *finder;
     const char *out;
     size_t n;
-    assert_int_equal(terse_call_finder_new(&finder, NULL), TERSE_OK);
+    assert_int_equal(terse_call_finder_new(false, &finder, NULL), TERSE_OK);
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         assert_int_equal(terse_call_finder_push(finder, steps[i].push, strlen(steps[i].push), &out, &n, NULL), TERSE_OK);
         assert_int_equal(n, strlen(steps[i].shown));
         assert_memory_equal(out, steps[i].shown, n);
     }
+    terse_call_finder_free(finder);
+}
+
+/* A reply behind the mark of a call. */
+static void test_an_open_call(void **state) {
+    (void)state;
+    static const char reply[] = "{\"name\": \"f\", \"arguments\": {}}";
+    struct terse_call_finder *finder;
+    const char *out;
+    size_t n_out, n;
+    assert_int_equal(terse_call_finder_new(true, &finder, NULL), TERSE_OK);
+    assert_int_equal(terse_call_finder_push(finder, reply, strlen(reply), &out, &n_out, NULL), TERSE_OK);
+    assert_int_equal(n_out, 0);
+    assert_int_equal(terse_call_finder_finish(finder, &out, &n_out, NULL), TERSE_OK);
+    assert_int_equal(n_out, 0);
+    assert_string_equal(terse_call_finder_calls(finder, &n)->name, "f");
+    assert_int_equal(n, 1);
     terse_call_finder_free(finder);
 }
 
@@ -338,6 +355,7 @@ int main(void) {
         cmocka_unit_test(test_a_format_by_name),  cmocka_unit_test(test_tokens),
         cmocka_unit_test(test_what_is_refused),   cmocka_unit_test(test_members),
         cmocka_unit_test(test_calls_in_replies),  cmocka_unit_test(test_text_comes_at_once),
+        cmocka_unit_test(test_an_open_call),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -229,8 +229,7 @@ enum terse_status generation_start(struct generation *g, struct terse_error *err
     if (r->require_json && (status = terse_session_require_json(g->session, r->schema, error))) return status;
     if ((status = terse_detokenizer_new(g->task->limits->model, false, &g->detokenizer, error))) return status;
     if (r->n_stops && (status = terse_stop_new((const char *const *)r->stops, r->n_stops, &g->stop, error))) return status;
-    if (r->tools && (status = terse_call_finder_new(&g->finder, error))) return status;
-    if (r->open_call && (status = add_shown(g, "<tool_call>\n", 12, error))) return status; /* as the prompt ends */
+    if (r->tools && (status = terse_call_finder_new(r->open_call, &g->finder, error))) return status;
     if (r->echo && (status = echo_prompt(g, error))) return status;
     g->state = GENERATION_WRITING;
     if (r->max_tokens == 0) generation_finish(g, FINISH_LENGTH);

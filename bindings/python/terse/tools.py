@@ -62,7 +62,7 @@ class _Finder:
 
     def __init__(self) -> None:
         pointer = _library.pointer_type("terse_call_finder")()
-        call(c.terse_call_finder_new, ctypes.byref(pointer))
+        call(c.terse_call_finder_new, False, ctypes.byref(pointer))
         self._handle = Handle(pointer, c.terse_call_finder_free)
         self._found = 0
 
