@@ -56,7 +56,7 @@ enum terse_choice_reason {
     TERSE_CHOICE_TUNED,    /* the tuned method of the model */
     TERSE_CHOICE_MEASURED, /* the rate of terse-N by its cost on the model (terse_codebook_info.costs) */
     TERSE_CHOICE_BYTES,    /* the rate of terse-N by the bytes of a context */
-    TERSE_CHOICE_SETTLED   /* the caller says that it is settled */
+    TERSE_CHOICE_STATE     /* the method of a saved state, which the caller names */
 };
 
 struct terse_choice_options {
@@ -67,8 +67,8 @@ struct terse_choice_options {
      * "auto:0.005". Behind each may stand ",min=terse-N", or ":min=terse-N" behind "auto" alone, where there is a kv_budget: to how many
      * bits it may lower pages, TERSE_CHOICE_LEAST where that is not said. NULL: "auto". */
     const char *kv;
-    /* The method, where it is settled, as that of a saved state is, and only how far a budget may lower it is to be chosen; or NULL. */
-    const char *settled;
+    /* The method of a saved state, with which a session goes on: then only how far a budget may lower it is chosen; or NULL. */
+    const char *state_method;
     const char *device; /* as of terse_cache_bytes */
     /* Tokens that a session may hold; 0: not said, which is the model's context, or the one that the tuned method was picked for. */
     uint32_t context;

@@ -40,7 +40,7 @@ static void keep(struct setup *setup, const struct terse_choice *choice) {
     setup_calibrate_command(setup, METHOD_DEFAULT, command, sizeof command);
     if (choice->reason == TERSE_CHOICE_UNKNOWN)
         snprintf(setup->why, sizeof setup->why, "%s (%s does)", choice->why, command);
-    else if (choice->reason == TERSE_CHOICE_SETTLED)
+    else if (choice->reason == TERSE_CHOICE_STATE)
         snprintf(setup->why, sizeof setup->why, "that of the saved state");
     else
         snprintf(setup->why, sizeof setup->why, "%s", choice->why);
@@ -50,10 +50,10 @@ int rate_choice_make(struct setup *setup, const char *state) {
     struct terse_choice_options options = terse_choice_options_defaults();
     struct terse_choice choice;
     struct terse_error error;
-    char settled[64];
+    char state_method[64];
     if (!setup->choice) return EXIT_OK;
-    if (state && terse_state_method(state, settled, sizeof settled, &error) != TERSE_OK) return complain_error(&error);
-    if (state) options.settled = settled;
+    if (state && terse_state_method(state, state_method, sizeof state_method, &error) != TERSE_OK) return complain_error(&error);
+    if (state) options.state_method = state_method;
     int status = setup->auto_calibrate && !state ? learn(setup) : EXIT_OK;
     options.cache = setup_session_options(setup).cache;
     if (status == EXIT_OK) status = codebooks_find(setup, &options.cache.codebook);

@@ -217,20 +217,19 @@ static bool choose_tuned(const struct terse_model *model, const struct terse_cho
 
 /* Sets the least rate that the chosen method and the device can have. One that the caller names is refused where they cannot have it;
  * else pages stay as they are. */
-static enum terse_status settle_least(const struct terse_model *model, const struct terse_choice_options *options, double named,
+static enum terse_status choose_least(const struct terse_model *model, const struct terse_choice_options *options, double named,
                                       struct terse_choice *choice, struct terse_error *error) {
     static const char family[] = "terse-";
     const bool lowers = strncmp(choice->method, family, sizeof family - 1) == 0;
     const double rate = lowers ? strtod(choice->method + sizeof family - 1, NULL) : 0;
     struct terse_cache_options cache = options->cache;
     struct terse_cache_report report;
-    if (!options->kv_budget || !lowers) return TERSE_OK;
+    if (!options->kv_budget || !lowers || (named <= 0 && rate <= TERSE_CHOICE_LEAST)) return TERSE_OK;
     if (named > rate) set_rate(choice, named, choice->reason);
-    choice->least_rate = named > 0 ? named : TERSE_CHOICE_LEAST;
-    cache.method = choice->method, cache.least_rate = choice->least_rate;
-    const bool below = named > 0 || choice->least_rate < rate;
-    enum terse_status status = below ? terse_cache_bytes(model, options->device, &cache, 1, &report, error) : TERSE_E_UNSUPPORTED;
-    if (status) choice->least_rate = 0;
+    cache.method = choice->method;
+    cache.least_rate = named > 0 ? named : TERSE_CHOICE_LEAST;
+    enum terse_status status = terse_cache_bytes(model, options->device, &cache, 1, &report, error);
+    if (!status) choice->least_rate = cache.least_rate;
     return named > 0 ? status : TERSE_OK;
 }
 
@@ -240,9 +239,9 @@ static enum terse_status choose(const struct terse_model *model, const struct te
                                 const struct allowed *allowed, struct terse_choice *choice, struct terse_error *error) {
     struct terse_codebook_info profile = {0};
     struct terse_choice aside = {0};
-    if (options->settled) {
-        snprintf(choice->method, sizeof choice->method, "%s", options->settled);
-        choice->reason = TERSE_CHOICE_SETTLED;
+    if (options->state_method) {
+        snprintf(choice->method, sizeof choice->method, "%s", options->state_method);
+        choice->reason = TERSE_CHOICE_STATE;
         return TERSE_OK;
     }
     if (allowed->anything && choose_tuned(model, options, choice, &aside)) return TERSE_OK;
@@ -272,5 +271,5 @@ enum terse_status terse_choose(const struct terse_model *model, const struct ter
         status = status_fail(error, TERSE_E_ARGUMENT,
                              "%s: min= says to what a budget may lower pages: give a budget (--kv-budget), too", kv);
     if (!status) status = choose(model, options, &allowed, choice, error);
-    return status ? status : settle_least(model, options, allowed.least, choice, error);
+    return status ? status : choose_least(model, options, allowed.least, choice, error);
 }

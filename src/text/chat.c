@@ -144,7 +144,7 @@ static enum chat_role role_of(const struct terse_message *message) {
 
 /* ---- Tools, in the form of Hermes and Qwen 2.5 ---------------------------------------------------------------------------- */
 
-/* Writes the system's message with the tools; `system` is NULL where nobody speaks as the system. */
+/* Writes the system's message with the tools; `system` is NULL where no message is the system's. */
 static void write_tools(struct render *r, const struct terse_message *system) {
     add(r, r->format.open[CHAT_SYSTEM]);
     if (system) {

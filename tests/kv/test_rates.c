@@ -258,7 +258,7 @@ static double error_of(const struct cache *cache, uint32_t lower, const struct c
     return error / power;
 }
 
-/* What is encoded at 4 bits and then in fewer has both errors: 1.10 times that of 2 bits at once, by way of 3 bits 1.29 times. */
+/* Pages that are encoded at 4 bits and then in fewer have both errors: 1.10 times that of 2 bits at once, by way of 3 bits 1.29 times. */
 static void lowered_pages_err_little_more_than_others(void **state) {
     struct method method = make_lowered(), of_2 = method, of_8 = method;
     struct kv_budget budget = {.most = UINT64_MAX};

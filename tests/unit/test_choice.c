@@ -1,4 +1,4 @@
-/* What is chosen for a model: by the tuned method that is kept for it, by bytes, and what is refused. Costs of rates are tested by
+/* Tests what is chosen for a model: by the tuned method that is kept for it, by bytes, and what is refused. Costs of rates are tested by
  * tests/cli/cli_rate_choice.sh, which measures some. */
 #include "terse_choice.h"
 
@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 static struct terse_model *model;
-static char folder[] = "/tmp/test_choice-XXXXXX", path[4096];
+static char folder[] = P_tmpdir "/terse-test-choice-XXXXXX", path[4096];
 static struct terse_error error;
 
 static const struct terse_tuned tuned = {
@@ -260,13 +260,13 @@ static void how_far_a_budget_lowers(void **state) {
     choice = choose(&options);
     assert_true(choice.least_rate == 6.5 && strtod(choice.method + strlen("terse-"), NULL) >= 6.5);
     options.kv = "auto";
-    options.settled = "terse-1";
+    options.state_method = "terse-1";
     choice = choose(&options);
     assert_string_equal(choice.method, "terse-1");
-    assert_true(choice.least_rate == 0 && choice.reason == TERSE_CHOICE_SETTLED);
-    options.settled = "q8_0";
+    assert_true(choice.least_rate == 0 && choice.reason == TERSE_CHOICE_STATE);
+    options.state_method = "q8_0";
     assert_true(choose(&options).least_rate == 0);
-    options.settled = NULL;
+    options.state_method = NULL;
     keep(&tuned);
     assert_true(choose(&options).least_rate == 0); /* q8_0 */
     options.kv = "terse-4";

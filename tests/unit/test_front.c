@@ -1,4 +1,4 @@
-/* Which rows are on the front of bytes and divergence, and which of them is picked. */
+/* Tests which rows are on the front of bytes and divergence, and which of them is picked. */
 #include "front.h"
 
 #include <setjmp.h>
