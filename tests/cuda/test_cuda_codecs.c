@@ -26,7 +26,7 @@ static void rows_are_whole(void **state) {
     for (const struct cuda_codec *row; (row = row_at(n)); n++) {
         assert_ptr_equal(cuda_codec_of(row->format->id), row);
         assert_true(row->encodes && row->encode && row->decode && row->attend && row->form);
-        assert_true(row->form->resident && row->form->sum_floats);
+        assert_true(row->form->resident);
         assert_true((row->learned_new != NULL) == codec_learns(row->format));
     }
     assert_true(n >= 9);
@@ -77,7 +77,7 @@ static void sizes_are_those_of_the_form(void **state) {
     (void)state;
     assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_Q8_0, 3, 5), 3 * 8 * 5 * (128 + 2));
     assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_PQ, 3, 5), 3 * 8 * 5 * (128 + 2));
-    assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_TRANSFORM, 3, 5), 3 * 8 * 6 * (4 * 64 + 2));
+    assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_TRANSFORM, 3, 5), 3 * 8 * 6 * (128 + 2));
     assert_int_equal(attend_decode_run_words(&HEADS, CODEC_Q8_0, 3, 7), 0);
     assert_int_equal(attend_decode_run_words(&HEADS, CODEC_TRANSFORM, 3, 7),
                      3 * 2 * 7 * (12 + 4 * 128)); /* four queries a KV head */

@@ -514,8 +514,8 @@ template <int HD> struct part_memory {
 
 template <int HD> ATTEND_INLINE part_memory<HD> part_memory_of(const struct attend_decode &a, const struct share &s) {
     size_t parts = (size_t)a.n_rows * a.heads.kv_heads * a.splits, first = ((size_t)s.row * a.heads.kv_heads + s.head) * a.splits;
-    return {reinterpret_cast<float4 *>(a.parts + first * s.group * channel_sum_floats(HD)),
-            reinterpret_cast<float2 *>(a.parts + parts * s.group * channel_sum_floats(HD)) + first * s.group};
+    return {reinterpret_cast<float4 *>(a.parts + first * s.group * HD),
+            reinterpret_cast<float2 *>(a.parts + parts * s.group * HD) + first * s.group};
 }
 
 /* Merges all parts of a query row and KV head; the last CTA to arrive does so. `memory` is shared, THREADS * 24 bytes. */

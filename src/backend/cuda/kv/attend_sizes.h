@@ -8,13 +8,9 @@
 /* Returns whether kernels of attention are compiled for so many channels. */
 static inline bool attend_head_dim(uint32_t hd) { return hd == 64 || hd == 96 || hd == 128 || hd == 256; }
 
-/* A partial state of a query head is a sum of values and, behind the sums of all partial states, its maximum and sum of weights. */
+/* A partial state of a query head is a sum of hd numbers, by channel or by component of a transform, and, behind the sums of all partial
+ * states, its maximum and sum of weights. */
 #define ATTEND_STATE_FLOATS 2
-
-/* Return the floats of a sum by channel, and of one by plane, as the codec transform leaves it: four for each of at most hd / 2
- * planes. */
-TERSE_DEVICE uint32_t channel_sum_floats(uint32_t head_dim) { return head_dim; }
-TERSE_DEVICE uint32_t plane_sum_floats(uint32_t head_dim) { return head_dim / 2 * 4; }
 
 /* Returns how many words of 32 bits a launch of 4 `tiles` queries reads the pages of a run with: for each query (zeros from G on)
  * unit, mean and zero, a logit being gain * unit * (sum of products - zero) + mean; then bytes [tile][plane][column] of 4

@@ -1,12 +1,14 @@
-/* Has the kernel of attend_transform.cuh: the rings of pages, the work of warps on them, and the merging of their states.
+/* Has the kernel of attend_transform.cuh: the rings of pages, and the work of warps on them.
  *
- * Of a query row and KV head, CTA 0 reads the rows of halves and each of the others a part of the pages; a warp reads pages by
- * itself, through a ring of its own. The last CTA to arrive merges what all of them wrote. */
+ * Of a query row and KV head, one CTA reads the rows of halves and each of the others a part of the pages; a warp reads pages by
+ * itself, through a ring of its own. attend_transform_merge.cuh merges what all of them wrote. Those that read rows are the launch's
+ * last, since they take the least time: where not all CTAs find room at once, the others do. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_KERNEL_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_KERNEL_CUH
 
 #include "backend/cuda/kv/attend_transform.cuh"
 #include "backend/cuda/kv/attend_transform.h"
+#include "backend/cuda/kv/attend_transform_merge.cuh"
 
 /* Functions that a CTA calls once, before or after it reads pages, are not inlined into the kernel: its registers are all for
  * reading. */
@@ -166,42 +168,18 @@ template <int HD, int NQ, int WARPS> struct transform_shared {
      * take this memory. */
     static constexpr int plane_stride = HD / 2 + 2;
     static constexpr int sums = WARPS * 4 * NQ * plane_stride * 16, states = WARPS * 4 * NQ * 16;
-    /* Merging needs factors of parts, sums of threads, components [HD][4 NQ], sums of sections of channels [sections][4 NQ][HD]. */
-    static constexpr int sections = threads / (HD / 8) < 16 ? threads / (HD / 8) : 16;
-    static constexpr int merging = threads * 16 + HD * 4 * NQ * 4 + sections * 4 * NQ * HD * 4 + 4 * NQ * 16;
     /* The CTA that reads rows has queries for the window and for exact rows here; then each warp's rows, or their states. */
     static constexpr int row_queries = 2 * ((int)sizeof(query_fragments<HD, 1>) + 127) / 128 * 128;
     static constexpr int rows = row_queries + WARPS * 2 * half_rows<HD>::bytes;
     static constexpr int row_states = row_queries + (int)partials_bytes<HD>(WARPS, 4 * NQ);
     static constexpr int largest(int a, int b) { return a > b ? a : b; }
-    static constexpr int after = largest(sums + states, merging); /* but for factors of parts */
     /* Returns the least bytes of shared memory. `page` is the bytes of a ring of one page. */
-    static int least(int page, uint32_t pairs, int factors) {
-        return largest(largest(rings(pairs) + WARPS * page, after + factors), largest(rows, row_states));
+    static int least(int page, uint32_t pairs) {
+        return largest(largest(rings(pairs) + WARPS * page, sums + states), largest(rows, row_states));
     }
 };
 
-/* ---- Parts, which CTAs leave in memory */
-
-/* A transform_parts says where the parts of a row and KV head lie. Part 0 is that of the rows of halves, by channel: float4 [G][HD
- * / 4]. The others are by plane: float4 [G][planes]. */
-template <int HD> struct transform_parts {
-    float4 *sums;
-    float2 *states; /* [part][G]: maximum, sum of weights */
-    uint32_t group;
-    ATTEND_INLINE float4 *of(uint32_t part) const { return sums + (size_t)part * group * (plane_sum_floats(HD) / 4); }
-};
-
-template <int HD> ATTEND_INLINE transform_parts<HD> transform_parts_of(const struct attend_decode &a, const struct share &s) {
-    const size_t each = a.splits + 1, all = (size_t)a.n_rows * a.heads.kv_heads * each,
-                 first = ((size_t)s.row * a.heads.kv_heads + s.head) * each;
-    return {reinterpret_cast<float4 *>(a.parts + first * s.group * plane_sum_floats(HD)),
-            reinterpret_cast<float2 *>(a.parts + all * s.group * plane_sum_floats(HD)) + first * s.group, s.group};
-}
-
-ATTEND_INLINE void add_scaled(float4 &to, float factor, const float4 &x) {
-    to.x += factor * x.x, to.y += factor * x.y, to.z += factor * x.z, to.w += factor * x.w;
-}
+/* ---- Parts */
 
 /* Stores a warp's sums by plane and its states in shared memory. */
 template <int HD, int NQ, int WARPS>
@@ -226,14 +204,37 @@ ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const
     }
 }
 
-/* Makes a part of the warps' sums. All threads call this after a __syncthreads. */
+/* A summed_quad says which planes make up a quad's components, and by what they and the components are multiplied. */
+struct summed_quad {
+    unsigned plane[2];
+    float scale[2];
+    float4 step;
+};
+ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned quad) {
+    const struct transform_quad of = view.quad[quad];
+    summed_quad to;
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+        const bool there = p < of.planes;
+        to.plane[p] = of.plane[there ? p : 0];
+        to.scale[p] = there ? view.layout.plane[to.plane[p]].scale : 0;
+    }
+    to.step = *reinterpret_cast<const float4 *>(view.step + 4 * quad);
+    return to;
+}
+
+/* Makes a part of the warps' sums by plane. All threads call this after a __syncthreads. `own` is the quad of the thread's first
+ * item, where there are any. */
 template <int HD, int NQ, int WARPS>
-ATTEND_INLINE void leave_planes(uint32_t planes, const uint8_t *memory, const transform_parts<HD> &parts, uint32_t part) {
+ATTEND_INLINE void leave_components(const struct transform_view &view, summed_quad own, const uint8_t *memory,
+                                    const transform_parts<HD> &parts, uint32_t part) {
     using layout = transform_shared<HD, NQ, WARPS>;
     const float4 *const sums = reinterpret_cast<const float4 *>(memory), *const states = reinterpret_cast<const float4 *>(
                                                                              memory + layout::sums);
-    for (unsigned i = threadIdx.x; i < parts.group * (planes + 1); i += WARPS * 32) { /* one more: the state */
-        const unsigned query = i / (planes + 1), plane = i % (planes + 1);
+    const unsigned quads = view.layout.quads, items = parts.group * quads;
+    for (unsigned i = threadIdx.x; i < items + parts.group; i += WARPS * 32) { /* the last are states */
+        const unsigned query = i < items ? i / quads : i - items, quad = i % max(quads, 1u);
+        if (i >= WARPS * 32 && i < items) own = quad_of(view, quad);
         float m = -INFINITY, weights = 0;
         float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
@@ -243,10 +244,13 @@ ATTEND_INLINE void leave_planes(uint32_t planes, const uint8_t *memory, const tr
             const unsigned row = w * 4 * NQ + query;
             const float factor = m == -INFINITY ? 0 : exp2_fast(states[row].x - m);
             weights += factor * states[row].y;
-            if (plane < planes) add_scaled(sum, factor, sums[row * layout::plane_stride + plane]);
+            if (i >= items) continue;
+#pragma unroll
+            for (int p = 0; p < 2; p++) add_scaled(sum, factor * own.scale[p], sums[row * layout::plane_stride + own.plane[p]]);
         }
-        if (plane < planes)
-            __stcg(parts.of(part) + query * planes + plane, sum);
+        if (i < items)
+            __stcg(parts.of(part, query) + quad,
+                   make_float4(sum.x * own.step.x, sum.y * own.step.y, sum.z * own.step.z, sum.w * own.step.w));
         else
             __stcg(parts.states + part * parts.group + query, make_float2(m, weights));
     }
@@ -280,215 +284,9 @@ ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &
         for (unsigned w = 0; w < WARPS; w++)
             merge_state(sums, state, reinterpret_cast<const float4 *>(states.sums)[w * s.group * (HD / 4) + i],
                         states.max_sum[w * s.group + query]);
-        __stcg(parts.of(0) + i, sums);
+        __stcg(parts.of(0, query) + i % (HD / 4), sums);
         if (i % (HD / 4) == 0) __stcg(parts.states + query, state);
     }
-}
-
-/* Returns whether this CTA is the last of `n` to come here; what the others wrote before may then be read. All threads call
- * this. */
-ATTEND_INLINE bool is_last(const struct attend_decode &a, const struct share &s, uint32_t n) {
-    __threadfence();
-    __syncthreads();
-    bool last = false;
-    if (threadIdx.x == 0) {
-        uint32_t *arrived = a.arrived + s.row * a.heads.kv_heads + s.head;
-        last = atomicAdd(arrived, 1) == n - 1;
-        if (last) *arrived = 0;
-    }
-    last = __syncthreads_or(last);
-    __threadfence();
-    return last;
-}
-
-/* Merges parts 0 to `n` and writes out[G][HD]. All threads take part. */
-template <int HD, int NQ, int WARPS> struct transform_merge {
-    using layout = transform_shared<HD, NQ, WARPS>;
-    static constexpr unsigned threads = WARPS * 32;
-    transform_parts<HD> parts;
-    uint32_t n;
-    float4 *sums;   /* [threads] */
-    float *z;       /* by component [HD][4 NQ] */
-    float *by_part; /* [sections][4 NQ][HD] */
-    float4 *totals; /* of a query: the rows' factor, weights of pages, 1 / all weights */
-    float *factors; /* [parts][G] */
-
-    ATTEND_INLINE transform_merge(uint8_t *memory, const transform_parts<HD> &of, uint32_t count) : parts(of), n(count) {
-        sums = reinterpret_cast<float4 *>(memory);
-        z = reinterpret_cast<float *>(sums + threads);
-        by_part = z + HD * 4 * NQ;
-        totals = reinterpret_cast<float4 *>(by_part + layout::sections * 4 * NQ * HD);
-        factors = reinterpret_cast<float *>(totals + 4 * NQ);
-    }
-
-    /* Computes the factors of parts, a warp for each query. */
-    ATTEND_INLINE void weigh_parts() const {
-#pragma unroll 1
-        for (unsigned query = threadIdx.x / 32; query < parts.group; query += WARPS) {
-            float m = -INFINITY, weights = 0, of_rows = 0; /* of the lane's parts, part 0 apart */
-#pragma unroll 2
-            for (unsigned part = lane_id(); part < n; part += 32) {
-                const float2 state = __ldcg(parts.states + part * parts.group + query);
-                const float most = fmaxf(m, state.x), own = most == -INFINITY ? 0 : exp2_fast(state.x - most) * state.y;
-                weights = (most == -INFINITY ? 0 : weights * exp2_fast(m - most)) + (part ? own : 0);
-                if (!part) of_rows = state.y;
-                factors[part * parts.group + query] = state.x, m = most;
-            }
-            const float of_lane = m;
-            for (int o = 16; o; o /= 2) m = fmaxf(m, __shfl_xor_sync(ALL_LANES, m, o));
-            weights *= m == -INFINITY ? 0 : exp2_fast(of_lane - m);
-            for (int o = 16; o; o /= 2) weights += __shfl_xor_sync(ALL_LANES, weights, o);
-            float rows_factor = 0;
-            for (unsigned part = lane_id(); part < n; part += 32) {
-                float &factor = factors[part * parts.group + query];
-                factor = m == -INFINITY ? 0 : exp2_fast(factor - m);
-                if (!part) rows_factor = factor;
-            }
-            const float all = weights + of_rows * rows_factor; /* of lane 0 alone */
-            if (lane_id() == 0) totals[query] = make_float4(rows_factor, weights, all > 0 ? 1 / all : 0, 0);
-        }
-    }
-
-    /* A summed_quad says where a quad's planes lie in a query's sums, and by what they and the components are multiplied. */
-    struct summed_quad {
-        unsigned plane[2];
-        float scale[2];
-        float4 step;
-    };
-    ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned quad) const {
-        const struct transform_quad of = view.quad[quad];
-        summed_quad to;
-#pragma unroll
-        for (int p = 0; p < 2; p++) {
-            const bool there = p < of.planes;
-            to.plane[p] = of.plane[there ? p : 0];
-            to.scale[p] = there ? view.layout.plane[to.plane[p]].scale : 0;
-        }
-        to.step = *reinterpret_cast<const float4 *>(view.step + 4 * quad);
-        return to;
-    }
-
-    /* Sums a quad over every ranks-th part from `first` on. Several loads are under way at once. */
-    ATTEND_INLINE float4 sum_parts(unsigned query, unsigned planes, const summed_quad &quad, unsigned first, unsigned ranks) const {
-        constexpr unsigned at_once = 4;
-        float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 1
-        for (unsigned begin = first; begin < n; begin += at_once * ranks) {
-            float4 x[at_once][2];
-#pragma unroll
-            for (unsigned k = 0; k < at_once; k++) {
-                const float4 *const from = parts.of(min(begin + k * ranks, n - 1)) + query * planes;
-                x[k][0] = __ldcg(from + quad.plane[0]), x[k][1] = __ldcg(from + quad.plane[1]);
-            }
-#pragma unroll
-            for (unsigned k = 0; k < at_once; k++) {
-                const unsigned part = begin + k * ranks;
-                const float factor = part < n ? factors[part * parts.group + query] : 0;
-                add_scaled(sum, factor * quad.scale[0], x[k][0]), add_scaled(sum, factor * quad.scale[1], x[k][1]);
-            }
-        }
-        return sum;
-    }
-
-    /* Sums by component: a thread has a quad of a query, of every ranks-th part. `own` is the thread's first quad. */
-    ATTEND_INLINE void add_planes(const struct transform_view &view, summed_quad own) const {
-        const unsigned planes = view.layout.planes, quads = view.layout.quads, items = parts.group * quads,
-                       width = min(items, threads);
-        const unsigned ranks = width ? threads / width : 0, rank = width ? threadIdx.x / width : 0;
-#pragma unroll 1
-        for (unsigned base = 0; base < items; base += width) {
-            const unsigned i = base + threadIdx.x % width, query = i / quads, quad = i % quads;
-            const bool mine = rank < ranks && i < items;
-            if (mine && base) own = quad_of(view, quad);
-            float4 sum = make_float4(0, 0, 0, 0);
-            if (mine) sum = sum_parts(query, planes, own, 1 + rank, ranks);
-            __syncthreads();
-            sums[threadIdx.x] = sum;
-            __syncthreads();
-            if (!mine || rank) continue;
-            for (unsigned r = 1; r < ranks; r++) add_scaled(sum, 1, sums[threadIdx.x + r * width]);
-            float *const to = z + 4 * quad * (4 * NQ) + query;
-            to[0] = sum.x * own.step.x, to[4 * NQ] = sum.y * own.step.y;
-            to[2 * 4 * NQ] = sum.z * own.step.z, to[3 * 4 * NQ] = sum.w * own.step.w;
-        }
-    }
-
-    /* Sums by channel: a thread has eight channels, of a section of the components. */
-    ATTEND_INLINE void to_channels(const struct transform_view &view) const {
-        constexpr unsigned at_once = 8;
-        const unsigned components = 4 * view.layout.quads, octet = threadIdx.x % (HD / 8), section = threadIdx.x / (HD / 8);
-        if (section >= layout::sections) return;
-        float x[4 * NQ][8] = {};
-        const unsigned first = components * section / layout::sections, end = components * (section + 1) / layout::sections;
-        const uint4 *const basis = reinterpret_cast<const uint4 *>(view.basis) + octet;
-#pragma unroll 1
-        for (unsigned begin = first; begin < end; begin += at_once) {
-            uint4 integers[at_once];
-#pragma unroll
-            for (unsigned k = 0; k < at_once; k++) integers[k] = basis[min(begin + k, end - 1) * (HD / 8)];
-#pragma unroll
-            for (unsigned k = 0; k < at_once; k++) {
-                if (begin + k >= end) continue;
-                const uint32_t pairs[4] = {integers[k].x, integers[k].y, integers[k].z, integers[k].w};
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    const float b = (float)(int16_t)(pairs[i / 2] >> i % 2 * 16);
-#pragma unroll
-                    for (int q = 0; q < 4 * NQ; q++) x[q][i] = fmaf(z[(begin + k) * 4 * NQ + q], b, x[q][i]);
-                }
-            }
-        }
-#pragma unroll
-        for (int q = 0; q < 4 * NQ; q++) {
-            float4 *const to = reinterpret_cast<float4 *>(by_part + (section * 4 * NQ + q) * HD + 8 * octet);
-            to[0] = make_float4(x[q][0], x[q][1], x[q][2], x[q][3]), to[1] = make_float4(x[q][4], x[q][5], x[q][6], x[q][7]);
-        }
-    }
-
-    /* A thread writes every threads-th output; `mean` has its share of the mean for them. */
-    static constexpr unsigned outputs = (4 * NQ * HD + threads - 1) / threads;
-    ATTEND_INLINE void write(const float (&mean)[outputs], const float (&rows)[outputs], float *out) const {
-#pragma unroll
-        for (unsigned k = 0; k < outputs; k++) {
-            const unsigned i = threadIdx.x + k * threads, query = i / HD, channel = i % HD;
-            if (i >= parts.group * HD) continue;
-            const float4 total = totals[query];
-            float sum = mean[k] * total.y + total.x * rows[k];
-#pragma unroll 4
-            for (int section = 0; section < layout::sections; section++) sum += by_part[(section * 4 * NQ + query) * HD + channel];
-            out[i] = sum * total.z;
-        }
-    }
-};
-
-/* Merges all parts in the CTA of a row and KV head that comes here last. Loads what it needs besides before it knows whether it is
- * the last. All threads call this. */
-template <int HD, int NQ, int WARPS>
-ATTEND_APART void merge_last(const struct attend_decode &a, const struct share &s, const transform_parts<HD> &parts,
-                             uint8_t *memory) {
-    using merge_of = transform_merge<HD, NQ, WARPS>;
-    const merge_of merge(memory, parts, s.parts + 1);
-    const transform_side<HD> values = side_of<HD>(a, s, 1);
-    const unsigned quads = values.view->layout.quads;
-    float mean[merge_of::outputs], rows[merge_of::outputs];
-    typename merge_of::summed_quad own = {};
-    if (quads) own = merge.quad_of(*values.view, threadIdx.x % min(parts.group * quads, merge_of::threads) % quads);
-#pragma unroll
-    for (unsigned k = 0; k < merge_of::outputs; k++) mean[k] = values.mean[(threadIdx.x + k * merge_of::threads) % HD];
-    if (!is_last(a, s, merge.n)) return;
-#pragma unroll
-    for (unsigned k = 0; k < merge_of::outputs; k++) {
-        const unsigned i = threadIdx.x + k * merge_of::threads;
-        rows[k] = i < parts.group * HD ? __ldcg(reinterpret_cast<const float *>(parts.of(0)) + i) : 0;
-    }
-    merge.weigh_parts();
-    __syncthreads();
-    merge.add_planes(*values.view, own);
-    __syncthreads();
-    merge.to_channels(*values.view);
-    __syncthreads();
-    let_next_kernel_begin(); /* not before: weights that it asks for would delay all that is loaded here */
-    merge.write(mean, rows, a.out + queries_at<HD>(a, s));
 }
 
 /* ---- The kernel */
@@ -537,12 +335,14 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     extern __shared__ __align__(128) uint8_t shared[];
     const unsigned warp = uniform(threadIdx.x / 32), lane = lane_id();
     struct share s;
-    if (!share_of(a, blockIdx.x ? blockIdx.x - 1 : 0, blockIdx.y, blockIdx.z, s)) return;
+    const bool of_rows = blockIdx.z == a.splits;
+    if (!share_of(a, of_rows ? 0 : blockIdx.z, blockIdx.x, blockIdx.y, s)) return;
     take_heads(s, first_query, 4 * NQ);
     const transform_parts<HD> parts = transform_parts_of<HD>(a, s);
     const transform_side<HD> keys = side_of<HD>(a, s, 0), values = side_of<HD>(a, s, 1);
 
-    if (blockIdx.x == 0) {
+    if (of_rows) {
+        let_next_kernel_begin();
         leave_rows<HD, NQ, WARPS>(a, s, shared, parts);
         wait_for_kernels();
     } else {
@@ -574,6 +374,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
                                        position_row_bytes(a.pre_rope.pairs) + warp * position_angle_bytes(a.pre_rope.pairs));
         ring.wait_for_others();
         __syncthreads(); /* readers and positions are there */
+        let_next_kernel_begin();
         wait_for_kernels();
         ring.fetch_first_records();
 
@@ -606,13 +407,15 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             __syncwarp();
             ring.ask_for_values(page + ring.depth);
         }
+        const unsigned quads = values.view->layout.quads;
+        summed_quad own = {};
+        if (quads) own = quad_of(*values.view, threadIdx.x % quads);
         wait_copies<0>();
         __syncthreads(); /* the rings are no longer read */
         store_planes<HD, NQ, WARPS>(of_values.planes, r, acc, shared);
         __syncthreads();
-        leave_planes<HD, NQ, WARPS>(of_values.planes, shared, parts, blockIdx.x);
+        leave_components<HD, NQ, WARPS>(*values.view, own, shared, parts, 1 + s.part);
     }
-    merge_last<HD, NQ, WARPS>(a, s, parts, shared);
 }
 
 template <int HD, int NQ, int WARPS, int RESIDENT>
@@ -622,9 +425,10 @@ cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first
     const int rings = layout::rings(a->pre_rope.pairs), ring = (room - rings) / WARPS / 128 * 128, bytes = rings + WARPS * ring;
     cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (result == cudaSuccess) result = launch_runs<HD, NQ>(a, first_query, stream);
-    if (result != cudaSuccess) return result;
-    return launch_early(kernel, dim3(a->splits + 1, a->heads.kv_heads, a->n_rows), dim3(WARPS * 32), bytes, stream, *a, first_query,
-                        (uint32_t)ring, complement{ALL_LANES});
+    if (result == cudaSuccess)
+        result = launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows, a->splits + 1), dim3(WARPS * 32), bytes, stream, *a,
+                              first_query, (uint32_t)ring, complement{ALL_LANES});
+    return result == cudaSuccess ? launch_merge<HD, NQ>(a, first_query, stream) : result;
 }
 
 /* Launches two CTAs to a multiprocessor if they fit, else one, of as many warps as fit. */
@@ -637,18 +441,18 @@ template <int HD, int NQ> cudaError_t launch_transform(const struct attend_decod
     const int page = (int)(page_slot_bytes(nibbles[0]) + run_record_words(NQ, planes) * 4 + page_slot_bytes(nibbles[1]));
     const int room = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
               half = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 - reserved;
-    const int padded = (page + 127) / 128 * 128, factors = (int)((a->splits + 1) * 4 * NQ * sizeof(float));
+    const int padded = (page + 127) / 128 * 128;
     if constexpr (bound == 2)
-        if (transform_shared<HD, NQ, 8>::least(padded, a->pre_rope.pairs, factors) <= half)
+        if (transform_shared<HD, NQ, 8>::least(padded, a->pre_rope.pairs) <= half)
             return launch_transform_warps<HD, NQ, 8, 2>(a, first_query, half, stream);
-    if (transform_shared<HD, NQ, 8>::least(padded, a->pre_rope.pairs, factors) <= room)
+    if (transform_shared<HD, NQ, 8>::least(padded, a->pre_rope.pairs) <= room)
         return launch_transform_warps<HD, NQ, 8, 1>(a, first_query, room, stream);
     /* Pages of 8 bits to a component fit the 99 KiB of compute capability 8.6 with 8 warps of 64 channels, 4 of 128, 2 of 256. */
     if constexpr (HD > 64)
-        if (transform_shared<HD, NQ, 4>::least(padded, a->pre_rope.pairs, factors) <= room)
+        if (transform_shared<HD, NQ, 4>::least(padded, a->pre_rope.pairs) <= room)
             return launch_transform_warps<HD, NQ, 4, 1>(a, first_query, room, stream);
     if constexpr (HD > 128)
-        if (transform_shared<HD, NQ, 2>::least(padded, a->pre_rope.pairs, factors) <= room)
+        if (transform_shared<HD, NQ, 2>::least(padded, a->pre_rope.pairs) <= room)
             return launch_transform_warps<HD, NQ, 2, 1>(a, first_query, room, stream);
     return cudaErrorInvalidConfiguration;
 }

@@ -39,11 +39,9 @@ static size_t transform_run_words(const struct head_view *heads) {
     return run_record_words(heads->query_heads / heads->kv_heads > 4 ? 2 : 1, heads->head_dim / 2);
 }
 
-static const struct attend_form scaled = {.resident = 2, .sum_floats = channel_sum_floats};
-static const struct attend_form centroids = {.resident = 1, /* their tables fill the shared memory */
-                                             .sum_floats = channel_sum_floats};
-static const struct attend_form transform = {
-    .resident = 2, .halves_apart = true, .sum_floats = plane_sum_floats, .run_words = transform_run_words};
+static const struct attend_form scaled = {.resident = 2};
+static const struct attend_form centroids = {.resident = 1}; /* their tables fill the shared memory */
+static const struct attend_form transform = {.resident = 2, .halves_apart = true, .run_words = transform_run_words};
 
 /* ---- The rows */
 

@@ -1,0 +1,227 @@
+/* Merges the parts that CTAs of attend_transform_kernel.cuh leave in memory: a CTA for each query row and KV head. It is launched early,
+ * so that what does not depend on the parts, the basis above all, is there when they are. */
+#ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_MERGE_CUH
+#define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_MERGE_CUH
+
+#include "backend/cuda/kv/attend_transform_runs.cuh"
+
+/* A transform_parts says where the parts of a row and KV head lie, float4 [part][G][HD / 4]. Part 0 is that of the rows of halves, by
+ * channel. The others are by component, of which only the quads that the layout has are written. */
+template <int HD> struct transform_parts {
+    float4 *sums;
+    float2 *states; /* [part][G]: maximum, sum of weights */
+    uint32_t group;
+    ATTEND_INLINE float4 *of(uint32_t part, uint32_t query) const { return sums + ((size_t)part * group + query) * (HD / 4); }
+};
+
+template <int HD> ATTEND_INLINE transform_parts<HD> transform_parts_of(const struct attend_decode &a, const struct share &s) {
+    const size_t each = a.splits + 1, all = (size_t)a.n_rows * a.heads.kv_heads * each,
+                 first = ((size_t)s.row * a.heads.kv_heads + s.head) * each;
+    return {reinterpret_cast<float4 *>(a.parts + first * s.group * HD),
+            reinterpret_cast<float2 *>(a.parts + all * s.group * HD) + first * s.group, s.group};
+}
+
+ATTEND_INLINE void add_scaled(float4 &to, float factor, const float4 &x) {
+    to.x += factor * x.x, to.y += factor * x.y, to.z += factor * x.z, to.w += factor * x.w;
+}
+
+constexpr int MERGE_THREADS = 256;
+
+/* A thread has eight channels, of a section of the components, where it multiplies by the basis. */
+template <int HD> struct merge_shape {
+    static constexpr unsigned octets = HD / 8, most = MERGE_THREADS / octets, sections = most < 16 ? most : 16, basis_at_once = 8,
+                              parts_at_once = 16;
+};
+
+/* A merge_memory is shared, then followed by the factors of parts, [parts][G]. */
+template <int HD, int NQ> struct merge_memory {
+    float4 sums[MERGE_THREADS];
+    float components[HD][4 * NQ];
+    float by_section[merge_shape<HD>::sections][4 * NQ][HD];
+    float4 totals[4 * NQ]; /* of a query: the rows' factor, weights of pages, 1 / all weights */
+};
+
+/* Computes the factors of `n` parts, a warp for each query. */
+template <int HD, int NQ>
+ATTEND_INLINE void weigh_parts(const transform_parts<HD> &parts, uint32_t n, merge_memory<HD, NQ> &m, float *factors) {
+#pragma unroll 1
+    for (unsigned query = threadIdx.x / 32; query < parts.group; query += MERGE_THREADS / 32) {
+        float most = -INFINITY, weights = 0, of_rows = 0; /* of the lane's parts, part 0 apart */
+#pragma unroll 2
+        for (unsigned part = lane_id(); part < n; part += 32) {
+            const float2 state = __ldcg(parts.states + part * parts.group + query);
+            const float now = fmaxf(most, state.x), own = now == -INFINITY ? 0 : exp2_fast(state.x - now) * state.y;
+            weights = (now == -INFINITY ? 0 : weights * exp2_fast(most - now)) + (part ? own : 0);
+            if (!part) of_rows = state.y;
+            factors[part * parts.group + query] = state.x, most = now;
+        }
+        const float of_lane = most;
+        for (int o = 16; o; o /= 2) most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, o));
+        weights *= most == -INFINITY ? 0 : exp2_fast(of_lane - most);
+        for (int o = 16; o; o /= 2) weights += __shfl_xor_sync(ALL_LANES, weights, o);
+        float rows_factor = 0;
+        for (unsigned part = lane_id(); part < n; part += 32) {
+            float &factor = factors[part * parts.group + query];
+            factor = most == -INFINITY ? 0 : exp2_fast(factor - most);
+            if (!part) rows_factor = factor;
+        }
+        const float all = weights + of_rows * rows_factor; /* of lane 0 alone */
+        if (lane_id() == 0) m.totals[query] = make_float4(rows_factor, weights, all > 0 ? 1 / all : 0, 0);
+    }
+}
+
+/* A thread adds up a quad of a query, of every ranks-th part of those behind part 0. */
+struct merge_items {
+    unsigned quads, n, width, ranks, rank;
+    ATTEND_INLINE merge_items(unsigned of_quads, unsigned group)
+        : quads(of_quads), n(group * of_quads), width(min(n, (unsigned)MERGE_THREADS)), ranks(width ? MERGE_THREADS / width : 0),
+          rank(width ? threadIdx.x / width : 0) {}
+    ATTEND_INLINE bool has(unsigned i) const { return rank < ranks && i < n; }
+    ATTEND_INLINE unsigned first() const { return width ? threadIdx.x % width : 0; }
+};
+
+template <int HD> struct loaded_parts { float4 of[merge_shape<HD>::parts_at_once]; };
+
+template <int HD>
+ATTEND_INLINE void load_parts(const transform_parts<HD> &parts, uint32_t n, const merge_items &of, unsigned i, unsigned first,
+                              loaded_parts<HD> &to) {
+    if (!of.has(i)) return;
+#pragma unroll
+    for (unsigned k = 0; k < merge_shape<HD>::parts_at_once; k++)
+        to.of[k] = __ldcg(parts.of(min(first + k * of.ranks, n - 1), i / of.quads) + i % of.quads);
+}
+
+/* Sums by component. `x` has the first loads of the thread's first item. */
+template <int HD, int NQ>
+ATTEND_INLINE void add_parts(const transform_parts<HD> &parts, uint32_t n, const merge_items &of, loaded_parts<HD> &x,
+                             const float *factors, merge_memory<HD, NQ> &m) {
+    constexpr unsigned at_once = merge_shape<HD>::parts_at_once;
+#pragma unroll 1
+    for (unsigned base = 0; base < of.n; base += of.width) {
+        const unsigned i = base + of.first(), query = i / of.quads, quad = i % of.quads;
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+        for (unsigned first = 1 + of.rank; first < n && of.has(i); first += at_once * of.ranks) {
+            if (base || first != 1 + of.rank) load_parts(parts, n, of, i, first, x);
+#pragma unroll
+            for (unsigned k = 0; k < at_once; k++) {
+                const unsigned part = first + k * of.ranks;
+                if (part < n) add_scaled(sum, factors[part * parts.group + query], x.of[k]);
+            }
+        }
+        if (of.ranks > 1) {
+            __syncthreads();
+            m.sums[threadIdx.x] = sum;
+            __syncthreads();
+        }
+        if (!of.has(i) || of.rank) continue;
+        for (unsigned r = 1; r < of.ranks; r++) add_scaled(sum, 1, m.sums[threadIdx.x + r * of.width]);
+        float(*const to)[4 * NQ] = m.components + 4 * quad;
+        to[0][query] = sum.x, to[1][query] = sum.y, to[2][query] = sum.z, to[3][query] = sum.w;
+    }
+}
+
+/* A thread's section of the components, and the first rows of the basis there. */
+template <int HD> struct basis_section {
+    unsigned octet, section, first, end;
+    const uint4 *basis;
+    uint4 rows[merge_shape<HD>::basis_at_once];
+
+    ATTEND_INLINE basis_section(const struct transform_view &view) {
+        const unsigned components = 4 * view.layout.quads;
+        octet = threadIdx.x % merge_shape<HD>::octets, section = threadIdx.x / merge_shape<HD>::octets;
+        first = components * section / merge_shape<HD>::sections, end = components * (section + 1) / merge_shape<HD>::sections;
+        if (section >= merge_shape<HD>::sections) end = first;
+        basis = reinterpret_cast<const uint4 *>(view.basis) + octet;
+        load(first);
+    }
+    ATTEND_INLINE void load(unsigned begin) {
+        if (begin >= end) return;
+#pragma unroll
+        for (unsigned k = 0; k < merge_shape<HD>::basis_at_once; k++)
+            rows[k] = basis[min(begin + k, end - 1) * merge_shape<HD>::octets];
+    }
+};
+
+template <int HD, int NQ> ATTEND_INLINE void multiply_section(basis_section<HD> &own, merge_memory<HD, NQ> &m) {
+    constexpr unsigned at_once = merge_shape<HD>::basis_at_once;
+    if (own.section >= merge_shape<HD>::sections) return;
+    float x[4 * NQ][8] = {};
+#pragma unroll 1
+    for (unsigned begin = own.first; begin < own.end; begin += at_once) {
+        if (begin != own.first) own.load(begin);
+#pragma unroll
+        for (unsigned k = 0; k < at_once; k++) {
+            if (begin + k >= own.end) continue;
+            const uint32_t pairs[4] = {own.rows[k].x, own.rows[k].y, own.rows[k].z, own.rows[k].w};
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float b = (float)(int16_t)(pairs[i / 2] >> i % 2 * 16);
+#pragma unroll
+                for (int q = 0; q < 4 * NQ; q++) x[q][i] = fmaf(m.components[begin + k][q], b, x[q][i]);
+            }
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < 4 * NQ; q++) {
+        float4 *const to = reinterpret_cast<float4 *>(m.by_section[own.section][q] + 8 * own.octet);
+        to[0] = make_float4(x[q][0], x[q][1], x[q][2], x[q][3]), to[1] = make_float4(x[q][4], x[q][5], x[q][6], x[q][7]);
+    }
+}
+
+/* Writes out[G][HD] of query heads first_query .. of each group, at most 4 NQ. */
+template <int HD, int NQ>
+__global__ void __launch_bounds__(MERGE_THREADS)
+    merge_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query) {
+    extern __shared__ __align__(16) uint8_t shared_bytes[];
+    auto &m = *reinterpret_cast<merge_memory<HD, NQ> *>(shared_bytes);
+    float *const factors = reinterpret_cast<float *>(&m + 1);
+    constexpr unsigned outputs = (4 * NQ * HD + MERGE_THREADS - 1) / MERGE_THREADS; /* of a thread, every MERGE_THREADS-th */
+    struct share s;
+    share_of(a, 0, blockIdx.x, blockIdx.y, s);
+    take_heads(s, first_query, 4 * NQ);
+    const transform_parts<HD> parts = transform_parts_of<HD>(a, s);
+    const uint32_t n = s.parts + 1;
+    const transform_side<HD> values = side_of<HD>(a, s, 1);
+    const merge_items items(values.view->layout.quads, parts.group);
+    basis_section<HD> section(*values.view);
+    float mean[outputs], rows[outputs];
+    loaded_parts<HD> first;
+#pragma unroll
+    for (unsigned k = 0; k < outputs; k++) mean[k] = values.mean[(threadIdx.x + k * MERGE_THREADS) % HD];
+    wait_for_kernels();
+    load_parts(parts, n, items, items.first(), 1 + items.rank, first);
+#pragma unroll
+    for (unsigned k = 0; k < outputs; k++) {
+        const unsigned i = threadIdx.x + k * MERGE_THREADS;
+        rows[k] = i < parts.group * HD ? __ldcg(reinterpret_cast<const float *>(parts.of(0, 0)) + i) : 0;
+    }
+    weigh_parts(parts, n, m, factors);
+    __syncthreads();
+    let_next_kernel_begin(); /* not before: weights that it asks for would delay all that is loaded here */
+    add_parts(parts, n, items, first, factors, m);
+    __syncthreads();
+    multiply_section(section, m);
+    __syncthreads();
+    float *const out = a.out + queries_at<HD>(a, s);
+#pragma unroll
+    for (unsigned k = 0; k < outputs; k++) {
+        const unsigned i = threadIdx.x + k * MERGE_THREADS, query = i / HD, channel = i % HD;
+        if (i >= parts.group * HD) continue;
+        const float4 total = m.totals[query];
+        float sum = mean[k] * total.y + total.x * rows[k];
+#pragma unroll
+        for (unsigned from = 0; from < merge_shape<HD>::sections; from++) sum += m.by_section[from][query][channel];
+        out[i] = sum * total.z;
+    }
+}
+
+template <int HD, int NQ> cudaError_t launch_merge(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
+    const auto kernel = merge_transform_kernel<HD, NQ>;
+    const size_t bytes = sizeof(merge_memory<HD, NQ>) + (a->splits + 1) * 4 * NQ * sizeof(float);
+    const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (result != cudaSuccess) return result;
+    return launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows), dim3(MERGE_THREADS), bytes, stream, *a, first_query);
+}
+
+#endif
