@@ -107,21 +107,30 @@ static bool read_messages(const cJSON *body, struct messages *m, struct api_erro
 
 /* ---- Tokens */
 
-static bool tokenize(const struct request_limits *limits, const struct messages *m, const struct request *r, struct prompt *prompt,
-                     struct api_error *error) {
+static struct terse_chat_options options_of(const struct request_limits *limits, const struct messages *m,
+                                            const struct request *r) {
     struct terse_chat_options options = terse_chat_options_defaults();
-    struct terse_error why;
-    int32_t *tokens;
-    size_t n;
     options.format = limits->chat_format;
     options.tools = r->tools;
     options.tool_calls = (const char *const *)m->calls;
     options.open_call = r->open_call;
-    if (terse_chat_tokenize_with(limits->model, &options, m->message, m->n, &tokens, &n, &why) != TERSE_OK) {
-        bool unsupported = why.code == TERSE_E_UNSUPPORTED;
-        return api_fail(error, why.code == TERSE_E_MEMORY ? 503 : 400, unsupported ? "unsupported" : NULL,
-                        unsupported && r->tools ? "tools" : "messages", "%s", why.message);
-    }
+    return options;
+}
+
+static bool refuse(const struct request *r, const struct terse_error *why, struct api_error *error) {
+    bool unsupported = why->code == TERSE_E_UNSUPPORTED;
+    return api_fail(error, why->code == TERSE_E_MEMORY ? 503 : 400, unsupported ? "unsupported" : NULL,
+                    unsupported && r->tools ? "tools" : "messages", "%s", why->message);
+}
+
+static bool tokenize(const struct request_limits *limits, const struct messages *m, const struct request *r, struct prompt *prompt,
+                     struct api_error *error) {
+    struct terse_chat_options options = options_of(limits, m, r);
+    struct terse_error why;
+    int32_t *tokens;
+    size_t n;
+    if (terse_chat_tokenize_with(limits->model, &options, m->message, m->n, &tokens, &n, &why) != TERSE_OK)
+        return refuse(r, &why, error);
     prompt->tokens = malloc((n ? n : 1) * sizeof *tokens);
     if (prompt->tokens) memcpy(prompt->tokens, tokens, n * sizeof *tokens);
     prompt->n = n;
@@ -132,6 +141,18 @@ static bool tokenize(const struct request_limits *limits, const struct messages 
 bool chat_prompt_read(const struct request_limits *limits, const cJSON *body, struct request *request, struct api_error *error) {
     struct messages messages = {0};
     bool good = read_messages(body, &messages, error) && tokenize(limits, &messages, request, request->prompts, error);
+    free_messages(&messages);
+    return good;
+}
+
+bool chat_prompt_render(const struct request_limits *limits, const cJSON *body, const struct request *request, char **text,
+                        struct api_error *error) {
+    struct messages messages = {0};
+    struct terse_error why;
+    bool good = read_messages(body, &messages, error);
+    struct terse_chat_options options = options_of(limits, &messages, request);
+    if (good && terse_chat_render_with(limits->model, &options, messages.message, messages.n, text, &why) != TERSE_OK)
+        good = refuse(request, &why, error);
     free_messages(&messages);
     return good;
 }

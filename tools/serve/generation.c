@@ -224,6 +224,7 @@ enum terse_status generation_start(struct generation *g, struct terse_error *err
     struct terse_sampling sampling = r->sampling;
     enum terse_status status;
     sampling.seed += g->choice;
+    g->read_at = console_seconds();
     buffer_add(&g->text, "", 0);
     if ((status = terse_session_set_sampling(g->session, &sampling, error))) return status;
     if (r->require_json && (status = terse_session_require_json(g->session, r->schema, error))) return status;

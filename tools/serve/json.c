@@ -28,6 +28,7 @@ static const char *error_type(int status) {
     case 403: return "permission_error";
     case 404: return "not_found_error";
     case 429: return "rate_limit_error";
+    case 501: return "not_supported_error";
     default: return status >= 500 ? "server_error" : "invalid_request_error";
     }
 }
@@ -40,7 +41,9 @@ cJSON *api_error_json(const struct api_error *error) {
         cJSON_AddStringToObject(inner, "param", error->param);
     else
         cJSON_AddNullToObject(inner, "param");
-    if (error->code)
+    if (error->status == 501) /* llama-server's code, for those who look for it */
+        cJSON_AddNumberToObject(inner, "code", 501);
+    else if (error->code)
         cJSON_AddStringToObject(inner, "code", error->code);
     else
         cJSON_AddNullToObject(inner, "code");
@@ -89,6 +92,14 @@ cJSON *json_read(const char *text, size_t n, struct api_error *error) {
     cJSON_Delete(value);
     api_fail(error, 400, NULL, NULL, "the body is not JSON, or deeper than %d: byte %zu", CJSON_NESTING_LIMIT,
              (size_t)(end - text));
+    return NULL;
+}
+
+cJSON *json_read_object(const char *text, size_t n, struct api_error *error) {
+    cJSON *body = json_read(text, n, error);
+    if (!body || cJSON_IsObject(body)) return body;
+    api_fail(error, 400, NULL, NULL, "the body must be an object, not %s", json_kind(body));
+    cJSON_Delete(body);
     return NULL;
 }
 

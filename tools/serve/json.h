@@ -24,6 +24,8 @@ cJSON *api_error_json(const struct api_error *error);
 /* Parses a text of JSON. Returns NULL, with *error, where text[n] is no UTF-8, no JSON, has strings with NUL characters, more than a million values,
  * or is deeper than cJSON goes (1,000). Released by cJSON_Delete. */
 cJSON *json_read(const char *text, size_t n, struct api_error *error);
+/* Does the same with a body that must be an object. */
+cJSON *json_read_object(const char *text, size_t n, struct api_error *error);
 
 /* Returns the name of a value's type for messages: "a string". */
 const char *json_kind(const cJSON *value);

@@ -1,6 +1,6 @@
 #include "reply.h"
 
-#include "console.h"
+#include "timings.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -199,7 +199,13 @@ static cJSON *chunk(const struct generation *g, cJSON **choice) {
     cJSON_AddNumberToObject(*choice, "index", (double)g->index);
     cJSON_AddItemToArray(choices, *choice);
     if (g->task->request.include_usage) cJSON_AddNullToObject(json, "usage");
+    if (g->tokens && g->task->request.timings_per_token) cJSON_AddItemToObject(json, "timings", timings_json(g, 1));
     return json;
+}
+
+/* Adds the timings to the last chunk of a choice, unless each chunk has them. */
+static void add_last_timings(cJSON *json, const struct generation *g) {
+    if (g->finish && !cJSON_HasObjectItem(json, "timings")) cJSON_AddItemToObject(json, "timings", timings_json(g, 1));
 }
 
 static void send_chat_delta(const struct generation *g, const char *role, const char *text, size_t first_log) {
@@ -211,6 +217,7 @@ static void send_chat_delta(const struct generation *g, const char *role, const 
         cJSON_AddNullToObject(choice, "finish_reason");
     else
         add_finish(choice, g);
+    if (!text) add_last_timings(json, g);
     send_event(g->task, json);
 }
 
@@ -235,6 +242,7 @@ static void send_completion_piece(const struct generation *g) {
     cJSON_AddStringToObject(choice, "text", g->text.bytes + g->piece);
     add_logs(choice, g, g->logs_piece, g->piece);
     add_finish(choice, g);
+    add_last_timings(json, g);
     send_event(g->task, json);
 }
 
@@ -263,38 +271,26 @@ static cJSON *whole(const struct task *task) {
     cJSON *choices = cJSON_AddArrayToObject(json, "choices");
     for (size_t i = 0; i < task->n_generations; i++) cJSON_AddItemToArray(choices, whole_choice(&task->generations[i]));
     add_usage(json, task);
+    cJSON_AddItemToObject(json, "timings", timings_json(task->generations, task->n_generations));
     return json;
 }
 
 /* ---- llama.cpp's form */
 
-static void add_rate(cJSON *timings, const char *what, double n, double seconds) {
-    char name[48];
-    snprintf(name, sizeof name, "%s_n", what);
-    cJSON_AddNumberToObject(timings, name, n);
-    snprintf(name, sizeof name, "%s_ms", what);
-    cJSON_AddNumberToObject(timings, name, 1e3 * seconds);
-    snprintf(name, sizeof name, "%s_per_second", what);
-    cJSON_AddNumberToObject(timings, name, seconds > 0 ? n / seconds : 0);
-}
-
-static cJSON *llama_piece(const struct generation *g, size_t from, size_t first_log) {
+static cJSON *llama_piece(const struct generation *g, const char *text, size_t first_log) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "index", (double)g->index);
-    cJSON_AddStringToObject(json, "content", g->text.bytes + from);
+    cJSON_AddStringToObject(json, "content", text);
     cJSON_AddBoolToObject(json, "stop", g->finish != FINISH_NONE);
     cJSON_AddNumberToObject(json, "tokens_predicted", (double)g->tokens);
     cJSON_AddNumberToObject(json, "tokens_evaluated", (double)g->prompt->n);
     if (g->task->request.logprobs >= 0) cJSON_AddItemToObject(json, "completion_probabilities", chat_logs(g, first_log));
+    if (g->finish || g->task->request.timings_per_token) cJSON_AddItemToObject(json, "timings", timings_json(g, 1));
     if (!g->finish) return json;
     cJSON_AddStringToObject(json, "model", g->task->model);
     cJSON_AddStringToObject(json, "stop_type", g->finish == FINISH_END ? "eos" : g->finish == FINISH_LENGTH ? "limit" : "word");
     cJSON_AddBoolToObject(json, "truncated", false);
     cJSON_AddNumberToObject(json, "tokens_cached", (double)g->cached);
-    cJSON *timings = cJSON_AddObjectToObject(json, "timings");
-    double first = g->first_token ? g->first_token : g->newest_token;
-    add_rate(timings, "prompt", (double)(g->prompt->n - g->cached), first - g->began);
-    add_rate(timings, "predicted", (double)g->tokens, g->newest_token - first);
     return json;
 }
 
@@ -306,6 +302,23 @@ void reply_begin(struct generation *g) {
     g->announced = true;
 }
 
+void reply_progress(struct generation *g) {
+    cJSON *choice, *json;
+    if (!g->task->request.stream || !g->task->request.progress) return;
+    if (g->task->request.api == API_LLAMA) {
+        json = llama_piece(g, "", g->n_logs);
+    } else {
+        json = chunk(g, &choice);
+        if (g->task->request.api == API_CHAT)
+            cJSON_AddObjectToObject(choice, "delta");
+        else
+            cJSON_AddStringToObject(choice, "text", "");
+        cJSON_AddNullToObject(choice, "finish_reason");
+    }
+    cJSON_AddItemToObject(json, "prompt_progress", timings_progress(g));
+    send_event(g->task, json);
+}
+
 void reply_piece(struct generation *g) {
     if (!g->task->request.stream) return;
     switch (g->task->request.api) {
@@ -313,7 +326,7 @@ void reply_piece(struct generation *g) {
     case API_COMPLETION: send_completion_piece(g); break;
     case API_LLAMA:
         if (g->finish || g->text.n > g->piece || g->n_logs > g->logs_piece)
-            send_event(g->task, llama_piece(g, g->piece, g->logs_piece));
+            send_event(g->task, llama_piece(g, g->text.bytes + g->piece, g->logs_piece));
         break;
     }
     if (!exchange_begun(g->task->exchange)) exchange_begin(g->task->exchange, 200, true);
@@ -321,13 +334,15 @@ void reply_piece(struct generation *g) {
 
 void reply_end(struct task *task) {
     if (!task->request.stream) {
-        send_whole(task, 200, task->request.api == API_LLAMA ? llama_piece(task->generations, 0, 0) : whole(task));
+        send_whole(task, 200,
+                   task->request.api == API_LLAMA ? llama_piece(task->generations, task->generations->text.bytes, 0) : whole(task));
         return;
     }
     if (task->request.include_usage && task->request.api != API_LLAMA) {
         cJSON *json = envelope(task, chunk_object(task));
         cJSON_AddArrayToObject(json, "choices");
         add_usage(json, task);
+        cJSON_AddItemToObject(json, "timings", timings_json(task->generations, task->n_generations));
         send_event(task, json);
     }
     if (task->request.api != API_LLAMA) exchange_add(task->exchange, "data: [DONE]\n\n", 14);

@@ -6,6 +6,8 @@
 
 /* Tells a chat's client that asked for a stream that the reply has a slot: from here on failures are events. */
 void reply_begin(struct generation *g);
+/* Tells a client that asked for it how far the reply's prompt is read. */
+void reply_progress(struct generation *g);
 /* Sends what the newest token added, or with `finish` set the reply's end, to a client that asked for a stream. */
 void reply_piece(struct generation *g);
 /* Ends the reply to the client, after all replies of the task are there. */

@@ -207,6 +207,8 @@ static bool read_settings(const cJSON *body, const struct request_limits *limits
            fields_check(body, r->api, error) && read_stream(body, r, error) && read_amounts(body, limits, r, error) &&
            read_sampling(body, limits, r, error) && read_biases(body, limits->vocabulary, r, error) && read_stops(body, r, error) &&
            read_format(body, r, error) && read_logprobs(body, r, error) && json_flag(body, "cache_prompt", &r->use_prefix, error) &&
+           json_flag(body, "return_progress", &r->progress, error) &&
+           json_flag(body, "timings_per_token", &r->timings_per_token, error) &&
            (r->api != API_COMPLETION || json_flag(body, "echo", &r->echo, error));
 }
 
@@ -283,7 +285,6 @@ static bool check_lengths(const struct request_limits *limits, const struct requ
 }
 
 static bool read_all(const struct request_limits *limits, const cJSON *body, struct request *r, struct api_error *error) {
-    if (!cJSON_IsObject(body)) return api_fail(error, 400, NULL, NULL, "the body must be an object, not %s", json_kind(body));
     if (!read_settings(body, limits, r, error)) return false;
     if (r->api != API_CHAT) return read_prompts(limits, body, r, error) && check_lengths(limits, r, error);
     if (!reserve_prompts(r, 1, error)) return false;
@@ -294,11 +295,22 @@ static bool read_all(const struct request_limits *limits, const cJSON *body, str
 bool request_read(const struct request_limits *limits, enum api api, const char *body, size_t n, struct request *request,
                   struct api_error *error) {
     *request = (struct request){.api = api};
-    cJSON *json = json_read(body, n, error);
+    cJSON *json = json_read_object(body, n, error);
     if (!json) return false;
     bool good = read_all(limits, json, request, error);
     cJSON_Delete(json);
     if (!good) request_free(request);
+    return good;
+}
+
+bool request_render(const struct request_limits *limits, const char *body, size_t n, char **text, struct api_error *error) {
+    struct request request = {.api = API_CHAT};
+    cJSON *json = json_read_object(body, n, error);
+    if (!json) return false;
+    bool good = read_settings(json, limits, &request, error) && tool_request_read(json, &request, error) &&
+                chat_prompt_render(limits, json, &request, text, error);
+    cJSON_Delete(json);
+    request_free(&request);
     return good;
 }
 

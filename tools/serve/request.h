@@ -24,9 +24,10 @@ struct prompt {
 struct request {
     enum api api;
     bool stream, include_usage, echo, use_prefix, require_json;
-    int64_t n;          /* replies to each prompt */
-    int64_t max_tokens; /* of a reply; -1: until the context is full */
-    int64_t logprobs;   /* likeliest tokens beside each token; -1: no log probabilities at all */
+    bool progress, timings_per_token; /* a stream tells how far its prompt is read; has timings with each token */
+    int64_t n;                        /* replies to each prompt */
+    int64_t max_tokens;               /* of a reply; -1: until the context is full */
+    int64_t logprobs;                 /* likeliest tokens beside each token; -1: no log probabilities at all */
     struct terse_sampling sampling;
     struct prompt *prompts;
     size_t n_prompts;
@@ -55,6 +56,8 @@ struct request_limits {
  * then left to free. */
 bool request_read(const struct request_limits *limits, enum api api, const char *body, size_t n, struct request *request,
                   struct api_error *error);
+/* Reads a body of API_CHAT in the same way, and renders the prompt as *text, which is released by terse_string_free. */
+bool request_render(const struct request_limits *limits, const char *body, size_t n, char **text, struct api_error *error);
 void request_free(struct request *request);
 
 /* Returns text[n] as tokens, which are released by free. `special`: as TERSE_TOKENIZE_PARSE_SPECIAL. */

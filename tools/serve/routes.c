@@ -72,14 +72,6 @@ static void llama_completion(struct server *server, struct call *call) { generat
 
 /* ---- Text and tokens */
 
-static cJSON *read_object(struct call *call, struct api_error *error) {
-    cJSON *body = json_read(call->body, call->n, error);
-    if (!body || cJSON_IsObject(body)) return body;
-    api_fail(error, 400, NULL, NULL, "the body must be an object, not %s", json_kind(body));
-    cJSON_Delete(body);
-    return NULL;
-}
-
 /* Returns a text, or numbers where the bytes are not whole characters. */
 static cJSON *piece_of(const struct terse_model *model, int32_t token) {
     size_t n;
@@ -166,7 +158,7 @@ static cJSON *text_of(struct server *server, const cJSON *body, struct api_error
 static void convert(struct server *server, struct call *call,
                     cJSON *(*converted)(struct server *, const cJSON *, struct api_error *)) {
     struct api_error error = {0};
-    cJSON *body = read_object(call, &error), *json = body ? converted(server, body, &error) : NULL;
+    cJSON *body = json_read_object(call->body, call->n, &error), *json = body ? converted(server, body, &error) : NULL;
     cJSON_Delete(body);
     if (json)
         answer_json(call, 200, json);
@@ -176,6 +168,36 @@ static void convert(struct server *server, struct call *call,
 
 static void tokenize(struct server *server, struct call *call) { convert(server, call, tokens_of); }
 static void detokenize(struct server *server, struct call *call) { convert(server, call, text_of); }
+
+/* Answers with the text that a chat's prompt is. */
+static void apply_template(struct server *server, struct call *call) {
+    struct api_error error = {0};
+    char *text;
+    if (!request_render(&server->limits, call->body, call->n, &text, &error)) {
+        routes_refuse(call, &error);
+        return;
+    }
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "prompt", text);
+    terse_string_free(text);
+    answer_json(call, 200, json);
+}
+
+/* ---- What other servers have */
+
+static void no_embeddings(struct server *server, struct call *call) {
+    struct api_error error = {0};
+    api_fail(&error, 501, NULL, NULL, "there is no %s here: terse computes no embeddings, of %s or any other model", call->path,
+             server->model_name);
+    routes_refuse(call, &error);
+}
+
+static void no_ranks(struct server *server, struct call *call) {
+    struct api_error error = {0};
+    api_fail(&error, 501, NULL, NULL, "there is no %s here: terse ranks no documents, by %s or any other model", call->path,
+             server->model_name);
+    routes_refuse(call, &error);
+}
 
 /* ---- The server */
 
@@ -391,6 +413,14 @@ static const struct route {
     {"POST", "/completion", llama_completion, false},
     {"POST", "/tokenize", tokenize, false},
     {"POST", "/detokenize", detokenize, false},
+    {"POST", "/apply-template", apply_template, false},
+    {"POST", "/v1/embeddings", no_embeddings, false},
+    {"POST", "/embeddings", no_embeddings, false},
+    {"POST", "/embedding", no_embeddings, false},
+    {"POST", "/v1/rerank", no_ranks, false},
+    {"POST", "/v1/reranking", no_ranks, false},
+    {"POST", "/rerank", no_ranks, false},
+    {"POST", "/reranking", no_ranks, false},
 };
 
 /* Finds a route. Returns NULL, and *path_known, where the address is there by another method. */

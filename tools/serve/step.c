@@ -131,6 +131,7 @@ static void note_prompt(struct scheduler *s, const struct terse_step_item *item,
     terse_session_prompt(g->session, &done, &total);
     g->read = g->prompt->n;
     if (total) g->read = g->cached + (size_t)((double)(g->prompt->n - g->cached) * (double)done / (double)total);
+    if (!generation_started(g)) reply_progress(g);
     if (total) return;
     if (generation_started(g))
         g->state = GENERATION_WRITING;

@@ -49,9 +49,9 @@ struct generation {
     struct token_log *logs;
     size_t n_logs, logs_capacity, logs_piece; /* as piece */
     enum finish finish;
-    bool announced;                          /* a stream of a chat has said who speaks */
-    double began, first_token, newest_token; /* console_seconds */
-    double waited;                           /* seconds between the newest two tokens; 0: there is one */
+    bool announced;                                   /* a stream of a chat has said who speaks */
+    double began, read_at, first_token, newest_token; /* console_seconds; read_at: when its prompt was */
+    double waited;                                    /* seconds between the newest two tokens; 0: there is one */
 };
 
 struct task {
