@@ -121,6 +121,16 @@ TERSE_API enum terse_status terse_tokenize(const struct terse_model *model, cons
 TERSE_API bool terse_token_ends(const struct terse_model *model, int32_t token); /* a reply: EOS, EOT and the like */
 /* Returns the model's BOS token, or -1; writes to *added (may be NULL) whether the file asks for it before each text. */
 TERSE_API int32_t terse_token_bos(const struct terse_model *model, bool *added);
+/* Marks of a prompt whose reply goes between two texts (fill in the middle): each part follows its mark. */
+enum terse_fim_mark {
+    TERSE_FIM_PREFIX,
+    TERSE_FIM_SUFFIX,
+    TERSE_FIM_MIDDLE,     /* where the reply begins */
+    TERSE_FIM_REPOSITORY, /* a name, before other files */
+    TERSE_FIM_FILE        /* a name and the text of a file */
+};
+/* Returns the model's token for it, or -1. The last two also end a reply (terse_token_ends). */
+TERSE_API int32_t terse_token_fim(const struct terse_model *model, enum terse_fim_mark mark);
 /* Returns [*n_bytes] of one token, special tokens as letters, perhaps a part of a character, not zero-terminated; owned by the
  * model. */
 TERSE_API const char *terse_token_bytes(const struct terse_model *model, int32_t token, size_t *n_bytes);

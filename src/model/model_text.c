@@ -12,6 +12,8 @@ bool terse_token_ends(const struct terse_model *model, int32_t token) { return t
 
 int32_t terse_token_bos(const struct terse_model *model, bool *added) { return tokenizer_bos(model->tokenizer, added); }
 
+int32_t terse_token_fim(const struct terse_model *model, enum terse_fim_mark mark) { return tokenizer_fim(model->tokenizer, mark); }
+
 const char *terse_token_bytes(const struct terse_model *model, int32_t token, size_t *n_bytes) {
     return tokenizer_bytes(model->tokenizer, token, true, n_bytes);
 }

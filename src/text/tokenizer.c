@@ -193,6 +193,8 @@ int32_t tokenizer_bos(const struct tokenizer *t, bool *added) {
 
 int32_t tokenizer_eos(const struct tokenizer *t) { return t->eos; }
 
+int32_t tokenizer_fim(const struct tokenizer *t, enum terse_fim_mark mark) { return t->fim[mark]; }
+
 bool tokenizer_ends(const struct tokenizer *t, int32_t token) { return is_token(t, token) && t->ends[token]; }
 
 struct gguf_string tokenizer_chat_template(const struct tokenizer *t) {

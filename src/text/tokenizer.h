@@ -47,6 +47,8 @@ size_t tokenizer_longest(const struct tokenizer *tokenizer);
 int32_t tokenizer_bos(const struct tokenizer *tokenizer, bool *added);
 /* -1 when there is none. */
 int32_t tokenizer_eos(const struct tokenizer *tokenizer);
+/* -1 when there is none. */
+int32_t tokenizer_fim(const struct tokenizer *tokenizer, enum terse_fim_mark mark);
 bool tokenizer_ends(const struct tokenizer *tokenizer, int32_t token);
 /* Returns the Jinja template of the file, of size 0 when it has none. */
 struct gguf_string tokenizer_chat_template(const struct tokenizer *tokenizer);

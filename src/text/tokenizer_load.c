@@ -29,6 +29,29 @@ static const char *const known_ends[] = {"<|eot_id|>",
                                          "<|EOT|>",
                                          "<\357\275\234end\342\226\201of\342\226\201sentence\357\275\234>"};
 
+/* Marks of fill in the middle have these keys, the older one second, and else these texts, as llama.cpp knows them. */
+static const struct {
+    const char *key, *older_key, *texts[7];
+} fim_marks[N_FIM_MARKS + 1] = {
+    [TERSE_FIM_PREFIX] = {"tokenizer.ggml.fim_pre_token_id",
+                          "tokenizer.ggml.prefix_token_id",
+                          {"<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
+                           "<|code_prefix|>"}},
+    [TERSE_FIM_SUFFIX] = {"tokenizer.ggml.fim_suf_token_id",
+                          "tokenizer.ggml.suffix_token_id",
+                          {"<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>",
+                           "<|code_suffix|>"}},
+    [TERSE_FIM_MIDDLE] = {"tokenizer.ggml.fim_mid_token_id",
+                          "tokenizer.ggml.middle_token_id",
+                          {"<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>",
+                           "<|code_middle|>"}},
+    [TERSE_FIM_REPOSITORY] = {"tokenizer.ggml.fim_rep_token_id",
+                              NULL,
+                              {"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"}},
+    [TERSE_FIM_FILE] = {"tokenizer.ggml.fim_sep_token_id", NULL, {"<|file_sep|>"}},
+    /* What fills up such texts in training is no mark: it only ends a reply. */
+    [N_FIM_MARKS] = {"tokenizer.ggml.fim_pad_token_id", NULL, {"<|fim_pad|>", "<fim-pad>", "<fim_pad>"}}};
+
 /* Reads the id of a special token. `usual`: the id when the file names none, or -1. */
 static enum terse_status load_id(const struct tokenizer *t, const struct gguf *gguf, const char *key, int32_t usual, int32_t *id,
                                  struct terse_error *error) {
@@ -60,6 +83,28 @@ static int32_t find_mark(const struct vocabulary *v, const char *text) {
     return token >= 0 && (v->type[token] == TOKEN_CONTROL || v->type[token] == TOKEN_USER_DEFINED) ? token : -1;
 }
 
+static enum terse_status load_fim_mark(const struct tokenizer *t, const struct gguf *gguf, size_t mark, int32_t *id,
+                                       struct terse_error *error) {
+    const char *older = fim_marks[mark].older_key;
+    enum terse_status status = load_id(t, gguf, fim_marks[mark].key, -1, id, error);
+    if (!status && *id < 0 && older) status = load_id(t, gguf, older, -1, id, error);
+    for (size_t i = 0; !status && *id < 0 && i < sizeof fim_marks->texts / sizeof *fim_marks->texts; i++)
+        if (fim_marks[mark].texts[i]) *id = find_mark(&t->vocabulary, fim_marks[mark].texts[i]);
+    return status;
+}
+
+/* Loads the marks of fill in the middle, of which those behind a reply end it. */
+static enum terse_status load_fim(struct tokenizer *t, const struct gguf *gguf, struct terse_error *error) {
+    for (size_t mark = 0; mark <= N_FIM_MARKS; mark++) {
+        int32_t id = -1;
+        enum terse_status status = load_fim_mark(t, gguf, mark, &id, error);
+        if (status) return status;
+        if (mark < N_FIM_MARKS) t->fim[mark] = id;
+        if (id >= 0 && mark > TERSE_FIM_MIDDLE) t->ends[id] = true;
+    }
+    return TERSE_OK;
+}
+
 /* Loads the special ids; those that the file does not name have llama.cpp's defaults: LLaMA 2's for SentencePiece, none for
  * byte-level BPE. */
 static enum terse_status load_special_ids(struct tokenizer *t, const struct gguf *gguf, struct terse_error *error) {
@@ -88,7 +133,7 @@ static enum terse_status load_special_ids(struct tokenizer *t, const struct gguf
     int32_t end = find_mark(&t->vocabulary, "<|end|>");
     if (end >= 0 && find_mark(&t->vocabulary, "<|channel|>") >= 0 && find_mark(&t->vocabulary, "<|return|>") >= 0)
         t->ends[end] = false;
-    return TERSE_OK;
+    return load_fim(t, gguf, error);
 }
 
 static int compare_specials(const void *a, const void *b) {
@@ -214,6 +259,7 @@ enum terse_status tokenizer_new(const struct gguf *gguf, struct tokenizer **toke
     struct tokenizer *t = calloc(1, sizeof *t);
     if (!t) return status_no_memory(error, sizeof *t, "the tokenizer");
     t->bos = t->eos = t->unknown = -1;
+    for (size_t i = 0; i < N_FIM_MARKS; i++) t->fim[i] = -1;
     enum terse_status status = load(t, gguf, error);
     if (status) {
         tokenizer_free(t);

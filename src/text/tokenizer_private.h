@@ -35,6 +35,8 @@ struct spm {
     bool cut_at_spaces;    /* no token has U+2581 behind another character: what stands before one never merges with it */
 };
 
+enum { N_FIM_MARKS = TERSE_FIM_FILE + 1 };
+
 enum tokenizer_kind { TOKENIZER_NONE, TOKENIZER_BPE, TOKENIZER_SPM };
 
 struct tokenizer {
@@ -51,6 +53,7 @@ struct tokenizer {
     bool begins_special[256];  /* some special token begins with this byte */
     bool *ends;                /* [n] */
     int32_t bos, eos, unknown; /* or -1 */
+    int32_t fim[N_FIM_MARKS];  /* by enum terse_fim_mark, or -1 */
     bool add_bos, add_eos;
     struct gguf_string chat_template;
 };

@@ -1,5 +1,9 @@
-"""What scripts for llama-server look for: timings, the progress of a prompt, /apply-template, and what is not there."""
-from served import ServedTest, ask_about, document, main
+"""What scripts for llama-server look for: timings, the progress of a prompt, /apply-template, /infill, and what is not there."""
+import os
+import struct
+import tempfile
+
+from served import FIXTURES, ServedTest, ask_about, document, main
 
 CHAT, COMPLETION, LLAMA = "/v1/chat/completions", "/v1/completions", "/completion"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -82,6 +86,10 @@ class Llama(ServedTest):
         self.refused(400, "tools", "/apply-template", {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}, "no tools")
         self.refused(400, "prompt", "/apply-template", {"messages": HELLO, "prompt": "x"})
 
+    def test_a_model_that_does_not_fill_in(self):
+        error = self.refused(501, None, "/infill", {"input_prefix": "a", "input_suffix": "b"}, "does not fill in the middle")
+        self.assertEqual(error["type"], "not_supported_error")
+
     def test_what_terse_does_not_compute(self):
         """Embeddings and ranks are refused by name, as llama-server refuses what it was not started for."""
         for path in ("/v1/embeddings", "/embeddings", "/embedding", "/v1/rerank", "/v1/reranking", "/rerank", "/reranking"):
@@ -98,6 +106,83 @@ class Tools(ServedTest):
         prompt = self.server.post("/apply-template", {"messages": HELLO, "tools": [tool]})[2]["prompt"]
         self.assertIn('"name": "unlock"', prompt)
         self.assertTrue(prompt.endswith("<|im_start|>assistant\n"), prompt)
+
+
+def gguf_with(path, numbers):
+    """The bytes of a GGUF file with more metadata: numbers by their keys. Where tensors begin stays a multiple of 32 bytes."""
+    with open(path, "rb") as file:
+        data = file.read()
+    (count,) = struct.unpack_from("<Q", data, 16)
+    more = b"".join(struct.pack("<Q", len(key)) + key.encode() + struct.pack("<II", 4, number) for key, number in numbers.items())
+    empty = struct.pack("<Q", len("general.note")) + b"general.note" + struct.pack("<I", 8)
+    fill = -(len(more) + len(empty) + 8) % 32
+    return data[:16] + struct.pack("<Q", count + len(numbers) + 1) + empty + struct.pack("<Q", fill) + fill * b"x" + more + data[24:]
+
+
+PRE, SUF, MID, REP, SEP = 60, 61, 62, 63, 64
+
+
+class Infill(ServedTest):
+    @classmethod
+    def setUpClass(cls):
+        marks = {"tokenizer.ggml.fim_%s_token_id" % name: token for name, token in (("pre", PRE), ("suf", SUF), ("mid", MID), ("rep", REP), ("sep", SEP))}
+        cls.folder = tempfile.TemporaryDirectory()
+        model = os.path.join(cls.folder.name, "fim.gguf")
+        with open(model, "wb") as file:
+            file.write(gguf_with(os.path.join(FIXTURES, "models", "qwen3.gguf"), marks))
+        cls.options = ("-m", model, "-c", "256")
+        super().setUpClass()
+
+    @classmethod
+    def tearDownClass(cls):
+        super().tearDownClass()
+        cls.folder.cleanup()
+
+    def tokens(self, text, special=False):
+        return self.server.post("/tokenize", {"content": text, "parse_special": special})[2]["tokens"]
+
+    def prompt(self, prefix, suffix, extra=(), prompt=""):
+        files = [[SEP, *self.tokens(name), *self.tokens("\n"), *self.tokens(text)] for name, text in extra]
+        return [REP, *self.tokens("myproject\n"), *sum(files, []), SEP, *self.tokens("filename\n"), PRE, *self.tokens(prefix),
+                *self.tokens(prompt, True), SUF, *self.tokens(suffix), MID]
+
+    def check(self, body, tokens):
+        """The reply is that of /completion to these tokens, whole and streamed."""
+        settings = {"n_predict": 6, "temperature": 0, "seed": 2, "n_probs": 3}
+        status, _, reply = self.server.post("/infill", {**settings, **body})
+        self.assertEqual(status, 200, reply)
+        expected = self.server.post("/completion", {"prompt": tokens, **settings})[2]
+        for name in ("content", "tokens_evaluated", "tokens_predicted", "stop_type", "completion_probabilities"):
+            self.assertEqual(reply[name], expected[name], name)
+        streamed = list(self.server.stream("/infill", {**settings, **body}))
+        self.assertEqual("".join(event["content"] for event in streamed), reply["content"])
+        self.assertTrue(streamed[-1]["stop"])
+
+    def test_the_prompt(self):
+        both = {"input_prefix": "def f(a):\n", "input_suffix": "\n    return b\n"}
+        self.check(both, self.prompt(*both.values()))
+        self.check({**both, "prompt": "    b ="}, self.prompt(*both.values(), prompt="    b ="))
+        extra = [("a.py", "import b"), ("tmp", "c = 1")]
+        files = [{"filename": "a.py", "text": "import b"}, {"text": "c = 1"}]
+        self.check({**both, "input_extra": files}, self.prompt(*both.values(), extra))
+        self.check({"input_prefix": "", "input_suffix": "", "input_extra": []}, self.prompt("", ""))
+        self.check({"input_prefix": "<|endoftext|>", "input_suffix": "x"}, self.prompt("<|endoftext|>", "x"))  # letters
+
+    def test_files_that_do_not_fit(self):
+        files = [{"filename": "f", "text": 100 * str(i)} for i in range(4)]
+        self.check({"input_prefix": "a", "input_suffix": "b", "input_extra": files}, self.prompt("a", "b", [("f", 100 * "2"), ("f", 100 * "3")]))
+        self.refused(400, "prompt", "/infill", {"input_prefix": 300 * "a", "input_suffix": "b"}, "context")
+
+    def test_what_is_refused(self):
+        both = {"input_prefix": "a", "input_suffix": "b"}
+        self.refused(400, "input_prefix", "/infill", {"input_suffix": "b"}, "missing")
+        self.refused(400, "input_suffix", "/infill", {"input_prefix": "a"}, "missing")
+        for name, value in {"input_prefix": 5, "input_suffix": [], "prompt": ["a"], "input_extra": {}, "n_predict": "x", "temperature": -1}.items():
+            self.refused(400, name, "/infill", {**both, name: value}, name)
+        for value in (["a"], [{"filename": "f"}], [{"text": 5}]):
+            self.assertEqual(self.server.post("/infill", {**both, "input_extra": value})[0], 400)
+        self.refused(400, "n", "/infill", {**both, "n": 2})
+        self.refused(400, "input_prefix", "/completion", {"prompt": "x", "input_prefix": "a"})
 
 
 if __name__ == "__main__":

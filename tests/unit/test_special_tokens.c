@@ -196,6 +196,42 @@ static void test_bpe_defaults(void **state) {
     tokenizer_sample_close(&s);
 }
 
+/* Marks of fill in the middle are found by the file's keys, today's before the older ones, and else by their texts. */
+static void test_fim_marks(void **state) {
+    (void)state;
+    struct tokenizer_sample s;
+    struct gguf_writer w = {0};
+    write_bpe(&w, "gpt-2");
+    gguf_writer_u32(&w, "tokenizer.ggml.fim_pre_token_id", X);
+    gguf_writer_u32(&w, "tokenizer.ggml.prefix_token_id", TWO);
+    gguf_writer_u32(&w, "tokenizer.ggml.suffix_token_id", TWO);
+    gguf_writer_u32(&w, "tokenizer.ggml.fim_sep_token_id", RAW);
+    gguf_writer_u32(&w, "tokenizer.ggml.fim_pad_token_id", AB);
+    struct terse_model m = open_model(&w, &s);
+    assert_int_equal(terse_token_fim(&m, TERSE_FIM_PREFIX), X);
+    assert_int_equal(terse_token_fim(&m, TERSE_FIM_SUFFIX), TWO);
+    assert_int_equal(terse_token_fim(&m, TERSE_FIM_MIDDLE), -1);
+    assert_int_equal(terse_token_fim(&m, TERSE_FIM_REPOSITORY), -1);
+    assert_int_equal(terse_token_fim(&m, TERSE_FIM_FILE), RAW);
+    assert_true(terse_token_ends(&m, RAW) && terse_token_ends(&m, AB));
+    assert_false(terse_token_ends(&m, X) || terse_token_ends(&m, TWO));
+    tokenizer_sample_close(&s);
+
+    static const char *const tokens[] = {
+        "<s>", "<|fim_prefix|>", "<fim_suffix>", "<\357\275\234fim\342\226\201end\357\275\234>", "<|repo_name|>", "<|file_sep|>"};
+    w = (struct gguf_writer){0};
+    gguf_writer_string(&w, "tokenizer.ggml.model", "llama");
+    gguf_writer_strings(&w, "tokenizer.ggml.tokens", 6, tokens);
+    gguf_writer_array(&w, "tokenizer.ggml.token_type", GGUF_I32, 6, (int32_t[]){CONTROL, CONTROL, USER, CONTROL, USER, NORMAL});
+    gguf_writer_array(&w, "tokenizer.ggml.scores", GGUF_F32, 6, (float[6]){0});
+    m = open_model(&w, &s);
+    for (int32_t mark = TERSE_FIM_PREFIX; mark <= TERSE_FIM_REPOSITORY; mark++)
+        assert_int_equal(terse_token_fim(&m, (enum terse_fim_mark)mark), mark + 1);
+    assert_int_equal(terse_token_fim(&m, TERSE_FIM_FILE), -1); /* letters that happen to be like a mark */
+    assert_true(terse_token_ends(&m, 4));
+    tokenizer_sample_close(&s);
+}
+
 /* ---- Arguments ----------------------------------------------------------------------------------------------------------- */
 
 static void test_capacity(void **state) {
@@ -450,6 +486,7 @@ int main(void) {
         cmocka_unit_test(test_spm_options),
         cmocka_unit_test(test_bpe_special_tokens),
         cmocka_unit_test(test_bpe_defaults),
+        cmocka_unit_test(test_fim_marks),
         cmocka_unit_test(test_capacity),
         cmocka_unit_test(test_most_tokens),
         cmocka_unit_test(test_no_vocabulary),

@@ -5,12 +5,13 @@
 enum {
     CHAT = 1 << API_CHAT,
     COMPLETION = 1 << API_COMPLETION,
-    LLAMA = 1 << API_LLAMA,
+    INFILL = 1 << API_INFILL,
+    LLAMA = 1 << API_LLAMA | INFILL, /* whose settings are the same */
     OPENAI = CHAT | COMPLETION,
     ALL = OPENAI | LLAMA
 };
 
-/* request.c, tool_request.c and chat_prompt.c read these fields. */
+/* request.c, tool_request.c, chat_prompt.c and infill.c read these fields. */
 static const struct {
     const char *name;
     int apis;
@@ -19,6 +20,9 @@ static const struct {
     {"user", ALL},
     {"messages", CHAT},
     {"prompt", COMPLETION | LLAMA},
+    {"input_prefix", INFILL},
+    {"input_suffix", INFILL},
+    {"input_extra", INFILL},
     {"stream", ALL},
     {"stream_options", ALL},
     {"stop", ALL},

@@ -70,7 +70,7 @@ static cJSON *chat_token(const struct task *task, int32_t token, float logprob) 
     bool whole = false;
     char *text = reply_token_text(task->limits->model, token, &n, &whole);
     cJSON *entry = cJSON_CreateObject();
-    if (task->request.api == API_LLAMA) cJSON_AddNumberToObject(entry, "id", token);
+    if (api_is_llama(task->request.api)) cJSON_AddNumberToObject(entry, "id", token);
     cJSON_AddStringToObject(entry, "token", text ? text : "");
     cJSON_AddNumberToObject(entry, "logprob", finite_logprob(logprob));
     cJSON_AddItemToObject(entry, "bytes", bytes_of(text ? text : "", n, whole));
@@ -305,7 +305,7 @@ void reply_begin(struct generation *g) {
 void reply_progress(struct generation *g) {
     cJSON *choice, *json;
     if (!g->task->request.stream || !g->task->request.progress) return;
-    if (g->task->request.api == API_LLAMA) {
+    if (api_is_llama(g->task->request.api)) {
         json = llama_piece(g, "", g->n_logs);
     } else {
         json = chunk(g, &choice);
@@ -325,6 +325,7 @@ void reply_piece(struct generation *g) {
     case API_CHAT: send_chat_piece(g); break;
     case API_COMPLETION: send_completion_piece(g); break;
     case API_LLAMA:
+    case API_INFILL:
         if (g->finish || g->text.n > g->piece || g->n_logs > g->logs_piece)
             send_event(g->task, llama_piece(g, g->text.bytes + g->piece, g->logs_piece));
         break;
@@ -335,17 +336,18 @@ void reply_piece(struct generation *g) {
 void reply_end(struct task *task) {
     if (!task->request.stream) {
         send_whole(task, 200,
-                   task->request.api == API_LLAMA ? llama_piece(task->generations, task->generations->text.bytes, 0) : whole(task));
+                   api_is_llama(task->request.api) ? llama_piece(task->generations, task->generations->text.bytes, 0)
+                                                   : whole(task));
         return;
     }
-    if (task->request.include_usage && task->request.api != API_LLAMA) {
+    if (task->request.include_usage && !api_is_llama(task->request.api)) {
         cJSON *json = envelope(task, chunk_object(task));
         cJSON_AddArrayToObject(json, "choices");
         add_usage(json, task);
         cJSON_AddItemToObject(json, "timings", timings_json(task->generations, task->n_generations));
         send_event(task, json);
     }
-    if (task->request.api != API_LLAMA) exchange_add(task->exchange, "data: [DONE]\n\n", 14);
+    if (!api_is_llama(task->request.api)) exchange_add(task->exchange, "data: [DONE]\n\n", 14);
     exchange_end(task->exchange);
     if (!exchange_begun(task->exchange)) exchange_begin(task->exchange, 200, true);
 }

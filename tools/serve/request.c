@@ -3,6 +3,7 @@
 #include "chat_prompt.h"
 #include "console.h"
 #include "fields.h"
+#include "infill.h"
 #include "text.h"
 #include "tool_request.h"
 
@@ -143,7 +144,7 @@ static bool set_schema(struct request *r, const cJSON *schema, const char *param
 static bool read_format(const cJSON *body, struct request *r, struct api_error *error) {
     const char *name = "response_format", *type = NULL;
     const cJSON *field = json_field(body, name);
-    if (r->api == API_LLAMA && json_field(body, "json_schema"))
+    if (api_is_llama(r->api) && json_field(body, "json_schema"))
         return set_schema(r, json_field(body, "json_schema"), "json_schema", error);
     if (!field) return true;
     if (!cJSON_IsObject(field)) return api_fail(error, 400, NULL, name, "\"%s\" must be an object, not %s", name, json_kind(field));
@@ -165,7 +166,7 @@ static bool read_logprobs(const cJSON *body, struct request *r, struct api_error
     int64_t top = 0;
     r->logprobs = -1;
     if (r->api == API_COMPLETION) return json_whole(body, "logprobs", 0, REQUEST_LOGPROBS, &r->logprobs, error);
-    if (r->api == API_LLAMA) {
+    if (api_is_llama(r->api)) {
         if (!json_whole(body, "n_probs", 0, REQUEST_LOGPROBS, &top, error)) return false;
         if (top) r->logprobs = top;
         return true;
@@ -184,7 +185,7 @@ static bool read_amounts(const cJSON *body, const struct request_limits *limits,
     static const char *const names[] = {"max_tokens", "n_predict", "max_completion_tokens"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!json_whole(body, names[i], -1, INT32_MAX, &r->max_tokens, error)) return false;
-    if (r->api == API_LLAMA) return true;
+    if (api_is_llama(r->api)) return true;
     if (!json_whole(body, "n", 1, limits->slots, &r->n, error) || !json_whole(body, "best_of", 1, INT32_MAX, &best_of, error))
         return false;
     if (best_of != -1 && best_of != r->n)
@@ -286,9 +287,11 @@ static bool check_lengths(const struct request_limits *limits, const struct requ
 
 static bool read_all(const struct request_limits *limits, const cJSON *body, struct request *r, struct api_error *error) {
     if (!read_settings(body, limits, r, error)) return false;
-    if (r->api != API_CHAT) return read_prompts(limits, body, r, error) && check_lengths(limits, r, error);
+    if (r->api == API_COMPLETION || r->api == API_LLAMA)
+        return read_prompts(limits, body, r, error) && check_lengths(limits, r, error);
     if (!reserve_prompts(r, 1, error)) return false;
     r->n_prompts = 1;
+    if (r->api == API_INFILL) return infill_read(limits, body, r, error) && check_lengths(limits, r, error);
     return tool_request_read(body, r, error) && chat_prompt_read(limits, body, r, error) && check_lengths(limits, r, error);
 }
 

@@ -10,8 +10,12 @@
 enum api {
     API_CHAT,       /* OpenAI's /v1/chat/completions */
     API_COMPLETION, /* OpenAI's /v1/completions */
-    API_LLAMA       /* llama.cpp's /completion */
+    API_LLAMA,      /* llama.cpp's /completion */
+    API_INFILL      /* llama.cpp's /infill, whose replies are those of /completion */
 };
+
+/* Returns whether requests and replies have the form of llama.cpp's /completion. */
+static inline bool api_is_llama(enum api api) { return api == API_LLAMA || api == API_INFILL; }
 
 enum { REQUEST_LOGPROBS = 20, REQUEST_PROMPTS = 1024, REQUEST_STOPS = TEXTS_MOST }; /* at most */
 

@@ -68,6 +68,7 @@ static void generate(struct server *server, struct call *call, enum api api) {
 
 static void chat(struct server *server, struct call *call) { generate(server, call, API_CHAT); }
 static void completion(struct server *server, struct call *call) { generate(server, call, API_COMPLETION); }
+static void infill(struct server *server, struct call *call) { generate(server, call, API_INFILL); }
 static void llama_completion(struct server *server, struct call *call) { generate(server, call, API_LLAMA); }
 
 /* ---- Text and tokens */
@@ -411,6 +412,7 @@ static const struct route {
     {"POST", "/v1/completions", completion, false},
     {"POST", "/completions", llama_completion, false},
     {"POST", "/completion", llama_completion, false},
+    {"POST", "/infill", infill, false},
     {"POST", "/tokenize", tokenize, false},
     {"POST", "/detokenize", detokenize, false},
     {"POST", "/apply-template", apply_template, false},

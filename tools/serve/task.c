@@ -9,7 +9,7 @@
 #include <time.h>
 
 static void name_task(struct task *task) {
-    static const char *const kinds[] = {"chatcmpl", "cmpl", "completion"};
+    static const char *const kinds[] = {"chatcmpl", "cmpl", "completion", "infill"};
     unsigned char random[12] = {0};
     if (getrandom(random, sizeof random, 0) != sizeof random) random[0] = 1;
     int n = snprintf(task->id, sizeof task->id, "%s-", kinds[task->request.api]);
