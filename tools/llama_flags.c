@@ -1,4 +1,4 @@
-/* docs/llama-cpp-users.md lists the same flags with the same reasons; tests/cli/cli_llama_flags.sh holds the two together. */
+/* docs/llama-cpp-users.md lists the same flags with the same reasons, and the same variables; tests/cli/cli_llama_flags.sh holds the two together. */
 #include "llama_flags.h"
 
 #include <stddef.h>
@@ -54,3 +54,37 @@ static const struct llama_flag flags[] = {
 };
 
 const struct llama_flag *llama_flag_at(int i) { return i < (int)(sizeof flags / sizeof *flags) ? &flags[i] : NULL; }
+
+static const struct llama_variable variables[] = {
+    {"LLAMA_ARG_MODEL", "--model", ""},
+    {"LLAMA_ARG_CTX_SIZE", "--ctx-size", NULL},
+    {"LLAMA_ARG_N_PREDICT", "--predict", NULL},
+    {"LLAMA_ARG_THREADS", "--threads", NULL},
+    {"LLAMA_ARG_BATCH", "--batch-size", NULL},
+    {"LLAMA_ARG_N_GPU_LAYERS", "--n-gpu-layers", "--device"},
+    {"LLAMA_ARG_CACHE_TYPE_K", "--cache-type-k", "--kv"},
+    {"LLAMA_ARG_CACHE_TYPE_V", "--cache-type-v", "--kv"},
+    {"LLAMA_ARG_MLOCK", "--mlock", NULL},
+    {"LLAMA_ARG_NO_MMAP", "--no-mmap", NULL},
+    {"LLAMA_ARG_ROPE_SCALING_TYPE", "--rope-scaling", NULL},
+    {"LLAMA_ARG_ROPE_SCALE", "--rope-scale", NULL},
+    {"LLAMA_ARG_ROPE_FREQ_BASE", "--rope-freq-base", NULL},
+    {"LLAMA_ARG_TEMPERATURE", "--temp", NULL},
+    {"LLAMA_ARG_TOP_K", "--top-k", NULL},
+    {"LLAMA_ARG_TOP_P", "--top-p", NULL},
+    {"LLAMA_ARG_MIN_P", "--min-p", NULL},
+    {"LLAMA_ARG_REPEAT_PENALTY", "--repeat-penalty", NULL},
+    {"LLAMA_ARG_PRESENCE_PENALTY", "--presence-penalty", NULL},
+    {"LLAMA_ARG_FREQUENCY_PENALTY", "--frequency-penalty", NULL},
+    {"LLAMA_ARG_HOST", "--host", NULL},
+    {"LLAMA_ARG_PORT", "--port", NULL},
+    {"LLAMA_ARG_N_PARALLEL", "--parallel", NULL},
+    {"LLAMA_ARG_ALIAS", "--alias", NULL},
+    {"LLAMA_ARG_TIMEOUT", "--timeout", NULL},
+    {"LLAMA_API_KEY", "--api-key", NULL},
+    {"LLAMA_ARG_API_KEY_FILE", "--api-key-file", NULL},
+};
+
+const struct llama_variable *llama_variable_at(int i) {
+    return i < (int)(sizeof variables / sizeof *variables) ? &variables[i] : NULL;
+}

@@ -1,4 +1,4 @@
-/* Lists flags of llama.cpp's programs: those that ask for nothing that terse would do otherwise, and those that it refuses by name.
+/* Lists flags and environment variables of llama.cpp's programs. Of flags: those that ask for nothing that terse would do otherwise, and those that it refuses by name.
  * Flags that terse implements have rows in the commands' own tables of options. */
 #ifndef TERSE_TOOLS_LLAMA_FLAGS_H
 #define TERSE_TOOLS_LLAMA_FLAGS_H
@@ -14,5 +14,15 @@ struct llama_flag {
 
 /* Returns the i-th flag, or NULL past the last. */
 const struct llama_flag *llama_flag_at(int i);
+
+/* A variable of the environment says what an option says that the command line leaves out. */
+struct llama_variable {
+    const char *name;   /* "LLAMA_ARG_MODEL" */
+    const char *option; /* one of the names in a command's table; commands that lack it leave the variable alone */
+    const char *unless; /* another option that, on the command line, says the same; "": an argument that is no option; NULL: none */
+};
+
+/* Returns the i-th variable, or NULL past the last. */
+const struct llama_variable *llama_variable_at(int i);
 
 #endif

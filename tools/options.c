@@ -329,6 +329,45 @@ static int parse_argument(const struct option_set *set, int argc, char **argv, i
     return has_value(set, &a, option->value) && parse_value(option, a.name, a.value) ? 2 - a.own_value : 0;
 }
 
+/* ---- Environment */
+
+/* Returns whether the arguments have the option. A value is none: has_value refuses one that is an option's name. */
+static bool is_given(const struct option_set *set, int argc, char **argv, const char *name) {
+    const struct option *option = find_option(set, name);
+    for (int i = 0; i < argc && option; i++)
+        if (argv[i][0] == '-' && find_option(set, read_argument(argc, argv, i).name) == option) return true;
+    return false;
+}
+
+/* Sets a flag by the words that llama.cpp takes. */
+static bool parse_switch(const struct option *option, const char *name, const char *text) {
+    int index;
+    bool on = has_word("1|true|on|enabled", "|", text, &index);
+    if (on || has_word("0|false|off|disabled", "|", text, &index)) {
+        *(bool *)option->target = on;
+        return true;
+    }
+    complain("%s takes one of 1|true|on|enabled|0|false|off|disabled, not \"%s\"", name, text);
+    return false;
+}
+
+/* Sets what llama.cpp's variables say and the arguments do not; one that is empty says nothing. Returns false after a complaint. */
+static bool read_environment(const struct option_set *set, int argc, char **argv) {
+    const struct llama_variable *variable;
+    for (int i = 0; set->llama_flags && (variable = llama_variable_at(i)); i++) {
+        const char *text = getenv(variable->name), *unless = variable->unless;
+        const struct option *option = text && *text ? find_option(set, variable->option) : NULL;
+        if (!option || is_given(set, argc, argv, variable->option)) continue;
+        if (unless && (*unless ? is_given(set, argc, argv, unless) : set->n_positional && set->positional[0])) continue;
+        bool good =
+            option->kind == OPTION_FLAG ? parse_switch(option, variable->name, text) : parse_value(option, variable->name, text);
+        if (!good) return false;
+    }
+    return true;
+}
+
+/* ---- */
+
 enum options_result options_parse(const struct option_set *set, int argc, char **argv) {
     if (description.describe) {
         description.describe(description.user, set);
@@ -344,7 +383,7 @@ enum options_result options_parse(const struct option_set *set, int argc, char *
         used = parse_argument(set, argc, argv, i);
         if (!used) return OPTIONS_BAD;
     }
-    return OPTIONS_GO;
+    return read_environment(set, argc, argv) ? OPTIONS_GO : OPTIONS_BAD;
 }
 
 bool list_next(const char **list, char *item, size_t capacity) {

@@ -50,7 +50,7 @@ struct option_set {
     size_t n_common;
     const char **positional; /* [n_positional]: the first that are NULL receive the arguments that are no options */
     size_t n_positional;
-    bool llama_flags; /* those of llama_flags.h are known as well */
+    bool llama_flags; /* those of llama_flags.h are known as well, and its variables are read */
 };
 
 enum options_result { OPTIONS_GO, OPTIONS_HELP, OPTIONS_BAD };
@@ -66,7 +66,7 @@ bool options_next_name(const char **at, size_t *length);
 /* Writes the default as " [512]" to text[capacity], or "". */
 void options_default(const struct option *option, char *text, size_t capacity);
 
-/* Sets the targets from argv[argc], where a value may be a part of a long name: --top-k=4. OPTIONS_HELP: the help was printed to stdout. OPTIONS_BAD: one line on stderr said why. */
+/* Sets the targets from argv[argc] and, where these leave an option out, from the environment (llama_flags.h). In argv a value may be a part of a long name: --top-k=4. OPTIONS_HELP: the help was printed to stdout. OPTIONS_BAD: one line on stderr said why. */
 enum options_result options_parse(const struct option_set *set, int argc, char **argv);
 
 /* Cuts the next item off a list "a,b,c": copies it to item[capacity] and advances *list; returns false at the end. An empty item,
