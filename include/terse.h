@@ -389,6 +389,8 @@ TERSE_API enum terse_status terse_session_new(struct terse_engine *engine, const
 TERSE_API void terse_session_free(struct terse_session *session);
 TERSE_API void terse_session_reset(struct terse_session *session); /* forgets the sequence; the memory stays for the next one */
 TERSE_API uint64_t terse_session_length(const struct terse_session *session); /* tokens seen so far */
+/* Returns the tokens[*n] seen so far, valid until the session reads or forgets some; -1 of random keys and values. */
+TERSE_API const int32_t *terse_session_tokens(const struct terse_session *session, size_t *n);
 /* Forgets the tokens from the n-th on, n <= length; earlier ones stay as they are stored. Logits are gone until the next step,
  * unless n is the length; random numbers go on. n = 0 frees the cache's memory, and a JSON text goes on behind what is read next:
  * so a session makes room, and reads its tokens again. TERSE_E_UNSUPPORTED, without a change, where tokens were evicted, sliding
@@ -403,6 +405,8 @@ TERSE_API enum terse_status terse_session_fork(const struct terse_session *sessi
 TERSE_API enum terse_status terse_engine_keep_prefix(struct terse_engine *engine, const struct terse_session *session,
                                                      struct terse_error *error);
 TERSE_API void terse_engine_drop_prefixes(struct terse_engine *engine);
+/* Drops the kept sequences that tokens[n] begin with, whatever their method. Returns how many tokens the longest had; 0: none was kept. */
+TERSE_API size_t terse_engine_drop_prefix(struct terse_engine *engine, const int32_t *tokens, size_t n);
 /* Makes a session for a prompt tokens[n] that already holds the first *held < n of them, where the engine has kept a sequence of
  * the same method, cache options and codebook that begins with them. Read the others next. A prompt that continues the whole kept
  * sequence holds all of it, with any method; docs/c-api.md says what a prompt holds that differs earlier. */

@@ -15,7 +15,7 @@
 
 struct serve {
     struct setup setup;
-    const char *host, *chat_template, *api_key, *api_key_file, *state_dir;
+    const char *host, *chat_template, *api_key, *api_key_file, *state_dir, *slot_folder;
     const char *alias; /* NULL: the model's file names it */
     int64_t port, parallel, queue, n_predict;
     double temperature;
@@ -44,6 +44,8 @@ static enum options_result parse(struct serve *serve, int argc, char **argv) {
         {"--chat-template", "NAME", OPTION_TEXT, &serve->chat_template, 0, 0, "the chat format, when the model's own is not known"},
         {"--state-dir", "DIR", OPTION_TEXT, &serve->state_dir, 0, 0,
          "keep what replies have read there, so that it need not be read again after a restart"},
+        {"--slot-save-path", "DIR", OPTION_TEXT, &serve->slot_folder, 0, 0,
+         "where /slots/ID?action=save writes; without it --state-dir's"},
         {"--api-key", "KEY", OPTION_TEXT, &serve->api_key, 0, 0, "clients must say Authorization: Bearer KEY"},
         {"--api-key-file", "FILE", OPTION_TEXT, &serve->api_key_file, 0, 0, "the same with several keys, one a line"},
         {"--cors", "ORIGIN", OPTION_TEXT, &serve->server.cors, 0, 0,
@@ -144,7 +146,8 @@ static int check_options(struct serve *serve, int *socket_fd) {
     int status = rate_choice_take(&serve->setup);
     if (status == EXIT_OK) status = read_keys(serve);
     if (status == EXIT_OK) status = setup_check_codebook(&serve->setup);
-    if (status == EXIT_OK && serve->state_dir) status = store_check(serve->state_dir);
+    if (status == EXIT_OK && serve->state_dir) status = store_check("--state-dir", serve->state_dir);
+    if (status == EXIT_OK && serve->slot_folder) status = store_check("--slot-save-path", serve->slot_folder);
     if (status == EXIT_OK && (*socket_fd = http_listen(serve->host, (uint16_t)serve->port)) < 0) status = EXIT_FAILED;
     return status;
 }
@@ -168,6 +171,8 @@ static int start(struct serve *serve) {
         (status = store_open(serve->state_dir, serve->setup.engine, &options.session, &serve->store, &serve->kept)) != EXIT_OK)
         return status;
     options.store = serve->store;
+    serve->server.slot_folder = serve->slot_folder ? serve->slot_folder : serve->state_dir;
+    options.saves_slots = serve->server.slot_folder != NULL;
     options.metrics = &serve->server.metrics;
     describe(serve);
     if (scheduler_start(&options, &serve->server.scheduler, &error) != TERSE_OK) return complain_error(&error);

@@ -83,6 +83,7 @@ static const struct llama_variable variables[] = {
     {"LLAMA_ARG_TIMEOUT", "--timeout", NULL},
     {"LLAMA_API_KEY", "--api-key", NULL},
     {"LLAMA_ARG_API_KEY_FILE", "--api-key-file", NULL},
+    {"LLAMA_ARG_SLOT_SAVE_PATH", "--slot-save-path", NULL},
 };
 
 const struct llama_variable *llama_variable_at(int i) {

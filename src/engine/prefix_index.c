@@ -85,12 +85,26 @@ const struct prefix *prefix_index_find(struct prefix_index *index, const struct 
     return best;
 }
 
+static void drop_at(struct prefix_index *index, size_t at) {
+    prefix_free(&index->prefixes[at]);
+    index->prefixes[at] = index->prefixes[--index->n];
+}
+
 bool prefix_index_drop_oldest(struct prefix_index *index) {
     if (!index->n) return false;
-    struct prefix *gone = &index->prefixes[oldest(index)];
-    prefix_free(gone);
-    *gone = index->prefixes[--index->n];
+    drop_at(index, oldest(index));
     return true;
+}
+
+size_t prefix_index_drop(struct prefix_index *index, const int32_t *tokens, size_t n) {
+    size_t longest = 0;
+    for (size_t i = index->n; i-- > 0;) {
+        const struct prefix *p = &index->prefixes[i];
+        if (common(p->tokens, p->n, tokens, n) < p->n) continue;
+        if (p->n > longest) longest = p->n;
+        drop_at(index, i);
+    }
+    return longest;
 }
 
 void prefix_index_clear(struct prefix_index *index) {

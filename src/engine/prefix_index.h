@@ -42,6 +42,8 @@ const struct prefix *prefix_index_find(struct prefix_index *index, const struct 
 
 /* Forgets the least recently used prefix; returns false when there is none. */
 bool prefix_index_drop_oldest(struct prefix_index *index);
+/* Forgets the prefixes that tokens[n] begin with. Returns how many tokens the longest of them had; 0: there was none. */
+size_t prefix_index_drop(struct prefix_index *index, const int32_t *tokens, size_t n);
 void prefix_free(struct prefix *prefix);
 /* Forgets all prefixes, and frees the index's memory. */
 void prefix_index_clear(struct prefix_index *index);

@@ -150,6 +150,11 @@ void terse_session_cancel(struct terse_session *session) { atomic_store(&session
 
 uint64_t terse_session_length(const struct terse_session *session) { return session->n_tokens; }
 
+const int32_t *terse_session_tokens(const struct terse_session *session, size_t *n) {
+    *n = session->n_tokens;
+    return session->tokens;
+}
+
 /* ---- Random contents */
 
 struct filling {

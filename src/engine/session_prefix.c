@@ -54,6 +54,10 @@ enum terse_status terse_engine_keep_prefix(struct terse_engine *engine, const st
 
 void terse_engine_drop_prefixes(struct terse_engine *engine) { prefix_index_clear(&engine->prefixes); }
 
+size_t terse_engine_drop_prefix(struct terse_engine *engine, const int32_t *tokens, size_t n) {
+    return prefix_index_drop(&engine->prefixes, tokens, n);
+}
+
 /* ---- Beginning */
 
 struct beginning {

@@ -326,11 +326,41 @@ static void the_least_recently_used_prefix_leaves(void **state) {
     terse_engine_drop_prefixes(engine);
 }
 
+/* Of what the engine keeps, only the sequences that others begin with are dropped; a session tells its tokens. */
+static void a_kept_sequence_is_dropped(void **state) {
+    (void)state;
+    struct terse_session *session = new_session("q8_0");
+    size_t held, n;
+    must_prefill(session, tokens, 20);
+    must_keep_prefix(engine, session);
+    must_prefill(session, tokens + 20, 10);
+    must_keep_prefix(engine, session);
+    assert_memory_equal(terse_session_tokens(session, &n), tokens, 30 * sizeof *tokens);
+    assert_int_equal(n, 30);
+    terse_session_reset(session);
+    (void)terse_session_tokens(session, &n);
+    assert_int_equal(n, 0);
+    must_prefill(session, tokens + 1, 20);
+    must_keep_prefix(engine, session);
+    terse_session_free(session);
+    assert_int_equal(terse_engine_drop_prefix(engine, tokens, 19), 0);
+    assert_int_equal(terse_engine_drop_prefix(engine, tokens, 29), 20);
+    terse_session_free(with_prefix("q8_0", tokens, 31, &held));
+    assert_int_equal(held, 30); /* the longer one stays */
+    assert_int_equal(terse_engine_drop_prefix(engine, tokens, TOKENS), 30);
+    terse_session_free(with_prefix("q8_0", tokens, 31, &held));
+    assert_int_equal(held, 0);
+    terse_session_free(with_prefix("q8_0", tokens + 1, 21, &held));
+    assert_int_equal(held, 20); /* another sequence's */
+    terse_engine_drop_prefixes(engine);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_fork_goes_on_as_its_origin),    cmocka_unit_test(a_cut_in_the_window_takes_tokens_back),
         cmocka_unit_test(an_emptied_session_goes_on),      cmocka_unit_test(an_emptied_session_goes_on_with_its_json),
         cmocka_unit_test(json_texts_fork_and_are_not_cut), cmocka_unit_test(a_prompt_that_begins_as_another_shares_its_pages),
-        cmocka_unit_test(a_kept_sequence_goes_on),         cmocka_unit_test(the_least_recently_used_prefix_leaves)};
+        cmocka_unit_test(a_kept_sequence_goes_on),         cmocka_unit_test(the_least_recently_used_prefix_leaves),
+        cmocka_unit_test(a_kept_sequence_is_dropped)};
     return cmocka_run_group_tests(tests, make_engine, free_engine);
 }

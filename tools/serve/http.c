@@ -268,6 +268,7 @@ static enum MHD_Result answer(struct http *http, struct MHD_Connection *mhd, str
     if (in->origin[0] && strcmp(method, "OPTIONS") == 0) return send_preflight(http, mhd, in);
     call->method = method;
     call->path = path;
+    call->action = MHD_lookup_connection_value(mhd, MHD_GET_ARGUMENT_KIND, "action");
     call->body = in->body.bytes ? in->body.bytes : "";
     call->n = in->body.n;
     routes_answer(http->server, call);

@@ -32,6 +32,22 @@ enum scheduler_answer inbox_submit(struct inbox *inbox, struct task *task) {
     return answer;
 }
 
+enum scheduler_answer inbox_submit_action(struct inbox *inbox, struct slot_action *action) {
+    pthread_mutex_lock(&inbox->lock);
+    bool stopping = inbox->stopping;
+    if (!stopping) {
+        inbox->idle = false;
+        if (inbox->actions)
+            inbox->newest_action->next = action;
+        else
+            inbox->actions = action;
+        inbox->newest_action = action;
+        pthread_cond_signal(&inbox->changed);
+    }
+    pthread_mutex_unlock(&inbox->lock);
+    return stopping ? SCHEDULER_STOPPING : SCHEDULER_TAKEN;
+}
+
 void inbox_stop(struct inbox *inbox) {
     pthread_mutex_lock(&inbox->lock);
     inbox->stopping = true;
@@ -60,16 +76,21 @@ uint32_t inbox_waiting(struct inbox *inbox) {
     return waiting;
 }
 
-bool inbox_wait(struct inbox *inbox, bool busy, bool only_saves, struct task **tasks) {
+/* Returns whether something was submitted. */
+static bool has_more(const struct inbox *inbox) { return inbox->first || inbox->actions; }
+
+bool inbox_wait(struct inbox *inbox, bool busy, bool only_saves, struct task **tasks, struct slot_action **actions) {
     pthread_mutex_lock(&inbox->lock);
-    while (only_saves ? !inbox->woken && !inbox->first : !busy && !inbox->first && !inbox->stopping) {
+    while (only_saves ? !inbox->woken && !has_more(inbox) : !busy && !has_more(inbox) && !inbox->stopping) {
         inbox->idle = !busy;
         pthread_cond_wait(&inbox->changed, &inbox->lock);
     }
     inbox->woken = false;
     *tasks = inbox->first;
+    *actions = inbox->actions;
     inbox->first = inbox->newest = NULL;
-    inbox->idle = inbox->stopping && !*tasks && !busy && !only_saves;
+    inbox->actions = inbox->newest_action = NULL;
+    inbox->idle = inbox->stopping && !*tasks && !*actions && !busy && !only_saves;
     bool goes_on = !inbox->idle;
     pthread_mutex_unlock(&inbox->lock);
     return goes_on;

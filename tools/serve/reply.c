@@ -1,5 +1,6 @@
 #include "reply.h"
 
+#include "json_send.h"
 #include "timings.h"
 
 #include <math.h>
@@ -18,17 +19,6 @@ static void send_event(struct task *task, cJSON *json) {
     exchange_add(task->exchange, "\n\n", 2);
     cJSON_free(text);
     if (!exchange_begun(task->exchange)) exchange_begin(task->exchange, 200, true);
-}
-
-static void send_whole(struct task *task, int status, cJSON *json) {
-    static const char refused[] =
-        "{\"error\": {\"message\": \"no memory\", \"type\": \"server_error\", \"param\": null, \"code\": null}}";
-    char *text = cJSON_PrintUnformatted(json);
-    cJSON_Delete(json);
-    exchange_add(task->exchange, text ? text : refused, strlen(text ? text : refused));
-    exchange_end(task->exchange);
-    exchange_begin(task->exchange, text ? status : 500, false);
-    cJSON_free(text);
 }
 
 /* ---- Tokens as text */
@@ -335,9 +325,8 @@ void reply_piece(struct generation *g) {
 
 void reply_end(struct task *task) {
     if (!task->request.stream) {
-        send_whole(task, 200,
-                   api_is_llama(task->request.api) ? llama_piece(task->generations, task->generations->text.bytes, 0)
-                                                   : whole(task));
+        json_send(task->exchange, 200,
+                  api_is_llama(task->request.api) ? llama_piece(task->generations, task->generations->text.bytes, 0) : whole(task));
         return;
     }
     if (task->request.include_usage && !api_is_llama(task->request.api)) {
@@ -354,7 +343,7 @@ void reply_end(struct task *task) {
 
 void reply_fail(struct task *task, const struct api_error *error) {
     if (!exchange_begun(task->exchange)) {
-        send_whole(task, error->status, api_error_json(error));
+        json_send(task->exchange, error->status, api_error_json(error));
         return;
     }
     send_event(task, api_error_json(error));

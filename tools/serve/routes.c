@@ -353,6 +353,26 @@ static void slots(struct server *server, struct call *call) {
     answer_json(call, 200, json);
 }
 
+/* Saves, restores or erases what the slot that the address ends with has left. */
+static void slot_action(struct server *server, struct call *call) {
+    struct api_error error = {0};
+    struct slot_action *action = slot_action_read(call->path + strlen("/slots/"), call->action, call->body, call->n, server->slots,
+                                                  server->slot_folder, &error);
+    if (!action) {
+        routes_refuse(call, &error);
+        return;
+    }
+    struct exchange *exchange = action->exchange;
+    enum scheduler_answer answer = scheduler_submit_action(server->scheduler, action);
+    if (answer == SCHEDULER_TAKEN) {
+        call->exchange = exchange;
+        return;
+    }
+    slot_action_free(action);
+    exchange_release(exchange);
+    refuse_task(server, call, answer);
+}
+
 static void add_cache(struct terse_cache_report *sum, const struct terse_cache_report *c) {
     sum->tokens += c->tokens;
     sum->resident += c->resident;
@@ -406,6 +426,7 @@ static const struct route {
     {"GET", "/models/", model, false},
     {"GET", "/props", props, false},
     {"GET", "/slots", slots, false},
+    {"POST", "/slots/", slot_action, false},
     {"GET", "/metrics", metrics, false},
     {"POST", "/v1/chat/completions", chat, false},
     {"POST", "/chat/completions", chat, false},

@@ -7,7 +7,8 @@
 /* A call is a request that was received whole, and its answer: a body, or an exchange that the scheduler writes to. */
 struct call {
     const char *method, *path;
-    const char *body; /* [n] */
+    const char *action; /* of the address's query; NULL: none */
+    const char *body;   /* [n] */
     size_t n;
     uint64_t client;
     bool known; /* the client has a key, or needs none */

@@ -3,29 +3,14 @@
 #include "task_end.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-/* Returns the tokens that the session has read, NULL without memory. */
-static int32_t *tokens_read(const struct generation *g, size_t n) {
-    size_t n_prompt = g->prompt->n;
-    int32_t *tokens = malloc(n * sizeof *tokens);
-    if (!tokens) return NULL;
-    memcpy(tokens, g->prompt->tokens, n_prompt * sizeof *tokens);
-    if (n > n_prompt) memcpy(tokens + n_prompt, g->written.bytes, (n - n_prompt) * sizeof *tokens);
-    return tokens;
-}
 
 /* Gives the session away to be saved. Returns false if it is not to be saved, or cannot be for want of memory. */
 static bool save(struct scheduler *s, struct generation *g) {
-    size_t n = terse_session_length(g->session), n_prompt = g->prompt->n;
-    if (!s->saver || n < n_prompt || g->written.n < (n - n_prompt) * sizeof(int32_t)) return false;
+    size_t n;
+    const int32_t *tokens = terse_session_tokens(g->session, &n);
+    if (!s->options.store) return false;
     struct saving *saving = malloc(sizeof *saving);
-    int32_t *tokens = tokens_read(g, n);
-    if (!saving || !tokens) {
-        free(saving);
-        free(tokens);
-        return false;
-    }
+    if (!saving) return false;
     terse_session_allow_any_text(g->session); /* the JSON text that it was bound to is over, and cannot be saved */
     *saving = (struct saving){.session = g->session, .tokens = tokens, .n = n, .owner = g};
     slot_views_write_one(&s->views, &s->slots, g);
@@ -37,11 +22,19 @@ static bool save(struct scheduler *s, struct generation *g) {
     return true;
 }
 
+enum terse_status keep_prefix(struct scheduler *s, const struct generation *g, struct terse_error *error) {
+    size_t n;
+    const int32_t *tokens = terse_session_tokens(g->session, &n);
+    enum terse_status status = terse_engine_keep_prefix(s->options.engine, g->session, error);
+    if (!status) slots_remember(&s->slots, slots_find(&s->slots, g), tokens, n);
+    return status;
+}
+
 void end_generation(struct scheduler *s, struct generation *g) {
     struct terse_error error;
     reply_piece(g);
     if (g->task->request.use_prefix && g->choice == 0) {
-        (void)terse_engine_keep_prefix(s->options.engine, g->session, &error); /* what there is no memory to keep is read again */
+        (void)keep_prefix(s, g, &error); /* what there is no memory to keep is read again */
         if (save(s, g)) return;
     }
     finish_generation(s, g);
@@ -57,14 +50,22 @@ void end_generation_at_fault(struct scheduler *s, struct generation *g, enum ter
     end_generation(s, g);
 }
 
+/* Answers a client that wanted a slot saved. */
+static void finish_action(struct saving *saving) {
+    if (saving->status)
+        slot_action_fail(saving->action, http_status_of(saving->status), saving->error.message);
+    else
+        slot_action_done(saving->action, saving->n, saving->bytes);
+}
+
 void finish_saved_generations(struct scheduler *s) {
     struct saving *saving;
     while (s->saving && (saving = saver_take(s->saver))) {
         struct generation *g = saving->owner;
         s->saving--;
         s->blocked = false; /* its pages are free */
+        if (saving->action) finish_action(saving);
         terse_session_free(saving->session);
-        free(saving->tokens);
         free(saving);
         if (!g) continue; /* its task has ended meanwhile */
         g->saving = NULL;

@@ -4,6 +4,9 @@
 
 #include "scheduler_state.h"
 
+/* Keeps the generation's sequence as it is now as a prefix, which its slot leaves. */
+enum terse_status keep_prefix(struct scheduler *s, const struct generation *g, struct terse_error *error);
+
 /* Ends a generation that has written all: its sequence is kept as a prefix, because a chat's next turn begins with this one. Where
  * there is a store, the session goes to the saver, and the client is told the end when the session has come back: so a reply whose
  * end a client has seen is in the store even if the server is killed. */
@@ -12,7 +15,7 @@ void end_generation(struct scheduler *s, struct generation *g);
  * there; otherwise its task fails. */
 void end_generation_at_fault(struct scheduler *s, struct generation *g, enum terse_status status, const struct terse_error *error);
 
-/* Finishes the generations whose sessions have come back from the saver. */
+/* Finishes the generations, and answers the actions on slots, whose sessions have come back from the saver. */
 void finish_saved_generations(struct scheduler *s);
 
 #endif

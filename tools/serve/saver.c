@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 struct list {
     struct saving *first, **end;
@@ -32,6 +33,16 @@ static struct saving *list_take(struct list *list) {
     return saving;
 }
 
+static void save(struct store *store, struct saving *saving) {
+    struct stat about;
+    if (!saving->action) {
+        store_save(store, saving->session, saving->tokens, saving->n);
+        return;
+    }
+    saving->status = terse_session_save(saving->session, saving->action->path, &saving->error);
+    if (!saving->status && stat(saving->action->path, &about) == 0) saving->bytes = (uint64_t)about.st_size;
+}
+
 static void *saver_thread(void *user) {
     struct saver *s = user;
     pthread_mutex_lock(&s->lock);
@@ -40,7 +51,7 @@ static void *saver_thread(void *user) {
         while (!(saving = list_take(&s->given)) && !s->stopping) pthread_cond_wait(&s->changed, &s->lock);
         if (!saving) break;
         pthread_mutex_unlock(&s->lock);
-        store_save(s->store, saving->session, saving->tokens, saving->n);
+        save(s->store, saving);
         pthread_mutex_lock(&s->lock);
         list_add(&s->saved, saving);
         pthread_mutex_unlock(&s->lock);

@@ -3,6 +3,7 @@
 #include "admission.h"
 #include "saved_prefix.h"
 #include "scheduler_state.h"
+#include "slot_work.h"
 #include "step.h"
 #include "task_end.h"
 
@@ -11,11 +12,15 @@
 
 /* ---- The thread */
 
-/* Sleeps while there is nothing to do, and adds the tasks that have arrived to the queue. Returns false when the server stops and all is done. */
+/* Sleeps while there is nothing to do, and adds the tasks and actions that have arrived to theirs. Returns false when the server stops and all is done. */
 static bool wait_for_work(struct scheduler *s) {
     struct task *arrived;
-    bool busy = s->queue.first || slots_taken(&s->slots), only_saves = s->saving && !slots_running(&s->slots);
-    bool goes_on = inbox_wait(&s->inbox, busy, only_saves, &arrived);
+    struct slot_action *actions, **end = &s->actions;
+    bool busy = s->queue.first || s->actions || s->slot_left || slots_taken(&s->slots);
+    bool only_saves = s->saving && !slots_running(&s->slots) && !s->slot_left;
+    bool goes_on = inbox_wait(&s->inbox, busy, only_saves, &arrived, &actions);
+    while (*end) end = &(*end)->next;
+    *end = actions;
     queue_add(&s->queue, arrived);
     return goes_on;
 }
@@ -25,6 +30,8 @@ static void *scheduler_thread(void *scheduler) {
     while (wait_for_work(s)) {
         finish_saved_generations(s);
         cancel_abandoned_tasks(s);
+        s->slot_left = false;
+        work_on_slots(s);
         admit_tasks(s);
         size_t n = choose_tokens(s);
         slot_views_write(&s->views, &s->slots, s->options.engine);
@@ -58,8 +65,9 @@ static struct scheduler *new_scheduler(const struct scheduler_options *options) 
     bool ready = slot_views_init(&s->views, options->slots);
     ready = slots_init(&s->slots, options->slots) && ready;
     s->items = calloc(options->slots, sizeof *s->items);
-    if (options->store) s->saver = saver_start(options->store, wake, s);
-    if (ready && s->items && (s->saver || !options->store)) return s;
+    bool saves = options->store || options->saves_slots;
+    if (saves) s->saver = saver_start(options->store, wake, s);
+    if (ready && s->items && (s->saver || !saves)) return s;
     free_memory(s);
     return NULL;
 }
@@ -91,6 +99,10 @@ void scheduler_free(struct scheduler *s) {
 /* ---- Any thread */
 
 enum scheduler_answer scheduler_submit(struct scheduler *s, struct task *task) { return inbox_submit(&s->inbox, task); }
+
+enum scheduler_answer scheduler_submit_action(struct scheduler *s, struct slot_action *action) {
+    return inbox_submit_action(&s->inbox, action);
+}
 
 void scheduler_stop(struct scheduler *s) { inbox_stop(&s->inbox); }
 

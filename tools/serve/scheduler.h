@@ -18,6 +18,7 @@ struct scheduler_options {
     uint32_t slots;
     uint32_t queue;          /* tasks that may wait */
     struct store *store;     /* where what is kept is saved; NULL: nowhere */
+    bool saves_slots;        /* actions may save what slots have left */
     struct metrics *metrics; /* to add to */
 };
 
@@ -26,6 +27,9 @@ enum terse_status scheduler_start(const struct scheduler_options *options, struc
 
 /* Hands over a task, from any thread. It belongs to the scheduler only if the answer is SCHEDULER_TAKEN. */
 enum scheduler_answer scheduler_submit(struct scheduler *scheduler, struct task *task);
+
+/* Hands over an action on a slot in the same way; it never answers SCHEDULER_FULL. */
+enum scheduler_answer scheduler_submit_action(struct scheduler *scheduler, struct slot_action *action);
 
 /* Stops taking tasks, and refuses those that have not begun; replies that are being written go on. */
 void scheduler_stop(struct scheduler *scheduler);

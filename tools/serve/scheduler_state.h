@@ -1,5 +1,5 @@
 /* Declares the scheduler's state, for the files that together are the scheduler: task_end, saved_prefix, preemption, admission,
- * step and scheduler.c, of which each calls those before it. All functions that take a struct scheduler there run on the
+ * slot_work, step and scheduler.c, of which each calls those before it. All functions that take a struct scheduler there run on the
  * scheduler's thread. */
 #ifndef TERSE_SERVE_SCHEDULER_STATE_H
 #define TERSE_SERVE_SCHEDULER_STATE_H
@@ -18,8 +18,10 @@ struct scheduler {
     struct task_queue queue;
     struct slots slots;
     struct terse_step_item *items; /* [slots], of the step under way */
-    struct saver *saver;           /* NULL: there is no store */
+    struct saver *saver;           /* NULL: there is no folder */
+    struct slot_action *actions;   /* a list: those that wait for their slots */
     uint32_t saving;               /* sessions that are with it */
+    bool slot_left;                /* since tasks and actions last had their turn to begin */
     bool blocked;                  /* the queue's next task had no room in the budget; until a reply ends */
 };
 

@@ -16,6 +16,7 @@ struct server {
     struct request_limits limits;
     struct terse_model_info model;
     const char *model_name, *model_path; /* path NULL: built in */
+    const char *slot_folder;             /* for saved slots; NULL: none */
     char method[256];                    /* setup_method_text */
     uint32_t slots, queue;
     uint64_t kv_budget;

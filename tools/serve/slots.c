@@ -3,13 +3,18 @@
 #include "console.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 bool slots_init(struct slots *slots, uint32_t n) {
-    *slots = (struct slots){.n = n, .of = calloc(n, sizeof *slots->of)};
-    return slots->of != NULL;
+    *slots = (struct slots){.n = n, .of = calloc(n, sizeof *slots->of), .left = calloc(n, sizeof *slots->left)};
+    return slots->of && slots->left;
 }
 
-void slots_free(struct slots *slots) { free(slots->of); }
+void slots_free(struct slots *slots) {
+    for (uint32_t i = 0; slots->left && i < slots->n; i++) free(slots->left[i].tokens);
+    free(slots->of);
+    free(slots->left);
+}
 
 uint32_t slots_find(const struct slots *slots, const struct generation *g) {
     uint32_t i = 0;
@@ -21,12 +26,21 @@ void slots_take(struct slots *slots, struct generation *first, size_t n) {
     for (uint32_t i = 0; n && i < slots->n; i++) {
         if (slots->of[i]) continue;
         slots->of[i] = first;
+        slots_remember(slots, i, NULL, 0);
         first->state = GENERATION_READING;
         first->began = console_seconds();
         first->task->slots_taken++;
         first++;
         n--;
     }
+}
+
+void slots_remember(struct slots *slots, uint32_t slot, const int32_t *tokens, size_t n) {
+    struct slot_sequence *left = &slots->left[slot];
+    free(left->tokens);
+    left->tokens = n ? malloc((n + 1) * sizeof *tokens) : NULL;
+    left->n = left->tokens ? n : 0;
+    if (left->n) memcpy(left->tokens, tokens, n * sizeof *tokens);
 }
 
 void slots_leave(struct slots *slots, struct generation *g) {

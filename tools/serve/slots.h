@@ -7,6 +7,10 @@
 struct slots {
     uint32_t n;
     struct generation **of; /* [n], NULL: the slot is free */
+    struct slot_sequence {
+        int32_t *tokens; /* [n], with room for one more */
+        size_t n;
+    } * left; /* [n] the sequence that the slot's last reply has left as a prefix of the engine */
 };
 
 /* Makes n slots. Returns false when memory is refused. */
@@ -18,6 +22,9 @@ uint32_t slots_find(const struct slots *slots, const struct generation *g);
 /* Puts first[n] into free slots, of which there must be as many. */
 void slots_take(struct slots *slots, struct generation *first, size_t n);
 void slots_leave(struct slots *slots, struct generation *g);
+
+/* Remembers tokens[n] as what a slot has left; where there is no memory, nothing. */
+void slots_remember(struct slots *slots, uint32_t slot, const int32_t *tokens, size_t n);
 
 uint32_t slots_taken(const struct slots *slots);
 /* Returns how many slots a client's replies have taken. */

@@ -56,7 +56,7 @@ static void send_beginnings(struct scheduler *s, struct task *task, struct gener
 static void start_writing(struct scheduler *s, struct generation *reader) {
     struct task *task = reader->task;
     struct terse_error error;
-    if (task->request.use_prefix) (void)terse_engine_keep_prefix(s->options.engine, reader->session, &error);
+    if (task->request.use_prefix) (void)keep_prefix(s, reader, &error);
     if (begin_replies(s, reader, &error))
         fail_task_with(s, task, &error);
     else

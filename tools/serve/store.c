@@ -70,6 +70,11 @@ static bool is_saved(const char *name, struct saved *file) {
            strlen(name) > 16 && name[16] == '-';
 }
 
+bool store_owns(const char *name) {
+    struct saved file;
+    return is_saved(name, &file);
+}
+
 static bool load(const struct store *store, const struct saved *file, struct terse_engine *engine,
                  const struct terse_session_options *options, struct terse_error *error) {
     struct terse_session *session;
@@ -120,13 +125,13 @@ static size_t load_files(struct store *store, DIR *folder, struct terse_engine *
     return store->n;
 }
 
-int store_check(const char *folder) {
+int store_check(const char *option, const char *folder) {
     if (mkdir(folder, 0700) && errno != EEXIST)
-        return complain("cannot make the folder of --state-dir, %s: %s", folder, strerror(errno));
+        return complain("cannot make the folder of %s, %s: %s", option, folder, strerror(errno));
     DIR *listing = opendir(folder);
-    if (!listing) return complain("cannot read the folder of --state-dir, %s: %s", folder, strerror(errno));
+    if (!listing) return complain("cannot read the folder of %s, %s: %s", option, folder, strerror(errno));
     closedir(listing);
-    if (access(folder, W_OK)) return complain("cannot write to the folder of --state-dir, %s: %s", folder, strerror(errno));
+    if (access(folder, W_OK)) return complain("cannot write to the folder of %s, %s: %s", option, folder, strerror(errno));
     return EXIT_OK;
 }
 

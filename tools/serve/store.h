@@ -6,12 +6,14 @@
 
 struct store;
 
-/* Makes the folder where it is missing; complains where it cannot be read or written. Returns an exit status. */
-int store_check(const char *folder);
+/* Makes the folder of an option where it is missing; complains where it cannot be read or written. Returns an exit status. */
+int store_check(const char *option, const char *folder);
 /* Opens a folder that store_check has accepted. Its sessions, where they fit the model and the options, become prefixes of the
  * engine; others are left alone. Writes their number to *kept. Returns an exit status. */
 int store_open(const char *folder, struct terse_engine *engine, const struct terse_session_options *options, struct store **store,
                size_t *kept);
+/* Returns whether a file of that name would be one of the store's. */
+bool store_owns(const char *name);
 void store_close(struct store *store);
 
 /* Saves a session of tokens[n]. It replaces the saved sessions that it goes on from or, if there are many, the oldest. Short

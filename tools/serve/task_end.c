@@ -8,6 +8,7 @@ void leave_slot(struct scheduler *s, struct generation *g) {
     if (g->saving) g->saving->owner = NULL;
     g->saving = NULL;
     s->blocked = false;
+    s->slot_left = true;
 }
 
 /* Frees a task, whatever it is doing. A session of it that is being saved is freed when it comes back. */
@@ -26,7 +27,7 @@ void fail_task(struct scheduler *s, struct task *task, int http_status, const ch
     drop_task(s, task);
 }
 
-static int http_status_of(enum terse_status status) {
+int http_status_of(enum terse_status status) {
     switch (status) {
     case TERSE_E_ARGUMENT:
     case TERSE_E_CONTEXT:

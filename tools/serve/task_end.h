@@ -7,6 +7,8 @@
 /* Takes a generation out of its slot, and notes that there may be room for others now. */
 void leave_slot(struct scheduler *s, struct generation *g);
 
+/* Returns HTTP's status for an error of the library. */
+int http_status_of(enum terse_status status);
 /* Tells the client an error and frees the task. */
 void fail_task(struct scheduler *s, struct task *task, int http_status, const char *message);
 /* Does the same with an error of the library, whose code decides HTTP's status. */
