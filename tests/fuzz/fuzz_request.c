@@ -53,7 +53,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct api_error error = {0};
     struct request request;
     if (!size) return 0;
-    enum api api = (enum api)(data[0] % 4);
+    enum api api = (enum api)(data[0] % 5);
     char *body = malloc(size > 1 ? size - 1 : 1); /* ends where the input ends */
     require(body != NULL);
     memcpy(body, data + 1, size - 1);

@@ -105,6 +105,35 @@ class OpenAI(served.ServedTest):
         tokens = reply.choices[0].logprobs.tokens
         self.assertEqual("".join(tokens[1:]), reply.choices[0].text)  # the first begins every text
 
+    def test_responses(self):
+        body = {"model": self.model, "input": served.ask_about(served.document(CODE)), "temperature": 0, "max_output_tokens": 60}
+        response = self.client.responses.create(**body)
+        self.assertEqual((response.output_text, response.status, response.output[0].role), (served.answer(CODE), "completed", "assistant"))
+        self.assertEqual(response.usage.total_tokens, response.usage.input_tokens + response.usage.output_tokens)
+        text = "".join(event.delta for event in self.client.responses.create(stream=True, **body) if event.type == "response.output_text.delta")
+        self.assertEqual(text, served.answer(CODE))
+        with self.client.responses.stream(**body) as stream:
+            types = {event.type for event in stream}
+            self.assertEqual(stream.get_final_response().output_text, served.answer(CODE))
+        self.assertLessEqual({"response.created", "response.output_text.delta", "response.output_text.done", "response.completed"}, types)
+        more = [*body["input"], *[item.to_dict() for item in response.output], {"role": "user", "content": "Say it again."}]
+        self.assertGreater(self.client.responses.create(**{**body, "input": more, "max_output_tokens": 4}).usage.input_tokens, response.usage.input_tokens)
+        with self.assertRaises(self.openai.BadRequestError) as refused:
+            self.client.responses.create(**body, previous_response_id=response.id)
+        self.assertIn("previous_response_id", str(refused.exception))
+
+    @unittest.skipUnless(HAS_PYDANTIC, "no pydantic for this Python (pip install pydantic)")
+    def test_responses_by_a_schema(self):
+        from typing import Literal
+
+        import pydantic
+
+        class Colour(pydantic.BaseModel):
+            colour: Literal["red", "green"]
+
+        response = self.client.responses.parse(model=self.model, input="Which colour?", text_format=Colour, temperature=0)
+        self.assertIsInstance(response.output_parsed, Colour)
+
     def test_what_is_not_there_is_refused(self):
         tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
         with self.assertRaises(self.openai.BadRequestError) as refused:
@@ -116,6 +145,27 @@ class OpenAI(served.ServedTest):
             self.client.models.retrieve("another")
         with self.assertRaises(self.openai.AuthenticationError):
             self.client.with_options(api_key="falsch").models.list()
+
+
+@unittest.skipUnless(HAS_OPENAI, "no openai for this Python (pip install openai)")
+class OpenAITools(served.ServedTest):
+    options = ("--chat-template", "chatml")
+
+    def test_a_call_and_its_output(self):
+        import openai
+        client = openai.OpenAI(base_url=self.server.address + "/v1", api_key="none", max_retries=0, timeout=served.PATIENCE)
+        schema = {"type": "object", "properties": {"code": {"type": "integer"}}, "required": ["code"], "additionalProperties": False}
+        body = {"model": "any", "temperature": 0, "tools": [{"type": "function", "name": "unlock", "parameters": schema}]}
+        question = [{"role": "user", "content": "Unlock it."}]
+        response = client.responses.create(input=question, tool_choice="required", **body)
+        call = response.output[0]
+        self.assertEqual((call.type, call.name), ("function_call", "unlock"))
+        self.assertIsInstance(json.loads(call.arguments)["code"], int)
+        with client.responses.stream(input=question, tool_choice="required", **body) as stream:
+            done = [event for event in stream if event.type == "response.function_call_arguments.done"]
+            self.assertEqual((done[0].arguments, stream.get_final_response().output[0].arguments), (call.arguments, call.arguments))
+        question += [call.to_dict(), {"type": "function_call_output", "call_id": call.call_id, "output": "open"}]
+        self.assertEqual(client.responses.create(input=question, max_output_tokens=4, **body).output[0].type, "message")
 
 
 @unittest.skipUnless(HAS_CURL, "no curl")

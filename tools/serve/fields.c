@@ -8,10 +8,11 @@ enum {
     INFILL = 1 << API_INFILL,
     LLAMA = 1 << API_LLAMA | INFILL, /* whose settings are the same */
     OPENAI = CHAT | COMPLETION,
-    ALL = OPENAI | LLAMA
+    RESPONSES = 1 << API_RESPONSES,
+    ALL = OPENAI | LLAMA | RESPONSES
 };
 
-/* request.c, tool_request.c, chat_prompt.c and infill.c read these fields. */
+/* request.c, tool_request.c, chat_prompt.c, infill.c and responses_request.c read these fields. */
 static const struct {
     const char *name;
     int apis;
@@ -20,15 +21,19 @@ static const struct {
     {"user", ALL},
     {"messages", CHAT},
     {"prompt", COMPLETION | LLAMA},
+    {"input", RESPONSES},
+    {"instructions", RESPONSES},
+    {"text", RESPONSES},
+    {"max_output_tokens", RESPONSES},
     {"input_prefix", INFILL},
     {"input_suffix", INFILL},
     {"input_extra", INFILL},
     {"stream", ALL},
     {"stream_options", ALL},
     {"stop", ALL},
-    {"max_tokens", ALL},
-    {"max_completion_tokens", ALL},
-    {"n_predict", ALL},
+    {"max_tokens", OPENAI | LLAMA},
+    {"max_completion_tokens", OPENAI | LLAMA},
+    {"n_predict", OPENAI | LLAMA},
     {"n", OPENAI},
     {"best_of", OPENAI},
     {"temperature", ALL},
@@ -46,14 +51,14 @@ static const struct {
     {"top_logprobs", CHAT},
     {"n_probs", LLAMA},
     {"echo", COMPLETION},
-    {"response_format", ALL},
+    {"response_format", OPENAI | LLAMA},
     {"json_schema", LLAMA},
     {"cache_prompt", ALL},
-    {"return_progress", ALL},
-    {"timings_per_token", ALL},
-    {"tools", CHAT},
-    {"tool_choice", CHAT},
-    {"parallel_tool_calls", CHAT},
+    {"return_progress", OPENAI | LLAMA},
+    {"timings_per_token", OPENAI | LLAMA},
+    {"tools", CHAT | RESPONSES},
+    {"tool_choice", CHAT | RESPONSES},
+    {"parallel_tool_calls", CHAT | RESPONSES},
 };
 
 /* Other servers have these fields, which terse does not implement. A field is accepted with one of the values named, written
@@ -71,6 +76,14 @@ static const struct {
     {"prompt_cache_retention", NULL},
     {"prediction", NULL},
     {"parallel_tool_calls", NULL},
+    /* /v1/responses keeps nothing between requests, nor thinks or computes in the background. */
+    {"previous_response_id", ""},
+    {"conversation", ""},
+    {"background", "false"},
+    {"truncation", "\"disabled\""},
+    {"include", "[] [\"reasoning.encrypted_content\"]"},
+    {"reasoning", "{}"},
+    {"top_logprobs", "0"},
     /* These tell llama.cpp where to compute and how fast. Prompts that do not fit are refused, so nothing is discarded. */
     {"id_slot", NULL},
     {"n_keep", NULL},
@@ -152,6 +165,8 @@ static bool unused_tools(const cJSON *body, const char *name) {
 
 static const char *advice(const char *name) {
     if (strcmp(name, "functions") == 0) return "use \"tools\"";
+    if (strcmp(name, "previous_response_id") == 0 || strcmp(name, "conversation") == 0)
+        return "it keeps no responses; send the whole conversation as \"input\"";
     if (strcmp(name, "samplers") == 0)
         return "leave it out; it samples by penalties, top_k, typical_p, top_p, min_p and temperature";
     return "leave it out";

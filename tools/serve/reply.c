@@ -1,6 +1,7 @@
 #include "reply.h"
 
 #include "json_send.h"
+#include "responses_reply.h"
 #include "timings.h"
 
 #include <math.h>
@@ -10,16 +11,7 @@
 
 /* ---- Sending. cJSON's calls take NULL for an object that no memory was there for, so only the printed text is asked. */
 
-static void send_event(struct task *task, cJSON *json) {
-    char *text = cJSON_PrintUnformatted(json);
-    cJSON_Delete(json);
-    if (!text) return;
-    exchange_add(task->exchange, "data: ", 6);
-    exchange_add(task->exchange, text, strlen(text));
-    exchange_add(task->exchange, "\n\n", 2);
-    cJSON_free(text);
-    if (!exchange_begun(task->exchange)) exchange_begin(task->exchange, 200, true);
-}
+static void send_event(struct task *task, cJSON *json) { json_send_event(task->exchange, NULL, json); }
 
 /* ---- Tokens as text */
 
@@ -135,7 +127,7 @@ static void add_calls(cJSON *to, const struct generation *g, size_t first, bool 
     for (size_t i = first; i < n; i++) {
         cJSON *entry = cJSON_CreateObject();
         char id[80];
-        snprintf(id, sizeof id, "call_%s_%zu_%zu", strchr(g->task->id, '-') + 1, g->index, i);
+        snprintf(id, sizeof id, "call_%s_%zu_%zu", task_number(g->task), g->index, i);
         if (numbered) cJSON_AddNumberToObject(entry, "index", (double)i);
         cJSON_AddStringToObject(entry, "id", id);
         cJSON_AddStringToObject(entry, "type", "function");
@@ -287,8 +279,12 @@ static cJSON *llama_piece(const struct generation *g, const char *text, size_t f
 /* ---- */
 
 void reply_begin(struct generation *g) {
-    if (!g->task->request.stream || g->task->request.api != API_CHAT || g->announced) return;
-    send_chat_delta(g, "assistant", "", g->n_logs);
+    enum api api = g->task->request.api;
+    if (!g->task->request.stream || g->announced || (api != API_CHAT && api != API_RESPONSES)) return;
+    if (api == API_RESPONSES)
+        responses_begin(g);
+    else
+        send_chat_delta(g, "assistant", "", g->n_logs);
     g->announced = true;
 }
 
@@ -313,6 +309,7 @@ void reply_piece(struct generation *g) {
     if (!g->task->request.stream) return;
     switch (g->task->request.api) {
     case API_CHAT: send_chat_piece(g); break;
+    case API_RESPONSES: responses_piece(g); break;
     case API_COMPLETION: send_completion_piece(g); break;
     case API_LLAMA:
     case API_INFILL:
@@ -323,20 +320,29 @@ void reply_piece(struct generation *g) {
     if (!exchange_begun(g->task->exchange)) exchange_begin(g->task->exchange, 200, true);
 }
 
+static void send_whole(struct task *task) {
+    if (task->request.api == API_RESPONSES)
+        responses_whole(task->generations);
+    else if (api_is_llama(task->request.api))
+        json_send(task->exchange, 200, llama_piece(task->generations, task->generations->text.bytes, 0));
+    else
+        json_send(task->exchange, 200, whole(task));
+}
+
 void reply_end(struct task *task) {
+    bool chunks = task->request.api == API_CHAT || task->request.api == API_COMPLETION;
     if (!task->request.stream) {
-        json_send(task->exchange, 200,
-                  api_is_llama(task->request.api) ? llama_piece(task->generations, task->generations->text.bytes, 0) : whole(task));
+        send_whole(task);
         return;
     }
-    if (task->request.include_usage && !api_is_llama(task->request.api)) {
+    if (task->request.include_usage && chunks) {
         cJSON *json = envelope(task, chunk_object(task));
         cJSON_AddArrayToObject(json, "choices");
         add_usage(json, task);
         cJSON_AddItemToObject(json, "timings", timings_json(task->generations, task->n_generations));
         send_event(task, json);
     }
-    if (!api_is_llama(task->request.api)) exchange_add(task->exchange, "data: [DONE]\n\n", 14);
+    if (chunks) exchange_add(task->exchange, "data: [DONE]\n\n", 14);
     exchange_end(task->exchange);
     if (!exchange_begun(task->exchange)) exchange_begin(task->exchange, 200, true);
 }

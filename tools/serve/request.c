@@ -4,6 +4,7 @@
 #include "console.h"
 #include "fields.h"
 #include "infill.h"
+#include "responses_request.h"
 #include "text.h"
 #include "tool_request.h"
 
@@ -205,9 +206,10 @@ static bool read_settings(const cJSON *body, const struct request_limits *limits
     const char *ignored = NULL;
     r->use_prefix = true;
     return json_text(body, "model", &ignored, error) && json_text(body, "user", &ignored, error) &&
-           fields_check(body, r->api, error) && read_stream(body, r, error) && read_amounts(body, limits, r, error) &&
-           read_sampling(body, limits, r, error) && read_biases(body, limits->vocabulary, r, error) && read_stops(body, r, error) &&
-           read_format(body, r, error) && read_logprobs(body, r, error) && json_flag(body, "cache_prompt", &r->use_prefix, error) &&
+           fields_check(body, r->api == API_RESPONSES ? API_CHAT : r->api, error) && read_stream(body, r, error) &&
+           read_amounts(body, limits, r, error) && read_sampling(body, limits, r, error) &&
+           read_biases(body, limits->vocabulary, r, error) && read_stops(body, r, error) && read_format(body, r, error) &&
+           read_logprobs(body, r, error) && json_flag(body, "cache_prompt", &r->use_prefix, error) &&
            json_flag(body, "return_progress", &r->progress, error) &&
            json_flag(body, "timings_per_token", &r->timings_per_token, error) &&
            (r->api != API_COMPLETION || json_flag(body, "echo", &r->echo, error));
@@ -277,9 +279,14 @@ static bool read_prompts(const struct request_limits *limits, const cJSON *body,
 }
 
 static bool check_lengths(const struct request_limits *limits, const struct request *r, struct api_error *error) {
+    static const char *const params[] = {[API_CHAT] = "messages",
+                                         [API_COMPLETION] = "prompt",
+                                         [API_LLAMA] = "prompt",
+                                         [API_INFILL] = "prompt",
+                                         [API_RESPONSES] = "input"};
     for (size_t i = 0; i < r->n_prompts; i++)
         if (r->prompts[i].n + (r->max_tokens != 0) > limits->context)
-            return api_fail(error, 400, "context_length_exceeded", r->api == API_CHAT ? "messages" : "prompt",
+            return api_fail(error, 400, "context_length_exceeded", params[r->api],
                             "the prompt has %zu tokens, and the context holds %u: shorten it, or raise -c", r->prompts[i].n,
                             limits->context);
     return true;
@@ -295,10 +302,18 @@ static bool read_all(const struct request_limits *limits, const cJSON *body, str
     return tool_request_read(body, r, error) && chat_prompt_read(limits, body, r, error) && check_lengths(limits, r, error);
 }
 
+/* Returns the chat's body in place of a response's, which is deleted; NULL, with *error. */
+static cJSON *turn_response(cJSON *body, struct request *r, struct api_error *error) {
+    cJSON *chat = fields_check(body, API_RESPONSES, error) ? responses_chat(body, &r->shown, error) : NULL;
+    cJSON_Delete(body);
+    return chat;
+}
+
 bool request_read(const struct request_limits *limits, enum api api, const char *body, size_t n, struct request *request,
                   struct api_error *error) {
     *request = (struct request){.api = api};
     cJSON *json = json_read_object(body, n, error);
+    if (json && api == API_RESPONSES) json = turn_response(json, request, error);
     if (!json) return false;
     bool good = read_all(limits, json, request, error);
     cJSON_Delete(json);
@@ -325,5 +340,6 @@ void request_free(struct request *r) {
     free(r->biases);
     cJSON_free(r->schema);
     cJSON_free(r->tools);
+    cJSON_free(r->shown);
     *r = (struct request){0};
 }

@@ -11,7 +11,8 @@ enum api {
     API_CHAT,       /* OpenAI's /v1/chat/completions */
     API_COMPLETION, /* OpenAI's /v1/completions */
     API_LLAMA,      /* llama.cpp's /completion */
-    API_INFILL      /* llama.cpp's /infill, whose replies are those of /completion */
+    API_INFILL,     /* llama.cpp's /infill, whose replies are those of /completion */
+    API_RESPONSES   /* OpenAI's /v1/responses, whose requests are read as chats */
 };
 
 /* Returns whether requests and replies have the form of llama.cpp's /completion. */
@@ -38,6 +39,7 @@ struct request {
     char **stops;
     size_t n_stops;
     char *schema;                    /* of a reply that is JSON; NULL: any object */
+    char *shown;                     /* of API_RESPONSES: what replies repeat of the request, as JSON */
     char *tools;                     /* that the prompt tells of, as JSON; NULL: none */
     bool open_call;                  /* the prompt ends where a tool call is to follow, which is then the whole reply */
     bool one_call;                   /* the reply ends behind its first tool call */

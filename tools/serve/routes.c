@@ -68,6 +68,7 @@ static void generate(struct server *server, struct call *call, enum api api) {
 
 static void chat(struct server *server, struct call *call) { generate(server, call, API_CHAT); }
 static void completion(struct server *server, struct call *call) { generate(server, call, API_COMPLETION); }
+static void responses(struct server *server, struct call *call) { generate(server, call, API_RESPONSES); }
 static void infill(struct server *server, struct call *call) { generate(server, call, API_INFILL); }
 static void llama_completion(struct server *server, struct call *call) { generate(server, call, API_LLAMA); }
 
@@ -430,6 +431,8 @@ static const struct route {
     {"GET", "/metrics", metrics, false},
     {"POST", "/v1/chat/completions", chat, false},
     {"POST", "/chat/completions", chat, false},
+    {"POST", "/v1/responses", responses, false},
+    {"POST", "/responses", responses, false},
     {"POST", "/v1/completions", completion, false},
     {"POST", "/completions", llama_completion, false},
     {"POST", "/completion", llama_completion, false},

@@ -5,16 +5,19 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/random.h>
 #include <time.h>
 
 static void name_task(struct task *task) {
-    static const char *const kinds[] = {"chatcmpl", "cmpl", "completion", "infill"};
+    static const char *const kinds[] = {"chatcmpl-", "cmpl-", "completion-", "infill-", "resp_"};
     unsigned char random[12] = {0};
     if (getrandom(random, sizeof random, 0) != sizeof random) random[0] = 1;
-    int n = snprintf(task->id, sizeof task->id, "%s-", kinds[task->request.api]);
+    int n = snprintf(task->id, sizeof task->id, "%s", kinds[task->request.api]);
     for (size_t i = 0; i < sizeof random; i++) n += snprintf(task->id + n, sizeof task->id - (size_t)n, "%02x", random[i]);
 }
+
+const char *task_number(const struct task *task) { return task->id + strcspn(task->id, "-_") + 1; }
 
 struct task *task_new(struct request *request, struct exchange *exchange, const struct request_limits *limits, const char *model,
                       uint64_t client) {

@@ -49,7 +49,10 @@ struct generation {
     struct token_log *logs;
     size_t n_logs, logs_capacity, logs_piece; /* as piece */
     enum finish finish;
-    bool announced;                                   /* a stream of a chat has said who speaks */
+    bool announced; /* a stream of a chat has said who speaks */
+    struct {
+        size_t events, items, text_at; /* sent; output items so far; of them the message, from 1 on, 0: there is none */
+    } response;                        /* of API_RESPONSES */
     double began, read_at, first_token, newest_token; /* console_seconds; read_at: when its prompt was */
     double waited;                                    /* seconds between the newest two tokens; 0: there is one */
 };
@@ -75,5 +78,7 @@ struct task {
 struct task *task_new(struct request *request, struct exchange *exchange, const struct request_limits *limits, const char *model,
                       uint64_t client);
 void task_free(struct task *task);
+/* Returns the part of the id that is the task's alone. */
+const char *task_number(const struct task *task);
 
 #endif
