@@ -3,6 +3,7 @@
  * any well-formed GGUF file, also on those that terse cannot run. */
 #include "codebooks.h"
 #include "commands.h"
+#include "fits.h"
 #include "forecast.h"
 #include "rate_choice.h"
 #include "rate_costs.h"
@@ -21,7 +22,7 @@ struct inspect {
     struct setup setup; /* its model is NULL when terse cannot run the file */
     const char *file;
     bool list_tensors;
-    uint64_t budget;
+    uint64_t budget, fits; /* 0: not asked */
     int format;
     struct forecast forecast; /* of a model, unless the format is csv */
 
@@ -386,7 +387,25 @@ static int print_json(const struct inspect *f) {
     return status;
 }
 
+/* Prints whether a prompt fits, by each method. */
+static int print_fits(const struct inspect *f) {
+    struct terse_method_info method;
+    uint32_t context = f->setup.context ? (uint32_t)f->setup.context : f->setup.info.context;
+    cJSON *rows = cJSON_CreateArray();
+    for (size_t i = 0; terse_method_describe(i, &method); i++) {
+        char name[64];
+        instance_of(method.name, name, sizeof name);
+        struct terse_cache_options options = options_of(f, name);
+        cJSON *row = fits_row(&f->setup, &options, context, f->fits);
+        if (row) cJSON_AddItemToArray(rows, row);
+    }
+    int status = fits_print(rows, &f->setup, context, f->fits, f->format);
+    cJSON_Delete(rows);
+    return status;
+}
+
 static int print_file(const struct inspect *f) {
+    if (f->fits) return print_fits(f);
     switch ((enum table_format)f->format) {
     case TABLE_JSON: return print_json(f);
     case TABLE_CSV:
@@ -406,6 +425,8 @@ static enum options_result parse(struct inspect *f, int argc, char **argv) {
         {"--device", "NAME", OPTION_TEXT, &f->setup.device, 0, 0,
          "where the model would be computed, of which memory and speed are told: as of terse run"},
         {"--budget", "SIZE", OPTION_SIZE, &f->budget, 0, 0, "show the context whose KV cache fits SIZE, such as 4G"},
+        {"--fits", "SIZE", OPTION_SIZE, &f->fits, 0, 0,
+         "say alone, for each method, whether a prompt of -c tokens fits SIZE of memory, such as 8G, and which context does"},
         {"-o, --output", TABLE_FORMATS, OPTION_CHOICE, &f->format, 0, 0, "csv: the KV table only, or with --tensors the tensors"},
     };
     const struct option_set set = {
@@ -434,10 +455,14 @@ static bool is_codebook(const struct terse_gguf *gguf) {
     return false;
 }
 
+static int check_context(const struct inspect *f) {
+    if (f->setup.context <= f->setup.info.context) return EXIT_OK;
+    return complain("-c %" PRId64 ": the model was trained for %u tokens", f->setup.context, f->setup.info.context);
+}
+
 static int make_forecast(struct inspect *f) {
     uint32_t context = f->setup.info.context;
-    if (f->setup.context > context)
-        return complain("-c %" PRId64 ": the model was trained for %u tokens", f->setup.context, context);
+    if (check_context(f) != EXIT_OK) return EXIT_FAILED;
     return forecast_make(&f->setup, f->setup.context ? (uint32_t)f->setup.context : context, f->profile, &f->forecast);
 }
 
@@ -462,6 +487,8 @@ static int load(struct inspect *f) {
     if (status == EXIT_OK && f->setup.model) status = check_device(f);
     if (status == EXIT_OK && f->setup.model) status = rate_choice_make(&f->setup, NULL);
     if (status != EXIT_OK) return status;
+    if (f->fits && !f->setup.model) return complain("--fits: %s", f->is_codebook ? "a codebook is no model" : refusal_text(f));
+    if (f->fits) return check_context(f);
     f->parts = collect_parts(f);
     f->metadata = collect_metadata(f);
     f->types = collect_types(f);

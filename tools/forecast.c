@@ -5,6 +5,7 @@
 #include "forecast.h"
 
 #include "codebooks.h"
+#include "fits.h"
 #include "rate_costs.h"
 
 #include <terse_choice.h>
@@ -115,22 +116,17 @@ static int measure_model(struct setup *setup, const struct terse_session_options
 
 /* ---- Memory */
 
-/* These bytes were measured: of the command and its threads, and of a tokenizer and logits for each token of the vocabulary. */
-#define PROGRAM ((uint64_t)25 << 20)
-#define PROGRAM_PER_TOKEN 80
-
-/* Counts the bytes of the methods' caches, and of what a prompt holds beside them (terse.h, terse_session_begin_prompt). */
+/* Counts the bytes of the methods' caches, and of what a prompt holds beside them. */
 static int count_bytes(const struct setup *setup, const struct terse_session_options *options, struct forecast *f) {
-    const struct terse_model_info *m = &setup->info;
     struct terse_cache_options half = terse_cache_options_defaults();
     struct terse_cache_report report;
+    struct fits_bytes bytes;
     struct terse_error error;
-    if (setup_cache_bytes(setup, &options->cache, f->context, &report, &error) != TERSE_OK ||
+    if (fits_count(setup, &options->cache, f->context, &bytes, &error) != TERSE_OK ||
         terse_cache_peak(setup->model, setup_device(setup), &options->cache, f->context, &f->peak, &error) != TERSE_OK)
         return complain_error(&error);
-    f->cache = report.resident;
-    f->buffers = PROGRAM + PROGRAM_PER_TOKEN * m->vocabulary + report.codebook +
-                 (uint64_t)f->context * (m->width + 2 * m->kv_heads * m->head_dim) * sizeof(float);
+    f->cache = bytes.cache;
+    f->buffers = bytes.working;
     if (setup_cache_bytes(setup, &half, f->context, &report, &error) != TERSE_OK) return complain_error(&error);
     f->half = report.resident;
     return EXIT_OK;
@@ -196,7 +192,7 @@ void forecast_print(const struct forecast *f, const struct setup *setup) {
     if (f->peak > f->cache) snprintf(most, sizeof most, ", %.0f on the way", mib(f->peak));
     printf("\n## On this machine, with %u tokens of context\n\n", f->context);
     printf("memory:      %.0f MiB: weights %.0f, KV cache %.0f by %s%s (f16: %.0f), buffers of a full prompt %.0f\n",
-           mib(m->bytes + f->peak + f->buffers), mib(m->bytes), mib(f->cache), f->method, most, mib(f->half), mib(f->buffers));
+           mib(m->bytes + f->cache + f->buffers), mib(m->bytes), mib(f->cache), f->method, most, mib(f->half), mib(f->buffers));
     if (f->depth) print_speed(f, m);
     print_advice(f, setup);
     if (f->depth)

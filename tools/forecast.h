@@ -13,7 +13,7 @@ struct forecast {
     bool profile;           /* there is one of the model */
     uint64_t cache, half;   /* bytes of a full context's cache, by the method and by f16 */
     uint64_t peak;          /* most bytes of the method's cache on the way there */
-    uint64_t buffers;       /* bytes of a prompt that fills the context, beside its cache, and of the profile */
+    uint64_t buffers;       /* bytes that a prompt which fills the context takes beside its cache: fits.h */
     double per_token;       /* seconds that a prompt takes for each token, but for its attention */
     double step, attention; /* seconds of a step with `depth` tokens in the cache, and of them those of attention */
     uint32_t depth;
