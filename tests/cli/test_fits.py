@@ -20,8 +20,8 @@ def run(*arguments, text=None):
     asks = "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:]); " \
            "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr); sys.exit(done.returncode)"
     done = subprocess.run([sys.executable, "-c", asks, COMMAND, *arguments], input=text, capture_output=True, env=environment, check=False)
-    said = done.stderr.decode().rstrip("\n").rsplit("\n", 1)
-    return done.returncode, done.stdout.decode(), said[0], int(said[-1]) / 1024
+    *said, kib = done.stderr.decode().rstrip("\n").split("\n")
+    return done.returncode, done.stdout.decode(), "\n".join(said), int(kib) / 1024
 
 
 def rows(*arguments):
