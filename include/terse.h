@@ -77,6 +77,8 @@ struct terse_model_info {
     uint32_t vocabulary;
     uint32_t context;                        /* tokens the model was trained for */
     uint32_t sliding_layers, sliding_window; /* layers whose queries see so many newest tokens alone, their own included; 0: none */
+    uint32_t recurrent_layers;               /* layers that have a state of fixed size in place of keys and values: */
+    uint32_t attention_interval;             /* all but every so many-th; 0: none */
     uint64_t parameters;                     /* elements of all tensors */
     uint64_t bytes;                          /* of all tensors as stored */
     uint64_t fingerprint;                    /* tells models apart that look alike: of the shape and of samples of every tensor */
@@ -274,13 +276,14 @@ TERSE_API enum terse_status terse_cache_codebook(const struct terse_cache_option
 struct terse_cache_report {
     uint64_t tokens;                   /* tokens seen by the sequence */
     uint64_t kept;                     /* tokens still readable, per layer and KV head (the largest) */
-    uint64_t resident;                 /* bytes allocated for keys and values, all layers */
+    uint64_t resident;                 /* bytes allocated for keys and values, and recurrent states, of all layers */
     uint64_t codes;                    /* sealed pages */
     uint64_t shared;                   /* of codes: pages that other sessions hold too */
     uint64_t exact;                    /* exact tokens */
     uint64_t window;                   /* recent window */
     uint64_t tables;                   /* page sets, positions, the policy's state */
     uint64_t codebook;                 /* memory of the codebook, shared by all sessions that use it: not a part of resident */
+    uint64_t recurrent;                /* states of recurrent layers: the sequence's, and at most 8 that it can go back to */
     double bits_per_value;             /* resident * 8 / (values of all tokens seen) */
     uint32_t n_rates;                  /* at which pages are held where there is a least_rate; else 0 */
     float rates[TERSE_RATES];          /* bits per value, falling */

@@ -21,16 +21,19 @@ enum { DEPTH = TERSE_FIT_TOKENS + 252, PROMPT = 512, STEPS = 16, LEAST = 64 };
 
 /* ---- How work grows */
 
+/* Returns the part of the layers that have keys. */
+static double with_keys(const struct terse_model_info *m) { return 1 - (double)m->recurrent_layers / m->layers; }
+
 /* Returns the keys that a query sees behind `depth` tokens, mean of all layers. */
 static double keys_at(const struct terse_model_info *m, double depth) {
     double slides = (double)m->sliding_layers / m->layers;
-    return (1 - slides) * depth + slides * fmin(depth, m->sliding_window);
+    return (with_keys(m) - slides) * depth + slides * fmin(depth, m->sliding_window);
 }
 
 /* Returns the keys that the queries of a prompt of n tokens see together. */
 static double keys_of_prompt(const struct terse_model_info *m, double n) {
     double slides = (double)m->sliding_layers / m->layers, w = fmin(n, m->sliding_window);
-    return (1 - slides) * n * n / 2 + slides * (w * n - w * w / 2);
+    return (with_keys(m) - slides) * n * n / 2 + slides * (w * n - w * w / 2);
 }
 
 /* Returns the cost of a key that a query sees, in products of a token with the weights, over all layers. */

@@ -33,7 +33,7 @@ static enum terse_status new_prompt(struct terse_session *s, const int32_t *toke
     return TERSE_OK;
 }
 
-static enum cache_step_kind step_kind(enum terse_prefill mode) {
+enum cache_step_kind prompt_step_kind(enum terse_prefill mode) {
     switch (mode) {
     case TERSE_PREFILL_COMPRESSED: return CACHE_STEP_CHUNK;
     case TERSE_PREFILL_PAPER: return CACHE_STEP_PAPER;
@@ -46,7 +46,7 @@ static void set_step(struct prompt *p, size_t count) {
     struct reading *r = &p->reading;
     p->count = count;
     r->ends = count == r->n - r->first;
-    p->part = reading_part(r, step_kind(r->session->options.prefill), count);
+    p->part = reading_part(r, prompt_step_kind(r->session->options.prefill), count);
 }
 
 /* Makes the step a short one, if all that it has to do is to seal tokens that have waited in the window in half precision: while these are

@@ -14,6 +14,9 @@ struct prompt {
     uint64_t turn;     /* of the engine's turns the last that was this prompt's: step.c */
 };
 
+/* Returns the kind of step in which a mode reads prompts. */
+enum cache_step_kind prompt_step_kind(enum terse_prefill mode);
+
 /* Does the next piece of the work, as long as one of executor_ops.advance, on the engine's driver thread. With the last piece, and
  * with a failure, which leaves the session as it was before the prompt, session->prompt becomes NULL. */
 enum terse_status prompt_advance(struct terse_session *session, struct terse_error *error);

@@ -16,8 +16,8 @@ struct terse_session_options terse_session_options_defaults(void) {
 }
 
 static enum terse_status check_codebook(const struct terse_model *m, struct method *method, struct terse_error *error) {
-    return method_check_codebook(method, (uint64_t[]){m->fingerprint, m->norms_fingerprint}, m->layers, m->kv_heads, m->head_dim,
-                                 error);
+    return method_check_codebook(method, (uint64_t[]){m->fingerprint, m->norms_fingerprint}, model_kv_layers(m), m->kv_heads,
+                                 m->head_dim, error);
 }
 
 /* Refuses methods that move tokens where positions are learned: these went into the keys with the embeddings, so a token cannot

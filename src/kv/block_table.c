@@ -302,6 +302,12 @@ uint64_t block_table_first(const struct block_table *table, const struct extent 
     return first > extent->exact ? first : 0;
 }
 
+bool block_table_ends_at(const struct block_table *table, uint64_t n) {
+    for (size_t i = 0; i < table->n_sealed; i++)
+        if (table->sets[i].first + table->sets[i].count == n) return true;
+    return false;
+}
+
 static void reverse(struct page_set *sets, size_t n) {
     for (size_t i = 0; i < n / 2; i++) {
         struct page_set set = sets[i];

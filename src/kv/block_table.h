@@ -107,6 +107,8 @@ void block_table_trim(struct block_table *table, size_t n);
 void block_table_assign(struct block_table *table, const struct plan *plan, uint64_t prompt_end);
 /* Returns how many sealed page sets, the first ones, hold no token from `first` on. */
 size_t block_table_evicted(const struct block_table *table, uint64_t first);
+/* Returns whether token n is the first one behind a sealed page set. */
+bool block_table_ends_at(const struct block_table *table, uint64_t n);
 /* Returns the first token that is in a page, sealed or of the window; 0 where all after the exact rows are. */
 uint64_t block_table_first(const struct block_table *table, const struct extent *extent);
 /* Drops the sealed page sets [first, first + n) from the sequence: they become free ones behind the others, or, where another cache

@@ -23,6 +23,7 @@ void cache_base_free(struct cache_base *base) {
     rates_leave(base);
     fitted_drop(base);
     fitted_forget_residual(base);
+    recurrent_forget(base);
     block_table_free(&base->pages);
     read_lists_free(&base->reads);
 }
@@ -112,6 +113,7 @@ void cache_reset(struct cache *cache) {
     if (base->storage->reset) base->storage->reset(cache);
     drop_fitted(cache);
     fitted_forget_residual(base);
+    recurrent_forget(base);
     base->pages.rate = 0;
     base->n_anchors = 0;
     base->prompt_end = 0;
@@ -121,6 +123,8 @@ void cache_reset(struct cache *cache) {
 }
 
 uint64_t cache_length(const struct cache *cache) { return cache_base_of(cache)->extent.length; }
+
+uint64_t cache_prompt_end(const struct cache *cache) { return cache_base_of(cache)->prompt_end; }
 
 size_t cache_prompt_part(const struct cache *cache, size_t n) {
     return plan_part(&cache_base_of(cache)->method, &cache_base_of(cache)->extent, n);
@@ -180,6 +184,7 @@ enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind
     base->plan = plan_step(&base->method, &base->extent, kind, n);
     base->step_sets = base->plan.seal + cache_pages_ahead(base, &base->plan);
     enum terse_status status = fitted_begin_step(base, error);
+    if (!status) status = recurrent_begin_step(base, error);
     if (status) return status;
     if (kind != CACHE_STEP_DECODE || n > base->ahead_most_tokens) cache_forget_ahead(cache);
     base->plan.ready = base->n_ahead < base->plan.seal ? base->n_ahead : base->plan.seal;
@@ -228,6 +233,7 @@ void cache_advance(struct cache *cache) {
     base->in_step = false;
     rates_end_step(base);
     fitted_end_step(base);
+    recurrent_end_step(base);
     base->fitted_ready |= plan->seal > 0;
     base->pages.n_sealed += plan->seal;
     base->n_anchors += plan->anchors;
@@ -244,7 +250,7 @@ struct page_counts {
 };
 
 static void fill_report(const struct cache_shape *shape, const struct cache_bytes *bytes, const struct extent *extent,
-                        const struct page_counts *pages, struct terse_cache_report *report) {
+                        const struct page_counts *pages, uint64_t recurrent, struct terse_cache_report *report) {
     *report = (struct terse_cache_report){.tokens = extent->length, .kept = extent_kept(extent)};
     report->codes = pages->bytes;
     report->shared = pages->shared;
@@ -252,7 +258,8 @@ static void fill_report(const struct cache_shape *shape, const struct cache_byte
     report->exact = bytes->exact;
     report->tables = bytes->tables + pages->table * sizeof(struct page_set) + pages->sets * sizeof(uint32_t);
     report->codebook = bytes->codebook;
-    report->resident = report->codes + report->exact + report->window + report->tables;
+    report->recurrent = recurrent;
+    report->resident = report->codes + report->exact + report->window + report->tables + report->recurrent;
     double values = (double)extent->length * (double)cache_heads_of(shape) * 2 * shape->head_dim;
     report->bits_per_value = values > 0 ? (double)report->resident * 8 / values : 0;
 }
@@ -271,7 +278,7 @@ void cache_report(const struct cache *cache, struct terse_cache_report *report) 
     struct cache_bytes bytes = {0};
     base->storage->bytes(cache, &bytes);
     const struct page_counts pages = {table->n, block_table_bytes(table), block_table_shared_bytes(table), table->capacity};
-    fill_report(&base->shape, &bytes, &base->extent, &pages, report);
+    fill_report(&base->shape, &bytes, &base->extent, &pages, recurrent_held_bytes(base), report);
     report_rates(base, report);
 }
 
@@ -290,7 +297,8 @@ void cache_predict_parts(const struct kv_storage *storage, const struct cache_sh
         pages += plan.seal; /* those that the second step evicts stay allocated */
     }
     storage->bytes_after(shape, method, &plan, &bytes);
-    fill_report(shape, &bytes, &plan.after, &(struct page_counts){pages, pages * bytes.page_set, 0, pages}, report);
+    fill_report(shape, &bytes, &plan.after, &(struct page_counts){pages, pages * bytes.page_set, 0, pages},
+                recurrent_count(method->parameters.exact, tokens) * recurrent_bytes(shape), report);
 }
 
 /* ---- Truncating */
@@ -317,6 +325,10 @@ static enum terse_status check_truncate(const struct cache *cache, uint64_t n, s
     *anchors = 0;
     if (n > length)
         return status_fail(error, TERSE_E_ARGUMENT, "a sequence of %" PRIu64 " tokens cannot be cut at %" PRIu64, length, n);
+    if (recurrent_restorable(base, n) != n)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "the states of recurrent layers after %" PRIu64 " tokens are not kept, but after %" PRIu64, n,
+                           recurrent_restorable(base, n));
     if (!n || (base->shape.window && window_held(base, n))) return TERSE_OK;
     if (base->shape.window && n < length)
         return status_fail(error, TERSE_E_UNSUPPORTED,
@@ -375,6 +387,7 @@ enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_e
         base->pages.rate = 0;
     }
     if (n < extent->exact) extent->exact = extent->first = n;
+    recurrent_restore(base, n);
     if (base->shape.window) extent->first = base->method.policy->retain(&base->method.parameters, n).first;
     extent->length = n;
     base->n_anchors = anchors;
@@ -382,9 +395,25 @@ enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_e
     return TERSE_OK;
 }
 
-uint64_t cache_common_prefix(const struct cache *cache, uint64_t n, uint64_t prompt) {
+static uint64_t common_prefix(const struct cache *cache, uint64_t n, uint64_t prompt) {
     const struct cache_base *base = cache_base_of(cache);
     return block_table_common_prefix(&base->pages, &base->method, &base->extent, base->storage->fit_tokens(cache), n, prompt);
+}
+
+/* Returns whether another sequence may begin with the first n tokens, which it has in common with this one: whether the state of
+ * recurrent layers is there, and pages end there as the other's would. */
+static bool may_begin_at(const struct cache *cache, uint64_t n, uint64_t prompt) {
+    const struct cache_base *base = cache_base_of(cache);
+    if (recurrent_restorable(base, n) != n) return false;
+    return !recurrent_bytes(&base->shape) || block_table_ends_at(&base->pages, n) || common_prefix(cache, n, prompt) == n;
+}
+
+uint64_t cache_common_prefix(const struct cache *cache, uint64_t n, uint64_t prompt) {
+    const struct cache_base *base = cache_base_of(cache);
+    uint64_t common = common_prefix(cache, n, prompt);
+    while (common && common < base->extent.length && !may_begin_at(cache, common, prompt))
+        common = recurrent_restorable(base, common - 1);
+    return common;
 }
 
 /* ---- Forking */
@@ -406,6 +435,7 @@ enum terse_status cache_fork(const struct cache *cache, struct cache **copy, str
     if (!status) {
         base->extent = from->extent;
         base->prompt_end = from->prompt_end;
+        recurrent_share(base, from);
         base->fitted_ready = from->fitted_ready;
         status = from->storage->copy(made, cache, error);
     }

@@ -9,6 +9,7 @@
 #include "kv/cache_base.h"
 #include "kv/fitted.h"
 #include "kv/rates.h"
+#include "kv/recurrent.h"
 #include "kv/state_file.h"
 #include "kv/token_shares.h"
 
@@ -141,7 +142,8 @@ struct fill_plan {
 /* Returns the plan for n tokens in steps of about `step`. */
 struct fill_plan cache_plan_fill(const struct cache *cache, size_t n, size_t step);
 void cache_reset(struct cache *cache);
-uint64_t cache_length(const struct cache *cache); /* tokens seen */
+uint64_t cache_length(const struct cache *cache);     /* tokens seen */
+uint64_t cache_prompt_end(const struct cache *cache); /* tokens of them up to the end of the last prompt */
 /* Returns how many of a prompt's next n tokens must be a step of their own (plan_part). */
 size_t cache_prompt_part(const struct cache *cache, size_t n);
 /* Return, between steps, how many tokens have exact rows outside the window, which tokens lie in the window, [first, end), and how

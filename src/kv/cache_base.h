@@ -33,6 +33,22 @@ struct cache_rates {
     struct codebook_layouts *fitted[METHOD_RATES];        /* of the sizes of struct fitted; NULL: nothing is */
 };
 
+/* A recurrent_state is that of all recurrent layers, [layers][floats of one], after so many tokens (kv/recurrent.h). */
+struct recurrent_state {
+    uint64_t tokens;
+    size_t holders;
+    float *layers;
+};
+
+#define RECURRENT_KEPT_MOST 8
+struct recurrent_states {
+    struct recurrent_state *now;                       /* after all the sequence's tokens; NULL: zeros, before the first one */
+    struct recurrent_state *kept[RECURRENT_KEPT_MOST]; /* [n_kept], by falling tokens */
+    size_t n_kept;
+    struct recurrent_state *coming[RECURRENT_KEPT_MOST]; /* [n_coming], those that the step in progress fills */
+    size_t n_coming;
+};
+
 /* Every struct cache begins with a cache_base. */
 struct cache_base {
     const struct kv_storage *storage;
@@ -55,6 +71,8 @@ struct cache_base {
     bool fitted_ready;    /* they have */
     struct fitted fitted; /* what transforms were fitted to the sequence */
     struct cache_rates rates;
+
+    struct recurrent_states recurrent; /* of a first part; nothing where no layer is recurrent */
 
     /* Full pages of the window are encoded into free page sets while decoding goes on, ahead of the step that seals them. */
     size_t n_ahead;           /* the first so many are being or were */

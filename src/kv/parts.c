@@ -40,6 +40,7 @@ static void add_report(const struct terse_cache_report *part, uint64_t values, s
     sum->window += part->window;
     sum->exact += part->exact;
     sum->tables += part->tables;
+    sum->recurrent += part->recurrent;
     sum->resident += part->resident;
     sum->bits_per_value = values ? (double)sum->resident * 8 / (double)values : 0;
 }
@@ -104,9 +105,16 @@ void parts_reset(struct cache *cache) {
     for (; cache; cache = next_of(cache)) cache_reset(cache);
 }
 
-enum terse_status parts_truncate(struct cache *cache, uint64_t n, struct terse_error *error) {
+uint64_t parts_restorable(const struct cache *cache, uint64_t n) { return recurrent_restorable(cache_base_of(cache), n); }
+
+enum terse_status parts_check_truncate(const struct cache *cache, uint64_t n, struct terse_error *error) {
     enum terse_status status = TERSE_OK;
-    for (struct cache *part = cache; part && !status; part = next_of(part)) status = cache_check_truncate(part, n, error);
+    for (const struct cache *part = cache; part && !status; part = next_of(part)) status = cache_check_truncate(part, n, error);
+    return status;
+}
+
+enum terse_status parts_truncate(struct cache *cache, uint64_t n, struct terse_error *error) {
+    enum terse_status status = parts_check_truncate(cache, n, error);
     for (struct cache *part = cache; part && !status; part = next_of(part)) status = cache_truncate(part, n, error);
     return status;
 }

@@ -27,8 +27,12 @@ enum terse_status parts_create(const struct kv_storage *storage, const struct ca
 enum terse_status parts_limit(struct cache *cache, struct kv_budget *budget, struct terse_error *error);
 void parts_destroy(struct cache *cache); /* accepts NULL */
 void parts_reset(struct cache *cache);   /* forgets all tokens, keeps the memory */
-/* Forgets the tokens from the n-th on, between steps; n is at most the length. TERSE_E_UNSUPPORTED where the cache cannot. */
+/* Returns the newest length, at most n, to which the states of recurrent layers can be taken back; without such layers n. */
+uint64_t parts_restorable(const struct cache *cache, uint64_t n);
+/* Forgets the tokens from the n-th on, between steps; n is at most the length, and restorable. TERSE_E_UNSUPPORTED where the cache
+ * cannot. parts_check_truncate returns the same without truncating. */
 enum terse_status parts_truncate(struct cache *cache, uint64_t n, struct terse_error *error);
+enum terse_status parts_check_truncate(const struct cache *cache, uint64_t n, struct terse_error *error);
 /* Returns how many of the first n tokens this sequence can share with another one that begins alike and has a prompt of `prompt` > n
  * tokens. The two can share tokens in pages that do not depend on what came after them, before the window of the other sequence.
  * They can share all n if these end in this sequence's window and such a prompt would have left no more tokens in its own window.

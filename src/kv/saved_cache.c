@@ -179,6 +179,7 @@ static void save_sections(const struct cache *cache, struct state_writer *writer
         e->dropped, base->prompt_end, base->n_anchors, base->fitted_ready + 2 * (uint64_t)fitted_saved(base)};
     state_writer_begin(writer, STATE_CACHE);
     state_writer_put(writer, &saved, sizeof saved);
+    recurrent_save(base, writer);
     state_writer_begin(writer, STATE_PAGE_SETS);
     for (size_t i = 0; i < base->pages.n_sealed; i++) {
         const struct page_set *set = &base->pages.sets[i];
@@ -214,8 +215,9 @@ static const uint8_t *section_of(const struct state_file *file, enum state_secti
 static enum terse_status load_extent(struct cache_base *base, const struct state_file *file, struct terse_error *error) {
     const struct policy *policy = base->method.policy;
     struct saved_cache saved;
-    const uint8_t *data = section_of(file, STATE_CACHE, (struct piece_size){1, sizeof saved}, 0, error);
-    if (!data) return TERSE_E_FORMAT;
+    size_t bytes;
+    const uint8_t *data = state_file_section(file, STATE_CACHE, &bytes);
+    if (bytes < sizeof saved) return state_file_refuse(file, STATE_CACHE, "it is of another size", error);
     memcpy(&saved, data, sizeof saved);
     base->extent = (struct extent){saved.exact, saved.first, saved.window_first, saved.length, saved.dropped};
     const struct extent *e = &base->extent;
@@ -232,7 +234,8 @@ static enum terse_status load_extent(struct cache_base *base, const struct state
     base->prompt_end = saved.prompt_end;
     base->fitted_ready = saved.fitted & 1;
     base->n_anchors = (size_t)saved.anchors;
-    return fitted_load(base, (enum fitted_saved)(saved.fitted / 2), file, error);
+    enum terse_status status = recurrent_load(base, file, data + sizeof saved, bytes - sizeof saved, error);
+    return status ? status : fitted_load(base, (enum fitted_saved)(saved.fitted / 2), file, error);
 }
 
 /* Returns whether pages follow one another up to the window; only where tokens of prompts were dropped may some be missing, as many

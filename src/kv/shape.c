@@ -4,7 +4,7 @@
 #include "model/model.h"
 
 struct cache_shape cache_shape_of(const struct terse_model *m, uint32_t context) {
-    return (struct cache_shape){.layers = m->layers,
+    return (struct cache_shape){.layers = model_kv_layers(m),
                                 .query_heads = m->query_heads,
                                 .kv_heads = m->kv_heads,
                                 .head_dim = m->head_dim,
@@ -17,5 +17,7 @@ struct cache_shape cache_shape_of(const struct terse_model *m, uint32_t context)
                                 .window = m->window,
                                 .sliding = m->sliding,
                                 .sliding_rope = m->sliding_rope.n_rot ? &m->sliding_rope : model_rope(m, context),
+                                .recurrent_layers = m->recurrent,
+                                .recurrent_floats = model_recurrent_floats(m),
                                 .order = m->layer_order};
 }

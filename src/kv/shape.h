@@ -26,7 +26,10 @@ struct cache_shape {
     /* The last `sliding` layers in `order` slide: a query sees the newest `window` keys alone, its own included. */
     uint32_t window, sliding;
     const struct rope *sliding_rope; /* theirs */
-    const uint32_t *order;           /* [layers] their numbers in the model, outlives the cache; NULL: 0, 1, ... */
+    /* Layers without keys and values, which are not among `layers`: each has a state of so many floats (kv/recurrent.h). */
+    uint32_t recurrent_layers;
+    size_t recurrent_floats;
+    const uint32_t *order; /* [layers] their numbers in the model, outlives the cache; NULL: 0, 1, ... */
 };
 
 struct terse_model; /* model/model.h */
@@ -54,6 +57,7 @@ static inline struct cache_shape cache_shape_part(const struct cache_shape *shap
     part.layers = sliding ? shape->sliding : others;
     part.sliding = sliding ? part.layers : 0;
     part.window = sliding ? shape->window : 0;
+    part.recurrent_layers = sliding ? 0 : shape->recurrent_layers;
     part.rope = sliding ? shape->sliding_rope : shape->rope;
     if (sliding && shape->order) part.order += others;
     return part;

@@ -15,6 +15,8 @@ static const struct architecture architectures[] = {
     {"qwen2moe", .rotary = true, .pairing = ROPE_HALF_SPLIT, .qkv_bias = PRESENCE_REQUIRED, .experts = PRESENCE_REQUIRED,
      .shared_expert = true, .shares_of_all = true},
     {"qwen3moe", .rotary = true, .pairing = ROPE_HALF_SPLIT, .qk_norm = PRESENCE_REQUIRED, .experts = PRESENCE_REQUIRED},
+    {"qwen3next", .rotary = true, .pairing = ROPE_HALF_SPLIT, .qk_norm = PRESENCE_REQUIRED, .gated_heads = true,
+     .late_norm_name = true, .experts = PRESENCE_REQUIRED, .shared_expert = true, .recurrent = true},
     {"gpt-oss", .activation = ACTIVATION_SWIGLU_CLAMPED, .rotary = true, .pairing = ROPE_HALF_SPLIT, .yarn_unrounded = true,
      .qkv_bias = PRESENCE_REQUIRED, .bias = PRESENCE_REQUIRED, .learned_sinks = true, .late_norm_name = true,
      .experts = PRESENCE_REQUIRED, .window_pattern = 2},

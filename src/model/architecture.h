@@ -32,6 +32,8 @@ struct architecture {
     bool shares_of_all;     /* experts' shares are their probabilities among all, not among those chosen */
     enum presence qk_norm;  /* attn_{q,k}_norm.weight: a norm of each head of q and k before rotation, */
     bool norm_by_head;      /* with a gain for each head of its own */
+    bool gated_heads;       /* attn_q has a gate for each head behind its queries: the head's output is times the gate's sigmoid */
+    bool recurrent;         /* all layers but every full_attention_interval-th are recurrent */
     bool post_norms;        /* post_attention_norm and post_ffw_norm: of what is added to the hidden state */
     bool scaled_embedding;  /* embeddings are multiplied by sqrt(width) */
 

@@ -51,17 +51,34 @@ struct experts {
     const float *shared_router; /* [width], whose share is the sigmoid of this product; NULL: there is none */
 };
 
+/* A recurrent layer has a state of fixed size in place of keys and values: linear attention by the gated delta rule (Yang et al. 2024,
+ * as in Qwen3-Next). Each of its value heads belongs to a key head, `recurrent_value_heads` / `recurrent_key_heads` neighbours to
+ * one; the layer's output matrix is struct layer's `o`. backend/cpu/recurrent.h has the equations. */
+struct recurrent {
+    struct matrix mixed; /* queries and keys [key heads][state], values [value heads][state]; without data there is none of it */
+    struct matrix gate;  /* [value heads][state], by which outputs are multiplied */
+    struct matrix beta_alpha;  /* for each key head: beta of its value heads, then alpha of them */
+    const float *conv;         /* [mixed.rows][recurrent_conv]: a causal convolution of each row over tokens, the newest last */
+    const float *decay, *bias; /* [value heads]: decays are exp(decay softplus(alpha + bias)) */
+    struct norm norm;          /* [state], of a head's output */
+};
+
 /* Vectors are F32, converted at load where the file has them otherwise. Tensors that an architecture does not have are NULL. */
 struct layer {
-    struct norm attention_norm, feed_forward_norm;           /* [width]; one and the same where the architecture is parallel */
-    struct matrix q, k, v, o;                                /* q, k and v may be rows of one tensor */
-    struct norm q_norm, k_norm;                              /* [head_dim] */
+    struct norm attention_norm, feed_forward_norm; /* [width]; one and the same where the architecture is parallel */
+    struct matrix q, k, v, o;   /* q, k and v may be rows of one tensor; gated_heads: q has each head's queries, then its gate */
+    struct norm q_norm, k_norm; /* [head_dim] */
     struct norm attention_post_norm, feed_forward_post_norm; /* [width], of what is added to the hidden state */
     struct matrix gate, up, down;                            /* of a layer without experts */
     struct experts experts;
+    struct recurrent recurrent; /* in place of q, k and v */
+    uint32_t kv_number;         /* the layer's among those with keys and values, by which caches and codebooks know it */
 };
 
-#define LAYER_MATRICES 14
+#define RECURRENT_STATE_MAX 1024 /* channels of a recurrent layer's head */
+#define RECURRENT_CONV_MAX 64    /* tokens that its convolution sees */
+
+#define LAYER_MATRICES 17
 /* Writes the matrices that a layer has, and returns their number. */
 size_t layer_matrices(const struct layer *layer, const struct matrix *matrices[LAYER_MATRICES]);
 
@@ -90,11 +107,14 @@ struct terse_model {
     const float *slopes;            /* [query_heads]: ALiBi adds slope * (key's position - query's) to the logits; NULL: none */
     const float
         *sinks; /* [layers][query_heads]: the logit of a key without a value, which queries of a head see besides; NULL: none */
-    struct matrix embedding, output; /* output is the embedding when tied */
-    struct matrix positions;         /* added to the embeddings, a row for each position: no token can have one past the last */
-    struct norm output_norm;         /* its gain times what the file scales logits by */
-    struct layer *layer;             /* [layers] */
-    void *vectors; /* the memory of all converted vectors, of rotation frequencies, of slopes and of layer_order */
+    uint32_t recurrent;          /* how many layers are: all but every attention_interval-th */
+    uint32_t attention_interval; /* 0 where no layer is recurrent */
+    uint32_t recurrent_key_heads, recurrent_value_heads, recurrent_state, recurrent_conv; /* of such a layer: struct recurrent */
+    struct matrix embedding, output;                                                      /* output is the embedding when tied */
+    struct matrix positions; /* added to the embeddings, a row for each position: no token can have one past the last */
+    struct norm output_norm; /* its gain times what the file scales logits by */
+    struct layer *layer;     /* [layers] */
+    void *vectors;           /* the memory of all converted vectors, of rotation frequencies, of slopes and of layer_order */
 };
 
 /* These numbers name places in the model: the input of layer 0, the output of a layer, and the logits. */
@@ -105,6 +125,24 @@ struct terse_model {
 /* Return how many numbers a token's queries of a layer have, [Hq][hd], and of its keys or values, [Hk][hd]. */
 static inline size_t model_query_width(const struct terse_model *model) { return (size_t)model->query_heads * model->head_dim; }
 static inline size_t model_kv_width(const struct terse_model *model) { return (size_t)model->kv_heads * model->head_dim; }
+
+/* Returns how many layers have keys and values. */
+static inline uint32_t model_kv_layers(const struct terse_model *model) { return model->layers - model->recurrent; }
+
+/* Return the widths of what a recurrent layer's state follows from, and of what it gives out, [value heads][state]. */
+static inline size_t model_mixed_width(const struct terse_model *model) {
+    return (size_t)(2 * model->recurrent_key_heads + model->recurrent_value_heads) * model->recurrent_state;
+}
+static inline size_t model_recurrent_width(const struct terse_model *model) {
+    return (size_t)model->recurrent_value_heads * model->recurrent_state;
+}
+
+/* Returns the floats of a recurrent layer's state: the inputs of its convolution, [recurrent_conv - 1][mixed.rows], then
+ * [value heads][state of keys][state of values]. */
+static inline size_t model_recurrent_floats(const struct terse_model *model) {
+    if (!model->recurrent) return 0;
+    return (model->recurrent_conv - 1) * model_mixed_width(model) + model_recurrent_width(model) * model->recurrent_state;
+}
 
 /* Returns the rotation of a sequence of up to `context` tokens. */
 static inline const struct rope *model_rope(const struct terse_model *model, uint32_t context) {

@@ -21,6 +21,7 @@
 #define MAX_WIDTH (1u << 20) /* channels, heads, tokens of a vocabulary: bounds that keep sizes far from overflow */
 #define MAX_VOCABULARY (1u << 24)
 #define MAX_EXPERTS 1024
+#define ATTENTION_INTERVAL 4 /* of files that do not say */
 
 struct loader {
     struct terse_model *model;
@@ -187,6 +188,49 @@ static enum terse_status load_experts(struct loader *l, uint32_t index) {
     return status ? status : load_vector(l, name, m->width, shared, &e->shared_router);
 }
 
+/* Loads what a recurrent layer has in place of attention. */
+static enum terse_status load_recurrent(struct loader *l, uint32_t index) {
+    const struct terse_model *m = l->model;
+    struct layer *layer = &l->model->layer[index];
+    struct recurrent *r = &layer->recurrent;
+    const uint32_t mixed = (uint32_t)model_mixed_width(m), out = (uint32_t)model_recurrent_width(m);
+    const struct {
+        const char *name;
+        uint32_t columns, rows;
+        struct matrix *matrix;
+    } matrices[] = {
+        {"attn_qkv", m->width, mixed, &r->mixed},
+        {"attn_gate", m->width, out, &r->gate},
+        {"ssm_ba", m->width, 2 * m->recurrent_value_heads, &r->beta_alpha},
+        {"ssm_out", out, m->width, &layer->o},
+    };
+    const struct {
+        const char *name;
+        uint32_t n, rows;
+        const float **vector;
+    } vectors[] = {
+        {"ssm_conv1d.weight", m->recurrent_conv, mixed, &r->conv},
+        {"ssm_a", m->recurrent_value_heads, 1, &r->decay},
+        {"ssm_dt.bias", m->recurrent_value_heads, 1, &r->bias},
+    };
+    char name[64];
+    enum terse_status status = TERSE_OK;
+    for (size_t i = 0; !status && i < sizeof matrices / sizeof matrices[0]; i++) {
+        snprintf(name, sizeof name, "blk.%u.%s.weight", index, matrices[i].name);
+        status = load_matrix(l, name, matrices[i].columns, matrices[i].rows, PRESENCE_REQUIRED, matrices[i].matrix);
+    }
+    for (size_t i = 0; !status && i < sizeof vectors / sizeof vectors[0]; i++) {
+        snprintf(name, sizeof name, "blk.%u.%s", index, vectors[i].name);
+        status = load_vectors(l, name, vectors[i].n, vectors[i].rows, PRESENCE_REQUIRED, vectors[i].vector);
+    }
+    snprintf(name, sizeof name, "blk.%u.ssm_norm", index);
+    return status ? status : load_norm(l, name, m->recurrent_state, 0, PRESENCE_REQUIRED, PRESENCE_NONE, &r->norm);
+}
+
+static bool is_recurrent(const struct terse_model *m, uint32_t index) {
+    return m->attention_interval && (index + 1) % m->attention_interval;
+}
+
 static enum terse_status load_layer(struct loader *l, uint32_t index) {
     struct terse_model *m = l->model;
     const struct architecture *a = m->architecture;
@@ -194,8 +238,9 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
     struct matrix qkv = {0};
     uint32_t q_width = m->query_heads * m->head_dim, kv_width = m->kv_heads * m->head_dim;
     enum presence dense = m->experts ? PRESENCE_NONE : PRESENCE_REQUIRED;
-    enum presence fused = a->fused_qkv ? PRESENCE_REQUIRED : PRESENCE_NONE,
-                  apart = a->fused_qkv ? PRESENCE_NONE : PRESENCE_REQUIRED;
+    enum presence attends = is_recurrent(m, index) ? PRESENCE_NONE : PRESENCE_REQUIRED;
+    enum presence fused = a->fused_qkv ? attends : PRESENCE_NONE, apart = a->fused_qkv ? PRESENCE_NONE : attends;
+    enum presence qk_norm = attends ? a->qk_norm : PRESENCE_NONE;
     enum presence norm_bias = a->norm_bias ? a->bias : PRESENCE_NONE;
     bool gated = a->activation == ACTIVATION_SWIGLU || a->activation == ACTIVATION_GEGLU;
     enum presence post = a->post_norms ? PRESENCE_REQUIRED : PRESENCE_NONE;
@@ -206,10 +251,10 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
         struct matrix *matrix;
     } matrices[] = {
         {"attn_qkv", m->width, q_width + 2 * kv_width, fused, a->qkv_bias, &qkv},
-        {"attn_q", m->width, q_width, apart, a->qkv_bias, &layer->q},
+        {"attn_q", m->width, a->gated_heads ? 2 * q_width : q_width, apart, a->qkv_bias, &layer->q},
         {"attn_k", m->width, kv_width, apart, a->qkv_bias, &layer->k},
         {"attn_v", m->width, kv_width, apart, a->qkv_bias, &layer->v},
-        {"attn_output", q_width, m->width, PRESENCE_REQUIRED, a->bias, &layer->o},
+        {"attn_output", q_width, m->width, attends, a->bias, &layer->o},
         {"ffn_gate", m->width, m->feed_forward, gated && !a->fused_gate ? dense : PRESENCE_NONE, a->bias, &layer->gate},
         {"ffn_up", m->width, a->fused_gate ? 2 * m->feed_forward : m->feed_forward, dense, a->bias, &layer->up},
         {"ffn_down", m->feed_forward, m->width, dense, a->bias, &layer->down},
@@ -225,8 +270,8 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
          norm_bias, &layer->feed_forward_norm},
         {"post_attention_norm", m->width, 0, post, norm_bias, &layer->attention_post_norm},
         {"post_ffw_norm", m->width, 0, post, norm_bias, &layer->feed_forward_post_norm},
-        {"attn_q_norm", m->head_dim, a->norm_by_head ? m->query_heads : 0, a->qk_norm, PRESENCE_NONE, &layer->q_norm},
-        {"attn_k_norm", m->head_dim, a->norm_by_head ? m->kv_heads : 0, a->qk_norm, PRESENCE_NONE, &layer->k_norm},
+        {"attn_q_norm", m->head_dim, a->norm_by_head ? m->query_heads : 0, qk_norm, PRESENCE_NONE, &layer->q_norm},
+        {"attn_k_norm", m->head_dim, a->norm_by_head ? m->kv_heads : 0, qk_norm, PRESENCE_NONE, &layer->k_norm},
     };
     char name[64];
     enum terse_status status = TERSE_OK;
@@ -249,6 +294,8 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
         layer->up = matrix_rows(&layer->up, m->feed_forward, m->feed_forward);
     }
     if (a->parallel) layer->feed_forward_norm = layer->attention_norm;
+    layer->kv_number = m->attention_interval ? index / m->attention_interval : index;
+    if (!status && !attends) status = load_recurrent(l, index);
     return status || !m->experts ? status : load_experts(l, index);
 }
 
@@ -331,6 +378,30 @@ static enum terse_status load_experts_shape(struct loader *l) {
     return status;
 }
 
+/* Loads the shape of recurrent layers. Their value heads' size, of which files have the sum, is that of their key heads. */
+static enum terse_status load_recurrent_shape(struct loader *l) {
+    struct terse_model *m = l->model;
+    uint32_t inner = 0;
+    enum terse_status status;
+    if (!m->architecture->recurrent) return TERSE_OK;
+    if ((status = read_size(l, "full_attention_interval", ATTENTION_INTERVAL, m->layers, &m->attention_interval))) return status;
+    if ((status = read_size(l, "ssm.conv_kernel", 0, RECURRENT_CONV_MAX, &m->recurrent_conv))) return status;
+    if ((status = read_size(l, "ssm.state_size", 0, RECURRENT_STATE_MAX, &m->recurrent_state))) return status;
+    if ((status = read_size(l, "ssm.group_count", 0, 4096, &m->recurrent_key_heads))) return status;
+    if ((status = read_size(l, "ssm.time_step_rank", 0, 4096, &m->recurrent_value_heads))) return status;
+    if ((status = read_size(l, "ssm.inner_size", 0, MAX_WIDTH, &inner))) return status;
+    m->recurrent = m->layers - m->layers / m->attention_interval;
+    if (m->recurrent_value_heads % m->recurrent_key_heads)
+        return status_fail(l->error, TERSE_E_FORMAT, "%u value heads do not share %u key heads evenly: the file is damaged",
+                           m->recurrent_value_heads, m->recurrent_key_heads);
+    if (inner != model_recurrent_width(m))
+        return status_fail(l->error, TERSE_E_UNSUPPORTED,
+                           "recurrent layers of %u channels in %u value heads, and key heads of %u: terse needs heads equally wide",
+                           inner, m->recurrent_value_heads, m->recurrent_state);
+    if (model_mixed_width(m) <= MAX_WIDTH) return TERSE_OK;
+    return status_fail(l->error, TERSE_E_FORMAT, "recurrent layers of %zu channels: the file is damaged", model_mixed_width(m));
+}
+
 static enum terse_status load_shape(struct loader *l) {
     struct terse_model *m = l->model;
     enum terse_status status;
@@ -359,6 +430,7 @@ static enum terse_status load_shape(struct loader *l) {
                            m->query_heads, m->head_dim);
 
     if ((status = load_experts_shape(l))) return status;
+    if ((status = load_recurrent_shape(l))) return status;
     if ((status = load_window(l))) return status;
     if ((status = load_scales(l))) return status;
     return read_number(l, m->architecture->norm == NORM_RMS ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon",
@@ -486,8 +558,9 @@ static enum terse_status allocate(struct loader *l) {
         const struct gguf_tensor *tensor = gguf_tensor_at(m->gguf, i);
         bool of_heads = m->architecture->norm_by_head && tensor->n_dims == 2 && tensor->dims[1] <= m->query_heads;
         bool of_experts = m->experts && m->architecture->bias && tensor->n_dims == 2 && tensor->dims[1] == m->experts;
+        bool of_convolution = m->recurrent && tensor->n_dims == 2 && tensor->dims[0] == m->recurrent_conv;
         bool vector = tensor->n_dims <= 2 && tensor->dims[1] == 1; /* converters leave some with a second dimension */
-        if ((vector || of_heads || of_experts) && tensor->data) floats += tensor->dims[0] * tensor->dims[1];
+        if ((vector || of_heads || of_experts || of_convolution) && tensor->data) floats += tensor->dims[0] * tensor->dims[1];
     }
     l->used = memory_zeros(gguf_tensor_count(m->gguf), sizeof *l->used);
     m->layer = memory_zeros(m->layers, sizeof *m->layer);
@@ -611,9 +684,10 @@ enum terse_status terse_model_load_memory(const void *data, size_t size, const c
 
 size_t layer_matrices(const struct layer *l, const struct matrix *matrices[LAYER_MATRICES]) {
     const struct experts *e = &l->experts;
-    const struct matrix *all[LAYER_MATRICES] = {&l->q,      &l->k,           &l->v,         &l->o,          &l->gate,
-                                                &l->up,     &l->down,        &e->gate,      &e->up,         &e->down,
-                                                &e->router, &e->shared_gate, &e->shared_up, &e->shared_down};
+    const struct recurrent *r = &l->recurrent;
+    const struct matrix *all[LAYER_MATRICES] = {&l->q,         &l->k,           &l->v,     &l->o,    &l->gate,      &l->up,
+                                                &l->down,      &e->gate,        &e->up,    &e->down, &e->router,    &e->shared_gate,
+                                                &e->shared_up, &e->shared_down, &r->mixed, &r->gate, &r->beta_alpha};
     size_t n = 0;
     for (size_t i = 0; i < LAYER_MATRICES; i++)
         if (all[i]->data) matrices[n++] = all[i];
@@ -646,6 +720,8 @@ void terse_model_describe(const struct terse_model *model, struct terse_model_in
         .experts_used = model->experts_used,
         .vocabulary = model->vocabulary,
         .context = model->context,
+        .recurrent_layers = model->recurrent,
+        .attention_interval = model->attention_interval,
         .sliding_layers = model->sliding,
         .sliding_window = model->window,
         .parameters = parameters,

@@ -18,7 +18,7 @@ enum terse_status terse_codebook_random(const struct terse_model *model, const c
     method.key.rate = method.value.rate = 0; /* a profile serves every rate */
     struct codebook_info info = {.key = method.key,
                                  .value = method.value,
-                                 .layers = model->layers,
+                                 .layers = model_kv_layers(model),
                                  .kv_heads = model->kv_heads,
                                  .head_dim = model->head_dim,
                                  .fingerprint = model->fingerprint,

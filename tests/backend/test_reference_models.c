@@ -49,10 +49,12 @@ static struct reference references[] = {
     {"gemma3", 32, 2, 1, 32, 7, 0},            /* one full layer of seven, of another RoPE base, norms of q and k */
     {"starcoder2-window", 48, 4, 2, 32, 2, 0}, /* all layers slide */
     {"phi3-window", 64, 2, 1, 32, 2, 0},
-    {"mixtral", 48, 4, 2, 32, 2, 0},  /* two of four experts */
-    {"qwen2moe", 64, 2, 1, 32, 2, 0}, /* three of five, with shares among all, and a shared one */
-    {"qwen3moe", 48, 4, 2, 32, 2, 0}, /* three of eight */
-    {"gpt-oss", 64, 4, 2, 32, 4, 0},  /* learned sinks, sliding layers, clamped SwiGLU, biases of experts */
+    {"mixtral", 48, 4, 2, 32, 2, 0},           /* two of four experts */
+    {"qwen2moe", 64, 2, 1, 32, 2, 0},          /* three of five, with shares among all, and a shared one */
+    {"qwen3moe", 48, 4, 2, 32, 2, 0},          /* three of eight */
+    {"qwen3next", 32, 2, 1, 32, 5, 0},         /* recurrent layers beside attention with gated heads, a shared expert */
+    {"qwen3next-default", 32, 2, 1, 32, 4, 0}, /* of four layers the last attends */
+    {"gpt-oss", 64, 4, 2, 32, 4, 0},           /* learned sinks, sliding layers, clamped SwiGLU, biases of experts */
 };
 enum { N_REFERENCES = sizeof references / sizeof references[0] };
 

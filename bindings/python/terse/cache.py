@@ -69,7 +69,7 @@ _ANY_RATE = "terse-4"  # all of them take the model's profile
 
 @dataclass(frozen=True)
 class CacheReport:
-    """What a cache takes, in bytes unless said otherwise. resident = codes + exact + window + tables.
+    """What a cache takes, in bytes unless said otherwise. resident = codes + exact + window + tables + recurrent.
 
     Attributes:
         tokens: tokens that the sequence has seen.
@@ -78,6 +78,7 @@ class CacheReport:
         codes: pages of codes; `shared` of them lie in other sessions too (forks).
         exact, window, tables: exact tokens, the recent window, page tables and the policy's state.
         codebook: memory of the codebook, beside `resident`.
+        recurrent: states of recurrent layers: the sequence's, and those that it can go back to.
         bits_per_value: resident * 8 / (values of all tokens seen).
         rates: where pages may be lowered (Cache.least_rate), the tokens in pages of each rate, by bits per value; else empty.
     """
@@ -91,6 +92,7 @@ class CacheReport:
     window: int
     tables: int
     codebook: int
+    recurrent: int
     bits_per_value: float
     rates: dict[float, int] = field(default_factory=dict)
 

@@ -47,6 +47,8 @@ class ModelInfo:
     context: int
     sliding_layers: int
     sliding_window: int
+    recurrent_layers: int
+    attention_interval: int
     parameters: int
     bytes: int
     fingerprint: int

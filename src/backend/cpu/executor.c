@@ -9,7 +9,9 @@
 #include "backend/cpu/linear.h"
 #include "backend/cpu/weight_profile.h"
 #include "base/memory.h"
+#include "base/size.h"
 #include "kv/parts.h"
+#include "model/architecture.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +27,7 @@ static void scratch_free(struct scratch *s) {
 }
 
 static void activations_free(struct activations *a) {
-    float *all[] = {a->normed, a->q, a->out, a->inner, a->factor};
+    float *all[] = {a->normed, a->q, a->out, a->inner, a->factor, a->mixed, a->gate, a->beta_alpha};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) memory_free(all[i]);
     routes_free(&a->routes);
     *a = (struct activations){0};
@@ -46,14 +48,13 @@ static void pass_free(struct pass *p) {
 /* Returns the width of the factor beside the inner activations, which SwiGLU has. */
 static size_t factor_width(const struct terse_model *m) { return m->layer[0].gate.data || m->experts ? m->feed_forward : 0; }
 
-/* Returns the most floats that linear() needs for any matrix; those of all layers have the same widths. */
+/* Returns the most floats that linear() needs for any matrix. */
 static size_t tile_floats(const struct terse_model *m, uint32_t threads) {
-    const struct matrix *all[LAYER_MATRICES + 1];
-    size_t n = layer_matrices(&m->layer[0], all), most = 0;
-    all[n++] = &m->output;
-    for (size_t i = 0; i < n; i++) {
-        size_t floats = linear_scratch(all[i], threads);
-        if (floats > most) most = floats;
+    size_t most = linear_scratch(&m->output, threads);
+    for (const struct layer *l = m->layer; l < m->layer + m->layers; l++) {
+        const struct matrix *all[LAYER_MATRICES];
+        size_t n = layer_matrices(l, all);
+        for (size_t i = 0; i < n; i++) most = size_max(most, linear_scratch(all[i], threads));
     }
     return most;
 }
@@ -92,14 +93,18 @@ static enum terse_status scratch_reserve(struct executor *e, size_t panel, struc
 
 static enum terse_status activations_reserve(struct activations *a, const struct terse_model *m, size_t panel,
                                              struct terse_error *error) {
-    size_t q_width = (size_t)m->query_heads * m->head_dim;
+    const size_t q_width = model_query_width(m), gates = m->architecture->gated_heads ? q_width : 0,
+                 recurrent = m->recurrent ? model_recurrent_width(m) : 0, mixed = m->recurrent ? model_mixed_width(m) : 0;
     if (a->rows >= panel) return TERSE_OK;
     activations_free(a);
     const struct wanted wanted[] = {{&a->normed, panel, m->width},
                                     {&a->q, panel, q_width},
-                                    {&a->out, panel, q_width},
+                                    {&a->out, panel, size_max(q_width, recurrent)},
                                     {&a->inner, panel, m->feed_forward},
-                                    {&a->factor, panel, factor_width(m)}};
+                                    {&a->factor, panel, factor_width(m)},
+                                    {&a->mixed, panel, size_max(2 * gates, mixed)},
+                                    {&a->gate, panel, size_max(gates, recurrent)},
+                                    {&a->beta_alpha, panel, 2 * (size_t)m->recurrent_value_heads}};
     enum terse_status status = allocate(wanted, sizeof wanted / sizeof wanted[0], error);
     if (!status && m->experts) status = routes_reserve(&a->routes, m, panel, error);
     if (status)

@@ -10,6 +10,7 @@
 #include "backend/cpu/experts.h"
 #include "backend/cpu/linear.h"
 #include "backend/cpu/piece.h"
+#include "backend/cpu/recurrent.h"
 #include "backend/cpu/rows.h"
 #include "kv/parts.h"
 #include "model/architecture.h"
@@ -25,6 +26,8 @@
 
 static const struct micro_batch *micro_batch_of(const struct pass *p) { return &p->micro_batch[p->at]; }
 static const struct layer *layer_of(const struct pass *p) { return &p->executor->model->layer[p->layer]; }
+static bool is_recurrent(const struct pass *p) { return layer_of(p)->recurrent.mixed.data != NULL; }
+static uint32_t kv_layer(const struct pass *p) { return layer_of(p)->kv_number; }
 static bool last_layer(const struct pass *p) { return p->layer + 1 == p->executor->model->layers; }
 static bool done(const struct pass *p) { return p->at == p->n_micro_batches; }
 
@@ -73,17 +76,44 @@ static void embed(const struct pass *p, struct panel panel) {
     }
 }
 
+static bool is_gated(const struct pass *p) { return p->executor->model->architecture->gated_heads && !is_recurrent(p); }
+
+/* Parts a panel's queries, as they leave their matrix, from their heads' gates. */
+static void split_gates(const struct pass *p, size_t count) {
+    const struct terse_model *m = p->executor->model;
+    const struct activations *a = &p->activations;
+    const size_t hd = m->head_dim;
+#pragma omp parallel for if (count >= PARALLEL_ROWS)
+    for (size_t head = 0; head < count * m->query_heads; head++) {
+        memcpy(a->q + head * hd, a->mixed + 2 * head * hd, hd * sizeof *a->q);
+        memcpy(a->gate + head * hd, a->mixed + (2 * head + 1) * hd, hd * sizeof *a->q);
+    }
+}
+
+/* Multiplies the outputs of a panel's heads by the sigmoids of their gates. */
+static void apply_gates(const struct pass *p, struct panel panel) {
+    const size_t width = model_query_width(p->executor->model);
+    const float *gate = p->activations.gate + (panel.first - panel.first_query) * width;
+    float *out = p->activations.out;
+#pragma omp parallel for if (panel.count >= PARALLEL_ROWS)
+    for (size_t i = 0; i < panel.count * width; i++) out[i] /= 1 + expf(-gate[i]);
+}
+
 static void before_product(const struct pass *p, enum stage stage, struct panel panel) {
     const struct terse_model *m = p->executor->model;
     const struct activations *a = &p->activations;
     float *hidden = hidden_at(p, panel.first);
     switch (stage) {
+    case STAGE_MIXED:
     case STAGE_KEYS:
         if (p->layer == 0) embed(p, panel);
         norm_rows(&layer_of(p)->attention_norm, hidden, a->normed, panel.count, m->width);
         break;
     case STAGE_OBSERVE:
     case STAGE_QUERIES: norm_rows(&layer_of(p)->attention_norm, hidden, a->normed, panel.count, m->width); break;
+    case STAGE_O_PROJ:
+        if (is_gated(p)) apply_gates(p, panel);
+        break;
     case STAGE_UP_GATE: norm_rows(&layer_of(p)->feed_forward_norm, hidden, a->normed, panel.count, m->width); break;
     case STAGE_DOWN: activate_rows(m->architecture->activation, a->inner, a->factor, panel.count, m->feed_forward); break;
     case STAGE_OUTPUT: norm_rows(&m->output_norm, hidden, hidden, panel.count, m->width); break;
@@ -96,16 +126,22 @@ static size_t product_ops(const struct pass *p, enum stage stage, struct panel p
                           const float **x) {
     const struct activations *a = &p->activations;
     const struct layer *l = layer_of(p);
+    const struct linear_op queries = {&l->q, is_gated(p) ? a->mixed : a->q};
     size_t n = 0;
     *x = a->normed;
     switch (stage) {
     case STAGE_KEYS:
-        if (panel.micro_batch->each) ops[n++] = (struct linear_op){&l->q, a->q};
+        if (panel.micro_batch->each) ops[n++] = queries;
         ops[n++] = (struct linear_op){&l->k, p->k + panel.first * model_kv_width(p->executor->model)};
         ops[n++] = (struct linear_op){&l->v, p->v + panel.first * model_kv_width(p->executor->model)};
         return n;
     case STAGE_OBSERVE:
-    case STAGE_QUERIES: ops[n++] = (struct linear_op){&l->q, a->q}; return n;
+    case STAGE_QUERIES: ops[n++] = queries; return n;
+    case STAGE_MIXED:
+        ops[n++] = (struct linear_op){&l->recurrent.mixed, a->mixed};
+        ops[n++] = (struct linear_op){&l->recurrent.gate, a->gate};
+        ops[n++] = (struct linear_op){&l->recurrent.beta_alpha, a->beta_alpha};
+        return n;
     case STAGE_O_PROJ: *x = a->out; break;
     case STAGE_UP_GATE: return feed_forward_ops(l, a->inner, a->factor, ops);
     case STAGE_DOWN:
@@ -135,6 +171,7 @@ static void after_product(const struct pass *p, enum stage stage, struct panel p
     for (size_t i = 0; i < n_ops && m->clamp > 0; i++) clamp_rows(ops[i].out, m->clamp, count, ops[i].w->rows);
     bool queries = stage != STAGE_KEYS || panel.micro_batch->each, keys = stage == STAGE_KEYS;
     float *k = p->k + panel.first * model_kv_width(p->executor->model);
+    if (queries && is_gated(p)) split_gates(p, count);
     if (queries && l->q_norm.gain) norm_rows(&l->q_norm, a->q, a->q, count * m->query_heads, m->head_dim);
     if (keys && l->k_norm.gain) norm_rows(&l->k_norm, k, k, count * m->kv_heads, m->head_dim);
 }
@@ -185,7 +222,7 @@ static bool apply_experts(struct pass *p, struct panel panel, bool each, double 
 /* Returns a panel's queries, and room for their outputs, as rows of the batch. */
 static struct kv_rows queries_of(const struct pass *p, struct panel panel) {
     const size_t width = (size_t)p->executor->model->query_heads * p->executor->model->head_dim;
-    return (struct kv_rows){.layer = p->layer,
+    return (struct kv_rows){.layer = kv_layer(p),
                             .first = panel.first - panel.micro_batch->first,
                             .count = panel.count,
                             .q = p->activations.q + (panel.first - panel.first_query) * width,
@@ -199,11 +236,11 @@ static enum terse_status append(const struct pass *p, struct terse_error *error)
     const struct terse_model *m = p->executor->model;
     for (const struct sequence *s = g->sequences; s < g->sequences + g->n_sequences; s++)
         if (parts_wants_residual(s->part.cache))
-            parts_note_residual(s->part.cache, p->layer,
+            parts_note_residual(s->part.cache, kv_layer(p),
                                 sum_log_squares(hidden_at(p, s->first), s->part.n, m->width, RESIDUAL_UNIT), s->part.n);
     const size_t at = g->first * model_kv_width(m);
     const struct kv_rows rows = {
-        .layer = p->layer, .count = g->count, .k = p->k + at, .v = p->v + at, .q = g->each ? p->activations.q : NULL};
+        .layer = kv_layer(p), .count = g->count, .k = p->k + at, .v = p->v + at, .q = g->each ? p->activations.q : NULL};
     return kv->append(&p->batch, &rows, error);
 }
 
@@ -248,23 +285,75 @@ static enum terse_status check_keys(const struct pass *p, struct panel panel, st
                   : rows_check_finite(m, MODEL_BEHIND(p->layer), p->v + at, panel.count, model_kv_width(p->executor->model), error);
 }
 
+/* Checks what the states of a recurrent layer follow from, and what entered the first layer. */
+static enum terse_status check_mixed(const struct pass *p, struct panel panel, struct terse_error *error) {
+    const struct terse_model *m = p->executor->model;
+    enum terse_status status = p->layer ? TERSE_OK : check_rows(p, panel, MODEL_EMBEDDINGS, error);
+    return status ? status
+                  : rows_check_finite(m, MODEL_BEHIND(p->layer), p->activations.mixed, panel.count, model_mixed_width(m), error);
+}
+
+/* ---- The states of recurrent layers */
+
+/* Has a sequence's state take in `count` tokens of a panel, from its `token`-th of the step on, and is kept where it must be. */
+static void recur_sequence(const struct pass *p, const struct sequence *s, struct panel panel, size_t token, size_t count) {
+    const struct terse_model *m = p->executor->model;
+    const struct activations *a = &p->activations;
+    const struct cache_base *cache = cache_base_of(s->part.cache);
+    const uint32_t layer = p->layer - kv_layer(p);
+    for (size_t n; count; token += n, count -= n) {
+        const size_t row = s->first + token - panel.first;
+        n = recurrent_run(cache, s->length + token, count);
+        recurrent_read(&(struct recurrent_job){.model = m,
+                                               .layer = &layer_of(p)->recurrent,
+                                               .state = recurrent_layer(cache, layer),
+                                               .n = n,
+                                               .mixed = a->mixed + row * model_mixed_width(m),
+                                               .gate = a->gate + row * model_recurrent_width(m),
+                                               .beta_alpha = a->beta_alpha + row * 2 * m->recurrent_value_heads,
+                                               .out = a->out + row * model_recurrent_width(m)});
+        recurrent_keep(cache, layer, s->length + token + n);
+    }
+}
+
+static void recur(const struct pass *p, struct panel panel) {
+    const struct micro_batch *g = panel.micro_batch;
+    for (const struct sequence *s = g->sequences; s < g->sequences + g->n_sequences; s++) {
+        size_t token, count = rows_of(s, panel, &token);
+        if (count) recur_sequence(p, s, panel, token, count);
+    }
+}
+
 /* ---- Tokens each by itself */
 
 /* Returns the next stage. A parallel layer is widened before attention is added to what has entered it. */
 static enum stage stage_after(const struct pass *p, enum stage stage) {
     if (stage == STAGE_O_PROJ && p->executor->model->experts) return STAGE_EXPERTS;
-    if (!p->executor->model->architecture->parallel || stage < STAGE_ATTEND) return stage + 1;
+    if (stage == STAGE_RECUR) return STAGE_O_PROJ;
+    if (stage == STAGE_QUERIES) return STAGE_ATTEND;
+    if (!p->executor->model->architecture->parallel) return stage + 1;
     return stage == STAGE_ATTEND ? STAGE_UP_GATE : stage == STAGE_UP_GATE ? STAGE_O_PROJ : STAGE_DOWN;
+}
+
+static enum terse_status attend(const struct pass *p, struct panel panel, struct terse_error *error) {
+    multiply_each(p, STAGE_KEYS, panel);
+    enum terse_status status = check_keys(p, panel, error);
+    return status ? status : read_caches(p, panel, error);
+}
+
+static enum terse_status take_in(const struct pass *p, struct panel panel, struct terse_error *error) {
+    multiply_each(p, STAGE_MIXED, panel);
+    enum terse_status status = check_mixed(p, panel, error);
+    if (!status) recur(p, panel);
+    return status;
 }
 
 static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *error) {
     const struct micro_batch *micro_batch = micro_batch_of(p);
     struct panel panel = {micro_batch, micro_batch->first, micro_batch->count, micro_batch->first};
-    multiply_each(p, STAGE_KEYS, panel);
-    enum terse_status status = check_keys(p, panel, error);
-    if (!status) status = read_caches(p, panel, error);
+    enum terse_status status = is_recurrent(p) ? take_in(p, panel, error) : attend(p, panel, error);
     if (status) return status;
-    for (enum stage stage = STAGE_ATTEND; stage != STAGE_DOWN && stage != STAGE_EXPERTS;) {
+    for (enum stage stage = is_recurrent(p) ? STAGE_RECUR : STAGE_ATTEND; stage != STAGE_DOWN && stage != STAGE_EXPERTS;) {
         stage = stage_after(p, stage);
         if (stage == STAGE_EXPERTS)
             apply_experts(p, panel, true, &(double){INFINITY});
@@ -272,7 +361,7 @@ static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *e
             multiply_each(p, stage, panel);
     }
     status = check_rows(p, panel, MODEL_BEHIND(p->layer), error);
-    return status ? status : p->executor->kv->seal(&p->batch, p->layer, error);
+    return status || is_recurrent(p) ? status : p->executor->kv->seal(&p->batch, kv_layer(p), error);
 }
 
 /* ---- A longer part */
@@ -297,6 +386,35 @@ static bool next_panel(struct pass *p) { return begin_panel(p, p->panel.first + 
 /* Returns the first token whose work goes on after the keys and values of the layer. */
 static size_t attended(const struct pass *p) {
     return micro_batch_of(p)->first + (last_layer(p) ? micro_batch_of(p)->sequences->attended : 0);
+}
+
+static void begin_layer(struct pass *p, uint32_t layer) {
+    p->layer = layer;
+    p->stage = is_recurrent(p) ? STAGE_MIXED : STAGE_KEYS;
+    if (!micro_batch_of(p)->each) begin_panel(p, micro_batch_of(p)->first);
+}
+
+/* Moves the rows whose logits are wanted to the beginning of their micro-batch where rows of several sequences lie between them. */
+static void keep_rows(struct pass *p) {
+    const struct micro_batch *g = micro_batch_of(p);
+    size_t width = p->executor->model->width, at = g->first;
+    for (struct sequence *s = g->sequences; s < g->sequences + g->n_sequences; s++) {
+        size_t from = s->first + s->needed, count = s->part.n - s->needed;
+        s->kept = g->each ? at : from;
+        if (s->kept < from) memmove(hidden_at(p, s->kept), hidden_at(p, from), count * width * sizeof(float));
+        at += count;
+    }
+}
+
+static void end_layer(struct pass *p) {
+    const struct micro_batch *g = micro_batch_of(p);
+    if (!last_layer(p)) {
+        begin_layer(p, p->layer + 1);
+        return;
+    }
+    keep_rows(p);
+    p->stage = STAGE_OUTPUT;
+    p->panel = (struct panel){.micro_batch = g, .first = g->sequences->kept};
 }
 
 static void begin_queries(struct pass *p) {
@@ -331,8 +449,11 @@ static enum terse_status end_observing(struct pass *p, struct terse_error *error
 
 static enum terse_status end_narrowing(struct pass *p, struct terse_error *error) {
     enum terse_status status = check_rows(p, p->panel, MODEL_BEHIND(p->layer), error);
-    p->stage = STAGE_QUERIES;
-    if (!next_panel(p)) p->stage = STAGE_SEAL;
+    const bool recurrent = is_recurrent(p);
+    p->stage = recurrent ? STAGE_MIXED : STAGE_QUERIES;
+    if (next_panel(p)) return status;
+    p->stage = STAGE_SEAL;
+    if (recurrent && !status) end_layer(p);
     return status;
 }
 
@@ -340,10 +461,19 @@ static enum terse_status end_product(struct pass *p, struct terse_error *error) 
     switch (p->stage) {
     case STAGE_KEYS: return end_keys(p, error);
     case STAGE_OBSERVE: return end_observing(p, error);
+    case STAGE_MIXED: p->stage = STAGE_RECUR; return check_mixed(p, p->panel, error);
     case STAGE_EXPERTS:
     case STAGE_DOWN: return end_narrowing(p, error);
     default: p->stage = stage_after(p, p->stage); return TERSE_OK;
     }
+}
+
+static enum terse_status run_recur(struct pass *p, double *left) {
+    const struct terse_model *m = p->executor->model;
+    *left -= 3.0 * (double)p->panel.count * (double)model_recurrent_width(m) * m->recurrent_state;
+    recur(p, p->panel);
+    p->stage = STAGE_O_PROJ;
+    return TERSE_OK;
 }
 
 static enum terse_status run_attend(struct pass *p, double *left, struct terse_error *error) {
@@ -364,46 +494,19 @@ size_t forward_logit_rows(const struct terse_model *m, size_t n) {
     return rows < n ? rows : n;
 }
 
-/* Moves the rows whose logits are wanted to the beginning of their micro-batch where rows of several sequences lie between them. */
-static void keep_rows(struct pass *p) {
-    const struct micro_batch *g = micro_batch_of(p);
-    size_t width = p->executor->model->width, at = g->first;
-    for (struct sequence *s = g->sequences; s < g->sequences + g->n_sequences; s++) {
-        size_t from = s->first + s->needed, count = s->part.n - s->needed;
-        s->kept = g->each ? at : from;
-        if (s->kept < from) memmove(hidden_at(p, s->kept), hidden_at(p, from), count * width * sizeof(float));
-        at += count;
-    }
-}
-
 static enum terse_status begin_micro_batch(struct pass *p, size_t at, struct terse_error *error) {
     p->at = at;
-    p->layer = 0;
     p->item = 0;
-    p->stage = STAGE_KEYS;
     if (done(p)) return TERSE_OK;
+    begin_layer(p, 0);
     const struct micro_batch *g = micro_batch_of(p);
-    if (!g->each) begin_panel(p, g->first);
     p->batch = (struct kv_batch){p->cache + (g->sequences - p->sequence), g->n_sequences, NULL};
     return p->executor->kv->join(&p->batch, error);
 }
 
-static void end_layer(struct pass *p) {
-    const struct micro_batch *g = micro_batch_of(p);
-    if (!last_layer(p)) {
-        p->layer++;
-        p->stage = STAGE_KEYS;
-        if (!g->each) begin_panel(p, g->first);
-        return;
-    }
-    keep_rows(p);
-    p->stage = STAGE_OUTPUT;
-    p->panel = (struct panel){.micro_batch = g, .first = g->sequences->kept};
-}
-
 static enum terse_status run_seal(struct pass *p, struct terse_error *error) {
     if (p->executor->kv->seal_some(&p->batch)) return TERSE_OK;
-    enum terse_status status = p->executor->kv->seal(&p->batch, p->layer, error);
+    enum terse_status status = p->executor->kv->seal(&p->batch, kv_layer(p), error);
     if (!status) end_layer(p);
     return status;
 }
@@ -457,6 +560,7 @@ enum terse_status forward_begin(struct pass *p, struct terse_error *error) { ret
 static enum terse_status run_some(struct pass *p, double *left, struct terse_error *error) {
     if (p->stage < STAGE_SEAL && !micro_batch_of(p)->each) {
         if (p->stage == STAGE_ATTEND) return run_attend(p, left, error);
+        if (p->stage == STAGE_RECUR) return run_recur(p, left);
         bool finished =
             p->stage == STAGE_EXPERTS ? apply_experts(p, p->panel, false, left) : multiply_some(p, p->stage, p->panel, left);
         return finished ? end_product(p, error) : TERSE_OK;

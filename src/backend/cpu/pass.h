@@ -56,11 +56,16 @@ struct panel {
 /* These are the activations of a panel. */
 struct activations {
     size_t rows;
-    float *normed;  /* [rows][width] */
-    float *q, *out; /* [rows][Hq][hd] */
-    float *inner;   /* [rows][feed_forward] */
-    float *factor;  /* the same; empty without a gate */
+    float *normed; /* [rows][width] */
+    float *q;      /* [rows][Hq][hd] */
+    float *out;    /* the same, or of a recurrent layer [rows][value heads][state] */
+    float *inner;  /* [rows][feed_forward] */
+    float *factor; /* the same; empty without a gate */
     struct routes routes;
+    /* These are empty where no heads are gated and no layer is recurrent. */
+    float *mixed;      /* [rows][Hq][queries hd, gate hd], or a recurrent layer's [rows][mixed width] */
+    float *gate;       /* of each number of `out` */
+    float *beta_alpha; /* [rows][2 value heads] of a recurrent layer */
 };
 
 /* These are the stages of a layer, and then of the logits, in the order in which tokens pass through them. */
@@ -68,6 +73,8 @@ enum stage {
     STAGE_KEYS,    /* product: keys and values of a panel (of tokens each by itself, queries too); all of them go to the cache */
     STAGE_OBSERVE, /* product: queries of a panel, which are shown to the cache */
     STAGE_QUERIES, /* product: queries of a panel */
+    STAGE_MIXED,   /* product: of a recurrent layer, in place of those before and of the next but one */
+    STAGE_RECUR,   /* the layer's states take the panel's tokens in */
     STAGE_ATTEND,  /* they attend */
     STAGE_O_PROJ,  /* product: the heads' outputs become one row */
     STAGE_UP_GATE, /* product: the feed-forward layer's first half */

@@ -4,6 +4,7 @@
 #include "backend/cpu/vector.h"
 #include "base/memory.h"
 #include "format/shape.h"
+#include "model/architecture.h"
 
 #include <string.h>
 
@@ -14,7 +15,7 @@ size_t weight_products_scratch(size_t hd) { return WEIGHT_TILE * hd + hd * hd; }
 static size_t tile_floats(size_t hd) { return WEIGHT_TILE * hd + weight_products_scratch(hd); }
 
 size_t weight_moments_scratch(const struct terse_model *model) {
-    size_t widest = model->layer[0].o.columns > model->width ? model->layer[0].o.columns : model->width;
+    size_t widest = model_query_width(model) > model->width ? model_query_width(model) : model->width;
     return memory_round_up(tile_floats(model->head_dim) + WEIGHT_TILE * widest, MEMORY_ALIGN / sizeof(float));
 }
 
@@ -54,13 +55,13 @@ static const float *gain_of(const struct norm *norm, uint32_t head, size_t hd) {
     return norm->heads ? norm->gain + head * hd : norm->gain;
 }
 
-/* Loads weights[hd][columns], a head's rows of a projection times the gain of the norm before it, and mean[hd], unless NULL, which
+/* Loads weights[hd][columns], a head's rows of a projection, from the first-th on, times the gain of the norm before it, and mean[hd], unless NULL, which
  * the biases of the norm and of the projection add up to. */
-static void load_head(const struct matrix *w, const struct norm *norm, uint32_t head, size_t hd, float *weights, double *mean) {
+static void load_head(const struct matrix *w, const struct norm *norm, size_t first, size_t hd, float *weights, double *mean) {
     for (size_t c = 0; c < hd; c++) {
         float *row = weights + c * w->columns;
-        dequantize(w, head * hd + c, row);
-        if (mean) mean[c] = w->bias ? (double)w->bias[head * hd + c] : 0;
+        dequantize(w, first + c, row);
+        if (mean) mean[c] = w->bias ? (double)w->bias[first + c] : 0;
         for (size_t j = 0; mean && norm->bias && j < w->columns; j++) mean[c] += (double)row[j] * (double)norm->bias[j];
         for (size_t j = 0; norm->gain && j < w->columns; j++) row[j] *= norm->gain[j];
     }
@@ -69,7 +70,7 @@ static void load_head(const struct matrix *w, const struct norm *norm, uint32_t 
 static void head_covariance(const struct matrix *w, const struct norm *norm, uint32_t head, size_t hd, float *scratch,
                             double *covariance) {
     float *tile = scratch, *products = tile + WEIGHT_TILE * hd, *weights = products + weight_products_scratch(hd);
-    load_head(w, norm, head, hd, weights, NULL);
+    load_head(w, norm, head * hd, hd, weights, NULL);
     memset(covariance, 0, hd * hd * sizeof *covariance);
     for (size_t first = 0, n; first < w->columns; first += n) {
         n = w->columns - first < WEIGHT_TILE ? w->columns - first : WEIGHT_TILE;
@@ -101,7 +102,8 @@ void weight_key_covariance(const struct terse_model *model, uint32_t layer, uint
 static void add_query_head(const struct terse_model *model, const struct layer *l, uint32_t head, float *weights, double *power) {
     double own[CODEC_HEAD_DIM_MAX], mean[CODEC_HEAD_DIM_MAX], sum = 0;
     size_t hd = model->head_dim;
-    load_head(&l->q, &l->attention_norm, head, hd, weights, mean);
+    const size_t first = head * hd * (model->architecture->gated_heads ? 2 : 1);
+    load_head(&l->q, &l->attention_norm, first, hd, weights, mean);
     for (size_t c = 0; c < hd; c++) {
         const float *row = weights + c * l->q.columns;
         own[c] = mean[c] * mean[c];

@@ -248,7 +248,7 @@ static enum terse_status fit(const struct weight_profile *w, const struct matric
 }
 
 static float *parameters_of(const struct weight_profile *w, enum codec_side side, uint32_t layer, uint32_t head) {
-    size_t set = (size_t)layer * w->model->kv_heads + head;
+    size_t set = (size_t)w->model->layer[layer].kv_number * w->model->kv_heads + head;
     return w->parameters[side] + set * transform_parameter_floats(w->model->head_dim);
 }
 
@@ -279,12 +279,14 @@ static double added_square(const struct weight_profile *w, uint32_t layer, doubl
     return norm->gain ? square : VALUES_PART * w->model->head_dim * of_heads;
 }
 
-/* Divides importances by the residual stream's mean square, of which every layer's values add a part. */
+/* Divides importances by the residual stream's mean square, of which every layer's values add a part. What recurrent layers add is
+ * left out. */
 static void divide_by_residual(struct weight_profile *w) {
     const struct terse_model *m = w->model;
     const size_t last = transform_parameter_floats(m->head_dim) - 1;
     double values = 0;
     for (uint32_t layer = 0; layer < m->layers; layer++) {
+        if (!m->layer[layer].k.data) continue;
         const float residual = (float)log2(fmax(w->residual[layer] + values, SQUARE_LEAST));
         double of_heads = 0;
         for (uint32_t head = 0; head < m->kv_heads; head++)
@@ -324,7 +326,8 @@ static enum terse_status fit_all(struct weight_profile *w, struct terse_error *e
     find_rotations(w, &w->model->rope, w->cosine, w->sine);
     if (w->model->sliding_rope.n_rot) find_rotations(w, &w->model->sliding_rope, w->cosine + doubles, w->sine + doubles);
 #pragma omp parallel for schedule(dynamic, 1)
-    for (uint32_t layer = 0; layer < w->model->layers; layer++) fit_layer(w, layer);
+    for (uint32_t layer = 0; layer < w->model->layers; layer++)
+        if (w->model->layer[layer].k.data) fit_layer(w, layer);
     if (w->status) return status_fail(error, w->status, "%s", w->error.message);
     divide_by_residual(w);
     return TERSE_OK;
@@ -332,7 +335,7 @@ static enum terse_status fit_all(struct weight_profile *w, struct terse_error *e
 
 static enum terse_status allocate(struct weight_profile *w, struct terse_error *error) {
     const struct terse_model *m = w->model;
-    size_t sets = (size_t)m->layers * m->kv_heads, floats = sets * transform_parameter_floats(m->head_dim);
+    size_t sets = (size_t)model_kv_layers(m) * m->kv_heads, floats = sets * transform_parameter_floats(m->head_dim);
     size_t doubles = (m->sliding_rope.n_rot ? 2 : 1) * rotation_doubles(m), threads = (size_t)omp_get_max_threads();
     w->parameters[CODEC_KEYS] = memory_array(2 * floats, sizeof(float));
     w->residual = memory_array(m->layers, sizeof *w->residual);
@@ -350,7 +353,7 @@ enum terse_status weight_profile_new(const struct terse_model *model, struct ter
     struct codebook_info info = {.method = METHOD_PROFILE,
                                  .key = {.codec = &codec_transform},
                                  .value = {.codec = &codec_transform},
-                                 .layers = model->layers,
+                                 .layers = model_kv_layers(model),
                                  .kv_heads = model->kv_heads,
                                  .head_dim = model->head_dim,
                                  .fingerprint = model->norms_fingerprint,

@@ -321,11 +321,12 @@ static enum terse_status load_parts(struct executor *e, struct terse_error *erro
 static enum terse_status supports(const struct terse_model *model, struct terse_error *error) {
     const struct architecture *a = model->architecture;
     if (!a->parallel && !a->post_norms && !a->scaled_embedding && !model->rope_context && !model->sliding && !model->experts &&
-        !(model->logit_cap > 0) && !(model->attention_cap > 0))
+        !model->recurrent && !(model->logit_cap > 0) && !(model->attention_cap > 0))
         return device_model_supports(model, error);
     return status_fail(error, TERSE_E_UNSUPPORTED, "the GPU does not compute %s models%s yet: leave out --device cuda", a->name,
                        model->rope_context ? " with longrope"
                        : model->sliding    ? " with sliding windows"
+                       : model->recurrent  ? " with recurrent layers"
                        : model->experts    ? " with experts"
                                            : "");
 }
