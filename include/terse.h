@@ -396,7 +396,8 @@ TERSE_API uint64_t terse_session_length(const struct terse_session *session); /*
 TERSE_API const int32_t *terse_session_tokens(const struct terse_session *session, size_t *n);
 /* Forgets the tokens from the n-th on, n <= length; earlier ones stay as they are stored. Logits are gone until the next step,
  * unless n is the length; random numbers go on. n = 0 frees the cache's memory, and a JSON text goes on behind what is read next:
- * so a session makes room, and reads its tokens again. TERSE_E_UNSUPPORTED, without a change, where tokens were evicted, sliding
+ * so a session makes room, and reads its tokens again. Where the model has recurrent layers, a state of some tokens fewer is taken, and
+ * the session reads those up to n again, which it may do for all. TERSE_E_UNSUPPORTED, without a change, where tokens were evicted, sliding
  * layers lack tokens that they would see, anchors would stay in some heads only, or a JSON text would be cut. */
 TERSE_API enum terse_status terse_session_truncate(struct terse_session *session, uint64_t n, struct terse_error *error);
 /* Makes a second session of the same sequence, options and sampler on the same engine; then each goes its own way. They share

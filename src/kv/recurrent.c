@@ -11,13 +11,18 @@ static const char what[] = "the states of recurrent layers";
 
 /* ---- Which states are kept */
 
+/* Returns whether a level above this one keeps that state, `tokens` and `length` both counted from the exact tokens' end. */
+static bool is_kept_above(uint64_t tokens, int level, uint64_t length) {
+    uint64_t distance = PAGE_TOKENS;
+    for (int at = 0; at < LEVELS; at++, distance *= WIDENING)
+        if (at > level && tokens % distance == 0 && length - tokens < 2 * distance) return true;
+    return false;
+}
+
 /* Returns whether a sequence of `length` tokens keeps its state after `tokens` of them, which are whole pages behind `exact` ones:
  * whether it is one of the two newest of a level. */
 static bool is_kept(uint64_t tokens, uint64_t exact, uint64_t length) {
-    uint64_t distance = PAGE_TOKENS;
-    for (int level = 0; level < LEVELS; level++, distance *= WIDENING)
-        if ((tokens - exact) % distance == 0 && length - tokens < 2 * distance) return true;
-    return false;
+    return is_kept_above(tokens - exact, -1, length - exact);
 }
 
 /* Returns the first end of a page after `tokens` tokens. */
@@ -26,8 +31,11 @@ static uint64_t next_end(uint64_t exact, uint64_t tokens) {
 }
 
 uint64_t recurrent_count(uint64_t exact, uint64_t tokens) {
-    uint64_t n = tokens > 0;
-    for (uint64_t end = next_end(exact, 0); end <= tokens; end += PAGE_TOKENS) n += is_kept(end, exact, tokens);
+    const uint64_t behind = tokens > exact ? tokens - exact : 0;
+    uint64_t n = tokens > 0, distance = PAGE_TOKENS;
+    for (int level = 0; level < LEVELS; level++, distance *= WIDENING)
+        for (uint64_t i = behind / distance, newest = 2; i && newest; i--, newest--)
+            n += !is_kept_above(i * distance, level, behind);
     return n;
 }
 

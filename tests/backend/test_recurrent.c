@@ -72,6 +72,7 @@ static double apart(const struct terse_session *one, const struct terse_session 
 static void states_are_few_and_never_far(void **state) {
     (void)state;
     for (uint64_t length = 1; length < 300000; length += length < 5000 ? 1 : 977) assert_in_range(recurrent_count(4, length), 1, 9);
+    assert_int_equal(recurrent_count(0, UINT64_MAX), 9);
     assert_int_equal(recurrent_count(0, 0), 0);
     assert_int_equal(recurrent_count(0, 63), 1);
     assert_int_equal(recurrent_count(0, 64), 2);

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The commands on models without rotation, gpt2, whose learned positions end, and mpt, whose ALiBi goes on; on a model with experts, and on one with
-# sliding layers.
+# The commands on models without rotation, gpt2, whose learned positions end, and mpt, whose ALiBi goes on; on a model with experts, on one with
+# sliding layers, and on one with recurrent layers.
 . "$(dirname "$0")/../support/cli.sh"
 models=tests/fixtures/models
 
-for name in gpt2 mpt qwen3moe; do
+for name in gpt2 mpt qwen3moe qwen3next; do
     works inspect $models/$name.gguf
     grep -q "^$name: architecture $name, 0.1 M parameters, F32" "$work/out" || fail "$name: $(head -n 4 "$work/out")"
     works run -m $models/$name.gguf -p 'the cat' -n 6 --temp 0
@@ -51,6 +51,18 @@ works inspect $model -o json
 [ "$(json "$work/out" shape experts) $(json "$work/out" shape experts_used)" = "8 3" ] || fail "qwen3moe: json: $(json "$work/out" shape)"
 works calibrate -m $model -f $text --kv terse-2 -c 128 --chunks 4 -o "$work/experts.codebook"
 works run -m $model -p 'the cat' -n 6 --kv terse-2 --codebook "$work/experts.codebook"
+
+# Recurrent layers: they are counted, and nothing is learned of them; a state and a conversation go on.
+model=$models/qwen3next.gguf
+works inspect $model
+grep -q '^5 layers (3 recurrent, all but one in 2) of width 32,' "$work/out" || fail "qwen3next: $(head -n 5 "$work/out")"
+! grep -q '^calibration:' "$work/out" || fail "qwen3next: $(grep '^calibration:' "$work/out")"
+works inspect $model -o json
+[ "$(json "$work/out" shape recurrent_layers) $(json "$work/out" shape attention_interval)" = "3 2" ] ||
+    fail "qwen3next: json: $(json "$work/out" shape)"
+refuses 'recurrent layers of qwen3next' calibrate -m $model -f $text --kv cq-1 -c 128 --chunks 4 -o "$work/none.codebook"
+works run -m $model -p 'the cat' -n 100 --temp 0 --save-state "$work/recurrent.state"
+works run -m $model --state "$work/recurrent.state" -p 'the' -n 6 --temp 0
 
 # Norms after, caps, layers that slide: every learned method that inspect lists can be learned, and serves.
 learned_by() { grep -oE '^\| (million|antkv|cq|commvq|terse)-[0-9.]+ ' "$work/out" | tr -d '| '; }

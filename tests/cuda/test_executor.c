@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "engine/session.h"
 #include "no_device.h"
+#include "support/fixture_model.h"
 #include "support/project_file.h"
 #include "support/random_model.h"
 #include "support/session_steps.h"
@@ -240,16 +241,20 @@ static void a_step_gives_each_what_it_gets_alone(void **state) {
 
 /* ---- What kernels do not compute */
 
-static void refuses(const struct random_model_spec *spec, const char *says) {
+/* Takes the model over. */
+static void refuses_model(struct terse_model *model, const char *says) {
     struct terse_engine_options options = terse_engine_options_defaults();
     struct terse_engine *engine;
     struct terse_error error;
-    void *file;
-    struct terse_model *model = random_model_new(spec, &file);
     assert_int_equal(engine_new(&backend, model, &options, &engine, &error), TERSE_E_UNSUPPORTED);
     assert_null(engine);
     if (!strstr(error.message, says) || strchr(error.message, '\n')) fail_msg("'%s' does not say '%s'", error.message, says);
     terse_model_free(model);
+}
+
+static void refuses(const struct random_model_spec *spec, const char *says) {
+    void *file;
+    refuses_model(random_model_new(spec, &file), says);
     memory_free(file);
 }
 
@@ -259,6 +264,7 @@ static void what_kernels_do_not_compute_is_refused(void **state) {
     spec.types[1] = TENSOR_IQ4_XS;
     refuses(&spec, "IQ4_XS");
     refuses(&random_expert_models[1], "qwen2moe models with experts");
+    refuses_model(fixture_model("qwen3next"), "qwen3next models with recurrent layers");
 }
 
 /* ---- Tokens chosen by attention */
