@@ -52,13 +52,14 @@ struct experts {
 };
 
 /* A recurrent layer has a state of fixed size in place of keys and values: linear attention by the gated delta rule (Yang et al. 2024,
- * as in Qwen3-Next). Each of its value heads belongs to a key head, `recurrent_value_heads` / `recurrent_key_heads` neighbours to
- * one; the layer's output matrix is struct layer's `o`. backend/cpu/recurrent.h has the equations. */
+ * as in Qwen3-Next). Each of its value heads belongs to a key head: neighbours to one, or, tiled_heads, head h to number h modulo
+ * the key heads. The layer's output matrix is struct layer's `o`. backend/cpu/recurrent.h has the equations. */
 struct recurrent {
     struct matrix mixed; /* queries and keys [key heads][state], values [value heads][state]; without data there is none of it */
     struct matrix gate;  /* [value heads][state], by which outputs are multiplied */
-    struct matrix beta_alpha;  /* for each key head: beta of its value heads, then alpha of them */
-    const float *conv;         /* [mixed.rows][recurrent_conv]: a causal convolution of each row over tokens, the newest last */
+    struct matrix beta,
+        alpha;         /* [value heads]; without alpha, beta has for each key head beta of its value heads, then alpha of them */
+    const float *conv; /* [mixed.rows][recurrent_conv]: a causal convolution of each row over tokens, the newest last */
     const float *decay, *bias; /* [value heads]: decays are exp(decay softplus(alpha + bias)) */
     struct norm norm;          /* [state], of a head's output */
 };
@@ -78,7 +79,7 @@ struct layer {
 #define RECURRENT_STATE_MAX 1024 /* channels of a recurrent layer's head */
 #define RECURRENT_CONV_MAX 64    /* tokens that its convolution sees */
 
-#define LAYER_MATRICES 17
+#define LAYER_MATRICES 18
 /* Writes the matrices that a layer has, and returns their number. */
 size_t layer_matrices(const struct layer *layer, const struct matrix *matrices[LAYER_MATRICES]);
 

@@ -193,29 +193,31 @@ static enum terse_status load_recurrent(struct loader *l, uint32_t index) {
     const struct terse_model *m = l->model;
     struct layer *layer = &l->model->layer[index];
     struct recurrent *r = &layer->recurrent;
-    const uint32_t mixed = (uint32_t)model_mixed_width(m), out = (uint32_t)model_recurrent_width(m);
+    const uint32_t mixed = (uint32_t)model_mixed_width(m), out = (uint32_t)model_recurrent_width(m),
+                   heads = m->recurrent_value_heads;
+    const bool tiled = m->architecture->tiled_heads;
     const struct {
         const char *name;
         uint32_t columns, rows;
         struct matrix *matrix;
     } matrices[] = {
-        {"attn_qkv", m->width, mixed, &r->mixed},
-        {"attn_gate", m->width, out, &r->gate},
-        {"ssm_ba", m->width, 2 * m->recurrent_value_heads, &r->beta_alpha},
-        {"ssm_out", out, m->width, &layer->o},
+        {"attn_qkv", m->width, mixed, &r->mixed},  {"attn_gate", m->width, out, &r->gate},
+        {"ssm_out", out, m->width, &layer->o},     {tiled ? "ssm_beta" : "ssm_ba", m->width, tiled ? heads : 2 * heads, &r->beta},
+        {"ssm_alpha", m->width, heads, &r->alpha},
     };
+    const size_t n_matrices = sizeof matrices / sizeof matrices[0] - !tiled;
     const struct {
         const char *name;
         uint32_t n, rows;
         const float **vector;
     } vectors[] = {
         {"ssm_conv1d.weight", m->recurrent_conv, mixed, &r->conv},
-        {"ssm_a", m->recurrent_value_heads, 1, &r->decay},
-        {"ssm_dt.bias", m->recurrent_value_heads, 1, &r->bias},
+        {"ssm_a", heads, 1, &r->decay},
+        {"ssm_dt.bias", heads, 1, &r->bias},
     };
     char name[64];
     enum terse_status status = TERSE_OK;
-    for (size_t i = 0; !status && i < sizeof matrices / sizeof matrices[0]; i++) {
+    for (size_t i = 0; !status && i < n_matrices; i++) {
         snprintf(name, sizeof name, "blk.%u.%s.weight", index, matrices[i].name);
         status = load_matrix(l, name, matrices[i].columns, matrices[i].rows, PRESENCE_REQUIRED, matrices[i].matrix);
     }
@@ -402,13 +404,29 @@ static enum terse_status load_recurrent_shape(struct loader *l) {
     return status_fail(l->error, TERSE_E_FORMAT, "recurrent layers of %zu channels: the file is damaged", model_mixed_width(m));
 }
 
+/* Leaves out the layers that predict tokens after the next one. */
+static enum terse_status load_next_layers(struct loader *l) {
+    struct terse_model *m = l->model;
+    uint32_t next = 0;
+    enum terse_status status = m->architecture->next_layers ? read_u32(l, "nextn_predict_layers", 0, &next) : TERSE_OK;
+    if (status) return status;
+    if (next >= m->layers)
+        return status_fail(l->error, TERSE_E_FORMAT, "%u of %u layers predict tokens after the next one: the file is damaged", next,
+                           m->layers);
+    m->layers -= next;
+    return TERSE_OK;
+}
+
 static enum terse_status load_shape(struct loader *l) {
     struct terse_model *m = l->model;
     enum terse_status status;
     uint32_t value_length = 0;
     if ((status = read_size(l, "block_count", 0, MAX_LAYERS, &m->layers))) return status;
     if ((status = read_size(l, "embedding_length", 0, MAX_WIDTH, &m->width))) return status;
-    if ((status = read_size(l, "feed_forward_length", 0, MAX_WIDTH, &m->feed_forward))) return status;
+    if ((status = load_next_layers(l))) return status;
+    status = m->architecture->experts == PRESENCE_REQUIRED ? read_u32(l, "feed_forward_length", 0, &m->feed_forward)
+                                                           : read_size(l, "feed_forward_length", 0, MAX_WIDTH, &m->feed_forward);
+    if (status) return status;
     if ((status = read_size(l, "attention.head_count", 0, 4096, &m->query_heads))) return status;
     if ((status = read_size(l, "attention.head_count_kv", m->query_heads, m->query_heads, &m->kv_heads))) return status;
     if ((status = read_size(l, "context_length", 0, UINT32_MAX, &m->context))) return status;
@@ -581,6 +599,10 @@ static enum terse_status load_name(struct loader *l) {
     return status;
 }
 
+static bool is_of_next_layer(const struct terse_model *m, const char *name) {
+    return m->architecture->next_layers && !strncmp(name, "blk.", 4) && strtoul(name + 4, NULL, 10) >= m->layers;
+}
+
 /* Refuses a file with a tensor that no layer uses, since terse would silently leave out a part of the model. The tables of rotation are
  * the exception: rope_scaling.c reads some, and attn_rot_embd only repeats the metadata. */
 static enum terse_status check_all_used(struct loader *l) {
@@ -590,7 +612,7 @@ static enum terse_status check_all_used(struct loader *l) {
         char name[80];
         snprintf(name, sizeof name, "%.*s", (int)tensor->name.size, tensor->name.data);
         bool of_rotation = !strncmp(name, "rope_f", 6) || strstr(name, "rot_embd");
-        if (l->used[i] || (of_rotation && l->model->architecture->rotary)) continue;
+        if (l->used[i] || (of_rotation && l->model->architecture->rotary) || is_of_next_layer(l->model, name)) continue;
         return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset,
                               "tensor %s is not one that terse knows of architecture %s: this variant of it is not supported", name,
                               l->model->architecture->name);
@@ -685,9 +707,9 @@ enum terse_status terse_model_load_memory(const void *data, size_t size, const c
 size_t layer_matrices(const struct layer *l, const struct matrix *matrices[LAYER_MATRICES]) {
     const struct experts *e = &l->experts;
     const struct recurrent *r = &l->recurrent;
-    const struct matrix *all[LAYER_MATRICES] = {&l->q,         &l->k,           &l->v,     &l->o,    &l->gate,      &l->up,
-                                                &l->down,      &e->gate,        &e->up,    &e->down, &e->router,    &e->shared_gate,
-                                                &e->shared_up, &e->shared_down, &r->mixed, &r->gate, &r->beta_alpha};
+    const struct matrix *all[LAYER_MATRICES] = {&l->q,         &l->k,           &l->v,     &l->o,    &l->gate,   &l->up,
+                                                &l->down,      &e->gate,        &e->up,    &e->down, &e->router, &e->shared_gate,
+                                                &e->shared_up, &e->shared_down, &r->mixed, &r->gate, &r->beta,   &r->alpha};
     size_t n = 0;
     for (size_t i = 0; i < LAYER_MATRICES; i++)
         if (all[i]->data) matrices[n++] = all[i];

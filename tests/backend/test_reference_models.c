@@ -54,7 +54,9 @@ static struct reference references[] = {
     {"qwen3moe", 48, 4, 2, 32, 2, 0},          /* three of eight */
     {"qwen3next", 32, 2, 1, 32, 5, 0},         /* recurrent layers beside attention with gated heads, a shared expert */
     {"qwen3next-default", 32, 2, 1, 32, 4, 0}, /* of four layers the last attends */
-    {"gpt-oss", 64, 4, 2, 32, 4, 0},           /* learned sinks, sliding layers, clamped SwiGLU, biases of experts */
+    {"qwen35", 32, 2, 1, 32, 4, 0},            /* value heads in another order, a layer that predicts the token after the next */
+    {"qwen35moe", 32, 2, 1, 32, 2, 0},
+    {"gpt-oss", 64, 4, 2, 32, 4, 0}, /* learned sinks, sliding layers, clamped SwiGLU, biases of experts */
 };
 enum { N_REFERENCES = sizeof references / sizeof references[0] };
 

@@ -27,7 +27,7 @@ static void scratch_free(struct scratch *s) {
 }
 
 static void activations_free(struct activations *a) {
-    float *all[] = {a->normed, a->q, a->out, a->inner, a->factor, a->mixed, a->gate, a->beta_alpha};
+    float *all[] = {a->normed, a->q, a->out, a->inner, a->factor, a->mixed, a->gate, a->beta};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) memory_free(all[i]);
     routes_free(&a->routes);
     *a = (struct activations){0};
@@ -104,7 +104,7 @@ static enum terse_status activations_reserve(struct activations *a, const struct
                                     {&a->factor, panel, factor_width(m)},
                                     {&a->mixed, panel, size_max(2 * gates, mixed)},
                                     {&a->gate, panel, size_max(gates, recurrent)},
-                                    {&a->beta_alpha, panel, 2 * (size_t)m->recurrent_value_heads}};
+                                    {&a->beta, panel, 2 * (size_t)m->recurrent_value_heads}};
     enum terse_status status = allocate(wanted, sizeof wanted / sizeof wanted[0], error);
     if (!status && m->experts) status = routes_reserve(&a->routes, m, panel, error);
     if (status)

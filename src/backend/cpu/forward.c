@@ -140,7 +140,9 @@ static size_t product_ops(const struct pass *p, enum stage stage, struct panel p
     case STAGE_MIXED:
         ops[n++] = (struct linear_op){&l->recurrent.mixed, a->mixed};
         ops[n++] = (struct linear_op){&l->recurrent.gate, a->gate};
-        ops[n++] = (struct linear_op){&l->recurrent.beta_alpha, a->beta_alpha};
+        ops[n++] = (struct linear_op){&l->recurrent.beta, a->beta};
+        if (l->recurrent.alpha.data)
+            ops[n++] = (struct linear_op){&l->recurrent.alpha, a->beta + a->rows * l->recurrent.alpha.rows};
         return n;
     case STAGE_O_PROJ: *x = a->out; break;
     case STAGE_UP_GATE: return feed_forward_ops(l, a->inner, a->factor, ops);
@@ -295,6 +297,15 @@ static enum terse_status check_mixed(const struct pass *p, struct panel panel, s
 
 /* ---- The states of recurrent layers */
 
+/* Returns where a row's alpha lies; of one product with beta it follows the beta of a key head's value heads. */
+static const float *alpha_of(const struct pass *p, size_t row) {
+    const struct terse_model *m = p->executor->model;
+    const struct activations *a = &p->activations;
+    const struct recurrent *r = &layer_of(p)->recurrent;
+    return r->alpha.data ? a->beta + (a->rows + row) * r->alpha.rows
+                         : a->beta + row * r->beta.rows + m->recurrent_value_heads / m->recurrent_key_heads;
+}
+
 /* Has a sequence's state take in `count` tokens of a panel, from its `token`-th of the step on, and is kept where it must be. */
 static void recur_sequence(const struct pass *p, const struct sequence *s, struct panel panel, size_t token, size_t count) {
     const struct terse_model *m = p->executor->model;
@@ -310,7 +321,8 @@ static void recur_sequence(const struct pass *p, const struct sequence *s, struc
                                                .n = n,
                                                .mixed = a->mixed + row * model_mixed_width(m),
                                                .gate = a->gate + row * model_recurrent_width(m),
-                                               .beta_alpha = a->beta_alpha + row * 2 * m->recurrent_value_heads,
+                                               .beta = a->beta + row * layer_of(p)->recurrent.beta.rows,
+                                               .alpha = alpha_of(p, row),
                                                .out = a->out + row * model_recurrent_width(m)});
         recurrent_keep(cache, layer, s->length + token + n);
     }

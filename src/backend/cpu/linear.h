@@ -4,7 +4,7 @@
 
 #include "model/model.h"
 
-#define LINEAR_OPS_MOST 3 /* products that share their input */
+#define LINEAR_OPS_MOST 4 /* products that share their input */
 
 /* A linear_op is one product of several that share their input. */
 struct linear_op {

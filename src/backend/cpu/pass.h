@@ -63,9 +63,10 @@ struct activations {
     float *factor; /* the same; empty without a gate */
     struct routes routes;
     /* These are empty where no heads are gated and no layer is recurrent. */
-    float *mixed;      /* [rows][Hq][queries hd, gate hd], or a recurrent layer's [rows][mixed width] */
-    float *gate;       /* of each number of `out` */
-    float *beta_alpha; /* [rows][2 value heads] of a recurrent layer */
+    float *mixed; /* [rows][Hq][queries hd, gate hd], or a recurrent layer's [rows][mixed width] */
+    float *gate;  /* of each number of `out` */
+    float *
+        beta; /* of a recurrent layer, [2][rows][value heads], the second half alpha's; where these are one product, [rows][2 value heads] */
 };
 
 /* These are the stages of a layer, and then of the logits, in the order in which tokens pass through them. */

@@ -4,6 +4,7 @@
 
 #include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/rows.h"
+#include "model/architecture.h"
 
 #include <math.h>
 #include <string.h>
@@ -95,16 +96,18 @@ static void take_in(float *state, size_t n, const float *q, const float *k, cons
 static void read_head(const struct recurrent_job *job, size_t head) {
     const struct terse_model *m = job->model;
     const struct recurrent *l = job->layer;
-    const size_t size = m->recurrent_state, group = m->recurrent_value_heads / m->recurrent_key_heads, key_head = head / group;
+    const size_t size = m->recurrent_state, group = m->recurrent_value_heads / m->recurrent_key_heads;
+    const size_t key_head = m->architecture->tiled_heads ? head % m->recurrent_key_heads : head / group;
+    const size_t place = l->alpha.data ? head : 2 * key_head * group + head % group; /* of its beta and alpha */
     const size_t keys = m->recurrent_key_heads * size, width = model_recurrent_width(m);
     float *state = job->state + (m->recurrent_conv - 1) * model_mixed_width(m) + head * size * size;
     float made[RECURRENT_STATE_MAX];
     for (size_t t = 0; t < job->n; t++) {
         const float *x = job->mixed + t * model_mixed_width(m);
-        const float *beta = job->beta_alpha + t * 2 * m->recurrent_value_heads + 2 * key_head * group + head % group;
-        const float decay = expf(l->decay[head] * softplus(beta[group] + l->bias[head]));
+        const float beta = job->beta[t * l->beta.rows + place], alpha = job->alpha[t * l->beta.rows + place];
+        const float decay = expf(l->decay[head] * softplus(alpha + l->bias[head]));
         float *gate = job->gate + t * width + head * size;
-        take_in(state, size, x + key_head * size, x + keys + key_head * size, x + 2 * keys + head * size, decay, sigmoid(*beta),
+        take_in(state, size, x + key_head * size, x + keys + key_head * size, x + 2 * keys + head * size, decay, sigmoid(beta),
                 made);
         vector_ops()->rms_norm(made, l->norm.gain, l->norm.epsilon, made, size);
         vector_ops()->silu_mul(gate, made, size);

@@ -18,10 +18,10 @@ struct recurrent_job {
     const struct recurrent *layer;
     float *state; /* [model_recurrent_floats]: before the tokens, then after them */
     size_t n;
-    float *mixed;            /* [n][model_mixed_width], overwritten */
-    float *gate;             /* [n][model_recurrent_width], overwritten */
-    const float *beta_alpha; /* [n][2 value heads], as struct recurrent orders them */
-    float *out;              /* [n][model_recurrent_width] */
+    float *mixed;              /* [n][model_mixed_width], overwritten */
+    float *gate;               /* [n][model_recurrent_width], overwritten */
+    const float *beta, *alpha; /* [n][layer->beta.rows]: where alpha's number of a head lies at the same place as beta's */
+    float *out;                /* [n][model_recurrent_width] */
 };
 
 /* Reads the tokens one after another, over the calling thread's OpenMP threads; neither their number nor how tokens are divided into jobs changes a
