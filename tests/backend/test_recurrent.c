@@ -430,6 +430,49 @@ static void states_of_other_tokens_are_refused(void **state) {
     free(data);
 }
 
+/* A cache that fits transforms waits for 2,052 tokens; the layers with attention alone share its bits. */
+static void layers_with_attention_are_fitted(void **state) {
+    (void)state;
+    enum { LONG = 2300, CUT = 2200 };
+    static int32_t text[LONG + 1];
+    struct terse_session_options options = short_session_options("terse-4", 32), exact = short_session_options("f16", 32);
+    struct terse_cache_report foretold;
+    char path[TEMPORARY_PATH];
+    for (size_t i = 0; i <= LONG; i++) text[i] = tokens[(i * 7 + i / 30) % TOKENS];
+    options.context = exact.context = LONG + 100;
+    struct terse_session *session = must_open(engine, &options), *whole = must_open(engine, &exact), *other;
+    must_prefill(session, text, LONG);
+    must_prefill(whole, text, LONG);
+    const struct terse_cache_report report = report_of(session);
+    assert_int_equal(terse_cache_bytes(model, NULL, &options.cache, LONG, &foretold, NULL), TERSE_OK);
+    assert_int_equal(report.resident, foretold.resident);
+    const double values = 2.0 * (info.layers - info.recurrent_layers) * info.kv_heads * info.head_dim;
+    const double bits = 8.0 * (double)report.codes / (values * LONG);
+    if (!(bits > 3.5 && bits < 4.5)) fail_msg("%g bits", bits);
+    must_decode(session, text + LONG, 1);
+    must_decode(whole, text + LONG, 1);
+    print_message("terse-4 from f16: %.1e\n", apart(session, whole));
+    assert_true(apart(session, whole) <= 0.1);
+    must_truncate(session, CUT);
+    must_truncate(whole, CUT);
+    must_decode(session, text, 1);
+    must_decode(whole, text, 1);
+    assert_true(apart(session, whole) <= 0.1);
+    temporary_template("recurrent", path);
+    const int file = mkstemp(path);
+    assert_true(file >= 0);
+    close(file);
+    must_save(session, path);
+    other = must_load(engine, &options, path);
+    must_decode(session, text, 3);
+    must_decode(other, text, 3);
+    check_same_logits(session, other);
+    unlink(path);
+    terse_session_free(session);
+    terse_session_free(whole);
+    terse_session_free(other);
+}
+
 /* ---- What is refused */
 
 static void learning_is_refused_by_name(void **state) {
@@ -440,6 +483,65 @@ static void learning_is_refused_by_name(void **state) {
     options.method = "cq-1";
     assert_int_equal(terse_calibrate(model, &options, tokens, TOKENS, &codebook, &error), TERSE_E_UNSUPPORTED);
     assert_non_null(strstr(error.message, "qwen3next"));
+}
+
+/* Reads a file whole, aligned as terse_model_load_memory wants it. */
+static uint8_t *read_fixture(const char *name, size_t *size) {
+    char path[512];
+    snprintf(path, sizeof path, TESTS_DIR "/fixtures/models/%s.gguf", name);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    fseek(file, 0, SEEK_END);
+    *size = (size_t)ftell(file);
+    uint8_t *data = aligned_alloc(64, (*size + 63) / 64 * 64);
+    assert_non_null(data);
+    rewind(file);
+    assert_int_equal(fread(data, 1, *size, file), *size);
+    fclose(file);
+    return data;
+}
+
+/* Sets the u32 of a key, which the metadata has. */
+static void set_key(uint8_t *file, size_t size, const char *key, uint32_t value) {
+    const size_t length = strlen(key);
+    size_t at = 8;
+    uint64_t n = 0;
+    for (; at + length + 8 < size; at++) {
+        memcpy(&n, file + at - 8, sizeof n);
+        if (n == length && memcmp(file + at, key, length) == 0) break;
+    }
+    assert_int_equal(n, length);
+    memcpy(file + at + length + 4, &value, sizeof value); /* behind its type */
+}
+
+static void files_of_other_shapes_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *model, *key;
+        uint32_t value;
+        enum terse_status status;
+        const char *says;
+    } wrong[] = {{"qwen3next", "qwen3next.full_attention_interval", 6, TERSE_E_FORMAT, "outside 1 to 5"},
+                 {"qwen3next", "qwen3next.full_attention_interval", 3, TERSE_E_FORMAT, "is missing"},
+                 {"qwen3next", "qwen3next.ssm.conv_kernel", 0, TERSE_E_FORMAT, "conv_kernel"},
+                 {"qwen3next", "qwen3next.ssm.conv_kernel", 5, TERSE_E_FORMAT, "ssm_conv1d"},
+                 {"qwen3next", "qwen3next.ssm.state_size", 5000, TERSE_E_FORMAT, "state_size"},
+                 {"qwen3next", "qwen3next.ssm.state_size", 32, TERSE_E_UNSUPPORTED, "equally wide"},
+                 {"qwen3next", "qwen3next.ssm.inner_size", 32, TERSE_E_UNSUPPORTED, "equally wide"},
+                 {"qwen3next", "qwen3next.ssm.group_count", 3, TERSE_E_FORMAT, "share 3 key heads"},
+                 {"qwen3next", "qwen3next.ssm.group_count", 4, TERSE_E_FORMAT, "attn_qkv"},
+                 {"qwen35", "qwen35.nextn_predict_layers", 5, TERSE_E_FORMAT, "5 of 5 layers"},
+                 {"qwen35", "qwen35.nextn_predict_layers", 0, TERSE_E_FORMAT, "blk.4"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        size_t size;
+        uint8_t *file = read_fixture(wrong[i].model, &size);
+        struct terse_model *loaded;
+        struct terse_error error;
+        set_key(file, size, wrong[i].key, wrong[i].value);
+        assert_int_equal(terse_model_load_memory(file, size, wrong[i].model, &loaded, &error), wrong[i].status);
+        if (!strstr(error.message, wrong[i].says)) fail_msg("'%s' does not say '%s'", error.message, wrong[i].says);
+        free(file);
+    }
 }
 
 int main(void) {
@@ -457,7 +559,9 @@ int main(void) {
         cmocka_unit_test(a_prompt_begins_at_a_state_of_another),
         cmocka_unit_test(a_saved_session_goes_on),
         cmocka_unit_test(states_of_other_tokens_are_refused),
+        cmocka_unit_test(layers_with_attention_are_fitted),
         cmocka_unit_test(learning_is_refused_by_name),
+        cmocka_unit_test(files_of_other_shapes_are_refused),
     };
     return cmocka_run_group_tests_name("recurrent layers", tests, make_engine, free_engine);
 }
