@@ -389,8 +389,6 @@ static int go_without(const struct setup *setup, const struct terse_session_opti
     if (paper)
         remark("without a profile of %s %s goes by the weights alone with --paper, and is much worse (%s learns one)",
                model_name(setup), method, command);
-    else if (setup->info.recurrent_layers) /* of which nothing is learned */
-        remark("%s fits itself to each text from %d tokens on; shorter ones stay as they are", method, TERSE_FIT_TOKENS);
     else
         remark("%s fits itself to each text from %d tokens on; shorter ones stay as they are (%s lets it compress these too)",
                method, TERSE_FIT_TOKENS, command);

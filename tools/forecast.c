@@ -184,7 +184,7 @@ static void print_advice(const struct forecast *f, const struct setup *setup) {
     else
         printf("method:      %s, which fits itself to each text from %d tokens on; shorter ones stay as they are\n", f->method,
                TERSE_FIT_TOKENS);
-    if (f->profile || !f->depth || setup->info.recurrent_layers) return; /* of which nothing is learned */
+    if (f->profile || !f->depth) return;
     printf("calibration: to compress shorter texts too, and to choose the rate (--kv auto): %s (%s, once)\n",
            setup_calibrate_command(setup, METHOD_DEFAULT, command, sizeof command), seconds_text(f->learning, text, sizeof text));
 }

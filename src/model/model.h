@@ -130,6 +130,11 @@ static inline size_t model_kv_width(const struct terse_model *model) { return (s
 /* Returns how many layers have keys and values. */
 static inline uint32_t model_kv_layers(const struct terse_model *model) { return model->layers - model->recurrent; }
 
+/* Returns the layer of this number among those with keys and values. */
+static inline uint32_t model_kv_layer(const struct terse_model *model, uint32_t kv_number) {
+    return model->attention_interval ? (kv_number + 1) * model->attention_interval - 1 : kv_number;
+}
+
 /* Return the widths of what a recurrent layer's state follows from, and of what it gives out, [value heads][state]. */
 static inline size_t model_mixed_width(const struct terse_model *model) {
     return (size_t)(2 * model->recurrent_key_heads + model->recurrent_value_heads) * model->recurrent_state;

@@ -8,6 +8,7 @@
 
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/linear.h"
+#include "backend/cpu/recurrent.h"
 #include "backend/cpu/rows.h"
 #include "base/memory.h"
 #include "base/random.h"
@@ -71,6 +72,9 @@ struct backward {
     bool draw;      /* backward_draw_labels */
     uint64_t seed;
     float *scratch;
+    /* Where heads are gated or layers recurrent: the products of a panel, the gates of the window, or of a panel that goes through a
+     * recurrent layer, and that layer's beta, alpha and state. */
+    float *mixed, *gate, *beta, *state;
     struct backward_experts experts; /* of a panel; empty where layers have none */
 };
 
@@ -89,6 +93,9 @@ static size_t raw_k_width(const struct terse_model *m) { return raw_keys(m) ? mo
 static size_t inner_width(const struct terse_model *m) { return m->experts ? 0 : m->feed_forward; }
 static size_t factor_width(const struct terse_model *m) { return m->layer[0].gate.data ? m->feed_forward : 0; }
 static size_t added_width(const struct terse_model *m) { return m->architecture->post_norms ? m->width : 0; }
+
+static size_t recurrent_width(const struct terse_model *m) { return m->recurrent ? model_recurrent_width(m) : 0; }
+static size_t gate_width(const struct terse_model *m) { return m->architecture->gated_heads ? q_width(m) : 0; }
 
 static bool stays(const struct backward *b, uint32_t layer) { return b->model->layers - layer <= b->staying; }
 
@@ -134,13 +141,15 @@ static struct attention attention_of(const struct backward *b, uint32_t index, c
 
 static size_t scratch_floats(const struct backward *b) {
     const struct terse_model *m = b->model;
-    const struct layer *layer = &m->layer[0]; /* the others have the same shapes */
-    const struct matrix *of[LAYER_MATRICES + 1];
     struct attention attention = attention_of(b, 0, &b->rows, b->tokens);
-    size_t most = attention_scratch(&attention, b->threads), n = layer_matrices(layer, of);
-    of[n++] = &m->output;
-    for (size_t i = 0; i < n; i++)
-        most = size_max(most, size_max(linear_scratch(of[i], b->threads), linear_backward_scratch(of[i])));
+    size_t most = attention_scratch(&attention, b->threads);
+    for (const struct layer *layer = m->layer; layer < m->layer + m->layers; layer++) {
+        const struct matrix *of[LAYER_MATRICES + 1];
+        size_t n = layer_matrices(layer, of);
+        of[n++] = &m->output;
+        for (size_t i = 0; i < n; i++)
+            most = size_max(most, size_max(linear_scratch(of[i], b->threads), linear_backward_scratch(of[i])));
+    }
     return most;
 }
 
@@ -148,7 +157,8 @@ static void release(struct backward *b) {
     float **all[] = {&b->hidden,         &b->attended,   &b->log_sum,     &b->d_hidden,   &b->rows.q,     &b->rows.k,
                      &b->rows.k_rotated, &b->rows.v,     &b->rows.raw_q,  &b->rows.raw_k, &b->rows.state, &b->rows.merged,
                      &b->rows.fed,       &b->rows.inner, &b->rows.factor, &b->d_attended, &b->dk,         &b->dv,
-                     &b->normed,         &b->d_inner,    &b->logits,      &b->capped,     &b->scratch};
+                     &b->normed,         &b->d_inner,    &b->logits,      &b->capped,     &b->scratch,    &b->mixed,
+                     &b->gate,           &b->beta,       &b->state};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         memory_free(*all[i]);
         *all[i] = NULL;
@@ -171,7 +181,7 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
         size_t count, each;
     } wanted[] = {
         {&b->hidden, n, (b->gradients + kept) * m->width},
-        {&b->attended, n, kept * q_width(m)},
+        {&b->attended, n, kept * size_max(q_width(m), recurrent_width(m))},
         {&b->log_sum, n, kept * m->query_heads},
         {&b->d_hidden, back, m->width},
         {&b->rows.q, rows, q_width(m)},
@@ -193,6 +203,10 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
         {&b->logits, b->logit_rows, m->vocabulary},
         {&b->capped, m->logit_cap > 0 ? b->logit_rows : 0, m->vocabulary},
         {&b->scratch, scratch_floats(b), 1},
+        {&b->mixed, panel, size_max(2 * gate_width(m), m->recurrent ? model_mixed_width(m) : 0)},
+        {&b->gate, n, size_max(gate_width(m), recurrent_width(m))},
+        {&b->beta, panel, 2 * (size_t)m->recurrent_value_heads},
+        {&b->state, model_recurrent_floats(m), 1},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
         size_t row_bytes = wanted[i].each * sizeof(float);
@@ -216,6 +230,11 @@ enum terse_status backward_new(const struct terse_model *model, size_t tokens, b
                            "windows of %zu tokens are longer than the %" PRIu32
                            " positions that the model has learned: make them shorter",
                            tokens, model->positions.rows);
+    if (gradients && model->recurrent)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "gradients do not go through the recurrent layers of %s models yet: learn without (--weighting none), "
+                           "or use a method that does, as terse-4",
+                           model->architecture->name);
     struct backward *b = calloc(1, sizeof *b);
     if (!b) return status_no_memory(error, sizeof *b, "the gradients of a window");
     b->model = model;
@@ -277,6 +296,38 @@ static void after_projection(const struct norm *norm, const float *raw, float *o
         copy_rows(out, raw, heads, head_dim);
 }
 
+/* Parts queries of a panel, as they leave their matrix, from their heads' gates. */
+static void split_gates(const struct terse_model *m, const float *mixed, size_t count, float *q, float *gate) {
+    const size_t hd = m->head_dim;
+    for (size_t head = 0; head < count * m->query_heads; head++) {
+        memcpy(q + head * hd, mixed + 2 * head * hd, hd * sizeof *q);
+        memcpy(gate + head * hd, mixed + (2 * head + 1) * hd, hd * sizeof *gate);
+    }
+}
+
+/* Multiplies what attention gives by the sigmoids of the heads' gates. */
+static void apply_gates(const struct backward *b, size_t n, float *attended) {
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t i = 0; i < n * gate_width(b->model); i++) attended[i] /= 1 + expf(-b->gate[i]);
+}
+
+/* Computes what a recurrent layer gives for the whole window, in the place of attention. */
+static void recur(struct backward *b, uint32_t index, size_t n) {
+    const struct terse_model *m = b->model;
+    const struct layer *layer = &m->layer[index];
+    const struct recurrent *r = &layer->recurrent;
+    memset(b->state, 0, model_recurrent_floats(m) * sizeof *b->state);
+    for (size_t first = 0; first < n; first += PANEL_TOKENS) {
+        const size_t count = size_min(PANEL_TOKENS, n - first), heads = m->recurrent_value_heads;
+        float *alpha = b->beta + (r->alpha.data ? count * heads : heads / m->recurrent_key_heads);
+        const struct linear_op ops[] = {{&r->mixed, b->mixed}, {&r->gate, b->gate}, {&r->beta, b->beta}, {&r->alpha, alpha}};
+        norm_rows(&layer->attention_norm, hidden_of(b, index) + first * m->width, b->normed, count, m->width);
+        linear(ops, r->alpha.data ? 4 : 3, b->normed, count, b->scratch);
+        recurrent_read(&(struct recurrent_job){m, r, b->state, count, b->mixed, b->gate, b->beta, alpha,
+                                               attended_of(b, index) + first * recurrent_width(m)});
+    }
+}
+
 /* Computes queries (rotated), keys (as they are and rotated) and values of a layer. */
 static void project(struct backward *b, uint32_t index, size_t n) {
     const struct terse_model *m = b->model;
@@ -286,12 +337,13 @@ static void project(struct backward *b, uint32_t index, size_t n) {
     float *q = raw_queries(m) ? rows.raw_q : rows.q, *k = raw_keys(m) ? rows.raw_k : rows.k;
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
         size_t count = size_min(PANEL_TOKENS, n - first);
-        const struct linear_op ops[] = {{&layer->q, q + first * q_width(m)},
+        const struct linear_op ops[] = {{&layer->q, gate_width(m) ? b->mixed : q + first * q_width(m)},
                                         {&layer->k, k + first * model_kv_width(m)},
                                         {&layer->v, rows.v + first * model_kv_width(m)}};
         norm_rows(&layer->attention_norm, hidden + first * m->width, b->normed, count, m->width);
         linear(ops, 3, b->normed, count, b->scratch);
         for (size_t i = 0; i < 3 && m->clamp > 0; i++) clamp_rows(ops[i].out, m->clamp, count, ops[i].w->rows);
+        if (gate_width(m)) split_gates(m, b->mixed, count, q + first * q_width(m), b->gate + first * q_width(m));
     }
     after_projection(&layer->q_norm, q, rows.q, n * m->query_heads, m->head_dim);
     after_projection(&layer->k_norm, k, rows.k, n * m->kv_heads, m->head_dim);
@@ -312,7 +364,7 @@ static void add_attention(struct backward *b, uint32_t index, const struct rows 
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[index];
     copy_rows(state, hidden_of(b, index) + first * m->width, count, m->width);
-    make_added(b, &layer->o, &layer->attention_post_norm, attended_of(b, index) + first * q_width(m), rows->merged, count);
+    make_added(b, &layer->o, &layer->attention_post_norm, attended_of(b, index) + first * layer->o.columns, rows->merged, count);
     add_rows(state, b->normed, count, m->width);
 }
 
@@ -346,7 +398,8 @@ static void layer_forward(struct backward *b, uint32_t index, size_t n) {
     const struct layer *layer = &m->layer[index];
     struct rows rows = rows_of(b, index, 0);
     struct attention attention = attention_of(b, index, &rows, n);
-    attention_forward(&attention, attended_of(b, index), log_sum_of(b, index), b->threads, b->scratch);
+    if (layer->k.data) attention_forward(&attention, attended_of(b, index), log_sum_of(b, index), b->threads, b->scratch);
+    if (layer->k.data && gate_width(m)) apply_gates(b, n, attended_of(b, index));
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
         size_t count = size_min(PANEL_TOKENS, n - first);
         rows = rows_of(b, index, first);
@@ -512,6 +565,18 @@ void backward_draw_labels(struct backward *backward, uint64_t seed) {
     backward->seed = random_mix(seed);
 }
 
+/* Computes a layer's queries, keys and values, which the sink is given at once where no gradients are to come. */
+static enum terse_status bring_keys(struct backward *b, uint32_t index, size_t n, const struct backward_sink *sink,
+                                    struct terse_error *error) {
+    const struct rows rows = rows_of(b, index, 0);
+    project(b, index, n);
+    enum terse_status status = check_keys(b, index, n, error);
+    if (!status && !b->gradients)
+        sink->layer(sink->user, b->model->layer[index].kv_number,
+                    &(struct captured){n, hidden_of(b, index), rows.q, rows.k, rows.k_rotated, rows.v, NULL, NULL});
+    return status;
+}
+
 /* Sweeps forward as far as the last layer's keys and values or, with gradients, to the end. */
 static enum terse_status sweep_forward(struct backward *b, const int32_t *tokens, size_t n, const struct backward_sink *sink,
                                        const struct terse_progress *progress, bool *go_on, struct terse_error *error) {
@@ -520,11 +585,11 @@ static enum terse_status sweep_forward(struct backward *b, const int32_t *tokens
     enum terse_status status = rows_check_finite(m, MODEL_EMBEDDINGS, b->hidden, n, m->width, error);
     for (uint32_t i = 0; i < m->layers && *go_on && !status; i++) {
         bool whole = b->gradients || i + 1 < m->layers;
-        struct rows rows = rows_of(b, i, 0);
-        project(b, i, n);
-        if ((status = check_keys(b, i, n, error))) break;
-        if (!b->gradients)
-            sink->layer(sink->user, i, &(struct captured){n, hidden_of(b, i), rows.q, rows.k, rows.k_rotated, rows.v, NULL, NULL});
+        if (m->layer[i].k.data)
+            status = bring_keys(b, i, n, sink, error);
+        else
+            recur(b, i, n);
+        if (status) break;
         if (whole) layer_forward(b, i, n);
         if (whole) status = rows_check_finite(m, MODEL_BEHIND(i), hidden_of(b, i + 1), n, m->width, error);
         *go_on = report(b, progress, i + 1);

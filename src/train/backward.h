@@ -21,7 +21,7 @@ struct captured {
     const float *dk, *dv;
 };
 
-/* A sink is called once per layer, from the last to the first (without gradients: from the first to the last), on the thread that
+/* A sink is called once per layer that has keys and values, by its number among those, from the last to the first (without gradients: from the first to the last), on the thread that
  * called backward_run; the rows are valid during the call. */
 struct backward_sink {
     void (*layer)(void *user, uint32_t layer, const struct captured *rows);
@@ -30,7 +30,7 @@ struct backward_sink {
 
 struct backward;
 
-/* Reserves memory for windows of up to `tokens` >= 2 tokens. Without `gradients` only keys and values are computed, in a third of
+/* Reserves memory for windows of up to `tokens` >= 2 tokens. Gradients do not go through recurrent layers: TERSE_E_UNSUPPORTED. Without `gradients` only keys and values are computed, in a third of
  * the time. Later calls use as many OpenMP threads as the calling thread has now (omp_get_max_threads), which must not have grown
  * by then. */
 enum terse_status backward_new(const struct terse_model *model, size_t tokens, bool gradients, struct backward **backward,

@@ -15,7 +15,6 @@
 #include "base/thread_pool.h"
 #include "format/commvq.h"
 #include "method/method.h"
-#include "model/architecture.h"
 #include "train/additive.h"
 #include "train/capture.h"
 #include "train/codec_learning.h"
@@ -149,11 +148,6 @@ static enum terse_status make_recipe(const struct terse_model *m, const struct t
     if (!status) status = method_resolve(&cache, m->head_dim, &method, error);
     if (!status) status = method_check(&method, m->head_dim, m->query_heads / m->kv_heads, error);
     if (status) return status;
-    if (m->recurrent)
-        return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "calibration does not compute the recurrent layers of %s models yet: use a method that needs no "
-                           "codebook, as terse-4",
-                           m->architecture->name);
     if (!method.codebook[0]) return status_fail(error, TERSE_E_ARGUMENT, "%s learns nothing: it needs no codebook", method.name);
     bool profile = method.key.codec->learner == CODEC_LEARNS_TRANSFORM;
     if (profile && (o->shared || o->weighting != TERSE_WEIGHTING_DEFAULT || o->power || o->text_labels))
@@ -172,7 +166,7 @@ static enum terse_status make_recipe(const struct terse_model *m, const struct t
         .key = learning(method.key),
         .value = learning(method.value),
         .shared = o->shared,
-        .layers = m->layers,
+        .layers = model_kv_layers(m),
         .kv_heads = m->kv_heads,
         .head_dim = m->head_dim,
         .fingerprint = m->norms_fingerprint, /* that they carry over is measured: docs/choosing-a-method.md */

@@ -182,7 +182,7 @@ static enum terse_status run_windows(struct capture *c, const struct capture_opt
 
 static enum terse_status allocate(struct capture *c, const struct capture_options *o, struct terse_error *error) {
     const struct terse_model *m = c->model;
-    size_t heads = (size_t)m->layers * m->kv_heads, bytes = 0;
+    size_t heads = (size_t)model_kv_layers(m) * m->kv_heads, bytes = 0;
     for (int side = 0; side < 2; side++) {
         struct samples *s = &c->side[side];
         if (!o->side[side].kept) continue;
@@ -194,7 +194,7 @@ static enum terse_status allocate(struct capture *c, const struct capture_option
     }
     c->kept = bytes && o->budget / bytes < c->samples ? o->budget / bytes : c->samples;
     if (!c->kept) c->kept = 1;
-    c->residual = memory_zeros(o->residual ? m->layers : 0, sizeof *c->residual);
+    c->residual = memory_zeros(o->residual ? model_kv_layers(m) : 0, sizeof *c->residual);
     if (!c->residual) return status_no_memory(error, m->layers * sizeof *c->residual, "the residual stream");
     for (int side = 0; side < 2; side++) {
         struct samples *s = &c->side[side];

@@ -33,7 +33,7 @@ struct profile {
     struct terse_error error;
 };
 
-static size_t sets_of(const struct profile *p) { return (size_t)p->model->layers * p->model->kv_heads; }
+static size_t sets_of(const struct profile *p) { return (size_t)model_kv_layers(p->model) * p->model->kv_heads; }
 
 static float *parameters_of(const struct profile *p, enum codec_side side, size_t set) {
     return p->parameters[side] + set * transform_parameter_floats(p->model->head_dim);
@@ -69,7 +69,7 @@ static double square(const float *x, size_t n) {
 static void key_metric(const struct profile *p, uint32_t layer, uint32_t head, float *scratch, double *metric) {
     double power[CODEC_HEAD_DIM_MAX];
     size_t hd = p->model->head_dim;
-    weight_query_power(p->model, layer, head, scratch, power);
+    weight_query_power(p->model, model_kv_layer(p->model, layer), head, scratch, power);
     for (size_t i = 0; i < hd * hd; i++) metric[i] = i % (hd + 1) ? 0 : power[i / hd];
 }
 
@@ -78,7 +78,7 @@ static void key_metric(const struct profile *p, uint32_t layer, uint32_t head, f
 /* Returns the pairs that turn within a run, and their angles; NULL of values. */
 static const struct pre_rope *pre_rope_of(const struct profile *p, enum codec_side side, uint32_t layer) {
     const struct terse_model *m = p->model;
-    return side == CODEC_VALUES ? NULL : &p->pre_rope[m->sliding_rope.n_rot && model_slides(m, layer)];
+    return side == CODEC_VALUES ? NULL : &p->pre_rope[m->sliding_rope.n_rot && model_slides(m, model_kv_layer(m, layer))];
 }
 
 static const float *angles_of(const struct pre_rope *own, size_t place) {
@@ -186,7 +186,7 @@ static enum terse_status fit_set(struct profile *p, enum codec_side side, size_t
     if (side == CODEC_KEYS)
         key_metric(p, layer, head, tile.weights, m->metric);
     else
-        weight_value_metrics(p->model, layer, head, 1, tile.weights, m->metric);
+        weight_value_metrics(p->model, model_kv_layer(p->model, layer), head, 1, tile.weights, m->metric);
     enum terse_status status = transform_fit_metric(m->metric, hd, m->root, m->inverse, error);
     if (status) return status;
     for (size_t i = 0; i < (size_t)hd * hd; i++) tile.root[i] = (float)m->root[i];

@@ -68,7 +68,8 @@ enum terse_status windows_run(const struct terse_model *model, const struct wind
     int32_t *window = memory_array(w->window, sizeof *window);
     double loss;
     if (!window) return status_no_memory(error, w->window * sizeof *window, "a window");
-    enum terse_status status = w->gradients ? TERSE_OK : look_at_model(model, tokens, w->window, error);
+    const bool looks = !w->gradients && !model->recurrent; /* through recurrent layers the whole model is not run here */
+    enum terse_status status = looks ? look_at_model(model, tokens, w->window, error) : TERSE_OK;
     if (!status) status = backward_new(model, w->window, w->gradients, &backward, error);
     for (size_t i = 0; i < count && !status; i++) {
         memcpy(window, tokens + i * available / count * w->window, w->window * sizeof *window);

@@ -7,6 +7,7 @@
 #include "support/session_steps.h"
 #include "support/temporary.h"
 #include "terse_calibrate.h"
+#include "train/backward.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -473,14 +474,94 @@ static void layers_with_attention_are_fitted(void **state) {
     terse_session_free(other);
 }
 
+/* ---- Learning */
+
+/* Codebooks and profiles that are learned without gradients serve prompts from the first tokens on. */
+static void what_is_learned_serves(void **state) {
+    (void)state;
+    static const struct {
+        const char *method;
+        double bound;
+    } learned[] = {{"terse-4", 0.15}, {"cq-4", 0.3}};
+    struct terse_session *whole = new_session("f16");
+    must_prefill(whole, tokens, 300);
+    must_decode(whole, tokens + 300, 5);
+    for (size_t i = 0; i < sizeof learned / sizeof learned[0]; i++) {
+        struct terse_calibration options = terse_calibration_defaults();
+        struct terse_session_options with = short_session_options(learned[i].method, 32);
+        struct terse_codebook *codebook;
+        struct terse_error error;
+        options.method = learned[i].method;
+        options.window = 128;
+        options.windows = 6;
+        if (terse_calibrate(model, &options, tokens, TOKENS, &codebook, &error)) fail_msg("%s", error.message);
+        with.cache.codebook = codebook;
+        struct terse_session *session = must_open(engine, &with);
+        must_prefill(session, tokens, 300);
+        assert_true(report_of(session).codes > 0);
+        must_decode(session, tokens + 300, 5);
+        print_message("%s, learned: %.1e\n", learned[i].method, apart(session, whole));
+        assert_true(apart(session, whole) <= learned[i].bound);
+        terse_session_free(session);
+        terse_codebook_free(codebook);
+    }
+    terse_session_free(whole);
+}
+
+struct seen {
+    uint32_t layers;
+    double square; /* of all keys and values */
+};
+
+static void see(void *user, uint32_t layer, const struct captured *rows) {
+    struct seen *seen = user;
+    assert_int_equal(layer, seen->layers++);
+    for (size_t i = 0; i < rows->n * model_kv_width(model); i++)
+        seen->square += (double)rows->k[i] * (double)rows->k[i] + (double)rows->v[i] * (double)rows->v[i];
+}
+
+static enum terse_status (*append)(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error);
+static struct seen of_caches;
+
+static enum terse_status see_and_append(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
+    see(&of_caches, rows->layer, &(struct captured){.n = rows->count, .k = rows->k, .v = rows->v});
+    return append(batch, rows, error);
+}
+
+static void what_learns_sees_what_caches_see(void **state) {
+    (void)state;
+    enum { WINDOW = 600 }; /* more than a panel of either */
+    struct backward *backward;
+    struct seen learning = {0};
+    struct kv_ops ops = *backend_cpu.kv;
+    struct backend watched = backend_cpu;
+    append = ops.append;
+    ops.append = see_and_append;
+    watched.kv = &ops;
+    of_caches = (struct seen){0};
+    struct terse_engine *other = must_start(&watched, model, 1);
+    const struct terse_session_options options = short_session_options("f16", 32);
+    struct terse_session *session = must_open(other, &options);
+    must_prefill(session, tokens, WINDOW);
+    assert_int_equal(backward_new(model, WINDOW, false, &backward, NULL), TERSE_OK);
+    assert_int_equal(backward_run(backward, tokens, WINDOW, &(struct backward_sink){see, &learning}, NULL, NULL, NULL), TERSE_OK);
+    assert_int_equal(learning.layers, model_kv_layers(model));
+    assert_int_equal(of_caches.layers, model_kv_layers(model));
+    assert_true(fabs(learning.square / of_caches.square - 1) < 1e-5);
+    backward_free(backward);
+    terse_session_free(session);
+    terse_engine_free(other);
+}
+
 /* ---- What is refused */
 
-static void learning_is_refused_by_name(void **state) {
+static void learning_by_gradients_is_refused_by_name(void **state) {
     (void)state;
     struct terse_calibration options = terse_calibration_defaults();
     struct terse_codebook *codebook;
     struct terse_error error;
-    options.method = "cq-1";
+    options.method = "antkv-1";
+    options.window = 128;
     assert_int_equal(terse_calibrate(model, &options, tokens, TOKENS, &codebook, &error), TERSE_E_UNSUPPORTED);
     assert_non_null(strstr(error.message, "qwen3next"));
 }
@@ -560,7 +641,9 @@ int main(void) {
         cmocka_unit_test(a_saved_session_goes_on),
         cmocka_unit_test(states_of_other_tokens_are_refused),
         cmocka_unit_test(layers_with_attention_are_fitted),
-        cmocka_unit_test(learning_is_refused_by_name),
+        cmocka_unit_test(what_is_learned_serves),
+        cmocka_unit_test(what_learns_sees_what_caches_see),
+        cmocka_unit_test(learning_by_gradients_is_refused_by_name),
         cmocka_unit_test(files_of_other_shapes_are_refused),
     };
     return cmocka_run_group_tests_name("recurrent layers", tests, make_engine, free_engine);

@@ -52,15 +52,16 @@ works inspect $model -o json
 works calibrate -m $model -f $text --kv terse-2 -c 128 --chunks 4 -o "$work/experts.codebook"
 works run -m $model -p 'the cat' -n 6 --kv terse-2 --codebook "$work/experts.codebook"
 
-# Recurrent layers: they are counted, and nothing is learned of them; a state and a conversation go on.
+# Recurrent layers: they are counted, and gradients do not go through them; a profile is learned, and a state goes on.
 model=$models/qwen3next.gguf
 works inspect $model
 grep -q '^5 layers (3 recurrent, all but one in 2) of width 32,' "$work/out" || fail "qwen3next: $(head -n 5 "$work/out")"
-! grep -q '^calibration:' "$work/out" || fail "qwen3next: $(grep '^calibration:' "$work/out")"
 works inspect $model -o json
 [ "$(json "$work/out" shape recurrent_layers) $(json "$work/out" shape attention_interval)" = "3 2" ] ||
     fail "qwen3next: json: $(json "$work/out" shape)"
-refuses 'recurrent layers of qwen3next' calibrate -m $model -f $text --kv cq-1 -c 128 --chunks 4 -o "$work/none.codebook"
+refuses 'recurrent layers of qwen3next' calibrate -m $model -f $text --kv antkv-1 -c 128 --chunks 4 -o "$work/none.codebook"
+works calibrate -m $model -f $text --kv terse-2 -c 128 --chunks 4 -o "$work/recurrent.codebook"
+works run -m $model -p 'the cat' -n 6 --kv terse-2 --codebook "$work/recurrent.codebook"
 works run -m $model -p 'the cat' -n 100 --temp 0 --save-state "$work/recurrent.state"
 works run -m $model --state "$work/recurrent.state" -p 'the' -n 6 --temp 0
 
