@@ -296,21 +296,6 @@ static void after_projection(const struct norm *norm, const float *raw, float *o
         copy_rows(out, raw, heads, head_dim);
 }
 
-/* Parts queries of a panel, as they leave their matrix, from their heads' gates. */
-static void split_gates(const struct terse_model *m, const float *mixed, size_t count, float *q, float *gate) {
-    const size_t hd = m->head_dim;
-    for (size_t head = 0; head < count * m->query_heads; head++) {
-        memcpy(q + head * hd, mixed + 2 * head * hd, hd * sizeof *q);
-        memcpy(gate + head * hd, mixed + (2 * head + 1) * hd, hd * sizeof *gate);
-    }
-}
-
-/* Multiplies what attention gives by the sigmoids of the heads' gates. */
-static void apply_gates(const struct backward *b, size_t n, float *attended) {
-#pragma omp parallel for if (n >= PARALLEL_ROWS)
-    for (size_t i = 0; i < n * gate_width(b->model); i++) attended[i] /= 1 + expf(-b->gate[i]);
-}
-
 /* Computes what a recurrent layer gives for the whole window, in the place of attention. */
 static void recur(struct backward *b, uint32_t index, size_t n) {
     const struct terse_model *m = b->model;
@@ -343,7 +328,8 @@ static void project(struct backward *b, uint32_t index, size_t n) {
         norm_rows(&layer->attention_norm, hidden + first * m->width, b->normed, count, m->width);
         linear(ops, 3, b->normed, count, b->scratch);
         for (size_t i = 0; i < 3 && m->clamp > 0; i++) clamp_rows(ops[i].out, m->clamp, count, ops[i].w->rows);
-        if (gate_width(m)) split_gates(m, b->mixed, count, q + first * q_width(m), b->gate + first * q_width(m));
+        if (gate_width(m))
+            split_gates(b->mixed, count * m->query_heads, m->head_dim, q + first * q_width(m), b->gate + first * q_width(m));
     }
     after_projection(&layer->q_norm, q, rows.q, n * m->query_heads, m->head_dim);
     after_projection(&layer->k_norm, k, rows.k, n * m->kv_heads, m->head_dim);
@@ -399,7 +385,7 @@ static void layer_forward(struct backward *b, uint32_t index, size_t n) {
     struct rows rows = rows_of(b, index, 0);
     struct attention attention = attention_of(b, index, &rows, n);
     if (layer->k.data) attention_forward(&attention, attended_of(b, index), log_sum_of(b, index), b->threads, b->scratch);
-    if (layer->k.data && gate_width(m)) apply_gates(b, n, attended_of(b, index));
+    if (layer->k.data && gate_width(m)) apply_gates(attended_of(b, index), b->gate, n, gate_width(m));
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
         size_t count = size_min(PANEL_TOKENS, n - first);
         rows = rows_of(b, index, first);

@@ -78,25 +78,9 @@ static void embed(const struct pass *p, struct panel panel) {
 
 static bool is_gated(const struct pass *p) { return p->executor->model->architecture->gated_heads && !is_recurrent(p); }
 
-/* Parts a panel's queries, as they leave their matrix, from their heads' gates. */
-static void split_gates(const struct pass *p, size_t count) {
-    const struct terse_model *m = p->executor->model;
-    const struct activations *a = &p->activations;
-    const size_t hd = m->head_dim;
-#pragma omp parallel for if (count >= PARALLEL_ROWS)
-    for (size_t head = 0; head < count * m->query_heads; head++) {
-        memcpy(a->q + head * hd, a->mixed + 2 * head * hd, hd * sizeof *a->q);
-        memcpy(a->gate + head * hd, a->mixed + (2 * head + 1) * hd, hd * sizeof *a->q);
-    }
-}
-
-/* Multiplies the outputs of a panel's heads by the sigmoids of their gates. */
-static void apply_gates(const struct pass *p, struct panel panel) {
-    const size_t width = model_query_width(p->executor->model);
-    const float *gate = p->activations.gate + (panel.first - panel.first_query) * width;
-    float *out = p->activations.out;
-#pragma omp parallel for if (panel.count >= PARALLEL_ROWS)
-    for (size_t i = 0; i < panel.count * width; i++) out[i] /= 1 + expf(-gate[i]);
+/* Returns the gates of a panel's queries. */
+static const float *gates_of(const struct pass *p, struct panel panel) {
+    return p->activations.gate + (panel.first - panel.first_query) * model_query_width(p->executor->model);
 }
 
 static void before_product(const struct pass *p, enum stage stage, struct panel panel) {
@@ -112,7 +96,7 @@ static void before_product(const struct pass *p, enum stage stage, struct panel 
     case STAGE_OBSERVE:
     case STAGE_QUERIES: norm_rows(&layer_of(p)->attention_norm, hidden, a->normed, panel.count, m->width); break;
     case STAGE_O_PROJ:
-        if (is_gated(p)) apply_gates(p, panel);
+        if (is_gated(p)) apply_gates(a->out, gates_of(p, panel), panel.count, model_query_width(m));
         break;
     case STAGE_UP_GATE: norm_rows(&layer_of(p)->feed_forward_norm, hidden, a->normed, panel.count, m->width); break;
     case STAGE_DOWN: activate_rows(m->architecture->activation, a->inner, a->factor, panel.count, m->feed_forward); break;
@@ -173,7 +157,7 @@ static void after_product(const struct pass *p, enum stage stage, struct panel p
     for (size_t i = 0; i < n_ops && m->clamp > 0; i++) clamp_rows(ops[i].out, m->clamp, count, ops[i].w->rows);
     bool queries = stage != STAGE_KEYS || panel.micro_batch->each, keys = stage == STAGE_KEYS;
     float *k = p->k + panel.first * model_kv_width(p->executor->model);
-    if (queries && is_gated(p)) split_gates(p, count);
+    if (queries && is_gated(p)) split_gates(a->mixed, count * m->query_heads, m->head_dim, a->q, a->gate);
     if (queries && l->q_norm.gain) norm_rows(&l->q_norm, a->q, a->q, count * m->query_heads, m->head_dim);
     if (keys && l->k_norm.gain) norm_rows(&l->k_norm, k, k, count * m->kv_heads, m->head_dim);
 }

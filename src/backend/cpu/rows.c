@@ -8,6 +8,7 @@
 #include "base/finite.h"
 
 #include <math.h>
+#include <string.h>
 
 #define SQUARE_LEAST 1e-30 /* of what a logarithm is taken of */
 #define LANES 16
@@ -85,6 +86,19 @@ void clamp_rows(float *x, float most, size_t n, size_t width) {
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
     for (size_t t = 0; t < n; t++)
         for (float *at = x + t * width; at < x + (t + 1) * width; at++) *at = *at > most ? most : *at < -most ? -most : *at;
+}
+
+void split_gates(const float *heads, size_t n, size_t hd, float *x, float *gate) {
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t head = 0; head < n; head++) {
+        memcpy(x + head * hd, heads + 2 * head * hd, hd * sizeof *x);
+        memcpy(gate + head * hd, heads + (2 * head + 1) * hd, hd * sizeof *gate);
+    }
+}
+
+void apply_gates(float *x, const float *gate, size_t n, size_t width) {
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t i = 0; i < n * width; i++) x[i] /= 1 + expf(-gate[i]);
 }
 
 void cap_rows(float *x, float cap, size_t n, size_t width) {

@@ -19,6 +19,10 @@ void norm_rows(const struct norm *norm, const float *x, float *out, size_t n, si
 void add_rows(float *x, const float *y, size_t n, size_t width);
 /* Limits x[n][width] to [-most, most]. */
 void clamp_rows(float *x, float most, size_t n, size_t width);
+/* Parts heads[n], each hd numbers and the gate of each behind them, into x[n][hd] and gate[n][hd]. */
+void split_gates(const float *heads, size_t n, size_t hd, float *x, float *gate);
+/* Multiplies x[n][width] by the sigmoids of gate[n][width]. */
+void apply_gates(float *x, const float *gate, size_t n, size_t width);
 /* Replaces x[n][width] by cap tanh(x / cap). */
 void cap_rows(float *x, float cap, size_t n, size_t width);
 /* Computes the inner activations of a feed-forward layer: x[n][width] becomes its GELU, or, being the gate of SwiGLU or GeGLU,
