@@ -162,6 +162,21 @@ static void prompts_in_parts_are_as_tokens_one_by_one(void **state) {
     terse_session_free(one);
 }
 
+static void threads_change_nothing(void **state) {
+    (void)state;
+    const struct terse_session_options options = short_session_options("f16", 32);
+    struct terse_engine *three = must_start(&backend_cpu, model, 3);
+    struct terse_session *one = must_open(engine, &options), *other = must_open(three, &options);
+    must_prefill(one, tokens, PROMPT);
+    must_prefill(other, tokens, PROMPT);
+    must_decode(one, tokens, 3);
+    must_decode(other, tokens, 3);
+    check_same_logits(one, other);
+    terse_session_free(one);
+    terse_session_free(other);
+    terse_engine_free(three);
+}
+
 /* Sessions that decode together do so as each would alone, bit for bit. */
 static void a_batch_is_as_its_sessions_alone(void **state) {
     (void)state;
@@ -631,6 +646,7 @@ int main(void) {
         cmocka_unit_test(memory_is_foretold_and_given_back),
         cmocka_unit_test(a_budget_counts_states),
         cmocka_unit_test(prompts_in_parts_are_as_tokens_one_by_one),
+        cmocka_unit_test(threads_change_nothing),
         cmocka_unit_test(a_batch_is_as_its_sessions_alone),
         cmocka_unit_test(a_session_goes_back_to_any_length),
         cmocka_unit_test(a_session_goes_back_and_on_and_back),
