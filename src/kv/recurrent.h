@@ -2,8 +2,8 @@
  * back to fewer tokens, so copies of it are kept at ends of pages, for truncating, prefixes and forks.
  *
  * With pages of 64 tokens that begin behind the method's exact ones, a state is kept at the two newest multiples of 1, 8, 64 and 512
- * pages: at most 8 copies beside the sequence's own state, however long it is. So a sequence that goes back by D tokens finds a
- * state at most 16 D + 128 tokens before its new end, up to 65,536 tokens back; its beginning needs none.
+ * pages: at most 8 copies beside the sequence's own state, however long it is. So a sequence that was never cut and goes back by D
+ * tokens, at most 32,768, finds a state at most 16 D + 128 tokens before its new end. Its beginning needs none.
  *
  * States are immutable while several caches hold them. They lie in the host's memory and count in the budget, once. One thread at a
  * time works on caches that were forked from one another. */
