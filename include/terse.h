@@ -205,20 +205,33 @@ struct terse_tool_call {
     const char *name;
     const char *arguments; /* a JSON object, as the reply wrote it */
 };
-struct terse_call_finder; /* finds the tool calls in a reply, <tool_call>{"name": ..., "arguments": {...}}</tool_call> */
-/* `open_call`: the reply begins within a call, as behind a conversation with that option. */
-TERSE_API enum terse_status terse_call_finder_new(bool open_call, struct terse_call_finder **finder, struct terse_error *error);
-TERSE_API void terse_call_finder_free(struct terse_call_finder *finder);
-/* Takes text[n_bytes] more of the reply. (*out)[*n_out], valid until the next call, is what it says beside calls, and can no longer
- * be a part of one; white space around calls is left out. A broken call is text. */
-TERSE_API enum terse_status terse_call_finder_push(struct terse_call_finder *finder, const char *text, size_t n_bytes,
-                                                   const char **out, size_t *n_out, struct terse_error *error);
+
+/* A reply reader takes the text of a reply apart: what the model thinks, what it says, what it calls. */
+struct terse_reply_reader;
+struct terse_reply_piece {
+    const char *text; /* [n_text] what the reply says; white space around thoughts and calls is left out. A broken call is text */
+    size_t n_text;
+    const char *thoughts; /* [n_thoughts] */
+    size_t n_thoughts;
+};
+/* Makes a reader of the reply to a conversation that was written with these options. Without tools, calls are text. */
+TERSE_API enum terse_status terse_reply_reader_new(const struct terse_model *model, const struct terse_chat_options *options,
+                                                   struct terse_reply_reader **reader, struct terse_error *error);
+TERSE_API void terse_reply_reader_free(struct terse_reply_reader *reader);
+/* Takes text[n_bytes] more of the reply, as a detokenizer made for replies shows it. *piece, valid until the next call, is what can no longer be a
+ * part of something else. */
+TERSE_API enum terse_status terse_reply_reader_push(struct terse_reply_reader *reader, const char *text, size_t n_bytes,
+                                                    struct terse_reply_piece *piece, struct terse_error *error);
 /* Ends the reply, which also ends a whole call: does the same for the text that was held back. */
-TERSE_API enum terse_status terse_call_finder_finish(struct terse_call_finder *finder, const char **out, size_t *n_out,
-                                                     struct terse_error *error);
-/* Returns the calls[*n] that were found so far, in order; valid until the next push or finish, what they point to until the finder
+TERSE_API enum terse_status terse_reply_reader_finish(struct terse_reply_reader *reader, struct terse_reply_piece *piece,
+                                                      struct terse_error *error);
+/* Returns the calls[*n] that were found so far, in order; valid until the next push or finish, what they point to until the reader
  * is freed. */
-TERSE_API const struct terse_tool_call *terse_call_finder_calls(const struct terse_call_finder *finder, size_t *n);
+TERSE_API const struct terse_tool_call *terse_reply_reader_calls(const struct terse_reply_reader *reader, size_t *n);
+/* Makes a detokenizer as terse_detokenizer_new does, which of the special tokens shows those by which a reply reader tells things apart. */
+TERSE_API enum terse_status terse_detokenizer_new_for_reply(const struct terse_model *model,
+                                                            const struct terse_chat_options *options,
+                                                            struct terse_detokenizer **detokenizer, struct terse_error *error);
 
 /* ---- Cache ------------------------------------------------------------------------------------------------------------- */
 #define TERSE_TAIL_DEFAULT UINT32_MAX
@@ -525,7 +538,13 @@ TERSE_API enum terse_status terse_session_sample(struct terse_session *session, 
  * and $ at the ends), anyOf, and $ref to "#" or into $defs or definitions. TERSE_E_ARGUMENT names any other, with its place. */
 TERSE_API enum terse_status terse_session_require_json(struct terse_session *session, const char *schema,
                                                        struct terse_error *error);
-TERSE_API void terse_session_allow_any_text(struct terse_session *session);
+/* Makes terse_session_sample hold the tool calls of a reply, which terse_session_decode appends, to options->tools: where the text, which
+ * is free, opens a call, only tokens follow that continue a call of one of the tools, with arguments of the JSON schema of its parameters; what
+ * of that is not understood is not asked for. With options->open_call the reply begins within a call and ends behind it; what is
+ * not understood is then TERSE_E_ARGUMENT, as above. Without tools it does nothing. Errors as of terse_chat_render_with. */
+TERSE_API enum terse_status terse_session_hold_calls(struct terse_session *session, const struct terse_chat_options *options,
+                                                     struct terse_error *error);
+TERSE_API void terse_session_allow_any_text(struct terse_session *session); /* ends what these two began */
 
 struct terse_logprob {
     int32_t token;

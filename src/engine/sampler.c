@@ -3,7 +3,7 @@
 
 #include "base/memory.h"
 #include "base/random.h"
-#include "engine/json_constraint.h"
+#include "engine/constraint.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -249,13 +249,17 @@ static void adjust(const struct sampler *sampler, struct candidate *candidates, 
     if (penalises(s)) penalise(sampler, candidates, n);
 }
 
+static bool is_constrained(const struct sampler *sampler) {
+    return sampler->constraint && !constraint_is_free(sampler->constraint);
+}
+
 int32_t sampler_choose(struct sampler *sampler, const float *logits) {
     struct candidate *c = sampler->candidates;
     uint32_t n = sampler->vocabulary;
     int32_t token = -1;
     for (uint32_t i = 0; i < n; i++) c[i] = (struct candidate){isnan(logits[i]) ? -INFINITY : logits[i], (int32_t)i, 0};
     adjust(sampler, c, n);
-    if (sampler->json && !json_constraint_filter(sampler->json, c, n)) return -1;
+    if (is_constrained(sampler) && !constraint_filter(sampler->constraint, c, n)) return -1;
     choose(sampler, n, -INFINITY, &token);
     return token;
 }
@@ -271,7 +275,7 @@ static bool only_lowers(const struct sampler *sampler) {
 bool sampler_needs_few(const struct sampler *sampler) {
     const struct terse_sampling *s = &sampler->settings;
     bool by_min_p = !s->top_k && s->typical_p >= 1 && s->top_p >= 1 && s->min_p > 0;
-    if (sampler->json || !only_lowers(sampler)) return false;
+    if (is_constrained(sampler) || !only_lowers(sampler)) return false;
     return s->temperature == 0 || (s->top_k && s->top_k <= TOP_LOGITS / 2) || by_min_p;
 }
 
@@ -281,7 +285,7 @@ bool sampler_choose_top_logits(struct sampler *sampler, const struct token_logit
     bool all = n == sampler->vocabulary, filters_k = s->top_k && s->top_k < sampler->vocabulary;
     bool whole = s->temperature != 0 && !filters_k && (s->typical_p < 1 || s->top_p < 1); /* sums over all tokens */
     float floor = INFINITY;
-    if (sampler->json || (!all && (whole || !only_lowers(sampler)))) return false;
+    if (is_constrained(sampler) || (!all && (whole || !only_lowers(sampler)))) return false;
     for (size_t i = 0; i < n; i++) {
         float logit = isnan(top_logits[i].logit) ? -INFINITY : top_logits[i].logit;
         c[i] = (struct candidate){logit, top_logits[i].token, 0};

@@ -7,7 +7,7 @@
 
 #define SAMPLE_HISTORY 4096 /* most tokens that a repeat penalty can look at */
 
-struct json_constraint; /* engine/json_constraint.h */
+struct constraint; /* engine/constraint.h */
 
 struct sampler {
     struct terse_sampling settings;
@@ -16,8 +16,8 @@ struct sampler {
     uint32_t vocabulary;
     struct candidate *candidates; /* [vocabulary] scratch */
     int32_t history[SAMPLE_HISTORY];
-    uint64_t seen;                      /* tokens ever added; history is a ring */
-    const struct json_constraint *json; /* what the next token must fit, or NULL; its owner's */
+    uint64_t seen;                       /* tokens ever added; history is a ring */
+    const struct constraint *constraint; /* what the next token must fit, or NULL; its owner's */
 };
 
 enum terse_status sampler_init(struct sampler *sampler, uint32_t vocabulary, struct terse_error *error);

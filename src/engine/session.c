@@ -3,6 +3,7 @@
 #include "base/memory.h"
 #include "base/options.h"
 #include "terse_calibrate.h"
+#include "text/chat_reply.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -131,7 +132,7 @@ void terse_session_free(struct terse_session *session) {
     session_drop_prompt(session);
     parts_destroy(session->cache);
     sampler_destroy(&session->sampler);
-    json_constraint_end(&session->json);
+    constraint_end(&session->constraint);
     session_free_logits(session);
     memory_free(session->tokens);
     free(session);
@@ -202,7 +203,7 @@ enum terse_status terse_session_sample(struct terse_session *session, int32_t *t
     if (!session->has_logits)
         return status_fail(error, TERSE_E_ARGUMENT,
                            "nothing to sample from: no tokens have been read since the session was made, reset or filled");
-    if (session->json.schema && session->json.left)
+    if (session->constraint.left)
         return status_fail(error, TERSE_E_ARGUMENT, "the tokens that were appended are not JSON text that the schema allows");
     if (session->logits_held) {
         if (sampler_choose_top_logits(&session->sampler, session->held.top_logits, session->held.n, token)) return TERSE_OK;
@@ -217,14 +218,25 @@ enum terse_status terse_session_sample(struct terse_session *session, int32_t *t
 }
 
 enum terse_status terse_session_require_json(struct terse_session *session, const char *schema, struct terse_error *error) {
-    enum terse_status status = json_constraint_begin(&session->json, model_of(session)->tokenizer, schema, error);
-    if (!status) session->sampler.json = &session->json;
+    enum terse_status status = constraint_begin_json(&session->constraint, model_of(session)->tokenizer, schema, error);
+    if (!status) session->sampler.constraint = &session->constraint;
     return status;
 }
 
+enum terse_status terse_session_hold_calls(struct terse_session *session, const struct terse_chat_options *options,
+                                           struct terse_error *error) {
+    const struct tokenizer *tokenizer = model_of(session)->tokenizer;
+    struct call_filter *calls;
+    enum terse_status status = chat_filter_calls(tokenizer, options, &calls, error);
+    if (status || !calls) return status;
+    constraint_begin_reply(&session->constraint, tokenizer, calls);
+    session->sampler.constraint = &session->constraint;
+    return TERSE_OK;
+}
+
 void terse_session_allow_any_text(struct terse_session *session) {
-    session->sampler.json = NULL;
-    json_constraint_end(&session->json);
+    session->sampler.constraint = NULL;
+    constraint_end(&session->constraint);
 }
 
 enum terse_status terse_session_logprobs(struct terse_session *session, int32_t token, float *logprob, struct terse_logprob *top,

@@ -5,8 +5,8 @@
 #ifndef TERSE_ENGINE_SESSION_H
 #define TERSE_ENGINE_SESSION_H
 
+#include "engine/constraint.h"
 #include "engine/engine.h"
-#include "engine/json_constraint.h"
 #include "engine/sampler.h"
 
 #include <stdatomic.h>
@@ -19,7 +19,7 @@ struct terse_session {
     struct method method;
     struct cache *cache;
     struct sampler sampler;
-    struct json_constraint json;
+    struct constraint constraint;
     struct terse_counters counters;
     float *logits;      /* [vocabulary] */
     float *next_logits; /* [vocabulary] of the step in progress: the two change places when it has succeeded */

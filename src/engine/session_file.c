@@ -60,9 +60,10 @@ enum terse_status terse_session_save(const struct terse_session *s, const char *
     char method[METHOD_IDENTITY];
     enum terse_status status = session_check_idle(s, error);
     if (status) return status;
-    if (s->json.schema)
+    if (constraint_holds(&s->constraint))
         return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "a session that requires JSON cannot be saved: call terse_session_allow_any_text before");
+                           "a session that requires JSON or holds tool calls to their tools cannot be saved: call "
+                           "terse_session_allow_any_text before");
     if (s->sampler.settings.n_biases > UINT32_MAX)
         return status_fail(error, TERSE_E_UNSUPPORTED, "a session with %zu logit biases cannot be saved",
                            s->sampler.settings.n_biases);

@@ -96,9 +96,10 @@ static enum terse_status empty_cache(void *user, struct terse_error *error) {
 }
 
 enum terse_status terse_session_truncate(struct terse_session *s, uint64_t n, struct terse_error *error) {
-    if (n && n < s->n_tokens && s->json.schema)
+    if (n && n < s->n_tokens && constraint_holds(&s->constraint))
         return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "a session that requires JSON cannot be cut: call terse_session_allow_any_text before");
+                           "a session that requires JSON or holds tool calls to their tools cannot be cut: call "
+                           "terse_session_allow_any_text before");
     enum terse_status status = session_check_idle(s, error);
     if (status) return status;
     struct truncation truncation = {s, n};
@@ -151,8 +152,8 @@ enum terse_status terse_session_fork(const struct terse_session *session, struct
     if (session->n_tokens) memcpy(s->tokens, session->tokens, session->n_tokens * sizeof *s->tokens);
     s->n_tokens = session->n_tokens;
     s->first_prompt = session->first_prompt;
-    s->json = json_constraint_fork(&session->json);
-    if (s->json.schema) s->sampler.json = &s->json;
+    constraint_fork(&session->constraint, &s->constraint);
+    if (constraint_holds(&s->constraint)) s->sampler.constraint = &s->constraint;
     *copy = s;
     return TERSE_OK;
 }

@@ -164,7 +164,7 @@ static void finish_item(const struct terse_step_item *item, double seconds, bool
     s->counters.attention_bytes += attention.bytes;
     if (!good) return;
     s->counters.decode_tokens += item->n;
-    for (size_t i = 0; i < item->n && s->json.schema; i++) json_constraint_take(&s->json, item->tokens[i]);
+    for (size_t i = 0; i < item->n && constraint_holds(&s->constraint); i++) constraint_take(&s->constraint, item->tokens[i]);
 }
 
 /* ---- Prompts */

@@ -1,6 +1,7 @@
 /* Implements the public functions of terse.h that take a model and concern only its tokenizer. */
 #include "model/model.h"
 #include "text/chat.h"
+#include "text/chat_reply.h"
 #include "text/detokenizer.h"
 
 enum terse_status terse_tokenize(const struct terse_model *model, const char *text, size_t n_bytes, unsigned flags, int32_t *tokens,
@@ -20,7 +21,17 @@ const char *terse_token_bytes(const struct terse_model *model, int32_t token, si
 
 enum terse_status terse_detokenizer_new(const struct terse_model *model, bool show_special, struct terse_detokenizer **detokenizer,
                                         struct terse_error *error) {
-    return detokenizer_new(model->tokenizer, show_special, detokenizer, error);
+    return detokenizer_new(model->tokenizer, show_special ? DETOKENIZER_ALL : DETOKENIZER_TEXT, NULL, detokenizer, error);
+}
+
+enum terse_status terse_detokenizer_new_for_reply(const struct terse_model *model, const struct terse_chat_options *options,
+                                                  struct terse_detokenizer **detokenizer, struct terse_error *error) {
+    return chat_detokenize_reply(model->tokenizer, options, detokenizer, error);
+}
+
+enum terse_status terse_reply_reader_new(const struct terse_model *model, const struct terse_chat_options *options,
+                                         struct terse_reply_reader **reader, struct terse_error *error) {
+    return chat_read_reply(model->tokenizer, options, reader, error);
 }
 
 struct terse_chat_options terse_chat_options_defaults(void) {

@@ -2,46 +2,14 @@
  * special. */
 #include "text/chat.h"
 
-#include "base/options.h"
 #include "base/text.h"
+#include "text/chat_choose.h"
 #include "text/chat_default.h"
 #include "text/chat_format.h"
 #include "text/chat_tools.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-const char *terse_chat_format_name(size_t i) {
-    const struct chat_format *format = chat_format_at(i);
-    return format ? format->name : NULL;
-}
-
-/* Writes the names of all formats, or of those that have tools, to names[384]. */
-static const char *list_formats(char *names, bool with_tools) {
-    struct text_line line = text_line_begin(names, 384);
-    for (size_t i = 0; chat_format_at(i); i++) {
-        if (with_tools && !chat_format_at(i)->tools) continue;
-        if (line.length) text_line_unit(&line, ", ", 2);
-        text_line_unit(&line, chat_format_at(i)->name, strlen(chat_format_at(i)->name));
-    }
-    text_line_end(&line);
-    return names;
-}
-
-static enum terse_status unknown_format(const char *what, enum terse_status code, struct terse_error *error) {
-    char names[384];
-    return status_fail(error, code, "%s: pass --chat-template NAME (%s)", what, list_formats(names, false));
-}
-
-static enum terse_status no_tools(const struct chat_format *format, bool own, struct terse_error *error) {
-    char names[384];
-    list_formats(names, true);
-    if (own && chat_format_find(format->name)->tools)
-        return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "the model's chat template has no tools: pass --chat-template %s to write them all the same",
-                           format->name);
-    return status_fail(error, TERSE_E_UNSUPPORTED, "the format %s has no tools in terse; those that have: %s", format->name, names);
-}
 
 /* ---- Writing ------------------------------------------------------------------------------------------------------------- */
 
@@ -165,11 +133,11 @@ static void write_tools(struct render *r, const struct terse_message *system) {
 static void write_calls(struct render *r, const struct chat_calls *calls, const struct terse_message *message, size_t first) {
     for (size_t i = 0; i < calls->n; i++) {
         if (r->size > first) add(r, "\n");
-        add(r, CHAT_CALL_OPEN "\n{\"name\": \"");
+        add(r, "<tool_call>\n{\"name\": \"");
         add_literal(r, calls->call[i].name, message);
         add(r, "\", \"arguments\": ");
         add_literal(r, calls->call[i].arguments, message);
-        add(r, "}\n" CHAT_CALL_CLOSE);
+        add(r, "}\n</tool_call>");
     }
     if (calls->n) add_literal(r, "", message); /* the message ends here, not behind its last arguments */
 }
@@ -238,7 +206,7 @@ static void write_conversation(struct render *r, const struct terse_chat_options
     bool begun = options->open_reply && ends_with_text(r);
     write_messages(r, begun);
     if (options->open_reply && !begun) add(r, r->format.reply);
-    if (options->open_call) add(r, CHAT_CALL_OPEN "\n");
+    if (options->open_call) add(r, r->format.tools->call.begun);
 }
 
 /* ---- Checking what is asked for ------------------------------------------------------------------------------------------ */
@@ -271,32 +239,22 @@ static enum terse_status check_order(const struct chat_format *f, const struct t
     return TERSE_OK;
 }
 
-/* Chooses the format: the model's own, as its template varies it and with its default system text, or another by its name. */
-static enum terse_status choose_format(struct render *r, const struct tokenizer *t, const char *name, bool *own_format,
-                                       struct terse_error *error) {
+/* Chooses the format, with what its own template brings: BOS, and a default system text. */
+static enum terse_status choose_format(struct render *r, const struct tokenizer *t, const struct terse_chat_options *options,
+                                       bool *own, struct terse_error *error) {
     struct gguf_string template = tokenizer_chat_template(t);
-    const struct chat_format *named = name ? chat_format_find(name) : NULL;
-    bool own = chat_format_recognise(template, &r->format), added;
-    if (name && !named) return unknown_format("there is no such chat format", TERSE_E_ARGUMENT, error);
-    if (!name && !own)
-        return unknown_format(template.size ? "the model's chat template is none that terse knows"
-                                            : "the model has no chat template",
-                              TERSE_E_UNSUPPORTED, error);
-    if (named && !(own && strcmp(named->name, r->format.name) == 0)) {
-        r->format = *named;
-        own = false;
-    }
-    if (named) r->format.tools = named->tools; /* who names a format wants it, whatever the model's template lacks */
-    *own_format = own;
+    bool added;
+    enum terse_status status = chat_choose(t, options, &r->format, own, error);
+    if (status) return status;
     int32_t bos = tokenizer_bos(t, &added);
     size_t n;
-    if (added || (own && chat_template_has_bos(template))) {
+    if (added || (*own && chat_template_has_bos(template))) {
         r->bos.data = tokenizer_bytes(t, bos, true, &n);
         r->bos.size = n;
     }
     r->eos.data = tokenizer_bytes(t, tokenizer_eos(t), true, &n);
     r->eos.size = n;
-    if (own && !chat_default_system(template, &r->format, &r->system))
+    if (*own && !chat_default_system(template, &r->format, &r->system))
         return status_no_memory(error, template.size, "the text of a chat template");
     return TERSE_OK;
 }
@@ -338,7 +296,7 @@ static enum terse_status read_tools(struct render *r, const struct terse_chat_op
         if (!status && calls) status = chat_calls_read(calls, i + 1, &r->calls[i], error);
         used |= role_of(&messages[i]) == CHAT_TOOL || (!status && calls && r->calls[i].n);
     }
-    return status || !used || r->format.tools ? status : no_tools(&r->format, own, error);
+    return status || !used || r->format.tools ? status : chat_refuse_tools(&r->format, own, error);
 }
 
 static void render_free(struct render *r) {
@@ -357,8 +315,7 @@ static enum terse_status render(struct render *r, const struct tokenizer *tokeni
                                 const struct terse_message *messages, size_t n_messages, struct terse_error *error) {
     bool own;
     *r = (struct render){.n_messages = n_messages};
-    enum terse_status status = OPTIONS_CHECK(options, terse_chat_options, error);
-    if (!status) status = choose_format(r, tokenizer, options->format, &own, error);
+    enum terse_status status = choose_format(r, tokenizer, options, &own, error);
     if (!status) status = check_roles(messages, n_messages, error);
     if (!status) status = read_tools(r, options, messages, n_messages, own, error);
     if (!status) status = check_order(&r->format, messages, n_messages, error);

@@ -43,7 +43,7 @@ static const struct chat_format formats[] = {
      .close = {"<|eot_id|>", "<|eot_id|>", "<|eot_id|>"},
      .reply = "<|start_header_id|>assistant<|end_header_id|>\n\n",
      .trim = CHAT_TRIM_SYSTEM | CHAT_TRIM_USER | CHAT_TRIM_REPLY},
-    {.name = "chatml", .open = CHATML_OPEN, .close = CHATML_CLOSE, .reply = "<|im_start|>assistant\n", .tools = true},
+    {.name = "chatml", .open = CHATML_OPEN, .close = CHATML_CLOSE, .reply = "<|im_start|>assistant\n", .tools = &tool_form_hermes},
     {.name = "llama-2",
      .open = {"<<SYS>>\n", "[INST] ", " "},
      .close = {"\n<</SYS>>\n\n", " [/INST]", " "},
@@ -140,7 +140,9 @@ static const struct chat_format formats[] = {
      .reply = "<|im_start|>assistant\n",
      .thoughts = "</think>",
      .thoughts_and_line = true,
-     .tools = true},
+     .thoughts_open = "<think>",
+     .thoughts_close = "</think>",
+     .tools = &tool_form_hermes},
     /* This is the same template with enable_thinking=false. */
     {.name = "qwen-3-no-think",
      .open = CHATML_OPEN,
@@ -148,7 +150,9 @@ static const struct chat_format formats[] = {
      .reply = "<|im_start|>assistant\n<think>\n\n</think>\n\n",
      .thoughts = "</think>",
      .thoughts_and_line = true,
-     .tools = true},
+     .thoughts_open = "<think>",
+     .thoughts_close = "</think>",
+     .tools = &tool_form_hermes},
     /* These models always think: QwQ, Qwen 3 Thinking 2507. */
     {.name = "qwen-3-thinking",
      .open = CHATML_OPEN,
@@ -156,7 +160,9 @@ static const struct chat_format formats[] = {
      .reply = "<|im_start|>assistant\n<think>\n",
      .thoughts = "</think>",
      .thoughts_and_line = true,
-     .tools = true},
+     .thoughts_open = "<think>",
+     .thoughts_close = "</think>",
+     .tools = &tool_form_hermes},
     {.name = "deepseek-coder",
      .open = {"", "### Instruction:\n", "### Response:\n"},
      .close = {"", "\n", "\n<|EOT|>\n"},
@@ -171,13 +177,17 @@ static const struct chat_format formats[] = {
      .close = {"", "", ""},
      .reply = DEEPSEEK_REPLY,
      .eos_after_reply = true,
-     .thoughts = "</think>"},
+     .thoughts = "</think>",
+     .thoughts_open = "<think>",
+     .thoughts_close = "</think>"},
     {.name = "deepseek-r1",
      .open = DEEPSEEK_OPEN,
      .close = {"", "", ""},
      .reply = DEEPSEEK_REPLY "<think>\n",
      .eos_after_reply = true,
-     .thoughts = "</think>"},
+     .thoughts = "</think>",
+     .thoughts_open = "<think>",
+     .thoughts_close = "</think>"},
 };
 enum { N_FORMATS = sizeof formats / sizeof *formats };
 
@@ -187,6 +197,34 @@ const struct chat_format *chat_format_find(const char *name) {
     for (size_t i = 0; i < N_FORMATS; i++)
         if (strcmp(formats[i].name, name) == 0) return &formats[i];
     return NULL;
+}
+
+/* ---- The tokens of a reply ------------------------------------------------------------------------------------------------ */
+
+static bool is_part(const char *text, const char *part, size_t n) {
+    for (const char *at = text; at && n && (at = strchr(at, *part)); at++)
+        if (strncmp(at, part, n) == 0) return true;
+    return false;
+}
+
+static bool is_mark(const struct chat_format *f, const char *token, size_t n) {
+    const struct call_form *call = f->tools ? &f->tools->call : NULL;
+    for (size_t i = 0; i < CHAT_HIDDEN; i++)
+        if (is_part(f->hidden[i], token, n)) return true;
+    if (is_part(f->thoughts_open, token, n) || is_part(f->thoughts_close, token, n)) return true;
+    for (size_t i = 0; call && i < TOOL_MARKS; i++)
+        if (is_part(call->open[i], token, n) || is_part(call->before_arguments[i], token, n)) return true;
+    return call && (is_part(call->before_name, token, n) || is_part(call->after_arguments, token, n) ||
+                    is_part(call->before_another, token, n) || is_part(call->close, token, n));
+}
+
+const char *chat_format_bytes(const struct chat_format *format, const struct tokenizer *tokenizer, int32_t token, size_t *n_bytes) {
+    const char *bytes = tokenizer_bytes(tokenizer, token, false, n_bytes);
+    if (*n_bytes) return bytes;
+    const char *shown = tokenizer_bytes(tokenizer, token, true, n_bytes);
+    if (*n_bytes && is_mark(format, shown, *n_bytes)) return shown;
+    *n_bytes = 0;
+    return bytes;
 }
 
 /* ---- The model's own template -------------------------------------------------------------------------------------------- */
@@ -260,7 +298,7 @@ bool chat_format_recognise(struct gguf_string template, struct chat_format *form
     if (!name) return false;
     *format = *chat_format_find(name);
     if (!has(template, "|trim") && !has(template, "| trim") && !has(template, "strip()")) format->trim = 0;
-    format->tools = format->tools && has(template, CHAT_CALL_OPEN);
+    if (format->tools && !has(template, format->tools->mark)) format->tools = NULL;
     format->bos_each_turn = has(template, "bos_token + '[INST]") || has(template, "bos_token + \"[INST]");
     return true;
 }

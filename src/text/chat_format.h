@@ -3,13 +3,12 @@
 #define TERSE_TEXT_CHAT_FORMAT_H
 
 #include "text/tokenizer.h"
+#include "text/tool_form.h"
 
 /* A tool's results are written in a turn of the user, so that a format has no marks of their own. */
-enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL, CHAT_ROLES = CHAT_TOOL };
+enum { CHAT_HIDDEN = 6 };
 
-/* A reply's tool calls stand between these marks, a JSON object each. */
-#define CHAT_CALL_OPEN "<tool_call>"
-#define CHAT_CALL_CLOSE "</tool_call>"
+enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL, CHAT_ROLES = CHAT_TOOL };
 
 /* These bits say from whose messages white space is taken off at both ends. */
 enum chat_trim {
@@ -38,7 +37,10 @@ struct chat_format {
     bool eos_after_reply;   /* EOS stands behind what the assistant said */
     const char *thoughts;   /* of what the assistant said, what ends with the last such text is left out; or NULL */
     bool thoughts_and_line; /* with the line ends behind it */
-    bool tools;             /* are written, and called, in the form of Hermes and Qwen 2.5 */
+    const char *thoughts_open, *thoughts_close; /* a reply's thoughts stand between these marks, where it begins; or NULL */
+    const char
+        *hidden[CHAT_HIDDEN]; /* marks of a reply that are no text; NULL behind the last. Thoughts may then open behind them, too */
+    const struct tool_form *tools; /* NULL: the format has none */
 };
 
 /* Returns the i-th format, or NULL past the last. */
@@ -49,6 +51,9 @@ const struct chat_format *chat_format_find(const char *name);
 /* Finds the format of a model's own template and sets what such templates vary in it; returns false where terse does not know
  * it. */
 bool chat_format_recognise(struct gguf_string template, struct chat_format *format);
+/* Returns the bytes of a token of a reply, as tokenizer_bytes. Of control tokens those have bytes that the format tells thoughts, text and calls apart
+ * by. */
+const char *chat_format_bytes(const struct chat_format *format, const struct tokenizer *tokenizer, int32_t token, size_t *n_bytes);
 /* Returns whether a template puts BOS before a conversation. */
 bool chat_template_has_bos(struct gguf_string template);
 

@@ -52,15 +52,15 @@ static void cut_into_lines(char *text) {
     text[to] = '\0';
 }
 
-enum terse_status chat_tools_read(const char *json, char **lines, struct terse_error *error) {
+enum terse_status chat_tools_parse(const char *json, cJSON **tools, struct terse_error *error) {
     const cJSON *tool;
     size_t i = 1;
-    *lines = NULL;
+    *tools = NULL;
     if (!json) return TERSE_OK;
-    cJSON *tools = parse_array(json);
-    if (!tools) return status_fail(error, TERSE_E_ARGUMENT, "the tools are no JSON array");
+    cJSON *array = parse_array(json);
+    if (!array) return status_fail(error, TERSE_E_ARGUMENT, "the tools are no JSON array");
     enum terse_status status = TERSE_OK;
-    cJSON_ArrayForEach(tool, tools) {
+    cJSON_ArrayForEach(tool, array) {
         const cJSON *type = cJSON_GetObjectItemCaseSensitive(tool, "type");
         const cJSON *function = cJSON_GetObjectItemCaseSensitive(tool, "function");
         if (!status && type && (!cJSON_IsString(type) || strcmp(type->valuestring, "function") != 0))
@@ -73,8 +73,19 @@ enum terse_status chat_tools_read(const char *json, char **lines, struct terse_e
                             i);
         i++;
     }
+    if (status || i == 1)
+        cJSON_Delete(array);
+    else
+        *tools = array;
+    return status;
+}
+
+enum terse_status chat_tools_read(const char *json, char **lines, struct terse_error *error) {
+    cJSON *tools;
+    *lines = NULL;
+    enum terse_status status = chat_tools_parse(json, &tools, error);
+    if (status || !tools) return status;
     cJSON_Delete(tools);
-    if (status || i == 1) return status;
     if (!(*lines = json_spaced(json, strlen(json)))) return status_no_memory(error, strlen(json), "the tools of a conversation");
     cut_into_lines(*lines);
     return TERSE_OK;

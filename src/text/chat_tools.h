@@ -4,8 +4,12 @@
 
 #include "base/status.h"
 
+#include <cjson/cJSON.h>
 #include <stddef.h>
 
+/* Parses and checks tools, a JSON array in the form of OpenAI's `tools`; cJSON_Delete releases them. *tools is NULL where there is none.
+ * TERSE_E_ARGUMENT: not such an array. */
+enum terse_status chat_tools_parse(const char *json, cJSON **tools, struct terse_error *error);
 /* Writes to *lines the tools of a JSON array in the form of OpenAI's `tools`, each a line of JSON behind a line end, as templates
  * write them; NULL where there is none. free releases it. TERSE_E_ARGUMENT: not such an array. */
 enum terse_status chat_tools_read(const char *json, char **lines, struct terse_error *error);

@@ -12,21 +12,23 @@ enum { REPLACEMENT_BYTES = sizeof replacement - 1, MAX_HELD = 3 };
 
 struct terse_detokenizer {
     const struct tokenizer *tokenizer;
-    bool show_special;
+    enum detokenizer_shows shows;
+    struct chat_format format; /* of a reply */
     size_t n_held;
     char held[MAX_HELD]; /* the beginning of a character */
     char *raw;           /* what is held and one token */
     char *text;          /* the same as characters: a replacement takes three bytes where there may have been one */
 };
 
-enum terse_status detokenizer_new(const struct tokenizer *tokenizer, bool show_special, struct terse_detokenizer **detokenizer,
-                                  struct terse_error *error) {
+enum terse_status detokenizer_new(const struct tokenizer *tokenizer, enum detokenizer_shows shows, const struct chat_format *format,
+                                  struct terse_detokenizer **detokenizer, struct terse_error *error) {
     *detokenizer = NULL;
     size_t raw = MAX_HELD + tokenizer_longest(tokenizer), text = REPLACEMENT_BYTES * raw + 1;
     struct terse_detokenizer *d = memory_zeros(1, sizeof *d);
     if (!d) return status_no_memory(error, sizeof *d, "the detokenizer");
     d->tokenizer = tokenizer;
-    d->show_special = show_special;
+    d->shows = shows;
+    if (format) d->format = *format;
     d->raw = memory_array(raw, 1);
     d->text = memory_array(text, 1);
     if (!d->raw || !d->text) {
@@ -52,7 +54,8 @@ static const char *end_text(struct terse_detokenizer *d, size_t n, size_t *n_byt
 
 const char *terse_detokenizer_push(struct terse_detokenizer *d, int32_t token, size_t *n_bytes) {
     size_t size, out = 0;
-    const char *bytes = tokenizer_bytes(d->tokenizer, token, d->show_special, &size);
+    const char *bytes = d->shows == DETOKENIZER_REPLY ? chat_format_bytes(&d->format, d->tokenizer, token, &size)
+                                                      : tokenizer_bytes(d->tokenizer, token, d->shows == DETOKENIZER_ALL, &size);
     memcpy(d->raw, d->held, d->n_held);
     memcpy(d->raw + d->n_held, bytes, size);
     size += d->n_held;

@@ -2,10 +2,16 @@
 #ifndef TERSE_TEXT_DETOKENIZER_H
 #define TERSE_TEXT_DETOKENIZER_H
 
-#include "text/tokenizer.h"
+#include "text/chat_format.h"
 
-/* Makes a detokenizer; the tokenizer must outlive it. `show_special` is that of tokenizer_bytes. */
-enum terse_status detokenizer_new(const struct tokenizer *tokenizer, bool show_special, struct terse_detokenizer **detokenizer,
-                                  struct terse_error *error);
+enum detokenizer_shows {
+    DETOKENIZER_TEXT,
+    DETOKENIZER_ALL,  /* special tokens, too */
+    DETOKENIZER_REPLY /* and those special tokens that chat_format_bytes shows */
+};
+
+/* Makes a detokenizer; the tokenizer must outlive it. `format` is that of a reply, else NULL; it is copied. */
+enum terse_status detokenizer_new(const struct tokenizer *tokenizer, enum detokenizer_shows shows, const struct chat_format *format,
+                                  struct terse_detokenizer **detokenizer, struct terse_error *error);
 
 #endif

@@ -460,10 +460,14 @@ bool json_push(const struct json_schema *schema, struct json_state *state, const
     return true;
 }
 
+void json_copy(struct json_state *to, const struct json_state *from) {
+    to->ways = from->ways;
+    for (uint32_t i = 0; i < from->ways; i++) copy_way(&to->way[i], &from->way[i]);
+}
+
 bool json_allows(const struct json_schema *schema, const struct json_state *state, const char *text, size_t n) {
     struct json_state copy;
-    copy.ways = state->ways;
-    for (uint32_t i = 0; i < state->ways; i++) copy_way(&copy.way[i], &state->way[i]);
+    json_copy(&copy, state);
     return json_push(schema, &copy, text, n);
 }
 

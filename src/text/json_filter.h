@@ -7,7 +7,7 @@
  * These keywords of JSON Schema are understood: type (one or several), properties, required, additionalProperties (true or false), items,
  * minItems, maxItems, enum, const, pattern (text/pattern.h; such strings have no \u), anyOf, and $ref to the whole schema ("#") or to what it
  * has in $defs or definitions; title, description, default, examples, $schema, $id and $comment say nothing about a value, also beside anyOf
- * and $ref. Any other keyword is refused by name, with its place. Properties stand in any order, each once.
+ * and $ref. Any other keyword is refused by name, with its place, unless the schema is read leniently. Properties stand in any order, each once.
  *
  * Where a text may be a value of several schemas of an anyOf, all of them are followed, JSON_WAYS at a time; where there are more, which takes
  * anyOf within anyOf, the first JSON_WAYS are. */
@@ -65,8 +65,12 @@ struct json_schema {
     uint32_t others; /* owners beside the first: json_schema_share */
 };
 
+/* What a schema asks for and is not understood is refused, or left out: then it allows more values than it should, any object where it has no
+ * values at all. */
+enum json_strictness { JSON_STRICT, JSON_LENIENT };
 /* Makes a schema from its text; NULL: any object. */
-enum terse_status json_schema_new(const char *text, struct json_schema **schema, struct terse_error *error);
+enum terse_status json_schema_new(const char *text, enum json_strictness strictness, struct json_schema **schema,
+                                  struct terse_error *error);
 /* Adds one owner, who frees it too; not thread-safe. */
 void json_schema_share(struct json_schema *schema);
 void json_schema_free(struct json_schema *schema);
@@ -98,6 +102,8 @@ struct json_state {
 };
 
 struct json_state json_begin(void);
+/* Copies a state, of which only the ways in use need to be set. */
+void json_copy(struct json_state *to, const struct json_state *from);
 /* Takes text[n]. Returns false where it cannot be continued to an allowed value; the state is then of no more use. */
 bool json_push(const struct json_schema *schema, struct json_state *state, const char *text, size_t n);
 /* Returns whether json_push would return true. */

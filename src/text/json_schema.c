@@ -79,6 +79,7 @@ struct building {
     const struct place *place;
     struct definition definition[MOST_DEFINITIONS];
     uint32_t definitions;
+    bool lenient;
     struct terse_error *error;
 };
 
@@ -310,8 +311,12 @@ static enum terse_status set_keyword(struct building *b, uint32_t node, const cJ
 }
 
 /* Refuses keywords that would otherwise be ignored. */
-static enum terse_status check_node(struct building *b, const struct json_node *n, const cJSON *from) {
+static enum terse_status check_node(struct building *b, struct json_node *n, const cJSON *from) {
     const cJSON *one;
+    if (b->lenient) {
+        if (n->items_least > n->items_most) n->items_least = 0;
+        return TERSE_OK; /* choices come before a pattern, and unions before all else */
+    }
     if (n->items_least > n->items_most) return refuse(b, "maxItems is below minItems", NULL);
     if (n->pattern && n->n_choices) return refuse(b, "enum or const stands beside a pattern", NULL);
     if (!n->is_union) return TERSE_OK;
@@ -323,19 +328,31 @@ static enum terse_status check_node(struct building *b, const struct json_node *
 
 static const struct json_node any_value = {.kinds = JSON_ANY, .additional = true, .items_most = UINT32_MAX};
 
+/* Sets what one keyword asks for. In a lenient schema a keyword that is refused leaves the node as it was; *any_names: the names of an object's
+ * properties were. */
+static enum terse_status take_keyword(struct building *b, uint32_t node, const cJSON *from, const cJSON *one, uint32_t depth,
+                                      bool *any_names) {
+    const struct json_node before = b->schema->node[node];
+    bool twice = cJSON_GetObjectItemCaseSensitive(from, one->string) != one;
+    enum terse_status status = twice ? refuse(b, "a keyword stands twice:", one->string) : set_keyword(b, node, from, one, depth);
+    if (status != TERSE_E_ARGUMENT || !b->lenient) return status;
+    b->schema->node[node] = before;
+    *any_names |= strcmp(one->string, "properties") == 0;
+    return TERSE_OK;
+}
+
 static enum terse_status build_node(struct building *b, const cJSON *from, uint32_t depth, uint32_t node) {
     const cJSON *one;
+    struct json_node *n = &b->schema->node[node];
     enum terse_status status = TERSE_OK;
-    b->schema->node[node] = any_value;
-    if (cJSON_IsTrue(from)) return TERSE_OK;
+    bool any_names = false;
+    *n = any_value;
+    if (cJSON_IsTrue(from) || (b->lenient && (!cJSON_IsObject(from) || depth >= JSON_DEPTH))) return TERSE_OK;
     if (!cJSON_IsObject(from)) return refuse(b, "a schema is an object or true", NULL);
     if (depth >= JSON_DEPTH) return refuse(b, "the schema is deeper than 64", NULL);
-    cJSON_ArrayForEach(one, from) {
-        const cJSON *first = cJSON_GetObjectItemCaseSensitive(from, one->string);
-        if (!status && first != one) status = refuse(b, "a keyword stands twice:", one->string);
-        if (!status) status = set_keyword(b, node, from, one, depth);
-    }
-    return status ? status : check_node(b, &b->schema->node[node], from);
+    cJSON_ArrayForEach(one, from) if (!status) status = take_keyword(b, node, from, one, depth, &any_names);
+    if (any_names) n->additional = true, n->required = 0;
+    return status ? status : check_node(b, n, from);
 }
 
 static enum terse_status build(struct building *b, const cJSON *from, uint32_t depth, uint32_t *node) {
@@ -393,7 +410,8 @@ static enum terse_status fill(struct building *b, const cJSON *from) {
     return status ? status : json_ways_resolve(s, b->error);
 }
 
-enum terse_status json_schema_new(const char *text, struct json_schema **schema, struct terse_error *error) {
+enum terse_status json_schema_new(const char *text, enum json_strictness strictness, struct json_schema **schema,
+                                  struct terse_error *error) {
     *schema = NULL;
     if (text && utf8_prefix(text, strlen(text)) < strlen(text))
         return status_fail(error, TERSE_E_ARGUMENT, "the JSON schema is not UTF-8");
@@ -409,6 +427,7 @@ enum terse_status json_schema_new(const char *text, struct json_schema **schema,
     if (s && b) {
         b->schema = s;
         b->error = error;
+        b->lenient = strictness == JSON_LENIENT;
         status = fill(b, from);
     } else {
         status = status_no_memory(error, sizeof *b, "a JSON schema");
@@ -419,7 +438,8 @@ enum terse_status json_schema_new(const char *text, struct json_schema **schema,
         json_schema_free(s);
     else
         *schema = s;
-    return status;
+    bool any_object = status == TERSE_E_ARGUMENT && strictness == JSON_LENIENT;
+    return any_object ? json_schema_new(NULL, JSON_STRICT, schema, error) : status;
 }
 
 void json_schema_share(struct json_schema *s) { s->others++; }

@@ -113,7 +113,7 @@ static size_t behind_value(const char *text, size_t n, size_t at) {
     size_t depth = 0;
     while (at < n) {
         char c = text[at];
-        if (depth == 0 && (c == ',' || c == '}' || is_space(c))) return at;
+        if (depth == 0 && (c == ',' || c == '}' || c == ']' || is_space(c))) return at;
         at = c == '"' ? behind_string(text, n, at) : at + 1;
         if (c == '{' || c == '[') depth++;
         if ((c == '}' || c == ']') && --depth == 0) return at;
@@ -137,4 +137,33 @@ struct text_span json_member(const char *text, size_t n, const char *name) {
         at = end;
     }
     return found;
+}
+
+bool json_next_item(const char *text, size_t n, struct text_span *item) {
+    size_t at = item->end;
+    if (!at)
+        while (at < n && text[at++] != '[') {}
+    while (at < n && (is_space(text[at]) || text[at] == ',')) at++;
+    if (at == n || text[at] == ']') return false;
+    *item = (struct text_span){at, behind_value(text, n, at)};
+    return true;
+}
+
+bool json_behind(const char *text, size_t n, size_t begin, size_t *end) {
+    size_t depth = 0;
+    bool quoted = false;
+    for (size_t at = begin; at < n; at++) {
+        char c = text[at];
+        if (quoted && c == '\\') {
+            at++;
+        } else if (c == '"') {
+            quoted = !quoted;
+        } else if (!quoted && (c == '{' || c == '[')) {
+            depth++;
+        } else if (!quoted && (c == '}' || c == ']') && --depth == 0) {
+            *end = at + 1;
+            return true;
+        }
+    }
+    return false;
 }

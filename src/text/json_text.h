@@ -12,4 +12,11 @@ char *json_spaced(const char *text, size_t n);
  * an empty span where there is none. */
 struct text_span json_member(const char *text, size_t n, const char *name);
 
+/* Moves *item, {0, 0} at first, to the next item of a JSON array in text[n], which must be well-formed; returns false behind the last. */
+bool json_next_item(const char *text, size_t n, struct text_span *item);
+
+/* Sets *end to the place behind the object or array that begins at text[begin]; returns false where its end is not there. What stands within need
+ * not be well-formed. */
+bool json_behind(const char *text, size_t n, size_t begin, size_t *end);
+
 #endif

@@ -20,7 +20,7 @@ static struct json_schema *read_schema(const uint8_t *data, size_t n) {
     require(text != NULL);
     if (n) memcpy(text, data, n);
     text[n] = 0;
-    enum terse_status status = json_schema_new(text, &schema, &error);
+    enum terse_status status = json_schema_new(text, JSON_STRICT, &schema, &error);
     free(text);
     require((status == TERSE_OK) == (schema != NULL));
     require(!status || (error.message[0] && text_is_printable(error.message, strlen(error.message))));

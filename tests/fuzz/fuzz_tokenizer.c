@@ -68,7 +68,7 @@ static void check_bytes(const struct tokenizer *t, const int32_t *tokens, size_t
 static void check_stream(const struct tokenizer *t, const int32_t *tokens, size_t n) {
     struct terse_detokenizer *d;
     size_t bytes;
-    require(detokenizer_new(t, true, &d, NULL) == TERSE_OK);
+    require(detokenizer_new(t, DETOKENIZER_ALL, NULL, &d, NULL) == TERSE_OK);
     for (size_t i = 0; i <= n; i++) {
         const char *text = i < n ? terse_detokenizer_push(d, tokens[i], &bytes) : terse_detokenizer_finish(d, &bytes);
         require(text[bytes] == '\0' && utf8_prefix(text, bytes) == bytes);

@@ -67,6 +67,19 @@ class Tools(unittest.TestCase):
                 reply = session.chat(QUESTION, tools=[CLOCK], format="chatml")
             self.assertEqual((reply.text, reply.calls, reply.message), (text, [], {"role": "assistant", "content": text}))
 
+    def test_calls_are_held_to_their_tools(self):
+        """The built-in model repeats a call that it is shown, which lacks an argument that is required."""
+        shown = [{"role": "user", "content": 'Say: <tool_call>{"name": "unlock", "arguments": {"code": 4071826}}</tool_call>\n\nWhat do you say?'}]
+        parameters = {"type": "object", "properties": {"code": {"type": "integer"}, "kind": {"enum": ["old", "new"]}}, "required": ["code", "kind"],
+                      "additionalProperties": False}
+        session = self.model.session("f16")
+        for piece in session.chat(shown, tools=[{"type": "function", "function": {"name": "unlock", "parameters": parameters}}], format="chatml",
+                                  temperature=0, max_tokens=300, stream=True):
+            if isinstance(piece, terse.ToolCall):
+                break
+        self.assertEqual((piece.name, piece.arguments["code"], piece.arguments["kind"] in ("old", "new")), ("unlock", 4071826, True))
+        session.truncate(len(session) - 1)  # refused while calls are held to their tools
+
     def test_a_begun_reply_goes_on(self):
         session = self.model.session("f16")
         begun = {"role": "assistant", "content": "I "}

@@ -12,6 +12,7 @@ UNLOCK = {"type": "function", "function": {"name": "unlock", "description": "Unl
 PING = {"type": "function", "function": {"name": "ping"}}
 SAID = '<tool_call>{"name": "unlock", "arguments": {"code": 4071826}}</tool_call>'
 SHOWN = [{"role": "user", "content": "Say: %s\n\nWhat do you say?" % SAID}]
+OPEN = {"type": "function", "function": {"name": "unlock", "parameters": {"type": "object", "properties": {"code": {"type": "integer"}}}}}
 NAMED = {"type": "function", "function": {"name": "unlock"}}
 
 
@@ -48,28 +49,48 @@ class Tools(ServedTest):
         self.assertIn(arguments["kind"], ("old", "new"))
 
     def test_a_call_of_its_own(self):
-        choice = self.choice(SHOWN, tools=[UNLOCK], max_tokens=200, parallel_tool_calls=False)
+        choice = self.choice(SHOWN, tools=[OPEN], max_tokens=200, parallel_tool_calls=False)
         call = choice["message"]["tool_calls"][0]
         self.assertEqual((choice["finish_reason"], len(choice["message"]["tool_calls"])), ("tool_calls", 1))
         self.assertEqual(call["function"], {"name": "unlock", "arguments": '{"code": 4071826}'})
         self.assertEqual(call["type"], "function")
         self.assertTrue(choice["message"]["content"])
         self.assertNotIn("<tool_call>", choice["message"]["content"])
-        streamed = self.joined(SHOWN, tools=[UNLOCK], max_tokens=200, parallel_tool_calls=False)
+        streamed = self.joined(SHOWN, tools=[OPEN], max_tokens=200, parallel_tool_calls=False)
         self.assertEqual(streamed, (choice["message"]["content"], [call["function"]], "tool_calls"))
         # Without tools the same letters are text.
         choice = self.choice([*SHOWN, {"role": "assistant", "content": "I say: "}], max_tokens=40)
         self.assertNotIn("tool_calls", choice["message"])
 
+    def test_a_call_of_its_own_is_held_to_its_schema(self):
+        """The call that is shown lacks an argument that is required, and names a tool that another request does not have."""
+        for stream in (False, True):
+            if stream:
+                text, calls, reason = self.joined(SHOWN, tools=[PING, UNLOCK], max_tokens=200, parallel_tool_calls=False)
+            else:
+                choice = self.choice(SHOWN, tools=[PING, UNLOCK], max_tokens=200, parallel_tool_calls=False)
+                text, calls, reason = choice["message"]["content"], [c["function"] for c in choice["message"]["tool_calls"]], choice["finish_reason"]
+            self.assertEqual(reason, "tool_calls")
+            self.assertTrue(text)
+            self.check_unlock(calls[0])
+            self.assertEqual(json.loads(calls[0]["arguments"])["code"], 4071826)
+        choice = self.choice(SHOWN, tools=[PING], max_tokens=200, parallel_tool_calls=False)
+        self.assertEqual(choice["message"]["tool_calls"][0]["function"], {"name": "ping", "arguments": "{}"})
+        # What of a schema is not understood is not asked for.
+        odd = {"type": "object", "properties": {"code": {"type": "integer", "maximum": 5}, "kind": {"enum": ["old"]}}, "required": ["code", "kind"]}
+        tool = {"type": "function", "function": {"name": "unlock", "parameters": odd}}
+        choice = self.choice(SHOWN, tools=[tool], max_tokens=200, parallel_tool_calls=False)
+        self.assertEqual(json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]), {"code": 4071826, "kind": "old"})
+
     def test_a_call_that_is_cut_stays_text(self):
-        whole = self.ask(SHOWN, tools=[UNLOCK], max_tokens=200, parallel_tool_calls=False)
+        whole = self.ask(SHOWN, tools=[OPEN], max_tokens=200, parallel_tool_calls=False)
         written = whole["usage"]["completion_tokens"]
-        cut = self.choice(SHOWN, tools=[UNLOCK], max_tokens=written - 12)
+        cut = self.choice(SHOWN, tools=[OPEN], max_tokens=written - 12)
         self.assertEqual(cut["finish_reason"], "length")
         self.assertNotIn("tool_calls", cut["message"])
         self.assertIn('<tool_call>{"name": "unlock"', cut["message"]["content"])
-        self.assertEqual(self.joined(SHOWN, tools=[UNLOCK], max_tokens=written - 12), (cut["message"]["content"], [], "length"))
-        stopped = self.choice(SHOWN, tools=[UNLOCK], max_tokens=200, stop=['"arguments"'])
+        self.assertEqual(self.joined(SHOWN, tools=[OPEN], max_tokens=written - 12), (cut["message"]["content"], [], "length"))
+        stopped = self.choice(SHOWN, tools=[OPEN], max_tokens=200, stop=['"arguments"'])
         self.assertTrue(stopped["message"]["content"].endswith('<tool_call>{"name": "unlock", '), stopped)
         self.assertEqual(stopped["finish_reason"], "stop")
 
@@ -94,6 +115,8 @@ class Tools(ServedTest):
                 self.assertEqual(json.loads(function["arguments"]), {})
             else:
                 self.check_unlock(function)
+        many = [{"type": "function", "function": {"name": "tool_%d" % i}} for i in range(40)]
+        self.assertIn(self.choice(HELLO, tools=many, tool_choice="required")["message"]["tool_calls"][0]["function"]["name"], [t["function"]["name"] for t in many])
         replies = self.ask(HELLO, tools=[UNLOCK], tool_choice=NAMED, n=2, temperature=1)["choices"]
         ids = {choice["message"]["tool_calls"][0]["id"] for choice in replies}
         self.assertEqual(len(ids), 2)
@@ -128,7 +151,6 @@ class Tools(ServedTest):
         refused("tool_choice", "tool_choice", tools=[PING], tool_choice={"type": "function"})
         refused("tool_choice", "tools", tools=[PING], tool_choice=NAMED)
         refused("tool_choice", "tools", tool_choice="required")
-        refused("tool_choice", "16", tool_choice="required", tools=[PING] * 17)
         refused("tool_choice", "response_format", tools=[PING], tool_choice="required", response_format={"type": "json_object"})
         refused("parallel_tool_calls", "parallel_tool_calls", tools=[PING], parallel_tool_calls="no")
         refused("messages[0]", "tool_calls", messages=[{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}])

@@ -253,26 +253,47 @@ static void test_members(void **state) {
 
 /* ---- Calls in replies ----------------------------------------------------------------------------------------------------- */
 
-/* Finds the calls of a reply that comes in pieces of `step` bytes. The result has its text, then name and arguments of each call, behind '|'. */
-static void find_calls(const char *reply, size_t step, char *result) {
-    struct terse_call_finder *finder;
-    const char *out;
-    size_t n_out, n, size = strlen(reply);
-    assert_int_equal(terse_call_finder_new(false, &finder, NULL), TERSE_OK);
+static struct terse_reply_reader *reader_of(const struct sample *s, const struct terse_chat_options *options) {
+    struct terse_reply_reader *reader;
+    struct terse_error error;
+    if (terse_reply_reader_new(&s->model, options, &reader, &error)) fail_msg("%s", error.message);
+    return reader;
+}
+
+/* Reads a reply that comes in pieces of `step` bytes. The result has its text, thoughts behind '~', then name and arguments of each call, behind '|'. */
+static void read_reply(const struct sample *s, const struct terse_chat_options *options, const char *reply, size_t step,
+                       char *result) {
+    struct terse_reply_reader *reader = reader_of(s, options);
+    struct terse_reply_piece piece;
+    char thoughts[512] = "";
+    size_t n, size = strlen(reply);
     *result = '\0';
-    for (size_t at = 0; at < size; at += step) {
-        assert_int_equal(terse_call_finder_push(finder, reply + at, size - at < step ? size - at : step, &out, &n_out, NULL),
-                         TERSE_OK);
-        strncat(result, out, n_out);
+    for (size_t at = 0; at <= size; at += step) {
+        if (at + step <= size)
+            assert_int_equal(terse_reply_reader_push(reader, reply + at, step, &piece, NULL), TERSE_OK);
+        else
+            assert_int_equal(terse_reply_reader_push(reader, reply + at, size - at, &piece, NULL), TERSE_OK);
+        strncat(result, piece.text, piece.n_text);
+        strncat(thoughts, piece.thoughts, piece.n_thoughts);
     }
-    assert_int_equal(terse_call_finder_finish(finder, &out, &n_out, NULL), TERSE_OK);
-    strncat(result, out, n_out);
-    const struct terse_tool_call *calls = terse_call_finder_calls(finder, &n);
+    assert_int_equal(terse_reply_reader_finish(reader, &piece, NULL), TERSE_OK);
+    strncat(result, piece.text, piece.n_text);
+    strncat(thoughts, piece.thoughts, piece.n_thoughts);
+    if (*thoughts) strcat(strcat(result, "~"), thoughts);
+    const struct terse_tool_call *calls = terse_reply_reader_calls(reader, &n);
     for (size_t i = 0; i < n; i++) {
         strcat(strcat(result, "|"), calls[i].name);
         strcat(strcat(result, "|"), calls[i].arguments);
     }
-    terse_call_finder_free(finder);
+    terse_reply_reader_free(reader);
+}
+
+static void check_reply(const struct sample *s, const struct terse_chat_options *options, const char *reply, const char *found) {
+    char result[1024];
+    for (size_t step = 1; step <= strlen(reply) + 1; step++) {
+        read_reply(s, options, reply, step, result);
+        assert_string_equal(result, found);
+    }
 }
 
 static void test_calls_in_replies(void **state) {
@@ -305,13 +326,11 @@ static void test_calls_in_replies(void **state) {
         {"<tool_call></tool_call>", "<tool_call></tool_call>"},
         {"a <tool_call> is <tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>", "a <tool_call> is|f|{}"},
     };
-    char found[512];
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        for (size_t step = 1; step <= strlen(rows[i].reply) + 1; step++) {
-            find_calls(rows[i].reply, step, found);
-            assert_string_equal(found, rows[i].found);
-        }
-    }
+    struct sample s;
+    open_model(&s, NULL);
+    const struct terse_chat_options options = options_with("chatml", TOOLS);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) check_reply(&s, &options, rows[i].reply, rows[i].found);
+    close_model(&s);
 }
 
 /* Text is shown as soon as no call can begin with it. */
@@ -320,42 +339,73 @@ static void test_text_comes_at_once(void **state) {
     static const struct {
         const char *push, *shown;
     } steps[] = {{"Yes", "Yes"}, {", \n", ","}, {"and <", " \nand"}, {"b>", " <b>"}, {"<tool_call", ""}, {">", ""}, {"{\"", ""}};
-    struct terse_call_finder *finder;
-    const char *out;
-    size_t n;
-    assert_int_equal(terse_call_finder_new(false, &finder, NULL), TERSE_OK);
+    struct sample s;
+    open_model(&s, NULL);
+    const struct terse_chat_options options = options_with("chatml", TOOLS);
+    struct terse_reply_reader *reader = reader_of(&s, &options);
+    struct terse_reply_piece piece;
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
-        assert_int_equal(terse_call_finder_push(finder, steps[i].push, strlen(steps[i].push), &out, &n, NULL), TERSE_OK);
-        assert_int_equal(n, strlen(steps[i].shown));
-        assert_memory_equal(out, steps[i].shown, n);
+        assert_int_equal(terse_reply_reader_push(reader, steps[i].push, strlen(steps[i].push), &piece, NULL), TERSE_OK);
+        assert_int_equal(piece.n_text, strlen(steps[i].shown));
+        assert_memory_equal(piece.text, steps[i].shown, piece.n_text);
     }
-    terse_call_finder_free(finder);
+    terse_reply_reader_free(reader);
+    close_model(&s);
 }
 
 /* A reply behind the mark of a call. */
 static void test_an_open_call(void **state) {
     (void)state;
-    static const char reply[] = "{\"name\": \"f\", \"arguments\": {}}";
-    struct terse_call_finder *finder;
-    const char *out;
-    size_t n_out, n;
-    assert_int_equal(terse_call_finder_new(true, &finder, NULL), TERSE_OK);
-    assert_int_equal(terse_call_finder_push(finder, reply, strlen(reply), &out, &n_out, NULL), TERSE_OK);
-    assert_int_equal(n_out, 0);
-    assert_int_equal(terse_call_finder_finish(finder, &out, &n_out, NULL), TERSE_OK);
-    assert_int_equal(n_out, 0);
-    assert_string_equal(terse_call_finder_calls(finder, &n)->name, "f");
-    assert_int_equal(n, 1);
-    terse_call_finder_free(finder);
+    struct sample s;
+    open_model(&s, NULL);
+    struct terse_chat_options options = options_with("chatml", TOOLS);
+    options.open_call = true;
+    check_reply(&s, &options, "{\"name\": \"f\", \"arguments\": {}}", "|f|{}");
+    close_model(&s);
+}
+
+/* Without tools calls are text. */
+static void test_no_tools_no_calls(void **state) {
+    (void)state;
+    static const char reply[] = "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call> ";
+    struct sample s;
+    open_model(&s, NULL);
+    const struct terse_chat_options options = options_with("chatml", NULL);
+    check_reply(&s, &options, reply, reply);
+    close_model(&s);
+}
+
+static void test_thoughts_in_replies(void **state) {
+    (void)state;
+    static const struct {
+        const char *format, *reply, *found;
+    } rows[] = {
+        {"qwen-3", "<think>\nHm, <tool_call>\n</think>\n\nYes. ", "Yes. ~Hm, <tool_call>"},
+        {"qwen-3", " <think>\n\n</think>\n\nYes", "Yes"},
+        {"qwen-3", "Yes <think>no</think>", "Yes <think>no</think>"},
+        {"qwen-3", "<think>\nHm", "~Hm"},
+        {"qwen-3", "<think>Hm</think>\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>", "~Hm|f|{}"},
+        {"qwen-3-thinking", "Hm\n</think>\n\nYes", "Yes~Hm"},
+        {"qwen-3-no-think", "\nYes <think>", "Yes <think>"},
+        {"chatml", "<think>Hm</think>Yes", "<think>Hm</think>Yes"},
+    };
+    struct sample s;
+    open_model(&s, NULL);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const struct terse_chat_options options = options_with(rows[i].format, TOOLS);
+        check_reply(&s, &options, rows[i].reply, rows[i].found);
+    }
+    close_model(&s);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rendered_template), cmocka_unit_test(test_arguments_in_a_string),
-        cmocka_unit_test(test_a_format_by_name),  cmocka_unit_test(test_tokens),
-        cmocka_unit_test(test_what_is_refused),   cmocka_unit_test(test_members),
-        cmocka_unit_test(test_calls_in_replies),  cmocka_unit_test(test_text_comes_at_once),
-        cmocka_unit_test(test_an_open_call),
+        cmocka_unit_test(test_rendered_template),   cmocka_unit_test(test_arguments_in_a_string),
+        cmocka_unit_test(test_a_format_by_name),    cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_what_is_refused),     cmocka_unit_test(test_members),
+        cmocka_unit_test(test_calls_in_replies),    cmocka_unit_test(test_text_comes_at_once),
+        cmocka_unit_test(test_an_open_call),        cmocka_unit_test(test_no_tools_no_calls),
+        cmocka_unit_test(test_thoughts_in_replies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,7 +14,8 @@
 static struct json_schema *schema_of(const char *text) {
     struct terse_error error;
     struct json_schema *schema;
-    if (json_schema_new(text, &schema, &error) != TERSE_OK) fail_msg("%s: %s", text ? text : "any object", error.message);
+    if (json_schema_new(text, JSON_STRICT, &schema, &error) != TERSE_OK)
+        fail_msg("%s: %s", text ? text : "any object", error.message);
     return schema;
 }
 
@@ -167,7 +168,7 @@ static void schemas_that_are_refused(void **state) {
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct terse_error error;
         struct json_schema *schema;
-        assert_int_equal(json_schema_new(bad[i][0], &schema, &error), TERSE_E_ARGUMENT);
+        assert_int_equal(json_schema_new(bad[i][0], JSON_STRICT, &schema, &error), TERSE_E_ARGUMENT);
         assert_null(schema);
         if (!strstr(error.message, bad[i][1])) fail_msg("%s: %s", bad[i][0], error.message);
     }
@@ -177,7 +178,7 @@ static void schemas_that_are_refused(void **state) {
     for (int i = 0; i < 70; i++) strcat(deep, "}");
     struct terse_error error;
     struct json_schema *schema;
-    assert_int_equal(json_schema_new(deep, &schema, &error), TERSE_E_ARGUMENT);
+    assert_int_equal(json_schema_new(deep, JSON_STRICT, &schema, &error), TERSE_E_ARGUMENT);
     assert_non_null(strstr(error.message, "deeper"));
 }
 

@@ -127,7 +127,7 @@ static const char *const schemas[] = {MODELS, TREE, NESTED_UNIONS, PATTERNS, SAM
 static struct json_schema *schema_of(const char *text) {
     struct terse_error error;
     struct json_schema *schema;
-    if (json_schema_new(text, &schema, &error) != TERSE_OK) fail_msg("%s: %s", text, error.message);
+    if (json_schema_new(text, JSON_STRICT, &schema, &error) != TERSE_OK) fail_msg("%s: %s", text, error.message);
     return schema;
 }
 
@@ -291,7 +291,7 @@ static void refused(void **state) {
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct terse_error error;
         struct json_schema *schema;
-        if (json_schema_new(bad[i][0], &schema, &error) != TERSE_E_ARGUMENT) fail_msg("%s is taken", bad[i][0]);
+        if (json_schema_new(bad[i][0], JSON_STRICT, &schema, &error) != TERSE_E_ARGUMENT) fail_msg("%s is taken", bad[i][0]);
         assert_null(schema);
         if (!strstr(error.message, bad[i][1])) fail_msg("%s: %s", bad[i][0], error.message);
     }

@@ -54,7 +54,7 @@ static enum terse_status tokenize_it(struct trial *t, struct terse_error *error)
 
 static enum terse_status stream_it(struct trial *t, struct terse_error *error) {
     struct terse_detokenizer *d;
-    enum terse_status status = detokenizer_new(t->sample.tokenizer, true, &d, error);
+    enum terse_status status = detokenizer_new(t->sample.tokenizer, DETOKENIZER_ALL, NULL, &d, error);
     assert_int_equal(status == TERSE_OK, d != NULL);
     terse_detokenizer_free(d);
     return status;

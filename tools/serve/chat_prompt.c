@@ -109,11 +109,8 @@ static bool read_messages(const cJSON *body, struct messages *m, struct api_erro
 
 static struct terse_chat_options options_of(const struct request_limits *limits, const struct messages *m,
                                             const struct request *r) {
-    struct terse_chat_options options = terse_chat_options_defaults();
-    options.format = limits->chat_format;
-    options.tools = r->tools;
+    struct terse_chat_options options = request_chat_options(limits, r);
     options.tool_calls = (const char *const *)m->calls;
-    options.open_call = r->open_call;
     return options;
 }
 

@@ -87,39 +87,45 @@ enum terse_status generation_copy_logs(struct generation *g, const struct genera
 
 size_t generation_calls(const struct generation *g, const struct terse_tool_call **calls) {
     size_t n = 0;
-    *calls = g->finder ? terse_call_finder_calls(g->finder, &n) : NULL;
+    *calls = g->reader ? terse_reply_reader_calls(g->reader, &n) : NULL;
     return n;
 }
 
 void generation_sent(struct generation *g) {
     const struct terse_tool_call *calls;
     g->piece = g->text.n;
+    g->thoughts_piece = g->thoughts.n;
     g->logs_piece = g->n_logs;
     g->calls_piece = generation_calls(g, &calls);
 }
 
-/* Adds text that the reply has shown, but for its tool calls. */
+static void add_piece(struct generation *g, const struct terse_reply_piece *piece) {
+    if (piece->n_text) buffer_add(&g->text, piece->text, piece->n_text);
+    if (piece->n_thoughts) buffer_add(&g->thoughts, piece->thoughts, piece->n_thoughts);
+}
+
+/* Adds text that the reply has shown, but for its thoughts and tool calls. */
 static enum terse_status add_shown(struct generation *g, const char *text, size_t n, struct terse_error *error) {
+    struct terse_reply_piece piece = {.text = text, .n_text = n};
     const struct terse_tool_call *calls;
-    if (g->finder) {
-        enum terse_status status = terse_call_finder_push(g->finder, text, n, &text, &n, error);
+    if (g->reader) {
+        enum terse_status status = terse_reply_reader_push(g->reader, text, n, &piece, error);
         if (status) return status;
         if (g->task->request.one_call && generation_calls(g, &calls)) g->finish = FINISH_END;
     }
-    if (n) buffer_add(&g->text, text, n);
-    return g->text.failed ? no_memory(error) : TERSE_OK;
+    add_piece(g, &piece);
+    return g->text.failed || g->thoughts.failed ? no_memory(error) : TERSE_OK;
 }
 
-/* Adds the text that might have become a tool call. */
-static void finish_calls(struct generation *g) {
+/* Adds the text that might have become something else. */
+static void finish_reader(struct generation *g) {
+    struct terse_reply_piece piece;
     struct terse_error error;
-    const char *text;
-    size_t n;
-    if (!g->finder) return;
-    if (terse_call_finder_finish(g->finder, &text, &n, &error) != TERSE_OK)
+    if (!g->reader) return;
+    if (terse_reply_reader_finish(g->reader, &piece, &error) != TERSE_OK)
         g->text.failed = true;
-    else if (n)
-        buffer_add(&g->text, text, n);
+    else
+        add_piece(g, &piece);
 }
 
 /* Adds text that the model wrote, up to a stop string. */
@@ -132,11 +138,11 @@ static enum terse_status add_text(struct generation *g, const char *text, size_t
     enum terse_status status = add_shown(g, text, n, error);
     if (!stopped) return status;
     g->finish = FINISH_STOP_STRING;
-    finish_calls(g);
+    finish_reader(g);
     return status;
 }
 
-/* Adds the text that the detokenizer, the stop strings and the finder of tool calls still hold back. */
+/* Adds the text that the detokenizer, the stop strings and the reader still hold back. */
 void generation_finish(struct generation *g, enum finish finish) {
     struct terse_error error;
     size_t n;
@@ -148,7 +154,7 @@ void generation_finish(struct generation *g, enum finish finish) {
         text = terse_stop_finish(g->stop, &n);
         if (n) (void)add_shown(g, text, n, &error);
     }
-    finish_calls(g);
+    finish_reader(g);
     g->finish = finish;
 }
 
@@ -219,6 +225,18 @@ enum terse_status generation_preempt(struct generation *g, struct terse_error *e
     return TERSE_OK;
 }
 
+/* Makes what turns tokens into text, and of a chat's reply into its parts, and holds its tool calls to their tools. */
+static enum terse_status make_readers(struct generation *g, struct terse_error *error) {
+    const struct request *r = &g->task->request;
+    const struct request_limits *limits = g->task->limits;
+    if (r->api != API_CHAT) return terse_detokenizer_new(limits->model, false, &g->detokenizer, error);
+    struct terse_chat_options options = request_chat_options(limits, r);
+    if (r->callable) options.tools = r->callable;
+    enum terse_status status = terse_reply_reader_new(limits->model, &options, &g->reader, error);
+    if (!status && !r->require_json) status = terse_session_hold_calls(g->session, &options, error);
+    return status ? status : terse_detokenizer_new_for_reply(limits->model, &options, &g->detokenizer, error);
+}
+
 enum terse_status generation_start(struct generation *g, struct terse_error *error) {
     const struct request *r = &g->task->request;
     struct terse_sampling sampling = r->sampling;
@@ -228,9 +246,8 @@ enum terse_status generation_start(struct generation *g, struct terse_error *err
     buffer_add(&g->text, "", 0);
     if ((status = terse_session_set_sampling(g->session, &sampling, error))) return status;
     if (r->require_json && (status = terse_session_require_json(g->session, r->schema, error))) return status;
-    if ((status = terse_detokenizer_new(g->task->limits->model, false, &g->detokenizer, error))) return status;
+    if ((status = make_readers(g, error))) return status;
     if (r->n_stops && (status = terse_stop_new((const char *const *)r->stops, r->n_stops, &g->stop, error))) return status;
-    if (r->tools && (status = terse_call_finder_new(r->open_call, &g->finder, error))) return status;
     if (r->echo && (status = echo_prompt(g, error))) return status;
     g->state = GENERATION_WRITING;
     if (r->max_tokens == 0) generation_finish(g, FINISH_LENGTH);
@@ -274,8 +291,9 @@ void generation_stop(struct generation *g) {
 
 void generation_free(struct generation *g) {
     generation_stop(g);
-    terse_call_finder_free(g->finder);
+    terse_reply_reader_free(g->reader);
     buffer_free(&g->written);
     buffer_free(&g->text);
+    buffer_free(&g->thoughts);
     free(g->logs);
 }

@@ -332,6 +332,14 @@ bool request_render(const struct request_limits *limits, const char *body, size_
     return good;
 }
 
+struct terse_chat_options request_chat_options(const struct request_limits *limits, const struct request *r) {
+    struct terse_chat_options options = terse_chat_options_defaults();
+    options.format = limits->chat_format;
+    options.tools = r->tools;
+    options.open_call = r->open_call;
+    return options;
+}
+
 void request_free(struct request *r) {
     for (size_t i = 0; i < r->n_prompts; i++) free(r->prompts[i].tokens);
     for (size_t i = 0; i < r->n_stops; i++) free(r->stops[i]);
@@ -341,5 +349,6 @@ void request_free(struct request *r) {
     cJSON_free(r->schema);
     cJSON_free(r->tools);
     cJSON_free(r->shown);
+    cJSON_free(r->callable);
     *r = (struct request){0};
 }

@@ -41,6 +41,7 @@ struct request {
     char *schema;                    /* of a reply that is JSON; NULL: any object */
     char *shown;                     /* of API_RESPONSES: what replies repeat of the request, as JSON */
     char *tools;                     /* that the prompt tells of, as JSON; NULL: none */
+    char *callable;                  /* those that the reply may call; NULL: `tools` */
     bool open_call;                  /* the prompt ends where a tool call is to follow, which is then the whole reply */
     bool one_call;                   /* the reply ends behind its first tool call */
     struct terse_logit_bias *biases; /* sampling's */
@@ -65,6 +66,8 @@ bool request_read(const struct request_limits *limits, enum api api, const char 
 /* Reads a body of API_CHAT in the same way, and renders the prompt as *text, which is released by terse_string_free. */
 bool request_render(const struct request_limits *limits, const char *body, size_t n, char **text, struct api_error *error);
 void request_free(struct request *request);
+/* Returns the options of a chat's conversation; terse_chat_options' `tool_calls` are the messages'. */
+struct terse_chat_options request_chat_options(const struct request_limits *limits, const struct request *request);
 
 /* Returns text[n] as tokens, which are released by free. `special`: as TERSE_TOKENIZE_PARSE_SPECIAL. */
 bool request_tokenize(const struct terse_model *model, const char *text, size_t n, bool add_special, bool special, int32_t **tokens,

@@ -36,16 +36,17 @@ struct generation {
     struct terse_session *session; /* NULL unless reading or writing */
     struct saving *saving;         /* the session is away to be saved; NULL: it is not */
     struct terse_detokenizer *detokenizer;
-    struct terse_stop *stop;          /* NULL: no stop strings */
-    struct terse_call_finder *finder; /* of tool calls, which stay out of the text; NULL: there are no tools */
-    size_t calls_piece;               /* as piece */
-    size_t cached, read;              /* tokens of the prompt that a prefix brought; that are read, those included */
-    int64_t tokens;                   /* written */
-    int32_t next;                     /* token to be read in the next step */
-    bool chosen;                      /* while the reply was preempted: no other is chosen before it is read */
-    struct buffer written;            /* the tokens, int32_t each, as they were chosen */
-    struct buffer text;
-    size_t piece; /* where what the newest token added begins, in text */
+    struct terse_stop *stop;           /* NULL: no stop strings */
+    struct terse_reply_reader *reader; /* takes thoughts and tool calls out of the text; NULL: it is no chat */
+    size_t calls_piece;                /* as piece */
+    size_t cached, read;               /* tokens of the prompt that a prefix brought; that are read, those included */
+    int64_t tokens;                    /* written */
+    int32_t next;                      /* token to be read in the next step */
+    bool chosen;                       /* while the reply was preempted: no other is chosen before it is read */
+    struct buffer written;             /* the tokens, int32_t each, as they were chosen */
+    struct buffer text, thoughts;
+    size_t thoughts_piece; /* as piece */
+    size_t piece;          /* where what the newest token added begins, in text */
     struct token_log *logs;
     size_t n_logs, logs_capacity, logs_piece; /* as piece */
     enum finish finish;

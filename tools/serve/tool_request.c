@@ -3,8 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_REQUIRED = 16 }; /* schemas in an anyOf */
-
 static const cJSON *function_of(const cJSON *tool) {
     const cJSON *function = json_field(tool, "function");
     return cJSON_IsObject(function) ? function : NULL;
@@ -38,87 +36,20 @@ static bool check_tools(const cJSON *tools, struct api_error *error) {
     return true;
 }
 
-/* ---- A call that is required ---------------------------------------------------------------------------------------------- */
-
-/* Moves definitions of a function's parameters to where "$ref" looks for them: the whole schema. */
-static bool lift_definitions(cJSON *parameters, cJSON *schema, struct api_error *error) {
-    static const char *const keywords[] = {"$defs", "definitions"};
-    for (size_t i = 0; i < 2; i++) {
-        cJSON *from = cJSON_DetachItemFromObjectCaseSensitive(parameters, keywords[i]), *one;
-        if (!from) continue;
-        cJSON *to = cJSON_GetObjectItemCaseSensitive(schema, keywords[i]);
-        if (!to) to = cJSON_AddObjectToObject(schema, keywords[i]);
-        bool twice = false;
-        while ((one = from->child) && !twice) {
-            twice = cJSON_GetObjectItemCaseSensitive(to, one->string) != NULL;
-            if (!twice) cJSON_AddItemToObject(to, one->string, cJSON_DetachItemViaPointer(from, one));
-        }
-        cJSON_Delete(from);
-        if (twice)
-            return api_fail(error, 400, "unsupported", "tools", "two tools have definitions of the same name in \"%s\"",
-                            keywords[i]);
-    }
-    return true;
-}
-
-/* Returns the schema of a function's arguments, which are an object. */
-static cJSON *arguments_schema(const cJSON *function) {
-    const cJSON *given = json_field(function, "parameters");
-    cJSON *parameters = given ? cJSON_Duplicate(given, true) : cJSON_CreateObject();
-    if (!given) cJSON_AddBoolToObject(parameters, "additionalProperties", false); /* it has no parameters */
-    bool open = !json_field(parameters, "type") && !json_field(parameters, "anyOf") && !json_field(parameters, "$ref");
-    if (open) cJSON_AddStringToObject(parameters, "type", "object");
-    return parameters;
-}
-
-static bool refers_to_itself(const cJSON *schema) {
-    const cJSON *one;
-    if (cJSON_IsString(schema) && schema->string && strcmp(schema->string, "$ref") == 0)
-        return strcmp(schema->valuestring, "#") == 0;
-    cJSON_ArrayForEach(one, schema) if (refers_to_itself(one)) return true;
-    return false;
-}
-
-/* Returns the schema of a call; the definitions that it needs are added to `schema`. NULL: *error says why. */
-static cJSON *call_schema(const cJSON *tool, cJSON *schema, struct api_error *error) {
-    cJSON *call = cJSON_CreateObject(), *properties = cJSON_AddObjectToObject(call, "properties");
-    cJSON *parameters = arguments_schema(function_of(tool));
-    cJSON_AddStringToObject(call, "type", "object");
-    cJSON_AddStringToObject(cJSON_AddObjectToObject(properties, "name"), "const", name_of(tool));
-    bool good = !refers_to_itself(parameters) ||
-                api_fail(error, 400, "unsupported", "tools", "\"$ref\": \"#\" is not understood in a tool's parameters");
-    good = good && lift_definitions(parameters, schema, error);
-    cJSON_AddItemToObject(properties, "arguments", parameters);
-    static const char *const required[] = {"name", "arguments"};
-    cJSON_AddItemToObject(call, "required", cJSON_CreateStringArray(required, 2));
-    cJSON_AddBoolToObject(call, "additionalProperties", false);
-    if (good) return call;
-    cJSON_Delete(call);
-    return NULL;
-}
-
 /* Requires a call of the tool of that name, of any where it is NULL. */
 static bool require_call(const cJSON *tools, const char *name, struct request *r, struct api_error *error) {
-    const cJSON *tool;
+    const cJSON *tool, *found = NULL;
     if (r->require_json)
         return api_fail(error, 400, NULL, "tool_choice", "a reply cannot be both a tool call and of \"response_format\"");
-    cJSON *schema = cJSON_CreateObject(), *calls = cJSON_AddArrayToObject(schema, "anyOf");
-    bool good = true;
-    cJSON_ArrayForEach(tool, tools) {
-        if (!good || (name && strcmp(name, name_of(tool)) != 0)) continue;
-        cJSON *call = call_schema(tool, schema, error);
-        good = call && cJSON_AddItemToArray(calls, call);
-    }
-    int n = cJSON_GetArraySize(calls);
-    if (good && n == 0)
-        good = api_fail(error, 400, NULL, "tool_choice", "\"tool_choice\" asks for a function that \"tools\" has not");
-    if (good && n > MOST_REQUIRED)
-        good = api_fail(error, 400, "unsupported", "tool_choice", "of more than %d tools none can be required: name one",
-                        MOST_REQUIRED);
-    if (good) r->schema = cJSON_PrintUnformatted(schema);
-    cJSON_Delete(schema);
-    r->require_json = r->open_call = good;
-    return good && (r->schema || api_fail(error, 503, NULL, NULL, "no memory"));
+    cJSON_ArrayForEach(tool, tools) if (!found && (!name || strcmp(name, name_of(tool)) == 0)) found = tool;
+    if (!found) return api_fail(error, 400, NULL, "tool_choice", "\"tool_choice\" asks for a function that \"tools\" has not");
+    r->open_call = true;
+    if (!name) return true;
+    cJSON *one = cJSON_CreateArray();
+    cJSON_AddItemToArray(one, cJSON_Duplicate(found, true));
+    r->callable = cJSON_PrintUnformatted(one);
+    cJSON_Delete(one);
+    return r->callable || api_fail(error, 503, NULL, NULL, "no memory");
 }
 
 /* ---- */

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 from . import tools as calling
-from .model import Message, Tool
+from .model import Message, Tool, chat_options
 
 if TYPE_CHECKING:
     from typing_extensions import TypeGuard
@@ -34,10 +34,20 @@ def reply(session: Session, messages: Sequence[Message], tools: Sequence[Tool] |
     return _written(session, max_tokens, stop)
 
 
-def find_calls(session: Session, pieces: Iterator[str]) -> Iterator[calling.Piece]:
+def reply_with_calls(session: Session, messages: Sequence[Message], tools: Sequence[Tool], format: str | None, max_tokens: int | None,
+                     stop: str | Sequence[str] | None) -> Iterator[calling.Piece]:
+    """Does the same for a reply that may call tools, whose calls are held to them; returns its text and its calls."""
+    options = chat_options([], format, True, tools)
+    reader = calling.Reader(session.model, options)
+    tokens = session.model.chat_tokens(messages, after=_held(session, messages, tools), format=format, tools=tools)
+    _read(session, messages, tools, tokens)
+    return find_calls(session, reader, _written(session, max_tokens, stop, options))
+
+
+def find_calls(session: Session, reader: calling.Reader, pieces: Iterator[str]) -> Iterator[calling.Piece]:
     """Yields the text and the calls of a reply; at its end session.messages has it as a message with its calls."""
     text, calls = _begun(session.messages) or "", []
-    for piece in calling.find(pieces):
+    for piece in calling.find(reader, pieces):
         if isinstance(piece, calling.ToolCall):
             calls.append(piece)
         else:
@@ -82,13 +92,13 @@ def _read(session: Session, messages: Sequence[Message], tools: Sequence[Tool] |
             session.messages, session.tools = list(messages), list(tools or [])
 
 
-def _written(session: Session, max_tokens: int | None, stop: str | Sequence[str] | None) -> Iterator[str]:
-    """Yields the reply, and keeps in session.messages what was written of it."""
+def _written(session: Session, max_tokens: int | None, stop: str | Sequence[str] | None, options: Any = None) -> Iterator[str]:
+    """Yields the reply, and keeps in session.messages what was written of it. `options`: of a conversation with tools."""
     before = session.messages
     begun = _begun(before)
     written = begun or ""
     earlier = before if begun is None else before[:-1]
-    for piece in session._write(max_tokens, stop):
+    for piece in session._write(max_tokens, stop, options):
         written += piece
         session.messages = [*earlier, {"role": "assistant", "content": written}]
         yield piece

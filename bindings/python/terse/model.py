@@ -190,7 +190,7 @@ class Model:
         `format` is one of terse.chat_formats() ("llama-3", "chatml", ...); None: the model's own. `tools` are those of Session.chat.
         """
         text = ctypes.c_void_p()
-        options = _chat_options(messages, format, reply, tools)
+        options = chat_options(messages, format, reply, tools)
         call(c.terse_chat_render_with, self._handle.pointer, ctypes.byref(options), _messages(messages), len(messages), ctypes.byref(text))
         try:
             return text_at(text.value)
@@ -202,7 +202,7 @@ class Model:
         """Returns the tokens of a conversation, int32 [n]; contents are text, never special tokens. `after`: only what follows the content of so many
         first messages, which a session has read."""
         found, n = ctypes.POINTER(ctypes.c_int32)(), ctypes.c_size_t()
-        options = _chat_options(messages, format, reply, tools)
+        options = chat_options(messages, format, reply, tools)
         options.after = after
         call(c.terse_chat_tokenize_with, self._handle.pointer, ctypes.byref(options), _messages(messages), len(messages), ctypes.byref(found),
              ctypes.byref(n))
@@ -273,9 +273,13 @@ class Model:
 class Detokenizer:
     """Turns a stream of tokens into text without ever cutting a character."""
 
-    def __init__(self, model: Model, special: bool = False) -> None:
+    def __init__(self, model: Model, special: bool = False, reply: Any = None) -> None:
+        """`reply`: the options of the conversation that the text replies to; its special tokens that are marks are shown."""
         pointer = _library.pointer_type("terse_detokenizer")()
-        call(c.terse_detokenizer_new, model._handle.pointer, special, ctypes.byref(pointer))
+        if reply is None:
+            call(c.terse_detokenizer_new, model._handle.pointer, special, ctypes.byref(pointer))
+        else:
+            call(c.terse_detokenizer_new_for_reply, model._handle.pointer, ctypes.byref(reply), ctypes.byref(pointer))
         self._handle = Handle(pointer, c.terse_detokenizer_free, model._handle)
 
     def push(self, token: int) -> str:
@@ -310,7 +314,7 @@ def _json(value: Any) -> bytes | None:
     return json.dumps(value, ensure_ascii=False).encode() if value else None
 
 
-def _chat_options(messages: Sequence[Message], format: str | None, reply: bool, tools: Sequence[Tool] | None) -> Any:
+def chat_options(messages: Sequence[Message], format: str | None, reply: bool, tools: Sequence[Tool] | None) -> Any:
     options = c.terse_chat_options_defaults()
     options.format, options.open_reply, options.tools = _encoded(format), reply, _json(tools)
     options.tool_calls = (ctypes.c_char_p * len(messages))(*[_json(message.get("tool_calls")) for message in messages])

@@ -294,10 +294,26 @@ class Session:
         pieces = self._write(max_tokens, stop)
         return pieces if stream else "".join(pieces)
 
-    def _write(self, max_tokens: int | None, stop: str | Sequence[str] | None) -> Iterator[str]:
-        """Yields the text that the model writes. At each piece the session holds all tokens of the text so far."""
-        writer = Writer(self.model, max_tokens, stop)
+    def _write(self, max_tokens: int | None, stop: str | Sequence[str] | None, options: Any = None) -> Iterator[str]:
+        """Yields the text that the model writes. At each piece the session holds all tokens of the text so far.
+
+        `options`: the text replies to a conversation with tools, to which its calls are held.
+        """
+        writer = Writer(self.model, max_tokens, stop, options)
         self.finish_reason = None
+        if options is None:
+            yield from self._pieces(writer)
+            return
+        with self._held() as pointer:
+            call(c.terse_session_hold_calls, pointer, ctypes.byref(options))
+        try:
+            yield from self._pieces(writer)
+        finally:
+            if self._handle is not None:
+                with self._held() as pointer:
+                    c.terse_session_allow_any_text(pointer)
+
+    def _pieces(self, writer: Writer) -> Iterator[str]:
         while writer.finish_reason is None:
             token = self.sample() if writer.wants_token() else None
             piece = writer.take(token)
@@ -341,10 +357,10 @@ class Session:
         """
         if sampling:
             self.set_sampling(**sampling)
-        pieces = chat.reply(self, messages, tools, format, max_tokens, stop)
         if tools is None:
+            pieces = chat.reply(self, messages, tools, format, max_tokens, stop)
             return pieces if stream else "".join(pieces)
-        found = chat.find_calls(self, pieces)
+        found = chat.reply_with_calls(self, messages, tools, format, max_tokens, stop)
         return found if stream else chat.whole_reply(self, found)
 
     # ---- The sequence

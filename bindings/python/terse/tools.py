@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Iterable, Iterator, Sequence, Union
 
 from . import _library
-from ._library import Handle, c, call, text_at
-from .model import Message
+from ._library import Handle, c, call, structs, text_at
+from .model import Message, Model
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class ToolCall:
     """What the assistant says to have a tool run.
 
     Attributes:
-        name: the function's name. A model may write one that no tool has.
-        arguments: the function's arguments by their names. A model may write others than the tool's parameters allow.
+        name: the function's name. One of the tools'.
+        arguments: the function's arguments by their names. They keep to the schema of the tool's parameters, as far as it is understood.
     """
 
     name: str
@@ -42,12 +42,11 @@ class Reply:
 Piece = Union[str, ToolCall]
 
 
-def find(pieces: Iterable[str]) -> Iterator[Piece]:
+def find(reader: Reader, pieces: Iterable[str]) -> Iterator[Piece]:
     """Yields the text of a reply beside its calls, and each call as soon as it is whole."""
-    finder = _Finder()
     for piece in pieces:
-        yield from finder.push(piece)
-    yield from finder.finish()
+        yield from reader.push(piece)
+    yield from reader.finish()
 
 
 def message(text: str, calls: Sequence[ToolCall]) -> Message:
@@ -57,28 +56,28 @@ def message(text: str, calls: Sequence[ToolCall]) -> Message:
     return {"role": "assistant", "content": text, **({"tool_calls": entries} if entries else {})}
 
 
-class _Finder:
-    """Finds the calls in a text that comes in pieces (terse_call_finder)."""
+class Reader:
+    """Takes a reply apart whose text comes in pieces (terse_reply_reader)."""
 
-    def __init__(self) -> None:
-        pointer = _library.pointer_type("terse_call_finder")()
-        call(c.terse_call_finder_new, False, ctypes.byref(pointer))
-        self._handle = Handle(pointer, c.terse_call_finder_free)
+    def __init__(self, model: Model, options: Any) -> None:
+        pointer = _library.pointer_type("terse_reply_reader")()
+        call(c.terse_reply_reader_new, model._handle.pointer, ctypes.byref(options), ctypes.byref(pointer))
+        self._handle = Handle(pointer, c.terse_reply_reader_free)
         self._found = 0
 
     def push(self, text: str) -> Iterator[Piece]:
         data = text.encode()
-        return self._take(c.terse_call_finder_push, data, len(data))
+        return self._take(c.terse_reply_reader_push, data, len(data))
 
     def finish(self) -> Iterator[Piece]:
-        return self._take(c.terse_call_finder_finish)
+        return self._take(c.terse_reply_reader_finish)
 
     def _take(self, function: Any, *arguments: Any) -> Iterator[Piece]:
-        out, size, n = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
-        call(function, self._handle.pointer, *arguments, ctypes.byref(out), ctypes.byref(size))
-        if text := text_at(out.value, size.value):
+        piece, n = structs["terse_reply_piece"](), ctypes.c_size_t()
+        call(function, self._handle.pointer, *arguments, ctypes.byref(piece))
+        if text := text_at(piece.text, piece.n_text):
             yield text
-        calls = c.terse_call_finder_calls(self._handle.pointer, ctypes.byref(n))
+        calls = c.terse_reply_reader_calls(self._handle.pointer, ctypes.byref(n))
         found = [ToolCall(text_at(calls[i].name), json.loads(text_at(calls[i].arguments))) for i in range(self._found, n.value)]
         self._found = n.value
         yield from found

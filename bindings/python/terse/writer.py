@@ -17,10 +17,10 @@ class Writer:
         appends: whether the token that was taken last belongs to the sequence.
     """
 
-    def __init__(self, model: Model, max_tokens: int | None, stop: str | Sequence[str] | None) -> None:
+    def __init__(self, model: Model, max_tokens: int | None, stop: str | Sequence[str] | None, options: Any = None) -> None:
         strings = [stop] if isinstance(stop, str) else list(stop or [])
         self._model = model
-        self._detokenizer = Detokenizer(model)
+        self._detokenizer = Detokenizer(model, reply=options)
         self._stop = _Stop(strings) if strings else None
         self._left = max_tokens
         self.finish_reason: str | None = None
