@@ -180,6 +180,11 @@ TERSE_API enum terse_status terse_chat_render(const struct terse_model *model, c
 TERSE_API const char *terse_chat_format_name(size_t i); /* i = 0, 1, ...: "llama-3", "chatml", ...; NULL past the last */
 TERSE_API void terse_string_free(char *string);
 
+enum terse_thinking {
+    TERSE_THINKING_USUAL, /* as the format or its template has it */
+    TERSE_THINKING_OFF,   /* TERSE_E_UNSUPPORTED where the model always thinks */
+    TERSE_THINKING_ON     /* as usual where the format has no thoughts */
+};
 /* These options say how a conversation is written. Tools are functions that the assistant may call. */
 struct terse_chat_options {
     size_t size;        /* of this struct: set by terse_chat_options_defaults */
@@ -189,12 +194,19 @@ struct terse_chat_options {
     const char *tools;  /* a JSON array as OpenAI's `tools`: {"type": "function", "function": {"name": ..., ...}}; NULL: none */
     /* [n_messages] or NULL: what each message of the assistant calls, a JSON array as OpenAI's `tool_calls`; an entry NULL: nothing. */
     const char *const *tool_calls;
-    bool open_call; /* the open reply begins as a tool call: a JSON object with "name" and "arguments" is to follow. Needs tools */
+    bool open_call; /* the open reply begins as a tool call, as far as a call begins before its name. Needs tools */
+    /* [n_messages] or NULL: of a message of the role "tool" the id of the call that it answers; an entry NULL: it is the next one of the calls before. */
+    const char *const *tool_call_ids;
+    /* [n_messages] or NULL: what the assistant has thought before it said or called what the message has. The format leaves out what its
+     * template does, most often all thoughts before the last question. */
+    const char *const *thoughts;
+    enum terse_thinking thinking; /* of the reply; default TERSE_THINKING_USUAL */
+    const char *effort;           /* "low", "medium" or "high": how much gpt-oss thinks; NULL, the default: "medium". Other formats ignore it */
 };
 TERSE_API struct terse_chat_options terse_chat_options_defaults(void);
 /* These do the same as terse_chat_tokenize and terse_chat_render, with tools, tool calls and messages of the role "tool", which are
- * written as Qwen 2.5's template writes them. TERSE_E_UNSUPPORTED: the format, or the model's template, has no tools;
- * TERSE_E_ARGUMENT: JSON that is none, or is not as it shall be. */
+ * written as the model's template writes them. TERSE_E_UNSUPPORTED: the format, or the model's template, has no tools, or takes one call a
+ * message; TERSE_E_ARGUMENT: JSON that is none, or is not as it shall be. */
 TERSE_API enum terse_status terse_chat_tokenize_with(const struct terse_model *model, const struct terse_chat_options *options,
                                                      const struct terse_message *messages, size_t n_messages, int32_t **tokens,
                                                      size_t *n_tokens, struct terse_error *error);

@@ -7,7 +7,9 @@
 #include "text/chat_default.h"
 #include "text/chat_format.h"
 #include "text/chat_tools.h"
+#include "text/json_text.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,10 +21,14 @@ struct render {
     struct gguf_string bos, eos;
     struct terse_message
         *messages; /* [n_messages] the caller's, behind the system message that its template brings where they have none */
-    struct chat_calls *calls; /* [n_messages] what messages call; none where `calls` is NULL */
-    size_t n_messages, n_own; /* n_own: 1 where there is such a message, else 0 */
-    char *system;             /* its text */
-    char *tools;              /* their lines; NULL: none */
+    struct chat_calls *calls;                 /* [n_messages] what messages call; none where `calls` is NULL */
+    size_t n_messages, n_own;                 /* n_own: 1 where there is such a message, else 0 */
+    char *system;                             /* its text */
+    const char *const *thoughts, *const *ids; /* [n_messages - n_own] the caller's, or NULL */
+    struct text_buffer tools;                 /* as the format declares them; empty: none */
+    const char *name;                         /* of the function that was called last; or NULL */
+    const struct chat_calls *called;          /* by the message whose results are being written; or NULL */
+    size_t n_results, n_called;               /* results of it so far; calls of the whole conversation so far */
     char *text;
     size_t size, capacity;
     struct text_span *contents;            /* [n_contents] where the text has what messages and tools say, in its order */
@@ -85,12 +91,8 @@ static size_t trimmed(size_t at, size_t first, size_t begin, size_t end) {
     return at - (begin - first);
 }
 
-/* Takes white space off both ends of what was written since `first`. */
-static void trim(struct render *r, size_t first) {
-    if (r->refused) return;
-    size_t begin = first;
-    while (r->size > first && is_white(r->text[r->size - 1])) r->size--;
-    while (begin < r->size && is_white(r->text[begin])) begin++;
+/* Takes what was written since `first` away from there up to `begin`. */
+static void take_away(struct render *r, size_t first, size_t begin) {
     memmove(r->text + first, r->text + begin, r->size - begin);
     for (size_t i = 0; i < r->n_contents; i++) {
         struct text_span *content = &r->contents[i];
@@ -102,6 +104,22 @@ static void trim(struct render *r, size_t first) {
     r->text[r->size] = '\0';
 }
 
+/* Takes white space off both ends of what was written since `first`. */
+static void trim(struct render *r, size_t first) {
+    if (r->refused) return;
+    size_t begin = first;
+    while (r->size > first && is_white(r->text[r->size - 1])) r->size--;
+    while (begin < r->size && is_white(r->text[begin])) begin++;
+    take_away(r, first, begin);
+}
+
+/* Takes line ends off the beginning of what was written since `first`. */
+static void trim_lines(struct render *r, size_t first) {
+    size_t begin = first;
+    while (!r->refused && begin < r->size && r->text[begin] == '\n') begin++;
+    if (!r->refused) take_away(r, first, begin);
+}
+
 /* Returns the role of a message that check_roles has accepted. */
 static enum chat_role role_of(const struct terse_message *message) {
     static const char *const roles[] = {"system", "user", "assistant", "tool"};
@@ -110,87 +128,243 @@ static enum chat_role role_of(const struct terse_message *message) {
     return role;
 }
 
-/* ---- Tools, in the form of Hermes and Qwen 2.5 ---------------------------------------------------------------------------- */
+/* ---- Tools ---------------------------------------------------------------------------------------------------------------- */
 
-/* Writes the system's message with the tools; `system` is NULL where no message is the system's. */
-static void write_tools(struct render *r, const struct terse_message *system) {
-    add(r, r->format.open[CHAT_SYSTEM]);
-    if (system) {
+static void add_tools(struct render *r) {
+    const struct tool_form *form = r->format.tools;
+    add(r, form->before);
+    add_literal(r, "", NULL);
+    add_bytes(r, r->tools.at, r->tools.size);
+    if (!r->refused) r->contents[r->n_contents - 1].end = r->size;
+    add(r, form->after);
+}
+
+/* Writes the system's message, with the tools where they stand there; `system` is NULL where no message is the system's. */
+static void write_system(struct render *r, const struct terse_message *system) {
+    const struct chat_format *f = &r->format;
+    const struct tool_form *form = r->tools.size ? f->tools : NULL;
+    bool behind = form && form->place == TOOLS_BEHIND_SYSTEM;
+    bool bare = behind && form->bare_open && (!system || !*system->content);
+    add(r, bare ? form->bare_open : f->open[CHAT_SYSTEM]);
+    if (form && form->before_system) add(r, form->before_system);
+    if (f->system_begin) add(r, f->system_begin);
+    size_t first = r->size;
+    if (system && !bare) {
         add_content(r, system, false);
-        add(r, "\n\n");
+        if (f->trim & CHAT_TRIM_SYSTEM) trim(r, first);
     }
-    add(r,
-        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures "
-        "within <tools></tools> XML tags:\n<tools>");
-    add_literal(r, r->tools, NULL);
-    add(r, "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
-           "<tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": "
-           "<args-json-object>}\n</tool_call>");
+    if (behind && !bare && (system || f->tools_behind_lines)) add(r, "\n\n");
+    if (behind) add_tools(r);
+    add(r, behind && form->system_close ? form->system_close : f->close[CHAT_SYSTEM]);
+}
+
+/* Writes a message of the system that stands where it stands. */
+static void write_system_message(struct render *r, const struct terse_message *message) {
+    add(r, r->format.open[CHAT_SYSTEM]);
+    size_t first = r->size;
+    add_content(r, message, false);
+    if (r->format.trim & CHAT_TRIM_SYSTEM) trim(r, first);
     add(r, r->format.close[CHAT_SYSTEM]);
+}
+
+/* Writes nine letters and digits that stand for a call: its id where this is such a text, or what is made of it, or of its number. */
+static void write_id(struct render *r, const char *before, const char *id, size_t number, const struct terse_message *message) {
+    char text[10];
+    size_t n = id ? strlen(id) : 0;
+    uint64_t hash = UINT64_C(14695981039346656037);
+    for (size_t i = 0; i < n; i++) hash = (hash ^ (unsigned char)id[i]) * UINT64_C(1099511628211);
+    bool good = n == 9 && strspn(id, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") == 9;
+    snprintf(text, sizeof text, "%09u", (unsigned)(n ? hash % 1000000000 : number % 1000000000));
+    add(r, before);
+    add_literal(r, good ? id : text, message);
+    add(r, "\"");
 }
 
 /* Writes the calls of a message behind what it says, which began at `first`. */
 static void write_calls(struct render *r, const struct chat_calls *calls, const struct terse_message *message, size_t first) {
+    const struct tool_form *form = r->format.tools;
     for (size_t i = 0; i < calls->n; i++) {
-        if (r->size > first) add(r, "\n");
-        add(r, "<tool_call>\n{\"name\": \"");
+        if (i || (!form->only_calls && r->size > first)) add(r, form->call_between);
+        add(r, form->call_open);
         add_literal(r, calls->call[i].name, message);
-        add(r, "\", \"arguments\": ");
+        add(r, form->call_arguments);
         add_literal(r, calls->call[i].arguments, message);
-        add(r, "}\n</tool_call>");
+        r->n_called++;
+        if (form->call_id) write_id(r, form->call_id, calls->call[i].id, r->n_called, message);
+        add(r, form->call_close);
+        r->name = calls->call[i].name;
     }
-    if (calls->n) add_literal(r, "", message); /* the message ends here, not behind its last arguments */
+    add(r, form->calls_close);
+    add_literal(r, "", message); /* the message ends here, not behind its last arguments */
+    r->called = calls;
+    r->n_results = 0;
 }
 
-/* Writes what a tool has returned. Results side by side share a turn of the user. */
+/* Writes a text as a JSON string. */
+static void add_quoted(struct render *r, const struct terse_message *message) {
+    char *quoted = json_quoted(message->content);
+    if (quoted)
+        add_literal(r, quoted, message);
+    else
+        r->refused = true;
+    free(quoted);
+}
+
+/* Writes what a tool has returned. */
 static void write_result(struct render *r, size_t i) {
+    const struct tool_form *form = r->format.tools;
+    const struct terse_message *message = &r->messages[i];
     bool first = i == 0 || role_of(&r->messages[i - 1]) != CHAT_TOOL;
     bool last = i + 1 == r->n_messages || role_of(&r->messages[i + 1]) != CHAT_TOOL;
-    add(r, first ? r->format.open[CHAT_USER] : "\n");
-    add(r, "<tool_response>\n");
-    add_content(r, &r->messages[i], false);
-    add(r, "\n</tool_response>");
-    if (last) add(r, r->format.close[CHAT_USER]);
+    size_t n_calls = r->called ? r->called->n : 0, number = r->n_results++;
+    const char *id = r->ids ? r->ids[i - r->n_own] : NULL;
+    if (!id && number < n_calls) id = r->called->call[number].id;
+    if (form->in_turns) add(r, first ? r->format.open[CHAT_USER] : "\n");
+    add(r, form->result_open);
+    if (form->result_name) {
+        add_literal(r, r->name ? r->name : "", message);
+        add(r, form->result_name);
+    }
+    if (form->result_quoted)
+        add_quoted(r, message);
+    else
+        add_content(r, message, false);
+    if (form->result_id) write_id(r, form->result_id, id, r->n_called - n_calls + number + 1, message);
+    add(r, form->result_close);
+    if (form->in_turns && last) add(r, r->format.close[CHAT_USER]);
+}
+
+/* ---- Thoughts ------------------------------------------------------------------------------------------------------------- */
+
+/* A thought is text[n]. */
+struct thought {
+    const char *text;
+    size_t n;
+};
+
+/* Returns what the i-th message thought: the caller's thoughts, or those that stand in what it says. */
+static struct thought thought_of(const struct render *r, size_t i) {
+    const struct chat_format *f = &r->format;
+    const char *given = r->thoughts && i >= r->n_own ? r->thoughts[i - r->n_own] : NULL, *said = r->messages[i].content;
+    const char *close = !given && f->thoughts_close ? strstr(said, f->thoughts_close) : NULL;
+    struct thought t = {given, given ? strlen(given) : 0};
+    if (close) {
+        const char *open = strstr(said, f->thoughts_open), *from = open && open < close ? open + strlen(f->thoughts_open) : said;
+        t = (struct thought){from, (size_t)(close - from)};
+    }
+    if (f->kept != CHAT_THOUGHTS_SINCE_QUESTION) return t;
+    while (t.n && t.text[0] == '\n') t.text++, t.n--;
+    while (t.n && t.text[t.n - 1] == '\n') t.n--;
+    return t;
+}
+
+static bool has_calls(const struct render *r, size_t i) { return r->calls && r->calls[i].n; }
+
+/* Returns whether the format writes the thoughts of the i-th message, the assistant's. */
+static bool keeps_thoughts(const struct render *r, size_t i, const struct thought *thought) {
+    size_t from = i + 1;
+    switch (r->format.kept) {
+    case CHAT_THOUGHTS_SINCE_QUESTION:
+        while (from < r->n_messages && role_of(&r->messages[from]) != CHAT_USER) from++;
+        return from == r->n_messages && (thought->n || (i + 1 == r->n_messages && has_calls(r, i)));
+    case CHAT_THOUGHTS_OF_CALLS:
+        while (from < r->n_messages && (role_of(&r->messages[from]) != CHAT_ASSISTANT || has_calls(r, from))) from++;
+        return from == r->n_messages && has_calls(r, i) && thought->n;
+    default: return false;
+    }
+}
+
+/* Writes the thoughts of the i-th message, where they are kept. */
+static bool write_thoughts(struct render *r, size_t i) {
+    const struct terse_message *message = &r->messages[i];
+    struct thought thought = thought_of(r, i);
+    if (r->format.kept == CHAT_THOUGHTS_OF_CALLS && !thought.n)
+        thought = (struct thought){message->content, strlen(message->content)};
+    if (!keeps_thoughts(r, i, &thought)) return false;
+    add(r, r->format.thoughts_before);
+    add_literal(r, "", message);
+    add_bytes(r, thought.text, thought.n);
+    if (!r->refused) r->contents[r->n_contents - 1].end = r->size;
+    add(r, r->format.thoughts_after);
+    return true;
 }
 
 /* ---- Messages ------------------------------------------------------------------------------------------------------------- */
+
+/* Writes what the assistant said and called. `begun`: the reply goes on behind it. */
+static void write_reply(struct render *r, size_t i, bool begun) {
+    const struct chat_format *f = &r->format;
+    const struct terse_message *message = &r->messages[i];
+    bool calls = !begun && has_calls(r, i);
+    const char *turn = calls ? f->tools->turn : NULL;
+    bool before_turn = turn && f->kept == CHAT_THOUGHTS_OF_CALLS; /* thoughts are a message of their own */
+    if (before_turn) write_thoughts(r, i);
+    add(r, turn ? turn : f->open[CHAT_ASSISTANT]);
+    size_t first = r->size;
+    bool thought = !begun && !before_turn && write_thoughts(r, i);
+    size_t said = r->size;
+    if (!calls || !f->tools->only_calls) add_content(r, message, begun);
+    if (begun) return;
+    if (thought) trim_lines(r, said);
+    if (calls) write_calls(r, &r->calls[i], message, said);
+    if (f->trim & CHAT_TRIM_REPLY) trim(r, first);
+    add(r, calls && f->tools->turn_close ? f->tools->turn_close : f->close[CHAT_ASSISTANT]);
+    if (f->eos_after_reply) add_bytes(r, r->eos.data, r->eos.size);
+}
+
+/* Writes a turn of the user. `within`: the system's text, which it holds, or NULL; `tools`: they stand in it. */
+static void write_turn(struct render *r, size_t i, const struct terse_message *within, bool tools) {
+    const struct chat_format *f = &r->format;
+    add(r, f->open[CHAT_USER]);
+    size_t turn = r->size;
+    if (tools) add_tools(r);
+    if (within) {
+        add(r, f->open[CHAT_SYSTEM]);
+        add_content(r, within, false);
+        add(r, f->close[CHAT_SYSTEM]);
+    }
+    size_t first = r->size;
+    add_content(r, &r->messages[i], false);
+    if (f->trim & CHAT_TRIM_USER) trim(r, first);
+    if (f->trim & CHAT_TRIM_TURN) trim(r, turn);
+    add(r, f->close[CHAT_USER]);
+}
+
+/* Returns whether the i-th message says the same as the user's last. */
+static bool is_last_turn(const struct render *r, size_t i) {
+    size_t last = r->n_messages;
+    while (last-- > 0)
+        if (role_of(&r->messages[last]) == CHAT_USER) return strcmp(r->messages[i].content, r->messages[last].content) == 0;
+    return false;
+}
 
 /* Writes messages in an order that check_order allows. `begun`: the last message is a reply that goes on. */
 static void write_messages(struct render *r, bool begun) {
     const struct terse_message *messages = r->messages;
     size_t n = r->n_messages;
-    static const unsigned trims[] = {CHAT_TRIM_SYSTEM, CHAT_TRIM_USER, CHAT_TRIM_REPLY};
     const struct chat_format *f = &r->format;
-    const struct terse_message *within = f->system != CHAT_SYSTEM_OWN && role_of(&messages[0]) == CHAT_SYSTEM ? messages : NULL;
-    size_t begin = within ? 1 : 0, last_turn = n - 1 - (role_of(&messages[n - 1]) == CHAT_ASSISTANT ? 1 : 0);
-    size_t system_turn = f->system == CHAT_SYSTEM_LAST_TURN ? last_turn : begin;
-    if (r->tools) {
-        begin = role_of(&messages[0]) == CHAT_SYSTEM ? 1 : 0;
-        write_tools(r, begin ? messages : NULL);
-    }
+    const struct tool_form *form = r->tools.size ? f->tools : NULL;
+    bool system = role_of(&messages[0]) == CHAT_SYSTEM;
+    const struct terse_message *within = f->system != CHAT_SYSTEM_OWN && system ? messages : NULL;
+    bool ahead = f->system_begin || (form && form->place == TOOLS_BEHIND_SYSTEM); /* the system's message is there in any case */
+    size_t begin = within || (ahead && system) ? 1 : 0;
+    size_t last_turn = n - 1 - (role_of(&messages[n - 1]) == CHAT_ASSISTANT ? 1 : 0);
+    size_t system_turn = f->system == CHAT_SYSTEM_LAST_TURN ? last_turn : begin, turns = 0;
+    if (ahead) write_system(r, system ? messages : NULL);
     for (size_t i = begin; i < n; i++) {
         enum chat_role role = role_of(&messages[i]);
         if (role == CHAT_TOOL) {
             write_result(r, i);
-            continue;
+        } else if (role == CHAT_SYSTEM) {
+            write_system_message(r, &messages[i]);
+        } else if (role == CHAT_ASSISTANT) {
+            write_reply(r, i, begun && i == n - 1);
+        } else {
+            if (i > begin && f->bos_each_turn) add_bytes(r, r->bos.data, r->bos.size);
+            if (form && form->place == TOOLS_BEFORE_LAST_TURN && is_last_turn(r, i)) add_tools(r);
+            bool first = form && form->place == TOOLS_IN_FIRST_TURN && turns++ == 0;
+            write_turn(r, i, within && i == system_turn ? within : NULL, first);
         }
-        if (role == CHAT_USER && i > begin && f->bos_each_turn) add_bytes(r, r->bos.data, r->bos.size);
-        add(r, f->open[role]);
-        size_t turn = r->size;
-        if (within && i == system_turn) {
-            add(r, f->open[CHAT_SYSTEM]);
-            add_content(r, within, false);
-            add(r, f->close[CHAT_SYSTEM]);
-        }
-        size_t first = r->size;
-        bool goes_on = begun && i == n - 1;
-        add_content(r, &messages[i], goes_on);
-        if (goes_on) return;
-        if (r->calls) write_calls(r, &r->calls[i], &messages[i], first);
-        if (f->trim & trims[role]) trim(r, first);
-        if (role == CHAT_USER && f->trim & CHAT_TRIM_TURN) trim(r, turn);
-        add(r, f->close[role]);
-        if (role == CHAT_ASSISTANT && f->eos_after_reply) add_bytes(r, r->eos.data, r->eos.size);
     }
 }
 
@@ -200,9 +374,19 @@ static bool ends_with_text(const struct render *r) {
     return role_of(&r->messages[last]) == CHAT_ASSISTANT && !(r->calls && r->calls[last].n);
 }
 
+static void write_preamble(struct render *r) {
+    const struct chat_format *f = &r->format;
+    if (!f->preamble) return;
+    add(r, f->preamble);
+    add(r, f->effort);
+    add(r, f->preamble_rest);
+    if (r->tools.size && f->tools->preamble) add(r, f->tools->preamble);
+    add(r, f->preamble_close);
+}
+
 static void write_conversation(struct render *r, const struct terse_chat_options *options) {
     add_bytes(r, r->bos.data, r->bos.size);
-    if (r->format.preamble) add(r, r->format.preamble);
+    write_preamble(r);
     bool begun = options->open_reply && ends_with_text(r);
     write_messages(r, begun);
     if (options->open_reply && !begun) add(r, r->format.reply);
@@ -227,15 +411,19 @@ static enum terse_status check_roles(const struct terse_message *messages, size_
 }
 
 /* Refuses an order of roles that the format does not allow: the templates of formats that alternate refuse it, too. */
-static enum terse_status check_order(const struct chat_format *f, const struct terse_message *messages, size_t n,
-                                     struct terse_error *error) {
+static enum terse_status check_order(const struct chat_format *f, const struct terse_message *messages,
+                                     const struct chat_calls *calls, size_t n, struct terse_error *error) {
     if (!f->alternates) return TERSE_OK;
     size_t begin = role_of(&messages[0]) == CHAT_SYSTEM ? 1 : 0;
-    for (size_t i = begin; i < n || i == begin; i++)
-        if (i == n || role_of(&messages[i]) != ((i - begin) % 2 ? CHAT_ASSISTANT : CHAT_USER))
+    size_t turns = 0;
+    for (size_t i = begin; i < n || i == begin; i++) {
+        enum chat_role role = i < n ? role_of(&messages[i]) : CHAT_SYSTEM;
+        if (role == CHAT_TOOL || (calls && i < n && calls[i].n)) continue; /* these stand between turns */
+        if (role != (turns++ % 2 ? CHAT_ASSISTANT : CHAT_USER))
             return status_fail(error, TERSE_E_ARGUMENT,
                                "message %zu: the format %s wants at most one system message, then user and assistant alternating",
                                i + 1, f->name);
+    }
     return TERSE_OK;
 }
 
@@ -263,8 +451,8 @@ static enum terse_status choose_format(struct render *r, const struct tokenizer 
 static bool collect_messages(struct render *r, const struct terse_message *messages, size_t n) {
     r->n_own = r->system && role_of(&messages[0]) != CHAT_SYSTEM ? 1 : 0;
     r->n_messages = n + r->n_own;
-    r->contents_capacity = r->n_messages + (r->tools ? 1 : 0);
-    for (size_t i = 0; r->calls && i < n; i++) r->contents_capacity += 2 * r->calls[i].n + (r->calls[i].n ? 1 : 0);
+    r->contents_capacity = 4 * r->n_messages + 2;
+    for (size_t i = 0; r->calls && i < n; i++) r->contents_capacity += 3 * r->calls[i].n;
     r->messages = calloc(r->n_messages, sizeof *r->messages);
     r->contents = calloc(r->contents_capacity, sizeof *r->contents);
     r->speakers = calloc(r->contents_capacity, sizeof *r->speakers);
@@ -278,31 +466,45 @@ static bool collect_messages(struct render *r, const struct terse_message *messa
     return true;
 }
 
-/* Reads the tools, and what messages[n] call. There is room for a message before the first. */
+/* Reads the calls of messages[n]. *used: there are calls, or results. There is room for a message before the first. */
+static enum terse_status read_calls(struct render *r, const struct terse_chat_options *options,
+                                    const struct terse_message *messages, size_t n, bool *used, struct terse_error *error) {
+    enum terse_status status = TERSE_OK;
+    const struct tool_form *form = r->format.tools;
+    if (options->tool_calls && !(r->calls = calloc(n + 1, sizeof *r->calls)))
+        return status_no_memory(error, n * sizeof *r->calls, "the tool calls of a conversation");
+    for (size_t i = 0; i < n && !status; i++) {
+        const char *calls = r->calls ? options->tool_calls[i] : NULL;
+        *used |= role_of(&messages[i]) == CHAT_TOOL;
+        if (!calls) continue;
+        if (role_of(&messages[i]) != CHAT_ASSISTANT)
+            return status_fail(error, TERSE_E_ARGUMENT, "message %zu has tool calls: only the assistant's messages have", i + 1);
+        status = chat_calls_read(calls, i + 1, &r->calls[i], error);
+        *used |= !status && r->calls[i].n;
+        if (!status && form && form->one_call && r->calls[i].n > 1)
+            return status_fail(error, TERSE_E_UNSUPPORTED, "message %zu has %zu tool calls: the format %s takes one a message",
+                               i + 1, r->calls[i].n, r->format.name);
+    }
+    return status;
+}
+
+/* Reads the tools, and what messages[n] call. */
 static enum terse_status read_tools(struct render *r, const struct terse_chat_options *options,
                                     const struct terse_message *messages, size_t n, bool own, struct terse_error *error) {
-    bool used = options->tools || options->tool_calls;
-    for (size_t i = 0; i < n; i++) used |= role_of(&messages[i]) == CHAT_TOOL;
-    if (!used) return TERSE_OK;
-    enum terse_status status = chat_tools_read(options->tools, &r->tools, error);
-    if (!status && options->tool_calls && !(r->calls = calloc(n + 1, sizeof *r->calls)))
-        status = status_no_memory(error, n * sizeof *r->calls, "the tool calls of a conversation");
-    used = r->tools != NULL;
-    for (size_t i = 0; i < n; i++) {
-        bool reply = role_of(&messages[i]) == CHAT_ASSISTANT;
-        const char *calls = r->calls ? options->tool_calls[i] : NULL;
-        if (!status && calls && !reply)
-            status = status_fail(error, TERSE_E_ARGUMENT, "message %zu has tool calls: only the assistant's messages have", i + 1);
-        if (!status && calls) status = chat_calls_read(calls, i + 1, &r->calls[i], error);
-        used |= role_of(&messages[i]) == CHAT_TOOL || (!status && calls && r->calls[i].n);
-    }
-    return status || !used || r->format.tools ? status : chat_refuse_tools(&r->format, own, error);
+    cJSON *tools;
+    bool used = false;
+    enum terse_status status = chat_tools_parse(options->tools, &tools, error);
+    if (!status) status = read_calls(r, options, messages, n, &used, error);
+    if (!status && (used || tools) && !r->format.tools) status = chat_refuse_tools(&r->format, own, error);
+    if (!status && tools) status = chat_tools_write(r->format.tools, options->tools, tools, &r->tools, error);
+    cJSON_Delete(tools);
+    return status;
 }
 
 static void render_free(struct render *r) {
     for (size_t i = 0; r->calls && i < r->n_messages; i++) chat_calls_free(&r->calls[i]);
     free(r->calls);
-    free(r->tools);
+    text_buffer_free(&r->tools);
     free(r->text);
     free(r->system);
     free(r->messages);
@@ -318,10 +520,12 @@ static enum terse_status render(struct render *r, const struct tokenizer *tokeni
     enum terse_status status = choose_format(r, tokenizer, options, &own, error);
     if (!status) status = check_roles(messages, n_messages, error);
     if (!status) status = read_tools(r, options, messages, n_messages, own, error);
-    if (!status) status = check_order(&r->format, messages, n_messages, error);
+    if (!status) status = check_order(&r->format, messages, r->calls, n_messages, error);
     if (status) return status;
+    r->thoughts = options->thoughts;
+    r->ids = options->tool_call_ids;
     r->refused = !collect_messages(r, messages, n_messages);
-    if (!r->refused && options->open_call && (!r->tools || !options->open_reply || ends_with_text(r)))
+    if (!r->refused && options->open_call && (!r->tools.size || !options->open_reply || ends_with_text(r)))
         return status_fail(error, TERSE_E_ARGUMENT, "a reply that is a call needs tools, and begins behind all messages");
     if (!r->refused) write_conversation(r, options);
     return r->refused ? status_no_memory(error, r->size + r->n_messages * sizeof *r->contents, "a conversation's text") : TERSE_OK;

@@ -37,6 +37,35 @@ enum terse_status chat_refuse_tools(const struct chat_format *format, bool own, 
     return status_fail(error, TERSE_E_UNSUPPORTED, "the format %s has no tools in terse; those that have: %s", format->name, names);
 }
 
+/* Returns the format of which `name` is the one without thoughts; NULL: there is none. */
+static const struct chat_format *with_thoughts(const char *name) {
+    const struct chat_format *format;
+    for (size_t i = 0; (format = chat_format_at(i)); i++)
+        if (format->without && strcmp(format->without, name) == 0) return format;
+    return NULL;
+}
+
+/* Makes the format the one whose replies think, or do not, as the options ask. What a template varies stays. */
+static enum terse_status choose_thinking(struct chat_format *format, const struct terse_chat_options *options,
+                                         struct terse_error *error) {
+    static const char *const efforts[] = {"low", "medium", "high"};
+    const struct chat_format *other = NULL;
+    const char *effort = options->effort ? NULL : format->effort;
+    if ((unsigned)options->thinking > TERSE_THINKING_ON)
+        return status_fail(error, TERSE_E_ARGUMENT, "there is no thinking %d", (int)options->thinking);
+    for (size_t i = 0; i < 3 && options->effort; i++)
+        if (strcmp(options->effort, efforts[i]) == 0) effort = efforts[i];
+    if (options->effort && !effort)
+        return status_fail(error, TERSE_E_ARGUMENT, "the effort of thinking is \"low\", \"medium\" or \"high\"");
+    if (format->effort) format->effort = effort;
+    if (options->thinking == TERSE_THINKING_OFF && format->always_thinks)
+        return status_fail(error, TERSE_E_UNSUPPORTED, "models of the format %s always think", format->name);
+    if (options->thinking == TERSE_THINKING_OFF && format->without) other = chat_format_find(format->without);
+    if (options->thinking == TERSE_THINKING_ON) other = with_thoughts(format->name);
+    if (other) format->reply = other->reply;
+    return TERSE_OK;
+}
+
 enum terse_status chat_choose(const struct tokenizer *tokenizer, const struct terse_chat_options *options,
                               struct chat_format *format, bool *own_format, struct terse_error *error) {
     enum terse_status status = OPTIONS_CHECK(options, terse_chat_options, error);
@@ -56,5 +85,5 @@ enum terse_status chat_choose(const struct tokenizer *tokenizer, const struct te
     }
     if (named) format->tools = named->tools; /* who names a format wants it, whatever the model's template lacks */
     if (own_format) *own_format = own;
-    return TERSE_OK;
+    return choose_thinking(format, options, error);
 }

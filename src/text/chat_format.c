@@ -9,6 +9,11 @@
 
 #include <string.h>
 
+#define LLAMA_OPEN \
+    { \
+        "<|start_header_id|>system<|end_header_id|>\n\n", "<|start_header_id|>user<|end_header_id|>\n\n", \
+            "<|start_header_id|>assistant<|end_header_id|>\n\n" \
+    }
 #define CHATML_OPEN \
     { "<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n" }
 #define CHATML_CLOSE \
@@ -22,8 +27,21 @@
     { "\n\n<|end|>", "<|end|>", "<|end|>" }
 /* The template has a line with the date before "Reasoning", which is left out here. */
 #define HARMONY_PREAMBLE \
-    "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n\n" \
-    "Reasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>"
+    .preamble = \
+        "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n\n" \
+        "Reasoning: ", \
+    .effort = "medium", \
+    .preamble_rest = "\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message.", \
+    .preamble_close = "<|end|>"
+#define HARMONY_REPLIES \
+    .thoughts = HARMONY_THOUGHTS, .tools = &tool_form_harmony, .kept = CHAT_THOUGHTS_OF_CALLS, \
+    .thoughts_before = "<|start|>assistant<|channel|>analysis<|message|>", .thoughts_after = "<|end|>", \
+    .thoughts_open = "<|channel|>analysis<|message|>", .thoughts_close = "<|end|>", \
+    .hidden = {"<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>", "<|end|>"}
+#define THINK_MARKS .thoughts_open = "<think>", .thoughts_close = "</think>"
+#define QWEN_THOUGHTS \
+    .thoughts = "</think>", .thoughts_and_line = true, .kept = CHAT_THOUGHTS_SINCE_QUESTION, .thoughts_before = "<think>\n", \
+    .thoughts_after = "\n</think>\n\n", THINK_MARKS
 /* A reply whose special tokens are not shown reads "analysis...assistantfinal...". */
 #define HARMONY_THOUGHTS "assistantfinal"
 #define DEEPSEEK_OPEN \
@@ -38,11 +56,18 @@
 
 static const struct chat_format formats[] = {
     {.name = "llama-3",
-     .open = {"<|start_header_id|>system<|end_header_id|>\n\n", "<|start_header_id|>user<|end_header_id|>\n\n",
-              "<|start_header_id|>assistant<|end_header_id|>\n\n"},
+     .open = LLAMA_OPEN,
      .close = {"<|eot_id|>", "<|eot_id|>", "<|eot_id|>"},
      .reply = "<|start_header_id|>assistant<|end_header_id|>\n\n",
      .trim = CHAT_TRIM_SYSTEM | CHAT_TRIM_USER | CHAT_TRIM_REPLY},
+    /* Llama 3.1 to 3.3. The last two have the day's date in its place, unless whoever runs the template does not tell it. */
+    {.name = "llama-3.1",
+     .open = LLAMA_OPEN,
+     .close = {"<|eot_id|>", "<|eot_id|>", "<|eot_id|>"},
+     .reply = "<|start_header_id|>assistant<|end_header_id|>\n\n",
+     .system_begin = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n",
+     .trim = CHAT_TRIM_SYSTEM | CHAT_TRIM_USER | CHAT_TRIM_REPLY,
+     .tools = &tool_form_llama},
     {.name = "chatml", .open = CHATML_OPEN, .close = CHATML_CLOSE, .reply = "<|im_start|>assistant\n", .tools = &tool_form_hermes},
     {.name = "llama-2",
      .open = {"<<SYS>>\n", "[INST] ", " "},
@@ -75,14 +100,16 @@ static const struct chat_format formats[] = {
      .system = CHAT_SYSTEM_LAST_TURN,
      .trim = CHAT_TRIM_REPLY,
      .alternates = true,
-     .eos_after_reply = true},
+     .eos_after_reply = true,
+     .tools = &tool_form_mistral},
     {.name = "mistral-v3-tekken",
      .open = {"", "[INST]", ""},
      .close = {"\n\n", "[/INST]", ""},
      .reply = "",
      .system = CHAT_SYSTEM_LAST_TURN,
      .alternates = true,
-     .eos_after_reply = true},
+     .eos_after_reply = true,
+     .tools = &tool_form_mistral_tekken},
     {.name = "mistral-v7",
      .open = {"[SYSTEM_PROMPT] ", "[INST] ", " "},
      .close = {"[/SYSTEM_PROMPT]", "[/INST]", ""},
@@ -122,46 +149,40 @@ static const struct chat_format formats[] = {
      .alternates = true},
     /* The reply chooses its channels; it thinks first, on the channel "analysis". */
     {.name = "gpt-oss",
-     .preamble = HARMONY_PREAMBLE,
+     HARMONY_PREAMBLE,
      .open = HARMONY_OPEN,
      .close = HARMONY_CLOSE,
      .reply = "<|start|>assistant",
-     .thoughts = HARMONY_THOUGHTS},
+     .without = "gpt-oss-no-think",
+     HARMONY_REPLIES},
     /* The reply answers at once, on the channel "final". */
     {.name = "gpt-oss-no-think",
-     .preamble = HARMONY_PREAMBLE,
+     HARMONY_PREAMBLE,
      .open = HARMONY_OPEN,
      .close = HARMONY_CLOSE,
      .reply = "<|start|>assistant<|channel|>final<|message|>",
-     .thoughts = HARMONY_THOUGHTS},
+     HARMONY_REPLIES},
     {.name = "qwen-3",
      .open = CHATML_OPEN,
      .close = CHATML_CLOSE,
      .reply = "<|im_start|>assistant\n",
-     .thoughts = "</think>",
-     .thoughts_and_line = true,
-     .thoughts_open = "<think>",
-     .thoughts_close = "</think>",
+     .without = "qwen-3-no-think",
+     QWEN_THOUGHTS,
      .tools = &tool_form_hermes},
     /* This is the same template with enable_thinking=false. */
     {.name = "qwen-3-no-think",
      .open = CHATML_OPEN,
      .close = CHATML_CLOSE,
      .reply = "<|im_start|>assistant\n<think>\n\n</think>\n\n",
-     .thoughts = "</think>",
-     .thoughts_and_line = true,
-     .thoughts_open = "<think>",
-     .thoughts_close = "</think>",
+     QWEN_THOUGHTS,
      .tools = &tool_form_hermes},
     /* These models always think: QwQ, Qwen 3 Thinking 2507. */
     {.name = "qwen-3-thinking",
      .open = CHATML_OPEN,
      .close = CHATML_CLOSE,
      .reply = "<|im_start|>assistant\n<think>\n",
-     .thoughts = "</think>",
-     .thoughts_and_line = true,
-     .thoughts_open = "<think>",
-     .thoughts_close = "</think>",
+     .always_thinks = true,
+     QWEN_THOUGHTS,
      .tools = &tool_form_hermes},
     {.name = "deepseek-coder",
      .open = {"", "### Instruction:\n", "### Response:\n"},
@@ -178,16 +199,15 @@ static const struct chat_format formats[] = {
      .reply = DEEPSEEK_REPLY,
      .eos_after_reply = true,
      .thoughts = "</think>",
-     .thoughts_open = "<think>",
-     .thoughts_close = "</think>"},
+     THINK_MARKS},
     {.name = "deepseek-r1",
      .open = DEEPSEEK_OPEN,
      .close = {"", "", ""},
      .reply = DEEPSEEK_REPLY "<think>\n",
+     .always_thinks = true,
      .eos_after_reply = true,
      .thoughts = "</think>",
-     .thoughts_open = "<think>",
-     .thoughts_close = "</think>"},
+     THINK_MARKS},
 };
 enum { N_FORMATS = sizeof formats / sizeof *formats };
 
@@ -282,7 +302,8 @@ static const char *recognise_deepseek(struct gguf_string t) {
 static const char *recognise(struct gguf_string t) {
     if (has(t, "<|im_start|>")) return recognise_chatml(t);
     if (has(t, "[INST]")) return recognise_inst(t);
-    if (has(t, "<|start_header_id|>") && has(t, "<|end_header_id|>")) return "llama-3";
+    if (has(t, "<|start_header_id|>") && has(t, "<|end_header_id|>"))
+        return has(t, "Cutting Knowledge Date: December 2023") ? "llama-3.1" : "llama-3";
     if (has(t, "<start_of_turn>")) return "gemma";
     if (has(t, "<|START_OF_TURN_TOKEN|>")) return has(t, "<|START_RESPONSE|>") ? NULL : "command-r"; /* Command R7B */
     if (has(t, "<|start|>")) return has(t, "<|channel|>final<|message|>") ? "gpt-oss" : NULL;
@@ -299,6 +320,9 @@ bool chat_format_recognise(struct gguf_string template, struct chat_format *form
     *format = *chat_format_find(name);
     if (!has(template, "|trim") && !has(template, "| trim") && !has(template, "strip()")) format->trim = 0;
     if (format->tools && !has(template, format->tools->mark)) format->tools = NULL;
+    if (format->kept == CHAT_THOUGHTS_SINCE_QUESTION && !has(template, "last_query_index"))
+        format->kept = CHAT_THOUGHTS_NONE; /* QwQ */
+    format->tools_behind_lines = has(template, "\"\\n\\n# Tools");
     format->bos_each_turn = has(template, "bos_token + '[INST]") || has(template, "bos_token + \"[INST]");
     return true;
 }

@@ -24,20 +24,36 @@ enum chat_system {
     CHAT_SYSTEM_LAST_TURN   /* the same, within the user's last turn */
 };
 
+/* Which messages' thoughts a conversation has. */
+enum chat_thoughts {
+    CHAT_THOUGHTS_NONE,
+    CHAT_THOUGHTS_SINCE_QUESTION, /* those behind the user's last message; a last message with calls has them even where there are none */
+    CHAT_THOUGHTS_OF_CALLS        /* those of messages with calls, unless one without follows */
+};
+
 /* A chat format writes a conversation as [BOS] [preamble] messages [reply], and a message as open[role] content close[role]. */
 struct chat_format {
     const char *name;
     const char *preamble; /* or NULL */
+    const char *effort;   /* of thinking, which stands behind the preamble; NULL: nothing */
+    const char *preamble_rest,
+        *preamble_close;      /* behind that; what is told of tools stands between them. NULL where there is no preamble */
+    const char *system_begin; /* the system's message is always there, and begins with this; NULL: it is where there is one */
     const char *open[CHAT_ROLES], *close[CHAT_ROLES];
     const char *reply; /* what the assistant's reply begins behind; "": the user's turn has opened it */
     enum chat_system system;
-    unsigned trim;          /* enum chat_trim */
-    bool alternates;        /* behind the system's message the user and the assistant alternate, the user first */
-    bool bos_each_turn;     /* BOS stands before every message of the user, else before the first */
-    bool eos_after_reply;   /* EOS stands behind what the assistant said */
-    const char *thoughts;   /* of what the assistant said, what ends with the last such text is left out; or NULL */
-    bool thoughts_and_line; /* with the line ends behind it */
-    const char *thoughts_open, *thoughts_close; /* a reply's thoughts stand between these marks, where it begins; or NULL */
+    unsigned trim;           /* enum chat_trim */
+    bool alternates;         /* behind the system's message the user and the assistant alternate, the user first */
+    bool bos_each_turn;      /* BOS stands before every message of the user, else before the first */
+    bool eos_after_reply;    /* EOS stands behind what the assistant said */
+    const char *thoughts;    /* of what the assistant said, what ends with the last such text is left out; or NULL */
+    bool thoughts_and_line;  /* with the line ends behind it */
+    bool tools_behind_lines; /* where the system says nothing, tools stand behind what separates them from its text all the same */
+    const char *without;     /* the name of the same format whose replies do not think; or NULL */
+    bool always_thinks;
+    enum chat_thoughts kept;                      /* of the messages' */
+    const char *thoughts_before, *thoughts_after; /* what stands around thoughts that are kept */
+    const char *thoughts_open, *thoughts_close;   /* a reply's thoughts stand between these marks, where it begins; or NULL */
     const char
         *hidden[CHAT_HIDDEN]; /* marks of a reply that are no text; NULL behind the last. Thoughts may then open behind them, too */
     const struct tool_form *tools; /* NULL: the format has none */

@@ -29,29 +29,6 @@ static cJSON *parse_array(const char *json) {
 
 /* ---- Tools --------------------------------------------------------------------------------------------------------------- */
 
-/* Turns a spaced array into lines: the commas between its items become line ends. */
-static void cut_into_lines(char *text) {
-    size_t depth = 0, to = 0;
-    bool quoted = false;
-    for (size_t at = 0; text[at]; at++) {
-        char c = text[at];
-        if (quoted) {
-            text[to++] = c;
-            if (c == '\\') text[to++] = text[++at];
-            quoted = c != '"';
-            continue;
-        }
-        quoted = c == '"';
-        if (c == '}' || c == ']') depth--;
-        if (depth == 0 && c == ']') continue;
-        bool begins = depth == 0 && c == '[', between = depth == 1 && c == ',';
-        if (between) at++; /* the space */
-        text[to++] = begins || between ? '\n' : c;
-        if (c == '{' || c == '[') depth++;
-    }
-    text[to] = '\0';
-}
-
 enum terse_status chat_tools_parse(const char *json, cJSON **tools, struct terse_error *error) {
     const cJSON *tool;
     size_t i = 1;
@@ -80,15 +57,18 @@ enum terse_status chat_tools_parse(const char *json, cJSON **tools, struct terse
     return status;
 }
 
-enum terse_status chat_tools_read(const char *json, char **lines, struct terse_error *error) {
-    cJSON *tools;
-    *lines = NULL;
-    enum terse_status status = chat_tools_parse(json, &tools, error);
-    if (status || !tools) return status;
-    cJSON_Delete(tools);
-    if (!(*lines = json_spaced(json, strlen(json)))) return status_no_memory(error, strlen(json), "the tools of a conversation");
-    cut_into_lines(*lines);
-    return TERSE_OK;
+enum terse_status chat_tools_write(const struct tool_form *form, const char *json, const cJSON *tools, struct text_buffer *to,
+                                   struct terse_error *error) {
+    struct text_span item = {0, 0};
+    const cJSON *tool;
+    size_t n = strlen(json);
+    enum terse_status status = TERSE_OK;
+    cJSON_ArrayForEach(tool, tools) {
+        json_next_item(json, n, &item);
+        if (!status && tool != tools->child) status = text_buffer_add(to, form->between, strlen(form->between), error);
+        if (!status) status = form->declare(to, json + item.begin, item.end - item.begin, tool, error);
+    }
+    return status;
 }
 
 /* ---- Calls --------------------------------------------------------------------------------------------------------------- */
@@ -114,8 +94,11 @@ static enum terse_status read_call(const cJSON *entry, size_t message, struct ch
     call->arguments = read_arguments(cJSON_GetObjectItemCaseSensitive(from, "arguments"), &refused);
     if (!call->arguments && !refused)
         return status_fail(error, TERSE_E_ARGUMENT, "message %zu: the arguments of its tool calls must be JSON objects", message);
-    size_t size = strlen(name->valuestring) + 1;
+    const cJSON *id = cJSON_GetObjectItemCaseSensitive(entry, "id");
+    size_t size = strlen(name->valuestring) + 1, n_id = cJSON_IsString(id) ? strlen(id->valuestring) + 1 : 0;
     call->name = malloc(size);
+    if (n_id && !(call->id = malloc(n_id))) return status_no_memory(error, n_id, "the tool calls of a conversation");
+    if (n_id) memcpy(call->id, id->valuestring, n_id);
     if (!call->name || !call->arguments) return status_no_memory(error, size, "the tool calls of a conversation");
     memcpy(call->name, name->valuestring, size);
     return TERSE_OK;
@@ -141,6 +124,7 @@ void chat_calls_free(struct chat_calls *calls) {
     for (size_t i = 0; i < calls->n; i++) {
         free(calls->call[i].name);
         free(calls->call[i].arguments);
+        free(calls->call[i].id);
     }
     free(calls->call);
     *calls = (struct chat_calls){0};

@@ -2,7 +2,7 @@
 #ifndef TERSE_TEXT_CHAT_TOOLS_H
 #define TERSE_TEXT_CHAT_TOOLS_H
 
-#include "base/status.h"
+#include "text/tool_form.h"
 
 #include <cjson/cJSON.h>
 #include <stddef.h>
@@ -10,12 +10,13 @@
 /* Parses and checks tools, a JSON array in the form of OpenAI's `tools`; cJSON_Delete releases them. *tools is NULL where there is none.
  * TERSE_E_ARGUMENT: not such an array. */
 enum terse_status chat_tools_parse(const char *json, cJSON **tools, struct terse_error *error);
-/* Writes to *lines the tools of a JSON array in the form of OpenAI's `tools`, each a line of JSON behind a line end, as templates
- * write them; NULL where there is none. free releases it. TERSE_E_ARGUMENT: not such an array. */
-enum terse_status chat_tools_read(const char *json, char **lines, struct terse_error *error);
+/* Adds tools, which chat_tools_parse has read from json, as this form declares them. */
+enum terse_status chat_tools_write(const struct tool_form *form, const char *json, const cJSON *tools, struct text_buffer *to,
+                                   struct terse_error *error);
 
 struct chat_call {
     char *name, *arguments; /* arguments: a JSON object, spaced as templates write it */
+    char *id;               /* NULL: it has none */
 };
 struct chat_calls {
     struct chat_call *call; /* [n] */

@@ -106,6 +106,23 @@ char *json_spaced(const char *text, size_t n) {
     return out;
 }
 
+char *json_quoted(const char *text) {
+    size_t n = strlen(text), size = 0;
+    char *out = n < SIZE_MAX / 6 - 1 ? malloc(6 * n + 3) : NULL;
+    if (!out) return NULL;
+    out[size++] = '"';
+    for (; *text; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c < 0x20 || c == '"' || c == '\\')
+            size += write_escaped(out + size, c);
+        else
+            out[size++] = *text;
+    }
+    out[size++] = '"';
+    out[size] = '\0';
+    return out;
+}
+
 /* ---- Members ------------------------------------------------------------------------------------------------------------- */
 
 /* Returns the place behind the value that begins at `at`. */

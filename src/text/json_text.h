@@ -8,6 +8,9 @@
  * one space behind commas and colons, characters instead of escapes. NULL where memory is refused; free releases it. */
 char *json_spaced(const char *text, size_t n);
 
+/* Returns a text as a JSON string, written the same way; NULL where memory is refused. */
+char *json_quoted(const char *text);
+
 /* Returns where the value of the member `name` of a JSON object lies in text[n], which must be well-formed: the first such member;
  * an empty span where there is none. */
 struct text_span json_member(const char *text, size_t n, const char *name);

@@ -1,13 +1,17 @@
-/* Declares the forms in which chat formats call tools, as rows: how a reply opens a call, and what stands between its parts. */
+/* Declares the forms of tools in chat formats, as rows: how a conversation tells of tools, what it writes of calls and of their results, and how a
+ * reply calls. */
 #ifndef TERSE_TEXT_TOOL_FORM_H
 #define TERSE_TEXT_TOOL_FORM_H
 
+#include "text/text_buffer.h"
+
+#include <cjson/cJSON.h>
 #include <stdbool.h>
-#include <stddef.h>
 
 enum { TOOL_MARKS = 4 };
 
-/* A space in these texts, but for those of `open`, is white space of any length, or none: models vary it. They end with other letters. */
+/* How a reply calls. A space in these texts, but for those of `open`, is white space of any length, or none: models vary it. They end with
+ * other letters. */
 struct call_form {
     const char *open[TOOL_MARKS]; /* any of these opens a reply's calls; NULL behind the last */
     bool opens_reply;             /* these are spaced, too, and open calls only where the reply begins */
@@ -25,12 +29,48 @@ struct call_form {
     const char *end;          /* behind a call; NULL: nothing */
 };
 
+enum tool_place {
+    TOOLS_BEHIND_SYSTEM,   /* in the system's message, behind its text */
+    TOOLS_IN_FIRST_TURN,   /* of the user, before its text */
+    TOOLS_BEFORE_LAST_TURN /* of the user */
+};
+
 struct tool_form {
     const char *mark; /* only templates with this text write tools */
     struct call_form call;
+    /* What a conversation tells of tools. */
+    enum tool_place place;
+    const char *before, *between, *after; /* tools */
+    /* Adds one tool, json[n], which `parsed` is. */
+    enum terse_status (*declare)(struct text_buffer *to, const char *json, size_t n, const cJSON *parsed,
+                                 struct terse_error *error);
+    const char *before_system; /* text, in its message; or NULL */
+    const char *preamble;      /* stands behind that of the format; or NULL */
+    const char *bare_open;     /* opens the system's message where the system says nothing; NULL: as usual, with an empty text */
+    const char *system_close;  /* NULL: the format's */
+    /* What a conversation writes of a message with calls. */
+    const char *turn;                       /* opens it; NULL: the format's, with what the message says behind it */
+    bool only_calls;                        /* what the message says is left out */
+    bool one_call;                          /* of a message, no more */
+    const char *call_open, *call_arguments; /* before a name, before its arguments */
+    const char *call_id;                    /* before the call's number, which '"' follows; NULL: it is left out */
+    const char *call_close, *call_between, *calls_close;
+    const char *turn_close; /* NULL: the format's */
+    /* What it writes of a result. */
+    bool in_turns;                         /* of the user, results side by side in one, each in a line of its own */
+    const char *result_open, *result_name; /* result_name: behind the function's name; NULL: that is left out */
+    bool result_quoted;                    /* as a JSON string */
+    const char *result_id;                 /* before the call's number, which '"' follows; NULL: it is left out */
+    const char *result_close;
 };
 
 /* Hermes, Qwen 2.5 and Qwen 3: <tool_call>\n{"name": NAME, "arguments": ARGUMENTS}\n</tool_call> */
 extern const struct tool_form tool_form_hermes;
+/* Llama 3.1 to 3.3: {"name": NAME, "parameters": ARGUMENTS}, one call that is the whole reply. */
+extern const struct tool_form tool_form_llama;
+/* Mistral 7B v0.3 and its like: [TOOL_CALLS] [{"name": NAME, "arguments": ARGUMENTS}, ...]; with the vocabulary Tekken without spaces. */
+extern const struct tool_form tool_form_mistral, tool_form_mistral_tekken;
+/* gpt-oss: <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS */
+extern const struct tool_form tool_form_harmony;
 
 #endif

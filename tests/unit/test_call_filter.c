@@ -96,6 +96,50 @@ static void test_hermes(void **state) {
     CHECK("chatml", true, begun);
 }
 
+static void test_llama(void **state) {
+    (void)state;
+    static const struct row rows[] = {
+        {"{\"name\": \"unlock\", \"parameters\": {\"code\": 1}}", NULL, true},
+        {"{\"name\": \"unlock\", \"parameters\": {\"code\": 1}} ", " ", true},
+        {"\n<|python_tag|>{\"name\":\"ping\",\"parameters\":{}}", NULL, true},
+        {"{\"type\": \"function\", \"name\": \"ping\", \"parameters\": {}", NULL, false},
+        {"{\"name\": \"other", "other", false},
+        {"{\"answer\": {\"name\": \"other\"}}", NULL, true},
+        {"So {\"name\": \"other\"}", NULL, true},
+    };
+    static const struct row begun[] = {{"un\", \"parameters\": {}}", NULL, true}, {"ping", "ping", false}};
+    CHECK("llama-3.1", false, rows);
+    CHECK("llama-3.1", true, begun);
+}
+
+static void test_mistral(void **state) {
+    (void)state;
+    static const struct row rows[] = {
+        {"So. [TOOL_CALLS] [{\"name\": \"ping\", \"arguments\": {}}, {\"name\": \"un\", \"arguments\": {\"a\": []}}]", NULL, true},
+        {"[TOOL_CALLS][{\"name\": \"ping\", \"arguments\": {}}", NULL, false},
+        {"[TOOL_CALLS][{\"name\": \"ping\", \"arguments\": {}}] x", " x", true},
+        {"[TOOL_CALLS]{", "{", false},
+    };
+    static const struct row begun[] = {{"un\", \"arguments\": {}}]", NULL, true}, {"un\", \"arguments\": {}}, ", ", ", false}};
+    CHECK("mistral-v3", false, rows);
+    CHECK("mistral-v3-tekken", true, begun);
+}
+
+static void test_harmony(void **state) {
+    (void)state;
+    static const struct row rows[] = {
+        {"<|channel|>analysis<|message|>a to=functions.x<|end|><|start|>assistant<|channel|>commentary to=functions.unlock "
+         "<|constrain|>json<|message|>{\"code\": 7}",
+         NULL, true},
+        {" to=functions.ping<|channel|>commentary json<|message|>{}", NULL, true},
+        {"<|channel|>commentary to=functions.ping json<|message|>{\"a", "\"a", false},
+        {"<|channel|>commentary to=functions.un code<|message|>", "code<|message|>", false},
+        {"<|channel|>commentary to=functions.other", "other", false},
+        {"<|channel|>final<|message|>It is to=functions.other", NULL, true},
+    };
+    CHECK("gpt-oss", false, rows);
+}
+
 /* What of a schema is not understood is refused where a call is asked for, and left out where one may come. */
 static void test_schemas(void **state) {
     (void)state;
@@ -152,9 +196,8 @@ static void test_a_broken_call(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hermes),
-        cmocka_unit_test(test_schemas),
-        cmocka_unit_test(test_a_broken_call),
+        cmocka_unit_test(test_hermes),  cmocka_unit_test(test_llama),   cmocka_unit_test(test_mistral),
+        cmocka_unit_test(test_harmony), cmocka_unit_test(test_schemas), cmocka_unit_test(test_a_broken_call),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

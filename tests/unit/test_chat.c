@@ -439,7 +439,7 @@ static void test_recognised_templates(void **state) {
 
 static void test_unknown_templates(void **state) {
     (void)state;
-    static const char names[] = "--chat-template NAME (llama-3, chatml, llama-2, mistral-v0, mistral-v1, mistral-v3, ";
+    static const char names[] = "--chat-template NAME (llama-3, llama-3.1, chatml, llama-2, mistral-v0, mistral-v1, mistral-v3, ";
     static const char *const templates[] = {
         "",
         "{{ content }}",
@@ -494,7 +494,7 @@ static void test_names(void **state) {
     (void)state;
     size_t n = 0;
     while (terse_chat_format_name(n)) n++;
-    assert_int_equal(n, 23);
+    assert_int_equal(n, 24);
     assert_string_equal(terse_chat_format_name(0), "llama-3");
     assert_null(terse_chat_format_name(SIZE_MAX));
     terse_string_free(NULL);

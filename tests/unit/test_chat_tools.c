@@ -78,19 +78,32 @@ static struct terse_chat_options options_with(const char *format, const char *to
 
 /* ---- Conversations -------------------------------------------------------------------------------------------------------- */
 
-static cJSON *read_fixture(void) {
+static cJSON *read_fixture(const char *name) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/fixtures/%s", TESTS_DIR, name);
     struct mapped_file file;
     struct terse_error error = {0};
-    if (mapped_file_open(TESTS_DIR "/fixtures/chat_tools.json", &file, &error)) fail_msg("%s", error.message);
+    if (mapped_file_open(path, &file, &error)) fail_msg("%s", error.message);
     cJSON *fixture = cJSON_ParseWithLength(file.data, file.size);
     mapped_file_close(&file);
     assert_non_null(fixture);
     return fixture;
 }
 
+/* Writes what a template has made as this vocabulary has it: it adds no BOS, and its EOS is <|im_end|>. */
+static const char *with_own_marks(const char *text, char *out) {
+    size_t n = 0;
+    for (text += strncmp(text, "<s>", 3) == 0 ? 3 : 0; *text; text++) {
+        bool eos = strncmp(text, "</s>", 4) == 0;
+        n += (size_t)sprintf(out + n, eos ? "<|im_end|>" : "%c", *text);
+        if (eos) text += 3;
+    }
+    return out;
+}
+
 static void test_rendered_template(void **state) {
     (void)state;
-    cJSON *fixture = read_fixture(), *row, *entry;
+    cJSON *fixture = read_fixture("chat_tools.json"), *row, *entry;
     struct sample s;
     open_model(&s, cJSON_GetObjectItem(fixture, "template")->valuestring);
     assert_true(cJSON_GetArraySize(cJSON_GetObjectItem(fixture, "rows")) >= 9);
@@ -115,6 +128,57 @@ static void test_rendered_template(void **state) {
     }
     cJSON_Delete(fixture);
     close_model(&s);
+}
+
+/* The other formats, by their names, on a model without a template. */
+static void test_rendered_formats(void **state) {
+    (void)state;
+    cJSON *rows = read_fixture("chat_tools_formats.json"), *row, *entry;
+    struct sample plain, qwq;
+    open_model(&plain, NULL);
+    open_model(&qwq, "\"\\n\\n# Tools\" '<tool_call>' content.split('</think>') '<|im_start|>assistant\\n<think>\\n'");
+    assert_true(cJSON_GetArraySize(rows) >= 80);
+    cJSON_ArrayForEach(row, rows) {
+        const char *format = cJSON_GetObjectItem(row, "format")->valuestring;
+        bool is_qwq = strcmp(cJSON_GetObjectItem(row, "model")->valuestring, "QwQ") == 0; /* which its template alone tells */
+        const struct sample s = is_qwq ? qwq : plain;
+        struct terse_message messages[MOST_MESSAGES];
+        char *calls[MOST_MESSAGES] = {0};
+        const char *ids[MOST_MESSAGES] = {0}, *thoughts[MOST_MESSAGES] = {0};
+        struct terse_chat_options options = options_with(is_qwq ? NULL : format, cJSON_GetObjectItem(row, "tools")->valuestring);
+        struct terse_error error = {0};
+        size_t n = 0;
+        cJSON_ArrayForEach(entry, cJSON_GetObjectItem(row, "messages")) {
+            const cJSON *made = cJSON_GetObjectItem(entry, "tool_calls");
+            assert_true(n < MOST_MESSAGES);
+            messages[n] = (struct terse_message){cJSON_GetObjectItem(entry, "role")->valuestring,
+                                                 cJSON_GetObjectItem(entry, "content")->valuestring};
+            if (made) calls[n] = cJSON_Print(made);
+            ids[n] = cJSON_GetStringValue(cJSON_GetObjectItem(entry, "tool_call_id"));
+            thoughts[n++] = cJSON_GetStringValue(cJSON_GetObjectItem(entry, "reasoning_content"));
+        }
+        options.tool_calls = (const char *const *)calls;
+        options.tool_call_ids = ids;
+        options.thoughts = thoughts;
+        options.effort = cJSON_GetStringValue(cJSON_GetObjectItem(row, "reasoning_effort"));
+        if (cJSON_HasObjectItem(row, "enable_thinking")) options.thinking = TERSE_THINKING_OFF;
+        char *text, marked[8192];
+        const char *wanted = with_own_marks(cJSON_GetObjectItem(row, "text")->valuestring, marked),
+                   *title = cJSON_GetObjectItem(row, "title")->valuestring;
+        if (terse_chat_render_with(&s.model, &options, messages, n, &text, &error)) {
+            bool one_call = strcmp(format, "gpt-oss") == 0 &&
+                            (strcmp(title, "two calls") == 0 || strcmp(title, "results in another order") == 0);
+            if (!one_call || error.code != TERSE_E_UNSUPPORTED) fail_msg("%s, %s: %s", format, title, error.message);
+        } else if (strcmp(wanted, text) != 0) {
+            print_error("%s, %s:\n", format, title);
+            assert_string_equal(text, wanted);
+        }
+        terse_string_free(text);
+        for (size_t i = 0; i < n; i++) cJSON_free(calls[i]);
+    }
+    cJSON_Delete(rows);
+    close_model(&plain);
+    close_model(&qwq);
 }
 
 /* Arguments as OpenAI's clients send them, a string, are written like an object, with numbers as they are. */
@@ -192,7 +256,9 @@ static void test_what_is_refused(void **state) {
     open_model(&s, "{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>'}}");
     struct terse_chat_options options = options_with("phi-3", TOOLS);
     refused(&s, &options, question, 1, TERSE_E_UNSUPPORTED,
-            "the format phi-3 has no tools in terse; those that have: chatml, qwen-3, qwen-3-no-think, qwen-3-thinking");
+            "the format phi-3 has no tools in terse; those that have: llama-3.1, chatml, mistral-v3, mistral-v3-tekken, gpt-oss, "
+            "gpt-oss-no-think, "
+            "qwen-3, qwen-3-no-think, qwen-3-thinking");
     options.tools = NULL;
     refused(&s, &options, result, 2, TERSE_E_UNSUPPORTED, "phi-3");
     options = options_with(NULL, TOOLS);
@@ -231,6 +297,18 @@ static void test_what_is_refused(void **state) {
     options = options_with("chatml", TOOLS);
     options.open_call = true;
     refused(&s, &options, begun, 2, TERSE_E_ARGUMENT, "a reply that is a call");
+    static const char *const two = "[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"g\", \"arguments\": {}}]";
+    struct terse_chat_options others = options_with("llama-3.1", NULL);
+    others.tool_calls = (const char *const[]){NULL, two};
+    refused(&s, &others, begun, 2, TERSE_E_UNSUPPORTED, "message 2 has 2 tool calls: the format llama-3.1 takes one a message");
+    others = options_with("deepseek-r1", NULL);
+    others.thinking = TERSE_THINKING_OFF;
+    refused(&s, &others, question, 1, TERSE_E_UNSUPPORTED, "models of the format deepseek-r1 always think");
+    others.thinking = (enum terse_thinking)3;
+    refused(&s, &others, question, 1, TERSE_E_ARGUMENT, "there is no thinking 3");
+    others = options_with("gpt-oss", NULL);
+    others.effort = "most";
+    refused(&s, &others, question, 1, TERSE_E_ARGUMENT, "\"high\"");
     options.size--;
     refused(&s, &options, begun, 2, TERSE_E_ARGUMENT, "terse_chat_options_defaults()");
     close_model(&s);
@@ -375,6 +453,47 @@ static void test_no_tools_no_calls(void **state) {
     close_model(&s);
 }
 
+static void test_replies_of_other_formats(void **state) {
+    (void)state;
+    static const struct {
+        const char *format, *reply, *found;
+    } rows[] = {
+        {"llama-3.1", "{\"name\": \"f\", \"parameters\": {\"a\": 1.0}}", "|f|{\"a\": 1.0}"},
+        {"llama-3.1", "\n{\n  \"parameters\": {}, \"name\": \"f\"}\n", "|f|{}"},
+        {"llama-3.1", "{\"name\": \"f\", \"arguments\": {}}", "{\"name\": \"f\", \"arguments\": {}}"},
+        {"llama-3.1", "So: {\"name\": \"f\", \"parameters\": {}}", "So: {\"name\": \"f\", \"parameters\": {}}"},
+        {"llama-3.1", "{\"a\": [1, 2]}", "{\"a\": [1, 2]}"},
+        {"mistral-v3",
+         "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": \"]\"}, \"id\": \"123456789\"}, {\"name\": \"g\", \"arguments\": "
+         "{}}]",
+         "|f|{\"a\": \"]\"}|g|{}"},
+        {"mistral-v3-tekken", "Yes. [TOOL_CALLS][{\"name\":\"f\",\"arguments\":{}}]", "Yes.|f|{}"},
+        {"mistral-v3", "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}, {\"name\": 1}]",
+         "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}, {\"name\": 1}]"},
+        {"mistral-v3", "a [TOOL", "a [TOOL"},
+        {"gpt-oss", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.", "Yes.~Hm."},
+        {"gpt-oss",
+         "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+         "<|constrain|>json<|message|>{\"a\": \"<|end|>\"}",
+         "~Hm|f|{\"a\": \"<|end|>\"}"},
+        {"gpt-oss", " to=functions.f<|channel|>commentary json<|message|>{}", "|f|{}"},
+        {"gpt-oss",
+         "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.f json<|message|>{}",
+         "I look.|f|{}"},
+        {"gpt-oss-no-think", "Yes <b>", "Yes <b>"},
+        {"deepseek-r1", "Hm</think>\n\nYes", "Yes~Hm"},
+        {"deepseek-v3", "<think>\nHm</think>Yes", "Yes~Hm"},
+    };
+    struct sample s;
+    open_model(&s, NULL);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        bool tools = strncmp(rows[i].format, "deepseek", 8) != 0;
+        const struct terse_chat_options options = options_with(rows[i].format, tools ? TOOLS : NULL);
+        check_reply(&s, &options, rows[i].reply, rows[i].found);
+    }
+    close_model(&s);
+}
+
 static void test_thoughts_in_replies(void **state) {
     (void)state;
     static const struct {
@@ -400,12 +519,19 @@ static void test_thoughts_in_replies(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rendered_template),   cmocka_unit_test(test_arguments_in_a_string),
-        cmocka_unit_test(test_a_format_by_name),    cmocka_unit_test(test_tokens),
-        cmocka_unit_test(test_what_is_refused),     cmocka_unit_test(test_members),
-        cmocka_unit_test(test_calls_in_replies),    cmocka_unit_test(test_text_comes_at_once),
-        cmocka_unit_test(test_an_open_call),        cmocka_unit_test(test_no_tools_no_calls),
+        cmocka_unit_test(test_rendered_template),
+        cmocka_unit_test(test_rendered_formats),
+        cmocka_unit_test(test_arguments_in_a_string),
+        cmocka_unit_test(test_a_format_by_name),
+        cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_what_is_refused),
+        cmocka_unit_test(test_members),
+        cmocka_unit_test(test_calls_in_replies),
+        cmocka_unit_test(test_text_comes_at_once),
+        cmocka_unit_test(test_an_open_call),
+        cmocka_unit_test(test_no_tools_no_calls),
         cmocka_unit_test(test_thoughts_in_replies),
+        cmocka_unit_test(test_replies_of_other_formats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
