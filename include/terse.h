@@ -183,7 +183,7 @@ TERSE_API void terse_string_free(char *string);
 enum terse_thinking {
     TERSE_THINKING_USUAL, /* as the format or its template has it */
     TERSE_THINKING_OFF,   /* TERSE_E_UNSUPPORTED where the model always thinks */
-    TERSE_THINKING_ON     /* as usual where the format has no thoughts */
+    TERSE_THINKING_ON     /* TERSE_E_UNSUPPORTED where the format has no thoughts */
 };
 /* These options say how a conversation is written. Tools are functions that the assistant may call. */
 struct terse_chat_options {
@@ -200,8 +200,10 @@ struct terse_chat_options {
     /* [n_messages] or NULL: what the assistant has thought before it said or called what the message has. The format leaves out what its
      * template does, most often all thoughts before the last question. */
     const char *const *thoughts;
+    bool bare_reply; /* of an open reply only what later conversations have where it stands: marks of thoughts are left out */
     enum terse_thinking thinking; /* of the reply; default TERSE_THINKING_USUAL */
-    const char *effort;           /* "low", "medium" or "high": how much gpt-oss thinks; NULL, the default: "medium". Other formats ignore it */
+    const char
+        *effort; /* "low", "medium" or "high": how much gpt-oss thinks; NULL, the default: "medium". Other formats have none */
 };
 TERSE_API struct terse_chat_options terse_chat_options_defaults(void);
 /* These do the same as terse_chat_tokenize and terse_chat_render, with tools, tool calls and messages of the role "tool", which are

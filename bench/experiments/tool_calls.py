@@ -3,8 +3,8 @@
 
     tool_calls.py build/bin/terse -m MODEL.gguf [--kv f16,q4_0,terse-4,terse-2] [--choice required,auto] [--options "-t 2"] [--replies FILE]
 
-For each method a server is started and asked 50 questions, greedily, each behind the same tools, an article with a directory of people in its middle, and one call that
-was made before; all but the question is a prefix that is read once, so that the calls are written from the quantized cache. Twenty questions need an entry of the directory.
+For each method a server is started and asked 50 questions, greedily, each behind the same tools, an article with a directory of people in its middle; all but the
+question is a prefix that is read once, so that the calls are written from the quantized cache. Twenty questions need an entry of the directory.
 Counted: replies with a call whose arguments are JSON, with the right tool, with the right arguments as well (numbers by value, texts without regard to case).
 --replies writes each reply as a line of JSON.
 
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import urllib.request
 
-from tool_calls_questions import EXAMPLE, EXAMPLE_QUESTION, QUESTIONS, TOOLS, arguments_right, document
+from tool_calls_questions import QUESTIONS, TOOLS, arguments_right, document
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ARTICLE = os.path.join(HERE, "..", "..", "tests", "fixtures", "wiki_excerpt.txt")
@@ -71,7 +71,7 @@ def main():
             for choice in asked.choice.split(","):
                 counts, from_directory, tokens = [0, 0, 0], 0, 0
                 for question, name, arguments in QUESTIONS:
-                    messages = [{"role": "user", "content": f"{text}\n\n{EXAMPLE_QUESTION}"}, *EXAMPLE, {"role": "user", "content": question}]
+                    messages = [{"role": "user", "content": f"{text}\n\n{question}"}]
                     reply = ask(address, {"messages": messages, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "temperature": 0,
                                           "max_tokens": 120})
                     message = reply["choices"][0]["message"]

@@ -84,15 +84,6 @@ QUESTIONS = [
 ]
 
 
-# A call that stands before each question: small models follow the form of what they see rather than that of what they are told.
-EXAMPLE_QUESTION = "Set a timer for 3 minutes."
-EXAMPLE = [
-    {"role": "assistant", "content": "", "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "set_timer", "arguments": "{\"minutes\": 3}"}}]},
-    {"role": "tool", "tool_call_id": "call00001", "content": "started"},
-    {"role": "assistant", "content": "The timer is set."},
-]
-
-
 def document(article):
     """An article with the directory in its middle."""
     middle = article.index(". ", len(article) // 2) + 2

@@ -389,7 +389,9 @@ static void write_conversation(struct render *r, const struct terse_chat_options
     write_preamble(r);
     bool begun = options->open_reply && ends_with_text(r);
     write_messages(r, begun);
-    if (options->open_reply && !begun) add(r, r->format.reply);
+    const char *reply = r->format.reply, *marks = r->format.thoughts_open ? strstr(reply, r->format.thoughts_open) : NULL;
+    bool bare = options->bare_reply && marks && !r->format.hidden[0];
+    if (options->open_reply && !begun) add_bytes(r, reply, bare ? (size_t)(marks - reply) : strlen(reply));
     if (options->open_call) add(r, r->format.tools->call.begun);
 }
 

@@ -57,7 +57,11 @@ static enum terse_status choose_thinking(struct chat_format *format, const struc
         if (strcmp(options->effort, efforts[i]) == 0) effort = efforts[i];
     if (options->effort && !effort)
         return status_fail(error, TERSE_E_ARGUMENT, "the effort of thinking is \"low\", \"medium\" or \"high\"");
-    if (format->effort) format->effort = effort;
+    if (options->effort && !format->effort)
+        return status_fail(error, TERSE_E_UNSUPPORTED, "the format %s has no effort of thinking: leave it out", format->name);
+    if (options->thinking == TERSE_THINKING_ON && !format->thoughts_open)
+        return status_fail(error, TERSE_E_UNSUPPORTED, "models of the format %s do not think", format->name);
+    format->effort = effort;
     if (options->thinking == TERSE_THINKING_OFF && format->always_thinks)
         return status_fail(error, TERSE_E_UNSUPPORTED, "models of the format %s always think", format->name);
     if (options->thinking == TERSE_THINKING_OFF && format->without) other = chat_format_find(format->without);

@@ -107,7 +107,7 @@ class Fields(ServedTest):
         """One line that names the field: no setting is left out of account silently."""
         wanted = {"mirostat": 2, "dry_multiplier": 0.8, "xtc_probability": 0.5, "dynatemp_range": 0.5, "top_n_sigma": 1.5, "samplers": ["top_k"],
                   "suffix": " end", "grammar": "root ::= x", "ignore_eos": True, "min_keep": 2, "lora": [{"id": 0}], "modalities": ["audio"],
-                  "reasoning_effort": "high", "t_max_predict_ms": 100, "return_tokens": True, "chat_template_kwargs": {"enable_thinking": False}}
+                  "reasoning_effort": "high", "t_max_predict_ms": 100, "return_tokens": True, "chat_template_kwargs": {"enable_thinking": True}}
         for path, body in ((CHAT, {"messages": HELLO}), (COMPLETION, {"prompt": "x"}), (LLAMA, {"prompt": "x"})):
             for name, value in wanted.items():
                 with self.subTest(path=path, name=name):

@@ -309,6 +309,15 @@ static void test_what_is_refused(void **state) {
     others = options_with("gpt-oss", NULL);
     others.effort = "most";
     refused(&s, &others, question, 1, TERSE_E_ARGUMENT, "\"high\"");
+    others = options_with("chatml", NULL);
+    others.effort = "low";
+    refused(&s, &others, question, 1, TERSE_E_UNSUPPORTED, "the format chatml has no effort of thinking");
+    others.effort = NULL;
+    others.thinking = TERSE_THINKING_ON;
+    refused(&s, &others, question, 1, TERSE_E_UNSUPPORTED, "models of the format chatml do not think");
+    others.format = "gpt-oss";
+    others.effort = "most";
+    refused(&s, &others, question, 1, TERSE_E_ARGUMENT, "\"high\"");
     options.size--;
     refused(&s, &options, begun, 2, TERSE_E_ARGUMENT, "terse_chat_options_defaults()");
     close_model(&s);

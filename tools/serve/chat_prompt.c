@@ -13,6 +13,7 @@ enum { MOST_MESSAGES = 4096 };
 struct messages {
     struct terse_message *message; /* [n]; roles are the JSON's or literals, contents their own */
     char **calls;                  /* [n] the tool calls of each as JSON; NULL: none */
+    const char **ids, **thoughts;  /* [n] the JSON's: of the call that a tool answers, of the assistant; or NULL */
     size_t n;
 };
 
@@ -23,6 +24,8 @@ static void free_messages(struct messages *m) {
     }
     free(m->message);
     free(m->calls);
+    free(m->ids);
+    free(m->thoughts);
 }
 
 static bool read_part(const cJSON *part, struct buffer *text, const char *param, struct api_error *error) {
@@ -95,12 +98,16 @@ static bool read_messages(const cJSON *body, struct messages *m, struct api_erro
         return api_fail(error, 400, NULL, "messages", "\"messages\" must be an array of 1 to %d messages", MOST_MESSAGES);
     m->message = calloc(n, sizeof *m->message);
     m->calls = calloc(n, sizeof *m->calls);
-    if (!m->message || !m->calls) return api_fail(error, 503, NULL, NULL, "no memory");
+    m->ids = calloc(n, sizeof *m->ids);
+    m->thoughts = calloc(n, sizeof *m->thoughts);
+    if (!m->message || !m->calls || !m->ids || !m->thoughts) return api_fail(error, 503, NULL, NULL, "no memory");
     cJSON_ArrayForEach(entry, field) {
         char param[48];
         snprintf(param, sizeof param, "messages[%zu]", m->n);
         if (!read_message(entry, &m->message[m->n], &m->calls[m->n], param, error)) return false;
-        m->n++;
+        size_t i = m->n++;
+        if (!json_text(entry, "tool_call_id", &m->ids[i], error) || !json_text(entry, "reasoning_content", &m->thoughts[i], error))
+            return false;
     }
     return true;
 }
@@ -111,13 +118,34 @@ static struct terse_chat_options options_of(const struct request_limits *limits,
                                             const struct request *r) {
     struct terse_chat_options options = request_chat_options(limits, r);
     options.tool_calls = (const char *const *)m->calls;
+    options.tool_call_ids = m->ids;
+    options.thoughts = m->thoughts;
     return options;
 }
 
 static bool refuse(const struct request *r, const struct terse_error *why, struct api_error *error) {
     bool unsupported = why->code == TERSE_E_UNSUPPORTED;
-    return api_fail(error, why->code == TERSE_E_MEMORY ? 503 : 400, unsupported ? "unsupported" : NULL,
-                    unsupported && r->tools ? "tools" : "messages", "%s", why->message);
+    const char *param = !unsupported                          ? "messages"
+                        : r->effort                           ? "reasoning_effort"
+                        : r->thinking != TERSE_THINKING_USUAL ? "chat_template_kwargs"
+                        : r->tools                            ? "tools"
+                                                              : "messages";
+    return api_fail(error, why->code == TERSE_E_MEMORY ? 503 : 400, unsupported ? "unsupported" : NULL, param, "%s", why->message);
+}
+
+/* Returns how many tokens behind the last message are marks of thoughts, which the next turn does not have. */
+static size_t reply_marks(const struct request_limits *limits, const struct terse_chat_options *options, const struct messages *m) {
+    struct terse_chat_options behind = *options;
+    struct terse_error error;
+    size_t n[2] = {0, 0};
+    behind.after = m->n;
+    for (int bare = 0; bare < 2; bare++) {
+        int32_t *tokens;
+        behind.bare_reply = bare;
+        if (terse_chat_tokenize_with(limits->model, &behind, m->message, m->n, &tokens, &n[bare], &error)) return 0;
+        terse_tokens_free(tokens);
+    }
+    return n[0] - n[1];
 }
 
 static bool tokenize(const struct request_limits *limits, const struct messages *m, const struct request *r, struct prompt *prompt,
@@ -131,6 +159,7 @@ static bool tokenize(const struct request_limits *limits, const struct messages 
     prompt->tokens = malloc((n ? n : 1) * sizeof *tokens);
     if (prompt->tokens) memcpy(prompt->tokens, tokens, n * sizeof *tokens);
     prompt->n = n;
+    prompt->turn = n - reply_marks(limits, &options, m);
     terse_tokens_free(tokens);
     return prompt->tokens || api_fail(error, 503, NULL, NULL, "no memory");
 }

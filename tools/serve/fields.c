@@ -59,6 +59,8 @@ static const struct {
     {"tools", CHAT | RESPONSES},
     {"tool_choice", CHAT | RESPONSES},
     {"parallel_tool_calls", CHAT | RESPONSES},
+    {"reasoning_effort", CHAT},
+    {"chat_template_kwargs", CHAT},
 };
 
 /* Other servers have these fields, which terse does not implement. A field is accepted with one of the values named, written
@@ -124,7 +126,7 @@ static const struct {
     {"image_data", "[]"},
     {"lora", "[]"},
     {"reasoning_effort", ""},
-    {"reasoning_format", "\"none\" \"auto\""},
+    {"reasoning_format", "\"auto\" \"deepseek\""},
     {"chat_template", ""},
     {"chat_template_kwargs", "{}"},
     {"add_generation_prompt", "true"},

@@ -198,6 +198,13 @@ static enum terse_status open_session(struct generation *g, struct terse_engine 
     return terse_session_new_with_prefix(engine, options, g->prompt->tokens, g->prompt->n, &g->session, &g->cached, error);
 }
 
+/* Begins to read what follows of the prompt: up to its turn, or behind that. */
+static enum terse_status begin_part(struct generation *g, const struct terse_logits_sink *log, struct terse_error *error) {
+    size_t from = g->begun, to = from < g->prompt->turn && g->task->request.use_prefix ? g->prompt->turn : g->prompt->n;
+    g->begun = to;
+    return terse_session_begin_prompt(g->session, g->prompt->tokens + from, to - from, log, error);
+}
+
 enum terse_status generation_begin_prompt(struct generation *g, struct terse_engine *engine,
                                           const struct terse_session_options *options, struct terse_error *error) {
     const struct terse_logits_sink log = {.row = log_prompt, .user = g};
@@ -206,9 +213,13 @@ enum terse_status generation_begin_prompt(struct generation *g, struct terse_eng
     g->read = g->cached;
     if (generation_started(g)) return read_again(g, error);
     g->n_logs = 0;
-    return terse_session_begin_prompt(g->session, g->prompt->tokens + g->cached, g->prompt->n - g->cached,
-                                      logs_prompt(g) ? &log : NULL, error);
+    g->begun = g->cached;
+    return begin_part(g, logs_prompt(g) ? &log : NULL, error);
 }
+
+bool generation_reads_on(const struct generation *g) { return !generation_started(g) && g->begun < g->prompt->n; }
+
+enum terse_status generation_read_on(struct generation *g, struct terse_error *error) { return begin_part(g, NULL, error); }
 
 enum terse_status generation_preempt(struct generation *g, struct terse_error *error) {
     if (generation_started(g)) {

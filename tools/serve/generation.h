@@ -18,6 +18,9 @@ void generation_finish(struct generation *g, enum finish finish);
  * read. Opens a session with these options unless there is one, from the engine's kept prefixes where the request allows it. */
 enum terse_status generation_begin_prompt(struct generation *g, struct terse_engine *engine,
                                           const struct terse_session_options *options, struct terse_error *error);
+/* Returns whether a prompt that was read to the end of a part goes on: the part ends where the conversation's next turn begins to differ. */
+bool generation_reads_on(const struct generation *g);
+enum terse_status generation_read_on(struct generation *g, struct terse_error *error);
 /* Copies the log probabilities of the prompt's tokens from another reply to the same prompt. */
 enum terse_status generation_copy_logs(struct generation *g, const struct generation *from, struct terse_error *error);
 /* Returns whether generation_start was called: the session must then be kept, for its random numbers and its JSON text. */

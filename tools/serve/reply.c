@@ -190,16 +190,18 @@ static void add_last_timings(cJSON *json, const struct generation *g) {
     if (g->finish && !cJSON_HasObjectItem(json, "timings")) cJSON_AddItemToObject(json, "timings", timings_json(g, 1));
 }
 
-static void send_chat_delta(const struct generation *g, const char *role, const char *text, size_t first_log) {
+static void send_chat_delta(const struct generation *g, const char *role, const char *thoughts, const char *text,
+                            size_t first_log) {
     cJSON *choice, *json = chunk(g, &choice), *delta = cJSON_AddObjectToObject(choice, "delta");
     if (role) cJSON_AddStringToObject(delta, "role", role);
+    if (thoughts) cJSON_AddStringToObject(delta, "reasoning_content", thoughts);
     if (text) cJSON_AddStringToObject(delta, "content", text);
     add_logs(choice, g, first_log, 0);
-    if (text)
+    if (text || thoughts)
         cJSON_AddNullToObject(choice, "finish_reason");
     else
         add_finish(choice, g);
-    if (!text) add_last_timings(json, g);
+    if (!text && !thoughts) add_last_timings(json, g);
     send_event(g->task, json);
 }
 
@@ -213,9 +215,12 @@ static void send_calls(const struct generation *g) {
 
 static void send_chat_piece(struct generation *g) {
     const struct terse_tool_call *calls;
-    if (g->text.n > g->piece || g->n_logs > g->logs_piece) send_chat_delta(g, NULL, g->text.bytes + g->piece, g->logs_piece);
+    bool thinks = g->thoughts.n > g->thoughts_piece, says = g->text.n > g->piece;
+    size_t logs = thinks ? g->n_logs : g->logs_piece; /* the token's go with the first of both */
+    if (thinks) send_chat_delta(g, NULL, g->thoughts.bytes + g->thoughts_piece, NULL, g->logs_piece);
+    if (says || g->n_logs > logs) send_chat_delta(g, NULL, NULL, g->text.bytes + g->piece, logs);
     if (generation_calls(g, &calls) > g->calls_piece) send_calls(g);
-    if (g->finish) send_chat_delta(g, NULL, NULL, g->n_logs);
+    if (g->finish) send_chat_delta(g, NULL, NULL, NULL, g->n_logs);
 }
 
 static void send_completion_piece(const struct generation *g) {
@@ -239,6 +244,7 @@ static cJSON *whole_choice(const struct generation *g) {
             cJSON_AddNullToObject(message, "content");
         else
             cJSON_AddStringToObject(message, "content", g->text.bytes);
+        if (g->thoughts.n) cJSON_AddStringToObject(message, "reasoning_content", g->thoughts.bytes);
         add_calls(message, g, 0, false);
     } else {
         cJSON_AddStringToObject(choice, "text", g->text.bytes);
@@ -284,7 +290,7 @@ void reply_begin(struct generation *g) {
     if (api == API_RESPONSES)
         responses_begin(g);
     else
-        send_chat_delta(g, "assistant", "", g->n_logs);
+        send_chat_delta(g, "assistant", NULL, "", g->n_logs);
     g->announced = true;
 }
 

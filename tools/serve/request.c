@@ -6,6 +6,7 @@
 #include "infill.h"
 #include "responses_request.h"
 #include "text.h"
+#include "thinking_request.h"
 #include "tool_request.h"
 
 #include <math.h>
@@ -284,6 +285,7 @@ static bool check_lengths(const struct request_limits *limits, const struct requ
                                          [API_LLAMA] = "prompt",
                                          [API_INFILL] = "prompt",
                                          [API_RESPONSES] = "input"};
+    for (size_t i = 0; r->api != API_CHAT && r->api != API_RESPONSES && i < r->n_prompts; i++) r->prompts[i].turn = r->prompts[i].n;
     for (size_t i = 0; i < r->n_prompts; i++)
         if (r->prompts[i].n + (r->max_tokens != 0) > limits->context)
             return api_fail(error, 400, "context_length_exceeded", params[r->api],
@@ -299,7 +301,8 @@ static bool read_all(const struct request_limits *limits, const cJSON *body, str
     if (!reserve_prompts(r, 1, error)) return false;
     r->n_prompts = 1;
     if (r->api == API_INFILL) return infill_read(limits, body, r, error) && check_lengths(limits, r, error);
-    return tool_request_read(body, r, error) && chat_prompt_read(limits, body, r, error) && check_lengths(limits, r, error);
+    return thinking_request_read(body, r, error) && tool_request_read(body, r, error) && chat_prompt_read(limits, body, r, error) &&
+           check_lengths(limits, r, error);
 }
 
 /* Returns the chat's body in place of a response's, which is deleted; NULL, with *error. */
@@ -337,6 +340,8 @@ struct terse_chat_options request_chat_options(const struct request_limits *limi
     options.format = limits->chat_format;
     options.tools = r->tools;
     options.open_call = r->open_call;
+    options.thinking = r->thinking;
+    options.effort = r->effort;
     return options;
 }
 

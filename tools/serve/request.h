@@ -23,6 +23,7 @@ enum { REQUEST_LOGPROBS = 20, REQUEST_PROMPTS = 1024, REQUEST_STOPS = TEXTS_MOST
 struct prompt {
     int32_t *tokens;
     size_t n;
+    size_t turn;  /* the first of them that the conversation's next turn has, too, before any of its reply; n: all */
     size_t added; /* the first of them that the text itself did not have: BOS */
 };
 
@@ -42,6 +43,8 @@ struct request {
     char *shown;                     /* of API_RESPONSES: what replies repeat of the request, as JSON */
     char *tools;                     /* that the prompt tells of, as JSON; NULL: none */
     char *callable;                  /* those that the reply may call; NULL: `tools` */
+    enum terse_thinking thinking;    /* of a chat's reply */
+    const char *effort;              /* of it, a literal; NULL: the format's */
     bool open_call;                  /* the prompt ends where a tool call is to follow, which is then the whole reply */
     bool one_call;                   /* the reply ends behind its first tool call */
     struct terse_logit_bias *biases; /* sampling's */

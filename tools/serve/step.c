@@ -117,6 +117,13 @@ static size_t without_ended(struct scheduler *s, size_t n) {
     return kept;
 }
 
+/* Keeps the prompt as it is now as a prefix, for the conversation's next turn, and reads the rest of it. */
+static void read_on(struct scheduler *s, struct generation *g) {
+    struct terse_error error;
+    (void)terse_engine_keep_prefix(s->options.engine, g->session, &error);
+    if (generation_read_on(g, &error)) fail_task_with(s, g->task, &error);
+}
+
 /* Notes how far a step has read a prompt, and begins the replies to one that it has read to the end. `error` is the item's where it has a status. */
 static void note_prompt(struct scheduler *s, const struct terse_step_item *item, const struct terse_error *error) {
     struct generation *g = slots_with_session(&s->slots, item->session); /* NULL: its task ended with another's prompt */
@@ -133,6 +140,10 @@ static void note_prompt(struct scheduler *s, const struct terse_step_item *item,
     if (total) g->read = g->cached + (size_t)((double)(g->prompt->n - g->cached) * (double)done / (double)total);
     if (!generation_started(g)) reply_progress(g);
     if (total) return;
+    if (generation_reads_on(g)) {
+        read_on(s, g);
+        return;
+    }
     if (generation_started(g))
         g->state = GENERATION_WRITING;
     else

@@ -39,6 +39,7 @@ struct generation {
     struct terse_stop *stop;           /* NULL: no stop strings */
     struct terse_reply_reader *reader; /* takes thoughts and tool calls out of the text; NULL: it is no chat */
     size_t calls_piece;                /* as piece */
+    size_t begun;                      /* tokens of the prompt of which the session was told */
     size_t cached, read;               /* tokens of the prompt that a prefix brought; that are read, those included */
     int64_t tokens;                    /* written */
     int32_t next;                      /* token to be read in the next step */
