@@ -187,11 +187,12 @@ enum terse_thinking {
 };
 /* These options say how a conversation is written. Tools are functions that the assistant may call. */
 struct terse_chat_options {
-    size_t size;        /* of this struct: set by terse_chat_options_defaults */
-    const char *format; /* as of terse_chat_tokenize; NULL, the default: the model's own */
-    size_t after;       /* the same; default 0. Not of terse_chat_render_with */
-    bool open_reply;    /* the same; default true. Behind a message with tool calls another begins */
-    const char *tools;  /* a JSON array as OpenAI's `tools`: {"type": "function", "function": {"name": ..., ...}}; NULL: none */
+    size_t size;               /* of this struct: set by terse_chat_options_defaults */
+    const char *format;        /* as of terse_chat_tokenize; NULL, the default: the model's own */
+    const char *template_text; /* a Jinja template in the place of the model's own; NULL, the default: that */
+    size_t after;              /* the same; default 0. Not of terse_chat_render_with */
+    bool open_reply;           /* the same; default true. Behind a message with tool calls another begins */
+    const char *tools; /* a JSON array as OpenAI's `tools`: {"type": "function", "function": {"name": ..., ...}}; NULL: none */
     /* [n_messages] or NULL: what each message of the assistant calls, a JSON array as OpenAI's `tool_calls`; an entry NULL: nothing. */
     const char *const *tool_calls;
     bool open_call; /* the open reply begins as a tool call, as far as a call begins before its name. Needs tools */

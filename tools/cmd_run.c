@@ -28,7 +28,7 @@ static int run_completion(struct run *run) {
     if (status == EXIT_OK) status = run_generate(run);
     free(input);
     /* Models for chats take a text for a whole message, after which nothing follows. */
-    if (status == EXIT_OK && !run->written && run->end >= 0 && text_try_chat(run->setup.model, NULL, NULL) == TERSE_OK)
+    if (status == EXIT_OK && !run->written && run->end >= 0 && text_try_chat(run->setup.model, NULL, NULL, NULL) == TERSE_OK)
         remark("the model ended the text at once: it is made for chats; --chat asks it as one, and -cnv talks to it");
     return status;
 }
@@ -64,6 +64,8 @@ static int check_options(const struct run *run) {
     if (run->chat && run->conversation) return complain("--chat (one question) and -cnv (a conversation) exclude each other");
     if (run->conversation && run->no_conversation) return complain("-cnv and -no-cnv exclude each other");
     if (run->chat_template && !run->chat && !run->conversation) return complain("--chat-template is for --chat and -cnv");
+    if (run->template_file && !run->chat && !run->conversation) return complain("--chat-template-file is for --chat and -cnv");
+    if (run->template_file && run->chat_template) return complain("--chat-template and --chat-template-file: give one of them");
     bool in_chat = run->chat || run->conversation, between = run->in_prefix || run->in_suffix;
     if (run->system && !in_chat) return complain("-sys is for --chat and -cnv");
     if (between && !in_chat) return complain("--in-prefix and --in-suffix are for the messages of --chat and -cnv");
@@ -95,6 +97,8 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
         {"-r, --reverse-prompt", "TEXT", OPTION_TEXTS, &run->reverse, 0, 0, "end a reply before this text; may come several times"},
         {"-j, --json-schema", "SCHEMA", OPTION_TEXT, &run->json_schema, 0, 0, "replies are JSON of this schema; {}: any JSON"},
         {"--chat-template", "NAME", OPTION_TEXT, &run->chat_template, 0, 0, "the chat format, when the model's own is not known"},
+        {"--chat-template-file", "FILE", OPTION_TEXT, &run->template_file, 0, 0,
+         "a Jinja template in the place of the model's own"},
         {"--state", "FILE", OPTION_TEXT, &run->state, 0, 0,
          "go on where a saved session was; -f and -p are read behind it, and may be missing"},
         {"--save-state", "FILE", OPTION_TEXT, &run->save_state, 0, 0, "save the session at the end, to go on with --state"},
@@ -207,10 +211,12 @@ static int check_schema(const struct run *run) {
 }
 
 /* Checks the chat format before the first message of a chat. */
-static int check_chat_format(const struct run *run) {
+static int check_chat_format(struct run *run) {
     struct terse_error error;
+    size_t n;
+    if (run->template_file && text_read(run->template_file, &run->template_text, &n) != EXIT_OK) return EXIT_FAILED;
     bool needed = (run->chat || run->conversation) && !run->in_prefix && !run->in_suffix;
-    if (!needed || text_try_chat(run->setup.model, run->chat_template, &error) == TERSE_OK) return EXIT_OK;
+    if (!needed || text_try_chat(run->setup.model, run->chat_template, run->template_text, &error) == TERSE_OK) return EXIT_OK;
     return complain_error(&error);
 }
 
@@ -310,6 +316,7 @@ int cmd_run(int argc, char **argv) {
     terse_session_free(run.session);
     setup_free(&run.setup);
     free(run.text);
+    free(run.template_text);
     free(run.bias_list);
     return status;
 }

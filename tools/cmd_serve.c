@@ -15,12 +15,13 @@
 
 struct serve {
     struct setup setup;
-    const char *host, *chat_template, *api_key, *api_key_file, *state_dir, *slot_folder;
+    const char *host, *chat_template, *template_file, *api_key, *api_key_file, *state_dir, *slot_folder;
     const char *alias; /* NULL: the model's file names it */
     int64_t port, parallel, queue, n_predict;
     double temperature;
-    bool chats;     /* the model has a chat format */
-    char *key_text; /* of the file: server.keys point into it */
+    bool chats;          /* the model has a chat format */
+    char *template_text; /* of --chat-template-file, or NULL */
+    char *key_text;      /* of the file: server.keys point into it */
     char model_name[128];
     struct server server;
     struct store *store;
@@ -42,6 +43,8 @@ static enum options_result parse(struct serve *serve, int argc, char **argv) {
          "context of each slot in tokens; 0: the model's"},
         {"--kv", "METHOD", OPTION_TEXT, &serve->setup.method, 0, 0, serve->setup.method_help},
         {"--chat-template", "NAME", OPTION_TEXT, &serve->chat_template, 0, 0, "the chat format, when the model's own is not known"},
+        {"--chat-template-file", "FILE", OPTION_TEXT, &serve->template_file, 0, 0,
+         "a Jinja template in the place of the model's own"},
         {"--state-dir", "DIR", OPTION_TEXT, &serve->state_dir, 0, 0,
          "keep what replies have read there, so that it need not be read again after a restart"},
         {"--slot-save-path", "DIR", OPTION_TEXT, &serve->slot_folder, 0, 0,
@@ -124,6 +127,7 @@ static void describe(struct serve *serve) {
                                              .context = setup->context ? (uint32_t)setup->context : setup->info.context,
                                              .slots = server->slots,
                                              .chat_format = serve->chat_template,
+                                             .chat_template = serve->template_text,
                                              .temperature = &serve->temperature,
                                              .reply_tokens = serve->n_predict > 0 ? (uint32_t)serve->n_predict : 0};
 }
@@ -132,9 +136,12 @@ static void describe(struct serve *serve) {
  * chats. */
 static int check_chat_format(struct serve *serve) {
     struct terse_error error;
-    serve->chats = text_try_chat(serve->setup.model, serve->chat_template, &error) == TERSE_OK;
+    size_t n;
+    if (serve->template_file && serve->chat_template) return complain("--chat-template and --chat-template-file: give one of them");
+    if (serve->template_file && text_read(serve->template_file, &serve->template_text, &n) != EXIT_OK) return EXIT_FAILED;
+    serve->chats = text_try_chat(serve->setup.model, serve->chat_template, serve->template_text, &error) == TERSE_OK;
     if (serve->chats) return EXIT_OK;
-    if (serve->chat_template) return complain_error(&error);
+    if (serve->chat_template || serve->template_file) return complain_error(&error);
     remark("chats are refused: %s", error.message);
     return EXIT_OK;
 }
@@ -241,5 +248,6 @@ int cmd_serve(int argc, char **argv) {
     setup_free(&serve.setup);
     free(serve.server.keys.key);
     free(serve.key_text);
+    free(serve.template_text);
     return status;
 }

@@ -98,7 +98,11 @@ static int read_messages(struct run *run, const struct terse_message *messages, 
     struct terse_error error;
     int32_t *tokens;
     size_t n_tokens;
-    if (terse_chat_tokenize(run->setup.model, run->chat_template, messages, n, after, true, &tokens, &n_tokens, &error) != TERSE_OK)
+    struct terse_chat_options options = terse_chat_options_defaults();
+    options.format = run->chat_template;
+    options.template_text = run->template_text;
+    options.after = after;
+    if (terse_chat_tokenize_with(run->setup.model, &options, messages, n, &tokens, &n_tokens, &error) != TERSE_OK)
         return complain_error(&error);
     int status = read_tokens(run, tokens, n_tokens);
     terse_tokens_free(tokens);

@@ -6,7 +6,8 @@
 
 struct run {
     struct setup setup;
-    const char *file, *prompt, *chat_template, *state, *save_state;
+    const char *file, *prompt, *chat_template, *template_file, *state, *save_state;
+    char *template_text;               /* of --chat-template-file, or NULL */
     const char *model;                 /* named without -m; NULL: it was not */
     const char *in_prefix, *in_suffix; /* NULL: none; with either, messages are read between them and not in a chat format */
     const char *json_schema;           /* of a reply; NULL: any text */

@@ -51,7 +51,7 @@ void setup_init(struct setup *setup) {
         {"-m, --model", "FILE", OPTION_TEXT, &setup->model_path, 0, 0, "GGUF model; without one the built-in lab-27m"},
         {"-t, --threads", "N", OPTION_INTEGER, &setup->threads, -1, 1024, "threads; 0 or -1: one per processor"},
         {"--device", "NAME", OPTION_TEXT, &setup->device, 0, 0,
-         "where the model is computed: cpu, cuda or another backend's name, gpu, or auto: a GPU, if there is one"},
+         "where to compute: cpu, cuda or another backend's name, gpu, or auto: a GPU, if any"},
         {"-ngl, --n-gpu-layers", "N", OPTION_INTEGER, &setup->gpu_layers, -1, INT32_MAX,
          "0: --device cpu, all of the model's layers or more: --device gpu; -1: as --device says"},
         {"-ctk, --cache-type-k", "TYPE", OPTION_TEXT, &setup->key_type, 0, 0,

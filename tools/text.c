@@ -138,10 +138,14 @@ char *text_make_printable(char *text) {
     return text;
 }
 
-enum terse_status text_try_chat(const struct terse_model *model, const char *format, struct terse_error *error) {
+enum terse_status text_try_chat(const struct terse_model *model, const char *format, const char *template_text,
+                                struct terse_error *error) {
+    struct terse_chat_options options = terse_chat_options_defaults();
     const struct terse_message message = {"user", "-"};
     char *text;
-    enum terse_status status = terse_chat_render(model, format, &message, 1, true, &text, error);
+    options.format = format;
+    options.template_text = template_text;
+    enum terse_status status = terse_chat_render_with(model, &options, &message, 1, &text, error);
     terse_string_free(text);
     return status;
 }

@@ -26,7 +26,8 @@ int text_read_tokens(const struct terse_model *model, const char *path, int32_t 
  * text. */
 char *text_make_printable(char *text);
 
-/* Returns TERSE_OK where chats can be written in the format of that name; NULL: in the model's own. */
-enum terse_status text_try_chat(const struct terse_model *model, const char *format, struct terse_error *error);
+/* Returns TERSE_OK where chats can be written in the format of that name, or that template_text has; both NULL: in the model's own. */
+enum terse_status text_try_chat(const struct terse_model *model, const char *format, const char *template_text,
+                                struct terse_error *error);
 
 #endif

@@ -432,7 +432,7 @@ static enum terse_status check_order(const struct chat_format *f, const struct t
 /* Chooses the format, with what its own template brings: BOS, and a default system text. */
 static enum terse_status choose_format(struct render *r, const struct tokenizer *t, const struct terse_chat_options *options,
                                        bool *own, struct terse_error *error) {
-    struct gguf_string template = tokenizer_chat_template(t);
+    struct gguf_string template = chat_template_of(t, options);
     bool added;
     enum terse_status status = chat_choose(t, options, &r->format, own, error);
     if (status) return status;

@@ -3,6 +3,7 @@
 #include "base/options.h"
 #include "base/text.h"
 
+#include <stdio.h>
 #include <string.h>
 
 const char *terse_chat_format_name(size_t i) {
@@ -25,6 +26,51 @@ static const char *list_formats(char *names, bool with_tools) {
 static enum terse_status unknown_format(const char *what, enum terse_status code, struct terse_error *error) {
     char names[384];
     return status_fail(error, code, "%s: pass --chat-template NAME (%s)", what, list_formats(names, false));
+}
+
+/* Returns the length of a mark at the beginning of text[n], <name>, <|name|> or [NAME], 0 where there is none. */
+static size_t mark_length(const char *text, size_t n) {
+    bool angle = text[0] == '<';
+    size_t i = 1;
+    if (!angle && text[0] != '[') return 0;
+    for (; i < n && i < 40; i++) {
+        unsigned char c = (unsigned char)text[i];
+        bool letter =
+            (c >= 'A' && c <= 'Z') || c == '_' || c == '/' || (angle && ((c >= 'a' && c <= 'z') || c == '|' || c >= 0x80));
+        if (!letter) break;
+    }
+    return i > 2 && i < n && text[i] == (angle ? '>' : ']') ? i + 1 : 0;
+}
+
+/* Writes the first marks of a template, each once, to marks[160]. Returns whether it has any. */
+static bool list_marks(struct gguf_string template, char *marks) {
+    struct text_line line = text_line_begin(marks, 160);
+    for (size_t i = 0; i < template.size; i++) {
+        size_t n = mark_length(template.data + i, template.size - i);
+        bool known = !n;
+        for (size_t j = 0; j + n <= line.length && !known; j++) known = memcmp(marks + j, template.data + i, n) == 0;
+        if (known) continue;
+        if (line.length) text_line_unit(&line, ", ", 2);
+        text_line_string(&line, template.data + i, n, false);
+    }
+    return text_line_end(&line) > 0;
+}
+
+static enum terse_status unknown_template(struct gguf_string template, bool given, struct terse_error *error) {
+    char marks[160], what[256];
+    const char *whose = given ? "the chat template" : "the model's chat template";
+    if (!template.size)
+        snprintf(what, sizeof what, given ? "the chat template is empty" : "the model has no chat template");
+    else if (list_marks(template, marks))
+        snprintf(what, sizeof what, "%s is none that terse knows, by its marks %s", whose, marks);
+    else
+        snprintf(what, sizeof what, "%s is none that terse knows: it has no marks", whose);
+    return unknown_format(what, TERSE_E_UNSUPPORTED, error);
+}
+
+struct gguf_string chat_template_of(const struct tokenizer *tokenizer, const struct terse_chat_options *options) {
+    const char *text = options->template_text;
+    return text ? (struct gguf_string){text, strlen(text)} : tokenizer_chat_template(tokenizer);
 }
 
 enum terse_status chat_refuse_tools(const struct chat_format *format, bool own, struct terse_error *error) {
@@ -74,15 +120,12 @@ enum terse_status chat_choose(const struct tokenizer *tokenizer, const struct te
                               struct chat_format *format, bool *own_format, struct terse_error *error) {
     enum terse_status status = OPTIONS_CHECK(options, terse_chat_options, error);
     if (status) return status;
-    struct gguf_string template = tokenizer_chat_template(tokenizer);
+    struct gguf_string template = chat_template_of(tokenizer, options);
     const char *name = options->format;
     const struct chat_format *named = name ? chat_format_find(name) : NULL;
     bool own = chat_format_recognise(template, format);
     if (name && !named) return unknown_format("there is no such chat format", TERSE_E_ARGUMENT, error);
-    if (!name && !own)
-        return unknown_format(template.size ? "the model's chat template is none that terse knows"
-                                            : "the model has no chat template",
-                              TERSE_E_UNSUPPORTED, error);
+    if (!name && !own) return unknown_template(template, options->template_text != NULL, error);
     if (named && !(own && strcmp(named->name, format->name) == 0)) {
         *format = *named;
         own = false;

@@ -8,6 +8,8 @@
  * options are not whole, or no format has that name; TERSE_E_UNSUPPORTED: the model's template is none that terse knows. */
 enum terse_status chat_choose(const struct tokenizer *tokenizer, const struct terse_chat_options *options,
                               struct chat_format *format, bool *own, struct terse_error *error);
+/* Returns the template that the options have in the place of the model's own, or that. */
+struct gguf_string chat_template_of(const struct tokenizer *tokenizer, const struct terse_chat_options *options);
 /* Refuses tools: neither this format nor, where it is the model's own, its template has any. */
 enum terse_status chat_refuse_tools(const struct chat_format *format, bool own, struct terse_error *error);
 

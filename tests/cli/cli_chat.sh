@@ -68,6 +68,10 @@ printf '/usr/bin is a folder\n' | "$terse" run -cnv -n 1 >"$work/out" 2>"$work/e
 
 # Other formats by name; the lab model does not know them, but they are read.
 works run --chat -p Hello --chat-template chatml -n 2
+work_template=$(mktemp)
+printf '%s' "{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>'}}" >"$work_template"
+works run --chat -p Hello --chat-template-file "$work_template" -n 2
+rm -f "$work_template"
 
 # A model for chats that ends a plain text at once: a hint instead of nothing. Tokens 1 and 4 end texts here.
 works run -p 'What is the capital of France?' --temp 0 --kv f16 -l 4+1000

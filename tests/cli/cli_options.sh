@@ -80,6 +80,10 @@ refuses 'keeps no anchors: omit --anchors' run -p x --kv mat-64 --anchors 3
 refuses "unknown key type 'f17'" run -p x -ctk f17
 refuses "unknown value type 'f17'" run -p x -ctv f17
 refuses 'no such chat format' run --chat -p x --chat-template no-such-format
+refuses 'none.template' run --chat -p x --chat-template-file "$0.none.template"
+refuses 'give one of them' run --chat -p x --chat-template chatml --chat-template-file "$0"
+refuses 'give one of them' serve --chat-template chatml --chat-template-file "$0"
+refuses '--chat-template-file is for' run -p x --chat-template-file "$0"
 
 refuses 'no text: give -f FILE' perplexity
 refuses 'add --kl-divergence-base FILE' perplexity --kl-divergence

@@ -69,7 +69,7 @@ class Fields(ServedTest):
                            ("messages", {"messages": [*HELLO, {"role": "tool", "content": "x"}]}), ("messages", {"messages": [*HELLO, call, *HELLO]})):
             error = self.refused(400, name, CHAT, body)
             self.assertEqual(error["code"], "unsupported")
-            self.assertIn(name if name == "functions" else "the format llama-3 has no tools in terse; those that have: chatml", error["message"])
+            self.assertIn(name if name == "functions" else "the format llama-3 has no tools in terse; those that have: llama-3.1, chatml", error["message"])
         self.refused(400, "grammar", LLAMA, {"prompt": "x", "grammar": "root ::= x"}, "grammar")
         self.assertEqual(self.server.post(CHAT, {"messages": HELLO, "tools": [], "tool_choice": "none", "max_tokens": 1})[0], 200)
 

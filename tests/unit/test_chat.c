@@ -460,6 +460,19 @@ static void test_unknown_templates(void **state) {
     refused(&s, NULL, question, 1, TERSE_E_UNSUPPORTED, names);
     refused(&s, "chatglm", question, 1, TERSE_E_ARGUMENT, names);
     refused(&s, "", question, 1, TERSE_E_ARGUMENT, "no such chat format");
+    struct terse_chat_options options = terse_chat_options_defaults();
+    struct terse_error error;
+    char *text;
+    options.template_text = CHATML; /* in the place of the model's */
+    assert_int_equal(terse_chat_render_with(&s.model, &options, question, 1, &text, NULL), TERSE_OK);
+    assert_string_equal(text, "<s><|im_start|>user\n Hi  <|im_end|>\n<|im_start|>assistant\n");
+    terse_string_free(text);
+    options.template_text = "[gMASK]<|user|>{{ a[0] }}<|user|>{{ b < c }}<think>";
+    assert_int_equal(terse_chat_render_with(&s.model, &options, question, 1, &text, &error), TERSE_E_UNSUPPORTED);
+    assert_non_null(strstr(error.message, "the chat template is none that terse knows, by its marks <|user|>, <think>: pass "));
+    options.template_text = "{{ content }}";
+    assert_int_equal(terse_chat_render_with(&s.model, &options, question, 1, &text, &error), TERSE_E_UNSUPPORTED);
+    assert_non_null(strstr(error.message, "it has no marks"));
     tokenizer_sample_close(&s.tokenizer);
     for (size_t i = 0; i < sizeof templates / sizeof *templates; i++) {
         open_model(&s, templates[i], true);

@@ -130,7 +130,9 @@ static bool refuse(const struct request *r, const struct terse_error *why, struc
                         : r->thinking != TERSE_THINKING_USUAL ? "chat_template_kwargs"
                         : r->tools                            ? "tools"
                                                               : "messages";
-    return api_fail(error, why->code == TERSE_E_MEMORY ? 503 : 400, unsupported ? "unsupported" : NULL, param, "%s", why->message);
+    bool thinks = unsupported && (r->effort || r->thinking != TERSE_THINKING_USUAL);
+    return api_fail(error, why->code == TERSE_E_MEMORY ? 503 : 400, unsupported ? "unsupported" : NULL, param, "%s%s%s%s",
+                    thinks ? "\"" : "", thinks ? param : "", thinks ? "\": " : "", why->message);
 }
 
 /* Returns how many tokens behind the last message are marks of thoughts, which the next turn does not have. */

@@ -338,6 +338,7 @@ bool request_render(const struct request_limits *limits, const char *body, size_
 struct terse_chat_options request_chat_options(const struct request_limits *limits, const struct request *r) {
     struct terse_chat_options options = terse_chat_options_defaults();
     options.format = limits->chat_format;
+    options.template_text = limits->chat_template;
     options.tools = r->tools;
     options.open_call = r->open_call;
     options.thinking = r->thinking;

@@ -54,9 +54,10 @@ struct request {
 struct request_limits {
     const struct terse_model *model;
     uint32_t vocabulary;
-    uint32_t context;        /* tokens of a prompt and its reply */
-    uint32_t slots;          /* replies at the same time */
-    const char *chat_format; /* terse_chat_render's, or NULL */
+    uint32_t context;          /* tokens of a prompt and its reply */
+    uint32_t slots;            /* replies at the same time */
+    const char *chat_format;   /* terse_chat_render's, or NULL */
+    const char *chat_template; /* a template's text in the place of the model's own, or NULL */
     /* These are defaults for requests that leave them out. */
     const double *temperature; /* NULL: the library's */
     uint32_t reply_tokens;     /* 0: the API's own */

@@ -53,7 +53,7 @@ def find_calls(session: Session, reader: calling.Reader, pieces: Iterator[str]) 
         else:
             text += piece
         yield piece
-    session.messages = [*session.messages[:-1], calling.message(text, calls)]
+    session.messages = [*session.messages[:-1], calling.message(text, calls, reader.thoughts)]
 
 
 def whole_reply(session: Session, pieces: Iterator[calling.Piece]) -> calling.Reply:
@@ -61,7 +61,8 @@ def whole_reply(session: Session, pieces: Iterator[calling.Piece]) -> calling.Re
     found = list(pieces)
     text = "".join([piece for piece in found if isinstance(piece, str)])
     calls = [piece for piece in found if isinstance(piece, calling.ToolCall)]
-    return calling.Reply(text, calls, session.messages[-1])
+    message = session.messages[-1]
+    return calling.Reply(text, calls, message, message.get("reasoning_content", ""))
 
 
 def _begun(messages: Sequence[Message]) -> str | None:

@@ -318,6 +318,8 @@ def chat_options(messages: Sequence[Message], format: str | None, reply: bool, t
     options = c.terse_chat_options_defaults()
     options.format, options.open_reply, options.tools = _encoded(format), reply, _json(tools)
     options.tool_calls = (ctypes.c_char_p * len(messages))(*[_json(message.get("tool_calls")) for message in messages])
+    options.tool_call_ids = (ctypes.c_char_p * len(messages))(*[_encoded(message.get("tool_call_id")) for message in messages])
+    options.thoughts = (ctypes.c_char_p * len(messages))(*[_encoded(message.get("reasoning_content")) for message in messages])
     return options
 
 

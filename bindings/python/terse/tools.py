@@ -31,12 +31,14 @@ class Reply:
     Attributes:
         text: what the reply says beside its calls.
         calls: the tool calls, in order; none where the reply is text.
+        thoughts: what the model thought before it said and called that.
         message: the reply as a message, to go on with the conversation: append it, then {"role": "tool", "content": RESULT} for each call.
     """
 
     text: str
     calls: list[ToolCall]
     message: Message
+    thoughts: str = ""
 
 
 Piece = Union[str, ToolCall]
@@ -49,11 +51,14 @@ def find(reader: Reader, pieces: Iterable[str]) -> Iterator[Piece]:
     yield from reader.finish()
 
 
-def message(text: str, calls: Sequence[ToolCall]) -> Message:
+def message(text: str, calls: Sequence[ToolCall], thoughts: str = "") -> Message:
     """Returns a reply as a message of OpenAI's form."""
     functions = [{"name": made.name, "arguments": json.dumps(made.arguments, ensure_ascii=False)} for made in calls]
     entries = [{"type": "function", "function": function} for function in functions]
-    return {"role": "assistant", "content": text, **({"tool_calls": entries} if entries else {})}
+    made: dict[str, Any] = {"role": "assistant", "content": text, **({"tool_calls": entries} if entries else {})}
+    if thoughts:
+        made["reasoning_content"] = thoughts
+    return made
 
 
 class Reader:
@@ -64,6 +69,7 @@ class Reader:
         call(c.terse_reply_reader_new, model._handle.pointer, ctypes.byref(options), ctypes.byref(pointer))
         self._handle = Handle(pointer, c.terse_reply_reader_free)
         self._found = 0
+        self.thoughts = ""
 
     def push(self, text: str) -> Iterator[Piece]:
         data = text.encode()
@@ -75,6 +81,7 @@ class Reader:
     def _take(self, function: Any, *arguments: Any) -> Iterator[Piece]:
         piece, n = structs["terse_reply_piece"](), ctypes.c_size_t()
         call(function, self._handle.pointer, *arguments, ctypes.byref(piece))
+        self.thoughts += text_at(piece.thoughts, piece.n_thoughts)
         if text := text_at(piece.text, piece.n_text):
             yield text
         calls = c.terse_reply_reader_calls(self._handle.pointer, ctypes.byref(n))
