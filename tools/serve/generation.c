@@ -240,7 +240,7 @@ enum terse_status generation_preempt(struct generation *g, struct terse_error *e
 static enum terse_status make_readers(struct generation *g, struct terse_error *error) {
     const struct request *r = &g->task->request;
     const struct request_limits *limits = g->task->limits;
-    if (r->api != API_CHAT) return terse_detokenizer_new(limits->model, false, &g->detokenizer, error);
+    if (!api_is_chat(r->api)) return terse_detokenizer_new(limits->model, false, &g->detokenizer, error);
     struct terse_chat_options options = request_chat_options(limits, r);
     if (r->callable) options.tools = r->callable;
     enum terse_status status = terse_reply_reader_new(limits->model, &options, &g->reader, error);

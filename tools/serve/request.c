@@ -285,7 +285,7 @@ static bool check_lengths(const struct request_limits *limits, const struct requ
                                          [API_LLAMA] = "prompt",
                                          [API_INFILL] = "prompt",
                                          [API_RESPONSES] = "input"};
-    for (size_t i = 0; r->api != API_CHAT && r->api != API_RESPONSES && i < r->n_prompts; i++) r->prompts[i].turn = r->prompts[i].n;
+    for (size_t i = 0; !api_is_chat(r->api) && i < r->n_prompts; i++) r->prompts[i].turn = r->prompts[i].n;
     for (size_t i = 0; i < r->n_prompts; i++)
         if (r->prompts[i].n + (r->max_tokens != 0) > limits->context)
             return api_fail(error, 400, "context_length_exceeded", params[r->api],

@@ -17,6 +17,8 @@ enum api {
 
 /* Returns whether requests and replies have the form of llama.cpp's /completion. */
 static inline bool api_is_llama(enum api api) { return api == API_LLAMA || api == API_INFILL; }
+/* Returns whether the prompt is a chat, so that a reply may have thoughts and tool calls beside its text. */
+static inline bool api_is_chat(enum api api) { return api == API_CHAT || api == API_RESPONSES; }
 
 enum { REQUEST_LOGPROBS = 20, REQUEST_PROMPTS = 1024, REQUEST_STOPS = TEXTS_MOST }; /* at most */
 
