@@ -21,9 +21,7 @@ static bool is_kept_above(uint64_t tokens, int level, uint64_t length) {
 
 /* Returns whether a sequence of `length` tokens keeps its state after `tokens` of them, which are whole pages behind `exact` ones:
  * whether it is one of the two newest of a level. */
-static bool is_kept(uint64_t tokens, uint64_t exact, uint64_t length) {
-    return is_kept_above(tokens - exact, -1, length - exact);
-}
+static bool is_kept(uint64_t tokens, uint64_t exact, uint64_t length) { return is_kept_above(tokens - exact, -1, length - exact); }
 
 /* Returns the first end of a page after `tokens` tokens. */
 static uint64_t next_end(uint64_t exact, uint64_t tokens) {
