@@ -89,10 +89,11 @@ struct kv_storage {
      * (NULL: they lie there). */
     int (*export_piece)(const struct cache *cache, enum cache_piece piece, const struct cache_sink *sink);
     int (*export_pages)(const struct cache *cache, void *to, const void *from, size_t bytes);
-    /* Into a new cache whose extent and number of anchors are known, import_pages copies n page sets, laid out as a chunk of them
-     * (NULL: pages may stay where they are, for as long as the cache has them); then import_pieces copies all pieces, each of
-     * cache_piece_bytes. */
-    enum terse_status (*import_pages)(struct cache *cache, const uint8_t *pages, size_t n, struct terse_error *error);
+    /* Into a new cache whose extent and number of anchors are known, import_pages copies n page sets of rates[n], laid out as a chunk of
+     * those of rate 0, then one of those of rate 1, and so on (NULL: pages may stay where they are, for as long as the cache has them);
+     * then import_pieces copies all pieces, each of cache_piece_bytes. */
+    enum terse_status (*import_pages)(struct cache *cache, const uint8_t *pages, const uint8_t *rates, size_t n,
+                                      struct terse_error *error);
     enum terse_status (*import_pieces)(struct cache *cache, const uint8_t *const pieces[CACHE_PIECES], struct terse_error *error);
 };
 

@@ -98,7 +98,7 @@ static int copy_chunks(const struct cache *cache, struct chunk_copy *copies) {
     int failed = 0;
     for (size_t i = 0, n = 0; i < base->pages.n_sealed && !failed; i++) {
         const struct page_chunk *chunk = base->pages.sets[i].owner;
-        const size_t bytes = chunk->sets * base->page_set_bytes;
+        const size_t bytes = chunk->sets * base->pages.pool->page_set_bytes[chunk->rate];
         size_t at = 0;
         while (at < n && copies[at].chunk != chunk) at++;
         if (at < n) continue;
@@ -295,7 +295,7 @@ static enum terse_status load_pages(struct cache *cache, struct state_file *file
     const uint64_t bytes = load_rates(base, file, sets, n, rates, &status, error);
     if (!status && bytes != page_bytes) status = state_file_refuse(file, STATE_PAGE_SETS, "there are not as many pages", error);
     if (!status)
-        status = base->storage->import_pages ? base->storage->import_pages(cache, pages, n, error)
+        status = base->storage->import_pages ? base->storage->import_pages(cache, pages, rates, n, error)
                                              : block_table_map(&base->pages, file, pages, rates, n, error);
     memory_free(rates);
     return status;

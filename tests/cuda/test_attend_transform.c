@@ -126,8 +126,8 @@ static uint8_t *make_fitted(struct attend_sample *sample, struct side sides[HEAD
         }
     }
     for (int side = 0; side < 2; side++)
-        sample->views[number].fitted.transforms[side] = take(sample, views[side], sizeof views[side]);
-    sample->views[number].fitted.places = sample->attend.places;
+        sample->views[number].rates[0].transforms[side] = take(sample, views[side], sizeof views[side]);
+    sample->views[number].rates[0].places = sample->attend.places;
     sample->records[number] = records, sample->record_bytes = own;
     free(parameters);
     return records;

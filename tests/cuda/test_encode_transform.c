@@ -365,7 +365,7 @@ static void use_fit(struct transform_sample *x) {
         uint8_t *to = x->tables + (size_t)side * bytes;
         transforms_fitted_set(&base, (enum codec_side)side, x->views[side], host + (size_t)side * bytes, to);
         for (size_t i = 0; i < SAMPLE_ITEMS; i++)
-            x->s.items[i].fitted.transforms[side] = (const struct transform_view *)(const void *)to;
+            x->s.items[i].rate.transforms[side] = (const struct transform_view *)(const void *)to;
         for (size_t place = 0; place < SAMPLE_HEADS_ALL; place++) x->s.shape[place][side].fitted = record_at(x, place, side);
     }
     assert_cuda(device_send(x->tables, host, 2 * bytes));

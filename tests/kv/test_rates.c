@@ -1,11 +1,12 @@
 /* Caches whose pages are lowered where a budget has no room: which pages go first and to which rate, what that gives back and costs, how pages of
  * several rates are read, and what becomes of forks, cuts and saved states. */
 #include "backend/cpu/codec/transform.h"
-#include "backend/cpu/kv/side.h"
 #include "format/codebook_layouts.h"
 #include "kv/lower.h"
+#include "support/backend_under_test.h"
 #include "support/fit_sample.h"
 #include "support/one_cache.h"
+#include "support/prepared.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -167,13 +168,17 @@ static bool take_in_budget(struct cache *cache, struct kv_budget *budget, enum c
 }
 
 static void a_prompt_that_does_not_fit_is_sealed_lower(void **state) {
+    (void)state;
+    if (!on_cpu()) skip(); /* the window's ring grows before, by more than the pages take */
     struct method method = make_lowered();
     struct kv_budget budget = {.most = UINT64_MAX};
     struct cache *cache = make_limited(&method, &budget);
-    (void)state;
     take_step(cache, CACHE_STEP_PREFILL, FITTED, NULL);
     const struct cache_base *base = cache_base_of(cache);
-    budget.most = budget.used + 450000; /* where terse-4 takes some more */
+    const size_t *each = base->rates.page_set_bytes;
+    struct terse_cache_report report;
+    cache_predict(base->storage, &base->shape, &method, PROMPT, &report); /* the window stays until pages are sealed */
+    budget.most = budget.used + report.tables + PROMPT / PAGE_TOKENS * (each[0] + each[1]) / 2;
     assert_true(take_in_budget(cache, &budget, CACHE_STEP_PREFILL, PROMPT - FITTED));
     assert_true(budget.used <= budget.most);
     assert_int_equal(budget.used, resident(cache));
@@ -228,13 +233,21 @@ static void a_step_beyond_the_least_rate_is_refused(void **state) {
 
 /* ---- What pages say */
 
+/* Returns what the CPU's codec needs to read a side's pages of a rate. */
+static struct codec_shape shape_at(const struct cache *cache, uint32_t rate, uint32_t set, enum codec_side side) {
+    const struct method method = rates_method(cache_base_of(cache), rate);
+    struct codec_shape shape = method_shape(&method, side, set / HEADS, set % HEADS, (uint32_t)HEAD_DIM, 1);
+    shape.learned = prepared_learned(method.learned, side, set / HEADS, set % HEADS);
+    shape.fitted = fitted_record(cache_base_of(cache), set / HEADS, set % HEADS, side);
+    return shape;
+}
+
 /* Decodes a page; `lower` is a rate to which it is encoded before, or that of the page. */
 static void read_page(const struct cache *cache, size_t i, uint32_t lower, uint32_t set, enum codec_side side, float *rows) {
     _Alignas(64) static uint8_t codes[PAGE_TOKENS * (HEAD_DIM_MOST + 1)];
     const struct page_set *page = &sets_of(cache)[i];
-    const struct codec_shape shape = side_shape_at(cache, page->rate, side, set / HEADS, set % HEADS, 1),
-                             other = side_shape_at(cache, lower, side, set / HEADS, set % HEADS, 1);
-    cpu_codec_transform.decode(shape, side, page_at(cache, page, side, set / HEADS, set % HEADS), rows);
+    const struct codec_shape shape = shape_at(cache, page->rate, set, side), other = shape_at(cache, lower, set, side);
+    cpu_codec_transform.decode(shape, side, page_copy(cache, page, side, set / HEADS, set % HEADS, NULL), rows);
     if (lower == page->rate) return;
     cpu_codec_transform.encode(other, side, rows, PAGE_TOKENS, codes);
     cpu_codec_transform.decode(other, side, codes, rows);
@@ -322,6 +335,40 @@ static void pages_of_several_rates_are_read_together(void **state) {
     }
     check_goes_on_alike(cache, forked, 3);
     parts_destroy(forked);
+    release_method(&method, cache);
+}
+
+/* Pages are lowered for another sequence while a prompt is under way: it goes on with the pages as they are then. */
+static void a_prompt_under_way_reads_lowered_pages(void **state) {
+    enum { N = 40, ROW = GROUP * HEADS * HEAD_DIM_MOST };
+    struct method method;
+    struct kv_budget budget;
+    struct cache *cache = begin(&method, &budget, 3000), *caches[2] = {fork_of(cache), cache};
+    const struct kv_ops *kv = sample_kv();
+    const size_t width = (size_t)GROUP * WIDTH;
+    static float k[N * HEADS * HEAD_DIM_MOST], q[N * ROW], out[2][LAYERS][ROW];
+    (void)state;
+    for (size_t i = 0; i < N * width; i++) q[i] = (float)sin((double)i * 0.37);
+    for (int c = 0; c < 2; c++) {
+        struct cache *one = caches[c];
+        assert_int_equal(one_begin(kv, one, CACHE_STEP_PREFILL, N, NULL), TERSE_OK);
+        if (!c) {
+            budget.most = budget.used;
+            assert_true(ask(&budget, lower_could_free(&budget) / 2));
+            budget.most = UINT64_MAX;
+        }
+        assert_true(count_rate(one, 1) + count_rate(one, 2) > n_sealed(one) / 2);
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            const size_t at = ((size_t)layer * MOST + 3000) * WIDTH;
+            memcpy(k, sample_keys + at, N * WIDTH * sizeof *k);
+            assert_int_equal(one_append(kv, one, layer, k, sample_values + at, NULL), TERSE_OK);
+            assert_int_equal(one_attend(kv, one, layer, q + (N - 1) * width, N - 1, 1, out[c][layer], NULL), TERSE_OK);
+            assert_int_equal(one_seal(kv, one, layer, NULL), TERSE_OK);
+        }
+        assert_int_equal(kv->commit(one, NULL), TERSE_OK);
+    }
+    for (uint32_t layer = 0; layer < LAYERS; layer++) assert_memory_equal(out[0][layer], out[1][layer], width * sizeof(float));
+    parts_destroy(caches[0]);
     release_method(&method, cache);
 }
 
@@ -435,7 +482,7 @@ static void pages_that_are_read_elsewhere_stay(void **state) {
 }
 
 int main(int argc, char **argv) {
-    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    if (!backend_begins(argc, argv)) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(methods_say_their_rates),
         cmocka_unit_test(the_oldest_pages_are_lowered_step_by_step),
@@ -446,6 +493,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_step_beyond_the_least_rate_is_refused),
         cmocka_unit_test(lowered_pages_err_little_more_than_others),
         cmocka_unit_test(pages_of_several_rates_are_read_together),
+        cmocka_unit_test(a_prompt_under_way_reads_lowered_pages),
         cmocka_unit_test(pages_that_are_shared_are_lowered_once),
         cmocka_unit_test(cuts_give_pages_back),
         cmocka_unit_test_setup_teardown(saved_states_have_several_rates, make_path, remove_path),

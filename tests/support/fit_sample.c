@@ -130,7 +130,7 @@ const uint8_t *page_copy(const struct cache *cache, const struct page_set *set, 
                          size_t *bytes) {
     static _Alignas(64) uint8_t copies[2][1 << 14];
     static int next;
-    const struct page_address *place = &cache_base_of(cache)->places[layer * HEADS + head];
+    const struct page_address *place = &cache_base_of(cache)->places[set->rate * SETS + layer * HEADS + head];
     const uint8_t *page = page_set_page(set, place, side);
     uint8_t *copy = copies[next = !next];
     assert_true(place->bytes[side] <= sizeof copies[0]);

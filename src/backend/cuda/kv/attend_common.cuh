@@ -201,6 +201,7 @@ template <int NT> ATTEND_INLINE void finish_running(running<NT> &r) {
 
 struct share {
     uint32_t row, head, part, parts; /* of the launch; `parts` of the row */
+    uint32_t first_page, n_pages;    /* entries of the list */
     uint32_t position;
     uint32_t first_head, group; /* query heads that the CTA serves: all of the KV head's, or some */
     uint32_t layer;
@@ -221,6 +222,7 @@ ATTEND_INLINE bool share_of(const struct attend_decode &a, uint32_t part, uint32
     s.first_head = head * s.group;
     s.sequence = a.sequences + query.sequence;
     s.list = read_list_at(s.sequence, &a.heads, s.layer, head);
+    s.first_page = 0, s.n_pages = s.list->n_pages;
     return part < query.splits;
 }
 
@@ -231,9 +233,9 @@ ATTEND_INLINE void take_heads(struct share &s, uint32_t first, uint32_t most) {
 
 /* Finds the CTA's pages [first, end) of the list. */
 ATTEND_INLINE void share_pages(const struct share &s, uint32_t &first, uint32_t &end) {
-    uint64_t n = s.list->n_pages;
-    first = (uint32_t)(n * s.part / s.parts);
-    end = (uint32_t)(n * (s.part + 1) / s.parts);
+    uint64_t n = s.n_pages;
+    first = s.first_page + (uint32_t)(n * s.part / s.parts);
+    end = s.first_page + (uint32_t)(n * (s.part + 1) / s.parts);
 }
 
 /* A warp's pages are entries first, first + step, ... of a list. Entry i of the list that heads share is page set i, whose address
@@ -256,8 +258,9 @@ ATTEND_INLINE struct listed_pages listed_from(const struct share &s, uint32_t fi
     return {s.list->pages, s.sequence->page_sets, first, step};
 }
 
-/* Returns the first token of the list's first page, which must exist. */
-ATTEND_INLINE uint32_t first_listed(const struct share &s) { return listed_from(s, 0, 1).set(0).first; }
+/* Return the first token of the first page that the CTA's row reads here, and of the last; there must be one. */
+ATTEND_INLINE uint32_t first_listed(const struct share &s) { return listed_from(s, s.first_page, 1).set(0).first; }
+ATTEND_INLINE uint32_t last_listed(const struct share &s) { return listed_from(s, s.first_page + s.n_pages - 1, 1).set(0).first; }
 
 /* Each lane holds the mask and the first token of page 32 i + lane; the functions hand those of one page to all lanes. */
 struct page_of_lane {

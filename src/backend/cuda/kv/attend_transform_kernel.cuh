@@ -231,9 +231,10 @@ ATTEND_INLINE void leave_components(const struct transform_view &view, summed_qu
     using layout = transform_shared<HD, NQ, WARPS>;
     const float4 *const sums = reinterpret_cast<const float4 *>(memory), *const states = reinterpret_cast<const float4 *>(
                                                                              memory + layout::sums);
-    const unsigned quads = view.layout.quads, items = parts.group * quads;
+    constexpr unsigned quads = HD / 4;
+    const unsigned items = parts.group * quads;
     for (unsigned i = threadIdx.x; i < items + parts.group; i += WARPS * 32) { /* the last are states */
-        const unsigned query = i < items ? i / quads : i - items, quad = i % max(quads, 1u);
+        const unsigned query = i < items ? i / quads : i - items, quad = i % quads;
         if (i >= WARPS * 32 && i < items) own = quad_of(view, quad);
         float m = -INFINITY, weights = 0;
         float4 sum = make_float4(0, 0, 0, 0);
@@ -246,7 +247,8 @@ ATTEND_INLINE void leave_components(const struct transform_view &view, summed_qu
             weights += factor * states[row].y;
             if (i >= items) continue;
 #pragma unroll
-            for (int p = 0; p < 2; p++) add_scaled(sum, factor * own.scale[p], sums[row * layout::plane_stride + own.plane[p]]);
+            for (int p = 0; p < 2; p++) /* a quad that has no bits has no planes */
+                if (own.scale[p] != 0) add_scaled(sum, factor * own.scale[p], sums[row * layout::plane_stride + own.plane[p]]);
         }
         if (i < items)
             __stcg(parts.of(part, query) + quad,
@@ -336,7 +338,9 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     const unsigned warp = uniform(threadIdx.x / 32), lane = lane_id();
     struct share s;
     const bool of_rows = blockIdx.z == a.splits;
-    if (!share_of(a, of_rows ? 0 : blockIdx.z, blockIdx.x, blockIdx.y, s)) return;
+    share_of(a, of_rows ? 0 : blockIdx.z, blockIdx.x, blockIdx.y, s);
+    const uint32_t parts_before = take_rate(a, s);
+    if (!of_rows && s.part >= s.parts) return;
     take_heads(s, first_query, 4 * NQ);
     const transform_parts<HD> parts = transform_parts_of<HD>(a, s);
     const transform_side<HD> keys = side_of<HD>(a, s, 0), values = side_of<HD>(a, s, 1);
@@ -361,9 +365,9 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         const struct listed_pages listed = listed_from(s, begin, 1);
         transform_ring<HD, NQ> ring;
         ring.listed = listed, ring.n = pages;
-        ring.place =
-            (s.sequence->fitted.places ? s.sequence->fitted.places : a.places) + (size_t)a.layer * a.heads.kv_heads + s.head;
-        ring.first_run = uniform(s.list->n_pages ? run_of(first_listed(s)) : 0);
+        ring.place = (s.sequence->rates[a.rate].places ? s.sequence->rates[a.rate].places : a.places) +
+                     (size_t)a.layer * a.heads.kv_heads + s.head;
+        ring.first_run = uniform(s.n_pages ? run_of(first_listed(s)) : 0);
         ring.records = run_record<HD, NQ>(a, s, 0);
         ring.set_room(shared_address(shared) + layout::rings(a.pre_rope.pairs) + warp * ring_bytes, ring_bytes,
                       uniform(keys.view->layout.nibbles), uniform(values.view->layout.nibbles), of_keys.planes);
@@ -407,14 +411,12 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             __syncwarp();
             ring.ask_for_values(page + ring.depth);
         }
-        const unsigned quads = values.view->layout.quads;
-        summed_quad own = {};
-        if (quads) own = quad_of(*values.view, threadIdx.x % quads);
+        const summed_quad own = quad_of(*values.view, threadIdx.x % (HD / 4));
         wait_copies<0>();
         __syncthreads(); /* the rings are no longer read */
         store_planes<HD, NQ, WARPS>(of_values.planes, r, acc, shared);
         __syncthreads();
-        leave_components<HD, NQ, WARPS>(*values.view, own, shared, parts, 1 + s.part);
+        leave_components<HD, NQ, WARPS>(*values.view, own, shared, parts, 1 + parts_before + s.part);
     }
 }
 
@@ -424,10 +426,16 @@ cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first
     const auto kernel = attend_transform_kernel<HD, NQ, WARPS, RESIDENT>;
     const int rings = layout::rings(a->pre_rope.pairs), ring = (room - rings) / WARPS / 128 * 128, bytes = rings + WARPS * ring;
     cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (result == cudaSuccess) result = launch_runs<HD, NQ>(a, first_query, stream);
-    if (result == cudaSuccess)
-        result = launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows, a->splits + 1), dim3(WARPS * 32), bytes, stream, *a,
-                              first_query, (uint32_t)ring, complement{ALL_LANES});
+    uint32_t left = a->rates ? a->rates : 1;
+    struct attend_decode own = *a;
+    for (bool rows = true; left && result == cudaSuccess;
+         left &= left - 1, rows = false) { /* the first reads rows of halves, too */
+        own.rate = (uint32_t)__builtin_ctz(left);
+        result = launch_runs<HD, NQ>(&own, first_query, stream);
+        if (result == cudaSuccess)
+            result = launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows, a->splits + rows), dim3(WARPS * 32), bytes, stream,
+                                  own, first_query, (uint32_t)ring, complement{ALL_LANES});
+    }
     return result == cudaSuccess ? launch_merge<HD, NQ>(a, first_query, stream) : result;
 }
 

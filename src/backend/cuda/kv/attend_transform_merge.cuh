@@ -6,7 +6,7 @@
 #include "backend/cuda/kv/attend_transform_runs.cuh"
 
 /* A transform_parts says where the parts of a row and KV head lie, float4 [part][G][HD / 4]. Part 0 is that of the rows of halves, by
- * channel. The others are by component, of which only the quads that the layout has are written. */
+ * channel. The others are by component, the same whatever the rate of their pages. */
 template <int HD> struct transform_parts {
     float4 *sums;
     float2 *states; /* [part][G]: maximum, sum of weights */
@@ -72,12 +72,11 @@ ATTEND_INLINE void weigh_parts(const transform_parts<HD> &parts, uint32_t n, mer
 
 /* A thread adds up a quad of a query, of every ranks-th part of those behind part 0. */
 struct merge_items {
-    unsigned quads, n, width, ranks, rank;
-    ATTEND_INLINE merge_items(unsigned of_quads, unsigned group)
-        : quads(of_quads), n(group * of_quads), width(min(n, (unsigned)MERGE_THREADS)), ranks(width ? MERGE_THREADS / width : 0),
-          rank(width ? threadIdx.x / width : 0) {}
+    unsigned n, width, ranks, rank;
+    ATTEND_INLINE merge_items(unsigned quads)
+        : n(quads), width(min(n, (unsigned)MERGE_THREADS)), ranks(MERGE_THREADS / width), rank(threadIdx.x / width) {}
     ATTEND_INLINE bool has(unsigned i) const { return rank < ranks && i < n; }
-    ATTEND_INLINE unsigned first() const { return width ? threadIdx.x % width : 0; }
+    ATTEND_INLINE unsigned first() const { return threadIdx.x % width; }
 };
 
 template <int HD> struct loaded_parts { float4 of[merge_shape<HD>::parts_at_once]; };
@@ -88,7 +87,7 @@ ATTEND_INLINE void load_parts(const transform_parts<HD> &parts, uint32_t n, cons
     if (!of.has(i)) return;
 #pragma unroll
     for (unsigned k = 0; k < merge_shape<HD>::parts_at_once; k++)
-        to.of[k] = __ldcg(parts.of(min(first + k * of.ranks, n - 1), i / of.quads) + i % of.quads);
+        to.of[k] = __ldcg(parts.of(min(first + k * of.ranks, n - 1), i / (HD / 4)) + i % (HD / 4));
 }
 
 /* Sums by component. `x` has the first loads of the thread's first item. */
@@ -98,7 +97,7 @@ ATTEND_INLINE void add_parts(const transform_parts<HD> &parts, uint32_t n, const
     constexpr unsigned at_once = merge_shape<HD>::parts_at_once;
 #pragma unroll 1
     for (unsigned base = 0; base < of.n; base += of.width) {
-        const unsigned i = base + of.first(), query = i / of.quads, quad = i % of.quads;
+        const unsigned i = base + of.first(), query = i / (HD / 4), quad = i % (HD / 4);
         float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll 1
         for (unsigned first = 1 + of.rank; first < n && of.has(i); first += at_once * of.ranks) {
@@ -128,9 +127,8 @@ template <int HD> struct basis_section {
     uint4 rows[merge_shape<HD>::basis_at_once];
 
     ATTEND_INLINE basis_section(const struct transform_view &view) {
-        const unsigned components = 4 * view.layout.quads;
         octet = threadIdx.x % merge_shape<HD>::octets, section = threadIdx.x / merge_shape<HD>::octets;
-        first = components * section / merge_shape<HD>::sections, end = components * (section + 1) / merge_shape<HD>::sections;
+        first = HD * section / merge_shape<HD>::sections, end = HD * (section + 1) / merge_shape<HD>::sections;
         if (section >= merge_shape<HD>::sections) end = first;
         basis = reinterpret_cast<const uint4 *>(view.basis) + octet;
         load(first);
@@ -183,7 +181,7 @@ __global__ void __launch_bounds__(MERGE_THREADS)
     const transform_parts<HD> parts = transform_parts_of<HD>(a, s);
     const uint32_t n = s.parts + 1;
     const transform_side<HD> values = side_of<HD>(a, s, 1);
-    const merge_items items(values.view->layout.quads, parts.group);
+    const merge_items items(parts.group * (HD / 4));
     basis_section<HD> section(*values.view);
     float mean[outputs], rows[outputs];
     loaded_parts<HD> first;

@@ -23,10 +23,20 @@ template <int HD> struct transform_side {
 };
 
 template <int HD> ATTEND_INLINE transform_side<HD> side_of(const struct attend_decode &a, const struct share &s, int side) {
-    const struct transform_view *own = s.sequence->fitted.transforms[side];
+    const struct transform_view *own = s.sequence->rates[a.rate].transforms[side];
     const struct transform_view *view =
         (own ? own : static_cast<const struct transform_view *>(a.learned[side])) + (size_t)a.layer * a.heads.kv_heads + s.head;
     return {view, view->mean, view->gain_least, view->gain_step};
+}
+
+/* Makes the CTA's row read the pages of the launch's rate. Returns how many parts its pages of other rates before that one have. */
+ATTEND_INLINE uint32_t take_rate(const struct attend_decode &a, struct share &s) {
+    uint32_t before = 0;
+    if (!a.rates) return 0;
+    for (uint32_t rate = 0; rate < a.rate; rate++) before += s.sequence->rate_splits[rate];
+    s.parts = s.sequence->rate_splits[a.rate];
+    s.first_page = s.sequence->rate_first[a.rate], s.n_pages = s.sequence->rate_first[a.rate + 1] - s.first_page;
+    return before;
 }
 
 /* Returns a run's record, one of run_record_words for each run of a launch of 4 NQ queries; run 0 is that of the sequence's first
@@ -230,12 +240,13 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     basis_tile<HD> basis;
     struct share s;
     share_of(a, 0, blockIdx.y, blockIdx.z, s);
+    take_rate(a, s);
     const transform_side<HD> keys = side_of<HD>(a, s, 0);
     if (warp < HD / 16) load_basis<HD>(keys.view->basis, warp, basis);
     uint32_t first = 0, n = 0;
-    if (s.list->n_pages) {
+    if (s.n_pages) {
         first = run_of(first_listed(s)) / ROPE_RUN_TOKENS;
-        n = run_of(listed_from(s, s.list->n_pages - 1, 1).set(0).first) / ROPE_RUN_TOKENS - first + 1;
+        n = run_of(last_listed(s)) / ROPE_RUN_TOKENS - first + 1;
     }
     const unsigned planes = keys.view->layout.planes;
     const auto angles_of = [&](uint32_t run) { return a.run_angles + (size_t)(first + min(run, n - 1)) * a.heads.n_rot; };

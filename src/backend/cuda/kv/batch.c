@@ -15,6 +15,7 @@
 struct group {
     const struct cache *cache; /* the first of them */
     uint32_t first_row, n_rows, splits, runs;
+    uint32_t rates;         /* as of struct attend_decode */
     uint32_t page_bytes[2]; /* of the largest page, by side */
     bool evicts;            /* exact rows stand at other positions */
 };
@@ -147,6 +148,23 @@ static uint32_t runs_of(const struct cache *cache) {
     return n ? (uint32_t)(sets[n - 1].first / ROPE_RUN_TOKENS - sets[0].first / ROPE_RUN_TOKENS) + 1 : 0;
 }
 
+/* Counts the parts that a cache's pages are read in, by rate where it may have several, and returns how many there are in all. */
+static uint32_t set_splits(const struct cache *cache, struct sequence_view *view) {
+    const uint32_t multiprocessors = (uint32_t)device_multiprocessors();
+    const enum codec_id keys = cache->codec[CODEC_KEYS];
+    uint32_t all = 0;
+    if (rates_of(&cache->base) == 1)
+        return attend_decode_splits(&cache->heads, keys, multiprocessors, 1,
+                                    (uint32_t)(cache->base.pages.n_sealed + cache->base.n_anchors / PAGE_TOKENS));
+    for (uint32_t rate = 0; rate < rates_of(&cache->base); rate++) {
+        const uint32_t pages = view->rate_first[rate + 1] - view->rate_first[rate];
+        view->rate_splits[rate] = pages ? attend_decode_splits(&cache->heads, keys, multiprocessors, 1, pages) : 0;
+        all += view->rate_splits[rate];
+    }
+    if (!all) all = view->rate_splits[0] = 1; /* which is empty */
+    return all;
+}
+
 static void add_to_group(struct batch_memory *b, const struct cache *cache, uint32_t row, uint32_t splits) {
     struct group *group = b->n_groups ? &b->groups[b->n_groups - 1] : NULL;
     if (!group || !alike(group->cache, cache)) {
@@ -161,18 +179,19 @@ static void add_to_group(struct batch_memory *b, const struct cache *cache, uint
         if (own > group->page_bytes[side]) group->page_bytes[side] = own;
     }
     group->evicts |= cache->base.plan.by_index;
+    group->rates |= cache_rates_read(cache);
 }
 
 /* Writes where everything lies. A row is read in as many parts as if it were alone, so that its result does not depend on the
  * others. */
 static void stage(struct batch_memory *b, struct cache *const *caches, size_t n) {
-    uint32_t multiprocessors = (uint32_t)device_multiprocessors(), row = 0;
+    uint32_t row = 0;
     b->n_groups = 0;
     for (size_t i = 0; i < n; i++) {
         const struct cache *cache = caches[i];
-        const uint32_t pages = (uint32_t)(cache->base.pages.n_sealed + cache->base.n_anchors / PAGE_TOKENS);
-        uint32_t splits = attend_decode_splits(&cache->heads, cache->codec[CODEC_KEYS], multiprocessors, 1, pages);
-        sequences_in(b, b->staged)[i] = cache_view(cache);
+        struct sequence_view *view = &sequences_in(b, b->staged)[i];
+        *view = cache_view(cache);
+        const uint32_t splits = set_splits(cache, view);
         add_to_group(b, cache, row, splits);
         for (size_t t = 0; t < cache->base.plan.n; t++, row++)
             rows_in(b, b->staged)[row] = (struct query_row_view){
@@ -181,6 +200,7 @@ static void stage(struct batch_memory *b, struct cache *const *caches, size_t n)
     for (struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         g->splits = bucket(g->splits);
         g->runs = bucket(g->runs);
+        if (g->rates == 1) g->rates = 0;
     }
 }
 
@@ -212,7 +232,7 @@ uint64_t batch_key(const struct batch_memory *b) {
     for (const struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         key = mixed(mixed(key, g->cache->tables->number), (uint64_t)(uintptr_t)g->cache->tables->rotary.runs);
         key = mixed(mixed(mixed(key, g->first_row), g->n_rows), (uint64_t)g->runs << 32 | g->splits);
-        key = mixed(key, (uint64_t)g->page_bytes[0] << 32 | g->page_bytes[1]);
+        key = mixed(mixed(key, g->rates), (uint64_t)g->page_bytes[0] << 32 | g->page_bytes[1]);
     }
     return key;
 }
@@ -263,6 +283,7 @@ static cudaError_t attend(const struct batch_memory *b, const struct group *g, c
                                          .out = own->out,
                                          .parts = b->parts,
                                          .page_bytes = {g->page_bytes[0], g->page_bytes[1]},
+                                         .rates = g->rates,
                                          .run_queries = b->run_queries,
                                          .runs = g->runs,
                                          .arrived = b->arrived + own->first * b->shape.kv_heads};

@@ -22,7 +22,7 @@ struct page_job {
 };
 
 static __device__ inline const struct place_view *places_of(const struct encode &e, const struct encode_item &item) {
-    return item.fitted.places ? item.fitted.places : e.places;
+    return item.rate.places ? item.rate.places : e.places;
 }
 
 /* Returns the rows of an item in a head of the launch's layer blockIdx.y; `page` is NULL. */

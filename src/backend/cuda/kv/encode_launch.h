@@ -18,8 +18,8 @@ struct encode_sides {
  * launch; rows begin at multiples of 16 bytes. Slots from `set.count` on are encoded as zeros. */
 struct encode_item {
     struct page_set_view set;
-    device_half *rows[2];      /* keys rotated by their own positions, values; written by decode_pages */
-    struct fitted_view fitted; /* of the sequence */
+    device_half *rows[2];  /* keys rotated by their own positions, values; written by decode_pages */
+    struct rate_view rate; /* of the page */
 };
 
 /* All pointers are to the device's memory. */

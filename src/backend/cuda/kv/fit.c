@@ -16,7 +16,9 @@ static const char what[] = "what the KV cache learns";
 
 size_t kv_fitted_bytes(const struct cache_shape *shape, const struct method *method) {
     if (!method_fits_transforms(method)) return 0;
-    return memory_round_up(cache_heads_of(shape) * sizeof(struct place_view), 256) + 2 * transforms_fitted_bytes(shape);
+    double bits[METHOD_RATES];
+    return memory_round_up(cache_heads_of(shape) * sizeof(struct place_view), 256) + 2 * transforms_fitted_bytes(shape) +
+           (method_rates(method, bits) - 1) * kv_rate_bytes(shape);
 }
 
 void kv_fitted_free(struct cache *cache) {
@@ -25,20 +27,26 @@ void kv_fitted_free(struct cache *cache) {
     cache->fitted = (struct fitted_tables){0};
 }
 
-/* Writes host[kv_fitted_bytes] with the contents that the device gets: places, then the sides' views. */
+/* Writes host[kv_fitted_bytes] with the contents that the device gets: places, then the sides' views, then the same of lower rates. */
 static void write_tables(const struct cache *cache, uint8_t *host, uint8_t *device, struct fitted_tables *tables) {
     const struct cache_shape *shape = &cache->base.shape;
     const size_t n = cache_heads_of(shape), each = transforms_fitted_bytes(shape);
     size_t at = memory_round_up(n * sizeof(struct place_view), 256);
     page_addresses_set(shape, &cache->base.method, 0, tables->places);
     place_views_set(tables->places, n, (struct place_view *)(void *)host, tables->page_bytes);
-    tables->view.places = (const struct place_view *)(const void *)device;
+    tables->rates[0].places = (const struct place_view *)(const void *)device;
+    const struct transform_view *own[2];
     for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++, at += each) {
         const uint32_t nibbles = (tables->page_bytes[side] - PAGE_TOKENS) / PAGE_TRANSFORM_NIBBLE;
         /* Launches depend on the largest page; it is rounded up so that graphs of them serve many sequences. */
         tables->page_bytes[side] = (uint32_t)PAGE_BYTES_TRANSFORM(memory_round_up(nibbles, NIBBLES_TOGETHER));
-        tables->view.transforms[side] = (const struct transform_view *)(const void *)(device + at);
+        tables->rates[0].transforms[side] = (const struct transform_view *)(const void *)(device + at);
+        own[side] = (const struct transform_view *)(const void *)(host + at);
         transforms_fitted_set(&cache->base, (enum codec_side)side, cache->tables->learned[side], host + at, device + at);
+    }
+    for (uint32_t rate = 1; rate < rates_of(&cache->base); rate++, at += kv_rate_bytes(shape)) {
+        const struct method at_rate = rates_method(&cache->base, rate);
+        tables->rates[rate] = kv_rate_set(shape, &at_rate, own, tables->places + rate * n, host + at, device + at);
     }
 }
 
@@ -48,7 +56,7 @@ enum terse_status kv_layouts_changed(struct cache *cache, struct terse_error *er
     kv_fitted_free(cache);
     cache->base.places = cache->tables->places;
     if (!cache->base.fitted.layouts) return TERSE_OK;
-    struct fitted_tables tables = {.places = memory_array(n, sizeof *tables.places)};
+    struct fitted_tables tables = {.places = memory_array(rates_of(&cache->base) * n, sizeof *tables.places)};
     uint8_t *host = memory_zeros(bytes, 1);
     enum terse_status status = tables.places && host ? TERSE_OK : status_no_memory(error, bytes, what);
     if (!status && !(tables.memory = device_alloc(cache->base.budget, bytes, what, error))) status = TERSE_E_MEMORY;

@@ -53,7 +53,7 @@ static device_half *row_at(const struct cache *cache, int side, size_t row) {
 /* Returns a page as an item. The row of its first token is `row`: negative, but not below -ROWS_IN_FRONT, where the page's first
  * tokens are evicted. */
 static struct encode_item item_of(const struct cache *cache, const struct page_set *set, int64_t row) {
-    struct encode_item item = {.set = cache_page_view(set), .fitted = cache->fitted.view};
+    struct encode_item item = {.set = cache_page_view(set), .rate = cache_rate_view(cache, set->rate)};
     for (int side = 0; side < 2; side++)
         item.rows[side] = cache->rows[side] + (size_t)(ROWS_IN_FRONT + row) * cache_shape_kv_width(&cache->base.shape);
     return item;
@@ -83,6 +83,10 @@ static enum terse_status make_items(struct cache *cache, struct terse_error *err
     }
     if ((status = item_list_upload(&cache->stored, sealed, error))) return status;
     return item_list_upload(&cache->sealed, plan->seal, error);
+}
+
+void prompt_pages_changed(struct cache *cache) {
+    if (cache->base.in_step && cache->rows[CODEC_KEYS]) (void)make_items(cache, NULL); /* it has the memory already */
 }
 
 enum terse_status prompt_reserve(struct cache *cache, struct terse_error *error) {

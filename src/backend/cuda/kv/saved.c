@@ -133,15 +133,66 @@ int kv_export_piece(const struct cache *cache, enum cache_piece piece, const str
 
 /* ---- Taking */
 
-enum terse_status kv_import_pages(struct cache *cache, const uint8_t *pages, size_t n, struct terse_error *error) {
+/* Makes the table hold n page sets of rates[n]. */
+static enum terse_status reserve_sets(struct block_table *table, const uint8_t *rates, size_t n, struct terse_error *error) {
+    const uint32_t own = table->rate;
+    enum terse_status status = TERSE_OK;
+    for (size_t i = 0, end; i < n && !status; i = end) {
+        for (end = i + 1; end < n && rates[end] == rates[i];) end++;
+        table->rate = rates[i];
+        status = block_table_reserve(table, end, error);
+    }
+    table->rate = own;
+    return status;
+}
+
+/* Copies the pages of a page set from the saved chunk of its rate, of which it is the j-th of `sets`, to a chunk on the host. */
+static void copy_set(const struct cache_base *base, const struct page_set *set, const uint8_t *from, size_t sets, size_t j,
+                     uint8_t *chunk) {
+    const size_t heads = cache_heads_of(&base->shape), i = set->index;
+    for (size_t head = 0; head < heads; head++) {
+        const struct page_address *place = &base->places[set->rate * heads + head];
+        const size_t keys = place->bytes[CODEC_KEYS], values = place->bytes[CODEC_VALUES];
+        uint8_t *to = chunk + set->chunk_sets * place->offset;
+        const uint8_t *own = from + sets * place->offset;
+        memcpy(to + i * keys, own + j * keys, keys);
+        memcpy(to + set->chunk_sets * keys + i * values, own + sets * keys + j * values, values);
+    }
+}
+
+/* Sends page sets, chunk by chunk, to where the table has them. */
+static enum terse_status send_sets(const struct cache_base *base, const uint8_t *pages, struct terse_error *error) {
+    const struct page_set *set = base->pages.sets, *end = set + base->pages.n_sealed;
+    const uint8_t *of_rate[METHOD_RATES];
+    size_t sets[METHOD_RATES] = {0}, done[METHOD_RATES] = {0};
+    for (const struct page_set *each = set; each < end; each++) sets[each->rate]++;
+    for (uint32_t rate = 0; rate < rates_of(base); pages += sets[rate] * base->rates.page_set_bytes[rate], rate++)
+        of_rate[rate] = pages;
+    while (set < end) {
+        const struct page_chunk *chunk = set->owner;
+        const size_t bytes = chunk->sets * base->rates.page_set_bytes[set->rate];
+        uint8_t *host = calloc(1, bytes);
+        if (!host) return status_no_memory(error, bytes, "saved pages");
+        for (; set < end && set->owner == chunk; set++)
+            copy_set(base, set, of_rate[set->rate], sets[set->rate], done[set->rate]++, host);
+        const cudaError_t result = device_send(chunk->memory, host, bytes);
+        free(host);
+        if (result != cudaSuccess) return device_check(result, "reading saved pages", error);
+    }
+    return TERSE_OK;
+}
+
+enum terse_status kv_import_pages(struct cache *cache, const uint8_t *pages, const uint8_t *rates, size_t n,
+                                  struct terse_error *error) {
+    struct cache_base *base = &cache->base;
     cudaStreamSynchronize(device_stream());
     enum terse_status status = kv_tables_reserve(cache->tables, cache_length(cache), error);
-    if (!status) status = block_table_reserve(&cache->base.pages, n, error);
+    if (!status) status = reserve_sets(&base->pages, rates, n, error);
     if (status || !n) return status;
-    cache->base.pages.n_sealed = n;
+    base->pages.n_sealed = n;
+    if (rates_of(base) > 1) return send_sets(base, pages, error);
     /* A new cache's page sets are one chunk, laid out as the saved one. */
-    return device_check(device_send(cache->base.pages.sets[0].chunk, pages, n * cache->base.page_set_bytes), "reading saved pages",
-                        error);
+    return device_check(device_send(base->pages.sets[0].chunk, pages, n * base->page_set_bytes), "reading saved pages", error);
 }
 
 static enum terse_status send(void *to, const void *from, size_t bytes, struct terse_error *error) {

@@ -42,8 +42,8 @@ struct item_list {
 /* A fitted_tables has device tables of the sequence's own transforms. */
 struct fitted_tables {
     uint8_t *memory;
-    struct fitted_view view;
-    struct page_address *places; /* the host's, [layers][Hk] */
+    struct rate_view rates[RATE_VIEWS];
+    struct page_address *places; /* the host's, [rates][layers][Hk] */
     uint32_t page_bytes[2];      /* at least those of the largest page, by side */
 };
 

@@ -6,6 +6,7 @@
 #include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/fit.h"
 #include "backend/cuda/kv/kept.h"
+#include "backend/cuda/kv/lower.h"
 #include "backend/cuda/kv/prompt.h"
 #include "backend/cuda/kv/saved.h"
 #include "backend/cuda/kv/views.h"
@@ -39,7 +40,9 @@ static enum terse_status new_event(cudaEvent_t *event, struct terse_error *error
 }
 
 static enum terse_status allocate(struct cache *cache, struct terse_error *error) {
-    enum terse_status status = block_table_new(&cache->base.pages, &device_memory, &cache->base.page_set_bytes, 1, error);
+    enum terse_status status = rates_init(&cache->base, error);
+    if (!status)
+        status = block_table_new(&cache->base.pages, &device_memory, cache->base.rates.page_set_bytes, cache->base.rates.n, error);
     if (!status) status = kept_resize(cache, 0, error);
     if (!status) status = take(cache, &cache->window, window_bytes(cache), "the KV cache's recent window", error);
     if (!status) status = take(cache, &cache->view, sizeof *cache->view, "the KV cache", error);
@@ -138,6 +141,7 @@ static void synchronize(struct cache *cache) {
 
 static void pages_changed(struct cache *cache, size_t first) {
     if (cache->views_good > first) cache->views_good = first;
+    prompt_pages_changed(cache);
 }
 
 static void reset(struct cache *cache) {
@@ -194,6 +198,7 @@ const struct kv_storage cuda_storage = {.most_tokens = UINT32_MAX,
                                         .anchor_tokens = anchor_tokens,
                                         .fit_tokens = fit_tokens,
                                         .layouts_changed = kv_layouts_changed,
+                                        .lower = kv_lower,
                                         .copy = copy_storage,
                                         .export_piece = kv_export_piece,
                                         .export_pages = kv_export_pages,

@@ -5,7 +5,10 @@
 #include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/pre_rope_fragments.h"
+#include "backend/cuda/kv/transforms.h"
+#include "base/memory.h"
 #include "base/thread.h"
+#include "format/codebook_layouts.h"
 #include "kv/pre_rope.h"
 
 #include <stdlib.h>
@@ -17,6 +20,7 @@ struct entry {
     size_t holders;
     struct cache_shape shape; /* of the caches */
     char identity[METHOD_IDENTITY];
+    double least_rate;
     const struct terse_codebook *learned; /* their codebook */
     float *slopes, *slots, *runs;
     uint32_t *fragments;
@@ -120,9 +124,11 @@ void place_views_set(const struct page_address *places, size_t n, struct place_v
 }
 
 static enum terse_status set_places(struct entry *e, const struct method *method, struct terse_error *error) {
+    double bits[METHOD_RATES];
     size_t n = cache_heads_of(&e->shape), bytes = n * sizeof *e->tables.place_views;
     struct place_view *views = malloc(bytes);
-    e->tables.places = malloc(n * sizeof *e->tables.places);
+    e->tables.n_rates = method_rates(method, bits);
+    e->tables.places = malloc(e->tables.n_rates * n * sizeof *e->tables.places);
     if (!views || !e->tables.places) {
         free(views);
         return status_no_memory(error, bytes, "the KV cache's page sizes");
@@ -151,6 +157,64 @@ static enum terse_status set_learned(struct entry *e, const struct method *metho
     return row->learned_new ? row->learned_new(&e->shape, method, side, &e->tables.learned[side], error) : TERSE_OK;
 }
 
+/* ---- Lower rates */
+
+_Static_assert(RATE_VIEWS == METHOD_RATES, "views of all rates");
+
+static size_t places_bytes(const struct cache_shape *shape) {
+    return memory_round_up(cache_heads_of(shape) * sizeof(struct place_view), 256);
+}
+
+size_t kv_rate_bytes(const struct cache_shape *shape) { return places_bytes(shape) + 2 * transforms_rate_bytes(shape); }
+
+struct rate_view kv_rate_set(const struct cache_shape *shape, const struct method *at_rate,
+                             const struct transform_view *const own[2], struct page_address *places, uint8_t *host,
+                             uint8_t *device) {
+    struct rate_view view = {.places = (const struct place_view *)(const void *)device};
+    uint32_t page_bytes[2] = {0}; /* no more than those of the method's own rate */
+    size_t at = places_bytes(shape);
+    page_addresses_set(shape, at_rate, 0, places);
+    place_views_set(places, cache_heads_of(shape), (struct place_view *)(void *)host, page_bytes);
+    for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++, at += transforms_rate_bytes(shape)) {
+        transforms_rate_set(shape, at_rate, (enum codec_side)side, own[side], host + at, device + at);
+        view.transforms[side] = (const struct transform_view *)(const void *)(device + at);
+    }
+    return view;
+}
+
+/* Makes the tables of a rate by the layouts of the profile. */
+static enum terse_status set_rate(struct entry *e, const struct method *method, uint32_t rate, double bits,
+                                  const struct transform_view *const own[2], uint8_t *host, struct terse_error *error) {
+    const double both[2] = {bits, bits};
+    const struct codebook_layouts *layouts;
+    const size_t bytes = kv_rate_bytes(&e->shape);
+    enum terse_status status = codebook_layouts(method->learned, both, &layouts, error);
+    if (status) return status;
+    const struct method at_rate = method_at_rate(method, bits, layouts);
+    uint8_t *device = device_alloc(NULL, bytes, "a profile", error);
+    if (!device) return TERSE_E_MEMORY;
+    e->tables.rates[rate] =
+        kv_rate_set(&e->shape, &at_rate, own, e->tables.places + rate * cache_heads_of(&e->shape), host, device);
+    return send(device, host, bytes, error);
+}
+
+static enum terse_status set_rates(struct entry *e, const struct method *method, struct terse_error *error) {
+    double bits[METHOD_RATES];
+    const size_t n = cache_heads_of(&e->shape), rates = method_rates(method, bits);
+    if (rates == 1) return TERSE_OK;
+    struct transform_view *own = memory_array(2 * n, sizeof *own);
+    uint8_t *host = memory_zeros(kv_rate_bytes(&e->shape), 1);
+    const struct transform_view *const sides[2] = {own, own + n};
+    enum terse_status status = own && host ? TERSE_OK : status_no_memory(error, kv_rate_bytes(&e->shape), "a profile");
+    for (int side = 0; side < 2 && !status; side++)
+        status = device_check(device_fetch(own + (size_t)side * n, e->tables.learned[side], n * sizeof *own), "reading a profile",
+                              error);
+    for (uint32_t rate = 1; rate < rates && !status; rate++) status = set_rate(e, method, rate, bits[rate], sides, host, error);
+    memory_free(own);
+    memory_free(host);
+    return status;
+}
+
 static size_t part_bytes(const struct entry *e) { return attend_prefill_part_floats(&e->tables.heads) * sizeof(float); }
 
 /* ---- Life */
@@ -158,6 +222,8 @@ static size_t part_bytes(const struct entry *e) { return attend_prefill_part_flo
 static void entry_free(struct entry *e) {
     cudaDeviceSynchronize();
     for (int side = 0; side < 2; side++) device_free(NULL, e->tables.learned[side], 0);
+    for (size_t rate = 1; rate < e->tables.n_rates; rate++)
+        device_free(NULL, (void *)e->tables.rates[rate].places, kv_rate_bytes(&e->shape));
     device_free(NULL, e->tables.place_views, cache_heads_of(&e->shape) * sizeof *e->tables.place_views);
     device_free(NULL, e->tables.prefill_parts, part_bytes(e));
     device_free(NULL, e->slopes, e->shape.query_heads * sizeof *e->slopes);
@@ -175,6 +241,7 @@ static enum terse_status entry_new(const struct cache_shape *shape, const struct
     e->shape = *shape;
     e->tables.heads = kv_tables_heads(shape);
     e->learned = method->learned;
+    e->least_rate = method->least_rate;
     method_identity(method, e->identity);
     enum terse_status status = set_places(e, method, error);
     if (!status) status = set_slopes(e, error);
@@ -182,6 +249,7 @@ static enum terse_status entry_new(const struct cache_shape *shape, const struct
     if (!status && !(e->tables.prefill_parts = device_alloc(NULL, part_bytes(e), "a prompt's attention", error)))
         status = TERSE_E_MEMORY;
     for (int side = 0; side < 2 && !status; side++) status = set_learned(e, method, (enum codec_side)side, error);
+    if (!status) status = set_rates(e, method, error);
     if (!status) return TERSE_OK;
     entry_free(e);
     *entry = NULL;
@@ -192,7 +260,8 @@ static bool serves(const struct entry *e, const struct cache_shape *shape, const
     const struct cache_shape *own = &e->shape;
     return own->layers == shape->layers && own->query_heads == shape->query_heads && own->kv_heads == shape->kv_heads &&
            own->head_dim == shape->head_dim && own->rope == shape->rope && own->slopes == shape->slopes &&
-           e->learned == method->learned && strcmp(e->identity, identity) == 0;
+           e->learned == method->learned && !(e->least_rate < method->least_rate) && !(e->least_rate > method->least_rate) &&
+           strcmp(e->identity, identity) == 0;
 }
 
 enum terse_status kv_tables_get(const struct cache_shape *shape, const struct method *method, const struct kv_tables **tables,

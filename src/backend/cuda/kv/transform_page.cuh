@@ -13,7 +13,7 @@
 #define NO_PLANE 255
 
 static __device__ inline const struct transform_view &view_of(const struct encode &e, const struct page_job &job) {
-    const struct transform_view *own = job.item->fitted.transforms[job.side];
+    const struct transform_view *own = job.item->rate.transforms[job.side];
     return (own ? own : (const struct transform_view *)e.learned[job.side])[job.place];
 }
 

@@ -11,7 +11,8 @@
 
 /* Return how many floats a view's numbers take: mean, mean before rotation, size, unit, step, the readers' words, of which a layout
  * has at most 6 for each of hd / 2 planes, and the basis in integers; a profile's view has the metric behind them. */
-static size_t own_floats(size_t hd) { return 8 * hd + hd * hd / 2; }
+static size_t reader_floats(size_t hd) { return 3 * hd; }
+static size_t own_floats(size_t hd) { return 5 * hd + reader_floats(hd) + hd * hd / 2; }
 static size_t view_floats(size_t hd) { return own_floats(hd) + hd * hd; }
 
 /* ---- Readers of planes */
@@ -84,6 +85,17 @@ void transform_quads(const struct transform_layout *layout, struct transform_qua
     }
 }
 
+/* Makes the view one of a layout, whose readers, written to words, will lie at `device`. */
+static void set_layout(const struct transform_layout *layout, enum codec_side side, struct transform_view *view, uint32_t *words,
+                       const void *device) {
+    transform_readers(layout, side, words);
+    view->layout = *layout;
+    view->readers = device;
+    view->wraps = transform_wraps(layout, side);
+    memset(view->quad, 0, sizeof view->quad);
+    transform_quads(layout, view->quad);
+}
+
 /* Returns the view of a record and a layout, whose numbers, written to floats[own_floats(hd)], will lie at `device`. */
 static struct transform_view make_view(const void *record, const struct transform_layout *layout, enum codec_side side, uint32_t hd,
                                        float *floats, float *device) {
@@ -98,20 +110,16 @@ static struct transform_view make_view(const void *record, const struct transfor
         step[c] = own.size[c] * own.unit[c];
         transform_record_integers(&own, hd, c, basis + c * hd);
     }
-    transform_readers(layout, side, (uint32_t *)(void *)(step + hd));
-    struct transform_view view = {.layout = *layout,
-                                  .gain_least = own.gain_least,
+    struct transform_view view = {.gain_least = own.gain_least,
                                   .gain_step = transform_gain_step(&own),
                                   .mean = device,
                                   .size = device + hd,
                                   .unit = device + 2 * hd,
                                   .pre_rope_mean = device + 3 * hd,
                                   .step = device + 4 * hd,
-                                  .readers = (const uint32_t *)(const void *)(device + 5 * hd),
                                   .basis = (const int16_t *)(const void *)(device + 8 * hd),
-                                  .metric = device + own_floats(hd),
-                                  .wraps = transform_wraps(layout, side)};
-    transform_quads(layout, view.quad);
+                                  .metric = device + own_floats(hd)};
+    set_layout(layout, side, &view, (uint32_t *)(void *)(step + hd), device + 5 * hd);
     return view;
 }
 
@@ -160,6 +168,25 @@ enum terse_status transforms_new(const struct cache_shape *shape, const struct m
     else
         *views = device;
     return status;
+}
+
+/* ---- Lower rates */
+
+size_t transforms_rate_bytes(const struct cache_shape *shape) {
+    const size_t n = cache_heads_of(shape);
+    return memory_round_up(views_bytes(n) + n * reader_floats(shape->head_dim) * sizeof(float), 256);
+}
+
+void transforms_rate_set(const struct cache_shape *shape, const struct method *at_rate, enum codec_side side,
+                         const struct transform_view *own, uint8_t *host, uint8_t *device) {
+    const size_t n = cache_heads_of(shape), each = reader_floats(shape->head_dim) * sizeof(float);
+    const bool shared = codebook_info(at_rate->learned)->shared;
+    struct transform_view *views = (struct transform_view *)(void *)host;
+    for (size_t i = 0; i < n; i++) {
+        const size_t at = views_bytes(n) + i * each;
+        views[i] = own[i];
+        set_layout(&at_rate->layouts->layout[side][shared ? 0 : i], side, &views[i], (uint32_t *)(void *)(host + at), device + at);
+    }
 }
 
 /* ---- A sequence's own */

@@ -20,6 +20,13 @@ size_t transforms_fitted_bytes(const struct cache_shape *shape);
 void transforms_fitted_set(const struct cache_base *base, enum codec_side side, const void *profile, uint8_t *host,
                            uint8_t *device);
 
+/* Returns the bytes of the views of a side at a rate to which pages are lowered (kv/rates.h), and of their readers. */
+size_t transforms_rate_bytes(const struct cache_shape *shape);
+/* Writes them to host[transforms_rate_bytes] in the form that the device gets: `own`[layers][Hk], the views at the method's own rate, on
+ * the host, with the layouts of the rate. */
+void transforms_rate_set(const struct cache_shape *shape, const struct method *at_rate, enum codec_side side,
+                         const struct transform_view *own, uint8_t *host, uint8_t *device);
+
 /* transform_reader_words counts and transform_readers writes the words of 32 bits that describe a layout's planes to attention, up
  * to a multiple of 8 of them (planes that the layout does not have have levels of 0). A table of 4 words for each plane holds in
  * its bytes the levels of the nibbles 0 to 7 and then of 15 down to 8, TRANSFORM_LEVEL_MAX higher. Then for each plane come two

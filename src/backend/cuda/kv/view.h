@@ -55,12 +55,14 @@ struct page_set_view {
     uint32_t count;       /* slots that hold tokens, the first ones */
 };
 
-/* A fitted_view has tables of one sequence, whose transforms were fitted to it. They replace those of a launch, which all sequences
- * of a method share. All are on the device, [layers][Hk]; NULL: the launch's serve. */
-struct fitted_view {
+/* A rate_view has the tables of pages of one rate (kv/rates.h) that replace those of a launch, which all sequences of a method share at
+ * the method's own rate: where transforms were fitted to the sequence, or pages were lowered. All are on the device, [layers][Hk];
+ * NULL: the launch's serve. */
+struct rate_view {
     const struct place_view *places;
     const struct transform_view *transforms[2]; /* by side */
 };
+#define RATE_VIEWS 9 /* METHOD_RATES */
 
 #ifdef __CUDACC__
 #define TERSE_DEVICE static __host__ __device__ inline
@@ -87,7 +89,10 @@ struct sequence_view {
     uint32_t window_origin;                /* token t lies in row (t - window_origin) % window_capacity */
     device_half *exact;                    /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
     device_half *window;                   /* [layers][Hk][keys, values][window_capacity][hd] */
-    struct fitted_view fitted;
+    struct rate_view rates[RATE_VIEWS];    /* by the rate of pages */
+    /* These are read by launches of several rates. Pages are listed by rate: those of rate r from rate_first[r] on, in order of their
+     * tokens, and read in rate_splits[r] parts, at least 1 where there are any. */
+    uint32_t rate_first[RATE_VIEWS + 1], rate_splits[RATE_VIEWS];
 };
 
 TERSE_DEVICE const struct read_list *read_list_at(const struct sequence_view *s, const struct head_view *h, uint32_t layer,

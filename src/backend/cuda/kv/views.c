@@ -3,6 +3,7 @@
 #include "base/size.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- Items */
 
@@ -79,6 +80,40 @@ static enum terse_status upload_sets(struct cache *cache, struct terse_error *er
     return device_check(result, "sending a step's pages", error);
 }
 
+struct rate_view cache_rate_view(const struct cache *cache, uint32_t rate) {
+    return cache->fitted.memory ? cache->fitted.rates[rate] : cache->tables->rates[rate];
+}
+
+uint32_t cache_rates_read(const struct cache *cache) {
+    const struct block_table *pages = &cache->base.pages;
+    uint32_t rates = 0;
+    for (size_t i = 0; rates_of(&cache->base) > 1 && i < pages->n_sealed; i++) rates |= UINT32_C(1) << pages->sets[i].rate;
+    return rates ? rates : 1;
+}
+
+/* Writes first[RATE_VIEWS + 1]: where the pages of each rate begin in a list that is ordered by rate. */
+static void find_rates(const struct cache *cache, size_t n, uint32_t *first) {
+    const struct page_set *sets = cache->base.pages.sets;
+    memset(first, 0, (RATE_VIEWS + 1) * sizeof *first);
+    for (size_t i = 0; i < n; i++) first[sets[i].rate + 1]++;
+    for (size_t rate = 0; rate < RATE_VIEWS; rate++) first[rate + 1] += first[rate];
+}
+
+/* Uploads the shared list's entries by rate. */
+static enum terse_status upload_by_rate(struct cache *cache, struct terse_error *error) {
+    struct read_lists *reads = &cache->base.reads;
+    const size_t n = reads->shared.n_pages;
+    uint32_t at[RATE_VIEWS + 1];
+    struct read_page *sorted = malloc(n * sizeof *sorted);
+    if (!sorted) return status_no_memory(error, n * sizeof *sorted, "a step's pages");
+    find_rates(cache, n, at);
+    for (size_t i = 0; i < n; i++) sorted[at[cache->base.pages.sets[i].rate]++] = reads->pages[i];
+    const cudaError_t result = cudaMemcpyAsync(cache->listed, sorted, n * sizeof *sorted, cudaMemcpyHostToDevice, device_stream());
+    free(sorted); /* memory that is not pinned was copied before the call returned */
+    read_lists_forget_copy(reads);
+    return device_check(result, "sending a step's pages", error);
+}
+
 static cudaError_t upload_entries(const struct cache *cache, size_t first, size_t end) {
     const struct read_page *pages = cache->base.reads.pages;
     if (first >= end) return cudaSuccess;
@@ -91,6 +126,7 @@ enum terse_status cache_upload_views(struct cache *cache, struct terse_error *er
     const size_t n = reads->shared.n_pages, low = size_min(reads->stale_low, n);
     enum terse_status status = upload_sets(cache, error);
     if (status) return status;
+    if (cache_rates_read(cache) != 1) return upload_by_rate(cache, error);
     cudaError_t result = upload_entries(cache, 0, low);
     if (result == cudaSuccess) result = upload_entries(cache, size_max(reads->stale_high, low), n);
     if (result == cudaSuccess) read_lists_copied(reads);
@@ -101,12 +137,14 @@ struct sequence_view cache_view(const struct cache *cache) {
     struct read_list list = cache->base.reads.shared;
     list.pages = cache->listed;
     list.rows_end = (uint32_t)cache->base.plan.after.exact; /* new ones lie there when they are read */
-    return (struct sequence_view){.page_sets = cache->views,
-                                  .list = list,
-                                  .exact_capacity = cache->exact.capacity,
-                                  .window_capacity = cache->window_capacity,
-                                  .window_origin = (uint32_t)cache->window_origin,
-                                  .exact = cache->exact.rows,
-                                  .window = cache->window,
-                                  .fitted = cache->fitted.view};
+    struct sequence_view view = {.page_sets = cache->views,
+                                 .list = list,
+                                 .exact_capacity = cache->exact.capacity,
+                                 .window_capacity = cache->window_capacity,
+                                 .window_origin = (uint32_t)cache->window_origin,
+                                 .exact = cache->exact.rows,
+                                 .window = cache->window};
+    for (uint32_t rate = 0; rate < rates_of(&cache->base); rate++) view.rates[rate] = cache_rate_view(cache, rate);
+    if (rates_of(&cache->base) > 1) find_rates(cache, list.n_pages, view.rate_first);
+    return view;
 }

@@ -88,7 +88,7 @@ static struct encode_item window_item(const struct cache *cache, const struct pa
     size_t slot = (size_t)((set->first - cache->window_origin) % cache->window_capacity);
     device_half *keys = cache->window + slot * cache->base.shape.head_dim;
     return (struct encode_item){
-        .set = cache_page_view(set), .rows = {keys, keys + window_side_halves(cache)}, .fitted = cache->fitted.view};
+        .set = cache_page_view(set), .rows = {keys, keys + window_side_halves(cache)}, .rate = cache_rate_view(cache, set->rate)};
 }
 
 static struct encode window_encode(const struct cache *cache, const struct item_list *list) {
