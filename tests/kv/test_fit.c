@@ -185,7 +185,8 @@ static void nothing_is_sealed_while_it_waits(void **state) {
         report.window -= more, report.resident -= more, report.bits_per_value = predicted.bits_per_value;
         assert_memory_equal(&report, &predicted, sizeof report);
         assert_int_equal(report.codes, 0);
-        assert_int_equal(report.window, page * (FIT_TOKENS / PAGE_TOKENS));
+        assert_int_equal(report.window,
+                         page * (FIT_TOKENS / PAGE_TOKENS + !on_cpu())); /* a GPU's has room for the next step's tokens */
         encode_in_steps(cache);
         take_step(cache, CACHE_STEP_DECODE, 1, NULL);
         check_records(cache);

@@ -21,19 +21,25 @@ static uint32_t grown(uint32_t capacity, uint64_t needed) {
     return whole_pages(needed) > doubled ? whole_pages(needed) : doubled;
 }
 
+/* Returns how many rows a step that waits needs: its tokens and, lest the ring be copied for them, those of the next step. */
+static uint64_t rows_waiting(const struct plan *plan) { return plan->after.length - plan->grid + DECODE_TOKENS_MOST; }
+
 uint32_t window_rows_after(const struct method *method, const struct plan *plan) {
     const uint32_t least = window_least_rows(method);
-    return plan->waits ? grown(least, plan->after.length - plan->grid) : least;
+    return plan->waits ? grown(least, rows_waiting(plan)) : least;
 }
 
-/* Gives the ring so many rows, and copies n tokens from `first` on. */
+/* Gives the ring so many rows, and copies n tokens from `first` on. A ring that shrinks is counted in the budget when the old one is
+ * not any more, lest a budget that is full keep it. */
 static enum terse_status resize(struct cache *cache, uint32_t rows, uint64_t first, size_t n, struct terse_error *error) {
     const struct cache_base *base = &cache->base;
     const size_t row = base->shape.head_dim * sizeof(device_half), sides = 2 * cache_heads_of(&base->shape);
     const uint32_t capacity = cache->window_capacity;
     if (rows == capacity) return TERSE_OK;
     const size_t from = n ? (size_t)((first - cache->window_origin) % capacity) : 0, run = size_min(n, capacity - from);
-    device_half *window = device_alloc(base->budget, sides * rows * row, "the KV cache's recent window", error);
+    struct kv_budget *const budget = rows > capacity ? base->budget : NULL;
+    static const char what[] = "the KV cache's recent window";
+    device_half *window = device_alloc(budget, sides * rows * row, what, error);
     if (!window) return TERSE_E_MEMORY;
     uint8_t *to = (uint8_t *)window;
     const uint8_t *old = (const uint8_t *)cache->window;
@@ -46,10 +52,11 @@ static enum terse_status resize(struct cache *cache, uint32_t rows, uint64_t fir
                                    cudaMemcpyDeviceToDevice, device_stream());
     enum terse_status status = device_check(result, "moving the KV cache's recent window", error);
     if (status) {
-        device_free(base->budget, window, sides * rows * row);
+        device_free(budget, window, sides * rows * row);
         return status;
     }
     device_free(base->budget, cache->window, sides * capacity * row);
+    if (!budget) (void)budget_take(base->budget, sides * rows * row, what, NULL);
     cache->window = window;
     cache->window_capacity = rows;
     cache->window_origin = first;
@@ -68,8 +75,8 @@ enum terse_status window_clear(struct cache *cache, uint64_t n, struct terse_err
 
 enum terse_status window_reserve(struct cache *cache, struct terse_error *error) {
     const struct plan *plan = &cache->base.plan;
-    const uint64_t needed = plan->waits ? plan->after.length - plan->grid
-                                        : plan->before.length - size_min(plan->grid, plan->before.length) + DECODE_TOKENS_MOST;
+    const uint64_t needed =
+        plan->waits ? rows_waiting(plan) : plan->before.length - size_min(plan->grid, plan->before.length) + DECODE_TOKENS_MOST;
     return method_fits_transforms(&cache->base.method) ? resize_kept(cache, grown(cache->window_capacity, needed), error)
                                                        : TERSE_OK;
 }
