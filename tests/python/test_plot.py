@@ -20,7 +20,7 @@ TEXT = os.path.join(support.ROOT, "tests", "fixtures", "wiki_excerpt.txt")
 
 
 def divergence(kv, bits, mean):
-    report = terse.CacheReport(100, 100, 0, 0, 0, 0, 0, 0, 0, bits)
+    report = terse.CacheReport(100, 100, 0, 0, 0, 0, 0, 0, 0, 0, bits)
     return terse.Divergence(kv, mean, mean / 10, np.array([mean]), 0.9, 20.0, 19.0, report)
 
 
