@@ -3,6 +3,7 @@
 #include "codebooks.h"
 #include "commands.h"
 #include "front_plot.h"
+#include "png.h"
 #include "table.h"
 #include "tune.h"
 
@@ -235,7 +236,7 @@ static enum options_result parse(struct command_tune *c, int argc, char **argv) 
         {"--time", "TIME", OPTION_TIME, &c->seconds, 1, 86400, "measure no longer than this: 90s, 10m, 1h"},
         {"--kv", "METHOD,...", OPTION_TEXT, &c->methods, 0, 0,
          "methods to measure beside f16, the most wanted ones first; else q8_0, q4_0, kivi-4, kivi-2, terse-4 to terse-1"},
-        {"--plot", "FILE", OPTION_TEXT, &c->plot, 0, 0, "draw what was measured, as SVG"},
+        {"--plot", "FILE", OPTION_TEXT, &c->plot, 0, 0, "draw what was measured, as SVG or PNG"},
         {"-o, --output", TABLE_FORMATS, OPTION_CHOICE, &c->format, 0, 0, "form of the table"},
     };
     const struct option_set set = {
@@ -257,9 +258,12 @@ static int check_options(const struct command_tune *c) {
     if (c->setup.context && c->setup.context < TUNE_LEAST_TOKENS)
         return complain("-c %lld: speed is measured behind at least %d tokens", (long long)c->setup.context, TUNE_LEAST_TOKENS);
     if (!c->plot) return EXIT_OK;
-    if (n < 5 || strcmp(c->plot + n - 4, ".svg") != 0)
-        return complain(
-            "--plot %s: it draws SVG: name a file NAME.svg (terse.plot of the Python package draws others from -o json)", c->plot);
+    if (front_plot_is_png(c->plot) && !png_is_built_in())
+        return complain("--plot %s: this terse was built without librsvg, which makes PNG: name a file NAME.svg", c->plot);
+    if (!front_plot_is_png(c->plot) && (n < 5 || strcmp(c->plot + n - 4, ".svg") != 0))
+        return complain("--plot %s: it draws SVG and PNG: name a file NAME.svg or NAME.png (terse.plot of the Python package draws "
+                        "others from -o json)",
+                        c->plot);
     return codebooks_check_place(c->plot, false);
 }
 

@@ -2,10 +2,12 @@
 #include "front_plot.h"
 
 #include "console.h"
+#include "png.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { WIDTH = 760, HEIGHT = 480, LEFT = 80, RIGHT = 24, TOP = 48, BOTTOM = 60 };
@@ -100,13 +102,32 @@ static void draw(FILE *out, const struct front_row *rows, size_t n, const struct
     fprintf(out, "</svg>\n");
 }
 
+bool front_plot_is_png(const char *path) {
+    const size_t n = strlen(path);
+    return n > 4 && strcmp(path + n - 4, ".png") == 0;
+}
+
+/* Returns the picture as text, which is released by free, or NULL without memory. */
+static char *draw_text(const struct front_row *rows, size_t n, const struct front_row *pick, double most, const char *title,
+                       size_t *size) {
+    char *text = NULL;
+    FILE *out = open_memstream(&text, size);
+    if (!out) return NULL;
+    draw(out, rows, n, pick, most, title);
+    if (fclose(out) == 0) return text;
+    free(text);
+    return NULL;
+}
+
 int front_plot(const struct front_row *rows, size_t n, const struct front_row *pick, double most, const char *title,
                const char *path) {
-    FILE *out = fopen(path, "w");
-    if (!out) return complain("cannot write %s: %s", path, strerror(errno));
-    draw(out, rows, n, pick, most, title);
-    bool failed = fflush(out) != 0 || ferror(out);
+    size_t size;
+    const char *why = NULL;
+    char *text = draw_text(rows, n, pick, most, title, &size);
+    FILE *out = text ? fopen(path, "w") : NULL;
+    bool failed = !out || !(front_plot_is_png(path) ? png_write(out, text, size, &why) : fwrite(text, 1, size, out) == size);
     int reason = errno;
-    if (fclose(out) != 0 && !failed) failed = true, reason = errno;
-    return failed ? complain("cannot write %s: %s", path, strerror(reason)) : EXIT_OK;
+    if (out && fclose(out) != 0 && !failed) failed = true, reason = errno;
+    free(text);
+    return failed ? complain("cannot write %s: %s", path, why ? why : strerror(reason)) : EXIT_OK;
 }

@@ -98,5 +98,15 @@ refuses '--time takes a time such as 90s, 10m or 1h, from 1s to 24h, not "10"' t
 refuses '--time takes a time' tune --time 0s
 refuses '--budget takes a size' tune --budget 2X
 refuses '512 tokens take [0-9.]* MiB with terse-1, the least of all: allow as much, or lower -c' "${tune[@]}" --budget 1M
-refuses '--plot .*/front.png: it draws SVG' "${tune[@]}" --plot "$work/front.png"
+refuses '--plot .*/front.pdf: it draws SVG and PNG' "${tune[@]}" --plot "$work/front.pdf"
+if "$terse" "${tune[@]}" --plot "$work/front.png" >"$work/out" 2>"$work/err"; then
+    python3 - "$work/front.png" <<'END' || fail "no PNG of 1520 x 960: $(head -c 64 "$work/front.png" | od -c)"
+import struct, sys
+data = open(sys.argv[1], "rb").read()
+size = struct.unpack(">II", data[16:24])
+sys.exit(not (data[:8] == b"\x89PNG\r\n\x1a\n" and size == (1520, 960) and len(data) > 8000 and data[-8:-4] == b"IEND"))
+END
+else
+    grep -q 'built without librsvg' "$work/err" || fail "PNG: $(cat "$work/err")"
+fi
 refuses 'cannot write .*none/front.svg' "${tune[@]}" --plot "$work/none/front.svg"

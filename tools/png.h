@@ -1,0 +1,14 @@
+/* Turns a picture of SVG into PNG, where terse was built with librsvg. */
+#ifndef TERSE_TOOLS_PNG_H
+#define TERSE_TOOLS_PNG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+bool png_is_built_in(void);
+/* Writes the picture svg[n], twice as many pixels wide and high as it says, to a file. Returns false, with a reason in *why that lasts until the
+ * next call or, where writing failed, NULL there and errno set. */
+bool png_write(FILE *out, const char *svg, size_t n, const char **why);
+
+#endif
