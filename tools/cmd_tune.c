@@ -254,13 +254,12 @@ static enum options_result parse(struct command_tune *c, int argc, char **argv) 
 }
 
 static int check_options(const struct command_tune *c) {
-    size_t n = c->plot ? strlen(c->plot) : 0;
     if (c->setup.context && c->setup.context < TUNE_LEAST_TOKENS)
         return complain("-c %lld: speed is measured behind at least %d tokens", (long long)c->setup.context, TUNE_LEAST_TOKENS);
     if (!c->plot) return EXIT_OK;
-    if (front_plot_is_png(c->plot) && !png_is_built_in())
+    if (front_plot_kind(c->plot) == FRONT_PNG && !png_is_built_in())
         return complain("--plot %s: this terse was built without librsvg, which makes PNG: name a file NAME.svg", c->plot);
-    if (!front_plot_is_png(c->plot) && (n < 5 || strcmp(c->plot + n - 4, ".svg") != 0))
+    if (front_plot_kind(c->plot) == FRONT_NONE)
         return complain("--plot %s: it draws SVG and PNG: name a file NAME.svg or NAME.png (terse.plot of the Python package draws "
                         "others from -o json)",
                         c->plot);

@@ -102,9 +102,12 @@ static void draw(FILE *out, const struct front_row *rows, size_t n, const struct
     fprintf(out, "</svg>\n");
 }
 
-bool front_plot_is_png(const char *path) {
+enum front_picture front_plot_kind(const char *path) {
+    static const char *const endings[] = {[FRONT_SVG] = ".svg", [FRONT_PNG] = ".png"};
     const size_t n = strlen(path);
-    return n > 4 && strcmp(path + n - 4, ".png") == 0;
+    enum front_picture kind = FRONT_SVG;
+    while (kind < FRONT_NONE && (n < 5 || strcmp(path + n - 4, endings[kind]) != 0)) kind++;
+    return kind;
 }
 
 /* Returns the picture as text, which is released by free, or NULL without memory. */
@@ -125,7 +128,8 @@ int front_plot(const struct front_row *rows, size_t n, const struct front_row *p
     const char *why = NULL;
     char *text = draw_text(rows, n, pick, most, title, &size);
     FILE *out = text ? fopen(path, "w") : NULL;
-    bool failed = !out || !(front_plot_is_png(path) ? png_write(out, text, size, &why) : fwrite(text, 1, size, out) == size);
+    bool failed =
+        !out || !(front_plot_kind(path) == FRONT_PNG ? png_write(out, text, size, &why) : fwrite(text, 1, size, out) == size);
     int reason = errno;
     if (out && fclose(out) != 0 && !failed) failed = true, reason = errno;
     free(text);

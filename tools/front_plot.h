@@ -4,8 +4,9 @@
 
 #include "front.h"
 
-/* Returns whether the file's name asks for PNG (png.h). */
-bool front_plot_is_png(const char *path);
+enum front_picture { FRONT_SVG, FRONT_PNG, FRONT_NONE };
+/* Returns what a file's name asks for, by its ending; PNG takes png.h. */
+enum front_picture front_plot_kind(const char *path);
 /* Writes the picture of rows[n], as front_find leaves them, to a file, as SVG or what its name asks for. `pick` is one of them, or NULL; `most` is the divergence that
  * it was to keep to; `title` stands above. Returns an exit status. */
 int front_plot(const struct front_row *rows, size_t n, const struct front_row *pick, double most, const char *title,

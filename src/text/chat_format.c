@@ -60,7 +60,7 @@ static const struct chat_format formats[] = {
      .close = {"<|eot_id|>", "<|eot_id|>", "<|eot_id|>"},
      .reply = "<|start_header_id|>assistant<|end_header_id|>\n\n",
      .trim = CHAT_TRIM_SYSTEM | CHAT_TRIM_USER | CHAT_TRIM_REPLY},
-    /* Llama 3.1 to 3.3. The last two have the day's date in its place, unless whoever runs the template does not tell it. */
+    /* Llama 3.1 to 3.3. The last two have the day's date in its place, unless the program that runs the template does not tell it. */
     {.name = "llama-3.1",
      .open = LLAMA_OPEN,
      .close = {"<|eot_id|>", "<|eot_id|>", "<|eot_id|>"},

@@ -24,7 +24,7 @@ enum chat_system {
     CHAT_SYSTEM_LAST_TURN   /* the same, within the user's last turn */
 };
 
-/* Which messages' thoughts a conversation has. */
+/* This says which messages' thoughts a conversation has. */
 enum chat_thoughts {
     CHAT_THOUGHTS_NONE,
     CHAT_THOUGHTS_SINCE_QUESTION, /* those behind the user's last message; a last message with calls has them even where there are none */

@@ -65,8 +65,8 @@ struct json_schema {
     uint32_t others; /* owners beside the first: json_schema_share */
 };
 
-/* What a schema asks for and is not understood is refused, or left out: then it allows more values than it should, any object where it has no
- * values at all. */
+/* A strict schema is refused where it asks for what is not understood. A lenient one leaves that out: it then allows more values than it should,
+ * and any object where it has no values at all. */
 enum json_strictness { JSON_STRICT, JSON_LENIENT };
 /* Makes a schema from its text; NULL: any object. */
 enum terse_status json_schema_new(const char *text, enum json_strictness strictness, struct json_schema **schema,

@@ -49,7 +49,7 @@ static const struct {
                               NULL,
                               {"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"}},
     [TERSE_FIM_FILE] = {"tokenizer.ggml.fim_sep_token_id", NULL, {"<|file_sep|>"}},
-    /* What fills up such texts in training is no mark: it only ends a reply. */
+    /* A token that fills up such texts in training is no mark: it only ends a reply. */
     [N_FIM_MARKS] = {"tokenizer.ggml.fim_pad_token_id", NULL, {"<|fim_pad|>", "<fim-pad>", "<fim_pad>"}}};
 
 /* Reads the id of a special token. `usual`: the id when the file names none, or -1. */

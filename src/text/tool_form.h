@@ -38,7 +38,7 @@ enum tool_place {
 struct tool_form {
     const char *mark; /* only templates with this text write tools */
     struct call_form call;
-    /* What a conversation tells of tools. */
+    /* These say how a conversation tells of tools. */
     enum tool_place place;
     const char *before, *between, *after; /* tools */
     /* Adds one tool, json[n], which `parsed` is. */
@@ -48,7 +48,7 @@ struct tool_form {
     const char *preamble;      /* stands behind that of the format; or NULL */
     const char *bare_open;     /* opens the system's message where the system says nothing; NULL: as usual, with an empty text */
     const char *system_close;  /* NULL: the format's */
-    /* What a conversation writes of a message with calls. */
+    /* These say how it writes a message with calls. */
     const char *turn;                       /* opens it; NULL: the format's, with what the message says behind it */
     bool only_calls;                        /* what the message says is left out */
     bool one_call;                          /* of a message, no more */
@@ -56,7 +56,7 @@ struct tool_form {
     const char *call_id;                    /* before the call's number, which '"' follows; NULL: it is left out */
     const char *call_close, *call_between, *calls_close;
     const char *turn_close; /* NULL: the format's */
-    /* What it writes of a result. */
+    /* These say how it writes a result. */
     bool in_turns;                         /* of the user, results side by side in one, each in a line of its own */
     const char *result_open, *result_name; /* result_name: behind the function's name; NULL: that is left out */
     bool result_quoted;                    /* as a JSON string */

@@ -11,6 +11,12 @@ void inbox_destroy(struct inbox *inbox) {
     pthread_cond_destroy(&inbox->changed);
 }
 
+/* Lets the scheduler see what was added, with the lock held. */
+static void tell(struct inbox *inbox) {
+    inbox->idle = false;
+    pthread_cond_signal(&inbox->changed);
+}
+
 enum scheduler_answer inbox_submit(struct inbox *inbox, struct task *task) {
     enum scheduler_answer answer = SCHEDULER_TAKEN;
     pthread_mutex_lock(&inbox->lock);
@@ -20,13 +26,12 @@ enum scheduler_answer inbox_submit(struct inbox *inbox, struct task *task) {
         answer = SCHEDULER_FULL;
     } else {
         inbox->waiting++;
-        inbox->idle = false;
         if (inbox->first)
             inbox->newest->next = task;
         else
             inbox->first = task;
         inbox->newest = task;
-        pthread_cond_signal(&inbox->changed);
+        tell(inbox);
     }
     pthread_mutex_unlock(&inbox->lock);
     return answer;
@@ -36,13 +41,12 @@ enum scheduler_answer inbox_submit_action(struct inbox *inbox, struct slot_actio
     pthread_mutex_lock(&inbox->lock);
     bool stopping = inbox->stopping;
     if (!stopping) {
-        inbox->idle = false;
         if (inbox->actions)
             inbox->newest_action->next = action;
         else
             inbox->actions = action;
         inbox->newest_action = action;
-        pthread_cond_signal(&inbox->changed);
+        tell(inbox);
     }
     pthread_mutex_unlock(&inbox->lock);
     return stopping ? SCHEDULER_STOPPING : SCHEDULER_TAKEN;

@@ -306,7 +306,7 @@ static bool read_all(const struct request_limits *limits, const cJSON *body, str
 }
 
 /* Returns the chat's body in place of a response's, which is deleted; NULL, with *error. */
-static cJSON *turn_response(cJSON *body, struct request *r, struct api_error *error) {
+static cJSON *chat_of_response(cJSON *body, struct request *r, struct api_error *error) {
     cJSON *chat = fields_check(body, API_RESPONSES, error) ? responses_chat(body, &r->shown, error) : NULL;
     cJSON_Delete(body);
     return chat;
@@ -316,7 +316,7 @@ bool request_read(const struct request_limits *limits, enum api api, const char 
                   struct api_error *error) {
     *request = (struct request){.api = api};
     cJSON *json = json_read_object(body, n, error);
-    if (json && api == API_RESPONSES) json = turn_response(json, request, error);
+    if (json && api == API_RESPONSES) json = chat_of_response(json, request, error);
     if (!json) return false;
     bool good = read_all(limits, json, request, error);
     cJSON_Delete(json);

@@ -151,7 +151,7 @@ static bool add_format(cJSON *chat, const cJSON *body, struct api_error *error) 
 
 /* ---- */
 
-static bool is_turned(const char *name) {
+static bool is_written_otherwise(const char *name) {
     static const char *const names[] = {"input", "instructions", "tools", "tool_choice", "text", "max_output_tokens"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0) return true;
@@ -161,7 +161,7 @@ static bool is_turned(const char *name) {
 static bool add_all(cJSON *chat, const cJSON *body, struct api_error *error) {
     const cJSON *field, *most = json_field(body, "max_output_tokens");
     int64_t tokens = 0;
-    cJSON_ArrayForEach(field, body) if (!is_turned(field->string))
+    cJSON_ArrayForEach(field, body) if (!is_written_otherwise(field->string))
         cJSON_AddItemToObject(chat, field->string, cJSON_Duplicate(field, true));
     if (!json_whole(body, "max_output_tokens", 1, INT32_MAX, &tokens, error)) return false;
     if (most) cJSON_AddNumberToObject(chat, "max_completion_tokens", (double)tokens);

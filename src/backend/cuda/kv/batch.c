@@ -165,7 +165,8 @@ static uint32_t set_splits(const struct cache *cache, struct sequence_view *view
     return all;
 }
 
-static void add_to_group(struct batch_memory *b, const struct cache *cache, uint32_t row, uint32_t splits) {
+static void add_to_group(struct batch_memory *b, const struct cache *cache, const struct sequence_view *view, uint32_t row,
+                         uint32_t splits) {
     struct group *group = b->n_groups ? &b->groups[b->n_groups - 1] : NULL;
     if (!group || !alike(group->cache, cache)) {
         group = &b->groups[b->n_groups++];
@@ -179,7 +180,7 @@ static void add_to_group(struct batch_memory *b, const struct cache *cache, uint
         if (own > group->page_bytes[side]) group->page_bytes[side] = own;
     }
     group->evicts |= cache->base.plan.by_index;
-    group->rates |= cache_rates_read(cache);
+    for (uint32_t rate = 0; rate < RATE_VIEWS; rate++) group->rates |= (uint32_t)(view->rate_splits[rate] > 0) << rate;
 }
 
 /* Writes where everything lies. A row is read in as many parts as if it were alone, so that its result does not depend on the
@@ -192,7 +193,7 @@ static void stage(struct batch_memory *b, struct cache *const *caches, size_t n)
         struct sequence_view *view = &sequences_in(b, b->staged)[i];
         *view = cache_view(cache);
         const uint32_t splits = set_splits(cache, view);
-        add_to_group(b, cache, row, splits);
+        add_to_group(b, cache, view, row, splits);
         for (size_t t = 0; t < cache->base.plan.n; t++, row++)
             rows_in(b, b->staged)[row] = (struct query_row_view){
                 .sequence = (uint32_t)i, .position = (uint32_t)(cache->base.plan.before.length + t), .splits = splits};

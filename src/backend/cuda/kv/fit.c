@@ -17,8 +17,7 @@ static const char what[] = "what the KV cache learns";
 size_t kv_fitted_bytes(const struct cache_shape *shape, const struct method *method) {
     if (!method_fits_transforms(method)) return 0;
     double bits[METHOD_RATES];
-    return memory_round_up(cache_heads_of(shape) * sizeof(struct place_view), 256) + 2 * transforms_fitted_bytes(shape) +
-           (method_rates(method, bits) - 1) * kv_rate_bytes(shape);
+    return place_views_bytes(shape) + 2 * transforms_fitted_bytes(shape) + (method_rates(method, bits) - 1) * kv_rate_bytes(shape);
 }
 
 void kv_fitted_free(struct cache *cache) {
@@ -31,7 +30,7 @@ void kv_fitted_free(struct cache *cache) {
 static void write_tables(const struct cache *cache, uint8_t *host, uint8_t *device, struct fitted_tables *tables) {
     const struct cache_shape *shape = &cache->base.shape;
     const size_t n = cache_heads_of(shape), each = transforms_fitted_bytes(shape);
-    size_t at = memory_round_up(n * sizeof(struct place_view), 256);
+    size_t at = place_views_bytes(shape);
     page_addresses_set(shape, &cache->base.method, 0, tables->places);
     place_views_set(tables->places, n, (struct place_view *)(void *)host, tables->page_bytes);
     tables->rates[0].places = (const struct place_view *)(const void *)device;

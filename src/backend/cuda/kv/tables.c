@@ -161,18 +161,18 @@ static enum terse_status set_learned(struct entry *e, const struct method *metho
 
 _Static_assert(RATE_VIEWS == METHOD_RATES, "views of all rates");
 
-static size_t places_bytes(const struct cache_shape *shape) {
+size_t place_views_bytes(const struct cache_shape *shape) {
     return memory_round_up(cache_heads_of(shape) * sizeof(struct place_view), 256);
 }
 
-size_t kv_rate_bytes(const struct cache_shape *shape) { return places_bytes(shape) + 2 * transforms_rate_bytes(shape); }
+size_t kv_rate_bytes(const struct cache_shape *shape) { return place_views_bytes(shape) + 2 * transforms_rate_bytes(shape); }
 
 struct rate_view kv_rate_set(const struct cache_shape *shape, const struct method *at_rate,
                              const struct transform_view *const own[2], struct page_address *places, uint8_t *host,
                              uint8_t *device) {
     struct rate_view view = {.places = (const struct place_view *)(const void *)device};
     uint32_t page_bytes[2] = {0}; /* no more than those of the method's own rate */
-    size_t at = places_bytes(shape);
+    size_t at = place_views_bytes(shape);
     page_addresses_set(shape, at_rate, 0, places);
     place_views_set(places, cache_heads_of(shape), (struct place_view *)(void *)host, page_bytes);
     for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++, at += transforms_rate_bytes(shape)) {

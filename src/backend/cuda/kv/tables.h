@@ -21,6 +21,8 @@ struct kv_tables {
     float *prefill_parts; /* the device's: partial states of a prompt's attention, one after another's */
 };
 
+/* Returns the bytes that the kernels' views of all places take among tables. */
+size_t place_views_bytes(const struct cache_shape *shape);
 /* Return the bytes of a rate's tables beside those of the method's own rate, and write them to host[kv_rate_bytes] and
  * places[layers][Hk] in the form in which they will lie at `device`. `own` has the sides' views at the method's own rate, on the host. */
 size_t kv_rate_bytes(const struct cache_shape *shape);

@@ -84,29 +84,23 @@ struct rate_view cache_rate_view(const struct cache *cache, uint32_t rate) {
     return cache->fitted.memory ? cache->fitted.rates[rate] : cache->tables->rates[rate];
 }
 
-uint32_t cache_rates_read(const struct cache *cache) {
-    const struct block_table *pages = &cache->base.pages;
-    uint32_t rates = 0;
-    for (size_t i = 0; rates_of(&cache->base) > 1 && i < pages->n_sealed; i++) rates |= UINT32_C(1) << pages->sets[i].rate;
-    return rates ? rates : 1;
-}
-
-/* Writes first[RATE_VIEWS + 1]: where the pages of each rate begin in a list that is ordered by rate. */
-static void find_rates(const struct cache *cache, size_t n, uint32_t *first) {
+/* Writes first[RATE_VIEWS + 1]: where the pages of each rate begin in a list of n that is ordered by rate; zeros where a cache has one
+ * rate alone. Returns whether pages are of lower rates. */
+static bool find_rates(const struct cache *cache, size_t n, uint32_t *first) {
     const struct page_set *sets = cache->base.pages.sets;
     memset(first, 0, (RATE_VIEWS + 1) * sizeof *first);
+    if (rates_of(&cache->base) == 1) return false;
     for (size_t i = 0; i < n; i++) first[sets[i].rate + 1]++;
     for (size_t rate = 0; rate < RATE_VIEWS; rate++) first[rate + 1] += first[rate];
+    return first[1] < n;
 }
 
-/* Uploads the shared list's entries by rate. */
-static enum terse_status upload_by_rate(struct cache *cache, struct terse_error *error) {
+/* Uploads the shared list's entries by rate: those of rate r from at[r] on, which is changed. */
+static enum terse_status upload_by_rate(struct cache *cache, uint32_t *at, struct terse_error *error) {
     struct read_lists *reads = &cache->base.reads;
     const size_t n = reads->shared.n_pages;
-    uint32_t at[RATE_VIEWS + 1];
     struct read_page *sorted = malloc(n * sizeof *sorted);
     if (!sorted) return status_no_memory(error, n * sizeof *sorted, "a step's pages");
-    find_rates(cache, n, at);
     for (size_t i = 0; i < n; i++) sorted[at[cache->base.pages.sets[i].rate]++] = reads->pages[i];
     const cudaError_t result = cudaMemcpyAsync(cache->listed, sorted, n * sizeof *sorted, cudaMemcpyHostToDevice, device_stream());
     free(sorted); /* memory that is not pinned was copied before the call returned */
@@ -124,9 +118,10 @@ static cudaError_t upload_entries(const struct cache *cache, size_t first, size_
 enum terse_status cache_upload_views(struct cache *cache, struct terse_error *error) {
     struct read_lists *reads = &cache->base.reads;
     const size_t n = reads->shared.n_pages, low = size_min(reads->stale_low, n);
+    uint32_t first[RATE_VIEWS + 1];
     enum terse_status status = upload_sets(cache, error);
     if (status) return status;
-    if (cache_rates_read(cache) != 1) return upload_by_rate(cache, error);
+    if (find_rates(cache, n, first)) return upload_by_rate(cache, first, error);
     cudaError_t result = upload_entries(cache, 0, low);
     if (result == cudaSuccess) result = upload_entries(cache, size_max(reads->stale_high, low), n);
     if (result == cudaSuccess) read_lists_copied(reads);
@@ -145,6 +140,6 @@ struct sequence_view cache_view(const struct cache *cache) {
                                  .exact = cache->exact.rows,
                                  .window = cache->window};
     for (uint32_t rate = 0; rate < rates_of(&cache->base); rate++) view.rates[rate] = cache_rate_view(cache, rate);
-    if (rates_of(&cache->base) > 1) find_rates(cache, list.n_pages, view.rate_first);
+    find_rates(cache, list.n_pages, view.rate_first);
     return view;
 }

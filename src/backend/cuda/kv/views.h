@@ -8,8 +8,6 @@
 struct sequence_view cache_view(const struct cache *cache);
 /* Returns the tables of pages of a rate. */
 struct rate_view cache_rate_view(const struct cache *cache, uint32_t rate);
-/* Returns a mask of the rates of sealed pages: 1 where all are of the method's own, or there are none. */
-uint32_t cache_rates_read(const struct cache *cache);
 struct page_set_view cache_page_view(const struct page_set *set);
 /* Makes room on the device for n page sets and list entries, which are lost where it grows. */
 enum terse_status cache_reserve_views(struct cache *cache, size_t n, struct terse_error *error);
