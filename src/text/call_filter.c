@@ -98,6 +98,10 @@ static bool is_white(char c) { return c == ' ' || c == '\n' || c == '\r' || c ==
 
 /* Takes a byte of a text, of which *at bytes were there. */
 static bool text_byte(const char *text, uint8_t *at, char c) {
+    if (text[*at] == '0') {
+        if (c >= '0' && c <= '9') return true;
+        ++*at;
+    }
     if (text[*at] == ' ') {
         if (is_white(c)) return true;
         ++*at;

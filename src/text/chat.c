@@ -8,6 +8,7 @@
 #include "text/chat_format.h"
 #include "text/chat_tools.h"
 #include "text/json_text.h"
+#include "text/tool_declare.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +26,7 @@ struct render {
     size_t n_messages, n_own;                 /* n_own: 1 where there is such a message, else 0 */
     char *system;                             /* its text */
     const char *const *thoughts, *const *ids; /* [n_messages - n_own] the caller's, or NULL */
-    struct text_buffer tools;                 /* as the format declares them; empty: none */
+    struct chat_declared tools;               /* as the format declares them */
     const char *name;                         /* of the function that was called last; or NULL */
     const struct chat_calls *called;          /* by the message whose results are being written; or NULL */
     size_t n_results, n_called;               /* results of it so far; calls of the whole conversation so far */
@@ -133,27 +134,36 @@ static enum chat_role role_of(const struct terse_message *message) {
 static void add_tools(struct render *r) {
     const struct tool_form *form = r->format.tools;
     add(r, form->before);
-    add_literal(r, "", NULL);
-    add_bytes(r, r->tools.at, r->tools.size);
-    if (!r->refused) r->contents[r->n_contents - 1].end = r->size;
+    for (size_t i = 0; i < r->tools.n; i++) {
+        struct text_span span = r->tools.span[i];
+        if (i) add(r, form->between);
+        add_literal(r, "", NULL);
+        add_bytes(r, r->tools.text.at + span.begin, span.end - span.begin);
+        if (!r->refused) r->contents[r->n_contents - 1].end = r->size;
+    }
     add(r, form->after);
 }
 
 /* Writes the system's message, with the tools where they stand there; `system` is NULL where no message is the system's. */
 static void write_system(struct render *r, const struct terse_message *system) {
     const struct chat_format *f = &r->format;
-    const struct tool_form *form = r->tools.size ? f->tools : NULL;
-    bool behind = form && form->place == TOOLS_BEHIND_SYSTEM;
-    bool bare = behind && form->bare_open && (!system || !*system->content);
-    add(r, bare ? form->bare_open : f->open[CHAT_SYSTEM]);
+    const struct tool_form *form = r->tools.n ? f->tools : NULL;
+    bool behind = form && form->place == TOOLS_BEHIND_SYSTEM, silent = !system || !*system->content;
+    bool bare = behind && form->bare_open && silent;
+    if (!f->system_open)
+        add(r, bare ? form->bare_open : f->open[CHAT_SYSTEM]);
+    else if (!silent)
+        add(r, f->system_open);
     if (form && form->before_system) add(r, form->before_system);
     if (f->system_begin) add(r, f->system_begin);
     size_t first = r->size;
     if (system && !bare) {
         add_content(r, system, false);
         if (f->trim & CHAT_TRIM_SYSTEM) trim(r, first);
+    } else if (form && form->system && !system) {
+        add(r, form->system);
     }
-    if (behind && !bare && (system || f->tools_behind_lines)) add(r, "\n\n");
+    if (behind && !bare && (system || f->tools_behind_lines || form->behind_nothing)) add(r, form->behind_system);
     if (behind) add_tools(r);
     add(r, behind && form->system_close ? form->system_close : f->close[CHAT_SYSTEM]);
 }
@@ -180,15 +190,39 @@ static void write_id(struct render *r, const char *before, const char *id, size_
     add(r, "\"");
 }
 
+/* Writes a call's number in the conversation. */
+static void write_number(struct render *r, size_t number, const char *behind) {
+    char text[24];
+    snprintf(text, sizeof text, "%zu", number);
+    add(r, text);
+    add(r, behind);
+}
+
+/* Writes arguments as the format has them. */
+static void write_arguments(struct render *r, const char *arguments, const struct terse_message *message) {
+    struct text_buffer indented = {0};
+    if (!r->format.tools->arguments_indented) {
+        add_literal(r, arguments, message);
+        return;
+    }
+    if (tool_add_indented(&indented, arguments, strlen(arguments), 8, NULL) || text_buffer_add(&indented, "", 1, NULL))
+        r->refused = true;
+    else
+        add_literal(r, indented.at, message);
+    text_buffer_free(&indented);
+}
+
 /* Writes the calls of a message behind what it says, which began at `first`. */
 static void write_calls(struct render *r, const struct chat_calls *calls, const struct terse_message *message, size_t first) {
     const struct tool_form *form = r->format.tools;
+    if (form->calls_open) add(r, form->calls_open);
     for (size_t i = 0; i < calls->n; i++) {
-        if (i || (!form->only_calls && r->size > first)) add(r, form->call_between);
+        if (i || (!form->calls_open && !form->only_calls && r->size > first)) add(r, form->call_between);
         add(r, form->call_open);
+        if (form->call_name) write_number(r, r->n_called, form->call_name);
         add_literal(r, calls->call[i].name, message);
         add(r, form->call_arguments);
-        add_literal(r, calls->call[i].arguments, message);
+        write_arguments(r, calls->call[i].arguments, message);
         r->n_called++;
         if (form->call_id) write_id(r, form->call_id, calls->call[i].id, r->n_called, message);
         add(r, form->call_close);
@@ -210,28 +244,42 @@ static void add_quoted(struct render *r, const struct terse_message *message) {
     free(quoted);
 }
 
+/* Returns the number of the first call with this id before the i-th message, `otherwise` where there is none. */
+static size_t number_of(const struct render *r, size_t i, const char *id, size_t otherwise) {
+    size_t number = 0;
+    for (size_t m = 0; id && r->calls && m < i; m++)
+        for (size_t c = 0; c < r->calls[m].n; c++, number++)
+            if (r->calls[m].call[c].id && strcmp(r->calls[m].call[c].id, id) == 0) return number;
+    return otherwise;
+}
+
+/* Returns whether the i-th message is there and a tool's. */
+static bool is_result(const struct render *r, size_t i) { return i < r->n_messages && role_of(&r->messages[i]) == CHAT_TOOL; }
+
 /* Writes what a tool has returned. */
 static void write_result(struct render *r, size_t i) {
     const struct tool_form *form = r->format.tools;
     const struct terse_message *message = &r->messages[i];
-    bool first = i == 0 || role_of(&r->messages[i - 1]) != CHAT_TOOL;
-    bool last = i + 1 == r->n_messages || role_of(&r->messages[i + 1]) != CHAT_TOOL;
-    size_t n_calls = r->called ? r->called->n : 0, number = r->n_results++;
-    const char *id = r->ids ? r->ids[i - r->n_own] : NULL;
+    bool first = i == 0 || !is_result(r, i - 1);
+    size_t n_calls = r->called ? r->called->n : 0, before = r->n_called - n_calls, number = r->n_results++;
+    const char *id = r->ids ? r->ids[i - r->n_own] : NULL, *between = first ? form->results_open : form->result_between;
     if (!id && number < n_calls) id = r->called->call[number].id;
-    if (form->in_turns) add(r, first ? r->format.open[CHAT_USER] : "\n");
+    if (between) add(r, between);
     add(r, form->result_open);
     if (form->result_name) {
         add_literal(r, r->name ? r->name : "", message);
         add(r, form->result_name);
     }
+    if (form->result_number) write_number(r, number_of(r, i, id, before + number), form->result_number);
+    size_t begin = r->size;
     if (form->result_quoted)
         add_quoted(r, message);
     else
         add_content(r, message, false);
-    if (form->result_id) write_id(r, form->result_id, id, r->n_called - n_calls + number + 1, message);
+    if (form->result_trimmed) trim(r, begin);
+    if (form->result_id) write_id(r, form->result_id, id, before + number + 1, message);
     add(r, form->result_close);
-    if (form->in_turns && last) add(r, r->format.close[CHAT_USER]);
+    if (form->results_close && !is_result(r, i + 1)) add(r, form->results_close);
 }
 
 /* ---- Thoughts ------------------------------------------------------------------------------------------------------------- */
@@ -270,6 +318,7 @@ static bool keeps_thoughts(const struct render *r, size_t i, const struct though
     case CHAT_THOUGHTS_OF_CALLS:
         while (from < r->n_messages && (role_of(&r->messages[from]) != CHAT_ASSISTANT || has_calls(r, from))) from++;
         return from == r->n_messages && has_calls(r, i) && thought->n;
+    case CHAT_THOUGHTS_OF_ALL_CALLS: return has_calls(r, i);
     default: return false;
     }
 }
@@ -291,6 +340,11 @@ static bool write_thoughts(struct render *r, size_t i) {
 
 /* ---- Messages ------------------------------------------------------------------------------------------------------------- */
 
+/* Returns whether what the assistant says as the i-th message, or as the reply, follows results without anything between. */
+static bool answers_at_once(const struct render *r, size_t i) {
+    return i && r->format.tools && r->format.tools->answers_open && is_result(r, i - 1);
+}
+
 /* Writes what the assistant said and called. `begun`: the reply goes on behind it. */
 static void write_reply(struct render *r, size_t i, bool begun) {
     const struct chat_format *f = &r->format;
@@ -299,15 +353,15 @@ static void write_reply(struct render *r, size_t i, bool begun) {
     const char *turn = calls ? f->tools->turn : NULL;
     bool before_turn = turn && f->kept == CHAT_THOUGHTS_OF_CALLS; /* thoughts are a message of their own */
     if (before_turn) write_thoughts(r, i);
-    add(r, turn ? turn : f->open[CHAT_ASSISTANT]);
+    if (!answers_at_once(r, i)) add(r, turn ? turn : f->open[CHAT_ASSISTANT]);
     size_t first = r->size;
     bool thought = !begun && !before_turn && write_thoughts(r, i);
     size_t said = r->size;
     if (!calls || !f->tools->only_calls) add_content(r, message, begun);
     if (begun) return;
     if (thought) trim_lines(r, said);
-    if (calls) write_calls(r, &r->calls[i], message, said);
     if (f->trim & CHAT_TRIM_REPLY) trim(r, first);
+    if (calls) write_calls(r, &r->calls[i], message, said);
     add(r, calls && f->tools->turn_close ? f->tools->turn_close : f->close[CHAT_ASSISTANT]);
     if (f->eos_after_reply) add_bytes(r, r->eos.data, r->eos.size);
 }
@@ -338,15 +392,22 @@ static bool is_last_turn(const struct render *r, size_t i) {
     return false;
 }
 
+/* Writes what a format with tools says behind all messages, before the reply. */
+static void write_before_reply(struct render *r) {
+    const struct tool_form *form = r->tools.n ? r->format.tools : NULL;
+    if (form && form->before_reply) add(r, form->before_reply);
+}
+
 /* Writes messages in an order that check_order allows. `begun`: the last message is a reply that goes on. */
 static void write_messages(struct render *r, bool begun) {
     const struct terse_message *messages = r->messages;
     size_t n = r->n_messages;
     const struct chat_format *f = &r->format;
-    const struct tool_form *form = r->tools.size ? f->tools : NULL;
+    const struct tool_form *form = r->tools.n ? f->tools : NULL;
     bool system = role_of(&messages[0]) == CHAT_SYSTEM;
     const struct terse_message *within = f->system != CHAT_SYSTEM_OWN && system ? messages : NULL;
-    bool ahead = f->system_begin || (form && form->place == TOOLS_BEHIND_SYSTEM); /* the system's message is there in any case */
+    bool ahead = f->system_begin || f->system_open ||
+                 (form && form->place == TOOLS_BEHIND_SYSTEM); /* the system's message is there in any case */
     size_t begin = within || (ahead && system) ? 1 : 0;
     size_t last_turn = n - 1 - (role_of(&messages[n - 1]) == CHAT_ASSISTANT ? 1 : 0);
     size_t system_turn = f->system == CHAT_SYSTEM_LAST_TURN ? last_turn : begin, turns = 0;
@@ -358,6 +419,7 @@ static void write_messages(struct render *r, bool begun) {
         } else if (role == CHAT_SYSTEM) {
             write_system_message(r, &messages[i]);
         } else if (role == CHAT_ASSISTANT) {
+            if (begun && i == n - 1) write_before_reply(r);
             write_reply(r, i, begun && i == n - 1);
         } else {
             if (i > begin && f->bos_each_turn) add_bytes(r, r->bos.data, r->bos.size);
@@ -378,9 +440,10 @@ static void write_preamble(struct render *r) {
     const struct chat_format *f = &r->format;
     if (!f->preamble) return;
     add(r, f->preamble);
-    add(r, f->effort);
-    add(r, f->preamble_rest);
-    if (r->tools.size && f->tools->preamble) add(r, f->tools->preamble);
+    if (f->effort) add(r, f->effort);
+    if (f->preamble_rest) add(r, f->preamble_rest);
+    if (r->tools.n && f->tools->preamble) add(r, f->tools->preamble);
+    if (r->tools.n && f->tools->place == TOOLS_IN_PREAMBLE) add_tools(r);
     add(r, f->preamble_close);
 }
 
@@ -391,7 +454,9 @@ static void write_conversation(struct render *r, const struct terse_chat_options
     write_messages(r, begun);
     const char *reply = r->format.reply, *marks = r->format.thoughts_open ? strstr(reply, r->format.thoughts_open) : NULL;
     bool bare = options->bare_reply && marks && !r->format.hidden[0];
-    if (options->open_reply && !begun) add_bytes(r, reply, bare ? (size_t)(marks - reply) : strlen(reply));
+    if (!begun) write_before_reply(r);
+    bool opens = options->open_reply && !begun && !answers_at_once(r, r->n_messages);
+    if (opens) add_bytes(r, reply, bare ? (size_t)(marks - reply) : strlen(reply));
     if (options->open_call) add(r, r->format.tools->call.begun);
 }
 
@@ -453,7 +518,7 @@ static enum terse_status choose_format(struct render *r, const struct tokenizer 
 static bool collect_messages(struct render *r, const struct terse_message *messages, size_t n) {
     r->n_own = r->system && role_of(&messages[0]) != CHAT_SYSTEM ? 1 : 0;
     r->n_messages = n + r->n_own;
-    r->contents_capacity = 4 * r->n_messages + 2;
+    r->contents_capacity = 4 * r->n_messages + r->tools.n + 1;
     for (size_t i = 0; r->calls && i < n; i++) r->contents_capacity += 3 * r->calls[i].n;
     r->messages = calloc(r->n_messages, sizeof *r->messages);
     r->contents = calloc(r->contents_capacity, sizeof *r->contents);
@@ -506,7 +571,7 @@ static enum terse_status read_tools(struct render *r, const struct terse_chat_op
 static void render_free(struct render *r) {
     for (size_t i = 0; r->calls && i < r->n_messages; i++) chat_calls_free(&r->calls[i]);
     free(r->calls);
-    text_buffer_free(&r->tools);
+    chat_declared_free(&r->tools);
     free(r->text);
     free(r->system);
     free(r->messages);
@@ -527,7 +592,7 @@ static enum terse_status render(struct render *r, const struct tokenizer *tokeni
     r->thoughts = options->thoughts;
     r->ids = options->tool_call_ids;
     r->refused = !collect_messages(r, messages, n_messages);
-    if (!r->refused && options->open_call && (!r->tools.size || !options->open_reply || ends_with_text(r)))
+    if (!r->refused && options->open_call && (!r->tools.n || !options->open_reply || ends_with_text(r)))
         return status_fail(error, TERSE_E_ARGUMENT, "a reply that is a call needs tools, and begins behind all messages");
     if (!r->refused) write_conversation(r, options);
     return r->refused ? status_no_memory(error, r->size + r->n_messages * sizeof *r->contents, "a conversation's text") : TERSE_OK;

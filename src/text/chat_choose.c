@@ -11,9 +11,11 @@ const char *terse_chat_format_name(size_t i) {
     return format ? format->name : NULL;
 }
 
-/* Writes the names of all formats, or of those that have tools, to names[384]. */
+enum { NAMES = 512 };
+
+/* Writes the names of all formats, or of those that have tools, to names[NAMES]. */
 static const char *list_formats(char *names, bool with_tools) {
-    struct text_line line = text_line_begin(names, 384);
+    struct text_line line = text_line_begin(names, NAMES);
     for (size_t i = 0; chat_format_at(i); i++) {
         if (with_tools && !chat_format_at(i)->tools) continue;
         if (line.length) text_line_unit(&line, ", ", 2);
@@ -24,7 +26,7 @@ static const char *list_formats(char *names, bool with_tools) {
 }
 
 static enum terse_status unknown_format(const char *what, enum terse_status code, struct terse_error *error) {
-    char names[384];
+    char names[NAMES];
     return status_fail(error, code, "%s: pass --chat-template NAME (%s)", what, list_formats(names, false));
 }
 
@@ -74,7 +76,7 @@ struct gguf_string chat_template_of(const struct tokenizer *tokenizer, const str
 }
 
 enum terse_status chat_refuse_tools(const struct chat_format *format, bool own, struct terse_error *error) {
-    char names[384];
+    char names[NAMES];
     list_formats(names, true);
     if (own && chat_format_find(format->name)->tools)
         return status_fail(error, TERSE_E_UNSUPPORTED,
@@ -113,7 +115,16 @@ static enum terse_status choose_thinking(struct chat_format *format, const struc
     if (options->thinking == TERSE_THINKING_OFF && format->without) other = chat_format_find(format->without);
     if (options->thinking == TERSE_THINKING_ON) other = with_thoughts(format->name);
     if (other) format->reply = other->reply;
+    if (other && !other->tools) format->name = other->name, format->tools = NULL;
     return TERSE_OK;
+}
+
+/* Gives the format of a model's own template tools, where a second template of the model's has them. */
+static void add_tools(const struct tokenizer *tokenizer, struct chat_format *format) {
+    struct chat_format other;
+    bool same = !format->tools && chat_format_recognise(tokenizer_tools_template(tokenizer), &other) &&
+                strcmp(format->name, other.name) == 0;
+    if (same) format->tools = other.tools;
 }
 
 enum terse_status chat_choose(const struct tokenizer *tokenizer, const struct terse_chat_options *options,
@@ -124,6 +135,7 @@ enum terse_status chat_choose(const struct tokenizer *tokenizer, const struct te
     const char *name = options->format;
     const struct chat_format *named = name ? chat_format_find(name) : NULL;
     bool own = chat_format_recognise(template, format);
+    if (own && !options->template_text) add_tools(tokenizer, format);
     if (name && !named) return unknown_format("there is no such chat format", TERSE_E_ARGUMENT, error);
     if (!name && !own) return unknown_template(template, options->template_text != NULL, error);
     if (named && !(own && strcmp(named->name, format->name) == 0)) {

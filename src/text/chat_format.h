@@ -28,17 +28,19 @@ enum chat_system {
 enum chat_thoughts {
     CHAT_THOUGHTS_NONE,
     CHAT_THOUGHTS_SINCE_QUESTION, /* those behind the user's last message; a last message with calls has them even where there are none */
-    CHAT_THOUGHTS_OF_CALLS        /* those of messages with calls, unless one without follows */
+    CHAT_THOUGHTS_OF_CALLS,       /* those of messages with calls, unless one without follows */
+    CHAT_THOUGHTS_OF_ALL_CALLS /* the same whatever follows, and also where there are none */
 };
 
 /* A chat format writes a conversation as [BOS] [preamble] messages [reply], and a message as open[role] content close[role]. */
 struct chat_format {
     const char *name;
-    const char *preamble; /* or NULL */
-    const char *effort;   /* of thinking, which stands behind the preamble; NULL: nothing */
-    const char *preamble_rest,
-        *preamble_close;      /* behind that; what is told of tools stands between them. NULL where there is no preamble */
+    const char *preamble;                       /* or NULL */
+    const char *effort;                         /* of thinking, which stands behind the preamble; NULL: nothing */
+    const char *preamble_rest, *preamble_close; /* behind that; what is told of tools stands between them. NULL: nothing */
     const char *system_begin; /* the system's message is always there, and begins with this; NULL: it is where there is one */
+    const char *
+        system_open; /* the preamble is its beginning; this stands between that and the text, where there is one. NULL: none of that */
     const char *open[CHAT_ROLES], *close[CHAT_ROLES];
     const char *reply; /* what the assistant's reply begins behind; "": the user's turn has opened it */
     enum chat_system system;

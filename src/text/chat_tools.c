@@ -57,18 +57,27 @@ enum terse_status chat_tools_parse(const char *json, cJSON **tools, struct terse
     return status;
 }
 
-enum terse_status chat_tools_write(const struct tool_form *form, const char *json, const cJSON *tools, struct text_buffer *to,
+enum terse_status chat_tools_write(const struct tool_form *form, const char *json, const cJSON *tools, struct chat_declared *to,
                                    struct terse_error *error) {
     struct text_span item = {0, 0};
     const cJSON *tool;
-    size_t n = strlen(json);
+    size_t n = strlen(json), n_tools = (size_t)cJSON_GetArraySize(tools);
     enum terse_status status = TERSE_OK;
+    *to = (struct chat_declared){.span = calloc(n_tools + 1, sizeof *to->span)};
+    if (!to->span) return status_no_memory(error, n_tools * sizeof *to->span, "the tools of a conversation");
     cJSON_ArrayForEach(tool, tools) {
+        size_t begin = to->text.size;
         json_next_item(json, n, &item);
-        if (!status && tool != tools->child) status = text_buffer_add(to, form->between, strlen(form->between), error);
-        if (!status) status = form->declare(to, json + item.begin, item.end - item.begin, tool, error);
+        if (!status) status = form->declare(&to->text, json + item.begin, item.end - item.begin, tool, error);
+        to->span[to->n++] = (struct text_span){begin, to->text.size};
     }
     return status;
+}
+
+void chat_declared_free(struct chat_declared *declared) {
+    text_buffer_free(&declared->text);
+    free(declared->span);
+    *declared = (struct chat_declared){0};
 }
 
 /* ---- Calls --------------------------------------------------------------------------------------------------------------- */

@@ -200,3 +200,7 @@ bool tokenizer_ends(const struct tokenizer *t, int32_t token) { return is_token(
 struct gguf_string tokenizer_chat_template(const struct tokenizer *t) {
     return t->chat_template;
 }
+
+struct gguf_string tokenizer_tools_template(const struct tokenizer *t) {
+    return t->tools_template;
+}

@@ -52,5 +52,7 @@ int32_t tokenizer_fim(const struct tokenizer *tokenizer, enum terse_fim_mark mar
 bool tokenizer_ends(const struct tokenizer *tokenizer, int32_t token);
 /* Returns the Jinja template of the file, of size 0 when it has none. */
 struct gguf_string tokenizer_chat_template(const struct tokenizer *tokenizer);
+/* The same of the template that it has for conversations with tools, beside the other. */
+struct gguf_string tokenizer_tools_template(const struct tokenizer *tokenizer);
 
 #endif

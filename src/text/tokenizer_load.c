@@ -251,6 +251,7 @@ static enum terse_status load(struct tokenizer *t, const struct gguf *gguf, stru
     if ((status = collect_specials(t, gguf, error))) return status;
     if ((status = collect_bytes(t, error))) return status;
     bool found;
+    if ((status = gguf_get_string(gguf, "tokenizer.chat_template.tool_use", &t->tools_template, &found, error))) return status;
     return gguf_get_string(gguf, "tokenizer.chat_template", &t->chat_template, &found, error);
 }
 

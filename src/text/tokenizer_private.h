@@ -55,7 +55,7 @@ struct tokenizer {
     int32_t bos, eos, unknown; /* or -1 */
     int32_t fim[N_FIM_MARKS];  /* by enum terse_fim_mark, or -1 */
     bool add_bos, add_eos;
-    struct gguf_string chat_template;
+    struct gguf_string chat_template, tools_template;
 };
 
 /* Returns whether merges of ordinary text may give the token. A user-defined token is found before anything merges, or is not found

@@ -24,15 +24,13 @@ enum terse_status tool_declare_line(struct text_buffer *to, const char *json, si
     return add_spaced(to, json, n, error);
 }
 
-static enum terse_status add_line(struct text_buffer *to, size_t depth, struct terse_error *error) {
+static enum terse_status add_line(struct text_buffer *to, size_t spaces, struct terse_error *error) {
     enum terse_status status = add_text(to, "\n", error);
-    for (size_t i = 0; i < depth && !status; i++) status = add_text(to, "    ", error);
+    for (size_t i = 0; i < spaces && !status; i++) status = add_text(to, " ", error);
     return status;
 }
 
-enum terse_status tool_declare_indented(struct text_buffer *to, const char *json, size_t n, const cJSON *parsed,
-                                        struct terse_error *error) {
-    (void)parsed;
+enum terse_status tool_add_indented(struct text_buffer *to, const char *json, size_t n, size_t within, struct terse_error *error) {
     char *spaced = json_spaced(json, n);
     if (!spaced) return status_no_memory(error, n, "the tools of a conversation");
     enum terse_status status = TERSE_OK;
@@ -46,15 +44,68 @@ enum terse_status tool_declare_indented(struct text_buffer *to, const char *json
             continue;
         }
         if (*c == '"') quoted = !quoted;
-        if (closes && --depth != SIZE_MAX && !empty) status = add_line(to, depth, error);
+        if (closes && --depth != SIZE_MAX && !empty) status = add_line(to, within + 4 * depth, error);
         if (!status) status = text_buffer_add(to, c, 1, error);
         if (opens) depth++;
         bool ends_line = (opens && !empty) || (!quoted && *c == ',');
-        if (ends_line && !status) status = add_line(to, depth, error);
+        if (ends_line && !status) status = add_line(to, within + 4 * depth, error);
         if (!quoted && *c == ',') c++; /* the space */
     }
     free(spaced);
     return status;
+}
+
+enum terse_status tool_declare_indented(struct text_buffer *to, const char *json, size_t n, const cJSON *parsed,
+                                        struct terse_error *error) {
+    (void)parsed;
+    return tool_add_indented(to, json, n, 0, error);
+}
+
+enum terse_status tool_declare_function(struct text_buffer *to, const char *json, size_t n, const cJSON *parsed,
+                                        struct terse_error *error) {
+    (void)parsed;
+    struct text_span function = json_member(json, n, "function");
+    return add_spaced(to, json + function.begin, function.end - function.begin, error);
+}
+
+enum terse_status tool_declare_block(struct text_buffer *to, const char *json, size_t n, const cJSON *parsed,
+                                     struct terse_error *error) {
+    (void)parsed;
+    enum terse_status status = add_text(to, "\n```json\n", error);
+    if (!status) status = add_spaced(to, json, n, error);
+    return status ? status : add_text(to, "\n```\n", error);
+}
+
+/* Adds a function's name, description and parameters, each behind a text. What it lacks is empty. */
+static enum terse_status add_parts(struct text_buffer *to, const char *json, size_t n, const cJSON *parsed,
+                                   const char *const before[3], struct terse_error *error) {
+    const cJSON *function = cJSON_GetObjectItemCaseSensitive(parsed, "function");
+    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(function, "name"));
+    const char *description = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(function, "description"));
+    struct text_span whole = json_member(json, n, "function");
+    const char *text = json + whole.begin;
+    struct text_span parameters = json_member(text, whole.end - whole.begin, "parameters");
+    enum terse_status status = add_text(to, before[0], error);
+    if (!status) status = add_text(to, name, error);
+    if (!status) status = add_text(to, before[1], error);
+    if (!status) status = add_text(to, description ? description : "", error);
+    if (!status) status = add_text(to, before[2], error);
+    if (status) return status;
+    if (parameters.begin == parameters.end) return add_text(to, "{}", error);
+    return add_spaced(to, text + parameters.begin, parameters.end - parameters.begin, error);
+}
+
+enum terse_status tool_declare_heading(struct text_buffer *to, const char *json, size_t n, const cJSON *parsed,
+                                       struct terse_error *error) {
+    static const char *const before[] = {"### ", "\nDescription: ", "\n\nParameters: "};
+    return add_parts(to, json, n, parsed, before, error);
+}
+
+enum terse_status tool_declare_responses(struct text_buffer *to, const char *json, size_t n, const cJSON *parsed,
+                                         struct terse_error *error) {
+    static const char *const before[] = {"    {\"name\": \"", "\", \"description\": \"", "\", \"parameters\": "};
+    enum terse_status status = add_parts(to, json, n, parsed, before, error);
+    return status ? status : add_text(to, ", \"responses\": null}", error);
 }
 
 enum terse_status tool_declare_unescaped(struct text_buffer *to, const char *json, size_t n, const cJSON *parsed,

@@ -2,7 +2,7 @@
 call that it is shown; its own chat format has no tools, so that the server is told another."""
 import json
 
-from served import ServedTest, main
+from served import Server, ServedTest, main
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -16,9 +16,7 @@ OPEN = {"type": "function", "function": {"name": "unlock", "parameters": {"type"
 NAMED = {"type": "function", "function": {"name": "unlock"}}
 
 
-class Tools(ServedTest):
-    options = ("--chat-template", "chatml")
-
+class ToolsTest(ServedTest):
     def ask(self, messages, **fields):
         status, _, answer = self.server.post(CHAT, {"messages": messages, "temperature": 0, **fields})
         self.assertEqual(status, 200, answer)
@@ -47,6 +45,10 @@ class Tools(ServedTest):
         self.assertEqual((function["name"], sorted(arguments)), ("unlock", ["code", "kind"]))
         self.assertIsInstance(arguments["code"], int)
         self.assertIn(arguments["kind"], ("old", "new"))
+
+
+class Tools(ToolsTest):
+    options = ("--chat-template", "chatml")
 
     def test_a_call_of_its_own(self):
         choice = self.choice(SHOWN, tools=[OPEN], max_tokens=200, parallel_tool_calls=False)
@@ -161,6 +163,34 @@ class Tools(ServedTest):
         self.assertEqual(status, 400)
         self.assertIn('"minimum"', answer["error"]["message"])
         self.ask(HELLO, **fields)  # a reply that may call is not held to it
+
+
+class Formats(ToolsTest):
+    """What other formats than Hermes's make of calls; each has a server of its own."""
+
+    options = ("--chat-template", "llama-3.1")
+
+    def test_every_format(self):
+        for name in ("phi-4-mini", "command-r", "command-r7b", "deepseek-v3", "deepseek-v3.1"):
+            with self.subTest(name):
+                type(self).server.stop()
+                type(self).server = Server("--chat-template", name)
+                self.check_format()
+
+    def check_format(self):
+        for choose in (NAMED, "required"):
+            tools = [PING, UNLOCK] if choose == NAMED else [UNLOCK]
+            made = self.choice(HELLO, tools=tools, tool_choice=choose)
+            self.assertEqual((made["message"]["content"], made["finish_reason"]), (None, "tool_calls"))
+            call = made["message"]["tool_calls"][0]
+            self.check_unlock(call["function"])
+            self.assertEqual(self.joined(HELLO, tools=tools, tool_choice=choose), ("", [call["function"]], "tool_calls"))
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "open"}
+        short, whole = (self.ask(messages, tools=[UNLOCK], max_tokens=4) for messages in (HELLO, [*HELLO, made["message"], result]))
+        self.assertGreater(whole["usage"]["prompt_tokens"], short["usage"]["prompt_tokens"])
+        bare = self.ask(HELLO, tools=[UNLOCK], tool_choice="none", max_tokens=4)
+        self.assertLess(bare["usage"]["prompt_tokens"], short["usage"]["prompt_tokens"])
+        self.assertEqual(sorted(self.choice(HELLO, tools=[UNLOCK], max_tokens=4)["message"]), ["content", "role"])
 
 
 if __name__ == "__main__":

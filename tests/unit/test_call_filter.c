@@ -140,6 +140,77 @@ static void test_harmony(void **state) {
     CHECK("gpt-oss", false, rows);
 }
 
+static void test_phi(void **state) {
+    (void)state;
+    static const struct row rows[] = {
+        {"So. <|tool_call|>{\"name\": \"un\", \"arguments\": {}}<|/tool_call|><|tool_call|>{\"name\": \"ping", NULL, false},
+        {"<|tool_call|>{\"name\": \"unlock\", \"arguments\": {\"code\": \"", "\"", false},
+        {"functools[", NULL, true},
+    };
+    static const struct row begun[] = {{"un\", \"arguments\": {}}<|/tool_call|>", NULL, true}, {"ping", "ping", false}};
+    CHECK("phi-4-mini", false, rows);
+    CHECK("phi-4-mini", true, begun);
+}
+
+static void test_command(void **state) {
+    (void)state;
+    static const struct row rows[] = {
+        {"I do.\nAction:\n```json\n[\n    {\n        \"tool_name\": \"unlock\",\n        \"parameters\": {\n            \"code\": "
+         "1\n       "
+         " }\n    },\n    {\n        \"tool_name\": \"ping\",\n        \"parameters\": {}\n    }\n]```",
+         NULL, true},
+        {"Action:\n```json\n[{\"tool_name\": \"directly", "directly", false},
+        {"Action: none", NULL, true},
+    };
+    static const struct row begun[] = {{"un\",\n        \"parameters\": {}\n    }\n]```", NULL, true},
+                                       {"un\", \"parameters\": {}},", ",", false}};
+    static const struct row r7b[] = {
+        {"<|START_THINKING|>a <|START_ACTION|> is<|END_THINKING|><|START_ACTION|>[\n    {\"tool_call_id\": \"17\", \"tool_name\": "
+         "\"ping\", "
+         "\"parameters\": {}},\n    {\"tool_call_id\": \"18\", \"tool_name\": \"unlock\", \"parameters\": {\"code\": "
+         "1}}\n]<|END_ACTION|>",
+         NULL, true},
+        {"<|START_ACTION|>[{\"tool_call_id\": \"a", "a", false},
+        {"<|START_ACTION|>[{\"tool_name", "name", false},
+        {"<|START_RESPONSE|>Yes [{", NULL, true},
+    };
+    static const struct row r7b_begun[] = {{"un\", \"parameters\": {}}\n]<|END_ACTION|>", NULL, true}};
+    CHECK("command-r", false, rows);
+    CHECK("command-r", true, begun);
+    CHECK("command-r7b", false, r7b);
+    CHECK("command-r7b", true, r7b_begun);
+}
+
+/* DeepSeek's marks. */
+#define WIDE(name) "<\xef\xbd\x9ctool\xe2\x96\x81" name "\xef\xbd\x9c>"
+#define CALLS(which) WIDE("calls\xe2\x96\x81" which)
+#define CALL(which) WIDE("call\xe2\x96\x81" which)
+#define SEPARATOR WIDE("sep")
+
+static void test_deepseek(void **state) {
+    (void)state;
+    static const struct row rows[] = {
+        {"So. " CALLS("begin") CALL("begin") "function" SEPARATOR "unlock\n```json\n{\"code\": 1}\n```" CALL("end") "\n" CALL(
+             "begin") "function" SEPARATOR "ping\n```json\n{}\n```" CALL("end") CALLS("end"),
+         NULL, true},
+        {CALLS("begin") CALL("begin") "function" SEPARATOR "other", "other", false},
+        {CALLS("begin") CALL("begin") "function" SEPARATOR "un\n```python", "python", false},
+    };
+    static const struct row begun[] = {{"un\n```json\n{}\n```" CALL("end") CALLS("end"), NULL, true},
+                                       {"un\n```json\n{}\n```" CALL("end") CALL("begin"), CALL("begin") + 15, false}};
+    static const struct row v31[] = {
+        {CALLS("begin") CALL("begin") "unlock" SEPARATOR "{\"code\": 1}" CALL("end") CALL("begin") "un" SEPARATOR "{}" CALL("end"),
+         NULL, false},
+        {CALLS("begin") CALL("begin") "ping" SEPARATOR "{}" CALL("end") CALLS("end") " So", " So", true},
+        {"It is " SEPARATOR, NULL, true},
+    };
+    static const struct row v31_begun[] = {{"un" SEPARATOR "{}" CALL("end") CALLS("end"), NULL, true}};
+    CHECK("deepseek-v3", false, rows);
+    CHECK("deepseek-v3", true, begun);
+    CHECK("deepseek-v3.1", false, v31);
+    CHECK("deepseek-v3.1", true, v31_begun);
+}
+
 /* What of a schema is not understood is refused where a call is asked for, and left out where one may come. */
 static void test_schemas(void **state) {
     (void)state;
@@ -196,8 +267,9 @@ static void test_a_broken_call(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hermes),  cmocka_unit_test(test_llama),   cmocka_unit_test(test_mistral),
-        cmocka_unit_test(test_harmony), cmocka_unit_test(test_schemas), cmocka_unit_test(test_a_broken_call),
+        cmocka_unit_test(test_hermes),   cmocka_unit_test(test_llama),   cmocka_unit_test(test_mistral),
+        cmocka_unit_test(test_harmony),  cmocka_unit_test(test_phi),     cmocka_unit_test(test_command),
+        cmocka_unit_test(test_deepseek), cmocka_unit_test(test_schemas), cmocka_unit_test(test_a_broken_call),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

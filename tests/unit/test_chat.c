@@ -423,6 +423,9 @@ static void test_recognised_templates(void **state) {
         {"deepseek-v2", "'User: ' + content + 'Assistant: ' + content"},
         {"deepseek-v3", "'</think>' in content " DEEPSEEK_MARKS "' + content }}"},
         {"deepseek-r1", "'</think>' in content " DEEPSEEK_MARKS "<think>\\n' }}"},
+        {"deepseek-v3.1", "{% if thinking %}" DEEPSEEK_MARKS "</think>' }}"},
+        {"command-r7b", "<|START_OF_TURN_TOKEN|># System Preamble\nYour information cutoff date is June 2024.\n# Default Preamble\n"
+                        "<|START_RESPONSE|>"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct sample own, named;
@@ -507,7 +510,7 @@ static void test_names(void **state) {
     (void)state;
     size_t n = 0;
     while (terse_chat_format_name(n)) n++;
-    assert_int_equal(n, 24);
+    assert_int_equal(n, 27);
     assert_string_equal(terse_chat_format_name(0), "llama-3");
     assert_null(terse_chat_format_name(SIZE_MAX));
     terse_string_free(NULL);

@@ -22,8 +22,8 @@ struct sample {
     struct terse_model model;
 };
 
-/* Opens a model whose vocabulary has <tool_call> as a user-defined token, as Qwen 2.5's; `template` may be NULL. */
-static void open_model(struct sample *s, const char *template) {
+/* Opens a model whose vocabulary has <tool_call> as a user-defined token, as Qwen 2.5's; the templates may be NULL. */
+static void open_model_with(struct sample *s, const char *template, const char *tools_template) {
     struct gguf_writer w = {0};
     struct terse_error error = {0};
     const char *tokens[256 + 5] = {"<s>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"};
@@ -42,9 +42,12 @@ static void open_model(struct sample *s, const char *template) {
     gguf_writer_bool(&w, "tokenizer.ggml.add_bos_token", false);
     gguf_writer_bool(&w, "tokenizer.ggml.add_space_prefix", false);
     if (template) gguf_writer_string(&w, "tokenizer.chat_template", template);
+    if (tools_template) gguf_writer_string(&w, "tokenizer.chat_template.tool_use", tools_template);
     if (tokenizer_sample_open(&w, &s->tokenizer, &error)) fail_msg("%s", error.message);
     s->model = (struct terse_model){.tokenizer = s->tokenizer.tokenizer};
 }
+
+static void open_model(struct sample *s, const char *template) { open_model_with(s, template, NULL); }
 
 static void close_model(struct sample *s) { tokenizer_sample_close(&s->tokenizer); }
 
@@ -137,7 +140,7 @@ static void test_rendered_formats(void **state) {
     struct sample plain, qwq;
     open_model(&plain, NULL);
     open_model(&qwq, "\"\\n\\n# Tools\" '<tool_call>' content.split('</think>') '<|im_start|>assistant\\n<think>\\n'");
-    assert_true(cJSON_GetArraySize(rows) >= 80);
+    assert_true(cJSON_GetArraySize(rows) >= 200);
     cJSON_ArrayForEach(row, rows) {
         const char *format = cJSON_GetObjectItem(row, "format")->valuestring;
         bool is_qwq = strcmp(cJSON_GetObjectItem(row, "model")->valuestring, "QwQ") == 0; /* which its template alone tells */
@@ -162,7 +165,8 @@ static void test_rendered_formats(void **state) {
         options.thoughts = thoughts;
         options.effort = cJSON_GetStringValue(cJSON_GetObjectItem(row, "reasoning_effort"));
         if (cJSON_HasObjectItem(row, "enable_thinking")) options.thinking = TERSE_THINKING_OFF;
-        char *text, marked[8192];
+        if (cJSON_HasObjectItem(row, "thinking")) options.thinking = TERSE_THINKING_ON;
+        char *text, marked[16384];
         const char *wanted = with_own_marks(cJSON_GetObjectItem(row, "text")->valuestring, marked),
                    *title = cJSON_GetObjectItem(row, "title")->valuestring;
         if (terse_chat_render_with(&s.model, &options, messages, n, &text, &error)) {
@@ -214,6 +218,27 @@ static void test_a_format_by_name(void **state) {
     close_model(&s);
 }
 
+/* A model's second template, which is for tools, tells that it has them. */
+static void test_a_template_for_tools(void **state) {
+    (void)state;
+    static const char plain[] = "<|START_OF_TURN_TOKEN|>", tools[] = "<|START_OF_TURN_TOKEN|><results>",
+                      other[] = "<|im_start|><tool_call>";
+    struct sample s;
+    struct terse_chat_options options = options_with(NULL, TOOLS);
+    open_model_with(&s, plain, NULL);
+    refused(&s, &options, question, 1, TERSE_E_UNSUPPORTED, "pass --chat-template command-r to write them all the same");
+    close_model(&s);
+    open_model_with(&s, plain, other);
+    refused(&s, &options, question, 1, TERSE_E_UNSUPPORTED, "the model's chat template has no tools");
+    close_model(&s);
+    open_model_with(&s, plain, tools);
+    char *text = rendered(&s, &options, question, 1);
+    assert_non_null(
+        strstr(text, "```python\ndef clock() -> List[Dict]:\n    \"\"\"\n    \"\"\"\n    pass\n```<|END_OF_TURN_TOKEN|>"));
+    terse_string_free(text);
+    close_model(&s);
+}
+
 static size_t count(const int32_t *tokens, size_t n, int32_t token) {
     size_t found = 0;
     for (size_t i = 0; i < n; i++) found += tokens[i] == token;
@@ -256,9 +281,9 @@ static void test_what_is_refused(void **state) {
     open_model(&s, "{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>'}}");
     struct terse_chat_options options = options_with("phi-3", TOOLS);
     refused(&s, &options, question, 1, TERSE_E_UNSUPPORTED,
-            "the format phi-3 has no tools in terse; those that have: llama-3.1, chatml, mistral-v3, mistral-v3-tekken, gpt-oss, "
-            "gpt-oss-no-think, "
-            "qwen-3, qwen-3-no-think, qwen-3-thinking");
+            "the format phi-3 has no tools in terse; those that have: llama-3.1, chatml, mistral-v3, mistral-v3-tekken, "
+            "phi-4-mini, command-r, command-r7b, gpt-oss, gpt-oss-no-think, qwen-3, qwen-3-no-think, qwen-3-thinking, deepseek-v3, "
+            "deepseek-v3.1");
     options.tools = NULL;
     refused(&s, &options, result, 2, TERSE_E_UNSUPPORTED, "phi-3");
     options = options_with(NULL, TOOLS);
@@ -306,6 +331,11 @@ static void test_what_is_refused(void **state) {
     refused(&s, &others, question, 1, TERSE_E_UNSUPPORTED, "models of the format deepseek-r1 always think");
     others.thinking = (enum terse_thinking)3;
     refused(&s, &others, question, 1, TERSE_E_ARGUMENT, "there is no thinking 3");
+    others = options_with("deepseek-v3.1", TOOLS);
+    others.thinking = TERSE_THINKING_ON;
+    refused(&s, &others, question, 1, TERSE_E_UNSUPPORTED, "the format deepseek-v3.1-thinking has no tools in terse");
+    others = options_with("deepseek-r1", TOOLS);
+    refused(&s, &others, question, 1, TERSE_E_UNSUPPORTED, "the format deepseek-r1 has no tools in terse");
     others = options_with("gpt-oss", NULL);
     others.effort = "most";
     refused(&s, &others, question, 1, TERSE_E_ARGUMENT, "\"high\"");
@@ -462,6 +492,12 @@ static void test_no_tools_no_calls(void **state) {
     close_model(&s);
 }
 
+/* DeepSeek's marks. */
+#define WIDE(name) "<\xef\xbd\x9ctool\xe2\x96\x81" name "\xef\xbd\x9c>"
+#define CALLS(which) WIDE("calls\xe2\x96\x81" which)
+#define CALL(which) WIDE("call\xe2\x96\x81" which)
+#define SEPARATOR WIDE("sep")
+
 static void test_replies_of_other_formats(void **state) {
     (void)state;
     static const struct {
@@ -490,13 +526,44 @@ static void test_replies_of_other_formats(void **state) {
          "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.f json<|message|>{}",
          "I look.|f|{}"},
         {"gpt-oss-no-think", "Yes <b>", "Yes <b>"},
+        {"phi-4-mini", "<|tool_call|>{\"name\": \"f\", \"arguments\": {}}<|/tool_call|>", "|f|{}"},
+        {"phi-4-mini",
+         "So: <|tool_call|>[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"g\", \"arguments\": {}}]<|/tool_call|>",
+         "So:|f|{}|g|{}"},
+        {"command-r",
+         "I look.\nAction:\n```json\n[\n    {\n        \"tool_name\": \"f\",\n        \"parameters\": {\n            \"a\": 1\n    "
+         "    "
+         "}\n    },\n    {\n        \"tool_name\": \"g\",\n        \"parameters\": {}\n    }\n]```",
+         "I look.|f|{\n            \"a\": 1\n        }|g|{}"},
+        {"command-r", "Action:\n```json\n[{\"tool_name\": \"f\", \"parameters\": {}}]", "|f|{}"},
+        {"command-r", "Action:\n```json\n{\"a\": 1}```", "Action:\n```json\n{\"a\": 1}```"},
+        {"command-r", "Action: none", "Action: none"},
+        {"command-r7b",
+         "<|START_THINKING|>Hm<|END_THINKING|><|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", "
+         "\"parameters\": {\"a\": 1}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"g\", \"parameters\": {}}\n]<|END_ACTION|>",
+         "~Hm|f|{\"a\": 1}|g|{}"},
+        {"command-r7b", "<|START_RESPONSE|>Yes.<|END_RESPONSE|>", "Yes."},
+        {"deepseek-v3",
+         CALLS("begin") CALL("begin") "function" SEPARATOR "f\n```json\n{\"a\": \"```\"}\n```" CALL("end") "\n" CALL(
+             "begin") "function" SEPARATOR "g\n```json\n{}\n```" CALL("end") CALLS("end"),
+         "|f|{\"a\": \"```\"}|g|{}"},
+        {"deepseek-v3", "<think>\nHm</think>Yes. " CALLS("begin") CALL("begin") "function" SEPARATOR "f\n```json\n{}",
+         "Yes.~Hm|f|{}"},
+        {"deepseek-v3", CALLS("begin") CALL("begin") "function" SEPARATOR "f\n```json\n[]\n```" CALL("end"),
+         CALLS("begin") CALL("begin") "function" SEPARATOR "f\n```json\n[]\n```" CALL("end")},
+        {"deepseek-v3.1",
+         "I look." CALLS("begin") CALL("begin") "f" SEPARATOR "{\"a\": 1}" CALL("end") CALL("begin") "g" SEPARATOR "{}" CALL("end")
+             CALLS("end"),
+         "I look.|f|{\"a\": 1}|g|{}"},
+        {"deepseek-v3.1", CALLS("begin") CALL("begin") "f" SEPARATOR "{}" CALL("end"), "|f|{}"},
+        {"deepseek-v3.1", CALLS("begin") CALL("begin") "f{}", CALLS("begin") CALL("begin") "f{}"},
         {"deepseek-r1", "Hm</think>\n\nYes", "Yes~Hm"},
         {"deepseek-v3", "<think>\nHm</think>Yes", "Yes~Hm"},
     };
     struct sample s;
     open_model(&s, NULL);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        bool tools = strncmp(rows[i].format, "deepseek", 8) != 0;
+        bool tools = strcmp(rows[i].format, "deepseek-r1") != 0;
         const struct terse_chat_options options = options_with(rows[i].format, tools ? TOOLS : NULL);
         check_reply(&s, &options, rows[i].reply, rows[i].found);
     }
@@ -528,19 +595,13 @@ static void test_thoughts_in_replies(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rendered_template),
-        cmocka_unit_test(test_rendered_formats),
-        cmocka_unit_test(test_arguments_in_a_string),
-        cmocka_unit_test(test_a_format_by_name),
-        cmocka_unit_test(test_tokens),
-        cmocka_unit_test(test_what_is_refused),
-        cmocka_unit_test(test_members),
-        cmocka_unit_test(test_calls_in_replies),
-        cmocka_unit_test(test_text_comes_at_once),
-        cmocka_unit_test(test_an_open_call),
-        cmocka_unit_test(test_no_tools_no_calls),
-        cmocka_unit_test(test_thoughts_in_replies),
-        cmocka_unit_test(test_replies_of_other_formats),
+        cmocka_unit_test(test_rendered_template),     cmocka_unit_test(test_rendered_formats),
+        cmocka_unit_test(test_arguments_in_a_string), cmocka_unit_test(test_a_format_by_name),
+        cmocka_unit_test(test_a_template_for_tools),  cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_what_is_refused),       cmocka_unit_test(test_members),
+        cmocka_unit_test(test_calls_in_replies),      cmocka_unit_test(test_text_comes_at_once),
+        cmocka_unit_test(test_an_open_call),          cmocka_unit_test(test_no_tools_no_calls),
+        cmocka_unit_test(test_thoughts_in_replies),   cmocka_unit_test(test_replies_of_other_formats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -88,7 +88,7 @@ enum terse_status generation_copy_logs(struct generation *g, const struct genera
 size_t generation_calls(const struct generation *g, const struct terse_tool_call **calls) {
     size_t n = 0;
     *calls = g->reader ? terse_reply_reader_calls(g->reader, &n) : NULL;
-    return n;
+    return n && g->task->request.one_call ? 1 : n; /* formats whose calls stand in one list are read as a whole */
 }
 
 void generation_sent(struct generation *g) {
