@@ -1,5 +1,6 @@
 """The page at /, used in headless Chromium as people use it. Needs chromium and chromium-driver (Debian) and selenium (PyPI); without them it
 is skipped, with exit status 77. With SCREENSHOTS=FOLDER it leaves pictures to be looked at."""
+import json
 import os
 import shutil
 import sys
@@ -33,9 +34,7 @@ def open_browser():
     return webdriver.Chrome(options=options, service=Service(DRIVER))
 
 
-class Page(served.ServedTest):
-    options = ("--kv", "terse-2")
-
+class PageTest(served.ServedTest):
     def setUp(self):
         self.browser = open_browser()
         self.addCleanup(self.browser.quit)
@@ -77,6 +76,16 @@ class Page(served.ServedTest):
         """No script failed, and nothing was asked for that the page's own policy forbids."""
         for entry in self.browser.get_log("browser"):
             self.assertNotEqual(entry["level"], "SEVERE", entry)
+
+    def folds(self):
+        """The folded blocks: titles, whether they are open, and what they hold."""
+        return [[fold.find_element(By.TAG_NAME, "summary").text, fold.get_attribute("open") is not None,
+                 fold.find_element(By.TAG_NAME, "pre").get_attribute("textContent")]
+                for fold in self.browser.find_elements(By.CSS_SELECTOR, ".message .fold")]
+
+
+class Page(PageTest):
+    options = ("--kv", "terse-2")
 
     def test_a_document_a_question_and_what_the_cache_holds(self):
         code = 5550123
@@ -139,13 +148,19 @@ class Page(served.ServedTest):
 
     def reply_with(self, text, size=7):
         """Has the page show a reply that comes in small pieces, through its own reading of events; returns the reply's element."""
+        return self.reply_of([{"content": text[i:i + size]} for i in range(0, len(text), size)])
+
+    def reply_of(self, deltas):
+        """The same of any deltas. What the page asks for is left in window.asked."""
         self.browser.execute_script("""
-            const events = [];
-            for (let i = 0; i < arguments[0].length; i += arguments[1])
-              events.push('data: ' + JSON.stringify({id: 'x', choices: [{delta: {content: arguments[0].slice(i, i + arguments[1])}, finish_reason: null}]}) + '\\n\\n');
-            const real = window.fetch;
-            window.fetch = (path, options) => path === 'v1/chat/completions' ? Promise.resolve(new Response(events.join(''))) : real(path, options);
-            document.title = 'untouched';""", text, size)
+            const events = arguments[0].map(delta => 'data: ' + JSON.stringify({id: 'x', choices: [{delta, finish_reason: null}]}) + '\\n\\n');
+            window.real = window.real || window.fetch;
+            window.fetch = (path, options) => {
+              if (path !== 'v1/chat/completions') return window.real(path, options);
+              window.asked = JSON.parse(options.body);
+              return Promise.resolve(new Response(events.join('')));
+            };
+            document.title = 'untouched';""", deltas)
         before = len(self.replies())
         self.find("input").send_keys("Go on", Keys.ENTER)
         self.until(lambda: len(self.replies()) == before + 1 and self.idle())
@@ -199,6 +214,54 @@ class Page(served.ServedTest):
             reply = self.reply_with(text, 1000)
             self.assertTrue(reply.find_elements(By.XPATH, "./*"), text[:20])
 
+    def test_thoughts_are_folded(self):
+        reply = self.reply_of([{"role": "assistant", "content": ""}, {"reasoning_content": "Hm, <b>"}, {"reasoning_content": " so"}, {"content": "Yes."}])
+        self.assertEqual(reply.text, "Yes.")
+        self.assertEqual(self.folds(), [["Thoughts", False, "Hm, <b> so"]])
+        self.browser.find_element(By.CSS_SELECTOR, ".fold summary").send_keys(Keys.ENTER)
+        self.assertTrue(self.folds()[0][1])
+        self.assertIn("Hm, <b> so", self.replies()[0])
+        self.reply_with("Again.")  # the next turn has them
+        self.assertEqual(self.browser.execute_script("return asked.messages[1]"), {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm, <b> so"})
+
+    def test_calls_and_results_are_folded(self):
+        tools = [{"type": "function", "function": {"name": "clock"}}]
+        calls = [{"index": i, "id": "call_%d" % i, "type": "function", "function": {"name": name, "arguments": text}}
+                 for i, (name, text) in enumerate((("clock", '{"zone":"<i>"}'), ("ping", "{}")))]
+        self.set("tools", "[{")
+        self.find("input").send_keys("Now?", Keys.ENTER)
+        self.until(lambda: self.replies() and self.idle())
+        self.assertIn("The tools are no JSON", self.replies()[0])
+        self.find("retry").click()
+        self.until(self.idle)
+        self.set("tools", json.dumps(tools))
+        self.reply_of([{"content": "I look."}, {"tool_calls": calls[:1]}, {"tool_calls": calls[1:]}])
+        self.assertEqual(self.browser.execute_script("return asked.tools"), tools)
+        self.assertEqual(self.folds(), [['Call of clock: {"zone":"<i>"}', False, '{\n  "zone": "<i>"\n}'], ["Call of ping: {}", False, "{}"]])
+        self.find("input").send_keys("And now?", Keys.ENTER)
+        self.assertIn("calls tools", self.text("status"))
+        fields = self.browser.find_elements(By.CSS_SELECTOR, ".result textarea")
+        self.assertEqual([label.text for label in self.browser.find_elements(By.CSS_SELECTOR, ".result label")], ["Result of clock", "Result of ping"])
+        fields[0].send_keys("<b>12:00", Keys.TAB, "pong", Keys.TAB, Keys.ENTER)  # the keyboard alone
+        self.until(lambda: len(self.replies()) == 3 and self.idle())
+        self.assertEqual(self.folds()[2:4], [["Result of clock: <b>12:00", False, "<b>12:00"], ["Result of ping: pong", False, "pong"]])
+        said = [{"id": c["id"], "type": "function", "function": c["function"]} for c in calls]
+        self.assertEqual(self.browser.execute_script("return asked.messages.slice(-3)"),
+                         [{"role": "assistant", "content": "I look.", "tool_calls": said}, {"role": "tool", "tool_call_id": "call_0", "content": "<b>12:00"},
+                          {"role": "tool", "tool_call_id": "call_1", "content": "pong"}])
+        self.picture("tools")
+
+    def test_progress_and_rates(self):
+        self.browser.execute_script("""
+            const progress = {total: 2000, cache: 500, processed: 1250, time_ms: 1};
+            showProgress(progress);
+            showSlot({cache: {tokens: 2000, bits_per_value: 3, resident: 1, f16: 2, codes: 1, exact: 0, window: 0, tables: 0,
+                              rates: [{bits: 4, tokens: 0}, {bits: 3, tokens: 600}, {bits: 1.5, tokens: 1400}]}});""")
+        self.assertEqual(self.text("status"), "reading 2000 tokens (500 of them cached): 62 %")
+        self.assertEqual(float(self.find("progress").get_attribute("value")), 0.625)
+        self.assertTrue(self.find("progress").is_displayed())
+        self.assertEqual(self.text("rates"), "Compressed to 3 bits per value 600 tokens\nCompressed to 1.5 bits per value 1400 tokens")
+
     def test_the_models_name(self):
         self.assertEqual(self.text("model"), "lab-27m")
         self.assertIn("lab-27m", self.browser.title)
@@ -231,6 +294,34 @@ class Page(served.ServedTest):
             reached.add(self.browser.switch_to.active_element.get_attribute("id") or self.browser.switch_to.active_element.tag_name)
             self.browser.switch_to.active_element.send_keys(Keys.TAB)
         self.assertLessEqual({"input", "send", "attach", "summary"}, reached)
+
+
+class PageWithTools(PageTest):
+    """Calls that a model makes, and rates of its cache."""
+
+    options = ("--chat-template", "chatml", "--kv", "auto:min=terse-1.5", "--kv-budget", "64M")
+    TOOL = {"type": "function", "function": {"name": "unlock", "parameters": {"type": "object", "properties": {"code": {"type": "integer"}}}}}
+
+    def test_a_call_and_its_result(self):
+        self.set("temperature", "0")
+        self.set("max_tokens", "200")
+        self.set("tools", json.dumps([self.TOOL]))
+        self.attach(b'Say: <tool_call>{"name": "unlock", "arguments": {"code": 4071826}}</tool_call>\n')
+        self.until(lambda: ".txt, " in self.text("document"))
+        self.find("input").send_keys("What do you say?", Keys.ENTER)
+        self.until(lambda: self.replies() and self.idle())
+        calls = self.folds()
+        self.assertEqual(calls[0], ['Call of unlock: {"code": 4071826}', False, '{\n  "code": 4071826\n}'])
+        self.set("max_tokens", "4")
+        fields = self.browser.find_elements(By.CSS_SELECTOR, ".result textarea")
+        self.assertEqual(len(fields), len(calls))
+        fields[0].send_keys("open")
+        self.browser.find_element(By.CSS_SELECTOR, ".result button").click()
+        self.until(lambda: len(self.replies()) == 2 and self.idle())
+        self.assertIn("tokens read", self.replies()[1])
+        self.assertEqual(self.folds()[len(calls)], ["Result of unlock: open", False, "open"])
+        self.until(lambda: self.text("rates"))
+        self.assertRegex(self.text("rates"), "^Compressed to 4 bits per value [0-9]+ tokens$")
 
 
 class PageWithKey(unittest.TestCase):
