@@ -3,6 +3,7 @@
 #include "chat.h"
 #include "codebooks.h"
 #include "commands.h"
+#include "llama_flags.h"
 #include "rate_choice.h"
 #include "run.h"
 #include "text.h"
@@ -249,8 +250,11 @@ static int start(struct run *run) {
     if (status != EXIT_OK) return status;
     run->options = setup_session_options(&run->setup);
     if ((status = codebooks_provide(&run->setup, &run->options)) != EXIT_OK) return status;
+    struct terse_chat_options chats = run_chat_options(run);
+    run->dims = (run->chat || run->conversation) && !run->in_prefix && !run->in_suffix && output_is_terminal();
     if (run_open_session(run, run->state, &run->session, &error) != TERSE_OK ||
-        terse_detokenizer_new(run->setup.model, false, &run->detokenizer, &error) != TERSE_OK ||
+        (run->dims ? terse_detokenizer_new_for_reply(run->setup.model, &chats, &run->detokenizer, &error)
+                   : terse_detokenizer_new(run->setup.model, false, &run->detokenizer, &error)) != TERSE_OK ||
         (run->reverse.n && terse_stop_new(run->reverse.text, run->reverse.n, &run->stop, &error) != TERSE_OK))
         return complain_error(&error);
     run->replied = terse_session_length(run->session) > 0;
@@ -297,6 +301,7 @@ int cmd_run(int argc, char **argv) {
     for (int i = 0; i < argc; i++) run.sampling_given |= names_sampling(argv[i]);
     enum options_result parsed = parse(&run, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
+    run.chat_template = llama_template_name(run.chat_template);
     if (run.escape) resolve_escapes(&run);
     int status = choose_model(&run);
     if (status == EXIT_OK) status = rate_choice_take(&run.setup);
@@ -312,6 +317,7 @@ int cmd_run(int argc, char **argv) {
         if (status == EXIT_OK && refused) status = EXIT_FAILED;
     }
     terse_stop_free(run.stop);
+    terse_reply_reader_free(run.reader);
     terse_detokenizer_free(run.detokenizer);
     terse_session_free(run.session);
     setup_free(&run.setup);

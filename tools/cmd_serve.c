@@ -1,6 +1,7 @@
 /* Implements `terse serve`: one engine behind HTTP, for OpenAI's clients and llama.cpp's. */
 #include "codebooks.h"
 #include "commands.h"
+#include "llama_flags.h"
 #include "rate_choice.h"
 #include "serve/http.h"
 #include "setup.h"
@@ -137,6 +138,7 @@ static void describe(struct serve *serve) {
 static int check_chat_format(struct serve *serve) {
     struct terse_error error;
     size_t n;
+    serve->chat_template = llama_template_name(serve->chat_template);
     if (serve->template_file && serve->chat_template) return complain("--chat-template and --chat-template-file: give one of them");
     if (serve->template_file && text_read(serve->template_file, &serve->template_text, &n) != EXIT_OK) return EXIT_FAILED;
     serve->chats = text_try_chat(serve->setup.model, serve->chat_template, serve->template_text, &error) == TERSE_OK;

@@ -117,10 +117,12 @@ static struct {
     bool drawn; /* a bar stands on the terminal's line */
 } bar;
 
-static bool stderr_is_terminal(void) {
+static bool is_terminal(int file) {
     const char *term = getenv("TERM");
-    return isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0;
+    return isatty(file) && term && strcmp(term, "dumb") != 0;
 }
+
+bool output_is_terminal(void) { return is_terminal(STDOUT_FILENO); }
 
 void progress_clear(void) {
     if (bar.drawn) fputs("\r\033[K", stderr);
@@ -144,7 +146,7 @@ bool progress_show(void *user, const char *what, uint64_t done, uint64_t total) 
         bar.started = bar.shown = now;
     }
     bar.done = done;
-    bool terminal = stderr_is_terminal();
+    bool terminal = is_terminal(STDERR_FILENO);
     double pause = terminal ? (bar.drawn ? 0.1 : 0.5) : 5;
     if (done >= total) {
         progress_clear();

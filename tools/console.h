@@ -28,6 +28,8 @@ int complain_error(const struct terse_error *error);
 __attribute__((format(printf, 1, 2))) void remark(const char *format, ...);
 
 /* Writes to stdout and flushes. Returns false after a failure, which console_end reports. */
+/* Returns whether stdout is a terminal that knows how to dim text. */
+bool output_is_terminal(void);
 bool output_write(const char *bytes, size_t n_bytes);
 
 /* Shows progress, as a struct terse_progress.report and for the commands themselves: a bar on a terminal, a line every few seconds

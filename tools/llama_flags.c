@@ -2,6 +2,7 @@
 #include "llama_flags.h"
 
 #include <stddef.h>
+#include <string.h>
 
 static const struct llama_flag flags[] = {
     {"-fa, --flash-attn", "on|off|auto|1|0", false, "attention never writes its matrix to memory"},
@@ -56,36 +57,47 @@ static const struct llama_flag flags[] = {
 const struct llama_flag *llama_flag_at(int i) { return i < (int)(sizeof flags / sizeof *flags) ? &flags[i] : NULL; }
 
 static const struct llama_variable variables[] = {
-    {"LLAMA_ARG_MODEL", "--model", ""},
-    {"LLAMA_ARG_CTX_SIZE", "--ctx-size", NULL},
-    {"LLAMA_ARG_N_PREDICT", "--predict", NULL},
-    {"LLAMA_ARG_THREADS", "--threads", NULL},
-    {"LLAMA_ARG_BATCH", "--batch-size", NULL},
-    {"LLAMA_ARG_N_GPU_LAYERS", "--n-gpu-layers", "--device"},
-    {"LLAMA_ARG_CACHE_TYPE_K", "--cache-type-k", "--kv"},
-    {"LLAMA_ARG_CACHE_TYPE_V", "--cache-type-v", "--kv"},
-    {"LLAMA_ARG_MLOCK", "--mlock", NULL},
-    {"LLAMA_ARG_NO_MMAP", "--no-mmap", NULL},
-    {"LLAMA_ARG_ROPE_SCALING_TYPE", "--rope-scaling", NULL},
-    {"LLAMA_ARG_ROPE_SCALE", "--rope-scale", NULL},
-    {"LLAMA_ARG_ROPE_FREQ_BASE", "--rope-freq-base", NULL},
-    {"LLAMA_ARG_TEMPERATURE", "--temp", NULL},
-    {"LLAMA_ARG_TOP_K", "--top-k", NULL},
-    {"LLAMA_ARG_TOP_P", "--top-p", NULL},
-    {"LLAMA_ARG_MIN_P", "--min-p", NULL},
-    {"LLAMA_ARG_REPEAT_PENALTY", "--repeat-penalty", NULL},
-    {"LLAMA_ARG_PRESENCE_PENALTY", "--presence-penalty", NULL},
-    {"LLAMA_ARG_FREQUENCY_PENALTY", "--frequency-penalty", NULL},
-    {"LLAMA_ARG_HOST", "--host", NULL},
-    {"LLAMA_ARG_PORT", "--port", NULL},
-    {"LLAMA_ARG_N_PARALLEL", "--parallel", NULL},
-    {"LLAMA_ARG_ALIAS", "--alias", NULL},
-    {"LLAMA_ARG_TIMEOUT", "--timeout", NULL},
-    {"LLAMA_API_KEY", "--api-key", NULL},
-    {"LLAMA_ARG_API_KEY_FILE", "--api-key-file", NULL},
-    {"LLAMA_ARG_SLOT_SAVE_PATH", "--slot-save-path", NULL},
+    {"LLAMA_ARG_MODEL", "--model", "", NULL},
+    {"LLAMA_ARG_CTX_SIZE", "--ctx-size", NULL, NULL},
+    {"LLAMA_ARG_N_PREDICT", "--predict", NULL, NULL},
+    {"LLAMA_ARG_THREADS", "--threads", NULL, NULL},
+    {"LLAMA_ARG_BATCH", "--batch-size", NULL, NULL},
+    {"LLAMA_ARG_N_GPU_LAYERS", "--n-gpu-layers", "--device", NULL},
+    {"LLAMA_ARG_CACHE_TYPE_K", "--cache-type-k", "--kv", NULL},
+    {"LLAMA_ARG_CACHE_TYPE_V", "--cache-type-v", "--kv", NULL},
+    {"LLAMA_ARG_MLOCK", "--mlock", NULL, NULL},
+    {"LLAMA_ARG_NO_MMAP", "--no-mmap", NULL, NULL},
+    {"LLAMA_ARG_ROPE_SCALING_TYPE", "--rope-scaling", NULL, NULL},
+    {"LLAMA_ARG_ROPE_SCALE", "--rope-scale", NULL, NULL},
+    {"LLAMA_ARG_ROPE_FREQ_BASE", "--rope-freq-base", NULL, NULL},
+    {"LLAMA_ARG_TEMPERATURE", "--temp", NULL, NULL},
+    {"LLAMA_ARG_TOP_K", "--top-k", NULL, NULL},
+    {"LLAMA_ARG_TOP_P", "--top-p", NULL, NULL},
+    {"LLAMA_ARG_MIN_P", "--min-p", NULL, NULL},
+    {"LLAMA_ARG_REPEAT_PENALTY", "--repeat-penalty", NULL, NULL},
+    {"LLAMA_ARG_PRESENCE_PENALTY", "--presence-penalty", NULL, NULL},
+    {"LLAMA_ARG_FREQUENCY_PENALTY", "--frequency-penalty", NULL, NULL},
+    {"LLAMA_ARG_CHAT_TEMPLATE", "--chat-template", "--chat-template-file", "--chat,--conversation"},
+    {"LLAMA_ARG_HOST", "--host", NULL, NULL},
+    {"LLAMA_ARG_PORT", "--port", NULL, NULL},
+    {"LLAMA_ARG_N_PARALLEL", "--parallel", NULL, NULL},
+    {"LLAMA_ARG_ALIAS", "--alias", NULL, NULL},
+    {"LLAMA_ARG_TIMEOUT", "--timeout", NULL, NULL},
+    {"LLAMA_API_KEY", "--api-key", NULL, NULL},
+    {"LLAMA_ARG_API_KEY_FILE", "--api-key-file", NULL, NULL},
+    {"LLAMA_ARG_SLOT_SAVE_PATH", "--slot-save-path", NULL, NULL},
 };
 
 const struct llama_variable *llama_variable_at(int i) {
     return i < (int)(sizeof variables / sizeof *variables) ? &variables[i] : NULL;
+}
+
+const char *llama_template_name(const char *name) {
+    static const char *const names[][2] = {
+        {"llama2", "llama-2"}, {"llama2-sys", "llama-2"},      {"llama3", "llama-3"},        {"phi3", "phi-3"},
+        {"phi4", "phi-4"},     {"deepseek", "deepseek-coder"}, {"deepseek2", "deepseek-v2"}, {"deepseek3", "deepseek-v3"},
+    };
+    for (size_t i = 0; name && i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i][0]) == 0) return names[i][1];
+    return name;
 }

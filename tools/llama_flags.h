@@ -20,9 +20,13 @@ struct llama_variable {
     const char *name;   /* "LLAMA_ARG_MODEL" */
     const char *option; /* one of the names in a command's table; commands that lack it leave the variable alone */
     const char *unless; /* another option that, on the command line, says the same; "": an argument that is no option; NULL: none */
+    const char *with;   /* options, of which the command line has one where the command knows them: "--chat,-cnv"; NULL: none */
 };
 
 /* Returns the i-th variable, or NULL past the last. */
 const struct llama_variable *llama_variable_at(int i);
+
+/* Returns terse's name of the chat format that llama.cpp's --chat-template names; any other name, or NULL, as it is. */
+const char *llama_template_name(const char *name);
 
 #endif

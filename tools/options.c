@@ -351,6 +351,17 @@ static bool parse_switch(const struct option *option, const char *name, const ch
     return false;
 }
 
+/* Returns whether the arguments have one of these options, or the command knows none of them. */
+static bool is_given_any(const struct option_set *set, int argc, char **argv, const char *names) {
+    char name[32];
+    bool known = false;
+    while (list_next(&names, name, sizeof name)) {
+        if (is_given(set, argc, argv, name)) return true;
+        known |= find_option(set, name) != NULL;
+    }
+    return !known;
+}
+
 /* Sets what llama.cpp's variables say and the arguments do not; one that is empty says nothing. Returns false after a complaint. */
 static bool read_environment(const struct option_set *set, int argc, char **argv) {
     const struct llama_variable *variable;
@@ -358,6 +369,7 @@ static bool read_environment(const struct option_set *set, int argc, char **argv
         const char *text = getenv(variable->name), *unless = variable->unless;
         const struct option *option = text && *text ? find_option(set, variable->option) : NULL;
         if (!option || is_given(set, argc, argv, variable->option)) continue;
+        if (variable->with && !is_given_any(set, argc, argv, variable->with)) continue;
         if (unless && (*unless ? is_given(set, argc, argv, unless) : set->n_positional && set->positional[0])) continue;
         bool good =
             option->kind == OPTION_FLAG ? parse_switch(option, variable->name, text) : parse_value(option, variable->name, text);

@@ -93,14 +93,19 @@ int run_read_text(struct run *run, const char *text, size_t n_bytes, unsigned fl
     return status;
 }
 
+struct terse_chat_options run_chat_options(const struct run *run) {
+    struct terse_chat_options options = terse_chat_options_defaults();
+    options.format = run->chat_template;
+    options.template_text = run->template_text;
+    return options;
+}
+
 /* Reads what follows the after-th message of messages[n] in the model's chat format. */
 static int read_messages(struct run *run, const struct terse_message *messages, size_t n, size_t after) {
     struct terse_error error;
     int32_t *tokens;
     size_t n_tokens;
-    struct terse_chat_options options = terse_chat_options_defaults();
-    options.format = run->chat_template;
-    options.template_text = run->template_text;
+    struct terse_chat_options options = run_chat_options(run);
     options.after = after;
     if (terse_chat_tokenize_with(run->setup.model, &options, messages, n, &tokens, &n_tokens, &error) != TERSE_OK)
         return complain_error(&error);
@@ -146,6 +151,41 @@ int run_read_turn(struct run *run, const char *message) {
 
 /* ---- Text out */
 
+/* Shows text that a reply has, or a part of its thoughts, which are dimmed. */
+static bool show(struct run *run, const char *text, size_t n_bytes, bool thoughts, char *last) {
+    if (!n_bytes) return true;
+    const char *before = thoughts == run->dimmed ? "" : thoughts ? "\033[2m" : "\033[0m\n\n";
+    run->dimmed = thoughts;
+    *last = text[n_bytes - 1];
+    return output_write(before, strlen(before)) && output_write(text, n_bytes);
+}
+
+/* Shows more of a reply, thoughts apart where they are dimmed. `ends`: it is the last. */
+static int show_reply(struct run *run, const char *text, size_t n_bytes, bool ends, char *last) {
+    struct terse_reply_piece piece = {text, n_bytes, NULL, 0};
+    struct terse_error error;
+    enum terse_status status = !run->reader ? TERSE_OK : terse_reply_reader_push(run->reader, text, n_bytes, &piece, &error);
+    if (status != TERSE_OK) return complain_error(&error);
+    bool shown = show(run, piece.thoughts, piece.n_thoughts, true, last) && show(run, piece.text, piece.n_text, false, last);
+    if (!run->reader || !ends || !shown) return shown ? EXIT_OK : EXIT_FAILED;
+    if (terse_reply_reader_finish(run->reader, &piece, &error) != TERSE_OK) return complain_error(&error);
+    shown = show(run, piece.thoughts, piece.n_thoughts, true, last) && show(run, piece.text, piece.n_text, false, last);
+    if (run->dimmed) shown = output_write("\033[0m", 4) && shown, *last = 'm'; /* the line goes on behind that */
+    run->dimmed = false;
+    return shown ? EXIT_OK : EXIT_FAILED;
+}
+
+/* Makes what tells thoughts from text, for a new reply. */
+static int begin_reply(struct run *run) {
+    struct terse_chat_options options = run_chat_options(run);
+    struct terse_error error;
+    terse_reply_reader_free(run->reader);
+    run->reader = NULL;
+    if (run->dims && terse_reply_reader_new(run->setup.model, &options, &run->reader, &error) != TERSE_OK)
+        return complain_error(&error);
+    return EXIT_OK;
+}
+
 /* Writes text, except for what may be the beginning of a string that ends the reply. Returns false where the reply ends, as
  * write_token does. */
 static bool write_text(struct run *run, const char *text, size_t n_bytes, int *status, char *last) {
@@ -155,8 +195,8 @@ static bool write_text(struct run *run, const char *text, size_t n_bytes, int *s
         *status = complain_error(&error);
         return false;
     }
-    if (n_bytes) *last = text[n_bytes - 1];
-    if (!output_write(text, n_bytes)) *status = EXIT_FAILED;
+    int shown = show_reply(run, text, n_bytes, false, last);
+    if (shown != EXIT_OK) *status = shown;
     return !stopped && *status == EXIT_OK;
 }
 
@@ -200,6 +240,7 @@ int run_generate(struct run *run) {
     int status = require_json(run, true);
     char last = '\n';
     size_t n_bytes;
+    if (status == EXIT_OK) status = begin_reply(run);
     if (status != EXIT_OK) return status;
     run->end = -1;
     for (run->written = 0; run->n_predict < 0 || run->written < (uint64_t)run->n_predict; run->written++)
@@ -207,11 +248,9 @@ int run_generate(struct run *run) {
     require_json(run, false);
     const char *text = terse_detokenizer_finish(run->detokenizer, &n_bytes);
     if (status == EXIT_OK && n_bytes) write_text(run, text, n_bytes, &status, &last);
-    if (run->stop) {
-        text = terse_stop_finish(run->stop, &n_bytes);
-        if (n_bytes) last = text[n_bytes - 1];
-        output_write(text, n_bytes);
-    }
+    n_bytes = 0;
+    if (run->stop) text = terse_stop_finish(run->stop, &n_bytes);
+    show_reply(run, text, n_bytes, true, &last);
     if (last != '\n') output_write("\n", 1);
     if (run->full) remark("stopped: the context is full; raise -c, or generate without end with --kv streaming-N");
     return status;

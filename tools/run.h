@@ -27,17 +27,23 @@ struct run {
     struct terse_session *session;
     struct terse_counters earlier; /* of sessions that another one took the place of */
     struct terse_detokenizer *detokenizer;
-    struct terse_stop *stop; /* NULL: nothing but the model ends a reply */
-    int32_t end;             /* the token that the model ended its text with, which the session has not read; -1: none */
-    uint64_t written;        /* tokens by the last run_generate */
-    bool replied;            /* the session holds messages: the next one goes behind them */
-    bool full;               /* the context: nothing more is read or written */
+    struct terse_stop *stop;           /* NULL: nothing but the model ends a reply */
+    bool dims;                         /* thoughts, in a chat at a terminal: else a reply is shown as it is written */
+    struct terse_reply_reader *reader; /* of the reply being written; NULL where nothing is dimmed */
+    bool dimmed;                       /* the terminal is, since thoughts have begun */
+    int32_t end;                       /* the token that the model ended its text with, which the session has not read; -1: none */
+    uint64_t written;                  /* tokens by the last run_generate */
+    bool replied;                      /* the session holds messages: the next one goes behind them */
+    bool full;                         /* the context: nothing more is read or written */
 };
 
 /* Opens a session of run->options: the one saved at `state`, or a new one where that is NULL. */
 enum terse_status run_open_session(struct run *run, const char *state, struct terse_session **session, struct terse_error *error);
 /* Puts another session in the place of the run's, which is freed and counted. */
 void run_replace_session(struct run *run, struct terse_session *session);
+
+/* Returns the options of the run's chat format. */
+struct terse_chat_options run_chat_options(const struct run *run);
 
 /* Joins the text of -f, an empty line and the prompt to *input, which is released by free; either may be missing. Returns an exit status, as
  * all that follow. */

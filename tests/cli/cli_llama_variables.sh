@@ -42,6 +42,20 @@ with LLAMA_ARG_HOST=nowhere.invalid LLAMA_ARG_PORT=0 -- refuses 'cannot listen a
 with LLAMA_ARG_PORT=x LLAMA_ARG_N_PARALLEL=x LLAMA_ARG_HF_REPO=x -- works run -p 'The old man' -n 8 --temp 0 --kv f16
 with LLAMA_ARG_MODEL=no-such.gguf LLAMA_ARG_CTX_SIZE=x -- works inspect -c 64
 
+# A chat format is read by chats alone, by llama.cpp's name of it or by terse's.
+with LLAMA_ARG_CHAT_TEMPLATE=chatml -- works run -p 'The old man' -n 8 --temp 0 --kv f16
+cmp "$work/out" "$work/greedy" || fail "LLAMA_ARG_CHAT_TEMPLATE of no chat: $(cat "$work/out")"
+works run --chat --chat-template deepseek-v2 -p 'Hello' -n 8 --temp 0 --kv f16
+cp "$work/out" "$work/chat"
+with LLAMA_ARG_CHAT_TEMPLATE=deepseek2 -- works run --chat -p 'Hello' -n 8 --temp 0 --kv f16
+cmp "$work/out" "$work/chat" || fail "LLAMA_ARG_CHAT_TEMPLATE: $(cat "$work/out")"
+works run --chat -p 'Hello' -n 8 --temp 0 --kv f16
+cmp -s "$work/out" "$work/chat" && fail "the formats write the same"
+with LLAMA_ARG_CHAT_TEMPLATE=chatml -- works run --chat --chat-template deepseek2 -p 'Hello' -n 8 --temp 0 --kv f16
+cmp "$work/out" "$work/chat" || fail "LLAMA_ARG_CHAT_TEMPLATE wins over --chat-template: $(cat "$work/out")"
+with LLAMA_ARG_CHAT_TEMPLATE=no-such -- refuses 'there is no such chat format' run -cnv -p x
+with LLAMA_ARG_CHAT_TEMPLATE=no-such -- refuses 'there is no such chat format' serve
+
 # Every variable stands in the document, with its option, which some command has.
 works run --help && cp "$work/out" "$work/help"
 works serve --help && cat "$work/out" >>"$work/help"

@@ -2,6 +2,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import termios
@@ -196,6 +197,19 @@ class Chat(AtTerminal, unittest.TestCase):
         t.type("/load /nowhere/" + "x" * 50 + "\n")
         t.expect("x" * 50 + ": ")
         self.leave(t)
+
+    def test_thoughts_are_dim(self):
+        """The format of models that always think: the built-in model's whole reply is thoughts."""
+        t = self.start("--chat-template", "qwen-3-thinking", "-n", "8")
+        reply = self.say(t, "Hello")
+        self.assertRegex(reply, "^\x1b\\[2m[^\x1b]+\x1b\\[0m$")
+        self.leave(t)
+        t = self.start("--chat-template", "chatml", "-n", "8")
+        self.assertNotIn("\x1b[2m", self.say(t, "Hello"))
+        self.leave(t)
+        piped = subprocess.run([COMMAND, "run", "--chat", "--chat-template", "qwen-3-thinking", "--temp", "0", "-n", "8", "-p", "Hello"], capture_output=True,
+                               env=dict(os.environ, OMP_WAIT_POLICY="passive", XDG_CACHE_HOME=self.folder.name), check=True)
+        self.assertNotIn(b"\x1b", piped.stdout)
 
     def test_built_in_model_says_what_it_is_for(self):
         t = self.start()
