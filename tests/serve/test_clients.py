@@ -169,6 +169,34 @@ class OpenAITools(served.ServedTest):
 
 
 @unittest.skipUnless(HAS_CURL, "no curl")
+class OpenAIToolsOfDeepSeek(OpenAITools):
+    """The same in a format whose calls have other marks."""
+
+    options = ("--chat-template", "deepseek-v3.1")
+
+
+@unittest.skipUnless(HAS_OPENAI, "no openai for this Python (pip install openai)")
+class OpenAIThoughts(served.ServedTest):
+    options = ("--chat-template", "qwen-3-thinking")
+
+    def test_an_item_of_thoughts(self):
+        import openai
+        client = openai.OpenAI(base_url=self.server.address + "/v1", api_key="none", max_retries=0, timeout=served.PATIENCE)
+        schema = {"type": "object", "properties": {"say": {"const": "Hm </think> Good."}}, "required": ["say"], "additionalProperties": False}
+        body = {"model": "any", "input": "Hello", "temperature": 0, "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}}
+        response = client.responses.create(**body)
+        self.assertEqual([item.type for item in response.output], ["reasoning", "message"])
+        thoughts = response.output[0].content[0].text
+        self.assertTrue(thoughts.endswith("Hm"))
+        self.assertIn("Good.", response.output_text)
+        self.assertGreater(response.usage.output_tokens_details.reasoning_tokens, 0)
+        with client.responses.stream(**body) as stream:
+            self.assertEqual("".join(event.delta for event in stream if event.type == "response.reasoning_text.delta"), thoughts)
+            self.assertEqual(stream.get_final_response().output[0].content[0].text, thoughts)
+        again = [{"role": "user", "content": "Hello"}, *[item.model_dump(exclude_none=True) for item in response.output], {"role": "user", "content": "And now?"}]
+        self.assertEqual(client.responses.create(**{**body, "input": again}).output[0].type, "reasoning")
+
+
 class Curl(served.ServedTest):
     def test_a_stream(self):
         body = {"messages": served.ask_about(served.document(CODE)), "temperature": 0, "stream": True}

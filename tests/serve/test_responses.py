@@ -108,6 +108,9 @@ class Responses(ServedTest):
         refused("truncation", "truncation", truncation="auto")
         refused("include", "include", include=["file_search_call.results"])
         refused("reasoning", "reasoning", reasoning={"effort": "high"})
+        refused("reasoning", "effort", reasoning={"effort": "most"})
+        refused("reasoning", "summary", reasoning={"summary": "auto"})
+        refused("reasoning", "object", reasoning="high")
         refused("input", "missing", input=None)
         refused("input", "array", input=5)
         refused("input", "array", input=[])
@@ -130,6 +133,73 @@ class Responses(ServedTest):
         status, _, error = self.server.post(RESPONSES, {"input": "x" * 200000})
         self.assertEqual((status, error["error"]["code"], error["error"]["param"]), (400, "context_length_exceeded", "input"))
         self.assertEqual(self.server.get(RESPONSES)[0], 405)
+
+
+class Thoughts(ServedTest):
+    """What a reply thinks is an item before the others. The built-in model's own format has no thoughts; a schema says what is thought."""
+
+    options = ("--chat-template", "qwen-3-thinking")
+    SCHEMA = {"type": "object", "properties": {"say": {"const": "Hm </think> Good."}}, "required": ["say"], "additionalProperties": False}
+    FORCED = {"input": "Hello", "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}}
+
+    respond, chat, events = Responses.respond, Responses.chat, Responses.events
+
+    def test_an_item_of_thoughts(self):
+        response = self.respond(**self.FORCED)
+        self.assertEqual([item["type"] for item in response["output"]], ["reasoning", "message"])
+        thoughts, message = response["output"]
+        expected = self.chat([{"role": "user", "content": "Hello"}], response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": self.SCHEMA}})
+        said = expected["choices"][0]["message"]
+        self.assertEqual(thoughts, {"type": "reasoning", "id": thoughts["id"], "summary": [], "content": [{"type": "reasoning_text", "text": said["reasoning_content"]}],
+                                    "status": "completed"})
+        self.assertTrue(thoughts["id"].startswith("rs_"))
+        self.assertEqual(message["content"][0]["text"], said["content"])
+        usage = response["usage"]
+        self.assertTrue(0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"])
+        self.assertEqual(response["reasoning"], {"effort": None, "summary": None})
+
+    def test_a_stream(self):
+        events, whole = self.events(**self.FORCED), self.respond(**self.FORCED)
+        kinds = [event["type"] for event in events]
+        for kind in ("response.reasoning_text.delta", "response.output_text.delta"):
+            while kinds.count(kind) > 1:
+                kinds.remove(kind)
+        self.assertEqual(kinds, ["response.created", "response.in_progress",
+                                 "response.output_item.added", "response.content_part.added", "response.reasoning_text.delta", "response.reasoning_text.done",
+                                 "response.content_part.done", "response.output_item.done",
+                                 "response.output_item.added", "response.content_part.added", "response.output_text.delta", "response.output_text.done",
+                                 "response.content_part.done", "response.output_item.done", "response.completed"])
+        thoughts = whole["output"][0]["content"][0]["text"]
+        self.assertEqual("".join(e["delta"] for e in events if e["type"] == "response.reasoning_text.delta"), thoughts)
+        done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+        self.assertEqual(done, events[-1]["response"]["output"])
+        self.assertEqual([e["output_index"] for e in events if e["type"] == "response.output_item.done"], [0, 1])
+        self.assertEqual(done[0]["content"], [{"type": "reasoning_text", "text": thoughts}])
+
+    def test_thoughts_alone(self):
+        response = self.respond(input="Hello", max_output_tokens=3)
+        self.assertEqual([(item["type"], item["status"]) for item in response["output"]], [("reasoning", "incomplete")])
+        self.assertEqual(response["usage"]["output_tokens_details"]["reasoning_tokens"], 3)
+        events = self.events(input="Hello", max_output_tokens=3)
+        self.assertEqual([event["type"] for event in events][-3:], ["response.content_part.done", "response.output_item.done", "response.incomplete"])
+        self.assertEqual(events[-1]["response"]["output"][0]["content"], response["output"][0]["content"])
+
+    def test_thoughts_are_read(self):
+        """As a chat reads them, which keeps those since the last question: with the message or the call behind them."""
+        thoughts = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm, "}, {"type": "reasoning_text", "text": "so"}]}
+        call = {"type": "function_call", "call_id": "c", "name": "unlock", "arguments": "{}"}
+        result = {"type": "function_call_output", "call_id": "c", "output": "open"}
+        user, said = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Well."}
+        chat_call = {"id": "c", "type": "function", "function": {"name": "unlock", "arguments": "{}"}}
+        chat_result = {"role": "tool", "tool_call_id": "c", "content": "open"}
+        for items, messages in (([user, thoughts, call, result], [user, {"role": "assistant", "reasoning_content": "Hm, so", "tool_calls": [chat_call]}, chat_result]),
+                                ([user, thoughts, said, call, result],
+                                 [user, {**said, "reasoning_content": "Hm, so", "tool_calls": [chat_call]}, chat_result]),
+                                ([user, thoughts, user], [user, user]), ([user, thoughts], [user])):
+            expected = self.chat(messages, tools=[CHAT_TOOL], max_tokens=2)["usage"]["prompt_tokens"]
+            self.assertEqual(self.respond(input=items, tools=[TOOL], max_output_tokens=2)["usage"]["input_tokens"], expected)
+        self.refused(400, "input[0]", RESPONSES, {"input": [{"type": "reasoning", "content": ["x"]}]})
+        self.refused(400, "reasoning", RESPONSES, {"input": "x", "reasoning": {"effort": "none"}}, "always think")
 
 
 class Tools(ServedTest):

@@ -124,13 +124,12 @@ static struct terse_chat_options options_of(const struct request_limits *limits,
 }
 
 static bool refuse(const struct request *r, const struct terse_error *why, struct api_error *error) {
-    bool unsupported = why->code == TERSE_E_UNSUPPORTED;
-    const char *param = !unsupported                          ? "messages"
-                        : r->effort                           ? "reasoning_effort"
-                        : r->thinking != TERSE_THINKING_USUAL ? "chat_template_kwargs"
-                        : r->tools                            ? "tools"
-                                                              : "messages";
-    bool thinks = unsupported && (r->effort || r->thinking != TERSE_THINKING_USUAL);
+    bool unsupported = why->code == TERSE_E_UNSUPPORTED, thinks = unsupported && (r->effort || r->thinking != TERSE_THINKING_USUAL);
+    const char *param = thinks && r->api == API_RESPONSES ? "reasoning"
+                        : thinks && r->effort             ? "reasoning_effort"
+                        : thinks                          ? "chat_template_kwargs"
+                        : unsupported && r->tools         ? "tools"
+                                                          : "messages";
     return api_fail(error, why->code == TERSE_E_MEMORY ? 503 : 400, unsupported ? "unsupported" : NULL, param, "%s%s%s%s",
                     thinks ? "\"" : "", thinks ? param : "", thinks ? "\": " : "", why->message);
 }

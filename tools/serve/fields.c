@@ -60,6 +60,7 @@ static const struct {
     {"tool_choice", CHAT | RESPONSES},
     {"parallel_tool_calls", CHAT | RESPONSES},
     {"reasoning_effort", CHAT},
+    {"reasoning", RESPONSES},
     {"chat_template_kwargs", CHAT},
 };
 

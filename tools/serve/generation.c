@@ -266,6 +266,7 @@ enum terse_status generation_start(struct generation *g, struct terse_error *err
 }
 
 enum terse_status generation_next(struct generation *g, struct terse_error *error) {
+    const struct terse_tool_call *calls;
     int32_t token;
     size_t n;
     generation_sent(g);
@@ -283,6 +284,7 @@ enum terse_status generation_next(struct generation *g, struct terse_error *erro
     const char *text = terse_detokenizer_push(g->detokenizer, token, &n);
     if ((status = add_text(g, text, n, error))) return status;
     g->tokens++;
+    if (g->thoughts.n && !g->text.n && !generation_calls(g, &calls)) g->thought = g->tokens;
     g->next = token;
     buffer_add(&g->written, &token, sizeof token);
     if (!g->finish && g->task->request.max_tokens >= 0 && g->tokens >= g->task->request.max_tokens)

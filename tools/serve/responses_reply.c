@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The message of a response is its g->response.text_at-th item, from 1 on, 0: there is none; the others are calls, in their order. */
+/* Of a response's items, from 1 on, g->response.thoughts_at are the thoughts and text_at the message, 0: there are none; the others are calls, in
+ * their order. The thoughts end where the message or a call begins. */
 
 /* ---- Items */
 
@@ -41,6 +42,35 @@ static cJSON *message_item(const struct generation *g, const char *text) {
     return item;
 }
 
+static cJSON *thoughts_part(const char *text) {
+    cJSON *part = cJSON_CreateObject();
+    cJSON_AddStringToObject(part, "type", "reasoning_text");
+    cJSON_AddStringToObject(part, "text", text);
+    return part;
+}
+
+/* Returns the first n bytes of the thoughts. */
+static cJSON *thoughts_text(const struct generation *g, size_t n) {
+    cJSON *text = cJSON_CreateString(g->thoughts.bytes);
+    if (text) text->valuestring[n] = '\0';
+    return text;
+}
+
+/* Returns the thoughts as an item, ended or empty. */
+static cJSON *thoughts_item(const struct generation *g, bool ended) {
+    cJSON *item = cJSON_CreateObject();
+    const struct terse_tool_call *calls;
+    bool cut = g->finish == FINISH_LENGTH && !g->text.n && !generation_calls(g, &calls);
+    cJSON_AddStringToObject(item, "type", "reasoning");
+    add_id(item, "id", "rs", g, 0);
+    cJSON_AddArrayToObject(item, "summary");
+    cJSON *content = cJSON_AddArrayToObject(item, "content"), *part = ended ? thoughts_part("") : NULL;
+    if (part) cJSON_ReplaceItemInObjectCaseSensitive(part, "text", thoughts_text(g, g->response.thoughts));
+    if (part) cJSON_AddItemToArray(content, part);
+    cJSON_AddStringToObject(item, "status", !ended ? "in_progress" : cut ? "incomplete" : "completed");
+    return item;
+}
+
 /* Returns the i-th call, with its arguments where it is `done`. */
 static cJSON *call_item(const struct generation *g, size_t i, bool done) {
     const struct terse_tool_call *calls;
@@ -60,7 +90,9 @@ static cJSON *call_item(const struct generation *g, size_t i, bool done) {
 static void add_output(cJSON *response, const struct generation *g) {
     cJSON *output = cJSON_AddArrayToObject(response, "output");
     for (size_t at = 1, call = 0; g->finish && at <= g->response.items; at++)
-        cJSON_AddItemToArray(output, at == g->response.text_at ? message_item(g, g->text.bytes) : call_item(g, call++, true));
+        cJSON_AddItemToArray(output, at == g->response.thoughts_at ? thoughts_item(g, true)
+                                     : at == g->response.text_at   ? message_item(g, g->text.bytes)
+                                                                   : call_item(g, call++, true));
 }
 
 static void add_usage(cJSON *response, const struct generation *g) {
@@ -69,7 +101,7 @@ static void add_usage(cJSON *response, const struct generation *g) {
     cJSON_AddNumberToObject(usage, "input_tokens", read);
     cJSON_AddNumberToObject(cJSON_AddObjectToObject(usage, "input_tokens_details"), "cached_tokens", (double)g->cached);
     cJSON_AddNumberToObject(usage, "output_tokens", written);
-    cJSON_AddNumberToObject(cJSON_AddObjectToObject(usage, "output_tokens_details"), "reasoning_tokens", 0);
+    cJSON_AddNumberToObject(cJSON_AddObjectToObject(usage, "output_tokens_details"), "reasoning_tokens", (double)g->thought);
     cJSON_AddNumberToObject(usage, "total_tokens", read + written);
 }
 
@@ -126,45 +158,55 @@ static void send_item(struct generation *g, const char *type, size_t at, cJSON *
     send(g, event);
 }
 
-/* Returns an event about the text of the message. */
-static cJSON *text_event(struct generation *g, const char *type) {
+/* ---- Events of the thoughts and of the message, which are one part of an item */
+
+static size_t place_of(const struct generation *g, bool thoughts) {
+    return thoughts ? g->response.thoughts_at : g->response.text_at;
+}
+
+/* Returns an event about the text. */
+static cJSON *text_event(struct generation *g, const char *type, bool thoughts) {
     cJSON *event = event_new(g, type);
-    add_id(event, "item_id", "msg", g, 0);
-    cJSON_AddNumberToObject(event, "output_index", (double)g->response.text_at - 1);
+    add_id(event, "item_id", thoughts ? "rs" : "msg", g, 0);
+    cJSON_AddNumberToObject(event, "output_index", (double)place_of(g, thoughts) - 1);
     cJSON_AddNumberToObject(event, "content_index", 0);
     return event;
 }
 
-static void open_message(struct generation *g) {
-    if (g->response.text_at) return;
-    g->response.text_at = ++g->response.items;
-    cJSON *item = message_item(g, NULL);
+static void send_part(struct generation *g, const char *type, bool thoughts, const char *text) {
+    cJSON *event = text_event(g, type, thoughts);
+    cJSON_AddItemToObject(event, "part", thoughts ? thoughts_part(text) : text_part(text));
+    send(g, event);
+}
+
+static void open_item(struct generation *g, bool thoughts) {
+    size_t *at = thoughts ? &g->response.thoughts_at : &g->response.text_at;
+    if (*at) return;
+    *at = ++g->response.items;
+    cJSON *item = thoughts ? thoughts_item(g, false) : message_item(g, NULL);
     cJSON_ReplaceItemInObjectCaseSensitive(item, "status", cJSON_CreateString("in_progress")); /* even if its end is known */
-    send_item(g, "response.output_item.added", g->response.text_at, item);
-    cJSON *event = text_event(g, "response.content_part.added");
-    cJSON_AddItemToObject(event, "part", text_part(""));
+    send_item(g, "response.output_item.added", *at, item);
+    send_part(g, "response.content_part.added", thoughts, "");
+}
+
+/* Sends more of the text, or at its end (`type`: "...done") all of it. */
+static void send_text(struct generation *g, const char *type, bool thoughts, const char *name, const char *text) {
+    cJSON *event = text_event(g, type, thoughts);
+    cJSON_AddStringToObject(event, name, text);
+    if (!thoughts) cJSON_AddArrayToObject(event, "logprobs");
     send(g, event);
 }
 
-static void send_text(struct generation *g, const char *text) {
-    open_message(g);
-    cJSON *event = text_event(g, "response.output_text.delta");
-    cJSON_AddStringToObject(event, "delta", text);
-    cJSON_AddArrayToObject(event, "logprobs");
-    send(g, event);
+static void close_item(struct generation *g, bool thoughts) {
+    const char *text = thoughts ? g->thoughts.bytes : g->text.bytes;
+    if (!place_of(g, thoughts) || (thoughts && g->response.thoughts)) return;
+    if (thoughts) g->response.thoughts = g->thoughts.n;
+    send_text(g, thoughts ? "response.reasoning_text.done" : "response.output_text.done", thoughts, "text", text);
+    send_part(g, "response.content_part.done", thoughts, text);
+    send_item(g, "response.output_item.done", place_of(g, thoughts), thoughts ? thoughts_item(g, true) : message_item(g, text));
 }
 
-static void close_message(struct generation *g) {
-    if (!g->response.text_at) return;
-    cJSON *event = text_event(g, "response.output_text.done");
-    cJSON_AddStringToObject(event, "text", g->text.bytes);
-    cJSON_AddArrayToObject(event, "logprobs");
-    send(g, event);
-    event = text_event(g, "response.content_part.done");
-    cJSON_AddItemToObject(event, "part", text_part(g->text.bytes));
-    send(g, event);
-    send_item(g, "response.output_item.done", g->response.text_at, message_item(g, g->text.bytes));
-}
+/* ---- Events of calls */
 
 static void send_call(struct generation *g, size_t i) {
     static const char *const types[] = {"response.function_call_arguments.delta", "response.function_call_arguments.done"};
@@ -193,18 +235,30 @@ void responses_begin(struct generation *g) {
 void responses_piece(struct generation *g) {
     const struct terse_tool_call *calls;
     size_t n = generation_calls(g, &calls);
-    if (g->text.n > g->piece) send_text(g, g->text.bytes + g->piece);
+    bool thinks = g->thoughts.n > g->thoughts_piece && !g->response.thoughts && g->response.items == g->response.thoughts_at;
+    if (thinks) {
+        open_item(g, true);
+        send_text(g, "response.reasoning_text.delta", true, "delta", g->thoughts.bytes + g->thoughts_piece);
+    }
+    if (g->text.n || n || g->finish) close_item(g, true);
+    if (g->text.n > g->piece) {
+        open_item(g, false);
+        send_text(g, "response.output_text.delta", false, "delta", g->text.bytes + g->piece);
+    }
     for (size_t i = g->calls_piece; i < n; i++) send_call(g, i);
     if (!g->finish) return;
-    if (!g->response.items) open_message(g); /* an empty reply is one, too */
-    close_message(g);
+    if (!g->response.items) open_item(g, false); /* an empty reply is one, too */
+    close_item(g, false);
     send_response(g, g->finish == FINISH_LENGTH ? "response.incomplete" : "response.completed");
 }
 
 void responses_whole(struct generation *g) {
     const struct terse_tool_call *calls;
     size_t n = generation_calls(g, &calls);
-    g->response.text_at = g->text.n || !n;
-    g->response.items = n + g->response.text_at;
+    bool thinks = g->thoughts.n > 0, speaks = g->text.n || (!n && !thinks);
+    g->response.thoughts = g->thoughts.n;
+    g->response.thoughts_at = thinks;
+    g->response.text_at = speaks ? thinks + 1u : 0;
+    g->response.items = n + thinks + speaks;
     json_send(g->task->exchange, 200, response_json(g));
 }

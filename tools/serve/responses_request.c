@@ -1,5 +1,7 @@
 #include "responses_request.h"
 
+#include "buffer.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -38,6 +40,38 @@ static bool add_content(cJSON *message, const cJSON *content, const char *param,
     return true;
 }
 
+static cJSON *last_message(const cJSON *messages) {
+    return messages->child ? messages->child->prev : NULL; /* cJSON's lists end there */
+}
+
+static bool is_role(const cJSON *message, const char *role) { return is(cJSON_GetStringValue(json_field(message, "role")), role); }
+
+/* Returns the last message where it has nothing but thoughts so far, NULL where it has more. */
+static cJSON *thinking_message(const cJSON *messages) {
+    cJSON *last = last_message(messages);
+    return last && json_field(last, "reasoning_content") && !json_field(last, "content") && !json_field(last, "tool_calls") ? last
+                                                                                                                            : NULL;
+}
+
+/* Begins a message of the assistant's with thoughts, which the items behind it add to. A summary of thoughts is none. */
+static bool add_thoughts(cJSON *messages, const cJSON *item, const char *param, struct api_error *error) {
+    const cJSON *content = json_field(item, "content"), *part;
+    struct buffer whole = {0};
+    cJSON_ArrayForEach(part, content) {
+        const char *text = NULL;
+        if (!cJSON_IsObject(part) || !json_text(part, "text", &text, error) || !text) {
+            buffer_free(&whole);
+            if (!error->status) api_fail(error, 400, NULL, param, "%s: its content has parts with a \"text\"", param);
+            return false;
+        }
+        buffer_add(&whole, text, strlen(text));
+    }
+    if (whole.n && !whole.failed) cJSON_AddStringToObject(add_message(messages, "assistant"), "reasoning_content", whole.bytes);
+    bool failed = whole.failed;
+    buffer_free(&whole);
+    return !failed || api_fail(error, 503, NULL, NULL, "no memory");
+}
+
 static bool add_call(cJSON *messages, const cJSON *item, const char *param, struct api_error *error) {
     const char *name = NULL, *arguments = NULL, *id = NULL;
     if (!json_text(item, "name", &name, error) || !json_text(item, "arguments", &arguments, error) ||
@@ -45,9 +79,8 @@ static bool add_call(cJSON *messages, const cJSON *item, const char *param, stru
         return false;
     if (!name || !arguments)
         return api_fail(error, 400, NULL, param, "%s: a function_call has a \"name\" and \"arguments\"", param);
-    cJSON *last = messages->child ? messages->child->prev : NULL; /* cJSON's lists end there */
-    const cJSON *role = last ? json_field(last, "role") : NULL;
-    if (!role || strcmp(role->valuestring, "assistant") != 0) last = add_message(messages, "assistant");
+    cJSON *last = last_message(messages);
+    if (!last || !is_role(last, "assistant")) last = add_message(messages, "assistant");
     cJSON *calls = cJSON_GetObjectItemCaseSensitive(last, "tool_calls");
     if (!calls) calls = cJSON_AddArrayToObject(last, "tool_calls");
     cJSON *call = cJSON_CreateObject();
@@ -76,12 +109,14 @@ static bool add_item(cJSON *messages, const cJSON *item, const char *param, stru
     if (!json_text(item, "type", &type, error) || !json_text(item, "role", &role, error)) return false;
     if (is(type, "function_call")) return add_call(messages, item, param, error);
     if (is(type, "function_call_output")) return add_result(messages, item, param, error);
-    if (is(type, "reasoning")) return true; /* templates leave the thoughts of earlier replies out */
+    if (is(type, "reasoning")) return add_thoughts(messages, item, param, error);
     if (type && !is(type, "message"))
         return api_fail(error, 400, "unsupported", param,
                         "%s is of type \"%.40s\": items are messages, function calls and their outputs", param, type);
     if (!role) return api_fail(error, 400, NULL, param, "%s has no \"role\"", param);
-    return add_content(add_message(messages, role), json_field(item, "content"), param, error);
+    cJSON *thinking = thinking_message(messages), *message = is(role, "assistant") ? thinking : NULL;
+    if (thinking && !message) cJSON_Delete(cJSON_DetachItemViaPointer(messages, thinking)); /* they led to nothing */
+    return add_content(message ? message : add_message(messages, role), json_field(item, "content"), param, error);
 }
 
 static bool add_messages(cJSON *chat, const cJSON *body, struct api_error *error) {
@@ -100,6 +135,7 @@ static bool add_messages(cJSON *chat, const cJSON *body, struct api_error *error
         snprintf(param, sizeof param, "input[%zu]", i++);
         if (!add_item(messages, item, param, error)) return false;
     }
+    cJSON_Delete(cJSON_DetachItemViaPointer(messages, thinking_message(messages)));
     return true;
 }
 
@@ -149,10 +185,32 @@ static bool add_format(cJSON *chat, const cJSON *body, struct api_error *error) 
     return true;
 }
 
+/* Reads how much a reply thinks. Of thoughts there are no summaries. */
+static bool add_effort(cJSON *chat, const cJSON *body, struct api_error *error) {
+    static const char *const efforts[] = {"none", "low", "medium", "high"};
+    const cJSON *reasoning = json_field(body, "reasoning"), *member;
+    const char *effort = NULL;
+    if (!reasoning) return true;
+    if (!cJSON_IsObject(reasoning))
+        return api_fail(error, 400, NULL, "reasoning", "\"reasoning\" must be an object, not %s", json_kind(reasoning));
+    cJSON_ArrayForEach(member, reasoning) {
+        if (cJSON_IsNull(member) || is(member->string, "effort")) continue;
+        return api_fail(error, 400, "unsupported", "reasoning",
+                        "terse has no \"%.40s\" in \"reasoning\" with this value: leave it out", member->string);
+    }
+    if (!json_text(reasoning, "effort", &effort, error)) return false;
+    bool known = !effort;
+    for (size_t i = 0; i < 4 && effort; i++) known |= strcmp(effort, efforts[i]) == 0;
+    if (effort) cJSON_AddStringToObject(chat, "reasoning_effort", effort);
+    return known ||
+           api_fail(error, 400, NULL, "reasoning",
+                    "the effort in \"reasoning\" must be \"none\", \"low\", \"medium\" or \"high\", not \"%.40s\"", effort);
+}
+
 /* ---- */
 
 static bool is_written_otherwise(const char *name) {
-    static const char *const names[] = {"input", "instructions", "tools", "tool_choice", "text", "max_output_tokens"};
+    static const char *const names[] = {"input", "instructions", "tools", "tool_choice", "text", "max_output_tokens", "reasoning"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0) return true;
     return false;
@@ -166,7 +224,7 @@ static bool add_all(cJSON *chat, const cJSON *body, struct api_error *error) {
     if (!json_whole(body, "max_output_tokens", 1, INT32_MAX, &tokens, error)) return false;
     if (most) cJSON_AddNumberToObject(chat, "max_completion_tokens", (double)tokens);
     add_tools(chat, body);
-    return add_format(chat, body, error) && add_messages(chat, body, error);
+    return add_effort(chat, body, error) && add_format(chat, body, error) && add_messages(chat, body, error);
 }
 
 /* Returns what replies repeat: the request's values, or what holds without them. */
@@ -178,6 +236,7 @@ static char *text_shown(const cJSON *body) {
                   {"metadata", "{}"},
                   {"parallel_tool_calls", "true"},
                   {"previous_response_id", "null"},
+                  {"reasoning", "{\"effort\":null,\"summary\":null}"},
                   {"temperature", "null"},
                   {"text", "{\"format\":{\"type\":\"text\"}}"},
                   {"tool_choice", "\"auto\""},

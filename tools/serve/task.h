@@ -41,7 +41,7 @@ struct generation {
     size_t calls_piece;                /* as piece */
     size_t begun;                      /* tokens of the prompt of which the session was told */
     size_t cached, read;               /* tokens of the prompt that a prefix brought; that are read, those included */
-    int64_t tokens;                    /* written */
+    int64_t tokens, thought;           /* written; of these before what the reply says or calls */
     int32_t next;                      /* token to be read in the next step */
     bool chosen;                       /* while the reply was preempted: no other is chosen before it is read */
     struct buffer written;             /* the tokens, int32_t each, as they were chosen */
@@ -53,8 +53,10 @@ struct generation {
     enum finish finish;
     bool announced; /* a stream of a chat has said who speaks */
     struct {
-        size_t events, items, text_at; /* sent; output items so far; of them the message, from 1 on, 0: there is none */
-    } response;                        /* of API_RESPONSES */
+        size_t events, items;                         /* sent; output items so far */
+        size_t thoughts_at, text_at;                  /* of them the thoughts and the message, from 1 on, 0: there are none */
+        size_t thoughts;                              /* bytes of the thoughts' item, which has ended; 0: it has not */
+    } response;                                       /* of API_RESPONSES */
     double began, read_at, first_token, newest_token; /* console_seconds; read_at: when its prompt was */
     double waited;                                    /* seconds between the newest two tokens; 0: there is one */
 };
