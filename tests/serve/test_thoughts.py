@@ -83,6 +83,8 @@ class Switch(ServedTest):
         self.assertGreater(off, usual)  # an empty thought stands before the reply
         self.assertEqual(self.prompt_tokens(reasoning_effort="none"), off)
         self.assertEqual(self.prompt_tokens(chat_template_kwargs={"enable_thinking": True}), usual)
+        prompts = [self.server.post("/apply-template", {"messages": SHOWN, **fields})[2]["prompt"] for fields in ({}, {"reasoning_effort": "none"})]
+        self.assertEqual([prompt.endswith("</think>\n\n") for prompt in prompts], [False, True])
 
     def test_thoughts_of_messages(self):
         call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

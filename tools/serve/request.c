@@ -328,8 +328,8 @@ bool request_render(const struct request_limits *limits, const char *body, size_
     struct request request = {.api = API_CHAT};
     cJSON *json = json_read_object(body, n, error);
     if (!json) return false;
-    bool good = read_settings(json, limits, &request, error) && tool_request_read(json, &request, error) &&
-                chat_prompt_render(limits, json, &request, text, error);
+    bool good = read_settings(json, limits, &request, error) && thinking_request_read(json, &request, error) &&
+                tool_request_read(json, &request, error) && chat_prompt_render(limits, json, &request, text, error);
     cJSON_Delete(json);
     request_free(&request);
     return good;
