@@ -290,7 +290,8 @@ static void check_pages(struct transform_sample *x) {
     free(chunk);
 }
 
-/* Compares the decoded rows of the pages that check_pages left with the CPU's. */
+/* Compares the decoded rows of the pages that check_pages left with the CPU's. Where a row's mean and what is added to it nearly
+ * cancel, its error goes by the larger of them. */
 static void check_rows(struct transform_sample *x) {
     struct encode_sample *s = &x->s;
     uint16_t *rows = sample_decode(s);
@@ -299,12 +300,16 @@ static void check_rows(struct transform_sample *x) {
         size_t place = i / (2 * SAMPLE_ITEMS), item = i % SAMPLE_ITEMS, hd = s->hd;
         int side = (int)(i / SAMPLE_ITEMS % 2);
         const uint16_t *own = rows + (sample_row(s, place, side, item, 0) - s->rows);
+        double mean = 0;
         cpu_codec_of(s->codec[side])
             ->decode(s->shape[place][side], (enum codec_side)side, sample_page(s, place, side, item), decoded);
+        const void *fitted = s->shape[place][side].fitted;
+        for (size_t c = 0; c < hd && fitted; c++)
+            mean = fmax(mean, fabs((double)transform_fitted_at(fitted, (uint32_t)hd).mean[c]));
         add_mean(x, item, side, 1, mean_of(x, place, side), decoded, PAGE_TOKENS);
         rotate(x, item, side, false, decoded, PAGE_TOKENS);
         for (size_t t = 0; t < PAGE_TOKENS; t++) {
-            double most = 0;
+            double most = mean;
             for (size_t c = 0; c < hd; c++) most = fmax(most, fabs((double)decoded[t * hd + c]));
             for (size_t c = 0; c < hd; c++) {
                 uint16_t half = own[t * hd + c];

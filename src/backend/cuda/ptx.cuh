@@ -34,7 +34,16 @@ PTX_INLINE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* Does the same for bfloat16. */
+/* Computes d += (a + a_rest)(b + b_rest), whose operands lie as those of mma. */
+PTX_INLINE void mma_sums(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&a_rest)[4], const uint32_t (&b)[2],
+                         const uint32_t (&b_rest)[2]) {
+    mma(d, a_rest[0], a_rest[1], a_rest[2], a_rest[3], b_rest[0], b_rest[1]);
+    mma(d, a_rest[0], a_rest[1], a_rest[2], a_rest[3], b[0], b[1]);
+    mma(d, a[0], a[1], a[2], a[3], b_rest[0], b_rest[1]);
+    mma(d, a[0], a[1], a[2], a[3], b[0], b[1]);
+}
+
+/* Does the same as mma for bfloat16. */
 PTX_INLINE void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])

@@ -2,15 +2,26 @@
  * result by the basis, adds the means, and rotates keys by their run's position, so that they are rotated by their own. */
 #include "backend/cuda/kv/transform_page.cuh"
 
+#define BASIS_STRIDE(hd) ((hd) + 8) /* so that rows that are loaded together lie in different banks, but for two by two */
+
 template <int HD> struct decode_memory {
-    float numbers[HD][PAGE_TOKENS]; /* components, then channels */
-    union {
-        float tile[TILE_DEPTH][HD];
-        uint8_t codes[HD / 2 * PAGE_TRANSFORM_NIBBLE]; /* until the components are there */
-    };
+    struct page_numbers<HD> numbers; /* components, then channels */
+    int16_t basis[HD][BASIS_STRIDE(HD)];
+    alignas(16) uint8_t codes[HD / 2 * PAGE_TRANSFORM_NIBBLE];
     float gains[PAGE_TOKENS];
     struct page_layout l;
 };
+
+/* Returns how many components are multiplied, a whole number of PRODUCT_DEPTH. */
+template <int HD> static __device__ uint32_t depth_of(const struct decode_memory<HD> &m) {
+    return (m.l.layout.quads * TRANSFORM_QUAD + PRODUCT_DEPTH - 1) / PRODUCT_DEPTH * PRODUCT_DEPTH;
+}
+
+template <int HD> static __device__ void ask_for_basis(const struct transform_view &view, struct decode_memory<HD> &m) {
+    for (uint32_t i = threadIdx.x; i < depth_of(m) * (HD / 8); i += TRANSFORM_THREADS)
+        copy_async<16>(shared_address(&m.basis[i / (HD / 8)][i % (HD / 8) * 8]), view.basis + 8 * (size_t)i);
+    commit_copies();
+}
 
 template <int HD>
 static __device__ void load_page(const struct page_job &job, const struct transform_view &view, struct decode_memory<HD> &m) {
@@ -21,24 +32,43 @@ static __device__ void load_page(const struct page_job &job, const struct transf
     __syncthreads();
 }
 
-/* Finds the components, up to a whole number of tiles; returns that number. */
+/* Finds the components, in units of their rows of the basis. */
 template <int HD>
-static __device__ uint32_t find_components(const struct page_job &job, const struct transform_view &view,
-                                           struct decode_memory<HD> &m) {
-    const uint32_t components = m.l.layout.quads * TRANSFORM_QUAD, depth = (components + TILE_DEPTH - 1) / TILE_DEPTH * TILE_DEPTH;
+static __device__ void find_components(const struct page_job &job, const struct transform_view &view, struct decode_memory<HD> &m) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
-    const auto nibble = [&](uint32_t n) { return unpack_nibble(job.side, m.codes + n * PAGE_TRANSFORM_NIBBLE, t); };
-    for (uint32_t c = threadIdx.x / PAGE_TOKENS; c < depth; c += TRANSFORM_THREADS / PAGE_TOKENS)
-        m.numbers[c][t] =
-            c < components ? quad_level(m.l, c / TRANSFORM_QUAD, c % TRANSFORM_QUAD, nibble) * (m.gains[t] * view.size[c]) : 0;
+    const float gain = m.gains[t];
+    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < depth_of(m) / TRANSFORM_QUAD; quad += TOKEN_PARTS) {
+        float levels[TRANSFORM_QUAD] = {};
+        if (quad < m.l.layout.quads)
+            quad_levels(
+                m.l, quad, [&](uint32_t n) { return unpack_nibble(job.side, m.codes + n * PAGE_TRANSFORM_NIBBLE, t); }, levels);
+#pragma unroll
+        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++)
+            m.numbers.of[quad * TRANSFORM_QUAD + i][t] = levels[i] * (gain * view.step[quad * TRANSFORM_QUAD + i]);
+    }
     __syncthreads();
-    return depth;
 }
 
-template <int HD> static __device__ void add_mean(const float *mean, float (*numbers)[PAGE_TOKENS]) {
-    for (uint32_t i = threadIdx.x; i < HD * PAGE_TOKENS; i += TRANSFORM_THREADS)
-        numbers[i / PAGE_TOKENS][i % PAGE_TOKENS] = numbers[i / PAGE_TOKENS][i % PAGE_TOKENS] + mean[i / PAGE_TOKENS];
+/* Multiplies components by the basis. */
+template <int HD> static __device__ void find_channels(struct decode_memory<HD> &m) {
+    const uint32_t lane = threadIdx.x % 32, depth = depth_of(m);
+    struct product<HD> product;
+    split_numbers<HD>(depth, m.numbers);
+    wait_copies<0>();
     __syncthreads();
+    multiply<HD>(
+        [&](uint32_t block,
+            uint32_t first) { /* a lane loads the row of a matrix that its number in 8 lanes says, of pairs of components */
+                              const uint32_t k = lane % 8 / 2 * 4 + lane % 2 + lane / 16 * 2;
+                              uint32_t r[4];
+                              load_matrices_transposed(r, shared_address(&m.basis[first + k][16 * block + lane / 8 % 2 * 8]));
+                              return row_block{
+                                  {make_uint4(upper_halves(r[0]), upper_halves(r[2]), lower_halves(r[0]), lower_halves(r[2])),
+                                   make_uint4(upper_halves(r[1]), upper_halves(r[3]), lower_halves(r[1]), lower_halves(r[3]))}};
+        },
+        depth, m.numbers, product);
+    store_product<HD>(
+        product, [](uint32_t) { return INTEGER_UNIT; }, m.numbers);
 }
 
 template <int HD>
@@ -49,15 +79,12 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     const struct page_job job = job_of_block(e, sides);
     const struct transform_view &view = view_of(e, job);
     load_layout(view.layout, &m.l);
+    ask_for_basis(view, m);
     load_page(job, view, m);
-    const uint32_t depth = find_components(job, view, m);
-    struct product<HD> rows;
-    multiply<HD, false>(integer_rows{view.basis, view.unit}, depth, m.numbers, m.tile, rows);
-    store_product(rows, m.numbers);
-    add_mean<HD>(view.mean, m.numbers);
-    add_pre_rope_mean(e, job, 1, view.pre_rope_mean, m.numbers);
-    rotate_by_run<false>(e, job, m.numbers);
-    store_numbers<HD>(e, job, m.numbers);
+    find_components(job, view, m);
+    find_channels(m);
+    change_frame<HD, false>(e, job, {view.pre_rope_mean, view.mean}, m.numbers.of);
+    store_numbers<HD>(e, job, m.numbers.of);
 }
 
 template <int HD> static cudaError_t launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {

@@ -8,18 +8,17 @@
 #include "format/pq.h"
 
 constexpr uint32_t WARPS = TRANSFORM_THREADS / 32;
-constexpr uint32_t STAGED = 1024;                              /* floats of centroids that a warp has in shared memory */
-constexpr uint32_t TOGETHER = 8;                               /* centroids that a row meets at a time */
-constexpr uint32_t QUARTERS = TRANSFORM_THREADS / PAGE_TOKENS; /* threads that share a token */
+constexpr uint32_t STAGED = 1024; /* floats of centroids that a warp has in shared memory */
+constexpr uint32_t TOGETHER = 8;  /* centroids that a row meets at a time */
 
 template <int HD> struct centroids_memory {
-    float numbers[HD][PAGE_TOKENS];
+    float numbers[HD][NUMBERS_STRIDE];
     union {
         struct {
             float z[STAGED], half[STAGED / 2];
             uint16_t codes[PAGE_TOKENS];
         } search[WARPS];
-        float sums[QUARTERS][2][PAGE_TOKENS]; /* while rows are normalized and gains fitted */
+        float sums[TOKEN_PARTS][2][PAGE_TOKENS]; /* while rows are normalized and gains fitted */
     };
     float inverse[PAGE_TOKENS];
 };
@@ -54,7 +53,7 @@ static __device__ void write_codes(const uint16_t *codes, uint32_t bits, uint8_t
 template <int HD, class Term> static __device__ float sum_over_channels(centroids_memory<HD> &m, uint32_t which, Term term) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS, quarter = threadIdx.x / PAGE_TOKENS;
     float sum = 0;
-    for (uint32_t c = quarter; c < HD; c += QUARTERS) sum = sum + term(c, t);
+    for (uint32_t c = quarter; c < HD; c += TOKEN_PARTS) sum = sum + term(c, t);
     m.sums[quarter][which][t] = sum;
     __syncthreads();
     return (m.sums[0][which][t] + m.sums[1][which][t]) + (m.sums[2][which][t] + m.sums[3][which][t]);
@@ -64,7 +63,7 @@ template <int HD> static __device__ void normalize(centroids_memory<HD> &m) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
     const float square = sum_over_channels(m, 0, [&](uint32_t c, uint32_t t) { return m.numbers[c][t] * m.numbers[c][t]; });
     const float rms = sqrtf(square / (float)HD), inverse = rms > 0 ? 1 / rms : 0;
-    for (uint32_t c = threadIdx.x / PAGE_TOKENS; c < HD; c += QUARTERS) m.numbers[c][t] = m.numbers[c][t] * inverse;
+    for (uint32_t c = threadIdx.x / PAGE_TOKENS; c < HD; c += TOKEN_PARTS) m.numbers[c][t] = m.numbers[c][t] * inverse;
     __syncthreads();
 }
 
@@ -175,8 +174,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     const struct page_job job = job_of_block(e, sides);
     const struct centroid_view &view = ((const struct centroid_view *)e.learned[job.side])[job.place];
     uint8_t *const codes = job.page + (view.normalized ? PAGE_TOKENS : 0);
-    load_numbers<HD>(e, job, m.numbers);
-    take_mean<HD>(job, view.mean, m.numbers);
+    load_numbers<HD>(e, job, {NULL, view.mean}, m.numbers);
     if (view.normalized) normalize(m);
     move_to_origin(view, m);
     for (uint32_t part = threadIdx.x / 32; part < HD / view.shape.width; part += WARPS)
@@ -184,8 +182,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     clear_rest<HD>(view, codes);
     if (!view.normalized) return;
     __syncthreads(); /* codes are written, and numbers no longer read */
-    load_numbers<HD>(e, job, m.numbers);
-    take_mean<HD>(job, view.mean, m.numbers);
+    load_numbers<HD>(e, job, {NULL, view.mean}, m.numbers);
     write_gains(view, job, m);
 }
 
@@ -197,16 +194,16 @@ template <int HD>
 static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     decode_centroids_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
     extern __shared__ __align__(16) uint8_t memory[];
-    float(*const numbers)[PAGE_TOKENS] = (float(*)[PAGE_TOKENS])memory;
+    float(*const numbers)[NUMBERS_STRIDE] = (float(*)[NUMBERS_STRIDE])memory;
     const struct page_job job = job_of_block(e, sides);
     const struct centroid_view &view = ((const struct centroid_view *)e.learned[job.side])[job.place];
     const uint8_t *const codes = job.page + (view.normalized ? PAGE_TOKENS : 0);
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
     const float gain = view.normalized ? gain_at(view, job.page[t]) : 1;
-    for (uint32_t c = threadIdx.x / PAGE_TOKENS; c < HD; c += QUARTERS)
+    for (uint32_t c = threadIdx.x / PAGE_TOKENS; c < HD; c += TOKEN_PARTS)
         numbers[c][t] = view.mean[c] + gain * centroid_at(view, codes, c, t);
     __syncthreads();
-    rotate_by_run<false>(e, job, numbers);
+    change_frame<HD, false>(e, job, {}, numbers);
     store_numbers<HD>(e, job, numbers);
 }
 
@@ -226,7 +223,7 @@ cudaError_t encode_centroids(const struct encode *encode, struct encode_sides si
 }
 
 cudaError_t decode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
-#define LAUNCH(hd) launch<hd>(decode_centroids_kernel<hd>, hd * PAGE_TOKENS * sizeof(float), encode, sides, stream)
+#define LAUNCH(hd) launch<hd>(decode_centroids_kernel<hd>, hd * NUMBERS_STRIDE * sizeof(float), encode, sides, stream)
     TRANSFORM_HEAD_DIMS(encode->heads, LAUNCH)
 #undef LAUNCH
 }

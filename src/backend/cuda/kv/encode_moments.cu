@@ -10,7 +10,7 @@
 #define GRID 16 /* threads to a row and a column of the products */
 #define DEEP 16 /* tokens that are multiplied at a time */
 
-static_assert(GRID * GRID == TRANSFORM_THREADS && DEEP == TILE_DEPTH, "tiles of products");
+static_assert(GRID * GRID == TRANSFORM_THREADS, "tiles of products");
 
 template <int HD> struct products_shape {
     static constexpr int most = HD < 128 ? HD : 128, parts = HD / most,
@@ -18,12 +18,9 @@ template <int HD> struct products_shape {
 };
 
 template <int HD> struct moments_memory {
-    float z[HD][PAGE_TOKENS]; /* rows, then coefficients */
-    union {
-        float tile[TILE_DEPTH][HD]; /* while coefficients are found */
-        float rows[DEEP][HD + 1];   /* of size 1, while they are multiplied; + 1: columns lie in different banks */
-    };
-    double sum[HD], back[HD]; /* of rows; of keys rotated back by their offset */
+    struct page_numbers<HD> z; /* rows, then coefficients */
+    float rows[DEEP][HD + 1];  /* of size 1, while they are multiplied; + 1: columns lie in different banks */
+    double sum[HD], back[HD];  /* of rows; of keys rotated back by their offset */
     double cosines[HD / 2], sines[HD / 2];
     float mean[HD], pre_rope_mean[HD];
     float unit[PAGE_TOKENS];
@@ -42,7 +39,7 @@ static __device__ void sum_page(const struct encode &e, const struct page_job &j
     if (c < HD) {
         double sum = 0;
         for (uint32_t i = 0; i < PAGE_TOKENS; i++)
-            sum += (double)m.z[c][(i + c) % PAGE_TOKENS]; /* each thread in a bank of its own */
+            sum += (double)m.z.of[c][(i + c) % PAGE_TOKENS]; /* each thread in a bank of its own */
         m.sum[c] += sum;
     }
     if (job.side == CODEC_KEYS && c < e.pre_rope.pairs) {
@@ -50,7 +47,7 @@ static __device__ void sum_page(const struct encode &e, const struct page_job &j
         double a = 0, b = 0, cosines = 0, sines = 0;
         for (uint32_t t = 0; t < job.count; t++) {
             const float2 angle = ((const float2 *)e.pre_rope.offsets)[(size_t)(offset + t) * (e.heads.n_rot / 2) + c];
-            const double x = (double)m.z[at.a][t], y = (double)m.z[at.b][t];
+            const double x = (double)m.z.of[at.a][t], y = (double)m.z.of[at.b][t];
             a += x * (double)angle.x + y * (double)angle.y;
             b += y * (double)angle.x - x * (double)angle.y;
             cosines += (double)angle.x;
@@ -89,7 +86,7 @@ template <int HD> static __device__ void find_means(const struct encode &e, uint
     __syncthreads();
     for (uint32_t item = 0; item < e.n; item++) {
         const struct page_job job = rows_of_item(e, item, head, side);
-        load_numbers<HD>(e, job, m.z);
+        load_numbers<HD>(e, job, {}, m.z.of);
         sum_page(e, job, m);
         n += job.count;
     }
@@ -101,15 +98,15 @@ template <int HD> static __device__ void find_means(const struct encode &e, uint
 template <int HD> static __device__ float size_of(const struct moments_memory<HD> &m, uint32_t t) {
     float square = 0;
 #pragma unroll 8
-    for (uint32_t c = 0; c < HD; c++) square = square + m.z[c][t] * m.z[c][t];
+    for (uint32_t c = 0; c < HD; c++) square = square + m.z.of[c][t] * m.z.of[c][t];
     return sqrtf(square / (float)HD);
 }
 
 template <int HD> static __device__ void begin_sizes(const struct transform_view &profile, struct moments_memory<HD> &m) {
     for (uint32_t i = threadIdx.x; i < HD * PAGE_TOKENS; i += TRANSFORM_THREADS)
-        m.z[i / PAGE_TOKENS][i % PAGE_TOKENS] = i % PAGE_TOKENS ? 0 : m.mean[i / PAGE_TOKENS];
+        m.z.of[i / PAGE_TOKENS][i % PAGE_TOKENS] = i % PAGE_TOKENS ? 0 : m.mean[i / PAGE_TOKENS];
     __syncthreads();
-    find_coefficients<HD>(profile, m.z, m.tile);
+    find_coefficients<HD>(profile, m.z);
     const uint32_t t = threadIdx.x;
     if (t == 0) m.constant = TRANSFORM_GAIN_LEAST * size_of(m, 0);
     if (t < PAGE_TOKENS) m.squares[t] = 0, m.least[t] = FLT_MAX, m.most[t] = 0, m.used[t] = 0;
@@ -144,7 +141,7 @@ static __device__ void add_products(uint32_t row, uint32_t column, struct moment
         for (uint32_t i = threadIdx.x; i < HD * DEEP; i += TRANSFORM_THREADS) {
             const uint32_t c = i / DEEP, t = i % DEEP;
             const float unit = m.unit[first + t];
-            m.rows[t][c] = unit > 0 ? m.z[c][first + t] * unit : 0; /* rows that are not finite count as 0 */
+            m.rows[t][c] = unit > 0 ? m.z.of[c][first + t] * unit : 0; /* rows that are not finite count as 0 */
         }
         __syncthreads();
 #pragma unroll 2
@@ -194,10 +191,8 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     begin_sizes(profile, m);
     for (uint32_t item = 0; item < e.n; item++) {
         const struct page_job job = rows_of_item(e, item, head, side);
-        load_numbers<HD>(e, job, m.z);
-        add_pre_rope_mean(e, job, -1, m.pre_rope_mean, m.z);
-        take_mean<HD>(job, m.mean, m.z);
-        find_coefficients<HD>(profile, m.z, m.tile);
+        load_numbers<HD>(e, job, {m.pre_rope_mean, m.mean}, m.z.of);
+        find_coefficients<HD>(profile, m.z);
         take_sizes(m);
         add_products(row, column, m, products);
     }

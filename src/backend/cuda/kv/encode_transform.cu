@@ -4,17 +4,19 @@
 
 #define MOST_STEPS(hd) ((hd) / TRANSFORM_QUAD + 1)
 
+/* These turn a coefficient, for a row of size 1, into what the component's plane in the stream should say. */
+struct alignas(16) path_factors {
+    float inverse, limit, square; /* x is the coefficient times `inverse`, within +-limit */
+};
+
 template <int HD> struct encode_memory {
-    float z[HD][PAGE_TOKENS]; /* coefficients */
-    union {
-        float tile[TILE_DEPTH][HD];                                  /* while they are found */
-        uint32_t from[TRANSFORM_QUAD * MOST_STEPS(HD)][PAGE_TOKENS]; /* while paths are */
-        float own[HD][PAGE_TOKENS];                                  /* what the levels say, times sizes */
-    };
+    struct page_numbers<HD> z;                                   /* coefficients */
+    uint16_t from[TRANSFORM_QUAD * MOST_STEPS(HD)][PAGE_TOKENS]; /* of paths */
     uint16_t nibbles[HD / 2][PAGE_TOKENS];
     float size[HD], inverse_size[HD];
     float square[PAGE_TOKENS], unit[PAGE_TOKENS]; /* |z|^2; what makes the coefficients those of a row of size 1 */
-    float inverse_scale[TRANSFORM_PLANES_MAX];
+    float2 sums[TOKEN_PARTS][PAGE_TOKENS];        /* of the threads that share a token */
+    struct path_factors factors[HD];              /* by component */
     struct page_layout l;
     struct path_step step[MOST_STEPS(HD)];
     uint32_t steps;
@@ -28,17 +30,35 @@ template <int HD> static __device__ void set_sizes(const struct transform_view &
         m.size[c] = size;
         m.inverse_size[c] = size > 0 ? 1 / size : 0;
     }
-    for (uint32_t p = threadIdx.x; p < m.l.layout.planes; p += TRANSFORM_THREADS)
-        m.inverse_scale[p] = 1 / m.l.layout.plane[p].scale;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < m.l.layout.planes * (uint32_t)TRANSFORM_QUAD; i += TRANSFORM_THREADS) {
+        const struct transform_plane plane = m.l.layout.plane[i / TRANSFORM_QUAD];
+        const uint32_t c = plane.quad * TRANSFORM_QUAD + i % TRANSFORM_QUAD;
+        const float unit = m.size[c] * plane.scale;
+        if (plane.nibble >= m.l.layout.stream)
+            m.factors[c] = {m.inverse_size[c] / plane.scale, 4 * (float)plane.largest + 8 * upper_step_of(plane.table / 4u),
+                            unit * unit};
+    }
     if (threadIdx.x == TRANSFORM_THREADS - 1) m.steps = set_path_steps(m.l.layout, m.step);
 }
 
+/* Returns the sums over the threads that share a token, to its first thread. */
+template <int HD> static __device__ float2 sum_parts(float2 own, struct encode_memory<HD> &m) {
+    const uint32_t t = threadIdx.x % PAGE_TOKENS;
+    m.sums[threadIdx.x / PAGE_TOKENS][t] = own;
+    __syncthreads();
+    if (threadIdx.x < PAGE_TOKENS)
+        for (uint32_t part = 1; part < TOKEN_PARTS; part++) own = make_float2(own.x + m.sums[part][t].x, own.y + m.sums[part][t].y);
+    return own;
+}
+
 template <int HD> static __device__ void set_units(struct encode_memory<HD> &m) {
-    const uint32_t t = threadIdx.x;
-    if (t < PAGE_TOKENS) {
-        float square = 0;
+    const uint32_t t = threadIdx.x % PAGE_TOKENS;
+    float own = 0;
 #pragma unroll 8
-        for (uint32_t c = 0; c < HD; c++) square = square + m.z[c][t] * m.z[c][t];
+    for (uint32_t c = threadIdx.x / PAGE_TOKENS; c < HD; c += TOKEN_PARTS) own = own + m.z.of[c][t] * m.z.of[c][t];
+    const float square = sum_parts(make_float2(own, 0), m).x;
+    if (threadIdx.x < PAGE_TOKENS) {
         const float unit = square > 0 ? sqrtf((float)HD / square) : 0;
         m.square[t] = square;
         m.unit[t] = isfinite(unit) ? unit : 0;
@@ -50,11 +70,12 @@ template <int HD> static __device__ void set_units(struct encode_memory<HD> &m) 
  * it */
 
 static __device__ uint32_t quantize_gaussian(const struct page_layout &l, float scale, float *x) {
-    const int8_t *levels = l.levels[TRANSFORM_GAUSSIAN_4];
+    constexpr int8_t levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
     uint32_t code = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < 15; i++) code += *x > 0.5f * scale * (float)(levels[i] + levels[i + 1]);
-    *x = *x - scale * (float)levels[code];
+    for (int i = 0; i < 15; i++)
+        code += *x > 0.5f * scale * (float)(levels[TRANSFORM_GAUSSIAN_4][i] + levels[TRANSFORM_GAUSSIAN_4][i + 1]);
+    *x = *x - scale * (float)l.levels[TRANSFORM_GAUSSIAN_4][code];
     return code;
 }
 
@@ -79,12 +100,12 @@ static __device__ bool has_lower_bits_in_stream(const struct page_layout &l, uin
 }
 
 template <int HD> static __device__ float wanted_at(const struct encode_memory<HD> &m, uint32_t c, uint32_t t) {
-    return m.z[c][t] * m.unit[t] * m.inverse_size[c];
+    return m.z.of[c][t] * m.unit[t] * m.inverse_size[c];
 }
 
 template <int HD> static __device__ void write_alone(struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
-    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TRANSFORM_THREADS / PAGE_TOKENS) {
+    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TOKEN_PARTS) {
         const uint32_t planes[2] = {m.l.first[quad], m.l.second[quad]};
         uint32_t nibbles[2] = {0, 0};
         if (!is_alone(m.l, planes[0]) || has_lower_bits_in_stream(m.l, quad)) continue;
@@ -106,28 +127,27 @@ template <int HD> static __device__ void write_alone(struct encode_memory<HD> &m
 /* ---- The stream */
 
 template <int HD>
-static __device__ struct path_term term_of(const struct encode_memory<HD> &m, uint32_t t, uint32_t p, uint32_t i) {
-    const struct transform_plane plane = m.l.layout.plane[p];
-    const uint32_t c = plane.quad * TRANSFORM_QUAD + i;
-    const float unit = m.size[c] * plane.scale, limit = 4 * (float)plane.largest + 8 * upper_step_of(plane.table / 4u);
-    float x = wanted_at(m, c, t) * m.inverse_scale[p];
-    x = x > -limit ? x : -limit; /* NaN becomes -limit, too */
-    x = x < limit ? x : limit;
-    return {x, unit * unit};
+static __device__ struct path_term term_of(const struct encode_memory<HD> &m, float unit, uint32_t t, uint32_t c) {
+    const struct path_factors own = m.factors[c];
+    float x = m.z.of[c][t] * unit * own.inverse;
+    x = x > -own.limit ? x : -own.limit; /* NaN becomes -limit, too */
+    x = x < own.limit ? x : own.limit;
+    return {x, own.square};
 }
 
 /* Writes the upper bits of quads whose lower ones are in the stream. */
 template <int HD> static __device__ void write_uppers(struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
-    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TRANSFORM_THREADS / PAGE_TOKENS) {
+    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TOKEN_PARTS) {
         if (!has_lower_bits_in_stream(m.l, quad)) continue;
         const uint32_t p = m.l.second[quad];
         const float step = upper_step_of(m.l.layout.plane[p].table / 4u);
         uint32_t codes = 0;
-        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-            const int32_t level = plane_integer(m.l, p, i, [&](uint32_t n) { return (uint32_t)m.nibbles[n][t]; });
-            codes |= upper_code(term_of(m, t, p, i).x - (float)level, step) << (4 * i);
-        }
+        int32_t levels[TRANSFORM_QUAD];
+        plane_integers(
+            m.l, p, [&](uint32_t n) { return (uint32_t)m.nibbles[n][t]; }, levels);
+        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++)
+            codes |= upper_code(term_of(m, m.unit[t], t, quad * TRANSFORM_QUAD + i).x - (float)levels[i], step) << (4 * i);
         m.nibbles[m.l.layout.plane[m.l.first[quad]].nibble][t] = (uint16_t)codes;
     }
     __syncthreads();
@@ -135,24 +155,15 @@ template <int HD> static __device__ void write_uppers(struct encode_memory<HD> &
 
 template <int HD> static __device__ void write_stream(struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x;
-    if (t < PAGE_TOKENS && m.steps)
+    if (t < PAGE_TOKENS && m.steps) {
+        const float unit = m.unit[t];
         find_path(
-            m.l.layout, m.step, m.steps, t, [&](uint32_t p, uint32_t i) { return term_of(m, t, p, i); }, m.from, m.nibbles);
+            m.l.layout, m.step, m.steps, t, [&](uint32_t c) { return term_of(m, unit, t, c); }, m.from, m.nibbles);
+    }
     __syncthreads();
 }
 
 /* ---- Gains */
-
-/* Computes own[c][t], the sum of the page's levels for a row of size 1. */
-template <int HD> static __device__ void add_up_levels(struct encode_memory<HD> &m) {
-    const uint32_t t = threadIdx.x % PAGE_TOKENS;
-    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TRANSFORM_THREADS / PAGE_TOKENS)
-        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-            const uint32_t c = quad * TRANSFORM_QUAD + i;
-            m.own[c][t] = quad_level(m.l, quad, i, [&](uint32_t n) { return (uint32_t)m.nibbles[n][t]; }) * m.size[c];
-        }
-    __syncthreads();
-}
 
 static __device__ uint8_t gain_code(const struct transform_view &view, float gain) {
     if (!(view.gain_step > 0)) return 0;
@@ -161,18 +172,24 @@ static __device__ uint8_t gain_code(const struct transform_view &view, float gai
 }
 
 template <int HD>
-static __device__ void write_gains(const struct page_job &job, const struct transform_view &view,
-                                   const struct encode_memory<HD> &m) {
-    const uint32_t t = threadIdx.x;
-    if (t >= PAGE_TOKENS) return;
-    float cross = 0, own = 0, gain = 0;
-#pragma unroll 8
-    for (uint32_t c = 0; c < m.l.layout.quads * (uint32_t)TRANSFORM_QUAD; c++) {
-        const float level = m.own[c][t];
-        cross = cross + m.z[c][t] * level;
-        own = own + level * level;
+static __device__ void write_gains(const struct page_job &job, const struct transform_view &view, struct encode_memory<HD> &m) {
+    const uint32_t t = threadIdx.x % PAGE_TOKENS;
+    float2 own = make_float2(0, 0); /* products of the row with its levels for a size of 1, and their squares */
+    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TOKEN_PARTS) {
+        float levels[TRANSFORM_QUAD];
+        quad_levels(
+            m.l, quad, [&](uint32_t n) { return (uint32_t)m.nibbles[n][t]; }, levels);
+#pragma unroll
+        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
+            const uint32_t c = quad * TRANSFORM_QUAD + i;
+            const float level = levels[i] * m.size[c];
+            own = make_float2(own.x + m.z.of[c][t] * level, own.y + level * level);
+        }
     }
-    if (own > 0) gain = job.side == CODEC_KEYS ? sqrtf(m.square[t] / own) : cross / own;
+    own = sum_parts(own, m);
+    if (threadIdx.x >= PAGE_TOKENS) return;
+    float gain = 0;
+    if (own.y > 0) gain = job.side == CODEC_KEYS ? sqrtf(m.square[t] / own.y) : own.x / own.y;
     job.page[t] = t < job.count ? gain_code(view, gain) : 0;
 }
 
@@ -185,7 +202,7 @@ template <int HD> static __device__ void write_nibbles(const struct page_job &jo
 }
 
 template <int HD>
-static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
+static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 3)
     encode_transform_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
     extern __shared__ __align__(16) uint8_t memory[];
     struct encode_memory<HD> &m = *(struct encode_memory<HD> *)memory;
@@ -198,16 +215,13 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     }
     load_layout(view.layout, &m.l);
     set_sizes(view, m);
-    load_numbers<HD>(e, job, m.z);
-    add_pre_rope_mean(e, job, -1, view.pre_rope_mean, m.z);
-    take_mean<HD>(job, view.mean, m.z);
-    find_coefficients<HD>(view, m.z, m.tile);
+    load_numbers<HD>(e, job, {view.pre_rope_mean, view.mean}, m.z.of);
+    find_coefficients<HD>(view, m.z);
     set_units(m);
     write_alone(m);
     write_stream(m);
     write_uppers(m);
     write_nibbles(job, m);
-    add_up_levels(m);
     write_gains(job, view, m);
 }
 

@@ -5,11 +5,9 @@
 #ifndef TERSE_BACKEND_CUDA_KV_TRANSFORM_PAGE_CUH
 #define TERSE_BACKEND_CUDA_KV_TRANSFORM_PAGE_CUH
 
-#include "backend/cuda/kv/encode_common.cuh"
+#include "backend/cuda/kv/transform_product.cuh"
 #include "format/transform_levels.h"
 
-#define TRANSFORM_THREADS 256
-#define TILE_DEPTH 16 /* of a matrix in shared memory at a time */
 #define NO_PLANE 255
 
 static __device__ inline const struct transform_view &view_of(const struct encode &e, const struct page_job &job) {
@@ -17,7 +15,7 @@ static __device__ inline const struct transform_view &view_of(const struct encod
     return (own ? own : (const struct transform_view *)e.learned[job.side])[job.place];
 }
 
-/* ---- Rows: numbers[channel][64 tokens] */
+/* ---- Rows: numbers[channel][token] */
 
 struct pair_channels {
     uint32_t a, b;
@@ -37,17 +35,61 @@ static __device__ inline float2 rotate_forth(float2 x, float2 angle) {
 }
 static __device__ inline float2 rotate_back(float2 x, float2 angle) { return rotate_forth(x, make_float2(angle.x, -angle.y)); }
 
-/* Rotates all pairs of keys' numbers back by the run's position, or forth; values stay as they are. */
-template <bool BACK>
-static __device__ void rotate_by_run(const struct encode &e, const struct page_job &job, float (*numbers)[PAGE_TOKENS]) {
-    if (job.side != CODEC_KEYS) return;
-    for (uint32_t i = threadIdx.x; i < e.heads.n_rot / 2 * PAGE_TOKENS; i += TRANSFORM_THREADS) {
-        const uint32_t pair = i / PAGE_TOKENS, t = i % PAGE_TOKENS;
-        const struct pair_channels at = channels_of_pair(e.heads, pair);
-        const float2 angle = run_angle(e, job.item->set.first, pair), x = make_float2(numbers[at.a][t], numbers[at.b][t]);
-        const float2 y = BACK ? rotate_back(x, angle) : rotate_forth(x, angle);
-        numbers[at.a][t] = y.x;
-        numbers[at.b][t] = y.y;
+/* A row_frame says what lies between a row and its numbers: keys are rotated back to their run, and of them their mean before rotation
+ * is subtracted, turned to their offsets as pre_rope_add of kv/pre_rope.h does, and then the mean. Either may be NULL. */
+struct row_frame {
+    const float *pre_rope_mean, *mean; /* [HD] */
+};
+
+#define PAIRS_TOGETHER 4 /* whose angles are loaded together: a sector of 32 bytes */
+
+/* Loads the angles of pairs from `pair` on at an offset from the page's run; zeros past the pairs of the mean before rotation. */
+static __device__ inline void load_angles(const struct encode &e, uint32_t offset, uint32_t pair,
+                                          float2 (&angles)[PAIRS_TOGETHER]) {
+    const float2 *const from = (const float2 *)e.pre_rope.offsets + (size_t)offset * (e.heads.n_rot / 2) + pair;
+    if (e.heads.n_rot % (4 * PAIRS_TOGETHER) == 0 && pair + PAIRS_TOGETHER <= e.pre_rope.pairs) {
+        const float4 low = ((const float4 *)from)[0], high = ((const float4 *)from)[1];
+        angles[0] = make_float2(low.x, low.y), angles[1] = make_float2(low.z, low.w);
+        angles[2] = make_float2(high.x, high.y), angles[3] = make_float2(high.z, high.w);
+        return;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < PAIRS_TOGETHER; i++) angles[i] = pair + i < e.pre_rope.pairs ? from[i] : make_float2(0, 0);
+}
+
+/* Turns rows that lie as numbers[channel][token] into numbers, zeros where there is no token, or with BACK false numbers into rows. */
+template <int HD, bool BACK>
+static __device__ void change_frame(const struct encode &e, const struct page_job &job, struct row_frame frame,
+                                    float (*numbers)[NUMBERS_STRIDE]) {
+    const bool keys = job.side == CODEC_KEYS;
+    const uint32_t t = threadIdx.x % PAGE_TOKENS, part = threadIdx.x / PAGE_TOKENS, first = job.item->set.first,
+                   pairs = keys ? e.heads.n_rot / 2 : 0;
+    const auto mean_at = [&](uint32_t c) { return frame.mean ? frame.mean[c] : 0; };
+    for (uint32_t group = PAIRS_TOGETHER * part; group < pairs; group += PAIRS_TOGETHER * TOKEN_PARTS) {
+        float2 angles[PAIRS_TOGETHER] = {};
+        if (frame.pre_rope_mean) load_angles(e, first % ROPE_RUN_TOKENS + t, group, angles);
+#pragma unroll
+        for (uint32_t i = 0; i < PAIRS_TOGETHER && group + i < pairs; i++) {
+            const struct pair_channels at = channels_of_pair(e.heads, group + i);
+            const float2 run = run_angle(e, first, group + i), mean = make_float2(mean_at(at.a), mean_at(at.b));
+            float2 x = make_float2(numbers[at.a][t], numbers[at.b][t]), turned = make_float2(0, 0);
+            if (frame.pre_rope_mean) {
+                const float a = frame.pre_rope_mean[at.a], b = frame.pre_rope_mean[at.b];
+                turned = make_float2(a * angles[i].x - b * angles[i].y, a * angles[i].y + b * angles[i].x);
+            }
+            if (BACK) {
+                x = rotate_back(x, run);
+                x = make_float2(x.x - turned.x - mean.x, x.y - turned.y - mean.y);
+                if (t >= job.count) x = make_float2(0, 0);
+            } else
+                x = rotate_forth(make_float2(x.x + mean.x + turned.x, x.y + mean.y + turned.y), run);
+            numbers[at.a][t] = x.x;
+            numbers[at.b][t] = x.y;
+        }
+    }
+    for (uint32_t c = 2 * pairs + part; c < HD; c += TOKEN_PARTS) {
+        const float x = numbers[c][t];
+        numbers[c][t] = !BACK ? x + mean_at(c) : t < job.count ? x - mean_at(c) : 0;
     }
     __syncthreads();
 }
@@ -57,143 +99,66 @@ static __device__ inline void spread_halves(uint32_t word, float *low, float *hi
     *high = __half2float(__ushort_as_half((unsigned short)(word >> 16)));
 }
 
-/* Adds to keys' numbers factor times their mean before rotation, turned to their offsets, as pre_rope_add of kv/pre_rope.h does. */
-static __device__ inline void add_pre_rope_mean(const struct encode &e, const struct page_job &job, float factor, const float *mean,
-                                                float (*numbers)[PAGE_TOKENS]) {
-    if (job.side != CODEC_KEYS) return;
-    const uint32_t offset = job.item->set.first % ROPE_RUN_TOKENS;
-    for (uint32_t i = threadIdx.x; i < e.pre_rope.pairs * PAGE_TOKENS; i += TRANSFORM_THREADS) {
-        const uint32_t pair = i / PAGE_TOKENS, t = i % PAGE_TOKENS;
-        const struct pair_channels at = channels_of_pair(e.heads, pair);
-        const float2 angle = ((const float2 *)e.pre_rope.offsets)[(size_t)(offset + t) * (e.heads.n_rot / 2) + pair];
-        const float a = factor * mean[at.a], b = factor * mean[at.b];
-        numbers[at.a][t] = numbers[at.a][t] + (a * angle.x - b * angle.y);
-        numbers[at.b][t] = numbers[at.b][t] + (a * angle.y + b * angle.x);
-    }
-    __syncthreads();
+/* Calls at(t, c) for each token and each 8 channels. Neighbouring threads have a sector of 32 bytes of a row. */
+template <int HD, class At> static __device__ void each_sector(At at) {
+    for (uint32_t i = threadIdx.x; i < HD / 8 * PAGE_TOKENS; i += TRANSFORM_THREADS)
+        at(i / 2 % PAGE_TOKENS, (i / (2 * PAGE_TOKENS) * 2 + i % 2) * 8);
 }
 
-/* Loads the page's rows, keys in the frame of their run; zeros where there is no token. */
+/* Loads a page's rows as numbers; zeros where there is no token. */
 template <int HD>
-static __device__ void load_numbers(const struct encode &e, const struct page_job &job, float (*numbers)[PAGE_TOKENS]) {
-    for (uint32_t i = threadIdx.x; i < HD / 8 * PAGE_TOKENS; i += TRANSFORM_THREADS) {
-        const uint32_t t = i % PAGE_TOKENS, c = i / PAGE_TOKENS * 8;
+static __device__ void load_numbers(const struct encode &e, const struct page_job &job, struct row_frame frame,
+                                    float (*numbers)[NUMBERS_STRIDE]) {
+    each_sector<HD>([&](uint32_t t, uint32_t c) {
         uint4 x = make_uint4(0, 0, 0, 0);
         if (t < job.count) x = *(const uint4 *)(job.rows + t * e.token_stride + c);
         const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
         for (uint32_t k = 0; k < 4; k++) spread_halves(words[k], &numbers[c + 2 * k][t], &numbers[c + 2 * k + 1][t]);
-    }
+    });
     __syncthreads();
-    rotate_by_run<true>(e, job, numbers);
+    change_frame<HD, true>(e, job, frame, numbers);
 }
 
-/* Subtracts the mean from rows; sets zeros where there is no token. */
-template <int HD> static __device__ void take_mean(const struct page_job &job, const float *mean, float (*numbers)[PAGE_TOKENS]) {
-    for (uint32_t i = threadIdx.x; i < HD * PAGE_TOKENS; i += TRANSFORM_THREADS) {
-        const uint32_t c = i / PAGE_TOKENS, t = i % PAGE_TOKENS;
-        numbers[c][t] = t < job.count ? numbers[c][t] - mean[c] : 0;
-    }
-    __syncthreads();
-}
-
-static __device__ inline uint32_t two_halves(float low, float high) {
-    return __half_as_ushort(__float2half_rn(low)) | (uint32_t)__half_as_ushort(__float2half_rn(high)) << 16;
-}
-
-/* Stores numbers as rows. Neighbouring threads write a sector of 32 bytes. */
+/* Stores numbers as rows. */
 template <int HD>
-static __device__ void store_numbers(const struct encode &e, const struct page_job &job, const float (*numbers)[PAGE_TOKENS]) {
-    for (uint32_t i = threadIdx.x; i < HD / 8 * PAGE_TOKENS; i += TRANSFORM_THREADS) {
-        const uint32_t t = i / 2 % PAGE_TOKENS, c = (i / (2 * PAGE_TOKENS) * 2 + i % 2) * 8;
-        if (t >= job.count) continue;
-        *(uint4 *)(job.rows + t * e.token_stride + c) =
-            make_uint4(two_halves(numbers[c][t], numbers[c + 1][t]), two_halves(numbers[c + 2][t], numbers[c + 3][t]),
-                       two_halves(numbers[c + 4][t], numbers[c + 5][t]), two_halves(numbers[c + 6][t], numbers[c + 7][t]));
-    }
+static __device__ void store_numbers(const struct encode &e, const struct page_job &job, const float (*numbers)[NUMBERS_STRIDE]) {
+    each_sector<HD>([&](uint32_t t, uint32_t c) {
+        if (t < job.count)
+            *(uint4 *)(job.rows + t * e.token_stride + c) =
+                make_uint4(two_halves(numbers[c][t], numbers[c + 1][t]), two_halves(numbers[c + 2][t], numbers[c + 3][t]),
+                           two_halves(numbers[c + 4][t], numbers[c + 5][t]), two_halves(numbers[c + 6][t], numbers[c + 7][t]));
+    });
 }
 
-/* ---- Products: out[r][t] = sum over k of matrix(r, k) numbers[k][t], in order of k. A thread has 4 tokens and HD / 16 rows. */
-
-template <int HD> struct product { float sums[HD / 32][2][4]; };
-
-static __device__ inline uint32_t product_token(void) { return threadIdx.x % 16 * 4; }
-static __device__ inline uint32_t product_row(uint32_t g) { return 32 * g + threadIdx.x / 16 * 2; }
-
-/* Loads matrix(r, k) for k in [first, first + TILE_DEPTH) to tile[k][r]. ROWS: the matrix lies as [r][k], else as [k][r]. */
-/* An integer_rows is a matrix of integers whose rows have units. */
-struct integer_rows {
-    const int16_t *integers;
-    const float *unit;
-};
-
-/* Loads four numbers of row r from column c on. */
-template <int HD> static __device__ float4 load_four(const float *matrix, uint32_t r, uint32_t c) {
-    return *(const float4 *)(matrix + (size_t)r * HD + c);
-}
-template <int HD> static __device__ float4 load_four(struct integer_rows matrix, uint32_t r, uint32_t c) {
-    const short4 x = *(const short4 *)(matrix.integers + (size_t)r * HD + c);
-    const float unit = matrix.unit[r];
-    return make_float4(unit * (float)x.x, unit * (float)x.y, unit * (float)x.z, unit * (float)x.w);
-}
-
-template <int HD, bool ROWS, class Matrix> static __device__ void load_tile(Matrix matrix, uint32_t first, float (*tile)[HD]) {
-    for (uint32_t i = threadIdx.x; i < HD * TILE_DEPTH / 4; i += TRANSFORM_THREADS) {
-        if (ROWS) {
-            const uint32_t r = i % HD, k = i / HD * 4;
-            const float4 x = load_four<HD>(matrix, r, first + k);
-            tile[k][r] = x.x, tile[k + 1][r] = x.y, tile[k + 2][r] = x.z, tile[k + 3][r] = x.w;
-        } else {
-            const uint32_t r = i % (HD / 4) * 4, k = i / (HD / 4);
-            *(float4 *)&tile[k][r] = load_four<HD>(matrix, first + k, r);
-        }
-    }
-}
-
-/* Multiplies `depth` numbers of each token, rounded up to TILE_DEPTH; numbers past `depth` must be 0. */
-template <int HD, bool ROWS, class Matrix>
-static __device__ void multiply(Matrix matrix, uint32_t depth, const float (*numbers)[PAGE_TOKENS], float (*tile)[HD],
-                                struct product<HD> &out) {
-#pragma unroll
-    for (uint32_t i = 0; i < HD / 4; i++) out.sums[i / 8][i / 4 % 2][i % 4] = 0;
-    for (uint32_t first = 0; first < depth; first += TILE_DEPTH) {
-        load_tile<HD, ROWS>(matrix, first, tile);
-        __syncthreads();
-#pragma unroll 4
-        for (uint32_t k = 0; k < TILE_DEPTH; k++) {
-            const float4 x = *(const float4 *)&numbers[first + k][product_token()];
-#pragma unroll
-            for (uint32_t g = 0; g < HD / 32; g++) {
-                const float2 a = *(const float2 *)&tile[k][product_row(g)];
-                float(&sums)[2][4] = out.sums[g];
-                sums[0][0] = fmaf(a.x, x.x, sums[0][0]), sums[0][1] = fmaf(a.x, x.y, sums[0][1]);
-                sums[0][2] = fmaf(a.x, x.z, sums[0][2]), sums[0][3] = fmaf(a.x, x.w, sums[0][3]);
-                sums[1][0] = fmaf(a.y, x.x, sums[1][0]), sums[1][1] = fmaf(a.y, x.y, sums[1][1]);
-                sums[1][2] = fmaf(a.y, x.z, sums[1][2]), sums[1][3] = fmaf(a.y, x.w, sums[1][3]);
-            }
-        }
-        __syncthreads();
-    }
-}
-
-/* Stores the product over the numbers that were multiplied, once no thread reads them any more. */
-template <int HD> static __device__ void store_product(const struct product<HD> &out, float (*numbers)[PAGE_TOKENS]) {
-#pragma unroll
-    for (uint32_t i = 0; i < HD / 16; i++) {
-        const float(&sums)[4] = out.sums[i / 2][i % 2];
-        *(float4 *)&numbers[product_row(i / 2) + i % 2][product_token()] = make_float4(sums[0], sums[1], sums[2], sums[3]);
-    }
-    __syncthreads();
-}
+/* ---- Coefficients */
 
 /* Turns numbers less their means into coefficients in a view's basis, times sizes. */
-template <int HD>
-static __device__ void find_coefficients(const struct transform_view &view, float (*numbers)[PAGE_TOKENS], float (*tile)[HD]) {
+template <int HD> static __device__ void find_coefficients(const struct transform_view &view, struct page_numbers<HD> &n) {
+    const uint32_t row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 4;
+    const uint4 *const metric = (const uint4 *)view.metric;
     struct product<HD> product;
-    multiply<HD, true>(view.metric, HD, numbers, tile, product);
-    store_product(product, numbers);
-    multiply<HD, true>(integer_rows{view.basis, view.unit}, HD, numbers, tile, product);
-    store_product(product, numbers);
+    split_numbers<HD>(HD, n);
+    multiply<HD>(
+        [&](uint32_t block, uint32_t first) {
+            const uint4 *const at = metric + ((size_t)(16 * block + row) * HD + first + column) / 4;
+            return row_block{{at[0], at[8 * HD / 4]}};
+        },
+        HD, n, product);
+    const float unit = __uint_as_float(view.metric[HD * HD]);
+    store_product<HD>(
+        product, [&](uint32_t) { return unit; }, n);
+    split_numbers<HD>(HD, n);
+    multiply<HD>(
+        [&](uint32_t block, uint32_t first) {
+            const int16_t *const at = view.basis + (size_t)(16 * block + row) * HD + first + column;
+            const uint2 low = *(const uint2 *)at, high = *(const uint2 *)(at + 8 * HD);
+            return row_block{{make_uint4(upper_halves(low.x), upper_halves(low.y), lower_halves(low.x), lower_halves(low.y)),
+                              make_uint4(upper_halves(high.x), upper_halves(high.y), lower_halves(high.x), lower_halves(high.y))}};
+        },
+        HD, n, product);
+    store_product<HD>(
+        product, [&](uint32_t component) { return INTEGER_UNIT * view.unit[component]; }, n);
 }
 
 /* ---- Layouts */
@@ -225,31 +190,41 @@ static __device__ inline void load_layout(const struct transform_layout &from, s
         if (to->second[q] == to->first[q] || to->first[q] == NO_PLANE) to->second[q] = NO_PLANE;
 }
 
-/* Returns the integer level of component i by a plane. nibble(n) is a token's 16 bits of the n-th nibble, component 0 the lowest. */
+/* Finds the integer levels of a quad's components by a plane. nibble(n) is a token's 16 bits of the n-th nibble, component 0 the
+ * lowest. */
 template <class Nibble>
-static __device__ int32_t plane_integer(const struct page_layout &l, uint32_t p, uint32_t i, Nibble nibble) {
+static __device__ void plane_integers(const struct page_layout &l, uint32_t p, Nibble nibble, int32_t (&integers)[TRANSFORM_QUAD]) {
     const struct transform_plane plane = l.layout.plane[p];
-    const uint32_t written = plane.table % 4u + 1, old = 15u >> written, stream = l.layout.stream;
-    uint32_t bits = nibble(plane.nibble) >> 4 * i & 15;
+    const uint32_t written = plane.table % 4u + 1, old = (15u >> written) * 0x1111, stream = l.layout.stream;
+    uint32_t bits = nibble(plane.nibble);
     if (old) {
         const uint32_t first = l.layout.nibbles - stream > 1 ? stream + 1 : stream;
         const bool wraps = plane.nibble == first;
-        const uint32_t before = wraps ? stream : plane.nibble == stream ? l.layout.nibbles - 1u : plane.nibble - 1u;
-        bits = (bits & ~old) | (nibble(before) >> 4 * (wraps ? (i + 3) % 4 : i) & old);
+        uint32_t before = nibble(wraps ? stream : plane.nibble == stream ? l.layout.nibbles - 1u : plane.nibble - 1u);
+        if (wraps) before = before << 4 | before >> 12; /* the component before's */
+        bits = (bits & ~old) | (before & old);
+        const uint32_t lower = ((1u << written) - 1) * 0x1111;
+        bits = (bits << written & ~lower) | (bits >> (4 - written) & lower);
     }
-    const uint32_t window = (bits << written | bits >> (4 - written)) & 15;
-    return l.levels[plane.table / 4u][window];
+    const int8_t *const levels = l.levels[plane.table / 4u];
+#pragma unroll
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) integers[i] = levels[bits >> 4 * i & 15];
 }
 
-/* Returns the same in units of the component's size. */
-template <class Nibble> static __device__ float plane_level(const struct page_layout &l, uint32_t p, uint32_t i, Nibble nibble) {
-    return l.layout.plane[p].scale * (float)plane_integer(l, p, i, nibble);
-}
-
-/* Returns the level of component i by all planes of a quad. */
-template <class Nibble> static __device__ float quad_level(const struct page_layout &l, uint32_t quad, uint32_t i, Nibble nibble) {
-    const float level = plane_level(l, l.first[quad], i, nibble);
-    return l.second[quad] == NO_PLANE ? level : level + plane_level(l, l.second[quad], i, nibble);
+/* Finds the levels of a quad's components by all its planes, in units of the components' sizes. */
+template <class Nibble>
+static __device__ void quad_levels(const struct page_layout &l, uint32_t quad, Nibble nibble, float (&levels)[TRANSFORM_QUAD]) {
+    int32_t integers[TRANSFORM_QUAD];
+    const uint32_t first = l.first[quad], second = l.second[quad];
+    plane_integers(l, first, nibble, integers);
+    const float scale = l.layout.plane[first].scale;
+#pragma unroll
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) levels[i] = scale * (float)integers[i];
+    if (second == NO_PLANE) return;
+    plane_integers(l, second, nibble, integers);
+    const float finer = l.layout.plane[second].scale;
+#pragma unroll
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) levels[i] = levels[i] + finer * (float)integers[i];
 }
 
 /* ---- Nibbles in a page (format/page_layout.h) */
@@ -270,17 +245,18 @@ static __device__ inline uint32_t pack_word(int side, uint32_t w, const uint16_t
     return word;
 }
 
-/* Returns token t's 16 bits of a nibble's bytes. */
+/* Returns token t's 16 bits of a nibble's bytes, which begin at a multiple of 4. */
 static __device__ inline uint32_t unpack_nibble(int side, const uint8_t *bytes, uint32_t t) {
     const uint8_t *octet = bytes + t / 32 * 64 + t / 8 % 2 * 32;
-    const uint32_t shift = t / 16 % 2 * 4;
-    uint32_t own = 0;
+    uint32_t own = 0; /* bytes: components */
+    if (side == CODEC_KEYS)
+        own = *(const uint32_t *)(octet + t % 8 * 4);
+    else
 #pragma unroll
-    for (uint32_t i = 0; i < 4; i++) {
-        const uint32_t byte = octet[side == CODEC_KEYS ? 4 * (t % 8) + i : 16 * (t % 8 / 4) + 4 * i + t % 4];
-        own |= (byte >> shift & 15) << (4 * i);
-    }
-    return own;
+        for (uint32_t i = 0; i < 4; i++) own |= (uint32_t)octet[16 * (t % 8 / 4) + 4 * i + t % 4] << (8 * i);
+    own = own >> (t / 16 % 2 * 4) & 0x0f0f0f0f;
+    own = (own | own >> 4) & 0x00ff00ff;
+    return (own | own >> 8) & 0xffff;
 }
 
 /* Calls the launch for the heads' head_dim. */

@@ -1,5 +1,5 @@
 /* Finds the best path through the stream of a token of the codec transform, by Viterbi's algorithm as the CPU's transform_path.c
- * does, a thread for each token. The costs of the eight states stay in registers; for each step a word in shared memory keeps from
+ * does, a thread for each token. The costs of the eight states stay in registers; for each step 16 bits in shared memory keep from
  * where each state was reached. */
 #ifndef TERSE_BACKEND_CUDA_KV_TRANSFORM_PATH_CUH
 #define TERSE_BACKEND_CUDA_KV_TRANSFORM_PATH_CUH
@@ -12,7 +12,8 @@
 /* A step writes the bits of a plane, of a pair of planes, or, at the end of a round, the rest of a nibble, which may be
  * anything. */
 struct alignas(4) path_step {
-    uint8_t bits, table, plane, planes; /* `table`: the first plane's */
+    uint8_t bits, table;  /* the first plane's; TRANSFORM_TABLES: none */
+    uint8_t quad, second; /* of the first plane and of a pair's second */
 };
 
 /* A path_term says that a plane's level costs square d^2, where d is x less the level or, if the component has upper levels, the
@@ -34,56 +35,77 @@ static __device__ __forceinline__ uint32_t upper_code(float x, float step) {
     return (uint32_t)place;
 }
 
-/* Returns d of window w. */
-template <int TABLE> static __device__ __forceinline__ float level_distance(const struct path_term &term, int w) {
+/* Returns d^2 of a level L of a table with upper levels. That these are clamped to 0 to 15, and rounded by a large number's last bit, is
+ * upper_code but where two of them are equally far. */
+template <int TABLE> static __device__ __forceinline__ float upper_distance(float x, int level) {
+    constexpr float step = upper_step_of(TABLE), integer = 12582912.0f; /* 1.5 2^23 */
+    const float d = x - (float)level;
+    float code = fmaf(d, 1 / step, 7.5f);
+    code = fminf(fmaxf(code, 0), 15) + integer;
+    return fmaf(-step, code - integer - 7.5f, d);
+}
+
+/* Returns the cost of a path that cost `before` and goes on by window w, by the tables of up to two planes; if FIRST is TRANSFORM_TABLES
+ * there is none. What all windows would add alike, square x^2, is left out where there are no upper levels: the rest is
+ * square L^2 - 2 square x L. */
+template <int FIRST> static __device__ __forceinline__ float path_cost(float before, const struct path_term terms[2], int w) {
     constexpr int8_t levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
-    constexpr float step = upper_step_of(TABLE);
-    const float d = term.x - (float)levels[TABLE][w];
-    if constexpr (step > 0) return d - step * ((float)upper_code(d, step) - 7.5f);
-    return d;
-}
-
-/* Returns the cost of window w by the tables of up to two planes; if FIRST is TRANSFORM_TABLES there is none. */
-template <int FIRST> static __device__ __forceinline__ float path_error(const struct path_term terms[2], int w) {
-    if constexpr (FIRST < TRANSFORM_TABLES) {
-        const float d = level_distance<FIRST>(terms[0], w), error = terms[0].square * d * d;
-        if constexpr (FIRST != TRANSFORM_PAIR_FIRST) return error;
-        const float second = level_distance<TRANSFORM_PAIR_SECOND>(terms[1], w);
-        return fmaf(terms[1].square * second, second, error);
+    if constexpr (FIRST == TRANSFORM_TABLES) return before;
+    if constexpr (upper_step_of(FIRST) > 0) {
+        const float d = upper_distance<FIRST>(terms[0].x, levels[FIRST][w]);
+        return fmaf(terms[0].square * d, d, before);
     }
-    return 0;
+    const auto add = [&](float cost, const struct path_term &term, int level) {
+        return fmaf((float)level, fmaf((float)level, term.square, -2 * term.square * term.x), cost);
+    };
+    const float cost = add(before, terms[0], levels[FIRST][w]);
+    if constexpr (FIRST != TRANSFORM_PAIR_FIRST) return cost;
+    return add(cost, terms[1], levels[TRANSFORM_PAIR_SECOND][w]);
 }
 
-/* Takes a step that writes BITS bits: a window is the last 4 - BITS bits of the state before and those written, its lower three
- * bits the state after. cost[state] is the least of all paths to it. Returns for each state after, in four bits, the state before
- * and above it the window's highest bit; where paths cost the same, the lower ones. */
+/* Takes a step that writes BITS bits: a window is the last 4 - BITS bits of the state before, with which it begins, and those
+ * written; its lower three bits are the state after. cost[state] is the least of all paths to it; where paths cost the same, the lower
+ * ones are taken. Returns, for state_before, the highest bit of each state's window, and behind these 8 bits BITS - 1 for each
+ * beginning: which of the states with it is taken. */
 template <int BITS, int FIRST>
 static __device__ __forceinline__ uint32_t take_step(const struct path_term terms[2], float (&cost)[PATH_STATES]) {
     constexpr int BEGINNINGS = 16 >> BITS;
     float best[BEGINNINGS], after[PATH_STATES];
-    uint32_t state[BEGINNINGS], from = 0;
+    uint32_t from = 0;
 #pragma unroll
     for (int b = 0; b < BEGINNINGS && b < PATH_STATES; b++) {
+        uint32_t taken = 0;
         best[b] = cost[b];
-        state[b] = (uint32_t)b;
 #pragma unroll
         for (int s = b + BEGINNINGS; s < PATH_STATES; s += BEGINNINGS) {
             const bool less = cost[s] < best[b];
-            state[b] = less ? (uint32_t)s : state[b];
+            taken = less ? (uint32_t)(s / BEGINNINGS) << (PATH_STATES + (BITS - 1) * b) : taken;
             best[b] = less ? cost[s] : best[b];
         }
+        from |= taken;
     }
 #pragma unroll
     for (int s = 0; s < PATH_STATES; s++) {
-        const int first = s >> BITS, second = (s + PATH_STATES) >> BITS;
-        const float x = best[first] + path_error<FIRST>(terms, s), y = best[second] + path_error<FIRST>(terms, s + PATH_STATES);
+        const float x = path_cost<FIRST>(best[s >> BITS], terms, s),
+                    y = path_cost<FIRST>(best[(s + PATH_STATES) >> BITS], terms, s + PATH_STATES);
         const bool less = y < x;
-        from |= (less ? state[second] | PATH_STATES : state[first]) << (4 * s);
+        from |= less ? 1u << s : 0;
         after[s] = less ? y : x;
     }
 #pragma unroll
     for (int s = 0; s < PATH_STATES; s++) cost[s] = after[s];
     return from;
+}
+
+/* Returns the window by which a step reached a state, by what take_step has returned. */
+static __device__ __forceinline__ uint32_t window_to(uint32_t from, uint32_t state) {
+    return state | (from >> state & 1) * PATH_STATES;
+}
+
+/* Returns the state before that window. */
+static __device__ __forceinline__ uint32_t state_before(uint32_t from, uint32_t bits, uint32_t window) {
+    const uint32_t beginning = window >> bits, others = bits - 1;
+    return beginning | (from >> (PATH_STATES + others * beginning) & ((1u << others) - 1)) << (4 - bits);
 }
 
 static __device__ __forceinline__ uint32_t take_step_of(const struct path_step &step, const struct path_term terms[2],
@@ -111,7 +133,7 @@ static __device__ inline uint32_t set_path_steps(const struct transform_layout &
     if (p == layout.planes) return 0;
     while (p < layout.planes) {
         const uint32_t table = layout.plane[p].table / 4u, planes = table == TRANSFORM_PAIR_FIRST ? 2 : 1;
-        steps[n++] = {new_bits[table], (uint8_t)table, (uint8_t)p, (uint8_t)planes};
+        steps[n++] = {new_bits[table], (uint8_t)table, (uint8_t)layout.plane[p].quad, (uint8_t)layout.plane[p + planes - 1].quad};
         written += new_bits[table];
         p += planes;
     }
@@ -125,12 +147,12 @@ static __device__ inline uint32_t stream_place(const struct transform_layout &la
     return layout.stream + (n + 1) % (uint32_t)(layout.nibbles - layout.stream);
 }
 
-/* Finds the path of token t and writes its nibbles[nibble][64], those of the stream. term(step, plane, i) is of a plane of a step
- * and component i of its quad. from[4 steps or 2 TRANSFORM_PATH_WARM_UP][64] is scratch. A stream is a ring: one round for each
+/* Finds the path of token t and writes its nibbles[nibble][64], those of the stream. term(c) is of the plane of component c
+ * that is in the stream. from[4 steps or 2 TRANSFORM_PATH_WARM_UP][64] is scratch. A stream is a ring: one round for each
  * component i of quads, from the first plane to the last. */
 template <class Term>
 static __device__ void find_path(const struct transform_layout &layout, const struct path_step *step, uint32_t steps, uint32_t t,
-                                 Term term, uint32_t (*from)[PAGE_TOKENS], uint16_t (*nibbles)[PAGE_TOKENS]) {
+                                 Term term, uint16_t (*from)[PAGE_TOKENS], uint16_t (*nibbles)[PAGE_TOKENS]) {
     const uint32_t all = TRANSFORM_QUAD * steps;
     uint32_t seam = 0;
     for (int pass = 0; pass < 2; pass++) { /* over the seam, to find the state there; then all around from it */
@@ -142,9 +164,9 @@ static __device__ void find_path(const struct transform_layout &layout, const st
         for (uint32_t k = 0; k < n; k++) {
             const struct path_step own = step[at];
             struct path_term terms[2] = {};
-            if (own.planes) terms[0] = term(own.plane, i);
-            if (own.planes > 1) terms[1] = term(own.plane + 1u, i);
-            from[k][t] = take_step_of(own, terms, cost);
+            if (own.table < TRANSFORM_TABLES) terms[0] = term(own.quad * TRANSFORM_QUAD + i);
+            if (own.table == TRANSFORM_PAIR_FIRST) terms[1] = term(own.second * TRANSFORM_QUAD + i);
+            from[k][t] = (uint16_t)take_step_of(own, terms, cost);
             if (++at == steps) at = 0, i = (i + 1) % TRANSFORM_QUAD;
         }
         if (pass) break;
@@ -153,17 +175,17 @@ static __device__ void find_path(const struct transform_layout &layout, const st
         for (uint32_t s = 1; s < PATH_STATES; s++)
             if (cost[s] < least) seam = s, least = cost[s];
         for (uint32_t k = 2 * TRANSFORM_PATH_WARM_UP; k-- > TRANSFORM_PATH_WARM_UP;)
-            seam = from[k][t] >> 4 * seam & (PATH_STATES - 1);
+            seam = state_before(from[k][t], step[(begin + k) % steps].bits, window_to(from[k][t], seam));
     }
     /* The path is followed back. Each component's bits gather from the last written to the first. */
     uint32_t state = seam;
     for (uint32_t i = TRANSFORM_QUAD; i-- > 0;) {
         uint32_t bits = 0, written = 0, n = layout.nibbles - layout.stream;
         for (uint32_t at = steps; at-- > 0;) {
-            const uint32_t own = from[i * steps + at][t] >> 4 * state & 15, window = state | (own & PATH_STATES);
-            bits |= (window & ((1u << step[at].bits) - 1)) << written;
-            written += step[at].bits;
-            state = own & (PATH_STATES - 1);
+            const uint32_t own = from[i * steps + at][t], new_bits = step[at].bits, window = window_to(own, state);
+            bits |= (window & ((1u << new_bits) - 1)) << written;
+            written += new_bits;
+            state = state_before(own, new_bits, window);
             if (written < TRANSFORM_NIBBLE_BITS) continue;
             uint16_t *to = &nibbles[stream_place(layout, --n)][t];
             *to = (uint16_t)((i == TRANSFORM_QUAD - 1 ? 0 : *to) | (bits & 15) << (4 * i));

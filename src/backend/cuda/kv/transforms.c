@@ -2,18 +2,21 @@
 #include "backend/cuda/kv/transforms.h"
 
 #include "backend/cuda/device.h"
+#include "base/half.h"
 #include "base/memory.h"
 #include "format/codebook_layouts.h"
 #include "format/transform_codes.h"
 #include "format/transform_fit.h"
 
+#include <math.h>
 #include <string.h>
 
 /* Return how many floats a view's numbers take: mean, mean before rotation, size, unit, step, the readers' words, of which a layout
- * has at most 6 for each of hd / 2 planes, and the basis in integers; a profile's view has the metric behind them. */
+ * has at most 6 for each of hd / 2 planes, and the basis in integers; a profile's view has the metric behind them, and four floats,
+ * of which the first is its unit. */
 static size_t reader_floats(size_t hd) { return 3 * hd; }
 static size_t own_floats(size_t hd) { return 5 * hd + reader_floats(hd) + hd * hd / 2; }
-static size_t view_floats(size_t hd) { return own_floats(hd) + hd * hd; }
+static size_t view_floats(size_t hd) { return own_floats(hd) + hd * hd + 4; }
 
 /* ---- Readers of planes */
 
@@ -118,9 +121,27 @@ static struct transform_view make_view(const void *record, const struct transfor
                                   .pre_rope_mean = device + 3 * hd,
                                   .step = device + 4 * hd,
                                   .basis = (const int16_t *)(const void *)(device + 8 * hd),
-                                  .metric = device + own_floats(hd)};
+                                  .metric = (const uint32_t *)(const void *)(device + own_floats(hd))};
     set_layout(layout, side, &view, (uint32_t *)(void *)(step + hd), device + 5 * hd);
     return view;
+}
+
+/* Turns metric[hd][hd] into halves and writes their unit behind them, as struct transform_view has them. */
+static void split_metric(size_t hd, float *metric) {
+    float most = 0;
+    int exponent = 0;
+    for (size_t i = 0; i < hd * hd; i++) most = fmaxf(most, fabsf(metric[i]));
+    if (most > 0 && isfinite(most)) frexpf(most, &exponent);
+    for (size_t i = 0; i < hd * hd; i += 4) {
+        uint16_t halves[8];
+        for (size_t k = 0; k < 4; k++) {
+            const float x = ldexpf(metric[i + k], 14 - exponent);
+            halves[k] = half_from_float(x);
+            halves[4 + k] = half_from_float(x - half_to_float(halves[k]));
+        }
+        memcpy(metric + i, halves, sizeof halves);
+    }
+    metric[hd * hd] = ldexpf(1, exponent - 14);
 }
 
 static enum terse_status make_views(const struct cache_shape *shape, const struct method *method, enum codec_side side,
@@ -135,6 +156,7 @@ static enum terse_status make_views(const struct cache_shape *shape, const struc
         transform_record_set(own, shape->head_dim, work->record);
         views[i] = make_view(work->record, &method->layouts->layout[side][set], side, shape->head_dim, work->floats, device);
         status = transform_metric(own.basis, shape->head_dim, work->floats + own_floats(hd), error);
+        if (!status) split_metric(hd, work->floats + own_floats(hd));
         if (!status)
             status = device_check(device_send(device, work->floats, view_floats(hd) * sizeof *device), "sending a profile", error);
     }
@@ -209,6 +231,7 @@ void transforms_fitted_set(const struct cache_base *base, enum codec_side side, 
                      at = views_bytes(n) + i * own_floats(hd) * sizeof(float);
         views[i] = make_view(fitted_record(base, layer, head, side), &base->method.layouts->layout[side][set], side, hd,
                              (float *)(void *)(host + at), (float *)(void *)(device + at));
-        views[i].metric = (const float *)(const void *)((const uint8_t *)profile + views_bytes(n) + i * numbers) + own_floats(hd);
+        views[i].metric =
+            (const uint32_t *)(const void *)((const uint8_t *)profile + views_bytes(n) + i * numbers) + own_floats(hd);
     }
 }

@@ -144,8 +144,9 @@ struct transform_view {
     const float *unit;           /* [hd] of each component's integers, and `step` times its size: size unit */
     const float *step;
     const int16_t *basis; /* [component][channel]: row c, times step_c, is what a component of 1 adds; integers to +-32767 */
-    const float
-        *metric; /* [hd][hd], transform_metric: basis metric (row - mean) are the coefficients y size; the profile's, of both */
+    /* [hd][hd], transform_metric: basis metric (row - mean) are the coefficients y size; the profile's, of both. Of each four numbers,
+     * times a power of two, first the halves, then what these leave, as halves; behind them all, as a float, the inverse of that power. */
+    const uint32_t *metric;
     const uint32_t *readers; /* transform_readers: what attention knows of the planes */
     uint32_t wraps;          /* transform_wraps */
     struct transform_quad quad[TRANSFORM_QUADS_MAX];

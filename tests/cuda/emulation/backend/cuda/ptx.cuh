@@ -17,36 +17,58 @@ inline float emulated_half(uint32_t pair, int high) {
 }
 inline float emulated_bf16(uint32_t pair, int high) { return __uint_as_float(pair >> 16 * high << 16); }
 
-struct emulated_operands {
-    uint32_t a[4], b[2];
+/* Operands of mma, a[2 * (k / 8) + row / 8][k % 2] and b[k / 8][k % 2]: a lane converts its own once, before it exchanges them. */
+struct emulated_numbers {
+    float a[4][2], b[2][2];
 };
 
-template <class NUMBER>
-void emulated_mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, NUMBER number) {
-    const emulated_operands own = {{a0, a1, a2, a3}, {b0, b1}};
-    const emulated_operands *all = (const emulated_operands *)emulated_exchange(0xffffffffu, &own, sizeof own);
+inline void emulated_multiply(float (&d)[4], const emulated_numbers &own) {
+    const emulated_numbers *all = (const emulated_numbers *)emulated_exchange(0xffffffffu, &own, sizeof own);
     unsigned g = emulated_lane() / 4, t = emulated_lane() % 4;
     for (unsigned i = 0; i < 4; i++) {
         unsigned low_row = i / 2, column = 2 * t + i % 2;
         double sum = 0; /* order and roundings are the hardware's own */
         for (unsigned k = 0; k < 16; k++) {
             unsigned lane = k % 8 / 2;
-            float a = number(all[4 * g + lane].a[low_row + 2 * (k / 8)], k % 2);
-            float b = number(all[4 * column + lane].b[k / 8], k % 2);
-            sum += (double)a * (double)b;
+            sum += (double)all[4 * g + lane].a[low_row + 2 * (k / 8)][k % 2] * (double)all[4 * column + lane].b[k / 8][k % 2];
         }
         d[i] = (float)((double)d[i] + sum);
     }
 }
 
+template <class NUMBER>
+inline void emulated_mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,
+                         NUMBER number) {
+    const uint32_t words[6] = {a0, a1, a2, a3, b0, b1};
+    emulated_numbers own;
+    for (int i = 0; i < 6; i++)
+        for (int high = 0; high < 2; high++) (i < 4 ? own.a[i] : own.b[i - 4])[high] = number(words[i], high);
+    emulated_multiply(d, own);
+}
+
 inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    emulated_mma(d, a0, a1, a2, a3, b0, b1, emulated_half);
+    emulated_mma(d, a0, a1, a2, a3, b0, b1, [](uint32_t pair, int high) { return emulated_half(pair, high); });
 }
 inline void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    emulated_mma(d, a0, a1, a2, a3, b0, b1, emulated_bf16);
+    emulated_mma(d, a0, a1, a2, a3, b0, b1, [](uint32_t pair, int high) { return emulated_bf16(pair, high); });
+}
+
+/* A half and its rest are 22 bits, which a float has. */
+inline void mma_sums(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&a_rest)[4], const uint32_t (&b)[2],
+                     const uint32_t (&b_rest)[2]) {
+    emulated_numbers own;
+    for (int high = 0; high < 2; high++) {
+        for (int i = 0; i < 4; i++) own.a[i][high] = emulated_half(a[i], high) + emulated_half(a_rest[i], high);
+        for (int i = 0; i < 2; i++) own.b[i][high] = emulated_half(b[i], high) + emulated_half(b_rest[i], high);
+    }
+    emulated_multiply(d, own);
 }
 
 inline int emulated_byte(uint32_t word, unsigned i) { return (int8_t)(word >> 8 * i); }
+
+struct emulated_operands {
+    uint32_t a[4], b[2];
+};
 
 inline void mma_s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     const emulated_operands own = {{a0, a1, a2, a3}, {b0, b1}};
