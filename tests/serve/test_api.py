@@ -25,7 +25,7 @@ class Fields(ServedTest):
     def test_wrong_types_are_named(self):
         wrong = {"temperature": "hot", "top_p": 2, "min_p": -1, "typical_p": [], "top_k": 1.5, "repeat_penalty": 0, "presence_penalty": {},
                  "frequency_penalty": True, "repeat_last_n": "x", "seed": 0.5, "max_tokens": -5, "n": 0, "stream": "yes", "stream_options": 3,
-                 "stop": 7, "logit_bias": "x", "response_format": "json", "user": 5, "model": ["m"], "cache_prompt": 1, "best_of": 2}
+                 "stop": 7, "logit_bias": "x", "response_format": "json", "user": 5, "model": ["m"], "cache_prompt": 1, "best_of": 0}
         for path, prompt in ((CHAT, {"messages": HELLO}), (COMPLETION, {"prompt": "Hello"})):
             for name, value in wrong.items():
                 with self.subTest(path=path, name=name):

@@ -33,7 +33,7 @@ static void note_begun(struct scheduler *s, struct task *task, const struct gene
 
 /* Begins the next prompt of the task. Returns false if nothing more can begin now. */
 static bool begin_prompt(struct scheduler *s, struct task *task) {
-    size_t n = (size_t)task->request.n, free_slots = s->slots.n - slots_taken(&s->slots);
+    size_t n = (size_t)task->request.best_of, free_slots = s->slots.n - slots_taken(&s->slots);
     struct generation *first = &task->generations[task->next_prompt * n];
     struct terse_error error;
     if (free_slots < n) return false;

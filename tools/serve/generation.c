@@ -74,6 +74,17 @@ static enum terse_status log_token(struct generation *g, int32_t token, struct t
     return terse_session_logprobs(g->session, token, &log->logprob, log->top, log->n_top, error);
 }
 
+/* Adds a token to what the best of the replies is chosen by. */
+static enum terse_status judge(struct generation *g, int32_t token, struct terse_error *error) {
+    float logprob;
+    if (g->task->request.best_of == g->task->request.n) return TERSE_OK;
+    enum terse_status status = terse_session_logprobs(g->session, token, &logprob, NULL, 0, error);
+    if (status) return status;
+    g->logprobs += (double)logprob;
+    g->judged++;
+    return TERSE_OK;
+}
+
 enum terse_status generation_copy_logs(struct generation *g, const struct generation *from, struct terse_error *error) {
     for (size_t i = 0; i < from->n_logs; i++) {
         struct token_log *log = add_log(g, from->logs[i].token);
@@ -276,6 +287,7 @@ enum terse_status generation_next(struct generation *g, struct terse_error *erro
     g->newest_token = now;
     if (!g->first_token) g->first_token = now;
     g->waited = before > 0 ? now - before : 0;
+    if ((status = judge(g, token, error))) return status;
     if (terse_token_ends(g->task->limits->model, token)) {
         generation_finish(g, FINISH_END);
         return TERSE_OK;

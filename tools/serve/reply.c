@@ -257,7 +257,9 @@ static cJSON *whole_choice(const struct generation *g) {
 static cJSON *whole(const struct task *task) {
     cJSON *json = envelope(task, task->request.api == API_CHAT ? "chat.completion" : "text_completion");
     cJSON *choices = cJSON_AddArrayToObject(json, "choices");
-    for (size_t i = 0; i < task->n_generations; i++) cJSON_AddItemToArray(choices, whole_choice(&task->generations[i]));
+    for (size_t i = 0; i < task->n_generations; i++)
+        if (task->generations[i].choice < (size_t)task->request.n)
+            cJSON_AddItemToArray(choices, whole_choice(&task->generations[i]));
     add_usage(json, task);
     cJSON_AddItemToObject(json, "timings", timings_json(task->generations, task->n_generations));
     return json;

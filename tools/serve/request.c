@@ -181,18 +181,20 @@ static bool read_logprobs(const cJSON *body, struct request *r, struct api_error
 }
 
 static bool read_amounts(const cJSON *body, const struct request_limits *limits, struct request *r, struct api_error *error) {
-    int64_t best_of = -1;
-    r->n = 1;
+    r->n = r->best_of = 1;
     r->max_tokens = limits->reply_tokens ? (int64_t)limits->reply_tokens : r->api == API_COMPLETION ? 16 : -1;
     static const char *const names[] = {"max_tokens", "n_predict", "max_completion_tokens"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!json_whole(body, names[i], -1, INT32_MAX, &r->max_tokens, error)) return false;
     if (api_is_llama(r->api)) return true;
-    if (!json_whole(body, "n", 1, limits->slots, &r->n, error) || !json_whole(body, "best_of", 1, INT32_MAX, &best_of, error))
-        return false;
-    if (best_of != -1 && best_of != r->n)
-        return api_fail(error, 400, "unsupported", "best_of", "\"best_of\" other than \"n\" is not supported: ask for n replies");
-    return true;
+    if (!json_whole(body, "n", 1, limits->slots, &r->n, error)) return false;
+    r->best_of = r->n;
+    if (!json_whole(body, "best_of", 1, limits->slots, &r->best_of, error)) return false;
+    if (r->best_of < r->n)
+        return api_fail(error, 400, NULL, "best_of", "\"best_of\" must be at least \"n\", of which it is the choice");
+    return r->best_of == r->n || !r->stream ||
+           api_fail(error, 400, NULL, "best_of",
+                    "\"best_of\" above \"n\" cannot be streamed: the best is known when all are written");
 }
 
 static bool read_stream(const cJSON *body, struct request *r, struct api_error *error) {

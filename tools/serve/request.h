@@ -33,7 +33,7 @@ struct request {
     enum api api;
     bool stream, include_usage, echo, use_prefix, require_json;
     bool progress, timings_per_token; /* a stream tells how far its prompt is read; has timings with each token */
-    int64_t n;                        /* replies to each prompt */
+    int64_t n, best_of;               /* replies to each prompt; written to it, of which those n are the best */
     int64_t max_tokens;               /* of a reply; -1: until the context is full */
     int64_t logprobs;                 /* likeliest tokens beside each token; -1: no log probabilities at all */
     struct terse_sampling sampling;

@@ -38,7 +38,7 @@ static enum terse_status begin_replies(struct scheduler *s, struct generation *r
 
 /* Sends what the replies to a prompt begin with: an echoed prompt, or the end where no token is wanted. */
 static void send_beginnings(struct scheduler *s, struct task *task, struct generation *first) {
-    size_t n = (size_t)task->request.n, left = task->n_generations - task->done;
+    size_t n = (size_t)task->request.best_of, left = task->n_generations - task->done;
     for (size_t i = 0; i < n && left; i++) { /* the task is freed with the last one */
         struct generation *g = &first[i];
         if (g->state != GENERATION_WRITING || g->tokens) continue;

@@ -42,9 +42,11 @@ struct generation {
     size_t begun;                      /* tokens of the prompt of which the session was told */
     size_t cached, read;               /* tokens of the prompt that a prefix brought; that are read, those included */
     int64_t tokens, thought;           /* written; of these before what the reply says or calls */
-    int32_t next;                      /* token to be read in the next step */
-    bool chosen;                       /* while the reply was preempted: no other is chosen before it is read */
-    struct buffer written;             /* the tokens, int32_t each, as they were chosen */
+    double logprobs; /* the sum over its `judged` tokens, the one that ended it included, where the best is to be chosen */
+    size_t judged;
+    int32_t next;          /* token to be read in the next step */
+    bool chosen;           /* while the reply was preempted: no other is chosen before it is read */
+    struct buffer written; /* the tokens, int32_t each, as they were chosen */
     struct buffer text, thoughts;
     size_t thoughts_piece; /* as piece */
     size_t piece;          /* where what the newest token added begins, in text */
@@ -82,6 +84,9 @@ struct task {
 struct task *task_new(struct request *request, struct exchange *exchange, const struct request_limits *limits, const char *model,
                       uint64_t client);
 void task_free(struct task *task);
+/* Puts the best replies to each prompt first, by the mean log probability of their tokens, and numbers them so: the request's first n
+ * are its choice. All of them have ended. */
+void task_choose_best(struct task *task);
 /* Returns the part of the id that is the task's alone. */
 const char *task_number(const struct task *task);
 

@@ -47,6 +47,7 @@ void finish_generation(struct scheduler *s, struct generation *g) {
     generation_stop(g);
     if (++task->done < task->n_generations) return;
     metrics_observe(s->options.metrics, METRICS_REQUEST, console_seconds() - task->arrived);
+    task_choose_best(task);
     reply_end(task);
     drop_task(s, task);
 }
