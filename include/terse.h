@@ -432,8 +432,9 @@ TERSE_API enum terse_status terse_session_truncate(struct terse_session *session
  * sealed pages; window, exact tokens and what was learned are copied. Counters begin at 0. */
 TERSE_API enum terse_status terse_session_fork(const struct terse_session *session, struct terse_session **copy,
                                                struct terse_error *error);
-/* Keeps a fork of the session for sessions that begin alike (prefix caching), until `prefixes` others were used more recently or
- * the budget is needed; the same sequence once, and nothing of an empty one. */
+/* Keeps a fork of the session for sessions that begin alike (prefix caching), as long as it is one of `prefixes` and the budget is not
+ * needed; the same sequence once, and nothing of an empty one. Earlier turns of a conversation leave first, then the least recently used
+ * of those that have not come back; of conversations that have come back, the one that is expected last. */
 TERSE_API enum terse_status terse_engine_keep_prefix(struct terse_engine *engine, const struct terse_session *session,
                                                      struct terse_error *error);
 TERSE_API void terse_engine_drop_prefixes(struct terse_engine *engine);

@@ -36,21 +36,36 @@ enum terse_status engine_run(struct terse_engine *engine, enum terse_status (*fu
     return call.status;
 }
 
-bool engine_drops_prefix(struct terse_engine *engine, enum terse_status status) {
-    return status == TERSE_E_MEMORY && prefix_index_drop_oldest(&engine->prefixes);
+/* The bits to which pages are lowered so that prefixes stay which are read again otherwise: less would make replies worse so that they come
+ * sooner. On SmolLM2 135M pages lowered to 3 bits cost 0.0042 of KL divergence (docs/choosing-a-method.md), of which `--kv auto` allows 0.005. */
+#define PREFIX_BITS 3
+
+bool engine_drops_prefix(struct terse_engine *engine, enum terse_status status, bool any) {
+    return status == TERSE_E_MEMORY && prefix_index_drop_next(&engine->prefixes, any ? PREFIX_NOW : PREFIX_NEVER);
 }
 
-bool engine_makes_room(struct terse_engine *engine, enum terse_status status) {
-    return engine_drops_prefix(engine, status) || (status == TERSE_E_MEMORY && lower_make_room(&engine->budget));
+bool engine_makes_room(struct terse_engine *engine, enum terse_status status, uint64_t due) {
+    struct prefix_index *index = &engine->prefixes;
+    if (status != TERSE_E_MEMORY) return false;
+    if (prefix_index_drop_next(index, PREFIX_NEVER)) return true;
+    if (due == PREFIX_NEVER) return false;
+    const bool for_prefixes = due != PREFIX_NOW || prefix_index_expects(index);
+    return lower_make_room(&engine->budget, for_prefixes ? PREFIX_BITS : 0) || prefix_index_drop_next(index, due);
 }
+
+struct asking {
+    struct terse_engine *engine;
+    uint64_t due;
+};
 
 static enum terse_status make_room(void *user, struct terse_error *error) {
+    const struct asking *asking = user;
     (void)error;
-    return engine_makes_room(user, TERSE_E_MEMORY) ? TERSE_OK : TERSE_E_MEMORY;
+    return engine_makes_room(asking->engine, TERSE_E_MEMORY, asking->due) ? TERSE_OK : TERSE_E_MEMORY;
 }
 
-bool engine_asks_for_room(struct terse_engine *engine, enum terse_status status) {
-    return status == TERSE_E_MEMORY && !engine_run(engine, make_room, engine, NULL);
+bool engine_asks_for_room(struct terse_engine *engine, enum terse_status status, uint64_t due) {
+    return status == TERSE_E_MEMORY && !engine_run(engine, make_room, &(struct asking){engine, due}, NULL);
 }
 
 enum terse_status engine_run_in_budget(struct terse_engine *engine,
@@ -58,7 +73,7 @@ enum terse_status engine_run_in_budget(struct terse_engine *engine,
                                        struct terse_error *error) {
     enum terse_status status;
     do status = engine_run(engine, call, user, error);
-    while (engine_asks_for_room(engine, status));
+    while (engine_asks_for_room(engine, status, PREFIX_NOW));
     return status;
 }
 

@@ -24,6 +24,7 @@ struct terse_engine {
     uint64_t turns;        /* that prompts have had */
     struct prefix_index prefixes;
     uint32_t most_prefixes;
+    uint64_t sessions;       /* made so far */
     struct kv_budget budget; /* of all its sessions' caches */
 };
 
@@ -48,11 +49,13 @@ enum terse_status engine_run(struct terse_engine *engine, enum terse_status (*ca
 enum terse_status engine_run_in_budget(struct terse_engine *engine,
                                        enum terse_status (*call)(void *user, struct terse_error *error), void *user,
                                        struct terse_error *error);
-/* Returns whether what failed with `status` may be tried again, as there is more room: a kept prefix was dropped, the least recently
- * used one, or where there are none, pages were lowered (kv/lower.h). engine_makes_room is for the driver thread,
- * engine_asks_for_room for others; engine_drops_prefix lowers nothing. */
-bool engine_makes_room(struct terse_engine *engine, enum terse_status status);
-bool engine_asks_for_room(struct terse_engine *engine, enum terse_status status);
-bool engine_drops_prefix(struct terse_engine *engine, enum terse_status status);
+/* Returns whether what failed with `status` may be tried again, as there is more room: a prefix that is not expected has left
+ * (prefix_index.h); or where there is none, pages were lowered (kv/lower.h), to no less than 3 bits where that is done for
+ * prefixes that are expected; or one of these has left. `due`: when what needs the room is expected, PREFIX_NOW unless it is a prefix;
+ * prefixes that are expected earlier stay, and for one that is not expected nothing is lowered. engine_makes_room is for the driver
+ * thread, engine_asks_for_room for others. engine_drops_prefix lowers nothing, and drops none that is expected unless `any`. */
+bool engine_makes_room(struct terse_engine *engine, enum terse_status status, uint64_t due);
+bool engine_asks_for_room(struct terse_engine *engine, enum terse_status status, uint64_t due);
+bool engine_drops_prefix(struct terse_engine *engine, enum terse_status status, bool any);
 
 #endif

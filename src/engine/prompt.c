@@ -69,7 +69,7 @@ static enum terse_status begin_step(struct prompt *p, struct terse_error *error)
     struct terse_engine *engine = r->session->engine;
     enum terse_status status;
     do status = engine->backend.executor->begin(engine->executor, &(struct step){&p->part, 1}, &p->pass, &failed, error);
-    while (engine_drops_prefix(engine, status) || shorten_step(p, status) || engine_makes_room(engine, status));
+    while (engine_drops_prefix(engine, status, false) || shorten_step(p, status) || engine_makes_room(engine, status, PREFIX_NOW));
     return status;
 }
 
@@ -109,7 +109,7 @@ static enum terse_status begin(void *user, struct terse_error *error) {
     double start = clock_now();
     enum terse_status status;
     do status = reading_keep_cache(&s->prompt->reading, error);
-    while (engine_makes_room(s->engine, status));
+    while (engine_makes_room(s->engine, status, PREFIX_NOW));
     if (!status) status = begin_step(s->prompt, error);
     if (status) end_prompt(s, true);
     s->counters.prefill_seconds += clock_now() - start;

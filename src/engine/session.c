@@ -110,6 +110,7 @@ enum terse_status terse_session_new(struct terse_engine *engine, const struct te
     struct terse_session *s = calloc(1, sizeof *s);
     if (!s) return status_no_memory(error, sizeof *s, "a session");
     s->engine = engine;
+    s->number = ++engine->sessions;
     s->options = *options;
     if ((status = method_resolve(&options->cache, model->head_dim, &s->method, error))) goto fail;
     s->method.of_weights = method_needs_weights(&s->method);

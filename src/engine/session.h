@@ -15,6 +15,7 @@
 
 struct terse_session {
     struct terse_engine *engine;
+    uint64_t number;                      /* of the engine's sessions, from 1 on */
     struct terse_session_options options; /* names in options.cache are not kept: see method */
     struct method method;
     struct cache *cache;

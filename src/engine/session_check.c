@@ -60,7 +60,7 @@ enum terse_status session_admit(const struct terse_session *s, size_t n, struct 
     uint64_t more = then.resident > now.resident ? then.resident - now.resident : 0;
     do
         if (more <= budget->most - budget->used + lower_could_free(budget)) return TERSE_OK; /* the step lowers what it must */
-    while (engine_drops_prefix(s->engine, TERSE_E_MEMORY));
+    while (engine_drops_prefix(s->engine, TERSE_E_MEMORY, true));
     char what[64];
     snprintf(what, sizeof what, "a KV cache of %" PRIu64 " tokens", (uint64_t)s->n_tokens + n);
     return budget_refuse(budget, more, what, error);

@@ -244,7 +244,7 @@ enum terse_status terse_session_load(struct terse_engine *engine, const struct t
     enum terse_status status = state_file_open(path, &file, error);
     if (status) return status;
     do status = session_load(engine, options, file, session, error);
-    while (engine_asks_for_room(engine, status));
+    while (engine_asks_for_room(engine, status, PREFIX_NOW));
     state_file_close(file); /* the cache owns it too, if it has pages in it */
     return status;
 }

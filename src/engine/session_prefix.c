@@ -24,13 +24,17 @@ static enum terse_status fork_to_prefix(void *user, struct terse_error *error) {
 }
 
 static enum terse_status make_prefix(const struct terse_session *s, struct prefix *prefix, struct terse_error *error) {
-    *prefix = (struct prefix){.kind = kind_of(s), .n = s->n_tokens, .first_prompt = s->first_prompt};
+    *prefix = (struct prefix){.kind = kind_of(s), .n = s->n_tokens, .first_prompt = s->first_prompt, .session = s->number};
     if (!(prefix->tokens = memory_array(s->n_tokens, sizeof *prefix->tokens)))
         return status_no_memory(error, s->n_tokens * sizeof *prefix->tokens, "the tokens of a prefix");
     memcpy(prefix->tokens, s->tokens, s->n_tokens * sizeof *prefix->tokens);
+    prefix->cache = s->cache;
+    prefix_index_expect(&s->engine->prefixes, prefix);
+    prefix->cache = NULL;
+    const uint64_t due = prefix_index_due(&s->engine->prefixes, prefix);
     enum terse_status status;
     do status = engine_run(s->engine, fork_to_prefix, &(struct keeping){s, prefix}, error);
-    while (engine_drops_prefix(s->engine, status)); /* a prefix is not worth lowering pages for */
+    while (engine_asks_for_room(s->engine, status, due));
     return status;
 }
 
@@ -45,10 +49,7 @@ enum terse_status terse_engine_keep_prefix(struct terse_engine *engine, const st
     status = prefix_index_reserve(&engine->prefixes, engine->most_prefixes, error);
     if (status) return status;
     status = make_prefix(session, &prefix, error);
-    if (status)
-        prefix_free(&prefix);
-    else
-        prefix_index_keep(&engine->prefixes, &prefix);
+    if (prefix.tokens) prefix_index_keep(&engine->prefixes, &prefix); /* without a cache it is remembered */
     return status;
 }
 
@@ -113,6 +114,6 @@ enum terse_status terse_session_new_with_prefix(struct terse_engine *engine, con
                                                 struct terse_error *error) {
     enum terse_status status;
     do status = new_with_prefix(engine, options, tokens, n, session, held, error);
-    while (engine_makes_room(engine, status));
+    while (engine_asks_for_room(engine, status, PREFIX_NOW));
     return status;
 }

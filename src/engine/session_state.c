@@ -136,6 +136,7 @@ enum terse_status terse_session_fork(const struct terse_session *session, struct
     struct terse_session *s = calloc(1, sizeof *s);
     if (!s) return status_no_memory(error, sizeof *s, "a session");
     s->engine = session->engine;
+    s->number = ++s->engine->sessions;
     s->options = session->options;
     s->method = session->method;
     status = engine_run_in_budget(s->engine, fork_cache, &(struct forking){session, s}, error);

@@ -15,6 +15,7 @@ struct kv_budget {
     uint64_t most; /* bytes; UINT64_MAX: no limit */
     uint64_t used;
     uint64_t missing;          /* bytes that it lacked when it refused last; 0: it has not since lower_make_room */
+    double least_bits;         /* while lower_make_room is called: its argument */
     struct cache_base *caches; /* those that take of it, linked by next_of_budget */
 };
 

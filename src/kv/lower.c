@@ -6,7 +6,11 @@
 
 /* ---- What can be lowered */
 
-static uint32_t least_rate(const struct cache_base *base) { return rates_of(base) - 1; }
+static uint32_t least_rate(const struct cache_base *base) {
+    uint32_t rate = rates_of(base) - 1;
+    while (rate && base->rates.bits[rate] < base->budget->least_bits) rate--;
+    return rate;
+}
 
 /* Returns whether all page sets of the chunk that are held are sealed ones. */
 static bool is_sealed(const struct kv_budget *budget, const struct page_pool *pool, const struct page_chunk *chunk) {
@@ -169,10 +173,11 @@ static uint64_t lower_next(struct kv_budget *budget, uint64_t needed) {
     return bytes;
 }
 
-bool lower_make_room(struct kv_budget *budget) {
+bool lower_make_room(struct kv_budget *budget, double least_bits) {
     const uint64_t needed = budget->missing;
     uint64_t given = 0;
     budget->missing = 0;
+    budget->least_bits = least_bits;
     for (struct cache_base *base = budget->caches; base; base = base->next_of_budget) /* their steps begin anew */
         if (rates_of(base) > 1 && base->step_sets && !base->in_step)
             block_table_trim(&base->pages, base->pages.n_sealed + base->n_ahead);
@@ -184,5 +189,6 @@ bool lower_make_room(struct kv_budget *budget) {
     }
     for (struct cache_base *base = budget->caches; base && !given; base = base->next_of_budget)
         if (!base->in_step) rates_end_step(base); /* no step waits any more */
+    budget->least_bits = 0;
     return given > 0;
 }

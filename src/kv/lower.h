@@ -18,7 +18,8 @@
 /* Returns how many bytes lowering all that the budget's caches hold would give back. */
 uint64_t lower_could_free(const struct kv_budget *budget);
 /* Lowers pages until what the budget refused last has room. Returns false where it changed nothing: the call may be made again
- * otherwise. No step is being computed, but some may be under way; on the thread that computes them. */
-bool lower_make_room(struct kv_budget *budget);
+ * otherwise. No step is being computed, but some may be under way; on the thread that computes them. `least_bits`: nothing is lowered to fewer
+ * bits this time; 0: the methods' own least rates are the limit. */
+bool lower_make_room(struct kv_budget *budget, double least_bits);
 
 #endif

@@ -46,7 +46,7 @@ static struct cache *begin(struct method *method, struct kv_budget *budget, size
 static bool ask(struct kv_budget *budget, uint64_t bytes) {
     const uint64_t all = budget->most - budget->used + bytes;
     assert_int_equal(budget_check(budget, all, "a test", NULL), TERSE_E_MEMORY);
-    return lower_make_room(budget) && budget->most - budget->used >= all;
+    return lower_make_room(budget, 0) && budget->most - budget->used >= all;
 }
 
 static uint64_t resident(const struct cache *cache) {
@@ -161,7 +161,7 @@ static void sequences_come_down_together(void **state) {
 static bool take_in_budget(struct cache *cache, struct kv_budget *budget, enum cache_step_kind kind, size_t n) {
     enum terse_status status;
     do status = sample_kv()->begin(cache, kind, n, NULL);
-    while (status == TERSE_E_MEMORY && lower_make_room(budget));
+    while (status == TERSE_E_MEMORY && lower_make_room(budget, 0));
     if (status) return false;
     take_step(cache, kind, n, NULL); /* begins it again, with what is reserved */
     return true;
