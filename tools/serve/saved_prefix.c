@@ -4,16 +4,16 @@
 
 #include <stdlib.h>
 
-/* Gives the session away to be saved. Returns false if it is not to be saved, or cannot be for want of memory. */
+/* Gives the session away to be saved, and the slot to others. Returns false if it is not to be saved, or cannot be for want of memory. */
 static bool save(struct scheduler *s, struct generation *g) {
     size_t n;
     const int32_t *tokens = terse_session_tokens(g->session, &n);
-    if (!s->options.store) return false;
+    if (!s->options.store || !store_takes(n)) return false;
     struct saving *saving = malloc(sizeof *saving);
     if (!saving) return false;
     terse_session_allow_any_text(g->session); /* the JSON text that it was bound to is over, and cannot be saved */
     *saving = (struct saving){.session = g->session, .tokens = tokens, .n = n, .owner = g};
-    slot_views_write_one(&s->views, &s->slots, g);
+    leave_slot(s, g);
     g->session = NULL;
     g->saving = saving;
     g->state = GENERATION_SAVING;
@@ -60,7 +60,7 @@ static void finish_action(struct saving *saving) {
 
 void finish_saved_generations(struct scheduler *s) {
     struct saving *saving;
-    while (s->saving && (saving = saver_take(s->saver))) {
+    while (s->saving && ((saving = saver_take(s->saver)) || (saving = saver_take(s->slot_saver)))) {
         struct generation *g = saving->owner;
         s->saving--;
         s->blocked = false; /* its pages are free */

@@ -8,7 +8,7 @@
 enum terse_status keep_prefix(struct scheduler *s, const struct generation *g, struct terse_error *error);
 
 /* Ends a generation that has written all: its sequence is kept as a prefix, because a chat's next turn begins with this one. Where
- * there is a store, the session goes to the saver, and the client is told the end when the session has come back: so a reply whose
+ * there is a store, the session goes to the saver, the slot is free, and the client is told the end when the session has come back: so a reply whose
  * end a client has seen is in the store even if the server is killed. */
 void end_generation(struct scheduler *s, struct generation *g);
 /* Ends a generation for which a call failed with `status`. Where its context is full, or memory is full of it alone, its text ends

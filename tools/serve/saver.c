@@ -85,6 +85,7 @@ void saver_give(struct saver *s, struct saving *saving) {
 }
 
 struct saving *saver_take(struct saver *s) {
+    if (!s) return NULL;
     pthread_mutex_lock(&s->lock);
     struct saving *saving = list_take(&s->saved);
     pthread_mutex_unlock(&s->lock);

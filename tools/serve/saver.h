@@ -24,7 +24,7 @@ struct saving {
 /* Starts the thread; `store` NULL: only for files of their own. `done(user)` is called on the saver's thread when something has come back. NULL when memory is refused. */
 struct saver *saver_start(struct store *store, void (*done)(void *user), void *user);
 void saver_give(struct saver *saver, struct saving *saving);
-/* Returns a session that has been saved, or could not be; NULL when none has come back. */
+/* Returns a session that has been saved, or could not be; NULL when none has come back. Accepts NULL. */
 struct saving *saver_take(struct saver *saver);
 /* Stops the thread and frees the saver, when all sessions have come back. Accepts NULL. */
 void saver_stop(struct saver *saver);

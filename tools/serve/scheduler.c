@@ -50,6 +50,7 @@ static void wake(void *scheduler) {
 
 static void free_memory(struct scheduler *s) {
     saver_stop(s->saver);
+    saver_stop(s->slot_saver);
     inbox_destroy(&s->inbox);
     slot_views_free(&s->views);
     slots_free(&s->slots);
@@ -65,9 +66,10 @@ static struct scheduler *new_scheduler(const struct scheduler_options *options) 
     bool ready = slot_views_init(&s->views, options->slots);
     ready = slots_init(&s->slots, options->slots) && ready;
     s->items = calloc(options->slots, sizeof *s->items);
-    bool saves = options->store || options->saves_slots;
-    if (saves) s->saver = saver_start(options->store, wake, s);
-    if (ready && s->items && (s->saver || !saves)) return s;
+    if (options->store) s->saver = saver_start(options->store, wake, s);
+    if (options->saves_slots) s->slot_saver = saver_start(NULL, wake, s);
+    ready = ready && (s->saver || !options->store) && (s->slot_saver || !options->saves_slots);
+    if (ready && s->items) return s;
     free_memory(s);
     return NULL;
 }

@@ -18,11 +18,12 @@ struct scheduler {
     struct task_queue queue;
     struct slots slots;
     struct terse_step_item *items; /* [slots], of the step under way */
-    struct saver *saver;           /* NULL: there is no folder */
-    struct slot_action *actions;   /* a list: those that wait for their slots */
-    uint32_t saving;               /* sessions that are with it */
-    bool slot_left;                /* since tasks and actions last had their turn to begin */
-    bool blocked;                  /* the queue's next task had no room in the budget; until a reply ends */
+    struct saver *saver;           /* of replies' ends, to the store; NULL: there is none */
+    struct saver *slot_saver; /* of slots, to files of their own, which replies' ends need not wait for; NULL: there is no folder */
+    struct slot_action *actions; /* a list: those that wait for their slots */
+    uint32_t saving;             /* sessions that are with them */
+    bool slot_left;              /* since tasks and actions last had their turn to begin */
+    bool blocked;                /* the queue's next task had no room in the budget; until a reply ends */
 };
 
 #endif

@@ -38,7 +38,6 @@ void slot_views_write(struct slot_views *views, const struct slots *slots, const
     views->kv_bytes = terse_engine_kv_bytes(engine);
     for (uint32_t i = 0; i < slots->n; i++) {
         const struct generation *g = slots->of[i];
-        if (g && g->state == GENERATION_SAVING) continue; /* its session is away */
         if (g)
             write_view(&views->of[i], g, parts);
         else
@@ -50,16 +49,10 @@ void slot_views_write(struct slot_views *views, const struct slots *slots, const
     views->stale = false;
 }
 
-void slot_views_write_one(struct slot_views *views, const struct slots *slots, const struct generation *g) {
-    pthread_mutex_lock(&views->lock);
-    write_view(&views->of[slots_find(slots, g)], g, true);
-    pthread_mutex_unlock(&views->lock);
-}
-
 void slot_views_write_last(struct slot_views *views, const struct slots *slots, const struct generation *g) {
     struct slot_view *view = &views->of[slots_find(slots, g)];
     pthread_mutex_lock(&views->lock);
-    if (g->state != GENERATION_SAVING) write_view(view, g, true); /* a saved one's was written before its session went */
+    write_view(view, g, true);
     view->state = GENERATION_DONE;
     pthread_mutex_unlock(&views->lock);
     views->stale = true;

@@ -38,8 +38,6 @@ void slot_views_free(struct slot_views *views);
 
 /* Writes all views, unless they were written a moment ago and are not stale. */
 void slot_views_write(struct slot_views *views, const struct slots *slots, const struct terse_engine *engine);
-/* Writes the view of a generation whose session is about to be given away. */
-void slot_views_write_one(struct slot_views *views, const struct slots *slots, const struct generation *g);
 /* Writes the view of a generation that is about to leave its slot, so that the state it leaves is visible before the client has the
  * end of its reply. */
 void slot_views_write_last(struct slot_views *views, const struct slots *slots, const struct generation *g);

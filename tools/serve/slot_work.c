@@ -19,7 +19,7 @@ static bool give(struct scheduler *s, struct slot_action *action, struct terse_s
     *saving = (struct saving){.session = session, .action = action};
     saving->tokens = terse_session_tokens(session, &saving->n);
     s->saving++;
-    saver_give(s->saver, saving);
+    saver_give(s->slot_saver, saving);
     return true;
 }
 

@@ -160,10 +160,11 @@ void store_close(struct store *store) {
 
 /* ---- Saving */
 
+bool store_takes(size_t n) { return n >= LEAST_TOKENS; }
+
 void store_save(struct store *store, const struct terse_session *session, const int32_t *tokens, size_t n) {
     struct timespec now;
     struct terse_error error;
-    if (n < LEAST_TOKENS) return;
     clock_gettime(CLOCK_REALTIME, &now);
     struct saved file = {hash_of(tokens, n), n, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec};
     char *path = path_of(store, &file);

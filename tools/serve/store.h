@@ -16,8 +16,10 @@ int store_open(const char *folder, struct terse_engine *engine, const struct ter
 bool store_owns(const char *name);
 void store_close(struct store *store);
 
-/* Saves a session of tokens[n]. It replaces the saved sessions that it goes on from or, if there are many, the oldest. Short
- * sessions are not worth it. Only the first failure gives a remark. */
+/* Returns whether a session of n tokens is worth saving. */
+bool store_takes(size_t n);
+/* Saves a session of tokens[n], which it takes. It replaces the saved sessions that it goes on from or, if there are many, the oldest. Only the first
+ * failure gives a remark. */
 void store_save(struct store *store, const struct terse_session *session, const int32_t *tokens, size_t n);
 
 #endif

@@ -21,7 +21,7 @@ enum generation_state {
     GENERATION_READING, /* its prompt; of several replies to one prompt, the first one reads it for all */
     GENERATION_WRITING,
     GENERATION_PREEMPTED, /* in its slot, without a cache: the budget was needed by older ones, and what it has read is to be read again */
-    GENERATION_SAVING, /* all is written; what it has read is being saved, and its end is told when it is */
+    GENERATION_SAVING, /* all is written, and it has left its slot; what it has read is being saved, and its end is told when it is */
     GENERATION_DONE
 };
 

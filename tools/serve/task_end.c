@@ -5,8 +5,6 @@
 void leave_slot(struct scheduler *s, struct generation *g) {
     slot_views_write_last(&s->views, &s->slots, g);
     slots_leave(&s->slots, g);
-    if (g->saving) g->saving->owner = NULL;
-    g->saving = NULL;
     s->blocked = false;
     s->slot_left = true;
 }
@@ -17,6 +15,8 @@ static void drop_task(struct scheduler *s, struct task *task) {
     if (!task->next_prompt) inbox_task_left(&s->inbox);
     for (uint32_t i = 0; i < s->slots.n; i++)
         if (s->slots.of[i] && s->slots.of[i]->task == task) leave_slot(s, s->slots.of[i]);
+    for (size_t i = 0; i < task->n_generations; i++)
+        if (task->generations[i].saving) task->generations[i].saving->owner = NULL;
     task_free(task);
 }
 
@@ -43,7 +43,7 @@ void fail_task_with(struct scheduler *s, struct task *task, const struct terse_e
 
 void finish_generation(struct scheduler *s, struct generation *g) {
     struct task *task = g->task;
-    leave_slot(s, g);
+    if (g->state != GENERATION_SAVING) leave_slot(s, g); /* which a saved one has left before */
     generation_stop(g);
     if (++task->done < task->n_generations) return;
     metrics_observe(s->options.metrics, METRICS_REQUEST, console_seconds() - task->arrived);

@@ -14,7 +14,7 @@ void fail_task(struct scheduler *s, struct task *task, int http_status, const ch
 /* Does the same with an error of the library, whose code decides HTTP's status. */
 void fail_task_with(struct scheduler *s, struct task *task, const struct terse_error *error);
 
-/* Ends a generation whose text has been sent; with the last one of its task, tells the client the end and frees the task. */
+/* Ends a generation whose text has been sent, and takes it out of its slot unless it was saved; with the last one of its task, tells the client the end and frees the task. */
 void finish_generation(struct scheduler *s, struct generation *g);
 
 /* Frees the tasks whose clients have gone away. */
