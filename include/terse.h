@@ -377,7 +377,7 @@ struct terse_engine_options {
     uint32_t threads;  /* 0: one per processor; at most 1024 */
     uint32_t prefixes; /* sequences that terse_engine_keep_prefix keeps at most: 16 */
     /* Bytes that the KV caches of all sessions and prefixes may take together, as terse_cache_bytes counts them, shared pages once;
-     * 0: no limit. Prefixes make room, the least recently used first; then the pages of sessions that have a least_rate, which may
+     * 0: no limit. Prefixes make room, as terse_engine_keep_prefix says; then the pages of sessions that have a least_rate, which may
      * change what these compute next. Beyond that a session, prompt, fork, loaded state or step that does not fit is refused with
      * TERSE_E_MEMORY and changes nothing. To put a session aside, save and free it, or truncate it to 0. */
     uint64_t kv_budget;

@@ -108,6 +108,19 @@ class Saving(unittest.TestCase):
         self.release()
         self.assertEqual((server.stop(), len(os.listdir(self.states))), (0, 1))
 
+    def test_a_server_that_stops_waits_for_the_disk(self):
+        server = self.start("--parallel", "1", "--state-dir", self.states)
+        self.hold_disk()
+        reply, thread = self.in_background(lambda: self.complete(server, document(7, size=3000)))
+        self.until(self.is_held)
+        server.signal()
+        self.until(lambda: server.get("/health")[0] == 503)
+        time.sleep(3)  # longer than clients have to take the ends of their replies
+        self.release()
+        thread.join()
+        self.assertEqual(reply[0]["usage"]["completion_tokens"], 20)
+        self.assertEqual((server.wait(), len(os.listdir(self.states))), (0, 1))
+
     def test_what_cannot_be_written_is_told(self):
         server = self.start("--parallel", "1", "--state-dir", self.states)
         self.complete(server, document(7, size=3000))

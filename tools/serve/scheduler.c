@@ -16,7 +16,7 @@
 static bool wait_for_work(struct scheduler *s) {
     struct task *arrived;
     struct slot_action *actions, **end = &s->actions;
-    bool busy = s->queue.first || s->actions || s->slot_left || slots_taken(&s->slots);
+    bool busy = s->queue.first || s->actions || s->slot_left || s->saving || slots_taken(&s->slots);
     bool only_saves = s->saving && !slots_running(&s->slots) && !s->slot_left;
     bool goes_on = inbox_wait(&s->inbox, busy, only_saves, &arrived, &actions);
     while (*end) end = &(*end)->next;
