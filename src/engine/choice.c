@@ -3,6 +3,7 @@
 
 #include "base/options.h"
 #include "engine/tuned.h"
+#include "model/model.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -111,6 +112,12 @@ static void choose_by_divergence(const struct terse_codebook_info *profile, doub
     else
         explain(choice, "the measured KL divergence of terse-%g from f16 on this model is %.2g, more than the %g allowed",
                 (double)cost->bits, (double)cost->divergence, most);
+}
+
+static void choose_for_latents(struct terse_choice *choice) {
+    snprintf(choice->method, sizeof choice->method, "q8_0");
+    choice->reason = TERSE_CHOICE_LATENTS;
+    explain(choice, "terse-N does not serve the latents of this model's attention yet");
 }
 
 /* ---- By bytes */
@@ -247,7 +254,10 @@ static enum terse_status choose(const struct terse_model *model, const struct te
     if (allowed->anything && choose_tuned(model, options, choice, &aside)) return TERSE_OK;
     if (options->cache.codebook) terse_codebook_describe(options->cache.codebook, &profile);
     if (allowed->bytes) return choose_by_bytes(model, options, &profile, allowed->bytes, choice, error);
-    choose_by_divergence(&profile, allowed->divergence, choice);
+    if (model->latent.rank)
+        choose_for_latents(choice);
+    else
+        choose_by_divergence(&profile, allowed->divergence, choice);
     choice->left_aside = aside.why[0];
     explain(choice, "%s", aside.why);
     return TERSE_OK;

@@ -16,6 +16,12 @@ struct terse_session_options terse_session_options_defaults(void) {
                                           .cache = terse_cache_options_defaults()};
 }
 
+static enum terse_status resolve_method(const struct terse_model *m, const struct terse_cache_options *options,
+                                        struct method *method, struct terse_error *error) {
+    enum terse_status status = method_resolve(options, m->head_dim, method, error);
+    return status || !m->latent.rank ? status : method_for_latents(method, error);
+}
+
 static enum terse_status check_codebook(const struct terse_model *m, struct method *method, struct terse_error *error) {
     return method_check_codebook(method, (uint64_t[]){m->fingerprint, m->norms_fingerprint}, model_kv_layers(m), m->kv_heads,
                                  m->head_dim, error);
@@ -37,7 +43,7 @@ enum terse_status terse_cache_bytes(const struct terse_model *model, const char 
     const struct backend *backend;
     struct cache_shape shape = cache_shape_of(model, model->context);
     enum terse_status status = OPTIONS_CHECK(options, terse_cache_options, error);
-    if (!status) status = method_resolve(options, model->head_dim, &method, error);
+    if (!status) status = resolve_method(model, options, &method, error);
     if (!status) method.of_weights = method_needs_weights(&method);
     if (!status && method.learned) status = check_codebook(model, &method, error);
     if (!status) status = engine_backend(model, device, &backend, error);
@@ -112,7 +118,7 @@ enum terse_status terse_session_new(struct terse_engine *engine, const struct te
     s->engine = engine;
     s->number = ++engine->sessions;
     s->options = *options;
-    if ((status = method_resolve(&options->cache, model->head_dim, &s->method, error))) goto fail;
+    if ((status = resolve_method(model, &options->cache, &s->method, error))) goto fail;
     s->method.of_weights = method_needs_weights(&s->method);
     if (s->method.of_weights && (status = engine_weight_profile(engine, &s->method.learned, error))) goto fail;
     status = check_codebook(model, &s->method, error);

@@ -20,7 +20,7 @@ const struct page_memory page_memory_host = {budget_array, budget_free};
 struct page_address page_address_of(const struct cache_shape *shape, const struct method *method, uint32_t layer, uint32_t head) {
     static const enum codec_side sides[] = {CODEC_KEYS, CODEC_VALUES};
     struct page_address place = {0};
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < cache_sides_of(shape); i++) {
         const struct codec *codec = sides[i] == CODEC_KEYS ? method->key.codec : method->value.codec;
         struct codec_shape seen = method_shape(method, sides[i], cache_shape_number(shape, layer), head, shape->head_dim, 1);
         place.bytes[sides[i]] = codec_page_bytes(codec, seen, sides[i]);

@@ -260,7 +260,7 @@ static void fill_report(const struct cache_shape *shape, const struct cache_byte
     report->codebook = bytes->codebook;
     report->recurrent = recurrent;
     report->resident = report->codes + report->exact + report->window + report->tables + report->recurrent;
-    double values = (double)extent->length * (double)cache_heads_of(shape) * 2 * shape->head_dim;
+    double values = (double)extent->length * (double)cache_token_values(shape);
     report->bits_per_value = values > 0 ? (double)report->resident * 8 / values : 0;
 }
 
@@ -452,10 +452,13 @@ enum terse_status cache_fork(const struct cache *cache, struct cache **copy, str
 #define ADD(map, member, begin, end, share) token_map_add(map, offsetof(struct terse_token_share, member), begin, end, share)
 
 /* Returns which share of a token in a sealed page is exact: a half for each side whose codec is exact. */
-static double exact_sides(const struct method *method) { return 0.5 * method->key.codec->exact + 0.5 * method->value.codec->exact; }
+static double exact_sides(const struct cache_base *base) {
+    const bool keys = base->method.key.codec->exact, values = base->shape.latents ? keys : base->method.value.codec->exact;
+    return 0.5 * keys + 0.5 * values;
+}
 
 static void add_sealed(const struct cache_base *base, double weight, const struct token_map *map) {
-    double exact = exact_sides(&base->method);
+    double exact = exact_sides(base);
     for (size_t i = 0; i < base->pages.n_sealed; i++) {
         const struct page_set *set = &base->pages.sets[i];
         uint64_t end = set->first + set->count, begin = set->first < base->extent.first ? base->extent.first : set->first;

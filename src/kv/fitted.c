@@ -17,7 +17,9 @@ enum { STEP, BEFORE };       /* of sums */
 
 static size_t record_bytes(uint32_t head_dim) { return memory_round_up(TRANSFORM_RECORD_BYTES(head_dim), MEMORY_ALIGN); }
 
-static uint64_t records_bytes(const struct cache_shape *shape) { return cache_heads_of(shape) * 2 * record_bytes(shape->head_dim); }
+static uint64_t records_bytes(const struct cache_shape *shape) {
+    return cache_heads_of(shape) * cache_sides_of(shape) * record_bytes(shape->head_dim);
+}
 
 static const struct coding *coding_of(const struct method *method, enum codec_side side) {
     return side == CODEC_KEYS ? &method->key : &method->value;
@@ -54,7 +56,8 @@ size_t fitted_tokens(const struct cache_base *base) {
 }
 
 static uint8_t *record_at(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side) {
-    return base->fitted.records + (((size_t)layer * base->shape.kv_heads + head) * 2 + side) * base->fitted.record_bytes;
+    return base->fitted.records +
+           (((size_t)layer * base->shape.kv_heads + head) * cache_sides_of(&base->shape) + side) * base->fitted.record_bytes;
 }
 
 void *fitted_record(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side) {

@@ -47,7 +47,7 @@ static void add_report(const struct terse_cache_report *part, uint64_t values, s
 
 /* Returns the number of values of a model that has seen so many tokens. */
 static uint64_t values_of(const struct cache_shape *shape, uint64_t layers, uint64_t tokens) {
-    return tokens * layers * shape->kv_heads * 2 * shape->head_dim;
+    return tokens * layers * shape->kv_heads * cache_sides_of(shape) * shape->head_dim;
 }
 
 void parts_predict(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method, uint64_t tokens,

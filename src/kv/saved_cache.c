@@ -36,7 +36,7 @@ static const enum state_section sections[CACHE_PIECES] = {[CACHE_EXACT] = STATE_
                                                           [CACHE_WINDOW] = STATE_WINDOW};
 
 uint64_t cache_exact_bytes(const struct cache_shape *shape, const struct method *method) {
-    return (uint64_t)cache_heads_of(shape) * 2 * method->parameters.exact * shape->head_dim * sizeof(uint16_t);
+    return (uint64_t)cache_heads_of(shape) * cache_sides_of(shape) * method->parameters.exact * shape->head_dim * sizeof(uint16_t);
 }
 
 uint64_t cache_exact_logit_bytes(const struct cache_shape *shape, const struct method *method) {
@@ -54,7 +54,7 @@ struct piece_size {
 static struct piece_size size_of(const struct cache *cache, enum cache_piece piece) {
     const struct cache_base *base = cache_base_of(cache);
     const struct cache_shape *shape = &base->shape;
-    const uint64_t sides = 2 * (uint64_t)cache_heads_of(shape);
+    const uint64_t sides = cache_sides_of(shape) * (uint64_t)cache_heads_of(shape);
     switch (piece) {
     case CACHE_EXACT: return (struct piece_size){1, cache_exact_bytes(shape, &base->method)};
     case CACHE_EXACT_LOGITS: return (struct piece_size){1, cache_exact_logit_bytes(shape, &base->method)};

@@ -10,6 +10,7 @@ struct cache_shape cache_shape_of(const struct terse_model *m, uint32_t context)
                                 .head_dim = m->head_dim,
                                 .scale = m->attention_scale,
                                 .rope = model_rope(m, context),
+                                .latents = m->latent.rank > 0,
                                 .slopes = m->slopes,
                                 .normalized = model_normalizes_attention(m),
                                 .sinks = m->sinks,

@@ -21,6 +21,7 @@ struct cache_shape {
     /* sinks[layers][query_heads], by the layers' numbers in the model, outlive the cache. Each is the logit of a key without a
      * value, which queries see besides their keys. NULL: there are none. */
     const float *sinks;
+    bool latents;    /* keys end with the values, which have no pages or rows of their own: there is one side */
     bool normalized; /* what attention adds to the residual stream goes through a norm first (Gemma 2 and 3) */
     float cap;       /* logits become cap tanh(logits / cap) after the scale; 0: they do not */
     /* The last `sliding` layers in `order` slide: a query sees the newest `window` keys alone, its own included. */
@@ -39,6 +40,12 @@ struct cache_shape cache_shape_of(const struct terse_model *model, uint32_t cont
 
 /* Returns layers times KV heads. */
 static inline size_t cache_heads_of(const struct cache_shape *shape) { return (size_t)shape->layers * shape->kv_heads; }
+/* Returns how many sides are stored: keys, and values unless keys have them. Rows and pages of both lie one after the other. */
+static inline uint32_t cache_sides_of(const struct cache_shape *shape) { return shape->latents ? 1 : 2; }
+/* Returns how many values a token has, in keys and values. */
+static inline uint64_t cache_token_values(const struct cache_shape *shape) {
+    return cache_heads_of(shape) * cache_sides_of(shape) * shape->head_dim;
+}
 /* Return the numbers of a token's queries of a layer, [Hq][hd], and of its keys or values, [Hk][hd]. */
 static inline size_t cache_shape_query_width(const struct cache_shape *shape) {
     return (size_t)shape->query_heads * shape->head_dim;

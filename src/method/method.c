@@ -449,7 +449,33 @@ struct method method_of_window(const struct method *method, uint32_t window) {
     return own;
 }
 
+/* Returns whether the codec serves keys that are wider than heads and end with the values. */
+static bool serves_latents(const struct codec *codec) {
+    return codec == &codec_f16 || codec == &codec_q8_0 || codec == &codec_q4_0;
+}
+
+enum terse_status method_for_latents(struct method *method, struct terse_error *error) {
+    if (serves_latents(method->key.codec) && method->value.codec == method->key.codec && method->policy == &policy_keep_all &&
+        !method->index) {
+        method->latents = true;
+        return TERSE_OK;
+    }
+    return status_fail(error, TERSE_E_UNSUPPORTED,
+                       "%s does not serve this model, whose keys and values are one latent: use --kv f16, q8_0 or q4_0",
+                       method->name);
+}
+
+static enum terse_status check_latents(uint32_t width, struct terse_error *error) {
+    if (width && width % SCALE_GROUP == 0 && width <= CODEC_ROW_MAX) return TERSE_OK;
+    return status_fail(
+        error, TERSE_E_UNSUPPORTED,
+        "the model's keys with their latents have %u channels, the KV cache serves multiples of %d up to %d: this model "
+        "cannot run in terse",
+        width, SCALE_GROUP, CODEC_ROW_MAX);
+}
+
 enum terse_status method_check(const struct method *method, uint32_t head_dim, uint32_t group, struct terse_error *error) {
+    if (method->latents) return check_latents(head_dim, error);
     struct codec_shape half = {.head_dim = head_dim, .group = group};
     enum terse_status status =
         codec_check(method->key.codec, method_shape(method, CODEC_KEYS, 0, 0, head_dim, group), CODEC_KEYS, error);

@@ -19,6 +19,7 @@ struct method {
     const struct policy *policy;
     struct policy_parameters parameters;
     double least_rate;                    /* pages may be lowered to so many bits per value (method_rates); 0: they stay */
+    bool latents;                         /* keys end with the values (method_for_latents): the value codec has nothing to encode */
     uint32_t tail_tokens;                 /* least number of newest tokens kept exact in the recent window */
     uint32_t power;                       /* of gradient norms by which samples weigh when its codebook is learned; 0: all alike */
     const struct terse_codebook *learned; /* of the options, or of the weights; NULL when it needs none */
@@ -31,6 +32,10 @@ struct method {
  * there. An unknown name is TERSE_E_ARGUMENT and the message lists the known ones. */
 enum terse_status method_resolve(const struct terse_cache_options *options, uint32_t head_dim, struct method *method,
                                  struct terse_error *error);
+
+/* Makes a resolved method one for a model whose keys end with the values (model/model.h, struct latent_shape). TERSE_E_UNSUPPORTED where
+ * it stores keys and values by codecs that differ, or by one that reads no such keys, or leaves tokens out. */
+enum terse_status method_for_latents(struct method *method, struct terse_error *error);
 
 /* Checks that the method's codecs can serve heads of this shape; TERSE_E_UNSUPPORTED says why not. */
 enum terse_status method_check(const struct method *method, uint32_t head_dim, uint32_t group, struct terse_error *error);

@@ -22,6 +22,8 @@ static const struct architecture architectures[] = {
     {"qwen35moe", .rotary = true, .pairing = ROPE_HALF_SPLIT, .qk_norm = PRESENCE_REQUIRED, .gated_heads = true,
      .late_norm_name = true, .experts = PRESENCE_REQUIRED, .shared_expert = true, .recurrent = true, .tiled_heads = true,
      .next_layers = true},
+    {"deepseek2", .rotary = true, .pairing = ROPE_ADJACENT, .latents = true, .experts = PRESENCE_OPTIONAL, .routing_in_file = true,
+     .shares_of_all = true, .next_layers = true},
     {"gpt-oss", .activation = ACTIVATION_SWIGLU_CLAMPED, .rotary = true, .pairing = ROPE_HALF_SPLIT, .yarn_unrounded = true,
      .qkv_bias = PRESENCE_REQUIRED, .bias = PRESENCE_REQUIRED, .learned_sinks = true, .late_norm_name = true,
      .experts = PRESENCE_REQUIRED, .window_pattern = 2},
@@ -49,7 +51,7 @@ enum terse_status architecture_find(const struct gguf *gguf, const struct archit
     if (!found)
         return status_fail(error, TERSE_E_FORMAT,
                            "the file has no general.architecture: it is not a model; convert it again with a current converter");
-    char known[256] = "";
+    char known[320] = "";
     for (size_t i = 0; i < N_ARCHITECTURES; i++) {
         if (name.size == strlen(architectures[i].name) && !memcmp(name.data, architectures[i].name, name.size)) {
             *architecture = &architectures[i];

@@ -34,6 +34,8 @@ struct architecture {
     bool norm_by_head;      /* with a gain for each head of its own */
     bool gated_heads;       /* attn_q has a gate for each head behind its queries: the head's output is times the gate's sigmoid */
     bool recurrent;         /* all layers but every full_attention_interval-th are recurrent */
+    bool latents;           /* attention is multi-head latent attention: struct latents */
+    bool routing_in_file;   /* metadata say how experts are chosen (struct routing), and that the first layers have none */
     bool tiled_heads;       /* of such layers: struct recurrent */
     bool next_layers;       /* the last nextn_predict_layers layers predict tokens after the next one: they are left out */
     bool post_norms;        /* post_attention_norm and post_ffw_norm: of what is added to the hidden state */

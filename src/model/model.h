@@ -48,7 +48,18 @@ struct experts {
     struct matrix router;                              /* [experts] rows; without data the layer has no experts */
     struct matrix gate, up, down;                      /* of all experts, one's rows after the other's */
     struct matrix shared_gate, shared_up, shared_down; /* an expert of all tokens, */
-    const float *shared_router; /* [width], whose share is the sigmoid of this product; NULL: there is none */
+    const float *shared_router;                        /* [width], whose share is the sigmoid of this product; NULL: it is 1 */
+    const float *choice_bias; /* [experts], added to probabilities where experts are chosen, not in their shares; NULL: 0 */
+};
+
+/* A routing says how the experts of a token, and their shares, follow from its products with the router: those of the largest
+ * probabilities, a softmax of all products, or the sigmoid of each. Where experts lie in groups of neighbours, those of the best
+ * `groups_used` alone are chosen from: by the largest probability of a group (DeepSeek-V2), or the sum of the two largest (V3, by sigmoid). */
+struct routing {
+    uint32_t groups, groups_used; /* 0: experts are in no groups */
+    bool sigmoid;
+    bool of_all; /* shares are these probabilities; else they are divided by their sum */
+    float scale; /* by which shares are multiplied */
 };
 
 /* A recurrent layer has a state of fixed size in place of keys and values: linear attention by the gated delta rule (Yang et al. 2024,
@@ -64,6 +75,23 @@ struct recurrent {
     struct norm norm;          /* [state], of a head's output */
 };
 
+/* In multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2) all heads share a row of a cache, [rotated | latent]: a key of which
+ * `rotated` channels turn, and the latent of which keys and values of every head are products. The cache's queries are products of a
+ * head's own with its key matrix, and the head's output one of its value matrix with the latent that attention gives: absorbed. */
+struct latent_shape {
+    uint32_t rank;       /* channels of a latent; 0: there are none */
+    uint32_t query_rank; /* of the latent that queries are made of; 0: they are made of the hidden state */
+    uint32_t plain;      /* channels of a head's query that do not turn; its others, rope.n_rot, follow */
+    uint32_t value;      /* channels of a head's output */
+};
+
+struct latents {
+    struct matrix queries;        /* latents of queries, which `q` turns into queries; without data there are none */
+    struct norm query_norm, norm; /* [query_rank]; [rank], of latents in the cache */
+    struct matrix key, value;     /* of all heads, one's rows after the other's: [rank] x plain; [value] x rank */
+    struct matrix both;           /* in place of these: of each head [plain] rows of keys, then [value] of values, x rank */
+};
+
 /* Vectors are F32, converted at load where the file has them otherwise. Tensors that an architecture does not have are NULL. */
 struct layer {
     struct norm attention_norm, feed_forward_norm; /* [width]; one and the same where the architecture is parallel */
@@ -73,13 +101,17 @@ struct layer {
     struct matrix gate, up, down;                            /* of a layer without experts */
     struct experts experts;
     struct recurrent recurrent; /* in place of q, k and v */
+    struct latents latents;     /* beside q and k, which is [latent | rotated] then; there is no v */
     uint32_t kv_number;         /* the layer's among those with keys and values, by which caches and codebooks know it */
 };
 
 #define RECURRENT_STATE_MAX 1024 /* channels of a recurrent layer's head */
 #define RECURRENT_CONV_MAX 64    /* tokens that its convolution sees */
 
-#define LAYER_MATRICES 18
+#define MODEL_HEAD_MAX 4096 /* channels of a head */
+#define MODEL_EXPERTS_MAX 1024
+
+#define LAYER_MATRICES 22
 /* Writes the matrices that a layer has, and returns their number. */
 size_t layer_matrices(const struct layer *layer, const struct matrix *matrices[LAYER_MATRICES]);
 
@@ -93,6 +125,8 @@ struct terse_model {
     char name[128]; /* general.name, cut to fit; "" when the file has none */
     uint32_t layers, width, query_heads, kv_heads, head_dim, feed_forward, vocabulary, context;
     uint32_t experts, experts_used; /* of a layer, and of them those that a token goes through; feed_forward is the widest's then */
+    struct routing routing;         /* of tokens to experts */
+    uint32_t dense_layers;          /* so many first layers have no experts, where the others have them */
     uint64_t fingerprint;           /* model_fingerprint(), at load */
     uint64_t norms_fingerprint;     /* model_norms_fingerprint(), at load */
     float clamp;                    /* q, k and v are kept within [-clamp, clamp] as they leave their matrices; 0: they are not */
@@ -108,6 +142,7 @@ struct terse_model {
     const float *slopes;            /* [query_heads]: ALiBi adds slope * (key's position - query's) to the logits; NULL: none */
     const float
         *sinks; /* [layers][query_heads]: the logit of a key without a value, which queries of a head see besides; NULL: none */
+    struct latent_shape latent;  /* of attention; kv_heads is 1 then and head_dim rope.n_rot + rank */
     uint32_t recurrent;          /* how many layers are: all but every attention_interval-th */
     uint32_t attention_interval; /* 0 where no layer is recurrent */
     uint32_t recurrent_key_heads, recurrent_value_heads, recurrent_state, recurrent_conv; /* of such a layer: struct recurrent */

@@ -13,6 +13,7 @@ struct scaling {
     bool yarn, unrounded; /* unrounded: struct architecture's */
     uint32_t original_context;
     float extrapolation, attention_factor, magnitude, beta_fast, beta_slow; /* yarn; magnitude 0: not given */
+    float log_multiplier; /* of yarn with latents: all logits grow by (1 + log_multiplier ln factor)^2; 0: rotated channels do */
 };
 
 static bool is(struct gguf_string string, const char *text) {
@@ -62,6 +63,7 @@ static enum terse_status read_scaling(const struct gguf *gguf, const char *prefi
     if ((status = read_f32(gguf, prefix, "scaling.yarn_ext_factor", &s->extrapolation, error))) return status;
     if ((status = read_f32(gguf, prefix, "scaling.attn_factor", &s->attention_factor, error))) return status;
     if ((status = read_f32(gguf, prefix, "scaling.yarn_attn_factor", &s->magnitude, error))) return status;
+    if ((status = read_f32(gguf, prefix, "scaling.yarn_log_multiplier", &s->log_multiplier, error))) return status;
     if ((status = read_f32(gguf, prefix, "scaling.yarn_beta_fast", &s->beta_fast, error))) return status;
     if ((status = read_f32(gguf, prefix, "scaling.yarn_beta_slow", &s->beta_slow, error))) return status;
     snprintf(key, sizeof key, "%s.rope.scaling.original_context_length", prefix);
@@ -85,8 +87,8 @@ static enum terse_status read_scaling(const struct gguf *gguf, const char *prefi
     if (found && is(type, "longrope") && !gguf_find_tensor(gguf, ROPE_FACTORS_LONG))
         return status_fail(error, TERSE_E_FORMAT, "tensor " ROPE_FACTORS_LONG " of longrope is missing: convert the model again");
     if (!(s->base > 1) || !isfinite(s->base) || !(s->factor > 0) || !isfinite(s->factor) || !(s->attention_factor > 0) ||
-        !isfinite(s->attention_factor) || !isfinite(s->magnitude) || !(s->beta_fast > 0) || !(s->beta_slow > 0) ||
-        !isfinite(s->extrapolation) || (s->yarn && !s->original_context))
+        !isfinite(s->attention_factor) || !isfinite(s->magnitude) || !(s->log_multiplier >= 0) || !isfinite(s->log_multiplier) ||
+        !(s->beta_fast > 0) || !(s->beta_slow > 0) || !isfinite(s->extrapolation) || (s->yarn && !s->original_context))
         return status_fail(error, TERSE_E_FORMAT,
                            "the %s.rope.* metadata is out of range (freq_base %g, scaling factor %g): the file is damaged", prefix,
                            (double)s->base, (double)s->factor);
@@ -126,7 +128,7 @@ static enum terse_status apply_factors(const struct gguf *gguf, const char *name
 
 enum terse_status rope_scaling_load(const struct gguf *gguf, const struct architecture *architecture,
                                     const struct terse_model_options *asked, const char *factors, uint32_t n_rot, uint32_t context,
-                                    float *frequency, float *magnitude, struct terse_error *error) {
+                                    float *frequency, float *magnitude, float *logits, struct terse_error *error) {
     struct scaling s = {.base = 10000,
                         .factor = 1,
                         .original_context = context,
@@ -145,5 +147,10 @@ enum terse_status rope_scaling_load(const struct gguf *gguf, const struct archit
     }
     float default_magnitude = 1 + 0.1f * logf(fmaxf(s.factor, 1)); /* eq. 22 */
     *magnitude = s.attention_factor * (!s.yarn ? 1 : s.magnitude > 0 ? s.magnitude : default_magnitude);
+    if (s.yarn && architecture->latents && s.log_multiplier > 0) {
+        const float whole = 1 + s.log_multiplier * logf(fmaxf(s.factor, 1));
+        *magnitude = s.attention_factor;
+        *logits = whole * whole;
+    }
     return apply_factors(gguf, factors, n_rot, frequency, error);
 }

@@ -14,9 +14,9 @@
 
 /* Fills frequency[n_rot/2] and *magnitude from metadata ARCHITECTURE.rope.* (freq_base; scaling none, linear, yarn, longrope) and
  * the tensor `factors`, if the file has it. `context` is the model's, used where yarn's original context is missing. `asked`, which
- * is checked here too, replaces what the file says. */
+ * is checked here too, replaces what the file says. *logits is left, or becomes what all logits of attention are multiplied by. */
 enum terse_status rope_scaling_load(const struct gguf *gguf, const struct architecture *architecture,
                                     const struct terse_model_options *asked, const char *factors, uint32_t n_rot, uint32_t context,
-                                    float *frequency, float *magnitude, struct terse_error *error);
+                                    float *frequency, float *magnitude, float *logits, struct terse_error *error);
 
 #endif

@@ -1,12 +1,12 @@
 /* Loads a model: finds every tensor by name, checks its shape against the metadata, and points at it where it lies. Owns the
  * mapping and the few vectors that had to be converted. */
-#include "base/half.h"
 #include "base/memory.h"
 #include "base/text.h"
-#include "model/architecture.h"
 #include "model/file_type.h"
 #include "model/fingerprint.h"
-#include "model/model.h"
+#include "model/load_experts.h"
+#include "model/load_latents.h"
+#include "model/loader.h"
 #include "model/rope_scaling.h"
 
 #include <assert.h>
@@ -17,127 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_LAYERS 1024
-#define MAX_WIDTH (1u << 20) /* channels, heads, tokens of a vocabulary: bounds that keep sizes far from overflow */
 #define MAX_VOCABULARY (1u << 24)
-#define MAX_EXPERTS 1024
 #define ATTENTION_INTERVAL 4 /* of files that do not say */
-
-struct loader {
-    struct terse_model *model;
-    struct terse_error *error;
-    const struct terse_model_options *options;
-    float norm_epsilon, logit_scale;
-    uint32_t expert_width, shared_width;
-    uint32_t window_pattern;          /* struct architecture's */
-    float *next_vector, *last_vector; /* what is left of model->vectors */
-    bool *used;                       /* by tensor */
-};
-
-static enum terse_status shape_mismatch(struct loader *l, const struct gguf_tensor *tensor, const char *name, uint64_t columns,
-                                        uint64_t rows) {
-    return status_fail_at(l->error, TERSE_E_FORMAT, tensor->offset,
-                          "tensor %s is %" PRIu64 " x %" PRIu64 " where the metadata asks for %" PRIu64 " x %" PRIu64
-                          ": the file is damaged or wrongly converted",
-                          name, tensor->dims[0], tensor->dims[1], columns, rows);
-}
-
-static enum terse_status missing(struct loader *l, const char *name) {
-    return status_fail(l->error, TERSE_E_FORMAT, "tensor %s is missing: the file is incomplete; download or convert it again",
-                       name);
-}
-
-/* Returns the tensor; NULL when the file has none of the name. */
-static const struct gguf_tensor *use_tensor(struct loader *l, const char *name) {
-    const struct gguf_tensor *tensor = gguf_find_tensor(l->model->gguf, name);
-    if (tensor) l->used[tensor - gguf_tensor_at(l->model->gguf, 0)] = true;
-    return tensor;
-}
-
-/* Loads a matrix, or `count` matrices in one tensor, if not 0: their rows one after the other. */
-static enum terse_status load_matrices(struct loader *l, const char *name, uint32_t columns, uint32_t rows, uint32_t count,
-                                       enum presence presence, struct matrix *matrix) {
-    const struct gguf_tensor *tensor = presence == PRESENCE_NONE ? NULL : use_tensor(l, name);
-    if (!tensor) return presence == PRESENCE_REQUIRED ? missing(l, name) : TERSE_OK;
-    const struct tensor_type_info *info = tensor_type_info(tensor->type);
-    if (!info)
-        return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset,
-                              "tensor %s has type %u, which terse cannot read; quantize the model to Q8_0, Q4_0 or Q4_K_M", name,
-                              tensor->type);
-    if (tensor->n_dims != (count ? 3 : 2) || tensor->dims[0] != columns || tensor->dims[1] != rows)
-        return shape_mismatch(l, tensor, name, columns, rows);
-    if (count && tensor->dims[2] != count)
-        return status_fail_at(l->error, TERSE_E_FORMAT, tensor->offset,
-                              "tensor %s has %" PRIu64 " experts where the metadata has %u: the file is damaged", name,
-                              tensor->dims[2], count);
-    *matrix = (struct matrix){.data = tensor->data,
-                              .type = (enum tensor_type)tensor->type,
-                              .rows = rows * (count ? count : 1),
-                              .columns = columns,
-                              .row_bytes = (size_t)(columns / info->block) * info->bytes};
-    return TERSE_OK;
-}
-
-static enum terse_status load_matrix(struct loader *l, const char *name, uint32_t columns, uint32_t rows, enum presence presence,
-                                     struct matrix *matrix) {
-    return load_matrices(l, name, columns, rows, 0, presence, matrix);
-}
-
-/* Reads x[n] of a tensor's data, which is F32, F16 or BF16. */
-static void read_vector(const struct gguf_tensor *tensor, float *x, uint32_t n) {
-    const uint16_t *halves = tensor->data;
-    if (tensor->type == TENSOR_F32) memcpy(x, tensor->data, n * sizeof *x);
-    for (uint32_t i = 0; tensor->type == TENSOR_F16 && i < n; i++) x[i] = half_to_float(halves[i]);
-    for (uint32_t i = 0; tensor->type == TENSOR_BF16 && i < n; i++) {
-        uint32_t bits = (uint32_t)halves[i] << 16;
-        memcpy(&x[i], &bits, sizeof bits);
-    }
-}
-
-/* Loads vectors [rows][n]. They are small and read all the time: always F32. */
-static enum terse_status load_vectors(struct loader *l, const char *name, uint32_t n, uint32_t rows, enum presence presence,
-                                      const float **vector) {
-    const struct gguf_tensor *tensor = presence == PRESENCE_NONE ? NULL : use_tensor(l, name);
-    if (!tensor) return presence == PRESENCE_REQUIRED ? missing(l, name) : TERSE_OK;
-    if (tensor->type != TENSOR_F32 && tensor->type != TENSOR_F16 && tensor->type != TENSOR_BF16)
-        return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset, "tensor %s is not F32, F16 or BF16 as vectors must be",
-                              name);
-    if (tensor->n_dims > 2 || tensor->dims[0] != n || tensor->dims[1] != rows) return shape_mismatch(l, tensor, name, n, rows);
-    assert((size_t)(l->last_vector - l->next_vector) >= (size_t)n * rows);
-    read_vector(tensor, l->next_vector, n * rows);
-    *vector = l->next_vector;
-    l->next_vector += (size_t)n * rows;
-    return TERSE_OK;
-}
-
-static enum terse_status load_vector(struct loader *l, const char *name, uint32_t n, enum presence presence, const float **vector) {
-    return load_vectors(l, name, n, 1, presence, vector);
-}
-
-/* Loads NAME.weight and NAME.bias. */
-static enum terse_status load_linear(struct loader *l, const char *name, uint32_t columns, uint32_t rows, enum presence weight,
-                                     enum presence bias, struct matrix *matrix) {
-    char full[80];
-    snprintf(full, sizeof full, "%s.weight", name);
-    enum terse_status status = load_matrix(l, full, columns, rows, weight, matrix);
-    if (status || !matrix->data) return status;
-    snprintf(full, sizeof full, "%s.bias", name);
-    return load_vector(l, full, rows, bias, &matrix->bias);
-}
-
-/* Loads a norm; `heads` is struct norm's. */
-static enum terse_status load_norm(struct loader *l, const char *name, uint32_t n, uint32_t heads, enum presence gain,
-                                   enum presence bias, struct norm *norm) {
-    char full[80];
-    norm->kind = l->model->architecture->norm;
-    norm->epsilon = l->norm_epsilon;
-    norm->heads = heads;
-    snprintf(full, sizeof full, "%s.weight", name);
-    enum terse_status status = load_vectors(l, full, n, heads ? heads : 1, gain, &norm->gain);
-    if (status || !norm->gain) return status;
-    snprintf(full, sizeof full, "%s.bias", name);
-    return load_vector(l, full, n, bias, &norm->bias);
-}
 
 /* Loads the learned sinks; those of all layers lie one after the other. */
 static enum terse_status load_sinks(struct loader *l) {
@@ -147,45 +28,10 @@ static enum terse_status load_sinks(struct loader *l) {
         const float *own = NULL;
         char name[64];
         snprintf(name, sizeof name, "blk.%u.attn_sinks.weight", i);
-        status = load_vector(l, name, m->query_heads, PRESENCE_REQUIRED, &own);
+        status = loader_vector(l, name, m->query_heads, PRESENCE_REQUIRED, &own);
         if (!i) m->sinks = own;
     }
     return status;
-}
-
-static enum terse_status load_experts(struct loader *l, uint32_t index) {
-    const struct terse_model *m = l->model;
-    struct experts *e = &l->model->layer[index].experts;
-    enum presence shared = m->architecture->shared_expert ? PRESENCE_REQUIRED : PRESENCE_NONE;
-    const struct {
-        const char *name;
-        uint32_t columns, rows, count;
-        enum presence presence;
-        struct matrix *matrix;
-    } matrices[] = {
-        {"ffn_gate_inp", m->width, m->experts, 0, PRESENCE_REQUIRED, &e->router},
-        {"ffn_gate_exps", m->width, l->expert_width, m->experts, PRESENCE_REQUIRED, &e->gate},
-        {"ffn_up_exps", m->width, l->expert_width, m->experts, PRESENCE_REQUIRED, &e->up},
-        {"ffn_down_exps", l->expert_width, m->width, m->experts, PRESENCE_REQUIRED, &e->down},
-        {"ffn_gate_shexp", m->width, l->shared_width, 0, shared, &e->shared_gate},
-        {"ffn_up_shexp", m->width, l->shared_width, 0, shared, &e->shared_up},
-        {"ffn_down_shexp", l->shared_width, m->width, 0, shared, &e->shared_down},
-    };
-    char name[64];
-    enum terse_status status = TERSE_OK;
-    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0] && !status; i++) {
-        snprintf(name, sizeof name, "blk.%u.%s.weight", index, matrices[i].name);
-        status = load_matrices(l, name, matrices[i].columns, matrices[i].rows, matrices[i].count, matrices[i].presence,
-                               matrices[i].matrix);
-    }
-    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0] && !status; i++) {
-        if (!matrices[i].matrix->data) continue;
-        snprintf(name, sizeof name, "blk.%u.%s.bias", index, matrices[i].name);
-        status = load_vectors(l, name, matrices[i].rows, matrices[i].count ? matrices[i].count : 1, m->architecture->bias,
-                              &matrices[i].matrix->bias);
-    }
-    snprintf(name, sizeof name, "blk.%u.ffn_gate_inp_shexp.weight", index);
-    return status ? status : load_vector(l, name, m->width, shared, &e->shared_router);
 }
 
 /* Loads what a recurrent layer has in place of attention. */
@@ -219,14 +65,14 @@ static enum terse_status load_recurrent(struct loader *l, uint32_t index) {
     enum terse_status status = TERSE_OK;
     for (size_t i = 0; !status && i < n_matrices; i++) {
         snprintf(name, sizeof name, "blk.%u.%s.weight", index, matrices[i].name);
-        status = load_matrix(l, name, matrices[i].columns, matrices[i].rows, PRESENCE_REQUIRED, matrices[i].matrix);
+        status = loader_matrix(l, name, matrices[i].columns, matrices[i].rows, PRESENCE_REQUIRED, matrices[i].matrix);
     }
     for (size_t i = 0; !status && i < sizeof vectors / sizeof vectors[0]; i++) {
         snprintf(name, sizeof name, "blk.%u.%s", index, vectors[i].name);
-        status = load_vectors(l, name, vectors[i].n, vectors[i].rows, PRESENCE_REQUIRED, vectors[i].vector);
+        status = loader_vectors(l, name, vectors[i].n, vectors[i].rows, PRESENCE_REQUIRED, vectors[i].vector);
     }
     snprintf(name, sizeof name, "blk.%u.ssm_norm", index);
-    return status ? status : load_norm(l, name, m->recurrent_state, 0, PRESENCE_REQUIRED, PRESENCE_NONE, &r->norm);
+    return status ? status : loader_norm(l, name, m->recurrent_state, 0, PRESENCE_REQUIRED, PRESENCE_NONE, &r->norm);
 }
 
 static bool is_recurrent(const struct terse_model *m, uint32_t index) {
@@ -239,9 +85,11 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
     struct layer *layer = &m->layer[index];
     struct matrix qkv = {0};
     uint32_t q_width = m->query_heads * m->head_dim, kv_width = m->kv_heads * m->head_dim;
-    enum presence dense = m->experts ? PRESENCE_NONE : PRESENCE_REQUIRED;
+    const bool routed = m->experts && index >= m->dense_layers;
+    const uint32_t dense_width = m->experts ? l->dense_width : m->feed_forward;
+    enum presence dense = routed ? PRESENCE_NONE : PRESENCE_REQUIRED;
     enum presence attends = is_recurrent(m, index) ? PRESENCE_NONE : PRESENCE_REQUIRED;
-    enum presence fused = a->fused_qkv ? attends : PRESENCE_NONE, apart = a->fused_qkv ? PRESENCE_NONE : attends;
+    enum presence fused = a->fused_qkv ? attends : PRESENCE_NONE, apart = a->fused_qkv || a->latents ? PRESENCE_NONE : attends;
     enum presence qk_norm = attends ? a->qk_norm : PRESENCE_NONE;
     enum presence norm_bias = a->norm_bias ? a->bias : PRESENCE_NONE;
     bool gated = a->activation == ACTIVATION_SWIGLU || a->activation == ACTIVATION_GEGLU;
@@ -256,10 +104,10 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
         {"attn_q", m->width, a->gated_heads ? 2 * q_width : q_width, apart, a->qkv_bias, &layer->q},
         {"attn_k", m->width, kv_width, apart, a->qkv_bias, &layer->k},
         {"attn_v", m->width, kv_width, apart, a->qkv_bias, &layer->v},
-        {"attn_output", q_width, m->width, attends, a->bias, &layer->o},
-        {"ffn_gate", m->width, m->feed_forward, gated && !a->fused_gate ? dense : PRESENCE_NONE, a->bias, &layer->gate},
-        {"ffn_up", m->width, a->fused_gate ? 2 * m->feed_forward : m->feed_forward, dense, a->bias, &layer->up},
-        {"ffn_down", m->feed_forward, m->width, dense, a->bias, &layer->down},
+        {"attn_output", a->latents ? m->query_heads * m->latent.value : q_width, m->width, attends, a->bias, &layer->o},
+        {"ffn_gate", m->width, dense_width, gated && !a->fused_gate ? dense : PRESENCE_NONE, a->bias, &layer->gate},
+        {"ffn_up", m->width, a->fused_gate ? 2 * dense_width : dense_width, dense, a->bias, &layer->up},
+        {"ffn_down", dense_width, m->width, dense, a->bias, &layer->down},
     };
     const struct {
         const char *name;
@@ -280,11 +128,11 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
     for (size_t i = 0; !status && i < sizeof matrices / sizeof matrices[0]; i++) {
         snprintf(name, sizeof name, "blk.%u.%s", index, matrices[i].name);
         status =
-            load_linear(l, name, matrices[i].columns, matrices[i].rows, matrices[i].weight, matrices[i].bias, matrices[i].matrix);
+            loader_linear(l, name, matrices[i].columns, matrices[i].rows, matrices[i].weight, matrices[i].bias, matrices[i].matrix);
     }
     for (size_t i = 0; !status && i < sizeof norms / sizeof norms[0]; i++) {
         snprintf(name, sizeof name, "blk.%u.%s", index, norms[i].name);
-        status = load_norm(l, name, norms[i].n, norms[i].heads, norms[i].gain, norms[i].bias, norms[i].norm);
+        status = loader_norm(l, name, norms[i].n, norms[i].heads, norms[i].gain, norms[i].bias, norms[i].norm);
     }
     if (!status && qkv.data) {
         layer->q = matrix_rows(&qkv, 0, q_width);
@@ -298,50 +146,16 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
     if (a->parallel) layer->feed_forward_norm = layer->attention_norm;
     layer->kv_number = m->attention_interval ? index / m->attention_interval : index;
     if (!status && !attends) status = load_recurrent(l, index);
-    return status || !m->experts ? status : load_experts(l, index);
-}
-
-/* Reads one u32 of the architecture's metadata; `fallback` when missing. */
-static enum terse_status read_u32(struct loader *l, const char *name, uint32_t fallback, uint32_t *value) {
-    char key[128];
-    bool found;
-    snprintf(key, sizeof key, "%s.%s", l->model->architecture->name, name);
-    *value = fallback;
-    return gguf_get_u32(l->model->gguf, key, value, &found, l->error);
-}
-
-/* Reads one u32 of the architecture's metadata, 1..most; `fallback` when missing, which 0 makes an error. */
-static enum terse_status read_size(struct loader *l, const char *name, uint32_t fallback, uint32_t most, uint32_t *value) {
-    char key[128];
-    bool found;
-    snprintf(key, sizeof key, "%s.%s", l->model->architecture->name, name);
-    *value = fallback;
-    enum terse_status status = gguf_get_u32(l->model->gguf, key, value, &found, l->error);
-    if (status) return status;
-    if (!found && !fallback) return status_fail(l->error, TERSE_E_FORMAT, "metadata %s is missing: convert the model again", key);
-    if (*value < 1 || *value > most)
-        return status_fail(l->error, TERSE_E_FORMAT, "metadata %s is %u, outside 1 to %u: the file is damaged", key, *value, most);
-    return TERSE_OK;
-}
-
-/* Reads one number of the architecture's metadata, 0..most; `fallback` when missing, which a negative one makes an error. */
-static enum terse_status read_number(struct loader *l, const char *name, float fallback, float most, float *value) {
-    char key[128];
-    bool found;
-    snprintf(key, sizeof key, "%s.%s", l->model->architecture->name, name);
-    *value = fallback;
-    enum terse_status status = gguf_get_f32(l->model->gguf, key, value, &found, l->error);
-    if (!status && !(*value >= 0 && *value <= most))
-        return status_fail(l->error, TERSE_E_FORMAT, "metadata %s is missing or out of range: convert the model again", key);
-    return status;
+    if (!status && a->latents) status = load_latents(l, index);
+    return status || !routed ? status : load_experts(l, index);
 }
 
 /* Finds which layers slide, their number and window. A window that no sequence outgrows counts as none. */
 static enum terse_status load_window(struct loader *l) {
     struct terse_model *m = l->model;
     uint32_t pattern = m->architecture->window_pattern;
-    enum terse_status status = read_u32(l, "attention.sliding_window", m->architecture->window, &m->window);
-    if (!status && pattern) status = read_size(l, "attention.sliding_window_pattern", pattern, MAX_LAYERS, &pattern);
+    enum terse_status status = loader_u32(l, "attention.sliding_window", m->architecture->window, &m->window);
+    if (!status && pattern) status = loader_size(l, "attention.sliding_window_pattern", pattern, MODEL_MAX_LAYERS, &pattern);
     if (!m->window || m->window >= m->context) m->window = 0;
     m->sliding = !m->window ? 0 : pattern ? m->layers - m->layers / pattern : m->layers;
     l->window_pattern = pattern;
@@ -351,33 +165,14 @@ static enum terse_status load_window(struct loader *l) {
 static enum terse_status load_scales(struct loader *l) {
     struct terse_model *m = l->model;
     const struct architecture *a = m->architecture;
-    uint32_t shared = m->layers == a->scaled_by_width ? m->width / m->query_heads : m->head_dim;
+    uint32_t head = m->latent.rank ? m->latent.plain + m->rope.n_rot : m->head_dim,
+             shared = m->layers == a->scaled_by_width ? m->width / m->query_heads : head;
     m->embedding_scale = a->scaled_embedding ? sqrtf((float)m->width) : 1;
     m->attention_scale = 1 / sqrtf((float)shared);
-    enum terse_status status = read_number(l, "logit_scale", 1, FLT_MAX, &l->logit_scale);
-    if (!status) status = read_number(l, "attn_logit_softcapping", a->attention_cap, FLT_MAX, &m->attention_cap);
-    if (!status) status = read_number(l, "final_logit_softcapping", a->logit_cap, FLT_MAX, &m->logit_cap);
-    return status ? status : read_number(l, "attention.clamp_kqv", 0, FLT_MAX, &m->clamp);
-}
-
-/* Loads the shape of experts, which are as wide as a layer without them where the file does not say. */
-static enum terse_status load_experts_shape(struct loader *l) {
-    struct terse_model *m = l->model;
-    const struct architecture *a = m->architecture;
-    char key[128];
-    bool found = false;
-    snprintf(key, sizeof key, "%s.expert_count", a->name);
-    enum terse_status status = gguf_get_u32(m->gguf, key, &m->experts, &found, l->error);
-    if (status || (!m->experts && a->experts != PRESENCE_REQUIRED)) return status;
-    if (a->experts == PRESENCE_NONE)
-        return status_fail(l->error, TERSE_E_UNSUPPORTED, "%s models with experts (%s = %u) are not supported", a->name, key,
-                           m->experts);
-    if ((status = read_size(l, "expert_count", 0, MAX_EXPERTS, &m->experts))) return status;
-    if ((status = read_size(l, "expert_used_count", 0, m->experts, &m->experts_used))) return status;
-    if ((status = read_size(l, "expert_feed_forward_length", m->feed_forward, MAX_WIDTH, &l->expert_width))) return status;
-    if (a->shared_expert) status = read_size(l, "expert_shared_feed_forward_length", m->feed_forward, MAX_WIDTH, &l->shared_width);
-    m->feed_forward = l->expert_width > l->shared_width ? l->expert_width : l->shared_width;
-    return status;
+    enum terse_status status = loader_number(l, "logit_scale", 1, FLT_MAX, &l->logit_scale);
+    if (!status) status = loader_number(l, "attn_logit_softcapping", a->attention_cap, FLT_MAX, &m->attention_cap);
+    if (!status) status = loader_number(l, "final_logit_softcapping", a->logit_cap, FLT_MAX, &m->logit_cap);
+    return status ? status : loader_number(l, "attention.clamp_kqv", 0, FLT_MAX, &m->clamp);
 }
 
 /* Loads the shape of recurrent layers. Their value heads' size, of which files have the sum, is that of their key heads. */
@@ -386,12 +181,12 @@ static enum terse_status load_recurrent_shape(struct loader *l) {
     uint32_t inner = 0;
     enum terse_status status;
     if (!m->architecture->recurrent) return TERSE_OK;
-    if ((status = read_size(l, "full_attention_interval", ATTENTION_INTERVAL, m->layers, &m->attention_interval))) return status;
-    if ((status = read_size(l, "ssm.conv_kernel", 0, RECURRENT_CONV_MAX, &m->recurrent_conv))) return status;
-    if ((status = read_size(l, "ssm.state_size", 0, RECURRENT_STATE_MAX, &m->recurrent_state))) return status;
-    if ((status = read_size(l, "ssm.group_count", 0, 4096, &m->recurrent_key_heads))) return status;
-    if ((status = read_size(l, "ssm.time_step_rank", 0, 4096, &m->recurrent_value_heads))) return status;
-    if ((status = read_size(l, "ssm.inner_size", 0, MAX_WIDTH, &inner))) return status;
+    if ((status = loader_size(l, "full_attention_interval", ATTENTION_INTERVAL, m->layers, &m->attention_interval))) return status;
+    if ((status = loader_size(l, "ssm.conv_kernel", 0, RECURRENT_CONV_MAX, &m->recurrent_conv))) return status;
+    if ((status = loader_size(l, "ssm.state_size", 0, RECURRENT_STATE_MAX, &m->recurrent_state))) return status;
+    if ((status = loader_size(l, "ssm.group_count", 0, 4096, &m->recurrent_key_heads))) return status;
+    if ((status = loader_size(l, "ssm.time_step_rank", 0, 4096, &m->recurrent_value_heads))) return status;
+    if ((status = loader_size(l, "ssm.inner_size", 0, MODEL_MAX_WIDTH, &inner))) return status;
     m->recurrent = m->layers - m->layers / m->attention_interval;
     if (m->recurrent_value_heads % m->recurrent_key_heads)
         return status_fail(l->error, TERSE_E_FORMAT, "%u value heads do not share %u key heads evenly: the file is damaged",
@@ -400,7 +195,7 @@ static enum terse_status load_recurrent_shape(struct loader *l) {
         return status_fail(l->error, TERSE_E_UNSUPPORTED,
                            "recurrent layers of %u channels in %u value heads, and key heads of %u: terse needs heads equally wide",
                            inner, m->recurrent_value_heads, m->recurrent_state);
-    if (model_mixed_width(m) <= MAX_WIDTH) return TERSE_OK;
+    if (model_mixed_width(m) <= MODEL_MAX_WIDTH) return TERSE_OK;
     return status_fail(l->error, TERSE_E_FORMAT, "recurrent layers of %zu channels: the file is damaged", model_mixed_width(m));
 }
 
@@ -408,7 +203,7 @@ static enum terse_status load_recurrent_shape(struct loader *l) {
 static enum terse_status load_next_layers(struct loader *l) {
     struct terse_model *m = l->model;
     uint32_t next = 0;
-    enum terse_status status = m->architecture->next_layers ? read_u32(l, "nextn_predict_layers", 0, &next) : TERSE_OK;
+    enum terse_status status = m->architecture->next_layers ? loader_u32(l, "nextn_predict_layers", 0, &next) : TERSE_OK;
     if (status) return status;
     if (next >= m->layers)
         return status_fail(l->error, TERSE_E_FORMAT, "%u of %u layers predict tokens after the next one: the file is damaged", next,
@@ -417,42 +212,52 @@ static enum terse_status load_next_layers(struct loader *l) {
     return TERSE_OK;
 }
 
-static enum terse_status load_shape(struct loader *l) {
+/* Loads the number of KV heads, and the size of all heads. */
+static enum terse_status load_heads(struct loader *l) {
     struct terse_model *m = l->model;
-    enum terse_status status;
+    const uint32_t equal_share = m->width / m->query_heads;
     uint32_t value_length = 0;
-    if ((status = read_size(l, "block_count", 0, MAX_LAYERS, &m->layers))) return status;
-    if ((status = read_size(l, "embedding_length", 0, MAX_WIDTH, &m->width))) return status;
-    if ((status = load_next_layers(l))) return status;
-    status = m->architecture->experts == PRESENCE_REQUIRED ? read_u32(l, "feed_forward_length", 0, &m->feed_forward)
-                                                           : read_size(l, "feed_forward_length", 0, MAX_WIDTH, &m->feed_forward);
-    if (status) return status;
-    if ((status = read_size(l, "attention.head_count", 0, 4096, &m->query_heads))) return status;
-    if ((status = read_size(l, "attention.head_count_kv", m->query_heads, m->query_heads, &m->kv_heads))) return status;
-    if ((status = read_size(l, "context_length", 0, UINT32_MAX, &m->context))) return status;
-    uint32_t equal_share = m->width / m->query_heads;
-    if ((status = read_size(l, "attention.key_length", equal_share, 4096, &m->head_dim))) return status;
-    if ((status = read_size(l, "attention.value_length", equal_share, 4096, &value_length))) return status;
-    if (m->architecture->rotary && (status = read_size(l, "rope.dimension_count", m->head_dim, m->head_dim, &m->rope.n_rot)))
+    enum terse_status status;
+    if ((status = loader_size(l, "attention.head_count_kv", m->query_heads, m->query_heads, &m->kv_heads))) return status;
+    if ((status = loader_size(l, "attention.key_length", equal_share, MODEL_HEAD_MAX, &m->head_dim))) return status;
+    if ((status = loader_size(l, "attention.value_length", equal_share, MODEL_HEAD_MAX, &value_length))) return status;
+    if (m->architecture->rotary && (status = loader_size(l, "rope.dimension_count", m->head_dim, m->head_dim, &m->rope.n_rot)))
         return status;
     if (m->query_heads % m->kv_heads)
         return status_fail(l->error, TERSE_E_FORMAT, "%u query heads do not share %u KV heads evenly: the file is damaged",
                            m->query_heads, m->kv_heads);
-    if (value_length != m->head_dim)
-        return status_fail(l->error, TERSE_E_UNSUPPORTED, "keys of %u and values of %u channels: terse needs them equal",
-                           m->head_dim, value_length);
+    if (value_length == m->head_dim) return TERSE_OK;
+    return status_fail(l->error, TERSE_E_UNSUPPORTED, "keys of %u and values of %u channels: terse needs them equal", m->head_dim,
+                       value_length);
+}
+
+static enum terse_status load_shape(struct loader *l) {
+    struct terse_model *m = l->model;
+    enum terse_status status;
+    if ((status = loader_size(l, "block_count", 0, MODEL_MAX_LAYERS, &m->layers))) return status;
+    if ((status = loader_size(l, "embedding_length", 0, MODEL_MAX_WIDTH, &m->width))) return status;
+    if ((status = load_next_layers(l))) return status;
+    status = m->architecture->experts == PRESENCE_REQUIRED
+                 ? loader_u32(l, "feed_forward_length", 0, &m->feed_forward)
+                 : loader_size(l, "feed_forward_length", 0, MODEL_MAX_WIDTH, &m->feed_forward);
+    if (status) return status;
+    if ((status = loader_size(l, "attention.head_count", 0, 4096, &m->query_heads))) return status;
+    if ((status = loader_size(l, "context_length", 0, UINT32_MAX, &m->context))) return status;
+    if ((status = (m->architecture->latents ? load_latents_shape : load_heads)(l))) return status;
     if (m->rope.n_rot % 2)
         return status_fail(l->error, TERSE_E_FORMAT, "rope.dimension_count %u is odd: the file is damaged", m->rope.n_rot);
-    if ((uint64_t)m->query_heads * m->head_dim > MAX_WIDTH)
+    if ((uint64_t)m->query_heads * m->head_dim > MODEL_MAX_WIDTH)
         return status_fail(l->error, TERSE_E_FORMAT, "%u heads of %u channels are more than a model has: the file is damaged",
                            m->query_heads, m->head_dim);
 
+    if (m->architecture->routing_in_file && (status = loader_u32(l, "leading_dense_block_count", 0, &m->dense_layers)))
+        return status;
     if ((status = load_experts_shape(l))) return status;
     if ((status = load_recurrent_shape(l))) return status;
     if ((status = load_window(l))) return status;
     if ((status = load_scales(l))) return status;
-    return read_number(l, m->architecture->norm == NORM_RMS ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon",
-                       -1, 1, &l->norm_epsilon);
+    return loader_number(l, m->architecture->norm == NORM_RMS ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon",
+                         -1, 1, &l->norm_epsilon);
 }
 
 /* Loads both ends of the model. The vocabulary's size is the embedding's number of rows. */
@@ -460,7 +265,7 @@ static enum terse_status load_ends(struct loader *l) {
     struct terse_model *m = l->model;
     enum terse_status status;
     const struct gguf_tensor *embedding = gguf_find_tensor(m->gguf, "token_embd.weight");
-    if (!embedding) return missing(l, "token_embd.weight");
+    if (!embedding) return loader_missing(l, "token_embd.weight");
     if (embedding->n_dims != 2 || embedding->dims[1] < 1 || embedding->dims[1] > MAX_VOCABULARY)
         return status_fail_at(l->error, TERSE_E_FORMAT, embedding->offset,
                               "tensor token_embd.weight is not a table of tokens: the file is damaged");
@@ -469,12 +274,12 @@ static enum terse_status load_ends(struct loader *l) {
         return status_fail_at(l->error, TERSE_E_FORMAT, embedding->offset,
                               "%u tokens but only %u rows in token_embd.weight: the file is damaged", tokenizer_size(m->tokenizer),
                               m->vocabulary);
-    if ((status = load_matrix(l, "token_embd.weight", m->width, m->vocabulary, PRESENCE_REQUIRED, &m->embedding))) return status;
-    if ((status = load_matrix(l, "output.weight", m->width, m->vocabulary, PRESENCE_OPTIONAL, &m->output))) return status;
+    if ((status = loader_matrix(l, "token_embd.weight", m->width, m->vocabulary, PRESENCE_REQUIRED, &m->embedding))) return status;
+    if ((status = loader_matrix(l, "output.weight", m->width, m->vocabulary, PRESENCE_OPTIONAL, &m->output))) return status;
     if (!m->output.data) m->output = m->embedding;
     float *gain = l->next_vector; /* what comes of the norm is multiplied by the output matrix alone */
-    status = load_norm(l, "output_norm", m->width, 0, PRESENCE_REQUIRED,
-                       m->architecture->norm_bias ? m->architecture->bias : PRESENCE_NONE, &m->output_norm);
+    status = loader_norm(l, "output_norm", m->width, 0, PRESENCE_REQUIRED,
+                         m->architecture->norm_bias ? m->architecture->bias : PRESENCE_NONE, &m->output_norm);
     for (uint32_t i = 0; i < m->width && !status && l->logit_scale != 1; i++) gain[i] *= l->logit_scale;
     return status;
 }
@@ -482,15 +287,18 @@ static enum terse_status load_ends(struct loader *l) {
 /* ---- Positions */
 
 static enum terse_status load_frequencies(struct loader *l, const char *factors, struct rope *rope, float *frequency) {
-    const struct terse_model *m = l->model;
+    struct terse_model *m = l->model;
+    float logits = 1;
     rope->frequency = frequency;
-    return rope_scaling_load(m->gguf, m->architecture, l->options, factors, rope->n_rot, m->context, frequency, &rope->magnitude,
-                             l->error);
+    enum terse_status status = rope_scaling_load(m->gguf, m->architecture, l->options, factors, rope->n_rot, m->context, frequency,
+                                                 &rope->magnitude, &logits, l->error);
+    m->attention_scale *= logits;
+    return status;
 }
 
 static enum terse_status load_longrope(struct loader *l, float *frequency) {
     struct terse_model *m = l->model;
-    enum terse_status status = read_size(l, "rope.scaling.original_context_length", 0, UINT32_MAX, &m->rope_context);
+    enum terse_status status = loader_size(l, "rope.scaling.original_context_length", 0, UINT32_MAX, &m->rope_context);
     if (!status) status = load_frequencies(l, ROPE_FACTORS_SHORT, &m->rope, frequency);
     m->long_rope = m->rope;
     l->next_vector += m->rope.n_rot / 2;
@@ -526,7 +334,7 @@ static enum terse_status load_sliding(struct loader *l) {
     }
     l->next_vector += m->layers;
     if (m->architecture->sliding_base == 0) return TERSE_OK;
-    enum terse_status status = read_number(l, "rope.freq_base_swa", m->architecture->sliding_base, FLT_MAX, &base);
+    enum terse_status status = loader_number(l, "rope.freq_base_swa", m->architecture->sliding_base, FLT_MAX, &base);
     if (!status && !(base > 1))
         status = status_fail(l->error, TERSE_E_FORMAT, "rope.freq_base_swa is %g: the file is damaged", (double)base);
     m->sliding_rope = m->rope;
@@ -543,7 +351,7 @@ static enum terse_status load_alibi(struct loader *l) {
     struct terse_model *m = l->model;
     float largest = 0, *slopes = l->next_vector;
     if (!m->architecture->alibi) return TERSE_OK;
-    enum terse_status status = read_number(l, "attention.max_alibi_bias", -1, 1024, &largest);
+    enum terse_status status = loader_number(l, "attention.max_alibi_bias", -1, 1024, &largest);
     if (status || largest == 0) return status;
     uint32_t power = 1;
     while (power < m->query_heads) power *= 2;
@@ -562,7 +370,7 @@ static enum terse_status load_positions(struct loader *l) {
     if (!status) status = load_sliding(l);
     if (!status) status = load_alibi(l);
     if (status) return status;
-    return load_matrix(l, "position_embd.weight", m->width, m->context, m->architecture->positions, &m->positions);
+    return loader_matrix(l, "position_embd.weight", m->width, m->context, m->architecture->positions, &m->positions);
 }
 
 /* ---- All of it */
@@ -707,9 +515,11 @@ enum terse_status terse_model_load_memory(const void *data, size_t size, const c
 size_t layer_matrices(const struct layer *l, const struct matrix *matrices[LAYER_MATRICES]) {
     const struct experts *e = &l->experts;
     const struct recurrent *r = &l->recurrent;
+    const struct latents *a = &l->latents;
     const struct matrix *all[LAYER_MATRICES] = {&l->q,         &l->k,           &l->v,     &l->o,    &l->gate,   &l->up,
                                                 &l->down,      &e->gate,        &e->up,    &e->down, &e->router, &e->shared_gate,
-                                                &e->shared_up, &e->shared_down, &r->mixed, &r->gate, &r->beta,   &r->alpha};
+                                                &e->shared_up, &e->shared_down, &r->mixed, &r->gate, &r->beta,   &r->alpha,
+                                                &a->queries,   &a->key,         &a->value, &a->both};
     size_t n = 0;
     for (size_t i = 0; i < LAYER_MATRICES; i++)
         if (all[i]->data) matrices[n++] = all[i];

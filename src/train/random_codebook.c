@@ -12,6 +12,7 @@ enum terse_status terse_codebook_random(const struct terse_model *model, const c
     options.method = name;
     *codebook = NULL;
     enum terse_status status = method_resolve(&options, model->head_dim, &method, error);
+    if (!status && model->latent.rank) status = method_for_latents(&method, error);
     if (!status) status = method_check(&method, model->head_dim, model->query_heads / model->kv_heads, error);
     if (status) return status;
     if (!method.codebook[0]) return status_fail(error, TERSE_E_ARGUMENT, "%s learns nothing: it needs no codebook", method.name);

@@ -34,7 +34,7 @@ static void choose(const float *logits, uint32_t experts, uint32_t used, bool ov
                    const double *shares) {
     uint32_t got[8];
     float share[8];
-    experts_choose(logits, experts, used, over_all, got, share);
+    experts_choose(logits, experts, used, &(struct routing){.of_all = over_all, .scale = 1}, NULL, got, share);
     for (uint32_t i = 0; i < used; i++) {
         assert_int_equal(got[i], chosen[i]);
         assert_true(fabs((double)share[i] - shares[i]) <= 1e-6);
@@ -52,7 +52,8 @@ static void test_choice(void **state) {
     choose((float[]){900, -900, 901}, 3, 2, false, (uint32_t[]){2, 0}, (double[]){1 / (1 + e4), e4 / (1 + e4)});
     uint32_t got[4];
     float share[4];
-    experts_choose((float[]){NAN, NAN, NAN, NAN}, 4, 4, false, got, share); /* each once, and no share that hides it */
+    experts_choose((float[]){NAN, NAN, NAN, NAN}, 4, 4, &(struct routing){.scale = 1}, NULL, got,
+                   share); /* each once, and no share that hides it */
     for (uint32_t i = 0; i < 4; i++) {
         assert_int_equal(got[i], i);
         assert_true(isnan(share[i]));

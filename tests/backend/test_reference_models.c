@@ -56,7 +56,10 @@ static struct reference references[] = {
     {"qwen3next-default", 32, 2, 1, 32, 4, 0}, /* of four layers the last attends */
     {"qwen35", 32, 2, 1, 32, 4, 0},            /* value heads in another order, a layer that predicts the token after the next */
     {"qwen35moe", 32, 2, 1, 32, 2, 0},
-    {"gpt-oss", 64, 4, 2, 32, 4, 0}, /* learned sinks, sliding layers, clamped SwiGLU, biases of experts */
+    {"deepseek2", 48, 4, 1, 96, 3, 0}, /* latents of keys and values, a file of the older kind; a layer without experts; yarn */
+    {"deepseek2-groups", 48, 3, 1, 96, 2, 0},  /* latents of queries, too; experts in groups; a newer file */
+    {"deepseek2-sigmoid", 48, 4, 1, 96, 2, 0}, /* experts by sigmoids and a bias */
+    {"gpt-oss", 64, 4, 2, 32, 4, 0},           /* learned sinks, sliding layers, clamped SwiGLU, biases of experts */
 };
 enum { N_REFERENCES = sizeof references / sizeof references[0] };
 

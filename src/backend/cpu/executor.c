@@ -27,17 +27,24 @@ static void scratch_free(struct scratch *s) {
 }
 
 static void activations_free(struct activations *a) {
-    float *all[] = {a->normed, a->q, a->out, a->inner, a->factor, a->mixed, a->gate, a->beta};
+    float *all[] = {a->normed,     a->q,          a->out,  a->inner,          a->factor,
+                    a->mixed,      a->gate,       a->beta, a->latents.ranked, a->latents.heads,
+                    a->latents.in, a->latents.out};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) memory_free(all[i]);
     routes_free(&a->routes);
     *a = (struct activations){0};
 }
 
+static void free_keys(struct pass *p) {
+    if (p->v != p->k) memory_free(p->v);
+    memory_free(p->k);
+    p->k = p->v = NULL;
+}
+
 static void pass_free(struct pass *p) {
     if (!p) return;
     memory_free(p->hidden);
-    memory_free(p->k);
-    memory_free(p->v);
+    free_keys(p);
     memory_free(p->sequence);
     memory_free(p->cache);
     memory_free(p->micro_batch);
@@ -104,7 +111,11 @@ static enum terse_status activations_reserve(struct activations *a, const struct
                                     {&a->factor, panel, factor_width(m)},
                                     {&a->mixed, panel, size_max(2 * gates, mixed)},
                                     {&a->gate, panel, size_max(gates, recurrent)},
-                                    {&a->beta, panel, 2 * (size_t)m->recurrent_value_heads}};
+                                    {&a->beta, panel, 2 * (size_t)m->recurrent_value_heads},
+                                    {&a->latents.ranked, panel, m->latent.query_rank},
+                                    {&a->latents.heads, panel, latent_heads_width(m)},
+                                    {&a->latents.in, panel, latent_head_width(m)},
+                                    {&a->latents.out, panel, latent_head_width(m)}};
     enum terse_status status = allocate(wanted, sizeof wanted / sizeof wanted[0], error);
     if (!status && m->experts) status = routes_reserve(&a->routes, m, panel, error);
     if (status)
@@ -135,12 +146,12 @@ static enum terse_status rows_reserve(struct pass *p, size_t n, struct terse_err
     size_t kv_width = (size_t)m->kv_heads * m->head_dim;
     if (p->capacity >= n) return TERSE_OK;
     memory_free(p->hidden);
-    memory_free(p->k);
-    memory_free(p->v);
-    p->hidden = p->k = p->v = NULL;
+    free_keys(p);
+    p->hidden = NULL;
     p->capacity = 0;
     const struct wanted wanted[] = {{&p->hidden, n, m->width}, {&p->k, n, kv_width}, {&p->v, n, kv_width}};
-    enum terse_status status = allocate(wanted, sizeof wanted / sizeof wanted[0], error);
+    enum terse_status status = allocate(wanted, m->latent.rank ? 2 : 3, error);
+    if (m->latent.rank) p->v = p->k;
     if (!status) p->capacity = n;
     return status;
 }

@@ -38,24 +38,63 @@ enum terse_status routes_reserve(struct routes *r, const struct terse_model *m, 
 
 /* ---- Routing */
 
+static float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+
 static bool is_chosen(const uint32_t *chosen, uint32_t n, uint32_t expert) {
     for (uint32_t i = 0; i < n; i++)
         if (chosen[i] == expert) return true;
     return false;
 }
 
-void experts_choose(const float *logits, uint32_t experts, uint32_t used, bool over_all, uint32_t *chosen, float *share) {
-    for (uint32_t i = 0; i < used; i++) {
+/* Returns a number that orders experts, or groups of them, as their probabilities do, the bias included. */
+static float merit(const float *logits, const struct routing *routing, const float *bias, uint32_t expert) {
+    return routing->sigmoid ? sigmoid(logits[expert]) + (bias ? bias[expert] : 0) : logits[expert];
+}
+
+/* Writes to chosen[n] the largest of merits[count], the largest first. */
+static void choose_largest(const float *merits, uint32_t count, uint32_t n, uint32_t *chosen) {
+    for (uint32_t i = 0; i < n; i++) {
         uint32_t best = UINT32_MAX;
-        for (uint32_t e = 0; e < experts; e++)
-            if (!is_chosen(chosen, i, e) && (best == UINT32_MAX || logits[e] > logits[best])) best = e;
+        for (uint32_t e = 0; e < count; e++)
+            if (!is_chosen(chosen, i, e) && (best == UINT32_MAX || merits[e] > merits[best])) best = e;
         chosen[i] = best;
     }
-    float largest = logits[chosen[0]], sum = 0;
-    for (uint32_t i = 0; i < used; i++) sum += share[i] = expf(logits[chosen[i]] - largest);
-    for (uint32_t e = 0; e < experts && over_all; e++)
+}
+
+/* Makes the merits of experts in groups that are not chosen the least. */
+static void leave_out_groups(const struct routing *routing, uint32_t experts, float *merits) {
+    const uint32_t size = experts / routing->groups;
+    float best[MODEL_EXPERTS_MAX];
+    uint32_t chosen[MODEL_EXPERTS_MAX];
+    for (uint32_t g = 0; g < routing->groups; g++) {
+        float first = -INFINITY, second = -INFINITY;
+        for (uint32_t e = g * size; e < (g + 1) * size; e++) {
+            if (merits[e] > first) {
+                second = first;
+                first = merits[e];
+            } else if (merits[e] > second)
+                second = merits[e];
+        }
+        best[g] = routing->sigmoid && size > 1 ? first + second : first;
+    }
+    choose_largest(best, routing->groups, routing->groups_used, chosen);
+    for (uint32_t e = 0; e < experts; e++)
+        if (!is_chosen(chosen, routing->groups_used, e / size)) merits[e] = -INFINITY;
+}
+
+void experts_choose(const float *logits, uint32_t experts, uint32_t used, const struct routing *routing, const float *bias,
+                    uint32_t *chosen, float *share) {
+    float merits[MODEL_EXPERTS_MAX], largest = -INFINITY, sum = 0;
+    for (uint32_t e = 0; e < experts; e++) merits[e] = merit(logits, routing, bias, e);
+    if (routing->groups) leave_out_groups(routing, experts, merits);
+    choose_largest(merits, experts, used, chosen);
+    for (uint32_t e = 0; e < experts; e++) largest = logits[e] > largest ? logits[e] : largest;
+    for (uint32_t i = 0; i < used; i++)
+        sum += share[i] = routing->sigmoid ? sigmoid(logits[chosen[i]]) : expf(logits[chosen[i]] - largest);
+    for (uint32_t e = 0; e < experts && routing->of_all && !routing->sigmoid; e++)
         if (!is_chosen(chosen, used, e)) sum += expf(logits[e] - largest);
-    for (uint32_t i = 0; i < used; i++) share[i] /= sum;
+    const float scale = routing->scale / (routing->sigmoid && routing->of_all ? 1 : sum);
+    for (uint32_t i = 0; i < used; i++) share[i] *= scale;
 }
 
 static void multiply(const struct experts_job *job, const struct linear_op *ops, size_t n_ops, const float *x, size_t n) {
@@ -69,8 +108,8 @@ void experts_route(const struct experts_job *job) {
     multiply(job, &(struct linear_op){&job->layer->experts.router, r->logits}, 1, job->x, job->n);
 #pragma omp parallel for if (job->n >= PARALLEL_ROWS)
     for (size_t t = 0; t < job->n; t++)
-        experts_choose(r->logits + t * m->experts, m->experts, used, m->architecture->shares_of_all, r->chosen + t * used,
-                       r->share + t * used);
+        experts_choose(r->logits + t * m->experts, m->experts, used, &m->routing, job->layer->experts.choice_bias,
+                       r->chosen + t * used, r->share + t * used);
     memset(r->first, 0, (m->experts + 1) * sizeof *r->first);
     for (size_t i = 0; i < job->n * used; i++) r->first[r->chosen[i] + 1]++;
     for (uint32_t e = 0; e < m->experts; e++) r->first[e + 1] += r->first[e];
@@ -104,7 +143,7 @@ static double run_shared(const struct experts_job *job) {
     double multiplications = make(job, &shared, job->x, job->n, job->routes->made);
 #pragma omp parallel for if (job->n >= PARALLEL_ROWS)
     for (size_t t = 0; t < job->n; t++) {
-        float share = 1 / (1 + expf(-vector_ops()->dot(job->x + t * width, e->shared_router, width)));
+        float share = e->shared_router ? sigmoid(vector_ops()->dot(job->x + t * width, e->shared_router, width)) : 1;
         vector_ops()->axpy(share, job->routes->made + t * width, job->out + t * width, width);
     }
     return multiplications;
@@ -129,7 +168,7 @@ static double run_expert(const struct experts_job *job, uint32_t index) {
 bool experts_some(const struct experts_job *job, uint32_t *item, double *left) {
     if (*item == 0) {
         experts_route(job);
-        if (job->layer->experts.shared_router) *left -= run_shared(job);
+        if (job->layer->experts.shared_gate.data) *left -= run_shared(job);
         ++*item;
     }
     for (; *item <= job->model->experts && *left > 0; ++*item) *left -= run_expert(job, *item - 1);

@@ -50,8 +50,9 @@ struct expert expert_of(const struct terse_model *model, const struct layer *lay
  * Neither the parts nor the number of threads change a result. */
 bool experts_some(const struct experts_job *job, uint32_t *item, double *left);
 
-/* Chooses the experts of a row by its logits. Writes the `used` experts with the largest logits to chosen[used], the largest first and of equal
- * ones the one with the lower number, and the softmax of their logits to share[used], taken over all experts or over the chosen ones alone. */
-void experts_choose(const float *logits, uint32_t experts, uint32_t used, bool over_all, uint32_t *chosen, float *share);
+/* Chooses the experts of a row by its logits, as the routing says (model/model.h). Writes the `used` best experts to chosen[used], the best first
+ * and of equal ones the one with the lower number, and their shares to share[used]. `bias` is struct experts' choice_bias. */
+void experts_choose(const float *logits, uint32_t experts, uint32_t used, const struct routing *routing, const float *bias,
+                    uint32_t *chosen, float *share);
 
 #endif

@@ -27,6 +27,8 @@
 static const struct micro_batch *micro_batch_of(const struct pass *p) { return &p->micro_batch[p->at]; }
 static const struct layer *layer_of(const struct pass *p) { return &p->executor->model->layer[p->layer]; }
 static bool is_recurrent(const struct pass *p) { return layer_of(p)->recurrent.mixed.data != NULL; }
+static bool has_latents(const struct pass *p) { return p->executor->model->latent.rank > 0; }
+static bool has_experts(const struct pass *p) { return layer_of(p)->experts.router.data != NULL; }
 static uint32_t kv_layer(const struct pass *p) { return layer_of(p)->kv_number; }
 static bool last_layer(const struct pass *p) { return p->layer + 1 == p->executor->model->layers; }
 static bool done(const struct pass *p) { return p->at == p->n_micro_batches; }
@@ -95,14 +97,25 @@ static void before_product(const struct pass *p, enum stage stage, struct panel 
         break;
     case STAGE_OBSERVE:
     case STAGE_QUERIES: norm_rows(&layer_of(p)->attention_norm, hidden, a->normed, panel.count, m->width); break;
+    case STAGE_RANKED:
+        norm_rows(&layer_of(p)->latents.query_norm, a->latents.ranked, a->latents.ranked, panel.count, m->latent.query_rank);
+        break;
     case STAGE_O_PROJ:
         if (is_gated(p)) apply_gates(a->out, gates_of(p, panel), panel.count, model_query_width(m));
         break;
     case STAGE_UP_GATE: norm_rows(&layer_of(p)->feed_forward_norm, hidden, a->normed, panel.count, m->width); break;
-    case STAGE_DOWN: activate_rows(m->architecture->activation, a->inner, a->factor, panel.count, m->feed_forward); break;
+    case STAGE_DOWN: activate_rows(m->architecture->activation, a->inner, a->factor, panel.count, layer_of(p)->down.columns); break;
     case STAGE_OUTPUT: norm_rows(&m->output_norm, hidden, hidden, panel.count, m->width); break;
     default: break;
     }
+}
+
+/* Returns the product that begins with the hidden state, of queries or their latents. */
+static struct linear_op queries_op(const struct pass *p) {
+    const struct activations *a = &p->activations;
+    const struct layer *l = layer_of(p);
+    if (l->latents.queries.data) return (struct linear_op){&l->latents.queries, a->latents.ranked};
+    return (struct linear_op){&l->q, has_latents(p) ? a->latents.heads : is_gated(p) ? a->mixed : a->q};
 }
 
 /* Lists the stage's matrices, which share the input x. */
@@ -110,14 +123,18 @@ static size_t product_ops(const struct pass *p, enum stage stage, struct panel p
                           const float **x) {
     const struct activations *a = &p->activations;
     const struct layer *l = layer_of(p);
-    const struct linear_op queries = {&l->q, is_gated(p) ? a->mixed : a->q};
+    const struct linear_op queries = queries_op(p);
     size_t n = 0;
     *x = a->normed;
     switch (stage) {
     case STAGE_KEYS:
         if (panel.micro_batch->each) ops[n++] = queries;
         ops[n++] = (struct linear_op){&l->k, p->k + panel.first * model_kv_width(p->executor->model)};
-        ops[n++] = (struct linear_op){&l->v, p->v + panel.first * model_kv_width(p->executor->model)};
+        if (!has_latents(p)) ops[n++] = (struct linear_op){&l->v, p->v + panel.first * model_kv_width(p->executor->model)};
+        return n;
+    case STAGE_RANKED:
+        *x = a->latents.ranked;
+        ops[n++] = (struct linear_op){&l->q, a->latents.heads};
         return n;
     case STAGE_OBSERVE:
     case STAGE_QUERIES: ops[n++] = queries; return n;
@@ -128,7 +145,7 @@ static size_t product_ops(const struct pass *p, enum stage stage, struct panel p
         if (l->recurrent.alpha.data)
             ops[n++] = (struct linear_op){&l->recurrent.alpha, a->beta + a->rows * l->recurrent.alpha.rows};
         return n;
-    case STAGE_O_PROJ: *x = a->out; break;
+    case STAGE_O_PROJ: *x = has_latents(p) ? a->latents.heads : a->out; break;
     case STAGE_UP_GATE: return feed_forward_ops(l, a->inner, a->factor, ops);
     case STAGE_DOWN:
         *x = a->inner;
@@ -142,6 +159,15 @@ static size_t product_ops(const struct pass *p, enum stage stage, struct panel p
     }
     ops[n++] = (struct linear_op){&l->o, a->normed};
     return n;
+}
+
+static struct latents_job latents_job_of(const struct pass *p, struct panel panel) {
+    return (struct latents_job){.model = p->executor->model,
+                                .layer = &layer_of(p)->latents,
+                                .n = panel.count,
+                                .each = panel.micro_batch->each,
+                                .rows = &p->activations.latents,
+                                .tile = p->executor->scratch.tile};
 }
 
 static void after_product(const struct pass *p, enum stage stage, struct panel panel, const struct linear_op *ops, size_t n_ops) {
@@ -159,6 +185,10 @@ static void after_product(const struct pass *p, enum stage stage, struct panel p
     float *k = p->k + panel.first * model_kv_width(p->executor->model);
     if (queries && is_gated(p)) split_gates(a->mixed, count * m->query_heads, m->head_dim, a->q, a->gate);
     if (queries && l->q_norm.gain) norm_rows(&l->q_norm, a->q, a->q, count * m->query_heads, m->head_dim);
+    if (keys && has_latents(p)) {
+        const struct latents_job job = latents_job_of(p, panel);
+        latents_finish_keys(&job, k);
+    }
     if (keys && l->k_norm.gain) norm_rows(&l->k_norm, k, k, count * m->kv_heads, m->head_dim);
 }
 
@@ -201,6 +231,16 @@ static bool apply_experts(struct pass *p, struct panel panel, bool each, double 
     if (!experts_some(&job, &p->item, left)) return false;
     p->item = 0;
     return true;
+}
+
+/* Computes the products of the stages STAGE_ABSORB and STAGE_EXPAND as multiply_some() does. */
+static bool multiply_latents(struct pass *p, enum stage stage, struct panel panel, double *left) {
+    const struct latents_job job = latents_job_of(p, panel);
+    const struct activations *a = &p->activations;
+    bool finished =
+        stage == STAGE_ABSORB ? latents_absorb_some(&job, a->q, &p->item, left) : latents_expand_some(&job, a->out, &p->item, left);
+    if (finished) p->item = 0;
+    return finished;
 }
 
 /* ---- The caches of the micro-batch */
@@ -267,8 +307,9 @@ static enum terse_status check_keys(const struct pass *p, struct panel panel, st
     enum terse_status status = p->layer ? TERSE_OK : check_rows(p, panel, MODEL_EMBEDDINGS, error);
     if (!status)
         status = rows_check_finite(m, MODEL_BEHIND(p->layer), p->k + at, panel.count, model_kv_width(p->executor->model), error);
-    return status ? status
-                  : rows_check_finite(m, MODEL_BEHIND(p->layer), p->v + at, panel.count, model_kv_width(p->executor->model), error);
+    return status || has_latents(p)
+               ? status
+               : rows_check_finite(m, MODEL_BEHIND(p->layer), p->v + at, panel.count, model_kv_width(p->executor->model), error);
 }
 
 /* Checks what the states of a recurrent layer follow from, and what entered the first layer. */
@@ -324,16 +365,21 @@ static void recur(const struct pass *p, struct panel panel) {
 
 /* Returns the next stage. A parallel layer is widened before attention is added to what has entered it. */
 static enum stage stage_after(const struct pass *p, enum stage stage) {
-    if (stage == STAGE_O_PROJ && p->executor->model->experts) return STAGE_EXPERTS;
+    const bool latents = has_latents(p);
+    if (stage == STAGE_O_PROJ && has_experts(p)) return STAGE_EXPERTS;
     if (stage == STAGE_RECUR) return STAGE_O_PROJ;
-    if (stage == STAGE_QUERIES) return STAGE_ATTEND;
-    if (!p->executor->model->architecture->parallel) return stage + 1;
+    if (stage == STAGE_QUERIES && latents) return layer_of(p)->latents.queries.data ? STAGE_RANKED : STAGE_ABSORB;
+    if (stage == STAGE_QUERIES || stage == STAGE_ABSORB) return STAGE_ATTEND;
+    if (stage == STAGE_ATTEND && latents) return STAGE_EXPAND;
+    if (!p->executor->model->architecture->parallel) return stage == STAGE_ATTEND ? STAGE_O_PROJ : stage + 1;
     return stage == STAGE_ATTEND ? STAGE_UP_GATE : stage == STAGE_UP_GATE ? STAGE_O_PROJ : STAGE_DOWN;
 }
 
-static enum terse_status attend(const struct pass *p, struct panel panel, struct terse_error *error) {
+static enum terse_status attend(struct pass *p, struct panel panel, struct terse_error *error) {
     multiply_each(p, STAGE_KEYS, panel);
     enum terse_status status = check_keys(p, panel, error);
+    if (!status && layer_of(p)->latents.queries.data) multiply_each(p, STAGE_RANKED, panel);
+    if (!status && has_latents(p)) multiply_latents(p, STAGE_ABSORB, panel, &(double){INFINITY});
     return status ? status : read_caches(p, panel, error);
 }
 
@@ -353,6 +399,8 @@ static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *e
         stage = stage_after(p, stage);
         if (stage == STAGE_EXPERTS)
             apply_experts(p, panel, true, &(double){INFINITY});
+        else if (stage == STAGE_EXPAND)
+            multiply_latents(p, stage, panel, &(double){INFINITY});
         else
             multiply_each(p, stage, panel);
     }
@@ -557,8 +605,10 @@ static enum terse_status run_some(struct pass *p, double *left, struct terse_err
     if (p->stage < STAGE_SEAL && !micro_batch_of(p)->each) {
         if (p->stage == STAGE_ATTEND) return run_attend(p, left, error);
         if (p->stage == STAGE_RECUR) return run_recur(p, left);
-        bool finished =
-            p->stage == STAGE_EXPERTS ? apply_experts(p, p->panel, false, left) : multiply_some(p, p->stage, p->panel, left);
+        bool latents = p->stage == STAGE_ABSORB || p->stage == STAGE_EXPAND;
+        bool finished = p->stage == STAGE_EXPERTS ? apply_experts(p, p->panel, false, left)
+                        : latents                 ? multiply_latents(p, p->stage, p->panel, left)
+                                                  : multiply_some(p, p->stage, p->panel, left);
         return finished ? end_product(p, error) : TERSE_OK;
     }
     *left = 0;

@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/experts.h"
+#include "backend/cpu/latents.h"
 
 #define PANEL_MOST 512 /* tokens of a panel */
 
@@ -62,6 +63,7 @@ struct activations {
     float *inner;  /* [rows][feed_forward] */
     float *factor; /* the same; empty without a gate */
     struct routes routes;
+    struct latent_rows latents; /* empty where attention has none */
     /* These are empty where no heads are gated and no layer is recurrent. */
     float *mixed; /* [rows][Hq][queries hd, gate hd], or a recurrent layer's [rows][mixed width] */
     float *gate;  /* of each number of `out` */
@@ -73,10 +75,13 @@ struct activations {
 enum stage {
     STAGE_KEYS,    /* product: keys and values of a panel (of tokens each by itself, queries too); all of them go to the cache */
     STAGE_OBSERVE, /* product: queries of a panel, which are shown to the cache */
-    STAGE_QUERIES, /* product: queries of a panel */
+    STAGE_QUERIES, /* product: queries of a panel, or their latents */
+    STAGE_RANKED,  /* product: queries of their latents, where they have some */
+    STAGE_ABSORB,  /* products: the caches' queries of those of the heads, where keys are latents */
     STAGE_MIXED,   /* product: of a recurrent layer, in place of those before and of the next but one */
     STAGE_RECUR,   /* the layer's states take the panel's tokens in */
     STAGE_ATTEND,  /* they attend */
+    STAGE_EXPAND,  /* products: the heads' outputs, where values are latents */
     STAGE_O_PROJ,  /* product: the heads' outputs become one row */
     STAGE_UP_GATE, /* product: the feed-forward layer's first half */
     STAGE_DOWN,    /* product: its second; the next panel's queries follow */
@@ -89,7 +94,7 @@ struct pass {
     struct executor *executor;
     size_t capacity;  /* tokens of hidden, k, v */
     float *hidden;    /* [tokens][width] */
-    float *k, *v;     /* [tokens][Hk][hd] */
+    float *k, *v;     /* [tokens][Hk][hd]; v is k where values are latents, of which keys end */
     size_t sequences; /* capacity of the three */
     struct sequence *sequence;
     struct cache **cache; /* of the same sequences */

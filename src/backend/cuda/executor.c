@@ -321,14 +321,15 @@ static enum terse_status load_parts(struct executor *e, struct terse_error *erro
 static enum terse_status supports(const struct terse_model *model, struct terse_error *error) {
     const struct architecture *a = model->architecture;
     if (!a->parallel && !a->post_norms && !a->scaled_embedding && !model->rope_context && !model->sliding && !model->experts &&
-        !model->recurrent && !(model->logit_cap > 0) && !(model->attention_cap > 0))
+        !model->recurrent && !model->latent.rank && !(model->logit_cap > 0) && !(model->attention_cap > 0))
         return device_model_supports(model, error);
     return status_fail(error, TERSE_E_UNSUPPORTED, "the GPU does not compute %s models%s yet: leave out --device cuda", a->name,
-                       model->rope_context ? " with longrope"
-                       : model->sliding    ? " with sliding windows"
-                       : model->recurrent  ? " with recurrent layers"
-                       : model->experts    ? " with experts"
-                                           : "");
+                       model->rope_context  ? " with longrope"
+                       : model->sliding     ? " with sliding windows"
+                       : model->recurrent   ? " with recurrent layers"
+                       : model->latent.rank ? " with latent attention"
+                       : model->experts     ? " with experts"
+                                            : "");
 }
 
 static enum terse_status load(const struct terse_model *model, const struct kv_ops *kv, uint32_t threads,

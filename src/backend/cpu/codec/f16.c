@@ -10,7 +10,7 @@
 
 static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
     size_t hd = shape.head_dim;
-    uint16_t *half = page, row[CODEC_HEAD_DIM_MAX];
+    uint16_t *half = page, row[CODEC_ROW_MAX];
     if (side == CODEC_VALUES) {
         vector_ops()->float_to_half(rows, half, n * hd);
         memset(half + n * hd, 0, (PAGE_TOKENS - n) * hd * sizeof *half);

@@ -60,7 +60,7 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *p
     size_t hd = shape.head_dim, groups = hd / SCALE_GROUP;
     const uint16_t *scale = page;
     const uint8_t *bytes = (const uint8_t *)(scale + groups * PAGE_TOKENS);
-    float scales[PAGE_TOKENS * CODEC_HEAD_DIM_MAX / SCALE_GROUP];
+    float scales[PAGE_TOKENS * CODEC_ROW_MAX / SCALE_GROUP];
     vector_ops()->half_to_float(scale, scales, groups * PAGE_TOKENS);
     for (size_t b = 0; b < groups; b++) {
         const float *d = scales + b * PAGE_TOKENS;

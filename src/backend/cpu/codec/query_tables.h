@@ -6,8 +6,8 @@
 
 #include <stddef.h>
 
-#define TABLES_QUERIES 8                            /* whose tables lie on the stack at once */
-#define TABLES_MOST_FLOATS (CODEC_HEAD_DIM_MAX + 2) /* of a query */
+#define TABLES_QUERIES 8                       /* whose tables lie on the stack at once */
+#define TABLES_MOST_FLOATS (CODEC_ROW_MAX + 2) /* of a query */
 
 /* Implements `score` for a codec whose prepare_queries writes at most TABLES_MOST_FLOATS for a query, and whose `read` scores a
  * page by them. */

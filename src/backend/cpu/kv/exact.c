@@ -41,7 +41,7 @@ static void store_row(const struct cache *cache, uint32_t head, size_t row, cons
     size_t hd = cache->base.shape.head_dim;
     uint16_t *keys = exact_rows(cache, cache->base.layer, head), *values = keys + cache->base.method.parameters.exact * hd;
     vector_ops()->float_to_half(key, keys + row * hd, hd);
-    vector_ops()->float_to_half(value, values + row * hd, hd);
+    if (!cache->base.shape.latents) vector_ops()->float_to_half(value, values + row * hd, hd);
 }
 
 void exact_store_first(struct cache *cache) {
@@ -58,7 +58,7 @@ void exact_store_first(struct cache *cache) {
 /* Returns the mean logit, with key 0, of the G queries q[G][hd] of the step's i-th token. */
 static float logit_of(const struct cache *cache, const float *q, size_t i, const float *key) {
     size_t hd = cache->base.shape.head_dim, G = cache->group;
-    float query[CODEC_HEAD_DIM_MAX], sum = 0;
+    float query[CODEC_ROW_MAX], sum = 0;
     for (size_t g = 0; g < G; g++) {
         memcpy(query, q + g * hd, hd * sizeof *query);
         segment_rotate_query(cache, i, query, 1);
@@ -71,7 +71,7 @@ void exact_observe(struct cache *cache, const float *q, size_t first, size_t cou
     size_t G = cache->group, hd = cache->base.shape.head_dim, heads = cache->base.shape.kv_heads;
     if (!exact_observes(cache)) return;
     for (uint32_t head = 0; head < heads; head++) {
-        float key[CODEC_HEAD_DIM_MAX], *logits = new_logits(cache, head) + first;
+        float key[CODEC_ROW_MAX], *logits = new_logits(cache, head) + first;
         segment_first_key(cache, head, key);
 #pragma omp parallel for schedule(static) num_threads(cache->base.threads) if (count >= PAGE_TOKENS)
         for (size_t i = 0; i < count; i++) logits[i] = logit_of(cache, q + (i * heads + head) * G * hd, first + i, key);
@@ -105,7 +105,7 @@ static void compete(const struct cache *cache, uint32_t head, uint64_t from, uin
 static void move_rows(struct cache *cache, uint32_t head, uint64_t from, const uint32_t *rows, float *scratch) {
     size_t exact = cache->base.method.parameters.exact, hd = cache->base.shape.head_dim;
     uint16_t *keys = exact_rows(cache, cache->base.layer, head), *values = keys + exact * hd;
-    float key[CODEC_HEAD_DIM_MAX], value[CODEC_HEAD_DIM_MAX];
+    float key[CODEC_ROW_MAX], value[CODEC_ROW_MAX];
     for (size_t i = 0; i < exact; i++) {
         if (rows[i] == i) continue;
         if (rows[i] < exact) {

@@ -27,7 +27,7 @@ static void fill_normals(float *numbers, size_t n, uint64_t *state) {
 
 static void fill_rows(const struct cache *cache, const float *normals, size_t n, uint64_t *state, float *rows) {
     const size_t hd = cache->base.shape.head_dim;
-    float size[CODEC_HEAD_DIM_MAX];
+    float size[CODEC_ROW_MAX];
     for (size_t c = 0; c < hd; c++) size[c] = exp2f(-RANDOM_OCTAVES * (float)c / (float)hd);
     for (size_t i = 0; i < n * cache->base.shape.kv_heads; i++) {
         const float *from = normals + random_next(state) % NORMALS;
@@ -43,8 +43,9 @@ static void copy_pages(const struct cache *cache, const struct page_set *from, u
     for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
         const size_t *bytes = page_address(cache, layer, head)->bytes;
         memcpy(page_at(cache, to, CODEC_KEYS, layer, head), page_at(cache, from, CODEC_KEYS, from_layer, head), bytes[CODEC_KEYS]);
-        memcpy(page_at(cache, to, CODEC_VALUES, layer, head), page_at(cache, from, CODEC_VALUES, from_layer, head),
-               bytes[CODEC_VALUES]);
+        if (bytes[CODEC_VALUES])
+            memcpy(page_at(cache, to, CODEC_VALUES, layer, head), page_at(cache, from, CODEC_VALUES, from_layer, head),
+                   bytes[CODEC_VALUES]);
         if (cache->base.index_page_bytes)
             memcpy(own_index_page(cache, to, layer, head), own_index_page(cache, from, from_layer, head),
                    cache->base.index_page_bytes);
@@ -78,14 +79,14 @@ static void copy_layer(uint8_t *memory, size_t bytes, uint32_t layer) {
 /* Copies all that the first layer holds to the others. */
 static void copy_layers(const struct cache *cache) {
     size_t heads = cache->base.shape.kv_heads,
-           exact = 2 * cache->base.method.parameters.exact * cache->base.shape.head_dim * sizeof *cache->exact,
+           exact = cache_sides_of(&cache->base.shape) * cache->base.method.parameters.exact * cache->base.shape.head_dim *
+                   sizeof *cache->exact,
            anchors = cache->anchors.capacity * (size_t)anchor_bytes(cache->base.shape.head_dim);
 #pragma omp parallel for schedule(static) num_threads(cache->base.threads)
     for (uint32_t layer = 1; layer < cache->base.shape.layers; layer++) {
         for (size_t i = 0; i < cache->base.pages.n_sealed; i++)
             copy_pages(cache, &cache->base.pages.sets[i], 0, &cache->base.pages.sets[i], layer);
-        for (size_t i = 0; i < cache->n_window_sets; i++)
-            copy_layer(cache->window_sets[i], heads * 2 * cache->window_page_bytes, layer);
+        for (size_t i = 0; i < cache->n_window_sets; i++) copy_layer(cache->window_sets[i], heads * window_bytes(cache), layer);
         copy_layer((uint8_t *)cache->exact, heads * exact, layer);
         copy_layer(cache->fitted, heads * cache->fitted_bytes, layer);
         copy_layer(cache->anchors.memory, heads * 2 * anchors, layer);
@@ -113,8 +114,8 @@ static enum terse_status fill_steps(struct cache *cache, size_t n, const struct 
         if (repeat) repeat_pages(cache, layers);
         for (uint32_t layer = 0; !repeat && layer < layers; layer++) {
             fill_rows(cache, normals, count, &seed, k);
-            fill_rows(cache, normals, count, &seed, v);
-            if ((status = cache_append(cache, layer, k, v, error))) return status;
+            if (!cache->base.shape.latents) fill_rows(cache, normals, count, &seed, v);
+            if ((status = cache_append(cache, layer, k, cache->base.shape.latents ? k : v, error))) return status;
             if ((status = cache_end_layer(cache, error))) return status;
         }
         cache->base.layers_ended = cache->base.shape.layers; /* the others will be copies */
@@ -127,7 +128,7 @@ enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed
     const struct fill_plan plan = cache_plan_fill(cache, n, STEP);
     const struct cache_base *base = &cache->base;
     const bool alike = plan.layers_alike && layers_alike(cache);
-    const size_t width = (size_t)base->shape.kv_heads * base->shape.head_dim, floats = NORMALS + CODEC_HEAD_DIM_MAX;
+    const size_t width = (size_t)base->shape.kv_heads * base->shape.head_dim, floats = NORMALS + CODEC_ROW_MAX;
     float *normals = memory_array(floats + 2 * plan.step * width, sizeof *normals);
     if (!normals) return status_no_memory(error, (floats + 2 * plan.step * width) * sizeof *normals, "random keys and values");
     fill_normals(normals, floats, &seed);

@@ -15,9 +15,10 @@ static void lower_side(const struct cache *cache, const struct page_set *from, c
 }
 
 enum terse_status lower_pages(struct cache *cache, const struct page_set *from, const struct page_set *to) {
-    const uint32_t heads = cache->base.shape.kv_heads;
+    const uint32_t heads = cache->base.shape.kv_heads, sides = cache_sides_of(&cache->base.shape);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(cache->base.threads)
-    for (size_t i = 0; i < 2 * cache_heads_of(&cache->base.shape); i++)
-        lower_side(cache, from, to, (uint32_t)(i / 2 / heads), (uint32_t)(i / 2 % heads), i % 2 ? CODEC_VALUES : CODEC_KEYS);
+    for (size_t i = 0; i < sides * cache_heads_of(&cache->base.shape); i++)
+        lower_side(cache, from, to, (uint32_t)(i / sides / heads), (uint32_t)(i / sides % heads),
+                   i % sides ? CODEC_VALUES : CODEC_KEYS);
     return TERSE_OK;
 }

@@ -52,7 +52,7 @@ uint64_t page_bytes_of_layer_at(const struct cache *cache, uint32_t rate, uint32
 
 enum terse_status pool_reserve_window(struct cache *cache, size_t n, struct terse_error *error) {
     if (n <= cache->n_window_sets) return TERSE_OK;
-    size_t bytes = 2 * cache->window_page_bytes, done = cache->n_window_sets;
+    size_t bytes = window_bytes(cache), done = cache->n_window_sets;
     static const char what[] = "the KV cache's recent window";
     uint8_t **window_sets = budget_array(cache->base.budget, n, sizeof *window_sets, what, error);
     if (!window_sets) return TERSE_E_MEMORY;
@@ -74,7 +74,7 @@ refused:
 void pool_trim_window(struct cache *cache, size_t n) {
     const size_t most = 2 * (cache->base.method.tail_tokens / PAGE_TOKENS + 2), kept = size_max(n, 1);
     if (!cache->base.fitted.layouts || cache->n_window_sets <= size_max(most, kept)) return;
-    const size_t bytes = cache_heads_of(&cache->base.shape) * 2 * cache->window_page_bytes;
+    const size_t bytes = cache_heads_of(&cache->base.shape) * window_bytes(cache);
     uint8_t **sets = memory_array(kept, sizeof *sets); /* counted below, when there is room for certain */
     if (!sets) return;                                 /* the window stays as large */
     memcpy(sets, cache->window_sets, kept * sizeof *sets);
@@ -87,7 +87,7 @@ void pool_trim_window(struct cache *cache, size_t n) {
 
 void pool_free(struct cache *cache) {
     cache_base_free(&cache->base);
-    size_t window = cache_heads_of(&cache->base.shape) * 2 * cache->window_page_bytes;
+    size_t window = cache_heads_of(&cache->base.shape) * window_bytes(cache);
     for (size_t i = 0; i < cache->n_window_sets; i++) budget_free(cache->base.budget, cache->window_sets[i], window);
     budget_free(cache->base.budget, cache->window_sets, cache->n_window_sets * sizeof *cache->window_sets);
     budget_free(cache->base.budget, (void *)cache->base.places, pool_places_bytes(&cache->base.shape, &cache->base.method));

@@ -49,18 +49,23 @@ static inline uint8_t *own_index_page(const struct cache *cache, const struct pa
     return set->chunk + set->chunk_sets * before + set->index * cache->base.index_page_bytes;
 }
 
-/* Returns the key page in memory of a window's page set; the value page follows it. */
+/* Returns the bytes of a window's pages of a layer and KV head. */
+static inline size_t window_bytes(const struct cache *cache) {
+    return cache_sides_of(&cache->base.shape) * cache->window_page_bytes;
+}
+/* Returns the key page in memory of a window's page set; the value page, if there is one, follows it. */
 static inline uint8_t *window_keys(const struct cache *cache, const uint8_t *memory, uint32_t layer, uint32_t head) {
-    return (uint8_t *)memory + layer_head(cache, layer, head) * 2 * cache->window_page_bytes;
+    return (uint8_t *)memory + layer_head(cache, layer, head) * window_bytes(cache);
 }
 static inline uint8_t *window_page(const struct cache *cache, const uint8_t *memory, enum codec_side side, uint32_t layer,
                                    uint32_t head) {
     return window_keys(cache, memory, layer, head) + (side == CODEC_VALUES ? cache->window_page_bytes : 0);
 }
 
-/* Returns the exact rows [parameters.exact][hd] of the keys; those of the values follow. */
+/* Returns the exact rows [parameters.exact][hd] of the keys; those of the values, if there are any, follow. */
 static inline uint16_t *exact_rows(const struct cache *cache, uint32_t layer, uint32_t head) {
-    return cache->exact + layer_head(cache, layer, head) * 2 * cache->base.method.parameters.exact * cache->base.shape.head_dim;
+    return cache->exact + layer_head(cache, layer, head) * cache_sides_of(&cache->base.shape) *
+                              cache->base.method.parameters.exact * cache->base.shape.head_dim;
 }
 
 #endif

@@ -6,9 +6,7 @@
 
 #include <string.h>
 
-static size_t window_set_bytes(const struct cache *cache) {
-    return cache_heads_of(&cache->base.shape) * 2 * cache->window_page_bytes;
-}
+static size_t window_set_bytes(const struct cache *cache) { return cache_heads_of(&cache->base.shape) * window_bytes(cache); }
 
 /* Returns where a piece lies that is one array; NULL: it is none. */
 static void *array_of(const struct cache *cache, enum cache_piece piece) {

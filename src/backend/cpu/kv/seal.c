@@ -75,12 +75,12 @@ static void append_to_window(struct cache *cache, uint32_t head) {
         size_t slot = (size_t)(token - start), row = (size_t)(token - plan->before.length) * width + head * hd;
         size_t t = slot % PAGE_TOKENS;
         uint8_t *memory = cache->window_sets[(plan->shift + slot / PAGE_TOKENS) % cache->n_window_sets];
-        uint16_t *keys = (uint16_t *)window_keys(cache, memory, cache->base.layer, head), half[CODEC_HEAD_DIM_MAX];
+        uint16_t *keys = (uint16_t *)window_keys(cache, memory, cache->base.layer, head), half[CODEC_ROW_MAX];
         uint16_t *values = keys + PAGE_TOKENS * hd;
-        if (t == 0) memset(keys, 0, 2 * cache->window_page_bytes); /* weights of 0 must meet numbers in slots without tokens */
+        if (t == 0) memset(keys, 0, window_bytes(cache)); /* weights of 0 must meet numbers in slots without tokens */
         vector_ops()->float_to_half(cache->k + row, half, hd);
         for (size_t c = 0; c < hd; c++) keys[c * PAGE_TOKENS + t] = half[c];
-        vector_ops()->float_to_half(cache->v + row, values + t * hd, hd);
+        if (!cache->base.shape.latents) vector_ops()->float_to_half(cache->v + row, values + t * hd, hd);
     }
 }
 
@@ -96,15 +96,15 @@ static void fit_layer(struct cache *cache) {
 
 bool seal_some(struct cache *cache) {
     const struct plan *plan = &cache->base.plan;
-    uint32_t kv_heads = cache->base.shape.kv_heads;
+    const uint32_t kv_heads = cache->base.shape.kv_heads, sides = cache_sides_of(&cache->base.shape);
     size_t first = size_max(cache->layer_sealed, plan->ready),
-           more = size_max(SEAL_ROWS * cache->base.threads / (2 * PAGE_TOKENS * kv_heads), 1);
+           more = size_max(SEAL_ROWS * cache->base.threads / (sides * PAGE_TOKENS * kv_heads), 1);
     if (first >= plan->seal) return false;
     size_t end = size_min(first + more, plan->seal);
     if (!cache->layer_sealed && cache_fit_pending(&cache->base)) fit_layer(cache);
 #pragma omp parallel for schedule(static) num_threads(cache->base.threads)
-    for (size_t i = 2 * first * kv_heads; i < 2 * end * kv_heads; i++)
-        seal_side(cache, i / 2 / kv_heads, (uint32_t)(i / 2 % kv_heads), i % 2 ? CODEC_VALUES : CODEC_KEYS,
+    for (size_t i = sides * first * kv_heads; i < sides * end * kv_heads; i++)
+        seal_side(cache, i / sides / kv_heads, (uint32_t)(i / sides % kv_heads), i % sides ? CODEC_VALUES : CODEC_KEYS,
                   scratch_of_thread(cache));
     cache->layer_sealed = end;
     return true;

@@ -34,7 +34,7 @@ static void seal(const struct cache *cache, const struct job *job, float *rows) 
     static const enum codec_side sides[] = {CODEC_KEYS, CODEC_VALUES};
     for (uint32_t layer = 0; layer < cache->base.shape.layers; layer++) {
         for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
-            for (size_t s = 0; s < 2; s++) {
+            for (size_t s = 0; s < cache_sides_of(&cache->base.shape); s++) {
                 cpu_codec_f16.decode(window_shape(cache, 1), sides[s], window_page(cache, job->window_set, sides[s], layer, head),
                                      rows);
                 seal_page(cache, &job->set, layer, head, sides[s], rows);

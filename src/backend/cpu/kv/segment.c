@@ -147,10 +147,11 @@ static uint64_t lowered_bytes(const struct cache *cache, const struct read_list 
 
 uint64_t segment_bytes(const struct cache *cache) {
     const struct read_list *list = shared_list(cache);
-    uint64_t exact = ((uint64_t)list->rows_end + list->n_kept) * 2 * cache->base.shape.head_dim * sizeof(uint16_t);
+    uint64_t exact = ((uint64_t)list->rows_end + list->n_kept) * cache_sides_of(&cache->base.shape) * cache->base.shape.head_dim *
+                     sizeof(uint16_t);
     uint64_t sealed = list->n_pages * page_bytes_of_layer(cache, cache->base.layer);
     if (rates_of(&cache->base) > 1) sealed = lowered_bytes(cache, list);
-    return cache->base.shape.kv_heads * (exact + window_segments(cache) * 2 * cache->window_page_bytes) + sealed;
+    return cache->base.shape.kv_heads * (exact + window_segments(cache) * window_bytes(cache)) + sealed;
 }
 
 /* ---- Positions */

@@ -38,7 +38,7 @@ static void load_sealed(const struct cache *cache, const struct segment *segment
     const float *mean = side == CODEC_KEYS ? side_pre_rope_mean(cache, cache->base.layer, head) : NULL;
     if (mean) pre_rope_add(&cache->positions.pre_rope, 1, mean, segment->set->first, rows, segment->end, (uint32_t)hd);
     if (side == CODEC_KEYS && cache->keys_in_rope_runs) segment_rotate_from_run(cache, segment->base, segment->end, rows);
-    float row[CODEC_HEAD_DIM_MAX];
+    float row[CODEC_ROW_MAX];
     for (uint64_t slots = exact_slots(segment, side); slots;) {
         uint32_t slot = take_exact(cache, segment, head, side, &slots, row);
         memcpy(rows + slot * hd, row, hd * sizeof *row);
@@ -49,6 +49,7 @@ static void load_sealed(const struct cache *cache, const struct segment *segment
 static struct rows segment_rows(const struct cache *cache, const struct segment *segment, uint32_t head, enum codec_side side,
                                 float *workspace) {
     size_t hd = cache->base.shape.head_dim, width = cache->base.shape.kv_heads * hd;
+    if (cache->base.shape.latents) side = CODEC_KEYS;
     switch (segment->kind) {
     case SEGMENT_NEW: {
         const float *rows = side == CODEC_KEYS ? cache->k : cache->v;
@@ -80,7 +81,7 @@ static struct rows segment_rows(const struct cache *cache, const struct segment 
 void segment_first_key(const struct cache *cache, uint32_t head, float *key) {
     struct segment segment = segment_at(cache, head, segment_count_chosen(cache));
     segment.end = 1;
-    float workspace[CODEC_HEAD_DIM_MAX];
+    float workspace[CODEC_ROW_MAX];
     struct rows rows = segment_rows(cache, &segment, head, CODEC_KEYS, workspace);
     memcpy(key, rows.data, cache->base.shape.head_dim * sizeof *key);
     if (!cache->keys_rotated) rotary_rotate(&cache->rotary, segment.base, 0, key, 1, 0);
@@ -142,7 +143,7 @@ static void score_rows(const struct segment *segment, const float *q, size_t row
 static void score_anchors(const struct head_reader *reader, const struct segment *segment, float *logits) {
     const struct cache *cache = reader->cache;
     size_t hd = cache->base.shape.head_dim;
-    float row[CODEC_HEAD_DIM_MAX];
+    float row[CODEC_ROW_MAX];
     for (uint64_t slots = exact_slots(segment, CODEC_KEYS); slots;) {
         size_t t = take_exact(cache, segment, reader->head, CODEC_KEYS, &slots, row);
         if (!cache->keys_rotated) rotary_rotate(&cache->rotary, segment->base, t, row, 1, (uint32_t)hd);
@@ -263,7 +264,7 @@ static void accumulate_sealed(const struct head_reader *reader, const struct seg
                               float *acc) {
     const struct cache *cache = reader->cache;
     size_t hd = cache->base.shape.head_dim;
-    float row[CODEC_HEAD_DIM_MAX];
+    float row[CODEC_ROW_MAX];
     const uint8_t *page = page_at(cache, segment->set, CODEC_VALUES, cache->base.layer, reader->head);
     for (uint64_t slots = exact_slots(segment, CODEC_VALUES); slots;) {
         size_t t = take_exact(cache, segment, reader->head, CODEC_VALUES, &slots, row);
@@ -288,9 +289,10 @@ void segment_accumulate_logits(const struct head_reader *reader, const struct se
 void segment_accumulate(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,
                         float *acc) {
     const struct cache *cache = reader->cache;
-    if (segment->kind == SEGMENT_SEALED) {
+    const bool latents = cache->base.shape.latents; /* pages lie as those of keys, which no codec accumulates */
+    if (segment->kind == SEGMENT_SEALED && !latents) {
         accumulate_sealed(reader, segment, weights, code_sums, acc);
-    } else if (segment->kind == SEGMENT_WINDOW) {
+    } else if (segment->kind == SEGMENT_WINDOW && !latents) {
         const uint8_t *page = window_page(cache, segment->window_set, CODEC_VALUES, cache->base.layer, reader->head);
         cpu_codec_f16.accumulate_values(window_shape(cache, reader->rows), weights, page, acc);
     } else {

@@ -31,6 +31,8 @@
  * allocate that much, 16 page sets at most. Scratch of attention (a few MB per thread) and rotation tables hold no keys and values
  * and are not counted.
  *
+ * Where keys end with the values (cache_shape.latents), v is k, and outputs begin with channels that mean nothing: rotated ones.
+ *
  * Shapes: Hq query heads, Hk KV heads, G = Hq/Hk, hd head_dim; floats, row-major. Threads: one thread drives a cache; work inside
  * is split over as many OpenMP threads as the cache was created with. Results do not depend on their number beyond rounding. */
 #ifndef TERSE_BACKEND_CPU_KV_STEP_H

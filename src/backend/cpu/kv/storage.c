@@ -115,14 +115,14 @@ static void pages_changed(struct cache *cache, size_t first) {
 static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct method *method, uint64_t windows, uint64_t anchors,
                                    bool noted, bool fitted) {
     const uint64_t heads = cache_heads_of(shape);
-    return (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, fit_index_layout(method, shape->head_dim).page_bytes),
-                                .window = windows * heads * 2 * PAGE_BYTES_F16(shape->head_dim),
-                                .exact = cache_exact_bytes(shape, method) + anchors * heads * 2 * anchor_bytes(shape->head_dim),
-                                .tables = heads * fit_bytes(method, shape->head_dim) +
-                                          (noted ? fitted_sums_bytes(shape, method) : 0) +
-                                          (fitted ? fitted_all_bytes(shape, method) : 0) + cache_exact_logit_bytes(shape, method) +
-                                          windows * sizeof(uint8_t *) + pool_places_bytes(shape, method),
-                                .codebook = method->learned ? cpu_codebook_bytes(method->learned) : 0};
+    return (struct cache_bytes){
+        .page_set = page_set_bytes_of(shape, method, fit_index_layout(method, shape->head_dim).page_bytes),
+        .window = windows * heads * cache_sides_of(shape) * PAGE_BYTES_F16(shape->head_dim),
+        .exact = cache_exact_bytes(shape, method) + anchors * heads * cache_sides_of(shape) * anchor_bytes(shape->head_dim),
+        .tables = heads * fit_bytes(method, shape->head_dim) + (noted ? fitted_sums_bytes(shape, method) : 0) +
+                  (fitted ? fitted_all_bytes(shape, method) : 0) + cache_exact_logit_bytes(shape, method) +
+                  windows * sizeof(uint8_t *) + pool_places_bytes(shape, method),
+        .codebook = method->learned ? cpu_codebook_bytes(method->learned) : 0};
 }
 
 static void storage_bytes(const struct cache *cache, struct cache_bytes *bytes) {
@@ -162,7 +162,7 @@ static enum terse_status copy_storage(struct cache *cache, const struct cache *f
     if (!status) status = anchors_copy(cache, from, error);
     if (status) return status;
     for (size_t i = 0; i < pages; i++)
-        memcpy(cache->window_sets[i], from->window_sets[i], cache_heads_of(shape) * 2 * cache->window_page_bytes);
+        memcpy(cache->window_sets[i], from->window_sets[i], cache_heads_of(shape) * window_bytes(cache));
     copy_bytes(cache->exact, from->exact, cache_exact_bytes(shape, &from->base.method));
     copy_bytes(cache->exact_logits, from->exact_logits, cache_exact_logit_bytes(shape, &from->base.method));
     copy_bytes(cache->fitted, from->fitted, from->base.learned_bytes);

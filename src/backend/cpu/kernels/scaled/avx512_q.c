@@ -12,7 +12,7 @@
 
 INLINE void prepare_codes(bool nibbles, const float *q, size_t G, size_t hd, float *tables) {
     for (size_t g = 0; g < G; g++, q += hd, tables += hd) {
-        __m512 x[KERNELS_MOST_CHANNELS / 16];
+        __m512 x[KERNELS_MOST_ROW / 16];
         for (size_t v = 0; v < hd / 16; v++) x[v] = _mm512_loadu_ps(q + 16 * v);
         if (nibbles)
             fill_coarse_table(x, hd, tables);

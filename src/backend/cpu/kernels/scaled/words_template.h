@@ -13,7 +13,7 @@
 
 static void PASTE(prepare_q8_0, ISA)(const float *q, size_t G, size_t hd, float *tables) {
     for (size_t g = 0; g < G; g++, q += hd, tables += hd) {
-        __m256 x[KERNELS_MOST_CHANNELS / LANES];
+        __m256 x[KERNELS_MOST_ROW / LANES];
         for (size_t v = 0; v < hd / LANES; v++) x[v] = vec_load(q + LANES * v);
         fill_table(x, hd, tables);
     }
