@@ -264,17 +264,18 @@ static void print_support(const struct inspect *f) {
         }
         return;
     }
-    char experts[64] = "", sliding[64] = "", recurrent[64] = "";
+    char experts[64] = "", sliding[64] = "", recurrent[64] = "", latent[64] = "";
+    if (m->latent) snprintf(latent, sizeof latent, ", %u of them values (latent attention)", m->latent);
     if (m->recurrent_layers)
         snprintf(recurrent, sizeof recurrent, " (%u recurrent, all but one in %u)", m->recurrent_layers, m->attention_interval);
     if (m->sliding_layers) snprintf(sliding, sizeof sliding, ", %u layers sliding over %u", m->sliding_layers, m->sliding_window);
     if (m->experts) snprintf(experts, sizeof experts, " in %u experts, %u for a token", m->experts, m->experts_used);
     printf("terse can run this file.\n\n%s: architecture %s, %.1f M parameters, %s, %.1f MiB\n"
-           "%u layers%s of width %u, %u query heads and %u KV heads of %u, feed-forward %u%s, vocabulary %u, context %u%s\n"
+           "%u layers%s of width %u, %u query heads and %u KV heads of %u%s, feed-forward %u%s, vocabulary %u, context %u%s\n"
            "fingerprint %016" PRIx64 "\n"
            "norms' fingerprint %016" PRIx64 ", the same for every quantization\n",
            m->name, m->architecture, 1e-6 * (double)m->parameters, m->weights, (double)m->bytes / 0x1p20, m->layers, recurrent,
-           m->width, m->query_heads, m->kv_heads, m->head_dim, m->feed_forward, experts, m->vocabulary, m->context, sliding,
+           m->width, m->query_heads, m->kv_heads, m->head_dim, latent, m->feed_forward, experts, m->vocabulary, m->context, sliding,
            m->fingerprint, m->norms_fingerprint);
 }
 
@@ -359,6 +360,7 @@ static void add_shape(cJSON *object, const struct terse_model_info *m) {
     cJSON_AddNumberToObject(shape, "sliding_window", m->sliding_window);
     cJSON_AddNumberToObject(shape, "recurrent_layers", m->recurrent_layers);
     cJSON_AddNumberToObject(shape, "attention_interval", m->attention_interval);
+    cJSON_AddNumberToObject(shape, "latent", m->latent);
     cJSON_AddNumberToObject(shape, "experts", m->experts);
     cJSON_AddNumberToObject(shape, "experts_used", m->experts_used);
     cJSON_AddNumberToObject(shape, "vocabulary", m->vocabulary);

@@ -41,7 +41,8 @@ enum terse_status fits_count(const struct setup *setup, const struct terse_cache
     if (!status) status = setup_cache_bytes(setup, &as_f16, TERSE_FIT_TOKENS, &half, error);
     if (!status) status = find_fits_itself(options, &fits_itself, error);
     if (status) return status;
-    uint64_t rows = (uint64_t)context * (m->width + 2 * m->kv_heads * m->head_dim) * sizeof(float); /* terse_session_begin_prompt */
+    uint64_t rows = (uint64_t)context * (m->width + (m->latent ? 1 : 2) * m->kv_heads * m->head_dim) *
+                    sizeof(float); /* terse_session_begin_prompt */
     *bytes = (struct fits_bytes){.weights = m->bytes,
                                  .cache = report.resident,
                                  .working = PROGRAM + PROGRAM_PER_TOKEN * m->vocabulary + report.codebook + rows};

@@ -177,6 +177,10 @@ static void print_speed(const struct forecast *f, const struct terse_model_info 
 
 static void print_advice(const struct forecast *f, const struct setup *setup) {
     char text[32], command[4096 + 64];
+    if (setup->info.latent) {
+        printf("method:      %s; terse-N does not serve the latents of this model's attention yet\n", f->method);
+        return;
+    }
     if (f->profile)
         printf("method:      %s, which fits itself to prompts of %d tokens and more; others by the profile that there is of the "
                "model\n",

@@ -554,6 +554,7 @@ void terse_model_describe(const struct terse_model *model, struct terse_model_in
         .context = model->context,
         .recurrent_layers = model->recurrent,
         .attention_interval = model->attention_interval,
+        .latent = model->latent.rank,
         .sliding_layers = model->sliding,
         .sliding_window = model->window,
         .parameters = parameters,

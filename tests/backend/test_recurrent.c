@@ -5,6 +5,7 @@
 #include "engine/session_file.h"
 #include "support/fixture_model.h"
 #include "support/session_steps.h"
+#include "support/session_ways.h"
 #include "support/temporary.h"
 #include "terse_calibrate.h"
 #include "train/backward.h"
@@ -177,31 +178,9 @@ static void threads_change_nothing(void **state) {
     terse_engine_free(three);
 }
 
-/* Sessions that decode together do so as each would alone, bit for bit. */
 static void a_batch_is_as_its_sessions_alone(void **state) {
     (void)state;
-    enum { SESSIONS = 3, DECODED = 70 };
-    struct terse_session *together[SESSIONS], *alone[SESSIONS];
-    struct terse_error error;
-    for (size_t i = 0; i < SESSIONS; i++) {
-        together[i] = new_session(methods[i]);
-        alone[i] = new_session(methods[i]);
-        must_prefill(together[i], tokens + 10 * i, 50 + 61 * i);
-        must_prefill(alone[i], tokens + 10 * i, 50 + 61 * i);
-    }
-    for (size_t t = 0; t < DECODED; t++) {
-        struct terse_step_item items[SESSIONS];
-        for (size_t i = 0; i < SESSIONS; i++) {
-            items[i] = (struct terse_step_item){.session = together[i], .tokens = tokens + 300 + t + i, .n = 1};
-            must_decode(alone[i], tokens + 300 + t + i, 1);
-        }
-        if (terse_engine_step(engine, items, SESSIONS, &error)) fail_msg("%s", error.message);
-    }
-    for (size_t i = 0; i < SESSIONS; i++) {
-        check_same_logits(together[i], alone[i]);
-        terse_session_free(together[i]);
-        terse_session_free(alone[i]);
-    }
+    check_batch(engine, methods, tokens);
 }
 
 /* ---- Going back */
@@ -270,56 +249,16 @@ static void random_tokens_are_not_read_again(void **state) {
     terse_session_free(session);
 }
 
-static bool stop_late(void *user, const char *what, uint64_t done, uint64_t total) {
-    (void)user;
-    (void)what;
-    return 3 * done < 2 * total;
-}
-
 static void a_prompt_that_is_stopped_leaves_the_session(void **state) {
     (void)state;
-    for (size_t first = 0; first <= 130; first += 65) {
-        struct terse_session_options options = short_session_options("q8_0", 32);
-        options.progress.report = stop_late;
-        struct terse_session *session = must_open(engine, &options), *other = new_session("q8_0");
-        struct terse_error error;
-        if (first) {
-            must_decode(session, tokens, first);
-            must_decode(other, tokens, first);
-        }
-        assert_int_equal(terse_session_prefill(session, tokens + first, 600, NULL, &error), TERSE_E_INTERRUPTED);
-        assert_int_equal(terse_session_length(session), first);
-        must_decode(session, tokens + first, 3);
-        must_decode(other, tokens + first, 3);
-        check_same_logits(session, other);
-        terse_session_free(session);
-        terse_session_free(other);
-    }
+    for (size_t first = 0; first <= 130; first += 65) check_stopped_prompt(engine, tokens, first, 600);
 }
 
 /* ---- Forks, prefixes, saved states */
 
 static void a_fork_and_its_origin_go_their_own_ways(void **state) {
     (void)state;
-    for (size_t m = 0; m < METHODS; m++) {
-        struct terse_session *session = new_session(methods[m]), *other = new_session(methods[m]), *copy;
-        must_prefill(session, tokens, 300);
-        must_prefill(other, tokens, 300);
-        copy = must_fork(session);
-        check_same_logits(copy, session);
-        must_decode(copy, tokens + 500, 80);
-        must_decode(session, tokens + 300, 80);
-        must_decode(other, tokens + 300, 80);
-        check_same_logits(session, other);
-        terse_session_free(session);
-        terse_session_free(other);
-        other = new_session(methods[m]);
-        must_prefill(other, tokens, 300);
-        must_decode(other, tokens + 500, 80);
-        check_same_logits(copy, other);
-        terse_session_free(copy);
-        terse_session_free(other);
-    }
+    for (size_t m = 0; m < METHODS; m++) check_fork(engine, methods[m], tokens);
 }
 
 /* A prompt shares what it has in common with another up to a state that is held; all of a whole sequence. */
@@ -581,35 +520,6 @@ static void learning_by_gradients_is_refused_by_name(void **state) {
     assert_non_null(strstr(error.message, "qwen3next"));
 }
 
-/* Reads a file whole, aligned as terse_model_load_memory wants it. */
-static uint8_t *read_fixture(const char *name, size_t *size) {
-    char path[512];
-    snprintf(path, sizeof path, TESTS_DIR "/fixtures/models/%s.gguf", name);
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    fseek(file, 0, SEEK_END);
-    *size = (size_t)ftell(file);
-    uint8_t *data = aligned_alloc(64, (*size + 63) / 64 * 64);
-    assert_non_null(data);
-    rewind(file);
-    assert_int_equal(fread(data, 1, *size, file), *size);
-    fclose(file);
-    return data;
-}
-
-/* Sets the u32 of a key, which the metadata has. */
-static void set_key(uint8_t *file, size_t size, const char *key, uint32_t value) {
-    const size_t length = strlen(key);
-    size_t at = 8;
-    uint64_t n = 0;
-    for (; at + length + 8 < size; at++) {
-        memcpy(&n, file + at - 8, sizeof n);
-        if (n == length && memcmp(file + at, key, length) == 0) break;
-    }
-    assert_int_equal(n, length);
-    memcpy(file + at + length + 4, &value, sizeof value); /* behind its type */
-}
-
 static void files_of_other_shapes_are_refused(void **state) {
     (void)state;
     static const struct {
@@ -630,10 +540,10 @@ static void files_of_other_shapes_are_refused(void **state) {
                  {"qwen35", "qwen35.nextn_predict_layers", 0, TERSE_E_FORMAT, "blk.4"}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         size_t size;
-        uint8_t *file = read_fixture(wrong[i].model, &size);
+        uint8_t *file = fixture_bytes(wrong[i].model, &size);
         struct terse_model *loaded;
         struct terse_error error;
-        set_key(file, size, wrong[i].key, wrong[i].value);
+        fixture_set_u32(file, size, wrong[i].key, wrong[i].value);
         assert_int_equal(terse_model_load_memory(file, size, wrong[i].model, &loaded, &error), wrong[i].status);
         if (!strstr(error.message, wrong[i].says)) fail_msg("'%s' does not say '%s'", error.message, wrong[i].says);
         free(file);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The commands on models without rotation, gpt2, whose learned positions end, and mpt, whose ALiBi goes on; on a model with experts, on one with
-# sliding layers, and on one with recurrent layers.
+# sliding layers, on one with recurrent layers, and on one with latent attention.
 . "$(dirname "$0")/../support/cli.sh"
 models=tests/fixtures/models
 
@@ -64,6 +64,24 @@ works calibrate -m $model -f $text --kv terse-2 -c 128 --chunks 4 -o "$work/recu
 works run -m $model -p 'the cat' -n 6 --kv terse-2 --codebook "$work/recurrent.codebook"
 works run -m $model -p 'the cat' -n 100 --temp 0 --save-state "$work/recurrent.state"
 works run -m $model --state "$work/recurrent.state" -p 'the' -n 6 --temp 0
+
+# Latent attention: values are the ends of keys, so that a token takes one row in each layer; methods that do not serve it are refused and not listed.
+model=$models/deepseek2-groups.gguf
+works inspect $model
+grep -q '1 KV heads of 96, 64 of them values (latent attention), feed-forward 40 in 8 experts,' "$work/out" || fail "deepseek2: $(head -n 6 "$work/out")"
+[ "$(grep -cE '^\| (f16|q8_0|q4_0|terse|kivi|streaming|million)' "$work/out")" = 3 ] || fail "deepseek2: other methods: $(tail -n 9 "$work/out")"
+works inspect $model -o json
+[ "$(json "$work/out" shape latent)" = 64 ] || fail "deepseek2: json: $(json "$work/out" shape)"
+works perplexity -m $model -f $text -c 128 --kv f16
+exact=$(number_after '^PPL = ' "$work/out")
+works perplexity -m $model -f $text -c 128
+near "$(number_after '^PPL = ' "$work/out")" "$exact" 0.02 || fail "deepseek2: PPL $exact with f16, by default $(tail -n 2 "$work/out")"
+works run -m $model -p 'the cat' -n 4
+grep -q '(q8_0)$' "$work/err" || fail "deepseek2: $(cat "$work/err")"
+works run -m $model -p 'the cat' -n 4 -ctk q8_0 -ctv q8_0
+refuses 'terse-2 does not serve this model.*--kv f16, q8_0 or q4_0' run -m $model -p the -n 4 --kv terse-2
+refuses 'does not serve this model' run -m $model -p the -n 4 -ctk q8_0 -ctv q4_0
+refuses 'does not serve this model' calibrate -m $model -f $text --kv terse-4 -c 128 --chunks 4 -o "$work/none.codebook"
 
 # Norms after, caps, layers that slide: every learned method that inspect lists can be learned, and serves.
 learned_by() { grep -oE '^\| (million|antkv|cq|commvq|terse)-[0-9.]+ ' "$work/out" | tr -d '| '; }

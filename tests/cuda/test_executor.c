@@ -265,13 +265,17 @@ static void what_kernels_do_not_compute_is_refused(void **state) {
     refuses(&random_expert_models[1], "qwen2moe models with experts");
 }
 
-static void recurrent_layers_are_refused(void **state) {
+static void refuses_fixture(const char *path, const char *says) {
     struct terse_model *model;
     struct terse_error error;
+    if (terse_model_load(must_find_project_file(path), &model, &error)) fail_msg("%s", error.message);
+    refuses_model(model, says);
+}
+
+static void layers_of_other_kinds_are_refused(void **state) {
     (void)state;
-    if (terse_model_load(must_find_project_file("tests/fixtures/models/qwen3next.gguf"), &model, &error))
-        fail_msg("%s", error.message);
-    refuses_model(model, "qwen3next models with recurrent layers");
+    refuses_fixture("tests/fixtures/models/qwen3next.gguf", "qwen3next models with recurrent layers");
+    refuses_fixture("tests/fixtures/models/deepseek2.gguf", "deepseek2 models with latent attention");
 }
 
 /* ---- Tokens chosen by attention */
@@ -471,7 +475,7 @@ int main(void) {
                                            cmocka_unit_test(logits_of_what_is_kept_are_near_the_cpus),
                                            cmocka_unit_test(samples_are_those_of_all_logits),
                                            cmocka_unit_test(what_kernels_do_not_compute_is_refused),
-                                           cmocka_unit_test(recurrent_layers_are_refused),
+                                           cmocka_unit_test(layers_of_other_kinds_are_refused),
                                            cmocka_unit_test(greedy_tokens_are_the_cpus),
                                            cmocka_unit_test(a_model_that_does_not_fit_is_refused),
                                            cmocka_unit_test(logits_of_the_default_model_are_near_the_cpus)};

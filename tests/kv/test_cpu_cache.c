@@ -71,6 +71,28 @@ static void sliding_windows_equal_dense_attention_within_them(void **state) {
     }
 }
 
+/* Rows of DeepSeek's models, and of others, that are keys of many heads and values at once. */
+static void keys_that_end_with_values_equal_dense_attention(void **state) {
+    (void)state;
+    static const char *const methods[] = {"f16", "q8_0", "q4_0"};
+    static const uint32_t shapes[][3] = {{576, 64, 4}, {96, 32, 3}}; /* channels, rotated ones, query heads */
+    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+            struct oracle_setup setup = {.method = methods[m],
+                                         .tail = i % 2 ? TERSE_TAIL_DEFAULT : 32,
+                                         .layers = 1,
+                                         .query_heads = shapes[i][2],
+                                         .kv_heads = 1,
+                                         .head_dim = shapes[i][0],
+                                         .n_rot = shapes[i][1],
+                                         .latents = true,
+                                         .seed = 3 * m + i};
+            RUN(&setup, {P, 150, 0}, {D, 1, 0}, {D, 5, 0}, {D, 70, 3}, {P, 90, 40}, {D, 1, 0});
+            RUN(&setup, {D, 80, 0}, {P, 100, 0}, {D, 1, 0}, {C, 80, 0}, {Q, 60, 0}, {D, 2, 0});
+        }
+    }
+}
+
 /* Queries of a head see a logit of their own besides, whatever is read and however. */
 static void learned_sinks_are_seen_once(void **state) {
     (void)state;
@@ -227,6 +249,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_tokens_chosen_equal_dense_attention),
         cmocka_unit_test(sliding_windows_equal_dense_attention_within_them),
+        cmocka_unit_test(keys_that_end_with_values_equal_dense_attention),
         cmocka_unit_test(learned_sinks_are_seen_once),
         cmocka_unit_test(deep_caches_see_learned_sinks_once),
         cmocka_unit_test(heads_may_be_read_in_different_ways),

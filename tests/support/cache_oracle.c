@@ -91,6 +91,7 @@ static enum terse_status describe(struct oracle *o, const struct oracle_setup *g
                                     .head_dim = hd,
                                     .scale = 1 / sqrtf((float)hd),
                                     .rope = &o->rope,
+                                    .latents = setup->latents,
                                     .slopes = setup->alibi ? o->slopes : NULL,
                                     .sinks = setup->learned_sinks ? o->sinks : NULL,
                                     .cap = setup->cap,
@@ -105,7 +106,8 @@ static enum terse_status describe(struct oracle *o, const struct oracle_setup *g
                                           .anchor_percent = setup->anchor_percent,
                                           .read_percent = setup->read_percent,
                                           .anchor_count = setup->anchor_count};
-    const enum terse_status status = method_resolve(&options, hd, &o->method, error);
+    enum terse_status status = method_resolve(&options, hd, &o->method, error);
+    if (!status && setup->latents) status = method_for_latents(&o->method, error);
     if (!status && setup->window) o->method = method_of_window(&o->method, setup->window);
     return status;
 }
@@ -239,7 +241,7 @@ static const struct coding *coding_of(const struct oracle *o, int side) { return
 static void replace_by_shape(const struct coding *coding, int side, const float *parameters, float *x, size_t hd, bool *tied) {
     const float *mean = parameters + (hd << coding->bits), scale = mean[hd];
     double size = 0, square = 0, product = 0;
-    float shape[256];
+    float shape[CODEC_ROW_MAX];
     for (size_t c = 0; c < hd; c++) size += pow((double)x[c] - (double)mean[c], 2);
     for (size_t c = 0; c < hd; c++) shape[c] = (float)(((double)x[c] - (double)mean[c]) / sqrt(size / (double)hd));
     replace_by_centroids(coding, parameters, shape, hd, tied);
@@ -259,7 +261,7 @@ static void quantize_in_frame(const struct oracle *o, int side, uint32_t layer, 
     const struct coding *coding = coding_of(o, side);
     enum codec_side of = side ? CODEC_VALUES : CODEC_KEYS;
     size_t hd = o->setup.head_dim, set = layer * o->setup.kv_heads + head;
-    float given[256];
+    float given[CODEC_ROW_MAX];
     bool tied = coding->codec == &codec_transform; /* tests/backend/test_transform_codec.c holds its pages to what they should be */
     if (!coding->width && !tied) {
         quantize_row(coding->codec, x, hd);
@@ -296,7 +298,7 @@ static void rotate_by(const struct oracle *o, double position, double *x) {
 }
 
 static void rotate_floats(const struct oracle *o, double position, float *x) {
-    double row[256];
+    double row[CODEC_ROW_MAX];
     for (uint32_t c = 0; c < o->setup.head_dim; c++) row[c] = (double)x[c];
     rotate_by(o, position, row);
     for (uint32_t c = 0; c < o->setup.head_dim; c++) x[c] = (float)row[c];
@@ -306,7 +308,7 @@ static void rotate_floats(const struct oracle *o, double position, float *x) {
  * a run. Zeros where codecs keep none apart. */
 static void turn_mean(const struct oracle *o, uint32_t layer, uint32_t head, double position, double *turned) {
     const uint32_t hd = o->setup.head_dim, pairs = o->rope.n_rot / 2;
-    memset(turned, 0, 256 * sizeof *turned);
+    memset(turned, 0, CODEC_ROW_MAX * sizeof *turned);
     if (o->method.key.codec != &codec_transform) return;
     float *parameters = malloc(transform_parameter_floats(hd) * sizeof *parameters);
     codebook_parameters(o->codebook, CODEC_KEYS, layer * o->setup.kv_heads + head, parameters);
@@ -323,7 +325,7 @@ static void turn_mean(const struct oracle *o, uint32_t layer, uint32_t head, dou
 static void quantize_head(const struct oracle *o, int side, uint32_t layer, uint32_t head, size_t page, size_t t, float *x) {
     size_t run = page / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS;
     bool in_run = !side && o->method.key.codec->rope == CODEC_ROPE_IN_RUN;
-    double turned[256];
+    double turned[CODEC_ROW_MAX];
     if (in_run) rotate_floats(o, -(double)run, x);
     if (in_run) turn_mean(o, layer, head, (double)(t - run), turned);
     for (uint32_t c = 0; in_run && c < o->setup.head_dim; c++) x[c] = (float)((double)x[c] - turned[c]);
@@ -398,7 +400,7 @@ static bool unrotated(const struct oracle *o) { return o->method.key.codec->rope
 static size_t see(const struct oracle *o, uint32_t layer, const float *q, size_t at, uint32_t h, double *logits, size_t *tokens) {
     uint32_t hd = o->setup.head_dim, head = h / (o->setup.query_heads / o->setup.kv_heads);
     size_t sinks = oracle_sinks(o), first = oracle_first(o), n = 0; /* of the tokens before the step */
-    double rotated_q[256], rotated_k[256];
+    double rotated_q[CODEC_ROW_MAX], rotated_k[CODEC_ROW_MAX];
     for (size_t t = 0; t <= at; t++) {
         if (*dropped(o, layer, head, t)) continue;
         if ((t < sinks || t >= first) && (!o->setup.window || at - t < o->setup.window)) tokens[n++] = t;
@@ -449,7 +451,7 @@ static double *anchor_scores(const struct oracle *o, uint32_t layer, const float
                              size_t last) {
     uint32_t hd = o->setup.head_dim, G = o->setup.query_heads / o->setup.kv_heads;
     double *scores = calloc((size_t)o->setup.kv_heads * 2 * (last - first) + 1, sizeof *scores);
-    double *weights = malloc((before + n) * sizeof *weights), rotated[256], total = 0;
+    double *weights = malloc((before + n) * sizeof *weights), rotated[CODEC_ROW_MAX], total = 0;
     size_t *tokens = malloc((before + n) * sizeof *tokens);
     for (size_t i = 0; i < n; i++) {
         for (uint32_t h = 0; h < o->setup.query_heads; h++) {
@@ -544,9 +546,9 @@ static void compare(struct oracle *o, uint32_t layer, const float *q, const floa
     const double allowed = allowed_difference(o);
     for (size_t i = 0; i < n; i++) {
         for (uint32_t h = 0; h < heads; h++) {
-            double expected[256];
+            double expected[CODEC_ROW_MAX];
             attend_dense(o, layer, q + (i * heads + h) * hd, first + i, h, expected);
-            for (size_t c = 0; c < hd; c++) {
+            for (size_t c = o->setup.latents ? o->rope.n_rot : 0; c < hd; c++) { /* rotated channels mean nothing as values */
                 double difference = fabs((double)out[(i * heads + h) * hd + c] - expected[c]);
                 if (!(difference <= allowed))
                     fail_msg("%s layer %u token %zu head %u channel %zu: %g, not %g", o->method.name, layer, first + i, h, c,
@@ -592,7 +594,7 @@ static void round_sink(const struct oracle *o, uint32_t layer, const float *raw,
     memcpy(keys, raw + i * width, width * sizeof *keys);
     round_tokens(o, layer, token, token + 1);
     for (uint32_t head = 0; !unrotated(o) && head < o->setup.kv_heads; head++) {
-        double rotated[256];
+        double rotated[CODEC_ROW_MAX];
         rotate(o, keys + head * hd, (double)token, rotated);
         for (size_t c = 0; c < hd; c++) keys[head * hd + c] = (float)rotated[c];
     }
@@ -616,7 +618,7 @@ static void store_step(struct oracle *o, uint32_t layer, const float *raw, const
 }
 
 static void check_rotation(const struct oracle *o, const float *raw, const float *k, size_t token) {
-    double expected[256];
+    double expected[CODEC_ROW_MAX];
     size_t hd = o->setup.head_dim;
     for (uint32_t head = 0; head < o->setup.kv_heads; head++) {
         rotate(o, raw + head * hd, (double)token, expected);
@@ -626,7 +628,7 @@ static void check_rotation(const struct oracle *o, const float *raw, const float
 
 /* Rotates the keys as a backend does that does not give its rotated keys back. */
 static void rotate_keys(const struct oracle *o, const float *raw, float *k, size_t token) {
-    double rotated[256];
+    double rotated[CODEC_ROW_MAX];
     size_t hd = o->setup.head_dim;
     for (uint32_t head = 0; head < o->setup.kv_heads; head++) {
         rotate(o, raw + head * hd, (double)token, rotated);
@@ -641,9 +643,9 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
           *v_given = malloc(n * k_width * sizeof *k);
     float *q = malloc(n * q_width * sizeof *q), *out = malloc(n * q_width * sizeof *out), *v = stored(o, o->v, layer, move->before);
     for (size_t i = 0; i < n * k_width; i++) raw[i] = k[i] = oracle_random(o);
-    for (size_t i = 0; i < n * k_width; i++) v_given[i] = v[i] = oracle_random(o);
+    for (size_t i = 0; i < n * k_width; i++) v_given[i] = v[i] = o->setup.latents ? raw[i] : oracle_random(o);
     for (size_t i = 0; i < n * q_width; i++) q[i] = 2 * oracle_random(o);
-    assert_int_equal(one_append(o->kv, o->cache, layer, k, v_given, NULL), TERSE_OK);
+    assert_int_equal(one_append(o->kv, o->cache, layer, k, o->setup.latents ? k : v_given, NULL), TERSE_OK);
     for (size_t i = 0; !unrotated(o) && i < n; i++) {
         if (o->kv == backend_cpu.kv)
             check_rotation(o, raw + i * k_width, k + i * k_width, move->before + i);
@@ -703,7 +705,7 @@ static void take_pages(struct oracle *o, size_t first) {
             memcpy(row, rows + t * hd, hd * sizeof *row);
             if (of == CODEC_VALUES || coding->codec->rope != CODEC_ROPE_IN_RUN) continue;
             const uint64_t run = set->first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS;
-            double turned[256];
+            double turned[CODEC_ROW_MAX];
             turn_mean(o, layer, head, (double)(set->first + t - run), turned);
             for (size_t c = 0; c < hd; c++) row[c] = (float)((double)row[c] + turned[c]);
             rotate_floats(o, (double)run, row);

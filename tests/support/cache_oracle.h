@@ -23,6 +23,7 @@ struct oracle_setup {
     uint32_t n_rot;  /* 0: head_dim */
     float magnitude; /* 0: 1 */
     uint64_t seed;
+    bool latents;          /* keys end with the values, behind n_rot channels */
     bool alibi;            /* slopes, and no rotation */
     uint32_t window;       /* all layers slide, with this window; 0: none does */
     float cap;             /* of logits; 0: none */

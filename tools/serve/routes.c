@@ -284,7 +284,8 @@ static void props(struct server *server, struct call *call) {
 /* Returns the bytes that keys and values of so many tokens take at 16 bits each. */
 static double f16_bytes(const struct server *server, uint64_t tokens) {
     const struct terse_model_info *m = &server->model;
-    return 2.0 * 2.0 * (double)(m->layers - m->recurrent_layers) * (double)m->kv_heads * (double)m->head_dim * (double)tokens;
+    const double sides = m->latent ? 1 : 2;
+    return 2.0 * sides * (double)(m->layers - m->recurrent_layers) * (double)m->kv_heads * (double)m->head_dim * (double)tokens;
 }
 
 static bool is_busy(const struct slot_view *view) { return view->state != GENERATION_QUEUED && view->state != GENERATION_DONE; }

@@ -49,6 +49,7 @@ class ModelInfo:
     sliding_window: int
     recurrent_layers: int
     attention_interval: int
+    latent: int
     parameters: int
     bytes: int
     fingerprint: int

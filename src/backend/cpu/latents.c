@@ -1,12 +1,15 @@
 /* Owns the order of the work: head by head, whose rows are gathered for a product and spread again after it. */
 #include "backend/cpu/latents.h"
 
+#include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kernels/weights/ops.h"
 #include "backend/cpu/linear.h"
 #include "backend/cpu/rows.h"
 
 #include <string.h>
+
+#define ROWS_TOGETHER 96 /* of a transposed matrix: linear_scratch() has room for as many */
 
 /* ---- Keys */
 
@@ -32,16 +35,23 @@ static void multiply(const struct latents_job *job, const struct matrix *w) {
     (job->each ? linear_each : linear)(&(struct linear_op){w, job->rows->out}, 1, job->rows->in, job->n, job->tile);
 }
 
-/* Multiplies the rows by the transposed matrix, whose rows are dequantized one by one: the sum of its rows, each times a number. */
+/* Multiplies the rows by the transposed matrix, whose rows are dequantized some at a time. A product is the sum of these rows, each times a
+ * number, which does not depend on other products where they go each by itself. */
 static void multiply_transposed(const struct latents_job *job, const struct matrix *w) {
-    float row[MODEL_HEAD_MAX];
-    const size_t columns = w->columns;
-    memset(job->rows->out, 0, job->n * columns * sizeof *job->rows->out);
-    for (uint32_t r = 0; r < w->rows; r++) {
-        const struct matrix one = matrix_rows(w, r, 1);
-        weights_ops()->dequantize[w->type](one.data, row, columns);
-        for (size_t t = 0; t < job->n; t++)
-            vector_ops()->axpy(job->rows->in[t * w->rows + r], row, job->rows->out + t * columns, columns);
+    const size_t columns = w->columns, stride = linear_tile_stride(w);
+    float *out = job->rows->out;
+    if (job->each) memset(out, 0, job->n * columns * sizeof *out);
+    for (uint32_t first = 0, n; first < w->rows; first += n) {
+        const float *in = job->rows->in + first;
+        n = w->rows - first < ROWS_TOGETHER ? w->rows - first : ROWS_TOGETHER;
+        for (uint32_t r = 0; r < n; r++) {
+            const struct matrix one = matrix_rows(w, first + r, 1);
+            weights_ops()->dequantize[w->type](one.data, job->tile + r * stride, columns);
+        }
+        if (!job->each) gemm(false, job->n, columns, n, in, w->rows, job->tile, stride, first > 0, out, columns);
+        for (size_t t = 0; job->each && t < job->n; t++)
+            for (uint32_t r = 0; r < n; r++)
+                vector_ops()->axpy(in[t * w->rows + r], job->tile + r * stride, out + t * columns, columns);
     }
 }
 
