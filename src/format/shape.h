@@ -13,7 +13,7 @@ extern "C" {
 #endif
 
 #define CODEC_HEAD_DIM_MAX 256 /* channels of the widest head that any codec serves */
-#define CODEC_ROW_MAX 576      /* of the widest row, a key that ends with a latent, which f16, q8_0 and q4_0 serve */
+#define CODEC_ROW_MAX 576      /* of the widest row, a key that ends with a latent, which f16, q8_0, q4_0 and kivi serve */
 
 enum codec_side { CODEC_KEYS, CODEC_VALUES };
 

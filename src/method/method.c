@@ -451,7 +451,7 @@ struct method method_of_window(const struct method *method, uint32_t window) {
 
 /* Returns whether the codec serves keys that are wider than heads and end with the values. */
 static bool serves_latents(const struct codec *codec) {
-    return codec == &codec_f16 || codec == &codec_q8_0 || codec == &codec_q4_0;
+    return codec == &codec_f16 || codec == &codec_q8_0 || codec == &codec_q4_0 || codec == &codec_kivi_4 || codec == &codec_kivi_2;
 }
 
 enum terse_status method_for_latents(struct method *method, struct terse_error *error) {
@@ -460,9 +460,10 @@ enum terse_status method_for_latents(struct method *method, struct terse_error *
         method->latents = true;
         return TERSE_OK;
     }
-    return status_fail(error, TERSE_E_UNSUPPORTED,
-                       "%s does not serve this model, whose keys and values are one latent: use --kv f16, q8_0 or q4_0",
-                       method->name);
+    return status_fail(
+        error, TERSE_E_UNSUPPORTED,
+        "%s does not serve this model, whose keys and values are one latent: use --kv f16, q8_0, q4_0, kivi-4 or kivi-2",
+        method->name);
 }
 
 static enum terse_status check_latents(uint32_t width, struct terse_error *error) {

@@ -4,12 +4,14 @@
 
 #include "format/shape.h"
 
+#include <float.h>
 #include <stdio.h>
 
 enum terse_status load_latents_shape(struct loader *l) {
     struct terse_model *m = l->model;
     struct latent_shape *s = &m->latent;
     uint32_t key = 0;
+    float temperature = 0;
     enum terse_status status;
     if ((status = loader_size(l, "attention.kv_lora_rank", 0, MODEL_HEAD_MAX, &s->rank))) return status;
     if ((status = loader_u32(l, "attention.q_lora_rank", 0, &s->query_rank))) return status;
@@ -19,6 +21,10 @@ enum terse_status load_latents_shape(struct loader *l) {
     if (!key && (status = loader_size(l, "attention.key_length", 0, MODEL_HEAD_MAX, &key))) return status;
     if ((status = loader_u32(l, "attention.value_length_mla", 0, &s->value))) return status;
     if (!s->value && (status = loader_size(l, "attention.value_length", 0, MODEL_HEAD_MAX, &s->value))) return status;
+    if ((status = loader_number(l, "attention.temperature_scale", 0, FLT_MAX, &temperature))) return status;
+    if (temperature > 0) /* of positions, by which Mistral's models of this architecture scale queries */
+        return status_fail(l->error, TERSE_E_UNSUPPORTED, "%s models with attention.temperature_scale are not supported",
+                           m->architecture->name);
     m->kv_heads = 1;
     m->head_dim = m->rope.n_rot + s->rank;
     s->plain = key - m->rope.n_rot;

@@ -24,11 +24,11 @@
 enum { TOKENS = 480, PROMPT = 400, STEPS = 8 };
 
 /* The largest difference of logits over the largest of them, where earlier tokens are read from the cache: in half precision as in
- * test_reference_models.c, in 8 bits, and in 4. */
+ * test_reference_models.c, in 8 bits, in 4, and in 2. */
 static const struct {
     const char *name;
     double bound;
-} methods[] = {{"f16", 6e-3}, {"q8_0", 0.05}, {"q4_0", 0.6}};
+} methods[] = {{"f16", 6e-3}, {"q8_0", 0.05}, {"q4_0", 0.6}, {"kivi-4", 0.6}, {"kivi-2", 1}};
 #define METHODS (sizeof methods / sizeof methods[0])
 
 static struct terse_model *model;
@@ -72,7 +72,8 @@ static void check_near(const char *what, const struct terse_session *one, const 
 /* A token has the rotated channels and the latent once, in each layer, and nothing besides. */
 static void a_token_takes_one_row(void **state) {
     (void)state;
-    const uint64_t page[METHODS] = {PAGE_BYTES_F16(96), PAGE_BYTES_Q8_0(96), PAGE_BYTES_Q4_0(96)};
+    const uint64_t page[METHODS] = {PAGE_BYTES_F16(96), PAGE_BYTES_Q8_0(96), PAGE_BYTES_Q4_0(96), PAGE_BYTES_KIVI(96, 4),
+                                    PAGE_BYTES_KIVI(96, 2)};
     const uint64_t before = terse_engine_kv_bytes(engine);
     assert_int_equal(info.head_dim, 96);
     assert_int_equal(info.kv_heads, 1);
@@ -250,14 +251,14 @@ static void random_tokens_fill_a_cache(void **state) {
 
 static void other_methods_are_refused_by_name(void **state) {
     (void)state;
-    static const char *const refused[] = {"terse-4",     "kivi-2",       "streaming-64", "mat-128",  "snapkv-128", "quest-64",
-                                          "selfindex-2", "selfindex-16", "antkv-1",      "commvq-1", "million-4",  "cq-1"};
+    static const char *const refused[] = {"terse-4",      "streaming-64", "mat-128",  "snapkv-128", "quest-64", "selfindex-2",
+                                          "selfindex-16", "antkv-1",      "commvq-1", "million-4",  "cq-1"};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         const struct terse_session_options options = short_session_options(refused[i], 32);
         struct terse_session *session;
         struct terse_error error;
         assert_int_equal(terse_session_new(engine, &options, &session, &error), TERSE_E_UNSUPPORTED);
-        if (!strstr(error.message, refused[i]) || !strstr(error.message, "--kv f16, q8_0 or q4_0"))
+        if (!strstr(error.message, refused[i]) || !strstr(error.message, "--kv f16, q8_0, q4_0, kivi-4 or kivi-2"))
             fail_msg("%s: %s", refused[i], error.message);
     }
     struct terse_session_options apart_types = short_session_options("q8_0", 32);

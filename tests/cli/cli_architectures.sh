@@ -69,7 +69,7 @@ works run -m $model --state "$work/recurrent.state" -p 'the' -n 6 --temp 0
 model=$models/deepseek2-groups.gguf
 works inspect $model
 grep -q '1 KV heads of 96, 64 of them values (latent attention), feed-forward 40 in 8 experts,' "$work/out" || fail "deepseek2: $(head -n 6 "$work/out")"
-[ "$(grep -cE '^\| (f16|q8_0|q4_0|terse|kivi|streaming|million)' "$work/out")" = 3 ] || fail "deepseek2: other methods: $(tail -n 9 "$work/out")"
+[ "$(grep -cE '^\| (f16|q8_0|q4_0|terse|kivi|streaming|million)' "$work/out")" = 5 ] || fail "deepseek2: other methods: $(tail -n 9 "$work/out")"
 works inspect $model -o json
 [ "$(json "$work/out" shape latent)" = 64 ] || fail "deepseek2: json: $(json "$work/out" shape)"
 works perplexity -m $model -f $text -c 128 --kv f16
@@ -79,7 +79,8 @@ near "$(number_after '^PPL = ' "$work/out")" "$exact" 0.02 || fail "deepseek2: P
 works run -m $model -p 'the cat' -n 4
 grep -q '(q8_0)$' "$work/err" || fail "deepseek2: $(cat "$work/err")"
 works run -m $model -p 'the cat' -n 4 -ctk q8_0 -ctv q8_0
-refuses 'terse-2 does not serve this model.*--kv f16, q8_0 or q4_0' run -m $model -p the -n 4 --kv terse-2
+works run -m $model -p 'the cat' -n 100 --kv kivi-2
+refuses 'terse-2 does not serve this model.*--kv f16, q8_0, q4_0, kivi-4 or kivi-2' run -m $model -p the -n 4 --kv terse-2
 refuses 'does not serve this model' run -m $model -p the -n 4 -ctk q8_0 -ctv q4_0
 refuses 'does not serve this model' calibrate -m $model -f $text --kv terse-4 -c 128 --chunks 4 -o "$work/none.codebook"
 

@@ -74,7 +74,7 @@ static void sliding_windows_equal_dense_attention_within_them(void **state) {
 /* Rows of DeepSeek's models, and of others, that are keys of many heads and values at once. */
 static void keys_that_end_with_values_equal_dense_attention(void **state) {
     (void)state;
-    static const char *const methods[] = {"f16", "q8_0", "q4_0"};
+    static const char *const methods[] = {"f16", "q8_0", "q4_0", "kivi-4", "kivi-2"};
     static const uint32_t shapes[][3] = {{576, 64, 4}, {96, 32, 3}}; /* channels, rotated ones, query heads */
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
         for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {

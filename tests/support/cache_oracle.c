@@ -353,7 +353,7 @@ static void seal_tokens(struct oracle *o, uint32_t layer, size_t first, size_t l
             bool kivi = codec == &codec_kivi_4 || codec == &codec_kivi_2;
             for (size_t i = 0; i < n; i++)
                 memcpy(decoded + i * hd, stored(o, side ? o->v : o->k, layer, first + i) + head * hd, hd * sizeof *decoded);
-            if (kivi) quantize_kivi(codec, !side, decoded, n, hd);
+            if (kivi) quantize_kivi(codec, !side || o->setup.latents, decoded, n, hd);
             for (size_t i = 0; i < n; i++) {
                 const float *row = stored(o, side ? o->v : o->k, layer, first + i) + head * hd;
                 double error = 0;

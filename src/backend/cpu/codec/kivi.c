@@ -19,7 +19,7 @@
 
 #define GROUP SCALE_GROUP
 #define HALVES (PAGE_TOKENS / GROUP) /* groups of tokens in a page of keys */
-#define MOST_GROUPS (CODEC_HEAD_DIM_MAX / GROUP)
+#define MOST_GROUPS (CODEC_ROW_MAX / GROUP)
 
 /* ---- Pages hold for keys scale[2][hd], zero[2][hd], codes[hd][64 tokens], and for values, token by token, codes[hd], {scale,
  * zero}[hd/32], so that a token can be taken out in one piece. */
@@ -51,7 +51,7 @@ static void unpack(unsigned bits, const uint8_t *packed, size_t n, uint8_t *code
 /* Unpacks all codes of a page, and its scales and zeros as float: [2][hd] of keys, [hd/32][64] of values. */
 static void unpack_page(unsigned bits, enum codec_side side, size_t hd, const void *page, uint8_t *codes, float *scale,
                         float *zero) {
-    uint16_t halves[2 * CODEC_HEAD_DIM_MAX * HALVES];
+    uint16_t halves[2 * CODEC_ROW_MAX * HALVES];
     const uint8_t *from = page;
     if (side == CODEC_KEYS) {
         memcpy(halves, page, 2 * scales_of(hd) * sizeof *halves);
@@ -89,7 +89,7 @@ static void encode_group(unsigned bits, const float *x, size_t n, size_t apart, 
 }
 
 static void encode_keys(unsigned bits, size_t hd, const float *rows, size_t n, void *page) {
-    uint8_t codes[CODEC_HEAD_DIM_MAX * PAGE_TOKENS];
+    uint8_t codes[CODEC_ROW_MAX * PAGE_TOKENS];
     uint16_t *scale = page, *zero = scale + scales_of(hd);
     memset(codes, 0, hd * PAGE_TOKENS);
     for (size_t t = 0; t < n; t += GROUP) {
@@ -102,7 +102,7 @@ static void encode_keys(unsigned bits, size_t hd, const float *rows, size_t n, v
 }
 
 static void encode_values(unsigned bits, size_t hd, const float *rows, size_t n, void *page) {
-    uint8_t codes[CODEC_HEAD_DIM_MAX], *to = page;
+    uint8_t codes[CODEC_ROW_MAX], *to = page;
     for (size_t t = 0; t < n; t++, to += row_bytes(bits, hd)) {
         uint16_t *pairs = (uint16_t *)(to + code_bytes(bits, hd));
         for (size_t b = 0; b < hd / GROUP; b++)
@@ -120,8 +120,8 @@ static void encode(unsigned bits, struct codec_shape shape, enum codec_side side
 
 static void channels(unsigned bits, struct codec_shape shape, const void *page, float *to) {
     size_t hd = shape.head_dim;
-    uint8_t codes[CODEC_HEAD_DIM_MAX * PAGE_TOKENS];
-    float scale[2 * CODEC_HEAD_DIM_MAX * HALVES], *zero = scale + scales_of(hd);
+    uint8_t codes[CODEC_ROW_MAX * PAGE_TOKENS];
+    float scale[2 * CODEC_ROW_MAX * HALVES], *zero = scale + scales_of(hd);
     unpack_page(bits, CODEC_KEYS, hd, page, codes, scale, zero);
     for (size_t c = 0; c < hd; c++) {
         for (size_t t = 0; t < PAGE_TOKENS; t++) {
@@ -134,12 +134,12 @@ static void channels(unsigned bits, struct codec_shape shape, const void *page, 
 static void decode(unsigned bits, struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
     size_t hd = shape.head_dim;
     if (side == CODEC_KEYS) {
-        float keys[CODEC_HEAD_DIM_MAX * PAGE_TOKENS];
+        float keys[CODEC_ROW_MAX * PAGE_TOKENS];
         channels(bits, shape, page, keys);
         transpose_channels(keys, hd, rows, hd);
         return;
     }
-    uint8_t codes[CODEC_HEAD_DIM_MAX * PAGE_TOKENS];
+    uint8_t codes[CODEC_ROW_MAX * PAGE_TOKENS];
     float scale[2 * PAGE_TOKENS * MOST_GROUPS], *zero = scale + scales_of(hd);
     unpack_page(bits, CODEC_VALUES, hd, page, codes, scale, zero);
     for (size_t t = 0; t < PAGE_TOKENS; t++) {

@@ -13,7 +13,7 @@
 
 /* A `scaled` holds queries times the scales of a group of tokens, and <query, zeros>. */
 struct scaled {
-    int16_t i16[TOGETHER][KERNELS_MOST_CHANNELS];
+    int16_t i16[TOGETHER][KERNELS_MOST_ROW];
     float step[TOGETHER], base[TOGETHER];
 };
 
@@ -50,7 +50,7 @@ INLINE void score_sixteen(size_t G, int bits, int shift, const struct scaled *s,
         __m256i x[2];
         if (bits == 4) prefetch_step(row + 4 * at, 0, 32);
         split(bits, shift, bits == 4 ? pair_rows_32(row, row + 32, at % 16 / 8) : pairs[c / 2], x);
-        pair_sums_add(G, x, s->i16[0] + c, KERNELS_MOST_CHANNELS, sum);
+        pair_sums_add(G, x, s->i16[0] + c, KERNELS_MOST_ROW, sum);
     }
     UNROLL for (size_t g = 0; g < G; g++)
         pair_sums_store(sum[g], s->step[g], s->base[g], false, bits == 4 ? 16 : 8, logits + g * PAGE_TOKENS + at);
@@ -58,8 +58,8 @@ INLINE void score_sixteen(size_t G, int bits, int shift, const struct scaled *s,
 
 INLINE void score_kivi(size_t G, int bits, const float *q, size_t hd, const void *page, float *logits) {
     struct scaled s[HALVES]; /* too large to be cleared */
-    __m256i pairs[KERNELS_MOST_CHANNELS / 2];
-    float scale[2 * HALVES * KERNELS_MOST_CHANNELS], *zero = scale + HALVES * hd;
+    __m256i pairs[KERNELS_MOST_ROW / 2];
+    float scale[2 * HALVES * KERNELS_MOST_ROW], *zero = scale + HALVES * hd;
     const uint16_t *halves = page;
     const uint8_t *codes = (const uint8_t *)(halves + 2 * HALVES * hd);
     for (size_t i = 0; i < 2 * HALVES * hd; i += LANES) {

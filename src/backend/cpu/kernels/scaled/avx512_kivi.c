@@ -14,7 +14,7 @@
 /* A `scaled` holds queries times the scales of a group of tokens, a byte each, channels by place_of within each 64, and their sum;
  * and <query, keys of the middle code>, exactly, so that rounding a query matters only for a code's distance from the middle. */
 struct scaled {
-    _Alignas(64) int8_t bytes[KERNELS_MOST_CHANNELS / PAGE_TOKENS][TOGETHER][PAGE_TOKENS];
+    _Alignas(64) int8_t bytes[KERNELS_MOST_ROW / PAGE_TOKENS][TOGETHER][PAGE_TOKENS];
     float step[TOGETHER], base[TOGETHER];
     int32_t sum[TOGETHER];
 };
@@ -103,7 +103,7 @@ INLINE void score_codes(size_t G, unsigned bits, const struct scaled *s, size_t 
 
 INLINE void score_kivi(size_t G, unsigned bits, const float *q, size_t hd, const void *page, float *logits) {
     struct scaled s[HALVES]; /* too large to be cleared */
-    float scale[2 * HALVES * KERNELS_MOST_CHANNELS], *zero = scale + HALVES * hd;
+    float scale[2 * HALVES * KERNELS_MOST_ROW], *zero = scale + HALVES * hd;
     const uint16_t *halves = page;
     for (size_t i = 0; i < 2 * HALVES * hd; i += 32) {
         prefetch_step(halves + i, 0, 64);

@@ -130,7 +130,7 @@ INLINE void accumulate_q4_0(size_t G, const float *weights, size_t hd, const voi
 /* ---- kivi ---------------------------------------------------------------------------------------------------------------- */
 
 #define HALVES (PAGE_TOKENS / SCALE_GROUP) /* groups of tokens of a key's channel that share scales */
-#define MOST_NUMBERS (PAGE_TOKENS * KERNELS_MOST_CHANNELS)
+#define MOST_NUMBERS (PAGE_TOKENS * KERNELS_MOST_ROW)
 #define MOST_SCALES (MOST_NUMBERS / SCALE_GROUP)
 
 /* Unpacks n codes of a packed row, eight bytes of it at a time. */
@@ -166,7 +166,7 @@ INLINE void score_kivi(size_t G, unsigned bits, const float *q, size_t hd, const
     float scale[2 * MOST_SCALES], *zero = scale + HALVES * hd;
     const uint16_t *halves = page;
     const uint8_t *packed = (const uint8_t *)(halves + 2 * HALVES * hd);
-    float scaled[MOST_QUERIES * KERNELS_MOST_CHANNELS];
+    float scaled[MOST_QUERIES * KERNELS_MOST_ROW];
     for (size_t i = 0; i < 2 * HALVES * hd; i += LANES) vec_store(scale + i, vec_halves(halves + i));
     for (size_t c = 0; c < hd; c++) {
         prefetch_step(packed, c, 8 * bits);

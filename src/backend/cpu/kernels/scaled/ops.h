@@ -2,8 +2,8 @@
  * 2 bits, and sign, whose keys share the rows of packed magnitudes with kivi's values. format/page_layout.h says how a page of each
  * lies in memory.
  *
- * G queries share a KV head, hd = head_dim, any multiple of 32 up to KERNELS_MOST_CHANNELS, or KERNELS_MOST_ROW of f16, q8_0 and
- * q4_0 keys. Any G; a page is read from memory once.
+ * G queries share a KV head, hd = head_dim, any multiple of 32 up to KERNELS_MOST_CHANNELS, or KERNELS_MOST_ROW of keys but
+ * sign's. Any G; a page is read from memory once.
  *     score       logits[G][64] = <q[G][hd], key t>
  *     accumulate  acc[G][hd] += sum over t of weights[G][64] value t
  * The vector tiers prefetch 16 KB ahead: pages that are read one after another should lie in that order. */
