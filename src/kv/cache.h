@@ -26,7 +26,8 @@ struct cache_bytes {
     uint64_t codebook; /* shared by all caches of a codebook */
 };
 
-/* The pieces of a cache beside its pages, in the form in which they are saved (docs/state-format.md), the same on all backends. */
+/* The pieces of a cache beside its pages, in the form in which they are saved (docs/state-format.md), the same on all backends. Where keys
+ * end with the values (cache_shape.latents), there is nothing of values. */
 enum cache_piece {
     CACHE_EXACT,        /* half [layers][Hk][keys, values][exact][hd], keys before rotation */
     CACHE_EXACT_LOGITS, /* float [layers][Hk][budget], where exact rows are replaced (plan.h) */
