@@ -79,12 +79,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     const float scale = *(const float *)alpha, keep = *(const float *)beta;
     auto work = [=]() {
         size_t n = p.transposed[0] ? la.rows : la.columns;
-        std::vector<float> row(n);
+        std::vector<float> row(n), columns(n * ld.columns);
+        for (size_t j = 0; j < ld.columns; j++)
+            for (size_t k = 0; k < n; k++) columns[j * n + k] = read(b, lb, p.transposed[1] ? k * lb.stride + j : j * lb.stride + k);
         for (size_t i = 0; i < ld.rows; i++) {
             for (size_t k = 0; k < n; k++) row[k] = read(a, la, p.transposed[0] ? i * la.stride + k : k * la.stride + i);
             for (size_t j = 0; j < ld.columns; j++) {
                 float sum = 0;
-                for (size_t k = 0; k < n; k++) sum += row[k] * read(b, lb, p.transposed[1] ? k * lb.stride + j : j * lb.stride + k);
+                for (size_t k = 0; k < n; k++) sum += row[k] * columns[j * n + k];
                 float *to = (float *)d + j * ld.stride + i;
                 *to = scale * sum + (keep != 0 ? keep * ((const float *)c)[j * ld.stride + i] : 0);
             }

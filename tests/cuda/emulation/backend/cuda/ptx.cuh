@@ -24,16 +24,17 @@ struct emulated_numbers {
 
 inline void emulated_multiply(float (&d)[4], const emulated_numbers &own) {
     const emulated_numbers *all = (const emulated_numbers *)emulated_exchange(0xffffffffu, &own, sizeof own);
-    unsigned g = emulated_lane() / 4, t = emulated_lane() % 4;
-    for (unsigned i = 0; i < 4; i++) {
-        unsigned low_row = i / 2, column = 2 * t + i % 2;
-        double sum = 0; /* order and roundings are the hardware's own */
-        for (unsigned k = 0; k < 16; k++) {
-            unsigned lane = k % 8 / 2;
-            sum += (double)all[4 * g + lane].a[low_row + 2 * (k / 8)][k % 2] * (double)all[4 * column + lane].b[k / 8][k % 2];
+    const emulated_numbers *rows = all + emulated_lane() / 4 * 4, *columns = all + emulated_lane() % 4 * 8;
+    double sums[4] = {}; /* order and roundings are the hardware's own */
+    for (unsigned lane = 0; lane < 4; lane++)
+        for (unsigned i = 0; i < 4; i++) {
+            const unsigned half = i / 2, k = i % 2;
+            const double low = rows[lane].a[2 * half][k], high = rows[lane].a[2 * half + 1][k];
+            const double left = columns[lane].b[half][k], right = columns[lane + 4].b[half][k];
+            sums[0] += low * left, sums[1] += low * right;
+            sums[2] += high * left, sums[3] += high * right;
         }
-        d[i] = (float)((double)d[i] + sum);
-    }
+    for (unsigned i = 0; i < 4; i++) d[i] = (float)((double)d[i] + sums[i]);
 }
 
 template <class NUMBER>
