@@ -108,43 +108,52 @@ enum terse_status loader_norm(struct loader *l, const char *name, uint32_t n, ui
     return loader_vector(l, full, n, bias, &norm->bias);
 }
 
+/* A metadata_key is an architecture's name, a point, and the name within it. */
+struct metadata_key {
+    char text[128];
+};
+
+static struct metadata_key key_of(const struct loader *l, const char *name) {
+    struct metadata_key key;
+    snprintf(key.text, sizeof key.text, "%s.%s", l->model->architecture->name, name);
+    return key;
+}
+
 enum terse_status loader_u32(struct loader *l, const char *name, uint32_t fallback, uint32_t *value) {
-    char key[128];
+    const struct metadata_key key = key_of(l, name);
     bool found;
-    snprintf(key, sizeof key, "%s.%s", l->model->architecture->name, name);
     *value = fallback;
-    return gguf_get_u32(l->model->gguf, key, value, &found, l->error);
+    return gguf_get_u32(l->model->gguf, key.text, value, &found, l->error);
 }
 
 enum terse_status loader_flag(struct loader *l, const char *name, uint32_t *value) {
-    char key[128];
+    const struct metadata_key key = key_of(l, name);
     bool found, flag = *value;
-    snprintf(key, sizeof key, "%s.%s", l->model->architecture->name, name);
-    enum terse_status status = gguf_get_bool(l->model->gguf, key, &flag, &found, l->error);
+    enum terse_status status = gguf_get_bool(l->model->gguf, key.text, &flag, &found, l->error);
     *value = flag;
     return status;
 }
 
 enum terse_status loader_size(struct loader *l, const char *name, uint32_t fallback, uint32_t most, uint32_t *value) {
-    char key[128];
+    const struct metadata_key key = key_of(l, name);
     bool found;
-    snprintf(key, sizeof key, "%s.%s", l->model->architecture->name, name);
     *value = fallback;
-    enum terse_status status = gguf_get_u32(l->model->gguf, key, value, &found, l->error);
+    enum terse_status status = gguf_get_u32(l->model->gguf, key.text, value, &found, l->error);
     if (status) return status;
-    if (!found && !fallback) return status_fail(l->error, TERSE_E_FORMAT, "metadata %s is missing: convert the model again", key);
+    if (!found && !fallback)
+        return status_fail(l->error, TERSE_E_FORMAT, "metadata %s is missing: convert the model again", key.text);
     if (*value < 1 || *value > most)
-        return status_fail(l->error, TERSE_E_FORMAT, "metadata %s is %u, outside 1 to %u: the file is damaged", key, *value, most);
+        return status_fail(l->error, TERSE_E_FORMAT, "metadata %s is %u, outside 1 to %u: the file is damaged", key.text, *value,
+                           most);
     return TERSE_OK;
 }
 
 enum terse_status loader_number(struct loader *l, const char *name, float fallback, float most, float *value) {
-    char key[128];
+    const struct metadata_key key = key_of(l, name);
     bool found;
-    snprintf(key, sizeof key, "%s.%s", l->model->architecture->name, name);
     *value = fallback;
-    enum terse_status status = gguf_get_f32(l->model->gguf, key, value, &found, l->error);
+    enum terse_status status = gguf_get_f32(l->model->gguf, key.text, value, &found, l->error);
     if (!status && !(*value >= 0 && *value <= most))
-        return status_fail(l->error, TERSE_E_FORMAT, "metadata %s is missing or out of range: convert the model again", key);
+        return status_fail(l->error, TERSE_E_FORMAT, "metadata %s is missing or out of range: convert the model again", key.text);
     return status;
 }

@@ -1,4 +1,4 @@
-/* What the ways of declaring a tool share: a text that grows, and members of JSON. */
+/* Has what the ways of declaring a tool share: a text that grows, and members of JSON. */
 #ifndef TERSE_TEXT_TOOL_WRITING_H
 #define TERSE_TEXT_TOOL_WRITING_H
 

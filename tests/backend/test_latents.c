@@ -195,22 +195,10 @@ static void a_fork_and_its_origin_go_their_own_ways(void **state) {
 static void a_prompt_begins_where_another_was_alike(void **state) {
     (void)state;
     for (size_t m = 0; m < METHODS; m++) {
-        const struct terse_session_options options = short_session_options(methods[m].name, 32);
-        struct terse_session *first = must_open(engine, &options), *fresh = must_open(engine, &options), *session;
-        int32_t text[TOKENS];
-        size_t held;
-        for (size_t i = 0; i < TOKENS; i++) text[i] = i < 330 ? tokens[i] : (tokens[i] + 5) % (int32_t)info.vocabulary;
-        must_prefill(first, tokens, PROMPT);
-        must_keep_prefix(engine, first);
-        session = must_open_with_prefix(engine, &options, text, PROMPT + 20, &held);
-        assert_in_range(held, 256, 330);
-        must_prefill(session, text + held, PROMPT + 20 - held);
-        must_prefill(fresh, text, PROMPT + 20);
-        check_near(methods[m].name, session, fresh, methods[m].bound);
-        terse_session_free(first);
-        terse_session_free(fresh);
-        terse_session_free(session);
-        terse_engine_drop_prefixes(engine);
+        struct alike_sessions alike = must_begin_alike(engine, methods[m].name, tokens, PROMPT, 330, PROMPT + 20, info.vocabulary);
+        assert_in_range(alike.held, 256, 330);
+        check_near(methods[m].name, alike.session, alike.fresh, methods[m].bound);
+        alike_free(&alike);
     }
 }
 

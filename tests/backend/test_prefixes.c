@@ -1,4 +1,5 @@
-/* Which kept prefixes leave where there is no room for all: conversations that take turns, one-off prompts between them, the ends of earlier turns. */
+/* Where there is no room for all kept prefixes, those leave that are needed last: of conversations that take turns, of one-off prompts
+ * between them, of the ends of earlier turns. */
 #include "support/session_steps.h"
 #include "terse.h"
 

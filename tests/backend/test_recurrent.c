@@ -271,28 +271,18 @@ static void a_prompt_begins_at_a_state_of_another(void **state) {
                  {"f16", 700, 700, 720, 700},  {"f16", 100, 110, 720, 64},     {"q8_0", 660, 700, 720, 644},
                  {"q8_0", 600, 700, 720, 516}, {"kivi-2", 660, 700, 720, 644}, {"mat-128", 660, 700, 720, 0}};
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
-        const struct terse_session_options options = short_session_options(cases[c].method, 32);
-        struct terse_session *first = must_open(engine, &options), *fresh = must_open(engine, &options), *session;
-        int32_t text[TOKENS], one[STEPS], other[STEPS];
-        size_t held;
-        for (size_t i = 0; i < TOKENS; i++) text[i] = i < cases[c].alike ? tokens[i] : (tokens[i] + 5) % (int32_t)info.vocabulary;
-        must_prefill(first, tokens, cases[c].kept);
-        must_keep_prefix(engine, first);
-        session = must_open_with_prefix(engine, &options, text, cases[c].n, &held);
-        if (held != cases[c].held)
-            fail_msg("%s: of %zu tokens that are alike %zu are held, not %zu", cases[c].method, cases[c].alike, held,
+        struct alike_sessions alike =
+            must_begin_alike(engine, cases[c].method, tokens, cases[c].kept, cases[c].alike, cases[c].n, info.vocabulary);
+        int32_t one[STEPS], other[STEPS];
+        if (alike.held != cases[c].held)
+            fail_msg("%s: of %zu tokens that are alike %zu are held, not %zu", cases[c].method, cases[c].alike, alike.held,
                      cases[c].held);
-        must_prefill(session, text + held, cases[c].n - held);
-        must_prefill(fresh, text, cases[c].n);
-        print_message("%s: %.1e\n", cases[c].method, apart(session, fresh));
-        assert_true(apart(session, fresh) <= bound_of(cases[c].method));
-        must_generate(session, STEPS, one);
-        must_generate(fresh, STEPS, other);
+        print_message("%s: %.1e\n", cases[c].method, apart(alike.session, alike.fresh));
+        assert_true(apart(alike.session, alike.fresh) <= bound_of(cases[c].method));
+        must_generate(alike.session, STEPS, one);
+        must_generate(alike.fresh, STEPS, other);
         if (bound_of(cases[c].method) <= HALF) assert_memory_equal(one, other, sizeof one);
-        terse_session_free(first);
-        terse_session_free(fresh);
-        terse_session_free(session);
-        terse_engine_drop_prefixes(engine);
+        alike_free(&alike);
     }
 }
 

@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include <cmocka.h>
 
@@ -82,4 +83,28 @@ void check_stopped_prompt(struct terse_engine *engine, const int32_t *tokens, si
     check_same_logits(session, other);
     terse_session_free(session);
     terse_session_free(other);
+}
+
+struct alike_sessions must_begin_alike(struct terse_engine *engine, const char *method, const int32_t *tokens, size_t kept,
+                                       size_t alike, size_t n, uint32_t vocabulary) {
+    const struct terse_session_options options = short_session_options(method, 32);
+    struct terse_session *first = must_open(engine, &options);
+    struct alike_sessions sessions = {.fresh = must_open(engine, &options)};
+    int32_t *text = malloc(n * sizeof *text);
+    assert_non_null(text);
+    for (size_t i = 0; i < n; i++) text[i] = i < alike ? tokens[i] : (tokens[i] + 5) % (int32_t)vocabulary;
+    must_prefill(first, tokens, kept);
+    must_keep_prefix(engine, first);
+    sessions.session = must_open_with_prefix(engine, &options, text, n, &sessions.held);
+    must_prefill(sessions.session, text + sessions.held, n - sessions.held);
+    must_prefill(sessions.fresh, text, n);
+    terse_session_free(first);
+    terse_engine_drop_prefixes(engine);
+    free(text);
+    return sessions;
+}
+
+void alike_free(struct alike_sessions *sessions) {
+    terse_session_free(sessions->session);
+    terse_session_free(sessions->fresh);
 }

@@ -13,4 +13,14 @@ void check_fork(struct terse_engine *engine, const char *method, const int32_t *
 /* A prompt of n tokens behind `first` others that is stopped late leaves the session as it was. */
 void check_stopped_prompt(struct terse_engine *engine, const int32_t *tokens, size_t first, size_t n);
 
+/* These are sessions for the same prompt, both of which have read it: one began with a prefix of `held` tokens, the other with nothing. */
+struct alike_sessions {
+    struct terse_session *session, *fresh;
+    size_t held;
+};
+/* Keeps the first `kept` of tokens as a prefix for a prompt of n tokens of which the first `alike` are the same, and forgets it again. */
+struct alike_sessions must_begin_alike(struct terse_engine *engine, const char *method, const int32_t *tokens, size_t kept,
+                                       size_t alike, size_t n, uint32_t vocabulary);
+void alike_free(struct alike_sessions *sessions);
+
 #endif

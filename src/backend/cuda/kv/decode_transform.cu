@@ -49,24 +49,25 @@ static __device__ void find_components(const struct page_job &job, const struct 
     __syncthreads();
 }
 
+/* Loads a lane's part of 16 channels and 16 components, from `first` on, of the transposed basis. For load_matrices_transposed a lane
+ * names a row of a matrix: a component, of which pairs alternate between two matrices. */
+template <int HD>
+static __device__ struct row_block load_channels(const struct decode_memory<HD> &m, uint32_t block, uint32_t first) {
+    const uint32_t lane = threadIdx.x % 32, component = lane % 8 / 2 * 4 + lane % 2 + lane / 16 * 2;
+    uint32_t r[4];
+    load_matrices_transposed(r, shared_address(&m.basis[first + component][16 * block + lane / 8 % 2 * 8]));
+    return {{make_uint4(upper_halves(r[0]), upper_halves(r[2]), lower_halves(r[0]), lower_halves(r[2])),
+             make_uint4(upper_halves(r[1]), upper_halves(r[3]), lower_halves(r[1]), lower_halves(r[3]))}};
+}
+
 /* Multiplies components by the basis. */
 template <int HD> static __device__ void find_channels(struct decode_memory<HD> &m) {
-    const uint32_t lane = threadIdx.x % 32, depth = depth_of(m);
+    const uint32_t depth = depth_of(m);
     struct product<HD> product;
     split_numbers<HD>(depth, m.numbers);
     wait_copies<0>();
     __syncthreads();
-    multiply<HD>(
-        [&](uint32_t block,
-            uint32_t first) { /* a lane loads the row of a matrix that its number in 8 lanes says, of pairs of components */
-                              const uint32_t k = lane % 8 / 2 * 4 + lane % 2 + lane / 16 * 2;
-                              uint32_t r[4];
-                              load_matrices_transposed(r, shared_address(&m.basis[first + k][16 * block + lane / 8 % 2 * 8]));
-                              return row_block{
-                                  {make_uint4(upper_halves(r[0]), upper_halves(r[2]), lower_halves(r[0]), lower_halves(r[2])),
-                                   make_uint4(upper_halves(r[1]), upper_halves(r[3]), lower_halves(r[1]), lower_halves(r[3]))}};
-        },
-        depth, m.numbers, product);
+    multiply<HD>([&](uint32_t block, uint32_t first) { return load_channels(m, block, first); }, depth, m.numbers, product);
     store_product<HD>(
         product, [](uint32_t) { return INTEGER_UNIT; }, m.numbers);
 }

@@ -36,7 +36,7 @@ static __device__ inline float2 rotate_forth(float2 x, float2 angle) {
 static __device__ inline float2 rotate_back(float2 x, float2 angle) { return rotate_forth(x, make_float2(angle.x, -angle.y)); }
 
 /* A row_frame says what lies between a row and its numbers: keys are rotated back to their run, and of them their mean before rotation
- * is subtracted, turned to their offsets as pre_rope_add of kv/pre_rope.h does, and then the mean. Either may be NULL. */
+ * is subtracted, rotated to their offsets as pre_rope_add of kv/pre_rope.h does, and then the mean. Either may be NULL. */
 struct row_frame {
     const float *pre_rope_mean, *mean; /* [HD] */
 };
@@ -57,7 +57,7 @@ static __device__ inline void load_angles(const struct encode &e, uint32_t offse
     for (uint32_t i = 0; i < PAIRS_TOGETHER; i++) angles[i] = pair + i < e.pre_rope.pairs ? from[i] : make_float2(0, 0);
 }
 
-/* Turns rows that lie as numbers[channel][token] into numbers, zeros where there is no token, or with BACK false numbers into rows. */
+/* Changes rows that lie as numbers[channel][token] into numbers, zeros where there is no token, or with BACK false numbers into rows. */
 template <int HD, bool BACK>
 static __device__ void change_frame(const struct encode &e, const struct page_job &job, struct row_frame frame,
                                     float (*numbers)[NUMBERS_STRIDE]) {
@@ -72,17 +72,17 @@ static __device__ void change_frame(const struct encode &e, const struct page_jo
         for (uint32_t i = 0; i < PAIRS_TOGETHER && group + i < pairs; i++) {
             const struct pair_channels at = channels_of_pair(e.heads, group + i);
             const float2 run = run_angle(e, first, group + i), mean = make_float2(mean_at(at.a), mean_at(at.b));
-            float2 x = make_float2(numbers[at.a][t], numbers[at.b][t]), turned = make_float2(0, 0);
+            float2 x = make_float2(numbers[at.a][t], numbers[at.b][t]), shift = make_float2(0, 0);
             if (frame.pre_rope_mean) {
                 const float a = frame.pre_rope_mean[at.a], b = frame.pre_rope_mean[at.b];
-                turned = make_float2(a * angles[i].x - b * angles[i].y, a * angles[i].y + b * angles[i].x);
+                shift = make_float2(a * angles[i].x - b * angles[i].y, a * angles[i].y + b * angles[i].x);
             }
             if (BACK) {
                 x = rotate_back(x, run);
-                x = make_float2(x.x - turned.x - mean.x, x.y - turned.y - mean.y);
+                x = make_float2(x.x - shift.x - mean.x, x.y - shift.y - mean.y);
                 if (t >= job.count) x = make_float2(0, 0);
             } else
-                x = rotate_forth(make_float2(x.x + mean.x + turned.x, x.y + mean.y + turned.y), run);
+                x = rotate_forth(make_float2(x.x + mean.x + shift.x, x.y + mean.y + shift.y), run);
             numbers[at.a][t] = x.x;
             numbers[at.b][t] = x.y;
         }

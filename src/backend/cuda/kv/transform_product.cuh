@@ -109,23 +109,31 @@ struct row_block {
     uint4 row[2]; /* as split_four has them */
 };
 
-static __device__ inline uint32_t product_block(uint32_t blocks, uint32_t i) { return (threadIdx.x / 32 + 8 * i) % blocks; }
-static __device__ inline uint32_t product_token(uint32_t blocks, uint32_t tiles) { return threadIdx.x / 32 / blocks * 8 * tiles; }
+/* Return whether the warp has a part in a product, which its i-th block is, and its first token. */
+template <int HD> static __device__ bool has_part() {
+    return threadIdx.x / 32 < product_shape<HD>::blocks * product_shape<HD>::shares;
+}
+template <int HD> static __device__ uint32_t product_block(uint32_t i) {
+    return (threadIdx.x / 32 + product_shape<HD>::warps * i) % product_shape<HD>::blocks;
+}
+template <int HD> static __device__ uint32_t product_token() {
+    return threadIdx.x / 32 / product_shape<HD>::blocks * 8 * product_shape<HD>::tiles;
+}
 
 /* Multiplies the first `depth` numbers of each token, which split_numbers has made halves. block_at(block, first) returns the
  * lane's row_block of the columns from `first` on. */
 template <int HD, class BlockAt>
 static __device__ void multiply(BlockAt block_at, uint32_t depth, const struct page_numbers<HD> &n, struct product<HD> &out) {
     using shape = product_shape<HD>;
-    const uint32_t lane = threadIdx.x % 32, first_token = shape::shares > 1 ? product_token(shape::blocks, shape::tiles) : 0;
+    const uint32_t lane = threadIdx.x % 32, first_token = product_token<HD>();
 #pragma unroll
     for (uint32_t i = 0; i < shape::own * shape::tiles * 4; i++) out.sums[i / 4 / shape::tiles][i / 4 % shape::tiles][i % 4] = 0;
-    if (shape::shares == 1 && threadIdx.x / 32 >= shape::blocks) return;
+    if (!has_part<HD>()) return;
 #pragma unroll 2
     for (uint32_t first = 0; first < depth; first += PRODUCT_DEPTH) {
         struct row_block a[shape::own];
 #pragma unroll
-        for (uint32_t i = 0; i < shape::own; i++) a[i] = block_at(product_block(shape::blocks, i), first);
+        for (uint32_t i = 0; i < shape::own; i++) a[i] = block_at(product_block<HD>(i), first);
 #pragma unroll
         for (uint32_t j = 0; j < shape::tiles; j++) {
             const uint4 b = n.halves[first / 4 + lane % 4][first_token + 8 * j + lane / 4];
@@ -143,14 +151,14 @@ static __device__ void multiply(BlockAt block_at, uint32_t depth, const struct p
 template <int HD, class UnitOf>
 static __device__ void store_product(const struct product<HD> &product, UnitOf unit_of, struct page_numbers<HD> &n) {
     using shape = product_shape<HD>;
-    const uint32_t lane = threadIdx.x % 32, first_token = shape::shares > 1 ? product_token(shape::blocks, shape::tiles) : 0;
+    const uint32_t lane = threadIdx.x % 32, first_token = product_token<HD>();
     __syncthreads();
-    if (shape::shares > 1 || threadIdx.x / 32 < shape::blocks) {
+    if (has_part<HD>()) {
 #pragma unroll
         for (uint32_t i = 0; i < shape::own; i++)
 #pragma unroll
             for (uint32_t k = 0; k < 2; k++) {
-                const uint32_t row = 16 * product_block(shape::blocks, i) + 8 * k + lane / 4;
+                const uint32_t row = 16 * product_block<HD>(i) + 8 * k + lane / 4;
                 const float unit = unit_of(row);
 #pragma unroll
                 for (uint32_t j = 0; j < shape::tiles; j++) {
