@@ -257,8 +257,10 @@ static int check_options(const struct command_tune *c) {
     if (c->setup.context && c->setup.context < TUNE_LEAST_TOKENS)
         return complain("-c %lld: speed is measured behind at least %d tokens", (long long)c->setup.context, TUNE_LEAST_TOKENS);
     if (!c->plot) return EXIT_OK;
-    if (front_plot_kind(c->plot) == FRONT_PNG && !png_is_built_in())
-        return complain("--plot %s: this terse was built without librsvg, which makes PNG: name a file NAME.svg", c->plot);
+    if (front_plot_kind(c->plot) == FRONT_PNG && !png_can_be_written())
+        return complain(
+            "--plot %s: PNG takes librsvg (Debian: librsvg2-2), which this machine has not: install it, or name a file NAME.svg",
+            c->plot);
     if (front_plot_kind(c->plot) == FRONT_NONE)
         return complain("--plot %s: it draws SVG and PNG: name a file NAME.svg or NAME.png (terse.plot of the Python package draws "
                         "others from -o json)",

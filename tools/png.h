@@ -1,4 +1,4 @@
-/* Turns a picture of SVG into PNG, where terse was built with librsvg. */
+/* Makes PNG of a picture of SVG, by librsvg where the machine has it. */
 #ifndef TERSE_TOOLS_PNG_H
 #define TERSE_TOOLS_PNG_H
 
@@ -6,7 +6,8 @@
 #include <stddef.h>
 #include <stdio.h>
 
-bool png_is_built_in(void);
+/* Returns whether librsvg is here and opens it, which png_write needs. */
+bool png_can_be_written(void);
 /* Writes the picture svg[n], twice as many pixels wide and high as it says, to a file. Returns false, with a reason in *why that lasts until the
  * next call or, where writing failed, NULL there and errno set. */
 bool png_write(FILE *out, const char *svg, size_t n, const char **why);

@@ -107,6 +107,6 @@ size = struct.unpack(">II", data[16:24])
 sys.exit(not (data[:8] == b"\x89PNG\r\n\x1a\n" and size == (1520, 960) and len(data) > 8000 and data[-8:-4] == b"IEND"))
 END
 else
-    grep -q 'built without librsvg' "$work/err" || fail "PNG: $(cat "$work/err")"
+    grep -q 'PNG takes librsvg' "$work/err" || fail "PNG: $(cat "$work/err")"
 fi
 refuses 'cannot write .*none/front.svg' "${tune[@]}" --plot "$work/none/front.svg"
