@@ -72,17 +72,19 @@ struct terse_model_info {
     uint32_t query_heads; /* per layer */
     uint32_t kv_heads;    /* per layer */
     uint32_t head_dim;
-    uint32_t feed_forward;          /* of an expert, where there are any: the widest */
-    uint32_t experts, experts_used; /* of a layer, and of them those that a token goes through; 0: a layer has none */
-    uint32_t vocabulary;
+    uint32_t feed_forward;                   /* of an expert, where there are any: the widest */
+    uint32_t experts, experts_used;          /* of a layer, and of them those that a token goes through; 0: a layer has none */
+    uint32_t vocabulary, merges;             /* merges of byte-level BPE; 0: other tokenizers have none */
     uint32_t context;                        /* tokens the model was trained for */
     uint32_t sliding_layers, sliding_window; /* layers whose queries see so many newest tokens alone, their own included; 0: none */
     uint32_t recurrent_layers;               /* layers that have a state of fixed size in place of keys and values: */
     uint32_t attention_interval;             /* all but every so many-th; 0: none */
-    uint32_t latent;      /* channels of latents that keys end with, which are the values (latent attention); 0: there are none */
-    uint64_t parameters;  /* elements of all tensors */
-    uint64_t bytes;       /* of all tensors as stored */
-    uint64_t fingerprint; /* tells models apart that look alike: of the shape and of samples of every tensor */
+    uint32_t latent;     /* channels of latents that keys end with, which are the values (latent attention); 0: there are none */
+    uint64_t parameters; /* elements of all tensors */
+    uint64_t bytes;      /* of all tensors as stored */
+    uint64_t
+        embedding_bytes; /* of them those of token embeddings of which steps read rows alone; 0: the output's weights are the same */
+    uint64_t fingerprint;       /* tells models apart that look alike: of the shape and of samples of every tensor */
     uint64_t norms_fingerprint; /* of the shape and of norms and biases: the same whatever the other weights' quantization */
 };
 /* Loads a GGUF model; of one split into parts (NAME-00001-of-00003.gguf), which lie side by side, give the first. Files are

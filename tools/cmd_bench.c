@@ -67,8 +67,7 @@ struct bench {
     size_t item;          /* of all_items, the current one */
 
     int threads;
-    uint64_t weight_bytes; /* read for each decoded token */
-    double read_rate;      /* of the machine, bytes per second */
+    double read_rate; /* of the machine, bytes per second */
     uint32_t depth[MOST_DEPTHS];
     size_t n_depths;
     size_t first_depth, end_depth; /* the current ones */
@@ -192,7 +191,8 @@ static cJSON *add_row(struct bench *b, uint32_t depth, uint32_t n, bool prompt, 
     cJSON_AddNumberToObject(row, "deviation", deviation);
     if (!prompt) {
         double tokens = (double)n * (double)s->n, seconds = s->counters.attention_seconds;
-        double bytes = (double)s->counters.attention_bytes, all = bytes + tokens * (double)b->weight_bytes;
+        double bytes = (double)s->counters.attention_bytes;
+        double all = bytes + tokens * (double)(b->setup.info.bytes - b->setup.info.embedding_bytes);
         cJSON_AddNumberToObject(row, "attention_ms", 1e3 * seconds / tokens);
         cJSON_AddNumberToObject(row, "attention_mb", 1e-6 * bytes / tokens);
         cJSON_AddNumberToObject(row, "attention_gb_per_second", seconds > 0 ? 1e-9 * bytes / seconds : 0);
@@ -427,25 +427,6 @@ static int run_all(struct bench *b) {
 
 /* ---- Before the tests */
 
-/* Counts the bytes of weights that a decoded token reads: all tensors, except that it reads only one row of an embedding that is
- * not the output as well. */
-static int count_weight_bytes(struct bench *b) {
-    struct terse_error error;
-    struct terse_gguf *gguf;
-    bool own_output = false;
-    uint64_t embedding = 0;
-    if (setup_open_gguf(b->setup.model_path, &gguf, &error) != TERSE_OK) return complain_error(&error);
-    for (uint64_t i = 0; i < terse_gguf_tensor_count(gguf); i++) {
-        struct terse_gguf_tensor tensor;
-        terse_gguf_tensor(gguf, i, &tensor);
-        if (strcmp(tensor.name, "output.weight") == 0) own_output = true;
-        if (strcmp(tensor.name, "token_embd.weight") == 0) embedding = tensor.bytes;
-    }
-    b->weight_bytes = b->setup.info.bytes - (own_output ? embedding : 0);
-    terse_gguf_free(gguf);
-    return EXIT_OK;
-}
-
 static int parse_depths(struct bench *b) {
     char item[16], *end;
     const char *list = b->depths;
@@ -576,7 +557,6 @@ static int start(struct bench *b) {
     b->threads = (int)terse_engine_threads(b->setup.engine);
     if ((status = set_depths(b)) != EXIT_OK) return status;
     if (!b->all && (status = for_each_method(b, check_method)) != EXIT_OK) return status;
-    if ((status = count_weight_bytes(b)) != EXIT_OK) return status;
     if ((status = make_tokens(b)) != EXIT_OK) return status;
     status = b->all ? for_each_item(b, plan_item) : for_each_method(b, plan_method);
     if (status != EXIT_OK) return status;

@@ -364,9 +364,11 @@ static void add_shape(cJSON *object, const struct terse_model_info *m) {
     cJSON_AddNumberToObject(shape, "experts", m->experts);
     cJSON_AddNumberToObject(shape, "experts_used", m->experts_used);
     cJSON_AddNumberToObject(shape, "vocabulary", m->vocabulary);
+    cJSON_AddNumberToObject(shape, "merges", m->merges);
     cJSON_AddNumberToObject(shape, "context", m->context);
     cJSON_AddNumberToObject(shape, "parameters", (double)m->parameters);
     cJSON_AddNumberToObject(shape, "bytes", (double)m->bytes);
+    cJSON_AddNumberToObject(shape, "embedding_bytes", (double)m->embedding_bytes);
     add_fingerprint(shape, "fingerprint", m->fingerprint);
     add_fingerprint(shape, "norms_fingerprint", m->norms_fingerprint);
 }

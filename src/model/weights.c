@@ -526,6 +526,13 @@ size_t layer_matrices(const struct layer *l, const struct matrix *matrices[LAYER
     return n;
 }
 
+static uint32_t count_merges(const struct gguf *gguf) {
+    struct gguf_array merges;
+    bool found = false;
+    gguf_get_array(gguf, "tokenizer.ggml.merges", GGUF_STRING, &merges, &found, NULL);
+    return found ? (uint32_t)merges.count : 0;
+}
+
 void terse_model_describe(const struct terse_model *model, struct terse_model_info *info) {
     uint64_t parameters = 0, bytes = 0, by_type[TENSOR_TYPES] = {0};
     for (uint64_t i = 0; i < gguf_tensor_count(model->gguf); i++) {
@@ -551,6 +558,7 @@ void terse_model_describe(const struct terse_model *model, struct terse_model_in
         .experts = model->experts,
         .experts_used = model->experts_used,
         .vocabulary = model->vocabulary,
+        .merges = count_merges(model->gguf),
         .context = model->context,
         .recurrent_layers = model->recurrent,
         .attention_interval = model->attention_interval,
@@ -559,6 +567,8 @@ void terse_model_describe(const struct terse_model *model, struct terse_model_in
         .sliding_window = model->window,
         .parameters = parameters,
         .bytes = bytes,
+        .embedding_bytes =
+            model->output.data == model->embedding.data ? 0 : gguf_find_tensor(model->gguf, "token_embd.weight")->bytes,
         .fingerprint = model->fingerprint,
         .norms_fingerprint = model->norms_fingerprint,
     };

@@ -59,6 +59,8 @@ grep -q '^5 layers (3 recurrent, all but one in 2) of width 32,' "$work/out" || 
 works inspect $model -o json
 [ "$(json "$work/out" shape recurrent_layers) $(json "$work/out" shape attention_interval)" = "3 2" ] ||
     fail "qwen3next: json: $(json "$work/out" shape)"
+[ "$(json "$work/out" shape vocabulary) $(json "$work/out" shape merges) $(json "$work/out" shape embedding_bytes)" = "100 4 12800" ] ||
+    fail "qwen3next: json: $(json "$work/out" shape)"
 refuses 'recurrent layers of qwen3next' calibrate -m $model -f $text --kv antkv-1 -c 128 --chunks 4 -o "$work/none.codebook"
 works calibrate -m $model -f $text --kv terse-2 -c 128 --chunks 4 -o "$work/recurrent.codebook"
 works run -m $model -p 'the cat' -n 6 --kv terse-2 --codebook "$work/recurrent.codebook"

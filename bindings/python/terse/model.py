@@ -44,6 +44,7 @@ class ModelInfo:
     experts: int
     experts_used: int
     vocabulary: int
+    merges: int
     context: int
     sliding_layers: int
     sliding_window: int
@@ -52,6 +53,7 @@ class ModelInfo:
     latent: int
     parameters: int
     bytes: int
+    embedding_bytes: int
     fingerprint: int
     norms_fingerprint: int
 
