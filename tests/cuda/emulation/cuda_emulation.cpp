@@ -16,7 +16,6 @@ dim3 emulated_grid, emulated_block;
 alignas(1024) char emulated_shared_memory[EMULATED_SHARED_BYTES];
 
 #define STACK_BYTES ((size_t)256 << 10)
-#define EXCHANGE_BYTES 64
 
 struct pending_copy {
     char *to;
@@ -30,24 +29,22 @@ struct fiber : emulated_thread {
     void *stack_pointer; /* where it stopped */
     char *stack;
     unsigned number;
-    bool ended, released, vote;
-    bool in_barrier;
     unsigned groups; /* of copies, that were committed */
     std::vector<pending_copy> copies;
-    char received[2][32 * EXCHANGE_BYTES];
-    unsigned exchanges;
+    uint32_t mask; /* of the lanes that it meets */
+    emulated_together *together;
 };
 
+/* Sets of lanes. Those that can run are alive and wait for nobody. */
 struct warp {
-    uint32_t alive, arrived, released;
-    char given[32 * EXCHANGE_BYTES];
+    uint32_t alive, running, met, in_barrier;
+    void *given[32]; /* by lanes that have come to where they meet */
 };
 
 static std::vector<fiber *> fibers; /* kept for the next blocks */
 static std::vector<warp> warps;
 static unsigned n_threads, n_alive, n_waiting;
-static bool vote_any, vote_all;
-static bool progressed;
+static bool vote_any, vote_all, voted_any, voted_all; /* of the vote that goes on, of the last one */
 static const std::function<void()> *work;
 static void *scheduler_stack_pointer;
 
@@ -66,14 +63,64 @@ asm(".text\n.globl emulated_switch\n.type emulated_switch,@function\n"
     "  ret\n");
 
 static fiber *current() { return static_cast<fiber *>(emulated_now); }
-static void yield() { emulated_switch(&current()->stack_pointer, scheduler_stack_pointer); }
 
+/* The stack of the next thread of the block, from warp w's lanes `rest` on, that can run, which becomes the current one; behind the last that of the
+ * scheduler, which begins again. */
+static void *next_stack(size_t w, uint32_t rest) {
+    while (!rest) {
+        if (++w >= warps.size()) return scheduler_stack_pointer;
+        rest = warps[w].running;
+    }
+    fiber *f = fibers[32 * w + (unsigned)__builtin_ctz(rest)];
+    emulated_now = f;
+    return f->stack_pointer;
+}
+
+static void yield() {
+    fiber *f = current();
+    const size_t w = f->number / 32;
+    emulated_switch(&f->stack_pointer, next_stack(w, warps[w].running & ~((2u << f->lane) - 1)));
+}
+
+/* Lets the threads go on that wait for all of the block, if all that are alive wait. */
+static bool end_barrier() {
+    if (n_waiting < n_alive) return false;
+    for (warp &w : warps) {
+        w.running |= w.in_barrier;
+        w.in_barrier = 0;
+    }
+    n_waiting = 0;
+    voted_any = vote_any, voted_all = vote_all;
+    vote_any = false, vote_all = true;
+    return true;
+}
+
+/* Lets the lanes of the mask go on, if all of them that are alive have come. */
+static bool end_meeting(warp *w, uint32_t mask, emulated_together *together) {
+    const uint32_t wanted = mask & w->alive;
+    if ((w->met & wanted) != wanted) return false;
+    if (together) {
+        void *given[32];
+        for (unsigned i = 0; i < 32; i++) given[i] = wanted >> i & 1 ? w->given[i] : NULL;
+        together(given);
+    }
+    w->met &= ~wanted;
+    w->running |= wanted;
+    return true;
+}
+
+/* Others may have waited for this one only. */
 static void end_of_thread() {
     fiber *f = current();
-    f->ended = true;
+    warp *w = &warps[f->number / 32];
     n_alive--;
-    warps[f->number / 32].alive &= ~(1u << f->number % 32);
-    progressed = true;
+    w->alive &= ~(1u << f->lane);
+    w->running &= ~(1u << f->lane);
+    if (n_alive) end_barrier();
+    for (unsigned i = 0; i < 32; i++) {
+        const fiber *other = w->met >> i & 1 ? fibers[f->number - f->lane + i] : NULL;
+        if (other) end_meeting(w, other->mask, other->together);
+    }
     yield();
     abort();
 }
@@ -94,9 +141,9 @@ static void prepare(fiber *f, unsigned number) {
     for (int i = 0; i < 6; i++) *--top = NULL;
     f->stack_pointer = top;
     f->number = number;
+    f->lane = number % 32;
     f->thread = make_uint3(number % emulated_block.x, number / emulated_block.x % emulated_block.y,
                            number / emulated_block.x / emulated_block.y);
-    f->ended = f->released = f->in_barrier = false;
     f->groups = 0;
     f->copies.clear();
 }
@@ -110,23 +157,20 @@ static void run_block(uint3 block) {
     for (unsigned w = 0; w < warps.size(); w++) {
         unsigned lanes = n_threads - 32 * w < 32 ? n_threads - 32 * w : 32;
         warps[w].alive = lanes == 32 ? 0xffffffffu : (1u << lanes) - 1;
-        warps[w].arrived = warps[w].released = 0;
+        warps[w].running = warps[w].alive;
+        warps[w].met = warps[w].in_barrier = 0;
     }
     n_alive = n_threads;
     n_waiting = 0;
     vote_any = false;
     vote_all = true;
     while (n_alive) {
-        progressed = false;
-        for (unsigned i = 0; i < n_threads; i++) {
-            if (fibers[i]->ended) continue;
-            emulated_now = fibers[i];
-            emulated_switch(&scheduler_stack_pointer, fibers[i]->stack_pointer);
-        }
-        if (!progressed) {
+        void *first = next_stack(0, warps[0].running);
+        if (first == scheduler_stack_pointer) {
             fprintf(stderr, "emulated kernel: %u threads of block (%u, %u, %u) wait for ever\n", n_alive, block.x, block.y, block.z);
             abort();
         }
+        emulated_switch(&scheduler_stack_pointer, first);
     }
 }
 
@@ -152,78 +196,34 @@ void emulated_run(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std
 
 void emulated_barrier() {
     fiber *f = current();
-    f->in_barrier = true;
+    warp *w = &warps[f->number / 32];
+    w->in_barrier |= 1u << f->lane;
+    w->running &= ~(1u << f->lane);
     n_waiting++;
-    f->released = false;
-    while (!f->released) {
-        if (n_waiting == n_alive) {
-            for (unsigned i = 0; i < n_threads; i++) {
-                fiber *other = fibers[i];
-                if (!other->in_barrier || other->ended) continue;
-                other->in_barrier = false;
-                other->released = true;
-            }
-            n_waiting = 0;
-            progressed = true;
-        } else {
-            yield();
-        }
-    }
+    if (!end_barrier()) yield();
 }
 
 bool emulated_vote(bool all, bool value) {
     vote_any |= value;
     vote_all &= value;
     emulated_barrier();
-    bool result = all ? vote_all : vote_any;
-    emulated_barrier();
-    vote_any = false;
-    vote_all = true;
-    emulated_barrier();
-    return result;
+    return all ? voted_all : voted_any; /* the next vote ends when this thread, too, has come there */
 }
 
-void emulated_warp_barrier(uint32_t mask) {
+void emulated_meet(uint32_t mask, void *own, emulated_together *together) {
     fiber *f = current();
     warp *w = &warps[f->number / 32];
-    uint32_t own = 1u << f->number % 32;
-    if (!(mask & own)) {
-        fprintf(stderr, "emulated kernel: lane %u waits with the mask %#x, which has it not\n", f->number % 32, mask);
+    const uint32_t bit = 1u << f->lane;
+    if (!(mask & bit)) {
+        fprintf(stderr, "emulated kernel: lane %u waits with the mask %#x, which has it not\n", f->lane, mask);
         abort();
     }
-    w->arrived |= own;
-    w->released &= ~own;
-    while (!(w->released & own)) {
-        uint32_t wanted = mask & w->alive;
-        if ((w->arrived & wanted) == wanted) {
-            w->arrived &= ~wanted;
-            w->released |= wanted;
-            progressed = true;
-        } else {
-            yield();
-        }
-    }
-}
-
-const char *emulated_exchange(uint32_t mask, const void *own, size_t bytes) {
-    fiber *f = current();
-    warp *w = &warps[f->number / 32];
-    if (bytes > EXCHANGE_BYTES) abort();
-    memcpy(w->given + f->number % 32 * bytes, own, bytes);
-    emulated_warp_barrier(mask);
-    char *received = f->received[f->exchanges++ % 2];
-    memcpy(received, w->given, 32 * bytes);
-    emulated_warp_barrier(mask);
-    return received;
-}
-
-uint32_t emulated_ballot(uint32_t mask, bool value) {
-    char own = value;
-    const char *all = emulated_exchange(mask, &own, 1);
-    uint32_t ballot = 0;
-    for (unsigned i = 0; i < 32; i++)
-        if (mask >> i & 1 && all[i] == 1) ballot |= 1u << i;
-    return ballot;
+    f->mask = mask;
+    f->together = together;
+    w->given[f->lane] = own;
+    w->met |= bit;
+    w->running &= ~bit;
+    if (!end_meeting(w, mask, together)) yield();
 }
 
 /* ---- Copies */

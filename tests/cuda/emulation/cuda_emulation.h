@@ -45,6 +45,7 @@ inline dim3 emulated_block_of(const cudaLaunchConfig_t *c) { return c->blockDim;
 
 struct emulated_thread {
     uint3 thread, block;
+    unsigned lane;
 };
 extern emulated_thread *emulated_now;
 extern dim3 emulated_grid, emulated_block;
@@ -62,11 +63,11 @@ void emulated_run(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std
 
 void emulated_barrier();                   /* of the block */
 bool emulated_vote(bool all, bool value);  /* of the block */
-void emulated_warp_barrier(uint32_t mask); /* of the lanes in the mask */
-uint32_t emulated_ballot(uint32_t mask, bool value);
-/* Every lane of the mask gives `bytes` bytes and gets those of all 32, [32][bytes]; valid until the next two such calls. */
-const char *emulated_exchange(uint32_t mask, const void *own, size_t bytes);
-inline unsigned emulated_lane() { return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32; }
+/* The lanes of the mask wait for one another. The last that comes calls together(given), if not NULL, before any goes on: given[32] is what each gave
+ * as `own`, of its own stack, and NULL of lanes that are not in the mask or have ended. All call with the same function. */
+typedef void emulated_together(void *const *given);
+void emulated_meet(uint32_t mask, void *own, emulated_together *together);
+inline unsigned emulated_lane() { return emulated_now->lane; }
 
 struct emulated_launch {
     dim3 grid, block;
@@ -88,16 +89,43 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *c, void (*kernel)(P...)
 #define __syncthreads emulated_barrier
 inline int __syncthreads_or(int value) { return emulated_vote(false, value != 0); }
 inline int __syncthreads_and(int value) { return emulated_vote(true, value != 0); }
-inline void __syncwarp(uint32_t mask = 0xffffffffu) { emulated_warp_barrier(mask); }
-inline uint32_t __ballot_sync(uint32_t mask, int value) { return emulated_ballot(mask, value != 0); }
-inline int __any_sync(uint32_t mask, int value) { return emulated_ballot(mask, value != 0) != 0; }
-inline int __all_sync(uint32_t mask, int value) { return emulated_ballot(mask, value != 0) == mask; }
+inline void __syncwarp(uint32_t mask = 0xffffffffu) { emulated_meet(mask, NULL, NULL); }
+inline uint32_t __ballot_sync(uint32_t mask, int value) {
+    uint32_t own = value != 0;
+    emulated_meet(mask, &own, [](void *const *given) {
+        uint32_t ballot = 0;
+        for (unsigned i = 0; i < 32; i++)
+            if (given[i]) ballot |= *(uint32_t *)given[i] << i;
+        for (unsigned i = 0; i < 32; i++)
+            if (given[i]) *(uint32_t *)given[i] = ballot;
+    });
+    return own;
+}
+inline int __any_sync(uint32_t mask, int value) { return __ballot_sync(mask, value) != 0; }
+inline int __all_sync(uint32_t mask, int value) { return __ballot_sync(mask, value) == mask; }
 inline uint32_t __activemask() { return 0xffffffffu; }
 
+template <class T> struct emulated_shuffle {
+    T value, result;
+    unsigned from;
+};
+/* What comes from a lane that gives nothing is no number. */
 template <class T> T emulated_from_lane(uint32_t mask, T value, unsigned lane) {
-    T result;
-    memcpy(&result, emulated_exchange(mask, &value, sizeof value) + (lane % 32) * sizeof value, sizeof value);
-    return result;
+    emulated_shuffle<T> own;
+    own.value = value;
+    own.from = lane % 32;
+    emulated_meet(mask, &own, [](void *const *given) {
+        for (unsigned i = 0; i < 32; i++) {
+            emulated_shuffle<T> *to = (emulated_shuffle<T> *)given[i];
+            if (!to) continue;
+            const emulated_shuffle<T> *from = (const emulated_shuffle<T> *)given[to->from];
+            if (from)
+                memcpy(&to->result, &from->value, sizeof(T));
+            else
+                memset(&to->result, 0xff, sizeof(T));
+        }
+    });
+    return own.result;
 }
 template <class T> T __shfl_sync(uint32_t mask, T value, int lane, int width = 32) {
     unsigned own = emulated_lane();
@@ -117,16 +145,19 @@ template <class T> T __shfl_up_sync(uint32_t mask, T value, unsigned by, int wid
 }
 #define EMULATED_REDUCE(name, type, expression) \
     inline type name(uint32_t mask, type value) { \
-        const char *all = emulated_exchange(mask, &value, sizeof value); \
-        bool first = true; \
-        type a = 0, b; \
-        for (unsigned i = 0; i < 32; i++) { \
-            if (!(mask >> i & 1)) continue; \
-            memcpy(&b, all + i * sizeof b, sizeof b); \
-            a = first ? b : (expression); \
-            first = false; \
-        } \
-        return a; \
+        emulated_meet(mask, &value, [](void *const *given) { \
+            bool first = true; \
+            type a = 0; \
+            for (unsigned i = 0; i < 32; i++) { \
+                if (!given[i]) continue; \
+                const type b = *(type *)given[i]; \
+                a = first ? b : (expression); \
+                first = false; \
+            } \
+            for (unsigned i = 0; i < 32; i++) \
+                if (given[i]) *(type *)given[i] = a; \
+        }); \
+        return value; \
     }
 EMULATED_REDUCE(__reduce_add_sync, int, a + b)
 EMULATED_REDUCE(__reduce_add_sync, unsigned, a + b)
@@ -195,6 +226,14 @@ inline float __uint_as_float(unsigned u) {
     return x;
 }
 inline float __int_as_float(int u) { return __uint_as_float((unsigned)u); }
+/* The toolkit's own for hosts takes ten times as long. The integer of a half's digits counts units of 2^-24 if it is subnormal, else of
+ * 2^(exponent - 25). */
+inline float emulated_half_to_float(__half half) {
+    const unsigned bits = __half_raw(half).x, exponent = bits >> 10 & 31, normal = exponent != 0, sign = (bits & 0x8000u) << 16;
+    if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | (bits & 0x3ffu) << 13);
+    return (float)(int)((bits & 0x3ffu) | normal << 10) * __uint_as_float(sign | (exponent + 1 - normal + 102) << 23);
+}
+#define __half2float emulated_half_to_float
 /* The compiler is told not to fuse (-ffp-contract=off). */
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }

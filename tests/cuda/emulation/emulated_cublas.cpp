@@ -2,7 +2,8 @@
 #include "emulated_capture.h"
 
 #include <cublasLt.h>
-#include <cuda_fp16.h>
+
+#include "cuda_emulation.h" /* which the toolkit's headers precede */
 
 #include <vector>
 

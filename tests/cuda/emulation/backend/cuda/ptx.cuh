@@ -13,28 +13,39 @@ inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) { return
 inline float emulated_half(uint32_t pair, int high) {
     __half_raw h;
     h.x = (unsigned short)(pair >> 16 * high);
-    return __half2float(__half(h));
+    return __half2float(h);
 }
 inline float emulated_bf16(uint32_t pair, int high) { return __uint_as_float(pair >> 16 * high << 16); }
 
-/* Operands of mma, a[2 * (k / 8) + row / 8][k % 2] and b[k / 8][k % 2]: a lane converts its own once, before it exchanges them. */
+/* Operands of mma, a[2 * (k / 8) + row / 8][k % 2] and b[k / 8][k % 2], and sums d[2 * (row / 8) + column % 2] of a lane. */
 struct emulated_numbers {
-    float a[4][2], b[2][2];
+    float a[4][2], b[2][2], d[4];
 };
 
-inline void emulated_multiply(float (&d)[4], const emulated_numbers &own) {
-    const emulated_numbers *all = (const emulated_numbers *)emulated_exchange(0xffffffffu, &own, sizeof own);
-    const emulated_numbers *rows = all + emulated_lane() / 4 * 4, *columns = all + emulated_lane() % 4 * 8;
-    double sums[4] = {}; /* order and roundings are the hardware's own */
-    for (unsigned lane = 0; lane < 4; lane++)
-        for (unsigned i = 0; i < 4; i++) {
-            const unsigned half = i / 2, k = i % 2;
-            const double low = rows[lane].a[2 * half][k], high = rows[lane].a[2 * half + 1][k];
-            const double left = columns[lane].b[half][k], right = columns[lane + 4].b[half][k];
-            sums[0] += low * left, sums[1] += low * right;
-            sums[2] += high * left, sums[3] += high * right;
+/* Lane 4 r + t has of a the rows r and r + 8, of b the column r, and of d those rows and the columns 2 t and 2 t + 1. */
+inline void emulated_multiply_all(void *const *given) {
+    double columns[16][8]; /* of b: [k][column], in the order in which products are added; it and the roundings are the hardware's own */
+    for (unsigned lane = 0; lane < 32; lane++)
+        for (unsigned i = 0; i < 4; i++) columns[lane % 4 * 4 + i][lane / 4] = ((const emulated_numbers *)given[lane])->b[i / 2][i % 2];
+    for (unsigned row = 0; row < 16; row++) {
+        emulated_numbers *lanes[4];
+        double sums[8] = {};
+        for (unsigned t = 0; t < 4; t++) lanes[t] = (emulated_numbers *)given[row % 8 * 4 + t];
+        for (unsigned k = 0; k < 16; k++) {
+            const double left = lanes[k / 4]->a[2 * (k % 4 / 2) + row / 8][k % 2];
+            for (unsigned column = 0; column < 8; column++) sums[column] += left * columns[k][column];
         }
-    for (unsigned i = 0; i < 4; i++) d[i] = (float)((double)d[i] + sums[i]);
+        for (unsigned column = 0; column < 8; column++) {
+            float *d = &lanes[column / 2]->d[2 * (row / 8) + column % 2];
+            *d = (float)((double)*d + sums[column]);
+        }
+    }
+}
+
+inline void emulated_multiply(float (&d)[4], emulated_numbers &own) {
+    memcpy(own.d, d, sizeof d);
+    emulated_meet(0xffffffffu, &own, emulated_multiply_all);
+    memcpy(d, own.d, sizeof d);
 }
 
 template <class NUMBER>
@@ -69,16 +80,23 @@ inline int emulated_byte(uint32_t word, unsigned i) { return (int8_t)(word >> 8 
 
 struct emulated_operands {
     uint32_t a[4], b[2];
+    int d[4];
 };
 
 inline void mma_s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    const emulated_operands own = {{a0, a1, a2, a3}, {b0, b1}};
-    const emulated_operands *all = (const emulated_operands *)emulated_exchange(0xffffffffu, &own, sizeof own);
-    unsigned g = emulated_lane() / 4, t = emulated_lane() % 4;
-    for (unsigned i = 0; i < 4; i++)
-        for (unsigned k = 0; k < 32; k++)
-            d[i] += emulated_byte(all[4 * g + k % 16 / 4].a[i / 2 + 2 * (k / 16)], k % 4) *
-                    emulated_byte(all[4 * (2 * t + i % 2) + k % 16 / 4].b[k / 16], k % 4);
+    emulated_operands own = {{a0, a1, a2, a3}, {b0, b1}, {d[0], d[1], d[2], d[3]}};
+    emulated_meet(0xffffffffu, &own, [](void *const *given) {
+        for (unsigned lane = 0; lane < 32; lane++) {
+            int *d = ((emulated_operands *)given[lane])->d;
+            for (unsigned i = 0; i < 4; i++)
+                for (unsigned k = 0; k < 32; k++) {
+                    const emulated_operands *left = (const emulated_operands *)given[lane / 4 * 4 + k % 16 / 4];
+                    const emulated_operands *right = (const emulated_operands *)given[4 * (lane % 4 * 2 + i % 2) + k % 16 / 4];
+                    d[i] += emulated_byte(left->a[i / 2 + 2 * (k / 16)], k % 4) * emulated_byte(right->b[k / 16], k % 4);
+                }
+        }
+    });
+    memcpy(d, own.d, sizeof d);
 }
 
 /* ---- Shared memory: addresses count from where it begins */
@@ -86,32 +104,46 @@ inline void mma_s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t 
 inline uint32_t shared_address(const void *p) { return (uint32_t)((const char *)p - emulated_shared_memory); }
 inline char *emulated_shared_at(uint32_t address) { return emulated_shared_memory + (int32_t)address; }
 
-inline uint16_t emulated_matrix_half(const uint32_t *addresses, unsigned matrix, unsigned row, unsigned column) {
-    uint16_t h;
-    memcpy(&h, emulated_shared_at(addresses[8 * matrix + row]) + 2 * column, 2);
-    return h;
+struct emulated_matrices {
+    uint32_t address; /* of the matrix lane / 8, the row lane % 8 */
+    bool transposed;
+    uint32_t r[4];
+};
+
+inline void emulated_load_all(void *const *given) {
+    for (unsigned lane = 0; lane < 32; lane++) {
+        emulated_matrices *own = (emulated_matrices *)given[lane];
+        const unsigned g = lane / 4, t = lane % 4;
+        for (unsigned m = 0; m < 4; m++) {
+            uint16_t halves[2];
+            for (unsigned i = 0; i < 2; i++) {
+                const unsigned row = own->transposed ? 2 * t + i : g, column = own->transposed ? g : 2 * t + i;
+                memcpy(&halves[i], emulated_shared_at(((const emulated_matrices *)given[8 * m + row])->address) + 2 * column, 2);
+            }
+            own->r[m] = halves[0] | (uint32_t)halves[1] << 16;
+        }
+    }
 }
 
 inline void emulated_load_matrices(uint32_t (&r)[4], uint32_t address, bool transposed) {
-    const uint32_t *all = (const uint32_t *)emulated_exchange(0xffffffffu, &address, sizeof address);
-    unsigned g = emulated_lane() / 4, t = emulated_lane() % 4;
-    for (unsigned m = 0; m < 4; m++) {
-        r[m] = 0;
-        for (unsigned i = 0; i < 2; i++) {
-            unsigned row = transposed ? 2 * t + i : g, column = transposed ? g : 2 * t + i;
-            r[m] |= (uint32_t)emulated_matrix_half(all, m, row, column) << 16 * i;
-        }
-    }
-    emulated_warp_barrier(0xffffffffu); /* what they read may be written next */
+    emulated_matrices own = {address, transposed, {}};
+    emulated_meet(0xffffffffu, &own, emulated_load_all);
+    memcpy(r, own.r, sizeof r);
 }
 inline void load_matrices(uint32_t (&r)[4], uint32_t address) { emulated_load_matrices(r, address, false); }
 inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) { emulated_load_matrices(r, address, true); }
 
 inline uint32_t transpose_matrix(uint32_t x) {
-    const uint32_t *all = (const uint32_t *)emulated_exchange(0xffffffffu, &x, sizeof x);
-    unsigned g = emulated_lane() / 4, t = emulated_lane() % 4;
-    uint32_t low = all[4 * (2 * t) + g / 2] >> 16 * (g % 2) & 0xffff, high = all[4 * (2 * t + 1) + g / 2] >> 16 * (g % 2) & 0xffff;
-    return low | high << 16;
+    uint32_t own[2] = {x, 0};
+    emulated_meet(0xffffffffu, own, [](void *const *given) {
+        for (unsigned lane = 0; lane < 32; lane++) {
+            const unsigned g = lane / 4, t = lane % 4;
+            const uint32_t low = *(const uint32_t *)given[8 * t + g / 2] >> 16 * (g % 2) & 0xffff;
+            const uint32_t high = *(const uint32_t *)given[8 * t + 4 + g / 2] >> 16 * (g % 2) & 0xffff;
+            ((uint32_t *)given[lane])[1] = low | high << 16;
+        }
+    });
+    return own[1];
 }
 
 inline uint32_t load_shared(uint32_t address) {
