@@ -80,16 +80,18 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     const float scale = *(const float *)alpha, keep = *(const float *)beta;
     auto work = [=]() {
         size_t n = p.transposed[0] ? la.rows : la.columns;
-        std::vector<float> row(n), columns(n * ld.columns);
-        for (size_t j = 0; j < ld.columns; j++)
-            for (size_t k = 0; k < n; k++) columns[j * n + k] = read(b, lb, p.transposed[1] ? k * lb.stride + j : j * lb.stride + k);
+        const size_t width = ld.columns;
+        std::vector<float> row(n), columns(n * width), sums(width);
+        for (size_t j = 0; j < width; j++)
+            for (size_t k = 0; k < n; k++) columns[k * width + j] = read(b, lb, p.transposed[1] ? k * lb.stride + j : j * lb.stride + k);
         for (size_t i = 0; i < ld.rows; i++) {
             for (size_t k = 0; k < n; k++) row[k] = read(a, la, p.transposed[0] ? i * la.stride + k : k * la.stride + i);
-            for (size_t j = 0; j < ld.columns; j++) {
-                float sum = 0;
-                for (size_t k = 0; k < n; k++) sum += row[k] * columns[j * n + k];
+            std::fill(sums.begin(), sums.end(), 0.0f);
+            for (size_t k = 0; k < n; k++)
+                for (size_t j = 0; j < width; j++) sums[j] += row[k] * columns[k * width + j];
+            for (size_t j = 0; j < width; j++) {
                 float *to = (float *)d + j * ld.stride + i;
-                *to = scale * sum + (keep != 0 ? keep * ((const float *)c)[j * ld.stride + i] : 0);
+                *to = scale * sums[j] + (keep != 0 ? keep * ((const float *)c)[j * ld.stride + i] : 0);
             }
         }
     };
