@@ -57,7 +57,7 @@ enum terse_choice_reason {
     TERSE_CHOICE_MEASURED, /* the rate of terse-N by its cost on the model (terse_codebook_info.costs) */
     TERSE_CHOICE_BYTES,    /* the rate of terse-N by the bytes of a context */
     TERSE_CHOICE_STATE,    /* the method of a saved state, which the caller names */
-    TERSE_CHOICE_LATENTS   /* q8_0, because the model has latent attention, which terse-N does not serve */
+    TERSE_CHOICE_LATENTS   /* q8_0, because the model has latents that terse-N does not serve */
 };
 
 struct terse_choice_options {

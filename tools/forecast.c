@@ -177,8 +177,9 @@ static void print_speed(const struct forecast *f, const struct terse_model_info 
 
 static void print_advice(const struct forecast *f, const struct setup *setup) {
     char text[32], command[4096 + 64];
-    if (setup->info.latent) {
-        printf("method:      %s; terse-N does not serve the latents of this model's attention yet\n", f->method);
+    const bool latents = setup->info.latent > 0;
+    if (latents && strncmp(f->method, "terse-", 6) != 0) {
+        printf("method:      %s; terse-N does not serve the latents of this model's attention\n", f->method);
         return;
     }
     if (f->profile)
@@ -188,7 +189,7 @@ static void print_advice(const struct forecast *f, const struct setup *setup) {
     else
         printf("method:      %s, which fits itself to each text from %d tokens on; shorter ones stay as they are\n", f->method,
                TERSE_FIT_TOKENS);
-    if (f->profile || !f->depth) return;
+    if (f->profile || !f->depth || latents) return; /* no profile is learned of latents */
     printf("calibration: to compress shorter texts too, and to choose the rate (--kv auto): %s (%s, once)\n",
            setup_calibrate_command(setup, METHOD_DEFAULT, command, sizeof command), seconds_text(f->learning, text, sizeof text));
 }

@@ -3,6 +3,7 @@
 
 #include "base/options.h"
 #include "engine/tuned.h"
+#include "method/method.h"
 #include "model/model.h"
 
 #include <stdarg.h>
@@ -114,10 +115,15 @@ static void choose_by_divergence(const struct terse_codebook_info *profile, doub
                 (double)cost->bits, (double)cost->divergence, most);
 }
 
+/* Returns whether terse-N cannot serve the latents of the model's attention. */
+static bool has_other_latents(const struct terse_model *model) {
+    return model->latent.rank && !method_latent_slices(model->rope.n_rot, model->latent.rank);
+}
+
 static void choose_for_latents(struct terse_choice *choice) {
     snprintf(choice->method, sizeof choice->method, "q8_0");
     choice->reason = TERSE_CHOICE_LATENTS;
-    explain(choice, "terse-N does not serve the latents of this model's attention yet");
+    explain(choice, "terse-N cannot cut the keys of this model's attention into slices of one width");
 }
 
 /* ---- By bytes */
@@ -254,7 +260,7 @@ static enum terse_status choose(const struct terse_model *model, const struct te
     if (allowed->anything && choose_tuned(model, options, choice, &aside)) return TERSE_OK;
     if (options->cache.codebook) terse_codebook_describe(options->cache.codebook, &profile);
     if (allowed->bytes) return choose_by_bytes(model, options, &profile, allowed->bytes, choice, error);
-    if (model->latent.rank)
+    if (has_other_latents(model))
         choose_for_latents(choice);
     else
         choose_by_divergence(&profile, allowed->divergence, choice);

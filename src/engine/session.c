@@ -19,7 +19,7 @@ struct terse_session_options terse_session_options_defaults(void) {
 static enum terse_status resolve_method(const struct terse_model *m, const struct terse_cache_options *options,
                                         struct method *method, struct terse_error *error) {
     enum terse_status status = method_resolve(options, m->head_dim, method, error);
-    return status || !m->latent.rank ? status : method_for_latents(method, error);
+    return status || !m->latent.rank ? status : method_for_latents(method, m->rope.n_rot, m->latent.rank, error);
 }
 
 static enum terse_status check_codebook(const struct terse_model *m, struct method *method, struct terse_error *error) {

@@ -62,6 +62,14 @@ enum terse_status codec_check(const struct codec *codec, struct codec_shape shap
 
 static size_t pq_page_bytes(struct codec_shape shape) { return PAGE_BYTES_PQ(shape.head_dim / shape.width, shape.bits); }
 
+/* Pages of a row's slices lie one after the other. */
+static size_t transform_page_bytes(struct codec_shape shape) {
+    size_t bytes = 0;
+    for (size_t slice = 0; slice < (shape.slices ? shape.slices : 1); slice++)
+        bytes += PAGE_BYTES_TRANSFORM(shape.layout ? shape.layout[slice].nibbles : 0);
+    return bytes;
+}
+
 size_t codec_page_bytes(const struct codec *codec, struct codec_shape shape, enum codec_side side) {
     size_t hd = shape.head_dim;
     switch (codec->id) {
@@ -76,7 +84,7 @@ size_t codec_page_bytes(const struct codec *codec, struct codec_shape shape, enu
     case CODEC_GAIN_SHAPE: return GAIN_BYTES + pq_page_bytes(shape);
     case CODEC_COMMVQ: return PAGE_BYTES_COMMVQ(commvq_subvectors(shape), commvq_rounds(shape));
     case CODEC_ADDITIVE: return PAGE_BYTES_ADDITIVE(shape.bits);
-    case CODEC_TRANSFORM: return PAGE_BYTES_TRANSFORM(shape.layout ? shape.layout->nibbles : 0);
+    case CODEC_TRANSFORM: return transform_page_bytes(shape);
     case CODEC_COUNT: break;
     }
     return 0;

@@ -163,6 +163,8 @@ struct transform_fitted {
 };
 #define TRANSFORM_RECORD_BYTES(head_dim) \
     ((4 * (size_t)(head_dim) + 3) * sizeof(float) + (size_t)(head_dim) * (head_dim) * sizeof(int16_t))
+/* Records of several layers, KV heads, sides or slices lie so far apart. */
+#define TRANSFORM_RECORD_STRIDE(head_dim) ((TRANSFORM_RECORD_BYTES(head_dim) + 63) / 64 * 64)
 /* Returns where the numbers lie in a record. */
 struct transform_fitted transform_fitted_at(const void *record, uint32_t head_dim);
 /* Returns the step of gains: gain = gain_least + code * step. */

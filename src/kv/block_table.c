@@ -35,12 +35,13 @@ static bool unshared(const struct method *method, enum codec_side side) {
 
 /* Returns the bytes of the pages of such sides, of which only the sum is known. */
 static uint64_t unshared_bytes(const struct cache_shape *shape, const struct method *method) {
-    size_t sets = (size_t)shape->layers * shape->kv_heads;
+    const size_t sets = cache_heads_of(shape) * method_slices(method);
+    const uint32_t width = method_slice_width(method, shape->head_dim);
     bool keys = unshared(method, CODEC_KEYS), values = unshared(method, CODEC_VALUES);
     double key = method->key.rate, value = method->value.rate;
-    if (keys && values && !(key < value) && !(key > value)) return transform_shared_page_bytes(2 * sets, shape->head_dim, key);
-    return (keys ? transform_shared_page_bytes(sets, shape->head_dim, key) : 0) +
-           (values ? transform_shared_page_bytes(sets, shape->head_dim, value) : 0);
+    if (keys && values && !(key < value) && !(key > value)) return transform_shared_page_bytes(2 * sets, width, key);
+    return (keys ? transform_shared_page_bytes(sets, width, key) : 0) +
+           (values ? transform_shared_page_bytes(sets, width, value) : 0);
 }
 
 /* Returns the bytes of a page set by the method's layouts, without the sides of which the sum alone is known. */

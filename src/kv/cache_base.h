@@ -13,7 +13,7 @@ struct kv_storage; /* kv/cache.h */
 
 /* A struct fitted holds transforms that were fitted to the sequence, and the bits by their sizes (kv/fitted.h). */
 struct fitted {
-    uint8_t *records; /* [layers][Hk][2][record_bytes] (format/transform.h); NULL: nothing is fitted */
+    uint8_t *records; /* [layers][Hk][slices][sides][record_bytes] (format/transform.h); NULL: nothing is fitted */
     size_t record_bytes;
     struct codebook_layouts *layouts;               /* of the records' sizes */
     const struct codebook_layouts *profile_layouts; /* the method's while nothing is fitted */

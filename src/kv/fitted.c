@@ -15,10 +15,19 @@ static const char what[] = "what the KV cache learns";
 enum { STEP, BEFORE };       /* of sums */
 #define RESIDUAL_MOST 300.0f /* above the magnitude of log2 of any float's square */
 
-static size_t record_bytes(uint32_t head_dim) { return memory_round_up(TRANSFORM_RECORD_BYTES(head_dim), MEMORY_ALIGN); }
+/* Returns how many KV heads of all layers, or slices of their rows, have transforms; each has one for each side. */
+static size_t heads_of(const struct cache_shape *shape, const struct method *method) {
+    return cache_heads_of(shape) * method_slices(method);
+}
+static uint32_t heads_of_layer(const struct cache_base *base) { return base->shape.kv_heads * method_slices(&base->method); }
+static uint32_t width_of(const struct cache_base *base) { return method_slice_width(&base->method, base->shape.head_dim); }
 
-static uint64_t records_bytes(const struct cache_shape *shape) {
-    return cache_heads_of(shape) * cache_sides_of(shape) * record_bytes(shape->head_dim);
+static size_t n_records(const struct cache_shape *shape, const struct method *method) {
+    return heads_of(shape, method) * cache_sides_of(shape);
+}
+
+static uint64_t records_bytes(const struct cache_shape *shape, const struct method *method) {
+    return n_records(shape, method) * TRANSFORM_RECORD_STRIDE(method_slice_width(method, shape->head_dim));
 }
 
 static const struct coding *coding_of(const struct method *method, enum codec_side side) {
@@ -33,8 +42,9 @@ uint64_t fitted_all_bytes(const struct cache_shape *shape, const struct method *
     const uint64_t sides = (method->key.codec->id == CODEC_TRANSFORM) + (method->value.codec->id == CODEC_TRANSFORM);
     double bits[METHOD_RATES];
     if (!method_fits_transforms(method)) return 0;
-    return records_bytes(shape) + method_rates(method, bits) * (sizeof(struct codebook_layouts) +
-                                                                sides * cache_heads_of(shape) * sizeof(struct transform_layout));
+    return records_bytes(shape, method) +
+           method_rates(method, bits) *
+               (sizeof(struct codebook_layouts) + sides * heads_of(shape, method) * sizeof(struct transform_layout));
 }
 
 uint64_t fitted_sums_bytes(const struct cache_shape *shape, const struct method *method) {
@@ -57,7 +67,7 @@ size_t fitted_tokens(const struct cache_base *base) {
 
 static uint8_t *record_at(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side) {
     return base->fitted.records +
-           (((size_t)layer * base->shape.kv_heads + head) * cache_sides_of(&base->shape) + side) * base->fitted.record_bytes;
+           (((size_t)layer * heads_of_layer(base) + head) * cache_sides_of(&base->shape) + side) * base->fitted.record_bytes;
 }
 
 void *fitted_record(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side) {
@@ -66,12 +76,12 @@ void *fitted_record(const struct cache_base *base, uint32_t layer, uint32_t head
 
 /* Allocates records. */
 static enum terse_status begin(struct cache_base *base, struct terse_error *error) {
-    const size_t bytes = record_bytes(base->shape.head_dim);
     fitted_drop(base);
-    base->fitted.records = budget_array(base->budget, cache_heads_of(&base->shape) * 2, bytes, what, error);
+    base->fitted.record_bytes = TRANSFORM_RECORD_STRIDE(width_of(base));
+    base->fitted.records =
+        budget_array(base->budget, n_records(&base->shape, &base->method), base->fitted.record_bytes, what, error);
     if (!base->fitted.records) return TERSE_E_MEMORY;
-    memset(base->fitted.records, 0, (size_t)records_bytes(&base->shape));
-    base->fitted.record_bytes = bytes;
+    memset(base->fitted.records, 0, (size_t)records_bytes(&base->shape, &base->method));
     return TERSE_OK;
 }
 
@@ -86,9 +96,9 @@ static float residual_of(const struct cache_base *base, uint32_t layer) {
 static void list_rows(const struct cache_base *base, enum codec_side side, struct codebook_rows *rows) {
     const struct cache_shape *shape = &base->shape;
     for (uint32_t layer = 0; layer < shape->layers; layer++)
-        for (uint32_t head = 0; head < shape->kv_heads; head++) {
-            const struct transform_fitted own = transform_fitted_at(record_at(base, layer, head, side), shape->head_dim);
-            rows[(size_t)cache_shape_number(shape, layer) * shape->kv_heads + head] =
+        for (uint32_t head = 0; head < heads_of_layer(base); head++) {
+            const struct transform_fitted own = transform_fitted_at(record_at(base, layer, head, side), width_of(base));
+            rows[(size_t)cache_shape_number(shape, layer) * heads_of_layer(base) + head] =
                 (struct codebook_rows){own.size, own.gain, residual_of(base, layer)};
         }
 }
@@ -130,11 +140,11 @@ static enum terse_status end(struct cache_base *base, struct terse_error *error)
 }
 
 static enum terse_status fit_all(struct cache_base *base, fitted_fit *fit, void *user, struct terse_error *error) {
-    const size_t sides = 2 * cache_heads_of(&base->shape);
+    const size_t heads = heads_of_layer(base), sides = 2 * heads * base->shape.layers;
     enum terse_status status = TERSE_OK;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(base->threads)
     for (size_t i = 0; i < sides; i++) {
-        const uint32_t layer = (uint32_t)(i / 2 / base->shape.kv_heads), head = (uint32_t)(i / 2 % base->shape.kv_heads);
+        const uint32_t layer = (uint32_t)(i / 2 / heads), head = (uint32_t)(i / 2 % heads);
         const enum codec_side side = i % 2 ? CODEC_VALUES : CODEC_KEYS;
         void *record = fitted_record(base, layer, head, side);
         struct terse_error message;
@@ -167,7 +177,7 @@ static void free_layouts(struct cache_base *base, struct codebook_layouts **layo
 
 void fitted_drop(struct cache_base *base) {
     struct fitted *fitted = &base->fitted;
-    budget_free(base->budget, fitted->records, (size_t)records_bytes(&base->shape));
+    budget_free(base->budget, fitted->records, (size_t)records_bytes(&base->shape, &base->method));
     if (fitted->layouts) {
         base->method.layouts = fitted->profile_layouts;
         free_layouts(base, &fitted->layouts);
@@ -234,7 +244,7 @@ enum terse_status fitted_copy(struct cache_base *base, const struct cache_base *
         base->fitted.residual_tokens[BEFORE] = from->fitted.residual_tokens[BEFORE];
     }
     if (status || !from->fitted.layouts || (status = begin(base, error))) return status;
-    memcpy(base->fitted.records, from->fitted.records, (size_t)records_bytes(&base->shape));
+    memcpy(base->fitted.records, from->fitted.records, (size_t)records_bytes(&base->shape, &base->method));
     return end(base, error);
 }
 
@@ -249,7 +259,7 @@ static uint64_t sums_bytes(const struct cache_base *base) { return (1 + (uint64_
 
 static uint64_t saved_bytes(const struct cache_base *base, enum fitted_saved saved) {
     if (saved == FITTED_NOTHING) return 0;
-    return sums_bytes(base) + (saved == FITTED_RECORDS ? records_bytes(&base->shape) : 0);
+    return sums_bytes(base) + (saved == FITTED_RECORDS ? records_bytes(&base->shape, &base->method) : 0);
 }
 
 uint64_t fitted_saved_bytes(const struct cache_base *base) { return saved_bytes(base, fitted_saved(base)); }
@@ -263,7 +273,7 @@ void fitted_save(const struct cache_base *base, struct state_writer *writer) {
         const int64_t sum = fitted->residual ? fitted->residual[BEFORE * base->shape.layers + layer] : 0;
         state_writer_put(writer, &sum, sizeof sum);
     }
-    if (saved == FITTED_RECORDS) state_writer_put(writer, fitted->records, (size_t)records_bytes(&base->shape));
+    if (saved == FITTED_RECORDS) state_writer_put(writer, fitted->records, (size_t)records_bytes(&base->shape, &base->method));
 }
 
 /* Returns whether a record's numbers are such as a fit leaves. */
@@ -281,9 +291,9 @@ static enum terse_status load_records(struct cache_base *base, const uint8_t *da
                                       struct terse_error *error) {
     enum terse_status status = begin(base, error);
     if (status) return status;
-    memcpy(base->fitted.records, data, (size_t)records_bytes(&base->shape));
-    for (size_t i = 0; i < 2 * cache_heads_of(&base->shape); i++) {
-        if (is_sound(base->fitted.records + i * base->fitted.record_bytes, base->shape.head_dim)) continue;
+    memcpy(base->fitted.records, data, (size_t)records_bytes(&base->shape, &base->method));
+    for (size_t i = 0; i < n_records(&base->shape, &base->method); i++) {
+        if (is_sound(base->fitted.records + i * base->fitted.record_bytes, width_of(base))) continue;
         fitted_drop(base);
         return state_file_refuse(file, STATE_FITTED, "a transform's numbers contradict one another", error);
     }

@@ -22,7 +22,8 @@ bool fitted_would_wait(const struct cache_base *base);
 /* Returns to how many tokens the transforms are fitted in the step that is planned: those of the window from plan.grid on. */
 size_t fitted_tokens(const struct cache_base *base);
 
-/* Returns the record of a side of a layer and KV head; NULL: nothing is fitted, or the side's codec is another. */
+/* Returns the record of a side of a layer and KV head; NULL: nothing is fitted, or the side's codec is another. Where rows are cut into
+ * slices (method_slices), here and below a head is a slice of one, as wide as that. */
 void *fitted_record(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side);
 
 /* A fitted_fit fits a record, on the thread-th of the cache's threads. */

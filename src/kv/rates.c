@@ -15,7 +15,8 @@ enum terse_status rates_init(struct cache_base *base, struct terse_error *error)
     enum terse_status status = TERSE_OK;
     rates->n = method_rates(&base->method, rates->bits);
     for (uint32_t rate = 0; rate < rates->n && !status; rate++) {
-        const double both[2] = {rates->bits[rate], rates->bits[rate]};
+        const struct method own = method_at_rate(&base->method, rates->bits[rate], NULL);
+        const double both[2] = {own.key.rate, own.value.rate};
         if (rate && base->method.learned) status = codebook_layouts(base->method.learned, both, &rates->profile[rate], error);
         const struct method method = rates_method(base, rate);
         rates->page_set_bytes[rate] = (size_t)page_set_bytes_of(&base->shape, &method, base->index_page_bytes);

@@ -421,10 +421,12 @@ enum terse_status terse_cache_codebook(const struct terse_cache_options *options
 struct codec_shape method_shape(const struct method *method, enum codec_side side, uint32_t layer, uint32_t head, uint32_t head_dim,
                                 uint32_t group) {
     const struct coding *coding = side == CODEC_KEYS ? &method->key : &method->value;
-    struct codec_shape shape = {.head_dim = head_dim, .group = group, .width = coding->width, .bits = coding->bits};
+    struct codec_shape shape = {
+        .head_dim = head_dim, .group = group, .width = coding->width, .bits = coding->bits, .slices = method->slices};
     if (method->layouts && method->layouts->layout[side]) {
         const struct codebook_info *info = codebook_info(method->learned);
-        shape.layout = &method->layouts->layout[side][info->shared ? 0 : (size_t)layer * info->kv_heads + head];
+        shape.layout =
+            &method->layouts->layout[side][info->shared ? 0 : (size_t)layer * info->kv_heads + head * method_slices(method)];
     }
     return shape;
 }
@@ -449,21 +451,35 @@ struct method method_of_window(const struct method *method, uint32_t window) {
     return own;
 }
 
-/* Returns whether the codec serves keys that are wider than heads and end with the values. */
-static bool serves_latents(const struct codec *codec) {
-    return codec == &codec_f16 || codec == &codec_q8_0 || codec == &codec_q4_0 || codec == &codec_kivi_4 || codec == &codec_kivi_2;
+uint32_t method_latent_slices(uint32_t rotated, uint32_t rank) {
+    const bool serves = rotated && rotated % SCALE_GROUP == 0 && rotated <= CODEC_HEAD_DIM_MAX && rank && rank % rotated == 0;
+    return serves && rotated + rank <= CODEC_ROW_MAX ? 1 + rank / rotated : 0;
 }
 
-enum terse_status method_for_latents(struct method *method, struct terse_error *error) {
-    if (serves_latents(method->key.codec) && method->value.codec == method->key.codec && method->policy == &policy_keep_all &&
-        !method->index) {
-        method->latents = true;
-        return TERSE_OK;
-    }
-    return status_fail(
-        error, TERSE_E_UNSUPPORTED,
-        "%s does not serve this model, whose keys and values are one latent: use --kv f16, q8_0, q4_0, kivi-4 or kivi-2",
-        method->name);
+/* Returns whether the codec serves keys that are wider than heads and end with the values. */
+static bool serves_latents(const struct codec *codec) {
+    return codec == &codec_f16 || codec == &codec_q8_0 || codec == &codec_q4_0 || codec == &codec_kivi_4 ||
+           codec == &codec_kivi_2 || codec == &codec_transform;
+}
+
+enum terse_status method_for_latents(struct method *method, uint32_t rotated, uint32_t rank, struct terse_error *error) {
+    const uint32_t slices = method->key.codec == &codec_transform ? method_latent_slices(rotated, rank) : 0;
+    const bool alike = same_coding(&method->key, &method->value) && method->policy == &policy_keep_all && !method->index;
+    if (!alike || !serves_latents(method->key.codec))
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "%s does not serve this model, whose keys and values are one latent: use --kv terse-N, f16, q8_0, q4_0, "
+                           "kivi-4 or kivi-2",
+                           method->name);
+    if (method->key.codec == &codec_transform && !slices)
+        return status_fail(
+            error, TERSE_E_UNSUPPORTED,
+            "%s cuts the model's keys into slices as wide as their %u rotated channels, which must be a multiple of %d "
+            "and divide a latent of %u: use --kv f16, q8_0, q4_0, kivi-4 or kivi-2",
+            method->name, rotated, SCALE_GROUP, rank);
+    method->latents = true;
+    method->slices = slices;
+    if (slices) method->value = (struct coding){.codec = &codec_f16}; /* there is nothing that it would share bits with */
+    return TERSE_OK;
 }
 
 static enum terse_status check_latents(uint32_t width, struct terse_error *error) {
@@ -498,8 +514,8 @@ enum terse_status method_check_codebook(struct method *method, const uint64_t fi
     /* A side whose codec was overridden needs no parameters. */
     const struct codebook_info *info = codebook_info(method->learned);
     struct coding key = learns(method->key) ? method->key : info->key, value = learns(method->value) ? method->value : info->value;
-    enum terse_status status =
-        codebook_check(method->learned, method->codebook, key, value, fingerprints, layers, kv_heads, head_dim, error);
+    enum terse_status status = codebook_check(method->learned, method->codebook, key, value, fingerprints, layers,
+                                              kv_heads * method_slices(method), method_slice_width(method, head_dim), error);
     double rate[2] = {method->key.rate, method->value.rate};
     if (status || (rate[CODEC_KEYS] == 0 && rate[CODEC_VALUES] == 0)) return status;
     return codebook_layouts(method->learned, rate, &method->layouts, error);

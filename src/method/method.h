@@ -20,6 +20,7 @@ struct method {
     struct policy_parameters parameters;
     double least_rate;                    /* pages may be lowered to so many bits per value (method_rates); 0: they stay */
     bool latents;                         /* keys end with the values (method_for_latents): the value codec has nothing to encode */
+    uint32_t slices;                      /* of codec transform, that keys are cut into where they end with values; else 0 */
     uint32_t tail_tokens;                 /* least number of newest tokens kept exact in the recent window */
     uint32_t power;                       /* of gradient norms by which samples weigh when its codebook is learned; 0: all alike */
     const struct terse_codebook *learned; /* of the options, or of the weights; NULL when it needs none */
@@ -33,9 +34,18 @@ struct method {
 enum terse_status method_resolve(const struct terse_cache_options *options, uint32_t head_dim, struct method *method,
                                  struct terse_error *error);
 
-/* Makes a resolved method one for a model whose keys end with the values (model/model.h, struct latent_shape). TERSE_E_UNSUPPORTED where
- * it stores keys and values by codecs that differ, or by one that reads no such keys, or leaves tokens out. */
-enum terse_status method_for_latents(struct method *method, struct terse_error *error);
+/* Makes a resolved method one for a model whose keys are `rotated` channels and the values, a latent of `rank` (model/model.h, struct
+ * latent_shape). TERSE_E_UNSUPPORTED where it stores keys and values by codecs that differ, or by one that reads no such keys, or
+ * leaves tokens out. */
+enum terse_status method_for_latents(struct method *method, uint32_t rotated, uint32_t rank, struct terse_error *error);
+
+/* Returns into how many slices codec transform cuts such keys, each as wide as the rotated one, which is the first; 0: it cannot. */
+uint32_t method_latent_slices(uint32_t rotated, uint32_t rank);
+/* Return how many transforms, and rows of their width, stand for one row of a KV head: more than one where it is cut into slices. */
+static inline uint32_t method_slices(const struct method *method) { return method->slices ? method->slices : 1; }
+static inline uint32_t method_slice_width(const struct method *method, uint32_t head_dim) {
+    return head_dim / method_slices(method);
+}
 
 /* Checks that the method's codecs can serve heads of this shape; TERSE_E_UNSUPPORTED says why not. */
 enum terse_status method_check(const struct method *method, uint32_t head_dim, uint32_t group, struct terse_error *error);
@@ -62,7 +72,8 @@ static inline bool method_fits_transforms(const struct method *method) {
     return method->key.codec->id == CODEC_TRANSFORM || method->value.codec->id == CODEC_TRANSFORM;
 }
 
-/* Checks that the method has the codebook that it needs for this model, and shares the bits of codec transform over the model. */
+/* Checks that the method has the codebook that it needs for this model, and shares the bits of codec transform over the model. Where
+ * keys are cut into slices, a codebook knows each as a KV head. */
 enum terse_status method_check_codebook(struct method *method, const uint64_t fingerprints[CODEBOOK_FINGERPRINTS], uint32_t layers,
                                         uint32_t kv_heads, uint32_t head_dim, struct terse_error *error);
 

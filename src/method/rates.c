@@ -19,7 +19,8 @@ size_t method_rates(const struct method *method, double bits[METHOD_RATES]) {
 
 struct method method_at_rate(const struct method *method, double bits, const struct codebook_layouts *layouts) {
     struct method own = *method;
-    own.key.rate = own.value.rate = bits;
+    own.key.rate = bits;
+    if (own.value.rate > 0) own.value.rate = bits; /* else keys end with the values */
     own.least_rate = 0;
     own.layouts = layouts;
     return own;

@@ -241,19 +241,22 @@ static void random_tokens_fill_a_cache(void **state) {
 
 static void other_methods_are_refused_by_name(void **state) {
     (void)state;
-    static const char *const refused[] = {"terse-4",      "streaming-64", "mat-128",  "snapkv-128", "quest-64", "selfindex-2",
-                                          "selfindex-16", "antkv-1",      "commvq-1", "million-4",  "cq-1"};
+    static const char *const refused[] = {"streaming-64", "mat-128", "snapkv-128", "quest-64",  "selfindex-2",
+                                          "selfindex-16", "antkv-1", "commvq-1",   "million-4", "cq-1"};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         const struct terse_session_options options = short_session_options(refused[i], 32);
         struct terse_session *session;
         struct terse_error error;
         assert_int_equal(terse_session_new(engine, &options, &session, &error), TERSE_E_UNSUPPORTED);
-        if (!strstr(error.message, refused[i]) || !strstr(error.message, "--kv f16, q8_0, q4_0, kivi-4 or kivi-2"))
+        if (!strstr(error.message, refused[i]) || !strstr(error.message, "--kv terse-N, f16, q8_0, q4_0, kivi-4 or kivi-2"))
             fail_msg("%s: %s", refused[i], error.message);
     }
     struct terse_session_options apart_types = short_session_options("q8_0", 32);
     struct terse_session *session;
     apart_types.cache.value_type = "q4_0";
+    assert_int_equal(terse_session_new(engine, &apart_types, &session, NULL), TERSE_E_UNSUPPORTED);
+    apart_types = short_session_options("terse-4", 32);
+    apart_types.cache.value_type = "terse-2";
     assert_int_equal(terse_session_new(engine, &apart_types, &session, NULL), TERSE_E_UNSUPPORTED);
 }
 
@@ -268,13 +271,13 @@ static void codebooks_are_not_learned(void **state) {
     assert_int_equal(terse_codebook_random(model, "cq-1", &codebook, &error), TERSE_E_UNSUPPORTED);
 }
 
-static void the_choice_is_q8_0(void **state) {
+static void the_choice_is_terse_4(void **state) {
     (void)state;
     struct terse_choice_options options = terse_choice_options_defaults();
     struct terse_choice choice;
     assert_int_equal(terse_choose(model, &options, &choice, NULL), TERSE_OK);
-    assert_string_equal(choice.method, "q8_0");
-    assert_int_equal(choice.reason, TERSE_CHOICE_LATENTS);
+    assert_string_equal(choice.method, "terse-4");
+    assert_int_equal(choice.reason, TERSE_CHOICE_UNKNOWN);
 }
 
 static void files_of_other_shapes_are_refused(void **state) {
@@ -324,7 +327,7 @@ int main(void) {
         cmocka_unit_test(random_tokens_fill_a_cache),
         cmocka_unit_test(other_methods_are_refused_by_name),
         cmocka_unit_test(codebooks_are_not_learned),
-        cmocka_unit_test(the_choice_is_q8_0),
+        cmocka_unit_test(the_choice_is_terse_4),
         cmocka_unit_test(files_of_other_shapes_are_refused),
     };
     return cmocka_run_group_tests_name("latent attention", tests, make_engine, free_engine);

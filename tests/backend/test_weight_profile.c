@@ -2,6 +2,7 @@
  * queries and the two ways to pair RoPE's channels: bases that undo the metric, sizes that make up the covariance, importances; the same
  * bits for any number of threads. */
 #include "backend/cpu/vector.h"
+#include "backend/cpu/weight_moments.h"
 #include "backend/cpu/weight_profile.h"
 #include "base/thread_pool.h"
 #include "format/transform.h"
@@ -248,7 +249,120 @@ static void profiles_are_what_weights_imply(void **state) {
     }
 }
 
+/* ---- Latents */
+
+enum { MOST_ROWS = 64, MOST_RANK = 64 };
+
+/* Row i of a head's key or value matrix, [channels][rank], and its channel c. */
+static double of_head(const struct latents *l, const struct latent_shape *s, const double *both, const double *apart, bool value,
+                      size_t head, size_t i, size_t c) {
+    if (!apart) return both[(head * (s->plain + s->value) + (value ? s->plain : 0) + i) * s->rank + c];
+    return value ? apart[(head * s->value + i) * s->rank + c] : apart[(head * s->rank + c) * l->key.columns + i];
+}
+
+/* Adds factor A A^T of rows A[n][columns] to sum[n][n]; n rows of the rank. */
+static void add_square(const double *a, size_t n, size_t columns, double factor, double *sum) {
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < n; j++)
+            for (size_t c = 0; c < columns; c++) sum[i * n + j] += factor * a[i * columns + c] * a[j * columns + c];
+}
+
+/* All slices of a layer, with the whole latent's metric from products of whole matrices: an error's effect through values is O V d, through
+ * keys the absorbed query times d. */
+static void check_slices(const struct terse_model *m, const struct terse_codebook *profile, uint32_t layer) {
+    static double metric[MOST_RANK * MOST_RANK], own[MOST_RANK * MOST_RANK], latent[MOST_RANK * MOST_RANK],
+        rotated[MOST_HD * MOST_HD], power[MOST_HD * MOST_HD], slice[MOST_HD * MOST_HD], cost_of[MOST_HD * MOST_HD];
+    const struct layer *l = &m->layer[layer];
+    const struct latent_shape *s = &m->latent;
+    const size_t rank = s->rank, w = m->rope.n_rot, row = s->plain + w, slices = rank / w;
+    const struct norm *norm = s->query_rank ? &l->latents.query_norm : &l->attention_norm;
+    const bool is_apart = l->latents.key.data != NULL;
+    double *k = projection(&l->k, &l->attention_norm), *q = projection(&l->q, norm), *o = projection(&l->o, NULL), trace = 0;
+    double *both = is_apart ? NULL : projection(&l->latents.both, NULL), *key = is_apart ? projection(&l->latents.key, NULL) : NULL,
+           *value = is_apart ? projection(&l->latents.value, NULL) : NULL;
+    const size_t columns = l->q.columns, width = l->k.columns, most = rank * (m->width > columns ? m->width : columns);
+    double *a = malloc(most * sizeof *a);
+    assert_true(rank <= MOST_RANK && w <= MOST_HD);
+    memset(metric, 0, sizeof metric);
+    memset(latent, 0, sizeof latent);
+    memset(rotated, 0, sizeof rotated);
+    memset(power, 0, sizeof power);
+    add_square(k, rank, width, 1, latent);
+    add_square(k + rank * width, w, width, 1, rotated);
+    rotate_in_run(&(struct terse_model){.head_dim = (uint32_t)w, .rope = m->rope}, layer, rotated);
+    for (size_t i = 0; i < rank; i++) trace += latent[i * rank + i];
+    for (size_t i = 0; i < rank * rank; i++)
+        latent[i] *= (double)rank / trace * (double)l->latents.norm.gain[i / rank] * (double)l->latents.norm.gain[i % rank];
+    for (size_t head = 0; head < m->query_heads; head++) {
+        double values = 0;
+        memset(own, 0, sizeof own);
+        memset(a, 0, most * sizeof *a);
+        for (size_t c = 0; c < rank; c++)
+            for (size_t i = 0; i < s->value; i++)
+                for (size_t r = 0; r < m->width; r++)
+                    a[c * m->width + r] +=
+                        o[r * l->o.columns + head * s->value + i] * of_head(&l->latents, s, both, value, true, head, i, c);
+        add_square(a, rank, m->width, 1, own);
+        for (size_t i = 0; i < rank * rank; i++) {
+            metric[i] += own[i];
+            if (i / rank / w == i % rank / w) values += own[i] * latent[i]; /* what slices share is left out */
+        }
+        const double factor = values * pow((double)m->attention_scale, 2) * exp2(KEYS_IMPORTANCE);
+        memset(a, 0, most * sizeof *a);
+        for (size_t c = 0; c < rank; c++)
+            for (size_t i = 0; i < s->plain; i++)
+                for (size_t j = 0; j < columns; j++)
+                    a[c * columns + j] += q[(head * row + i) * columns + j] * of_head(&l->latents, s, both, key, false, head, i, c);
+        add_square(a, rank, columns, factor, metric);
+        for (size_t c = 0; c < w; c++) /* adjacent channels make a pair */
+            for (size_t j = 0; j < columns; j++)
+                power[c * (w + 1)] += factor / 2 *
+                                      (pow(q[(head * row + s->plain + c) * columns + j], 2) +
+                                       pow(q[(head * row + s->plain + (c ^ 1)) * columns + j], 2));
+    }
+    float *floats = malloc(transform_parameter_floats((uint32_t)w) * sizeof *floats);
+    for (size_t p = 0; p <= slices; p++) {
+        for (size_t i = 0; p && i < w * w; i++) {
+            const size_t at = ((p - 1) * w + i / w) * rank + (p - 1) * w + i % w;
+            slice[i] = latent[at];
+            cost_of[i] = metric[at];
+        }
+        codebook_parameters(profile, CODEC_KEYS, layer * (slices + 1) + p, floats);
+        const double residual = (double)transform_parameters_at(floats, (uint32_t)w).residual;
+        const double importance = check_side(floats, w, p ? cost_of : power, p ? slice : rotated);
+        assert_true(fabs(log2(cost(p ? cost_of : power, p ? slice : rotated, w)) - importance - residual) < 0.05);
+    }
+    free(floats);
+    free(a);
+    free(k);
+    free(q);
+    free(o);
+    free(both);
+    free(key);
+    free(value);
+}
+
+static void latents_count_as_keys_and_as_values(void **state) {
+    static const char *const names[] = {"deepseek2", "deepseek2-groups"};
+    (void)state;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        struct terse_model *model = fixture_model(names[i]);
+        struct making one = make_with(model, 1), three = make_with(model, 3);
+        if (one.status || three.status) fail_msg("%s: %s", names[i], one.status ? one.error.message : three.error.message);
+        const struct codebook_info *info = codebook_info(one.profile);
+        assert_int_equal(info->kv_heads, model->head_dim / model->rope.n_rot);
+        assert_int_equal(info->head_dim, model->rope.n_rot);
+        assert_int_equal(codebook_floats(info, CODEC_VALUES), 0);
+        for (uint32_t layer = 0; layer < model->layers; layer++) check_slices(model, one.profile, layer);
+        assert_int_equal(codebook_hash(one.profile), codebook_hash(three.profile));
+        terse_codebook_free(one.profile);
+        terse_codebook_free(three.profile);
+        terse_model_free(model);
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(profiles_are_what_weights_imply)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(profiles_are_what_weights_imply),
+                                       cmocka_unit_test(latents_count_as_keys_and_as_values)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -93,6 +93,29 @@ static void keys_that_end_with_values_equal_dense_attention(void **state) {
     }
 }
 
+/* The same of rows that are cut into slices, with more queries than are taken together, in prompts and in steps. */
+static void keys_in_slices_equal_dense_attention(void **state) {
+    (void)state;
+    static const struct {
+        const char *method;
+        uint32_t head_dim, n_rot, query_heads;
+    } setups[] = {{"terse-1.5", 576, 64, 2}, {"terse-4", 96, 32, 19}, {"terse-6.5", 96, 32, 3}, {"terse-2", 64, 32, 4}};
+    for (size_t i = 0; i < sizeof setups / sizeof setups[0]; i++) {
+        struct oracle_setup setup = {.method = setups[i].method,
+                                     .tail = 32,
+                                     .layers = 1,
+                                     .query_heads = setups[i].query_heads,
+                                     .kv_heads = 1,
+                                     .head_dim = setups[i].head_dim,
+                                     .n_rot = setups[i].n_rot,
+                                     .pairing = i % 2 ? ROPE_HALF_SPLIT : ROPE_ADJACENT,
+                                     .latents = true,
+                                     .seed = 7 * i};
+        RUN(&setup, {P, 110, 0}, {D, 1, 0}, {D, 3, 0}, {P, 100, 3}, {D, 1, 0});
+        if (i) RUN(&setup, {D, 80, 0}, {D, 1, 0}, {C, 230, 0}, {Q, 60, 0}, {D, 2, 0});
+    }
+}
+
 /* Queries of a head see a logit of their own besides, whatever is read and however. */
 static void learned_sinks_are_seen_once(void **state) {
     (void)state;
@@ -250,6 +273,7 @@ int main(void) {
         cmocka_unit_test(all_tokens_chosen_equal_dense_attention),
         cmocka_unit_test(sliding_windows_equal_dense_attention_within_them),
         cmocka_unit_test(keys_that_end_with_values_equal_dense_attention),
+        cmocka_unit_test(keys_in_slices_equal_dense_attention),
         cmocka_unit_test(learned_sinks_are_seen_once),
         cmocka_unit_test(deep_caches_see_learned_sinks_once),
         cmocka_unit_test(heads_may_be_read_in_different_ways),

@@ -40,8 +40,8 @@ static void make_codebook(struct oracle *o) {
     struct codebook_info info = {.key = o->method.key,
                                  .value = o->method.value,
                                  .layers = o->setup.layers,
-                                 .kv_heads = o->setup.kv_heads,
-                                 .head_dim = o->setup.head_dim};
+                                 .kv_heads = o->setup.kv_heads * method_slices(&o->method),
+                                 .head_dim = method_slice_width(&o->method, o->setup.head_dim)};
     struct terse_error error;
     snprintf(info.method, sizeof info.method, "%s", o->method.codebook);
     if (o->method.key.codec == &codec_transform || o->method.value.codec == &codec_transform) {
@@ -107,7 +107,7 @@ static enum terse_status describe(struct oracle *o, const struct oracle_setup *g
                                           .read_percent = setup->read_percent,
                                           .anchor_count = setup->anchor_count};
     enum terse_status status = method_resolve(&options, hd, &o->method, error);
-    if (!status && setup->latents) status = method_for_latents(&o->method, error);
+    if (!status && setup->latents) status = method_for_latents(&o->method, setup->n_rot, hd - setup->n_rot, error);
     if (!status && setup->window) o->method = method_of_window(&o->method, setup->window);
     return status;
 }
@@ -256,12 +256,34 @@ static void replace_by_shape(const struct coding *coding, int side, const float 
     for (size_t c = 0; c < hd; c++) x[c] = (float)((double)mean[c] + gain * (double)shape[c]);
 }
 
+/* A row that is cut into slices, each coded as a key by itself, whichever side reads it. */
+static void quantize_slices(const struct oracle *o, uint32_t layer, float *x) {
+    const uint32_t width = method_slice_width(&o->method, o->setup.head_dim);
+    const struct codec_shape row = method_shape(&o->method, CODEC_KEYS, layer, 0, o->setup.head_dim, 1);
+    for (uint32_t p = 0; p < o->method.slices; p++) {
+        float rows[64 * CODEC_HEAD_DIM_MAX];
+        const struct codec_shape slice = {.head_dim = width,
+                                          .group = 1,
+                                          .layout = row.layout + p,
+                                          .learned = prepared_learned(o->codebook, CODEC_KEYS, layer, p)};
+        uint8_t *page = malloc(codec_page_bytes(&codec_transform, slice, CODEC_KEYS));
+        cpu_codec_transform.encode(slice, CODEC_KEYS, x + p * width, 1, page);
+        cpu_codec_transform.decode(slice, CODEC_KEYS, page, rows);
+        memcpy(x + p * width, rows, width * sizeof *x);
+        free(page);
+    }
+}
+
 /* One head's row, in the codec's frame, as its side's codec gives it back. Where two codes are as good but for rounding, the codec itself decides. */
 static void quantize_in_frame(const struct oracle *o, int side, uint32_t layer, uint32_t head, float *x) {
     const struct coding *coding = coding_of(o, side);
     enum codec_side of = side ? CODEC_VALUES : CODEC_KEYS;
     size_t hd = o->setup.head_dim, set = layer * o->setup.kv_heads + head;
     float given[CODEC_ROW_MAX];
+    if (o->method.slices) {
+        quantize_slices(o, layer, x);
+        return;
+    }
     bool tied = coding->codec == &codec_transform; /* tests/backend/test_transform_codec.c holds its pages to what they should be */
     if (!coding->width && !tied) {
         quantize_row(coding->codec, x, hd);
@@ -310,12 +332,13 @@ static void turn_mean(const struct oracle *o, uint32_t layer, uint32_t head, dou
     const uint32_t hd = o->setup.head_dim, pairs = o->rope.n_rot / 2;
     memset(turned, 0, CODEC_ROW_MAX * sizeof *turned);
     if (o->method.key.codec != &codec_transform) return;
-    float *parameters = malloc(transform_parameter_floats(hd) * sizeof *parameters);
-    codebook_parameters(o->codebook, CODEC_KEYS, layer * o->setup.kv_heads + head, parameters);
+    const uint32_t slices = method_slices(&o->method), width = method_slice_width(&o->method, hd);
+    float *parameters = malloc(transform_parameter_floats(width) * sizeof *parameters);
+    codebook_parameters(o->codebook, CODEC_KEYS, (layer * o->setup.kv_heads + head) * slices, parameters);
     for (uint32_t c = 0; c < o->rope.n_rot; c++) {
         const uint32_t pair = o->rope.pairing == ROPE_ADJACENT ? c / 2 : c < pairs ? c : c - pairs;
         if (ROPE_RUN_TOKENS * (double)o->frequency[pair] >= 0.5)
-            turned[c] = (double)transform_parameters_at(parameters, hd).pre_rope_mean[c];
+            turned[c] = (double)transform_parameters_at(parameters, width).pre_rope_mean[c];
     }
     rotate_by(o, position, turned);
     free(parameters);

@@ -33,21 +33,32 @@ void weight_add_products(const float *rows, size_t n, size_t hd, float *scratch,
     for (size_t i = 0; i < hd * hd; i++) sums[i] += (double)products[i];
 }
 
-void weight_value_metrics(const struct terse_model *model, uint32_t layer, uint32_t first, uint32_t heads, float *scratch,
-                          double *metric) {
-    const struct matrix *o = &model->layer[layer].o;
-    size_t hd = model->head_dim, group = model->query_heads / model->kv_heads;
+size_t weight_rows_scratch(size_t n, size_t columns) {
+    const size_t rows = n > WEIGHT_TILE ? n : WEIGHT_TILE;
+    return memory_round_up(tile_floats(WEIGHT_PADDED(n)) + rows * columns, MEMORY_ALIGN / sizeof(float));
+}
+
+void weight_output_metrics(const struct matrix *o, size_t n, size_t first, size_t heads, size_t group, float *scratch,
+                           double *metric) {
+    const size_t hd = WEIGHT_PADDED(n);
     float *tile = scratch, *products = tile + WEIGHT_TILE * hd, *weights = products + weight_products_scratch(hd);
-    memset(metric, 0, heads * hd * hd * sizeof *metric);
-    for (size_t row = 0, n; row < o->rows; row += n) {
-        n = o->rows - row < WEIGHT_TILE ? o->rows - row : WEIGHT_TILE;
-        for (size_t i = 0; i < n; i++) dequantize(o, row + i, weights + i * o->columns);
-        for (size_t q = 0; q < heads * group; q++) {
-            const float *part = weights + (first * group + q) * hd;
-            for (size_t i = 0; i < n; i++) memcpy(tile + i * hd, part + i * o->columns, hd * sizeof *tile);
-            weight_add_products(tile, n, hd, products, metric + q / group * hd * hd);
+    memset(metric, 0, heads / group * hd * hd * sizeof *metric);
+    memset(tile, 0, WEIGHT_TILE * hd * sizeof *tile);
+    for (size_t row = 0, count; row < o->rows; row += count) {
+        count = o->rows - row < WEIGHT_TILE ? o->rows - row : WEIGHT_TILE;
+        for (size_t i = 0; i < count; i++) dequantize(o, row + i, weights + i * o->columns);
+        for (size_t q = 0; q < heads; q++) {
+            const float *part = weights + (first + q) * n;
+            for (size_t i = 0; i < count; i++) memcpy(tile + i * hd, part + i * o->columns, n * sizeof *tile);
+            weight_add_products(tile, count, hd, products, metric + q / group * hd * hd);
         }
     }
+}
+
+void weight_value_metrics(const struct terse_model *model, uint32_t layer, uint32_t first, uint32_t heads, float *scratch,
+                          double *metric) {
+    const size_t group = model->query_heads / model->kv_heads;
+    weight_output_metrics(&model->layer[layer].o, model->head_dim, first * group, heads * group, group, scratch, metric);
 }
 
 /* Returns the gain of a head; the norm may have one gain for all heads. */
@@ -67,29 +78,31 @@ static void load_head(const struct matrix *w, const struct norm *norm, size_t fi
     }
 }
 
-static void head_covariance(const struct matrix *w, const struct norm *norm, uint32_t head, size_t hd, float *scratch,
-                            double *covariance) {
+void weight_row_covariance(const struct matrix *w, const struct norm *norm, size_t begin, size_t rows, float *scratch,
+                           double *covariance) {
+    const size_t hd = WEIGHT_PADDED(rows);
     float *tile = scratch, *products = tile + WEIGHT_TILE * hd, *weights = products + weight_products_scratch(hd);
-    load_head(w, norm, head * hd, hd, weights, NULL);
+    load_head(w, norm, begin, rows, weights, NULL);
     memset(covariance, 0, hd * hd * sizeof *covariance);
+    memset(tile, 0, WEIGHT_TILE * hd * sizeof *tile);
     for (size_t first = 0, n; first < w->columns; first += n) {
         n = w->columns - first < WEIGHT_TILE ? w->columns - first : WEIGHT_TILE;
         for (size_t i = 0; i < n; i++)
-            for (size_t c = 0; c < hd; c++) tile[i * hd + c] = weights[c * w->columns + first + i];
+            for (size_t c = 0; c < rows; c++) tile[i * hd + c] = weights[c * w->columns + first + i];
         weight_add_products(tile, n, hd, products, covariance);
     }
 }
 
 void weight_value_covariance(const struct terse_model *model, uint32_t layer, uint32_t head, float *scratch, double *covariance) {
     const struct layer *l = &model->layer[layer];
-    head_covariance(&l->v, &l->attention_norm, head, model->head_dim, scratch, covariance);
+    weight_row_covariance(&l->v, &l->attention_norm, head * model->head_dim, model->head_dim, scratch, covariance);
 }
 
 void weight_key_covariance(const struct terse_model *model, uint32_t layer, uint32_t head, float *scratch, double *covariance) {
     const struct layer *l = &model->layer[layer];
     size_t hd = model->head_dim;
     double trace = 0;
-    head_covariance(&l->k, &l->attention_norm, head, hd, scratch, covariance);
+    weight_row_covariance(&l->k, &l->attention_norm, head * hd, hd, scratch, covariance);
     if (!l->k_norm.gain) return;
     for (size_t c = 0; c < hd; c++) trace += covariance[c * hd + c];
     const float *gain = gain_of(&l->k_norm, head, hd);

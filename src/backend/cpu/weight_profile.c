@@ -4,6 +4,7 @@
 #include "backend/cpu/experts.h"
 #include "backend/cpu/linear.h"
 #include "backend/cpu/rows.h"
+#include "backend/cpu/weight_latents.h"
 #include "backend/cpu/weight_moments.h"
 #include "base/memory.h"
 #include "base/random.h"
@@ -25,8 +26,10 @@
 
 struct weight_profile {
     const struct terse_model *model;
-    float *parameters[2]; /* [side] */
-    double *residual;     /* [layers] squared length of the residual stream before each layer, without what values add */
+    uint32_t heads, head_dim; /* KV heads of a layer, or with latents the slices of a row (weight_latents.h) */
+    double *values;           /* [layers] with latents: the mean square of a layer's values after the output projection */
+    float *parameters[2];     /* [side] */
+    double *residual;         /* [layers] squared length of the residual stream before each layer, without what values add */
     /* These are [2][pairs][pairs] means over a rope run, of the angles' differences, then of their sums; those of sliding layers
      * follow where these rotate in their own way. */
     double *cosine, *sine;
@@ -37,7 +40,7 @@ struct weight_profile {
 };
 
 /* Pairs channels, those that RoPE rotates first. */
-static size_t pairs_of(const struct terse_model *m) { return m->head_dim / 2; }
+static size_t pairs_of(const struct weight_profile *w) { return w->head_dim / 2; }
 
 static void pair_channels(const struct rope *rope, size_t pair, size_t channels[2]) {
     size_t rotated = rope->n_rot / 2;
@@ -81,7 +84,7 @@ static double feed_forward_square(const struct terse_model *m, const struct laye
     struct linear_op ops[2];
     fill_normals(p->hidden, PROBES * (size_t)m->width, state);
     norm_rows(&layer->feed_forward_norm, p->hidden, p->normed, PROBES, m->width);
-    if (m->experts) {
+    if (layer->experts.router.data) {
         struct experts_job job = {m, layer, p->normed, PROBES, false, p->out, p->inner, p->factor, p->tile, &p->routes};
         memset(p->out, 0, PROBES * m->width * sizeof *p->out);
         experts_some(&job, &(uint32_t){0}, &(double){INFINITY});
@@ -97,9 +100,12 @@ static double feed_forward_square(const struct terse_model *m, const struct laye
 static enum terse_status find_residual(struct weight_profile *w, struct terse_error *error) {
     const struct terse_model *m = w->model;
     uint32_t threads = (uint32_t)omp_get_max_threads();
-    const struct matrix *matrices[LAYER_MATRICES];
-    size_t n = layer_matrices(&m->layer[0], matrices), tile = 0;
-    for (size_t i = 0; i < n; i++) tile = size_max(tile, linear_scratch(matrices[i], threads));
+    size_t tile = 0;
+    for (uint32_t l = 0; l < m->layers; l++) {
+        const struct matrix *matrices[LAYER_MATRICES];
+        const size_t n = layer_matrices(&m->layer[l], matrices);
+        for (size_t i = 0; i < n; i++) tile = size_max(tile, linear_scratch(matrices[i], threads));
+    }
     size_t inner = m->layer[0].gate.data || m->experts ? 2 * (size_t)m->feed_forward : m->feed_forward;
     size_t floats = PROBES * (3 * (size_t)m->width + inner) + tile;
     float *memory = memory_array(floats, sizeof *memory);
@@ -138,10 +144,10 @@ static void mean_rotation(double angle, double *cosine, double *sine) {
 static bool turns_apart(const struct terse_model *m, uint32_t layer) { return m->sliding_rope.n_rot && model_slides(m, layer); }
 
 /* Returns how many numbers one rotation has. */
-static size_t rotation_doubles(const struct terse_model *m) { return 2 * pairs_of(m) * pairs_of(m); }
+static size_t rotation_doubles(const struct weight_profile *w) { return 2 * pairs_of(w) * pairs_of(w); }
 
 static void find_rotations(struct weight_profile *w, const struct rope *rope, double *cosine, double *sine) {
-    size_t pairs = pairs_of(w->model), rotated = rope->n_rot / 2;
+    size_t pairs = pairs_of(w), rotated = rope->n_rot / 2;
 #pragma omp parallel for schedule(static)
     for (size_t a = 0; a < pairs; a++) {
         for (size_t b = 0; b < pairs; b++) {
@@ -158,8 +164,8 @@ static void find_rotations(struct weight_profile *w, const struct rope *rope, do
 static void rotate_covariance(const struct weight_profile *w, uint32_t layer, double *covariance) {
     bool apart = turns_apart(w->model, layer);
     const struct rope *rope = apart ? &w->model->sliding_rope : &w->model->rope;
-    const double *cosine = w->cosine + apart * rotation_doubles(w->model), *sine = w->sine + apart * rotation_doubles(w->model);
-    size_t hd = w->model->head_dim, pairs = pairs_of(w->model);
+    const double *cosine = w->cosine + apart * rotation_doubles(w), *sine = w->sine + apart * rotation_doubles(w);
+    size_t hd = w->head_dim, pairs = pairs_of(w);
     double square = (double)rope->magnitude * (double)rope->magnitude;
     for (size_t p = 0; p < pairs; p++) {
         for (size_t q = 0; q < pairs; q++) {
@@ -191,20 +197,20 @@ struct matrices {
     double *mean, *power;                              /* [hd] */
 };
 
-static size_t matrix_doubles(const struct terse_model *m) {
-    size_t hd = m->head_dim;
-    return memory_round_up((m->kv_heads + 5) * hd * hd + 2 * hd, MEMORY_ALIGN / sizeof(double));
+static size_t matrix_doubles(const struct weight_profile *w) {
+    size_t hd = w->head_dim;
+    return memory_round_up((w->heads + 5) * hd * hd + 2 * hd, MEMORY_ALIGN / sizeof(double));
 }
 
-static struct matrices matrices_at(const struct terse_model *m, double *memory) {
-    size_t square = (size_t)m->head_dim * m->head_dim;
-    struct matrices own = {.metrics = memory, .covariance = memory + m->kv_heads * square};
+static struct matrices matrices_at(const struct weight_profile *w, double *memory) {
+    size_t square = (size_t)w->head_dim * w->head_dim;
+    struct matrices own = {.metrics = memory, .covariance = memory + w->heads * square};
     own.queries = own.covariance + square;
     own.root = own.queries + square;
     own.inverse = own.root + square;
     own.u = own.inverse + square;
     own.mean = own.u + square;
-    own.power = own.mean + m->head_dim;
+    own.power = own.mean + w->head_dim;
     return own;
 }
 
@@ -230,10 +236,10 @@ static double mean_cost(const double *metric, const double *covariance, size_t n
 /* Fits the parameters of a side with this metric and m->covariance, which is overwritten. */
 static enum terse_status fit(const struct weight_profile *w, const struct matrices *m, const double *metric, double importance,
                              float *floats, struct terse_error *error) {
-    size_t n = w->model->head_dim;
+    size_t n = w->head_dim;
     double trace = 0;
     struct transform_moments moments = {.mean = m->mean, .directions = m->inverse, .covariance = m->covariance};
-    enum terse_status status = transform_fit_metric(metric, w->model->head_dim, m->root, m->inverse, error);
+    enum terse_status status = transform_fit_metric(metric, w->head_dim, m->root, m->inverse, error);
     if (status) return status;
     multiply(m->root, m->covariance, n, m->u);
     multiply(m->u, m->root, n, m->covariance);
@@ -244,12 +250,12 @@ static enum terse_status fit(const struct weight_profile *w, const struct matric
     moments.gain_most = some ? (float)fmin(GAIN_MOST * sqrt(trace / (double)n), GAIN_LIMIT) : 1;
     moments.gain = some ? (float)fmin(sqrt(trace / (double)n), GAIN_LIMIT) : 1;
     moments.importance = (float)log2(fmax(importance, SQUARE_LEAST));
-    return transform_fit(&moments, w->model->head_dim, floats, error);
+    return transform_fit(&moments, w->head_dim, floats, error);
 }
 
 static float *parameters_of(const struct weight_profile *w, enum codec_side side, uint32_t layer, uint32_t head) {
-    size_t set = (size_t)w->model->layer[layer].kv_number * w->model->kv_heads + head;
-    return w->parameters[side] + set * transform_parameter_floats(w->model->head_dim);
+    size_t set = (size_t)w->model->layer[layer].kv_number * w->heads + head;
+    return w->parameters[side] + set * transform_parameter_floats(w->head_dim);
 }
 
 static enum terse_status fit_head(const struct weight_profile *w, uint32_t layer, uint32_t head, float *scratch,
@@ -269,6 +275,23 @@ static enum terse_status fit_head(const struct weight_profile *w, uint32_t layer
     return fit(w, m, m->queries, value * logit * exp2(KEYS_IMPORTANCE), parameters_of(w, CODEC_KEYS, layer, head), error);
 }
 
+/* Fits all slices of a layer's rows. */
+static enum terse_status fit_slices(const struct weight_profile *w, uint32_t layer, const struct matrices *m,
+                                    struct terse_error *error) {
+    const size_t n = w->head_dim;
+    struct weight_latents own;
+    enum terse_status status = weight_latents_new(w->model, layer, &own, error);
+    for (uint32_t slice = 0; slice < w->heads && !status; slice++) {
+        const double *metric = own.metric + slice * n * n;
+        memcpy(m->covariance, own.covariance + slice * n * n, n * n * sizeof *m->covariance);
+        if (!slice) rotate_covariance(w, layer, m->covariance);
+        status = fit(w, m, metric, mean_cost(metric, m->covariance, n), parameters_of(w, CODEC_KEYS, layer, slice), error);
+    }
+    w->values[layer] = own.values;
+    weight_latents_free(&own);
+    return status;
+}
+
 /* ---- All of it */
 
 /* Returns the squared length that the heads of a layer add to the residual stream together, after the norm where there is one. */
@@ -283,17 +306,19 @@ static double added_square(const struct weight_profile *w, uint32_t layer, doubl
  * left out. */
 static void divide_by_residual(struct weight_profile *w) {
     const struct terse_model *m = w->model;
-    const size_t last = transform_parameter_floats(m->head_dim) - 1;
+    const bool latents = m->latent.rank > 0;
+    const size_t last = transform_parameter_floats(w->head_dim) - 1;
     double values = 0;
     for (uint32_t layer = 0; layer < m->layers; layer++) {
         if (!m->layer[layer].k.data) continue;
         const float residual = (float)log2(fmax(w->residual[layer] + values, SQUARE_LEAST));
-        double of_heads = 0;
-        for (uint32_t head = 0; head < m->kv_heads; head++)
+        double of_heads = latents ? w->values[layer] / m->head_dim : 0;
+        for (uint32_t head = 0; head < w->heads && !latents; head++)
             of_heads += exp2((double)parameters_of(w, CODEC_VALUES, layer, head)[last]);
         const double added = added_square(w, layer, of_heads);
         const float norm = m->layer[layer].attention_post_norm.gain ? (float)log2(added / fmax(of_heads, SQUARE_LEAST)) : 0;
-        for (uint32_t i = 0; i < 2 * m->kv_heads; i++) {
+        for (uint32_t i = 0; i < 2 * w->heads; i++) {
+            if (latents && i % 2) continue;
             float *importance = parameters_of(w, i % 2 ? CODEC_VALUES : CODEC_KEYS, layer, i / 2) + last;
             importance[0] += norm - residual;
             importance[-1] = residual;
@@ -306,11 +331,12 @@ static void fit_layer(struct weight_profile *w, uint32_t layer) {
     const struct terse_model *m = w->model;
     size_t thread = (size_t)omp_get_thread_num();
     float *scratch = w->scratch + thread * weight_moments_scratch(m);
-    struct matrices own = matrices_at(m, w->matrices + thread * matrix_doubles(m));
+    struct matrices own = matrices_at(w, w->matrices + thread * matrix_doubles(w));
     struct terse_error error;
-    enum terse_status status = TERSE_OK;
-    weight_value_metrics(m, layer, 0, m->kv_heads, scratch, own.metrics);
-    for (uint32_t head = 0; head < m->kv_heads && !status; head++) status = fit_head(w, layer, head, scratch, &own, &error);
+    enum terse_status status = m->latent.rank ? fit_slices(w, layer, &own, &error) : TERSE_OK;
+    if (!m->latent.rank) weight_value_metrics(m, layer, 0, m->kv_heads, scratch, own.metrics);
+    for (uint32_t head = 0; head < m->kv_heads && !m->latent.rank && !status; head++)
+        status = fit_head(w, layer, head, scratch, &own, &error);
     if (!status) return;
 #pragma omp critical
     if (!w->status) {
@@ -322,7 +348,7 @@ static void fit_layer(struct weight_profile *w, uint32_t layer) {
 static enum terse_status fit_all(struct weight_profile *w, struct terse_error *error) {
     enum terse_status status = find_residual(w, error);
     if (status) return status;
-    size_t doubles = rotation_doubles(w->model);
+    size_t doubles = rotation_doubles(w);
     find_rotations(w, &w->model->rope, w->cosine, w->sine);
     if (w->model->sliding_rope.n_rot) find_rotations(w, &w->model->sliding_rope, w->cosine + doubles, w->sine + doubles);
 #pragma omp parallel for schedule(dynamic, 1)
@@ -335,33 +361,36 @@ static enum terse_status fit_all(struct weight_profile *w, struct terse_error *e
 
 static enum terse_status allocate(struct weight_profile *w, struct terse_error *error) {
     const struct terse_model *m = w->model;
-    size_t sets = (size_t)model_kv_layers(m) * m->kv_heads, floats = sets * transform_parameter_floats(m->head_dim);
-    size_t doubles = (m->sliding_rope.n_rot ? 2 : 1) * rotation_doubles(m), threads = (size_t)omp_get_max_threads();
+    size_t sets = (size_t)model_kv_layers(m) * w->heads, floats = sets * transform_parameter_floats(w->head_dim);
+    size_t doubles = (m->sliding_rope.n_rot ? 2 : 1) * rotation_doubles(w), threads = (size_t)omp_get_max_threads();
     w->parameters[CODEC_KEYS] = memory_array(2 * floats, sizeof(float));
-    w->residual = memory_array(m->layers, sizeof *w->residual);
+    w->residual = memory_array(2 * (size_t)m->layers, sizeof *w->residual);
     w->cosine = memory_array(2 * doubles, sizeof *w->cosine);
     w->scratch = memory_array(threads, weight_moments_scratch(m) * sizeof *w->scratch);
-    w->matrices = memory_array(threads, matrix_doubles(m) * sizeof *w->matrices);
+    w->matrices = memory_array(threads, matrix_doubles(w) * sizeof *w->matrices);
     if (!w->parameters[CODEC_KEYS] || !w->residual || !w->cosine || !w->scratch || !w->matrices)
         return status_no_memory(error, 2 * floats * sizeof(float), "the profile of a model's weights");
     w->parameters[CODEC_VALUES] = w->parameters[CODEC_KEYS] + floats;
+    w->values = w->residual + m->layers;
     w->sine = w->cosine + doubles;
     return TERSE_OK;
 }
 
 enum terse_status weight_profile_new(const struct terse_model *model, struct terse_codebook **profile, struct terse_error *error) {
+    const uint32_t slices = model->latent.rank ? method_latent_slices(model->rope.n_rot, model->latent.rank) : 0;
+    struct weight_profile w = {
+        .model = model, .heads = slices ? slices : model->kv_heads, .head_dim = slices ? model->rope.n_rot : model->head_dim};
     struct codebook_info info = {.method = METHOD_PROFILE,
                                  .key = {.codec = &codec_transform},
-                                 .value = {.codec = &codec_transform},
+                                 .value = {.codec = slices ? NULL : &codec_transform},
                                  .layers = model_kv_layers(model),
-                                 .kv_heads = model->kv_heads,
-                                 .head_dim = model->head_dim,
+                                 .kv_heads = w.heads,
+                                 .head_dim = w.head_dim,
                                  .fingerprint = model->norms_fingerprint,
                                  .fingerprint_of = CODEBOOK_OF_NORMS};
-    struct weight_profile w = {.model = model};
     *profile = NULL;
     snprintf(info.model, sizeof info.model, "%s", model->name);
-    enum terse_status status = codec_check_head_dim(model->head_dim, error);
+    enum terse_status status = codec_check_head_dim(w.head_dim, error);
     if (!status) status = allocate(&w, error);
     if (!status) status = fit_all(&w, error);
     if (!status) status = codebook_new(&info, w.parameters[CODEC_KEYS], w.parameters[CODEC_VALUES], profile, error);

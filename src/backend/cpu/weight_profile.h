@@ -17,10 +17,6 @@
 #include "format/codebook.h"
 #include "model/model.h"
 
-/* Errors of keys matter less than they seem to. With terse-2 of a sequence's own transforms this takes 7 % off the divergence of
- * Qwen2.5-Coder-0.5B and 10 % off that of SmolLM2-135M. */
-#define KEYS_IMPORTANCE (-0.67)
-
 /* Makes the profile, released by terse_codebook_free. It uses the calling thread's OpenMP threads. TERSE_E_UNSUPPORTED where the
  * codec does not serve the model's heads. */
 enum terse_status weight_profile_new(const struct terse_model *model, struct terse_codebook **profile, struct terse_error *error);

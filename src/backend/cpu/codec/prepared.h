@@ -27,6 +27,13 @@ static inline const void *cpu_codebook_learned(const struct cpu_codebook *prepar
     return prepared->learned[side][prepared->shared ? 0 : (size_t)layer * prepared->kv_heads + head];
 }
 
+/* Returns the same for a KV head whose rows are cut into slices, each of which the codebook knows as a head: an array [slices]. */
+static inline const void *cpu_codebook_learned_slices(const struct cpu_codebook *prepared, enum codec_side side, uint32_t layer,
+                                                      uint32_t head, uint32_t slices) {
+    if (!prepared || !prepared->learned[side]) return NULL;
+    return prepared->learned[side] + (size_t)layer * prepared->kv_heads + (size_t)head * slices;
+}
+
 /* Returns the bytes of the codebook once it is prepared, whether it is or not. It allocates nothing. */
 uint64_t cpu_codebook_bytes(const struct terse_codebook *codebook);
 

@@ -20,7 +20,6 @@
 #include <string.h>
 
 #define GAIN_BYTES PAGE_TOKENS
-#define MOST_TOGETHER 16 /* queries whose weights lie on the stack */
 
 static const uint8_t *codes_of(const void *page) { return (const uint8_t *)page + GAIN_BYTES; }
 
@@ -152,20 +151,37 @@ static struct transform_query query_at(struct codec_shape shape, const float *ta
                                     .weights = (const int8_t *)(const void *)(own + 2 * groups)};
 }
 
-static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {
+void transform_prepare_queries(struct codec_shape shape, const float *q, size_t stride, float *tables) {
     const struct transform_fitted from = transform_of(shape);
     const struct transform_layout *layout = shape.layout;
     size_t hd = shape.head_dim, columns = columns_of(layout), groups = step_groups(layout);
-    float products[MOST_TOGETHER * CODEC_HEAD_DIM_MAX];
+    float products[TRANSFORM_TOGETHER * CODEC_HEAD_DIM_MAX];
     for (size_t g = 0; g < shape.group; g++) {
-        size_t left = shape.group - g < MOST_TOGETHER ? shape.group - g : MOST_TOGETHER;
-        float *own = tables + shape.group + g * floats_of_query(layout), *w = products + g % MOST_TOGETHER * columns;
-        if (g % MOST_TOGETHER == 0)
-            vector_ops()->multiply_i16(q + g * hd, left, hd, hd, from.basis, columns, from.unit, products, columns);
+        size_t left = shape.group - g < TRANSFORM_TOGETHER ? shape.group - g : TRANSFORM_TOGETHER;
+        float *own = tables + shape.group + g * floats_of_query(layout), *w = products + g % TRANSFORM_TOGETHER * columns;
+        if (g % TRANSFORM_TOGETHER == 0)
+            vector_ops()->multiply_i16(q + g * stride, left, hd, stride, from.basis, columns, from.unit, products, columns);
         for (size_t c = 0; c < columns; c++) w[c] *= from.size[c];
-        tables[g] = vector_ops()->dot(q + g * hd, from.mean, hd);
+        tables[g] = vector_ops()->dot(q + g * stride, from.mean, hd);
         transform_ops()->quantize_query(layout, w, own, (int32_t *)(void *)(own + groups), (int8_t *)(void *)(own + 2 * groups));
     }
+}
+
+static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {
+    transform_prepare_queries(shape, q, shape.head_dim, tables);
+}
+
+static void score_some(struct codec_shape shape, const float *tables, const void *page, const float *gains, size_t first, size_t n,
+                       float *logits) {
+    struct transform_query queries[TRANSFORM_TOGETHER];
+    for (size_t g = 0; g < n; g++) queries[g] = query_at(shape, tables, first + g);
+    transform_ops()->score(shape.layout, codes_of(page), gains, queries, n, logits);
+}
+
+void transform_score_some(struct codec_shape shape, const float *tables, const void *page, size_t first, size_t n, float *logits) {
+    float gains[PAGE_TOKENS];
+    gains_of(shape, page, gains);
+    score_some(shape, tables, page, gains, first, n, logits);
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
@@ -173,10 +189,8 @@ static void score(struct codec_shape shape, const float *q, const float *tables,
     (void)q;
     gains_of(shape, page, gains);
     for (size_t first = 0, n; first < shape.group; first += n) {
-        struct transform_query queries[MOST_TOGETHER];
-        n = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
-        for (size_t g = 0; g < n; g++) queries[g] = query_at(shape, tables, first + g);
-        transform_ops()->score(shape.layout, codes_of(page), gains, queries, n, logits + first * PAGE_TOKENS);
+        n = shape.group - first < TRANSFORM_TOGETHER ? shape.group - first : TRANSFORM_TOGETHER;
+        score_some(shape, tables, page, gains, first, n, logits + first * PAGE_TOKENS);
     }
 }
 
@@ -228,9 +242,9 @@ static void accumulate(struct codec_shape shape, const float *weights, const voi
     float gains[PAGE_TOKENS], *sums = code_sums + shape.group * sums_of_query(shape);
     gains_of(shape, page, gains);
     for (size_t first = 0, n; first < shape.group; first += n) {
-        uint8_t bytes[2 * MOST_TOGETHER * PAGE_TOKENS];
-        float scales[2 * MOST_TOGETHER], *own = code_sums + first * sums_of_query(shape);
-        n = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
+        uint8_t bytes[2 * TRANSFORM_TOGETHER * PAGE_TOKENS];
+        float scales[2 * TRANSFORM_TOGETHER], *own = code_sums + first * sums_of_query(shape);
+        n = shape.group - first < TRANSFORM_TOGETHER ? shape.group - first : TRANSFORM_TOGETHER;
         transform_ops()->quantize_weights(weights + first * PAGE_TOKENS, gains, n, planes, bytes, scales, sums + first);
         for (size_t b = 0; b < planes; b++)
             transform_ops()->accumulate(shape.layout, codes_of(page), bytes + b * n * PAGE_TOKENS, scales + b * n, n, own);
@@ -247,19 +261,19 @@ static void accumulate_by_code_int8(struct codec_shape shape, const float *weigh
 
 _Static_assert(TRANSFORM_QUAD == 4 && TRANSFORM_SUM_LANES == 16, "lanes of a component");
 
-static void accumulate_logits(struct codec_shape shape, const float *logits, const float *largest, const void *page,
-                              float *code_sums, float *sums) {
+void transform_accumulate_logits(struct codec_shape shape, const float *logits, const float *largest, const void *page,
+                                 float *code_sums, float *sums) {
     float gains[PAGE_TOKENS], *of_mean = code_sums + shape.group * sums_of_query(shape);
     gains_of(shape, page, gains);
     for (size_t first = 0, n; first < shape.group; first += n) {
-        uint8_t bytes[MOST_TOGETHER * PAGE_TOKENS];
-        float scales[MOST_TOGETHER], own[MOST_TOGETHER] = {0};
-        n = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
+        uint8_t bytes[TRANSFORM_TOGETHER * PAGE_TOKENS];
+        float scales[TRANSFORM_TOGETHER], own[TRANSFORM_TOGETHER] = {0};
+        n = shape.group - first < TRANSFORM_TOGETHER ? shape.group - first : TRANSFORM_TOGETHER;
         transform_ops()->weigh(logits + first * PAGE_TOKENS, largest + first, gains, n, bytes, scales, own);
         transform_ops()->accumulate(shape.layout, codes_of(page), bytes, scales, n, code_sums + first * sums_of_query(shape));
         for (size_t m = 0; m < n; m++) {
             of_mean[first + m] += own[m];
-            sums[first + m] += own[m];
+            if (sums) sums[first + m] += own[m];
         }
     }
 }
@@ -279,22 +293,26 @@ static void sum_components(struct codec_shape shape, const float *sums, float *y
     for (size_t c = 0; c < (size_t)layout->quads * TRANSFORM_QUAD; c++) y[c] *= size[c];
 }
 
-static void finish_code_sums(struct codec_shape shape, const float *code_sums, float *acc) {
+void transform_finish_code_sums(struct codec_shape shape, const float *code_sums, float *acc, size_t stride) {
     const struct transform_fitted own = transform_of(shape);
     size_t hd = shape.head_dim, columns = columns_of(shape.layout);
     const float *of_weights = code_sums + shape.group * sums_of_query(shape);
-    float y[MOST_TOGETHER * CODEC_HEAD_DIM_MAX], values[MOST_TOGETHER * CODEC_HEAD_DIM_MAX];
+    float y[TRANSFORM_TOGETHER * CODEC_HEAD_DIM_MAX], values[TRANSFORM_TOGETHER * CODEC_HEAD_DIM_MAX];
     float basis[CODEC_HEAD_DIM_MAX * CODEC_HEAD_DIM_MAX];
     vector_ops()->columns_to_float(own.basis, hd, columns, own.unit, basis, hd);
     for (size_t first = 0, n; first < shape.group; first += n) {
-        n = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
+        n = shape.group - first < TRANSFORM_TOGETHER ? shape.group - first : TRANSFORM_TOGETHER;
         for (size_t g = 0; g < n; g++) sum_components(shape, code_sums + (first + g) * sums_of_query(shape), y + g * columns);
         vector_ops()->multiply(y, n, columns, columns, basis, hd, hd, values, hd);
         for (size_t g = 0; g < n; g++) {
-            vector_ops()->axpy(1, values + g * hd, acc + (first + g) * hd, hd);
-            vector_ops()->axpy(of_weights[first + g], own.mean, acc + (first + g) * hd, hd);
+            vector_ops()->axpy(1, values + g * hd, acc + (first + g) * stride, hd);
+            vector_ops()->axpy(of_weights[first + g], own.mean, acc + (first + g) * stride, hd);
         }
     }
+}
+
+static void finish_code_sums(struct codec_shape shape, const float *code_sums, float *acc) {
+    transform_finish_code_sums(shape, code_sums, acc, shape.head_dim);
 }
 
 static void accumulate_values(struct codec_shape shape, const float *weights, const void *page, float *acc) {
@@ -330,11 +348,12 @@ const struct cpu_codec cpu_codec_transform = {
     .ranks = &(const struct codec_ranks){.bytes = rank_bytes, .prepare = prepare_rank, .rank = rank},
     .pre_rope_mean = pre_rope_mean,
     .queries = &(const struct codec_queries){.floats = query_floats, .prepare = prepare_queries},
-    .code_sums = &(const struct codec_code_sums){.floats = code_sum_floats,
-                                                 .row = sums_of_query,
-                                                 .add = accumulate_by_code,
-                                                 .finish = finish_code_sums,
-                                                 .integer = &(const struct codec_integer_sums){.suffice = int8_suffices,
-                                                                                               .add = accumulate_by_code_int8,
-                                                                                               .add_logits = accumulate_logits}},
+    .code_sums =
+        &(const struct codec_code_sums){.floats = code_sum_floats,
+                                        .row = sums_of_query,
+                                        .add = accumulate_by_code,
+                                        .finish = finish_code_sums,
+                                        .integer = &(const struct codec_integer_sums){.suffice = int8_suffices,
+                                                                                      .add = accumulate_by_code_int8,
+                                                                                      .add_logits = transform_accumulate_logits}},
     .prefetch_tokens = prefetch_tokens};

@@ -115,20 +115,22 @@ uint64_t fit_tokens(const struct cache *cache) {
 
 /* ---- Transforms */
 
-/* Reads rows[n][hd] of the window's first n tokens as pages will hold them. */
-static void read_window(const struct cache *cache, uint32_t layer, uint32_t head, enum codec_side side, size_t n, float *rows) {
-    const size_t hd = cache->base.shape.head_dim;
+/* Reads rows[n][width] of the window's first n tokens as pages will hold them: of a slice where rows are cut into slices. page[64][hd] is
+ * scratch. */
+static void read_window(const struct cache *cache, uint32_t layer, uint32_t head, enum codec_side side, size_t n, uint32_t slice,
+                        float *page, float *rows) {
+    const size_t hd = cache->base.shape.head_dim, width = method_slice_width(&cache->base.method, (uint32_t)hd);
     for (size_t first = 0; first < n; first += PAGE_TOKENS) {
         size_t count = size_min(n - first, PAGE_TOKENS);
-        float *page = rows + first * hd;
         cpu_codec_f16.decode(window_shape(cache, 1), side,
                              window_page(cache, cache->window_sets[first / PAGE_TOKENS], side, layer, head), page);
         if (side == CODEC_KEYS && cache->keys_in_rope_runs)
             segment_rotate_to_run(cache, cache->base.plan.grid + first, count, page);
+        for (size_t t = 0; t < count; t++) memcpy(rows + (first + t) * width, page + t * hd + slice * width, width * sizeof *rows);
     }
 }
 
-/* fit_side works on this: the cache, and rows for each thread. */
+/* fit_side works on this: the cache, and for each thread a page and the rows. */
 struct fitting {
     const struct cache *cache;
     size_t n, floats; /* rows of a side; of a thread's */
@@ -138,19 +140,25 @@ struct fitting {
 static enum terse_status fit_side(void *user, size_t thread, uint32_t layer, uint32_t head, enum codec_side side, void *record,
                                   struct terse_error *error) {
     const struct fitting *f = user;
-    const struct transform_learned *profile = side_shape(f->cache, side, layer, head, 1).learned;
-    const uint32_t hd = f->cache->base.shape.head_dim;
-    float *rows = f->rows + thread * f->floats, mean[CODEC_HEAD_DIM_MAX];
-    read_window(f->cache, layer, head, side, f->n, rows);
-    if (side == CODEC_KEYS) pre_rope_take(&f->cache->positions.pre_rope, f->cache->base.plan.grid, rows, f->n, hd, mean);
-    return transform_fit_rows(vector_ops()->multiply, profile->record, profile->metric, hd, rows, f->n,
-                              side == CODEC_KEYS ? mean : NULL, record, error);
+    const struct cache *cache = f->cache;
+    const uint32_t slices = method_slices(&cache->base.method), slice = head % slices;
+    const uint32_t width = method_slice_width(&cache->base.method, cache->base.shape.head_dim);
+    struct codec_shape shape = side_shape(cache, side, layer, head / slices, 1);
+    if (shape.slices) shape = transform_slice(shape, slice);
+    const struct transform_learned *profile = shape.learned;
+    const bool turns = side == CODEC_KEYS && slice == 0;
+    float *page = f->rows + thread * f->floats, *rows = page + PAGE_TOKENS * cache->base.shape.head_dim, mean[CODEC_HEAD_DIM_MAX];
+    read_window(cache, layer, head / slices, side, f->n, slice, page, rows);
+    if (turns) pre_rope_take(&cache->positions.pre_rope, cache->base.plan.grid, rows, f->n, width, mean);
+    return transform_fit_rows(vector_ops()->multiply, profile->record, profile->metric, width, rows, f->n, turns ? mean : NULL,
+                              record, error);
 }
 
 enum terse_status fit_transforms(struct cache *cache, struct terse_error *error) {
     struct cache_base *base = &cache->base;
     struct fitting f = {.cache = cache, .n = fitted_tokens(base)};
-    f.floats = memory_round_up(f.n, PAGE_TOKENS) * base->shape.head_dim;
+    f.floats = memory_round_up(f.n * method_slice_width(&base->method, base->shape.head_dim), PAGE_TOKENS) +
+               PAGE_TOKENS * base->shape.head_dim;
     f.rows = memory_array(base->threads * f.floats, sizeof *f.rows);
     if (!f.rows) return status_no_memory(error, base->threads * f.floats * sizeof *f.rows, "rows that the KV cache learns from");
     enum terse_status status = fitted_find(base, fit_side, &f, error);

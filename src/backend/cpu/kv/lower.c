@@ -8,7 +8,7 @@
 static void lower_side(const struct cache *cache, const struct page_set *from, const struct page_set *to, uint32_t layer,
                        uint32_t head, enum codec_side side) {
     const struct cpu_codec *codec = side_codec(cache, side);
-    float rows[PAGE_TOKENS * CODEC_HEAD_DIM_MAX];
+    float rows[PAGE_TOKENS * CODEC_ROW_MAX];
     codec->decode(side_shape_at(cache, from->rate, side, layer, head, 1), side, page_at(cache, from, side, layer, head), rows);
     codec->encode(side_shape_at(cache, to->rate, side, layer, head, 1), side, rows, PAGE_TOKENS,
                   page_at(cache, to, side, layer, head));

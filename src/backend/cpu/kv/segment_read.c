@@ -49,7 +49,7 @@ static void load_sealed(const struct cache *cache, const struct segment *segment
 static struct rows segment_rows(const struct cache *cache, const struct segment *segment, uint32_t head, enum codec_side side,
                                 float *workspace) {
     size_t hd = cache->base.shape.head_dim, width = cache->base.shape.kv_heads * hd;
-    if (cache->base.shape.latents) side = CODEC_KEYS;
+    side = side_stored(cache, side);
     switch (segment->kind) {
     case SEGMENT_NEW: {
         const float *rows = side == CODEC_KEYS ? cache->k : cache->v;
@@ -265,7 +265,7 @@ static void accumulate_sealed(const struct head_reader *reader, const struct seg
     const struct cache *cache = reader->cache;
     size_t hd = cache->base.shape.head_dim;
     float row[CODEC_ROW_MAX];
-    const uint8_t *page = page_at(cache, segment->set, CODEC_VALUES, cache->base.layer, reader->head);
+    const uint8_t *page = page_at(cache, segment->set, side_stored(cache, CODEC_VALUES), cache->base.layer, reader->head);
     for (uint64_t slots = exact_slots(segment, CODEC_VALUES); slots;) {
         size_t t = take_exact(cache, segment, reader->head, CODEC_VALUES, &slots, row);
         segment_accumulate_row(row, t, reader->rows, hd, weights, acc);
@@ -282,15 +282,15 @@ bool segment_takes_logits(const struct head_reader *reader, const struct segment
 void segment_accumulate_logits(const struct head_reader *reader, const struct segment *segment, const float *logits,
                                const float *largest, float *code_sums, float *sums) {
     const struct cache *cache = reader->cache;
-    const uint8_t *page = page_at(cache, segment->set, CODEC_VALUES, cache->base.layer, reader->head);
+    const uint8_t *page = page_at(cache, segment->set, side_stored(cache, CODEC_VALUES), cache->base.layer, reader->head);
     cache->codec[CODEC_VALUES]->code_sums->integer->add_logits(reader->values, logits, largest, page, code_sums, sums);
 }
 
 void segment_accumulate(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,
                         float *acc) {
     const struct cache *cache = reader->cache;
-    const bool latents = cache->base.shape.latents; /* pages lie as those of keys, which no codec accumulates */
-    if (segment->kind == SEGMENT_SEALED && !latents) {
+    const bool latents = cache->base.shape.latents; /* pages lie as those of keys, which only codecs of slices accumulate */
+    if (segment->kind == SEGMENT_SEALED && (!latents || cache->base.method.slices)) {
         accumulate_sealed(reader, segment, weights, code_sums, acc);
     } else if (segment->kind == SEGMENT_WINDOW && !latents) {
         const uint8_t *page = window_page(cache, segment->window_set, CODEC_VALUES, cache->base.layer, reader->head);

@@ -12,13 +12,20 @@ static inline uint8_t *fitted_data(const struct cache *cache, uint32_t layer, ui
     return cache->fitted ? cache->fitted + layer_head(cache, layer, head) * cache->fitted_bytes : NULL;
 }
 
+/* Returns the side whose pages hold these rows: keys, where they end with the values. */
+static inline enum codec_side side_stored(const struct cache *cache, enum codec_side side) {
+    return cache->base.shape.latents ? CODEC_KEYS : side;
+}
+
 /* Returns the shape that describes one side of a layer and head to its codec, for `rows` queries that read it together. */
 static inline struct codec_shape side_shape(const struct cache *cache, enum codec_side side, uint32_t layer, uint32_t head,
                                             size_t rows) {
-    uint32_t number = cache_shape_number(&cache->base.shape, layer);
+    const uint32_t number = cache_shape_number(&cache->base.shape, layer), slices = cache->base.method.slices;
+    side = side_stored(cache, side);
     struct codec_shape shape = method_shape(&cache->base.method, side, number, head, cache->base.shape.head_dim, (uint32_t)rows);
-    shape.learned = cpu_codebook_learned(cache->codebook, side, number, head);
-    shape.fitted = fitted_record(&cache->base, layer, head, side);
+    shape.learned = slices ? cpu_codebook_learned_slices(cache->codebook, side, number, head, slices)
+                           : cpu_codebook_learned(cache->codebook, side, number, head);
+    shape.fitted = fitted_record(&cache->base, layer, head * method_slices(&cache->base.method), side);
     if (cache->fitted_side_bytes[side])
         shape.fitted = fitted_data(cache, layer, head) + (side == CODEC_KEYS ? 0 : cache->fitted_side_bytes[CODEC_KEYS]);
     return shape;
@@ -31,7 +38,7 @@ static inline struct codec_shape side_shape_at(const struct cache *cache, uint32
     if (!rate) return shape;
     const struct method method = rates_method(&cache->base, rate);
     const uint32_t number = cache_shape_number(&cache->base.shape, layer);
-    shape.layout = method_shape(&method, side, number, head, shape.head_dim, shape.group).layout;
+    shape.layout = method_shape(&method, side_stored(cache, side), number, head, shape.head_dim, shape.group).layout;
     return shape;
 }
 

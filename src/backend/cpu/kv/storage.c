@@ -1,6 +1,7 @@
 /* Manages the memory of a cache: allocates, copies, counts, writes and reads it. */
 #include "backend/cpu/kv/storage.h"
 
+#include "backend/cpu/codec/transform.h"
 #include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/kv/exact.h"
 #include "backend/cpu/kv/fit.h"
@@ -61,8 +62,8 @@ enum terse_status cache_create(const struct cache_shape *shape, const struct met
     struct cache *c = calloc(1, sizeof *c);
     if (!c) return status_no_memory(error, sizeof *c, "the KV cache");
     cache_base_init(&c->base, &cpu_storage, shape, method, threads);
-    c->codec[CODEC_KEYS] = cpu_codec_of(method->key.codec);
-    c->codec[CODEC_VALUES] = cpu_codec_of(method->value.codec);
+    c->codec[CODEC_KEYS] = method->slices ? &cpu_codec_transform_slices : cpu_codec_of(method->key.codec);
+    c->codec[CODEC_VALUES] = shape->latents ? c->codec[CODEC_KEYS] : cpu_codec_of(method->value.codec);
     c->index = method->index ? cpu_index_of(method->index) : NULL; /* NULL of index_components too */
     c->base.ahead_most_tokens = SIZE_MAX;
     c->group = shape->query_heads / shape->kv_heads;
