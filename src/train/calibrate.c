@@ -149,9 +149,8 @@ static enum terse_status make_recipe(const struct terse_model *m, const struct t
     if (!status && m->latent.rank)
         status =
             status_fail(error, TERSE_E_UNSUPPORTED,
-                        "%s: nothing is learned of this model, whose keys and values are one latent: caches fit terse-N to their "
-                        "own sequences",
-                        o->method);
+                        "nothing is learned of this model, whose keys and values are one latent: caches fit terse-N to their own "
+                        "sequences");
     if (!status) status = method_check(&method, m->head_dim, m->query_heads / m->kv_heads, error);
     if (status) return status;
     if (!method.codebook[0]) return status_fail(error, TERSE_E_ARGUMENT, "%s learns nothing: it needs no codebook", method.name);

@@ -59,16 +59,6 @@ static struct terse_session *new_session(const char *method) {
     return must_open(engine, &options);
 }
 
-static double apart(const struct terse_session *one, const struct terse_session *other) {
-    return logits_apart(terse_session_logits(one), terse_session_logits(other), info.vocabulary);
-}
-
-static void check_near(const char *what, const struct terse_session *one, const struct terse_session *other, double bound) {
-    const double difference = apart(one, other);
-    print_message("%s: %.1e\n", what, difference);
-    if (!(difference <= bound)) fail_msg("%s: logits are %g of the largest apart", what, difference);
-}
-
 /* ---- Memory */
 
 /* A token has the rotated channels and the latent once, in each layer, and nothing besides. */
@@ -125,7 +115,7 @@ static void prompts_in_parts_are_as_tokens_one_by_one(void **state) {
             must_decode(copy, tokens + PROMPT, 3);
             must_decode(other, tokens + PROMPT, 3);
             snprintf(what, sizeof what, "%s in parts of %zu", methods[m].name, parts[p]);
-            check_near(what, other, copy, methods[m].bound);
+            check_near_logits(info.vocabulary, what, other, copy, methods[m].bound);
             terse_session_free(copy);
             terse_session_free(other);
         }
@@ -143,7 +133,7 @@ static void threads_change_nothing(void **state) {
         must_prefill(other, tokens, 200);
         must_decode(one, tokens, 3);
         must_decode(other, tokens, 3);
-        check_near(methods[m].name, one, other, 1e-5);
+        check_near_logits(info.vocabulary, methods[m].name, one, other, 1e-5);
         terse_session_free(one);
         terse_session_free(other);
     }
@@ -179,7 +169,7 @@ static void a_session_goes_back_to_any_length(void **state) {
             must_decode(fresh, tokens + 5, 2);
             must_decode(session, tokens + 5, 2);
             snprintf(what, sizeof what, "%s, cut at %zu", methods[m].name, cuts[c]);
-            check_near(what, session, fresh, methods[m].bound);
+            check_near_logits(info.vocabulary, what, session, fresh, methods[m].bound);
             terse_session_free(session);
             terse_session_free(fresh);
         }
@@ -197,7 +187,7 @@ static void a_prompt_begins_where_another_was_alike(void **state) {
     for (size_t m = 0; m < METHODS; m++) {
         struct alike_sessions alike = must_begin_alike(engine, methods[m].name, tokens, PROMPT, 330, PROMPT + 20, info.vocabulary);
         assert_in_range(alike.held, 256, 330);
-        check_near(methods[m].name, alike.session, alike.fresh, methods[m].bound);
+        check_near_logits(info.vocabulary, methods[m].name, alike.session, alike.fresh, methods[m].bound);
         alike_free(&alike);
     }
 }

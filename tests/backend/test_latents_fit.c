@@ -5,6 +5,7 @@
 #include "format/page_layout.h"
 #include "format/transform.h"
 #include "method/method.h"
+#include "support/fixture_model.h"
 #include "support/session_steps.h"
 #include "support/temporary.h"
 #include "terse_calibrate.h"
@@ -29,7 +30,9 @@ static int32_t tokens[TOKENS];
 
 static int make_engine(void **state) {
     (void)state;
-    must_start_fixture("deepseek2-groups", &model, &engine, &info);
+    model = fixture_model("deepseek2-groups");
+    engine = must_start(&backend_cpu, model, 1); /* so small a model is no work to share */
+    terse_model_describe(model, &info);
     for (int i = 0; i < TOKENS; i++) tokens[i] = (i * 37 + i * i % 11 + i / 50) % (int32_t)info.vocabulary;
     return 0;
 }
@@ -60,12 +63,6 @@ static struct terse_session *session_of(const char *method, size_t n) {
     return session;
 }
 
-static void check_near(const char *what, const struct terse_session *one, const struct terse_session *other, double bound) {
-    const double difference = logits_apart(terse_session_logits(one), terse_session_logits(other), info.vocabulary);
-    print_message("%s: %.1e\n", what, difference);
-    if (!(difference <= bound)) fail_msg("%s: logits are %g of the largest apart", what, difference);
-}
-
 static void logits_are_near_those_of_half_precision(void **state) {
     (void)state;
     static const struct {
@@ -76,7 +73,7 @@ static void logits_are_near_those_of_half_precision(void **state) {
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
         struct terse_session *session = session_of(methods[m].name, PROMPT + 9);
         assert_true(report_of(session).codes > 0);
-        check_near(methods[m].name, session, exact, methods[m].bound);
+        check_near_logits(info.vocabulary, methods[m].name, session, exact, methods[m].bound);
         terse_session_free(session);
     }
     terse_session_free(exact);
@@ -153,7 +150,7 @@ static void forks_states_and_cuts_go_on_alike(void **state) {
     must_truncate(whole, PROMPT + 5);
     must_decode(fork, tokens + 7, 2);
     must_decode(whole, tokens + 7, 2);
-    check_near("cut", fork, whole, 1e-6);
+    check_near_logits(info.vocabulary, "cut", fork, whole, 1e-6);
     must_truncate(fork, 500); /* there is nothing left to fit to */
     assert_int_equal(terse_session_length(fork), 500);
     must_decode(fork, tokens, 3);

@@ -71,7 +71,7 @@ works run -m $model --state "$work/recurrent.state" -p 'the' -n 6 --temp 0
 model=$models/deepseek2-groups.gguf
 works inspect $model
 grep -q '1 KV heads of 96, 64 of them values (latent attention), feed-forward 40 in 8 experts,' "$work/out" || fail "deepseek2: $(head -n 6 "$work/out")"
-[ "$(grep -cE '^\| (f16|q8_0|q4_0|terse|kivi|streaming|million)' "$work/out")" = 5 ] || fail "deepseek2: other methods: $(tail -n 9 "$work/out")"
+[ "$(grep -cE '^\| (f16|q8_0|q4_0|terse|kivi|streaming|million)' "$work/out")" = 10 ] || fail "deepseek2: other methods: $(tail -n 9 "$work/out")"
 works inspect $model -o json
 [ "$(json "$work/out" shape latent)" = 64 ] || fail "deepseek2: json: $(json "$work/out" shape)"
 works perplexity -m $model -f $text -c 128 --kv f16
@@ -79,12 +79,12 @@ exact=$(number_after '^PPL = ' "$work/out")
 works perplexity -m $model -f $text -c 128
 near "$(number_after '^PPL = ' "$work/out")" "$exact" 0.02 || fail "deepseek2: PPL $exact with f16, by default $(tail -n 2 "$work/out")"
 works run -m $model -p 'the cat' -n 4
-grep -q '(q8_0)$' "$work/err" || fail "deepseek2: $(cat "$work/err")"
+grep -q '(terse-4)$' "$work/err" || fail "deepseek2: $(cat "$work/err")"
 works run -m $model -p 'the cat' -n 4 -ctk q8_0 -ctv q8_0
 works run -m $model -p 'the cat' -n 100 --kv kivi-2
-refuses 'terse-2 does not serve this model.*--kv f16, q8_0, q4_0, kivi-4 or kivi-2' run -m $model -p the -n 4 --kv terse-2
+refuses 'mat-128 does not serve this model.*--kv terse-N, f16, q8_0, q4_0, kivi-4 or kivi-2' run -m $model -p the -n 4 --kv mat-128
 refuses 'does not serve this model' run -m $model -p the -n 4 -ctk q8_0 -ctv q4_0
-refuses 'does not serve this model' calibrate -m $model -f $text --kv terse-4 -c 128 --chunks 4 -o "$work/none.codebook"
+refuses 'nothing is learned of this model' calibrate -m $model -f $text --kv terse-4 -c 128 --chunks 4 -o "$work/none.codebook"
 
 # Norms after, caps, layers that slide: every learned method that inspect lists can be learned, and serves.
 learned_by() { grep -oE '^\| (million|antkv|cq|commvq|terse)-[0-9.]+ ' "$work/out" | tr -d '| '; }

@@ -140,3 +140,10 @@ double logits_apart(const float *got, const float *want, size_t n) {
     }
     return worst / size;
 }
+
+void check_near_logits(size_t n, const char *what, const struct terse_session *one, const struct terse_session *other,
+                       double bound) {
+    const double difference = logits_apart(terse_session_logits(one), terse_session_logits(other), n);
+    print_message("%s: %.1e\n", what, difference);
+    if (!(difference <= bound)) fail_msg("%s: logits are %g of the largest apart", what, difference);
+}

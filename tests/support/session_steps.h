@@ -35,5 +35,8 @@ struct terse_cache_report report_of(const struct terse_session *session);
 void check_same_logits(const struct terse_session *one, const struct terse_session *other);
 /* Returns the largest difference of n logits, as a part of the largest of `want`. */
 double logits_apart(const float *got, const float *want, size_t n);
+/* Prints that difference of two sessions' logits, of a vocabulary of n, and fails the test where it is more than `bound`. */
+void check_near_logits(size_t n, const char *what, const struct terse_session *one, const struct terse_session *other,
+                       double bound);
 
 #endif

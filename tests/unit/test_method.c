@@ -231,8 +231,30 @@ static void streaming_keeps_sinks_and_the_newest(void **state) {
     assert_true(all.exact == 4 && all.first == 4);
 }
 
+/* Of keys that end with a latent: 64 rotated channels and 512, as in DeepSeek's models, and widths that do not fit each other. */
+static void keys_of_latents_are_cut_into_slices(void **state) {
+    (void)state;
+    static const uint32_t shapes[][3] = {{64, 512, 9}, {32, 64, 3}, {256, 256, 2}, {64, 96, 0},
+                                         {48, 96, 0},  {0, 512, 0}, {64, 1024, 0}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        struct method method = resolve("terse-3", NULL, NULL, TERSE_TAIL_DEFAULT);
+        struct terse_error error;
+        const uint32_t slices = method_latent_slices(shapes[i][0], shapes[i][1]);
+        assert_int_equal(slices, shapes[i][2]);
+        assert_int_equal(method_for_latents(&method, shapes[i][0], shapes[i][1], &error), slices ? TERSE_OK : TERSE_E_UNSUPPORTED);
+        if (slices) {
+            assert_int_equal(method_slices(&method), slices);
+            assert_int_equal(method_slice_width(&method, shapes[i][0] + shapes[i][1]), shapes[i][0]);
+            assert_true(!(method.value.rate > 0)); /* there are no values to share bits with */
+        } else if (!strstr(error.message, "terse-3 cuts") || !strstr(error.message, "use --kv f16, q8_0")) {
+            fail_msg("%s", error.message);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(keys_of_latents_are_cut_into_slices),
         cmocka_unit_test(names_choose_codecs_and_policy),
         cmocka_unit_test(codecs_can_be_overridden),
         cmocka_unit_test(tail_has_a_default_for_each_method),
