@@ -259,9 +259,6 @@ static void refuses(const struct random_model_spec *spec, const char *says) {
 
 static void what_kernels_do_not_compute_is_refused(void **state) {
     (void)state;
-    struct random_model_spec spec = random_models[0];
-    spec.types[1] = TENSOR_IQ4_XS;
-    refuses(&spec, "IQ4_XS");
     refuses(&random_expert_models[1], "qwen2moe models with experts");
 }
 

@@ -322,7 +322,7 @@ static enum terse_status supports(const struct terse_model *model, struct terse_
     const struct architecture *a = model->architecture;
     if (!a->parallel && !a->post_norms && !a->scaled_embedding && !model->rope_context && !model->sliding && !model->experts &&
         !model->recurrent && !model->latent.rank && !(model->logit_cap > 0) && !(model->attention_cap > 0))
-        return device_model_supports(model, error);
+        return TERSE_OK;
     return status_fail(error, TERSE_E_UNSUPPORTED, "the GPU does not compute %s models%s yet: leave out --device cuda", a->name,
                        model->rope_context  ? " with longrope"
                        : model->sliding     ? " with sliding windows"

@@ -50,31 +50,12 @@ static enum terse_status visit(struct visitor *v) {
     return status;
 }
 
-/* ---- Types */
-
-static enum terse_status check_matrix(struct visitor *v, const struct matrix *from, struct device_matrix *to) {
-    (void)to;
-    if (!from->data || weights_supported(from->type)) return TERSE_OK;
-    return status_fail(v->error, TERSE_E_UNSUPPORTED,
-                       "weights of type %s are not computed on a GPU: take --device cpu, or a file of Q4_K_M, Q4_0 or Q8_0",
-                       tensor_type_name(from->type));
-}
+/* ---- Counting */
 
 static enum terse_status skip_vector(struct visitor *v, const float *const *from, const float **to, uint32_t n) {
     (void)v, (void)from, (void)to, (void)n; /* nothing beside the matrices */
     return TERSE_OK;
 }
-
-enum terse_status device_model_supports(const struct terse_model *model, struct terse_error *error) {
-    struct device_model device = {.model = model, .layer = calloc(model->layers, sizeof *device.layer)};
-    if (!device.layer) return status_no_memory(error, model->layers * sizeof *device.layer, "a model");
-    enum terse_status status =
-        visit(&(struct visitor){.matrix = check_matrix, .vector = skip_vector, .model = &device, .error = error});
-    free(device.layer);
-    return status;
-}
-
-/* ---- Counting */
 
 static bool is_embedding(const struct visitor *v, const struct matrix *w, const struct device_matrix *to) {
     return to == &v->model->output && w->data == v->model->model->embedding.data;

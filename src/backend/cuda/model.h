@@ -19,8 +19,6 @@ struct device_model {
     size_t bytes;               /* of all matrices */
 };
 
-/* Returns TERSE_E_UNSUPPORTED where the kernels multiply no weights of one of the model's types. */
-enum terse_status device_model_supports(const struct terse_model *model, struct terse_error *error);
 /* Uploads a model, which outlives the result. `besides` bytes are kept free. TERSE_E_MEMORY says in one line how much the model
  * takes and how much there is. */
 enum terse_status device_model_load(const struct terse_model *model, size_t besides, struct device_model *device,

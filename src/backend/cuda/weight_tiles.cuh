@@ -8,8 +8,8 @@
  *     pair 0  4t, 4t + 2      pair 1  4t + 1, 4t + 3      pair 2, 3  the same, 16 further on
  *
  * so that pairs 0 and 1 are one product's operand and pairs 2 and 3 the next one's. Vectors are laid out to match (rows.cu). A code
- * enters the product without conversion, as the bits of a half, which are the number q 2^-24, exactly. Where codes of four bits are
- * a byte's upper ones they stay there, as 16 q.
+ * enters the product without conversion, as the bits of a half, which are the number q 2^-24, exactly, or with a half's sign -q
+ * 2^-24. Where codes of four bits are a byte's upper ones they stay there, as 16 q.
  *
  * A tile is loaded CHUNK groups at a time: these types hold a chunk. Weight = unit size q + least. size is a group's, or that of
  * half a group (HALVES); unit, of types that have one (UNIT), is a row's of the tile. `least` times the sum of x is a product of
@@ -73,6 +73,14 @@ __device__ static inline float third_of(float x, int third) {
 __device__ static inline float byte_value(uint32_t word, int i, bool upper, uint32_t exponents, float offset = 0) {
     return __uint_as_float(permute(word, exponents, (upper ? 0x6440 : 0x7440) | i)) -
            (upper ? 524288 + offset / 16 : 8388608 + offset);
+}
+
+/* Returns the halves s - offset of two bytes s of a word, by the selector: s becomes the last bits of a half between 1024 and 1279,
+ * and `from`, the bits of 1024 + offset, is subtracted. */
+__device__ static inline uint32_t halves_of_bytes(uint32_t word, uint32_t selector, uint16_t from) {
+    uint32_t two = permute(word, 0x6464, selector);
+    __half2 sizes = __hsub2(*(const __half2 *)&two, __half2half2(__ushort_as_half(from)));
+    return *(const uint32_t *)&sizes;
 }
 
 /* ---- Types of 32 weights a block: four blocks to a tile */
@@ -155,6 +163,73 @@ template <bool MIN, bool FIVE> struct tile_nibbles {
     template <class SOURCE> __device__ static float offset_unit(SOURCE, int) {
         return (MIN ? 1 : FIVE ? -16 : -8) * power_of_two(SUM_SCALE - 24);
     }
+};
+
+/* Looks up the values plus 128 of eight codes of IQ4, which lie as those of a block: pairs of codes are unsigned then. */
+__device__ static inline void iq4_pairs(uint32_t word, uint32_t pair[4]) {
+    uint32_t values[2]; /* of 4t, 16 + 4t, 4t + 1, 16 + 4t + 1; of those 2 further on */
+    for (int i = 0; i < 2; i++) {
+        const uint32_t codes = word >> 16 * i, digits = codes & 0x7777;
+        const uint32_t low = permute(0x3f2d1801, 0x766a5d4f, digits), high = permute(0xa6998d81, 0xf1d9c5b5, digits);
+        values[i] = permute(low, high, (codes >> 1 & 0x4444) | 0x3210);
+    }
+    for (int i = 0; i < 4; i++)
+        pair[i] = permute(values[0], values[1], i == 0 ? 0x3430 : i == 1 ? 0x3632 : i == 2 ? 0x3531 : 0x3733) & 0x00ff00ff;
+}
+
+/* This type serves IQ4_NL. */
+struct tile_iq4_nl : tile_nibbles<false, false> {
+    static constexpr enum vector_form FORM = TWO_HALVES;
+    __device__ void pairs(int b, int h, int, uint32_t pair[4], int = 0) const { iq4_pairs(word_of(codes[h], b), pair); }
+    template <class SOURCE> __device__ static float least(SOURCE from, int row, int b, int) {
+        return -128 * half_value(from.half_word(SCALES + row * 8 + 2 * b));
+    }
+    template <class SOURCE> __device__ static float offset_unit(SOURCE, int) { return -128 * power_of_two(SUM_SCALE - 24); }
+};
+
+/* This type serves MXFP4: codes are signed, and have no offset. Blocks may lie at odd addresses. */
+struct tile_mxfp4 {
+    static constexpr int WIDTH = 128, GROUPS = 4, HALVES = 1, BLOCK_BYTES = 17, SCALES = 1024, BYTES = SCALES + 64;
+    static constexpr int CHUNK = 4, OFFSETS = 0;
+    static constexpr bool CODES = true, UNIT = false;
+    static constexpr enum vector_form FORM = TWO_HALVES;
+    uint4 codes[2];
+    uint32_t exponents[2]; /* bytes of the four blocks */
+
+    __device__ static void pack(const uint8_t *source, int blocks, uint8_t *tile, int lane, int h) {
+        int t = lane % 4, row = lane / 4 + 8 * h;
+        uint32_t code[4] = {0};
+        for (int b = 0; b < blocks; b++)
+            for (int i = 0; i < 4; i++) code[b] |= (uint32_t)source[b * BLOCK_BYTES + 1 + 4 * t + i] << 8 * i;
+        ((uint4 *)tile)[h * 32 + lane] = make_uint4(code[0], code[1], code[2], code[3]);
+        tile[SCALES + row * 4 + t] = t < blocks ? source[t * BLOCK_BYTES] : 0;
+    }
+    template <class SOURCE> __device__ void load(SOURCE from, int lane, int) {
+        for (int h = 0; h < 2; h++) {
+            codes[h] = from.quad((h * 32 + lane) * 16);
+            exponents[h] = from.word(SCALES + (lane / 4 + 8 * h) * 4);
+        }
+    }
+    /* Looks up the sizes of two times two codes at once, and puts a code's highest bit where a half has its sign. */
+    __device__ void pairs(int b, int h, int, uint32_t pair[4], int = 0) const {
+        const uint32_t word = word_of(codes[h], b);
+        uint32_t sizes[2];
+        for (int i = 0; i < 2; i++) sizes[i] = permute(0x03020100, 0x0c080604, word >> 16 * i & 0x7777);
+        for (int i = 0; i < 4; i++) {
+            const int bit = i / 2 * 4 + i % 2 * 8 + 3;
+            pair[i] = permute(sizes[0], sizes[1], i == 0 ? 0x3430 : i == 1 ? 0x3632 : i == 2 ? 0x3531 : 0x3733) & 0x000f000f;
+            pair[i] |= word << (15 - bit) & 0x80008000;
+        }
+    }
+    /* Returns 2^(exponent - 128), as weight_mxfp4_unit() does. */
+    __device__ float size(int b, int h, int) const {
+        const uint32_t exponent = exponents[h] >> 8 * b & 0xff;
+        return __uint_as_float(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+    }
+    template <class SOURCE> __device__ static float unit(SOURCE, int) { return 1; }
+    template <class SOURCE> __device__ static float least(SOURCE, int, int, int) { return 0; }
+    template <class SOURCE> __device__ static uint32_t offsets(SOURCE, int, int) { return 0; }
+    template <class SOURCE> __device__ static float offset_unit(SOURCE, int) { return 0; }
 };
 
 struct tile_q8_0 {
@@ -390,15 +465,181 @@ struct tile_q6_k {
     template <class SOURCE> __device__ static float least(SOURCE from, int row, int b, int half) {
         return unit(from, row) * -32 * (float)(int8_t)(from.half_word(SIZES + row * 16 + 2 * b) >> 8 * half);
     }
-    /* Returns sizes 2t and 2t + 1, t < 8, as halves: s + 128 is the last bits of a half between 1024 and 1279, from which 1152 is
-     * subtracted. */
+    /* Returns sizes 2t and 2t + 1, t < 8, as halves, from s + 128. */
     template <class SOURCE> __device__ static uint32_t offsets(SOURCE from, int row, int t) {
-        uint32_t two = permute(from.half_word(SIZES + row * 16 + 2 * t) ^ 0x8080, 0x6464, 0x4140);
-        __half2 sizes = __hsub2(*(const __half2 *)&two, __half2half2(__ushort_as_half(0x6480)));
-        return *(const uint32_t *)&sizes;
+        return halves_of_bytes(from.half_word(SIZES + row * 16 + 2 * t) ^ 0x8080, 0x4140, 0x6480);
     }
     template <class SOURCE> __device__ static float offset_unit(SOURCE from, int row) {
         return unit(from, row) * -power_of_two(SUM_SCALE + 5 - 24);
+    }
+};
+
+/* This type serves IQ4_XS. */
+struct tile_iq4_xs {
+    static constexpr int WIDTH = 256, GROUPS = 8, HALVES = 1, BLOCK_BYTES = 136, SCALES = 2048, BYTES = SCALES + 128;
+    static constexpr int CHUNK = 4, OFFSETS = 8;
+    static constexpr bool CODES = true, UNIT = true;
+    static constexpr enum vector_form FORM = TWO_HALVES;
+    uint4 codes[2];    /* a group's word each */
+    uint32_t sizes[2]; /* bytes of the four groups */
+    uint32_t exponents;
+
+    __device__ static void pack(const uint8_t *source, int blocks, uint8_t *tile, int lane, int h) {
+        int t = lane % 4, row = lane / 4 + 8 * h;
+        for (int chunk = 0; chunk < 2; chunk++) {
+            uint32_t w[4] = {0};
+            for (int i = 0; blocks && i < 4; i++) w[i] = word_at(source, 8 + (4 * chunk + i) * 16 + 4 * t);
+            ((uint4 *)tile)[(chunk * 2 + h) * 32 + lane] = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+        if (t < 2) ((uint32_t *)(tile + SCALES))[row * 2 + t] = blocks ? word_at(source, 4 * t) : 0;
+    }
+    template <class SOURCE> __device__ void load(SOURCE from, int lane, int chunk) {
+        exponents = from.constant(EXPONENTS);
+        for (int h = 0; h < 2; h++) {
+            codes[h] = from.quad(((chunk * 2 + h) * 32 + lane) * 16);
+            sizes[h] = four_sizes(from, lane / 4 + 8 * h, chunk);
+        }
+    }
+    __device__ void pairs(int b, int h, int, uint32_t pair[4], int = 0) const { iq4_pairs(word_of(codes[h], b), pair); }
+    /* Returns the bytes s of a chunk's groups, as weight_iq4_xs_scale() does: spreads its four bits and its two. */
+    template <class SOURCE> __device__ static uint32_t four_sizes(SOURCE from, int row, int chunk) {
+        uint32_t low = from.half_word(SCALES + row * 8 + 4 + 2 * chunk),
+                 high = from.half_word(SCALES + row * 8 + 2) >> 8 * chunk & 0xff;
+        low = (low | low << 8) & 0x00ff00ff, low = (low | low << 4) & 0x0f0f0f0f;
+        high = (high | high << 12) & 0x000f000f, high = (high | high << 6) & 0x03030303;
+        return low | high << 4;
+    }
+    __device__ float size(int b, int h, int) const { return byte_value(sizes[h], b, false, exponents, 32); }
+    template <class SOURCE> __device__ static float unit(SOURCE from, int row) {
+        return half_value(from.half_word(SCALES + row * 8));
+    }
+    template <class SOURCE> __device__ static float least(SOURCE from, int row, int b, int) {
+        return unit(from, row) * (-128 * byte_value(four_sizes(from, row, b / 4), b % 4, false, EXPONENTS, 32));
+    }
+    /* Returns sizes of groups 2t and 2t + 1 as halves. */
+    template <class SOURCE> __device__ static uint32_t offsets(SOURCE from, int row, int t) {
+        return halves_of_bytes(four_sizes(from, row, t / 2), t % 2 ? 0x4342 : 0x4140, 0x6420);
+    }
+    template <class SOURCE> __device__ static float offset_unit(SOURCE from, int row) {
+        return unit(from, row) * (-128 * power_of_two(SUM_SCALE - 24));
+    }
+};
+
+/* These are the two bits of Q2_K and Q3_K, [16 rows][64 bytes]; a lane has of a half its t-th and (t + 4)-th words. */
+struct tile_two_bits {
+    uint2 codes[2];
+
+    __device__ static void pack(const uint8_t *source, bool there, uint8_t *tile, int lane, int h) {
+        uint32_t w[4] = {0};
+        for (int i = 0; there && i < 4; i++) w[i] = word_at(source, i / 2 * 32 + i % 2 * 16 + lane % 4 * 4);
+        ((uint4 *)tile)[h * 32 + lane] = make_uint4(w[0], w[1], w[2], w[3]);
+    }
+    template <class SOURCE> __device__ void load(SOURCE from, int lane, int chunk) {
+        for (int h = 0; h < 2; h++) codes[h] = from.pair((h * 32 + lane) * 16 + chunk * 8);
+    }
+    __device__ uint32_t pair(int b, int h, int i) const {
+        return (i / 2 ? codes[h].y : codes[h].x) >> (2 * b + i % 2 * 8) & 0x00030003;
+    }
+};
+
+struct tile_q2_k {
+    static constexpr int WIDTH = 256, GROUPS = 8, HALVES = 2, BLOCK_BYTES = 84, SIZES = 1024, SCALES = 1280, BYTES = SCALES + 64;
+    static constexpr int CHUNK = 4, OFFSETS = 16;
+    static constexpr bool CODES = true, UNIT = true;
+    static constexpr enum vector_form FORM = TWO_HALVES;
+    struct tile_two_bits codes;
+    uint2 sizes[2]; /* bytes of half groups: s in the low, m in the high four bits */
+    uint32_t exponents;
+
+    __device__ static void pack(const uint8_t *source, int blocks, uint8_t *tile, int lane, int h) {
+        int t = lane % 4, row = lane / 4 + 8 * h;
+        tile_two_bits::pack(source + 16, blocks, tile, lane, h);
+        ((uint32_t *)(tile + SIZES))[row * 4 + t] = blocks ? word_at(source, 4 * t) : 0;
+        if (t == 0) ((uint32_t *)(tile + SCALES))[row] = blocks ? word_at(source, 80) : 0;
+    }
+    template <class SOURCE> __device__ void load(SOURCE from, int lane, int chunk) {
+        exponents = from.constant(EXPONENTS);
+        codes.load(from, lane, chunk);
+        for (int h = 0; h < 2; h++) sizes[h] = from.pair(SIZES + (lane / 4 + 8 * h) * 16 + chunk * 8);
+    }
+    __device__ void pairs(int b, int h, int, uint32_t pair[4], int = 0) const {
+        for (int i = 0; i < 4; i++) pair[i] = codes.pair(b, h, i);
+    }
+    __device__ float size(int b, int h, int half) const {
+        return byte_value((b / 2 ? sizes[h].y : sizes[h].x) & 0x0f0f0f0f, b % 2 * 2 + half, false, exponents);
+    }
+    template <class SOURCE> __device__ static float unit(SOURCE from, int row) {
+        return half_value(from.half_word(SCALES + row * 4));
+    }
+    template <class SOURCE> __device__ static float least(SOURCE from, int row, int b, int half) {
+        const uint32_t m = from.half_word(SIZES + row * 16 + 2 * b) >> (8 * half + 4) & 15;
+        return -half_value(from.half_word(SCALES + row * 4 + 2)) * (float)m;
+    }
+    /* Returns m of half groups 2t and 2t + 1, t < 8, as the bits of halves. */
+    template <class SOURCE> __device__ static uint32_t offsets(SOURCE from, int row, int t) {
+        return permute(from.half_word(SIZES + row * 16 + 2 * t) >> 4 & 0x0f0f, 0, 0x4140);
+    }
+    template <class SOURCE> __device__ static float offset_unit(SOURCE from, int row) {
+        return half_value(from.half_word(SCALES + row * 4 + 2)) * -power_of_two(SUM_SCALE);
+    }
+};
+
+struct tile_q3_k {
+    static constexpr int WIDTH = 256, GROUPS = 8, HALVES = 2, BLOCK_BYTES = 110;
+    static constexpr int HIGH = 1024, SIZES = 1536, SCALES = 1728, BYTES = SCALES + 32;
+    static constexpr int CHUNK = 4, OFFSETS = 16;
+    static constexpr bool CODES = true, UNIT = true;
+    static constexpr enum vector_form FORM = TWO_HALVES;
+    struct tile_two_bits codes;
+    uint2 high[2];        /* the third bits, a group's in a bit of each byte */
+    uint32_t sizes[2][2]; /* bytes of half groups */
+    uint32_t exponents;
+    int chunk;
+
+    __device__ static void pack(const uint8_t *source, int blocks, uint8_t *tile, int lane, int h) {
+        int t = lane % 4, row = lane / 4 + 8 * h;
+        tile_two_bits::pack(source + 32, blocks, tile, lane, h);
+        ((uint2 *)(tile + HIGH))[h * 32 + lane] =
+            blocks ? make_uint2(word_at(source, 4 * t), word_at(source, 16 + 4 * t)) : make_uint2(0, 0);
+        if (t < 3) ((uint32_t *)(tile + SIZES))[row * 3 + t] = blocks ? word_at(source, 96 + 4 * t) : 0;
+        if (t == 3) ((uint16_t *)(tile + SCALES))[row] = blocks ? *(const uint16_t *)(source + 108) : 0;
+    }
+    template <class SOURCE> __device__ void load(SOURCE from, int lane, int number) {
+        chunk = number;
+        exponents = from.constant(EXPONENTS);
+        codes.load(from, lane, chunk);
+        for (int h = 0; h < 2; h++) {
+            high[h] = from.pair(HIGH + (h * 32 + lane) * 8);
+            for (int i = 0; i < 2; i++) sizes[h][i] = four_sizes(from, lane / 4 + 8 * h, 2 * chunk + i);
+        }
+    }
+    __device__ void pairs(int b, int h, int, uint32_t pair[4], int = 0) const {
+        for (int i = 0; i < 4; i++) {
+            int up = 2 - (4 * chunk + b) - i % 2 * 8; /* from the group's bit to above the code */
+            uint32_t bits = i / 2 ? high[h].y : high[h].x;
+            pair[i] = codes.pair(b, h, i) | ((up < 0 ? bits >> -up : bits << up) & 0x00040004);
+        }
+    }
+    /* Returns the bytes s of half groups 4i to 4i + 3, as weight_q3_k_scales() does. */
+    template <class SOURCE> __device__ static uint32_t four_sizes(SOURCE from, int row, int i) {
+        const uint32_t low = from.word(SIZES + row * 12 + i % 2 * 4), top = from.word(SIZES + row * 12 + 8);
+        return (low >> 4 * (i / 2) & 0x0f0f0f0f) | (top >> 2 * i & 0x03030303) << 4;
+    }
+    __device__ float size(int b, int h, int half) const {
+        return byte_value(sizes[h][b / 2], b % 2 * 2 + half, false, exponents, 32);
+    }
+    template <class SOURCE> __device__ static float unit(SOURCE from, int row) {
+        return half_value(from.half_word(SCALES + row * 2));
+    }
+    template <class SOURCE> __device__ static float least(SOURCE from, int row, int b, int half) {
+        return unit(from, row) * (-4 * byte_value(four_sizes(from, row, b / 2), b % 2 * 2 + half, false, EXPONENTS, 32));
+    }
+    /* Returns sizes 2t and 2t + 1, t < 8, as halves. */
+    template <class SOURCE> __device__ static uint32_t offsets(SOURCE from, int row, int t) {
+        return halves_of_bytes(four_sizes(from, row, t / 2), t % 2 ? 0x4342 : 0x4140, 0x6420);
+    }
+    template <class SOURCE> __device__ static float offset_unit(SOURCE from, int row) {
+        return unit(from, row) * -power_of_two(SUM_SCALE + 2 - 24);
     }
 };
 
@@ -425,6 +666,11 @@ typedef tile_groups<true> tile_q5_k;
     case TENSOR_Q4_K: CALL(tile_q4_k); break; \
     case TENSOR_Q5_K: CALL(tile_q5_k); break; \
     case TENSOR_Q6_K: CALL(tile_q6_k); break; \
+    case TENSOR_Q2_K: CALL(tile_q2_k); break; \
+    case TENSOR_Q3_K: CALL(tile_q3_k); break; \
+    case TENSOR_IQ4_NL: CALL(tile_iq4_nl); break; \
+    case TENSOR_IQ4_XS: CALL(tile_iq4_xs); break; \
+    case TENSOR_MXFP4: CALL(tile_mxfp4); break; \
     default: break; \
     }
 

@@ -7,8 +7,6 @@
 
 __host__ __device__ static inline uint32_t divide_up(uint32_t n, uint32_t by) { return (n + by - 1) / by; }
 
-extern "C" bool weights_supported(enum tensor_type type) { return weights_bytes(type, 1, 1) != 0; }
-
 extern "C" enum vector_form weights_form(enum tensor_type type) {
 #define CALL(TILE) return TILE::FORM
     FOR_TILE_TYPE(type, CALL)
@@ -69,8 +67,8 @@ __device__ static inline void numbers_of(const TILE &tile, stored_tile from, int
         /* Weights 4t, 4t + 1, 4t + 2, 4t + 3 lie in pairs 0, 1, 0, 1. */
         uint32_t bits = (i % 4 < 2 ? pair[i / 4 * 2 + i % 2] : pair[i / 4 * 2 + i % 2] >> 16) & 0xffff;
         int half = TILE::HALVES == 2 ? i / 4 : 0;
-        out[i] =
-            fmaf(TILE::unit(from, row) * tile.size(b, h, half), (float)bits, TILE::least(from, row, chunk * TILE::CHUNK + b, half));
+        out[i] = fmaf(TILE::unit(from, row) * tile.size(b, h, half), half_value(bits) * power_of_two(24),
+                      TILE::least(from, row, chunk * TILE::CHUNK + b, half));
     }
 }
 

@@ -16,9 +16,8 @@
 extern "C" {
 #endif
 
-/* Returns the bytes of a matrix on the device. */
+/* Returns the bytes of a matrix on the device; 0: its type is not one of those that the CPU reads. */
 size_t weights_bytes(enum tensor_type type, uint32_t rows, uint32_t columns);
-bool weights_supported(enum tensor_type type);
 enum vector_form weights_form(enum tensor_type type);
 
 /* Packs rows [first, first + count) into tiles, from the file's bytes on the device; first is a multiple of 16, and count too but
