@@ -34,14 +34,12 @@ enum terse_status cache_refuse(const struct kv_storage *storage, const struct me
                        storage->where);
 }
 
-static enum terse_status check_abilities(const struct kv_storage *storage, const struct cache_shape *shape,
-                                         const struct method *method, struct terse_error *error) {
+static enum terse_status check_abilities(const struct kv_storage *storage, const struct method *method, struct terse_error *error) {
     const struct policy *policy = method->policy;
     const bool single_out = policy->pick_victim || (policy->anchors && !policy->keep_selected_only);
     if (method->index && !storage->selects)
         return cache_refuse(storage, method, "cannot choose the tokens that a step reads", error);
     if (single_out && !storage->singles_out) return cache_refuse(storage, method, "cannot choose tokens by their attention", error);
-    if (shape->sliding && !storage->slides) return cache_refuse(storage, method, "cannot serve layers that slide", error);
     if (method->least_rate > 0 && !storage->lower)
         return cache_refuse(storage, method, "cannot be lowered to fewer bits for the budget", error);
     return TERSE_OK;
@@ -55,7 +53,7 @@ enum terse_status cache_supports(const struct kv_storage *storage, const struct 
                            "%u layers of %u query heads over %u KV heads: the query heads must be a multiple of the KV heads",
                            shape->layers, shape->query_heads, shape->kv_heads);
     enum terse_status status = method_check(method, shape->head_dim, shape->query_heads / shape->kv_heads, error);
-    if (!status) status = check_abilities(storage, shape, method, error);
+    if (!status) status = check_abilities(storage, method, error);
     if (!status && storage->supports) status = storage->supports(shape, method, error);
     if (status || !shape->slopes || !apart) return status;
     return status_fail(error, TERSE_E_UNSUPPORTED,

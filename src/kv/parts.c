@@ -31,6 +31,13 @@ enum terse_status parts_supports(const struct kv_storage *storage, const struct 
 /* Returns the second part; NULL: there is none. */
 static struct cache *next_of(const struct cache *cache) { return cache_base_of(cache)->next; }
 
+struct cache *parts_of_layer(struct cache *cache, uint32_t number, uint32_t *layer) {
+    for (; cache; cache = next_of(cache))
+        for (*layer = 0; *layer < cache_base_of(cache)->shape.layers; ++*layer)
+            if (cache_shape_number(&cache_base_of(cache)->shape, *layer) == number) return cache;
+    return NULL;
+}
+
 /* ---- Reports */
 
 /* Adds a part's report to the first part's, whose `tokens` and `kept` stand for both, since no token slides out of the first part. */
@@ -144,10 +151,9 @@ bool parts_wants_residual(const struct cache *cache) {
 }
 
 void parts_note_residual(struct cache *cache, uint32_t layer, int64_t sum, size_t tokens) {
-    for (; cache; cache = next_of(cache))
-        for (uint32_t own = 0; own < cache_base_of(cache)->shape.layers; own++)
-            if (cache_shape_number(&cache_base_of(cache)->shape, own) == layer)
-                fitted_note_residual(cache_base(cache), own, sum, tokens);
+    uint32_t own;
+    struct cache *part = parts_of_layer(cache, layer, &own);
+    if (part) fitted_note_residual(cache_base(part), own, sum, tokens);
 }
 
 void parts_counters(struct cache *cache, struct cache_counters *counters, bool clear) {

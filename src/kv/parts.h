@@ -19,6 +19,10 @@ enum terse_status parts_supports(const struct kv_storage *storage, const struct 
 void parts_predict(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method, uint64_t tokens,
                    struct terse_cache_report *report);
 
+/* Returns the part that has a layer, by the layer's number in the model, and writes its number in that part; NULL: the cache has no
+ * such layer. */
+struct cache *parts_of_layer(struct cache *cache, uint32_t number, uint32_t *layer);
+
 /* Makes a cache that `threads` threads work on. It copies `shape` and `method`; what they point to outlives the cache. */
 enum terse_status parts_create(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method,
                                uint32_t threads, struct cache **cache, struct terse_error *error);

@@ -73,17 +73,6 @@ static void what_cannot_be_computed_is_refused(void **state) {
         assert_int_equal(parts_supports(host_kv_ops()->storage, &shape, &method, &error), TERSE_E_UNSUPPORTED);
         assert_non_null(strstr(error.message, "--device cpu"));
     }
-    for (uint32_t sliding = 1; sliding <= 2; sliding++) { /* some of the layers, all */
-        const struct cache_shape slides = {
-            .layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64, .scale = 1, .window = 32, .sliding = sliding};
-        struct terse_cache_options options = terse_cache_options_defaults();
-        struct method method;
-        struct terse_error error;
-        options.method = "q8_0";
-        if (method_resolve(&options, 64, &method, &error)) fail_msg("%s", error.message);
-        assert_int_equal(parts_supports(host_kv_ops()->storage, &slides, &method, &error), TERSE_E_UNSUPPORTED);
-        assert_non_null(strstr(error.message, "layers that slide on the GPU"));
-    }
 }
 
 /* ---- The same as the CPU's */

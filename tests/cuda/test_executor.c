@@ -1,14 +1,10 @@
 /* Models on the GPU: logits near the CPU's for every architecture and way to cut a text into steps, the same greedy tokens, and of a step of
  * several sessions each what it gets alone, bit for bit. */
-#include "backend/cuda/device.h"
-#include "backend/cuda/executor.h"
-#include "backend/cuda/kv/ops.h"
 #include "base/memory.h"
 #include "engine/session.h"
+#include "model_logits.h"
 #include "no_device.h"
 #include "support/project_file.h"
-#include "support/random_model.h"
-#include "support/session_steps.h"
 #include "support/temporary.h"
 
 #include <math.h>
@@ -25,9 +21,6 @@
 
 #include <cmocka.h>
 
-/* The bound of a difference, as a part of the row's largest logit. Products of a prompt take both operands as halves, attention queries, keys and
- * values: 2^-11 each, over the layers of a model. */
-#define BOUND 1e-2
 /* The bound where tokens are kept by their attention: random weights make scores nearly equal, so the backends keep different tokens here and there;
  * test_cuda_anchors checks that their scores are as high. One of 128 tokens moved a row by 2.7 % on an H100. */
 #ifdef TERSE_EMULATED_CUDA
@@ -36,16 +29,12 @@
 #define KEPT_BOUND 5e-2
 #endif
 
-#define TOKENS_MOST 700
 #define GREEDY 40
 #ifdef TERSE_EMULATED_CUDA
 #define LOGITS 75 /* tokens; enough of them for a product of many rows, and single ones */
 #else
 #define LOGITS 150
 #endif
-
-static const struct backend backend = {"cuda", &cuda_executor_ops, &cuda_kv_ops};
-static int32_t tokens[TOKENS_MOST];
 
 static struct terse_model *load_model(void) {
     struct terse_model *model;
@@ -56,87 +45,17 @@ static struct terse_model *load_model(void) {
 
 /* ---- Logits */
 
-struct rows {
-    float *logits; /* [n][vocabulary] */
-    size_t vocabulary, shift, n;
+static const struct way ways[] = {
+    {"one prompt", SIZE_MAX, 1, false},       {"a prompt and single tokens", 70, 1, true}, {"prompts of 37", 37, 37, false},
+    {"a prompt and steps of 3", 70, 3, true}, {"a prompt and steps of 23", 64, 23, true},
 };
-
-static void keep_row(void *user, size_t i, const float *logits) {
-    struct rows *rows = user;
-    assert_int_equal(rows->shift + i, rows->n);
-    memcpy(rows->logits + rows->n++ * rows->vocabulary, logits, rows->vocabulary * sizeof *logits);
-}
-
-/* A way to read a text: a prompt of `first` tokens, then steps of `rest`, as further prompts or as decoding. */
-struct way {
-    const char *name;
-    size_t first, rest;
-    bool decode;
-};
-
-/* All logits of a text. */
-static void read_text(struct terse_engine *engine, const struct way *way, size_t n, struct rows *rows) {
-    struct terse_session *session = must_open_method(engine, "f16");
-    struct terse_logits_sink sink = {keep_row, rows, 0};
-    struct terse_error error;
-    rows->n = 0;
-    for (size_t i = 0, count; i < n; i += count) {
-        count = i == 0 ? way->first : way->rest;
-        if (count > n - i) count = n - i;
-        rows->shift = i;
-        enum terse_status status = i && way->decode ? terse_session_decode(session, tokens + i, count, &sink, &error)
-                                                    : terse_session_prefill(session, tokens + i, count, &sink, &error);
-        if (status) fail_msg("%s, token %zu: %s", way->name, i, error.message);
-    }
-    terse_session_free(session);
-}
-
-static void compare(const char *name, const char *way, const struct rows *got, const struct rows *want, double bound) {
-    double worst = 0;
-    assert_int_equal(got->n, want->n);
-    for (size_t row = 0; row < got->n; row++) {
-        double apart = 0, size = 0;
-        for (size_t i = row * got->vocabulary; i < (row + 1) * got->vocabulary; i++) {
-            assert_true(isfinite(got->logits[i]));
-            apart = fmax(apart, fabs((double)got->logits[i] - (double)want->logits[i]));
-            size = fmax(size, fabs((double)want->logits[i]));
-        }
-        if (!(apart <= bound * size))
-            fail_msg("%s, %s: logits of token %zu are %g of the largest apart", name, way, row, apart / size);
-        worst = fmax(worst, apart / size);
-    }
-    print_message("%s, %s: %.1e\n", name, way, worst);
-}
-
-static void check_logits(const char *name, struct terse_model *model, size_t n) {
-    static const struct way ways[] = {
-        {"one prompt", SIZE_MAX, 1, false},       {"a prompt and single tokens", 70, 1, true}, {"prompts of 37", 37, 37, false},
-        {"a prompt and steps of 3", 70, 3, true}, {"a prompt and steps of 23", 64, 23, true},
-    };
-    struct terse_engine *engines[2] = {must_start(&backend_cpu, model, 2), must_start(&backend, model, 2)};
-    struct terse_model_info info;
-    struct rows rows[2];
-    terse_model_describe(model, &info);
-    for (int i = 0; i < 2; i++) {
-        rows[i] = (struct rows){.vocabulary = info.vocabulary};
-        assert_non_null(rows[i].logits = malloc(n * info.vocabulary * sizeof(float)));
-    }
-    for (size_t i = 0; i < n; i++) tokens[i] = (int32_t)((7 + i * 37) % info.vocabulary);
-    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
-        for (int k = 0; k < 2; k++) read_text(engines[k], &ways[i], n, &rows[k]);
-        compare(name, ways[i].name, &rows[1], &rows[0], BOUND);
-    }
-    for (int i = 0; i < 2; i++) {
-        terse_engine_free(engines[i]);
-        free(rows[i].logits);
-    }
-}
+enum { WAYS = sizeof ways / sizeof ways[0] };
 
 static void logits_are_near_the_cpus(void **state) {
     const struct random_model_spec *spec = *state;
     void *file;
     struct terse_model *model = random_model_new(spec, &file);
-    check_logits(spec->architecture, model, LOGITS);
+    check_logits(spec->architecture, model, "f16", ways, WAYS, LOGITS);
     terse_model_free(model);
     memory_free(file);
 }
@@ -144,7 +63,7 @@ static void logits_are_near_the_cpus(void **state) {
 static void logits_of_the_default_model_are_near_the_cpus(void **state) {
     (void)state;
     struct terse_model *model = load_model();
-    check_logits("lab-27m", model, 150);
+    check_logits("lab-27m", model, "f16", ways, WAYS, 150);
     terse_model_free(model);
 }
 

@@ -99,7 +99,7 @@ static void norms(void **state) {
 
 static void activations(void **state) {
     (void)state;
-    static const enum activation all[] = {ACTIVATION_SWIGLU, ACTIVATION_GELU_TANH, ACTIVATION_GELU};
+    static const enum activation all[] = {ACTIVATION_SWIGLU, ACTIVATION_GELU_TANH, ACTIVATION_GELU, ACTIVATION_GEGLU};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         memcpy(want, x, sizeof want);
         activate_rows(all[i], want, factor, ROWS, WIDTH);
@@ -111,9 +111,9 @@ static void activations(void **state) {
 static void heads(void **state) {
     (void)state;
     enum { N = 37 };
-    float *device_gain = on_device(gain, HEAD);
+    float *device_gain = on_device(gain, 3 * HEAD);
     for (int clamped = 0; clamped < 2; clamped++) {
-        struct norm norm = {.kind = NORM_RMS, .epsilon = 1e-6f, .gain = gain};
+        struct norm norm = {.kind = NORM_RMS, .epsilon = 1e-6f, .gain = gain, .heads = clamped ? 0 : 3};
         float *rows = on_device(x, N * HEAD);
         memcpy(want, x, N * HEAD * sizeof *x);
         if (clamped) clamp_rows(want, 2, N, HEAD);
@@ -127,15 +127,45 @@ static void heads(void **state) {
     cudaFree(device_gain);
 }
 
-static void clamps(void **state) {
+static void norms_are_added(void **state) {
     (void)state;
-    float *rows = on_device(x, ROWS * WIDTH);
-    memcpy(want, x, sizeof want);
-    clamp_rows(want, 1.5f, ROWS, WIDTH);
-    assert_int_equal(rows_clamp(rows, 1.5f, ROWS * WIDTH, device_stream()), cudaSuccess);
-    read_back(rows, ROWS * WIDTH);
-    compare("a clamp", ROWS * WIDTH, 0);
-    cudaFree(rows);
+    float *device_gain = on_device(gain, WIDTH), *device_bias = on_device(bias, WIDTH), *from = on_device(x, ROWS * WIDTH);
+    for (uint32_t width = WIDTH; width >= WIDTH - 1; width--) { /* whole quads, or not */
+        const uint32_t n = ROWS * WIDTH / width;
+        struct norm norm = {.kind = NORM_LAYER, .epsilon = 1e-5f, .gain = gain, .bias = bias};
+        float *to = on_device(factor, ROWS * WIDTH);
+        norm_rows(&norm, x, want, n, width);
+        add_rows(want, factor, n, width);
+        norm.gain = device_gain;
+        norm.bias = device_bias;
+        assert_int_equal(rows_add_norm(norm, from, n, width, to, device_stream()), cudaSuccess);
+        read_back(to, n * width);
+        compare("a norm that is added", n * width, 2e-6);
+        cudaFree(to);
+    }
+    cudaFree(device_gain);
+    cudaFree(device_bias);
+    cudaFree(from);
+}
+
+static void changes(void **state) {
+    (void)state;
+    static const char *const names[] = {"a clamp", "a cap", "a factor"};
+    for (int i = 0; i < 3; i++) {
+        float *rows = on_device(x, ROWS * WIDTH);
+        memcpy(want, x, sizeof want);
+        if (i == 0) clamp_rows(want, 1.5f, ROWS, WIDTH);
+        if (i == 1) cap_rows(want, 2.5f, ROWS, WIDTH);
+        for (size_t at = 0; i == 2 && at < ROWS * WIDTH; at++) want[at] *= 1.25f;
+        const size_t n = ROWS * WIDTH;
+        const cudaError_t result = i == 0   ? rows_clamp(rows, 1.5f, n, device_stream())
+                                   : i == 1 ? rows_cap(rows, 2.5f, n, device_stream())
+                                            : rows_scale(rows, 1.25f, n, device_stream());
+        assert_int_equal(result, cudaSuccess);
+        read_back(rows, n);
+        compare(names[i], n, i == 1 ? 1e-6 : 0);
+        cudaFree(rows);
+    }
 }
 
 static void finishing_and_picking(void **state) {
@@ -158,7 +188,8 @@ static void finishing_and_picking(void **state) {
 
 int main(void) {
     if (no_device()) return NO_DEVICE_STATUS;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(norms), cmocka_unit_test(activations), cmocka_unit_test(heads),
-                                       cmocka_unit_test(clamps), cmocka_unit_test(finishing_and_picking)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(norms),   cmocka_unit_test(activations),
+                                       cmocka_unit_test(heads),   cmocka_unit_test(norms_are_added),
+                                       cmocka_unit_test(changes), cmocka_unit_test(finishing_and_picking)};
     return cmocka_run_group_tests(tests, fill, NULL);
 }

@@ -1,4 +1,4 @@
-/* The CPU's caches have more than those of other backends: top-k, sliding windows, sinks that models learn, grids of centroids, threads, counters.
+/* The CPU's caches have more than those of other backends: top-k, grids of centroids, threads, counters.
  * Attention over them equals dense attention in double precision, as test_cache has it of all backends. */
 #include "backend/cpu/kv/step.h"
 #include "support/cache_steps.h"
@@ -48,29 +48,6 @@ static void all_tokens_chosen_equal_dense_attention(void **state) {
     }
 }
 
-/* Windows shorter than a page, of pages, and that end within one; what lies before them has left, in steps of any size. Every policy leaves
- * such layers alone. */
-static void sliding_windows_equal_dense_attention_within_them(void **state) {
-    (void)state;
-    static const char *const methods[] = {"f16",       "q8_0",    "q4_0",    "kivi-4",       "kivi-2", "cq-1",       "million-4",
-                                          "million-2", "antkv-1", "terse-2", "streaming-64", "mat-64", "snapkv-128", "quest-64"};
-    static const uint32_t windows[] = {1, 40, 64, 129, 200};
-    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
-        for (size_t w = 0; w < sizeof windows / sizeof windows[0]; w++) {
-            struct oracle_setup setup = small;
-            setup.method = methods[m];
-            setup.window = windows[w];
-            setup.cap = w % 2 ? 3 : 0;
-            setup.learned_sinks = w % 3 == 1;
-            setup.tail = w % 3 ? TERSE_TAIL_DEFAULT : 0;
-            setup.seed = m * 5 + w;
-            RUN(&setup, {P, 330, 100}, {D, 1, 0}, {D, 1, 0}, {D, 5, 0}, {D, 70, 0}, {P, 170, 0}, {C, 40, 0}, {D, 1, 0}, {D, 62, 0},
-                {D, 3, 0});
-            RUN(&setup, {D, 3, 0}, {D, 90, 0}, {P, 300, 0}, {Q, 100, 0}, {D, 1, 0}, {D, 30, 0});
-        }
-    }
-}
-
 /* Rows of DeepSeek's models, and of others, that are keys of many heads and values at once. */
 static void keys_that_end_with_values_equal_dense_attention(void **state) {
     (void)state;
@@ -113,39 +90,6 @@ static void keys_in_slices_equal_dense_attention(void **state) {
                                      .seed = 7 * i};
         RUN(&setup, {P, 110, 0}, {D, 1, 0}, {D, 3, 0}, {P, 100, 3}, {D, 1, 0});
         if (i) RUN(&setup, {D, 80, 0}, {D, 1, 0}, {C, 230, 0}, {Q, 60, 0}, {D, 2, 0});
-    }
-}
-
-/* Queries of a head see a logit of their own besides, whatever is read and however. */
-static void learned_sinks_are_seen_once(void **state) {
-    (void)state;
-    static const char *const methods[] = {"f16",     "q8_0",      "q4_0",    "kivi-2",      "cq-1",
-                                          "antkv-1", "million-4", "terse-2", "streaming-64"};
-    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
-        struct oracle_setup setup = small;
-        setup.method = methods[m];
-        setup.learned_sinks = true;
-        setup.seed = m;
-        RUN(&setup, {P, 330, 100}, {D, 1, 0}, {D, 5, 0}, {D, 70, 0}, {P, 170, 0}, {C, 40, 0}, {D, 1, 0}, {Q, 100, 0}, {D, 3, 0});
-    }
-}
-
-/* The same where reading is split into parts that are merged. */
-static void deep_caches_see_learned_sinks_once(void **state) {
-    (void)state;
-    static const char *const methods[] = {"f16", "q8_0", "q4_0"};
-    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
-        struct oracle_setup setup = small;
-        setup.method = methods[m];
-        setup.query_heads = m % 2 ? 6 : 2;
-        setup.learned_sinks = true;
-        struct oracle *o = oracle_new(&setup, 2000);
-        oracle_skip(o, P, 1700);
-        oracle_step(o, D, 1, 0);
-        oracle_step(o, D, 7, 0);
-        oracle_step(o, D, 100, 0);
-        oracle_step(o, D, 1, 0);
-        oracle_free(o);
     }
 }
 
@@ -271,11 +215,8 @@ int main(void) {
     omp_set_num_threads(1); /* but where threads are the question */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_tokens_chosen_equal_dense_attention),
-        cmocka_unit_test(sliding_windows_equal_dense_attention_within_them),
         cmocka_unit_test(keys_that_end_with_values_equal_dense_attention),
         cmocka_unit_test(keys_in_slices_equal_dense_attention),
-        cmocka_unit_test(learned_sinks_are_seen_once),
-        cmocka_unit_test(deep_caches_see_learned_sinks_once),
         cmocka_unit_test(heads_may_be_read_in_different_ways),
         cmocka_unit_test(logits_of_minus_infinity_weigh_nothing),
         cmocka_unit_test(the_number_of_threads_changes_nothing),

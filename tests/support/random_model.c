@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-enum { WIDTH = 256, INNER = 512, VOCABULARY = 300, CONTEXT = 512, TENSORS_MOST = 64 };
+enum { CONTEXT = 512, TENSORS_MOST = 128 };
 
 const struct random_model_spec random_models[] = {
     {"llama", {TENSOR_Q4_K, TENSOR_Q6_K, TENSOR_Q8_0}, 2, .untied = false},
@@ -26,6 +26,21 @@ const struct random_model_spec random_models[] = {
     {"mpt", {TENSOR_F32, TENSOR_Q5_1, TENSOR_Q4_0}, 4, .clamp = 1.5f, .alibi = 8},
 };
 const size_t n_random_models = sizeof random_models / sizeof random_models[0];
+
+/* Matrices have blocks of 32, so that models can be small. */
+#define SMALL .width = 96, .inner = 64, .vocabulary = 96, .heads = 2
+const struct random_model_spec random_layer_models[] = {
+    {"gemma2",
+     {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0},
+     1,
+     .window = 40,
+     .post_norms = true,
+     .attention_cap = 2,
+     .logit_cap = 3,
+     SMALL},
+    {"gemma3", {TENSOR_Q4_0, TENSOR_Q8_0, TENSOR_Q5_0}, 1, .window = 20, .post_norms = true, .qk_norm = true, .layers = 3, SMALL},
+};
+const size_t n_random_layer_models = sizeof random_layer_models / sizeof random_layer_models[0];
 
 const struct random_model_spec random_expert_models[RANDOM_EXPERT_MODELS] = {
     {"llama", {TENSOR_MXFP4, TENSOR_Q3_K, TENSOR_IQ4_XS}, 2, .untied = true, .experts = 4, .experts_used = 2},
@@ -43,6 +58,10 @@ struct making {
 
 static uint32_t heads_of(const struct random_model_spec *spec) { return spec->heads ? spec->heads : 4; }
 static uint32_t head_dim_of(const struct random_model_spec *spec) { return spec->head_dim ? spec->head_dim : 64; }
+static uint32_t width_of(const struct making *m) { return m->spec->width ? m->spec->width : 256; }
+static uint32_t inner_of(const struct making *m) { return m->spec->inner ? m->spec->inner : 512; }
+static uint32_t vocabulary_of(const struct making *m) { return m->spec->vocabulary ? m->spec->vocabulary : 300; }
+static bool is(const struct making *m, const char *architecture) { return !strcmp(m->spec->architecture, architecture); }
 static uint32_t layers_of(const struct random_model_spec *spec) { return spec->layers ? spec->layers : 2; }
 
 static uint32_t next_random(struct making *m) { return m->random = m->random * 1664525u + 1013904223u; }
@@ -117,11 +136,13 @@ static void add_matrix(struct making *m, const char *name, uint32_t columns, uin
     add_matrices(m, name, next_type(m), columns, rows, 1);
 }
 
-static void add_vector(struct making *m, const char *name, uint32_t n, float about) {
-    float *data = new_data(m, n * sizeof *data);
-    for (uint32_t i = 0; i < n; i++) data[i] = about + uniform(m) / 4;
-    gguf_writer_tensor(&m->writer, name, TENSOR_F32, 1, (const uint64_t[]){n}, data);
+static void add_vectors(struct making *m, const char *name, uint32_t n, uint32_t rows, float about) {
+    float *data = new_data(m, (size_t)n * rows * sizeof *data);
+    for (uint32_t i = 0; i < n * rows; i++) data[i] = about + uniform(m) / 4;
+    gguf_writer_tensor(&m->writer, name, TENSOR_F32, rows > 1 ? 2 : 1, (const uint64_t[]){n, rows}, data);
 }
+
+static void add_vector(struct making *m, const char *name, uint32_t n, float about) { add_vectors(m, name, n, 1, about); }
 
 static const char *name_of(char name[64], int layer, const char *what, const char *kind) {
     if (layer < 0)
@@ -146,40 +167,52 @@ static void add_norm(struct making *m, int layer, const char *what, uint32_t n, 
 static void add_experts(struct making *m, int layer) {
     const struct random_model_spec *s = m->spec;
     char name[64];
-    add_matrices(m, name_of(name, layer, "ffn_gate_inp", "weight"), TENSOR_F32, WIDTH, s->experts, 1);
-    add_matrices(m, name_of(name, layer, "ffn_gate_exps", "weight"), next_type(m), WIDTH, INNER, s->experts);
-    add_matrices(m, name_of(name, layer, "ffn_up_exps", "weight"), next_type(m), WIDTH, INNER, s->experts);
-    add_matrices(m, name_of(name, layer, "ffn_down_exps", "weight"), next_type(m), INNER, WIDTH, s->experts);
+    add_matrices(m, name_of(name, layer, "ffn_gate_inp", "weight"), TENSOR_F32, width_of(m), s->experts, 1);
+    add_matrices(m, name_of(name, layer, "ffn_gate_exps", "weight"), next_type(m), width_of(m), inner_of(m), s->experts);
+    add_matrices(m, name_of(name, layer, "ffn_up_exps", "weight"), next_type(m), width_of(m), inner_of(m), s->experts);
+    add_matrices(m, name_of(name, layer, "ffn_down_exps", "weight"), next_type(m), inner_of(m), width_of(m), s->experts);
     if (!s->shared) return;
-    add_vector(m, name_of(name, layer, "ffn_gate_inp_shexp", "weight"), WIDTH, 0);
-    add_linear(m, layer, "ffn_gate_shexp", WIDTH, s->shared, false);
-    add_linear(m, layer, "ffn_up_shexp", WIDTH, s->shared, false);
-    add_linear(m, layer, "ffn_down_shexp", s->shared, WIDTH, false);
+    add_vector(m, name_of(name, layer, "ffn_gate_inp_shexp", "weight"), width_of(m), 0);
+    add_linear(m, layer, "ffn_gate_shexp", width_of(m), s->shared, false);
+    add_linear(m, layer, "ffn_up_shexp", width_of(m), s->shared, false);
+    add_linear(m, layer, "ffn_down_shexp", s->shared, width_of(m), false);
+}
+
+static void add_head_norms(struct making *m, int layer) {
+    const struct random_model_spec *s = m->spec;
+    char name[64];
+    for (int keys = 0; keys < 2; keys++)
+        add_vectors(m, name_of(name, layer, keys ? "attn_k_norm" : "attn_q_norm", "weight"), head_dim_of(s),
+                    !s->norm_by_head ? 1
+                    : keys           ? s->kv_heads
+                                     : heads_of(s),
+                    1);
 }
 
 static void add_layer(struct making *m, int layer) {
     const struct random_model_spec *s = m->spec;
-    bool layer_norm = !strcmp(s->architecture, "gpt2") || !strcmp(s->architecture, "mpt");
+    const bool fused = is(m, "gpt2") || is(m, "mpt") || is(m, "phi3");
     uint32_t head_dim = head_dim_of(s), width = heads_of(s) * head_dim, kv_width = s->kv_heads * head_dim;
-    add_norm(m, layer, "attn_norm", WIDTH, s->bias);
-    add_norm(m, layer, "ffn_norm", WIDTH, s->bias);
-    if (s->qk_norm) add_norm(m, layer, "attn_q_norm", head_dim, false);
-    if (s->qk_norm) add_norm(m, layer, "attn_k_norm", head_dim, false);
-    if (layer_norm) {
-        add_linear(m, layer, "attn_qkv", WIDTH, width + 2 * kv_width, s->qkv_bias);
+    add_norm(m, layer, "attn_norm", width_of(m), s->bias);
+    if (!is(m, "command-r")) add_norm(m, layer, "ffn_norm", width_of(m), s->bias);
+    if (s->post_norms) add_norm(m, layer, "post_attention_norm", width_of(m), false);
+    if (s->post_norms) add_norm(m, layer, "post_ffw_norm", width_of(m), false);
+    if (s->qk_norm) add_head_norms(m, layer);
+    if (fused) {
+        add_linear(m, layer, "attn_qkv", width_of(m), width + 2 * kv_width, s->qkv_bias);
     } else {
-        add_linear(m, layer, "attn_q", WIDTH, width, s->qkv_bias);
-        add_linear(m, layer, "attn_k", WIDTH, kv_width, s->qkv_bias);
-        add_linear(m, layer, "attn_v", WIDTH, kv_width, s->qkv_bias);
-        if (!s->experts) add_linear(m, layer, "ffn_gate", WIDTH, INNER, s->bias);
+        add_linear(m, layer, "attn_q", width_of(m), width, s->qkv_bias);
+        add_linear(m, layer, "attn_k", width_of(m), kv_width, s->qkv_bias);
+        add_linear(m, layer, "attn_v", width_of(m), kv_width, s->qkv_bias);
+        if (!s->experts) add_linear(m, layer, "ffn_gate", width_of(m), inner_of(m), s->bias);
     }
-    add_linear(m, layer, "attn_output", width, WIDTH, s->bias);
+    add_linear(m, layer, "attn_output", width, width_of(m), s->bias);
     if (s->experts) {
         add_experts(m, layer);
         return;
     }
-    add_linear(m, layer, "ffn_up", WIDTH, INNER, s->bias);
-    add_linear(m, layer, "ffn_down", INNER, WIDTH, s->bias);
+    add_linear(m, layer, "ffn_up", width_of(m), is(m, "phi3") ? 2 * inner_of(m) : inner_of(m), s->bias);
+    add_linear(m, layer, "ffn_down", inner_of(m), width_of(m), s->bias);
 }
 
 static void add_keys(struct making *m) {
@@ -188,8 +221,8 @@ static void add_keys(struct making *m) {
         const char *name;
         uint32_t value;
     } numbers[] = {{"block_count", layers_of(s)},
-                   {"embedding_length", WIDTH},
-                   {"feed_forward_length", INNER},
+                   {"embedding_length", width_of(m)},
+                   {"feed_forward_length", inner_of(m)},
                    {"attention.head_count", heads_of(s)},
                    {"context_length", CONTEXT},
                    {"attention.head_count_kv", s->kv_heads},
@@ -197,15 +230,21 @@ static void add_keys(struct making *m) {
                    {"attention.value_length", head_dim_of(s)},
                    {"expert_count", s->experts},
                    {"expert_used_count", s->experts_used},
-                   {"expert_feed_forward_length", INNER},
-                   {"expert_shared_feed_forward_length", s->shared}};
+                   {"expert_feed_forward_length", inner_of(m)},
+                   {"expert_shared_feed_forward_length", s->shared},
+                   {"attention.sliding_window", s->window},
+                   {"attention.sliding_window_pattern", 2},
+                   {"rope.scaling.original_context_length", s->rope_context}};
     const struct {
         const char *name;
         float value;
     } reals[] = {{"attention.layer_norm_rms_epsilon", 1e-5f},
                  {"attention.layer_norm_epsilon", 1e-5f},
                  {"attention.clamp_kqv", s->clamp},
-                 {"attention.max_alibi_bias", s->alibi}};
+                 {"attention.max_alibi_bias", s->alibi},
+                 {"attn_logit_softcapping", s->attention_cap},
+                 {"final_logit_softcapping", s->logit_cap},
+                 {"logit_scale", s->logit_scale != 0 ? s->logit_scale : 1}};
     char key[96];
     gguf_writer_string(&m->writer, "general.architecture", s->architecture);
     gguf_writer_string(&m->writer, "general.name", s->architecture);
@@ -225,10 +264,12 @@ struct terse_model *random_model_new(const struct random_model_spec *spec, void 
     struct terse_error error;
     size_t size;
     add_keys(&m);
-    add_matrix(&m, "token_embd.weight", WIDTH, VOCABULARY);
-    if (spec->untied) add_matrix(&m, "output.weight", WIDTH, VOCABULARY);
-    if (spec->positions) add_matrix(&m, "position_embd.weight", WIDTH, CONTEXT);
-    add_norm(&m, -1, "output_norm", WIDTH, spec->bias);
+    add_matrix(&m, "token_embd.weight", width_of(&m), vocabulary_of(&m));
+    if (spec->untied) add_matrix(&m, "output.weight", width_of(&m), vocabulary_of(&m));
+    if (spec->positions) add_matrix(&m, "position_embd.weight", width_of(&m), CONTEXT);
+    if (spec->rope_context) add_vector(&m, "rope_factors_short.weight", head_dim_of(spec) / 2, 1);
+    if (spec->rope_context) add_vector(&m, "rope_factors_long.weight", head_dim_of(spec) / 2, 4);
+    add_norm(&m, -1, "output_norm", width_of(&m), spec->bias);
     for (int i = 0; i < (int)layers_of(spec); i++) add_layer(&m, i);
     *file = gguf_writer_build(&m.writer, &size);
     gguf_writer_free(&m.writer);

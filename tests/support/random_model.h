@@ -16,9 +16,17 @@ struct random_model_spec {
     bool qkv_bias, qk_norm, bias, positions, untied;
     float clamp, alibi;
     uint32_t experts, experts_used, shared; /* shared: the inner width of an expert for all tokens */
+    uint32_t width, inner, vocabulary;      /* 0: 256, 512, 300 */
+    uint32_t window;                        /* of every second layer; 0: of none */
+    bool post_norms, norm_by_head;
+    float attention_cap, logit_cap, logit_scale; /* 0: what the architecture has */
+    uint32_t rope_context;                       /* of longrope; 0: none */
 };
 extern const struct random_model_spec random_models[];
 extern const size_t n_random_models;
+/* Models whose layers have what those do not: windows, caps, norms behind them. */
+extern const struct random_model_spec random_layer_models[];
+extern const size_t n_random_layer_models;
 /* One model of each architecture with experts. */
 #define RANDOM_EXPERT_MODELS 3
 extern const struct random_model_spec random_expert_models[RANDOM_EXPERT_MODELS];

@@ -130,29 +130,49 @@ static enum terse_status project(const struct executor *e, const struct device_l
     return status ? status : device_check(result, "queries and keys", error);
 }
 
+/* Adds the product of a layer's matrix, or its norm where the layer has one, to the hidden states. */
+static enum terse_status add_product(const struct executor *e, const struct device_matrix *w, const struct norm *post,
+                                     multiplier *by, const struct operand *of, float *hidden, size_t n, struct terse_error *error) {
+    float *const product = e->activations.product;
+    const struct device_product added = {w, hidden}, apart = {w, product};
+    if (!post->gain) return by(e, &added, 1, of, n, true, error);
+    enum terse_status status = by(e, &apart, 1, of, n, false, error);
+    if (status) return status;
+    return device_check(rows_add_norm(*post, product, (uint32_t)n, e->model->width, hidden, device_stream()), "a layer", error);
+}
+
+/* Computes what is inside a feed-forward layer, from its norm up to the activation. */
+static enum terse_status feed_forward_inner(const struct executor *e, const struct device_layer *l, multiplier *by,
+                                            const float *hidden, size_t n, struct terse_error *error) {
+    const struct activations *a = &e->activations;
+    const uint32_t layer = (uint32_t)(l - e->weights.layer);
+    const struct operand normed = {norm_form(e, &l->feed_forward_norm, MODEL_BEHIND(layer)), hidden, NULL, e->model->width};
+    const struct device_product widen[2] = {{l->gate.data ? &l->gate : &l->up, a->inner}, {&l->up, a->factor}};
+    return by(e, widen, l->gate.data ? 2 : 1, &normed, n, false, error);
+}
+
 /* Finishes a layer, from the heads' outputs on. */
 static enum terse_status finish_layer(const struct executor *e, const struct device_layer *l, multiplier *by, float *hidden,
                                       size_t n, struct terse_error *error) {
     const struct terse_model *m = e->model;
     const struct activations *a = &e->activations;
     const struct operand heads = {{.kind = ROW_PLAIN}, a->out, NULL, (uint32_t)model_query_width(m)};
-    const uint32_t layer = (uint32_t)(l - e->weights.layer);
-    const struct operand normed = {norm_form(e, &l->feed_forward_norm, MODEL_BEHIND(layer)), hidden, NULL, m->width};
     const struct operand inner = {
         {.kind = ROW_ACTIVATION, .activation = m->architecture->activation}, a->inner, a->factor, m->feed_forward};
-    const struct device_product merge = {&l->o, hidden}, narrow = {&l->down, hidden};
-    struct device_product widen[2] = {{l->gate.data ? &l->gate : &l->up, a->inner}, {&l->up, a->factor}};
-    enum terse_status status = by(e, &merge, 1, &heads, n, true, error);
-    if (!status) status = by(e, widen, l->gate.data ? 2 : 1, &normed, n, false, error);
-    return status ? status : by(e, &narrow, 1, &inner, n, true, error);
+    enum terse_status status = add_product(e, &l->o, &l->attention_post_norm, by, &heads, hidden, n, error);
+    if (!status) status = feed_forward_inner(e, l, by, hidden, n, error);
+    return status ? status : add_product(e, &l->down, &l->feed_forward_post_norm, by, &inner, hidden, n, error);
 }
 
 static enum terse_status embed(const struct executor *e, const int32_t *tokens, const int32_t *positions, size_t n, float *hidden,
                                struct terse_error *error) {
     const struct device_model *w = &e->weights;
+    const struct terse_model *m = e->model;
     cudaError_t result = weights_gather(&w->embedding, tokens, (uint32_t)n, hidden, false, device_stream());
     if (result == cudaSuccess && w->positions.data)
         result = weights_gather(&w->positions, positions, (uint32_t)n, hidden, true, device_stream());
+    if (result == cudaSuccess && m->architecture->scaled_embedding)
+        result = rows_scale(hidden, m->embedding_scale, n * m->width, device_stream());
     return device_check(result, "embedding tokens", error);
 }
 
@@ -189,6 +209,8 @@ static enum terse_status output(const struct executor *e, multiplier *by, const 
     const struct operand normed = {norm_form(e, &e->weights.output_norm, MODEL_BEHIND(m->layers - 1)), hidden, NULL, m->width};
     const struct device_product product = {&e->weights.output, e->logits.device};
     enum terse_status status = by(e, &product, 1, &normed, n, false, error);
+    if (!status && m->logit_cap > 0)
+        status = device_check(rows_cap(e->logits.device, m->logit_cap, n * m->vocabulary, device_stream()), "logits", error);
     if (!status) status = seek_not_finite(e, MODEL_OUTPUT(m), e->logits.device, n * m->vocabulary, error);
     return status ? status : fetch_not_finite(e, error);
 }

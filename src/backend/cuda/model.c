@@ -23,6 +23,8 @@ struct visitor {
 static enum terse_status visit_norm(struct visitor *v, const struct norm *from, struct norm *to, uint32_t width) {
     to->kind = from->kind;
     to->epsilon = from->epsilon;
+    to->heads = from->heads;
+    if (from->heads) width *= from->heads;
     enum terse_status status = v->vector(v, &from->gain, &to->gain, width);
     return status ? status : v->vector(v, &from->bias, &to->bias, width);
 }
@@ -33,6 +35,8 @@ static enum terse_status visit_layer(struct visitor *v, const struct terse_model
     struct device_matrix *device[] = {&to->q, &to->k, &to->v, &to->o, &to->gate, &to->up, &to->down};
     enum terse_status status = visit_norm(v, &from->attention_norm, &to->attention_norm, m->width);
     if (!status) status = visit_norm(v, &from->feed_forward_norm, &to->feed_forward_norm, m->width);
+    if (!status) status = visit_norm(v, &from->attention_post_norm, &to->attention_post_norm, m->width);
+    if (!status) status = visit_norm(v, &from->feed_forward_post_norm, &to->feed_forward_post_norm, m->width);
     if (!status) status = visit_norm(v, &from->q_norm, &to->q_norm, m->head_dim);
     if (!status) status = visit_norm(v, &from->k_norm, &to->k_norm, m->head_dim);
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0] && !status; i++) status = v->matrix(v, matrices[i], device[i]);

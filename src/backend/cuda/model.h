@@ -7,7 +7,7 @@
 
 /* This is the device's part of struct layer; a matrix or norm that the model does not have has data, gain NULL. */
 struct device_layer {
-    struct norm attention_norm, feed_forward_norm, q_norm, k_norm;
+    struct norm attention_norm, feed_forward_norm, q_norm, k_norm, attention_post_norm, feed_forward_post_norm;
     struct device_matrix q, k, v, o, gate, up, down;
 };
 

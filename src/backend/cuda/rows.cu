@@ -75,6 +75,7 @@ __device__ static inline quad load_quad(const float *row, uint32_t q, uint32_t w
 
 __device__ static inline float activation_of(enum activation activation, float x, float factor) {
     if (activation == ACTIVATION_SWIGLU) return x / (1 + expf(-x)) * factor;
+    if (activation == ACTIVATION_GEGLU) return gelu_tanh(x) * factor;
     return activation == ACTIVATION_GELU ? 0.5f * x * erfcf(-x * 0.70710678f) : gelu_tanh(x);
 }
 
@@ -207,20 +208,43 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* Returns the threads of a block that takes a row. */
+static uint32_t threads_for(uint32_t width) {
+    const uint32_t threads = divide_up(width, 128) * 32;
+    return threads > THREADS ? THREADS : threads;
+}
+
 extern "C" cudaError_t rows_prepare(struct row_form form, const float *x, const float *factor, uint32_t n, uint32_t width,
                                     const struct device_vectors *to, cudaStream_t stream) {
-    uint32_t threads = divide_up(width, 128) * 32;
-    if (threads > THREADS) threads = THREADS;
-    return n ? launch_early(prepare_rows, dim3(n), dim3(threads), 0, stream, form, x, factor, width, *to) : cudaSuccess;
+    return n ? launch_early(prepare_rows, dim3(n), dim3(threads_for(width)), 0, stream, form, x, factor, width, *to) : cudaSuccess;
 }
 
 /* ---- By themselves */
+
+__global__ void __launch_bounds__(THREADS) add_norm_rows(struct norm norm, const float *x, uint32_t width, float *out) {
+    let_next_kernel_begin();
+    wait_for_kernels();
+    const size_t row = blockIdx.x;
+    struct row_source s = {{}, x + row * width, NULL, width, 0, 0};
+    s.form.kind = ROW_NORM, s.form.norm = norm;
+    norm_numbers(&s);
+    for (uint32_t q = threadIdx.x; q < divide_up(width, 4); q += blockDim.x) {
+        const quad value = row_values(s, q);
+        for (uint32_t i = 0; i < 4 && 4 * q + i < width; i++) out[row * width + 4 * q + i] += value.of[i];
+    }
+}
+
+extern "C" cudaError_t rows_add_norm(struct norm norm, const float *x, uint32_t n, uint32_t width, float *out,
+                                     cudaStream_t stream) {
+    return n ? launch_early(add_norm_rows, dim3(n), dim3(threads_for(width)), 0, stream, norm, x, width, out) : cudaSuccess;
+}
 
 /* Normalizes heads, a warp each, since they are short. */
 __global__ void norm_heads(struct norm norm, float *x, uint32_t n, uint32_t width, float most) {
     uint32_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= n) return;
     x += (size_t)row * width;
+    const float *gain = norm.heads ? norm.gain + (size_t)(row % norm.heads) * width : norm.gain;
     float mean = 0, squares = 0, bound = most > 0 ? most : INFINITY;
     if (norm.kind == NORM_LAYER) {
         for (uint32_t i = lane; i < width; i += 32) mean += fminf(fmaxf(x[i], -bound), bound);
@@ -232,7 +256,7 @@ __global__ void norm_heads(struct norm norm, float *x, uint32_t n, uint32_t widt
     }
     float inverse = 1 / sqrtf(warp_sum(squares) / (float)width + norm.epsilon);
     for (uint32_t i = lane; i < width; i += 32) {
-        float y = (fminf(fmaxf(x[i], -bound), bound) - mean) * inverse * norm.gain[i];
+        float y = (fminf(fmaxf(x[i], -bound), bound) - mean) * inverse * gain[i];
         x[i] = norm.bias ? y + norm.bias[i] : y;
     }
 }
@@ -258,18 +282,46 @@ extern "C" cudaError_t rows_sum_log_squares(const float *x, uint32_t n, uint32_t
     return cudaGetLastError();
 }
 
-__global__ void clamp_numbers(float *x, float most, size_t count) {
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
-        x[i] = x[i] > most ? most : x[i] < -most ? -most : x[i];
-}
-
 #define MOST_BLOCKS 4096 /* of kernels whose blocks take any numbers */
 
-extern "C" cudaError_t rows_clamp(float *x, float most, size_t count, cudaStream_t stream) {
+static unsigned blocks_for(size_t count) {
     size_t wanted = (count + 1023) / 1024;
-    unsigned blocks = wanted > MOST_BLOCKS ? MOST_BLOCKS : (unsigned)wanted;
-    if (count) clamp_numbers<<<blocks, 256, 0, stream>>>(x, most, count);
+    return wanted > MOST_BLOCKS ? MOST_BLOCKS : (unsigned)wanted;
+}
+
+struct clamped {
+    float most;
+    __device__ float operator()(float x) const { return x > most ? most : x < -most ? -most : x; }
+};
+struct scaled {
+    float factor;
+    __device__ float operator()(float x) const { return x * factor; }
+};
+struct capped {
+    float cap;
+    __device__ float operator()(float x) const { return cap * tanhf(x / cap); }
+};
+
+template <class CHANGE> __global__ void change_numbers(float *x, CHANGE change, size_t count) {
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
+        x[i] = change(x[i]);
+}
+
+template <class CHANGE> static cudaError_t change_all(float *x, CHANGE change, size_t count, cudaStream_t stream) {
+    if (count) change_numbers<CHANGE><<<blocks_for(count), 256, 0, stream>>>(x, change, count);
     return cudaGetLastError();
+}
+
+extern "C" cudaError_t rows_clamp(float *x, float most, size_t count, cudaStream_t stream) {
+    return change_all(x, clamped{most}, count, stream);
+}
+
+extern "C" cudaError_t rows_scale(float *x, float factor, size_t count, cudaStream_t stream) {
+    return change_all(x, scaled{factor}, count, stream);
+}
+
+extern "C" cudaError_t rows_cap(float *x, float cap, size_t count, cudaStream_t stream) {
+    return change_all(x, capped{cap}, count, stream);
 }
 
 __global__ void seek_numbers(const float *x, size_t count, uint32_t *not_finite, uint32_t place) {
@@ -281,9 +333,7 @@ __global__ void seek_numbers(const float *x, size_t count, uint32_t *not_finite,
 
 extern "C" cudaError_t rows_seek_not_finite(const float *x, size_t count, uint32_t *not_finite, uint32_t place,
                                             cudaStream_t stream) {
-    size_t wanted = (count + 1023) / 1024;
-    unsigned blocks = wanted > MOST_BLOCKS ? MOST_BLOCKS : (unsigned)wanted;
-    if (count) seek_numbers<<<blocks, 256, 0, stream>>>(x, count, not_finite, place);
+    if (count) seek_numbers<<<blocks_for(count), 256, 0, stream>>>(x, count, not_finite, place);
     return cudaGetLastError();
 }
 

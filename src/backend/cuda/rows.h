@@ -27,9 +27,14 @@ cudaError_t rows_prepare(struct row_form form, const float *x, const float *fact
 
 /* Replaces x[n][width] by its norm; with most > 0, x is first kept within [-most, most]. */
 cudaError_t rows_norm(struct norm norm, float *x, uint32_t n, uint32_t width, float most, cudaStream_t stream);
+/* Adds the norm of x[n][width] to out[n][width]; norm.heads is 0. */
+cudaError_t rows_add_norm(struct norm norm, const float *x, uint32_t n, uint32_t width, float *out, cudaStream_t stream);
 /* Adds to *sum, on the device, log2 of the mean squares of x[n][width], each rounded to a multiple of `unit`, in units. */
 cudaError_t rows_sum_log_squares(const float *x, uint32_t n, uint32_t width, float unit, int64_t *sum, cudaStream_t stream);
+/* These change x[count] in place: keep it within [-most, most]; multiply it; make it cap tanh(x / cap). */
 cudaError_t rows_clamp(float *x, float most, size_t count, cudaStream_t stream);
+cudaError_t rows_scale(float *x, float factor, size_t count, cudaStream_t stream);
+cudaError_t rows_cap(float *x, float cap, size_t count, cudaStream_t stream);
 
 /* Lowers *not_finite, on the device, to `place` unless it is less already, where one of x[count] is not finite. */
 cudaError_t rows_seek_not_finite(const float *x, size_t count, uint32_t *not_finite, uint32_t place, cudaStream_t stream);

@@ -3,6 +3,7 @@
 
 #include "backend/cpu/kv/state.h"
 #include "backend/cpu/kv/step.h"
+#include "kv/parts.h"
 
 /* ---- A sequence's share of a call */
 
@@ -67,18 +68,16 @@ static enum terse_status visit_caches(const struct kv_batch *batch, visit *call,
 static enum terse_status note_keys(struct cache *cache, const struct kv_rows *own, struct terse_error *error) {
     if (own->count != cache->base.plan.n)
         return status_fail(error, TERSE_E_ARGUMENT, "keys and values of %zu of %zu tokens", own->count, cache->base.plan.n);
-    for (struct cache *part = cache; part; part = part->base.next)
-        for (uint32_t layer = 0; layer < part->base.shape.layers; layer++) {
-            if (cache_shape_number(&part->base.shape, layer) != own->layer) continue;
-            enum terse_status status = cache_check_layer(part, layer, error);
-            if (status) return status;
-            cache->at = part;
-            cache->brought = layer;
-            part->k = own->k;
-            part->v = own->v;
-            return TERSE_OK;
-        }
-    return status_fail(error, TERSE_E_ARGUMENT, "layer %u, which the cache does not have", own->layer);
+    uint32_t layer;
+    struct cache *part = parts_of_layer(cache, own->layer, &layer);
+    if (!part) return status_fail(error, TERSE_E_ARGUMENT, "layer %u, which the cache does not have", own->layer);
+    enum terse_status status = cache_check_layer(part, layer, error);
+    if (status) return status;
+    cache->at = part;
+    cache->brought = layer;
+    part->k = own->k;
+    part->v = own->v;
+    return TERSE_OK;
 }
 
 static enum terse_status append_noted(struct cache *cache, struct terse_error *error) {

@@ -3,7 +3,6 @@
 
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/ptx.cuh"
-#include "model/model.h"
 
 #define WARP 32
 #define HEADS_OF_BLOCK 4 /* warps */
@@ -48,7 +47,7 @@ static __device__ __half *place_of(const struct sequence_view &s, const struct h
 
 /* Notes numbers that are not finite. `zeros` is the sum of a thread's numbers, each times 0. */
 static __device__ void note(const struct append_decode &a, float zeros) {
-    if (a.not_finite && zeros != 0) atomicMin(a.not_finite, MODEL_BEHIND(a.layer));
+    if (a.not_finite && zeros != 0) atomicMin(a.not_finite, a.place);
 }
 
 static __global__ void append_decode_kernel(struct append_decode a) {

@@ -31,8 +31,8 @@ struct append_decode {
     uint32_t n_rows;
     float *q,
         *q_exact; /* [n_rows][Hq][hd], rotated in place, and by position - evicted to q_exact unless that is NULL. q NULL: none */
-    const float *k, *v;   /* [n_rows][Hk][hd], to the exact rows or the window. NULL: there are none */
-    uint32_t *not_finite; /* batch_watch */
+    const float *k, *v;          /* [n_rows][Hk][hd], to the exact rows or the window. NULL: there are none */
+    uint32_t *not_finite, place; /* batch_watch: the layer's place in the model */
 };
 cudaError_t append_decode(const struct append_decode *append, cudaStream_t stream);
 

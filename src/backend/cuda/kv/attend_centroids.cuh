@@ -510,7 +510,7 @@ __global__ void __launch_bounds__(centroid_warps<HD> * 32, 1)
     clear_running(running);
     load_factors(queries.window, factor);
     column_slopes<NT> slopes;
-    slopes.any = a.heads.slopes != nullptr;
+    slopes.any = a.heads.slopes != nullptr, slopes.cap = LOG2_E * a.heads.cap;
 #pragma unroll
     for (int i = 0; i < NT; i++)
         slopes.of[i][0] = slopes.of[i][1] =
@@ -521,7 +521,7 @@ __global__ void __launch_bounds__(centroid_warps<HD> * 32, 1)
     struct page_of_lane of_lane;
 #pragma unroll 1
     for (uint32_t page = 0; page < pages; page++) {
-        if (page % 32 == 0) of_lane.load(listed, min(page + lane, pages - 1));
+        if (page % 32 == 0) of_lane.load(listed, min(page + lane, pages - 1), a.rows[s.row].first);
         const uint32_t from = of_lane.first_of(page);
         const uint64_t live = of_lane.read_of(page, from, s.position);
         const uint32_t own_run = in_runs ? from / ROPE_RUN_TOKENS : 0;

@@ -16,6 +16,7 @@
 
 #include "backend/cuda/kv/attend_launch.h"
 #include "backend/cuda/kv/attend_sizes.h"
+#include "backend/cuda/kv/soft_cap.cuh"
 #include "backend/cuda/ptx.cuh"
 
 #define ATTEND_INLINE __device__ __forceinline__
@@ -267,8 +268,10 @@ struct page_of_lane {
     uint64_t live;
     uint32_t first;
 
-    ATTEND_INLINE void load(const struct listed_pages &listed, uint32_t page) {
+    /* `seen` is the first token that the query sees. */
+    ATTEND_INLINE void load(const struct listed_pages &listed, uint32_t page, uint32_t seen) {
         live = listed.live(page), first = listed.set(page).first;
+        if (seen > first) live &= seen - first < PAGE_TOKENS ? READ_ALL << (seen - first) : 0;
     }
     ATTEND_INLINE uint32_t first_of(uint32_t page) const { return __shfl_sync(ALL_LANES, first, page % 32); }
     /* Returns which tokens a query at `position` reads of a page whose first token is `from`. */
@@ -279,15 +282,16 @@ struct page_of_lane {
     }
 };
 
-/* A column_slopes has ALiBi's slopes of a lane's columns, in units of log2(e). */
+/* A column_slopes has ALiBi's slopes of a lane's columns, and the cap of logits, in units of log2(e). */
 template <int NT> struct column_slopes {
     bool any;
     float of[NT][2];
+    float cap; /* 0: none */
 };
 
 template <int NT> ATTEND_INLINE column_slopes<NT> slopes_of(const struct attend_decode &a, const struct share &s) {
     column_slopes<NT> slopes;
-    slopes.any = a.heads.slopes != nullptr;
+    slopes.any = a.heads.slopes != nullptr, slopes.cap = LOG2_E * a.heads.cap;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
 #pragma unroll
@@ -319,6 +323,14 @@ ATTEND_INLINE void finish_logits(float (&x)[TILES][NT][4], const float (&factor)
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int c = 0; c < 4; c++) x[i][n][c] *= factor[n][c % 2];
+    if (slopes.cap > 0) {
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) x[i][n][c] = soft_cap(x[i][n][c], slopes.cap);
+    }
     if (slopes.any) {
 #pragma unroll
         for (int i = 0; i < TILES; i++)
@@ -405,14 +417,16 @@ ATTEND_INLINE bool attend_rows(const struct attend_decode &a, const struct share
     using rows = half_rows<HD>;
     const struct sequence_view &seq = *s.sequence;
     const unsigned lane = lane_id();
-    const uint32_t n_exact = min(s.list->rows_end + s.list->n_kept, s.position + 1), first = (uint32_t)s.list->window_first;
-    const uint32_t n_window = s.position >= first ? s.position + 1 - first : 0;
+    const uint32_t seen = a.rows[s.row].first, exact_end = min(s.list->rows_end + s.list->n_kept, s.position + 1),
+                   exact_first = min(seen, exact_end), n_exact = exact_end - exact_first;
+    const uint32_t first = max((uint32_t)s.list->window_first, seen), n_window = s.position >= first ? s.position + 1 - first : 0;
     const uint32_t exact_units = (n_exact + 15) / 16, units = exact_units + (n_window + 15) / 16;
     for (uint32_t unit = rank; unit < units; unit += ranks) {
         const bool of_exact = unit < exact_units;
-        const uint32_t token = 16 * (of_exact ? unit : unit - exact_units),
-                       count = min((of_exact ? n_exact : n_window) - token, 16u);
-        const uint32_t begin = of_exact ? token : window_row(&seq, first + token);
+        const uint32_t number = 16 * (of_exact ? unit : unit - exact_units),
+                       count = min((of_exact ? n_exact : n_window) - number, 16u),
+                       token = (of_exact ? exact_first : first) + number;
+        const uint32_t begin = of_exact ? token : window_row(&seq, token);
         const uint32_t capacity = of_exact ? seq.exact_capacity : seq.window_capacity;
         const device_half *keys, *values;
         if (of_exact) {
@@ -440,7 +454,7 @@ ATTEND_INLINE bool attend_rows(const struct attend_decode &a, const struct share
         const query_fragments<HD, NT> &q = of_exact ? exact : window;
         score_rows<HD, NT>(scratch, q, x);
         load_factors(q, factor);
-        int32_t from = (int32_t)((of_exact ? token + (uint32_t)s.list->moved : first + token) - s.position);
+        int32_t from = (int32_t)(token + (of_exact ? (uint32_t)s.list->moved : 0) - s.position);
         finish_logits<TOKENS_BY_ROW>(x, factor, slopes, from, read_slots(0, count));
         if (weigh(x, r, rise, w)) scale_sums(acc, rise);
         SUMS::add(scratch + rows::bytes, w[0], acc);
@@ -508,6 +522,17 @@ ATTEND_INLINE float4 divide(const float4 &sums, float sum) {
     return make_float4(sums.x * one, sums.y * one, sums.z * one, sums.w * one);
 }
 
+/* Returns the logit of the learned sink of a query head that the CTA serves, -INFINITY where there is none. */
+ATTEND_INLINE float sink_of(const struct attend_decode &a, const struct share &s, unsigned query) {
+    return a.heads.sinks ? LOG2_E * a.heads.sinks[(size_t)s.layer * a.heads.query_heads + s.first_head + query] : -INFINITY;
+}
+
+/* Returns the output of 4 channels of a query whose states are all merged but for its sink's. */
+ATTEND_INLINE float4 output_of(const struct attend_decode &a, const struct share &s, unsigned query, float4 sums, float2 state) {
+    if (a.heads.sinks) merge_state(sums, state, make_float4(0, 0, 0, 0), make_float2(sink_of(a, s, query), 1));
+    return divide(sums, state.y);
+}
+
 /* A part_memory says where the launch's partial states lie: sums [row][Hk][splits][G][HD], then maxima and sums of weights
  * [row][Hk][splits][G]. */
 template <int HD> struct part_memory {
@@ -560,7 +585,7 @@ ATTEND_INLINE void merge_parts(const struct attend_decode &a, const struct share
         }
         if (rank == 0 && i < groups) {
             float4 *out = reinterpret_cast<float4 *>(a.out + queries_at<HD>(a, s));
-            out[i] = divide(sums, state.y);
+            out[i] = output_of(a, s, i / (HD / 4), sums, state);
         }
     }
 }
@@ -581,7 +606,7 @@ ATTEND_INLINE void finish_share(const struct attend_decode &a, const struct shar
             merge_state(sums, state, reinterpret_cast<const float4 *>(states.sums)[j * groups + i],
                         states.max_sum[j * s.group + query]);
         if (s.parts == 1) {
-            out[i] = divide(sums, state.y);
+            out[i] = output_of(a, s, query, sums, state);
         } else {
             __stcg(parts.sums + (size_t)s.part * groups + i, sums);
             if (i % (HD / 4) == 0) __stcg(parts.max_sum + (size_t)s.part * s.group + query, state);

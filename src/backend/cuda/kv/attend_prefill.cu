@@ -33,7 +33,7 @@ static __global__ void merge_kernel(const struct prefill_launch a, uint32_t hd) 
         x[2] += y.z * factor;
         x[3] += y.w * factor;
     }
-    float factor = sum > 0 ? 1 / sum : 0;
+    float factor = row_factor(a, head, row, largest, sum);
     *(float4 *)(a.out + query_offset(a, head, row, hd) + channel) =
         make_float4(x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor);
 }
@@ -67,6 +67,7 @@ static cudaError_t attend_by(const struct attend_prefill *attend, bool wgmma, cu
     if (!attend->n) return cudaSuccess;
     uint32_t rows = (uint32_t)attend->n * group, tiles = ceil_div(rows, wgmma ? prefill_wgmma_rows(hd) : prefill_mma_rows(hd));
     uint32_t keys = (uint32_t)(attend->first_query + attend->n / 2 - attend->begin); /* of a query, on average */
+    if (heads->window && keys > heads->window) keys = heads->window;
     uint32_t splits = attend->parts ? splits_for(tiles * heads->kv_heads, keys) : 1;
     size_t states = (size_t)rows * heads->kv_heads * splits;
     struct prefill_launch launch = {.q = attend->q,
@@ -74,6 +75,7 @@ static cudaError_t attend_by(const struct attend_prefill *attend, bool wgmma, cu
                                     .k = attend->k,
                                     .v = attend->v,
                                     .slopes = heads->slopes,
+                                    .sinks = heads->sinks ? heads->sinks + (size_t)attend->layer * heads->query_heads : NULL,
                                     .part_sums = splits > 1 ? attend->parts : NULL,
                                     .part_scales = splits > 1 ? (float2 *)(attend->parts + states * hd) : NULL,
                                     .rows = rows,
@@ -83,7 +85,9 @@ static cudaError_t attend_by(const struct attend_prefill *attend, bool wgmma, cu
                                     .begin = (uint32_t)attend->begin,
                                     .tiles = tiles,
                                     .splits = splits,
-                                    .scale = heads->scale * LOG2_E};
+                                    .window = heads->window ? heads->window : NO_WINDOW,
+                                    .scale = heads->scale * LOG2_E,
+                                    .cap = heads->cap * LOG2_E};
     cudaError_t result = wgmma ? prefill_wgmma(launch, hd, stream) : prefill_mma(launch, hd, stream);
     if (result != cudaSuccess || splits == 1) return result;
     merge_kernel<<<ceil_div(rows * heads->kv_heads, MERGE_THREADS * 4 / hd), MERGE_THREADS, 0, stream>>>(launch, hd);

@@ -24,6 +24,7 @@ extern "C" {
  * bytes. */
 struct attend_prefill {
     struct head_view heads;
+    uint32_t layer; /* by which heads.sinks has a layer's */
     const float *q; /* [n][Hq][hd], rotated by their own positions */
     size_t n;       /* queries: of rows first_query .. first_query + n - 1 */
     size_t first_query;

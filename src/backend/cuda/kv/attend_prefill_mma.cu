@@ -111,7 +111,8 @@ static __device__ __forceinline__ void sum_values(float (&o)[mma_shape<HD>::TILE
     }
 }
 
-template <int HD, bool SLOPES>
+/* ALTERED: logits are capped or have ALiBi. */
+template <int HD, bool ALTERED>
 static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_kernel(const struct prefill_launch a) {
     using shape = mma_shape<HD>;
     constexpr int TILES = shape::TILES, KEYS = shape::KEYS;
@@ -138,7 +139,7 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
         for (int h = 0; h < 2; h++) {
             uint32_t row = min(share.first_row + (warp * TILES + t) * 16 + lane / 4 + h * 8, a.rows - 1);
             reach[t][h] = a.first_query + row / a.group;
-            slope[t][h] = SLOPES ? a.slopes[share.head * a.group + row % a.group] * LOG2_E : 0;
+            slope[t][h] = ALTERED && a.slopes ? a.slopes[share.head * a.group + row % a.group] * LOG2_E : 0;
             state[t][h] = {-INFINITY, 0};
         }
 
@@ -152,7 +153,7 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
         wait_copies<0>();
         __syncthreads(); /* values are there; the keys are done with */
         if (block + 1 < share.end) load_rows<HD>(k, a.k, a.kv_heads, share.head, first + KEYS, end);
-        bool masked = first + KEYS > open;
+        bool masked = first + KEYS > open || end - 1 - first >= a.window;
 #pragma unroll
         for (int t = 0; t < TILES; t++)
 #pragma unroll
@@ -164,8 +165,9 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
                     for (int e = 0; e < 2; e++) {
                         float &x = s[t][j][2 * h + e];
                         uint32_t row = first + j * 8 + lane % 4 * 2 + e;
-                        if (SLOPES) x += slope[t][h] * (float)(int)(row - reach[t][h]);
-                        if (masked && row > reach[t][h]) x = -INFINITY;
+                        if (ALTERED && a.cap > 0) x = soft_cap(x, a.cap);
+                        if (ALTERED) x += slope[t][h] * (float)(int)(row - reach[t][h]);
+                        if (masked && reach[t][h] - row >= a.window) x = -INFINITY;
                         largest = fmaxf(largest, x);
                     }
                 float factor = renew(state[t][h], largest_of_row(largest), &shift);
@@ -191,8 +193,9 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             uint32_t row = share.first_row + (warp * TILES + t) * 16 + lane / 4 + h * 8;
-            float sum = sum_of_row(state[t][h].sum), factor = a.splits > 1 ? 1 : sum > 0 ? 1 / sum : 0;
+            float sum = sum_of_row(state[t][h].sum);
             if (row >= a.rows) continue;
+            float factor = a.splits > 1 ? 1 : row_factor(a, share.head, row, state[t][h].largest, sum);
             size_t part = ((size_t)share.head * a.rows + row) * a.splits + share.split;
             float *to = a.splits > 1 ? a.part_sums + part * HD : a.out + query_offset(a, share.head, row, HD);
             if (a.splits > 1 && lane % 4 == 0) a.part_scales[part] = make_float2(state[t][h].largest, sum);
@@ -202,16 +205,16 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
         }
 }
 
-template <int HD, bool SLOPES> static cudaError_t launch_shape(const struct prefill_launch &a, cudaStream_t stream) {
+template <int HD, bool ALTERED> static cudaError_t launch_shape(const struct prefill_launch &a, cudaStream_t stream) {
     cudaError_t result =
-        cudaFuncSetAttribute(prefill_mma_kernel<HD, SLOPES>, cudaFuncAttributeMaxDynamicSharedMemorySize, mma_shape<HD>::BYTES);
+        cudaFuncSetAttribute(prefill_mma_kernel<HD, ALTERED>, cudaFuncAttributeMaxDynamicSharedMemorySize, mma_shape<HD>::BYTES);
     if (result != cudaSuccess) return result;
-    prefill_mma_kernel<HD, SLOPES><<<a.tiles * a.splits * a.kv_heads, THREADS, mma_shape<HD>::BYTES, stream>>>(a);
+    prefill_mma_kernel<HD, ALTERED><<<a.tiles * a.splits * a.kv_heads, THREADS, mma_shape<HD>::BYTES, stream>>>(a);
     return cudaGetLastError();
 }
 
 template <int HD> static cudaError_t launch_heads(const struct prefill_launch &a, cudaStream_t stream) {
-    return a.slopes ? launch_shape<HD, true>(a, stream) : launch_shape<HD, false>(a, stream);
+    return a.slopes || a.cap > 0 ? launch_shape<HD, true>(a, stream) : launch_shape<HD, false>(a, stream);
 }
 
 uint32_t prefill_mma_rows(uint32_t head_dim) { return head_dim == 256 ? mma_shape<256>::ROWS : mma_shape<128>::ROWS; }

@@ -3,6 +3,7 @@
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_TILE_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_TILE_CUH
 
+#include "backend/cuda/kv/soft_cap.cuh"
 #include "backend/cuda/kv/view.h"
 #include "backend/cuda/ptx.cuh"
 
@@ -16,12 +17,15 @@ struct prefill_launch {
     const float *q;
     float *out;
     const __half *k, *v;
-    const float *slopes;
-    float *part_sums;    /* [Hk][rows][splits][hd], or NULL where splits is 1 */
-    float2 *part_scales; /* [Hk][rows][splits]: of a part, its largest logit and its sum of weights */
+    const float *slopes, *sinks; /* of query heads; sinks are the layer's; NULL: none */
+    float *part_sums;            /* [Hk][rows][splits][hd], or NULL where splits is 1 */
+    float2 *part_scales;         /* [Hk][rows][splits]: of a part, its largest logit and its sum of weights */
     uint32_t rows, group, kv_heads, first_query, begin, tiles, splits;
-    float scale; /* of logits, times log2 e */
+    uint32_t window; /* a query sees so many rows, its own the last; NO_WINDOW: all of them */
+    float scale;     /* of logits, times log2 e */
+    float cap;       /* of logits, times log2 e; 0: none */
 };
+#define NO_WINDOW (1u << 31) /* more than rows are apart; of the difference to a later row, which is negative, less */
 
 /* A share is the work of block b of a launch: blocks of keys [first, end) of `keys` rows each, counted from `begin`, for one tile.
  * Tiles that read most come first, so that short ones fill the end. */
@@ -38,9 +42,18 @@ static __device__ __forceinline__ struct prefill_share share_of(const struct pre
     s.first_row = (a.tiles - 1 - b / a.splits) * ROWS;
     uint32_t last = min(s.first_row + ROWS, a.rows) - 1;
     uint32_t blocks = (a.first_query + last / a.group + 1 - a.begin + KEYS - 1) / KEYS;
-    s.first = (uint32_t)((uint64_t)blocks * s.split / a.splits);
-    s.end = (uint32_t)((uint64_t)blocks * (s.split + 1) / a.splits);
+    uint32_t seen = a.first_query + s.first_row / a.group + 1 - a.begin, before = seen > a.window ? (seen - a.window) / KEYS : 0;
+    s.first = before + (uint32_t)((uint64_t)(blocks - before) * s.split / a.splits);
+    s.end = before + (uint32_t)((uint64_t)(blocks - before) * (s.split + 1) / a.splits);
     return s;
+}
+
+/* Returns what 1 over a row's sum of weights becomes with the weight of its learned sink, if it has one. `largest` is the logit by
+ * which weights are 2^BIAS. */
+static __device__ __forceinline__ float row_factor(const struct prefill_launch &a, uint32_t head, uint32_t row, float largest,
+                                                   float sum) {
+    if (a.sinks && sum > 0) sum += exp2_fast(a.sinks[head * a.group + row % a.group] * LOG2_E - largest + BIAS);
+    return sum > 0 ? 1 / sum : 0;
 }
 
 /* Returns where row r's query and its result begin. Rows past the last read the last one's. */

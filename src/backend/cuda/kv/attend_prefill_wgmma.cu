@@ -108,14 +108,15 @@ struct thread_rows {
     struct row_state state[2];
 };
 
-/* Turns logits of a block into weights, in place. Returns whether sums must be multiplied by factor[] first. */
-template <int KEYS, bool SLOPES>
-static __device__ __forceinline__ bool weigh(float (&s)[KEYS / 2], struct thread_rows &t, uint32_t first, bool masked,
-                                             float (&factor)[2]) {
+/* Turns logits of a block into weights, in place. Returns whether sums must be multiplied by factor[] first. ALTERED: logits are
+ * capped or have ALiBi. */
+template <int KEYS, bool ALTERED>
+static __device__ __forceinline__ bool weigh(const struct prefill_launch &a, float (&s)[KEYS / 2], struct thread_rows &t,
+                                             uint32_t first, bool masked, float (&factor)[2]) {
     float largest[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        if (SLOPES || masked) {
+        if (ALTERED || masked) {
             int last =
                 (int)(t.reach[h] - first) - (int)(threadIdx.x % 4 * 2); /* the last key to be read, from this thread's first on */
 #pragma unroll
@@ -123,8 +124,9 @@ static __device__ __forceinline__ bool weigh(float (&s)[KEYS / 2], struct thread
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     float &x = s[j * 4 + h * 2 + e];
-                    if (SLOPES) x += t.slope[h] * (float)(j * 8 + e - last);
-                    if (masked && j * 8 + e > last) x = -INFINITY;
+                    if (ALTERED && a.cap > 0) x = soft_cap(x, a.cap);
+                    if (ALTERED) x += t.slope[h] * (float)(j * 8 + e - last);
+                    if (masked && (uint32_t)(last - (j * 8 + e)) >= a.window) x = -INFINITY;
                 }
         }
         float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
@@ -187,9 +189,10 @@ static __device__ __forceinline__ void put(const struct prefill_launch &a, const
                                            const struct thread_rows &t, const float (&o)[HD / 2]) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float sum = sum_of_row(t.state[h].sum), factor = a.splits > 1 ? 1 : sum > 0 ? 1 / sum : 0;
+        float sum = sum_of_row(t.state[h].sum);
         uint32_t row = t.row[h], lane = threadIdx.x % 4;
         if (row >= a.rows) continue;
+        float factor = a.splits > 1 ? 1 : row_factor(a, share.head, row, t.state[h].largest, sum);
         size_t part = ((size_t)share.head * a.rows + row) * a.splits + share.split;
         float *to = a.splits > 1 ? a.part_sums + part * HD : a.out + query_offset(a, share.head, row, HD);
         if (a.splits > 1 && lane == 0) a.part_scales[part] = make_float2(t.state[h].largest, sum);
@@ -199,7 +202,7 @@ static __device__ __forceinline__ void put(const struct prefill_launch &a, const
     }
 }
 
-template <int HD, bool SLOPES>
+template <int HD, bool ALTERED>
 static __device__ __forceinline__ void consume(const struct prefill_launch &a, uint32_t works, uint32_t q, uint32_t k, uint32_t v,
                                                struct prefill_barriers *b) {
     using shape = wgmma_shape<HD>;
@@ -215,6 +218,11 @@ static __device__ __forceinline__ void consume(const struct prefill_launch &a, u
         if (work >= works) continue;
         struct prefill_share share = share_of<shape::ROWS, KEYS>(a, work);
         uint32_t open = a.first_query + share.first_row / a.group + 1; /* rows of keys that all of the tile's queries read */
+        uint32_t reach = a.first_query + (min(share.first_row + shape::ROWS, a.rows) - 1) / a.group; /* the last of them reads */
+        auto masked = [&](uint32_t block) {
+            uint32_t first = a.begin + block * KEYS;
+            return first + KEYS > open || reach - first >= a.window;
+        };
         uint32_t from = q + queries.place * shape::CONSUMERS * shape::QUERY_BYTES;
         struct thread_rows t;
         float o[HD / 2] = {}, s[KEYS / 2], factor[2];
@@ -225,7 +233,7 @@ static __device__ __forceinline__ void consume(const struct prefill_launch &a, u
             uint32_t query = min(row, a.rows - 1);
             t.row[h] = row;
             t.reach[h] = a.first_query + query / a.group;
-            t.slope[h] = SLOPES ? a.slopes[share.head * a.group + query % a.group] * LOG2_E : 0;
+            t.slope[h] = ALTERED && a.slopes ? a.slopes[share.head * a.group + query % a.group] * LOG2_E : 0;
             t.state[h] = {-INFINITY, 0};
         }
         barrier_wait(&b->queries_full[queries.place], queries.parity);
@@ -238,7 +246,7 @@ static __device__ __forceinline__ void consume(const struct prefill_launch &a, u
             hold(s);
             if (lane == 0) barrier_arrive(&b->keys_empty[keys.place]);
             keys.next();
-            weigh<KEYS, SLOPES>(s, t, a.begin + block * KEYS, a.begin + (block + 1) * KEYS > open, factor);
+            weigh<KEYS, ALTERED>(a, s, t, a.begin + block * KEYS, masked(block), factor);
             pack_weights<KEYS>(p, s);
             while (block-- > share.first) {
                 barrier_wait(&b->keys_full[keys.place], keys.parity);
@@ -253,7 +261,7 @@ static __device__ __forceinline__ void consume(const struct prefill_launch &a, u
                 hold(s);
                 if (lane == 0) barrier_arrive(&b->keys_empty[keys.place]);
                 keys.next();
-                bool grown = weigh<KEYS, SLOPES>(s, t, a.begin + block * KEYS, a.begin + (block + 1) * KEYS > open, factor);
+                bool grown = weigh<KEYS, ALTERED>(a, s, t, a.begin + block * KEYS, masked(block), factor);
                 products_wait<0>();
                 hold(o);
                 if (lane == 0) barrier_arrive(&b->values_empty[values.place]);
@@ -280,7 +288,7 @@ static __device__ __forceinline__ void consume(const struct prefill_launch &a, u
 
 #endif
 
-template <int HD, bool SLOPES>
+template <int HD, bool ALTERED>
 static __global__ void __launch_bounds__(wgmma_shape<HD>::THREADS, 1)
     prefill_wgmma_kernel(const struct prefill_launch a, const __grid_constant__ CUtensorMap keys,
                          const __grid_constant__ CUtensorMap values) {
@@ -311,7 +319,7 @@ static __global__ void __launch_bounds__(wgmma_shape<HD>::THREADS, 1)
         if (threadIdx.x >= WARPGROUP - QUERY_THREADS) feed_queries<HD>(a, works, shared, &barriers);
     } else {
         registers_take<shape::REGISTERS>();
-        consume<HD, SLOPES>(a, works, q, k, v, &barriers);
+        consume<HD, ALTERED>(a, works, q, k, v, &barriers);
     }
 #endif
 }
@@ -335,7 +343,7 @@ static bool map_rows(CUtensorMap *map, const __half *rows, const struct prefill_
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <int HD, bool SLOPES> static cudaError_t launch_shape(const struct prefill_launch &a, cudaStream_t stream) {
+template <int HD, bool ALTERED> static cudaError_t launch_shape(const struct prefill_launch &a, cudaStream_t stream) {
     using shape = wgmma_shape<HD>;
     CUtensorMap keys, values;
     int device = 0, multiprocessors = 0;
@@ -343,15 +351,15 @@ template <int HD, bool SLOPES> static cudaError_t launch_shape(const struct pref
     cudaError_t result = cudaGetDevice(&device);
     if (result == cudaSuccess) result = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (result == cudaSuccess)
-        result = cudaFuncSetAttribute(prefill_wgmma_kernel<HD, SLOPES>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::BYTES);
+        result = cudaFuncSetAttribute(prefill_wgmma_kernel<HD, ALTERED>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::BYTES);
     if (result != cudaSuccess) return result;
     uint32_t works = a.tiles * a.splits * a.kv_heads, most = (uint32_t)multiprocessors, blocks = most < works ? most : works;
-    prefill_wgmma_kernel<HD, SLOPES><<<blocks, shape::THREADS, shape::BYTES, stream>>>(a, keys, values);
+    prefill_wgmma_kernel<HD, ALTERED><<<blocks, shape::THREADS, shape::BYTES, stream>>>(a, keys, values);
     return cudaGetLastError();
 }
 
 template <int HD> static cudaError_t launch_heads(const struct prefill_launch &a, cudaStream_t stream) {
-    return a.slopes ? launch_shape<HD, true>(a, stream) : launch_shape<HD, false>(a, stream);
+    return a.slopes || a.cap > 0 ? launch_shape<HD, true>(a, stream) : launch_shape<HD, false>(a, stream);
 }
 
 bool prefill_wgmma_serves() {

@@ -624,7 +624,7 @@ __global__ void __launch_bounds__(SCALED_WARPS * 32, scaled_memory<K, V, HD, NT>
     for (uint32_t page = 0; page < pages; page++) {
         float x[4][NT][4] = {}, rise[NT][2];
         uint32_t w[4][NT][2];
-        if (page % 32 == 0) of_lane.load(listed, min(page + lane, pages - 1));
+        if (page % 32 == 0) of_lane.load(listed, min(page + lane, pages - 1), a.rows[s.row].first);
         K::score(a.codec[0], ring, window, sums, x);
         const uint32_t from = of_lane.first_of(page); /* not before: registers are short while keys are scored */
         const uint64_t live = of_lane.read_of(page, from, s.position);

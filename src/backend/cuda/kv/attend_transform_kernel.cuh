@@ -293,10 +293,17 @@ ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &
 
 /* ---- The kernel */
 
-/* Finishes the logits of a page's tokens: adds ALiBi, and sets those of tokens that are not read to -INFINITY. */
+/* Finishes the logits of a page's tokens: caps them, adds ALiBi, and sets those of tokens that are not read to -INFINITY. */
 template <int NQ>
-ATTEND_INLINE void finish_page_logits(float (&x)[NQ][8], const float *slopes, uint32_t group, int32_t from, uint64_t live) {
+ATTEND_INLINE void finish_page_logits(float (&x)[NQ][8], float cap, const float *slopes, uint32_t group, int32_t from,
+                                      uint64_t live) {
     const uint32_t first = lane_token();
+    if (cap > 0) {
+#pragma unroll
+        for (int n = 0; n < NQ; n++)
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[n][i] = soft_cap(x[n][i], LOG2_E * cap);
+    }
     if (slopes) {
 #pragma unroll
         for (int n = 0; n < NQ; n++) {
@@ -390,7 +397,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         const float *const slopes = a.heads.slopes ? a.heads.slopes + s.first_head : nullptr;
 #pragma unroll 1
         for (uint32_t page = 0; page < pages; page++) {
-            if (page % 32 == 0) of_lane.load(listed, min(page + lane, pages - 1));
+            if (page % 32 == 0) of_lane.load(listed, min(page + lane, pages - 1), a.rows[s.row].first);
             float x[NQ][8];
             page_weights<NQ> weights;
             const uint32_t slot = ring.slot(page);
@@ -404,7 +411,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             add_positions(a.pre_rope, shared_address(positions), position_rows, shared_address(angles), x);
             const uint32_t from = of_lane.first_of(page); /* not before: registers are short while keys are scored */
             const uint64_t live = of_lane.read_of(page, from, s.position);
-            finish_page_logits(x, slopes, s.group, (int32_t)(from - s.position), live);
+            finish_page_logits(x, a.heads.cap, slopes, s.group, (int32_t)(from - s.position), live);
             ring.wait();
             weigh_page<HD, NQ>(slot + ring.key_bytes, of_values, x, r, acc, weights);
             accumulate_page<HD, NQ>(slot + ring.key_bytes, of_values, weights, complement, acc);

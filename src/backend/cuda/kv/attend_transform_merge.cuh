@@ -41,9 +41,10 @@ template <int HD, int NQ> struct merge_memory {
     float4 totals[4 * NQ]; /* of a query: the rows' factor, weights of pages, 1 / all weights */
 };
 
-/* Computes the factors of `n` parts, a warp for each query. */
+/* Computes the factors of `n` parts, a warp for each query. A learned sink is among all weights. */
 template <int HD, int NQ>
-ATTEND_INLINE void weigh_parts(const transform_parts<HD> &parts, uint32_t n, merge_memory<HD, NQ> &m, float *factors) {
+ATTEND_INLINE void weigh_parts(const struct attend_decode &a, const struct share &s, const transform_parts<HD> &parts, uint32_t n,
+                               merge_memory<HD, NQ> &m, float *factors) {
 #pragma unroll 1
     for (unsigned query = threadIdx.x / 32; query < parts.group; query += MERGE_THREADS / 32) {
         float most = -INFINITY, weights = 0, of_rows = 0; /* of the lane's parts, part 0 apart */
@@ -57,6 +58,8 @@ ATTEND_INLINE void weigh_parts(const transform_parts<HD> &parts, uint32_t n, mer
         }
         const float of_lane = most;
         for (int o = 16; o; o /= 2) most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, o));
+        const float sink = sink_of(a, s, query);
+        most = fmaxf(most, sink);
         weights *= most == -INFINITY ? 0 : exp2_fast(of_lane - most);
         for (int o = 16; o; o /= 2) weights += __shfl_xor_sync(ALL_LANES, weights, o);
         float rows_factor = 0;
@@ -65,7 +68,8 @@ ATTEND_INLINE void weigh_parts(const transform_parts<HD> &parts, uint32_t n, mer
             factor = most == -INFINITY ? 0 : exp2_fast(factor - most);
             if (!part) rows_factor = factor;
         }
-        const float all = weights + of_rows * rows_factor; /* of lane 0 alone */
+        const float of_sink = sink == -INFINITY ? 0 : exp2_fast(sink - most),
+                    all = weights + of_rows * rows_factor + of_sink; /* of lane 0 alone */
         if (lane_id() == 0) m.totals[query] = make_float4(rows_factor, weights, all > 0 ? 1 / all : 0, 0);
     }
 }
@@ -194,7 +198,7 @@ __global__ void __launch_bounds__(MERGE_THREADS)
         const unsigned i = threadIdx.x + k * MERGE_THREADS;
         rows[k] = i < parts.group * HD ? __ldcg(reinterpret_cast<const float *>(parts.of(0, 0)) + i) : 0;
     }
-    weigh_parts(parts, n, m, factors);
+    weigh_parts(a, s, parts, n, m, factors);
     __syncthreads();
     let_next_kernel_begin(); /* not before: weights that it asks for would delay all that is loaded here */
     add_parts(parts, n, items, first, factors, m);

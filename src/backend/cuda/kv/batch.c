@@ -7,13 +7,14 @@
 
 #include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/views.h"
+#include "kv/parts.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* A group is rows of caches that share their tables. */
 struct group {
-    const struct cache *cache; /* the first of them */
+    struct cache *cache; /* the first of them */
     uint32_t first_row, n_rows, splits, runs;
     uint32_t rates;         /* as of struct attend_decode */
     uint32_t page_bytes[2]; /* of the largest page, by side */
@@ -31,10 +32,14 @@ struct batch_memory {
     uint32_t *not_finite; /* batch_watch; NULL: numbers are not watched */
     struct group *groups;
     size_t n_groups;
-    bool rotated; /* the layer's queries came with its keys */
+    bool rotated;              /* the layer's queries came with its keys */
+    bool second;               /* it is that of the caches' second parts (kv/parts.h) */
+    struct batch_memory *next; /* that of the second parts, where caches have any */
 };
 
-void batch_watch(struct batch_memory *batch, uint32_t *not_finite) { batch->not_finite = not_finite; }
+void batch_watch(struct batch_memory *batch, uint32_t *not_finite) {
+    for (; batch; batch = batch->next) batch->not_finite = not_finite;
+}
 
 /* ---- Memory */
 
@@ -72,6 +77,7 @@ static void release(struct batch_memory *b) {
 void batch_free(struct batch_memory *batch) {
     if (!batch) return;
     cudaStreamSynchronize(device_stream());
+    batch_free(batch->next);
     release(batch);
     if (batch->sent) cudaEventDestroy(batch->sent);
     free(batch);
@@ -165,7 +171,7 @@ static uint32_t set_splits(const struct cache *cache, struct sequence_view *view
     return all;
 }
 
-static void add_to_group(struct batch_memory *b, const struct cache *cache, const struct sequence_view *view, uint32_t row,
+static void add_to_group(struct batch_memory *b, struct cache *cache, const struct sequence_view *view, uint32_t row,
                          uint32_t splits) {
     struct group *group = b->n_groups ? &b->groups[b->n_groups - 1] : NULL;
     if (!group || !alike(group->cache, cache)) {
@@ -183,20 +189,26 @@ static void add_to_group(struct batch_memory *b, const struct cache *cache, cons
     for (uint32_t rate = 0; rate < RATE_VIEWS; rate++) group->rates |= (uint32_t)(view->rate_splits[rate] > 0) << rate;
 }
 
+/* Returns a cache's part that the memory is for. */
+static struct cache *part_of(const struct batch_memory *b, struct cache *cache) { return b->second ? cache->base.next : cache; }
+
 /* Writes where everything lies. A row is read in as many parts as if it were alone, so that its result does not depend on the
  * others. */
 static void stage(struct batch_memory *b, struct cache *const *caches, size_t n) {
     uint32_t row = 0;
     b->n_groups = 0;
     for (size_t i = 0; i < n; i++) {
-        const struct cache *cache = caches[i];
+        struct cache *cache = part_of(b, caches[i]);
         struct sequence_view *view = &sequences_in(b, b->staged)[i];
         *view = cache_view(cache);
         const uint32_t splits = set_splits(cache, view);
         add_to_group(b, cache, view, row, splits);
         for (size_t t = 0; t < cache->base.plan.n; t++, row++)
-            rows_in(b, b->staged)[row] = (struct query_row_view){
-                .sequence = (uint32_t)i, .position = (uint32_t)(cache->base.plan.before.length + t), .splits = splits};
+            rows_in(b, b->staged)[row] =
+                (struct query_row_view){.sequence = (uint32_t)i,
+                                        .position = (uint32_t)(cache->base.plan.before.length + t),
+                                        .splits = splits,
+                                        .first = (uint32_t)plan_first_seen(&cache->base.plan, cache->base.shape.window, t)};
     }
     for (struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         g->splits = bucket(g->splits);
@@ -205,7 +217,7 @@ static void stage(struct batch_memory *b, struct cache *const *caches, size_t n)
     }
 }
 
-enum terse_status batch_begin(struct batch_memory *b, struct cache *const *caches, size_t n, struct terse_error *error) {
+static enum terse_status begin_part(struct batch_memory *b, struct cache *const *caches, size_t n, struct terse_error *error) {
     size_t rows = 0, floats = 0, words = 0;
     for (size_t i = 0; i < n; i++) rows += caches[i]->base.plan.n;
     enum terse_status status = reserve(b, bucket((uint32_t)n), bucket((uint32_t)rows), error);
@@ -226,10 +238,20 @@ enum terse_status batch_begin(struct batch_memory *b, struct cache *const *cache
     return device_check(result, "sending a decoding step", error);
 }
 
+enum terse_status batch_begin(struct batch_memory *b, struct cache *const *caches, size_t n, struct terse_error *error) {
+    enum terse_status status = TERSE_OK;
+    if (caches[0]->base.next && !b->next && !(status = batch_new(&b->shape, &b->next, error))) {
+        b->next->second = true;
+        b->next->not_finite = b->not_finite;
+    }
+    for (; b && !status; b = b->next) status = begin_part(b, caches, n, error);
+    return status;
+}
+
 static uint64_t mixed(uint64_t hash, uint64_t value) { return (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15) ^ (hash >> 29); }
 
 uint64_t batch_key(const struct batch_memory *b) {
-    uint64_t key = mixed(mixed(0, b->places), b->n_groups);
+    uint64_t key = mixed(mixed(b->next ? batch_key(b->next) : 0, b->places), b->n_groups);
     for (const struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         key = mixed(mixed(key, g->cache->tables->number), (uint64_t)(uintptr_t)g->cache->tables->rotary.runs);
         key = mixed(mixed(mixed(key, g->first_row), g->n_rows), (uint64_t)g->runs << 32 | g->splits);
@@ -240,6 +262,17 @@ uint64_t batch_key(const struct batch_memory *b) {
 
 /* ---- A layer */
 
+/* Returns the memory of the part that has the rows' layer, and the rows as that part numbers layers; NULL: no part has it. */
+static struct batch_memory *of_layer(struct batch_memory *b, const struct kv_rows *rows, struct kv_rows *own) {
+    *own = *rows;
+    struct cache *cache = b->groups[0].cache, *part = parts_of_layer(cache, rows->layer, &own->layer);
+    return part == cache ? b : part ? b->next : NULL;
+}
+
+static enum terse_status no_layer(uint32_t layer, struct terse_error *error) {
+    return status_fail(error, TERSE_E_ARGUMENT, "layer %u, which the caches do not have", layer);
+}
+
 static struct kv_rows own_rows(const struct batch_memory *b, const struct group *g, const struct kv_rows *rows) {
     return kv_rows_within(rows, g->first_row, (size_t)g->first_row + g->n_rows, &b->shape);
 }
@@ -249,7 +282,7 @@ static float *exact_queries(const struct batch_memory *b, const struct group *g,
     return g->evicts ? b->q_exact + row * cache_shape_query_width(&b->shape) : NULL;
 }
 
-static cudaError_t append(const struct batch_memory *b, const struct group *g, const struct kv_rows *own) {
+static cudaError_t append(const struct batch_memory *b, const struct group *g, const struct kv_rows *own, uint32_t place) {
     const struct append_decode append = {.heads = g->cache->heads,
                                          .rotary = g->cache->tables->rotary,
                                          .layer = own->layer,
@@ -260,7 +293,8 @@ static cudaError_t append(const struct batch_memory *b, const struct group *g, c
                                          .q_exact = own->q ? exact_queries(b, g, own->first) : NULL,
                                          .k = own->k,
                                          .v = own->v,
-                                         .not_finite = b->not_finite};
+                                         .not_finite = b->not_finite,
+                                         .place = place};
     return append_decode(&append, device_stream());
 }
 
@@ -291,22 +325,28 @@ static cudaError_t attend(const struct batch_memory *b, const struct group *g, c
     return attend_decode_launch(&attend, device_stream());
 }
 
-enum terse_status batch_append(struct batch_memory *b, const struct kv_rows *rows, struct terse_error *error) {
+enum terse_status batch_append(struct batch_memory *batch, const struct kv_rows *rows, struct terse_error *error) {
     cudaError_t result = cudaSuccess;
+    struct kv_rows of_part;
+    struct batch_memory *b = of_layer(batch, rows, &of_part);
+    if (!b) return no_layer(rows->layer, error);
     b->rotated = rows->q;
     for (const struct group *g = b->groups; g < b->groups + b->n_groups && result == cudaSuccess; g++) {
-        const struct kv_rows own = own_rows(b, g, rows);
-        if (own.count) result = append(b, g, &own);
+        const struct kv_rows own = own_rows(b, g, &of_part);
+        if (own.count) result = append(b, g, &own, MODEL_BEHIND(rows->layer));
     }
     return device_check(result, "storing a step's keys and values", error);
 }
 
-enum terse_status batch_attend(struct batch_memory *b, const struct kv_rows *rows, struct terse_error *error) {
+enum terse_status batch_attend(struct batch_memory *batch, const struct kv_rows *rows, struct terse_error *error) {
     cudaError_t result = cudaSuccess;
+    struct kv_rows of_part;
+    struct batch_memory *b = of_layer(batch, rows, &of_part);
+    if (!b) return no_layer(rows->layer, error);
     for (const struct group *g = b->groups; g < b->groups + b->n_groups && result == cudaSuccess; g++) {
-        const struct kv_rows own = own_rows(b, g, rows);
+        const struct kv_rows own = own_rows(b, g, &of_part);
         const struct kv_rows queries = {.layer = own.layer, .first = own.first, .count = own.count, .q = own.q};
-        if (own.count && !b->rotated) result = append(b, g, &queries);
+        if (own.count && !b->rotated) result = append(b, g, &queries, MODEL_BEHIND(rows->layer));
         if (own.count && result == cudaSuccess) result = attend(b, g, &own);
     }
     return device_check(result, "attention", error);

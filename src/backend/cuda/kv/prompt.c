@@ -113,8 +113,12 @@ static struct layer_rows layer_rows(const struct cache *cache, uint32_t layer) {
                                .sequence = cache->view};
 }
 
+/* Returns whether no query sees the exact rows any more, as in layers that slide: other tokens' rows are not moved next to them. */
+static bool slid_on(const struct plan *plan) { return plan_evicted(plan) && !plan->by_index; }
+
 /* Copies what the sequence has stored to rows, including evicted tokens of the first page and of the window, since sealing them
- * reads numbers. The exact rows come last, since evicted tokens may lie where they belong. */
+ * reads numbers. The exact rows come last, since evicted tokens may lie where they belong; where they are not seen, evicted tokens
+ * stay there, by which kivi's scales are the CPU's. */
 static cudaError_t read_stored(const struct cache *cache, uint32_t layer) {
     const struct plan *plan = &cache->base.plan;
     const uint64_t window = plan->before.window_first;
@@ -123,7 +127,7 @@ static cudaError_t read_stored(const struct cache *cache, uint32_t layer) {
     cudaError_t result = encode.n ? decode_pages(&encode, device_stream()) : cudaSuccess;
     if (result == cudaSuccess)
         result = rows_from_window(&rows, window, (size_t)(plan->before.length - window), row_of(cache, window), device_stream());
-    if (result == cudaSuccess)
+    if (result == cudaSuccess && !slid_on(plan))
         result = rows_from_exact(&rows, (size_t)plan->before.exact + cache->base.n_anchors, plan_evicted(plan), device_stream());
     return result;
 }
@@ -164,12 +168,15 @@ enum terse_status prompt_observe(struct cache *cache, const struct kv_rows *rows
 }
 
 enum terse_status prompt_attend(struct cache *cache, const struct kv_rows *rows, struct terse_error *error) {
+    const struct plan *plan = &cache->base.plan;
     const struct attend_prefill attend = {.heads = cache->heads,
+                                          .layer = rows->layer,
                                           .q = rows->q,
                                           .n = rows->count,
                                           .first_query = rows_before(cache) + rows->first,
                                           .k = row_at(cache, CODEC_KEYS, 0),
                                           .v = row_at(cache, CODEC_VALUES, 0),
+                                          .begin = slid_on(plan) ? (size_t)plan->before.exact : 0,
                                           .out = rows->out,
                                           .parts = cache->tables->prefill_parts};
     if (!rows->count) return TERSE_OK;

@@ -1,6 +1,8 @@
 /* Ranks tokens by attention: computes products in tiles of 64 query rows and 64 keys, a block of 256 threads each, four times four
  * products a thread. */
 #include "backend/cuda/kv/rank.h"
+
+#include "backend/cuda/kv/soft_cap.cuh"
 #include "backend/cuda/select_largest.cuh"
 
 #include <math.h>
@@ -64,6 +66,7 @@ static __device__ void tile_logits(const struct rank_tokens &r, uint32_t head, u
             uint32_t m = m0 + y + 16 * i, key = key0 + t + 16 * j;
             bool reads = m < n_rows && key < r.rows && key <= r.first_query + m / group;
             x[i][j] = reads ? x[i][j] * r.heads.scale : -INFINITY;
+            if (reads && r.heads.cap > 0) x[i][j] = soft_cap(x[i][j], r.heads.cap);
         }
 }
 

@@ -66,6 +66,7 @@ struct cache {
     struct sequence_view *view;  /* on the device: of a step of many tokens */
 
     /* These belong to the step in progress. */
+    struct cache *at;        /* of a first part (kv/parts.h): the part whose layer a prompt is at */
     uint64_t steps;          /* that were begun */
     struct item_list stored; /* sealed pages that a prompt reads */
     struct item_list sealed; /* pages that the step seals */

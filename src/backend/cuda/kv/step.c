@@ -8,12 +8,13 @@
 #include "backend/cuda/kv/storage.h"
 #include "backend/cuda/kv/views.h"
 #include "backend/cuda/kv/window.h"
+#include "kv/parts.h"
 
 bool cache_decodes(const struct cache *cache) {
     return cache->base.plan.kind == CACHE_STEP_DECODE && cache->base.plan.n <= DECODE_TOKENS_MOST;
 }
 
-enum terse_status kv_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
+static enum terse_status begin_part(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
     struct cache_base *base = &cache->base;
     enum terse_status status = cache_plan_step(cache, kind, n, error);
     if (status) return status;
@@ -31,6 +32,14 @@ enum terse_status kv_begin(struct cache *cache, enum cache_step_kind kind, size_
     return status;
 }
 
+enum terse_status kv_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
+    enum terse_status status = TERSE_OK;
+    cache->at = cache;
+    for (struct cache *part = cache; part && !status; part = part->base.next) status = begin_part(part, kind, n, error);
+    for (struct cache *part = cache; part && status; part = part->base.next) part->base.in_step = false; /* all begin again */
+    return status;
+}
+
 /* ---- Layers */
 
 /* Returns the cache whose prompt is the batch; NULL: the batch decodes. */
@@ -44,38 +53,57 @@ enum terse_status kv_join(const struct kv_batch *batch, struct terse_error *erro
     return status_fail(error, TERSE_E_ARGUMENT, "%zu steps that cannot go together", batch->n);
 }
 
+/* Makes the part that has the rows' layer the one that the prompt is at, and returns the rows as that part numbers layers. */
+static enum terse_status go_to_layer(struct cache *prompt, const struct kv_rows *rows, struct kv_rows *own,
+                                     struct terse_error *error) {
+    *own = *rows;
+    struct cache *part = parts_of_layer(prompt, rows->layer, &own->layer);
+    if (!part) return status_fail(error, TERSE_E_ARGUMENT, "layer %u, which the cache does not have", rows->layer);
+    prompt->at = part;
+    return TERSE_OK;
+}
+
 enum terse_status kv_append(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
     struct cache *prompt = prompt_of(batch);
-    return prompt ? prompt_append(prompt, rows, error) : batch_append(batch->memory, rows, error);
+    struct kv_rows own;
+    if (!prompt) return batch_append(batch->memory, rows, error);
+    enum terse_status status = go_to_layer(prompt, rows, &own, error);
+    return status ? status : prompt_append(prompt->at, &own, error);
 }
 
 /* Returns the rows to observe: a prompt's queries are also observed as they attend; a decoding step chooses nothing by its
  * queries. */
 size_t kv_queries_to_observe(const struct kv_batch *batch, size_t needed, size_t *first) {
     const struct cache *prompt = prompt_of(batch);
-    bool chooses = prompt && prompt->base.plan.anchors;
-    *first = chooses ? prompt->base.plan.ranking : 0;
+    bool chooses = prompt && prompt->at->base.plan.anchors;
+    *first = chooses ? prompt->at->base.plan.ranking : 0;
     return chooses ? needed : 0;
 }
 
 enum terse_status kv_observe(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
     struct cache *prompt = prompt_of(batch);
-    return prompt ? prompt_observe(prompt, rows, error) : TERSE_OK;
+    return prompt ? prompt_observe(prompt->at, rows, error) : TERSE_OK;
 }
 
 enum terse_status kv_attend(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
     struct cache *prompt = prompt_of(batch);
-    return prompt ? prompt_attend(prompt, rows, error) : batch_attend(batch->memory, rows, error);
+    struct kv_rows own;
+    if (!prompt) return batch_attend(batch->memory, rows, error);
+    enum terse_status status = go_to_layer(prompt, rows, &own, error);
+    return status ? status : prompt_attend(prompt->at, &own, error);
 }
 
 enum terse_status kv_seal(const struct kv_batch *batch, uint32_t layer, struct terse_error *error) {
     struct cache *prompt = prompt_of(batch);
-    return prompt ? prompt_seal(prompt, layer, error) : TERSE_OK; /* what decoding seals waits in the window for commit */
+    struct kv_rows own;
+    if (!prompt) return TERSE_OK; /* what decoding seals waits in the window for commit */
+    enum terse_status status = go_to_layer(prompt, &(struct kv_rows){.layer = layer}, &own, error);
+    return status ? status : prompt_seal(prompt->at, own.layer, error);
 }
 
 /* ---- The end */
 
-enum terse_status kv_commit(struct cache *cache, struct terse_error *error) {
+static enum terse_status commit_part(struct cache *cache, struct terse_error *error) {
     const bool decodes = cache_decodes(cache);
     if (decodes) cache->base.layers_ended = cache->base.shape.layers; /* those of a batch are not counted */
     enum terse_status status = cache_check_commit(cache, error);
@@ -86,4 +114,10 @@ enum terse_status kv_commit(struct cache *cache, struct terse_error *error) {
     kept_release(cache);
     if ((status = window_trim(cache, error)) || (status = cache_written(cache, error))) return status;
     return decodes ? window_seal_ahead(cache, error) : TERSE_OK;
+}
+
+enum terse_status kv_commit(struct cache *cache, struct terse_error *error) {
+    enum terse_status status = TERSE_OK;
+    for (; cache && !status; cache = cache->base.next) status = commit_part(cache, error);
+    return status;
 }

@@ -22,7 +22,7 @@ struct entry {
     char identity[METHOD_IDENTITY];
     double least_rate;
     const struct terse_codebook *learned; /* their codebook */
-    float *slopes, *slots, *runs;
+    float *slopes, *sinks, *slots, *runs;
     uint32_t *fragments;
     size_t n_runs;
 };
@@ -42,6 +42,8 @@ struct head_view kv_tables_heads(const struct cache_shape *shape) {
                               .kv_heads = shape->kv_heads,
                               .head_dim = shape->head_dim,
                               .scale = shape->scale,
+                              .cap = shape->cap,
+                              .window = shape->window,
                               .n_rot = shape->rope ? shape->rope->n_rot : 0,
                               .pairing = shape->rope ? shape->rope->pairing : ROPE_ADJACENT};
 }
@@ -150,6 +152,24 @@ static enum terse_status set_slopes(struct entry *e, struct terse_error *error) 
     return send(e->slopes, e->shape.slopes, bytes, error);
 }
 
+static size_t sink_bytes(const struct entry *e) {
+    return e->shape.sinks ? (size_t)e->shape.layers * e->shape.query_heads * sizeof *e->sinks : 0;
+}
+
+/* Puts the learned sinks of the caches' own layers one after another. */
+static enum terse_status set_sinks(struct entry *e, struct terse_error *error) {
+    const size_t bytes = sink_bytes(e), heads = e->shape.query_heads;
+    if (!bytes) return TERSE_OK;
+    float *host = malloc(bytes);
+    if (!host) return status_no_memory(error, bytes, "attention sinks");
+    for (uint32_t layer = 0; layer < e->shape.layers; layer++)
+        memcpy(host + layer * heads, e->shape.sinks + cache_shape_number(&e->shape, layer) * heads, heads * sizeof *host);
+    e->tables.heads.sinks = e->sinks = device_alloc(NULL, bytes, "attention sinks", error);
+    enum terse_status status = e->sinks ? send(e->sinks, host, bytes, error) : TERSE_E_MEMORY;
+    free(host);
+    return status;
+}
+
 static enum terse_status set_learned(struct entry *e, const struct method *method, enum codec_side side,
                                      struct terse_error *error) {
     const struct coding *coding = side == CODEC_VALUES ? &method->value : &method->key;
@@ -227,6 +247,7 @@ static void entry_free(struct entry *e) {
     device_free(NULL, e->tables.place_views, cache_heads_of(&e->shape) * sizeof *e->tables.place_views);
     device_free(NULL, e->tables.prefill_parts, part_bytes(e));
     device_free(NULL, e->slopes, e->shape.query_heads * sizeof *e->slopes);
+    device_free(NULL, e->sinks, sink_bytes(e));
     free_angles(e->slots, PRE_ROPE_OFFSETS, pairs(e));
     device_free(NULL, e->fragments, fragment_bytes(e));
     free_angles(e->runs, e->n_runs, pairs(e));
@@ -245,6 +266,7 @@ static enum terse_status entry_new(const struct cache_shape *shape, const struct
     method_identity(method, e->identity);
     enum terse_status status = set_places(e, method, error);
     if (!status) status = set_slopes(e, error);
+    if (!status) status = set_sinks(e, error);
     if (!status) status = set_rotary(e, error);
     if (!status && !(e->tables.prefill_parts = device_alloc(NULL, part_bytes(e), "a prompt's attention", error)))
         status = TERSE_E_MEMORY;
@@ -260,8 +282,9 @@ static bool serves(const struct entry *e, const struct cache_shape *shape, const
     const struct cache_shape *own = &e->shape;
     return own->layers == shape->layers && own->query_heads == shape->query_heads && own->kv_heads == shape->kv_heads &&
            own->head_dim == shape->head_dim && own->rope == shape->rope && own->slopes == shape->slopes &&
-           e->learned == method->learned && !(e->least_rate < method->least_rate) && !(e->least_rate > method->least_rate) &&
-           strcmp(e->identity, identity) == 0;
+           own->sinks == shape->sinks && own->order == shape->order && own->window == shape->window && !(own->cap < shape->cap) &&
+           !(own->cap > shape->cap) && e->learned == method->learned && !(e->least_rate < method->least_rate) &&
+           !(e->least_rate > method->least_rate) && strcmp(e->identity, identity) == 0;
 }
 
 enum terse_status kv_tables_get(const struct cache_shape *shape, const struct method *method, const struct kv_tables **tables,

@@ -37,6 +37,9 @@ struct head_view {
     uint32_t n_rot;                                   /* rotated channels, 0: none */
     enum rope_pairing pairing;
     const float *slopes; /* device [Hq], ALiBi: slope (key's position - query's) is added to a logit; NULL: none */
+    const float *sinks;  /* device [layers][Hq]: the logit of a key without a value, which queries see besides; NULL: none */
+    float cap;           /* logits become cap tanh(logits / cap) after the scale; 0: they do not */
+    uint32_t window;     /* a query sees the newest so many keys alone, its own included; 0: all */
 };
 
 /* A place_view says where the sealed pages of a layer and KV head lie: the bytes of a page by side, and of all pages of a page set
@@ -120,6 +123,7 @@ struct query_row_view {
     uint32_t sequence; /* of the step */
     uint32_t position; /* its token's number, which is its position */
     uint32_t splits;   /* parts that it is read in, at least 1; at most the launch's */
+    uint32_t first;    /* the first token that it sees; 0: it sees all that its list names */
 };
 
 /* Keys' mean before rotation is rotated by these angles: of tokens' offsets from the position of their page's run (kv/pre_rope.h).
