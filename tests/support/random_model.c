@@ -39,6 +39,8 @@ const struct random_model_spec random_layer_models[] = {
      .logit_cap = 3,
      SMALL},
     {"gemma3", {TENSOR_Q4_0, TENSOR_Q8_0, TENSOR_Q5_0}, 1, .window = 20, .post_norms = true, .qk_norm = true, .layers = 3, SMALL},
+    {"command-r", {TENSOR_Q8_0, TENSOR_Q4_1, TENSOR_F16}, 1, .qk_norm = true, .norm_by_head = true, .logit_scale = 0.25f, SMALL},
+    {"phi3", {TENSOR_F16, TENSOR_Q8_0, TENSOR_Q5_1}, 1, .untied = true, .rope_context = 64, SMALL},
 };
 const size_t n_random_layer_models = sizeof random_layer_models / sizeof random_layer_models[0];
 

@@ -320,10 +320,9 @@ static enum terse_status load_parts(struct executor *e, struct terse_error *erro
 /* Refuses models that the kernels do not compute. */
 static enum terse_status supports(const struct terse_model *model, struct terse_error *error) {
     const struct architecture *a = model->architecture;
-    if (!a->parallel && !model->rope_context && !model->experts && !model->recurrent && !model->latent.rank) return TERSE_OK;
+    if (!model->experts && !model->recurrent && !model->latent.rank) return TERSE_OK;
     return status_fail(error, TERSE_E_UNSUPPORTED, "the GPU does not compute %s models%s yet: leave out --device cuda", a->name,
-                       model->rope_context  ? " with longrope"
-                       : model->recurrent   ? " with recurrent layers"
+                       model->recurrent     ? " with recurrent layers"
                        : model->latent.rank ? " with latent attention"
                        : model->experts     ? " with experts"
                                             : "");

@@ -159,8 +159,11 @@ static enum terse_status finish_layer(const struct executor *e, const struct dev
     const struct operand heads = {{.kind = ROW_PLAIN}, a->out, NULL, (uint32_t)model_query_width(m)};
     const struct operand inner = {
         {.kind = ROW_ACTIVATION, .activation = m->architecture->activation}, a->inner, a->factor, m->feed_forward};
-    enum terse_status status = add_product(e, &l->o, &l->attention_post_norm, by, &heads, hidden, n, error);
-    if (!status) status = feed_forward_inner(e, l, by, hidden, n, error);
+    const bool parallel = m->architecture->parallel;
+    enum terse_status status = TERSE_OK;
+    if (parallel) status = feed_forward_inner(e, l, by, hidden, n, error); /* of what enters the layer */
+    if (!status) status = add_product(e, &l->o, &l->attention_post_norm, by, &heads, hidden, n, error);
+    if (!status && !parallel) status = feed_forward_inner(e, l, by, hidden, n, error);
     return status ? status : add_product(e, &l->down, &l->feed_forward_post_norm, by, &inner, hidden, n, error);
 }
 
