@@ -41,6 +41,18 @@ const struct random_model_spec random_layer_models[] = {
     {"gemma3", {TENSOR_Q4_0, TENSOR_Q8_0, TENSOR_Q5_0}, 1, .window = 20, .post_norms = true, .qk_norm = true, .layers = 3, SMALL},
     {"command-r", {TENSOR_Q8_0, TENSOR_Q4_1, TENSOR_F16}, 1, .qk_norm = true, .norm_by_head = true, .logit_scale = 0.25f, SMALL},
     {"phi3", {TENSOR_F16, TENSOR_Q8_0, TENSOR_Q5_1}, 1, .untied = true, .rope_context = 64, SMALL},
+    {"qwen3moe", {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_F16}, 1, .qk_norm = true, .experts = 6, .experts_used = 2, SMALL},
+    {"qwen2moe", {TENSOR_F32, TENSOR_Q5_0, TENSOR_Q8_0}, 1, .qkv_bias = true, .experts = 5, .experts_used = 3, .shared = 96, SMALL},
+    {"gpt-oss",
+     {TENSOR_MXFP4, TENSOR_Q8_0, TENSOR_MXFP4},
+     1,
+     .qkv_bias = true,
+     .bias = true,
+     .untied = true,
+     .window = 24,
+     .experts = 4,
+     .experts_used = 2,
+     SMALL},
 };
 const size_t n_random_layer_models = sizeof random_layer_models / sizeof random_layer_models[0];
 
@@ -163,16 +175,24 @@ static void add_linear(struct making *m, int layer, const char *what, uint32_t c
 static void add_norm(struct making *m, int layer, const char *what, uint32_t n, bool bias) {
     char name[64];
     add_vector(m, name_of(name, layer, what, "weight"), n, 1);
-    if (bias) add_vector(m, name_of(name, layer, what, "bias"), n, 0);
+    if (bias && !is(m, "gpt-oss")) add_vector(m, name_of(name, layer, what, "bias"), n, 0);
+}
+
+/* Adds the matrices of all experts, or the router, which is one. */
+static void add_expert_matrices(struct making *m, int layer, const char *what, enum tensor_type type, uint32_t columns,
+                                uint32_t rows, uint32_t count) {
+    char name[64];
+    add_matrices(m, name_of(name, layer, what, "weight"), type, columns, rows, count);
+    if (m->spec->bias) add_vectors(m, name_of(name, layer, what, "bias"), rows, count, 0);
 }
 
 static void add_experts(struct making *m, int layer) {
     const struct random_model_spec *s = m->spec;
     char name[64];
-    add_matrices(m, name_of(name, layer, "ffn_gate_inp", "weight"), TENSOR_F32, width_of(m), s->experts, 1);
-    add_matrices(m, name_of(name, layer, "ffn_gate_exps", "weight"), next_type(m), width_of(m), inner_of(m), s->experts);
-    add_matrices(m, name_of(name, layer, "ffn_up_exps", "weight"), next_type(m), width_of(m), inner_of(m), s->experts);
-    add_matrices(m, name_of(name, layer, "ffn_down_exps", "weight"), next_type(m), inner_of(m), width_of(m), s->experts);
+    add_expert_matrices(m, layer, "ffn_gate_inp", TENSOR_F32, width_of(m), s->experts, 1);
+    add_expert_matrices(m, layer, "ffn_gate_exps", next_type(m), width_of(m), inner_of(m), s->experts);
+    add_expert_matrices(m, layer, "ffn_up_exps", next_type(m), width_of(m), inner_of(m), s->experts);
+    add_expert_matrices(m, layer, "ffn_down_exps", next_type(m), inner_of(m), width_of(m), s->experts);
     if (!s->shared) return;
     add_vector(m, name_of(name, layer, "ffn_gate_inp_shexp", "weight"), width_of(m), 0);
     add_linear(m, layer, "ffn_gate_shexp", width_of(m), s->shared, false);
@@ -194,9 +214,11 @@ static void add_head_norms(struct making *m, int layer) {
 static void add_layer(struct making *m, int layer) {
     const struct random_model_spec *s = m->spec;
     const bool fused = is(m, "gpt2") || is(m, "mpt") || is(m, "phi3");
+    char name[64];
     uint32_t head_dim = head_dim_of(s), width = heads_of(s) * head_dim, kv_width = s->kv_heads * head_dim;
     add_norm(m, layer, "attn_norm", width_of(m), s->bias);
-    if (!is(m, "command-r")) add_norm(m, layer, "ffn_norm", width_of(m), s->bias);
+    if (!is(m, "command-r")) add_norm(m, layer, is(m, "gpt-oss") ? "post_attention_norm" : "ffn_norm", width_of(m), s->bias);
+    if (is(m, "gpt-oss")) add_vector(m, name_of(name, layer, "attn_sinks", "weight"), heads_of(s), 1);
     if (s->post_norms) add_norm(m, layer, "post_attention_norm", width_of(m), false);
     if (s->post_norms) add_norm(m, layer, "post_ffw_norm", width_of(m), false);
     if (s->qk_norm) add_head_norms(m, layer);

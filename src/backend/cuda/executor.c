@@ -48,22 +48,65 @@ static size_t widest_input(const struct terse_model *m) {
     return widest > model_query_width(m) ? widest : model_query_width(m);
 }
 
-#define ACTIVATIONS 10
+#define ACTIVATIONS 25
 #define LOGITS 2
 
+/* Returns whether experts' matrices read vectors in this form. */
+static bool experts_read(const struct terse_model *m, enum vector_form form) {
+    for (const struct layer *l = m->layer; l < m->layer + m->layers && m->experts; l++) {
+        const struct matrix *const all[] = {&l->experts.gate, &l->experts.up, &l->experts.down};
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+            if (weights_form(all[i]->type) == form) return true;
+    }
+    return false;
+}
+
+static void experts_wanted(struct activations *a, const struct terse_model *m, struct wanted *wanted) {
+    struct expert_rows *e = &a->experts;
+    const size_t number = sizeof(float), inner = m->layer[0].experts.down.columns,
+                 rows = a->rows < pass_expert_rows(m) ? a->rows : pass_expert_rows(m), used = m->experts_used * number,
+                 items = expert_items_most((uint32_t)(rows * m->experts_used), m->experts), slots = items * EACH_ROWS,
+                 widest = m->width > inner ? m->width : inner, padded = memory_round_up(widest, WIDTH_STEP),
+                 halves = experts_read(m, ONE_HALF) || experts_read(m, TWO_HALVES) ? padded * 2 : 0;
+    const struct wanted all[] = {{(void **)&e->routes.logits, rows, m->experts * number},
+                                 {(void **)&e->routes.share, rows, used},
+                                 {(void **)&e->routes.chosen, rows, used},
+                                 {(void **)&e->routes.slot, rows, used},
+                                 {(void **)&e->routes.row, slots, sizeof *e->routes.row},
+                                 {(void **)&e->routes.items, items, sizeof *e->routes.items},
+                                 {&e->vectors.high, slots, halves},
+                                 {&e->vectors.low, slots, halves},
+                                 {(void **)&e->vectors.sums, slots, GROUP_SUMS * padded / 32 * number},
+                                 {(void **)&e->vectors.sizes, slots, number},
+                                 {&e->vectors.thirds, slots, experts_read(m, THIRDS) ? 3 * padded * 2 : 0},
+                                 {(void **)&e->inner, slots, inner * number},
+                                 {(void **)&e->factor, slots, inner * number},
+                                 {(void **)&e->made, slots, m->width * number},
+                                 {(void **)&e->gate, rows, number}};
+    e->routes.experts = m->experts;
+    e->routes.used = m->experts_used;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        wanted[i] = all[i];
+        if (!m->experts) wanted[i].each = 0;
+    }
+}
+
 static void activations_wanted(struct activations *a, const struct terse_model *m, struct wanted wanted[ACTIVATIONS]) {
-    const size_t number = sizeof(float), factor = m->layer[0].gate.data ? m->feed_forward * number : 0;
-    const struct wanted all[ACTIVATIONS] = {{(void **)&a->hidden, a->rows, m->width * number},
-                                            {(void **)&a->q, a->rows, model_query_width(m) * number},
-                                            {(void **)&a->k, a->rows, model_kv_width(m) * number},
-                                            {(void **)&a->v, a->rows, model_kv_width(m) * number},
-                                            {(void **)&a->out, a->rows, model_query_width(m) * number},
-                                            {(void **)&a->inner, a->rows, m->feed_forward * number},
-                                            {(void **)&a->factor, a->rows, factor},
-                                            {(void **)&a->product, a->rows, m->width * number},
-                                            {&a->halves, a->rows, memory_round_up(widest_input(m), 32) * 2},
-                                            {(void **)&a->sizes, a->rows, number}};
-    for (size_t i = 0; i < ACTIVATIONS; i++) wanted[i] = all[i];
+    const struct layer *l = &m->layer[0];
+    const size_t number = sizeof(float), factor = l->gate.data || l->experts.shared_gate.data ? m->feed_forward * number : 0;
+    const struct wanted all[] = {{(void **)&a->hidden, a->rows, m->width * number},
+                                 {(void **)&a->q, a->rows, model_query_width(m) * number},
+                                 {(void **)&a->k, a->rows, model_kv_width(m) * number},
+                                 {(void **)&a->v, a->rows, model_kv_width(m) * number},
+                                 {(void **)&a->out, a->rows, model_query_width(m) * number},
+                                 {(void **)&a->inner, a->rows, m->feed_forward * number},
+                                 {(void **)&a->factor, a->rows, factor},
+                                 {(void **)&a->product, a->rows, m->width * number},
+                                 {&a->halves, a->rows, memory_round_up(widest_input(m), 32) * 2},
+                                 {(void **)&a->sizes, a->rows, number}};
+    const size_t n = sizeof all / sizeof all[0];
+    for (size_t i = 0; i < n; i++) wanted[i] = all[i];
+    experts_wanted(a, m, wanted + n);
 }
 
 static void activations_free(struct executor *e) {
@@ -320,7 +363,7 @@ static enum terse_status load_parts(struct executor *e, struct terse_error *erro
 /* Refuses models that the kernels do not compute. */
 static enum terse_status supports(const struct terse_model *model, struct terse_error *error) {
     const struct architecture *a = model->architecture;
-    if (!model->experts && !model->recurrent && !model->latent.rank) return TERSE_OK;
+    if (!model->recurrent && !model->latent.rank) return TERSE_OK;
     return status_fail(error, TERSE_E_UNSUPPORTED, "the GPU does not compute %s models%s yet: leave out --device cuda", a->name,
                        model->recurrent     ? " with recurrent layers"
                        : model->latent.rank ? " with latent attention"

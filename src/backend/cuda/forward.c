@@ -32,6 +32,7 @@ static double multiplications(const struct terse_model *m, uint64_t tokens) {
     double sum = 2.0 * (double)tokens * (double)model_query_width(m);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (all[i]->data) sum += (double)all[i]->rows * all[i]->columns;
+    if (m->experts) sum += 3.0 * m->experts_used * l->experts.down.columns * m->width;
     return sum;
 }
 
@@ -56,9 +57,8 @@ static struct row_form norm_form(const struct executor *e, const struct norm *no
     return (struct row_form){.kind = ROW_NORM, .norm = *norm, .not_finite = e->not_finite, .place = place};
 }
 
-/* Returns the executor's room for EACH_ROWS rows, in the forms that these products read. */
-static struct device_vectors forms_of(const struct executor *e, const struct device_product *products, size_t n) {
-    struct device_vectors forms = e->each;
+/* Returns of such vectors the forms that these products read. */
+static struct device_vectors forms_of(struct device_vectors forms, const struct device_product *products, size_t n) {
     bool wanted[] = {[ONE_HALF] = false, [TWO_HALVES] = false, [THIRDS] = false};
     for (size_t i = 0; i < n; i++) wanted[weights_form(products[i].w->type)] = true;
     if (!wanted[THIRDS]) forms.thirds = NULL;
@@ -70,7 +70,7 @@ static struct device_vectors forms_of(const struct executor *e, const struct dev
 /* Multiplies each row by itself. */
 static enum terse_status multiply_each(const struct executor *e, const struct device_product *products, size_t n_products,
                                        const struct operand *of, size_t n, bool add, struct terse_error *error) {
-    const struct device_vectors forms = forms_of(e, products, n_products);
+    const struct device_vectors forms = forms_of(e->each, products, n_products);
     cudaError_t result = cudaSuccess;
     for (size_t first = 0; first < n && result == cudaSuccess; first += EACH_ROWS) {
         uint32_t count = (uint32_t)(n - first < EACH_ROWS ? n - first : EACH_ROWS);
@@ -151,6 +151,71 @@ static enum terse_status feed_forward_inner(const struct executor *e, const stru
     return by(e, widen, l->gate.data ? 2 : 1, &normed, n, false, error);
 }
 
+/* Computes products of experts with all slots, whose vectors are rows of x by their routes, or `by_slot` x of the slots. */
+static cudaError_t multiply_slots(const struct executor *e, const struct device_product *products, size_t n_products,
+                                  const struct operand *of, size_t rows, bool by_slot) {
+    const struct expert_rows *x = &e->activations.experts;
+    const struct device_vectors forms = forms_of(x->vectors, products, n_products);
+    const uint32_t items = expert_items_most((uint32_t)rows * x->routes.used, x->routes.experts);
+    cudaError_t result = rows_prepare_slots(of->form, of->x, of->factor, x->routes.row, items * EACH_ROWS, by_slot, of->width,
+                                            &forms, device_stream());
+    if (result != cudaSuccess) return result;
+    return experts_each(products, n_products, &forms, x->routes.items, items, (uint32_t)(rows < EACH_ROWS ? rows : EACH_ROWS),
+                        device_stream());
+}
+
+/* Adds to the hidden states what the expert of all tokens makes of them. Its inner activations are there. */
+static enum terse_status add_shared(const struct executor *e, const struct device_experts *w, multiplier *by, float *hidden,
+                                    size_t n, struct terse_error *error) {
+    const struct activations *a = &e->activations;
+    const struct operand inner = {
+        {.kind = ROW_ACTIVATION, .activation = e->model->architecture->activation}, a->inner, a->factor, w->shared_down.columns};
+    const struct device_product narrow = {&w->shared_down, a->product};
+    enum terse_status status = by(e, &narrow, 1, &inner, n, false, error);
+    if (status) return status;
+    return device_check(experts_add_shared(a->product, w->shared_router.data ? a->experts.gate : NULL, (uint32_t)n, e->model->width,
+                                           hidden, device_stream()),
+                        "experts", error);
+}
+
+/* Computes a feed-forward layer of experts for rows that are routed together. Products with the router are those of single rows,
+ * since roundings decide which experts are chosen. */
+static enum terse_status route_some(const struct executor *e, const struct device_layer *l, multiplier *by, float *hidden, size_t n,
+                                    struct terse_error *error) {
+    const struct terse_model *m = e->model;
+    const struct activations *a = &e->activations;
+    const struct expert_rows *x = &a->experts;
+    const struct device_experts *w = &l->experts;
+    const bool shared = w->shared_gate.data;
+    const struct operand normed = {norm_form(e, &l->feed_forward_norm, MODEL_BEHIND((uint32_t)(l - e->weights.layer))), hidden,
+                                   NULL, m->width},
+                         inner = {{.kind = ROW_ACTIVATION, .activation = m->architecture->activation},
+                                  x->inner,
+                                  x->factor,
+                                  w->down.columns};
+    const struct device_product routers[] = {{&w->router, x->routes.logits}, {&w->shared_router, x->gate}},
+                                own[] = {{&w->shared_gate, a->inner}, {&w->shared_up, a->factor}},
+                                widen[] = {{&w->gate, x->inner}, {&w->up, x->factor}}, narrow = {&w->down, x->made};
+    enum terse_status status = multiply_each(e, routers, w->shared_router.data ? 2 : 1, &normed, n, false, error);
+    if (!status && shared) status = by(e, own, 2, &normed, n, false, error);
+    if (status) return status;
+    cudaError_t result = route_rows(&x->routes, &m->routing, (uint32_t)n, device_stream());
+    if (result == cudaSuccess) result = multiply_slots(e, widen, 2, &normed, n, false);
+    if (result == cudaSuccess) result = multiply_slots(e, &narrow, 1, &inner, n, true);
+    if (result == cudaSuccess) result = experts_add(&x->routes, x->made, (uint32_t)n, m->width, hidden, device_stream());
+    status = device_check(result, "experts", error);
+    return status || !shared ? status : add_shared(e, w, by, hidden, n, error);
+}
+
+static enum terse_status apply_experts(const struct executor *e, const struct device_layer *l, multiplier *by, float *hidden,
+                                       size_t n, struct terse_error *error) {
+    const size_t most = pass_expert_rows(e->model), width = e->model->width;
+    enum terse_status status = TERSE_OK;
+    for (size_t first = 0; first < n && !status; first += most)
+        status = route_some(e, l, by, hidden + first * width, n - first < most ? n - first : most, error);
+    return status;
+}
+
 /* Finishes a layer, from the heads' outputs on. */
 static enum terse_status finish_layer(const struct executor *e, const struct device_layer *l, multiplier *by, float *hidden,
                                       size_t n, struct terse_error *error) {
@@ -163,6 +228,7 @@ static enum terse_status finish_layer(const struct executor *e, const struct dev
     enum terse_status status = TERSE_OK;
     if (parallel) status = feed_forward_inner(e, l, by, hidden, n, error); /* of what enters the layer */
     if (!status) status = add_product(e, &l->o, &l->attention_post_norm, by, &heads, hidden, n, error);
+    if (!status && m->experts) return apply_experts(e, l, by, hidden, n, error);
     if (!status && !parallel) status = feed_forward_inner(e, l, by, hidden, n, error);
     return status ? status : add_product(e, &l->down, &l->feed_forward_post_norm, by, &inner, hidden, n, error);
 }

@@ -13,10 +13,11 @@
 struct device_matrix {
     enum tensor_type type;
     uint32_t rows, columns;
-    uint8_t *data; /* tiles: weight_tiles.cuh */
-    size_t bytes;
-    float *bias; /* [rows], or NULL */
-    bool shared; /* data is another matrix's */
+    uint32_t count; /* of experts: so many matrices, one after the other */
+    uint8_t *data;  /* tiles: weight_tiles.cuh */
+    size_t bytes;   /* of all of them */
+    float *bias;    /* [count][rows], or NULL */
+    bool shared;    /* data is another matrix's */
 };
 
 /* A device_vectors has rows of x for weights_each, and for GEMM, in device memory; NULL: not wanted. `padded` is the columns

@@ -15,6 +15,7 @@ struct visitor {
     enum terse_status (*matrix)(struct visitor *visitor, const struct matrix *from, struct device_matrix *to);
     enum terse_status (*vector)(struct visitor *visitor, const float *const *from, const float **to, uint32_t n);
     struct device_model *model;
+    uint32_t count; /* of matrices of experts that `from` of a visit has, whose rows lie one after the other */
     void *staged;
     size_t staged_bytes;
     struct terse_error *error;
@@ -29,6 +30,26 @@ static enum terse_status visit_norm(struct visitor *v, const struct norm *from, 
     return status ? status : v->vector(v, &from->bias, &to->bias, width);
 }
 
+static enum terse_status visit_experts(struct visitor *v, const struct terse_model *m, const struct experts *from,
+                                       struct device_experts *to) {
+    const struct matrix *matrices[] = {&from->router, &from->shared_gate, &from->shared_up, &from->shared_down},
+                        *of_experts[] = {&from->gate, &from->up, &from->down},
+                        shared_router = {.data = from->shared_router,
+                                         .type = TENSOR_F32,
+                                         .rows = 1,
+                                         .columns = m->width,
+                                         .row_bytes = m->width * sizeof(float)};
+    struct device_matrix *device[] = {&to->router, &to->shared_gate, &to->shared_up, &to->shared_down},
+                         *device_experts[] = {&to->gate, &to->up, &to->down};
+    enum terse_status status = v->matrix(v, &shared_router, &to->shared_router);
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0] && !status; i++) status = v->matrix(v, matrices[i], device[i]);
+    v->count = m->experts;
+    for (size_t i = 0; i < sizeof of_experts / sizeof of_experts[0] && !status; i++)
+        status = v->matrix(v, of_experts[i], device_experts[i]);
+    v->count = 1;
+    return status;
+}
+
 static enum terse_status visit_layer(struct visitor *v, const struct terse_model *m, const struct layer *from,
                                      struct device_layer *to) {
     const struct matrix *matrices[] = {&from->q, &from->k, &from->v, &from->o, &from->gate, &from->up, &from->down};
@@ -40,12 +61,13 @@ static enum terse_status visit_layer(struct visitor *v, const struct terse_model
     if (!status) status = visit_norm(v, &from->q_norm, &to->q_norm, m->head_dim);
     if (!status) status = visit_norm(v, &from->k_norm, &to->k_norm, m->head_dim);
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0] && !status; i++) status = v->matrix(v, matrices[i], device[i]);
-    return status;
+    return status || !m->experts ? status : visit_experts(v, m, &from->experts, &to->experts);
 }
 
 static enum terse_status visit(struct visitor *v) {
     struct device_model *d = v->model;
     const struct terse_model *m = d->model;
+    v->count = 1;
     enum terse_status status = v->matrix(v, &m->embedding, &d->embedding);
     if (!status) status = v->matrix(v, &m->output, &d->output);
     if (!status) status = v->matrix(v, &m->positions, &d->positions);
@@ -65,9 +87,13 @@ static bool is_embedding(const struct visitor *v, const struct matrix *w, const 
     return to == &v->model->output && w->data == v->model->model->embedding.data;
 }
 
+static size_t bytes_of(const struct visitor *v, const struct matrix *from) {
+    return v->count * weights_bytes(from->type, from->rows / v->count, from->columns);
+}
+
 static enum terse_status count_matrix(struct visitor *v, const struct matrix *from, struct device_matrix *to) {
     if (!from->data) return TERSE_OK;
-    if (!is_embedding(v, from, to)) v->model->bytes += weights_bytes(from->type, from->rows, from->columns);
+    if (!is_embedding(v, from, to)) v->model->bytes += bytes_of(v, from);
     return TERSE_OK;
 }
 
@@ -90,6 +116,7 @@ static enum terse_status stage(struct visitor *v, size_t bytes) {
     return TERSE_OK;
 }
 
+/* Packs the rows of one matrix. */
 static enum terse_status upload_rows(struct visitor *v, const struct matrix *from, const struct device_matrix *to) {
     uint32_t most = (uint32_t)(STAGED / from->row_bytes) / 16 * 16;
     if (most < 16) most = 16;
@@ -108,19 +135,25 @@ static enum terse_status upload_rows(struct visitor *v, const struct matrix *fro
 
 static enum terse_status upload_matrix(struct visitor *v, const struct matrix *from, struct device_matrix *to) {
     if (!from->data) return TERSE_OK;
-    *to = (struct device_matrix){.type = from->type, .rows = from->rows, .columns = from->columns};
+    *to = (struct device_matrix){.type = from->type, .rows = from->rows / v->count, .columns = from->columns, .count = v->count};
     const float *bias = NULL;
     enum terse_status status = upload_vector(v, &from->bias, &bias, from->rows);
     to->bias = (float *)(uintptr_t)bias;
     if (status) return status;
-    to->bytes = weights_bytes(from->type, from->rows, from->columns);
+    to->bytes = bytes_of(v, from);
     if (is_embedding(v, from, to)) {
         to->data = v->model->embedding.data;
         to->shared = true;
         return TERSE_OK;
     }
     if (!(to->data = device_alloc(NULL, to->bytes, what, v->error))) return TERSE_E_MEMORY;
-    return upload_rows(v, from, to);
+    for (uint32_t i = 0; i < v->count && !status; i++) {
+        const struct matrix own = matrix_rows(from, i * to->rows, to->rows);
+        struct device_matrix device = *to;
+        device.data += i * (to->bytes / v->count);
+        status = upload_rows(v, &own, &device);
+    }
+    return status;
 }
 
 /* ---- Life */
@@ -128,7 +161,7 @@ static enum terse_status upload_matrix(struct visitor *v, const struct matrix *f
 static enum terse_status free_matrix(struct visitor *v, const struct matrix *from, struct device_matrix *to) {
     (void)v, (void)from;
     if (!to->shared) device_free(NULL, to->data, to->bytes);
-    device_free(NULL, to->bias, to->rows * sizeof *to->bias);
+    device_free(NULL, to->bias, (size_t)to->count * to->rows * sizeof *to->bias);
     *to = (struct device_matrix){0};
     return TERSE_OK;
 }

@@ -5,10 +5,16 @@
 #include "backend/cuda/weights.h"
 #include "base/status.h"
 
+struct device_experts {
+    struct device_matrix router, gate, up, down, shared_gate, shared_up, shared_down;
+    struct device_matrix shared_router; /* of one row */
+};
+
 /* This is the device's part of struct layer; a matrix or norm that the model does not have has data, gain NULL. */
 struct device_layer {
     struct norm attention_norm, feed_forward_norm, q_norm, k_norm, attention_post_norm, feed_forward_post_norm;
     struct device_matrix q, k, v, o, gate, up, down;
+    struct device_experts experts;
 };
 
 struct device_model {

@@ -7,6 +7,7 @@
 #define TERSE_BACKEND_CUDA_PASS_H
 
 #include "backend/backend.h"
+#include "backend/cuda/expert_kernels.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/kv/batch.h"
 #include "backend/cuda/model.h"
@@ -16,6 +17,22 @@
 #define GEMM_ROWS 65    /* products of so many rows of a panel or more convert weights to halves */
 #define GRAPHS 16       /* that are kept */
 #define PIECES_AHEAD 2  /* pieces of work that may be queued */
+
+/* Rows of a panel that are routed to experts together lie in slots: expert_kernels.h. NULL where a model has no experts. */
+struct expert_rows {
+    struct expert_routes routes;
+    struct device_vectors vectors; /* of all slots */
+    float *inner, *factor;         /* [slots][inner width of an expert] */
+    float *made;                   /* [slots][width] */
+    float *gate;                   /* [rows], of the shared expert */
+};
+#define EXPERT_ROWS 256 /* that are routed together at most */
+
+/* Returns how many rows are routed together; 0 where there are no experts. */
+static inline size_t pass_expert_rows(const struct terse_model *model) {
+    const size_t most = model->experts ? EXPERT_PAIRS / model->experts_used : 0;
+    return most < EXPERT_ROWS ? most : EXPERT_ROWS;
+}
 
 /* Activations are device memory for rows of a panel or a group. */
 struct activations {
@@ -27,6 +44,7 @@ struct activations {
     float *product;        /* [rows][width], before it is added to hidden */
     void *halves;          /* [rows][the widest input] */
     float *sizes;          /* [rows] */
+    struct expert_rows experts;
 };
 
 /* The logits of these rows are computed together. */

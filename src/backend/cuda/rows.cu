@@ -76,6 +76,11 @@ __device__ static inline quad load_quad(const float *row, uint32_t q, uint32_t w
 __device__ static inline float activation_of(enum activation activation, float x, float factor) {
     if (activation == ACTIVATION_SWIGLU) return x / (1 + expf(-x)) * factor;
     if (activation == ACTIVATION_GEGLU) return gelu_tanh(x) * factor;
+    if (activation == ACTIVATION_SWIGLU_CLAMPED) {
+        x = x > SWIGLU_CLAMP ? SWIGLU_CLAMP : x; /* NaN stays NaN */
+        factor = factor > SWIGLU_CLAMP ? SWIGLU_CLAMP : factor < -SWIGLU_CLAMP ? -SWIGLU_CLAMP : factor;
+        return x / (1 + expf(-SWIGLU_GAIN * x)) * (factor + 1);
+    }
     return activation == ACTIVATION_GELU ? 0.5f * x * erfcf(-x * 0.70710678f) : gelu_tanh(x);
 }
 
@@ -177,13 +182,10 @@ __device__ static inline void emit_thirds(const struct device_vectors &to, uint3
     }
 }
 
-__global__ void __launch_bounds__(THREADS)
-    prepare_rows(struct row_form form, const float *x, const float *factor, uint32_t width, struct device_vectors to) {
-    let_next_kernel_begin();
-    wait_for_kernels();
-    size_t row = blockIdx.x;
-    struct row_source s = {form, x + row * width, factor ? factor + row * width : NULL, width, 0, 0};
-    if (form.kind == ROW_NORM) norm_numbers(&s);
+/* Writes a row in the forms of `to`, as its row `row`: a block's work. */
+__device__ static inline void prepare_row(struct row_source &s, const struct device_vectors &to, size_t row) {
+    const uint32_t width = s.width;
+    if (s.form.kind == ROW_NORM) norm_numbers(&s);
     float most = 0, size = 1;
     if (to.sizes) {
 #pragma unroll 4
@@ -208,6 +210,34 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+__global__ void __launch_bounds__(THREADS)
+    prepare_rows(struct row_form form, const float *x, const float *factor, uint32_t width, struct device_vectors to) {
+    let_next_kernel_begin();
+    wait_for_kernels();
+    size_t row = blockIdx.x;
+    struct row_source s = {form, x + row * width, factor ? factor + row * width : NULL, width, 0, 0};
+    prepare_row(s, to, row);
+}
+
+/* Prepares the row of a slot. */
+__global__ void __launch_bounds__(THREADS)
+    prepare_slots(struct row_form form, const float *x, const float *factor, const int32_t *rows, bool by_slot, uint32_t width,
+                  struct device_vectors to) {
+    let_next_kernel_begin();
+    wait_for_kernels();
+    const size_t item = blockIdx.x / EACH_ROWS, padded = (size_t)divide_up(width, WIDTH_STEP) * WIDTH_STEP * EACH_ROWS;
+    const int32_t row = rows[blockIdx.x];
+    if (row < 0) return;
+    const size_t at = (by_slot ? (size_t)blockIdx.x : (size_t)row) * width;
+    struct row_source s = {form, x + at, factor ? factor + at : NULL, width, 0, 0};
+    if (to.high) to.high = (uint16_t *)to.high + item * padded;
+    if (to.low) to.low = (uint16_t *)to.low + item * padded;
+    if (to.thirds) to.thirds = (uint16_t *)to.thirds + item * 3 * padded;
+    if (to.high) to.sums += item * (padded / 32 * GROUP_SUMS);
+    if (to.sizes) to.sizes += item * EACH_ROWS;
+    prepare_row(s, to, blockIdx.x % EACH_ROWS);
+}
+
 /* Returns the threads of a block that takes a row. */
 static uint32_t threads_for(uint32_t width) {
     const uint32_t threads = divide_up(width, 128) * 32;
@@ -217,6 +247,13 @@ static uint32_t threads_for(uint32_t width) {
 extern "C" cudaError_t rows_prepare(struct row_form form, const float *x, const float *factor, uint32_t n, uint32_t width,
                                     const struct device_vectors *to, cudaStream_t stream) {
     return n ? launch_early(prepare_rows, dim3(n), dim3(threads_for(width)), 0, stream, form, x, factor, width, *to) : cudaSuccess;
+}
+
+extern "C" cudaError_t rows_prepare_slots(struct row_form form, const float *x, const float *factor, const int32_t *rows,
+                                          uint32_t n_slots, bool by_slot, uint32_t width, const struct device_vectors *to,
+                                          cudaStream_t stream) {
+    return launch_early(prepare_slots, dim3(n_slots), dim3(threads_for(width)), 0, stream, form, x, factor, rows, by_slot, width,
+                        *to);
 }
 
 /* ---- By themselves */

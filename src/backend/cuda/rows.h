@@ -25,6 +25,11 @@ struct row_form {
 cudaError_t rows_prepare(struct row_form form, const float *x, const float *factor, uint32_t n, uint32_t width,
                          const struct device_vectors *to, cudaStream_t stream);
 
+/* Writes rows of x, after `form`, to slots, of which EACH_ROWS follow one another as the rows of one rows_prepare do: to slot i <
+ * n_slots row rows[i], on the device, or with `by_slot` row i itself, of x and factor; none where rows[i] is -1. */
+cudaError_t rows_prepare_slots(struct row_form form, const float *x, const float *factor, const int32_t *rows, uint32_t n_slots,
+                               bool by_slot, uint32_t width, const struct device_vectors *to, cudaStream_t stream);
+
 /* Replaces x[n][width] by its norm; with most > 0, x is first kept within [-most, most]. */
 cudaError_t rows_norm(struct norm norm, float *x, uint32_t n, uint32_t width, float most, cudaStream_t stream);
 /* Adds the norm of x[n][width] to out[n][width]; norm.heads is 0. */
