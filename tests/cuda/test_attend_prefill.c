@@ -33,7 +33,15 @@ struct shape {
     uint32_t head_dim, kv_heads, group;
     size_t n, first_query, begin;
     bool parts, slopes, in_place, mma; /* mma: the way of older devices */
+    uint32_t window;                   /* 0: all rows are seen */
+    float cap;                         /* of logits; 0: none */
+    bool sinks;                        /* a key without a value, whose logit is that of sink_of */
 };
+
+static float sink_of(uint32_t head) { return (float)(head % 3) - 1; }
+static size_t first_seen(const struct shape *s, size_t last) {
+    return s->window && last + 1 > s->begin + s->window ? last + 1 - s->window : s->begin;
+}
 
 static void *on_device(const void *data, size_t bytes) {
     void *memory = NULL;
@@ -53,15 +61,18 @@ static void expected(const struct shape *s, const float *slopes, double scale, c
                      size_t i, uint32_t h, double *out) {
     uint32_t hd = s->head_dim, heads = s->kv_heads * s->group, kv_head = h / s->group;
     size_t last = s->first_query + i;
-    double *weights = allocated((last + 1) * sizeof *weights), largest = -INFINITY, sum = 0;
-    for (size_t r = s->begin; r <= last; r++) {
+    double *weights = allocated((last + 1) * sizeof *weights), largest = s->sinks ? (double)sink_of(h) : -INFINITY, sum = 0;
+    for (size_t r = first_seen(s, last); r <= last; r++) {
         double logit = 0;
         for (uint32_t c = 0; c < hd; c++) logit += (double)q[(i * heads + h) * hd + c] * k[(r * s->kv_heads + kv_head) * hd + c];
-        weights[r] = scale * logit + (slopes ? slopes[h] * ((double)r - (double)last) : 0);
+        logit *= scale;
+        if (s->cap > 0) logit = (double)s->cap * tanh(logit / (double)s->cap);
+        weights[r] = logit + (slopes ? slopes[h] * ((double)r - (double)last) : 0);
         largest = fmax(largest, weights[r]);
     }
     memset(out, 0, hd * sizeof *out);
-    for (size_t r = s->begin; r <= last; r++) {
+    if (s->sinks) sum = exp((double)sink_of(h) - largest);
+    for (size_t r = first_seen(s, last); r <= last; r++) {
         double weight = exp(weights[r] - largest);
         sum += weight;
         for (uint32_t c = 0; c < hd; c++) out[c] += weight * v[(r * s->kv_heads + kv_head) * hd + c];
@@ -100,12 +111,20 @@ static struct run attended(const struct shape *s, double spread, uint64_t seed) 
     struct head_view view = {.layers = 1, .query_heads = heads, .kv_heads = s->kv_heads, .head_dim = hd, .scale = run.scale};
     assert_true(attend_prefill_supports(&view));
     float *slopes = s->slopes ? on_device(run.slopes, heads * sizeof *run.slopes) : NULL;
+    float *sinks = allocated(2 * heads * sizeof *sinks), *device_sinks;
+    for (uint32_t h = 0; h < 2 * heads; h++) sinks[h] = h < heads ? NAN : sink_of(h - heads); /* of two layers */
+    device_sinks = s->sinks ? on_device(sinks, 2 * heads * sizeof *sinks) : NULL;
+    free(sinks);
     view.slopes = slopes;
+    view.sinks = device_sinks;
+    view.window = s->window;
+    view.cap = s->cap;
     float *q = on_device(run.q, queries * sizeof *run.q), *out = s->in_place ? q : on_device(run.out, queries * sizeof *run.out);
     uint16_t *k = on_device(halves[0], rows * sizeof *k), *v = on_device(halves[1], rows * sizeof *v);
     float *parts = NULL;
     if (s->parts) assert_int_equal(cudaMalloc((void **)&parts, attend_prefill_part_floats(&view) * sizeof *parts), cudaSuccess);
     struct attend_prefill attend = {.heads = view,
+                                    .layer = 1,
                                     .q = q,
                                     .n = s->n,
                                     .first_query = s->first_query,
@@ -117,7 +136,7 @@ static struct run attended(const struct shape *s, double spread, uint64_t seed) 
     assert_int_equal((s->mma ? attend_prefill_mma : attend_prefill_launch)(&attend, device_stream()), cudaSuccess);
     assert_int_equal(cudaStreamSynchronize(device_stream()), cudaSuccess);
     assert_int_equal(device_fetch(run.out, out, queries * sizeof *run.out), cudaSuccess);
-    cudaFree(slopes), cudaFree(q), cudaFree(k), cudaFree(v), cudaFree(parts);
+    cudaFree(slopes), cudaFree(device_sinks), cudaFree(q), cudaFree(k), cudaFree(v), cudaFree(parts);
     if (out != q) cudaFree(out);
     free(halves[0]), free(halves[1]);
     return run;
@@ -197,6 +216,25 @@ static void slopes_are_added(void **state) {
                                   .parts = parts});
 }
 
+/* Windows within a block of keys, of several, and that reach beyond the first row; logits up to the cap and beyond. */
+static void windows_caps_and_sinks(void **state) {
+    (void)state;
+    static const uint32_t windows[] = {0, 1, 50, 333, 5000};
+    for (size_t d = 0; d < HEAD_DIMS; d++)
+        for (size_t w = 0; w < (EMULATED ? 3 : sizeof windows / sizeof *windows); w++)
+            for (int parts = 0; parts < 2; parts++)
+                check(&(struct shape){.head_dim = head_dims[d],
+                                      .kv_heads = 2,
+                                      .group = 2,
+                                      .n = EMULATED ? 70 : 700,
+                                      .first_query = EMULATED ? (parts ? 1100 : 90) : 1500,
+                                      .begin = 4,
+                                      .window = windows[w],
+                                      .cap = w % 2 ? 0 : 1.5f,
+                                      .sinks = w % 3 < 2,
+                                      .parts = parts});
+}
+
 static void few_queries_over_many_rows(void **state) {
     (void)state;
     static const size_t n[] = {1, 17, 100, 300};
@@ -259,10 +297,15 @@ static void what_is_not_served_is_refused(void **state) {
 int main(void) {
     if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(prompts_from_nothing),           cmocka_unit_test(every_group),
-        cmocka_unit_test(rows_before_begin_are_not_read), cmocka_unit_test(slopes_are_added),
-        cmocka_unit_test(few_queries_over_many_rows),     cmocka_unit_test(many_queries),
-        cmocka_unit_test(huge_queries_stay_finite),       cmocka_unit_test(what_is_not_served_is_refused),
+        cmocka_unit_test(prompts_from_nothing),
+        cmocka_unit_test(every_group),
+        cmocka_unit_test(rows_before_begin_are_not_read),
+        cmocka_unit_test(slopes_are_added),
+        cmocka_unit_test(windows_caps_and_sinks),
+        cmocka_unit_test(few_queries_over_many_rows),
+        cmocka_unit_test(many_queries),
+        cmocka_unit_test(huge_queries_stay_finite),
+        cmocka_unit_test(what_is_not_served_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

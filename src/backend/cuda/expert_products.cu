@@ -36,10 +36,11 @@ __global__ void __launch_bounds__(32 * WARPS, 1) expert_tiles(const __grid_const
     const struct expert_item of = a.items[blockIdx.y];
     if (!of.rows) return;
     const struct matvec_args own = args_of(a, blockIdx.y, of);
+    const int lane = threadIdx.x % 32;
     const matvec_room room = room_of<TILE>(own);
     tile_stream<TILE> tiles(own, memory, threadIdx.x / 32);
-    for (uint32_t i = 0; i < own.depth; i++) tiles.fetch(threadIdx.x % 32);
-    multiply_units<TILE, PARTS, SHARED>(own, memory, room, tiles);
+    for (uint32_t i = 0; i < own.depth; i++) tiles.fetch(lane);
+    multiply_units<TILE, PARTS, SHARED>(own, memory, room, tiles, lane);
 }
 
 /* Few vectors lie in shared memory; where there are many, or they do not fit, they are read from global memory: two kernels for each

@@ -6,12 +6,13 @@
 template <class TILE, int PARTS, bool SHARED>
 __global__ void __launch_bounds__(32 * WARPS, 1) matvec_tiles(const __grid_constant__ struct matvec_args a) {
     extern __shared__ __align__(16) uint8_t memory[];
+    const int lane = threadIdx.x % 32;
     const matvec_room room = room_of<TILE>(a);
     tile_stream<TILE> tiles(a, memory, threadIdx.x / 32);
-    for (uint32_t i = 0; i < a.depth; i++) tiles.fetch(threadIdx.x % 32);
+    for (uint32_t i = 0; i < a.depth; i++) tiles.fetch(lane);
     let_next_kernel_begin();
     wait_for_kernels();
-    multiply_units<TILE, PARTS, SHARED>(a, memory, room, tiles);
+    multiply_units<TILE, PARTS, SHARED>(a, memory, room, tiles, lane);
 }
 
 /* Launches as many blocks of threads as there are multiprocessors, or fewer if there are fewer units. */

@@ -243,8 +243,7 @@ __device__ static inline void matvec_rounds(const struct matvec_args &a, uint8_t
 /* Multiplies the block's share of the units; all threads of the block call this with its streams of tiles under way. */
 template <class TILE, int PARTS, bool SHARED>
 __device__ static inline void multiply_units(const struct matvec_args &a, uint8_t *memory, const matvec_room &room,
-                                             tile_stream<TILE> &tiles) {
-    const int lane = threadIdx.x % 32;
+                                             tile_stream<TILE> &tiles, int lane) {
     stage_vectors<TILE>(a, memory, room);
     __syncthreads();
     const uint32_t groups = divide_up(a.columns, TILE::WIDTH) * TILE::GROUPS;

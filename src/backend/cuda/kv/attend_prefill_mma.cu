@@ -111,7 +111,7 @@ static __device__ __forceinline__ void sum_values(float (&o)[mma_shape<HD>::TILE
     }
 }
 
-/* ALTERED: logits are capped or have ALiBi. */
+/* ALTERED: logits are capped or have ALiBi, or queries see a window. */
 template <int HD, bool ALTERED>
 static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_kernel(const struct prefill_launch a) {
     using shape = mma_shape<HD>;
@@ -153,7 +153,7 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
         wait_copies<0>();
         __syncthreads(); /* values are there; the keys are done with */
         if (block + 1 < share.end) load_rows<HD>(k, a.k, a.kv_heads, share.head, first + KEYS, end);
-        bool masked = first + KEYS > open || end - 1 - first >= a.window;
+        bool masked = first + KEYS > open || (ALTERED && end - 1 - first >= a.window);
 #pragma unroll
         for (int t = 0; t < TILES; t++)
 #pragma unroll
@@ -166,8 +166,8 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
                         float &x = s[t][j][2 * h + e];
                         uint32_t row = first + j * 8 + lane % 4 * 2 + e;
                         if (ALTERED && a.cap > 0) x = soft_cap(x, a.cap);
-                        if (ALTERED) x += slope[t][h] * (float)(int)(row - reach[t][h]);
-                        if (masked && reach[t][h] - row >= a.window) x = -INFINITY;
+                        if (ALTERED && a.slopes) x += slope[t][h] * (float)(int)(row - reach[t][h]);
+                        if (masked && (ALTERED ? reach[t][h] - row >= a.window : row > reach[t][h])) x = -INFINITY;
                         largest = fmaxf(largest, x);
                     }
                 float factor = renew(state[t][h], largest_of_row(largest), &shift);
@@ -214,7 +214,7 @@ template <int HD, bool ALTERED> static cudaError_t launch_shape(const struct pre
 }
 
 template <int HD> static cudaError_t launch_heads(const struct prefill_launch &a, cudaStream_t stream) {
-    return a.slopes || a.cap > 0 ? launch_shape<HD, true>(a, stream) : launch_shape<HD, false>(a, stream);
+    return a.slopes || a.cap > 0 || a.window != NO_WINDOW ? launch_shape<HD, true>(a, stream) : launch_shape<HD, false>(a, stream);
 }
 
 uint32_t prefill_mma_rows(uint32_t head_dim) { return head_dim == 256 ? mma_shape<256>::ROWS : mma_shape<128>::ROWS; }

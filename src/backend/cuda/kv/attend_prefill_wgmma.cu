@@ -109,7 +109,7 @@ struct thread_rows {
 };
 
 /* Turns logits of a block into weights, in place. Returns whether sums must be multiplied by factor[] first. ALTERED: logits are
- * capped or have ALiBi. */
+ * capped or have ALiBi, or queries see a window. */
 template <int KEYS, bool ALTERED>
 static __device__ __forceinline__ bool weigh(const struct prefill_launch &a, float (&s)[KEYS / 2], struct thread_rows &t,
                                              uint32_t first, bool masked, float (&factor)[2]) {
@@ -125,8 +125,8 @@ static __device__ __forceinline__ bool weigh(const struct prefill_launch &a, flo
                 for (int e = 0; e < 2; e++) {
                     float &x = s[j * 4 + h * 2 + e];
                     if (ALTERED && a.cap > 0) x = soft_cap(x, a.cap);
-                    if (ALTERED) x += t.slope[h] * (float)(j * 8 + e - last);
-                    if (masked && (uint32_t)(last - (j * 8 + e)) >= a.window) x = -INFINITY;
+                    if (ALTERED && a.slopes) x += t.slope[h] * (float)(j * 8 + e - last);
+                    if (masked && (ALTERED ? (uint32_t)(last - (j * 8 + e)) >= a.window : j * 8 + e > last)) x = -INFINITY;
                 }
         }
         float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
@@ -221,7 +221,7 @@ static __device__ __forceinline__ void consume(const struct prefill_launch &a, u
         uint32_t reach = a.first_query + (min(share.first_row + shape::ROWS, a.rows) - 1) / a.group; /* the last of them reads */
         auto masked = [&](uint32_t block) {
             uint32_t first = a.begin + block * KEYS;
-            return first + KEYS > open || reach - first >= a.window;
+            return first + KEYS > open || (ALTERED && reach - first >= a.window);
         };
         uint32_t from = q + queries.place * shape::CONSUMERS * shape::QUERY_BYTES;
         struct thread_rows t;
@@ -359,7 +359,7 @@ template <int HD, bool ALTERED> static cudaError_t launch_shape(const struct pre
 }
 
 template <int HD> static cudaError_t launch_heads(const struct prefill_launch &a, cudaStream_t stream) {
-    return a.slopes || a.cap > 0 ? launch_shape<HD, true>(a, stream) : launch_shape<HD, false>(a, stream);
+    return a.slopes || a.cap > 0 || a.window != NO_WINDOW ? launch_shape<HD, true>(a, stream) : launch_shape<HD, false>(a, stream);
 }
 
 bool prefill_wgmma_serves() {
