@@ -28,7 +28,7 @@ const struct random_model_spec random_models[] = {
 const size_t n_random_models = sizeof random_models / sizeof random_models[0];
 
 /* Matrices have blocks of 32, so that models can be small. */
-#define SMALL .width = 96, .inner = 64, .vocabulary = 96, .heads = 2
+#define SMALL .width = 64, .inner = 32, .vocabulary = 48, .heads = 2
 const struct random_model_spec random_layer_models[] = {
     {"gemma2",
      {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0},
@@ -42,7 +42,7 @@ const struct random_model_spec random_layer_models[] = {
     {"command-r", {TENSOR_Q8_0, TENSOR_Q4_1, TENSOR_F16}, 1, .qk_norm = true, .norm_by_head = true, .logit_scale = 0.25f, SMALL},
     {"phi3", {TENSOR_F16, TENSOR_Q8_0, TENSOR_Q5_1}, 1, .untied = true, .rope_context = 64, SMALL},
     {"qwen3moe", {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_F16}, 1, .qk_norm = true, .experts = 6, .experts_used = 2, SMALL},
-    {"qwen2moe", {TENSOR_F32, TENSOR_Q5_0, TENSOR_Q8_0}, 1, .qkv_bias = true, .experts = 5, .experts_used = 3, .shared = 96, SMALL},
+    {"qwen2moe", {TENSOR_F32, TENSOR_Q5_0, TENSOR_Q8_0}, 1, .qkv_bias = true, .experts = 5, .experts_used = 3, .shared = 64, SMALL},
     {"gpt-oss",
      {TENSOR_MXFP4, TENSOR_Q8_0, TENSOR_MXFP4},
      1,
