@@ -2,7 +2,7 @@
 # functions of awk that ask it and that look for circles.
 #
 # The law. Folders of src/ stand in layers, and a file includes headers of the layers named for its folder below, no others:
-#   - Folders are layered in the order base, gguf, text, format, model, method, kv, backend/backend.h, engine; engine reaches a backend through
+#   - Folders are layered in the order base, dist, gguf, text, format, model, method, kv, backend/backend.h, engine; engine reaches a backend through
 #     the headers of backend/ itself alone. Nothing of kv and format, which all backends share, knows a backend.
 #   - Only src/backend/cpu, tests and bench/micro know the kernels of the CPU, which know base, tensor types and formats.
 #   - Only src/backend/cuda, tests and bench/cuda know the backend cuda. In it the caches, kv/, know of the folder above the device alone. Its device
@@ -23,16 +23,17 @@
 LAW='
 include:
 src/base: base/
+src/dist: base/ dist/
 src/gguf: base/ gguf/
 src/text: base/ gguf/ text/
 src/format: base/ gguf/ format/
 src/model: base/ gguf/ text/ format/ model/ backend/backend.h
 src/method: base/ gguf/ format/ model/ method/
-src/kv: base/ gguf/ format/ model/ method/ kv/
+src/kv: base/ dist/ gguf/ format/ model/ method/ kv/
 src/backend: base/ gguf/ text/ format/ model/ method/ kv/ backend/*
-src/engine: base/ gguf/ text/ format/ model/ method/ kv/ backend/* engine/
+src/engine: base/ dist/ gguf/ text/ format/ model/ method/ kv/ backend/* engine/
 src/backend/cpu: base/ gguf/ text/ format/ model/ method/ kv/ backend/* backend/cpu/
-src/backend/cpu/kv: base/ gguf/ format/ model/ method/ kv/ backend/* backend/cpu/gemm.h backend/cpu/cap.h backend/cpu/partial.h backend/cpu/piece.h backend/cpu/codec/ backend/cpu/kernels/ backend/cpu/kv/
+src/backend/cpu/kv: base/ dist/ gguf/ format/ model/ method/ kv/ backend/* backend/cpu/gemm.h backend/cpu/cap.h backend/cpu/partial.h backend/cpu/piece.h backend/cpu/codec/ backend/cpu/kernels/ backend/cpu/kv/
 src/backend/cpu/codec: base/ gguf/ format/ backend/cpu/codec/ backend/cpu/kernels/
 src/backend/cpu/kernels: base/ gguf/ format/ backend/cpu/kernels/
 src/backend/cuda: base/ gguf/ text/ format/ model/ method/ kv/ backend/* backend/cuda/

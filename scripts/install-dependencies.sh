@@ -19,6 +19,8 @@ present() {
     libcjson-dev) pkg-config --exists libcjson ;;
     libmicrohttpd-dev) pkg-config --exists libmicrohttpd ;;
     libedit-dev) pkg-config --exists libedit ;;
+    libopenmpi-dev) command -v mpicc ;;
+    openmpi-bin) command -v mpirun ;;
     python3) command -v python3 ;;
     python3-pip) python3 -m pip --version ;;
     python3-venv) python3 -c 'import ensurepip' ;;
@@ -31,7 +33,7 @@ present() {
     esac >/dev/null 2>&1
 }
 
-[ $# -gt 0 ] || set -- gcc libc6-dev cmake pkg-config libdnnl-dev ocl-icd-opencl-dev libpcre2-dev libxxhash-dev libcjson-dev libmicrohttpd-dev libedit-dev libcmocka-dev python3
+[ $# -gt 0 ] || set -- gcc libc6-dev cmake pkg-config libdnnl-dev ocl-icd-opencl-dev libpcre2-dev libxxhash-dev libcjson-dev libmicrohttpd-dev libedit-dev libopenmpi-dev openmpi-bin libcmocka-dev python3
 missing=()
 for package in "$@"; do
     present $package || missing+=("$package")

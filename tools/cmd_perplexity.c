@@ -201,7 +201,7 @@ static int start(struct perplexity *p) {
     if (terse_session_new(p->setup.engine, &options, &w->sessions[0], &error) != TERSE_OK) return complain_error(&error);
 
     uint32_t vocabulary = p->setup.info.vocabulary;
-    if (p->base_path && !p->compare) {
+    if (p->base_path && !p->compare && console_is_first()) {
         const struct kld_header header = {w->context, vocabulary, w->n};
         if ((status = kld_writer_open(p->base_path, &header, p->tokens, &p->writer)) != EXIT_OK) return status;
     }

@@ -3,10 +3,13 @@
 #ifndef TERSE_TOOLS_COMMANDS_H
 #define TERSE_TOOLS_COMMANDS_H
 
+#include <stdbool.h>
+
 /* A command of the program, as terse.c lists them. */
 struct command {
     const char *name, *console, *summary; /* console: its name in messages */
     int (*main)(int argc, char **argv);
+    bool over_ranks; /* several ranks may run it together */
 };
 
 int cmd_run(int argc, char **argv);

@@ -14,6 +14,7 @@
 static const char *command_name = "terse";
 static atomic_int stop_signal; /* whichever thread the signal came to */
 static int output_errno;       /* of the first failed write to stdout */
+static FILE *messages;         /* of a rank that is otherwise silent; NULL: stderr */
 
 static void on_signal(int number) {
     if (stop_signal != SIGTERM) stop_signal = number;
@@ -25,8 +26,23 @@ static void catch_signal(int number, void (*handler)(int), unsigned flags) {
     sigaction(number, &action, NULL);
 }
 
+static uint32_t rank, ranks = 1; /* of the job that this process belongs to */
+
+/* Makes all ranks but the first one silent, since all compute the same. Messages alone have a stderr of their own. */
+static void join_job(void) {
+    terse_job(&rank, &ranks);
+    if (!rank) return;
+    messages = fdopen(dup(STDERR_FILENO), "w");
+    if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr)) _exit(EXIT_FAILED);
+}
+
+uint32_t console_ranks(void) { return ranks; }
+
+bool console_is_first(void) { return !rank; }
+
 void console_begin(const char *command) {
     command_name = command;
+    join_job();
     catch_signal(SIGINT, on_signal, SA_RESETHAND);
     catch_signal(SIGTERM, on_signal, SA_RESETHAND);
     signal(SIGPIPE, SIG_IGN);
@@ -61,14 +77,22 @@ double console_seconds(void) {
 
 /* ---- Messages */
 
+/* As a rule all ranks fail alike, and the first one's message stands for all: when it ends so does the job, and the others with it. A
+ * rank that is still there after that has failed alone. */
+#define RANK_WAITS 2 /* seconds */
+
 int complain(const char *format, ...) {
+    FILE *to = messages ? messages : stderr;
     va_list arguments;
     progress_clear();
-    fprintf(stderr, "%s: ", command_name);
+    if (rank && (sleep(RANK_WAITS) || console_interrupted())) _exit(EXIT_FAILED);
+    fprintf(to, "%s: ", command_name);
+    if (rank) fprintf(to, "rank %u: ", rank);
     va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
+    vfprintf(to, format, arguments);
     va_end(arguments);
-    fputc('\n', stderr);
+    fputc('\n', to);
+    fflush(to);
     return EXIT_FAILED;
 }
 
@@ -97,7 +121,14 @@ bool output_write(const char *bytes, size_t n_bytes) {
     return !output_errno;
 }
 
-int console_end(int status) {
+/* Ends the process without leaving its job as one that has succeeded does: ranks might then wait for each other. What has started them ends
+ * the others. */
+static int end(int status) {
+    if (status != EXIT_OK && ranks > 1) _exit(status);
+    return status;
+}
+
+static int check_output(int status) {
     progress_clear();
     bool failed_before = ferror(stdout) != 0;
     if (fclose(stdout) != 0 && !output_errno) output_errno = errno;
@@ -107,6 +138,8 @@ int console_end(int status) {
     if (output_errno == EPIPE) return EXIT_CLOSED_PIPE; /* the reader has enough: `terse ... | head` */
     return complain("cannot write to standard output: %s", strerror(output_errno));
 }
+
+int console_end(int status) { return end(check_output(status)); }
 
 /* ---- Progress */
 

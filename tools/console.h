@@ -10,6 +10,10 @@ enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_INTERRUPTED = 130, EXIT_TERMINATED = 1
 /* Names the command in messages ("terse run"). From here on SIGINT and SIGTERM only set a flag (a second one kills), and a closed
  * pipe is an error of the write. */
 void console_begin(const char *command);
+/* A process may be one of several ranks of a job (docs/distributed.md). Then all but the first are silent, except for complaints that are
+ * theirs alone. */
+uint32_t console_ranks(void);
+bool console_is_first(void);
 /* Flushes and closes stdout. Returns `status`, or after a full disk or a closed pipe EXIT_FAILED, with a line on stderr. */
 int console_end(int status);
 

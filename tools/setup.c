@@ -164,6 +164,7 @@ int setup_engine(struct setup *setup) {
     if (status != EXIT_OK) return status;
     options.threads = setup->threads > 0 ? (uint32_t)setup->threads : 0;
     options.kv_budget = setup->kv_budget;
+    options.over_ranks = console_ranks() > 1;
     if (setup->prefixes) options.prefixes = setup->prefixes;
     enum terse_status failed = terse_engine_new(setup->model, &options, &setup->engine, &error);
     if (failed == TERSE_E_UNSUPPORTED && may_do_without_gpu(setup, options.device)) {

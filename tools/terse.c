@@ -12,14 +12,15 @@
 #include <unistd.h>
 
 static const struct command commands[] = {
-    {"run", "terse run", "continue a text, answer a question, or chat", cmd_run},
-    {"serve", "terse serve", "the OpenAI API over one engine, for many clients at once", cmd_serve},
-    {"perplexity", "terse perplexity", "perplexity and KL divergence over a text, through the real cache", cmd_perplexity},
-    {"compare", "terse compare", "which of two KV methods is better on a text, and whether the text decides it", cmd_compare},
-    {"tune", "terse tune", "choose a model's KV method, by divergence, bytes and speed that are measured here", cmd_tune},
-    {"bench", "terse bench", "tokens per second at depth, beside the machine's memory bandwidth", cmd_bench},
-    {"inspect", "terse inspect", "what is in a GGUF file, and what its KV cache costs", cmd_inspect},
-    {"calibrate", "terse calibrate", "learn a KV method's codebook for a model", cmd_calibrate},
+    {"run", "terse run", "continue a text, answer a question, or chat", cmd_run, true},
+    {"serve", "terse serve", "the OpenAI API over one engine, for many clients at once", cmd_serve, false},
+    {"perplexity", "terse perplexity", "perplexity and KL divergence over a text, through the real cache", cmd_perplexity, true},
+    {"compare", "terse compare", "which of two KV methods is better on a text, and whether the text decides it", cmd_compare,
+     false},
+    {"tune", "terse tune", "choose a model's KV method, by divergence, bytes and speed that are measured here", cmd_tune, false},
+    {"bench", "terse bench", "tokens per second at depth, beside the machine's memory bandwidth", cmd_bench, false},
+    {"inspect", "terse inspect", "what is in a GGUF file, and what its KV cache costs", cmd_inspect, true},
+    {"calibrate", "terse calibrate", "learn a KV method's codebook for a model", cmd_calibrate, false},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
@@ -44,20 +45,22 @@ static void begin_with_short_polls(char **argv) {
     if (n > 0 && n < (ssize_t)sizeof path - 1 && setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv(path, argv);
 }
 
+static int run_command(const struct command *command, int argc, char **argv) {
+    console_begin(command->console);
+    if (!command->over_ranks && console_ranks() > 1)
+        return console_end(complain("%u ranks cannot do this together: start it as one process", console_ranks()));
+    return console_end(command->main(argc, argv));
+}
+
 int main(int argc, char **argv) {
     begin_with_short_polls(argv);
     const char *name = argc > 1 ? argv[1] : "";
     bool help = strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0,
          version = strcmp(name, "--version") == 0 || strcmp(name, "version") == 0;
-    if ((name[0] == '-' || setup_names_model(name)) && !help && !version) { /* terse -m MODEL -p TEXT; terse MODEL.gguf */
-        console_begin(commands[0].console);
-        return console_end(commands[0].main(argc - 1, argv + 1));
-    }
-    for (size_t i = 0; i < N_COMMANDS; i++) {
-        if (strcmp(name, commands[i].name) != 0) continue;
-        console_begin(commands[i].console);
-        return console_end(commands[i].main(argc - 2, argv + 2));
-    }
+    if ((name[0] == '-' || setup_names_model(name)) && !help && !version) /* terse -m MODEL -p TEXT; terse MODEL.gguf */
+        return run_command(&commands[0], argc - 1, argv + 1);
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        if (strcmp(name, commands[i].name) == 0) return run_command(&commands[i], argc - 2, argv + 2);
     console_begin("terse");
     int status = EXIT_OK;
     if (help)

@@ -1,15 +1,9 @@
 /* Finds and opens backends. */
-#define _GNU_SOURCE /* dladdr */
 #include "backend/plugin.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-#define PATH 4096
 
 /* These are the plug-ins of this project, in the order in which "gpu" asks for them: a row for each backend beside "cpu". */
 static const char *const gpus[] = {"cuda"};
@@ -24,33 +18,6 @@ static struct opened {
 } opened[PLUGINS];
 static size_t n_opened;
 
-/* Finds the folder that the library itself lies in: plug-ins lie beside it, or installed in terse/ beside it. */
-static void library_folder(char folder[PATH]) {
-    Dl_info info;
-    folder[0] = 0;
-    if (!dladdr((const void *)(uintptr_t)backend_open, &info) || !info.dli_fname) return;
-    snprintf(folder, PATH, "%s", info.dli_fname);
-    char *slash = strrchr(folder, '/');
-    if (slash)
-        *slash = 0;
-    else
-        snprintf(folder, PATH, ".");
-}
-
-/* Finds the plug-in's file: in TERSE_PLUGIN_PATH alone, if that is set. */
-static bool find(const char *name, char path[PATH], char *folder) {
-    const char *own = getenv("TERSE_PLUGIN_PATH");
-    if (own)
-        snprintf(folder, PATH, "%s", own);
-    else
-        library_folder(folder);
-    for (int i = 0; i < (own ? 1 : 2); i++) {
-        int length = snprintf(path, PATH, "%s%s/libterse-%s.so", folder, i ? "/terse" : "", name);
-        if (length > 0 && length < PATH && access(path, R_OK) == 0) return true;
-    }
-    return false;
-}
-
 /* Returns whether the plug-in was built with this library. */
 static bool fits(const struct backend_plugin *plugin, const struct backend_plugin *own) {
     return strcmp(plugin->version, own->version) == 0 && plugin->backend_bytes == own->backend_bytes &&
@@ -61,18 +28,18 @@ static bool fits(const struct backend_plugin *plugin, const struct backend_plugi
 }
 
 static enum terse_status open_plugin(const char *name, const struct backend **backend, struct terse_error *error) {
-    char path[PATH + 64], folder[PATH];
+    struct plugin_file file;
     const struct backend_plugin own = BACKEND_PLUGIN(NULL);
-    if (!find(name, path, folder))
+    if (!plugin_find(name, &file))
         return status_fail(error, TERSE_E_UNSUPPORTED, "no backend %s: there is no libterse-%s.so in %s%s, or use --device cpu",
-                           name, name, folder[0] ? folder : "the library's folder",
+                           name, name, file.folder[0] ? file.folder : "the library's folder",
                            strcmp(name, "cuda") == 0 ? "; build it with make CUDA=1" : "; put it there");
-    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    void *object = dlopen(file.path, RTLD_NOW | RTLD_LOCAL);
     if (!object) return status_fail(error, TERSE_E_UNSUPPORTED, "the backend %s cannot be opened: %s", name, dlerror());
     const struct backend_plugin *plugin = dlsym(object, PLUGIN_SYMBOL);
     if (!plugin || !fits(plugin, &own)) {
         dlclose(object);
-        return status_fail(error, TERSE_E_UNSUPPORTED, "%s belongs to another version of terse: build both together", path);
+        return status_fail(error, TERSE_E_UNSUPPORTED, "%s belongs to another version of terse: build both together", file.path);
     }
     *backend = plugin->backend;
     return TERSE_OK;

@@ -5,11 +5,9 @@
 #define TERSE_BACKEND_PLUGIN_H
 
 #include "backend/backend.h"
+#include "base/plugin_file.h"
 #include "kv/cache.h"
 
-#define PLUGIN_TEXT_OF(x) #x
-#define PLUGIN_TEXT(x) PLUGIN_TEXT_OF(x)
-#define PLUGIN_VERSION PLUGIN_TEXT(TERSE_VERSION_MAJOR) "." PLUGIN_TEXT(TERSE_VERSION_MINOR) "." PLUGIN_TEXT(TERSE_VERSION_PATCH)
 #define PLUGIN_SYMBOL "terse_backend_plugin"
 
 struct backend_plugin {

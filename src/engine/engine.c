@@ -105,11 +105,14 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
     if (!options) options = &defaults;
     enum terse_status status = OPTIONS_CHECK(options, terse_engine_options, error);
     if (!status) status = check_serves(backend, model, error);
+    struct collective *ranks = &collective_local;
+    if (!status && options->over_ranks) status = collective_open(&ranks, error);
     if (status) return status;
     struct terse_engine *e = calloc(1, sizeof *e);
     if (!e) return status_no_memory(error, sizeof *e, "an engine");
     e->model = model;
     e->backend = *backend;
+    e->ranks = ranks;
     e->most_prefixes = options->prefixes;
     e->prompt_seconds = 1e-3 * options->prompt_ms;
     e->budget.most = options->kv_budget ? options->kv_budget : UINT64_MAX;
@@ -133,6 +136,12 @@ enum terse_status terse_engine_new(const struct terse_model *model, const struct
     /* A GPU that serves the model may have no room for it. */
     const bool again = status && backend != &backend_cpu && strcmp(device, "auto") == 0;
     return again ? engine_new(&backend_cpu, model, options, engine, error) : status;
+}
+
+struct cache_shape engine_cache_shape(const struct terse_engine *engine, uint32_t context) {
+    struct cache_shape shape = cache_shape_of(engine->model, context);
+    if (engine->ranks->ranks > 1) shape.ranks = engine->ranks;
+    return shape;
 }
 
 const char *terse_engine_device(const struct terse_engine *engine) { return engine->backend.name; }

@@ -4,6 +4,7 @@
 
 #include "backend/backend.h"
 #include "base/thread_pool.h"
+#include "dist/collective.h"
 #include "engine/prefix_index.h"
 
 /* An engine_batch is the memory of a step of many sessions: step.c. */
@@ -18,6 +19,7 @@ struct terse_engine {
     struct backend backend;
     struct thread_pool *pool; /* everything that computes runs on its driver thread */
     struct executor *executor;
+    struct collective *ranks;              /* one rank, unless terse_engine_options.over_ranks */
     struct terse_codebook *weight_profile; /* NULL until a session needs it */
     struct engine_batch batch;
     double prompt_seconds; /* that a step goes on with prompts */
@@ -39,6 +41,9 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
 /* Returns the profile that the model's weights alone imply, made when it is first asked for; lives as long as the engine. */
 enum terse_status engine_weight_profile(struct terse_engine *engine, const struct terse_codebook **profile,
                                         struct terse_error *error);
+
+/* Returns the shape of caches of the engine's sequences of up to `context` tokens. */
+struct cache_shape engine_cache_shape(const struct terse_engine *engine, uint32_t context);
 
 /* Runs a call that may fail on the engine's driver thread. */
 enum terse_status engine_run(struct terse_engine *engine, enum terse_status (*call)(void *user, struct terse_error *error),

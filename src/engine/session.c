@@ -92,7 +92,7 @@ static enum terse_status check_options(struct terse_session *s, struct terse_err
 
 static enum terse_status make_cache(void *user, struct terse_error *error) {
     struct terse_session *s = user;
-    struct cache_shape shape = cache_shape_of(model_of(s), s->options.context);
+    struct cache_shape shape = engine_cache_shape(s->engine, s->options.context);
     enum terse_status status =
         parts_create(kv_of(s)->storage, &shape, &s->method, thread_pool_threads(s->engine->pool), &s->cache, error);
     return status ? status : parts_limit(s->cache, &s->engine->budget, error);
@@ -178,6 +178,7 @@ static enum terse_status fill(void *user, struct terse_error *error) {
 
 enum terse_status terse_session_fill_random(struct terse_session *session, size_t n, uint64_t seed, struct terse_error *error) {
     enum terse_status status = session_check_idle(session, error);
+    if (!status) status = session_check_alone(session->engine, "be filled with random tokens", error);
     if (!status) status = session_check_room(session, n, 1, error);
     if (!status) status = session_reserve_tokens(session, n, error);
     if (status) return status;
@@ -204,6 +205,17 @@ enum terse_status terse_session_set_sampling(struct terse_session *session, cons
     return status ? status : sampler_set(&session->sampler, sampling, error);
 }
 
+static enum terse_status choose(struct terse_session *session, int32_t *token, struct terse_error *error) {
+    if (session->logits_held) {
+        if (sampler_choose_top_logits(&session->sampler, session->held.top_logits, session->held.n, token)) return TERSE_OK;
+        *token = -1;
+        enum terse_status status = ask_for_logits(session, error);
+        if (status) return status;
+    }
+    *token = sampler_choose(&session->sampler, session->logits);
+    return TERSE_OK;
+}
+
 enum terse_status terse_session_sample(struct terse_session *session, int32_t *token, struct terse_error *error) {
     *token = -1;
     if (session->damaged.code) return status_fail(error, session->damaged.code, "%s", session->damaged.message);
@@ -212,13 +224,12 @@ enum terse_status terse_session_sample(struct terse_session *session, int32_t *t
                            "nothing to sample from: no tokens have been read since the session was made, reset or filled");
     if (session->constraint.left)
         return status_fail(error, TERSE_E_ARGUMENT, "the tokens that were appended are not JSON text that the schema allows");
-    if (session->logits_held) {
-        if (sampler_choose_top_logits(&session->sampler, session->held.top_logits, session->held.n, token)) return TERSE_OK;
-        *token = -1;
-        enum terse_status status = ask_for_logits(session, error);
-        if (status) return status;
-    }
-    *token = sampler_choose(&session->sampler, session->logits);
+    enum terse_status status = choose(session, token, error);
+    /* All ranks choose, so that their samplers stay alike, and go by the choice of rank 0: ranks of different processors may differ by
+     * rounding. */
+    if (!status && session->engine->ranks->ranks > 1)
+        status = collective_broadcast(session->engine->ranks, token, sizeof *token, error);
+    if (status) return status;
     return *token >= 0
                ? TERSE_OK
                : status_fail(error, TERSE_E_ARGUMENT, "no token of this vocabulary continues the JSON text that the schema allows");

@@ -27,6 +27,12 @@ enum terse_status session_check_idle(const struct terse_session *s, struct terse
                        100 * done / total);
 }
 
+enum terse_status session_check_alone(const struct terse_engine *engine, const char *what, struct terse_error *error) {
+    if (engine->ranks->ranks == 1) return TERSE_OK;
+    return status_fail(error, TERSE_E_UNSUPPORTED, "a session whose pages are dealt to %u ranks cannot %s", engine->ranks->ranks,
+                       what);
+}
+
 /* ---- Room */
 
 enum terse_status session_check_room(const struct terse_session *s, size_t n, size_t together, struct terse_error *error) {
@@ -50,7 +56,7 @@ enum terse_status session_check_room(const struct terse_session *s, size_t n, si
 
 enum terse_status session_admit(const struct terse_session *s, size_t n, struct terse_error *error) {
     const struct kv_budget *budget = &s->engine->budget;
-    struct cache_shape shape = cache_shape_of(model_of(s), s->options.context);
+    struct cache_shape shape = engine_cache_shape(s->engine, s->options.context);
     const double least = s->method.least_rate;
     const struct method method = least > 0 ? method_at_rate(&s->method, least, NULL) : s->method;
     struct terse_cache_report now, then;

@@ -59,6 +59,7 @@ enum terse_status terse_session_save(const struct terse_session *s, const char *
     struct state_writer *writer;
     char method[METHOD_IDENTITY];
     enum terse_status status = session_check_idle(s, error);
+    if (!status) status = session_check_alone(s->engine, "be saved", error);
     if (status) return status;
     if (constraint_holds(&s->constraint))
         return status_fail(error, TERSE_E_UNSUPPORTED,
@@ -241,7 +242,8 @@ enum terse_status terse_session_load(struct terse_engine *engine, const struct t
                                      struct terse_session **session, struct terse_error *error) {
     struct state_file *file;
     *session = NULL;
-    enum terse_status status = state_file_open(path, &file, error);
+    enum terse_status status = session_check_alone(engine, "be loaded", error);
+    if (!status) status = state_file_open(path, &file, error);
     if (status) return status;
     do status = session_load(engine, options, file, session, error);
     while (engine_asks_for_room(engine, status, PREFIX_NOW));

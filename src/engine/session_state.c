@@ -85,7 +85,7 @@ static enum terse_status read_again(void *user, struct terse_error *error) {
  * it. */
 static enum terse_status empty_cache(void *user, struct terse_error *error) {
     struct terse_session *s = user;
-    struct cache_shape shape = cache_shape_of(model_of(s), s->options.context);
+    struct cache_shape shape = engine_cache_shape(s->engine, s->options.context);
     struct cache *cache;
     enum terse_status status =
         parts_create(kv_of(s)->storage, &shape, &s->method, thread_pool_threads(s->engine->pool), &cache, error);

@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "base/size.h"
 #include "format/transform.h"
+#include "kv/deal.h"
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -166,13 +167,14 @@ static struct page_set hold(struct page_chunk *chunk, uint32_t i) {
 
 static void let_go(struct page_pool *pool, const struct page_set *set) {
     struct page_chunk *chunk = set->owner;
+    if (!page_set_is_here(set)) return;
     chunk->held -= !--*holders_of(set);
     if (!chunk->held) chunk_free(pool, chunk);
 }
 
-static bool is_shared(const struct page_set *set) { return *holders_of(set) > 1; }
+static bool is_shared(const struct page_set *set) { return page_set_is_here(set) && *holders_of(set) > 1; }
 
-static bool is_writable(const struct page_set *set) { return !is_shared(set) && !set->owner->file; }
+static bool is_writable(const struct page_set *set) { return page_set_is_here(set) && !is_shared(set) && !set->owner->file; }
 
 static void add_chunk(struct page_pool *pool, struct page_chunk *chunk) {
     chunk->next = pool->chunks;
@@ -278,6 +280,36 @@ enum terse_status block_table_reserve(struct block_table *table, size_t n, struc
     return table->pool->rates > 1 ? reserve_in_parts(table, n, error) : reserve_together(table, n, error);
 }
 
+/* Drops the free page sets that are other ranks', and keeps the order of the rest. */
+static void drop_free_elsewhere(struct block_table *table) {
+    size_t kept = table->n_sealed;
+    for (size_t i = table->n_sealed; i < table->n; i++)
+        if (page_set_is_here(&table->sets[i])) table->sets[kept++] = table->sets[i];
+    table->n = kept;
+}
+
+enum terse_status block_table_deal(struct block_table *table, const struct cache_shape *shape, uint64_t first, size_t n,
+                                   struct terse_error *error) {
+    const size_t here = deal_pages(shape, first, n), others = n - here;
+    drop_free_elsewhere(table);
+    enum terse_status status = block_table_reserve(table, table->n_sealed + here, error);
+    if (!status) status = reserve_table(table, table->n + others, error);
+    if (status) return status;
+    struct page_set *sets = table->sets + table->n_sealed;
+    const size_t unused = table->n - table->n_sealed - here;
+    memmove(sets + n, sets + here, unused * sizeof *sets);
+    for (size_t i = n, left = here; i-- > 0;)
+        sets[i] = deal_holds(shape, first + i * PAGE_TOKENS) ? sets[--left] : (struct page_set){0};
+    table->n += others;
+    return TERSE_OK;
+}
+
+size_t block_table_here(const struct block_table *table) {
+    size_t here = 0;
+    for (size_t i = 0; i < table->n; i++) here += page_set_is_here(&table->sets[i]);
+    return here;
+}
+
 void block_table_trim(struct block_table *table, size_t n) {
     while (table->n > n) let_go(table->pool, &table->sets[--table->n]);
 }
@@ -351,7 +383,7 @@ enum terse_status block_table_share(struct block_table *table, const struct bloc
     table->pool->caches++;
     for (size_t i = 0; i < from->n_sealed; i++) {
         table->sets[i] = from->sets[i];
-        hold(from->sets[i].owner, from->sets[i].index - from->sets[i].owner->first);
+        if (page_set_is_here(&from->sets[i])) hold(from->sets[i].owner, from->sets[i].index - from->sets[i].owner->first);
     }
     table->n = table->n_sealed = from->n_sealed;
     table->rate = from->rate;
@@ -401,7 +433,8 @@ enum terse_status block_table_map(struct block_table *table, struct state_file *
 
 uint64_t block_table_bytes(const struct block_table *table) {
     uint64_t bytes = 0;
-    for (size_t i = 0; i < table->n; i++) bytes += table->pool->page_set_bytes[table->sets[i].rate];
+    for (size_t i = 0; i < table->n; i++)
+        if (page_set_is_here(&table->sets[i])) bytes += table->pool->page_set_bytes[table->sets[i].rate];
     return bytes;
 }
 

@@ -74,7 +74,7 @@ struct page_pool {
 
 /* A page_set is one of sealed tokens, as one cache knows it. Pages of a set that several caches hold are not written. */
 struct page_set {
-    uint8_t *chunk; /* owner->memory */
+    uint8_t *chunk; /* owner->memory; NULL: the set is another rank's (kv/deal.h), and this one knows its tokens alone */
     struct page_chunk *owner;
     uint32_t chunk_sets, index; /* owner->stride, and which of these page sets this is */
     uint64_t first;             /* token of slot 0 */
@@ -101,6 +101,15 @@ void block_table_free(struct block_table *table);
 /* Makes the table hold `n` page sets in all, sealed or free. A failure leaves it as it was. Page sets that no cache holds any more
  * are taken before new ones are made. */
 enum terse_status block_table_reserve(struct block_table *table, size_t n, struct terse_error *error);
+/* Returns whether the pages lie here, and not with another rank. */
+static inline bool page_set_is_here(const struct page_set *set) { return set->chunk != NULL; }
+/* Makes the free page sets of a table whose pages are dealt to ranks those of the next n pages, of which the first one begins with
+ * token `first`: this rank's have memory. Those that were encoded ahead stay in their places. A failure leaves the sealed ones as they
+ * were. */
+enum terse_status block_table_deal(struct block_table *table, const struct cache_shape *shape, uint64_t first, size_t n,
+                                   struct terse_error *error);
+/* Returns how many page sets lie here. */
+size_t block_table_here(const struct block_table *table);
 /* Lets go of free page sets until the table holds `n` in all. */
 void block_table_trim(struct block_table *table, size_t n);
 /* Sets which tokens the free page sets hold that the plan's step seals. The last prompt ended before token `prompt_end`. */

@@ -2,6 +2,7 @@
 #include "kv/cache.h"
 
 #include "base/size.h"
+#include "kv/deal.h"
 
 #include <inttypes.h>
 #include <stddef.h>
@@ -34,9 +35,27 @@ enum terse_status cache_refuse(const struct kv_storage *storage, const struct me
                        storage->where);
 }
 
-static enum terse_status check_abilities(const struct kv_storage *storage, const struct method *method, struct terse_error *error) {
+/* Checks what a cache whose pages are dealt to ranks requires: every rank must come to the same choices without the others' pages. */
+static enum terse_status check_dealt(const struct kv_storage *storage, const struct method *method, struct terse_error *error) {
+    const char *why = method->index                   ? "chooses the tokens that a step reads"
+                      : policy_evicts(method->policy) ? "evicts tokens"
+                      : method->least_rate > 0        ? "lowers pages to keep to a budget"
+                                                      : NULL;
+    if (!storage->deals) return cache_refuse(storage, method, "cannot deal its pages to several ranks", error);
+    if (!why) return TERSE_OK;
+    return status_fail(error, TERSE_E_UNSUPPORTED,
+                       "%s %s, which several ranks cannot do together: use another --kv, or start terse as one process",
+                       method->name, why);
+}
+
+static enum terse_status check_abilities(const struct kv_storage *storage, const struct cache_shape *shape,
+                                         const struct method *method, struct terse_error *error) {
     const struct policy *policy = method->policy;
     const bool single_out = policy->pick_victim || (policy->anchors && !policy->keep_selected_only);
+    if (shape->ranks) {
+        enum terse_status status = check_dealt(storage, method, error);
+        if (status) return status;
+    }
     if (method->index && !storage->selects)
         return cache_refuse(storage, method, "cannot choose the tokens that a step reads", error);
     if (single_out && !storage->singles_out) return cache_refuse(storage, method, "cannot choose tokens by their attention", error);
@@ -53,7 +72,7 @@ enum terse_status cache_supports(const struct kv_storage *storage, const struct 
                            "%u layers of %u query heads over %u KV heads: the query heads must be a multiple of the KV heads",
                            shape->layers, shape->query_heads, shape->kv_heads);
     enum terse_status status = method_check(method, shape->head_dim, shape->query_heads / shape->kv_heads, error);
-    if (!status) status = check_abilities(storage, method, error);
+    if (!status) status = check_abilities(storage, shape, method, error);
     if (!status && storage->supports) status = storage->supports(shape, method, error);
     if (status || !shape->slopes || !apart) return status;
     return status_fail(error, TERSE_E_UNSUPPORTED,
@@ -187,7 +206,10 @@ enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind
     if (kind != CACHE_STEP_DECODE || n > base->ahead_most_tokens) cache_forget_ahead(cache);
     base->plan.ready = base->n_ahead < base->plan.seal ? base->n_ahead : base->plan.seal;
     rates_begin_step(base);
-    if ((status = block_table_reserve(&base->pages, base->pages.n_sealed + base->step_sets, error))) return status;
+    status = base->shape.ranks
+                 ? block_table_deal(&base->pages, &base->shape, plan_first_sealed(&base->plan), base->step_sets, error)
+                 : block_table_reserve(&base->pages, base->pages.n_sealed + base->step_sets, error);
+    if (status) return status;
     block_table_assign(&base->pages, &base->plan, base->prompt_end);
     return read_lists_begin(&base->reads, &base->pages, &base->plan, &base->method, base->n_anchors, error);
 }
@@ -275,7 +297,8 @@ void cache_report(const struct cache *cache, struct terse_cache_report *report) 
     const struct block_table *table = &base->pages;
     struct cache_bytes bytes = {0};
     base->storage->bytes(cache, &bytes);
-    const struct page_counts pages = {table->n, block_table_bytes(table), block_table_shared_bytes(table), table->capacity};
+    const struct page_counts pages = {block_table_here(table), block_table_bytes(table), block_table_shared_bytes(table),
+                                      table->capacity};
     fill_report(&base->shape, &bytes, &base->extent, &pages, recurrent_held_bytes(base), report);
     report_rates(base, report);
 }
@@ -289,13 +312,14 @@ void cache_predict_parts(const struct kv_storage *storage, const struct cache_sh
                          uint64_t first, uint64_t tokens, struct terse_cache_report *report) {
     struct plan plan = plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, (size_t)first);
     struct cache_bytes bytes = {0};
-    size_t pages = plan.seal;
+    size_t pages = plan.seal, here = deal_pages(shape, plan_first_sealed(&plan), plan.seal);
     if (first < tokens) {
         plan = plan_step(method, &plan.after, CACHE_STEP_PREFILL, (size_t)(tokens - first));
         pages += plan.seal; /* those that the second step evicts stay allocated */
+        here += deal_pages(shape, plan_first_sealed(&plan), plan.seal);
     }
     storage->bytes_after(shape, method, &plan, &bytes);
-    fill_report(shape, &bytes, &plan.after, &(struct page_counts){pages, pages * bytes.page_set, 0, pages},
+    fill_report(shape, &bytes, &plan.after, &(struct page_counts){here, here * bytes.page_set, 0, pages},
                 recurrent_count(method->parameters.exact, tokens) * recurrent_bytes(shape), report);
 }
 

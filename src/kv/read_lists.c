@@ -28,7 +28,8 @@ static enum terse_status reserve(struct read_lists *lists, size_t n, struct ters
 
 static struct read_page page_of(const struct block_table *table, size_t i, uint64_t from) {
     const struct page_set *set = &table->sets[i];
-    return (struct read_page){.live = read_slots_of(set->first, set->count, from, UINT64_MAX), .page = (uint32_t)i};
+    const uint64_t live = page_set_is_here(set) ? read_slots_of(set->first, set->count, from, UINT64_MAX) : 0;
+    return (struct read_page){.live = live, .page = (uint32_t)i};
 }
 
 /* Returns the first token that any of the new tokens sees. The oldest of them sees furthest back: what it does not see is too old

@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct collective; /* dist/collective.h */
+
 struct cache_shape {
     uint32_t layers;
     uint32_t query_heads;    /* Hq */
@@ -31,6 +33,9 @@ struct cache_shape {
     uint32_t recurrent_layers;
     size_t recurrent_floats;
     const uint32_t *order; /* [layers] their numbers in the model, outlives the cache; NULL: 0, 1, ... */
+    /* Several ranks, to which the pages of layers that do not slide are dealt (kv/deal.h); outlives the cache. NULL: this process holds all
+     * of them. */
+    struct collective *ranks;
 };
 
 struct terse_model; /* model/model.h */
@@ -65,6 +70,7 @@ static inline struct cache_shape cache_shape_part(const struct cache_shape *shap
     part.sliding = sliding ? part.layers : 0;
     part.window = sliding ? shape->window : 0;
     part.recurrent_layers = sliding ? 0 : shape->recurrent_layers;
+    part.ranks = sliding ? NULL : shape->ranks;
     part.rope = sliding ? shape->sliding_rope : shape->rope;
     if (sliding && shape->order) part.order += others;
     return part;

@@ -4,6 +4,7 @@
 #include "backend/cpu/cap.h"
 #include "backend/cpu/kernels/scaled/ops.h"
 #include "backend/cpu/kernels/vector/ops.h"
+#include "backend/cpu/kv/exchange.h"
 #include "backend/cpu/kv/gather.h"
 #include "backend/cpu/kv/query_rows.h"
 #include "backend/cpu/kv/scratch.h"
@@ -392,7 +393,11 @@ static void merge_partials(const struct pass *pass, uint32_t head, size_t count,
     if (whole.coded)
         cache->codec[CODEC_VALUES]->code_sums->finish(side_shape(cache, CODEC_VALUES, cache->base.layer, head, pass->rows),
                                                       whole.by_code, whole.acc);
-    query_rows_add_sinks(cache, &whole, head);
+    if (exchange_due(cache)) {
+        exchange_put(cache, head, 0, &whole);
+        return;
+    }
+    query_rows_add_sinks(cache, &whole, head * cache->group, cache->group);
     query_rows_finish(cache, &whole, head, count, out);
 }
 

@@ -17,7 +17,7 @@ size_t attend_decode_thread_floats(const struct cache *cache);
 
 /* Computes the outputs out[count][Hq][hd] of the step's new tokens [first, first + count), whose queries are q[count][Hq][hd]
  * before rotation; out may be q. count <= attend_decode_tokens, or any number where select_active: each token then reads the tokens
- * that it chooses for itself. */
+ * that it chooses for itself. Where exchange_due, exchange_finish writes them. */
 void attend_decode(const struct cache *cache, const float *q, size_t first, size_t count, float *out);
 
 #endif

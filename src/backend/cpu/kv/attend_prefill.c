@@ -5,6 +5,7 @@
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kv/anchor_scores.h"
+#include "backend/cpu/kv/exchange.h"
 #include "backend/cpu/kv/query_rows.h"
 #include "backend/cpu/kv/scratch.h"
 #include "backend/cpu/kv/segment_read.h"
@@ -50,14 +51,22 @@ static size_t group_hidden(const struct cache *cache, const struct group *group,
     return !cache->base.shape.window || hidden < 0 ? 0 : hidden < (int64_t)group->count ? (size_t)hidden : group->count;
 }
 
+/* Returns how many segments of new tokens, from the i-th segment on, this rank reads together. */
+static size_t new_segments(const struct cache *cache, uint32_t head, size_t i, size_t end) {
+    const size_t most = size_min(KEY_ROWS / PAGE_TOKENS, end - i);
+    size_t n = exchange_due(cache) ? 0 : most;
+    while (n < most && segment_at(cache, head, i + n).live) n++;
+    return n;
+}
+
 /* Returns the group that begins with segment *i < end, which is advanced past it. The group is decoded into
  * workspace[2][KEY_ROWS][hd] unless it is read in place. */
 static struct group group_at(const struct cache *cache, uint32_t head, size_t *i, size_t end, float *workspace) {
     size_t hd = cache->base.shape.head_dim, width = cache->base.shape.kv_heads * hd, stored = segment_count_stored(cache);
     if (cache->new_keys && *i >= stored) {
-        size_t next = (*i - stored) * PAGE_TOKENS, at = next * width + head * hd;
-        size_t segments = size_min(KEY_ROWS / PAGE_TOKENS, end - *i),
-               count = size_min(segments * PAGE_TOKENS, cache->base.plan.n - next);
+        size_t next = (*i - stored) * PAGE_TOKENS, at = next * width + head * hd, segments = new_segments(cache, head, *i, end);
+        if (!segments) ++*i;
+        size_t count = size_min(segments * PAGE_TOKENS, cache->base.plan.n - next);
         *i += segments;
         return (struct group){cache->new_keys + at, cache->v + at, width, count, 0, next, (int64_t)next};
     }
@@ -65,9 +74,12 @@ static struct group group_at(const struct cache *cache, uint32_t head, size_t *i
     uint64_t length = cache->base.plan.before.length;
     for (; *i < (cache->new_keys ? size_min(stored, end) : end) && group.count + PAGE_TOKENS <= KEY_ROWS; ++*i) {
         struct segment segment = segment_at(cache, head, *i);
+        if (!segment.live) continue;
+        const int64_t position = segment_position(cache, &segment) + segment.begin;
+        if (group.count && exchange_due(cache) && position != group.position + (int64_t)group.count) break;
         uint64_t first = segment.first + segment.begin, last = segment.first + segment.end;
         size_t count = read_count(segment.live);
-        if (!group.count) group.position = segment_position(cache, &segment) + segment.begin;
+        if (!group.count) group.position = position;
         segment_load(cache, &segment, head, workspace + group.count * hd, workspace + (KEY_ROWS + group.count) * hd);
         if (group.known == group.count && last > length) group.next = first > length ? (size_t)(first - length) : 0;
         if (first < length) group.known += last <= length ? count : (size_t)(length - first);
@@ -99,9 +111,9 @@ static size_t first_segment(const struct cache *cache, uint32_t head, size_t i, 
     return n;
 }
 
-/* Does one work item: queries [first, first + count) of a KV head. Returns the weights that the choice of anchors needs. */
+/* Does one work item: queries [first, first + count) of a KV head, of which the first is the at-th that attends now. Returns the weights that the choice of anchors needs. */
 static struct anchor_weights attend_queries(const struct cache *cache, const float *q, uint32_t head, size_t first, size_t count,
-                                            float *out, float *scratch) {
+                                            size_t at, float *out, float *scratch) {
     const struct vector_ops *kernel = vector_ops();
     size_t G = cache->group, hd = cache->base.shape.head_dim, rows = count * G,
            segments = segment_count_seen(cache, first + count - 1);
@@ -111,7 +123,7 @@ static struct anchor_weights attend_queries(const struct cache *cache, const flo
     struct anchor_weights kept =
         anchor_weights_of(cache, head, first, count, segments, queries, &partial, workspace + 2 * KEY_ROWS * hd);
     partial_clear(&partial);
-    query_rows_add_sinks(cache, &partial, head);
+    if (!exchange_due(cache)) query_rows_add_sinks(cache, &partial, head * cache->group, cache->group);
     query_rows_load(cache, q, head, first, count, queries);
     for (size_t i = first_segment(cache, head, first, segments); i < segments;) {
         float *weights = anchor_weights_at(cache, head, &kept, i);
@@ -136,7 +148,10 @@ static struct anchor_weights attend_queries(const struct cache *cache, const flo
         anchor_weights_raise(&kept, from, i);
         if (out) gemm(false, rows, hd, n, weights, stride, group.values, group.stride, true, partial.acc, hd);
     }
-    if (out) query_rows_finish(cache, &partial, head, count, out);
+    if (out && exchange_due(cache))
+        exchange_put(cache, head, at, &partial);
+    else if (out)
+        query_rows_finish(cache, &partial, head, count, out);
     return kept;
 }
 
@@ -156,7 +171,7 @@ static void attend_items(struct cache *cache, const float *q, size_t first, size
         size_t part = (parts - 1 - item / heads) * tokens;
         uint32_t head = (uint32_t)(item % heads);
         struct anchor_weights kept = attend_queries(cache, q + part * width, head, first + part, size_min(tokens, count - part),
-                                                    out ? out + part * width : NULL, scratch_of_thread(cache));
+                                                    part, out ? out + part * width : NULL, scratch_of_thread(cache));
 #pragma omp ordered
         anchor_scores_add(cache, head, &kept);
     }

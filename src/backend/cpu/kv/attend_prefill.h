@@ -11,7 +11,8 @@
 size_t attend_prefill_thread_floats(const struct cache *cache);
 
 /* Computes the outputs out[count][Hq][hd], unless `out` is NULL, of the step's new tokens [first, first + count), whose queries are
- * q[count][Hq][hd] before rotation; out may be q. It adds to the Anchor Scores what these queries contribute (anchor_scores.h). */
+ * q[count][Hq][hd] before rotation; out may be q. It adds to the Anchor Scores what these queries contribute (anchor_scores.h).
+ * Where exchange_due, exchange_finish writes the outputs. */
 void attend_prefill(struct cache *cache, const float *q, size_t first, size_t count, float *out);
 /* Does a piece of that work (piece.h), after which the same call, or attend_prefill, must follow. Returns false, and does nothing,
  * where no more than one piece is left. */

@@ -56,7 +56,8 @@ static enum terse_status visit_caches(const struct kv_batch *batch, visit *call,
     size_t i = 0;
     for (; i < batch->n && !status; i++) {
         uint64_t length = cache_length(batch->caches[i]);
-        if (i + 1 < batch->n && length * batch->caches[i]->base.threads <= left) break;
+        const bool exchanges = batch->caches[i]->base.shape.ranks; /* which ranks do in the same order */
+        if (!exchanges && i + 1 < batch->n && length * batch->caches[i]->base.threads <= left) break;
         status = visit_one(batch->caches[i], call, rows, error);
         left -= length;
     }

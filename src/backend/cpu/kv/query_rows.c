@@ -15,13 +15,12 @@ void query_rows_load(const struct cache *cache, const float *q, uint32_t head, s
     }
 }
 
-void query_rows_add_sinks(const struct cache *cache, struct partial *partial, uint32_t head) {
-    const size_t G = cache->group;
+void query_rows_add_sinks(const struct cache *cache, struct partial *partial, uint32_t first, uint32_t n) {
     if (!cache->base.shape.sinks) return;
     const size_t layer = cache_shape_number(&cache->base.shape, cache->base.layer);
-    const float *sinks = cache->base.shape.sinks + layer * cache->base.shape.query_heads + head * G;
+    const float *sinks = cache->base.shape.sinks + layer * cache->base.shape.query_heads + first;
     for (size_t m = 0; m < partial->rows; m++) {
-        float sink = sinks[m % G], max = partial_raise(partial, m, sink);
+        float sink = sinks[m % n], max = partial_raise(partial, m, sink);
         partial->sum[m] += expf(sink - max);
     }
 }

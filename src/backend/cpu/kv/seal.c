@@ -15,7 +15,12 @@
 
 #define SEAL_ROWS 1024 /* that seal_some encodes on each thread, about: of the codec that takes longest, a piece (piece.h) */
 
-size_t seal_thread_floats(const struct cache *cache) { return 2 * PAGE_TOKENS * (size_t)cache->base.shape.head_dim; }
+static size_t rows_floats(const struct cache *cache) { return 2 * PAGE_TOKENS * (size_t)cache->base.shape.head_dim; }
+
+size_t seal_thread_floats(const struct cache *cache) {
+    const size_t page = cache->base.shape.ranks ? size_max(cache->largest_page[0], cache->largest_page[1]) : 0;
+    return rows_floats(cache) + (page + sizeof(float) - 1) / sizeof(float);
+}
 
 /* ---- Writing a layer */
 
@@ -53,10 +58,23 @@ void seal_page(const struct cache *cache, const struct page_set *set, uint32_t l
                   page_at(cache, set, side, layer, head));
 }
 
-/* Seals one side of the i-th page that the step seals; rows[2][64][hd] is scratch. */
+/* Returns a page set that has one page alone, in memory, of the same tokens as a set of another rank. */
+static struct page_set set_at(const struct page_set *set, void *memory) {
+    struct page_set at = *set;
+    at.chunk = memory;
+    return at;
+}
+
+/* Seals one side of the i-th page that the step seals; rows[2][64][hd] is scratch, with the largest page behind it where pages are
+ * dealt to ranks: a page of another rank is encoded for its errors alone, by which anchors are chosen. */
 static void seal_side(struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
     const struct page_set *set = &cache->base.pages.sets[cache->base.pages.n_sealed + i];
     const struct cpu_codec *codec = side_codec(cache, side);
+    const struct page_set elsewhere = set_at(set, rows + rows_floats(cache));
+    if (!page_set_is_here(set)) {
+        if (!cache->base.plan.anchors) return;
+        set = &elsewhere;
+    }
     load_page(cache, i, head, side, rows);
     seal_page(cache, set, cache->base.layer, head, side, rows);
     if (!cache->base.plan.anchors) return;

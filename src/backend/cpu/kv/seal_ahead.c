@@ -32,6 +32,7 @@ struct seal_worker {
 
 static void seal(const struct cache *cache, const struct job *job, float *rows) {
     static const enum codec_side sides[] = {CODEC_KEYS, CODEC_VALUES};
+    if (!page_set_is_here(&job->set)) return; /* another rank encodes it */
     for (uint32_t layer = 0; layer < cache->base.shape.layers; layer++) {
         for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
             for (size_t s = 0; s < cache_sides_of(&cache->base.shape); s++) {

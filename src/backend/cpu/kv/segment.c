@@ -39,9 +39,9 @@ static void set_live(struct segment *segment, uint64_t first, uint64_t live) {
     segment->holes = read_has_holes(live);
 }
 
-/* Sets the tokens to [first, end), 64 of them at most, of which those from `from` on are live. */
-static void set_tokens(struct segment *segment, uint64_t first, uint64_t end, uint64_t from) {
-    set_live(segment, first, read_slots_of(first, PAGE_TOKENS, from, end));
+/* Sets the tokens to [first, end), 64 of them at most, of which those from `from` on are live, if this rank reads them. */
+static void set_tokens(const struct cache *cache, struct segment *segment, uint64_t first, uint64_t end, uint64_t from) {
+    set_live(segment, first, exchange_reads(cache, first) ? read_slots_of(first, PAGE_TOKENS, from, end) : 0);
 }
 
 /* Finds the i-th segment of tokens chosen from pages. */
@@ -61,9 +61,9 @@ static void find_row(const struct cache *cache, size_t i, struct segment *segmen
     segment->kind = i < exact ? SEGMENT_EXACT : SEGMENT_ANCHORS;
     segment->base = segments_for(cache->base.plan.n) + i;
     if (i < exact)
-        set_tokens(segment, i * PAGE_TOKENS, list->rows_end, list->rows_begin);
+        set_tokens(cache, segment, i * PAGE_TOKENS, list->rows_end, list->rows_begin);
     else
-        set_tokens(segment, (i - exact) * PAGE_TOKENS, list->n_kept, 0);
+        set_tokens(cache, segment, (i - exact) * PAGE_TOKENS, list->n_kept, 0);
 }
 
 static void find_page(const struct cache *cache, uint32_t head, size_t i, struct segment *segment) {
@@ -81,14 +81,14 @@ static void find_window(const struct cache *cache, size_t i, struct segment *seg
     segment->kind = SEGMENT_WINDOW;
     segment->base = segment_page_base(cache, shared_list(cache)->n_pages + i);
     segment->window_set = cache->window_sets[i];
-    set_tokens(segment, plan->before.window_first + i * PAGE_TOKENS, plan->before.length, shared_list(cache)->window_first);
+    set_tokens(cache, segment, plan->before.window_first + i * PAGE_TOKENS, plan->before.length, shared_list(cache)->window_first);
 }
 
 static void find_new(const struct cache *cache, size_t i, struct segment *segment) {
     uint64_t first = cache->base.plan.before.length;
     segment->kind = SEGMENT_NEW;
     segment->base = i;
-    set_tokens(segment, first + i * PAGE_TOKENS, first + cache->base.plan.n, 0);
+    set_tokens(cache, segment, first + i * PAGE_TOKENS, first + cache->base.plan.n, 0);
 }
 
 void segment_find(const struct cache *cache, uint32_t head, size_t i, struct segment *segment) {
@@ -131,7 +131,7 @@ struct segment segment_of_token(const struct cache *cache, uint64_t token) {
         size_t i = 0;
         while (token >= sets[i].first + sets[i].count) i++;
         segment = (struct segment){.kind = SEGMENT_SEALED, .base = segment_page_base(cache, i), .set = &sets[i]};
-        set_tokens(&segment, sets[i].first, sets[i].first + sets[i].count, 0);
+        set_tokens(cache, &segment, sets[i].first, sets[i].first + sets[i].count, 0);
     }
     return segment;
 }
@@ -145,11 +145,19 @@ static uint64_t lowered_bytes(const struct cache *cache, const struct read_list 
     return bytes;
 }
 
+/* Counts the list's pages that this rank holds. */
+static size_t pages_here(const struct cache *cache, const struct read_list *list) {
+    size_t here = 0;
+    for (size_t i = 0; i < list->n_pages; i++) here += page_set_is_here(&cache->base.pages.sets[list->pages[i].page]);
+    return here;
+}
+
 uint64_t segment_bytes(const struct cache *cache) {
     const struct read_list *list = shared_list(cache);
     uint64_t exact = ((uint64_t)list->rows_end + list->n_kept) * cache_sides_of(&cache->base.shape) * cache->base.shape.head_dim *
                      sizeof(uint16_t);
-    uint64_t sealed = list->n_pages * page_bytes_of_layer(cache, cache->base.layer);
+    const size_t pages = cache->base.shape.ranks ? pages_here(cache, list) : list->n_pages;
+    uint64_t sealed = pages * page_bytes_of_layer(cache, cache->base.layer);
     if (rates_of(&cache->base) > 1) sealed = lowered_bytes(cache, list);
     return cache->base.shape.kv_heads * (exact + window_segments(cache) * window_bytes(cache)) + sealed;
 }

@@ -11,6 +11,7 @@
  *     segment             addresses: which segments of up to 64 tokens the read lists of a step have, and where they lie
  *     segment_read        scores, weighted sums and rows of a segment
  *     query_rows, top_k   queries of a KV head as rows; the best of many scores
+ *     exchange            what several ranks have read, merged
  *     select              which tokens of a prompt a step reads, written to read lists of the KV heads
  *     gather              those tokens, packed into pages and read
  *     anchor_scores       which tokens of a prompt become anchors
@@ -36,6 +37,7 @@
 #include "backend/cpu/kv/rotary.h"
 #include "base/size.h"
 #include "kv/cache.h"
+#include "kv/deal.h"
 
 /* Anchors are tokens of sealed pages that stay exact: their rows in half precision, which readers use in place of the
  * codes. There are for every layer, KV head and side the same number of them, in order of their tokens,
@@ -66,6 +68,13 @@ struct scratch {
     float *memory;
     size_t floats;            /* allocated */
     size_t shared, of_thread; /* of the step in progress */
+};
+
+/* An exchange is the memory of exchange.c: the states of so many queries, and those of other ranks. */
+struct exchange {
+    float *memory;
+    size_t floats; /* allocated */
+    size_t count;
 };
 
 struct seal_worker; /* seal_ahead.c */
@@ -110,6 +119,7 @@ struct cache {
     struct selection selection;
     uint8_t *gathered; /* [threads]{key page, value page}: gather.h; NULL until a step needs it */
     struct scratch scratch;
+    struct exchange exchange;
     float *observed; /* of queries: anchor_scores.c's or exact.c's */
     size_t observed_floats;
 
@@ -118,5 +128,16 @@ struct cache {
     size_t first_row; /* of the sequence in its batch */
     uint32_t brought; /* the layer, by its number in `at`, whose k and v are noted there, but not appended yet; NO_LAYER: none */
 };
+
+/* Returns whether what the step reads is dealt to ranks: whether any page is sealed that it reads. */
+static inline bool exchange_due(const struct cache *cache) {
+    const struct cache_base *base = &cache->base;
+    return base->shape.ranks && base->pages.n_sealed + (cache->sealed_first ? base->plan.seal : 0) > 0;
+}
+
+/* Returns whether this rank reads the tokens of a segment, the first of which is `first`. */
+static inline bool exchange_reads(const struct cache *cache, uint64_t first) {
+    return !exchange_due(cache) || deal_holds(&cache->base.shape, first);
+}
 
 #endif

@@ -6,6 +6,7 @@
 #include "backend/cpu/kv/attend_decode.h"
 #include "backend/cpu/kv/attend_prefill.h"
 #include "backend/cpu/kv/exact.h"
+#include "backend/cpu/kv/exchange.h"
 #include "backend/cpu/kv/fit.h"
 #include "backend/cpu/kv/gather.h"
 #include "backend/cpu/kv/page_pool.h"
@@ -52,10 +53,21 @@ static void set_sealed(struct cache *cache, bool sealed) {
     read_lists_set_sealed(&cache->base.reads, &cache->base.pages, &cache->base.plan, &cache->base.method, sealed);
 }
 
+/* Refuses to choose anchors by attention to pages of which other ranks have some. */
+static enum terse_status check_anchors(const struct cache *cache, struct terse_error *error) {
+    if (!cache->base.plan.anchors || !exchange_due(cache)) return TERSE_OK;
+    return status_fail(
+        error, TERSE_E_UNSUPPORTED,
+        "%s chooses exact tokens of a later prompt by their attention to earlier pages, which several ranks cannot do "
+        "together: give the text as one prompt, keep no anchors, or use another --kv",
+        cache->base.method.name);
+}
+
 enum terse_status cache_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
     const struct plan *plan = &cache->base.plan;
     cache->sealed_first = false;
     enum terse_status status = cache_plan_step(cache, kind, n, error);
+    if (!status) status = check_anchors(cache, error);
     if (!status && fitted_due(&cache->base)) status = fit_transforms(cache, error);
     if (!status) status = seal_ahead_begin(cache, error);
     if (!status) status = pool_reserve_window(cache, plan_window_after(plan), error);
@@ -127,6 +139,7 @@ static bool attends_as_decoding(const struct cache *cache, size_t first, size_t 
 
 bool cache_attend_some(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
     if (cache_check_queries(cache, first, count, NULL) || attends_as_decoding(cache, first, count)) return false;
+    if (exchange_due(cache) && exchange_reserve(cache, count, NULL)) return false; /* cache_attend says so */
     double start = clock_now();
     bool more = attend_prefill_some(cache, q, first, count, out);
     cache->base.counters.seconds += clock_now() - start;
@@ -136,6 +149,7 @@ bool cache_attend_some(struct cache *cache, const float *q, size_t first, size_t
 enum terse_status cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
                                struct terse_error *error) {
     enum terse_status status = cache_check_queries(cache, first, count, error);
+    if (!status && exchange_due(cache)) status = exchange_reserve(cache, count, error);
     if (status) return status;
     double start = clock_now();
     exact_observe(cache, q, first, count);
@@ -143,9 +157,10 @@ enum terse_status cache_attend(struct cache *cache, const float *q, size_t first
         attend_decode(cache, q, first, count, out);
     else
         attend_prefill(cache, q, first, count, out);
+    if (exchange_due(cache)) status = exchange_finish(cache, count, out, error);
     cache->base.counters.seconds += clock_now() - start;
     cache->base.counters.bytes += select_active(cache) ? count * gather_bytes(cache) : segment_bytes(cache);
-    return TERSE_OK;
+    return status;
 }
 
 bool cache_seal_some(struct cache *cache) { return cache->base.layer != NO_LAYER && !cache->sealed_first && seal_some(cache); }

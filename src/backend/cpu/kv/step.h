@@ -41,7 +41,7 @@
 #include "backend/cpu/kv/storage.h"
 
 /* Reserves everything that a step of n >= 1 tokens needs: once this has succeeded, the calls below fail only when they are made out
- * of order (TERSE_E_ARGUMENT), and have then changed nothing. */
+ * of order (TERSE_E_ARGUMENT), and have then changed nothing; but cache_attend fails too where an exchange with other ranks does. */
 enum terse_status cache_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
 /* Appends k, v [n][Hk][hd], keys before rotation. k is rotated in place where the method stores rotated keys; both must stay until
  * cache_end_layer. */

@@ -4,6 +4,7 @@
 #include "backend/cpu/codec/transform.h"
 #include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/kv/exact.h"
+#include "backend/cpu/kv/exchange.h"
 #include "backend/cpu/kv/fit.h"
 #include "backend/cpu/kv/gather.h"
 #include "backend/cpu/kv/lower.h"
@@ -89,6 +90,7 @@ void cache_destroy(struct cache *cache) {
     gather_free(cache);
     fit_release(cache);
     scratch_free(cache);
+    exchange_free(cache);
     budget_free(cache->base.budget, cache->exact, cache_exact_bytes(&cache->base.shape, &cache->base.method));
     budget_free(cache->base.budget, cache->exact_logits, cache_exact_logit_bytes(&cache->base.shape, &cache->base.method));
     budget_free(cache->base.budget, cache->fitted, cache->base.learned_bytes);
@@ -174,6 +176,7 @@ static enum terse_status copy_storage(struct cache *cache, const struct cache *f
 const struct kv_storage cpu_storage = {.most_tokens = UINT64_C(1) << 48, /* far from overflow of anything that is counted */
                                        .selects = true,
                                        .singles_out = true,
+                                       .deals = true,
                                        .create = cache_create,
                                        .destroy = cache_destroy,
                                        .wait_ahead = seal_ahead_wait,

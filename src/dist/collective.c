@@ -1,0 +1,85 @@
+/* Has the collective of one rank, finds out whether this process is one of several, and opens the plug-in that joins those. */
+#include "dist/collective.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- One rank */
+
+static enum terse_status gather_local(const struct collective *ranks, const void *own, size_t bytes, void *all,
+                                      struct terse_error *error) {
+    (void)ranks, (void)error;
+    if (bytes) memcpy(all, own, bytes);
+    return TERSE_OK;
+}
+
+static enum terse_status broadcast_local(const struct collective *ranks, void *data, size_t bytes, struct terse_error *error) {
+    (void)ranks, (void)data, (void)bytes, (void)error;
+    return TERSE_OK;
+}
+
+static const struct collective_ops local = {"local", gather_local, broadcast_local};
+
+struct collective collective_local = {.ops = &local, .ranks = 1};
+
+/* ---- The job. What starts processes tells each of them its rank by the environment. */
+
+static const struct {
+    const char *rank, *ranks;
+} launchers[] = {
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, /* mpirun of Open MPI */
+    {"PMI_RANK", "PMI_SIZE"},                         /* mpirun of MPICH; srun --mpi=pmi2 */
+    {"PMIX_RANK", "SLURM_NTASKS"},                    /* srun --mpi=pmix; a batch script by itself has no PMIX_RANK */
+};
+
+/* Reads a number below 2^31 from the environment; returns false if there is none. */
+static bool read_number(const char *name, uint32_t *number) {
+    const char *text = getenv(name);
+    char *end;
+    if (!text || !*text) return false;
+    const unsigned long value = strtoul(text, &end, 10);
+    *number = (uint32_t)value;
+    return !*end && value <= INT32_MAX;
+}
+
+void terse_job(uint32_t *rank, uint32_t *ranks) {
+    for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++)
+        if (read_number(launchers[i].rank, rank) && read_number(launchers[i].ranks, ranks) && *rank < *ranks) return;
+    *rank = 0;
+    *ranks = 1;
+}
+
+/* ---- The plug-in */
+
+static enum terse_status open_plugin(struct collective **ranks, struct terse_error *error) {
+    const struct collective_plugin own = COLLECTIVE_PLUGIN(NULL);
+    struct plugin_file file;
+    if (!plugin_find("mpi", &file))
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "started as one of several ranks, and there is no libterse-mpi.so in %s: build terse where MPI is "
+                           "(Debian: libopenmpi-dev), or start it alone",
+                           file.folder[0] ? file.folder : "the library's folder");
+    void *object = dlopen(file.path, RTLD_NOW | RTLD_LOCAL);
+    if (!object) return status_fail(error, TERSE_E_UNSUPPORTED, "MPI cannot be opened: %s", dlerror());
+    const struct collective_plugin *plugin = dlsym(object, COLLECTIVE_SYMBOL);
+    if (plugin && strcmp(plugin->version, own.version) == 0 && plugin->collective_bytes == own.collective_bytes &&
+        plugin->ops_bytes == own.ops_bytes)
+        return plugin->open(ranks, error);
+    dlclose(object);
+    return status_fail(error, TERSE_E_UNSUPPORTED, "%s belongs to another version of terse: build both together", file.path);
+}
+
+enum terse_status collective_open(struct collective **ranks, struct terse_error *error) {
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static struct collective *opened;
+    enum terse_status status = TERSE_OK;
+    uint32_t rank, n;
+    terse_job(&rank, &n);
+    pthread_mutex_lock(&mutex);
+    if (!opened && n > 1) status = open_plugin(&opened, error);
+    *ranks = opened ? opened : &collective_local;
+    pthread_mutex_unlock(&mutex);
+    return status;
+}

@@ -1,0 +1,77 @@
+/* Collectives: how ranks, the processes that compute one model together, exchange data. Every rank makes the same calls in the same
+ * order; one thread at a time makes them, not always the same one.
+ *
+ * There are two kinds of exchange, and both move data without computing with it, so that their results do not depend on timing, on
+ * the library or on the network: what ranks gather is merged by each of them in the order of ranks (backend/cpu/kv/exchange.h).
+ *
+ * An implementation is a row of collective_ops: one rank by itself (collective_local), or those of an MPI job, by the plug-in
+ * libterse-mpi.so, so that neither the library nor the command needs MPI to start. Data lie in the host's memory; an
+ * implementation between GPUs will have operations of its own on theirs. */
+#ifndef TERSE_DIST_COLLECTIVE_H
+#define TERSE_DIST_COLLECTIVE_H
+
+#include "base/plugin_file.h"
+#include "base/status.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct collective;
+
+struct collective_ops {
+    const char *name; /* "MPI" */
+    /* Writes all[ranks][bytes], the own[bytes] of every rank, in the order of ranks. TERSE_E_IO: a rank is lost. */
+    enum terse_status (*gather)(const struct collective *ranks, const void *own, size_t bytes, void *all,
+                                struct terse_error *error);
+    /* Makes data[bytes] of every rank those of rank 0. */
+    enum terse_status (*broadcast)(const struct collective *ranks, void *data, size_t bytes, struct terse_error *error);
+};
+
+/* A collective_counters counts a rank's calls, and the bytes that it has given to others: to each of them what it gathers, and of
+ * what rank 0 broadcasts its own copies. */
+struct collective_counters {
+    uint64_t gathers, broadcasts, bytes;
+};
+
+struct collective {
+    const struct collective_ops *ops;
+    uint32_t rank, ranks; /* rank < ranks */
+    struct collective_counters counters;
+};
+
+extern struct collective collective_local; /* one rank */
+
+/* Opens the collective of the MPI job to which this process belongs; of no job collective_local. It is the process's, and lasts as
+ * long as that: the first call enters the job, which takes all of its ranks. TERSE_E_UNSUPPORTED says what is missing. */
+enum terse_status collective_open(struct collective **ranks, struct terse_error *error);
+
+static inline enum terse_status collective_gather(struct collective *ranks, const void *own, size_t bytes, void *all,
+                                                  struct terse_error *error) {
+    ranks->counters.gathers++;
+    ranks->counters.bytes += (ranks->ranks - 1) * (uint64_t)bytes;
+    return ranks->ops->gather(ranks, own, bytes, all, error);
+}
+
+static inline enum terse_status collective_broadcast(struct collective *ranks, void *data, size_t bytes,
+                                                     struct terse_error *error) {
+    ranks->counters.broadcasts++;
+    if (!ranks->rank) ranks->counters.bytes += (ranks->ranks - 1) * (uint64_t)bytes;
+    return ranks->ops->broadcast(ranks, data, bytes, error);
+}
+
+/* What libterse-mpi.so exports, one symbol. It has its own copy of what it needs of src/base and must be of the library's very
+ * version. */
+#define COLLECTIVE_SYMBOL "terse_collective_plugin"
+
+struct collective_plugin {
+    /* These members differ where the two were not built together. */
+    const char *version; /* PLUGIN_VERSION */
+    size_t collective_bytes, ops_bytes;
+    /* Enters the job, once in a process. */
+    enum terse_status (*open)(struct collective **ranks, struct terse_error *error);
+};
+
+#define COLLECTIVE_PLUGIN(open) \
+    { PLUGIN_VERSION, sizeof(struct collective), sizeof(struct collective_ops), open }
+
+#endif

@@ -1,0 +1,61 @@
+/* Implements collectives by MPI: the plug-in libterse-mpi.so. It calls MPI_Allgather and MPI_Bcast alone, which move data and compute
+ * nothing. MPI_Allreduce with an operation that merges partial states would send less for many ranks, but the standard (MPI 3.1,
+ * section 5.9.1) only recommends that the same operands give the same result. */
+#include "base/status.h"
+#include "dist/collective.h"
+
+#include <limits.h>
+#include <mpi.h>
+#include <stdlib.h>
+
+static MPI_Comm world; /* a copy of MPI_COMM_WORLD of our own */
+
+static enum terse_status check(const struct collective *ranks, int code, struct terse_error *error) {
+    char text[MPI_MAX_ERROR_STRING];
+    int length;
+    if (code == MPI_SUCCESS) return TERSE_OK;
+    if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) length = 0;
+    return status_fail(error, TERSE_E_IO, "rank %u of %u: the exchange with the other ranks failed: %.*s", ranks->rank,
+                       ranks->ranks, length, text);
+}
+
+static enum terse_status gather(const struct collective *ranks, const void *own, size_t bytes, void *all,
+                                struct terse_error *error) {
+    if (bytes > INT_MAX) return status_fail(error, TERSE_E_ARGUMENT, "an exchange of %zu bytes", bytes);
+    return check(ranks, MPI_Allgather(own, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, world), error);
+}
+
+static enum terse_status broadcast(const struct collective *ranks, void *data, size_t bytes, struct terse_error *error) {
+    if (bytes > INT_MAX) return status_fail(error, TERSE_E_ARGUMENT, "an exchange of %zu bytes", bytes);
+    return check(ranks, MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, world), error);
+}
+
+static const struct collective_ops ops = {"MPI", gather, broadcast};
+static struct collective job = {.ops = &ops};
+
+/* Leaves the job, as a process must that ends well. One that gives up must not come here, since its ranks might wait for each other:
+ * it ends by _exit, and what has started it ends the others. */
+static void leave(void) {
+    int left = 0;
+    if (MPI_Finalized(&left) == MPI_SUCCESS && !left) MPI_Finalize();
+}
+
+static enum terse_status enter(struct collective **ranks, struct terse_error *error) {
+    int there = 0, level = MPI_THREAD_SINGLE, rank = 0, size = 1;
+    MPI_Initialized(&there); /* by the program that uses the library, which then leaves, too */
+    const int failed = there ? MPI_Query_thread(&level) : MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+    if (failed || level < MPI_THREAD_SERIALIZED)
+        return status_fail(error, TERSE_E_UNSUPPORTED, "MPI does not let threads call it one at a time (MPI_THREAD_SERIALIZED)");
+    if (!there) atexit(leave);
+    MPI_Comm_dup(MPI_COMM_WORLD, &world);
+    MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(world, &rank);
+    MPI_Comm_size(world, &size);
+    job.rank = (uint32_t)rank;
+    job.ranks = (uint32_t)size;
+    *ranks = &job;
+    return TERSE_OK;
+}
+
+extern const struct collective_plugin terse_collective_plugin;
+__attribute__((visibility("default"))) const struct collective_plugin terse_collective_plugin = COLLECTIVE_PLUGIN(enter);

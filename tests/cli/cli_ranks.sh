@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# terse under mpirun: several ranks write what one process writes, once; what they cannot do together is refused in a line; a rank that is killed
+# ends the others.
+. "$(dirname "$0")/../support/cli.sh"
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none # containers forbid the other one
+head -c 1800 "$text" >"$work/text"
+
+# ranks N ARGUMENTS: stdout and stderr (but for progress and mpirun's own lines) go to $work/out and $work/err, the exit status to $status.
+ranks() {
+    local n=$1
+    shift
+    status=0
+    timeout 120 mpirun --oversubscribe -n "$n" "$terse" "$@" >"$work/out" 2>"$work/all" </dev/null || status=$?
+    sed '/^---/,/^---/d' "$work/all" >"$work/err"
+    drop_progress
+}
+
+# same N ARGUMENTS: N ranks write the text that one process writes, and a summary.
+same() {
+    local n=$1
+    shift
+    works "$@"
+    cp "$work/out" "$work/alone"
+    ranks "$n" "$@"
+    [ "$status" -eq 0 ] || fail "$n ranks: $*: exit $status: $(cat "$work/all")"
+    cmp "$work/out" "$work/alone" || fail "$n ranks: $*: another text than that of one process"
+    [ "$(wc -l <"$work/err")" -eq 1 ] || fail "$n ranks: $*: more than the summary: $(cat "$work/err")"
+}
+same 2 run -f "$work/text" -n 12 --temp 0 -t 1 --kv q8_0
+same 3 run -f "$work/text" -n 12 --temp 0 -t 1 --kv f16
+
+# rank_refuses PATTERN ARGUMENTS
+rank_refuses() {
+    local pattern=$1
+    shift
+    ranks 2 "$@"
+    [ "$status" -eq 1 ] || fail "2 ranks: $*: exit $status: $(cat "$work/all")"
+    [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q -- "$pattern" "$work/err" || fail "2 ranks: $*: $(cat "$work/all")"
+    [ ! -s "$work/out" ] || fail "2 ranks: $*: results after a refusal: $(cat "$work/out")"
+}
+rank_refuses 'mat-64 evicts tokens' run -p 'The old man' -n 2 --kv mat-64
+rank_refuses 'terse serve: 2 ranks cannot' serve
+rank_refuses 'standard input' run -f - -n 2
+
+# A rank that is killed ends all, without what it would have written.
+mpirun --oversubscribe -n 3 "$terse" run -f "$work/text" -n -1 --ignore-eos --temp 0 -t 1 --kv q8_0 -c 8192 --allow-longer-context \
+    >"$work/out" 2>"$work/err" </dev/null &
+pid=$!
+for _ in $(seq 600); do
+    [ -s "$work/out" ] && break
+    sleep 0.1
+done
+victim=$(pgrep -P "$pid" | tail -n 1)
+[ -n "$victim" ] || fail "mpirun has no ranks: $(cat "$work/err")"
+kill -KILL "$victim"
+begun=$SECONDS
+status=0
+wait "$pid" || status=$?
+[ "$status" -ne 0 ] && [ $((SECONDS - begun)) -le 10 ] || fail "exit $status $((SECONDS - begun)) s after a rank was killed"
+[ "$(grep -c 'exited on signal 9' "$work/err")" -eq 1 ] || fail "a killed rank: $(cat "$work/err")"
+[ "$(sed '/^---/,/^---/d' "$work/err" | grep -vc '^prompt: ')" -eq 0 ] || fail "more than mpirun's line: $(cat "$work/err")"
