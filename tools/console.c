@@ -79,7 +79,7 @@ double console_seconds(void) {
 
 /* As a rule all ranks fail alike, and the first one's message stands for all: when it ends so does the job, and the others with it. A
  * rank that is still there after that has failed alone. */
-#define RANK_WAITS 2 /* seconds */
+#define RANK_WAITS 4 /* seconds */
 
 int complain(const char *format, ...) {
     FILE *to = messages ? messages : stderr;

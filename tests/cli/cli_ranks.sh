@@ -42,6 +42,12 @@ rank_refuses 'mat-64 evicts tokens' run -p 'The old man' -n 2 --kv mat-64
 rank_refuses 'terse serve: 2 ranks cannot' serve
 rank_refuses 'standard input' run -f - -n 2
 
+# One that fails alone says which it is, once, and ends all.
+status=0
+timeout 60 mpirun --oversubscribe -n 1 "$terse" run -p a -n 2 : -n 1 "$terse" run -m "$work/missing.gguf" -p a -n 2 >"$work/out" 2>"$work/all" </dev/null || status=$?
+sed '/^---/,/^---/d' "$work/all" >"$work/err"
+[ "$status" -eq 1 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '^terse run: rank 1: .*missing.gguf' "$work/err" || fail "rank 1 fails alone: exit $status: $(cat "$work/all")"
+
 # A rank that is killed ends all, without what it would have written.
 mpirun --oversubscribe -n 3 "$terse" run -f "$work/text" -n -1 --ignore-eos --temp 0 -t 1 --kv q8_0 -c 8192 --allow-longer-context \
     >"$work/out" 2>"$work/err" </dev/null &
