@@ -86,7 +86,7 @@ static int time_products(const struct room *room, enum tensor_type type, struct 
     auto launch = [&]() {
         cudaError_t result = cudaSuccess;
         for (size_t i = 0; i < matrices && result == cudaSuccess; i++) {
-            struct device_matrix w = {type, shape.rows, shape.columns, room->matrices + i * bytes, bytes, NULL, 0};
+            struct device_matrix w = {type, shape.rows, shape.columns, 1, room->matrices + i * bytes, bytes, NULL, 0};
             struct device_product product = {&w, room->rows[0]};
             result = weights_each(&product, 1, &room->x, n, false, room->stream);
         }
@@ -109,7 +109,7 @@ struct block {
 
 static struct device_matrix matrix_at(uint8_t **at, enum tensor_type type, uint32_t rows, uint32_t columns) {
     size_t bytes = weights_bytes(type, rows, columns);
-    struct device_matrix w = {type, rows, columns, *at, bytes, NULL, 0};
+    struct device_matrix w = {type, rows, columns, 1, *at, bytes, NULL, 0};
     *at += bytes;
     return w;
 }
