@@ -27,8 +27,7 @@ struct codec_shape {
     const struct transform_layout *layout; /* of the codec transform: [slices], of the layer, KV head and side; else NULL */
     const void *learned; /* a backend's: what it has made of a codebook's parameters, for a layer, KV head and side. NULL here */
     const void *fitted;  /* what a codec has learned of a sequence, for a layer, KV head and side (codec.h). NULL here */
-    uint32_t
-        slices; /* of the codec transform: a row is so many slices of head_dim / slices channels, each coded by itself; 0: one */
+    uint32_t slices;     /* of the codec transform: a row is so many slices of channels, each coded by itself; 0: one */
 };
 
 /* Returns TERSE_E_UNSUPPORTED unless head_dim is a multiple of 32 up to 256, what all codecs and indexes serve. */

@@ -8,6 +8,7 @@
  *     of values  v / r,   v = the mean square of a value after the output projection, summed over the query heads
  *     of keys    q v / r, q = the mean square of a logit, times 2^KEYS_IMPORTANCE
  *
+ * and of a latent, which is both, as weight_latents.h has it,
  * with r the mean square of the residual stream before the layer: of embeddings, of what the layers before have added for random
  * hidden states, and of a part of their values. A cache fits to its own sequence what only the text can tell, above all means
  * (kv/fit.h). */
