@@ -197,11 +197,24 @@ static void test_shape(void **state) {
     free(expected.logits);
 }
 
+/* In an emulator, where a model takes a second and more, a model of each kind of layer will do: the loader's part is the same on every processor. */
+static bool chosen(const char *name) {
+    static const char *const kinds[] = {"llama",  "gpt2",    "mpt",       "phi3-long", "command-r",
+                                        "gemma2", "mixtral", "qwen3next", "deepseek2", "gpt-oss"};
+    if (!*TESTS_EMULATOR) return true;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        if (!strcmp(name, kinds[i])) return true;
+    return false;
+}
+
 int main(void) {
     struct CMUnitTest tests[2 * N_REFERENCES];
+    size_t n = 0;
     for (size_t i = 0; i < N_REFERENCES; i++) {
-        tests[2 * i] = (struct CMUnitTest){references[i].name, test_shape, NULL, NULL, &references[i]};
-        tests[2 * i + 1] = (struct CMUnitTest){references[i].name, test_logits, NULL, NULL, &references[i]};
+        const char *name = references[i].name;
+        if (!chosen(name)) continue;
+        tests[n++] = (struct CMUnitTest){name, test_shape, NULL, NULL, &references[i]};
+        tests[n++] = (struct CMUnitTest){name, test_logits, NULL, NULL, &references[i]};
     }
-    return cmocka_run_group_tests_name("reference models", tests, NULL, NULL);
+    return _cmocka_run_group_tests("reference models", tests, n, NULL, NULL);
 }

@@ -158,27 +158,35 @@ static bool is_coarse(const struct tier *k, const struct kernel *kernel) {
 
 static void ask_oracle(const struct kernel *kernel, const float *in, size_t G, size_t hd, const unsigned char *page,
                        struct oracle *oracle) {
-    static struct element table[64 * MOST_HD];
-    for (size_t t = 0; t < 64; t++) {
-        for (size_t c = 0; c < hd; c++) table[t * hd + c] = element(kernel, page, hd, c, t);
-    }
+    static double value[64 * MOST_HD], width[64 * MOST_HD], code[64 * MOST_HD], scale[64 * MOST_HD]; /* [N][K] */
     size_t K = kernel->keys ? hd : 64, N = kernel->keys ? 64 : hd;
     bool scaled_after =
         kernel->keys && kernel->codec < KIVI_4; /* a query's numbers are in fixed point before they are multiplied by scales */
+    for (size_t n = 0; n < N; n++) {
+        for (size_t k = 0; k < K; k++) {
+            struct element e = kernel->keys ? element(kernel, page, hd, k, n) : element(kernel, page, hd, n, k);
+            value[n * K + k] = value_of(e);
+            width[n * K + k] = width_of(e);
+            code[n * K + k] = fabs(scaled_after ? e.scale * e.code : e.code);
+            scale[n * K + k] = scaled_after ? 1 : e.scale;
+        }
+    }
     for (size_t g = 0; g < G; g++) {
+        double numbers[MOST_HD];
+        for (size_t k = 0; k < K; k++) numbers[k] = (double)in[g * K + k];
         for (size_t n = 0; n < N; n++) {
             double sum = 0, absolute = 0, most = 0, codes = 0, group_most = 0, group_codes = 0, by_group = 0;
             for (size_t k = 0; k < K; k++) {
-                struct element e = kernel->keys ? table[n * hd + k] : table[k * hd + n];
-                double number = (double)in[g * K + k];
+                size_t at = n * K + k;
+                double size = fabs(numbers[k] * scale[at]);
                 if (k % 32 == 0) group_most = group_codes = 0;
-                sum += number * value_of(e);
-                absolute += fabs(number) * width_of(e);
-                group_most = fmax(group_most, fabs(scaled_after ? number : number * e.scale));
-                group_codes += fabs(scaled_after ? e.scale * e.code : e.code);
+                sum += numbers[k] * value[at];
+                absolute += fabs(numbers[k]) * width[at];
+                if (size > group_most) group_most = size; /* fmax takes long in an emulator */
+                group_codes += code[at];
                 if (k % 32 < 31) continue;
                 by_group += (group_most + FIXED_LEAST * FIXED_PART) * group_codes;
-                most = fmax(most, group_most);
+                if (group_most > most) most = group_most;
                 codes += group_codes;
             }
             oracle->want[g * N + n] = sum;
