@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds terse for 64-bit ARM and runs under qemu the suites that depend on the processor and do not take minutes there: kernels, codecs,
-# whole models. Those that read TERSE_CPU run with NEON; what they do without vectors is the same C everywhere, which NAME_scalar tests of `make test`
-# run on the machine itself; of the models of test_reference_models one of each kind of layer. Says nothing about speed. All lies in build-aarch64/; after `cmake --build build-aarch64`, ctest
-# runs the other suites there, too.
+# whole models. Those that read TERSE_CPU run with NEON; what they do without vectors is the same C everywhere, which NAME_scalar tests of `make
+# test` run on the machine itself; of the models of test_reference_models one of each kind of layer. Says nothing about speed. All lies in
+# build-aarch64/; after `cmake --build build-aarch64`, ctest runs the other suites there, too.
 #
 # The cross compiler and qemu are installed as Debian packages. The arm64 libraries are only unpacked, so that the system's own packages
 # need not be of the same version, nor apt know a second architecture.
