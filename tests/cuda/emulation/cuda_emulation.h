@@ -61,8 +61,8 @@ extern char emulated_shared_memory[EMULATED_SHARED_BYTES];
 /* Runs body() on all threads of all blocks, or, while a stream captures, keeps it. */
 void emulated_run(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std::function<void()> body);
 
-void emulated_barrier();                   /* of the block */
-bool emulated_vote(bool all, bool value);  /* of the block */
+void emulated_barrier();                  /* of the block */
+bool emulated_vote(bool all, bool value); /* of the block */
 /* The lanes of the mask wait for one another. The last that comes calls together(given), if not NULL, before any goes on: given[32] is what each gave
  * as `own`, of its own stack, and NULL of lanes that are not in the mask or have ended. All call with the same function. */
 typedef void emulated_together(void *const *given);
