@@ -62,6 +62,12 @@ static inline uint32_t cache_shape_number(const struct cache_shape *shape, uint3
     return shape->order ? shape->order[layer] : layer;
 }
 
+/* Returns where the i-th KV head of a cache's [layers][Hk] lies among those of all the model's layers, as codebooks and layouts
+ * count. */
+static inline size_t cache_shape_set(const struct cache_shape *shape, size_t i) {
+    return (size_t)cache_shape_number(shape, (uint32_t)(i / shape->kv_heads)) * shape->kv_heads + i % shape->kv_heads;
+}
+
 /* Returns the shape of the layers that slide, or of the others, by themselves; without any, `layers` is 0. */
 static inline struct cache_shape cache_shape_part(const struct cache_shape *shape, bool sliding) {
     struct cache_shape part = *shape;

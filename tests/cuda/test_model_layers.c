@@ -6,6 +6,7 @@
 #include "support/temporary.h"
 
 #include <stdio.h>
+#include <terse_calibrate.h>
 #include <unistd.h>
 
 /* Enough tokens for a product of many rows; steps of one token, which come again, and of some. */
@@ -67,13 +68,47 @@ static void sessions_of_both_kinds_of_layers_go_on(void **state) {
     memory_free(file);
 }
 
+/* Each layer goes by its own part of a codebook, though layers that slide are held apart from the others. */
+static void layers_go_by_their_own_codebook(void **state) {
+    (void)state;
+    static const char *const methods[] = {"terse-4", "cq-2"};
+    enum { PROMPT = 200, AFTER = 2 };
+    void *file;
+    struct terse_model *model = random_model_new(&random_layer_models[1], &file);
+    struct terse_model_info info;
+    terse_model_describe(model, &info);
+    for (int i = 0; i < PROMPT + AFTER; i++) tokens[i] = (7 + i * 37) % (int)info.vocabulary;
+    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+        struct terse_engine *engines[2] = {must_start(&backend_cpu, model, 2), must_start(&backend, model, 2)};
+        struct terse_session *sessions[2];
+        struct terse_codebook *codebook;
+        struct terse_session_options options = short_session_options(methods[m], 16);
+        assert_int_equal(terse_codebook_random(model, methods[m], &codebook, NULL), TERSE_OK);
+        options.cache.codebook = codebook;
+        for (int i = 0; i < 2; i++) {
+            sessions[i] = must_open(engines[i], &options);
+            must_prefill(sessions[i], tokens, PROMPT);
+            must_decode(sessions[i], tokens + PROMPT, AFTER);
+        }
+        const double apart = logits_apart(terse_session_logits(sessions[1]), terse_session_logits(sessions[0]), info.vocabulary);
+        print_message("%s: %.1e\n", methods[m], apart);
+        assert_true(apart <= BOUND);
+        for (int i = 0; i < 2; i++) terse_session_free(sessions[i]);
+        for (int i = 0; i < 2; i++) terse_engine_free(engines[i]);
+        terse_codebook_free(codebook);
+    }
+    terse_model_free(model);
+    memory_free(file);
+}
+
 #define TESTS_MOST 16
 
 int main(void) {
     if (no_device()) return NO_DEVICE_STATUS;
     setenv("TERSE_CPU", "scalar", 1); /* the others take vectors of some products to 8 bits only */
-    struct CMUnitTest tests[TESTS_MOST] = {cmocka_unit_test(sessions_of_both_kinds_of_layers_go_on)};
-    size_t n = 1;
+    struct CMUnitTest tests[TESTS_MOST] = {cmocka_unit_test(sessions_of_both_kinds_of_layers_go_on),
+                                           cmocka_unit_test(layers_go_by_their_own_codebook)};
+    size_t n = 2;
     for (size_t i = 0; i < n_random_layer_models && n < TESTS_MOST; i++)
         tests[n++] = (struct CMUnitTest){random_layer_models[i].architecture, logits_are_near_the_cpus, NULL, NULL,
                                          (void *)(uintptr_t)&random_layer_models[i]};

@@ -67,19 +67,19 @@ enum terse_status centroid_send(const struct coding *coding, uint32_t head_dim, 
     return status;
 }
 
-/* Sends views[n] and, behind them at `device`, their numbers. Sets that are shared by all layers and KV heads are sent once. */
-static enum terse_status send_sets(const struct method *method, enum codec_side side, uint32_t head_dim, size_t n, uint8_t *device,
-                                   struct centroid_view *views, struct terse_error *error) {
+/* Sends the numbers of `sets` sets, one for each of views[cache_heads_of(shape)] or one for all of them, to `device`. */
+static enum terse_status send_sets(const struct cache_shape *shape, const struct method *method, enum codec_side side, size_t sets,
+                                   uint8_t *device, struct centroid_view *views, struct terse_error *error) {
     const struct coding *coding = side == CODEC_VALUES ? &method->value : &method->key;
     const struct codebook_info *info = codebook_info(method->learned);
-    const size_t sets = codebook_sets(info), bytes = centroid_bytes(coding, head_dim);
+    const size_t bytes = centroid_bytes(coding, shape->head_dim);
     float *parameters = memory_array(codec_parameters(coding->codec, codebook_shape(info, side)), sizeof *parameters);
     enum terse_status status = parameters ? TERSE_OK : status_no_memory(error, 0, "a codebook");
     for (size_t set = 0; set < sets && !status; set++) {
-        codebook_parameters(method->learned, side, set, parameters);
-        status = centroid_send(coding, head_dim, parameters, device + set * bytes, &views[set], error);
+        codebook_parameters(method->learned, side, info->shared ? 0 : cache_shape_set(shape, set), parameters);
+        status = centroid_send(coding, shape->head_dim, parameters, device + set * bytes, &views[set], error);
     }
-    for (size_t i = sets; i < n && !status; i++) views[i] = views[0];
+    for (size_t i = sets; i < cache_heads_of(shape) && !status; i++) views[i] = views[0];
     memory_free(parameters);
     return status;
 }
@@ -88,12 +88,13 @@ enum terse_status centroids_new(const struct cache_shape *shape, const struct me
                                 struct terse_error *error) {
     const struct coding *coding = side == CODEC_VALUES ? &method->value : &method->key;
     size_t n = cache_heads_of(shape), head = memory_round_up(n * sizeof(struct centroid_view), 256);
-    size_t bytes = head + codebook_sets(codebook_info(method->learned)) * centroid_bytes(coding, shape->head_dim);
+    const size_t sets = codebook_info(method->learned)->shared ? 1 : n,
+                 bytes = head + sets * centroid_bytes(coding, shape->head_dim);
     struct centroid_view *host = memory_zeros(n, sizeof *host);
     uint8_t *device = host ? device_alloc(NULL, bytes, "a codebook", error) : NULL;
     enum terse_status status = host ? device ? TERSE_OK : TERSE_E_MEMORY : status_no_memory(error, n * sizeof *host, "a codebook");
     *views = NULL;
-    if (!status) status = send_sets(method, side, shape->head_dim, n, device + head, host, error);
+    if (!status) status = send_sets(shape, method, side, sets, device + head, host, error);
     if (!status) status = device_check(device_send(device, host, n * sizeof *host), "sending a codebook", error);
     memory_free(host);
     if (status)

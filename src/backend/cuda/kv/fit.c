@@ -109,7 +109,7 @@ static enum terse_status fit_side(void *user, size_t thread, uint32_t layer, uin
     const float *from = f->moments +
                         (layer_head * (size_t)f->sides.n + (size_t)((int)side - f->sides.first)) * ENCODE_MOMENTS_FLOATS(hd),
                 *mean = from + hd * hd, *numbers = mean + 2 * hd;
-    codebook_parameters(f->cache->base.method.learned, side, layer_head, work.parameters);
+    codebook_parameters(f->cache->base.method.learned, side, cache_shape_set(shape, layer_head), work.parameters);
     transform_record_set(transform_parameters_at(work.parameters, (uint32_t)hd), (uint32_t)hd, work.record);
     for (size_t i = 0; i < hd * hd; i++) work.products[i] = (double)from[i];
     const struct transform_row_moments moments = {.mean = mean,

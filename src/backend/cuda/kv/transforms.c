@@ -150,7 +150,7 @@ static enum terse_status make_views(const struct cache_shape *shape, const struc
     const bool shared = codebook_info(method->learned)->shared;
     enum terse_status status = TERSE_OK;
     for (size_t i = 0; i < heads && !status; i++, device += view_floats(hd)) {
-        const size_t set = shared ? 0 : i;
+        const size_t set = shared ? 0 : cache_shape_set(shape, i);
         codebook_parameters(method->learned, side, set, work->parameters);
         const struct transform_parameters own = transform_parameters_at(work->parameters, shape->head_dim);
         transform_record_set(own, shape->head_dim, work->record);
@@ -207,7 +207,8 @@ void transforms_rate_set(const struct cache_shape *shape, const struct method *a
     for (size_t i = 0; i < n; i++) {
         const size_t at = views_bytes(n) + i * each;
         views[i] = own[i];
-        set_layout(&at_rate->layouts->layout[side][shared ? 0 : i], side, &views[i], (uint32_t *)(void *)(host + at), device + at);
+        set_layout(&at_rate->layouts->layout[side][shared ? 0 : cache_shape_set(shape, i)], side, &views[i],
+                   (uint32_t *)(void *)(host + at), device + at);
     }
 }
 
@@ -227,10 +228,10 @@ void transforms_fitted_set(const struct cache_base *base, enum codec_side side, 
 #pragma omp parallel for num_threads(base->threads)
     for (size_t i = 0; i < n; i++) {
         const uint32_t layer = (uint32_t)(i / shape->kv_heads), head = (uint32_t)(i % shape->kv_heads);
-        const size_t set = (size_t)cache_shape_number(shape, layer) * shape->kv_heads + head,
-                     at = views_bytes(n) + i * own_floats(hd) * sizeof(float);
-        views[i] = make_view(fitted_record(base, layer, head, side), &base->method.layouts->layout[side][set], side, hd,
-                             (float *)(void *)(host + at), (float *)(void *)(device + at));
+        const size_t at = views_bytes(n) + i * own_floats(hd) * sizeof(float);
+        const struct transform_layout *layout = &base->method.layouts->layout[side][cache_shape_set(shape, i)];
+        views[i] = make_view(fitted_record(base, layer, head, side), layout, side, hd, (float *)(void *)(host + at),
+                             (float *)(void *)(device + at));
         views[i].metric =
             (const uint32_t *)(const void *)((const uint8_t *)profile + views_bytes(n) + i * numbers) + own_floats(hd);
     }
