@@ -58,7 +58,8 @@ static uint64_t working_bytes(const struct terse_model_info *m, uint64_t tokens)
 
 /* Returns the bytes of a prompt's tokens that a method scores when a layer has read them: they wait as f16 holds them. */
 static uint64_t scoring_bytes(const struct terse_model_info *m, const char *method, uint64_t tokens) {
-    const bool scores = strncmp(method, "snapkv", 6) == 0 || strncmp(method, "selfindex", 9) == 0;
+    const bool scores =
+        strncmp(method, "snapkv", 6) == 0 || strncmp(method, "selfindex", 9) == 0 || strncmp(method, "antkv", 5) == 0;
     return scores ? SCORES + tokens * 2 * m->kv_heads * m->head_dim * 2 : 0;
 }
 
