@@ -59,7 +59,7 @@ static inline enum terse_status collective_broadcast(struct collective *ranks, v
     return ranks->ops->broadcast(ranks, data, bytes, error);
 }
 
-/* What libterse-mpi.so exports, one symbol. It has its own copy of what it needs of src/base and must be of the library's very
+/* The plug-in libterse-mpi.so exports one symbol, which is this. It has its own copy of what it needs of src/base and must be of the library's very
  * version. */
 #define COLLECTIVE_SYMBOL "terse_collective_plugin"
 

@@ -30,10 +30,8 @@ static int32_t tokens[TOKENS];
 
 static int make_engine(void **state) {
     (void)state;
-    model = fixture_model("deepseek2-groups");
-    engine = must_start(&backend_cpu, model, 1); /* so small a model is no work to share */
-    terse_model_describe(model, &info);
-    for (int i = 0; i < TOKENS; i++) tokens[i] = (i * 37 + i * i % 11 + i / 50) % (int32_t)info.vocabulary;
+    must_start_fixture("deepseek2-groups", 1, &model, &engine, &info); /* so small a model is no work to share */
+    write_text(tokens, TOKENS, info.vocabulary);
     return 0;
 }
 

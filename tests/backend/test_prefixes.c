@@ -19,7 +19,7 @@ static struct terse_model_info info;
 static int make_model(void **state) {
     struct terse_engine *engine;
     (void)state;
-    must_start_fixture("qwen3", &model, &engine, &info);
+    must_start_fixture("qwen3", 2, &model, &engine, &info);
     terse_engine_free(engine);
     return 0;
 }

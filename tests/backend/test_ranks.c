@@ -38,7 +38,7 @@ static int make_tokens(void **state) {
     return 0;
 }
 
-/* What a rank has seen. */
+/* A rank notes here what it has seen. */
 struct seen {
     struct terse_error error; /* of the first call that failed */
     float logits[ROWS][VOCABULARY];

@@ -26,7 +26,7 @@ static int make_model(void **state) {
     struct terse_engine *engine;
     uint64_t random = 5;
     (void)state;
-    must_start_fixture("qwen3", &model, &engine, &info);
+    must_start_fixture("qwen3", 2, &model, &engine, &info);
     terse_engine_free(engine);
     for (size_t i = 0; i < TOKENS; i++) {
         random = random * 6364136223846793005u + 1442695040888963407u;

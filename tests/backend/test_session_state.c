@@ -22,7 +22,7 @@ static int32_t tokens[TOKENS];
 
 static int make_engine(void **state) {
     (void)state;
-    must_start_fixture("qwen3", &model, &engine, &info);
+    must_start_fixture("qwen3", 2, &model, &engine, &info);
     for (int i = 0; i < TOKENS; i++) tokens[i] = (i * 37 + i * i % 11) % (int32_t)info.vocabulary;
     return 0;
 }

@@ -26,7 +26,7 @@ static void *taken(size_t bytes) {
     return memory;
 }
 
-/* What the device says of rows. */
+/* The device says this of rows. */
 struct routed {
     uint32_t rows, experts, used, items_most;
     float *logits, *share;

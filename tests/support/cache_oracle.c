@@ -326,11 +326,11 @@ static void rotate_floats(const struct oracle *o, double position, float *x) {
     for (uint32_t c = 0; c < o->setup.head_dim; c++) x[c] = (float)row[c];
 }
 
-/* turned[hd]: the mean of a head's keys before rotation, which is not in pages, at a position; of the pairs that turn by half a radian or more within
+/* rotated[hd]: the mean of a head's keys before rotation, which is not in pages, at a position; of the pairs that turn by half a radian or more within
  * a run. Zeros where codecs keep none apart. */
-static void turn_mean(const struct oracle *o, uint32_t layer, uint32_t head, double position, double *turned) {
+static void rotate_mean(const struct oracle *o, uint32_t layer, uint32_t head, double position, double *rotated) {
     const uint32_t hd = o->setup.head_dim, pairs = o->rope.n_rot / 2;
-    memset(turned, 0, CODEC_ROW_MAX * sizeof *turned);
+    memset(rotated, 0, CODEC_ROW_MAX * sizeof *rotated);
     if (o->method.key.codec != &codec_transform) return;
     const uint32_t slices = method_slices(&o->method), width = method_slice_width(&o->method, hd);
     float *parameters = malloc(transform_parameter_floats(width) * sizeof *parameters);
@@ -338,9 +338,9 @@ static void turn_mean(const struct oracle *o, uint32_t layer, uint32_t head, dou
     for (uint32_t c = 0; c < o->rope.n_rot; c++) {
         const uint32_t pair = o->rope.pairing == ROPE_ADJACENT ? c / 2 : c < pairs ? c : c - pairs;
         if (ROPE_RUN_TOKENS * (double)o->frequency[pair] >= 0.5)
-            turned[c] = (double)transform_parameters_at(parameters, width).pre_rope_mean[c];
+            rotated[c] = (double)transform_parameters_at(parameters, width).pre_rope_mean[c];
     }
-    rotate_by(o, position, turned);
+    rotate_by(o, position, rotated);
     free(parameters);
 }
 
@@ -348,12 +348,12 @@ static void turn_mean(const struct oracle *o, uint32_t layer, uint32_t head, dou
 static void quantize_head(const struct oracle *o, int side, uint32_t layer, uint32_t head, size_t page, size_t t, float *x) {
     size_t run = page / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS;
     bool in_run = !side && o->method.key.codec->rope == CODEC_ROPE_IN_RUN;
-    double turned[CODEC_ROW_MAX];
+    double rotated[CODEC_ROW_MAX];
     if (in_run) rotate_floats(o, -(double)run, x);
-    if (in_run) turn_mean(o, layer, head, (double)(t - run), turned);
-    for (uint32_t c = 0; in_run && c < o->setup.head_dim; c++) x[c] = (float)((double)x[c] - turned[c]);
+    if (in_run) rotate_mean(o, layer, head, (double)(t - run), rotated);
+    for (uint32_t c = 0; in_run && c < o->setup.head_dim; c++) x[c] = (float)((double)x[c] - rotated[c]);
     quantize_in_frame(o, side, layer, head, x);
-    for (uint32_t c = 0; in_run && c < o->setup.head_dim; c++) x[c] = (float)((double)x[c] + turned[c]);
+    for (uint32_t c = 0; in_run && c < o->setup.head_dim; c++) x[c] = (float)((double)x[c] + rotated[c]);
     if (in_run) rotate_floats(o, (double)run, x);
 }
 
@@ -728,9 +728,9 @@ static void take_pages(struct oracle *o, size_t first) {
             memcpy(row, rows + t * hd, hd * sizeof *row);
             if (of == CODEC_VALUES || coding->codec->rope != CODEC_ROPE_IN_RUN) continue;
             const uint64_t run = set->first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS;
-            double turned[CODEC_ROW_MAX];
-            turn_mean(o, layer, head, (double)(set->first + t - run), turned);
-            for (size_t c = 0; c < hd; c++) row[c] = (float)((double)row[c] + turned[c]);
+            double rotated[CODEC_ROW_MAX];
+            rotate_mean(o, layer, head, (double)(set->first + t - run), rotated);
+            for (size_t c = 0; c < hd; c++) row[c] = (float)((double)row[c] + rotated[c]);
             rotate_floats(o, (double)run, row);
         }
         free(page);

@@ -31,10 +31,15 @@ struct terse_engine *must_start(const struct backend *backend, const struct ters
     return engine;
 }
 
-void must_start_fixture(const char *name, struct terse_model **model, struct terse_engine **engine, struct terse_model_info *info) {
+void must_start_fixture(const char *name, uint32_t threads, struct terse_model **model, struct terse_engine **engine,
+                        struct terse_model_info *info) {
     *model = fixture_model(name);
-    *engine = must_start(&backend_cpu, *model, 2);
+    *engine = must_start(&backend_cpu, *model, threads);
     terse_model_describe(*model, info);
+}
+
+void write_text(int32_t *tokens, int n, uint32_t vocabulary) {
+    for (int i = 0; i < n; i++) tokens[i] = (i * 37 + i * i % 11 + i / 50) % (int32_t)vocabulary;
 }
 
 struct terse_session *must_open(struct terse_engine *engine, const struct terse_session_options *options) {

@@ -8,8 +8,11 @@
 /* Returns the options of a cache of `method` whose recent window has `tail_tokens` tokens, for sequences of up to 1,000 tokens whatever the model's
  * context. */
 struct terse_session_options short_session_options(const char *method, uint32_t tail_tokens);
-/* Loads a fixture model, starts an engine of 2 threads on the CPU and describes the model: what the tests of a program work with. */
-void must_start_fixture(const char *name, struct terse_model **model, struct terse_engine **engine, struct terse_model_info *info);
+/* Loads a fixture model, starts an engine on the CPU and describes the model: the tests of a program work with these. */
+void must_start_fixture(const char *name, uint32_t threads, struct terse_model **model, struct terse_engine **engine,
+                        struct terse_model_info *info);
+/* Writes a text of n < 2^15 tokens, whose order slowly changes. */
+void write_text(int32_t *tokens, int n, uint32_t vocabulary);
 /* Starts an engine on a backend with `threads` threads. */
 struct terse_engine *must_start(const struct backend *backend, const struct terse_model *model, uint32_t threads);
 struct terse_session *must_open(struct terse_engine *engine, const struct terse_session_options *options);

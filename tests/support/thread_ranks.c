@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <string.h>
 
-/* What the threads of a job share. */
+/* The threads of a job share this. */
 static pthread_barrier_t barrier;
 static const void *given[THREAD_RANKS_MOST];
 

@@ -365,10 +365,7 @@ static enum terse_status supports(const struct terse_model *model, struct terse_
     const struct architecture *a = model->architecture;
     if (!model->recurrent && !model->latent.rank) return TERSE_OK;
     return status_fail(error, TERSE_E_UNSUPPORTED, "the GPU does not compute %s models%s yet: leave out --device cuda", a->name,
-                       model->recurrent     ? " with recurrent layers"
-                       : model->latent.rank ? " with latent attention"
-                       : model->experts     ? " with experts"
-                                            : "");
+                       model->recurrent ? " with recurrent layers" : " with latent attention");
 }
 
 static enum terse_status load(const struct terse_model *model, const struct kv_ops *kv, uint32_t threads,

@@ -109,7 +109,7 @@ template <class T> struct emulated_shuffle {
     T value, result;
     unsigned from;
 };
-/* What comes from a lane that gives nothing is no number. */
+/* A lane that gives nothing gives no number. */
 template <class T> T emulated_from_lane(uint32_t mask, T value, unsigned lane) {
     emulated_shuffle<T> own;
     own.value = value;

@@ -164,8 +164,8 @@ static void finish(struct codec_shape shape, const float *code_sums, float *acc)
     }
 }
 
-/* What a codebook makes of a slice is cpu_codec_transform's. Nothing accumulates values but by code, and models with such keys choose
- * no tokens. */
+/* The row has no functions of codebooks: cpu_codec_transform's prepare each slice. Nothing accumulates values but by code, and models
+ * with such keys choose no tokens. */
 const struct cpu_codec cpu_codec_transform_slices = {
     .format = &codec_transform,
     .encode = encode,

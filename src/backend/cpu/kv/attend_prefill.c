@@ -111,7 +111,8 @@ static size_t first_segment(const struct cache *cache, uint32_t head, size_t i, 
     return n;
 }
 
-/* Does one work item: queries [first, first + count) of a KV head, of which the first is the at-th that attends now. Returns the weights that the choice of anchors needs. */
+/* Does one work item: queries [first, first + count) of a KV head, of which the first is the at-th that attends now. Returns the weights
+ * that the choice of anchors needs. */
 static struct anchor_weights attend_queries(const struct cache *cache, const float *q, uint32_t head, size_t first, size_t count,
                                             size_t at, float *out, float *scratch) {
     const struct vector_ops *kernel = vector_ops();
