@@ -80,7 +80,7 @@ static void sizes_are_those_of_the_form(void **state) {
     assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_TRANSFORM, 3, 5), 3 * 8 * 6 * (128 + 2));
     assert_int_equal(attend_decode_run_words(&HEADS, CODEC_Q8_0, 3, 7), 0);
     assert_int_equal(attend_decode_run_words(&HEADS, CODEC_TRANSFORM, 3, 7),
-                     3 * 2 * 7 * (12 + 4 * 128)); /* four queries a KV head */
+                     3 * 2 * (7 + 1) * (12 + 4 * 128)); /* four queries a KV head */
     assert_int_equal(attend_decode_splits(&HEADS, CODEC_F16, 132, 1, 4096), 132);
     assert_int_equal(attend_decode_splits(&HEADS, CODEC_PQ, 132, 1, 4096), 66);
     assert_int_equal(attend_decode_splits(&HEADS, CODEC_TRANSFORM, 132, 1, 4096), 131);

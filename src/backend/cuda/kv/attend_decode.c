@@ -19,7 +19,7 @@ size_t attend_decode_part_floats(const struct head_view *heads, enum codec_id ke
 
 size_t attend_decode_run_words(const struct head_view *heads, enum codec_id keys, uint32_t n_rows, uint32_t runs) {
     const struct attend_form *form = form_of(keys);
-    return form->run_words ? (size_t)n_rows * heads->kv_heads * runs * form->run_words(heads) : 0;
+    return form->run_words ? (size_t)n_rows * heads->kv_heads * (runs + 1) * form->run_words(heads) : 0;
 }
 
 uint32_t attend_decode_splits(const struct head_view *heads, enum codec_id keys, uint32_t multiprocessors, uint32_t n_rows,

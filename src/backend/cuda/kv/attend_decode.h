@@ -17,7 +17,7 @@ extern "C" {
 /* Returns how many floats the partial states of a launch have. */
 size_t attend_decode_part_floats(const struct head_view *heads, enum codec_id keys, uint32_t n_rows, uint32_t splits);
 
-/* Returns how many words the queries of runs have: 0 where the kernels prepare none beforehand. */
+/* Returns how many words the queries of runs and positions have: 0 where the kernels prepare none beforehand. */
 size_t attend_decode_run_words(const struct head_view *heads, enum codec_id keys, uint32_t n_rows, uint32_t runs);
 
 /* Returns the number of splits that serves a row of so many sealed pages well when so many rows are read together. */

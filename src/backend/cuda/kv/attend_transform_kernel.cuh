@@ -334,8 +334,8 @@ template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const st
 }
 
 /* Serves query heads first_query .. of each group, at most 4 NQ. `ring_bytes` is the size of a warp's ring. The kernel is launched
- * early, behind transform_runs_kernel alone, which lets it begin when all kernels before have ended: it may read at once what those
- * wrote, and after waiting for it what transform_runs_kernel wrote. */
+ * early, behind transform_runs_kernel alone, which lets it begin at once: what it reads before it waits is what the step's kernels
+ * do not write, the pages and their lists among it. */
 template <int HD, int NQ, int WARPS, int RESIDENT>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes,
@@ -354,8 +354,8 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
 
     if (of_rows) {
         let_next_kernel_begin();
-        leave_rows<HD, NQ, WARPS>(a, s, shared, parts);
         wait_for_kernels();
+        leave_rows<HD, NQ, WARPS>(a, s, shared, parts);
     } else {
         plane_readers of_keys = load_readers<HD, layout::threads>(keys.view, shared);
         plane_readers of_values = load_readers<HD, layout::threads>(values.view, shared + layout::reader_bytes);
@@ -379,15 +379,17 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         ring.set_room(shared_address(shared) + layout::rings(a.pre_rope.pairs) + warp * ring_bytes, ring_bytes,
                       uniform(keys.view->layout.nibbles), uniform(values.view->layout.nibbles), of_keys.planes);
         ring.start();
-        stage_positions<HD, NQ, WARPS>(a, s, keys.view->pre_rope_mean, positions);
         float2 *const angles =
             reinterpret_cast<float2 *>(positions + position_query_bytes(NQ, a.pre_rope.pairs) +
                                        position_row_bytes(a.pre_rope.pairs) + warp * position_angle_bytes(a.pre_rope.pairs));
         ring.wait_for_others();
-        __syncthreads(); /* readers and positions are there */
         let_next_kernel_begin();
         wait_for_kernels();
+        if (a.pre_rope.pairs)
+            fetch_positions<layout::threads>(position_record<HD, NQ>(a, s), position_query_bytes(NQ, a.pre_rope.pairs),
+                                             shared_address(positions));
         ring.fetch_first_records();
+        __syncthreads(); /* readers and positions are there */
 
         transform_sums<HD, NQ> acc = {};
         transform_running<NQ> r;

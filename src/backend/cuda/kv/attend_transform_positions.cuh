@@ -38,13 +38,13 @@ template <int THREADS> ATTEND_INLINE void copy_position_rows(const struct pre_ro
         copy_async<16>(memory + 16 * i, pre_rope.fragments + 4 * i);
 }
 
-/* All warps of a CTA write its queries to `memory`; a __syncthreads makes them readable. */
+/* All warps of a CTA write its queries to `to`, as they lie in shared memory. */
 template <int HD, int NQ, int WARPS>
-ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct share &s, const float *mean, uint8_t *memory) {
+ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct share &s, const float *mean, uint32_t *to) {
     const unsigned lane = lane_id(), pairs = a.pre_rope.pairs, steps = position_steps(pairs);
     if (!pairs) return;
-    float2 *const products = reinterpret_cast<float2 *>(memory);
-    float *const factors = reinterpret_cast<float *>(memory + NQ * steps * 256);
+    float2 *const products = reinterpret_cast<float2 *>(to);
+    float *const factors = reinterpret_cast<float *>(to + NQ * steps * 64);
     const float *const q = a.q + queries_at<HD>(a, s);
     for (unsigned query = threadIdx.x / 32; query < 4 * NQ; query += WARPS) {
         float2 x[(HD + 63) / 64];
@@ -67,6 +67,12 @@ ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct s
         }
         if (lane == 0) factors[query] = query < s.group ? power.down * a.heads.scale * LOG2_E : 0;
     }
+}
+
+/* All warps of a CTA copy what stage_positions wrote to shared memory; a __syncthreads makes it readable. */
+template <int THREADS> ATTEND_INLINE void fetch_positions(const uint32_t *from, uint32_t bytes, uint32_t to) {
+    for (unsigned i = threadIdx.x; i < bytes / 16; i += THREADS)
+        store_shared_quad(to + 16 * i, __ldcg(reinterpret_cast<const uint4 *>(from) + i));
 }
 
 ATTEND_INLINE float2 multiply_complex(float2 a, float2 b) { return make_float2(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x); }

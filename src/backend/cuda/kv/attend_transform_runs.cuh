@@ -6,11 +6,12 @@
  * logit is a number of the run, too.
  *
  * Each warp of a CTA has a tile of 16 components of the basis in registers. The CTA takes several runs at a time; for each of them
- * a warp rotates queries and makes bytes. */
+ * a warp rotates queries and makes bytes. The last CTA of a row and KV head prepares what positions are scored by instead
+ * (attend_transform_positions.cuh). */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
 
-#include "backend/cuda/kv/attend_common.cuh"
+#include "backend/cuda/kv/attend_transform_positions.cuh"
 #include "backend/cuda/launch.cuh"
 
 constexpr int LEVEL_ZERO = TRANSFORM_LEVEL_MAX;
@@ -40,10 +41,14 @@ ATTEND_INLINE uint32_t take_rate(const struct attend_decode &a, struct share &s)
 }
 
 /* Returns a run's record, one of run_record_words for each run of a launch of 4 NQ queries; run 0 is that of the sequence's first
- * page. */
+ * page. In front of it lies the record of the row's and KV head's positions. */
 template <int HD, int NQ> ATTEND_INLINE uint32_t *run_record(const struct attend_decode &a, const struct share &s, uint32_t run) {
-    const size_t at = ((size_t)s.row * a.heads.kv_heads + s.head) * a.runs + run;
+    const size_t at = ((size_t)s.row * a.heads.kv_heads + s.head) * (a.runs + 1) + 1 + run;
     return a.run_queries + at * run_record_words(NQ, HD / 2);
+}
+template <int HD, int NQ> ATTEND_INLINE uint32_t *position_record(const struct attend_decode &a, const struct share &s) {
+    static_assert(position_query_bytes(NQ, HD / 2) <= 4 * NQ * (12 + HD / 2 * 8), "positions have a record's room");
+    return run_record<HD, NQ>(a, s, 0) - run_record_words(NQ, HD / 2);
 }
 
 constexpr int RUNS_WARPS = 8;
@@ -229,19 +234,28 @@ ATTEND_INLINE void write_record(const lane_scales<HD> &scales, unsigned planes, 
 }
 
 /* Writes, for query heads first_query .. of each group, at most 4 NQ, of every row, the records of all runs from that of the first
- * page to that of the last. Each CTA of a row and KV head writes some of them. */
+ * page to that of the last. Each CTA of a row and KV head writes some of them. `early` says that the next kernel's CTAs have room
+ * beside these, and begin at once; else they begin when the kernels before this one have ended. */
 template <int HD, int NQ>
 __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
-    transform_runs_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query) {
+    transform_runs_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, bool early) {
     extern __shared__ __align__(16) uint8_t shared_bytes[];
     auto &m = *reinterpret_cast<runs_memory<HD, NQ> *>(shared_bytes);
     constexpr unsigned at_once = runs_memory<HD, NQ>::runs;
     const unsigned warp = threadIdx.x / 32;
+    if (early) let_next_kernel_begin();
     basis_tile<HD> basis;
     struct share s;
     share_of(a, 0, blockIdx.y, blockIdx.z, s);
     take_rate(a, s);
     const transform_side<HD> keys = side_of<HD>(a, s, 0);
+    if (blockIdx.x == gridDim.x - 1) {
+        wait_for_kernels();
+        let_next_kernel_begin();
+        take_heads(s, first_query, 4 * NQ);
+        stage_positions<HD, NQ, RUNS_WARPS>(a, s, keys.view->pre_rope_mean, position_record<HD, NQ>(a, s));
+        return;
+    }
     if (warp < HD / 16) load_basis<HD>(keys.view->basis, warp, basis);
     uint32_t first = 0, n = 0;
     if (s.n_pages) {
@@ -252,6 +266,7 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     const auto angles_of = [&](uint32_t run) { return a.run_angles + (size_t)(first + min(run, n - 1)) * a.heads.n_rot; };
     lane_scales<HD> scales;
     lane_turns<HD> turns;
+    const uint32_t step = (gridDim.x - 1) * at_once;
     uint32_t from = blockIdx.x * at_once;
     if (from < n) {
         load_scales(keys, planes, scales);
@@ -264,12 +279,12 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     take_heads(s, first_query, 4 * NQ);
     stage_queries<HD, NQ>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, m);
     __syncthreads();
-    for (; from < n; from += gridDim.x * at_once) {
+    for (; from < n; from += step) {
         const uint32_t run = from + warp;
         const bool mine = warp < at_once && run < n;
         float with_mean[4 * NQ];
         if (mine) rotate_queries<HD, NQ>(a.heads, turns, warp * 4 * NQ, m, with_mean);
-        load_turns(a.heads, angles_of(run + gridDim.x * at_once), turns);
+        load_turns(a.heads, angles_of(run + step), turns);
         __syncthreads();
         for (unsigned tile = warp; tile < HD / 16; tile += RUNS_WARPS) {
             if (HD / 16 > RUNS_WARPS) load_basis<HD>(keys.view->basis, tile, basis);
@@ -287,14 +302,13 @@ template <int HD, int NQ> cudaError_t launch_runs(const struct attend_decode *a,
     if (result != cudaSuccess) return result;
     /* A multiprocessor has two CTAs, so that the tables with which a CTA begins serve many runs. */
     const unsigned shares = a->heads.kv_heads * a->n_rows,
-                   resident = 2 * (unsigned)device_attribute(cudaDevAttrMultiProcessorCount),
-                   most = resident > shares ? resident / shares : 1, all = (a->runs + at_once - 1) / at_once;
-    return launch_early(kernel,
-                        dim3(all < 1      ? 1
-                             : all < most ? all
-                                          : most,
-                             a->heads.kv_heads, a->n_rows),
-                        dim3(RUNS_WARPS * 32), bytes, stream, *a, first_query);
+                   multiprocessors = (unsigned)device_attribute(cudaDevAttrMultiProcessorCount),
+                   most = 2 * multiprocessors > shares ? 2 * multiprocessors / shares : 1, all = (a->runs + at_once - 1) / at_once,
+                   n = all < 1      ? 1
+                       : all < most ? all
+                                    : most;
+    return launch_early(kernel, dim3(n + 1, a->heads.kv_heads, a->n_rows), dim3(RUNS_WARPS * 32), bytes, stream, *a, first_query,
+                        n * shares <= multiprocessors);
 }
 
 #endif
