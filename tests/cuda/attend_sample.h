@@ -37,8 +37,10 @@ struct sequence {
     uint32_t exact, evicted, pages, begin, end; /* slots of the first page from `begin` on, of the last before `end` */
     uint32_t window, origin;                    /* tokens of the window; its ring begins so many tokens before it */
     uint32_t splits;
-    uint32_t behind; /* of the last tokens, so many come after the query's own */
-    bool by_head;    /* each KV head has a list of its own */
+    uint32_t behind;                 /* of the last tokens, so many come after the query's own */
+    bool by_head;                    /* each KV head has a list of its own */
+    uint32_t generated;              /* one page in so many is of generated tokens; 0: none */
+    uint32_t tokens_read, runs_read; /* as of struct query_row_view; 0 tokens: it does not choose */
 };
 
 struct attend_sample {
@@ -54,6 +56,10 @@ struct attend_sample {
     void (*random_rows)(const struct attend_sample *sample, uint32_t sequence, uint32_t head, enum codec_side side, float *rows);
     /* Adds to decoded rows[64][hd] of keys what their pages, which begin with token `first`, do not hold; NULL: nothing. */
     void (*complete_keys)(const struct attend_sample *sample, struct codec_shape shape, uint32_t first, float *rows);
+    /* Of rows that choose what they read; NULL: none do. The first changes rows and views before they are sent, the second chooses, sets
+     * `live` to what was chosen, and may look at it. q[SEQUENCES][heads][hd]. */
+    void (*prepare)(struct attend_sample *sample, struct query_row_view *rows);
+    void (*choose)(struct attend_sample *sample, const float *q);
     const void *parameters;      /* the test's own */
     struct attend_decode attend; /* codecs and what belongs to them; the rest is filled in */
 
@@ -151,7 +157,7 @@ static inline void make_page(struct attend_sample *sample, uint32_t number, cons
 static inline void make_lists(struct attend_sample *sample, uint32_t number) {
     const struct sequence *s = &sample->sequences[number];
     const struct read_list rest = {.rows_end = s->exact, .moved = s->evicted, .window_first = window_first(s)};
-    struct read_list own[LAYERS * HEADS_MOST] = {{0}}, list = rest;
+    struct read_list own[HEADS_MOST] = {{0}}, list = rest;
     struct read_page pages[PAGES_MOST];
     for (uint32_t head = 0; head < sample->kv_heads; head++) {
         list = rest;
@@ -163,7 +169,7 @@ static inline void make_lists(struct attend_sample *sample, uint32_t number) {
             if (live) pages[list.n_pages++] = (struct read_page){live, i};
         }
         list.pages = take(sample, pages, list.n_pages * sizeof *pages);
-        own[LAYER * sample->kv_heads + head] = list;
+        own[head] = list;
     }
     sample->views[number].list = s->by_head ? rest : list; /* all heads' are alike */
     if (s->by_head) sample->views[number].own = take(sample, own, sizeof own);
@@ -182,7 +188,8 @@ static inline void make_pages(struct attend_sample *sample, uint32_t number) {
             uint32_t page = c * SETS + index;
             sets[page] = (struct page_set_view){.chunk = chunk, .sets = SETS, .index = index, .count = PAGE_TOKENS};
             sets[page].first = first_token(s) + PAGE_TOKENS * page;
-            if (page + 1 == s->pages) sets[page].count = s->end;
+            sets[page].generated = s->generated && page % s->generated == s->generated - 1;
+            if (page + 1 == s->pages) sets[page].count = (uint16_t)s->end;
             for (uint32_t head = 0; head < sample->kv_heads; head++)
                 for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++)
                     make_page(sample, number, &sets[page], head, side, rows,
@@ -319,6 +326,7 @@ static inline double check_attention(struct attend_sample *sample) {
     float *nan = allocated((part_floats + n + run_words) * sizeof *nan);
     memset(nan, 0xff, (part_floats + n + run_words) * sizeof *nan);
     uint32_t arrived[SEQUENCES * HEADS_MOST] = {0}, left[SEQUENCES * HEADS_MOST];
+    if (sample->prepare) sample->prepare(sample, rows);
     attend->run_angles = make_angles(sample, attend->runs, ROPE_RUN_TOKENS);
     attend->places = take(sample, sample->places, sizeof sample->places);
     attend->sequences = take(sample, sample->views, sizeof sample->views);
@@ -332,6 +340,7 @@ static inline double check_attention(struct attend_sample *sample) {
         attend->q = take(sample, q, n * sizeof *q);
         attend->out = sample->in_place ? (float *)attend->q : take(sample, nan, n * sizeof *nan);
         assert_true(attend_decode_supports(&attend->heads, attend->codec, attend->centroid));
+        if (sample->choose) sample->choose(sample, q);
         assert_int_equal(attend_decode_launch(attend, device_stream()), cudaSuccess);
         assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
         assert_int_equal(device_fetch(out, attend->out, n * sizeof *out), cudaSuccess);

@@ -1,5 +1,6 @@
 /* A decoding step of several caches at once gives each bit for bit what it gets alone: caches of one method and of several, of different lengths, read in
- * different numbers of splits and of rope runs, of one token and of some, with exact rows where they stood and elsewhere. */
+ * different numbers of splits and of rope runs, of one token and of some,
+ * with exact rows where they stood and elsewhere; some choose what they read. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/batch.h"
 #include "backend/cuda/kv/ops.h"
@@ -29,8 +30,10 @@
 static const struct sequence {
     const char *method;
     size_t length, tokens; /* before the step, and of it */
-} sequences[] = {{"terse-2", 1300, 1},     {"terse-2", 140, 3}, {"streaming-40", 700, 1},
-                 {"streaming-40", 141, 2}, {"q4_0", 1300, 2},   {"q4_0", 150, 1}};
+    double read_percent;
+} sequences[] = {{"terse-2", 1300, 1, 0},     {"terse-2", 140, 3, 0},  {"streaming-40", 700, 1, 0},
+                 {"streaming-40", 141, 2, 0}, {"q4_0", 1300, 2, 0},    {"q4_0", 150, 1, 0},
+                 {"terse-2", 1300, 1, 20},    {"terse-2", 900, 2, 20}, {"terse-2", 70, 1, 20}};
 #define SEQUENCES (sizeof sequences / sizeof sequences[0])
 #define ROWS_MOST 16
 
@@ -39,9 +42,10 @@ struct step_numbers {
     float q[LAYERS][ROWS_MOST * Q_WIDTH], k[LAYERS][ROWS_MOST * K_WIDTH], v[LAYERS][ROWS_MOST * K_WIDTH];
 };
 
-static struct oracle *oracle_of(const char *method) {
+static struct oracle *oracle_of(const char *method, double read_percent) {
     struct oracle_setup setup = {.kv = host_kv_ops(),
                                  .method = method,
+                                 .read_percent = read_percent,
                                  .tail = 64,
                                  .layers = LAYERS,
                                  .query_heads = QUERY_HEADS,
@@ -119,8 +123,9 @@ static void a_step_of_several_gives_each_what_it_gets_alone(void **state) {
     struct cache *caches[SEQUENCES];
     size_t rows = 0;
     for (size_t i = 0; i < SEQUENCES; i++) {
-        bool next = i && strcmp(sequences[i].method, sequences[i - 1].method) == 0;
-        oracles[i] = next ? oracles[i - 1] : oracle_of(sequences[i].method);
+        const struct sequence *s = &sequences[i];
+        const bool next = i && strcmp(s->method, s[-1].method) == 0 && !(s->read_percent > s[-1].read_percent);
+        oracles[i] = next ? oracles[i - 1] : oracle_of(s->method, s->read_percent);
         caches[i] = cache_of(oracles[i], sequences[i].length);
         rows += sequences[i].tokens;
     }
@@ -145,7 +150,7 @@ static void a_step_of_several_gives_each_what_it_gets_alone(void **state) {
 
 static void a_prompt_goes_by_itself(void **state) {
     (void)state;
-    struct oracle *o = oracle_of("q4_0");
+    struct oracle *o = oracle_of("q4_0", 0);
     struct cache *caches[2] = {cache_of(o, 70), cache_of(o, 70)};
     struct kv_batch batch = {caches, 2, NULL};
     const struct kv_ops *kv = host_kv_ops();

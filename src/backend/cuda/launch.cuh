@@ -13,15 +13,22 @@ static inline int device_attribute(cudaDeviceAttr attribute) {
     return value;
 }
 
+/* Launches a kernel that may begin early, unless it `waits` until the one before it has ended. */
 template <class... PARAMETERS, class... ARGUMENTS>
-static cudaError_t launch_early(void (*kernel)(PARAMETERS...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
-                                ARGUMENTS... arguments) {
+static cudaError_t launch_kernel(bool waits, void (*kernel)(PARAMETERS...), dim3 grid, dim3 block, size_t shared_bytes,
+                                 cudaStream_t stream, ARGUMENTS... arguments) {
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    const unsigned attributes = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+    const unsigned attributes = !waits && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
     const cudaLaunchConfig_t config = {grid, block, shared_bytes, stream, &early, attributes};
     return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+template <class... PARAMETERS, class... ARGUMENTS>
+static cudaError_t launch_early(void (*kernel)(PARAMETERS...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                                ARGUMENTS... arguments) {
+    return launch_kernel(false, kernel, grid, block, shared_bytes, stream, arguments...);
 }
 
 #endif

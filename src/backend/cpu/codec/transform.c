@@ -196,10 +196,6 @@ static void score(struct codec_shape shape, const float *q, const float *tables,
 
 /* ---- Ranks: the same of the largest components alone; tables are their layout, and then as above */
 
-/* So many bits of a token rank it. With 3/4 of a bit for each channel, of which terse-2 has 2, selection misses a third more (KL
- * divergence of 10 % read 0.0075), with all bits hardly less (0.0057 instead of 0.0059). */
-#define RANK_BITS(hd) ((hd)*3 / 2)
-
 static const struct transform_layout *rank_layout(const float *tables) { return (const void *)tables; }
 
 #define LAYOUT_FLOATS (sizeof(struct transform_layout) / sizeof(float))
@@ -211,7 +207,7 @@ _Static_assert(RANK_MOST == TRANSFORM_RANK_MOST, "kernels cut ranks off where re
 static size_t rank_bytes(struct codec_shape shape) {
     struct transform_layout first;
     unsigned nibbles = 0;
-    transform_layout_first(shape.layout, RANK_BITS(shape.head_dim), &first);
+    transform_layout_first(shape.layout, TRANSFORM_RANK_BITS(shape.head_dim), &first);
     for (size_t p = 0; p < first.planes; p++)
         if (first.plane[p].nibble >= nibbles) nibbles = first.plane[p].nibble + 1u;
     return PAGE_BYTES_TRANSFORM(nibbles);
@@ -219,7 +215,7 @@ static size_t rank_bytes(struct codec_shape shape) {
 
 static void prepare_rank(struct codec_shape shape, const float *q, float *tables) {
     struct transform_layout *first = (void *)tables;
-    transform_layout_first(shape.layout, RANK_BITS(shape.head_dim), first);
+    transform_layout_first(shape.layout, TRANSFORM_RANK_BITS(shape.head_dim), first);
     shape.layout = first;
     prepare_queries(shape, q, tables + LAYOUT_FLOATS);
 }

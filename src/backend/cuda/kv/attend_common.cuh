@@ -222,7 +222,7 @@ ATTEND_INLINE bool share_of(const struct attend_decode &a, uint32_t part, uint32
     s.position = query.position, s.group = a.heads.query_heads / a.heads.kv_heads, s.layer = a.layer;
     s.first_head = head * s.group;
     s.sequence = a.sequences + query.sequence;
-    s.list = read_list_at(s.sequence, &a.heads, s.layer, head);
+    s.list = a.shared_lists ? &s.sequence->list : read_list_at(s.sequence, head);
     s.first_page = 0, s.n_pages = s.list->n_pages;
     return part < query.splits;
 }

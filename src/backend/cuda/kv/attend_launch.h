@@ -25,6 +25,8 @@ struct attend_decode {
     const struct sequence_view *sequences;
     const struct query_row_view *rows; /* [n_rows] */
     uint32_t n_rows, splits;           /* `splits`: the most of any row, when the kernels were launched or captured */
+    bool lists_written;                /* a kernel just before writes lists of heads' own: the first kernel does not begin early */
+    bool shared_lists;                 /* rows read the list that heads share, even where they have their own */
     const float *q;                    /* [n_rows][Hq][hd], rotated by their own positions, magnitude included */
     const float *q_exact;              /* the same by position - evicted, for exact rows; may be q */
     float *out;                        /* [n_rows][Hq][hd], may be q */

@@ -304,11 +304,9 @@ template <int HD, int NQ> cudaError_t launch_runs(const struct attend_decode *a,
     const unsigned shares = a->heads.kv_heads * a->n_rows,
                    multiprocessors = (unsigned)device_attribute(cudaDevAttrMultiProcessorCount),
                    most = 2 * multiprocessors > shares ? 2 * multiprocessors / shares : 1, all = (a->runs + at_once - 1) / at_once,
-                   n = all < 1      ? 1
-                       : all < most ? all
-                                    : most;
-    return launch_early(kernel, dim3(n + 1, a->heads.kv_heads, a->n_rows), dim3(RUNS_WARPS * 32), bytes, stream, *a, first_query,
-                        n * shares <= multiprocessors);
+                   some = all < most ? all : most, n = some ? some : 1;
+    return launch_kernel(a->lists_written, kernel, dim3(n + 1, a->heads.kv_heads, a->n_rows), dim3(RUNS_WARPS * 32), bytes, stream,
+                         *a, first_query, n * shares <= multiprocessors);
 }
 
 #endif

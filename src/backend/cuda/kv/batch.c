@@ -6,6 +6,8 @@
 #include "backend/cuda/kv/batch.h"
 
 #include "backend/cuda/kv/centroids.h"
+#include "backend/cuda/kv/choice.h"
+#include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/views.h"
 #include "kv/parts.h"
 
@@ -19,6 +21,7 @@ struct group {
     uint32_t rates;         /* as of struct attend_decode */
     uint32_t page_bytes[2]; /* of the largest page, by side */
     bool evicts;            /* exact rows stand at other positions */
+    bool chooses;           /* some row chooses tokens */
 };
 
 struct batch_memory {
@@ -28,6 +31,9 @@ struct batch_memory {
     uint8_t *uploaded, *staged; /* on the device, and the host's copy: sequences[capacity], then rows[capacity] */
     cudaEvent_t sent;           /* `staged` may be written again */
     float *q_exact, *parts;
+    void *selection; /* of steps that choose tokens: selection_bytes of row_capacity rows and selected_pages */
+    size_t selected_bytes;
+    uint32_t selected_pages;
     uint32_t *arrived, *run_queries;
     uint32_t *not_finite; /* batch_watch; NULL: numbers are not watched */
     struct group *groups;
@@ -64,14 +70,17 @@ static void release(struct batch_memory *b) {
     device_free(NULL, b->q_exact, q_bytes(b));
     device_free(NULL, b->parts, b->part_floats * sizeof(float));
     device_free(NULL, b->run_queries, b->run_words * sizeof *b->run_queries);
+    device_free(NULL, b->selection, b->selected_bytes);
     device_free(NULL, b->arrived, b->row_capacity * b->shape.kv_heads * sizeof *b->arrived);
     if (b->staged) cudaFreeHost(b->staged);
     free(b->groups);
     b->uploaded = b->staged = NULL;
     b->q_exact = b->parts = NULL;
+    b->selection = NULL;
     b->arrived = b->run_queries = NULL;
     b->groups = NULL;
-    b->row_capacity = b->sequence_capacity = b->part_floats = b->run_words = 0;
+    b->row_capacity = b->sequence_capacity = b->part_floats = b->run_words = b->selected_bytes = 0;
+    b->selected_pages = 0;
 }
 
 void batch_free(struct batch_memory *batch) {
@@ -136,6 +145,26 @@ static enum terse_status reserve_runs(struct batch_memory *b, size_t words, stru
     return TERSE_OK;
 }
 
+static enum terse_status reserve_selection(struct batch_memory *b, uint32_t pages, struct terse_error *error) {
+    const struct head_view heads = kv_tables_heads(&b->shape);
+    if (pages <= b->selected_pages) return TERSE_OK;
+    cudaStreamSynchronize(device_stream());
+    device_free(NULL, b->selection, b->selected_bytes);
+    b->selected_bytes = b->selected_pages = 0;
+    b->places++;
+    const size_t bytes = selection_bytes(&heads, (uint32_t)b->row_capacity, pages);
+    if (!(b->selection = device_alloc(NULL, bytes, "chosen tokens", error))) return TERSE_E_MEMORY;
+    b->selected_bytes = bytes;
+    b->selected_pages = pages;
+    return TERSE_OK;
+}
+
+/* Returns the memory of rows from the step's `first` on. */
+static struct selection selection_of(const struct batch_memory *b, size_t first) {
+    const struct head_view heads = kv_tables_heads(&b->shape);
+    return selection_at(b->selection, &heads, (uint32_t)b->row_capacity, b->selected_pages, (uint32_t)first);
+}
+
 /* ---- A step */
 
 /* Returns the least power of two that is not below n, so that graphs serve many steps. */
@@ -155,13 +184,14 @@ static uint32_t runs_of(const struct cache *cache) {
 }
 
 /* Counts the parts that a cache's pages are read in, by rate where it may have several, and returns how many there are in all. */
-static uint32_t set_splits(const struct cache *cache, struct sequence_view *view) {
+static uint32_t set_splits(const struct cache *cache, const struct choice *choice, struct sequence_view *view) {
     const uint32_t multiprocessors = (uint32_t)device_multiprocessors();
     const enum codec_id keys = cache->codec[CODEC_KEYS];
     uint32_t all = 0;
     if (rates_of(&cache->base) == 1)
         return attend_decode_splits(&cache->heads, keys, multiprocessors, 1,
-                                    (uint32_t)(cache->base.pages.n_sealed + cache->base.n_anchors / PAGE_TOKENS));
+                                    choice->made ? choice->pages_read
+                                                 : (uint32_t)(cache->base.pages.n_sealed + cache->base.n_anchors / PAGE_TOKENS));
     for (uint32_t rate = 0; rate < rates_of(&cache->base); rate++) {
         const uint32_t pages = view->rate_first[rate + 1] - view->rate_first[rate];
         view->rate_splits[rate] = pages ? attend_decode_splits(&cache->heads, keys, multiprocessors, 1, pages) : 0;
@@ -172,7 +202,7 @@ static uint32_t set_splits(const struct cache *cache, struct sequence_view *view
 }
 
 static void add_to_group(struct batch_memory *b, struct cache *cache, const struct sequence_view *view, uint32_t row,
-                         uint32_t splits) {
+                         uint32_t splits, bool chooses) {
     struct group *group = b->n_groups ? &b->groups[b->n_groups - 1] : NULL;
     if (!group || !alike(group->cache, cache)) {
         group = &b->groups[b->n_groups++];
@@ -186,30 +216,49 @@ static void add_to_group(struct batch_memory *b, struct cache *cache, const stru
         if (own > group->page_bytes[side]) group->page_bytes[side] = own;
     }
     group->evicts |= cache->base.plan.by_index;
+    group->chooses |= chooses;
     for (uint32_t rate = 0; rate < RATE_VIEWS; rate++) group->rates |= (uint32_t)(view->rate_splits[rate] > 0) << rate;
 }
 
 /* Returns a cache's part that the memory is for. */
 static struct cache *part_of(const struct batch_memory *b, struct cache *cache) { return b->second ? cache->base.next : cache; }
 
+/* Returns how many page sets the caches that choose tokens in their steps have at most. */
+static uint32_t pages_to_choose(const struct batch_memory *b, struct cache *const *caches, size_t n) {
+    size_t most = 0;
+    for (size_t i = 0; i < n; i++) {
+        const struct cache *cache = part_of(b, caches[i]);
+        if (choice_of(cache).made && cache->base.pages.n_sealed > most) most = cache->base.pages.n_sealed;
+    }
+    return (uint32_t)most;
+}
+
+/* Writes the rows of a cache's tokens from `row` on; returns the row behind them. Each has a view of its own where each chooses. */
+static uint32_t stage_cache(struct batch_memory *b, struct cache *cache, uint32_t row, uint32_t *sequence) {
+    const struct plan *plan = &cache->base.plan;
+    const struct choice choice = choice_of(cache);
+    struct sequence_view view = cache_view(cache);
+    const uint32_t splits = set_splits(cache, &choice, &view);
+    add_to_group(b, cache, &view, row, splits, choice.made);
+    for (size_t t = 0; t < plan->n; t++, row++) {
+        if (choice.made) view.own = selection_of(b, row).lists;
+        if (choice.made || !t) sequences_in(b, b->staged)[(*sequence)++] = view;
+        rows_in(b, b->staged)[row] = (struct query_row_view){.sequence = *sequence - 1,
+                                                             .position = (uint32_t)(plan->before.length + t),
+                                                             .splits = splits,
+                                                             .first = (uint32_t)plan_first_seen(plan, cache->base.shape.window, t),
+                                                             .tokens_read = choice.tokens_read,
+                                                             .runs_read = choice.runs_read};
+    }
+    return row;
+}
+
 /* Writes where everything lies. A row is read in as many parts as if it were alone, so that its result does not depend on the
  * others. */
 static void stage(struct batch_memory *b, struct cache *const *caches, size_t n) {
-    uint32_t row = 0;
+    uint32_t row = 0, sequence = 0;
     b->n_groups = 0;
-    for (size_t i = 0; i < n; i++) {
-        struct cache *cache = part_of(b, caches[i]);
-        struct sequence_view *view = &sequences_in(b, b->staged)[i];
-        *view = cache_view(cache);
-        const uint32_t splits = set_splits(cache, view);
-        add_to_group(b, cache, view, row, splits);
-        for (size_t t = 0; t < cache->base.plan.n; t++, row++)
-            rows_in(b, b->staged)[row] =
-                (struct query_row_view){.sequence = (uint32_t)i,
-                                        .position = (uint32_t)(cache->base.plan.before.length + t),
-                                        .splits = splits,
-                                        .first = (uint32_t)plan_first_seen(&cache->base.plan, cache->base.shape.window, t)};
-    }
+    for (size_t i = 0; i < n; i++) row = stage_cache(b, part_of(b, caches[i]), row, &sequence);
     for (struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         g->splits = bucket(g->splits);
         g->runs = bucket(g->runs);
@@ -220,7 +269,9 @@ static void stage(struct batch_memory *b, struct cache *const *caches, size_t n)
 static enum terse_status begin_part(struct batch_memory *b, struct cache *const *caches, size_t n, struct terse_error *error) {
     size_t rows = 0, floats = 0, words = 0;
     for (size_t i = 0; i < n; i++) rows += caches[i]->base.plan.n;
-    enum terse_status status = reserve(b, bucket((uint32_t)n), bucket((uint32_t)rows), error);
+    const uint32_t pages = pages_to_choose(b, caches, n);
+    enum terse_status status = reserve(b, bucket((uint32_t)(pages ? rows : n)), bucket((uint32_t)rows), error);
+    if (!status && pages) status = reserve_selection(b, bucket(pages), error);
     if (status) return status;
     cudaEventSynchronize(b->sent);
     stage(b, caches, n);
@@ -255,7 +306,7 @@ uint64_t batch_key(const struct batch_memory *b) {
     for (const struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         key = mixed(mixed(key, g->cache->tables->number), (uint64_t)(uintptr_t)g->cache->tables->rotary.runs);
         key = mixed(mixed(mixed(key, g->first_row), g->n_rows), (uint64_t)g->runs << 32 | g->splits);
-        key = mixed(mixed(key, g->rates), (uint64_t)g->page_bytes[0] << 32 | g->page_bytes[1]);
+        key = mixed(mixed(key, (uint64_t)g->chooses << 32 | g->rates), (uint64_t)g->page_bytes[0] << 32 | g->page_bytes[1]);
     }
     return key;
 }
@@ -321,8 +372,14 @@ static cudaError_t attend(const struct batch_memory *b, const struct group *g, c
                                          .rates = g->rates,
                                          .run_queries = b->run_queries,
                                          .runs = g->runs,
+                                         .lists_written = g->chooses,
                                          .arrived = b->arrived + own->first * b->shape.kv_heads};
-    return attend_decode_launch(&attend, device_stream());
+    cudaError_t result = cudaSuccess;
+    if (g->chooses) {
+        const struct select_tokens select = {attend, selection_of(b, own->first)};
+        result = select_tokens_launch(&select, cuda_codec_of(g->cache->codec[CODEC_KEYS])->score, device_stream());
+    }
+    return result == cudaSuccess ? attend_decode_launch(&attend, device_stream()) : result;
 }
 
 enum terse_status batch_append(struct batch_memory *batch, const struct kv_rows *rows, struct terse_error *error) {

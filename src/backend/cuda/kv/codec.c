@@ -7,6 +7,7 @@
 #include "backend/cuda/kv/attend_transform.h"
 #include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/encode_kernels.h"
+#include "backend/cuda/kv/score_transform.h"
 #include "backend/cuda/kv/transforms.h"
 
 /* ---- Heads and codes that the kernels serve */
@@ -119,6 +120,7 @@ static const struct cuda_codec transformed = {.format = &codec_transform,
                                               .decode = decode_transform,
                                               .attend = attend_transform,
                                               .form = &transform,
+                                              .score = score_transform,
                                               .learned_new = transforms_new};
 
 static const struct cuda_codec *const codecs[CODEC_COUNT] = {[CODEC_F16] = &f16,

@@ -10,6 +10,7 @@
 
 #include "backend/cuda/kv/attend_launch.h"
 #include "backend/cuda/kv/encode_launch.h"
+#include "backend/cuda/kv/select.h"
 #include "kv/shape.h"
 #include "method/method.h"
 
@@ -44,6 +45,8 @@ struct cuda_codec {
     bool (*attends)(const struct head_view *heads, enum codec_side side, struct centroid_shape code);
     /* Launches a decoding step where the other side is of another codec that names the same launch here. */
     attend_launch *attend_mixed;
+    /* Launches the scores of a prompt's tokens by their keys, where the codec ranks its own (index_components). */
+    score_launch *score;
     /* Sends what the side learned to the device: *learned[layers][Hk], in the codec's own form, one piece of device memory, which
      * device_free(NULL, learned, 0) gives back. Kernels find it in `learned` of their launch. *learned is NULL on failure. */
     enum terse_status (*learned_new)(const struct cache_shape *shape, const struct method *method, enum codec_side side,

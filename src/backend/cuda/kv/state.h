@@ -1,10 +1,12 @@
 /* Declares the data of a KV cache on the device, which the files of this folder share:
  *
  *     view, append, encode, attend_*   kernels, and their arguments
+ *     select, score_*                  kernels that choose tokens, and their arguments
  *     tables                           what caches of one model and method share: where pages lie, transforms, angles
  *     state                            the data (this header)
  *     views                            the view that kernels have of a cache
  *     rank, kept                       exact rows, and the choice of a prompt's tokens that are kept as such
+ *     choice                           what a step chooses of a prompt's tokens
  *     window                           pages of the window
  *     fit                              transforms that are fitted to the sequence
  *     batch                            decoding steps of several caches
@@ -81,7 +83,7 @@ struct cache {
 
 /* These rows lie in front of those of a prompt: the first page may begin with tokens that were evicted. */
 #define ROWS_IN_FRONT PAGE_TOKENS
-#define DECODE_TOKENS_MOST 16 /* of one cache in a decoding step */
+#define DECODE_TOKENS_MOST 16 /* of one cache in a decoding step, unless it chooses tokens (choice.h) */
 
 /* Returns the bytes of views and list entries of n page sets. */
 static inline size_t page_view_bytes(size_t n) { return n * (sizeof(struct page_set_view) + sizeof(struct read_page)); }

@@ -2,6 +2,7 @@
 #include "backend/cuda/kv/step.h"
 
 #include "backend/cuda/kv/batch.h"
+#include "backend/cuda/kv/choice.h"
 #include "backend/cuda/kv/fit.h"
 #include "backend/cuda/kv/kept.h"
 #include "backend/cuda/kv/prompt.h"
@@ -11,7 +12,7 @@
 #include "kv/parts.h"
 
 bool cache_decodes(const struct cache *cache) {
-    return cache->base.plan.kind == CACHE_STEP_DECODE && cache->base.plan.n <= DECODE_TOKENS_MOST;
+    return cache->base.plan.kind == CACHE_STEP_DECODE && cache->base.plan.n <= decode_tokens_most(&cache->base.method);
 }
 
 static enum terse_status begin_part(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
@@ -20,6 +21,9 @@ static enum terse_status begin_part(struct cache *cache, enum cache_step_kind ki
     if (status) return status;
     if (kind == CACHE_STEP_PAPER && base->plan.anchors)
         return cache_refuse(&cuda_storage, &base->method, "cannot be read by the papers' protocol", error);
+    if (!cache_decodes(cache) && choice_of(cache).made)
+        return cache_refuse(&cuda_storage, &base->method,
+                            "cannot choose what compressed prefill, or a step of more than 64 tokens, reads", error);
     if ((status = window_reserve(cache, error))) return status;
     if (base->plan.before.length <= base->plan.grid) cache->window_origin = base->plan.grid; /* nothing lies in it */
     if (fitted_due(base) && (status = kv_fit_transforms(cache, error))) return status;

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/centroids.h"
+#include "backend/cuda/kv/choice.h"
 #include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/fit.h"
 #include "backend/cuda/kv/kept.h"
@@ -59,7 +60,7 @@ enum terse_status kv_create(const struct cache_shape *shape, const struct method
     struct cache *c = calloc(1, sizeof *c);
     if (!c) return status_no_memory(error, sizeof *c, "the KV cache");
     cache_base_init(&c->base, &cuda_storage, shape, method, threads);
-    c->base.ahead_most_tokens = DECODE_TOKENS_MOST;
+    c->base.ahead_most_tokens = decode_tokens_most(method);
     c->codec[CODEC_KEYS] = method->key.codec->id;
     c->codec[CODEC_VALUES] = method->value.codec->id;
     c->window_capacity = window_least_rows(method);
@@ -131,6 +132,8 @@ static enum terse_status supports(const struct cache_shape *shape, const struct 
     const struct centroid_shape centroid[2] = {centroid_shape_of(&method->key), centroid_shape_of(&method->value)};
     if (!attend_decode_supports(&heads, codec, centroid) || !encode_supports(&heads, codec) || !attend_prefill_supports(&heads))
         return cache_refuse(&cuda_storage, method, "has no kernels for this model's heads", error);
+    if (method->index && method->index != &index_components)
+        return cache_refuse(&cuda_storage, method, "cannot choose the tokens that a step reads", error);
     return TERSE_OK;
 }
 
@@ -185,6 +188,7 @@ static enum terse_status copy_storage(struct cache *cache, const struct cache *f
 
 const struct kv_storage cuda_storage = {.most_tokens = UINT32_MAX,
                                         .where = "on the GPU",
+                                        .selects = true,
                                         .supports = supports,
                                         .create = kv_create,
                                         .destroy = kv_destroy,

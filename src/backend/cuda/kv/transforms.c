@@ -88,15 +88,32 @@ void transform_quads(const struct transform_layout *layout, struct transform_qua
     }
 }
 
+void transform_set_scored(uint32_t head_dim, struct transform_view *view) {
+    const struct transform_layout *layout = &view->layout;
+    struct transform_layout first;
+    unsigned end = 0;
+    transform_layout_first(layout, TRANSFORM_RANK_BITS(head_dim), &first);
+    for (unsigned p = 0; p < (first.planes + 3u) / 4 * 4 && p < layout->planes; p++) {
+        const struct transform_plane *plane = &layout->plane[p];
+        bool wraps = false;
+        const unsigned before = transform_written(plane) == 4 ? plane->nibble : transform_before(layout, plane->nibble, &wraps);
+        if (plane->nibble >= end) end = plane->nibble + 1u;
+        if (before >= end) end = before + 1;
+    }
+    view->score_planes = first.planes;
+    view->score_nibbles = (uint16_t)end;
+}
+
 /* Makes the view one of a layout, whose readers, written to words, will lie at `device`. */
-static void set_layout(const struct transform_layout *layout, enum codec_side side, struct transform_view *view, uint32_t *words,
-                       const void *device) {
+static void set_layout(const struct transform_layout *layout, enum codec_side side, uint32_t hd, struct transform_view *view,
+                       uint32_t *words, const void *device) {
     transform_readers(layout, side, words);
     view->layout = *layout;
     view->readers = device;
     view->wraps = transform_wraps(layout, side);
     memset(view->quad, 0, sizeof view->quad);
     transform_quads(layout, view->quad);
+    transform_set_scored(hd, view);
 }
 
 /* Returns the view of a record and a layout, whose numbers, written to floats[own_floats(hd)], will lie at `device`. */
@@ -122,7 +139,7 @@ static struct transform_view make_view(const void *record, const struct transfor
                                   .step = device + 4 * hd,
                                   .basis = (const int16_t *)(const void *)(device + 8 * hd),
                                   .metric = (const uint32_t *)(const void *)(device + own_floats(hd))};
-    set_layout(layout, side, &view, (uint32_t *)(void *)(step + hd), device + 5 * hd);
+    set_layout(layout, side, hd, &view, (uint32_t *)(void *)(step + hd), device + 5 * hd);
     return view;
 }
 
@@ -207,7 +224,7 @@ void transforms_rate_set(const struct cache_shape *shape, const struct method *a
     for (size_t i = 0; i < n; i++) {
         const size_t at = views_bytes(n) + i * each;
         views[i] = own[i];
-        set_layout(&at_rate->layouts->layout[side][shared ? 0 : cache_shape_set(shape, i)], side, &views[i],
+        set_layout(&at_rate->layouts->layout[side][shared ? 0 : cache_shape_set(shape, i)], side, shape->head_dim, &views[i],
                    (uint32_t *)(void *)(host + at), device + at);
     }
 }

@@ -39,4 +39,7 @@ void transform_quads(const struct transform_layout *layout, struct transform_qua
 /* Returns a mask. Bit n is set if a plane of the n-th group, of 4 planes of keys or 8 of values, has bit 31 set. */
 uint32_t transform_wraps(const struct transform_layout *layout, enum codec_side side);
 
+/* Sets score_planes and score_nibbles of a view of keys, whose layout is there. */
+void transform_set_scored(uint32_t head_dim, struct transform_view *view);
+
 #endif

@@ -55,7 +55,8 @@ struct page_set_view {
     uint8_t *chunk;
     uint32_t sets, index; /* of the chunk, and which of them this is */
     uint32_t first;       /* token of slot 0 */
-    uint32_t count;       /* slots that hold tokens, the first ones */
+    uint16_t count;       /* slots that hold tokens, the first ones */
+    uint16_t generated;   /* not 0: steps that choose a prompt's tokens read these whatever they score */
 };
 
 /* A rate_view has the tables of pages of one rate (kv/rates.h) that replace those of a launch, which all sequences of a method share at
@@ -86,21 +87,20 @@ TERSE_DEVICE uint32_t run_of(uint32_t first) { return first - first % ROPE_RUN_T
 struct sequence_view {
     const struct page_set_view *page_sets; /* the block table, of as many page sets as any list has pages at least */
     struct read_list list;                 /* of all layers and KV heads, unless they have their own */
-    const struct read_list *own;           /* [layers][Hk] lists, pages in order of their tokens; NULL: all read `list` */
-    uint32_t exact_capacity;               /* rows for exact rows */
-    uint32_t window_capacity;              /* rows of the window's ring, a multiple of 64 */
-    uint32_t window_origin;                /* token t lies in row (t - window_origin) % window_capacity */
-    device_half *exact;                    /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
-    device_half *window;                   /* [layers][Hk][keys, values][window_capacity][hd] */
-    struct rate_view rates[RATE_VIEWS];    /* by the rate of pages */
+    const struct read_list *own;        /* [Hk] lists for the layer in progress, pages in order of tokens; NULL: all read `list` */
+    uint32_t exact_capacity;            /* rows for exact rows */
+    uint32_t window_capacity;           /* rows of the window's ring, a multiple of 64 */
+    uint32_t window_origin;             /* token t lies in row (t - window_origin) % window_capacity */
+    device_half *exact;                 /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
+    device_half *window;                /* [layers][Hk][keys, values][window_capacity][hd] */
+    struct rate_view rates[RATE_VIEWS]; /* by the rate of pages */
     /* These are read by launches of several rates. Pages are listed by rate: those of rate r from rate_first[r] on, in order of their
      * tokens, and read in rate_splits[r] parts, at least 1 where there are any. */
     uint32_t rate_first[RATE_VIEWS + 1], rate_splits[RATE_VIEWS];
 };
 
-TERSE_DEVICE const struct read_list *read_list_at(const struct sequence_view *s, const struct head_view *h, uint32_t layer,
-                                                  uint32_t head) {
-    return s->own ? &s->own[(uint64_t)layer * h->kv_heads + head] : &s->list;
+TERSE_DEVICE const struct read_list *read_list_at(const struct sequence_view *s, uint32_t head) {
+    return s->own ? &s->own[head] : &s->list;
 }
 
 TERSE_DEVICE const device_half *exact_rows_at(const struct sequence_view *s, const struct head_view *h, uint32_t layer,
@@ -124,6 +124,8 @@ struct query_row_view {
     uint32_t position; /* its token's number, which is its position */
     uint32_t splits;   /* parts that it is read in, at least 1; at most the launch's */
     uint32_t first;    /* the first token that it sees; 0: it sees all that its list names */
+    /* A row whose sequence has lists of its heads' own chooses so many tokens of a prompt, of so many rope runs; 0 runs: of all. */
+    uint32_t tokens_read, runs_read;
 };
 
 /* Keys' mean before rotation is rotated by these angles: of tokens' offsets from the position of their page's run (kv/pre_rope.h).
@@ -153,6 +155,8 @@ struct transform_view {
     const uint32_t *metric;
     const uint32_t *readers; /* transform_readers: what attention knows of the planes */
     uint32_t wraps;          /* transform_wraps */
+    /* Of keys: by how many planes tokens are chosen, and in how many nibbles these and the rest of their group of 4 lie. */
+    uint16_t score_planes, score_nibbles;
     struct transform_quad quad[TRANSFORM_QUADS_MAX];
 };
 #define TRANSFORM_READERS_STEP 8 /* planes, of which readers are a multiple */

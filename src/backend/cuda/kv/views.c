@@ -49,8 +49,12 @@ struct encode cache_encode(const struct cache *cache, const struct item_list *li
 /* ---- Views */
 
 struct page_set_view cache_page_view(const struct page_set *set) {
-    return (struct page_set_view){
-        .chunk = set->chunk, .sets = set->chunk_sets, .index = set->index, .first = (uint32_t)set->first, .count = set->count};
+    return (struct page_set_view){.chunk = set->chunk,
+                                  .sets = set->chunk_sets,
+                                  .index = set->index,
+                                  .first = (uint32_t)set->first,
+                                  .count = (uint16_t)set->count,
+                                  .generated = set->generated};
 }
 
 enum terse_status cache_reserve_views(struct cache *cache, size_t n, struct terse_error *error) {

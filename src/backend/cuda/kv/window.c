@@ -1,6 +1,7 @@
 /* Encodes pages of the window: in the step that seals them, or before it, as soon as they are full. */
 #include "backend/cuda/kv/window.h"
 
+#include "backend/cuda/kv/choice.h"
 #include "backend/cuda/kv/encode_kernels.h"
 #include "backend/cuda/kv/views.h"
 #include "base/size.h"
@@ -10,23 +11,25 @@
 static uint32_t whole_pages(uint64_t rows) { return (uint32_t)((rows + PAGE_TOKENS - 1) / PAGE_TOKENS * PAGE_TOKENS); }
 
 uint32_t window_least_rows(const struct method *method) {
-    return whole_pages((uint64_t)method->tail_tokens + PAGE_TOKENS - 1 + DECODE_TOKENS_MOST);
+    return whole_pages((uint64_t)method->tail_tokens + PAGE_TOKENS - 1 + decode_tokens_most(method));
 }
 
 /* Returns how many rows a ring that has `capacity` and needs `needed` grows to: it doubles, up to what a sequence waits for. */
-static uint32_t grown(uint32_t capacity, uint64_t needed) {
-    const uint32_t most = whole_pages(FIT_TOKENS + PAGE_TOKENS + DECODE_TOKENS_MOST);
+static uint32_t grown(const struct method *method, uint32_t capacity, uint64_t needed) {
+    const uint32_t most = whole_pages(FIT_TOKENS + PAGE_TOKENS + decode_tokens_most(method));
     const uint32_t doubled = 2 * capacity < most ? 2 * capacity : most;
     if (needed <= capacity) return capacity;
     return whole_pages(needed) > doubled ? whole_pages(needed) : doubled;
 }
 
 /* Returns how many rows a step that waits needs: its tokens and, lest the ring be copied for them, those of the next step. */
-static uint64_t rows_waiting(const struct plan *plan) { return plan->after.length - plan->grid + DECODE_TOKENS_MOST; }
+static uint64_t rows_waiting(const struct method *method, const struct plan *plan) {
+    return plan->after.length - plan->grid + decode_tokens_most(method);
+}
 
 uint32_t window_rows_after(const struct method *method, const struct plan *plan) {
     const uint32_t least = window_least_rows(method);
-    return plan->waits ? grown(least, rows_waiting(plan)) : least;
+    return plan->waits ? grown(method, least, rows_waiting(method, plan)) : least;
 }
 
 /* Gives the ring so many rows, and copies n tokens from `first` on. A ring that shrinks is counted in the budget when the old one is
@@ -70,15 +73,18 @@ static enum terse_status resize_kept(struct cache *cache, uint32_t rows, struct 
 }
 
 enum terse_status window_clear(struct cache *cache, uint64_t n, struct terse_error *error) {
-    return method_fits_transforms(&cache->base.method) ? resize(cache, grown(cache->window_capacity, n), 0, 0, error) : TERSE_OK;
+    return method_fits_transforms(&cache->base.method)
+               ? resize(cache, grown(&cache->base.method, cache->window_capacity, n), 0, 0, error)
+               : TERSE_OK;
 }
 
 enum terse_status window_reserve(struct cache *cache, struct terse_error *error) {
     const struct plan *plan = &cache->base.plan;
-    const uint64_t needed =
-        plan->waits ? rows_waiting(plan) : plan->before.length - size_min(plan->grid, plan->before.length) + DECODE_TOKENS_MOST;
-    return method_fits_transforms(&cache->base.method) ? resize_kept(cache, grown(cache->window_capacity, needed), error)
-                                                       : TERSE_OK;
+    const struct method *method = &cache->base.method;
+    const uint64_t needed = plan->waits
+                                ? rows_waiting(method, plan)
+                                : plan->before.length - size_min(plan->grid, plan->before.length) + decode_tokens_most(method);
+    return method_fits_transforms(method) ? resize_kept(cache, grown(method, cache->window_capacity, needed), error) : TERSE_OK;
 }
 
 enum terse_status window_trim(struct cache *cache, struct terse_error *error) {

@@ -1,0 +1,5 @@
+#include "backend/cuda/kv/score_transform.cuh"
+
+cudaError_t score_transform_64(const struct select_tokens *select, cudaStream_t stream) {
+    return launch_scores<64>(select, stream);
+}

@@ -1,0 +1,5 @@
+#include "backend/cuda/kv/score_transform.cuh"
+
+cudaError_t score_transform_96(const struct select_tokens *select, cudaStream_t stream) {
+    return launch_scores<96>(select, stream);
+}
