@@ -1,12 +1,17 @@
 /* bench_attend_cuda [METHOD...|SEQUENCESxTOKENS...] measures the time of a decoding step's attention over one layer of 32 query and 8 KV heads of 128, one
  * query token a sequence. Launches are replayed as a graph over copies of the cache that together are larger than the L2; medians. Prints lines
  * "METHOD SEQUENCESxTOKENS MICROSECONDS TB/s (PARTS parts)", which f16_attention.py sets beside PyTorch's. A sequence's tokens all lie in pages but
- * the last 64, its window. Codes are random; antkv's have no anchors. */
+ * the last 64, its window. Codes are random; antkv's have no anchors.
+ *
+ * "METHOD@PERCENT" chooses so many of the tokens and reads these; a second line, "METHOD@PERCENT/choice", has the time of the choice alone. TB/s
+ * counts the bytes of all pages in both. */
 #include "backend/cpu/codec/codec.h"
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/attend_decode.h"
 #include "backend/cuda/kv/centroids.h"
+#include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/pre_rope_fragments.h"
+#include "backend/cuda/kv/select.h"
 #include "backend/cuda/kv/transforms.h"
 #include "base/half.h"
 #include "base/random.h"
@@ -31,29 +36,33 @@
 
 static const struct shape {
     uint32_t sequences, tokens;
-} shapes[] = {{1, 1024}, {1, 8192}, {1, 32768}, {1, 131072}, {8, 8192}, {8, 32768}, {8, 131072}};
+} shapes[] = {{1, 1024}, {1, 8192}, {1, 32768}, {1, 131072}, {8, 8192}, {8, 32768}, {8, 131072}, {10, 16384}};
 
 static const struct bench_method {
     const char *name;
     enum codec_id codec;
     double rate;          /* of transform */
     uint32_t width, bits; /* of codecs with centroids */
-} methods[] = {{"f16", CODEC_F16, 0, 0, 0},
-               {"q8_0", CODEC_Q8_0, 0, 0, 0},
-               {"q4_0", CODEC_Q4_0, 0, 0, 0},
-               {"kivi-4", CODEC_KIVI_4, 0, 0, 0},
-               {"kivi-2", CODEC_KIVI_2, 0, 0, 0},
-               {"terse-4", CODEC_TRANSFORM, 4, 0, 0},
-               {"terse-3", CODEC_TRANSFORM, 3, 0, 0},
-               {"terse-2", CODEC_TRANSFORM, 2, 0, 0},
-               {"terse-1", CODEC_TRANSFORM, 1, 0, 0},
-               {"million-4", CODEC_PQ, 0, 2, 8},
-               {"million-3", CODEC_PQ, 0, 4, 12},
-               {"million-2", CODEC_PQ, 0, 4, 8},
-               {"antkv-4", CODEC_GAIN_SHAPE, 0, 2, 8},
-               {"antkv-2", CODEC_GAIN_SHAPE, 0, 4, 8},
-               {"antkv-1", CODEC_GAIN_SHAPE, 0, 8, 8},
-               {"antkv-0.375", CODEC_VQ, 0, 32, 12}};
+    double percent;       /* of the tokens are chosen; 0: all are read */
+} methods[] = {{"f16", CODEC_F16, 0, 0, 0, 0},
+               {"q8_0", CODEC_Q8_0, 0, 0, 0, 0},
+               {"q4_0", CODEC_Q4_0, 0, 0, 0, 0},
+               {"kivi-4", CODEC_KIVI_4, 0, 0, 0, 0},
+               {"kivi-2", CODEC_KIVI_2, 0, 0, 0, 0},
+               {"terse-4", CODEC_TRANSFORM, 4, 0, 0, 0},
+               {"terse-3", CODEC_TRANSFORM, 3, 0, 0, 0},
+               {"terse-2", CODEC_TRANSFORM, 2, 0, 0, 0},
+               {"terse-1", CODEC_TRANSFORM, 1, 0, 0, 0},
+               {"million-4", CODEC_PQ, 0, 2, 8, 0},
+               {"million-3", CODEC_PQ, 0, 4, 12, 0},
+               {"million-2", CODEC_PQ, 0, 4, 8, 0},
+               {"antkv-4", CODEC_GAIN_SHAPE, 0, 2, 8, 0},
+               {"antkv-2", CODEC_GAIN_SHAPE, 0, 4, 8, 0},
+               {"antkv-1", CODEC_GAIN_SHAPE, 0, 8, 8, 0},
+               {"antkv-0.375", CODEC_VQ, 0, 32, 12, 0},
+               {"terse-4@7.5", CODEC_TRANSFORM, 4, 0, 0, 7.5},
+               {"terse-2@7.5", CODEC_TRANSFORM, 2, 0, 0, 7.5},
+               {"terse-1@7.5", CODEC_TRANSFORM, 1, 0, 0, 7.5}};
 
 static void check(cudaError_t result, const char *doing) {
     if (result == cudaSuccess) return;
@@ -88,6 +97,7 @@ struct model {
     size_t set_bytes;
     void *learned[2]; /* device, by side */
     struct centroid_shape centroid;
+    double percent;
 };
 
 /* Makes transforms whose sizes of components fall by 3 % each. */
@@ -116,6 +126,7 @@ static void make_transforms(double rate, struct model *model) {
             view->readers = device(transform_reader_words(&view->layout) * sizeof *readers, readers);
             view->wraps = transform_wraps(&view->layout, (enum codec_side)side);
             transform_quads(&view->layout, view->quad);
+            transform_set_scored(HD, view);
             model->places[h].bytes[side] = (uint32_t)PAGE_BYTES_TRANSFORM(view->layout.nibbles);
         }
     }
@@ -148,7 +159,7 @@ static void make_centroids(const struct bench_method *method, struct model *mode
 }
 
 static void make_model(const struct bench_method *method, struct model *model) {
-    *model = (struct model){.name = method->name, .codec = {method->codec, method->codec}};
+    *model = (struct model){.name = method->name, .codec = {method->codec, method->codec}, .percent = method->percent};
     if (method->rate > 0) {
         make_transforms(method->rate, model);
     } else if (method->width) {
@@ -221,6 +232,56 @@ static struct positions make_positions(void) {
     return positions;
 }
 
+/* Returns the median time of a launch, in microseconds: of the choice, of attention, or of both. `sequences` has those of all copies. */
+static double time_of(const struct attend_decode *attend, const struct selection *selection, bool attends,
+                      const struct sequence_view *sequences, size_t copies) {
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t replayed;
+    cudaEvent_t begin, end;
+    check(cudaStreamCreate(&stream), "a stream");
+    check(cudaEventCreate(&begin), "an event");
+    check(cudaEventCreate(&end), "an event");
+    size_t launches = (LAUNCHES + copies - 1) / copies * copies;
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing");
+    for (size_t i = 0; i < launches; i++) {
+        struct select_tokens select = {.attend = *attend};
+        select.attend.sequences = sequences + i % copies * attend->n_rows;
+        if (selection) {
+            select.to = *selection;
+            check(select_tokens_launch(&select, cuda_codec_of(attend->codec[0])->score, stream), "choosing");
+        }
+        if (attends) check(attend_decode_launch(&select.attend, stream), "attention");
+    }
+    check(cudaStreamEndCapture(stream, &graph), "capturing");
+    check(cudaGraphInstantiate(&replayed, graph, 0), "a graph");
+    float took[REPLAYS];
+    for (int i = -2; i < REPLAYS; i++) {
+        check(cudaEventRecord(begin, stream), "an event");
+        check(cudaGraphLaunch(replayed, stream), "replaying");
+        check(cudaEventRecord(end, stream), "an event");
+        check(cudaEventSynchronize(end), "attention");
+        if (i >= 0) check(cudaEventElapsedTime(&took[i], begin, end), "an event");
+    }
+    qsort(took, REPLAYS, sizeof *took, by_size);
+    check(cudaGraphExecDestroy(replayed), "a graph");
+    check(cudaGraphDestroy(graph), "a graph");
+    check(cudaEventDestroy(begin), "an event");
+    check(cudaEventDestroy(end), "an event");
+    check(cudaStreamDestroy(stream), "a stream");
+    return took[REPLAYS / 2] * 1000 / (double)launches;
+}
+
+/* The pages that attention reads at most of so many: those of as many rope runs as hold four times the tokens (choice.c). */
+static uint32_t pages_read(const struct model *model, uint32_t pages, struct query_row_view *row) {
+    if (model->percent == 0) return pages;
+    row->tokens_read = (uint32_t)(model->percent / 100 * pages * PAGE_TOKENS);
+    row->runs_read = (4 * row->tokens_read + ROPE_RUN_TOKENS - 1) / ROPE_RUN_TOKENS;
+    if (row->runs_read < 4) row->runs_read = 4;
+    const uint32_t of_runs = row->runs_read * (ROPE_RUN_TOKENS / PAGE_TOKENS);
+    return of_runs < pages ? of_runs : pages;
+}
+
 static void measure(const struct model *model, const struct positions *positions, const struct shape *shape) {
     const size_t set_bytes = model->set_bytes;
     uint32_t n = shape->sequences, pages = (shape->tokens - WINDOW) / PAGE_TOKENS;
@@ -257,12 +318,22 @@ static void measure(const struct model *model, const struct positions *positions
     for (size_t i = 0; i < copies * n; i++) sequences[i].window = device((size_t)2 * HEADS * WINDOW * HD * 2, window);
     struct head_view heads = {
         .layers = 1, .query_heads = QUERY_HEADS, .kv_heads = HEADS, .head_dim = HD, .scale = 1 / sqrtf(HD), .n_rot = HD};
-    uint32_t splits = attend_decode_splits(&heads, model->codec[0], (uint32_t)device_multiprocessors(), n, pages);
+    struct query_row_view choice = {0};
+    const uint32_t read = pages_read(model, pages, &choice);
+    uint32_t splits = attend_decode_splits(&heads, model->codec[0], (uint32_t)device_multiprocessors(), n, read);
     const char *asked = getenv("SPLITS");
     if (asked) splits = (uint32_t)atoi(asked);
     for (uint32_t i = 0; i < n; i++)
-        rows[i] = (struct query_row_view){.sequence = i, .position = pages * PAGE_TOKENS + WINDOW - 1, .splits = splits};
-    struct attend_decode attend = {.heads = heads, .codec = {model->codec[0], model->codec[1]}, .n_rows = n, .splits = splits};
+        rows[i] = (struct query_row_view){.sequence = i,
+                                          .position = pages * PAGE_TOKENS + WINDOW - 1,
+                                          .splits = splits,
+                                          .tokens_read = choice.tokens_read,
+                                          .runs_read = choice.runs_read};
+    void *chosen = model->percent > 0 ? device(selection_bytes(&heads, n, pages), NULL) : NULL;
+    const struct selection selection = selection_at(chosen, &heads, n, pages, 0);
+    for (size_t i = 0; i < copies * n && chosen; i++) sequences[i].own = selection.lists + i % n * HEADS;
+    struct attend_decode attend = {
+        .heads = heads, .codec = {model->codec[0], model->codec[1]}, .n_rows = n, .splits = splits, .lists_written = chosen};
     attend.places = device(sizeof model->places, model->places);
     for (int side = 0; side < 2; side++) attend.learned[side] = model->learned[side], attend.centroid[side] = model->centroid;
     attend.run_angles = positions->run_angles, attend.pre_rope = positions->pre_rope;
@@ -280,39 +351,17 @@ static void measure(const struct model *model, const struct positions *positions
     attend.arrived = device((size_t)n * HEADS * sizeof(uint32_t), NULL);
     check(cudaMemset(attend.arrived, 0, (size_t)n * HEADS * sizeof(uint32_t)), "clearing");
 
-    cudaStream_t stream;
-    cudaGraph_t graph;
-    cudaGraphExec_t replayed;
-    cudaEvent_t begin, end;
-    check(cudaStreamCreate(&stream), "a stream");
-    check(cudaEventCreate(&begin), "an event");
-    check(cudaEventCreate(&end), "an event");
-    size_t launches = (LAUNCHES + copies - 1) / copies * copies;
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing");
-    for (size_t i = 0; i < launches; i++) {
-        attend.sequences = sequences_there + i % copies * n;
-        check(attend_decode_launch(&attend, stream), "attention");
-    }
-    check(cudaStreamEndCapture(stream, &graph), "capturing");
-    check(cudaGraphInstantiate(&replayed, graph, 0), "a graph");
-    float took[REPLAYS];
-    for (int i = -2; i < REPLAYS; i++) {
-        check(cudaEventRecord(begin, stream), "an event");
-        check(cudaGraphLaunch(replayed, stream), "replaying");
-        check(cudaEventRecord(end, stream), "an event");
-        check(cudaEventSynchronize(end), "attention");
-        if (i >= 0) check(cudaEventElapsedTime(&took[i], begin, end), "an event");
-    }
-    qsort(took, REPLAYS, sizeof *took, by_size);
-    double us = took[REPLAYS / 2] * 1000 / (double)launches;
+    const double us = time_of(&attend, chosen ? &selection : NULL, true, sequences_there, copies);
     printf("%s %ux%u %.2f %.2f (%u parts)\n", model->name, n, shape->tokens, us, bytes / us / 1e6, splits);
+    if (chosen) {
+        const double own = time_of(&attend, &selection, false, sequences_there, copies);
+        printf("%s/choice %ux%u %.2f %.2f (%u parts)\n", model->name, n, shape->tokens, own, bytes / own / 1e6, splits);
+    }
     fflush(stdout);
-    check(cudaGraphExecDestroy(replayed), "a graph");
-    check(cudaGraphDestroy(graph), "a graph");
-    check(cudaStreamDestroy(stream), "a stream");
     for (size_t i = 0; i < copies * n; i++) check(cudaFree(sequences[i].window), "memory");
-    void *memory[] = {pool,       sets_there,   (void *)attend.places, sequences_there,   (void *)attend.rows, (void *)attend.q,
-                      attend.out, attend.parts, attend.arrived,        attend.run_queries};
+    void *memory[] = {
+        pool,         sets_there,     (void *)attend.places, sequences_there, (void *)attend.rows, (void *)attend.q, attend.out,
+        attend.parts, attend.arrived, attend.run_queries,    chosen};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) check(cudaFree(memory[i]), "memory");
     free(chunk), free(sets), free(sequences), free(rows), free(q), free(window);
 }
