@@ -46,6 +46,10 @@ static uint64_t unshared_bytes(const struct cache_shape *shape, const struct met
 }
 
 /* Returns the bytes of a page set by the method's layouts, without the sides of which the sum alone is known. */
+size_t index_page_bytes_of(const struct method *method, uint32_t head_dim) {
+    return method->index && method->key.codec->index != method->index ? index_bytes(method->index, head_dim) : 0;
+}
+
 static uint64_t bytes_by_layouts(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes) {
     uint64_t bytes = unshared_bytes(shape, method);
     for (uint32_t layer = 0; layer < shape->layers; layer++) {

@@ -24,6 +24,9 @@ struct page_address {
     size_t offset;   /* bytes of the pages of all layers and heads before it, per page set, those of an index included */
 };
 
+/* Returns the bytes of a page of the method's index; 0 where it has none, or pages of keys begin with the index. */
+size_t index_page_bytes_of(const struct method *method, uint32_t head_dim);
+
 /* Returns the sizes of the pages of a layer and KV head, without the offset: every size of a page in a cache comes from here. */
 struct page_address page_address_of(const struct cache_shape *shape, const struct method *method, uint32_t layer, uint32_t head);
 /* Writes places[layers][Hk], with index pages of so many bytes; returns the bytes of all pages of a page set. */

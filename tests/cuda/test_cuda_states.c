@@ -48,7 +48,7 @@ static struct oracle_setup setup_at(size_t m, uint64_t seed) {
 /* The GPU has kernels for all that tests/kv asks it for: there, what is not served is left out. */
 static void all_of_these_are_served(void **state) {
     (void)state;
-    static const char *const alone[] = {"million-3", "cq-0.75", "antkv-1", "streaming-40", "snapkv-200"};
+    static const char *const alone[] = {"million-3", "cq-0.75", "antkv-1", "streaming-40", "snapkv-200", "quest-64"};
     for (size_t m = 0; m < n_methods + sizeof alone / sizeof alone[0]; m++) {
         const struct oracle_setup setup = m < n_methods ? setup_at(m, 0) : setup_of(alone[m - n_methods], 64, 0);
         if (!oracle_served(&setup)) fail_msg("%s, %s", setup.method, setup.key ? setup.key : "");
@@ -63,7 +63,7 @@ static void all_of_these_are_served(void **state) {
 
 static void what_cannot_be_computed_is_refused(void **state) {
     (void)state;
-    static const char *const some[] = {"antkv-1", "commvq-2", "mat-256", "quest-16", "selfindex-2"};
+    static const char *const some[] = {"antkv-1", "commvq-2", "mat-256", "selfindex-16", "selfindex-2"};
     const struct cache_shape shape = {.layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 64, .scale = 1};
     for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
         struct terse_cache_options options = {.method = some[i], .anchor_percent = -1};
@@ -96,7 +96,7 @@ static size_t different_bytes(const char *const paths[2], size_t *n) {
 
 static void steps_seal_the_pages_of_the_cpu(void **state) {
     static const char *const sealed[] = {"f16",     "q8_0",    "q4_0",      "kivi-4",    "kivi-2", "terse-4",
-                                         "terse-2", "terse-1", "million-4", "million-3", "cq-1"};
+                                         "terse-2", "terse-1", "million-4", "million-3", "cq-1",   "quest-64"};
     void *other;
     assert_int_equal(make_state_path(&other), 0);
     const char *const paths[2] = {*state, other};

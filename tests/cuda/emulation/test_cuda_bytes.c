@@ -34,13 +34,18 @@ static int free_model(void **state) {
 
 static void bytes_are_those_of_the_plugin(void **state) {
     (void)state;
-    static const char *const methods[] = {"f16", "q4_0", "kivi-2", "terse-2", "streaming-256", "snapkv-256"};
+    static const struct {
+        const char *name;
+        double percent; /* that steps read */
+    } methods[] = {{"f16", 0},     {"q4_0", 0},          {"kivi-2", 0},     {"terse-2", 0},
+                   {"terse-2", 7}, {"streaming-256", 0}, {"snapkv-256", 0}, {"quest-256", 0}};
     static const uint64_t lengths[] = {1, 300, FIT_TOKENS + SINKS, 5000};
     const struct cache_shape shape = cache_shape_of(model, model->context);
     for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
         struct terse_cache_options options = terse_cache_options_defaults();
         struct method method;
-        options.method = methods[i];
+        options.method = methods[i].name;
+        options.read_percent = methods[i].percent;
         assert_int_equal(method_resolve(&options, model->head_dim, &method, NULL), TERSE_OK);
         method.of_weights = method_needs_weights(&method);
         for (size_t j = 0; j < sizeof lengths / sizeof lengths[0]; j++) {
@@ -62,7 +67,7 @@ static void what_the_plugin_does_not_serve_is_refused(void **state) {
     struct terse_cache_options options = terse_cache_options_defaults();
     struct terse_cache_report report;
     struct terse_error error;
-    options.method = "quest-16";
+    options.method = "mat-256";
     assert_int_equal(terse_cache_bytes(model, "cpu", &options, 100, &report, &error), TERSE_OK);
     assert_int_equal(terse_cache_bytes(model, "cuda", &options, 100, &report, &error), TERSE_E_UNSUPPORTED);
     assert_non_null(strstr(error.message, "on the GPU"));

@@ -19,7 +19,7 @@ struct index_layout fit_index_layout(const struct method *method, uint32_t head_
     if (!method->index) return layout;
     /* A codec's pages of keys, and what it fits, may begin with those of an index (sign's do). */
     layout.in_keys = method->key.codec->index == method->index;
-    layout.page_bytes = layout.in_keys ? 0 : index_bytes(method->index, head_dim);
+    layout.page_bytes = index_page_bytes_of(method, head_dim);
     return layout;
 }
 

@@ -376,8 +376,8 @@ static cudaError_t attend(const struct batch_memory *b, const struct group *g, c
                                          .arrived = b->arrived + own->first * b->shape.kv_heads};
     cudaError_t result = cudaSuccess;
     if (g->chooses) {
-        const struct select_tokens select = {attend, selection_of(b, own->first)};
-        result = select_tokens_launch(&select, cuda_codec_of(g->cache->codec[CODEC_KEYS])->score, device_stream());
+        const struct select_tokens select = {attend, selection_of(b, own->first), (uint32_t)g->cache->base.index_page_bytes};
+        result = select_tokens_launch(&select, cuda_scores_of(method), device_stream());
     }
     return result == cudaSuccess ? attend_decode_launch(&attend, device_stream()) : result;
 }

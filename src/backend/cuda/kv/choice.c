@@ -17,9 +17,9 @@ struct choice choice_of(const struct cache *cache) {
     for (size_t i = 0; i < n; i++) candidates += !base->pages.sets[i].generated;
     const size_t tokens = method_tokens_read(&base->method, candidates * PAGE_TOKENS);
     if (!candidates || tokens >= candidates * PAGE_TOKENS) return (struct choice){.made = false};
-    const bool by_runs = base->method.index == &index_components;
+    const bool by_runs = base->method.index->id == INDEX_COMPONENTS;
     const size_t runs = by_runs ? size_max((RUN_SPREAD * tokens + ROPE_RUN_TOKENS - 1) / ROPE_RUN_TOKENS, LEAST_RUNS) : 0;
-    size_t chosen = size_min(candidates, tokens);
+    size_t chosen = size_min(candidates, base->method.index->id == INDEX_QUEST ? tokens / QUEST_PAGE_TOKENS + 2 : tokens);
     if (by_runs) chosen = size_min(chosen, runs * (ROPE_RUN_TOKENS / PAGE_TOKENS));
     return (struct choice){.made = true,
                            .tokens_read = (uint32_t)tokens,

@@ -7,6 +7,7 @@
 #include "backend/cuda/kv/attend_transform.h"
 #include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/encode_kernels.h"
+#include "backend/cuda/kv/score_quest.h"
 #include "backend/cuda/kv/score_transform.h"
 #include "backend/cuda/kv/transforms.h"
 
@@ -134,3 +135,8 @@ static const struct cuda_codec *const codecs[CODEC_COUNT] = {[CODEC_F16] = &f16,
                                                              [CODEC_TRANSFORM] = &transformed};
 
 const struct cuda_codec *cuda_codec_of(enum codec_id id) { return codecs[id]; }
+
+score_launch *cuda_scores_of(const struct method *method) {
+    if (method->index->id == INDEX_QUEST) return score_quest;
+    return method->index->id == INDEX_COMPONENTS ? cuda_codec_of(method->key.codec->id)->score : NULL;
+}

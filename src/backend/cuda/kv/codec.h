@@ -53,6 +53,9 @@ struct cuda_codec {
                                      void **learned, struct terse_error *error);
 };
 
+/* Returns the scores of the index that the method has; NULL: there are none on the GPU. */
+score_launch *cuda_scores_of(const struct method *method);
+
 /* Returns the GPU's row of a codec; NULL: it has none. */
 const struct cuda_codec *cuda_codec_of(enum codec_id id);
 

@@ -3,6 +3,7 @@
 #include "backend/cuda/kv/encode.h"
 
 #include "backend/cuda/kv/codec.h"
+#include "backend/cuda/kv/encode_kernels.h"
 
 bool encode_supports(const struct head_view *heads, const enum codec_id codec[2]) {
     for (int side = 0; side < 2; side++) {
@@ -29,8 +30,9 @@ static cudaError_t launch_sides(const struct encode *encode, encode_launch *keys
 
 cudaError_t encode_pages(const struct encode *encode, cudaStream_t stream) {
     if (!encode_supports(&encode->heads, encode->codec)) return cudaErrorNotSupported;
-    return launch_sides(encode, cuda_codec_of(encode->codec[CODEC_KEYS])->encode,
-                        cuda_codec_of(encode->codec[CODEC_VALUES])->encode, stream);
+    const cudaError_t result = launch_sides(encode, cuda_codec_of(encode->codec[CODEC_KEYS])->encode,
+                                            cuda_codec_of(encode->codec[CODEC_VALUES])->encode, stream);
+    return result == cudaSuccess && encode->quest_bytes ? encode_quest(encode, stream) : result;
 }
 
 cudaError_t decode_pages(const struct encode *encode, cudaStream_t stream) {

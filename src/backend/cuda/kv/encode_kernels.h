@@ -26,6 +26,8 @@ cudaError_t decode_centroids(const struct encode *encode, struct encode_sides si
 /* encode_transform.cu and decode_transform.cu define these. */
 cudaError_t encode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 cudaError_t decode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+/* Writes pages of the index quest of the items' keys; encode_quest.cu defines it. */
+cudaError_t encode_quest(const struct encode *encode, cudaStream_t stream);
 /* Computes moments[n_layers][Hk][sides.n] of ENCODE_MOMENTS_FLOATS, of all the items' rows in the bases of the launch's `learned`;
  * device memory. The same rows give the same bits. encode_moments.cu defines it. */
 cudaError_t encode_moments(const struct encode *encode, struct encode_sides sides, float *moments, cudaStream_t stream);

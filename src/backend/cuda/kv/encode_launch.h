@@ -31,6 +31,7 @@ struct encode {
     const void *learned[2];          /* as in struct attend_decode */
     const float *run_angles;         /* as in struct attend_decode; for keys in runs */
     struct pre_rope_view pre_rope;
+    uint32_t quest_bytes;            /* of a page of the index quest, which encode_pages writes too; 0: there is none */
     const struct encode_item *items; /* [n] */
     uint32_t n;
     size_t layer_stride, head_stride, token_stride; /* of rows, in halves */

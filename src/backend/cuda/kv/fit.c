@@ -31,7 +31,7 @@ static void write_tables(const struct cache *cache, uint8_t *host, uint8_t *devi
     const struct cache_shape *shape = &cache->base.shape;
     const size_t n = cache_heads_of(shape), each = transforms_fitted_bytes(shape);
     size_t at = place_views_bytes(shape);
-    page_addresses_set(shape, &cache->base.method, 0, tables->places);
+    page_addresses_set(shape, &cache->base.method, cache->base.index_page_bytes, tables->places);
     place_views_set(tables->places, n, (struct place_view *)(void *)host, tables->page_bytes);
     tables->rates[0].places = (const struct place_view *)(const void *)device;
     const struct transform_view *own[2];

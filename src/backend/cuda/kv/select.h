@@ -33,6 +33,7 @@ struct selection selection_at(void *memory, const struct head_view *heads, uint3
 struct select_tokens {
     struct attend_decode attend; /* the attention that will read the lists */
     struct selection to;
+    uint32_t index_bytes; /* of an index's page, where it has pages of its own */
 };
 
 /* Launches the scores of one codec; attend.q is the mean query of each KV head, of which there are no more queries. */

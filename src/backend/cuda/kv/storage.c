@@ -60,6 +60,7 @@ enum terse_status kv_create(const struct cache_shape *shape, const struct method
     struct cache *c = calloc(1, sizeof *c);
     if (!c) return status_no_memory(error, sizeof *c, "the KV cache");
     cache_base_init(&c->base, &cuda_storage, shape, method, threads);
+    c->base.index_page_bytes = index_page_bytes_of(method, shape->head_dim);
     c->base.ahead_most_tokens = decode_tokens_most(method);
     c->codec[CODEC_KEYS] = method->key.codec->id;
     c->codec[CODEC_VALUES] = method->value.codec->id;
@@ -108,7 +109,7 @@ static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct
     const uint64_t heads = cache_heads_of(shape), row = shape->head_dim * sizeof(device_half);
     const uint64_t learned = (noted ? fitted_sums_bytes(shape, method) : 0) +
                              (fitted ? fitted_all_bytes(shape, method) + kv_fitted_bytes(shape, method) : 0);
-    return (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, 0),
+    return (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, index_page_bytes_of(method, shape->head_dim)),
                                 .window = heads * 2 * rows * row,
                                 .exact = cache_exact_bytes(shape, method) + anchors * anchor_bytes(shape),
                                 .tables = learned + page_view_bytes(views) + sizeof(struct sequence_view)};
@@ -132,7 +133,7 @@ static enum terse_status supports(const struct cache_shape *shape, const struct 
     const struct centroid_shape centroid[2] = {centroid_shape_of(&method->key), centroid_shape_of(&method->value)};
     if (!attend_decode_supports(&heads, codec, centroid) || !encode_supports(&heads, codec) || !attend_prefill_supports(&heads))
         return cache_refuse(&cuda_storage, method, "has no kernels for this model's heads", error);
-    if (method->index && method->index != &index_components)
+    if (method->index && !cuda_scores_of(method))
         return cache_refuse(&cuda_storage, method, "cannot choose the tokens that a step reads", error);
     return TERSE_OK;
 }

@@ -127,6 +127,7 @@ void place_views_set(const struct page_address *places, size_t n, struct place_v
 
 static enum terse_status set_places(struct entry *e, const struct method *method, struct terse_error *error) {
     double bits[METHOD_RATES];
+    const size_t index = index_page_bytes_of(method, e->shape.head_dim);
     size_t n = cache_heads_of(&e->shape), bytes = n * sizeof *e->tables.place_views;
     struct place_view *views = malloc(bytes);
     e->tables.n_rates = method_rates(method, bits);
@@ -135,8 +136,8 @@ static enum terse_status set_places(struct entry *e, const struct method *method
         free(views);
         return status_no_memory(error, bytes, "the KV cache's page sizes");
     }
-    e->tables.page_set_bytes = (size_t)page_set_bytes_of(&e->shape, method, 0);
-    page_addresses_set(&e->shape, method, 0, e->tables.places);
+    e->tables.page_set_bytes = (size_t)page_set_bytes_of(&e->shape, method, index);
+    page_addresses_set(&e->shape, method, index, e->tables.places);
     place_views_set(e->tables.places, n, views, e->tables.page_bytes);
     e->tables.place_views = device_alloc(NULL, bytes, "the KV cache's page sizes", error);
     enum terse_status status = e->tables.place_views ? send(e->tables.place_views, views, bytes, error) : TERSE_E_MEMORY;

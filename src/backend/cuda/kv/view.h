@@ -50,7 +50,7 @@ struct place_view {
 };
 
 /* A page_set_view has 64 tokens in all layers and heads, in a chunk of `sets` page sets: [layers][Hk]{key pages [sets], value pages
- * [sets]}. */
+ * [sets], pages of an index [sets], where it has any}. */
 struct page_set_view {
     uint8_t *chunk;
     uint32_t sets, index; /* of the chunk, and which of them this is */
@@ -76,6 +76,11 @@ struct rate_view {
 
 TERSE_DEVICE uint8_t *page_address(const struct page_set_view *set, const struct place_view *place, int side) {
     return set->chunk + set->sets * (place->offset + (side ? place->bytes[0] : 0)) + (uint64_t)set->index * place->bytes[side];
+}
+
+/* Returns where a layer and KV head's page of an index begins, of so many bytes. */
+TERSE_DEVICE uint8_t *index_address(const struct page_set_view *set, const struct place_view *place, uint32_t bytes) {
+    return set->chunk + set->sets * (place->offset + place->bytes[0] + place->bytes[1]) + (uint64_t)set->index * bytes;
 }
 
 /* Returns the first position of the run that the keys of a page are rotated from; `first` is the page's first token. */

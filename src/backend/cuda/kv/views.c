@@ -42,6 +42,7 @@ struct encode cache_encode(const struct cache *cache, const struct item_list *li
                            .learned = {cache->tables->learned[CODEC_KEYS], cache->tables->learned[CODEC_VALUES]},
                            .run_angles = cache->tables->rotary.runs,
                            .pre_rope = cache->tables->pre_rope,
+                           .quest_bytes = (uint32_t)cache->base.index_page_bytes,
                            .items = list->device,
                            .n = (uint32_t)list->n};
 }
