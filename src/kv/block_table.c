@@ -50,6 +50,18 @@ size_t index_page_bytes_of(const struct method *method, uint32_t head_dim) {
     return method->index && method->key.codec->index != method->index ? index_bytes(method->index, head_dim) : 0;
 }
 
+size_t learned_side_bytes(const struct method *method, enum codec_side side, uint32_t head_dim) {
+    const struct codec *codec = side == CODEC_KEYS ? method->key.codec : method->value.codec;
+    if (!codec->fitted) return 0;
+    return memory_round_up(codec_fitted_bytes(codec, method_shape(method, side, 0, 0, head_dim, 1), side), MEMORY_ALIGN);
+}
+
+size_t learned_head_bytes(const struct method *method, uint32_t head_dim) {
+    const bool own = index_page_bytes_of(method, head_dim) > 0;
+    return learned_side_bytes(method, CODEC_KEYS, head_dim) + learned_side_bytes(method, CODEC_VALUES, head_dim) +
+           memory_round_up(own ? index_learned_bytes(method->index, head_dim) : 0, MEMORY_ALIGN);
+}
+
 static uint64_t bytes_by_layouts(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes) {
     uint64_t bytes = unshared_bytes(shape, method);
     for (uint32_t layer = 0; layer < shape->layers; layer++) {

@@ -27,6 +27,11 @@ struct page_address {
 /* Returns the bytes of a page of the method's index; 0 where it has none, or pages of keys begin with the index. */
 size_t index_page_bytes_of(const struct method *method, uint32_t head_dim);
 
+/* Return the bytes of what a side's codec learns of a sequence for each layer and KV head, and of what both sides' codecs and an index
+ * that stands beside them learn. */
+size_t learned_side_bytes(const struct method *method, enum codec_side side, uint32_t head_dim);
+size_t learned_head_bytes(const struct method *method, uint32_t head_dim);
+
 /* Returns the sizes of the pages of a layer and KV head, without the offset: every size of a page in a cache comes from here. */
 struct page_address page_address_of(const struct cache_shape *shape, const struct method *method, uint32_t layer, uint32_t head);
 /* Writes places[layers][Hk], with index pages of so many bytes; returns the bytes of all pages of a page set. */

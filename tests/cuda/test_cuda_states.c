@@ -48,7 +48,8 @@ static struct oracle_setup setup_at(size_t m, uint64_t seed) {
 /* The GPU has kernels for all that tests/kv asks it for: there, what is not served is left out. */
 static void all_of_these_are_served(void **state) {
     (void)state;
-    static const char *const alone[] = {"million-3", "cq-0.75", "antkv-1", "streaming-40", "snapkv-200", "quest-64"};
+    static const char *const alone[] = {"million-3",  "cq-0.75",  "antkv-1",     "streaming-40",
+                                        "snapkv-200", "quest-64", "selfindex-2", "selfindex-16"};
     for (size_t m = 0; m < n_methods + sizeof alone / sizeof alone[0]; m++) {
         const struct oracle_setup setup = m < n_methods ? setup_at(m, 0) : setup_of(alone[m - n_methods], 64, 0);
         if (!oracle_served(&setup)) fail_msg("%s, %s", setup.method, setup.key ? setup.key : "");

@@ -122,7 +122,7 @@ static void growth_is_tight(void **state) {
     for (size_t m = 0; m < sizeof known / sizeof known[0]; m++) {
         struct method method = resolve(known[m].method, TERSE_TAIL_DEFAULT);
         struct terse_cache_report report;
-        uint64_t fitted = LAYERS * HEADS * fit_bytes(&method, HEAD_DIM); /* once for a sequence */
+        uint64_t fitted = LAYERS * HEADS * learned_head_bytes(&method, HEAD_DIM); /* once for a sequence */
         for (uint64_t tokens = 192; tokens < 100000; tokens = tokens * 3 + 1) {
             cache_predict(&cpu_storage, &shape, &method, tokens, &report);
             uint64_t token_bytes = LAYERS * HEADS * 2 * HEAD_DIM * 2, window_most = (method.tail_tokens + 63 + 63) / 64 * 64;

@@ -109,6 +109,10 @@ PTX_INLINE uint4 load_shared_quad(uint32_t address) {
     return r;
 }
 
+PTX_INLINE void store_shared_pair(uint32_t address, uint2 x) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
+}
+
 PTX_INLINE void store_shared_quad(uint32_t address, uint4 x) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }

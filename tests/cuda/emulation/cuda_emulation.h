@@ -268,6 +268,7 @@ inline void sincospi(double a, double *s, double *c) {
 inline int __popc(unsigned a) { return __builtin_popcount(a); }
 inline int __popcll(unsigned long long a) { return __builtin_popcountll(a); }
 inline int __ffs(int a) { return __builtin_ffs(a); }
+inline int __ffsll(long long a) { return __builtin_ffsll(a); }
 inline int __clz(int a) { return a ? __builtin_clz((unsigned)a) : 32; }
 inline unsigned __brev(unsigned a) {
     unsigned b = 0;

@@ -23,18 +23,6 @@ struct index_layout fit_index_layout(const struct method *method, uint32_t head_
     return layout;
 }
 
-size_t fit_side_bytes(const struct method *method, enum codec_side side, uint32_t head_dim) {
-    const struct codec *codec = side == CODEC_KEYS ? method->key.codec : method->value.codec;
-    if (!codec->fitted) return 0;
-    return memory_round_up(codec_fitted_bytes(codec, method_shape(method, side, 0, 0, head_dim, 1), side), MEMORY_ALIGN);
-}
-
-size_t fit_bytes(const struct method *method, uint32_t head_dim) {
-    bool own = method->index && !fit_index_layout(method, head_dim).in_keys;
-    return fit_side_bytes(method, CODEC_KEYS, head_dim) + fit_side_bytes(method, CODEC_VALUES, head_dim) +
-           memory_round_up(own ? index_learned_bytes(method->index, head_dim) : 0, MEMORY_ALIGN);
-}
-
 /* ---- Memory */
 
 enum terse_status fit_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error) {

@@ -14,10 +14,6 @@ struct index_layout {
 };
 struct index_layout fit_index_layout(const struct method *method, uint32_t head_dim);
 
-/* Return the bytes of what one layer and KV head learns: a codec's part, and all. */
-size_t fit_side_bytes(const struct method *method, enum codec_side side, uint32_t head_dim);
-size_t fit_bytes(const struct method *method, uint32_t head_dim);
-
 /* Reserves memory for the plan's step, where that fits something; it is freed once it did. */
 enum terse_status fit_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error);
 void fit_release(struct cache *cache);

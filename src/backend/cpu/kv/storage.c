@@ -28,9 +28,9 @@ static void set_sizes(struct cache *cache) {
     cache->window_page_bytes = PAGE_BYTES_F16(head_dim);
     cache->base.index_page_bytes = index.page_bytes;
     cache->index_in_keys = index.in_keys;
-    cache->fitted_bytes = fit_bytes(method, head_dim);
-    cache->fitted_side_bytes[CODEC_KEYS] = fit_side_bytes(method, CODEC_KEYS, head_dim);
-    cache->fitted_side_bytes[CODEC_VALUES] = fit_side_bytes(method, CODEC_VALUES, head_dim);
+    cache->fitted_bytes = learned_head_bytes(method, head_dim);
+    cache->fitted_side_bytes[CODEC_KEYS] = learned_side_bytes(method, CODEC_KEYS, head_dim);
+    cache->fitted_side_bytes[CODEC_VALUES] = learned_side_bytes(method, CODEC_VALUES, head_dim);
     cache->base.learned_bytes = cache_heads_of(&cache->base.shape) * cache->fitted_bytes;
 }
 
@@ -122,7 +122,7 @@ static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct
         .page_set = page_set_bytes_of(shape, method, fit_index_layout(method, shape->head_dim).page_bytes),
         .window = windows * heads * cache_sides_of(shape) * PAGE_BYTES_F16(shape->head_dim),
         .exact = cache_exact_bytes(shape, method) + anchors * heads * cache_sides_of(shape) * anchor_bytes(shape->head_dim),
-        .tables = heads * fit_bytes(method, shape->head_dim) + (noted ? fitted_sums_bytes(shape, method) : 0) +
+        .tables = heads * learned_head_bytes(method, shape->head_dim) + (noted ? fitted_sums_bytes(shape, method) : 0) +
                   (fitted ? fitted_all_bytes(shape, method) : 0) + cache_exact_logit_bytes(shape, method) +
                   windows * sizeof(uint8_t *) + pool_places_bytes(shape, method),
         .codebook = method->learned ? cpu_codebook_bytes(method->learned) : 0};

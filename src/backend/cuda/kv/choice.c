@@ -8,6 +8,12 @@
 #define RUN_SPREAD 4
 #define LEAST_RUNS 4
 
+/* Returns how many chosen tokens take as long as a page at least: a page is read whole, but codec sign gathers tokens. */
+static size_t tokens_together(const struct method *method) {
+    if (method->key.codec->id == CODEC_SIGN) return PAGE_TOKENS / 2;
+    return method->index->id == INDEX_QUEST ? QUEST_PAGE_TOKENS : 1;
+}
+
 struct choice choice_of(const struct cache *cache) {
     const struct cache_base *base = &cache->base;
     const size_t n = base->pages.n_sealed;
@@ -19,7 +25,7 @@ struct choice choice_of(const struct cache *cache) {
     if (!candidates || tokens >= candidates * PAGE_TOKENS) return (struct choice){.made = false};
     const bool by_runs = base->method.index->id == INDEX_COMPONENTS;
     const size_t runs = by_runs ? size_max((RUN_SPREAD * tokens + ROPE_RUN_TOKENS - 1) / ROPE_RUN_TOKENS, LEAST_RUNS) : 0;
-    size_t chosen = size_min(candidates, base->method.index->id == INDEX_QUEST ? tokens / QUEST_PAGE_TOKENS + 2 : tokens);
+    size_t chosen = size_min(candidates, tokens / tokens_together(&base->method) + 1);
     if (by_runs) chosen = size_min(chosen, runs * (ROPE_RUN_TOKENS / PAGE_TOKENS));
     return (struct choice){.made = true,
                            .tokens_read = (uint32_t)tokens,

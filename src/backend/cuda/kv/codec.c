@@ -3,11 +3,13 @@
 
 #include "backend/cuda/kv/attend_centroids.h"
 #include "backend/cuda/kv/attend_scaled.h"
+#include "backend/cuda/kv/attend_sign.h"
 #include "backend/cuda/kv/attend_sizes.h"
 #include "backend/cuda/kv/attend_transform.h"
 #include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/encode_kernels.h"
 #include "backend/cuda/kv/score_quest.h"
+#include "backend/cuda/kv/score_sign.h"
 #include "backend/cuda/kv/score_transform.h"
 #include "backend/cuda/kv/transforms.h"
 
@@ -88,6 +90,13 @@ static const struct cuda_codec kivi_2 = {.format = &codec_kivi_2,
                                          .attends = attends_kivi_2,
                                          .attend_mixed = attend_scaled_mixed};
 
+static const struct cuda_codec sign = {.format = &codec_sign,
+                                       .encodes = compiled_head_dims,
+                                       .encode = encode_sign,
+                                       .decode = decode_sign,
+                                       .attend = attend_sign,
+                                       .form = &scaled};
+
 static const struct cuda_codec pq = {.format = &codec_pq,
                                      .encodes = compiled_head_dims,
                                      .encode = encode_centroids,
@@ -129,6 +138,7 @@ static const struct cuda_codec *const codecs[CODEC_COUNT] = {[CODEC_F16] = &f16,
                                                              [CODEC_Q4_0] = &q4_0,
                                                              [CODEC_KIVI_4] = &kivi_4,
                                                              [CODEC_KIVI_2] = &kivi_2,
+                                                             [CODEC_SIGN] = &sign,
                                                              [CODEC_PQ] = &pq,
                                                              [CODEC_VQ] = &vq,
                                                              [CODEC_GAIN_SHAPE] = &gain_shape,
@@ -138,5 +148,6 @@ const struct cuda_codec *cuda_codec_of(enum codec_id id) { return codecs[id]; }
 
 score_launch *cuda_scores_of(const struct method *method) {
     if (method->index->id == INDEX_QUEST) return score_quest;
+    if (method->index->id == INDEX_SIGN) return score_sign;
     return method->index->id == INDEX_COMPONENTS ? cuda_codec_of(method->key.codec->id)->score : NULL;
 }

@@ -32,7 +32,8 @@ cudaError_t encode_pages(const struct encode *encode, cudaStream_t stream) {
     if (!encode_supports(&encode->heads, encode->codec)) return cudaErrorNotSupported;
     const cudaError_t result = launch_sides(encode, cuda_codec_of(encode->codec[CODEC_KEYS])->encode,
                                             cuda_codec_of(encode->codec[CODEC_VALUES])->encode, stream);
-    return result == cudaSuccess && encode->quest_bytes ? encode_quest(encode, stream) : result;
+    if (result != cudaSuccess || !encode->index_bytes) return result;
+    return (encode->index == INDEX_SIGN ? encode_index_sign : encode_index_quest)(encode, stream);
 }
 
 cudaError_t decode_pages(const struct encode *encode, cudaStream_t stream) {

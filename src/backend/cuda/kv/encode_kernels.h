@@ -26,8 +26,13 @@ cudaError_t decode_centroids(const struct encode *encode, struct encode_sides si
 /* encode_transform.cu and decode_transform.cu define these. */
 cudaError_t encode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 cudaError_t decode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
-/* Writes pages of the index quest of the items' keys; encode_quest.cu defines it. */
-cudaError_t encode_quest(const struct encode *encode, cudaStream_t stream);
+/* encode_sign.cu defines these; values are kivi_2's. */
+cudaError_t encode_sign(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+cudaError_t decode_sign(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+cudaError_t fit_sign(const struct fit_sign *fit, cudaStream_t stream);
+/* Write pages of an index of the items' keys; encode_sign.cu and encode_quest.cu define them. */
+cudaError_t encode_index_sign(const struct encode *encode, cudaStream_t stream);
+cudaError_t encode_index_quest(const struct encode *encode, cudaStream_t stream);
 /* Computes moments[n_layers][Hk][sides.n] of ENCODE_MOMENTS_FLOATS, of all the items' rows in the bases of the launch's `learned`;
  * device memory. The same rows give the same bits. encode_moments.cu defines it. */
 cudaError_t encode_moments(const struct encode *encode, struct encode_sides sides, float *moments, cudaStream_t stream);

@@ -5,6 +5,7 @@
 
 #include "backend/cuda/kv/view.h"
 #include "format/codec.h"
+#include "format/index.h"
 
 #include <cuda_runtime_api.h>
 
@@ -31,10 +32,25 @@ struct encode {
     const void *learned[2];          /* as in struct attend_decode */
     const float *run_angles;         /* as in struct attend_decode; for keys in runs */
     struct pre_rope_view pre_rope;
-    uint32_t quest_bytes;            /* of a page of the index quest, which encode_pages writes too; 0: there is none */
+    uint32_t index_bytes; /* of a page of an index of its own, which encode_pages writes too; 0: there is none */
+    enum index_id index;
+    const float *own_learned; /* as in struct sequence_view */
+    uint32_t learned_floats;
     const struct encode_item *items; /* [n] */
     uint32_t n;
     size_t layer_stride, head_stride, token_stride; /* of rows, in halves */
+};
+
+/* A fit_sign is what codec sign and index sign learn from keys, rotated by their own positions: of each layer and KV head the mean[hd],
+ * centroids[hd / 4][16][4] (format/index.h) and, of the codec, alpha[hd]. Rows lie as those of items. */
+struct fit_sign {
+    uint32_t kv_heads, head_dim, layer, n_layers;
+    const device_half *rows; /* [n] of the launch's first layer and head 0 */
+    size_t n;                /* at least 1 */
+    size_t layer_stride, head_stride, token_stride;
+    float *own_learned; /* of layer 0 */
+    uint32_t learned_floats;
+    bool alpha;
 };
 
 /* The moments of the rows of a launch's items, in a layer, KV head and side, are a struct transform_row_moments as floats:

@@ -11,7 +11,7 @@ static __global__ void __launch_bounds__(PAGE_THREADS) encode_quest_kernel(struc
     const uint32_t hd = e.heads.head_dim;
     const struct page_job job = job_of_block(e, encode_sides{CODEC_KEYS, 1});
     const struct place_view *place = places_of(e, *job.item) + job.place;
-    unsigned short *page = (unsigned short *)index_address(&job.item->set, place, e.quest_bytes);
+    unsigned short *page = (unsigned short *)index_address(&job.item->set, place, e.index_bytes);
     for (uint32_t c = threadIdx.x; c < hd; c += PAGE_THREADS) {
         for (uint32_t first = 0; first < PAGE_TOKENS; first += QUEST_PAGE_TOKENS) {
             float least = LARGEST, most = -LARGEST;
@@ -27,7 +27,7 @@ static __global__ void __launch_bounds__(PAGE_THREADS) encode_quest_kernel(struc
     }
 }
 
-cudaError_t encode_quest(const struct encode *encode, cudaStream_t stream) {
+cudaError_t encode_index_quest(const struct encode *encode, cudaStream_t stream) {
     if (!encode->n || !encode->n_layers) return cudaSuccess;
     encode_quest_kernel<<<encode_grid(encode, encode_sides{CODEC_KEYS, 1}), PAGE_THREADS, 0, stream>>>(*encode);
     return cudaGetLastError();

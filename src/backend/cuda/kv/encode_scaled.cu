@@ -170,33 +170,6 @@ static __device__ void read_q4_0(const struct encode &e, const struct page_job &
 
 /* ---- kivi: keys by channel and 32 tokens, values by token and 32 channels */
 
-struct kivi_group {
-    uint32_t scale, zero; /* halves */
-    float z, inverse;
-};
-
-/* Fits a group to the numbers x(0) to x(n - 1); all 0 if there are none. */
-template <int BITS, class Number> static __device__ struct kivi_group kivi_fit(uint32_t n, Number x) {
-    struct kivi_group group = {0, 0, 0, 0};
-    if (!n) return group;
-    float least = x(0), most = least;
-    for (uint32_t i = 1; i < n; i++) {
-        least = fminf(least, x(i));
-        most = fmaxf(most, x(i));
-    }
-    group.zero = to_half(least);
-    group.scale = to_half(__fdiv_rn(__fsub_rn(most, least), (float)((1 << BITS) - 1)));
-    const float s = to_float(group.scale);
-    group.z = to_float(group.zero);
-    group.inverse = s > 0 ? __fdiv_rn(1, s) : 0;
-    return group;
-}
-
-template <int BITS> static __device__ uint32_t kivi_code(const struct kivi_group &group, float x) {
-    const float levels = (float)((1 << BITS) - 1), code = __fadd_rn(__fmul_rn(__fsub_rn(x, group.z), group.inverse), 0.5f);
-    return (uint32_t)(code > 0 ? (code < levels ? code : levels) : 0);
-}
-
 template <int BITS> static __device__ void write_kivi_keys(const struct encode &e, const struct page_job &job, uint32_t *rows) {
     constexpr uint32_t BYTES = PAGE_TOKENS * BITS / 8; /* of a channel: byte j holds tokens j, j + BYTES, ... */
     const uint32_t hd = e.heads.head_dim, stride = rows_stride(hd);

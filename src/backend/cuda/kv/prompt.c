@@ -6,6 +6,7 @@
 #include "backend/cuda/kv/prompt.h"
 
 #include "backend/cuda/kv/attend_prefill.h"
+#include "backend/cuda/kv/encode_kernels.h"
 #include "backend/cuda/kv/kept.h"
 #include "backend/cuda/kv/views.h"
 #include "base/size.h"
@@ -132,9 +133,24 @@ static cudaError_t read_stored(const struct cache *cache, uint32_t layer) {
     return result;
 }
 
+/* Fits codec sign and index sign to the keys of the step's sealed tokens that are new, or where they are less than a page to those of the
+ * first page, as the CPU does. */
+static cudaError_t learn_layer(const struct cache *cache, uint32_t layer) {
+    const struct plan *plan = &cache->base.plan;
+    const uint64_t first = plan_first_sealed(plan), end = first + plan->sealed, length = plan->before.length;
+    uint64_t from = first > length ? first : length, n = end - from;
+    if (end < from + PAGE_TOKENS) from = first, n = size_min((size_t)plan->sealed, PAGE_TOKENS);
+    const struct fit_sign fit = cache_fit_sign(
+        cache, layer, 1, row_at(cache, CODEC_KEYS, 0) + row_of(cache, from) * (int64_t)cache_shape_kv_width(&cache->base.shape),
+        (size_t)n, cache_shape_kv_width(&cache->base.shape), cache->base.shape.head_dim, 0);
+    return fit_sign(&fit, device_stream());
+}
+
 static cudaError_t seal_layer(struct cache *cache, uint32_t layer) {
     struct encode encode = encode_of(cache, &cache->sealed, layer);
-    return cache->base.plan.seal ? encode_pages(&encode, device_stream()) : cudaSuccess;
+    if (!cache->base.plan.seal) return cudaSuccess;
+    const cudaError_t result = cache_fit_pending(&cache->base) ? learn_layer(cache, layer) : cudaSuccess;
+    return result == cudaSuccess ? encode_pages(&encode, device_stream()) : result;
 }
 
 enum terse_status prompt_append(struct cache *cache, const struct kv_rows *rows, struct terse_error *error) {

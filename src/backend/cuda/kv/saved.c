@@ -113,15 +113,18 @@ static void convert(const struct cache *cache, enum cache_piece piece, void *dev
     if (piece == CACHE_EXACT) copy_exact(cache, device, file, NULL, true);
     if (piece == CACHE_EXACT) rotate_exact(cache, file, true);
     if (piece == CACHE_ANCHORS) copy_exact(cache, device, NULL, file, true);
+    if (piece == CACHE_LEARNED) memcpy(file, device, cache_piece_bytes(cache, piece));
 }
 
 int kv_export_piece(const struct cache *cache, enum cache_piece piece, const struct cache_sink *sink) {
-    const size_t bytes = cache_piece_bytes(cache, piece),
-                 own = piece == CACHE_WINDOW ? window_bytes(cache) : device_exact_bytes(cache);
+    const size_t bytes = cache_piece_bytes(cache, piece);
+    const void *from = cache->exact.rows;
+    size_t own = device_exact_bytes(cache);
+    if (piece == CACHE_WINDOW) from = cache->window, own = window_bytes(cache);
+    if (piece == CACHE_LEARNED) from = cache->learned, own = bytes;
     if (!bytes) return 0;
     void *device = malloc(own), *file = calloc(1, bytes);
-    int failed =
-        device && file ? kv_export_pages(cache, device, piece == CACHE_WINDOW ? cache->window : cache->exact.rows, own) : ENOMEM;
+    int failed = device && file ? kv_export_pages(cache, device, from, own) : ENOMEM;
     if (!failed) {
         convert(cache, piece, device, file);
         sink->put(sink->user, file, bytes);
@@ -232,5 +235,6 @@ static enum terse_status import_window(struct cache *cache, const uint8_t *data,
 enum terse_status kv_import_pieces(struct cache *cache, const uint8_t *const pieces[CACHE_PIECES], struct terse_error *error) {
     enum terse_status status = import_window(cache, pieces[CACHE_WINDOW], error);
     if (!status) status = import_exact(cache, pieces[CACHE_EXACT], pieces[CACHE_ANCHORS], error);
+    if (!status) status = send(cache->learned, pieces[CACHE_LEARNED], cache_piece_bytes(cache, CACHE_LEARNED), error);
     return status ? status : cache_written(cache, error);
 }

@@ -65,6 +65,7 @@ struct cache {
     uint32_t window_capacity;
     uint64_t window_origin;      /* token t lies in row (t - origin) % capacity */
     struct fitted_tables fitted; /* zeros where nothing is fitted */
+    float *learned;              /* of codec sign and index sign, base.learned_bytes; NULL: they are not used */
     struct sequence_view *view;  /* on the device: of a step of many tokens */
 
     /* These belong to the step in progress. */
@@ -94,6 +95,11 @@ static inline uint32_t cache_first_exact(const struct cache *cache) { return cac
 /* Returns how many halves lie from one layer, head or side of the window to the next. */
 static inline size_t window_side_halves(const struct cache *cache) {
     return (size_t)cache->window_capacity * cache->base.shape.head_dim;
+}
+
+/* Returns how many floats of `learned` a layer and KV head have. */
+static inline uint32_t learned_floats(const struct cache *cache) {
+    return (uint32_t)(cache->base.learned_bytes / cache_heads_of(&cache->base.shape) / sizeof(float));
 }
 
 /* Records the event that what is queued on device_stream() has written the cache. */

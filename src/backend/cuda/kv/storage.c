@@ -46,6 +46,7 @@ static enum terse_status allocate(struct cache *cache, struct terse_error *error
         status = block_table_new(&cache->base.pages, &device_memory, cache->base.rates.page_set_bytes, cache->base.rates.n, error);
     if (!status) status = kept_resize(cache, 0, error);
     if (!status) status = take(cache, &cache->window, window_bytes(cache), "the KV cache's recent window", error);
+    if (!status) status = take(cache, &cache->learned, cache->base.learned_bytes, "what the KV cache learns", error);
     if (!status) status = take(cache, &cache->view, sizeof *cache->view, "the KV cache", error);
     if (!status) status = new_event(&cache->written, error);
     if (!status) status = new_event(&cache->encoded_ahead, error);
@@ -60,6 +61,7 @@ enum terse_status kv_create(const struct cache_shape *shape, const struct method
     struct cache *c = calloc(1, sizeof *c);
     if (!c) return status_no_memory(error, sizeof *c, "the KV cache");
     cache_base_init(&c->base, &cuda_storage, shape, method, threads);
+    c->base.learned_bytes = cache_heads_of(shape) * learned_head_bytes(method, shape->head_dim);
     c->base.index_page_bytes = index_page_bytes_of(method, shape->head_dim);
     c->base.ahead_most_tokens = decode_tokens_most(method);
     c->codec[CODEC_KEYS] = method->key.codec->id;
@@ -89,6 +91,7 @@ void kv_destroy(struct cache *cache) {
     device_free(cache->base.budget, cache->views, page_view_bytes(cache->view_capacity));
     kept_free(cache);
     device_free(cache->base.budget, cache->window, window_bytes(cache));
+    device_free(cache->base.budget, cache->learned, cache->base.learned_bytes);
     device_free(cache->base.budget, cache->view, sizeof *cache->view);
     prompt_release(cache);
     kept_release(cache);
@@ -107,7 +110,7 @@ void kv_destroy(struct cache *cache) {
 static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct method *method, uint64_t rows, uint64_t anchors,
                                    uint64_t views, bool noted, bool fitted) {
     const uint64_t heads = cache_heads_of(shape), row = shape->head_dim * sizeof(device_half);
-    const uint64_t learned = (noted ? fitted_sums_bytes(shape, method) : 0) +
+    const uint64_t learned = heads * learned_head_bytes(method, shape->head_dim) + (noted ? fitted_sums_bytes(shape, method) : 0) +
                              (fitted ? fitted_all_bytes(shape, method) + kv_fitted_bytes(shape, method) : 0);
     return (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, index_page_bytes_of(method, shape->head_dim)),
                                 .window = heads * 2 * rows * row,
@@ -170,6 +173,7 @@ static bool anchor_tokens(const struct cache *cache, uint32_t layer, uint32_t he
 
 static uint64_t fit_tokens(const struct cache *cache) {
     const struct cache_base *base = &cache->base;
+    if (base->pages.n_sealed && base->learned_bytes) return UINT64_MAX;
     return base->fitted.layouts && base->pages.n_sealed ? base->method.parameters.exact + FIT_TOKENS : 0;
 }
 
@@ -182,6 +186,7 @@ static enum terse_status copy_storage(struct cache *cache, const struct cache *f
     if (!status) status = window_clear(cache, from->window_capacity, error);
     if (status) return status;
     cudaError_t copied = copy(cache->window, from->window, window_bytes(from));
+    if (copied == cudaSuccess) copied = copy(cache->learned, from->learned, from->base.learned_bytes);
     cache->window_origin = from->window_origin;
     status = device_check(copied, "copying a KV cache", error);
     return status ? status : cache_written(cache, error);

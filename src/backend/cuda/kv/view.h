@@ -92,12 +92,15 @@ TERSE_DEVICE uint32_t run_of(uint32_t first) { return first - first % ROPE_RUN_T
 struct sequence_view {
     const struct page_set_view *page_sets; /* the block table, of as many page sets as any list has pages at least */
     struct read_list list;                 /* of all layers and KV heads, unless they have their own */
-    const struct read_list *own;        /* [Hk] lists for the layer in progress, pages in order of tokens; NULL: all read `list` */
-    uint32_t exact_capacity;            /* rows for exact rows */
-    uint32_t window_capacity;           /* rows of the window's ring, a multiple of 64 */
-    uint32_t window_origin;             /* token t lies in row (t - window_origin) % window_capacity */
-    device_half *exact;                 /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
-    device_half *window;                /* [layers][Hk][keys, values][window_capacity][hd] */
+    const struct read_list *own; /* [Hk] lists for the layer in progress, pages in order of tokens; NULL: all read `list` */
+    uint32_t exact_capacity;     /* rows for exact rows */
+    uint32_t window_capacity;    /* rows of the window's ring, a multiple of 64 */
+    uint32_t window_origin;      /* token t lies in row (t - window_origin) % window_capacity */
+    device_half *exact;          /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
+    device_half *window;         /* [layers][Hk][keys, values][window_capacity][hd] */
+    /* What codec sign and index sign learned of the sequence (struct fit_sign), so many floats for each layer and KV head; NULL: nothing. */
+    const float *own_learned;
+    uint32_t learned_floats;
     struct rate_view rates[RATE_VIEWS]; /* by the rate of pages */
     /* These are read by launches of several rates. Pages are listed by rate: those of rate r from rate_first[r] on, in order of their
      * tokens, and read in rate_splits[r] parts, at least 1 where there are any. */

@@ -33,6 +33,22 @@ enum terse_status item_list_upload(struct item_list *list, size_t n, struct ters
                         "sending a step's pages", error);
 }
 
+struct fit_sign cache_fit_sign(const struct cache *cache, uint32_t layer, uint32_t n_layers, const device_half *rows, size_t n,
+                               size_t token_stride, size_t head_stride, size_t layer_stride) {
+    return (struct fit_sign){.kv_heads = cache->base.shape.kv_heads,
+                             .head_dim = cache->base.shape.head_dim,
+                             .layer = layer,
+                             .n_layers = n_layers,
+                             .rows = rows,
+                             .n = n,
+                             .token_stride = token_stride,
+                             .head_stride = head_stride,
+                             .layer_stride = layer_stride,
+                             .own_learned = cache->learned,
+                             .learned_floats = learned_floats(cache),
+                             .alpha = cache->codec[CODEC_KEYS] == CODEC_SIGN};
+}
+
 struct encode cache_encode(const struct cache *cache, const struct item_list *list, uint32_t layer, uint32_t n_layers) {
     return (struct encode){.heads = cache->heads,
                            .layer = layer,
@@ -42,7 +58,10 @@ struct encode cache_encode(const struct cache *cache, const struct item_list *li
                            .learned = {cache->tables->learned[CODEC_KEYS], cache->tables->learned[CODEC_VALUES]},
                            .run_angles = cache->tables->rotary.runs,
                            .pre_rope = cache->tables->pre_rope,
-                           .quest_bytes = (uint32_t)cache->base.index_page_bytes,
+                           .index_bytes = (uint32_t)cache->base.index_page_bytes,
+                           .index = cache->base.method.index ? cache->base.method.index->id : INDEX_COUNT,
+                           .own_learned = cache->learned,
+                           .learned_floats = learned_floats(cache),
                            .items = list->device,
                            .n = (uint32_t)list->n};
 }
@@ -143,6 +162,8 @@ struct sequence_view cache_view(const struct cache *cache) {
                                  .window_capacity = cache->window_capacity,
                                  .window_origin = (uint32_t)cache->window_origin,
                                  .exact = cache->exact.rows,
+                                 .own_learned = cache->learned,
+                                 .learned_floats = learned_floats(cache),
                                  .window = cache->window};
     for (uint32_t rate = 0; rate < rates_of(&cache->base); rate++) view.rates[rate] = cache_rate_view(cache, rate);
     find_rates(cache, list.n_pages, view.rate_first);

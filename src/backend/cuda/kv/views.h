@@ -17,6 +17,10 @@ enum terse_status item_list_reserve(struct item_list *list, size_t n, struct ter
 void item_list_free(struct item_list *list);
 /* Queues the copy of host[n] to the device. */
 enum terse_status item_list_upload(struct item_list *list, size_t n, struct terse_error *error);
+/* Returns what fits codec sign and index sign of layers [layer, layer + n_layers) to n rows of keys, so many halves apart by token, head and
+ * layer. */
+struct fit_sign cache_fit_sign(const struct cache *cache, uint32_t layer, uint32_t n_layers, const device_half *rows, size_t n,
+                               size_t token_stride, size_t head_stride, size_t layer_stride);
 /* Returns an encode of the cache's items, of layers [layer, layer + n_layers). */
 struct encode cache_encode(const struct cache *cache, const struct item_list *list, uint32_t layer, uint32_t n_layers);
 

@@ -165,11 +165,23 @@ enum terse_status window_moments(struct cache *cache, size_t n, struct encode_si
     return status;
 }
 
+/* Fits codec sign and index sign to the first page that is sealed. */
+static cudaError_t learn_first_page(const struct cache *cache) {
+    const struct cache_shape *shape = &cache->base.shape;
+    const struct page_set *set = &cache->base.pages.sets[cache->base.pages.n_sealed];
+    const struct encode_item item = window_item(cache, set);
+    const size_t head = 2 * window_side_halves(cache);
+    const struct fit_sign fit =
+        cache_fit_sign(cache, 0, shape->layers, item.rows[CODEC_KEYS], set->count, shape->head_dim, head, shape->kv_heads * head);
+    return fit_sign(&fit, device_stream());
+}
+
 enum terse_status window_seal(struct cache *cache, struct terse_error *error) {
     const struct plan *plan = &cache->base.plan;
     cudaError_t result = cudaSuccess;
     if (!plan->seal) return TERSE_OK;
-    if (plan->ready) result = cudaStreamWaitEvent(device_stream(), cache->encoded_ahead, 0);
+    if (cache_fit_pending(&cache->base)) result = learn_first_page(cache);
+    if (plan->ready && result == cudaSuccess) result = cudaStreamWaitEvent(device_stream(), cache->encoded_ahead, 0);
     enum terse_status status = device_check(result, "waiting for encoded pages", error);
     if (status || plan->ready == plan->seal) return status;
     return encode_window(cache, cache->base.pages.n_sealed + plan->ready, plan->seal - plan->ready, device_stream(), error);
