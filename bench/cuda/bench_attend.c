@@ -6,6 +6,7 @@
  * "METHOD@PERCENT" chooses so many of the tokens and reads these; a second line, "METHOD@PERCENT/choice", has the time of the choice alone. TB/s
  * counts the bytes of all pages in both. */
 #include "backend/cpu/codec/codec.h"
+#include "backend/cpu/codec/index.h"
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/attend_decode.h"
 #include "backend/cuda/kv/centroids.h"
@@ -27,11 +28,12 @@
 #define HEADS 8
 #define HD 128
 #define WINDOW 64
-#define SETS 64       /* page sets of a chunk */
-#define RUNS 512      /* at most */
-#define FALL 0.97     /* of components' sizes */
-#define ROTATED 300e6 /* bytes of all copies together, at least */
-#define LAUNCHES 24   /* of a graph, at least */
+#define LEARNED (18 * HD) /* floats that codec sign learns of a head */
+#define SETS 64           /* page sets of a chunk */
+#define RUNS 512          /* at most */
+#define FALL 0.97         /* of components' sizes */
+#define ROTATED 300e6     /* bytes of all copies together, at least */
+#define LAUNCHES 24       /* of a graph, at least */
 #define REPLAYS 11
 
 static const struct shape {
@@ -41,28 +43,33 @@ static const struct shape {
 static const struct bench_method {
     const char *name;
     enum codec_id codec;
-    double rate;          /* of transform */
-    uint32_t width, bits; /* of codecs with centroids */
-    double percent;       /* of the tokens are chosen; 0: all are read */
-} methods[] = {{"f16", CODEC_F16, 0, 0, 0, 0},
-               {"q8_0", CODEC_Q8_0, 0, 0, 0, 0},
-               {"q4_0", CODEC_Q4_0, 0, 0, 0, 0},
-               {"kivi-4", CODEC_KIVI_4, 0, 0, 0, 0},
-               {"kivi-2", CODEC_KIVI_2, 0, 0, 0, 0},
-               {"terse-4", CODEC_TRANSFORM, 4, 0, 0, 0},
-               {"terse-3", CODEC_TRANSFORM, 3, 0, 0, 0},
-               {"terse-2", CODEC_TRANSFORM, 2, 0, 0, 0},
-               {"terse-1", CODEC_TRANSFORM, 1, 0, 0, 0},
-               {"million-4", CODEC_PQ, 0, 2, 8, 0},
-               {"million-3", CODEC_PQ, 0, 4, 12, 0},
-               {"million-2", CODEC_PQ, 0, 4, 8, 0},
-               {"antkv-4", CODEC_GAIN_SHAPE, 0, 2, 8, 0},
-               {"antkv-2", CODEC_GAIN_SHAPE, 0, 4, 8, 0},
-               {"antkv-1", CODEC_GAIN_SHAPE, 0, 8, 8, 0},
-               {"antkv-0.375", CODEC_VQ, 0, 32, 12, 0},
-               {"terse-4@7.5", CODEC_TRANSFORM, 4, 0, 0, 7.5},
-               {"terse-2@7.5", CODEC_TRANSFORM, 2, 0, 0, 7.5},
-               {"terse-1@7.5", CODEC_TRANSFORM, 1, 0, 0, 7.5}};
+    double rate;               /* of transform */
+    uint32_t width, bits;      /* of codecs with centroids */
+    double percent;            /* of the tokens are chosen; 0: all are read */
+    const struct index *index; /* by which they are; NULL: the codec ranks its own */
+} methods[] = {{"f16", CODEC_F16, 0, 0, 0, 0, NULL},
+               {"q8_0", CODEC_Q8_0, 0, 0, 0, 0, NULL},
+               {"q4_0", CODEC_Q4_0, 0, 0, 0, 0, NULL},
+               {"kivi-4", CODEC_KIVI_4, 0, 0, 0, 0, NULL},
+               {"kivi-2", CODEC_KIVI_2, 0, 0, 0, 0, NULL},
+               {"terse-4", CODEC_TRANSFORM, 4, 0, 0, 0, NULL},
+               {"terse-3", CODEC_TRANSFORM, 3, 0, 0, 0, NULL},
+               {"terse-2", CODEC_TRANSFORM, 2, 0, 0, 0, NULL},
+               {"terse-1", CODEC_TRANSFORM, 1, 0, 0, 0, NULL},
+               {"million-4", CODEC_PQ, 0, 2, 8, 0, NULL},
+               {"million-3", CODEC_PQ, 0, 4, 12, 0, NULL},
+               {"million-2", CODEC_PQ, 0, 4, 8, 0, NULL},
+               {"antkv-4", CODEC_GAIN_SHAPE, 0, 2, 8, 0, NULL},
+               {"antkv-2", CODEC_GAIN_SHAPE, 0, 4, 8, 0, NULL},
+               {"antkv-1", CODEC_GAIN_SHAPE, 0, 8, 8, 0, NULL},
+               {"antkv-0.375", CODEC_VQ, 0, 32, 12, 0, NULL},
+               {"terse-4@7.5", CODEC_TRANSFORM, 4, 0, 0, 7.5, NULL},
+               {"terse-2@7.5", CODEC_TRANSFORM, 2, 0, 0, 7.5, NULL},
+               {"terse-1@7.5", CODEC_TRANSFORM, 1, 0, 0, 7.5, NULL},
+               {"selfindex-2@7.5", CODEC_SIGN, 0, 0, 0, 7.5, &index_sign},
+               {"f16@7.5", CODEC_F16, 0, 0, 0, 7.5, &index_sign},
+               {"q4_0@7.5", CODEC_Q4_0, 0, 0, 0, 7.5, &index_sign},
+               {"quest@7.5", CODEC_F16, 0, 0, 0, 7.5, &index_quest}};
 
 static void check(cudaError_t result, const char *doing) {
     if (result == cudaSuccess) return;
@@ -98,6 +105,9 @@ struct model {
     void *learned[2]; /* device, by side */
     struct centroid_shape centroid;
     double percent;
+    const struct index *index;
+    uint32_t index_bytes;       /* of its page, where it has its own */
+    float own_learned[LEARNED]; /* of codec sign and index sign, the same for all heads */
 };
 
 /* Makes transforms whose sizes of components fall by 3 % each. */
@@ -158,8 +168,20 @@ static void make_centroids(const struct bench_method *method, struct model *mode
     free(parameters);
 }
 
+/* Learns from random rows what codec sign and index sign do. */
+static void learn(struct model *model) {
+    static float rows[512 * HD];
+    const struct codec_shape shape = {.head_dim = HD, .group = 1};
+    const struct index_options options = index_options_defaults();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) rows[i] = random_number();
+    cpu_codec_sign.fit(shape, CODEC_KEYS, rows, 512, HD, &options, model->own_learned);
+    if (model->codec[0] != CODEC_SIGN) model->index_bytes = (uint32_t)index_bytes(model->index, HD);
+}
+
 static void make_model(const struct bench_method *method, struct model *model) {
-    *model = (struct model){.name = method->name, .codec = {method->codec, method->codec}, .percent = method->percent};
+    *model = (struct model){
+        .name = method->name, .codec = {method->codec, method->codec}, .percent = method->percent, .index = method->index};
+    if (method->index) learn(model);
     if (method->rate > 0) {
         make_transforms(method->rate, model);
     } else if (method->width) {
@@ -172,13 +194,13 @@ static void make_model(const struct bench_method *method, struct model *model) {
     }
     for (uint32_t h = 0; h < HEADS; h++) {
         model->places[h].offset = model->set_bytes;
-        model->set_bytes += model->places[h].bytes[0] + model->places[h].bytes[1];
+        model->set_bytes += model->places[h].bytes[0] + model->places[h].bytes[1] + model->index_bytes;
     }
 }
 
 /* Makes a chunk of random pages: any bytes, where all are codes; else a page of random numbers for all of a head and side. */
 static uint8_t *make_chunk(const struct model *model) {
-    const struct codec_shape shape = {.head_dim = HD, .group = QUERY_HEADS / HEADS};
+    const struct codec_shape shape = {.head_dim = HD, .group = QUERY_HEADS / HEADS, .fitted = model->own_learned};
     uint8_t *chunk = malloc(model->set_bytes * SETS);
     float *rows = malloc(sizeof *rows * PAGE_TOKENS * HD);
     if (!chunk || !rows) exit(1);
@@ -191,8 +213,15 @@ static uint8_t *make_chunk(const struct model *model) {
         cpu_codec_of(codec_at(model->codec[side]))->encode(shape, side, rows, PAGE_TOKENS, from);
         for (uint32_t index = 1; index < SETS; index++) {
             const struct page_set_view set = {.chunk = chunk, .sets = SETS, .index = index};
-            memcpy(page_address(&set, &model->places[i / 2], side), from, model->places[i / 2].bytes[side]);
+            uint8_t *to = page_address(&set, &model->places[i / 2], side);
+            const size_t random = model->codec[side] == CODEC_SIGN && side == CODEC_KEYS ? PAGE_BYTES_SIGNS(HD) : 0;
+            memcpy(to + random, from + random, model->places[i / 2].bytes[side] - random);
         }
+    }
+    for (uint32_t i = 0; model->index == &index_quest && i < HEADS * SETS; i++) {
+        const struct page_set_view set = {.chunk = chunk, .sets = SETS, .index = i / HEADS};
+        for (size_t j = 0; j < PAGE_TOKENS * HD; j++) rows[j] = random_number();
+        cpu_index_quest.encode(HD, NULL, rows, PAGE_TOKENS, index_address(&set, &model->places[i % HEADS], model->index_bytes));
     }
     free(rows);
     return chunk;
@@ -233,8 +262,8 @@ static struct positions make_positions(void) {
 }
 
 /* Returns the median time of a launch, in microseconds: of the choice, of attention, or of both. `sequences` has those of all copies. */
-static double time_of(const struct attend_decode *attend, const struct selection *selection, bool attends,
-                      const struct sequence_view *sequences, size_t copies) {
+static double time_of(const struct select_tokens *all, score_launch *score, bool attends, const struct sequence_view *sequences,
+                      size_t copies) {
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t replayed;
@@ -245,12 +274,9 @@ static double time_of(const struct attend_decode *attend, const struct selection
     size_t launches = (LAUNCHES + copies - 1) / copies * copies;
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing");
     for (size_t i = 0; i < launches; i++) {
-        struct select_tokens select = {.attend = *attend};
-        select.attend.sequences = sequences + i % copies * attend->n_rows;
-        if (selection) {
-            select.to = *selection;
-            check(select_tokens_launch(&select, cuda_codec_of(attend->codec[0])->score, stream), "choosing");
-        }
+        struct select_tokens select = *all;
+        select.attend.sequences = sequences + i % copies * all->attend.n_rows;
+        if (score) check(select_tokens_launch(&select, score, stream), "choosing");
         if (attends) check(attend_decode_launch(&select.attend, stream), "attention");
     }
     check(cudaStreamEndCapture(stream, &graph), "capturing");
@@ -272,10 +298,12 @@ static double time_of(const struct attend_decode *attend, const struct selection
     return took[REPLAYS / 2] * 1000 / (double)launches;
 }
 
-/* The pages that attention reads at most of so many: those of as many rope runs as hold four times the tokens (choice.c). */
+/* The pages by which parts are counted, of so many; with terse-N those of as many rope runs as hold four times the tokens (choice.c). */
 static uint32_t pages_read(const struct model *model, uint32_t pages, struct query_row_view *row) {
     if (model->percent == 0) return pages;
     row->tokens_read = (uint32_t)(model->percent / 100 * pages * PAGE_TOKENS);
+    if (model->codec[0] == CODEC_SIGN) return row->tokens_read / (PAGE_TOKENS / 2) + 1;
+    if (model->index) return pages;
     row->runs_read = (4 * row->tokens_read + ROPE_RUN_TOKENS - 1) / ROPE_RUN_TOKENS;
     if (row->runs_read < 4) row->runs_read = 4;
     const uint32_t of_runs = row->runs_read * (ROPE_RUN_TOKENS / PAGE_TOKENS);
@@ -331,7 +359,13 @@ static void measure(const struct model *model, const struct positions *positions
                                           .runs_read = choice.runs_read};
     void *chosen = model->percent > 0 ? device(selection_bytes(&heads, n, pages), NULL) : NULL;
     const struct selection selection = selection_at(chosen, &heads, n, pages, 0);
-    for (size_t i = 0; i < copies * n && chosen; i++) sequences[i].own = selection.lists + i % n * HEADS;
+    float *learned = chosen ? device(HEADS * sizeof model->own_learned, NULL) : NULL;
+    for (size_t h = 0; h < HEADS && chosen; h++)
+        check(cudaMemcpy(learned + h * LEARNED, model->own_learned, sizeof model->own_learned, cudaMemcpyHostToDevice), "copying");
+    for (size_t i = 0; i < copies * n && chosen; i++) {
+        sequences[i].own = selection.lists + i % n * HEADS;
+        sequences[i].own_learned = learned, sequences[i].learned_floats = LEARNED;
+    }
     struct attend_decode attend = {
         .heads = heads, .codec = {model->codec[0], model->codec[1]}, .n_rows = n, .splits = splits, .lists_written = chosen};
     attend.places = device(sizeof model->places, model->places);
@@ -351,17 +385,30 @@ static void measure(const struct model *model, const struct positions *positions
     attend.arrived = device((size_t)n * HEADS * sizeof(uint32_t), NULL);
     check(cudaMemset(attend.arrived, 0, (size_t)n * HEADS * sizeof(uint32_t)), "clearing");
 
-    const double us = time_of(&attend, chosen ? &selection : NULL, true, sequences_there, copies);
+    const struct method of_index = {.key = {.codec = codec_at(model->codec[0])},
+                                    .index = model->index ? model->index : &index_components};
+    score_launch *score = chosen ? cuda_scores_of(&of_index) : NULL;
+    const struct select_tokens select = {attend, selection, model->index_bytes};
+    const double us = time_of(&select, score, true, sequences_there, copies);
     printf("%s %ux%u %.2f %.2f (%u parts)\n", model->name, n, shape->tokens, us, bytes / us / 1e6, splits);
     if (chosen) {
-        const double own = time_of(&attend, &selection, false, sequences_there, copies);
+        const double own = time_of(&select, score, false, sequences_there, copies);
         printf("%s/choice %ux%u %.2f %.2f (%u parts)\n", model->name, n, shape->tokens, own, bytes / own / 1e6, splits);
     }
     fflush(stdout);
     for (size_t i = 0; i < copies * n; i++) check(cudaFree(sequences[i].window), "memory");
-    void *memory[] = {
-        pool,         sets_there,     (void *)attend.places, sequences_there, (void *)attend.rows, (void *)attend.q, attend.out,
-        attend.parts, attend.arrived, attend.run_queries,    chosen};
+    void *memory[] = {pool,
+                      sets_there,
+                      (void *)attend.places,
+                      sequences_there,
+                      (void *)attend.rows,
+                      (void *)attend.q,
+                      attend.out,
+                      attend.parts,
+                      attend.arrived,
+                      attend.run_queries,
+                      chosen,
+                      learned};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) check(cudaFree(memory[i]), "memory");
     free(chunk), free(sets), free(sequences), free(rows), free(q), free(window);
 }
