@@ -34,13 +34,14 @@ static int free_model(void **state) {
 
 static void bytes_are_those_of_the_plugin(void **state) {
     (void)state;
-    static const char *const methods[] = {"f16", "q4_0", "kivi-2", "terse-2", "streaming-256", "snapkv-256"};
+    static const char *const methods[] = {"f16", "q4_0", "kivi-2", "terse-2", "streaming-256", "snapkv-256", "q8_0"};
     static const uint64_t lengths[] = {1, 300, FIT_TOKENS + SINKS, 5000};
     const struct cache_shape shape = cache_shape_of(model, model->context);
     for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
         struct terse_cache_options options = terse_cache_options_defaults();
         struct method method;
         options.method = methods[i];
+        if (i == 6) options.anchor_percent = 2;
         assert_int_equal(method_resolve(&options, model->head_dim, &method, NULL), TERSE_OK);
         method.of_weights = method_needs_weights(&method);
         for (size_t j = 0; j < sizeof lengths / sizeof lengths[0]; j++) {

@@ -41,7 +41,7 @@ static __device__ void rotate_row(const struct rotary_view &r, uint32_t hd, uint
 /* Returns where token `position` of a sequence is kept. */
 static __device__ __half *place_of(const struct sequence_view &s, const struct head_view &h, uint32_t layer, uint32_t head,
                                    int side, uint32_t position) {
-    if (position < s.exact_capacity) return (__half *)exact_rows_at(&s, &h, layer, head, side) + (size_t)position * h.head_dim;
+    if (position < s.first_exact) return (__half *)exact_rows_at(&s, &h, layer, head, side) + (size_t)position * h.head_dim;
     return window_rows_at(&s, &h, layer, head, side) + (size_t)window_row(&s, position) * h.head_dim;
 }
 
@@ -124,7 +124,7 @@ static __global__ void append_rows_kernel(struct layer_rows r, const float *k, c
         for (uint32_t c = threadIdx.x; c < hd; c += WARP) to[c] = __float2half_rn(from[c]);
     else
         rotate_row(r.rotary, hd, token, from, [&](uint32_t c, float x) { to[c] = __float2half_rn(x); });
-    if (token >= r.sequence->exact_capacity) return;
+    if (token >= r.sequence->first_exact) return;
     __syncwarp();
     __half *exact = place_of(*r.sequence, r.heads, r.layer, head, side, token);
     for (uint32_t c = threadIdx.x; c < hd; c += WARP) exact[c] = to[c];

@@ -5,6 +5,8 @@
  *     state                            the data (this header)
  *     views                            the view that kernels have of a cache
  *     rank, kept                       exact rows, and the choice of a prompt's tokens that are kept as such
+ *     anchor_scores, anchor_rows       kernels of anchors: scores, the choice, rows
+ *     anchors                          anchors: exact rows beside codes
  *     window                           pages of the window
  *     fit                              transforms that are fitted to the sequence
  *     batch                            decoding steps of several caches
@@ -29,7 +31,11 @@
 struct exact_rows {
     device_half *rows; /* [layers][Hk][2][capacity][hd], keys rotated by their token; NULL: none */
     uint32_t *tokens;  /* of the anchors, [layers][Hk][capacity - cache_first_exact()], ascending */
-    uint32_t capacity;
+    /* These are of anchors that keys and values choose apart, of which a KV head has as many rows as counts[layers][Hk] says
+     * (struct anchor_view); else NULL. */
+    uint64_t *pages; /* [layers][Hk][n_pages] */
+    uint32_t *sides, *counts;
+    uint32_t capacity, n_pages;
     size_t bytes; /* allocated; capacity may have become less */
 };
 
@@ -66,14 +72,15 @@ struct cache {
     struct sequence_view *view;  /* on the device: of a step of many tokens */
 
     /* These belong to the step in progress. */
-    struct cache *at;        /* of a first part (kv/parts.h): the part whose layer a prompt is at */
-    uint64_t steps;          /* that were begun */
-    struct item_list stored; /* sealed pages that a prompt reads */
-    struct item_list sealed; /* pages that the step seals */
-    device_half *rows[2];    /* of a step of many tokens: [row_capacity][Hk][hd], behind ROWS_IN_FRONT more */
+    struct cache *at;         /* of a first part (kv/parts.h): the part whose layer a prompt is at */
+    uint64_t steps;           /* that were begun */
+    struct item_list stored;  /* sealed pages that a prompt reads */
+    struct item_list sealed;  /* pages that the step seals */
+    struct item_list decoded; /* pages, some of which at a time are decoded for the choice of anchors */
+    device_half *rows[2];     /* of a step of many tokens: [row_capacity][Hk][hd], behind ROWS_IN_FRONT more */
     size_t row_capacity;
     struct exact_rows chosen; /* of a step that chooses anchors: what is to take the place of `exact` */
-    float *choice;            /* scratch of the choice */
+    void *choice;             /* scratch of the choice */
     size_t choice_bytes;
     cudaEvent_t written;       /* other streams than device_stream() wait for this before they read the cache */
     cudaEvent_t encoded_ahead; /* a step that seals waits for this */
@@ -88,6 +95,11 @@ static inline size_t page_view_bytes(size_t n) { return n * (sizeof(struct page_
 
 /* Returns how many first tokens are exact, once there are as many. */
 static inline uint32_t cache_first_exact(const struct cache *cache) { return cache->base.method.parameters.exact; }
+
+/* Returns whether keys and values choose their anchors apart: by Anchor Scores. */
+static inline bool chooses_apart(const struct method *method) {
+    return method->policy->anchors && !method->policy->rank_by_attention;
+}
 
 /* Returns how many halves lie from one layer, head or side of the window to the next. */
 static inline size_t window_side_halves(const struct cache *cache) {

@@ -1,6 +1,7 @@
 /* Keeps the memory of a cache on the device: allocates, copies and counts it. */
 #include "backend/cuda/kv/storage.h"
 
+#include "backend/cuda/kv/anchors.h"
 #include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/codec.h"
@@ -92,6 +93,7 @@ void kv_destroy(struct cache *cache) {
     kept_release(cache);
     item_list_free(&cache->stored);
     item_list_free(&cache->sealed);
+    item_list_free(&cache->decoded);
     if (cache->written) cudaEventDestroy(cache->written);
     if (cache->encoded_ahead) cudaEventDestroy(cache->encoded_ahead);
     kv_tables_release(cache->tables);
@@ -109,7 +111,8 @@ static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct
                              (fitted ? fitted_all_bytes(shape, method) + kv_fitted_bytes(shape, method) : 0);
     return (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, 0),
                                 .window = heads * 2 * rows * row,
-                                .exact = cache_exact_bytes(shape, method) + anchors * anchor_bytes(shape),
+                                .exact =
+                                    cache_exact_bytes(shape, method) + kept_bytes(shape, method, (size_t)anchors, (size_t)views),
                                 .tables = learned + page_view_bytes(views) + sizeof(struct sequence_view)};
 }
 
@@ -141,6 +144,7 @@ static void synchronize(struct cache *cache) {
 
 static void pages_changed(struct cache *cache, size_t first) {
     if (cache->views_good > first) cache->views_good = first;
+    kv_anchors_forget(cache);
     prompt_pages_changed(cache);
 }
 
@@ -150,9 +154,9 @@ static void reset(struct cache *cache) {
     cache->window_origin = 0;
 }
 
-/* Counts all anchors: any part that is left of a prompt has all of them. */
-static bool anchors_before(const struct cache *cache, uint64_t end, size_t *n) {
-    (void)end;
+/* Counts tokens that were kept by rank as anchors all together: any part that is left of a prompt has all of them. */
+static bool anchors_or_kept_before(const struct cache *cache, uint64_t end, size_t *n) {
+    if (chooses_apart(&cache->base.method)) return kv_anchors_before(cache, end, n);
     *n = cache->base.n_anchors;
     return true;
 }
@@ -160,7 +164,7 @@ static bool anchors_before(const struct cache *cache, uint64_t end, size_t *n) {
 static bool anchor_tokens(const struct cache *cache, uint32_t layer, uint32_t head, enum codec_side side, uint32_t *tokens) {
     const size_t n = cache->base.n_anchors;
     const uint32_t *from = cache->exact.tokens + ((size_t)layer * cache->base.shape.kv_heads + head) * n;
-    (void)side; /* keys and values have the same */
+    if (chooses_apart(&cache->base.method)) return kv_anchors_fetch(cache, layer, head, side, tokens);
     return device_fetch(tokens, from, n * sizeof *tokens) == cudaSuccess;
 }
 
@@ -185,6 +189,7 @@ static enum terse_status copy_storage(struct cache *cache, const struct cache *f
 
 const struct kv_storage cuda_storage = {.most_tokens = UINT32_MAX,
                                         .where = "on the GPU",
+                                        .anchors = true,
                                         .supports = supports,
                                         .create = kv_create,
                                         .destroy = kv_destroy,
@@ -194,7 +199,7 @@ const struct kv_storage cuda_storage = {.most_tokens = UINT32_MAX,
                                         .reset = reset,
                                         .bytes = storage_bytes,
                                         .bytes_after = storage_bytes_after,
-                                        .anchors_before = anchors_before,
+                                        .anchors_before = anchors_or_kept_before,
                                         .anchor_tokens = anchor_tokens,
                                         .fit_tokens = fit_tokens,
                                         .layouts_changed = kv_layouts_changed,

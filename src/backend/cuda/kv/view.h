@@ -82,17 +82,26 @@ TERSE_DEVICE uint32_t run_of(uint32_t first) { return first - first % ROPE_RUN_T
 
 /* A sequence_view is one sequence as it is read in a step; device [sequences]. Lists are those of kv/read_list.h with pages on the
  * device, where `page` numbers page_sets. The step's own tokens are among the exact rows and in the window, of which a query reads
- * none that comes after it. No page is packed before it is read (n_chosen is 0), and pages have no exact rows in place of codes. */
+ * none that comes after it. No page is packed before it is read (n_chosen is 0).
+ *
+ * A token of a page whose key or value is an anchor (AnTKV) has a row of halves behind those of the first tokens: of a side that is
+ * no anchor, the row is what its code decodes to. Such tokens are not read from their pages, whatever the codec. */
 struct sequence_view {
     const struct page_set_view *page_sets; /* the block table, of as many page sets as any list has pages at least */
     struct read_list list;                 /* of all layers and KV heads, unless they have their own */
     const struct read_list *own;           /* [layers][Hk] lists, pages in order of their tokens; NULL: all read `list` */
+    uint32_t first_exact;                  /* so many first tokens are exact rows, as far as there are any */
     uint32_t exact_capacity;               /* rows for exact rows */
     uint32_t window_capacity;              /* rows of the window's ring, a multiple of 64 */
     uint32_t window_origin;                /* token t lies in row (t - window_origin) % window_capacity */
     device_half *exact;                    /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
     device_half *window;                   /* [layers][Hk][keys, values][window_capacity][hd] */
-    struct rate_view rates[RATE_VIEWS];    /* by the rate of pages */
+    /* These are of anchors; NULL: there are none. */
+    const uint32_t *anchor_rows;   /* [layers][Hk]: how many rows there are, in place of the list's n_kept */
+    const uint32_t *anchor_tokens; /* [layers][Hk][exact_capacity - first_exact]: whose rows they are, ascending */
+    const uint64_t *anchored; /* [layers][Hk][anchored_pages], by page set: bit t says that the token in slot t has such a row */
+    uint32_t anchored_pages;  /* later page sets have none */
+    struct rate_view rates[RATE_VIEWS]; /* by the rate of pages */
     /* These are read by launches of several rates. Pages are listed by rate: those of rate r from rate_first[r] on, in order of their
      * tokens, and read in rate_splits[r] parts, at least 1 where there are any. */
     uint32_t rate_first[RATE_VIEWS + 1], rate_splits[RATE_VIEWS];
