@@ -63,7 +63,7 @@ static void all_of_these_are_served(void **state) {
 
 static void what_cannot_be_computed_is_refused(void **state) {
     (void)state;
-    static const char *const some[] = {"commvq-2", "mat-256", "quest-16", "selfindex-2"};
+    static const char *const some[] = {"commvq-2", "quest-16", "selfindex-2"};
     const struct cache_shape shape = {.layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 64, .scale = 1};
     for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
         struct terse_cache_options options = {.method = some[i], .anchor_percent = -1};

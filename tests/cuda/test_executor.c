@@ -111,7 +111,7 @@ static void greedy_tokens_are_the_cpus(void **state) {
 /* ---- Several sessions */
 
 #ifdef TERSE_EMULATED_CUDA
-enum { SESSIONS = 4, STEPS = 3 };
+enum { SESSIONS = 5, STEPS = 3 };
 #else
 enum { SESSIONS = 20, STEPS = 20 };
 #endif
@@ -121,7 +121,8 @@ static size_t count_at(size_t step, size_t i) { return (step + i) % 5 == 2 ? 3 :
 
 static void a_step_gives_each_what_it_gets_alone(void **state) {
     (void)state;
-    static const char *const methods[] = {"f16", "q8_0", "q4_0", "snapkv-128"};
+    static const char *const methods[] = {"f16", "q8_0", "mat-64", "snapkv-128", "q4_0"};
+    const size_t n_methods = sizeof methods / sizeof methods[0];
     void *file;
     struct terse_model *model = random_model_new(&random_models[0], &file);
     struct terse_engine *engine = must_start(&backend, model, 2);
@@ -133,7 +134,7 @@ static void a_step_gives_each_what_it_gets_alone(void **state) {
     for (size_t i = 0; i < SESSIONS; i++) {
         struct terse_session **both[] = {&together[i], &alone[i]};
         for (int side = 0; side < 2; side++) {
-            assert_non_null(*both[side] = must_open_method(engine, methods[i % 4]));
+            assert_non_null(*both[side] = must_open_method(engine, methods[i % n_methods]));
             if (terse_session_prefill(*both[side], tokens, prompt_of(i), NULL, &error)) fail_msg("%s", error.message);
         }
     }
@@ -226,6 +227,11 @@ static void chosen_tokens_give_logits_near_the_cpus(const char *method, double a
 static void logits_of_what_is_kept_are_near_the_cpus(void **state) {
     (void)state;
     chosen_tokens_give_logits_near_the_cpus("snapkv-128", -1, KEPT_BOUND);
+}
+
+static void logits_where_rows_are_replaced_are_near_the_cpus(void **state) {
+    (void)state;
+    chosen_tokens_give_logits_near_the_cpus("mat-128", -1, KEPT_BOUND);
 }
 
 static void logits_beside_anchors_are_near_the_cpus(void **state) {
@@ -389,7 +395,7 @@ static void a_model_that_does_not_fit_is_refused(void **state) {
     terse_model_free(model);
 }
 
-#define TESTS_MOST 17
+#define TESTS_MOST 18
 
 int main(void) {
     if (no_device()) return NO_DEVICE_STATUS;
@@ -399,14 +405,15 @@ int main(void) {
                                            cmocka_unit_test(a_session_is_saved_beside_steps_of_another),
                                            cmocka_unit_test(logits_of_what_is_kept_are_near_the_cpus),
                                            cmocka_unit_test(logits_beside_anchors_are_near_the_cpus),
+                                           cmocka_unit_test(logits_where_rows_are_replaced_are_near_the_cpus),
                                            cmocka_unit_test(samples_are_those_of_all_logits),
                                            cmocka_unit_test(greedy_tokens_are_the_cpus),
                                            cmocka_unit_test(a_model_that_does_not_fit_is_refused),
                                            cmocka_unit_test(logits_of_the_default_model_are_near_the_cpus)};
 #ifdef TERSE_EMULATED_CUDA
-    size_t n = 6; /* the others take an hour there */
+    size_t n = 7; /* the others take an hour there */
 #else
-    size_t n = 9;
+    size_t n = 10;
 #endif
     for (size_t i = 0; i < n_random_models && n < TESTS_MOST; i++)
         tests[n++] = (struct CMUnitTest){random_models[i].architecture, logits_are_near_the_cpus, NULL, NULL,

@@ -34,7 +34,7 @@ static int free_model(void **state) {
 
 static void bytes_are_those_of_the_plugin(void **state) {
     (void)state;
-    static const char *const methods[] = {"f16", "q4_0", "kivi-2", "terse-2", "streaming-256", "snapkv-256", "q8_0"};
+    static const char *const methods[] = {"f16", "q4_0", "kivi-2", "terse-2", "streaming-256", "snapkv-256", "q8_0", "mat-256"};
     static const uint64_t lengths[] = {1, 300, FIT_TOKENS + SINKS, 5000};
     const struct cache_shape shape = cache_shape_of(model, model->context);
     for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {

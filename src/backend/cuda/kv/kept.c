@@ -12,6 +12,9 @@ static size_t rows_of(const struct method *method, size_t n) { return chooses_ap
 
 size_t kept_bytes(const struct cache_shape *shape, const struct method *method, size_t n, size_t pages) {
     const size_t row = 2 * shape->head_dim * sizeof(device_half) + sizeof(uint32_t);
+    if (replaces_rows(method))
+        return cache_heads_of(shape) *
+               (method->parameters.exact * shape->head_dim * sizeof(device_half) + method->parameters.budget * sizeof(float));
     if (!n) return 0;
     if (!chooses_apart(method)) return cache_heads_of(shape) * n * row;
     return cache_heads_of(shape) * (rows_of(method, n) * (row + sizeof(uint32_t)) + pages * sizeof(uint64_t) + sizeof(uint32_t));
@@ -29,7 +32,12 @@ size_t exact_lay_out(const struct cache *cache, struct exact_rows *exact) {
     exact->sides = apart ? (uint32_t *)(void *)(at + bytes) : NULL;
     bytes += apart ? heads * behind * sizeof *exact->sides : 0;
     exact->counts = apart ? (uint32_t *)(void *)(at + bytes) : NULL;
-    return bytes + (apart ? heads * sizeof *exact->counts : 0);
+    bytes += apart ? heads * sizeof *exact->counts : 0;
+    if (!replaces_rows(&cache->base.method)) return bytes;
+    exact->unrotated = (device_half *)(void *)(at + bytes);
+    bytes += heads * exact->capacity * row_bytes(cache);
+    exact->logits = (float *)(void *)(at + bytes);
+    return bytes + heads * cache->base.method.parameters.budget * sizeof *exact->logits;
 }
 
 /* Allocates rows that hold `capacity` tokens of each KV head. */
@@ -67,6 +75,7 @@ static enum terse_status replace(struct cache *cache, struct exact_rows *exact, 
     }
     exact_free(cache, &cache->exact);
     cache->exact = *exact;
+    *exact = (struct exact_rows){0};
     return TERSE_OK;
 }
 
@@ -84,15 +93,28 @@ void kept_reset(struct cache *cache) {
     cache->base.n_anchors = 0;
 }
 
+/* Allocates rows like those of `from` and queues copying them. */
+static enum terse_status copy_rows(const struct cache *cache, const struct exact_rows *from, struct exact_rows *copy,
+                                   struct terse_error *error) {
+    struct exact_rows laid_out = *from;
+    const size_t bytes = exact_lay_out(cache, &laid_out);
+    enum terse_status status = allocate(cache, from->capacity, from->n_pages, copy, error);
+    if (!status && bytes)
+        status = device_check(cudaMemcpyAsync(copy->rows, from->rows, bytes, cudaMemcpyDeviceToDevice, device_stream()),
+                              "copying a KV cache", error);
+    if (status) exact_free(cache, copy);
+    return status;
+}
+
+enum terse_status exact_copy(const struct cache *cache, struct exact_rows *copy, struct terse_error *error) {
+    return copy_rows(cache, &cache->exact, copy, error);
+}
+
 enum terse_status kept_copy(struct cache *cache, const struct cache *from, struct terse_error *error) {
-    struct exact_rows of_from = from->exact, exact;
-    const size_t bytes = exact_lay_out(from, &of_from);
-    if (!bytes) return TERSE_OK;
-    enum terse_status status = replace(cache, &exact, allocate(cache, from->exact.capacity, from->exact.n_pages, &exact, error));
-    if (status) return status;
-    cache->base.n_anchors = from->base.n_anchors;
-    return device_check(cudaMemcpyAsync(cache->exact.rows, from->exact.rows, bytes, cudaMemcpyDeviceToDevice, device_stream()),
-                        "copying a KV cache", error);
+    struct exact_rows exact;
+    enum terse_status status = replace(cache, &exact, copy_rows(cache, &from->exact, &exact, error));
+    if (!status) cache->base.n_anchors = from->base.n_anchors;
+    return status;
 }
 
 /* ---- A step that chooses */
@@ -185,6 +207,7 @@ enum terse_status kept_commit(struct cache *cache, struct terse_error *error) {
     /* Of anchors that keys and values choose apart, a layer's choice has copied the old ones. */
     const size_t heads = cache_heads_of(&cache->base.shape), row = row_bytes(cache),
                  old = cache->base.plan.ranked ? cache->base.n_anchors : 0, n = old + cache->base.plan.anchors;
+    if (cache->base.plan.replaces) return replace(cache, to, TERSE_OK);
     if (!cache->base.plan.anchors) return TERSE_OK;
     cudaError_t result = copy_runs(to->rows, to->capacity * row, from->rows, from->capacity * row,
                                    (cache_first_exact(cache) + old) * row, 2 * heads);
@@ -192,8 +215,5 @@ enum terse_status kept_commit(struct cache *cache, struct terse_error *error) {
         result = copy_runs(to->tokens, n * sizeof(uint32_t), from->tokens, old * sizeof(uint32_t), old * sizeof(uint32_t), heads);
     enum terse_status status = device_check(result, "keeping tokens of a prompt", error);
     if (status) return status;
-    exact_free(cache, from); /* when what is queued is done */
-    *from = *to;
-    *to = (struct exact_rows){0};
-    return TERSE_OK;
+    return replace(cache, to, TERSE_OK);
 }

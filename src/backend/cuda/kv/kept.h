@@ -4,12 +4,15 @@
 
 #include "backend/cuda/kv/state.h"
 
-/* Returns the bytes that n anchors in a cache of so many page sets add to the exact rows. */
+/* Returns the bytes that n anchors in a cache of so many page sets add to the exact rows, and what rows that may be replaced have
+ * besides. */
 size_t kept_bytes(const struct cache_shape *shape, const struct method *method, size_t n, size_t pages);
 /* Allocates rows for the first tokens and n anchors, and queues writing zeros to them; exact_free frees them, also after a
  * failure. */
 enum terse_status exact_new(const struct cache *cache, size_t n, size_t pages, struct exact_rows *exact, struct terse_error *error);
 void exact_free(const struct cache *cache, struct exact_rows *exact);
+/* Allocates exact rows like the cache's own and queues copying these. A failure leaves nothing allocated. */
+enum terse_status exact_copy(const struct cache *cache, struct exact_rows *copy, struct terse_error *error);
 /* Sets where the arrays lie that follow `rows`, on the device or in a copy on the host, and returns the bytes of all. */
 size_t exact_lay_out(const struct cache *cache, struct exact_rows *exact);
 /* Makes room for exact rows of n anchors in place of the old rows, whose numbers are lost. */

@@ -9,6 +9,7 @@
 #include "backend/cuda/kv/anchors.h"
 #include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/kept.h"
+#include "backend/cuda/kv/replace.h"
 #include "backend/cuda/kv/views.h"
 #include "base/size.h"
 
@@ -94,15 +95,20 @@ void prompt_pages_changed(struct cache *cache) {
 }
 
 enum terse_status prompt_reserve(struct cache *cache, struct terse_error *error) {
-    struct sequence_view view = cache_view(cache);
     enum terse_status status = reserve_rows(cache, error);
     if (!status) status = kept_reserve(cache, cache->row_capacity, error);
     if (!status) status = kv_anchors_reserve(cache, error);
     if (!status) status = make_items(cache, error);
     if (!status) status = kv_anchors_list_pages(cache, error);
+    if (!status) status = replacing_reserve(cache, error);
     if (status) {
         kept_release(cache);
         return status;
+    }
+    struct sequence_view view = cache_view(cache);
+    if (cache->base.plan.replaces) { /* until the step is committed */
+        view.exact = cache->chosen.rows;
+        view.unrotated = cache->chosen.unrotated;
     }
     return device_check(cudaMemcpyAsync(cache->view, &view, sizeof view, cudaMemcpyHostToDevice, device_stream()),
                         "sending a prompt's step", error);
@@ -156,6 +162,7 @@ enum terse_status prompt_append(struct cache *cache, const struct kv_rows *rows,
     cache->base.layer = rows->layer;
     cudaError_t result = first ? cudaSuccess : read_stored(cache, rows->layer);
     if (result == cudaSuccess && !first) result = kv_anchors_begin_layer(cache);
+    if (result == cudaSuccess && !first) result = replacing_begin_layer(cache);
     if (result == cudaSuccess)
         result = append_rows(&to, rows->k, rows->v, count, cache->base.plan.before.length + first, rows_before(cache) + first,
                              device_stream());
@@ -189,6 +196,7 @@ static enum terse_status take_queries(const struct cache *cache, const struct kv
     cudaError_t result = rotate_rows(&cache->heads, &cache->tables->rotary, cache->base.shape.query_heads, rows->q, rows->count,
                                      cache->base.plan.before.length + rows->first, device_stream());
     if (result == cudaSuccess) result = kept_observe(cache, rows->q, rows->first, rows->count);
+    if (result == cudaSuccess) result = replacing_observe(cache, rows->q, rows->first, rows->count);
     return device_check(result, "a prompt's queries", error);
 }
 
@@ -217,6 +225,7 @@ static cudaError_t keep_window(const struct cache *cache, uint32_t layer) {
 
 enum terse_status prompt_seal(struct cache *cache, uint32_t layer, struct terse_error *error) {
     if (cache->base.layer != layer) return status_fail(error, TERSE_E_ARGUMENT, "the end of a layer without its keys and values");
+    const size_t leaving = (size_t)row_of(cache, replacing_first(&cache->base.plan));
     const int64_t sealed = row_of(cache, plan_first_sealed(&cache->base.plan));
     cudaError_t result = cache->base.plan.kind == CACHE_STEP_PAPER ? cudaSuccess : seal_layer(cache, layer);
     if (result == cudaSuccess)
@@ -225,6 +234,8 @@ enum terse_status prompt_seal(struct cache *cache, uint32_t layer, struct terse_
     if (result == cudaSuccess)
         result =
             kv_anchors_choose(cache, layer, row_at(cache, CODEC_KEYS, (size_t)sealed), row_at(cache, CODEC_VALUES, (size_t)sealed));
+    if (result == cudaSuccess)
+        result = replacing_seal(cache, layer, row_at(cache, CODEC_KEYS, leaving), row_at(cache, CODEC_VALUES, leaving));
     if (result == cudaSuccess) result = keep_window(cache, layer);
     cache->base.layer = NO_LAYER;
     cache->base.layers_ended = layer + 1;

@@ -88,6 +88,15 @@ static void copy_exact(const struct cache *cache, const struct exact_rows *exact
     }
 }
 
+/* Copies keys before rotation, [layers][Hk][first exact][hd], to the file's form of exact rows, or back. */
+static void copy_unrotated(const struct cache *cache, uint16_t *keys, uint16_t *file, bool save) {
+    const size_t side = cache_first_exact(cache) * (size_t)cache->base.shape.head_dim;
+    for (size_t head = 0; head < cache_heads_of(&cache->base.shape); head++) {
+        uint16_t *own = keys + head * side, *there = file + 2 * head * side;
+        memcpy(save ? there : own, save ? own : there, side * sizeof *own);
+    }
+}
+
 /* An apart_anchors is the anchors of one side of a layer and KV head in the file's form. */
 struct apart_anchors {
     uint32_t *tokens;
@@ -167,7 +176,11 @@ static void convert(const struct cache *cache, enum cache_piece piece, void *dev
     const struct exact_rows exact = copy_at(cache, device, &(size_t){0});
     if (piece == CACHE_WINDOW) copy_window(cache, device, file, true);
     if (piece == CACHE_EXACT) copy_exact(cache, &exact, file, NULL, true);
-    if (piece == CACHE_EXACT) rotate_exact(cache, file, true);
+    if (piece == CACHE_EXACT && exact.unrotated)
+        copy_unrotated(cache, exact.unrotated, file, true);
+    else if (piece == CACHE_EXACT)
+        rotate_exact(cache, file, true);
+    if (piece == CACHE_EXACT_LOGITS) memcpy(file, exact.logits, cache_piece_bytes(cache, piece));
     if (piece == CACHE_ANCHORS && exact.counts) save_apart(cache, &exact, file);
     if (piece == CACHE_ANCHORS && !exact.counts) copy_exact(cache, &exact, NULL, file, true);
 }
@@ -259,7 +272,8 @@ static enum terse_status send(void *to, const void *from, size_t bytes, struct t
     return device_check(device_send(to, from, bytes), "reading a saved KV cache", error);
 }
 
-static enum terse_status import_exact(struct cache *cache, const uint8_t *data, const uint8_t *anchors, struct terse_error *error) {
+static enum terse_status import_exact(struct cache *cache, const uint8_t *const pieces[CACHE_PIECES], struct terse_error *error) {
+    const uint8_t *const data = pieces[CACHE_EXACT], *const anchors = pieces[CACHE_ANCHORS];
     const size_t n = cache->base.n_anchors, bytes = cache_piece_bytes(cache, CACHE_EXACT);
     enum terse_status status = n ? kept_resize(cache, n, error) : TERSE_OK;
     size_t all;
@@ -270,6 +284,8 @@ static enum terse_status import_exact(struct cache *cache, const uint8_t *data, 
     if (!status) {
         struct exact_rows exact = copy_at(cache, rows, &all);
         if (bytes) memcpy(first, data, bytes);
+        if (exact.unrotated) copy_unrotated(cache, exact.unrotated, first, false);
+        if (exact.logits) memcpy(exact.logits, pieces[CACHE_EXACT_LOGITS], cache_piece_bytes(cache, CACHE_EXACT_LOGITS));
         rotate_exact(cache, first, false);
         copy_exact(cache, &exact, first, n && !exact.counts ? (uint8_t *)anchors : NULL, false);
         for (size_t head = 0; exact.counts && head < cache_heads_of(&cache->base.shape); head++)
@@ -296,6 +312,6 @@ static enum terse_status import_window(struct cache *cache, const uint8_t *data,
 
 enum terse_status kv_import_pieces(struct cache *cache, const uint8_t *const pieces[CACHE_PIECES], struct terse_error *error) {
     enum terse_status status = import_window(cache, pieces[CACHE_WINDOW], error);
-    if (!status) status = import_exact(cache, pieces[CACHE_EXACT], pieces[CACHE_ANCHORS], error);
+    if (!status) status = import_exact(cache, pieces, error);
     return status ? status : cache_written(cache, error);
 }

@@ -9,7 +9,9 @@
 #include "backend/cuda/kv/kept.h"
 #include "backend/cuda/kv/lower.h"
 #include "backend/cuda/kv/prompt.h"
+#include "backend/cuda/kv/replace.h"
 #include "backend/cuda/kv/saved.h"
+#include "backend/cuda/kv/victims.h"
 #include "backend/cuda/kv/views.h"
 #include "backend/cuda/kv/window.h"
 
@@ -45,6 +47,7 @@ static enum terse_status allocate(struct cache *cache, struct terse_error *error
     if (!status)
         status = block_table_new(&cache->base.pages, &device_memory, cache->base.rates.page_set_bytes, cache->base.rates.n, error);
     if (!status) status = kept_resize(cache, 0, error);
+    if (!status) status = replacing_new(cache, error);
     if (!status) status = take(cache, &cache->window, window_bytes(cache), "the KV cache's recent window", error);
     if (!status) status = take(cache, &cache->view, sizeof *cache->view, "the KV cache", error);
     if (!status) status = new_event(&cache->written, error);
@@ -94,6 +97,7 @@ void kv_destroy(struct cache *cache) {
     item_list_free(&cache->stored);
     item_list_free(&cache->sealed);
     item_list_free(&cache->decoded);
+    replacing_free(cache);
     if (cache->written) cudaEventDestroy(cache->written);
     if (cache->encoded_ahead) cudaEventDestroy(cache->encoded_ahead);
     kv_tables_release(cache->tables);
@@ -109,11 +113,11 @@ static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct
     const uint64_t heads = cache_heads_of(shape), row = shape->head_dim * sizeof(device_half);
     const uint64_t learned = (noted ? fitted_sums_bytes(shape, method) : 0) +
                              (fitted ? fitted_all_bytes(shape, method) + kv_fitted_bytes(shape, method) : 0);
-    return (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, 0),
-                                .window = heads * 2 * rows * row,
-                                .exact =
-                                    cache_exact_bytes(shape, method) + kept_bytes(shape, method, (size_t)anchors, (size_t)views),
-                                .tables = learned + page_view_bytes(views) + sizeof(struct sequence_view)};
+    return (struct cache_bytes){
+        .page_set = page_set_bytes_of(shape, method, 0),
+        .window = heads * 2 * rows * row,
+        .exact = cache_exact_bytes(shape, method) + kept_bytes(shape, method, (size_t)anchors, (size_t)views),
+        .tables = learned + page_view_bytes(views) + sizeof(struct sequence_view) + replacing_bytes(shape, method)};
 }
 
 static void storage_bytes_after(const struct cache_shape *shape, const struct method *method, const struct plan *plan,
@@ -134,6 +138,8 @@ static enum terse_status supports(const struct cache_shape *shape, const struct 
     const struct centroid_shape centroid[2] = {centroid_shape_of(&method->key), centroid_shape_of(&method->value)};
     if (!attend_decode_supports(&heads, codec, centroid) || !encode_supports(&heads, codec) || !attend_prefill_supports(&heads))
         return cache_refuse(&cuda_storage, method, "has no kernels for this model's heads", error);
+    if (replaces_rows(method) && method->parameters.exact > VICTIMS_EXACT_MOST)
+        return cache_refuse(&cuda_storage, method, "cannot keep so many anchors", error);
     return TERSE_OK;
 }
 
@@ -145,6 +151,7 @@ static void synchronize(struct cache *cache) {
 static void pages_changed(struct cache *cache, size_t first) {
     if (cache->views_good > first) cache->views_good = first;
     kv_anchors_forget(cache);
+    replacing_forget(cache);
     prompt_pages_changed(cache);
 }
 
@@ -189,7 +196,6 @@ static enum terse_status copy_storage(struct cache *cache, const struct cache *f
 
 const struct kv_storage cuda_storage = {.most_tokens = UINT32_MAX,
                                         .where = "on the GPU",
-                                        .anchors = true,
                                         .supports = supports,
                                         .create = kv_create,
                                         .destroy = kv_destroy,

@@ -42,6 +42,16 @@ struct head_view {
     uint32_t window;     /* a query sees the newest so many keys alone, its own included; 0: all */
 };
 
+/* A rotary_view gives the angle at any position as the sum of its run's and its slot's. It lies in device memory, without the
+ * magnitude. */
+struct rotary_view {
+    uint32_t n_rot; /* 0: nothing is rotated */
+    enum rope_pairing pairing;
+    float magnitude;
+    const float *runs;  /* [runs][n_rot / 2][cosine, sine] of 0, ROPE_RUN_TOKENS, ... */
+    const float *slots; /* [ROPE_RUN_TOKENS or more][n_rot / 2][cosine, sine] of 0, 1, ... */
+};
+
 /* A place_view says where the sealed pages of a layer and KV head lie: the bytes of a page by side, and of all pages of a page set
  * before it. Device [layers][Hk]. */
 struct place_view {
@@ -101,11 +111,16 @@ struct sequence_view {
     const uint32_t *anchor_tokens; /* [layers][Hk][exact_capacity - first_exact]: whose rows they are, ascending */
     const uint64_t *anchored; /* [layers][Hk][anchored_pages], by page set: bit t says that the token in slot t has such a row */
     uint32_t anchored_pages;  /* later page sets have none */
+    /* These are of exact rows that may be replaced (victims.h); NULL: none is. */
+    device_half *unrotated; /* [layers][Hk][first_exact][hd]: their keys before rotation */
+    float *first_logits;    /* [layers][Hq][FRESH_LOGITS]: of the step's queries, by their position % FRESH_LOGITS, to token 0 */
     struct rate_view rates[RATE_VIEWS]; /* by the rate of pages */
     /* These are read by launches of several rates. Pages are listed by rate: those of rate r from rate_first[r] on, in order of their
      * tokens, and read in rate_splits[r] parts, at least 1 where there are any. */
     uint32_t rate_first[RATE_VIEWS + 1], rate_splits[RATE_VIEWS];
 };
+
+#define FRESH_LOGITS 16 /* at least the tokens of one sequence in a decoding step */
 
 TERSE_DEVICE const struct read_list *read_list_at(const struct sequence_view *s, const struct head_view *h, uint32_t layer,
                                                   uint32_t head) {

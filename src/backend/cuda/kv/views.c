@@ -143,7 +143,9 @@ struct sequence_view cache_view(const struct cache *cache) {
                                  .anchor_rows = cache->exact.counts,
                                  .anchor_tokens = cache->exact.counts ? cache->exact.tokens : NULL,
                                  .anchored = cache->exact.pages,
-                                 .anchored_pages = cache->exact.n_pages};
+                                 .anchored_pages = cache->exact.n_pages,
+                                 .unrotated = cache->exact.unrotated,
+                                 .first_logits = cache->replacing.fresh};
     for (uint32_t rate = 0; rate < rates_of(&cache->base); rate++) view.rates[rate] = cache_rate_view(cache, rate);
     find_rates(cache, list.n_pages, view.rate_first);
     return view;
