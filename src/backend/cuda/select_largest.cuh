@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* Returns the keep-th largest of bits(0 .. n - 1), and how many of those that are equal to it are taken. */
+/* Returns the keep-th largest of bits(0 .. n - 1), 0 < keep <= n, and how many of those that are equal to it are taken. */
 template <int THREADS, class Bits> static __device__ uint2 least_selected(Bits bits, uint32_t n, uint32_t keep) {
     __shared__ uint32_t counts[256], found[2];
     uint32_t prefix = 0, left = keep;
@@ -17,11 +17,22 @@ template <int THREADS, class Bits> static __device__ uint2 least_selected(Bits b
             if (shift == 24 || own >> (shift + 8) == prefix >> (shift + 8)) atomicAdd(&counts[own >> shift & 255], 1u);
         }
         __syncthreads();
-        if (threadIdx.x == 0) {
-            uint32_t digit = 255;
-            while (digit && counts[digit] < left) left -= counts[digit--];
-            found[0] = prefix | digit << shift;
-            found[1] = left;
+        if (threadIdx.x < 32) { /* a lane has eight digits, the first lane the largest ones */
+            const uint32_t top = 255 - 8 * threadIdx.x;
+            uint32_t own = 0;
+            for (uint32_t i = 0; i < 8; i++) own += counts[top - i];
+            uint32_t before = own;
+            for (uint32_t apart = 1; apart < 32; apart *= 2) {
+                const uint32_t more = __shfl_up_sync(0xffffffffu, before, apart);
+                before += threadIdx.x >= apart ? more : 0;
+            }
+            before -= own;
+            if (before < left && left <= before + own) {
+                uint32_t digit = top, rest = left - before;
+                while (counts[digit] < rest) rest -= counts[digit--];
+                found[0] = prefix | digit << shift;
+                found[1] = rest;
+            }
         }
         __syncthreads();
         prefix = found[0];
@@ -45,7 +56,7 @@ template <int THREADS> static __device__ uint2 count_before(bool yes) {
     return make_uint2(before + __popc(ballot & ((1u << threadIdx.x % 32) - 1)), all);
 }
 
-/* Calls put(place, i), place < keep <= n, for the `keep` largest of bits(i), i < n. All THREADS threads of the block, a multiple of
+/* Calls put(place, i), place < keep, 0 < keep <= n, for the `keep` largest of bits(i), i < n. All THREADS threads of the block, a multiple of
  * 32, call this. */
 template <int THREADS, class Bits, class Put> static __device__ void select_largest(Bits bits, uint32_t n, uint32_t keep, Put put) {
     const uint2 least = least_selected<THREADS>(bits, n, keep);
