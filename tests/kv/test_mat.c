@@ -328,6 +328,53 @@ static void copies_go_on(void **state) {
     free(s);
 }
 
+/* Steps of two sequences of different lengths, together. */
+static void sequences_of_a_batch_choose_for_themselves(void **state) {
+    (void)state;
+    enum { TOGETHER = 50 };
+    const struct kv_ops *kv = backend_under_test()->kv;
+    const size_t first[2] = {90, 30};
+    const struct method method = resolve("mat-60", "q8_0", 20, 1);
+    struct sequence *s[2];
+    struct cache *caches[2];
+    struct kept(*lists)[LAYERS][HEADS] = malloc(2 * sizeof *lists);
+    for (size_t i = 0; i < 2; i++) {
+        s[i] = sequence_new(30 + i);
+        caches[i] = new_cache(&method);
+        memset(kept, 0, sizeof kept);
+        read_tokens(caches[i], s[i], CACHE_STEP_PREFILL, 0, 20, NULL);
+        for (size_t t = 20; t < first[i]; t++) read_tokens(caches[i], s[i], CACHE_STEP_DECODE, t, 1, NULL);
+        for (size_t t = 0; t < first[i] + TOGETHER; t++) define_token(s[i], &method.parameters, t);
+        memcpy(lists[i], kept, sizeof kept);
+    }
+    const struct kv_batch batch = {caches, 2, NULL};
+    for (size_t step = 0; step < TOGETHER; step++) {
+        float k[2][KV], v[2][KV], q[2][QS], out[2][QS];
+        for (size_t i = 0; i < 2; i++) assert_int_equal(kv->begin(caches[i], CACHE_STEP_DECODE, 1, NULL), TERSE_OK);
+        assert_int_equal(kv->join(&batch, NULL), TERSE_OK);
+        for (uint32_t l = 0; l < LAYERS; l++) {
+            for (size_t i = 0; i < 2; i++) {
+                memcpy(k[i], s[i]->k[l][first[i] + step], sizeof *k);
+                memcpy(v[i], s[i]->v[l][first[i] + step], sizeof *v);
+                memcpy(q[i], s[i]->q[l][first[i] + step], sizeof *q);
+            }
+            const struct kv_rows keys = {.layer = l, .count = 2, .k = k[0], .v = v[0]},
+                                 queries = {.layer = l, .count = 2, .q = q[0], .out = out[0]};
+            assert_int_equal(kv->append(&batch, &keys, NULL), TERSE_OK);
+            assert_int_equal(kv->attend(&batch, &queries, NULL), TERSE_OK);
+            assert_int_equal(kv->seal(&batch, l, NULL), TERSE_OK);
+        }
+        for (size_t i = 0; i < 2; i++) assert_int_equal(kv->commit(caches[i], NULL), TERSE_OK);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        memcpy(kept, lists[i], sizeof kept);
+        check_rows(caches[i]);
+        parts_destroy(caches[i]);
+        free(s[i]);
+    }
+    free(lists);
+}
+
 /* A step that was begun, and perhaps appended and attended, but never committed changes nothing. */
 static void a_step_given_up_replaces_nothing(void **state) {
     (void)state;
@@ -387,6 +434,7 @@ int main(int argc, char **argv) {
                                        cmocka_unit_test(steps_choose_what_single_tokens_choose),
                                        cmocka_unit_test(special_cases_are_streaming),
                                        cmocka_unit_test_setup_teardown(copies_go_on, make_state_path, remove_state_path),
+                                       cmocka_unit_test(sequences_of_a_batch_choose_for_themselves),
                                        cmocka_unit_test(a_step_given_up_replaces_nothing),
                                        cmocka_unit_test(a_reset_forgets)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -42,19 +42,12 @@ enum terse_status replacing_new(struct cache *cache, struct terse_error *error) 
     return device_check(cudaMemsetAsync(r->fresh, 0, fresh_bytes(shape), device_stream()), "clearing the KV cache", error);
 }
 
-static void free_prompt(struct replacing *r) {
-    device_free(NULL, r->prompt, r->prompt_bytes);
-    r->prompt = NULL;
-    r->prompt_bytes = 0;
-}
-
 void replacing_free(struct cache *cache) {
     const struct cache_shape *shape = &cache->base.shape;
     struct replacing *r = &cache->replacing;
     device_free(cache->base.budget, r->moves, moves_bytes(shape, &cache->base.method));
     device_free(cache->base.budget, r->fresh, fresh_bytes(shape));
     device_free(cache->base.budget, r->page, page_bytes(shape));
-    free_prompt(r);
     item_list_free(&r->item);
 }
 
@@ -157,22 +150,18 @@ enum terse_status replacing_commit(struct cache *cache, struct terse_error *erro
     return TERSE_OK;
 }
 
-/* ---- Prompts */
+/* ---- Prompts: logits[Hq][plan.n] of a layer's queries to token 0 are the step's scratch. */
 
 enum terse_status replacing_reserve(struct cache *cache, struct terse_error *error) {
-    const size_t bytes = cache->base.plan.n * cache->base.shape.query_heads * sizeof(float);
-    struct replacing *r = &cache->replacing;
     if (!cache->base.plan.replaces) return TERSE_OK;
     kept_release(cache);
-    free_prompt(r);
-    if (!(r->prompt = device_alloc(NULL, bytes, "logits to the first token", error))) return TERSE_E_MEMORY;
-    r->prompt_bytes = bytes;
+    cache->choice_bytes = cache->base.plan.n * cache->base.shape.query_heads * sizeof(float);
+    if (!(cache->choice = device_alloc(NULL, cache->choice_bytes, "logits to the first token", error))) return TERSE_E_MEMORY;
     return exact_copy(cache, &cache->chosen, error);
 }
 
 cudaError_t replacing_begin_layer(const struct cache *cache) {
-    const struct replacing *r = &cache->replacing;
-    return cache->base.plan.replaces ? cudaMemsetAsync(r->prompt, 0, r->prompt_bytes, device_stream()) : cudaSuccess;
+    return cache->base.plan.replaces ? cudaMemsetAsync(cache->choice, 0, cache->choice_bytes, device_stream()) : cudaSuccess;
 }
 
 cudaError_t replacing_observe(const struct cache *cache, const float *q, size_t first, size_t count) {
@@ -186,7 +175,7 @@ cudaError_t replacing_observe(const struct cache *cache, const float *q, size_t 
                                         .exact = (uint32_t)exact,
                                         .moved = (uint32_t)plan_evicted(plan),
                                         .unrotated = cache->chosen.unrotated + at * cache->base.shape.head_dim,
-                                        .logits = cache->replacing.prompt,
+                                        .logits = cache->choice,
                                         .at = (uint32_t)first,
                                         .capacity = (uint32_t)plan->n};
     return find_first_logits(&logits, device_stream());
@@ -197,7 +186,7 @@ cudaError_t replacing_seal(const struct cache *cache, uint32_t layer, const devi
     const uint64_t from = replacing_first(plan);
     if (!plan->replaces) return cudaSuccess;
     struct victims victims = victims_of(cache, &cache->chosen, layer, 1);
-    victims.fresh = cache->replacing.prompt;
+    victims.fresh = cache->choice;
     victims.fresh_origin = (uint32_t)plan->before.length;
     victims.fresh_capacity = (uint32_t)plan->n;
     victims.leave = (struct leaving_tokens){.from = (uint32_t)from,

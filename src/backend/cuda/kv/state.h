@@ -56,8 +56,6 @@ struct replacing {
     device_half *page;   /* [layers][Hk][keys, values][64][hd]: the page set whose first token is page_first, decoded */
     uint64_t page_first; /* UINT64_MAX: none */
     struct item_list item;
-    float *prompt; /* [Hq][plan.n]: logits of a layer's queries to token 0 */
-    size_t prompt_bytes;
 };
 
 /* A fitted_tables has device tables of the sequence's own transforms. */
@@ -95,8 +93,8 @@ struct cache {
     device_half *rows[2];     /* of a step of many tokens: [row_capacity][Hk][hd], behind ROWS_IN_FRONT more */
     size_t row_capacity;
     struct exact_rows
-        chosen;   /* of a step that chooses anchors, or a prompt that replaces rows: what is to take the place of `exact` */
-    void *choice; /* scratch of the choice */
+        chosen;   /* what is to take the place of `exact`, of a step that chooses anchors or a prompt that replaces rows */
+    void *choice; /* scratch of either */
     size_t choice_bytes;
     struct replacing replacing;
     cudaEvent_t written;       /* other streams than device_stream() wait for this before they read the cache */
