@@ -50,15 +50,12 @@ static enum terse_status check_dealt(const struct kv_storage *storage, const str
 
 static enum terse_status check_abilities(const struct kv_storage *storage, const struct cache_shape *shape,
                                          const struct method *method, struct terse_error *error) {
-    const struct policy *policy = method->policy;
-    const bool single_out = policy->pick_victim || (policy->anchors && !policy->keep_selected_only);
     if (shape->ranks) {
         enum terse_status status = check_dealt(storage, method, error);
         if (status) return status;
     }
     if (method->index && !storage->selects)
         return cache_refuse(storage, method, "cannot choose the tokens that a step reads", error);
-    if (single_out && !storage->singles_out) return cache_refuse(storage, method, "cannot choose tokens by their attention", error);
     if (method->least_rate > 0 && !storage->lower)
         return cache_refuse(storage, method, "cannot be lowered to fewer bits for the budget", error);
     return TERSE_OK;

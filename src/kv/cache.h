@@ -48,7 +48,6 @@ struct kv_storage {
     uint64_t most_tokens; /* of a sequence */
     const char *where;    /* for messages about what is not served: "on the GPU" */
     bool selects;         /* steps read the tokens that an index finds */
-    bool singles_out;     /* tokens of pages may be exact, as anchors, and exact rows be replaced */
     bool deals;           /* pages may be dealt to ranks (deal.h) */
     /* Checks what the backend requires of a shape and method beyond what every backend does. */
     enum terse_status (*supports)(const struct cache_shape *shape, const struct method *method, struct terse_error *error);

@@ -1,9 +1,9 @@
-/* Anchors (AnTKV): scores are what their definition says, the bounds that they come from hold, the right tokens stay exact, and
- * attention over codes and anchors is that of a cache in which those rows are exact. */
-#include "backend/cpu/codec/codec.h"
-#include "backend/cpu/kv/anchors.h"
-#include "backend/cpu/kv/page_pool.h"
-#include "base/half.h"
+/* Anchors (AnTKV): the tokens of a prompt whose errors would move outputs most stay exact beside codes, keys and values apart, and attention over codes
+ * and anchors is that of a cache in which those rows are exact. On a GPU the oracle takes the cache's choice, after a check that no token that was left
+ * out has a score times error much above that of one that was chosen (support/cache_oracle.c). */
+#include "kv/cache.h"
+#include "support/backend_under_test.h"
+#include "support/oracle_copies.h"
 #include "support/oracle_runs.h"
 
 #include <math.h>
@@ -12,57 +12,105 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 static const struct oracle_setup small = {
-    .method = "q4_0", .tail = 32, .layers = 2, .query_heads = 6, .kv_heads = 2, .head_dim = 32, .anchor_count = 9};
+    .method = "q4_0", .tail = 32, .layers = 2, .query_heads = 6, .kv_heads = 2, .anchor_count = 9};
 
-/* ---- Reading a cache with anchors */
+/* The papers' protocol with anchors is the CPU's alone. */
+static void paper_step(struct oracle *o, size_t n, size_t piece) {
+    if (o->kv == backend_cpu.kv) oracle_step(o, Q, n, piece);
+}
+
+static void end(struct oracle *o) {
+    if (o->kv != backend_cpu.kv)
+        printf("%-12s head_dim %u, tail %u: an anchor's rank was at most %.4f below that of another token\n", o->method.name,
+               o->setup.head_dim, o->setup.tail, o->worst_choice);
+    oracle_free(o);
+}
+
+static void read_two_prompts(const struct oracle_setup *setup) {
+    struct oracle *o = oracle_new(setup, 2000);
+    oracle_step(o, P, 200, 0);
+    oracle_step(o, D, 1, 0);
+    oracle_step(o, P, 131, 50); /* a later prompt: tokens that were in the window may become anchors too */
+    oracle_step(o, D, 5, 0);
+    oracle_step(o, D, backend_under_test()->emulated ? 16 : 64, 0);
+    oracle_step(o, P, 3, 0);
+    paper_step(o, 70, 33);
+    oracle_step(o, D, 1, 0);
+    assert_true(o->anchors > 2 * 2 * 2 * 9);
+    end(o);
+}
 
 static void attention_reads_anchors_in_place_of_codes(void **state) {
     (void)state;
-    static const char *const methods[] = {"q4_0",      "q8_0",        "cq-1",        "cq-4",   "million-4",
-                                          "million-2", "million-8x5", "antkv-0.375", "antkv-2"};
-    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
-        for (uint32_t tail = 0; tail <= 128; tail += 64) {
+    static const struct {
+        const char *method, *key, *value;
+    } methods[] = {{"q4_0", NULL, NULL},        {"antkv-2", NULL, NULL},   {"terse-2", NULL, NULL},   {"kivi-4", NULL, NULL},
+                   {"antkv-0.375", NULL, NULL}, {"q8_0", NULL, NULL},      {"cq-1", NULL, NULL},      {"f16", "q8_0", "q4_0"},
+                   {"cq-4", NULL, NULL},        {"million-4", NULL, NULL}, {"million-2", NULL, NULL}, {"million-8x5", NULL, NULL}};
+    const bool emulated = backend_under_test()->emulated;
+    for (size_t m = 0; m < cases(sizeof methods / sizeof methods[0], 4); m++) {
+        for (uint32_t tail = emulated && m != 1 ? 64 : 0; tail <= (emulated ? 64 : 128); tail += 64) {
             struct oracle_setup setup = small;
-            setup.method = methods[m];
+            setup.method = methods[m].method;
+            setup.key = methods[m].key;
+            setup.value = methods[m].value;
             setup.tail = tail;
             setup.seed = 1000 + 10 * m + tail;
             setup.pairing = m % 2 ? ROPE_ADJACENT : ROPE_HALF_SPLIT;
-            struct oracle *o = oracle_new(&setup, 2000);
-            oracle_step(o, P, 200, 0);
-            oracle_step(o, D, 1, 0);
-            oracle_step(o, P, 131, 50); /* a later prompt: tokens that were in the window may become anchors too */
-            oracle_step(o, D, 5, 0);
-            oracle_step(o, D, 64, 0);
-            oracle_step(o, P, 3, 0);
-            oracle_step(o, Q, 70, 33);
-            oracle_step(o, D, 1, 0);
-            assert_true(o->anchors > 2 * 2 * 2 * 9);
-            oracle_free(o);
+            if (oracle_served(&setup)) read_two_prompts(&setup);
         }
+    }
+}
+
+/* Heads of all sizes, and groups of all sorts. */
+static void heads_of_any_shape_choose(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t head_dim, query_heads, kv_heads;
+        const char *method;
+    } shapes[] = {{128, 4, 1, "antkv-1"}, {256, 3, 1, "q4_0"},  {64, 2, 2, "cq-2"},
+                  {96, 5, 1, "q8_0"},     {128, 16, 2, "q4_0"}, {64, 16, 1, "terse-3"}};
+    for (size_t i = 0; i < cases(sizeof shapes / sizeof shapes[0], 4); i++) {
+        struct oracle_setup setup = small;
+        setup.layers = 1;
+        setup.head_dim = shapes[i].head_dim;
+        setup.query_heads = shapes[i].query_heads;
+        setup.kv_heads = shapes[i].kv_heads;
+        setup.method = shapes[i].method;
+        setup.cap = i == 1 ? 20 : 0;
+        setup.learned_sinks = i == 2;
+        setup.seed = 60 + i;
+        struct oracle *o = oracle_new(&setup, 500);
+        oracle_step(o, P, 230, 100);
+        oracle_step(o, D, 1, 0);
+        end(o);
     }
 }
 
 static void a_share_of_the_prompt_stays_exact(void **state) {
     (void)state;
-    static const double percents[] = {0, 1, 2, 5, 10, 100};
-    for (size_t i = 0; i < sizeof percents / sizeof percents[0]; i++) {
+    static const double percents[] = {1, 100, 0, 2, 5, 10};
+    for (size_t i = 0; i < cases(sizeof percents / sizeof percents[0], 2); i++) {
         struct oracle_setup setup = small;
         setup.tail = 0;
         setup.anchor_count = 0;
         setup.anchor_percent = percents[i];
         struct oracle *o = oracle_new(&setup, 400);
-        oracle_step(o, Q, 328, 0);
-        size_t k = (size_t)fmin(lround(3.28 * percents[i]), 324); /* the first 4 are exact in any case */
+        const uint32_t hd = o->setup.head_dim;
+        size_t n = o->kv == backend_cpu.kv ? 328 : 260, sealed = o->kv == backend_cpu.kv ? 324 : 256;
+        oracle_step(o, o->kv == backend_cpu.kv ? Q : P, n, 0);
+        size_t k = (size_t)fmin(lround((double)n * percents[i] / 100), (double)sealed); /* the first 4 are exact in any case */
         assert_int_equal(o->anchors, k * 2 * 2 * 2);
         struct terse_cache_report report;
-        cache_report(o->cache, &report);
-        assert_int_equal(report.exact, 2 * 2 * 2 * (k * (32 * 2 + 4) + 4 * 32 * 2));
+        parts_report(o->cache, &report);
+        if (o->kv == backend_cpu.kv) assert_int_equal(report.exact, 2 * 2 * 2 * (k * (hd * 2 + 4) + 4 * hd * 2));
         oracle_free(o);
     }
 }
@@ -73,198 +121,75 @@ static void alibi_moves_scores_and_reading(void **state) {
     setup.alibi = true;
     for (size_t m = 0; m < 2; m++) {
         setup.method = m ? "cq-2" : "q4_0";
+        if (!oracle_served(&setup)) continue;
         struct oracle *o = oracle_new(&setup, 600);
         oracle_step(o, P, 200, 70);
         oracle_step(o, D, 1, 0);
-        oracle_step(o, Q, 90, 0);
+        paper_step(o, 90, 0);
         oracle_step(o, D, 3, 0);
         oracle_free(o);
     }
 }
 
-/* ---- Scores, by themselves: one layer, one KV head, two query heads */
-
-enum { HD = 32, G = 2, TOKENS = 500, /* not a multiple of any tile */ FIRST = 4 /* tokens before it are exact tokens */ };
-
-struct bare {
-    float frequency[HD / 2], k[TOKENS * HD], v[TOKENS * HD], q[TOKENS * G * HD];
-    double a[TOKENS * G][TOKENS]; /* attention, explicitly */
-    struct rope rope;
-    struct cache_shape shape;
-    struct method method;
-    struct cache *cache;
-};
-
-static void set_attention(struct bare *b, size_t n) {
-    for (size_t r = 0; r < n * G; r++) {
-        double sum = 0;
-        for (size_t j = 0; j <= r / G; j++) {
-            double logit = 0;
-            for (size_t c = 0; c < HD; c++) logit += (double)b->q[r * HD + c] * (double)b->k[j * HD + c];
-            sum += b->a[r][j] = exp(logit * (double)b->shape.scale);
+/* Forks and states that are loaded again go on alike, and further prompts choose anchors of their own. */
+static void anchors_go_along(void **state) {
+    static const char *const methods[] = {"antkv-2", "terse-3", "q8_0"};
+    for (size_t m = 0; m < cases(3, 2); m++) {
+        struct oracle_setup setup = small;
+        setup.method = methods[m];
+        setup.seed = 80 + m;
+        struct oracle *o = oracle_new(&setup, 800);
+        oracle_step(o, P, 170, 0);
+        oracle_step(o, D, 16, 0);
+        oracle_save(o, *state);
+        struct oracle *copies[2] = {oracle_load(o, o->kv, *state, 30), oracle_fork(o, 31)};
+        for (size_t i = 0; i < 2; i++) {
+            oracle_step(copies[i], D, 1, 0);
+            oracle_step(copies[i], P, 90, 0);
+            oracle_step(copies[i], D, 1, 0);
+            oracle_free_copy(copies[i]);
         }
-        for (size_t j = 0; j <= r / G; j++) b->a[r][j] /= sum;
+        oracle_step(o, D, 1, 0);
+        oracle_free(o);
     }
 }
 
-/* A step of n tokens up to the choice of anchors; no rotation. */
-static struct bare *bare_new(size_t n, uint32_t anchors, int threads, bool zero_values) {
-    struct bare *b = calloc(1, sizeof *b);
-    uint32_t random = 7;
-    float *all[] = {b->k, b->v, b->q};
-    const size_t counts[] = {n * HD, n * HD, n * G * HD};
-    for (size_t i = 0; i < 3; i++)
-        for (size_t j = 0; j < counts[i]; j++) {
-            random = random * 1664525u + 1013904223u;
-            all[i][j] = i == 1 && zero_values ? 0 : 4 * ((float)(random >> 8) / (1 << 24) - 0.5f);
-        }
-    b->rope = (struct rope){ROPE_ADJACENT, HD, 0, b->frequency, 1};
-    b->shape = (struct cache_shape){1, G, 1, HD, 1 / sqrtf(HD), &b->rope, .slopes = NULL};
-    set_attention(b, n);
-    struct terse_cache_options options = {.method = "q4_0", .tail_tokens = 0, .anchor_count = anchors};
+/* Where all heads have as many anchors before a token, as between prompts, the sequence can go back to it. */
+static void cut_where_anchors_are_whole(void **state) {
+    (void)state;
     struct terse_error error;
-    if (method_resolve(&options, HD, &b->method, &error)) fail_msg("%s", error.message);
-    if (cache_create(&b->shape, &b->method, (uint32_t)threads, &b->cache, &error)) fail_msg("%s", error.message);
-    if (cache_begin(b->cache, Q, n, &error)) fail_msg("%s", error.message);
-    assert_int_equal(cache_append(b->cache, 0, b->k, b->v, NULL), TERSE_OK);
-    for (size_t first = 0; first < n; first += 130)
-        assert_int_equal(cache_observe(b->cache, b->q + first * G * HD, first, n - first < 130 ? n - first : 130, NULL), TERSE_OK);
-    return b;
+    struct oracle *o = oracle_new(&small, 900);
+    oracle_step(o, P, 170, 0); /* seals tokens 4 to 131 */
+    oracle_step(o, P, 120, 0); /* and up to 259 */
+    assert_int_equal(parts_truncate(o->cache, 15, &error), TERSE_E_UNSUPPORTED);
+    assert_non_null(strstr(error.message, "cannot end at 15"));
+    oracle_cut(o, 132);
+    oracle_step(o, D, 1, 0);
+    oracle_step(o, P, 90, 0);
+    oracle_step(o, D, 1, 0);
+    struct oracle *fork = oracle_fork(o, 3);
+    oracle_step(fork, D, 1, 0);
+    oracle_free_copy(fork);
+    oracle_cut(o, 3); /* before all anchors */
+    oracle_step(o, D, 2, 0);
+    fork = oracle_fork(o, 4);
+    oracle_step(fork, P, 110, 0);
+    oracle_step(fork, D, 1, 0);
+    oracle_free_copy(fork);
+    oracle_step(o, D, 1, 0);
+    oracle_free(o);
 }
 
-static void bare_free(struct bare *b) {
-    cache_destroy(b->cache);
-    free(b);
-}
-
-/* The scores of a token from FIRST on without the error that they were multiplied by: decoded rows tell it. */
-static double bare_score(struct bare *b, enum codec_side side, size_t token, size_t n) {
-    const float *rows = side == CODEC_KEYS ? b->k : b->v;
-    const struct codec_shape shape = {.head_dim = HD, .group = 1};
-    size_t sealed = (n - FIRST + 1) / 2 * 2, at = token - FIRST;
-    float decoded[64 * HD], error = 0;
-    cpu_codec_q4_0.decode(shape, side, page_at(b->cache, &b->cache->base.pages.sets[at / 64], side, 0, 0), decoded);
-    for (size_t c = 0; c < HD; c++) error += powf(rows[token * HD + c] - decoded[at % 64 * HD + c], 2);
-    return (double)(b->cache->observed[(side == CODEC_VALUES) * sealed + at] / error);
-}
-
-static void scores_are_those_of_explicit_softmax_rows(void **state) {
-    (void)state;
-    static const size_t lengths[] = {5, 6, 63, 65, 68, 69, 384, 385, TOKENS};
-    for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++) {
-        size_t n = lengths[l];
-        struct bare *b = bare_new(n, 1, 2, false);
-        double spent = 0;
-        for (size_t j = 0; j < n; j++) {
-            double keys = 0, values = 0;
-            for (size_t r = j * G; r < n * G; r++) {
-                double norm = 0, a = b->a[r][j];
-                for (size_t c = 0; c < HD; c++) norm += (double)b->q[r * HD + c] * (double)b->q[r * HD + c];
-                keys += a * (1 - a) * sqrt(norm);
-                values += a;
-            }
-            spent += j < FIRST ? values : bare_score(b, CODEC_VALUES, j, n);
-            if (j < FIRST) continue;
-            assert_true(fabs(bare_score(b, CODEC_KEYS, j, n) - keys) <= 1e-5 * (keys + 1));
-            assert_true(fabs(bare_score(b, CODEC_VALUES, j, n) - values) <= 1e-5 * values);
-        }
-        assert_true(fabs(spent - (double)(n * G)) <= 1e-5 * (double)(n * G));
-        bare_free(b);
-    }
-}
-
-/* Theorem 3.1: for values exactly, for keys to first order, with the constant 2/sqrt(hd) of the rigorous form in terms of 2-norms. */
-static void errors_move_outputs_by_no_more_than_the_bounds(void **state) {
-    (void)state;
-    enum { N = 200 };
-    struct bare *b = bare_new(N, 1, 1, false);
-    double *moved = calloc((size_t)N * HD, sizeof *moved), value_bound = 0, value_change = 0, key_bound = 0, key_change = 0,
-           largest = 0;
-    for (size_t i = FIRST * HD; i < N * HD; i++) moved[i] = sin((double)i * 7.3);
-    for (size_t j = FIRST; j < N; j++) {
-        double norm1 = 0, norm2 = 0, value = 0;
-        for (size_t c = 0; c < HD; c++) {
-            norm1 += fabs(moved[j * HD + c]);
-            norm2 += moved[j * HD + c] * moved[j * HD + c];
-            value = fmax(value, fabs((double)b->v[j * HD + c]));
-        }
-        value_bound += bare_score(b, CODEC_VALUES, j, N) * norm1;
-        key_bound += 2 / sqrt(HD) * bare_score(b, CODEC_KEYS, j, N) * 1e-4 * sqrt(norm2);
-        largest = fmax(largest, value);
-    }
-    for (size_t r = 0; r < N * G; r++) {
-        double change[HD] = {0}, logits[N], sum = 0;
-        for (size_t j = 0; j <= r / G; j++) {
-            double shift = 0;
-            for (size_t c = 0; c < HD; c++) {
-                change[c] += b->a[r][j] * moved[j * HD + c];
-                shift += (double)b->q[r * HD + c] * 1e-4 * moved[j * HD + c];
-            }
-            sum += logits[j] = b->a[r][j] * exp(shift * (double)b->shape.scale);
-        }
-        for (size_t c = 0; c < HD; c++) value_change += fabs(change[c]);
-        for (size_t j = 0; j <= r / G; j++) key_change += fabs(logits[j] / sum - b->a[r][j]);
-    }
-    assert_true(value_change <= value_bound && value_change > 1e-3 * value_bound);
-    assert_true(key_change <= 1.001 * key_bound && key_change > 1e-3 * key_bound);
-    free(moved);
-    bare_free(b);
-}
-
-/* ---- The choice */
-
-static struct anchor_rows all_anchors(const struct bare *b, enum codec_side side) { return anchors_of(b->cache, side, 0); }
-
-static void anchors_are_distinct_in_order_and_of_the_prompt(void **state) {
-    (void)state;
-    static const uint32_t counts[] = {1, 2, 9, 50, TOKENS, 10 * TOKENS};
-    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-        struct bare *b = bare_new(TOKENS, counts[i], 2, false);
-        for (int side = 0; side < 2; side++) {
-            struct anchor_rows chosen = all_anchors(b, side ? CODEC_VALUES : CODEC_KEYS);
-            assert_int_equal(chosen.n, counts[i] < TOKENS - FIRST ? counts[i] : TOKENS - FIRST);
-            for (size_t a = 0; a < chosen.n; a++) {
-                assert_true(chosen.tokens[a] >= FIRST && chosen.tokens[a] < TOKENS &&
-                            (!a || chosen.tokens[a] > chosen.tokens[a - 1]));
-                const float *row = (side ? b->v : b->k) + chosen.tokens[a] * HD;
-                for (size_t c = 0; c < HD; c++) assert_true(chosen.rows[a * HD + c] == half_from_float(row[c]));
-            }
-        }
-        bare_free(b);
-    }
-}
-
-static void of_equal_tokens_the_older_stay(void **state) {
-    (void)state;
-    struct bare *b = bare_new(TOKENS, 7, 2, true); /* zeros are exact in any code: all errors are 0 */
-    struct anchor_rows chosen = all_anchors(b, CODEC_VALUES);
-    assert_int_equal(chosen.n, 7);
-    for (size_t a = 0; a < 7; a++) assert_int_equal(chosen.tokens[a], FIRST + a);
-    bare_free(b);
-}
-
-static void the_choice_does_not_depend_on_threads(void **state) {
-    (void)state;
-    struct bare *one = bare_new(TOKENS, 50, 1, false), *three = bare_new(TOKENS, 50, 3, false);
-    for (int side = 0; side < 2; side++) {
-        struct anchor_rows a = all_anchors(one, side ? CODEC_VALUES : CODEC_KEYS),
-                           b = all_anchors(three, side ? CODEC_VALUES : CODEC_KEYS);
-        assert_memory_equal(a.tokens, b.tokens, 50 * sizeof *a.tokens);
-    }
-    bare_free(one);
-    bare_free(three);
-}
-
-int main(void) {
+int main(int argc, char **argv) {
+    if (!backend_begins(argc, argv)) return NO_DEVICE_STATUS;
+    omp_set_num_threads(2);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_reads_anchors_in_place_of_codes),
+        cmocka_unit_test(heads_of_any_shape_choose),
         cmocka_unit_test(a_share_of_the_prompt_stays_exact),
         cmocka_unit_test(alibi_moves_scores_and_reading),
-        cmocka_unit_test(scores_are_those_of_explicit_softmax_rows),
-        cmocka_unit_test(errors_move_outputs_by_no_more_than_the_bounds),
-        cmocka_unit_test(anchors_are_distinct_in_order_and_of_the_prompt),
-        cmocka_unit_test(of_equal_tokens_the_older_stay),
-        cmocka_unit_test(the_choice_does_not_depend_on_threads),
+        cmocka_unit_test_setup_teardown(anchors_go_along, make_state_path, remove_state_path),
+        cmocka_unit_test(cut_where_anchors_are_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

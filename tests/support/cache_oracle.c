@@ -6,8 +6,8 @@
 #include "format/codebook_layouts.h"
 #include "support/backend_under_test.h"
 #include "support/one_cache.h"
+#include "support/oracle_rows.h"
 #include "support/prepared.h"
-#include "support/scaled_codecs.h"
 #include "train/codec_learning.h"
 
 #include "backend/cpu/kernels/cpu.h"
@@ -166,253 +166,23 @@ size_t oracle_first(const struct oracle *o) {
     return streaming(o) && o->length > sinks + recent ? o->length - recent : sinks;
 }
 
-/* ---- Numbers as they are stored */
-
-static void round_row(float *x, size_t n) {
-    for (size_t i = 0; i < n; i++) x[i] = half_to_float(half_from_float(x[i]));
-}
-
-static void quantize_row(const struct codec *codec, float *x, size_t n) {
-    const struct scaled_codec *own = scaled_codec_of(codec);
-    if (codec == &codec_f16)
-        round_row(x, n);
-    else if (own)
-        scaled_codec_round(own, x, n);
-    else
-        fail_msg("no conversion for %s: tests/support/scaled_codecs.c has to learn it", codec->name);
-}
-
-/* kivi: 32 numbers, `apart` from each other, share a scale and a zero. */
-static void quantize_affine(float levels, float *x, size_t n, size_t apart) {
-    float least = x[0], most = x[0];
-    for (size_t i = 1; i < n; i++) least = fminf(least, x[i * apart]), most = fmaxf(most, x[i * apart]);
-    float zero = half_to_float(half_from_float(least)), scale = half_to_float(half_from_float((most - least) / levels));
-    float inverse = scale > 0 ? 1 / scale : 0;
-    for (size_t i = 0; i < n; i++) {
-        float code = floorf((x[i * apart] - zero) * inverse + 0.5f);
-        x[i * apart] = zero + scale * fminf(fmaxf(code, 0), levels);
-    }
-}
-
-/* rows[n][hd] that are sealed together, the first of them the first of a page. */
-static void quantize_kivi(const struct codec *codec, bool keys, float *rows, size_t n, size_t hd) {
-    float levels = codec == &codec_kivi_4 ? 15 : 3;
-    for (size_t t = 0; t < n; t += keys ? 32 : 1)
-        for (size_t c = 0; c < hd; c += keys ? 1 : 32)
-            quantize_affine(levels, rows + t * hd + c, keys && n - t < 32 ? n - t : 32, keys ? hd : 1);
-}
-
-static float *stored(const struct oracle *o, float *side, uint32_t layer, size_t token) {
-    return side + (layer * o->capacity + token) * o->setup.kv_heads * o->setup.head_dim;
-}
-
-/* Returns the place that says whether a layer's KV head has kept nothing of a token. */
-static bool *dropped(const struct oracle *o, uint32_t layer, uint32_t head, size_t token) {
-    return o->dropped + ((layer * o->capacity + token) * o->setup.kv_heads + head);
-}
-
-/* Distances nearer to each other than this, relative to what they are differences of, are told apart by rounding. */
-#define TIE 1e-6
-#define GAIN_TIE 2e-5 /* the same for steps of a gain's code, a logarithm */
-
-/* The nearest centroids by brute force. */
-static void replace_by_centroids(const struct coding *coding, const float *centroids, float *x, size_t hd, bool *tied) {
-    size_t width = coding->width, n = (size_t)1 << coding->bits;
-    for (size_t m = 0; m < hd / width; m++, x += width, centroids += n * width) {
-        size_t nearest = 0;
-        double least = INFINITY, second = INFINITY, square = 0;
-        for (size_t c = 0; c < n; c++) {
-            double distance = 0;
-            for (size_t i = 0; i < width; i++) distance += pow((double)x[i] - (double)centroids[c * width + i], 2);
-            if (distance < least)
-                second = least, least = distance, nearest = c;
-            else if (distance < second)
-                second = distance;
-        }
-        for (size_t i = 0; i < width; i++) square += (double)x[i] * (double)x[i];
-        *tied |= second - least < TIE * (square + least);
-        memcpy(x, centroids + nearest * width, width * sizeof *x);
-    }
-}
-
-static const struct coding *coding_of(const struct oracle *o, int side) { return side ? &o->method.value : &o->method.key; }
-
-/* The gain-shape codec by its definition: the centroids describe (x - mean) / rms, and a gain brings the size back. */
-static void replace_by_shape(const struct coding *coding, int side, const float *parameters, float *x, size_t hd, bool *tied) {
-    const float *mean = parameters + (hd << coding->bits), scale = mean[hd];
-    double size = 0, square = 0, product = 0;
-    float shape[CODEC_ROW_MAX];
-    for (size_t c = 0; c < hd; c++) size += pow((double)x[c] - (double)mean[c], 2);
-    for (size_t c = 0; c < hd; c++) shape[c] = (float)(((double)x[c] - (double)mean[c]) / sqrt(size / (double)hd));
-    replace_by_centroids(coding, parameters, shape, hd, tied);
-    for (size_t c = 0; c < hd; c++) {
-        square += (double)shape[c] * (double)shape[c];
-        product += (double)shape[c] * ((double)x[c] - (double)mean[c]);
-    }
-    double gain = side ? product / square : sqrt(size / square);
-    double exact = 128 + 20 * log2(gain / (double)scale), code = fmin(fmax(round(exact), 1), 255);
-    *tied |= fabs(fabs(exact - floor(exact)) - 0.5) < GAIN_TIE;
-    gain = gain > 0 ? (double)scale * exp2((code - 128) / 20) : 0;
-    for (size_t c = 0; c < hd; c++) x[c] = (float)((double)mean[c] + gain * (double)shape[c]);
-}
-
-/* A row that is cut into slices, each coded as a key by itself, whichever side reads it. */
-static void quantize_slices(const struct oracle *o, uint32_t layer, float *x) {
-    const uint32_t width = method_slice_width(&o->method, o->setup.head_dim);
-    const struct codec_shape row = method_shape(&o->method, CODEC_KEYS, layer, 0, o->setup.head_dim, 1);
-    for (uint32_t p = 0; p < o->method.slices; p++) {
-        float rows[64 * CODEC_HEAD_DIM_MAX];
-        const struct codec_shape slice = {.head_dim = width,
-                                          .group = 1,
-                                          .layout = row.layout + p,
-                                          .learned = prepared_learned(o->codebook, CODEC_KEYS, layer, p)};
-        uint8_t *page = malloc(codec_page_bytes(&codec_transform, slice, CODEC_KEYS));
-        cpu_codec_transform.encode(slice, CODEC_KEYS, x + p * width, 1, page);
-        cpu_codec_transform.decode(slice, CODEC_KEYS, page, rows);
-        memcpy(x + p * width, rows, width * sizeof *x);
-        free(page);
-    }
-}
-
-/* One head's row, in the codec's frame, as its side's codec gives it back. Where two codes are as good but for rounding, the codec itself decides. */
-static void quantize_in_frame(const struct oracle *o, int side, uint32_t layer, uint32_t head, float *x) {
-    const struct coding *coding = coding_of(o, side);
-    enum codec_side of = side ? CODEC_VALUES : CODEC_KEYS;
-    size_t hd = o->setup.head_dim, set = layer * o->setup.kv_heads + head;
-    float given[CODEC_ROW_MAX];
-    if (o->method.slices) {
-        quantize_slices(o, layer, x);
-        return;
-    }
-    bool tied = coding->codec == &codec_transform; /* tests/backend/test_transform_codec.c holds its pages to what they should be */
-    if (!coding->width && !tied) {
-        quantize_row(coding->codec, x, hd);
-        return;
-    }
-    struct codec_shape shape = method_shape(&o->method, of, layer, head, (uint32_t)hd, 1);
-    const float *parameters = tied ? NULL : o->centroids[side] + set * codec_parameters(coding->codec, shape);
-    memcpy(given, x, hd * sizeof *x);
-    if (coding->codec == &codec_gain_shape)
-        replace_by_shape(coding, side, parameters, x, hd, &tied);
-    else if (parameters)
-        replace_by_centroids(coding, parameters, x, hd, &tied);
-    if (!tied) return;
-    uint8_t *page = malloc(codec_page_bytes(coding->codec, shape, of));
-    float *rows = malloc(64 * hd * sizeof *rows);
-    shape.learned = prepared_learned(o->codebook, of, layer, head);
-    cpu_codec_of(coding->codec)->encode(shape, of, given, 1, page);
-    cpu_codec_of(coding->codec)->decode(shape, of, page, rows);
-    memcpy(x, rows, hd * sizeof *x);
-    free(page);
-    free(rows);
-}
-
-/* Rotates by position in double precision. */
-static void rotate_by(const struct oracle *o, double position, double *x) {
-    uint32_t n_rot = o->rope.n_rot;
-    bool adjacent = o->rope.pairing == ROPE_ADJACENT;
-    for (uint32_t i = 0; i < n_rot / 2; i++) {
-        uint32_t a = adjacent ? 2 * i : i, b = adjacent ? 2 * i + 1 : i + n_rot / 2;
-        double angle = position * (double)o->frequency[i], re = x[a], im = x[b];
-        x[a] = re * cos(angle) - im * sin(angle);
-        x[b] = re * sin(angle) + im * cos(angle);
-    }
-}
-
-static void rotate_floats(const struct oracle *o, double position, float *x) {
-    double row[CODEC_ROW_MAX];
-    for (uint32_t c = 0; c < o->setup.head_dim; c++) row[c] = (double)x[c];
-    rotate_by(o, position, row);
-    for (uint32_t c = 0; c < o->setup.head_dim; c++) x[c] = (float)row[c];
-}
-
-/* rotated[hd]: the mean of a head's keys before rotation, which is not in pages, at a position; of the pairs that turn by half a radian or more within
- * a run. Zeros where codecs keep none apart. */
-static void rotate_mean(const struct oracle *o, uint32_t layer, uint32_t head, double position, double *rotated) {
-    const uint32_t hd = o->setup.head_dim, pairs = o->rope.n_rot / 2;
-    memset(rotated, 0, CODEC_ROW_MAX * sizeof *rotated);
-    if (o->method.key.codec != &codec_transform) return;
-    const uint32_t slices = method_slices(&o->method), width = method_slice_width(&o->method, hd);
-    float *parameters = malloc(transform_parameter_floats(width) * sizeof *parameters);
-    codebook_parameters(o->codebook, CODEC_KEYS, (layer * o->setup.kv_heads + head) * slices, parameters);
-    for (uint32_t c = 0; c < o->rope.n_rot; c++) {
-        const uint32_t pair = o->rope.pairing == ROPE_ADJACENT ? c / 2 : c < pairs ? c : c - pairs;
-        if (ROPE_RUN_TOKENS * (double)o->frequency[pair] >= 0.5)
-            rotated[c] = (double)transform_parameters_at(parameters, width).pre_rope_mean[c];
-    }
-    rotate_by(o, position, rotated);
-    free(parameters);
-}
-
-/* One head's row of token t as it is read, of a page whose first token is `page`. */
-static void quantize_head(const struct oracle *o, int side, uint32_t layer, uint32_t head, size_t page, size_t t, float *x) {
-    size_t run = page / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS;
-    bool in_run = !side && o->method.key.codec->rope == CODEC_ROPE_IN_RUN;
-    double rotated[CODEC_ROW_MAX];
-    if (in_run) rotate_floats(o, -(double)run, x);
-    if (in_run) rotate_mean(o, layer, head, (double)(t - run), rotated);
-    for (uint32_t c = 0; in_run && c < o->setup.head_dim; c++) x[c] = (float)((double)x[c] - rotated[c]);
-    quantize_in_frame(o, side, layer, head, x);
-    for (uint32_t c = 0; in_run && c < o->setup.head_dim; c++) x[c] = (float)((double)x[c] + rotated[c]);
-    if (in_run) rotate_floats(o, (double)run, x);
-}
-
-static void round_tokens(const struct oracle *o, uint32_t layer, size_t first, size_t last) {
-    for (size_t t = first; t < last; t++) {
-        round_row(stored(o, o->k, layer, t), o->setup.kv_heads * o->setup.head_dim);
-        round_row(stored(o, o->v, layer, t), o->setup.kv_heads * o->setup.head_dim);
-    }
-}
-
-/* Seals tokens [first, last) of a layer; scores[Hk][2][last - first] are Anchor Scores or NULL, and the `anchors` tokens for which
- * score times error is largest are rounded to half instead. */
-static void seal_tokens(struct oracle *o, uint32_t layer, size_t first, size_t last, double *scores, size_t anchors) {
-    size_t n = last - first, hd = o->setup.head_dim;
-    float *decoded = malloc(n * hd * sizeof *decoded);
-    for (uint32_t head = 0; head < o->setup.kv_heads; head++) {
-        for (int side = 0; side < 2; side++) {
-            double *score = scores ? scores + (2 * head + (uint32_t)side) * n : NULL;
-            const struct codec *codec = coding_of(o, side)->codec;
-            bool kivi = codec == &codec_kivi_4 || codec == &codec_kivi_2;
-            for (size_t i = 0; i < n; i++)
-                memcpy(decoded + i * hd, stored(o, side ? o->v : o->k, layer, first + i) + head * hd, hd * sizeof *decoded);
-            if (kivi) quantize_kivi(codec, !side || o->setup.latents, decoded, n, hd);
-            for (size_t i = 0; i < n; i++) {
-                const float *row = stored(o, side ? o->v : o->k, layer, first + i) + head * hd;
-                double error = 0;
-                if (!kivi) quantize_head(o, side, layer, head, first + i / 64 * 64, first + i, decoded + i * hd);
-                for (size_t c = 0; c < hd; c++) error += pow((double)row[c] - (double)decoded[i * hd + c], 2);
-                if (score) score[i] *= error;
-            }
-            for (size_t a = 0; a < anchors; a++) {
-                size_t best = 0;
-                for (size_t i = 0; i < n; i++)
-                    if (score[i] > score[best]) best = i;
-                memcpy(decoded + best * hd, stored(o, side ? o->v : o->k, layer, first + best) + head * hd, hd * sizeof *decoded);
-                round_row(decoded + best * hd, hd);
-                score[best] = -1;
-                o->anchors++;
-            }
-            for (size_t i = 0; i < n; i++)
-                memcpy(stored(o, side ? o->v : o->k, layer, first + i) + head * hd, decoded + i * hd, hd * sizeof *decoded);
-        }
-    }
-    free(decoded);
-}
-
 /* A move describes how a step of the oracle changes where tokens lie. */
 struct move {
     enum cache_step_kind kind;
     size_t before, n, window_before, window, sinks, anchors;
     bool alone;    /* the anchors are all that stays of tokens [window_before, window) */
     double *ranks; /* [layers][Hk][window - window_before] of these, where `alone` */
+    /* Where the cache's choice of anchors is checked and taken (takes_anchors): Anchor Scores [layers][Hk][2][window - window_before], and the rows
+     * [layers][2][window - window_before][Hk][hd] as they are before they are sealed. */
+    double *scores;
+    float *rows;
 };
 
 /* ---- Attention */
 
 static void rotate(const struct oracle *o, const float *x, double position, double *out) {
     for (uint32_t c = 0; c < o->setup.head_dim; c++) out[c] = (double)x[c] * (c < o->rope.n_rot ? (double)o->rope.magnitude : 1);
-    rotate_by(o, position, out);
+    oracle_rotate_by(o, position, out);
 }
 
 /* Keys are stored as they were before rotation. */
@@ -425,16 +195,16 @@ static size_t see(const struct oracle *o, uint32_t layer, const float *q, size_t
     size_t sinks = oracle_sinks(o), first = oracle_first(o), n = 0; /* of the tokens before the step */
     double rotated_q[CODEC_ROW_MAX], rotated_k[CODEC_ROW_MAX];
     for (size_t t = 0; t <= at; t++) {
-        if (*dropped(o, layer, head, t)) continue;
+        if (*oracle_dropped(o, layer, head, t)) continue;
         if ((t < sinks || t >= first) && (!o->setup.window || at - t < o->setup.window)) tokens[n++] = t;
     }
     rotate(o, q, (double)at, rotated_q);
     for (size_t i = 0; i < n; i++) {
-        const float *k = stored(o, o->k, layer, tokens[i]) + head * hd;
+        const float *k = oracle_stored(o, o->k, layer, tokens[i]) + head * hd;
         for (uint32_t c = 0; c < hd; c++) rotated_k[c] = (double)k[c];
         size_t position = streaming(o) ? at - (n - 1) + i : tokens[i]; /* sinks close up to what follows them */
         if (unrotated(o)) rotate(o, k, (double)position, rotated_k);
-        if (!unrotated(o) && position != tokens[i]) rotate_by(o, (double)(position - tokens[i]), rotated_k);
+        if (!unrotated(o) && position != tokens[i]) oracle_rotate_by(o, (double)(position - tokens[i]), rotated_k);
         double product = 0;
 #pragma omp simd reduction(+ : product)
         for (uint32_t c = 0; c < hd; c++) product += rotated_q[c] * rotated_k[c];
@@ -462,7 +232,7 @@ static void attend_dense(const struct oracle *o, uint32_t layer, const float *q,
     normalise(o, layer, h, weights, n);
     memset(out, 0, hd * sizeof *out);
     for (size_t i = 0; i < n; i++) {
-        const float *v = stored(o, o->v, layer, tokens[i]) + head * hd;
+        const float *v = oracle_stored(o, o->v, layer, tokens[i]) + head * hd;
         for (uint32_t c = 0; c < hd; c++) out[c] += weights[i] * (double)v[c];
     }
     free(weights);
@@ -493,8 +263,8 @@ static double *anchor_scores(const struct oracle *o, uint32_t layer, const float
             }
         }
     }
-    /* Every query spends an attention of 1. */
-    assert_true(fabs(total - (double)n * o->setup.query_heads) < 1e-6 * total);
+    /* Every query spends an attention of 1, of which a learned sink may have a part. */
+    assert_true(o->shape.sinks || fabs(total - (double)n * o->setup.query_heads) < 1e-6 * total);
     free(weights);
     free(tokens);
     return scores;
@@ -613,14 +383,28 @@ static struct move move_of(const struct oracle *o, enum cache_step_kind kind, si
 /* The first tokens are exact, with keys before rotation. */
 static void round_sink(const struct oracle *o, uint32_t layer, const float *raw, size_t token, size_t i) {
     size_t hd = o->setup.head_dim, width = o->setup.kv_heads * hd;
-    float *keys = stored(o, o->k, layer, token);
+    float *keys = oracle_stored(o, o->k, layer, token);
     memcpy(keys, raw + i * width, width * sizeof *keys);
-    round_tokens(o, layer, token, token + 1);
+    oracle_round_tokens(o, layer, token, token + 1);
     for (uint32_t head = 0; !unrotated(o) && head < o->setup.kv_heads; head++) {
         double rotated[CODEC_ROW_MAX];
         rotate(o, keys + head * hd, (double)token, rotated);
         for (size_t c = 0; c < hd; c++) keys[head * hd + c] = (float)rotated[c];
     }
+}
+
+/* Returns whether the oracle takes the choice of anchors from the cache: rounding may decide between tokens. */
+static bool takes_anchors(const struct oracle *o, const struct move *move) {
+    return move->anchors && !move->alone && o->setup.fetch && o->kv != backend_cpu.kv;
+}
+
+/* Notes what take_anchors needs of a layer before its tokens are sealed. */
+static void note_for_anchors(const struct oracle *o, uint32_t layer, const double *scores, const struct move *move) {
+    const size_t sealed = move->window - move->window_before, heads = o->setup.kv_heads, width = heads * o->setup.head_dim;
+    memcpy(move->scores + layer * heads * 2 * sealed, scores, heads * 2 * sealed * sizeof *scores);
+    for (int side = 0; side < 2; side++)
+        memcpy(move->rows + (2 * layer + (uint32_t)side) * sealed * width,
+               oracle_stored(o, side ? o->v : o->k, layer, move->window_before), sealed * width * sizeof *move->rows);
 }
 
 /* Brings a layer's stored numbers to what they are after the step, whose queries are q. */
@@ -630,13 +414,16 @@ static void store_step(struct oracle *o, uint32_t layer, const float *raw, const
     double *scores = NULL;
     if (move->alone) {
         rank_tokens(&step, layer, q, move, move->ranks + (move->window - move->window_before) * o->setup.kv_heads * layer);
-        round_tokens(o, layer, move->window_before, move->window);
+        oracle_round_tokens(o, layer, move->window_before, move->window);
     } else if (move->anchors) {
         scores = anchor_scores(&step, layer, q, move->before, move->n, move->window_before, move->window);
     }
-    if (!move->alone) seal_tokens(o, layer, move->window_before, move->window, scores, move->anchors);
+    const bool takes = takes_anchors(o, move);
+    if (takes) note_for_anchors(o, layer, scores, move);
+    if (!move->alone)
+        oracle_seal_tokens(o, layer, move->window_before, move->window, takes ? NULL : scores, takes ? 0 : move->anchors);
     for (size_t t = move->before; t < move->sinks; t++) round_sink(o, layer, raw, t, t - move->before);
-    round_tokens(o, layer, move->window > move->before ? move->window : move->before, move->before + move->n);
+    oracle_round_tokens(o, layer, move->window > move->before ? move->window : move->before, move->before + move->n);
     free(scores);
 }
 
@@ -664,7 +451,8 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
     size_t each = piece ? piece : n;
     float *raw = malloc(n * k_width * sizeof *raw), *k = malloc(n * k_width * sizeof *k),
           *v_given = malloc(n * k_width * sizeof *k);
-    float *q = malloc(n * q_width * sizeof *q), *out = malloc(n * q_width * sizeof *out), *v = stored(o, o->v, layer, move->before);
+    float *q = malloc(n * q_width * sizeof *q), *out = malloc(n * q_width * sizeof *out),
+          *v = oracle_stored(o, o->v, layer, move->before);
     for (size_t i = 0; i < n * k_width; i++) raw[i] = k[i] = oracle_random(o);
     for (size_t i = 0; i < n * k_width; i++) v_given[i] = v[i] = o->setup.latents ? raw[i] : oracle_random(o);
     for (size_t i = 0; i < n * q_width; i++) q[i] = 2 * oracle_random(o);
@@ -676,10 +464,10 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
             rotate_keys(o, raw + i * k_width, k + i * k_width, move->before + i);
     }
     if (o->kv != backend_cpu.kv) { /* a GPU's pages are encoded from halves */
-        round_row(k, n * k_width);
-        round_row(v, n * k_width);
+        oracle_round_row(k, n * k_width);
+        oracle_round_row(v, n * k_width);
     }
-    memcpy(stored(o, o->k, layer, move->before), k, n * k_width * sizeof *k);
+    memcpy(oracle_stored(o, o->k, layer, move->before), k, n * k_width * sizeof *k);
     /* The first half's outputs of a prefill in pieces are not computed, as in a model's last layer; where anchors are chosen, that half's queries are
      * observed all the same. Queries that rank tokens may be observed alone, too. */
     size_t needed = move->kind == CACHE_STEP_PREFILL && piece ? n / 2 : 0;
@@ -716,7 +504,7 @@ static void take_pages(struct oracle *o, size_t first) {
         const size_t at = i / 2 % cache_heads_of(&base->shape);
         const uint32_t layer = (uint32_t)(at / o->setup.kv_heads), head = (uint32_t)(at % o->setup.kv_heads);
         const enum codec_side of = side ? CODEC_VALUES : CODEC_KEYS;
-        const struct coding *coding = coding_of(o, side);
+        const struct coding *coding = oracle_coding(o, side);
         if (set->first < first || coding->codec == &codec_f16) continue;
         struct codec_shape shape = method_shape(&o->method, of, layer, head, (uint32_t)hd, 1);
         uint8_t *page = malloc(base->places[at].bytes[of]);
@@ -724,14 +512,14 @@ static void take_pages(struct oracle *o, size_t first) {
         shape.learned = prepared_learned(o->codebook, of, layer, head);
         cpu_codec_of(coding->codec)->decode(shape, of, page, rows);
         for (size_t t = 0; t < set->count; t++) {
-            float *row = stored(o, side ? o->v : o->k, layer, set->first + t) + head * hd;
+            float *row = oracle_stored(o, side ? o->v : o->k, layer, set->first + t) + head * hd;
             memcpy(row, rows + t * hd, hd * sizeof *row);
             if (of == CODEC_VALUES || coding->codec->rope != CODEC_ROPE_IN_RUN) continue;
             const uint64_t run = set->first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS;
             double rotated[CODEC_ROW_MAX];
-            rotate_mean(o, layer, head, (double)(set->first + t - run), rotated);
+            oracle_rotate_mean(o, layer, head, (double)(set->first + t - run), rotated);
             for (size_t c = 0; c < hd; c++) row[c] = (float)((double)row[c] + rotated[c]);
-            rotate_floats(o, (double)run, row);
+            oracle_rotate_floats(o, (double)run, row);
         }
         free(page);
     }
@@ -750,14 +538,14 @@ static void take_kept(struct oracle *o, const struct move *move) {
             assert_true(base->storage->anchor_tokens(o->cache, layer, head, CODEC_KEYS, tokens));
             assert_true(base->storage->anchor_tokens(o->cache, layer, head, CODEC_VALUES, of_values));
             assert_memory_equal(tokens, of_values, base->n_anchors * sizeof *tokens);
-            for (size_t t = move->window_before; t < move->window; t++) *dropped(o, layer, head, t) = true;
+            for (size_t t = move->window_before; t < move->window; t++) *oracle_dropped(o, layer, head, t) = true;
             for (size_t i = base->n_anchors - move->anchors; i < base->n_anchors; i++) {
                 assert_in_range(tokens[i], move->window_before, move->window - 1);
-                assert_true(*dropped(o, layer, head, tokens[i])); /* each once */
-                *dropped(o, layer, head, tokens[i]) = false;
+                assert_true(*oracle_dropped(o, layer, head, tokens[i])); /* each once */
+                *oracle_dropped(o, layer, head, tokens[i]) = false;
             }
             for (size_t t = 0; t < sealed; t++) {
-                if (*dropped(o, layer, head, move->window_before + t))
+                if (*oracle_dropped(o, layer, head, move->window_before + t))
                     most = fmax(most, ranks[t]);
                 else
                     least = fmin(least, ranks[t]);
@@ -772,18 +560,70 @@ static void take_kept(struct oracle *o, const struct move *move) {
     free(of_values);
 }
 
+/* Keys and queries are halves on a GPU, and so are the rows whose errors count. */
+#define ANCHOR_NEAR 2e-2
+
+/* Takes from the cache which of a step's tokens are anchors: as many as should be, none for which score times error is less than for one that is
+ * none. Their rows are exact again. */
+static void take_anchors(struct oracle *o, const struct move *move) {
+    const struct cache_base *base = cache_base_of(o->cache);
+    const size_t sealed = move->window - move->window_before, heads = o->setup.kv_heads, hd = o->setup.head_dim;
+    uint32_t *tokens = malloc(base->n_anchors * sizeof *tokens);
+    bool *chosen = malloc(sealed * sizeof *chosen);
+    for (size_t at = 0; at < 2 * o->setup.layers * heads; at++) {
+        const uint32_t layer = (uint32_t)(at / heads / 2), head = (uint32_t)(at / 2 % heads);
+        const int side = (int)(at % 2);
+        double least = INFINITY, most = 0;
+        assert_true(base->storage->anchor_tokens(o->cache, layer, head, side ? CODEC_VALUES : CODEC_KEYS, tokens));
+        memset(chosen, 0, sealed * sizeof *chosen);
+        for (size_t i = base->n_anchors - move->anchors; i < base->n_anchors; i++) {
+            assert_in_range(tokens[i], move->window_before, move->window - 1);
+            assert_true(i == base->n_anchors - move->anchors || tokens[i] > tokens[i - 1]);
+            chosen[tokens[i] - move->window_before] = true;
+        }
+        for (size_t t = 0; t < sealed; t++) {
+            const float *row = move->rows + (((2 * layer + (uint32_t)side) * sealed + t) * heads + head) * hd;
+            float *now = oracle_stored(o, side ? o->v : o->k, layer, move->window_before + t) + head * hd;
+            double error = 0;
+            for (size_t c = 0; c < hd; c++) error += pow((double)row[c] - (double)now[c], 2);
+            const double rank = move->scores[((layer * heads + head) * 2 + (uint32_t)side) * sealed + t] * error;
+            if (chosen[t]) memcpy(now, row, hd * sizeof *now);
+            if (chosen[t]) oracle_round_row(now, hd);
+            if (chosen[t])
+                least = fmin(least, rank);
+            else
+                most = fmax(most, rank);
+        }
+        o->worst_choice = fmax(o->worst_choice, 1 - least / most);
+        if (!(least >= most * (1 - ANCHOR_NEAR)))
+            fail_msg("%s layer %u KV head %u side %d: a token of %g is an anchor, one of %g is not", o->method.name, layer, head,
+                     side, least, most);
+        o->anchors += move->anchors;
+    }
+    free(tokens);
+    free(chosen);
+}
+
 static void run_step(struct oracle *o, enum cache_step_kind kind, size_t n, size_t piece, bool ask) {
     struct terse_error error;
     struct move move = move_of(o, kind, n);
     assert_true(o->length + n <= o->capacity);
     assert_true(ask || !move.anchors); /* scores need queries */
+    if (takes_anchors(o, &move)) {
+        const size_t numbers = (move.window - move.window_before) * cache_heads_of(&o->shape) * 2;
+        move.scores = calloc(numbers, sizeof *move.scores);
+        move.rows = calloc(numbers * o->setup.head_dim, sizeof *move.rows);
+    }
     if (move.alone) move.ranks = calloc((move.window - move.window_before) * cache_heads_of(&o->shape), sizeof *move.ranks);
     if (one_begin(o->kv, o->cache, kind, n, &error)) fail_msg("%s", error.message);
     for (uint32_t layer = 0; layer < o->setup.layers; layer++) run_layer(o, layer, &move, piece, ask);
     assert_int_equal(o->kv->commit(o->cache, NULL), TERSE_OK);
     if (o->setup.fetch && o->kv != backend_cpu.kv) take_pages(o, o->window); /* a setup may serve caches of both backends */
     if (move.alone) take_kept(o, &move);
+    if (move.scores) take_anchors(o, &move);
     free(move.ranks);
+    free(move.scores);
+    free(move.rows);
     o->length += n;
     o->window = move.window;
     assert_int_equal(cache_length(o->cache), o->length);

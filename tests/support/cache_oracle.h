@@ -47,14 +47,15 @@ struct oracle {
     struct cache *cache;
     uint64_t random;
     size_t length, capacity;
-    size_t window;    /* tokens before this one are sealed */
-    bool *dropped;    /* [layers][capacity][Hk]: of what a prompt had, this token is not among those that were kept (snapkv-N) */
-    size_t n_dropped; /* of each layer and KV head */
-    float *k, *v;     /* [layers][capacity][Hk][hd], as stored now; of the tokens of a step in progress as they are read */
-    double worst;     /* largest difference met */
-    double squares;   /* the sum of their squares */
-    size_t compared;  /* numbers */
-    size_t anchors;   /* chosen, over all layers, heads and sides */
+    size_t window;       /* tokens before this one are sealed */
+    bool *dropped;       /* [layers][capacity][Hk]: of what a prompt had, this token is not among those that were kept (snapkv-N) */
+    size_t n_dropped;    /* of each layer and KV head */
+    float *k, *v;        /* [layers][capacity][Hk][hd], as stored now; of the tokens of a step in progress as they are read */
+    double worst;        /* largest difference met */
+    double squares;      /* the sum of their squares */
+    size_t compared;     /* numbers */
+    size_t anchors;      /* chosen, over all layers, heads and sides */
+    double worst_choice; /* the largest share by which an anchor's score times error was less than that of a token that is none */
 };
 
 /* Returns whether the backend serves such caches. */

@@ -71,7 +71,7 @@ template <int THREADS> static __device__ uint2 sum_before(uint32_t own) {
     return make_uint2(before + sum - own, all);
 }
 
-/* Calls put(place, i), place < keep <= n, for the `keep` largest of bits(i), i < n. All THREADS threads of the block, a multiple of
+/* Calls put(place, i), place < keep, 0 < keep <= n, for the `keep` largest of bits(i), i < n. All THREADS threads of the block, a multiple of
  * 32, call this. */
 template <int THREADS, class Bits, class Put> static __device__ void select_largest(Bits bits, uint32_t n, uint32_t keep, Put put) {
     const least_taken least = find_least_taken<THREADS, 32>(bits, n, keep);

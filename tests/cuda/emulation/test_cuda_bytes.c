@@ -36,16 +36,17 @@ static void bytes_are_those_of_the_plugin(void **state) {
     (void)state;
     static const struct {
         const char *name;
-        double percent; /* that steps read */
-    } methods[] = {{"f16", 0},     {"q4_0", 0},          {"kivi-2", 0},     {"terse-2", 0},
-                   {"terse-2", 7}, {"streaming-256", 0}, {"snapkv-256", 0}, {"quest-256", 0}};
+        double read, anchors; /* percent */
+    } methods[] = {{"f16", 0, 0},           {"q4_0", 0, 0},       {"kivi-2", 0, 0},    {"terse-2", 0, 0}, {"terse-2", 7, 0},
+                   {"streaming-256", 0, 0}, {"snapkv-256", 0, 0}, {"quest-256", 0, 0}, {"q8_0", 0, 2},    {"mat-256", 0, 0}};
     static const uint64_t lengths[] = {1, 300, FIT_TOKENS + SINKS, 5000};
     const struct cache_shape shape = cache_shape_of(model, model->context);
     for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
         struct terse_cache_options options = terse_cache_options_defaults();
         struct method method;
         options.method = methods[i].name;
-        options.read_percent = methods[i].percent;
+        options.read_percent = methods[i].read;
+        if (methods[i].anchors > 0) options.anchor_percent = methods[i].anchors;
         assert_int_equal(method_resolve(&options, model->head_dim, &method, NULL), TERSE_OK);
         method.of_weights = method_needs_weights(&method);
         for (size_t j = 0; j < sizeof lengths / sizeof lengths[0]; j++) {

@@ -11,16 +11,6 @@
 extern "C" {
 #endif
 
-/* A rotary_view gives the angle at any position as the sum of its run's and its slot's. It lies in device memory, without the
- * magnitude. */
-struct rotary_view {
-    uint32_t n_rot; /* 0: nothing is rotated */
-    enum rope_pairing pairing;
-    float magnitude;
-    const float *runs;  /* [runs][n_rot / 2][cosine, sine] of 0, ROPE_RUN_TOKENS, ... */
-    const float *slots; /* [ROPE_RUN_TOKENS or more][n_rot / 2][cosine, sine] of 0, 1, ... */
-};
-
 /* These are a decoding step's rows of one layer, as struct attend_decode has them. */
 struct append_decode {
     struct head_view heads;

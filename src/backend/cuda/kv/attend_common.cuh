@@ -206,6 +206,7 @@ struct share {
     uint32_t position;
     uint32_t first_head, group; /* query heads that the CTA serves: all of the KV head's, or some */
     uint32_t layer;
+    uint32_t of_layer; /* number of the layer and KV head among all */
     const struct sequence_view *sequence;
     const struct read_list *list; /* of the layer and KV head */
 };
@@ -220,7 +221,7 @@ ATTEND_INLINE bool share_of(const struct attend_decode &a, uint32_t part, uint32
     const struct query_row_view query = a.rows[row];
     s.row = row, s.head = head, s.part = part, s.parts = query.splits;
     s.position = query.position, s.group = a.heads.query_heads / a.heads.kv_heads, s.layer = a.layer;
-    s.first_head = head * s.group;
+    s.first_head = head * s.group, s.of_layer = s.layer * a.heads.kv_heads + head;
     s.sequence = a.sequences + query.sequence;
     s.list = a.shared_lists ? &s.sequence->list : read_list_at(s.sequence, head);
     s.first_page = 0, s.n_pages = s.list->n_pages;
@@ -245,6 +246,8 @@ struct listed_pages {
     const struct read_page *pages;    /* of the whole list */
     const struct page_set_view *sets; /* the block table */
     uint32_t first, step;
+    const uint64_t *anchored; /* [n_anchored] of the layer and KV head; NULL: no token of a page has a row of halves */
+    uint32_t n_anchored;
 
     ATTEND_INLINE struct page_set_view set(uint32_t i) const {
         const uint32_t at = first + i * step, page = pages[at].page;
@@ -252,11 +255,16 @@ struct listed_pages {
         if (page != at) set = sets[page];
         return set;
     }
-    ATTEND_INLINE uint64_t live(uint32_t i) const { return pages[first + i * step].live; }
+    ATTEND_INLINE uint64_t live(uint32_t i) const {
+        const struct read_page entry = pages[first + i * step];
+        return anchored && entry.page < n_anchored ? entry.live & ~anchored[entry.page] : entry.live;
+    }
 };
 
 ATTEND_INLINE struct listed_pages listed_from(const struct share &s, uint32_t first, uint32_t step) {
-    return {s.list->pages, s.sequence->page_sets, first, step};
+    const struct sequence_view &q = *s.sequence;
+    const uint64_t *const anchored = q.anchored ? q.anchored + (size_t)s.of_layer * q.anchored_pages : nullptr;
+    return {s.list->pages, q.page_sets, first, step, anchored, q.anchored_pages};
 }
 
 /* Return the first token of the first page that the CTA's row reads here, and of the last; there must be one. */
@@ -407,6 +415,23 @@ template <int HD> struct sums_by_row {
     }
 };
 
+/* Adds to the logits of `count` exact rows from `row` on what ALiBi makes of the distance between the rows of anchors and the places
+ * of their tokens. */
+template <int NT>
+ATTEND_INLINE void move_anchors(const struct share &s, uint32_t row, uint32_t count, const column_slopes<NT> &slopes,
+                                float (&x)[1][NT][4]) {
+    const struct sequence_view &q = *s.sequence;
+    const uint32_t *const tokens = q.anchor_tokens + (size_t)s.of_layer * (q.exact_capacity - q.first_exact);
+    for (int h = 0; h < 2; h++) {
+        const uint32_t i = lane_id() / 4 + 8 * h;
+        if (i >= count || row + i < q.first_exact) continue;
+        const float apart = (float)(tokens[row + i - q.first_exact] - (row + i));
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+            for (int c = 0; c < 2; c++) x[0][n][2 * h + c] += slopes.of[n][c] * apart;
+    }
+}
+
 /* Attends to the exact rows and the window that the row reads: in units of 16 rows, those of number `rank`, `rank` + `ranks`, ...
  * `scratch` is shared memory of this warp's own, 2 half_rows<HD>::bytes. Adds to r and, as SUMS does, to acc; returns whether there
  * was any row. `exact` is for exact rows, `window` for the window. */
@@ -417,8 +442,9 @@ ATTEND_INLINE bool attend_rows(const struct attend_decode &a, const struct share
     using rows = half_rows<HD>;
     const struct sequence_view &seq = *s.sequence;
     const unsigned lane = lane_id();
-    const uint32_t seen = a.rows[s.row].first, exact_end = min(s.list->rows_end + s.list->n_kept, s.position + 1),
-                   exact_first = min(seen, exact_end), n_exact = exact_end - exact_first;
+    const uint32_t seen = a.rows[s.row].first, n_kept = seq.anchor_rows ? seq.anchor_rows[s.of_layer] : s.list->n_kept,
+                   exact_end = min(s.list->rows_end + n_kept, s.position + 1), exact_first = min(seen, exact_end),
+                   n_exact = exact_end - exact_first;
     const uint32_t first = max((uint32_t)s.list->window_first, seen), n_window = s.position >= first ? s.position + 1 - first : 0;
     const uint32_t exact_units = (n_exact + 15) / 16, units = exact_units + (n_window + 15) / 16;
     for (uint32_t unit = rank; unit < units; unit += ranks) {
@@ -456,6 +482,7 @@ ATTEND_INLINE bool attend_rows(const struct attend_decode &a, const struct share
         load_factors(q, factor);
         int32_t from = (int32_t)(token + (of_exact ? (uint32_t)s.list->moved : 0) - s.position);
         finish_logits<TOKENS_BY_ROW>(x, factor, slopes, from, read_slots(0, count));
+        if (slopes.any && of_exact && seq.anchor_tokens) move_anchors(s, token, count, slopes, x);
         if (weigh(x, r, rise, w)) scale_sums(acc, rise);
         SUMS::add(scratch + rows::bytes, w[0], acc);
     }

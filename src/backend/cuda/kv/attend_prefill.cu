@@ -34,6 +34,7 @@ static __global__ void merge_kernel(const struct prefill_launch a, uint32_t hd) 
         x[3] += y.w * factor;
     }
     float factor = row_factor(a, head, row, largest, sum);
+    if (channel == 0) leave_log_sum(a, head, row, largest, factor);
     *(float4 *)(a.out + query_offset(a, head, row, hd) + channel) =
         make_float4(x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor);
 }
@@ -78,6 +79,8 @@ static cudaError_t attend_by(const struct attend_prefill *attend, bool wgmma, cu
                                     .sinks = heads->sinks ? heads->sinks + (size_t)attend->layer * heads->query_heads : NULL,
                                     .part_sums = splits > 1 ? attend->parts : NULL,
                                     .part_scales = splits > 1 ? (float2 *)(attend->parts + states * hd) : NULL,
+                                    .log_sums = attend->log_sums,
+                                    .log_stride = attend->log_stride,
                                     .rows = rows,
                                     .group = group,
                                     .kv_heads = heads->kv_heads,

@@ -31,6 +31,10 @@ struct attend_prefill {
     const device_half *k, *v; /* [rows][Hk][hd], keys rotated by their own positions; row r is read by queries of rows >= r */
     size_t begin;             /* rows before this one are not read; at most first_query */
     float *out;               /* [n][Hq][hd], may be q */
+    /* [Hk][log_stride] of the rows of a tile's comment: log2 of the sum of exp2(logit log2 e), so that a weight is exp2(logit log2
+     * e - this); INFINITY where a row reads nothing. NULL: they are not wanted. */
+    float *log_sums;
+    size_t log_stride;
     float
         *parts; /* attend_prefill_part_floats(...); NULL: rows are never read in parts, which is slow where there are few queries */
 };

@@ -199,6 +199,7 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
             size_t part = ((size_t)share.head * a.rows + row) * a.splits + share.split;
             float *to = a.splits > 1 ? a.part_sums + part * HD : a.out + query_offset(a, share.head, row, HD);
             if (a.splits > 1 && lane % 4 == 0) a.part_scales[part] = make_float2(state[t][h].largest, sum);
+            if (a.splits == 1 && lane % 4 == 0) leave_log_sum(a, share.head, row, state[t][h].largest, factor);
 #pragma unroll
             for (int c = 0; c < HD / 8; c++)
                 *(float2 *)(to + c * 8 + lane % 4 * 2) = make_float2(o[t][c][2 * h] * factor, o[t][c][2 * h + 1] * factor);

@@ -20,6 +20,8 @@ struct prefill_launch {
     const float *slopes, *sinks; /* of query heads; sinks are the layer's; NULL: none */
     float *part_sums;            /* [Hk][rows][splits][hd], or NULL where splits is 1 */
     float2 *part_scales;         /* [Hk][rows][splits]: of a part, its largest logit and its sum of weights */
+    float *log_sums;             /* as in struct attend_prefill */
+    size_t log_stride;
     uint32_t rows, group, kv_heads, first_query, begin, tiles, splits;
     uint32_t window; /* a query sees so many rows, its own the last; NO_WINDOW: all of them */
     float scale;     /* of logits, times log2 e */
@@ -54,6 +56,12 @@ static __device__ __forceinline__ float row_factor(const struct prefill_launch &
                                                    float sum) {
     if (a.sinks && sum > 0) sum += exp2_fast(a.sinks[head * a.group + row % a.group] * LOG2_E - largest + BIAS);
     return sum > 0 ? 1 / sum : 0;
+}
+
+/* Leaves the logarithm of a row's sum, if it is wanted, by one of the threads that have the row's `factor`. */
+static __device__ __forceinline__ void leave_log_sum(const struct prefill_launch &a, uint32_t head, uint32_t row, float largest,
+                                                     float factor) {
+    if (a.log_sums) a.log_sums[head * a.log_stride + row] = factor > 0 ? largest - BIAS - log2f(factor) : INFINITY;
 }
 
 /* Returns where row r's query and its result begin. Rows past the last read the last one's. */

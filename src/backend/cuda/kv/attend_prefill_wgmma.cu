@@ -196,6 +196,7 @@ static __device__ __forceinline__ void put(const struct prefill_launch &a, const
         size_t part = ((size_t)share.head * a.rows + row) * a.splits + share.split;
         float *to = a.splits > 1 ? a.part_sums + part * HD : a.out + query_offset(a, share.head, row, HD);
         if (a.splits > 1 && lane == 0) a.part_scales[part] = make_float2(t.state[h].largest, sum);
+        if (a.splits == 1 && lane == 0) leave_log_sum(a, share.head, row, t.state[h].largest, factor);
 #pragma unroll
         for (int c = 0; c < HD / 8; c++)
             *(float2 *)(to + c * 8 + lane * 2) = make_float2(o[c * 4 + 2 * h] * factor, o[c * 4 + 2 * h + 1] * factor);

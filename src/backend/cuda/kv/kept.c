@@ -1,33 +1,63 @@
 /* Keeps exact rows. Some policies keep of a prompt only the tokens to which its last queries attend most: these become further
- * exact rows, behind the first ones. A step that chooses puts them into memory of its own, which replaces the old memory when the
- * step is committed. */
+ * exact rows, behind the first ones, as do anchors (anchors.h). A step that chooses puts them into memory of its own, which replaces
+ * the old memory when the step is committed. */
 #include "backend/cuda/kv/kept.h"
 
 #include "backend/cuda/kv/rank.h"
 
 static size_t row_bytes(const struct cache *cache) { return cache->base.shape.head_dim * sizeof(device_half); }
 
-size_t anchor_bytes(const struct cache_shape *shape) {
-    size_t heads = cache_heads_of(shape);
-    return heads * (2 * shape->head_dim * sizeof(device_half) + sizeof(uint32_t));
+/* Returns how many rows n anchors take at most: two of a token's sides may both be anchors, or only one. */
+static size_t rows_of(const struct method *method, size_t n) { return chooses_apart(method) ? 2 * n : n; }
+
+size_t kept_bytes(const struct cache_shape *shape, const struct method *method, size_t n, size_t pages) {
+    const size_t row = 2 * shape->head_dim * sizeof(device_half) + sizeof(uint32_t);
+    if (replaces_rows(method))
+        return cache_heads_of(shape) *
+               (method->parameters.exact * shape->head_dim * sizeof(device_half) + method->parameters.budget * sizeof(float));
+    if (!n) return 0;
+    if (!chooses_apart(method)) return cache_heads_of(shape) * n * row;
+    return cache_heads_of(shape) * (rows_of(method, n) * (row + sizeof(uint32_t)) + pages * sizeof(uint64_t) + sizeof(uint32_t));
 }
 
-static size_t rows_bytes(const struct cache *cache, uint32_t capacity) {
-    return cache_heads_of(&cache->base.shape) * 2 * capacity * row_bytes(cache);
+size_t exact_lay_out(const struct cache *cache, struct exact_rows *exact) {
+    const size_t heads = cache_heads_of(&cache->base.shape), behind = exact->capacity - cache_first_exact(cache);
+    const bool apart = behind && chooses_apart(&cache->base.method);
+    uint8_t *at = (uint8_t *)exact->rows;
+    size_t bytes = heads * 2 * exact->capacity * row_bytes(cache);
+    exact->pages = apart ? (uint64_t *)(void *)(at + bytes) : NULL;
+    bytes += apart ? heads * exact->n_pages * sizeof *exact->pages : 0;
+    exact->tokens = (uint32_t *)(void *)(at + bytes);
+    bytes += heads * behind * sizeof *exact->tokens;
+    exact->sides = apart ? (uint32_t *)(void *)(at + bytes) : NULL;
+    bytes += apart ? heads * behind * sizeof *exact->sides : 0;
+    exact->counts = apart ? (uint32_t *)(void *)(at + bytes) : NULL;
+    bytes += apart ? heads * sizeof *exact->counts : 0;
+    if (!replaces_rows(&cache->base.method)) return bytes;
+    exact->unrotated = (device_half *)(void *)(at + bytes);
+    bytes += heads * exact->capacity * row_bytes(cache);
+    exact->logits = (float *)(void *)(at + bytes);
+    return bytes + heads * cache->base.method.parameters.budget * sizeof *exact->logits;
 }
 
-/* Allocates rows for the first tokens and n anchors, and queues writing zeros to them. */
-static enum terse_status exact_new(const struct cache *cache, size_t n, struct exact_rows *exact, struct terse_error *error) {
-    uint32_t capacity = cache_first_exact(cache) + (uint32_t)n;
-    size_t rows = rows_bytes(cache, capacity), bytes = rows + cache_heads_of(&cache->base.shape) * n * sizeof(uint32_t);
-    *exact = (struct exact_rows){.capacity = capacity, .bytes = bytes};
+/* Allocates rows that hold `capacity` tokens of each KV head. */
+static enum terse_status allocate(const struct cache *cache, uint32_t capacity, size_t pages, struct exact_rows *exact,
+                                  struct terse_error *error) {
+    *exact = (struct exact_rows){.capacity = capacity, .n_pages = (uint32_t)pages};
+    const size_t bytes = exact_lay_out(cache, exact);
     if (!bytes) return TERSE_OK;
     if (!(exact->rows = device_alloc(cache->base.budget, bytes, "the KV cache's exact rows", error))) return TERSE_E_MEMORY;
-    exact->tokens = (uint32_t *)(void *)((uint8_t *)exact->rows + rows);
+    exact->bytes = bytes;
+    exact_lay_out(cache, exact);
     return device_check(cudaMemsetAsync(exact->rows, 0, bytes, device_stream()), "clearing the KV cache", error);
 }
 
-static void exact_free(const struct cache *cache, struct exact_rows *exact) {
+enum terse_status exact_new(const struct cache *cache, size_t n, size_t pages, struct exact_rows *exact,
+                            struct terse_error *error) {
+    return allocate(cache, cache_first_exact(cache) + (uint32_t)rows_of(&cache->base.method, n), pages, exact, error);
+}
+
+void exact_free(const struct cache *cache, struct exact_rows *exact) {
     device_free(cache->base.budget, exact->rows, exact->bytes);
     *exact = (struct exact_rows){0};
 }
@@ -37,31 +67,54 @@ void kept_free(struct cache *cache) {
     exact_free(cache, &cache->chosen);
 }
 
-enum terse_status kept_resize(struct cache *cache, size_t n, struct terse_error *error) {
-    struct exact_rows exact;
-    enum terse_status status = exact_new(cache, n, &exact, error);
+/* Replaces the exact rows by others, whose allocation has ended with `status`. */
+static enum terse_status replace(struct cache *cache, struct exact_rows *exact, enum terse_status status) {
     if (status) {
-        exact_free(cache, &exact);
+        exact_free(cache, exact);
         return status;
     }
     exact_free(cache, &cache->exact);
-    cache->exact = exact;
-    cache->base.n_anchors = n;
+    cache->exact = *exact;
+    *exact = (struct exact_rows){0};
     return TERSE_OK;
+}
+
+enum terse_status kept_resize(struct cache *cache, size_t n, struct terse_error *error) {
+    struct exact_rows exact;
+    enum terse_status status = replace(cache, &exact, exact_new(cache, n, cache->base.pages.n_sealed, &exact, error));
+    if (!status) cache->base.n_anchors = n;
+    return status;
 }
 
 void kept_reset(struct cache *cache) {
     cache->exact.capacity = cache_first_exact(cache);
+    cache->exact.n_pages = 0;
+    exact_lay_out(cache, &cache->exact);
     cache->base.n_anchors = 0;
 }
 
+/* Allocates rows like those of `from` and queues copying them. */
+static enum terse_status copy_rows(const struct cache *cache, const struct exact_rows *from, struct exact_rows *copy,
+                                   struct terse_error *error) {
+    struct exact_rows laid_out = *from;
+    const size_t bytes = exact_lay_out(cache, &laid_out);
+    enum terse_status status = allocate(cache, from->capacity, from->n_pages, copy, error);
+    if (!status && bytes)
+        status = device_check(cudaMemcpyAsync(copy->rows, from->rows, bytes, cudaMemcpyDeviceToDevice, device_stream()),
+                              "copying a KV cache", error);
+    if (status) exact_free(cache, copy);
+    return status;
+}
+
+enum terse_status exact_copy(const struct cache *cache, struct exact_rows *copy, struct terse_error *error) {
+    return copy_rows(cache, &cache->exact, copy, error);
+}
+
 enum terse_status kept_copy(struct cache *cache, const struct cache *from, struct terse_error *error) {
-    enum terse_status status = from->base.n_anchors ? kept_resize(cache, from->base.n_anchors, error) : TERSE_OK;
-    size_t bytes =
-        rows_bytes(from, from->exact.capacity) + cache_heads_of(&from->base.shape) * from->base.n_anchors * sizeof(uint32_t);
-    if (status || !bytes) return status;
-    return device_check(cudaMemcpyAsync(cache->exact.rows, from->exact.rows, bytes, cudaMemcpyDeviceToDevice, device_stream()),
-                        "copying a KV cache", error);
+    struct exact_rows exact;
+    enum terse_status status = replace(cache, &exact, copy_rows(cache, &from->exact, &exact, error));
+    if (!status) cache->base.n_anchors = from->base.n_anchors;
+    return status;
 }
 
 /* ---- A step that chooses */
@@ -76,16 +129,16 @@ static size_t choice_floats(const struct cache *cache, size_t rows) {
 /* The following return parts of the step's memory: queries, then the memory of ranking, then [Hk][plan.anchors] of what is kept. */
 static float *queries_at(const struct cache *cache) { return cache->choice; }
 static float *ranking_at(const struct cache *cache) {
-    return cache->choice + ranking_queries(cache) * cache_shape_query_width(&cache->base.shape);
+    return queries_at(cache) + ranking_queries(cache) * cache_shape_query_width(&cache->base.shape);
 }
 
 enum terse_status kept_reserve(struct cache *cache, size_t rows, struct terse_error *error) {
     const struct plan *plan = &cache->base.plan;
     kept_release(cache);
-    if (!plan->anchors) return TERSE_OK;
+    if (!plan->anchors || !plan->ranked) return TERSE_OK;
     size_t work = ranking_queries(cache) * cache_shape_query_width(&cache->base.shape) + choice_floats(cache, rows);
     cache->choice_bytes = work * sizeof(float) + cache->base.shape.kv_heads * plan->anchors * sizeof(uint32_t);
-    enum terse_status status = exact_new(cache, cache->base.n_anchors + plan->anchors, &cache->chosen, error);
+    enum terse_status status = exact_new(cache, cache->base.n_anchors + plan->anchors, 0, &cache->chosen, error);
     if (!status && !(cache->choice = device_alloc(NULL, cache->choice_bytes, "choosing tokens of a prompt", error)))
         status = TERSE_E_MEMORY;
     if (status) kept_release(cache);
@@ -101,7 +154,7 @@ void kept_release(struct cache *cache) {
 cudaError_t kept_observe(const struct cache *cache, const float *q, size_t first, size_t count) {
     size_t from = cache->base.plan.ranking, width = cache_shape_query_width(&cache->base.shape),
            begin = first > from ? first : from, end = first + count;
-    if (!cache->base.plan.anchors || begin >= end) return cudaSuccess;
+    if (!cache->base.plan.anchors || !cache->base.plan.ranked || begin >= end) return cudaSuccess;
     return cudaMemcpyAsync(queries_at(cache) + (begin - from) * width, q + (begin - first) * width,
                            (end - begin) * width * sizeof *q, cudaMemcpyDeviceToDevice, device_stream());
 }
@@ -111,7 +164,7 @@ cudaError_t kept_choose(const struct cache *cache, uint32_t layer, const device_
     const struct plan *plan = &cache->base.plan;
     const struct exact_rows *to = &cache->chosen;
     size_t rows = rows_before + plan->n, heads = cache->base.shape.kv_heads, n = cache->base.n_anchors + plan->anchors;
-    if (!plan->anchors) return cudaSuccess;
+    if (!plan->anchors || !plan->ranked) return cudaSuccess;
     uint32_t *kept = (uint32_t *)(void *)(ranking_at(cache) + choice_floats(cache, rows));
     const struct rank_tokens rank = {.heads = cache->heads,
                                      .q = queries_at(cache),
@@ -151,8 +204,10 @@ static cudaError_t copy_runs(void *to, size_t to_pitch, const void *from, size_t
 
 enum terse_status kept_commit(struct cache *cache, struct terse_error *error) {
     struct exact_rows *from = &cache->exact, *to = &cache->chosen;
-    size_t heads = cache_heads_of(&cache->base.shape), row = row_bytes(cache), old = cache->base.n_anchors,
-           n = old + cache->base.plan.anchors;
+    /* Of anchors that keys and values choose apart, a layer's choice has copied the old ones. */
+    const size_t heads = cache_heads_of(&cache->base.shape), row = row_bytes(cache),
+                 old = cache->base.plan.ranked ? cache->base.n_anchors : 0, n = old + cache->base.plan.anchors;
+    if (cache->base.plan.replaces) return replace(cache, to, TERSE_OK);
     if (!cache->base.plan.anchors) return TERSE_OK;
     cudaError_t result = copy_runs(to->rows, to->capacity * row, from->rows, from->capacity * row,
                                    (cache_first_exact(cache) + old) * row, 2 * heads);
@@ -160,8 +215,5 @@ enum terse_status kept_commit(struct cache *cache, struct terse_error *error) {
         result = copy_runs(to->tokens, n * sizeof(uint32_t), from->tokens, old * sizeof(uint32_t), old * sizeof(uint32_t), heads);
     enum terse_status status = device_check(result, "keeping tokens of a prompt", error);
     if (status) return status;
-    exact_free(cache, from); /* when what is queued is done */
-    *from = *to;
-    *to = (struct exact_rows){0};
-    return TERSE_OK;
+    return replace(cache, to, TERSE_OK);
 }

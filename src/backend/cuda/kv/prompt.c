@@ -2,12 +2,15 @@
  * decoded, then those of the window and the new ones; attends to them exactly; and seals the pages of new tokens.
  *
  * The row of token t is t itself while none was evicted. Otherwise evicted tokens have no row, so that rows follow one another as
- * positions do, but anchors stand in front of all pages, wherever they came from: attention does not need their positions. */
+ * positions do, but tokens that were kept of a prompt (SnapKV) stand in front of all pages, wherever they came from: attention does
+ * not need their positions. */
 #include "backend/cuda/kv/prompt.h"
 
+#include "backend/cuda/kv/anchors.h"
 #include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/encode_kernels.h"
 #include "backend/cuda/kv/kept.h"
+#include "backend/cuda/kv/replace.h"
 #include "backend/cuda/kv/views.h"
 #include "base/size.h"
 
@@ -87,17 +90,26 @@ static enum terse_status make_items(struct cache *cache, struct terse_error *err
 }
 
 void prompt_pages_changed(struct cache *cache) {
-    if (cache->base.in_step && cache->rows[CODEC_KEYS]) (void)make_items(cache, NULL); /* it has the memory already */
+    if (!cache->base.in_step || !cache->rows[CODEC_KEYS]) return;
+    (void)make_items(cache, NULL); /* it has the memory already */
+    (void)kv_anchors_list_pages(cache, NULL);
 }
 
 enum terse_status prompt_reserve(struct cache *cache, struct terse_error *error) {
-    struct sequence_view view = cache_view(cache);
     enum terse_status status = reserve_rows(cache, error);
     if (!status) status = kept_reserve(cache, cache->row_capacity, error);
+    if (!status) status = kv_anchors_reserve(cache, error);
     if (!status) status = make_items(cache, error);
+    if (!status) status = kv_anchors_list_pages(cache, error);
+    if (!status) status = replacing_reserve(cache, error);
     if (status) {
         kept_release(cache);
         return status;
+    }
+    struct sequence_view view = cache_view(cache);
+    if (cache->base.plan.replaces) { /* until the step is committed */
+        view.exact = cache->chosen.rows;
+        view.unrotated = cache->chosen.unrotated;
     }
     return device_check(cudaMemcpyAsync(cache->view, &view, sizeof view, cudaMemcpyHostToDevice, device_stream()),
                         "sending a prompt's step", error);
@@ -123,14 +135,16 @@ static bool slid_on(const struct plan *plan) { return plan_evicted(plan) && !pla
 static cudaError_t read_stored(const struct cache *cache, uint32_t layer) {
     const struct plan *plan = &cache->base.plan;
     const uint64_t window = plan->before.window_first;
+    const bool apart = chooses_apart(&cache->base.method);
     struct layer_rows rows = layer_rows(cache, layer);
     struct encode encode = encode_of(cache, &cache->stored, layer);
     cudaError_t result = encode.n ? decode_pages(&encode, device_stream()) : cudaSuccess;
     if (result == cudaSuccess)
         result = rows_from_window(&rows, window, (size_t)(plan->before.length - window), row_of(cache, window), device_stream());
     if (result == cudaSuccess && !slid_on(plan))
-        result = rows_from_exact(&rows, (size_t)plan->before.exact + cache->base.n_anchors, plan_evicted(plan), device_stream());
-    return result;
+        result = rows_from_exact(&rows, (size_t)plan->before.exact + (apart ? 0 : cache->base.n_anchors), plan_evicted(plan),
+                                 device_stream());
+    return result == cudaSuccess && apart ? kv_anchors_spread(cache, layer, (device_half *[2]){rows.k, rows.v}) : result;
 }
 
 /* Fits codec sign and index sign to the keys of the step's sealed tokens that are new, or where they are less than a page to those of the
@@ -163,6 +177,8 @@ enum terse_status prompt_append(struct cache *cache, const struct kv_rows *rows,
     if (status) return status;
     cache->base.layer = rows->layer;
     cudaError_t result = first ? cudaSuccess : read_stored(cache, rows->layer);
+    if (result == cudaSuccess && !first) result = kv_anchors_begin_layer(cache);
+    if (result == cudaSuccess && !first) result = replacing_begin_layer(cache);
     if (result == cudaSuccess)
         result = append_rows(&to, rows->k, rows->v, count, cache->base.plan.before.length + first, rows_before(cache) + first,
                              device_stream());
@@ -174,30 +190,44 @@ enum terse_status prompt_append(struct cache *cache, const struct kv_rows *rows,
     return device_check(result, "storing a prompt's keys and values", error);
 }
 
-enum terse_status prompt_observe(struct cache *cache, const struct kv_rows *rows, struct terse_error *error) {
+/* Returns the attention of rotated queries, whose outputs go to `out`. */
+static struct attend_prefill attention_of(const struct cache *cache, const struct kv_rows *rows, float *out) {
+    const struct plan *plan = &cache->base.plan;
+    return (struct attend_prefill){.heads = cache->heads,
+                                   .layer = rows->layer,
+                                   .q = rows->q,
+                                   .n = rows->count,
+                                   .first_query = rows_before(cache) + rows->first,
+                                   .k = row_at(cache, CODEC_KEYS, 0),
+                                   .v = row_at(cache, CODEC_VALUES, 0),
+                                   .begin = slid_on(plan) ? (size_t)plan->before.exact : 0,
+                                   .out = out,
+                                   .parts = cache->tables->prefill_parts};
+}
+
+/* Rotates queries in place and shows them to the choice by rank. */
+static enum terse_status take_queries(const struct cache *cache, const struct kv_rows *rows, struct terse_error *error) {
     enum terse_status status = cache_check_queries(cache, rows->first, rows->count, error);
     if (status) return status;
     cudaError_t result = rotate_rows(&cache->heads, &cache->tables->rotary, cache->base.shape.query_heads, rows->q, rows->count,
                                      cache->base.plan.before.length + rows->first, device_stream());
     if (result == cudaSuccess) result = kept_observe(cache, rows->q, rows->first, rows->count);
+    if (result == cudaSuccess) result = replacing_observe(cache, rows->q, rows->first, rows->count);
     return device_check(result, "a prompt's queries", error);
 }
 
+enum terse_status prompt_observe(struct cache *cache, const struct kv_rows *rows, struct terse_error *error) {
+    enum terse_status status = take_queries(cache, rows, error);
+    if (status || !rows->count || !cache->base.plan.anchors || cache->base.plan.ranked) return status;
+    const struct attend_prefill attend = attention_of(cache, rows, rows->q); /* the choice of anchors looks at all weights */
+    return device_check(kv_anchors_attend(cache, &attend), "a prompt's queries", error);
+}
+
 enum terse_status prompt_attend(struct cache *cache, const struct kv_rows *rows, struct terse_error *error) {
-    const struct plan *plan = &cache->base.plan;
-    const struct attend_prefill attend = {.heads = cache->heads,
-                                          .layer = rows->layer,
-                                          .q = rows->q,
-                                          .n = rows->count,
-                                          .first_query = rows_before(cache) + rows->first,
-                                          .k = row_at(cache, CODEC_KEYS, 0),
-                                          .v = row_at(cache, CODEC_VALUES, 0),
-                                          .begin = slid_on(plan) ? (size_t)plan->before.exact : 0,
-                                          .out = rows->out,
-                                          .parts = cache->tables->prefill_parts};
+    const struct attend_prefill attend = attention_of(cache, rows, rows->out);
     if (!rows->count) return TERSE_OK;
-    enum terse_status status = prompt_observe(cache, rows, error);
-    return status ? status : device_check(attend_prefill_launch(&attend, device_stream()), "a prompt's attention", error);
+    enum terse_status status = take_queries(cache, rows, error);
+    return status ? status : device_check(kv_anchors_attend(cache, &attend), "a prompt's attention", error);
 }
 
 /* Copies new tokens that stay to the window. */
@@ -211,10 +241,17 @@ static cudaError_t keep_window(const struct cache *cache, uint32_t layer) {
 
 enum terse_status prompt_seal(struct cache *cache, uint32_t layer, struct terse_error *error) {
     if (cache->base.layer != layer) return status_fail(error, TERSE_E_ARGUMENT, "the end of a layer without its keys and values");
+    const size_t leaving = (size_t)row_of(cache, replacing_first(&cache->base.plan));
+    const int64_t sealed = row_of(cache, plan_first_sealed(&cache->base.plan));
     cudaError_t result = cache->base.plan.kind == CACHE_STEP_PAPER ? cudaSuccess : seal_layer(cache, layer);
     if (result == cudaSuccess)
         result = kept_choose(cache, layer, row_at(cache, CODEC_KEYS, 0), row_at(cache, CODEC_VALUES, 0), rows_before(cache),
-                             (size_t)row_of(cache, plan_first_sealed(&cache->base.plan)));
+                             (size_t)sealed);
+    if (result == cudaSuccess)
+        result =
+            kv_anchors_choose(cache, layer, row_at(cache, CODEC_KEYS, (size_t)sealed), row_at(cache, CODEC_VALUES, (size_t)sealed));
+    if (result == cudaSuccess)
+        result = replacing_seal(cache, layer, row_at(cache, CODEC_KEYS, leaving), row_at(cache, CODEC_VALUES, leaving));
     if (result == cudaSuccess) result = keep_window(cache, layer);
     cache->base.layer = NO_LAYER;
     cache->base.layers_ended = layer + 1;

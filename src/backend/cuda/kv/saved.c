@@ -5,6 +5,7 @@
  * a stream of their own, of what was there when the event `written` of the cache was recorded. */
 #include "backend/cuda/kv/saved.h"
 
+#include "backend/cuda/kv/anchors.h"
 #include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/kept.h"
 #include "backend/cuda/kv/window.h"
@@ -67,32 +68,95 @@ static void rotate_exact(const struct cache *cache, uint16_t *rows, bool back) {
     }
 }
 
-/* Copies between exact rows as they lie on the device and the file's form of them: first[layers][Hk][2][first exact][hd];
+/* Copies between exact rows, a copy of those on the device, and the file's form of them: first[layers][Hk][2][first exact][hd];
  * anchors[layers][Hk][2]{tokens[n], rows[n][hd]}, the same tokens of both sides. Any may be NULL. */
-static void copy_exact(const struct cache *cache, uint16_t *rows, uint16_t *first, uint8_t *anchors, bool save) {
-    size_t hd = cache->base.shape.head_dim, n = cache->base.n_anchors, own = cache_first_exact(cache),
-           capacity = cache->exact.capacity;
-    uint32_t *tokens = (uint32_t *)(void *)(rows + cache_heads_of(&cache->base.shape) * 2 * capacity * hd);
+static void copy_exact(const struct cache *cache, const struct exact_rows *exact, uint16_t *first, uint8_t *anchors, bool save) {
+    size_t hd = cache->base.shape.head_dim, n = cache->base.n_anchors, own = cache_first_exact(cache);
     for (size_t side = 0; side < 2 * cache_heads_of(&cache->base.shape); side++) {
-        uint16_t *from = rows + side * capacity * hd;
+        uint16_t *from = exact->rows + side * exact->capacity * hd;
         struct run {
             void *device, *file;
             size_t bytes;
         } runs[3] = {{from, first ? first + side * own * hd : NULL, own * hd * sizeof *from}};
         if (anchors) {
-            uint8_t *at = anchors + side * n * (sizeof *tokens + hd * sizeof *from);
-            runs[1] = (struct run){tokens + side / 2 * n, at, n * sizeof *tokens};
-            runs[2] = (struct run){from + own * hd, at + n * sizeof *tokens, n * hd * sizeof *from};
+            uint8_t *at = anchors + side * n * (sizeof *exact->tokens + hd * sizeof *from);
+            runs[1] = (struct run){exact->tokens + side / 2 * n, at, n * sizeof *exact->tokens};
+            runs[2] = (struct run){from + own * hd, at + n * sizeof *exact->tokens, n * hd * sizeof *from};
         }
         for (int i = 0; i < 3; i++)
             if (runs[i].file) memcpy(save ? runs[i].file : runs[i].device, save ? runs[i].device : runs[i].file, runs[i].bytes);
     }
 }
 
-/* Counts the bytes in use of the exact rows and the anchors' tokens on the device. */
-static size_t device_exact_bytes(const struct cache *cache) {
-    return cache_heads_of(&cache->base.shape) *
-           (2 * cache->exact.capacity * cache->base.shape.head_dim * sizeof(uint16_t) + cache->base.n_anchors * sizeof(uint32_t));
+/* Copies keys before rotation, [layers][Hk][first exact][hd], to the file's form of exact rows, or back. */
+static void copy_unrotated(const struct cache *cache, uint16_t *keys, uint16_t *file, bool save) {
+    const size_t side = cache_first_exact(cache) * (size_t)cache->base.shape.head_dim;
+    for (size_t head = 0; head < cache_heads_of(&cache->base.shape); head++) {
+        uint16_t *own = keys + head * side, *there = file + 2 * head * side;
+        memcpy(save ? there : own, save ? own : there, side * sizeof *own);
+    }
+}
+
+/* An apart_anchors is the anchors of one side of a layer and KV head in the file's form. */
+struct apart_anchors {
+    uint32_t *tokens;
+    uint16_t *rows;
+};
+
+static struct apart_anchors apart_at(const struct cache *cache, uint8_t *anchors, size_t head, int side) {
+    const size_t n = cache->base.n_anchors, hd = cache->base.shape.head_dim;
+    uint8_t *at = anchors + (2 * head + (size_t)side) * n * (sizeof(uint32_t) + hd * sizeof(uint16_t));
+    return (struct apart_anchors){(uint32_t *)(void *)at, (uint16_t *)(void *)(at + n * sizeof(uint32_t))};
+}
+
+/* Returns the i-th row of the anchors of a layer and KV head. */
+static uint16_t *anchor_row(const struct cache *cache, const struct exact_rows *exact, size_t head, int side, size_t i) {
+    return exact->rows + ((2 * head + (size_t)side) * exact->capacity + cache_first_exact(cache) + i) * cache->base.shape.head_dim;
+}
+
+/* Makes the file's form of anchors of which a copy has rows for both sides' tokens together. */
+static void save_apart(const struct cache *cache, const struct exact_rows *exact, uint8_t *anchors) {
+    const size_t behind = exact->capacity - cache_first_exact(cache), hd = cache->base.shape.head_dim;
+    for (size_t head = 0; head < cache_heads_of(&cache->base.shape); head++)
+        for (int side = 0; side < 2; side++) {
+            const struct apart_anchors to = apart_at(cache, anchors, head, side);
+            for (size_t i = 0, n = 0; i < exact->counts[head] && n < cache->base.n_anchors; i++) {
+                if (!(exact->sides[head * behind + i] >> side & 1)) continue;
+                to.tokens[n] = exact->tokens[head * behind + i];
+                memcpy(to.rows + n++ * hd, anchor_row(cache, exact, head, side, i), hd * sizeof *to.rows);
+            }
+        }
+}
+
+/* Does the reverse for a layer and KV head; rows of sides that are no anchors stay zeros. */
+static void load_apart(const struct cache *cache, struct exact_rows *exact, uint8_t *anchors, size_t head) {
+    const struct block_table *table = &cache->base.pages;
+    const size_t behind = exact->capacity - cache_first_exact(cache), n = cache->base.n_anchors, hd = cache->base.shape.head_dim;
+    const struct apart_anchors from[2] = {apart_at(cache, anchors, head, 0), apart_at(cache, anchors, head, 1)};
+    size_t at[2] = {0}, count = 0, page = 0;
+    for (; at[0] < n || at[1] < n; count++) {
+        uint32_t token = UINT32_MAX, sides = 0;
+        for (int side = 0; side < 2; side++)
+            if (at[side] < n && from[side].tokens[at[side]] < token) token = from[side].tokens[at[side]];
+        for (int side = 0; side < 2; side++)
+            if (at[side] < n && from[side].tokens[at[side]] == token) {
+                memcpy(anchor_row(cache, exact, head, side, count), from[side].rows + at[side]++ * hd, hd * sizeof(uint16_t));
+                sides |= 1u << side;
+            }
+        exact->tokens[head * behind + count] = token;
+        exact->sides[head * behind + count] = sides;
+        while (page + 1 < table->n_sealed && table->sets[page + 1].first <= token) page++;
+        exact->pages[head * exact->n_pages + page] |= (uint64_t)1 << (token - table->sets[page].first) % PAGE_TOKENS;
+    }
+    exact->counts[head] = (uint32_t)count;
+}
+
+/* Returns the cache's exact rows as they lie in a copy on the host, which may be NULL, and how many bytes they are. */
+static struct exact_rows copy_at(const struct cache *cache, void *host, size_t *bytes) {
+    struct exact_rows exact = cache->exact;
+    exact.rows = host;
+    *bytes = exact_lay_out(cache, &exact);
+    return exact;
 }
 
 /* ---- Giving */
@@ -109,17 +173,24 @@ int kv_export_pages(const struct cache *cache, void *to, const void *from, size_
 
 /* Makes the file's form of a piece of what the device has of it. */
 static void convert(const struct cache *cache, enum cache_piece piece, void *device, void *file) {
+    const struct exact_rows exact = copy_at(cache, device, &(size_t){0});
     if (piece == CACHE_WINDOW) copy_window(cache, device, file, true);
-    if (piece == CACHE_EXACT) copy_exact(cache, device, file, NULL, true);
-    if (piece == CACHE_EXACT) rotate_exact(cache, file, true);
-    if (piece == CACHE_ANCHORS) copy_exact(cache, device, NULL, file, true);
+    if (piece == CACHE_EXACT) copy_exact(cache, &exact, file, NULL, true);
+    if (piece == CACHE_EXACT && exact.unrotated)
+        copy_unrotated(cache, exact.unrotated, file, true);
+    else if (piece == CACHE_EXACT)
+        rotate_exact(cache, file, true);
     if (piece == CACHE_LEARNED) memcpy(file, device, cache_piece_bytes(cache, piece));
+    if (piece == CACHE_EXACT_LOGITS) memcpy(file, exact.logits, cache_piece_bytes(cache, piece));
+    if (piece == CACHE_ANCHORS && exact.counts) save_apart(cache, &exact, file);
+    if (piece == CACHE_ANCHORS && !exact.counts) copy_exact(cache, &exact, NULL, file, true);
 }
 
 int kv_export_piece(const struct cache *cache, enum cache_piece piece, const struct cache_sink *sink) {
     const size_t bytes = cache_piece_bytes(cache, piece);
     const void *from = cache->exact.rows;
-    size_t own = device_exact_bytes(cache);
+    size_t own;
+    copy_at(cache, NULL, &own);
     if (piece == CACHE_WINDOW) from = cache->window, own = window_bytes(cache);
     if (piece == CACHE_LEARNED) from = cache->learned, own = bytes;
     if (!bytes) return 0;
@@ -203,20 +274,29 @@ static enum terse_status send(void *to, const void *from, size_t bytes, struct t
     return device_check(device_send(to, from, bytes), "reading a saved KV cache", error);
 }
 
-static enum terse_status import_exact(struct cache *cache, const uint8_t *data, const uint8_t *anchors, struct terse_error *error) {
+static enum terse_status import_exact(struct cache *cache, const uint8_t *const pieces[CACHE_PIECES], struct terse_error *error) {
+    const uint8_t *const data = pieces[CACHE_EXACT], *const anchors = pieces[CACHE_ANCHORS];
     const size_t n = cache->base.n_anchors, bytes = cache_piece_bytes(cache, CACHE_EXACT);
     enum terse_status status = n ? kept_resize(cache, n, error) : TERSE_OK;
-    size_t all = device_exact_bytes(cache);
+    size_t all;
+    copy_at(cache, NULL, &all);
     if (status || !all) return status;
-    uint16_t *rows = malloc(all), *first = malloc(bytes ? bytes : 1);
+    uint16_t *rows = calloc(1, all), *first = malloc(bytes ? bytes : 1);
     if (!rows || !first) status = status_no_memory(error, all + bytes, "a saved KV cache");
-    if (!status && bytes) memcpy(first, data, bytes);
-    if (!status) rotate_exact(cache, first, false);
-    if (!status) copy_exact(cache, rows, first, n ? (uint8_t *)anchors : NULL, false);
-    if (!status) status = send(cache->exact.rows, rows, all, error);
+    if (!status) {
+        struct exact_rows exact = copy_at(cache, rows, &all);
+        if (bytes) memcpy(first, data, bytes);
+        if (exact.unrotated) copy_unrotated(cache, exact.unrotated, first, false);
+        if (exact.logits) memcpy(exact.logits, pieces[CACHE_EXACT_LOGITS], cache_piece_bytes(cache, CACHE_EXACT_LOGITS));
+        rotate_exact(cache, first, false);
+        copy_exact(cache, &exact, first, n && !exact.counts ? (uint8_t *)anchors : NULL, false);
+        for (size_t head = 0; exact.counts && head < cache_heads_of(&cache->base.shape); head++)
+            load_apart(cache, &exact, (uint8_t *)anchors, head);
+        status = send(cache->exact.rows, rows, all, error);
+    }
     free(rows);
     free(first);
-    return status;
+    return status ? status : kv_anchors_complete(cache, error);
 }
 
 static enum terse_status import_window(struct cache *cache, const uint8_t *data, struct terse_error *error) {
@@ -234,7 +314,7 @@ static enum terse_status import_window(struct cache *cache, const uint8_t *data,
 
 enum terse_status kv_import_pieces(struct cache *cache, const uint8_t *const pieces[CACHE_PIECES], struct terse_error *error) {
     enum terse_status status = import_window(cache, pieces[CACHE_WINDOW], error);
-    if (!status) status = import_exact(cache, pieces[CACHE_EXACT], pieces[CACHE_ANCHORS], error);
+    if (!status) status = import_exact(cache, pieces, error);
     if (!status) status = send(cache->learned, pieces[CACHE_LEARNED], cache_piece_bytes(cache, CACHE_LEARNED), error);
     return status ? status : cache_written(cache, error);
 }

@@ -7,6 +7,9 @@
  *     views                            the view that kernels have of a cache
  *     rank, kept                       exact rows, and the choice of a prompt's tokens that are kept as such
  *     choice                           what a step chooses of a prompt's tokens
+ *     anchor_scores, anchor_rows       kernels of anchors: scores, the choice, rows
+ *     anchors                          anchors: exact rows beside codes
+ *     victims, replace                 exact rows that tokens which leave the window replace
  *     window                           pages of the window
  *     fit                              transforms that are fitted to the sequence
  *     batch                            decoding steps of several caches
@@ -31,7 +34,14 @@
 struct exact_rows {
     device_half *rows; /* [layers][Hk][2][capacity][hd], keys rotated by their token; NULL: none */
     uint32_t *tokens;  /* of the anchors, [layers][Hk][capacity - cache_first_exact()], ascending */
-    uint32_t capacity;
+    /* These are of anchors that keys and values choose apart, of which a KV head has as many rows as counts[layers][Hk] says
+     * (struct anchor_view); else NULL. */
+    uint64_t *pages; /* [layers][Hk][n_pages] */
+    uint32_t *sides, *counts;
+    /* These are of exact rows that may be replaced (struct victims); else NULL. */
+    device_half *unrotated;
+    float *logits;
+    uint32_t capacity, n_pages;
     size_t bytes; /* allocated; capacity may have become less */
 };
 
@@ -39,6 +49,15 @@ struct exact_rows {
 struct item_list {
     struct encode_item *device, *host;
     size_t capacity, n;
+};
+
+/* A replacing has what caches work in whose exact rows may be replaced (replace.c); zeros in others. */
+struct replacing {
+    uint32_t *moves;
+    float *fresh;        /* as first_logits of struct sequence_view */
+    device_half *page;   /* [layers][Hk][keys, values][64][hd]: the page set whose first token is page_first, decoded */
+    uint64_t page_first; /* UINT64_MAX: none */
+    struct item_list item;
 };
 
 /* A fitted_tables has device tables of the sequence's own transforms. */
@@ -69,15 +88,18 @@ struct cache {
     struct sequence_view *view;  /* on the device: of a step of many tokens */
 
     /* These belong to the step in progress. */
-    struct cache *at;        /* of a first part (kv/parts.h): the part whose layer a prompt is at */
-    uint64_t steps;          /* that were begun */
-    struct item_list stored; /* sealed pages that a prompt reads */
-    struct item_list sealed; /* pages that the step seals */
-    device_half *rows[2];    /* of a step of many tokens: [row_capacity][Hk][hd], behind ROWS_IN_FRONT more */
+    struct cache *at;         /* of a first part (kv/parts.h): the part whose layer a prompt is at */
+    uint64_t steps;           /* that were begun */
+    struct item_list stored;  /* sealed pages that a prompt reads */
+    struct item_list sealed;  /* pages that the step seals */
+    struct item_list decoded; /* pages, some of which at a time are decoded for the choice of anchors */
+    device_half *rows[2];     /* of a step of many tokens: [row_capacity][Hk][hd], behind ROWS_IN_FRONT more */
     size_t row_capacity;
-    struct exact_rows chosen; /* of a step that chooses anchors: what is to take the place of `exact` */
-    float *choice;            /* scratch of the choice */
+    struct exact_rows
+        chosen;   /* what is to take the place of `exact`, of a step that chooses anchors or a prompt that replaces rows */
+    void *choice; /* scratch of either */
     size_t choice_bytes;
+    struct replacing replacing;
     cudaEvent_t written;       /* other streams than device_stream() wait for this before they read the cache */
     cudaEvent_t encoded_ahead; /* a step that seals waits for this */
 };
@@ -91,6 +113,14 @@ static inline size_t page_view_bytes(size_t n) { return n * (sizeof(struct page_
 
 /* Returns how many first tokens are exact, once there are as many. */
 static inline uint32_t cache_first_exact(const struct cache *cache) { return cache->base.method.parameters.exact; }
+
+/* Returns whether tokens that leave the window may replace exact rows (MAT). */
+static inline bool replaces_rows(const struct method *method) { return method->policy->pick_victim; }
+
+/* Returns whether keys and values choose their anchors apart: by Anchor Scores. */
+static inline bool chooses_apart(const struct method *method) {
+    return method->policy->anchors && !method->policy->rank_by_attention;
+}
 
 /* Returns how many halves lie from one layer, head or side of the window to the next. */
 static inline size_t window_side_halves(const struct cache *cache) {

@@ -6,6 +6,7 @@
 #include "backend/cuda/kv/fit.h"
 #include "backend/cuda/kv/kept.h"
 #include "backend/cuda/kv/prompt.h"
+#include "backend/cuda/kv/replace.h"
 #include "backend/cuda/kv/storage.h"
 #include "backend/cuda/kv/views.h"
 #include "backend/cuda/kv/window.h"
@@ -75,11 +76,11 @@ enum terse_status kv_append(const struct kv_batch *batch, const struct kv_rows *
     return status ? status : prompt_append(prompt->at, &own, error);
 }
 
-/* Returns the rows to observe: a prompt's queries are also observed as they attend; a decoding step chooses nothing by its
- * queries. */
+/* Returns the rows to observe: a prompt's queries are also observed as they attend, those of a decoding step as they are
+ * appended. */
 size_t kv_queries_to_observe(const struct kv_batch *batch, size_t needed, size_t *first) {
     const struct cache *prompt = prompt_of(batch);
-    bool chooses = prompt && prompt->at->base.plan.anchors;
+    bool chooses = prompt && (prompt->at->base.plan.anchors || prompt->at->base.plan.replaces);
     *first = chooses ? prompt->at->base.plan.ranking : 0;
     return chooses ? needed : 0;
 }
@@ -111,6 +112,7 @@ static enum terse_status commit_part(struct cache *cache, struct terse_error *er
     const bool decodes = cache_decodes(cache);
     if (decodes) cache->base.layers_ended = cache->base.shape.layers; /* those of a batch are not counted */
     enum terse_status status = cache_check_commit(cache, error);
+    if (!status && decodes) status = replacing_commit(cache, error);
     if (!status) status = decodes ? window_seal(cache, error) : kept_commit(cache, error);
     if (status) return status;
     cache_advance(cache);

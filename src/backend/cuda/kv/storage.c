@@ -1,6 +1,7 @@
 /* Keeps the memory of a cache on the device: allocates, copies and counts it. */
 #include "backend/cuda/kv/storage.h"
 
+#include "backend/cuda/kv/anchors.h"
 #include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/choice.h"
@@ -9,7 +10,9 @@
 #include "backend/cuda/kv/kept.h"
 #include "backend/cuda/kv/lower.h"
 #include "backend/cuda/kv/prompt.h"
+#include "backend/cuda/kv/replace.h"
 #include "backend/cuda/kv/saved.h"
+#include "backend/cuda/kv/victims.h"
 #include "backend/cuda/kv/views.h"
 #include "backend/cuda/kv/window.h"
 
@@ -45,6 +48,7 @@ static enum terse_status allocate(struct cache *cache, struct terse_error *error
     if (!status)
         status = block_table_new(&cache->base.pages, &device_memory, cache->base.rates.page_set_bytes, cache->base.rates.n, error);
     if (!status) status = kept_resize(cache, 0, error);
+    if (!status) status = replacing_new(cache, error);
     if (!status) status = take(cache, &cache->window, window_bytes(cache), "the KV cache's recent window", error);
     if (!status) status = take(cache, &cache->learned, cache->base.learned_bytes, "what the KV cache learns", error);
     if (!status) status = take(cache, &cache->view, sizeof *cache->view, "the KV cache", error);
@@ -97,6 +101,8 @@ void kv_destroy(struct cache *cache) {
     kept_release(cache);
     item_list_free(&cache->stored);
     item_list_free(&cache->sealed);
+    item_list_free(&cache->decoded);
+    replacing_free(cache);
     if (cache->written) cudaEventDestroy(cache->written);
     if (cache->encoded_ahead) cudaEventDestroy(cache->encoded_ahead);
     kv_tables_release(cache->tables);
@@ -112,10 +118,11 @@ static struct cache_bytes bytes_of(const struct cache_shape *shape, const struct
     const uint64_t heads = cache_heads_of(shape), row = shape->head_dim * sizeof(device_half);
     const uint64_t learned = heads * learned_head_bytes(method, shape->head_dim) + (noted ? fitted_sums_bytes(shape, method) : 0) +
                              (fitted ? fitted_all_bytes(shape, method) + kv_fitted_bytes(shape, method) : 0);
-    return (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, index_page_bytes_of(method, shape->head_dim)),
-                                .window = heads * 2 * rows * row,
-                                .exact = cache_exact_bytes(shape, method) + anchors * anchor_bytes(shape),
-                                .tables = learned + page_view_bytes(views) + sizeof(struct sequence_view)};
+    return (struct cache_bytes){
+        .page_set = page_set_bytes_of(shape, method, index_page_bytes_of(method, shape->head_dim)),
+        .window = heads * 2 * rows * row,
+        .exact = cache_exact_bytes(shape, method) + kept_bytes(shape, method, (size_t)anchors, (size_t)views),
+        .tables = learned + page_view_bytes(views) + sizeof(struct sequence_view) + replacing_bytes(shape, method)};
 }
 
 static void storage_bytes_after(const struct cache_shape *shape, const struct method *method, const struct plan *plan,
@@ -138,6 +145,8 @@ static enum terse_status supports(const struct cache_shape *shape, const struct 
         return cache_refuse(&cuda_storage, method, "has no kernels for this model's heads", error);
     if (method->index && !cuda_scores_of(method))
         return cache_refuse(&cuda_storage, method, "cannot choose the tokens that a step reads", error);
+    if (replaces_rows(method) && method->parameters.exact > VICTIMS_EXACT_MOST)
+        return cache_refuse(&cuda_storage, method, "cannot keep so many anchors", error);
     return TERSE_OK;
 }
 
@@ -148,6 +157,8 @@ static void synchronize(struct cache *cache) {
 
 static void pages_changed(struct cache *cache, size_t first) {
     if (cache->views_good > first) cache->views_good = first;
+    kv_anchors_forget(cache);
+    replacing_forget(cache);
     prompt_pages_changed(cache);
 }
 
@@ -157,9 +168,9 @@ static void reset(struct cache *cache) {
     cache->window_origin = 0;
 }
 
-/* Counts all anchors: any part that is left of a prompt has all of them. */
-static bool anchors_before(const struct cache *cache, uint64_t end, size_t *n) {
-    (void)end;
+/* Counts tokens that were kept by rank as anchors all together: any part that is left of a prompt has all of them. */
+static bool anchors_or_kept_before(const struct cache *cache, uint64_t end, size_t *n) {
+    if (chooses_apart(&cache->base.method)) return kv_anchors_before(cache, end, n);
     *n = cache->base.n_anchors;
     return true;
 }
@@ -167,7 +178,7 @@ static bool anchors_before(const struct cache *cache, uint64_t end, size_t *n) {
 static bool anchor_tokens(const struct cache *cache, uint32_t layer, uint32_t head, enum codec_side side, uint32_t *tokens) {
     const size_t n = cache->base.n_anchors;
     const uint32_t *from = cache->exact.tokens + ((size_t)layer * cache->base.shape.kv_heads + head) * n;
-    (void)side; /* keys and values have the same */
+    if (chooses_apart(&cache->base.method)) return kv_anchors_fetch(cache, layer, head, side, tokens);
     return device_fetch(tokens, from, n * sizeof *tokens) == cudaSuccess;
 }
 
@@ -204,7 +215,7 @@ const struct kv_storage cuda_storage = {.most_tokens = UINT32_MAX,
                                         .reset = reset,
                                         .bytes = storage_bytes,
                                         .bytes_after = storage_bytes_after,
-                                        .anchors_before = anchors_before,
+                                        .anchors_before = anchors_or_kept_before,
                                         .anchor_tokens = anchor_tokens,
                                         .fit_tokens = fit_tokens,
                                         .layouts_changed = kv_layouts_changed,

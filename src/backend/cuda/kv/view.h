@@ -42,6 +42,16 @@ struct head_view {
     uint32_t window;     /* a query sees the newest so many keys alone, its own included; 0: all */
 };
 
+/* A rotary_view gives the angle at any position as the sum of its run's and its slot's. It lies in device memory, without the
+ * magnitude. */
+struct rotary_view {
+    uint32_t n_rot; /* 0: nothing is rotated */
+    enum rope_pairing pairing;
+    float magnitude;
+    const float *runs;  /* [runs][n_rot / 2][cosine, sine] of 0, ROPE_RUN_TOKENS, ... */
+    const float *slots; /* [ROPE_RUN_TOKENS or more][n_rot / 2][cosine, sine] of 0, 1, ... */
+};
+
 /* A place_view says where the sealed pages of a layer and KV head lie: the bytes of a page by side, and of all pages of a page set
  * before it. Device [layers][Hk]. */
 struct place_view {
@@ -88,16 +98,28 @@ TERSE_DEVICE uint32_t run_of(uint32_t first) { return first - first % ROPE_RUN_T
 
 /* A sequence_view is one sequence as it is read in a step; device [sequences]. Lists are those of kv/read_list.h with pages on the
  * device, where `page` numbers page_sets. The step's own tokens are among the exact rows and in the window, of which a query reads
- * none that comes after it. No page is packed before it is read (n_chosen is 0), and pages have no exact rows in place of codes. */
+ * none that comes after it. No page is packed before it is read (n_chosen is 0).
+ *
+ * A token of a page whose key or value is an anchor (AnTKV) has a row of halves behind those of the first tokens: of a side that is
+ * no anchor, the row is what its code decodes to. Such tokens are not read from their pages, whatever the codec. */
 struct sequence_view {
     const struct page_set_view *page_sets; /* the block table, of as many page sets as any list has pages at least */
     struct read_list list;                 /* of all layers and KV heads, unless they have their own */
-    const struct read_list *own; /* [Hk] lists for the layer in progress, pages in order of tokens; NULL: all read `list` */
-    uint32_t exact_capacity;     /* rows for exact rows */
-    uint32_t window_capacity;    /* rows of the window's ring, a multiple of 64 */
-    uint32_t window_origin;      /* token t lies in row (t - window_origin) % window_capacity */
-    device_half *exact;          /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
-    device_half *window;         /* [layers][Hk][keys, values][window_capacity][hd] */
+    const struct read_list *own;           /* [Hk] lists for the layer in progress, pages in order of tokens; NULL: all read `list` */
+    uint32_t first_exact;                  /* so many first tokens are exact rows, as far as there are any */
+    uint32_t exact_capacity;               /* rows for exact rows */
+    uint32_t window_capacity;              /* rows of the window's ring, a multiple of 64 */
+    uint32_t window_origin;                /* token t lies in row (t - window_origin) % window_capacity */
+    device_half *exact;                    /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
+    device_half *window;                   /* [layers][Hk][keys, values][window_capacity][hd] */
+    /* These are of anchors; NULL: there are none. */
+    const uint32_t *anchor_rows;   /* [layers][Hk]: how many rows there are, in place of the list's n_kept */
+    const uint32_t *anchor_tokens; /* [layers][Hk][exact_capacity - first_exact]: whose rows they are, ascending */
+    const uint64_t *anchored; /* [layers][Hk][anchored_pages], by page set: bit t says that the token in slot t has such a row */
+    uint32_t anchored_pages;  /* later page sets have none */
+    /* These are of exact rows that may be replaced (victims.h); NULL: none is. */
+    device_half *unrotated; /* [layers][Hk][first_exact][hd]: their keys before rotation */
+    float *first_logits;    /* [layers][Hq][FRESH_LOGITS]: of the step's queries, by their position % FRESH_LOGITS, to token 0 */
     /* What codec sign and index sign learned of the sequence (struct fit_sign), so many floats for each layer and KV head; NULL: nothing. */
     const float *own_learned;
     uint32_t learned_floats;
@@ -106,6 +128,8 @@ struct sequence_view {
      * tokens, and read in rate_splits[r] parts, at least 1 where there are any. */
     uint32_t rate_first[RATE_VIEWS + 1], rate_splits[RATE_VIEWS];
 };
+
+#define FRESH_LOGITS 16 /* at least the tokens of one sequence in a decoding step */
 
 TERSE_DEVICE const struct read_list *read_list_at(const struct sequence_view *s, uint32_t head) {
     return s->own ? &s->own[head] : &s->list;

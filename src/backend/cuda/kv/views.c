@@ -158,13 +158,20 @@ struct sequence_view cache_view(const struct cache *cache) {
     list.rows_end = (uint32_t)cache->base.plan.after.exact; /* new ones lie there when they are read */
     struct sequence_view view = {.page_sets = cache->views,
                                  .list = list,
+                                 .first_exact = cache_first_exact(cache),
                                  .exact_capacity = cache->exact.capacity,
                                  .window_capacity = cache->window_capacity,
                                  .window_origin = (uint32_t)cache->window_origin,
                                  .exact = cache->exact.rows,
                                  .own_learned = cache->learned,
                                  .learned_floats = learned_floats(cache),
-                                 .window = cache->window};
+                                 .window = cache->window,
+                                 .anchor_rows = cache->exact.counts,
+                                 .anchor_tokens = cache->exact.counts ? cache->exact.tokens : NULL,
+                                 .anchored = cache->exact.pages,
+                                 .anchored_pages = cache->exact.n_pages,
+                                 .unrotated = cache->exact.unrotated,
+                                 .first_logits = cache->replacing.fresh};
     for (uint32_t rate = 0; rate < rates_of(&cache->base); rate++) view.rates[rate] = cache_rate_view(cache, rate);
     find_rates(cache, list.n_pages, view.rate_first);
     return view;
