@@ -29,7 +29,7 @@ struct encode {
     enum codec_id codec[2];
     const struct place_view *places; /* [layers][Hk] */
     const void *learned[2];          /* as in struct attend_decode */
-    const float *run_angles;         /* as in struct attend_decode; for keys in runs */
+    const float *run_angles;         /* as in struct attend_decode; for keys in runs and before rotation */
     struct pre_rope_view pre_rope;
     const struct encode_item *items; /* [n] */
     uint32_t n;

@@ -82,6 +82,15 @@ static __device__ inline float gain_at(float gain_scale, uint32_t code) {
 
 /* ---- Launches */
 
+/* Calls the launch for the heads' head_dim, of those that CommVQ's kernels are compiled for. */
+#define COMMVQ_HEAD_DIMS(heads, launch) \
+    switch ((heads).head_dim) { \
+    case 64: return launch(64); \
+    case 128: return launch(128); \
+    case 256: return launch(256); \
+    default: return cudaErrorNotSupported; \
+    }
+
 template <int HD, class Kernel>
 static cudaError_t launch_shapes(Kernel *kernel, size_t bytes, const struct encode *encode, struct encode_sides sides,
                                  cudaStream_t stream) {
