@@ -171,7 +171,7 @@ static void codes_are_nearly_those_of_the_cpu(void **unused) {
     report(2, 64, 32, ROPE_ADJACENT, 1.25f);
     report(1, 128, 128, ROPE_HALF_SPLIT, 1);
     report(2, 128, 96, ROPE_HALF_SPLIT, 0.75f);
-    report(1, 256, 256, ROPE_ADJACENT, 1);
+    report(2, 256, 256, ROPE_ADJACENT, 1);
 }
 
 static void keys_may_not_be_rotated(void **unused) {
