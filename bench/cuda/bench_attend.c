@@ -11,18 +11,21 @@
 #include "backend/cuda/kv/attend_decode.h"
 #include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/codec.h"
+#include "backend/cuda/kv/commvq.h"
 #include "backend/cuda/kv/pre_rope_fragments.h"
 #include "backend/cuda/kv/select.h"
 #include "backend/cuda/kv/transforms.h"
 #include "base/half.h"
 #include "base/random.h"
 #include "kv/pre_rope.h"
+#include "support/random_codebook.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <terse.h>
 
 #define QUERY_HEADS 32
 #define HEADS 8
@@ -69,11 +72,19 @@ static const struct bench_method {
                {"selfindex-2@7.5", CODEC_SIGN, 0, 0, 0, 7.5, &index_sign},
                {"f16@7.5", CODEC_F16, 0, 0, 0, 7.5, &index_sign},
                {"q4_0@7.5", CODEC_Q4_0, 0, 0, 0, 7.5, &index_sign},
-               {"quest@7.5", CODEC_F16, 0, 0, 0, 7.5, &index_quest}};
+               {"quest@7.5", CODEC_F16, 0, 0, 0, 7.5, &index_quest},
+               {"commvq-2", CODEC_COMMVQ, 0, 0, 0, 0, NULL},
+               {"commvq-1", CODEC_COMMVQ, 0, 0, 0, 0, NULL}};
 
 static void check(cudaError_t result, const char *doing) {
     if (result == cudaSuccess) return;
     fprintf(stderr, "bench_attend_cuda: %s: %s\n", doing, cudaGetErrorString(result));
+    exit(1);
+}
+
+static void refused(enum terse_status status, const struct terse_error *error) {
+    if (!status) return;
+    fprintf(stderr, "bench_attend_cuda: %s\n", error->message);
     exit(1);
 }
 
@@ -103,7 +114,7 @@ struct model {
     struct place_view places[HEADS];
     size_t set_bytes;
     void *learned[2]; /* device, by side */
-    struct centroid_shape centroid;
+    struct centroid_shape centroid[2];
     double percent;
     const struct index *index;
     uint32_t index_bytes;       /* of its page, where it has its own */
@@ -156,14 +167,11 @@ static void make_centroids(const struct bench_method *method, struct model *mode
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             struct terse_error error;
             void *there = device(centroid_bytes(&coding, HD), NULL);
-            if (centroid_send(&coding, HD, parameters, there, &views[side][h], &error)) {
-                fprintf(stderr, "bench_attend_cuda: %s\n", error.message);
-                exit(1);
-            }
+            refused(centroid_send(&coding, HD, parameters, there, &views[side][h], &error), &error);
             model->places[h].bytes[side] = (uint32_t)codec_page_bytes(coding.codec, shape, side);
         }
     }
-    model->centroid = centroid_shape_of(&coding);
+    model->centroid[0] = model->centroid[1] = centroid_shape_of(&coding);
     for (int side = 0; side < 2; side++) model->learned[side] = device(sizeof views[side], views[side]);
     free(parameters);
 }
@@ -178,11 +186,35 @@ static void learn(struct model *model) {
     if (model->codec[0] != CODEC_SIGN) model->index_bytes = (uint32_t)index_bytes(model->index, HD);
 }
 
-static void make_model(const struct bench_method *method, struct model *model) {
+/* Makes random tables whose rounds shrink as learned ones do. */
+static void make_commvq(const char *name, const struct rope *rope, struct model *model) {
+    struct terse_cache_options options = terse_cache_options_defaults();
+    const struct cache_shape shape = {
+        .layers = 1, .query_heads = QUERY_HEADS, .kv_heads = HEADS, .head_dim = HD, .scale = 1, .rope = rope};
+    struct method method;
+    struct terse_error error;
+    options.method = name;
+    refused(method_resolve(&options, HD, &method, &error), &error);
+    refused(random_codebook(&method, 1, HEADS, HD, 1, rope->pairing == ROPE_ADJACENT, &error), &error);
+    refused(commvq_new(&shape, &method, CODEC_KEYS, &model->learned[0], &error), &error);
+    refused(additive_new(&shape, &method, CODEC_VALUES, &model->learned[1], &error), &error);
+    model->codec[1] = CODEC_ADDITIVE;
+    for (uint32_t i = 0; i < 2 * HEADS; i++) {
+        const enum codec_side side = i % 2 ? CODEC_VALUES : CODEC_KEYS;
+        const struct coding *coding = side ? &method.value : &method.key;
+        model->centroid[side] = centroid_shape_of(coding);
+        model->places[i / 2].bytes[side] =
+            (uint32_t)codec_page_bytes(coding->codec, method_shape(&method, side, 0, i / 2, HD, 1), side);
+    }
+}
+
+static void make_model(const struct bench_method *method, const struct rope *rope, struct model *model) {
     *model = (struct model){
         .name = method->name, .codec = {method->codec, method->codec}, .percent = method->percent, .index = method->index};
     if (method->index) learn(model);
-    if (method->rate > 0) {
+    if (method->codec == CODEC_COMMVQ) {
+        make_commvq(method->name, rope, model);
+    } else if (method->rate > 0) {
         make_transforms(method->rate, model);
     } else if (method->width) {
         make_centroids(method, model);
@@ -241,24 +273,24 @@ static float *make_angles(const struct rope *rope, size_t n, int64_t step) {
 }
 
 struct positions {
+    float frequency[HD / 2];
+    struct rope rope;
     const float *run_angles;
     struct pre_rope_view pre_rope;
 };
 
-static struct positions make_positions(void) {
-    float frequency[HD / 2];
-    const struct rope rope = {.pairing = ROPE_ADJACENT, .head_dim = HD, .n_rot = HD, .frequency = frequency, .magnitude = 1};
-    for (int i = 0; i < HD / 2; i++) frequency[i] = (float)pow(500000, -2.0 * i / HD);
-    const size_t pairs = pre_rope_pairs(&rope), bytes = pre_rope_fragment_words(pairs) * sizeof(uint32_t);
+static void make_positions(struct positions *positions) {
+    struct rope *const rope = &positions->rope;
+    *rope = (struct rope){.pairing = ROPE_ADJACENT, .head_dim = HD, .n_rot = HD, .frequency = positions->frequency, .magnitude = 1};
+    for (int i = 0; i < HD / 2; i++) positions->frequency[i] = (float)pow(500000, -2.0 * i / HD);
+    const size_t pairs = pre_rope_pairs(rope), bytes = pre_rope_fragment_words(pairs) * sizeof(uint32_t);
     uint32_t *fragments = malloc(bytes);
     if (!fragments) exit(1);
-    pre_rope_fragments(&rope, pairs, fragments);
-    const struct positions positions = {.run_angles = make_angles(&rope, RUNS, ROPE_RUN_TOKENS),
-                                        .pre_rope = {.pairs = (uint32_t)pairs,
-                                                     .offsets = make_angles(&rope, PRE_ROPE_OFFSETS, 1),
-                                                     .fragments = device(bytes, fragments)}};
+    pre_rope_fragments(rope, pairs, fragments);
+    positions->run_angles = make_angles(rope, RUNS, ROPE_RUN_TOKENS);
+    positions->pre_rope = (struct pre_rope_view){
+        .pairs = (uint32_t)pairs, .offsets = make_angles(rope, PRE_ROPE_OFFSETS, 1), .fragments = device(bytes, fragments)};
     free(fragments);
-    return positions;
 }
 
 /* Returns the median time of a launch, in microseconds: of the choice, of attention, or of both. `sequences` has those of all copies. */
@@ -344,8 +376,13 @@ static void measure(const struct model *model, const struct positions *positions
                                               .window_capacity = WINDOW,
                                               .window_origin = pages * PAGE_TOKENS};
     for (size_t i = 0; i < copies * n; i++) sequences[i].window = device((size_t)2 * HEADS * WINDOW * HD * 2, window);
-    struct head_view heads = {
-        .layers = 1, .query_heads = QUERY_HEADS, .kv_heads = HEADS, .head_dim = HD, .scale = 1 / sqrtf(HD), .n_rot = HD};
+    struct head_view heads = {.layers = 1,
+                              .query_heads = QUERY_HEADS,
+                              .kv_heads = HEADS,
+                              .head_dim = HD,
+                              .scale = 1 / sqrtf(HD),
+                              .n_rot = HD,
+                              .magnitude = 1};
     struct query_row_view choice = {0};
     const uint32_t read = pages_read(model, pages, &choice);
     uint32_t splits = attend_decode_splits(&heads, model->codec[0], (uint32_t)device_multiprocessors(), n, read);
@@ -369,7 +406,7 @@ static void measure(const struct model *model, const struct positions *positions
     struct attend_decode attend = {
         .heads = heads, .codec = {model->codec[0], model->codec[1]}, .n_rows = n, .splits = splits, .lists_written = chosen};
     attend.places = device(sizeof model->places, model->places);
-    for (int side = 0; side < 2; side++) attend.learned[side] = model->learned[side], attend.centroid[side] = model->centroid;
+    for (int side = 0; side < 2; side++) attend.learned[side] = model->learned[side], attend.centroid[side] = model->centroid[side];
     attend.run_angles = positions->run_angles, attend.pre_rope = positions->pre_rope;
     struct sequence_view *sequences_there = device(copies * n * sizeof *sequences, sequences);
     attend.rows = device(n * sizeof *rows, rows);
@@ -430,11 +467,12 @@ int main(int argc, char **argv) {
         fprintf(stderr, "bench_attend_cuda: %s\n", error.message);
         return 1;
     }
-    const struct positions positions = make_positions();
+    static struct positions positions;
+    make_positions(&positions);
     for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
         struct model model;
         if (!wanted(argc, argv, methods[m].name)) continue;
-        make_model(&methods[m], &model);
+        make_model(&methods[m], &positions.rope, &model);
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             char name[32];
             snprintf(name, sizeof name, "%" PRIu32 "x%" PRIu32, shapes[i].sequences, shapes[i].tokens);

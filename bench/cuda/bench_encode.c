@@ -22,7 +22,8 @@
 #define LAUNCHES 8 /* that are timed together */
 #define REPEATS 11
 
-static const char *const methods[] = {"f16", "q8_0", "q4_0", "kivi-4", "kivi-2", "terse-1", "terse-2", "terse-3", "terse-4"};
+static const char *const methods[] = {"f16",     "q8_0",    "q4_0",    "kivi-4",   "kivi-2",  "terse-1",
+                                      "terse-2", "terse-3", "terse-4", "commvq-2", "commvq-1"};
 
 static void check(cudaError_t result, const char *doing) {
     if (result == cudaSuccess) return;
@@ -141,7 +142,8 @@ static void set_up(struct work *w, const char *name, const uint16_t *rows) {
                                           .head_dim = HD,
                                           .scale = 1,
                                           .n_rot = HD,
-                                          .pairing = ROPE_HALF_SPLIT},
+                                          .pairing = ROPE_HALF_SPLIT,
+                                          .magnitude = 1},
                                 .n_layers = 1,
                                 .codec = {w->method.key.codec->id, w->method.value.codec->id},
                                 .places = w->memory[3] = device(sizeof places, places),

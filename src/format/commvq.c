@@ -1,11 +1,14 @@
-/* Computes CommVQ's codings, and where the channels of a sub-vector lie. */
+/* Computes CommVQ's codings, where the channels of a sub-vector lie, and the integers that tables and rows are in memory. */
 #include "format/commvq.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 #define LEAST_WIDTH (2 * COMMVQ_LEAST_PAIRS)
 #define MOST_WIDTH (2 * COMMVQ_MOST_PAIRS)
-#define HALF_MAX 65504.0f /* the largest half float */
+#define MOST_NUMBERS (CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMMVQ_MOST_PAIRS) /* of all sub-vectors' pairs, with their padding */
+#define MOST_LEVEL 127                                                      /* of a number of a row of values */
+#define HALF_MAX 65504.0f                                                   /* the largest half float */
 
 /* ---- Keys */
 
@@ -69,6 +72,49 @@ enum terse_status commvq_check_parameters(struct codec_shape shape, const float 
     return TERSE_OK;
 }
 
+void commvq_integers(size_t pairs, size_t rounds, const float *tables, size_t stride, int8_t *rows, float *steps, float *inverses) {
+    const size_t halves = rounds * COMMVQ_ENTRIES * 2;
+    for (size_t j = 0; j < pairs; j++) {
+        float largest = 0;
+        for (size_t i = 0; i < halves; i++) largest = fmaxf(largest, fabsf(tables[i * pairs + j]));
+        float step = largest / COMMVQ_LARGEST, inverse = step > 0 ? 1 / step : 0;
+        if (!isfinite(inverse)) step = inverse = 0; /* next to nothing */
+        steps[j] = step;
+        inverses[j] = inverse;
+        for (size_t i = 0; i < halves; i++) rows[i * stride + j] = (int8_t)lrintf(tables[i * pairs + j] * inverse);
+    }
+}
+
+/* Returns the most that a number of pair j of a round's rows[COMMVQ_ENTRIES][2][stride] can be. */
+static int round_size(const int8_t *rows, size_t stride, size_t j) {
+    int re = 0, im = 0;
+    for (size_t l = 0; l < COMMVQ_ENTRIES; l++) {
+        const int8_t *row = rows + l * 2 * stride + j;
+        re = abs(row[0]) > re ? abs(row[0]) : re;
+        im = abs(row[stride]) > im ? abs(row[stride]) : im;
+    }
+    return re + im;
+}
+
+size_t commvq_spans(size_t subvectors, size_t rounds, size_t stride, const int8_t *rows, uint8_t *span, float *largest) {
+    int sum[MOST_NUMBERS], most[MOST_NUMBERS];
+    const size_t pairs = subvectors * stride;
+    size_t spans = 0;
+    for (size_t r = 0; r < rounds; r++) {
+        bool joins = r > 0;
+        for (size_t j = 0; j < pairs; j++) {
+            const size_t k = j / stride;
+            most[j] = round_size(rows + (k * rounds + r) * COMMVQ_ENTRIES * 2 * stride, stride, j % stride);
+            largest[j] += (float)most[j];
+            if (r > 0 && sum[j] + most[j] > COMMVQ_SUM) joins = false;
+        }
+        for (size_t j = 0; j < pairs; j++) sum[j] = joins ? sum[j] + most[j] : most[j];
+        if (!joins) span[spans++] = 0;
+        span[spans - 1]++;
+    }
+    return spans;
+}
+
 /* ---- Values */
 
 struct coding additive_coding(uint32_t head_dim, uint32_t bits) {
@@ -94,4 +140,23 @@ enum terse_status additive_check_parameters(struct codec_shape shape, const floa
                                i, (double)parameters[i]);
     }
     return TERSE_OK;
+}
+
+void additive_levels(size_t codes, size_t head_dim, float *C, uint8_t *levels, float *low, float *step) {
+    for (size_t c = 0; c < head_dim; c++) {
+        float least = C[c], most = C[c];
+        for (size_t i = 1; i < codes; i++) {
+            least = fminf(least, C[i * head_dim + c]);
+            most = fmaxf(most, C[i * head_dim + c]);
+        }
+        float own = (most - least) / MOST_LEVEL, inverse = own > 0 ? 1 / own : 0;
+        if (!isfinite(inverse)) own = inverse = 0; /* next to nothing */
+        low[c] = least;
+        step[c] = own;
+        for (size_t i = 0; i < codes; i++) {
+            long level = lrintf((C[i * head_dim + c] - least) * inverse);
+            levels[i * head_dim + c] = (uint8_t)(level < MOST_LEVEL ? level : MOST_LEVEL);
+            C[i * head_dim + c] = least + own * levels[i * head_dim + c];
+        }
+    }
 }

@@ -53,6 +53,22 @@ struct commvq_pairing commvq_pairing_of(struct codec_shape shape, const float *p
 /* Writes to channels[width] where in the head the numbers of a sub-vector's row lie. The parameters hold a pairing. */
 void commvq_channels(struct codec_shape shape, const float *parameters, size_t subvector, uint8_t *channels);
 
+/* In memory, tables are integers of 7 bits with a step for each pair, and rows of values bytes with a least number and a step for
+ * each channel. Encoding and every way of reading see these numbers, on every backend, so that a round makes up for what rounding
+ * has cost the rounds before. */
+#define COMMVQ_LARGEST 63
+#define COMMVQ_SUM 127 /* of a span: a byte's */
+
+/* Makes integers of a sub-vector's tables[rounds][COMMVQ_ENTRIES][2 pairs]: rows[rounds][COMMVQ_ENTRIES][2][stride], what lies past
+ * `pairs` as it was; steps[pairs] and inverses[pairs], both 0 where all numbers of a pair are next to nothing. */
+void commvq_integers(size_t pairs, size_t rounds, const float *tables, size_t stride, int8_t *rows, float *steps, float *inverses);
+/* Divides rounds into spans: a round joins the last span if no sum of codewords of it, of any pair of rows[subvectors][rounds]
+ * [COMMVQ_ENTRIES][2][stride], can exceed COMMVQ_SUM. Writes the rounds of each to span[], adds to largest[subvectors][stride] what
+ * no number of a pair's sum over all rounds exceeds, and returns how many spans there are. */
+size_t commvq_spans(size_t subvectors, size_t rounds, size_t stride, const int8_t *rows, uint8_t *span, float *largest);
+/* Makes bytes of C[codes][head_dim], which becomes what they stand for: low + step levels, levels at most 127. */
+void additive_levels(size_t codes, size_t head_dim, float *C, uint8_t *levels, float *low, float *step);
+
 /* These are the parts of codec_check and codec_check_parameters for the two codecs; they leave the normalization out. */
 enum terse_status commvq_check(struct codec_shape shape, enum codec_side side, struct terse_error *error);
 enum terse_status additive_check(struct codec_shape shape, enum codec_side side, struct terse_error *error);

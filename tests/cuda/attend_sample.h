@@ -47,6 +47,7 @@ struct attend_sample {
     const struct codec *codec[2];
     uint32_t head_dim, kv_heads, group, n_rot;
     enum rope_pairing pairing;
+    float magnitude; /* rope's; 0: 1 */
     struct sequence sequences[SEQUENCES];
     bool slopes, in_place;
     struct codec_shape shape[HEADS_MOST][2]; /* as the CPU's codec sees them, group and head_dim included */
@@ -113,7 +114,8 @@ static inline void make_places(struct attend_sample *sample) {
 
 static inline void rope_of(const struct attend_sample *sample, float *frequency, struct rope *rope) {
     for (uint32_t i = 0; i < sample->n_rot / 2; i++) frequency[i] = (float)pow(10000, -2.0 * i / sample->n_rot);
-    *rope = (struct rope){sample->pairing, sample->head_dim, sample->n_rot, frequency, 1};
+    *rope =
+        (struct rope){sample->pairing, sample->head_dim, sample->n_rot, frequency, sample->magnitude > 0 ? sample->magnitude : 1};
 }
 
 /* Returns the angles of positions 0, step, ..., [n][n_rot / 2][cosine, sine], on the device. */
@@ -146,10 +148,14 @@ static inline void make_page(struct attend_sample *sample, uint32_t number, cons
     codec->encode(shape, side, rows, set->count, to);
     codec->decode(shape, side, to, decoded);
     if (side == CODEC_KEYS && sample->complete_keys) sample->complete_keys(sample, shape, set->first, decoded);
-    if (side == CODEC_VALUES || !sample->n_rot || codec->format->rope != CODEC_ROPE_IN_RUN) return;
+    if (side == CODEC_VALUES || !sample->n_rot || codec->format->rope == CODEC_ROPE_AFTER) return;
     rope_of(sample, frequency, &rope);
     rope_angles(&rope, run_of(set->first), cosine, sine);
-    rope_rotate(&rope, cosine, sine, decoded, PAGE_TOKENS, sample->head_dim);
+    if (codec->format->rope == CODEC_ROPE_IN_RUN) rope_rotate(&rope, cosine, sine, decoded, PAGE_TOKENS, sample->head_dim);
+    for (uint32_t t = 0; codec->format->rope == CODEC_ROPE_BEFORE && t < PAGE_TOKENS; t++) {
+        rope_angles(&rope, set->first + t, cosine, sine);
+        rope_rotate(&rope, cosine, sine, decoded + t * sample->head_dim, 1, sample->head_dim);
+    }
 }
 
 /* The lists of a sequence's KV heads: the first and last page in part, and where they have their own also every third page left out, and of others
@@ -318,6 +324,7 @@ static inline double check_attention(struct attend_sample *sample) {
                                        .scale = 1 / sqrtf((float)hd),
                                        .n_rot = sample->n_rot,
                                        .pairing = sample->pairing,
+                                       .magnitude = sample->magnitude > 0 ? sample->magnitude : 1,
                                        .slopes = sample->slopes ? take(sample, slopes, sizeof slopes) : NULL};
     attend->layer = LAYER, attend->n_rows = SEQUENCES, attend->runs = positions / ROPE_RUN_TOKENS + 1;
     for (int side = 0; side < 2; side++) attend->codec[side] = sample->codec[side]->id;

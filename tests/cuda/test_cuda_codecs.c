@@ -32,6 +32,10 @@ static void rows_are_whole(void **state) {
     assert_true(n >= 9);
 }
 
+static bool reads_codes(const struct cuda_codec *row, enum codec_side side) {
+    return !row->attends || row->attends(&HEADS, side, CODES[side]);
+}
+
 /* A pair is read by the codecs' own launch, by one that both may be mixed in, or not at all. */
 static void pairs_are_those_of_the_rows(void **state) {
     (void)state;
@@ -44,7 +48,8 @@ static void pairs_are_those_of_the_rows(void **state) {
             const struct cuda_codec *keys = cuda_codec_of(pair[0]), *values = cuda_codec_of(pair[1]);
             bool both = keys && values, alike = both && keys->attend == values->attend;
             bool together = both && keys->attend_mixed && keys->attend_mixed == values->attend_mixed;
-            assert_true(attend_decode_supports(&HEADS, pair, CODES) == (alike || together));
+            bool codes = both && reads_codes(keys, CODEC_KEYS) && reads_codes(values, CODEC_VALUES);
+            assert_true(attend_decode_supports(&HEADS, pair, CODES) == (codes && (alike || together)));
             assert_true(encode_supports(&HEADS, pair) == both);
             mixed += !alike && together;
             none += !alike && !together;
@@ -63,7 +68,13 @@ static void rows_refuse_what_their_kernels_do_not_read(void **state) {
     const struct centroid_shape odd[2] = {{4, 8}, {3, 8}};
     assert_false(attend_decode_supports(&HEADS, (enum codec_id[2]){CODEC_PQ, CODEC_VQ}, odd));
     assert_false(attend_decode_supports(&HEADS, (enum codec_id[2]){CODEC_PQ, CODEC_PQ}, NULL));
+    const struct centroid_shape commvq[2] = {{128, 21 * 12}, {128, 256}}, narrow[2] = {{64, 11 * 12}, {128, 256}};
+    assert_true(attend_decode_supports(&HEADS, (enum codec_id[2]){CODEC_COMMVQ, CODEC_ADDITIVE}, commvq));
+    assert_false(attend_decode_supports(&HEADS, (enum codec_id[2]){CODEC_ADDITIVE, CODEC_COMMVQ}, commvq));
+    assert_false(attend_decode_supports(&HEADS, (enum codec_id[2]){CODEC_COMMVQ, CODEC_ADDITIVE}, narrow));
+    assert_false(attend_decode_supports(&HEADS, (enum codec_id[2]){CODEC_COMMVQ, CODEC_F16}, commvq));
     heads.head_dim = 96;
+    assert_false(encode_supports(&heads, (enum codec_id[2]){CODEC_COMMVQ, CODEC_ADDITIVE}));
     assert_true(attend_decode_supports(&heads, (enum codec_id[2]){CODEC_KIVI_2, CODEC_F16}, NULL));
     assert_false(attend_decode_supports(&heads, (enum codec_id[2]){CODEC_F16, CODEC_KIVI_2}, NULL));
     heads.head_dim = 160;

@@ -3,10 +3,12 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/batch.h"
 #include "backend/cuda/kv/codec.h"
+#include "backend/cuda/kv/ops.h"
 #include "host_kv.h"
 #include "no_device.h"
 #include "support/oracle_copies.h"
 #include "support/oracle_runs.h"
+#include "support/random_codebook.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -27,11 +29,11 @@ static struct oracle_setup setup_of(const char *method, uint32_t tail, uint64_t 
         .method = method, .tail = tail, .layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64, .seed = seed};
 }
 
-static const char *const named[][3] = {{"f16", NULL, NULL},       {"q8_0", NULL, NULL},         {"q4_0", NULL, NULL},
-                                       {"kivi-4", NULL, NULL},    {"kivi-2", NULL, NULL},       {"f16", "q8_0", "q4_0"},
-                                       {"q4_0", "f16", "q8_0"},   {"terse-4", NULL, NULL},      {"terse-2", NULL, NULL},
-                                       {"million-4", NULL, NULL}, {"cq-1", NULL, NULL},         {"q8_0", "kivi-4", "kivi-2"},
-                                       {"antkv-4", NULL, NULL},   {"streaming-100", NULL, NULL}};
+static const char *const named[][3] = {
+    {"f16", NULL, NULL},     {"q8_0", NULL, NULL},          {"q4_0", NULL, NULL},     {"kivi-4", NULL, NULL},
+    {"kivi-2", NULL, NULL},  {"f16", "q8_0", "q4_0"},       {"q4_0", "f16", "q8_0"},  {"terse-4", NULL, NULL},
+    {"terse-2", NULL, NULL}, {"million-4", NULL, NULL},     {"cq-1", NULL, NULL},     {"q8_0", "kivi-4", "kivi-2"},
+    {"antkv-4", NULL, NULL}, {"streaming-100", NULL, NULL}, {"commvq-2", NULL, NULL}, {"commvq-1", NULL, NULL}};
 #define NAMED (sizeof named / sizeof named[0])
 static const char *methods[NAMED + CODEC_COUNT][3];
 static size_t n_methods;
@@ -58,13 +60,14 @@ static void all_of_these_are_served(void **state) {
         struct oracle_setup setup = setup_at(m, 0);
         setup.evict = "snapkv-200";
         if (strncmp(setup.method, "streaming", 9) == 0 || strncmp(setup.method, "million", 7) == 0) continue;
+        if (strncmp(setup.method, "commvq", 6) == 0) continue; /* snapkv keeps keys as they were rotated */
         if (!oracle_served(&setup)) fail_msg("%s, %s beside snapkv", setup.method, setup.key ? setup.key : "");
     }
 }
 
 static void what_cannot_be_computed_is_refused(void **state) {
     (void)state;
-    static const char *const some[] = {"commvq-2", "selfindex-16", "selfindex-2"};
+    static const char *const some[] = {"selfindex-16", "selfindex-2"};
     const struct cache_shape shape = {.layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 64, .scale = 1};
     for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
         struct terse_cache_options options = {.method = some[i], .anchor_percent = -1};
@@ -73,6 +76,27 @@ static void what_cannot_be_computed_is_refused(void **state) {
         if (method_resolve(&options, 64, &method, &error)) fail_msg("%s", error.message);
         assert_int_equal(parts_supports(host_kv_ops()->storage, &shape, &method, &error), TERSE_E_UNSUPPORTED);
         assert_non_null(strstr(error.message, "--device cpu"));
+    }
+}
+
+/* Sums of codewords are rotated by pairs as the codebook has them. */
+static void codebooks_of_other_pairs_are_refused(void **state) {
+    (void)state;
+    float frequency[32] = {1};
+    const struct rope rope = {ROPE_HALF_SPLIT, 64, 64, frequency, 1};
+    const struct cache_shape shape = {.layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 64, .scale = 1, .rope = &rope};
+    const struct terse_cache_options options = {.method = "commvq-1", .anchor_percent = -1};
+    for (int adjacent = 0; adjacent < 2; adjacent++) {
+        struct method method;
+        struct terse_error error;
+        struct cache *cache;
+        if (method_resolve(&options, 64, &method, &error)) fail_msg("%s", error.message);
+        if (random_codebook(&method, 1, 2, 64, 1, adjacent, &error)) fail_msg("%s", error.message);
+        const enum terse_status status = cuda_kv_ops.storage->create(&shape, &method, 1, &cache, &error);
+        assert_int_equal(status, adjacent ? TERSE_E_UNSUPPORTED : TERSE_OK);
+        if (adjacent) assert_non_null(strstr(error.message, "terse calibrate"));
+        cuda_kv_ops.storage->destroy(cache);
+        terse_codebook_free((struct terse_codebook *)method.learned);
     }
 }
 
@@ -96,8 +120,8 @@ static size_t different_bytes(const char *const paths[2], size_t *n) {
 }
 
 static void steps_seal_the_pages_of_the_cpu(void **state) {
-    static const char *const sealed[] = {"f16",     "q8_0",    "q4_0",      "kivi-4",    "kivi-2", "terse-4",
-                                         "terse-2", "terse-1", "million-4", "million-3", "cq-1",   "quest-64"};
+    static const char *const sealed[] = {"f16",     "q8_0",      "q4_0",      "kivi-4", "kivi-2",   "terse-4",  "terse-2",
+                                         "terse-1", "million-4", "million-3", "cq-1",   "commvq-2", "commvq-1", "quest-64"};
     void *other;
     assert_int_equal(make_state_path(&other), 0);
     const char *const paths[2] = {*state, other};
@@ -112,7 +136,10 @@ static void steps_seal_the_pages_of_the_cpu(void **state) {
         }
         size_t n, different = different_bytes(paths, &n);
         printf("%-16s %zu of %zu bytes of pages differ\n", sealed[m], different, n);
-        assert_true(n > 0 && different <= n / 1000);
+        /* The CPU's windows have commvq's keys before rotation, so that these are rounded to halves otherwise than here: of now and
+         * then a key another code is nearest, and those of all rounds behind it differ, too. */
+        const size_t share = strncmp(sealed[m], "commvq", 6) ? 1000 : 100;
+        assert_true(n > 0 && different <= n / share);
     }
     assert_int_equal(remove_state_path(&other), 0);
 }
@@ -337,6 +364,7 @@ int main(int argc, char **argv) {
     n_methods = oracle_methods(named, NAMED, has_row, methods);
     const struct CMUnitTest tests[] = {cmocka_unit_test(all_of_these_are_served),
                                        cmocka_unit_test(what_cannot_be_computed_is_refused),
+                                       cmocka_unit_test(codebooks_of_other_pairs_are_refused),
                                        WITH_A_PATH(steps_seal_the_pages_of_the_cpu),
                                        cmocka_unit_test(prompts_keep_the_tokens_of_the_cpu),
                                        cmocka_unit_test(prompts_have_the_anchors_of_the_cpu),

@@ -15,13 +15,13 @@
 static const struct oracle_setup small = {
     .method = "f16", .tail = TERSE_TAIL_DEFAULT, .layers = 1, .query_heads = 4, .kv_heads = 2};
 
-static const char *const named[][3] = {{"f16", NULL, NULL},          {"q8_0", NULL, NULL},      {"q4_0", NULL, NULL},
-                                       {"kivi-4", NULL, NULL},       {"kivi-2", NULL, NULL},    {"f16", "q8_0", "q4_0"},
-                                       {"q4_0", "f16", "q8_0"},      {"f16", NULL, "q4_0"},     {"terse-4", NULL, NULL},
-                                       {"terse-2", NULL, NULL},      {"million-4", NULL, NULL}, {"million-3", NULL, NULL},
-                                       {"cq-1", NULL, NULL},         {"cq-0.75", NULL, NULL},   {"million-2", "q8_0", NULL},
-                                       {"cq-2", NULL, "f16"},        {"antkv-4", NULL, NULL},   {"antkv-1", NULL, NULL},
-                                       {"q8_0", "kivi-4", "kivi-2"}, {"q8_0", NULL, "terse-1"}, {"q8_0", "terse-2", NULL}};
+static const char *const named[][3] = {
+    {"f16", NULL, NULL},       {"q8_0", NULL, NULL},     {"q4_0", NULL, NULL},         {"kivi-4", NULL, NULL},
+    {"kivi-2", NULL, NULL},    {"f16", "q8_0", "q4_0"},  {"q4_0", "f16", "q8_0"},      {"f16", NULL, "q4_0"},
+    {"terse-4", NULL, NULL},   {"terse-2", NULL, NULL},  {"million-4", NULL, NULL},    {"million-3", NULL, NULL},
+    {"cq-1", NULL, NULL},      {"cq-0.75", NULL, NULL},  {"million-2", "q8_0", NULL},  {"cq-2", NULL, "f16"},
+    {"antkv-4", NULL, NULL},   {"antkv-1", NULL, NULL},  {"q8_0", "kivi-4", "kivi-2"}, {"q8_0", NULL, "terse-1"},
+    {"q8_0", "terse-2", NULL}, {"commvq-2", NULL, NULL}, {"commvq-1", NULL, NULL}};
 #define NAMED (sizeof named / sizeof named[0])
 static const char *methods[NAMED + CODEC_COUNT][3]; /* those of them that the backend serves, and each codec besides */
 static size_t n_methods;
@@ -114,12 +114,15 @@ static void partial_rotation_and_magnitude(void **state) {
         RUN(&setup, {P, 70, 0}, {D, 1, 0}, {D, 30, 0}, {D, 2, 0});
         setup.method = "streaming-40";
         RUN(&setup, {P, 30, 0}, {D, 1, 0}, {D, 30, 0}, {D, 2, 0}, {D, 1, 0});
+        setup.method = "commvq-1";
+        setup.tail = 0;
+        RUN(&setup, {P, 140, 0}, {D, 1, 0}, {D, 2, 0});
     }
 }
 
 static void alibi_instead_of_rotation(void **state) {
     (void)state;
-    static const char *const some[] = {"f16", "q8_0", "q4_0", "million-2", "cq-1", "streaming-40"};
+    static const char *const some[] = {"f16", "q8_0", "q4_0", "million-2", "cq-1", "streaming-40", "commvq-1"};
     for (size_t m = 0; m < sizeof some / sizeof some[0]; m++) {
         struct oracle_setup setup = small;
         setup.method = some[m];

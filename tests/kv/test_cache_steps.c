@@ -147,7 +147,8 @@ static void what_is_foretold_is_allocated(void **state) {
                                            {"terse-2", NULL, NULL},
                                            {"million-4", NULL, NULL},
                                            {"cq-1", NULL, NULL},
-                                           {"streaming-200", "q8_0", "q8_0"}};
+                                           {"streaming-200", "q8_0", "q8_0"},
+                                           {"commvq-1", NULL, NULL}};
     const char *methods[sizeof named / sizeof named[0] + CODEC_COUNT][3];
     const size_t n = oracle_methods(named, sizeof named / sizeof named[0], NULL, methods);
     for (size_t m = 0; m < n + 2; m++) { /* the last two keep a part of the prompt */

@@ -21,11 +21,11 @@
 
 static const struct oracle_setup small = {.method = "f16", .layers = 2, .query_heads = 4, .kv_heads = 2};
 
-static const char *const named[][3] = {{"f16", NULL, NULL},       {"q8_0", NULL, NULL},          {"q4_0", NULL, NULL},
-                                       {"kivi-4", NULL, NULL},    {"kivi-2", NULL, NULL},        {"f16", "q8_0", "q4_0"},
-                                       {"q4_0", "f16", "q8_0"},   {"terse-4", NULL, NULL},       {"terse-2", NULL, NULL},
-                                       {"million-4", NULL, NULL}, {"cq-1", NULL, NULL},          {"q8_0", "kivi-4", "kivi-2"},
-                                       {"antkv-4", NULL, NULL},   {"streaming-1000", NULL, NULL}};
+static const char *const named[][3] = {{"f16", NULL, NULL},       {"q8_0", NULL, NULL},           {"q4_0", NULL, NULL},
+                                       {"kivi-4", NULL, NULL},    {"kivi-2", NULL, NULL},         {"f16", "q8_0", "q4_0"},
+                                       {"q4_0", "f16", "q8_0"},   {"terse-4", NULL, NULL},        {"terse-2", NULL, NULL},
+                                       {"million-4", NULL, NULL}, {"cq-1", NULL, NULL},           {"q8_0", "kivi-4", "kivi-2"},
+                                       {"antkv-4", NULL, NULL},   {"streaming-1000", NULL, NULL}, {"commvq-1", NULL, NULL}};
 #define NAMED (sizeof named / sizeof named[0])
 static const char *methods[NAMED + CODEC_COUNT][3];
 static size_t n_methods;

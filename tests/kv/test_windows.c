@@ -19,8 +19,9 @@ static const struct oracle_setup small = {
  * such layers alone. */
 static void sliding_windows_equal_dense_attention_within_them(void **state) {
     (void)state;
-    static const char *const methods[] = {"q4_0",      "f16",     "q8_0",    "kivi-4",       "kivi-2", "cq-1",       "million-4",
-                                          "million-2", "antkv-1", "terse-2", "streaming-64", "mat-64", "snapkv-128", "quest-64"};
+    static const char *const methods[] = {"q4_0",         "f16",       "q8_0",       "kivi-4",   "kivi-2",
+                                          "cq-1",         "million-4", "million-2",  "antkv-1",  "terse-2",
+                                          "streaming-64", "mat-64",    "snapkv-128", "quest-64", "commvq-1"};
     static const uint32_t windows[] = {1, 40, 64, 129, 200};
     for (size_t m = 0; m < cases(sizeof methods / sizeof methods[0], 1); m++) {
         for (size_t w = backend_under_test()->emulated; w < cases(sizeof windows / sizeof windows[0], 2); w++) {
@@ -41,8 +42,8 @@ static void sliding_windows_equal_dense_attention_within_them(void **state) {
 /* Queries of a head see a logit of their own besides, whatever is read and however. */
 static void learned_sinks_are_seen_once(void **state) {
     (void)state;
-    static const char *const methods[] = {"f16",     "q8_0",      "q4_0",    "kivi-2",      "cq-1",
-                                          "antkv-1", "million-4", "terse-2", "streaming-64"};
+    static const char *const methods[] = {"f16",     "q8_0",      "q4_0",    "kivi-2",       "cq-1",
+                                          "antkv-1", "million-4", "terse-2", "streaming-64", "commvq-1"};
     for (size_t m = 0; m < cases(sizeof methods / sizeof methods[0], 1); m++) {
         struct oracle_setup setup = small;
         setup.method = methods[m];

@@ -3,12 +3,12 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/codec/codec.h"
-#include "format/codebook_layouts.h"
+#include "format/transform.h"
 #include "support/backend_under_test.h"
 #include "support/one_cache.h"
+#include "support/oracle_codebook.h"
 #include "support/oracle_rows.h"
 #include "support/prepared.h"
-#include "train/codec_learning.h"
 
 #include "backend/cpu/kernels/cpu.h"
 #include "base/half.h"
@@ -33,38 +33,6 @@ float oracle_random(struct oracle *o) {
         sum += (double)(o->random >> 11) * 0x1p-52 - 1;
     }
     return (float)sum;
-}
-
-/* Centroids drawn as the keys and values are. */
-static void make_codebook(struct oracle *o) {
-    struct codebook_info info = {.key = o->method.key,
-                                 .value = o->method.value,
-                                 .layers = o->setup.layers,
-                                 .kv_heads = o->setup.kv_heads * method_slices(&o->method),
-                                 .head_dim = method_slice_width(&o->method, o->setup.head_dim)};
-    struct terse_error error;
-    snprintf(info.method, sizeof info.method, "%s", o->method.codebook);
-    if (o->method.key.codec == &codec_transform || o->method.value.codec == &codec_transform) {
-        const double rate[2] = {o->method.key.rate, o->method.value.rate};
-        if (codebook_random(&info, 0, false, &o->codebook, &error) ||
-            codebook_layouts(o->codebook, rate, &o->method.layouts, &error))
-            fail_msg("%s", error.message);
-        o->method.learned = o->codebook;
-        return;
-    }
-    for (int side = 0; side < 2; side++) {
-        size_t n = codebook_floats(&info, side ? CODEC_VALUES : CODEC_KEYS);
-        o->centroids[side] = malloc((n + 1) * sizeof(float));
-        for (size_t i = 0; i < n; i++) o->centroids[side][i] = half_to_float(half_from_float(oracle_random(o)));
-        struct coding coding = side ? info.value : info.key;
-        size_t sets = (size_t)info.layers * info.kv_heads, each = n / sets; /* the scale of gains is the last number of a set */
-        for (size_t i = 0; coding.codec == &codec_gain_shape && i < sets; i++) o->centroids[side][(i + 1) * each - 1] = 1.5f;
-        struct codec_shape shape = {.head_dim = info.head_dim, .group = 1, .width = coding.width, .bits = coding.bits};
-        for (size_t i = 0; (coding.codec->learner == CODEC_LEARNS_KMEANS) && i < sets; i++)
-            if (o->setup.snapped >> i & 1) codec_snap_to_grid(coding.codec, shape, o->centroids[side] + i * each);
-    }
-    if (codebook_new(&info, o->centroids[0], o->centroids[1], &o->codebook, &error)) fail_msg("%s", error.message);
-    o->method.learned = o->codebook;
 }
 
 /* Writes what the setup says of attention, and the method. Returns TERSE_E_UNSUPPORTED where no backend has such a method. */
@@ -126,7 +94,7 @@ struct oracle *oracle_new(const struct oracle_setup *given, size_t capacity) {
     if (describe(o, given, &error)) fail_msg("%s", error.message);
     o->random = setup->seed + 1;
     o->capacity = capacity;
-    if (o->method.codebook[0]) make_codebook(o);
+    if (o->method.codebook[0]) oracle_make_codebook(o);
     if (parts_create(o->kv->storage, &o->shape, &o->method, (uint32_t)omp_get_max_threads(), &o->cache, &error))
         fail_msg("%s", error.message);
     size_t floats = setup->layers * capacity * setup->kv_heads * setup->head_dim;
@@ -309,9 +277,10 @@ static bool queries_are_bytes(const struct codec *key) {
 /* Returns the largest difference of an output that is allowed. */
 static double allowed_difference(const struct oracle *o) {
     /* All but f16 may be read in fixed point of 16 bits; kivi's zeros are as large as its values, and so are the rotations of
-     * gain-shape's keys. AVX-512 rounds small weights to 8 bits, and queries too where keys have at most four bits; AVX2 those of q4_0. */
+     * gain-shape's and commvq's keys. AVX-512 rounds small weights to 8 bits, and queries too where keys have at most four bits; AVX2 those of q4_0. */
     bool exact = o->method.key.codec == &codec_f16 && o->method.value.codec == &codec_f16;
-    bool coarser = o->method.value.codec == &codec_kivi_2 || o->method.key.codec == &codec_gain_shape;
+    bool coarser =
+        o->method.value.codec == &codec_kivi_2 || o->method.key.codec == &codec_gain_shape || o->method.key.codec == &codec_commvq;
     bool all = cpu_isa() == CPU_AVX512, some = all || cpu_isa() == CPU_AVX2 || cpu_isa() == CPU_AVXVNNI;
     double allowed = coarser ? 1e-3 : exact ? 1e-4 : 5e-4;
     if (o->setup.allowed > 0) return o->setup.allowed;
@@ -446,6 +415,19 @@ static void rotate_keys(const struct oracle *o, const float *raw, float *k, size
     }
 }
 
+/* Rounds keys of n tokens from `first` on to halves as they are after rotation, whether they are rotated or not. */
+static void round_rotated(const struct oracle *o, float *k, size_t n, size_t first) {
+    struct oracle back = *o;
+    back.rope.magnitude = 1 / o->rope.magnitude;
+    for (uint32_t c = 0; c < o->rope.n_rot / 2; c++) back.frequency[c] = -o->frequency[c];
+    for (size_t i = 0; i < n; i++) {
+        float *row = k + i * o->setup.kv_heads * o->setup.head_dim;
+        if (unrotated(o)) rotate_keys(o, row, row, first + i);
+        oracle_round_row(row, o->setup.kv_heads * o->setup.head_dim);
+        if (unrotated(o)) rotate_keys(&back, row, row, first + i);
+    }
+}
+
 static void run_layer(struct oracle *o, uint32_t layer, const struct move *move, size_t piece, bool ask) {
     size_t hd = o->setup.head_dim, n = move->n, k_width = o->setup.kv_heads * hd, q_width = o->setup.query_heads * hd;
     size_t each = piece ? piece : n;
@@ -464,7 +446,7 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
             rotate_keys(o, raw + i * k_width, k + i * k_width, move->before + i);
     }
     if (o->kv != backend_cpu.kv) { /* a GPU's pages are encoded from halves */
-        oracle_round_row(k, n * k_width);
+        round_rotated(o, k, n, move->before);
         oracle_round_row(v, n * k_width);
     }
     memcpy(oracle_stored(o, o->k, layer, move->before), k, n * k_width * sizeof *k);

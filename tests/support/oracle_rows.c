@@ -4,6 +4,7 @@
 #include "backend/cpu/codec/codec.h"
 #include "base/half.h"
 #include "format/transform.h"
+#include "support/oracle_codebook.h"
 #include "support/prepared.h"
 #include "support/scaled_codecs.h"
 
@@ -132,7 +133,7 @@ static void quantize_in_frame(const struct oracle *o, int side, uint32_t layer, 
         quantize_slices(o, layer, x);
         return;
     }
-    bool tied = coding->codec == &codec_transform; /* tests/backend/test_transform_codec.c holds its pages to what they should be */
+    bool tied = oracle_codec_decides(coding->codec);
     if (!coding->width && !tied) {
         quantize_row(coding->codec, x, hd);
         return;

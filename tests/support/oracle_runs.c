@@ -1,6 +1,8 @@
 /* Sequences of steps, and lists of methods to run them with. */
 #include "support/oracle_runs.h"
 
+#include "backend/backend.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,11 +11,20 @@
 
 #include <cmocka.h>
 
+/* Whether the oracle can tell which codes a step of the papers' protocol reads before it knows the cache's pages. Of CommVQ's keys
+ * each round codes what the ones before have left: where rounding decides between two codes, all behind it differ. */
+static bool tells_codes(const struct oracle *o) { return o->kv == backend_cpu.kv || o->method.key.codec != &codec_commvq; }
+
 void oracle_run(const struct oracle_setup *setup, const struct oracle_run_step *steps, size_t n) {
     size_t tokens = 0;
     for (size_t i = 0; i < n; i++) tokens += steps[i].n;
     struct oracle *o = oracle_new(setup, tokens);
-    for (size_t i = 0; i < n; i++) oracle_step(o, steps[i].kind, steps[i].n, steps[i].piece);
+    for (size_t i = 0; i < n; i++) {
+        if (steps[i].kind == CACHE_STEP_PAPER && !tells_codes(o))
+            oracle_skip(o, steps[i].kind, steps[i].n); /* the next steps compare what its pages give */
+        else
+            oracle_step(o, steps[i].kind, steps[i].n, steps[i].piece);
+    }
     assert_true(o->compared > 0);
     oracle_free(o);
 }

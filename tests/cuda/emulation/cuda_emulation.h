@@ -234,6 +234,14 @@ inline float emulated_half_to_float(__half half) {
     return (float)(int)((bits & 0x3ffu) | normal << 10) * __uint_as_float(sign | (exponent + 1 - normal + 102) << 23);
 }
 #define __half2float emulated_half_to_float
+/* The toolkit has this for devices alone. */
+inline __half emulated_half_fma(__half a, __half b, __half c) {
+    return __float2half_rn(fmaf(emulated_half_to_float(a), emulated_half_to_float(b), emulated_half_to_float(c)));
+}
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+    return __halves2half2(emulated_half_fma(__low2half(a), __low2half(b), __low2half(c)),
+                          emulated_half_fma(__high2half(a), __high2half(b), __high2half(c)));
+}
 /* The compiler is told not to fuse (-ffp-contract=off). */
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }

@@ -40,7 +40,6 @@
 #include <string.h>
 
 #define GAIN_BYTES PAGE_TOKENS
-#define LARGEST 127      /* the largest */
 #define MOST_TOGETHER 16 /* queries, or tokens, whose numbers lie on the stack */
 
 struct learned {
@@ -71,24 +70,6 @@ static size_t learned_bytes(const void *opened) {
     return sizeof *learned + learned->level_bytes + additive_search_bytes(&learned->search);
 }
 
-/* Makes integers of channel c of C; `C` becomes what they stand for. */
-static void set_channel(struct learned *learned, size_t codes, size_t hd, size_t c, float *C) {
-    float least = C[c], most = C[c];
-    for (size_t i = 1; i < codes; i++) {
-        least = fminf(least, C[i * hd + c]);
-        most = fmaxf(most, C[i * hd + c]);
-    }
-    float step = (most - least) / LARGEST, inverse = step > 0 ? 1 / step : 0;
-    if (!isfinite(inverse)) step = inverse = 0; /* next to nothing */
-    learned->low[c] = least;
-    learned->step[c] = step;
-    for (size_t i = 0; i < codes; i++) {
-        long level = lrintf((C[i * hd + c] - least) * inverse);
-        learned->centroids_u8[i * hd + c] = (uint8_t)(level < LARGEST ? level : LARGEST);
-        C[i * hd + c] = least + step * learned->centroids_u8[i * hd + c];
-    }
-}
-
 static enum terse_status fill(struct learned *learned, struct codec_shape shape, const float *floats, struct terse_error *error) {
     size_t hd = shape.head_dim, numbers = numbers_of(shape);
     const float *normalization = floats + numbers;
@@ -100,7 +81,7 @@ static enum terse_status fill(struct learned *learned, struct codec_shape shape,
         return status_no_memory(error, numbers * (1 + sizeof *C), "a codebook");
     }
     memcpy(C, floats, numbers * sizeof *C);
-    for (size_t c = 0; c < hd; c++) set_channel(learned, shape.bits, hd, c, C);
+    additive_levels(shape.bits, hd, C, learned->centroids_u8, learned->low, learned->step);
     enum terse_status status = additive_search_new(hd, shape.bits, &learned->search, error);
     if (!status) additive_search_set(&learned->search, C);
     memory_free(C);

@@ -24,7 +24,6 @@
 #include "base/memory.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define LEAST_WIDTH (2 * COMMVQ_LEAST_PAIRS)
@@ -77,57 +76,6 @@ static size_t half_bytes(struct codec_shape shape) {
 static size_t learned_bytes(const void *opened) {
     const struct learned *learned = opened;
     return sizeof *learned + learned->row_bytes + learned->plane_bytes + learned->half_bytes;
-}
-
-/* Makes integers of a sub-vector's tables[rounds][entries][2 pairs]; the largest number of a pair in any round is its step's
- * COMMVQ_LARGEST-fold. */
-static void set_subvector(struct learned *learned, size_t subvector, const float *tables) {
-    const struct commvq_code *c = &learned->code;
-    size_t rows = c->rounds * COMMVQ_ENTRIES;
-    for (size_t j = 0; j < c->pairs; j++) {
-        int8_t *to = learned->rows + subvector * rows * 2 * c->stride + j;
-        float largest = 0;
-        for (size_t i = 0; i < 2 * rows; i++) largest = fmaxf(largest, fabsf(tables[i * c->pairs + j]));
-        float step = largest / COMMVQ_LARGEST, inverse = step > 0 ? 1 / step : 0;
-        if (!isfinite(inverse)) step = inverse = 0; /* next to nothing */
-        learned->steps[subvector * c->stride + j] = step;
-        learned->inverses[subvector * c->stride + j] = inverse;
-        for (size_t i = 0; i < 2 * rows; i++) to[i * c->stride] = (int8_t)lrintf(tables[i * c->pairs + j] * inverse);
-    }
-}
-
-/* Computes most[subvectors * stride], the most that a number of each pair can be after one round. */
-static void round_sizes(const struct commvq_code *c, size_t round, int *most) {
-    for (size_t k = 0; k < c->subvectors; k++) {
-        const int8_t *rows = c->rows + (k * c->rounds + round) * COMMVQ_ENTRIES * 2 * c->stride;
-        for (size_t j = 0; j < c->stride; j++) {
-            int re = 0, im = 0;
-            for (size_t l = 0; l < COMMVQ_ENTRIES; l++) {
-                const int8_t *row = rows + l * 2 * c->stride + j;
-                re = abs(row[0]) > re ? abs(row[0]) : re;
-                im = abs(row[c->stride]) > im ? abs(row[c->stride]) : im;
-            }
-            most[k * c->stride + j] = re + im;
-        }
-    }
-}
-
-/* Divides rounds into spans: a round joins the last span if the sums of every pair still fit a byte. */
-static void set_runs(struct learned *learned) {
-    struct commvq_code *c = &learned->code;
-    size_t pairs = c->subvectors * c->stride;
-    int most[COMMVQ_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)], span[COMMVQ_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)];
-    for (size_t r = 0; r < c->rounds; r++) {
-        bool joins = r > 0;
-        round_sizes(c, r, most);
-        for (size_t j = 0; j < pairs; j++) {
-            learned->largest[j] += (float)most[j];
-            if (r > 0 && span[j] + most[j] > COMMVQ_SUM) joins = false;
-        }
-        for (size_t j = 0; j < pairs; j++) span[j] = joins ? span[j] + most[j] : most[j];
-        if (!joins) c->spans++;
-        learned->span[c->spans - 1]++;
-    }
 }
 
 static void set_planes(struct learned *learned) {
@@ -195,8 +143,12 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
         learned_free(learned);
         return status_no_memory(error, bytes, "a codebook");
     }
-    for (size_t k = 0; k < c->subvectors; k++) set_subvector(learned, k, floats + k * c->rounds * COMMVQ_ENTRIES * shape.width);
-    set_runs(learned);
+    for (size_t k = 0; k < c->subvectors; k++) {
+        const size_t rows = c->rounds * COMMVQ_ENTRIES, at = k * c->stride;
+        commvq_integers(c->pairs, c->rounds, floats + k * rows * shape.width, c->stride, learned->rows + rows * 2 * at,
+                        learned->steps + at, learned->inverses + at);
+    }
+    c->spans = commvq_spans(c->subvectors, c->rounds, c->stride, learned->rows, learned->span, learned->largest);
     if (learned->planes) set_planes(learned);
     set_halves(learned);
     for (size_t k = 0; k < c->subvectors; k++) commvq_channels(shape, floats, k, learned->channels + k * shape.width);

@@ -16,9 +16,8 @@
 #define TERSE_BACKEND_CUDA_KV_ATTEND_CENTROIDS_CUH
 
 #include "backend/cuda/kv/attend_centroids.h"
-#include "backend/cuda/kv/attend_common.cuh"
+#include "backend/cuda/kv/attend_ring.cuh"
 #include "backend/cuda/launch.cuh"
-#include "format/normalization.h"
 
 /* A CTA has so many warps. */
 template <int HD> constexpr int centroid_warps = HD > 128 ? 4 : 8;
@@ -96,9 +95,6 @@ template <int UNIT> ATTEND_INLINE unit_place place_of_unit(const centroid_side &
     const uint32_t channel = unit * UNIT, part = channel >> side.log_width;
     return {part, ((part << (side.shape.bits + side.log_width)) + (channel & (side.shape.width - 1))) * 2};
 }
-
-/* Returns the gain of a code in units of gain_scale; 0 where the code is 0. */
-ATTEND_INLINE float relative_gain(uint32_t code) { return code ? exp2_fast(((float)code - GAIN_MIDDLE) / GAIN_STEPS) : 0; }
 
 /* ---- Queries */
 
@@ -390,52 +386,6 @@ ATTEND_INLINE void finish_values(const centroid_side &values, const running<NT> 
     }
 }
 
-/* ---- The ring */
-
-/* A warp's ring holds `depth` of its pages, a power of two, in shared memory: keys, then values. As soon as one side of a page has
- * been read, that side of the page `depth` later is asked for. */
-struct centroid_ring {
-    struct listed_pages listed;
-    const struct place_view *place;
-    uint32_t n;        /* pages */
-    uint32_t bytes[2]; /* of a page, by side, multiples of 64 */
-    uint32_t base, depth;
-    const uint8_t *of_lane[2]; /* page 32 i + lane's */
-
-    ATTEND_INLINE uint32_t slot(uint32_t page, int side) const {
-        return base + (page & (depth - 1)) * (bytes[0] + bytes[1]) + (side ? bytes[0] : 0);
-    }
-
-    ATTEND_INLINE void ask(uint32_t page, int side) {
-        if (page < n) {
-            if (page % 32 == 0) { /* keys and values of a page are asked for at different times */
-                const struct page_set_view set = listed.set(min(page + lane_id(), n - 1));
-                of_lane[side] = page_address(&set, place, side);
-            }
-            const uint8_t *from = reinterpret_cast<const uint8_t *>(
-                __shfl_sync(ALL_LANES, (unsigned long long)(side ? of_lane[1] : of_lane[0]), page % 32));
-            const uint32_t to = slot(page, side), size = side ? bytes[1] : bytes[0];
-            for (uint32_t at = 16 * lane_id(); at < size; at += 512) copy_async<16>(to + at, from + at);
-        }
-        commit_copies();
-    }
-
-    ATTEND_INLINE void start() {
-        for (uint32_t page = 0; page < depth; page++) ask(page, 0), ask(page, 1);
-    }
-
-    /* Waits until the oldest side that was asked for is there. */
-    ATTEND_INLINE void wait() const {
-        if (depth == 4)
-            wait_copies<7>();
-        else if (depth == 2)
-            wait_copies<3>();
-        else
-            wait_copies<1>();
-        __syncwarp();
-    }
-};
-
 /* ---- The kernel */
 
 /* A CTA's shared memory holds queries, then tables, if they lie there, and rings. Later it holds rows of halves, then partial
@@ -494,7 +444,7 @@ __global__ void __launch_bounds__(centroid_warps<HD> * 32, 1)
     const uint32_t n = end - first, begin = first + n * warp / centroid_warps<HD>,
                    pages = first + n * (warp + 1) / centroid_warps<HD> - begin;
     const struct listed_pages listed = listed_from(s, begin, 1);
-    centroid_ring ring;
+    page_ring ring;
     ring.listed = listed, ring.n = pages, ring.depth = launch.depth;
     ring.place = a.places + (size_t)a.layer * a.heads.kv_heads + s.head;
     ring.bytes[0] = a.page_bytes[0], ring.bytes[1] = a.page_bytes[1];

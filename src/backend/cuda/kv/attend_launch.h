@@ -20,7 +20,7 @@ struct attend_decode {
                                centroid_view; NULL where it learns nothing */
     const float *
         run_angles; /* [runs][n_rot / 2][cosine, sine] of positions 0, ROPE_RUN_TOKENS, ..., without the magnitude. Kernels get NULL
-                                where keys do not lie in runs */
+                                where keys are stored as they come */
     struct pre_rope_view pre_rope;
     const struct sequence_view *sequences;
     const struct query_row_view *rows; /* [n_rows] */

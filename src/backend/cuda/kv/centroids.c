@@ -1,10 +1,10 @@
-/* Sends a codebook to the device: a set of parameters at a time, so that the host needs little memory for it. */
+/* Makes what kernels read of a codec with centroids. */
 #include "backend/cuda/kv/centroids.h"
 
 #include "backend/cuda/device.h"
+#include "backend/cuda/kv/learned.h"
 #include "base/half.h"
 #include "base/memory.h"
-#include "format/codebook.h"
 #include "format/pq.h"
 
 #include <string.h>
@@ -40,8 +40,8 @@ static void set_search(const struct numbers *n, const float *centroids, size_t d
     }
 }
 
-enum terse_status centroid_send(const struct coding *coding, uint32_t head_dim, const float *parameters, void *device,
-                                struct centroid_view *view, struct terse_error *error) {
+enum terse_status centroid_send(const struct coding *coding, uint32_t head_dim, const float *parameters, void *device, void *view,
+                                struct terse_error *error) {
     const struct numbers n = numbers_of(coding, head_dim);
     const float *normalization = coding->codec->normalized ? parameters + n.centroids : NULL;
     size_t bytes = centroid_bytes(coding, head_dim);
@@ -54,52 +54,21 @@ enum terse_status centroid_send(const struct coding *coding, uint32_t head_dim, 
     for (size_t i = 0; i < n.centroids; i++) halves[i] = half_from_float(parameters[i]);
     set_search(&n, parameters, coding->width, origin, scale, half);
     if (normalization) memcpy(mean, normalization, head_dim * sizeof *mean);
-    *view = (struct centroid_view){.shape = {coding->width, coding->bits},
-                                   .centroids = device,
-                                   .origin = there,
-                                   .scale = there + (scale - origin),
-                                   .half = there + (half - origin),
-                                   .normalized = normalization != NULL,
-                                   .gain_scale = normalization ? normalization[head_dim] : 1,
-                                   .mean = there + (mean - origin)};
+    *(struct centroid_view *)view = (struct centroid_view){.shape = {coding->width, coding->bits},
+                                                           .centroids = device,
+                                                           .origin = there,
+                                                           .scale = there + (scale - origin),
+                                                           .half = there + (half - origin),
+                                                           .normalized = normalization != NULL,
+                                                           .gain_scale = normalization ? normalization[head_dim] : 1,
+                                                           .mean = there + (mean - origin)};
     enum terse_status status = device_check(device_send(device, host, bytes), "sending a codebook", error);
     memory_free(host);
     return status;
 }
 
-/* Sends the numbers of `sets` sets, one for each of views[cache_heads_of(shape)] or one for all of them, to `device`. */
-static enum terse_status send_sets(const struct cache_shape *shape, const struct method *method, enum codec_side side, size_t sets,
-                                   uint8_t *device, struct centroid_view *views, struct terse_error *error) {
-    const struct coding *coding = side == CODEC_VALUES ? &method->value : &method->key;
-    const struct codebook_info *info = codebook_info(method->learned);
-    const size_t bytes = centroid_bytes(coding, shape->head_dim);
-    float *parameters = memory_array(codec_parameters(coding->codec, codebook_shape(info, side)), sizeof *parameters);
-    enum terse_status status = parameters ? TERSE_OK : status_no_memory(error, 0, "a codebook");
-    for (size_t set = 0; set < sets && !status; set++) {
-        codebook_parameters(method->learned, side, info->shared ? 0 : cache_shape_set(shape, set), parameters);
-        status = centroid_send(coding, shape->head_dim, parameters, device + set * bytes, &views[set], error);
-    }
-    for (size_t i = sets; i < cache_heads_of(shape) && !status; i++) views[i] = views[0];
-    memory_free(parameters);
-    return status;
-}
-
 enum terse_status centroids_new(const struct cache_shape *shape, const struct method *method, enum codec_side side, void **views,
                                 struct terse_error *error) {
-    const struct coding *coding = side == CODEC_VALUES ? &method->value : &method->key;
-    size_t n = cache_heads_of(shape), head = memory_round_up(n * sizeof(struct centroid_view), 256);
-    const size_t sets = codebook_info(method->learned)->shared ? 1 : n,
-                 bytes = head + sets * centroid_bytes(coding, shape->head_dim);
-    struct centroid_view *host = memory_zeros(n, sizeof *host);
-    uint8_t *device = host ? device_alloc(NULL, bytes, "a codebook", error) : NULL;
-    enum terse_status status = host ? device ? TERSE_OK : TERSE_E_MEMORY : status_no_memory(error, n * sizeof *host, "a codebook");
-    *views = NULL;
-    if (!status) status = send_sets(shape, method, side, sets, device + head, host, error);
-    if (!status) status = device_check(device_send(device, host, n * sizeof *host), "sending a codebook", error);
-    memory_free(host);
-    if (status)
-        device_free(NULL, device, bytes);
-    else
-        *views = device;
-    return status;
+    static const struct learned_form form = {sizeof(struct centroid_view), centroid_bytes, centroid_send};
+    return learned_views_new(&form, shape, method, side, views, error);
 }

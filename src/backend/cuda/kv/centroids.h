@@ -14,10 +14,9 @@ struct centroid_shape centroid_shape_of(const struct coding *coding);
  * numbers that they point to, which never change. */
 enum terse_status centroids_new(const struct cache_shape *shape, const struct method *method, enum codec_side side, void **views,
                                 struct terse_error *error);
-/* These take one set of parameters[codec_parameters], for a side of one layer and KV head. centroid_bytes returns the bytes of
- * device memory that it takes, a multiple of 16. centroid_send sends its numbers there and makes the view. */
+/* These are its functions of learned.h, whose view is a struct centroid_view. */
 size_t centroid_bytes(const struct coding *coding, uint32_t head_dim);
-enum terse_status centroid_send(const struct coding *coding, uint32_t head_dim, const float *parameters, void *device,
-                                struct centroid_view *view, struct terse_error *error);
+enum terse_status centroid_send(const struct coding *coding, uint32_t head_dim, const float *parameters, void *device, void *view,
+                                struct terse_error *error);
 
 #endif

@@ -2,11 +2,13 @@
 #include "backend/cuda/kv/codec.h"
 
 #include "backend/cuda/kv/attend_centroids.h"
+#include "backend/cuda/kv/attend_commvq.h"
 #include "backend/cuda/kv/attend_scaled.h"
 #include "backend/cuda/kv/attend_sign.h"
 #include "backend/cuda/kv/attend_sizes.h"
 #include "backend/cuda/kv/attend_transform.h"
 #include "backend/cuda/kv/centroids.h"
+#include "backend/cuda/kv/commvq.h"
 #include "backend/cuda/kv/encode_kernels.h"
 #include "backend/cuda/kv/score_quest.h"
 #include "backend/cuda/kv/score_sign.h"
@@ -22,6 +24,11 @@ static bool whole_scale_groups(const struct head_view *heads) {
 /* Returns whether kernels are compiled for the head dimension. */
 static bool compiled_head_dims(const struct head_view *heads) { return attend_head_dim(heads->head_dim); }
 
+/* Returns whether CommVQ's are, which have whole sub-vectors of 32 or 64 pairs. */
+static bool commvq_head_dims(const struct head_view *heads) {
+    return compiled_head_dims(heads) && (heads->head_dim & (heads->head_dim - 1)) == 0;
+}
+
 /* Returns whether kivi's 2-bit pages are read. 96 channels are 24 bytes of codes of two bits, in which groups of 32 channels end
  * within 16 bytes. */
 static bool attends_kivi_2(const struct head_view *heads, enum codec_side side, struct centroid_shape code) {
@@ -34,6 +41,16 @@ static bool attends_centroids(const struct head_view *heads, enum codec_side sid
     (void)heads;
     (void)side;
     return code.width >= 2 && (code.width & (code.width - 1)) == 0;
+}
+
+/* Returns whether the side is the codec's own, and its sub-vectors are those that kernels are compiled for: of keys. */
+static bool attends_commvq(const struct head_view *heads, enum codec_side side, struct centroid_shape code) {
+    return side == CODEC_KEYS && commvq_head_dims(heads) && code.width == (heads->head_dim == 64 ? 64 : 128);
+}
+
+/* The same of values, with a bit or two for each channel. */
+static bool attends_additive(const struct head_view *heads, enum codec_side side, struct centroid_shape code) {
+    return side == CODEC_VALUES && (code.bits == heads->head_dim || code.bits == 2 * heads->head_dim);
 }
 
 /* ---- The memory that attention works in */
@@ -124,6 +141,24 @@ static const struct cuda_codec gain_shape = {.format = &codec_gain_shape,
                                              .attends = attends_centroids,
                                              .learned_new = centroids_new};
 
+static const struct cuda_codec commvq = {.format = &codec_commvq,
+                                         .encodes = commvq_head_dims,
+                                         .encode = encode_commvq,
+                                         .decode = decode_commvq,
+                                         .attend = attend_commvq,
+                                         .form = &centroids,
+                                         .attends = attends_commvq,
+                                         .learned_new = commvq_new};
+
+static const struct cuda_codec additive = {.format = &codec_additive,
+                                           .encodes = commvq_head_dims,
+                                           .encode = encode_additive,
+                                           .decode = decode_additive,
+                                           .attend = attend_commvq,
+                                           .form = &centroids,
+                                           .attends = attends_additive,
+                                           .learned_new = additive_new};
+
 static const struct cuda_codec transformed = {.format = &codec_transform,
                                               .encodes = compiled_head_dims,
                                               .encode = encode_transform,
@@ -142,6 +177,8 @@ static const struct cuda_codec *const codecs[CODEC_COUNT] = {[CODEC_F16] = &f16,
                                                              [CODEC_PQ] = &pq,
                                                              [CODEC_VQ] = &vq,
                                                              [CODEC_GAIN_SHAPE] = &gain_shape,
+                                                             [CODEC_COMMVQ] = &commvq,
+                                                             [CODEC_ADDITIVE] = &additive,
                                                              [CODEC_TRANSFORM] = &transformed};
 
 const struct cuda_codec *cuda_codec_of(enum codec_id id) { return codecs[id]; }

@@ -13,15 +13,15 @@ bool encode_supports(const struct head_view *heads, const enum codec_id codec[2]
     return true;
 }
 
-/* Returns the launch's arguments for kernels: only keys that lie in runs are rotated. */
-static struct encode rotated_in_runs(const struct encode *encode) {
+/* Returns the launch's arguments for kernels: keys that are stored as they come are not rotated. */
+static struct encode rotated_as_stored(const struct encode *encode) {
     struct encode launch = *encode;
-    if (cuda_codec_of(encode->codec[CODEC_KEYS])->format->rope != CODEC_ROPE_IN_RUN) launch.heads.n_rot = 0;
+    if (cuda_codec_of(encode->codec[CODEC_KEYS])->format->rope == CODEC_ROPE_AFTER) launch.heads.n_rot = 0;
     return launch;
 }
 
 static cudaError_t launch_sides(const struct encode *encode, encode_launch *keys, encode_launch *values, cudaStream_t stream) {
-    const struct encode launch = rotated_in_runs(encode);
+    const struct encode launch = rotated_as_stored(encode);
     if (!encode->n || !encode->n_layers) return cudaSuccess;
     if (keys == values) return keys(&launch, (struct encode_sides){CODEC_KEYS, 2}, stream);
     const cudaError_t result = keys(&launch, (struct encode_sides){CODEC_KEYS, 1}, stream);

@@ -12,7 +12,8 @@ extern "C" {
 
 bool encode_supports(const struct head_view *heads, const enum codec_id codec[2]);
 
-/* Encodes both sides of all pages, and the index's. Keys in runs are rotated back by their run's position first. */
+/* Encodes both sides of all pages, and the index's. Keys in runs are rotated back by their run's position first, those stored before
+ * rotation by their own. */
 cudaError_t encode_pages(const struct encode *encode, cudaStream_t stream);
 
 /* Decodes pages to rows, with keys rotated by their own positions again: a prompt's attention reads these, and tests compare with

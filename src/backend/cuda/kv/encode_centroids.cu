@@ -3,8 +3,7 @@
  *
  * A block of 256 threads has a page. A warp takes a sub-vector at a time, a lane two tokens of it, and goes through the centroids
  * in order, 8 of them for each reading of its tokens. */
-#include "backend/cuda/kv/transform_page.cuh"
-#include "format/normalization.h"
+#include "backend/cuda/kv/encode_shapes.cuh"
 #include "format/pq.h"
 
 constexpr uint32_t WARPS = TRANSFORM_THREADS / 32;
@@ -18,54 +17,9 @@ template <int HD> struct centroids_memory {
             float z[STAGED], half[STAGED / 2];
             uint16_t codes[PAGE_TOKENS];
         } search[WARPS];
-        float sums[TOKEN_PARTS][2][PAGE_TOKENS]; /* while rows are normalized and gains fitted */
+        token_sums sums; /* while rows are normalized and gains fitted */
     };
-    float inverse[PAGE_TOKENS];
 };
-
-/* Returns a code of a sub-vector in planes (format/page_layout.h); `bytes` are its first plane's. */
-static __device__ uint32_t code_at(const uint8_t *bytes, uint32_t bits, uint32_t t) {
-    uint32_t code = 0, shift = 0;
-    for (uint32_t p = 8; p; p /= 2) {
-        if (!(bits & p)) continue;
-        code |= (bytes[t * p / 8] >> (t * p % 8) & ((1u << p) - 1)) << shift;
-        bytes += 8 * p, shift += p;
-    }
-    return code;
-}
-
-/* Writes, by a warp, 64 codes. */
-static __device__ void write_codes(const uint16_t *codes, uint32_t bits, uint8_t *bytes) {
-    uint32_t shift = 0;
-    for (uint32_t p = 8; p; p /= 2) {
-        if (!(bits & p)) continue;
-        for (uint32_t b = threadIdx.x % 32; b < 8 * p; b += 32) {
-            uint32_t byte = 0;
-            for (uint32_t i = 0; i < 8 / p; i++) byte |= (codes[b * 8 / p + i] >> shift & ((1u << p) - 1)) << (i * p);
-            bytes[b] = (uint8_t)byte;
-        }
-        bytes += 8 * p, shift += p;
-    }
-}
-
-/* Returns the sum of term(c) over the channels of token t = threadIdx.x % 64, to all of the token's threads; `which` names one of
- * two places in memory. */
-template <int HD, class Term> static __device__ float sum_over_channels(centroids_memory<HD> &m, uint32_t which, Term term) {
-    const uint32_t t = threadIdx.x % PAGE_TOKENS, quarter = threadIdx.x / PAGE_TOKENS;
-    float sum = 0;
-    for (uint32_t c = quarter; c < HD; c += TOKEN_PARTS) sum = sum + term(c, t);
-    m.sums[quarter][which][t] = sum;
-    __syncthreads();
-    return (m.sums[0][which][t] + m.sums[1][which][t]) + (m.sums[2][which][t] + m.sums[3][which][t]);
-}
-
-template <int HD> static __device__ void normalize(centroids_memory<HD> &m) {
-    const uint32_t t = threadIdx.x % PAGE_TOKENS;
-    const float square = sum_over_channels(m, 0, [&](uint32_t c, uint32_t t) { return m.numbers[c][t] * m.numbers[c][t]; });
-    const float rms = sqrtf(square / (float)HD), inverse = rms > 0 ? 1 / rms : 0;
-    for (uint32_t c = threadIdx.x / PAGE_TOKENS; c < HD; c += TOKEN_PARTS) m.numbers[c][t] = m.numbers[c][t] * inverse;
-    __syncthreads();
-}
 
 /* Moves the numbers to the origin and scales them, as the search takes them. */
 template <int HD> static __device__ void move_to_origin(const struct centroid_view &view, centroids_memory<HD> &m) {
@@ -141,23 +95,16 @@ static __device__ float centroid_at(const struct centroid_view &view, const uint
 template <int HD>
 static __device__ void write_gains(const struct centroid_view &view, const struct page_job &job, centroids_memory<HD> &m) {
     const uint8_t *codes = job.page + PAGE_TOKENS;
-    const float shape = sum_over_channels(m, 0, [&](uint32_t c, uint32_t t) {
+    const float shape = sum_over_channels<HD>(m.sums, 0, [&](uint32_t c, uint32_t t) {
         const float s = centroid_at(view, codes, c, t);
         return s * s;
     });
-    const float other = sum_over_channels(m, 1, [&](uint32_t c, uint32_t t) {
+    const float other = sum_over_channels<HD>(m.sums, 1, [&](uint32_t c, uint32_t t) {
         const float x = m.numbers[c][t];
         return x * (job.side == CODEC_KEYS ? x : centroid_at(view, codes, c, t));
     });
     const uint32_t t = threadIdx.x;
-    if (t >= PAGE_TOKENS) return;
-    const float ratio = other / shape, gain = shape > 0 ? job.side == CODEC_KEYS ? sqrtf(ratio) : ratio : 0;
-    uint32_t code = 0;
-    if (gain > 0 && view.gain_scale > 0) {
-        const float place = roundf(GAIN_MIDDLE + GAIN_STEPS * log2f(gain / view.gain_scale));
-        code = place < 1 ? 1 : place > 255 ? 255 : (uint32_t)place;
-    }
-    job.page[t] = t < job.count ? (uint8_t)code : 0;
+    if (t < PAGE_TOKENS) job.page[t] = t < job.count ? fit_gain(job.side, other, shape, view.gain_scale) : 0;
 }
 
 template <int HD> static __device__ void clear_rest(const struct centroid_view &view, uint8_t *codes) {
@@ -175,7 +122,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     const struct centroid_view &view = ((const struct centroid_view *)e.learned[job.side])[job.place];
     uint8_t *const codes = job.page + (view.normalized ? PAGE_TOKENS : 0);
     load_numbers<HD>(e, job, {NULL, view.mean}, m.numbers);
-    if (view.normalized) normalize(m);
+    if (view.normalized) scale_row<HD>(size_of_row<HD>(m.sums, m.numbers).inverse, m.numbers);
     move_to_origin(view, m);
     for (uint32_t part = threadIdx.x / 32; part < HD / view.shape.width; part += WARPS)
         search_part(view, part, job.count, m, codes + part * PAGE_PQ_PART(view.shape.bits));
@@ -184,10 +131,6 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     __syncthreads(); /* codes are written, and numbers no longer read */
     load_numbers<HD>(e, job, {NULL, view.mean}, m.numbers);
     write_gains(view, job, m);
-}
-
-static __device__ float gain_at(const struct centroid_view &view, uint32_t code) {
-    return code ? view.gain_scale * exp2f((float)((int)code - GAIN_MIDDLE) / GAIN_STEPS) : 0;
 }
 
 template <int HD>
@@ -199,7 +142,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     const struct centroid_view &view = ((const struct centroid_view *)e.learned[job.side])[job.place];
     const uint8_t *const codes = job.page + (view.normalized ? PAGE_TOKENS : 0);
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
-    const float gain = view.normalized ? gain_at(view, job.page[t]) : 1;
+    const float gain = view.normalized ? gain_at(view.gain_scale, job.page[t]) : 1;
     for (uint32_t c = threadIdx.x / PAGE_TOKENS; c < HD; c += TOKEN_PARTS)
         numbers[c][t] = view.mean[c] + gain * centroid_at(view, codes, c, t);
     __syncthreads();
@@ -207,23 +150,14 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     store_numbers<HD>(e, job, numbers);
 }
 
-template <int HD, class Kernel>
-static cudaError_t launch(Kernel *kernel, size_t bytes, const struct encode *encode, struct encode_sides sides,
-                          cudaStream_t stream) {
-    const cudaError_t result = allow_shared(kernel, bytes);
-    if (result != cudaSuccess) return result;
-    kernel<<<encode_grid(encode, sides), TRANSFORM_THREADS, bytes, stream>>>(*encode, sides);
-    return cudaGetLastError();
-}
-
 cudaError_t encode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream){
-#define LAUNCH(hd) launch<hd>(encode_centroids_kernel<hd>, sizeof(centroids_memory<hd>), encode, sides, stream)
+#define LAUNCH(hd) launch_shapes<hd>(encode_centroids_kernel<hd>, sizeof(centroids_memory<hd>), encode, sides, stream)
     TRANSFORM_HEAD_DIMS(encode->heads, LAUNCH)
 #undef LAUNCH
 }
 
 cudaError_t decode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
-#define LAUNCH(hd) launch<hd>(decode_centroids_kernel<hd>, hd * NUMBERS_STRIDE * sizeof(float), encode, sides, stream)
+#define LAUNCH(hd) launch_shapes<hd>(decode_centroids_kernel<hd>, hd * NUMBERS_STRIDE * sizeof(float), encode, sides, stream)
     TRANSFORM_HEAD_DIMS(encode->heads, LAUNCH)
 #undef LAUNCH
 }

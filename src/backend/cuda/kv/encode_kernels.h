@@ -23,6 +23,15 @@ cudaError_t decode_kivi_2(const struct encode *encode, struct encode_sides sides
 /* encode_centroids.cu defines these, for pq, vq and gain-shape, as the views say. */
 cudaError_t encode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 cudaError_t decode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+/* encode_commvq.cu and encode_additive.cu define these, for keys and values alone. */
+cudaError_t encode_commvq(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+cudaError_t decode_commvq(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+cudaError_t encode_additive(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+cudaError_t decode_additive(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+/* These find what the searches need of a set, `half` of the one and `couplings` and `offset` of the other, from the rest of a view,
+ * which lies in the host's memory and points to the device's. */
+cudaError_t commvq_find_halves(const struct commvq_view *view, uint32_t pairs, cudaStream_t stream);
+cudaError_t additive_find_couplings(const struct additive_view *view, uint32_t head_dim, cudaStream_t stream);
 /* encode_transform.cu and decode_transform.cu define these. */
 cudaError_t encode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 cudaError_t decode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);

@@ -50,21 +50,36 @@ static void copy_window(const struct cache *cache, uint16_t *ring, uint8_t *page
         for (uint64_t t = window.first; t < window.end; t++) copy_window_row(cache, ring, pages, head, t, save);
 }
 
+/* Rotates the keys of a token by its position, or back; those of a head lie `stride` halves from the head's before. */
+static void rotate_token(const struct cache *cache, uint64_t token, bool back, uint16_t *rows, size_t stride) {
+    struct rope rope = *cache->base.shape.rope;
+    const size_t hd = cache->base.shape.head_dim;
+    float cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2], key[CODEC_HEAD_DIM_MAX];
+    if (!rope.n_rot) return;
+    if (back) rope.magnitude = 1 / rope.magnitude;
+    rope_angles(&rope, back ? -(int64_t)token : (int64_t)token, cosine, sine);
+    for (size_t head = 0; head < cache_heads_of(&cache->base.shape); head++) {
+        uint16_t *row = rows + head * stride;
+        for (size_t c = 0; c < hd; c++) key[c] = half_to_float(row[c]);
+        rope_rotate(&rope, cosine, sine, key, 1, (uint32_t)hd);
+        for (size_t c = 0; c < hd; c++) row[c] = half_from_float(key[c]);
+    }
+}
+
 /* Rotates keys of exact rows [layers][Hk][2][capacity][hd] by their tokens, or back: the file has them as they were before
  * rotation. */
 static void rotate_exact(const struct cache *cache, uint16_t *rows, bool back) {
-    struct rope rope = *cache->base.shape.rope;
-    size_t hd = cache->base.shape.head_dim, stride = 2 * cache_first_exact(cache) * hd;
-    float cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2], key[CODEC_HEAD_DIM_MAX];
-    if (back) rope.magnitude = 1 / rope.magnitude;
-    for (uint64_t t = 0; rope.n_rot && t < cache_exact_tokens(cache); t++) {
-        rope_angles(&rope, back ? -(int64_t)t : (int64_t)t, cosine, sine);
-        for (size_t head = 0; head < cache_heads_of(&cache->base.shape); head++) {
-            uint16_t *row = rows + head * stride + t * hd;
-            for (size_t c = 0; c < hd; c++) key[c] = half_to_float(row[c]);
-            rope_rotate(&rope, cosine, sine, key, 1, (uint32_t)hd);
-            for (size_t c = 0; c < hd; c++) row[c] = half_from_float(key[c]);
-        }
+    const size_t hd = cache->base.shape.head_dim, stride = 2 * cache_first_exact(cache) * hd;
+    for (uint64_t t = 0; t < cache_exact_tokens(cache); t++) rotate_token(cache, t, back, rows + t * hd, stride);
+}
+
+/* Does the same with the window, whose keys are before rotation in the file where those of pages are. */
+static void rotate_window(const struct cache *cache, uint16_t *ring, bool back) {
+    const struct token_range window = cache_window(cache);
+    if (cache->base.method.key.codec->rope != CODEC_ROPE_BEFORE) return;
+    for (uint64_t t = window.first; t < window.end; t++) {
+        const size_t row = (size_t)((t - cache->window_origin) % cache->window_capacity);
+        rotate_token(cache, t, back, ring + row * cache->base.shape.head_dim, 2 * window_side_halves(cache));
     }
 }
 
@@ -174,6 +189,7 @@ int kv_export_pages(const struct cache *cache, void *to, const void *from, size_
 /* Makes the file's form of a piece of what the device has of it. */
 static void convert(const struct cache *cache, enum cache_piece piece, void *device, void *file) {
     const struct exact_rows exact = copy_at(cache, device, &(size_t){0});
+    if (piece == CACHE_WINDOW) rotate_window(cache, device, true);
     if (piece == CACHE_WINDOW) copy_window(cache, device, file, true);
     if (piece == CACHE_EXACT) copy_exact(cache, &exact, file, NULL, true);
     if (piece == CACHE_EXACT && exact.unrotated)
@@ -307,6 +323,7 @@ static enum terse_status import_window(struct cache *cache, const uint8_t *data,
     uint16_t *ring = calloc(1, window_bytes(cache));
     if (!ring) return status_no_memory(error, window_bytes(cache), "a saved KV cache");
     copy_window(cache, ring, (uint8_t *)data, false);
+    rotate_window(cache, ring, false);
     status = send(cache->window, ring, window_bytes(cache), error);
     free(ring);
     return status;

@@ -45,6 +45,7 @@ struct head_view kv_tables_heads(const struct cache_shape *shape) {
                               .cap = shape->cap,
                               .window = shape->window,
                               .n_rot = shape->rope ? shape->rope->n_rot : 0,
+                              .magnitude = shape->rope ? shape->rope->magnitude : 1,
                               .pairing = shape->rope ? shape->rope->pairing : ROPE_ADJACENT};
 }
 

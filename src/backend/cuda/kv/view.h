@@ -11,6 +11,7 @@
 #ifndef TERSE_BACKEND_CUDA_KV_VIEW_H
 #define TERSE_BACKEND_CUDA_KV_VIEW_H
 
+#include "format/commvq.h"
 #include "format/page_layout.h"
 #include "format/shape.h"
 #include "format/transform.h"
@@ -39,6 +40,7 @@ struct head_view {
     const float *slopes; /* device [Hq], ALiBi: slope (key's position - query's) is added to a logit; NULL: none */
     const float *sinks;  /* device [layers][Hq]: the logit of a key without a value, which queries see besides; NULL: none */
     float cap;           /* logits become cap tanh(logits / cap) after the scale; 0: they do not */
+    float magnitude;     /* rope's: rotated channels of keys and queries are multiplied by it */
     uint32_t window;     /* a query sees the newest so many keys alone, its own included; 0: all */
 };
 
@@ -208,6 +210,38 @@ struct centroid_view {
         normalized; /* rows are mean + gain * centroids, gains the page's first bytes (format/normalization.h); else centroids as they are */
     float gain_scale;  /* of normalized rows */
     const float *mean; /* [hd], zeros where they are not normalized */
+};
+
+/* Kernels read CommVQ's keys (format/commvq.h) of a layer and KV head so: `learned` of a launch, device [layers][Hk]. Sub-vectors
+ * have 32 or 64 pairs, which are numbered through all of them, as RoPE's are. A row of a table is COMMVQ_ROW bytes: in units of
+ * 16, the real parts of 8 pairs and then their imaginary parts, each number plus COMMVQ_MIDDLE; where sub-vectors have 32 pairs it
+ * is there twice. */
+struct commvq_view {
+    uint32_t subvectors, rounds;
+    uint32_t turned; /* pairs that RoPE rotates: channels (2 i, 2 i + 1) if adjacent, else (i, i + turned); others are neighbours */
+    bool adjacent;
+    const uint8_t *rows; /* [subvectors][rounds][COMMVQ_ENTRIES][COMMVQ_ROW] */
+    const float *steps;  /* [hd / 2] */
+    float *half;         /* [subvectors][rounds][a][b]: half the square of z[a] + i z[b], of the search */
+    float gain_scale;
+    const float *mean; /* [hd] */
+    uint32_t spans;
+    uint8_t span[COMMVQ_MOST_ROUNDS]; /* rounds of each, whose sums fit a byte */
+};
+#define COMMVQ_ROW 128
+#define COMMVQ_MIDDLE 64
+
+/* Returns where the real part of a sub-vector's pair j lies in a row; the imaginary part lies 8 bytes behind it. */
+TERSE_DEVICE uint32_t commvq_place(uint32_t j) { return j / 8 * 16 + j % 8; }
+
+/* Kernels read CommVQ's values of a layer and KV head so. */
+struct additive_view {
+    uint32_t codes;                 /* bits of a token's code, rows of C = low + step levels */
+    const uint8_t *levels;          /* [codes][hd] */
+    const float *low, *step, *mean; /* [hd] */
+    float gain_scale;
+    float *couplings; /* [codes][codes]: a quarter of the products of two rows, 0 of one with itself; of the search */
+    float *offset;    /* [codes]: their sums, those of rows with themselves included */
 };
 
 #ifdef __cplusplus

@@ -37,8 +37,6 @@ struct commvq_code {
      * [subvectors][pairs][rounds][2][64]; NULL for others. */
     const int8_t *planes;
 };
-#define COMMVQ_SUM 127 /* of a span */
-#define COMMVQ_LARGEST 63
 
 /* Returns the floats of one query's tables: each entry times the query's conjugate, and last the mean. */
 static inline size_t commvq_table_floats(const struct commvq_code *c) {

@@ -1,0 +1,332 @@
+/* Implements decoding over pages of CommVQ: keys by attend_commvq_keys.cuh; weights times gains summed by bit of the values' codes,
+ * and these sums multiplied by the learned rows once for each split-K part,
+ *
+ *     softmax (s C) = (softmax s) C                                                  (Li et al. 2025, section 4.1)
+ *
+ * Bits enter the tensor cores as those of subnormal halves, where they lie: bit p of a byte is 2^(p - 24), and its token's weight is
+ * multiplied by 2^(6 - p). Codes are rows of that product, tokens its inner index, queries its columns; a CTA serves eight queries at
+ * most.
+ *
+ * TABLES says whether the keys' tables lie in shared memory; else they are read from global memory, through its caches. */
+#ifndef TERSE_BACKEND_CUDA_KV_ATTEND_COMMVQ_CUH
+#define TERSE_BACKEND_CUDA_KV_ATTEND_COMMVQ_CUH
+
+#include "backend/cuda/kv/attend_commvq.h"
+#include "backend/cuda/kv/attend_commvq_keys.cuh"
+#include "backend/cuda/launch.cuh"
+
+constexpr int commvq_warps = 8; /* of a CTA */
+constexpr int commvq_threads = commvq_warps * 32;
+constexpr int commvq_queries = 8; /* that a CTA serves */
+
+/* ---- Values: sums by code */
+
+/* Tile j has, in row g, code 4 (8 (j / 2) + g) + 2 (j % 2), and in row g + 8 the one after it. */
+ATTEND_INLINE uint32_t code_of_row(int tile, uint32_t g, uint32_t upper) {
+    return 4 * (8 * (tile / 2) + g) + 2 * (tile % 2) + upper;
+}
+
+/* Returns a gain times 2^(6 - bit), less than 2^13. */
+ATTEND_INLINE float shifted_gain(uint32_t code, int bit) {
+    return code ? exp2_fast(((float)code - GAIN_MIDDLE) / GAIN_STEPS + (float)(6 - bit)) : 0;
+}
+constexpr float BIT_UNIT = 0x1p18f; /* undoes 2^(p - 24) and 2^(6 - p) */
+
+/* Multiplies weights, as weigh leaves them for TOKENS_BY_OCTET, by their tokens' gains: of tokens 16 t + 2 i + h and 8 more. */
+ATTEND_INLINE void weigh_bits(uint32_t slot, uint32_t (&w)[4][1][2]) {
+    const uint4 bytes = load_shared_quad(slot + 16 * (lane_id() % 4));
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const uint32_t shift = i % 2 * 16 + h * 8;
+            const uint32_t low = (i < 2 ? bytes.x : bytes.y) >> shift & 0xff, high = (i < 2 ? bytes.z : bytes.w) >> shift & 0xff;
+            w[i][0][h] = multiply_halves(w[i][0][h], pack_halves(shifted_gain(low, 2 * i + h), shifted_gain(high, 2 * i + h)));
+        }
+}
+
+/* Adds a page's weights by code. */
+template <int CODES> ATTEND_INLINE void add_codes(uint32_t slot, const uint32_t (&w)[4][1][2], float (&acc)[CODES / 16][1][4]) {
+    const unsigned g = lane_id() / 4, t = lane_id() % 4;
+    const uint32_t octets = slot + PAGE_TOKENS + 2 * t * CODES + 4 * g;
+#pragma unroll
+    for (int m = 0; m < CODES / 32; m++) {
+        const uint32_t low = load_shared(octets + 32 * m), high = load_shared(octets + CODES + 32 * m);
+        uint32_t bits[4]; /* of a code: the first octet's in the lower byte, the second's in the third */
+        bits[0] = permute(low, high, 0x0400), bits[1] = permute(low, high, 0x0501);
+        bits[2] = permute(low, high, 0x0602), bits[3] = permute(low, high, 0x0703);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t even = 0x00010001u << (2 * i), odd = even << 1;
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                mma(acc[2 * m + j][0], bits[2 * j] & even, bits[2 * j + 1] & even, bits[2 * j] & odd, bits[2 * j + 1] & odd,
+                    w[i][0][0], w[i][0][1]);
+        }
+    }
+}
+
+/* ---- Values: sums by channel */
+
+/* Sums by code of a CTA's warps, [warp][code][query], with their states. */
+template <int CODES> struct code_sums {
+    float of[commvq_warps][CODES][commvq_queries];
+    float2 max_sum[commvq_warps][commvq_queries];
+};
+
+template <int CODES>
+ATTEND_INLINE void store_codes(code_sums<CODES> &to, const running<1> &r, const float (&acc)[CODES / 16][1][4]) {
+    const unsigned warp = threadIdx.x / 32, g = lane_id() / 4, t = lane_id() % 4;
+    if (g == 0)
+#pragma unroll
+        for (int c = 0; c < 2; c++) to.max_sum[warp][2 * t + c] = make_float2(r.max[0][c], r.sum[0][c]);
+#pragma unroll
+    for (int tile = 0; tile < CODES / 16; tile++)
+#pragma unroll
+        for (int upper = 0; upper < 2; upper++)
+            *reinterpret_cast<float2 *>(&to.of[warp][code_of_row(tile, g, upper)][2 * t]) =
+                make_float2(acc[tile][0][2 * upper], acc[tile][0][2 * upper + 1]);
+}
+
+/* Merges the warps' sums into the first's, by all threads between two __syncthreads; returns the state of query threadIdx.x % 8. */
+template <int CODES> ATTEND_INLINE float2 merge_codes(code_sums<CODES> &sums) {
+    const unsigned query = threadIdx.x % commvq_queries;
+    float factor[commvq_warps];
+    float2 state = make_float2(-INFINITY, 0);
+#pragma unroll
+    for (int w = 0; w < commvq_warps; w++) state.x = fmaxf(state.x, sums.max_sum[w][query].x);
+#pragma unroll
+    for (int w = 0; w < commvq_warps; w++) {
+        const float2 own = sums.max_sum[w][query];
+        factor[w] = own.x == -INFINITY ? 0 : exp2_fast(own.x - state.x);
+        state.y += factor[w] * own.y;
+    }
+    for (unsigned i = threadIdx.x / commvq_queries; i < CODES; i += commvq_threads / commvq_queries) {
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < commvq_warps; w++) sum += factor[w] * sums.of[w][i][query];
+        sums.of[0][i][query] = sum;
+    }
+    return state;
+}
+
+/* Threads that share a channel, each of which goes through a part of the codes. */
+template <int HD> constexpr int code_parts = commvq_threads / HD;
+
+/* A channel's sums of its part of the codes for all queries: of levels, and of the weights alone. */
+struct channel_sums {
+    float levels[commvq_queries], all[commvq_queries];
+};
+
+template <int HD, int CODES>
+ATTEND_INLINE void multiply_rows(const struct additive_view &view, const code_sums<CODES> &sums, channel_sums &to) {
+    constexpr int each = CODES / code_parts<HD>;
+    const unsigned c = threadIdx.x % HD, first = threadIdx.x / HD * each;
+#pragma unroll
+    for (int q = 0; q < commvq_queries; q++) to.levels[q] = to.all[q] = 0;
+#pragma unroll 4
+    for (int i = 0; i < each; i++) {
+        const float level = (float)__ldg(view.levels + (size_t)(first + i) * HD + c);
+        const float4 low = *reinterpret_cast<const float4 *>(&sums.of[0][first + i][0]),
+                     high = *reinterpret_cast<const float4 *>(&sums.of[0][first + i][4]);
+        const float x[commvq_queries] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int q = 0; q < commvq_queries; q++) to.levels[q] = fmaf(x[q], level, to.levels[q]), to.all[q] += x[q];
+    }
+}
+
+/* Computes this thread's numbers of the pages' sums by channel, of its queries threadIdx.x / HD, threadIdx.x / HD + code_parts, ...:
+ * to[i] of the i-th. `memory` holds the warps' sums, and is free afterwards. */
+template <int HD, int CODES>
+ATTEND_INLINE void finish_codes(const struct additive_view &view, uint8_t *memory,
+                                float (&to)[commvq_queries * HD / commvq_threads], float2 &state) {
+    auto &sums = *reinterpret_cast<code_sums<CODES> *>(memory);
+    auto &parts = *reinterpret_cast<float(*)[code_parts<HD>][commvq_queries][HD]>(memory);
+    auto &weights = *reinterpret_cast<float(*)[commvq_queries]>(memory + sizeof parts);
+    const unsigned c = threadIdx.x % HD, part = threadIdx.x / HD;
+    state = merge_codes(sums);
+    __syncthreads();
+    channel_sums own;
+    multiply_rows<HD, CODES>(view, sums, own);
+    __syncthreads(); /* sums by code are no longer read */
+    const float unit = BIT_UNIT * view.gain_scale, low = view.low[c] * unit, step = view.step[c] * unit, mean = view.mean[c];
+#pragma unroll
+    for (int q = 0; q < commvq_queries; q++) parts[part][q][c] = low * own.all[q] + step * own.levels[q];
+    if (threadIdx.x < commvq_queries) weights[threadIdx.x] = state.y;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < commvq_queries / code_parts<HD>; i++) {
+        const unsigned query = part + i * code_parts<HD>;
+        to[i] = weights[query] * mean;
+#pragma unroll
+        for (int p = 0; p < code_parts<HD>; p++) to[i] += parts[p][query][c];
+    }
+    __syncthreads();
+}
+
+/* ---- The kernel */
+
+/* A CTA's shared memory holds queries, then angles, tables, if they lie there, and rings. Later it holds, behind the queries, sums by
+ * code, then rows of halves, then partial states, of which the last is that of pages, and the memory of merging. */
+template <int HD, int CODES> struct commvq_memory {
+    struct queries_memory {
+        query_fragments<HD, 1> window, exact; /* in order of channels */
+        query_powers powers;
+    };
+    static constexpr int queries = ((int)sizeof(queries_memory) + 127) / 128 * 128;
+    static constexpr int angles = commvq_shape<HD>::angle_bytes;
+    static constexpr int codes = (int)sizeof(code_sums<CODES>);
+    static constexpr int rows = commvq_warps * 2 * half_rows<HD>::bytes;
+    static constexpr int states = ((int)partials_bytes<HD>(commvq_warps + 1, commvq_queries) + 15) / 16 * 16;
+    static constexpr int merging = states + commvq_threads * 24;
+    static constexpr int some = rows > merging ? rows : merging;
+    static constexpr int after = codes > some ? codes : some; /* pages */
+};
+
+struct commvq_launch {
+    uint32_t first_query;
+    uint32_t tables; /* bytes */
+    uint32_t depth;  /* of rings */
+};
+
+/* Stores a thread's numbers of the pages' sums as those of the last state. */
+template <int HD>
+ATTEND_INLINE void store_pages(const partials<HD> &states, uint32_t group,
+                               const float (&sums)[commvq_queries * HD / commvq_threads], float2 state) {
+    const unsigned c = threadIdx.x % HD, part = threadIdx.x / HD;
+#pragma unroll
+    for (int i = 0; i < commvq_queries / code_parts<HD>; i++) {
+        const unsigned query = part + i * code_parts<HD>;
+        if (query < group) states.sums[(commvq_warps * group + query) * HD + c] = sums[i];
+    }
+    if (threadIdx.x < group) states.max_sum[commvq_warps * group + threadIdx.x] = state;
+}
+
+template <int HD, int CODES, bool TABLES>
+__global__ void __launch_bounds__(commvq_threads, 1)
+    attend_commvq_kernel(const __grid_constant__ struct attend_decode a, struct commvq_launch launch) {
+    using memory = commvq_memory<HD, CODES>;
+    extern __shared__ __align__(128) uint8_t shared[];
+    auto &queries = *reinterpret_cast<typename memory::queries_memory *>(shared);
+    uint8_t *const rest = shared + memory::queries;
+    const unsigned warp = threadIdx.x / 32, lane = lane_id();
+    struct share s;
+    if (!share_of(a, blockIdx.x, blockIdx.y, blockIdx.z, s)) return;
+    take_heads(s, launch.first_query, commvq_queries);
+
+    const size_t place = (size_t)a.layer * a.heads.kv_heads + s.head;
+    const struct commvq_view &keys = static_cast<const struct commvq_view *>(a.learned[0])[place];
+    const struct additive_view &values = static_cast<const struct additive_view *>(a.learned[1])[place];
+    const uint32_t angles = shared_address(rest), tables = angles + memory::angles;
+    if (TABLES)
+        for (uint32_t i = 16 * threadIdx.x; i < launch.tables; i += 16 * commvq_threads) copy_async<16>(tables + i, keys.rows + i);
+    commit_copies();
+    uint32_t first, end;
+    share_pages(s, first, end);
+    const uint32_t n = end - first, begin = first + n * warp / commvq_warps, pages = first + n * (warp + 1) / commvq_warps - begin;
+    const struct listed_pages listed = listed_from(s, begin, 1);
+    page_ring ring;
+    ring.listed = listed, ring.n = pages, ring.depth = launch.depth;
+    ring.place = a.places + place;
+    ring.bytes[0] = a.page_bytes[0], ring.bytes[1] = a.page_bytes[1];
+    ring.base = tables + (TABLES ? launch.tables : 0) + warp * ring.depth * (ring.bytes[0] + ring.bytes[1]);
+    ring.start();
+    prepare_angles<HD>(a, rest);
+    prepare_powers<HD>(a, s, keys, queries.powers);
+    prepare_queries<HD, 1, commvq_warps>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window);
+    prepare_queries<HD, 1, commvq_warps>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.exact);
+    if (TABLES) wait_copies<0>();
+    __syncthreads();
+
+    running<1> running;
+    float codes[CODES / 16][1][4] = {};
+    clear_running(running);
+    const column_slopes<1> slopes = slopes_of<1>(a, s);
+    const table_rows rows = {tables, keys.rows};
+    struct page_of_lane of_lane;
+#pragma unroll 1
+    for (uint32_t page = 0; page < pages; page++) {
+        if (page % 32 == 0) of_lane.load(listed, min(page + lane, pages - 1), a.rows[s.row].first);
+        const uint32_t from = of_lane.first_of(page);
+        const uint64_t live = of_lane.read_of(page, from, s.position);
+        const float factor[1][2] = {{1, 1}};
+        float x[4][1][4] = {}, rise[1][2];
+        uint32_t w[4][1][2];
+        {
+            page_queries<HD> own;
+            rotate_to_page<HD>(a, s, keys, queries.powers, from, own);
+            ring.wait();
+            score_page<HD, TABLES>(keys, rows, ring.slot(page, 0), angles, queries.powers, own, x);
+        }
+        __syncwarp();
+        ring.ask(page + ring.depth, 0);
+        finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - s.position), live);
+        if (weigh(x, running, rise, w)) scale_sums(codes, rise);
+        ring.wait();
+        weigh_bits(ring.slot(page, 1), w);
+        add_codes<CODES>(ring.slot(page, 1), w, codes);
+        __syncwarp();
+        ring.ask(page + ring.depth, 1);
+    }
+    wait_copies<0>();
+    finish_running(running);
+    __syncthreads(); /* angles, tables and rings are no longer read */
+    store_codes<CODES>(*reinterpret_cast<code_sums<CODES> *>(rest), running, codes);
+    __syncthreads();
+    float of_pages[commvq_queries * HD / commvq_threads];
+    float2 state_of_pages;
+    finish_codes<HD, CODES>(values, rest, of_pages, state_of_pages);
+
+    float acc[HD / 16][1][4] = {};
+    clear_running(running);
+    attend_rows<HD>(a, s, warp * s.parts + s.part, commvq_warps * s.parts, queries.exact, queries.window, slopes,
+                    shared_address(rest) + warp * 2 * half_rows<HD>::bytes, running, acc);
+    finish_running(running);
+    __syncthreads(); /* nor rows */
+    const partials<HD> states = partials_at<HD>(rest, commvq_warps + 1, s.group);
+    store_running(states, warp, s.group, running);
+    store_sums(states, warp, s.group, acc);
+    store_pages<HD>(states, s.group, of_pages, state_of_pages);
+    __syncthreads();
+    finish_share<HD, commvq_threads>(a, s, states, commvq_warps + 1, rest + memory::states);
+}
+
+/* ---- Launches */
+
+template <int HD, int CODES, bool TABLES>
+cudaError_t launch_tables(const struct attend_decode *a, struct commvq_launch launch, uint32_t room, cudaStream_t stream) {
+    using memory = commvq_memory<HD, CODES>;
+    const auto kernel = attend_commvq_kernel<HD, CODES, TABLES>;
+    const uint32_t page = commvq_warps * (a->page_bytes[0] + a->page_bytes[1]),
+                   before = memory::angles + (TABLES ? launch.tables : 0);
+    for (launch.depth = 4; launch.depth > 1 && memory::queries + before + launch.depth * page > room;) launch.depth /= 2;
+    uint32_t bytes = before + launch.depth * page;
+    bytes = memory::queries + (bytes > memory::after ? bytes : memory::after);
+    if (bytes > room) return cudaErrorInvalidConfiguration;
+    const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (result != cudaSuccess) return result;
+    kernel<<<dim3(a->splits, a->heads.kv_heads, a->n_rows), commvq_threads, bytes, stream>>>(*a, launch);
+    return cudaGetLastError();
+}
+
+/* Launches with tables in shared memory where there is room for them beside rings of a page, a launch for each eight queries. */
+template <int HD, int CODES> cudaError_t launch_codes(const struct attend_decode *a, cudaStream_t stream) {
+    using memory = commvq_memory<HD, CODES>;
+    const uint32_t room = (uint32_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+                   group = a->heads.query_heads / a->heads.kv_heads;
+    struct commvq_launch launch = {0, HD / a->centroid[0].width * (a->centroid[0].bits / COMMVQ_BITS) * COMMVQ_ENTRIES * COMMVQ_ROW,
+                                   0};
+    const uint32_t least = memory::queries + memory::angles + launch.tables + commvq_warps * (a->page_bytes[0] + a->page_bytes[1]);
+    const bool tables = HD < 256 && least <= room;
+    cudaError_t result = cudaSuccess;
+    for (; launch.first_query < group && result == cudaSuccess; launch.first_query += commvq_queries)
+        result = tables                  ? launch_tables < HD, CODES,
+        HD<256>(a, launch, room, stream) : launch_tables<HD, CODES, false>(a, launch, room, stream);
+    return result;
+}
+
+template <int HD> cudaError_t launch_commvq(const struct attend_decode *a, cudaStream_t stream) {
+    return a->centroid[1].bits == HD ? launch_codes<HD, HD>(a, stream) : launch_codes<HD, 2 * HD>(a, stream);
+}
+
+#endif

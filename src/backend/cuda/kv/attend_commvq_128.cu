@@ -1,0 +1,5 @@
+#include "backend/cuda/kv/attend_commvq.cuh"
+
+cudaError_t attend_commvq_128(const struct attend_decode *attend, cudaStream_t stream) {
+    return launch_commvq<128>(attend, stream);
+}

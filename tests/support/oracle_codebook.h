@@ -1,0 +1,13 @@
+/* The codebook of an oracle whose method learns. */
+#ifndef TESTS_SUPPORT_ORACLE_CODEBOOK_H
+#define TESTS_SUPPORT_ORACLE_CODEBOOK_H
+
+#include "support/cache_oracle.h"
+
+/* Whether a side's codes are whatever the codec itself finds: tests of the codec hold its pages to what they should be. */
+static inline bool oracle_codec_decides(const struct codec *codec) { return codec->learner > CODEC_LEARNS_KMEANS; }
+
+/* Makes the codebook that the method reads: centroids drawn as the keys and values are, or random parameters. */
+void oracle_make_codebook(struct oracle *o);
+
+#endif
