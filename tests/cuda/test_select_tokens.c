@@ -188,7 +188,7 @@ static void check_head(struct attend_sample *sample, uint32_t row, uint32_t head
 }
 
 static void choose(struct attend_sample *sample, const float *q) {
-    const struct select_tokens select = {sample->attend, selection};
+    const struct select_tokens select = {.attend = sample->attend, .to = selection};
     assert_int_equal(select_tokens_launch(&select, cuda_codec_of(CODEC_TRANSFORM)->score, device_stream()), cudaSuccess);
     for (uint32_t row = 0; row < SEQUENCES; row++)
         for (uint32_t head = 0; head < sample->kv_heads && sample->sequences[row].tokens_read; head++)
