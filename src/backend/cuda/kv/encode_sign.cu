@@ -103,22 +103,24 @@ static __device__ void find_centroids(const fit_job &job, const float *mean, dou
 static __device__ void find_alpha(const fit_job &job, const float *mean, uint32_t *most, float *alpha) {
     for (uint32_t c = threadIdx.x; c <= job.hd; c += FIT_THREADS) most[c] = 0;
     __syncthreads();
+    float own[WIDTH] = {0};
     for (size_t chunk = job.slot; job.slot < job.slots && chunk < job.chunks(); chunk += job.slots)
         job.each_row(chunk, [&](const float(&x)[WIDTH]) {
-            for (uint32_t i = 0; i < WIDTH; i++) { /* bits order as magnitudes do */
-                const float own = fabsf(x[i] - mean[WIDTH * job.group + i]);
-                if (own > __uint_as_float(most[WIDTH * job.group + i]))
-                    atomicMax(&most[WIDTH * job.group + i], __float_as_uint(own));
+            for (uint32_t i = 0; i < WIDTH; i++) {
+                const float size = fabsf(x[i] - mean[WIDTH * job.group + i]);
+                own[i] = size > own[i] ? size : own[i];
             }
         });
+    for (uint32_t i = 0; i < WIDTH && job.slot < job.slots; i++) /* bits order as magnitudes do */
+        atomicMax(&most[WIDTH * job.group + i], __float_as_uint(own[i]));
     __syncthreads();
     for (uint32_t c = threadIdx.x; c < job.hd; c += FIT_THREADS) atomicMax(&most[job.hd], most[c]);
     __syncthreads();
     const float largest = __uint_as_float(most[job.hd]);
     const float least = largest > 0 && largest < INFINITY ? fmaxf(largest * LEAST_ALPHA, 1e-30f) : 1;
     for (uint32_t c = threadIdx.x; c < job.hd; c += FIT_THREADS) {
-        const float own = __uint_as_float(most[c]);
-        alpha[c] = own > least && own < INFINITY ? own : least;
+        const float size = __uint_as_float(most[c]);
+        alpha[c] = size > least && size < INFINITY ? size : least;
     }
 }
 

@@ -203,7 +203,7 @@ cudaError_t select_tokens_launch(const struct select_tokens *select, score_launc
     struct select_tokens means = *select;
     means.attend.q = means.attend.q_exact = select->to.q;
     means.attend.heads.query_heads = a->heads.kv_heads;
-    means.attend.shared_lists = true;
+    means.attend.shared_lists = true, means.attend.lists_written = false;
     if (result == cudaSuccess) result = score(&means, stream);
     return result == cudaSuccess ? launch_early(select_tokens_kernel, shares, dim3(THREADS), bytes, stream, *select) : result;
 }
