@@ -23,19 +23,23 @@ RUNS = ("test_cuda_evict_emulated", "codes_are_evicted*")
 KEPT = ("test_cuda_evict_emulated", "the_best_of_a_prompt*")
 STREAM = ("test_cuda_evict_emulated", "streaming_equals*")
 KERNELS = ("test_attend_decode_emulated", "codecs_heads*")
+ANCHORS = ("test_cuda_anchors_emulated", "attention_reads*")
+ALIBI = ("test_cuda_anchors_emulated", "alibi*")
+SCORES = ("test_anchor_kernels_emulated", "*")
+REPLACED = ("test_cuda_mat_emulated", "tokens_one_by_one*")
 FAULTS = (  # file, text that occurs once in it, what takes its place, the test, the fault; FAULT is 1 where it is on, else 0
     (KV + "attend_transform.cuh", "unit, gain, mean)", "unit, gain, FAULT ? 0 : mean)", METHODS, "terse-N: the mean of keys is zero"),
     (KV + "attend_transform.cuh", "- zero) * unit", "- (FAULT ? 0 : zero)) * unit", METHODS, "terse-N: levels of keys are not centred"),
     (KV + "attend_transform.cuh", "weight * gain_of(codes[i / 4], i % 4, readers.gain_least, readers.gain_step)", "weight * (FAULT ? 1 : gain_of(codes[i / 4], i % 4, readers.gain_least, readers.gain_step))", METHODS, "terse-N: gains of values are left out"),
-    (KV + "attend_transform_runs.cuh", "sine = first ? angle.y : -angle.y", "sine = first != FAULT ? angle.y : -angle.y", METHODS, "terse-N: queries are rotated the wrong way"),
+    (KV + "attend_transform_runs.cuh", "sine = first ? turns.of[i].y : -turns.of[i].y", "sine = first != FAULT ? turns.of[i].y : -turns.of[i].y", METHODS, "terse-N: queries are rotated the wrong way"),
     (KV + "attend_transform_kernel.cuh", "LEVEL_ZERO * r.gained[n]", "(FAULT ? 0 : LEVEL_ZERO) * r.gained[n]", METHODS, "terse-N: levels of values are not centred"),
-    (KV + "attend_transform_kernel.cuh", "values.mean[channel] * total.y", "(FAULT ? 0 : values.mean[channel]) * total.y", METHODS, "terse-N: the mean of values is zero"),
+    (KV + "attend_transform_merge.cuh", "mean[k] * total.y", "(FAULT ? 0 : mean[k]) * total.y", METHODS, "terse-N: the mean of values is zero"),
     (KV + "attend_scaled.cuh", "-K::zero_code(a.codec[0]) * sum", "-(FAULT ? 0 : K::zero_code(a.codec[0])) * sum", METHODS, "q4_0: codes of keys are not centred"),
     (KV + "attend_scaled.cuh", "const float offset = V::offset(codec);", "const float offset = FAULT ? 0 : V::offset(codec);", METHODS, "q4_0 and kivi: values without their zero points"),
     (KV + "attend_scaled.cuh", "mma(zero[h][n], z0, z0, z1, z1, own.x, own.y);", "if (!FAULT) mma(zero[h][n], z0, z0, z1, z1, own.x, own.y);", METHODS, "kivi: keys without their zero points"),
     (KV + "attend_centroids.cuh", "if (keys.normalized) apply_gains(", "if (keys.normalized && !FAULT) apply_gains(", METHODS, "antkv: keys without their gains"),
     (KV + "attend_centroids.cuh", "in_runs ? from / ROPE_RUN_TOKENS : 0", "in_runs ? (from + FAULT * PAGE_TOKENS) / ROPE_RUN_TOKENS : 0", METHODS, "cq: the last page of a rope run is read in the next one's frame"),
-    (KV + "attend_common.cuh", "first = (uint32_t)(n * s.part / s.parts);", "first = (uint32_t)(n * s.part / s.parts) - (FAULT && s.part > 0);", PARTS, "the last page of a split-K part is read by the next part, too"),
+    (KV + "attend_common.cuh", "first = s.first_page + (uint32_t)(n * s.part / s.parts);", "first = s.first_page + (uint32_t)(n * s.part / s.parts) - (FAULT && s.part > 0);", PARTS, "the last page of a split-K part is read by the next part, too"),
     (KV + "attend_common.cuh", "sums.x * a + more.x * b", "sums.x * a + more.x * (FAULT ? a : b)", METHODS, "partial states are merged with the wrong weight"),
     (KV + "attend_common.cuh", "into.y * a + from.y * b", "FAULT ? into.y + from.y : into.y * a + from.y * b", METHODS, "sums of exponentials are merged without their maxima"),
     (KV + "append.cu", "place_of(s, a.heads, a.layer, head, 1, query.position)", "place_of(s, a.heads, a.layer, head, 1, query.position + FAULT)", METHODS, "new values lie a row too far in the window"),
@@ -47,13 +51,22 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     ("src/kv/cache.c", "base->n_anchors += plan->anchors;", "base->n_anchors += plan->anchors; if (FAULT && base->pages.n_sealed > 1) base->pages.sets[base->pages.n_sealed - 1] = base->pages.sets[base->pages.n_sealed - 2];", METHODS, "a page is read twice, another not at all"),
     (KV + "attend_common.cuh", "position + 1 - from;", "position + 1 + FAULT - from;", KERNELS, "a token behind the query is read of its page"),
     (KV + "attend_common.cuh", "s.position + 1 - first : 0", "s.position + 1 + FAULT - first : 0", METHODS, "a token behind the query is read of the window"),
-    (KV + "attend_common.cuh", "listed_from(s, 0, 1).set(0).first; }", "listed_from(s, 0, 1).set(0).first + FAULT * PAGE_TOKENS; }", RUNS, "terse-N: the first rope run that is left is read a page late"),
+    (KV + "attend_common.cuh", "listed_from(s, s.first_page, 1).set(0).first; }", "listed_from(s, s.first_page, 1).set(0).first + FAULT * PAGE_TOKENS; }", RUNS, "terse-N: the first rope run that is left is read a page late"),
     (KV + "append.cu", "query.position - (uint32_t)s.list.moved, q", "query.position - (FAULT ? 0 : (uint32_t)s.list.moved), q", STREAM, "streaming-N: the first tokens do not move up"),
     ("src/kv/read_lists.c", "masked < good && table->sets[masked].first < older", "masked < good && table->sets[masked].first + FAULT * PAGE_TOKENS < older", STREAM, "streaming-N: evicted tokens of a page are read"),
     (KV + "rank.cu", "pooled_of(r, head)[i] = sum / (float)(last - first + 1);", "pooled_of(r, head)[i] = FAULT ? scores_of(r, head)[i] : sum / (float)(last - first + 1);", KEPT, "snapkv-N: ranks are not averaged with the neighbours'"),
     (KV + "rank.cu", "a.y * expf(a.x - most) + b.y * expf(b.x - most)", "FAULT ? a.y + b.y : a.y * expf(a.x - most) + b.y * expf(b.x - most)", KEPT, "snapkv-N: weights are not a softmax"),
-    (KV + "kept.c", ".first_query = (uint32_t)(rows_before + first_ranking(cache)),", ".first_query = (uint32_t)(rows_before + (FAULT ? 0 : first_ranking(cache))),", KEPT, "snapkv-N: queries rank tokens that they do not all see"),
+    (KV + "kept.c", ".first_query = (uint32_t)(rows_before + cache->base.plan.ranking),", ".first_query = (uint32_t)(rows_before + (FAULT ? 0 : cache->base.plan.ranking)),", KEPT, "snapkv-N: queries rank tokens that they do not all see"),
     ("src/kv/read_lists.c", "(uint32_t)anchors : 0;", "(uint32_t)anchors - FAULT : 0;", KEPT, "snapkv-N: the last of the kept tokens is not read"),
+    (KV + "attend_common.cuh", "return anchored && entry.page < n_anchored", "return !FAULT && anchored && entry.page < n_anchored", ANCHORS, "anchors are read from their pages, too"),
+    (KV + "attend_common.cuh", "+= slopes.of[n][c] * apart;", "+= FAULT ? 0 : slopes.of[n][c] * apart;", ALIBI, "ALiBi takes anchors for the tokens of their rows' numbers"),
+    (KV + "anchor_rows.cu", "if (!(sides_of(a, head)[i] >> side & 1))", "if (!FAULT && !(sides_of(a, head)[i] >> side & 1))", ANCHORS, "rows of sides that are no anchors are zeros"),
+    (KV + "anchor_scores.cu", "*score = sum * error;", "*score = FAULT ? sum : sum * error;", ANCHORS, "anchors are chosen whatever their errors"),
+    (KV + "anchor_scores.cu", "fmaf(-weight, weight, weight), norm,", "fmaf(-weight, weight, weight), FAULT ? 1 : norm,", SCORES, "Anchor Scores of keys do not know the queries' norms"),
+    (KV + "victims.cu", "make_float2(angle.x, -angle.y)", "make_float2(angle.x, FAULT ? angle.y : -angle.y)", REPLACED, "mat-N: keys of tokens that leave are not rotated back"),
+    (KV + "victims.cu", "angle_at(v.rotary, first + i, pair)", "angle_at(v.rotary, first + i + FAULT, pair)", REPLACED, "mat-N: exact keys stand a position too far"),
+    (KV + "victims.cu", "c.logits[v.exact + t % (v.budget - v.exact)] = ", "c.logits[v.exact + (t + FAULT) % (v.budget - v.exact)] = ", REPLACED, "mat-N: a token's logit is kept as the next one's"),
+    (KV + "append.cu", "sum += x * key[c];", "sum += FAULT ? x : x * key[c];", REPLACED, "mat-N: logits are not those to token 0"),
 )
 
 SWITCH = """#ifndef _GNU_SOURCE

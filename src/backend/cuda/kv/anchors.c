@@ -1,5 +1,5 @@
-/* Chooses anchors in a step of its own kind, layer by layer: attention leaves what scores are computed from, pages are decoded again
- * some at a time, for their errors and then for the rows of sides that are no anchors. */
+/* Chooses anchors, layer by layer: attention leaves what scores are computed from, and pages are decoded again, some at a time, for
+ * their errors and then for the rows of sides that are no anchors. */
 #include "backend/cuda/kv/anchors.h"
 
 #include "backend/cuda/kv/anchor_rows.h"

@@ -1,5 +1,5 @@
 /* Declares anchors (AnTKV, section 3.3): tokens of a prompt whose keys or values stay exact beside their codes, chosen by Anchor
- * Score times error. Where a step chooses none, all of these return at once. */
+ * Score times error. Where a step chooses none, the functions of a step return at once. */
 #ifndef TERSE_BACKEND_CUDA_KV_ANCHORS_H
 #define TERSE_BACKEND_CUDA_KV_ANCHORS_H
 

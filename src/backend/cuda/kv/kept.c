@@ -7,7 +7,7 @@
 
 static size_t row_bytes(const struct cache *cache) { return cache->base.shape.head_dim * sizeof(device_half); }
 
-/* Returns how many rows n anchors take at most: two of a token's sides may both be anchors, or only one. */
+/* Returns how many rows n anchors of each side take at most: a token may be one of both sides, or of one alone. */
 static size_t rows_of(const struct method *method, size_t n) { return chooses_apart(method) ? 2 * n : n; }
 
 size_t kept_bytes(const struct cache_shape *shape, const struct method *method, size_t n, size_t pages) {

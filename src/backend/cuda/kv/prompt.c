@@ -205,7 +205,7 @@ static struct attend_prefill attention_of(const struct cache *cache, const struc
                                    .parts = cache->tables->prefill_parts};
 }
 
-/* Rotates queries in place and shows them to the choice by rank. */
+/* Rotates queries in place and shows them to the choices that follow from queries alone: by rank, and of exact rows. */
 static enum terse_status take_queries(const struct cache *cache, const struct kv_rows *rows, struct terse_error *error) {
     enum terse_status status = cache_check_queries(cache, rows->first, rows->count, error);
     if (status) return status;
