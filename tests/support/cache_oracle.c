@@ -542,8 +542,8 @@ static void take_kept(struct oracle *o, const struct move *move) {
     free(of_values);
 }
 
-/* Keys and queries are halves on a GPU, and so are the rows whose errors count. */
-#define ANCHOR_NEAR 2e-2
+/* Keys and queries are halves on a GPU, and so are the decoded rows whose errors count: their rounding is a thirtieth of what q8_0 errs. */
+static double anchors_near(const struct codec *codec) { return codec == &codec_q8_0 ? 6e-2 : 2e-2; }
 
 /* Takes from the cache which of a step's tokens are anchors: as many as should be, none for which score times error is less than for one that is
  * none. Their rows are exact again. */
@@ -555,6 +555,7 @@ static void take_anchors(struct oracle *o, const struct move *move) {
     for (size_t at = 0; at < 2 * o->setup.layers * heads; at++) {
         const uint32_t layer = (uint32_t)(at / heads / 2), head = (uint32_t)(at / 2 % heads);
         const int side = (int)(at % 2);
+        const double near = anchors_near(oracle_coding(o, side)->codec);
         double least = INFINITY, most = 0;
         assert_true(base->storage->anchor_tokens(o->cache, layer, head, side ? CODEC_VALUES : CODEC_KEYS, tokens));
         memset(chosen, 0, sealed * sizeof *chosen);
@@ -577,7 +578,7 @@ static void take_anchors(struct oracle *o, const struct move *move) {
                 most = fmax(most, rank);
         }
         o->worst_choice = fmax(o->worst_choice, 1 - least / most);
-        if (!(least >= most * (1 - ANCHOR_NEAR)))
+        if (!(least >= most * (1 - near)))
             fail_msg("%s layer %u KV head %u side %d: a token of %g is an anchor, one of %g is not", o->method.name, layer, head,
                      side, least, most);
         o->anchors += move->anchors;
