@@ -197,7 +197,7 @@ static void prompts_have_the_anchors_of_the_cpu(void **state) {
             }
         }
         printf("%s: %zu of %zu anchors are not the CPU's\n", codecs[c], different, all);
-        assert_true(different * 50 <= all);
+        assert_true(different * 20 <= all);
         for (int i = 0; i < 2; i++) oracle_free(both[i]);
     }
 }
