@@ -23,7 +23,7 @@ sanitize_fast = $(sanitize_fuzz) test_base test_gguf test_gguf_damage test_codeb
   test_tokenizer test_tokenizer_damage test_special_tokens test_chat test_sample test_method test_codec test_gain_shape test_sign test_index \
   test_linear test_transform test_transform_format test_transform_codec test_reference_models test_partial test_gather_tokens test_top_k test_sealing test_cache_memory
 
-.PHONY: all demo demo-real test test-all test-models sanitize sanitize-fast sanitize-threads sanitize-serve test-aarch64 check-format check-includes check-cuda bench install deb clean format help dependencies
+.PHONY: all demo demo-real test test-all test-models faults sanitize sanitize-fast sanitize-threads sanitize-serve test-aarch64 check-format check-includes check-cuda bench install deb clean format help dependencies
 
 all: dependencies
 	@$(call configure,$(BUILD),)
@@ -50,6 +50,12 @@ test-all: dependencies
 	@$(call configure,$(BUILD),$(if $(nvcc),-DTERSE_CUDA_EMULATED=ON))
 	@cmake --build $(BUILD) -j $(JOBS)
 	$(call ctest,$(BUILD))
+
+# Faults, planted one at a time, which the tests must find: those of the processor, and with the toolkit's headers those of the GPU.
+faults: dependencies
+	tests/faults/plant_faults.py cpu --build $(BUILD)-faults/cpu
+	@$(if $(nvcc),,echo 'No CUDA toolkit here: the faults of the backend cuda are left out.')
+	$(if $(nvcc),tests/faults/plant_faults.py cuda --build $(BUILD)-faults/cuda)
 
 # Public models against figures of other software, which are stored; with REFERENCE=1 these are made again first, by gigabytes of PyPI's packages.
 public_models = smollm2-135m qwen2.5-coder-0.5b gemma-3-270m
@@ -118,7 +124,7 @@ deb: dependencies
 	@cd $(BUILD)-deb && cpack -G DEB
 
 clean:
-	rm -rf $(BUILD) $(BUILD)-deb $(BUILD)-sanitize $(BUILD)-sanitize-clang $(BUILD)-threads $(BUILD)-aarch64 $(BUILD)-reference
+	rm -rf $(BUILD) $(BUILD)-deb $(BUILD)-sanitize $(BUILD)-sanitize-clang $(BUILD)-threads $(BUILD)-aarch64 $(BUILD)-reference $(BUILD)-faults
 
 # Other versions of clang-format lay out the same style differently.
 format:
@@ -146,6 +152,7 @@ help:
 	@echo 'make test            build and run all tests'
 	@echo 'make test-all        the same with the tests that take minutes each: where the CUDA toolkit is, all kernels of the GPU, run on the host'
 	@echo 'make test-models     fetch three public models (810 MB) and hold them to figures of other software, REFERENCE=1: made again'
+	@echo 'make faults          plant faults in codecs, policies and caches, and show that the tests find each of them'
 	@echo 'make sanitize        build and run all tests with AddressSanitizer and UBSan (build-sanitize/)'
 	@echo 'make sanitize-fast   the same for suites that take seconds'
 	@echo 'make sanitize-threads  the suites of threads and sessions with ThreadSanitizer (clang, build-threads/)'

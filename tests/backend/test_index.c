@@ -306,10 +306,12 @@ static void bounds_hold_and_are_tight(void **state) {
             size_t n = G == 3 ? 37 : 64;
             float *rows = make_keys(&random, n, hd, hd), *q = make_floats(G * hd);
             double mean[MOST_HD] = {0}, bounds[4];
-            void *tables = malloc(cpu_index_quest.table_bytes(hd)), *page = make_page(&index_quest, hd, NULL, rows, n);
+            void *tables = malloc(cpu_index_quest.table_bytes(hd)), *page;
             uint16_t scores[64];
             fill_floats(&random, FILL_NORMAL, q, G * hd);
             for (size_t i = 0; i < G * hd; i++) mean[i % hd] += (double)q[i] / (double)G;
+            for (size_t i = 0; i < n * hd && G == 2; i++) rows[i] += mean[i % hd] > 0 ? -8 : 8; /* then all bounds are negative */
+            page = make_page(&index_quest, hd, NULL, rows, n);
             cpu_index_quest.prepare(hd, NULL, q, G, tables);
             cpu_index_quest.scores(hd, tables, page, scores);
             double size = 0;

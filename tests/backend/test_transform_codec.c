@@ -2,6 +2,7 @@
  * gathered tokens decode to the same bits, and rows of no size or of a huge one do no harm. */
 #include "backend/cpu/codec/transform.h"
 #include "backend/cpu/kernels/vector/ops.h"
+#include "format/transform_codes.h"
 #include "format/transform_fit.h"
 #include "support/fit_oracle.h"
 
@@ -172,6 +173,66 @@ static void round_trips_have_the_error_of_their_bits(void **state) {
             assert_true(error / power > 0.5 * expected);
             free_sample(s);
         }
+    }
+}
+
+/* Makes a row have this size: the root of its components' mean square, which is its gain but for the codes' error. */
+static void resize_row(struct sample *s, size_t t, double gain) {
+    const float *mean = transform_of(s->shape).mean;
+    double square = 0;
+    for (size_t c = 0; c < s->hd; c++) square += pow((double)(s->rows[t * s->hd + c] - mean[c]), 2) / (double)s->hd;
+    for (size_t c = 0; c < s->hd; c++)
+        s->rows[t * s->hd + c] = mean[c] + (float)(gain / sqrt(square)) * (s->rows[t * s->hd + c] - mean[c]);
+}
+
+/* Rows of all sizes from 0.2 to 3, between the least and the most gain (0.1 and 4): keys keep their size, and the error of values is
+ * at right angles to what stands for them, as it is where their gain is the best. A gain is off by half a step, and gains are some
+ * tenths larger than sizes where few bits lose much of a row. */
+static void gains_keep_the_size_of_keys_and_are_best_for_values(void **state) {
+    (void)state;
+    for (double rate = 1; rate <= 4; rate *= 2) {
+        for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+            struct sample *s = new_sample(64, 0.95, rate, side);
+            const struct transform_fitted own = transform_of(s->shape);
+            float decoded[64 * 64];
+            for (size_t t = 0; t < 64; t++) resize_row(s, t, 0.2 + 2.8 * (double)t / 63);
+            cpu_codec_transform.encode(s->shape, side, s->rows, 64, s->page);
+            cpu_codec_transform.decode(s->shape, side, s->page, decoded);
+            for (size_t t = 0; t < 64; t++) {
+                double square = 0, cross = 0, power = 0;
+                for (size_t c = 0; c < 64; c++) {
+                    const double y = (double)(decoded[t * 64 + c] - own.mean[c]), x = (double)(s->rows[t * 64 + c] - own.mean[c]);
+                    square += y * y;
+                    cross += x * y;
+                    power += x * x;
+                }
+                const double gain = sqrt(power / 64), wanted = side == CODEC_KEYS ? sqrt(square * power) : cross;
+                assert_true(fabs(wanted / square - 1) < 0.6 * (double)transform_gain_step(&own) / gain + 2e-3);
+            }
+            free_sample(s);
+        }
+    }
+}
+
+/* Quads of 4 and of 8 bits have no path through the stream: each of their levels is the nearest to some of so many components. */
+static void every_level_of_whole_nibbles_is_written(void **state) {
+    (void)state;
+    for (double rate = 4; rate <= 8; rate += 4) {
+        struct sample *s = new_sample(64, 1, rate, CODEC_KEYS);
+        const uint8_t *codes = (const uint8_t *)s->page + PAGE_TOKENS;
+        assert_int_equal(s->layout.planes, rate / 4 * 64 / TRANSFORM_QUAD);
+        for (size_t p = 0; p < s->layout.planes; p++) assert_int_equal(transform_written(&s->layout.plane[p]), 4);
+        bool seen[2][2 * TRANSFORM_LEVEL_MAX + 1] = {{false}};
+        cpu_codec_transform.encode(s->shape, CODEC_KEYS, s->rows, 64, s->page);
+        for (size_t p = 0; p < s->layout.planes; p++)
+            for (size_t i = 0; i < 64 * TRANSFORM_QUAD; i++)
+                seen[p >= 64 / TRANSFORM_QUAD]
+                    [TRANSFORM_LEVEL_MAX + transform_level(&s->layout, &s->layout.plane[p], codes, CODEC_KEYS, i / TRANSFORM_QUAD,
+                                                           i % TRANSFORM_QUAD)] = true;
+        for (size_t p = 0; p < s->layout.planes; p += 64 / TRANSFORM_QUAD)
+            for (size_t code = 0; code < 16; code++)
+                assert_true(seen[p > 0][TRANSFORM_LEVEL_MAX + transform_levels[transform_table_of(&s->layout.plane[p])][code]]);
+        free_sample(s);
     }
 }
 
@@ -402,6 +463,8 @@ static void singular_bases_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(round_trips_have_the_error_of_their_bits),
+        cmocka_unit_test(gains_keep_the_size_of_keys_and_are_best_for_values),
+        cmocka_unit_test(every_level_of_whole_nibbles_is_written),
         cmocka_unit_test(scores_are_products_with_decoded_keys),
         cmocka_unit_test(ranks_are_scores_of_the_largest_components),
         cmocka_unit_test(sums_are_of_decoded_values),

@@ -17,7 +17,7 @@ static void fetch(void *to, const void *from, size_t bytes) {
 }
 
 /* Keys, values and queries are halves, and kivi's queries are rounded once more with its scales. Codes of transforms and centroids are the cache's own,
- * decoded by the CPU; test_cuda_states compares pages with the CPU's. emulation/plant_faults.py shows which faults the bound finds. */
+ * decoded by the CPU; test_cuda_states compares pages with the CPU's. tests/faults shows which faults the bound finds. */
 const struct backend_under_test *backend_under_test(void) {
     static struct backend_under_test cuda = {
         .name = "cuda", .allowed = 6e-3, .fetch = fetch, .head_dim = 64, .available = device_available};

@@ -75,6 +75,19 @@ static void others_do_not_wait(void **state) {
     assert_int_equal(part_at(&half, 0, 5000), 5000);
 }
 
+static void pages_are_sealed_as_soon_as_they_are_full(void **state) {
+    (void)state;
+    const struct method codes = make_method("q4_0", true), learned = make_method("terse-2", false);
+    for (int i = 0; i < 2; i++) {
+        const struct method *method = i ? &learned : &codes;
+        const size_t full = method->parameters.exact + method->tail_tokens + PAGE_TOKENS;
+        assert_int_equal(plan_at(method, 0, CACHE_STEP_PREFILL, full - 1).seal, 0);
+        assert_int_equal(plan_at(method, 0, CACHE_STEP_PREFILL, full).seal, 1);
+        assert_int_equal(plan_at(method, full - 1, CACHE_STEP_DECODE, 1).seal, 1);
+        assert_int_equal(plan_at(method, 0, CACHE_STEP_PREFILL, full + PAGE_TOKENS - 1).seal, 1);
+    }
+}
+
 /* With a learned profile only the step waits that brings the tokens to fit to; where pages were sealed before, none does. */
 static void a_learned_profile_serves_what_is_short(void **state) {
     static const struct {
@@ -167,6 +180,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_seal_nothing_before_there_are_enough_tokens),
         cmocka_unit_test(others_do_not_wait),
+        cmocka_unit_test(pages_are_sealed_as_soon_as_they_are_full),
         cmocka_unit_test(a_learned_profile_serves_what_is_short),
         cmocka_unit_test(prompts_are_cut_where_waiting_ends),
         cmocka_unit_test(a_prompts_plan_is_its_last_step),

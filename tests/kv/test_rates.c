@@ -148,6 +148,10 @@ static void sequences_come_down_together(void **state) {
         assert_true(ask(&budget, 1));
         check_order(longer);
         check_order(shorter);
+        /* Neither is lowered twice while the other has pages that have not been lowered once. */
+        for (uint32_t rate = 2; rate < RATES; rate++)
+            if (count_rate(longer, rate) + count_rate(shorter, rate))
+                assert_int_equal(count_rate(longer, rate - 2) + count_rate(shorter, rate - 2), 0);
         if (longest > least + LOWERED_SETS) assert_int_equal(shortest, least);
         if (longest < least) assert_true(shortest <= longest + LOWERED_SETS && longest <= shortest + LOWERED_SETS);
     }

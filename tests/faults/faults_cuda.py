@@ -1,39 +1,24 @@
-#!/usr/bin/env python3
-"""Plants faults into the caches of the GPU and shows that the tests of tests/kv find each of them.
-
-    plant_faults.py [--source FOLDER] [--build FOLDER] [NUMBER ...]
-
-Works in a copy of the source, so that nothing of it changes. All faults are built into it at once, each behind a switch, FAULT, that the environment
-turns on; then the programs run with emulated kernels, first without a fault, then with one at a time. Without faults a test must pass, with a fault it
-must fail. Takes some minutes on two cores. Exit status 1: a fault was not found."""
-
-import argparse
-import concurrent.futures
-import filecmp
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
+"""The faults of the backend cuda: plant_faults.py plants them. A test is a program, and which of its tests must find the fault."""
 
 KV = "src/backend/cuda/kv/"
-METHODS = ("test_cuda_cache_emulated", "every_method_equals*")  # a program, and those of its tests that must find the fault
-PARTS = ("test_cuda_cache_emulated", "every_method_is_read_in_parts")
-RUNS = ("test_cuda_evict_emulated", "codes_are_evicted*")
-KEPT = ("test_cuda_evict_emulated", "the_best_of_a_prompt*")
-STREAM = ("test_cuda_evict_emulated", "streaming_equals*")
-KERNELS = ("test_attend_decode_emulated", "codecs_heads*")
-ANCHORS = ("test_cuda_anchors_emulated", "attention_reads*")
-ALIBI = ("test_cuda_anchors_emulated", "alibi*")
-SCORES = ("test_anchor_kernels_emulated", "*")
-REPLACED = ("test_cuda_mat_emulated", "tokens_one_by_one*")
+METHODS = "test_cuda_cache_emulated every_method_equals*"
+PARTS = "test_cuda_cache_emulated every_method_is_read_in_parts"
+RUNS = "test_cuda_evict_emulated codes_are_evicted*"
+KEPT = "test_cuda_evict_emulated the_best_of_a_prompt*"
+STREAM = "test_cuda_evict_emulated streaming_equals*"
+KERNELS = "test_attend_decode_emulated codecs_heads*"
+ENCODE = "test_encode_transform_emulated"
+ANCHORS = "test_cuda_anchors_emulated attention_reads*"
+ALIBI = "test_cuda_anchors_emulated alibi*"
+SCORES = "test_anchor_kernels_emulated"
+REPLACED = "test_cuda_mat_emulated tokens_one_by_one*"
 FAULTS = (  # file, text that occurs once in it, what takes its place, the test, the fault; FAULT is 1 where it is on, else 0
     (KV + "attend_transform.cuh", "unit, gain, mean)", "unit, gain, FAULT ? 0 : mean)", METHODS, "terse-N: the mean of keys is zero"),
     (KV + "attend_transform.cuh", "- zero) * unit", "- (FAULT ? 0 : zero)) * unit", METHODS, "terse-N: levels of keys are not centred"),
     (KV + "attend_transform.cuh", "weight * gain_of(codes[i / 4], i % 4, readers.gain_least, readers.gain_step)", "weight * (FAULT ? 1 : gain_of(codes[i / 4], i % 4, readers.gain_least, readers.gain_step))", METHODS, "terse-N: gains of values are left out"),
     (KV + "attend_transform_runs.cuh", "sine = first ? turns.of[i].y : -turns.of[i].y", "sine = first != FAULT ? turns.of[i].y : -turns.of[i].y", METHODS, "terse-N: queries are rotated the wrong way"),
     (KV + "attend_transform_kernel.cuh", "LEVEL_ZERO * r.gained[n]", "(FAULT ? 0 : LEVEL_ZERO) * r.gained[n]", METHODS, "terse-N: levels of values are not centred"),
-    (KV + "attend_transform_merge.cuh", "mean[k] * total.y", "(FAULT ? 0 : mean[k]) * total.y", METHODS, "terse-N: the mean of values is zero"),
+    (KV + "attend_transform_merge.cuh", "float sum = mean[k] * total.y", "float sum = (FAULT ? 0 : mean[k]) * total.y", METHODS, "terse-N: the mean of values is zero"),
     (KV + "attend_scaled.cuh", "-K::zero_code(a.codec[0]) * sum", "-(FAULT ? 0 : K::zero_code(a.codec[0])) * sum", METHODS, "q4_0: codes of keys are not centred"),
     (KV + "attend_scaled.cuh", "const float offset = V::offset(codec);", "const float offset = FAULT ? 0 : V::offset(codec);", METHODS, "q4_0 and kivi: values without their zero points"),
     (KV + "attend_scaled.cuh", "mma(zero[h][n], z0, z0, z1, z1, own.x, own.y);", "if (!FAULT) mma(zero[h][n], z0, z0, z1, z1, own.x, own.y);", METHODS, "kivi: keys without their zero points"),
@@ -58,6 +43,11 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (KV + "rank.cu", "a.y * expf(a.x - most) + b.y * expf(b.x - most)", "FAULT ? a.y + b.y : a.y * expf(a.x - most) + b.y * expf(b.x - most)", KEPT, "snapkv-N: weights are not a softmax"),
     (KV + "kept.c", ".first_query = (uint32_t)(rows_before + cache->base.plan.ranking),", ".first_query = (uint32_t)(rows_before + (FAULT ? 0 : cache->base.plan.ranking)),", KEPT, "snapkv-N: queries rank tokens that they do not all see"),
     ("src/kv/read_lists.c", "(uint32_t)anchors : 0;", "(uint32_t)anchors - FAULT : 0;", KEPT, "snapkv-N: the last of the kept tokens is not read"),
+    (KV + "attend_transform_runs.cuh", "make_float4(plane.scale * step[0], ", "make_float4((FAULT ? 1 : plane.scale) * step[0], ", METHODS, "terse-N: a plane's weight is left out of keys"),
+    (KV + "attend_transform_kernel.cuh", "factor * own.scale[p], sums", "factor * (FAULT ? 1 : own.scale[p]), sums", METHODS, "terse-N: a plane's weight is left out of values"),
+    (KV + "rank.cu", "expf(x[i][j] - whole.x) * whole.y;", "(FAULT && m % (r.heads.query_heads / r.heads.kv_heads) ? 0 : expf(x[i][j] - whole.x) * whole.y);", KEPT, "snapkv-N: of the group only the first query head ranks tokens"),
+    (KV + "encode_transform.cu", "(uint8_t)(code < 255 ? code : 255) : 0;", "(uint8_t)(code < (FAULT ? 127 : 255) ? code : FAULT ? 127 : 255) : 0;", ENCODE, "terse-N: the upper half of gains is cut off"),
+    (KV + "encode_transform.cu", "roundf((gain - view.gain_least) / view.gain_step)", "roundf((gain - (FAULT ? 0 : view.gain_least)) / view.gain_step)", ENCODE, "terse-N: gains are counted from 0"),
     (KV + "attend_common.cuh", "return anchored && entry.page < n_anchored", "return !FAULT && anchored && entry.page < n_anchored", ANCHORS, "anchors are read from their pages, too"),
     (KV + "attend_common.cuh", "+= slopes.of[n][c] * apart;", "+= FAULT ? 0 : slopes.of[n][c] * apart;", ALIBI, "ALiBi takes anchors for the tokens of their rows' numbers"),
     (KV + "anchor_rows.cu", "if (!(sides_of(a, head)[i] >> side & 1))", "if (!FAULT && !(sides_of(a, head)[i] >> side & 1))", ANCHORS, "rows of sides that are no anchors are zeros"),
@@ -68,95 +58,3 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (KV + "victims.cu", "c.logits[v.exact + t % (v.budget - v.exact)] = ", "c.logits[v.exact + (t + FAULT) % (v.budget - v.exact)] = ", REPLACED, "mat-N: a token's logit is kept as the next one's"),
     (KV + "append.cu", "sum += x * key[c];", "sum += FAULT ? x : x * key[c];", REPLACED, "mat-N: logits are not those to token 0"),
 )
-
-SWITCH = """#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#include <stdlib.h>
-static inline int fault_is(int number) {
-    static int planted = -1;
-    if (planted < 0) planted = getenv("PLANTED_FAULT") ? atoi(getenv("PLANTED_FAULT")) : 0;
-    return planted == number;
-}
-"""
-
-
-def sh(*command, **options):
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
-
-
-def plant(source):
-    texts = {}
-    for number, (name, text, instead, _, _) in enumerate(FAULTS, 1):
-        if name not in texts:
-            with open(os.path.join(source, name), encoding="utf-8") as file:
-                texts[name] = file.read()
-        if texts[name].count(text) != 1:
-            sys.exit(f"plant_faults.py: {name} has {texts[name].count(text)} times: {text}")
-        texts[name] = texts[name].replace(text, instead.replace("FAULT", f"fault_is({number})"))
-    return texts
-
-
-def copy_source(source, folder):
-    """Copies what differs, with the faults: a second run builds nothing anew that is the same."""
-    texts = plant(source)
-
-    def refresh(a, b):
-        text = texts.get(os.path.relpath(a, source))
-        if text is None:
-            if not os.path.exists(b) or not filecmp.cmp(a, b, shallow=False):
-                shutil.copy(a, b)
-            return b
-        if not os.path.exists(b) or open(b, encoding="utf-8").read() != text:
-            with open(b, "w", encoding="utf-8") as file:
-                file.write(text)
-        return b
-
-    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("build*", ".git"), copy_function=refresh, dirs_exist_ok=True)
-
-
-def build(folder, programs):
-    switch = os.path.join(folder, "fault.h")
-    if not os.path.exists(switch):
-        with open(switch, "w", encoding="utf-8") as file:
-            file.write(SWITCH)
-    flags = [f"-DCMAKE_{language}_FLAGS=-include {switch}" for language in ("C", "CXX")]
-    done = sh("cmake", "-S", os.path.join(folder, "source"), "-B", folder, "-DTERSE_CUDA=OFF", "-DTERSE_CUDA_EMULATED=ON", *flags)
-    if done.returncode:
-        sys.exit("plant_faults.py: it cannot be configured:\n" + done.stdout[-2000:])
-    done = sh("cmake", "--build", folder, "-j", str(os.cpu_count()), "--target", *programs)
-    if done.returncode:
-        sys.exit("plant_faults.py: it does not build:\n" + done.stdout[-2000:])
-
-
-def passes(folder, test, number=0):
-    program = os.path.join(folder, "bin", test[0])
-    return sh(program, test[1], timeout=1800, env={**os.environ, "PLANTED_FAULT": str(number)}).returncode == 0
-
-
-def main():
-    here = os.path.dirname(os.path.abspath(__file__))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", default=os.path.realpath(os.path.join(here, "..", "..", "..")))
-    parser.add_argument("--build", help="a folder to keep, so that a second run builds less")
-    parser.add_argument("numbers", nargs="*", type=int, help="faults to plant, from 1 on; all")
-    given = parser.parse_args()
-    chosen = given.numbers or range(1, len(FAULTS) + 1)
-    tests = sorted({FAULTS[number - 1][3] for number in chosen})
-    with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        folder = given.build or os.path.join(scratch, "build")
-        copy_source(os.path.realpath(given.source), os.path.join(folder, "source"))
-        build(folder, sorted({program for program, _ in tests}))
-        for test, passed in zip(tests, pool.map(lambda test: passes(folder, test), tests)):
-            if not passed:
-                sys.exit(f"plant_faults.py: {test[0]} {test[1]} fails without a fault")
-        found = 0
-        for number, passed in zip(chosen, pool.map(lambda number: passes(folder, FAULTS[number - 1][3], number), chosen)):
-            found += not passed
-            print(f"{number:3}  {'NOT FOUND' if passed else 'found'}  {FAULTS[number - 1][4]}", flush=True)
-        print(f"{found} of {len(chosen)} faults were found")
-    sys.exit(found != len(chosen))
-
-
-if __name__ == "__main__":
-    main()
