@@ -118,6 +118,8 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
     e->budget.most = options->kv_budget ? options->kv_budget : UINT64_MAX;
     status = thread_pool_new(options->threads, &e->pool, error);
     if (!status) status = engine_run(e, load_executor, e, error);
+    if (!status && ranks->ranks > 1 && !ranks->rank) status = lead_new(ranks, &e->lead, error);
+    e->prefixes.lead = e->lead;
     if (status)
         terse_engine_free(e);
     else
@@ -149,6 +151,7 @@ const char *terse_engine_device(const struct terse_engine *engine) { return engi
 void terse_engine_free(struct terse_engine *engine) {
     if (!engine) return;
     prefix_index_clear(&engine->prefixes);
+    lead_free(engine->lead);
     engine->backend.executor->unload(engine->executor);
     terse_codebook_free(engine->weight_profile);
     thread_pool_free(engine->pool);

@@ -39,8 +39,19 @@ rank_refuses() {
     [ ! -s "$work/out" ] || fail "2 ranks: $*: results after a refusal: $(cat "$work/out")"
 }
 rank_refuses 'mat-64 evicts tokens' run -p 'The old man' -n 2 --kv mat-64
-rank_refuses 'terse serve: 2 ranks cannot' serve
-rank_refuses 'standard input' run -f - -n 2
+rank_refuses 'terse calibrate: 2 ranks cannot' calibrate -f "$work/text" -o "$work/codebook.gguf"
+
+# Standard input is rank 0's.
+works run -f "$work/text" -n 8 --temp 0 -t 1 --kv q8_0
+cp "$work/out" "$work/alone"
+timeout 120 mpirun --oversubscribe -n 2 "$terse" run -f - -n 8 --temp 0 -t 1 --kv q8_0 <"$work/text" >"$work/out" 2>"$work/all" || fail "standard input: $(cat "$work/all")"
+cmp "$work/out" "$work/alone" || fail "standard input: another text than that of one process"
+printf 'Hello\nAnd now?\n' | timeout 120 mpirun --oversubscribe -n 2 "$terse" run -cnv -n 4 --temp 0 -t 1 --kv q8_0 >"$work/out" 2>"$work/all" || fail "-cnv: $(cat "$work/all")"
+[ -s "$work/out" ] || fail "-cnv: no replies: $(cat "$work/all")"
+
+# The table of a measurement is printed once, with the shares of rank 0.
+ranks 2 bench --kv q8_0,terse-4 -p 64 -n 4 -r 1 -d 1024 -t 1
+[ "$status" -eq 0 ] && [ "$(grep -c '^| q8_0 .*tg4 @ d1024' "$work/out")" -eq 1 ] || fail "bench: exit $status: $(cat "$work/out" "$work/all")"
 
 # One that fails alone says which it is, once, and ends all.
 status=0
