@@ -77,8 +77,6 @@ static int check_options(const struct run *run) {
     if (run->system && run->state) return complain("-sys goes before the first message of a chat, which --state has read already");
     for (size_t i = 0; i < run->reverse.n; i++)
         if (!*run->reverse.text[i]) return complain("-r takes some text");
-    if (console_ranks() > 1 && (run->state || run->save_state))
-        return complain("--state and --save-state: the session of %u ranks cannot be saved or loaded", console_ranks());
     if (run->conversation && run->file && strcmp(run->file, "-") == 0)
         return complain("-f - and -cnv both read standard input: give the text as a file");
     if (run->state && run->file && in_chat)

@@ -146,6 +146,25 @@ static void destroy(struct follower *f, uint64_t number) {
     *followed = f->caches[--f->n_caches];
 }
 
+static enum terse_status load(const struct follower *f, const struct order *order, const char *path, struct terse_error *error) {
+    const struct followed *followed = find(f, order->cache);
+    struct state_file *file;
+    if (!followed) return unknown(order, error);
+    enum terse_status status = state_file_open(path, &file, error);
+    if (status) return status;
+    if (state_file_checksum(file) != order->seed)
+        status =
+            status_fail(error, TERSE_E_ARGUMENT, "%s: is another file than that of rank 0: put the same one in its place", path);
+    if (!status) status = parts_load(followed->cache, file, error);
+    state_file_close(file); /* the cache owns it too, if it has pages in it */
+    return status;
+}
+
+static enum terse_status give_pages(const struct follower *f, const struct order *order, struct terse_error *error) {
+    const struct followed *followed = find(f, order->cache);
+    return followed ? parts_save_share(followed->cache, error) : unknown(order, error);
+}
+
 static enum terse_status fill(const struct follower *f, const struct order *order, struct terse_error *error) {
     const struct followed *followed = find(f, order->cache);
     if (!followed) return unknown(order, error);
@@ -256,6 +275,8 @@ static enum terse_status obey(void *user, struct terse_error *error) {
     switch ((enum order_kind)order->kind) {
     case ORDER_FORK: agree(f, fork_cache(f, order, &own), &own); break;
     case ORDER_FILL: agree(f, fill(f, order, &own), &own); break;
+    case ORDER_LOAD: agree(f, load(f, order, *o->data, &own), &own); break;
+    case ORDER_SAVE: return give_pages(f, order, error);
     case ORDER_RENEW: return renew(f, order, error);
     case ORDER_DESTROY: destroy(f, order->cache); break;
     case ORDER_TRUNCATE:

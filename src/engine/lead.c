@@ -6,6 +6,7 @@
 #include "format/codebook.h"
 #include "kv/parts.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -134,6 +135,25 @@ enum terse_status lead_fill(struct lead *lead, const struct kv_ops *kv, struct c
     pthread_mutex_unlock(&lead->mutex);
     if (status) (void)lead_truncate(lead, cache, before, NULL);
     return status;
+}
+
+void lead_save(struct lead *lead, const struct cache *cache, struct state_writer *writer) {
+    if (lead) pthread_mutex_lock(&lead->mutex);
+    const bool told = !lead || !send(lead, (struct order){.kind = ORDER_SAVE, .cache = number_of(cache)}, NULL, NULL);
+    if (told)
+        parts_save(cache, writer);
+    else
+        state_writer_fail(writer, EIO);
+    if (lead) pthread_mutex_unlock(&lead->mutex);
+}
+
+enum terse_status lead_load(struct lead *lead, struct cache *cache, struct state_file *file, struct terse_error *error) {
+    const char *name = state_file_name(file);
+    enum terse_status status = parts_load(cache, file, error);
+    if (status || !lead) return status;
+    const struct order order = {
+        .kind = ORDER_LOAD, .bytes = (uint32_t)strlen(name) + 1, .cache = number_of(cache), .seed = state_file_checksum(file)};
+    return tell_and_agree(lead, order, name, error);
 }
 
 void lead_reset(struct lead *lead, struct cache *cache) {

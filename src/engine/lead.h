@@ -11,6 +11,8 @@
 #include "dist/collective.h"
 
 struct lead;
+struct state_file;   /* kv/state_file.h */
+struct state_writer; /* the same */
 
 enum terse_status lead_new(struct collective *ranks, struct lead **lead, struct terse_error *error);
 /* Lets the others end; accepts NULL. */
@@ -27,6 +29,9 @@ enum terse_status lead_fork(struct lead *lead, const struct cache *from, struct 
 enum terse_status lead_truncate(struct lead *lead, struct cache *cache, uint64_t n, struct terse_error *error);
 enum terse_status lead_fill(struct lead *lead, const struct kv_ops *kv, struct cache *cache, size_t n, uint64_t seed,
                             struct terse_error *error);
+/* May be called beside work on other caches, which then waits. */
+void lead_save(struct lead *lead, const struct cache *cache, struct state_writer *writer);
+enum terse_status lead_load(struct lead *lead, struct cache *cache, struct state_file *file, struct terse_error *error);
 void lead_reset(struct lead *lead, struct cache *cache);
 void lead_destroy(struct lead *lead, struct cache *cache);
 

@@ -16,6 +16,8 @@ enum order_kind {
     ORDER_TRUNCATE, /* to n tokens */
     ORDER_RESET,    /* the cache */
     ORDER_FILL,     /* n random tokens of `seed`; agreed on */
+    ORDER_SAVE,     /* give the pages of the cache to rank 0, which saves it */
+    ORDER_LOAD,     /* the cache, which is new, from the file of the order's name, of checksum `seed`; agreed on */
     ORDER_STEP, /* begin a step of n parts and compute it to its end; brings order_part[n], then their tokens; agreed on when it has begun */
     ORDER_BEGIN,   /* the same, and do no more; the cache of the first part names the pass */
     ORDER_ADVANCE, /* the pass, by a piece */

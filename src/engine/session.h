@@ -61,8 +61,6 @@ void session_identity(const struct terse_session *session, char text[METHOD_IDEN
 
 /* Checks that no prompt is under way and the session is not damaged; otherwise most calls are refused. */
 enum terse_status session_check_idle(const struct terse_session *session, struct terse_error *error);
-/* Refuses to do `what` ("be saved") where pages are dealt to several ranks. */
-enum terse_status session_check_alone(const struct terse_engine *engine, const char *what, struct terse_error *error);
 /* Breaks off the prompt that may be under way, which leaves the session as it was before; not on the driver thread. */
 void session_drop_prompt(struct terse_session *session);
 

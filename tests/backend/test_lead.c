@@ -4,6 +4,7 @@
 #include "engine/session.h"
 #include "support/fixture_model.h"
 #include "support/session_steps.h"
+#include "support/temporary.h"
 #include "support/thread_ranks.h"
 #include "terse_calibrate.h"
 
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -45,6 +47,7 @@ struct job {
     struct terse_error errors[THREAD_RANKS_MOST]; /* of the first call that failed on each rank */
     float logits[ROWS][VOCABULARY];
     size_t n;
+    const char *path;                /* of a saved state */
     struct collective_counters step; /* of the last decoding step of one token */
     uint64_t left;                   /* rank 1's bytes of caches when all has ended */
 };
@@ -230,6 +233,85 @@ static void a_token_takes_one_order(void **state) {
     terse_model_free(model);
 }
 
+/* ---- Saved states */
+
+static bool save(struct job *job, struct terse_engine *engine, struct terse_session *session) {
+    (void)engine;
+    return read_prompt(job, session, 0, job->prompt) && !terse_session_save(session, job->path, job->errors);
+}
+
+/* Goes on where a saved session was, and is saved again as it is loaded. */
+static bool load(struct job *job, struct terse_engine *engine, struct terse_session *session) {
+    struct terse_session *loaded = NULL;
+    bool good = !terse_session_load(engine, &job->options, job->path, &loaded, job->errors) && note(job, loaded) &&
+                !terse_session_save(loaded, job->path, job->errors) && decode(job, loaded, 9, 5) &&
+                (strcmp(job->options.cache.method, "antkv-1") == 0 || read_prompt(job, loaded, 30, 150)) &&
+                decode(job, loaded, 5, 2);
+    (void)session;
+    terse_session_free(loaded);
+    return good;
+}
+
+static uint8_t *bytes_of(const char *path, size_t *n) {
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, 0, SEEK_END), 0);
+    *n = (size_t)ftell(file);
+    rewind(file);
+    uint8_t *bytes = malloc(*n);
+    assert_true(bytes && fread(bytes, 1, *n, file) == *n);
+    fclose(file);
+    return bytes;
+}
+
+/* A first prompt is read without exchanges, so what ranks save of it is what one process saves, bit for bit, whoever has loaded it before. */
+static void states_are_those_of_one_process(void **state) {
+    static const struct {
+        const char *model, *method;
+        size_t prompt;
+    } rows[] = {{"qwen3", "f16", 700},   {"qwen3", "q8_0", 900},     {"qwen3", "terse-2", 2400}, {"qwen3", "antkv-1", 700},
+                {"gemma3", "q8_0", 700}, {"deepseek2", "q8_0", 700}, {"qwen3next", "q8_0", 700}};
+    char path[TEMPORARY_PATH];
+    (void)state;
+    temporary_template("lead", path);
+    const int file = mkstemp(path);
+    assert_true(file >= 0);
+    close(file);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct terse_model *model = fixture_model(rows[i].model);
+        struct terse_codebook *codebook;
+        struct job *job = job_of(model, rows[i].method, &codebook), *alone = malloc(sizeof *alone);
+        size_t n, n_alone;
+        assert_non_null(alone);
+        job->path = path;
+        job->prompt = rows[i].prompt;
+        job->work = save;
+        run_job(job, 1);
+        uint8_t *want = bytes_of(path, &n_alone);
+        job->work = load;
+        run_job(job, 1);
+        *alone = *job;
+        for (uint32_t ranks = 3; ranks >= 2; ranks--) {
+            job->work = ranks == 3 ? save : load; /* that of 3 is loaded by 2 */
+            run_job(job, ranks);
+            uint8_t *got = bytes_of(path, &n);
+            assert_int_equal(n, n_alone);
+            assert_memory_equal(got, want, n);
+            free(got);
+        }
+        assert_int_equal(job->n, alone->n);
+        for (size_t r = 0; r < job->n; r++) {
+            const double apart = logits_apart(job->logits[r], alone->logits[r], VOCABULARY);
+            if (apart > WEIGHTS) fail_msg("%s, %s: row %zu is %g of the largest apart", rows[i].model, rows[i].method, r, apart);
+        }
+        free(want);
+        free(alone);
+        free_job(job, codebook);
+        terse_model_free(model);
+    }
+    remove(path);
+}
+
 /* ---- What fails on one rank */
 
 static bool exceed_elsewhere(struct job *job, struct terse_engine *engine, struct terse_session *session) {
@@ -273,6 +355,7 @@ static void rank_0_cannot_follow(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(ranks_follow_all_that_is_done), cmocka_unit_test(a_token_takes_one_order),
+                                       cmocka_unit_test(states_are_those_of_one_process),
                                        cmocka_unit_test(a_budget_spent_elsewhere_refuses_the_prompt),
                                        cmocka_unit_test(rank_0_cannot_follow)};
     return cmocka_run_group_tests(tests, make_tokens, NULL);

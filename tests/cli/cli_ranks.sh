@@ -49,6 +49,15 @@ cmp "$work/out" "$work/alone" || fail "standard input: another text than that of
 printf 'Hello\nAnd now?\n' | timeout 120 mpirun --oversubscribe -n 2 "$terse" run -cnv -n 4 --temp 0 -t 1 --kv q8_0 >"$work/out" 2>"$work/all" || fail "-cnv: $(cat "$work/all")"
 [ -s "$work/out" ] || fail "-cnv: no replies: $(cat "$work/all")"
 
+# A state is the same whoever saves it, and any number of ranks goes on with it.
+works run -f "$work/text" -n 0 -t 1 --kv terse-2 --save-state "$work/state1"
+works run --state "$work/state1" -p ' and' -n 8 --temp 0 -t 1 --kv terse-2
+cp "$work/out" "$work/alone"
+ranks 3 run -f "$work/text" -n 0 -t 1 --kv terse-2 --save-state "$work/state3"
+[ "$status" -eq 0 ] && cmp "$work/state1" "$work/state3" || fail "--save-state: exit $status: $(cat "$work/all")"
+ranks 2 run --state "$work/state3" -p ' and' -n 8 --temp 0 -t 1 --kv terse-2
+[ "$status" -eq 0 ] && cmp "$work/out" "$work/alone" || fail "--state: exit $status: $(cat "$work/out" "$work/all")"
+
 # The table of a measurement is printed once, with the shares of rank 0.
 ranks 2 bench --kv q8_0,terse-4 -p 64 -n 4 -r 1 -d 1024 -t 1
 [ "$status" -eq 0 ] && [ "$(grep -c '^| q8_0 .*tg4 @ d1024' "$work/out")" -eq 1 ] || fail "bench: exit $status: $(cat "$work/out" "$work/all")"

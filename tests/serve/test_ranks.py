@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 import unittest
 
@@ -57,6 +58,24 @@ class RanksTest(unittest.TestCase):
         self.assertEqual(replies(ranks), want)
         os.kill(ranks.rank(0), signal.SIGTERM)
         self.assertEqual(ranks.wait(), 0, ranks.rest)
+
+    def test_what_ranks_have_read_one_process_need_not_read_again(self):
+        question = {"messages": ask_about(document(4712)), "max_tokens": 24, "temperature": 0}
+        with tempfile.TemporaryDirectory() as folder:
+            ranks = Ranks(*OPTIONS, "--state-dir", folder)
+            first = ranks.post("/v1/chat/completions", question)[2]
+            # A state is saved by another thread, beside replies.
+            others = [ranks.chat("Tell me of the sea and of ships, number %d." % i, max_tokens=24) for i in range(4)]
+            self.assertTrue(all(other["choices"] for other in others))
+            os.kill(ranks.rank(0), signal.SIGTERM)
+            self.assertEqual(ranks.wait(), 0, ranks.rest)
+            for kind in (Server, Ranks):
+                server = kind(*OPTIONS, "--state-dir", folder)
+                again = server.post("/v1/chat/completions", question)[2]
+                self.assertGreater(again["usage"]["prompt_tokens_details"]["cached_tokens"], 500)
+                self.assertEqual(again["choices"][0]["message"], first["choices"][0]["message"])
+                os.kill(server.rank(0) if kind is Ranks else server.process.pid, signal.SIGTERM)
+                self.assertEqual(server.wait(), 0, server.rest)
 
     def test_a_killed_rank_ends_the_server(self):
         ranks = Ranks(*OPTIONS)
