@@ -49,6 +49,7 @@ struct job {
     size_t n;
     const char *path;                /* of a saved state */
     struct collective_counters step; /* of the last decoding step of one token */
+    uint64_t prompt_gathers;         /* of a prompt */
     uint64_t left;                   /* rank 1's bytes of caches when all has ended */
 };
 
@@ -213,22 +214,29 @@ static void ranks_follow_all_that_is_done(void **state) {
     terse_model_free(model);
 }
 
-/* Of a token rank 0 sends one order and its outcome beside what layers exchange: docs/distributed.md. */
-static bool decode_one(struct job *job, struct terse_engine *engine, struct terse_session *session) {
-    (void)engine;
-    return read_prompt(job, session, 0, job->prompt) && decode(job, session, 0, 1);
+/* Of a token rank 0 sends one order and its outcome beside what layers exchange. A prompt of two panels is shared by two ranks: in each layer but the
+ * last, of which the last token alone is wanted, they gather the hidden states, as many pieces of a panel as there are ranks. All by
+ * docs/distributed.md. */
+static bool count_exchanges(struct job *job, struct terse_engine *engine, struct terse_session *session) {
+    const uint64_t before = engine->ranks->counters.gathers;
+    if (!read_prompt(job, session, 0, job->prompt)) return false;
+    job->prompt_gathers = engine->ranks->counters.gathers - before;
+    return decode(job, session, 0, 1);
 }
 
-static void a_token_takes_one_order(void **state) {
+static void exchanges_are_as_many_as_documented(void **state) {
     (void)state;
     struct terse_model *model = fixture_model("qwen3");
     struct terse_codebook *codebook;
     struct job *job = job_of(model, "q8_0", &codebook);
-    job->work = decode_one;
-    run_job(job, 3);
     const struct cache_shape shape = cache_shape_of(model, MOST);
-    assert_int_equal(job->step.broadcasts, 1);
-    assert_int_equal(job->step.gathers, shape.layers + 1);
+    job->work = count_exchanges;
+    for (uint32_t ranks = 2; ranks <= 3; ranks++) {
+        run_job(job, ranks);
+        assert_int_equal(job->step.broadcasts, 1);
+        assert_int_equal(job->step.gathers, shape.layers + 1);
+        assert_int_equal(job->prompt_gathers, (shape.layers - 1) * ranks + 1);
+    }
     free_job(job, codebook);
     terse_model_free(model);
 }
@@ -354,9 +362,9 @@ static void rank_0_cannot_follow(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(ranks_follow_all_that_is_done), cmocka_unit_test(a_token_takes_one_order),
-                                       cmocka_unit_test(states_are_those_of_one_process),
-                                       cmocka_unit_test(a_budget_spent_elsewhere_refuses_the_prompt),
-                                       cmocka_unit_test(rank_0_cannot_follow)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_follow_all_that_is_done), cmocka_unit_test(exchanges_are_as_many_as_documented),
+        cmocka_unit_test(states_are_those_of_one_process), cmocka_unit_test(a_budget_spent_elsewhere_refuses_the_prompt),
+        cmocka_unit_test(rank_0_cannot_follow)};
     return cmocka_run_group_tests(tests, make_tokens, NULL);
 }
