@@ -68,6 +68,11 @@ timeout 60 mpirun --oversubscribe -n 1 "$terse" run -p a -n 2 : -n 1 "$terse" ru
 sed '/^---/,/^---/d' "$work/all" >"$work/err"
 [ "$status" -eq 1 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '^terse run: rank 1: .*missing.gguf' "$work/err" || fail "rank 1 fails alone: exit $status: $(cat "$work/all")"
 
+# Ranks of other kernels, which would exchange otherwise, are refused.
+status=0
+timeout 60 mpirun --oversubscribe -n 1 "$terse" run -p a -n 2 : -n 1 env TERSE_CPU=scalar "$terse" run -p a -n 2 >"$work/out" 2>"$work/all" </dev/null || status=$?
+[ "$status" -eq 1 ] && grep -q 'rank 1 computes with kernels for scalar' "$work/all" || fail "other kernels: exit $status: $(cat "$work/all")"
+
 # A rank that is killed ends all, without what it would have written.
 mpirun --oversubscribe -n 3 "$terse" run -f "$work/text" -n -1 --ignore-eos --temp 0 -t 1 --kv q8_0 -c 8192 --allow-longer-context \
     >"$work/out" 2>"$work/err" </dev/null &

@@ -290,6 +290,7 @@ static enum terse_status load(const struct terse_model *model, const struct kv_o
 }
 
 const struct executor_ops cpu_executor_ops = {.available = cpu_check,
+                                              .kernels = terse_cpu_name,
                                               .load = load,
                                               .unload = unload,
                                               .weight_profile = weight_profile_new,

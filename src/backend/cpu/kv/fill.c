@@ -52,11 +52,18 @@ static void copy_pages(const struct cache *cache, const struct page_set *from, u
     }
 }
 
-/* Returns a page set before n_sealed that is a source for the i-th, which is here. */
+/* Returns how many sealed pages of a KV head there are before they may repeat: of pages that are dealt to ranks, each has some. */
+static size_t distinct_pages(const struct cache *cache) {
+    const struct collective *ranks = cache->base.shape.ranks;
+    return DISTINCT * (ranks ? ranks->ranks : 1);
+}
+
+/* Returns the page set that the i-th, which is here, repeats: one of the first distinct ones that is here. */
 static const struct page_set *source_of(const struct cache *cache, size_t i) {
     const struct block_table *pages = &cache->base.pages;
-    size_t at = i % DISTINCT;
-    while (!page_set_is_here(&pages->sets[at])) at = (at + 1) % pages->n_sealed;
+    const size_t distinct = distinct_pages(cache);
+    size_t at = i % distinct;
+    while (!page_set_is_here(&pages->sets[at])) at = (at + 1) % distinct;
     return &pages->sets[at];
 }
 
@@ -106,7 +113,7 @@ static void copy_layers(const struct cache *cache) {
 /* Returns whether the step's pages may be copies: they may if none of these tokens stays in the window; `left` tokens come after
  * them. */
 static bool may_repeat(const struct cache *cache, size_t left) {
-    return cache->base.pages.n_sealed >= DISTINCT && left >= (size_t)cache->base.method.tail_tokens + PAGE_TOKENS;
+    return cache->base.pages.n_sealed >= distinct_pages(cache) && left >= (size_t)cache->base.method.tail_tokens + PAGE_TOKENS;
 }
 
 /* ---- Filling */
