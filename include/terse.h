@@ -389,9 +389,9 @@ struct terse_engine_options {
     /* "cpu" (also NULL); another backend, such as "cuda", by libterse-NAME.so; "gpu": the first that there is; "auto": a GPU where
      * one serves the model, else the processor. */
     const char *device;
-    /* The pages of KV caches are dealt to the ranks of the MPI job that this process belongs to (docs/distributed.md). All ranks make the
-     * same calls with the same arguments, and terse_session_sample returns rank 0's choice to all. What is told of a cache is told of this
-     * rank's. A rank that gives up after a failure ends by _exit, not by exit, at which it would wait for the others. */
+    /* The pages of KV caches are dealt to the ranks of the MPI job that this process belongs to (docs/distributed.md), each of which makes one such
+     * engine, of the same model. Rank 0 uses its engine as any other; what is told of a cache is told of rank 0's share. The other ranks call
+     * terse_engine_follow. A rank that gives up after a failure ends by _exit, not by exit, at which it would wait for the others. */
     bool over_ranks;
 };
 TERSE_API struct terse_engine_options terse_engine_options_defaults(void);
@@ -400,6 +400,8 @@ TERSE_API void terse_job(uint32_t *rank, uint32_t *ranks);
 /* Makes an engine. The model must outlive it, and it its sessions. `options` may be NULL. Callbacks run on the caller's thread. */
 TERSE_API enum terse_status terse_engine_new(const struct terse_model *model, const struct terse_engine_options *options,
                                              struct terse_engine **engine, struct terse_error *error);
+/* Computes, on a rank other than 0, what rank 0's engine does with its sessions, until that is freed. */
+TERSE_API enum terse_status terse_engine_follow(struct terse_engine *engine, struct terse_error *error);
 TERSE_API void terse_engine_free(struct terse_engine *engine);
 TERSE_API uint64_t terse_engine_kv_bytes(const struct terse_engine *engine); /* taken now, as kv_budget counts them */
 TERSE_API uint32_t terse_engine_threads(const struct terse_engine *engine);

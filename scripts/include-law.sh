@@ -32,7 +32,7 @@ src/method: base/ gguf/ format/ model/ method/
 src/kv: base/ dist/ gguf/ format/ model/ method/ kv/
 src/backend: base/ gguf/ text/ format/ model/ method/ kv/ backend/*
 src/engine: base/ dist/ gguf/ text/ format/ model/ method/ kv/ backend/* engine/
-src/backend/cpu: base/ gguf/ text/ format/ model/ method/ kv/ backend/* backend/cpu/
+src/backend/cpu: base/ dist/ gguf/ text/ format/ model/ method/ kv/ backend/* backend/cpu/
 src/backend/cpu/kv: base/ dist/ gguf/ format/ model/ method/ kv/ backend/* backend/cpu/gemm.h backend/cpu/cap.h backend/cpu/partial.h backend/cpu/piece.h backend/cpu/codec/ backend/cpu/kernels/ backend/cpu/kv/
 src/backend/cpu/codec: base/ gguf/ format/ backend/cpu/codec/ backend/cpu/kernels/
 src/backend/cpu/kernels: base/ gguf/ format/ backend/cpu/kernels/

@@ -77,10 +77,6 @@ static int check_options(const struct run *run) {
     if (run->system && run->state) return complain("-sys goes before the first message of a chat, which --state has read already");
     for (size_t i = 0; i < run->reverse.n; i++)
         if (!*run->reverse.text[i]) return complain("-r takes some text");
-    if (console_ranks() > 1 && run->conversation)
-        return complain("-cnv: %u ranks cannot chat together: give a text", console_ranks());
-    if (console_ranks() > 1 && (run->state || run->save_state))
-        return complain("--state and --save-state: the session of %u ranks cannot be saved or loaded", console_ranks());
     if (run->conversation && run->file && strcmp(run->file, "-") == 0)
         return complain("-f - and -cnv both read standard input: give the text as a file");
     if (run->state && run->file && in_chat)
@@ -163,8 +159,7 @@ static int choose_model(struct run *run) {
 static int read_file(struct run *run) {
     bool nothing = !run->conversation && !run->file && !run->prompt && (!run->state || run->chat);
     if (nothing && !isatty(STDIN_FILENO)) run->file = "-";
-    if (run->file && strcmp(run->file, "-") == 0 && console_ranks() > 1)
-        return complain("standard input is read by one of %u ranks alone: give the text with -p TEXT or -f FILE", console_ranks());
+    if (!console_is_first()) return EXIT_OK; /* rank 0 reads it */
     int status = run->file ? text_read(run->file, &run->text, &run->n_text) : EXIT_OK;
     if (status == EXIT_OK && nothing && !run->n_text)
         return complain("nothing to read: give -p TEXT, -f FILE or both, a text at standard input, or -cnv to chat");

@@ -157,7 +157,8 @@ static int check_options(struct serve *serve, int *socket_fd) {
     if (status == EXIT_OK) status = setup_check_codebook(&serve->setup);
     if (status == EXIT_OK && serve->state_dir) status = store_check("--state-dir", serve->state_dir);
     if (status == EXIT_OK && serve->slot_folder) status = store_check("--slot-save-path", serve->slot_folder);
-    if (status == EXIT_OK && (*socket_fd = http_listen(serve->host, (uint16_t)serve->port)) < 0) status = EXIT_FAILED;
+    if (status == EXIT_OK && console_is_first() && (*socket_fd = http_listen(serve->host, (uint16_t)serve->port)) < 0)
+        status = EXIT_FAILED;
     return status;
 }
 

@@ -48,6 +48,11 @@ void console_begin(const char *command) {
     signal(SIGPIPE, SIG_IGN);
 }
 
+void console_ignore_signals(void) {
+    signal(SIGINT, SIG_IGN);
+    signal(SIGTERM, SIG_IGN);
+}
+
 bool console_interrupted(void) { return stop_signal != 0; }
 
 /* Lets Ctrl-C pressed twice stop the reply, not the conversation: an impatient user means only the reply. */

@@ -14,6 +14,8 @@ void console_begin(const char *command);
  * theirs alone. */
 uint32_t console_ranks(void);
 bool console_is_first(void);
+/* Leaves it to rank 0 to end this rank, which does not end by SIGINT or SIGTERM then. */
+void console_ignore_signals(void);
 /* Flushes and closes stdout. Returns `status`, or after a full disk or a closed pipe EXIT_FAILED, with a line on stderr. */
 int console_end(int status);
 

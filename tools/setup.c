@@ -130,14 +130,6 @@ enum terse_status setup_try_load(struct setup *setup, struct terse_error *error)
     return status;
 }
 
-int setup_load(struct setup *setup) {
-    struct terse_error error;
-    if (setup_try_load(setup, &error) != TERSE_OK) return complain_error(&error);
-    if (setup->lock && mlockall(MCL_CURRENT))
-        remark("--mlock: memory cannot be locked: %s: raise the limit (ulimit -l)", strerror(errno));
-    return EXIT_OK;
-}
-
 /* Chooses the device from --device or -ngl, which is llama.cpp's way to say it. */
 static int choose_device(const struct setup *setup, const char **device) {
     *device = setup->device;
@@ -173,6 +165,25 @@ int setup_engine(struct setup *setup) {
         failed = terse_engine_new(setup->model, &options, &setup->engine, &error);
     }
     return failed ? complain_error(&error) : EXIT_OK;
+}
+
+/* Ends this process, of a rank other than 0, when rank 0's work is done: it follows. */
+_Noreturn static void follow(struct setup *setup) {
+    struct terse_error error;
+    console_ignore_signals();
+    int status = setup_engine(setup);
+    if (status == EXIT_OK && terse_engine_follow(setup->engine, &error) != TERSE_OK) status = complain_error(&error);
+    setup_free(setup);
+    exit(console_end(status));
+}
+
+int setup_load(struct setup *setup) {
+    struct terse_error error;
+    if (setup_try_load(setup, &error) != TERSE_OK) return complain_error(&error);
+    if (setup->lock && mlockall(MCL_CURRENT))
+        remark("--mlock: memory cannot be locked: %s: raise the limit (ulimit -l)", strerror(errno));
+    if (!console_is_first()) follow(setup);
+    return EXIT_OK;
 }
 
 const char *setup_device(const struct setup *setup) {

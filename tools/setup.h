@@ -60,7 +60,7 @@ bool setup_names_model(const char *argument);
 
 /* Sets the library's defaults. The options point into *setup, which must stay where it is. */
 void setup_init(struct setup *setup);
-/* Loads the model at model_path. Returns an exit status. */
+/* Loads the model at model_path. Returns an exit status. On a rank other than 0 it does not return: the rank computes what rank 0 does, and ends. */
 int setup_load(struct setup *setup);
 /* Does the same without a message: *error says why it failed. */
 enum terse_status setup_try_load(struct setup *setup, struct terse_error *error);

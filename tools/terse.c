@@ -13,12 +13,11 @@
 
 static const struct command commands[] = {
     {"run", "terse run", "continue a text, answer a question, or chat", cmd_run, true},
-    {"serve", "terse serve", "the OpenAI API over one engine, for many clients at once", cmd_serve, false},
+    {"serve", "terse serve", "the OpenAI API over one engine, for many clients at once", cmd_serve, true},
     {"perplexity", "terse perplexity", "perplexity and KL divergence over a text, through the real cache", cmd_perplexity, true},
-    {"compare", "terse compare", "which of two KV methods is better on a text, and whether the text decides it", cmd_compare,
-     false},
-    {"tune", "terse tune", "choose a model's KV method, by divergence, bytes and speed that are measured here", cmd_tune, false},
-    {"bench", "terse bench", "tokens per second at depth, beside the machine's memory bandwidth", cmd_bench, false},
+    {"compare", "terse compare", "which of two KV methods is better on a text, and whether the text decides it", cmd_compare, true},
+    {"tune", "terse tune", "choose a model's KV method, by divergence, bytes and speed that are measured here", cmd_tune, true},
+    {"bench", "terse bench", "tokens per second at depth, beside the machine's memory bandwidth", cmd_bench, true},
     {"inspect", "terse inspect", "what is in a GGUF file, and what its KV cache costs", cmd_inspect, true},
     {"calibrate", "terse calibrate", "learn a KV method's codebook for a model", cmd_calibrate, false},
 };

@@ -24,8 +24,8 @@ int version_print(void) {
     bool fails[N_BACKENDS];
     printf("terse %s (kernels for %s)\n", terse_version(), terse_cpu_name());
     setup_init(&setup);
-    int status = setup_load(&setup);
-    if (status != EXIT_OK) return status;
+    struct terse_error error;
+    if (setup_try_load(&setup, &error) != TERSE_OK) return complain_error(&error);
     printf("backends:");
     for (int i = 0; i < N_BACKENDS; i++) {
         fails[i] = try_backend(&setup, backends[i], &errors[i]) != TERSE_OK;

@@ -139,6 +139,8 @@ struct executor_ops {
     /* Returns TERSE_OK if this machine has what the backend needs (a processor's instructions, a device); the message says what is
      * missing. */
     enum terse_status (*available)(struct terse_error *error);
+    /* Returns the name of the kernels that this machine computes with, where there are several: ranks must have the same. NULL: there is one kind. */
+    const char *(*kernels)(void);
     /* Returns TERSE_OK if such models, with weights of such types, are computed; TERSE_E_UNSUPPORTED says why not. NULL: all are. */
     enum terse_status (*supports)(const struct terse_model *model, struct terse_error *error);
     /* Takes a model that is supported, which outlives the executor, in the form in which it is computed; steps reach caches through `kv`. `threads`

@@ -23,7 +23,7 @@ struct collective_ops {
     /* Writes all[ranks][bytes], the own[bytes] of every rank, in the order of ranks. TERSE_E_IO: a rank is lost. */
     enum terse_status (*gather)(const struct collective *ranks, const void *own, size_t bytes, void *all,
                                 struct terse_error *error);
-    /* Makes data[bytes] of every rank those of rank 0. */
+    /* Makes data[bytes] of every rank those of rank 0. A rank may wait for it long, without work for its processor. */
     enum terse_status (*broadcast)(const struct collective *ranks, void *data, size_t bytes, struct terse_error *error);
 };
 

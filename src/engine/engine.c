@@ -7,7 +7,9 @@
 #include "base/options.h"
 #include "kv/lower.h"
 
+#include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,6 +100,39 @@ enum terse_status engine_backend(const struct terse_model *model, const char *de
     return status && try ? engine_backend(model, NULL, backend, error) : status;
 }
 
+/* What ranks must have in common: kernels, by which steps are cut and so exchanges are as many, and the model. */
+struct rank_kind {
+    uint64_t model; /* its fingerprint */
+    char kernels[24];
+};
+
+static enum terse_status compare_ranks(const struct collective *ranks, const struct rank_kind *all, struct terse_error *error) {
+    for (uint32_t rank = 1; rank < ranks->ranks; rank++) {
+        if (strcmp(all[rank].kernels, all[0].kernels) != 0)
+            return status_fail(
+                error, TERSE_E_UNSUPPORTED,
+                "rank %u computes with kernels for %s, rank 0 with those for %s: set TERSE_CPU to the lesser of them for all", rank,
+                all[rank].kernels, all[0].kernels);
+        if (all[rank].model != all[0].model)
+            return status_fail(error, TERSE_E_ARGUMENT,
+                               "rank %u has another model (fingerprint %016" PRIx64 ") than rank 0 (%016" PRIx64
+                               "): give all the same",
+                               rank, all[rank].model, all[0].model);
+    }
+    return TERSE_OK;
+}
+
+static enum terse_status check_ranks(struct collective *ranks, const struct executor_ops *ops, const struct terse_model *model,
+                                     struct terse_error *error) {
+    struct rank_kind own = {.model = model->fingerprint}, *all = memory_array(ranks->ranks, sizeof *all);
+    if (!all) return status_no_memory(error, ranks->ranks * sizeof *all, "an exchange between ranks");
+    snprintf(own.kernels, sizeof own.kernels, "%s", ops->kernels ? ops->kernels() : "");
+    enum terse_status status = collective_gather(ranks, &own, sizeof own, all, error);
+    if (!status) status = compare_ranks(ranks, all, error);
+    memory_free(all);
+    return status;
+}
+
 enum terse_status engine_new(const struct backend *backend, const struct terse_model *model,
                              const struct terse_engine_options *options, struct terse_engine **engine, struct terse_error *error) {
     const struct terse_engine_options defaults = terse_engine_options_defaults();
@@ -107,6 +142,7 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
     if (!status) status = check_serves(backend, model, error);
     struct collective *ranks = &collective_local;
     if (!status && options->over_ranks) status = collective_open(&ranks, error);
+    if (!status && ranks->ranks > 1) status = check_ranks(ranks, backend->executor, model, error);
     if (status) return status;
     struct terse_engine *e = calloc(1, sizeof *e);
     if (!e) return status_no_memory(error, sizeof *e, "an engine");
@@ -118,6 +154,8 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
     e->budget.most = options->kv_budget ? options->kv_budget : UINT64_MAX;
     status = thread_pool_new(options->threads, &e->pool, error);
     if (!status) status = engine_run(e, load_executor, e, error);
+    if (!status && ranks->ranks > 1 && !ranks->rank) status = lead_new(ranks, &e->lead, error);
+    e->prefixes.lead = e->lead;
     if (status)
         terse_engine_free(e);
     else
@@ -149,6 +187,7 @@ const char *terse_engine_device(const struct terse_engine *engine) { return engi
 void terse_engine_free(struct terse_engine *engine) {
     if (!engine) return;
     prefix_index_clear(&engine->prefixes);
+    lead_free(engine->lead);
     engine->backend.executor->unload(engine->executor);
     terse_codebook_free(engine->weight_profile);
     thread_pool_free(engine->pool);

@@ -5,6 +5,7 @@
 #include "backend/backend.h"
 #include "base/thread_pool.h"
 #include "dist/collective.h"
+#include "engine/lead.h"
 #include "engine/prefix_index.h"
 
 /* An engine_batch is the memory of a step of many sessions: step.c. */
@@ -20,6 +21,7 @@ struct terse_engine {
     struct thread_pool *pool; /* everything that computes runs on its driver thread */
     struct executor *executor;
     struct collective *ranks;              /* one rank, unless terse_engine_options.over_ranks */
+    struct lead *lead;                     /* of rank 0 of several; NULL: nobody follows */
     struct terse_codebook *weight_profile; /* NULL until a session needs it */
     struct engine_batch batch;
     double prompt_seconds; /* that a step goes on with prompts */
@@ -44,6 +46,11 @@ enum terse_status engine_weight_profile(struct terse_engine *engine, const struc
 
 /* Returns the shape of caches of the engine's sequences of up to `context` tokens. */
 struct cache_shape engine_cache_shape(const struct terse_engine *engine, uint32_t context);
+
+/* Returns the executor as passes reach it that others may compute as well. */
+static inline struct led engine_led(const struct terse_engine *engine) {
+    return (struct led){engine->backend.executor, engine->executor, engine->lead};
+}
 
 /* Runs a call that may fail on the engine's driver thread. */
 enum terse_status engine_run(struct terse_engine *engine, enum terse_status (*call)(void *user, struct terse_error *error),

@@ -6,8 +6,8 @@
 
 #include <string.h>
 
-void prefix_free(struct prefix *prefix) {
-    parts_destroy(prefix->cache);
+static void prefix_free(const struct prefix_index *index, const struct prefix *prefix) {
+    lead_destroy(index->lead, prefix->cache);
     memory_free(prefix->tokens);
 }
 
@@ -72,7 +72,7 @@ static bool leaves_before(const struct prefix_index *index, const struct prefix 
 }
 
 static void forget(struct prefix_index *index, size_t at) {
-    prefix_free(&index->prefixes[at]);
+    prefix_free(index, &index->prefixes[at]);
     index->prefixes[at] = index->prefixes[--index->n];
 }
 
@@ -94,7 +94,7 @@ bool prefix_index_drop_next(struct prefix_index *index, uint64_t due) {
     }
     const uint64_t own = next ? prefix_index_due(index, next) : 0;
     if (!next || (!next->passed && own <= due && own != PREFIX_NEVER)) return false;
-    parts_destroy(next->cache);
+    lead_destroy(index->lead, next->cache);
     next->cache = NULL;
     if (next->passed)
         forget(index, (size_t)(next - index->prefixes));
@@ -123,9 +123,9 @@ size_t prefix_index_drop(struct prefix_index *index, const int32_t *tokens, size
 }
 
 void prefix_index_clear(struct prefix_index *index) {
-    for (size_t i = 0; i < index->n; i++) prefix_free(&index->prefixes[i]);
+    for (size_t i = 0; i < index->n; i++) prefix_free(index, &index->prefixes[i]);
     memory_free(index->prefixes);
-    *index = (struct prefix_index){0};
+    *index = (struct prefix_index){.lead = index->lead};
 }
 
 /* ---- Keeping */

@@ -15,6 +15,7 @@
 #ifndef TERSE_ENGINE_PREFIX_INDEX_H
 #define TERSE_ENGINE_PREFIX_INDEX_H
 
+#include "engine/lead.h"
 #include "kv/parts.h"
 
 /* Caches share pages only where these are equal. */
@@ -42,6 +43,7 @@ struct prefix_index {
     struct prefix *prefixes; /* [n], those that have left among them */
     size_t n, most;          /* most: that are kept, and that are remembered */
     uint64_t uses, time;     /* counts of uses, of prefixes kept */
+    struct lead *lead;       /* of the engine */
 };
 
 /* When what is not expected comes back, and what is there already. */
@@ -72,7 +74,6 @@ bool prefix_index_drop_next(struct prefix_index *index, uint64_t due);
 bool prefix_index_expects(const struct prefix_index *index);
 /* Forgets the prefixes that tokens[n] begin with. Returns how many tokens the longest of those kept had; 0: there was none. */
 size_t prefix_index_drop(struct prefix_index *index, const int32_t *tokens, size_t n);
-void prefix_free(struct prefix *prefix);
 /* Forgets all prefixes, and frees the index's memory. */
 void prefix_index_clear(struct prefix_index *index);
 

@@ -7,7 +7,9 @@
 
 #include <string.h>
 
-static const struct executor_ops *executor_of(const struct terse_session *s) { return s->engine->backend.executor; }
+static struct led led_of(const struct terse_session *s) { return engine_led(s->engine); }
+
+static struct step step_of(const struct prompt *p) { return (struct step){&p->part, 1}; }
 
 /* ---- Beginning */
 
@@ -67,8 +69,10 @@ static enum terse_status begin_step(struct prompt *p, struct terse_error *error)
     if (o->prefill == TERSE_PREFILL_EXACT) count = cache_prompt_part(r->session->cache, left);
     set_step(p, count);
     struct terse_engine *engine = r->session->engine;
+    const struct led led = led_of(r->session);
+    const struct step step = step_of(p);
     enum terse_status status;
-    do status = engine->backend.executor->begin(engine->executor, &(struct step){&p->part, 1}, &p->pass, &failed, error);
+    do status = lead_begin(&led, &step, false, &p->pass, &failed, error);
     while (engine_drops_prefix(engine, status, false) || shorten_step(p, status) || engine_makes_room(engine, status, PREFIX_NOW));
     return status;
 }
@@ -77,7 +81,9 @@ static enum terse_status begin_step(struct prompt *p, struct terse_error *error)
 
 static void end_prompt(struct terse_session *s, bool failed) {
     struct prompt *p = s->prompt;
-    executor_of(s)->end(p->pass);
+    const struct led led = led_of(s);
+    const struct step step = step_of(p);
+    lead_end(&led, &step, p->pass);
     reading_end(&p->reading, failed);
     if (!failed) {
         bool first = !s->n_tokens && s->options.prefill == TERSE_PREFILL_EXACT;
@@ -117,14 +123,15 @@ static enum terse_status begin(void *user, struct terse_error *error) {
 }
 
 static enum terse_status advance(struct prompt *p, struct terse_error *error) {
-    const struct executor_ops *ops = executor_of(p->reading.session);
+    const struct led led = led_of(p->reading.session);
+    const struct step step = step_of(p);
     enum terse_status status = reading_check_cancelled(&p->reading, error);
     if (!status && !p->pass) status = begin_step(p, error);
-    if (!status) status = ops->advance(p->pass, error);
+    if (!status) status = lead_advance(&led, &step, p->pass, error);
     if (status) return status;
-    struct step_progress at = ops->progress(p->pass);
+    struct step_progress at = led.ops->progress(p->pass);
     if (at.done < at.total) return TERSE_OK;
-    ops->end(p->pass);
+    lead_end(&led, &step, p->pass);
     p->pass = NULL;
     p->reading.first += p->count;
     return TERSE_OK;

@@ -71,15 +71,15 @@ void reading_take(const struct reading *r) {
 
 enum terse_status reading_keep_cache(const struct reading *r, struct terse_error *error) {
     struct terse_session *s = r->session;
-    return s->n_tokens ? parts_fork(s->cache, &s->before, error) : TERSE_OK;
+    return s->n_tokens ? lead_fork(s->engine->lead, s->cache, &s->before, error) : TERSE_OK;
 }
 
 void reading_end(const struct reading *r, bool failed) {
     struct terse_session *s = r->session;
     struct cache *unwanted = failed && s->before ? s->cache : s->before;
     if (failed && s->before) s->cache = s->before;
-    if (failed && !s->before && !s->n_tokens) parts_reset(s->cache);
-    parts_destroy(unwanted);
+    if (failed && !s->before && !s->n_tokens) lead_reset(s->engine->lead, s->cache);
+    lead_destroy(s->engine->lead, unwanted);
     s->before = NULL;
 }
 

@@ -90,12 +90,24 @@ static enum terse_status check_options(struct terse_session *s, struct terse_err
     return TERSE_OK;
 }
 
+enum terse_status session_resolve_method(struct terse_engine *engine, const struct terse_cache_options *options,
+                                         struct method *method, struct terse_error *error) {
+    enum terse_status status = resolve_method(engine->model, options, method, error);
+    if (status) return status;
+    method->of_weights = method_needs_weights(method);
+    if (method->of_weights) status = engine_weight_profile(engine, &method->learned, error);
+    return status ? status : check_codebook(engine->model, method, error);
+}
+
 static enum terse_status make_cache(void *user, struct terse_error *error) {
     struct terse_session *s = user;
+    const struct terse_codebook *codebook = s->method.of_weights ? NULL : s->method.learned;
     struct cache_shape shape = engine_cache_shape(s->engine, s->options.context);
     enum terse_status status =
         parts_create(kv_of(s)->storage, &shape, &s->method, thread_pool_threads(s->engine->pool), &s->cache, error);
-    return status ? status : parts_limit(s->cache, &s->engine->budget, error);
+    if (!status) status = parts_limit(s->cache, &s->engine->budget, error);
+    return status ? status
+                  : lead_create(s->engine->lead, &s->options, codebook, codebook ? codebook_hash(codebook) : 0, s->cache, error);
 }
 
 void session_identity(const struct terse_session *s, char text[METHOD_IDENTITY]) {
@@ -118,11 +130,7 @@ enum terse_status terse_session_new(struct terse_engine *engine, const struct te
     s->engine = engine;
     s->number = ++engine->sessions;
     s->options = *options;
-    if ((status = resolve_method(model, &options->cache, &s->method, error))) goto fail;
-    s->method.of_weights = method_needs_weights(&s->method);
-    if (s->method.of_weights && (status = engine_weight_profile(engine, &s->method.learned, error))) goto fail;
-    status = check_codebook(model, &s->method, error);
-    if (status) goto fail;
+    if ((status = session_resolve_method(engine, &options->cache, &s->method, error))) goto fail;
     if ((status = check_options(s, error))) goto fail;
     if ((status = engine_run(engine, make_cache, s, error))) goto fail;
     if ((status = sampler_init(&s->sampler, model->vocabulary, error))) goto fail;
@@ -137,7 +145,7 @@ fail:
 void terse_session_free(struct terse_session *session) {
     if (!session) return;
     session_drop_prompt(session);
-    parts_destroy(session->cache);
+    lead_destroy(session->engine->lead, session->cache);
     sampler_destroy(&session->sampler);
     constraint_end(&session->constraint);
     session_free_logits(session);
@@ -147,7 +155,7 @@ void terse_session_free(struct terse_session *session) {
 
 void terse_session_reset(struct terse_session *session) {
     session_drop_prompt(session);
-    parts_reset(session->cache);
+    lead_reset(session->engine->lead, session->cache);
     sampler_forget(&session->sampler);
     session->has_logits = false;
     session->damaged.code = TERSE_OK;
@@ -173,12 +181,11 @@ struct filling {
 
 static enum terse_status fill(void *user, struct terse_error *error) {
     const struct filling *f = user;
-    return kv_of(f->session)->fill_random(f->session->cache, f->n, f->seed, error);
+    return lead_fill(f->session->engine->lead, kv_of(f->session), f->session->cache, f->n, f->seed, error);
 }
 
 enum terse_status terse_session_fill_random(struct terse_session *session, size_t n, uint64_t seed, struct terse_error *error) {
     enum terse_status status = session_check_idle(session, error);
-    if (!status) status = session_check_alone(session->engine, "be filled with random tokens", error);
     if (!status) status = session_check_room(session, n, 1, error);
     if (!status) status = session_reserve_tokens(session, n, error);
     if (status) return status;
@@ -225,10 +232,6 @@ enum terse_status terse_session_sample(struct terse_session *session, int32_t *t
     if (session->constraint.left)
         return status_fail(error, TERSE_E_ARGUMENT, "the tokens that were appended are not JSON text that the schema allows");
     enum terse_status status = choose(session, token, error);
-    /* All ranks choose, so that their samplers stay alike, and go by the choice of rank 0: ranks of different processors may differ by
-     * rounding. */
-    if (!status && session->engine->ranks->ranks > 1)
-        status = collective_broadcast(session->engine->ranks, token, sizeof *token, error);
     if (status) return status;
     return *token >= 0
                ? TERSE_OK

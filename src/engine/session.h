@@ -48,6 +48,9 @@ static inline const struct kv_ops *kv_of(const struct terse_session *s) { return
 /* Checks that a prompt of n tokens more fits the engine's budget, by what parts_predict says of a cache of that length: asked before a long
  * prompt is read. Steps take what they need themselves, and fail where it is not left. */
 enum terse_status session_admit(const struct terse_session *session, size_t n, struct terse_error *error);
+/* Resolves the method of caches of the engine, with what it has learned: the options' codebook, or the profile of the model's weights. */
+enum terse_status session_resolve_method(struct terse_engine *engine, const struct terse_cache_options *options,
+                                         struct method *method, struct terse_error *error);
 /* Returns the hash of the session's codebook, or of the profile in its place; 0 when the method needs none. */
 static inline uint64_t session_codebook_hash(const struct terse_session *s) {
     return s->method.learned ? codebook_hash(s->method.learned) : 0;
@@ -58,8 +61,6 @@ void session_identity(const struct terse_session *session, char text[METHOD_IDEN
 
 /* Checks that no prompt is under way and the session is not damaged; otherwise most calls are refused. */
 enum terse_status session_check_idle(const struct terse_session *session, struct terse_error *error);
-/* Refuses to do `what` ("be saved") where pages are dealt to several ranks. */
-enum terse_status session_check_alone(const struct terse_engine *engine, const char *what, struct terse_error *error);
 /* Breaks off the prompt that may be under way, which leaves the session as it was before; not on the driver thread. */
 void session_drop_prompt(struct terse_session *session);
 

@@ -27,12 +27,6 @@ enum terse_status session_check_idle(const struct terse_session *s, struct terse
                        100 * done / total);
 }
 
-enum terse_status session_check_alone(const struct terse_engine *engine, const char *what, struct terse_error *error) {
-    if (engine->ranks->ranks == 1) return TERSE_OK;
-    return status_fail(error, TERSE_E_UNSUPPORTED, "a session whose pages are dealt to %u ranks cannot %s", engine->ranks->ranks,
-                       what);
-}
-
 /* ---- Room */
 
 enum terse_status session_check_room(const struct terse_session *s, size_t n, size_t together, struct terse_error *error) {

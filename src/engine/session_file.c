@@ -59,7 +59,6 @@ enum terse_status terse_session_save(const struct terse_session *s, const char *
     struct state_writer *writer;
     char method[METHOD_IDENTITY];
     enum terse_status status = session_check_idle(s, error);
-    if (!status) status = session_check_alone(s->engine, "be saved", error);
     if (status) return status;
     if (constraint_holds(&s->constraint))
         return status_fail(error, TERSE_E_UNSUPPORTED,
@@ -79,7 +78,7 @@ enum terse_status terse_session_save(const struct terse_session *s, const char *
     state_writer_put(writer, s->tokens, s->n_tokens * sizeof *s->tokens);
     state_writer_begin(writer, STATE_LOGITS);
     if (s->has_logits) state_writer_put(writer, s->logits, model_of(s)->vocabulary * sizeof *s->logits);
-    parts_save(s->cache, writer);
+    lead_save(s->engine->lead, s->cache, writer);
     struct state_identity identity = identity_of(s);
     return state_writer_finish(writer, &identity, error);
 }
@@ -218,7 +217,7 @@ struct loading {
 
 static enum terse_status load_cache(void *user, struct terse_error *error) {
     const struct loading *l = user;
-    return parts_load(l->session->cache, l->file, error);
+    return lead_load(l->session->engine->lead, l->session->cache, l->file, error);
 }
 
 enum terse_status session_load(struct terse_engine *engine, const struct terse_session_options *options, struct state_file *file,
@@ -242,8 +241,7 @@ enum terse_status terse_session_load(struct terse_engine *engine, const struct t
                                      struct terse_session **session, struct terse_error *error) {
     struct state_file *file;
     *session = NULL;
-    enum terse_status status = session_check_alone(engine, "be loaded", error);
-    if (!status) status = state_file_open(path, &file, error);
+    enum terse_status status = state_file_open(path, &file, error);
     if (status) return status;
     do status = session_load(engine, options, file, session, error);
     while (engine_asks_for_room(engine, status, PREFIX_NOW));

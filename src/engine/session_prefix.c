@@ -20,7 +20,7 @@ struct keeping {
 
 static enum terse_status fork_to_prefix(void *user, struct terse_error *error) {
     const struct keeping *k = user;
-    return parts_fork(k->session->cache, &k->prefix->cache, error);
+    return lead_fork(k->session->engine->lead, k->session->cache, &k->prefix->cache, error);
 }
 
 static enum terse_status make_prefix(const struct terse_session *s, struct prefix *prefix, struct terse_error *error) {
@@ -70,12 +70,13 @@ struct beginning {
 /* Makes the session's cache a fork of the prefix's. */
 static enum terse_status begin_cache(void *user, struct terse_error *error) {
     const struct beginning *b = user;
+    struct lead *lead = b->session->engine->lead;
     struct cache *cache;
-    enum terse_status status = parts_fork(b->prefix->cache, &cache, error);
+    enum terse_status status = lead_fork(lead, b->prefix->cache, &cache, error);
     if (status) return status;
-    parts_destroy(b->session->cache);
+    lead_destroy(lead, b->session->cache);
     b->session->cache = cache;
-    return parts_truncate(cache, b->held, error);
+    return lead_truncate(lead, cache, b->held, error);
 }
 
 static enum terse_status begin_with(struct terse_session *s, const struct prefix *prefix, const int32_t *tokens, size_t held,

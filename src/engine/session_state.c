@@ -14,7 +14,7 @@ struct truncation {
 
 static enum terse_status truncate_cache(void *user, struct terse_error *error) {
     const struct truncation *t = user;
-    return parts_truncate(t->session->cache, t->n, error);
+    return lead_truncate(t->session->engine->lead, t->session->cache, t->n, error);
 }
 
 /* ---- Reading again. A state of recurrent layers is kept at some lengths alone, so a sequence is cut at the one before, and reads the
@@ -22,17 +22,18 @@ static enum terse_status truncate_cache(void *user, struct terse_error *error) {
 
 static enum terse_status read_step(struct reading *r, enum cache_step_kind kind, size_t count, struct terse_error *error) {
     const struct terse_engine *engine = r->session->engine;
-    const struct executor_ops *ops = engine->backend.executor;
+    const struct led led = engine_led(engine);
     const struct step_part part = reading_part(r, kind, count);
+    const struct step step = {&part, 1};
     struct step_progress at = {0, 1};
     struct pass *pass = NULL;
     size_t failed;
-    enum terse_status status = ops->begin(engine->executor, &(struct step){&part, 1}, &pass, &failed, error);
+    enum terse_status status = lead_begin(&led, &step, true, &pass, &failed, error);
     while (!status && at.done < at.total) {
-        status = ops->advance(pass, error);
-        at = ops->progress(pass);
+        status = lead_advance(&led, &step, pass, error);
+        at = led.ops->progress(pass);
     }
-    ops->end(pass);
+    lead_end(&led, &step, pass);
     r->first += count;
     return status;
 }
@@ -71,7 +72,7 @@ static enum terse_status read_again(void *user, struct terse_error *error) {
     const struct reading whole = {.session = s};
     enum terse_status status = reading_keep_cache(&whole, error);
     if (status) return status;
-    status = parts_truncate(s->cache, from, error);
+    status = lead_truncate(s->engine->lead, s->cache, from, error);
     if (!status) status = read_to(s, t->n, prompt_end, error);
     reading_end(&whole, status != TERSE_OK);
     parts_counters(s->cache, &(struct cache_counters){0}, true);
@@ -89,7 +90,11 @@ static enum terse_status empty_cache(void *user, struct terse_error *error) {
     struct cache *cache;
     enum terse_status status =
         parts_create(kv_of(s)->storage, &shape, &s->method, thread_pool_threads(s->engine->pool), &cache, error);
-    if (status) return status;
+    if (!status) status = lead_renew(s->engine->lead, s->cache, cache, error);
+    if (status) {
+        parts_destroy(cache);
+        return status;
+    }
     parts_destroy(s->cache);
     s->cache = cache;
     return parts_limit(cache, &s->engine->budget, error);
@@ -126,7 +131,7 @@ struct forking {
 
 static enum terse_status fork_cache(void *user, struct terse_error *error) {
     const struct forking *f = user;
-    return parts_fork(f->from->cache, &f->to->cache, error);
+    return lead_fork(f->from->engine->lead, f->from->cache, &f->to->cache, error);
 }
 
 enum terse_status terse_session_fork(const struct terse_session *session, struct terse_session **copy, struct terse_error *error) {

@@ -93,19 +93,20 @@ static enum terse_status check_cancelled(const struct reading *readings, size_t 
 /* Computes a step of n parts, of as many readings. Sets *failed to the part at fault, or to n where no part is. */
 static enum terse_status run_parts(struct terse_engine *engine, size_t n, bool may_stop, size_t *failed,
                                    struct terse_error *error) {
-    const struct executor_ops *ops = engine->backend.executor;
+    const struct led led = engine_led(engine);
     const struct engine_batch *memory = &engine->batch;
+    const struct step step = {memory->parts, n};
     struct pass *pass = NULL;
     struct step_progress at = {0, 1};
     *failed = n;
     enum terse_status status = check_cancelled(memory->readings, n, failed, error);
-    if (!status) status = ops->begin(engine->executor, &(struct step){memory->parts, n}, &pass, failed, error);
+    if (!status) status = lead_begin(&led, &step, !may_stop, &pass, failed, error);
     while (!status && at.done < at.total) {
-        if ((status = ops->advance(pass, error))) break;
-        at = ops->progress(pass);
+        if ((status = lead_advance(&led, &step, pass, error))) break;
+        at = led.ops->progress(pass);
         if (may_stop && at.done < at.total) status = check_cancelled(memory->readings, n, failed, error);
     }
-    ops->end(pass);
+    lead_end(&led, &step, pass);
     return status;
 }
 

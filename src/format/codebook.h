@@ -80,6 +80,8 @@ const uint16_t *codebook_halves(const struct terse_codebook *codebook, enum code
 /* Writes both parts of a set as floats[codec_parameters]. */
 void codebook_parameters(const struct terse_codebook *codebook, enum codec_side side, size_t set, float *floats);
 
+/* Returns the file of a codebook in memory, as terse_codebook_load_memory takes it, released by memory_free; NULL when memory is refused. */
+void *codebook_build(const struct terse_codebook *codebook, size_t *size);
 /* Returns a hash of the method, the shape and every parameter, which tells codebooks apart. */
 uint64_t codebook_hash(const struct terse_codebook *codebook);
 

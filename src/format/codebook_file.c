@@ -114,6 +114,14 @@ void codebook_write(const struct terse_codebook *codebook, struct gguf_writer *w
     }
 }
 
+void *codebook_build(const struct terse_codebook *codebook, size_t *size) {
+    struct gguf_writer writer = {0};
+    codebook_write(codebook, &writer);
+    void *file = gguf_writer_build(&writer, size);
+    gguf_writer_free(&writer);
+    return file;
+}
+
 enum terse_status terse_codebook_save(const struct terse_codebook *codebook, const char *path, struct terse_error *error) {
     struct gguf_writer writer = {0};
     codebook_write(codebook, &writer);

@@ -408,12 +408,16 @@ enum terse_status block_table_share(struct block_table *table, const struct bloc
 
 /* Makes chunks of a file's page sets of one rate, `sets` of rates[n], and puts these into their places in the table. */
 static enum terse_status map_rate(struct block_table *table, struct state_file *file, const uint8_t *memory, const uint8_t *rates,
-                                  size_t n, size_t sets, uint32_t rate, struct terse_error *error) {
+                                  const bool *elsewhere, size_t n, size_t sets, uint32_t rate, struct terse_error *error) {
     struct page_pool *pool = table->pool;
-    const size_t most = pool->rates > 1 ? LOWERED_SETS : sets;
+    const size_t most = elsewhere ? 1 : pool->rates > 1 ? LOWERED_SETS : sets;
     struct page_chunk *chunk = NULL;
     for (size_t i = 0, done = 0; i < n; i++) {
         if (rates[i] != rate) continue;
+        if (elsewhere && elsewhere[i]) {
+            done++;
+            continue;
+        }
         if (done % most == 0) {
             const struct page_chunk wanted = {.stride = (uint32_t)sets,
                                               .first = (uint32_t)done,
@@ -430,7 +434,7 @@ static enum terse_status map_rate(struct block_table *table, struct state_file *
 }
 
 enum terse_status block_table_map(struct block_table *table, struct state_file *file, const uint8_t *memory, const uint8_t *rates,
-                                  size_t n, struct terse_error *error) {
+                                  const bool *elsewhere, size_t n, struct terse_error *error) {
     size_t sets[METHOD_RATES] = {0};
     enum terse_status status = n ? reserve_table(table, n, error) : TERSE_OK;
     for (size_t i = 0; i < n && !status; i++) {
@@ -438,7 +442,7 @@ enum terse_status block_table_map(struct block_table *table, struct state_file *
         sets[rates[i]]++;
     }
     for (uint32_t rate = 0; rate < table->pool->rates && !status; rate++) {
-        if (sets[rate]) status = map_rate(table, file, memory, rates, n, sets[rate], rate, error);
+        if (sets[rate]) status = map_rate(table, file, memory, rates, elsewhere, n, sets[rate], rate, error);
         memory += sets[rate] * table->pool->page_set_bytes[rate];
     }
     for (size_t i = 0; i < n && status; i++)

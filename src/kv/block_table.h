@@ -134,9 +134,9 @@ void block_table_drop(struct block_table *table, size_t first, size_t n);
 /* Makes a table without page sets hold the sealed ones of `from` and belong to its pool. */
 enum terse_status block_table_share(struct block_table *table, const struct block_table *from, struct terse_error *error);
 /* Makes a table without page sets hold `n` whose pages lie in a file, of rates[n]: `memory` is laid out as a chunk of the page sets
- * of rate 0, then one of those of rate 1, and so on. Their pages stay there. */
+ * of rate 0, then one of those of rate 1, and so on. Their pages stay there. Those whose elsewhere[i] is true are another rank's; NULL: none is. */
 enum terse_status block_table_map(struct block_table *table, struct state_file *file, const uint8_t *memory, const uint8_t *rates,
-                                  size_t n, struct terse_error *error);
+                                  const bool *elsewhere, size_t n, struct terse_error *error);
 /* Returns the bytes of the table's page sets, and of the sealed ones that other tables hold too. */
 uint64_t block_table_bytes(const struct block_table *table);
 uint64_t block_table_shared_bytes(const struct block_table *table);

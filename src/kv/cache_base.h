@@ -54,6 +54,7 @@ struct cache_base {
     const struct kv_storage *storage;
     struct cache_shape shape;
     struct method method;
+    uint64_t number;          /* of rank 0's caches, by which other ranks know it (engine/lead.h); 0: they do not */
     struct cache *next;       /* in the first part of a model's cache, the second one (kv/parts.h); NULL: there is none */
     struct kv_budget *budget; /* of all that reports call resident; NULL: there is none */
     struct cache_base *next_of_budget;

@@ -17,9 +17,14 @@
 /* A rope run: the queries of a step are prepared for each of them that a rank reads of. */
 #define DEAL_TOKENS ROPE_RUN_TOKENS
 
+/* Returns the rank that holds the page that begins with token `first`, of a shape whose pages are dealt. */
+static inline uint32_t deal_owner(const struct cache_shape *shape, uint64_t first) {
+    return (uint32_t)(first / DEAL_TOKENS % shape->ranks->ranks);
+}
+
 /* Returns whether this rank holds the page that begins with token `first`. */
 static inline bool deal_holds(const struct cache_shape *shape, uint64_t first) {
-    return !shape->ranks || first / DEAL_TOKENS % shape->ranks->ranks == shape->ranks->rank;
+    return !shape->ranks || deal_owner(shape, first) == shape->ranks->rank;
 }
 
 /* Returns how many of n pages, the first of which begins with token `first`, this rank holds. */

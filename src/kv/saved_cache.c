@@ -4,6 +4,7 @@
 
 #include "base/memory.h"
 #include "base/size.h"
+#include "kv/deal.h"
 
 #include <errno.h>
 #include <math.h>
@@ -115,6 +116,15 @@ static const uint8_t *chunk_of(const struct page_set *set, const struct chunk_co
     return copies->memory;
 }
 
+/* Fills up what layouts leave of page sets. */
+static void put_zeros(struct state_writer *writer, size_t bytes) {
+    static const uint8_t zeros[4096];
+    for (size_t n; bytes; bytes -= n) {
+        n = size_min(bytes, sizeof zeros);
+        state_writer_put(writer, zeros, n);
+    }
+}
+
 /* Writes the pages of a rate as one chunk of all its sealed page sets. */
 static void put_pages_of(const struct cache_base *base, uint32_t rate, const struct chunk_copy *copies,
                          struct state_writer *writer) {
@@ -132,12 +142,102 @@ static void put_pages_of(const struct cache_base *base, uint32_t rate, const str
             }
         end = before;
     }
-    for (size_t left = (base->pages.pool->page_set_bytes[rate] - end) * sets, n; left; left -= n) { /* layouts may not fill it */
-        static const uint8_t zeros[4096];
-        n = size_min(left, sizeof zeros);
-        state_writer_put(writer, zeros, n);
+    put_zeros(writer, (base->pages.pool->page_set_bytes[rate] - end) * sets);
+}
+
+/* ---- Pages that are dealt to ranks */
+
+#define GATHERED_SETS 32 /* page sets of each rank, about, of which pages of a KV head and kind are gathered together */
+
+/* A gathering says where ranks have pages. Page sets are gathered in runs of `run`, the last one shorter. */
+struct gathering {
+    const struct cache_base *base;
+    size_t run, most; /* most: of a run's page sets that any rank has */
+    uint32_t *owners,
+        *place;         /* [n_sealed] of each page set the rank that has it, and its place among those of the rank in its run */
+    uint8_t *own, *all; /* [most], [ranks][most] pages */
+};
+
+static void count_places(struct gathering *g, uint32_t *counts) {
+    const struct cache_base *base = g->base;
+    for (size_t i = 0; i < base->pages.n_sealed; i++) {
+        if (i % g->run == 0) memset(counts, 0, base->shape.ranks->ranks * sizeof *counts);
+        g->owners[i] = deal_owner(&base->shape, base->pages.sets[i].first);
+        g->place[i] = counts[g->owners[i]]++;
+        g->most = size_max(g->most, counts[g->owners[i]]);
     }
 }
+
+static size_t largest_page(const struct cache_base *base) {
+    size_t largest = base->index_page_bytes;
+    for (size_t head = 0; head < cache_heads_of(&base->shape); head++)
+        for (int side = 0; side < 2; side++) largest = size_max(largest, base->places[head].bytes[side]);
+    return largest;
+}
+
+static void gathering_free(struct gathering *g) {
+    memory_free(g->owners);
+    memory_free(g->own);
+}
+
+static enum terse_status gathering_begin(struct gathering *g, const struct cache_base *base, struct terse_error *error) {
+    const size_t n = base->pages.n_sealed, ranks = base->shape.ranks->ranks;
+    *g = (struct gathering){.base = base, .run = ranks * GATHERED_SETS};
+    g->owners = memory_array(2 * n + ranks, sizeof *g->owners);
+    if (!g->owners) return status_no_memory(error, (2 * n + ranks) * sizeof *g->owners, "pages of the other ranks");
+    g->place = g->owners + n;
+    count_places(g, g->place + n);
+    const size_t bytes = g->most * largest_page(base);
+    g->own = memory_zeros(1 + ranks, bytes);
+    if (!g->own) {
+        gathering_free(g);
+        return status_no_memory(error, (1 + ranks) * bytes, "pages of the other ranks");
+    }
+    g->all = g->own + bytes;
+    return TERSE_OK;
+}
+
+/* Gathers pages of `bytes` each, which lie behind `before` bytes of a page set's, of the run that begins with page set `first`, and writes them,
+ * unless writer is NULL. */
+static enum terse_status gather_run(const struct gathering *g, size_t first, size_t before, size_t bytes,
+                                    struct state_writer *writer, struct terse_error *error) {
+    const struct page_set *sets = g->base->pages.sets;
+    const size_t end = size_min(first + g->run, g->base->pages.n_sealed);
+    for (size_t i = first; i < end; i++)
+        if (page_set_is_here(&sets[i]))
+            memcpy(g->own + g->place[i] * bytes, sets[i].chunk + sets[i].chunk_sets * before + sets[i].index * bytes, bytes);
+    enum terse_status status = collective_gather(g->base->shape.ranks, g->own, g->most * bytes, g->all, error);
+    for (size_t i = first; i < end && !status && writer; i++)
+        state_writer_put(writer, g->all + (g->owners[i] * g->most + g->place[i]) * bytes, bytes);
+    return status;
+}
+
+/* Puts the pages of all ranks, at the one rate that dealt pages have, in the order of put_pages_of. */
+static enum terse_status gather_pages(const struct cache_base *base, struct state_writer *writer, struct terse_error *error) {
+    struct gathering g;
+    size_t end = 0;
+    enum terse_status status = gathering_begin(&g, base, error);
+    if (status) return status;
+    for (size_t head = 0; head < cache_heads_of(&base->shape); head++) {
+        const struct page_address *place = &base->places[head];
+        const size_t bytes[] = {place->bytes[CODEC_KEYS], place->bytes[CODEC_VALUES], base->index_page_bytes};
+        size_t before = place->offset;
+        for (size_t kind = 0; kind < sizeof bytes / sizeof bytes[0]; before += bytes[kind++])
+            for (size_t i = 0; bytes[kind] && i < base->pages.n_sealed && !status; i += g.run)
+                status = gather_run(&g, i, before, bytes[kind], writer, error);
+        end = before;
+    }
+    gathering_free(&g);
+    if (writer) put_zeros(writer, (base->pages.pool->page_set_bytes[0] - end) * base->pages.n_sealed);
+    return status;
+}
+
+enum terse_status cache_save_share(const struct cache *cache, struct terse_error *error) {
+    const struct cache_base *base = cache_base_of(cache);
+    return base->shape.ranks ? gather_pages(base, NULL, error) : TERSE_OK;
+}
+
+/* ---- Pages of one process */
 
 static void put_pages(const struct cache_base *base, const struct chunk_copy *copies, struct state_writer *writer) {
     for (uint32_t rate = 0; rate < rates_of(base); rate++) put_pages_of(base, rate, copies, writer);
@@ -146,6 +246,10 @@ static void put_pages(const struct cache_base *base, const struct chunk_copy *co
 static void save_pages(const struct cache *cache, struct state_writer *writer) {
     const struct cache_base *base = cache_base_of(cache);
     state_writer_begin(writer, STATE_PAGES);
+    if (base->shape.ranks) {
+        if (gather_pages(base, writer, NULL)) state_writer_fail(writer, EIO);
+        return;
+    }
     if (!base->storage->export_pages) {
         put_pages(base, NULL, writer);
         return;
@@ -283,6 +387,17 @@ static uint64_t load_rates(const struct cache_base *base, const struct state_fil
     return bytes;
 }
 
+/* Says of saved page sets[n] which are another rank's; NULL: memory is refused. */
+static bool *find_elsewhere(const struct cache_base *base, const uint8_t *sets, size_t n) {
+    bool *elsewhere = memory_array(n + 1, sizeof *elsewhere);
+    for (size_t i = 0; i < n && elsewhere; i++) {
+        struct saved_page_set saved;
+        memcpy(&saved, sets + i * sizeof saved, sizeof saved);
+        elsewhere[i] = !deal_holds(&base->shape, saved.first);
+    }
+    return elsewhere;
+}
+
 /* Makes the table hold n page sets of pages[bytes]. */
 static enum terse_status load_pages(struct cache *cache, struct state_file *file, const uint8_t *sets, size_t n,
                                     struct terse_error *error) {
@@ -290,13 +405,18 @@ static enum terse_status load_pages(struct cache *cache, struct state_file *file
     size_t page_bytes;
     const uint8_t *pages = state_file_section(file, STATE_PAGES, &page_bytes);
     uint8_t *rates = memory_array(n + 1, sizeof *rates);
+    bool *elsewhere = base->shape.ranks ? find_elsewhere(base, sets, n) : NULL;
     enum terse_status status;
-    if (!rates) return status_no_memory(error, n, "the rates of saved pages");
+    if (!rates || (base->shape.ranks && !elsewhere)) {
+        memory_free(rates);
+        return status_no_memory(error, n, "the rates of saved pages");
+    }
     const uint64_t bytes = load_rates(base, file, sets, n, rates, &status, error);
     if (!status && bytes != page_bytes) status = state_file_refuse(file, STATE_PAGE_SETS, "there are not as many pages", error);
     if (!status)
         status = base->storage->import_pages ? base->storage->import_pages(cache, pages, rates, n, error)
-                                             : block_table_map(&base->pages, file, pages, rates, n, error);
+                                             : block_table_map(&base->pages, file, pages, rates, elsewhere, n, error);
+    memory_free(elsewhere);
     memory_free(rates);
     return status;
 }

@@ -314,6 +314,8 @@ enum terse_status state_file_refuse(const struct state_file *file, enum state_se
                           "%s: its %s cannot be: %s: save the session again", file->name, names[section], what);
 }
 
+uint64_t state_file_checksum(const struct state_file *file) { return file->head.header.checksum; }
+
 const char *state_file_name(const struct state_file *file) { return file->name; }
 
 bool state_file_reseal(void *file, size_t size) {

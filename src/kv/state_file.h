@@ -83,6 +83,8 @@ void state_file_second(struct state_file *file, bool second);
 /* Returns TERSE_E_FORMAT for a section whose contents cannot be right. */
 enum terse_status state_file_refuse(const struct state_file *file, enum state_section section, const char *what,
                                     struct terse_error *error);
+/* Returns the checksum of its header, which has those of its sections: files of the same one are the same. */
+uint64_t state_file_checksum(const struct state_file *file);
 /* Returns its name, for messages. */
 const char *state_file_name(const struct state_file *file);
 /* Corrects the checksums of file[size], if its header and table can be read, so that tests reach the checks behind them. */

@@ -180,6 +180,8 @@ static const struct row rows[] = {
     {"qwen3", "terse-2", 2400, true, false, TERSE_TAIL_DEFAULT, TERSE_PREFILL_EXACT},
     {"qwen3", "antkv-1", 700, false, false, TERSE_TAIL_DEFAULT, TERSE_PREFILL_EXACT},
     {"qwen3", "cq-1", 700, true, false, TERSE_TAIL_DEFAULT, TERSE_PREFILL_EXACT},
+    {"qwen3", "commvq-2", 700, true, false, TERSE_TAIL_DEFAULT, TERSE_PREFILL_EXACT},
+    {"qwen3", "kivi-4", 700, true, false, TERSE_TAIL_DEFAULT, TERSE_PREFILL_EXACT},
     {"qwen3", "million-2", 700, true, false, TERSE_TAIL_DEFAULT, TERSE_PREFILL_EXACT},
     {"gemma3", "q8_0", 700, true, false, TERSE_TAIL_DEFAULT, TERSE_PREFILL_EXACT},
     {"gpt-oss", "q8_0", 700, true, false, TERSE_TAIL_DEFAULT, TERSE_PREFILL_EXACT},

@@ -39,14 +39,39 @@ rank_refuses() {
     [ ! -s "$work/out" ] || fail "2 ranks: $*: results after a refusal: $(cat "$work/out")"
 }
 rank_refuses 'mat-64 evicts tokens' run -p 'The old man' -n 2 --kv mat-64
-rank_refuses 'terse serve: 2 ranks cannot' serve
-rank_refuses 'standard input' run -f - -n 2
+rank_refuses 'terse calibrate: 2 ranks cannot' calibrate -f "$work/text" -o "$work/codebook.gguf"
+
+# Standard input is rank 0's.
+works run -f "$work/text" -n 8 --temp 0 -t 1 --kv q8_0
+cp "$work/out" "$work/alone"
+timeout 120 mpirun --oversubscribe -n 2 "$terse" run -f - -n 8 --temp 0 -t 1 --kv q8_0 <"$work/text" >"$work/out" 2>"$work/all" || fail "standard input: $(cat "$work/all")"
+cmp "$work/out" "$work/alone" || fail "standard input: another text than that of one process"
+printf 'Hello\nAnd now?\n' | timeout 120 mpirun --oversubscribe -n 2 "$terse" run -cnv -n 4 --temp 0 -t 1 --kv q8_0 >"$work/out" 2>"$work/all" || fail "-cnv: $(cat "$work/all")"
+[ -s "$work/out" ] || fail "-cnv: no replies: $(cat "$work/all")"
+
+# A state is the same whoever saves it, and any number of ranks goes on with it.
+works run -f "$work/text" -n 0 -t 1 --kv terse-2 --save-state "$work/state1"
+works run --state "$work/state1" -p ' and' -n 8 --temp 0 -t 1 --kv terse-2
+cp "$work/out" "$work/alone"
+ranks 3 run -f "$work/text" -n 0 -t 1 --kv terse-2 --save-state "$work/state3"
+[ "$status" -eq 0 ] && cmp "$work/state1" "$work/state3" || fail "--save-state: exit $status: $(cat "$work/all")"
+ranks 2 run --state "$work/state3" -p ' and' -n 8 --temp 0 -t 1 --kv terse-2
+[ "$status" -eq 0 ] && cmp "$work/out" "$work/alone" || fail "--state: exit $status: $(cat "$work/out" "$work/all")"
+
+# The table of a measurement is printed once, with the shares of rank 0.
+ranks 2 bench --kv q8_0,terse-4 -p 64 -n 4 -r 1 -d 1024 -t 1
+[ "$status" -eq 0 ] && [ "$(grep -c '^| q8_0 .*tg4 @ d1024' "$work/out")" -eq 1 ] || fail "bench: exit $status: $(cat "$work/out" "$work/all")"
 
 # One that fails alone says which it is, once, and ends all.
 status=0
 timeout 60 mpirun --oversubscribe -n 1 "$terse" run -p a -n 2 : -n 1 "$terse" run -m "$work/missing.gguf" -p a -n 2 >"$work/out" 2>"$work/all" </dev/null || status=$?
 sed '/^---/,/^---/d' "$work/all" >"$work/err"
 [ "$status" -eq 1 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '^terse run: rank 1: .*missing.gguf' "$work/err" || fail "rank 1 fails alone: exit $status: $(cat "$work/all")"
+
+# Ranks of other kernels, which would exchange otherwise, are refused.
+status=0
+timeout 60 mpirun --oversubscribe -n 1 "$terse" run -p a -n 2 : -n 1 env TERSE_CPU=scalar "$terse" run -p a -n 2 >"$work/out" 2>"$work/all" </dev/null || status=$?
+[ "$status" -eq 1 ] && grep -q 'rank 1 computes with kernels for scalar' "$work/all" || fail "other kernels: exit $status: $(cat "$work/all")"
 
 # A rank that is killed ends all, without what it would have written.
 mpirun --oversubscribe -n 3 "$terse" run -f "$work/text" -n -1 --ignore-eos --temp 0 -t 1 --kv q8_0 -c 8192 --allow-longer-context \

@@ -27,10 +27,12 @@ def environment():
 
 
 class Server:
-    """A server on a free port, with two threads; the startup line says which port."""
+    """A server on a free port, with two threads; the startup line says which port. `launcher` starts the command, as mpirun does."""
+
+    launcher = ()
 
     def __init__(self, *options):
-        self.process = subprocess.Popen([COMMAND, "serve", "--port", "0", "-t", "2", *options], stdout=subprocess.DEVNULL,
+        self.process = subprocess.Popen([*self.launcher, COMMAND, "serve", "--port", "0", "-t", "2", *options], stdout=subprocess.DEVNULL,
                                         stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment())
         self.start = ""  # what it says until it serves
         while not self.start.startswith("http://") and "\nhttp://" not in self.start:

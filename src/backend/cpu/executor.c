@@ -27,9 +27,8 @@ static void scratch_free(struct scratch *s) {
 }
 
 static void activations_free(struct activations *a) {
-    float *all[] = {a->normed,     a->q,          a->out,  a->inner,          a->factor,
-                    a->mixed,      a->gate,       a->beta, a->latents.ranked, a->latents.heads,
-                    a->latents.in, a->latents.out};
+    float *all[] = {a->normed, a->q,    a->out,  a->inner,          a->factor,        a->kept,       a->shares,
+                    a->mixed,  a->gate, a->beta, a->latents.ranked, a->latents.heads, a->latents.in, a->latents.out};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) memory_free(all[i]);
     routes_free(&a->routes);
     *a = (struct activations){0};
@@ -98,8 +97,12 @@ static enum terse_status scratch_reserve(struct executor *e, size_t panel, struc
     return TERSE_OK;
 }
 
-static enum terse_status activations_reserve(struct activations *a, const struct terse_model *m, size_t panel,
-                                             struct terse_error *error) {
+static enum terse_status activations_reserve(struct activations *a, const struct terse_model *m, const struct collective *ranks,
+                                             size_t panel, struct terse_error *error) {
+    const size_t kept = !ranks           ? 0
+                        : m->latent.rank ? latent_heads_width(m)
+                                         : model_query_width(m),
+                 shares = ranks ? (1 + (size_t)ranks->ranks) * ((panel + ranks->ranks - 1) / ranks->ranks) : 0;
     const size_t q_width = model_query_width(m), gates = m->architecture->gated_heads ? q_width : 0,
                  recurrent = m->recurrent ? model_recurrent_width(m) : 0, mixed = m->recurrent ? model_mixed_width(m) : 0;
     if (a->rows >= panel) return TERSE_OK;
@@ -108,6 +111,8 @@ static enum terse_status activations_reserve(struct activations *a, const struct
                                     {&a->q, panel, q_width},
                                     {&a->out, panel, size_max(q_width, recurrent)},
                                     {&a->inner, panel, m->feed_forward},
+                                    {&a->kept, panel, kept},
+                                    {&a->shares, shares, m->width},
                                     {&a->factor, panel, factor_width(m)},
                                     {&a->mixed, panel, size_max(2 * gates, mixed)},
                                     {&a->gate, panel, size_max(gates, recurrent)},
@@ -220,8 +225,9 @@ static enum terse_status reserve(struct pass *p, const struct step *step, struct
     if (status) return status;
     arrange(p, step);
     size_t panel = largest_panel(p);
+    p->ranks = cache_base_of(step->parts[0].cache)->shape.ranks;
     status = rows_reserve(p, p->n, error);
-    if (!status) status = activations_reserve(&p->activations, p->executor->model, panel, error);
+    if (!status) status = activations_reserve(&p->activations, p->executor->model, p->ranks, panel, error);
     return status ? status : scratch_reserve(p->executor, panel, error);
 }
 
@@ -284,6 +290,7 @@ static enum terse_status load(const struct terse_model *model, const struct kv_o
 }
 
 const struct executor_ops cpu_executor_ops = {.available = cpu_check,
+                                              .kernels = terse_cpu_name,
                                               .load = load,
                                               .unload = unload,
                                               .weight_profile = weight_profile_new,

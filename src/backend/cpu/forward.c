@@ -12,6 +12,7 @@
 #include "backend/cpu/piece.h"
 #include "backend/cpu/recurrent.h"
 #include "backend/cpu/rows.h"
+#include "base/size.h"
 #include "kv/parts.h"
 #include "model/architecture.h"
 
@@ -432,8 +433,117 @@ static size_t attended(const struct pass *p) {
     return micro_batch_of(p)->first + (last_layer(p) ? micro_batch_of(p)->sequences->attended : 0);
 }
 
+/* ---- Panels that ranks share.
+ *
+ * Between layers every rank has the hidden states of all tokens, and of each layer all keys and values: so it seals its pages, fits and observes as
+ * one process does. What follows them is shared: of as many panels as there are ranks, a group, each rank computes one, the same panels as one
+ * process, so that products have the same bits; then they gather the hidden states. From group to group ranks take panels in the other order, so
+ * that later ones, which attend to more, are as many for each. Where a rank reads its own tokens alone (kv/deal.h), or anchors are chosen, all attend, in
+ * order, and only what follows is shared. */
+
+static size_t panel_most(const struct pass *p) {
+    return forward_panel(p->executor->model, micro_batch_of(p)->sequences->length, micro_batch_of(p)->count);
+}
+
+/* Returns whether ranks share the layer's panels from here on. Recurrent layers have no keys and values, and gates stay with the queries. */
+static bool is_shared(const struct pass *p, size_t first, size_t end) {
+    return p->ranks && !is_recurrent(p) && !p->executor->model->architecture->gated_heads && end > first + panel_most(p);
+}
+
+/* Returns whether a rank need not attend but for its own panels: it reads all tokens, and no anchors are chosen by how all queries attend. */
+static bool attends_to_own(const struct pass *p) {
+    uint32_t layer;
+    const struct cache *part = parts_of_layer(micro_batch_of(p)->sequences->part.cache, kv_layer(p), &layer);
+    const struct cache_base *base = cache_base_of(part);
+    const bool dealt = base->shape.ranks && (base->pages.n_sealed || base->plan.kind == CACHE_STEP_PAPER);
+    return !dealt && !base->plan.anchors;
+}
+
+/* Returns the i-th panel of a group; count 0: there are not as many. */
+static struct panel panel_of_group(const struct pass *p, size_t i) {
+    const size_t most = panel_most(p), first = p->group.first + i * most, end = p->group.first + p->group.count;
+    return (struct panel){p->group.micro_batch, first, first < end ? size_min(end - first, most) : 0, first};
+}
+
+/* Gathers the group's hidden states, a piece of each rank's panel at a time. */
+static enum terse_status gather_group(const struct pass *p, size_t number, struct terse_error *error) {
+    const size_t width = p->executor->model->width, ranks = p->ranks->ranks, most = panel_most(p),
+                 piece = (most + ranks - 1) / ranks, longest = size_min(most, p->group.count);
+    float *own = p->activations.shares, *all = own + piece * width;
+    enum terse_status status = TERSE_OK;
+    for (size_t row = 0; row < longest && !status; row += piece) {
+        const size_t mine = row < p->own.count ? size_min(piece, p->own.count - row) : 0;
+        memset(own, 0, piece * width * sizeof *own);
+        if (mine) memcpy(own, hidden_at(p, p->own.first + row), mine * width * sizeof *own);
+        status = collective_gather(p->ranks, own, piece * width * sizeof *own, all, error);
+        for (size_t rank = 0; rank < ranks && !status; rank++) {
+            const struct panel theirs = panel_of_group(p, number % 2 ? ranks - 1 - rank : rank);
+            const size_t rows = row < theirs.count ? size_min(piece, theirs.count - row) : 0;
+            if (rows) memcpy(hidden_at(p, theirs.first + row), all + rank * piece * width, rows * width * sizeof *own);
+        }
+    }
+    return status;
+}
+
+static size_t group_tokens(const struct pass *p) { return p->ranks->ranks * panel_most(p); }
+
+/* Returns how many groups of the layer come before this one. */
+static size_t group_number(const struct pass *p) { return (p->group.first - attended(p)) / group_tokens(p); }
+
+/* Begins the queries of token `first` and those after it: of a group where ranks share them, else of a panel; none are left: seals the layer. */
+static void begin_queries_at(struct pass *p, size_t first) {
+    const struct micro_batch *g = micro_batch_of(p);
+    const size_t end = g->first + g->count;
+    p->stage = STAGE_QUERIES;
+    p->group.count = 0;
+    if (!is_shared(p, attended(p), end)) {
+        if (!begin_panel(p, first)) p->stage = STAGE_SEAL;
+        return;
+    }
+    if (first == end) {
+        p->stage = STAGE_SEAL;
+        return;
+    }
+    p->group = (struct panel){g, first, size_min(group_tokens(p), end - first), first};
+    p->own = panel_of_group(p, group_number(p) % 2 ? p->ranks->ranks - 1 - p->ranks->rank : p->ranks->rank);
+    p->panel = attends_to_own(p) ? p->own : panel_of_group(p, 0);
+}
+
+/* Ends this rank's panel, if it has one. */
+static enum terse_status end_group(struct pass *p, struct terse_error *error) {
+    enum terse_status status = gather_group(p, group_number(p), error);
+    if (!status) status = check_rows(p, p->group, MODEL_BEHIND(p->layer), error);
+    if (!status) begin_queries_at(p, p->group.first + p->group.count);
+    p->paused = true;
+    return status;
+}
+
+static void swap_outputs(struct pass *p) {
+    struct activations *a = &p->activations;
+    float **outputs = has_latents(p) ? &a->latents.heads : &a->out, *kept = a->kept;
+    a->kept = *outputs;
+    *outputs = kept;
+}
+
+/* Goes on behind attention: where all ranks attend to a group, with its next panel, and at last with what follows this rank's own. */
+static enum terse_status leave_attention(struct pass *p, struct terse_error *error) {
+    const size_t end = p->panel.first + p->panel.count;
+    if (!p->group.count || attends_to_own(p)) return TERSE_OK;
+    if (p->own.count && p->panel.first == p->own.first) swap_outputs(p);
+    if (end < p->group.first + p->group.count) {
+        p->panel = panel_of_group(p, (end - p->group.first) / panel_most(p));
+        p->stage = STAGE_QUERIES;
+        return TERSE_OK;
+    }
+    if (!p->own.count) return end_group(p, error);
+    p->panel = p->own;
+    swap_outputs(p);
+    return TERSE_OK;
+}
+
 static void begin_layer(struct pass *p, uint32_t layer) {
     p->layer = layer;
+    p->group.count = 0;
     p->stage = is_recurrent(p) ? STAGE_MIXED : STAGE_KEYS;
     if (!micro_batch_of(p)->each) begin_panel(p, micro_batch_of(p)->first);
 }
@@ -461,12 +571,10 @@ static void end_layer(struct pass *p) {
     p->panel = (struct panel){.micro_batch = g, .first = g->sequences->kept};
 }
 
-static void begin_queries(struct pass *p) {
-    p->stage = STAGE_QUERIES;
-    if (!begin_panel(p, attended(p))) p->stage = STAGE_SEAL;
-}
+static void begin_queries(struct pass *p) { begin_queries_at(p, attended(p)); }
 
 static enum terse_status end_keys(struct pass *p, struct terse_error *error) {
+    p->paused = true;
     enum terse_status status = check_keys(p, p->panel, error);
     if (status || next_panel(p)) return status;
     if ((status = append(p, error))) return status;
@@ -484,14 +592,18 @@ static enum terse_status end_observing(struct pass *p, struct terse_error *error
         size_t skipped = attended(p) - p->panel.first;
         p->panel.first += skipped;
         p->panel.count -= skipped;
+        p->group.count = 0;
         p->stage = p->panel.count ? STAGE_ATTEND : STAGE_SEAL;
     } else if (!next_panel(p)) {
         begin_queries(p);
     }
+    p->paused = true;
     return status;
 }
 
 static enum terse_status end_narrowing(struct pass *p, struct terse_error *error) {
+    if (p->group.count) return end_group(p, error);
+    p->paused = true;
     enum terse_status status = check_rows(p, p->panel, MODEL_BEHIND(p->layer), error);
     const bool recurrent = is_recurrent(p);
     p->stage = recurrent ? STAGE_MIXED : STAGE_QUERIES;
@@ -508,6 +620,7 @@ static enum terse_status end_product(struct pass *p, struct terse_error *error) 
     case STAGE_MIXED: p->stage = STAGE_RECUR; return check_mixed(p, p->panel, error);
     case STAGE_EXPERTS:
     case STAGE_DOWN: return end_narrowing(p, error);
+    case STAGE_EXPAND: p->stage = stage_after(p, STAGE_EXPAND); return leave_attention(p, error);
     default: p->stage = stage_after(p, p->stage); return TERSE_OK;
     }
 }
@@ -527,7 +640,8 @@ static enum terse_status run_attend(struct pass *p, double *left, struct terse_e
     const struct kv_rows rows = queries_of(p, p->panel);
     if (p->executor->kv->attend_some(&p->batch, &rows)) return TERSE_OK;
     p->stage = stage_after(p, STAGE_ATTEND);
-    return p->executor->kv->attend(&p->batch, &rows, error);
+    enum terse_status status = p->executor->kv->attend(&p->batch, &rows, error);
+    return status || p->stage == STAGE_EXPAND ? status : leave_attention(p, error);
 }
 
 /* ---- After the layers */
@@ -552,6 +666,7 @@ static enum terse_status run_seal(struct pass *p, struct terse_error *error) {
     if (p->executor->kv->seal_some(&p->batch)) return TERSE_OK;
     enum terse_status status = p->executor->kv->seal(&p->batch, kv_layer(p), error);
     if (!status) end_layer(p);
+    p->paused = true;
     return status;
 }
 
@@ -596,12 +711,14 @@ static enum terse_status run_output(struct pass *p, struct terse_error *error) {
     return status ? status : begin_micro_batch(p, p->at + 1, error);
 }
 
-/* ---- Pieces */
+/* ---- Pieces. Ranks exchange data within them, so a piece ends at the same place on all, whatever each has to do and with how many threads: behind
+ * keys and values of a panel, a panel or a group, or sealing. */
 
 enum terse_status forward_begin(struct pass *p, struct terse_error *error) { return begin_micro_batch(p, 0, error); }
 
 /* Computes a part of a piece, of *left multiplications at most. */
 static enum terse_status run_some(struct pass *p, double *left, struct terse_error *error) {
+    if (p->stage == STAGE_QUERIES && p->group.count && !p->panel.count) return end_group(p, error);
     if (p->stage < STAGE_SEAL && !micro_batch_of(p)->each) {
         if (p->stage == STAGE_ATTEND) return run_attend(p, left, error);
         if (p->stage == STAGE_RECUR) return run_recur(p, left);
@@ -612,6 +729,7 @@ static enum terse_status run_some(struct pass *p, double *left, struct terse_err
         return finished ? end_product(p, error) : TERSE_OK;
     }
     *left = 0;
+    p->paused = p->stage != STAGE_SEAL;
     if (p->stage == STAGE_OUTPUT) return run_output(p, error);
     if (p->stage == STAGE_SEAL) return run_seal(p, error);
     enum terse_status status = run_layer_by_rows(p, error);
@@ -620,9 +738,10 @@ static enum terse_status run_some(struct pass *p, double *left, struct terse_err
 }
 
 enum terse_status forward_advance(struct pass *p, struct terse_error *error) {
-    double left = PIECE_MULTIPLICATIONS * p->executor->threads;
+    double left = p->ranks ? INFINITY : PIECE_MULTIPLICATIONS * p->executor->threads;
     enum terse_status status = TERSE_OK;
-    while (!done(p) && left > 0 && !status) status = run_some(p, &left, error);
+    p->paused = false;
+    while (!done(p) && !status && left > 0 && !(p->ranks && p->paused)) status = run_some(p, &left, error);
     return status;
 }
 

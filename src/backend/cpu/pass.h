@@ -8,6 +8,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/experts.h"
 #include "backend/cpu/latents.h"
+#include "dist/collective.h"
 
 #define PANEL_MOST 512 /* tokens of a panel */
 
@@ -61,6 +62,10 @@ struct activations {
     float *q;      /* [rows][Hq][hd] */
     float *out;    /* the same, or of a recurrent layer [rows][value heads][state] */
     float *inner;  /* [rows][feed_forward] */
+    /* These are empty where one rank computes. */
+    float *kept; /* the heads' outputs of a panel, while others attend: as `out`, or as latents.heads */
+    float *
+        shares; /* [1 + ranks][piece][width], of which a panel has as many pieces as there are ranks: hidden states, of this rank and of all */
     float *factor; /* the same; empty without a gate */
     struct routes routes;
     struct latent_rows latents; /* empty where attention has none */
@@ -108,6 +113,11 @@ struct pass {
     uint32_t layer;
     enum stage stage;
     struct panel panel; /* the stage's */
+    /* Ranks share what follows the keys and values of a layer: forward.c. */
+    struct collective *ranks; /* NULL: there is one */
+    struct panel group; /* the panels that ranks have together, one of each; count 0: the stage's panel is computed by all ranks */
+    struct panel own;   /* this rank's; count 0: it has none */
+    bool paused;        /* a piece may end here */
     uint32_t item;      /* of the stage's product the ones before are done: linear_some() */
 };
 

@@ -1,4 +1,4 @@
-/* Implements collectives by MPI: the plug-in libterse-mpi.so. It calls MPI_Allgather and MPI_Bcast alone, which move data and compute
+/* Implements collectives by MPI: the plug-in libterse-mpi.so. It calls MPI_Allgather and MPI_Ibcast alone, which move data and compute
  * nothing. MPI_Allreduce with an operation that merges partial states would send less for many ranks, but the standard (MPI 3.1,
  * section 5.9.1) only recommends that the same operands give the same result. */
 #include "base/status.h"
@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <mpi.h>
 #include <stdlib.h>
+#include <time.h>
 
 static MPI_Comm world; /* a copy of MPI_COMM_WORLD of our own */
 
@@ -25,9 +26,23 @@ static enum terse_status gather(const struct collective *ranks, const void *own,
     return check(ranks, MPI_Allgather(own, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, world), error);
 }
 
+#define POLLS 20000      /* of a broadcast that does not come, some milliseconds, before a rank sleeps between them */
+#define NAP_MOST 2000000 /* nanoseconds: what a broadcast may come late then */
+
+/* MPI waits by polling. A rank that waits for rank 0, which may have nothing to do for hours, leaves the processor to others. */
 static enum terse_status broadcast(const struct collective *ranks, void *data, size_t bytes, struct terse_error *error) {
+    MPI_Request request;
+    int done = 0;
+    long nap = 50000;
     if (bytes > INT_MAX) return status_fail(error, TERSE_E_ARGUMENT, "an exchange of %zu bytes", bytes);
-    return check(ranks, MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, world), error);
+    int code = MPI_Ibcast(data, (int)bytes, MPI_BYTE, 0, world, &request);
+    for (size_t polls = 0; code == MPI_SUCCESS && !done; polls++) {
+        code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        if (done || polls < POLLS) continue;
+        nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
+        if (nap < NAP_MOST) nap += nap / 8;
+    }
+    return check(ranks, code, error);
 }
 
 static const struct collective_ops ops = {"MPI", gather, broadcast};

@@ -52,12 +52,28 @@ static void copy_pages(const struct cache *cache, const struct page_set *from, u
     }
 }
 
+/* Returns how many sealed pages of a KV head there are before they may repeat: of pages that are dealt to ranks, each has some. */
+static size_t distinct_pages(const struct cache *cache) {
+    const struct collective *ranks = cache->base.shape.ranks;
+    return DISTINCT * (ranks ? ranks->ranks : 1);
+}
+
+/* Returns the page set that the i-th, which is here, repeats: one of the first distinct ones that is here. */
+static const struct page_set *source_of(const struct cache *cache, size_t i) {
+    const struct block_table *pages = &cache->base.pages;
+    const size_t distinct = distinct_pages(cache);
+    size_t at = i % distinct;
+    while (!page_set_is_here(&pages->sets[at])) at = (at + 1) % distinct;
+    return &pages->sets[at];
+}
+
 /* Copies the pages that the step seals, of the first `layers` layers, from pages before them. */
 static void repeat_pages(const struct cache *cache, uint32_t layers) {
 #pragma omp parallel for schedule(static) num_threads(cache->base.threads)
     for (size_t i = cache->base.pages.n_sealed; i < cache->base.pages.n_sealed + cache->base.plan.seal; i++)
         for (uint32_t layer = 0; layer < layers; layer++)
-            copy_pages(cache, &cache->base.pages.sets[i % DISTINCT], layer, &cache->base.pages.sets[i], layer);
+            if (page_set_is_here(&cache->base.pages.sets[i]))
+                copy_pages(cache, source_of(cache, i), layer, &cache->base.pages.sets[i], layer);
 }
 
 /* Returns whether the pages of all layers are of the same sizes, head by head. */
@@ -85,7 +101,8 @@ static void copy_layers(const struct cache *cache) {
 #pragma omp parallel for schedule(static) num_threads(cache->base.threads)
     for (uint32_t layer = 1; layer < cache->base.shape.layers; layer++) {
         for (size_t i = 0; i < cache->base.pages.n_sealed; i++)
-            copy_pages(cache, &cache->base.pages.sets[i], 0, &cache->base.pages.sets[i], layer);
+            if (page_set_is_here(&cache->base.pages.sets[i]))
+                copy_pages(cache, &cache->base.pages.sets[i], 0, &cache->base.pages.sets[i], layer);
         for (size_t i = 0; i < cache->n_window_sets; i++) copy_layer(cache->window_sets[i], heads * window_bytes(cache), layer);
         copy_layer((uint8_t *)cache->exact, heads * exact, layer);
         copy_layer(cache->fitted, heads * cache->fitted_bytes, layer);
@@ -96,7 +113,7 @@ static void copy_layers(const struct cache *cache) {
 /* Returns whether the step's pages may be copies: they may if none of these tokens stays in the window; `left` tokens come after
  * them. */
 static bool may_repeat(const struct cache *cache, size_t left) {
-    return cache->base.pages.n_sealed >= DISTINCT && left >= (size_t)cache->base.method.tail_tokens + PAGE_TOKENS;
+    return cache->base.pages.n_sealed >= distinct_pages(cache) && left >= (size_t)cache->base.method.tail_tokens + PAGE_TOKENS;
 }
 
 /* ---- Filling */
@@ -132,8 +149,9 @@ enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed
     float *normals = memory_array(floats + 2 * plan.step * width, sizeof *normals);
     if (!normals) return status_no_memory(error, (floats + 2 * plan.step * width) * sizeof *normals, "random keys and values");
     fill_normals(normals, floats, &seed);
-    /* The pages come from one chunk of the pool, as those of a prompt do. */
-    enum terse_status status = plan.pages ? block_table_reserve(&cache->base.pages, plan.pages, error) : TERSE_OK;
+    /* The pages come from one chunk of the pool, as those of a prompt do; those that are dealt come with the steps. */
+    enum terse_status status =
+        plan.pages && !base->shape.ranks ? block_table_reserve(&cache->base.pages, plan.pages, error) : TERSE_OK;
     if (!status) status = fill_steps(cache, n, &plan, alike ? 1 : base->shape.layers, normals, normals + floats, seed, error);
     if (alike && cache_length(cache)) copy_layers(cache);
     memory_free(normals);
