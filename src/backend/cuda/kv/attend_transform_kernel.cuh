@@ -10,10 +10,6 @@
 #include "backend/cuda/kv/attend_transform.h"
 #include "backend/cuda/kv/attend_transform_merge.cuh"
 
-/* Functions that a CTA calls once, before or after it reads pages, are not inlined into the kernel: its registers are all for
- * reading. */
-#define ATTEND_APART __device__ __noinline__
-
 /* ---- The ring */
 
 /* Returns the bytes of a slot: nibbles, then gains in a unit of their own. Behind a slot of keys lies the record of their run. */

@@ -10,6 +10,10 @@
 
 #include "backend/cuda/kv/attend_common.cuh"
 
+/* Functions that a CTA calls once, before or after it reads pages, are not inlined into the kernel: its registers are all for
+ * reading. */
+#define ATTEND_APART __device__ __noinline__
+
 /* Returns the steps of a product, each of which takes 8 pairs. */
 __host__ __device__ constexpr uint32_t position_steps(uint32_t pairs) { return (pairs + 7) / 8; }
 
@@ -70,7 +74,7 @@ ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct s
 }
 
 /* All warps of a CTA copy what stage_positions wrote to shared memory; a __syncthreads makes it readable. */
-template <int THREADS> static __device__ __noinline__ void fetch_positions(const uint32_t *from, uint32_t bytes, uint32_t to) {
+template <int THREADS> ATTEND_APART void fetch_positions(const uint32_t *from, uint32_t bytes, uint32_t to) {
     for (unsigned i = threadIdx.x; i < bytes / 16; i += THREADS)
         store_shared_quad(to + 16 * i, __ldcg(reinterpret_cast<const uint4 *>(from) + i));
 }
