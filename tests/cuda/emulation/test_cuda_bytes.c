@@ -68,7 +68,8 @@ static void what_the_plugin_does_not_serve_is_refused(void **state) {
     struct terse_cache_options options = terse_cache_options_defaults();
     struct terse_cache_report report;
     struct terse_error error;
-    options.method = "mat-256";
+    options.key_type = "terse-2";
+    options.value_type = "q8_0";
     assert_int_equal(terse_cache_bytes(model, "cpu", &options, 100, &report, &error), TERSE_OK);
     assert_int_equal(terse_cache_bytes(model, "cuda", &options, 100, &report, &error), TERSE_E_UNSUPPORTED);
     assert_non_null(strstr(error.message, "on the GPU"));
