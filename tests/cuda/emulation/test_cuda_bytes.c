@@ -37,8 +37,9 @@ static void bytes_are_those_of_the_plugin(void **state) {
     static const struct {
         const char *name;
         double read, anchors; /* percent */
-    } methods[] = {{"f16", 0, 0},           {"q4_0", 0, 0},       {"kivi-2", 0, 0},    {"terse-2", 0, 0}, {"terse-2", 7, 0},
-                   {"streaming-256", 0, 0}, {"snapkv-256", 0, 0}, {"quest-256", 0, 0}, {"q8_0", 0, 2},    {"mat-256", 0, 0}};
+    } methods[] = {{"f16", 0, 0},     {"q4_0", 0, 0},          {"kivi-2", 0, 0},     {"terse-2", 0, 0},
+                   {"terse-2", 7, 0}, {"streaming-256", 0, 0}, {"snapkv-256", 0, 0}, {"quest-256", 0, 0},
+                   {"q8_0", 0, 2},    {"mat-256", 0, 0},       {"selfindex-2", 0, 0}};
     static const uint64_t lengths[] = {1, 300, FIT_TOKENS + SINKS, 5000};
     const struct cache_shape shape = cache_shape_of(model, model->context);
     for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
