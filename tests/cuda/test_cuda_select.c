@@ -1,6 +1,6 @@
 /* Caches whose steps choose what they read, on the GPU beside the CPU: steps of one token and of several after the same state give the same outputs,
  * as far as the CPU's bytes tell, which test_select holds to double precision; after a second prompt, forked, cut, saved; replayed as a graph; what is
- * refused. test_select_tokens has the choice itself. */
+ * refused; beside anchors by vote, which are the CPU's. test_select_tokens has the choice itself. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/batch.h"
 #include "backend/cuda/kv/ops.h"
@@ -33,11 +33,14 @@ static const struct setting {
     double percent; /* 0: as the method's name says */
     uint32_t head_dim, group;
     double far;
-} settings[] = {
-    {"terse-2", NULL, 10, 64, 3, 0.3},     {"cq-1", NULL, 20, 64, 3, 0.1},         {"quest-200", NULL, 0, 64, 3, 0.02},
-    {"quest-100", "q8_0", 0, 64, 1, 0.02}, {"selfindex-2", NULL, 0, 128, 4, 0.1},  {"q4_0", NULL, 10, 64, 3, 0.1},
-    {"selfindex-16", NULL, 0, 64, 3, 0.1}, {"selfindex-2", NULL, 20, 64, 12, 0.1}, {"selfindex-2", NULL, 20, 256, 2, 0.1},
-    {"kivi-2", NULL, 20, 128, 3, 0.1},     {"selfindex-2", NULL, 20, 96, 1, 0.1}};
+    uint32_t anchors; /* by vote */
+} settings[] = {{"terse-2", NULL, 10, 64, 3, 0.3, 0},      {"cq-1", NULL, 20, 64, 3, 0.1, 0},
+                {"quest-200", NULL, 0, 64, 3, 0.02, 0},    {"quest-100", "q8_0", 0, 64, 1, 0.02, 0},
+                {"selfindex-2", NULL, 0, 128, 4, 0.1, 0},  {"q4_0", NULL, 10, 64, 3, 0.1, 0},
+                {"selfindex-16", NULL, 0, 64, 3, 0.1, 0},  {"selfindex-2", NULL, 20, 64, 12, 0.1, 0},
+                {"selfindex-2", NULL, 20, 256, 2, 0.1, 0}, {"kivi-2", NULL, 20, 128, 3, 0.1, 0},
+                {"selfindex-2", NULL, 20, 96, 1, 0.1, 0},  {"selfindex-16", NULL, 100, 64, 1, 0.1, 20},
+                {"selfindex-2", NULL, 10, 64, 2, 0.1, 64}};
 enum { SETTINGS = sizeof settings / sizeof settings[0] };
 #define FAR_MOST 0.05 /* of the outputs */
 
@@ -52,6 +55,7 @@ static struct oracle_setup setup_of(const struct setting *s, double percent) {
                                  .head_dim = s->head_dim,
                                  .pairing = s->group % 2 ? ROPE_HALF_SPLIT : ROPE_ADJACENT,
                                  .read_percent = percent,
+                                 .anchor_count = s->anchors,
                                  .seed = s->head_dim};
 }
 
@@ -66,18 +70,20 @@ static void fill(struct oracle *o, struct numbers *numbers) {
     for (size_t i = 0; i < k; i++) numbers->k[i] = oracle_random(o), numbers->v[i] = oracle_random(o);
 }
 
-static void step(const struct oracle *o, size_t n, const struct numbers *in, float *out) {
-    step_cache(o->kv, o->cache, &o->shape, D, n,
+static void step(const struct oracle *o, enum cache_step_kind kind, size_t n, const struct numbers *in, float *out) {
+    step_cache(o->kv, o->cache, &o->shape, kind, n,
                &(struct step_rows){.k = in->k, .v = in->v, .q = in->q, .out = out, .apart = MOST});
 }
 
-/* A step of random tokens, of which nothing is asked. */
+/* A step of random tokens. Of a prompt that votes all queries are asked. */
 static void read_tokens(struct oracle *o, enum cache_step_kind kind, size_t n) {
-    const size_t floats = LAYERS * n * cache_shape_kv_width(&o->shape);
-    float *rows = malloc(2 * floats * sizeof *rows);
+    const bool votes = kind == P && o->setup.anchor_count;
+    const size_t floats = LAYERS * n * cache_shape_kv_width(&o->shape), queries = LAYERS * n * cache_shape_query_width(&o->shape);
+    float *rows = malloc((2 * floats + queries) * sizeof *rows);
     assert_non_null(rows);
-    for (size_t i = 0; i < 2 * floats; i++) rows[i] = oracle_random(o);
-    step_cache(o->kv, o->cache, &o->shape, kind, n, &(struct step_rows){.k = rows, .v = rows + floats, .apart = n});
+    for (size_t i = 0; i < 2 * floats + (votes ? queries : 0); i++) rows[i] = oracle_random(o);
+    step_cache(o->kv, o->cache, &o->shape, kind, n,
+               &(struct step_rows){.k = rows, .v = rows + floats, .q = votes ? rows + 2 * floats : NULL, .apart = n});
     o->length += n;
     free(rows);
 }
@@ -99,6 +105,30 @@ static size_t count_far(const struct oracle *o, const float *a, const float *b, 
     return count;
 }
 
+/* Reads a prompt on both backends and compares the anchors that its last queries vote for, and older ones. */
+static void compare_votes(struct oracle *gpu, struct oracle *cpu) {
+    enum { PROMPT = 140, ANCHORS_MOST = 256 };
+    const size_t n = cache_base_of(gpu->cache)->n_anchors + gpu->setup.anchor_count, sides = LAYERS * HEADS * 2;
+    uint32_t tokens[2][ANCHORS_MOST];
+    size_t differ = 0;
+    read_tokens(gpu, P, PROMPT);
+    read_tokens(cpu, P, PROMPT);
+    for (uint32_t at = 0; at < sides; at++) {
+        for (int i = 0; i < 2; i++) {
+            struct cache *cache = i ? cpu->cache : gpu->cache;
+            assert_true(cache_base_of(cache)->n_anchors == n && n <= ANCHORS_MOST);
+            assert_true(cache_base_of(cache)->storage->anchor_tokens(cache, at / 2 / HEADS, at / 2 % HEADS,
+                                                                     at % 2 ? CODEC_VALUES : CODEC_KEYS, tokens[i]));
+        }
+        for (size_t i = 0, j = 0; i < n; i++) {
+            while (j < n && tokens[1][j] < tokens[0][i]) j++;
+            differ += j == n || tokens[1][j] != tokens[0][i];
+        }
+    }
+    print_message("%s: %zu of %zu anchors are not the CPU's\n", gpu->method.name, differ, sides * n);
+    assert_true(differ * 50 <= sides * n);
+}
+
 /* Compares steps on both backends from a state on. */
 static void compare_steps(struct oracle *o, const char *path, double far) {
     static const size_t counts[] = {3, 20, 1};
@@ -111,12 +141,20 @@ static void compare_steps(struct oracle *o, const char *path, double far) {
     struct oracle *back = oracle_load(o, o->kv, path, 1);
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         fill(o, &in);
-        step(gpu, counts[i], &in, outs[0]);
-        step(cpu, counts[i], &in, outs[1]);
+        step(gpu, D, counts[i], &in, outs[0]);
+        step(cpu, D, counts[i], &in, outs[1]);
         differ += count_far(o, outs[0], outs[1], counts[i], far), all += counts[i];
         if (i) continue;
-        step(back, counts[i], &in, outs[0]); /* what has gone to the CPU and back */
+        step(back, D, counts[i], &in, outs[0]); /* what has gone to the CPU and back */
         differ += count_far(o, outs[0], outs[1], counts[i], far), all += counts[i];
+    }
+    if (o->setup.anchor_count) { /* a prompt reads exact rows in place of codes, too */
+        assert_true(cache_base_of(o->cache)->n_anchors >= o->setup.anchor_count);
+        compare_votes(gpu, cpu);
+        fill(o, &in);
+        step(gpu, P, MOST, &in, outs[0]);
+        step(cpu, P, MOST, &in, outs[1]);
+        differ += count_far(o, outs[0], outs[1], MOST, far), all += MOST;
     }
     const double share = (double)differ / (double)(all * LAYERS * o->shape.query_heads);
     print_message("%s of %u channels, %zu tokens: %.3f of outputs are not the CPU's\n", o->method.name, o->shape.head_dim,
@@ -131,11 +169,17 @@ static void steps_are_the_cpus(void **state) {
     for (size_t m = 0; m < SETTINGS; m++) {
         const struct oracle_setup setup = setup_of(&settings[m], settings[m].percent);
         struct oracle *o = oracle_new(&setup, 2000);
-        read_tokens(o, P, 1100);
+        read_tokens(o, P, setup.anchor_count ? 330 : 1100);
         for (size_t i = 0; i < 3; i++) read_tokens(o, D, 50); /* what is generated is read whatever it scores */
-        read_tokens(o, P, 200);
+        read_tokens(o, P, setup.anchor_count ? 100 : 200);
         compare_steps(o, *state, settings[m].far);
-        oracle_cut(o, 900);
+        if (setup.anchor_count) { /* the anchors of a part of a prompt are not as many in all heads */
+            assert_int_equal(parts_truncate(o->cache, 200, NULL), TERSE_E_UNSUPPORTED);
+            oracle_cut(o, 340);
+            assert_int_equal(cache_base_of(o->cache)->n_anchors, setup.anchor_count);
+        } else {
+            oracle_cut(o, 900);
+        }
         if (m % 3 == 0) compare_steps(o, *state, settings[m].far);
         oracle_free(o);
     }
@@ -153,7 +197,7 @@ static void few_tokens_are_read(void **state) {
             struct oracle *o = oracle_new(&setup, 1100);
             read_tokens(o, P, 1100);
             fill(o, &in);
-            step(o, 2, &in, outs[all]);
+            step(o, D, 2, &in, outs[all]);
             if (all) far = count_far(o, outs[0], outs[1], 2, settings[m].far);
             oracle_free(o);
         }
@@ -259,7 +303,7 @@ static void steps_are_replayed(void **state) {
     for (int i = 0; i < 3; i++) {
         struct oracle *fork = oracle_fork(o, 1);
         fill(o, &in);
-        step(fork, 1, &in, alone);
+        step(fork, D, 1, &in, alone);
         oracle_free_copy(fork);
         assert_int_equal(cuda_kv_ops.begin(o->cache, D, 1, NULL), TERSE_OK);
         assert_int_equal(cuda_kv_ops.join(&batch, NULL), TERSE_OK);

@@ -1,6 +1,6 @@
 /* Which tokens a decoding step chooses, where keys of codec transform rank them: scores against double precision over the components that rank;
  * the choice, exactly, by a plain search among the same scores, ties and rope runs included; how much of it is the CPU's own; and attention to what
- * was chosen in double precision. Rows that choose, of all pages and of some, beside rows that do not. */
+ * was chosen in double precision. Rows that choose, of all pages and of some, beside rows that do not; some tokens are anchors, which are not chosen. */
 #include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kv/position_scores.h"
 #include "backend/cuda/kv/codec.h"
@@ -17,6 +17,23 @@ static struct sequence_view view[SEQUENCES];
 static double worst_score;
 static size_t chosen, others; /* tokens, and those of them that the CPU does not choose */
 
+/* Returns which tokens of a page have rows of halves: of every other sequence, whose last page set came later. */
+static uint64_t anchored(const struct sequence *sequences, uint32_t row, uint32_t head, size_t page) {
+    const uint32_t turn = (uint32_t)(page * 7 + head * 3 + row) % 60;
+    return row % 2 == 0 && page + 1 < sequences[row].pages ? UINT64_C(0x9003) << turn : 0;
+}
+
+/* Gives a view the masks of all heads; the rows themselves are left out. */
+static void view_anchors(struct attend_sample *sample, uint32_t row) {
+    static uint64_t masks[LAYERS * HEADS_MOST * PAGES_MOST];
+    const uint32_t pages = sample->sequences[row].pages - 1;
+    for (uint32_t head = 0; head < LAYERS * sample->kv_heads; head++)
+        for (uint32_t page = 0; page < pages; page++)
+            masks[head * pages + page] = anchored(sample->sequences, row, head % sample->kv_heads, page);
+    sample->views[row].anchored = take(sample, masks, LAYERS * sample->kv_heads * pages * sizeof *masks);
+    sample->views[row].anchored_pages = pages;
+}
+
 static void prepare(struct attend_sample *sample, struct query_row_view *rows) {
     const struct head_view *heads = &sample->attend.heads;
     const size_t bytes = selection_bytes(heads, SEQUENCES, PAGES_MOST);
@@ -28,6 +45,7 @@ static void prepare(struct attend_sample *sample, struct query_row_view *rows) {
     for (uint32_t i = 0; i < SEQUENCES; i++) {
         const struct sequence *s = &sample->sequences[i];
         rows[i].tokens_read = s->tokens_read, rows[i].runs_read = s->runs_read;
+        if (s->tokens_read && i % 2 == 0) view_anchors(sample, i);
         if (s->tokens_read) sample->views[i].own = selection_at(selection.scores, heads, SEQUENCES, PAGES_MOST, i).lists;
     }
     memcpy(view, sample->views, sizeof view);
@@ -38,6 +56,8 @@ static void prepare(struct attend_sample *sample, struct query_row_view *rows) {
 struct expected_page {
     struct page_set_view set;
     uint8_t *bytes;
+    uint64_t slots; /* that hold tokens to choose from, all but anchors */
+    uint64_t anchored;
     double scores[PAGE_TOKENS];
     uint16_t ranks[PAGE_TOKENS]; /* the CPU's */
 };
@@ -117,9 +137,10 @@ static void choose_plainly(const struct sequence *s, const struct expected_page 
     open_runs(best, runs, s->runs_read, open);
     for (size_t i = 0; i < (size_t)s->pages * PAGE_TOKENS; i++) {
         const struct page_set_view *set = &pages[i / PAGE_TOKENS].set;
-        own[i] = set->generated ? -1 : open[set->first / ROPE_RUN_TOKENS - first_run] ? scores[i] : 0;
+        const bool anchor = pages[i / PAGE_TOKENS].anchored >> i % PAGE_TOKENS & 1;
+        own[i] = set->generated || anchor ? -1 : open[set->first / ROPE_RUN_TOKENS - first_run] ? scores[i] : 0;
     }
-    for (size_t p = 0; p < s->pages; p++) read[p] = pages[p].set.generated ? READ_ALL : 0;
+    for (size_t p = 0; p < s->pages; p++) read[p] = pages[p].set.generated ? ~pages[p].anchored : 0;
     for (uint32_t k = 0; k < s->tokens_read; k++) {
         size_t at = SLOTS_MOST;
         for (size_t i = 0; i < (size_t)s->pages * PAGE_TOKENS; i++)
@@ -157,9 +178,10 @@ static void check_head(struct attend_sample *sample, uint32_t row, uint32_t head
         pages[p].bytes = allocated(key_bytes);
         device_fetch(pages[p].bytes, page_address(&sets[p], &sample->places[LAYER * sample->kv_heads + head], 0), key_bytes);
         score_page(sample, row, head, mean, &positions, &pages[p]);
-        const uint64_t live = read_slots(p == 0 ? s->begin : 0, p + 1 == n ? s->end : PAGE_TOKENS);
+        pages[p].anchored = anchored(sample->sequences, row, head, p);
+        pages[p].slots = read_slots(p == 0 ? s->begin : 0, p + 1 == n ? s->end : PAGE_TOKENS) & ~pages[p].anchored;
         for (size_t t = 0; t < PAGE_TOKENS; t++) {
-            const bool there = live >> t & 1;
+            const bool there = pages[p].slots >> t & 1;
             scores[p * PAGE_TOKENS + t] = found[p * PAGE_TOKENS + t] - 1;
             ranks[p * PAGE_TOKENS + t] = there ? pages[p].ranks[t] : 0;
             if (!there || sets[p].generated) continue;
@@ -171,7 +193,7 @@ static void check_head(struct attend_sample *sample, uint32_t row, uint32_t head
     choose_plainly(s, pages, ranks, by_cpu);
     size_t entry = 0;
     for (size_t p = 0; p < n; p++) {
-        const uint64_t live = read[p] & read_slots(p == 0 ? s->begin : 0, p + 1 == n ? s->end : PAGE_TOKENS);
+        const uint64_t live = read[p] & pages[p].slots;
         sample->live[row][head][p] = live;
         if (live) {
             assert_true(entry < list.n_pages && listed[entry].page == p && listed[entry].live == live);

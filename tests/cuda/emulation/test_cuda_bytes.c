@@ -37,8 +37,9 @@ static void bytes_are_those_of_the_plugin(void **state) {
     static const struct {
         const char *name;
         double read, anchors; /* percent */
-    } methods[] = {{"f16", 0, 0},           {"q4_0", 0, 0},       {"kivi-2", 0, 0},    {"terse-2", 0, 0}, {"terse-2", 7, 0},
-                   {"streaming-256", 0, 0}, {"snapkv-256", 0, 0}, {"quest-256", 0, 0}, {"q8_0", 0, 2},    {"mat-256", 0, 0}};
+    } methods[] = {{"f16", 0, 0},     {"q4_0", 0, 0},          {"kivi-2", 0, 0},     {"terse-2", 0, 0},
+                   {"terse-2", 7, 0}, {"streaming-256", 0, 0}, {"snapkv-256", 0, 0}, {"quest-256", 0, 0},
+                   {"q8_0", 0, 2},    {"mat-256", 0, 0},       {"selfindex-2", 0, 0}};
     static const uint64_t lengths[] = {1, 300, FIT_TOKENS + SINKS, 5000};
     const struct cache_shape shape = cache_shape_of(model, model->context);
     for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
@@ -68,7 +69,8 @@ static void what_the_plugin_does_not_serve_is_refused(void **state) {
     struct terse_cache_options options = terse_cache_options_defaults();
     struct terse_cache_report report;
     struct terse_error error;
-    options.method = "mat-256";
+    options.key_type = "terse-2";
+    options.value_type = "q8_0";
     assert_int_equal(terse_cache_bytes(model, "cpu", &options, 100, &report, &error), TERSE_OK);
     assert_int_equal(terse_cache_bytes(model, "cuda", &options, 100, &report, &error), TERSE_E_UNSUPPORTED);
     assert_non_null(strstr(error.message, "on the GPU"));

@@ -14,6 +14,7 @@
 
 #define DECODED_PAGES 64 /* that are decoded at a time */
 
+/* Returns whether the step chooses by scores. */
 static bool chooses(const struct cache *cache) { return cache->base.plan.anchors && !cache->base.plan.ranked; }
 
 /* ---- The memory of a step */
@@ -224,26 +225,32 @@ static cudaError_t fill_rows(const struct cache *cache, uint32_t layer, const st
     return result;
 }
 
+static cudaError_t choose_by_scores(const struct cache *cache, uint32_t layer, const struct work *work, const device_half *k,
+                                    const device_half *v) {
+    const struct anchor_choice choice = {.kv_heads = cache->base.shape.kv_heads,
+                                         .n = (uint32_t)cache->base.plan.sealed,
+                                         .keep = (uint32_t)cache->base.plan.anchors,
+                                         .scores = work->scores,
+                                         .marks = work->marks};
+    const cudaError_t result = scale_scores(cache, layer, work, k, v);
+    return result == cudaSuccess ? choose_anchors(&choice, device_stream()) : result;
+}
+
 cudaError_t kv_anchors_choose(const struct cache *cache, uint32_t layer, const device_half *k, const device_half *v) {
     const struct plan *plan = &cache->base.plan;
-    if (!chooses(cache)) return cudaSuccess;
+    const bool by_scores = chooses(cache);
+    if (!plan->anchors || !anchors_have_codes(&cache->base.method)) return cudaSuccess;
     const struct work work = work_of(cache);
-    const struct anchor_choice choice = {.kv_heads = cache->base.shape.kv_heads,
-                                         .n = (uint32_t)plan->sealed,
-                                         .keep = (uint32_t)plan->anchors,
-                                         .scores = work.scores,
-                                         .marks = work.marks};
     struct anchor_union anchors = {.to = view_of(cache, &cache->chosen, layer, 1),
-                                   .marks = work.marks,
+                                   .marks = by_scores ? work.marks : kept_marks(cache),
                                    .first_page = (uint32_t)cache->base.pages.n_sealed,
                                    .pages = (uint32_t)plan->seal,
                                    .first = (uint32_t)plan_first_sealed(plan),
                                    .rows = {k, v}};
     if (cache->base.n_anchors) anchors.from = view_of(cache, &cache->exact, layer, 1);
-    cudaError_t result = scale_scores(cache, layer, &work, k, v);
-    if (result == cudaSuccess) result = choose_anchors(&choice, device_stream());
+    cudaError_t result = by_scores ? choose_by_scores(cache, layer, &work, k, v) : cudaSuccess;
     if (result == cudaSuccess) result = unite_anchors(&anchors, device_stream());
-    return result == cudaSuccess ? fill_rows(cache, layer, &anchors.to, work.decoded) : result;
+    return result == cudaSuccess && by_scores ? fill_rows(cache, layer, &anchors.to, work.decoded) : result;
 }
 
 cudaError_t kv_anchors_spread(const struct cache *cache, uint32_t layer, device_half *const rows[2]) {
@@ -255,7 +262,7 @@ cudaError_t kv_anchors_spread(const struct cache *cache, uint32_t layer, device_
 
 enum terse_status kv_anchors_complete(struct cache *cache, struct terse_error *error) {
     const size_t pages = cache->base.pages.n_sealed, bytes = decoded_bytes(cache, pages);
-    if (!cache->base.n_anchors || !cache->exact.counts) return TERSE_OK;
+    if (!cache->base.n_anchors || !chooses_apart(&cache->base.method)) return TERSE_OK;
     device_half *memory = device_alloc(NULL, 2 * bytes, "reading a saved KV cache", error);
     if (!memory) return TERSE_E_MEMORY;
     device_half *const decoded[2] = {memory, memory + bytes / sizeof *memory};

@@ -1,5 +1,5 @@
 /* Declares anchors (AnTKV, section 3.3): tokens of a prompt whose keys or values stay exact beside their codes, chosen by Anchor
- * Score times error. Where a step chooses none, the functions of a step return at once. */
+ * Score times error, or both by rank (kept.h). Where a step chooses none, the functions of a step return at once. */
 #ifndef TERSE_BACKEND_CUDA_KV_ANCHORS_H
 #define TERSE_BACKEND_CUDA_KV_ANCHORS_H
 
@@ -14,8 +14,8 @@ enum terse_status kv_anchors_list_pages(struct cache *cache, struct terse_error 
 cudaError_t kv_anchors_begin_layer(const struct cache *cache);
 /* Queues a prompt's attention, and adds what its queries contribute to the scores. */
 cudaError_t kv_anchors_attend(const struct cache *cache, const struct attend_prefill *attend);
-/* Queues the choice of the layer's anchors, whose pages are encoded. Rows k, v[plan.sealed][Hk][hd] are those of the tokens that the
- * step seals. */
+/* Queues the choice of the layer's anchors, whose pages are encoded; of those by rank, which kept_choose has marked, the copy alone.
+ * Rows k, v[plan.sealed][Hk][hd] are those of the tokens that the step seals. */
 cudaError_t kv_anchors_choose(const struct cache *cache, uint32_t layer, const device_half *k, const device_half *v);
 /* Queues the copy of the layer's anchors to rows[side] + token Hk hd. */
 cudaError_t kv_anchors_spread(const struct cache *cache, uint32_t layer, device_half *const rows[2]);

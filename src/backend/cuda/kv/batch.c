@@ -190,8 +190,8 @@ static uint32_t set_splits(const struct cache *cache, const struct choice *choic
     uint32_t all = 0;
     if (rates_of(&cache->base) == 1)
         return attend_decode_splits(&cache->heads, keys, multiprocessors, 1,
-                                    choice->made ? choice->pages_read
-                                                 : (uint32_t)(cache->base.pages.n_sealed + cache->base.n_anchors / PAGE_TOKENS));
+                                    (choice->made ? choice->pages_read : (uint32_t)cache->base.pages.n_sealed) +
+                                        (uint32_t)(cache->base.n_anchors / PAGE_TOKENS));
     for (uint32_t rate = 0; rate < rates_of(&cache->base); rate++) {
         const uint32_t pages = view->rate_first[rate + 1] - view->rate_first[rate];
         view->rate_splits[rate] = pages ? attend_decode_splits(&cache->heads, keys, multiprocessors, 1, pages) : 0;

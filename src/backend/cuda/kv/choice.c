@@ -22,7 +22,8 @@ struct choice choice_of(const struct cache *cache) {
         return (struct choice){.made = false};
     for (size_t i = 0; i < n; i++) candidates += !base->pages.sets[i].generated;
     const size_t tokens = method_tokens_read(&base->method, candidates * PAGE_TOKENS);
-    if (!candidates || tokens >= candidates * PAGE_TOKENS) return (struct choice){.made = false};
+    if (tokens + anchor_rows_most(&base->method, base->n_anchors) >= candidates * PAGE_TOKENS)
+        return (struct choice){.made = false};
     const bool by_runs = base->method.index->id == INDEX_COMPONENTS;
     const size_t runs = by_runs ? size_max((RUN_SPREAD * tokens + ROPE_RUN_TOKENS - 1) / ROPE_RUN_TOKENS, LEAST_RUNS) : 0;
     size_t chosen = size_min(candidates, tokens / tokens_together(&base->method) + 1);

@@ -7,7 +7,7 @@
 
 struct choice {
     bool made;                       /* the step chooses; else it reads all that the list of its sequence names */
-    uint32_t tokens_read, runs_read; /* as of struct query_row_view */
+    uint32_t tokens_read, runs_read; /* as of struct query_row_view; anchors are read besides */
     uint32_t pages_read;             /* at most, those of generated tokens among them */
 };
 

@@ -1,14 +1,12 @@
 /* Keeps exact rows. Some policies keep of a prompt only the tokens to which its last queries attend most: these become further
- * exact rows, behind the first ones, as do anchors (anchors.h). A step that chooses puts them into memory of its own, which replaces
- * the old memory when the step is committed. */
+ * exact rows, behind the first ones, as do anchors (anchors.h), which such queries may choose, too. A step that chooses puts them
+ * into memory of its own, which replaces the old memory when the step is committed. */
 #include "backend/cuda/kv/kept.h"
 
 #include "backend/cuda/kv/rank.h"
+#include "base/memory.h"
 
 static size_t row_bytes(const struct cache *cache) { return cache->base.shape.head_dim * sizeof(device_half); }
-
-/* Returns how many rows n anchors of each side take at most: a token may be one of both sides, or of one alone. */
-static size_t rows_of(const struct method *method, size_t n) { return chooses_apart(method) ? 2 * n : n; }
 
 size_t kept_bytes(const struct cache_shape *shape, const struct method *method, size_t n, size_t pages) {
     const size_t row = 2 * shape->head_dim * sizeof(device_half) + sizeof(uint32_t);
@@ -16,23 +14,24 @@ size_t kept_bytes(const struct cache_shape *shape, const struct method *method, 
         return cache_heads_of(shape) *
                (method->parameters.exact * shape->head_dim * sizeof(device_half) + method->parameters.budget * sizeof(float));
     if (!n) return 0;
-    if (!chooses_apart(method)) return cache_heads_of(shape) * n * row;
-    return cache_heads_of(shape) * (rows_of(method, n) * (row + sizeof(uint32_t)) + pages * sizeof(uint64_t) + sizeof(uint32_t));
+    if (!anchors_have_codes(method)) return cache_heads_of(shape) * n * row;
+    return cache_heads_of(shape) *
+           (anchor_rows_most(method, n) * (row + sizeof(uint32_t)) + pages * sizeof(uint64_t) + sizeof(uint32_t));
 }
 
 size_t exact_lay_out(const struct cache *cache, struct exact_rows *exact) {
     const size_t heads = cache_heads_of(&cache->base.shape), behind = exact->capacity - cache_first_exact(cache);
-    const bool apart = behind && chooses_apart(&cache->base.method);
+    const bool beside = behind && anchors_have_codes(&cache->base.method);
     uint8_t *at = (uint8_t *)exact->rows;
     size_t bytes = heads * 2 * exact->capacity * row_bytes(cache);
-    exact->pages = apart ? (uint64_t *)(void *)(at + bytes) : NULL;
-    bytes += apart ? heads * exact->n_pages * sizeof *exact->pages : 0;
+    exact->pages = beside ? (uint64_t *)(void *)(at + bytes) : NULL;
+    bytes += beside ? heads * exact->n_pages * sizeof *exact->pages : 0;
     exact->tokens = (uint32_t *)(void *)(at + bytes);
     bytes += heads * behind * sizeof *exact->tokens;
-    exact->sides = apart ? (uint32_t *)(void *)(at + bytes) : NULL;
-    bytes += apart ? heads * behind * sizeof *exact->sides : 0;
-    exact->counts = apart ? (uint32_t *)(void *)(at + bytes) : NULL;
-    bytes += apart ? heads * sizeof *exact->counts : 0;
+    exact->sides = beside ? (uint32_t *)(void *)(at + bytes) : NULL;
+    bytes += beside ? heads * behind * sizeof *exact->sides : 0;
+    exact->counts = beside ? (uint32_t *)(void *)(at + bytes) : NULL;
+    bytes += beside ? heads * sizeof *exact->counts : 0;
     if (!replaces_rows(&cache->base.method)) return bytes;
     exact->unrotated = (device_half *)(void *)(at + bytes);
     bytes += heads * exact->capacity * row_bytes(cache);
@@ -54,7 +53,7 @@ static enum terse_status allocate(const struct cache *cache, uint32_t capacity, 
 
 enum terse_status exact_new(const struct cache *cache, size_t n, size_t pages, struct exact_rows *exact,
                             struct terse_error *error) {
-    return allocate(cache, cache_first_exact(cache) + (uint32_t)rows_of(&cache->base.method, n), pages, exact, error);
+    return allocate(cache, cache_first_exact(cache) + (uint32_t)anchor_rows_most(&cache->base.method, n), pages, exact, error);
 }
 
 void exact_free(const struct cache *cache, struct exact_rows *exact) {
@@ -126,8 +125,19 @@ static size_t choice_floats(const struct cache *cache, size_t rows) {
     return rank_floats(&cache->heads, ranking_queries(cache), (uint32_t)rows, (uint32_t)plan->sealed);
 }
 
-/* The following return parts of the step's memory: queries, then the memory of ranking, then [Hk][plan.anchors] of what is kept. */
-static float *queries_at(const struct cache *cache) { return cache->choice; }
+/* Counts the bytes of what is chosen: [Hk][plan.anchors] of the tokens that are kept, or marks of anchors (struct rank_tokens). */
+static size_t chosen_bytes(const struct cache *cache) {
+    const struct plan *plan = &cache->base.plan;
+    const size_t heads = cache->base.shape.kv_heads;
+    if (!anchors_have_codes(&cache->base.method)) return heads * plan->anchors * sizeof(uint32_t);
+    return heads * 2 * plan->seal * sizeof(uint64_t);
+}
+
+/* The following return parts of the step's memory: what is chosen, then queries, then the memory of ranking. */
+uint64_t *kept_marks(const struct cache *cache) { return cache->choice; }
+static float *queries_at(const struct cache *cache) {
+    return (float *)(void *)((uint8_t *)cache->choice + memory_round_up(chosen_bytes(cache), 256));
+}
 static float *ranking_at(const struct cache *cache) {
     return queries_at(cache) + ranking_queries(cache) * cache_shape_query_width(&cache->base.shape);
 }
@@ -137,8 +147,9 @@ enum terse_status kept_reserve(struct cache *cache, size_t rows, struct terse_er
     kept_release(cache);
     if (!plan->anchors || !plan->ranked) return TERSE_OK;
     size_t work = ranking_queries(cache) * cache_shape_query_width(&cache->base.shape) + choice_floats(cache, rows);
-    cache->choice_bytes = work * sizeof(float) + cache->base.shape.kv_heads * plan->anchors * sizeof(uint32_t);
-    enum terse_status status = exact_new(cache, cache->base.n_anchors + plan->anchors, 0, &cache->chosen, error);
+    cache->choice_bytes = work * sizeof(float) + memory_round_up(chosen_bytes(cache), 256);
+    enum terse_status status =
+        exact_new(cache, cache->base.n_anchors + plan->anchors, cache->base.pages.n_sealed + plan->seal, &cache->chosen, error);
     if (!status && !(cache->choice = device_alloc(NULL, cache->choice_bytes, "choosing tokens of a prompt", error)))
         status = TERSE_E_MEMORY;
     if (status) kept_release(cache);
@@ -164,8 +175,9 @@ cudaError_t kept_choose(const struct cache *cache, uint32_t layer, const device_
     const struct plan *plan = &cache->base.plan;
     const struct exact_rows *to = &cache->chosen;
     size_t rows = rows_before + plan->n, heads = cache->base.shape.kv_heads, n = cache->base.n_anchors + plan->anchors;
+    const bool beside = anchors_have_codes(&cache->base.method);
     if (!plan->anchors || !plan->ranked) return cudaSuccess;
-    uint32_t *kept = (uint32_t *)(void *)(ranking_at(cache) + choice_floats(cache, rows));
+    uint32_t *const kept = beside ? NULL : cache->choice;
     const struct rank_tokens rank = {.heads = cache->heads,
                                      .q = queries_at(cache),
                                      .n_queries = ranking_queries(cache),
@@ -177,7 +189,11 @@ cudaError_t kept_choose(const struct cache *cache, uint32_t layer, const device_
                                      .neighbours = RANKING_NEIGHBOURS,
                                      .keep = (uint32_t)plan->anchors,
                                      .memory = ranking_at(cache),
-                                     .kept = kept};
+                                     .kept = kept,
+                                     .marks = beside ? kept_marks(cache) : NULL};
+    cudaError_t result = beside ? cudaMemsetAsync(rank.marks, 0, chosen_bytes(cache), device_stream()) : cudaSuccess;
+    if (result == cudaSuccess) result = rank_tokens(&rank, device_stream());
+    if (result != cudaSuccess || beside) return result;
     const struct keep_rows keep = {.k = k,
                                    .v = v,
                                    .kv_heads = (uint32_t)heads,
@@ -192,8 +208,7 @@ cudaError_t kept_choose(const struct cache *cache, uint32_t layer, const device_
                                    .at = cache_first_exact(cache) + (uint32_t)cache->base.n_anchors,
                                    .token_capacity = (uint32_t)n,
                                    .at_token = (uint32_t)cache->base.n_anchors};
-    cudaError_t result = rank_tokens(&rank, device_stream());
-    return result == cudaSuccess ? keep_rows(&keep, device_stream()) : result;
+    return keep_rows(&keep, device_stream());
 }
 
 /* Queues the copy of runs[n] of `bytes` bytes, which are `from_pitch` and `to_pitch` apart. */
@@ -204,9 +219,9 @@ static cudaError_t copy_runs(void *to, size_t to_pitch, const void *from, size_t
 
 enum terse_status kept_commit(struct cache *cache, struct terse_error *error) {
     struct exact_rows *from = &cache->exact, *to = &cache->chosen;
-    /* Of anchors that keys and values choose apart, a layer's choice has copied the old ones. */
+    /* Of anchors beside codes, a layer's choice has copied the old ones. */
     const size_t heads = cache_heads_of(&cache->base.shape), row = row_bytes(cache),
-                 old = cache->base.plan.ranked ? cache->base.n_anchors : 0, n = old + cache->base.plan.anchors;
+                 old = anchors_have_codes(&cache->base.method) ? 0 : cache->base.n_anchors, n = old + cache->base.plan.anchors;
     if (cache->base.plan.replaces) return replace(cache, to, TERSE_OK);
     if (!cache->base.plan.anchors) return TERSE_OK;
     cudaError_t result = copy_runs(to->rows, to->capacity * row, from->rows, from->capacity * row,

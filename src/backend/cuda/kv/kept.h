@@ -28,9 +28,12 @@ void kept_release(struct cache *cache);
 /* Queues the copy of those of queries q[count][Hq][hd] of the step's tokens from `first` on, rotated, that rank tokens. */
 cudaError_t kept_observe(const struct cache *cache, const float *q, size_t first, size_t count);
 /* Queues the choice of the layer's tokens, by rank, among the tokens that the step seals, which are rows from `first` on of k, v[rows_before
- * + plan.n][Hk][hd]. */
+ * + plan.n][Hk][hd], and the copy of their rows, unless they are anchors beside codes: of these it leaves the marks that a
+ * struct anchor_union takes. */
 cudaError_t kept_choose(const struct cache *cache, uint32_t layer, const device_half *k, const device_half *v, size_t rows_before,
                         size_t first);
+/* Returns the marks of the layer that has chosen last. */
+uint64_t *kept_marks(const struct cache *cache);
 /* Puts the tokens that were chosen in place of the exact rows; cache_advance counts them. */
 enum terse_status kept_commit(struct cache *cache, struct terse_error *error);
 

@@ -135,16 +135,16 @@ static bool slid_on(const struct plan *plan) { return plan_evicted(plan) && !pla
 static cudaError_t read_stored(const struct cache *cache, uint32_t layer) {
     const struct plan *plan = &cache->base.plan;
     const uint64_t window = plan->before.window_first;
-    const bool apart = chooses_apart(&cache->base.method);
+    const bool beside = anchors_have_codes(&cache->base.method);
     struct layer_rows rows = layer_rows(cache, layer);
     struct encode encode = encode_of(cache, &cache->stored, layer);
     cudaError_t result = encode.n ? decode_pages(&encode, device_stream()) : cudaSuccess;
     if (result == cudaSuccess)
         result = rows_from_window(&rows, window, (size_t)(plan->before.length - window), row_of(cache, window), device_stream());
     if (result == cudaSuccess && !slid_on(plan))
-        result = rows_from_exact(&rows, (size_t)plan->before.exact + (apart ? 0 : cache->base.n_anchors), plan_evicted(plan),
+        result = rows_from_exact(&rows, (size_t)plan->before.exact + (beside ? 0 : cache->base.n_anchors), plan_evicted(plan),
                                  device_stream());
-    return result == cudaSuccess && apart ? kv_anchors_spread(cache, layer, (device_half *[2]){rows.k, rows.v}) : result;
+    return result == cudaSuccess && beside ? kv_anchors_spread(cache, layer, (device_half *[2]){rows.k, rows.v}) : result;
 }
 
 /* Fits codec sign and index sign to the keys of the step's sealed tokens that are new, or where they are less than a page to those of the

@@ -144,9 +144,13 @@ static __device__ uint32_t rank_bits(float score) { return score > 0 ? __float_a
 
 static __global__ void __launch_bounds__(CHOOSERS) choose_kernel(struct rank_tokens r) {
     const float *scores = pooled_of(r, blockIdx.x);
-    uint32_t *kept = r.kept + (size_t)blockIdx.x * r.keep;
+    uint32_t *marks = (uint32_t *)r.marks + (size_t)blockIdx.x * 2 * (r.n / 32);
     select_largest<CHOOSERS>([&](uint32_t i) { return rank_bits(scores[i]); }, r.n, r.keep,
-                             [&](uint32_t place, uint32_t i) { kept[place] = i; });
+                             [&](uint32_t place, uint32_t i) {
+                                 if (r.kept) r.kept[(size_t)blockIdx.x * r.keep + place] = i;
+                                 for (uint32_t side = 0; r.marks && side < 2; side++)
+                                     atomicOr(&marks[side * (r.n / 32) + i / 32], 1u << i % 32);
+                             });
 }
 
 cudaError_t rank_tokens(const struct rank_tokens *rank, cudaStream_t stream) {

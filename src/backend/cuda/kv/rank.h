@@ -28,7 +28,9 @@ struct rank_tokens {
     uint32_t neighbours; /* ... by means over so many on either side ... */
     uint32_t keep;       /* ... and so many are kept, keep <= n; of equal ones the older */
     float *memory;       /* rank_floats(...) */
-    uint32_t *kept;      /* [Hk][keep] of 0 .. n - 1, ascending */
+    /* One of these is written. */
+    uint32_t *kept;  /* [Hk][keep] of 0 .. n - 1, ascending */
+    uint64_t *marks; /* [Hk][2][n / 64], zeros before: twice a bit for each token, set where it is kept */
 };
 
 size_t rank_floats(const struct head_view *heads, uint32_t n_queries, uint32_t rows, uint32_t n);

@@ -68,10 +68,16 @@ struct chooser {
     uint32_t first_run;
     uint32_t *runs; /* shared: the largest score of each rope run, then whether its tokens may be chosen */
     bool by_runs;
+    const uint64_t *anchored; /* as of struct sequence_view, of the KV head */
+    uint32_t n_anchored;
 
     __device__ const struct page_set_view &set(uint32_t page) const { return sequence->page_sets[page]; }
     __device__ uint32_t run(uint32_t page) const { return set(page).first / ROPE_RUN_TOKENS - first_run; }
     __device__ bool open(uint32_t page) const { return !by_runs || runs[run(page)]; }
+    /* Returns the mask of slots that do not have rows of halves in place of codes. */
+    __device__ uint64_t coded(uint32_t page) const {
+        return page < n_anchored ? ~(anchored[page] & sequence->list.pages[page].live) : READ_ALL;
+    }
 };
 
 /* Calls each(slot, score) for the tokens of a page, whatever slots it has. */
@@ -118,11 +124,12 @@ static __device__ least_taken find_least_score(const chooser &c, uint32_t pages,
         uint32_t closed = 0;
         for (uint32_t page = threadIdx.x; page < pages; page += THREADS) {
             if (c.set(page).generated) continue;
+            const uint64_t coded = c.coded(page);
             if (!c.open(page))
-                closed += PAGE_TOKENS;
+                closed += __popcll(coded);
             else
-                each_score(c.scores + (size_t)page * PAGE_TOKENS, [&](int, uint32_t score) {
-                    if (shift == 8 || score >> 8 == begins) atomicAdd(&counts[score >> shift & 255], 1u);
+                each_score(c.scores + (size_t)page * PAGE_TOKENS, [&](int slot, uint32_t score) {
+                    if ((coded >> slot & 1) && (shift == 8 || score >> 8 == begins)) atomicAdd(&counts[score >> shift & 255], 1u);
                 });
         }
         if (closed && (shift == 8 || begins == 0)) atomicAdd(&counts[1 >> shift], closed);
@@ -156,6 +163,8 @@ static __device__ uint32_t list_pages(const chooser &c, uint32_t pages, const le
             });
         else if (page < pages)
             equal = least.bits == 1 ? READ_ALL : 0;
+        const uint64_t coded = page < pages ? c.coded(page) : 0;
+        more &= coded, equal &= coded;
         const uint2 before = sum_before<THREADS>(__popcll(equal));
         if (equals + before.x < left_out) equal = without_lowest(equal, left_out - equals - before.x);
         const uint64_t live = page < pages ? (more | equal) & c.sequence->list.pages[page].live : 0;
@@ -182,6 +191,8 @@ static __global__ void __launch_bounds__(THREADS) select_tokens_kernel(const __g
     const uint32_t pages = c.sequence->list.n_pages;
     c.scores = select.to.scores + share * select.to.pages * PAGE_TOKENS, c.best = select.to.best + share * select.to.pages;
     c.runs = runs, c.by_runs = row.runs_read > 0, c.first_run = c.set(0).first / ROPE_RUN_TOKENS;
+    c.n_anchored = c.sequence->anchored ? c.sequence->anchored_pages : 0;
+    c.anchored = c.sequence->anchored + ((size_t)a.layer * a.heads.kv_heads + blockIdx.x) * c.n_anchored;
     if (c.by_runs) open_runs(c, pages, c.run(pages - 1) + 1, row.runs_read);
     least_taken least = {0x10000, 0, 0}; /* nothing is chosen */
     if (row.tokens_read) least = find_least_score(c, pages, row.tokens_read);

@@ -1,7 +1,7 @@
 /* Chooses which tokens of a prompt the rows of a decoding step read, for each KV head, where the method has an index
  * (format/index.h). Tokens and ties are those of the CPU (backend/cpu/kv/select.h): of the pages that a prompt's steps sealed the
- * best tokens by the mean query of a group; of equal scores the newest. All other pages are read as without an index. Each row
- * chooses for itself.
+ * best tokens by the mean query of a group, anchors left out, which are read besides; of equal scores the newest. All other pages
+ * are read as without an index. Each row chooses for itself.
  *
  * A layer takes these launches, whose sizes do not change while a graph of them is replayed: mean queries; scores of all tokens of
  * a prompt, by the codec of keys; the best of them, and with them the lists that attention then reads (struct sequence_view,

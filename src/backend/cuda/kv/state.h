@@ -34,8 +34,8 @@
 struct exact_rows {
     device_half *rows; /* [layers][Hk][2][capacity][hd], keys rotated by their token; NULL: none */
     uint32_t *tokens;  /* of the anchors, [layers][Hk][capacity - cache_first_exact()], ascending */
-    /* These are of anchors that keys and values choose apart, of which a KV head has as many rows as counts[layers][Hk] says
-     * (struct anchor_view); else NULL. */
+    /* These are of anchors beside codes, of which a KV head has as many rows as counts[layers][Hk] says (struct anchor_view); else
+     * NULL. */
     uint64_t *pages; /* [layers][Hk][n_pages] */
     uint32_t *sides, *counts;
     /* These are of exact rows that may be replaced (struct victims); else NULL. */
@@ -117,10 +117,18 @@ static inline uint32_t cache_first_exact(const struct cache *cache) { return cac
 /* Returns whether tokens that leave the window may replace exact rows (MAT). */
 static inline bool replaces_rows(const struct method *method) { return method->policy->pick_victim; }
 
+/* Returns whether anchors stand beside the codes of their tokens: else those that are kept of a prompt have none. */
+static inline bool anchors_have_codes(const struct method *method) {
+    return method->policy->anchors && !method->policy->keep_selected_only;
+}
+
 /* Returns whether keys and values choose their anchors apart: by Anchor Scores. */
 static inline bool chooses_apart(const struct method *method) {
     return method->policy->anchors && !method->policy->rank_by_attention;
 }
+
+/* Returns how many rows n anchors of each side take at most: a token may be one of both sides, or of one alone. */
+static inline size_t anchor_rows_most(const struct method *method, size_t n) { return chooses_apart(method) ? 2 * n : n; }
 
 /* Returns how many halves lie from one layer, head or side of the window to the next. */
 static inline size_t window_side_halves(const struct cache *cache) {

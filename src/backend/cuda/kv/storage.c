@@ -168,9 +168,9 @@ static void reset(struct cache *cache) {
     cache->window_origin = 0;
 }
 
-/* Counts tokens that were kept by rank as anchors all together: any part that is left of a prompt has all of them. */
+/* Counts tokens that were kept without codes as anchors all together: any part that is left of a prompt has all of them. */
 static bool anchors_or_kept_before(const struct cache *cache, uint64_t end, size_t *n) {
-    if (chooses_apart(&cache->base.method)) return kv_anchors_before(cache, end, n);
+    if (anchors_have_codes(&cache->base.method)) return kv_anchors_before(cache, end, n);
     *n = cache->base.n_anchors;
     return true;
 }
@@ -178,7 +178,7 @@ static bool anchors_or_kept_before(const struct cache *cache, uint64_t end, size
 static bool anchor_tokens(const struct cache *cache, uint32_t layer, uint32_t head, enum codec_side side, uint32_t *tokens) {
     const size_t n = cache->base.n_anchors;
     const uint32_t *from = cache->exact.tokens + ((size_t)layer * cache->base.shape.kv_heads + head) * n;
-    if (chooses_apart(&cache->base.method)) return kv_anchors_fetch(cache, layer, head, side, tokens);
+    if (anchors_have_codes(&cache->base.method)) return kv_anchors_fetch(cache, layer, head, side, tokens);
     return device_fetch(tokens, from, n * sizeof *tokens) == cudaSuccess;
 }
 

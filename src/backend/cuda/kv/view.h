@@ -102,18 +102,18 @@ TERSE_DEVICE uint32_t run_of(uint32_t first) { return first - first % ROPE_RUN_T
  * device, where `page` numbers page_sets. The step's own tokens are among the exact rows and in the window, of which a query reads
  * none that comes after it. No page is packed before it is read (n_chosen is 0).
  *
- * A token of a page whose key or value is an anchor (AnTKV) has a row of halves behind those of the first tokens: of a side that is
+ * A token of a page whose key or value is an anchor has a row of halves behind those of the first tokens: of a side that is
  * no anchor, the row is what its code decodes to. Such tokens are not read from their pages, whatever the codec. */
 struct sequence_view {
     const struct page_set_view *page_sets; /* the block table, of as many page sets as any list has pages at least */
     struct read_list list;                 /* of all layers and KV heads, unless they have their own */
-    const struct read_list *own;           /* [Hk] lists for the layer in progress, pages in order of tokens; NULL: all read `list` */
-    uint32_t first_exact;                  /* so many first tokens are exact rows, as far as there are any */
-    uint32_t exact_capacity;               /* rows for exact rows */
-    uint32_t window_capacity;              /* rows of the window's ring, a multiple of 64 */
-    uint32_t window_origin;                /* token t lies in row (t - window_origin) % window_capacity */
-    device_half *exact;                    /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
-    device_half *window;                   /* [layers][Hk][keys, values][window_capacity][hd] */
+    const struct read_list *own; /* [Hk] lists for the layer in progress, pages in order of tokens; NULL: all read `list` */
+    uint32_t first_exact;        /* so many first tokens are exact rows, as far as there are any */
+    uint32_t exact_capacity;     /* rows for exact rows */
+    uint32_t window_capacity;    /* rows of the window's ring, a multiple of 64 */
+    uint32_t window_origin;      /* token t lies in row (t - window_origin) % window_capacity */
+    device_half *exact;          /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
+    device_half *window;         /* [layers][Hk][keys, values][window_capacity][hd] */
     /* These are of anchors; NULL: there are none. */
     const uint32_t *anchor_rows;   /* [layers][Hk]: how many rows there are, in place of the list's n_kept */
     const uint32_t *anchor_tokens; /* [layers][Hk][exact_capacity - first_exact]: whose rows they are, ascending */
@@ -158,7 +158,7 @@ struct query_row_view {
     uint32_t position; /* its token's number, which is its position */
     uint32_t splits;   /* parts that it is read in, at least 1; at most the launch's */
     uint32_t first;    /* the first token that it sees; 0: it sees all that its list names */
-    /* A row whose sequence has lists of its heads' own chooses so many tokens of a prompt, of so many rope runs; 0 runs: of all. */
+    /* A row whose sequence has lists of its heads' own chooses so many tokens that are no anchors, of so many rope runs; 0: of all. */
     uint32_t tokens_read, runs_read;
 };
 
