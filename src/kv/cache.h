@@ -195,7 +195,7 @@ void cache_map(const struct cache *cache, struct terse_token_share *shares, size
 
 /* saved_cache.c defines these. */
 void cache_save(const struct cache *cache, struct state_writer *writer);
-enum terse_status cache_save_share(const struct cache *cache, struct terse_error *error);
+void cache_save_share(const struct cache *cache);
 enum terse_status cache_load(struct cache *cache, struct state_file *file, struct terse_error *error);
 
 #endif
