@@ -317,11 +317,11 @@ template <int HD, int CODES> cudaError_t launch_codes(const struct attend_decode
     struct commvq_launch launch = {0, HD / a->centroid[0].width * (a->centroid[0].bits / COMMVQ_BITS) * COMMVQ_ENTRIES * COMMVQ_ROW,
                                    0};
     const uint32_t least = memory::queries + memory::angles + launch.tables + commvq_warps * (a->page_bytes[0] + a->page_bytes[1]);
-    const bool tables = HD < 256 && least <= room;
+    constexpr bool may_fit = HD < 256; /* else no kernel with tables is compiled */
+    const auto launch_one = may_fit && least <= room ? launch_tables<HD, CODES, may_fit> : launch_tables<HD, CODES, false>;
     cudaError_t result = cudaSuccess;
     for (; launch.first_query < group && result == cudaSuccess; launch.first_query += commvq_queries)
-        result = tables                  ? launch_tables < HD, CODES,
-        HD<256>(a, launch, room, stream) : launch_tables<HD, CODES, false>(a, launch, room, stream);
+        result = launch_one(a, launch, room, stream);
     return result;
 }
 
