@@ -22,7 +22,7 @@ static void must(enum terse_status status, const struct terse_error *error) {
     exit(EXIT_FAILURE);
 }
 
-/* The processor time of all ranks. */
+/* Returns the processor time of all ranks. */
 static double processor_seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);

@@ -100,7 +100,7 @@ enum terse_status engine_backend(const struct terse_model *model, const char *de
     return status && try ? engine_backend(model, NULL, backend, error) : status;
 }
 
-/* What ranks must have in common: kernels, by which steps are cut and so exchanges are as many, and the model. */
+/* Ranks must have these in common: kernels, since these decide how steps are cut and so how many exchanges there are, and the model. */
 struct rank_kind {
     uint64_t model; /* its fingerprint */
     char kernels[24];

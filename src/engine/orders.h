@@ -51,8 +51,8 @@ struct order_part {
     uint32_t last_logits, rows; /* 1: they are wanted, on rank 0 */
 };
 
-/* Rank 0 sends an order that brings data[order->bytes], which may lie in order->data already; the others receive it: *data is then released by
- * memory_free. */
+/* Rank 0 sends an order that brings data[order->bytes], which may lie in order->data already; the others receive it: *data is then
+ * released by memory_free. */
 enum terse_status order_send(struct collective *ranks, struct order *order, const void *data, struct terse_error *error);
 enum terse_status order_receive(struct collective *ranks, struct order *order, void **data, struct terse_error *error);
 

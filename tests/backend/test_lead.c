@@ -19,7 +19,7 @@
 
 #include <cmocka.h>
 
-/* As in test_ranks.c: how far logits of several ranks are from those of one process, as a part of the largest. */
+/* Logits of several ranks differ from those of one process by at most so much of the largest; test_ranks.c says why. */
 #define WEIGHTS 2e-2
 
 enum { VOCABULARY = 96, MOST = 3000, ROWS = 64 };

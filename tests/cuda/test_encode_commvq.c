@@ -1,4 +1,4 @@
-/* Pages of CommVQ on the GPU: the bytes that the CPU's codecs write, and the rows that they read, rounded to halves. */
+/* The GPU writes the bytes of CommVQ's pages that the CPU's codecs write, and reads the rows that they read, rounded to halves. */
 #include "commvq_sample.h"
 #include "encode_sample.h"
 #include "kv/pre_rope.h"

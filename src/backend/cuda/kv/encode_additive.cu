@@ -28,7 +28,7 @@ static __device__ inline int tagged(float x, uint32_t place) {
     return ordered((int)((__float_as_uint(x) & ~(ADDITIVE_MOST_CODES - 1u)) | place));
 }
 
-/* The signs of one token that a lane has: fields, and bits of those set and of those positive. */
+/* A lane_signs has a lane's signs of one token: their fields, and a bit of each that is set and of each that is positive. */
 template <int K> struct lane_signs {
     float field[K];
     uint32_t set, positive;
