@@ -47,7 +47,6 @@ struct cache_sink {
 struct kv_storage {
     uint64_t most_tokens; /* of a sequence */
     const char *where;    /* for messages about what is not served: "on the GPU" */
-    bool selects;         /* steps read the tokens that an index finds */
     bool deals;           /* pages may be dealt to ranks (deal.h) */
     /* Checks what the backend requires of a shape and method beyond what every backend does. */
     enum terse_status (*supports)(const struct cache_shape *shape, const struct method *method, struct terse_error *error);

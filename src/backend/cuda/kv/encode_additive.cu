@@ -6,7 +6,6 @@
  * field. In turn the sign with the largest field is set, and moves the fields of all others by its row of the couplings; then signs
  * against whose field they point are flipped. */
 #include "backend/cuda/kv/encode_shapes.cuh"
-#include "backend/cuda/ptx.cuh"
 
 constexpr uint32_t FOUR = 4;          /* tokens that a warp searches for together */
 constexpr float LEAST_FIELD = 1e-5f;  /* against which a sign is flipped: less is rounding, in rows whose numbers are about 1 */

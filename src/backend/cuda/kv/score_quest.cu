@@ -1,8 +1,9 @@
 /* Scores all tokens of a prompt by bounds (Quest, Tang et al. 2024, section 3.2): the sum over channels of the larger of q least and q
  * most, of the keys of 16 tokens, which all have it as their score: a half in the order of integers. So that it fits, the query is
  * scaled to a sum of magnitudes of 1. A warp reads pages by itself, four channels to a lane at a time. */
-#include "backend/cuda/kv/score_common.cuh"
 #include "backend/cuda/kv/score_quest.h"
+
+#include "backend/cuda/kv/score_common.cuh"
 
 #define WARPS 8
 #define RESIDENT 4 /* CTAs of a multiprocessor */

@@ -1,8 +1,9 @@
 /* Scores all tokens of a prompt by their keys' signs (Self-Indexing KVCache, Yang et al. 2026, equations 6 to 8): products of the mean
  * query with the centroids, rounded to 8 bits as on the CPU (backend/cpu/codec/index_sign.c), are added by look-ups. A CTA makes a
  * table of 256 sums for each eight channels, in shared memory; a thread then takes four tokens of a page. */
-#include "backend/cuda/kv/score_common.cuh"
 #include "backend/cuda/kv/score_sign.h"
+
+#include "backend/cuda/kv/score_common.cuh"
 #include "format/index.h"
 
 #define THREADS 256
