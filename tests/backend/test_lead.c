@@ -80,7 +80,7 @@ static void run_rank(struct collective *ranks, void *user) {
     options.prompt_ms = 0; /* a piece a step, whatever its time */
     if (ranks->rank == 1) options.kv_budget = job->budget;
     if (engine_new(&backend_cpu, job->model, &options, &engine, error)) return;
-    engine->ranks = ranks;
+    if (engine_join(engine, ranks, error)) abort();
     if (ranks->rank) {
         if (terse_engine_follow(engine, error)) { /* rank 0 would wait for it; a process of a job ends the job */
             fprintf(stderr, "rank %u: %s\n", ranks->rank, error->message);
@@ -88,8 +88,6 @@ static void run_rank(struct collective *ranks, void *user) {
         }
         if (ranks->rank == 1) job->left = terse_engine_kv_bytes(engine);
     } else {
-        if (ranks->ranks > 1 && lead_new(ranks, &engine->lead, error)) abort();
-        engine->prefixes.lead = engine->lead;
         if (!terse_session_new(engine, &job->options, &session, error)) {
             job->worked = job->work(job, engine, session);
             terse_session_free(session);

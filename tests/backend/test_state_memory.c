@@ -129,11 +129,11 @@ static void run_rank(struct collective *ranks, void *user) {
     struct terse_engine *own = must_start(&backend_cpu, model, 1);
     (void)user;
     options.context = CONTEXT;
-    own->ranks = ranks;
+    if (engine_join(own, ranks, NULL)) abort();
     if (ranks->rank) {
         if (terse_engine_follow(own, NULL)) abort();
     } else {
-        if (lead_new(ranks, &own->lead, NULL) || terse_session_new(own, &options, &session, NULL)) abort();
+        if (terse_session_new(own, &options, &session, NULL)) abort();
         save_over_ranks(session);
         terse_session_free(session);
     }
