@@ -1,46 +1,16 @@
-/* bench_prefill_cuda measures the time of a prompt's attention over one layer, by CUDA events: the median of several rounds, each
- * as many launches as fill its share of a second. Prints lines "NAME QUERIES FIRST_QUERY HEAD_DIM MICROSECONDS TFLOPS", which
- * prefill_attention.py sets beside PyTorch's. A multiplication and an addition are two operations; those behind the mask are not
- * counted. */
+/* bench_prefill_cuda measures the time of a prompt's attention over one layer (measure.cuh). Prints lines
+ * "NAME QUERIES FIRST_QUERY HEAD_DIM MICROSECONDS TFLOPS", which prefill_attention.py sets beside PyTorch's. A multiplication and an
+ * addition are two operations; those behind the mask are not counted. */
 #include "backend/cuda/kv/attend_prefill.h"
-
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
+#include "measure.cuh"
 
 #define HEADS 32
 #define KV_HEADS 8
-#define ROUNDS 7
-#define ROUND_MS 30 /* about */
-
-static void check(cudaError_t result, const char *doing) {
-    if (result == cudaSuccess) return;
-    fprintf(stderr, "bench_prefill_cuda: %s: %s\n", doing, cudaGetErrorString(result));
-    exit(1);
-}
-
-/* Returns the sum of four uniform numbers: near enough to normal, of variance 1. */
-static __device__ float random_number(uint64_t i, uint32_t seed) {
-    uint32_t x = (uint32_t)i * 2654435761u + seed + (uint32_t)(i >> 32), sum = 0;
-    x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu, x ^= x >> 16;
-    for (int b = 0; b < 4; b++) sum += x >> 8 * b & 255;
-    return ((float)sum - 510) / 147.8f;
-}
-static __global__ void fill_floats(float *to, size_t n, uint32_t seed) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-        to[i] = random_number(i, seed);
-}
-static __global__ void fill_halves(__half *to, size_t n, uint32_t seed) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-        to[i] = __float2half(random_number(i, seed));
-}
 
 static void measure(uint32_t head_dim, size_t n, size_t first_query) {
     size_t rows = first_query + n;
     float *q, *out, *parts;
     __half *k, *v;
-    cudaEvent_t begin, end;
     struct attend_prefill attend = {};
     attend.heads.layers = 1;
     attend.heads.query_heads = HEADS;
@@ -62,29 +32,12 @@ static void measure(uint32_t head_dim, size_t n, size_t first_query) {
     attend.v = v;
     attend.out = out;
     attend.parts = parts;
-    check(cudaEventCreate(&begin), "an event");
-    check(cudaEventCreate(&end), "an event");
-
-    auto launches = [&](int count) {
-        float ms;
-        check(cudaEventRecord(begin, 0), "timing");
-        for (int i = 0; i < count; i++) check(attend_prefill_launch(&attend, 0), "attention");
-        check(cudaEventRecord(end, 0), "timing");
-        check(cudaEventSynchronize(end), "attention");
-        check(cudaEventElapsedTime(&ms, begin, end), "timing");
-        return ms / (float)count;
-    };
-    launches(2);
-    int count = std::max(1, (int)(ROUND_MS / launches(3)));
-    std::vector<float> times;
-    for (int i = 0; i < ROUNDS; i++) times.push_back(launches(count));
-    std::sort(times.begin(), times.end());
-    double us = times[ROUNDS / 2] * 1e3, pairs = (double)n * first_query + (double)n * (n + 1) / 2;
+    const double us = microseconds([&] { check(attend_prefill_launch(&attend, 0), "attention"); }),
+                 pairs = (double)n * first_query + (double)n * (n + 1) / 2;
     printf("terse %zu %zu %u %.1f %.1f\n", n, first_query, head_dim, us, pairs * 4 * head_dim * HEADS / us * 1e-6);
     fflush(stdout);
     check(cudaFree(q), "freeing"), check(cudaFree(out), "freeing"), check(cudaFree(parts), "freeing");
     check(cudaFree(k), "freeing"), check(cudaFree(v), "freeing");
-    check(cudaEventDestroy(begin), "freeing"), check(cudaEventDestroy(end), "freeing");
 }
 
 /* Runs bench_prefill_cuda [HEAD_DIM QUERIES FIRST_QUERY]: one shape, or all. */

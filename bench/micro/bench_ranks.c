@@ -22,7 +22,7 @@ static void must(enum terse_status status, const struct terse_error *error) {
     exit(EXIT_FAILURE);
 }
 
-/* The processor time of all ranks. */
+/* Returns the processor time of all ranks. */
 static double processor_seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
@@ -74,12 +74,10 @@ static void run(struct collective *ranks, void *user) {
     struct terse_error error;
     options.threads = 1;
     must(engine_new(&backend_cpu, job->model, &options, &engine, &error), &error);
-    engine->ranks = ranks;
+    must(engine_join(engine, ranks, &error), &error);
     if (ranks->rank) {
         must(terse_engine_follow(engine, &error), &error);
     } else {
-        if (ranks->ranks > 1) must(lead_new(ranks, &engine->lead, &error), &error);
-        engine->prefixes.lead = engine->lead;
         measure(job, engine);
     }
     terse_engine_free(engine);
@@ -89,17 +87,16 @@ int main(int argc, char **argv) {
     struct job job = {.options = terse_session_options_defaults()};
     struct terse_model *model;
     struct terse_error error;
-    if (argc != 6) {
-        fprintf(stderr, "usage: bench_ranks MODEL RANKS PROMPT_TOKENS DECODED_TOKENS METHOD\n");
+    const long ranks = argc == 6 ? strtol(argv[2], NULL, 10) : 0;
+    if (argc == 6) job.prompt = strtoull(argv[3], NULL, 10), job.decoded = strtoull(argv[4], NULL, 10);
+    if (ranks < 1 || ranks > THREAD_RANKS_MOST || !job.prompt || !job.decoded) {
+        fprintf(stderr, "usage: bench_ranks MODEL RANKS PROMPT_TOKENS DECODED_TOKENS METHOD, with 1 to %d ranks\n",
+                THREAD_RANKS_MOST);
         return EXIT_FAILURE;
     }
-    const long ranks = strtol(argv[2], NULL, 10);
-    job.prompt = strtoull(argv[3], NULL, 10);
-    job.decoded = strtoull(argv[4], NULL, 10);
     job.options.cache.method = argv[5];
     job.options.context = (uint32_t)(job.prompt + job.decoded);
     job.options.allow_longer_context = true;
-    if (ranks < 1 || ranks > THREAD_RANKS_MOST || !job.prompt || !job.decoded) return EXIT_FAILURE;
     must(terse_model_load(argv[1], &model, &error), &error);
     job.model = model;
     thread_ranks_run((uint32_t)ranks, run, &job);

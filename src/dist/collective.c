@@ -1,8 +1,10 @@
-/* Has the collective of one rank, finds out whether this process is one of several, and opens the plug-in that joins those. */
+/* Has the collective of one rank, lets ranks agree on what became of something, finds out whether this process is one of several, and
+ * opens the plug-in that joins those. */
 #include "dist/collective.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,6 +25,19 @@ static enum terse_status broadcast_local(const struct collective *ranks, void *d
 static const struct collective_ops local = {"local", gather_local, broadcast_local};
 
 struct collective collective_local = {.ops = &local, .ranks = 1};
+
+/* ---- All ranks */
+
+enum terse_status collective_agree(struct collective *ranks, enum terse_status own, struct terse_error *error) {
+    struct collective_outcome mine = {.status = (int32_t)own};
+    if (own && error) snprintf(mine.message, sizeof mine.message, "%.250s", error->message);
+    enum terse_status status = collective_gather(ranks, &mine, sizeof mine, ranks->outcomes, error);
+    for (uint32_t rank = 0; rank < ranks->ranks && !status; rank++) {
+        status = (enum terse_status)ranks->outcomes[rank].status;
+        if (status && rank != ranks->rank) status_fail(error, status, "rank %u: %s", rank, ranks->outcomes[rank].message);
+    }
+    return status;
+}
 
 /* ---- The job. What starts processes tells each of them its rank by the environment. */
 

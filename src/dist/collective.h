@@ -33,9 +33,17 @@ struct collective_counters {
     uint64_t gathers, broadcasts, bytes;
 };
 
+/* A collective_outcome says what became of something on a rank. */
+struct collective_outcome {
+    int32_t status;    /* enum terse_status */
+    char message[252]; /* why it failed */
+};
+
 struct collective {
     const struct collective_ops *ops;
     uint32_t rank, ranks; /* rank < ranks */
+    /* [ranks], where there are several: collective_agree works in it, since one rank that is refused memory there would leave the others waiting. */
+    struct collective_outcome *outcomes;
     struct collective_counters counters;
 };
 
@@ -58,6 +66,10 @@ static inline enum terse_status collective_broadcast(struct collective *ranks, v
     if (!ranks->rank) ranks->counters.bytes += (ranks->ranks - 1) * (uint64_t)bytes;
     return ranks->ops->broadcast(ranks, data, bytes, error);
 }
+
+/* Exchanges what became of something that all of several ranks have done, `own` here, with *error where it failed. Returns the same on all:
+ * TERSE_OK, or the failure of the first rank where it failed, whose message then says which it is. */
+enum terse_status collective_agree(struct collective *ranks, enum terse_status own, struct terse_error *error);
 
 /* The plug-in libterse-mpi.so exports one symbol, which is this. It has its own copy of what it needs of src/base and must be of the library's very
  * version. */

@@ -100,7 +100,7 @@ enum terse_status engine_backend(const struct terse_model *model, const char *de
     return status && try ? engine_backend(model, NULL, backend, error) : status;
 }
 
-/* What ranks must have in common: kernels, by which steps are cut and so exchanges are as many, and the model. */
+/* Ranks must have these in common: kernels, since these decide how steps are cut and so how many exchanges there are, and the model. */
 struct rank_kind {
     uint64_t model; /* its fingerprint */
     char kernels[24];
@@ -122,14 +122,22 @@ static enum terse_status compare_ranks(const struct collective *ranks, const str
     return TERSE_OK;
 }
 
-static enum terse_status check_ranks(struct collective *ranks, const struct executor_ops *ops, const struct terse_model *model,
+static enum terse_status check_ranks(struct collective *ranks, const struct backend *backend, const struct terse_model *model,
                                      struct terse_error *error) {
     struct rank_kind own = {.model = model->fingerprint}, *all = memory_array(ranks->ranks, sizeof *all);
     if (!all) return status_no_memory(error, ranks->ranks * sizeof *all, "an exchange between ranks");
-    snprintf(own.kernels, sizeof own.kernels, "%s", ops->kernels ? ops->kernels() : "");
+    snprintf(own.kernels, sizeof own.kernels, "%s", backend->executor->kernels ? backend->executor->kernels() : backend->name);
     enum terse_status status = collective_gather(ranks, &own, sizeof own, all, error);
     if (!status) status = compare_ranks(ranks, all, error);
     memory_free(all);
+    return status;
+}
+
+enum terse_status engine_join(struct terse_engine *engine, struct collective *ranks, struct terse_error *error) {
+    engine->ranks = ranks;
+    if (ranks->ranks == 1 || ranks->rank) return TERSE_OK;
+    const enum terse_status status = lead_new(ranks, &engine->lead, error);
+    engine->prefixes.lead = engine->lead;
     return status;
 }
 
@@ -142,20 +150,18 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
     if (!status) status = check_serves(backend, model, error);
     struct collective *ranks = &collective_local;
     if (!status && options->over_ranks) status = collective_open(&ranks, error);
-    if (!status && ranks->ranks > 1) status = check_ranks(ranks, backend->executor, model, error);
+    if (!status && ranks->ranks > 1) status = check_ranks(ranks, backend, model, error);
     if (status) return status;
     struct terse_engine *e = calloc(1, sizeof *e);
     if (!e) return status_no_memory(error, sizeof *e, "an engine");
     e->model = model;
     e->backend = *backend;
-    e->ranks = ranks;
     e->most_prefixes = options->prefixes;
     e->prompt_seconds = 1e-3 * options->prompt_ms;
     e->budget.most = options->kv_budget ? options->kv_budget : UINT64_MAX;
     status = thread_pool_new(options->threads, &e->pool, error);
     if (!status) status = engine_run(e, load_executor, e, error);
-    if (!status && ranks->ranks > 1 && !ranks->rank) status = lead_new(ranks, &e->lead, error);
-    e->prefixes.lead = e->lead;
+    if (!status) status = engine_join(e, ranks, error);
     if (status)
         terse_engine_free(e);
     else

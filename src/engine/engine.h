@@ -40,6 +40,9 @@ enum terse_status engine_backend(const struct terse_model *model, const char *de
 enum terse_status engine_new(const struct backend *backend, const struct terse_model *model,
                              const struct terse_engine_options *options, struct terse_engine **engine, struct terse_error *error);
 
+/* Makes an engine without sessions one of those of these ranks, of which rank 0's leads. engine_new does it where options say so. */
+enum terse_status engine_join(struct terse_engine *engine, struct collective *ranks, struct terse_error *error);
+
 /* Returns the profile that the model's weights alone imply, made when it is first asked for; lives as long as the engine. */
 enum terse_status engine_weight_profile(struct terse_engine *engine, const struct terse_codebook **profile,
                                         struct terse_error *error);

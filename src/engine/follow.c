@@ -162,7 +162,9 @@ static enum terse_status load(const struct follower *f, const struct order *orde
 
 static enum terse_status give_pages(const struct follower *f, const struct order *order, struct terse_error *error) {
     const struct followed *followed = find(f, order->cache);
-    return followed ? parts_save_share(followed->cache, error) : unknown(order, error);
+    if (!followed) return unknown(order, error);
+    parts_save_share(followed->cache);
+    return TERSE_OK;
 }
 
 static enum terse_status fill(const struct follower *f, const struct order *order, struct terse_error *error) {
@@ -229,7 +231,7 @@ static bool begin(struct follower *f, const struct order *order, void **data) {
     if (!status) status = unpack(f, order, running.data, running.parts, &error);
     if (!status)
         status = e->backend.executor->begin(e->executor, &(struct step){running.parts, order->n}, &running.pass, &failed, &error);
-    status = orders_agree(e->ranks, status, &error);
+    status = collective_agree(e->ranks, status, &error);
     if (status)
         end_pass(f, &running);
     else
@@ -255,7 +257,7 @@ static struct running *find_pass(const struct follower *f, uint64_t number) {
 /* ---- Orders */
 
 static void agree(const struct follower *f, enum terse_status status, struct terse_error *error) {
-    (void)orders_agree(f->engine->ranks, status, error);
+    (void)collective_agree(f->engine->ranks, status, error);
 }
 
 struct obeying {

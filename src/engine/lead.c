@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CODEBOOKS_MOST 64 /* that are remembered as sent; more are sent again */
+#define CODEBOOKS_MOST 64 /* that are remembered as sent; others are sent each time */
 
 struct lead {
     struct collective *ranks;
@@ -41,7 +41,7 @@ static enum terse_status tell(struct lead *lead, struct order order, struct ters
 static enum terse_status tell_and_agree(struct lead *lead, struct order order, const void *data, struct terse_error *error) {
     pthread_mutex_lock(&lead->mutex);
     enum terse_status status = send(lead, order, data, error);
-    if (!status) status = orders_agree(lead->ranks, TERSE_OK, error);
+    if (!status) status = collective_agree(lead->ranks, TERSE_OK, error);
     pthread_mutex_unlock(&lead->mutex);
     return status;
 }
@@ -67,11 +67,14 @@ void lead_free(struct lead *lead) {
 
 /* ---- Caches */
 
-static bool was_sent(struct lead *lead, uint64_t hash) {
+static bool was_sent(const struct lead *lead, uint64_t hash) {
     for (size_t i = 0; i < lead->n_sent; i++)
         if (lead->sent[i] == hash) return true;
-    if (lead->n_sent < CODEBOOKS_MOST) lead->sent[lead->n_sent++] = hash;
     return false;
+}
+
+static void note_sent(struct lead *lead, uint64_t hash) {
+    if (lead->n_sent < CODEBOOKS_MOST) lead->sent[lead->n_sent++] = hash;
 }
 
 static void write_name(char text[ORDER_NAME], const char *name) { snprintf(text, ORDER_NAME, "%s", name ? name : ""); }
@@ -91,11 +94,15 @@ enum terse_status lead_create(struct lead *lead, const struct terse_session_opti
     uint8_t *data = memory_array(sizeof create + size, 1);
     enum terse_status status = TERSE_OK;
     if (!data || (create.brings && !file)) status = status_no_memory(error, sizeof create + size, "a codebook for the other ranks");
+    if (!status && size > INT32_MAX - sizeof create) /* which MPI would refuse when the others already wait for it */
+        status = status_fail(error, TERSE_E_UNSUPPORTED,
+                             "the codebook has %zu bytes, ranks are sent less than 2 GiB: use a method with a smaller one", size);
     if (!status) {
         memcpy(data, &create, sizeof create);
         if (size) memcpy(data + sizeof create, file, size);
         const struct order order = {.kind = ORDER_CREATE, .bytes = (uint32_t)(sizeof create + size), .cache = number_of(cache)};
         status = tell_and_agree(lead, order, data, error);
+        if (!status && create.brings) note_sent(lead, hash); /* now all ranks have it */
     }
     memory_free(file);
     memory_free(data);
@@ -131,7 +138,7 @@ enum terse_status lead_fill(struct lead *lead, const struct kv_ops *kv, struct c
     pthread_mutex_lock(&lead->mutex);
     const struct order order = {.kind = ORDER_FILL, .cache = number_of(cache), .n = n, .seed = seed};
     enum terse_status status = send(lead, order, NULL, error);
-    if (!status) status = orders_agree(lead->ranks, kv->fill_random(cache, n, seed, error), error);
+    if (!status) status = collective_agree(lead->ranks, kv->fill_random(cache, n, seed, error), error);
     pthread_mutex_unlock(&lead->mutex);
     if (status) (void)lead_truncate(lead, cache, before, NULL);
     return status;
@@ -197,7 +204,7 @@ static enum terse_status tell_step(struct lead *lead, const struct step *step, e
     if (!data) return status_no_memory(error, bytes, "a step of the other ranks");
     const struct order order = {.kind = kind, .bytes = (uint32_t)bytes, .cache = number_of(step->parts[0].cache), .n = step->n};
     enum terse_status status = send(lead, order, data, error);
-    if (!status) status = orders_agree(lead->ranks, TERSE_OK, error);
+    if (!status) status = collective_agree(lead->ranks, TERSE_OK, error);
     memory_free(data);
     return status;
 }

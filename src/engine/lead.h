@@ -18,7 +18,8 @@ enum terse_status lead_new(struct collective *ranks, struct lead **lead, struct 
 /* Lets the others end; accepts NULL. */
 void lead_free(struct lead *lead);
 
-/* Has a cache made by the others that was made here for such options, with a codebook of this hash, or without one. After a failure the cache is to be destroyed. */
+/* Has a cache made by the others that was made here for such options, with a codebook of this hash, or without one. After a failure
+ * the cache is to be destroyed. */
 enum terse_status lead_create(struct lead *lead, const struct terse_session_options *options, const struct terse_codebook *codebook,
                               uint64_t hash, struct cache *cache, struct terse_error *error);
 /* Has a cache replaced by an empty one of its kind, as `cache` is to replace `before` here. */
@@ -42,8 +43,9 @@ struct led {
     struct lead *lead;
 };
 
-/* These do what the functions of the same names of executor_ops do, here and elsewhere; `step` is the pass's, the same in all three. `whole`: the pass is advanced
- * to its end, or until it fails, before anything else is done, so that the others need not be told of every piece. */
+/* These do what the functions of the same names of executor_ops do, here and elsewhere; `step` is the pass's, the same in all three.
+ * `whole`: the pass is advanced to its end, or until it fails, before anything else is done, so that the others need not be told of
+ * every piece. */
 enum terse_status lead_begin(const struct led *led, const struct step *step, bool whole, struct pass **pass, size_t *failed,
                              struct terse_error *error);
 enum terse_status lead_advance(const struct led *led, const struct step *step, struct pass *pass, struct terse_error *error);

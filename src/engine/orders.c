@@ -3,7 +3,6 @@
 
 #include "base/memory.h"
 
-#include <stdio.h>
 #include <string.h>
 
 _Static_assert(sizeof(struct order) == 256, "a broadcast of few bytes");
@@ -23,23 +22,4 @@ enum terse_status order_receive(struct collective *ranks, struct order *order, v
     if (order->bytes > ORDER_INLINE) return collective_broadcast(ranks, *data, order->bytes, error);
     memcpy(*data, order->data, order->bytes);
     return TERSE_OK;
-}
-
-struct outcome {
-    int32_t status;
-    char message[252];
-};
-
-enum terse_status orders_agree(struct collective *ranks, enum terse_status own, struct terse_error *error) {
-    struct outcome mine = {.status = (int32_t)own};
-    struct outcome *all = memory_array(ranks->ranks, sizeof *all);
-    if (!all) return status_no_memory(error, ranks->ranks * sizeof *all, "an exchange between ranks");
-    if (own && error) snprintf(mine.message, sizeof mine.message, "%.250s", error->message);
-    enum terse_status status = collective_gather(ranks, &mine, sizeof mine, all, error);
-    for (uint32_t rank = 0; rank < ranks->ranks && !status; rank++) {
-        status = (enum terse_status)all[rank].status;
-        if (status && rank != ranks->rank) status_fail(error, status, "rank %u: %s", rank, all[rank].message);
-    }
-    memory_free(all);
-    return status;
 }

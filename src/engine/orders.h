@@ -1,6 +1,6 @@
 /* Orders are what rank 0 tells the other ranks to do, where an engine computes over several: lead.h has rank 0's side, follow.c the
  * others'. Each order is a broadcast of fixed size, followed by another one where it brings more than fits. What may fail on one rank
- * alone is followed by a gathering of what became of it, so that all go on alike. */
+ * alone is agreed on (collective_agree), so that all go on alike. */
 #ifndef TERSE_ENGINE_ORDERS_H
 #define TERSE_ENGINE_ORDERS_H
 
@@ -16,7 +16,7 @@ enum order_kind {
     ORDER_TRUNCATE, /* to n tokens */
     ORDER_RESET,    /* the cache */
     ORDER_FILL,     /* n random tokens of `seed`; agreed on */
-    ORDER_SAVE,     /* give the pages of the cache to rank 0, which saves it */
+    ORDER_SAVE,     /* give the pages of the cache to rank 0, which saves it; agreed on before the first page */
     ORDER_LOAD,     /* the cache, which is new, from the file of the order's name, of checksum `seed`; agreed on */
     ORDER_STEP, /* begin a step of n parts and compute it to its end; brings order_part[n], then their tokens; agreed on when it has begun */
     ORDER_BEGIN,   /* the same, and do no more; the cache of the first part names the pass */
@@ -51,13 +51,9 @@ struct order_part {
     uint32_t last_logits, rows; /* 1: they are wanted, on rank 0 */
 };
 
-/* Rank 0 sends an order that brings data[order->bytes], which may lie in order->data already; the others receive it: *data is then released by
- * memory_free. */
+/* Rank 0 sends an order that brings data[order->bytes], which may lie in order->data already; the others receive it: *data is then
+ * released by memory_free. */
 enum terse_status order_send(struct collective *ranks, struct order *order, const void *data, struct terse_error *error);
 enum terse_status order_receive(struct collective *ranks, struct order *order, void **data, struct terse_error *error);
-
-/* Exchanges what became of something that all ranks have done, `own` here, with *error where it failed. Returns the same on all: TERSE_OK, or the
- * failure of the first rank where it failed, whose message then says which it is. */
-enum terse_status orders_agree(struct collective *ranks, enum terse_status own, struct terse_error *error);
 
 #endif

@@ -54,8 +54,6 @@ static enum terse_status check_abilities(const struct kv_storage *storage, const
         enum terse_status status = check_dealt(storage, method, error);
         if (status) return status;
     }
-    if (method->index && !storage->selects)
-        return cache_refuse(storage, method, "cannot choose the tokens that a step reads", error);
     if (method->least_rate > 0 && !storage->lower)
         return cache_refuse(storage, method, "cannot be lowered to fewer bits for the budget", error);
     return TERSE_OK;

@@ -47,7 +47,6 @@ struct cache_sink {
 struct kv_storage {
     uint64_t most_tokens; /* of a sequence */
     const char *where;    /* for messages about what is not served: "on the GPU" */
-    bool selects;         /* steps read the tokens that an index finds */
     bool deals;           /* pages may be dealt to ranks (deal.h) */
     /* Checks what the backend requires of a shape and method beyond what every backend does. */
     enum terse_status (*supports)(const struct cache_shape *shape, const struct method *method, struct terse_error *error);
@@ -195,7 +194,7 @@ void cache_map(const struct cache *cache, struct terse_token_share *shares, size
 
 /* saved_cache.c defines these. */
 void cache_save(const struct cache *cache, struct state_writer *writer);
-enum terse_status cache_save_share(const struct cache *cache, struct terse_error *error);
+void cache_save_share(const struct cache *cache);
 enum terse_status cache_load(struct cache *cache, struct state_file *file, struct terse_error *error);
 
 #endif

@@ -184,7 +184,7 @@ void parts_save(const struct cache *cache, struct state_writer *writer) {
     if (next_of(cache)) cache_save(next_of(cache), writer);
 }
 
-enum terse_status parts_save_share(const struct cache *cache, struct terse_error *error) { return cache_save_share(cache, error); }
+void parts_save_share(const struct cache *cache) { cache_save_share(cache); }
 
 enum terse_status parts_load(struct cache *cache, struct state_file *file, struct terse_error *error) {
     enum terse_status status = cache_load(cache, file, error);

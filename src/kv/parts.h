@@ -55,8 +55,9 @@ void parts_note_residual(struct cache *cache, uint32_t layer, int64_t sum, size_
  * keeps failures. parts_load reads them into a new cache of the same shape, method and codebook, which becomes an owner of the file
  * where it leaves pages in it; after a failure the cache is to be destroyed. */
 void parts_save(const struct cache *cache, struct state_writer *writer);
-/* Where pages are dealt to ranks, parts_save gathers them, while every other rank gives its own by parts_save_share. */
-enum terse_status parts_save_share(const struct cache *cache, struct terse_error *error);
+/* Where pages are dealt to ranks, parts_save gathers them, while every other rank gives its own by parts_save_share. What fails on one of
+ * them fails on rank 0. */
+void parts_save_share(const struct cache *cache);
 enum terse_status parts_load(struct cache *cache, struct state_file *file, struct terse_error *error);
 
 void parts_report(const struct cache *cache, struct terse_cache_report *report);       /* what is allocated now */

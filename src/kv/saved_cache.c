@@ -189,10 +189,7 @@ static enum terse_status gathering_begin(struct gathering *g, const struct cache
     count_places(g, g->place + n);
     const size_t bytes = g->most * largest_page(base);
     g->own = memory_zeros(1 + ranks, bytes);
-    if (!g->own) {
-        gathering_free(g);
-        return status_no_memory(error, (1 + ranks) * bytes, "pages of the other ranks");
-    }
+    if (!g->own) return status_no_memory(error, (1 + ranks) * bytes, "pages of the other ranks");
     g->all = g->own + bytes;
     return TERSE_OK;
 }
@@ -212,12 +209,12 @@ static enum terse_status gather_run(const struct gathering *g, size_t first, siz
     return status;
 }
 
-/* Puts the pages of all ranks, at the one rate that dealt pages have, in the order of put_pages_of. */
+/* Puts the pages of all ranks, at the one rate that dealt pages have, in the order of put_pages_of. Where a rank is refused the memory, none
+ * gives pages, and it fails on all. */
 static enum terse_status gather_pages(const struct cache_base *base, struct state_writer *writer, struct terse_error *error) {
     struct gathering g;
     size_t end = 0;
-    enum terse_status status = gathering_begin(&g, base, error);
-    if (status) return status;
+    enum terse_status status = collective_agree(base->shape.ranks, gathering_begin(&g, base, error), error);
     for (size_t head = 0; head < cache_heads_of(&base->shape); head++) {
         const struct page_address *place = &base->places[head];
         const size_t bytes[] = {place->bytes[CODEC_KEYS], place->bytes[CODEC_VALUES], base->index_page_bytes};
@@ -228,13 +225,14 @@ static enum terse_status gather_pages(const struct cache_base *base, struct stat
         end = before;
     }
     gathering_free(&g);
-    if (writer) put_zeros(writer, (base->pages.pool->page_set_bytes[0] - end) * base->pages.n_sealed);
+    if (writer && !status) put_zeros(writer, (base->pages.pool->page_set_bytes[0] - end) * base->pages.n_sealed);
     return status;
 }
 
-enum terse_status cache_save_share(const struct cache *cache, struct terse_error *error) {
+void cache_save_share(const struct cache *cache) {
     const struct cache_base *base = cache_base_of(cache);
-    return base->shape.ranks ? gather_pages(base, NULL, error) : TERSE_OK;
+    struct terse_error error; /* goes to rank 0, where they agree */
+    if (base->shape.ranks) (void)gather_pages(base, NULL, &error);
 }
 
 /* ---- Pages of one process */
@@ -247,7 +245,8 @@ static void save_pages(const struct cache *cache, struct state_writer *writer) {
     const struct cache_base *base = cache_base_of(cache);
     state_writer_begin(writer, STATE_PAGES);
     if (base->shape.ranks) {
-        if (gather_pages(base, writer, NULL)) state_writer_fail(writer, EIO);
+        const enum terse_status status = gather_pages(base, writer, NULL);
+        if (status) state_writer_fail(writer, status == TERSE_E_MEMORY ? ENOMEM : EIO);
         return;
     }
     if (!base->storage->export_pages) {

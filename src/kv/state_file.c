@@ -158,13 +158,19 @@ static void write_head(struct state_writer *w, const struct state_identity *iden
     if (!w->failed && pwrite(w->file.descriptor, &head, sizeof head, 0) != (ssize_t)sizeof head) w->failed = errno ? errno : EIO;
 }
 
+static enum terse_status refuse_writing(const struct state_writer *w, struct terse_error *error) {
+    if (w->failed != ENOMEM) return new_file_refuse(w->file.path, w->failed, error);
+    return status_fail(error, TERSE_E_MEMORY,
+                       "%s: cannot be written: no memory for copies of its pages: free some memory and save again", w->file.path);
+}
+
 enum terse_status state_writer_finish(struct state_writer *w, const struct state_identity *identity, struct terse_error *error) {
     for (uint32_t next = w->begun ? w->section + 1 : 0; next < STATE_SECTIONS; next++)
         state_writer_begin(w, (enum state_section)next);
     errno = 0;
     end_section(w, STATE_ALIGN);
     write_head(w, identity);
-    enum terse_status status = w->failed ? new_file_refuse(w->file.path, w->failed, error) : new_file_publish(&w->file, error);
+    enum terse_status status = w->failed ? refuse_writing(w, error) : new_file_publish(&w->file, error);
     writer_free(w);
     return status;
 }

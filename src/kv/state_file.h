@@ -52,7 +52,7 @@ void state_writer_begin(struct state_writer *writer, enum state_section section)
 /* Makes sections from STATE_CACHE on stand for those of STATE_SECOND from now on. */
 void state_writer_second(struct state_writer *writer);
 void state_writer_put(struct state_writer *writer, const void *data, size_t bytes);
-/* Records that the data to be written could not be had: `number` is an errno. */
+/* Records that the data to be written could not be had: `number` is an errno, ENOMEM where memory for them was refused. */
 void state_writer_fail(struct state_writer *writer, int number);
 /* Puts the file in its place and releases the writer. After a failure, of this or of an earlier call, the old file stays. */
 enum terse_status state_writer_finish(struct state_writer *writer, const struct state_identity *identity,

@@ -19,7 +19,7 @@
 
 #include <cmocka.h>
 
-/* As in test_ranks.c: how far logits of several ranks are from those of one process, as a part of the largest. */
+/* Logits of several ranks differ from those of one process by at most so much of the largest; test_ranks.c says why. */
 #define WEIGHTS 2e-2
 
 enum { VOCABULARY = 96, MOST = 3000, ROWS = 64 };
@@ -27,12 +27,8 @@ enum { VOCABULARY = 96, MOST = 3000, ROWS = 64 };
 static int32_t tokens[MOST];
 
 static int make_tokens(void **state) {
-    uint64_t random = 11;
     (void)state;
-    for (size_t i = 0; i < MOST; i++) {
-        random = random * 6364136223846793005u + 1442695040888963407u;
-        tokens[i] = (int32_t)((random >> 33) % VOCABULARY);
-    }
+    random_tokens(tokens, MOST, VOCABULARY, 11);
     return 0;
 }
 
@@ -84,7 +80,7 @@ static void run_rank(struct collective *ranks, void *user) {
     options.prompt_ms = 0; /* a piece a step, whatever its time */
     if (ranks->rank == 1) options.kv_budget = job->budget;
     if (engine_new(&backend_cpu, job->model, &options, &engine, error)) return;
-    engine->ranks = ranks;
+    if (engine_join(engine, ranks, error)) abort();
     if (ranks->rank) {
         if (terse_engine_follow(engine, error)) { /* rank 0 would wait for it; a process of a job ends the job */
             fprintf(stderr, "rank %u: %s\n", ranks->rank, error->message);
@@ -92,8 +88,6 @@ static void run_rank(struct collective *ranks, void *user) {
         }
         if (ranks->rank == 1) job->left = terse_engine_kv_bytes(engine);
     } else {
-        if (ranks->ranks > 1 && lead_new(ranks, &engine->lead, error)) abort();
-        engine->prefixes.lead = engine->lead;
         if (!terse_session_new(engine, &job->options, &session, error)) {
             job->worked = job->work(job, engine, session);
             terse_session_free(session);

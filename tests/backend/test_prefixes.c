@@ -48,11 +48,7 @@ static struct terse_session_options options_of(const char *method) {
 /* Conversations differ from their first tokens on. */
 static const int32_t *tokens_of(uint64_t conversation) {
     static int32_t tokens[LONGEST];
-    uint64_t random = conversation + 1;
-    for (size_t i = 0; i < LONGEST; i++) {
-        random = random * 6364136223846793005u + 1442695040888963407u;
-        tokens[i] = (int32_t)((random >> 33) % info.vocabulary);
-    }
+    random_tokens(tokens, LONGEST, info.vocabulary, conversation + 1);
     return tokens;
 }
 

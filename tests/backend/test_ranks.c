@@ -29,12 +29,8 @@ enum { VOCABULARY = 96, MOST = 3000, FIRST = 5, SECOND = 200, LAST = 4, ROWS = 2
 static int32_t tokens[MOST];
 
 static int make_tokens(void **state) {
-    uint64_t random = 11;
     (void)state;
-    for (size_t i = 0; i < MOST; i++) {
-        random = random * 6364136223846793005u + 1442695040888963407u;
-        tokens[i] = (int32_t)((random >> 33) % VOCABULARY);
-    }
+    random_tokens(tokens, MOST, VOCABULARY, 11);
     return 0;
 }
 

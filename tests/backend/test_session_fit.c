@@ -26,13 +26,9 @@ static int32_t tokens[TOKENS];
 
 static int make_engine(void **state) {
     (void)state;
-    uint64_t random = 5;
     must_start_fixture("qwen3", 2, &model, &engine, &info);
     if (engine_weight_profile(engine, &profile, NULL)) return -1;
-    for (size_t i = 0; i < TOKENS; i++) {
-        random = random * 6364136223846793005u + 1442695040888963407u;
-        tokens[i] = (int32_t)((random >> 33) % info.vocabulary);
-    }
+    random_tokens(tokens, TOKENS, info.vocabulary, 5);
     return 0;
 }
 

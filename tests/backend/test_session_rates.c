@@ -24,14 +24,10 @@ static int32_t tokens[TOKENS];
 
 static int make_model(void **state) {
     struct terse_engine *engine;
-    uint64_t random = 5;
     (void)state;
     must_start_fixture("qwen3", 2, &model, &engine, &info);
     terse_engine_free(engine);
-    for (size_t i = 0; i < TOKENS; i++) {
-        random = random * 6364136223846793005u + 1442695040888963407u;
-        tokens[i] = (int32_t)((random >> 33) % info.vocabulary);
-    }
+    random_tokens(tokens, TOKENS, info.vocabulary, 5);
     return 0;
 }
 

@@ -35,11 +35,7 @@ static int32_t tokens[LONG];
 
 static int make_tokens(void **state) {
     (void)state;
-    uint64_t random = 7;
-    for (size_t i = 0; i < LONG; i++) {
-        random = random * 6364136223846793005u + 1442695040888963407u;
-        tokens[i] = (int32_t)((random >> 33) % 96);
-    }
+    random_tokens(tokens, LONG, 96, 7);
     return 0;
 }
 

@@ -1,8 +1,11 @@
-/* Every allocation of forking, saving and loading a session is refused once: nothing is lost, nothing leaks. */
+/* Every allocation of forking, saving and loading a session is refused once: nothing is lost, nothing leaks, and ranks do not wait for each
+ * other. */
+#include "engine/session.h"
 #include "support/fixture_model.h"
 #include "support/refusing_memory.h"
 #include "support/session_steps.h"
 #include "support/temporary.h"
+#include "support/thread_ranks.h"
 #include "terse.h"
 
 #include <setjmp.h>
@@ -100,6 +103,50 @@ static void every_refused_allocation_is_survived(void **state) {
     }
 }
 
+/* ---- Over ranks */
+
+/* The writer's buffer is refused, then the memory in which ranks gather pages: to both of two ranks, to the one that asks later, to none. */
+static void save_over_ranks(struct terse_session *session) {
+    int32_t tokens[PROMPT];
+    long refusals = 0;
+    write_text(tokens, PROMPT, model_of(session)->vocabulary);
+    if (terse_session_prefill(session, tokens, PROMPT, NULL, NULL)) abort();
+    small = 100000;
+    for (enum terse_status status = TERSE_E_MEMORY; status; refusals++) {
+        asked = 0;
+        allowed = refusals;
+        status = terse_session_save(session, path, NULL);
+        allowed = -1;
+        if (status && (status != TERSE_E_MEMORY || access(part, F_OK) == 0)) abort();
+    }
+    small = 0;
+    if (refusals != 4 || terse_session_decode(session, tokens, 1, NULL, NULL)) abort();
+}
+
+static void run_rank(struct collective *ranks, void *user) {
+    struct terse_session_options options = short_session_options("f16", 0);
+    struct terse_session *session;
+    struct terse_engine *own = must_start(&backend_cpu, model, 1);
+    (void)user;
+    options.context = CONTEXT;
+    if (engine_join(own, ranks, NULL)) abort();
+    if (ranks->rank) {
+        if (terse_engine_follow(own, NULL)) abort();
+    } else {
+        if (terse_session_new(own, &options, &session, NULL)) abort();
+        save_over_ranks(session);
+        terse_session_free(session);
+    }
+    terse_engine_free(own);
+}
+
+static void memory_refused_to_one_rank_fails_on_all(void **state) {
+    (void)state;
+    const long before = blocks;
+    thread_ranks_run(2, run_rank, NULL);
+    assert_int_equal(blocks, before);
+}
+
 static int make_engine(void **state) {
     (void)state;
     struct terse_engine_options options = terse_engine_options_defaults();
@@ -121,6 +168,7 @@ static int free_engine(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_refused_allocation_is_survived)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_refused_allocation_is_survived),
+                                       cmocka_unit_test(memory_refused_to_one_rank_fails_on_all)};
     return cmocka_run_group_tests(tests, make_engine, free_engine);
 }

@@ -1,4 +1,4 @@
-/* CommVQ's codebooks of random tables and rows, for the CPU's codecs and the GPU's. */
+/* Makes CommVQ's codebooks of random tables and rows, for the CPU's codecs and the GPU's. */
 #ifndef TERSE_TESTS_CUDA_COMMVQ_SAMPLE_H
 #define TERSE_TESTS_CUDA_COMMVQ_SAMPLE_H
 

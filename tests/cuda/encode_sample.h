@@ -154,4 +154,30 @@ static inline uint16_t *sample_decode(struct encode_sample *s) {
     return sample_fetch(s->rows_device, s->row_bytes);
 }
 
+/* Rotates the keys of an item's rows back from their positions, or to them, as far as the codec stores them so. */
+typedef void sample_turn(const void *user, int side, size_t item, bool back, float *rows);
+
+/* Checks rows that are decoded of pages which the host's chunk holds, too, against those that the CPU decodes. */
+static inline void sample_check_decoded(struct encode_sample *s, sample_turn *turn, const void *user) {
+    static float rows[PAGE_TOKENS * CODEC_HEAD_DIM_MAX];
+    uint16_t *decoded = sample_decode(s);
+    for (size_t place = 0; place < SAMPLE_HEADS_ALL; place++)
+        for (int side = 0; side < 2; side++)
+            for (size_t item = 0; item < SAMPLE_ITEMS; item++) {
+                const uint16_t *own = decoded + (sample_row(s, place, side, item, 0) - s->rows);
+                cpu_codec_of(s->codec[side])
+                    ->decode(s->shape[place][side], (enum codec_side)side, sample_page(s, place, side, item), rows);
+                turn(user, side, item, false, rows);
+                for (size_t i = 0; i < PAGE_TOKENS * s->hd; i++) {
+                    if (i / s->hd >= s->items[item].set.count) {
+                        assert_int_equal(own[i], UNTOUCHED << 8 | UNTOUCHED);
+                    } else { /* within a last place of a half, or of the channel that it is rotated with */
+                        float x = half_to_float(own[i]);
+                        assert_true(fabsf(x - rows[i]) <= 0x1p-10f * (fabsf(rows[i]) + 1));
+                    }
+                }
+            }
+    free(decoded);
+}
+
 #endif

@@ -59,7 +59,7 @@ static struct oracle_setup setup_of(const struct setting *s, double percent) {
                                  .seed = s->head_dim};
 }
 
-/* A step's numbers of all layers, MOST tokens of each: q[Hq][hd], k and v[Hk][hd] of a token. */
+/* A step has these numbers in all layers, of MOST tokens each: q[Hq][hd], k and v[Hk][hd] of a token. */
 struct numbers {
     float q[OUT_MOST], k[OUT_MOST / G_MOST], v[OUT_MOST / G_MOST];
 };
@@ -185,7 +185,7 @@ static void steps_are_the_cpus(void **state) {
     }
 }
 
-/* The same tokens read by steps that choose and by steps that do not. */
+/* Steps that choose and steps that do not read the same tokens here. */
 static void few_tokens_are_read(void **state) {
     (void)state;
     static struct numbers in;
@@ -250,7 +250,7 @@ static void save_halves(const struct kv_ops *kv, const struct oracle *o, bool pr
     free(v);
 }
 
-/* What is learned of a prompt and all pages, byte for byte. */
+/* What is learned of a prompt, and all pages, are the processor's, byte for byte. */
 static void the_same_keys_make_the_same_pages(void **state) {
     static const char *const codecs[] = {"selfindex-2", "selfindex-16", "quest-64"};
     static const uint32_t head_dims[] = {64, 96, 128, 256};

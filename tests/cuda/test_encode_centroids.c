@@ -64,7 +64,8 @@ static void unmake(struct made *made) {
 }
 
 /* Keys of a page that lie in a run: rotated back by its position, or forth. */
-static void turn(const struct made *made, int side, size_t item, bool back, float *rows) {
+static void turn(const void *user, int side, size_t item, bool back, float *rows) {
+    const struct made *made = user;
     float frequency[CODEC_HEAD_DIM_MAX], cosine[CODEC_HEAD_DIM_MAX], sine[CODEC_HEAD_DIM_MAX];
     const size_t hd = made->s.hd;
     struct rope rope;
@@ -102,24 +103,7 @@ static struct difference check(struct coding key, struct coding value, size_t hd
                 memcpy(own, written, bytes);
             }
     assert_memory_equal(chunk, s->chunk, s->chunk_bytes); /* nothing else was written */
-    uint16_t *decoded = sample_decode(s);
-    for (size_t place = 0; place < SAMPLE_HEADS_ALL; place++)
-        for (int side = 0; side < 2; side++)
-            for (size_t item = 0; item < SAMPLE_ITEMS; item++) {
-                const uint16_t *own = decoded + (sample_row(s, place, side, item, 0) - s->rows);
-                cpu_codec_of(s->codec[side])
-                    ->decode(s->shape[place][side], (enum codec_side)side, sample_page(s, place, side, item), rows);
-                turn(&made, side, item, false, rows);
-                for (size_t i = 0; i < PAGE_TOKENS * hd; i++) {
-                    if (i / hd >= s->items[item].set.count) {
-                        assert_int_equal(own[i], UNTOUCHED << 8 | UNTOUCHED);
-                    } else { /* within a last place of a half, or of the channel that it is rotated with */
-                        float x = half_to_float(own[i]);
-                        assert_true(fabsf(x - rows[i]) <= 0x1p-10f * (fabsf(rows[i]) + 1));
-                    }
-                }
-            }
-    free(decoded);
+    sample_check_decoded(s, turn, &made);
     free(chunk);
     unmake(&made);
     return d;

@@ -1,4 +1,4 @@
-/* Pages of CommVQ on the GPU: the bytes that the CPU's codecs write, and the rows that they read, rounded to halves. */
+/* The GPU writes the bytes of CommVQ's pages that the CPU's codecs write, and reads the rows that they read, rounded to halves. */
 #include "commvq_sample.h"
 #include "encode_sample.h"
 #include "kv/pre_rope.h"
@@ -73,7 +73,8 @@ static void unmake(struct made *made) {
 }
 
 /* Rotates keys of a page back by their own positions, or forth. */
-static void turn(const struct made *made, int side, size_t item, bool back, float *rows) {
+static void turn(const void *user, int side, size_t item, bool back, float *rows) {
+    const struct made *made = user;
     float cosine[CODEC_HEAD_DIM_MAX], sine[CODEC_HEAD_DIM_MAX];
     struct rope rope = made->rope;
     if (back) rope.magnitude = 1 / rope.magnitude;
@@ -110,7 +111,6 @@ static struct difference check(uint32_t bits, struct rope rope) {
     struct difference d = {{0}, {0}, {0}};
     make(&made, bits, rope);
     struct encode_sample *s = &made.s;
-    const size_t hd = s->hd;
     assert_cuda(encode_pages(&s->encode, device_stream()));
     uint8_t *chunk = sample_fetch(s->chunk_device, s->chunk_bytes);
     for (size_t place = 0; place < SAMPLE_HEADS_ALL; place++)
@@ -131,24 +131,7 @@ static struct difference check(uint32_t bits, struct rope rope) {
                 memcpy(own, written, bytes);
             }
     assert_memory_equal(chunk, s->chunk, s->chunk_bytes); /* nothing else was written */
-    uint16_t *decoded = sample_decode(s);
-    for (size_t place = 0; place < SAMPLE_HEADS_ALL; place++)
-        for (int side = 0; side < 2; side++)
-            for (size_t item = 0; item < SAMPLE_ITEMS; item++) {
-                const uint16_t *own = decoded + (sample_row(s, place, side, item, 0) - s->rows);
-                cpu_codec_of(s->codec[side])
-                    ->decode(s->shape[place][side], (enum codec_side)side, sample_page(s, place, side, item), rows);
-                turn(&made, side, item, false, rows);
-                for (size_t i = 0; i < PAGE_TOKENS * hd; i++) {
-                    if (i / hd >= s->items[item].set.count) {
-                        assert_int_equal(own[i], UNTOUCHED << 8 | UNTOUCHED);
-                    } else { /* within a last place of a half, or of the channel that it is rotated with */
-                        float x = half_to_float(own[i]);
-                        assert_true(fabsf(x - rows[i]) <= 0x1p-10f * (fabsf(rows[i]) + 1));
-                    }
-                }
-            }
-    free(decoded);
+    sample_check_decoded(s, turn, &made);
     free(chunk);
     unmake(&made);
     return d;

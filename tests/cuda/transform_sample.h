@@ -13,7 +13,7 @@
 #define PRE_ROPE_SIZE \
     10 /* of keys' mean before rotation: as large as biases make it, which products of halves alone would not bear */
 
-/* The parameters and layout of one side of a layer's head. */
+/* A side has the parameters and the layout of one side of a layer's head. */
 struct side {
     float *parameters;
     struct transform_layout layout;
@@ -131,7 +131,7 @@ static inline uint8_t *make_fitted(struct attend_sample *sample, struct side sid
     return records;
 }
 
-/* Rows as the parameters have them. */
+/* Draws rows with the distribution that the parameters are made for. */
 static inline void random_rows(const struct attend_sample *sample, uint32_t sequence, uint32_t head, enum codec_side side,
                                float *rows) {
     const struct side *sides = sample->parameters; /* [HEADS][2] */

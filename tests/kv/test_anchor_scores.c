@@ -42,7 +42,7 @@ static void set_attention(struct bare *b, size_t n) {
     }
 }
 
-/* A step of n tokens up to the choice of anchors; no rotation. */
+/* Makes a step of n tokens up to the choice of anchors, without rotation. */
 static struct bare *bare_new(size_t n, uint32_t anchors, int threads, bool zero_values) {
     struct bare *b = calloc(1, sizeof *b);
     uint32_t random = 7;

@@ -69,7 +69,7 @@ static void attention_reads_anchors_in_place_of_codes(void **state) {
     }
 }
 
-/* Heads of all sizes, and groups of all sorts. */
+/* Anchors serve heads of all sizes, and groups of all sorts. */
 static void heads_of_any_shape_choose(void **state) {
     (void)state;
     static const struct {

@@ -328,7 +328,7 @@ static void copies_go_on(void **state) {
     free(s);
 }
 
-/* Steps of two sequences of different lengths, together. */
+/* Two sequences of different lengths make their steps together. */
 static void sequences_of_a_batch_choose_for_themselves(void **state) {
     (void)state;
     enum { TOGETHER = 50 };

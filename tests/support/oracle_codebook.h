@@ -1,4 +1,4 @@
-/* The codebook of an oracle whose method learns. */
+/* Declares the codebook of an oracle whose method learns. */
 #ifndef TESTS_SUPPORT_ORACLE_CODEBOOK_H
 #define TESTS_SUPPORT_ORACLE_CODEBOOK_H
 

@@ -1,4 +1,4 @@
-/* What codecs make of an oracle's rows, by their definitions. */
+/* Computes what codecs make of an oracle's rows, by their definitions. */
 #include "support/oracle_rows.h"
 
 #include "backend/cpu/codec/codec.h"
@@ -32,7 +32,7 @@ static void quantize_row(const struct codec *codec, float *x, size_t n) {
         fail_msg("no conversion for %s: tests/support/scaled_codecs.c has to learn it", codec->name);
 }
 
-/* kivi: 32 numbers, `apart` from each other, share a scale and a zero. */
+/* Codes by kivi: 32 numbers, `apart` from each other, share a scale and a zero. */
 static void quantize_affine(float levels, float *x, size_t n, size_t apart) {
     float least = x[0], most = x[0];
     for (size_t i = 1; i < n; i++) least = fminf(least, x[i * apart]), most = fmaxf(most, x[i * apart]);
@@ -44,7 +44,7 @@ static void quantize_affine(float levels, float *x, size_t n, size_t apart) {
     }
 }
 
-/* rows[n][hd] that are sealed together, the first of them the first of a page. */
+/* Codes rows[n][hd] that are sealed together, the first of them the first of a page. */
 static void quantize_kivi(const struct codec *codec, bool keys, float *rows, size_t n, size_t hd) {
     float levels = codec == &codec_kivi_4 ? 15 : 3;
     for (size_t t = 0; t < n; t += keys ? 32 : 1)
@@ -64,7 +64,7 @@ bool *oracle_dropped(const struct oracle *o, uint32_t layer, uint32_t head, size
 #define TIE 1e-6
 #define GAIN_TIE 2e-5 /* the same for steps of a gain's code, a logarithm */
 
-/* The nearest centroids by brute force. */
+/* Finds the nearest centroids by brute force. */
 static void replace_by_centroids(const struct coding *coding, const float *centroids, float *x, size_t hd, bool *tied) {
     size_t width = coding->width, n = (size_t)1 << coding->bits;
     for (size_t m = 0; m < hd / width; m++, x += width, centroids += n * width) {
@@ -86,7 +86,7 @@ static void replace_by_centroids(const struct coding *coding, const float *centr
 
 const struct coding *oracle_coding(const struct oracle *o, int side) { return side ? &o->method.value : &o->method.key; }
 
-/* The gain-shape codec by its definition: the centroids describe (x - mean) / rms, and a gain brings the size back. */
+/* Codes a row by the definition of gain-shape: the centroids describe (x - mean) / rms, and a gain brings the size back. */
 static void replace_by_shape(const struct coding *coding, int side, const float *parameters, float *x, size_t hd, bool *tied) {
     const float *mean = parameters + (hd << coding->bits), scale = mean[hd];
     double size = 0, square = 0, product = 0;
@@ -105,7 +105,7 @@ static void replace_by_shape(const struct coding *coding, int side, const float 
     for (size_t c = 0; c < hd; c++) x[c] = (float)((double)mean[c] + gain * (double)shape[c]);
 }
 
-/* A row that is cut into slices, each coded as a key by itself, whichever side reads it. */
+/* Codes a row that is cut into slices, each as a key by itself, whichever side reads it. */
 static void quantize_slices(const struct oracle *o, uint32_t layer, float *x) {
     const uint32_t width = method_slice_width(&o->method, o->setup.head_dim);
     const struct codec_shape row = method_shape(&o->method, CODEC_KEYS, layer, 0, o->setup.head_dim, 1);
@@ -123,7 +123,7 @@ static void quantize_slices(const struct oracle *o, uint32_t layer, float *x) {
     }
 }
 
-/* One head's row, in the codec's frame, as its side's codec gives it back. Where two codes are as good but for rounding, the codec itself decides. */
+/* Computes one head's row, in the codec's frame, as its side's codec gives it back. Where two codes are as good but for rounding, the codec itself decides. */
 static void quantize_in_frame(const struct oracle *o, int side, uint32_t layer, uint32_t head, float *x) {
     const struct coding *coding = oracle_coding(o, side);
     enum codec_side of = side ? CODEC_VALUES : CODEC_KEYS;
@@ -190,7 +190,7 @@ void oracle_rotate_mean(const struct oracle *o, uint32_t layer, uint32_t head, d
     free(parameters);
 }
 
-/* One head's row of token t as it is read, of a page whose first token is `page`. */
+/* Computes one head's row of token t as it is read, of a page whose first token is `page`. */
 static void quantize_head(const struct oracle *o, int side, uint32_t layer, uint32_t head, size_t page, size_t t, float *x) {
     size_t run = page / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS;
     bool in_run = !side && o->method.key.codec->rope == CODEC_ROPE_IN_RUN;

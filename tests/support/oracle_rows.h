@@ -1,4 +1,4 @@
-/* The numbers that an oracle keeps: rows as they are stored, as codecs give them back, and their rotation. For the oracle's own files. */
+/* Declares the numbers that an oracle keeps: rows as they are stored, as codecs give them back, and their rotation. For the oracle's own files. */
 #ifndef TESTS_ORACLE_ROWS_H
 #define TESTS_ORACLE_ROWS_H
 
@@ -10,11 +10,11 @@ float *oracle_stored(const struct oracle *o, float *side, uint32_t layer, size_t
 bool *oracle_dropped(const struct oracle *o, uint32_t layer, uint32_t head, size_t token);
 const struct coding *oracle_coding(const struct oracle *o, int side);
 
-/* Round numbers to halves: a row's, and those of tokens [first, last). */
+/* These round numbers to halves: a row's, and those of tokens [first, last). */
 void oracle_round_row(float *x, size_t n);
 void oracle_round_tokens(const struct oracle *o, uint32_t layer, size_t first, size_t last);
 
-/* Rotate by position in double precision. */
+/* These rotate by position in double precision. */
 void oracle_rotate_by(const struct oracle *o, double position, double *x);
 void oracle_rotate_floats(const struct oracle *o, double position, float *x);
 /* Writes to rotated[CODEC_ROW_MAX] the mean of a head's keys before rotation, which is not in pages, at a position; of the pairs that turn by half a

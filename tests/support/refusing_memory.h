@@ -21,28 +21,30 @@ void __wrap_free(void *memory);
 static _Atomic long blocks, asked,
     allowed = -1; /* of allocations: the next one is refused when so many were asked for; -1: none is */
 
-static bool refused(void) { return allowed >= 0 && asked++ >= allowed; }
+static size_t small; /* allocations below so many bytes are neither counted nor refused */
+
+static bool refused(size_t size) { return allowed >= 0 && size >= small && asked++ >= allowed; }
 
 void *__wrap_malloc(size_t size) {
-    void *memory = refused() ? NULL : __real_malloc(size);
+    void *memory = refused(size) ? NULL : __real_malloc(size);
     blocks += memory != NULL;
     return memory;
 }
 
 void *__wrap_calloc(size_t n, size_t size) {
-    void *memory = refused() ? NULL : __real_calloc(n, size);
+    void *memory = refused(n * size) ? NULL : __real_calloc(n, size);
     blocks += memory != NULL;
     return memory;
 }
 
 void *__wrap_realloc(void *memory, size_t size) {
-    void *moved = refused() ? NULL : __real_realloc(memory, size);
+    void *moved = refused(size) ? NULL : __real_realloc(memory, size);
     blocks += !memory && moved;
     return moved;
 }
 
 int __wrap_posix_memalign(void **memory, size_t alignment, size_t size) {
-    int status = refused() ? ENOMEM : __real_posix_memalign(memory, alignment, size);
+    int status = refused(size) ? ENOMEM : __real_posix_memalign(memory, alignment, size);
     blocks += !status;
     return status;
 }

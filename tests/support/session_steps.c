@@ -42,6 +42,13 @@ void write_text(int32_t *tokens, int n, uint32_t vocabulary) {
     for (int i = 0; i < n; i++) tokens[i] = (i * 37 + i * i % 11 + i / 50) % (int32_t)vocabulary;
 }
 
+void random_tokens(int32_t *tokens, size_t n, uint32_t vocabulary, uint64_t seed) {
+    for (size_t i = 0; i < n; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        tokens[i] = (int32_t)((seed >> 33) % vocabulary);
+    }
+}
+
 struct terse_session *must_open(struct terse_engine *engine, const struct terse_session_options *options) {
     struct terse_session *session;
     struct terse_error error;

@@ -13,6 +13,8 @@ void must_start_fixture(const char *name, uint32_t threads, struct terse_model *
                         struct terse_model_info *info);
 /* Writes a text of n < 2^15 tokens, whose order slowly changes. */
 void write_text(int32_t *tokens, int n, uint32_t vocabulary);
+/* Writes tokens[n] that are all equally likely, the same for the same seed. */
+void random_tokens(int32_t *tokens, size_t n, uint32_t vocabulary, uint64_t seed);
 /* Starts an engine on a backend with `threads` threads. */
 struct terse_engine *must_start(const struct backend *backend, const struct terse_model *model, uint32_t threads);
 struct terse_session *must_open(struct terse_engine *engine, const struct terse_session_options *options);

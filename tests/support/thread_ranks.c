@@ -6,6 +6,7 @@
 /* The threads of a job share this. */
 static pthread_barrier_t barrier;
 static const void *given[THREAD_RANKS_MOST];
+static struct collective_outcome outcomes[THREAD_RANKS_MOST][THREAD_RANKS_MOST]; /* of each rank its own */
 
 static enum terse_status gather(const struct collective *ranks, const void *own, size_t bytes, void *all,
                                 struct terse_error *error) {
@@ -45,7 +46,7 @@ void thread_ranks_run(uint32_t n, void (*run)(struct collective *ranks, void *us
     pthread_t started[THREAD_RANKS_MOST];
     pthread_barrier_init(&barrier, NULL, n);
     for (uint32_t rank = 0; rank < n; rank++) {
-        ranks[rank] = (struct rank_thread){{.ops = &threads, .rank = rank, .ranks = n}, run, user};
+        ranks[rank] = (struct rank_thread){{.ops = &threads, .rank = rank, .ranks = n, .outcomes = outcomes[rank]}, run, user};
         pthread_create(&started[rank], NULL, run_rank, &ranks[rank]);
     }
     for (uint32_t rank = 0; rank < n; rank++) pthread_join(started[rank], NULL);

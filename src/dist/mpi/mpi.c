@@ -68,6 +68,8 @@ static enum terse_status enter(struct collective **ranks, struct terse_error *er
     MPI_Comm_size(world, &size);
     job.rank = (uint32_t)rank;
     job.ranks = (uint32_t)size;
+    job.outcomes = calloc((size_t)size, sizeof *job.outcomes);
+    if (!job.outcomes) return status_no_memory(error, (size_t)size * sizeof *job.outcomes, "exchanges between ranks");
     *ranks = &job;
     return TERSE_OK;
 }

@@ -68,7 +68,7 @@ template <int CODES> ATTEND_INLINE void add_codes(uint32_t slot, const uint32_t 
 
 /* ---- Values: sums by channel */
 
-/* Sums by code of a CTA's warps, [warp][code][query], with their states. */
+/* A code_sums holds the sums by code of a CTA's warps, with their states. */
 template <int CODES> struct code_sums {
     float of[commvq_warps][CODES][commvq_queries];
     float2 max_sum[commvq_warps][commvq_queries];
@@ -110,10 +110,10 @@ template <int CODES> ATTEND_INLINE float2 merge_codes(code_sums<CODES> &sums) {
     return state;
 }
 
-/* Threads that share a channel, each of which goes through a part of the codes. */
+/* So many threads share a channel: each goes through a part of the codes. */
 template <int HD> constexpr int code_parts = commvq_threads / HD;
 
-/* A channel's sums of its part of the codes for all queries: of levels, and of the weights alone. */
+/* A channel_sums holds a channel's sums over a part of the codes, for all queries: of levels, and of the weights alone. */
 struct channel_sums {
     float levels[commvq_queries], all[commvq_queries];
 };
@@ -317,11 +317,11 @@ template <int HD, int CODES> cudaError_t launch_codes(const struct attend_decode
     struct commvq_launch launch = {0, HD / a->centroid[0].width * (a->centroid[0].bits / COMMVQ_BITS) * COMMVQ_ENTRIES * COMMVQ_ROW,
                                    0};
     const uint32_t least = memory::queries + memory::angles + launch.tables + commvq_warps * (a->page_bytes[0] + a->page_bytes[1]);
-    const bool tables = HD < 256 && least <= room;
+    constexpr bool may_fit = HD < 256; /* else no kernel with tables is compiled */
+    const auto launch_one = may_fit && least <= room ? launch_tables<HD, CODES, may_fit> : launch_tables<HD, CODES, false>;
     cudaError_t result = cudaSuccess;
     for (; launch.first_query < group && result == cudaSuccess; launch.first_query += commvq_queries)
-        result = tables                  ? launch_tables < HD, CODES,
-        HD<256>(a, launch, room, stream) : launch_tables<HD, CODES, false>(a, launch, room, stream);
+        result = launch_one(a, launch, room, stream);
     return result;
 }
 

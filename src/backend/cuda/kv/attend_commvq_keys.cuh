@@ -149,7 +149,7 @@ template <bool TABLES> ATTEND_INLINE uint4 load_row(const table_rows &rows, uint
 
 ATTEND_INLINE void add_quad(uint4 &to, const uint4 &x) { to.x += x.x, to.y += x.y, to.z += x.z, to.w += x.w; }
 
-/* The sums of a lane's units of a token, in halves: words of pairs w and w + 2 as pair_of_word says. */
+/* These are the sums of a lane's units of a token, in halves: words of pairs w and w + 2 as pair_of_word says. */
 template <int UNITS> struct word_sums { uint32_t re[UNITS][4], im[UNITS][4]; };
 
 ATTEND_INLINE uint32_t add_halves(uint32_t a, uint32_t b) { return half2_bits(__hadd2(bits_half2(a), bits_half2(b))); }

@@ -10,7 +10,7 @@
 #define SIGN_WARPS 8
 #define UNIT 16 /* tokens that are decoded together */
 
-/* What a key's channels are multiplied by and added to, in shared memory. */
+/* A sign_numbers has, in shared memory, what turns a key's magnitudes into its channels: mean + alpha times them. */
 template <int HD> struct sign_numbers { float mean[HD], alpha[HD]; };
 
 /* The rows of all warps lie where their partial states lie later; merging has memory of its own. */

@@ -24,7 +24,7 @@ static bool whole_scale_groups(const struct head_view *heads) {
 /* Returns whether kernels are compiled for the head dimension. */
 static bool compiled_head_dims(const struct head_view *heads) { return attend_head_dim(heads->head_dim); }
 
-/* Returns whether CommVQ's are, which have whole sub-vectors of 32 or 64 pairs. */
+/* Returns whether CommVQ's kernels are compiled for the head dimension: they have whole sub-vectors of 32 or 64 pairs. */
 static bool commvq_head_dims(const struct head_view *heads) {
     return compiled_head_dims(heads) && (heads->head_dim & (heads->head_dim - 1)) == 0;
 }
@@ -43,12 +43,12 @@ static bool attends_centroids(const struct head_view *heads, enum codec_side sid
     return code.width >= 2 && (code.width & (code.width - 1)) == 0;
 }
 
-/* Returns whether the side is the codec's own, and its sub-vectors are those that kernels are compiled for: of keys. */
+/* Returns whether the side is keys, with sub-vectors that kernels are compiled for. */
 static bool attends_commvq(const struct head_view *heads, enum codec_side side, struct centroid_shape code) {
     return side == CODEC_KEYS && commvq_head_dims(heads) && code.width == (heads->head_dim == 64 ? 64 : 128);
 }
 
-/* The same of values, with a bit or two for each channel. */
+/* Returns whether the side is values, with a code of a bit or two for each channel. */
 static bool attends_additive(const struct head_view *heads, enum codec_side side, struct centroid_shape code) {
     return side == CODEC_VALUES && (code.bits == heads->head_dim || code.bits == 2 * heads->head_dim);
 }

@@ -92,8 +92,9 @@ enum terse_status commvq_send(const struct coding *coding, uint32_t head_dim, co
 static enum terse_status pairs_as_rotated(const struct cache_shape *shape, const struct method *method, bool *as_rotated,
                                           struct terse_error *error) {
     const struct codec_shape own = codebook_shape(codebook_info(method->learned), CODEC_KEYS);
-    float *parameters = memory_array(codec_parameters(method->key.codec, own), sizeof *parameters);
-    if (!parameters) return status_no_memory(error, 0, "a codebook");
+    const size_t n = codec_parameters(method->key.codec, own);
+    float *parameters = memory_array(n, sizeof *parameters);
+    if (!parameters) return status_no_memory(error, n * sizeof *parameters, "a codebook");
     codebook_parameters(method->learned, CODEC_KEYS, 0, parameters);
     const struct commvq_pairing pairing = commvq_pairing_of(own, parameters);
     const size_t pairs = shape->rope ? shape->rope->n_rot / 2 : 0;

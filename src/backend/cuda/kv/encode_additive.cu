@@ -6,7 +6,6 @@
  * field. In turn the sign with the largest field is set, and moves the fields of all others by its row of the couplings; then signs
  * against whose field they point are flipped. */
 #include "backend/cuda/kv/encode_shapes.cuh"
-#include "backend/cuda/ptx.cuh"
 
 constexpr uint32_t FOUR = 4;          /* tokens that a warp searches for together */
 constexpr float LEAST_FIELD = 1e-5f;  /* against which a sign is flipped: less is rounding, in rows whose numbers are about 1 */
@@ -28,7 +27,7 @@ static __device__ inline int tagged(float x, uint32_t place) {
     return ordered((int)((__float_as_uint(x) & ~(ADDITIVE_MOST_CODES - 1u)) | place));
 }
 
-/* The signs of one token that a lane has: fields, and bits of those set and of those positive. */
+/* A lane_signs has a lane's signs of one token: their fields, and a bit of each that is set and of each that is positive. */
 template <int K> struct lane_signs {
     float field[K];
     uint32_t set, positive;

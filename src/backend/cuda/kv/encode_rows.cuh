@@ -135,6 +135,41 @@ template <int BITS> static __device__ uint32_t kivi_code(const struct kivi_group
     return (uint32_t)(code > 0 ? (code < levels ? code : levels) : 0);
 }
 
+/* Writes numbers of `count` tokens by groups of 32 channels: u32 page[64][codes, {scale, zero}[groups]], where byte j of the codes has
+ * channels j, j + hd BITS / 8, ...; zeros where there is no token. The i-th number of group b is x(words, b, i), of the group's words
+ * of rows[64] in shared memory, which are lost. */
+template <int BITS, class Number>
+static __device__ void write_kivi_tokens(uint32_t hd, uint32_t count, uint32_t *rows, uint32_t *page, Number x) {
+    const uint32_t groups = hd / SCALE_GROUP, stride = rows_stride(hd), words_of_row = hd * BITS / 32,
+                   page_words = words_of_row + groups;
+    /* Codes become bytes where the group's numbers were. */
+    const auto write_group = [&](uint32_t t, uint32_t b) {
+        uint32_t words[16], bytes[8] = {0};
+        struct kivi_group group = {0, 0, 0, 0};
+        load_group(rows, stride, t, b, words);
+        if (t < count) {
+            group = kivi_fit<BITS>(SCALE_GROUP, [&](uint32_t i) { return x(words, b, i); });
+#pragma unroll
+            for (uint32_t i = 0; i < SCALE_GROUP; i++) bytes[i / 4] |= kivi_code<BITS>(group, x(words, b, i)) << (i % 4 * 8);
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < 8; k++) rows[t * stride + b * 16 + k] = bytes[k];
+        page[t * page_words + words_of_row + b] = group.scale | group.zero << 16;
+    };
+    each_group(groups, CODEC_VALUES, write_group);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < PAGE_TOKENS * words_of_row; i += PAGE_THREADS) {
+        const uint32_t t = i / words_of_row, w = i % words_of_row;
+        uint32_t packed = 0;
+#pragma unroll
+        for (uint32_t k = 0; k < 8 / BITS; k++) {
+            const uint32_t word = w + k * words_of_row; /* of the token's bytes */
+            packed |= rows[t * stride + word / 8 * 16 + word % 8] << (k * BITS);
+        }
+        page[t * page_words + w] = packed;
+    }
+}
+
 /* ---- Launches */
 
 /* A page_task is a block's work on its page, with its rows in shared memory. */

@@ -198,34 +198,9 @@ template <int BITS> static __device__ void write_kivi_keys(const struct encode &
 }
 
 template <int BITS> static __device__ void write_kivi_values(const struct encode &e, const struct page_job &job, uint32_t *rows) {
-    const uint32_t hd = e.heads.head_dim, groups = hd / SCALE_GROUP, stride = rows_stride(hd);
-    const uint32_t words_of_row = hd * BITS / 32, page_words = words_of_row + groups; /* of a token: codes, {scale, zero}[groups] */
-    uint32_t *page = (uint32_t *)job.page;
     load_rows(e, job, rows);
-    each_group(groups, CODEC_VALUES,
-               [&](uint32_t t, uint32_t b) { /* codes as bytes where the group's numbers were */
-                                             uint32_t words[16], bytes[8] = {0};
-                                             load_group(rows, stride, t, b, words);
-                                             const struct kivi_group group =
-                                                 kivi_fit<BITS>(SCALE_GROUP, [&](uint32_t i) { return group_number(words, i); });
-#pragma unroll
-                                             for (uint32_t j = 0; j < 32; j++)
-                                                 bytes[j / 4] |= kivi_code<BITS>(group, group_number(words, j)) << (j % 4 * 8);
-#pragma unroll
-                                             for (uint32_t k = 0; k < 8; k++) rows[t * stride + b * 16 + k] = bytes[k];
-                                             page[t * page_words + words_of_row + b] = group.scale | group.zero << 16;
-               });
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < PAGE_TOKENS * words_of_row; i += PAGE_THREADS) {
-        const uint32_t t = i / words_of_row, w = i % words_of_row;
-        uint32_t packed = 0;
-#pragma unroll
-        for (uint32_t k = 0; k < 8 / BITS; k++) {
-            const uint32_t word = w + k * words_of_row; /* of the token's bytes */
-            packed |= rows[t * stride + word / 8 * 16 + word % 8] << (k * BITS);
-        }
-        page[t * page_words + w] = packed;
-    }
+    write_kivi_tokens<BITS>(e.heads.head_dim, job.count, rows, (uint32_t *)job.page,
+                            [](const uint32_t *words, uint32_t, uint32_t i) { return group_number(words, i); });
 }
 
 static __device__ uint32_t number_kivi(uint32_t code, float scale, float zero) {

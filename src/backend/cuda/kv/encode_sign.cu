@@ -3,8 +3,8 @@
 #include "backend/cuda/kv/encode_rows.cuh"
 
 #define CHUNK_ROWS 512 /* that are added up in single precision before double takes over */
-#define WIDTH 4        /* INDEX_SIGN_CHANNELS */
-#define CODES 16       /* INDEX_SIGN_CODES */
+#define WIDTH INDEX_SIGN_CHANNELS
+#define CODES INDEX_SIGN_CODES
 #define LEAST_ALPHA (1.0f / 1024)
 #define MOST_MAGNITUDE 32768.0f
 
@@ -172,40 +172,17 @@ static __device__ void write_signs(const struct encode &e, const struct page_job
 }
 
 static __device__ void write_sign_keys(const struct encode &e, const struct page_job &job, uint32_t *rows) {
-    const uint32_t hd = e.heads.head_dim, groups = hd / SCALE_GROUP, stride = rows_stride(hd), words_of_row = hd / 16,
-                   page_words = words_of_row + groups;
+    const uint32_t hd = e.heads.head_dim;
     const float *mean = learned_at(e, job), *alpha = mean + hd + hd * CODES;
-    uint32_t *page = (uint32_t *)(job.page + PAGE_BYTES_SIGNS(hd));
     load_rows(e, job, rows);
     write_signs(e, job, rows, job.page);
     __syncthreads();
-    each_group(
-        groups, CODEC_VALUES,
-        [&](uint32_t t, uint32_t b) { /* codes as bytes where the group's numbers were */
-                                      uint32_t words[16], bytes[8] = {0};
-                                      load_group(rows, stride, t, b, words);
-                                      const auto magnitude = [&](uint32_t i) {
-                                          const uint32_t c = b * SCALE_GROUP + i;
-                                          const float x =
-                                              __fmul_rn(fabsf(__fsub_rn(group_number(words, i), mean[c])), __fdiv_rn(1, alpha[c]));
-                                          return x < MOST_MAGNITUDE ? x : MOST_MAGNITUDE;
-                                      };
-                                      const struct kivi_group group = kivi_fit<2>(t < job.count ? SCALE_GROUP : 0, magnitude);
-                                      for (uint32_t j = 0; j < SCALE_GROUP; j++)
-                                          bytes[j / 4] |= (t < job.count ? kivi_code<2>(group, magnitude(j)) : 0) << (j % 4 * 8);
-                                      for (uint32_t k = 0; k < 8; k++) rows[t * stride + b * 16 + k] = bytes[k];
-                                      page[t * page_words + words_of_row + b] = group.scale | group.zero << 16;
-        });
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < PAGE_TOKENS * words_of_row; i += PAGE_THREADS) {
-        const uint32_t t = i / words_of_row, w = i % words_of_row;
-        uint32_t packed = 0;
-        for (uint32_t k = 0; k < 4; k++) {
-            const uint32_t word = w + k * words_of_row; /* of the token's bytes */
-            packed |= rows[t * stride + word / 8 * 16 + word % 8] << (k * 2);
-        }
-        page[t * page_words + w] = packed;
-    }
+    write_kivi_tokens<2>(hd, job.count, rows, (uint32_t *)(job.page + PAGE_BYTES_SIGNS(hd)),
+                         [&](const uint32_t *words, uint32_t b, uint32_t i) {
+                             const uint32_t c = b * SCALE_GROUP + i;
+                             const float x = __fmul_rn(fabsf(__fsub_rn(group_number(words, i), mean[c])), __fdiv_rn(1, alpha[c]));
+                             return x < MOST_MAGNITUDE ? x : MOST_MAGNITUDE;
+                         });
 }
 
 static __device__ void read_sign_keys(const struct encode &e, const struct page_job &job, uint32_t *rows) {

@@ -13,8 +13,9 @@ static enum terse_status send_sets(const struct learned_form *form, const struct
     const struct coding *coding = side == CODEC_VALUES ? &method->value : &method->key;
     const struct codebook_info *info = codebook_info(method->learned);
     const size_t bytes = form->bytes(coding, shape->head_dim);
-    float *parameters = memory_array(codec_parameters(coding->codec, codebook_shape(info, side)), sizeof *parameters);
-    enum terse_status status = parameters ? TERSE_OK : status_no_memory(error, 0, "a codebook");
+    const size_t n = codec_parameters(coding->codec, codebook_shape(info, side));
+    float *parameters = memory_array(n, sizeof *parameters);
+    enum terse_status status = parameters ? TERSE_OK : status_no_memory(error, n * sizeof *parameters, "a codebook");
     for (size_t set = 0; set < sets && !status; set++) {
         codebook_parameters(method->learned, side, info->shared ? 0 : cache_shape_set(shape, set), parameters);
         status = form->send(coding, shape->head_dim, parameters, device + set * bytes, views + set * form->view_bytes, error);

@@ -39,7 +39,9 @@ enum terse_status replacing_new(struct cache *cache, struct terse_error *error) 
         !(r->fresh = device_alloc(cache->base.budget, fresh_bytes(shape), what, error)) ||
         !(r->page = device_alloc(cache->base.budget, page_bytes(shape), what, error)))
         return TERSE_E_MEMORY;
-    return device_check(cudaMemsetAsync(r->fresh, 0, fresh_bytes(shape), device_stream()), "clearing the KV cache", error);
+    enum terse_status status = item_list_reserve(&r->item, 1, error); /* a commit must not be refused memory */
+    return status ? status
+                  : device_check(cudaMemsetAsync(r->fresh, 0, fresh_bytes(shape), device_stream()), "clearing the KV cache", error);
 }
 
 void replacing_free(struct cache *cache) {
@@ -90,17 +92,17 @@ static enum terse_status decode_page(struct cache *cache, const struct page_set 
     const size_t hd = cache->base.shape.head_dim;
     struct replacing *r = &cache->replacing;
     if (r->page_first == set->first) return TERSE_OK;
-    enum terse_status status = item_list_reserve(&r->item, 1, error);
-    if (status) return status;
     r->item.host[0] = (struct encode_item){
         .set = cache_page_view(set), .rows = {r->page, r->page + PAGE_TOKENS * hd}, .rate = cache_rate_view(cache, set->rate)};
-    if ((status = item_list_upload(&r->item, 1, error))) return status;
+    enum terse_status status = item_list_upload(&r->item, 1, error);
+    if (status) return status;
     struct encode encode = cache_encode(cache, &r->item, 0, cache->base.shape.layers);
     encode.token_stride = hd;
     encode.head_stride = 2 * PAGE_TOKENS * hd;
     encode.layer_stride = cache->base.shape.kv_heads * encode.head_stride;
-    r->page_first = set->first;
-    return device_check(decode_pages(&encode, device_stream()), "reading a token that leaves", error);
+    status = device_check(decode_pages(&encode, device_stream()), "reading a token that leaves", error);
+    r->page_first = status ? NO_PAGE : set->first;
+    return status;
 }
 
 /* Finds where token `from` lies, and as many up to `end` as lie there with it. */

@@ -1,9 +1,9 @@
 /* Scores all tokens of a prompt by bounds (Quest, Tang et al. 2024, section 3.2): the sum over channels of the larger of q least and q
  * most, of the keys of 16 tokens, which all have it as their score: a half in the order of integers. So that it fits, the query is
  * scaled to a sum of magnitudes of 1. A warp reads pages by itself, four channels to a lane at a time. */
-#include "backend/cuda/kv/attend_common.cuh"
 #include "backend/cuda/kv/score_quest.h"
-#include "backend/cuda/launch.cuh"
+
+#include "backend/cuda/kv/score_common.cuh"
 
 #define WARPS 8
 #define RESIDENT 4 /* CTAs of a multiprocessor */
@@ -36,14 +36,13 @@ static __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     wait_for_kernels();
     share_of(a, 0, blockIdx.x, blockIdx.y, s);
     if (!s.sequence->own) return;
-    const size_t share = (size_t)s.row * a.heads.kv_heads + s.head;
+    const size_t share = scored_share(a, s);
     const float *const own = a.q + share * hd;
     double sum = 0;
     for (uint32_t c = lane; c < hd; c += 32) sum += fabs((double)own[c]);
     for (int o = 16; o; o /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, o);
     const float4 q[2] = {scaled_query(own, hd, 4 * lane, sum), scaled_query(own, hd, 128 + 4 * lane, sum)};
-    const struct place_view *const place =
-        (s.sequence->rates[0].places ? s.sequence->rates[0].places : a.places) + (size_t)a.layer * a.heads.kv_heads + s.head;
+    const struct place_view *const place = scored_place(a, s);
     const struct listed_pages listed = listed_from(s, 0, 1);
     uint16_t *const scores = select.to.scores + share * select.to.pages * PAGE_TOKENS;
     for (uint32_t page = blockIdx.z * WARPS + warp; page < s.n_pages; page += gridDim.z * WARPS) {
@@ -75,10 +74,5 @@ static __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
 }
 
 cudaError_t score_quest(const struct select_tokens *select, cudaStream_t stream) {
-    const struct attend_decode *a = &select->attend;
-    const unsigned shares = a->heads.kv_heads * a->n_rows,
-                   resident = RESIDENT * (unsigned)device_attribute(cudaDevAttrMultiProcessorCount),
-                   most = resident > shares ? resident / shares : 1, all = (select->to.pages + WARPS - 1) / WARPS;
-    return launch_early(score_quest_kernel, dim3(a->heads.kv_heads, a->n_rows, all < most ? all : most), dim3(WARPS * 32), 0,
-                        stream, *select);
+    return launch_early(score_quest_kernel, score_grid(select, WARPS, RESIDENT), dim3(WARPS * 32), 0, stream, *select);
 }

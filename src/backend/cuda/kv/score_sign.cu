@@ -1,9 +1,9 @@
 /* Scores all tokens of a prompt by their keys' signs (Self-Indexing KVCache, Yang et al. 2026, equations 6 to 8): products of the mean
  * query with the centroids, rounded to 8 bits as on the CPU (backend/cpu/codec/index_sign.c), are added by look-ups. A CTA makes a
  * table of 256 sums for each eight channels, in shared memory; a thread then takes four tokens of a page. */
-#include "backend/cuda/kv/attend_common.cuh"
 #include "backend/cuda/kv/score_sign.h"
-#include "backend/cuda/launch.cuh"
+
+#include "backend/cuda/kv/score_common.cuh"
 #include "format/index.h"
 
 #define THREADS 256
@@ -59,15 +59,14 @@ static __global__ void __launch_bounds__(THREADS, RESIDENT) score_sign_kernel(co
     share_of(a, 0, blockIdx.x, blockIdx.y, s);
     wait_for_kernels();
     if (!s.sequence->own) return;
-    const size_t share = (size_t)s.row * a.heads.kv_heads + s.head;
+    const size_t share = scored_share(a, s);
     const float *const learned =
         s.sequence->own_learned + ((size_t)a.layer * a.heads.kv_heads + s.head) * s.sequence->learned_floats;
     make_entries<HD>(a.q + share * HD, a.heads.scale, learned + HD, entries, &widest);
     for (unsigned i = threadIdx.x; i < HD / 8 * 256; i += THREADS)
         sums[i / 256][i % 256] = entries[i / 256 * 2 * CODES + i % CODES] + entries[(i / 256 * 2 + 1) * CODES + i % 256 / CODES];
     __syncthreads();
-    const struct place_view *const place =
-        (s.sequence->rates[0].places ? s.sequence->rates[0].places : a.places) + (size_t)a.layer * a.heads.kv_heads + s.head;
+    const struct place_view *const place = scored_place(a, s);
     const struct listed_pages listed = listed_from(s, 0, 1);
     uint16_t *const scores = select.to.scores + share * select.to.pages * PAGE_TOKENS;
     const unsigned four = threadIdx.x % OF_PAGE;
@@ -92,12 +91,8 @@ static __global__ void __launch_bounds__(THREADS, RESIDENT) score_sign_kernel(co
 }
 
 cudaError_t score_sign(const struct select_tokens *select, cudaStream_t stream) {
-    const struct attend_decode *a = &select->attend;
-    const unsigned shares = a->heads.kv_heads * a->n_rows, each = THREADS / OF_PAGE,
-                   resident = RESIDENT * (unsigned)device_attribute(cudaDevAttrMultiProcessorCount),
-                   most = resident > shares ? resident / shares : 1, all = (select->to.pages + each - 1) / each;
-    const dim3 grid(a->heads.kv_heads, a->n_rows, all < most ? all : most);
-    switch (a->heads.head_dim) {
+    const dim3 grid = score_grid(select, THREADS / OF_PAGE, RESIDENT);
+    switch (select->attend.heads.head_dim) {
     case 64: return launch_early(score_sign_kernel<64>, grid, dim3(THREADS), 0, stream, *select);
     case 96: return launch_early(score_sign_kernel<96>, grid, dim3(THREADS), 0, stream, *select);
     case 128: return launch_early(score_sign_kernel<128>, grid, dim3(THREADS), 0, stream, *select);

@@ -8,6 +8,7 @@
 #define TERSE_BACKEND_CUDA_KV_SCORE_TRANSFORM_CUH
 
 #include "backend/cuda/kv/attend_transform_kernel.cuh"
+#include "backend/cuda/kv/score_common.cuh"
 #include "backend/cuda/kv/score_transform.h"
 
 #define SCORE_INLINE __device__ __forceinline__
@@ -138,8 +139,7 @@ __global__ void __launch_bounds__(SCORE_WARPS * 32, SCORE_RESIDENT)
     const struct listed_pages listed = listed_from(s, begin, 1);
     score_ring<HD> ring;
     ring.listed = listed, ring.n = pages, ring.nibbles = page_nibbles, ring.slot_bytes = memory.slot_bytes;
-    ring.place = (s.sequence->rates[a.rate].places ? s.sequence->rates[a.rate].places : a.places) +
-                 (size_t)a.layer * a.heads.kv_heads + s.head;
+    ring.place = scored_place(a, s);
     ring.base = shared_address(shared) + memory.pages + warp * SCORE_DEPTH * memory.slot_bytes;
     for (uint32_t page = 0; page < SCORE_DEPTH; page++) ring.ask(page);
     float2 *const angles =
@@ -153,11 +153,8 @@ __global__ void __launch_bounds__(SCORE_WARPS * 32, SCORE_RESIDENT)
                                           shared_address(positions));
     __syncthreads(); /* readers and positions are there */
 
-    const size_t share = (size_t)s.row * a.heads.kv_heads + s.head;
-    uint16_t *const scores = select.to.scores + (share * select.to.pages + begin) * PAGE_TOKENS, *const best =
-                                                                                                     select.to.best +
-                                                                                                     share * select.to.pages +
-                                                                                                     begin;
+    const size_t at = scored_share(a, s) * select.to.pages + begin;
+    uint16_t *const scores = select.to.scores + at * PAGE_TOKENS, *const best = select.to.best + at;
     uint32_t last_run = ~0u;
     struct page_of_lane of_lane;
 #pragma unroll 1
@@ -190,13 +187,9 @@ template <int HD> cudaError_t launch_scores(const struct select_tokens *select, 
     cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)memory.bytes);
     if (result != cudaSuccess) return result;
     result = launch_runs<HD, 1>(a, 0, stream);
-    const unsigned shares = a->heads.kv_heads * a->n_rows,
-                   resident = SCORE_RESIDENT * (unsigned)device_attribute(cudaDevAttrMultiProcessorCount),
-                   most = resident > shares ? resident / shares : 1, all = (select->to.pages + SCORE_WARPS - 1) / SCORE_WARPS;
-    return result == cudaSuccess
-               ? launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows, all < most ? all : most), dim3(SCORE_WARPS * 32),
-                              memory.bytes, stream, *select, nibbles, complement{ALL_LANES})
-               : result;
+    if (result != cudaSuccess) return result;
+    return launch_early(kernel, score_grid(select, SCORE_WARPS, SCORE_RESIDENT), dim3(SCORE_WARPS * 32), memory.bytes, stream,
+                        *select, nibbles, complement{ALL_LANES});
 }
 
 #endif

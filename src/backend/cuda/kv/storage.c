@@ -205,7 +205,6 @@ static enum terse_status copy_storage(struct cache *cache, const struct cache *f
 
 const struct kv_storage cuda_storage = {.most_tokens = UINT32_MAX,
                                         .where = "on the GPU",
-                                        .selects = true,
                                         .supports = supports,
                                         .create = kv_create,
                                         .destroy = kv_destroy,

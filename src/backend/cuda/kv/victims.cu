@@ -12,7 +12,7 @@
 
 /* ---- The choice */
 
-/* The logits of a layer's KV head: candidates are the exact rows, then the tokens that leave. */
+/* These are the logits of a layer's KV head. Candidates are the exact rows, then the tokens that leave. */
 struct candidates {
     float *logits;      /* [budget] */
     const float *fresh; /* of the first head of the group */
