@@ -202,34 +202,31 @@ static void compare(size_t tokens, const std::vector<float> &q, const float *log
         }
 }
 
-static void measure(uint32_t bits, uint32_t tokens) {
-    const uint32_t rounds = bits == 1 ? 11 : 21, pages = tokens / PAGE_TOKENS;
-    std::vector<struct commvq_view> keys(HEADS);
-    std::vector<struct additive_view> values(HEADS);
-    std::vector<struct place_view> places(HEADS);
-    const uint32_t bytes[2] = {(uint32_t)PAGE_BYTES_COMMVQ(1, rounds), (uint32_t)PAGE_BYTES_ADDITIVE(HD * bits)};
-    for (uint32_t h = 0; h < HEADS; h++) {
-        keys[h] = random_keys(rounds), values[h] = random_values(HD * bits);
-        places[h].offset = (uint64_t)h * (bytes[0] + bytes[1]);
-        places[h].bytes[0] = bytes[0], places[h].bytes[1] = bytes[1];
-    }
+/* Returns a chunk of random pages with usual gains. */
+static std::vector<uint8_t> random_pages(uint32_t pages, const std::vector<struct place_view> &places) {
+    const uint32_t *const bytes = places[0].bytes;
     std::vector<uint8_t> chunk((size_t)pages * HEADS * (bytes[0] + bytes[1]));
     for (uint8_t &byte : chunk) byte = (uint8_t)random_bits();
-    for (uint32_t h = 0; h < HEADS; h++) /* usual gains */
+    for (uint32_t h = 0; h < HEADS; h++)
         for (uint32_t side = 0; side < 2; side++)
             for (uint32_t page = 0; page < pages; page++)
                 for (uint32_t t = 0; t < PAGE_TOKENS; t++)
                     chunk[pages * (places[h].offset + side * bytes[0]) + (size_t)page * bytes[side] + t] =
                         (uint8_t)(GAIN_MIDDLE + random_bits() % 16);
-    struct page_set_view set = {};
-    set.chunk = sent(chunk), set.sets = pages, set.count = PAGE_TOKENS;
-    std::vector<float> q(QUERY_HEADS * HD);
-    for (float &x : q) x = random_number();
+    return chunk;
+}
 
+/* Returns the attention of a query to pages of random codes, all of which are read. */
+static struct attend_decode make_attention(uint32_t bits, uint32_t rounds, const std::vector<struct page_set_view> &sets,
+                                           const std::vector<struct place_view> &places, const std::vector<float> &q) {
+    const uint32_t pages = (uint32_t)sets.size(), tokens = pages * PAGE_TOKENS;
     struct attend_decode attend = {};
     struct head_view &heads = attend.heads;
     heads.layers = 1, heads.query_heads = QUERY_HEADS, heads.kv_heads = HEADS, heads.head_dim = HD;
     heads.scale = 1 / sqrtf(HD), heads.n_rot = HD, heads.pairing = ROPE_ADJACENT, heads.magnitude = 1;
+    std::vector<struct commvq_view> keys(HEADS);
+    std::vector<struct additive_view> values(HEADS);
+    for (uint32_t h = 0; h < HEADS; h++) keys[h] = random_keys(rounds), values[h] = random_values(HD * bits);
     attend.codec[0] = CODEC_COMMVQ, attend.codec[1] = CODEC_ADDITIVE;
     attend.centroid[0].width = HD, attend.centroid[0].bits = COMMVQ_BITS * rounds;
     attend.centroid[1].width = HD, attend.centroid[1].bits = HD * bits;
@@ -237,11 +234,9 @@ static void measure(uint32_t bits, uint32_t tokens) {
     attend.learned[0] = sent(keys), attend.learned[1] = sent(values);
     attend.run_angles = sent(angles(tokens / ROPE_RUN_TOKENS + 1, ROPE_RUN_TOKENS));
     attend.pre_rope.offsets = sent(angles(OFFSETS, 1));
-    attend.page_bytes[0] = bytes[0], attend.page_bytes[1] = bytes[1];
-    std::vector<struct page_set_view> sets(pages, set);
+    attend.page_bytes[0] = places[0].bytes[0], attend.page_bytes[1] = places[0].bytes[1];
     std::vector<struct read_page> list(pages);
-    for (uint32_t i = 0; i < pages; i++)
-        sets[i].index = i, sets[i].first = i * PAGE_TOKENS, list[i].live = READ_ALL, list[i].page = i;
+    for (uint32_t i = 0; i < pages; i++) list[i].live = READ_ALL, list[i].page = i;
     std::vector<struct sequence_view> sequence(1);
     std::vector<__half> window((size_t)HEADS * 2 * PAGE_TOKENS * HD);
     sequence[0].page_sets = sent(sets);
@@ -258,13 +253,16 @@ static void measure(uint32_t bits, uint32_t tokens) {
     attend.out = sent(q);
     attend.parts = sent(std::vector<float>(attend_decode_part_floats(&heads, CODEC_COMMVQ, 1, attend.splits)));
     attend.arrived = sent(std::vector<uint32_t>(HEADS));
-    const double registers = time_of([&] { return attend_decode_launch(&attend, 0); }, "registers");
+    return attend;
+}
 
+/* Computes logits[Hq][tokens] by tables. */
+static double time_tables(const struct attend_decode &attend, const struct page_set_view &set, uint32_t rounds, float *logits) {
+    const uint32_t pages = set.sets;
     __half2 *const tables = sent(std::vector<__half2>((size_t)QUERY_HEADS * rounds * COMMVQ_ENTRIES * PAIRS));
     float2 *const means = sent(std::vector<float2>(QUERY_HEADS * PAIRS));
-    float *const logits = sent(std::vector<float>((size_t)QUERY_HEADS * tokens));
     const struct commvq_view *const views = (const struct commvq_view *)attend.learned[0];
-    const double by_tables = time_of(
+    return time_of(
         [&] {
             make_tables<<<dim3(rounds * COMMVQ_ENTRIES + 1, QUERY_HEADS), PAIRS>>>(views, rounds, attend.q, tables, means);
             score_by_tables<<<dim3((pages + TABLE_WARPS - 1) / TABLE_WARPS, HEADS), TABLE_WARPS * 32>>>(
@@ -273,31 +271,55 @@ static void measure(uint32_t bits, uint32_t tokens) {
             return cudaGetLastError();
         },
         "tables");
+}
 
-    const size_t side = (size_t)tokens * HEADS * HD;
-    __half *const rows = sent(std::vector<__half>(2 * side));
-    std::vector<struct encode_item> items(pages);
-    for (uint32_t i = 0; i < pages; i++) {
+/* Decodes pages to rows[keys, values][tokens][Hk][HD] and attends to these. */
+static double time_naive(const struct attend_decode &attend, const std::vector<struct page_set_view> &sets, __half *rows) {
+    const size_t tokens = sets.size() * PAGE_TOKENS, side = tokens * HEADS * HD;
+    std::vector<struct encode_item> items(sets.size());
+    for (size_t i = 0; i < sets.size(); i++) {
         items[i].set = sets[i];
-        for (int s = 0; s < 2; s++) items[i].rows[s] = rows + s * side + (size_t)i * PAGE_TOKENS * HEADS * HD;
+        for (int s = 0; s < 2; s++) items[i].rows[s] = rows + s * side + i * PAGE_TOKENS * HEADS * HD;
     }
     struct encode decode = {};
-    decode.heads = heads, decode.n_layers = 1, decode.places = attend.places, decode.items = sent(items), decode.n = pages;
-    decode.run_angles = attend.run_angles, decode.pre_rope = attend.pre_rope, decode.head_stride = HD,
-    decode.token_stride = HEADS * HD;
+    decode.heads = attend.heads, decode.n_layers = 1, decode.places = attend.places;
+    decode.items = sent(items), decode.n = (uint32_t)items.size();
+    decode.run_angles = attend.run_angles, decode.pre_rope = attend.pre_rope;
+    decode.head_stride = HD, decode.token_stride = HEADS * HD;
     for (int s = 0; s < 2; s++) decode.codec[s] = attend.codec[s], decode.learned[s] = attend.learned[s];
     struct attend_prefill prefill = {};
-    prefill.heads = heads, prefill.q = sent(q), prefill.n = 1, prefill.first_query = tokens - 1;
+    prefill.heads = attend.heads, prefill.q = attend.q, prefill.n = 1, prefill.first_query = tokens - 1;
     prefill.k = rows, prefill.v = rows + side, prefill.out = attend.out;
-    prefill.parts = sent(std::vector<float>(attend_prefill_part_floats(&heads)));
-    const double naive = time_of(
+    prefill.parts = sent(std::vector<float>(attend_prefill_part_floats(&attend.heads)));
+    return time_of(
         [&] {
             const cudaError_t result = decode_pages(&decode, 0);
             return result == cudaSuccess ? attend_prefill_launch(&prefill, 0) : result;
         },
         "naive");
+}
+
+static void measure(uint32_t bits, uint32_t tokens) {
+    const uint32_t rounds = bits == 1 ? 11 : 21, pages = tokens / PAGE_TOKENS;
+    const uint32_t bytes[2] = {(uint32_t)PAGE_BYTES_COMMVQ(1, rounds), (uint32_t)PAGE_BYTES_ADDITIVE(HD * bits)};
+    std::vector<struct place_view> places(HEADS);
+    for (uint32_t h = 0; h < HEADS; h++) {
+        places[h].offset = (uint64_t)h * (bytes[0] + bytes[1]);
+        places[h].bytes[0] = bytes[0], places[h].bytes[1] = bytes[1];
+    }
+    struct page_set_view set = {};
+    set.chunk = sent(random_pages(pages, places)), set.sets = pages, set.count = PAGE_TOKENS;
+    std::vector<struct page_set_view> sets(pages, set);
+    for (uint32_t i = 0; i < pages; i++) sets[i].index = i, sets[i].first = i * PAGE_TOKENS;
+    std::vector<float> q(QUERY_HEADS * HD);
+    for (float &x : q) x = random_number();
+    const struct attend_decode attend = make_attention(bits, rounds, sets, places, q);
+    float *const logits = sent(std::vector<float>((size_t)QUERY_HEADS * tokens));
+    __half *const rows = sent(std::vector<__half>((size_t)2 * tokens * HEADS * HD));
+    const double registers = time_of([&] { return attend_decode_launch(&attend, 0); }, "registers"),
+                 tables = time_tables(attend, set, rounds, logits), naive = time_naive(attend, sets, rows);
     compare(tokens, q, logits, rows);
-    printf("commvq-%u %u registers %.1f tables %.1f naive %.1f\n", bits, tokens, registers, by_tables, naive);
+    printf("commvq-%u %u registers %.1f tables %.1f naive %.1f\n", bits, tokens, registers, tables, naive);
     fflush(stdout);
 }
 
