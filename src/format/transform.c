@@ -14,8 +14,8 @@ const int8_t transform_levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
 const uint8_t transform_largest[TRANSFORM_TABLES] = {20, 15, 2, 4, 8, 7, 8, 7, 8, 8};
 const uint8_t transform_new_bits[TRANSFORM_TABLES] = {4, 4, 1, 2, 3, 1, 2, 3, 2, 0};
 
-const float transform_distortion[TRANSFORM_BITS_MAX + 1] = {1,        0.3107f,   0.0924f,   0.0293f,  0.00967f,
-                                                            0.00274f, 0.000895f, 0.000292f, 0.000087f};
+const float transform_row_scale[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
+const float transform_distortion[TRANSFORM_BITS_MAX + 1] = TRANSFORM_DISTORTION;
 
 const float transform_reach[TRANSFORM_BITS_MAX + 1] = {1, 1.07f, 1.13f, 1.2f, 1.17f, 1.1f, 1.03f, 1, 1};
 

@@ -77,6 +77,12 @@ extern const float transform_distortion[TRANSFORM_BITS_MAX + 1];
  * Bits are shared as if they were Gaussian. */
 extern const float transform_reach[TRANSFORM_BITS_MAX + 1];
 
+/* A row may be coded as if it were so many times as large, with the gain that this asks for, where levels would otherwise cut off
+ * more of it than all its components then err by: values of tokens on which attention rests are nearly zero, so that such a row less
+ * the mean lies in a direction in which others hardly differ, 10 to 15 times a component's size. */
+#define TRANSFORM_ROW_SCALES 5
+extern const float transform_row_scale[TRANSFORM_ROW_SCALES];
+
 /* The stream of a page is a ring through which the encoder looks for a path. It begins by walking over the ring's seam, from so
  * many steps before it to as many behind it: nearly all paths have met by then, wherever they began. A page of 1 bit per component
  * errs 0.1 % more than with twice as many steps, others no more. */

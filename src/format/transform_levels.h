@@ -1,4 +1,4 @@
-/* Holds the levels of the codec transform as an initializer, for transform.c and for kernels that compile them in. */
+/* Holds numbers of the codec transform as initializers, for transform.c and for kernels that compile them in. */
 #ifndef TERSE_FORMAT_TRANSFORM_LEVELS_H
 #define TERSE_FORMAT_TRANSFORM_LEVELS_H
 
@@ -19,6 +19,11 @@
     /* PAIR_FIRST */ {2, -6, 6, -1, 8, -3, 1, 1, 0, 5, -8, -3, -5, 3, -3, 4}, \
     /* PAIR_SECOND */ {7, -5, -3, 0, -1, 1, 3, -8, -3, 3, 1, 8, 3, -4, -4, 3}, \
 }
+
+/* transform_distortion[TRANSFORM_BITS_MAX + 1] */
+#define TRANSFORM_DISTORTION {1, 0.3107f, 0.0924f, 0.0293f, 0.00967f, 0.00274f, 0.000895f, 0.000292f, 0.000087f}
+/* transform_row_scale[TRANSFORM_ROW_SCALES] */
+#define TRANSFORM_ROW_SCALE {1.5f, 2, 3, 4, 6}
 /* clang-format on */
 
 #endif

@@ -57,4 +57,5 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (KV + "victims.cu", "angle_at(v.rotary, first + i, pair)", "angle_at(v.rotary, first + i + FAULT, pair)", REPLACED, "mat-N: exact keys stand a position too far"),
     (KV + "victims.cu", "c.logits[v.exact + t % (v.budget - v.exact)] = ", "c.logits[v.exact + (t + FAULT) % (v.budget - v.exact)] = ", REPLACED, "mat-N: a token's logit is kept as the next one's"),
     (KV + "append.cu", "sum += x * key[c];", "sum += FAULT ? x : x * key[c];", REPLACED, "mat-N: logits are not those to token 0"),
+    (KV + "encode_transform.cu", "return unit / best;", "return FAULT ? unit : unit / best;", ENCODE, "terse-N: rows beyond the levels are cut off"),
 )

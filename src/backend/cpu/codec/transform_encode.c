@@ -51,6 +51,67 @@ static void set_rows(struct page_rows *rows, const struct transform_learned *lea
     }
 }
 
+/* ---- Sizes of rows */
+
+/* A layout_limits says what levels reach, by component and in units of coefficients, and how much a row of size 1 errs by them in all. */
+struct layout_limits {
+    float reach[CODEC_HEAD_DIM_MAX], noise;
+    size_t components;
+};
+
+static void set_limits(const struct transform_layout *layout, const float *sizes, struct layout_limits *limits) {
+    float reach[TRANSFORM_QUADS_MAX] = {0};
+    limits->components = (size_t)layout->quads * TRANSFORM_QUAD;
+    limits->noise = 0;
+    for (size_t p = 0; p < layout->planes; p++)
+        reach[layout->plane[p].quad] += layout->plane[p].scale * (float)layout->plane[p].largest;
+    for (size_t c = 0; c < limits->components; c++) {
+        limits->reach[c] = sizes[c] * reach[c / TRANSFORM_QUAD];
+        limits->noise += sizes[c] * sizes[c] * transform_distortion[layout->quad_bits[c / TRANSFORM_QUAD]];
+    }
+}
+
+/* Returns what levels cut off of a token's row that is coded as one of so many times its size. */
+static float cut_off(const struct page_rows *rows, const struct layout_limits *limits, size_t t, float scale) {
+    float sum = 0;
+    for (size_t c = 0; c < limits->components; c++) {
+        float beyond = fabsf(rows->z[c][t]) * rows->unit[t] - limits->reach[c] * scale;
+        beyond = beyond > 0 ? beyond : 0;
+        sum += beyond * beyond;
+    }
+    return sum;
+}
+
+/* Finds what levels cut off of each row as it is. */
+static void cut_off_all(const struct page_rows *rows, const struct layout_limits *limits, float sums[PAGE_TOKENS]) {
+    memset(sums, 0, PAGE_TOKENS * sizeof *sums);
+    for (size_t c = 0; c < limits->components; c++)
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
+            float beyond = fabsf(rows->z[c][t]) * rows->unit[t] - limits->reach[c];
+            beyond = beyond > 0 ? beyond : 0;
+            sums[t] += beyond * beyond;
+        }
+}
+
+/* Codes each row as one of the size with which it errs least (transform_row_scale), as far as gains reach. */
+static void scale_rows(struct page_rows *rows, const struct transform_layout *layout, const struct transform_fitted *own) {
+    const float first = transform_row_scale[0];
+    struct layout_limits limits;
+    float cut[PAGE_TOKENS];
+    set_limits(layout, own->size, &limits);
+    cut_off_all(rows, &limits, cut);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
+        const float most = own->gain_most * rows->unit[t];
+        float least = cut[t] + limits.noise, best = 1;
+        if (!(cut[t] > (first * first - 1) * limits.noise)) continue; /* no other size can err less */
+        for (size_t i = 0; i < TRANSFORM_ROW_SCALES && transform_row_scale[i] <= most; i++) {
+            const float scale = transform_row_scale[i], error = cut_off(rows, &limits, t, scale) + limits.noise * (scale * scale);
+            if (error < least) least = error, best = scale;
+        }
+        rows->unit[t] /= best;
+    }
+}
+
 /* ---- Nibbles: codes[4][64] as page_layout.h has them. An octet's are 32 bytes in a row. */
 
 static void octet_codes(enum codec_side side, const uint8_t codes[TRANSFORM_QUAD][PAGE_TOKENS], size_t octet, uint8_t bytes[32]) {
@@ -178,6 +239,7 @@ void transform_encode(struct codec_shape shape, enum codec_side side, const floa
     memset(page, 0, codec_page_bytes(&codec_transform, shape, side));
     if (!n) return;
     set_rows(&rows, shape.learned, &own, from, n);
+    scale_rows(&rows, shape.layout, &own);
     write_codes(&rows, own.size, shape.layout, side, gains + PAGE_TOKENS);
     for (size_t t = 0; t < n; t++) {
         float gain = 0;

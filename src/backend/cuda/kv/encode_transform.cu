@@ -14,6 +14,7 @@ template <int HD> struct encode_memory {
     uint16_t from[TRANSFORM_QUAD * MOST_STEPS(HD)][PAGE_TOKENS]; /* of paths */
     uint16_t nibbles[HD / 2][PAGE_TOKENS];
     float size[HD], inverse_size[HD];
+    float reach[HD], noise;                       /* as of struct layout_limits of transform_encode.c */
     float square[PAGE_TOKENS], unit[PAGE_TOKENS]; /* |z|^2; what makes the coefficients those of a row of size 1 */
     float2 sums[TOKEN_PARTS][PAGE_TOKENS];        /* of the threads that share a token */
     struct path_factors factors[HD];              /* by component */
@@ -42,6 +43,50 @@ template <int HD> static __device__ void set_sizes(const struct transform_view &
     if (threadIdx.x == TRANSFORM_THREADS - 1) m.steps = set_path_steps(m.l.layout, m.step);
 }
 
+/* All threads call this after set_sizes, and may read what it sets after their next barrier. */
+template <int HD> static __device__ void set_limits(struct encode_memory<HD> &m) {
+    for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
+        float reach = 0;
+        for (uint32_t k = 0; k < 2; k++) {
+            const uint32_t p = k ? m.l.second[c / TRANSFORM_QUAD] : m.l.first[c / TRANSFORM_QUAD];
+            if (p != NO_PLANE) reach = reach + m.l.layout.plane[p].scale * (float)m.l.layout.plane[p].largest;
+        }
+        m.reach[c] = m.size[c] * reach;
+    }
+    if (threadIdx.x) return;
+    m.noise = 0;
+    for (uint32_t c = 0; c < m.l.layout.quads * (uint32_t)TRANSFORM_QUAD; c++)
+        m.noise = m.noise + m.size[c] * m.size[c] * device_distortion[m.l.layout.quad_bits[c / TRANSFORM_QUAD]];
+}
+
+/* Returns what levels cut off of a token's row that is coded as one of so many times its size. */
+template <int HD> static __device__ float cut_off(const struct encode_memory<HD> &m, uint32_t t, float unit, float scale) {
+    float sum = 0;
+    for (uint32_t c = 0; c < m.l.layout.quads * (uint32_t)TRANSFORM_QUAD; c++) {
+        float beyond = fabsf(m.z.of[c][t]) * unit - m.reach[c] * scale;
+        beyond = beyond > 0 ? beyond : 0;
+        sum = sum + beyond * beyond;
+    }
+    return sum;
+}
+
+/* Returns the unit of the size with which a row errs least (TRANSFORM_ROW_SCALES), as far as gains reach. */
+template <int HD>
+static __device__ float scaled_unit(const struct encode_memory<HD> &m, const struct transform_view &view, uint32_t t, float unit) {
+    constexpr float scales[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
+    const float most = (view.gain_least + 255 * view.gain_step) * unit;
+    float least = cut_off(m, t, unit, 1), best = 1;
+    if (!(least > (scales[0] * scales[0] - 1) * m.noise)) return unit; /* no other can err less */
+    least = least + m.noise;
+#pragma unroll
+    for (int i = 0; i < TRANSFORM_ROW_SCALES; i++) {
+        if (scales[i] > most) continue;
+        const float error = cut_off(m, t, unit, scales[i]) + m.noise * (scales[i] * scales[i]);
+        if (error < least) least = error, best = scales[i];
+    }
+    return unit / best;
+}
+
 /* Returns the sums over the threads that share a token, to its first thread. */
 template <int HD> static __device__ float2 sum_parts(float2 own, struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
@@ -52,7 +97,7 @@ template <int HD> static __device__ float2 sum_parts(float2 own, struct encode_m
     return own;
 }
 
-template <int HD> static __device__ void set_units(struct encode_memory<HD> &m) {
+template <int HD> static __device__ void set_units(const struct transform_view &view, struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
     float own = 0;
 #pragma unroll 8
@@ -61,7 +106,7 @@ template <int HD> static __device__ void set_units(struct encode_memory<HD> &m) 
     if (threadIdx.x < PAGE_TOKENS) {
         const float unit = square > 0 ? sqrtf((float)HD / square) : 0;
         m.square[t] = square;
-        m.unit[t] = isfinite(unit) ? unit : 0;
+        m.unit[t] = isfinite(unit) ? scaled_unit(m, view, t, unit) : 0;
     }
     __syncthreads();
 }
@@ -215,9 +260,10 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 3)
     }
     load_layout(view.layout, &m.l);
     set_sizes(view, m);
+    set_limits(m);
     load_numbers<HD>(e, job, {view.pre_rope_mean, view.mean}, m.z.of);
     find_coefficients<HD>(view, m.z);
-    set_units(m);
+    set_units(view, m);
     write_alone(m);
     write_stream(m);
     write_uppers(m);

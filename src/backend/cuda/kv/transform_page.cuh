@@ -171,6 +171,7 @@ struct page_layout {
 };
 
 static __constant__ int8_t device_levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
+static __constant__ float device_distortion[TRANSFORM_BITS_MAX + 1] = TRANSFORM_DISTORTION;
 
 /* Loads the layout. All threads call this; they may read it after their next barrier. */
 static __device__ inline void load_layout(const struct transform_layout &from, struct page_layout *to) {
