@@ -263,21 +263,6 @@ ATTEND_INLINE void apply_gains(const centroid_side &keys, uint32_t slot, const f
         }
 }
 
-/* Multiplies weights by their tokens' gains: of tokens 16 t + 2 i and 16 t + 2 i + 8 (h = 0), and of those after them. */
-template <int NT> ATTEND_INLINE void weigh_gains(uint32_t slot, uint32_t (&w)[4][NT][2]) {
-    const uint4 bytes = load_shared_quad(slot + 16 * (lane_id() % 4));
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint32_t shift = i % 2 * 16 + h * 8;
-            const uint32_t low = (i < 2 ? bytes.x : bytes.y) >> shift & 0xff, high = (i < 2 ? bytes.z : bytes.w) >> shift & 0xff;
-            const uint32_t gains = pack_halves(relative_gain(low), relative_gain(high));
-#pragma unroll
-            for (int n = 0; n < NT; n++) w[i][n][h] = multiply_halves(w[i][n][h], gains);
-        }
-}
-
 /* Returns the weight of the lower (upper 0) or of the upper of two tokens, in the half of the lane's column: fragment b of (token,
  * channel of a pair). */
 ATTEND_INLINE uint32_t weight_of_pair(uint32_t weights, int upper) {
@@ -489,7 +474,7 @@ __global__ void __launch_bounds__(centroid_warps<HD> * 32, 1)
         finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - s.position), live);
         if (weigh(x, running, rise, w)) scale_sums(acc, rise);
         ring.wait();
-        if (values.normalized) weigh_gains(ring.slot(page, 1), w);
+        if (values.normalized) weigh_gains(ring.slot(page, 1), w, [](uint32_t code, int) { return relative_gain(code); });
         sums::template add_page<NT, TABLES>(values, ring.slot(page, 1), w, acc);
         __syncwarp();
         ring.ask(page + ring.depth, 1);

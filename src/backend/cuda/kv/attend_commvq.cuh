@@ -32,19 +32,6 @@ ATTEND_INLINE float shifted_gain(uint32_t code, int bit) {
 }
 constexpr float BIT_UNIT = 0x1p18f; /* undoes 2^(p - 24) and 2^(6 - p) */
 
-/* Multiplies weights, as weigh leaves them for TOKENS_BY_OCTET, by their tokens' gains: of tokens 16 t + 2 i + h and 8 more. */
-ATTEND_INLINE void weigh_bits(uint32_t slot, uint32_t (&w)[4][1][2]) {
-    const uint4 bytes = load_shared_quad(slot + 16 * (lane_id() % 4));
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint32_t shift = i % 2 * 16 + h * 8;
-            const uint32_t low = (i < 2 ? bytes.x : bytes.y) >> shift & 0xff, high = (i < 2 ? bytes.z : bytes.w) >> shift & 0xff;
-            w[i][0][h] = multiply_halves(w[i][0][h], pack_halves(shifted_gain(low, 2 * i + h), shifted_gain(high, 2 * i + h)));
-        }
-}
-
 /* Adds a page's weights by code. */
 template <int CODES> ATTEND_INLINE void add_codes(uint32_t slot, const uint32_t (&w)[4][1][2], float (&acc)[CODES / 16][1][4]) {
     const unsigned g = lane_id() / 4, t = lane_id() % 4;
@@ -263,7 +250,7 @@ __global__ void __launch_bounds__(commvq_threads, 1)
         finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - s.position), live);
         if (weigh(x, running, rise, w)) scale_sums(codes, rise);
         ring.wait();
-        weigh_bits(ring.slot(page, 1), w);
+        weigh_gains(ring.slot(page, 1), w, [](uint32_t code, int bit) { return shifted_gain(code, bit); });
         add_codes<CODES>(ring.slot(page, 1), w, codes);
         __syncwarp();
         ring.ask(page + ring.depth, 1);
