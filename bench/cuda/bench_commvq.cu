@@ -149,7 +149,7 @@ static struct commvq_view random_keys(uint32_t rounds) {
                 units[row * COMMVQ_ROW + commvq_place(j) + 8 * part] =
                     (uint8_t)(COMMVQ_MIDDLE + numbers[row * HD + part * PAIRS + j]);
     for (float &x : floats) x = 0.015f + 0.005f * random_number();
-    view.subvectors = 1, view.rounds = rounds, view.turned = PAIRS, view.adjacent = true;
+    view.subvectors = 1, view.rounds = rounds, view.rotated_pairs = PAIRS, view.adjacent = true;
     view.spans = (uint32_t)commvq_spans(1, rounds, PAIRS, numbers.data(), view.span, largest.data());
     view.rows = sent(units), view.steps = sent(floats), view.mean = view.steps + PAIRS, view.gain_scale = 0.2f;
     return view;

@@ -21,7 +21,7 @@ struct terse_engine {
     struct thread_pool *pool; /* everything that computes runs on its driver thread */
     struct executor *executor;
     struct collective *ranks;              /* one rank, unless terse_engine_options.over_ranks */
-    struct lead *lead;                     /* of rank 0 of several; NULL: nobody follows */
+    struct lead *lead;                     /* of rank 0 of several; NULL: no rank follows */
     struct terse_codebook *weight_profile; /* NULL until a session needs it */
     struct engine_batch batch;
     double prompt_seconds; /* that a step goes on with prompts */

@@ -33,7 +33,7 @@ struct follower {
     size_t n_passes, pass_capacity;
     struct terse_codebook **codebooks; /* kept as long as this rank follows */
     size_t n_codebooks, codebook_capacity;
-    float *logits; /* [vocabulary], which nobody reads */
+    float *logits; /* [vocabulary], which are not read */
 };
 
 /* ---- Lists */

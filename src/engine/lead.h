@@ -3,7 +3,7 @@
  * steps, in the same order. So all that the engine does with caches between steps, and with passes, goes through the functions
  * below, which tell the others of it (orders.h).
  *
- * `lead` is NULL where nobody follows. Several threads may call, one at a time but for what terse.h allows beside work. */
+ * `lead` is NULL where no rank follows. Several threads may call, one at a time but for what terse.h allows beside work. */
 #ifndef TERSE_ENGINE_LEAD_H
 #define TERSE_ENGINE_LEAD_H
 

@@ -30,9 +30,9 @@ struct commvq_sample {
 };
 
 /* `shape`: of head_dim and group; its width, bits and learned are set. Later rounds have smaller tables, as learned ones do; pairs of
- * channels are `turned` ones of RoPE and neighbours. */
-static inline void commvq_make(struct commvq_sample *sample, uint32_t bits, enum codec_side side, uint32_t turned, bool adjacent,
-                               uint64_t *state, struct codec_shape *shape) {
+ * channels are `rotated_pairs` ones of RoPE and neighbours. */
+static inline void commvq_make(struct commvq_sample *sample, uint32_t bits, enum codec_side side, uint32_t rotated_pairs,
+                               bool adjacent, uint64_t *state, struct codec_shape *shape) {
     const struct codec *codec = side ? &codec_additive : &codec_commvq;
     const struct coding coding = codec_coding(codec, shape->head_dim, bits);
     struct terse_error error;
@@ -48,7 +48,7 @@ static inline void commvq_make(struct commvq_sample *sample, uint32_t bits, enum
         const double size = i >= own ? 1 : side ? 2 / sqrt(shape->bits) : 0.5 * pow(0.9, (double)round);
         sample->parameters[i] = half_to_float(half_from_float((float)(size * normal)));
     }
-    if (!side) commvq_set_pairing(*shape, sample->parameters, turned, adjacent);
+    if (!side) commvq_set_pairing(*shape, sample->parameters, rotated_pairs, adjacent);
     sample->parameters[n - 1] = 1.5f; /* the scale of gains */
     assert_int_equal(codec_check_parameters(codec, *shape, sample->parameters, &error), TERSE_OK);
     assert_int_equal(cpu_codec_of(codec)->learned->make(*shape, side, sample->parameters, &sample->learned, &error), TERSE_OK);

@@ -250,7 +250,7 @@ static void save_halves(const struct kv_ops *kv, const struct oracle *o, bool pr
     free(v);
 }
 
-/* What is learned of a prompt, and all pages, are the processor's, byte for byte. */
+/* Codecs learn from a prompt what the processor learns, and all pages are the processor's, byte for byte. */
 static void the_same_keys_make_the_same_pages(void **state) {
     static const char *const codecs[] = {"selfindex-2", "selfindex-16", "quest-64"};
     static const uint32_t head_dims[] = {64, 96, 128, 256};

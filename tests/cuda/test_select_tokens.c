@@ -1,4 +1,4 @@
-/* Which tokens a decoding step chooses, where keys of codec transform rank them: scores against double precision over the components that rank;
+/* Checks which tokens a decoding step chooses where keys of codec transform rank them: scores, in double precision over the components that rank;
  * the choice, exactly, by a plain search among the same scores, ties and rope runs included; how much of it is the CPU's own; and attention to what
  * was chosen in double precision. Rows that choose, of all pages and of some, beside rows that do not; some tokens are anchors, which are not chosen. */
 #include "backend/cpu/kernels/vector/ops.h"

@@ -4,7 +4,7 @@
 
 #include "support/cache_oracle.h"
 
-/* Whether a side's codes are whatever the codec itself finds: tests of the codec hold its pages to what they should be. */
+/* Returns whether the oracle takes a side's codes from the codec itself: tests of the codec hold its pages to what they should be. */
 static inline bool oracle_codec_decides(const struct codec *codec) { return codec->learner > CODEC_LEARNS_KMEANS; }
 
 /* Makes the codebook that the method reads: centroids drawn as the keys and values are, or random parameters. */

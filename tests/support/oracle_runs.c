@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-/* Whether the oracle can tell which codes a step of the papers' protocol reads before it knows the cache's pages. Of CommVQ's keys
+/* Returns whether the oracle can tell which codes a step of the papers' protocol reads before it knows the cache's pages. Of CommVQ's keys
  * each round codes what the ones before have left: where rounding decides between two codes, all behind it differ. */
 static bool tells_codes(const struct oracle *o) { return o->kv == backend_cpu.kv || o->method.key.codec != &codec_commvq; }
 

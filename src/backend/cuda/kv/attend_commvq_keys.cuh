@@ -39,13 +39,13 @@ template <int HD> ATTEND_INLINE uint32_t angle_at(uint32_t token, uint32_t subve
 /* Writes, by all threads of a CTA, the angles; channels that are not rotated have none. */
 template <int HD> ATTEND_INLINE void prepare_angles(const struct attend_decode &a, uint8_t *angles) {
     using shape = commvq_shape<HD>;
-    const uint32_t turned = a.heads.n_rot / 2;
+    const uint32_t rotated_pairs = a.heads.n_rot / 2;
     for (uint32_t i = threadIdx.x; i < PAGE_TOKENS * HD / 4; i += blockDim.x) {
         const uint32_t token = i / (HD / 4), w = i % 4, unit = i / 4 % (4 * shape::units),
                        subvector = i % (HD / 4) / (16 * shape::units), pair = subvector * shape::pairs + 8 * unit + pair_of_word(w);
-        const float2 *const from = reinterpret_cast<const float2 *>(a.pre_rope.offsets) + (size_t)token * turned;
-        const float2 first = pair < turned ? from[pair] : make_float2(1, 0),
-                     second = pair + 2 < turned ? from[pair + 2] : make_float2(1, 0);
+        const float2 *const from = reinterpret_cast<const float2 *>(a.pre_rope.offsets) + (size_t)token * rotated_pairs;
+        const float2 first = pair < rotated_pairs ? from[pair] : make_float2(1, 0),
+                     second = pair + 2 < rotated_pairs ? from[pair + 2] : make_float2(1, 0);
         *reinterpret_cast<uint32_t *>(angles + angle_at<HD>(token, subvector, 0, unit) + 4 * w) = pack_halves(first.x, second.x);
         *reinterpret_cast<uint32_t *>(angles + angle_at<HD>(token, subvector, 1, unit) + 4 * w) = pack_halves(first.y, second.y);
     }
@@ -60,18 +60,18 @@ struct query_powers {
 
 /* Returns a pair of a query, by the numbering of struct commvq_view, times rope's magnitude. */
 ATTEND_INLINE float2 query_pair(const float *q, const struct head_view &heads, uint32_t pair) {
-    const uint32_t turned = heads.n_rot / 2;
-    const bool split = heads.pairing != ROPE_ADJACENT && pair < turned;
-    const uint32_t first = split ? pair : 2 * pair, second = first + (split ? turned : 1);
-    const float magnitude = pair < turned ? heads.magnitude : 1;
+    const uint32_t rotated_pairs = heads.n_rot / 2;
+    const bool split = heads.pairing != ROPE_ADJACENT && pair < rotated_pairs;
+    const uint32_t first = split ? pair : 2 * pair, second = first + (split ? rotated_pairs : 1);
+    const float magnitude = pair < rotated_pairs ? heads.magnitude : 1;
     return make_float2(q[first] * magnitude, q[second] * magnitude);
 }
 
 ATTEND_INLINE float2 mean_pair(const float *mean, const struct head_view &heads, uint32_t pair) {
-    const uint32_t turned = heads.n_rot / 2;
-    const bool split = heads.pairing != ROPE_ADJACENT && pair < turned;
+    const uint32_t rotated_pairs = heads.n_rot / 2;
+    const bool split = heads.pairing != ROPE_ADJACENT && pair < rotated_pairs;
     const uint32_t first = split ? pair : 2 * pair;
-    return make_float2(mean[first], mean[first + (split ? turned : 1)]);
+    return make_float2(mean[first], mean[first + (split ? rotated_pairs : 1)]);
 }
 
 /* Writes, by eight warps, the powers of q[group][HD]. */
@@ -105,12 +105,12 @@ template <int HD>
 ATTEND_INLINE void rotate_to_page(const struct attend_decode &a, const struct share &s, const struct commvq_view &view,
                                   const query_powers &powers, uint32_t from, page_queries<HD> &to) {
     using shape = commvq_shape<HD>;
-    const unsigned g = lane_id() / 4, t = lane_id() % 4, turned = a.heads.n_rot / 2;
+    const unsigned g = lane_id() / 4, t = lane_id() % 4, rotated_pairs = a.heads.n_rot / 2;
     const bool there = g < s.group;
     const float *const q = a.q + queries_at<HD>(a, s) + (there ? g : 0) * HD;
-    const float2 *const run = reinterpret_cast<const float2 *>(a.run_angles) + (size_t)(from / ROPE_RUN_TOKENS) * turned,
+    const float2 *const run = reinterpret_cast<const float2 *>(a.run_angles) + (size_t)(from / ROPE_RUN_TOKENS) * rotated_pairs,
                         *const offset =
-                            reinterpret_cast<const float2 *>(a.pre_rope.offsets) + (size_t)(from % ROPE_RUN_TOKENS) * turned;
+                            reinterpret_cast<const float2 *>(a.pre_rope.offsets) + (size_t)(from % ROPE_RUN_TOKENS) * rotated_pairs;
     const float up = there ? powers.up[g] : 0, mean_up = there ? powers.mean_up[g] : 0;
 #pragma unroll
     for (int step = 0; step < shape::steps; step++) {
@@ -120,7 +120,7 @@ ATTEND_INLINE void rotate_to_page(const struct attend_decode &a, const struct sh
         for (int e = 0; e < 2; e++) {
             const uint32_t pair = subvector * shape::pairs + 8 * unit + pair_of_word(step % 4) + 2 * e;
             float2 x = query_pair(q, a.heads, pair);
-            if (pair < turned) {
+            if (pair < rotated_pairs) {
                 const float2 r = run[pair], o = offset[pair];
                 const float cosine = r.x * o.x - r.y * o.y, sine = r.x * o.y + r.y * o.x;
                 x = make_float2(x.x * cosine + x.y * sine, x.y * cosine - x.x * sine);

@@ -70,7 +70,7 @@ enum terse_status commvq_send(const struct coding *coding, uint32_t head_dim, co
         struct commvq_view *own = view;
         *own = (struct commvq_view){.subvectors = (uint32_t)n.subvectors,
                                     .rounds = (uint32_t)n.rounds,
-                                    .turned = (uint32_t)pairing.pairs,
+                                    .rotated_pairs = (uint32_t)pairing.pairs,
                                     .adjacent = pairing.adjacent,
                                     .rows = device,
                                     .steps = there,

@@ -21,7 +21,7 @@ template <int HD> struct commvq_memory {
 };
 
 static __device__ inline struct pair_channels channels_of(const struct commvq_view &view, uint32_t pair) {
-    if (!view.adjacent && pair < view.turned) return {pair, pair + view.turned};
+    if (!view.adjacent && pair < view.rotated_pairs) return {pair, pair + view.rotated_pairs};
     return {2 * pair, 2 * pair + 1};
 }
 

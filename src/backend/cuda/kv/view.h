@@ -122,7 +122,8 @@ struct sequence_view {
     /* These are of exact rows that may be replaced (victims.h); NULL: none is. */
     device_half *unrotated; /* [layers][Hk][first_exact][hd]: their keys before rotation */
     float *first_logits;    /* [layers][Hq][FRESH_LOGITS]: of the step's queries, by their position % FRESH_LOGITS, to token 0 */
-    /* What codec sign and index sign learned of the sequence (struct fit_sign), so many floats for each layer and KV head; NULL: nothing. */
+    /* The codec sign and the index sign learned this of the sequence (struct fit_sign), so many floats for each layer and KV head; NULL:
+     * they learned nothing. */
     const float *own_learned;
     uint32_t learned_floats;
     struct rate_view rates[RATE_VIEWS]; /* by the rate of pages */
@@ -218,7 +219,8 @@ struct centroid_view {
  * is there twice. */
 struct commvq_view {
     uint32_t subvectors, rounds;
-    uint32_t turned; /* pairs that RoPE rotates: channels (2 i, 2 i + 1) if adjacent, else (i, i + turned); others are neighbours */
+    uint32_t
+        rotated_pairs; /* pairs that RoPE rotates: channels (2 i, 2 i + 1) if adjacent, else (i, i + rotated_pairs); others are neighbours */
     bool adjacent;
     const uint8_t *rows; /* [subvectors][rounds][COMMVQ_ENTRIES][COMMVQ_ROW] */
     const float *steps;  /* [hd / 2] */
