@@ -140,7 +140,7 @@ static void make_transforms(double rate, struct model *model) {
         for (int side = 0; side < 2; side++) {
             struct transform_view *view = &views[side][h];
             transform_layout_set(bits[2 * h + (uint32_t)side], HD, &view->layout);
-            view->gain_least = 0.1f, view->gain_step = 4.0f / 255;
+            view->gain_zero = 0.1f, view->gain_step = 4.0f / 255, view->gain = 1;
             view->mean = view->pre_rope_mean = device(sizeof mean, mean);
             view->step = device(sizeof step, step), view->basis = device(sizeof basis, basis);
             transform_readers(&view->layout, (enum codec_side)side, readers);
@@ -237,6 +237,11 @@ static uint8_t *make_chunk(const struct model *model) {
     float *rows = malloc(sizeof *rows * PAGE_TOKENS * HD);
     if (!chunk || !rows) exit(1);
     for (size_t i = 0; i < model->set_bytes * SETS; i++) chunk[i] = (uint8_t)(random_next(&state) >> 32);
+    for (uint32_t i = 0; model->codec[1] == CODEC_TRANSFORM && i < HEADS * SETS; i++) { /* rows less no mean are rare */
+        const struct page_set_view set = {.chunk = chunk, .sets = SETS, .index = i / HEADS};
+        uint8_t *gains = page_address(&set, &model->places[i % HEADS], CODEC_VALUES);
+        for (size_t t = 0; t < PAGE_TOKENS; t++) gains[t] |= TRANSFORM_NO_MEAN_GAINS;
+    }
     for (uint32_t i = 0; !model->learned[0] && i < 2 * HEADS; i++) {
         const enum codec_side side = i % 2 ? CODEC_VALUES : CODEC_KEYS;
         const struct page_set_view first = {.chunk = chunk, .sets = SETS};

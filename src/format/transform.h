@@ -83,6 +83,13 @@ extern const float transform_reach[TRANSFORM_BITS_MAX + 1];
 #define TRANSFORM_ROW_SCALES 5
 extern const float transform_row_scale[TRANSFORM_ROW_SCALES];
 
+/* A row of values may be coded less no mean: row = gain * sum_c y_c size_c basis_c. Tokens on which attention rests have values that
+ * are nearly zero, and what is coded would then be the mean, for which components of few bits have no room, times a weight that may
+ * be nearly 1. So the first codes of gains say that the mean is left out; those gains are halves, quarters and so on of the rows'. */
+#define TRANSFORM_NO_MEAN_GAINS 8
+#define TRANSFORM_MUCH_SMALLER \
+    4 /* that is tried where the square of the row is smaller, by so much, than that of the row less the mean */
+
 /* The stream of a page is a ring through which the encoder looks for a path. It begins by walking over the ring's seam, from so
  * many steps before it to as many behind it: nearly all paths have met by then, wherever they began. A page of 1 bit per component
  * errs 0.1 % more than with twice as many steps, others no more. */
@@ -145,9 +152,9 @@ struct transform_parameters {
     const float *pre_rope_mean; /* [head_dim], zeros of values */
     const float
         *size; /* [head_dim], not negative, falling: root mean square of a component where rows have the root mean square 1 */
-    const float *basis;          /* [head_dim][head_dim], a component's direction each; regular */
-    float gain_least, gain_most; /* gain = least + code * (most - least) / 255 */
-    float gain;                  /* root mean square of the rows' */
+    const float *basis; /* [head_dim][head_dim], a component's direction each; regular */
+    float gain_least, gain_most;
+    float gain;     /* root mean square of the rows' */
     float residual; /* log2 of the residual stream's mean square in the layer where the importance was found; 0: it is not known */
     float importance; /* log2 of how much a unit of squared error matters in a row of gain 1, up to what all sets have in common */
 };
@@ -177,10 +184,16 @@ struct transform_fitted {
 #define TRANSFORM_RECORD_STRIDE(head_dim) ((TRANSFORM_RECORD_BYTES(head_dim) + 63) / 64 * 64)
 /* Returns where the numbers lie in a record. */
 struct transform_fitted transform_fitted_at(const void *record, uint32_t head_dim);
-/* Returns the step of gains: gain = gain_least + code * step. */
+/* Return the step of gains, and what a gain would be whose code is 0: gain = zero + code * step from code TRANSFORM_NO_MEAN_GAINS on, whose
+ * gain is gain_least. Code 255 is gain_most. */
 static inline float transform_gain_step(const struct transform_fitted *fitted) {
-    return (fitted->gain_most - fitted->gain_least) / 255;
+    return (fitted->gain_most - fitted->gain_least) / (255 - TRANSFORM_NO_MEAN_GAINS);
 }
+static inline float transform_gain_zero(const struct transform_fitted *fitted) {
+    return fitted->gain_least - TRANSFORM_NO_MEAN_GAINS * transform_gain_step(fitted);
+}
+/* The gain of a row that is coded less no mean, where rows have the gain `gain` (a macro, for kernels too). */
+#define TRANSFORM_NO_MEAN_GAIN(gain, code) ((gain) / (float)(2u << (code)))
 /* Writes parameters into a record, all but their importance; the basis is rounded. */
 void transform_record_set(struct transform_parameters parameters, uint32_t head_dim, void *record);
 /* Reads the integers of a component, [head_dim]. */

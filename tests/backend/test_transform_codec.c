@@ -205,6 +205,35 @@ static void rows_beyond_the_levels_are_not_cut_off(void **state) {
         }
 }
 
+/* Makes every 8th row nearly zero. */
+static void shrink_rows(struct sample *s) {
+    for (size_t t = 3; t < 64; t += 8)
+        for (size_t c = 0; c < s->hd; c++) s->rows[t * s->hd + c] *= 0.03f;
+}
+
+/* Rows of values that are nearly zero are coded less no mean, which would else be most of what is coded, at 400 times their own square. */
+static void rows_near_zero_keep_their_own_accuracy(void **state) {
+    (void)state;
+    static const struct { double rate, most; } bounds[] = {{8, 0.001}, {4, 0.03}, {2, 0.3}};
+    for (size_t r = 0; r < sizeof bounds / sizeof bounds[0]; r++) {
+        struct sample *s = new_sample(64, 0.98, bounds[r].rate, CODEC_VALUES);
+        float decoded[64 * 64];
+        shrink_rows(s);
+        cpu_codec_transform.encode(s->shape, CODEC_VALUES, s->rows, 64, s->page);
+        cpu_codec_transform.decode(s->shape, CODEC_VALUES, s->page, decoded);
+        for (size_t t = 0; t < 64; t++) {
+            double error = 0, power = 0;
+            for (size_t c = 0; c < 64; c++) {
+                error += pow((double)(decoded[t * 64 + c] - s->rows[t * 64 + c]), 2);
+                power += pow((double)s->rows[t * 64 + c], 2);
+            }
+            assert_int_equal(((const uint8_t *)s->page)[t] < TRANSFORM_NO_MEAN_GAINS, t % 8 == 3);
+            if (t % 8 == 3) assert_true(error / power < bounds[r].most);
+        }
+        free_sample(s);
+    }
+}
+
 /* Makes a row have this size: the root of its components' mean square, which is its gain but for the codes' error. */
 static void resize_row(struct sample *s, size_t t, double gain) {
     const float *mean = transform_of(s->shape).mean;
@@ -339,6 +368,7 @@ static void sums_are_of_decoded_values(void **state) {
         float decoded[64 * 128], weights[G * 64], *sums = calloc(floats, sizeof *sums), acc[G * 128] = {0};
         for (size_t i = 0; i < G * 64; i++) weights[i] = (float)random_unit();
         for (size_t t = 0; t < 64; t++) weights[3 * 64 + t] = 0; /* a query that sees nothing */
+        shrink_rows(s);
         cpu_codec_transform.encode(s->shape, CODEC_VALUES, s->rows, 60, s->page);
         cpu_codec_transform.decode(s->shape, CODEC_VALUES, s->page, decoded);
         for (size_t g = 0; g < G; g++)
@@ -368,6 +398,7 @@ static void logits_count_as_their_weights(void **state) {
     struct sample *s = new_sample(128, 0.96, 2, CODEC_VALUES);
     size_t hd = s->hd, floats = cpu_codec_transform.code_sums->floats(s->shape);
     float logits[G * 64], largest[G], weights[G * 64], seen[G], *sums = calloc(2 * floats, sizeof *sums), acc[2][G * 128] = {{0}};
+    shrink_rows(s);
     cpu_codec_transform.encode(s->shape, CODEC_VALUES, s->rows, 64, s->page);
     assert_true(cpu_codec_transform.code_sums->integer->suffice(s->shape));
     for (size_t g = 0; g < G; g++) {
@@ -503,6 +534,7 @@ int main(void) {
         cmocka_unit_test(odd_rows_can_be_fitted_to),
         cmocka_unit_test(singular_bases_are_refused),
         cmocka_unit_test(rows_beyond_the_levels_are_not_cut_off),
+        cmocka_unit_test(rows_near_zero_keep_their_own_accuracy),
         cmocka_unit_test_setup_teardown(round_trips_have_the_error_of_their_bits, fit_from_here, fit_no_more),
         cmocka_unit_test_setup_teardown(records_are_of_their_rows, fit_from_here, fit_no_more),
         cmocka_unit_test_setup_teardown(scores_are_products_with_decoded_keys, fit_from_here, fit_no_more),

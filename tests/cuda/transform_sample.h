@@ -68,8 +68,9 @@ static inline struct transform_view view_of(struct attend_sample *sample, const 
     }
     transform_readers(layout, side, readers);
     struct transform_view view = {.layout = *layout,
-                                  .gain_least = own.gain_least,
+                                  .gain_zero = transform_gain_zero(&own),
                                   .gain_step = transform_gain_step(&own),
+                                  .gain = own.gain,
                                   .mean = take(sample, own.mean, hd * sizeof(float)),
                                   .pre_rope_mean = take(sample, own.pre_rope_mean, hd * sizeof(float)),
                                   .step = take(sample, step, hd * sizeof(float)),
@@ -147,6 +148,7 @@ static inline void random_rows(const struct attend_sample *sample, uint32_t sequ
             float y = (float)(gain * random_normal()) * own.size[c];
             for (size_t ch = 0; ch < hd; ch++) rows[t * hd + ch] += y * own.basis[c * hd + ch];
         }
+        for (size_t ch = 0; side == CODEC_VALUES && t % 16 == 5 && ch < hd; ch++) rows[t * hd + ch] *= 0.05f; /* less no mean */
     }
 }
 

@@ -13,9 +13,11 @@ ALIBI = "test_cuda_anchors_emulated alibi*"
 SCORES = "test_anchor_kernels_emulated"
 REPLACED = "test_cuda_mat_emulated tokens_one_by_one*"
 FAULTS = (  # file, text that occurs once in it, what takes its place, the test, the fault; FAULT is 1 where it is on, else 0
+    (KV + "attend_transform.cuh", "sum += weight;\n    }", "sum += FAULT ? 0 : weight;\n    }", "test_attend_transform_emulated", "terse-N: values less no mean are read with it"),
+    (KV + "encode_transform.cu", "if (m.errors[code] < least)", "if (!FAULT && m.errors[code] < least)", ENCODE, "terse-N: rows near zero are coded less the mean"),
     (KV + "attend_transform.cuh", "unit, gain, mean)", "unit, gain, FAULT ? 0 : mean)", METHODS, "terse-N: the mean of keys is zero"),
     (KV + "attend_transform.cuh", "- zero) * unit", "- (FAULT ? 0 : zero)) * unit", METHODS, "terse-N: levels of keys are not centred"),
-    (KV + "attend_transform.cuh", "weight * gain_of(codes[i / 4], i % 4, readers.gain_least, readers.gain_step)", "weight * (FAULT ? 1 : gain_of(codes[i / 4], i % 4, readers.gain_least, readers.gain_step))", METHODS, "terse-N: gains of values are left out"),
+    (KV + "attend_transform.cuh", "weight * gain_of(codes[i / 4], i % 4, readers.gain_zero, readers.gain_step)", "weight * (FAULT ? 1 : gain_of(codes[i / 4], i % 4, readers.gain_zero, readers.gain_step))", METHODS, "terse-N: gains of values are left out"),
     (KV + "attend_transform_runs.cuh", "sine = first ? turns.of[i].y : -turns.of[i].y", "sine = first != FAULT ? turns.of[i].y : -turns.of[i].y", METHODS, "terse-N: queries are rotated the wrong way"),
     (KV + "attend_transform_kernel.cuh", "LEVEL_ZERO * r.gained[n]", "(FAULT ? 0 : LEVEL_ZERO) * r.gained[n]", METHODS, "terse-N: levels of values are not centred"),
     (KV + "attend_transform_merge.cuh", "float sum = mean[k] * total.y", "float sum = (FAULT ? 0 : mean[k]) * total.y", METHODS, "terse-N: the mean of values is zero"),
@@ -46,8 +48,8 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (KV + "attend_transform_runs.cuh", "make_float4(plane.scale * step[0], ", "make_float4((FAULT ? 1 : plane.scale) * step[0], ", METHODS, "terse-N: a plane's weight is left out of keys"),
     (KV + "attend_transform_kernel.cuh", "factor * own.scale[p], sums", "factor * (FAULT ? 1 : own.scale[p]), sums", METHODS, "terse-N: a plane's weight is left out of values"),
     (KV + "rank.cu", "expf(x[i][j] - whole.x) * whole.y;", "(FAULT && m % (r.heads.query_heads / r.heads.kv_heads) ? 0 : expf(x[i][j] - whole.x) * whole.y);", KEPT, "snapkv-N: of the group only the first query head ranks tokens"),
-    (KV + "encode_transform.cu", "(uint8_t)(code < 255 ? code : 255) : 0;", "(uint8_t)(code < (FAULT ? 127 : 255) ? code : FAULT ? 127 : 255) : 0;", ENCODE, "terse-N: the upper half of gains is cut off"),
-    (KV + "encode_transform.cu", "roundf((gain - view.gain_least) / view.gain_step)", "roundf((gain - (FAULT ? 0 : view.gain_least)) / view.gain_step)", ENCODE, "terse-N: gains are counted from 0"),
+    (KV + "encode_transform.cu", "code < 255 ? code : 255 : least", "code < (FAULT ? 127 : 255) ? code : FAULT ? 127 : 255 : least", ENCODE, "terse-N: the upper half of gains is cut off"),
+    (KV + "encode_transform.cu", "roundf((gain - view.gain_zero) / view.gain_step)", "roundf((gain - (FAULT ? 0 : view.gain_zero)) / view.gain_step)", ENCODE, "terse-N: gains are counted from 0"),
     (KV + "attend_common.cuh", "return anchored && entry.page < n_anchored", "return !FAULT && anchored && entry.page < n_anchored", ANCHORS, "anchors are read from their pages, too"),
     (KV + "attend_common.cuh", "+= slopes.of[n][c] * apart;", "+= FAULT ? 0 : slopes.of[n][c] * apart;", ALIBI, "ALiBi takes anchors for the tokens of their rows' numbers"),
     (KV + "anchor_rows.cu", "if (!(sides_of(a, head)[i] >> side & 1))", "if (!FAULT && !(sides_of(a, head)[i] >> side & 1))", ANCHORS, "rows of sides that are no anchors are zeros"),

@@ -4,7 +4,7 @@
  * query's product with size_c basis_c. Those are found once for a run of pages whose keys share a position (CODEC_ROPE_IN_RUN) and
  * taken as integers, with a step for each 8 planes, whose components are of like size. Values: weights are summed by component,
  * over all pages, and are multiplied by the basis once at the end: sum w_t value_t = mean sum w_t + sum_c (sum_t w_t gain_t y_tc)
- * size_c basis_c. So the transform costs nothing per token.
+ * size_c basis_c. So the transform costs nothing per token. Rows that are less no mean are left out of the first sum.
  *
  * Values' weights are bytes where every one of them is small against what its query has seen, else two bytes. */
 #include "backend/cpu/codec/transform.h"
@@ -79,18 +79,30 @@ static const float *pre_rope_mean(struct codec_shape shape) { return transform_o
 
 static void gains_of(struct codec_shape shape, const void *page, float *gains) {
     const struct transform_fitted own = transform_of(shape);
-    transform_ops()->gains(page, own.gain_least, transform_gain_step(&own), gains);
+    transform_ops()->gains(page, transform_gain_zero(&own), transform_gain_step(&own), gains);
+}
+
+/* Returns gains, and the tokens whose rows are less no mean, a bit each. Keys' pages have none. */
+static uint64_t value_gains_of(struct codec_shape shape, const void *page, float *gains) {
+    const uint8_t *codes = page;
+    uint64_t no_mean = 0;
+    gains_of(shape, page, gains);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) no_mean |= (uint64_t)(codes[t] < TRANSFORM_NO_MEAN_GAINS) << t;
+    if (no_mean) {
+        const float gain = transform_of(shape).gain;
+        for (size_t t = 0; t < PAGE_TOKENS; t++)
+            if (no_mean >> t & 1) gains[t] = TRANSFORM_NO_MEAN_GAIN(gain, codes[t]);
+    }
+    return no_mean;
 }
 
 /* ---- Decoding, gathering */
 
 /* Computes y[64][columns], components times sizes and gains. */
-static void read_components(struct codec_shape shape, enum codec_side side, const void *page, float *y) {
+static void read_components(struct codec_shape shape, enum codec_side side, const void *page, const float *gains, float *y) {
     const struct transform_layout *layout = shape.layout;
     const float *size = transform_of(shape).size;
     size_t columns = columns_of(layout);
-    float gains[PAGE_TOKENS];
-    gains_of(shape, page, gains);
     memset(y, 0, PAGE_TOKENS * columns * sizeof *y);
     for (size_t p = 0; p < layout->planes; p++) {
         const struct transform_plane *plane = &layout->plane[p];
@@ -106,11 +118,13 @@ static void read_components(struct codec_shape shape, enum codec_side side, cons
 static void decode(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
     const struct transform_fitted own = transform_of(shape);
     size_t hd = shape.head_dim, columns = columns_of(shape.layout);
-    float y[PAGE_TOKENS * CODEC_HEAD_DIM_MAX], basis[CODEC_HEAD_DIM_MAX * CODEC_HEAD_DIM_MAX];
-    read_components(shape, side, page, y);
+    float gains[PAGE_TOKENS], y[PAGE_TOKENS * CODEC_HEAD_DIM_MAX], basis[CODEC_HEAD_DIM_MAX * CODEC_HEAD_DIM_MAX];
+    const uint64_t no_mean = value_gains_of(shape, page, gains);
+    read_components(shape, side, page, gains, y);
     vector_ops()->columns_to_float(own.basis, hd, columns, own.unit, basis, hd);
     vector_ops()->multiply(y, PAGE_TOKENS, columns, columns, basis, hd, hd, rows, hd);
-    for (size_t t = 0; t < PAGE_TOKENS; t++) vector_ops()->axpy(1, own.mean, rows + t * hd, hd);
+    for (size_t t = 0; t < PAGE_TOKENS; t++)
+        if (!(no_mean >> t & 1)) vector_ops()->axpy(1, own.mean, rows + t * hd, hd);
 }
 
 static void channels(struct codec_shape shape, const void *page, float *to) {
@@ -224,10 +238,10 @@ static uint16_t rank(struct codec_shape shape, const float *tables, size_t g, co
     const struct transform_fitted own = transform_of(shape);
     shape.layout = rank_layout(tables);
     struct transform_query query = query_at(shape, tables + LAYOUT_FLOATS, g);
-    return transform_ops()->rank(shape.layout, page, own.gain_least, transform_gain_step(&own), &query, ranks);
+    return transform_ops()->rank(shape.layout, page, transform_gain_zero(&own), transform_gain_step(&own), &query, ranks);
 }
 
-/* ---- Values: sums[G][planes][TRANSFORM_SUM_LANES], then [G] sums of weights, for the mean. */
+/* ---- Values: sums[G][planes][TRANSFORM_SUM_LANES], then [G] sums of weights of the rows that are less the mean */
 
 static size_t sums_of_query(struct codec_shape shape) { return (size_t)shape.layout->planes * TRANSFORM_SUM_LANES; }
 
@@ -236,7 +250,7 @@ static size_t code_sum_floats(struct codec_shape shape) { return shape.group * (
 static void accumulate(struct codec_shape shape, const float *weights, const void *page, bool int8, float *code_sums) {
     const size_t planes = int8 ? 1 : 2;
     float gains[PAGE_TOKENS], *sums = code_sums + shape.group * sums_of_query(shape);
-    gains_of(shape, page, gains);
+    const uint64_t no_mean = value_gains_of(shape, page, gains);
     for (size_t first = 0, n; first < shape.group; first += n) {
         uint8_t bytes[2 * TRANSFORM_TOGETHER * PAGE_TOKENS];
         float scales[2 * TRANSFORM_TOGETHER], *own = code_sums + first * sums_of_query(shape);
@@ -245,6 +259,8 @@ static void accumulate(struct codec_shape shape, const float *weights, const voi
         for (size_t b = 0; b < planes; b++)
             transform_ops()->accumulate(shape.layout, codes_of(page), bytes + b * n * PAGE_TOKENS, scales + b * n, n, own);
     }
+    for (uint64_t left = no_mean; left; left &= left - 1)
+        for (size_t m = 0; m < shape.group; m++) sums[m] -= weights[m * PAGE_TOKENS + (size_t)__builtin_ctzll(left)];
 }
 
 static void accumulate_by_code(struct codec_shape shape, const float *weights, const void *page, float *code_sums) {
@@ -260,7 +276,7 @@ _Static_assert(TRANSFORM_QUAD == 4 && TRANSFORM_SUM_LANES == 16, "lanes of a com
 void transform_accumulate_logits(struct codec_shape shape, const float *logits, const float *largest, const void *page,
                                  float *code_sums, float *sums) {
     float gains[PAGE_TOKENS], *of_mean = code_sums + shape.group * sums_of_query(shape);
-    gains_of(shape, page, gains);
+    const uint64_t no_mean = value_gains_of(shape, page, gains);
     for (size_t first = 0, n; first < shape.group; first += n) {
         uint8_t bytes[TRANSFORM_TOGETHER * PAGE_TOKENS];
         float scales[TRANSFORM_TOGETHER], own[TRANSFORM_TOGETHER] = {0};
@@ -272,6 +288,9 @@ void transform_accumulate_logits(struct codec_shape shape, const float *logits, 
             if (sums) sums[first + m] += own[m];
         }
     }
+    for (uint64_t left = no_mean; left; left &= left - 1)
+        for (size_t m = 0; m < shape.group; m++)
+            if (largest[m] > -INFINITY) of_mean[m] -= expf(logits[m * PAGE_TOKENS + (size_t)__builtin_ctzll(left)] - largest[m]);
 }
 
 /* Computes y[columns], the sizes times one query's sums. */

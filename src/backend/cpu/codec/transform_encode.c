@@ -18,6 +18,7 @@ struct page_rows {
     float z[CODEC_HEAD_DIM_MAX][PAGE_TOKENS];                        /* coefficients */
     float unit[PAGE_TOKENS];                                         /* what makes them those of a row of size 1: 1 / r */
     float square[PAGE_TOKENS], cross[PAGE_TOKENS], own[PAGE_TOKENS]; /* |z|^2, <z, shape>, |shape|^2 */
+    uint8_t no_mean[PAGE_TOKENS]; /* the code of the gain of a row less no mean; else TRANSFORM_NO_MEAN_GAINS */
 };
 
 /* These are the levels that a page's stream should encode, in units of the components' sizes, and those that all of its planes
@@ -37,6 +38,7 @@ static void set_rows(struct page_rows *rows, const struct transform_learned *lea
     memset(rows->square, 0, sizeof rows->square);
     memset(rows->cross, 0, sizeof rows->cross);
     memset(rows->own, 0, sizeof rows->own);
+    memset(rows->no_mean, TRANSFORM_NO_MEAN_GAINS, sizeof rows->no_mean);
     for (size_t c = 0; c < hd; c++)
         for (size_t t = 0; t < PAGE_TOKENS; t++) centred[c * PAGE_TOKENS + t] = t < n ? from[t * hd + c] - own->mean[c] : 0;
     /* z = B^-1 (row - mean), and B^-1 = B^T metric */
@@ -94,21 +96,73 @@ static void cut_off_all(const struct page_rows *rows, const struct layout_limits
 }
 
 /* Codes each row as one of the size with which it errs least (transform_row_scale), as far as gains reach. */
-static void scale_rows(struct page_rows *rows, const struct transform_layout *layout, const struct transform_fitted *own) {
+static void scale_rows(struct page_rows *rows, const struct layout_limits *limits, const struct transform_fitted *own) {
     const float first = transform_row_scale[0];
-    struct layout_limits limits;
     float cut[PAGE_TOKENS];
-    set_limits(layout, own->size, &limits);
-    cut_off_all(rows, &limits, cut);
+    cut_off_all(rows, limits, cut);
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
         const float most = own->gain_most * rows->unit[t];
-        float least = cut[t] + limits.noise, best = 1;
-        if (!(cut[t] > (first * first - 1) * limits.noise)) continue; /* no other size can err less */
+        float least = cut[t] + limits->noise, best = 1;
+        if (!(cut[t] > (first * first - 1) * limits->noise)) continue; /* no other size can err less */
         for (size_t i = 0; i < TRANSFORM_ROW_SCALES && transform_row_scale[i] <= most; i++) {
-            const float scale = transform_row_scale[i], error = cut_off(rows, &limits, t, scale) + limits.noise * (scale * scale);
+            const float scale = transform_row_scale[i], error = cut_off(rows, limits, t, scale) + limits->noise * (scale * scale);
             if (error < least) least = error, best = scale;
         }
         rows->unit[t] /= best;
+    }
+}
+
+/* Returns how much a token's row is expected to err: what is cut off, the levels' noise, and components without bits. */
+static float expected_error(const struct page_rows *rows, const struct layout_limits *limits, size_t hd, size_t t) {
+    float sum = (cut_off(rows, limits, t, 1) + limits->noise) / (rows->unit[t] * rows->unit[t]);
+    for (size_t c = limits->components; c < hd; c++) sum += rows->z[c][t] * rows->z[c][t];
+    return sum;
+}
+
+/* Computes the coefficients z[head_dim] of a row itself: what is left of it less the mean, and of the mean, would not be exact. */
+static void find_whole(const struct transform_learned *learned, const struct transform_fitted *own, const float *row, float *z) {
+    const size_t hd = learned->head_dim;
+    float weighed[CODEC_HEAD_DIM_MAX], basis[CODEC_HEAD_DIM_MAX];
+    int16_t integers[CODEC_HEAD_DIM_MAX];
+    for (size_t c = 0; c < hd; c++) weighed[c] = vector_ops()->dot(learned->metric + c * hd, row, hd);
+    for (size_t c = 0; c < hd; c++) {
+        transform_record_integers(own, learned->head_dim, c, integers);
+        for (size_t ch = 0; ch < hd; ch++) basis[ch] = (float)integers[ch];
+        z[c] = own->unit[c] * vector_ops()->dot(basis, weighed, hd);
+    }
+}
+
+/* Codes a row less no mean, whose coefficients are whole[hd], if it errs less so with one of the gains that there are. */
+static void leave_out_mean(struct page_rows *rows, const struct layout_limits *limits, const struct transform_fitted *own,
+                           const float *whole, size_t hd, size_t t) {
+    const float unit = rows->unit[t];
+    float less_mean[CODEC_HEAD_DIM_MAX], least = expected_error(rows, limits, hd, t);
+    unsigned best = TRANSFORM_NO_MEAN_GAINS;
+    for (size_t c = 0; c < hd; c++) less_mean[c] = rows->z[c][t], rows->z[c][t] = whole[c];
+    for (unsigned code = 0; code < TRANSFORM_NO_MEAN_GAINS; code++) {
+        rows->unit[t] = 1 / TRANSFORM_NO_MEAN_GAIN(own->gain, code);
+        const float error = expected_error(rows, limits, hd, t);
+        if (error < least) least = error, best = code;
+    }
+    rows->no_mean[t] = (uint8_t)best;
+    rows->unit[t] = best < TRANSFORM_NO_MEAN_GAINS ? 1 / TRANSFORM_NO_MEAN_GAIN(own->gain, best) : unit;
+    for (size_t c = 0; c < hd && best == TRANSFORM_NO_MEAN_GAINS; c++) rows->z[c][t] = less_mean[c];
+}
+
+/* Leaves the mean out of rows of values, from[n][head_dim], that are much smaller than they are less the mean. */
+static void leave_out_means(struct page_rows *rows, const struct layout_limits *limits, const struct transform_learned *learned,
+                            const struct transform_fitted *own, const float *from, size_t n) {
+    const size_t hd = learned->head_dim;
+    for (size_t t = 0; t < n && own->gain > 0; t++) {
+        const float *row = from + t * hd;
+        float whole = 0, less_mean = 0, z[CODEC_HEAD_DIM_MAX];
+        for (size_t c = 0; c < hd; c++) {
+            const float rest = row[c] - own->mean[c];
+            whole += row[c] * row[c], less_mean += rest * rest;
+        }
+        if (!(TRANSFORM_MUCH_SMALLER * whole < less_mean)) continue;
+        find_whole(learned, own, row, z);
+        leave_out_mean(rows, limits, own, z, hd, t);
     }
 }
 
@@ -226,24 +280,27 @@ static void write_codes(struct page_rows *rows, const float *sizes, const struct
 }
 
 static uint8_t gain_code(const struct transform_fitted *own, float gain) {
-    const float step = transform_gain_step(own);
-    if (!(step > 0)) return 0;
-    float code = roundf((gain - own->gain_least) / step);
-    return code > 0 ? (uint8_t)(code < 255 ? code : 255) : 0;
+    const float step = transform_gain_step(own), least = TRANSFORM_NO_MEAN_GAINS;
+    if (!(step > 0)) return TRANSFORM_NO_MEAN_GAINS;
+    const float code = roundf((gain - transform_gain_zero(own)) / step);
+    return (uint8_t)(code > least ? code < 255 ? code : 255 : least);
 }
 
 void transform_encode(struct codec_shape shape, enum codec_side side, const float *from, size_t n, void *page) {
     const struct transform_fitted own = transform_of(shape);
     struct page_rows rows;
+    struct layout_limits limits;
     uint8_t *gains = page;
     memset(page, 0, codec_page_bytes(&codec_transform, shape, side));
     if (!n) return;
     set_rows(&rows, shape.learned, &own, from, n);
-    scale_rows(&rows, shape.layout, &own);
+    set_limits(shape.layout, own.size, &limits);
+    scale_rows(&rows, &limits, &own);
+    if (side == CODEC_VALUES) leave_out_means(&rows, &limits, shape.learned, &own, from, n);
     write_codes(&rows, own.size, shape.layout, side, gains + PAGE_TOKENS);
     for (size_t t = 0; t < n; t++) {
         float gain = 0;
         if (rows.own[t] > 0) gain = side == CODEC_KEYS ? sqrtf(rows.square[t] / rows.own[t]) : rows.cross[t] / rows.own[t];
-        gains[t] = gain_code(&own, gain);
+        gains[t] = rows.no_mean[t] < TRANSFORM_NO_MEAN_GAINS ? rows.no_mean[t] : gain_code(&own, gain);
     }
 }

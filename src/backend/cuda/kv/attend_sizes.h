@@ -9,8 +9,8 @@
 static inline bool attend_head_dim(uint32_t hd) { return hd == 64 || hd == 96 || hd == 128 || hd == 256; }
 
 /* A partial state of a query head is a sum of hd numbers, by channel or by component of a transform, and, behind the sums of all partial
- * states, its maximum and sum of weights. */
-#define ATTEND_STATE_FLOATS 2
+ * states, its maximum and sum of weights; of transforms then the weights of rows that are coded less the mean, and an unused float. */
+#define ATTEND_STATE_FLOATS 4
 
 /* Returns how many words of 32 bits a launch of 4 `tiles` queries reads the pages of a run with: for each query (zeros from G on)
  * unit, mean and zero, a logit being gain * unit * (sum of products - zero) + mean; then bytes [tile][plane][column] of 4

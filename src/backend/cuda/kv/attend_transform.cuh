@@ -27,7 +27,7 @@ struct plane_readers {
     uint32_t tables, entries; /* addresses: 16 and 8 bytes a plane */
     uint32_t planes, wraps;
     uint32_t gains; /* where a slot has them: behind its nibbles */
-    float gain_least, gain_step;
+    float gain_zero, gain_step, gain;
 };
 
 /* Returns a window: four bits of each component or token of a word. */
@@ -153,7 +153,7 @@ ATTEND_INLINE void score_page(uint32_t slot, uint32_t record, const plane_reader
         const int32_t zero = (int32_t)load_shared(numbers + 16 * (2 * NQ + n));
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const float gain = gain_of(codes[i / 4], i % 4, readers.gain_least, readers.gain_step);
+            const float gain = gain_of(codes[i / 4], i % 4, readers.gain_zero, readers.gain_step);
             const int32_t(&own)[4] = d[i % 4 / 2][i / 4][n];
             x[n][i] = fmaf((float)(own[i % 2 * 2] * 256 + own[i % 2 * 2 + 1] - zero) * unit, gain, mean);
         }
@@ -163,8 +163,8 @@ ATTEND_INLINE void score_page(uint32_t slot, uint32_t record, const plane_reader
 /* ---- Values */
 
 /* A running state is a lane's, of its query of each tile: the maximum is the same in all lanes of the query, the sums are of the
- * lane's own tokens. */
-template <int NQ> struct transform_running { float max[NQ], sum[NQ], gained[NQ]; };
+ * lane's own tokens, `no_mean` those of weights of rows that are coded less no mean. */
+template <int NQ> struct transform_running { float max[NQ], sum[NQ], gained[NQ], no_mean[NQ]; };
 
 /* These are sums of component i of the lane's plane in each group of planes: [group][tile][i]. */
 template <int HD, int NQ> using transform_sums = float[HD / 16][NQ][4];
@@ -174,6 +174,27 @@ template <int NQ> struct page_weights {
     uint32_t b[2][NQ][2];
     float unit[NQ];
 };
+
+static_assert(TRANSFORM_NO_MEAN_GAINS == 8, "the bits of gains that have_no_mean looks at");
+
+/* Returns whether a gain of four tokens is one of a row that is coded less no mean. */
+ATTEND_INLINE bool have_no_mean(uint32_t codes) {
+    const uint32_t upper = codes & 0xf8f8f8f8u;
+    return (upper - 0x01010101u) & ~upper & 0x80808080u;
+}
+
+/* Mends the weights times gains w[8] of rows that are coded less no mean, and adds up those rows' weights. */
+ATTEND_INLINE void weigh_no_mean(const uint32_t (&codes)[2], const float (&x)[8], float max, float gain, float (&w)[8],
+                                 float &sum) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint32_t code = codes[i / 4] >> i % 4 * 8 & 255;
+        if (code >= TRANSFORM_NO_MEAN_GAINS) continue;
+        const float weight = exp2_fast(x[i] - max);
+        w[i] = weight * TRANSFORM_NO_MEAN_GAIN(gain, code);
+        sum += weight;
+    }
+}
 
 template <int HD, int NQ>
 ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const float (&x)[NQ][8], transform_running<NQ> &r,
@@ -195,7 +216,7 @@ ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const
             for (int o = 4; o < 32; o *= 2) m = fmaxf(m, __shfl_xor_sync(ALL_LANES, m, o));
             m = fmaxf(m, r.max[n]);
             const float factor = m == -INFINITY ? 1 : exp2_fast(r.max[n] - m);
-            r.max[n] = m, r.sum[n] *= factor, r.gained[n] *= factor;
+            r.max[n] = m, r.sum[n] *= factor, r.gained[n] *= factor, r.no_mean[n] *= factor;
 #pragma unroll
             for (int p = 0; p < HD / 16; p++)
 #pragma unroll
@@ -204,6 +225,7 @@ ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const
     }
     const uint32_t gains = slot + readers.gains + lane_token();
     const uint32_t codes[2] = {load_shared(gains), load_shared(gains + 16)};
+    const bool no_mean = __any_sync(ALL_LANES, have_no_mean(codes[0]) || have_no_mean(codes[1]));
 #pragma unroll
     for (int n = 0; n < NQ; n++) {
         const float m = r.max[n] == -INFINITY ? 0 : r.max[n];
@@ -212,9 +234,11 @@ ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const
         for (int i = 0; i < 8; i++) {
             const float weight = exp2_fast(x[n][i] - m);
             r.sum[n] += weight;
-            w[i] = weight * gain_of(codes[i / 4], i % 4, readers.gain_least, readers.gain_step);
-            largest = fmaxf(largest, w[i]);
+            w[i] = weight * gain_of(codes[i / 4], i % 4, readers.gain_zero, readers.gain_step);
         }
+        if (no_mean) weigh_no_mean(codes, x[n], m, readers.gain, w, r.no_mean[n]);
+#pragma unroll
+        for (int i = 0; i < 8; i++) largest = fmaxf(largest, w[i]);
         for (int o = 4; o < 32; o *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
         const float steps = BYTES_MOST / largest;
         to.unit[n] = largest * (1 / BYTES_MOST);

@@ -189,8 +189,9 @@ ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const
         for (int o = 4; o < 32; o *= 2) {
             r.sum[n] += __shfl_xor_sync(ALL_LANES, r.sum[n], o);
             r.gained[n] += __shfl_xor_sync(ALL_LANES, r.gained[n], o);
+            r.no_mean[n] += __shfl_xor_sync(ALL_LANES, r.no_mean[n], o);
         }
-        if (g == 0) states[row] = make_float4(r.max[n], r.sum[n], 0, 0);
+        if (g == 0) states[row] = make_float4(r.max[n], r.sum[n], r.sum[n] - r.no_mean[n], 0);
         const float zero = LEVEL_ZERO * r.gained[n];
 #pragma unroll
         for (int p = 0; p < HD / 16; p++)
@@ -232,7 +233,7 @@ ATTEND_INLINE void leave_components(const struct transform_view &view, summed_qu
     for (unsigned i = threadIdx.x; i < items + parts.group; i += WARPS * 32) { /* the last are states */
         const unsigned query = i < items ? i / quads : i - items, quad = i % quads;
         if (i >= WARPS * 32 && i < items) own = quad_of(view, quad);
-        float m = -INFINITY, weights = 0;
+        float m = -INFINITY, weights = 0, of_mean = 0;
         float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int w = 0; w < WARPS; w++) m = fmaxf(m, states[w * 4 * NQ + query].x);
@@ -240,7 +241,7 @@ ATTEND_INLINE void leave_components(const struct transform_view &view, summed_qu
         for (int w = 0; w < WARPS; w++) {
             const unsigned row = w * 4 * NQ + query;
             const float factor = m == -INFINITY ? 0 : exp2_fast(states[row].x - m);
-            weights += factor * states[row].y;
+            weights += factor * states[row].y, of_mean += factor * states[row].z;
             if (i >= items) continue;
 #pragma unroll
             for (int p = 0; p < 2; p++) /* a quad that has no bits has no planes */
@@ -250,7 +251,7 @@ ATTEND_INLINE void leave_components(const struct transform_view &view, summed_qu
             __stcg(parts.of(part, query) + quad,
                    make_float4(sum.x * own.step.x, sum.y * own.step.y, sum.z * own.step.z, sum.w * own.step.w));
         else
-            __stcg(parts.states + part * parts.group + query, make_float2(m, weights));
+            __stcg(parts.states + part * parts.group + query, make_float4(m, weights, of_mean, 0));
     }
 }
 
@@ -283,7 +284,7 @@ ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &
             merge_state(sums, state, reinterpret_cast<const float4 *>(states.sums)[w * s.group * (HD / 4) + i],
                         states.max_sum[w * s.group + query]);
         __stcg(parts.of(0, query) + i % (HD / 4), sums);
-        if (i % (HD / 4) == 0) __stcg(parts.states + query, state);
+        if (i % (HD / 4) == 0) __stcg(parts.states + query, make_float4(state.x, state.y, 0, 0));
     }
 }
 
@@ -325,8 +326,9 @@ template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const st
     const uint32_t to = shared_address(memory), planes = uniform(view->layout.planes),
                    padded = (planes + TRANSFORM_READERS_STEP - 1) / TRANSFORM_READERS_STEP * TRANSFORM_READERS_STEP;
     for (unsigned i = threadIdx.x; i < padded * 24 / 16; i += THREADS) copy_async<16>(to + 16 * i, view->readers + 4 * i);
-    return {to, to + padded * 16, planes, uniform(view->wraps), uniform(view->layout.nibbles) * (uint32_t)PAGE_TRANSFORM_NIBBLE, 0,
-            0};
+    return {
+        to, to + padded * 16, planes, uniform(view->wraps), uniform(view->layout.nibbles) * (uint32_t)PAGE_TRANSFORM_NIBBLE, 0, 0,
+        0};
 }
 
 /* Serves query heads first_query .. of each group, at most 4 NQ. `ring_bytes` is the size of a warp's ring. The kernel is launched
@@ -355,8 +357,8 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     } else {
         plane_readers of_keys = load_readers<HD, layout::threads>(keys.view, shared);
         plane_readers of_values = load_readers<HD, layout::threads>(values.view, shared + layout::reader_bytes);
-        of_keys.gain_least = keys.gain_least, of_keys.gain_step = keys.gain_step;
-        of_values.gain_least = values.gain_least, of_values.gain_step = values.gain_step;
+        of_keys.gain_zero = keys.gain_zero, of_keys.gain_step = keys.gain_step;
+        of_values.gain_zero = values.gain_zero, of_values.gain_step = values.gain_step, of_values.gain = values.gain;
         uint8_t *const positions = shared + 2 * layout::reader_bytes;
         const uint32_t position_rows = shared_address(positions) + position_query_bytes(NQ, a.pre_rope.pairs);
         copy_position_rows<layout::threads>(a.pre_rope, position_rows);
@@ -390,7 +392,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         transform_sums<HD, NQ> acc = {};
         transform_running<NQ> r;
 #pragma unroll
-        for (int i = 0; i < NQ; i++) r.max[i] = -INFINITY, r.sum[i] = r.gained[i] = 0;
+        for (int i = 0; i < NQ; i++) r.max[i] = -INFINITY, r.sum[i] = r.gained[i] = r.no_mean[i] = 0;
         struct page_of_lane of_lane;
         const float *const slopes = a.heads.slopes ? a.heads.slopes + s.first_head : nullptr;
 #pragma unroll 1

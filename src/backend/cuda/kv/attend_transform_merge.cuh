@@ -9,7 +9,7 @@
  * channel. The others are by component, the same whatever the rate of their pages. */
 template <int HD> struct transform_parts {
     float4 *sums;
-    float2 *states; /* [part][G]: maximum, sum of weights */
+    float4 *states; /* [part][G]: ATTEND_STATE_FLOATS */
     uint32_t group;
     ATTEND_INLINE float4 *of(uint32_t part, uint32_t query) const { return sums + ((size_t)part * group + query) * (HD / 4); }
 };
@@ -18,7 +18,7 @@ template <int HD> ATTEND_INLINE transform_parts<HD> transform_parts_of(const str
     const size_t each = a.splits + 1, all = (size_t)a.n_rows * a.heads.kv_heads * each,
                  first = ((size_t)s.row * a.heads.kv_heads + s.head) * each;
     return {reinterpret_cast<float4 *>(a.parts + first * s.group * HD),
-            reinterpret_cast<float2 *>(a.parts + all * s.group * HD) + first * s.group, s.group};
+            reinterpret_cast<float4 *>(a.parts + all * s.group * HD) + first * s.group, s.group};
 }
 
 ATTEND_INLINE void add_scaled(float4 &to, float factor, const float4 &x) {
@@ -38,7 +38,7 @@ template <int HD, int NQ> struct merge_memory {
     float4 sums[MERGE_THREADS];
     float components[HD][4 * NQ];
     float by_section[merge_shape<HD>::sections][4 * NQ][HD];
-    float4 totals[4 * NQ]; /* of a query: the rows' factor, weights of pages, 1 / all weights */
+    float4 totals[4 * NQ]; /* of a query: the rows' factor, weights of pages' rows that are less the mean, 1 / all weights */
 };
 
 /* Computes the factors of `n` parts, a warp for each query. A learned sink is among all weights. */
@@ -47,12 +47,13 @@ ATTEND_INLINE void weigh_parts(const struct attend_decode &a, const struct share
                                merge_memory<HD, NQ> &m, float *factors) {
 #pragma unroll 1
     for (unsigned query = threadIdx.x / 32; query < parts.group; query += MERGE_THREADS / 32) {
-        float most = -INFINITY, weights = 0, of_rows = 0; /* of the lane's parts, part 0 apart */
+        float most = -INFINITY, weights = 0, of_mean = 0, of_rows = 0; /* of the lane's parts, part 0 apart */
 #pragma unroll 2
         for (unsigned part = lane_id(); part < n; part += 32) {
-            const float2 state = __ldcg(parts.states + part * parts.group + query);
-            const float now = fmaxf(most, state.x), own = now == -INFINITY ? 0 : exp2_fast(state.x - now) * state.y;
-            weights = (now == -INFINITY ? 0 : weights * exp2_fast(most - now)) + (part ? own : 0);
+            const float4 state = __ldcg(parts.states + part * parts.group + query);
+            const float now = fmaxf(most, state.x), own = part && now > -INFINITY ? exp2_fast(state.x - now) : 0,
+                        before = now == -INFINITY ? 0 : exp2_fast(most - now);
+            weights = weights * before + own * state.y, of_mean = of_mean * before + own * state.z;
             if (!part) of_rows = state.y;
             factors[part * parts.group + query] = state.x, most = now;
         }
@@ -60,8 +61,12 @@ ATTEND_INLINE void weigh_parts(const struct attend_decode &a, const struct share
         for (int o = 16; o; o /= 2) most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, o));
         const float sink = sink_of(a, s, query);
         most = fmaxf(most, sink);
-        weights *= most == -INFINITY ? 0 : exp2_fast(of_lane - most);
-        for (int o = 16; o; o /= 2) weights += __shfl_xor_sync(ALL_LANES, weights, o);
+        const float to_most = most == -INFINITY ? 0 : exp2_fast(of_lane - most);
+        weights *= to_most, of_mean *= to_most;
+        for (int o = 16; o; o /= 2) {
+            weights += __shfl_xor_sync(ALL_LANES, weights, o);
+            of_mean += __shfl_xor_sync(ALL_LANES, of_mean, o);
+        }
         float rows_factor = 0;
         for (unsigned part = lane_id(); part < n; part += 32) {
             float &factor = factors[part * parts.group + query];
@@ -70,7 +75,7 @@ ATTEND_INLINE void weigh_parts(const struct attend_decode &a, const struct share
         }
         const float of_sink = sink == -INFINITY ? 0 : exp2_fast(sink - most),
                     all = weights + of_rows * rows_factor + of_sink; /* of lane 0 alone */
-        if (lane_id() == 0) m.totals[query] = make_float4(rows_factor, weights, all > 0 ? 1 / all : 0, 0);
+        if (lane_id() == 0) m.totals[query] = make_float4(rows_factor, of_mean, all > 0 ? 1 / all : 0, 0);
     }
 }
 

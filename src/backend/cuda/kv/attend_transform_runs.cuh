@@ -20,14 +20,14 @@ constexpr float BYTES_MOST = 32512; /* of an integer whose upper and lower part 
 template <int HD> struct transform_side {
     const struct transform_view *view;
     const float *mean;
-    float gain_least, gain_step;
+    float gain_zero, gain_step, gain;
 };
 
 template <int HD> ATTEND_INLINE transform_side<HD> side_of(const struct attend_decode &a, const struct share &s, int side) {
     const struct transform_view *own = s.sequence->rates[a.rate].transforms[side];
     const struct transform_view *view =
         (own ? own : static_cast<const struct transform_view *>(a.learned[side])) + (size_t)a.layer * a.heads.kv_heads + s.head;
-    return {view, view->mean, view->gain_least, view->gain_step};
+    return {view, view->mean, view->gain_zero, view->gain_step, view->gain};
 }
 
 /* Makes the CTA's row read the pages of the launch's rate. Returns how many parts its pages of other rates before that one have. */

@@ -28,7 +28,11 @@ static __device__ void load_page(const struct page_job &job, const struct transf
     const uint32_t *from = (const uint32_t *)(job.page + PAGE_TOKENS);
     for (uint32_t i = threadIdx.x; i < m.l.layout.nibbles * PAGE_TRANSFORM_NIBBLE / 4u; i += TRANSFORM_THREADS)
         ((uint32_t *)m.codes)[i] = from[i];
-    if (threadIdx.x < PAGE_TOKENS) m.gains[threadIdx.x] = fmaf(view.gain_step, (float)job.page[threadIdx.x], view.gain_least);
+    if (threadIdx.x < PAGE_TOKENS) {
+        const uint8_t code = job.page[threadIdx.x];
+        m.gains[threadIdx.x] = code < TRANSFORM_NO_MEAN_GAINS ? TRANSFORM_NO_MEAN_GAIN(view.gain, code)
+                                                              : fmaf(view.gain_step, (float)code, view.gain_zero);
+    }
     __syncthreads();
 }
 
@@ -84,7 +88,8 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     load_page(job, view, m);
     find_components(job, view, m);
     find_channels(m);
-    change_frame<HD, false>(e, job, {view.pre_rope_mean, view.mean}, m.numbers.of);
+    const bool no_mean = job.page[threadIdx.x % PAGE_TOKENS] < TRANSFORM_NO_MEAN_GAINS;
+    change_frame<HD, false>(e, job, {view.pre_rope_mean, view.mean, no_mean}, m.numbers.of);
     store_numbers<HD>(e, job, m.numbers.of);
 }
 

@@ -17,6 +17,9 @@ template <int HD> struct encode_memory {
     float reach[HD], noise;                       /* as of struct layout_limits of transform_encode.c */
     float square[PAGE_TOKENS], unit[PAGE_TOKENS]; /* |z|^2; what makes the coefficients those of a row of size 1 */
     float2 sums[TOKEN_PARTS][PAGE_TOKENS];        /* of the threads that share a token */
+    uint8_t no_mean[PAGE_TOKENS];                 /* the code of the gain of a row less no mean; else TRANSFORM_NO_MEAN_GAINS */
+    float whole[HD], weighed[HD];                 /* coefficients of a row that may be coded so, and in the metric */
+    float errors[TRANSFORM_NO_MEAN_GAINS + 1];    /* of that row with each such gain; last as it is */
     struct path_factors factors[HD];              /* by component */
     struct page_layout l;
     struct path_step step[MOST_STEPS(HD)];
@@ -59,11 +62,12 @@ template <int HD> static __device__ void set_limits(struct encode_memory<HD> &m)
         m.noise = m.noise + m.size[c] * m.size[c] * device_distortion[m.l.layout.quad_bits[c / TRANSFORM_QUAD]];
 }
 
-/* Returns what levels cut off of a token's row that is coded as one of so many times its size. */
-template <int HD> static __device__ float cut_off(const struct encode_memory<HD> &m, uint32_t t, float unit, float scale) {
+/* Returns what levels cut off of a row with coefficients z(component) that is coded as one of so many times its size. */
+template <int HD, class Coefficient>
+static __device__ float cut_off(const struct encode_memory<HD> &m, Coefficient z, float unit, float scale) {
     float sum = 0;
     for (uint32_t c = 0; c < m.l.layout.quads * (uint32_t)TRANSFORM_QUAD; c++) {
-        float beyond = fabsf(m.z.of[c][t]) * unit - m.reach[c] * scale;
+        float beyond = fabsf(z(c)) * unit - m.reach[c] * scale;
         beyond = beyond > 0 ? beyond : 0;
         sum = sum + beyond * beyond;
     }
@@ -74,14 +78,15 @@ template <int HD> static __device__ float cut_off(const struct encode_memory<HD>
 template <int HD>
 static __device__ float scaled_unit(const struct encode_memory<HD> &m, const struct transform_view &view, uint32_t t, float unit) {
     constexpr float scales[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
-    const float most = (view.gain_least + 255 * view.gain_step) * unit;
-    float least = cut_off(m, t, unit, 1), best = 1;
+    const float most = (view.gain_zero + 255 * view.gain_step) * unit;
+    const auto z = [&](uint32_t c) { return m.z.of[c][t]; };
+    float least = cut_off(m, z, unit, 1), best = 1;
     if (!(least > (scales[0] * scales[0] - 1) * m.noise)) return unit; /* no other can err less */
     least = least + m.noise;
 #pragma unroll
     for (int i = 0; i < TRANSFORM_ROW_SCALES; i++) {
         if (scales[i] > most) continue;
-        const float error = cut_off(m, t, unit, scales[i]) + m.noise * (scales[i] * scales[i]);
+        const float error = cut_off(m, z, unit, scales[i]) + m.noise * (scales[i] * scales[i]);
         if (error < least) least = error, best = scales[i];
     }
     return unit / best;
@@ -109,6 +114,94 @@ template <int HD> static __device__ void set_units(const struct transform_view &
         m.unit[t] = isfinite(unit) ? scaled_unit(m, view, t, unit) : 0;
     }
     __syncthreads();
+}
+
+/* ---- Rows of values less no mean */
+
+/* Marks the rows of values that are much smaller than they are less the mean, before they become coefficients; returns whether there are
+ * any. All threads call this. */
+template <int HD>
+static __device__ bool mark_small_rows(const struct page_job &job, const struct transform_view &view, struct encode_memory<HD> &m) {
+    const uint32_t t = threadIdx.x % PAGE_TOKENS;
+    float2 own = make_float2(0, 0); /* squares of the row, of the row less the mean */
+    bool small = false;
+    if (job.side == CODEC_VALUES && view.gain > 0) {
+        for (uint32_t c = threadIdx.x / PAGE_TOKENS; c < HD; c += TOKEN_PARTS) {
+            const float rest = m.z.of[c][t], x = rest + view.mean[c];
+            own = make_float2(own.x + x * x, own.y + rest * rest);
+        }
+    }
+    own = sum_parts(own, m);
+    if (threadIdx.x < PAGE_TOKENS) {
+        small = t < job.count && TRANSFORM_MUCH_SMALLER * own.x < own.y;
+        m.no_mean[t] = small ? 0 : TRANSFORM_NO_MEAN_GAINS;
+    }
+    return __syncthreads_or(small);
+}
+
+/* Computes the coefficients of a token's row itself. All threads call this. */
+template <int HD>
+static __device__ void find_whole(const struct encode &e, const struct page_job &job, const struct transform_view &view, uint32_t t,
+                                  struct encode_memory<HD> &m) {
+    const __half *const metric = (const __half *)view.metric, *const row = (const __half *)(job.rows + t * e.token_stride);
+    for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
+        float sum = 0;
+        for (uint32_t i = 0; i < HD; i++) {
+            const __half *const at = metric + 2 * (size_t)HD * c + 8 * (i / 4) + i % 4; /* what it leaves is 4 behind */
+            sum = sum + (__half2float(at[0]) + __half2float(at[4])) * __half2float(row[i]);
+        }
+        m.weighed[c] = sum * __uint_as_float(view.metric[HD * HD]);
+    }
+    __syncthreads();
+    for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
+        float sum = 0;
+        for (uint32_t i = 0; i < HD; i++) sum = sum + (float)view.basis[(size_t)HD * c + i] * m.weighed[i];
+        m.whole[c] = view.unit[c] * sum;
+    }
+    __syncthreads();
+}
+
+/* Returns how much a row with coefficients z(component) is expected to err: what is cut off, the levels' noise, and components without
+ * bits. */
+template <int HD, class Coefficient>
+static __device__ float expected_error(const struct encode_memory<HD> &m, Coefficient z, float unit) {
+    float sum = (cut_off(m, z, unit, 1) + m.noise) / (unit * unit);
+    for (uint32_t c = m.l.layout.quads * (uint32_t)TRANSFORM_QUAD; c < HD; c++) sum = sum + z(c) * z(c);
+    return sum;
+}
+
+/* Codes a marked row less no mean if it errs less so with one of the gains that there are. All threads call this. */
+template <int HD>
+static __device__ void leave_out_mean(const struct transform_view &view, uint32_t t, struct encode_memory<HD> &m) {
+    const uint32_t i = threadIdx.x;
+    uint32_t best = TRANSFORM_NO_MEAN_GAINS;
+    if (i < best)
+        m.errors[i] = expected_error(
+            m, [&](uint32_t c) { return m.whole[c]; }, 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, i));
+    else if (i == best)
+        m.errors[i] = expected_error(
+            m, [&](uint32_t c) { return m.z.of[c][t]; }, m.unit[t]);
+    __syncthreads();
+    float least = m.errors[best];
+    for (uint32_t code = 0; code < TRANSFORM_NO_MEAN_GAINS; code++)
+        if (m.errors[code] < least) least = m.errors[code], best = code;
+    if (best < TRANSFORM_NO_MEAN_GAINS) {
+        for (uint32_t c = i; c < HD; c += TRANSFORM_THREADS) m.z.of[c][t] = m.whole[c];
+        if (i == 0) m.unit[t] = 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, best);
+    }
+    if (i == 0) m.no_mean[t] = (uint8_t)best;
+    __syncthreads();
+}
+
+/* Leaves the mean out of marked rows. All threads call this. */
+template <int HD>
+static __device__ void leave_out_means(const struct encode &e, const struct page_job &job, const struct transform_view &view,
+                                       struct encode_memory<HD> &m) {
+    for (uint32_t t = 0; t < job.count; t++) {
+        if (m.no_mean[t] == TRANSFORM_NO_MEAN_GAINS) continue;
+        find_whole(e, job, view, t, m);
+        leave_out_mean(view, t, m);
+    }
 }
 
 /* ---- Components with nibbles of their own: x is in units of the component's size, and the level that is chosen is subtracted from
@@ -211,9 +304,9 @@ template <int HD> static __device__ void write_stream(struct encode_memory<HD> &
 /* ---- Gains */
 
 static __device__ uint8_t gain_code(const struct transform_view &view, float gain) {
-    if (!(view.gain_step > 0)) return 0;
-    const float code = roundf((gain - view.gain_least) / view.gain_step);
-    return code > 0 ? (uint8_t)(code < 255 ? code : 255) : 0;
+    if (!(view.gain_step > 0)) return TRANSFORM_NO_MEAN_GAINS;
+    const float code = roundf((gain - view.gain_zero) / view.gain_step), least = TRANSFORM_NO_MEAN_GAINS;
+    return (uint8_t)(code > least ? code < 255 ? code : 255 : least);
 }
 
 template <int HD>
@@ -235,7 +328,8 @@ static __device__ void write_gains(const struct page_job &job, const struct tran
     if (threadIdx.x >= PAGE_TOKENS) return;
     float gain = 0;
     if (own.y > 0) gain = job.side == CODEC_KEYS ? sqrtf(m.square[t] / own.y) : own.x / own.y;
-    job.page[t] = t < job.count ? gain_code(view, gain) : 0;
+    const uint8_t no_mean = m.no_mean[t];
+    job.page[t] = t >= job.count ? 0 : no_mean < TRANSFORM_NO_MEAN_GAINS ? no_mean : gain_code(view, gain);
 }
 
 /* ---- Pages */
@@ -262,8 +356,10 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 3)
     set_sizes(view, m);
     set_limits(m);
     load_numbers<HD>(e, job, {view.pre_rope_mean, view.mean}, m.z.of);
+    const bool small_rows = mark_small_rows(job, view, m);
     find_coefficients<HD>(view, m.z);
     set_units(view, m);
+    if (small_rows) leave_out_means(e, job, view, m);
     write_alone(m);
     write_stream(m);
     write_uppers(m);

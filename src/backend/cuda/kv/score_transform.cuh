@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(SCORE_WARPS * 32, SCORE_RESIDENT)
     }
     const transform_side<HD> side = side_of<HD>(a, s, 0);
     plane_readers keys = load_readers<HD, SCORE_WARPS * 32>(side.view, shared);
-    keys.gain_least = side.gain_least, keys.gain_step = side.gain_step;
+    keys.gain_zero = side.gain_zero, keys.gain_step = side.gain_step;
     keys.planes = uniform(side.view->score_planes);
     const uint32_t page_nibbles = uniform(side.view->score_nibbles), groups = (keys.planes + 3) / 4;
     keys.gains = page_nibbles * PAGE_TRANSFORM_NIBBLE;

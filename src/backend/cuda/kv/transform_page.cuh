@@ -36,9 +36,11 @@ static __device__ inline float2 rotate_forth(float2 x, float2 angle) {
 static __device__ inline float2 rotate_back(float2 x, float2 angle) { return rotate_forth(x, make_float2(angle.x, -angle.y)); }
 
 /* A row_frame says what lies between a row and its numbers: keys are rotated back to their run, and of them their mean before rotation
- * is subtracted, rotated to their offsets as pre_rope_add of kv/pre_rope.h does, and then the mean. Either may be NULL. */
+ * is subtracted, rotated to their offsets as pre_rope_add of kv/pre_rope.h does, and then the mean. Either may be NULL. A thread's own
+ * token may have no mean. */
 struct row_frame {
     const float *pre_rope_mean, *mean; /* [HD] */
+    bool no_mean;
 };
 
 #define PAIRS_TOGETHER 4 /* whose angles are loaded together: a sector of 32 bytes */
@@ -64,7 +66,7 @@ static __device__ void change_frame(const struct encode &e, const struct page_jo
     const bool keys = job.side == CODEC_KEYS;
     const uint32_t t = threadIdx.x % PAGE_TOKENS, part = threadIdx.x / PAGE_TOKENS, first = job.item->set.first,
                    pairs = keys ? e.heads.n_rot / 2 : 0;
-    const auto mean_at = [&](uint32_t c) { return frame.mean ? frame.mean[c] : 0; };
+    const auto mean_at = [&](uint32_t c) { return frame.mean && !frame.no_mean ? frame.mean[c] : 0; };
     for (uint32_t group = PAIRS_TOGETHER * part; group < pairs; group += PAIRS_TOGETHER * TOKEN_PARTS) {
         float2 angles[PAIRS_TOGETHER] = {};
         if (frame.pre_rope_mean) load_angles(e, first % ROPE_RUN_TOKENS + t, group, angles);

@@ -130,8 +130,9 @@ static struct transform_view make_view(const void *record, const struct transfor
         step[c] = own.size[c] * own.unit[c];
         transform_record_integers(&own, hd, c, basis + c * hd);
     }
-    struct transform_view view = {.gain_least = own.gain_least,
+    struct transform_view view = {.gain_zero = transform_gain_zero(&own),
                                   .gain_step = transform_gain_step(&own),
+                                  .gain = own.gain,
                                   .mean = device,
                                   .size = device + hd,
                                   .unit = device + 2 * hd,

@@ -179,10 +179,10 @@ struct transform_quad {
 /* Kernels read the codec transform of a layer, KV head and side so: `learned` of a launch, device [layers][Hk]. */
 struct transform_view {
     struct transform_layout layout;
-    float gain_least, gain_step; /* gain = least + code * step */
-    const float *mean, *size;    /* [hd] */
-    const float *pre_rope_mean;  /* [hd], of keys (struct pre_rope_view); zeros of values */
-    const float *unit;           /* [hd] of each component's integers, and `step` times its size: size unit */
+    float gain_zero, gain_step, gain; /* transform_gain_zero, _step; of rows, for TRANSFORM_NO_MEAN_GAIN */
+    const float *mean, *size;         /* [hd] */
+    const float *pre_rope_mean;       /* [hd], of keys (struct pre_rope_view); zeros of values */
+    const float *unit;                /* [hd] of each component's integers, and `step` times its size: size unit */
     const float *step;
     const int16_t *basis; /* [component][channel]: row c, times step_c, is what a component of 1 adds; integers to +-32767 */
     /* [hd][hd], transform_metric: basis metric (row - mean) are the coefficients y size; the profile's, of both. Of each four numbers,
