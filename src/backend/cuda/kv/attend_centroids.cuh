@@ -19,8 +19,9 @@
 #include "backend/cuda/kv/attend_ring.cuh"
 #include "backend/cuda/launch.cuh"
 
-/* A CTA has so many warps. */
-template <int HD> constexpr int centroid_warps = HD > 128 ? 4 : 8;
+/* A CTA, of which a multiprocessor has room for one, has so many warps: what they look up waits for shared memory, and twelve have 168
+ * registers for a thread, which one tile of queries needs. */
+template <int HD, int NT, bool TABLES> constexpr int centroid_warps = HD > 128 ? 4 : NT == 1 && TABLES ? 12 : 8;
 
 /* ---- A side */
 
@@ -103,17 +104,17 @@ template <int UNIT> ATTEND_INLINE uint32_t channel_of_row(uint32_t s, uint32_t h
     return UNIT == 2 ? 16 * s + 8 * h + 2 * t : UNIT == 4 ? 16 * s + 4 * t + 2 * h : 32 * (s / 2) + 8 * t + 4 * (s % 2) + 2 * h;
 }
 
-template <int HD, int NT> struct centroid_queries {
-    query_fragments<HD, NT> window, exact;              /* in order of channels */
-    uint2 rotated[centroid_warps<HD>][HD / 16][NT][32]; /* each warp's, to the run that it reads, in order of channel_of_row */
-    float up[NT * 4];                                   /* queries times it have their largest channel in [1, 2) */
+template <int HD, int NT, int WARPS> struct centroid_queries {
+    query_fragments<HD, NT> window, exact; /* in order of channels */
+    uint2 rotated[WARPS][HD / 16][NT][32]; /* each warp's, to the run that it reads, in order of channel_of_row */
+    float up[NT * 4];                      /* queries times it have their largest channel in [1, 2) */
 };
 
 /* Writes, by all warps, the fragments of q[group][HD], with query 4 n + c / 2 in column c of tile n, and a column's power of
  * two. */
-template <int HD, int NT>
+template <int HD, int NT, int WARPS>
 ATTEND_INLINE void prepare_pairs(const float *q, uint32_t group, float scale, query_fragments<HD, NT> &to, float *ups) {
-    for (unsigned query = threadIdx.x / 32; query < NT * 4; query += centroid_warps<HD>) {
+    for (unsigned query = threadIdx.x / 32; query < NT * 4; query += WARPS) {
         const unsigned lane = lane_id(), n = query / 4;
         float2 x[(HD + 63) / 64];
         float largest = 0;
@@ -169,9 +170,9 @@ ATTEND_INLINE float2 rotated_pair(const float *q, const struct head_view &heads,
 
 /* Writes a warp's fragments of the queries rotated to a run; returns in `means` the products of the lane's queries with the keys'
  * mean. */
-template <int HD, int UNIT, int NT>
+template <int HD, int UNIT, int NT, int WARPS>
 ATTEND_INLINE void rotate_queries(const struct attend_decode &a, const struct share &s, const float *angles,
-                                  const centroid_side &keys, centroid_queries<HD, NT> &queries, float (&means)[NT]) {
+                                  const centroid_side &keys, centroid_queries<HD, NT, WARPS> &queries, float (&means)[NT]) {
     const unsigned lane = lane_id(), g = lane / 4, t = lane % 4;
     const float *const q = a.q + queries_at<HD>(a, s);
     uint2(*const to)[NT][32] = queries.rotated[threadIdx.x / 32];
@@ -375,18 +376,18 @@ ATTEND_INLINE void finish_values(const centroid_side &values, const running<NT> 
 
 /* A CTA's shared memory holds queries, then tables, if they lie there, and rings. Later it holds rows of halves, then partial
  * states and the memory of merging. */
-template <int HD, int NT> struct centroid_memory {
-    static constexpr int queries = ((int)sizeof(centroid_queries<HD, NT>) + 127) / 128 * 128;
-    static constexpr int rows = centroid_warps<HD> * 2 * half_rows<HD>::bytes;
-    static constexpr int states = ((int)partials_bytes<HD>(centroid_warps<HD>, 4 * NT) + 15) / 16 * 16;
-    static constexpr int merging = states + centroid_warps<HD> * 32 * 24;
+template <int HD, int NT, int WARPS> struct centroid_memory {
+    static constexpr int queries = ((int)sizeof(centroid_queries<HD, NT, WARPS>) + 127) / 128 * 128;
+    static constexpr int rows = WARPS * 2 * half_rows<HD>::bytes;
+    static constexpr int states = ((int)partials_bytes<HD>(WARPS, 4 * NT) + 15) / 16 * 16;
+    static constexpr int merging = states + WARPS * 32 * 24;
     static constexpr int after = rows > merging ? rows : merging; /* pages */
 };
 
 struct centroid_launch {
     uint32_t first_query;
-    uint32_t tables[2]; /* bytes of both sides' centroids */
-    uint32_t depth;     /* of rings */
+    uint32_t tables[2];         /* bytes of both sides' centroids */
+    uint32_t slots, slot_bytes; /* of rings */
 };
 
 template <bool TABLES>
@@ -408,12 +409,13 @@ ATTEND_INLINE centroid_side open_side(const struct attend_decode &a, const struc
 }
 
 template <int HD, int UNIT, int NT, bool TABLES>
-__global__ void __launch_bounds__(centroid_warps<HD> * 32, 1)
+__global__ void __launch_bounds__(centroid_warps<HD, NT, TABLES> * 32, 1)
     attend_centroids_kernel(const __grid_constant__ struct attend_decode a, struct centroid_launch launch) {
-    using memory = centroid_memory<HD, NT>;
+    constexpr int WARPS = centroid_warps<HD, NT, TABLES>;
+    using memory = centroid_memory<HD, NT, WARPS>;
     using sums = sums_by_unit<HD, UNIT>;
     extern __shared__ __align__(128) uint8_t shared[];
-    auto &queries = *reinterpret_cast<centroid_queries<HD, NT> *>(shared);
+    auto &queries = *reinterpret_cast<centroid_queries<HD, NT, WARPS> *>(shared);
     uint8_t *const rest = shared + memory::queries;
     const unsigned warp = threadIdx.x / 32, lane = lane_id();
     struct share s;
@@ -426,17 +428,16 @@ __global__ void __launch_bounds__(centroid_warps<HD> * 32, 1)
     commit_copies();
     uint32_t first, end;
     share_pages(s, first, end);
-    const uint32_t n = end - first, begin = first + n * warp / centroid_warps<HD>,
-                   pages = first + n * (warp + 1) / centroid_warps<HD> - begin;
+    const uint32_t n = end - first, begin = first + n * warp / WARPS, pages = first + n * (warp + 1) / WARPS - begin;
     const struct listed_pages listed = listed_from(s, begin, 1);
     page_ring ring;
-    ring.listed = listed, ring.n = pages, ring.depth = launch.depth;
+    ring.listed = listed, ring.n = pages, ring.slots = launch.slots, ring.slot_bytes = launch.slot_bytes;
     ring.place = a.places + (size_t)a.layer * a.heads.kv_heads + s.head;
     ring.bytes[0] = a.page_bytes[0], ring.bytes[1] = a.page_bytes[1];
-    ring.base = tables + (TABLES ? launch.tables[0] + launch.tables[1] : 0) + warp * ring.depth * (ring.bytes[0] + ring.bytes[1]);
+    ring.base = tables + (TABLES ? launch.tables[0] + launch.tables[1] : 0) + warp * ring.slots * ring.slot_bytes;
     ring.start();
-    prepare_pairs<HD, NT>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window, queries.up);
-    prepare_pairs<HD, NT>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.exact, nullptr);
+    prepare_pairs<HD, NT, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window, queries.up);
+    prepare_pairs<HD, NT, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.exact, nullptr);
     if (TABLES) wait_copies<0>();
     __syncthreads();
 
@@ -470,54 +471,55 @@ __global__ void __launch_bounds__(centroid_warps<HD> * 32, 1)
         score_page<HD, UNIT, NT, TABLES>(keys, ring.slot(page, 0), queries.rotated[warp], x);
         if (keys.normalized) apply_gains(keys, ring.slot(page, 0), means, x);
         __syncwarp();
-        ring.ask(page + ring.depth, 0);
+        ring.ask_behind(page, 0);
         finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - s.position), live);
         if (weigh(x, running, rise, w)) scale_sums(acc, rise);
         ring.wait();
         if (values.normalized) weigh_gains(ring.slot(page, 1), w, [](uint32_t code, int) { return relative_gain(code); });
         sums::template add_page<NT, TABLES>(values, ring.slot(page, 1), w, acc);
         __syncwarp();
-        ring.ask(page + ring.depth, 1);
+        ring.ask_behind(page, 1);
     }
     wait_copies<0>();
     finish_values<HD, UNIT>(values, running, acc);
     __syncthreads(); /* tables and rings are no longer read */
-    attend_rows<HD, sums>(a, s, warp * s.parts + s.part, centroid_warps<HD> * s.parts, queries.exact, queries.window, slopes,
+    attend_rows<HD, sums>(a, s, warp * s.parts + s.part, WARPS * s.parts, queries.exact, queries.window, slopes,
                           shared_address(rest) + warp * 2 * half_rows<HD>::bytes, running, acc);
     finish_running(running);
     __syncthreads(); /* nor rows */
-    const partials<HD> states = partials_at<HD>(rest, centroid_warps<HD>, s.group);
+    const partials<HD> states = partials_at<HD>(rest, WARPS, s.group);
     sums::store(states, warp, s.group, running, acc);
     __syncthreads();
-    finish_share<HD, centroid_warps<HD> * 32>(a, s, states, centroid_warps<HD>, rest + memory::states);
+    finish_share<HD, WARPS * 32>(a, s, states, WARPS, rest + memory::states);
 }
 
 /* ---- Launches */
 
 template <int HD, int UNIT, int NT, bool TABLES>
 cudaError_t launch_centroids(const struct attend_decode *a, struct centroid_launch launch, uint32_t room, cudaStream_t stream) {
-    using memory = centroid_memory<HD, NT>;
+    constexpr int WARPS = centroid_warps<HD, NT, TABLES>;
+    using memory = centroid_memory<HD, NT, WARPS>;
     const auto kernel = attend_centroids_kernel<HD, UNIT, NT, TABLES>;
-    const uint32_t page = centroid_warps<HD> * (a->page_bytes[0] + a->page_bytes[1]);
     const uint32_t tables = TABLES ? launch.tables[0] + launch.tables[1] : 0;
-    for (launch.depth = 4; launch.depth > 1 && memory::queries + tables + launch.depth * page > room;) launch.depth /= 2;
-    uint32_t bytes = tables + launch.depth * page;
+    launch.slots = ring_slots(a, WARPS, room - memory::queries - tables), launch.slot_bytes = ring_slot_bytes(a);
+    uint32_t bytes = tables + launch.slots * WARPS * launch.slot_bytes;
     bytes = memory::queries + (bytes > memory::after ? bytes : memory::after);
-    if (bytes > room) return cudaErrorInvalidConfiguration;
+    if (!launch.slots || bytes > room) return cudaErrorInvalidConfiguration;
     const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (result != cudaSuccess) return result;
-    kernel<<<dim3(a->splits, a->heads.kv_heads, a->n_rows), centroid_warps<HD> * 32, bytes, stream>>>(*a, launch);
+    kernel<<<dim3(a->splits, a->heads.kv_heads, a->n_rows), WARPS * 32, bytes, stream>>>(*a, launch);
     return cudaGetLastError();
 }
 
-/* Launches with tables in shared memory where there is room for them beside rings of a page. */
+/* Launches with tables in shared memory where there is room for them beside the rings. */
 template <int HD, int UNIT, int NT>
 cudaError_t launch_tables(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
+    constexpr int WARPS = centroid_warps<HD, NT, true>;
     const uint32_t room = (uint32_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    struct centroid_launch launch = {first_query, {(HD * 2u) << a->centroid[0].bits, (HD * 2u) << a->centroid[1].bits}, 0};
-    const uint32_t least = centroid_memory<HD, NT>::queries + launch.tables[0] + launch.tables[1] +
-                           centroid_warps<HD> * (a->page_bytes[0] + a->page_bytes[1]);
-    if (HD < 256 && least <= room) return launch_centroids < HD, UNIT, NT, HD<256>(a, launch, room, stream);
+    struct centroid_launch launch = {first_query, {(HD * 2u) << a->centroid[0].bits, (HD * 2u) << a->centroid[1].bits}, 0, 0};
+    const uint32_t before = centroid_memory<HD, NT, WARPS>::queries + launch.tables[0] + launch.tables[1];
+    if (HD < 256 && before < room && ring_slots(a, WARPS, room - before))
+        return launch_centroids < HD, UNIT, NT, HD<256>(a, launch, room, stream);
     return launch_centroids<HD, UNIT, NT, false>(a, launch, room, stream);
 }
 

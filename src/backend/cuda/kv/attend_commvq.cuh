@@ -172,8 +172,8 @@ template <int HD, int CODES> struct commvq_memory {
 
 struct commvq_launch {
     uint32_t first_query;
-    uint32_t tables; /* bytes */
-    uint32_t depth;  /* of rings */
+    uint32_t tables;            /* bytes */
+    uint32_t slots, slot_bytes; /* of rings */
 };
 
 /* Stores a thread's numbers of the pages' sums as those of the last state. */
@@ -213,10 +213,10 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     const uint32_t n = end - first, begin = first + n * warp / commvq_warps, pages = first + n * (warp + 1) / commvq_warps - begin;
     const struct listed_pages listed = listed_from(s, begin, 1);
     page_ring ring;
-    ring.listed = listed, ring.n = pages, ring.depth = launch.depth;
+    ring.listed = listed, ring.n = pages, ring.slots = launch.slots, ring.slot_bytes = launch.slot_bytes;
     ring.place = a.places + place;
     ring.bytes[0] = a.page_bytes[0], ring.bytes[1] = a.page_bytes[1];
-    ring.base = tables + (TABLES ? launch.tables : 0) + warp * ring.depth * (ring.bytes[0] + ring.bytes[1]);
+    ring.base = tables + (TABLES ? launch.tables : 0) + warp * ring.slots * ring.slot_bytes;
     ring.start();
     prepare_angles<HD>(a, rest);
     prepare_powers<HD>(a, s, keys, queries.powers);
@@ -246,14 +246,14 @@ __global__ void __launch_bounds__(commvq_threads, 1)
             score_page<HD, TABLES>(keys, rows, ring.slot(page, 0), angles, queries.powers, own, x);
         }
         __syncwarp();
-        ring.ask(page + ring.depth, 0);
+        ring.ask_behind(page, 0);
         finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - s.position), live);
         if (weigh(x, running, rise, w)) scale_sums(codes, rise);
         ring.wait();
         weigh_gains(ring.slot(page, 1), w, [](uint32_t code, int bit) { return shifted_gain(code, bit); });
         add_codes<CODES>(ring.slot(page, 1), w, codes);
         __syncwarp();
-        ring.ask(page + ring.depth, 1);
+        ring.ask_behind(page, 1);
     }
     wait_copies<0>();
     finish_running(running);
@@ -284,12 +284,11 @@ template <int HD, int CODES, bool TABLES>
 cudaError_t launch_tables(const struct attend_decode *a, struct commvq_launch launch, uint32_t room, cudaStream_t stream) {
     using memory = commvq_memory<HD, CODES>;
     const auto kernel = attend_commvq_kernel<HD, CODES, TABLES>;
-    const uint32_t page = commvq_warps * (a->page_bytes[0] + a->page_bytes[1]),
-                   before = memory::angles + (TABLES ? launch.tables : 0);
-    for (launch.depth = 4; launch.depth > 1 && memory::queries + before + launch.depth * page > room;) launch.depth /= 2;
-    uint32_t bytes = before + launch.depth * page;
+    const uint32_t before = memory::angles + (TABLES ? launch.tables : 0);
+    launch.slots = ring_slots(a, commvq_warps, room - memory::queries - before), launch.slot_bytes = ring_slot_bytes(a);
+    uint32_t bytes = before + launch.slots * commvq_warps * launch.slot_bytes;
     bytes = memory::queries + (bytes > memory::after ? bytes : memory::after);
-    if (bytes > room) return cudaErrorInvalidConfiguration;
+    if (!launch.slots || bytes > room) return cudaErrorInvalidConfiguration;
     const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (result != cudaSuccess) return result;
     kernel<<<dim3(a->splits, a->heads.kv_heads, a->n_rows), commvq_threads, bytes, stream>>>(*a, launch);
@@ -302,10 +301,11 @@ template <int HD, int CODES> cudaError_t launch_codes(const struct attend_decode
     const uint32_t room = (uint32_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
                    group = a->heads.query_heads / a->heads.kv_heads;
     struct commvq_launch launch = {0, HD / a->centroid[0].width * (a->centroid[0].bits / COMMVQ_BITS) * COMMVQ_ENTRIES * COMMVQ_ROW,
-                                   0};
-    const uint32_t least = memory::queries + memory::angles + launch.tables + commvq_warps * (a->page_bytes[0] + a->page_bytes[1]);
+                                   0, 0};
+    const uint32_t before = memory::queries + memory::angles + launch.tables;
     constexpr bool may_fit = HD < 256; /* else no kernel with tables is compiled */
-    const auto launch_one = may_fit && least <= room ? launch_tables<HD, CODES, may_fit> : launch_tables<HD, CODES, false>;
+    const bool fits = before < room && ring_slots(a, commvq_warps, room - before);
+    const auto launch_one = may_fit && fits ? launch_tables<HD, CODES, may_fit> : launch_tables<HD, CODES, false>;
     cudaError_t result = cudaSuccess;
     for (; launch.first_query < group && result == cudaSuccess; launch.first_query += commvq_queries)
         result = launch_one(a, launch, room, stream);
