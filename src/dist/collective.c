@@ -49,6 +49,8 @@ static const struct {
     {"PMIX_RANK", "SLURM_NTASKS"},                    /* srun --mpi=pmix; a batch script by itself has no PMIX_RANK */
 };
 
+static const char *const local_ranks[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"};
+
 /* Reads a number below 2^31 from the environment; returns false if there is none. */
 static bool read_number(const char *name, uint32_t *number) {
     const char *text = getenv(name);
@@ -64,6 +66,13 @@ void terse_job(uint32_t *rank, uint32_t *ranks) {
         if (read_number(launchers[i].rank, rank) && read_number(launchers[i].ranks, ranks) && *rank < *ranks) return;
     *rank = 0;
     *ranks = 1;
+}
+
+uint32_t collective_local_rank(void) {
+    uint32_t rank;
+    for (size_t i = 0; i < sizeof local_ranks / sizeof local_ranks[0]; i++)
+        if (read_number(local_ranks[i], &rank)) return rank;
+    return 0;
 }
 
 /* ---- The plug-in */

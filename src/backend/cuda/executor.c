@@ -5,6 +5,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/forward.h"
 #include "backend/cuda/kv/step.h"
+#include "backend/cuda/ranks.h"
 #include "backend/cuda/top_logits.h"
 #include "base/memory.h"
 #include "kv/parts.h"
@@ -383,6 +384,8 @@ static enum terse_status load(const struct terse_model *model, const struct kv_o
 }
 
 const struct executor_ops cuda_executor_ops = {.available = device_available,
+                                               .kernels = device_name,
+                                               .connect = ranks_connect,
                                                .supports = supports,
                                                .load = load,
                                                .unload = unload,
