@@ -1,5 +1,5 @@
 /* bench_ranks_cuda METHOD TOKENS... measures the attention of a decoding step over one layer of 32 query and 8 KV heads of 128, one query, of a
- * sequence whose pages are dealt to ranks, each with a GPU: started by mpirun -n RANKS (with libterse-mpi.so in TERSE_PLUGIN_PATH), or by itself for one.
+ * sequence whose pages are dealt to ranks, each with a GPU: started by tests/support/ranks.py RANKS, or by itself for one.
  * Launches are replayed as a graph; medians. Rank 0 prints lines "METHOD TOKENS RANKS MICROSECONDS EXCHANGE": attention with its exchange, and what the
  * exchange takes alone. The caches are random, and must be larger than the L2: from 131,072 tokens on with terse-2. */
 #include "backend/cuda/device.h"
@@ -130,7 +130,7 @@ int main(int argc, char **argv) {
     struct method method;
     struct terse_error error;
     if (argc < 3) {
-        fprintf(stderr, "usage: [mpirun -n RANKS] bench_ranks_cuda METHOD TOKENS...\n");
+        fprintf(stderr, "usage: [tests/support/ranks.py RANKS] bench_ranks_cuda METHOD TOKENS...\n");
         return 2;
     }
     for (int i = 0; i < HD / 2; i++) frequency[i] = (float)pow(500000, -2.0 * i / HD);

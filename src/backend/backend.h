@@ -90,7 +90,7 @@ struct kv_rows {
 static inline struct kv_rows kv_rows_within(const struct kv_rows *rows, size_t begin, size_t end, const struct cache_shape *shape) {
     if (begin < rows->first) begin = rows->first;
     if (end > rows->first + rows->count) end = rows->first + rows->count;
-    if (begin >= end) return (struct kv_rows){.layer = rows->layer};
+    if (begin >= end) return (struct kv_rows){rows->layer, 0, 0, NULL, NULL, NULL, NULL};
     const size_t kv = (begin - rows->first) * cache_shape_kv_width(shape),
                  q = (begin - rows->first) * cache_shape_query_width(shape);
     return (struct kv_rows){.layer = rows->layer,

@@ -1,11 +1,12 @@
 /* Caches whose pages are dealt to several ranks on GPUs: all ranks get the same outputs, bit for bit and in every run, close to those of one; each holds
- * its share of the pages; engines over them give the CPU's logits; and what they cannot do together is refused by name. The ranks are threads
- * here, which the emulation alone serves: tests/cuda/ranks.sh has processes, on GPUs. */
+ * its share of the pages; engines over them give the CPU's logits; and what they cannot do together is refused by name. In emulation the ranks are
+ * threads; on GPUs they are processes, which exchange by NCCL: tests/cuda/ranks.sh starts them. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/executor.h"
 #include "backend/cuda/kv/attend_ranks.h"
 #include "backend/cuda/kv/batch.h"
 #include "backend/cuda/kv/ops.h"
+#include "backend/cuda/ranks.h"
 #include "base/memory.h"
 #include "engine/session.h"
 #include "kv/deal.h"
@@ -48,7 +49,7 @@ struct seen {
 };
 
 struct job {
-    char path[TEMPORARY_PATH]; /* of a saved state */
+    char path[TEMPORARY_PATH], shared_path[TEMPORARY_PATH]; /* of a saved state: this process's, and rank 0's, which all read */
     const struct method *method;
     size_t prompt;
     struct seen seen[THREAD_RANKS_MOST];
@@ -106,7 +107,7 @@ static enum terse_status save(const struct job *job, struct collective *ranks, c
     enum terse_status status = TERSE_OK;
     if (ranks->rank)
         parts_save_share(cache);
-    else if (!(status = state_writer_new(job->path, &writer, error))) {
+    else if (!(status = state_writer_new(job->shared_path, &writer, error))) {
         state_writer_begin(writer, STATE_METHOD);
         state_writer_put(writer, job->method->name, strlen(job->method->name));
         state_writer_begin(writer, STATE_SESSION);
@@ -125,7 +126,7 @@ static enum terse_status load(const struct job *job, const struct cache_shape *s
     struct state_file *file;
     parts_destroy(*cache);
     enum terse_status status = parts_create(cuda_kv_ops.storage, shape, job->method, 1, cache, error);
-    if (!status) status = state_file_open(job->path, &file, error);
+    if (!status) status = state_file_open(job->shared_path, &file, error);
     if (status) return status;
     status = parts_load(*cache, file, error);
     state_file_close(file);
@@ -181,8 +182,33 @@ static void run(struct collective *ranks, void *user) {
     free(c.host);
 }
 
+/* Where this process is one of several ranks, each with a GPU, it runs a job alone, and then with the others. NULL: ranks are threads. */
+static struct collective *processes;
+
+static bool can_be(uint32_t n) { return !processes || n == 1 || n == processes->ranks; }
+
+static void run_processes(struct job *job, uint32_t n) {
+    static struct collective_outcome outcome;
+    struct collective alone = collective_local;
+    struct seen own;
+    struct terse_error error;
+    alone.outcomes = &outcome;
+    if (n == 1) {
+        run(&alone, job);
+        return;
+    }
+    if (collective_broadcast(processes, job->shared_path, sizeof job->shared_path, &error)) fail_msg("%s", error.message);
+    run(processes, job);
+    own = job->seen[processes->rank];
+    if (collective_gather(processes, &own, sizeof own, job->seen, &error)) fail_msg("%s", error.message);
+}
+
 static void run_job(struct job *job, uint32_t n) {
-    thread_ranks_run(n, run, job);
+    memcpy(job->shared_path, job->path, sizeof job->path);
+    if (processes)
+        run_processes(job, n);
+    else
+        thread_ranks_run(n, run, job);
     for (uint32_t rank = 0; rank < n; rank++) {
         if (job->seen[rank].error.code)
             fail_msg("%s on rank %u of %u: %s", job->method->name, rank, n, job->seen[rank].error.message);
@@ -254,13 +280,15 @@ static void check_method(const struct method *method, size_t prompt, uint32_t mo
     size_t bytes, theirs;
     uint8_t *file = bytes_of(job->path, &bytes);
     *alone = job->seen[0];
+    if (processes) most = processes->ranks;
     for (uint32_t n = 2; n <= most; n++) {
+        if (!can_be(n)) continue;
         run_job(job, n);
         for (uint32_t rank = 1; rank < n; rank++)
             assert_memory_equal(job->seen[rank].out, job->seen[0].out, sizeof job->seen[0].out);
         check_close(job, n, alone);
         check_shares(job, n, alone);
-        uint8_t *other = bytes_of(job->path, &theirs);
+        uint8_t *other = bytes_of(job->shared_path, &theirs);
         assert_int_equal(theirs, bytes);
         assert_memory_equal(other, file, bytes);
         free(other);
@@ -268,6 +296,8 @@ static void check_method(const struct method *method, size_t prompt, uint32_t mo
     *alone = job->seen[0];
     if (again) run_job(job, most);
     assert_memory_equal(job->seen[0].out, alone->out, sizeof alone->out);
+    struct terse_error error; /* no rank reads the file any more behind this */
+    if (processes && collective_agree(processes, TERSE_OK, &error)) fail_msg("%s", error.message);
     unlink(job->path);
     free(file);
     free(job);
@@ -407,14 +437,31 @@ static void engines_give_the_cpus_logits(void **state) {
     memory_free(file);
 }
 
-int main(void) {
-#ifndef TERSE_EMULATED_CUDA
-    fprintf(stderr, "skipped: ranks on GPUs are processes\n");
-    return NO_DEVICE_STATUS;
+/* Returns whether there is no GPU for each of several ranks that are processes; in emulation they may be threads. */
+static bool no_ranks(void) {
+    struct terse_error error;
+    struct collective *ranks;
+    bool threads = false;
+#ifdef TERSE_EMULATED_CUDA
+    threads = true;
 #endif
+    if (no_device()) return true;
+    enum terse_status status = collective_open(&ranks, &error);
+    if (!status && ranks->ranks == 1 && !threads)
+        status = status_fail(&error, TERSE_E_UNSUPPORTED, "ranks on GPUs are processes: tests/support/ranks.py starts them");
+    if (!status && ranks->ranks > 1) processes = ranks;
+    if (processes) status = ranks_connect(processes, &error);
+    if (status) fprintf(stderr, "skipped: %s\n", error.message);
+    return status;
+}
+
+int main(void) {
+    if (no_ranks()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_attend_as_one_does), cmocka_unit_test(learned_sinks_are_read_by_one_rank),
-        cmocka_unit_test(ranks_fit_transforms_to_the_whole_sequence), cmocka_unit_test(engines_give_the_cpus_logits),
-        cmocka_unit_test(what_needs_all_pages_is_refused_by_name)};
-    return cmocka_run_group_tests(tests, make_rows, free_rows);
+        cmocka_unit_test(ranks_fit_transforms_to_the_whole_sequence), cmocka_unit_test(what_needs_all_pages_is_refused_by_name),
+        cmocka_unit_test(engines_give_the_cpus_logits)};
+    const size_t of_threads = 1; /* the last ones */
+    return _cmocka_run_group_tests("ranks", tests, sizeof tests / sizeof *tests - (processes ? of_threads : 0), make_rows,
+                                   free_rows);
 }
