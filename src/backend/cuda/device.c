@@ -46,6 +46,7 @@ void *device_alloc(struct kv_budget *budget, size_t bytes, const char *what, str
 
 void device_free(struct kv_budget *budget, void *memory, size_t bytes) {
     if (!memory) return;
+    device_number();
     cudaFree(memory);
     if (budget) budget_give(budget, bytes);
 }

@@ -376,6 +376,7 @@ static enum terse_status load(const struct terse_model *model, const struct kv_o
     if (!e) return status_no_memory(error, sizeof *e, "the executor");
     e->model = model;
     e->kv = kv;
+    device_number();
     enum terse_status status = load_parts(e, error);
     if (!status) return TERSE_OK;
     unload(e);

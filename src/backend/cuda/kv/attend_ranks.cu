@@ -33,6 +33,7 @@ static __global__ void merge_ranks_kernel(const struct merge_ranks m, size_t blo
 cudaError_t merge_ranks_launch(const struct merge_ranks *merge, cudaStream_t stream) {
     const uint32_t threads = merge->n * merge->query_heads * (merge->head_dim / 4);
     if (!threads) return cudaSuccess;
-    return launch_early(merge_ranks_kernel, dim3((threads + THREADS - 1) / THREADS), dim3(THREADS), 0, stream, *merge,
-                        rank_block_floats(merge->n, merge->query_heads, merge->head_dim));
+    /* It waits: what NCCL queues before it need not be a kernel alone. */
+    return launch_kernel(true, merge_ranks_kernel, dim3((threads + THREADS - 1) / THREADS), dim3(THREADS), 0, stream, *merge,
+                         rank_block_floats(merge->n, merge->query_heads, merge->head_dim));
 }

@@ -178,6 +178,7 @@ static struct exact_rows copy_at(const struct cache *cache, void *host, size_t *
 
 int kv_export_pages(const struct cache *cache, void *to, const void *from, size_t bytes) {
     cudaStream_t stream; /* of its own */
+    device_number();
     if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return EIO;
     cudaError_t result = cudaStreamWaitEvent(stream, cache->written, 0);
     if (result == cudaSuccess) result = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream);
