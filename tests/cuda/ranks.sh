@@ -60,9 +60,9 @@ cp "$work/out" "$work/alone"
 two_work run --state "$work/state1" -p ' and' -n 8 --temp 0 --kv terse-2 "${common[@]}"
 cmp "$work/out" "$work/alone" || fail "two GPUs go on from a state with another text than one"
 
-for method in mat-64 snapkv-128 antkv-1; do
-    two run -p 'The old man' -n 2 --kv "$method" "${common[@]}"
-    [ "$status" -ne 0 ] && grep -q "$method .*ranks" "$work/err" || fail "$method: exit $status: $(cat "$work/err")"
+for method in mat-64 snapkv-128 'q4_0 --anchors 1%'; do
+    two run -p 'The old man' -n 2 --kv $method "${common[@]}"
+    [ "$status" -ne 0 ] && grep -q "${method%% *} .*ranks" "$work/err" || fail "$method: exit $status: $(cat "$work/err")"
 done
 
 # A rank that is killed ends all.
