@@ -332,7 +332,7 @@ static void learned_sinks_are_read_by_one_rank(void **state) {
 static void ranks_fit_transforms_to_the_whole_sequence(void **state) {
     (void)state;
     struct method method = make_method(NULL, NULL, true);
-    check_method(&method, FITTED + 500, 2, false);
+    check_method(&method, FITTED + 250, 2, false);
     release_method(&method, NULL);
 }
 
@@ -356,7 +356,7 @@ static void what_needs_all_pages_is_refused_by_name(void **state) {
 
 #define LOGITS_BOUND 2e-2 /* of the largest: products of a prompt round to halves on the GPU */
 
-enum { TEXT = 400, STEPS = 4, FILLED = 300, VOCABULARY = 300 };
+enum { TEXT = 360, STEPS = 4, FILLED = 300, VOCABULARY = 300 };
 
 struct engine_job {
     const struct backend *backend;
