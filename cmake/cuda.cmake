@@ -34,7 +34,7 @@ if("${CMAKE_CUDA_ARCHITECTURES}" MATCHES "90a")
 endif()
 
 # It brings its own copies of what backends share, none of which it exports.
-set(shared "$<FILTER:$<TARGET_OBJECTS:terse_objects>,INCLUDE,/src/(base|format|gguf|method|kv)/|/src/dist/collective\\.|/src/model/(not_finite|rope)\\.>")
+set(shared "$<FILTER:$<TARGET_OBJECTS:terse_objects>,INCLUDE,/src/(base|format|gguf|method|kv)/|/src/dist/|/src/model/(not_finite|rope)\\.>")
 add_library(terse-cuda MODULE $<TARGET_OBJECTS:terse_cuda_kernel_objects> $<TARGET_OBJECTS:terse_cuda_objects> ${shared})
 set_target_properties(terse-cuda PROPERTIES LINKER_LANGUAGE C LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
 target_link_options(terse-cuda PRIVATE -Wl,-Bsymbolic -Wl,--no-undefined -Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/cuda-plugin.map)

@@ -152,7 +152,9 @@ static void write_overview(struct pages *p) {
     if (!out) return;
     begin_page(out, "terse", "terse", "long-context language models with a compressed KV cache");
     fputs(
-        "\\fBterse\\fR \\fICOMMAND\\fR [options]\n.br\n\\fBterse \\-\\-version\\fR\n.SH DESCRIPTION\n"
+        "\\fBterse\\fR \\fICOMMAND\\fR [options]\n.br\n\\fBterse \\-\\-ranks\\fR \\fIN\\fR \\fICOMMAND\\fR "
+        "[options]\n.br\n\\fBterse "
+        "\\-\\-version\\fR\n.SH DESCRIPTION\n"
         "Without \\fICOMMAND\\fR it is \\fBrun\\fR. Without \\fB\\-m\\fR every command uses the built\\-in model.\n.SH COMMANDS\n",
         out);
     for (size_t i = 0; i < p->n; i++) {

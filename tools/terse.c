@@ -1,6 +1,7 @@
 /* Implements the command `terse`: names its subcommands and calls the one asked for. */
 #include "commands.h"
 #include "console.h"
+#include "local_ranks.h"
 #include "pages.h"
 #include "setup.h"
 #include "version.h"
@@ -29,7 +30,9 @@ static void print_help(void) {
            terse_version());
     for (size_t i = 0; i < N_COMMANDS; i++) printf("  %-12s %s\n", commands[i].name, commands[i].summary);
     printf("\n  terse COMMAND --help   the options of a command\n  terse --version        this version, the kernels chosen here, "
-           "the backends that can be opened\n\n"
+           "the backends that can be opened\n  terse --ranks N COMMAND   N processes share one context, each with a GPU of its own "
+           "(--device "
+           "cuda), or a share of the processor\n\n"
            "Without -m every command uses the built-in model.\n");
 }
 
@@ -53,6 +56,12 @@ static int run_command(const struct command *command, int argc, char **argv) {
 
 int main(int argc, char **argv) {
     begin_with_short_polls(argv);
+    if (argc > 1 && strcmp(argv[1], "--ranks") == 0) {
+        int status;
+        console_begin("terse");
+        if (!local_ranks_start(argc > 2 ? argv[2] : "", &status)) return console_end(status);
+        argv += 2, argc -= 2;
+    }
     const char *name = argc > 1 ? argv[1] : "";
     bool help = strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0,
          version = strcmp(name, "--version") == 0 || strcmp(name, "version") == 0;

@@ -90,7 +90,7 @@ struct kv_rows {
 static inline struct kv_rows kv_rows_within(const struct kv_rows *rows, size_t begin, size_t end, const struct cache_shape *shape) {
     if (begin < rows->first) begin = rows->first;
     if (end > rows->first + rows->count) end = rows->first + rows->count;
-    if (begin >= end) return (struct kv_rows){.layer = rows->layer};
+    if (begin >= end) return (struct kv_rows){rows->layer, 0, 0, NULL, NULL, NULL, NULL};
     const size_t kv = (begin - rows->first) * cache_shape_kv_width(shape),
                  q = (begin - rows->first) * cache_shape_query_width(shape);
     return (struct kv_rows){.layer = rows->layer,
@@ -148,6 +148,9 @@ struct executor_ops {
     enum terse_status (*load)(const struct terse_model *model, const struct kv_ops *kv, uint32_t threads,
                               struct executor **executor, struct terse_error *error);
     void (*unload)(struct executor *executor); /* accepts NULL */
+    /* Lets caches whose pages are dealt to these ranks exchange data of the backend's memory. All ranks call it together, before they
+     * load. It fails alike on all. NULL: that memory is the host's. */
+    enum terse_status (*connect)(struct collective *ranks, struct terse_error *error);
     /* Makes a profile of codec transform (format/transform.h) from the model's weights alone, for caches that are given none;
      * terse_codebook_free releases it. NULL: the CPU's function serves. */
     enum terse_status (*weight_profile)(const struct terse_model *model, struct terse_codebook **profile,

@@ -1,6 +1,8 @@
 /* Has the collective of one rank, lets ranks agree on what became of something, finds out whether this process is one of several, and
- * opens the plug-in that joins those. */
+ * opens what joins those: sockets (host.h), or the plug-in for MPI. */
 #include "dist/collective.h"
+
+#include "dist/host.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -44,10 +46,13 @@ enum terse_status collective_agree(struct collective *ranks, enum terse_status o
 static const struct {
     const char *rank, *ranks;
 } launchers[] = {
+    {"TERSE_RANK", "TERSE_RANKS"},                    /* terse --ranks */
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, /* mpirun of Open MPI */
     {"PMI_RANK", "PMI_SIZE"},                         /* mpirun of MPICH; srun --mpi=pmi2 */
     {"PMIX_RANK", "SLURM_NTASKS"},                    /* srun --mpi=pmix; a batch script by itself has no PMIX_RANK */
 };
+
+static const char *const local_ranks[] = {"TERSE_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"};
 
 /* Reads a number below 2^31 from the environment; returns false if there is none. */
 static bool read_number(const char *name, uint32_t *number) {
@@ -64,6 +69,37 @@ void terse_job(uint32_t *rank, uint32_t *ranks) {
         if (read_number(launchers[i].rank, rank) && read_number(launchers[i].ranks, ranks) && *rank < *ranks) return;
     *rank = 0;
     *ranks = 1;
+}
+
+uint32_t collective_local_rank(void) {
+    uint32_t rank;
+    for (size_t i = 0; i < sizeof local_ranks / sizeof local_ranks[0]; i++)
+        if (read_number(local_ranks[i], &rank)) return rank;
+    return 0;
+}
+
+/* ---- Processes with sockets between them */
+
+static enum terse_status gather_host(const struct collective *ranks, const void *own, size_t bytes, void *all,
+                                     struct terse_error *error) {
+    (void)ranks;
+    return host_ranks_gather(own, bytes, all, error);
+}
+
+static enum terse_status broadcast_host(const struct collective *ranks, void *data, size_t bytes, struct terse_error *error) {
+    (void)ranks;
+    return host_ranks_broadcast(data, bytes, error);
+}
+
+static enum terse_status open_host(uint32_t rank, uint32_t n, struct collective **ranks, struct terse_error *error) {
+    static const struct collective_ops ops = {"sockets", gather_host, broadcast_host};
+    static struct collective job = {.ops = &ops};
+    job.rank = rank;
+    job.ranks = n;
+    job.outcomes = calloc(n, sizeof *job.outcomes);
+    *ranks = &job;
+    if (!job.outcomes) return status_no_memory(error, n * sizeof *job.outcomes, "exchanges between ranks");
+    return host_ranks_open(rank, n, error);
 }
 
 /* ---- The plug-in */
@@ -93,7 +129,7 @@ enum terse_status collective_open(struct collective **ranks, struct terse_error 
     uint32_t rank, n;
     terse_job(&rank, &n);
     pthread_mutex_lock(&mutex);
-    if (!opened && n > 1) status = open_plugin(&opened, error);
+    if (!opened && n > 1) status = host_ranks_given() ? open_host(rank, n, &opened, error) : open_plugin(&opened, error);
     *ranks = opened ? opened : &collective_local;
     pthread_mutex_unlock(&mutex);
     return status;

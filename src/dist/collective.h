@@ -4,9 +4,9 @@
  * There are two kinds of exchange, and both move data without computing with it, so that their results do not depend on timing, on
  * the library or on the network: what ranks gather is merged by each of them in the order of ranks (backend/cpu/kv/exchange.h).
  *
- * An implementation is a row of collective_ops: one rank by itself (collective_local), or those of an MPI job, by the plug-in
- * libterse-mpi.so, so that neither the library nor the command needs MPI to start. Data lie in the host's memory; an
- * implementation between GPUs will have operations of its own on theirs. */
+ * An implementation is a row of collective_ops: one rank by itself (collective_local), those of one machine over sockets (host.h), or those of an MPI job, by the plug-in
+ * libterse-mpi.so, so that neither the library nor the command needs MPI to start. Data lie in the host's memory; what lies in that of
+ * GPUs is exchanged by NCCL, which these connect (backend/cuda/ranks.h). */
 #ifndef TERSE_DIST_COLLECTIVE_H
 #define TERSE_DIST_COLLECTIVE_H
 
@@ -49,7 +49,10 @@ struct collective {
 
 extern struct collective collective_local; /* one rank */
 
-/* Opens the collective of the MPI job to which this process belongs; of no job collective_local. It is the process's, and lasts as
+/* Returns the number of this process among those of its job that are on this machine; 0 where what has started it does not say. */
+uint32_t collective_local_rank(void);
+
+/* Opens the collective of the job to which this process belongs; of no job collective_local. It is the process's, and lasts as
  * long as that: the first call enters the job, which takes all of its ranks. TERSE_E_UNSUPPORTED says what is missing. */
 enum terse_status collective_open(struct collective **ranks, struct terse_error *error);
 

@@ -103,7 +103,7 @@ enum terse_status engine_backend(const struct terse_model *model, const char *de
 /* Ranks must have these in common: kernels, since these decide how steps are cut and so how many exchanges there are, and the model. */
 struct rank_kind {
     uint64_t model; /* its fingerprint */
-    char kernels[24];
+    char kernels[40];
 };
 
 static enum terse_status compare_ranks(const struct collective *ranks, const struct rank_kind *all, struct terse_error *error) {
@@ -111,8 +111,9 @@ static enum terse_status compare_ranks(const struct collective *ranks, const str
         if (strcmp(all[rank].kernels, all[0].kernels) != 0)
             return status_fail(
                 error, TERSE_E_UNSUPPORTED,
-                "rank %u computes with kernels for %s, rank 0 with those for %s: set TERSE_CPU to the lesser of them for all", rank,
-                all[rank].kernels, all[0].kernels);
+                "rank %u computes with kernels for %s, rank 0 with those for %s: give all the same GPUs, or set TERSE_CPU to the "
+                "lesser of them for all processors",
+                rank, all[rank].kernels, all[0].kernels);
         if (all[rank].model != all[0].model)
             return status_fail(error, TERSE_E_ARGUMENT,
                                "rank %u has another model (fingerprint %016" PRIx64 ") than rank 0 (%016" PRIx64
@@ -122,15 +123,16 @@ static enum terse_status compare_ranks(const struct collective *ranks, const str
     return TERSE_OK;
 }
 
-static enum terse_status check_ranks(struct collective *ranks, const struct backend *backend, const struct terse_model *model,
-                                     struct terse_error *error) {
+/* Finds out whether all ranks can compute the model together, and connects them. */
+static enum terse_status connect_ranks(struct collective *ranks, const struct backend *backend, const struct terse_model *model,
+                                       struct terse_error *error) {
     struct rank_kind own = {.model = model->fingerprint}, *all = memory_array(ranks->ranks, sizeof *all);
     if (!all) return status_no_memory(error, ranks->ranks * sizeof *all, "an exchange between ranks");
     snprintf(own.kernels, sizeof own.kernels, "%s", backend->executor->kernels ? backend->executor->kernels() : backend->name);
     enum terse_status status = collective_gather(ranks, &own, sizeof own, all, error);
     if (!status) status = compare_ranks(ranks, all, error);
     memory_free(all);
-    return status;
+    return status || !backend->executor->connect ? status : backend->executor->connect(ranks, error);
 }
 
 enum terse_status engine_join(struct terse_engine *engine, struct collective *ranks, struct terse_error *error) {
@@ -150,7 +152,7 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
     if (!status) status = check_serves(backend, model, error);
     struct collective *ranks = &collective_local;
     if (!status && options->over_ranks) status = collective_open(&ranks, error);
-    if (!status && ranks->ranks > 1) status = check_ranks(ranks, backend, model, error);
+    if (!status && ranks->ranks > 1) status = connect_ranks(ranks, backend, model, error);
     if (status) return status;
     struct terse_engine *e = calloc(1, sizeof *e);
     if (!e) return status_no_memory(error, sizeof *e, "an engine");
@@ -177,8 +179,8 @@ enum terse_status terse_engine_new(const struct terse_model *model, const struct
     enum terse_status status = engine_backend(model, device, &backend, error);
     if (status) return status;
     status = engine_new(backend, model, options, engine, error);
-    /* A GPU that serves the model may have no room for it. */
-    const bool again = status && backend != &backend_cpu && strcmp(device, "auto") == 0;
+    /* A GPU that serves the model may have no room for it. What ranks compute on they would have to agree on. */
+    const bool again = status && backend != &backend_cpu && strcmp(device, "auto") == 0 && !options->over_ranks;
     return again ? engine_new(&backend_cpu, model, options, engine, error) : status;
 }
 

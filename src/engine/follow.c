@@ -239,13 +239,24 @@ static bool begin(struct follower *f, const struct order *order, void **data) {
     return !status;
 }
 
-/* Computes the pass that has begun last to its end, or until it fails: rank 0's then fails alike, and says why. */
-static void finish(struct follower *f) {
+/* Computes a piece of a pass. What fails for the model's numbers (TERSE_E_FORMAT) fails alike on rank 0, which says so; *failed. What fails for
+ * another reason, for want of memory or by an exchange, may fail on this rank alone, which others would wait for: it is returned. */
+static enum terse_status advance(const struct follower *f, struct pass *pass, bool *failed, struct terse_error *error) {
+    const enum terse_status status = f->engine->backend.executor->advance(pass, error);
+    *failed = status;
+    return status == TERSE_E_FORMAT ? TERSE_OK : status;
+}
+
+/* Computes the pass that has begun last to its end, or until it fails. */
+static enum terse_status finish(struct follower *f, struct terse_error *error) {
     const struct executor_ops *ops = f->engine->backend.executor;
     struct running *running = &f->passes[f->n_passes - 1];
     struct step_progress at = {0, 1};
-    while (at.done < at.total && !ops->advance(running->pass, NULL)) at = ops->progress(running->pass);
+    enum terse_status status = TERSE_OK;
+    for (bool failed = false; at.done < at.total && !failed; at = ops->progress(running->pass))
+        status = advance(f, running->pass, &failed, error);
     drop_pass(f, running);
+    return status;
 }
 
 static struct running *find_pass(const struct follower *f, uint64_t number) {
@@ -266,14 +277,14 @@ struct obeying {
     void **data; /* that the order brings */
 };
 
-/* Does what rank 0 orders. A failure that all have agreed on is rank 0's, and so is one of a pass, which fails alike on all ranks; if an exchange
- * failed, the next order does not come. What is returned ends this rank. */
+/* Does what rank 0 orders. A failure that all have agreed on is rank 0's. What is returned ends this rank. */
 static enum terse_status obey(void *user, struct terse_error *error) {
     const struct obeying *o = user;
     struct follower *f = o->follower;
     const struct order *order = o->order;
     struct running *running = find_pass(f, order->cache);
     struct terse_error own;
+    bool failed;
     switch ((enum order_kind)order->kind) {
     case ORDER_FORK: agree(f, fork_cache(f, order, &own), &own); break;
     case ORDER_FILL: agree(f, fill(f, order, &own), &own); break;
@@ -284,11 +295,11 @@ static enum terse_status obey(void *user, struct terse_error *error) {
     case ORDER_TRUNCATE:
     case ORDER_RESET: return cut(f, order, error);
     case ORDER_STEP:
-        if (begin(f, order, o->data)) finish(f);
+        if (begin(f, order, o->data)) return finish(f, error);
         break;
     case ORDER_BEGIN: (void)begin(f, order, o->data); break;
     case ORDER_ADVANCE:
-        if (running) (void)f->engine->backend.executor->advance(running->pass, NULL);
+        if (running) return advance(f, running->pass, &failed, error);
         break;
     case ORDER_STOP:
         if (running) drop_pass(f, running);

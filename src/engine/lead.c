@@ -21,11 +21,14 @@ struct lead {
     uint64_t sent[CODEBOOKS_MOST]; /* [n_sent] hashes */
     size_t n_sent;
     struct pass *whole; /* under way: its order is not done yet */
+    bool alone;         /* a step has failed here and perhaps nowhere else: the others may wait for an exchange in it for ever */
 };
 
 /* ---- Orders */
 
 static enum terse_status send(struct lead *lead, struct order order, const void *data, struct terse_error *error) {
+    if (lead->alone)
+        return status_fail(error, TERSE_E_IO, "a step has failed on rank 0 alone, and the other ranks wait in it: start all again");
     return order_send(lead->ranks, &order, data, error);
 }
 
@@ -230,13 +233,20 @@ enum terse_status lead_begin(const struct led *led, const struct step *step, boo
     return status;
 }
 
+/* Computes a piece. What fails for the model's numbers fails alike on all ranks (follow.c). */
+static enum terse_status advance(const struct led *led, struct pass *pass, struct terse_error *error) {
+    const enum terse_status status = led->ops->advance(pass, error);
+    if (led->lead && status && status != TERSE_E_FORMAT) led->lead->alone = true;
+    return status;
+}
+
 enum terse_status lead_advance(const struct led *led, const struct step *step, struct pass *pass, struct terse_error *error) {
     struct lead *lead = led->lead;
-    if (!lead || lead->whole == pass) return led->ops->advance(pass, error);
+    if (!lead || lead->whole == pass) return advance(led, pass, error);
     pthread_mutex_lock(&lead->mutex);
     enum terse_status status =
         send(lead, (struct order){.kind = ORDER_ADVANCE, .cache = number_of(step->parts[0].cache)}, NULL, error);
-    if (!status) status = led->ops->advance(pass, error);
+    if (!status) status = advance(led, pass, error);
     pthread_mutex_unlock(&lead->mutex);
     return status;
 }

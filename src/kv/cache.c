@@ -36,12 +36,11 @@ enum terse_status cache_refuse(const struct kv_storage *storage, const struct me
 }
 
 /* Checks what a cache whose pages are dealt to ranks requires: every rank must come to the same choices without the others' pages. */
-static enum terse_status check_dealt(const struct kv_storage *storage, const struct method *method, struct terse_error *error) {
+static enum terse_status check_dealt(const struct method *method, struct terse_error *error) {
     const char *why = method->index                   ? "chooses the tokens that a step reads"
                       : policy_evicts(method->policy) ? "evicts tokens"
                       : method->least_rate > 0        ? "lowers pages to keep to a budget"
                                                       : NULL;
-    if (!storage->deals) return cache_refuse(storage, method, "cannot deal its pages to several ranks", error);
     if (!why) return TERSE_OK;
     return status_fail(error, TERSE_E_UNSUPPORTED,
                        "%s %s, which several ranks cannot do together: use another --kv, or start terse as one process",
@@ -51,7 +50,7 @@ static enum terse_status check_dealt(const struct kv_storage *storage, const str
 static enum terse_status check_abilities(const struct kv_storage *storage, const struct cache_shape *shape,
                                          const struct method *method, struct terse_error *error) {
     if (shape->ranks) {
-        enum terse_status status = check_dealt(storage, method, error);
+        enum terse_status status = check_dealt(method, error);
         if (status) return status;
     }
     if (method->least_rate > 0 && !storage->lower)

@@ -47,7 +47,6 @@ struct cache_sink {
 struct kv_storage {
     uint64_t most_tokens; /* of a sequence */
     const char *where;    /* for messages about what is not served: "on the GPU" */
-    bool deals;           /* pages may be dealt to ranks (deal.h) */
     /* Checks what the backend requires of a shape and method beyond what every backend does. */
     enum terse_status (*supports)(const struct cache_shape *shape, const struct method *method, struct terse_error *error);
     /* `create` makes an empty cache of a shape and method that are served, which calls cache_base_init first; `destroy` accepts
@@ -90,6 +89,7 @@ struct kv_storage {
     int (*export_pages)(const struct cache *cache, void *to, const void *from, size_t bytes);
     /* Into a new cache whose extent and number of anchors are known, import_pages copies n page sets of rates[n], laid out as a chunk of
      * those of rate 0, then one of those of rate 1, and so on (NULL: pages may stay where they are, for as long as the cache has them);
+     * pages that are dealt have their page sets then, and other ranks' are left out;
      * then import_pieces copies all pieces, each of cache_piece_bytes. */
     enum terse_status (*import_pages)(struct cache *cache, const uint8_t *pages, const uint8_t *rates, size_t n,
                                       struct terse_error *error);

@@ -98,6 +98,7 @@ static int copy_chunks(const struct cache *cache, struct chunk_copy *copies) {
     const struct cache_base *base = cache_base_of(cache);
     int failed = 0;
     for (size_t i = 0, n = 0; i < base->pages.n_sealed && !failed; i++) {
+        if (!page_set_is_here(&base->pages.sets[i])) continue;
         const struct page_chunk *chunk = base->pages.sets[i].owner;
         const size_t bytes = chunk->sets * base->pages.pool->page_set_bytes[chunk->rate];
         size_t at = 0;
@@ -107,6 +108,11 @@ static int copy_chunks(const struct cache *cache, struct chunk_copy *copies) {
         failed = copies[at].memory ? base->storage->export_pages(cache, copies[at].memory, chunk->memory, bytes) : ENOMEM;
     }
     return failed;
+}
+
+static void free_copies(struct chunk_copy *copies) {
+    for (size_t i = 0; copies && copies[i].chunk; i++) free(copies[i].memory);
+    free(copies);
 }
 
 /* Returns where the host finds a page set's chunk: in its own memory, if there are no copies. */
@@ -156,6 +162,7 @@ struct gathering {
     uint32_t *owners,
         *place;         /* [n_sealed] of each page set the rank that has it, and its place among those of the rank in its run */
     uint8_t *own, *all; /* [most], [ranks][most] pages */
+    struct chunk_copy *copies; /* of this rank's; NULL: pages lie in the host's memory */
 };
 
 static void count_places(struct gathering *g, uint32_t *counts) {
@@ -178,6 +185,17 @@ static size_t largest_page(const struct cache_base *base) {
 static void gathering_free(struct gathering *g) {
     memory_free(g->owners);
     memory_free(g->own);
+    free_copies(g->copies);
+}
+
+static enum terse_status copy_own(struct gathering *g, struct terse_error *error) {
+    const size_t n = g->base->pages.n_sealed + 1;
+    if (!g->base->storage->export_pages) return TERSE_OK;
+    g->copies = calloc(n, sizeof *g->copies);
+    if (!g->copies) return status_no_memory(error, n * sizeof *g->copies, "a copy of pages");
+    const int failed = copy_chunks((const struct cache *)(const void *)g->base, g->copies);
+    return failed ? status_fail(error, failed == ENOMEM ? TERSE_E_MEMORY : TERSE_E_IO, "copying pages: %s", strerror(failed))
+                  : TERSE_OK;
 }
 
 static enum terse_status gathering_begin(struct gathering *g, const struct cache_base *base, struct terse_error *error) {
@@ -191,7 +209,7 @@ static enum terse_status gathering_begin(struct gathering *g, const struct cache
     g->own = memory_zeros(1 + ranks, bytes);
     if (!g->own) return status_no_memory(error, (1 + ranks) * bytes, "pages of the other ranks");
     g->all = g->own + bytes;
-    return TERSE_OK;
+    return copy_own(g, error);
 }
 
 /* Gathers pages of `bytes` each, which lie behind `before` bytes of a page set's, of the run that begins with page set `first`, and writes them,
@@ -202,7 +220,8 @@ static enum terse_status gather_run(const struct gathering *g, size_t first, siz
     const size_t end = size_min(first + g->run, g->base->pages.n_sealed);
     for (size_t i = first; i < end; i++)
         if (page_set_is_here(&sets[i]))
-            memcpy(g->own + g->place[i] * bytes, sets[i].chunk + sets[i].chunk_sets * before + sets[i].index * bytes, bytes);
+            memcpy(g->own + g->place[i] * bytes,
+                   chunk_of(&sets[i], g->copies) + sets[i].chunk_sets * before + sets[i].index * bytes, bytes);
     enum terse_status status = collective_gather(g->base->shape.ranks, g->own, g->most * bytes, g->all, error);
     for (size_t i = first; i < end && !status && writer; i++)
         state_writer_put(writer, g->all + (g->owners[i] * g->most + g->place[i]) * bytes, bytes);
@@ -259,8 +278,7 @@ static void save_pages(const struct cache *cache, struct state_writer *writer) {
         state_writer_fail(writer, failed);
     else
         put_pages(base, copies, writer);
-    for (size_t i = 0; copies && copies[i].chunk; i++) free(copies[i].memory);
-    free(copies);
+    free_copies(copies);
 }
 
 static uint16_t saved_rate(const struct cache_base *base, uint32_t rate) {
@@ -410,8 +428,13 @@ static enum terse_status load_pages(struct cache *cache, struct state_file *file
         memory_free(rates);
         return status_no_memory(error, n, "the rates of saved pages");
     }
+    struct saved_page_set first;
     const uint64_t bytes = load_rates(base, file, sets, n, rates, &status, error);
     if (!status && bytes != page_bytes) status = state_file_refuse(file, STATE_PAGE_SETS, "there are not as many pages", error);
+    if (!status && elsewhere && n && base->storage->import_pages) {
+        memcpy(&first, sets, sizeof first);
+        status = block_table_deal(&base->pages, &base->shape, first.first, n, error);
+    }
     if (!status)
         status = base->storage->import_pages ? base->storage->import_pages(cache, pages, rates, n, error)
                                              : block_table_map(&base->pages, file, pages, rates, elsewhere, n, error);

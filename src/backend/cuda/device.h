@@ -16,9 +16,16 @@ enum terse_status device_check(cudaError_t result, const char *doing, struct ter
 void *device_alloc(struct kv_budget *budget, size_t bytes, const char *what, struct terse_error *error);
 void device_free(struct kv_budget *budget, void *memory, size_t bytes); /* accepts NULL */
 
-/* Returns TERSE_OK if there is a device that the backend can use, and chooses it for the calling process; TERSE_E_UNSUPPORTED says
- * in one line what is missing. */
+/* Returns TERSE_OK if there is a device that the backend can use, and chooses it for the calling process: of several the one whose number is
+ * the process's among those of its job on this machine (dist/collective.h), modulo their count. TERSE_E_UNSUPPORTED says in one line
+ * what is missing. */
 enum terse_status device_available(struct terse_error *error);
+/* Returns the device's name, which ranks must have in common: their products would differ else. */
+const char *device_name(void);
+
+/* Returns the number of the process's device, which is the calling thread's from then on. All functions here call it, so that a thread may
+ * make CUDA's own calls behind any of them. */
+int device_number(void);
 
 /* Return the streams on which all work is queued: one for steps, and one of lower priority for what may be done beside them. The
  * first call makes the stream. */

@@ -19,6 +19,7 @@ void device_logits_free(struct executor *e, struct device_logits *held) {
 enum terse_status device_logits_fetch(const struct executor *e, const struct device_logits *held, float *logits,
                                       struct terse_error *error) {
     cudaStream_t stream;
+    device_number();
     cudaError_t result = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     if (result != cudaSuccess) return device_check(result, "fetching logits", error);
     result = cudaMemcpyAsync(logits, held->row, row_bytes(e), cudaMemcpyDeviceToHost, stream);

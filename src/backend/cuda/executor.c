@@ -5,6 +5,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/forward.h"
 #include "backend/cuda/kv/step.h"
+#include "backend/cuda/ranks.h"
 #include "backend/cuda/top_logits.h"
 #include "base/memory.h"
 #include "kv/parts.h"
@@ -375,6 +376,7 @@ static enum terse_status load(const struct terse_model *model, const struct kv_o
     if (!e) return status_no_memory(error, sizeof *e, "the executor");
     e->model = model;
     e->kv = kv;
+    device_number();
     enum terse_status status = load_parts(e, error);
     if (!status) return TERSE_OK;
     unload(e);
@@ -383,6 +385,8 @@ static enum terse_status load(const struct terse_model *model, const struct kv_o
 }
 
 const struct executor_ops cuda_executor_ops = {.available = device_available,
+                                               .kernels = device_name,
+                                               .connect = ranks_connect,
                                                .supports = supports,
                                                .load = load,
                                                .unload = unload,

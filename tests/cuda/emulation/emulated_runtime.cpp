@@ -4,18 +4,21 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <vector>
 
 #define DEVICE_BYTES ((size_t)8 << 30)
 
 typedef std::vector<std::function<void()>> work_list;
 
-static cudaError_t last_error;
+/* Ranks may be threads (tests/support/thread_ranks.h), each of which captures by itself. */
+static thread_local cudaError_t last_error;
+static thread_local bool capturing;
+static thread_local cudaStream_t capturing_stream;
+static thread_local work_list *captured;
+static std::mutex allocating;
 static std::map<void *, size_t> allocations;
 static size_t allocated;
-static bool capturing;
-static cudaStream_t capturing_stream;
-static work_list *captured;
 
 void emulated_fail(cudaError_t error) { last_error = error; }
 
@@ -35,6 +38,7 @@ extern "C" {
 /* ---- Memory. What was not written yet is no number. */
 
 cudaError_t cudaMalloc(void **memory, size_t bytes) {
+    const std::lock_guard<std::mutex> lock(allocating);
     *memory = NULL;
     if (bytes > DEVICE_BYTES - allocated) return result_of(cudaErrorMemoryAllocation);
     if (posix_memalign(memory, 256, bytes ? bytes : 1)) return result_of(cudaErrorMemoryAllocation);
@@ -45,6 +49,7 @@ cudaError_t cudaMalloc(void **memory, size_t bytes) {
 }
 cudaError_t cudaFree(void *memory) {
     if (!memory) return cudaSuccess;
+    const std::lock_guard<std::mutex> lock(allocating);
     if (!allocations.count(memory)) return result_of(cudaErrorInvalidValue);
     allocated -= allocations[memory];
     allocations.erase(memory);
@@ -162,6 +167,11 @@ cudaError_t cudaGetDevice(int *device) {
     return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int) {
+    *properties = {};
+    strcpy(properties->name, "an emulated GPU");
+    return cudaSuccess;
+}
 cudaError_t cudaDriverGetVersion(int *version) {
     *version = CUDART_VERSION;
     return cudaSuccess;

@@ -554,10 +554,18 @@ ATTEND_INLINE float sink_of(const struct attend_decode &a, const struct share &s
     return a.heads.sinks ? LOG2_E * a.heads.sinks[(size_t)s.layer * a.heads.query_heads + s.first_head + query] : -INFINITY;
 }
 
-/* Returns the output of 4 channels of a query whose states are all merged but for its sink's. */
-ATTEND_INLINE float4 output_of(const struct attend_decode &a, const struct share &s, unsigned query, float4 sums, float2 state) {
+/* Leaves the logarithm of a query's sum of weights, if it is wanted. */
+ATTEND_INLINE void leave_log_sum(const struct attend_decode &a, const struct share &s, unsigned query, float max, float sum) {
+    if (a.log_sums) a.log_sums[(size_t)s.row * a.heads.query_heads + s.first_head + query] = sum > 0 ? max + log2f(sum) : INFINITY;
+}
+
+/* Writes channels 4 i .. 4 i + 3 of the outputs of the CTA's queries, whose states are all merged but for their sinks'. */
+template <int HD>
+ATTEND_INLINE void put_output(const struct attend_decode &a, const struct share &s, unsigned i, float4 sums, float2 state) {
+    const unsigned query = i / (HD / 4);
     if (a.heads.sinks) merge_state(sums, state, make_float4(0, 0, 0, 0), make_float2(sink_of(a, s, query), 1));
-    return divide(sums, state.y);
+    reinterpret_cast<float4 *>(a.out + queries_at<HD>(a, s))[i] = divide(sums, state.y);
+    if (i % (HD / 4) == 0) leave_log_sum(a, s, query, state.x, state.y);
 }
 
 /* A part_memory says where the launch's partial states lie: sums [row][Hk][splits][G][HD], then maxima and sums of weights
@@ -610,10 +618,7 @@ ATTEND_INLINE void merge_parts(const struct attend_decode &a, const struct share
                 for (unsigned j = 1; j < ranks; j++)
                     merge_state(sums, state, their_sums[threadIdx.x + j * width], their_states[threadIdx.x + j * width]);
         }
-        if (rank == 0 && i < groups) {
-            float4 *out = reinterpret_cast<float4 *>(a.out + queries_at<HD>(a, s));
-            out[i] = output_of(a, s, i / (HD / 4), sums, state);
-        }
+        if (rank == 0 && i < groups) put_output<HD>(a, s, i, sums, state);
     }
 }
 
@@ -624,7 +629,6 @@ ATTEND_INLINE void finish_share(const struct attend_decode &a, const struct shar
                                 uint8_t *memory) {
     const part_memory<HD> parts = part_memory_of<HD>(a, s);
     const unsigned groups = s.group * (HD / 4);
-    float4 *out = reinterpret_cast<float4 *>(a.out + queries_at<HD>(a, s));
     for (unsigned i = threadIdx.x; i < groups; i += THREADS) {
         const unsigned query = i / (HD / 4);
         float4 sums = make_float4(0, 0, 0, 0);
@@ -633,7 +637,7 @@ ATTEND_INLINE void finish_share(const struct attend_decode &a, const struct shar
             merge_state(sums, state, reinterpret_cast<const float4 *>(states.sums)[j * groups + i],
                         states.max_sum[j * s.group + query]);
         if (s.parts == 1) {
-            out[i] = output_of(a, s, query, sums, state);
+            put_output<HD>(a, s, i, sums, state);
         } else {
             __stcg(parts.sums + (size_t)s.part * groups + i, sums);
             if (i % (HD / 4) == 0) __stcg(parts.max_sum + (size_t)s.part * s.group + query, state);

@@ -30,13 +30,17 @@ struct attend_decode {
     const float *q;                    /* [n_rows][Hq][hd], rotated by their own positions, magnitude included */
     const float *q_exact;              /* the same by position - evicted, for exact rows; may be q */
     float *out;                        /* [n_rows][Hq][hd], may be q */
-    float *parts;                      /* attend_decode_part_floats(...) */
-    uint32_t page_bytes[2];            /* of the largest page, by side; read but where codecs are scaled */
-    uint32_t rates;                    /* bit r: some row reads pages of rate r; 0: all are of rate 0, and listed as they come */
-    uint32_t rate;                     /* of a kernel's pages; launches set it */
-    uint32_t *run_queries;             /* attend_decode_run_words(...) */
-    uint32_t runs;                     /* the most that pages of any row lie in, from that of the first page to that of the last */
-    uint32_t *arrived;                 /* [n_rows][Hk], zeros; left so */
+    float *
+        log_sums; /* [n_rows][Hq]: log2 of the sum of exp2(logit log2 e), a learned sink's included; INFINITY where nothing is read.
+                        NULL: they are not wanted */
+    float *parts; /* attend_decode_part_floats(...) */
+    uint32_t page_bytes[2]; /* of the largest page, by side; read but where codecs are scaled */
+    uint32_t rates;         /* bit r: some row reads pages of rate r; 0: all are of rate 0, and listed as they come */
+    uint32_t rate;          /* of a kernel's pages; launches set it */
+    uint32_t *run_queries;  /* attend_decode_run_words(...) */
+    uint32_t runs;          /* the most that pages of any row lie in, from that of the first page to that of the last */
+    uint32_t run_step; /* these runs are so many apart, as they are where pages are dealt to ranks (kv/deal.h); 0 counts as 1 */
+    uint32_t *arrived; /* [n_rows][Hk], zeros; left so */
 };
 
 #endif

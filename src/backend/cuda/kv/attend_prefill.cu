@@ -67,7 +67,8 @@ static cudaError_t attend_by(const struct attend_prefill *attend, bool wgmma, cu
         return cudaErrorInvalidValue;
     if (!attend->n) return cudaSuccess;
     uint32_t rows = (uint32_t)attend->n * group, tiles = ceil_div(rows, wgmma ? prefill_wgmma_rows(hd) : prefill_mma_rows(hd));
-    uint32_t keys = (uint32_t)(attend->first_query + attend->n / 2 - attend->begin); /* of a query, on average */
+    uint32_t end = attend->ends ? (uint32_t)attend->end : UINT32_MAX, reach = (uint32_t)(attend->first_query + attend->n / 2),
+             keys = (reach < end ? reach : end) - (uint32_t)attend->begin; /* of a query, on average */
     if (heads->window && keys > heads->window) keys = heads->window;
     uint32_t splits = attend->parts ? splits_for(tiles * heads->kv_heads, keys) : 1;
     size_t states = (size_t)rows * heads->kv_heads * splits;
@@ -86,6 +87,7 @@ static cudaError_t attend_by(const struct attend_prefill *attend, bool wgmma, cu
                                     .kv_heads = heads->kv_heads,
                                     .first_query = (uint32_t)attend->first_query,
                                     .begin = (uint32_t)attend->begin,
+                                    .end = end,
                                     .tiles = tiles,
                                     .splits = splits,
                                     .window = heads->window ? heads->window : NO_WINDOW,

@@ -30,7 +30,9 @@ struct attend_prefill {
     size_t first_query;
     const device_half *k, *v; /* [rows][Hk][hd], keys rotated by their own positions; row r is read by queries of rows >= r */
     size_t begin;             /* rows before this one are not read; at most first_query */
-    float *out;               /* [n][Hq][hd], may be q */
+    bool ends;                /* rows from `end` on, which is at least `begin`, are not read either */
+    size_t end;
+    float *out; /* [n][Hq][hd], may be q */
     /* [Hk][log_stride] of the rows of a tile's comment: log2 of the sum of exp2(logit log2 e), so that a weight is exp2(logit log2
      * e - this); INFINITY where a row reads nothing. NULL: they are not wanted. */
     float *log_sums;

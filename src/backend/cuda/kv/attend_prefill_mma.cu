@@ -122,8 +122,8 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
     uint32_t q = shared_address(shared) + warp * 16 * TILES * shape::PITCH * 2,
              k = shared_address(shared + shape::ROWS * shape::PITCH), v = k + KEYS * shape::PITCH * 2;
     uint32_t last_row = min(share.first_row + shape::ROWS, a.rows) - 1;
-    uint32_t end = a.first_query + last_row / a.group + 1;         /* rows of keys that any query of the tile reads */
-    uint32_t open = a.first_query + share.first_row / a.group + 1; /* that all of them read */
+    uint32_t end = min(a.first_query + last_row / a.group + 1, a.end);         /* rows of keys that any query of the tile reads */
+    uint32_t open = min(a.first_query + share.first_row / a.group + 1, a.end); /* that all of them read */
 
     if (share.first < share.end) load_rows<HD>(k, a.k, a.kv_heads, share.head, a.begin + share.first * KEYS, end);
     load_queries<HD>(shared, a, share.head, share.first_row);
@@ -138,7 +138,7 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             uint32_t row = min(share.first_row + (warp * TILES + t) * 16 + lane / 4 + h * 8, a.rows - 1);
-            reach[t][h] = a.first_query + row / a.group;
+            reach[t][h] = min(a.first_query + row / a.group, a.end - 1);
             slope[t][h] = ALTERED && a.slopes ? a.slopes[share.head * a.group + row % a.group] * LOG2_E : 0;
             state[t][h] = {-INFINITY, 0};
         }

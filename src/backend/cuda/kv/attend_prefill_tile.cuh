@@ -22,7 +22,7 @@ struct prefill_launch {
     float2 *part_scales;         /* [Hk][rows][splits]: of a part, its largest logit and its sum of weights */
     float *log_sums;             /* as in struct attend_prefill */
     size_t log_stride;
-    uint32_t rows, group, kv_heads, first_query, begin, tiles, splits;
+    uint32_t rows, group, kv_heads, first_query, begin, end, tiles, splits;
     uint32_t window; /* a query sees so many rows, its own the last; NO_WINDOW: all of them */
     float scale;     /* of logits, times log2 e */
     float cap;       /* of logits, times log2 e; 0: none */
@@ -43,8 +43,9 @@ static __device__ __forceinline__ struct prefill_share share_of(const struct pre
     s.split = b % a.splits;
     s.first_row = (a.tiles - 1 - b / a.splits) * ROWS;
     uint32_t last = min(s.first_row + ROWS, a.rows) - 1;
-    uint32_t blocks = (a.first_query + last / a.group + 1 - a.begin + KEYS - 1) / KEYS;
-    uint32_t seen = a.first_query + s.first_row / a.group + 1 - a.begin, before = seen > a.window ? (seen - a.window) / KEYS : 0;
+    uint32_t blocks = (min(a.first_query + last / a.group + 1, a.end) - a.begin + KEYS - 1) / KEYS;
+    uint32_t seen = min(a.first_query + s.first_row / a.group + 1, a.end) - a.begin,
+             before = seen > a.window ? (seen - a.window) / KEYS : 0;
     s.first = before + (uint32_t)((uint64_t)(blocks - before) * s.split / a.splits);
     s.end = before + (uint32_t)((uint64_t)(blocks - before) * (s.split + 1) / a.splits);
     return s;

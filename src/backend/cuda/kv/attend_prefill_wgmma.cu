@@ -218,8 +218,10 @@ static __device__ __forceinline__ void consume(const struct prefill_launch &a, u
     for (uint32_t round = 0, work; (work = work_of(round)) < works || round * gridDim.x < works; round++) {
         if (work >= works) continue;
         struct prefill_share share = share_of<shape::ROWS, KEYS>(a, work);
-        uint32_t open = a.first_query + share.first_row / a.group + 1; /* rows of keys that all of the tile's queries read */
-        uint32_t reach = a.first_query + (min(share.first_row + shape::ROWS, a.rows) - 1) / a.group; /* the last of them reads */
+        uint32_t open =
+            min(a.first_query + share.first_row / a.group + 1, a.end); /* rows of keys that all of the tile's queries read */
+        uint32_t reach =
+            min(a.first_query + (min(share.first_row + shape::ROWS, a.rows) - 1) / a.group, a.end - 1); /* the last of them reads */
         auto masked = [&](uint32_t block) {
             uint32_t first = a.begin + block * KEYS;
             return first + KEYS > open || (ALTERED && reach - first >= a.window);
@@ -233,7 +235,7 @@ static __device__ __forceinline__ void consume(const struct prefill_launch &a, u
             uint32_t row = share.first_row + warpgroup * 64 + threadIdx.x % WARPGROUP / 32 * 16 + lane / 4 + h * 8;
             uint32_t query = min(row, a.rows - 1);
             t.row[h] = row;
-            t.reach[h] = a.first_query + query / a.group;
+            t.reach[h] = min(a.first_query + query / a.group, a.end - 1);
             t.slope[h] = ALTERED && a.slopes ? a.slopes[share.head * a.group + query % a.group] * LOG2_E : 0;
             t.state[h] = {-INFINITY, 0};
         }

@@ -34,7 +34,7 @@ template <int HD, int NQ> struct transform_ring {
     struct listed_pages listed;
     const struct place_view *place;
     const uint32_t *records;                       /* of runs, from that of the list's first page on */
-    uint32_t first_run;                            /* position */
+    uint32_t first_run, run_tokens;                /* the first one's position, and how many positions apart they are */
     uint32_t n;                                    /* pages */
     uint32_t key_units, value_units, record_units; /* of 16 bytes */
     uint32_t base, key_bytes, bytes;               /* of a slot of keys, and of both */
@@ -72,7 +72,7 @@ template <int HD, int NQ> struct transform_ring {
         if (page % 32 == 0) {
             const struct page_set_view set = listed.set(min(page + lane_id(), n - 1));
             keys_of_lane = page_address(&set, place, 0), values_of_lane = page_address(&set, place, 1);
-            run_of_lane = (run_of(set.first) - first_run) / ROPE_RUN_TOKENS * run_record_words(NQ, HD / 2);
+            run_of_lane = (run_of(set.first) - first_run) / run_tokens * run_record_words(NQ, HD / 2);
         }
         const uint8_t *const from = of(keys_of_lane, page);
         const uint32_t to = slot(page);
@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         ring.listed = listed, ring.n = pages;
         ring.place = (s.sequence->rates[a.rate].places ? s.sequence->rates[a.rate].places : a.places) +
                      (size_t)a.layer * a.heads.kv_heads + s.head;
-        ring.first_run = uniform(s.n_pages ? run_of(first_listed(s)) : 0);
+        ring.first_run = uniform(s.n_pages ? run_of(first_listed(s)) : 0), ring.run_tokens = a.run_step * ROPE_RUN_TOKENS;
         ring.records = run_record<HD, NQ>(a, s, 0);
         ring.set_room(shared_address(shared) + layout::rings(a.pre_rope.pairs) + warp * ring_bytes, ring_bytes,
                       uniform(keys.view->layout.nibbles), uniform(values.view->layout.nibbles), of_keys.planes);

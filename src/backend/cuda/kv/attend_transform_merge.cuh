@@ -38,7 +38,7 @@ template <int HD, int NQ> struct merge_memory {
     float4 sums[MERGE_THREADS];
     float components[HD][4 * NQ];
     float by_section[merge_shape<HD>::sections][4 * NQ][HD];
-    float4 totals[4 * NQ]; /* of a query: the rows' factor, weights of pages' rows that are less the mean, 1 / all weights */
+    float4 totals[4 * NQ]; /* of a query: the rows' factor, weights of rows in pages less the mean, 1 / all weights, the maximum */
 };
 
 /* Computes the factors of `n` parts, a warp for each query. A learned sink is among all weights. */
@@ -75,7 +75,7 @@ ATTEND_INLINE void weigh_parts(const struct attend_decode &a, const struct share
         }
         const float of_sink = sink == -INFINITY ? 0 : exp2_fast(sink - most),
                     all = weights + of_rows * rows_factor + of_sink; /* of lane 0 alone */
-        if (lane_id() == 0) m.totals[query] = make_float4(rows_factor, of_mean, all > 0 ? 1 / all : 0, 0);
+        if (lane_id() == 0) m.totals[query] = make_float4(rows_factor, of_mean, all > 0 ? 1 / all : 0, most);
     }
 }
 
@@ -220,6 +220,7 @@ __global__ void __launch_bounds__(MERGE_THREADS)
 #pragma unroll
         for (unsigned from = 0; from < merge_shape<HD>::sections; from++) sum += m.by_section[from][query][channel];
         out[i] = sum * total.z;
+        if (channel == 0) leave_log_sum(a, s, query, total.w, total.z > 0 ? 1 / total.z : 0);
     }
 }
 

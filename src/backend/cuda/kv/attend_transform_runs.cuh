@@ -260,10 +260,12 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     uint32_t first = 0, n = 0;
     if (s.n_pages) {
         first = run_of(first_listed(s)) / ROPE_RUN_TOKENS;
-        n = run_of(last_listed(s)) / ROPE_RUN_TOKENS - first + 1;
+        n = (run_of(last_listed(s)) / ROPE_RUN_TOKENS - first) / a.run_step + 1;
     }
     const unsigned planes = keys.view->layout.planes;
-    const auto angles_of = [&](uint32_t run) { return a.run_angles + (size_t)(first + min(run, n - 1)) * a.heads.n_rot; };
+    const auto angles_of = [&](uint32_t run) {
+        return a.run_angles + (size_t)(first + min(run, n - 1) * a.run_step) * a.heads.n_rot;
+    };
     lane_scales<HD> scales;
     lane_turns<HD> turns;
     const uint32_t step = (gridDim.x - 1) * at_once;

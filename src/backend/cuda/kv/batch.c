@@ -8,7 +8,9 @@
 #include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/choice.h"
 #include "backend/cuda/kv/codec.h"
+#include "backend/cuda/kv/exchange.h"
 #include "backend/cuda/kv/views.h"
+#include "kv/deal.h"
 #include "kv/parts.h"
 
 #include <stdlib.h>
@@ -35,7 +37,8 @@ struct batch_memory {
     size_t selected_bytes;
     uint32_t selected_pages;
     uint32_t *arrived, *run_queries;
-    uint32_t *not_finite; /* batch_watch; NULL: numbers are not watched */
+    struct rank_exchange exchange; /* of caches whose pages are dealt to ranks */
+    uint32_t *not_finite;          /* batch_watch; NULL: numbers are not watched */
     struct group *groups;
     size_t n_groups;
     bool rotated;              /* the layer's queries came with its keys */
@@ -72,6 +75,7 @@ static void release(struct batch_memory *b) {
     device_free(NULL, b->run_queries, b->run_words * sizeof *b->run_queries);
     device_free(NULL, b->selection, b->selected_bytes);
     device_free(NULL, b->arrived, b->row_capacity * b->shape.kv_heads * sizeof *b->arrived);
+    rank_exchange_free(&b->exchange);
     if (b->staged) cudaFreeHost(b->staged);
     free(b->groups);
     b->uploaded = b->staged = NULL;
@@ -159,6 +163,14 @@ static enum terse_status reserve_selection(struct batch_memory *b, uint32_t page
     return TERSE_OK;
 }
 
+/* Reserves memory for the exchange with other ranks, where the caches' pages are dealt to several. */
+static enum terse_status reserve_exchange(struct batch_memory *b, const struct cache_shape *shape, struct terse_error *error) {
+    bool moved = false;
+    enum terse_status status = shape->ranks ? rank_exchange_reserve(&b->exchange, shape, b->row_capacity, &moved, error) : TERSE_OK;
+    b->places += moved;
+    return status;
+}
+
 /* Returns the memory of rows from the step's `first` on. */
 static struct selection selection_of(const struct batch_memory *b, size_t first) {
     const struct head_view heads = kv_tables_heads(&b->shape);
@@ -176,11 +188,15 @@ static uint32_t bucket(uint32_t n) {
 
 static bool alike(const struct cache *a, const struct cache *b) { return a->tables == b->tables; }
 
-/* Counts the runs from that of the first sealed page to that of the last. */
+/* Returns how many runs further the next one is of which a rank has pages, which are dealt run by run. */
+static uint32_t run_step(const struct cache *cache) { return cache->base.shape.ranks ? cache->base.shape.ranks->ranks : 1; }
+
+/* Counts the runs from that of the first sealed page to that of the last; where pages are dealt, of those of rank 0, which has the most,
+ * so that all ranks launch the same. */
 static uint32_t runs_of(const struct cache *cache) {
     const struct page_set *sets = cache->base.pages.sets;
     size_t n = cache->base.pages.n_sealed;
-    return n ? (uint32_t)(sets[n - 1].first / ROPE_RUN_TOKENS - sets[0].first / ROPE_RUN_TOKENS) + 1 : 0;
+    return n ? (uint32_t)(sets[n - 1].first / ROPE_RUN_TOKENS - sets[0].first / ROPE_RUN_TOKENS) / run_step(cache) + 1 : 0;
 }
 
 /* Counts the parts that a cache's pages are read in, by rate where it may have several, and returns how many there are in all. */
@@ -190,7 +206,7 @@ static uint32_t set_splits(const struct cache *cache, const struct choice *choic
     uint32_t all = 0;
     if (rates_of(&cache->base) == 1)
         return attend_decode_splits(&cache->heads, keys, multiprocessors, 1,
-                                    (choice->made ? choice->pages_read : (uint32_t)cache->base.pages.n_sealed) +
+                                    (choice->made ? choice->pages_read : (uint32_t)cache->pages_most) +
                                         (uint32_t)(cache->base.n_anchors / PAGE_TOKENS));
     for (uint32_t rate = 0; rate < rates_of(&cache->base); rate++) {
         const uint32_t pages = view->rate_first[rate + 1] - view->rate_first[rate];
@@ -283,6 +299,7 @@ static enum terse_status begin_part(struct batch_memory *b, struct cache *const 
     }
     status = reserve_parts(b, floats, error);
     if (!status) status = reserve_runs(b, words, error);
+    if (!status) status = reserve_exchange(b, &part_of(b, caches[0])->base.shape, error);
     if (status) return status;
     cudaError_t result = cudaMemcpyAsync(b->uploaded, b->staged, staged_bytes(b), cudaMemcpyHostToDevice, device_stream());
     if (result == cudaSuccess) result = cudaEventRecord(b->sent, device_stream());
@@ -349,37 +366,52 @@ static cudaError_t append(const struct batch_memory *b, const struct group *g, c
     return append_decode(&append, device_stream());
 }
 
-static cudaError_t attend(const struct batch_memory *b, const struct group *g, const struct kv_rows *own) {
+/* Queues the kernels, with which ranks write their blocks of the exchange. */
+static cudaError_t launch_attention(const struct batch_memory *b, const struct group *g, const struct kv_rows *own) {
     const struct kv_tables *tables = g->cache->tables;
     const struct method *method = &g->cache->base.method;
-    const struct attend_decode attend = {.heads = g->cache->heads,
-                                         .layer = own->layer,
-                                         .codec = {g->cache->codec[CODEC_KEYS], g->cache->codec[CODEC_VALUES]},
-                                         .places = tables->place_views,
-                                         .centroid = {centroid_shape_of(&method->key), centroid_shape_of(&method->value)},
-                                         .learned = {tables->learned[CODEC_KEYS], tables->learned[CODEC_VALUES]},
-                                         .run_angles = tables->rotary.runs,
-                                         .pre_rope = tables->pre_rope,
-                                         .sequences = sequences_in(b, b->uploaded),
-                                         .rows = rows_in(b, b->uploaded) + own->first,
-                                         .n_rows = (uint32_t)own->count,
-                                         .splits = g->splits,
-                                         .q = own->q,
-                                         .q_exact = g->evicts ? exact_queries(b, g, own->first) : own->q,
-                                         .out = own->out,
-                                         .parts = b->parts,
-                                         .page_bytes = {g->page_bytes[0], g->page_bytes[1]},
-                                         .rates = g->rates,
-                                         .run_queries = b->run_queries,
-                                         .runs = g->runs,
-                                         .lists_written = g->chooses,
-                                         .arrived = b->arrived + own->first * b->shape.kv_heads};
+    const struct cache_shape *shape = &g->cache->base.shape;
+    struct attend_decode attend = {.heads = g->cache->heads,
+                                   .layer = own->layer,
+                                   .codec = {g->cache->codec[CODEC_KEYS], g->cache->codec[CODEC_VALUES]},
+                                   .places = tables->place_views,
+                                   .centroid = {centroid_shape_of(&method->key), centroid_shape_of(&method->value)},
+                                   .learned = {tables->learned[CODEC_KEYS], tables->learned[CODEC_VALUES]},
+                                   .run_angles = tables->rotary.runs,
+                                   .pre_rope = tables->pre_rope,
+                                   .sequences = sequences_in(b, b->uploaded),
+                                   .rows = rows_in(b, b->uploaded) + own->first,
+                                   .n_rows = (uint32_t)own->count,
+                                   .splits = g->splits,
+                                   .q = own->q,
+                                   .q_exact = g->evicts ? exact_queries(b, g, own->first) : own->q,
+                                   .out = own->out,
+                                   .parts = b->parts,
+                                   .page_bytes = {g->page_bytes[0], g->page_bytes[1]},
+                                   .rates = g->rates,
+                                   .run_queries = b->run_queries,
+                                   .runs = g->runs,
+                                   .run_step = run_step(g->cache),
+                                   .lists_written = g->chooses,
+                                   .arrived = b->arrived + own->first * b->shape.kv_heads};
     cudaError_t result = cudaSuccess;
+    if (shape->ranks) {
+        attend.out = rank_exchange_outputs(&b->exchange, shape, own->count);
+        attend.log_sums = rank_exchange_log_sums(&b->exchange, shape, own->count);
+        if (shape->ranks->rank) attend.heads.sinks = NULL; /* which rank 0 reads */
+    }
     if (g->chooses) {
         const struct select_tokens select = {attend, selection_of(b, own->first), (uint32_t)g->cache->base.index_page_bytes};
         result = select_tokens_launch(&select, cuda_scores_of(method), device_stream());
     }
     return result == cudaSuccess ? attend_decode_launch(&attend, device_stream()) : result;
+}
+
+static enum terse_status attend(const struct batch_memory *b, const struct group *g, const struct kv_rows *own,
+                                struct terse_error *error) {
+    const struct cache_shape *shape = &g->cache->base.shape;
+    enum terse_status status = device_check(launch_attention(b, g, own), "attention", error);
+    return status || !shape->ranks ? status : rank_exchange_finish(&b->exchange, shape, own->count, false, own->out, error);
 }
 
 enum terse_status batch_append(struct batch_memory *batch, const struct kv_rows *rows, struct terse_error *error) {
@@ -396,15 +428,16 @@ enum terse_status batch_append(struct batch_memory *batch, const struct kv_rows 
 }
 
 enum terse_status batch_attend(struct batch_memory *batch, const struct kv_rows *rows, struct terse_error *error) {
-    cudaError_t result = cudaSuccess;
+    enum terse_status status = TERSE_OK;
     struct kv_rows of_part;
     struct batch_memory *b = of_layer(batch, rows, &of_part);
     if (!b) return no_layer(rows->layer, error);
-    for (const struct group *g = b->groups; g < b->groups + b->n_groups && result == cudaSuccess; g++) {
+    for (const struct group *g = b->groups; g < b->groups + b->n_groups && !status; g++) {
         const struct kv_rows own = own_rows(b, g, &of_part);
         const struct kv_rows queries = {.layer = own.layer, .first = own.first, .count = own.count, .q = own.q};
-        if (own.count && !b->rotated) result = append(b, g, &queries, MODEL_BEHIND(rows->layer));
-        if (own.count && result == cudaSuccess) result = attend(b, g, &own);
+        if (own.count && !b->rotated)
+            status = device_check(append(b, g, &queries, MODEL_BEHIND(rows->layer)), "rotating a step's queries", error);
+        if (own.count && !status) status = attend(b, g, &own, error);
     }
-    return device_check(result, "attention", error);
+    return status;
 }

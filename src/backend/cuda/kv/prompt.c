@@ -3,19 +3,22 @@
  *
  * The row of token t is t itself while none was evicted. Otherwise evicted tokens have no row, so that rows follow one another as
  * positions do, but tokens that were kept of a prompt (SnapKV) stand in front of all pages, wherever they came from: attention does
- * not need their positions. */
+ * not need their positions. Nor have tokens of sealed pages that other ranks hold a row. Once there are such pages, each rank attends
+ * to its own sealed pages, rank 0 also to all else, and what they get is merged (exchange.h). */
 #include "backend/cuda/kv/prompt.h"
 
 #include "backend/cuda/kv/anchors.h"
 #include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/encode_kernels.h"
+#include "backend/cuda/kv/exchange.h"
 #include "backend/cuda/kv/kept.h"
 #include "backend/cuda/kv/replace.h"
 #include "backend/cuda/kv/views.h"
 #include "base/size.h"
+#include "kv/deal.h"
 
 /* Counts the rows of the tokens before the step. */
-static size_t rows_before(const struct cache *cache) { return (size_t)plan_kept(&cache->base.plan); }
+static size_t rows_before(const struct cache *cache) { return (size_t)plan_kept(&cache->base.plan) - cache->rows_elsewhere; }
 /* Returns the row of a token of the window or of the step. */
 static int64_t row_of(const struct cache *cache, uint64_t token) {
     return (int64_t)rows_before(cache) - (int64_t)(cache->base.plan.before.length - token);
@@ -70,24 +73,37 @@ static struct encode encode_of(const struct cache *cache, const struct item_list
     return encode;
 }
 
+/* Makes items of the sealed pages, and of those that the step seals, that are here. */
 static enum terse_status make_items(struct cache *cache, struct terse_error *error) {
     const struct plan *plan = &cache->base.plan;
-    size_t sealed = cache->base.pages.n_sealed;
+    size_t sealed = cache->base.pages.n_sealed, stored = 0, seals = 0;
     enum terse_status status = item_list_reserve(&cache->stored, sealed, error);
     if (!status) status = item_list_reserve(&cache->sealed, plan->seal, error);
     if (status) return status;
     int64_t row = row_of(cache, plan->before.window_first); /* which follows the last page */
     for (size_t i = sealed; i-- > 0;) {
-        row -= (int64_t)cache->base.pages.sets[i].count;
-        cache->stored.host[i] = item_of(cache, &cache->base.pages.sets[i], row);
+        const struct page_set *set = &cache->base.pages.sets[i];
+        if (!page_set_is_here(set)) continue;
+        row -= (int64_t)set->count;
+        cache->stored.host[stored++] = item_of(cache, set, row);
     }
     for (size_t i = 0; i < plan->seal; i++) {
         const struct page_set *set = &cache->base.pages.sets[sealed + i];
-        cache->sealed.host[i] = item_of(cache, set, row_of(cache, set->first));
+        if (page_set_is_here(set)) cache->sealed.host[seals++] = item_of(cache, set, row_of(cache, set->first));
     }
-    if ((status = item_list_upload(&cache->stored, sealed, error))) return status;
-    return item_list_upload(&cache->sealed, plan->seal, error);
+    if ((status = item_list_upload(&cache->stored, stored, error))) return status;
+    return item_list_upload(&cache->sealed, seals, error);
 }
+
+static size_t count_elsewhere(const struct cache *cache) {
+    const struct block_table *pages = &cache->base.pages;
+    size_t rows = 0;
+    for (size_t i = 0; i < pages->n_sealed; i++) rows += page_set_is_here(&pages->sets[i]) ? 0 : pages->sets[i].count;
+    return rows;
+}
+
+/* Returns whether pages that the step's queries attend to are dealt to ranks. */
+static bool exchanges(const struct cache *cache) { return cache->base.shape.ranks && cache->base.pages.n_sealed; }
 
 void prompt_pages_changed(struct cache *cache) {
     if (!cache->base.in_step || !cache->rows[CODEC_KEYS]) return;
@@ -96,7 +112,11 @@ void prompt_pages_changed(struct cache *cache) {
 }
 
 enum terse_status prompt_reserve(struct cache *cache, struct terse_error *error) {
+    cache->rows_elsewhere = count_elsewhere(cache);
     enum terse_status status = reserve_rows(cache, error);
+    if (!status && exchanges(cache))
+        status =
+            rank_exchange_reserve(&cache->exchange, &cache->base.shape, size_min(cache->base.plan.n, EXCHANGE_ROWS), NULL, error);
     if (!status) status = kept_reserve(cache, cache->row_capacity, error);
     if (!status) status = kv_anchors_reserve(cache, error);
     if (!status) status = make_items(cache, error);
@@ -223,11 +243,35 @@ enum terse_status prompt_observe(struct cache *cache, const struct kv_rows *rows
     return device_check(kv_anchors_attend(cache, &attend), "a prompt's queries", error);
 }
 
+/* Attends to what this rank reads, and exchanges it. */
+static enum terse_status attend_dealt(const struct cache *cache, const struct kv_rows *rows, struct terse_error *error) {
+    const struct cache_shape *shape = &cache->base.shape;
+    const struct plan *plan = &cache->base.plan;
+    struct attend_prefill attend = attention_of(cache, rows, rank_exchange_outputs(&cache->exchange, shape, rows->count));
+    attend.log_sums = rank_exchange_log_sums(&cache->exchange, shape, rows->count);
+    attend.log_stride = rows->count * (shape->query_heads / shape->kv_heads);
+    if (shape->ranks->rank) { /* its sealed pages, behind the rows of exact tokens */
+        attend.begin = (size_t)plan->before.exact;
+        attend.ends = true;
+        attend.end = (size_t)row_of(cache, plan->before.window_first);
+        attend.heads.sinks = NULL;
+    }
+    enum terse_status status = device_check(attend_prefill_launch(&attend, device_stream()), "a prompt's attention", error);
+    return status ? status : rank_exchange_finish(&cache->exchange, shape, rows->count, true, rows->out, error);
+}
+
 enum terse_status prompt_attend(struct cache *cache, const struct kv_rows *rows, struct terse_error *error) {
     const struct attend_prefill attend = attention_of(cache, rows, rows->out);
     if (!rows->count) return TERSE_OK;
     enum terse_status status = take_queries(cache, rows, error);
-    return status ? status : device_check(kv_anchors_attend(cache, &attend), "a prompt's attention", error);
+    if (status || !exchanges(cache))
+        return status ? status : device_check(kv_anchors_attend(cache, &attend), "a prompt's attention", error);
+    const size_t end = rows->first + rows->count;
+    for (size_t first = rows->first; first < end && !status; first += EXCHANGE_ROWS) {
+        const struct kv_rows some = kv_rows_within(rows, first, size_min(first + EXCHANGE_ROWS, end), &cache->base.shape);
+        status = attend_dealt(cache, &some, error);
+    }
+    return status;
 }
 
 /* Copies new tokens that stay to the window. */

@@ -178,6 +178,7 @@ static struct exact_rows copy_at(const struct cache *cache, void *host, size_t *
 
 int kv_export_pages(const struct cache *cache, void *to, const void *from, size_t bytes) {
     cudaStream_t stream; /* of its own */
+    device_number();
     if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return EIO;
     cudaError_t result = cudaStreamWaitEvent(stream, cache->written, 0);
     if (result == cudaSuccess) result = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream);
@@ -260,11 +261,17 @@ static enum terse_status send_sets(const struct cache_base *base, const uint8_t 
         of_rate[rate] = pages;
     while (set < end) {
         const struct page_chunk *chunk = set->owner;
+        if (!page_set_is_here(set)) { /* another rank's */
+            done[set++->rate]++;
+            continue;
+        }
         const size_t bytes = chunk->sets * base->rates.page_set_bytes[set->rate];
         uint8_t *host = calloc(1, bytes);
         if (!host) return status_no_memory(error, bytes, "saved pages");
-        for (; set < end && set->owner == chunk; set++)
-            copy_set(base, set, of_rate[set->rate], sets[set->rate], done[set->rate]++, host);
+        for (; set < end && (set->owner == chunk || !page_set_is_here(set)); set++) {
+            const size_t j = done[set->rate]++;
+            if (page_set_is_here(set)) copy_set(base, set, of_rate[set->rate], sets[set->rate], j, host);
+        }
         const cudaError_t result = device_send(chunk->memory, host, bytes);
         free(host);
         if (result != cudaSuccess) return device_check(result, "reading saved pages", error);
@@ -280,7 +287,7 @@ enum terse_status kv_import_pages(struct cache *cache, const uint8_t *pages, con
     if (!status) status = reserve_sets(&base->pages, rates, n, error);
     if (status || !n) return status;
     base->pages.n_sealed = n;
-    if (rates_of(base) > 1) return send_sets(base, pages, error);
+    if (rates_of(base) > 1 || base->shape.ranks) return send_sets(base, pages, error);
     /* A new cache's page sets are one chunk, laid out as the saved one. */
     return device_check(device_send(base->pages.sets[0].chunk, pages, n * base->page_set_bytes), "reading saved pages", error);
 }

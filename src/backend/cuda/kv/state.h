@@ -4,6 +4,7 @@
  *     select, score_*                  kernels that choose tokens, and their arguments
  *     tables                           what caches of one model and method share: where pages lie, transforms, angles
  *     state                            the data (this header)
+ *     exchange                         what several ranks have read, merged
  *     views                            the view that kernels have of a cache
  *     rank, kept                       exact rows, and the choice of a prompt's tokens that are kept as such
  *     choice                           what a step chooses of a prompt's tokens
@@ -27,6 +28,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/attend_decode.h"
 #include "backend/cuda/kv/encode.h"
+#include "backend/cuda/kv/exchange.h"
 #include "backend/cuda/kv/tables.h"
 #include "kv/cache.h"
 
@@ -78,7 +80,11 @@ struct cache {
         *views;               /* on the device [view_capacity], of the sealed page sets; behind them in the same piece of memory: */
     struct read_page *listed; /* [view_capacity] the pages of the shared read list */
     size_t view_capacity;
-    size_t views_good; /* the first so many views are as they should be */
+    size_t views_good; /* so many page sets have views as they should be */
+    /* Of the sealed page sets, counted_sets, where they are dealt to ranks: how many this rank has, and rank 0, which has the most. Else both
+     * are all of them. The device has views and list entries of this rank's alone. */
+    size_t counted_sets, pages_here, pages_most;
+    size_t rows_elsewhere; /* in a step of many tokens, those of other ranks' sealed pages */
     struct exact_rows exact;
     device_half *window; /* [layers][Hk][2][window_capacity][hd] */
     uint32_t window_capacity;
@@ -99,6 +105,7 @@ struct cache {
         chosen;   /* what is to take the place of `exact`, of a step that chooses anchors or a prompt that replaces rows */
     void *choice; /* scratch of either */
     size_t choice_bytes;
+    struct rank_exchange exchange; /* of a step of many tokens */
     struct replacing replacing;
     cudaEvent_t written;       /* other streams than device_stream() wait for this before they read the cache */
     cudaEvent_t encoded_ahead; /* a step that seals waits for this */

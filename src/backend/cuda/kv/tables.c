@@ -280,13 +280,14 @@ static enum terse_status entry_new(const struct cache_shape *shape, const struct
     return status;
 }
 
+/* Ranks that are threads of one process, as tests have them, have tables of their own, since these have scratch of steps. */
 static bool serves(const struct entry *e, const struct cache_shape *shape, const struct method *method, const char *identity) {
     const struct cache_shape *own = &e->shape;
     return own->layers == shape->layers && own->query_heads == shape->query_heads && own->kv_heads == shape->kv_heads &&
            own->head_dim == shape->head_dim && own->rope == shape->rope && own->slopes == shape->slopes &&
-           own->sinks == shape->sinks && own->order == shape->order && own->window == shape->window && !(own->cap < shape->cap) &&
-           !(own->cap > shape->cap) && e->learned == method->learned && !(e->least_rate < method->least_rate) &&
-           !(e->least_rate > method->least_rate) && strcmp(e->identity, identity) == 0;
+           own->sinks == shape->sinks && own->order == shape->order && own->window == shape->window && own->ranks == shape->ranks &&
+           !(own->cap < shape->cap) && !(own->cap > shape->cap) && e->learned == method->learned &&
+           !(e->least_rate < method->least_rate) && !(e->least_rate > method->least_rate) && strcmp(e->identity, identity) == 0;
 }
 
 enum terse_status kv_tables_get(const struct cache_shape *shape, const struct method *method, const struct kv_tables **tables,

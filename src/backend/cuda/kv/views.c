@@ -1,6 +1,7 @@
 /* Makes the kernels' view of a cache: the places of its pages and rows, and the pages that they encode or decode. */
 #include "backend/cuda/kv/views.h"
 #include "base/size.h"
+#include "kv/deal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -77,6 +78,23 @@ struct page_set_view cache_page_view(const struct page_set *set) {
                                   .generated = set->generated};
 }
 
+/* Counts of the first n page sets those that this rank has, and rank 0. */
+static void count_dealt(const struct cache *cache, size_t n, size_t *here, size_t *most) {
+    const struct page_set *sets = cache->base.pages.sets;
+    *here = *most = cache->base.shape.ranks ? 0 : n;
+    for (size_t i = 0; i < n && cache->base.shape.ranks; i++) {
+        *here += page_set_is_here(&sets[i]);
+        *most += deal_owner(&cache->base.shape, sets[i].first) == 0;
+    }
+}
+
+/* Returns how many of the first n page sets have views. */
+static size_t views_before(const struct cache *cache, size_t n) {
+    size_t here, most;
+    count_dealt(cache, n, &here, &most);
+    return here;
+}
+
 enum terse_status cache_reserve_views(struct cache *cache, size_t n, struct terse_error *error) {
     if (n <= cache->view_capacity) return TERSE_OK;
     struct page_set_view *views = device_alloc(cache->base.budget, page_view_bytes(n), "the KV cache's pages", error);
@@ -92,13 +110,17 @@ enum terse_status cache_reserve_views(struct cache *cache, size_t n, struct ters
 }
 
 static enum terse_status upload_sets(struct cache *cache, struct terse_error *error) {
-    size_t n = cache->base.pages.n_sealed, good = size_min(cache->views_good, n);
+    const struct page_set *sets = cache->base.pages.sets;
+    size_t n = cache->base.pages.n_sealed, good = size_min(cache->views_good, n), here = 0;
+    if (cache->counted_sets != n) count_dealt(cache, n, &cache->pages_here, &cache->pages_most);
+    cache->counted_sets = n;
     if (good == n) return TERSE_OK;
     struct page_set_view *views = malloc((n - good) * sizeof *views);
     if (!views) return status_no_memory(error, (n - good) * sizeof *views, "a step's pages");
-    for (size_t i = good; i < n; i++) views[i - good] = cache_page_view(&cache->base.pages.sets[i]);
-    cudaError_t result =
-        cudaMemcpyAsync(cache->views + good, views, (n - good) * sizeof *views, cudaMemcpyHostToDevice, device_stream());
+    for (size_t i = good; i < n; i++)
+        if (page_set_is_here(&sets[i])) views[here++] = cache_page_view(&sets[i]);
+    cudaError_t result = cudaMemcpyAsync(cache->views + views_before(cache, good), views, here * sizeof *views,
+                                         cudaMemcpyHostToDevice, device_stream());
     free(views); /* memory that is not pinned was copied before the call returned */
     if (result == cudaSuccess) cache->views_good = n;
     return device_check(result, "sending a step's pages", error);
@@ -139,12 +161,39 @@ static cudaError_t upload_entries(const struct cache *cache, size_t first, size_
                            device_stream());
 }
 
+/* Does the same where pages are dealt, of this rank's, which are numbered as their views are: of page sets [first, end), since entry i
+ * of a list that leaves nothing out is page set i. */
+static enum terse_status upload_dealt_entries(const struct cache *cache, size_t first, size_t end, struct terse_error *error) {
+    const struct page_set *sets = cache->base.pages.sets;
+    const size_t before = views_before(cache, first);
+    size_t n = 0;
+    if (first >= end) return TERSE_OK;
+    struct read_page *pages = malloc((end - first) * sizeof *pages);
+    if (!pages) return status_no_memory(error, (end - first) * sizeof *pages, "a step's pages");
+    for (size_t i = first; i < end; i++)
+        if (page_set_is_here(&sets[i])) pages[n] = cache->base.reads.pages[i], pages[n].page = (uint32_t)(before + n), n++;
+    const cudaError_t result =
+        cudaMemcpyAsync(cache->listed + before, pages, n * sizeof *pages, cudaMemcpyHostToDevice, device_stream());
+    free(pages);
+    return device_check(result, "sending a step's pages", error);
+}
+
+static enum terse_status upload_dealt(struct cache *cache, struct terse_error *error) {
+    struct read_lists *reads = &cache->base.reads;
+    const size_t n = reads->shared.n_pages, low = size_min(reads->stale_low, n);
+    enum terse_status status = upload_dealt_entries(cache, 0, low, error);
+    if (!status) status = upload_dealt_entries(cache, size_max(reads->stale_high, low), n, error);
+    if (!status) read_lists_copied(reads);
+    return status;
+}
+
 enum terse_status cache_upload_views(struct cache *cache, struct terse_error *error) {
     struct read_lists *reads = &cache->base.reads;
     const size_t n = reads->shared.n_pages, low = size_min(reads->stale_low, n);
     uint32_t first[RATE_VIEWS + 1];
     enum terse_status status = upload_sets(cache, error);
     if (status) return status;
+    if (cache->base.shape.ranks) return upload_dealt(cache, error);
     if (find_rates(cache, n, first)) return upload_by_rate(cache, first, error);
     cudaError_t result = upload_entries(cache, 0, low);
     if (result == cudaSuccess) result = upload_entries(cache, size_max(reads->stale_high, low), n);
@@ -156,6 +205,11 @@ struct sequence_view cache_view(const struct cache *cache) {
     struct read_list list = cache->base.reads.shared;
     list.pages = cache->listed;
     list.rows_end = (uint32_t)cache->base.plan.after.exact; /* new ones lie there when they are read */
+    if (cache->base.shape.ranks) list.n_pages = (uint32_t)cache->pages_here;
+    if (cache->base.shape.ranks && cache->base.shape.ranks->rank) { /* rank 0 alone reads what is no page */
+        list.rows_end = 0;
+        list.window_first = UINT32_MAX;
+    }
     struct sequence_view view = {.page_sets = cache->views,
                                  .list = list,
                                  .first_exact = cache_first_exact(cache),

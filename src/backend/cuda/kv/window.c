@@ -112,13 +112,16 @@ static struct encode window_encode(const struct cache *cache, const struct item_
     return encode;
 }
 
-/* Queues on a stream the encoding of page sets [first, first + n). */
+/* Queues on a stream the encoding of page sets [first, first + n), but for those of other ranks. */
 static enum terse_status encode_window(struct cache *cache, size_t first, size_t n, cudaStream_t stream,
                                        struct terse_error *error) {
+    const struct page_set *sets = cache->base.pages.sets + first;
     enum terse_status status = item_list_reserve(&cache->sealed, n, error);
+    size_t here = 0;
     if (status) return status;
-    for (size_t i = 0; i < n; i++) cache->sealed.host[i] = window_item(cache, &cache->base.pages.sets[first + i]);
-    if ((status = item_list_upload(&cache->sealed, n, error))) return status;
+    for (size_t i = 0; i < n; i++)
+        if (page_set_is_here(&sets[i])) cache->sealed.host[here++] = window_item(cache, &sets[i]);
+    if ((status = item_list_upload(&cache->sealed, here, error))) return status;
     if (stream != device_stream()) status = cache_written(cache, error);
     if (status) return status;
     cudaError_t result = stream != device_stream() ? cudaStreamWaitEvent(stream, cache->written, 0) : cudaSuccess;

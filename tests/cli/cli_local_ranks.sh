@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# terse --ranks: several processes of one machine, without MPI, write what one writes, once; a refusal is one line; one that is killed ends the others.
+. "$(dirname "$0")/../support/cli.sh"
+head -c 1800 "$text" >"$work/text"
+
+# ranks N ARGUMENTS: stdout and stderr (but for progress) go to $work/out and $work/err, the exit status to $status.
+ranks() {
+    local n=$1
+    shift
+    status=0
+    timeout 120 "$terse" --ranks "$n" "$@" >"$work/out" 2>"$work/err" </dev/null || status=$?
+    drop_progress
+}
+
+works run -f "$work/text" -n 12 --temp 0 -t 1 --kv q8_0
+cp "$work/out" "$work/alone"
+for n in 1 2 3; do
+    ranks "$n" run -f "$work/text" -n 12 --temp 0 -t 1 --kv q8_0
+    [ "$status" -eq 0 ] || fail "$n ranks: exit $status: $(cat "$work/err")"
+    cmp "$work/out" "$work/alone" || fail "$n ranks: another text than that of one process"
+    [ "$(wc -l <"$work/err")" -eq 1 ] || fail "$n ranks: more than the summary: $(cat "$work/err")"
+done
+
+# Standard input is rank 0's.
+timeout 120 "$terse" --ranks 2 run -f - -n 12 --temp 0 -t 1 --kv q8_0 <"$work/text" >"$work/out" 2>"$work/err" || fail "standard input: $(cat "$work/err")"
+cmp "$work/out" "$work/alone" || fail "standard input: another text than that of one process"
+
+# refuses PATTERN N ARGUMENTS
+rank_refuses() {
+    local pattern=$1
+    shift
+    ranks "$@"
+    [ "$status" -eq 1 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q -- "$pattern" "$work/err" || fail "--ranks $*: exit $status: $(cat "$work/err")"
+}
+rank_refuses 'mat-64 evicts tokens' 2 run -p 'The old man' -n 2 --kv mat-64
+rank_refuses 'terse calibrate: 2 ranks cannot' 2 calibrate -f "$work/text" -o "$work/codebook.gguf"
+rank_refuses 'must be a number of processes' 0 run -p a
+rank_refuses 'must be a number of processes' 2x run -p a
+
+# A rank that is killed ends all, with a line that names it.
+"$terse" --ranks 3 run -f "$work/text" -n -1 --ignore-eos --temp 0 -t 1 --kv q8_0 -c 8192 --allow-longer-context >"$work/out" 2>"$work/err" </dev/null &
+pid=$!
+for _ in $(seq 600); do
+    [ -s "$work/out" ] && break
+    sleep 0.1
+done
+[ -s "$work/out" ] || fail "three ranks write nothing: $(cat "$work/err")"
+other=$(ps -o pid= --ppid "$pid" | sort -n | tail -1)
+kill -KILL $other
+status=0
+wait "$pid" || status=$?
+drop_progress
+[ "$status" -eq 1 ] && [ "$(cat "$work/err")" = 'terse: rank 2 of 3 was ended by signal 9' ] || fail "a killed rank: exit $status: $(cat "$work/err")"
