@@ -11,7 +11,7 @@ import unittest
 
 from served import COMMAND, PATIENCE, Server, answer, ask_about, document, main
 
-MPIEXEC = os.environ.get("MPIEXEC", "mpirun").split()
+MPIEXEC = (os.environ.get("MPIEXEC") or "mpirun").split()
 KILLED = ("exited on signal 9", "task 1: Killed")  # Open MPI, srun; MPICH says it on standard output
 OPTIONS = ("--kv", "q8_0", "-t", "1", "-np", "2")
 
