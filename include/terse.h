@@ -391,12 +391,15 @@ struct terse_engine_options {
     const char *device;
     /* The pages of KV caches are dealt to the ranks of the job that this process belongs to (docs/distributed.md), each of which makes one such
      * engine, of the same model. Rank 0 uses its engine as any other; what is told of a cache is told of rank 0's share. The other ranks call
-     * terse_engine_follow. A rank that gives up after a failure ends by _exit, not by exit, at which it would wait for the others. */
+     * terse_engine_follow. A rank that gives up calls exit with another status than 0, which ends the whole job; one that ends with 0 waits for the
+     * others to do so. */
     bool over_ranks;
 };
 TERSE_API struct terse_engine_options terse_engine_options_defaults(void);
-/* Says which rank of how many this process is, by what mpirun, srun or terse --ranks has told it; 0 of 1 where it was started alone. */
-TERSE_API void terse_job(uint32_t *rank, uint32_t *ranks);
+/* Says which rank of how many this process is, by what mpirun, srun or terse --ranks has told it, also on failure; 0 of 1 where it was started
+ * alone. Enters the job, as terse_engine_new does otherwise: a program should come here first, since a rank that fails before may leave the
+ * others waiting for it. TERSE_E_UNSUPPORTED says what is missing. */
+TERSE_API enum terse_status terse_job(uint32_t *rank, uint32_t *ranks, struct terse_error *error);
 /* Makes an engine. The model must outlive it, and it its sessions. `options` may be NULL. Callbacks run on the caller's thread. */
 TERSE_API enum terse_status terse_engine_new(const struct terse_model *model, const struct terse_engine_options *options,
                                              struct terse_engine **engine, struct terse_error *error);

@@ -29,11 +29,16 @@ static void catch_signal(int number, void (*handler)(int), unsigned flags) {
 static uint32_t rank, ranks = 1; /* of the job that this process belongs to */
 
 /* Makes all ranks but the first one silent, since all compute the same. Messages alone have a stderr of their own. */
-static void join_job(void) {
-    terse_job(&rank, &ranks);
-    if (!rank) return;
+static void be_silent(void) {
     messages = fdopen(dup(STDERR_FILENO), "w");
     if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr)) _exit(EXIT_FAILED);
+}
+
+static void join_job(void) {
+    struct terse_error error;
+    const enum terse_status status = terse_job(&rank, &ranks, &error);
+    if (rank) be_silent();
+    if (status) exit(complain_error(&error));
 }
 
 uint32_t console_ranks(void) { return ranks; }
@@ -90,7 +95,7 @@ int complain(const char *format, ...) {
     FILE *to = messages ? messages : stderr;
     va_list arguments;
     progress_clear();
-    if (rank && (sleep(RANK_WAITS) || console_interrupted())) _exit(EXIT_FAILED);
+    if (rank && (sleep(RANK_WAITS) || console_interrupted())) _exit(EXIT_FAILED); /* the job is ending already */
     fprintf(to, "%s: ", command_name);
     if (rank) fprintf(to, "rank %u: ", rank);
     va_start(arguments, format);
@@ -126,14 +131,7 @@ bool output_write(const char *bytes, size_t n_bytes) {
     return !output_errno;
 }
 
-/* Ends the process without leaving its job as one that has succeeded does: ranks might then wait for each other. What has started them ends
- * the others. */
-static int end(int status) {
-    if (status != EXIT_OK && ranks > 1) _exit(status);
-    return status;
-}
-
-static int check_output(int status) {
+int console_end(int status) {
     progress_clear();
     bool failed_before = ferror(stdout) != 0;
     if (fclose(stdout) != 0 && !output_errno) output_errno = errno;
@@ -143,8 +141,6 @@ static int check_output(int status) {
     if (output_errno == EPIPE) return EXIT_CLOSED_PIPE; /* the reader has enough: `terse ... | head` */
     return complain("cannot write to standard output: %s", strerror(output_errno));
 }
-
-int console_end(int status) { return end(check_output(status)); }
 
 /* ---- Progress */
 

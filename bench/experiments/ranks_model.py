@@ -18,21 +18,25 @@ TOKENS = 1 << 20
 CACHES = [("f16", 16.0), ("terse-2", 2.2)]  # bits per value
 
 
-def block():
+def block(query_heads, head_dim):
     """Bytes of a rank's partial states of a layer and token."""
-    return 4 * (2 * math.ceil(QUERY_HEADS / 16) * 16 + math.ceil(QUERY_HEADS * HEAD_DIM / 16) * 16)
+    return 4 * (2 * math.ceil(query_heads / 16) * 16 + math.ceil(query_heads * head_dim / 16) * 16)
 
 
 def exchange(ranks, size, rate, latency):
     return math.ceil(math.log2(ranks)) * latency + (ranks - 1) * size / rate
 
 
+def network(ranks, layers, size, rate, latency):
+    """Seconds of a step's exchanges, of `size` bytes a rank in each layer."""
+    if ranks == 1:
+        return 0
+    return (layers * exchange(ranks, size, rate, latency) + exchange(ranks, 256, rate, latency)
+            + math.ceil(math.log2(ranks)) * (latency + 256 / rate))
+
+
 def step(ranks, cache_bytes, rate, latency):
-    seconds = WEIGHTS / BANDWIDTH + cache_bytes / ranks / BANDWIDTH
-    if ranks > 1:
-        seconds += LAYERS * exchange(ranks, block(), rate, latency)
-        seconds += exchange(ranks, 256, rate, latency) + math.ceil(math.log2(ranks)) * (latency + 256 / rate)
-    return seconds
+    return (WEIGHTS + cache_bytes / ranks) / BANDWIDTH + network(ranks, LAYERS, block(QUERY_HEADS, HEAD_DIM), rate, latency)
 
 
 def main():

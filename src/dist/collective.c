@@ -64,7 +64,7 @@ static bool read_number(const char *name, uint32_t *number) {
     return !*end && value <= INT32_MAX;
 }
 
-void terse_job(uint32_t *rank, uint32_t *ranks) {
+static void read_job(uint32_t *rank, uint32_t *ranks) {
     for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++)
         if (read_number(launchers[i].rank, rank) && read_number(launchers[i].ranks, ranks) && *rank < *ranks) return;
     *rank = 0;
@@ -127,10 +127,22 @@ enum terse_status collective_open(struct collective **ranks, struct terse_error 
     static struct collective *opened;
     enum terse_status status = TERSE_OK;
     uint32_t rank, n;
-    terse_job(&rank, &n);
+    read_job(&rank, &n);
     pthread_mutex_lock(&mutex);
     if (!opened && n > 1) status = host_ranks_given() ? open_host(rank, n, &opened, error) : open_plugin(&opened, error);
     *ranks = opened ? opened : &collective_local;
     pthread_mutex_unlock(&mutex);
+    if (!status && (*ranks)->ranks != n)
+        status = status_fail(
+            error, TERSE_E_UNSUPPORTED,
+            "%u ranks were started, and MPI knows of %u: use the mpirun of the MPI that terse was built with, or another "
+            "--mpi of srun",
+            n, (*ranks)->ranks);
     return status;
+}
+
+enum terse_status terse_job(uint32_t *rank, uint32_t *ranks, struct terse_error *error) {
+    struct collective *job;
+    read_job(rank, ranks);
+    return collective_open(&job, error);
 }

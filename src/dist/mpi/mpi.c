@@ -6,8 +6,10 @@
 
 #include <limits.h>
 #include <mpi.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 static MPI_Comm world; /* a copy of MPI_COMM_WORLD of our own */
 
@@ -48,11 +50,19 @@ static enum terse_status broadcast(const struct collective *ranks, void *data, s
 static const struct collective_ops ops = {"MPI", gather, broadcast};
 static struct collective job = {.ops = &ops};
 
-/* Leaves the job, as a process must that ends well. One that gives up must not come here, since its ranks might wait for each other:
- * it ends by _exit, and what has started it ends the others. */
-static void leave(void) {
+/* Leaves the job, as a process must that ends well. One that gives up must not finalize, since its ranks might wait for each other: mpirun ends
+ * the others when a process ends without that, and srun has to be told by MPI_Abort (at which mpirun of Open MPI writes errors of its own). */
+static void leave(int status, void *user) {
     int left = 0;
-    if (MPI_Finalized(&left) == MPI_SUCCESS && !left) MPI_Finalize();
+    (void)user;
+    if (MPI_Finalized(&left) != MPI_SUCCESS || left) return;
+    if (!status) {
+        MPI_Finalize();
+        return;
+    }
+    fflush(NULL);
+    if (getenv("SLURM_PROCID")) MPI_Abort(MPI_COMM_WORLD, status);
+    _exit(status);
 }
 
 static enum terse_status enter(struct collective **ranks, struct terse_error *error) {
@@ -61,7 +71,7 @@ static enum terse_status enter(struct collective **ranks, struct terse_error *er
     const int failed = there ? MPI_Query_thread(&level) : MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
     if (failed || level < MPI_THREAD_SERIALIZED)
         return status_fail(error, TERSE_E_UNSUPPORTED, "MPI does not let threads call it one at a time (MPI_THREAD_SERIALIZED)");
-    if (!there) atexit(leave);
+    if (!there) on_exit(leave, NULL);
     MPI_Comm_dup(MPI_COMM_WORLD, &world);
     MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
     MPI_Comm_rank(world, &rank);
