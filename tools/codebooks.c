@@ -232,6 +232,7 @@ static struct terse_calibration options_of(const struct setup *setup, const stru
     options.text_labels = calibration->text_labels;
     options.weighting = (enum terse_weighting)calibration->weighting;
     options.threads = (uint32_t)setup->threads;
+    options.device = setup_device(setup);
     return options;
 }
 

@@ -68,6 +68,8 @@ enum terse_status setup_try_load(struct setup *setup, struct terse_error *error)
 int setup_engine(struct setup *setup);
 void setup_free(struct setup *setup);
 
+/* Chooses the device from --device or -ngl, which is llama.cpp's way to say it. Returns an exit status. */
+int setup_choose_device(const struct setup *setup, const char **device);
 /* Returns the name of the device that the engine is on or will be made on, as terse_cache_bytes takes it. */
 const char *setup_device(const struct setup *setup);
 /* Does what terse_cache_bytes does, of the loaded model on that device. */

@@ -204,3 +204,36 @@ enum terse_status device_model_load(const struct terse_model *model, size_t besi
     if (status) device_model_free(device);
     return status;
 }
+
+/* ---- Finding */
+
+/* Returns the number of the layer that something is a part of. */
+static size_t layer_with(const struct terse_model *m, const void *part) {
+    return (size_t)((const char *)part - (const char *)m->layer) / sizeof *m->layer;
+}
+
+const struct device_matrix *device_model_matrix(const struct device_model *device, const struct matrix *matrix) {
+    const struct terse_model *m = device->model;
+    if (matrix == &m->output) return &device->output;
+    const size_t i = layer_with(m, matrix);
+    const struct layer *l = &m->layer[i];
+    const struct device_layer *d = &device->layer[i];
+    const struct matrix *const matrices[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up};
+    const struct device_matrix *const own[] = {&d->q, &d->k, &d->v, &d->o, &d->gate, &d->up};
+    for (size_t k = 0; k < sizeof own / sizeof own[0]; k++)
+        if (matrices[k] == matrix) return own[k];
+    return &d->down;
+}
+
+const struct norm *device_model_norm(const struct device_model *device, const struct norm *norm) {
+    const struct terse_model *m = device->model;
+    if (norm == &m->output_norm) return &device->output_norm;
+    const size_t i = layer_with(m, norm);
+    const struct layer *l = &m->layer[i];
+    const struct device_layer *d = &device->layer[i];
+    const struct norm *const norms[] = {&l->attention_norm, &l->feed_forward_norm, &l->q_norm, &l->k_norm, &l->attention_post_norm};
+    const struct norm *const own[] = {&d->attention_norm, &d->feed_forward_norm, &d->q_norm, &d->k_norm, &d->attention_post_norm};
+    for (size_t k = 0; k < sizeof own / sizeof own[0]; k++)
+        if (norms[k] == norm) return own[k];
+    return &d->feed_forward_post_norm;
+}

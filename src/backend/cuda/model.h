@@ -31,4 +31,8 @@ enum terse_status device_model_load(const struct terse_model *model, size_t besi
                                     struct terse_error *error);
 void device_model_free(struct device_model *device);
 
+/* Return the device's part of a matrix or a norm, which is one of the model's output or of its layers without experts. */
+const struct device_matrix *device_model_matrix(const struct device_model *device, const struct matrix *matrix);
+const struct norm *device_model_norm(const struct device_model *device, const struct norm *norm);
+
 #endif

@@ -1,6 +1,7 @@
 /* Computes on rows of activations: a block of threads takes a row where it is long, a warp where it is a head. */
 #include "backend/cuda/rows.h"
 
+#include "backend/cuda/activation.cuh"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/ptx.cuh"
 
@@ -47,8 +48,6 @@ __device__ static inline float block_most(float x) {
 
 /* ---- Into a product */
 
-__device__ static inline float gelu_tanh(float x) { return x / (1 + expf(-2 * 0.79788456f * x * (1 + 0.044715f * x * x))); }
-
 struct row_source {
     struct row_form form;
     const float *x, *factor; /* the row's */
@@ -71,17 +70,6 @@ __device__ static inline quad load_quad(const float *row, uint32_t q, uint32_t w
             if (4 * q + i < width) r.of[i] = row[4 * q + i];
     }
     return r;
-}
-
-__device__ static inline float activation_of(enum activation activation, float x, float factor) {
-    if (activation == ACTIVATION_SWIGLU) return x / (1 + expf(-x)) * factor;
-    if (activation == ACTIVATION_GEGLU) return gelu_tanh(x) * factor;
-    if (activation == ACTIVATION_SWIGLU_CLAMPED) {
-        x = x > SWIGLU_CLAMP ? SWIGLU_CLAMP : x; /* NaN stays NaN */
-        factor = factor > SWIGLU_CLAMP ? SWIGLU_CLAMP : factor < -SWIGLU_CLAMP ? -SWIGLU_CLAMP : factor;
-        return x / (1 + expf(-SWIGLU_GAIN * x)) * (factor + 1);
-    }
-    return activation == ACTIVATION_GELU ? 0.5f * x * erfcf(-x * 0.70710678f) : gelu_tanh(x);
 }
 
 /* Returns a row's q-th four numbers in the given form. */
