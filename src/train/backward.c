@@ -23,6 +23,7 @@
 #include <string.h>
 
 #define LOGIT_TOKENS 64 /* of a panel of logits, at least */
+#define LOOK_TOKENS 4   /* that backward_look runs */
 
 /* The backward sweep needs these rows of a layer's forward sweep. Those of the last layers are kept, those of the others are
  * computed again. */
@@ -66,6 +67,7 @@ struct backward {
     float *logits;  /* [logit_rows][vocabulary] */
     float *capped;  /* the same, where logits are capped: their gradients take their place */
     double *losses; /* [logit_rows] */
+    bool looks;     /* the forward sweep goes to the end without gradients, too: backward_look */
     bool draw;      /* backward_draw_labels */
     uint64_t seed;
     float *staged[SEEN]; /* [n][width] or [n][Hk][hd], of the host: what the sink sees, where rows are elsewhere */
@@ -238,7 +240,7 @@ enum terse_status backward_new(const struct learning_ops *ops, const struct ters
     b->gradients = gradients;
     b->ops = ops && ops->supports(model, NULL) == TERSE_OK ? ops : &window_ops_cpu;
     b->logit_rows = size_max(b->ops->logit_bytes / (model->vocabulary * sizeof(float)), LOGIT_TOKENS);
-    b->logit_rows = gradients ? size_min(b->logit_rows, size_min(b->ops->panel, tokens)) : 0;
+    b->logit_rows = gradients ? size_min(b->logit_rows, size_min(b->ops->panel, tokens)) : model->recurrent ? 0 : LOOK_TOKENS;
     b->staying = gradients ? count_staying(model, tokens, b->ops->staying_bytes) : 0;
     status = gemm_prepare(error);
     if (!status) status = prepare(b, error);
@@ -571,7 +573,7 @@ static enum terse_status sweep_forward(struct backward *b, const int32_t *tokens
     b->ops->embed(b->learner, tokens, n, b->hidden);
     enum terse_status status = b->ops->check_finite(b->learner, MODEL_EMBEDDINGS, b->hidden, n, m->width, error);
     for (uint32_t i = 0; i < m->layers && *go_on && !status; i++) {
-        bool whole = b->gradients || i + 1 < m->layers;
+        bool whole = b->gradients || b->looks || i + 1 < m->layers;
         if (m->layer[i].k.data)
             status = bring_keys(b, i, n, sink, error);
         else
@@ -582,6 +584,24 @@ static enum terse_status sweep_forward(struct backward *b, const int32_t *tokens
         *go_on = report(b, progress, i + 1);
     }
     return status;
+}
+
+static void ignore_layer(void *user, uint32_t layer, const struct captured *rows) { (void)user, (void)layer, (void)rows; }
+
+enum terse_status backward_look(struct backward *b, const int32_t *tokens, size_t n, struct terse_error *error) {
+    const struct terse_model *m = b->model;
+    const struct backward_sink sink = {ignore_layer, NULL};
+    bool go_on = true;
+    n = size_min(n, LOOK_TOKENS);
+    enum terse_status status = check(b, tokens, n, error);
+    b->looks = true;
+    if (!status) status = sweep_forward(b, tokens, n, &sink, NULL, &go_on, error);
+    b->looks = false;
+    if (status) return status;
+    b->ops->norm(b->learner, &m->output_norm, hidden_of(b, m->layers), b->normed, n, m->width);
+    b->ops->linear(b->learner, &(struct linear_op){&m->output, b->logits}, 1, b->normed, n);
+    if (m->logit_cap > 0) b->ops->cap(b->learner, b->logits, m->logit_cap, n, m->vocabulary);
+    return b->ops->check_finite(b->learner, MODEL_OUTPUT(m), b->logits, n, m->vocabulary, error);
 }
 
 enum terse_status backward_run(struct backward *b, const int32_t *tokens, size_t n, const struct backward_sink *sink,

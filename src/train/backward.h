@@ -50,4 +50,9 @@ void backward_draw_labels(struct backward *backward, uint64_t seed);
 enum terse_status backward_run(struct backward *backward, const int32_t *tokens, size_t n, const struct backward_sink *sink,
                                const struct terse_progress *progress, double *loss, struct terse_error *error);
 
+/* Runs the first of these tokens through the whole model, for windows without gradients, which do not go beyond the last layer's keys and
+ * values: TERSE_E_FORMAT where the model's numbers are not finite, from which nothing is to be learned. Not for models with recurrent
+ * layers. */
+enum terse_status backward_look(struct backward *backward, const int32_t *tokens, size_t n, struct terse_error *error);
+
 #endif
