@@ -1,5 +1,5 @@
 /* Declares the operations by which a backend does the heavy part of learning (src/train): on the rows of whole windows, exact and
- * without a cache. train/window_ops.c implements them on the CPU, whose table is the reference.
+ * without a cache, and searches among centroids. train/window_ops.c implements them on the CPU, whose table is the reference.
  *
  * Rows are floats in memory of the backend, made by `reserve`: a token or a head each. Operations are queued or done at once, in the
  * order of the calls; what fails is told by the next `fetch` or `check_finite`. Matrices and norms are those of the learner's model, as
@@ -10,6 +10,7 @@
 #include "model/model.h"
 
 struct learner; /* a model on a backend, and memory for windows */
+struct search;  /* points on a backend, that are compared with centroids */
 
 /* A linear_op is one product of several that share their input. */
 struct linear_op {
@@ -87,6 +88,14 @@ struct learning_ops {
                           double *loss); /* of the model's vocabulary; loss[n] is the host's */
     void (*attend_backward)(struct learner *learner, const struct attention *attention, const float *out, const float *log_sum,
                             const float *d_out, float *dk, float *dv, bool queries);
+
+    /* Copies rows[n][d], `stride` floats apart and at most 1e15 in size, to compare them with k centroids at a time. Returns NULL where
+     * there is no memory, or d is more than it serves: the caller searches by itself. Any thread may have a search, and several at once. NULL:
+     * there are no searches. */
+    struct search *(*open_search)(const float *rows, size_t n, size_t d, size_t stride, size_t k);
+    /* Writes codes[n], the nearest of centroids[k][d], the lowest of equally near ones, the same in every run. */
+    enum terse_status (*find)(struct search *search, const float *centroids, uint16_t *codes, struct terse_error *error);
+    void (*close_search)(struct search *search); /* accepts NULL */
 };
 
 #endif

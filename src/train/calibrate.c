@@ -370,7 +370,7 @@ static enum terse_status fit(struct fits *f, size_t index, struct terse_error *e
     size_t at = side == CODEC_KEYS ? index : index - f->count[CODEC_KEYS], parts = f->count[side] / f->sets;
     size_t k = (size_t)1 << coding.bits;
     struct reading reading = reading_of(f, coding, at / parts);
-    struct kmeans_options options = {.rounds = ROUNDS, .tolerance = TOLERANCE, .progress = {report_fit, f}};
+    struct kmeans_options options = {.rounds = ROUNDS, .tolerance = TOLERANCE, .progress = {report_fit, f}, .ops = f->recipe->ops};
     struct kmeans_result result;
     struct samples samples;
     options.seed = random_mix(f->recipe->info.seed + (index + 1) * RANDOM_STEP);

@@ -468,4 +468,7 @@ const struct learning_ops cuda_learning_ops = {.panel = PANEL,
                                                .cap_backward = cap_backward,
                                                .activation_backward = activation_backward,
                                                .cross_entropy = cross_entropy,
-                                               .attend_backward = attend_backward};
+                                               .attend_backward = attend_backward,
+                                               .open_search = learning_search_open,
+                                               .find = learning_search_find,
+                                               .close_search = learning_search_close};

@@ -4,6 +4,11 @@
 
 #include "backend/learning.h"
 
+/* The members open_search, find and close_search of the table: learning_search.c. */
+struct search *learning_search_open(const float *rows, size_t n, size_t d, size_t stride, size_t k);
+enum terse_status learning_search_find(struct search *search, const float *centroids, uint16_t *codes, struct terse_error *error);
+void learning_search_close(struct search *search);
+
 extern const struct learning_ops cuda_learning_ops;
 
 #endif

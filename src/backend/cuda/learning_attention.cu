@@ -2,34 +2,9 @@
  * takes the row of a query and a head. */
 #include "backend/cuda/learning_kernels.h"
 
-#include <math.h>
+#include "backend/cuda/block_sums.cuh"
 
 #define THREADS 128
-
-__device__ static inline float warp_sum(float x) {
-    for (int apart = 16; apart; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);
-    return x;
-}
-
-__device__ static inline float block_sum(float x) {
-    __shared__ float parts[THREADS / 32];
-    x = warp_sum(x);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-    __syncthreads();
-    return warp_sum(threadIdx.x % 32 < THREADS / 32 ? parts[threadIdx.x % 32] : 0);
-}
-
-__device__ static inline float block_most(float x) {
-    __shared__ float parts[THREADS / 32];
-    for (int apart = 16; apart; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = threadIdx.x % 32 < THREADS / 32 ? parts[threadIdx.x % 32] : -INFINITY;
-    for (int apart = 16; apart; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
-    return x;
-}
 
 /* A row is a query of a head: block (token, head). It sees keys [from, to). */
 struct row {

@@ -54,6 +54,14 @@ cudaError_t learning_products(const struct learning_tile *tile, const float *a, 
 cudaError_t learning_softmax_backward(const struct learning_tile *tile, const float *log_sum, const float *products, float *logits,
                                       float *d, cudaStream_t stream);
 
+/* ---- Centroids: learning_nearest.cu */
+
+/* Writes codes[n]: the nearest of centroids[k][d] to points[n][d], the lowest of equally near ones. d is a power of two from 2 to
+ * LEARNING_WIDEST; k at most 65536. */
+#define LEARNING_WIDEST 32
+cudaError_t learning_nearest(const float *points, uint32_t n, uint32_t d, const float *centroids, uint32_t k, uint16_t *codes,
+                             cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

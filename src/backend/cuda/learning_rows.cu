@@ -2,8 +2,7 @@
 #include "backend/cuda/learning_kernels.h"
 
 #include "backend/cuda/activation.cuh"
-
-#include <math.h>
+#include "backend/cuda/block_sums.cuh"
 
 #define THREADS 256
 #define MOST_BLOCKS 8192
@@ -126,36 +125,6 @@ extern "C" cudaError_t learning_turn(struct rope rope, const float *cosine, cons
                                      uint32_t n, uint32_t heads, cudaStream_t stream) {
     return change_all(turning{rope, cosine, sine, inverse ? -1.0f : 1.0f, rows, heads}, (size_t)n * heads * (rope.n_rot / 2),
                       stream);
-}
-
-/* ---- Sums, the same in all threads and in every run */
-
-__device__ static inline float warp_sum(float x) {
-    for (int apart = 16; apart; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);
-    return x;
-}
-
-__device__ static inline float warp_most(float x) {
-    for (int apart = 16; apart; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
-    return x;
-}
-
-__device__ static inline float block_sum(float x) {
-    __shared__ float parts[THREADS / 32];
-    x = warp_sum(x);
-    __syncthreads(); /* parts of the sum before are read */
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-    __syncthreads();
-    return warp_sum(threadIdx.x % 32 < THREADS / 32 ? parts[threadIdx.x % 32] : 0);
-}
-
-__device__ static inline float block_most(float x) {
-    __shared__ float parts[THREADS / 32];
-    x = warp_most(x);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-    __syncthreads();
-    return warp_most(threadIdx.x % 32 < THREADS / 32 ? parts[threadIdx.x % 32] : -INFINITY);
 }
 
 /* ---- Norms: train/backward_ops.c has the equations */

@@ -2,6 +2,7 @@
 #include "backend/cuda/rows.h"
 
 #include "backend/cuda/activation.cuh"
+#include "backend/cuda/block_sums.cuh"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/ptx.cuh"
 
@@ -15,36 +16,6 @@
 #define CODE_UNIT 16777216.f
 
 __host__ __device__ static inline uint32_t divide_up(uint32_t n, uint32_t by) { return (n + by - 1) / by; }
-
-/* ---- Sums and maxima over a block of threads, the same in all threads and in every run */
-
-__device__ static inline float warp_sum(float x) {
-    for (int apart = 16; apart; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);
-    return x;
-}
-
-__device__ static inline float warp_most(float x) {
-    for (int apart = 16; apart; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
-    return x;
-}
-
-__device__ static inline float block_sum(float x) {
-    __shared__ float parts[32];
-    x = warp_sum(x);
-    __syncthreads(); /* parts of the sum before are read */
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-    __syncthreads();
-    return warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0);
-}
-
-__device__ static inline float block_most(float x) {
-    __shared__ float parts[32];
-    x = warp_most(x);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-    __syncthreads();
-    return warp_most(threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0);
-}
 
 /* ---- Into a product */
 

@@ -1,4 +1,6 @@
 /* Blocks of fibers, one after another. */
+#include <mutex> /* before min and max are macros */
+
 #include "cuda_emulation.h"
 
 #include "emulated_capture.h"
@@ -180,6 +182,8 @@ void emulated_run(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std
         emulated_fail(cudaErrorInvalidConfiguration);
         return;
     }
+    static std::mutex one; /* kernel at a time: threads may have streams of their own */
+    const std::lock_guard<std::mutex> guard(one);
     emulated_grid = grid;
     emulated_block = block;
     n_threads = block.x * block.y * block.z;

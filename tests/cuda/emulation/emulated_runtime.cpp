@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <vector>
 
 #define DEVICE_BYTES ((size_t)8 << 30)
@@ -13,6 +14,7 @@ typedef std::vector<std::function<void()>> work_list;
 static cudaError_t last_error;
 static std::map<void *, size_t> allocations;
 static size_t allocated;
+static std::mutex allocating;
 static bool capturing;
 static cudaStream_t capturing_stream;
 static work_list *captured;
@@ -35,6 +37,7 @@ extern "C" {
 /* ---- Memory. What was not written yet is no number. */
 
 cudaError_t cudaMalloc(void **memory, size_t bytes) {
+    const std::lock_guard<std::mutex> guard(allocating);
     *memory = NULL;
     if (bytes > DEVICE_BYTES - allocated) return result_of(cudaErrorMemoryAllocation);
     if (posix_memalign(memory, 256, bytes ? bytes : 1)) return result_of(cudaErrorMemoryAllocation);
@@ -45,6 +48,7 @@ cudaError_t cudaMalloc(void **memory, size_t bytes) {
 }
 cudaError_t cudaFree(void *memory) {
     if (!memory) return cudaSuccess;
+    const std::lock_guard<std::mutex> guard(allocating);
     if (!allocations.count(memory)) return result_of(cudaErrorInvalidValue);
     allocated -= allocations[memory];
     allocations.erase(memory);
@@ -53,6 +57,11 @@ cudaError_t cudaFree(void *memory) {
 }
 cudaError_t cudaMallocAsync(void **memory, size_t bytes, cudaStream_t) { return cudaMalloc(memory, bytes); }
 cudaError_t cudaFreeAsync(void *memory, cudaStream_t) { return cudaFree(memory); }
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int) {
+    *pool = NULL;
+    return cudaSuccess;
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) { return cudaSuccess; }
 cudaError_t cudaMallocHost(void **memory, size_t bytes) { return posix_memalign(memory, 256, bytes ? bytes : 1) ? result_of(cudaErrorMemoryAllocation) : cudaSuccess; }
 cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned) { return cudaMallocHost(memory, bytes); }
 cudaError_t cudaFreeHost(void *memory) {
