@@ -11,6 +11,7 @@
 
 struct learner; /* a model on a backend, and memory for windows */
 struct search;  /* points on a backend, that are compared with centroids */
+struct mixture; /* points on a backend, that a table of complex numbers is fitted to (train/em.h) */
 
 /* A linear_op is one product of several that share their input. */
 struct linear_op {
@@ -40,6 +41,18 @@ struct attention {
 struct targets {
     const int32_t *tokens; /* in the host's memory */
     uint64_t seed;         /* of the first row's draw */
+};
+
+/* This is an E step (train/em.h): what points are looked at, by what table, and what comes of it, all in the host's memory. */
+struct expectation {
+    const uint32_t *ids; /* [n] points */
+    size_t n;
+    const float *panel, *half; /* [2 pairs][2 entries], [entries][entries]: as of backend/cpu/codec/commvq_search.h */
+    double temperature;        /* T; 0: a point's nearest codeword has all of its weight */
+    double faint;              /* weights below exp(-faint) of the nearest's are left out */
+    uint16_t *codes;           /* [n] the nearest codeword, a + entries b */
+    float *errors;             /* [n] w times its squared distance */
+    double *counts, *sums;     /* [entries][entries], [entries][2 pairs]: what em_solve takes */
 };
 
 struct learning_ops {
@@ -96,6 +109,11 @@ struct learning_ops {
     /* Writes codes[n], the nearest of centroids[k][d], the lowest of equally near ones, the same in every run. */
     enum terse_status (*find)(struct search *search, const float *centroids, uint16_t *codes, struct terse_error *error);
     void (*close_search)(struct search *search); /* accepts NULL */
+
+    /* Copies rows[n][2 pairs] and weights[n] for E steps with tables of so many entries. The rest is as of open_search. */
+    struct mixture *(*open_mixture)(const float *rows, const float *weights, size_t n, size_t pairs, size_t entries);
+    enum terse_status (*expect)(struct mixture *mixture, const struct expectation *expectation, struct terse_error *error);
+    void (*close_mixture)(struct mixture *mixture); /* accepts NULL */
 };
 
 #endif

@@ -423,6 +423,7 @@ static enum terse_status fit_tables(struct fits *f, size_t index, struct terse_e
     if (copy_tables(f, index)) return TERSE_OK;
     options.seed = random_mix(info->seed + (index + 1) * RANDOM_STEP);
     options.progress = (struct terse_progress){report_fit, f};
+    options.ops = f->recipe->ops;
     enum terse_status status = read_samples(f, CODEC_KEYS, &reading, 0, hd, &samples, error);
     if (status) return status;
     commvq_channels(shape, parameters, subvector, channels);

@@ -471,4 +471,7 @@ const struct learning_ops cuda_learning_ops = {.panel = PANEL,
                                                .attend_backward = attend_backward,
                                                .open_search = learning_search_open,
                                                .find = learning_search_find,
-                                               .close_search = learning_search_close};
+                                               .close_search = learning_search_close,
+                                               .open_mixture = learning_mixture_open,
+                                               .expect = learning_mixture_expect,
+                                               .close_mixture = learning_mixture_close};

@@ -9,6 +9,15 @@ struct search *learning_search_open(const float *rows, size_t n, size_t d, size_
 enum terse_status learning_search_find(struct search *search, const float *centroids, uint16_t *codes, struct terse_error *error);
 void learning_search_close(struct search *search);
 
+/* Has freed memory of streams kept for the next search or mixture: giving it back to the device would stop all threads. */
+void learning_keep_memory(void);
+
+/* The members open_mixture, expect and close_mixture: learning_mixture.c. */
+struct mixture *learning_mixture_open(const float *rows, const float *weights, size_t n, size_t pairs, size_t entries);
+enum terse_status learning_mixture_expect(struct mixture *mixture, const struct expectation *expectation,
+                                          struct terse_error *error);
+void learning_mixture_close(struct mixture *mixture);
+
 extern const struct learning_ops cuda_learning_ops;
 
 #endif

@@ -62,6 +62,28 @@ cudaError_t learning_softmax_backward(const struct learning_tile *tile, const fl
 cudaError_t learning_nearest(const float *points, uint32_t n, uint32_t d, const float *centroids, uint32_t k, uint16_t *codes,
                              cudaStream_t stream);
 
+/* ---- Tables of complex numbers: learning_mixture.cu */
+
+#define LEARNING_ENTRIES 64        /* of a table */
+#define LEARNING_MOST_CHANNELS 128 /* of a row */
+#define LEARNING_BLOCKS 256        /* of threads, at most; each leaves so many floats: */
+#define LEARNING_PARTIAL(channels) (LEARNING_ENTRIES * LEARNING_ENTRIES + 2 * LEARNING_ENTRIES * (size_t)(channels))
+
+struct learning_mixture {
+    uint32_t channels;           /* of a row, a multiple of 8 */
+    uint32_t n, chunk;           /* points that are looked at, and those of a block, for at most LEARNING_BLOCKS of these */
+    const uint32_t *ids;         /* [n] their rows */
+    const float *rows, *weights; /* [points][channels], [points] */
+    const float *panel, *half;   /* as of commvq_search (backend/cpu/codec/commvq_search.h) */
+    float faint,
+        scale;       /* cells count that are less than `faint` above the least, by exp(scale (value - least)); 0: the least alone */
+    uint16_t *codes; /* [n] a + 64 b */
+    float *errors;   /* [n] */
+    float *partial;  /* [LEARNING_BLOCKS][LEARNING_PARTIAL] */
+    double *counts, *sums; /* [64][64], [64][channels]: what em_solve takes (train/em.h) */
+};
+cudaError_t learning_weigh(const struct learning_mixture *mixture, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

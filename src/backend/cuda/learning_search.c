@@ -36,8 +36,7 @@ void learning_search_close(struct search *s) {
     memory_free(s);
 }
 
-/* Keeps freed memory for the next search: giving it back to the device would stop all threads. */
-static void keep_memory(void) {
+void learning_keep_memory(void) {
     cudaMemPool_t pool;
     uint64_t all = UINT64_MAX;
     if (cudaDeviceGetDefaultMemPool(&pool, 0) == cudaSuccess) cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all);
@@ -49,7 +48,7 @@ struct search *learning_search_open(const float *rows, size_t n, size_t d, size_
     struct search *s = memory_zeros(1, sizeof *s);
     if (!s) return NULL;
     *s = (struct search){.n = n, .d = d, .k = k, .wide = wide};
-    keep_memory();
+    learning_keep_memory();
     cudaError_t result = cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking);
     if (result == cudaSuccess) result = cudaMallocAsync((void **)&s->points, bytes, s->stream);
     if (result == cudaSuccess) {
