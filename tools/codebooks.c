@@ -361,13 +361,14 @@ static enum terse_status try_without(const struct setup *setup, const struct ter
     return status;
 }
 
-/* Returns the seconds that learning a codebook takes at least: with products at 100 GFLOP/s a thread, which few processors exceed.
- * If these are too many, no trial is needed. */
+/* Returns the seconds that learning a codebook takes at least: with products at 100 GFLOP/s a thread, which few processors exceed, or
+ * 500 TFLOP/s of a GPU. If these are too many, no trial is needed. */
 static double least_seconds(const struct setup *setup) {
     double threads = setup->threads > 0 ? (double)setup->threads : (double)sysconf(_SC_NPROCESSORS_ONLN);
     double window = setup->info.context < CODEBOOKS_WINDOW ? setup->info.context : CODEBOOKS_WINDOW;
     double tokens = 4 * CODEBOOK_WINDOWS * window; /* all with gradients */
-    return 2 * (double)setup->info.parameters * tokens / (1e11 * threads);
+    double speed = strcmp(setup_device(setup), "cpu") == 0 ? 1e11 * threads : 5e14;
+    return 2 * (double)setup->info.parameters * tokens / speed;
 }
 
 /* Returns whether the user asked for a method that compresses nothing without a profile, because the text is too short to fit it

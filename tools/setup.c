@@ -293,7 +293,9 @@ const char *setup_rates_text(const struct terse_cache_report *cache, char *text,
 }
 
 const char *setup_calibrate_command(const struct setup *setup, const char *method, char *text, size_t capacity) {
-    const char *model = setup->model_path;
-    snprintf(text, capacity, "terse calibrate%s%s --kv %s", model ? " -m " : "", model ? model : "", method);
+    const char *model = setup->model_path, *device = setup->gpu_layers > 0 ? "gpu" : setup->device;
+    const bool elsewhere = setup->gpu_layers && strcmp(device, "cpu") != 0;
+    snprintf(text, capacity, "terse calibrate%s%s --kv %s%s%s", model ? " -m " : "", model ? model : "", method,
+             elsewhere ? " --device " : "", elsewhere ? device : "");
     return text;
 }

@@ -88,7 +88,8 @@ void setup_remark_eviction(const struct setup *setup);
 /* Refuses options without effect: --codebook with a method that learns nothing. Returns an exit status. */
 int setup_check_codebook(const struct setup *setup);
 
-/* Writes "terse calibrate -m FILE --kv METHOD", which learns what the method needs of the model, to text[capacity]; returns it. */
+/* Writes "terse calibrate -m FILE --kv METHOD", which learns what the method needs of the model, on the device of *setup, to
+ * text[capacity]; returns it. */
 const char *setup_calibrate_command(const struct setup *setup, const char *method, char *text, size_t capacity);
 
 /* Writes a text such as "q8_0", "f16, keys q8_0", or "antkv-1, anchors 2%" into buffer[capacity]; returns it. */
