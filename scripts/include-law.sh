@@ -8,8 +8,8 @@
 #   - Only src/backend/cuda, tests and bench/cuda know the backend cuda. In it the caches, kv/, know of the folder above the device alone. Its device
 #     code, .cu and .cuh, knows tensor types, formats, what a model is, read lists, and the headers by which C calls kernels: of these last those of its own
 #     folder. It does not know caches, executor or how memory is allocated; and C knows no .cuh.
-#   - Learning, train/, computes on the CPU, on whatever backend its results are used: it is built on operations of that backend which know no cache
-#     and no step (products, rows, searches for codes), those that are named for it, and no others.
+#   - Learning, train/, is built on operations of the CPU backend which know no cache and no step (products, rows, searches for codes), those that are
+#     named for it, and no others. Another backend it reaches by the table of backend/learning.h.
 #   - Tools, examples and bindings are programs like any other: they include the public headers of include/ and their own.
 # A function is called only where the header of its source's name may be included, whichever header declares it.
 # And: no circle of files in src/, neither of includes nor of calls.

@@ -62,8 +62,10 @@ struct learning_ops {
     bool staged;          /* rows are not in the host's memory: they are fetched for the host */
     /* Returns TERSE_OK if windows of such models go through these operations. */
     enum terse_status (*supports)(const struct terse_model *model, struct terse_error *error);
-    /* Takes a model that is supported, and outlives the learner, for windows of up to `tokens` tokens. */
-    enum terse_status (*open)(const struct terse_model *model, size_t tokens, struct learner **learner, struct terse_error *error);
+    /* Takes a model that is supported, and outlives the learner, for windows of up to `tokens` tokens. It asks `progress` now and then
+     * whether to go on: TERSE_E_INTERRUPTED. */
+    enum terse_status (*open)(const struct terse_model *model, size_t tokens, const struct terse_progress *progress,
+                              struct learner **learner, struct terse_error *error);
     void (*close)(struct learner *learner); /* accepts NULL */
     /* Returns memory for count x each floats, which `release` frees; NULL with the error of TERSE_E_MEMORY. */
     float *(*reserve)(struct learner *learner, size_t count, size_t each, struct terse_error *error);

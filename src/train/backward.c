@@ -212,13 +212,34 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
     return m->experts ? backward_experts_reserve(&b->experts, m, panel, error) : TERSE_OK;
 }
 
-static enum terse_status prepare(struct backward *b, struct terse_error *error) {
-    enum terse_status status = b->learner ? TERSE_OK : b->ops->open(b->model, b->tokens, &b->learner, error);
+/* Reports progress. `done` counts passes over a layer; a layer's backward pass is two. */
+static bool report(const struct backward *b, const struct terse_progress *progress, uint64_t done) {
+    const char *what = b->gradients ? "gradients" : "keys and values";
+    uint64_t total = (b->gradients ? 3 : 1) * (uint64_t)b->model->layers;
+    return !progress || !progress->report || progress->report(progress->user, what, done, total);
+}
+
+/* While a learner is opened nothing is done yet. */
+struct opening {
+    const struct backward *backward;
+    const struct terse_progress *progress;
+};
+
+static bool report_opening(void *user, const char *what, uint64_t done, uint64_t total) {
+    const struct opening *opening = user;
+    (void)what, (void)done, (void)total;
+    return report(opening->backward, opening->progress, 0);
+}
+
+static enum terse_status prepare(struct backward *b, const struct terse_progress *progress, struct terse_error *error) {
+    struct opening opening = {b, progress};
+    const struct terse_progress asking = {report_opening, &opening};
+    enum terse_status status = b->learner ? TERSE_OK : b->ops->open(b->model, b->tokens, &asking, &b->learner, error);
     return status ? status : allocate(b, error);
 }
 
 enum terse_status backward_new(const struct learning_ops *ops, const struct terse_model *model, size_t tokens, bool gradients,
-                               struct backward **backward, struct terse_error *error) {
+                               const struct terse_progress *progress, struct backward **backward, struct terse_error *error) {
     enum terse_status status;
     *backward = NULL;
     if (tokens < 2)
@@ -243,11 +264,11 @@ enum terse_status backward_new(const struct learning_ops *ops, const struct ters
     b->logit_rows = gradients ? size_min(b->logit_rows, size_min(b->ops->panel, tokens)) : model->recurrent ? 0 : LOOK_TOKENS;
     b->staying = gradients ? count_staying(model, tokens, b->ops->staying_bytes) : 0;
     status = gemm_prepare(error);
-    if (!status) status = prepare(b, error);
-    if (status && b->staying) { /* without the rows that stay it is slower, but works */
+    if (!status) status = prepare(b, progress, error);
+    if (status == TERSE_E_MEMORY && b->staying) { /* without the rows that stay it is slower, but works */
         release(b);
         b->staying = 0;
-        status = prepare(b, error);
+        status = prepare(b, progress, error);
     }
     if (status) {
         backward_free(b);
@@ -544,13 +565,6 @@ static enum terse_status check(const struct backward *b, const int32_t *tokens, 
             return status_fail(error, TERSE_E_ARGUMENT, "token %" PRId32 " at %zu is outside the vocabulary of %" PRIu32, tokens[i],
                                i, vocabulary);
     return TERSE_OK;
-}
-
-/* Reports progress. `done` counts passes over a layer; a layer's backward pass is two. */
-static bool report(const struct backward *b, const struct terse_progress *progress, uint64_t done) {
-    const char *what = b->gradients ? "gradients" : "keys and values";
-    uint64_t total = (b->gradients ? 3 : 1) * (uint64_t)b->model->layers;
-    return !progress || !progress->report || progress->report(progress->user, what, done, total);
 }
 
 void backward_draw_labels(struct backward *backward, uint64_t seed) {

@@ -31,12 +31,12 @@ struct backward_sink {
 
 struct backward;
 
-/* Reserves memory for windows of up to `tokens` >= 2 tokens. The operations are those of `ops`, or the CPU's where that is NULL or does not
+/* Reserves memory for windows of up to `tokens` >= 2 tokens. `progress`, which may be NULL, is asked meanwhile whether to go on: TERSE_E_INTERRUPTED. The operations are those of `ops`, or the CPU's where that is NULL or does not
  * support the model. Gradients do not go through recurrent layers: TERSE_E_UNSUPPORTED. Without `gradients` only keys and values are computed, in a third of
  * the time. Later calls use as many OpenMP threads as the calling thread has now (omp_get_max_threads), which must not have grown
  * by then. */
 enum terse_status backward_new(const struct learning_ops *ops, const struct terse_model *model, size_t tokens, bool gradients,
-                               struct backward **backward, struct terse_error *error);
+                               const struct terse_progress *progress, struct backward **backward, struct terse_error *error);
 void backward_free(struct backward *backward);
 
 /* Draws the labels of the loss, from this call on, from the model's own predictions instead of the text's next tokens: the

@@ -49,9 +49,10 @@ static void close_learner(struct learner *l) {
     memory_free(l);
 }
 
-static enum terse_status open_learner(const struct terse_model *model, size_t tokens, struct learner **learner,
-                                      struct terse_error *error) {
+static enum terse_status open_learner(const struct terse_model *model, size_t tokens, const struct terse_progress *progress,
+                                      struct learner **learner, struct terse_error *error) {
     const uint32_t threads = (uint32_t)omp_get_max_threads();
+    (void)progress; /* it takes no time */
     const size_t floats = scratch_floats(model, tokens, threads);
     struct learner *l = *learner = memory_zeros(1, sizeof *l);
     if (!l) return status_no_memory(error, sizeof *l, "the gradients of a window");

@@ -51,7 +51,7 @@ enum terse_status windows_run(const struct terse_model *model, const struct wind
     double loss;
     if (!window) return status_no_memory(error, w->window * sizeof *window, "a window");
     const bool looks = !w->gradients && !model->recurrent; /* through recurrent layers the whole model is not run here */
-    enum terse_status status = backward_new(w->ops, model, w->window, w->gradients, &backward, error);
+    enum terse_status status = backward_new(w->ops, model, w->window, w->gradients, &progress, &backward, error);
     if (!status && looks) status = backward_look(backward, tokens, w->window, error);
     for (size_t i = 0; i < count && !status; i++) {
         memcpy(window, tokens + i * available / count * w->window, w->window * sizeof *window);

@@ -414,9 +414,9 @@ static void close_learner(struct learner *l) {
     memory_free(l);
 }
 
-static enum terse_status open_parts(struct learner *l, struct terse_error *error) {
+static enum terse_status open_parts(struct learner *l, const struct terse_progress *progress, struct terse_error *error) {
     const struct terse_model *m = l->model;
-    enum terse_status status = device_model_load(m, gemm_bytes() + BESIDES, &l->weights, error);
+    enum terse_status status = device_model_load(m, gemm_bytes() + BESIDES, progress, &l->weights, error);
     if (!status) status = gemm_new(&l->gemm, error);
     if (!status) status = send_turns(&m->rope, l->tokens, &l->turns[0], error);
     if (!status) status = send_turns(&m->sliding_rope, l->tokens, &l->turns[1], error);
@@ -427,13 +427,13 @@ static enum terse_status open_parts(struct learner *l, struct terse_error *error
     return device_check(cudaMemsetAsync(l->not_finite, 0xff, sizeof *l->not_finite, device_stream()), "learning", error);
 }
 
-static enum terse_status open_learner(const struct terse_model *model, size_t tokens, struct learner **learner,
-                                      struct terse_error *error) {
+static enum terse_status open_learner(const struct terse_model *model, size_t tokens, const struct terse_progress *progress,
+                                      struct learner **learner, struct terse_error *error) {
     struct learner *l = *learner = memory_zeros(1, sizeof *l);
     if (!l) return status_no_memory(error, sizeof *l, what);
     l->model = model;
     l->tokens = tokens;
-    enum terse_status status = open_parts(l, error);
+    enum terse_status status = open_parts(l, progress, error);
     if (!status) return TERSE_OK;
     close_learner(l);
     *learner = NULL;

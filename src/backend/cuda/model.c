@@ -17,7 +17,8 @@ struct visitor {
     struct device_model *model;
     uint32_t count; /* of matrices of experts that `from` of a visit has, whose rows lie one after the other */
     void *staged;
-    size_t staged_bytes;
+    size_t staged_bytes, sent;
+    const struct terse_progress *progress; /* or NULL */
     struct terse_error *error;
 };
 
@@ -116,6 +117,13 @@ static enum terse_status stage(struct visitor *v, size_t bytes) {
     return TERSE_OK;
 }
 
+/* Asks the caller whether to go on. */
+static enum terse_status goes_on(const struct visitor *v) {
+    const struct terse_progress *p = v->progress;
+    if (!p || !p->report || p->report(p->user, what, v->sent, v->model->bytes)) return TERSE_OK;
+    return status_fail(v->error, TERSE_E_INTERRUPTED, "interrupted while sending the model to the GPU");
+}
+
 /* Packs the rows of one matrix. */
 static enum terse_status upload_rows(struct visitor *v, const struct matrix *from, const struct device_matrix *to) {
     uint32_t most = (uint32_t)(STAGED / from->row_bytes) / 16 * 16;
@@ -129,6 +137,8 @@ static enum terse_status upload_rows(struct visitor *v, const struct matrix *fro
         if (result == cudaSuccess) result = weights_pack(to, v->staged, from->row_bytes, first, count, device_stream());
         if (result == cudaSuccess) result = cudaStreamSynchronize(device_stream());
         status = device_check(result, "uploading weights", v->error);
+        v->sent += count * from->row_bytes;
+        if (!status) status = goes_on(v);
     }
     return status;
 }
@@ -191,14 +201,15 @@ static enum terse_status check_room(const struct device_model *device, size_t be
         (double)device->bytes / 1073741824, (double)besides / 1073741824, (double)left / 1073741824, (double)total / 1073741824);
 }
 
-enum terse_status device_model_load(const struct terse_model *model, size_t besides, struct device_model *device,
-                                    struct terse_error *error) {
+enum terse_status device_model_load(const struct terse_model *model, size_t besides, const struct terse_progress *progress,
+                                    struct device_model *device, struct terse_error *error) {
     *device = (struct device_model){.model = model, .layer = calloc(model->layers, sizeof *device->layer)};
     if (!device->layer) return status_no_memory(error, model->layers * sizeof *device->layer, "a model");
     enum terse_status status =
         visit(&(struct visitor){.matrix = count_matrix, .vector = skip_vector, .model = device, .error = error});
     if (!status) status = check_room(device, besides, error);
-    struct visitor upload = {.matrix = upload_matrix, .vector = upload_vector, .model = device, .error = error};
+    struct visitor upload = {
+        .matrix = upload_matrix, .vector = upload_vector, .model = device, .progress = progress, .error = error};
     if (!status) status = visit(&upload);
     device_free(NULL, upload.staged, upload.staged_bytes);
     if (status) device_model_free(device);

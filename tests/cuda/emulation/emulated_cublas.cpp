@@ -18,8 +18,17 @@ struct product {
     bool transposed[2];
 };
 
+/* Rounds to TF32: 11 bits, as products of floats do with their operands. */
+static float rounded(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (std::isfinite(x)) bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 static float read(const void *from, const layout &l, size_t at) {
-    return l.type == CUDA_R_16F ? __half2float(((const __half *)from)[at]) : ((const float *)from)[at];
+    return l.type == CUDA_R_16F ? __half2float(((const __half *)from)[at]) : rounded(((const float *)from)[at]);
 }
 
 extern "C" {
