@@ -59,7 +59,6 @@ struct learning_ops {
     size_t panel;         /* tokens of wide rows that are computed together */
     size_t logit_bytes;   /* of a panel of logits, unless that were very few tokens */
     size_t staying_bytes; /* of rows that may stay for the backward sweep */
-    bool staged;          /* rows are not in the host's memory: they are fetched for the host */
     /* Returns TERSE_OK if windows of such models go through these operations. */
     enum terse_status (*supports)(const struct terse_model *model, struct terse_error *error);
     /* Takes a model that is supported, and outlives the learner, for windows of up to `tokens` tokens. It asks `progress` now and then
@@ -70,6 +69,10 @@ struct learning_ops {
     /* Returns memory for count x each floats, which `release` frees; NULL with the error of TERSE_E_MEMORY. */
     float *(*reserve)(struct learner *learner, size_t count, size_t each, struct terse_error *error);
     void (*release)(struct learner *learner, float *rows); /* accepts NULL */
+    /* Returns memory of the host for count x each floats that `fetch` writes quickly, which `unstage` frees; NULL with the error of
+     * TERSE_E_MEMORY. Both are NULL where rows are in the host's memory: nothing need be fetched. */
+    float *(*stage)(struct learner *learner, size_t count, size_t each, struct terse_error *error);
+    void (*unstage)(struct learner *learner, float *memory); /* accepts NULL */
     /* Copies n floats to the host's memory, once all that was called before is done. */
     enum terse_status (*fetch)(struct learner *learner, const float *from, size_t n, float *to, struct terse_error *error);
     /* Returns model_not_finite() if some of x[n][width], which the model has at `place`, are not finite. */

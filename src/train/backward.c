@@ -149,7 +149,7 @@ static void release(struct backward *b) {
         *all[i] = NULL;
     }
     for (size_t i = 0; i < SEEN; i++) {
-        memory_free(b->staged[i]);
+        if (b->ops->unstage) b->ops->unstage(b->learner, b->staged[i]);
         b->staged[i] = NULL;
     }
     backward_experts_free(&b->experts);
@@ -206,9 +206,8 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
     }
     if (!(b->losses = memory_array(b->logit_rows, sizeof *b->losses)))
         return status_no_memory(error, b->logit_rows * sizeof *b->losses, "the gradients of a window");
-    for (size_t i = 0; i < SEEN && b->ops->staged; i++)
-        if (!(b->staged[i] = memory_array(n, seen_width(b, i) * sizeof(float))))
-            return status_no_memory(error, n * seen_width(b, i) * sizeof(float), "the gradients of a window");
+    for (size_t i = 0; i < SEEN && b->ops->stage; i++)
+        if (!(b->staged[i] = b->ops->stage(b->learner, n, seen_width(b, i), error))) return TERSE_E_MEMORY;
     return m->experts ? backward_experts_reserve(&b->experts, m, panel, error) : TERSE_OK;
 }
 
@@ -383,14 +382,14 @@ static enum terse_status show(struct backward *b, uint32_t index, size_t n, cons
                               struct terse_error *error) {
     const struct rows rows = rows_of(b, index, 0);
     const float *seen[SEEN] = {hidden_of(b, index), rows.k, rows.v, b->dk, b->dv};
-    for (size_t i = 0; i < SEEN && b->ops->staged; i++) {
+    for (size_t i = 0; i < SEEN && b->ops->stage; i++) {
         enum terse_status status = b->ops->fetch(b->learner, seen[i], n * seen_width(b, i), b->staged[i], error);
         if (status) return status;
         seen[i] = seen_width(b, i) ? b->staged[i] : NULL;
     }
     struct captured captured = {.n = n, .hidden = seen[SEEN_HIDDEN], .k = seen[SEEN_K], .v = seen[SEEN_V]};
-    if (!b->ops->staged) captured.k_rotated = rows.k_rotated;
-    if (!b->ops->staged && !b->gradients) captured.q = rows.q;
+    if (!b->ops->stage) captured.k_rotated = rows.k_rotated;
+    if (!b->ops->stage && !b->gradients) captured.q = rows.q;
     if (b->gradients) captured.dk = seen[SEEN_DK], captured.dv = seen[SEEN_DV];
     sink->layer(sink->user, b->model->layer[index].kv_number, &captured);
     return TERSE_OK;

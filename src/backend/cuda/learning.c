@@ -93,6 +93,21 @@ static void release(struct learner *l, float *rows) {
     device_free(NULL, rows, 0);
 }
 
+static float *stage(struct learner *l, size_t count, size_t each, struct terse_error *error) {
+    void *memory = NULL;
+    const size_t bytes = count * each * sizeof(float);
+    (void)l;
+    if (cudaMallocHost(&memory, bytes ? bytes : 1) == cudaSuccess) return memory; /* page-locked */
+    cudaGetLastError();
+    status_no_memory(error, bytes, what);
+    return NULL;
+}
+
+static void unstage(struct learner *l, float *memory) {
+    (void)l;
+    if (memory) cudaFreeHost(memory);
+}
+
 static enum terse_status fetch(struct learner *l, const float *from, size_t n, float *to, struct terse_error *error) {
     if (works(l) && n) check(l, device_fetch(to, from, n * sizeof *to));
     return tell(l, error);
@@ -443,12 +458,13 @@ static enum terse_status open_learner(const struct terse_model *model, size_t to
 const struct learning_ops cuda_learning_ops = {.panel = PANEL,
                                                .logit_bytes = LOGIT_BYTES,
                                                .staying_bytes = STAYING_BYTES,
-                                               .staged = true,
                                                .supports = supports,
                                                .open = open_learner,
                                                .close = close_learner,
                                                .reserve = reserve,
                                                .release = release,
+                                               .stage = stage,
+                                               .unstage = unstage,
                                                .fetch = fetch,
                                                .check_finite = check_finite,
                                                .embed = embed,
