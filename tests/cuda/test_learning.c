@@ -104,6 +104,26 @@ static void windows_are_near_the_cpus(void **state) {
     memory_free(file);
 }
 
+/* In small panels, in attention's small tiles, and with rows computed again, the same comes out, within the rounding of operands. */
+static void pieces_change_little(void **state) {
+    const struct random_model_spec *spec = *state;
+    void *file;
+    struct terse_model *model = random_model_new(spec, &file);
+    struct learning_ops pieces = cuda_learning_ops;
+    const size_t whole = learning_logit_bytes;
+    struct kept want = run_window(NULL, model, true, false);
+    pieces.panel = 32;
+    pieces.logit_bytes = pieces.staying_bytes = 0;
+    learning_logit_bytes = 16 * model->query_heads * ((TOKENS + 31) / 32 * 32) * sizeof(float); /* 16 tokens' */
+    struct kept got = run_window(&pieces, model, true, false);
+    learning_logit_bytes = whole;
+    check_kept("in pieces", &got, &want, true);
+    free_kept(&want);
+    free_kept(&got);
+    terse_model_free(model);
+    memory_free(file);
+}
+
 /* Models that the GPU does not learn from go through the CPU's operations, to the same bits. */
 static void others_are_the_cpus(void **state) {
     (void)state;
@@ -158,9 +178,12 @@ static void numbers_that_are_not_finite_are_named(void **state) {
 int main(void) {
     if (no_device()) return NO_DEVICE_STATUS;
     setenv("TERSE_CPU", "scalar", 1);
-    struct CMUnitTest tests[TESTS_MOST] = {cmocka_unit_test(others_are_the_cpus), cmocka_unit_test(drawn_labels_repeat),
-                                           cmocka_unit_test(numbers_that_are_not_finite_are_named)};
-    size_t n = 3;
+    struct CMUnitTest tests[TESTS_MOST] = {
+        cmocka_unit_test(others_are_the_cpus), cmocka_unit_test(drawn_labels_repeat),
+        cmocka_unit_test(numbers_that_are_not_finite_are_named),
+        cmocka_unit_test_prestate(pieces_change_little, (void *)(uintptr_t)&random_models[1]),
+        cmocka_unit_test_prestate(pieces_change_little, (void *)(uintptr_t)&random_layer_models[0])};
+    size_t n = 5;
     for (size_t i = 0; i < n_random_models + 4; i++) {
         const struct random_model_spec *spec = i < n_random_models ? &random_models[i] : &random_layer_models[i - n_random_models];
         tests[n++] = (struct CMUnitTest){spec->architecture, windows_are_near_the_cpus, NULL, NULL, (void *)(uintptr_t)spec};

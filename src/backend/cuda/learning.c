@@ -20,10 +20,11 @@
 #define PANEL 2048                      /* tokens: enough that converting weights to halves costs little */
 #define LOGIT_BYTES ((size_t)512 << 20) /* of a panel of logits, for the same reason */
 #define STAYING_BYTES ((size_t)4 << 30) /* of rows that stay for the backward sweep, where there is room */
-#define SCORE_BYTES ((size_t)256 << 20) /* of the logits of a tile of queries */
 #define BESIDES ((size_t)1 << 30)       /* bytes that are kept free beside the weights: rows of a short window */
 
 static const char what[] = "windows to learn from";
+
+size_t learning_logit_bytes = (size_t)256 << 20;
 
 /* A buffer grows to the largest of what was asked for. */
 struct buffer {
@@ -215,7 +216,7 @@ static struct learning_tile tile_at(const struct learner *l, const struct attent
 
 /* Returns how many tokens' queries are a tile. */
 static size_t tile_tokens(const struct attention *a) {
-    const size_t token = a->query_heads * memory_round_up(a->n, 32) * sizeof(float), most = SCORE_BYTES / token;
+    const size_t token = a->query_heads * memory_round_up(a->n, 32) * sizeof(float), most = learning_logit_bytes / token;
     return most < 1 ? 1 : most < a->n ? most : a->n;
 }
 

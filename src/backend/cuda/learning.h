@@ -4,6 +4,9 @@
 
 #include "backend/learning.h"
 
+/* Bytes of attention's logits that are together, those of a tile of queries; tests make tiles smaller. */
+extern size_t learning_logit_bytes;
+
 /* The members open_search, find and close_search of the table: learning_search.c. */
 struct search *learning_search_open(const float *rows, size_t n, size_t d, size_t stride, size_t k);
 enum terse_status learning_search_find(struct search *search, const float *centroids, uint16_t *codes, struct terse_error *error);
