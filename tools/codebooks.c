@@ -254,6 +254,12 @@ int codebooks_learn(struct setup *setup, const struct codebooks_calibration *cal
         status = check_replacing(setup, calibration->kept_at, watch.windows * options.window);
     enum terse_status learned =
         status == EXIT_OK ? terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error) : TERSE_OK;
+    if (learned == TERSE_E_MEMORY && setup->engine && strcmp(options.device, "cpu") != 0) { /* the engine has most of the GPU's */
+        remark("the processor learns: %s", error.message);
+        options.device = "cpu";
+        watch.start = console_seconds();
+        learned = terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error);
+    }
     if (learned != TERSE_OK && !(watch.needed > 0)) status = complain_error(&error);
     if (needed) *needed = watch.needed;
     if (*codebook && codebooks_is_profile(setup)) {
