@@ -31,6 +31,9 @@ struct terse_calibration {
     bool text_labels; /* gradients of the loss against the text; else against labels drawn from the model's own predictions */
     uint64_t seed;
     uint32_t threads; /* 0: one per processor */
+    /* Where the heavy part is computed, as terse_engine_options.device says; NULL: "cpu". What a GPU does not compute, the processor
+     * does beside it. Codebooks then differ from the processor's within rounding. */
+    const char *device;
     struct terse_progress progress;
 };
 TERSE_API struct terse_calibration terse_calibration_defaults(void);

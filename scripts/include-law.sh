@@ -8,8 +8,8 @@
 #   - Only src/backend/cuda, tests and bench/cuda know the backend cuda. In it the caches, kv/, know of the folder above the device alone. Its device
 #     code, .cu and .cuh, knows tensor types, formats, what a model is, read lists, and the headers by which C calls kernels: of these last those of its own
 #     folder. It does not know caches, executor or how memory is allocated; and C knows no .cuh.
-#   - Learning, train/, computes on the CPU, on whatever backend its results are used: it is built on operations of that backend which know no cache
-#     and no step (products, rows, searches for codes), those that are named for it, and no others.
+#   - Learning, train/, is built on operations of the CPU backend which know no cache and no step (products, rows, searches for codes), those that are
+#     named for it, and no others. Another backend it reaches by the table of backend/learning.h.
 #   - Tools, examples and bindings are programs like any other: they include the public headers of include/ and their own.
 # A function is called only where the header of its source's name may be included, whichever header declares it.
 # And: no circle of files in src/, neither of includes nor of calls.
@@ -38,7 +38,7 @@ src/backend/cpu/codec: base/ gguf/ format/ backend/cpu/codec/ backend/cpu/kernel
 src/backend/cpu/kernels: base/ gguf/ format/ backend/cpu/kernels/
 src/backend/cuda: base/ dist/ gguf/ text/ format/ model/ method/ kv/ backend/* backend/cuda/
 src/backend/cuda/kv: base/ gguf/ format/ model/ method/ kv/ backend/* backend/cuda/device.h backend/cuda/ranks.h backend/cuda/kv/
-src/backend/cuda.cu: gguf/ format/ model/model.h backend/cuda/*.cuh backend/cuda/matrix.h backend/cuda/weights.h backend/cuda/rows.h backend/cuda/expert_kernels.h backend/cuda/top_logits.h
+src/backend/cuda.cu: gguf/ format/ model/model.h backend/cuda/*.cuh backend/cuda/matrix.h backend/cuda/weights.h backend/cuda/rows.h backend/cuda/expert_kernels.h backend/cuda/top_logits.h backend/cuda/learning_kernels.h
 src/backend/cuda/kv.cu: gguf/ format/ model/model.h model/rope.h backend/cuda/*.cuh backend/cuda/kv/*.cuh backend/cuda/kv/view.h backend/cuda/kv/append.h backend/cuda/kv/attend_*.h backend/cuda/kv/encode*.h backend/cuda/kv/anchor_*.h backend/cuda/kv/rank.h backend/cuda/kv/score_*.h backend/cuda/kv/select.h backend/cuda/kv/victims.h kv/read_list.h
 src/train: base/ gguf/ text/ format/ model/ method/ kv/ backend/* backend/cpu/gemm.h backend/cpu/linear.h backend/cpu/rows.h backend/cpu/recurrent.h backend/cpu/experts.h backend/cpu/gelu.h backend/cpu/cap.h backend/cpu/partial.h backend/cpu/vector.h backend/cpu/weight_moments.h backend/cpu/weight_profile.h backend/cpu/codec/nearest.h backend/cpu/codec/normalization.h backend/cpu/codec/binary_code_search.h backend/cpu/codec/commvq_search.h train/
 tools: tools/serve/

@@ -58,7 +58,7 @@ static enum options_result parse(struct calibrate *c, int argc, char **argv) {
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = c->setup.common,
-        .n_common = SETUP_MODEL,
+        .n_common = SETUP_DEVICE,
     };
     return options_parse(&set, argc, argv);
 }
@@ -87,13 +87,24 @@ static void print_results(const struct terse_codebook *codebook, const char *pat
     rate_costs_print(codebook);
 }
 
+/* Checks that there are caches of the method, on the CPU, which has all: a codebook serves whatever device. */
+static int try_cache(const struct calibrate *c) {
+    struct setup on_cpu = c->setup;
+    struct terse_error error;
+    on_cpu.device = "cpu";
+    on_cpu.gpu_layers = -1;
+    return setup_try_cache(&on_cpu, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
+}
+
 static int calibrate(struct calibrate *c) {
     char path[4096];
+    const char *device; /* that of the setup */
     struct terse_codebook *codebook = NULL;
     struct terse_error error;
     double start = console_seconds();
     int status = setup_load(&c->setup);
-    if (status == EXIT_OK && setup_try_cache(&c->setup, &error) != TERSE_OK) status = complain_error(&error);
+    if (status == EXIT_OK) status = setup_choose_device(&c->setup, &device);
+    if (status == EXIT_OK) status = try_cache(c);
     if (status == EXIT_OK && !codebooks_needed(&c->setup))
         status = complain("%s learns nothing: it needs no codebook", c->setup.method);
     if (status == EXIT_OK) status = choose_output(c, path, sizeof path);

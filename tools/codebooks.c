@@ -232,6 +232,7 @@ static struct terse_calibration options_of(const struct setup *setup, const stru
     options.text_labels = calibration->text_labels;
     options.weighting = (enum terse_weighting)calibration->weighting;
     options.threads = (uint32_t)setup->threads;
+    options.device = setup_device(setup);
     return options;
 }
 
@@ -253,6 +254,12 @@ int codebooks_learn(struct setup *setup, const struct codebooks_calibration *cal
         status = check_replacing(setup, calibration->kept_at, watch.windows * options.window);
     enum terse_status learned =
         status == EXIT_OK ? terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error) : TERSE_OK;
+    if (learned == TERSE_E_MEMORY && setup->engine && strcmp(options.device, "cpu") != 0) { /* the engine has most of the GPU's */
+        remark("the processor learns: %s", error.message);
+        options.device = "cpu";
+        watch.start = console_seconds();
+        learned = terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error);
+    }
     if (learned != TERSE_OK && !(watch.needed > 0)) status = complain_error(&error);
     if (needed) *needed = watch.needed;
     if (*codebook && codebooks_is_profile(setup)) {
@@ -360,13 +367,14 @@ static enum terse_status try_without(const struct setup *setup, const struct ter
     return status;
 }
 
-/* Returns the seconds that learning a codebook takes at least: with products at 100 GFLOP/s a thread, which few processors exceed.
- * If these are too many, no trial is needed. */
+/* Returns the seconds that learning a codebook takes at least: with products at 100 GFLOP/s a thread, which few processors exceed, or
+ * 500 TFLOP/s of a GPU. If these are too many, no trial is needed. */
 static double least_seconds(const struct setup *setup) {
     double threads = setup->threads > 0 ? (double)setup->threads : (double)sysconf(_SC_NPROCESSORS_ONLN);
     double window = setup->info.context < CODEBOOKS_WINDOW ? setup->info.context : CODEBOOKS_WINDOW;
     double tokens = 4 * CODEBOOK_WINDOWS * window; /* all with gradients */
-    return 2 * (double)setup->info.parameters * tokens / (1e11 * threads);
+    double speed = strcmp(setup_device(setup), "cpu") == 0 ? 1e11 * threads : 5e14;
+    return 2 * (double)setup->info.parameters * tokens / speed;
 }
 
 /* Returns whether the user asked for a method that compresses nothing without a profile, because the text is too short to fit it

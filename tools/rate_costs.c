@@ -178,6 +178,18 @@ uint64_t rate_costs_tokens(const struct terse_model_info *model) {
     return (uint64_t)WINDOWS * (m.read + m.scored) * (RATES + 1);
 }
 
+/* Has the CPU measure where the device has no kernels for the model's caches. */
+static void choose_device(struct setup *setup) {
+    struct terse_cache_options options = terse_cache_options_defaults();
+    struct terse_cache_report report;
+    struct terse_error error;
+    options.method = "terse-4";
+    if (setup->engine || setup_cache_bytes(setup, &options, 1, &report, &error) != TERSE_E_UNSUPPORTED) return;
+    remark("the processor measures what rates cost: %s", error.message);
+    setup->device = "cpu";
+    setup->gpu_layers = -1;
+}
+
 int rate_costs_measure(struct setup *setup, const struct rate_costs_text *text, struct terse_codebook *profile) {
     struct measuring m = {.setup = setup, .text = text, .vocabulary = setup->info.vocabulary};
     set_window(&setup->info, &m);
@@ -186,6 +198,7 @@ int rate_costs_measure(struct setup *setup, const struct rate_costs_text *text, 
         remark("what rates cost is not measured: the text has no %u tokens in a row that were not learned from", m.read + m.scored);
         return EXIT_OK;
     }
+    choose_device(setup);
     int status = setup_engine(setup);
     if (status == EXIT_OK) status = measure(&m, profile);
     for (size_t i = 0; i <= RATES; i++) terse_session_free(session_at(&m, i));

@@ -130,8 +130,7 @@ enum terse_status setup_try_load(struct setup *setup, struct terse_error *error)
     return status;
 }
 
-/* Chooses the device from --device or -ngl, which is llama.cpp's way to say it. */
-static int choose_device(const struct setup *setup, const char **device) {
+int setup_choose_device(const struct setup *setup, const char **device) {
     *device = setup->device;
     if (setup->gpu_layers < 0) return EXIT_OK;
     bool all = setup->gpu_layers >= setup->info.layers;
@@ -152,7 +151,7 @@ int setup_engine(struct setup *setup) {
     struct terse_engine_options options = terse_engine_options_defaults();
     struct terse_error error;
     if (setup->engine) return EXIT_OK;
-    int status = choose_device(setup, &options.device);
+    int status = setup_choose_device(setup, &options.device);
     if (status != EXIT_OK) return status;
     options.threads = setup->threads > 0 ? (uint32_t)setup->threads : 0;
     options.kv_budget = setup->kv_budget;
@@ -294,7 +293,9 @@ const char *setup_rates_text(const struct terse_cache_report *cache, char *text,
 }
 
 const char *setup_calibrate_command(const struct setup *setup, const char *method, char *text, size_t capacity) {
-    const char *model = setup->model_path;
-    snprintf(text, capacity, "terse calibrate%s%s --kv %s", model ? " -m " : "", model ? model : "", method);
+    const char *model = setup->model_path, *device = setup->gpu_layers > 0 ? "gpu" : setup->device;
+    const bool elsewhere = setup->gpu_layers && strcmp(device, "cpu") != 0;
+    snprintf(text, capacity, "terse calibrate%s%s --kv %s%s%s", model ? " -m " : "", model ? model : "", method,
+             elsewhere ? " --device " : "", elsewhere ? device : "");
     return text;
 }

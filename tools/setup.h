@@ -68,6 +68,8 @@ enum terse_status setup_try_load(struct setup *setup, struct terse_error *error)
 int setup_engine(struct setup *setup);
 void setup_free(struct setup *setup);
 
+/* Chooses the device from --device or -ngl, which is llama.cpp's way to say it. Returns an exit status. */
+int setup_choose_device(const struct setup *setup, const char **device);
 /* Returns the name of the device that the engine is on or will be made on, as terse_cache_bytes takes it. */
 const char *setup_device(const struct setup *setup);
 /* Does what terse_cache_bytes does, of the loaded model on that device. */
@@ -86,7 +88,8 @@ void setup_remark_eviction(const struct setup *setup);
 /* Refuses options without effect: --codebook with a method that learns nothing. Returns an exit status. */
 int setup_check_codebook(const struct setup *setup);
 
-/* Writes "terse calibrate -m FILE --kv METHOD", which learns what the method needs of the model, to text[capacity]; returns it. */
+/* Writes "terse calibrate -m FILE --kv METHOD", which learns what the method needs of the model, on the device of *setup, to
+ * text[capacity]; returns it. */
 const char *setup_calibrate_command(const struct setup *setup, const char *method, char *text, size_t capacity);
 
 /* Writes a text such as "q8_0", "f16, keys q8_0", or "antkv-1, anchors 2%" into buffer[capacity]; returns it. */

@@ -83,7 +83,7 @@ static void record(const int32_t *tokens, struct attended *to) {
     size_t n = (size_t)model->layers * WINDOW * model->head_dim;
     *to =
         (struct attended){allocate(n * model->query_heads, 4), allocate(n * model->kv_heads, 4), allocate(n * model->kv_heads, 4)};
-    must(!backward_new(model, WINDOW, false, &backward, &error), error.message);
+    must(!backward_new(NULL, model, WINDOW, false, NULL, &backward, &error), error.message);
     must(!backward_run(backward, tokens, WINDOW, &sink, NULL, NULL, &error), error.message);
     backward_free(backward);
 }

@@ -14,6 +14,7 @@
 #ifndef TERSE_BACKEND_BACKEND_H
 #define TERSE_BACKEND_BACKEND_H
 
+#include "backend/learning.h"
 #include "kv/plan.h"
 #include "kv/shape.h"
 #include "model/model.h"
@@ -180,6 +181,7 @@ struct backend {
     const char *name; /* "cpu" */
     const struct executor_ops *executor;
     const struct kv_ops *kv;
+    const struct learning_ops *learning; /* NULL: the CPU's serve (train/window_ops.h) */
 };
 
 /* backend/cpu/backend.c defines this table. */

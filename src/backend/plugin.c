@@ -22,9 +22,9 @@ static size_t n_opened;
 static bool fits(const struct backend_plugin *plugin, const struct backend_plugin *own) {
     return strcmp(plugin->version, own->version) == 0 && plugin->backend_bytes == own->backend_bytes &&
            plugin->executor_bytes == own->executor_bytes && plugin->kv_bytes == own->kv_bytes &&
-           plugin->storage_bytes == own->storage_bytes && plugin->cache_bytes == own->cache_bytes &&
-           plugin->cache_shape_bytes == own->cache_shape_bytes && plugin->method_bytes == own->method_bytes &&
-           plugin->model_bytes == own->model_bytes;
+           plugin->learning_bytes == own->learning_bytes && plugin->storage_bytes == own->storage_bytes &&
+           plugin->cache_bytes == own->cache_bytes && plugin->cache_shape_bytes == own->cache_shape_bytes &&
+           plugin->method_bytes == own->method_bytes && plugin->model_bytes == own->model_bytes;
 }
 
 static enum terse_status open_plugin(const char *name, const struct backend **backend, struct terse_error *error) {
@@ -82,4 +82,17 @@ enum terse_status backend_open(const char *name, const struct backend **backend,
     enum terse_status status = strcmp(name, "gpu") == 0 ? open_gpu(backend, error) : open_once(name, backend, error);
     pthread_mutex_unlock(&mutex);
     return status;
+}
+
+enum terse_status backend_serves(const struct backend *backend, const struct terse_model *model, struct terse_error *error) {
+    enum terse_status status = backend->executor->available(error);
+    return status || !backend->executor->supports ? status : backend->executor->supports(model, error);
+}
+
+enum terse_status backend_for(const struct terse_model *model, const char *device, const struct backend **backend,
+                              struct terse_error *error) {
+    const bool try = device && strcmp(device, "auto") == 0;
+    enum terse_status status = backend_open(try ? "gpu" : device ? device : backend_cpu.name, backend, error);
+    if (!status) status = backend_serves(*backend, model, error);
+    return status && try ? backend_for(model, NULL, backend, error) : status;
 }

@@ -86,20 +86,6 @@ static enum terse_status load_executor(void *user, struct terse_error *error) {
     return e->backend.executor->load(e->model, e->backend.kv, thread_pool_threads(e->pool), &e->executor, error);
 }
 
-/* Checks that this machine has what the backend needs, and that it computes such models. */
-static enum terse_status check_serves(const struct backend *backend, const struct terse_model *model, struct terse_error *error) {
-    enum terse_status status = backend->executor->available(error);
-    return status || !backend->executor->supports ? status : backend->executor->supports(model, error);
-}
-
-enum terse_status engine_backend(const struct terse_model *model, const char *device, const struct backend **backend,
-                                 struct terse_error *error) {
-    const bool try = device && strcmp(device, "auto") == 0;
-    enum terse_status status = backend_open(try ? "gpu" : device ? device : backend_cpu.name, backend, error);
-    if (!status) status = check_serves(*backend, model, error);
-    return status && try ? engine_backend(model, NULL, backend, error) : status;
-}
-
 /* Ranks must have these in common: kernels, since these decide how steps are cut and so how many exchanges there are, and the model. */
 struct rank_kind {
     uint64_t model; /* its fingerprint */
@@ -149,7 +135,7 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
     *engine = NULL;
     if (!options) options = &defaults;
     enum terse_status status = OPTIONS_CHECK(options, terse_engine_options, error);
-    if (!status) status = check_serves(backend, model, error);
+    if (!status) status = backend_serves(backend, model, error);
     struct collective *ranks = &collective_local;
     if (!status && options->over_ranks) status = collective_open(&ranks, error);
     if (!status && ranks->ranks > 1) status = connect_ranks(ranks, backend, model, error);
@@ -176,7 +162,7 @@ enum terse_status terse_engine_new(const struct terse_model *model, const struct
     const char *device = options && options->size >= sizeof *options ? options->device : NULL;
     const struct backend *backend;
     *engine = NULL;
-    enum terse_status status = engine_backend(model, device, &backend, error);
+    enum terse_status status = backend_for(model, device, &backend, error);
     if (status) return status;
     status = engine_new(backend, model, options, engine, error);
     /* A GPU that serves the model may have no room for it. What ranks compute on they would have to agree on. */

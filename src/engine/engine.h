@@ -32,9 +32,6 @@ struct terse_engine {
     struct kv_budget budget; /* of all its sessions' caches */
 };
 
-/* Finds the backend that an engine of the model is made on, of terse_engine_options.device. */
-enum terse_status engine_backend(const struct terse_model *model, const char *device, const struct backend **backend,
-                                 struct terse_error *error);
 /* Does the same as terse_engine_new on a backend of the caller's choice, of which it keeps a copy: another backend's tables, or a
  * backend's with some functions of one's own in front of them. */
 enum terse_status engine_new(const struct backend *backend, const struct terse_model *model,

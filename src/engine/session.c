@@ -1,5 +1,6 @@
 /* Implements a session's life: makes it and answers what is asked of it. */
 #include "engine/session.h"
+#include "backend/plugin.h"
 #include "base/memory.h"
 #include "base/options.h"
 #include "terse_calibrate.h"
@@ -46,7 +47,7 @@ enum terse_status terse_cache_bytes(const struct terse_model *model, const char 
     if (!status) status = resolve_method(model, options, &method, error);
     if (!status) method.of_weights = method_needs_weights(&method);
     if (!status && method.learned) status = check_codebook(model, &method, error);
-    if (!status) status = engine_backend(model, device, &backend, error);
+    if (!status) status = backend_for(model, device, &backend, error);
     if (!status) status = parts_supports(backend->kv->storage, &shape, &method, error);
     if (!status) status = check_positions(model, &method, error);
     if (!status) parts_predict(backend->kv->storage, &shape, &method, tokens, report);

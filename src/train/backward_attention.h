@@ -11,21 +11,7 @@
 #ifndef TERSE_TRAIN_BACKWARD_ATTENTION_H
 #define TERSE_TRAIN_BACKWARD_ATTENTION_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-struct attention {
-    uint32_t query_heads, kv_heads, head_dim;
-    size_t n;
-    float scale;         /* of the logits */
-    float cap;           /* logits become cap tanh(logits / cap) after the scale; 0: they do not */
-    const float *slopes; /* [Hq] of ALiBi, added after scale and cap as backend/cpu/kv/step.h says; or NULL */
-    const float *sinks;  /* [Hq]: the logit of a key without a value, which queries see besides; or NULL */
-    size_t window;       /* queries see so many keys, their own the last; 0: all before them */
-    float *q;            /* [n][Hq][hd], rotated */
-    const float *k, *v;  /* [n][Hk][hd], rotated */
-};
+#include "backend/learning.h"
 
 /* Returns how many floats of scratch both functions need with `threads` threads. */
 size_t attention_scratch(const struct attention *a, uint32_t threads);

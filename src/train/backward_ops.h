@@ -3,7 +3,7 @@
 #ifndef TERSE_TRAIN_BACKWARD_OPS_H
 #define TERSE_TRAIN_BACKWARD_OPS_H
 
-#include "model/model.h"
+#include "backend/learning.h"
 
 /* Returns how many floats of scratch linear_backward() needs for this matrix. */
 size_t linear_backward_scratch(const struct matrix *w);
@@ -21,11 +21,6 @@ void cap_backward(const float *capped, float cap, float *d, size_t n, size_t wid
  * of up replace x and up. */
 void activation_backward(enum activation activation, float *x, float *up, const float *d, size_t n, size_t width);
 
-/* The targets of rows of logits are given tokens, or where they are NULL a token for each row, drawn from its own softmax. */
-struct targets {
-    const int32_t *tokens;
-    uint64_t seed; /* of the first row's draw */
-};
 /* Computes loss[n], the cross entropy, in nats, of logits[n][vocabulary] against the targets; replaces each row of logits by its loss's
  * gradient times `scale`. */
 void cross_entropy_backward(float *logits, const struct targets *targets, size_t n, size_t vocabulary, float scale, double *loss);

@@ -7,7 +7,7 @@
  */
 #include "train/calibrate.h"
 
-#include "backend/backend.h"
+#include "backend/plugin.h"
 #include "base/divisor.h"
 #include "base/memory.h"
 #include "base/options.h"
@@ -99,6 +99,7 @@ struct recipe {
     uint32_t power; /* 0: all samples weigh alike */
     bool text_labels;
     bool learned;                   /* its codebook is made */
+    const struct learning_ops *ops; /* of the device; NULL: the CPU's */
     struct terse_progress progress; /* led to the caller's thread */
 };
 
@@ -232,7 +233,8 @@ static enum terse_status capture(const struct recipe *recipes, size_t count, con
                                       .skip = SINKS,
                                       .seed = o->seed,
                                       .budget = budget,
-                                      .progress = recipes->progress};
+                                      .progress = recipes->progress,
+                                      .ops = recipes->ops};
     enum terse_status status = TERSE_OK;
     for (size_t i = 0; i < count && !status; i++)
         if (!is_profile(&recipes[i])) status = add_to_capture(recipes, i, &options, error);
@@ -368,7 +370,7 @@ static enum terse_status fit(struct fits *f, size_t index, struct terse_error *e
     size_t at = side == CODEC_KEYS ? index : index - f->count[CODEC_KEYS], parts = f->count[side] / f->sets;
     size_t k = (size_t)1 << coding.bits;
     struct reading reading = reading_of(f, coding, at / parts);
-    struct kmeans_options options = {.rounds = ROUNDS, .tolerance = TOLERANCE, .progress = {report_fit, f}};
+    struct kmeans_options options = {.rounds = ROUNDS, .tolerance = TOLERANCE, .progress = {report_fit, f}, .ops = f->recipe->ops};
     struct kmeans_result result;
     struct samples samples;
     options.seed = random_mix(f->recipe->info.seed + (index + 1) * RANDOM_STEP);
@@ -421,6 +423,7 @@ static enum terse_status fit_tables(struct fits *f, size_t index, struct terse_e
     if (copy_tables(f, index)) return TERSE_OK;
     options.seed = random_mix(info->seed + (index + 1) * RANDOM_STEP);
     options.progress = (struct terse_progress){report_fit, f};
+    options.ops = f->recipe->ops;
     enum terse_status status = read_samples(f, CODEC_KEYS, &reading, 0, hd, &samples, error);
     if (status) return status;
     commvq_channels(shape, parameters, subvector, channels);
@@ -614,7 +617,7 @@ static enum terse_status learn(struct recipe *recipe, struct capture *samples, s
 static enum terse_status learn_profile(struct recipe *recipe, const struct terse_calibration *o, size_t budget,
                                        const int32_t *tokens, size_t n, struct terse_codebook **codebook,
                                        struct terse_error *error) {
-    struct profile_options options = {o->window, o->windows, budget, recipe->progress};
+    struct profile_options options = {o->window, o->windows, budget, recipe->progress, recipe->ops};
     size_t floats = codebook_floats(&recipe->info, CODEC_KEYS); /* as many as of values */
     float *both = memory_array(2 * floats, sizeof *both);
     if (!both) return status_no_memory(error, 2 * floats * sizeof *both, "a profile");
@@ -693,8 +696,11 @@ enum terse_status calibrate_together(size_t budget, const struct terse_model *mo
     struct thread_pool *pool = NULL;
     struct recipe *recipes = memory_zeros(count, sizeof *recipes);
     enum terse_status status = recipes ? TERSE_OK : status_no_memory(error, count * sizeof *recipes, "what is to be learned");
+    const struct backend *backend;
     for (size_t i = 0; i < count && !status; i++) status = make_recipe(model, &options[i], &recipes[i], error);
-    if (!status) status = backend_cpu.executor->available(error); /* which computes all of it */
+    if (!status) status = backend_for(model, options->device, &backend, error);
+    if (!status) status = backend_cpu.executor->available(error); /* which computes what the device does not */
+    for (size_t i = 0; i < count && !status; i++) recipes[i].ops = backend->learning;
     if (!status) status = thread_pool_new(options->threads, &pool, error);
     if (!status) {
         struct together t = {budget, count, n, options, tokens, recipes, sink, error, TERSE_OK};

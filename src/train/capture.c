@@ -211,7 +211,8 @@ static enum terse_status allocate(struct capture *c, const struct capture_option
 enum terse_status capture_new(const struct terse_model *model, const struct capture_options *options, const int32_t *tokens,
                               size_t n, struct capture **capture, struct terse_error *error) {
     bool gradients = options->side[0].norm_width || options->side[1].norm_width;
-    struct windows windows = {options->window, options->windows, gradients, options->drawn, options->seed, options->progress};
+    struct windows windows = {options->window, options->windows,  gradients,   options->drawn,
+                              options->seed,   options->progress, options->ops};
     *capture = NULL;
     enum terse_status status = windows_check(model, &windows, n, error);
     if (!status && options->skip >= options->window)

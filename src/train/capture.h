@@ -30,6 +30,7 @@ struct capture_options {
     uint64_t seed; /* of the draws */
     size_t budget; /* bytes of rows, norms and factors */
     struct terse_progress progress; /* "gradients" or "keys and values", in passes over a layer */
+    const struct learning_ops *ops; /* by which windows run; NULL: the CPU's */
 };
 
 struct capture;

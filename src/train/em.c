@@ -146,8 +146,13 @@ struct fit {
     struct commvq_search search;
     size_t slices;
     struct slice slice[SLICES];
-    double *z;    /* [entries][d] */
-    float *table; /* [entries][d] */
+    const struct learning_ops *ops;
+    struct mixture *elsewhere; /* the round's points on another backend, which does the E steps; NULL: the CPU */
+    uint32_t *ids;             /* [n] what it looks at, and for these: */
+    uint16_t *found;           /* [n] codes */
+    float *wrong;              /* [n] errors */
+    double *z;                 /* [entries][d] */
+    float *table;              /* [entries][d] */
     uint32_t repaired;
 };
 
@@ -157,6 +162,10 @@ static void fit_free(struct fit *f) {
     memory_free(f->errors);
     memory_free(f->codes);
     memory_free(f->kept);
+    if (f->elsewhere) f->ops->close_mixture(f->elsewhere);
+    memory_free(f->ids);
+    memory_free(f->found);
+    memory_free(f->wrong);
     memory_free(f->z);
     memory_free(f->table);
     commvq_search_free(&f->search);
@@ -167,9 +176,12 @@ static void fit_free(struct fit *f) {
     }
 }
 
-static enum terse_status fit_new(struct fit *f, const struct em_points *points, struct em_shape shape, struct terse_error *error) {
+static enum terse_status fit_new(struct fit *f, const struct em_points *points, struct em_shape shape,
+                                 const struct learning_ops *ops, struct terse_error *error) {
+    const bool elsewhere = ops && ops->open_mixture;
     size_t n = points->n, K = shape.entries, d = 2 * shape.pairs;
-    *f = (struct fit){.points = points, .shape = shape, .d = d, .wide = memory_round_up(d, VECTOR_PANEL)};
+    *f = (struct fit){
+        .points = points, .shape = shape, .d = d, .wide = memory_round_up(d, VECTOR_PANEL), .ops = elsewhere ? ops : NULL};
     enum terse_status status = commvq_search_new(shape.pairs, K, &f->search, error);
     if (status) return status;
     f->slices = n / SLICE_LEAST < 1 ? 1 : n / SLICE_LEAST < SLICES ? n / SLICE_LEAST : SLICES;
@@ -178,9 +190,12 @@ static enum terse_status fit_new(struct fit *f, const struct em_points *points, 
     f->errors = memory_array(n, sizeof *f->errors);
     f->codes = memory_array(n, sizeof *f->codes);
     f->kept = memory_array(n, sizeof *f->kept);
+    f->ids = memory_array(elsewhere ? n : 0, sizeof *f->ids);
+    f->found = memory_array(elsewhere ? n : 0, sizeof *f->found);
+    f->wrong = memory_array(elsewhere ? n : 0, sizeof *f->wrong);
     f->z = memory_array(K, d * sizeof *f->z);
     f->table = memory_array(K, d * sizeof *f->table);
-    bool all = f->weights && f->rows && f->errors && f->codes && f->kept && f->z && f->table;
+    bool all = f->ids && f->found && f->wrong && f->weights && f->rows && f->errors && f->codes && f->kept && f->z && f->table;
     for (size_t s = 0; s < f->slices; s++) {
         f->slice[s].counts = memory_array(K, K * sizeof(double));
         f->slice[s].sums = memory_array(K, d * sizeof(double));
@@ -280,13 +295,51 @@ static void slice_step(struct fit *f, size_t index, double temperature) {
     }
 }
 
-/* Sums over one of `every` points, into the first slice. Returns the error of the nearest codewords. */
-static double expectation(struct fit *f, size_t every, size_t phase, double temperature) {
+/* Lists the points that are looked at, in order, and returns their number. */
+static size_t list_points(struct fit *f) {
+    size_t n = f->points->n, count = 0;
+    for (size_t s = 0; s < f->slices; s++)
+        for (size_t p = s * n / f->slices + f->phase; p < (s + 1) * n / f->slices; p += f->every) f->ids[count++] = (uint32_t)p;
+    return count;
+}
+
+/* Has the other backend sum, into the first slice. */
+static enum terse_status expect_elsewhere(struct fit *f, double temperature, struct terse_error *error) {
+    struct slice *first = f->slice;
+    const size_t n = list_points(f);
+    const struct expectation expectation = {.ids = f->ids,
+                                            .n = n,
+                                            .panel = f->search.panel,
+                                            .half = f->search.half,
+                                            .temperature = temperature,
+                                            .faint = FAINT,
+                                            .codes = f->found,
+                                            .errors = f->wrong,
+                                            .counts = first->counts,
+                                            .sums = first->sums};
+    enum terse_status status = f->ops->expect(f->elsewhere, &expectation, error);
+    if (status) return status;
+    memset(f->errors, 0, f->points->n * sizeof *f->errors);
+    first->error = first->mass = 0;
+    for (size_t i = 0; i < n; i++) {
+        const size_t p = f->ids[i];
+        f->codes[p] = f->found[i];
+        f->errors[p] = f->wrong[i];
+        first->error += (double)f->wrong[i];
+        first->mass += (double)f->weights[p];
+    }
+    f->mass = first->mass;
+    return TERSE_OK;
+}
+
+/* Sums over one of `every` points, into the first slice, the error of the nearest codewords too. */
+static enum terse_status expectation(struct fit *f, size_t every, size_t phase, double temperature, struct terse_error *error) {
     struct slice *first = f->slice;
     const size_t K = f->shape.entries;
     f->every = every;
     f->phase = phase;
     commvq_search_set(&f->search, f->table);
+    if (f->elsewhere) return expect_elsewhere(f, temperature, error);
 #pragma omp parallel for schedule(dynamic, 1)
     for (size_t s = 0; s < f->slices; s++) slice_step(f, s, temperature);
     for (size_t s = 1; s < f->slices; s++) {
@@ -296,7 +349,7 @@ static double expectation(struct fit *f, size_t every, size_t phase, double temp
         first->mass += f->slice[s].mass;
     }
     f->mass = first->mass;
-    return first->error;
+    return TERSE_OK;
 }
 
 /* ---- Unused entries ------------------------------------------------------------------------------------------------------ */
@@ -396,12 +449,17 @@ static enum terse_status fit_round(struct fit *f, const struct em_options *optio
     const uint32_t n = options->iterations, soft = soft_of(n);
     double least = INFINITY;
     start(f, options->seed + round * RANDOM_STEP);
+    if (f->ops) {
+        f->ops->close_mixture(f->elsewhere); /* which has the rows as the round before had them */
+        f->elsewhere = f->ops->open_mixture(f->rows, f->weights, f->points->n, f->shape.pairs, f->shape.entries);
+    }
     for (uint32_t i = 0; i <= n; i++) {
         size_t every = every_of(f, i, n);
         round_table(f);
-        double now = expectation(f, every, i % every, i < soft ? temperature_of(f, square, i, soft) : 0);
-        enum terse_status status =
-            report(options, f->mass > 0 ? now / f->mass : 0, round * (n + 1) + i, f->shape.rounds * (n + 1), error);
+        enum terse_status status = expectation(f, every, i % every, i < soft ? temperature_of(f, square, i, soft) : 0, error);
+        const double now = f->slice->error;
+        if (!status)
+            status = report(options, f->mass > 0 ? now / f->mass : 0, round * (n + 1) + i, f->shape.rounds * (n + 1), error);
         if (!status && i < n) status = maximization(f, error);
         if (status) return status;
         if (i + 1 < n) repair(f);
@@ -473,7 +531,7 @@ enum terse_status em_fit(const struct em_points *points, struct em_shape shape, 
     struct em_result done = {0};
     double square = 0, left;
     enum terse_status status = check(points, shape, options, error);
-    if (!status) status = fit_new(&f, points, shape, error);
+    if (!status) status = fit_new(&f, points, shape, options->ops, error);
     if (!status) status = take_points(&f, &square, &done.effective_samples, error);
     left = square;
     for (size_t round = 0; round < shape.rounds && !status; round++) {

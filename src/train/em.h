@@ -13,7 +13,7 @@
 #ifndef TERSE_TRAIN_EM_H
 #define TERSE_TRAIN_EM_H
 
-#include "base/status.h"
+#include "backend/learning.h"
 
 struct em_shape {
     size_t pairs;   /* g, complex numbers of a row: 1 to COMMVQ_MOST_PAIRS of format/commvq.h */
@@ -29,8 +29,9 @@ struct em_points {
 };
 
 struct em_options {
-    uint32_t iterations; /* of each round, at least 1 */
-    uint64_t seed;       /* of the starts */
+    uint32_t iterations;            /* of each round, at least 1 */
+    uint64_t seed;                  /* of the starts */
+    const struct learning_ops *ops; /* by which E steps are done where it has them; NULL: the CPU's */
     struct terse_progress progress;
 };
 struct em_options em_options_defaults(void);

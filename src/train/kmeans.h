@@ -6,7 +6,7 @@
 #ifndef TERSE_TRAIN_KMEANS_H
 #define TERSE_TRAIN_KMEANS_H
 
-#include "base/status.h"
+#include "backend/learning.h"
 
 struct kmeans_points {
     const float *rows; /* [n][d], finite, at most 1e38 in size */
@@ -20,6 +20,9 @@ struct kmeans_options {
     double tolerance; /* stop when a round lowers the objective by no more than this part of it */
     uint64_t seed;    /* of the start */
     const float *initial; /* [k][d] to start from, finite, at most 1e38 in size; NULL: weighted k-means++ */
+    /* Rounds over many points search by these operations where they have searches, among all centroids; points are then at most 1e15 in
+     * size. NULL: by the CPU's. */
+    const struct learning_ops *ops;
     struct terse_progress progress;
 };
 struct kmeans_options kmeans_options_defaults(void);

@@ -15,9 +15,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LARGEST 1e38f      /* the difference of two such values is still a float */
-#define TILE 1024          /* points that a thread assigns at a time */
-#define TILES_TOGETHER 128 /* that are assigned between two reports */
+#define LARGEST 1e38f                     /* the difference of two such values is still a float */
+#define TILE 1024                         /* points that a thread assigns at a time */
+#define TILES_TOGETHER 128                /* that are assigned between two reports */
+#define ELSEWHERE_LEAST ((size_t)1 << 24) /* numbers compared in a round: a millisecond of one thread */
 #define SLICE_LEAST 1024
 #define SLICES_MOST 32
 #define SLICES_BYTES ((size_t)64 << 20)
@@ -84,6 +85,8 @@ struct lloyd {
     struct nearest search;
     const struct kmeans_many *many; /* or NULL */
     struct near *near;              /* of `many`, instead of the search; else NULL */
+    const struct learning_ops *ops; /* of `elsewhere` */
+    struct search *elsewhere;       /* on another backend, instead of both; else NULL */
     bool known;                     /* codes are those of a round */
     uint16_t *codes;                /* [n] */
     double *errors;                 /* [n] w ||x - c||^2 */
@@ -98,6 +101,7 @@ struct lloyd {
 
 static void lloyd_free(struct lloyd *l) {
     nearest_free(&l->search);
+    if (l->elsewhere) l->ops->close_search(l->elsewhere);
     if (l->many) l->many->free(l->near);
     memory_free(l->codes);
     memory_free(l->errors);
@@ -111,12 +115,20 @@ static void lloyd_free(struct lloyd *l) {
     memory_free(l->best);
 }
 
-static enum terse_status lloyd_new(const struct kmeans_many *many, const struct kmeans_points *points, size_t k, struct lloyd *l,
-                                   struct terse_error *error) {
+/* Returns whether comparing takes longer than sending points elsewhere. */
+static bool may_search_elsewhere(const struct learning_ops *ops, const struct kmeans_points *points, size_t k) {
+    return ops && ops->open_search && points->n * k * points->d >= ELSEWHERE_LEAST;
+}
+
+static enum terse_status lloyd_new(const struct kmeans_many *many, const struct kmeans_points *points, size_t k,
+                                   const struct kmeans_options *options, struct lloyd *l, struct terse_error *error) {
     const size_t n = points->n, d = points->d, slice_bytes = k * (d + 2) * sizeof(double);
     enum terse_status status = nearest_new(k, d, &l->search, error);
     l->many = many;
-    if (!status && many) status = many->new (n, k, d, &l->near, error);
+    l->ops = options->ops;
+    if (!status && may_search_elsewhere(l->ops, points, k))
+        l->elsewhere = l->ops->open_search(points->rows, n, d, points->stride, k);
+    if (!status && many && !l->elsewhere) status = many->new (n, k, d, &l->near, error);
     if (status) return status;
     size_t slices = n / SLICE_LEAST < SLICES_MOST ? n / SLICE_LEAST : SLICES_MOST;
     if (slices > SLICES_BYTES / slice_bytes) slices = SLICES_BYTES / slice_bytes;
@@ -215,7 +227,9 @@ static enum terse_status assign(const struct kmeans_points *points, const struct
 static enum terse_status lloyd_evaluate(struct lloyd *l, const struct kmeans_options *options, uint32_t round,
                                         const float *centroids, double *objective, struct terse_error *error) {
     enum terse_status status = TERSE_OK;
-    if (l->near) {
+    if (l->elsewhere) {
+        status = l->ops->find(l->elsewhere, centroids, l->codes, error);
+    } else if (l->near) {
         status = l->many->assign(l->near, l->points, centroids, l->known, l->codes, error);
     } else {
         nearest_set(&l->search, centroids);
@@ -289,14 +303,15 @@ static enum terse_status begin(const struct kmeans_many *many, const struct kmea
 /* Fits the centroids of a sample, themselves started on a sample of that sample. */
 static enum terse_status fit_sample(const struct kmeans_many *many, const struct kmeans_points *points, size_t k,
                                     struct kmeans_options *options, float *centroids, struct terse_error *error) {
-    struct kmeans_options coarse = {.rounds = COARSE_ROUNDS, .tolerance = COARSE_TOLERANCE, .seed = options->seed};
+    struct kmeans_options coarse = {
+        .rounds = COARSE_ROUNDS, .tolerance = COARSE_TOLERANCE, .seed = options->seed, .ops = options->ops};
     struct kmeans_result result = {0};
     struct kmeans_taken taken;
     struct lloyd l = {0};
     enum terse_status status = kmeans_take(points, points->n / COARSER, options->seed, &taken, error);
     if (options->progress.report) coarse.progress = (struct terse_progress){report_coarse, options};
     if (!status) status = begin(many, &taken.points, k, &coarse, centroids, error);
-    if (!status) status = lloyd_new(many, &taken.points, k, &l, error);
+    if (!status) status = lloyd_new(many, &taken.points, k, &coarse, &l, error);
     if (!status) status = lloyd_run(&l, &coarse, centroids, &result, error);
     lloyd_free(&l);
     kmeans_release(&taken);
@@ -320,7 +335,7 @@ enum terse_status kmeans_fit_by(const struct kmeans_many *many, const struct kme
                                 struct terse_error *error) {
     struct lloyd l = {0};
     struct kmeans_result done = {0};
-    enum terse_status status = lloyd_new(many, points, k, &l, error);
+    enum terse_status status = lloyd_new(many, points, k, options, &l, error);
     if (!status) status = check_all(points, k, options, &done.effective_samples, error);
     if (!status) status = begin(many, points, k, options, centroids, error);
     if (!status) status = lloyd_run(&l, options, centroids, &done, error);

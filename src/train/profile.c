@@ -320,7 +320,8 @@ enum terse_status profile_learn(const struct terse_model *model, const struct pr
                                       .skip = SINKS,
                                       .residual = true,
                                       .budget = options->budget,
-                                      .progress = options->progress};
+                                      .progress = options->progress,
+                                      .ops = options->ops};
     enum terse_status status = capture_new(model, &samples, tokens, n, &p.samples, error);
     if (status) return status;
     *seen = capture_tokens(p.samples);

@@ -16,6 +16,7 @@ struct profile_options {
     uint32_t window, windows;       /* as of struct capture_options */
     size_t budget;                  /* bytes of samples */
     struct terse_progress progress; /* "keys and values", in passes over a layer, then "transforms" */
+    const struct learning_ops *ops; /* as of struct capture_options */
 };
 
 /* Writes parameters[side]: floats [layers][kv_heads][transform_parameter_floats], and to *seen how many tokens of the text were

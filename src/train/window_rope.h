@@ -2,12 +2,7 @@
 #ifndef TERSE_TRAIN_WINDOW_ROPE_H
 #define TERSE_TRAIN_WINDOW_ROPE_H
 
-#include "model/model.h"
-
-/* Rows are rotated in three ways: as keys and queries are; back, which takes gradients with respect to rotated rows to gradients with respect to
- * the rows; or as gradients with respect to rows, which are taken to those with respect to the rotated rows. With R a rotation and m RoPE's
- * magnitude, a key k is stored as m R k, so the three are m R, its transpose m R^T, and the transpose of its inverse, R / m. */
-enum window_turn { WINDOW_TURN_ROWS, WINDOW_TURN_BACK, WINDOW_TURN_GRADIENTS };
+#include "backend/learning.h"
 
 struct window_turns {
     struct rope rope;

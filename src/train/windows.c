@@ -38,24 +38,6 @@ size_t windows_count(const struct windows *w, size_t n) {
     return w->most && w->most < available ? w->most : available;
 }
 
-#define LOOK_TOKENS 4
-
-static void ignore_layer(void *user, uint32_t layer, const struct captured *rows) { (void)user, (void)layer, (void)rows; }
-
-/* Runs one window through the whole model, for windows that do not go beyond the last layer's keys and values: nothing is to be
- * learned for a model whose numbers are not finite. */
-static enum terse_status look_at_model(const struct terse_model *model, const int32_t *tokens, size_t n,
-                                       struct terse_error *error) {
-    const struct backward_sink sink = {ignore_layer, NULL};
-    struct backward *backward;
-    double loss;
-    if (n > LOOK_TOKENS) n = LOOK_TOKENS;
-    enum terse_status status = backward_new(model, n, true, &backward, error);
-    if (!status) status = backward_run(backward, tokens, n, &sink, NULL, &loss, error);
-    backward_free(backward);
-    return status;
-}
-
 enum terse_status windows_run(const struct terse_model *model, const struct windows *w, const int32_t *tokens, size_t n,
                               const struct windows_sink *sink, struct terse_error *error) {
     size_t available = n / w->window, count = windows_count(w, n);
@@ -69,8 +51,8 @@ enum terse_status windows_run(const struct terse_model *model, const struct wind
     double loss;
     if (!window) return status_no_memory(error, w->window * sizeof *window, "a window");
     const bool looks = !w->gradients && !model->recurrent; /* through recurrent layers the whole model is not run here */
-    enum terse_status status = looks ? look_at_model(model, tokens, w->window, error) : TERSE_OK;
-    if (!status) status = backward_new(model, w->window, w->gradients, &backward, error);
+    enum terse_status status = backward_new(w->ops, model, w->window, w->gradients, &progress, &backward, error);
+    if (!status && looks) status = backward_look(backward, tokens, w->window, error);
     for (size_t i = 0; i < count && !status; i++) {
         memcpy(window, tokens + i * available / count * w->window, w->window * sizeof *window);
         if (add_bos) window[0] = bos;

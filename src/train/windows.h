@@ -11,6 +11,7 @@ struct windows {
     bool drawn;                     /* of labels drawn from the model's predictions (backward_draw_labels), not the text's */
     uint64_t seed;                  /* of the draws */
     struct terse_progress progress; /* "gradients" or "keys and values", in passes over a layer */
+    const struct learning_ops *ops; /* by which windows run; NULL: the CPU's */
 };
 
 /* Receives a window's layers as struct backward_sink does. */

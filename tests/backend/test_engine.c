@@ -281,7 +281,7 @@ static void executors_reach_caches_through_the_table(void **state) {
     noted.attend = noted_attend;
     noted.seal = noted_seal;
     noted.commit = noted_commit;
-    const struct backend backend = {"noted", backend_cpu.executor, &noted};
+    const struct backend backend = {.name = "noted", .executor = backend_cpu.executor, .kv = &noted};
     struct terse_engine *engine = must_start(&backend, model, 1);
     struct terse_session *session = new_session(engine, "q8_0");
     struct terse_error error;

@@ -485,7 +485,7 @@ static void what_learns_sees_what_caches_see(void **state) {
     const struct terse_session_options options = short_session_options("f16", 32);
     struct terse_session *session = must_open(other, &options);
     must_prefill(session, tokens, WINDOW);
-    assert_int_equal(backward_new(model, WINDOW, false, &backward, NULL), TERSE_OK);
+    assert_int_equal(backward_new(NULL, model, WINDOW, false, NULL, &backward, NULL), TERSE_OK);
     assert_int_equal(backward_run(backward, tokens, WINDOW, &(struct backward_sink){see, &learning}, NULL, NULL, NULL), TERSE_OK);
     assert_int_equal(learning.layers, model_kv_layers(model));
     assert_int_equal(of_caches.layers, model_kv_layers(model));

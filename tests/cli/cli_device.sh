@@ -19,6 +19,8 @@ works --version
 grep -q '^not cuda: .*cannot be opened' "$work/out" || fail "--version: $(cat "$work/out")"
 rm "$work/libterse-cuda.so"
 
+refuses 'make CUDA=1' calibrate --kv cq-2 --device cuda
+refuses 'computed on one device' calibrate --kv cq-2 -ngl 5
 refuses 'make CUDA=1' inspect --device cuda -o csv
 works inspect --device auto -o csv
 cp "$work/out" "$work/auto"

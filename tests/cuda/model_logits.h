@@ -24,7 +24,7 @@
 
 #define TOKENS_MOST 700
 
-static const struct backend backend = {"cuda", &cuda_executor_ops, &cuda_kv_ops};
+static const struct backend backend = {.name = "cuda", .executor = &cuda_executor_ops, .kv = &cuda_kv_ops};
 static int32_t tokens[TOKENS_MOST];
 
 struct rows {

@@ -34,7 +34,7 @@ enum {
     TOKENS = FITTED + PIECE + STEPS
 };
 
-static const struct backend backend = {"cuda", &cuda_executor_ops, &cuda_kv_ops};
+static const struct backend backend = {.name = "cuda", .executor = &cuda_executor_ops, .kv = &cuda_kv_ops};
 /* No kernel of the CPU takes vectors of products with these weights to 8 bits. */
 static const struct random_model_spec spec = {"llama",    {TENSOR_F16, TENSOR_F16, TENSOR_F16}, 1, .heads = 2, .head_dim = 64,
                                               .layers = 1};

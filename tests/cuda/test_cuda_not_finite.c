@@ -21,7 +21,7 @@
 
 enum { PROMPT = 70, FEW = 5 };
 
-static const struct backend backend = {"cuda", &cuda_executor_ops, &cuda_kv_ops};
+static const struct backend backend = {.name = "cuda", .executor = &cuda_executor_ops, .kv = &cuda_kv_ops};
 static int32_t tokens[PROMPT]; /* token 0 first: a damaged first weight of the embeddings is its */
 
 static void check_message(const char *what, enum terse_status status, const struct terse_error *error, const char *where) {

@@ -414,7 +414,7 @@ static void run_engines(struct engine_job *job, const struct backend *backend, u
 }
 
 static void engines_give_the_cpus_logits(void **state) {
-    static const struct backend cuda = {"cuda", &cuda_executor_ops, &cuda_kv_ops};
+    static const struct backend cuda = {.name = "cuda", .executor = &cuda_executor_ops, .kv = &cuda_kv_ops};
     (void)state;
     void *file;
     struct terse_model *model = random_model_new(&random_models[0], &file);

@@ -30,7 +30,7 @@
 
 enum { LEAST = FIT_TOKENS + SINKS, PROMPT = LEAST + 130, STEPS = 2, TOKENS = LEAST + 140 };
 
-static const struct backend backend = {"cuda", &cuda_executor_ops, &cuda_kv_ops};
+static const struct backend backend = {.name = "cuda", .executor = &cuda_executor_ops, .kv = &cuda_kv_ops};
 static int32_t tokens[TOKENS];
 
 struct reading {

@@ -11,6 +11,8 @@ ENCODE = "test_encode_transform_emulated"
 ANCHORS = "test_cuda_anchors_emulated attention_reads*"
 ALIBI = "test_cuda_anchors_emulated alibi*"
 SCORES = "test_anchor_kernels_emulated"
+CUDA = "src/backend/cuda/"
+WINDOWS = "test_learning_emulated"
 REPLACED = "test_cuda_mat_emulated tokens_one_by_one*"
 FAULTS = (  # file, text that occurs once in it, what takes its place, the test, the fault; FAULT is 1 where it is on, else 0
     (KV + "attend_transform.cuh", "sum += weight;\n    }", "sum += FAULT ? 0 : weight;\n    }", "test_attend_transform_emulated", "terse-N: values less no mean are read with it"),
@@ -60,4 +62,11 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (KV + "victims.cu", "c.logits[v.exact + t % (v.budget - v.exact)] = ", "c.logits[v.exact + (t + FAULT) % (v.budget - v.exact)] = ", REPLACED, "mat-N: a token's logit is kept as the next one's"),
     (KV + "append.cu", "sum += x * key[c];", "sum += FAULT ? x : x * key[c];", REPLACED, "mat-N: logits are not those to token 0"),
     (KV + "encode_transform.cu", "return unit / best;", "return FAULT ? unit : unit / best;", ENCODE, "terse-N: rows beyond the levels are cut off"),
+    (CUDA + "learning_attention.cu", "(own[j] - product) *", "(own[j] - (FAULT ? 0 : product)) *", WINDOWS, "calibration: gradients of logits without the softmax's sum"),
+    (CUDA + "learning_attention.cu", "if (tile.window && r.to > tile.window)", "if (!FAULT && tile.window && r.to > tile.window)", WINDOWS, "calibration: sliding layers see all keys"),
+    (CUDA + "learning_rows.cu", "(x[i] - mean) * part)", "(FAULT ? 0 : (x[i] - mean) * part))", WINDOWS, "calibration: gradients of norms without the row's size"),
+    (CUDA + "learning_rows.cu", "inverse ? -1.0f : 1.0f", "inverse && !FAULT ? -1.0f : 1.0f", WINDOWS, "calibration: gradients are rotated the wrong way"),
+    (CUDA + "gemm.c", "(const uint16_t *)dy->halves + first, g->halves, first > 0", "(const uint16_t *)dy->halves + first, g->halves, FAULT || first > 0", WINDOWS, "calibration: gradients are added to what was there"),
+    (CUDA + "learning_nearest.cu", "square[p] < best[p] ? from + c : code[p];", "square[p] < best[p] ? from + (FAULT ? 0 : c) : code[p];", "test_learning_search_emulated", "calibration: the nearest centroid is a tile's first"),
+    (CUDA + "learning_mixture.cu", "as_a + as_b : as_a - as_b", "as_a + as_b : as_a - (FAULT ? -as_b : as_b)", "test_learning_mixture_emulated steps*", "calibration: i z of a table is taken for -i z"),
 )

@@ -311,7 +311,7 @@ static void check_sample(const char *name, const struct sample *sample) {
     struct backward *backward;
     struct slopes slopes = {model, &oracle, 0};
     struct backward_sink sink = {check_slopes, &slopes};
-    if (backward_new(model, CONTEXT, true, &backward, &error) ||
+    if (backward_new(NULL, model, CONTEXT, true, NULL, &backward, &error) ||
         backward_run(backward, some_tokens(), CONTEXT, &sink, NULL, &loss, &error))
         fail_msg("%s", error.message);
     print_message("%s: logits off by %.1e, loss by %.1e, gradients by %.1e\n", name, worst, fabs(loss / expected - 1),

@@ -132,7 +132,7 @@ static struct kept run(struct backward *backward, const struct terse_model *mode
 static struct backward *new_backward(const struct terse_model *model, size_t tokens) {
     struct backward *backward;
     struct terse_error error;
-    if (backward_new(model, tokens, true, &backward, &error)) fail_msg("%s", error.message);
+    if (backward_new(NULL, model, tokens, true, NULL, &backward, &error)) fail_msg("%s", error.message);
     return backward;
 }
 
@@ -479,12 +479,12 @@ static void test_wrong_windows(void **state) {
     assert_int_equal(backward_run(backward, tokens, 4, &sink, NULL, &kept.loss, &error), TERSE_E_ARGUMENT);
     assert_int_equal(kept.next, model->layers);
     struct terse_model *learned = fixture_model("gpt2"); /* as many positions as its context has */
-    assert_int_equal(backward_new(learned, learned->context + (size_t)1, true, &none, &error), TERSE_E_CONTEXT);
+    assert_int_equal(backward_new(NULL, learned, learned->context + (size_t)1, true, NULL, &none, &error), TERSE_E_CONTEXT);
     assert_null(none);
     terse_model_free(learned);
-    assert_int_equal(backward_new(model, 1, true, &none, &error), TERSE_E_ARGUMENT);
+    assert_int_equal(backward_new(NULL, model, 1, true, NULL, &none, &error), TERSE_E_ARGUMENT);
     assert_null(none);
-    assert_int_equal(backward_new(model, SIZE_MAX / 4, true, &none, &error), TERSE_E_MEMORY);
+    assert_int_equal(backward_new(NULL, model, SIZE_MAX / 4, true, NULL, &none, &error), TERSE_E_MEMORY);
     assert_null(none);
     backward_free(NULL);
     backward_free(backward);
@@ -501,7 +501,7 @@ static void test_refused_memory(void **state) {
         struct backward *backward;
         struct terse_error error;
         refused_after = allowed;
-        status = backward_new(model, 20, true, &backward, &error);
+        status = backward_new(NULL, model, 20, true, NULL, &backward, &error);
         refused_after = SIZE_MAX;
         assert_true(status == (backward ? TERSE_OK : TERSE_E_MEMORY));
         backward_free(backward);
@@ -520,7 +520,7 @@ static int bench(const char *path, size_t n) {
     struct terse_error error;
     struct backward_sink sink = {ignore_layer, NULL};
     double loss = 0;
-    if (terse_model_load(path, &model, &error) || backward_new(model, n, true, &backward, &error)) {
+    if (terse_model_load(path, &model, &error) || backward_new(NULL, model, n, true, NULL, &backward, &error)) {
         fprintf(stderr, "%s\n", error.message);
         return 1;
     }

@@ -43,7 +43,7 @@ static struct kept run_window(const struct terse_model *m, const int32_t *tokens
     bos = terse_token_bos(m, &add_bos);
     if (add_bos) window[0] = bos;
     for (int i = 0; i < KEPT; i++) assert_non_null(kept.rows[i] = calloc(m->layers * kept.per_layer, sizeof(float)));
-    if (backward_new(m, n, gradients, &backward, &error)) fail_msg("%s", error.message);
+    if (backward_new(NULL, m, n, gradients, NULL, &backward, &error)) fail_msg("%s", error.message);
     if (backward_run(backward, window, n, &sink, NULL, &loss, &error)) fail_msg("%s", error.message);
     backward_free(backward);
     return kept;

@@ -104,7 +104,7 @@ static struct delivered deliver(const struct terse_model *m, const int32_t *toke
     for (int kind = 0; kind < KINDS; kind++)
         assert_non_null(d.rows[kind] = calloc(m->layers * (size_t)WINDOWS * WINDOW * width_of(m, kind), sizeof(float)));
     bos = terse_token_bos(m, &add_bos);
-    assert_int_equal(backward_new(m, WINDOW, false, &backward, NULL), TERSE_OK);
+    assert_int_equal(backward_new(NULL, m, WINDOW, false, NULL, &backward, NULL), TERSE_OK);
     for (d.window = 0; d.window < WINDOWS; d.window++) {
         memcpy(window, tokens + d.window * WINDOW, sizeof window);
         if (add_bos) window[0] = bos;

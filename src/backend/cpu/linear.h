@@ -2,15 +2,9 @@
 #ifndef TERSE_BACKEND_CPU_LINEAR_H
 #define TERSE_BACKEND_CPU_LINEAR_H
 
-#include "model/model.h"
+#include "backend/learning.h"
 
 #define LINEAR_OPS_MOST 4 /* products that share their input */
-
-/* A linear_op is one product of several that share their input. */
-struct linear_op {
-    const struct matrix *w;
-    float *out; /* [n][rows] */
-};
 
 /* Writes the one or two products with which a feed-forward layer begins, and returns their number. The activation function is
  * applied to inner[n][feed_forward], and the result is multiplied by factor (of the same shape, SwiGLU alone). */

@@ -337,7 +337,7 @@ static void unload(struct executor *e) {
 static enum terse_status load_parts(struct executor *e, struct terse_error *error) {
     const struct cache_shape shape = cache_shape_of(e->model, e->model->context);
     struct wanted wanted[5];
-    enum terse_status status = device_model_load(e->model, gemm_bytes() + BESIDES, &e->weights, error);
+    enum terse_status status = device_model_load(e->model, gemm_bytes() + BESIDES, NULL, &e->weights, error);
     if (!status) status = gemm_new(&e->gemm, error);
     if (!status) status = batch_new(&shape, &e->batch, error);
     vectors_wanted(&e->each, e->model, wanted);

@@ -17,7 +17,8 @@ struct visitor {
     struct device_model *model;
     uint32_t count; /* of matrices of experts that `from` of a visit has, whose rows lie one after the other */
     void *staged;
-    size_t staged_bytes;
+    size_t staged_bytes, sent;
+    const struct terse_progress *progress; /* or NULL */
     struct terse_error *error;
 };
 
@@ -116,6 +117,13 @@ static enum terse_status stage(struct visitor *v, size_t bytes) {
     return TERSE_OK;
 }
 
+/* Asks the caller whether to go on. */
+static enum terse_status goes_on(const struct visitor *v) {
+    const struct terse_progress *p = v->progress;
+    if (!p || !p->report || p->report(p->user, what, v->sent, v->model->bytes)) return TERSE_OK;
+    return status_fail(v->error, TERSE_E_INTERRUPTED, "interrupted while sending the model to the GPU");
+}
+
 /* Packs the rows of one matrix. */
 static enum terse_status upload_rows(struct visitor *v, const struct matrix *from, const struct device_matrix *to) {
     uint32_t most = (uint32_t)(STAGED / from->row_bytes) / 16 * 16;
@@ -129,6 +137,8 @@ static enum terse_status upload_rows(struct visitor *v, const struct matrix *fro
         if (result == cudaSuccess) result = weights_pack(to, v->staged, from->row_bytes, first, count, device_stream());
         if (result == cudaSuccess) result = cudaStreamSynchronize(device_stream());
         status = device_check(result, "uploading weights", v->error);
+        v->sent += count * from->row_bytes;
+        if (!status) status = goes_on(v);
     }
     return status;
 }
@@ -182,6 +192,7 @@ void device_model_free(struct device_model *device) {
 
 static enum terse_status check_room(const struct device_model *device, size_t besides, struct terse_error *error) {
     size_t left = 0, total = 0;
+    device_number();
     enum terse_status status = device_check(cudaMemGetInfo(&left, &total), "asking for its memory", error);
     if (status || device->bytes + besides <= left) return status;
     return status_fail(
@@ -191,16 +202,50 @@ static enum terse_status check_room(const struct device_model *device, size_t be
         (double)device->bytes / 1073741824, (double)besides / 1073741824, (double)left / 1073741824, (double)total / 1073741824);
 }
 
-enum terse_status device_model_load(const struct terse_model *model, size_t besides, struct device_model *device,
-                                    struct terse_error *error) {
+enum terse_status device_model_load(const struct terse_model *model, size_t besides, const struct terse_progress *progress,
+                                    struct device_model *device, struct terse_error *error) {
     *device = (struct device_model){.model = model, .layer = calloc(model->layers, sizeof *device->layer)};
     if (!device->layer) return status_no_memory(error, model->layers * sizeof *device->layer, "a model");
     enum terse_status status =
         visit(&(struct visitor){.matrix = count_matrix, .vector = skip_vector, .model = device, .error = error});
     if (!status) status = check_room(device, besides, error);
-    struct visitor upload = {.matrix = upload_matrix, .vector = upload_vector, .model = device, .error = error};
+    struct visitor upload = {
+        .matrix = upload_matrix, .vector = upload_vector, .model = device, .progress = progress, .error = error};
     if (!status) status = visit(&upload);
     device_free(NULL, upload.staged, upload.staged_bytes);
     if (status) device_model_free(device);
     return status;
+}
+
+/* ---- Finding */
+
+/* Returns the number of the layer that something is a part of. */
+static size_t layer_with(const struct terse_model *m, const void *part) {
+    return (size_t)((const char *)part - (const char *)m->layer) / sizeof *m->layer;
+}
+
+const struct device_matrix *device_model_matrix(const struct device_model *device, const struct matrix *matrix) {
+    const struct terse_model *m = device->model;
+    if (matrix == &m->output) return &device->output;
+    const size_t i = layer_with(m, matrix);
+    const struct layer *l = &m->layer[i];
+    const struct device_layer *d = &device->layer[i];
+    const struct matrix *const matrices[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up};
+    const struct device_matrix *const own[] = {&d->q, &d->k, &d->v, &d->o, &d->gate, &d->up};
+    for (size_t k = 0; k < sizeof own / sizeof own[0]; k++)
+        if (matrices[k] == matrix) return own[k];
+    return &d->down;
+}
+
+const struct norm *device_model_norm(const struct device_model *device, const struct norm *norm) {
+    const struct terse_model *m = device->model;
+    if (norm == &m->output_norm) return &device->output_norm;
+    const size_t i = layer_with(m, norm);
+    const struct layer *l = &m->layer[i];
+    const struct device_layer *d = &device->layer[i];
+    const struct norm *const norms[] = {&l->attention_norm, &l->feed_forward_norm, &l->q_norm, &l->k_norm, &l->attention_post_norm};
+    const struct norm *const own[] = {&d->attention_norm, &d->feed_forward_norm, &d->q_norm, &d->k_norm, &d->attention_post_norm};
+    for (size_t k = 0; k < sizeof own / sizeof own[0]; k++)
+        if (norms[k] == norm) return own[k];
+    return &d->feed_forward_post_norm;
 }

@@ -26,9 +26,13 @@ struct device_model {
 };
 
 /* Uploads a model, which outlives the result. `besides` bytes are kept free. TERSE_E_MEMORY says in one line how much the model
- * takes and how much there is. */
-enum terse_status device_model_load(const struct terse_model *model, size_t besides, struct device_model *device,
-                                    struct terse_error *error);
+ * takes and how much there is. `progress`, which may be NULL, is asked now and then whether to go on: TERSE_E_INTERRUPTED. */
+enum terse_status device_model_load(const struct terse_model *model, size_t besides, const struct terse_progress *progress,
+                                    struct device_model *device, struct terse_error *error);
 void device_model_free(struct device_model *device);
+
+/* Return the device's part of a matrix or a norm, which is one of the model's output or of its layers without experts. */
+const struct device_matrix *device_model_matrix(const struct device_model *device, const struct matrix *matrix);
+const struct norm *device_model_norm(const struct device_model *device, const struct norm *norm);
 
 #endif

@@ -1,6 +1,8 @@
 /* Computes on rows of activations: a block of threads takes a row where it is long, a warp where it is a head. */
 #include "backend/cuda/rows.h"
 
+#include "backend/cuda/activation.cuh"
+#include "backend/cuda/block_sums.cuh"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/ptx.cuh"
 
@@ -15,39 +17,7 @@
 
 __host__ __device__ static inline uint32_t divide_up(uint32_t n, uint32_t by) { return (n + by - 1) / by; }
 
-/* ---- Sums and maxima over a block of threads, the same in all threads and in every run */
-
-__device__ static inline float warp_sum(float x) {
-    for (int apart = 16; apart; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);
-    return x;
-}
-
-__device__ static inline float warp_most(float x) {
-    for (int apart = 16; apart; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
-    return x;
-}
-
-__device__ static inline float block_sum(float x) {
-    __shared__ float parts[32];
-    x = warp_sum(x);
-    __syncthreads(); /* parts of the sum before are read */
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-    __syncthreads();
-    return warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0);
-}
-
-__device__ static inline float block_most(float x) {
-    __shared__ float parts[32];
-    x = warp_most(x);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-    __syncthreads();
-    return warp_most(threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0);
-}
-
 /* ---- Into a product */
-
-__device__ static inline float gelu_tanh(float x) { return x / (1 + expf(-2 * 0.79788456f * x * (1 + 0.044715f * x * x))); }
 
 struct row_source {
     struct row_form form;
@@ -71,17 +41,6 @@ __device__ static inline quad load_quad(const float *row, uint32_t q, uint32_t w
             if (4 * q + i < width) r.of[i] = row[4 * q + i];
     }
     return r;
-}
-
-__device__ static inline float activation_of(enum activation activation, float x, float factor) {
-    if (activation == ACTIVATION_SWIGLU) return x / (1 + expf(-x)) * factor;
-    if (activation == ACTIVATION_GEGLU) return gelu_tanh(x) * factor;
-    if (activation == ACTIVATION_SWIGLU_CLAMPED) {
-        x = x > SWIGLU_CLAMP ? SWIGLU_CLAMP : x; /* NaN stays NaN */
-        factor = factor > SWIGLU_CLAMP ? SWIGLU_CLAMP : factor < -SWIGLU_CLAMP ? -SWIGLU_CLAMP : factor;
-        return x / (1 + expf(-SWIGLU_GAIN * x)) * (factor + 1);
-    }
-    return activation == ACTIVATION_GELU ? 0.5f * x * erfcf(-x * 0.70710678f) : gelu_tanh(x);
 }
 
 /* Returns a row's q-th four numbers in the given form. */

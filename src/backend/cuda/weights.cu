@@ -72,7 +72,9 @@ __device__ static inline void numbers_of(const TILE &tile, stored_tile from, int
     }
 }
 
-__device__ static inline __half nearest_half(float x) { return __float2half(fminf(fmaxf(x, -65504.f), 65504.f)); }
+__device__ static inline __half nearest_half(float x) {
+    return __float2half(fabsf(x) < INFINITY ? fminf(fmaxf(x, -65504.f), 65504.f) : x);
+}
 
 template <class TILE> __global__ void tiles_to_halves(const uint8_t *tiles, uint32_t rows, uint32_t columns, __half *out) {
     uint32_t across = divide_up(columns, TILE::WIDTH), stride = divide_up(columns, 32) * 32, lane = threadIdx.x % 32, t = lane % 4;

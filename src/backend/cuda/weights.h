@@ -30,7 +30,7 @@ cudaError_t weights_each(const struct device_product *products, size_t n_product
                          bool add, cudaStream_t stream);
 
 /* Writes rows [first, first + count) as halves [count][columns rounded up to 32], padded with 0; first is a multiple of 16. Weights
- * too large for a half become the largest half. */
+ * too large for a half become the largest half; what is not finite stays so. */
 cudaError_t weights_halves(const struct device_matrix *w, uint32_t first, uint32_t count, void *halves, cudaStream_t stream);
 
 /* Writes out[n][columns] = row ids[i] of w (device memory), or with `add` adds it to out. */

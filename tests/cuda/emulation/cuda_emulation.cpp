@@ -182,7 +182,7 @@ void emulated_run(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std
         emulated_fail(cudaErrorInvalidConfiguration);
         return;
     }
-    static std::mutex running; /* threads that are ranks launch one after another */
+    static std::mutex running; /* threads, which may be ranks or have streams of their own, launch one after another */
     const std::lock_guard<std::mutex> lock(running);
     emulated_grid = grid;
     emulated_block = block;

@@ -58,6 +58,11 @@ cudaError_t cudaFree(void *memory) {
 }
 cudaError_t cudaMallocAsync(void **memory, size_t bytes, cudaStream_t) { return cudaMalloc(memory, bytes); }
 cudaError_t cudaFreeAsync(void *memory, cudaStream_t) { return cudaFree(memory); }
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int) {
+    *pool = NULL;
+    return cudaSuccess;
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) { return cudaSuccess; }
 cudaError_t cudaMallocHost(void **memory, size_t bytes) { return posix_memalign(memory, 256, bytes ? bytes : 1) ? result_of(cudaErrorMemoryAllocation) : cudaSuccess; }
 cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned) { return cudaMallocHost(memory, bytes); }
 cudaError_t cudaFreeHost(void *memory) {
