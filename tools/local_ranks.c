@@ -75,6 +75,11 @@ bool local_ranks_start(const char *count, int *status) {
     char *end;
     ranks = strtol(count, &end, 10);
     *status = EXIT_FAILED;
+    if (console_ranks() > 1) {
+        complain("--ranks %s: this process is one of %u ranks already, which mpirun or the like has started", count,
+                 console_ranks());
+        return false;
+    }
     if (end == count || *end || ranks < 1 || ranks > RANKS_MOST) {
         complain("--ranks %s: must be a number of processes from 1 to %d", count, RANKS_MOST);
         return false;

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- One rank */
 
@@ -24,7 +25,12 @@ static enum terse_status broadcast_local(const struct collective *ranks, void *d
     return TERSE_OK;
 }
 
-static const struct collective_ops local = {"local", gather_local, broadcast_local};
+static void give_up(int status) {
+    fflush(NULL);
+    _exit(status);
+}
+
+static const struct collective_ops local = {"local", gather_local, broadcast_local, give_up};
 
 struct collective collective_local = {.ops = &local, .ranks = 1};
 
@@ -92,7 +98,7 @@ static enum terse_status broadcast_host(const struct collective *ranks, void *da
 }
 
 static enum terse_status open_host(uint32_t rank, uint32_t n, struct collective **ranks, struct terse_error *error) {
-    static const struct collective_ops ops = {"sockets", gather_host, broadcast_host};
+    static const struct collective_ops ops = {"sockets", gather_host, broadcast_host, give_up};
     static struct collective job = {.ops = &ops};
     job.rank = rank;
     job.ranks = n;

@@ -25,6 +25,8 @@ struct collective_ops {
                                 struct terse_error *error);
     /* Makes data[bytes] of every rank those of rank 0. A rank may wait for it long, without work for its processor. */
     enum terse_status (*broadcast)(const struct collective *ranks, void *data, size_t bytes, struct terse_error *error);
+    /* Ends this process, which has failed, with that status, and by that the whole job, without waiting for other ranks. */
+    void (*give_up)(int status);
 };
 
 /* A collective_counters counts a rank's calls, and the bytes that it has given to others: to each of them what it gathers, and of

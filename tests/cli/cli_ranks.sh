@@ -52,6 +52,7 @@ rank_refuses() {
     [ ! -s "$work/out" ] || fail "2 ranks: $*: results after a refusal: $(cat "$work/out")"
 }
 rank_refuses 'mat-64 evicts tokens' run -p 'The old man' -n 2 --kv mat-64
+rank_refuses 'is one of 2 ranks already' --ranks 2 run -p a
 rank_refuses 'terse calibrate: 2 ranks cannot' calibrate -f "$work/text" -o "$work/codebook.gguf"
 
 # A launcher that MPI does not know would start processes that are each alone, and take themselves for ranks.

@@ -27,7 +27,7 @@ static enum terse_status broadcast(const struct collective *ranks, void *data, s
     return TERSE_OK;
 }
 
-static const struct collective_ops threads = {"threads", gather, broadcast};
+static const struct collective_ops threads = {"threads", gather, broadcast, NULL};
 
 struct rank_thread {
     struct collective ranks;

@@ -66,6 +66,11 @@ static enum terse_status try_exchange(struct collective *ranks, struct terse_err
     return status;
 }
 
+/* Ends a process that has failed before CUDA's own end, which would wait for kernels of NCCL that wait for other ranks. */
+static void end_failed(int status, void *ranks) {
+    if (status) ((struct collective *)ranks)->ops->give_up(status);
+}
+
 enum terse_status ranks_connect(struct collective *ranks, struct terse_error *error) {
     struct nccl_id id = {{0}};
     if (comm) return TERSE_OK;
@@ -76,6 +81,7 @@ enum terse_status ranks_connect(struct collective *ranks, struct terse_error *er
         return status;
     status = check(nccl.connect(&comm, (int)ranks->ranks, id, (int)ranks->rank),
                    "connecting the ranks' GPUs, of which each rank needs one of its own", error);
+    on_exit(end_failed, ranks); /* which runs before what CUDA and NCCL have registered so far */
     if ((status = collective_agree(ranks, status, error))) return status;
     return collective_agree(ranks, try_exchange(ranks, error), error);
 }

@@ -47,22 +47,24 @@ static enum terse_status broadcast(const struct collective *ranks, void *data, s
     return check(ranks, code, error);
 }
 
-static const struct collective_ops ops = {"MPI", gather, broadcast};
+/* A process that gives up must not finalize, since its ranks might wait for each other: mpirun ends the others when a process ends without
+ * that, and srun has to be told by MPI_Abort (at which mpirun of Open MPI writes errors of its own). */
+static void give_up(int status) {
+    fflush(NULL);
+    if (getenv("SLURM_PROCID")) MPI_Abort(MPI_COMM_WORLD, status);
+    _exit(status);
+}
+
+static const struct collective_ops ops = {"MPI", gather, broadcast, give_up};
 static struct collective job = {.ops = &ops};
 
-/* Leaves the job, as a process must that ends well. One that gives up must not finalize, since its ranks might wait for each other: mpirun ends
- * the others when a process ends without that, and srun has to be told by MPI_Abort (at which mpirun of Open MPI writes errors of its own). */
+/* Leaves the job, as a process must that ends well. */
 static void leave(int status, void *user) {
     int left = 0;
     (void)user;
     if (MPI_Finalized(&left) != MPI_SUCCESS || left) return;
-    if (!status) {
-        MPI_Finalize();
-        return;
-    }
-    fflush(NULL);
-    if (getenv("SLURM_PROCID")) MPI_Abort(MPI_COMM_WORLD, status);
-    _exit(status);
+    if (status) give_up(status);
+    MPI_Finalize();
 }
 
 static enum terse_status enter(struct collective **ranks, struct terse_error *error) {
