@@ -1,5 +1,5 @@
 /* Implements the exchange between ranks' GPUs by NCCL, whose library is opened when ranks connect: neither a build nor the plug-in needs it
- * otherwise. What is called of it is declared here as nccl.h has it, the same since NCCL 2.0. */
+ * otherwise. What is called of it is declared here as its own header has it, the same since NCCL 2.0. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/ranks.h"
 
