@@ -9,6 +9,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#define GAIN_TOKENS 1024 /* of the text whose bytes say what a profile gains */
+
 struct calibrate {
     struct setup setup;
     struct codebooks_calibration calibration;
@@ -74,7 +76,21 @@ static int choose_output(struct calibrate *c, char *path, size_t capacity) {
     return codebooks_check_place(path, !c->output);
 }
 
-static void print_results(const struct terse_codebook *codebook, const char *path, double seconds) {
+/* Says what a profile gains: bytes of texts that are too short for a cache to fit itself to. */
+static void print_gain(const struct setup *setup, const struct terse_codebook *profile) {
+    struct terse_cache_options options = terse_cache_options_defaults();
+    struct terse_cache_report without, with;
+    const uint64_t tokens = setup->info.context < GAIN_TOKENS ? setup->info.context : GAIN_TOKENS;
+    options.method = METHOD_DEFAULT;
+    if (setup_cache_bytes(setup, &options, tokens, &without, NULL) != TERSE_OK) return;
+    options.codebook = profile;
+    if (setup_cache_bytes(setup, &options, tokens, &with, NULL) != TERSE_OK) return;
+    printf("gained: a text of %llu tokens takes %.2f MiB with " METHOD_DEFAULT
+           " instead of %.2f; texts of %d and more fit themselves, as before\n",
+           (unsigned long long)tokens, (double)with.resident / 0x1p20, (double)without.resident / 0x1p20, TERSE_FIT_TOKENS);
+}
+
+static void print_results(const struct setup *setup, const struct terse_codebook *codebook, const char *path, double seconds) {
     struct terse_codebook_info info;
     struct stat file;
     terse_codebook_describe(codebook, &info);
@@ -84,6 +100,7 @@ static void print_results(const struct terse_codebook *codebook, const char *pat
            info.fingerprint);
     printf("learned from %" PRIu64 " tokens of %s%s in %.1f s; weights: %s, effective samples: %.0f\n", info.tokens, info.corpus,
            info.n_costs ? ", and measured," : "", seconds, info.weighting, info.effective_samples);
+    if (info.profile) print_gain(setup, codebook);
     rate_costs_print(codebook);
 }
 
@@ -110,7 +127,7 @@ static int calibrate(struct calibrate *c) {
     if (status == EXIT_OK) status = choose_output(c, path, sizeof path);
     if (status == EXIT_OK) status = codebooks_learn(&c->setup, &c->calibration, &codebook, NULL);
     if (status == EXIT_OK && codebooks_keep(codebook, path, &error) != TERSE_OK) status = complain_error(&error);
-    if (status == EXIT_OK) print_results(codebook, path, console_seconds() - start);
+    if (status == EXIT_OK) print_results(&c->setup, codebook, path, console_seconds() - start);
     terse_codebook_free(codebook);
     return status == EXIT_OK && console_interrupted() ? EXIT_INTERRUPTED : status;
 }

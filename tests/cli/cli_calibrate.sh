@@ -115,6 +115,7 @@ rm -r "$work/cache"
 # A profile: one for every terse-N, made once, found by all; the built-in model's is part of the command.
 works calibrate $options --kv terse-2 -o "$work/profile.gguf" -t 2
 grep -q "^profile = $work/profile.gguf, [0-9.]* MiB (every terse-N for llama, fingerprint [0-9a-f]\{16\})\$" "$work/out" || fail "$(cat "$work/out")"
+[ "$(number_after 'takes ' "$work/out" | tr -d .)" -lt "$(number_after 'instead of ' "$work/out" | tr -d .)" ] || fail "no gain: $(cat "$work/out")"
 works calibrate $options --kv terse-0.5 -o "$work/again.gguf" -t 1
 cmp "$work/profile.gguf" "$work/again.gguf" || fail "another rate or number of threads makes another profile"
 refuses 'do without --shared' calibrate $options --kv terse-2 -o "$work/again.gguf" --shared
