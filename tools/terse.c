@@ -28,7 +28,8 @@ static void print_help(void) {
            "COMMAND: run)\n\n",
            terse_version());
     for (size_t i = 0; i < N_COMMANDS; i++) printf("  %-12s %s\n", commands[i].name, commands[i].summary);
-    printf("\n  terse COMMAND --help   the options of a command\n  terse --version        this version, the kernels chosen here, "
+    printf("\n  terse COMMAND --help   the options of a command\n  terse --version        this version and its commit, the kernels "
+           "chosen here, "
            "the backends that can be opened\n\n"
            "Without -m every command uses the built-in model.\n");
 }
