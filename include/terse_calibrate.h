@@ -32,6 +32,7 @@ struct terse_calibration {
     uint64_t seed;
     uint32_t threads; /* 0: one per processor */
     struct terse_progress progress;
+    bool no_mean; /* of methods that normalize rows (antkv, commvq): their sizes alone, without subtracting a head's mean row */
 };
 TERSE_API struct terse_calibration terse_calibration_defaults(void);
 
