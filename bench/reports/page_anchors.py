@@ -235,8 +235,7 @@ it has fewer tokens in the middle of the second half and as many at its end. MAT
 """,
     )
     evicted(parts, results, models, options)
-    say(parts, "## What was learned")
-    parts.append(learning(results, models, lambda model: [learned(model, Book("antkv-1", options.windows))]))
+    learning(parts, results, models, lambda model: [learned(model, Book("antkv-1", options.windows))])
     not_measured(parts, results)
     how(parts, "anchors", options)
     return done(parts)

@@ -73,8 +73,8 @@ def sizes(results, options, size):
     )
 
 
-def learning(results, models, books):
-    """A table of what was learned: `books` of every model."""
+def learning(parts, results, models, books):
+    """The section of what was learned: `books` of every model."""
     rows = []
     for model in models:
         for m in books(model):
@@ -83,7 +83,9 @@ def learning(results, models, books):
                 (tokens, text), (weights, effective) = line["learned"], line["weights"]
                 options = " ".join([m.book.method, *m.book.options])
                 rows.append([name_of_model(model), options, f"{int(tokens):,}", text, weights, f"{int(effective):,}", f"{line['seconds']:,.0f}", mib(line["bytes"])])
-    return table(["model", "codebook", "tokens", "of", "weights", "effective samples", "seconds", "MiB"], rows, (0, 1, 3, 4))
+    if rows:
+        say(parts, "## What was learned\n\nBy `terse calibrate`, on the machine's processor; seconds are of several at a time. Files in MiB.")
+        parts.append(table(["model", "codebook", "tokens", "of", "weights", "effective samples", "seconds", "MiB"], rows, (0, 1, 3, 4)))
 
 
 def not_measured(parts, results):

@@ -95,8 +95,7 @@ to learn from and to measure on. In brackets the divergence over that of the cod
     )
     for model in models:
         domain_table(parts, results, model, options)
-    say(parts, "## What was learned")
-    parts.append(learning(results, models, lambda model: books(model, options)))
+    learning(parts, results, models, lambda model: books(model, options))
     not_measured(parts, results)
     how(parts, "domains", options)
     return done(parts)

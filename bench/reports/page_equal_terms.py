@@ -32,7 +32,7 @@ def antkv(bits):
         Row("paper", vq, (*PAPER, *ANCHORS), fisher),
         Row("no anchors", vq, PAPER, fisher),
         Row("anchors by squared errors", vq, (*PAPER, *SQUARED), fisher),
-        Row("no weights", vq, (*PAPER, *ANCHORS), (vq, ("--weighting", "none"))),
+        Row("no weights", vq, (*PAPER, *ANCHORS), (vq, ())),
         Row("weights of the whole head", vq, (*PAPER, *ANCHORS), (vq, ("--weighting", "head", "--power", "2", "--text-labels"))),
         Row("weights to the power 1", vq, (*PAPER, *ANCHORS), (vq, ("--weighting", "part", "--power", "1", "--text-labels"))),
         Row("weights by drawn labels", vq, (*PAPER, *ANCHORS), (vq, ("--weighting", "part", "--power", "2"))),
@@ -54,10 +54,10 @@ def cq(bits):
     vq = f"cq-{bits}"
     rows = [
         Row("paper", vq, (*PAPER, "--kv-tail-tokens", "0"), (vq, FISHER)),
-        Row("no weights", vq, (*PAPER, "--kv-tail-tokens", "0"), (vq, ("--weighting", "none"))),
+        Row("no weights", vq, (*PAPER, "--kv-tail-tokens", "0"), (vq, ())),
         Row("window of 128", vq, PAPER, (vq, FISHER)),
         Row("first 4 tokens exact", vq, ("--kv-tail-tokens", "0"), (vq, FISHER)),
-        Row("terse", vq, (), (vq, ("--weighting", "none"))),
+        Row("terse", vq, (), (vq, ())),
     ]
     return Family(f"CQ, {bits} bit{'s' if bits > 1 else ''}", "Centroids weighted by the Fisher information (squared gradients per coupled group); neither window nor exact tokens.", rows)
 
@@ -230,9 +230,7 @@ MAT token by token, with its number of anchors on a grid, is in [endless.md](end
         say(parts, stamp(results))
     say(parts, "## What is worth choosing")
     parts.append(smallest(results, models, options))
-    say(parts, "## What was learned")
-    say(parts, "By `terse calibrate`, on the machine's processor; seconds are of several at a time. Files in MiB.")
-    parts.append(learning(results, models, lambda model: books(model, options)))
+    learning(parts, results, models, lambda model: books(model, options))
     say(parts, "Left out: CommVQ's trained encoder of values, which the command does not have; trellis and other codes of other programs, which were not run here.")
     not_measured(parts, results)
     how(parts, "equal-terms", options)

@@ -180,11 +180,6 @@ Measured on {"; ".join(self.r.machines())}.
             lines = [f"- {names}: {why}" for why, names in named.items()]
             self.text.append("\n".join(lines) + "\n\n")
 
-    def codebooks(self):
-        self.say("## What was learned")
-        self.say("By `terse calibrate`, on the machine's processor; seconds are of several at a time. Files in MiB.")
-        self.text.append(learning(self.r, self.models, lambda model: books(model, self.options)))
-
     def processor(self):
         reasons = {}
         for line in self.r.found.values():
@@ -198,7 +193,7 @@ Measured on {"; ".join(self.r.machines())}.
         self.introduction()
         for model in self.models:
             self.model(model)
-        self.codebooks()
+        learning(self.text, self.r, self.models, lambda model: books(model, self.options))
         self.processor()
         how(self.text, "real-models", self.options, " [--devices cuda,cpu] [--readme README.md]")
         self.say("The plot needs Debian's python3-matplotlib.")
