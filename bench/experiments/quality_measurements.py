@@ -51,7 +51,8 @@ class Measurement:
         return json.dumps([self.kind, self.model, list(self.arguments), book, self.text, list(self.size)])
 
     def name(self):
-        return " ".join([self.model, self.kind, *self.arguments, *([f"({self.book.name()})"] if self.book else [])])
+        where = [f"on {self.text}", "x".join(map(str, self.size))] if self.text else []
+        return " ".join([self.model, self.kind, *self.arguments, *([f"({self.book.name()})"] if self.book else []), *where])
 
 
 def learned(model, book):

@@ -246,7 +246,10 @@ class Runner:
             read = figures({"tokens": rf"prompt {NUMBER} tokens"}, said)
             shape, _ = self.command(self.options.terse, "inspect", self.models[m.model])
             heads = int(re.search(r"and (\d+) KV heads? of", shape)[1])
-            return read | {"kv_heads": heads, "anchors": anchors_of(state)}
+            try:
+                return read | {"kv_heads": heads, "anchors": anchors_of(state)}
+            except ValueError as error:
+                raise Failed(str(error)) from None
 
     # ---- Jobs
 

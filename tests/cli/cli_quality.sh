@@ -30,7 +30,7 @@ print(found[-1].get(name))
 PYTHON
 }
 
-chosen='kv f16|kv q4_0|kv cq-2$|kv cq-2 \(|kv terse-2 --codebook|mat-1024|learned \(cq-2 1'
+chosen='kv f16|kv q4_0|kv cq-2 \(|kv terse-2 --codebook|mat-1024|learned \(cq-2 1'
 measures real-models run -m $model --only "$chosen"
 field failed perplexity '--kv mat-1024' | grep -q '^mat-1024 leaves no room' || fail "mat-1024: $(cat "$work/out")"
 [ "$(field commit perplexity '--kv q4_0')" = 0123456789ab ] || fail "the commit: $(field commit perplexity '--kv q4_0')"
@@ -125,7 +125,7 @@ grep -q '^quality.py: .*libterse-cuda' "$work/err" || fail "no GPU: $(cat "$work
 # Another commit measures anew; two make no page, unless one is named; and changed files none at all.
 cp "$work/equal-terms.md" "$work/before.md"
 built ba9876543210
-measures equal-terms run -m $model --only 'kv kivi-2 --kv-first-tokens 0$'
+measures equal-terms run -m $model --only 'kv kivi-2 --kv-first-tokens 0 on'
 [ "$(field commit perplexity '--kv kivi-2 --kv-first-tokens 0')" = ba9876543210 ] || fail "another commit was not measured"
 ! quality equal-terms report -m $model --only 'kv kivi-2|kv f16' || fail "two commits made a page"
 grep -q 'several commits, 0123456789ab, ba9876543210' "$work/err" || fail "$(cat "$work/err")"
