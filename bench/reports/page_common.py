@@ -95,7 +95,10 @@ def not_measured(parts, results):
         parts.append("\n".join(f"- {len(names)}, as {names[0]}: {why}" for why, names in missing.items()) + "\n\n")
 
 
-def how(parts, name, options, more=""):
+LEARNED_FROM = "; codebooks are learned from its validation split, which the program has built in"
+
+
+def how(parts, name, options, more="", learned_from=LEARNED_FROM):
     given = {"-c": options.context, "--chunks": options.chunks, "--windows": options.windows if options.windows != 8 else None}
     sizes = "".join(f" {name} {value}" for name, value in given.items() if value)
     say(
@@ -105,7 +108,7 @@ def how(parts, name, options, more=""):
 
     bench/experiments/quality.py {name} run report -m MODEL.gguf [-m ...] -f wiki.test.raw{sizes}{more}
 
-The text is the test split of WikiText; codebooks are learned from its validation split, which the program has built in.
+The text is the test split of WikiText{learned_from}.
 """,
     )
 

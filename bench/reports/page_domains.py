@@ -97,5 +97,5 @@ to learn from and to measure on. In brackets the divergence over that of the cod
         domain_table(parts, results, model, options)
     learning(parts, results, models, lambda model: books(model, options))
     not_measured(parts, results)
-    how(parts, "domains", options)
+    how(parts, "domains", options, learned_from="; the others are made of the project's files, of which a hash is in the lines")
     return done(parts)
