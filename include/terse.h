@@ -256,6 +256,15 @@ TERSE_API enum terse_status terse_detokenizer_new_for_reply(const struct terse_m
 #define TERSE_SHALLOW_DEFAULT UINT32_MAX
 
 /* The cache options say how the KV cache is kept. A method names a key codec, a value codec and a policy. */
+
+/* Anchors are the tokens of a prompt with the highest scores: the attention that they get, times their quantization error. */
+enum terse_anchor_score {
+    TERSE_ANCHORS_SQUARED, /* the error is the squared L2 norm */
+    TERSE_ANCHORS_L1,      /* the error is the L1 norm, as in AnTKV's theorem 3.1 */
+    TERSE_ANCHORS_RANDOM   /* scores are random numbers: what anchors are worth is measured against this */
+};
+
+#define TERSE_FIRST_NONE UINT32_MAX
 struct terse_cache_options {
     size_t size; /* of this struct: set by terse_cache_options_defaults */
     /* A name from terse_method_describe, with numbers for N, K or M: "f16", "q8_0", "antkv-1", "streaming-512"; NULL: "f16". */
@@ -263,7 +272,7 @@ struct terse_cache_options {
     /* Codecs of keys and of values: "f16", "q8_0", "q4_0", "kivi-4", "kivi-2" or "terse-N" (0.25 to 8 bits); NULL: the method's. */
     const char *key_type, *value_type;
     /* Newest tokens kept exact beside the sealed pages, at least: up to 63 more wait until they fill a page. TERSE_TAIL_DEFAULT:
-     * the method's number (0 for f16, 128 for quantized codecs). Where pages hold codes, the first 4 are exact too. */
+     * the method's number (0 for f16, 128 for quantized codecs). Where pages hold codes, the first tokens are exact too. */
     uint32_t tail_tokens;
     /* Part of a prompt's tokens that stay exact; negative: the method's own (antkv: 1). A count not 0 is a number instead. */
     double anchor_percent;
@@ -282,6 +291,9 @@ struct terse_cache_options {
     /* Of terse-N: where kv_budget has no room, the oldest pages are encoded again in fewer bits per value, by steps from N down to so
      * many (0.25 to N), before anything is refused; 0: pages stay as they are. */
     double least_rate;
+    /* First tokens that stay exact beside pages of codes, of methods that keep all tokens; 0: 4; TERSE_FIRST_NONE: none. */
+    uint32_t first_tokens;
+    enum terse_anchor_score anchor_score;
 };
 /* terse-N fits itself to so many first tokens of a sequence. Without a codebook it compresses nothing before; with one it waits for
  * them only in a prompt that has as many, and goes by the codebook otherwise. So a cache takes more bytes at this length than at

@@ -35,6 +35,7 @@ struct terse_calibration {
      * does beside it. Codebooks then differ from the processor's within rounding. */
     const char *device;
     struct terse_progress progress;
+    bool no_mean; /* of methods that normalize rows (antkv, commvq): their sizes alone, without subtracting a head's mean row */
 };
 TERSE_API struct terse_calibration terse_calibration_defaults(void);
 

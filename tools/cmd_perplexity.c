@@ -19,6 +19,7 @@ struct perplexity {
     const char *file, *base_path;
     bool compare, paper;
     int64_t chunks, ubatch;
+    int64_t block;   /* of so many positions means are printed, too; 0: of none */
     int64_t written; /* tokens that the cache writes by itself after each first half; 0: the second half is read instead */
 
     struct windows windows; /* with one cache, or none where free_running is not NULL */
@@ -113,6 +114,20 @@ static void print_kld(struct scorer *scorer) {
            100 * sqrt(same * (1 - same) / (double)(t->count > 1 ? t->count - 1 : 1)));
 }
 
+/* Prints means of blocks of neighbouring positions, by which runs over the same base are compared in pairs. */
+static void print_blocks(const struct score_totals *t, size_t size) {
+    for (size_t first = 0; first < t->count; first += size) {
+        const size_t end = t->count - first < size ? t->count : first + size;
+        double nll = 0, kld = 0;
+        for (size_t i = first; i < end; i++) {
+            nll += (double)t->nll_values[i];
+            kld += (double)t->kld_values[i];
+        }
+        const double n = (double)(end - first);
+        printf("block of %zu: NLL = %.8f, KLD = %.8f\n", end - first, nll / n, kld / n);
+    }
+}
+
 static void print_results(const struct perplexity *p) {
     const struct score_totals *t = scorer_totals(p->windows.scorers[0]);
     struct estimate ppl = estimate_exp(estimate_mean(t->nll, t->nll_squared, t->count));
@@ -126,6 +141,7 @@ static void print_results(const struct perplexity *p) {
     /* The step's length is printed because it decides which tokens a method evicts or seals between two steps. */
     if (!p->paper) printf(", steps of %lld tokens", (long long)p->ubatch);
     putchar('\n');
+    if (p->block) print_blocks(t, (size_t)p->block); /* before the divergences are sorted */
     if (p->reader) print_kld(p->windows.scorers[0]);
 }
 
@@ -147,6 +163,7 @@ static int check_options(struct perplexity *p) {
     if (status != EXIT_OK) return status;
     if (p->compare && !p->base_path) return complain("--kl-divergence compares with a base: add --kl-divergence-base FILE");
     if (!p->file && !p->compare) return complain("no text: give -f FILE");
+    if (p->block && !p->compare) return complain("--block has means of divergences: add --kl-divergence");
     if (p->setup.context && p->setup.context < KLD_LEAST_CONTEXT)
         return complain("-c %lld: a window has at least %d tokens", (long long)p->setup.context, KLD_LEAST_CONTEXT);
     if (p->paper && p->setup.prefill != TERSE_PREFILL_EXACT) return complain("--paper and --prefill exclude each other");
@@ -164,6 +181,8 @@ static enum options_result parse(struct perplexity *p, int argc, char **argv) {
         {"--paper", NULL, OPTION_FLAG, &p->paper, 0, 0, "every token reads the compressed cache, its own key included"},
         {"--kl-divergence-base", "FILE", OPTION_TEXT, &p->base_path, 0, 0, "write a base file (llama.cpp's format)"},
         {"--kl-divergence", NULL, OPTION_FLAG, &p->compare, 0, 0, "read the base file instead and compare with it"},
+        {"--block", "N", OPTION_INTEGER, &p->block, 0, INT32_MAX,
+         "with --kl-divergence, print the means of every N positions too; 0: no"},
         {"--free-running", "N", OPTION_INTEGER, &p->written, 0, INT32_MAX,
          "let the cache write N tokens after each first half instead, and f16 score them; 0: no"},
         {"--kv", "METHOD", OPTION_TEXT, &p->setup.method, 0, 0, p->setup.method_help},

@@ -34,7 +34,7 @@ int codebooks_read_text(const struct setup *setup, const char *file, const char 
 struct codebooks_calibration {
     const char *file; /* NULL: the built-in text */
     int64_t window, windows, seed, power;
-    bool shared, text_labels;
+    bool shared, text_labels, no_mean;
     int weighting;       /* as enum terse_weighting */
     bool announced;      /* says beforehand what is learned, and how long it will take */
     double most_seconds; /* what would take longer is not learned; 0: any time */

@@ -38,6 +38,7 @@ void setup_init(struct setup *setup) {
     struct terse_session_options defaults = terse_session_options_defaults();
     *setup = (struct setup){.method = defaults.cache.method,
                             .tail_tokens = -1,
+                            .first_tokens = -1,
                             .mat_shallow = -1,
                             .device = "cpu",
                             .gpu_layers = -1,
@@ -59,8 +60,10 @@ void setup_init(struct setup *setup) {
         {"-ctv, --cache-type-v", "TYPE", OPTION_TEXT, &setup->value_type, 0, 0, "the same for values"},
         {"--kv-tail-tokens", "N", OPTION_INTEGER, &setup->tail_tokens, -1, INT32_MAX,
          "newest tokens kept exact beside the first 4, at least; -1: the method's own number"},
+        {"--kv-first-tokens", "N", OPTION_INTEGER, &setup->first_tokens, -1, INT32_MAX, NULL},
         {"--anchors", "N%|N", OPTION_AMOUNT, &setup->anchors, 0, 0,
          "the part of a prompt, or the number of its tokens, that stays exact; antkv: 1%"},
+        {"--anchor-score", "squared|l1|random", OPTION_CHOICE, &setup->anchor_score, 0, 0, NULL},
         {"--top-k-tokens", "N%|N", OPTION_AMOUNT, &setup->read, 0, 0,
          "the part of a prompt, or the number of its tokens, that a step reads; selfindex: 7.5%"},
         {"--evict", "METHOD", OPTION_TEXT, &setup->evict, 0, 0,
@@ -217,6 +220,9 @@ struct terse_session_options setup_session_options(const struct setup *setup) {
     options.cache.key_type = setup->key_type;
     options.cache.value_type = setup->value_type;
     if (setup->tail_tokens >= 0) options.cache.tail_tokens = (uint32_t)setup->tail_tokens;
+    if (setup->first_tokens >= 0)
+        options.cache.first_tokens = setup->first_tokens ? (uint32_t)setup->first_tokens : TERSE_FIRST_NONE;
+    options.cache.anchor_score = (enum terse_anchor_score)setup->anchor_score;
     options.cache.anchor_percent = setup->anchors.percent;
     options.cache.anchor_count = setup->anchors.number;
     options.cache.read_percent = setup->read.percent;

@@ -10,7 +10,7 @@
 enum {
     SETUP_MODEL = 2,  /* the first of the common rows: all that a command without a session needs */
     SETUP_DEVICE = 4, /* these, and those that choose a device */
-    SETUP_COMMON = 24
+    SETUP_COMMON = 26
 };
 
 struct codebook_entry; /* codebooks.h */
@@ -18,12 +18,12 @@ struct codebook_entry; /* codebooks.h */
 struct setup {
     const char *model_path; /* NULL: the built-in model */
     const char *method, *key_type, *value_type;
-    const char *choice;   /* what --kv auto was given with, NULL: a method was named (rate_choice.h) */
-    char chosen[64];      /* the method that it chose */
-    double least_rate;    /* to which --kv-budget may lower its pages, bits per value; 0: they stay as they are */
-    char why[4096 + 640]; /* the reason, in words */
-    bool tuned;           /* which is the model's tuned method, or why that one is not taken */
-    int64_t tail_tokens;  /* -1: the method's own number */
+    const char *choice;                /* what --kv auto was given with, NULL: a method was named (rate_choice.h) */
+    char chosen[64];                   /* the method that it chose */
+    double least_rate;                 /* to which --kv-budget may lower its pages, bits per value; 0: they stay as they are */
+    char why[4096 + 640];              /* the reason, in words */
+    bool tuned;                        /* which is the model's tuned method, or why that one is not taken */
+    int64_t tail_tokens, first_tokens; /* -1: the method's own number */
     int64_t context, threads, batch;
     const char *device; /* its name */
     int64_t gpu_layers; /* -1: as `device` says */
@@ -32,6 +32,7 @@ struct setup {
     int prefill;       /* as enum terse_prefill */
     bool allow_longer;
     struct amount anchors, read;      /* read {0, 0}: the method's own */
+    int anchor_score;                 /* as enum terse_anchor_score */
     const char *evict;                /* NULL: the method's own choice of tokens */
     int64_t mat_anchors, mat_shallow; /* 0 and -1: the method's own numbers */
     const char *codebook_path;        /* NULL: it is looked for, or learned */

@@ -29,11 +29,10 @@ static void print_help(void) {
            "COMMAND: run)\n\n",
            terse_version());
     for (size_t i = 0; i < N_COMMANDS; i++) printf("  %-12s %s\n", commands[i].name, commands[i].summary);
-    printf("\n  terse COMMAND --help   the options of a command\n  terse --version        this version, the kernels chosen here, "
-           "the backends that can be opened\n  terse --ranks N COMMAND   N processes share one context, each with a GPU of its own "
-           "(--device "
-           "cuda), or a share of the processor\n\n"
-           "Without -m every command uses the built-in model.\n");
+    puts("\n  terse COMMAND --help   the options of a command");
+    puts("  terse --version        this version and its commit, the kernels chosen here, the backends that can be opened");
+    puts("  terse --ranks N COMMAND   N processes share a context, each with a GPU of its own or a part of the processor");
+    puts("\nWithout -m every command uses the built-in model.");
 }
 
 /* Begins the program anew, once, with OpenMP's threads set to poll briefly, unless the user has set it. Decoding's threads know how

@@ -1,6 +1,7 @@
 /* Asks for each backend by opening an engine on the built-in model, which tells a plug-in without a GPU from one that computes. */
 #include "version.h"
 
+#include "commit.h"
 #include "setup.h"
 
 #include <stdio.h>
@@ -22,7 +23,7 @@ int version_print(void) {
     struct setup setup;
     struct terse_error errors[N_BACKENDS];
     bool fails[N_BACKENDS];
-    printf("terse %s (kernels for %s)\n", terse_version(), terse_cpu_name());
+    printf("terse %s (kernels for %s)\ncommit %s\n", terse_version(), terse_cpu_name(), build_commit());
     setup_init(&setup);
     struct terse_error error;
     if (setup_try_load(&setup, &error) != TERSE_OK) return complain_error(&error);

@@ -3,9 +3,12 @@
  *
  *     endless -f TEXT --methods LIST [options]
  *
+ * prints first of which commit it is. bench/experiments/quality.py calls it for docs/reports/endless.md.
+ *
  * A method may be followed by :anchors=N and :shallow=N (mat), and by :leave=most, least or random: the candidate with the largest logit
  * to token 0 is evicted (MAT's rule), that with the smallest, or a random one. The other rules test whether the logit matters.
  */
+#include "commit.h"
 #include "console.h"
 #include "engine/engine.h"
 #include "kv/cache.h"
@@ -24,6 +27,7 @@
 struct endless {
     const char *model_path, *file, *methods;
     int64_t window, windows, step, threads;
+    int64_t block; /* of so many tokens means are printed; 0: of none */
     struct terse_model *model;
     struct terse_engine *engine;
     int32_t *tokens;
@@ -127,8 +131,14 @@ struct scoring {
     const struct endless *e;
     const int32_t *next; /* the token after each of the step's */
     size_t left;         /* of them */
-    struct sums window, part;
+    struct sums window, part, block;
 };
+
+/* Prints the mean of the tokens since the last block, in the words of terse perplexity --block. */
+static void end_block(struct scoring *s) {
+    if (s->block.n) printf("block of %zu: NLL = %.8f\n", s->block.n, s->block.nll / (double)s->block.n);
+    s->block = (struct sums){0};
+}
 
 static void score_row(void *user, size_t i, const float *logits) {
     struct scoring *s = user;
@@ -141,6 +151,8 @@ static void score_row(void *user, size_t i, const float *logits) {
     double nll = max + log(sum) - (double)logits[s->next[i]];
     add(&s->window, nll);
     add(&s->part, nll);
+    add(&s->block, nll);
+    if (s->e->block && s->block.n == (size_t)s->e->block) end_block(s);
 }
 
 /* Returns VmRSS in MiB. */
@@ -202,14 +214,18 @@ static int run_method(const struct endless *e, char *item) {
     if (parts) printf("     tokens       PPL  cache MiB  process MiB\n");
     for (int64_t w = 0; w < e->windows && !status; w++)
         status = run_window(e, session, e->tokens + w * e->window, &scoring, parts, &error);
+    struct terse_cache_report cache;
+    terse_session_cache(session, &cache);
     terse_session_free(session);
     progress_clear();
     if (status == TERSE_E_INTERRUPTED) return EXIT_INTERRUPTED;
     if (status) return complain_error(&error);
+    if (e->block) end_block(&scoring);
     double n = (double)scoring.window.n, mean = scoring.window.nll / n;
     double deviation = sqrt((scoring.window.square / n - mean * mean) / n);
     printf("    all: PPL %.3f +/- %.3f over %zu tokens, %.0f tokens/s\n", exp(mean), exp(mean) * deviation, scoring.window.n,
            n / (console_seconds() - start));
+    printf("    cache: %llu bytes, %.4f bits per value\n", (unsigned long long)cache.resident, cache.bits_per_value);
     fflush(stdout);
     return EXIT_OK;
 }
@@ -232,6 +248,7 @@ static int run(struct endless *e) {
         return complain("%s has %zu tokens, %lld windows of %lld need more: use --windows or --window", e->file, e->n_tokens,
                         (long long)e->windows, (long long)e->window);
     char item[128];
+    printf("commit %s\n", build_commit());
     while (status == EXIT_OK && list_next(&e->methods, item, sizeof item)) status = run_method(e, item);
     return status;
 }
@@ -244,6 +261,7 @@ int main(int argc, char **argv) {
         {"--methods", "LIST", OPTION_TEXT, &e.methods, 0, 0, "METHOD[:anchors=N][:shallow=N][:leave=most|least|random], ..."},
         {"--window", "N", OPTION_INTEGER, &e.window, 2, 1 << 30, "tokens of a window"},
         {"--windows", "N", OPTION_INTEGER, &e.windows, 1, 1 << 20, "windows, each from an empty cache"},
+        {"--block", "N", OPTION_INTEGER, &e.block, 0, 1 << 30, "print the mean of every N tokens too; 0: no"},
         {"--step", "N", OPTION_INTEGER, &e.step, 1, 4096, "tokens of a decoding step, exact among themselves"},
         {"-t, --threads", "N", OPTION_INTEGER, &e.threads, 0, 1024, "threads; 0: one per processor"},
     };

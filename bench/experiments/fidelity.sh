@@ -21,8 +21,7 @@
 #     terse_report DOCS/terse.md and its plots
 # Results that FOLDER already holds are not made or measured again; remove it to start anew. On two cores the codebooks take an hour,
 # the other steps of the page two more. Many processors are used better by -j JOBS: as many processes share the methods of a step. The programs may come from
-# another machine: BUILD then needs its folder bin alone, but for the libraries, and COMMIT in the environment says of which commit it is where the
-# project's folder is no git repository. For a trial, options for the learning and the measuring program can be added in the environment:
+# another machine: BUILD then needs its folder bin alone, but for the libraries; terse --version says of which commit they are. For a trial, options for the learning and the measuring program can be added in the environment:
 #     LEARN='--chunks 8' MEASURE='-c 2048 --chunks 1 --tasks 1 --memory-tokens 4096' bench/experiments/fidelity.sh ...
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -256,9 +255,18 @@ step_terse_report() {
     plotting "$reports/plot_fidelity.py" "$work" "$docs/terse.svg" "$docs/terse.png"
 }
 
-# Records the commit that made the results; the page says so when they are of more than one.
+# Notes the commit that the programs were built of; a folder has results of one, with nothing changed.
 record_commit() {
-    git -C "$project" describe --always --dirty --exclude '*' >>"$work/commits.txt" 2>/dev/null || echo "${COMMIT:-unknown}" >>"$work/commits.txt"
+    local commit
+    commit=$("$build/bin/terse" --version | sed -n 's/^commit //p')
+    case $commit in
+    '' | unknown | *-dirty) echo "fidelity.sh: the programs were built of ${commit:-no commit that they know}: build them of a commit, with nothing changed" >&2 && exit 1 ;;
+    esac
+    if [ -e "$work/commit.txt" ] && [ "$(cat "$work/commit.txt")" != "$commit" ]; then
+        echo "fidelity.sh: $work has results of commit $(cat "$work/commit.txt"), and the programs are of $commit: give another folder with -w" >&2
+        exit 1
+    fi
+    echo "$commit" >"$work/commit.txt"
 }
 
 for step in "$@"; do

@@ -27,7 +27,7 @@ import os
 import random
 import re
 
-from real_models_questions import CHARACTERS, tidy
+from planted_facts import CHARACTERS, tidy
 
 TEXT_KINDS = ("keys", "values", "queries", "variables", "sum", "json", "turns")
 KINDS = (*TEXT_KINDS, "common", "frequent")

@@ -5,7 +5,7 @@
 
 Every figure in the page is computed here from measurements in FOLDER, but for three kinds of constants, which the page labels as such: the aims (TARGETS), the
 results of a simulation that is not part of this repository (SIMULATION), and those of llama.cpp's tool (LLAMA_CPP). Rows and sections without measurements are left
-out. FOLDER/commits.txt, which fidelity.sh writes, says what was measured."""
+out. FOLDER/commit.txt, which fidelity.sh writes, says what was measured."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from fidelity_choose import choose  # noqa: E402
 from fidelity_commvq import commvq  # noqa: E402
-from fidelity_results import BLOCK, Difference, Results, compare  # noqa: E402
+from fidelity_results import BLOCK, Difference, Results, commit_of, compare  # noqa: E402
 from fidelity_text import DIFFERENCE_HEAD, difference_cells, digits, mib, name_of, paragraphs, table, with_error  # noqa: E402
 
 LENGTHS = (4096, 8192, 16384, 32000)
@@ -185,12 +185,7 @@ sequences; their size in memory stands in a column of its own. ± is a standard 
         )
 
     def measured_at(self):
-        path = os.path.join(self.r.folder, "commits.txt")
-        if not os.path.exists(path):
-            return "The commit of these measurements was not recorded: parts may be of different code."
-        with open(path, encoding="utf-8") as file:
-            commits = sorted(set(file.read().split()))
-        return f"Measured at commit {commits[0]}." if len(commits) == 1 else f"Measured at different commits: {', '.join(commits)}."
+        return f"Measured at commit {commit_of(self.r.folder)}."
 
     def reference(self, source, key):
         """A figure of SIMULATION or LLAMA_CPP if it is of this model and context; else None."""

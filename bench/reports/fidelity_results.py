@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import sys
 
 import numpy as np
 
@@ -14,6 +15,15 @@ SEED = 1
 def bits_of_name(run):
     """ "antkv-0.75:anchors=0%" -> 0.75"""
     return float(run.split(":")[0].split("-")[1])
+
+
+def commit_of(folder):
+    """The commit that fidelity.sh notes; ends the program where there is none."""
+    try:
+        with open(os.path.join(folder, "commit.txt"), encoding="utf-8") as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        sys.exit(f"{folder} says of no commit that its results are: make them by bench/experiments/fidelity.sh")
 
 
 class Positions:

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Draws divergence against resident bits per value, a panel for each model, from the results of bench/experiments/real_models.py:
+"""Draws divergence against resident bits per value, a panel for each model, from points {model: [(method, bits, divergence)]} that
+page_real_models.py writes:
 
-    plot_real_models.py FOLDER OUTPUT.svg OUTPUT.png"""
+    plot_real_models.py POINTS.json OUTPUT.svg OUTPUT.png"""
 
+import json
 import os
 import sys
 
@@ -13,7 +15,6 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from plot_style import FAMILIES, GREY, bits_axis, draw_family  # noqa: E402
-from real_models_results import Refused, Results, name_of_model  # noqa: E402
 
 OF_FAMILY = {"antkv": "AnTKV, 1% anchors", "cq": "CQ", "million": "MILLION", "kivi": "KIVI", "commvq": "CommVQ", "selfindex": "Self-Indexing"}
 OF_FAMILY |= {"quest": "Quest", "snapkv": "SnapKV", "mat": "MAT", "streaming": "StreamingLLM", "q4_0": "q4_0", "q8_0": "q8_0"}
@@ -27,26 +28,25 @@ def family_of(method):
     return OF_FAMILY.get(name)
 
 
-def families(results, model):
+def families(points):
     found = {}
-    for method in results.methods:
-        p = results.measured(model, method, "perplexity")
-        if p and family_of(method):
-            found.setdefault(family_of(method), []).append((p["bits"], max(p["kld"], LEAST)))
+    for method, bits, divergence in points:
+        if family_of(method):
+            found.setdefault(family_of(method), []).append((bits, max(divergence, LEAST)))
     return found
 
 
-def draw(results):
-    columns = len(results.models)
+def draw(models):
+    columns = len(models)
     figure, grid = plt.subplots(1, columns, figsize=(max(6, 4.2 * columns), 4.8), dpi=100, sharey=True, squeeze=False)
     handles = {}
-    for axes, model in zip(grid[0], results.models):
+    for axes, (model, points) in zip(grid[0], models.items()):
         bits_axis(axes)
         axes.set_yscale("log")
         axes.set_xlim(0.33, 32)
-        axes.set_title(name_of_model(model), fontsize=10, color="#222222", loc="left")
+        axes.set_title(model, fontsize=10, color="#222222", loc="left")
         axes.set_xlabel("resident bits per value", color=GREY)
-        for name, at in families(results, model).items():
+        for name, at in families(points).items():
             handles[name] = draw_family(axes, name, at)
     grid[0][0].set_ylabel("mean KL divergence from f16, nats", color=GREY)
     known = [name for name in FAMILIES if name in handles]
@@ -57,13 +57,11 @@ def draw(results):
 
 def main():
     if len(sys.argv) != 4:
-        sys.exit("usage: plot_real_models.py FOLDER OUTPUT.svg OUTPUT.png")
-    try:
-        results = Results(sys.argv[1])
-    except Refused as why:
-        sys.exit(f"plot_real_models.py: {why}")
+        sys.exit("usage: plot_real_models.py POINTS.json OUTPUT.svg OUTPUT.png")
+    with open(sys.argv[1], encoding="utf-8") as file:
+        models = json.load(file)
     plt.rcParams.update({"font.family": "sans-serif", "font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "terse"})
-    figure = draw(results)
+    figure = draw(models)
     figure.savefig(sys.argv[2], metadata={"Date": None})
     figure.savefig(sys.argv[3], metadata={"Software": None})
 

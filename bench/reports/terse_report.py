@@ -10,7 +10,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from fidelity_results import Results  # noqa: E402
+from fidelity_results import Results, commit_of  # noqa: E402
 from fidelity_text import digits, name_of, paragraphs, table, with_error  # noqa: E402
 from plot_fidelity import RATES  # noqa: E402
 
@@ -108,6 +108,7 @@ def section(results):
     yield from paragraphs(
         f"{setup['weights']} weights, {setup['text']}, {windows} windows of {setup['context']:,} tokens, of each the last {setup['scored']:,} scored. Default protocol: exact "
         "prefill of what comes before, decoding in steps of 64, the newest 128 tokens exact. Bits count every resident byte."
+        f" Measured at commit {commit_of(os.path.dirname(results.folder) if os.path.basename(results.folder) == 'sinks' else results.folder)}."
     )
     remark = os.path.join(results.folder, "remark.txt")
     if os.path.exists(remark):

@@ -280,6 +280,21 @@ static enum terse_status choose_eviction(const struct terse_cache_options *optio
     return TERSE_OK;
 }
 
+/* Chooses which first tokens are exact beside codes. Methods that evict have their own. */
+static enum terse_status choose_first_tokens(const struct terse_cache_options *options, struct method *method,
+                                             struct terse_error *error) {
+    const bool exact = method->key.codec->exact && method->value.codec->exact;
+    if (options->first_tokens && (exact || policy_evicts(method->policy)))
+        return status_fail(error, TERSE_E_ARGUMENT, "%s %s: omit --kv-first-tokens, or choose another --kv", method->name,
+                           exact ? "keeps no codes beside which first tokens could be exact"
+                                 : "decides itself which first tokens it keeps");
+    if (options->first_tokens)
+        method->parameters.exact = options->first_tokens == TERSE_FIRST_NONE ? 0 : options->first_tokens;
+    else if (!exact && !method->parameters.exact)
+        method->parameters.exact = SINKS;
+    return TERSE_OK;
+}
+
 /* Chooses the anchors. Every method that keeps all tokens can have some. */
 static enum terse_status choose_anchors(const struct terse_cache_options *options, struct method *method,
                                         struct terse_error *error) {
@@ -292,6 +307,12 @@ static enum terse_status choose_anchors(const struct terse_cache_options *option
     bool wanted = parameters->anchor_count || parameters->anchor_percent != 0;
     if (wanted && policy_evicts(method->policy))
         return status_fail(error, TERSE_E_ARGUMENT, "%s keeps no anchors: omit --anchors", method->name);
+    if (options->anchor_score < TERSE_ANCHORS_SQUARED || options->anchor_score > TERSE_ANCHORS_RANDOM)
+        return status_fail(error, TERSE_E_ARGUMENT, "%d is no score of anchors", (int)options->anchor_score);
+    if (options->anchor_score && (!wanted || method->policy->rank_by_attention))
+        return status_fail(error, TERSE_E_ARGUMENT, "%s chooses no anchors by errors: omit --anchor-score, or add --anchors",
+                           method->name);
+    parameters->anchor_score = options->anchor_score;
     if (policy_evicts(method->policy)) return TERSE_OK;
     if (!wanted)
         method->policy = &policy_keep_all;
@@ -381,8 +402,7 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
     write_row_name(row, &numbers, canonical, sizeof canonical);
     write_name(row, &numbers, canonical, method);
     if ((status = choose_eviction(options, method, error))) return status;
-    bool exact = method->key.codec->exact && method->value.codec->exact;
-    if (!exact && !method->parameters.exact) method->parameters.exact = SINKS;
+    if ((status = choose_first_tokens(options, method, error))) return status;
     if ((status = choose_anchors(options, method, error))) return status;
     if ((status = choose_selection(options, method, error))) return status;
     if ((status = method->policy->check(&method->parameters, error))) return status;
@@ -394,6 +414,7 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
             "%s: snapkv-N keeps keys as they were rotated, and this method's are before rotation; use mat-N or another "
             "--kv",
             method->name);
+    const bool exact = method->key.codec->exact && method->value.codec->exact;
     uint32_t tail = method->policy->keep_selected_only ? SNAPKV_WINDOW : exact ? 0 : QUANTIZED_TAIL;
     method->tail_tokens = options->tail_tokens != TERSE_TAIL_DEFAULT ? options->tail_tokens : tail;
     return name_codebook(canonical, options, method, error);
@@ -434,8 +455,10 @@ struct codec_shape method_shape(const struct method *method, enum codec_side sid
 struct method method_of_window(const struct method *method, uint32_t window) {
     struct method own = *method;
     own.policy = &policy_window;
-    own.parameters =
-        (struct policy_parameters){.exact = own.key.codec->exact && own.value.codec->exact ? 0 : SINKS, .window = window};
+    own.parameters = (struct policy_parameters){.exact = own.key.codec->exact && own.value.codec->exact ? 0
+                                                         : policy_evicts(method->policy)                ? SINKS
+                                                                                                        : method->parameters.exact,
+                                                .window = window};
     own.index = NULL;
     own.least_rate = 0;                                          /* the window bounds what they hold */
     if (method_fits_transforms(method) && window < FIT_TOKENS) { /* never as many tokens to fit to: 8 bits */

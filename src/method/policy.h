@@ -17,9 +17,10 @@ struct policy_parameters {
     uint32_t shallow;      /* MAT: the first layers, whose exact tokens are the oldest sinks and the youngest others */
     double anchor_percent; /* of a prefill's tokens that stay exact, per layer, KV head and side */
     uint32_t anchor_count; /* so many instead, when not 0 */
-    uint32_t window;       /* policy_window: tokens that a query sees, its own included */
-    double read_percent;   /* of a prompt's tokens that a step reads, where the method has an index */
-    uint32_t read_count;   /* so many instead, when not 0 */
+    enum terse_anchor_score anchor_score;
+    uint32_t window;     /* policy_window: tokens that a query sees, its own included */
+    double read_percent; /* of a prompt's tokens that a step reads, where the method has an index */
+    uint32_t read_count; /* so many instead, when not 0 */
 };
 
 /* A policy that ranks tokens by attention counts so many newest queries of a prompt (SnapKV's window), and averages a token's score with those of

@@ -97,7 +97,7 @@ struct recipe {
     struct codebook_info info;
     enum terse_weighting weighting;
     uint32_t power; /* 0: all samples weigh alike */
-    bool text_labels;
+    bool text_labels, no_mean;
     bool learned;                   /* its codebook is made */
     const struct learning_ops *ops; /* of the device; NULL: the CPU's */
     struct terse_progress progress; /* led to the caller's thread */
@@ -162,12 +162,15 @@ static enum terse_status make_recipe(const struct terse_model *m, const struct t
             "a profile is of each layer and KV head, and learned without gradients: do without --shared, --weighting, "
             "--power and --text-labels for %s",
             method.name);
+    if (o->no_mean && (profile || !(method.key.codec->normalized || method.value.codec->normalized)))
+        return status_fail(error, TERSE_E_ARGUMENT, "%s subtracts no mean row from rows: do without --no-mean", method.name);
     *recipe = (struct recipe){.model = m, .progress = thread_pool_progress(&o->progress)};
     recipe->weighting = o->weighting;
     if (o->weighting == TERSE_WEIGHTING_DEFAULT)
         recipe->weighting = method.power ? TERSE_WEIGHTING_SUBVECTOR : TERSE_WEIGHTING_NONE;
     recipe->power = recipe->weighting == TERSE_WEIGHTING_NONE ? 0 : o->power ? o->power : method.power ? method.power : 2;
     recipe->text_labels = o->text_labels;
+    recipe->no_mean = o->no_mean;
     recipe->info = (struct codebook_info){
         .key = learning(method.key),
         .value = learning(method.value),
@@ -192,7 +195,7 @@ static bool has_normalization(const struct recipe *recipe) {
 
 static bool can_share(const struct recipe *a, const struct recipe *b) {
     if (a->info.key.codec && b->info.key.codec && a->info.key.codec->rope != b->info.key.codec->rope) return false;
-    return !has_normalization(a) || !has_normalization(b) || a->info.shared == b->info.shared;
+    return !has_normalization(a) || !has_normalization(b) || (a->info.shared == b->info.shared && a->no_mean == b->no_mean);
 }
 
 /* Sets the RoPE frame of keys, which all recipes share. */
@@ -534,7 +537,8 @@ static enum terse_status set_normalization(struct fits *f, enum codec_side side,
         struct capture_reading reading = head_reading(f, side, &r, i);
         capture_rows(f->samples, &reading, 0, info->head_dim, rows + i * each * info->head_dim);
     }
-    codec_fit_normalization(coding.codec, normalization.shape, rows, heads * each, parameters_of(f, side, set));
+    (f->recipe->no_mean ? codec_fit_scale : codec_fit_normalization)(coding.codec, normalization.shape, rows, heads * each,
+                                                                     parameters_of(f, side, set));
     memory_free(rows);
     for (size_t i = 0; i < heads; i++) {
         struct capture_reading reading = head_reading(f, side, &r, i);

@@ -17,6 +17,10 @@ void codec_fit_normalization(const struct codec *codec, struct codec_shape shape
     normalization_fit(rows, n, shape.head_dim, parameters + normalization_at(codec, shape));
 }
 
+void codec_fit_scale(const struct codec *codec, struct codec_shape shape, const float *rows, size_t n, float *parameters) {
+    normalization_fit_scale(rows, n, shape.head_dim, parameters + normalization_at(codec, shape));
+}
+
 float codec_normalize_row(const struct codec *codec, struct codec_shape shape, const float *parameters, float *row) {
     return normalization_apply(row, parameters + normalization_at(codec, shape), shape.head_dim, row);
 }

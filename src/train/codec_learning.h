@@ -7,6 +7,8 @@
 
 /* Sets, for codecs that are `normalized`, how rows are normalized, the last of the parameters, from rows[n][head_dim]. */
 void codec_fit_normalization(const struct codec *codec, struct codec_shape shape, const float *rows, size_t n, float *parameters);
+/* Learns the same about a mean of zero. */
+void codec_fit_scale(const struct codec *codec, struct codec_shape shape, const float *rows, size_t n, float *parameters);
 /* Normalizes a row by these parameters, and returns the factor by which an error in the normalized row is larger in the row itself; samples are
  * weighted by its square. */
 float codec_normalize_row(const struct codec *codec, struct codec_shape shape, const float *parameters, float *row);

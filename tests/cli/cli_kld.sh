@@ -57,6 +57,14 @@ awk -F ' = ' '/^KLD mean/ { split($2, f, " "); if (f[1] + 0 <= 1e-4 || f[1] + 0 
     /^KLD (median|[0-9]|max)/ { if ($2 + 0 < last) exit 1; last = $2 + 0 }' "$work/out" || fail "q4_0: $(cat "$work/out")"
 works perplexity --kl-divergence-base "$base" --kl-divergence --chunks 1
 
+# Means of blocks are those of the whole, each position in one of them.
+works perplexity --kl-divergence-base "$base" --kl-divergence --kv q4_0 --kv-tail-tokens 0 --paper --block 20
+awk -v mean="$(number_after '^KLD mean = ' "$work/out")" -v ppl="$(number_after '^PPL = ' "$work/out")" -F '[ :=,]+' '
+    /^block of / { n += $3; nll += $3 * $5; kld += $3 * $7; blocks++ }
+    END { if (blocks != 4 || n != 62 || (kld / n - mean) ^ 2 > 1e-14 || exp(nll / n) / ppl > 1.0001 || exp(nll / n) / ppl < 0.9999) { print blocks, n, kld / n, exp(nll / n); exit 1 } }' \
+    "$work/out" || fail "blocks: $(cat "$work/out")"
+refuses 'add --kl-divergence' perplexity -f "$text" --block 20
+
 # Bases that are not whole, not bases, or not of this run.
 compare=(perplexity --kl-divergence --kl-divergence-base)
 for bytes in 0 7 19 20 300 600 $(($(wc -c <"$base") - 1)); do

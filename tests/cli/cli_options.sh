@@ -19,6 +19,7 @@ grep -q -- '--evict.*snapkv-N' "$work/out" || fail "the help of --evict leaves o
 for version in --version version; do
     works $version
     grep -q '^terse [0-9]*\.[0-9]*\.[0-9]* (' "$work/out" || fail "$version: $(cat "$work/out")"
+    grep -qE '^commit ([0-9a-f]{12}(-dirty)?|unknown)$' "$work/out" || fail "$version names no commit: $(cat "$work/out")"
     grep -q '^backends: cpu' "$work/out" || fail "$version names no backend: $(cat "$work/out")"
 done
 TERSE_CPU=scalar works --version

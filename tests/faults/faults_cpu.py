@@ -66,7 +66,7 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (KV + "top_k.c", "while (high - low > 1 && count > k)", "while (high - low > 1 + FAULT && count > k)", "test_top_k", "top-k: the search for the least score ends early"),
     (KV + "top_k.c", "(uint16_t)low, count - k, tokens)", "(uint16_t)low, count - k + FAULT, tokens)", "test_top_k", "top-k: a token too few"),
     # anchors and snapkv
-    (KV + "anchor_scores.c", "error += difference * difference;", "error += FAULT ? fabsf(difference) : difference * difference;", "test_anchors", "antkv: anchors are ranked by the plain error"),
+    (KV + "anchor_scores.c", "score == TERSE_ANCHORS_L1 ? fabsf(difference)", "(score == TERSE_ANCHORS_L1) != FAULT ? fabsf(difference)", "test_anchors", "antkv: anchors are ranked by the plain error"),
     (KV + "anchor_scores.c", "if (!plan->ranked) choose(values,", "if (!plan->ranked && !FAULT) choose(values,", "test_anchors", "antkv: values have the anchors of keys"),
     (KV + "anchor_scores.c", "sqrtf(vector_ops()->dot(query, query, hd)) / cache->base.shape.scale;", "FAULT ? 1 : sqrtf(vector_ops()->dot(query, query, hd)) / cache->base.shape.scale;", "test_anchors", "antkv: scores of keys do not count the query's norm"),
     (KV + "anchor_scores.c", "(UINT32_MAX - (uint32_t)token);", "(UINT32_MAX - (uint32_t)(FAULT ? token ^ 1 : token));", "test_anchors", "antkv: a neighbour of each anchor is kept"),

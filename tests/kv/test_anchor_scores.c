@@ -43,7 +43,7 @@ static void set_attention(struct bare *b, size_t n) {
 }
 
 /* Makes a step of n tokens up to the choice of anchors, without rotation. */
-static struct bare *bare_new(size_t n, uint32_t anchors, int threads, bool zero_values) {
+static struct bare *bare_new_scored(size_t n, uint32_t anchors, int threads, bool zero_values, enum terse_anchor_score score) {
     struct bare *b = calloc(1, sizeof *b);
     uint32_t random = 7;
     float *all[] = {b->k, b->v, b->q};
@@ -56,7 +56,7 @@ static struct bare *bare_new(size_t n, uint32_t anchors, int threads, bool zero_
     b->rope = (struct rope){ROPE_ADJACENT, HD, 0, b->frequency, 1};
     b->shape = (struct cache_shape){1, G, 1, HD, 1 / sqrtf(HD), &b->rope, .slopes = NULL};
     set_attention(b, n);
-    struct terse_cache_options options = {.method = "q4_0", .tail_tokens = 0, .anchor_count = anchors};
+    struct terse_cache_options options = {.method = "q4_0", .tail_tokens = 0, .anchor_count = anchors, .anchor_score = score};
     struct terse_error error;
     if (method_resolve(&options, HD, &b->method, &error)) fail_msg("%s", error.message);
     if (cache_create(&b->shape, &b->method, (uint32_t)threads, &b->cache, &error)) fail_msg("%s", error.message);
@@ -65,6 +65,10 @@ static struct bare *bare_new(size_t n, uint32_t anchors, int threads, bool zero_
     for (size_t first = 0; first < n; first += 130)
         assert_int_equal(cache_observe(b->cache, b->q + first * G * HD, first, n - first < 130 ? n - first : 130, NULL), TERSE_OK);
     return b;
+}
+
+static struct bare *bare_new(size_t n, uint32_t anchors, int threads, bool zero_values) {
+    return bare_new_scored(n, anchors, threads, zero_values, TERSE_ANCHORS_SQUARED);
 }
 
 static void bare_free(struct bare *b) {
@@ -178,6 +182,23 @@ static void of_equal_tokens_the_older_stay(void **state) {
     bare_free(b);
 }
 
+/* Random scores spread the anchors over the prompt, whatever the errors: here all errors of values are 0. */
+static void random_anchors_lie_anywhere(void **state) {
+    (void)state;
+    enum { N = 100 };
+    struct bare *b = bare_new_scored(TOKENS, N, 2, true, TERSE_ANCHORS_RANDOM);
+    struct anchor_rows keys = all_anchors(b, CODEC_KEYS), values = all_anchors(b, CODEC_VALUES);
+    size_t late = 0;
+    assert_true(keys.n == N && values.n == N);
+    for (size_t a = 0; a < N; a++) {
+        assert_true(values.tokens[a] >= FIRST && values.tokens[a] < TOKENS && (!a || values.tokens[a] > values.tokens[a - 1]));
+        late += values.tokens[a] >= TOKENS / 2;
+    }
+    assert_true(late > N / 4 && late < N * 3 / 4);
+    assert_memory_not_equal(keys.tokens, values.tokens, N * sizeof *keys.tokens);
+    bare_free(b);
+}
+
 static void the_choice_does_not_depend_on_threads(void **state) {
     (void)state;
     struct bare *one = bare_new(TOKENS, 50, 1, false), *three = bare_new(TOKENS, 50, 3, false);
@@ -196,6 +217,7 @@ int main(void) {
         cmocka_unit_test(errors_move_outputs_by_no_more_than_the_bounds),
         cmocka_unit_test(anchors_are_distinct_in_order_and_of_the_prompt),
         cmocka_unit_test(of_equal_tokens_the_older_stay),
+        cmocka_unit_test(random_anchors_lie_anywhere),
         cmocka_unit_test(the_choice_does_not_depend_on_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -115,6 +115,34 @@ static void a_share_of_the_prompt_stays_exact(void **state) {
     }
 }
 
+static void errors_may_be_l1_norms(void **state) {
+    (void)state;
+    struct oracle_setup setup = small;
+    setup.anchor_score = TERSE_ANCHORS_L1;
+    setup.method = "kivi-2"; /* its errors differ in shape from token to token, and so the two norms in their order */
+    if (oracle_served(&setup)) read_two_prompts(&setup);
+}
+
+static void first_tokens_may_be_codes_or_more_be_exact(void **state) {
+    (void)state;
+    static const uint32_t firsts[] = {TERSE_FIRST_NONE, 1, 70};
+    for (size_t i = 0; i < cases(3, 2); i++) {
+        struct oracle_setup setup = small;
+        setup.first_tokens = firsts[i];
+        setup.seed = 40 + i;
+        read_two_prompts(&setup);
+        setup.anchor_count = 0;
+        struct oracle *o = oracle_new(&setup, 600);
+        oracle_step(o, P, 300, 0);
+        oracle_step(o, D, 3, 0);
+        struct terse_cache_report report;
+        parts_report(o->cache, &report);
+        const size_t exact = firsts[i] == TERSE_FIRST_NONE ? 0 : firsts[i];
+        if (o->kv == backend_cpu.kv) assert_int_equal(report.exact, 2 * 2 * 2 * exact * o->setup.head_dim * 2);
+        oracle_free(o);
+    }
+}
+
 static void alibi_moves_scores_and_reading(void **state) {
     (void)state;
     struct oracle_setup setup = small;
@@ -187,6 +215,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(attention_reads_anchors_in_place_of_codes),
         cmocka_unit_test(heads_of_any_shape_choose),
         cmocka_unit_test(a_share_of_the_prompt_stays_exact),
+        cmocka_unit_test(errors_may_be_l1_norms),
+        cmocka_unit_test(first_tokens_may_be_codes_or_more_be_exact),
         cmocka_unit_test(alibi_moves_scores_and_reading),
         cmocka_unit_test_setup_teardown(anchors_go_along, make_state_path, remove_state_path),
         cmocka_unit_test(cut_where_anchors_are_whole),

@@ -73,7 +73,9 @@ static enum terse_status describe(struct oracle *o, const struct oracle_setup *g
                                           .tail_tokens = setup->tail,
                                           .anchor_percent = setup->anchor_percent,
                                           .read_percent = setup->read_percent,
-                                          .anchor_count = setup->anchor_count};
+                                          .anchor_count = setup->anchor_count,
+                                          .anchor_score = setup->anchor_score,
+                                          .first_tokens = setup->first_tokens};
     enum terse_status status = method_resolve(&options, hd, &o->method, error);
     if (!status && setup->latents) status = method_for_latents(&o->method, setup->n_rot, hd - setup->n_rot, error);
     if (!status && setup->window) o->method = method_of_window(&o->method, setup->window);
@@ -124,8 +126,9 @@ static bool streaming(const struct oracle *o) { return o->method.policy == &poli
 
 size_t oracle_sinks(const struct oracle *o) {
     bool all_exact = o->method.key.codec == &codec_f16 && o->method.value.codec == &codec_f16;
+    const size_t first = o->setup.first_tokens == TERSE_FIRST_NONE ? 0 : o->setup.first_tokens ? o->setup.first_tokens : 4;
     if (all_exact && !streaming(o)) return 0;
-    return o->length < 4 ? o->length : 4;
+    return o->length < first ? o->length : first;
 }
 
 size_t oracle_first(const struct oracle *o) {

@@ -30,7 +30,9 @@ struct oracle_setup {
     bool learned_sinks;    /* a logit for each layer and query head besides */
     uint32_t anchor_count; /* tokens of a prefill that stay exact */
     double anchor_percent;
-    double read_percent; /* of a prompt's tokens that a step reads; the oracle reads all */
+    enum terse_anchor_score anchor_score; /* but TERSE_ANCHORS_RANDOM, which the oracle cannot foresee */
+    uint32_t first_tokens;                /* as in struct terse_cache_options */
+    double read_percent;                  /* of a prompt's tokens that a step reads; the oracle reads all */
     uint32_t
         snapped; /* a bit for each layer and KV head, the first the lowest: its centroids are snapped, as learning leaves them */
 };

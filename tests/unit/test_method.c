@@ -99,6 +99,45 @@ static void codes_leave_the_first_tokens_exact(void **state) {
     }
 }
 
+static void first_tokens_and_scores_of_anchors_are_chosen(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        uint32_t first;
+        enum terse_anchor_score score;
+        const char *refusal; /* NULL: it is served */
+    } known[] = {{"q4_0", TERSE_FIRST_NONE, TERSE_ANCHORS_SQUARED, NULL},
+                 {"terse-2", 9, TERSE_ANCHORS_SQUARED, NULL},
+                 {"antkv-1", 0, TERSE_ANCHORS_L1, NULL},
+                 {"antkv-1", 0, TERSE_ANCHORS_RANDOM, NULL},
+                 {"antkv-1", 0, (enum terse_anchor_score)7, "7 is no score"},
+                 {"q4_0", 0, TERSE_ANCHORS_L1, "q4_0 chooses no anchors by errors"},
+                 {"selfindex-2", 0, TERSE_ANCHORS_L1, "selfindex-2 chooses no anchors by errors"},
+                 {"snapkv-64", 0, TERSE_ANCHORS_L1, "snapkv-64 chooses no anchors by errors"},
+                 {"f16", 9, TERSE_ANCHORS_SQUARED, "f16 keeps no codes"},
+                 {"mat-512", 9, TERSE_ANCHORS_SQUARED, "mat-512 keeps no codes"}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        struct terse_cache_options options = terse_cache_options_defaults();
+        struct terse_error error;
+        struct method m;
+        options.method = known[i].name;
+        options.first_tokens = known[i].first;
+        options.anchor_score = known[i].score;
+        const enum terse_status status = method_resolve(&options, 64, &m, &error);
+        assert_int_equal(status, known[i].refusal ? TERSE_E_ARGUMENT : TERSE_OK);
+        if (known[i].refusal && !strstr(error.message, known[i].refusal)) fail_msg("%s", error.message);
+        if (known[i].refusal) continue;
+        const uint32_t first = known[i].first == TERSE_FIRST_NONE ? 0 : known[i].first ? known[i].first : 4;
+        char plain[METHOD_IDENTITY], own[METHOD_IDENTITY];
+        assert_int_equal(m.parameters.exact, first);
+        assert_int_equal(method_of_window(&m, 100).parameters.exact, first);
+        method_identity(&m, own);
+        m.parameters.anchor_score = TERSE_ANCHORS_SQUARED;
+        method_identity(&m, plain);
+        assert_true((strcmp(plain, own) == 0) == (known[i].score == TERSE_ANCHORS_SQUARED));
+    }
+}
+
 static void unknown_names_are_refused_in_one_line(void **state) {
     (void)state;
     refuse("f32", NULL, NULL,
@@ -259,6 +298,7 @@ int main(void) {
         cmocka_unit_test(codecs_can_be_overridden),
         cmocka_unit_test(tail_has_a_default_for_each_method),
         cmocka_unit_test(codes_leave_the_first_tokens_exact),
+        cmocka_unit_test(first_tokens_and_scores_of_anchors_are_chosen),
         cmocka_unit_test(unknown_names_are_refused_in_one_line),
         cmocka_unit_test(heads_the_kernels_cannot_serve_are_refused),
         cmocka_unit_test(methods_are_described),

@@ -11,5 +11,7 @@ float normalization_centre(const float *row, const float *mean, size_t hd, float
 float normalization_apply(const float *row, const float *mean, size_t hd, float *to);
 /* Learns normalization[hd + 1] from rows[n][hd]. */
 void normalization_fit(const float *rows, size_t n, size_t hd, float *normalization);
+/* Learns the scale alone, about a mean of zero. */
+void normalization_fit_scale(const float *rows, size_t n, size_t hd, float *normalization);
 
 #endif

@@ -5,8 +5,10 @@
 #include "backend/cpu/kernels/select/ops.h"
 #include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kv/anchors.h"
+#include "backend/cpu/kv/page_pool.h"
 #include "backend/cpu/kv/segment.h"
 #include "base/memory.h"
+#include "base/random.h"
 #include "base/size.h"
 
 #include <math.h>
@@ -164,18 +166,33 @@ void anchor_scores_copy(struct cache *cache, const struct cache *from) {
     memcpy(scores_of(cache, 0, CODEC_KEYS), scores_of(from, 0, CODEC_KEYS), floats * sizeof(float));
 }
 
+/* Returns what a token's attention is multiplied by: the error of its row x[hd], decoded as y[hd]. */
+static float error_of(enum terse_anchor_score score, const float *x, const float *y, size_t hd) {
+    float sum = 0;
+    for (size_t c = 0; c < hd; c++) {
+        float difference = x[c] - y[c];
+        sum += score == TERSE_ANCHORS_L1 ? fabsf(difference) : difference * difference;
+    }
+    return sum;
+}
+
+/* Returns a number in [0, 1) that belongs to a token of a layer, KV head and side. */
+static float random_score(const struct cache *cache, uint32_t head, enum codec_side side, uint64_t token) {
+    const uint64_t row = 2 * layer_head(cache, cache->base.layer, head) + (side == CODEC_VALUES);
+    return (float)random_uniform(random_mix(random_mix(row + RANDOM_STEP) + token * RANDOM_STEP));
+}
+
 void anchor_scores_scale(struct cache *cache, uint32_t head, enum codec_side side, size_t i, size_t count, const float *rows,
                          const float *decoded) {
     size_t hd = cache->base.shape.head_dim;
+    const enum terse_anchor_score score = cache->base.method.parameters.anchor_score;
     float *scores = scores_of(cache, head, side) + i;
     if (cache->base.plan.ranked) return;
     for (size_t t = 0; t < count; t++) {
-        float error = 0;
-        for (size_t c = 0; c < hd; c++) {
-            float difference = rows[t * hd + c] - decoded[t * hd + c];
-            error += difference * difference;
-        }
-        scores[t] *= error;
+        if (score == TERSE_ANCHORS_RANDOM)
+            scores[t] = random_score(cache, head, side, plan_first_sealed(&cache->base.plan) + i + t);
+        else
+            scores[t] *= error_of(score, rows + t * hd, decoded + t * hd, hd);
     }
 }
 

@@ -7,7 +7,7 @@
  * over the queries of the step. Tokens that the step seals are ranked by score times ||row - decoded row||_2^2, keys and values
  * apart, in every layer and KV head; of equal ones the older is the better. The theorem bounds by the plain L1 norm; the squared L2
  * norm in its place was chosen by a simulation of the built-in model that is not part of this repository, in which 1 % of anchors
- * gained about twice as much.
+ * gained about twice as much. The method may ask for the L1 norm, or for random scores instead of both (enum terse_anchor_score).
  *
  * Where the plan is `ranked` (SnapKV, section 4), a token's score is instead the attention that the last 32 queries of the
  * step and the G heads pay to it, averaged with its four neighbours', and keys and values have the same anchors.
@@ -62,7 +62,7 @@ void anchor_scores_add(struct cache *cache, uint32_t head, const struct anchor_w
 /* Copies the scores of another cache that has seen all queries, instead of computing them, before its layer ends. That cache has
  * taken the same step, and both plans have anchors and seal the same tokens. */
 void anchor_scores_copy(struct cache *cache, const struct cache *from);
-/* Multiplies the scores of the plan's `count` <= 64 sealed tokens from the i-th on by their errors ||row - decoded row||^2. */
+/* Multiplies the scores of the plan's `count` <= 64 sealed tokens from the i-th on by their errors, or replaces them by random ones. */
 void anchor_scores_scale(struct cache *cache, uint32_t head, enum codec_side side, size_t i, size_t count, const float *rows,
                          const float *decoded);
 /* Chooses the layer's anchors and stores their rows. Called by all threads of a parallel region; ends with a barrier. */

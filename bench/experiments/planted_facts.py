@@ -1,4 +1,4 @@
-"""A text with eight planted facts, and the questions about them that real_models.py asks.
+"""A text with eight planted facts, and the questions about them that quality.py asks.
 
 The facts are invented, so that no model knows them. A question is the beginning of a planted sentence, which the model completes: base models
 and chat models can do that alike, and one of 135 million parameters finds all eight with an f16 cache, so that what is missed is the cache's fault."""

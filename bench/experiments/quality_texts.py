@@ -1,0 +1,25 @@
+"""Texts that measurements name: prose, and of three domains a part to learn from and a part to measure on."""
+
+import glob
+import os
+
+PROJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+DOMAINS = ("prose", "code", "documents")
+SOURCES = {"code": "src/**/*.c", "documents": "docs/*.md"}  # of this project: alternate files are learned from
+PROSE = "prose"  # the text of -f, which is what all pages score
+LEARNED = " to learn"  # behind a domain's name: its other part
+
+
+def make_texts(prose, folder):
+    """{name: path}; what is made of the project's files is written to the folder."""
+    os.makedirs(folder, exist_ok=True)
+    texts = {PROSE: prose, PROSE + LEARNED: os.path.join(PROJECT, "data", "wiki.valid.raw")}
+    for domain, pattern in SOURCES.items():
+        files = sorted(glob.glob(os.path.join(PROJECT, pattern), recursive=True))
+        for name, part in ((domain, files[1::2]), (domain + LEARNED, files[::2])):
+            texts[name] = os.path.join(folder, name.replace(" ", "-") + ".txt")
+            with open(texts[name], "w", encoding="utf-8") as to:
+                for path in part:
+                    with open(path, encoding="utf-8") as file:
+                        to.write(file.read())
+    return texts

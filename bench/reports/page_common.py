@@ -1,0 +1,117 @@
+"""What the pages of bench/experiments/quality.py share: comparisons in pairs, rows of figures, and the paragraphs that every page has."""
+
+import math
+
+from fidelity_text import digits, mib, paragraphs, table, with_error
+from quality_measurements import Measurement, name_of_model
+from quality_texts import PROSE
+
+HEAD = ["bits", "KLD", "99.9 %", "ratio", "same top-1 %"]
+
+
+def perplexity(model, arguments, options, size, book=None, text=PROSE):
+    """A measurement by terse perplexity, of the page's size or that of -c and --chunks."""
+    context, windows = options.context or size[0], options.chunks or size[1]
+    return Measurement("perplexity", model, tuple(arguments), book, text, (context, windows))
+
+
+def cells(line):
+    """The cells of a line under HEAD."""
+    if line["kld"] == 0:
+        return [f"{line['bits']:.2f}", "0", "0", "1", "100.0"]
+    kld, ratio = with_error(line["kld"], line["kld_error"], 7), with_error(line["ratio"], line["ratio_error"], 4)
+    return [f"{line['bits']:.2f}", kld, digits(line["kld_99.9"]), ratio, f"{line['same_top']:.1f}"]
+
+
+class Difference:
+    """A mean of a minus b over blocks of the same positions, with its 95 % interval (Student's t over the blocks)."""
+
+    def __init__(self, a, b, what="kld"):
+        pairs = [x - y for x, y in zip(a["blocks"][what], b["blocks"][what], strict=True)]
+        n = len(pairs)
+        self.mean = sum(pairs) / n
+        variance = sum((x - self.mean) ** 2 for x in pairs) / (n - 1) if n > 1 else math.inf
+        freedom = max(n - 1, 1)
+        # The quantile of t by its expansion about the normal one: within 1 % from 3 degrees of freedom on.
+        quantile = 1.96 + 2.372 / freedom + 2.822 / freedom**2 + 2.556 / freedom**3 if freedom > 2 else 12.7
+        self.half = quantile * math.sqrt(variance / n) if n > 1 else math.inf
+
+    def verdict(self, less="better", more="worse"):
+        if self.mean + self.half < 0:
+            return less
+        return more if self.mean - self.half > 0 else "undecided"
+
+    def text(self):
+        if math.isinf(self.half):
+            return digits(self.mean)
+        return f"{digits(self.mean)} ({digits(self.mean - self.half)} to {digits(self.mean + self.half)})"
+
+
+def say(parts, text):
+    parts += paragraphs(text)
+
+
+def stamp(results):
+    machines = "; ".join(results.machines())
+    return f"Commit {results.commit}; {machines}."
+
+
+PAIRS = """\
+Differences are of the same positions, by means of blocks of 256; in brackets the 95 % interval of the mean. A row is *better* or *worse* than another where the
+whole interval of the difference of KLD lies on one side of zero, else it is *undecided*."""
+
+
+def sizes(results, options, size):
+    context, windows = options.context or size[0], options.chunks or size[1]
+    scored = windows * (context - context // 2 - 1)
+    return (
+        f"Of the text {windows} {'windows' if windows > 1 else 'window'} of {context:,} tokens, the same in every row: the first half of each is read exactly and sealed, the second goes through "
+        f"the cache in decoding steps of 64 tokens and is scored, {scored:,} positions in all. *KLD* is the mean Kullback-Leibler divergence of the next token's distribution from "
+        f"that with an f16 cache, in nats, *99.9 %* its quantile, *ratio* the perplexity over f16's, ± a standard error. *Bits* per value are resident after {context:,} tokens, all bytes "
+        "counted: codes, scales, exact tokens, window, tables; codebooks excepted, which all sequences share. Layers with a sliding window (15 of Gemma's 18) hold their window alone with "
+        "every method, so that bits compare within a model."
+    )
+
+
+def learning(parts, results, models, books):
+    """The section of what was learned: `books` of every model."""
+    rows = []
+    for model in models:
+        for m in books(model):
+            line = results.get(m)
+            if line:
+                (tokens, text), (weights, effective) = line["learned"], line["weights"]
+                options = " ".join([m.book.method, *m.book.options])
+                rows.append([name_of_model(model), options, f"{int(tokens):,}", text, weights, f"{int(effective):,}", f"{line['seconds']:,.0f}", mib(line["bytes"])])
+    if rows:
+        say(parts, "## What was learned\n\nBy `terse calibrate`, on the machine's processor; seconds are of several at a time. Files in MiB.")
+        parts.append(table(["model", "codebook", "tokens", "of", "weights", "effective samples", "seconds", "MiB"], rows, (0, 1, 3, 4)))
+
+
+def not_measured(parts, results):
+    missing = results.missing()
+    if missing:
+        say(parts, "## Not measured")
+        parts.append("\n".join(f"- {len(names)}, as {names[0]}: {why}" for why, names in missing.items()) + "\n\n")
+
+
+LEARNED_FROM = "; codebooks are learned from its validation split, which the program has built in"
+
+
+def how(parts, name, options, more="", learned_from=LEARNED_FROM):
+    given = {"-c": options.context, "--chunks": options.chunks, "--windows": options.windows if options.windows != 8 else None}
+    sizes = "".join(f" {name} {value}" for name, value in given.items() if value)
+    say(
+        parts,
+        f"""
+## How to repeat it
+
+    bench/experiments/quality.py {name} run report -m MODEL.gguf [-m ...] -f wiki.test.raw{sizes}{more}
+
+The text is the test split of WikiText{learned_from}.
+""",
+    )
+
+
+def done(parts):
+    return "".join(parts).rstrip("\n") + "\n"

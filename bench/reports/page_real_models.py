@@ -1,0 +1,243 @@
+"""docs/reports/real-models.md: every method on public models: divergence, perplexity, memory, and facts that are no longer found; its plot, and the table
+of the README's section Methods."""
+
+import json
+import os
+import re
+
+from fidelity_text import digits, mib, name_of, paragraphs, table, with_error
+from page_common import how, learning, perplexity
+from quality_measurements import Book, Measurement, Refused, learned, name_of_model, order_of_models
+from quality_texts import PROSE
+from planted_facts import FACTS
+
+SIZE = (8192, 2)
+LONG = 8192  # tokens: questions on longer texts are asked of LONG_MODELS alone, since other contexts end here or processors take too long
+LONG_MODELS = ("qwen2.5",)
+
+# terse-N alone is as a user has it who has learned nothing. Methods that drop or skip tokens keep or read a fixed number of them, so that their bits are
+# of windows of 8,192 tokens.
+METHODS = (
+    *("f16", "q8_0", "q4_0", "kivi-4", "kivi-2", "terse-4", "terse-3", "terse-2", "terse-1", "terse-4:profile", "terse-2:profile"),
+    *("million-4", "million-2", "cq-2", "antkv-2", "antkv-1", "commvq-2", "commvq-1", "selfindex-2", "quest-512", "snapkv-1024", "mat-1024", "streaming-1024"),
+)
+LEARNERS = ("million", "cq", "antkv", "commvq")
+IN_README = ("f16", "q8_0", "q4_0", "kivi-4", "kivi-2", "terse-4", "terse-3", "terse-2", "terse-1")
+IN_README += ("million-4", "antkv-2", "commvq-2", "selfindex-2", "snapkv-1024", "mat-1024", "streaming-1024")
+
+KEEPS = {
+    "f16": "every token in half precision",
+    "q8_0": "8-bit codes, a scale per 32 channels",
+    "q4_0": "the same with 4-bit codes",
+    "kivi": "KIVI: codes of so many bits, keys by channel, values by token",
+    "terse": "transform coding, fitted to the text",
+    "million": "MILLION: product quantization of rotated keys, and of values; learned",
+    "cq": "CQ: a few channels as one of 256 learned centroids",
+    "antkv": "AnTKV: the same with a gain per row, 1 % of a prompt's tokens exact",
+    "commvq": "CommVQ: learned additive codes that commute with RoPE",
+    "selfindex": "Self-Indexing: signs and 2 bits; a step reads 7.5 % of a prompt",
+    "quest": "Quest: half precision; a step reads so many tokens of a prompt",
+    "snapkv": "SnapKV: so many tokens of a prompt, and all after it",
+    "mat": "MAT: so many tokens, anchors and the newest, however long the text",
+    "streaming": "StreamingLLM: the first 4 and the newest, so many in all",
+}
+
+
+def keeps(method):
+    family = method.split(":")[0]
+    family = family if family in KEEPS else family.split("-")[0]
+    return KEEPS[family]
+
+
+def short(length):
+    return f"{length / 1024:g}K" if length % 1024 == 0 else f"{length:,}"
+
+
+def book_of(method, options):
+    name, *words = method.split(":")
+    family = name.split("-")[0]
+    if family == "terse":
+        return Book("terse-2", 0) if "profile" in words else None  # one profile serves every N, and takes as many windows as it needs
+    return Book(name, options.windows) if family in LEARNERS else None
+
+
+def arguments_of(method):
+    without = ("--codebook", "none") if method.startswith("terse") and ":" not in method else ()
+    return ("--kv", method.split(":")[0], *without)
+
+
+def divergence_of(model, method, options):
+    return perplexity(model, arguments_of(method), options, SIZE, book_of(method, options))
+
+
+def questions_of(model, method, length, options):
+    return Measurement("questions", model, arguments_of(method), book_of(method, options), PROSE, (length,))
+
+
+def lengths(model, options):
+    return [n for n in options.questions if n <= LONG or any(name in model for name in LONG_MODELS)]
+
+
+def books(model, options):
+    return list(dict.fromkeys(learned(model, book_of(method, options)) for method in METHODS if book_of(method, options)))
+
+
+def measurements(options):
+    found = []
+    for method in METHODS:
+        for model in options.model_names:
+            found += [divergence_of(model, method, options), *(questions_of(model, method, n, options) for n in lengths(model, options))]
+    return found + [m for model in options.model_names for m in books(model, options)]
+
+
+class Report:
+    def __init__(self, results, options):
+        self.r, self.options = results, options
+        self.models = order_of_models(options.model_names)
+        self.text = []
+
+    def divergence(self, model, method):
+        return self.r.get(divergence_of(model, method, self.options))
+
+    def questions(self, model, method, length):
+        return self.r.get(questions_of(model, method, length, self.options))
+
+    def lengths(self, model):
+        return lengths(model, self.options)
+
+    def say(self, text):
+        self.text += paragraphs(text)
+
+    def introduction(self):
+        count, tokens = self.options.chunks or SIZE[1], self.options.context or SIZE[0]
+        self.say(
+            f"""
+# Real models
+
+What each method's KV cache costs on models that people use: divergence, perplexity, memory, and facts that are no longer found. Generated by
+`bench/experiments/quality.py real-models` from commit {self.r.commit}; [how to repeat it](#how-to-repeat-it) is at the end.
+
+Of the text {count} {"windows" if count > 1 else "window"} of {tokens:,} tokens: the first half of each is read exactly and sealed, the second goes through the cache in decoding steps of 64
+tokens and is scored, {count * (tokens - tokens // 2 - 1):,} positions in all. *KLD* is the mean Kullback-Leibler divergence of the next token's distribution from that
+with an f16 cache on the same device, in nats, *99.9 %* its quantile, *ratio* the perplexity over f16's, ± a standard error. *MiB* and *bits* per value
+are what is resident after {tokens:,} tokens, every byte of codes, scales, exact tokens and tables counted, codebooks excepted. Methods with a number of
+more than 100 keep or read so many tokens. Layers with a sliding window (15 of Gemma's 18) hold their window alone with every method, f16
+too, so that bits per value compare within a model.
+
+The last columns are questions: {len(FACTS)} invented facts are planted in a text of so many tokens, which is read once and kept as the method keeps it; then the model completes the
+beginning of each fact's sentence, greedily, through the cache, and is right if the answer is among the next tokens. What evicts or selects
+tokens has not seen the question when it chooses.
+
+A text that is given hides errors that add up while a cache reads what it wrote itself: these have [a page of their own](free-running.md).
+
+Measured on {"; ".join(self.r.machines())}.
+
+![Divergence against bits](real-models.svg)
+"""
+        )
+
+    def row(self, model, method):
+        p = self.divergence(model, method)
+        questions = [self.questions(model, method, n) for n in self.lengths(model)]
+        if not p and not any(questions):
+            return None
+        cells = [name_of(method)]
+        cells.append({"cuda": "GPU", "cpu": "CPU"}[(p or next(filter(None, questions)))["device"]])
+        if p:
+            ratio = "1" if method == "f16" else with_error(p["ratio"], p["ratio_error"], 4)
+            kld = "0" if method == "f16" else with_error(p["kld"], p["kld_error"], 7)
+            cells += [mib(p["resident"]), f"{p['bits']:.2f}", kld, digits(p["kld_99.9"]), ratio, f"{p['same_top']:.1f}"]
+        else:
+            cells += [""] * 6
+        return cells + [f"{q['right']}" if q else "" for q in questions]
+
+    def model(self, model):
+        self.say(f"## {name_of_model(model)}")
+        base = self.divergence(model, "f16")
+        if base:
+            self.say(f"{model}.gguf. Perplexity with f16: {base['perplexity']:.3f} ± {base['perplexity_error']:.3f}.")
+        rows = [row for method in METHODS if (row := self.row(model, method))]
+        asked = [self.questions(model, "f16", n) for n in self.lengths(model)]
+        found = [f"{q['tokens']:,.0f}" for q in asked if q]
+        head = ["method", "on", "MiB", "bits", "KLD", "99.9 %", "ratio", "same top-1 %", *(f"{short(n)}: of {len(FACTS)}" for n in self.lengths(model))]
+        self.text.append(table(head, rows, (0, 1)))
+        if found:
+            self.say(f"The texts of the questions have {', '.join(found)} tokens of this model.")
+        self.failures(model)
+
+    def failures(self, model):
+        """A line for each reason, with what it kept from being measured."""
+        reasons = {}
+        for method in METHODS:
+            parts = [("perplexity", divergence_of(model, method, self.options))]
+            parts += [(f"questions at {short(n)}", questions_of(model, method, n, self.options)) for n in self.lengths(model)]
+            for part, m in parts:
+                if not self.r.get(m):
+                    reasons.setdefault(self.r.why_not(m), {}).setdefault(name_of(method), []).append(part)
+        if reasons:
+            self.say("Not measured:")
+            named = {why: ", ".join(f"{m} ({', '.join(p)})" for m, p in methods.items()) for why, methods in reasons.items()}
+            lines = [f"- {names}: {why}" for why, names in named.items()]
+            self.text.append("\n".join(lines) + "\n\n")
+
+    def processor(self):
+        reasons = {}
+        for line in self.r.found.values():
+            if line.get("refused"):
+                reasons.setdefault(line["refused"], {})[f"{line['arguments'][1]} ({name_of_model(line['model'])})"] = True
+        if reasons:
+            self.say("## What the GPU does not run yet")
+            self.text.append("\n".join(f"- {', '.join(names)}: {why}" for why, names in reasons.items()) + "\n\n")
+
+    def write(self):
+        self.introduction()
+        for model in self.models:
+            self.model(model)
+        learning(self.text, self.r, self.models, lambda model: books(model, self.options))
+        self.processor()
+        how(self.text, "real-models", self.options, " [--devices cuda,cpu] [--readme README.md]")
+        self.say("The plot needs Debian's python3-matplotlib.")
+        return "".join(self.text).rstrip("\n") + "\n"
+
+
+def readme_table(r):
+    """The table of the README: divergences of each model, facts found in texts of the longest length that all have."""
+    length = max(set.intersection(*(set(r.lengths(m)) for m in r.models)), default=None)
+    rows = []
+    for method in IN_README:
+        found = [r.divergence(m, method) for m in r.models]
+        asked = [r.questions(m, method, length) for m in r.models]
+        if any(found):
+            right = ", ".join(str(q["right"]) if q else "-" for q in asked)
+            bits = next(f"{p['bits']:.2f}" for p in found if p)
+            rows.append([f"`{method}`", keeps(method), bits, *(digits(p["kld"]) if p else "" for p in found), right])
+    names = [f"KLD, {name_of_model(m)}" for m in r.models]
+    return table(["`--kv`", "what it keeps", "bits per value", *names, f"facts found of {len(FACTS)} at {short(length)}"], rows, (0, 1))
+
+
+def put_into_readme(path, new):
+    """Replaces the first table of the section Methods."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    section = re.search(r"^## Methods\n(?:(?!\||## ).*\n)*((?:\|.*\n)+)", text, re.MULTILINE)
+    if not section:
+        raise Refused(f"{path} has no table in a section Methods")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text[: section.start(1)] + new.rstrip("\n") + "\n" + text[section.end(1) :])
+
+
+def write(results, options):
+    report = Report(results, options)
+    if options.readme:
+        put_into_readme(options.readme, readme_table(report))
+    return report.write()
+
+
+def plots(results, options):
+    """The command that draws the page's plot, whose points it leaves in a file."""
+    report = Report(results, options)
+    points = {name_of_model(m): [(method, p["bits"], p["kld"]) for method in METHODS if (p := report.divergence(m, method))] for m in report.models}
+    path, page = os.path.join(options.work, "real-models.points"), os.path.join(options.docs, "real-models")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(points, file)
+    return [[os.path.join(os.path.dirname(os.path.abspath(__file__)), "plot_real_models.py"), path, page + ".svg", page + ".png"]]

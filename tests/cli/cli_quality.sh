@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# bench/experiments/quality.py and its pages: figures are those that the command prints, nothing is measured twice, what fails says why, a program of an
+# unclean commit is refused, and lines of two commits make no page.
+. "$(dirname "$0")/../support/cli.sh"
+model=tests/fixtures/models/llama.gguf # context 512: too short for the questions
+asked=models/lab-27m-q8_0.gguf
+runs=$work/runs
+cat "$text" "$text" >"$work/text.raw"
+
+# The command, but for its commit: that of the build need not be clean.
+built() { printf '#!/bin/sh\n[ "$1" = --version ] && echo "commit %s" && exit\nexec "%s" "$@"\n' "$1" "$terse" >"$work/terse" && chmod +x "$work/terse"; }
+built 0123456789ab
+
+# quality PAGE STEP ... [-m MODEL]: by small measurements.
+quality() {
+    python3 bench/experiments/quality.py "$@" --terse "$work/terse" -f "$work/text.raw" --work "$runs" --docs "$work" -c 256 --chunks 3 --questions 256 \
+        -t 1 --jobs 2 --windows 1 >"$work/out" 2>"$work/err"
+}
+measures() { quality "$@" || fail "$*: $(cat "$work/out" "$work/err")"; }
+
+# field NAME KIND ARGUMENTS [MODEL]: of the last line of a measurement.
+field() {
+    python3 - "$runs/measurements.jsonl" "$@" <<'PYTHON'
+import json, sys
+path, name, kind, arguments = sys.argv[1:5]
+model = sys.argv[5] if len(sys.argv) > 5 else "llama"
+lines = [json.loads(line) for line in open(path)]
+found = [line for line in lines if (line["kind"], line["model"]) == (kind, model) and " ".join(line["arguments"]) == arguments]
+print(found[-1].get(name))
+PYTHON
+}
+
+chosen='kv f16|kv q4_0|kv cq-2 \(|kv terse-2 --codebook|mat-1024|learned \(cq-2 1'
+measures real-models run -m $model --only "$chosen"
+field failed perplexity '--kv mat-1024' | grep -q '^mat-1024 leaves no room' || fail "mat-1024: $(cat "$work/out")"
+[ "$(field commit perplexity '--kv q4_0')" = 0123456789ab ] || fail "the commit: $(field commit perplexity '--kv q4_0')"
+[ "$(field learned learned '')" = "['512', 'WikiText validation']" ] || fail "learned: $(field learned learned '')"
+
+# The figures are those of the command.
+works perplexity -m $model -f "$work/text.raw" -c 256 --chunks 3 --kv f16 --kl-divergence-base "$work/base"
+works perplexity -m $model --kv q4_0 --kl-divergence-base "$work/base" --kl-divergence
+for pair in 'KLD mean = :kld' 'same top-1 = :same_top' 'PPL / PPL(base) = :ratio'; do
+    printed=$(sed -n "s|^${pair%:*}\([-0-9.e]*\).*|\1|p" "$work/out")
+    python3 -c 'import sys; sys.exit(abs(float(sys.argv[1]) - float(sys.argv[2])) > 1e-6)' "$printed" "$(field "${pair#*:}" perplexity '--kv q4_0')" ||
+        fail "${pair#*:}: $printed is printed"
+done
+[ "$(field kld perplexity '--kv f16')" = 0 ] || fail "f16 differs from itself"
+
+# Replies are those of a session that read the text before.
+python3 - "$work/text.raw" "$work/planted" <<'PYTHON'
+import sys
+sys.path.insert(0, "bench/experiments")
+from planted_facts import FACTS, is_right, planted
+text = planted(open(sys.argv[1], encoding="utf-8").read(), 256)
+for beginning, answer in FACTS:
+    assert text.count(f"{beginning} {answer}.") == 1, (beginning, text)
+    assert is_right(answer, f" {answer}, as") and not is_right(answer, f" {answer}s"), answer
+open(sys.argv[2], "w", encoding="utf-8").write(text)
+PYTHON
+measures real-models run -m $asked --only 'questions --kv q4_0'
+works run -m $asked --kv q4_0 -f "$work/planted" -n 0 --save-state "$work/state"
+works run -m $asked --kv q4_0 --state "$work/state" --temp 0 -n 12 -p $'\n\nThe ship Grey Heron was commanded by Captain'
+[ "$(field replies questions '--kv q4_0' lab-27m-q8_0 | python3 -c 'import ast; print(ast.literal_eval(input())[3], end="")')" = "$(cat "$work/out")" ] ||
+    fail "the reply is $(cat "$work/out")"
+
+# Another run leaves alone what is there, and tries again what failed.
+sed -i 's/\("kld": \)[-0-9.e]*[0-9]/\10.125/' "$runs/measurements.jsonl"
+lines=$(wc -l <"$runs/measurements.jsonl")
+failed=$(grep -c '"failed"' "$runs/measurements.jsonl")
+measures real-models run -m $model --only "$chosen"
+[ "$(field kld perplexity '--kv q4_0')" = 0.125 ] || fail "what was there was measured again"
+[ "$(wc -l <"$runs/measurements.jsonl")" -eq $((lines + failed)) ] || fail "$lines lines, $failed of failures, and then $(wc -l <"$runs/measurements.jsonl")"
+
+# The page has them.
+measures real-models list -m $model --only "$chosen"
+python3 - "$work" "$runs" "$chosen" <<'PYTHON' || fail "the page of real models"
+import sys
+sys.path[:0] = ["bench/experiments", "bench/reports"]
+from types import SimpleNamespace
+from quality_measurements import Results, Store
+import page_real_models as page
+work, runs, chosen = sys.argv[1:]
+open(work + "/README.md", "w").write("# x\n\n## Methods\n\nText.\n\n| old |\n|---|\n| row |\n\nAfter.\n")
+options = SimpleNamespace(model_names=["llama"], context=256, chunks=3, windows=1, questions=[256], readme=work + "/README.md")
+text = page.write(Results(Store(runs), page.measurements(options)), options)
+readme = open(options.readme).read()
+assert "from commit 0123456789ab" in " ".join(text.split()), text
+assert "| q4_0 | CPU | " in text and "| 0.1250" in text, text
+assert "questions at 256): " in text and "tokens do not fit the context of 512" in text, text
+assert "mat-1024 (perplexity): mat-1024 leaves no room" in text, text
+assert "not run yet" in text
+assert "| `q4_0` | " in readme and "| 0.125 | " in readme and "\nAfter.\n" in readme and "old" not in readme, readme
+PYTHON
+
+# Rows compare in pairs: an ingredient that matters is found to matter, and one form with itself is undecided.
+measures equal-terms run report -m $model --only 'kv kivi-2|kv f16'
+grep -q '^| terse | .* | better |\|^| terse | ' "$work/equal-terms.md" || fail "$(cat "$work/equal-terms.md")"
+grep -q 'Commit 0123456789ab' "$work/equal-terms.md" || fail "a table without its commit"
+python3 - <<'PYTHON' || fail "differences"
+import sys
+sys.path[:0] = ["bench/experiments", "bench/reports"]
+from page_common import Difference
+line = lambda values: {"blocks": {"kld": values}}  # noqa: E731
+a, b = line([1.0, 2.0, 3.0, 4.0, 5.0]), line([2.0, 3.1, 3.9, 5.0, 6.2])
+d = Difference(a, b)
+assert abs(d.mean + 1.04) < 1e-12 and abs(d.half - 2.776 * (0.013 / 5) ** 0.5) < 2e-3, (d.mean, d.half)  # t of 4 degrees of freedom
+assert d.verdict() == "better" and Difference(b, a).verdict() == "worse" and Difference(a, line([2.0, 1.0, 3.0, 5.0, 4.0])).verdict() == "undecided"
+PYTHON
+
+# Where anchors lie is read from saved states.
+works run -m $asked --kv q4_0 --anchors 10 --kv-tail-tokens 0 -f "$work/planted" -n 0 --save-state "$work/state"
+python3 - "$work/state" <<'PYTHON' || fail "anchors of a state"
+import sys
+sys.path.insert(0, "bench/experiments")
+from state_anchors import anchors_of
+found = anchors_of(sys.argv[1])
+assert found["of_each"] == 10 and len(found["heads"]) % 12 == 0, found
+assert all(0 <= share <= 1 for head in found["heads"] for share in head)
+PYTHON
+
+# A GPU that is asked for and cannot be used is an error: nothing runs on the processor instead.
+! TERSE_PLUGIN_PATH=$work quality real-models run -m $model --devices cuda,cpu --work "$work/no-gpu" || fail "no GPU is no error"
+grep -q '^quality.py: .*libterse-cuda' "$work/err" || fail "no GPU: $(cat "$work/err")"
+
+# Another commit measures anew; two make no page, unless one is named; and changed files none at all.
+cp "$work/equal-terms.md" "$work/before.md"
+built ba9876543210
+measures equal-terms run -m $model --only 'kv kivi-2 --kv-first-tokens 0 on'
+[ "$(field commit perplexity '--kv kivi-2 --kv-first-tokens 0')" = ba9876543210 ] || fail "another commit was not measured"
+! quality equal-terms report -m $model --only 'kv kivi-2|kv f16' || fail "two commits made a page"
+grep -q 'several commits, 0123456789ab, ba9876543210' "$work/err" || fail "$(cat "$work/err")"
+cmp -s "$work/equal-terms.md" "$work/before.md" || fail "a refusal changed the page"
+measures equal-terms report -m $model --only 'kv kivi-2|kv f16' --commit 0123456789ab
+cmp "$work/equal-terms.md" "$work/before.md" || fail "the page of a commit that was named is another one"
+for commit in ba9876543210-dirty unknown; do
+    built $commit
+    ! quality equal-terms run -m $model || fail "$commit was measured"
+    grep -q "was built of $commit" "$work/err" || fail "$commit: $(cat "$work/err")"
+done
