@@ -19,10 +19,6 @@
 #include "backend/cuda/kv/attend_ring.cuh"
 #include "backend/cuda/launch.cuh"
 
-/* A CTA, of which a multiprocessor has room for one, has so many warps: what they look up waits for shared memory, and twelve have 168
- * registers for a thread, which one tile of queries needs. */
-template <int HD, int NT, bool TABLES> constexpr int centroid_warps = HD > 128 ? 4 : NT == 1 && TABLES ? 12 : 8;
-
 /* ---- A side */
 
 struct centroid_side {
@@ -408,10 +404,9 @@ ATTEND_INLINE centroid_side open_side(const struct attend_decode &a, const struc
             view.mean};
 }
 
-template <int HD, int UNIT, int NT, bool TABLES>
-__global__ void __launch_bounds__(centroid_warps<HD, NT, TABLES> * 32, 1)
+template <int HD, int UNIT, int NT, int WARPS, bool TABLES>
+__global__ void __launch_bounds__(WARPS * 32, 1)
     attend_centroids_kernel(const __grid_constant__ struct attend_decode a, struct centroid_launch launch) {
-    constexpr int WARPS = centroid_warps<HD, NT, TABLES>;
     using memory = centroid_memory<HD, NT, WARPS>;
     using sums = sums_by_unit<HD, UNIT>;
     extern __shared__ __align__(128) uint8_t shared[];
@@ -495,32 +490,51 @@ __global__ void __launch_bounds__(centroid_warps<HD, NT, TABLES> * 32, 1)
 
 /* ---- Launches */
 
-template <int HD, int UNIT, int NT, bool TABLES>
-cudaError_t launch_centroids(const struct attend_decode *a, struct centroid_launch launch, uint32_t room, cudaStream_t stream) {
-    constexpr int WARPS = centroid_warps<HD, NT, TABLES>;
+/* Gives each warp's ring as many slots as there is room for beside so many bytes of tables; returns the bytes of shared memory that a
+ * CTA takes, 0: there is no room. */
+template <int HD, int NT, int WARPS>
+uint32_t fit_centroids(const struct attend_decode *a, uint32_t tables, struct centroid_launch *launch) {
     using memory = centroid_memory<HD, NT, WARPS>;
-    const auto kernel = attend_centroids_kernel<HD, UNIT, NT, TABLES>;
-    const uint32_t tables = TABLES ? launch.tables[0] + launch.tables[1] : 0;
-    launch.slots = ring_slots(a, WARPS, room - memory::queries - tables), launch.slot_bytes = ring_slot_bytes(a);
-    uint32_t bytes = tables + launch.slots * WARPS * launch.slot_bytes;
-    bytes = memory::queries + (bytes > memory::after ? bytes : memory::after);
-    if (!launch.slots || bytes > room) return cudaErrorInvalidConfiguration;
+    const uint32_t room = (uint32_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), before = memory::queries + tables;
+    launch->slots = before < room ? ring_slots(a, WARPS, room - before) : 0, launch->slot_bytes = ring_slot_bytes(a);
+    const uint32_t pages = before + launch->slots * WARPS * launch->slot_bytes, after = memory::queries + memory::after;
+    const uint32_t bytes = pages > after ? pages : after;
+    return launch->slots && bytes <= room ? bytes : 0;
+}
+
+/* Launches CTAs with so many bytes of shared memory; 0 is refused. */
+template <int HD, int UNIT, int NT, int WARPS, bool TABLES>
+cudaError_t launch_centroids(const struct attend_decode *a, const struct centroid_launch &launch, uint32_t bytes,
+                             cudaStream_t stream) {
+    const auto kernel = attend_centroids_kernel<HD, UNIT, NT, WARPS, TABLES>;
+    if (!bytes) return cudaErrorInvalidConfiguration;
     const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (result != cudaSuccess) return result;
     kernel<<<dim3(a->splits, a->heads.kv_heads, a->n_rows), WARPS * 32, bytes, stream>>>(*a, launch);
     return cudaGetLastError();
 }
 
-/* Launches with tables in shared memory where there is room for them beside the rings. */
+/* Launches with tables in shared memory where there is room for them beside the rings. A multiprocessor has room for one CTA, whose
+ * warps wait for shared memory with most of what they look up: the more of them, the faster. One tile of queries needs the 168
+ * registers that a thread of twelve warps has. A thread of sixteen has 128 and spills some, which is faster still, but their queries
+ * and rings need more memory. */
 template <int HD, int UNIT, int NT>
 cudaError_t launch_tables(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
-    constexpr int WARPS = centroid_warps<HD, NT, true>;
-    const uint32_t room = (uint32_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     struct centroid_launch launch = {first_query, {(HD * 2u) << a->centroid[0].bits, (HD * 2u) << a->centroid[1].bits}, 0, 0};
-    const uint32_t before = centroid_memory<HD, NT, WARPS>::queries + launch.tables[0] + launch.tables[1];
-    if (HD < 256 && before < room && ring_slots(a, WARPS, room - before))
-        return launch_centroids < HD, UNIT, NT, HD<256>(a, launch, room, stream);
-    return launch_centroids<HD, UNIT, NT, false>(a, launch, room, stream);
+    const uint32_t tables = launch.tables[0] + launch.tables[1];
+    uint32_t bytes;
+    if constexpr (HD < 256 && NT == 1) {
+        bytes = fit_centroids<HD, NT, 16>(a, tables, &launch);
+        if (bytes) return launch_centroids<HD, UNIT, NT, 16, true>(a, launch, bytes, stream);
+    }
+    if constexpr (HD < 256) {
+        constexpr int WARPS = NT == 1 ? 12 : 8;
+        bytes = fit_centroids<HD, NT, WARPS>(a, tables, &launch);
+        if (bytes) return launch_centroids<HD, UNIT, NT, WARPS, true>(a, launch, bytes, stream);
+    }
+    constexpr int WARPS = HD < 256 ? 8 : 4;
+    bytes = fit_centroids<HD, NT, WARPS>(a, 0, &launch);
+    return launch_centroids<HD, UNIT, NT, WARPS, false>(a, launch, bytes, stream);
 }
 
 template <int HD, int UNIT> cudaError_t launch_units(const struct attend_decode *a, cudaStream_t stream) {
