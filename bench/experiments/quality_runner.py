@@ -101,6 +101,7 @@ class Runner:
         self.models = {name_of(path): path for path in options.models}
         self.hashes = {name: self.hash_of(path) for name, path in options.texts.items()}
         self.books, self.bases = {}, {}
+        self.check_library(options.terse)
         self.commit = self.commit_of(options.terse)
         os.makedirs(options.scratch, exist_ok=True)
 
@@ -111,6 +112,15 @@ class Runner:
         if not commit or not is_clean(commit[1]):
             raise Failed(f"{terse} was built of {commit[1] if commit else 'no commit that it knows'}: build it of a commit, with nothing changed")
         return commit[1]
+
+    @staticmethod
+    def check_library(terse):
+        """Refuses another build's libterse.so, which LD_LIBRARY_PATH may bring: the figures would not be those of the commit that is noted."""
+        loads = subprocess.run(["ldd", terse], capture_output=True, text=True, check=False).stdout
+        found = re.search(r"libterse\.so\S* => (/\S+)", loads)
+        own = os.path.realpath(os.path.join(os.path.dirname(terse), ".."))
+        if found and not os.path.realpath(found[1]).startswith(own + os.sep):
+            raise Failed(f"{terse} would load {found[1]}, which is not of its build in {own}: mend LD_LIBRARY_PATH")
 
     @staticmethod
     def hash_of(path):

@@ -137,3 +137,14 @@ for commit in ba9876543210-dirty unknown; do
     ! quality equal-terms run -m $model || fail "$commit was measured"
     grep -q "was built of $commit" "$work/err" || fail "$commit: $(cat "$work/err")"
 done
+
+# Nor is a program that would load another build's library.
+program=$(readlink -f "$terse")
+library=$(ldd "$program" | sed -n 's/.*libterse\.so\S* => \(\S*\).*/\1/p')
+if [ -n "$library" ]; then
+    mkdir "$work/other"
+    cp "$library" "$work/other/"
+    ! LD_LIBRARY_PATH=$work/other python3 bench/experiments/quality.py equal-terms run -m $model --terse "$program" -f "$work/text.raw" --work "$runs" \
+        >"$work/out" 2>"$work/err" || fail "a program with another library was measured"
+    grep -q "would load $work/other" "$work/err" || fail "another library: $(cat "$work/err")"
+fi
