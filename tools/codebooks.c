@@ -240,10 +240,12 @@ static struct terse_calibration options_of(const struct setup *setup, const stru
 int codebooks_learn(struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
                     double *needed) {
     struct terse_calibration options = options_of(setup, calibration);
+    const bool if_there = setup->gpu_layers > 0 && !setup->engine; /* -ngl asks for a GPU, and does without one, but says so */
     struct terse_error error;
     int32_t *tokens;
     size_t n_tokens;
     *codebook = NULL;
+    if (if_there) options.device = "gpu";
     int status = codebooks_read_text(setup, calibration->file, &options.corpus, &tokens, &n_tokens);
     if (status != EXIT_OK) return status;
     struct watch watch = {
@@ -255,7 +257,10 @@ int codebooks_learn(struct setup *setup, const struct codebooks_calibration *cal
         status = check_replacing(setup, calibration->kept_at, watch.windows * options.window);
     enum terse_status learned =
         status == EXIT_OK ? terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error) : TERSE_OK;
-    if (learned == TERSE_E_MEMORY && setup->engine && strcmp(options.device, "cpu") != 0) { /* the engine has most of the GPU's */
+    const bool no_gpu = learned == TERSE_E_UNSUPPORTED && if_there,
+               no_room =
+                   learned == TERSE_E_MEMORY && setup->engine && strcmp(options.device, "cpu") != 0; /* the engine has most of it */
+    if (no_gpu || no_room) {
         remark("the processor learns: %s", error.message);
         options.device = "cpu";
         watch.start = console_seconds();

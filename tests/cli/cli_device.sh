@@ -21,6 +21,8 @@ rm "$work/libterse-cuda.so"
 
 refuses 'make CUDA=1' calibrate --kv cq-2 --device cuda
 refuses 'computed on one device' calibrate --kv cq-2 -ngl 5
+works calibrate -ngl 99 --kv cq-2 --chunks 1 -o "$work/book.gguf"
+grep -q '^the processor learns: .*libterse-cuda' "$work/err" || fail "calibrate -ngl 99 learns on the processor in silence: $(cat "$work/err")"
 refuses 'make CUDA=1' inspect --device cuda -o csv
 works inspect --device auto -o csv
 cp "$work/out" "$work/auto"
