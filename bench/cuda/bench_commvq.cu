@@ -227,6 +227,7 @@ static struct attend_decode make_attention(uint32_t bits, uint32_t rounds, const
     std::vector<struct commvq_view> keys(HEADS);
     std::vector<struct additive_view> values(HEADS);
     for (uint32_t h = 0; h < HEADS; h++) keys[h] = random_keys(rounds), values[h] = random_values(HD * bits);
+    attend.run_step = 1;
     attend.codec[0] = CODEC_COMMVQ, attend.codec[1] = CODEC_ADDITIVE;
     attend.centroid[0].width = HD, attend.centroid[0].bits = COMMVQ_BITS * rounds;
     attend.centroid[1].width = HD, attend.centroid[1].bits = HD * bits;

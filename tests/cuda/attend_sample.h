@@ -326,7 +326,7 @@ static inline double check_attention(struct attend_sample *sample) {
                                        .pairing = sample->pairing,
                                        .magnitude = sample->magnitude > 0 ? sample->magnitude : 1,
                                        .slopes = sample->slopes ? take(sample, slopes, sizeof slopes) : NULL};
-    attend->layer = LAYER, attend->n_rows = SEQUENCES, attend->runs = positions / ROPE_RUN_TOKENS + 1;
+    attend->layer = LAYER, attend->n_rows = SEQUENCES, attend->runs = positions / ROPE_RUN_TOKENS + 1, attend->run_step = 1;
     for (int side = 0; side < 2; side++) attend->codec[side] = sample->codec[side]->id;
     size_t part_floats = attend_decode_part_floats(&attend->heads, attend->codec[0], SEQUENCES, attend->splits);
     size_t run_words = attend_decode_run_words(&attend->heads, attend->codec[0], SEQUENCES, attend->runs);

@@ -58,7 +58,6 @@ cudaError_t attend_decode_launch(const struct attend_decode *attend, cudaStream_
     if (!attend_decode_supports(&attend->heads, attend->codec, attend->centroid)) return cudaErrorInvalidValue;
     if (!attend->n_rows) return cudaSuccess;
     struct attend_decode launch = *attend;
-    if (!launch.run_step) launch.run_step = 1;
     if (cuda_codec_of(attend->codec[CODEC_KEYS])->format->rope == CODEC_ROPE_AFTER) launch.run_angles = NULL;
     return launch_of(attend->codec)(&launch, stream);
 }

@@ -39,8 +39,8 @@ struct attend_decode {
     uint32_t rate;          /* of a kernel's pages; launches set it */
     uint32_t *run_queries;  /* attend_decode_run_words(...) */
     uint32_t runs;          /* the most that pages of any row lie in, from that of the first page to that of the last */
-    uint32_t run_step; /* these runs are so many apart, as they are where pages are dealt to ranks (kv/deal.h); 0 counts as 1 */
-    uint32_t *arrived; /* [n_rows][Hk], zeros; left so */
+    uint32_t run_step;      /* these runs are so many apart, as they are where pages are dealt to ranks (kv/deal.h); else 1 */
+    uint32_t *arrived;      /* [n_rows][Hk], zeros; left so */
 };
 
 #endif

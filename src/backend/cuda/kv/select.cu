@@ -215,7 +215,6 @@ cudaError_t select_tokens_launch(const struct select_tokens *select, score_launc
     means.attend.q = means.attend.q_exact = select->to.q;
     means.attend.heads.query_heads = a->heads.kv_heads;
     means.attend.shared_lists = true, means.attend.lists_written = false;
-    if (!means.attend.run_step) means.attend.run_step = 1; /* as attend_decode_launch has it */
     if (result == cudaSuccess) result = score(&means, stream);
     return result == cudaSuccess ? launch_early(select_tokens_kernel, shares, dim3(THREADS), bytes, stream, *select) : result;
 }
