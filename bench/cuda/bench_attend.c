@@ -18,6 +18,7 @@
 #include "base/half.h"
 #include "base/random.h"
 #include "kv/pre_rope.h"
+#include "replay.h"
 #include "support/random_codebook.h"
 
 #include <inttypes.h>
@@ -37,7 +38,6 @@
 #define FALL 0.97         /* of components' sizes */
 #define ROTATED 300e6     /* bytes of all copies together, at least */
 #define LAUNCHES 24       /* of a graph, at least */
-#define REPLAYS 11
 
 static const struct shape {
     uint32_t sequences, tokens;
@@ -100,11 +100,6 @@ static float random_number(void) {
     float sum = 0;
     for (int i = 0; i < 4; i++) sum += (float)random_uniform(random_next(&state));
     return (sum - 2) * 1.732f;
-}
-
-static int by_size(const void *a, const void *b) {
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
 }
 
 /* A model is a method's layer: everything but the pages. */
@@ -303,11 +298,8 @@ static double time_of(const struct select_tokens *all, score_launch *score, bool
                       size_t copies) {
     cudaStream_t stream;
     cudaGraph_t graph;
-    cudaGraphExec_t replayed;
-    cudaEvent_t begin, end;
+    double microseconds;
     check(cudaStreamCreate(&stream), "a stream");
-    check(cudaEventCreate(&begin), "an event");
-    check(cudaEventCreate(&end), "an event");
     size_t launches = (LAUNCHES + copies - 1) / copies * copies;
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing");
     for (size_t i = 0; i < launches; i++) {
@@ -317,22 +309,9 @@ static double time_of(const struct select_tokens *all, score_launch *score, bool
         if (attends) check(attend_decode_launch(&select.attend, stream), "attention");
     }
     check(cudaStreamEndCapture(stream, &graph), "capturing");
-    check(cudaGraphInstantiate(&replayed, graph, 0), "a graph");
-    float took[REPLAYS];
-    for (int i = -2; i < REPLAYS; i++) {
-        check(cudaEventRecord(begin, stream), "an event");
-        check(cudaGraphLaunch(replayed, stream), "replaying");
-        check(cudaEventRecord(end, stream), "an event");
-        check(cudaEventSynchronize(end), "attention");
-        if (i >= 0) check(cudaEventElapsedTime(&took[i], begin, end), "an event");
-    }
-    qsort(took, REPLAYS, sizeof *took, by_size);
-    check(cudaGraphExecDestroy(replayed), "a graph");
-    check(cudaGraphDestroy(graph), "a graph");
-    check(cudaEventDestroy(begin), "an event");
-    check(cudaEventDestroy(end), "an event");
+    check(replay_graph(graph, stream, &microseconds), "replaying");
     check(cudaStreamDestroy(stream), "a stream");
-    return took[REPLAYS / 2] * 1000 / (double)launches;
+    return microseconds / (double)launches;
 }
 
 /* The pages by which parts are counted, of so many; with terse-N those of as many rope runs as hold four times the tokens (choice.c). */
@@ -418,7 +397,7 @@ static void measure(const struct model *model, const struct positions *positions
     attend.q = attend.q_exact = device((size_t)n * QUERY_HEADS * HD * sizeof *q, q);
     attend.out = device((size_t)n * QUERY_HEADS * HD * sizeof *q, NULL);
     attend.parts = device(attend_decode_part_floats(&heads, model->codec[0], n, splits) * sizeof(float), NULL);
-    attend.runs = (pages * PAGE_TOKENS + ROPE_RUN_TOKENS - 1) / ROPE_RUN_TOKENS;
+    attend.run_step = 1, attend.runs = (pages * PAGE_TOKENS + ROPE_RUN_TOKENS - 1) / ROPE_RUN_TOKENS;
     for (uint32_t i = 0; i < 2 * HEADS; i++)
         if (model->places[i / 2].bytes[i % 2] > attend.page_bytes[i % 2])
             attend.page_bytes[i % 2] = model->places[i / 2].bytes[i % 2];

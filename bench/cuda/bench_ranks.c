@@ -8,6 +8,7 @@
 #include "backend/cuda/kv/ops.h"
 #include "backend/cuda/ranks.h"
 #include "kv/parts.h"
+#include "replay.h"
 #include "support/random_codebook.h"
 
 #include <math.h>
@@ -19,7 +20,6 @@
 #define HEADS 8
 #define HD 128
 #define LAUNCHES 24 /* of a graph */
-#define REPLAYS 11
 
 static void refused(enum terse_status status, const struct terse_error *error) {
     if (!status) return;
@@ -30,11 +30,6 @@ static void refused(enum terse_status status, const struct terse_error *error) {
 static void check(cudaError_t result, const char *doing) {
     struct terse_error error;
     refused(device_check(result, doing, &error), &error);
-}
-
-static int by_size(const void *a, const void *b) {
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
 }
 
 /* A layer's attention, or with `merge` the exchange alone. */
@@ -59,30 +54,14 @@ static void queue(const struct work *work) {
 /* Returns the median microseconds of one of LAUNCHES in a graph. */
 static double time_of(const struct work *work) {
     cudaGraph_t graph;
-    cudaGraphExec_t replayed;
-    cudaEvent_t begin, end;
-    float took[REPLAYS];
+    double microseconds;
     queue(work); /* which loads the kernels */
     check(cudaStreamSynchronize(device_stream()), "a launch");
-    check(cudaEventCreate(&begin), "an event");
-    check(cudaEventCreate(&end), "an event");
     check(cudaStreamBeginCapture(device_stream(), cudaStreamCaptureModeThreadLocal), "capturing");
     for (int i = 0; i < LAUNCHES; i++) queue(work);
     check(cudaStreamEndCapture(device_stream(), &graph), "capturing");
-    check(cudaGraphInstantiate(&replayed, graph, 0), "a graph");
-    for (int i = -2; i < REPLAYS; i++) {
-        check(cudaEventRecord(begin, device_stream()), "an event");
-        check(cudaGraphLaunch(replayed, device_stream()), "replaying");
-        check(cudaEventRecord(end, device_stream()), "an event");
-        check(cudaEventSynchronize(end), "a graph");
-        if (i >= 0) check(cudaEventElapsedTime(&took[i], begin, end), "an event");
-    }
-    qsort(took, REPLAYS, sizeof *took, by_size);
-    check(cudaGraphExecDestroy(replayed), "a graph");
-    check(cudaGraphDestroy(graph), "a graph");
-    check(cudaEventDestroy(begin), "an event");
-    check(cudaEventDestroy(end), "an event");
-    return took[REPLAYS / 2] * 1000 / LAUNCHES;
+    check(replay_graph(graph, device_stream(), &microseconds), "replaying");
+    return microseconds / LAUNCHES;
 }
 
 static float *numbers(size_t n, uint64_t seed) {
