@@ -213,7 +213,7 @@ Each method as its paper has it, then with one thing changed at a time, then as 
 {sizes(results, options, SIZE)}
 
 Every codebook of a model is learned from the same tokens ([table](#what-was-learned)). All of them, the papers' forms too, leave out the first 4 tokens of each window in
-learning, limit the weight of a sample and round centroids to a grid, as terse does: these three cannot be turned off.
+learning, limit the weight of a sample and round centroids to a grid, as terse does: these three cannot be switched off.
 
 {PAIRS}
 

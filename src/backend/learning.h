@@ -79,7 +79,7 @@ struct learning_ops {
     enum terse_status (*check_finite)(struct learner *learner, uint32_t place, const float *x, size_t n, size_t width,
                                       struct terse_error *error);
 
-    /* What these compute is said in backend/cpu/rows.h: embed_rows from position 0, norm_rows, add_rows and so on. */
+    /* These compute what backend/cpu/rows.h says of embed_rows from position 0, norm_rows, add_rows and so on. */
     void (*embed)(struct learner *learner, const int32_t *tokens, size_t n, float *hidden);
     void (*norm)(struct learner *learner, const struct norm *norm, const float *x, float *out, size_t n, size_t width);
     void (*copy)(struct learner *learner, float *to, const float *from, size_t n, size_t width); /* `to` may be `from` */

@@ -13,7 +13,7 @@
 static uint32_t own_rank, n_ranks;
 static int *sockets; /* rank 0: [n_ranks], those from 1 on; others: [1], to rank 0 */
 
-/* What has started the ranks says which has ended, and ends this one meanwhile. */
+/* Waits a little before it fails: the process that has started the ranks says which one has ended, and ends this one meanwhile. */
 static enum terse_status lost(uint32_t other, ssize_t n, struct terse_error *error) {
     const int failed = errno;
     sleep(1);

@@ -55,7 +55,7 @@ struct job {
     struct seen seen[THREAD_RANKS_MOST];
 };
 
-/* What a rank computes with. */
+/* A rank computes with these. */
 struct computing {
     struct seen *seen;
     struct batch_memory *batch;
