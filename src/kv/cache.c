@@ -55,8 +55,6 @@ static enum terse_status check_abilities(const struct kv_storage *storage, const
     }
     if (method->least_rate > 0 && !storage->lower)
         return cache_refuse(storage, method, "cannot be lowered to fewer bits for the budget", error);
-    if (method->parameters.anchor_score != TERSE_ANCHORS_SQUARED && !storage->any_score)
-        return cache_refuse(storage, method, "chooses anchors by attention times squared errors alone", error);
     return TERSE_OK;
 }
 

@@ -47,7 +47,6 @@ struct cache_sink {
 struct kv_storage {
     uint64_t most_tokens; /* of a sequence */
     const char *where;    /* for messages about what is not served: "on the GPU" */
-    bool any_score;       /* anchors may be chosen by other scores than TERSE_ANCHORS_SQUARED */
     /* Checks what the backend requires of a shape and method beyond what every backend does. */
     enum terse_status (*supports)(const struct cache_shape *shape, const struct method *method, struct terse_error *error);
     /* `create` makes an empty cache of a shape and method that are served, which calls cache_base_init first; `destroy` accepts

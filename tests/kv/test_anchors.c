@@ -21,11 +21,6 @@
 static const struct oracle_setup small = {
     .method = "q4_0", .tail = 32, .layers = 2, .query_heads = 6, .kv_heads = 2, .anchor_count = 9};
 
-/* The papers' protocol with anchors is the CPU's alone. */
-static void paper_step(struct oracle *o, size_t n, size_t piece) {
-    if (o->kv == backend_cpu.kv) oracle_step(o, Q, n, piece);
-}
-
 static void end(struct oracle *o) {
     if (o->kv != backend_cpu.kv)
         printf("%-12s head_dim %u, tail %u: an anchor's rank was at most %.4f below that of another token\n", o->method.name,
@@ -41,7 +36,7 @@ static void read_two_prompts(const struct oracle_setup *setup) {
     oracle_step(o, D, 5, 0);
     oracle_step(o, D, backend_under_test()->emulated ? 16 : 64, 0);
     oracle_step(o, P, 3, 0);
-    paper_step(o, 70, 33);
+    oracle_step(o, Q, 70, 33);
     oracle_step(o, D, 1, 0);
     assert_true(o->anchors > 2 * 2 * 2 * 9);
     end(o);
@@ -123,6 +118,13 @@ static void errors_may_be_l1_norms(void **state) {
     if (oracle_served(&setup)) read_two_prompts(&setup);
 }
 
+static void anchors_may_be_any_tokens(void **state) {
+    (void)state;
+    struct oracle_setup setup = small;
+    setup.anchor_score = TERSE_ANCHORS_RANDOM;
+    read_two_prompts(&setup);
+}
+
 static void first_tokens_may_be_codes_or_more_be_exact(void **state) {
     (void)state;
     static const uint32_t firsts[] = {TERSE_FIRST_NONE, 1, 70};
@@ -153,7 +155,7 @@ static void alibi_moves_scores_and_reading(void **state) {
         struct oracle *o = oracle_new(&setup, 600);
         oracle_step(o, P, 200, 70);
         oracle_step(o, D, 1, 0);
-        paper_step(o, 90, 0);
+        oracle_step(o, Q, 90, 0);
         oracle_step(o, D, 3, 0);
         oracle_free(o);
     }
@@ -216,6 +218,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(heads_of_any_shape_choose),
         cmocka_unit_test(a_share_of_the_prompt_stays_exact),
         cmocka_unit_test(errors_may_be_l1_norms),
+        cmocka_unit_test(anchors_may_be_any_tokens),
         cmocka_unit_test(first_tokens_may_be_codes_or_more_be_exact),
         cmocka_unit_test(alibi_moves_scores_and_reading),
         cmocka_unit_test_setup_teardown(anchors_go_along, make_state_path, remove_state_path),

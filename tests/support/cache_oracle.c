@@ -4,6 +4,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/codec/codec.h"
 #include "format/transform.h"
+#include "kv/anchor_random.h"
 #include "support/backend_under_test.h"
 #include "support/one_cache.h"
 #include "support/oracle_codebook.h"
@@ -147,6 +148,8 @@ struct move {
      * [layers][2][window - window_before][Hk][hd] as they are before they are sealed. */
     double *scores;
     float *rows;
+    /* Where the step reads its own anchors, too: its queries and outputs [layers][n][Hq][hd], which are compared when these are known. */
+    float *q, *out;
 };
 
 /* ---- Attention */
@@ -365,7 +368,7 @@ static void round_sink(const struct oracle *o, uint32_t layer, const float *raw,
     }
 }
 
-/* Returns whether the oracle takes the choice of anchors from the cache: rounding may decide between tokens. */
+/* Returns whether the oracle takes the choice of anchors from the cache, after the step: rounding may decide between tokens. */
 static bool takes_anchors(const struct oracle *o, const struct move *move) {
     return move->anchors && !move->alone && o->setup.fetch && o->kv != backend_cpu.kv;
 }
@@ -468,7 +471,11 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
         assert_int_equal(one_attend(o->kv, o->cache, layer, q + first * q_width, first, n - first < each ? n - first : each,
                                     out + first * q_width, NULL),
                          TERSE_OK);
-    if (ask) compare(o, layer, q + needed * q_width, out + needed * q_width, move->before + needed, n - needed);
+    if (move->q) { /* compared when the step's anchors are known, which it reads */
+        memcpy(move->q + layer * n * q_width, q, n * q_width * sizeof *q);
+        memcpy(move->out + layer * n * q_width, out, n * q_width * sizeof *out);
+    } else if (ask)
+        compare(o, layer, q + needed * q_width, out + needed * q_width, move->before + needed, n - needed);
     assert_int_equal(one_seal(o->kv, o->cache, layer, NULL), TERSE_OK);
     if (move->kind != CACHE_STEP_PAPER) store_step(o, layer, raw, q, move);
     free(raw);
@@ -571,8 +578,11 @@ static void take_anchors(struct oracle *o, const struct move *move) {
             const float *row = move->rows + (((2 * layer + (uint32_t)side) * sealed + t) * heads + head) * hd;
             float *now = oracle_stored(o, side ? o->v : o->k, layer, move->window_before + t) + head * hd;
             double error = 0;
-            for (size_t c = 0; c < hd; c++) error += pow((double)row[c] - (double)now[c], 2);
-            const double rank = move->scores[((layer * heads + head) * 2 + (uint32_t)side) * sealed + t] * error;
+            for (size_t c = 0; c < hd; c++)
+                error += pow(fabs((double)row[c] - (double)now[c]), o->setup.anchor_score == TERSE_ANCHORS_L1 ? 1 : 2);
+            double rank = move->scores[((layer * heads + head) * 2 + (uint32_t)side) * sealed + t] * error;
+            if (o->setup.anchor_score == TERSE_ANCHORS_RANDOM)
+                rank = anchor_random_score(layer * heads + head, side, move->window_before + t);
             if (chosen[t]) memcpy(now, row, hd * sizeof *now);
             if (chosen[t]) oracle_round_row(now, hd);
             if (chosen[t])
@@ -600,6 +610,11 @@ static void run_step(struct oracle *o, enum cache_step_kind kind, size_t n, size
         move.scores = calloc(numbers, sizeof *move.scores);
         move.rows = calloc(numbers * o->setup.head_dim, sizeof *move.rows);
     }
+    const size_t asked = n * o->setup.query_heads * o->setup.head_dim;
+    if (move.scores && kind == CACHE_STEP_PAPER) {
+        move.q = calloc(o->setup.layers * asked, sizeof *move.q);
+        move.out = calloc(o->setup.layers * asked, sizeof *move.out);
+    }
     if (move.alone) move.ranks = calloc((move.window - move.window_before) * cache_heads_of(&o->shape), sizeof *move.ranks);
     if (one_begin(o->kv, o->cache, kind, n, &error)) fail_msg("%s", error.message);
     for (uint32_t layer = 0; layer < o->setup.layers; layer++) run_layer(o, layer, &move, piece, ask);
@@ -607,6 +622,10 @@ static void run_step(struct oracle *o, enum cache_step_kind kind, size_t n, size
     if (o->setup.fetch && o->kv != backend_cpu.kv) take_pages(o, o->window); /* a setup may serve caches of both backends */
     if (move.alone) take_kept(o, &move);
     if (move.scores) take_anchors(o, &move);
+    for (uint32_t layer = 0; move.q && layer < o->setup.layers; layer++)
+        compare(o, layer, move.q + layer * asked, move.out + layer * asked, move.before, n);
+    free(move.q);
+    free(move.out);
     free(move.ranks);
     free(move.scores);
     free(move.rows);

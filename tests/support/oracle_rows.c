@@ -4,6 +4,7 @@
 #include "backend/cpu/codec/codec.h"
 #include "base/half.h"
 #include "format/transform.h"
+#include "kv/anchor_random.h"
 #include "support/oracle_codebook.h"
 #include "support/prepared.h"
 #include "support/scaled_codecs.h"
@@ -223,11 +224,14 @@ void oracle_seal_tokens(struct oracle *o, uint32_t layer, size_t first, size_t l
             if (kivi) quantize_kivi(codec, !side || o->setup.latents, decoded, n, hd);
             for (size_t i = 0; i < n; i++) {
                 const float *row = oracle_stored(o, side ? o->v : o->k, layer, first + i) + head * hd;
-                const bool l1 = o->setup.anchor_score == TERSE_ANCHORS_L1;
+                const enum terse_anchor_score by = o->setup.anchor_score;
                 double error = 0;
                 if (!kivi) quantize_head(o, side, layer, head, first + i / 64 * 64, first + i, decoded + i * hd);
-                for (size_t c = 0; c < hd; c++) error += pow(fabs((double)row[c] - (double)decoded[i * hd + c]), l1 ? 1 : 2);
-                if (score) score[i] *= error;
+                for (size_t c = 0; c < hd; c++) error += pow(fabs((double)row[c] - (double)decoded[i * hd + c]), by == TERSE_ANCHORS_L1 ? 1 : 2);
+                if (score && by == TERSE_ANCHORS_RANDOM)
+                    score[i] = anchor_random_score(layer * o->setup.kv_heads + head, side, first + i);
+                else if (score)
+                    score[i] *= error;
             }
             for (size_t a = 0; a < anchors; a++) {
                 size_t best = 0;

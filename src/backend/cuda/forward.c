@@ -479,13 +479,8 @@ static enum terse_status run_decoding(struct pass *p, struct terse_error *error)
 
 /* ---- A group that does not decode: one part, a panel at a time */
 
-/* Returns the first row whose work goes on after the keys and values of the layer. Queries that policies observe are observed as
- * they attend. */
-static size_t attended(const struct pass *p) {
-    const size_t needed = last_layer(p) ? group_of(p)->sequences->needed : 0;
-    size_t first, end = p->executor->kv->queries_to_observe(&p->batch, needed, &first);
-    return first < end ? first : needed;
-}
+/* Returns how many of the first rows the layer need not pass on. */
+static size_t not_needed(const struct pass *p) { return last_layer(p) ? group_of(p)->sequences->needed : 0; }
 
 static size_t panel_rows(const struct pass *p) {
     const struct group *g = group_of(p);
@@ -529,12 +524,24 @@ static enum terse_status run_keys(struct pass *p, size_t count, struct terse_err
     return status ? status : e->kv->append(&p->batch, &rows, error);
 }
 
+/* Projects the queries of the rows. */
+static enum terse_status project_queries(struct pass *p, const struct kv_rows *rows, struct terse_error *error) {
+    const struct executor *e = p->executor;
+    enum terse_status status = project(e, layer_of(p), multiply, hidden_at(p, rows->first), rows->count, QUERIES, error);
+    return status ? status : seek_not_finite(e, MODEL_BEHIND(p->layer), rows->q, rows->count * model_query_width(e->model), error);
+}
+
+static enum terse_status run_observe(struct pass *p, size_t count, struct terse_error *error) {
+    const struct kv_rows rows = {.layer = p->layer, .first = p->row, .count = count, .q = p->executor->activations.q};
+    enum terse_status status = project_queries(p, &rows, error);
+    return status ? status : p->executor->kv->observe(&p->batch, &rows, error);
+}
+
 static enum terse_status run_queries(struct pass *p, size_t count, struct terse_error *error) {
     const struct executor *e = p->executor;
     const struct activations *a = &e->activations;
     const struct kv_rows rows = {.layer = p->layer, .first = p->row, .count = count, .q = a->q, .out = a->out};
-    enum terse_status status = project(e, layer_of(p), multiply, hidden_at(p, p->row), count, QUERIES, error);
-    if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->q, count * model_query_width(e->model), error);
+    enum terse_status status = project_queries(p, &rows, error);
     if (!status) status = e->kv->attend(&p->batch, &rows, error);
     return status ? status : finish_layer(e, layer_of(p), multiply, hidden_at(p, p->row), count, error);
 }
@@ -545,9 +552,22 @@ static bool next_panel(struct pass *p, size_t count) {
     return p->row < group_of(p)->rows;
 }
 
-static void begin_queries(struct pass *p) {
-    p->row = attended(p);
+static void begin_queries(struct pass *p, size_t row) {
+    p->row = row;
     p->stage = p->row < group_of(p)->rows ? STAGE_QUERIES : STAGE_SEAL;
+}
+
+/* Goes on after the keys and values of the layer. Queries that policies observe are observed as they attend, unless all are to be
+ * observed before. */
+static void end_keys(struct pass *p) {
+    const size_t needed = not_needed(p);
+    size_t first, end = p->executor->kv->queries_to_observe(&p->batch, needed, &first);
+    if (end <= needed) {
+        begin_queries(p, first < end ? first : needed);
+        return;
+    }
+    p->row = first;
+    p->stage = STAGE_OBSERVE;
 }
 
 static void end_layer(struct pass *p) {
@@ -581,7 +601,12 @@ static enum terse_status run_panel(struct pass *p, double *left, struct terse_er
     case STAGE_KEYS:
         *left -= (double)count * 2 * (double)model_kv_width(m) * m->width;
         status = run_keys(p, count, error);
-        if (!next_panel(p, count)) begin_queries(p);
+        if (!next_panel(p, count)) end_keys(p);
+        return status;
+    case STAGE_OBSERVE:
+        *left -= (double)count * multiplications(m, g->sequences->length + p->row + count);
+        status = run_observe(p, count, error);
+        if (!next_panel(p, count)) begin_queries(p, not_needed(p));
         return status;
     case STAGE_QUERIES:
         *left -= (double)count * multiplications(m, g->sequences->length + p->row + count);

@@ -115,6 +115,7 @@ struct group {
 /* A group that does not decode passes through a layer in these stages. */
 enum stage {
     STAGE_KEYS,    /* keys and values of a panel go to the cache */
+    STAGE_OBSERVE, /* a panel's queries are shown to policies, before any attends */
     STAGE_QUERIES, /* a panel passes through the rest of the layer */
     STAGE_SEAL,    /* the cache seals the layer */
     STAGE_OUTPUT   /* after the last layer: logits */

@@ -8,8 +8,8 @@
 #include "backend/cpu/kv/page_pool.h"
 #include "backend/cpu/kv/segment.h"
 #include "base/memory.h"
-#include "base/random.h"
 #include "base/size.h"
+#include "kv/anchor_random.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -176,12 +176,6 @@ static float error_of(enum terse_anchor_score score, const float *x, const float
     return sum;
 }
 
-/* Returns a number in [0, 1) that belongs to a token of a layer, KV head and side. */
-static float random_score(const struct cache *cache, uint32_t head, enum codec_side side, uint64_t token) {
-    const uint64_t row = 2 * layer_head(cache, cache->base.layer, head) + (side == CODEC_VALUES);
-    return (float)random_uniform(random_mix(random_mix(row + RANDOM_STEP) + token * RANDOM_STEP));
-}
-
 void anchor_scores_scale(struct cache *cache, uint32_t head, enum codec_side side, size_t i, size_t count, const float *rows,
                          const float *decoded) {
     size_t hd = cache->base.shape.head_dim;
@@ -190,7 +184,8 @@ void anchor_scores_scale(struct cache *cache, uint32_t head, enum codec_side sid
     if (cache->base.plan.ranked) return;
     for (size_t t = 0; t < count; t++) {
         if (score == TERSE_ANCHORS_RANDOM)
-            scores[t] = random_score(cache, head, side, plan_first_sealed(&cache->base.plan) + i + t);
+            scores[t] = anchor_random_score(layer_head(cache, cache->base.layer, head), side == CODEC_VALUES,
+                                            plan_first_sealed(&cache->base.plan) + i + t);
         else
             scores[t] *= error_of(score, rows + t * hd, decoded + t * hd, hd);
     }

@@ -174,7 +174,6 @@ static enum terse_status copy_storage(struct cache *cache, const struct cache *f
 }
 
 const struct kv_storage cpu_storage = {.most_tokens = UINT64_C(1) << 48, /* far from overflow of anything that is counted */
-                                       .any_score = true,
                                        .create = cache_create,
                                        .destroy = cache_destroy,
                                        .wait_ahead = seal_ahead_wait,

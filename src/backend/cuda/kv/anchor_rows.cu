@@ -24,7 +24,7 @@ static __device__ uint32_t score_bits(float score) { return score > 0 ? __float_
 
 static __global__ void __launch_bounds__(CHOOSERS) choose_kernel(struct anchor_choice c) {
     const float *scores = c.scores + (size_t)blockIdx.x * c.n;
-    uint32_t *marks = (uint32_t *)(c.marks + (size_t)blockIdx.x * (c.n / PAGE_TOKENS));
+    uint32_t *marks = (uint32_t *)(c.marks + (size_t)blockIdx.x * ((c.n + PAGE_TOKENS - 1) / PAGE_TOKENS));
     select_largest<CHOOSERS>([&](uint32_t i) { return score_bits(scores[i]); }, c.n, c.keep,
                              [&](uint32_t, uint32_t i) { atomicOr(&marks[i / 32], 1u << i % 32); });
 }

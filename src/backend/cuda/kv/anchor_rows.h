@@ -26,17 +26,17 @@ struct anchor_view {
 };
 
 /* A step chooses `keep` <= n tokens of each KV head and side, those of the largest scores[Hk][keys, values][n]; of equal ones the
- * older. `marks` has a bit for each, set where it is chosen: [Hk][keys, values][n / 64], zeros before. */
+ * older. `marks` has a bit for each, set where it is chosen: [Hk][keys, values][pages], of 64 tokens each but the last, zeros before. */
 struct anchor_choice {
-    uint32_t kv_heads, n, keep; /* n: a multiple of 64 */
+    uint32_t kv_heads, n, keep;
     const float *scores;
     uint64_t *marks;
 };
 cudaError_t choose_anchors(const struct anchor_choice *choice, cudaStream_t stream);
 
 /* Writes to `to`, whose pages are zeros, the anchors of `from` and then those of a step, with their rows as far as they are anchors.
- * The step's tokens are those of page sets from first_page on, `pages` of them, full ones; `first` is the first token, and k and v
- * are its row and those after it, [64 pages][Hk][hd]. */
+ * The step's tokens are those of page sets from first_page on, `pages` of them, full ones but for the last; `first` is the first
+ * token, and k and v are its row and those after it, [tokens][Hk][hd]. */
 struct anchor_union {
     struct anchor_view from, to;
     const uint64_t *marks;

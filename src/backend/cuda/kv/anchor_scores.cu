@@ -231,7 +231,7 @@ static __global__ void scale_kernel(const struct anchor_errors e) {
     float error = 0;
     for (uint32_t c = threadIdx.x; c < hd; c += WARP) {
         float difference = __half2float(x[c]) - __half2float(y[c]);
-        error += difference * difference;
+        error += e.l1 ? fabsf(difference) : difference * difference;
     }
     for (int lanes = 16; lanes; lanes /= 2) error += __shfl_xor_sync(~0u, error, lanes);
     if (threadIdx.x) return;

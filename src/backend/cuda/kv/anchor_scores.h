@@ -11,6 +11,7 @@
 #include "backend/cuda/kv/view.h"
 
 #include <cuda_runtime_api.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 #ifdef __cplusplus
@@ -46,8 +47,9 @@ cudaError_t prepare_anchor_queries(const struct anchor_scores *scores, cudaStrea
 cudaError_t add_anchor_scores(const struct anchor_scores *scores, cudaStream_t stream);
 
 /* Adds up the splits of the scores of tokens [first, first + count), into those of the first split, and multiplies them by
- * ||row - decoded row||_2^2. */
+ * ||row - decoded row||_2^2, or by the L1 norm. */
 struct anchor_errors {
+    bool l1;
     uint32_t kv_heads, head_dim;
     uint32_t first, count, n_tokens, splits;
     const device_half *rows[2], *decoded[2]; /* [count][Hk][hd], by side */

@@ -9,6 +9,7 @@
 #include "backend/cuda/kv/views.h"
 #include "base/memory.h"
 #include "base/size.h"
+#include "kv/anchor_random.h"
 
 #include <stdlib.h>
 
@@ -33,7 +34,7 @@ static size_t scores_bytes(const struct cache *cache, uint32_t splits) {
     return (size_t)splits * cache->base.shape.kv_heads * 2 * cache->base.plan.sealed * sizeof(float);
 }
 static size_t marks_bytes(const struct cache *cache) {
-    return cache->base.shape.kv_heads * 2 * (cache->base.plan.sealed / PAGE_TOKENS) * sizeof(uint64_t);
+    return cache->base.shape.kv_heads * 2 * cache->base.plan.seal * sizeof(uint64_t);
 }
 static size_t decoded_bytes(const struct cache *cache, size_t pages) {
     return size_min(pages, DECODED_PAGES) * PAGE_TOKENS * cache_shape_kv_width(&cache->base.shape) * sizeof(device_half);
@@ -197,7 +198,8 @@ static cudaError_t scale_scores(const struct cache *cache, uint32_t layer, const
     for (size_t page = 0; page < cache->decoded.n && result == cudaSuccess; page += DECODED_PAGES) {
         const struct pages_part part = part_at(cache, page);
         const uint32_t first = part.first - first_token;
-        const struct anchor_errors errors = {.kv_heads = cache->base.shape.kv_heads,
+        const struct anchor_errors errors = {.l1 = cache->base.method.parameters.anchor_score == TERSE_ANCHORS_L1,
+                                             .kv_heads = cache->base.shape.kv_heads,
                                              .head_dim = cache->base.shape.head_dim,
                                              .first = first,
                                              .count = part.count,
@@ -225,6 +227,18 @@ static cudaError_t fill_rows(const struct cache *cache, uint32_t layer, const st
     return result;
 }
 
+/* Scores that have nothing to do with the tokens come from the host, where both backends' are made. */
+static cudaError_t random_scores(const struct cache *cache, uint32_t layer, const struct work *work) {
+    const size_t n = cache->base.plan.sealed, heads = cache->base.shape.kv_heads, bytes = heads * 2 * n * sizeof(float);
+    float *scores = memory_array(heads * 2 * n, sizeof *scores);
+    if (!scores) return cudaErrorMemoryAllocation;
+    for (size_t i = 0; i < heads * 2 * n; i++)
+        scores[i] = anchor_random_score(layer * heads + i / n / 2, (int)(i / n % 2), plan_first_sealed(&cache->base.plan) + i % n);
+    const cudaError_t result = cudaMemcpy(work->scores, scores, bytes, cudaMemcpyHostToDevice);
+    memory_free(scores);
+    return result;
+}
+
 static cudaError_t choose_by_scores(const struct cache *cache, uint32_t layer, const struct work *work, const device_half *k,
                                     const device_half *v) {
     const struct anchor_choice choice = {.kv_heads = cache->base.shape.kv_heads,
@@ -232,7 +246,8 @@ static cudaError_t choose_by_scores(const struct cache *cache, uint32_t layer, c
                                          .keep = (uint32_t)cache->base.plan.anchors,
                                          .scores = work->scores,
                                          .marks = work->marks};
-    const cudaError_t result = scale_scores(cache, layer, work, k, v);
+    const bool random = cache->base.method.parameters.anchor_score == TERSE_ANCHORS_RANDOM;
+    const cudaError_t result = random ? random_scores(cache, layer, work) : scale_scores(cache, layer, work, k, v);
     return result == cudaSuccess ? choose_anchors(&choice, device_stream()) : result;
 }
 
@@ -256,6 +271,11 @@ cudaError_t kv_anchors_choose(const struct cache *cache, uint32_t layer, const d
 cudaError_t kv_anchors_spread(const struct cache *cache, uint32_t layer, device_half *const rows[2]) {
     const struct anchor_view anchors = view_of(cache, &cache->exact, layer, 1);
     return cache->base.n_anchors && anchors.counts ? spread_anchors(&anchors, rows, device_stream()) : cudaSuccess;
+}
+
+cudaError_t kv_anchors_spread_chosen(const struct cache *cache, uint32_t layer, device_half *const rows[2]) {
+    const struct anchor_view anchors = view_of(cache, &cache->chosen, layer, 1);
+    return spread_anchors(&anchors, rows, device_stream());
 }
 
 /* ---- Between steps */

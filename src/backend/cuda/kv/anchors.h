@@ -17,8 +17,10 @@ cudaError_t kv_anchors_attend(const struct cache *cache, const struct attend_pre
 /* Queues the choice of the layer's anchors, whose pages are encoded; of those by rank, which kept_choose has marked, the copy alone.
  * Rows k, v[plan.sealed][Hk][hd] are those of the tokens that the step seals. */
 cudaError_t kv_anchors_choose(const struct cache *cache, uint32_t layer, const device_half *k, const device_half *v);
-/* Queues the copy of the layer's anchors to rows[side] + token Hk hd. */
+/* Queues the copy of the layer's anchors to rows[side] + token Hk hd: of those that the cache has, and of those that it will have
+ * after the step, whose choice is queued. */
 cudaError_t kv_anchors_spread(const struct cache *cache, uint32_t layer, device_half *const rows[2]);
+cudaError_t kv_anchors_spread_chosen(const struct cache *cache, uint32_t layer, device_half *const rows[2]);
 
 /* Decodes the pages of a cache whose anchors were loaded, and queues the copy of rows of sides that are no anchors. */
 enum terse_status kv_anchors_complete(struct cache *cache, struct terse_error *error);

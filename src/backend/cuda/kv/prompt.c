@@ -187,10 +187,28 @@ static cudaError_t seal_layer(struct cache *cache, uint32_t layer) {
     return result == cudaSuccess ? encode_pages(&encode, device_stream()) : result;
 }
 
+/* Returns whether the step's new tokens are read from their pages, their own queries included. */
+static bool reads_pages(const struct cache *cache) { return cache->base.plan.kind == CACHE_STEP_PAPER; }
+
+/* Encodes the step's pages and decodes them again over the rows that attention reads. */
+static cudaError_t code_rows(struct cache *cache, uint32_t layer) {
+    struct encode encode = encode_of(cache, &cache->sealed, layer);
+    const size_t sealed = (size_t)row_of(cache, plan_first_sealed(&cache->base.plan));
+    struct layer_rows rows = layer_rows(cache, layer);
+    if (!cache->base.plan.seal) return cudaSuccess;
+    cudaError_t result = seal_layer(cache, layer);
+    if (result == cudaSuccess)
+        result = kv_anchors_choose(cache, layer, row_at(cache, CODEC_KEYS, sealed), row_at(cache, CODEC_VALUES, sealed));
+    if (result == cudaSuccess) result = decode_pages(&encode, device_stream());
+    if (result == cudaSuccess && cache->base.plan.anchors)
+        result = kv_anchors_spread_chosen(cache, layer, (device_half *[2]){rows.k, rows.v});
+    return result;
+}
+
 enum terse_status prompt_append(struct cache *cache, const struct kv_rows *rows, struct terse_error *error) {
     const struct layer_rows to = layer_rows(cache, rows->layer);
     const size_t first = rows->first, count = rows->count;
-    bool last = first + count == cache->base.plan.n, paper = cache->base.plan.kind == CACHE_STEP_PAPER;
+    bool last = first + count == cache->base.plan.n;
     if (!cache->base.in_step || first + count > cache->base.plan.n)
         return status_fail(error, TERSE_E_ARGUMENT, "tokens %zu to %zu of a step of %zu", first, first + count, cache->base.plan.n);
     enum terse_status status = first ? TERSE_OK : cache_check_layer(cache, rows->layer, error);
@@ -202,11 +220,7 @@ enum terse_status prompt_append(struct cache *cache, const struct kv_rows *rows,
     if (result == cudaSuccess)
         result = append_rows(&to, rows->k, rows->v, count, cache->base.plan.before.length + first, rows_before(cache) + first,
                              device_stream());
-    if (result == cudaSuccess && last && paper && cache->base.plan.seal) { /* every token reads codes, its own included */
-        struct encode encode = encode_of(cache, &cache->sealed, rows->layer);
-        result = seal_layer(cache, rows->layer);
-        if (result == cudaSuccess) result = decode_pages(&encode, device_stream());
-    }
+    if (result == cudaSuccess && last && reads_pages(cache) && !cache->base.plan.anchors) result = code_rows(cache, rows->layer);
     return device_check(result, "storing a prompt's keys and values", error);
 }
 
@@ -240,7 +254,10 @@ enum terse_status prompt_observe(struct cache *cache, const struct kv_rows *rows
     enum terse_status status = take_queries(cache, rows, error);
     if (status || !rows->count || !cache->base.plan.anchors || cache->base.plan.ranked) return status;
     const struct attend_prefill attend = attention_of(cache, rows, rows->q); /* the choice of anchors looks at all weights */
-    return device_check(kv_anchors_attend(cache, &attend), "a prompt's queries", error);
+    cudaError_t result = kv_anchors_attend(cache, &attend);
+    if (result == cudaSuccess && reads_pages(cache) && rows->first + rows->count == cache->base.plan.n)
+        result = code_rows(cache, rows->layer);
+    return device_check(result, "a prompt's queries", error);
 }
 
 /* Attends to what this rank reads, and exchanges it. */
@@ -287,11 +304,11 @@ enum terse_status prompt_seal(struct cache *cache, uint32_t layer, struct terse_
     if (cache->base.layer != layer) return status_fail(error, TERSE_E_ARGUMENT, "the end of a layer without its keys and values");
     const size_t leaving = (size_t)row_of(cache, replacing_first(&cache->base.plan));
     const int64_t sealed = row_of(cache, plan_first_sealed(&cache->base.plan));
-    cudaError_t result = cache->base.plan.kind == CACHE_STEP_PAPER ? cudaSuccess : seal_layer(cache, layer);
+    cudaError_t result = reads_pages(cache) ? cudaSuccess : seal_layer(cache, layer);
     if (result == cudaSuccess)
         result = kept_choose(cache, layer, row_at(cache, CODEC_KEYS, 0), row_at(cache, CODEC_VALUES, 0), rows_before(cache),
                              (size_t)sealed);
-    if (result == cudaSuccess)
+    if (result == cudaSuccess && !reads_pages(cache))
         result =
             kv_anchors_choose(cache, layer, row_at(cache, CODEC_KEYS, (size_t)sealed), row_at(cache, CODEC_VALUES, (size_t)sealed));
     if (result == cudaSuccess)

@@ -22,7 +22,7 @@ static enum terse_status begin_part(struct cache *cache, enum cache_step_kind ki
     if (status) return status;
     if (kind == CACHE_STEP_PAPER && base->shape.ranks)
         return cache_refuse(&cuda_storage, &base->method, "cannot be read by the papers' protocol over several ranks", error);
-    if (kind == CACHE_STEP_PAPER && base->plan.anchors)
+    if (kind == CACHE_STEP_PAPER && base->plan.ranked)
         return cache_refuse(&cuda_storage, &base->method, "cannot be read by the papers' protocol", error);
     if (!cache_decodes(cache) && choice_of(cache).made)
         return cache_refuse(&cuda_storage, &base->method,
@@ -79,17 +79,21 @@ enum terse_status kv_append(const struct kv_batch *batch, const struct kv_rows *
 }
 
 /* Returns the rows to observe: a prompt's queries are also observed as they attend, those of a decoding step as they are
- * appended. */
+ * appended. Where queries read pages, and anchors beside them, all are observed before one attends. */
 size_t kv_queries_to_observe(const struct kv_batch *batch, size_t needed, size_t *first) {
     const struct cache *prompt = prompt_of(batch);
     bool chooses = prompt && (prompt->at->base.plan.anchors || prompt->at->base.plan.replaces);
     *first = chooses ? prompt->at->base.plan.ranking : 0;
+    if (chooses && prompt->at->base.plan.kind == CACHE_STEP_PAPER) return prompt->at->base.plan.n;
     return chooses ? needed : 0;
 }
 
 enum terse_status kv_observe(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
     struct cache *prompt = prompt_of(batch);
-    return prompt ? prompt_observe(prompt->at, rows, error) : TERSE_OK;
+    struct kv_rows own;
+    if (!prompt) return TERSE_OK;
+    enum terse_status status = go_to_layer(prompt, rows, &own, error);
+    return status ? status : prompt_observe(prompt->at, &own, error);
 }
 
 enum terse_status kv_attend(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
