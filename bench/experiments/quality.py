@@ -30,7 +30,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROJECT = os.path.join(HERE, "..", "..")
 sys.path[:0] = [HERE, os.path.join(PROJECT, "bench", "reports")]
-from quality_measurements import Refused, Results, Store  # noqa: E402
+from quality_measurements import WINDOWS, Refused, Results, Store  # noqa: E402
 from quality_runner import Failed, OutOfTime, Runner, name_of  # noqa: E402
 from quality_texts import make_texts  # noqa: E402
 
@@ -56,12 +56,12 @@ def parse():
     parser.add_argument("-c", "--context", type=int, help="tokens of a window; without it the page's own number")
     parser.add_argument("--chunks", type=int, help="windows, the same of all methods; without it the page's own number")
     parser.add_argument("--questions", type=numbers, default=[2048, 4096, 16384], help="lengths in tokens; those over 8192 for Qwen2.5 alone")
-    parser.add_argument("--windows", type=int, default=8, help="of 2,048 tokens, from which every codebook is learned")
+    parser.add_argument("--windows", type=int, default=WINDOWS, help="of 2,048 tokens, from which every codebook is learned")
     parser.add_argument("--minutes", type=float, default=1e6, help="after which the run ends")
     parser.add_argument("--limit", type=float, default=3600, help="seconds that one command may take")
     parser.add_argument("-t", "--threads", type=int, default=2, help="of each command")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="commands on the processor at a time")
-    parser.add_argument("--gpu-jobs", type=int, default=2, help="commands on the GPU at a time")
+    parser.add_argument("--gpu-jobs", type=int, default=2, help="commands on each GPU at a time")
     options = parser.parse_args()
     options.scratch = options.scratch or options.work
     unknown = set(options.pages) - set(PAGES)

@@ -15,6 +15,8 @@ MODELS = {
     "gemma-3-270m-q4_k_m": "Gemma 3 270M",
 }
 
+WINDOWS = 16  # of 2,048 tokens, from which every codebook is learned: as many as are told of CQ
+
 
 class Refused(Exception):
     """No page can be made: says why and what to do."""

@@ -55,12 +55,14 @@ def processor():
         return platform.machine()
 
 
-def gpu():
+def gpus():
+    """(name, number of them) of this machine's GPUs."""
     try:
         listed = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], check=True, capture_output=True, text=True)
-        return listed.stdout.split("\n")[0].strip()
+        names = listed.stdout.strip().split("\n")
+        return names[0].strip(), len(names)
     except (OSError, subprocess.CalledProcessError):
-        return "a GPU"
+        return "a GPU", 1
 
 
 def plain(message):
@@ -95,12 +97,15 @@ class Runner:
     def __init__(self, options, store):
         self.options, self.store = options, store
         self.end = time.monotonic() + 60 * options.minutes
-        self.machines = {"cpu": processor(), "cuda": gpu() if "cuda" in options.devices else None}
+        gpu, self.gpus = gpus() if "cuda" in options.devices else (None, 0)
+        self.machines = {"cpu": processor(), "cuda": gpu}
         self.lock = threading.Condition()
+        self.worker = threading.local()  # of each worker: the number of its GPU
         self.began = time.monotonic()
         self.models = {name_of(path): path for path in options.models}
         self.hashes = {name: self.hash_of(path) for name, path in options.texts.items()}
         self.books, self.bases = {}, {}
+        self.first = "cuda" if "cuda" in options.devices else "cpu"  # where all is tried
         self.check_library(options.terse)
         self.commit = self.commit_of(options.terse)
         os.makedirs(options.scratch, exist_ok=True)
@@ -137,7 +142,7 @@ class Runner:
         left = min(self.options.limit, self.end - time.monotonic())
         if left <= 0:
             raise OutOfTime
-        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+        environment = {"OMP_WAIT_POLICY": "passive", **os.environ, **getattr(self.worker, "environment", {})}
         try:
             done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=left, env=environment)
         except subprocess.TimeoutExpired:
@@ -164,11 +169,11 @@ class Runner:
     def book_path(self, model, book):
         return os.path.join(self.options.work, "codebooks", self.commit, model, book.name() + ".gguf")
 
-    def learn(self, model, book):
+    def learn(self, model, device, book):
         path = self.book_path(model, book)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         text = ["-f", self.text(book.text)] if book.text else []
-        said, _ = self.terse("calibrate", model, "--kv", book.method, "-o", path, "--chunks", str(book.windows), *book.options, *text)
+        said, _ = self.terse("calibrate", model, "--device", device, "--kv", book.method, "-o", path, "--chunks", str(book.windows), *book.options, *text)
         weights = re.search(r"weights: (.*), effective samples: (\d+)", said)
         return {
             "learned": re.search(r"^learned from (\d+) tokens of (.*?)(?:, and measured,)? in ", said, re.MULTILINE).groups(),
@@ -179,7 +184,7 @@ class Runner:
     def book_job(self, model, book):
         what = learned(model, book)
         if what.identity() not in self.books:
-            job = Job(lambda job: self.measure(job, what), "cpu")
+            job = Job(lambda job: self.measure(job, what), self.first)
             if os.path.exists(self.book_path(model, book)):
                 job.state = "done"
             self.books[what.identity()] = job
@@ -273,7 +278,7 @@ class Runner:
             if unmet:
                 raise Failed(unmet)
             book = ["--codebook", self.book_path(m.model, m.book)] if m.book else []
-            line |= self.learn(m.model, m.book) if m.kind == "learned" else getattr(self, m.kind)(m, job.device, book)
+            line |= self.learn(m.model, job.device, m.book) if m.kind == "learned" else getattr(self, m.kind)(m, job.device, book)
         except Failed as error:
             if job.device == "cuda" and "cpu" in self.options.devices and NOT_ON_GPU.search(str(error)):
                 job.refused, job.device, job.state = str(error), "cpu", "waiting"
@@ -304,7 +309,8 @@ class Runner:
                 return found
         return job if not waiting and job.device == device else None
 
-    def work(self, device, jobs, errors):
+    def work(self, device, gpu, jobs, errors):
+        self.worker.environment = {"CUDA_VISIBLE_DEVICES": str(gpu)} if device == "cuda" else {}
         while True:
             with self.lock:
                 while True:
@@ -330,7 +336,6 @@ class Runner:
 
     def run(self, measurements):
         done = {identity for identity, line in self.store.best(self.commit).items() if not line.get("failed") and self.same_texts(line)}
-        first = "cuda" if "cuda" in self.options.devices else "cpu"
         missing = [m for m in dict.fromkeys(measurements) if m.identity() not in done]
         jobs = []
         for m in missing:
@@ -338,13 +343,13 @@ class Runner:
                 self.book_job(m.model, m.book).state = "waiting"
                 jobs.append(self.book_job(m.model, m.book))
             else:
-                jobs.append(Job(lambda job, m=m: self.measure(job, m), "cpu" if m.kind == "endless" else first, self.needs_of(m)))
+                jobs.append(Job(lambda job, m=m: self.measure(job, m), "cpu" if m.kind == "endless" else self.first, self.needs_of(m)))
         self.log(f"{len(missing)} of {len(set(measurements))} to measure of commit {self.commit}")
-        if first == "cuda":
+        if self.first == "cuda":
             self.terse("run", next(iter(self.models)), "--device", "cuda", "--kv", "f16", "-p", "The", "-n", "1")  # is there a GPU at all?
         errors = []
-        workers = [("cpu", self.options.jobs), ("cuda", self.options.gpu_jobs if first == "cuda" else 0)]
-        threads = [threading.Thread(target=self.work, args=(device, jobs, errors), daemon=True) for device, n in workers for _ in range(n)]
+        workers = [("cpu", None)] * self.options.jobs + [("cuda", gpu) for gpu in range(self.gpus)] * self.options.gpu_jobs
+        threads = [threading.Thread(target=self.work, args=(device, gpu, jobs, errors), daemon=True) for device, gpu in workers]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -5,7 +5,7 @@ import os
 
 PROJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 DOMAINS = ("prose", "code", "documents")
-SOURCES = {"code": "src/**/*.c", "documents": "docs/*.md"}  # of this project: alternate files are learned from
+SOURCES = {"code": "src/**/*.c", "documents": "docs/**/*.md"}  # of this project: alternate files are learned from
 PROSE = "prose"  # the text of -f, which is what all pages score
 LEARNED = " to learn"  # behind a domain's name: its other part
 

@@ -3,7 +3,7 @@
 import math
 
 from fidelity_text import digits, mib, paragraphs, table, with_error
-from quality_measurements import Measurement, name_of_model
+from quality_measurements import WINDOWS, Measurement, name_of_model
 from quality_texts import PROSE
 
 HEAD = ["bits", "KLD", "99.9 %", "ratio", "same top-1 %"]
@@ -82,10 +82,11 @@ def learning(parts, results, models, books):
             if line:
                 (tokens, text), (weights, effective) = line["learned"], line["weights"]
                 options = " ".join([m.book.method, *m.book.options])
-                rows.append([name_of_model(model), options, f"{int(tokens):,}", text, weights, f"{int(effective):,}", f"{line['seconds']:,.0f}", mib(line["bytes"])])
+                where = {"cpu": "CPU", "cuda": "GPU"}[line["device"]]
+                rows.append([name_of_model(model), options, f"{int(tokens):,}", text, weights, f"{int(effective):,}", where, f"{line['seconds']:,.0f}", mib(line["bytes"])])
     if rows:
-        say(parts, "## What was learned\n\nBy `terse calibrate`, on the machine's processor; seconds are of several at a time. Files in MiB.")
-        parts.append(table(["model", "codebook", "tokens", "of", "weights", "effective samples", "seconds", "MiB"], rows, (0, 1, 3, 4)))
+        say(parts, "## What was learned\n\nBy `terse calibrate`; seconds are of several at a time. Files in MiB.")
+        parts.append(table(["model", "codebook", "tokens", "of", "weights", "effective samples", "on", "seconds", "MiB"], rows, (0, 1, 3, 4, 6)))
 
 
 def not_measured(parts, results):
@@ -99,7 +100,7 @@ LEARNED_FROM = "; codebooks are learned from its validation split, which the pro
 
 
 def how(parts, name, options, more="", learned_from=LEARNED_FROM):
-    given = {"-c": options.context, "--chunks": options.chunks, "--windows": options.windows if options.windows != 8 else None}
+    given = {"-c": options.context, "--chunks": options.chunks, "--windows": options.windows if options.windows != WINDOWS else None}
     sizes = "".join(f" {name} {value}" for name, value in given.items() if value)
     say(
         parts,

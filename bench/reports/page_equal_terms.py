@@ -5,7 +5,7 @@ from page_common import HEAD, PAIRS, Difference, cells, done, how, learning, not
 from fidelity_text import digits
 from quality_measurements import Book, learned, name_of_model, order_of_models
 
-SIZE = (8192, 2)  # the first half is longer than the 2,052 tokens that terse-N waits for, and windows are those of real-models
+SIZE = (8192, 1)  # the first half is longer than the 2,052 tokens that terse-N waits for
 FISHER = ("--weighting", "part", "--power", "2", "--text-labels")  # squared gradients of the loss against the text
 PAPER = ("--kv-first-tokens", "0")  # no paper but StreamingLLM's and Self-Indexing's has exact first tokens; the window of 128 is theirs, or practice
 ANCHORS = ("--anchors", "1%", "--anchor-score", "l1")
