@@ -2,7 +2,7 @@
 
 import math
 
-from fidelity_text import digits, mib, paragraphs, table, with_error
+from report_text import digits, mib, paragraphs, table, with_error
 from quality_measurements import Measurement, name_of_model
 from quality_texts import PROSE
 

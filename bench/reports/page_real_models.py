@@ -5,7 +5,7 @@ import json
 import os
 import re
 
-from fidelity_text import digits, mib, name_of, paragraphs, table, with_error
+from report_text import digits, mib, name_of, paragraphs, table, with_error
 from page_common import how, learning, perplexity
 from quality_measurements import Book, Measurement, Refused, learned, name_of_model, order_of_models
 from quality_texts import PROSE
