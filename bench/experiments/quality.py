@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes pages of quality below docs/reports, each whole: learns, measures and writes. Needs the programs terse, endless, recall,
-commvq_tables and value_codes of one build, and Python alone.
+commvq_tables, value_codes and bench_commvq of one build, and Python alone.
 
     quality.py PAGE[,PAGE...] run report -m MODEL.gguf [-m ...] -f wiki.test.raw [--jobs N] [-t N] [--devices cuda,cpu] [--work FOLDER]
 

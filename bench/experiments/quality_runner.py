@@ -33,7 +33,7 @@ DIVERGENCE = {
     "same_top": rf"^same top-1 = {NUMBER}",
 }
 OF_ITSELF = {"ratio": 1, "ratio_error": 0, "kld": 0, "kld_error": 0, "kld_median": 0, "kld_99.9": 0, "same_top": 100}
-ON_PROCESSOR = ("endless", "recall", "key_tables", "value_codes")  # programs that know no other device
+ON_PROCESSOR = ("endless", "recall", "key_tables", "value_codes", "attention_times")  # programs that know no other device
 BLOCK = 256  # neighbouring positions whose means are kept, for comparisons in pairs
 NOT_ON_GPU = re.compile(r"on the GPU|--device cpu|GPU does not")
 
@@ -215,12 +215,12 @@ class Runner:
 
     # ---- Programs beside the command
 
-    def program(self, name, model, *arguments):
+    def program(self, name, *arguments):
         """Runs one, which has to be of the command's commit, and returns what it printed behind the line that says so."""
         path = os.path.join(os.path.dirname(self.options.terse), name)
         if not os.path.exists(path):
             raise Failed(f"there is no {name} beside the command: build it")
-        said, _ = self.command(path, "-m", self.models[model], *arguments)
+        said, _ = self.command(path, *arguments)
         first, _, rest = said.partition("\n")
         if first != f"commit {self.commit}":
             raise Failed(f"{name} is of {first or 'no commit'}, terse of {self.commit}: build both")
@@ -229,7 +229,7 @@ class Runner:
     def endless(self, m, device, book):
         window, windows, step = map(str, m.size)
         sizes = ["--window", window, "--windows", windows, "--step", step, "--block", str(BLOCK)]
-        said = self.program("endless", m.model, "-f", self.text(m.text), "-t", str(self.options.threads), *m.arguments, *sizes)
+        said = self.program("endless", "-m", self.models[m.model], "-f", self.text(m.text), "-t", str(self.options.threads), *m.arguments, *sizes)
         found = {
             "perplexity": rf"^    all: PPL {NUMBER}",
             "perplexity_error": rf"^    all: PPL \S+ \+/- {NUMBER}",
@@ -241,7 +241,9 @@ class Runner:
 
     def recall(self, m, device, book):
         tokens, prompts = map(str, m.size)
-        said = self.program("recall", m.model, "-f", self.text(m.text), "-t", str(self.options.threads), "-c", tokens, "--chunks", prompts)
+        said = self.program(
+            *("recall", "-m", self.models[m.model], "-f", self.text(m.text), "-t", str(self.options.threads), "-c", tokens, "--chunks", prompts)
+        )
         lines = re.findall(rf"^(.+): recall {NUMBER}, weight {NUMBER}(?:, error {NUMBER})?$", said, re.MULTILINE)
         return figures({"queries": rf"^{NUMBER} queries"}, said) | {"indexes": {name: [float(x) for x in numbers if x] for name, *numbers in lines}}
 
@@ -249,14 +251,25 @@ class Runner:
 
     def key_tables(self, m, device, book):
         windows, heads = map(str, m.size)
-        said = self.program("commvq_tables", m.model, "-f", self.text(PROSE + LEARNED), "--test", self.text(m.text), "--chunks", windows, "--heads", heads)
+        said = self.program(
+            *("commvq_tables", "-m", self.models[m.model], "-f", self.text(PROSE + LEARNED), "--test", self.text(m.text)),
+            *("--chunks", windows, "--heads", heads),
+        )
         return json.loads(said)
 
     def value_codes(self, m, device, book):
         windows, heads, steps = map(str, m.size)
-        said = self.program("value_codes", m.model, "-f", self.text(m.text), "--chunks", windows, "--heads", heads, "--steps", steps)
+        said = self.program(
+            *("value_codes", "-m", self.models[m.model], "-f", self.text(m.text), "--chunks", windows, "--heads", heads, "--steps", steps)
+        )
         rows = re.findall(rf"^ *(\S.*?) +{' +'.join([NUMBER] * 8)}$", said, re.MULTILINE)
         return {"encodings": [[name, *map(float, numbers)] for name, *numbers in rows]}
+
+    def attention_times(self, m, device, book):
+        said = self.program("bench_commvq", str(self.options.threads), *map(str, m.size))
+        rows = re.findall(rf"^(\S+): +(\d+) x (\d+) x (\d+) +(commvq-\d) +(\d+) +{' +'.join([NUMBER] * 9)}$", said, re.MULTILINE)
+        kernels = re.search(r", (\S+) kernels$", said, re.MULTILINE)[1]
+        return {"kernels": kernels, "rows": [[*row[:5], *map(float, row[5:])] for row in rows]}
 
     # ---- Questions and places
 

@@ -54,7 +54,7 @@ def main():
     for curve, colour in zip(curves, COLOURS):
         rounds = len(curve["bits"])
         draw(axes, curve, colour, max(1, 2 * rounds // 3) if curve is last else rounds, (8, 10 if curve in (last, curves[0]) else -2))
-    axes.set_title("Remaining error of keys by number of rounds, on held-out text; grey: single heads", fontsize=10, color="#222222", loc="left")
+    axes.set_title("Error of keys that remains, on held-out text; grey: single heads", fontsize=10, color="#222222", loc="left")
     figure.tight_layout()
     figure.savefig(sys.argv[2], metadata={"Date": None})
     figure.savefig(sys.argv[3], metadata={"Software": None})

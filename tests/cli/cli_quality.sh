@@ -203,7 +203,16 @@ echo 'commit 0123456789ab
 {"pairs": 16, "entries": 4, "learned": [[0.4, 0.2], [0.5, 0.3]], "held_out": [[0.45, 0.25], [0.70, 0.35]], "seconds": [[1], [2]]},
 {"pairs": 64, "entries": 64}]}'
 SHELL
-chmod +x "$work/value_codes" "$work/commvq_tables"
+cat >"$work/bench_commvq" <<'SHELL'
+#!/bin/sh
+echo 'commit 0123456789ab
+attention of one layer, one token, processor time of 2 threads, avx512 kernels
+                                                                         milliseconds   times as long as shipped
+shape              method     tokens   shipped    tables   decoded    summed       f16   tables  decoded   summed      f16
+1B: 32 x 8 x 64    commvq-1     8192     0.750     6.000     6.750    12.000     0.375     8.00     9.00    16.00     0.50
+8B: 32 x 8 x 128   commvq-1     8192     2.000    28.000    24.000    42.000     0.500    14.00    12.00    21.00     0.25'
+SHELL
+chmod +x "$work/value_codes" "$work/commvq_tables" "$work/bench_commvq"
 measures commvq run -m $model
 page_of commvq
 python3 - "$work/commvq.md" <<'PYTHON' || fail "the page of CommVQ: $(cat "$work/commvq.md")"
@@ -214,6 +223,7 @@ assert "| additive, the shipped search | 2.06 | 0.162 | 0.142 | 0.0600 | 4.93 | 
 assert "1 bit: the shipped search leaves 0.50 times gain-shape's error of attention, a beam of 8 0.50 times the search's, the encoder 12.00 times." in plain
 assert "| 16 | 4 | 1 | 0.125 | 0.450 | 0.575 | undecided (1 of 2 heads) |" in text
 assert "in 2 of 2 heads, from 0.575 to 0.300" in plain and "tables learned from 2,048 keys" in plain
+assert "| 8,192 | 8.0 to 14.0 | 9.0 to 12.0 | 16.0 to 21.0 | 2.0 to 4.0 |" in text and "1.5 to 2.0 times as long as the paper's" in plain
 PYTHON
 
 # Another commit measures anew; two make no page, unless one is named; and changed files none at all.
