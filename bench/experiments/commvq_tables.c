@@ -1,13 +1,14 @@
 /* Measures the error of CommVQ's key tables by group size and rounds (Li et al. 2025, tables 9 and 10 and figure 4): keys of some layers
  * and heads, tables learned on one text, errors on it and on another.
  *
- *     commvq_tables -f TEXT --test TEXT -w FOLDER [options]
+ *     commvq_tables -f TEXT --test TEXT [options]
  *
- * writes FOLDER/commvq_tables.json. A fit of R rounds contains those of fewer rounds, so four fits cover the paper's tables: one for
+ * prints of which commit it is, and then JSON. bench/experiments/quality.py calls it for docs/reports/commvq.md. A fit of R rounds contains those of fewer rounds, so four fits cover the paper's tables: one for
  * each group size with its number of entries, as many rounds as give 1 bit, and more for groups of 64 pairs. */
 #include "backend/cpu/codec/commvq_search.h"
 #include "base/memory.h"
 #include "base/random.h"
+#include "commit.h"
 #include "console.h"
 #include "model/model.h"
 #include "options.h"
@@ -30,7 +31,7 @@ static const struct em_shape fits[] = {{8, 2, 8}, {16, 4, 8}, {32, 16, 8}, {64, 
 #define FITS (sizeof fits / sizeof fits[0])
 
 struct tables {
-    const char *model_path, *learn, *test, *work;
+    const char *model_path, *learn, *test;
     int64_t windows, heads;
     struct terse_model *model;
     struct capture *learned, *held;
@@ -196,18 +197,11 @@ static int run_head(const struct tables *t, size_t head, cJSON *list) {
     return status;
 }
 
-static int write_json(const struct tables *t, cJSON *root) {
-    char path[1024];
+static int print_json(cJSON *root) {
     char *text = cJSON_Print(root);
-    if (!text || (size_t)snprintf(path, sizeof path, "%s/commvq_tables.json", t->work) >= sizeof path) {
-        cJSON_free(text);
-        return complain("-w %s: no memory, or the path is too long", t->work);
-    }
-    FILE *file = fopen(path, "w");
-    bool written = file && fputs(text, file) >= 0 && fputc('\n', file) >= 0;
-    if (file && fclose(file) != 0) written = false;
+    if (text) printf("commit %s\n%s\n", build_commit(), text);
     cJSON_free(text);
-    return written ? EXIT_OK : complain("cannot write %s", path);
+    return text ? EXIT_OK : complain("no memory for the result");
 }
 
 static int run(const struct tables *t) {
@@ -230,7 +224,7 @@ static int run(const struct tables *t) {
         progress_show(NULL, "heads", i + 1, count);
     }
     progress_clear();
-    if (status == EXIT_OK) status = write_json(t, root);
+    if (status == EXIT_OK) status = print_json(root);
     cJSON_Delete(root);
     return status;
 }
@@ -258,13 +252,12 @@ static enum options_result parse(struct tables *t, int argc, char **argv) {
         {"-m, --model", "FILE", OPTION_TEXT, &t->model_path, 0, 0, "GGUF model"},
         {"-f, --file", "FILE", OPTION_TEXT, &t->learn, 0, 0, "text to learn from"},
         {"--test", "FILE", OPTION_TEXT, &t->test, 0, 0, "held-out text"},
-        {"-w, --work", "FOLDER", OPTION_TEXT, &t->work, 0, 0, "the result goes to FOLDER/commvq_tables.json"},
         {"--chunks", "K", OPTION_INTEGER, &t->windows, 1, 4096, "windows of 2048 tokens to learn from"},
         {"--heads", "N", OPTION_INTEGER, &t->heads, 1, MOST_HEADS, "KV heads to measure, spread evenly over all layers"},
     };
     const struct option_set set = {
-        .usage = "commvq_tables -f TEXT --test TEXT -w FOLDER [options]",
-        .about = "Errors of CommVQ's key tables by group size and rounds. bench/experiments/fidelity.sh calls it.\n",
+        .usage = "commvq_tables -f TEXT --test TEXT [options]",
+        .about = "Errors of CommVQ's key tables by group size and rounds.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
     };
@@ -277,7 +270,7 @@ int main(int argc, char **argv) {
     console_begin("commvq_tables");
     enum options_result parsed = parse(&t, argc - 1, argv + 1);
     if (parsed != OPTIONS_GO) return console_end(parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED);
-    int status = t.learn && t.test && t.work ? EXIT_OK : complain("give -f TEXT, --test TEXT and -w FOLDER");
+    int status = t.learn && t.test ? EXIT_OK : complain("give -f TEXT and --test TEXT");
     if (status == EXIT_OK && terse_model_load(t.model_path, &t.model, &error)) status = complain_error(&error);
     if (status == EXIT_OK && t.model->head_dim > 2 * COMMVQ_MOST_PAIRS)
         status = complain("heads of %u channels are not supported, only up to %d", t.model->head_dim, 2 * COMMVQ_MOST_PAIRS);

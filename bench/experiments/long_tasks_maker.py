@@ -75,7 +75,7 @@ class Maker:
     def __init__(self, text, count):
         self.sentences, self.count = sentences_of(text), count
         self.words = sorted({word for word in re.findall(r"\b[a-z]{5,10}\b(?! ?['’])", text) if len(set(word)) > 2})
-        with open(os.path.join(HERE, "fidelity_words.json"), encoding="utf-8") as file:
+        with open(os.path.join(HERE, "long_tasks_words.json"), encoding="utf-8") as file:
             lists = json.load(file)
         self.nouns, self.adjectives = lists["nouns"], lists["adjectives"]
         self.names = sorted(f"{adjective} {noun}" for adjective in self.adjectives for noun in self.nouns)

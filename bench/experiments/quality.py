@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes pages of quality below docs/reports, each whole: learns, measures and writes. Needs the programs terse and endless of one build, and Python alone.
+"""Makes pages of quality below docs/reports, each whole: learns, measures and writes. Needs the programs terse, endless, recall,
+commvq_tables, value_codes and bench_commvq of one build, and Python alone.
 
     quality.py PAGE[,PAGE...] run report -m MODEL.gguf [-m ...] -f wiki.test.raw [--jobs N] [-t N] [--devices cuda,cpu] [--work FOLDER]
 
@@ -9,6 +10,8 @@ Pages, each a module of bench/reports, whose head says what it measures:
     anchors       what anchors are worth, which tokens they are, and methods that evict beside each other
     endless       methods that evict, token by token
     domains       codebooks learned on prose, source code and documents, on all three
+    fidelity      every method at every rate, as a cache is used and as the papers measure; methods that choose tokens, and recall of their indexes
+    commvq        choices behind CommVQ's codes: how a value's code is found, and the error of the tables of keys
 
 Steps:
     run     a line of JSON for each measurement in FOLDER/measurements.jsonl, codebooks below FOLDER/codebooks. Base files, some GB, lie in --scratch
@@ -34,7 +37,7 @@ from quality_measurements import WINDOWS, Refused, Results, Store  # noqa: E402
 from quality_runner import Failed, OutOfTime, Runner, name_of  # noqa: E402
 from quality_texts import make_texts  # noqa: E402
 
-PAGES = ("real-models", "equal-terms", "anchors", "endless", "domains")
+PAGES = ("real-models", "equal-terms", "anchors", "endless", "domains", "fidelity", "commvq")
 
 
 def parse():
@@ -43,7 +46,7 @@ def parse():
     names = lambda text: text.split(",")  # noqa: E731
     parser.add_argument("pages", type=names, metavar="PAGE", help=f"one or several of {', '.join(PAGES)}")
     parser.add_argument("steps", nargs="+", choices=("run", "report", "list"), metavar="STEP", help="run, report, list")
-    parser.add_argument("--terse", default=os.path.join(PROJECT, "build", "bin", "terse"), help="the program; endless lies beside it")
+    parser.add_argument("--terse", default=os.path.join(PROJECT, "build", "bin", "terse"), help="the program; the others lie beside it")
     parser.add_argument("-m", "--model", dest="models", action="append", default=[], help="a GGUF file; may come several times")
     parser.add_argument("-f", "--file", help="text to score: the test split of WikiText")
     parser.add_argument("--work", default=os.path.join(PROJECT, "build", "quality"), help="folder of results and codebooks")
@@ -57,6 +60,7 @@ def parse():
     parser.add_argument("--chunks", type=int, help="windows, the same of all methods; without it the page's own number")
     parser.add_argument("--questions", type=numbers, default=[2048, 4096, 16384], help="lengths in tokens; those over 8192 for Qwen2.5 alone")
     parser.add_argument("--windows", type=int, default=WINDOWS, help="of 2,048 tokens, from which every codebook is learned")
+    parser.add_argument("--encoder-steps", type=int, default=1500, help="of the paper's encoder of values, on the page commvq; the paper trains it for 100,000 or more")
     parser.add_argument("--minutes", type=float, default=1e6, help="after which the run ends")
     parser.add_argument("--limit", type=float, default=3600, help="seconds that one command may take")
     parser.add_argument("-t", "--threads", type=int, default=2, help="of each command")

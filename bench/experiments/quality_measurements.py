@@ -8,11 +8,13 @@ import json
 import os
 from dataclasses import dataclass
 
-# Names of the files that scripts/get-model.sh fetches, in the pages' order. Others come after them by their files' names.
+# Names of the files that scripts/get-model.sh fetches, and of two made for the project, in the pages' order. Others come after them by their files' names.
 MODELS = {
     "smollm2-135m-instruct-q4_1": "SmolLM2-135M-Instruct",
     "qwen2.5-coder-0.5b-instruct-q4_k_m": "Qwen2.5-Coder-0.5B-Instruct",
     "gemma-3-270m-q4_k_m": "Gemma 3 270M",
+    "lab-27m-f16": "lab-27m",
+    "lab-27m-sink-f16": "lab-27m-sink",
 }
 
 WINDOWS = 16  # of 2,048 tokens, from which every codebook is learned: as many as are told of CQ
@@ -38,8 +40,11 @@ class Book:
 
 @dataclass(frozen=True)
 class Measurement:
-    """`kind` is perplexity (arguments of terse perplexity), questions (of terse run), endless (of build/bin/endless), places (of terse run) or
-    learned (of the book alone). `size` is (context, windows) of perplexity, (tokens,) of questions and places, (window, windows, step) of endless."""
+    """`kind` is perplexity (arguments of terse perplexity), questions (of terse run), endless (of build/bin/endless), places (of terse run),
+    recall (of build/bin/recall), key_tables (of build/bin/commvq_tables), value_codes (of build/bin/value_codes), attention_times
+    (of build/bin/bench_commvq, which takes no model) or learned (of the book alone). `size` is (context, windows) of perplexity and recall, (tokens,) of
+    questions and places, (window, windows, step) of endless, (windows to learn from, KV heads) of key_tables, the same and the steps of the encoder of
+    value_codes, and depths in tokens of attention_times."""
 
     kind: str
     model: str

@@ -1,6 +1,7 @@
 """Runs the measurements of quality_measurements.py: many commands side by side, each only once what it needs is there."""
 
 import hashlib
+import json
 import os
 import platform
 import re
@@ -10,6 +11,7 @@ import threading
 import time
 
 from quality_measurements import Measurement, is_clean, learned
+from quality_texts import LEARNED, PROSE
 from planted_facts import FACTS, REPLY_TOKENS, is_right, planted, prompt
 from state_anchors import anchors_of
 
@@ -31,6 +33,7 @@ DIVERGENCE = {
     "same_top": rf"^same top-1 = {NUMBER}",
 }
 OF_ITSELF = {"ratio": 1, "ratio_error": 0, "kld": 0, "kld_error": 0, "kld_median": 0, "kld_99.9": 0, "same_top": 100}
+ON_PROCESSOR = ("endless", "recall", "key_tables", "value_codes", "attention_times")  # programs that know no other device
 BLOCK = 256  # neighbouring positions whose means are kept, for comparisons in pairs
 NOT_ON_GPU = re.compile(r"on the GPU|--device cpu|GPU does not")
 
@@ -142,7 +145,7 @@ class Runner:
         left = min(self.options.limit, self.end - time.monotonic())
         if left <= 0:
             raise OutOfTime
-        environment = {"OMP_WAIT_POLICY": "passive", **os.environ, **getattr(self.worker, "environment", {})}
+        environment = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(self.options.threads), **os.environ, **getattr(self.worker, "environment", {})}
         try:
             done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=left, env=environment)
         except subprocess.TimeoutExpired:
@@ -215,16 +218,23 @@ class Runner:
         said, _ = self.terse("perplexity", m.model, "--device", device, *m.arguments, *book, *compared)
         return figures(PERPLEXITY | DIVERGENCE, said) | blocks(said)
 
-    # ---- Text without end
+    # ---- Programs beside the command
+
+    def program(self, name, *arguments):
+        """Runs one, which has to be of the command's commit, and returns what it printed behind the line that says so."""
+        path = os.path.join(os.path.dirname(self.options.terse), name)
+        if not os.path.exists(path):
+            raise Failed(f"there is no {name} beside the command: build it")
+        said, _ = self.command(path, *arguments)
+        first, _, rest = said.partition("\n")
+        if first != f"commit {self.commit}":
+            raise Failed(f"{name} is of {first or 'no commit'}, terse of {self.commit}: build both")
+        return rest
 
     def endless(self, m, device, book):
         window, windows, step = map(str, m.size)
-        program = os.path.join(os.path.dirname(self.options.terse), "endless")
         sizes = ["--window", window, "--windows", windows, "--step", step, "--block", str(BLOCK)]
-        said, _ = self.command(program, "-m", self.models[m.model], "-f", self.text(m.text), "-t", str(self.options.threads), *m.arguments, *sizes)
-        built = re.search(r"^commit (\S+)$", said, re.MULTILINE)
-        if not built or built[1] != self.commit:
-            raise Failed(f"endless is of commit {built[1] if built else 'unknown'}, terse of {self.commit}: build both")
+        said = self.program("endless", "-m", self.models[m.model], "-f", self.text(m.text), "-t", str(self.options.threads), *m.arguments, *sizes)
         found = {
             "perplexity": rf"^    all: PPL {NUMBER}",
             "perplexity_error": rf"^    all: PPL \S+ \+/- {NUMBER}",
@@ -233,6 +243,38 @@ class Runner:
         }
         parts = re.findall(rf"^    +(\d+) +{NUMBER} +{NUMBER} +{NUMBER}$", said, re.MULTILINE)  # tokens, perplexity, MiB of cache and of process
         return figures(found, said) | blocks(said) | ({"parts": [[float(x) for x in part] for part in parts]} if parts else {})
+
+    def recall(self, m, device, book):
+        tokens, prompts = map(str, m.size)
+        said = self.program(
+            *("recall", "-m", self.models[m.model], "-f", self.text(m.text), "-t", str(self.options.threads), "-c", tokens, "--chunks", prompts)
+        )
+        lines = re.findall(rf"^(.+): recall {NUMBER}, weight {NUMBER}(?:, error {NUMBER})?$", said, re.MULTILINE)
+        return figures({"queries": rf"^{NUMBER} queries"}, said) | {"indexes": {name: [float(x) for x in numbers if x] for name, *numbers in lines}}
+
+    # ---- CommVQ's tables of keys and codes of values
+
+    def key_tables(self, m, device, book):
+        windows, heads = map(str, m.size)
+        said = self.program(
+            *("commvq_tables", "-m", self.models[m.model], "-f", self.text(PROSE + LEARNED), "--test", self.text(m.text)),
+            *("--chunks", windows, "--heads", heads),
+        )
+        return json.loads(said)
+
+    def value_codes(self, m, device, book):
+        windows, heads, steps = map(str, m.size)
+        said = self.program(
+            *("value_codes", "-m", self.models[m.model], "-f", self.text(m.text), "--chunks", windows, "--heads", heads, "--steps", steps)
+        )
+        rows = re.findall(rf"^ *(\S.*?) +{' +'.join([NUMBER] * 8)}$", said, re.MULTILINE)
+        return {"encodings": [[name, *map(float, numbers)] for name, *numbers in rows]}
+
+    def attention_times(self, m, device, book):
+        said = self.program("bench_commvq", str(self.options.threads), *map(str, m.size))
+        rows = re.findall(rf"^(\S+): +(\d+) x (\d+) x (\d+) +(commvq-\d) +(\d+) +{' +'.join([NUMBER] * 9)}$", said, re.MULTILINE)
+        kernels = re.search(r", (\S+) kernels$", said, re.MULTILINE)[1]
+        return {"kernels": kernels, "rows": [[*row[:5], *map(float, row[5:])] for row in rows]}
 
     # ---- Questions and places
 
@@ -343,7 +385,7 @@ class Runner:
                 self.book_job(m.model, m.book).state = "waiting"
                 jobs.append(self.book_job(m.model, m.book))
             else:
-                jobs.append(Job(lambda job, m=m: self.measure(job, m), "cpu" if m.kind == "endless" else self.first, self.needs_of(m)))
+                jobs.append(Job(lambda job, m=m: self.measure(job, m), "cpu" if m.kind in ON_PROCESSOR else self.first, self.needs_of(m)))
         self.log(f"{len(missing)} of {len(set(measurements))} to measure of commit {self.commit}")
         if self.first == "cuda":
             self.terse("run", next(iter(self.models)), "--device", "cuda", "--kv", "f16", "-p", "The", "-n", "1")  # is there a GPU at all?

@@ -1,13 +1,14 @@
 /* Measures the recall of indexes on keys and queries of a model: in every layer and KV head each of the last 64 queries of a prompt selects
- * 7.5 % of the tokens before it by an index, and the selection is compared with the true best tokens.
+ * 7.5 % of the tokens before it by an index, and the selection is compared with the true best tokens. Layers with a sliding window are left
+ * out, since nothing is selected there.
  *
- *     recall -f TEXT -w FOLDER [options]
+ *     recall -f TEXT [options]
  *
- * adds a line for each prompt to FOLDER/recall.jsonl: for each index
+ * prints of which commit it is, and for each index
  *     recall   share of the true best tokens, by the mean of q.k over the G queries of a KV head, that are selected
  *     weight   share of the attention to all those tokens that the selected ones get, mean over the G queries
- *     error    of indexes of signs: the relative squared error of their centroids (fidelity_index.h)
- * as means over layers, KV heads and queries. Existing lines are not measured again.
+ *     error    of indexes of signs: the relative squared error of their centroids (recall_index.h)
+ * as means over layers, KV heads, queries and prompts. bench/experiments/quality.py calls it for docs/reports/fidelity.md.
  *
  * The program's engine has kv_ops that observe the executor's calls: `append` is where rotated keys lie in full precision. */
 #include "backend/cpu/codec/index.h"
@@ -17,14 +18,14 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "base/size.h"
+#include "commit.h"
 #include "console.h"
 #include "engine/engine.h"
-#include "fidelity_index.h"
 #include "model/model.h"
 #include "options.h"
+#include "recall_index.h"
 #include "text.h"
 
-#include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,10 +34,9 @@
 #define DEFAULT_MODEL PROJECT_DIR "/models/lab-27m-q8_0.gguf"
 #define PERCENT 7.5 /* the paper's, section 5.1 */
 #define TOLERANCE 1e-3
-enum { PROBES = 64, LENGTHS = 2 };
-static const uint32_t lengths[LENGTHS] = {4096, 8192};
+enum { PROBES = 64 };
 
-/* A selector is an index (fidelity_index.h), by single tokens or by groups of tokens that score as their best. */
+/* A selector is an index (recall_index.h), by single tokens or by groups of tokens that score as their best. */
 static const struct selector {
     const char *name, *index; /* NULL: not by an index */
     size_t group;             /* tokens */
@@ -66,7 +66,8 @@ static struct {
     const float *k, *v;
     float *queries;    /* [PROBES][Hq][hd] of the last tokens */
     float *last;       /* [G][hd], scratch */
-    struct found *sum; /* [layers][Hk][SELECTORS], sums over probes */
+    struct found *sum; /* [layers][Hk][SELECTORS], sums over probes and prompts */
+    size_t n_heads;    /* that were measured, of all prompts */
     double worst;      /* largest relative difference of attention over these keys and values from the cache's own */
     bool failed;       /* no memory, or a fitted index is not finite */
 } observed;
@@ -261,24 +262,27 @@ static enum terse_status append_observed(const struct kv_batch *batch, const str
 }
 
 static enum terse_status attend_observed(const struct kv_batch *batch, const struct kv_rows *rows, struct terse_error *error) {
-    struct cache *cache = batch->caches[0];
+    struct cache *cache = batch->caches[0]->at;
     size_t width = cache_shape_query_width(&cache->base.shape), heads = cache->base.shape.kv_heads, start = observed.n - PROBES;
-    for (size_t i = 0; i < rows->count && observed.on; i++)
+    bool measured = observed.on && cache->base.method.policy != &policy_window;
+    for (size_t i = 0; i < rows->count && measured; i++)
         if (rows->first + i >= start)
             memcpy(observed.queries + (rows->first + i - start) * width, rows->q + i * width, width * sizeof *rows->q);
     enum terse_status status = backend_cpu.kv->attend(batch, rows, error);
-    if (status || !observed.on || rows->first + rows->count < observed.n) return status;
+    if (status || !measured || rows->first + rows->count < observed.n) return status;
     double here = difference(cache, rows->out + (rows->count - 1) * width);
     observed.worst = here > observed.worst ? here : observed.worst;
     bool good = true;
 #pragma omp parallel for schedule(dynamic, 1) reduction(&& : good)
     for (size_t head = 0; head < heads; head++)
-        good = run_head(cache, (uint32_t)head, observed.sum + (cache->base.layer * heads + head) * SELECTORS) && good;
+        good = run_head(cache, (uint32_t)head, observed.sum + (rows->layer * heads + head) * SELECTORS) && good;
     observed.failed |= !good;
+    observed.n_heads += heads;
     return TERSE_OK;
 }
 
-static enum terse_status make_engine(const struct terse_model *model, struct terse_engine **engine, struct terse_error *error) {
+static enum terse_status make_engine(const struct terse_model *model, uint32_t threads, struct terse_engine **engine,
+                                     struct terse_error *error) {
     static struct kv_ops ops;
     struct terse_engine_options options = terse_engine_options_defaults();
     struct backend backend = backend_cpu;
@@ -286,20 +290,19 @@ static enum terse_status make_engine(const struct terse_model *model, struct ter
     ops.append = append_observed;
     ops.attend = attend_observed;
     backend.kv = &ops;
+    options.threads = threads;
     return engine_new(&backend, model, &options, engine, error);
 }
 
 /* ---- Prompts */
 
 struct recall {
-    const char *model_path, *file, *work;
-    int64_t chunks;
+    const char *model_path, *file;
+    int64_t length, chunks, threads;
     struct terse_model *model;
     struct terse_engine *engine;
-    int32_t *tokens, *prompt;
+    int32_t *tokens;
     size_t n_tokens;
-    bool *done; /* [LENGTHS][chunks] */
-    FILE *results;
 };
 
 static void ignore_row(void *user, size_t i, const float *logits) {
@@ -308,14 +311,12 @@ static void ignore_row(void *user, size_t i, const float *logits) {
     (void)logits;
 }
 
-static int add_line(struct recall *r, uint32_t length, size_t window) {
+/* Prints the means over the heads that were measured. */
+static void print_means(const struct recall *r) {
     size_t heads = (size_t)r->model->layers * r->model->kv_heads;
-    cJSON *line = cJSON_CreateObject(), *list;
-    cJSON_AddNumberToObject(line, "tokens", length);
-    cJSON_AddNumberToObject(line, "window", (double)window);
-    cJSON_AddNumberToObject(line, "percent", PERCENT);
-    cJSON_AddNumberToObject(line, "probes", (double)(PROBES * heads));
-    list = cJSON_AddObjectToObject(line, "selectors");
+    double n = (double)(PROBES * observed.n_heads);
+    printf("commit %s\n%zu queries, %g %% of %lld tokens; attention agrees to %.1e\n", build_commit(), PROBES * observed.n_heads,
+           PERCENT, (long long)r->length - PROBES, observed.worst);
     for (size_t w = 0; w < SELECTORS; w++) {
         struct found all = {0};
         for (size_t i = 0; i < heads; i++) {
@@ -323,35 +324,26 @@ static int add_line(struct recall *r, uint32_t length, size_t window) {
             all.weight += observed.sum[i * SELECTORS + w].weight;
             all.error += observed.sum[i * SELECTORS + w].error;
         }
-        const double figures[3] = {all.recall / (double)(PROBES * heads), all.weight / (double)(PROBES * heads),
-                                   all.error / (double)(PROBES * heads)};
-        cJSON_AddItemToObject(list, selectors[w].name, cJSON_CreateDoubleArray(figures, selectors[w].error ? 3 : 2));
+        printf("%s: recall %.6f, weight %.6f", selectors[w].name, all.recall / n, all.weight / n);
+        if (selectors[w].error) printf(", error %.6f", all.error / n);
+        printf("\n");
     }
-    char *text = cJSON_PrintUnformatted(line);
-    bool written = text && fprintf(r->results, "%s\n", text) > 0 && fflush(r->results) == 0;
-    cJSON_free(text);
-    cJSON_Delete(line);
-    return written ? EXIT_OK : complain("cannot write %s/recall.jsonl", r->work);
 }
 
-static int run_prompt(struct recall *r, uint32_t length, size_t window) {
-    const struct terse_logits_sink sink = {ignore_row, NULL, length - PROBES};
+static int run_prompt(struct recall *r, int32_t *prompt) {
+    const struct terse_logits_sink sink = {ignore_row, NULL, observed.n - PROBES};
     struct terse_session_options options = terse_session_options_defaults();
     struct terse_session *session;
     struct terse_error error;
     bool add_bos;
     int32_t bos = terse_token_bos(r->model, &add_bos);
-    options.context = length;
+    options.context = (uint32_t)observed.n;
     options.progress.report = progress_show;
-    memcpy(r->prompt, r->tokens + window * length, length * sizeof *r->prompt);
-    if (add_bos) r->prompt[0] = bos;
-    memset(observed.sum, 0, (size_t)r->model->layers * r->model->kv_heads * SELECTORS * sizeof *observed.sum);
-    observed.n = length;
-    observed.worst = 0;
+    if (add_bos) prompt[0] = bos;
     if (terse_session_new(r->engine, &options, &session, &error) != TERSE_OK) return complain_error(&error);
     observed.on = true;
     int status = EXIT_OK;
-    if (terse_session_prefill(session, r->prompt, length, &sink, &error) != TERSE_OK) status = complain_error(&error);
+    if (terse_session_prefill(session, prompt, observed.n, &sink, &error) != TERSE_OK) status = complain_error(&error);
     observed.on = false;
     terse_session_free(session);
     progress_clear();
@@ -359,66 +351,46 @@ static int run_prompt(struct recall *r, uint32_t length, size_t window) {
     if (status == EXIT_OK && !(observed.worst < TOLERANCE))
         status =
             complain("attention made of the captured keys and queries differs by %g of itself from the cache's", observed.worst);
-    if (status == EXIT_OK) status = add_line(r, length, window);
-    if (status == EXIT_OK) printf("%u tokens, window %zu: attention agrees to %.1e\n", length, window, observed.worst);
-    fflush(stdout);
     return status;
-}
-
-/* ---- Options and the work folder */
-
-static int open_results(struct recall *r) {
-    char path[1024], line[8192];
-    if ((size_t)snprintf(path, sizeof path, "%s/recall.jsonl", r->work) >= sizeof path) return complain("-w: the path is too long");
-    if (!(r->results = fopen(path, "a+"))) return complain("cannot open %s", path);
-    rewind(r->results);
-    while (fgets(line, sizeof line, r->results)) {
-        cJSON *known = cJSON_Parse(line);
-        double tokens = cJSON_GetNumberValue(cJSON_GetObjectItem(known, "tokens"));
-        double window = cJSON_GetNumberValue(cJSON_GetObjectItem(known, "window"));
-        for (size_t i = 0; i < LENGTHS; i++)
-            if (tokens == lengths[i] && window >= 0 && window < (double)r->chunks)
-                r->done[i * (size_t)r->chunks + (size_t)window] = true;
-        cJSON_Delete(known);
-    }
-    return EXIT_OK;
 }
 
 static int start(struct recall *r) {
     struct terse_error error;
     char *text = NULL;
     size_t n_bytes;
-    if (!r->file || !r->work) return complain("give -f TEXT and -w FOLDER");
+    if (!r->file) return complain("give -f TEXT");
+    if (r->length % PAGE_TOKENS) return complain("-c %lld: give a multiple of %d tokens", (long long)r->length, PAGE_TOKENS);
     if (terse_model_load(r->model_path, &r->model, &error)) return complain_error(&error);
-    if (make_engine(r->model, &r->engine, &error)) return complain_error(&error);
+    if (make_engine(r->model, (uint32_t)r->threads, &r->engine, &error)) return complain_error(&error);
     int status = text_read(r->file, &text, &n_bytes);
     if (status == EXIT_OK) status = text_tokenize(r->model, text, n_bytes, TERSE_TOKENIZE_ADD_SPECIAL, &r->tokens, &r->n_tokens);
     free(text);
     if (status != EXIT_OK) return status;
     const struct terse_model *m = r->model;
-    if (r->n_tokens < lengths[0]) return complain("%s has %zu tokens, fewer than %u", r->file, r->n_tokens, lengths[0]);
-    r->done = calloc(LENGTHS * (size_t)r->chunks, sizeof *r->done);
-    r->prompt = calloc(lengths[LENGTHS - 1], sizeof *r->prompt);
+    if (r->n_tokens < (size_t)(r->length * r->chunks))
+        return complain("%s has %zu tokens, fewer than %lld prompts of %lld: use --chunks or -c", r->file, r->n_tokens,
+                        (long long)r->chunks, (long long)r->length);
+    observed.n = (size_t)r->length;
     observed.queries = memory_array(PROBES * (size_t)m->query_heads * m->head_dim, sizeof *observed.queries);
     observed.last = memory_array((size_t)m->query_heads * m->head_dim, sizeof *observed.last);
-    observed.sum = memory_array((size_t)m->layers * m->kv_heads * SELECTORS, sizeof *observed.sum);
-    if (!r->done || !r->prompt || !observed.queries || !observed.last || !observed.sum) return complain("no memory");
+    observed.sum = memory_zeros((size_t)m->layers * m->kv_heads * SELECTORS, sizeof *observed.sum);
+    if (!observed.queries || !observed.last || !observed.sum) return complain("no memory");
     for (size_t w = 0; w < SELECTORS; w++) /* before threads ask */
         if (selectors[w].index) index_variant(selectors[w].index);
-    return open_results(r);
+    return EXIT_OK;
 }
 
 static enum options_result parse(struct recall *r, int argc, char **argv) {
     const struct option options[] = {
         {"-m, --model", "FILE", OPTION_TEXT, &r->model_path, 0, 0, "GGUF model"},
         {"-f, --file", "FILE", OPTION_TEXT, &r->file, 0, 0, "text"},
-        {"-w, --work", "FOLDER", OPTION_TEXT, &r->work, 0, 0, "the results go to FOLDER/recall.jsonl"},
-        {"--chunks", "K", OPTION_INTEGER, &r->chunks, 1, 4096, "prompts of either length, from the text's beginning"},
+        {"-c, --ctx-size", "N", OPTION_INTEGER, &r->length, 2 * PAGE_TOKENS, 1 << 20, "tokens of a prompt"},
+        {"--chunks", "K", OPTION_INTEGER, &r->chunks, 1, 4096, "prompts, from the text's beginning"},
+        {"-t, --threads", "N", OPTION_INTEGER, &r->threads, 0, 1024, "threads; 0: one per processor"},
     };
     const struct option_set set = {
-        .usage = "recall -f TEXT -w FOLDER [options]",
-        .about = "Measures the recall of indexes: the share of the best tokens that they find. bench/experiments/fidelity.sh calls "
-                 "it.\n",
+        .usage = "recall -f TEXT [options]",
+        .about = "Measures the recall of indexes: the share of the best tokens that they find.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
     };
@@ -426,21 +398,17 @@ static enum options_result parse(struct recall *r, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    struct recall r = {.model_path = DEFAULT_MODEL, .chunks = 8};
+    struct recall r = {.model_path = DEFAULT_MODEL, .length = 8192, .chunks = 1};
     console_begin("recall");
     enum options_result parsed = parse(&r, argc - 1, argv + 1);
     if (parsed != OPTIONS_GO) return console_end(parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED);
     int status = start(&r);
-    for (size_t window = 0; window < (size_t)r.chunks && status == EXIT_OK; window++)
-        for (size_t i = 0; i < LENGTHS && status == EXIT_OK; i++)
-            if (!r.done[i * (size_t)r.chunks + window] && (window + 1) * lengths[i] <= r.n_tokens)
-                status = console_interrupted() ? EXIT_INTERRUPTED : run_prompt(&r, lengths[i], window);
-    if (r.results) fclose(r.results);
+    for (int64_t i = 0; i < r.chunks && status == EXIT_OK; i++)
+        status = console_interrupted() ? EXIT_INTERRUPTED : run_prompt(&r, r.tokens + i * r.length);
+    if (status == EXIT_OK) print_means(&r);
     memory_free(observed.queries);
     memory_free(observed.last);
     memory_free(observed.sum);
-    free(r.done);
-    free(r.prompt);
     free(r.tokens);
     terse_engine_free(r.engine);
     terse_model_free(r.model);

@@ -1,9 +1,10 @@
 /* Compares encodings of a model's values: error of the values, plain and weighted by the loss's gradients, error of attention's output
  * after the output matrix, and times. The choices in src/backend/cpu/codec/additive.c and src/method/method.c rest on these figures.
  *
- *     value_codes [SETS [WINDOWS [STEPS]]]     6 of the layers' KV heads, 8 windows to learn from, 1500 steps for the encoder
+ *     value_codes -f TEXT [options]
  *
- * Errors are shares of the error that the values' mean alone leaves, on text that nothing was learned from. All encodings of a head share
+ * learns from the text's first half and measures on its second. It prints of which commit it is, and a line for each encoding.
+ * bench/experiments/quality.py calls it for docs/reports/commvq.md. Errors are shares of the error that the values' mean alone leaves, on text that nothing was learned from. All encodings of a head share
  * mean, gain (one byte) and samples. kivi-1 has two levels for 32 channels, their minimum and maximum. "search" is that of
  * backend/cpu/codec/binary_code_search.h, "greedy" its first half alone. "beam" decides the bits one after the other by a triangular form
  * of the same problem, keeps the best 8 prefixes and ends with the local search; its codebook is fitted like the others' and then further
@@ -17,8 +18,12 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/random.h"
+#include "commit.h"
+#include "console.h"
 #include "format/commvq.h"
+#include "options.h"
 #include "support/encoder.h"
+#include "text.h"
 #include "train/additive.h"
 #include "train/backward.h"
 #include "train/calibrate.h"
@@ -691,59 +696,91 @@ static size_t compare(const struct head *h, uint32_t bits, size_t steps, struct 
     return ENCODINGS;
 }
 
-static int32_t *read_tokens(const char *path, size_t *n) {
-    FILE *file = fopen(path, "rb");
-    struct terse_error error;
-    size_t capacity = 4 << 20;
-    char *text = malloc(capacity);
-    int32_t *tokens = malloc(capacity * sizeof *tokens);
-    must(file && text && tokens, path);
-    size_t size = fread(text, 1, capacity - 4, file);
-    fclose(file);
-    must(!terse_tokenize(model, text, size, TERSE_TOKENIZE_ADD_SPECIAL, tokens, capacity, n, &error), error.message);
-    free(text);
-    return tokens;
+struct values {
+    const char *model_path, *file;
+    int64_t heads, windows, steps;
+};
+
+static enum options_result parse(struct values *v, int argc, char **argv) {
+    const struct option options[] = {
+        {"-m, --model", "FILE", OPTION_TEXT, &v->model_path, 0, 0, "GGUF model"},
+        {"-f, --file", "FILE", OPTION_TEXT, &v->file, 0, 0, "text, to learn from its first half and to measure on its second"},
+        {"--chunks", "K", OPTION_INTEGER, &v->windows, 1, 4096, "windows of 2048 tokens to learn from"},
+        {"--heads", "N", OPTION_INTEGER, &v->heads, 1, 1 << 16, "KV heads to measure, spread evenly over all layers but the last"},
+        {"--steps", "N", OPTION_INTEGER, &v->steps, 1, 1 << 30, "of the paper's encoder; the paper trains it for 100000 or more"},
+    };
+    const struct option_set set = {
+        .usage = "value_codes -f TEXT [options]",
+        .about = "Errors and times of encodings of a model's values.\n",
+        .options = options,
+        .n_options = sizeof options / sizeof options[0],
+    };
+    return options_parse(&set, argc, argv);
 }
 
-int main(int argc, char **argv) {
-    size_t sets = argc > 1 ? (size_t)atol(argv[1]) : 6, steps = argc > 3 ? (size_t)atol(argv[3]) : 1500, n;
-    uint32_t windows = argc > 2 ? (uint32_t)atol(argv[2]) : 8;
+static void print_figures(const struct values *v, struct figures figures[2][ENCODINGS], struct encoding encodings[2][ENCODINGS]) {
+    printf("commit %s\n%lld heads, %lld tokens to learn from, %u queries, %s kernels; ", build_commit(), (long long)v->heads,
+           2048 * (long long)v->windows, model->query_heads / model->kv_heads, terse_cpu_name());
+    printf("times are of one run, in parts of gain-shape's\n");
+    printf("%-12s %8s %8s %8s %9s %14s %16s\n", "encoding", "bits", "plain", "weighted", "attention", "encode us", "read ns");
+    for (size_t b = 0; b < 2; b++)
+        for (size_t i = 0; i < ENCODINGS; i++) {
+            const struct figures *f = &figures[b][i], *than = &figures[b][1];
+            double n = (double)v->heads;
+            printf("%-12s %8.3f %8.4f %8.4f %9.4f %7.2f %6.2f %8.2f %7.2f\n", encodings[b][i].name, encodings[b][i].bits,
+                   f->plain / n, f->weighted / n, f->attention / n, f->encode / n, f->encode / than->encode, f->read / n,
+                   f->read / than->read);
+        }
+}
+
+static int run(const struct values *v) {
     struct figures figures[2][ENCODINGS] = {{{0}}};
     struct encoding encodings[2][ENCODINGS];
     struct capture *train, *test;
     struct terse_error error;
     struct head h;
-    must(!terse_model_load(PROJECT_DIR "/models/lab-27m-q8_0.gguf", &model, &error), error.message);
-    must(sets && sets <= (model->layers - 1) * model->kv_heads && windows && steps, "usage: value_codes [SETS [WINDOWS [STEPS]]]");
+    char *text;
+    int32_t *tokens;
+    size_t n_bytes, n;
+    if (terse_model_load(v->model_path, &model, &error)) return complain_error(&error);
+    const size_t all = (model->layers - 1) * model->kv_heads;
+    if ((size_t)v->heads > all) return complain("--heads %lld: there are %zu", (long long)v->heads, all);
+    int status = text_read(v->file, &text, &n_bytes);
+    if (status == EXIT_OK) status = text_tokenize(model, text, n_bytes, TERSE_TOKENIZE_ADD_SPECIAL, &tokens, &n);
+    if (status != EXIT_OK) return status;
+    free(text);
     struct capture_options options = {
         .side = {[CODEC_VALUES] = {true, false, model->head_dim}}, .window = 2048, .drawn = true, .seed = 1};
     options.budget = (size_t)4 << 30;
     options.positions = model->context;
-    int32_t *tokens = read_tokens(PROJECT_DIR "/data/wiki.valid.raw", &n); /* its first half to learn from, its second to measure */
-    options.windows = windows;
-    must(!capture_new(model, &options, tokens, n / 2, &train, &error), error.message);
+    options.windows = (uint32_t)v->windows;
+    if (capture_new(model, &options, tokens, n / 2, &train, &error)) return complain_error(&error);
     options.windows = 2;
-    must(!capture_new(model, &options, tokens + n / 2, n / 2, &test, &error), error.message);
+    if (capture_new(model, &options, tokens + n / 2, n / 2, &test, &error)) return complain_error(&error);
     for (size_t w = 0; w < TRAIN + TEST; w++) {
         size_t at = w < TRAIN ? w * (n / 2 - WINDOW) / TRAIN : n / 2 + (w - TRAIN) * (n / 2 - WINDOW) / TEST;
         record(tokens + at, &attended[w]);
     }
-    for (size_t i = 0; i < sets; i++) {
-        make_head(&h, (uint32_t)((2 * i + 1) * (model->layers - 1) * model->kv_heads / (2 * sets)), train, test);
-        for (uint32_t bits = 1; bits <= 2; bits++) compare(&h, bits, steps, figures[bits - 1], encodings[bits - 1]);
+    for (size_t i = 0; i < (size_t)v->heads; i++) {
+        make_head(&h, (uint32_t)((2 * i + 1) * all / (2 * (size_t)v->heads)), train, test);
+        for (uint32_t bits = 1; bits <= 2; bits++) compare(&h, bits, (size_t)v->steps, figures[bits - 1], encodings[bits - 1]);
         free_head(&h);
-        fprintf(stderr, "value_codes: %zu of %zu heads\n", i + 1, sets);
+        progress_show(NULL, "heads", i + 1, (uint64_t)v->heads);
     }
-    printf("%zu heads, %zu tokens to learn from, %zu queries, %s kernels; times are of one run, in parts of gain-shape's\n", sets,
-           (size_t)windows * 2048, (size_t)(model->query_heads / model->kv_heads), terse_cpu_name());
-    printf("%-12s %8s %8s %8s %9s %14s %16s\n", "encoding", "bits", "plain", "weighted", "attention", "encode us", "read ns");
-    for (size_t b = 0; b < 2; b++)
-        for (size_t i = 0; i < ENCODINGS; i++) {
-            const struct figures *f = &figures[b][i], *than = &figures[b][1];
-            double s = (double)sets;
-            printf("%-12s %8.3f %8.4f %8.4f %9.4f %7.2f %6.2f %8.2f %7.2f\n", encodings[b][i].name, encodings[b][i].bits,
-                   f->plain / s, f->weighted / s, f->attention / s, f->encode / s, f->encode / than->encode, f->read / s,
-                   f->read / than->read);
-        }
-    return 0;
+    progress_clear();
+    print_figures(v, figures, encodings);
+    capture_free(train);
+    capture_free(test);
+    free(tokens);
+    return EXIT_OK;
+}
+
+int main(int argc, char **argv) {
+    struct values v = {.model_path = PROJECT_DIR "/models/lab-27m-q8_0.gguf", .heads = 2, .windows = 8, .steps = 1500};
+    console_begin("value_codes");
+    enum options_result parsed = parse(&v, argc - 1, argv + 1);
+    if (parsed != OPTIONS_GO) return console_end(parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED);
+    int status = v.file ? run(&v) : complain("give -f TEXT");
+    terse_model_free(model);
+    return console_end(status);
 }

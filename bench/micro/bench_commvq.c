@@ -10,7 +10,8 @@
  *     f16       the cache's, in half precision
  *
  *     bench_commvq [THREADS [DEPTH...]]         depths 8192, 32768 and 131072
- */
+ *
+ * It prints first of which commit it is. bench/experiments/quality.py calls it for docs/reports/commvq.md. */
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/commvq.h"
 #include "backend/cpu/codec/prepared.h"
@@ -21,6 +22,7 @@
 #include "backend/cpu/kv/fill.h"
 #include "base/memory.h"
 #include "base/random.h"
+#include "commit.h"
 #include "support/kernel_check.h"
 #include "support/random_codebook.h"
 
@@ -371,6 +373,7 @@ int main(int argc, char **argv) {
     } shapes[] = {{"1B: 32 x 8 x 64", {1, 32, 8, 64, 0.125f, &rope64, .slopes = NULL}},
                   {"8B: 32 x 8 x 128", {1, 32, 8, 128, 0.0884f, &rope128, .slopes = NULL}},
                   {"lab: 6 x 2 x 128", {1, 6, 2, 128, 0.0884f, &rope128, .slopes = NULL}}};
+    printf("commit %s\n", build_commit());
     printf("attention of one layer, one token, processor time of %d threads, %s kernels\n%-18s %-9s %7s %48s   %s\n", threads,
            cpu_isa_name(cpu_isa()), "", "", "", "milliseconds", "times as long as shipped");
     printf("%-18s %-9s %7s %9s %9s %9s %9s %9s %8s %8s %8s %8s\n", "shape", "method", "tokens", "shipped", "tables", "decoded",

@@ -1,9 +1,11 @@
 """What the pages of bench/experiments/quality.py share: comparisons in pairs, rows of figures, and the paragraphs that every page has."""
 
+import json
 import math
+import os
 
-from fidelity_text import digits, mib, paragraphs, table, with_error
-from quality_measurements import WINDOWS, Measurement, name_of_model
+from report_text import digits, mib, paragraphs, table, with_error
+from quality_measurements import WINDOWS, Measurement, name_of_model, order_of_models
 from quality_texts import PROSE
 
 HEAD = ["bits", "KLD", "99.9 %", "ratio", "same top-1 %"]
@@ -61,6 +63,17 @@ Differences are of the same positions, by means of blocks of 256; in brackets th
 whole interval of the difference of KLD lies on one side of zero, else it is *undecided*."""
 
 
+def about_models(options):
+    """Sentences of what a reader has to know of the models that are measured."""
+    names = [name_of_model(model) for model in order_of_models(options.model_names)]
+    found = []
+    if any(name.startswith("Gemma") for name in names):
+        found.append("Layers with a sliding window (15 of Gemma's 18) hold their window alone with every method, f16 too, so that bits per value compare within a model.")
+    if any(name.startswith("lab-27m") for name in names):
+        found.append("lab-27m and lab-27m-sink, of 27 million parameters, were trained for this project: the built-in model, which has no attention sinks, and one that was taught to have them.")
+    return " ".join(found)
+
+
 def sizes(results, options, size):
     context, windows = options.context or size[0], options.chunks or size[1]
     scored = windows * (context - context // 2 - 1)
@@ -68,8 +81,7 @@ def sizes(results, options, size):
         f"Of the text {windows} {'windows' if windows > 1 else 'window'} of {context:,} tokens, the same in every row: the first half of each is read exactly and sealed, the second goes through "
         f"the cache in decoding steps of 64 tokens and is scored, {scored:,} positions in all. *KLD* is the mean Kullback-Leibler divergence of the next token's distribution from "
         f"that with an f16 cache, in nats, *99.9 %* its quantile, *ratio* the perplexity over f16's, ± a standard error. *Bits* per value are resident after {context:,} tokens, all bytes "
-        "counted: codes, scales, exact tokens, window, tables; codebooks excepted, which all sequences share. Layers with a sliding window (15 of Gemma's 18) hold their window alone with "
-        "every method, so that bits compare within a model."
+        "counted: codes, scales, exact tokens, window, tables; codebooks excepted, which all sequences share. " + about_models(options)
     )
 
 
@@ -87,6 +99,18 @@ def learning(parts, results, models, books):
     if rows:
         say(parts, "## What was learned\n\nBy `terse calibrate`; seconds are of several at a time. Files in MiB.")
         parts.append(table(["model", "codebook", "tokens", "of", "weights", "effective samples", "on", "seconds", "MiB"], rows, (0, 1, 3, 4, 6)))
+
+
+def on_processor(parts, results):
+    """The section of what the GPU refused and the processor measured instead."""
+    reasons = {}
+    for line in results.found.values():
+        if line.get("refused"):
+            method = " ".join(line["arguments"][1:]).removesuffix(" --codebook none")
+            reasons.setdefault(line["refused"], {})[f"{method} ({name_of_model(line['model'])})"] = True
+    if reasons:
+        say(parts, "## What the GPU does not run yet")
+        parts.append("\n".join(f"- {', '.join(names)}: {why}" for why, names in reasons.items()) + "\n\n")
 
 
 def not_measured(parts, results):
@@ -112,6 +136,14 @@ def how(parts, name, options, more="", learned_from=LEARNED_FROM):
 The text is the test split of WikiText{learned_from}.
 """,
     )
+
+
+def divergence_plot(name, points, options):
+    """The command that draws {model: [(method, bits, divergence)]}, which it leaves in a file, as the plot of a page."""
+    path, page = os.path.join(options.work, name + ".points"), os.path.join(options.docs, name)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(points, file)
+    return [os.path.join(os.path.dirname(os.path.abspath(__file__)), "plot_divergence.py"), path, page + ".svg", page + ".png"]
 
 
 def done(parts):

@@ -1,7 +1,7 @@
 """docs/reports/domains.md: what a codebook is worth on another kind of text than it was learned from: prose, C source and documents, each on all three."""
 
 from page_common import PAIRS, Difference, done, how, learning, not_measured, perplexity, say, sizes, stamp, table
-from fidelity_text import digits, with_error
+from report_text import digits, with_error
 from quality_measurements import Book, learned, name_of_model, order_of_models
 from quality_texts import DOMAINS, LEARNED
 

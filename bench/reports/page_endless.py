@@ -2,7 +2,7 @@
 perplexity with the number of MAT's anchors on a grid, and beside other rules of eviction; and memory over a text much longer than a model's context."""
 
 from page_common import Difference, done, how, not_measured, say, stamp, table
-from fidelity_text import with_error
+from report_text import with_error
 from quality_measurements import Measurement, name_of_model, order_of_models
 from quality_texts import PROSE
 

@@ -2,7 +2,7 @@
 same windows of text, codebooks from the same tokens, every resident byte counted."""
 
 from page_common import HEAD, PAIRS, Difference, cells, done, how, learning, not_measured, perplexity, say, sizes, stamp, table
-from fidelity_text import digits
+from report_text import digits
 from quality_measurements import Book, learned, name_of_model, order_of_models
 
 SIZE = (8192, 1)  # the first half is longer than the 2,052 tokens that terse-N waits for

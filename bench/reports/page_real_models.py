@@ -1,12 +1,10 @@
 """docs/reports/real-models.md: every method on public models: divergence, perplexity, memory, and facts that are no longer found; its plot, and the table
 of the README's section Methods."""
 
-import json
-import os
 import re
 
-from fidelity_text import digits, mib, name_of, paragraphs, table, with_error
-from page_common import how, learning, perplexity
+from report_text import digits, mib, name_of, paragraphs, table, with_error
+from page_common import about_models, divergence_plot, how, learning, on_processor, perplexity
 from quality_measurements import Book, Measurement, Refused, learned, name_of_model, order_of_models
 from quality_texts import PROSE
 from planted_facts import FACTS
@@ -121,8 +119,7 @@ Of the text {count} {"windows" if count > 1 else "window"} of {tokens:,} tokens:
 tokens and is scored, {count * (tokens - tokens // 2 - 1):,} positions in all. *KLD* is the mean Kullback-Leibler divergence of the next token's distribution from that
 with an f16 cache on the same device, in nats, *99.9 %* its quantile, *ratio* the perplexity over f16's, ± a standard error. *MiB* and *bits* per value
 are what is resident after {tokens:,} tokens, every byte of codes, scales, exact tokens and tables counted, codebooks excepted. Methods with a number of
-more than 100 keep or read so many tokens. Layers with a sliding window (15 of Gemma's 18) hold their window alone with every method, f16
-too, so that bits per value compare within a model.
+more than 100 keep or read so many tokens. {about_models(self.options)}
 
 The last columns are questions: {len(FACTS)} invented facts are planted in a text of so many tokens, which is read once and kept as the method keeps it; then the model completes the
 beginning of each fact's sentence, greedily, through the cache, and is right if the answer is among the next tokens. What evicts or selects
@@ -180,38 +177,30 @@ Measured on {"; ".join(self.r.machines())}.
             lines = [f"- {names}: {why}" for why, names in named.items()]
             self.text.append("\n".join(lines) + "\n\n")
 
-    def processor(self):
-        reasons = {}
-        for line in self.r.found.values():
-            if line.get("refused"):
-                reasons.setdefault(line["refused"], {})[f"{line['arguments'][1]} ({name_of_model(line['model'])})"] = True
-        if reasons:
-            self.say("## What the GPU does not run yet")
-            self.text.append("\n".join(f"- {', '.join(names)}: {why}" for why, names in reasons.items()) + "\n\n")
-
     def write(self):
         self.introduction()
         for model in self.models:
             self.model(model)
         learning(self.text, self.r, self.models, lambda model: books(model, self.options))
-        self.processor()
+        on_processor(self.text, self.r)
         how(self.text, "real-models", self.options, " [--devices cuda,cpu] [--readme README.md]")
         self.say("The plot needs Debian's python3-matplotlib.")
         return "".join(self.text).rstrip("\n") + "\n"
 
 
 def readme_table(r):
-    """The table of the README: divergences of each model, facts found in texts of the longest length that all have."""
-    length = max(set.intersection(*(set(r.lengths(m)) for m in r.models)), default=None)
+    """The table of the README: divergences of each public model, facts found in texts of the longest length that all have."""
+    models = [m for m in r.models if not m.startswith("lab-")] or r.models
+    length = max(set.intersection(*(set(r.lengths(m)) for m in models)), default=None)
     rows = []
     for method in IN_README:
-        found = [r.divergence(m, method) for m in r.models]
-        asked = [r.questions(m, method, length) for m in r.models]
+        found = [r.divergence(m, method) for m in models]
+        asked = [r.questions(m, method, length) for m in models]
         if any(found):
             right = ", ".join(str(q["right"]) if q else "-" for q in asked)
             bits = next(f"{p['bits']:.2f}" for p in found if p)
             rows.append([f"`{method}`", keeps(method), bits, *(digits(p["kld"]) if p else "" for p in found), right])
-    names = [f"KLD, {name_of_model(m)}" for m in r.models]
+    names = [f"KLD, {name_of_model(m)}" for m in models]
     return table(["`--kv`", "what it keeps", "bits per value", *names, f"facts found of {len(FACTS)} at {short(length)}"], rows, (0, 1))
 
 
@@ -234,10 +223,6 @@ def write(results, options):
 
 
 def plots(results, options):
-    """The command that draws the page's plot, whose points it leaves in a file."""
     report = Report(results, options)
     points = {name_of_model(m): [(method, p["bits"], p["kld"]) for method in METHODS if (p := report.divergence(m, method))] for m in report.models}
-    path, page = os.path.join(options.work, "real-models.points"), os.path.join(options.docs, "real-models")
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(points, file)
-    return [[os.path.join(os.path.dirname(os.path.abspath(__file__)), "plot_real_models.py"), path, page + ".svg", page + ".png"]]
+    return [divergence_plot("real-models", points, options)]

@@ -7,7 +7,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from fidelity_text import paragraphs, table  # noqa: E402
+from report_text import paragraphs, table  # noqa: E402
 from performance_results import Results, plain  # noqa: E402
 
 # Targets: attention is at least this many times faster than f16's, at 32K tokens and at every other depth.

@@ -5,10 +5,8 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 # Colour, marker, filled: the same in every plot.
 FAMILIES = {
     "terse": ("#b3123f", "o", True),
-    "terse, no profile": ("#b3123f", "o", False),
     "terse, with a profile": ("#b3123f", "o", False),
     "AnTKV, 1% anchors": ("#0b6e99", "o", True),
-    "AnTKV, no anchors": ("#0b6e99", "o", False),
     "CQ": ("#6a3d9a", "s", False),
     "MILLION": ("#c1440e", "^", True),
     "KIVI": ("#2e7d32", "v", False),

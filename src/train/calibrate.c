@@ -33,7 +33,7 @@
 #define WEIGHT_LEAST 1e-3        /* of the mean weight, at least: samples of no gradient still count a little */
 /* Squares of gradients have tails so heavy that a hundred of ten thousand samples have most of the weight, and centroids would serve those alone,
  * which no other text repeats. Weights are cut where the effective samples, at least n over the largest weight, are so many for each centroid,
- * or a sample weighs so much: the more samples there are, the less is cut, and at last nothing. docs/reports/commvq.md has what it is worth. */
+ * or a sample weighs so much: the more samples there are, the less is cut, and at last nothing. docs/reports/commvq.md says more. */
 #define EFFECTIVE_LEAST 32
 #define WEIGHT_CUT_LEAST 4
 #define CUT_ROUNDS 100

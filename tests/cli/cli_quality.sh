@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# bench/experiments/quality.py and its pages: figures are those that the command prints, nothing is measured twice, what fails says why, a program of an
-# unclean commit is refused, and lines of two commits make no page.
+# bench/experiments/quality.py and its pages: figures are those that the command and the programs beside it print, nothing is measured twice, what fails says
+# why, a program of an unclean commit or of another one is refused, and lines of two commits make no page.
 . "$(dirname "$0")/../support/cli.sh"
 model=tests/fixtures/models/llama.gguf # context 512: too short for the questions
 asked=models/lab-27m-q8_0.gguf
@@ -10,6 +10,11 @@ cat "$text" "$text" >"$work/text.raw"
 # The command, but for its commit: that of the build need not be clean.
 built() { printf '#!/bin/sh\n[ "$1" = --version ] && echo "commit %s" && exit\nexec "%s" "$@"\n' "$1" "$terse" >"$work/terse" && chmod +x "$work/terse"; }
 built 0123456789ab
+# A program beside the command, in the same way.
+beside() {
+    printf '#!/usr/bin/env bash\nset -o pipefail\n"%s" "$@" | sed "1s/^commit .*/commit %s/"\n' "$(dirname "$terse")/$1" "$2" >"$work/$1" && chmod +x "$work/$1"
+}
+beside recall 0123456789ab
 
 # quality PAGE STEP ... [-m MODEL]: by small measurements.
 quality() {
@@ -17,6 +22,19 @@ quality() {
         -t 1 --jobs 2 --windows 1 >"$work/out" 2>"$work/err"
 }
 measures() { quality "$@" || fail "$*: $(cat "$work/out" "$work/err")"; }
+
+# page_of PAGE: its text, without the plot that needs matplotlib.
+page_of() {
+    python3 - "$1" "$runs" >"$work/$1.md" <<'PYTHON' || fail "the page $1"
+import importlib, sys
+sys.path[:0] = ["bench/experiments", "bench/reports"]
+from types import SimpleNamespace
+from quality_measurements import Results, Store
+page, runs = importlib.import_module("page_" + sys.argv[1]), sys.argv[2]
+options = SimpleNamespace(model_names=["llama"], context=256, chunks=3, windows=1, questions=[256], encoder_steps=1500)
+print(page.write(Results(Store(runs), page.measurements(options)), options))
+PYTHON
+}
 
 # field NAME KIND ARGUMENTS [MODEL]: of the last line of a measurement.
 field() {
@@ -121,6 +139,92 @@ PYTHON
 # A GPU that is asked for and cannot be used is an error: nothing runs on the processor instead.
 ! TERSE_PLUGIN_PATH=$work quality real-models run -m $model --devices cuda,cpu --work "$work/no-gpu" || fail "no GPU is no error"
 grep -q '^quality.py: .*libterse-cuda' "$work/err" || fail "no GPU: $(cat "$work/err")"
+
+# Rows of two protocols, caches of chosen tokens and recall stand on the page of fidelity; the programs beside the command must be of its commit.
+python3 - <<'PYTHON' || fail "pages share no rows"
+import sys
+sys.path[:0] = ["bench/experiments", "bench/reports"]
+from types import SimpleNamespace
+import page_anchors, page_equal_terms, page_fidelity, page_real_models
+options = SimpleNamespace(model_names=["a", "b"], context=None, chunks=None, windows=8, questions=[2048])
+lists = [set(page.measurements(options)) for page in (page_real_models, page_equal_terms, page_anchors)]
+asked = page_fidelity.measurements(options)
+own = [m for m in set(asked) - set.union(*lists) if m.model == "a"]
+assert len(own) <= 60, len(own)
+for of_page in lists:
+    assert len(of_page & set(asked)) >= 4, "a page that shares nothing"
+named = {row[0] for row in page_fidelity.CHOICES} | set(page_fidelity.METHODS)
+assert all(whole is None or whole in named for *_, whole in page_fidelity.CHOICES)
+assert all(a in named and b in named for _, a, b in (*page_fidelity.DIRECTIONS, *page_fidelity.CHOICE_DIRECTIONS))
+PYTHON
+asked_of_fidelity='kv f16|kv q4_0 (--paper )?on|kv (kivi-2|quest|selfindex)|recall'
+rm "$work/recall"
+measures fidelity run -m $model --only "$asked_of_fidelity"
+field failed recall '' | grep -q '^there is no recall beside the command' || fail "no recall: $(field failed recall '')"
+beside recall ba9876543210
+measures fidelity run -m $model --only "$asked_of_fidelity"
+field failed recall '' | grep -q '^recall is of commit ba9876543210, terse of 0123456789ab' || fail "another recall: $(field failed recall '')"
+beside recall 0123456789ab
+measures fidelity run -m $model --only "$asked_of_fidelity"
+page_of fidelity
+works perplexity -m $model --kv q4_0 --paper --kl-divergence-base "$work/base" --kl-divergence
+in_paper=$(sed -n 's/^same top-1 = \([0-9.]*\).*/\1/p' "$work/out")
+python3 - "$work/fidelity.md" "$runs" "$in_paper" <<'PYTHON' || fail "the page of fidelity"
+import json, re, sys
+text = open(sys.argv[1]).read()
+rows = {cells[0]: cells[1:] for line in text.split("\n") if line.startswith("| ") for cells in [[c.strip() for c in line.strip("|").split("|")]]}
+assert "from commit 0123456789ab" in " ".join(text.split()), text
+assert rows["q4_0"][4] != "" and abs(float(rows["q4_0"][9]) - float(sys.argv[3])) < 0.06, rows["q4_0"]
+assert rows["kivi-2 by its signs"][0] == "7.5 % and 64" and rows["selfindex-2"][3], rows
+assert rows["the true best"][0].startswith("100.0 (") and "k-means in place of one pass 0." in " ".join(text.split()), text
+assert "not run yet" in text
+PYTHON
+
+# The page of CommVQ, whose programs would take minutes: what they print is written here.
+cat >"$work/value_codes" <<'SHELL'
+#!/bin/sh
+echo "commit 0123456789ab
+2 heads, 2048 tokens to learn from, 3 queries, avx512 kernels; times are of one run, in parts of gain-shape's
+encoding         bits    plain weighted attention      encode us          read ns"
+for bits in 1 2; do
+    echo "kivi-$bits          $bits.000   2.0283   2.0140    0.8326    0.00   0.00      nan     nan
+gain-shape      $bits.062   0.2810   0.2403    0.1200    0.52   1.00     4.39    1.00
+additive        $bits.062   0.1621   0.1423    0.0600    2.54   4.93     2.63    0.60
+  beam          $bits.062   0.1622   0.1410    0.0300   54.74 106.14      nan     nan
+encoder         $bits.576   0.8866   0.8723    0.7200    1.70   3.29      nan     nan
+  its C         $bits.062   0.4607   0.4576    0.2899    2.03   3.94      nan     nan"
+done
+SHELL
+cat >"$work/commvq_tables" <<'SHELL'
+#!/bin/sh
+echo 'commit 0123456789ab
+{"heads": [1, 3], "samples": 2048, "test_samples": 8192, "fits": [
+{"pairs": 8, "entries": 2, "learned": [[0.5, 0.4], [0.6, 0.5]], "held_out": [[0.55, 0.45], [0.65, 0.55]], "seconds": [[1], [2]]},
+{"pairs": 16, "entries": 4, "learned": [[0.4, 0.2], [0.5, 0.3]], "held_out": [[0.45, 0.25], [0.70, 0.35]], "seconds": [[1], [2]]},
+{"pairs": 64, "entries": 64}]}'
+SHELL
+cat >"$work/bench_commvq" <<'SHELL'
+#!/bin/sh
+echo 'commit 0123456789ab
+attention of one layer, one token, processor time of 2 threads, avx512 kernels
+                                                                         milliseconds   times as long as shipped
+shape              method     tokens   shipped    tables   decoded    summed       f16   tables  decoded   summed      f16
+1B: 32 x 8 x 64    commvq-1     8192     0.750     6.000     6.750    12.000     0.375     8.00     9.00    16.00     0.50
+8B: 32 x 8 x 128   commvq-1     8192     2.000    28.000    24.000    42.000     0.500    14.00    12.00    21.00     0.25'
+SHELL
+chmod +x "$work/value_codes" "$work/commvq_tables" "$work/bench_commvq"
+measures commvq run -m $model
+page_of commvq
+python3 - "$work/commvq.md" <<'PYTHON' || fail "the page of CommVQ: $(cat "$work/commvq.md")"
+import sys
+text = open(sys.argv[1]).read()
+plain = " ".join(text.split())
+assert "| additive, the shipped search | 2.06 | 0.162 | 0.142 | 0.0600 | 4.93 | 0.60 |" in text
+assert "1 bit: the shipped search leaves 0.50 times gain-shape's error of attention, a beam of 8 0.50 times the search's, the encoder 12.00 times." in plain
+assert "| 16 | 4 | 1 | 0.125 | 0.450 | 0.575 | undecided (1 of 2 heads) |" in text
+assert "in 2 of 2 heads, from 0.575 to 0.300" in plain and "tables learned from 2,048 keys" in plain
+assert "| 8,192 | 8.0 to 14.0 | 9.0 to 12.0 | 16.0 to 21.0 | 2.0 to 4.0 |" in text and "1.5 to 2.0 times as long as the paper's" in plain
+PYTHON
 
 # Another commit measures anew; two make no page, unless one is named; and changed files none at all.
 cp "$work/equal-terms.md" "$work/before.md"

@@ -227,7 +227,8 @@ void oracle_seal_tokens(struct oracle *o, uint32_t layer, size_t first, size_t l
                 const enum terse_anchor_score by = o->setup.anchor_score;
                 double error = 0;
                 if (!kivi) quantize_head(o, side, layer, head, first + i / 64 * 64, first + i, decoded + i * hd);
-                for (size_t c = 0; c < hd; c++) error += pow(fabs((double)row[c] - (double)decoded[i * hd + c]), by == TERSE_ANCHORS_L1 ? 1 : 2);
+                for (size_t c = 0; c < hd; c++)
+                    error += pow(fabs((double)row[c] - (double)decoded[i * hd + c]), by == TERSE_ANCHORS_L1 ? 1 : 2);
                 if (score && by == TERSE_ANCHORS_RANDOM)
                     score[i] = anchor_random_score(layer * o->setup.kv_heads + head, side, first + i);
                 else if (score)

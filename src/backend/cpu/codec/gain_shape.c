@@ -5,7 +5,7 @@
  * Rows of one head differ in size far more than in shape, so codes are better spent on the shape; and quantization shrinks what it
  * rounds, which the gain undoes. For keys the gain keeps the row's norm (a shrunken key evens attention out), for values it is the
  * best in least squares. Gersho and Gray 1992, section 12.10, with the gain last. Measured on the built-in model, KL divergence
- * falls by half at 4 bits and by two fifths at 1 bit against the same codes without gain; docs/reports/fidelity.md has the figures.
+ * falls by half at 4 bits and by two fifths at 1 bit against the same codes without gain; bench/experiments/quality.py equal-terms measures it.
  *
  * A gain takes one byte, backend/cpu/codec/normalization.h says how. Parameters: those of codec vq, then mean[hd], then scale. */
 #include "backend/cpu/codec/codec.h"

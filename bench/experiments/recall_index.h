@@ -1,6 +1,6 @@
 /* Variants of index_sign for comparison with it: the same page layout and look-up, fitted in other ways. */
-#ifndef TERSE_BENCH_FIDELITY_INDEX_H
-#define TERSE_BENCH_FIDELITY_INDEX_H
+#ifndef TERSE_BENCH_RECALL_INDEX_H
+#define TERSE_BENCH_RECALL_INDEX_H
 
 #include "backend/cpu/codec/index.h"
 
@@ -15,7 +15,6 @@
  * NULL: no index has that name. Threads: the first call for a name must not run beside another call. When kmeans gets no memory,
  * what it learns is not finite. */
 const struct cpu_index *index_variant(const char *name);
-#define INDEX_VARIANTS "sign, quest, median, signs, magnitudes, raw, raw-signs and kmeans"
 
 /* Returns the squared error of rows[n][hd] coded by their centroids, as a share of the rows' squared norm about the mean. */
 double index_sign_error(const struct cpu_index *index, size_t head_dim, const void *learned, const float *rows, size_t n,

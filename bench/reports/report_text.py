@@ -1,4 +1,4 @@
-"""Formats figures, names of runs, paragraphs and tables for docs/reports/fidelity.md and docs/reports/performance.md."""
+"""Formats figures, names of methods, paragraphs and tables of the pages below docs/reports."""
 
 import textwrap
 
@@ -35,32 +35,12 @@ def with_error(x, error, most):
     return f"{x:.{places}f} ± {error:.{places}f}"
 
 
-def percent(x):
-    return f"{round(100 * x, 2) + 0:.2f}"
-
-
-DIFFERENCE_HEAD = ["windows", "difference of KLD", "of log perplexity, %", "verdict"]
-
-
-def difference_cells(d):
-    """The cells of a Difference under DIFFERENCE_HEAD."""
-    (k0, k1), (l0, l1) = d.kld_interval, d.log_interval
-    kld = f"{digits(d.kld)} ({digits(k0)} to {digits(k1)})"
-    return [str(len(d.windows)), kld, f"{percent(d.log_ratio)} ({percent(l0)} to {percent(l1)})", d.verdict()]
-
-
 def mib(x):
     return f"{x / 2**20:.1f}"
 
 
-def name_of(run):
-    """The name of a run in the page."""
-    method, *options = run.split(":")
-    if method.startswith("terse") and "codebook=none" in options:
-        options[options.index("codebook=none")] = "no profile"
-    options = ["with a profile" if o == "profile" else o for o in options]
-    anchors = [o.split("=")[1] for o in options if o.startswith("anchors=")]
-    if anchors or method.startswith("antkv"):
-        options = [o for o in options if not o.startswith("anchors=")]
-        method += f", {anchors[0] if anchors else '1%'} anchors"
-    return ", ".join([method, *options])
+def name_of(method):
+    """The name of a method in a page: antkv keeps anchors unless told otherwise."""
+    name, *words = method.split(":")
+    words = ["with a profile" if word == "profile" else word for word in words]
+    return ", ".join([f"{name}, 1% anchors" if name.startswith("antkv") else name, *words])

@@ -1,5 +1,5 @@
 /* Owns how the variants are fitted. index_sign encodes and scores with what was fitted, except for kmeans' encoder. */
-#include "fidelity_index.h"
+#include "recall_index.h"
 #include "backend/cpu/codec/index.h"
 
 #include "backend/cpu/codec/codec.h"
