@@ -58,7 +58,7 @@ def parse():
     parser.add_argument("--only", help="a regular expression: rows whose names have it, for trials")
     parser.add_argument("-c", "--context", type=int, help="tokens of a window; without it the page's own number")
     parser.add_argument("--chunks", type=int, help="windows, the same of all methods; without it the page's own number")
-    parser.add_argument("--questions", type=numbers, default=[2048, 4096, 16384], help="lengths in tokens; those over 8192 for Qwen2.5 alone")
+    parser.add_argument("--questions", type=numbers, default=[4096, 16384], help="lengths in tokens; those over 8192 for Qwen2.5 alone")
     parser.add_argument("--windows", type=int, default=WINDOWS, help="of 2,048 tokens, from which every codebook is learned")
     parser.add_argument("--encoder-steps", type=int, default=1500, help="of the paper's encoder of values, on the page commvq; the paper trains it for 100,000 or more")
     parser.add_argument("--minutes", type=float, default=1e6, help="after which the run ends")
