@@ -1,7 +1,6 @@
 """docs/reports/fidelity.md: every method at every rate in two protocols: as a cache is used, and as the papers measure perplexity, where every token reads
 codes; codes of fewer and of more bits; methods that choose the tokens that a step reads, and how many of the best tokens their indexes find."""
 
-import page_anchors
 from page_common import HEAD, PAIRS, Difference, cells, divergence_plot, done, how, learning, not_measured, on_processor, perplexity, say, sizes, stamp
 from page_real_models import SIZE, arguments_of, book_of
 from quality_measurements import Measurement, learned, name_of_model, order_of_models
@@ -93,11 +92,6 @@ def of(model, method, options, more=()):
 
 
 def paper_of(model, method, options):
-    """The page of anchors names them, and measures some of the same rows."""
-    if method == "antkv-1":
-        return page_anchors.of(model, method, page_anchors.anchors(1), options, True)
-    if method == "kivi-2":
-        return page_anchors.of(model, method, page_anchors.NONE, options, True)
     return of(model, method, options, ("--paper",))
 
 
