@@ -17,6 +17,13 @@ enum terse_weighting {
     TERSE_WEIGHTING_ROW        /* norm of the gradient of the whole head */
 };
 
+/* Says whether a head's mean row is subtracted from rows before they are normalized, by methods that normalize them (antkv, commvq). */
+enum terse_mean {
+    TERSE_MEAN_DEFAULT, /* as the method does: commvq subtracts it, antkv does not */
+    TERSE_MEAN_NONE,
+    TERSE_MEAN_SUBTRACTED
+};
+
 struct terse_calibration {
     size_t size;        /* of this struct: set by terse_calibration_defaults */
     const char *method; /* one that learns; default "antkv-1" */
@@ -35,7 +42,7 @@ struct terse_calibration {
      * does beside it. Codebooks then differ from the processor's within rounding. */
     const char *device;
     struct terse_progress progress;
-    bool no_mean; /* of methods that normalize rows (antkv, commvq): their sizes alone, without subtracting a head's mean row */
+    enum terse_mean mean;
 };
 TERSE_API struct terse_calibration terse_calibration_defaults(void);
 

@@ -50,8 +50,8 @@ static enum options_result parse(struct calibrate *c, int argc, char **argv) {
         {"--power", "P", OPTION_INTEGER, &c->calibration.power, 0, 2, "of the gradient's norm, 1 or 2; 0: the method's own"},
         {"--text-labels", NULL, OPTION_FLAG, &c->calibration.text_labels, 0, 0,
          "gradients of the loss against the text instead of labels drawn from the model's predictions"},
-        {"--no-mean", NULL, OPTION_FLAG, &c->calibration.no_mean, 0, 0,
-         "antkv, commvq: normalize rows by their sizes alone, without subtracting a mean"},
+        {"--mean", "own|none|subtract", OPTION_CHOICE, &c->calibration.mean, 0, 0,
+         "antkv, commvq: whether a mean row is subtracted from rows before they are normalized; own: as the method does"},
         {"-s, --seed", "N", OPTION_INTEGER, &c->calibration.seed, 0, INT32_MAX, "of the centroids that learning begins with"},
     };
     const struct option_set set = {

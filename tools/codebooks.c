@@ -230,7 +230,7 @@ static struct terse_calibration options_of(const struct setup *setup, const stru
     options.power = (uint32_t)calibration->power;
     options.shared = calibration->shared;
     options.text_labels = calibration->text_labels;
-    options.no_mean = calibration->no_mean;
+    options.mean = (enum terse_mean)calibration->mean;
     options.weighting = (enum terse_weighting)calibration->weighting;
     options.threads = (uint32_t)setup->threads;
     options.device = setup_device(setup);

@@ -34,8 +34,8 @@ int codebooks_read_text(const struct setup *setup, const char *file, const char 
 struct codebooks_calibration {
     const char *file; /* NULL: the built-in text */
     int64_t window, windows, seed, power;
-    bool shared, text_labels, no_mean;
-    int weighting;       /* as enum terse_weighting */
+    bool shared, text_labels;
+    int weighting, mean; /* as enum terse_weighting and enum terse_mean */
     bool announced;      /* says beforehand what is learned, and how long it will take */
     double most_seconds; /* what would take longer is not learned; 0: any time */
     const char *kept_at; /* refuses to learn from fewer tokens than the codebook that is kept there; NULL: whatever it replaces */

@@ -36,8 +36,8 @@ def antkv(bits):
         Row("weights of the whole head", vq, (*PAPER, *ANCHORS), (vq, ("--weighting", "head", "--power", "2", "--text-labels"))),
         Row("weights to the power 1", vq, (*PAPER, *ANCHORS), (vq, ("--weighting", "part", "--power", "1", "--text-labels"))),
         Row("weights by drawn labels", vq, (*PAPER, *ANCHORS), (vq, ("--weighting", "part", "--power", "2"))),
-        Row("gain", own, (*PAPER, *ANCHORS), (own, (*FISHER, "--no-mean"))),
-        Row("gain and mean", own, (*PAPER, *ANCHORS), (own, FISHER)),
+        Row("gain", own, (*PAPER, *ANCHORS), (own, FISHER)),
+        Row("gain and mean", own, (*PAPER, *ANCHORS), (own, (*FISHER, "--mean", "subtract"))),
         Row("first 4 tokens exact", vq, ANCHORS, fisher),
         Row("no window", vq, (*PAPER, *ANCHORS, "--kv-tail-tokens", "0"), fisher),
         Row("terse", own, (), (own, ())),
@@ -76,10 +76,10 @@ def million(bits):
 
 def commvq(bits):
     name = f"commvq-{bits}"
-    plain = ("--weighting", "none", "--no-mean")
+    plain = ("--weighting", "none", "--mean", "none")
     rows = [
         Row("paper, but for its encoder", name, PAPER, (name, plain)),
-        Row("weights", name, PAPER, (name, ("--no-mean",))),
+        Row("weights", name, PAPER, (name, ("--mean", "none"))),
         Row("mean", name, PAPER, (name, ("--weighting", "none"))),
         Row("first 4 tokens exact", name, (), (name, plain)),
         Row("terse", name, (), (name, ())),

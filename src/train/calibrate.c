@@ -97,7 +97,8 @@ struct recipe {
     struct codebook_info info;
     enum terse_weighting weighting;
     uint32_t power; /* 0: all samples weigh alike */
-    bool text_labels, no_mean;
+    bool text_labels;
+    enum terse_mean mean;
     bool learned;                   /* its codebook is made */
     const struct learning_ops *ops; /* of the device; NULL: the CPU's */
     struct terse_progress progress; /* led to the caller's thread */
@@ -136,6 +137,8 @@ static void describe_weighting(struct recipe *recipe) {
 static enum terse_status check_options(const struct terse_calibration *o, struct terse_error *error) {
     if (o->weighting < TERSE_WEIGHTING_DEFAULT || o->weighting > TERSE_WEIGHTING_ROW)
         return status_fail(error, TERSE_E_ARGUMENT, "%d is no weighting of samples", (int)o->weighting);
+    if (o->mean < TERSE_MEAN_DEFAULT || o->mean > TERSE_MEAN_SUBTRACTED)
+        return status_fail(error, TERSE_E_ARGUMENT, "%d is no way to take a mean", (int)o->mean);
     if (o->power > 2) return status_fail(error, TERSE_E_ARGUMENT, "weights are gradients to the power 1 or 2, not %u", o->power);
     return TERSE_OK;
 }
@@ -162,15 +165,15 @@ static enum terse_status make_recipe(const struct terse_model *m, const struct t
             "a profile is of each layer and KV head, and learned without gradients: do without --shared, --weighting, "
             "--power and --text-labels for %s",
             method.name);
-    if (o->no_mean && (profile || !(method.key.codec->normalized || method.value.codec->normalized)))
-        return status_fail(error, TERSE_E_ARGUMENT, "%s subtracts no mean row from rows: do without --no-mean", method.name);
+    if (o->mean && (profile || !(method.key.codec->normalized || method.value.codec->normalized)))
+        return status_fail(error, TERSE_E_ARGUMENT, "%s normalizes no rows: do without --mean", method.name);
     *recipe = (struct recipe){.model = m, .progress = thread_pool_progress(&o->progress)};
     recipe->weighting = o->weighting;
     if (o->weighting == TERSE_WEIGHTING_DEFAULT)
         recipe->weighting = method.power ? TERSE_WEIGHTING_SUBVECTOR : TERSE_WEIGHTING_NONE;
     recipe->power = recipe->weighting == TERSE_WEIGHTING_NONE ? 0 : o->power ? o->power : method.power ? method.power : 2;
     recipe->text_labels = o->text_labels;
-    recipe->no_mean = o->no_mean;
+    recipe->mean = o->mean;
     recipe->info = (struct codebook_info){
         .key = learning(method.key),
         .value = learning(method.value),
@@ -188,6 +191,12 @@ static enum terse_status make_recipe(const struct terse_model *m, const struct t
     return TERSE_OK;
 }
 
+/* Returns whether rows of a side are normalized about their mean row. */
+static bool subtracts_mean(const struct recipe *recipe, enum codec_side side) {
+    const struct codec *codec = coding_of(&recipe->info, side).codec;
+    return codec && (recipe->mean ? recipe->mean == TERSE_MEAN_SUBTRACTED : codec->centred);
+}
+
 static bool has_normalization(const struct recipe *recipe) {
     const struct codec *key = recipe->info.key.codec, *value = recipe->info.value.codec;
     return (key && key->normalized) || (value && value->normalized);
@@ -195,7 +204,9 @@ static bool has_normalization(const struct recipe *recipe) {
 
 static bool can_share(const struct recipe *a, const struct recipe *b) {
     if (a->info.key.codec && b->info.key.codec && a->info.key.codec->rope != b->info.key.codec->rope) return false;
-    return !has_normalization(a) || !has_normalization(b) || (a->info.shared == b->info.shared && a->no_mean == b->no_mean);
+    if (!has_normalization(a) || !has_normalization(b)) return true;
+    return a->info.shared == b->info.shared && subtracts_mean(a, CODEC_KEYS) == subtracts_mean(b, CODEC_KEYS) &&
+           subtracts_mean(a, CODEC_VALUES) == subtracts_mean(b, CODEC_VALUES);
 }
 
 /* Sets the RoPE frame of keys, which all recipes share. */
@@ -537,8 +548,8 @@ static enum terse_status set_normalization(struct fits *f, enum codec_side side,
         struct capture_reading reading = head_reading(f, side, &r, i);
         capture_rows(f->samples, &reading, 0, info->head_dim, rows + i * each * info->head_dim);
     }
-    (f->recipe->no_mean ? codec_fit_scale : codec_fit_normalization)(coding.codec, normalization.shape, rows, heads * each,
-                                                                     parameters_of(f, side, set));
+    (subtracts_mean(f->recipe, side) ? codec_fit_normalization : codec_fit_scale)(coding.codec, normalization.shape, rows,
+                                                                                  heads * each, parameters_of(f, side, set));
     memory_free(rows);
     for (size_t i = 0; i < heads; i++) {
         struct capture_reading reading = head_reading(f, side, &r, i);

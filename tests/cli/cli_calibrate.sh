@@ -38,11 +38,16 @@ works calibrate $options --kv cq-1 -o "$work/again.gguf"
 grep -q 'weights: none, effective samples: 384$' "$work/out" || fail "$(cat "$work/out")"
 works calibrate $options --kv antkv-1 -o "$work/shared.gguf" --shared
 [ "$(wc -c <"$work/shared.gguf")" -lt "$(wc -c <"$book")" ] || fail "shared centroids are no fewer"
-works calibrate $options --kv antkv-1 -o "$work/no-mean.gguf" --no-mean
-cmp -s "$book" "$work/no-mean.gguf" && fail "--no-mean makes the same codebook"
-[ "$(wc -c <"$work/no-mean.gguf")" -eq "$(wc -c <"$book")" ] || fail "--no-mean makes another shape"
-refuses 'cq-1 subtracts no mean row' calibrate $options --kv cq-1 -o "$work/refused.gguf" --no-mean
-refuses 'terse-2 subtracts no mean row' calibrate $options --kv terse-2 -o "$work/refused.gguf" --no-mean
+works calibrate $options --kv antkv-1 -o "$work/mean.gguf" --mean subtract
+cmp -s "$book" "$work/mean.gguf" && fail "--mean subtract makes the same codebook"
+[ "$(wc -c <"$work/mean.gguf")" -eq "$(wc -c <"$book")" ] || fail "--mean subtract makes another shape"
+works calibrate $options --kv antkv-1 -o "$work/again.gguf" --mean none
+cmp "$book" "$work/again.gguf" || fail "antkv subtracts a mean by itself"
+works calibrate $options --kv commvq-1 -o "$work/commvq.gguf"
+works calibrate $options --kv commvq-1 -o "$work/again.gguf" --mean subtract
+cmp "$work/commvq.gguf" "$work/again.gguf" || fail "commvq subtracts no mean by itself"
+refuses 'cq-1 normalizes no rows' calibrate $options --kv cq-1 -o "$work/refused.gguf" --mean none
+refuses 'terse-2 normalizes no rows' calibrate $options --kv terse-2 -o "$work/refused.gguf" --mean subtract
 [ "$(echo "$work"/*.part)" = "$work/*.part" ] || fail "a part of a file was left: $(ls "$work")"
 nothing_in "$work/cache" 'calibrate -o'
 

@@ -2,6 +2,9 @@
  *
  *     row = mean + gain * shape,   shape = the sub-vectors' centroids, learned from rows (x - mean) / rms(x - mean)
  *
+ * Learning leaves the mean at zero unless it is asked for one (terse_calibration.mean): on public models a mean costs up to twice the
+ * divergence (docs/reports/equal-terms.md).
+ *
  * Rows of one head differ in size far more than in shape, so codes are better spent on the shape; and quantization shrinks what it
  * rounds, which the gain undoes. For keys the gain keeps the row's norm (a shrunken key evens attention out), for values it is the
  * best in least squares. Gersho and Gray 1992, section 12.10, with the gain last. Measured on the built-in model, KL divergence
