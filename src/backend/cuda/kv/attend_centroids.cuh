@@ -36,6 +36,8 @@ template <int HD, int UNIT, bool TABLES> struct centroid_layout {
     static constexpr int blocks = units % 32 ? units / 4 : 8;                  /* of 4 units, through which orders go in turn */
     static constexpr int groups = units / 4 / blocks;                          /* of blocks */
     static constexpr int pieces = TABLES ? groups : 1;                         /* of a side, in the ring */
+    static constexpr uint32_t slots = TABLES ? pieces + 1 : 0,
+                              piece_bytes = TABLES ? PAGE_TOKENS + PAGE_TOKENS * units / pieces : 0;
     /* Sums of values. */
     static constexpr int value_orders = units % 32 == 0 ? 4 : units % 16 == 0 ? 2 : 1;
     static constexpr int value_groups = units / 8 / value_orders; /* tiles of 8 columns */
@@ -151,7 +153,8 @@ ATTEND_INLINE unit_words<UNIT> look_up(const centroid_side &side, const octet_co
 
 /* ---- Queries */
 
-/* The queries of a warp are [CENTROID_QUERIES][HD] halves. */
+/* The queries of a warp are halves [CENTROID_QUERIES][HD], but with units of 2 channels [CENTROID_QUERIES / 2][HD / 2][2][2], those of
+ * two queries side by side. */
 template <int HD, int WARPS> struct centroid_queries {
     query_fragments<HD, 1> window, exact;               /* for rows of halves */
     uint32_t rotated[WARPS][CENTROID_QUERIES * HD / 2]; /* each warp's, to the run that it reads */
@@ -188,8 +191,8 @@ struct query_columns {
     float means[2]; /* products of the query with the keys' mean */
 };
 
-/* Writes a warp's queries rotated to a run, each times a power of two so that its largest channel lies in [1, 2). */
-template <int HD>
+/* Writes a warp's queries rotated to a run, in the order for UNIT, each times a power of two so that its largest channel lies in [1, 2). */
+template <int HD, int UNIT>
 ATTEND_INLINE void rotate_queries(const struct attend_decode &a, const struct share &s, const float *angles,
                                   const centroid_side &keys, uint32_t *to, query_columns &columns) {
     const unsigned lane = lane_id();
@@ -212,7 +215,7 @@ ATTEND_INLINE void rotate_queries(const struct attend_decode &a, const struct sh
             const uint32_t c = 2 * (lane + 32 * i);
             if (c >= HD) continue;
             x[i].x *= power.up, x[i].y *= power.up;
-            to[(query * HD + c) / 2] = pack_halves(x[i].x, x[i].y);
+            to[UNIT == 2 ? query / 2 * HD + c + query % 2 : (query * HD + c) / 2] = pack_halves(x[i].x, x[i].y);
             if (keys.normalized) mean += x[i].x * keys.mean[c] + x[i].y * keys.mean[c + 1];
         }
         for (int o = 16; o; o /= 2) mean += __shfl_xor_sync(ALL_LANES, mean, o);
@@ -240,7 +243,8 @@ constexpr uint32_t LOGIT_ROW = PAGE_TOKENS * 4 + 32, LOGIT_BYTES = CENTROID_QUER
 /* Computes centroids times queries, x of tokens 8 column + j in d[j]. Reads all pieces of the page's keys and releases them but for the last one.
  * Returns the codes of the gains of tokens 8 g .. 8 g + 7, if there are any. */
 template <int HD, int UNIT, bool TABLES, class LAYOUT, class RING>
-ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_t queries, float (&d)[8][LAYOUT::sets][4]) {
+ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_t page, uint32_t queries,
+                                  float (&d)[8][LAYOUT::sets][4]) {
     const unsigned g = lane_id() / 4;
     constexpr int PER_STEP = UNIT == 2 ? 2 : 1, SETS = LAYOUT::sets; /* units that a product takes */
     constexpr int UNROLL = TABLES ? LAYOUT::blocks : 1;
@@ -268,12 +272,17 @@ ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_
                 if (LAYOUT::pieces == 1) unit += units * group;
                 at[l] = unit * UNIT * 2 + (LAYOUT::pieces == 1 ? 0 : units * group * UNIT * 2);
                 codes[l] = load_codes<TABLES>(keys, codes_at, row, unit * UNIT >> keys.log_width, g);
+                if constexpr (UNIT == 2) {
 #pragma unroll
-                for (int set = 0; set < SETS; set++)
+                    for (int set = 0; set < SETS; set++) {
+                        const uint2 x = load_shared_pair(queries + 4 * HD * set + 2 * at[l]);
+                        a[l][set][0].of[0] = x.x, a[l][set][1].of[0] = x.y;
+                    }
+                } else {
 #pragma unroll
                     for (int h = 0; h < 2; h++)
-                        a[l][set][h] =
-                            load_unit<UNIT>(queries + at[l] + 2 * HD * (16 / LAYOUT::orders * set + (g + 8 * h) / LAYOUT::orders));
+                        a[l][0][h] = load_unit<UNIT>(queries + at[l] + 2 * HD * ((g + 8 * h) / LAYOUT::orders));
+                }
             }
 #pragma unroll
             for (int j = 0; j < 8; j++) {
@@ -291,7 +300,7 @@ ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_
             }
         }
         __syncwarp();
-        if (group + 1 < LAYOUT::pieces) ring.release(), ring.wait(1);
+        if (group + 1 < LAYOUT::pieces) ring.release(page, group), ring.wait(1);
     }
     return gains;
 }
@@ -467,8 +476,9 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     share_pages(s, first, end);
     const uint32_t n = end - first, begin = first + n * warp / WARPS, pages = first + n * (warp + 1) / WARPS - begin;
     const struct listed_pages listed = listed_from(s, begin, 1);
-    page_ring<layout::pieces> ring;
-    ring.listed = listed, ring.n = pages, ring.slots = launch.slots, ring.slot_bytes = launch.slot_bytes;
+    page_ring<layout::pieces, layout::piece_bytes> ring;
+    ring.listed = listed, ring.n = pages, ring.slots = TABLES ? layout::slots : launch.slots;
+    ring.slot_bytes = launch.slot_bytes;
     ring.place = a.places + (size_t)a.layer * a.heads.kv_heads + s.head;
 #pragma unroll
     for (int side = 0; side < 2; side++) {
@@ -508,16 +518,16 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         const uint32_t own_run = in_runs ? from / ROPE_RUN_TOKENS : 0;
         if (own_run != run) {
             run = own_run;
-            rotate_queries<HD>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, rotated, columns);
+            rotate_queries<HD, UNIT>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, rotated, columns);
         }
         float x[4][1][4], rise[1][2];
         uint32_t w[4][1][2];
         {
             float d[8][layout::sets][4];
-            const uint2 gains = multiply_page<HD, UNIT, TABLES, layout>(keys, ring, shared_address(rotated), d);
+            const uint2 gains = multiply_page<HD, UNIT, TABLES, layout>(keys, ring, page, shared_address(rotated), d);
             exchange_products<layout>(ring.slot(0), d, x);
             __syncwarp();
-            ring.release();
+            ring.release(page, layout::pieces - 1);
             if (keys.normalized) apply_gains(keys, gains, columns.means, x);
         }
         finish_logits<TOKENS_BY_OCTET>(x, columns.factor, slopes, (int32_t)(from - s.position), live);
@@ -530,7 +540,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         sums::add_page(values, ring, w, acc);
         __syncwarp();
 #pragma unroll
-        for (int piece = 0; piece < layout::pieces; piece++) ring.release();
+        for (int piece = 0; piece < layout::pieces; piece++) ring.release(page, layout::pieces + piece);
     }
     wait_copies<0>();
     finish_running(of_pages);
@@ -562,17 +572,17 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
  * there is no room. */
 template <int HD, int UNIT, int WARPS, bool TABLES>
 uint32_t fit_centroids(const struct attend_decode *a, struct centroid_launch *launch) {
+    using layout = centroid_layout<HD, UNIT, TABLES>;
     using memory = centroid_memory<HD, WARPS>;
-    constexpr uint32_t pieces = centroid_layout<HD, UNIT, TABLES>::pieces,
-                       before = memory::queries + (TABLES ? 2 * TABLE_BYTES : 0);
+    constexpr uint32_t before = memory::queries + (TABLES ? 2 * TABLE_BYTES : 0);
     const uint32_t room = (uint32_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    uint32_t slot = ring_slot_bytes(a);
-    if (pieces == 2) slot = slot / 2 + 64; /* the first has the gains */
-    launch->slot_bytes = slot > LOGIT_BYTES ? slot : LOGIT_BYTES;
+    launch->slot_bytes = TABLES ? layout::piece_bytes : ring_slot_bytes(a);
+    if (launch->slot_bytes < LOGIT_BYTES) launch->slot_bytes = LOGIT_BYTES;
     launch->slots = before < room ? ring_slots(launch->slot_bytes, WARPS, room - before) : 0;
+    if constexpr (TABLES) launch->slots = launch->slots < layout::slots ? 0 : layout::slots;
     const uint32_t pages = before + launch->slots * WARPS * launch->slot_bytes, after = memory::queries + memory::after;
     const uint32_t bytes = pages > after ? pages : after;
-    return launch->slots >= pieces && bytes <= room ? bytes : 0;
+    return launch->slots && bytes <= room ? bytes : 0;
 }
 
 /* Launches CTAs with so many bytes of shared memory; 0 is refused. */

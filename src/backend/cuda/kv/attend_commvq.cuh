@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     share_pages(s, first, end);
     const uint32_t n = end - first, begin = first + n * warp / commvq_warps, pages = first + n * (warp + 1) / commvq_warps - begin;
     const struct listed_pages listed = listed_from(s, begin, 1);
-    page_ring<1> ring;
+    page_ring<1, 0> ring;
     ring.listed = listed, ring.n = pages, ring.slots = launch.slots, ring.slot_bytes = launch.slot_bytes;
     ring.place = a.places + place;
     ring.bytes[0] = a.page_bytes[0], ring.bytes[1] = a.page_bytes[1];
@@ -247,14 +247,14 @@ __global__ void __launch_bounds__(commvq_threads, 1)
             score_page<HD, TABLES>(keys, rows, ring.slot(0), angles, queries.powers, own, x);
         }
         __syncwarp();
-        ring.release();
+        ring.release(page, 0);
         finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - s.position), live);
         if (weigh(x, running, rise, w)) scale_sums(codes, rise);
         ring.wait(1);
         weigh_gains(ring.slot(0), w, [](uint32_t code, int bit) { return shifted_gain(code, bit); });
         add_codes<CODES>(ring.slot(0), w, codes);
         __syncwarp();
-        ring.release();
+        ring.release(page, 1);
     }
     wait_copies<0>();
     finish_running(running);

@@ -9,19 +9,19 @@
 ATTEND_INLINE float relative_gain(uint32_t code) { return code ? exp2_fast(((float)code - GAIN_MIDDLE) * (1.0f / GAIN_STEPS)) : 0; }
 
 /* A warp's ring holds a piece of a page in each of its slots, in shared memory: the keys of the first page, its values, the keys of the
- * second and so on, each side in PIECES pieces (1 or 2). A piece is asked for as soon as the one that was in its slot has been
- * read. */
-template <int PIECES> struct page_ring {
+ * second and so on, each side in PIECES pieces (1 or 2). Piece `index` of a page is of its keys below PIECES, else of its values. A
+ * piece is asked for as soon as the one that was in its slot has been read. MOST is the size of the largest piece; 0: it is not
+ * known. */
+template <int PIECES, int MOST> struct page_ring {
     struct listed_pages listed;
     const struct place_view *place;
     uint32_t n;        /* pages */
     uint32_t bytes[2]; /* of a page, by side, multiples of 64 */
     uint32_t first[2]; /* of them the first piece's, where there are two */
     uint32_t base, slots, slot_bytes;
-    uint32_t own;                   /* where the lane's 16 bytes of each 512 lie in a slot */
-    uint32_t oldest;                /* slot of the oldest piece that was asked for and not released */
-    uint32_t next_page, next_piece; /* what is asked for next; keys' pieces are 0 .. PIECES - 1, values' come behind them */
-    const uint8_t *of_lane[2];      /* page 32 i + lane's */
+    uint32_t own;              /* where the lane's 16 bytes of each 512 lie in a slot */
+    uint32_t oldest;           /* slot of the oldest piece that was asked for and not released */
+    const uint8_t *of_lane[2]; /* page 32 i + lane's */
 
     /* Returns where piece i after the oldest lies. */
     ATTEND_INLINE uint32_t slot(uint32_t i) const {
@@ -30,8 +30,8 @@ template <int PIECES> struct page_ring {
     }
 
     ATTEND_INLINE void start() {
-        oldest = next_page = next_piece = 0;
-        for (uint32_t i = 0; i < slots; i++) ask(base + i * slot_bytes);
+        oldest = 0;
+        for (uint32_t i = 0; i < slots; i++) ask(base + i * slot_bytes, i / (2 * PIECES), i % (2 * PIECES));
     }
 
     /* Waits until the `count` oldest pieces are there, at most as many as there are slots. */
@@ -49,17 +49,17 @@ template <int PIECES> struct page_ring {
         __syncwarp();
     }
 
-    /* Asks for what takes the place of the oldest piece, which all lanes have read. */
-    ATTEND_INLINE void release() {
-        ask(slot(0));
+    /* Asks for what takes the place of the oldest piece, which is `index` of a page and which all lanes have read. */
+    ATTEND_INLINE void release(uint32_t page, uint32_t index) {
+        const uint32_t next = index + slots;
+        ask(slot(0), page + next / (2 * PIECES), next % (2 * PIECES));
         oldest = oldest + 1 < slots ? oldest + 1 : 0;
     }
 
-    ATTEND_INLINE void ask(uint32_t to) {
-        const uint32_t page = next_page, piece = next_piece % PIECES;
-        const bool values = next_piece >= PIECES;
+    ATTEND_INLINE void ask(uint32_t to, uint32_t page, uint32_t index) {
+        const bool values = index >= PIECES, second = index % PIECES;
         if (page < n) {
-            if (page % 32 == 0 && piece == 0) { /* keys and values of a page are asked for at different times */
+            if (page % 32 == 0 && !second) { /* keys and values of a page are asked for at different times */
                 const struct page_set_view set = listed.set(min(page + lane_id(), n - 1));
                 (values ? of_lane[1] : of_lane[0]) = page_address(&set, place, (int)values);
             }
@@ -68,14 +68,19 @@ template <int PIECES> struct page_ring {
             uint32_t size = values ? bytes[1] : bytes[0];
             if (PIECES == 2) {
                 const uint32_t cut = values ? first[1] : first[0];
-                from += piece ? cut : 0, size = piece ? size - cut : cut;
+                from += second ? cut : 0, size = second ? size - cut : cut;
             }
-            for (uint32_t at = 16 * lane_id(), place_of = to + own; at < size; at += 512, place_of += 512)
-                copy_async<16>(place_of, from + at);
+            const uint32_t at = 16 * lane_id();
+            from += at, to += own;
+            if constexpr (MOST > 0) {
+#pragma unroll
+                for (uint32_t i = 0; i < MOST; i += 512)
+                    if (at + i < size) copy_async<16>(to + i, from + i);
+            } else {
+                for (uint32_t i = 0; at + i < size; i += 512) copy_async<16>(to + i, from + i);
+            }
         }
         commit_copies();
-        next_piece = next_piece + 1 < 2 * PIECES ? next_piece + 1 : 0;
-        next_page += next_piece == 0;
     }
 };
 
