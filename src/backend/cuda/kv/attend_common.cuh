@@ -633,9 +633,14 @@ ATTEND_INLINE void finish_share(const struct attend_decode &a, const struct shar
         const unsigned query = i / (HD / 4);
         float4 sums = make_float4(0, 0, 0, 0);
         float2 state = make_float2(-INFINITY, 0);
-        for (unsigned j = 0; j < n; j++)
-            merge_state(sums, state, reinterpret_cast<const float4 *>(states.sums)[j * groups + i],
-                        states.max_sum[j * s.group + query]);
+        for (unsigned j = 0; j < n; j++) state.x = fmaxf(state.x, states.max_sum[j * s.group + query].x);
+#pragma unroll 4
+        for (unsigned j = 0; j < n && state.x > -INFINITY; j++) { /* with the maximum known, no state waits for another */
+            const float4 more = reinterpret_cast<const float4 *>(states.sums)[j * groups + i];
+            const float2 from = states.max_sum[j * s.group + query];
+            const float b = exp2_fast(from.x - state.x);
+            sums.x += more.x * b, sums.y += more.y * b, sums.z += more.z * b, sums.w += more.w * b, state.y += from.y * b;
+        }
         if (s.parts == 1) {
             put_output<HD>(a, s, i, sums, state);
         } else {
