@@ -153,8 +153,8 @@ ATTEND_INLINE unit_words<UNIT> look_up(const centroid_side &side, const octet_co
 
 /* ---- Queries */
 
-/* The queries of a warp are halves [CENTROID_QUERIES][HD], but with units of 2 channels [CENTROID_QUERIES / 2][HD / 2][2][2], those of
- * two queries side by side. */
+/* The queries of a warp are halves [query % 2][HD / 2][query / 2][2]: the pairs of channels of two queries side by side, which are
+ * rows g and g + 8 of a product. */
 template <int HD, int WARPS> struct centroid_queries {
     query_fragments<HD, 1> window, exact;               /* for rows of halves */
     uint32_t rotated[WARPS][CENTROID_QUERIES * HD / 2]; /* each warp's, to the run that it reads */
@@ -191,8 +191,8 @@ struct query_columns {
     float means[2]; /* products of the query with the keys' mean */
 };
 
-/* Writes a warp's queries rotated to a run, in the order for UNIT, each times a power of two so that its largest channel lies in [1, 2). */
-template <int HD, int UNIT>
+/* Writes a warp's queries rotated to a run, each times a power of two so that its largest channel lies in [1, 2). */
+template <int HD>
 ATTEND_INLINE void rotate_queries(const struct attend_decode &a, const struct share &s, const float *angles,
                                   const centroid_side &keys, uint32_t *to, query_columns &columns) {
     const unsigned lane = lane_id();
@@ -215,7 +215,7 @@ ATTEND_INLINE void rotate_queries(const struct attend_decode &a, const struct sh
             const uint32_t c = 2 * (lane + 32 * i);
             if (c >= HD) continue;
             x[i].x *= power.up, x[i].y *= power.up;
-            to[UNIT == 2 ? query / 2 * HD + c + query % 2 : (query * HD + c) / 2] = pack_halves(x[i].x, x[i].y);
+            to[query % 2 * HD + c + query / 2] = pack_halves(x[i].x, x[i].y);
             if (keys.normalized) mean += x[i].x * keys.mean[c] + x[i].y * keys.mean[c + 1];
         }
         for (int o = 16; o; o /= 2) mean += __shfl_xor_sync(ALL_LANES, mean, o);
@@ -246,7 +246,8 @@ template <int HD, int UNIT, bool TABLES, class LAYOUT, class RING>
 ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_t page, uint32_t queries,
                                   float (&d)[8][LAYOUT::sets][4]) {
     const unsigned g = lane_id() / 4;
-    constexpr int PER_STEP = UNIT == 2 ? 2 : 1, SETS = LAYOUT::sets; /* units that a product takes */
+    constexpr int SETS = LAYOUT::sets, PER_STEP = UNIT == 2 ? 2 : 1,
+                  PRODUCTS = UNIT == 8 ? 2 : 1; /* a step's units, its products */
     constexpr int UNROLL = TABLES ? LAYOUT::blocks : 1;
     uint2 gains = make_uint2(0, 0);
 #pragma unroll
@@ -264,8 +265,7 @@ ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_
 #pragma unroll UNROLL
         for (int step = 0; step < LAYOUT::blocks; step += PER_STEP) {
             octet_codes<TABLES> codes[PER_STEP];
-            unit_words<UNIT> a[PER_STEP][SETS][2];
-            uint32_t at[PER_STEP];
+            uint32_t at[PER_STEP], a[SETS][PRODUCTS][4];
 #pragma unroll
             for (int l = 0; l < PER_STEP; l++) {
                 uint32_t unit = LAYOUT::unit_of_step(step + l);
@@ -276,12 +276,14 @@ ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_
 #pragma unroll
                     for (int set = 0; set < SETS; set++) {
                         const uint2 x = load_shared_pair(queries + 4 * HD * set + 2 * at[l]);
-                        a[l][set][0].of[0] = x.x, a[l][set][1].of[0] = x.y;
+                        a[set][0][2 * l] = x.x, a[set][0][2 * l + 1] = x.y;
                     }
                 } else {
 #pragma unroll
-                    for (int h = 0; h < 2; h++)
-                        a[l][0][h] = load_unit<UNIT>(queries + at[l] + 2 * HD * ((g + 8 * h) / LAYOUT::orders));
+                    for (int k = 0; k < PRODUCTS; k++) {
+                        const uint4 x = load_shared_quad(queries + 4 * HD * (g / 4) + 2 * at[l] + 16 * k);
+                        a[0][k][0] = x.x, a[0][k][1] = x.y, a[0][k][2] = x.z, a[0][k][3] = x.w;
+                    }
                 }
             }
 #pragma unroll
@@ -292,11 +294,9 @@ ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_
 #pragma unroll
                 for (int set = 0; set < SETS; set++)
 #pragma unroll
-                    for (int k = 0; k < (UNIT == 8 ? 2 : 1); k++) {
-                        constexpr int last = PER_STEP - 1, second = UNIT == 2 ? 0 : 1;
-                        mma(d[j][set], a[0][set][0].of[2 * k], a[0][set][1].of[2 * k], a[last][set][0].of[2 * k + second],
-                            a[last][set][1].of[2 * k + second], u[0].of[2 * k], u[last].of[2 * k + second]);
-                    }
+                    for (int k = 0; k < PRODUCTS; k++)
+                        mma(d[j][set], a[set][k][0], a[set][k][1], a[set][k][2], a[set][k][3], u[0].of[2 * k],
+                            u[PER_STEP - 1].of[UNIT == 2 ? 0 : 2 * k + 1]);
             }
         }
         __syncwarp();
@@ -323,7 +323,7 @@ ATTEND_INLINE void exchange_products(uint32_t scratch, const float (&d)[8][LAYOU
 #pragma unroll
                     for (int j = 0; j < 4; j++)
                         own[j] = __float_as_uint(g % 2 ? d[4 * i + j][set][2 * h + 1] : d[4 * i + j][set][2 * h]);
-                    store_shared_quad(to + LOGIT_ROW * (16 / ORDERS * set + (g + 8 * h) / ORDERS) + 16 * i,
+                    store_shared_quad(to + LOGIT_ROW * (set + g / ORDERS + 2 * h) + 16 * i,
                                       make_uint4(own[0], own[1], own[2], own[3]));
                 }
     }
@@ -518,7 +518,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         const uint32_t own_run = in_runs ? from / ROPE_RUN_TOKENS : 0;
         if (own_run != run) {
             run = own_run;
-            rotate_queries<HD, UNIT>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, rotated, columns);
+            rotate_queries<HD>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, rotated, columns);
         }
         float x[4][1][4], rise[1][2];
         uint32_t w[4][1][2];
