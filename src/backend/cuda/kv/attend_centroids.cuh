@@ -340,17 +340,21 @@ ATTEND_INLINE void exchange_products(uint32_t scratch, const float (&d)[8][LAYOU
     }
 }
 
-/* Computes gain * product + mean, for tokens 8 g + 2 i and the next. */
-ATTEND_INLINE void apply_gains(const centroid_side &keys, uint2 gains, const float (&means)[2], float (&x)[4][1][4]) {
+/* Computes gain * product + mean, for tokens 8 g + 2 i and the next. A lane makes the gains of tokens 8 g + t and 8 g + 4 + t for all
+ * lanes with its g. */
+ATTEND_INLINE void apply_gains(const centroid_side &keys, uint2 codes, const float (&means)[2], float (&x)[4][1][4]) {
+    const unsigned lane = lane_id(), shift = 8 * (lane % 4);
+    const float low = keys.gain_scale * relative_gain(codes.x >> shift & 0xff);
+    const float high = keys.gain_scale * relative_gain(codes.y >> shift & 0xff);
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 8; i++) {
+        const float gain = __shfl_sync(ALL_LANES, i < 4 ? low : high, lane / 4 * 4 + i % 4);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const uint32_t code = (i < 2 ? gains.x : gains.y) >> (i % 2 * 16 + r * 8) & 0xff;
-            const float gain = keys.gain_scale * relative_gain(code);
-#pragma unroll
-            for (int c = 0; c < 2; c++) x[i][0][2 * r + c] = gain * x[i][0][2 * r + c] + means[c];
+        for (int c = 0; c < 2; c++) {
+            float &product = x[i / 2][0][i % 2 * 2 + c];
+            product = gain * product + means[c];
         }
+    }
 }
 
 /* Sums of values: acc[group][channel of a unit] has rows g and g + 8, query g % 4 in orders g / 4 and g / 4 + 2, of columns 2 t and

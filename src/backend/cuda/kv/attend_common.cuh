@@ -664,20 +664,18 @@ ATTEND_INLINE void finish_share(const struct attend_decode &a, const struct shar
     merge_parts<HD, THREADS>(a, s, parts, memory);
 }
 
-/* Multiplies weights, as weigh leaves them for TOKENS_BY_OCTET, by their tokens' gains, whose codes begin at `slot`: of tokens 16 t + 2 i +
- * h and 8 more. gain(code, 2 i + h) is a token's. */
+/* Multiplies weights, as weigh leaves them for TOKENS_BY_OCTET, by their tokens' gains, whose codes begin at `slot`: of tokens 16 t + i and
+ * 8 more. gain(code, i) is a token's; a lane makes those of i = g for all lanes with its t. */
 template <int NT, class Gain> ATTEND_INLINE void weigh_gains(uint32_t slot, uint32_t (&w)[4][NT][2], Gain gain) {
-    const uint4 bytes = load_shared_quad(slot + 16 * (lane_id() % 4));
+    const unsigned g = lane_id() / 4, t = lane_id() % 4, shift = 8 * (g % 4);
+    const uint32_t codes = slot + 16 * t + g / 4 * 4;
+    const uint32_t own = pack_halves(gain(load_shared(codes) >> shift & 0xff, g), gain(load_shared(codes + 8) >> shift & 0xff, g));
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 8; i++) {
+        const uint32_t gains = __shfl_sync(ALL_LANES, own, 4 * i + t);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint32_t shift = i % 2 * 16 + h * 8;
-            const uint32_t low = (i < 2 ? bytes.x : bytes.y) >> shift & 0xff, high = (i < 2 ? bytes.z : bytes.w) >> shift & 0xff;
-            const uint32_t gains = pack_halves(gain(low, 2 * i + h), gain(high, 2 * i + h));
-#pragma unroll
-            for (int n = 0; n < NT; n++) w[i][n][h] = multiply_halves(w[i][n][h], gains);
-        }
+        for (int n = 0; n < NT; n++) w[i / 2][n][i % 2] = multiply_halves(w[i / 2][n][i % 2], gains);
+    }
 }
 
 #endif

@@ -28,7 +28,7 @@ ATTEND_INLINE uint32_t code_of_row(int tile, uint32_t g, uint32_t upper) {
 
 /* Returns a gain times 2^(6 - bit), less than 2^13. */
 ATTEND_INLINE float shifted_gain(uint32_t code, int bit) {
-    return code ? exp2_fast(((float)code - GAIN_MIDDLE) / GAIN_STEPS + (float)(6 - bit)) : 0;
+    return code ? exp2_fast(((float)code - GAIN_MIDDLE) * (1.0f / GAIN_STEPS) + (float)(6 - bit)) : 0;
 }
 constexpr float BIT_UNIT = 0x1p18f; /* undoes 2^(p - 24) and 2^(6 - p) */
 
