@@ -42,10 +42,8 @@ template <int HD, int UNIT, bool TABLES> struct centroid_layout {
     static constexpr int value_orders = units % 32 == 0 ? 4 : units % 16 == 0 ? 2 : 1;
     static constexpr int value_groups = units / 8 / value_orders; /* tiles of 8 columns */
 
-    /* Returns the unit, of a group of blocks, that a lane takes at a step of an order. */
-    static ATTEND_INLINE uint32_t unit_of_step(uint32_t step) {
-        return 4 * ((step + lane_id() / 4 % orders) % blocks) + lane_id() % 4;
-    }
+    /* Returns the unit, of a group of blocks, that a lane takes at a step of its order g % orders: unit t of a block. */
+    static ATTEND_INLINE uint32_t unit_of_step(uint32_t step) { return (4 * step + lane_id() % (4 * orders)) % (4 * blocks); }
     /* Returns the unit of a column and order, of a group. */
     static ATTEND_INLINE uint32_t unit_of_column(uint32_t order, uint32_t column) {
         return UNIT == 4 ? 4 * value_orders * (column / 4) + 4 * order + column % 4 : 8 * order + column;
@@ -56,7 +54,7 @@ template <int HD, int UNIT, bool TABLES> struct centroid_layout {
 
 struct centroid_side {
     struct centroid_shape shape;
-    uint32_t log_width;
+    uint32_t log_units;    /* of the units of a sub-vector */
     uint32_t table;        /* address in shared memory, where TABLES */
     const uint8_t *memory; /* else, [code][HD] halves */
     bool normalized;       /* a page has gains, PAGE_TOKENS bytes, before its codes */
@@ -99,20 +97,23 @@ template <int UNIT> ATTEND_INLINE unit_words<UNIT> load_unit(const uint8_t *addr
 template <bool TABLES> struct octet_codes { uint32_t of[TABLES ? 2 : 4]; };
 
 /* In a slot of the ring, where TABLES, the 16-byte columns of each row of 64 bytes lie in another order, so that lanes read octets
- * of four rows from different banks. Returns a column's byte offset in a row, given that offset. */
-ATTEND_INLINE uint32_t place_in_row(uint32_t row, uint32_t column) { return column ^ (row & 2) * 16; }
+ * of four rows from different banks. Returns where byte `at` of a row lies in a slot. */
+ATTEND_INLINE uint32_t place_in_slot(uint32_t row, uint32_t at) {
+    const uint32_t begin = 64 * row;
+    return begin + (at ^ (begin >> 2 & 32));
+}
 
-/* Loads the codes of a sub-vector of 8 tokens from 8 `octet` on. `codes` is where the codes of sub-vectors begin in a slot, which
- * they do with row `row`. */
+/* Loads the codes of a sub-vector of 8 tokens from 8 `octet` on. The codes of sub-vectors begin with row `row` of a slot, after gains or
+ * at once. */
 template <bool TABLES>
-ATTEND_INLINE octet_codes<TABLES> load_codes(const centroid_side &side, uint32_t codes, uint32_t row, uint32_t part,
+ATTEND_INLINE octet_codes<TABLES> load_codes(const centroid_side &side, uint32_t slot, uint32_t row, uint32_t part,
                                              uint32_t octet) {
     octet_codes<TABLES> to;
     if constexpr (TABLES) {
-        const uint2 bytes = load_shared_pair(codes + 64 * part + place_in_row(row + part, 8 * octet));
+        const uint2 bytes = load_shared_pair(slot + place_in_slot(row + part, 8 * octet));
         to.of[0] = bytes.x, to.of[1] = bytes.y;
     } else {
-        uint32_t plane = codes + part * (PAGE_TOKENS / 8) * side.shape.bits, shift = 0;
+        uint32_t plane = slot + 64 * row + part * (PAGE_TOKENS / 8) * side.shape.bits, shift = 0;
 #pragma unroll
         for (int i = 0; i < 4; i++) to.of[i] = 0;
         if (side.shape.bits & 8) {
@@ -261,7 +262,7 @@ ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_
 #pragma unroll
     for (int group = 0; group < LAYOUT::groups; group++) {
         constexpr uint32_t units = 4 * LAYOUT::blocks;
-        const uint32_t row = keys.normalized && (group == 0 || LAYOUT::pieces == 1) ? 1 : 0, codes_at = ring.slot(0) + 64 * row;
+        const uint32_t row = keys.normalized && (group == 0 || LAYOUT::pieces == 1) ? 1 : 0, slot = ring.slot(0);
 #pragma unroll UNROLL
         for (int step = 0; step < LAYOUT::blocks; step += PER_STEP) {
             octet_codes<TABLES> codes[PER_STEP];
@@ -271,7 +272,7 @@ ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_
                 uint32_t unit = LAYOUT::unit_of_step(step + l);
                 if (LAYOUT::pieces == 1) unit += units * group;
                 at[l] = unit * UNIT * 2 + (LAYOUT::pieces == 1 ? 0 : units * group * UNIT * 2);
-                codes[l] = load_codes<TABLES>(keys, codes_at, row, unit * UNIT >> keys.log_width, g);
+                codes[l] = load_codes<TABLES>(keys, slot, row, unit >> keys.log_units, g);
                 if constexpr (UNIT == 2) {
 #pragma unroll
                     for (int set = 0; set < SETS; set++) {
@@ -394,16 +395,16 @@ template <int HD, int UNIT, bool TABLES> struct sums_by_unit {
 #pragma unroll
             for (int group = 0; group < groups; group++) {
                 const uint32_t row = values.normalized && (group == 0 || layout::pieces == 1) ? 1 : 0;
-                const uint32_t codes_at = ring.slot(layout::pieces == 1 ? 0 : group) + 64 * row;
+                const uint32_t slot = ring.slot(layout::pieces == 1 ? 0 : group);
                 const uint32_t unit = column + (layout::pieces == 1 ? units * group : 0);
                 at[group] = column * UNIT * 2 + units * group * UNIT * 2;
-                const uint32_t part = unit * UNIT >> values.log_width;
+                const uint32_t part = unit >> values.log_units;
                 if constexpr (TABLES) {
-                    const uint4 bytes = load_shared_quad(codes_at + 64 * part + place_in_row(row + part, 16 * t));
+                    const uint4 bytes = load_shared_quad(slot + place_in_slot(row + part, 16 * t));
                     codes[group][0] = {{bytes.x, bytes.y}}, codes[group][1] = {{bytes.z, bytes.w}};
                 } else {
 #pragma unroll
-                    for (int o = 0; o < 2; o++) codes[group][o] = load_codes<TABLES>(values, codes_at, row, part, 2 * t + o);
+                    for (int o = 0; o < 2; o++) codes[group][o] = load_codes<TABLES>(values, slot, row, part, 2 * t + o);
                 }
             }
 #pragma unroll
@@ -447,7 +448,7 @@ struct centroid_launch {
     uint32_t slots, slot_bytes; /* of rings */
 };
 
-template <int HD, bool TABLES>
+template <int HD, int UNIT, bool TABLES>
 ATTEND_INLINE centroid_side open_side(const struct attend_decode &a, const struct share &s, int side, uint32_t table) {
     const struct centroid_view &view =
         static_cast<const struct centroid_view *>(a.learned[side])[(size_t)a.layer * a.heads.kv_heads + s.head];
@@ -455,7 +456,7 @@ ATTEND_INLINE centroid_side open_side(const struct attend_decode &a, const struc
     if (TABLES)
         for (uint32_t i = threadIdx.x; i < 256 * HD / 8; i += blockDim.x)
             copy_async<16>(table + i / (HD / 8) * TABLE_ROW + i % (HD / 8) * 16, memory + 16 * i);
-    return {view.shape, 31u - __clz(view.shape.width), table, memory, view.normalized, view.gain_scale, view.mean};
+    return {view.shape, 31u - __clz(view.shape.width / UNIT), table, memory, view.normalized, view.gain_scale, view.mean};
 }
 
 template <int HD, int UNIT, int WARPS, bool TABLES>
@@ -473,8 +474,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     take_heads(s, launch.first_query, CENTROID_QUERIES);
 
     const uint32_t tables = uniform(shared_address(rest));
-    const centroid_side keys = open_side<HD, TABLES>(a, s, 0, tables);
-    const centroid_side values = open_side<HD, TABLES>(a, s, 1, tables + TABLE_BYTES);
+    const centroid_side keys = open_side<HD, UNIT, TABLES>(a, s, 0, tables);
+    const centroid_side values = open_side<HD, UNIT, TABLES>(a, s, 1, tables + TABLE_BYTES);
     commit_copies();
     uint32_t first, end;
     share_pages(s, first, end);
@@ -491,7 +492,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         ring.first[side] = gains ? (a.page_bytes[side] - 64) / 2 + 64 : a.page_bytes[side] / 2;
     }
     ring.base = tables + (TABLES ? 2 * TABLE_BYTES : 0) + warp * ring.slots * ring.slot_bytes;
-    ring.own = TABLES ? place_in_row(lane / 4, 16 * lane) : 16 * lane;
+    ring.own = TABLES ? place_in_slot(lane / 4, 16 * (lane % 4)) : 16 * lane;
     ring.start();
     prepare_queries<HD, 1, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window);
     prepare_queries<HD, 1, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.exact);
