@@ -35,9 +35,10 @@ template <int HD, int UNIT, bool TABLES> struct centroid_layout {
     static constexpr int orders = UNIT == 2 ? 8 : 4, sets = UNIT == 2 ? 2 : 1; /* tiles of 16 rows */
     static constexpr int blocks = units % 32 ? units / 4 : 8;                  /* of 4 units, through which orders go in turn */
     static constexpr int groups = units / 4 / blocks;                          /* of blocks */
-    static constexpr int pieces = TABLES ? groups : 1;                         /* of a side, in the ring */
-    static constexpr uint32_t slots = TABLES ? pieces + 1 : 0,
-                              piece_bytes = TABLES ? PAGE_TOKENS + PAGE_TOKENS * units / pieces : 0;
+    /* Of a warp's ring: pieces of a side, bytes of the largest, slots, of which 12 warps' have room beside tables on an H100. */
+    static constexpr int pieces = TABLES ? groups : 1;
+    static constexpr uint32_t piece_bytes = TABLES ? PAGE_TOKENS + PAGE_TOKENS * units / pieces : 0;
+    static constexpr uint32_t slots = TABLES ? 6656 / piece_bytes : 0;
     /* Sums of values. */
     static constexpr int value_orders = units % 32 == 0 ? 4 : units % 16 == 0 ? 2 : 1;
     static constexpr int value_groups = units / 8 / value_orders; /* tiles of 8 columns */
@@ -238,7 +239,7 @@ ATTEND_INLINE float of_row_query(const float (&columns)[2]) {
 /* ---- A page */
 
 /* Logits lie in shared memory as floats [CENTROID_QUERIES][PAGE_TOKENS], in rows of so many bytes, which lanes read from different
- * banks. */
+ * banks; tokens 4 .. 7 of an octet come before 0 .. 3 in the page's second half, so that lanes write to different banks, too. */
 constexpr uint32_t LOGIT_ROW = PAGE_TOKENS * 4 + 32, LOGIT_BYTES = CENTROID_QUERIES * LOGIT_ROW;
 
 /* Computes centroids times queries, x of tokens 8 column + j in d[j]. Reads all pieces of the page's keys and releases them but for the last one.
@@ -249,7 +250,7 @@ ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_
     const unsigned g = lane_id() / 4;
     constexpr int SETS = LAYOUT::sets, PER_STEP = UNIT == 2 ? 2 : 1,
                   PRODUCTS = UNIT == 8 ? 2 : 1; /* a step's units, its products */
-    constexpr int UNROLL = TABLES ? LAYOUT::blocks : 1;
+    constexpr int UNROLL = TABLES ? LAYOUT::blocks : 1, BATCH = TABLES ? 8 : 1;
     uint2 gains = make_uint2(0, 0);
 #pragma unroll
     for (int j = 0; j < 8; j++)
@@ -288,16 +289,20 @@ ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_
                 }
             }
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-                unit_words<UNIT> u[PER_STEP];
+            for (int first = 0; first < 8; first += BATCH) {
+                unit_words<UNIT> u[BATCH][PER_STEP];
 #pragma unroll
-                for (int l = 0; l < PER_STEP; l++) u[l] = look_up<HD, UNIT, TABLES>(keys, codes[l], j, at[l]);
+                for (int j = 0; j < BATCH; j++)
+#pragma unroll
+                    for (int l = 0; l < PER_STEP; l++) u[j][l] = look_up<HD, UNIT, TABLES>(keys, codes[l], first + j, at[l]);
 #pragma unroll
                 for (int set = 0; set < SETS; set++)
 #pragma unroll
                     for (int k = 0; k < PRODUCTS; k++)
-                        mma(d[j][set], a[set][k][0], a[set][k][1], a[set][k][2], a[set][k][3], u[0].of[2 * k],
-                            u[PER_STEP - 1].of[UNIT == 2 ? 0 : 2 * k + 1]);
+#pragma unroll
+                        for (int j = 0; j < BATCH; j++)
+                            mma(d[first + j][set], a[set][k][0], a[set][k][1], a[set][k][2], a[set][k][3], u[j][0].of[2 * k],
+                                u[j][PER_STEP - 1].of[UNIT == 2 ? 0 : 2 * k + 1]);
             }
         }
         __syncwarp();
@@ -313,7 +318,7 @@ ATTEND_INLINE void exchange_products(uint32_t scratch, const float (&d)[8][LAYOU
     const unsigned g = lane_id() / 4, t = lane_id() % 4;
     constexpr int ORDERS = LAYOUT::orders;
     if (t % (ORDERS / 2) == g % ORDERS / 2) { /* of columns 2 t and 2 t + 1, one has the order of row g */
-        const uint32_t to = scratch + 32 * (2 * t + g % 2);
+        const uint32_t to = scratch + 32 * (2 * t + g % 2), swapped = t / 2;
 #pragma unroll
         for (int set = 0; set < LAYOUT::sets; set++)
 #pragma unroll
@@ -324,7 +329,7 @@ ATTEND_INLINE void exchange_products(uint32_t scratch, const float (&d)[8][LAYOU
 #pragma unroll
                     for (int j = 0; j < 4; j++)
                         own[j] = __float_as_uint(g % 2 ? d[4 * i + j][set][2 * h + 1] : d[4 * i + j][set][2 * h]);
-                    store_shared_quad(to + LOGIT_ROW * (set + g / ORDERS + 2 * h) + 16 * i,
+                    store_shared_quad(to + LOGIT_ROW * (set + g / ORDERS + 2 * h) + 16 * (i ^ swapped),
                                       make_uint4(own[0], own[1], own[2], own[3]));
                 }
     }
@@ -334,7 +339,7 @@ ATTEND_INLINE void exchange_products(uint32_t scratch, const float (&d)[8][LAYOU
         const uint32_t from = scratch + LOGIT_ROW * ((2 * t + c) % CENTROID_QUERIES) + 32 * g;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const uint4 four = load_shared_quad(from + 16 * i);
+            const uint4 four = load_shared_quad(from + 16 * (i ^ g / 4));
             x[2 * i][0][c] = __uint_as_float(four.x), x[2 * i][0][2 + c] = __uint_as_float(four.y);
             x[2 * i + 1][0][c] = __uint_as_float(four.z), x[2 * i + 1][0][2 + c] = __uint_as_float(four.w);
         }
@@ -602,16 +607,16 @@ cudaError_t launch_centroids(const struct attend_decode *a, const struct centroi
     return cudaGetLastError();
 }
 
-/* Launches with tables in shared memory where codes have 8 bits and there is room for them beside the rings. A multiprocessor has
- * room for one CTA. */
+/* Launches with tables in shared memory where codes have 8 bits and there is room for them beside the rings. A multiprocessor then
+ * has room for one CTA. Of 12 warps each thread has 168 registers, so that eight tokens' look-ups are under way at once; of 16, with
+ * 128, it waits for one after another. */
 template <int HD, int UNIT> cudaError_t launch_tables(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
     struct centroid_launch launch = {first_query, 0, 0};
     uint32_t bytes;
     if constexpr (HD * 2 <= TABLE_ROW && UNIT < 8) {
-        constexpr int WARPS = UNIT == 2 ? 12 : 16;
-        bytes = fit_centroids<HD, UNIT, WARPS, true>(a, &launch);
+        bytes = fit_centroids<HD, UNIT, 12, true>(a, &launch);
         if (bytes && a->centroid[0].bits == 8 && a->centroid[1].bits == 8)
-            return launch_centroids<HD, UNIT, WARPS, true>(a, launch, bytes, stream);
+            return launch_centroids<HD, UNIT, 12, true>(a, launch, bytes, stream);
     }
     bytes = fit_centroids<HD, UNIT, 8, false>(a, &launch);
     return launch_centroids<HD, UNIT, 8, false>(a, launch, bytes, stream);
