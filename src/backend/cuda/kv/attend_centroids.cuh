@@ -609,14 +609,17 @@ cudaError_t launch_centroids(const struct attend_decode *a, const struct centroi
 
 /* Launches with tables in shared memory where codes have 8 bits and there is room for them beside the rings. A multiprocessor then
  * has room for one CTA. Of 12 warps each thread has 168 registers, so that eight tokens' look-ups are under way at once; of 16, with
- * 128, it waits for one after another. */
+ * 128, it waits for one after another. The memory of compute capability 8.0 is enough for 4. */
 template <int HD, int UNIT> cudaError_t launch_tables(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
     struct centroid_launch launch = {first_query, 0, 0};
     uint32_t bytes;
     if constexpr (HD * 2 <= TABLE_ROW && UNIT < 8) {
-        bytes = fit_centroids<HD, UNIT, 12, true>(a, &launch);
-        if (bytes && a->centroid[0].bits == 8 && a->centroid[1].bits == 8)
-            return launch_centroids<HD, UNIT, 12, true>(a, launch, bytes, stream);
+        if (a->centroid[0].bits == 8 && a->centroid[1].bits == 8) {
+            bytes = fit_centroids<HD, UNIT, 12, true>(a, &launch);
+            if (bytes) return launch_centroids<HD, UNIT, 12, true>(a, launch, bytes, stream);
+            bytes = fit_centroids<HD, UNIT, 4, true>(a, &launch);
+            if (bytes) return launch_centroids<HD, UNIT, 4, true>(a, launch, bytes, stream);
+        }
     }
     bytes = fit_centroids<HD, UNIT, 8, false>(a, &launch);
     return launch_centroids<HD, UNIT, 8, false>(a, launch, bytes, stream);
