@@ -159,6 +159,7 @@ ATTEND_INLINE unit_words<UNIT> look_up(const centroid_side &side, const octet_co
  * rows g and g + 8 of a product. */
 template <int HD, int WARPS> struct centroid_queries {
     query_fragments<HD, 1> window, exact;               /* for rows of halves */
+    float ups[8];                                       /* queries times it have their largest channel in [1, 2) */
     uint32_t rotated[WARPS][CENTROID_QUERIES * HD / 2]; /* each warp's, to the run that it reads */
 };
 
@@ -167,7 +168,7 @@ ATTEND_INLINE float2 rotated_pair(const float *q, const struct head_view &heads,
     const float2 x = *reinterpret_cast<const float2 *>(q + c);
     if (!angles || c >= heads.n_rot) return x;
     if (heads.pairing == ROPE_ADJACENT) {
-        const float2 angle = *reinterpret_cast<const float2 *>(angles + c);
+        const float2 angle = __ldg(reinterpret_cast<const float2 *>(angles + c));
         return make_float2(x.x * angle.x + x.y * angle.y, x.y * angle.x - x.x * angle.y);
     }
     const uint32_t half = heads.n_rot / 2;
@@ -181,50 +182,46 @@ ATTEND_INLINE float2 rotated_pair(const float *q, const struct head_view &heads,
             continue;
         }
         const bool first = own < half;
-        const float2 angle = *reinterpret_cast<const float2 *>(angles + 2 * (first ? own : own - half));
+        const float2 angle = __ldg(reinterpret_cast<const float2 *>(angles + 2 * (first ? own : own - half)));
         to[e] = q[own] * angle.x + (first ? 1 : -1) * q[first ? own + half : own - half] * angle.y;
     }
     return y;
 }
 
-/* A query_columns has what turns the products of a lane's columns into logits: for column 2 t + c of a tile, query (2 t + c) % 4. */
-struct query_columns {
-    float factor[1][2];
-    float means[2]; /* products of the query with the keys' mean */
-};
-
-/* Writes a warp's queries rotated to a run, each times a power of two so that its largest channel lies in [1, 2). */
+/* Writes a warp's queries rotated to a run, times `ups`: channels are less than 2 before they are rotated. `means` gets the products of
+ * queries (2 t + c) % 4, c 0 and 1, with the keys' mean. */
 template <int HD>
 ATTEND_INLINE void rotate_queries(const struct attend_decode &a, const struct share &s, const float *angles,
-                                  const centroid_side &keys, uint32_t *to, query_columns &columns) {
+                                  const centroid_side &keys, const float *ups, uint32_t *to, float (&means)[2]) {
+    constexpr int PAIRS = (HD + 63) / 64; /* of a lane's channels */
     const unsigned lane = lane_id();
     const float *const q = a.q + queries_at<HD>(a, s);
-    __syncwarp();
-#pragma unroll 1
+    float2 x[CENTROID_QUERIES][PAIRS];
+#pragma unroll
     for (uint32_t query = 0; query < CENTROID_QUERIES; query++) {
-        float2 x[(HD + 63) / 64];
-        float largest = 0, mean = 0;
+        const float up = ups[query];
 #pragma unroll
-        for (int i = 0; i < (HD + 63) / 64; i++) {
+        for (int i = 0; i < PAIRS; i++) {
             const uint32_t c = 2 * (lane + 32 * i);
-            x[i] = query < s.group && c < HD ? rotated_pair(q + query * HD, a.heads, angles, c) : make_float2(0, 0);
-            largest = fmaxf(largest, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
+            const float2 own = query < s.group && c < HD ? rotated_pair(q + query * HD, a.heads, angles, c) : make_float2(0, 0);
+            x[query][i] = make_float2(own.x * up, own.y * up);
         }
-        for (int o = 16; o; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
-        const power_of_two power = power_of(largest);
+    }
+    __syncwarp();
 #pragma unroll
-        for (int i = 0; i < (HD + 63) / 64; i++) {
+    for (uint32_t query = 0; query < CENTROID_QUERIES; query++) {
+        float mean = 0;
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) {
             const uint32_t c = 2 * (lane + 32 * i);
             if (c >= HD) continue;
-            x[i].x *= power.up, x[i].y *= power.up;
-            to[query % 2 * HD + c + query / 2] = pack_halves(x[i].x, x[i].y);
-            if (keys.normalized) mean += x[i].x * keys.mean[c] + x[i].y * keys.mean[c + 1];
+            to[query % 2 * HD + c + query / 2] = pack_halves(x[query][i].x, x[query][i].y);
+            if (keys.normalized) mean += x[query][i].x * keys.mean[c] + x[query][i].y * keys.mean[c + 1];
         }
-        for (int o = 16; o; o /= 2) mean += __shfl_xor_sync(ALL_LANES, mean, o);
+        if (keys.normalized)
+            for (int o = 16; o; o /= 2) mean += __shfl_xor_sync(ALL_LANES, mean, o);
 #pragma unroll
-        for (int c = 0; c < 2; c++)
-            if ((2 * lane + c) % CENTROID_QUERIES == query)
-                columns.factor[0][c] = query < s.group ? power.down * a.heads.scale * LOG2_E : 0, columns.means[c] = mean;
+        for (int c = 0; c < 2; c++) means[c] = (2 * lane + c) % CENTROID_QUERIES == query ? mean : means[c];
     }
     __syncwarp();
 }
@@ -499,20 +496,21 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     ring.base = tables + (TABLES ? 2 * TABLE_BYTES : 0) + warp * ring.slots * ring.slot_bytes;
     ring.own = TABLES ? place_in_slot(lane / 4, 16 * (lane % 4)) : 16 * lane;
     ring.start();
-    prepare_queries<HD, 1, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window);
+    prepare_queries<HD, 1, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window, queries.ups);
     prepare_queries<HD, 1, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.exact);
     if (TABLES) wait_copies<0>();
     __syncthreads();
 
     running<1> of_pages, of_rows;
     float acc[sums::groups][UNIT][4] = {};
-    query_columns columns;
+    float factor[1][2], means[2] = {};
     clear_running(of_pages);
     column_slopes<1> slopes;
     slopes.any = a.heads.slopes != nullptr, slopes.cap = LOG2_E * a.heads.cap;
 #pragma unroll
     for (int c = 0; c < 2; c++) {
         const uint32_t query = (2 * lane + c) % CENTROID_QUERIES;
+        factor[0][c] = queries.window.factor[query];
         slopes.of[0][c] = slopes.any && query < s.group ? LOG2_E * a.heads.slopes[s.first_head + query] : 0;
     }
 
@@ -528,7 +526,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         const uint32_t own_run = in_runs ? from / ROPE_RUN_TOKENS : 0;
         if (own_run != run) {
             run = own_run;
-            rotate_queries<HD>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, rotated, columns);
+            rotate_queries<HD>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, queries.ups, rotated,
+                               means);
         }
         float x[4][1][4], rise[1][2];
         uint32_t w[4][1][2];
@@ -538,9 +537,9 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             exchange_products<layout>(ring.slot(0), d, x);
             __syncwarp();
             ring.release(page, layout::pieces - 1);
-            if (keys.normalized) apply_gains(keys, gains, columns.means, x);
+            if (keys.normalized) apply_gains(keys, gains, means, x);
         }
-        finish_logits<TOKENS_BY_OCTET>(x, columns.factor, slopes, (int32_t)(from - s.position), live);
+        finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - s.position), live);
         if (weigh(x, of_pages, rise, w)) {
             const float factor = of_row_query(rise[0]);
             sums::for_each(acc, [&](float &sum, uint32_t) { sum *= factor; });

@@ -94,9 +94,10 @@ template <int HD, int NT> struct query_fragments {
 };
 
 /* Writes, by all warps of a CTA, the fragments of q[group][HD]; a __syncthreads makes them readable. Queries are scaled by powers
- * of two so that their largest channel lies in [1, 2): products with scales of a channel are still halves. */
+ * of two so that their largest channel lies in [1, 2): products with scales of a channel are still halves. `ups` gets the powers,
+ * NT * 8 of them, unless it is NULL. */
 template <int HD, int NT, int WARPS>
-ATTEND_INLINE void prepare_queries(const float *q, uint32_t group, float scale, query_fragments<HD, NT> &to) {
+ATTEND_INLINE void prepare_queries(const float *q, uint32_t group, float scale, query_fragments<HD, NT> &to, float *ups = nullptr) {
     const unsigned lane = lane_id();
     for (unsigned n = threadIdx.x / 32; n < NT * 8; n += WARPS) {
         float2 x[(HD + 63) / 64];
@@ -117,6 +118,7 @@ ATTEND_INLINE void prepare_queries(const float *q, uint32_t group, float scale, 
             word[c % 16 / 8] = pack_halves(x[i].x * power.up, x[i].y * power.up);
         }
         if (lane == 0) to.factor[n] = n < group ? power.down * scale * LOG2_E : 0;
+        if (lane == 0 && ups) ups[n] = power.up;
     }
 }
 
