@@ -239,15 +239,15 @@ ATTEND_INLINE float of_row_query(const float (&columns)[2]) {
  * banks; tokens 4 .. 7 of an octet come before 0 .. 3 in the page's second half, so that lanes write to different banks, too. */
 constexpr uint32_t LOGIT_ROW = PAGE_TOKENS * 4 + 32, LOGIT_BYTES = CENTROID_QUERIES * LOGIT_ROW;
 
-/* Computes centroids times queries, x of tokens 8 column + j in d[j]. Reads all pieces of the page's keys and releases them but for the last one.
- * Returns the codes of the gains of tokens 8 g .. 8 g + 7, if there are any. */
+/* Computes centroids times queries; tile d[j] has those of tokens 8 column + j. Reads all pieces of the page's keys and releases them
+ * but for the last one. Returns the codes of the gains of tokens 8 g .. 8 g + 7, if there are any. */
 template <int HD, int UNIT, bool TABLES, class LAYOUT, class RING>
 ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_t page, uint32_t queries,
                                   float (&d)[8][LAYOUT::sets][4]) {
     const unsigned g = lane_id() / 4;
     constexpr int SETS = LAYOUT::sets, PER_STEP = UNIT == 2 ? 2 : 1,
-                  PRODUCTS = UNIT == 8 ? 2 : 1; /* a step's units, its products */
-    constexpr int UNROLL = TABLES ? LAYOUT::blocks : 1, BATCH = TABLES ? 8 : 1;
+                  PRODUCTS = UNIT == 8 ? 2 : 1;                                 /* units and products of a step */
+    constexpr int UNROLL = TABLES ? LAYOUT::blocks : 1, BATCH = TABLES ? 8 : 1; /* tokens that are looked up at once */
     uint2 gains = make_uint2(0, 0);
 #pragma unroll
     for (int j = 0; j < 8; j++)
@@ -435,8 +435,8 @@ template <int HD, int UNIT, bool TABLES> struct sums_by_unit {
 
 /* ---- The kernel */
 
-/* A CTA's shared memory holds queries, then tables, if they lie there, and rings. Later it holds rows of halves, then the partial states of
- * warps, of pages and of rows of halves, and the memory of merging. */
+/* A CTA's shared memory holds queries, then tables, if they lie there, and rings. Later it holds rows of halves, then each warp's
+ * partial states, one of its rows of halves and one of its pages, and the memory of merging. */
 template <int HD, int WARPS> struct centroid_memory {
     static constexpr int queries = ((int)sizeof(centroid_queries<HD, WARPS>) + 127) / 128 * 128;
     static constexpr int rows = WARPS * 2 * half_rows<HD>::bytes;
