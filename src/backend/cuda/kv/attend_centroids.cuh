@@ -35,6 +35,7 @@ template <int HD, int UNIT, bool TABLES> struct centroid_layout {
     static constexpr int orders = UNIT == 2 ? 8 : 4, sets = UNIT == 2 ? 2 : 1; /* tiles of 16 rows */
     static constexpr int blocks = units % 32 ? units / 4 : 8;                  /* of 4 units, through which orders go in turn */
     static constexpr int groups = units / 4 / blocks;                          /* of blocks */
+    static constexpr int step_units = UNIT == 2 ? 2 : 1, products = UNIT == 8 ? 2 : 1; /* of a step, for each tile */
     /* Of a warp's ring: pieces of a side, bytes of the largest, slots, of which 12 warps' have room beside tables on an H100. */
     static constexpr int pieces = TABLES ? groups : 1;
     static constexpr uint32_t piece_bytes = TABLES ? PAGE_TOKENS + PAGE_TOKENS * units / pieces : 0;
@@ -235,6 +236,29 @@ ATTEND_INLINE float of_row_query(const float (&columns)[2]) {
 
 /* ---- A page */
 
+/* A query_operands holds what a step's products multiply by: [tile of rows][product of the step]. */
+template <class LAYOUT> struct query_operands { uint32_t a[LAYOUT::sets][LAYOUT::products][4]; };
+
+/* Loads them from a warp's `queries`, given where the step's units begin in a row of centroids. */
+template <int HD, class LAYOUT>
+ATTEND_INLINE void load_operands(uint32_t queries, const uint32_t (&at)[LAYOUT::step_units], query_operands<LAYOUT> &to) {
+    if constexpr (LAYOUT::sets == 2) {
+#pragma unroll
+        for (int set = 0; set < 2; set++)
+#pragma unroll
+            for (int l = 0; l < 2; l++) {
+                const uint2 x = load_shared_pair(queries + 4 * HD * set + 2 * at[l]);
+                to.a[set][0][2 * l] = x.x, to.a[set][0][2 * l + 1] = x.y;
+            }
+    } else {
+#pragma unroll
+        for (int k = 0; k < LAYOUT::products; k++) {
+            const uint4 x = load_shared_quad(queries + 4 * HD * (lane_id() / 16) + 2 * at[0] + 16 * k);
+            to.a[0][k][0] = x.x, to.a[0][k][1] = x.y, to.a[0][k][2] = x.z, to.a[0][k][3] = x.w;
+        }
+    }
+}
+
 /* Logits lie in shared memory as floats [CENTROID_QUERIES][PAGE_TOKENS], in rows of so many bytes, which lanes read from different
  * banks; tokens 4 .. 7 of an octet come before 0 .. 3 in the page's second half, so that lanes write to different banks, too. */
 constexpr uint32_t LOGIT_ROW = PAGE_TOKENS * 4 + 32, LOGIT_BYTES = CENTROID_QUERIES * LOGIT_ROW;
@@ -245,8 +269,7 @@ template <int HD, int UNIT, bool TABLES, class LAYOUT, class RING>
 ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_t page, uint32_t queries,
                                   float (&d)[8][LAYOUT::sets][4]) {
     const unsigned g = lane_id() / 4;
-    constexpr int SETS = LAYOUT::sets, PER_STEP = UNIT == 2 ? 2 : 1,
-                  PRODUCTS = UNIT == 8 ? 2 : 1;                                 /* units and products of a step */
+    constexpr int SETS = LAYOUT::sets, PER_STEP = LAYOUT::step_units, PRODUCTS = LAYOUT::products;
     constexpr int UNROLL = TABLES ? LAYOUT::blocks : 1, BATCH = TABLES ? 8 : 1; /* tokens that are looked up at once */
     uint2 gains = make_uint2(0, 0);
 #pragma unroll
@@ -264,27 +287,16 @@ ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_
 #pragma unroll UNROLL
         for (int step = 0; step < LAYOUT::blocks; step += PER_STEP) {
             octet_codes<TABLES> codes[PER_STEP];
-            uint32_t at[PER_STEP], a[SETS][PRODUCTS][4];
+            uint32_t at[PER_STEP];
 #pragma unroll
             for (int l = 0; l < PER_STEP; l++) {
                 uint32_t unit = LAYOUT::unit_of_step(step + l);
                 if (LAYOUT::pieces == 1) unit += units * group;
                 at[l] = unit * UNIT * 2 + (LAYOUT::pieces == 1 ? 0 : units * group * UNIT * 2);
                 codes[l] = load_codes<TABLES>(keys, slot, row, unit >> keys.log_units, g);
-                if constexpr (UNIT == 2) {
-#pragma unroll
-                    for (int set = 0; set < SETS; set++) {
-                        const uint2 x = load_shared_pair(queries + 4 * HD * set + 2 * at[l]);
-                        a[set][0][2 * l] = x.x, a[set][0][2 * l + 1] = x.y;
-                    }
-                } else {
-#pragma unroll
-                    for (int k = 0; k < PRODUCTS; k++) {
-                        const uint4 x = load_shared_quad(queries + 4 * HD * (g / 4) + 2 * at[l] + 16 * k);
-                        a[0][k][0] = x.x, a[0][k][1] = x.y, a[0][k][2] = x.z, a[0][k][3] = x.w;
-                    }
-                }
             }
+            query_operands<LAYOUT> q;
+            load_operands<HD>(queries, at, q);
 #pragma unroll
             for (int first = 0; first < 8; first += BATCH) {
                 unit_words<UNIT> u[BATCH][PER_STEP];
@@ -298,8 +310,8 @@ ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_
                     for (int k = 0; k < PRODUCTS; k++)
 #pragma unroll
                         for (int j = 0; j < BATCH; j++)
-                            mma(d[first + j][set], a[set][k][0], a[set][k][1], a[set][k][2], a[set][k][3], u[j][0].of[2 * k],
-                                u[j][PER_STEP - 1].of[UNIT == 2 ? 0 : 2 * k + 1]);
+                            mma(d[first + j][set], q.a[set][k][0], q.a[set][k][1], q.a[set][k][2], q.a[set][k][3],
+                                u[j][0].of[2 * k], u[j][PER_STEP - 1].of[UNIT == 2 ? 0 : 2 * k + 1]);
             }
         }
         __syncwarp();
