@@ -36,6 +36,7 @@ template <int HD, int UNIT, bool TABLES> struct centroid_layout {
     static constexpr int blocks = units % 32 ? units / 4 : 8;                  /* of 4 units, through which orders go in turn */
     static constexpr int groups = units / 4 / blocks;                          /* of blocks */
     static constexpr int step_units = UNIT == 2 ? 2 : 1, products = UNIT == 8 ? 2 : 1; /* of a step, for each tile */
+    static constexpr int kept_steps = TABLES && UNIT == 4 ? blocks : 0; /* whose operands stay in registers from page to page */
     /* Of a warp's ring: pieces of a side, bytes of the largest, slots, of which 12 warps' have room beside tables on an H100. */
     static constexpr int pieces = TABLES ? groups : 1;
     static constexpr uint32_t piece_bytes = TABLES ? PAGE_TOKENS + PAGE_TOKENS * units / pieces : 0;
@@ -267,7 +268,7 @@ constexpr uint32_t LOGIT_ROW = PAGE_TOKENS * 4 + 32, LOGIT_BYTES = CENTROID_QUER
  * but for the last one. Returns the codes of the gains of tokens 8 g .. 8 g + 7, if there are any. */
 template <int HD, int UNIT, bool TABLES, class LAYOUT, class RING>
 ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_t page, uint32_t queries,
-                                  float (&d)[8][LAYOUT::sets][4]) {
+                                  const query_operands<LAYOUT> *kept, float (&d)[8][LAYOUT::sets][4]) {
     const unsigned g = lane_id() / 4;
     constexpr int SETS = LAYOUT::sets, PER_STEP = LAYOUT::step_units, PRODUCTS = LAYOUT::products;
     constexpr int UNROLL = TABLES ? LAYOUT::blocks : 1, BATCH = TABLES ? 8 : 1; /* tokens that are looked up at once */
@@ -295,8 +296,8 @@ ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_
                 at[l] = unit * UNIT * 2 + (LAYOUT::pieces == 1 ? 0 : units * group * UNIT * 2);
                 codes[l] = load_codes<TABLES>(keys, slot, row, unit >> keys.log_units, g);
             }
-            query_operands<LAYOUT> q;
-            load_operands<HD>(queries, at, q);
+            query_operands<LAYOUT> q = kept[LAYOUT::kept_steps ? step : 0];
+            if constexpr (!LAYOUT::kept_steps) load_operands<HD>(queries, at, q);
 #pragma unroll
             for (int first = 0; first < 8; first += BATCH) {
                 unit_words<UNIT> u[BATCH][PER_STEP];
@@ -529,6 +530,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     const bool in_runs = a.run_angles && a.heads.n_rot;
     uint32_t *const rotated = queries.rotated[warp];
     uint32_t run = UINT32_MAX;
+    query_operands<layout> kept[layout::kept_steps ? layout::kept_steps : 1] = {};
     struct page_of_lane of_lane;
 #pragma unroll 1
     for (uint32_t page = 0; page < pages; page++) {
@@ -540,12 +542,17 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             run = own_run;
             rotate_queries<HD>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, queries.ups, rotated,
                                means);
+#pragma unroll
+            for (int step = 0; step < layout::kept_steps; step++) {
+                const uint32_t at[layout::step_units] = {layout::unit_of_step(step) * UNIT * 2};
+                load_operands<HD>(shared_address(rotated), at, kept[step]);
+            }
         }
         float x[4][1][4], rise[1][2];
         uint32_t w[4][1][2];
         {
             float d[8][layout::sets][4];
-            const uint2 gains = multiply_page<HD, UNIT, TABLES, layout>(keys, ring, page, shared_address(rotated), d);
+            const uint2 gains = multiply_page<HD, UNIT, TABLES, layout>(keys, ring, page, shared_address(rotated), kept, d);
             exchange_products<layout>(ring.slot(0), d, x);
             __syncwarp();
             ring.release(page, layout::pieces - 1);
