@@ -271,7 +271,7 @@ ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_
                                   const query_operands<LAYOUT> *kept, float (&d)[8][LAYOUT::sets][4]) {
     const unsigned g = lane_id() / 4;
     constexpr int SETS = LAYOUT::sets, PER_STEP = LAYOUT::step_units, PRODUCTS = LAYOUT::products;
-    constexpr int UNROLL = TABLES ? LAYOUT::blocks : 1, BATCH = TABLES ? 8 : 1; /* tokens that are looked up at once */
+    constexpr int UNROLL = TABLES ? LAYOUT::blocks : 1;
     uint2 gains = make_uint2(0, 0);
 #pragma unroll
     for (int j = 0; j < 8; j++)
@@ -298,22 +298,19 @@ ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_
             }
             query_operands<LAYOUT> q = kept[LAYOUT::kept_steps ? step : 0];
             if constexpr (!LAYOUT::kept_steps) load_operands<HD>(queries, at, q);
+            unit_words<UNIT> u[8][PER_STEP]; /* all are asked for before the first is multiplied */
 #pragma unroll
-            for (int first = 0; first < 8; first += BATCH) {
-                unit_words<UNIT> u[BATCH][PER_STEP];
+            for (int j = 0; j < 8; j++)
 #pragma unroll
-                for (int j = 0; j < BATCH; j++)
+                for (int l = 0; l < PER_STEP; l++) u[j][l] = look_up<HD, UNIT, TABLES>(keys, codes[l], j, at[l]);
 #pragma unroll
-                    for (int l = 0; l < PER_STEP; l++) u[j][l] = look_up<HD, UNIT, TABLES>(keys, codes[l], first + j, at[l]);
+            for (int set = 0; set < SETS; set++)
 #pragma unroll
-                for (int set = 0; set < SETS; set++)
+                for (int k = 0; k < PRODUCTS; k++)
 #pragma unroll
-                    for (int k = 0; k < PRODUCTS; k++)
-#pragma unroll
-                        for (int j = 0; j < BATCH; j++)
-                            mma(d[first + j][set], q.a[set][k][0], q.a[set][k][1], q.a[set][k][2], q.a[set][k][3],
-                                u[j][0].of[2 * k], u[j][PER_STEP - 1].of[UNIT == 2 ? 0 : 2 * k + 1]);
-            }
+                    for (int j = 0; j < 8; j++)
+                        mma(d[j][set], q.a[set][k][0], q.a[set][k][1], q.a[set][k][2], q.a[set][k][3], u[j][0].of[2 * k],
+                            u[j][PER_STEP - 1].of[UNIT == 2 ? 0 : 2 * k + 1]);
         }
         __syncwarp();
         if (group + 1 < LAYOUT::pieces) ring.release(page, group), ring.wait(1);
