@@ -124,9 +124,14 @@ static void head_sizes_and_groups(void **unused) {
 static void sides_of_two_kinds(void **unused) {
     double worst = 0;
     (void)unused;
-    struct setup setups[] = {setup_of(pq(2, 8), vq(8, 8), 128, 4), setup_of(gain_shape(8, 8), pq(4, 12), 64, 2),
+    struct setup setups[] = {setup_of(pq(2, 8), vq(8, 8), 128, 4),
+                             setup_of(gain_shape(8, 8), pq(4, 12), 64, 2),
                              setup_of(vq(32, 12), gain_shape(16, 12), 128, 8),
-                             setup_of(gain_shape(4, 8), gain_shape(4, 8), 128, 4)};
+                             setup_of(gain_shape(4, 8), gain_shape(4, 8), 128, 4),
+                             setup_of(gain_shape(2, 8), gain_shape(2, 8), 128, 4), /* sides in two pieces, with gains */
+                             setup_of(gain_shape(2, 8), gain_shape(64, 8), 128, 3),
+                             setup_of(gain_shape(32, 8), pq(4, 8), 128, 2),
+                             setup_of(pq(16, 8), gain_shape(2, 8), 96, 4)};
     for (size_t i = 0; i < sizeof setups / sizeof *setups; i++) {
         setups[i].slopes = i % 2;
         report(&setups[i], &worst);

@@ -185,8 +185,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
     switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor: *value = 8; break;
     case cudaDevAttrMultiProcessorCount: *value = 4; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 160 << 10; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = 164 << 10; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 227 << 10; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = 228 << 10; break;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;
     case cudaDevAttrL2CacheSize: *value = 40 << 20; break;
     default: *value = 0;

@@ -1,17 +1,23 @@
 /* Implements decoding over pages of codecs with centroids: pq, vq, gain-shape. Centroids enter the products of tensor cores as the
- * halves that they are, looked up as fragments: nothing is decoded to memory.
+ * halves that they are, looked up as fragments: nothing is decoded to memory. A launch serves four query heads of a KV head.
  *
- * UNIT is how many neighbouring channels of a sub-vector a lane takes with one load: 2, 4 or 8. Tokens are rows of the products
- * with queries, 16 at a time: a lane has tokens 8 g + 2 i and the next of tile i and, of each 16 channels, 4, by which query
- * fragments are ordered. Where values are summed up, the inner index is not the token but (token, channel of a pair): weights are
- * those of a query in the column of one channel of the pair and zeros in the other's, so that pairs of channels stay as they were
- * loaded. Columns of both products are pairs for that reason: query 4 n + t has columns 2 t and 2 t + 1 of tile n, and a lane's
- * maximum, sum of weights and sums of values are of one query.
+ * UNIT is how many neighbouring channels of a sub-vector a lane takes with one load: 2, 4 or 8. TABLES says whether both sides'
+ * centroids lie in shared memory, a row of TABLE_ROW bytes for each code, all of whose codes have 8 bits; else they are read from
+ * global memory, through its caches, and codes have 4 to 12 bits.
+ *
+ * A lane's bank in a table depends on its unit alone. So lanes that look up at the same time take different units, although the
+ * products of tensor cores want the same units of different tokens: what they multiply by is there in several orders.
+ *
+ * Scores: rows of a product are queries in `orders` orders of units, its columns tokens, its inner index channels. A lane of column g
+ * looks up the units of order g % orders, and of the sums only those of a token with its own order are read: they go through
+ * shared memory to lanes in the way of weigh, where columns 4 .. 7 are those of queries 0 .. 3 once more.
+ *
+ * Sums of values: rows are queries in `value_orders` orders, columns units, the inner index tokens, of which lane t of four has
+ * 16 t .. 16 t + 15, as weigh leaves them. At turn i it looks up the units of order (t + i) % value_orders, and its weights are zeros
+ * in the rows of other orders; so a sum is of the same unit at all turns.
  *
  * Keys in runs (vq, gain-shape) meet queries that a warp rotates to the run of its pages, once for each run; with gain-shape a
- * logit is gain * product + <q, mean>, and a value's weight is multiplied by its gain.
- *
- * TABLES says whether both sides' centroids lie in shared memory; else they are read from global memory, through its caches. */
+ * logit is gain * product + <q, mean>, and a value's weight is multiplied by its gain. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_CENTROIDS_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_CENTROIDS_CUH
 
@@ -19,15 +25,42 @@
 #include "backend/cuda/kv/attend_ring.cuh"
 #include "backend/cuda/launch.cuh"
 
+constexpr uint32_t CENTROID_QUERIES = 4; /* that a launch serves */
+constexpr uint32_t TABLE_ROW = 256, TABLE_BYTES = 256 * TABLE_ROW;
+
+/* Says how the units of a page are looked up. */
+template <int HD, int UNIT, bool TABLES> struct centroid_layout {
+    static constexpr int units = HD / UNIT;
+    /* Scores: lanes read 32 banks at a time, of which a unit has UNIT / 2. */
+    static constexpr int orders = UNIT == 2 ? 8 : 4, sets = UNIT == 2 ? 2 : 1; /* tiles of 16 rows */
+    static constexpr int blocks = units % 32 ? units / 4 : 8;                  /* of 4 units, through which orders go in turn */
+    static constexpr int groups = units / 4 / blocks;                          /* of blocks */
+    static constexpr int step_units = UNIT == 2 ? 2 : 1, products = UNIT == 8 ? 2 : 1; /* of a step, for each tile */
+    static constexpr int kept_steps = TABLES && UNIT == 4 ? blocks : 0; /* whose operands stay in registers from page to page */
+    /* Of a warp's ring: pieces of a side, bytes of the largest, slots, of which 12 warps' have room beside tables on an H100. */
+    static constexpr int pieces = TABLES ? groups : 1;
+    static constexpr uint32_t piece_bytes = TABLES ? PAGE_TOKENS + PAGE_TOKENS * units / pieces : 0;
+    static constexpr uint32_t slots = TABLES ? 6656 / piece_bytes : 0;
+    /* Sums of values. */
+    static constexpr int value_orders = units % 32 == 0 ? 4 : units % 16 == 0 ? 2 : 1;
+    static constexpr int value_groups = units / 8 / value_orders; /* tiles of 8 columns */
+
+    /* Returns the unit, of a group of blocks, that a lane takes at a step of its order g % orders: unit t of a block. */
+    static ATTEND_INLINE uint32_t unit_of_step(uint32_t step) { return (4 * step + lane_id() % (4 * orders)) % (4 * blocks); }
+    /* Returns the unit of a column and order, of a group. */
+    static ATTEND_INLINE uint32_t unit_of_column(uint32_t order, uint32_t column) {
+        return UNIT == 4 ? 4 * value_orders * (column / 4) + 4 * order + column % 4 : 8 * order + column;
+    }
+};
+
 /* ---- A side */
 
 struct centroid_side {
     struct centroid_shape shape;
-    uint32_t log_width;
+    uint32_t log_units;    /* of the units of a sub-vector */
     uint32_t table;        /* address in shared memory, where TABLES */
-    const uint8_t *memory; /* else */
-    uint32_t codes;        /* where a page has them */
-    bool normalized;
+    const uint8_t *memory; /* else, [code][HD] halves */
+    bool normalized;       /* a page has gains, PAGE_TOKENS bytes, before its codes */
     float gain_scale;
     const float *mean;
 };
@@ -35,116 +68,109 @@ struct centroid_side {
 /* A unit_words holds a unit of a centroid. */
 template <int UNIT> struct unit_words { uint32_t of[UNIT / 2]; };
 
-template <int UNIT, bool TABLES> ATTEND_INLINE unit_words<UNIT> load_unit(const centroid_side &side, uint32_t offset) {
+template <int UNIT> ATTEND_INLINE unit_words<UNIT> load_unit(uint32_t address) {
     unit_words<UNIT> u;
     if (UNIT == 2) {
-        u.of[0] = TABLES ? load_shared(side.table + offset) : __ldg(reinterpret_cast<const uint32_t *>(side.memory + offset));
+        u.of[0] = load_shared(address);
     } else if (UNIT == 4) {
-        const uint2 x =
-            TABLES ? load_shared_pair(side.table + offset) : __ldg(reinterpret_cast<const uint2 *>(side.memory + offset));
+        const uint2 x = load_shared_pair(address);
         u.of[0] = x.x, u.of[UNIT / 2 - 1] = x.y;
     } else {
-        const uint4 x =
-            TABLES ? load_shared_quad(side.table + offset) : __ldg(reinterpret_cast<const uint4 *>(side.memory + offset));
+        const uint4 x = load_shared_quad(address);
         u.of[0] = x.x, u.of[1 % (UNIT / 2)] = x.y, u.of[2 % (UNIT / 2)] = x.z, u.of[UNIT / 2 - 1] = x.w;
     }
     return u;
 }
 
-/* Loads the codes of a sub-vector of 8 tokens from 8 `octet` on, 16 bits each. `slot` is the page's in shared memory. */
-ATTEND_INLINE void load_codes(const centroid_side &side, uint32_t slot, uint32_t part, uint32_t octet, uint32_t (&codes)[4]) {
-    uint32_t plane = slot + side.codes + part * (PAGE_TOKENS / 8) * side.shape.bits, shift = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) codes[i] = 0;
-    if (side.shape.bits & 8) {
-        const uint2 bytes = load_shared_pair(plane + 8 * octet);
-        codes[0] = permute(bytes.x, 0, 0x4140), codes[1] = permute(bytes.x, 0, 0x4342);
-        codes[2] = permute(bytes.y, 0, 0x4140), codes[3] = permute(bytes.y, 0, 0x4342);
-        plane += 64, shift = 8;
+template <int UNIT> ATTEND_INLINE unit_words<UNIT> load_unit(const uint8_t *address) {
+    unit_words<UNIT> u;
+    if (UNIT == 2) {
+        u.of[0] = __ldg(reinterpret_cast<const uint32_t *>(address));
+    } else if (UNIT == 4) {
+        const uint2 x = __ldg(reinterpret_cast<const uint2 *>(address));
+        u.of[0] = x.x, u.of[UNIT / 2 - 1] = x.y;
+    } else {
+        const uint4 x = __ldg(reinterpret_cast<const uint4 *>(address));
+        u.of[0] = x.x, u.of[1 % (UNIT / 2)] = x.y, u.of[2 % (UNIT / 2)] = x.z, u.of[UNIT / 2 - 1] = x.w;
     }
-    if (side.shape.bits & 4) {
-        const uint32_t nibbles = load_shared(plane + 4 * octet);
-#pragma unroll
-        for (int i = 0; i < 4; i++) codes[i] |= (nibbles >> (8 * i) & 15 | nibbles >> (8 * i + 4) << 16 & 0xf0000) << shift;
-        plane += 32, shift += 4;
-    }
-    if (side.shape.bits & 2) {
-        const uint32_t two = load_shared(plane + octet / 2 * 4) >> (octet % 2 * 16);
-#pragma unroll
-        for (int i = 0; i < 4; i++) codes[i] |= (two >> (4 * i) & 3 | two >> (4 * i + 2) << 16 & 0x30000) << shift;
-        plane += 16, shift += 2;
-    }
-    if (side.shape.bits & 1) {
-        const uint32_t one = load_shared(plane + octet / 4 * 4) >> (octet % 4 * 8);
-#pragma unroll
-        for (int i = 0; i < 4; i++) codes[i] |= (one >> (2 * i) & 1 | one >> (2 * i + 1) << 16 & 0x10000) << shift;
-    }
+    return u;
 }
 
-ATTEND_INLINE uint32_t code_of(const uint32_t (&codes)[4], int token) { return codes[token / 2] >> (token % 2 * 16) & 0xffff; }
+/* An octet_codes holds the codes of a sub-vector of 8 tokens: bytes, where TABLES, else 16 bits each. */
+template <bool TABLES> struct octet_codes { uint32_t of[TABLES ? 2 : 4]; };
 
-/* A unit_place says to which sub-vector a unit belongs, and the part of a table's byte offset that does not depend on the code. */
-struct unit_place {
-    uint32_t part, offset;
-};
+/* In a slot of the ring, where TABLES, the 16-byte columns of each row of 64 bytes lie in another order, so that lanes read octets
+ * of four rows from different banks. Returns where byte `at` of a row lies in a slot. */
+ATTEND_INLINE uint32_t place_in_slot(uint32_t row, uint32_t at) {
+    const uint32_t begin = 64 * row;
+    return begin + (at ^ (begin >> 2 & 32));
+}
 
-template <int UNIT> ATTEND_INLINE unit_place place_of_unit(const centroid_side &side, uint32_t unit) {
-    const uint32_t channel = unit * UNIT, part = channel >> side.log_width;
-    return {part, ((part << (side.shape.bits + side.log_width)) + (channel & (side.shape.width - 1))) * 2};
+/* Loads the codes of a sub-vector of 8 tokens from 8 `octet` on. The codes of sub-vectors begin with row `row` of a slot, after gains or
+ * at once. */
+template <bool TABLES>
+ATTEND_INLINE octet_codes<TABLES> load_codes(const centroid_side &side, uint32_t slot, uint32_t row, uint32_t part,
+                                             uint32_t octet) {
+    octet_codes<TABLES> to;
+    if constexpr (TABLES) {
+        const uint2 bytes = load_shared_pair(slot + place_in_slot(row + part, 8 * octet));
+        to.of[0] = bytes.x, to.of[1] = bytes.y;
+    } else {
+        uint32_t plane = slot + 64 * row + part * (PAGE_TOKENS / 8) * side.shape.bits, shift = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) to.of[i] = 0;
+        if (side.shape.bits & 8) {
+            const uint2 bytes = load_shared_pair(plane + 8 * octet);
+            to.of[0] = permute(bytes.x, 0, 0x4140), to.of[1] = permute(bytes.x, 0, 0x4342);
+            to.of[2] = permute(bytes.y, 0, 0x4140), to.of[3] = permute(bytes.y, 0, 0x4342);
+            plane += 64, shift = 8;
+        }
+        if (side.shape.bits & 4) {
+            const uint32_t nibbles = load_shared(plane + 4 * octet);
+#pragma unroll
+            for (int i = 0; i < 4; i++) to.of[i] |= (nibbles >> (8 * i) & 15 | nibbles >> (8 * i + 4) << 16 & 0xf0000) << shift;
+            plane += 32, shift += 4;
+        }
+        if (side.shape.bits & 2) {
+            const uint32_t two = load_shared(plane + octet / 2 * 4) >> (octet % 2 * 16);
+#pragma unroll
+            for (int i = 0; i < 4; i++) to.of[i] |= (two >> (4 * i) & 3 | two >> (4 * i + 2) << 16 & 0x30000) << shift;
+            plane += 16, shift += 2;
+        }
+        if (side.shape.bits & 1) {
+            const uint32_t one = load_shared(plane + octet / 4 * 4) >> (octet % 4 * 8);
+#pragma unroll
+            for (int i = 0; i < 4; i++) to.of[i] |= (one >> (2 * i) & 1 | one >> (2 * i + 1) << 16 & 0x10000) << shift;
+        }
+    }
+    return to;
+}
+
+/* Looks up the unit at byte `offset` of the centroids with the code of a token of an octet. */
+template <int HD, int UNIT, bool TABLES>
+ATTEND_INLINE unit_words<UNIT> look_up(const centroid_side &side, const octet_codes<TABLES> &codes, int token, uint32_t offset) {
+    if constexpr (TABLES) /* the code becomes byte 1 of the offset */
+        return load_unit<UNIT>(side.table + permute(codes.of[token / 4], offset, 0x7604 | token % 4 << 4));
+    else
+        return load_unit<UNIT>(side.memory + (codes.of[token / 2] >> (token % 2 * 16) & 0xffff) * (2 * HD) + offset);
 }
 
 /* ---- Queries */
 
-/* Returns the channel of row k = 2 t + e (h = 0) or 2 t + 8 + e (h = 1) of the s-th step of 16 channels. */
-template <int UNIT> ATTEND_INLINE uint32_t channel_of_row(uint32_t s, uint32_t h, uint32_t t) {
-    return UNIT == 2 ? 16 * s + 8 * h + 2 * t : UNIT == 4 ? 16 * s + 4 * t + 2 * h : 32 * (s / 2) + 8 * t + 4 * (s % 2) + 2 * h;
-}
-
-template <int HD, int NT, int WARPS> struct centroid_queries {
-    query_fragments<HD, NT> window, exact; /* in order of channels */
-    uint2 rotated[WARPS][HD / 16][NT][32]; /* each warp's, to the run that it reads, in order of channel_of_row */
-    float up[NT * 4];                      /* queries times it have their largest channel in [1, 2) */
+/* The queries of a warp are halves [query % 2][HD / 2][query / 2][2]: the pairs of channels of two queries side by side, which are
+ * rows g and g + 8 of a product. */
+template <int HD, int WARPS> struct centroid_queries {
+    query_fragments<HD, 1> window, exact;               /* for rows of halves */
+    float ups[8];                                       /* queries times it have their largest channel in [1, 2) */
+    uint32_t rotated[WARPS][CENTROID_QUERIES * HD / 2]; /* each warp's, to the run that it reads */
 };
-
-/* Writes, by all warps, the fragments of q[group][HD], with query 4 n + c / 2 in column c of tile n, and a column's power of
- * two. */
-template <int HD, int NT, int WARPS>
-ATTEND_INLINE void prepare_pairs(const float *q, uint32_t group, float scale, query_fragments<HD, NT> &to, float *ups) {
-    for (unsigned query = threadIdx.x / 32; query < NT * 4; query += WARPS) {
-        const unsigned lane = lane_id(), n = query / 4;
-        float2 x[(HD + 63) / 64];
-        float largest = 0;
-#pragma unroll
-        for (int i = 0; i < (HD + 63) / 64; i++) {
-            const unsigned c = 2 * (lane + 32 * i);
-            x[i] = query < group && c < HD ? *reinterpret_cast<const float2 *>(q + query * HD + c) : make_float2(0, 0);
-            largest = fmaxf(largest, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
-        }
-        for (int o = 16; o; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
-        const unsigned exponent = min(max(__float_as_uint(largest) >> 23, 64u), 253u);
-        const float up = __uint_as_float((254 - exponent) << 23), down = __uint_as_float(exponent << 23);
-#pragma unroll
-        for (int i = 0; i < (HD + 63) / 64; i++) {
-            const unsigned c = 2 * (lane + 32 * i);
-            if (c >= HD) continue;
-            const uint32_t pair = pack_halves(x[i].x * up, x[i].y * up);
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                uint32_t *word = reinterpret_cast<uint32_t *>(&to.b[c / 16][n][(query % 4 * 2 + e) * 4 + c % 8 / 2]);
-                word[c % 16 / 8] = pair;
-            }
-        }
-        if (lane < 2) to.factor[2 * query + lane] = query < group ? down * scale * LOG2_E : 0;
-        if (lane == 0 && ups) ups[query] = up;
-    }
-}
 
 /* Returns channels c and c + 1 of a query, rotated back by `angles` (NULL: as they are). */
 ATTEND_INLINE float2 rotated_pair(const float *q, const struct head_view &heads, const float *angles, uint32_t c) {
     const float2 x = *reinterpret_cast<const float2 *>(q + c);
     if (!angles || c >= heads.n_rot) return x;
     if (heads.pairing == ROPE_ADJACENT) {
-        const float2 angle = *reinterpret_cast<const float2 *>(angles + c);
+        const float2 angle = __ldg(reinterpret_cast<const float2 *>(angles + c));
         return make_float2(x.x * angle.x + x.y * angle.y, x.y * angle.x - x.x * angle.y);
     }
     const uint32_t half = heads.n_rot / 2;
@@ -158,297 +184,350 @@ ATTEND_INLINE float2 rotated_pair(const float *q, const struct head_view &heads,
             continue;
         }
         const bool first = own < half;
-        const float2 angle = *reinterpret_cast<const float2 *>(angles + 2 * (first ? own : own - half));
+        const float2 angle = __ldg(reinterpret_cast<const float2 *>(angles + 2 * (first ? own : own - half)));
         to[e] = q[own] * angle.x + (first ? 1 : -1) * q[first ? own + half : own - half] * angle.y;
     }
     return y;
 }
 
-/* Writes a warp's fragments of the queries rotated to a run; returns in `means` the products of the lane's queries with the keys'
- * mean. */
-template <int HD, int UNIT, int NT, int WARPS>
+/* Writes a warp's queries rotated to a run, times `ups`: channels are less than 2 before they are rotated. `means` gets the products of
+ * queries (2 t + c) % 4, c 0 and 1, with the keys' mean. */
+template <int HD>
 ATTEND_INLINE void rotate_queries(const struct attend_decode &a, const struct share &s, const float *angles,
-                                  const centroid_side &keys, centroid_queries<HD, NT, WARPS> &queries, float (&means)[NT]) {
-    const unsigned lane = lane_id(), g = lane / 4, t = lane % 4;
+                                  const centroid_side &keys, const float *ups, uint32_t *to, float (&means)[2]) {
+    constexpr int PAIRS = (HD + 63) / 64; /* of a lane's channels */
+    const unsigned lane = lane_id();
     const float *const q = a.q + queries_at<HD>(a, s);
-    uint2(*const to)[NT][32] = queries.rotated[threadIdx.x / 32];
-    __syncwarp();
+    float2 x[CENTROID_QUERIES][PAIRS];
 #pragma unroll
-    for (int n = 0; n < NT; n++) {
-        const uint32_t query = 4 * n + g / 2;
-        const float up = queries.up[query];
-        float mean = 0;
-#pragma unroll 4
-        for (int step = 0; step < HD / 16; step++) {
-            uint32_t words[2];
+    for (uint32_t query = 0; query < CENTROID_QUERIES; query++) {
+        const float up = ups[query];
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const uint32_t c = channel_of_row<UNIT>(step, h, t);
-                float2 x = query < s.group ? rotated_pair(q + query * HD, a.heads, angles, c) : make_float2(0, 0);
-                x.x *= up, x.y *= up;
-                if (keys.normalized) mean += x.x * keys.mean[c] + x.y * keys.mean[c + 1];
-                words[h] = pack_halves(x.x, x.y);
-            }
-            to[step][n][lane] = make_uint2(words[0], words[1]);
+        for (int i = 0; i < PAIRS; i++) {
+            const uint32_t c = 2 * (lane + 32 * i);
+            const float2 own = query < s.group && c < HD ? rotated_pair(q + query * HD, a.heads, angles, c) : make_float2(0, 0);
+            x[query][i] = make_float2(own.x * up, own.y * up);
         }
-        mean += __shfl_xor_sync(ALL_LANES, mean, 1);
-        mean += __shfl_xor_sync(ALL_LANES, mean, 2);
-        means[n] = __shfl_sync(ALL_LANES, mean, 8 * t); /* of query 4 n + t */
     }
     __syncwarp();
+#pragma unroll
+    for (uint32_t query = 0; query < CENTROID_QUERIES; query++) {
+        float mean = 0;
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) {
+            const uint32_t c = 2 * (lane + 32 * i);
+            if (c >= HD) continue;
+            to[query % 2 * HD + c + query / 2] = pack_halves(x[query][i].x, x[query][i].y);
+            if (keys.normalized) mean += x[query][i].x * keys.mean[c] + x[query][i].y * keys.mean[c + 1];
+        }
+        if (keys.normalized)
+            for (int o = 16; o; o /= 2) mean += __shfl_xor_sync(ALL_LANES, mean, o);
+#pragma unroll
+        for (int c = 0; c < 2; c++) means[c] = (2 * lane + c) % CENTROID_QUERIES == query ? mean : means[c];
+    }
+    __syncwarp();
+}
+
+/* Returns, of what a lane has for query (2 t + c) % 4, that of query g % 4. */
+ATTEND_INLINE float of_row_query(const float (&columns)[2]) {
+    const unsigned g = lane_id() / 4;
+    const float low = __shfl_sync(ALL_LANES, columns[0], g % 4 / 2), high = __shfl_sync(ALL_LANES, columns[1], g % 4 / 2);
+    return g % 2 ? high : low;
 }
 
 /* ---- A page */
 
-/* Computes x[64 tokens][queries] = centroids times queries. */
-template <int HD, int UNIT, int NT, bool TABLES>
-ATTEND_INLINE void score_page(const centroid_side &keys, uint32_t slot, const uint2 (*q)[NT][32], float (&x)[4][NT][4]) {
-    const unsigned lane = lane_id(), g = lane / 4, t = lane % 4;
-    constexpr int STEPS = UNIT == 8 ? 2 : 1, LOADS = UNIT == 2 ? 2 : 1; /* steps that a load serves, loads that a step takes */
+/* A query_operands holds what a step's products multiply by: [tile of rows][product of the step]. */
+template <class LAYOUT> struct query_operands { uint32_t a[LAYOUT::sets][LAYOUT::products][4]; };
+
+/* Loads them from a warp's `queries`, given where the step's units begin in a row of centroids. */
+template <int HD, class LAYOUT>
+ATTEND_INLINE void load_operands(uint32_t queries, const uint32_t (&at)[LAYOUT::step_units], query_operands<LAYOUT> &to) {
+    if constexpr (LAYOUT::sets == 2) {
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+        for (int set = 0; set < 2; set++)
 #pragma unroll
-        for (int n = 0; n < NT; n++)
-#pragma unroll
-            for (int c = 0; c < 4; c++) x[i][n][c] = 0;
-#pragma unroll
-    for (int s = 0; s < HD / 16; s += STEPS) {
-        uint32_t codes[LOADS][4], from[LOADS];
-#pragma unroll
-        for (int l = 0; l < LOADS; l++) {
-            const unit_place place = place_of_unit<UNIT>(keys, LOADS * 4 * (s / STEPS) + 4 * l + t);
-            load_codes(keys, slot, place.part, g, codes[l]);
-            from[l] = place.offset;
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            unit_words<UNIT> u[LOADS][2];
-#pragma unroll
-            for (int l = 0; l < LOADS; l++)
-#pragma unroll
-                for (int r = 0; r < 2; r++)
-                    u[l][r] = load_unit<UNIT, TABLES>(keys, from[l] + (code_of(codes[l], 2 * i + r) << (keys.log_width + 1)));
-#pragma unroll
-            for (int k = 0; k < STEPS; k++) {
-                constexpr int second = UNIT == 2 ? 0 : 1;
-                const uint32_t a0 = u[0][0].of[2 * k], a1 = u[0][1].of[2 * k];
-                const uint32_t a2 = u[LOADS - 1][0].of[2 * k + second], a3 = u[LOADS - 1][1].of[2 * k + second];
-#pragma unroll
-                for (int n = 0; n < NT; n++) {
-                    const uint2 b = q[s + k][n][lane];
-                    mma(x[i][n], a0, a1, a2, a3, b.x, b.y);
-                }
+            for (int l = 0; l < 2; l++) {
+                const uint2 x = load_shared_pair(queries + 4 * HD * set + 2 * at[l]);
+                to.a[set][0][2 * l] = x.x, to.a[set][0][2 * l + 1] = x.y;
             }
+    } else {
+#pragma unroll
+        for (int k = 0; k < LAYOUT::products; k++) {
+            const uint4 x = load_shared_quad(queries + 4 * HD * (lane_id() / 16) + 2 * at[0] + 16 * k);
+            to.a[0][k][0] = x.x, to.a[0][k][1] = x.y, to.a[0][k][2] = x.z, to.a[0][k][3] = x.w;
         }
     }
 }
 
-/* Computes gain * product + mean, for tokens 8 g + 2 i and the next. */
-template <int NT>
-ATTEND_INLINE void apply_gains(const centroid_side &keys, uint32_t slot, const float (&means)[NT], float (&x)[4][NT][4]) {
-    const uint2 bytes = load_shared_pair(slot + 8 * (lane_id() / 4));
+/* Logits lie in shared memory as floats [CENTROID_QUERIES][PAGE_TOKENS], in rows of so many bytes, which lanes read from different
+ * banks; tokens 4 .. 7 of an octet come before 0 .. 3 in the page's second half, so that lanes write to different banks, too. */
+constexpr uint32_t LOGIT_ROW = PAGE_TOKENS * 4 + 32, LOGIT_BYTES = CENTROID_QUERIES * LOGIT_ROW;
+
+/* Computes centroids times queries; tile d[j] has those of tokens 8 column + j. Reads all pieces of the page's keys and releases them
+ * but for the last one. Returns the codes of the gains of tokens 8 g .. 8 g + 7, if there are any. */
+template <int HD, int UNIT, bool TABLES, class LAYOUT, class RING>
+ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_t page, uint32_t queries,
+                                  const query_operands<LAYOUT> *kept, float (&d)[8][LAYOUT::sets][4]) {
+    const unsigned g = lane_id() / 4;
+    constexpr int SETS = LAYOUT::sets, PER_STEP = LAYOUT::step_units, PRODUCTS = LAYOUT::products;
+    constexpr int UNROLL = TABLES ? LAYOUT::blocks : 1;
+    uint2 gains = make_uint2(0, 0);
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (int j = 0; j < 8; j++)
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const uint32_t code = (i < 2 ? bytes.x : bytes.y) >> (i % 2 * 16 + r * 8) & 0xff;
-            const float gain = keys.gain_scale * relative_gain(code);
+        for (int set = 0; set < SETS; set++)
 #pragma unroll
-            for (int n = 0; n < NT; n++)
+            for (int c = 0; c < 4; c++) d[j][set][c] = 0;
+    ring.wait(1);
+    if (keys.normalized) gains = load_shared_pair(ring.slot(0) + 8 * g);
 #pragma unroll
-                for (int c = 0; c < 2; c++) x[i][n][2 * r + c] = gain * x[i][n][2 * r + c] + means[n];
+    for (int group = 0; group < LAYOUT::groups; group++) {
+        constexpr uint32_t units = 4 * LAYOUT::blocks;
+        const uint32_t row = keys.normalized && (group == 0 || LAYOUT::pieces == 1) ? 1 : 0, slot = ring.slot(0);
+#pragma unroll UNROLL
+        for (int step = 0; step < LAYOUT::blocks; step += PER_STEP) {
+            octet_codes<TABLES> codes[PER_STEP];
+            uint32_t at[PER_STEP];
+#pragma unroll
+            for (int l = 0; l < PER_STEP; l++) {
+                uint32_t unit = LAYOUT::unit_of_step(step + l);
+                if (LAYOUT::pieces == 1) unit += units * group;
+                at[l] = unit * UNIT * 2 + (LAYOUT::pieces == 1 ? 0 : units * group * UNIT * 2);
+                codes[l] = load_codes<TABLES>(keys, slot, row, unit >> keys.log_units, g);
+            }
+            query_operands<LAYOUT> q = kept[LAYOUT::kept_steps ? step : 0];
+            if constexpr (!LAYOUT::kept_steps) load_operands<HD>(queries, at, q);
+            unit_words<UNIT> u[8][PER_STEP]; /* all are asked for before the first is multiplied */
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+#pragma unroll
+                for (int l = 0; l < PER_STEP; l++) u[j][l] = look_up<HD, UNIT, TABLES>(keys, codes[l], j, at[l]);
+#pragma unroll
+            for (int set = 0; set < SETS; set++)
+#pragma unroll
+                for (int k = 0; k < PRODUCTS; k++)
+#pragma unroll
+                    for (int j = 0; j < 8; j++)
+                        mma(d[j][set], q.a[set][k][0], q.a[set][k][1], q.a[set][k][2], q.a[set][k][3], u[j][0].of[2 * k],
+                            u[j][PER_STEP - 1].of[UNIT == 2 ? 0 : 2 * k + 1]);
         }
-}
-
-/* Returns the weight of the lower (upper 0) or of the upper of two tokens, in the half of the lane's column: fragment b of (token,
- * channel of a pair). */
-ATTEND_INLINE uint32_t weight_of_pair(uint32_t weights, int upper) {
-    const bool second = lane_id() / 4 % 2;
-    return permute(weights, 0, upper ? (second ? 0x3244 : 0x4432) : (second ? 0x1044 : 0x4410));
-}
-
-/* Sums values by pairs of channels: tile UNIT / 2 m + j has, of units 16 m + g and 16 m + g + 8, channels 2 j and 2 j + 1, for
- * query 4 n + t. */
-template <int HD, int UNIT> struct sums_by_unit {
-    static constexpr int tiles = HD / 32;
-    static ATTEND_INLINE uint32_t channel(int tile, uint32_t row) {
-        return UNIT * (16 * (tile / (UNIT / 2)) + row) + 2 * (tile % (UNIT / 2));
+        __syncwarp();
+        if (group + 1 < LAYOUT::pieces) ring.release(page, group), ring.wait(1);
     }
+    return gains;
+}
 
-    /* Adds rows of halves, for attend_rows. */
-    template <int NT> static ATTEND_INLINE void add(uint32_t values, const uint32_t (&w)[NT][2], float (&acc)[tiles][NT][4]) {
+/* Hands the products of tokens and queries to the lanes that weigh them: x has, for column 2 t + c, query (2 t + c) % 4, in
+ * TOKENS_BY_OCTET. `scratch` is LOGIT_BYTES of the warp's. */
+template <class LAYOUT>
+ATTEND_INLINE void exchange_products(uint32_t scratch, const float (&d)[8][LAYOUT::sets][4], float (&x)[4][1][4]) {
+    const unsigned g = lane_id() / 4, t = lane_id() % 4;
+    constexpr int ORDERS = LAYOUT::orders;
+    if (t % (ORDERS / 2) == g % ORDERS / 2) { /* of columns 2 t and 2 t + 1, one has the order of row g */
+        const uint32_t to = scratch + 32 * (2 * t + g % 2), swapped = t / 2;
+#pragma unroll
+        for (int set = 0; set < LAYOUT::sets; set++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    uint32_t own[4];
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        own[j] = __float_as_uint(g % 2 ? d[4 * i + j][set][2 * h + 1] : d[4 * i + j][set][2 * h]);
+                    store_shared_quad(to + LOGIT_ROW * (set + g / ORDERS + 2 * h) + 16 * (i ^ swapped),
+                                      make_uint4(own[0], own[1], own[2], own[3]));
+                }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        const uint32_t from = scratch + LOGIT_ROW * ((2 * t + c) % CENTROID_QUERIES) + 32 * g;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint4 four = load_shared_quad(from + 16 * (i ^ g / 4));
+            x[2 * i][0][c] = __uint_as_float(four.x), x[2 * i][0][2 + c] = __uint_as_float(four.y);
+            x[2 * i + 1][0][c] = __uint_as_float(four.z), x[2 * i + 1][0][2 + c] = __uint_as_float(four.w);
+        }
+    }
+}
+
+/* Computes gain * product + mean, for tokens 8 g + 2 i and the next. A lane makes the gains of tokens 8 g + t and 8 g + 4 + t for all
+ * lanes with its g. */
+ATTEND_INLINE void apply_gains(const centroid_side &keys, uint2 codes, const float (&means)[2], float (&x)[4][1][4]) {
+    const unsigned lane = lane_id(), shift = 8 * (lane % 4);
+    const float low = keys.gain_scale * relative_gain(codes.x >> shift & 0xff);
+    const float high = keys.gain_scale * relative_gain(codes.y >> shift & 0xff);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float gain = __shfl_sync(ALL_LANES, i < 4 ? low : high, lane / 4 * 4 + i % 4);
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            float &product = x[i / 2][0][i % 2 * 2 + c];
+            product = gain * product + means[c];
+        }
+    }
+}
+
+/* Sums of values: acc[group][channel of a unit] has rows g and g + 8, query g % 4 in orders g / 4 and g / 4 + 2, of columns 2 t and
+ * 2 t + 1. */
+template <int HD, int UNIT, bool TABLES> struct sums_by_unit {
+    using layout = centroid_layout<HD, UNIT, TABLES>;
+    static constexpr int groups = layout::value_groups;
+
+    /* Calls visit(sum, channel) for all sums of the lane that are not of an order that does not exist. */
+    template <class Visit> static ATTEND_INLINE void for_each(float (&acc)[groups][UNIT][4], Visit visit) {
         const unsigned g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
-        for (int h = 0; h < 2; h++)
+        for (int d = 0; d < 4; d++) {
+            const uint32_t order = g / 4 + d / 2 * 2;
+            if (order >= layout::value_orders) continue;
+            const uint32_t unit = layout::unit_of_column(order, 2 * t + d % 2);
 #pragma unroll
-            for (int tile = 0; tile < tiles; tile++) {
-                uint32_t a[4];
+            for (int group = 0; group < groups; group++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const uint32_t c = channel(tile, g + i % 2 * 8), row = 2 * t + i / 2 + 8 * h;
-                    a[i] = load_shared(values + half_rows<HD>::at(row, c / 8) + c % 8 * 2);
-                }
-#pragma unroll
-                for (int n = 0; n < NT; n++)
-                    mma(acc[tile][n], a[0], a[1], a[2], a[3], weight_of_pair(w[n][h], 0), weight_of_pair(w[n][h], 1));
-            }
+                for (int c = 0; c < UNIT; c++) visit(acc[group][c][d], (8 * layout::value_orders * group + unit) * UNIT + c);
+        }
     }
 
-    /* Adds a page's values. */
-    template <int NT, bool TABLES>
-    static ATTEND_INLINE void add_page(const centroid_side &values, uint32_t slot, const uint32_t (&w)[4][NT][2],
-                                       float (&acc)[tiles][NT][4]) {
+    /* Adds the values of a page, whose pieces are all there, times w, as weigh leaves it. */
+    template <class RING>
+    static ATTEND_INLINE void add_page(const centroid_side &values, const RING &ring, const uint32_t (&w)[4][1][2],
+                                       float (&acc)[groups][UNIT][4]) {
         const unsigned g = lane_id() / 4, t = lane_id() % 4;
+        constexpr uint32_t units = 8 * layout::value_orders;
+        constexpr int UNROLL = TABLES ? layout::value_orders : 1;
+#pragma unroll UNROLL
+        for (int turn = 0; turn < layout::value_orders; turn++) {
+            const uint32_t order = (t + turn) % layout::value_orders, column = layout::unit_of_column(order, g);
+            const bool low = order == g / 4, high = order == g / 4 + 2;
+            octet_codes<TABLES> codes[groups][2];
+            uint32_t at[groups];
 #pragma unroll
-        for (int m = 0; m < HD / UNIT / 16; m++) {
-            uint32_t codes[2][2][4], from[2]; /* [unit][octet] */
+            for (int group = 0; group < groups; group++) {
+                const uint32_t row = values.normalized && (group == 0 || layout::pieces == 1) ? 1 : 0;
+                const uint32_t slot = ring.slot(layout::pieces == 1 ? 0 : group);
+                const uint32_t unit = column + (layout::pieces == 1 ? units * group : 0);
+                at[group] = column * UNIT * 2 + units * group * UNIT * 2;
+                const uint32_t part = unit >> values.log_units;
+                if constexpr (TABLES) {
+                    const uint4 bytes = load_shared_quad(slot + place_in_slot(row + part, 16 * t));
+                    codes[group][0] = {{bytes.x, bytes.y}}, codes[group][1] = {{bytes.z, bytes.w}};
+                } else {
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const unit_place place = place_of_unit<UNIT>(values, 16 * m + g + 8 * r);
-                from[r] = place.offset;
-#pragma unroll
-                for (int o = 0; o < 2; o++) load_codes(values, slot, place.part, 2 * t + o, codes[r][o]);
+                    for (int o = 0; o < 2; o++) codes[group][o] = load_codes<TABLES>(values, slot, row, part, 2 * t + o);
+                }
             }
 #pragma unroll
-            for (int i = 0; i < 4; i++)
+            for (int i = 0; i < 4; i++) {
+                const uint32_t a0 = low ? w[i][0][0] : 0, a2 = low ? w[i][0][1] : 0;
+                const uint32_t a1 = high ? w[i][0][0] : 0, a3 = high ? w[i][0][1] : 0;
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    unit_words<UNIT> u[2][2]; /* [octet][unit] */
+                for (int group = 0; group < groups; group++) {
+                    unit_words<UNIT> u[2][2]; /* of tokens 16 t + 2 i + h and 8 more */
 #pragma unroll
-                    for (int o = 0; o < 2; o++)
+                    for (int h = 0; h < 2; h++)
 #pragma unroll
-                        for (int r = 0; r < 2; r++)
-                            u[o][r] = load_unit<UNIT, TABLES>(
-                                values, from[r] + (code_of(codes[r][o], 2 * i + h) << (values.log_width + 1)));
+                        for (int o = 0; o < 2; o++)
+                            u[h][o] = look_up<HD, UNIT, TABLES>(values, codes[group][o], 2 * i + h, at[group]);
 #pragma unroll
-                    for (int n = 0; n < NT; n++) {
-                        const uint32_t b0 = weight_of_pair(w[i][n][h], 0), b1 = weight_of_pair(w[i][n][h], 1);
-#pragma unroll
-                        for (int j = 0; j < UNIT / 2; j++)
-                            mma(acc[m * (UNIT / 2) + j][n], u[0][0].of[j], u[0][1].of[j], u[1][0].of[j], u[1][1].of[j], b0, b1);
+                    for (int c = 0; c < UNIT; c++) {
+                        const uint32_t half = c % 2 ? 0x7632 : 0x5410;
+                        mma(acc[group][c], a0, a1, a2, a3, permute(u[0][0].of[c / 2], u[0][1].of[c / 2], half),
+                            permute(u[1][0].of[c / 2], u[1][1].of[c / 2], half));
                     }
                 }
-        }
-    }
-
-    template <int NT>
-    static ATTEND_INLINE void store(const partials<HD> &to, unsigned i, uint32_t group, const running<NT> &r,
-                                    const float (&acc)[tiles][NT][4]) {
-        const unsigned g = lane_id() / 4, t = lane_id() % 4;
-#pragma unroll
-        for (int n = 0; n < NT; n++) {
-            const uint32_t query = 4 * n + t;
-            if (query >= group) continue;
-            if (g == 0) to.max_sum[i * group + query] = make_float2(r.max[n][0], r.sum[n][0]);
-#pragma unroll
-            for (int tile = 0; tile < tiles; tile++)
-#pragma unroll
-                for (int half = 0; half < 2; half++)
-                    *reinterpret_cast<float2 *>(to.sums + (i * group + query) * HD + channel(tile, g + 8 * half)) =
-                        make_float2(acc[tile][n][2 * half], acc[tile][n][2 * half + 1]);
+            }
         }
     }
 };
 
-/* Turns sums of normalized values into sums of values, to which it adds the mean times the weights' sum. `r` covers pages alone. */
-template <int HD, int UNIT, int NT>
-ATTEND_INLINE void finish_values(const centroid_side &values, const running<NT> &r, float (&acc)[HD / 32][NT][4]) {
-    const unsigned g = lane_id() / 4;
-    if (!values.normalized) return;
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        float weights = r.sum[n][0];
-        for (int o = 4; o < 32; o *= 2) weights += __shfl_xor_sync(ALL_LANES, weights, o);
-#pragma unroll
-        for (int tile = 0; tile < HD / 32; tile++)
-#pragma unroll
-            for (int c = 0; c < 4; c++)
-                acc[tile][n][c] = acc[tile][n][c] * values.gain_scale +
-                                  weights * values.mean[sums_by_unit<HD, UNIT>::channel(tile, g + c / 2 * 8) + c % 2];
-    }
-}
-
 /* ---- The kernel */
 
-/* A CTA's shared memory holds queries, then tables, if they lie there, and rings. Later it holds rows of halves, then partial
- * states and the memory of merging. */
-template <int HD, int NT, int WARPS> struct centroid_memory {
-    static constexpr int queries = ((int)sizeof(centroid_queries<HD, NT, WARPS>) + 127) / 128 * 128;
+/* A CTA's shared memory holds queries, then tables, if they lie there, and rings. Later it holds rows of halves, then each warp's
+ * partial states, one of its rows of halves and one of its pages, and the memory of merging. */
+template <int HD, int WARPS> struct centroid_memory {
+    static constexpr int queries = ((int)sizeof(centroid_queries<HD, WARPS>) + 127) / 128 * 128;
     static constexpr int rows = WARPS * 2 * half_rows<HD>::bytes;
-    static constexpr int states = ((int)partials_bytes<HD>(WARPS, 4 * NT) + 15) / 16 * 16;
+    static constexpr int states = ((int)partials_bytes<HD>(2 * WARPS, CENTROID_QUERIES) + 15) / 16 * 16;
     static constexpr int merging = states + WARPS * 32 * 24;
     static constexpr int after = rows > merging ? rows : merging; /* pages */
 };
 
 struct centroid_launch {
     uint32_t first_query;
-    uint32_t tables[2];         /* bytes of both sides' centroids */
     uint32_t slots, slot_bytes; /* of rings */
 };
 
-template <bool TABLES>
-ATTEND_INLINE centroid_side open_side(const struct attend_decode &a, const struct share &s, int side, uint32_t table,
-                                      uint32_t bytes) {
+template <int HD, int UNIT, bool TABLES>
+ATTEND_INLINE centroid_side open_side(const struct attend_decode &a, const struct share &s, int side, uint32_t table) {
     const struct centroid_view &view =
         static_cast<const struct centroid_view *>(a.learned[side])[(size_t)a.layer * a.heads.kv_heads + s.head];
     const uint8_t *const memory = reinterpret_cast<const uint8_t *>(view.centroids);
     if (TABLES)
-        for (uint32_t i = 16 * threadIdx.x; i < bytes; i += 16 * blockDim.x) copy_async<16>(table + i, memory + i);
-    return {view.shape,
-            31u - __clz(view.shape.width),
-            table,
-            memory,
-            view.normalized ? (uint32_t)PAGE_TOKENS : 0u,
-            view.normalized,
-            view.gain_scale,
-            view.mean};
+        for (uint32_t i = threadIdx.x; i < 256 * HD / 8; i += blockDim.x)
+            copy_async<16>(table + i / (HD / 8) * TABLE_ROW + i % (HD / 8) * 16, memory + 16 * i);
+    return {view.shape, 31u - __clz(view.shape.width / UNIT), table, memory, view.normalized, view.gain_scale, view.mean};
 }
 
-template <int HD, int UNIT, int NT, int WARPS, bool TABLES>
+template <int HD, int UNIT, int WARPS, bool TABLES>
 __global__ void __launch_bounds__(WARPS * 32, 1)
     attend_centroids_kernel(const __grid_constant__ struct attend_decode a, struct centroid_launch launch) {
-    using memory = centroid_memory<HD, NT, WARPS>;
-    using sums = sums_by_unit<HD, UNIT>;
+    using layout = centroid_layout<HD, UNIT, TABLES>;
+    using memory = centroid_memory<HD, WARPS>;
+    using sums = sums_by_unit<HD, UNIT, TABLES>;
     extern __shared__ __align__(128) uint8_t shared[];
-    auto &queries = *reinterpret_cast<centroid_queries<HD, NT, WARPS> *>(shared);
+    auto &queries = *reinterpret_cast<centroid_queries<HD, WARPS> *>(shared);
     uint8_t *const rest = shared + memory::queries;
     const unsigned warp = threadIdx.x / 32, lane = lane_id();
     struct share s;
     if (!share_of(a, blockIdx.x, blockIdx.y, blockIdx.z, s)) return;
-    take_heads(s, launch.first_query, 4 * NT);
+    take_heads(s, launch.first_query, CENTROID_QUERIES);
 
-    const uint32_t tables = shared_address(rest);
-    const centroid_side keys = open_side<TABLES>(a, s, 0, tables, launch.tables[0]);
-    const centroid_side values = open_side<TABLES>(a, s, 1, tables + launch.tables[0], launch.tables[1]);
+    const uint32_t tables = uniform(shared_address(rest));
+    const centroid_side keys = open_side<HD, UNIT, TABLES>(a, s, 0, tables);
+    const centroid_side values = open_side<HD, UNIT, TABLES>(a, s, 1, tables + TABLE_BYTES);
     commit_copies();
     uint32_t first, end;
     share_pages(s, first, end);
     const uint32_t n = end - first, begin = first + n * warp / WARPS, pages = first + n * (warp + 1) / WARPS - begin;
     const struct listed_pages listed = listed_from(s, begin, 1);
-    page_ring ring;
-    ring.listed = listed, ring.n = pages, ring.slots = launch.slots, ring.slot_bytes = launch.slot_bytes;
+    page_ring<layout::pieces, layout::piece_bytes> ring;
+    ring.listed = listed, ring.n = pages, ring.slots = TABLES ? layout::slots : launch.slots;
+    ring.slot_bytes = launch.slot_bytes;
     ring.place = a.places + (size_t)a.layer * a.heads.kv_heads + s.head;
-    ring.bytes[0] = a.page_bytes[0], ring.bytes[1] = a.page_bytes[1];
-    ring.base = tables + (TABLES ? launch.tables[0] + launch.tables[1] : 0) + warp * ring.slots * ring.slot_bytes;
+#pragma unroll
+    for (int side = 0; side < 2; side++) {
+        const bool gains = side ? values.normalized : keys.normalized;
+        ring.bytes[side] = a.page_bytes[side];
+        ring.first[side] = gains ? (a.page_bytes[side] - 64) / 2 + 64 : a.page_bytes[side] / 2;
+    }
+    ring.base = tables + (TABLES ? 2 * TABLE_BYTES : 0) + warp * ring.slots * ring.slot_bytes;
+    ring.own = TABLES ? place_in_slot(lane / 4, 16 * (lane % 4)) : 16 * lane;
     ring.start();
-    prepare_pairs<HD, NT, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window, queries.up);
-    prepare_pairs<HD, NT, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.exact, nullptr);
+    prepare_queries<HD, 1, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window, queries.ups);
+    prepare_queries<HD, 1, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.exact);
     if (TABLES) wait_copies<0>();
     __syncthreads();
 
-    running<NT> running;
-    float acc[sums::tiles][NT][4] = {}, factor[NT][2], means[NT];
-    clear_running(running);
-    load_factors(queries.window, factor);
-    column_slopes<NT> slopes;
+    running<1> of_pages, of_rows;
+    float acc[sums::groups][UNIT][4] = {};
+    float factor[1][2], means[2] = {};
+    clear_running(of_pages);
+    column_slopes<1> slopes;
     slopes.any = a.heads.slopes != nullptr, slopes.cap = LOG2_E * a.heads.cap;
 #pragma unroll
-    for (int i = 0; i < NT; i++)
-        slopes.of[i][0] = slopes.of[i][1] =
-            slopes.any && 4 * i + lane % 4 < s.group ? LOG2_E * a.heads.slopes[s.first_head + 4 * i + lane % 4] : 0;
+    for (int c = 0; c < 2; c++) {
+        const uint32_t query = (2 * lane + c) % CENTROID_QUERIES;
+        factor[0][c] = queries.window.factor[query];
+        slopes.of[0][c] = slopes.any && query < s.group ? LOG2_E * a.heads.slopes[s.first_head + query] : 0;
+    }
 
     const bool in_runs = a.run_angles && a.heads.n_rot;
+    uint32_t *const rotated = queries.rotated[warp];
     uint32_t run = UINT32_MAX;
+    query_operands<layout> kept[layout::kept_steps ? layout::kept_steps : 1] = {};
     struct page_of_lane of_lane;
 #pragma unroll 1
     for (uint32_t page = 0; page < pages; page++) {
@@ -458,55 +537,84 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         const uint32_t own_run = in_runs ? from / ROPE_RUN_TOKENS : 0;
         if (own_run != run) {
             run = own_run;
-            rotate_queries<HD, UNIT>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, queries, means);
+            rotate_queries<HD>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, queries.ups, rotated,
+                               means);
+#pragma unroll
+            for (int step = 0; step < layout::kept_steps; step++) {
+                const uint32_t at[layout::step_units] = {layout::unit_of_step(step) * UNIT * 2};
+                load_operands<HD>(shared_address(rotated), at, kept[step]);
+            }
         }
-        float x[4][NT][4], rise[NT][2];
-        uint32_t w[4][NT][2];
-        ring.wait();
-        score_page<HD, UNIT, NT, TABLES>(keys, ring.slot(page, 0), queries.rotated[warp], x);
-        if (keys.normalized) apply_gains(keys, ring.slot(page, 0), means, x);
-        __syncwarp();
-        ring.ask_behind(page, 0);
+        float x[4][1][4], rise[1][2];
+        uint32_t w[4][1][2];
+        {
+            float d[8][layout::sets][4];
+            const uint2 gains = multiply_page<HD, UNIT, TABLES, layout>(keys, ring, page, shared_address(rotated), kept, d);
+            exchange_products<layout>(ring.slot(0), d, x);
+            __syncwarp();
+            ring.release(page, layout::pieces - 1);
+            if (keys.normalized) apply_gains(keys, gains, means, x);
+        }
         finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - s.position), live);
-        if (weigh(x, running, rise, w)) scale_sums(acc, rise);
-        ring.wait();
-        if (values.normalized) weigh_gains(ring.slot(page, 1), w, [](uint32_t code, int) { return relative_gain(code); });
-        sums::template add_page<NT, TABLES>(values, ring.slot(page, 1), w, acc);
+        if (weigh(x, of_pages, rise, w)) {
+            const float factor = of_row_query(rise[0]);
+            sums::for_each(acc, [&](float &sum, uint32_t) { sum *= factor; });
+        }
+        ring.wait(layout::pieces);
+        if (values.normalized) weigh_gains(ring.slot(0), w, [](uint32_t code, int) { return relative_gain(code); });
+        sums::add_page(values, ring, w, acc);
         __syncwarp();
-        ring.ask_behind(page, 1);
+#pragma unroll
+        for (int piece = 0; piece < layout::pieces; piece++) ring.release(page, layout::pieces + piece);
     }
     wait_copies<0>();
-    finish_values<HD, UNIT>(values, running, acc);
+    finish_running(of_pages);
+    if (values.normalized) { /* sums of values are the mean times the weights' sum and the normalized values' */
+        const float weights = of_row_query(of_pages.sum[0]);
+        sums::for_each(acc, [&](float &sum, uint32_t channel) { sum = sum * values.gain_scale + weights * values.mean[channel]; });
+    }
     __syncthreads(); /* tables and rings are no longer read */
-    attend_rows<HD, sums>(a, s, warp * s.parts + s.part, WARPS * s.parts, queries.exact, queries.window, slopes,
-                          shared_address(rest) + warp * 2 * half_rows<HD>::bytes, running, acc);
-    finish_running(running);
+    float acc_of_rows[HD / 16][1][4] = {};
+    clear_running(of_rows);
+    attend_rows<HD>(a, s, warp * s.parts + s.part, WARPS * s.parts, queries.exact, queries.window, slopes,
+                    shared_address(rest) + warp * 2 * half_rows<HD>::bytes, of_rows, acc_of_rows);
+    finish_running(of_rows);
     __syncthreads(); /* nor rows */
-    const partials<HD> states = partials_at<HD>(rest, WARPS, s.group);
-    sums::store(states, warp, s.group, running, acc);
+    const partials<HD> states = partials_at<HD>(rest, 2 * WARPS, s.group);
+    store_running(states, warp, s.group, of_rows);
+    store_sums(states, warp, s.group, acc_of_rows);
+    store_running(states, WARPS + warp, s.group, of_pages);
+    const uint32_t query = lane / 4 % 4;
+    float *const to = states.sums + ((WARPS + warp) * s.group + query) * HD;
+    if (query < s.group) sums::for_each(acc, [&](float &sum, uint32_t channel) { to[channel] = sum; });
     __syncthreads();
-    finish_share<HD, WARPS * 32>(a, s, states, WARPS, rest + memory::states);
+    finish_share<HD, WARPS * 32>(a, s, states, 2 * WARPS, rest + memory::states);
 }
 
 /* ---- Launches */
 
-/* Gives each warp's ring as many slots as there is room for beside so many bytes of tables; returns the bytes of shared memory that a
- * CTA takes, 0: there is no room. */
-template <int HD, int NT, int WARPS>
-uint32_t fit_centroids(const struct attend_decode *a, uint32_t tables, struct centroid_launch *launch) {
-    using memory = centroid_memory<HD, NT, WARPS>;
-    const uint32_t room = (uint32_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), before = memory::queries + tables;
-    launch->slots = before < room ? ring_slots(a, WARPS, room - before) : 0, launch->slot_bytes = ring_slot_bytes(a);
+/* Gives each warp's ring as many slots as there is room for beside the tables; returns the bytes of shared memory that a CTA takes, 0:
+ * there is no room. */
+template <int HD, int UNIT, int WARPS, bool TABLES>
+uint32_t fit_centroids(const struct attend_decode *a, struct centroid_launch *launch) {
+    using layout = centroid_layout<HD, UNIT, TABLES>;
+    using memory = centroid_memory<HD, WARPS>;
+    constexpr uint32_t before = memory::queries + (TABLES ? 2 * TABLE_BYTES : 0);
+    const uint32_t room = (uint32_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    launch->slot_bytes = TABLES ? layout::piece_bytes : ring_slot_bytes(a);
+    if (launch->slot_bytes < LOGIT_BYTES) launch->slot_bytes = LOGIT_BYTES;
+    launch->slots = before < room ? ring_slots(launch->slot_bytes, WARPS, room - before) : 0;
+    if constexpr (TABLES) launch->slots = launch->slots < layout::slots ? 0 : layout::slots;
     const uint32_t pages = before + launch->slots * WARPS * launch->slot_bytes, after = memory::queries + memory::after;
     const uint32_t bytes = pages > after ? pages : after;
     return launch->slots && bytes <= room ? bytes : 0;
 }
 
 /* Launches CTAs with so many bytes of shared memory; 0 is refused. */
-template <int HD, int UNIT, int NT, int WARPS, bool TABLES>
+template <int HD, int UNIT, int WARPS, bool TABLES>
 cudaError_t launch_centroids(const struct attend_decode *a, const struct centroid_launch &launch, uint32_t bytes,
                              cudaStream_t stream) {
-    const auto kernel = attend_centroids_kernel<HD, UNIT, NT, WARPS, TABLES>;
+    const auto kernel = attend_centroids_kernel<HD, UNIT, WARPS, TABLES>;
     if (!bytes) return cudaErrorInvalidConfiguration;
     const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (result != cudaSuccess) return result;
@@ -514,41 +622,37 @@ cudaError_t launch_centroids(const struct attend_decode *a, const struct centroi
     return cudaGetLastError();
 }
 
-/* Launches with tables in shared memory where there is room for them beside the rings. A multiprocessor has room for one CTA, whose
- * warps wait for shared memory with most of what they look up: the more of them, the faster. One tile of queries needs the 168
- * registers that a thread of twelve warps has. A thread of sixteen has 128 and spills some, which is faster still, but their queries
- * and rings need more memory. */
-template <int HD, int UNIT, int NT>
-cudaError_t launch_tables(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
-    struct centroid_launch launch = {first_query, {(HD * 2u) << a->centroid[0].bits, (HD * 2u) << a->centroid[1].bits}, 0, 0};
-    const uint32_t tables = launch.tables[0] + launch.tables[1];
+/* Launches with tables in shared memory where codes have 8 bits and there is room for them beside the rings. A multiprocessor then
+ * has room for one CTA. Of 12 warps each thread has 168 registers, so that eight tokens' look-ups are under way at once; of 16, with
+ * 128, it waits for one after another. The memory of compute capability 8.0 is enough for 4. */
+template <int HD, int UNIT> cudaError_t launch_tables(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
+    struct centroid_launch launch = {first_query, 0, 0};
     uint32_t bytes;
-    if constexpr (HD < 256 && NT == 1) {
-        bytes = fit_centroids<HD, NT, 16>(a, tables, &launch);
-        if (bytes) return launch_centroids<HD, UNIT, NT, 16, true>(a, launch, bytes, stream);
+    if constexpr (HD * 2 <= TABLE_ROW && UNIT < 8) {
+        if (a->centroid[0].bits == 8 && a->centroid[1].bits == 8) {
+            bytes = fit_centroids<HD, UNIT, 12, true>(a, &launch);
+            if (bytes) return launch_centroids<HD, UNIT, 12, true>(a, launch, bytes, stream);
+            bytes = fit_centroids<HD, UNIT, 4, true>(a, &launch);
+            if (bytes) return launch_centroids<HD, UNIT, 4, true>(a, launch, bytes, stream);
+        }
     }
-    if constexpr (HD < 256) {
-        constexpr int WARPS = NT == 1 ? 12 : 8;
-        bytes = fit_centroids<HD, NT, WARPS>(a, tables, &launch);
-        if (bytes) return launch_centroids<HD, UNIT, NT, WARPS, true>(a, launch, bytes, stream);
-    }
-    constexpr int WARPS = HD < 256 ? 8 : 4;
-    bytes = fit_centroids<HD, NT, WARPS>(a, 0, &launch);
-    return launch_centroids<HD, UNIT, NT, WARPS, false>(a, launch, bytes, stream);
+    bytes = fit_centroids<HD, UNIT, 8, false>(a, &launch);
+    return launch_centroids<HD, UNIT, 8, false>(a, launch, bytes, stream);
 }
 
 template <int HD, int UNIT> cudaError_t launch_units(const struct attend_decode *a, cudaStream_t stream) {
     const uint32_t group = a->heads.query_heads / a->heads.kv_heads;
     cudaError_t result = cudaSuccess;
-    for (uint32_t first = 0; first < group && result == cudaSuccess; first += 8)
-        result = group - first > 4 ? launch_tables<HD, UNIT, 2>(a, first, stream) : launch_tables<HD, UNIT, 1>(a, first, stream);
+    for (uint32_t first = 0; first < group && result == cudaSuccess; first += CENTROID_QUERIES)
+        result = launch_tables<HD, UNIT>(a, first, stream);
     return result;
 }
 
-/* Launches with units as wide as both sides' sub-vectors allow and as leave whole tiles of 16 units. */
+/* Launches with units as wide as both sides' sub-vectors allow and as leave whole columns of 8 units; tables have units of at most 4. */
 template <int HD> cudaError_t launch_widths(const struct attend_decode *a, cudaStream_t stream) {
     const uint32_t width = a->centroid[0].width < a->centroid[1].width ? a->centroid[0].width : a->centroid[1].width;
-    if (HD % 128 == 0 && width >= 8) return launch_units < HD, HD % 128 ? 2 : 8 > (a, stream);
+    const bool bytes = HD < 256 && a->centroid[0].bits == 8 && a->centroid[1].bits == 8;
+    if (HD % 128 == 0 && width >= 8 && !bytes) return launch_units < HD, HD % 128 ? 2 : 8 > (a, stream);
     if (HD % 64 == 0 && width >= 4) return launch_units < HD, HD % 64 ? 2 : 4 > (a, stream);
     return launch_units<HD, 2>(a, stream);
 }

@@ -94,9 +94,10 @@ template <int HD, int NT> struct query_fragments {
 };
 
 /* Writes, by all warps of a CTA, the fragments of q[group][HD]; a __syncthreads makes them readable. Queries are scaled by powers
- * of two so that their largest channel lies in [1, 2): products with scales of a channel are still halves. */
+ * of two so that their largest channel lies in [1, 2): products with scales of a channel are still halves. `ups` gets the powers,
+ * NT * 8 of them, unless it is NULL. */
 template <int HD, int NT, int WARPS>
-ATTEND_INLINE void prepare_queries(const float *q, uint32_t group, float scale, query_fragments<HD, NT> &to) {
+ATTEND_INLINE void prepare_queries(const float *q, uint32_t group, float scale, query_fragments<HD, NT> &to, float *ups = nullptr) {
     const unsigned lane = lane_id();
     for (unsigned n = threadIdx.x / 32; n < NT * 8; n += WARPS) {
         float2 x[(HD + 63) / 64];
@@ -117,6 +118,7 @@ ATTEND_INLINE void prepare_queries(const float *q, uint32_t group, float scale, 
             word[c % 16 / 8] = pack_halves(x[i].x * power.up, x[i].y * power.up);
         }
         if (lane == 0) to.factor[n] = n < group ? power.down * scale * LOG2_E : 0;
+        if (lane == 0 && ups) ups[n] = power.up;
     }
 }
 
@@ -633,9 +635,14 @@ ATTEND_INLINE void finish_share(const struct attend_decode &a, const struct shar
         const unsigned query = i / (HD / 4);
         float4 sums = make_float4(0, 0, 0, 0);
         float2 state = make_float2(-INFINITY, 0);
-        for (unsigned j = 0; j < n; j++)
-            merge_state(sums, state, reinterpret_cast<const float4 *>(states.sums)[j * groups + i],
-                        states.max_sum[j * s.group + query]);
+        for (unsigned j = 0; j < n; j++) state.x = fmaxf(state.x, states.max_sum[j * s.group + query].x);
+#pragma unroll 4
+        for (unsigned j = 0; j < n && state.x > -INFINITY; j++) { /* with the maximum known, no state waits for another */
+            const float4 more = reinterpret_cast<const float4 *>(states.sums)[j * groups + i];
+            const float2 from = states.max_sum[j * s.group + query];
+            const float b = exp2_fast(from.x - state.x);
+            sums.x += more.x * b, sums.y += more.y * b, sums.z += more.z * b, sums.w += more.w * b, state.y += from.y * b;
+        }
         if (s.parts == 1) {
             put_output<HD>(a, s, i, sums, state);
         } else {
@@ -659,20 +666,18 @@ ATTEND_INLINE void finish_share(const struct attend_decode &a, const struct shar
     merge_parts<HD, THREADS>(a, s, parts, memory);
 }
 
-/* Multiplies weights, as weigh leaves them for TOKENS_BY_OCTET, by their tokens' gains, whose codes begin at `slot`: of tokens 16 t + 2 i +
- * h and 8 more. gain(code, 2 i + h) is a token's. */
+/* Multiplies weights, as weigh leaves them for TOKENS_BY_OCTET, by their tokens' gains, whose codes begin at `slot`: of tokens 16 t + i and
+ * 8 more. gain(code, i) is a token's; a lane makes those of i = g for all lanes with its t. */
 template <int NT, class Gain> ATTEND_INLINE void weigh_gains(uint32_t slot, uint32_t (&w)[4][NT][2], Gain gain) {
-    const uint4 bytes = load_shared_quad(slot + 16 * (lane_id() % 4));
+    const unsigned g = lane_id() / 4, t = lane_id() % 4, shift = 8 * (g % 4);
+    const uint32_t codes = slot + 16 * t + g / 4 * 4;
+    const uint32_t own = pack_halves(gain(load_shared(codes) >> shift & 0xff, g), gain(load_shared(codes + 8) >> shift & 0xff, g));
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 8; i++) {
+        const uint32_t gains = __shfl_sync(ALL_LANES, own, 4 * i + t);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint32_t shift = i % 2 * 16 + h * 8;
-            const uint32_t low = (i < 2 ? bytes.x : bytes.y) >> shift & 0xff, high = (i < 2 ? bytes.z : bytes.w) >> shift & 0xff;
-            const uint32_t gains = pack_halves(gain(low, 2 * i + h), gain(high, 2 * i + h));
-#pragma unroll
-            for (int n = 0; n < NT; n++) w[i][n][h] = multiply_halves(w[i][n][h], gains);
-        }
+        for (int n = 0; n < NT; n++) w[i / 2][n][i % 2] = multiply_halves(w[i / 2][n][i % 2], gains);
+    }
 }
 
 #endif

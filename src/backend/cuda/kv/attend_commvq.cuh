@@ -28,7 +28,7 @@ ATTEND_INLINE uint32_t code_of_row(int tile, uint32_t g, uint32_t upper) {
 
 /* Returns a gain times 2^(6 - bit), less than 2^13. */
 ATTEND_INLINE float shifted_gain(uint32_t code, int bit) {
-    return code ? exp2_fast(((float)code - GAIN_MIDDLE) / GAIN_STEPS + (float)(6 - bit)) : 0;
+    return code ? exp2_fast(((float)code - GAIN_MIDDLE) * (1.0f / GAIN_STEPS) + (float)(6 - bit)) : 0;
 }
 constexpr float BIT_UNIT = 0x1p18f; /* undoes 2^(p - 24) and 2^(6 - p) */
 
@@ -212,11 +212,12 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     share_pages(s, first, end);
     const uint32_t n = end - first, begin = first + n * warp / commvq_warps, pages = first + n * (warp + 1) / commvq_warps - begin;
     const struct listed_pages listed = listed_from(s, begin, 1);
-    page_ring ring;
+    page_ring<1, 0> ring;
     ring.listed = listed, ring.n = pages, ring.slots = launch.slots, ring.slot_bytes = launch.slot_bytes;
     ring.place = a.places + place;
     ring.bytes[0] = a.page_bytes[0], ring.bytes[1] = a.page_bytes[1];
     ring.base = tables + (TABLES ? launch.tables : 0) + warp * ring.slots * ring.slot_bytes;
+    ring.own = 16 * lane;
     ring.start();
     prepare_angles<HD>(a, rest);
     prepare_powers<HD>(a, s, keys, queries.powers);
@@ -242,18 +243,18 @@ __global__ void __launch_bounds__(commvq_threads, 1)
         {
             page_queries<HD> own;
             rotate_to_page<HD>(a, s, keys, queries.powers, from, own);
-            ring.wait();
-            score_page<HD, TABLES>(keys, rows, ring.slot(page, 0), angles, queries.powers, own, x);
+            ring.wait(1);
+            score_page<HD, TABLES>(keys, rows, ring.slot(0), angles, queries.powers, own, x);
         }
         __syncwarp();
-        ring.ask_behind(page, 0);
+        ring.release(page, 0);
         finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - s.position), live);
         if (weigh(x, running, rise, w)) scale_sums(codes, rise);
-        ring.wait();
-        weigh_gains(ring.slot(page, 1), w, [](uint32_t code, int bit) { return shifted_gain(code, bit); });
-        add_codes<CODES>(ring.slot(page, 1), w, codes);
+        ring.wait(1);
+        weigh_gains(ring.slot(0), w, [](uint32_t code, int bit) { return shifted_gain(code, bit); });
+        add_codes<CODES>(ring.slot(0), w, codes);
         __syncwarp();
-        ring.ask_behind(page, 1);
+        ring.release(page, 1);
     }
     wait_copies<0>();
     finish_running(running);
@@ -285,7 +286,8 @@ cudaError_t launch_tables(const struct attend_decode *a, struct commvq_launch la
     using memory = commvq_memory<HD, CODES>;
     const auto kernel = attend_commvq_kernel<HD, CODES, TABLES>;
     const uint32_t before = memory::angles + (TABLES ? launch.tables : 0);
-    launch.slots = ring_slots(a, commvq_warps, room - memory::queries - before), launch.slot_bytes = ring_slot_bytes(a);
+    launch.slot_bytes = ring_slot_bytes(a),
+    launch.slots = ring_slots(launch.slot_bytes, commvq_warps, room - memory::queries - before);
     uint32_t bytes = before + launch.slots * commvq_warps * launch.slot_bytes;
     bytes = memory::queries + (bytes > memory::after ? bytes : memory::after);
     if (!launch.slots || bytes > room) return cudaErrorInvalidConfiguration;
@@ -304,7 +306,7 @@ template <int HD, int CODES> cudaError_t launch_codes(const struct attend_decode
                                    0, 0};
     const uint32_t before = memory::queries + memory::angles + launch.tables;
     constexpr bool may_fit = HD < 256; /* else no kernel with tables is compiled */
-    const bool fits = before < room && ring_slots(a, commvq_warps, room - before);
+    const bool fits = before < room && ring_slots(ring_slot_bytes(a), commvq_warps, room - before);
     const auto launch_one = may_fit && fits ? launch_tables<HD, CODES, may_fit> : launch_tables<HD, CODES, false>;
     cudaError_t result = cudaSuccess;
     for (; launch.first_query < group && result == cudaSuccess; launch.first_query += commvq_queries)

@@ -6,65 +6,93 @@
 #include "format/normalization.h"
 
 /* Returns the gain of a code in units of gain_scale; 0 where the code is 0. */
-ATTEND_INLINE float relative_gain(uint32_t code) { return code ? exp2_fast(((float)code - GAIN_MIDDLE) / GAIN_STEPS) : 0; }
+ATTEND_INLINE float relative_gain(uint32_t code) { return code ? exp2_fast(((float)code - GAIN_MIDDLE) * (1.0f / GAIN_STEPS)) : 0; }
 
-/* A warp's ring holds the keys or the values of a page in each of its slots, in shared memory: keys of the first, its values, keys of the
- * second and so on, each of which is asked for as soon as the one that was there before has been read. */
-struct page_ring {
+/* A warp's ring holds a piece of a page in each of its slots, in shared memory: the keys of the first page, its values, the keys of the
+ * second and so on, each side in PIECES pieces (1 or 2). Piece `index` of a page is of its keys below PIECES, else of its values. A
+ * piece is asked for as soon as the one that was in its slot has been read. MOST is the size of the largest piece; 0: it is not
+ * known. */
+template <int PIECES, int MOST> struct page_ring {
     struct listed_pages listed;
     const struct place_view *place;
     uint32_t n;        /* pages */
     uint32_t bytes[2]; /* of a page, by side, multiples of 64 */
+    uint32_t first[2]; /* of them the first piece's, where there are two */
     uint32_t base, slots, slot_bytes;
+    uint32_t own;              /* where the lane's 16 bytes of each 512 lie in a slot */
+    uint32_t oldest;           /* slot of the oldest piece that was asked for and not released */
     const uint8_t *of_lane[2]; /* page 32 i + lane's */
 
-    ATTEND_INLINE uint32_t slot(uint32_t page, int side) const { return base + ((2 * page + side) & (slots - 1)) * slot_bytes; }
-
-    /* Asks for what takes the place of a side that has been read. */
-    ATTEND_INLINE void ask_behind(uint32_t page, int side) { ask((2 * page + side + slots) / 2, (side + slots) % 2); }
-
-    ATTEND_INLINE void start() {
-        for (uint32_t i = 0; i < slots; i++) ask(i / 2, i % 2);
+    /* Returns where piece i after the oldest lies. */
+    ATTEND_INLINE uint32_t slot(uint32_t i) const {
+        const uint32_t at = oldest + i;
+        return base + (at < slots ? at : at - slots) * slot_bytes;
     }
 
-    /* Waits until the oldest side that was asked for is there. */
-    ATTEND_INLINE void wait() const {
-        if (slots == 8)
-            wait_copies<7>();
-        else if (slots == 4)
-            wait_copies<3>();
-        else if (slots == 2)
-            wait_copies<1>();
-        else
-            wait_copies<0>();
+    ATTEND_INLINE void start() {
+        oldest = 0;
+        for (uint32_t i = 0; i < slots; i++) ask(base + i * slot_bytes, i / (2 * PIECES), i % (2 * PIECES));
+    }
+
+    /* Waits until the `count` oldest pieces are there, at most as many as there are slots. */
+    ATTEND_INLINE void wait(uint32_t count) const {
+        switch (slots - count) {
+        case 7: wait_copies<7>(); break;
+        case 6: wait_copies<6>(); break;
+        case 5: wait_copies<5>(); break;
+        case 4: wait_copies<4>(); break;
+        case 3: wait_copies<3>(); break;
+        case 2: wait_copies<2>(); break;
+        case 1: wait_copies<1>(); break;
+        default: wait_copies<0>();
+        }
         __syncwarp();
     }
 
-    ATTEND_INLINE void ask(uint32_t page, uint32_t side) {
+    /* Asks for what takes the place of the oldest piece, which is `index` of a page and which all lanes have read. */
+    ATTEND_INLINE void release(uint32_t page, uint32_t index) {
+        const uint32_t next = index + slots;
+        ask(slot(0), page + next / (2 * PIECES), next % (2 * PIECES));
+        oldest = oldest + 1 < slots ? oldest + 1 : 0;
+    }
+
+    ATTEND_INLINE void ask(uint32_t to, uint32_t page, uint32_t index) {
+        const bool values = index >= PIECES, second = index % PIECES;
         if (page < n) {
-            if (page % 32 == 0) { /* keys and values of a page are asked for at different times */
+            if (page % 32 == 0 && !second) { /* keys and values of a page are asked for at different times */
                 const struct page_set_view set = listed.set(min(page + lane_id(), n - 1));
-                (side ? of_lane[1] : of_lane[0]) = page_address(&set, place, (int)side);
+                (values ? of_lane[1] : of_lane[0]) = page_address(&set, place, (int)values);
             }
             const uint8_t *from = reinterpret_cast<const uint8_t *>(
-                __shfl_sync(ALL_LANES, (unsigned long long)(side ? of_lane[1] : of_lane[0]), page % 32));
-            const uint32_t to = slot(page, (int)side), size = side ? bytes[1] : bytes[0];
-            for (uint32_t at = 16 * lane_id(); at < size; at += 512) copy_async<16>(to + at, from + at);
+                __shfl_sync(ALL_LANES, (unsigned long long)(values ? of_lane[1] : of_lane[0]), page % 32));
+            uint32_t size = values ? bytes[1] : bytes[0];
+            if (PIECES == 2) {
+                const uint32_t cut = values ? first[1] : first[0];
+                from += second ? cut : 0, size = second ? size - cut : cut;
+            }
+            const uint32_t at = 16 * lane_id();
+            from += at, to += own;
+            if constexpr (MOST > 0) {
+#pragma unroll
+                for (uint32_t i = 0; i < MOST; i += 512)
+                    if (at + i < size) copy_async<16>(to + i, from + i);
+            } else {
+                for (uint32_t i = 0; at + i < size; i += 512) copy_async<16>(to + i, from + i);
+            }
         }
         commit_copies();
     }
 };
 
-/* Returns the bytes of a slot. */
+/* Returns the bytes of a slot for a side in one piece. */
 inline uint32_t ring_slot_bytes(const struct attend_decode *a) {
     return a->page_bytes[0] > a->page_bytes[1] ? a->page_bytes[0] : a->page_bytes[1];
 }
 
-/* Returns how many slots, a power of two and at most 8, each of so many warps has in `room` bytes; 0: there is no room. */
-inline uint32_t ring_slots(const struct attend_decode *a, uint32_t warps, uint32_t room) {
-    uint32_t slots = 8;
-    while (slots && slots * warps * ring_slot_bytes(a) > room) slots /= 2;
-    return slots;
+/* Returns how many slots, at most 8, each of so many warps has in `room` bytes; 0: there is no room. */
+inline uint32_t ring_slots(uint32_t slot_bytes, uint32_t warps, uint32_t room) {
+    const uint32_t slots = room / (warps * slot_bytes);
+    return slots < 8 ? slots : 8;
 }
 
 #endif

@@ -51,7 +51,10 @@ enum terse_status centroid_send(const struct coding *coding, uint32_t head_dim, 
     float *origin = (float *)(void *)(host + n.halves), *scale = origin + head_dim, *half = scale + n.parts;
     float *mean = half + n.parts * n.k;
     const float *there = (const float *)(const void *)(to + n.halves);
-    for (size_t i = 0; i < n.centroids; i++) halves[i] = half_from_float(parameters[i]);
+    for (size_t i = 0; i < n.centroids; i++) { /* parameters are [hd / width][2^bits][width] */
+        const size_t row = i / coding->width, part = row / n.k, code = row % n.k;
+        halves[code * head_dim + part * coding->width + i % coding->width] = half_from_float(parameters[i]);
+    }
     set_search(&n, parameters, coding->width, origin, scale, half);
     if (normalization) memcpy(mean, normalization, head_dim * sizeof *mean);
     *(struct centroid_view *)view = (struct centroid_view){.shape = {coding->width, coding->bits},

@@ -36,11 +36,11 @@ static __device__ void stage_centroids(const struct centroid_view &view, uint32_
                                        centroids_memory<HD> &m) {
     auto &own = m.search[threadIdx.x / 32];
     const uint32_t width = view.shape.width, k = 1u << view.shape.bits;
-    const device_half *from = view.centroids + ((size_t)part * k + first) * width;
+    const device_half *from = view.centroids + (size_t)first * HD + part * width;
     __syncwarp();
     for (uint32_t i = threadIdx.x % 32; i < n * width; i += 32) {
         const uint32_t j = i / width, c = i % width;
-        own.z[c * n + j] = (__half2float(from[i]) - view.origin[part * width + c]) * view.scale[part];
+        own.z[c * n + j] = (__half2float(from[(size_t)j * HD + c]) - view.origin[part * width + c]) * view.scale[part];
     }
     for (uint32_t j = threadIdx.x % 32; j < n; j += 32) own.half[j] = view.half[(size_t)part * k + first + j];
     __syncwarp();
@@ -84,10 +84,11 @@ static __device__ void search_part(const struct centroid_view &view, uint32_t pa
     write_codes(own.codes, view.shape.bits, bytes);
 }
 
+template <int HD>
 static __device__ float centroid_at(const struct centroid_view &view, const uint8_t *codes, uint32_t c, uint32_t t) {
     const uint32_t width = view.shape.width, bits = view.shape.bits, part = c / width;
     const uint32_t code = code_at(codes + part * PAGE_PQ_PART(bits), bits, t);
-    return __half2float(view.centroids[(((size_t)part << bits) + code) * width + c % width]);
+    return __half2float(view.centroids[(size_t)code * HD + c]);
 }
 
 /* Writes gains, once the codes are written and `numbers` are centred rows: a key's keeps its norm, a value's is best in least
@@ -96,12 +97,12 @@ template <int HD>
 static __device__ void write_gains(const struct centroid_view &view, const struct page_job &job, centroids_memory<HD> &m) {
     const uint8_t *codes = job.page + PAGE_TOKENS;
     const float shape = sum_over_channels<HD>(m.sums, 0, [&](uint32_t c, uint32_t t) {
-        const float s = centroid_at(view, codes, c, t);
+        const float s = centroid_at<HD>(view, codes, c, t);
         return s * s;
     });
     const float other = sum_over_channels<HD>(m.sums, 1, [&](uint32_t c, uint32_t t) {
         const float x = m.numbers[c][t];
-        return x * (job.side == CODEC_KEYS ? x : centroid_at(view, codes, c, t));
+        return x * (job.side == CODEC_KEYS ? x : centroid_at<HD>(view, codes, c, t));
     });
     const uint32_t t = threadIdx.x;
     if (t < PAGE_TOKENS) job.page[t] = t < job.count ? fit_gain(job.side, other, shape, view.gain_scale) : 0;
@@ -144,7 +145,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
     const float gain = view.normalized ? gain_at(view.gain_scale, job.page[t]) : 1;
     for (uint32_t c = threadIdx.x / PAGE_TOKENS; c < HD; c += TOKEN_PARTS)
-        numbers[c][t] = view.mean[c] + gain * centroid_at(view, codes, c, t);
+        numbers[c][t] = view.mean[c] + gain * centroid_at<HD>(view, codes, c, t);
     __syncthreads();
     change_frame<HD, false>(e, job, {}, numbers);
     store_numbers<HD>(e, job, numbers);

@@ -204,7 +204,7 @@ struct centroid_shape {
 /* Kernels read a codec with centroids of a layer, KV head and side so: `learned` of a launch, device [layers][Hk]. */
 struct centroid_view {
     struct centroid_shape shape;
-    const device_half *centroids; /* [hd / width][2^bits][width] */
+    const device_half *centroids; /* [2^bits][hd]: sub-vectors with the same code follow one another */
     const float *origin; /* [hd], and of each sub-vector scale[hd / width] and half[hd / width][2^bits]: format/pq.h's search */
     const float *scale, *half;
     bool
