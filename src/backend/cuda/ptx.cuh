@@ -24,6 +24,13 @@ PTX_INLINE uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
     return r;
 }
 
+/* Returns which of the warps that a multiprocessor has room for this is: good for sharing work out evenly, for nothing else. */
+PTX_INLINE uint32_t warp_slot() {
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%warpid;" : "=r"(r));
+    return r;
+}
+
 /* ---- Products of a warp */
 
 /* Computes d[16][8] += a[16][16] b[16][8]. With g = lane / 4, t = lane % 4, a is {row g, columns 2t 2t+1}, {row g+8}, {row g,

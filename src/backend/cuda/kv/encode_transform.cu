@@ -4,11 +4,6 @@
 
 #define MOST_STEPS(hd) ((hd) / TRANSFORM_QUAD + 1)
 
-/* These turn a coefficient, for a row of size 1, into what the component's plane in the stream should say. */
-struct alignas(16) path_factors {
-    float inverse, limit, square; /* x is the coefficient times `inverse`, within +-limit */
-};
-
 template <int HD> struct encode_memory {
     struct page_numbers<HD> z;                                   /* coefficients */
     uint16_t from[TRANSFORM_QUAD * MOST_STEPS(HD)][PAGE_TOKENS]; /* of paths */
@@ -22,8 +17,8 @@ template <int HD> struct encode_memory {
     float errors[TRANSFORM_NO_MEAN_GAINS + 1];    /* of that row with each such gain; last as it is */
     struct path_factors factors[HD];              /* by component */
     struct page_layout l;
-    struct path_step step[MOST_STEPS(HD)];
-    uint32_t steps;
+    struct path_ring ring;
+    uint32_t path_thread; /* the first thread that finds a path */
 };
 
 static_assert(TRANSFORM_QUAD * MOST_STEPS(64) >= 2 * TRANSFORM_PATH_WARM_UP, "steps across a seam");
@@ -43,7 +38,11 @@ template <int HD> static __device__ void set_sizes(const struct transform_view &
             m.factors[c] = {m.inverse_size[c] / plane.scale, 4 * (float)plane.largest + 8 * upper_step_of(plane.table / 4u),
                             unit * unit};
     }
-    if (threadIdx.x == TRANSFORM_THREADS - 1) m.steps = set_path_steps(m.l.layout, m.step);
+    if (threadIdx.x == TRANSFORM_THREADS - 1) {
+        set_path_ring(m.l.layout, m.ring);
+        /* Two warps find paths. A multiprocessor's four parts have every fourth warp each: blocks that are on it together take turns. */
+        m.path_thread = warp_slot() / (TRANSFORM_THREADS / 32) % (TOKEN_PARTS / 2) * (2 * 32);
+    }
 }
 
 /* All threads call this after set_sizes, and may read what it sets after their next barrier. */
@@ -264,18 +263,14 @@ template <int HD> static __device__ void write_alone(struct encode_memory<HD> &m
 
 /* ---- The stream */
 
-template <int HD>
-static __device__ struct path_term term_of(const struct encode_memory<HD> &m, float unit, uint32_t t, uint32_t c) {
-    const struct path_factors own = m.factors[c];
-    float x = m.z.of[c][t] * unit * own.inverse;
-    x = x > -own.limit ? x : -own.limit; /* NaN becomes -limit, too */
-    x = x < own.limit ? x : own.limit;
-    return {x, own.square};
+template <int HD> static __device__ struct path_row row_of(const struct encode_memory<HD> &m, uint32_t t) {
+    return {m.z.of, m.factors, m.unit[t], t};
 }
 
 /* Writes the upper bits of quads whose lower ones are in the stream. */
 template <int HD> static __device__ void write_uppers(struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
+    const struct path_row row = row_of(m, t);
     for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TOKEN_PARTS) {
         if (!has_lower_bits_in_stream(m.l, quad)) continue;
         const uint32_t p = m.l.second[quad];
@@ -285,19 +280,19 @@ template <int HD> static __device__ void write_uppers(struct encode_memory<HD> &
         plane_integers(
             m.l, p, [&](uint32_t n) { return (uint32_t)m.nibbles[n][t]; }, levels);
         for (uint32_t i = 0; i < TRANSFORM_QUAD; i++)
-            codes |= upper_code(term_of(m, m.unit[t], t, quad * TRANSFORM_QUAD + i).x - (float)levels[i], step) << (4 * i);
+            codes |= upper_code(path_term_at(row, quad * TRANSFORM_QUAD + i).x - (float)levels[i], step) << (4 * i);
         m.nibbles[m.l.layout.plane[m.l.first[quad]].nibble][t] = (uint16_t)codes;
     }
     __syncthreads();
 }
 
 template <int HD> static __device__ void write_stream(struct encode_memory<HD> &m) {
-    const uint32_t t = threadIdx.x;
-    if (t < PAGE_TOKENS && m.steps) {
-        const float unit = m.unit[t];
-        find_path(
-            m.l.layout, m.step, m.steps, t, [&](uint32_t c) { return term_of(m, unit, t, c); }, m.from, m.nibbles);
-    }
+    const uint32_t t = threadIdx.x - m.path_thread;
+    if (t < PAGE_TOKENS && m.ring.steps) find_path(m.ring, row_of(m, t), m.from);
+    __syncthreads();
+    for (uint32_t n = threadIdx.x / PAGE_TOKENS; n < (uint32_t)(m.l.layout.nibbles - m.l.layout.stream); n += TOKEN_PARTS)
+        m.nibbles[stream_place(m.l.layout, n)][threadIdx.x % PAGE_TOKENS] =
+            (uint16_t)nibble_of_path(m.ring, n, threadIdx.x % PAGE_TOKENS, m.from);
     __syncthreads();
 }
 

@@ -7,6 +7,7 @@
 inline float exp2_fast(float x) { return exp2f(x); }
 
 inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) { return __byte_perm(low, high, selector); }
+inline uint32_t warp_slot() { return 8 * blockIdx.x + threadIdx.x / 32; }
 
 /* ---- Products of a warp */
 
