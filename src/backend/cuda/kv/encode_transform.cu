@@ -5,16 +5,20 @@
 #define MOST_STEPS(hd) ((hd) / TRANSFORM_QUAD + 1)
 
 template <int HD> struct encode_memory {
-    struct page_numbers<HD> z;                                   /* coefficients */
-    uint16_t from[TRANSFORM_QUAD * MOST_STEPS(HD)][PAGE_TOKENS]; /* of paths */
-    uint16_t nibbles[HD / 2][PAGE_TOKENS];
+    struct page_numbers<HD> z; /* coefficients */
+    union {
+        uint16_t from[TRANSFORM_QUAD * MOST_STEPS(HD)][PAGE_TOKENS]; /* of paths */
+        float cut[TRANSFORM_ROW_SCALES][TOKEN_PARTS][PAGE_TOKENS];   /* what levels cut off of rows, by size and part of a row */
+        struct {
+            float whole[HD], weighed[HD];              /* coefficients of a row that may be coded less no mean, and in the metric */
+            float errors[TRANSFORM_NO_MEAN_GAINS + 1]; /* of that row with each such gain; last as it is */
+        } small;
+    };
     float size[HD], inverse_size[HD];
     float reach[HD], noise;                       /* as of struct layout_limits of transform_encode.c */
     float square[PAGE_TOKENS], unit[PAGE_TOKENS]; /* |z|^2; what makes the coefficients those of a row of size 1 */
     float2 sums[TOKEN_PARTS][PAGE_TOKENS];        /* of the threads that share a token */
     uint8_t no_mean[PAGE_TOKENS];                 /* the code of the gain of a row less no mean; else TRANSFORM_NO_MEAN_GAINS */
-    float whole[HD], weighed[HD];                 /* coefficients of a row that may be coded so, and in the metric */
-    float errors[TRANSFORM_NO_MEAN_GAINS + 1];    /* of that row with each such gain; last as it is */
     struct path_factors factors[HD];              /* by component */
     struct page_layout l;
     struct path_ring ring;
@@ -61,34 +65,11 @@ template <int HD> static __device__ void set_limits(struct encode_memory<HD> &m)
         m.noise = m.noise + m.size[c] * m.size[c] * device_distortion[m.l.layout.quad_bits[c / TRANSFORM_QUAD]];
 }
 
-/* Returns what levels cut off of a row with coefficients z(component) that is coded as one of so many times its size. */
-template <int HD, class Coefficient>
-static __device__ float cut_off(const struct encode_memory<HD> &m, Coefficient z, float unit, float scale) {
-    float sum = 0;
-    for (uint32_t c = 0; c < m.l.layout.quads * (uint32_t)TRANSFORM_QUAD; c++) {
-        float beyond = fabsf(z(c)) * unit - m.reach[c] * scale;
-        beyond = beyond > 0 ? beyond : 0;
-        sum = sum + beyond * beyond;
-    }
-    return sum;
-}
-
-/* Returns the unit of the size with which a row errs least (TRANSFORM_ROW_SCALES), as far as gains reach. */
-template <int HD>
-static __device__ float scaled_unit(const struct encode_memory<HD> &m, const struct transform_view &view, uint32_t t, float unit) {
-    constexpr float scales[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
-    const float most = (view.gain_zero + 255 * view.gain_step) * unit;
-    const auto z = [&](uint32_t c) { return m.z.of[c][t]; };
-    float least = cut_off(m, z, unit, 1), best = 1;
-    if (!(least > (scales[0] * scales[0] - 1) * m.noise)) return unit; /* no other can err less */
-    least = least + m.noise;
-#pragma unroll
-    for (int i = 0; i < TRANSFORM_ROW_SCALES; i++) {
-        if (scales[i] > most) continue;
-        const float error = cut_off(m, z, unit, scales[i]) + m.noise * (scales[i] * scales[i]);
-        if (error < least) least = error, best = scales[i];
-    }
-    return unit / best;
+/* Returns what levels cut off of a component that is x in a row of size 1, if the row is coded as one of so many times its size. */
+template <int HD> static __device__ float cut_off_at(const struct encode_memory<HD> &m, uint32_t c, float x, float scale) {
+    float beyond = fabsf(x) - m.reach[c] * scale;
+    beyond = beyond > 0 ? beyond : 0;
+    return beyond * beyond;
 }
 
 /* Returns the sums over the threads that share a token, to its first thread. */
@@ -101,6 +82,47 @@ template <int HD> static __device__ float2 sum_parts(float2 own, struct encode_m
     return own;
 }
 
+/* Returns the unit of the size with which a row errs least (TRANSFORM_ROW_SCALES), as far as gains reach; the row's sums in m.cut are
+ * there. */
+template <int HD>
+static __device__ float scaled_unit(const struct encode_memory<HD> &m, const struct transform_view &view, float unit, float cut) {
+    constexpr float scales[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
+    const uint32_t t = threadIdx.x % PAGE_TOKENS;
+    const float most = (view.gain_zero + 255 * view.gain_step) * unit;
+    float least = cut + m.noise, best = 1;
+    if (!(cut > (scales[0] * scales[0] - 1) * m.noise)) return unit; /* no other can err less */
+#pragma unroll
+    for (int i = 0; i < TRANSFORM_ROW_SCALES; i++) {
+        if (scales[i] > most) continue;
+        float error = m.cut[i][0][t];
+        for (uint32_t part = 1; part < TOKEN_PARTS; part++) error = error + m.cut[i][part][t];
+        error = error + m.noise * (scales[i] * scales[i]);
+        if (error < least) least = error, best = scales[i];
+    }
+    return unit / best;
+}
+
+/* Codes rows as ones of the size with which they err least, where that may be another than their own. All threads call this. */
+template <int HD> static __device__ void scale_rows(const struct transform_view &view, struct encode_memory<HD> &m) {
+    constexpr float scales[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
+    const uint32_t t = threadIdx.x % PAGE_TOKENS, part = threadIdx.x / PAGE_TOKENS, n = m.l.layout.quads * (uint32_t)TRANSFORM_QUAD;
+    const float unit = m.unit[t];
+    float own = 0, cut[TRANSFORM_ROW_SCALES] = {};
+#pragma unroll 4
+    for (uint32_t c = part; c < n; c += TOKEN_PARTS) own = own + cut_off_at(m, c, m.z.of[c][t] * unit, 1);
+    own = sum_parts(make_float2(own, 0), m).x;
+    if (!__syncthreads_or(threadIdx.x < PAGE_TOKENS && own > (scales[0] * scales[0] - 1) * m.noise)) return;
+#pragma unroll 2
+    for (uint32_t c = part; c < n; c += TOKEN_PARTS)
+#pragma unroll
+        for (int i = 0; i < TRANSFORM_ROW_SCALES; i++) cut[i] = cut[i] + cut_off_at(m, c, m.z.of[c][t] * unit, scales[i]);
+#pragma unroll
+    for (int i = 0; i < TRANSFORM_ROW_SCALES; i++) m.cut[i][part][t] = cut[i];
+    __syncthreads();
+    if (threadIdx.x < PAGE_TOKENS) m.unit[t] = scaled_unit(m, view, unit, own);
+    __syncthreads();
+}
+
 template <int HD> static __device__ void set_units(const struct transform_view &view, struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
     float own = 0;
@@ -110,9 +132,10 @@ template <int HD> static __device__ void set_units(const struct transform_view &
     if (threadIdx.x < PAGE_TOKENS) {
         const float unit = square > 0 ? sqrtf((float)HD / square) : 0;
         m.square[t] = square;
-        m.unit[t] = isfinite(unit) ? scaled_unit(m, view, t, unit) : 0;
+        m.unit[t] = isfinite(unit) ? unit : 0;
     }
     __syncthreads();
+    scale_rows(view, m);
 }
 
 /* ---- Rows of values less no mean */
@@ -149,13 +172,13 @@ static __device__ void find_whole(const struct encode &e, const struct page_job 
             const __half *const at = metric + 2 * (size_t)HD * c + 8 * (i / 4) + i % 4; /* what it leaves is 4 behind */
             sum = sum + (__half2float(at[0]) + __half2float(at[4])) * __half2float(row[i]);
         }
-        m.weighed[c] = sum * __uint_as_float(view.metric[HD * HD]);
+        m.small.weighed[c] = sum * __uint_as_float(view.metric[HD * HD]);
     }
     __syncthreads();
     for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
         float sum = 0;
-        for (uint32_t i = 0; i < HD; i++) sum = sum + (float)view.basis[(size_t)HD * c + i] * m.weighed[i];
-        m.whole[c] = view.unit[c] * sum;
+        for (uint32_t i = 0; i < HD; i++) sum = sum + (float)view.basis[(size_t)HD * c + i] * m.small.weighed[i];
+        m.small.whole[c] = view.unit[c] * sum;
     }
     __syncthreads();
 }
@@ -164,7 +187,9 @@ static __device__ void find_whole(const struct encode &e, const struct page_job 
  * bits. */
 template <int HD, class Coefficient>
 static __device__ float expected_error(const struct encode_memory<HD> &m, Coefficient z, float unit) {
-    float sum = (cut_off(m, z, unit, 1) + m.noise) / (unit * unit);
+    float cut = 0;
+    for (uint32_t c = 0; c < m.l.layout.quads * (uint32_t)TRANSFORM_QUAD; c++) cut = cut + cut_off_at(m, c, z(c) * unit, 1);
+    float sum = (cut + m.noise) / (unit * unit);
     for (uint32_t c = m.l.layout.quads * (uint32_t)TRANSFORM_QUAD; c < HD; c++) sum = sum + z(c) * z(c);
     return sum;
 }
@@ -175,17 +200,17 @@ static __device__ void leave_out_mean(const struct transform_view &view, uint32_
     const uint32_t i = threadIdx.x;
     uint32_t best = TRANSFORM_NO_MEAN_GAINS;
     if (i < best)
-        m.errors[i] = expected_error(
-            m, [&](uint32_t c) { return m.whole[c]; }, 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, i));
+        m.small.errors[i] = expected_error(
+            m, [&](uint32_t c) { return m.small.whole[c]; }, 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, i));
     else if (i == best)
-        m.errors[i] = expected_error(
+        m.small.errors[i] = expected_error(
             m, [&](uint32_t c) { return m.z.of[c][t]; }, m.unit[t]);
     __syncthreads();
-    float least = m.errors[best];
+    float least = m.small.errors[best];
     for (uint32_t code = 0; code < TRANSFORM_NO_MEAN_GAINS; code++)
-        if (m.errors[code] < least) least = m.errors[code], best = code;
+        if (m.small.errors[code] < least) least = m.small.errors[code], best = code;
     if (best < TRANSFORM_NO_MEAN_GAINS) {
-        for (uint32_t c = i; c < HD; c += TRANSFORM_THREADS) m.z.of[c][t] = m.whole[c];
+        for (uint32_t c = i; c < HD; c += TRANSFORM_THREADS) m.z.of[c][t] = m.small.whole[c];
         if (i == 0) m.unit[t] = 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, best);
     }
     if (i == 0) m.no_mean[t] = (uint8_t)best;
@@ -203,27 +228,27 @@ static __device__ void leave_out_means(const struct encode &e, const struct page
     }
 }
 
-/* ---- Components with nibbles of their own: x is in units of the component's size, and the level that is chosen is subtracted from
- * it */
+/* ---- Components with nibbles of their own: x is in units of the component's size */
 
-static __device__ uint32_t quantize_gaussian(const struct page_layout &l, float scale, float *x) {
+/* These return a code and set its level. */
+static __device__ uint32_t quantize_gaussian(const struct page_layout &l, float scale, float x, float *level) {
     constexpr int8_t levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
     uint32_t code = 0;
 #pragma unroll
     for (int i = 0; i < 15; i++)
-        code += *x > 0.5f * scale * (float)(levels[TRANSFORM_GAUSSIAN_4][i] + levels[TRANSFORM_GAUSSIAN_4][i + 1]);
-    *x = *x - scale * (float)l.levels[TRANSFORM_GAUSSIAN_4][code];
+        code += x > 0.5f * scale * (float)(levels[TRANSFORM_GAUSSIAN_4][i] + levels[TRANSFORM_GAUSSIAN_4][i + 1]);
+    *level = scale * (float)l.levels[TRANSFORM_GAUSSIAN_4][code];
     return code;
 }
 
-/* Returns the code of 4 bits whose level, step (code - 7.5), is nearest. */
-static __device__ uint32_t quantize_uniform(float scale, float *x) {
+/* The nearest level is step (code - 7.5). */
+static __device__ uint32_t quantize_uniform(float scale, float x, float *level) {
     const float step = 2 * scale, inverse = 1 / step;
-    float place = *x * inverse + 8;
+    float place = x * inverse + 8;
     place = place > 0 ? place : 0; /* NaN becomes 0, too */
     place = place < 15 ? place : 15;
     const uint32_t code = (uint32_t)place;
-    *x = *x - step * ((float)code - 7.5f);
+    *level = step * ((float)code - 7.5f);
     return code;
 }
 
@@ -236,29 +261,46 @@ static __device__ bool has_lower_bits_in_stream(const struct page_layout &l, uin
     return l.second[quad] != NO_PLANE && !is_alone(l, l.second[quad]);
 }
 
-template <int HD> static __device__ float wanted_at(const struct encode_memory<HD> &m, uint32_t c, uint32_t t) {
-    return m.z.of[c][t] * m.unit[t] * m.inverse_size[c];
+static __device__ uint8_t *nibble_at(const struct page_job &job, uint32_t n) {
+    return job.page + PAGE_TOKENS + n * PAGE_TRANSFORM_NIBBLE;
 }
 
-template <int HD> static __device__ void write_alone(struct encode_memory<HD> &m) {
-    const uint32_t t = threadIdx.x % PAGE_TOKENS;
-    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TOKEN_PARTS) {
+/* Adds to a thread's sums the products of a row's coefficient with the level that it got, and of this with itself; a level is in units of
+ * the component's size, for a row of size 1. */
+static __device__ void add_level(float z, float level, float size, float2 &sums) {
+    const float own = level * size;
+    sums = make_float2(sums.x + z * own, sums.y + own * own);
+}
+
+/* Writes the nibbles of quads that have no part in the stream. All threads call this; the sums of their levels are left in m.sums. */
+template <int HD> static __device__ void write_alone(const struct page_job &job, struct encode_memory<HD> &m) {
+    const uint32_t t = threadIdx.x % PAGE_TOKENS, part = threadIdx.x / PAGE_TOKENS;
+    const float unit = m.unit[t];
+    float2 sums = make_float2(0, 0);
+    for (uint32_t quad = part; quad < m.l.layout.quads; quad += TOKEN_PARTS) {
         const uint32_t planes[2] = {m.l.first[quad], m.l.second[quad]};
         uint32_t nibbles[2] = {0, 0};
         if (!is_alone(m.l, planes[0]) || has_lower_bits_in_stream(m.l, quad)) continue;
         for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-            float x = wanted_at(m, quad * TRANSFORM_QUAD + i, t);
+            const uint32_t c = quad * TRANSFORM_QUAD + i;
+            const float z = m.z.of[c][t];
+            float x = z * unit * m.inverse_size[c], found = 0;
             for (uint32_t k = 0; k < 2 && is_alone(m.l, planes[k]); k++) {
                 const struct transform_plane plane = m.l.layout.plane[planes[k]];
                 const bool gaussian = plane.table / 4u == TRANSFORM_GAUSSIAN_4;
-                const uint32_t code = gaussian ? quantize_gaussian(m.l, plane.scale, &x) : quantize_uniform(plane.scale, &x);
+                float level;
+                const uint32_t code =
+                    gaussian ? quantize_gaussian(m.l, plane.scale, x, &level) : quantize_uniform(plane.scale, x, &level);
                 nibbles[k] |= code << (4 * i);
+                x = x - level;
+                found = found + level;
             }
+            add_level(z, found, m.size[c], sums);
         }
         for (uint32_t k = 0; k < 2 && is_alone(m.l, planes[k]); k++)
-            m.nibbles[m.l.layout.plane[planes[k]].nibble][t] = (uint16_t)nibbles[k];
+            write_nibble(job.side, t, nibbles[k], nibble_at(job, m.l.layout.plane[planes[k]].nibble));
     }
-    __syncthreads();
+    m.sums[part][t] = sums;
 }
 
 /* ---- The stream */
@@ -267,33 +309,48 @@ template <int HD> static __device__ struct path_row row_of(const struct encode_m
     return {m.z.of, m.factors, m.unit[t], t};
 }
 
-/* Writes the upper bits of quads whose lower ones are in the stream. */
-template <int HD> static __device__ void write_uppers(struct encode_memory<HD> &m) {
-    const uint32_t t = threadIdx.x % PAGE_TOKENS;
-    const struct path_row row = row_of(m, t);
-    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TOKEN_PARTS) {
-        if (!has_lower_bits_in_stream(m.l, quad)) continue;
-        const uint32_t p = m.l.second[quad];
-        const float step = upper_step_of(m.l.layout.plane[p].table / 4u);
-        uint32_t codes = 0;
-        int32_t levels[TRANSFORM_QUAD];
-        plane_integers(
-            m.l, p, [&](uint32_t n) { return (uint32_t)m.nibbles[n][t]; }, levels);
-        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++)
-            codes |= upper_code(path_term_at(row, quad * TRANSFORM_QUAD + i).x - (float)levels[i], step) << (4 * i);
-        m.nibbles[m.l.layout.plane[m.l.first[quad]].nibble][t] = (uint16_t)codes;
-    }
-    __syncthreads();
-}
-
-template <int HD> static __device__ void write_stream(struct encode_memory<HD> &m) {
+/* Finds the windows of all rows' paths. */
+template <int HD> static __device__ void find_paths(struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x - m.path_thread;
     if (t < PAGE_TOKENS && m.ring.steps) find_path(m.ring, row_of(m, t), m.from);
     __syncthreads();
-    for (uint32_t n = threadIdx.x / PAGE_TOKENS; n < (uint32_t)(m.l.layout.nibbles - m.l.layout.stream); n += TOKEN_PARTS)
-        m.nibbles[stream_place(m.l.layout, n)][threadIdx.x % PAGE_TOKENS] =
-            (uint16_t)nibble_of_path(m.ring, n, threadIdx.x % PAGE_TOKENS, m.from);
-    __syncthreads();
+}
+
+/* Writes the stream's nibbles. */
+template <int HD> static __device__ void write_stream(const struct page_job &job, const struct encode_memory<HD> &m) {
+    const uint32_t t = threadIdx.x % PAGE_TOKENS, nibbles = m.l.layout.nibbles - m.l.layout.stream;
+    for (uint32_t n = threadIdx.x / PAGE_TOKENS; n < nibbles; n += TOKEN_PARTS)
+        write_nibble(job.side, t, nibble_of_path(m.ring, n, t, m.from), nibble_at(job, stream_place(m.l.layout, n)));
+}
+
+/* Writes the upper bits of quads whose lower ones are in the stream, and adds the levels of all quads in the stream to the threads' sums,
+ * which it returns. */
+template <int HD> static __device__ float2 write_uppers(const struct page_job &job, const struct encode_memory<HD> &m) {
+    const uint32_t t = threadIdx.x % PAGE_TOKENS, part = threadIdx.x / PAGE_TOKENS;
+    const struct path_row row = row_of(m, t);
+    float2 sums = m.sums[part][t];
+    for (uint32_t quad = part; quad < m.l.layout.quads; quad += TOKEN_PARTS) {
+        const bool upper = m.l.second[quad] != NO_PLANE;
+        const uint32_t p = upper ? m.l.second[quad] : m.l.first[quad];
+        if (is_alone(m.l, p)) continue;
+        const struct transform_plane plane = m.l.layout.plane[p];
+        const int8_t *const levels = m.l.levels[plane.table / 4u];
+        const float step = upper_step_of(plane.table / 4u);
+        uint32_t codes = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
+            const uint32_t c = quad * TRANSFORM_QUAD + i;
+            float level = (float)levels[m.from[i * m.ring.steps + m.ring.step_of[quad]][t]];
+            if (upper) {
+                const uint32_t code = upper_code(path_term_at(row, c).x - level, step);
+                codes |= code << (4 * i);
+                level = level + step * ((float)code - 7.5f);
+            }
+            add_level(m.z.of[c][t], plane.scale * level, m.size[c], sums);
+        }
+        if (upper) write_nibble(job.side, t, codes, nibble_at(job, m.l.layout.plane[m.l.first[quad]].nibble));
+    }
+    return sums;
 }
 
 /* ---- Gains */
@@ -304,21 +361,11 @@ static __device__ uint8_t gain_code(const struct transform_view &view, float gai
     return (uint8_t)(code > least ? code < 255 ? code : 255 : least);
 }
 
+/* `own` is a thread's sums of add_level. */
 template <int HD>
-static __device__ void write_gains(const struct page_job &job, const struct transform_view &view, struct encode_memory<HD> &m) {
+static __device__ void write_gains(const struct page_job &job, const struct transform_view &view, float2 own,
+                                   struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
-    float2 own = make_float2(0, 0); /* products of the row with its levels for a size of 1, and their squares */
-    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TOKEN_PARTS) {
-        float levels[TRANSFORM_QUAD];
-        quad_levels(
-            m.l, quad, [&](uint32_t n) { return (uint32_t)m.nibbles[n][t]; }, levels);
-#pragma unroll
-        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-            const uint32_t c = quad * TRANSFORM_QUAD + i;
-            const float level = levels[i] * m.size[c];
-            own = make_float2(own.x + m.z.of[c][t] * level, own.y + level * level);
-        }
-    }
     own = sum_parts(own, m);
     if (threadIdx.x >= PAGE_TOKENS) return;
     float gain = 0;
@@ -328,12 +375,6 @@ static __device__ void write_gains(const struct page_job &job, const struct tran
 }
 
 /* ---- Pages */
-
-template <int HD> static __device__ void write_nibbles(const struct page_job &job, const struct encode_memory<HD> &m) {
-    uint32_t *codes = (uint32_t *)(job.page + PAGE_TOKENS);
-    for (uint32_t i = threadIdx.x; i < m.l.layout.nibbles * 32u; i += TRANSFORM_THREADS)
-        codes[i] = pack_word(job.side, i % 32, m.nibbles[i / 32]);
-}
 
 template <int HD>
 static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 3)
@@ -355,11 +396,10 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 3)
     find_coefficients<HD>(view, m.z);
     set_units(view, m);
     if (small_rows) leave_out_means(e, job, view, m);
-    write_alone(m);
-    write_stream(m);
-    write_uppers(m);
-    write_nibbles(job, m);
-    write_gains(job, view, m);
+    write_alone(job, m);
+    find_paths(m);
+    write_stream(job, m);
+    write_gains(job, view, write_uppers(job, m), m);
 }
 
 template <int HD> static cudaError_t launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {

@@ -232,20 +232,17 @@ static __device__ void quad_levels(const struct page_layout &l, uint32_t quad, N
 
 /* ---- Nibbles in a page (format/page_layout.h) */
 
-/* Returns the first octet of tokens whose codes the w-th word of a nibble has, in its bytes' lower four bits; those of the second
- * octet after it are in the upper ones. */
-static __device__ inline uint32_t word_octet(uint32_t w) { return w / 16 * 4 + w / 8 % 2; }
-
-/* Returns the w-th word of a nibble of which token t's 16 bits are own[t]. */
-static __device__ inline uint32_t pack_word(int side, uint32_t w, const uint16_t *own) {
-    const uint32_t octet = word_octet(w), r = w % 8;
-    uint32_t word = 0;
-#pragma unroll
-    for (uint32_t k = 0; k < 4; k++) { /* bytes: components of a key, tokens of a value's component */
-        const uint32_t t = side == CODEC_KEYS ? r : r / 4 * 4 + k, shift = 4 * (side == CODEC_KEYS ? k : r % 4);
-        word |= (own[8 * octet + t] >> shift & 15u) << (8 * k) | (own[8 * (octet + 2) + t] >> shift & 15u) << (8 * k + 4);
+/* Writes a nibble, of which a lane has token t's 16 bits; t % 32 is the lane, and all lanes of the warp call this. Tokens t and t + 16 share
+ * bytes. A lane's word has four components of a key, or one of four tokens' values. */
+static __device__ inline void write_nibble(int side, uint32_t t, uint32_t own, uint8_t *nibble) {
+    uint32_t word = (own | own << 8) & 0x00ff00ff; /* bytes: components */
+    word = (word | word << 4) & 0x0f0f0f0f;
+    word |= __shfl_down_sync(~0u, word, 16) << 4;
+    if (side != CODEC_KEYS) { /* four lanes' words are transposed: first pairs of lanes exchange bytes, then pairs of pairs */
+        word = permute(word, __shfl_xor_sync(~0u, word, 1), t % 2 ? 0x3715 : 0x6240);
+        word = permute(word, __shfl_xor_sync(~0u, word, 2), t / 2 % 2 ? 0x3276 : 0x5410);
     }
-    return word;
+    if (t % 32 < 16) ((uint32_t *)nibble)[t / 32 * 16 + t % 16] = word;
 }
 
 /* Returns token t's 16 bits of a nibble's bytes, which begin at a multiple of 4. */

@@ -24,6 +24,7 @@ struct path_end {
 struct path_ring {
     struct path_run run[TRANSFORM_TABLES];    /* by the tables of first planes */
     struct path_end end[TRANSFORM_QUADS_MAX]; /* by the stream's nibbles */
+    uint8_t step_of[TRANSFORM_QUADS_MAX];     /* of quads in the stream */
     uint32_t rest, steps;                     /* bits of a nibble's rest; 0: there is none. No steps: there is no stream */
 };
 
@@ -216,7 +217,9 @@ static __device__ inline void set_path_ring(const struct transform_layout &layou
     for (uint32_t p = 0; p < layout.planes; p++) {
         const struct transform_plane plane = layout.plane[p];
         const uint32_t table = plane.table / 4u;
-        if (plane.nibble < layout.stream || table == TRANSFORM_PAIR_SECOND) continue;
+        if (plane.nibble < layout.stream) continue;
+        ring.step_of[plane.quad] = (uint8_t)(table == TRANSFORM_PAIR_SECOND ? steps - 1 : steps);
+        if (table == TRANSFORM_PAIR_SECOND) continue;
         if (!ring.run[table].steps++) ring.run[table].component = (uint8_t)(TRANSFORM_QUAD * plane.quad);
         add_step(new_bits[table]);
     }

@@ -55,7 +55,7 @@ template <int HD> static __device__ void split_numbers(uint32_t depth, struct pa
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++) {
             const uint32_t c = 4 * (part + TOKEN_PARTS * i) + j;
-            own[i][j] = c < depth ? n.of[c][t] : 0;
+            own[i][j] = depth == HD || c < depth ? n.of[c][t] : 0;
             most = fmaxf(most, fabsf(own[i][j]));
         }
     n.most[part][t] = most;
@@ -66,7 +66,7 @@ template <int HD> static __device__ void split_numbers(uint32_t depth, struct pa
 #pragma unroll
     for (uint32_t i = 0; i < most_quads; i++) {
         const uint32_t quad = part + TOKEN_PARTS * i;
-        if (4 * quad < depth)
+        if (depth == HD || 4 * quad < depth)
             n.halves[quad][t] = split_four(own[i][0] * factor, own[i][1] * factor, own[i][2] * factor, own[i][3] * factor);
     }
     if (part == 0) n.unit[t] = 1 / factor;
