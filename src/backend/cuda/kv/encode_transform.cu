@@ -169,8 +169,8 @@ static __device__ void find_whole(const struct encode &e, const struct page_job 
     for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
         float sum = 0;
         for (uint32_t i = 0; i < HD; i++) {
-            const __half *const at = metric + 2 * (size_t)HD * c + 8 * (i / 4) + i % 4; /* what it leaves is 4 behind */
-            sum = sum + (__half2float(at[0]) + __half2float(at[4])) * __half2float(row[i]);
+            const __half *const at = metric + metric_place(HD, c, i);
+            sum = sum + (__half2float(at[0]) + __half2float(at[METRIC_REST])) * __half2float(row[i]);
         }
         m.small.weighed[c] = sum * __uint_as_float(view.metric[HD * HD]);
     }

@@ -143,8 +143,9 @@ template <int HD> static __device__ void find_coefficients(const struct transfor
     split_numbers<HD>(HD, n);
     multiply<HD>(
         [&](uint32_t block, uint32_t first) {
-            const uint4 *const at = metric + ((size_t)(16 * block + row) * HD + first + column) / 4;
-            return row_block{{at[0], at[8 * HD / 4]}};
+            const uint4 *const at = metric + metric_place(HD, 16 * block + row, first + column) / 8;
+            const uint4 own = at[0], rest = at[1];
+            return row_block{{own.x, own.y, own.z, own.w}, {rest.x, rest.y, rest.z, rest.w}};
         },
         HD, n, product);
     const float unit = __uint_as_float(view.metric[HD * HD]);
@@ -155,8 +156,8 @@ template <int HD> static __device__ void find_coefficients(const struct transfor
         [&](uint32_t block, uint32_t first) {
             const int16_t *const at = view.basis + (size_t)(16 * block + row) * HD + first + column;
             const uint2 low = *(const uint2 *)at, high = *(const uint2 *)(at + 8 * HD);
-            return row_block{{make_uint4(upper_halves(low.x), upper_halves(low.y), lower_halves(low.x), lower_halves(low.y)),
-                              make_uint4(upper_halves(high.x), upper_halves(high.y), lower_halves(high.x), lower_halves(high.y))}};
+            const uint2 own[4] = {split_integers(low.x), split_integers(high.x), split_integers(low.y), split_integers(high.y)};
+            return row_block{{own[0].x, own[1].x, own[2].x, own[3].x}, {own[0].y, own[1].y, own[2].y, own[3].y}};
         },
         HD, n, product);
     store_product<HD>(
