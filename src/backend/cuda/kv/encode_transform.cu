@@ -65,11 +65,11 @@ template <int HD> static __device__ void set_limits(struct encode_memory<HD> &m)
         m.noise = m.noise + m.size[c] * m.size[c] * device_distortion[m.l.layout.quad_bits[c / TRANSFORM_QUAD]];
 }
 
-/* Returns what levels cut off of a component that is x in a row of size 1, if the row is coded as one of so many times its size. */
-template <int HD> static __device__ float cut_off_at(const struct encode_memory<HD> &m, uint32_t c, float x, float scale) {
-    float beyond = fabsf(x) - m.reach[c] * scale;
-    beyond = beyond > 0 ? beyond : 0;
-    return beyond * beyond;
+/* Adds to a sum what levels cut off of a component that is x in a row of size 1, if the row is coded as one of so many times its size. */
+template <int HD>
+static __device__ void add_cut_off(const struct encode_memory<HD> &m, uint32_t c, float x, float scale, float &sum) {
+    const float beyond = fmaxf(fmaf(-m.reach[c], scale, fabsf(x)), 0); /* NaN becomes 0, too */
+    sum = fmaf(beyond, beyond, sum);
 }
 
 /* Returns the sums over the threads that share a token, to its first thread. */
@@ -109,13 +109,13 @@ template <int HD> static __device__ void scale_rows(const struct transform_view 
     const float unit = m.unit[t];
     float own = 0, cut[TRANSFORM_ROW_SCALES] = {};
 #pragma unroll 4
-    for (uint32_t c = part; c < n; c += TOKEN_PARTS) own = own + cut_off_at(m, c, m.z.of[c][t] * unit, 1);
+    for (uint32_t c = part; c < n; c += TOKEN_PARTS) add_cut_off(m, c, m.z.of[c][t] * unit, 1, own);
     own = sum_parts(make_float2(own, 0), m).x;
     if (!__syncthreads_or(threadIdx.x < PAGE_TOKENS && own > (scales[0] * scales[0] - 1) * m.noise)) return;
 #pragma unroll 2
     for (uint32_t c = part; c < n; c += TOKEN_PARTS)
 #pragma unroll
-        for (int i = 0; i < TRANSFORM_ROW_SCALES; i++) cut[i] = cut[i] + cut_off_at(m, c, m.z.of[c][t] * unit, scales[i]);
+        for (int i = 0; i < TRANSFORM_ROW_SCALES; i++) add_cut_off(m, c, m.z.of[c][t] * unit, scales[i], cut[i]);
 #pragma unroll
     for (int i = 0; i < TRANSFORM_ROW_SCALES; i++) m.cut[i][part][t] = cut[i];
     __syncthreads();
@@ -188,7 +188,7 @@ static __device__ void find_whole(const struct encode &e, const struct page_job 
 template <int HD, class Coefficient>
 static __device__ float expected_error(const struct encode_memory<HD> &m, Coefficient z, float unit) {
     float cut = 0;
-    for (uint32_t c = 0; c < m.l.layout.quads * (uint32_t)TRANSFORM_QUAD; c++) cut = cut + cut_off_at(m, c, z(c) * unit, 1);
+    for (uint32_t c = 0; c < m.l.layout.quads * (uint32_t)TRANSFORM_QUAD; c++) add_cut_off(m, c, z(c) * unit, 1, cut);
     float sum = (cut + m.noise) / (unit * unit);
     for (uint32_t c = m.l.layout.quads * (uint32_t)TRANSFORM_QUAD; c < HD; c++) sum = sum + z(c) * z(c);
     return sum;
@@ -232,12 +232,12 @@ static __device__ void leave_out_means(const struct encode &e, const struct page
 
 /* These return a code and set its level. */
 static __device__ uint32_t quantize_gaussian(const struct page_layout &l, float scale, float x, float *level) {
-    constexpr int8_t levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
+    const int8_t *const levels = l.levels[TRANSFORM_GAUSSIAN_4];
     uint32_t code = 0;
 #pragma unroll
-    for (int i = 0; i < 15; i++)
-        code += x > 0.5f * scale * (float)(levels[TRANSFORM_GAUSSIAN_4][i] + levels[TRANSFORM_GAUSSIAN_4][i + 1]);
-    *level = scale * (float)l.levels[TRANSFORM_GAUSSIAN_4][code];
+    for (uint32_t half = 8; half; half /= 2) /* the code is at least code + half if x lies beyond the middle of two levels */
+        code += x > 0.5f * scale * (float)(levels[code + half - 1] + levels[code + half]) ? half : 0;
+    *level = scale * (float)levels[code];
     return code;
 }
 

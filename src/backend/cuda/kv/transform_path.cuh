@@ -63,9 +63,7 @@ static __device__ __forceinline__ constexpr float upper_step_of(uint32_t table) 
 
 /* Returns the code of the upper level, step (code - 7.5), nearest to x. */
 static __device__ __forceinline__ uint32_t upper_code(float x, float step) {
-    float place = x * (1 / step) + 8; /* step is a power of two */
-    place = place > 0 ? place : 0;    /* NaN becomes 0, too */
-    place = place < 15 ? place : 15;
+    const float place = fminf(fmaxf(x * (1 / step) + 8, 0), 15); /* step is a power of two; NaN becomes 0, too */
     return (uint32_t)place;
 }
 
