@@ -42,11 +42,9 @@ template <int HD> static __device__ void set_sizes(const struct transform_view &
             m.factors[c] = {m.inverse_size[c] / plane.scale, 4 * (float)plane.largest + 8 * upper_step_of(plane.table / 4u),
                             unit * unit};
     }
-    if (threadIdx.x == TRANSFORM_THREADS - 1) {
-        set_path_ring(m.l.layout, m.ring);
-        /* Two warps find paths. A multiprocessor's four parts have every fourth warp each: blocks that are on it together take turns. */
-        m.path_thread = warp_slot() / (TRANSFORM_THREADS / 32) % (TOKEN_PARTS / 2) * (2 * 32);
-    }
+    if (threadIdx.x >= TRANSFORM_THREADS - 32) set_path_ring(m.l.layout, m.ring);
+    /* Two warps find paths. A multiprocessor's four parts have every fourth warp each: blocks that are on it together take turns. */
+    if (threadIdx.x == 32) m.path_thread = warp_slot() / (TRANSFORM_THREADS / 32) % (TOKEN_PARTS / 2) * (2 * 32);
 }
 
 /* All threads call this after set_sizes, and may read what it sets after their next barrier. */
@@ -59,10 +57,13 @@ template <int HD> static __device__ void set_limits(struct encode_memory<HD> &m)
         }
         m.reach[c] = m.size[c] * reach;
     }
-    if (threadIdx.x) return;
-    m.noise = 0;
-    for (uint32_t c = 0; c < m.l.layout.quads * (uint32_t)TRANSFORM_QUAD; c++)
-        m.noise = m.noise + m.size[c] * m.size[c] * device_distortion[m.l.layout.quad_bits[c / TRANSFORM_QUAD]];
+    if (threadIdx.x >= 32) return;
+    float noise = 0;
+    for (uint32_t quad = threadIdx.x; quad < m.l.layout.quads; quad += 32)
+        for (uint32_t c = quad * TRANSFORM_QUAD; c < (quad + 1) * TRANSFORM_QUAD; c++)
+            noise = noise + m.size[c] * m.size[c] * device_distortion[m.l.layout.quad_bits[quad]];
+    for (uint32_t lanes = 16; lanes; lanes /= 2) noise = noise + __shfl_xor_sync(~0u, noise, lanes);
+    if (threadIdx.x == 0) m.noise = noise;
 }
 
 /* Adds to a sum what levels cut off of a component that is x in a row of size 1, if the row is coded as one of so many times its size. */

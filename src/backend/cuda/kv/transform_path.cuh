@@ -12,7 +12,7 @@
 /* A step writes the bits of a plane, of a pair of planes, or, at the end of a round, the rest of a nibble, which may be anything. A
  * path_run has the steps of a table, which follow each other, as their quads do. */
 struct path_run {
-    uint8_t steps, component; /* the first of the first quad */
+    uint32_t steps, component; /* the first of the first quad */
 };
 
 /* A path_end says that a nibble of the stream ends in a round's step that writes so many bits, `more` bits before its last. */
@@ -95,7 +95,7 @@ template <int TABLE> static __device__ __forceinline__ float add_cost(float cost
         const float d = wanted.half_step - fabsf(fabsf(wanted.near - (float)level) - wanted.half_step);
         return fmaf(wanted.square * d, d, cost);
     }
-    return fmaf((float)level, fmaf((float)level, wanted.square, wanted.linear), cost);
+    return level ? fmaf((float)level, fmaf((float)level, wanted.square, wanted.linear), cost) : cost;
 }
 
 /* Returns the cost of a path that cost `before` and goes on by window w, by the tables of up to two planes; if FIRST is TRANSFORM_TABLES
@@ -174,14 +174,14 @@ static __device__ __forceinline__ void take_run(const struct path_row &row, uint
             z[quad] = row.z[c + quad * TRANSFORM_QUAD][row.t];
             factors[quad] = row.factors[c + quad * TRANSFORM_QUAD];
         }
+        c += QUADS * TRANSFORM_QUAD;
     };
-    load();
+    if (n) load();
 #pragma unroll 1
     while (n--) {
         const struct path_wanted wanted[2] = {path_wanted_of<FIRST>(path_term_of(z[0], factors[0], row.unit)),
                                               path_wanted_of<SECOND>(path_term_of(z[1], factors[1], row.unit))};
-        if (n) c += QUADS * TRANSFORM_QUAD;
-        load();
+        if (n) load();
         (*from++)[row.t] = (uint16_t)take_step<BITS, FIRST>(wanted, cost);
     }
 }
@@ -200,30 +200,44 @@ static __device__ __forceinline__ uint32_t follow_run(uint32_t t, uint32_t n, ui
 
 /* ---- Rings. A round has its runs in the order of a layout's planes. */
 
-/* Makes a layout's ring; one thread does this. */
+static __device__ inline void set_path_end(uint32_t written, uint32_t bits, uint32_t step, struct path_ring &ring) {
+    if (written % TRANSFORM_NIBBLE_BITS + bits >= TRANSFORM_NIBBLE_BITS)
+        ring.end[written / TRANSFORM_NIBBLE_BITS] = {(uint8_t)step, (uint8_t)bits,
+                                                     (uint8_t)((written + bits) % TRANSFORM_NIBBLE_BITS)};
+}
+
+/* Makes a layout's ring. All lanes of a warp call this, of which each takes a plane. */
 static __device__ inline void set_path_ring(const struct transform_layout &layout, struct path_ring &ring) {
     constexpr uint8_t new_bits[TRANSFORM_TABLES] = {4, 4, 1, 2, 3, 1, 2, 3, 2, 0};
-    uint32_t steps = 0, written = 0;
-    const auto add_step = [&](uint32_t bits) {
-        if (written % TRANSFORM_NIBBLE_BITS + bits >= TRANSFORM_NIBBLE_BITS)
-            ring.end[written / TRANSFORM_NIBBLE_BITS] = {(uint8_t)steps, (uint8_t)bits,
-                                                         (uint8_t)((written + bits) % TRANSFORM_NIBBLE_BITS)};
-        written += bits;
-        steps++;
-    };
-    for (struct path_run &run : ring.run) run = {};
-    for (uint32_t p = 0; p < layout.planes; p++) {
-        const struct transform_plane plane = layout.plane[p];
-        const uint32_t table = plane.table / 4u;
-        if (plane.nibble < layout.stream) continue;
-        ring.step_of[plane.quad] = (uint8_t)(table == TRANSFORM_PAIR_SECOND ? steps - 1 : steps);
-        if (table == TRANSFORM_PAIR_SECOND) continue;
-        if (!ring.run[table].steps++) ring.run[table].component = (uint8_t)(TRANSFORM_QUAD * plane.quad);
-        add_step(new_bits[table]);
+    constexpr uint32_t all = ~0u, one = 1 << 16; /* sums count steps by their upper half, bits written by their lower one */
+    const uint32_t lane = threadIdx.x % 32;
+    uint32_t before = 0;
+    if (lane < TRANSFORM_TABLES) ring.run[lane] = {0, CODEC_HEAD_DIM_MAX};
+    __syncwarp();
+    for (uint32_t first = 0; first < layout.planes; first += 32) {
+        const uint32_t p = min(first + lane, layout.planes - 1u), table = layout.plane[p].table / 4u, quad = layout.plane[p].quad;
+        const bool in_stream = p == first + lane && layout.plane[p].nibble >= layout.stream,
+                   is_step = in_stream && table != TRANSFORM_PAIR_SECOND;
+        const uint32_t own = is_step ? one + new_bits[table] : 0;
+        uint32_t sum = own;
+        for (uint32_t i = 1; i < 32; i *= 2) {
+            const uint32_t others = __shfl_up_sync(all, sum, i);
+            if (lane >= i) sum += others;
+        }
+        const uint32_t step = (before + sum - own) / one, written = (before + sum - own) % one;
+        if (in_stream) ring.step_of[quad] = (uint8_t)(is_step ? step : step - 1);
+        if (is_step) {
+            atomicAdd(&ring.run[table].steps, 1u);
+            atomicMin(&ring.run[table].component, TRANSFORM_QUAD * quad);
+            set_path_end(written, new_bits[table], step, ring);
+        }
+        before += __shfl_sync(all, sum, 31);
     }
-    ring.rest = written % TRANSFORM_NIBBLE_BITS ? TRANSFORM_NIBBLE_BITS - written % TRANSFORM_NIBBLE_BITS : 0;
-    if (ring.rest) add_step(ring.rest);
-    ring.steps = steps;
+    if (lane) return;
+    const uint32_t steps = before / one, written = before % one, over = written % TRANSFORM_NIBBLE_BITS;
+    ring.rest = over ? TRANSFORM_NIBBLE_BITS - over : 0;
+    if (ring.rest) set_path_end(written, ring.rest, steps, ring);
+    ring.steps = steps + (over != 0);
 }
 
 /* A path_part of the steps that follow skips some and takes n. */
@@ -284,8 +298,8 @@ static __device__ __forceinline__ uint32_t follow_round(const struct path_ring &
     FOLLOW(1, ring.run[TRANSFORM_TRELLIS_1].steps);
     FOLLOW(2, ring.run[TRANSFORM_PAIR_FIRST].steps);
     FOLLOW(1, ring.run[TRANSFORM_LOWER_1].steps);
-    FOLLOW(2, (uint32_t)ring.run[TRANSFORM_TRELLIS_2].steps + ring.run[TRANSFORM_LOWER_2].steps);
-    FOLLOW(3, (uint32_t)ring.run[TRANSFORM_TRELLIS_3].steps + ring.run[TRANSFORM_LOWER_3].steps);
+    FOLLOW(2, ring.run[TRANSFORM_TRELLIS_2].steps + ring.run[TRANSFORM_LOWER_2].steps);
+    FOLLOW(3, ring.run[TRANSFORM_TRELLIS_3].steps + ring.run[TRANSFORM_LOWER_3].steps);
 #undef FOLLOW
     return state;
 }
