@@ -43,7 +43,8 @@ struct row_frame {
     bool no_mean;
 };
 
-#define PAIRS_TOGETHER 4 /* whose angles are loaded together: a sector of 32 bytes */
+#define PAIRS_TOGETHER 4    /* whose angles are loaded together: a sector of 32 bytes */
+#define CHANNELS_TOGETHER 8 /* that are not rotated */
 
 /* Loads the angles of pairs from `pair` on at an offset from the page's run; zeros past the pairs of the mean before rotation. */
 static __device__ inline void load_angles(const struct encode &e, uint32_t offset, uint32_t pair,
@@ -89,9 +90,19 @@ static __device__ void change_frame(const struct encode &e, const struct page_jo
             numbers[at.b][t] = x.y;
         }
     }
-    for (uint32_t c = 2 * pairs + part; c < HD; c += TOKEN_PARTS) {
-        const float x = numbers[c][t];
-        numbers[c][t] = !BACK ? x + mean_at(c) : t < job.count ? x - mean_at(c) : 0;
+    for (uint32_t first = 2 * pairs + part; first < HD; first += CHANNELS_TOGETHER * TOKEN_PARTS) {
+        float x[CHANNELS_TOGETHER], mean[CHANNELS_TOGETHER];
+#pragma unroll
+        for (uint32_t i = 0; i < CHANNELS_TOGETHER; i++) {
+            const uint32_t c = first + i * TOKEN_PARTS;
+            x[i] = c < HD ? numbers[c][t] : 0;
+            mean[i] = c < HD ? mean_at(c) : 0;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < CHANNELS_TOGETHER; i++) {
+            const uint32_t c = first + i * TOKEN_PARTS;
+            if (c < HD) numbers[c][t] = !BACK ? x[i] + mean[i] : t < job.count ? x[i] - mean[i] : 0;
+        }
     }
     __syncthreads();
 }
