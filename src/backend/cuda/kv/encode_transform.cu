@@ -231,26 +231,36 @@ static __device__ void leave_out_means(const struct encode &e, const struct page
 
 /* ---- Components with nibbles of their own: x is in units of the component's size */
 
-/* These return a code and set its level. */
-static __device__ uint32_t quantize_gaussian(const struct page_layout &l, float scale, float x, float *level) {
+/* These return four components' codes, subtract the levels from what is wanted of them and add them to what was found. */
+static __device__ uint32_t quantize_gaussian(const struct page_layout &l, float scale, float (&x)[TRANSFORM_QUAD],
+                                             float (&found)[TRANSFORM_QUAD]) {
     const int8_t *const levels = l.levels[TRANSFORM_GAUSSIAN_4];
-    uint32_t code = 0;
+    uint32_t codes = 0;
 #pragma unroll
-    for (uint32_t half = 8; half; half /= 2) /* the code is at least code + half if x lies beyond the middle of two levels */
-        code += x > 0.5f * scale * (float)(levels[code + half - 1] + levels[code + half]) ? half : 0;
-    *level = scale * (float)levels[code];
-    return code;
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
+        uint32_t code = 0;
+#pragma unroll
+        for (uint32_t half = 8; half; half /= 2) /* the code is at least code + half if x lies beyond the middle of two levels */
+            code += x[i] > 0.5f * scale * (float)(levels[code + half - 1] + levels[code + half]) ? half : 0;
+        const float level = scale * (float)levels[code];
+        x[i] = x[i] - level, found[i] = found[i] + level;
+        codes |= code << (4 * i);
+    }
+    return codes;
 }
 
 /* The nearest level is step (code - 7.5). */
-static __device__ uint32_t quantize_uniform(float scale, float x, float *level) {
+static __device__ uint32_t quantize_uniform(float scale, float (&x)[TRANSFORM_QUAD], float (&found)[TRANSFORM_QUAD]) {
     const float step = 2 * scale, inverse = 1 / step;
-    float place = x * inverse + 8;
-    place = place > 0 ? place : 0; /* NaN becomes 0, too */
-    place = place < 15 ? place : 15;
-    const uint32_t code = (uint32_t)place;
-    *level = step * ((float)code - 7.5f);
-    return code;
+    uint32_t codes = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
+        const uint32_t code = (uint32_t)fminf(fmaxf(x[i] * inverse + 8, 0), 15); /* NaN becomes 0, too */
+        const float level = step * ((float)code - 7.5f);
+        x[i] = x[i] - level, found[i] = found[i] + level;
+        codes |= code << (4 * i);
+    }
+    return codes;
 }
 
 static __device__ bool is_alone(const struct page_layout &l, uint32_t p) {
@@ -279,27 +289,24 @@ template <int HD> static __device__ void write_alone(const struct page_job &job,
     const float unit = m.unit[t];
     float2 sums = make_float2(0, 0);
     for (uint32_t quad = part; quad < m.l.layout.quads; quad += TOKEN_PARTS) {
-        const uint32_t planes[2] = {m.l.first[quad], m.l.second[quad]};
-        uint32_t nibbles[2] = {0, 0};
-        if (!is_alone(m.l, planes[0]) || has_lower_bits_in_stream(m.l, quad)) continue;
+        float z[TRANSFORM_QUAD], x[TRANSFORM_QUAD], found[TRANSFORM_QUAD] = {};
+        if (!is_alone(m.l, m.l.first[quad]) || has_lower_bits_in_stream(m.l, quad)) continue;
+#pragma unroll
         for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-            const uint32_t c = quad * TRANSFORM_QUAD + i;
-            const float z = m.z.of[c][t];
-            float x = z * unit * m.inverse_size[c], found = 0;
-            for (uint32_t k = 0; k < 2 && is_alone(m.l, planes[k]); k++) {
-                const struct transform_plane plane = m.l.layout.plane[planes[k]];
-                const bool gaussian = plane.table / 4u == TRANSFORM_GAUSSIAN_4;
-                float level;
-                const uint32_t code =
-                    gaussian ? quantize_gaussian(m.l, plane.scale, x, &level) : quantize_uniform(plane.scale, x, &level);
-                nibbles[k] |= code << (4 * i);
-                x = x - level;
-                found = found + level;
-            }
-            add_level(z, found, m.size[c], sums);
+            z[i] = m.z.of[quad * TRANSFORM_QUAD + i][t];
+            x[i] = z[i] * unit * m.inverse_size[quad * TRANSFORM_QUAD + i];
         }
-        for (uint32_t k = 0; k < 2 && is_alone(m.l, planes[k]); k++)
-            write_nibble(job.side, t, nibbles[k], nibble_at(job, m.l.layout.plane[planes[k]].nibble));
+        for (uint32_t k = 0; k < 2; k++) {
+            const uint32_t p = k ? m.l.second[quad] : m.l.first[quad];
+            if (p == NO_PLANE) break;
+            const struct transform_plane plane = m.l.layout.plane[p];
+            const bool gaussian = plane.table / 4u == TRANSFORM_GAUSSIAN_4;
+            const uint32_t codes =
+                gaussian ? quantize_gaussian(m.l, plane.scale, x, found) : quantize_uniform(plane.scale, x, found);
+            write_nibble(job.side, t, codes, nibble_at(job, plane.nibble));
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) add_level(z[i], found[i], m.size[quad * TRANSFORM_QUAD + i], sums);
     }
     m.sums[part][t] = sums;
 }
@@ -336,20 +343,24 @@ template <int HD> static __device__ float2 write_uppers(const struct page_job &j
         if (is_alone(m.l, p)) continue;
         const struct transform_plane plane = m.l.layout.plane[p];
         const int8_t *const levels = m.l.levels[plane.table / 4u];
-        const float step = upper_step_of(plane.table / 4u);
-        uint32_t codes = 0;
+        const uint16_t(*const windows)[PAGE_TOKENS] = m.from + m.ring.step_of[quad];
+        float level[TRANSFORM_QUAD];
 #pragma unroll
-        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-            const uint32_t c = quad * TRANSFORM_QUAD + i;
-            float level = (float)levels[m.from[i * m.ring.steps + m.ring.step_of[quad]][t]];
-            if (upper) {
-                const uint32_t code = upper_code(path_term_at(row, c).x - level, step);
+        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) level[i] = (float)levels[windows[i * m.ring.steps][t]];
+        if (upper) {
+            const float step = upper_step_of(plane.table / 4u);
+            uint32_t codes = 0;
+#pragma unroll
+            for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
+                const uint32_t code = upper_code(path_term_at(row, quad * TRANSFORM_QUAD + i).x - level[i], step);
                 codes |= code << (4 * i);
-                level = level + step * ((float)code - 7.5f);
+                level[i] = level[i] + step * ((float)code - 7.5f);
             }
-            add_level(m.z.of[c][t], plane.scale * level, m.size[c], sums);
+            write_nibble(job.side, t, codes, nibble_at(job, m.l.layout.plane[m.l.first[quad]].nibble));
         }
-        if (upper) write_nibble(job.side, t, codes, nibble_at(job, m.l.layout.plane[m.l.first[quad]].nibble));
+#pragma unroll
+        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++)
+            add_level(m.z.of[quad * TRANSFORM_QUAD + i][t], plane.scale * level[i], m.size[quad * TRANSFORM_QUAD + i], sums);
     }
     return sums;
 }
