@@ -149,12 +149,13 @@ static __device__ void store_numbers(const struct encode &e, const struct page_j
 /* Turns numbers less their means into coefficients in a view's basis, times sizes. */
 template <int HD> static __device__ void find_coefficients(const struct transform_view &view, struct page_numbers<HD> &n) {
     const uint32_t row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 4;
-    const uint4 *const metric = (const uint4 *)view.metric;
+    const uint4 *const metric = (const uint4 *)view.metric + metric_place(HD, row, column) / 8;
+    const int16_t *const basis = view.basis + row * HD + column;
     struct product<HD> product;
     split_numbers<HD>(HD, n);
     multiply<HD>(
         [&](uint32_t block, uint32_t first) {
-            const uint4 *const at = metric + metric_place(HD, 16 * block + row, first + column) / 8;
+            const uint4 *const at = metric + metric_place(HD, 16 * block, first) / 8;
             const uint4 own = at[0], rest = at[1];
             return row_block{{own.x, own.y, own.z, own.w}, {rest.x, rest.y, rest.z, rest.w}};
         },
@@ -165,7 +166,7 @@ template <int HD> static __device__ void find_coefficients(const struct transfor
     split_numbers<HD>(HD, n);
     multiply<HD>(
         [&](uint32_t block, uint32_t first) {
-            const int16_t *const at = view.basis + (size_t)(16 * block + row) * HD + first + column;
+            const int16_t *const at = basis + 16 * block * HD + first;
             const uint2 low = *(const uint2 *)at, high = *(const uint2 *)(at + 8 * HD);
             const uint2 own[4] = {split_integers(low.x), split_integers(high.x), split_integers(low.y), split_integers(high.y)};
             return row_block{{own[0].x, own[1].x, own[2].x, own[3].x}, {own[0].y, own[1].y, own[2].y, own[3].y}};
