@@ -15,7 +15,7 @@ template <int HD> struct encode_memory {
         } small;
     };
     float size[HD], inverse_size[HD];
-    float reach[HD], noise;                       /* as of struct layout_limits of transform_encode.c */
+    float reach[HD], noise; /* as of struct layout_limits of transform_encode.c; infinite where there are no bits */
     float square[PAGE_TOKENS], unit[PAGE_TOKENS]; /* |z|^2; what makes the coefficients those of a row of size 1 */
     float2 sums[TOKEN_PARTS][PAGE_TOKENS];        /* of the threads that share a token */
     uint8_t no_mean[PAGE_TOKENS];                 /* the code of the gain of a row less no mean; else TRANSFORM_NO_MEAN_GAINS */
@@ -50,12 +50,12 @@ template <int HD> static __device__ void set_sizes(const struct transform_view &
 /* All threads call this after set_sizes, and may read what it sets after their next barrier. */
 template <int HD> static __device__ void set_limits(struct encode_memory<HD> &m) {
     for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
-        float reach = 0;
+        float reach = m.l.first[c / TRANSFORM_QUAD] == NO_PLANE ? INFINITY : 0;
         for (uint32_t k = 0; k < 2; k++) {
             const uint32_t p = k ? m.l.second[c / TRANSFORM_QUAD] : m.l.first[c / TRANSFORM_QUAD];
             if (p != NO_PLANE) reach = reach + m.l.layout.plane[p].scale * (float)m.l.layout.plane[p].largest;
         }
-        m.reach[c] = m.size[c] * reach;
+        m.reach[c] = reach == INFINITY ? reach : m.size[c] * reach;
     }
     if (threadIdx.x >= 32) return;
     float noise = 0;
@@ -64,6 +64,13 @@ template <int HD> static __device__ void set_limits(struct encode_memory<HD> &m)
             noise = noise + m.size[c] * m.size[c] * device_distortion[m.l.layout.quad_bits[quad]];
     for (uint32_t lanes = 16; lanes; lanes /= 2) noise = noise + __shfl_xor_sync(~0u, noise, lanes);
     if (threadIdx.x == 0) m.noise = noise;
+}
+
+/* Calls at(c) for the channels or components of a thread's part of a row, in their order. */
+template <int HD, class At> static __device__ void each_of_part(At at) {
+    const uint32_t part = threadIdx.x / PAGE_TOKENS;
+#pragma unroll 4
+    for (uint32_t i = 0; i < HD / TOKEN_PARTS; i++) at(part + i * TOKEN_PARTS);
 }
 
 /* Adds to a sum what levels cut off of a component that is x in a row of size 1, if the row is coded as one of so many times its size. */
@@ -106,17 +113,16 @@ static __device__ float scaled_unit(const struct encode_memory<HD> &m, const str
 /* Codes rows as ones of the size with which they err least, where that may be another than their own. All threads call this. */
 template <int HD> static __device__ void scale_rows(const struct transform_view &view, struct encode_memory<HD> &m) {
     constexpr float scales[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
-    const uint32_t t = threadIdx.x % PAGE_TOKENS, part = threadIdx.x / PAGE_TOKENS, n = m.l.layout.quads * (uint32_t)TRANSFORM_QUAD;
+    const uint32_t t = threadIdx.x % PAGE_TOKENS, part = threadIdx.x / PAGE_TOKENS;
     const float unit = m.unit[t];
     float own = 0, cut[TRANSFORM_ROW_SCALES] = {};
-#pragma unroll 4
-    for (uint32_t c = part; c < n; c += TOKEN_PARTS) add_cut_off(m, c, m.z.of[c][t] * unit, 1, own);
+    each_of_part<HD>([&](uint32_t c) { add_cut_off(m, c, m.z.of[c][t] * unit, 1, own); });
     own = sum_parts(make_float2(own, 0), m).x;
     if (!__syncthreads_or(threadIdx.x < PAGE_TOKENS && own > (scales[0] * scales[0] - 1) * m.noise)) return;
-#pragma unroll 2
-    for (uint32_t c = part; c < n; c += TOKEN_PARTS)
+    each_of_part<HD>([&](uint32_t c) {
 #pragma unroll
         for (int i = 0; i < TRANSFORM_ROW_SCALES; i++) add_cut_off(m, c, m.z.of[c][t] * unit, scales[i], cut[i]);
+    });
 #pragma unroll
     for (int i = 0; i < TRANSFORM_ROW_SCALES; i++) m.cut[i][part][t] = cut[i];
     __syncthreads();
@@ -127,8 +133,7 @@ template <int HD> static __device__ void scale_rows(const struct transform_view 
 template <int HD> static __device__ void set_units(const struct transform_view &view, struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
     float own = 0;
-#pragma unroll 8
-    for (uint32_t c = threadIdx.x / PAGE_TOKENS; c < HD; c += TOKEN_PARTS) own = own + m.z.of[c][t] * m.z.of[c][t];
+    each_of_part<HD>([&](uint32_t c) { own = own + m.z.of[c][t] * m.z.of[c][t]; });
     const float square = sum_parts(make_float2(own, 0), m).x;
     if (threadIdx.x < PAGE_TOKENS) {
         const float unit = square > 0 ? sqrtf((float)HD / square) : 0;
@@ -149,10 +154,10 @@ static __device__ bool mark_small_rows(const struct page_job &job, const struct 
     float2 own = make_float2(0, 0); /* squares of the row, of the row less the mean */
     bool small = false;
     if (job.side == CODEC_VALUES && view.gain > 0) {
-        for (uint32_t c = threadIdx.x / PAGE_TOKENS; c < HD; c += TOKEN_PARTS) {
+        each_of_part<HD>([&](uint32_t c) {
             const float rest = m.z.of[c][t], x = rest + view.mean[c];
             own = make_float2(own.x + x * x, own.y + rest * rest);
-        }
+        });
     }
     own = sum_parts(own, m);
     if (threadIdx.x < PAGE_TOKENS) {
