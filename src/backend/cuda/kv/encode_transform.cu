@@ -268,52 +268,23 @@ static __device__ uint32_t quantize_uniform(float scale, float (&x)[TRANSFORM_QU
     return codes;
 }
 
-static __device__ bool is_alone(const struct page_layout &l, uint32_t p) {
-    return p != NO_PLANE && l.layout.plane[p].nibble < l.layout.stream;
-}
-
-/* Returns whether the path through the stream chooses a quad's upper bits, too. */
-static __device__ bool has_lower_bits_in_stream(const struct page_layout &l, uint32_t quad) {
-    return l.second[quad] != NO_PLANE && !is_alone(l, l.second[quad]);
-}
-
 static __device__ uint8_t *nibble_at(const struct page_job &job, uint32_t n) {
     return job.page + PAGE_TOKENS + n * PAGE_TRANSFORM_NIBBLE;
 }
 
-/* Adds to a thread's sums the products of a row's coefficient with the level that it got, and of this with itself; a level is in units of
- * the component's size, for a row of size 1. */
-static __device__ void add_level(float z, float level, float size, float2 &sums) {
-    const float own = level * size;
-    sums = make_float2(sums.x + z * own, sums.y + own * own);
-}
-
-/* Writes the nibbles of quads that have no part in the stream. All threads call this; the sums of their levels are left in m.sums. */
-template <int HD> static __device__ void write_alone(const struct page_job &job, struct encode_memory<HD> &m) {
-    const uint32_t t = threadIdx.x % PAGE_TOKENS, part = threadIdx.x / PAGE_TOKENS;
-    const float unit = m.unit[t];
-    float2 sums = make_float2(0, 0);
-    for (uint32_t quad = part; quad < m.l.layout.quads; quad += TOKEN_PARTS) {
-        float z[TRANSFORM_QUAD], x[TRANSFORM_QUAD], found[TRANSFORM_QUAD] = {};
-        if (!is_alone(m.l, m.l.first[quad]) || has_lower_bits_in_stream(m.l, quad)) continue;
-#pragma unroll
-        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-            z[i] = m.z.of[quad * TRANSFORM_QUAD + i][t];
-            x[i] = z[i] * unit * m.inverse_size[quad * TRANSFORM_QUAD + i];
-        }
-        for (uint32_t k = 0; k < 2; k++) {
-            const uint32_t p = k ? m.l.second[quad] : m.l.first[quad];
-            if (p == NO_PLANE) break;
-            const struct transform_plane plane = m.l.layout.plane[p];
-            const bool gaussian = plane.table / 4u == TRANSFORM_GAUSSIAN_4;
-            const uint32_t codes =
-                gaussian ? quantize_gaussian(m.l, plane.scale, x, found) : quantize_uniform(plane.scale, x, found);
-            write_nibble(job.side, t, codes, nibble_at(job, plane.nibble));
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) add_level(z[i], found[i], m.size[quad * TRANSFORM_QUAD + i], sums);
+/* Writes the codes of a quad that has no part in the stream, of which a row wants x, and adds its levels: it has 4 bits or twice as
+ * many. */
+static __device__ void write_alone(const struct page_job &job, const struct page_layout &l, uint32_t quad,
+                                   float (&x)[TRANSFORM_QUAD], float (&found)[TRANSFORM_QUAD]) {
+    const uint32_t t = threadIdx.x % PAGE_TOKENS;
+    const struct transform_plane first = l.layout.plane[l.first[quad]];
+    if (l.second[quad] == NO_PLANE) {
+        write_nibble(job.side, t, quantize_gaussian(l, first.scale, x, found), nibble_at(job, first.nibble));
+        return;
     }
-    m.sums[part][t] = sums;
+    const struct transform_plane second = l.layout.plane[l.second[quad]];
+    write_nibble(job.side, t, quantize_uniform(first.scale, x, found), nibble_at(job, first.nibble));
+    write_nibble(job.side, t, quantize_uniform(second.scale, x, found), nibble_at(job, second.nibble));
 }
 
 /* ---- The stream */
@@ -336,36 +307,55 @@ template <int HD> static __device__ void write_stream(const struct page_job &job
         write_nibble(job.side, t, nibble_of_path(m.ring, n, t, m.from), nibble_at(job, stream_place(m.l.layout, n)));
 }
 
-/* Writes the upper bits of quads whose lower ones are in the stream, and adds the levels of all quads in the stream to the threads' sums,
- * which it returns. */
-template <int HD> static __device__ float2 write_uppers(const struct page_job &job, const struct encode_memory<HD> &m) {
-    const uint32_t t = threadIdx.x % PAGE_TOKENS, part = threadIdx.x / PAGE_TOKENS;
-    const struct path_row row = row_of(m, t);
-    float2 sums = m.sums[part][t];
-    for (uint32_t quad = part; quad < m.l.layout.quads; quad += TOKEN_PARTS) {
-        const bool upper = m.l.second[quad] != NO_PLANE;
-        const uint32_t p = upper ? m.l.second[quad] : m.l.first[quad];
-        if (is_alone(m.l, p)) continue;
-        const struct transform_plane plane = m.l.layout.plane[p];
-        const int8_t *const levels = m.l.levels[plane.table / 4u];
-        const uint16_t(*const windows)[PAGE_TOKENS] = m.from + m.ring.step_of[quad];
-        float level[TRANSFORM_QUAD];
+/* Sets the levels of a quad in the stream, and writes its upper bits if it has any. */
+template <int HD>
+static __device__ void write_uppers(const struct page_job &job, const struct encode_memory<HD> &m, const struct path_row &row,
+                                    uint32_t quad, float (&level)[TRANSFORM_QUAD]) {
+    const bool upper = m.l.second[quad] != NO_PLANE;
+    const struct transform_plane plane = m.l.layout.plane[upper ? m.l.second[quad] : m.l.first[quad]];
+    const int8_t *const levels = m.l.levels[plane.table / 4u];
+    const uint16_t(*const windows)[PAGE_TOKENS] = m.from + m.ring.step_of[quad];
 #pragma unroll
-        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) level[i] = (float)levels[windows[i * m.ring.steps][t]];
-        if (upper) {
-            const float step = upper_step_of(plane.table / 4u);
-            uint32_t codes = 0;
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) level[i] = (float)levels[windows[i * m.ring.steps][row.t]];
+    if (upper) {
+        const float step = upper_step_of(plane.table / 4u);
+        uint32_t codes = 0;
 #pragma unroll
-            for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-                const uint32_t code = upper_code(path_term_at(row, quad * TRANSFORM_QUAD + i).x - level[i], step);
-                codes |= code << (4 * i);
-                level[i] = level[i] + step * ((float)code - 7.5f);
-            }
-            write_nibble(job.side, t, codes, nibble_at(job, m.l.layout.plane[m.l.first[quad]].nibble));
+        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
+            const uint32_t code = upper_code(path_term_at(row, quad * TRANSFORM_QUAD + i).x - level[i], step);
+            codes |= code << (4 * i);
+            level[i] = level[i] + step * ((float)code - 7.5f);
         }
+        write_nibble(job.side, row.t, codes, nibble_at(job, m.l.layout.plane[m.l.first[quad]].nibble));
+    }
 #pragma unroll
-        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++)
-            add_level(m.z.of[quad * TRANSFORM_QUAD + i][t], plane.scale * level[i], m.size[quad * TRANSFORM_QUAD + i], sums);
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) level[i] = plane.scale * level[i];
+}
+
+/* ---- All quads */
+
+/* Writes the nibbles that are not the stream's. Returns sums over a thread's quads: the products of a row's coefficients with the levels
+ * that they got, for a row of size 1, and of these with themselves. */
+template <int HD> static __device__ float2 write_quads(const struct page_job &job, const struct encode_memory<HD> &m) {
+    const struct path_row row = row_of(m, threadIdx.x % PAGE_TOKENS);
+    float2 sums = make_float2(0, 0);
+    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TOKEN_PARTS) {
+        const uint32_t last = m.l.second[quad] != NO_PLANE ? m.l.second[quad] : m.l.first[quad];
+        float z[TRANSFORM_QUAD], level[TRANSFORM_QUAD] = {};
+#pragma unroll
+        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) z[i] = m.z.of[quad * TRANSFORM_QUAD + i][row.t];
+        if (m.l.layout.plane[last].nibble < m.l.layout.stream) {
+            float x[TRANSFORM_QUAD];
+#pragma unroll
+            for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) x[i] = z[i] * row.unit * m.inverse_size[quad * TRANSFORM_QUAD + i];
+            write_alone(job, m.l, quad, x, level);
+        } else
+            write_uppers(job, m, row, quad, level);
+#pragma unroll
+        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
+            const float own = level[i] * m.size[quad * TRANSFORM_QUAD + i];
+            sums = make_float2(sums.x + z[i] * own, sums.y + own * own);
+        }
     }
     return sums;
 }
@@ -378,7 +368,7 @@ static __device__ uint8_t gain_code(const struct transform_view &view, float gai
     return (uint8_t)(code > least ? code < 255 ? code : 255 : least);
 }
 
-/* `own` is a thread's sums of add_level. */
+/* `own` is what write_quads has returned. */
 template <int HD>
 static __device__ void write_gains(const struct page_job &job, const struct transform_view &view, float2 own,
                                    struct encode_memory<HD> &m) {
@@ -413,10 +403,9 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 3)
     find_coefficients<HD>(view, m.z);
     set_units(view, m);
     if (small_rows) leave_out_means(e, job, view, m);
-    write_alone(job, m);
     find_paths(m);
     write_stream(job, m);
-    write_gains(job, view, write_uppers(job, m), m);
+    write_gains(job, view, write_quads(job, m), m);
 }
 
 template <int HD> static cudaError_t launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
