@@ -25,9 +25,9 @@ static __device__ inline struct pair_channels channels_of_pair(const struct head
     return heads.pairing == ROPE_ADJACENT ? pair_channels{2 * pair, 2 * pair + 1} : pair_channels{pair, pair + heads.n_rot / 2};
 }
 
-/* Returns cosine and sine of a pair at the position of a page's run. */
-static __device__ inline float2 run_angle(const struct encode &e, uint32_t first, uint32_t pair) {
-    return ((const float2 *)e.run_angles)[(size_t)(first / ROPE_RUN_TOKENS) * (e.heads.n_rot / 2) + pair];
+/* Returns cosines and sines of the pairs from `pair` on at the position of a page's run. */
+static __device__ inline const float2 *run_angles_from(const struct encode &e, uint32_t first, uint32_t pair) {
+    return (const float2 *)e.run_angles + (size_t)(first / ROPE_RUN_TOKENS) * (e.heads.n_rot / 2) + pair;
 }
 
 static __device__ inline float2 rotate_forth(float2 x, float2 angle) {
@@ -60,43 +60,65 @@ static __device__ inline void load_angles(const struct encode &e, uint32_t offse
     for (uint32_t i = 0; i < PAIRS_TOGETHER; i++) angles[i] = pair + i < e.pre_rope.pairs ? from[i] : make_float2(0, 0);
 }
 
+/* Changes the rotated channels of a thread's token, as change_frame does. */
+template <bool BACK, bool ADJACENT>
+static __device__ void change_pairs(const struct encode &e, const struct page_job &job, const struct row_frame &frame,
+                                    uint32_t pairs, float (*numbers)[NUMBERS_STRIDE]) {
+    constexpr uint32_t step = ADJACENT ? 2 : 1;
+    const uint32_t t = threadIdx.x % PAGE_TOKENS, first = job.item->set.first, other = ADJACENT ? 1 : pairs;
+    for (uint32_t group = threadIdx.x / PAGE_TOKENS * PAIRS_TOGETHER; group < pairs; group += PAIRS_TOGETHER * TOKEN_PARTS) {
+        float *const a = &numbers[step * group][t], *const b = &numbers[step * group + other][t];
+        const float2 *const run = run_angles_from(e, first, group);
+        float2 x[PAIRS_TOGETHER] = {}, runs[PAIRS_TOGETHER] = {}, angles[PAIRS_TOGETHER] = {}, means[PAIRS_TOGETHER] = {},
+               own[PAIRS_TOGETHER] = {};
+        const auto load_means = [&](const float *mean, float2(&to)[PAIRS_TOGETHER]) {
+            const float *const from = mean + step * group, *const others = from + other;
+#pragma unroll
+            for (uint32_t i = 0; i < PAIRS_TOGETHER; i++)
+                if (group + i < pairs) to[i] = make_float2(from[step * i], others[step * i]);
+        };
+        /* All are asked for before one is needed. */
+        if (frame.pre_rope_mean) load_angles(e, first % ROPE_RUN_TOKENS + t, group, angles);
+        if (frame.pre_rope_mean) load_means(frame.pre_rope_mean, own);
+        if (frame.mean && !frame.no_mean) load_means(frame.mean, means);
+#pragma unroll
+        for (uint32_t i = 0; i < PAIRS_TOGETHER; i++)
+            if (group + i < pairs) x[i] = make_float2(a[step * i * NUMBERS_STRIDE], b[step * i * NUMBERS_STRIDE]), runs[i] = run[i];
+#pragma unroll
+        for (uint32_t i = 0; i < PAIRS_TOGETHER; i++) {
+            const float2 shift =
+                make_float2(own[i].x * angles[i].x - own[i].y * angles[i].y, own[i].x * angles[i].y + own[i].y * angles[i].x);
+            if (BACK) {
+                x[i] = rotate_back(x[i], runs[i]);
+                x[i] = make_float2(x[i].x - shift.x - means[i].x, x[i].y - shift.y - means[i].y);
+                if (t >= job.count) x[i] = make_float2(0, 0);
+            } else
+                x[i] = rotate_forth(make_float2(x[i].x + means[i].x + shift.x, x[i].y + means[i].y + shift.y), runs[i]);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < PAIRS_TOGETHER; i++)
+            if (group + i < pairs) a[step * i * NUMBERS_STRIDE] = x[i].x, b[step * i * NUMBERS_STRIDE] = x[i].y;
+    }
+}
+
 /* Changes rows that lie as numbers[channel][token] into numbers, zeros where there is no token, or with BACK false numbers into rows. */
 template <int HD, bool BACK>
 static __device__ void change_frame(const struct encode &e, const struct page_job &job, struct row_frame frame,
                                     float (*numbers)[NUMBERS_STRIDE]) {
-    const bool keys = job.side == CODEC_KEYS;
-    const uint32_t t = threadIdx.x % PAGE_TOKENS, part = threadIdx.x / PAGE_TOKENS, first = job.item->set.first,
-                   pairs = keys ? e.heads.n_rot / 2 : 0;
-    const auto mean_at = [&](uint32_t c) { return frame.mean && !frame.no_mean ? frame.mean[c] : 0; };
-    for (uint32_t group = PAIRS_TOGETHER * part; group < pairs; group += PAIRS_TOGETHER * TOKEN_PARTS) {
-        float2 angles[PAIRS_TOGETHER] = {};
-        if (frame.pre_rope_mean) load_angles(e, first % ROPE_RUN_TOKENS + t, group, angles);
-#pragma unroll
-        for (uint32_t i = 0; i < PAIRS_TOGETHER && group + i < pairs; i++) {
-            const struct pair_channels at = channels_of_pair(e.heads, group + i);
-            const float2 run = run_angle(e, first, group + i), mean = make_float2(mean_at(at.a), mean_at(at.b));
-            float2 x = make_float2(numbers[at.a][t], numbers[at.b][t]), shift = make_float2(0, 0);
-            if (frame.pre_rope_mean) {
-                const float a = frame.pre_rope_mean[at.a], b = frame.pre_rope_mean[at.b];
-                shift = make_float2(a * angles[i].x - b * angles[i].y, a * angles[i].y + b * angles[i].x);
-            }
-            if (BACK) {
-                x = rotate_back(x, run);
-                x = make_float2(x.x - shift.x - mean.x, x.y - shift.y - mean.y);
-                if (t >= job.count) x = make_float2(0, 0);
-            } else
-                x = rotate_forth(make_float2(x.x + mean.x + shift.x, x.y + mean.y + shift.y), run);
-            numbers[at.a][t] = x.x;
-            numbers[at.b][t] = x.y;
-        }
-    }
+    const uint32_t t = threadIdx.x % PAGE_TOKENS, part = threadIdx.x / PAGE_TOKENS,
+                   pairs = job.side == CODEC_KEYS ? e.heads.n_rot / 2 : 0;
+    const bool has_mean = frame.mean && !frame.no_mean;
+    if (e.heads.pairing == ROPE_ADJACENT)
+        change_pairs<BACK, true>(e, job, frame, pairs, numbers);
+    else
+        change_pairs<BACK, false>(e, job, frame, pairs, numbers);
     for (uint32_t first = 2 * pairs + part; first < HD; first += CHANNELS_TOGETHER * TOKEN_PARTS) {
         float x[CHANNELS_TOGETHER], mean[CHANNELS_TOGETHER];
 #pragma unroll
         for (uint32_t i = 0; i < CHANNELS_TOGETHER; i++) {
             const uint32_t c = first + i * TOKEN_PARTS;
             x[i] = c < HD ? numbers[c][t] : 0;
-            mean[i] = c < HD ? mean_at(c) : 0;
+            mean[i] = c < HD && has_mean ? frame.mean[c] : 0;
         }
 #pragma unroll
         for (uint32_t i = 0; i < CHANNELS_TOGETHER; i++) {
