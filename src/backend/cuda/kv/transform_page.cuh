@@ -134,23 +134,38 @@ static __device__ inline void spread_halves(uint32_t word, float *low, float *hi
     *high = __half2float(__ushort_as_half((unsigned short)(word >> 16)));
 }
 
-/* Calls at(t, c) for each token and each 8 channels. Neighbouring threads have a sector of 32 bytes of a row. */
-template <int HD, class At> static __device__ void each_sector(At at) {
-    for (uint32_t i = threadIdx.x; i < HD / 8 * PAGE_TOKENS; i += TRANSFORM_THREADS)
-        at(i / 2 % PAGE_TOKENS, (i / (2 * PAGE_TOKENS) * 2 + i % 2) * 8);
+/* A page_sector is 8 channels of a token, of which a thread has the i-th. Neighbouring threads have a sector of 32 bytes of a row. */
+struct page_sector {
+    uint32_t t, c;
+};
+static __device__ inline struct page_sector sector_of(uint32_t i) {
+    const uint32_t n = threadIdx.x + i * TRANSFORM_THREADS;
+    return {n / 2 % PAGE_TOKENS, (n / (2 * PAGE_TOKENS) * 2 + n % 2) * 8};
 }
+template <int HD> constexpr uint32_t page_sectors = HD / 8 * PAGE_TOKENS / TRANSFORM_THREADS; /* of a thread */
 
 /* Loads a page's rows as numbers; zeros where there is no token. */
 template <int HD>
 static __device__ void load_numbers(const struct encode &e, const struct page_job &job, struct row_frame frame,
                                     float (*numbers)[NUMBERS_STRIDE]) {
-    each_sector<HD>([&](uint32_t t, uint32_t c) {
-        uint4 x = make_uint4(0, 0, 0, 0);
-        if (t < job.count) x = *(const uint4 *)(job.rows + t * e.token_stride + c);
-        const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+    constexpr uint32_t together = page_sectors<HD> < 4 ? page_sectors<HD> : 4; /* are asked for before one is needed */
+    for (uint32_t first = 0; first < page_sectors<HD>; first += together) {
+        uint4 x[together];
 #pragma unroll
-        for (uint32_t k = 0; k < 4; k++) spread_halves(words[k], &numbers[c + 2 * k][t], &numbers[c + 2 * k + 1][t]);
-    });
+        for (uint32_t i = 0; i < together; i++) {
+            const struct page_sector at = sector_of(first + i);
+            x[i] = make_uint4(0, 0, 0, 0);
+            if (at.t < job.count) x[i] = *(const uint4 *)(job.rows + at.t * e.token_stride + at.c);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < together; i++) {
+            const struct page_sector at = sector_of(first + i);
+            const uint32_t words[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+#pragma unroll
+            for (uint32_t k = 0; k < 4; k++)
+                spread_halves(words[k], &numbers[at.c + 2 * k][at.t], &numbers[at.c + 2 * k + 1][at.t]);
+        }
+    }
     __syncthreads();
     change_frame<HD, true>(e, job, frame, numbers);
 }
@@ -158,12 +173,14 @@ static __device__ void load_numbers(const struct encode &e, const struct page_jo
 /* Stores numbers as rows. */
 template <int HD>
 static __device__ void store_numbers(const struct encode &e, const struct page_job &job, const float (*numbers)[NUMBERS_STRIDE]) {
-    each_sector<HD>([&](uint32_t t, uint32_t c) {
+#pragma unroll 4
+    for (uint32_t i = 0; i < page_sectors<HD>; i++) {
+        const uint32_t t = sector_of(i).t, c = sector_of(i).c;
         if (t < job.count)
             *(uint4 *)(job.rows + t * e.token_stride + c) =
                 make_uint4(two_halves(numbers[c][t], numbers[c + 1][t]), two_halves(numbers[c + 2][t], numbers[c + 3][t]),
                            two_halves(numbers[c + 4][t], numbers[c + 5][t]), two_halves(numbers[c + 6][t], numbers[c + 7][t]));
-    });
+    }
 }
 
 /* ---- Coefficients */
