@@ -395,10 +395,11 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 3)
         for (uint32_t i = threadIdx.x; i < words; i += TRANSFORM_THREADS) ((uint32_t *)job.page)[i] = 0;
         return;
     }
+    const struct page_rows<HD> rows = load_rows<HD>(e, job); /* which takes a while */
     load_layout(view.layout, &m.l);
     set_sizes(view, m);
     set_limits(m);
-    load_numbers<HD>(e, job, {view.pre_rope_mean, view.mean}, m.z.of);
+    set_numbers<HD>(e, job, rows, {view.pre_rope_mean, view.mean}, m.z.of);
     const bool small_rows = mark_small_rows(job, view, m);
     find_coefficients<HD>(view, m.z);
     set_units(view, m);

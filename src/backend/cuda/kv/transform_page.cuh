@@ -144,30 +144,41 @@ static __device__ inline struct page_sector sector_of(uint32_t i) {
 }
 template <int HD> constexpr uint32_t page_sectors = HD / 8 * PAGE_TOKENS / TRANSFORM_THREADS; /* of a thread */
 
+template <int HD> struct page_rows { uint4 sectors[page_sectors<HD>]; };
+
+/* Loads a thread's part of a page's rows; zeros where there is no token. */
+template <int HD> static __device__ struct page_rows<HD> load_rows(const struct encode &e, const struct page_job &job) {
+    struct page_rows<HD> rows;
+#pragma unroll
+    for (uint32_t i = 0; i < page_sectors<HD>; i++) {
+        const struct page_sector at = sector_of(i);
+        rows.sectors[i] = make_uint4(0, 0, 0, 0);
+        if (at.t < job.count) rows.sectors[i] = *(const uint4 *)(job.rows + at.t * e.token_stride + at.c);
+    }
+    return rows;
+}
+
+/* Turns rows into numbers. */
+template <int HD>
+static __device__ void set_numbers(const struct encode &e, const struct page_job &job, const struct page_rows<HD> &rows,
+                                   struct row_frame frame, float (*numbers)[NUMBERS_STRIDE]) {
+#pragma unroll
+    for (uint32_t i = 0; i < page_sectors<HD>; i++) {
+        const struct page_sector at = sector_of(i);
+        const uint4 x = rows.sectors[i];
+        const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++) spread_halves(words[k], &numbers[at.c + 2 * k][at.t], &numbers[at.c + 2 * k + 1][at.t]);
+    }
+    __syncthreads();
+    change_frame<HD, true>(e, job, frame, numbers);
+}
+
 /* Loads a page's rows as numbers; zeros where there is no token. */
 template <int HD>
 static __device__ void load_numbers(const struct encode &e, const struct page_job &job, struct row_frame frame,
                                     float (*numbers)[NUMBERS_STRIDE]) {
-    constexpr uint32_t together = page_sectors<HD> < 4 ? page_sectors<HD> : 4; /* are asked for before one is needed */
-    for (uint32_t first = 0; first < page_sectors<HD>; first += together) {
-        uint4 x[together];
-#pragma unroll
-        for (uint32_t i = 0; i < together; i++) {
-            const struct page_sector at = sector_of(first + i);
-            x[i] = make_uint4(0, 0, 0, 0);
-            if (at.t < job.count) x[i] = *(const uint4 *)(job.rows + at.t * e.token_stride + at.c);
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < together; i++) {
-            const struct page_sector at = sector_of(first + i);
-            const uint32_t words[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
-#pragma unroll
-            for (uint32_t k = 0; k < 4; k++)
-                spread_halves(words[k], &numbers[at.c + 2 * k][at.t], &numbers[at.c + 2 * k + 1][at.t]);
-        }
-    }
-    __syncthreads();
-    change_frame<HD, true>(e, job, frame, numbers);
+    set_numbers<HD>(e, job, load_rows<HD>(e, job), frame, numbers);
 }
 
 /* Stores numbers as rows. */
