@@ -186,13 +186,17 @@ static __device__ __forceinline__ void take_run(const struct path_row &row, uint
     }
 }
 
-/* Goes back over the n steps before `from` of a run, which lead to a state. Returns the state before them. */
+/* Goes back over the n steps before `from` of a run, which lead to a state. Returns the state before them. A step is asked for while one goes
+ * back over the one behind it. */
 template <int BITS>
 static __device__ __forceinline__ uint32_t follow_run(uint32_t t, uint32_t n, uint32_t state, uint16_t (*from)[PAGE_TOKENS]) {
+    uint32_t before = n ? from[-1][t] : 0;
 #pragma unroll 1
     while (n--) {
-        const uint32_t own = (*--from)[t], window = window_to(own, state);
-        (*from)[t] = (uint16_t)window;
+        const uint32_t own = before, window = window_to(own, state);
+        from--;
+        if (n) before = from[-1][t];
+        from[0][t] = (uint16_t)window;
         state = state_before<BITS>(own, window);
     }
     return state;
