@@ -296,7 +296,7 @@ template <int HD> static __device__ struct path_row row_of(const struct encode_m
 /* Finds the windows of all rows' paths. */
 template <int HD> static __device__ void find_paths(struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x - m.path_thread;
-    if (t < PAGE_TOKENS && m.ring.steps) find_path(m.ring, row_of(m, t), m.from);
+    if (t < PAGE_TOKENS && m.ring.round.steps) find_path(m.ring, row_of(m, t), m.from);
     __syncthreads();
 }
 
@@ -316,7 +316,7 @@ static __device__ void write_uppers(const struct page_job &job, const struct enc
     const int8_t *const levels = m.l.levels[plane.table / 4u];
     const uint16_t(*const windows)[PAGE_TOKENS] = m.from + m.ring.step_of[quad];
 #pragma unroll
-    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) level[i] = (float)levels[windows[i * m.ring.steps][row.t]];
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) level[i] = (float)levels[windows[i * m.ring.round.steps][row.t]];
     if (upper) {
         const float step = upper_step_of(plane.table / 4u);
         uint32_t codes = 0;

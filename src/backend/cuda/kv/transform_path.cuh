@@ -20,12 +20,17 @@ struct path_end {
     uint8_t step, bits, more;
 };
 
-/* A path_ring has what a stream's round consists of. */
+/* A path_round has what a stream's round consists of. */
+struct path_round {
+    struct path_run run[TRANSFORM_TABLES]; /* by the tables of first planes */
+    uint32_t rest, steps;                  /* bits of a nibble's rest; 0: there is none. No steps: there is no stream */
+};
+
+/* A path_ring has a layout's round, and where in it nibbles end and quads lie. */
 struct path_ring {
-    struct path_run run[TRANSFORM_TABLES];    /* by the tables of first planes */
+    struct path_round round;
     struct path_end end[TRANSFORM_QUADS_MAX]; /* by the stream's nibbles */
     uint8_t step_of[TRANSFORM_QUADS_MAX];     /* of quads in the stream */
-    uint32_t rest, steps;                     /* bits of a nibble's rest; 0: there is none. No steps: there is no stream */
 };
 
 /* A path_term says that a plane's level costs square d^2, where d is x less the level or, if the component has upper levels, the
@@ -216,7 +221,7 @@ static __device__ inline void set_path_ring(const struct transform_layout &layou
     constexpr uint32_t all = ~0u, one = 1 << 16; /* sums count steps by their upper half, bits written by their lower one */
     const uint32_t lane = threadIdx.x % 32;
     uint32_t before = 0;
-    if (lane < TRANSFORM_TABLES) ring.run[lane] = {0, CODEC_HEAD_DIM_MAX};
+    if (lane < TRANSFORM_TABLES) ring.round.run[lane] = {0, CODEC_HEAD_DIM_MAX};
     __syncwarp();
     for (uint32_t first = 0; first < layout.planes; first += 32) {
         const uint32_t p = min(first + lane, layout.planes - 1u), table = layout.plane[p].table / 4u, quad = layout.plane[p].quad;
@@ -231,17 +236,17 @@ static __device__ inline void set_path_ring(const struct transform_layout &layou
         const uint32_t step = (before + sum - own) / one, written = (before + sum - own) % one;
         if (in_stream) ring.step_of[quad] = (uint8_t)(is_step ? step : step - 1);
         if (is_step) {
-            atomicAdd(&ring.run[table].steps, 1u);
-            atomicMin(&ring.run[table].component, TRANSFORM_QUAD * quad);
+            atomicAdd(&ring.round.run[table].steps, 1u);
+            atomicMin(&ring.round.run[table].component, TRANSFORM_QUAD * quad);
             set_path_end(written, new_bits[table], step, ring);
         }
         before += __shfl_sync(all, sum, 31);
     }
     if (lane) return;
     const uint32_t steps = before / one, written = before % one, over = written % TRANSFORM_NIBBLE_BITS;
-    ring.rest = over ? TRANSFORM_NIBBLE_BITS - over : 0;
-    if (ring.rest) set_path_end(written, ring.rest, steps, ring);
-    ring.steps = steps + (over != 0);
+    ring.round.rest = over ? TRANSFORM_NIBBLE_BITS - over : 0;
+    if (ring.round.rest) set_path_end(written, ring.round.rest, steps, ring);
+    ring.round.steps = steps + (over != 0);
 }
 
 /* A path_part of the steps that follow skips some and takes n. */
@@ -259,14 +264,14 @@ static __device__ __forceinline__ uint32_t take_from(struct path_part &part, uin
 }
 
 /* Takes a part of the steps of component i of quads, on by those that it takes. */
-static __device__ __forceinline__ void take_round(const struct path_ring &ring, const struct path_row &row, uint32_t i,
+static __device__ __forceinline__ void take_round(const struct path_round &round, const struct path_row &row, uint32_t i,
                                                   struct path_part &part, float (&cost)[PATH_STATES],
                                                   uint16_t (*&from)[PAGE_TOKENS]) {
     const struct path_wanted nothing[2] = {};
     uint32_t n, first;
 #define TAKE(bits, own, quads) \
-    n = take_from(part, ring.run[own].steps, &first); \
-    take_run<bits, own>(row, ring.run[own].component + (quads)*TRANSFORM_QUAD * first + i, n, cost, from); \
+    n = take_from(part, round.run[own].steps, &first); \
+    take_run<bits, own>(row, round.run[own].component + (quads)*TRANSFORM_QUAD * first + i, n, cost, from); \
     from += n
     TAKE(3, TRANSFORM_LOWER_3, 1);
     TAKE(3, TRANSFORM_TRELLIS_3, 1);
@@ -276,11 +281,11 @@ static __device__ __forceinline__ void take_round(const struct path_ring &ring, 
     TAKE(2, TRANSFORM_PAIR_FIRST, 2);
     TAKE(1, TRANSFORM_TRELLIS_1, 1);
 #undef TAKE
-    if (!take_from(part, ring.rest != 0, &first)) return;
+    if (!take_from(part, round.rest != 0, &first)) return;
     uint32_t own;
-    if (ring.rest == 1)
+    if (round.rest == 1)
         own = take_step<1, TRANSFORM_TABLES>(nothing, cost);
-    else if (ring.rest == 2)
+    else if (round.rest == 2)
         own = take_step<2, TRANSFORM_TABLES>(nothing, cost);
     else
         own = take_step<3, TRANSFORM_TABLES>(nothing, cost);
@@ -288,22 +293,22 @@ static __device__ __forceinline__ void take_round(const struct path_ring &ring, 
 }
 
 /* Goes back over a part of a round, on from its end by those that it skips and takes. Returns the state before them. */
-static __device__ __forceinline__ uint32_t follow_round(const struct path_ring &ring, uint32_t t, uint32_t state,
+static __device__ __forceinline__ uint32_t follow_round(const struct path_round &round, uint32_t t, uint32_t state,
                                                         struct path_part &part, uint16_t (*&from)[PAGE_TOKENS]) {
-    uint32_t first, n = take_from(part, ring.rest != 0, &first);
-    if (n && ring.rest == 1) state = follow_run<1>(t, 1, state, from);
-    if (n && ring.rest == 2) state = follow_run<2>(t, 1, state, from);
-    if (n && ring.rest == 3) state = follow_run<3>(t, 1, state, from);
+    uint32_t first, n = take_from(part, round.rest != 0, &first);
+    if (n && round.rest == 1) state = follow_run<1>(t, 1, state, from);
+    if (n && round.rest == 2) state = follow_run<2>(t, 1, state, from);
+    if (n && round.rest == 3) state = follow_run<3>(t, 1, state, from);
     from -= n;
 #define FOLLOW(bits, steps) \
     n = take_from(part, steps, &first); \
     state = follow_run<bits>(t, n, state, from); \
     from -= n
-    FOLLOW(1, ring.run[TRANSFORM_TRELLIS_1].steps);
-    FOLLOW(2, ring.run[TRANSFORM_PAIR_FIRST].steps);
-    FOLLOW(1, ring.run[TRANSFORM_LOWER_1].steps);
-    FOLLOW(2, ring.run[TRANSFORM_TRELLIS_2].steps + ring.run[TRANSFORM_LOWER_2].steps);
-    FOLLOW(3, ring.run[TRANSFORM_TRELLIS_3].steps + ring.run[TRANSFORM_LOWER_3].steps);
+    FOLLOW(1, round.run[TRANSFORM_TRELLIS_1].steps);
+    FOLLOW(2, round.run[TRANSFORM_PAIR_FIRST].steps);
+    FOLLOW(1, round.run[TRANSFORM_LOWER_1].steps);
+    FOLLOW(2, round.run[TRANSFORM_TRELLIS_2].steps + round.run[TRANSFORM_LOWER_2].steps);
+    FOLLOW(3, round.run[TRANSFORM_TRELLIS_3].steps + round.run[TRANSFORM_LOWER_3].steps);
 #undef FOLLOW
     return state;
 }
@@ -313,24 +318,25 @@ static __device__ __forceinline__ uint32_t follow_round(const struct path_ring &
  * begins anywhere some steps before the ring's seam and ends anywhere some steps behind it passes the seam in the state that the whole
  * path is then made to begin and to end with. */
 static __device__ void find_path(const struct path_ring &ring, const struct path_row &row, uint16_t (*from)[PAGE_TOKENS]) {
-    const uint32_t all = TRANSFORM_QUAD * ring.steps, warm_up = TRANSFORM_PATH_WARM_UP, before = (all - warm_up % all) % all;
+    const struct path_round round = ring.round; /* in registers */
+    const uint32_t all = TRANSFORM_QUAD * round.steps, warm_up = TRANSFORM_PATH_WARM_UP, before = (all - warm_up % all) % all;
     uint32_t state = 0;
     for (int pass = 0; pass < 2; pass++) {
-        struct path_part taken = {pass ? 0 : before % ring.steps, pass ? all : 2 * warm_up},
-                         followed = {pass ? 0 : (ring.steps - warm_up % ring.steps) % ring.steps, pass ? all : warm_up};
+        struct path_part taken = {pass ? 0 : before % round.steps, pass ? all : 2 * warm_up},
+                         followed = {pass ? 0 : (round.steps - warm_up % round.steps) % round.steps, pass ? all : warm_up};
         uint16_t(*at)[PAGE_TOKENS] = from;
         float cost[PATH_STATES];
 #pragma unroll
         for (uint32_t s = 0; s < PATH_STATES; s++) cost[s] = !pass || s == state ? 0 : PATH_FAR;
-        for (uint32_t i = pass ? 0 : before / ring.steps; taken.n; i = (i + 1) % TRANSFORM_QUAD)
-            take_round(ring, row, i, taken, cost, at);
+        for (uint32_t i = pass ? 0 : before / round.steps; taken.n; i = (i + 1) % TRANSFORM_QUAD)
+            take_round(round, row, i, taken, cost, at);
         if (!pass) {
             float least = cost[0];
 #pragma unroll
             for (uint32_t s = 1; s < PATH_STATES; s++)
                 if (cost[s] < least) state = s, least = cost[s];
         }
-        while (followed.n) state = follow_round(ring, row.t, state, followed, at);
+        while (followed.n) state = follow_round(round, row.t, state, followed, at);
     }
 }
 
@@ -347,7 +353,7 @@ static __device__ inline uint32_t nibble_of_path(const struct path_ring &ring, u
     uint32_t bits = 0;
 #pragma unroll
     for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-        const uint16_t(*own)[PAGE_TOKENS] = windows + i * ring.steps + end.step;
+        const uint16_t(*own)[PAGE_TOKENS] = windows + i * ring.round.steps + end.step;
         bits |= (((uint32_t)own[-1][t] << end.bits | own[0][t]) >> end.more & 15) << (4 * i);
     }
     return bits;
