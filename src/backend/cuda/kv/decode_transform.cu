@@ -68,7 +68,6 @@ static __device__ struct row_block load_channels(const struct decode_memory<HD> 
 template <int HD> static __device__ void find_channels(struct decode_memory<HD> &m) {
     const uint32_t depth = depth_of(m);
     struct product<HD> product;
-    split_numbers<HD>(depth, m.numbers);
     wait_copies<0>();
     __syncthreads();
     multiply<HD>([&](uint32_t block, uint32_t first) { return load_channels(m, block, first); }, depth, m.numbers, product);

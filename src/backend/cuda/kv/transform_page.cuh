@@ -202,7 +202,6 @@ template <int HD> static __device__ void find_coefficients(const struct transfor
     const uint4 *const metric = (const uint4 *)view.metric + metric_place(HD, row, column) / 8;
     const int16_t *const basis = view.basis + row * HD + column;
     struct product<HD> product;
-    split_numbers<HD>(HD, n);
     multiply<HD>(
         [&](uint32_t block, uint32_t first) {
             const uint4 *const at = metric + metric_place(HD, 16 * block, first) / 8;
@@ -213,7 +212,6 @@ template <int HD> static __device__ void find_coefficients(const struct transfor
     const float unit = __uint_as_float(view.metric[HD * HD]);
     store_product<HD>(
         product, [&](uint32_t) { return unit; }, n);
-    split_numbers<HD>(HD, n);
     multiply<HD>(
         [&](uint32_t block, uint32_t first) {
             const int16_t *const at = basis + 16 * block * HD + first;

@@ -127,23 +127,24 @@ template <int HD> static __device__ uint32_t product_token() {
     return threadIdx.x / 32 / product_shape<HD>::blocks * 8 * product_shape<HD>::tiles;
 }
 
-/* Multiplies the first `depth` numbers of each token, which split_numbers has made halves. block_at(block, first) returns the
- * lane's row_block of the columns from `first` on. */
+/* Multiplies the first `depth` numbers of each token, which become halves. block_at(block, first) returns the lane's row_block of the
+ * columns from `first` on. */
 template <int HD, class BlockAt>
-static __device__ void multiply(BlockAt block_at, uint32_t depth, const struct page_numbers<HD> &n, struct product<HD> &out) {
+static __device__ void multiply(BlockAt block_at, uint32_t depth, struct page_numbers<HD> &n, struct product<HD> &out) {
     using shape = product_shape<HD>;
     constexpr uint32_t groups = shape::tiles / TILES_TOGETHER;
     const uint32_t lane = threadIdx.x % 32, first_token = product_token<HD>();
 #pragma unroll
     for (uint32_t i = 0; i < shape::own * groups * TILES_TOGETHER * 4; i++)
         out.sums[i / (4 * TILES_TOGETHER * groups)][i / (4 * TILES_TOGETHER) % groups][i / 4 % TILES_TOGETHER][i % 4] = 0;
-    if (!has_part<HD>()) return;
     struct row_block next[shape::own]; /* are asked for while those before are multiplied */
     const auto load = [&](uint32_t first) {
 #pragma unroll
         for (uint32_t i = 0; i < shape::own; i++) next[i] = block_at(product_block<HD>(i), first);
     };
     load(0);
+    split_numbers<HD>(depth, n);
+    if (!has_part<HD>()) return;
 #pragma unroll 1
     for (uint32_t first = 0; first < depth; first += PRODUCT_DEPTH) {
         struct row_block a[shape::own];
