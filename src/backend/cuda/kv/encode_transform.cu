@@ -1,5 +1,6 @@
 /* Writes pages of the codec transform, as the CPU's transform_encode.c does, a block for each page. Most of the time goes to the
- * product that gives the coefficients, and to the path through the stream, a thread for each of the 64 tokens. */
+ * product that gives the coefficients, and to the path through the stream, a thread for each of the 64 tokens. Elsewhere four threads share
+ * a token, and what is summed over a row is summed in four parts, where the CPU goes from the first component to the last. */
 #include "backend/cuda/kv/transform_path.cuh"
 
 #define MOST_STEPS(hd) ((hd) / TRANSFORM_QUAD + 1)

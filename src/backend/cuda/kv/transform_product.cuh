@@ -1,6 +1,6 @@
 /* Multiplies a page's numbers by a matrix on tensor cores, in a block of 256 threads, nearly as exactly as in floats: each factor is
- * the sum of two halves, which have 22 bits together. Each token's numbers are multiplied by a power of two of its own that brings
- * them into the halves' range, so that no token depends on another. */
+ * the sum of two halves, which have 22 bits together, and the product of the lower two is left out. Each token's numbers are multiplied by
+ * a power of two of its own that brings them into the halves' range, so that no token depends on another. */
 #ifndef TERSE_BACKEND_CUDA_KV_TRANSFORM_PRODUCT_CUH
 #define TERSE_BACKEND_CUDA_KV_TRANSFORM_PRODUCT_CUH
 
