@@ -24,6 +24,13 @@ PTX_INLINE uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
     return r;
 }
 
+/* Returns which of the warps that a multiprocessor has room for this is: good for sharing work out evenly, for nothing else. */
+PTX_INLINE uint32_t warp_slot() {
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%warpid;" : "=r"(r));
+    return r;
+}
+
 /* ---- Products of a warp */
 
 /* Computes d[16][8] += a[16][16] b[16][8]. With g = lane / 4, t = lane % 4, a is {row g, columns 2t 2t+1}, {row g+8}, {row g,
@@ -34,13 +41,17 @@ PTX_INLINE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* Computes d += (a + a_rest)(b + b_rest), whose operands lie as those of mma. */
-PTX_INLINE void mma_sums(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&a_rest)[4], const uint32_t (&b)[2],
-                         const uint32_t (&b_rest)[2]) {
-    mma(d, a_rest[0], a_rest[1], a_rest[2], a_rest[3], b_rest[0], b_rest[1]);
-    mma(d, a_rest[0], a_rest[1], a_rest[2], a_rest[3], b[0], b[1]);
-    mma(d, a[0], a[1], a[2], a[3], b_rest[0], b_rest[1]);
-    mma(d, a[0], a[1], a[2], a[3], b[0], b[1]);
+/* Computes d[i] += (a + a_rest)(b[i] + b_rest[i]) but for the products of two rests, whose operands lie as those of mma. Products that are
+ * added to the same sums wait for each other, so that others stand between them. */
+template <int N>
+PTX_INLINE void mma_sums(float (&d)[N][4], const uint32_t (&a)[4], const uint32_t (&a_rest)[4], const uint32_t (&b)[N][2],
+                         const uint32_t (&b_rest)[N][2]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) mma(d[i], a_rest[0], a_rest[1], a_rest[2], a_rest[3], b[i][0], b[i][1]);
+#pragma unroll
+    for (int i = 0; i < N; i++) mma(d[i], a[0], a[1], a[2], a[3], b_rest[i][0], b_rest[i][1]);
+#pragma unroll
+    for (int i = 0; i < N; i++) mma(d[i], a[0], a[1], a[2], a[3], b[i][0], b[i][1]);
 }
 
 /* Does the same as mma for bfloat16. */

@@ -60,15 +60,14 @@ static __device__ struct row_block load_channels(const struct decode_memory<HD> 
     const uint32_t lane = threadIdx.x % 32, component = lane % 8 / 2 * 4 + lane % 2 + lane / 16 * 2;
     uint32_t r[4];
     load_matrices_transposed(r, shared_address(&m.basis[first + component][16 * block + lane / 8 % 2 * 8]));
-    return {{make_uint4(upper_halves(r[0]), upper_halves(r[2]), lower_halves(r[0]), lower_halves(r[2])),
-             make_uint4(upper_halves(r[1]), upper_halves(r[3]), lower_halves(r[1]), lower_halves(r[3]))}};
+    const uint2 own[4] = {split_integers(r[0]), split_integers(r[1]), split_integers(r[2]), split_integers(r[3])};
+    return {{own[0].x, own[1].x, own[2].x, own[3].x}, {own[0].y, own[1].y, own[2].y, own[3].y}};
 }
 
 /* Multiplies components by the basis. */
 template <int HD> static __device__ void find_channels(struct decode_memory<HD> &m) {
     const uint32_t depth = depth_of(m);
     struct product<HD> product;
-    split_numbers<HD>(depth, m.numbers);
     wait_copies<0>();
     __syncthreads();
     multiply<HD>([&](uint32_t block, uint32_t first) { return load_channels(m, block, first); }, depth, m.numbers, product);

@@ -25,9 +25,9 @@ static __device__ inline struct pair_channels channels_of_pair(const struct head
     return heads.pairing == ROPE_ADJACENT ? pair_channels{2 * pair, 2 * pair + 1} : pair_channels{pair, pair + heads.n_rot / 2};
 }
 
-/* Returns cosine and sine of a pair at the position of a page's run. */
-static __device__ inline float2 run_angle(const struct encode &e, uint32_t first, uint32_t pair) {
-    return ((const float2 *)e.run_angles)[(size_t)(first / ROPE_RUN_TOKENS) * (e.heads.n_rot / 2) + pair];
+/* Returns cosines and sines of the pairs from `pair` on at the position of a page's run. */
+static __device__ inline const float2 *run_angles_from(const struct encode &e, uint32_t first, uint32_t pair) {
+    return (const float2 *)e.run_angles + (size_t)(first / ROPE_RUN_TOKENS) * (e.heads.n_rot / 2) + pair;
 }
 
 static __device__ inline float2 rotate_forth(float2 x, float2 angle) {
@@ -43,7 +43,8 @@ struct row_frame {
     bool no_mean;
 };
 
-#define PAIRS_TOGETHER 4 /* whose angles are loaded together: a sector of 32 bytes */
+#define PAIRS_TOGETHER 4    /* whose angles are loaded together: a sector of 32 bytes */
+#define CHANNELS_TOGETHER 8 /* that are not rotated */
 
 /* Loads the angles of pairs from `pair` on at an offset from the page's run; zeros past the pairs of the mean before rotation. */
 static __device__ inline void load_angles(const struct encode &e, uint32_t offset, uint32_t pair,
@@ -59,39 +60,71 @@ static __device__ inline void load_angles(const struct encode &e, uint32_t offse
     for (uint32_t i = 0; i < PAIRS_TOGETHER; i++) angles[i] = pair + i < e.pre_rope.pairs ? from[i] : make_float2(0, 0);
 }
 
+/* Changes the rotated channels of a thread's token, as change_frame does. */
+template <bool BACK, bool ADJACENT>
+static __device__ void change_pairs(const struct encode &e, const struct page_job &job, const struct row_frame &frame,
+                                    uint32_t pairs, float (*numbers)[NUMBERS_STRIDE]) {
+    constexpr uint32_t step = ADJACENT ? 2 : 1;
+    const uint32_t t = threadIdx.x % PAGE_TOKENS, first = job.item->set.first, other = ADJACENT ? 1 : pairs;
+    for (uint32_t group = threadIdx.x / PAGE_TOKENS * PAIRS_TOGETHER; group < pairs; group += PAIRS_TOGETHER * TOKEN_PARTS) {
+        float *const a = &numbers[step * group][t], *const b = &numbers[step * group + other][t];
+        const float2 *const run = run_angles_from(e, first, group);
+        float2 x[PAIRS_TOGETHER] = {}, runs[PAIRS_TOGETHER] = {}, angles[PAIRS_TOGETHER] = {}, means[PAIRS_TOGETHER] = {},
+               own[PAIRS_TOGETHER] = {};
+        const auto load_means = [&](const float *mean, float2(&to)[PAIRS_TOGETHER]) {
+            const float *const from = mean + step * group, *const others = from + other;
+#pragma unroll
+            for (uint32_t i = 0; i < PAIRS_TOGETHER; i++)
+                if (group + i < pairs) to[i] = make_float2(from[step * i], others[step * i]);
+        };
+        /* All are asked for before one is needed. */
+        if (frame.pre_rope_mean) load_angles(e, first % ROPE_RUN_TOKENS + t, group, angles);
+        if (frame.pre_rope_mean) load_means(frame.pre_rope_mean, own);
+        if (frame.mean && !frame.no_mean) load_means(frame.mean, means);
+#pragma unroll
+        for (uint32_t i = 0; i < PAIRS_TOGETHER; i++)
+            if (group + i < pairs) x[i] = make_float2(a[step * i * NUMBERS_STRIDE], b[step * i * NUMBERS_STRIDE]), runs[i] = run[i];
+#pragma unroll
+        for (uint32_t i = 0; i < PAIRS_TOGETHER; i++) {
+            const float2 shift =
+                make_float2(own[i].x * angles[i].x - own[i].y * angles[i].y, own[i].x * angles[i].y + own[i].y * angles[i].x);
+            if (BACK) {
+                x[i] = rotate_back(x[i], runs[i]);
+                x[i] = make_float2(x[i].x - shift.x - means[i].x, x[i].y - shift.y - means[i].y);
+                if (t >= job.count) x[i] = make_float2(0, 0);
+            } else
+                x[i] = rotate_forth(make_float2(x[i].x + means[i].x + shift.x, x[i].y + means[i].y + shift.y), runs[i]);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < PAIRS_TOGETHER; i++)
+            if (group + i < pairs) a[step * i * NUMBERS_STRIDE] = x[i].x, b[step * i * NUMBERS_STRIDE] = x[i].y;
+    }
+}
+
 /* Changes rows that lie as numbers[channel][token] into numbers, zeros where there is no token, or with BACK false numbers into rows. */
 template <int HD, bool BACK>
 static __device__ void change_frame(const struct encode &e, const struct page_job &job, struct row_frame frame,
                                     float (*numbers)[NUMBERS_STRIDE]) {
-    const bool keys = job.side == CODEC_KEYS;
-    const uint32_t t = threadIdx.x % PAGE_TOKENS, part = threadIdx.x / PAGE_TOKENS, first = job.item->set.first,
-                   pairs = keys ? e.heads.n_rot / 2 : 0;
-    const auto mean_at = [&](uint32_t c) { return frame.mean && !frame.no_mean ? frame.mean[c] : 0; };
-    for (uint32_t group = PAIRS_TOGETHER * part; group < pairs; group += PAIRS_TOGETHER * TOKEN_PARTS) {
-        float2 angles[PAIRS_TOGETHER] = {};
-        if (frame.pre_rope_mean) load_angles(e, first % ROPE_RUN_TOKENS + t, group, angles);
+    const uint32_t t = threadIdx.x % PAGE_TOKENS, part = threadIdx.x / PAGE_TOKENS,
+                   pairs = job.side == CODEC_KEYS ? e.heads.n_rot / 2 : 0;
+    const bool has_mean = frame.mean && !frame.no_mean;
+    if (e.heads.pairing == ROPE_ADJACENT)
+        change_pairs<BACK, true>(e, job, frame, pairs, numbers);
+    else
+        change_pairs<BACK, false>(e, job, frame, pairs, numbers);
+    for (uint32_t first = 2 * pairs + part; first < HD; first += CHANNELS_TOGETHER * TOKEN_PARTS) {
+        float x[CHANNELS_TOGETHER], mean[CHANNELS_TOGETHER];
 #pragma unroll
-        for (uint32_t i = 0; i < PAIRS_TOGETHER && group + i < pairs; i++) {
-            const struct pair_channels at = channels_of_pair(e.heads, group + i);
-            const float2 run = run_angle(e, first, group + i), mean = make_float2(mean_at(at.a), mean_at(at.b));
-            float2 x = make_float2(numbers[at.a][t], numbers[at.b][t]), shift = make_float2(0, 0);
-            if (frame.pre_rope_mean) {
-                const float a = frame.pre_rope_mean[at.a], b = frame.pre_rope_mean[at.b];
-                shift = make_float2(a * angles[i].x - b * angles[i].y, a * angles[i].y + b * angles[i].x);
-            }
-            if (BACK) {
-                x = rotate_back(x, run);
-                x = make_float2(x.x - shift.x - mean.x, x.y - shift.y - mean.y);
-                if (t >= job.count) x = make_float2(0, 0);
-            } else
-                x = rotate_forth(make_float2(x.x + mean.x + shift.x, x.y + mean.y + shift.y), run);
-            numbers[at.a][t] = x.x;
-            numbers[at.b][t] = x.y;
+        for (uint32_t i = 0; i < CHANNELS_TOGETHER; i++) {
+            const uint32_t c = first + i * TOKEN_PARTS;
+            x[i] = c < HD ? numbers[c][t] : 0;
+            mean[i] = c < HD && has_mean ? frame.mean[c] : 0;
         }
-    }
-    for (uint32_t c = 2 * pairs + part; c < HD; c += TOKEN_PARTS) {
-        const float x = numbers[c][t];
-        numbers[c][t] = !BACK ? x + mean_at(c) : t < job.count ? x - mean_at(c) : 0;
+#pragma unroll
+        for (uint32_t i = 0; i < CHANNELS_TOGETHER; i++) {
+            const uint32_t c = first + i * TOKEN_PARTS;
+            if (c < HD) numbers[c][t] = !BACK ? x[i] + mean[i] : t < job.count ? x[i] - mean[i] : 0;
+        }
     }
     __syncthreads();
 }
@@ -101,36 +134,64 @@ static __device__ inline void spread_halves(uint32_t word, float *low, float *hi
     *high = __half2float(__ushort_as_half((unsigned short)(word >> 16)));
 }
 
-/* Calls at(t, c) for each token and each 8 channels. Neighbouring threads have a sector of 32 bytes of a row. */
-template <int HD, class At> static __device__ void each_sector(At at) {
-    for (uint32_t i = threadIdx.x; i < HD / 8 * PAGE_TOKENS; i += TRANSFORM_THREADS)
-        at(i / 2 % PAGE_TOKENS, (i / (2 * PAGE_TOKENS) * 2 + i % 2) * 8);
+/* A page_sector is 8 channels of a token, of which a thread has the i-th. Neighbouring threads have a sector of 32 bytes of a row. */
+struct page_sector {
+    uint32_t t, c;
+};
+static __device__ inline struct page_sector sector_of(uint32_t i) {
+    const uint32_t n = threadIdx.x + i * TRANSFORM_THREADS;
+    return {n / 2 % PAGE_TOKENS, (n / (2 * PAGE_TOKENS) * 2 + n % 2) * 8};
+}
+template <int HD> constexpr uint32_t page_sectors = HD / 8 * PAGE_TOKENS / TRANSFORM_THREADS; /* of a thread */
+
+template <int HD> struct page_rows { uint4 sectors[page_sectors<HD>]; };
+
+/* Loads a thread's part of a page's rows; zeros where there is no token. */
+template <int HD> static __device__ struct page_rows<HD> load_rows(const struct encode &e, const struct page_job &job) {
+    struct page_rows<HD> rows;
+#pragma unroll
+    for (uint32_t i = 0; i < page_sectors<HD>; i++) {
+        const struct page_sector at = sector_of(i);
+        rows.sectors[i] = make_uint4(0, 0, 0, 0);
+        if (at.t < job.count) rows.sectors[i] = *(const uint4 *)(job.rows + at.t * e.token_stride + at.c);
+    }
+    return rows;
+}
+
+/* Turns rows into numbers. */
+template <int HD>
+static __device__ void set_numbers(const struct encode &e, const struct page_job &job, const struct page_rows<HD> &rows,
+                                   struct row_frame frame, float (*numbers)[NUMBERS_STRIDE]) {
+#pragma unroll
+    for (uint32_t i = 0; i < page_sectors<HD>; i++) {
+        const struct page_sector at = sector_of(i);
+        const uint4 x = rows.sectors[i];
+        const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++) spread_halves(words[k], &numbers[at.c + 2 * k][at.t], &numbers[at.c + 2 * k + 1][at.t]);
+    }
+    __syncthreads();
+    change_frame<HD, true>(e, job, frame, numbers);
 }
 
 /* Loads a page's rows as numbers; zeros where there is no token. */
 template <int HD>
 static __device__ void load_numbers(const struct encode &e, const struct page_job &job, struct row_frame frame,
                                     float (*numbers)[NUMBERS_STRIDE]) {
-    each_sector<HD>([&](uint32_t t, uint32_t c) {
-        uint4 x = make_uint4(0, 0, 0, 0);
-        if (t < job.count) x = *(const uint4 *)(job.rows + t * e.token_stride + c);
-        const uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-        for (uint32_t k = 0; k < 4; k++) spread_halves(words[k], &numbers[c + 2 * k][t], &numbers[c + 2 * k + 1][t]);
-    });
-    __syncthreads();
-    change_frame<HD, true>(e, job, frame, numbers);
+    set_numbers<HD>(e, job, load_rows<HD>(e, job), frame, numbers);
 }
 
 /* Stores numbers as rows. */
 template <int HD>
 static __device__ void store_numbers(const struct encode &e, const struct page_job &job, const float (*numbers)[NUMBERS_STRIDE]) {
-    each_sector<HD>([&](uint32_t t, uint32_t c) {
+#pragma unroll 4
+    for (uint32_t i = 0; i < page_sectors<HD>; i++) {
+        const uint32_t t = sector_of(i).t, c = sector_of(i).c;
         if (t < job.count)
             *(uint4 *)(job.rows + t * e.token_stride + c) =
                 make_uint4(two_halves(numbers[c][t], numbers[c + 1][t]), two_halves(numbers[c + 2][t], numbers[c + 3][t]),
                            two_halves(numbers[c + 4][t], numbers[c + 5][t]), two_halves(numbers[c + 6][t], numbers[c + 7][t]));
-    });
+    }
 }
 
 /* ---- Coefficients */
@@ -138,25 +199,25 @@ static __device__ void store_numbers(const struct encode &e, const struct page_j
 /* Turns numbers less their means into coefficients in a view's basis, times sizes. */
 template <int HD> static __device__ void find_coefficients(const struct transform_view &view, struct page_numbers<HD> &n) {
     const uint32_t row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 4;
-    const uint4 *const metric = (const uint4 *)view.metric;
+    const uint4 *const metric = (const uint4 *)view.metric + metric_place(HD, row, column) / 8;
+    const int16_t *const basis = view.basis + row * HD + column;
     struct product<HD> product;
-    split_numbers<HD>(HD, n);
     multiply<HD>(
         [&](uint32_t block, uint32_t first) {
-            const uint4 *const at = metric + ((size_t)(16 * block + row) * HD + first + column) / 4;
-            return row_block{{at[0], at[8 * HD / 4]}};
+            const uint4 *const at = metric + metric_place(HD, 16 * block, first) / 8;
+            const uint4 own = at[0], rest = at[1];
+            return row_block{{own.x, own.y, own.z, own.w}, {rest.x, rest.y, rest.z, rest.w}};
         },
         HD, n, product);
     const float unit = __uint_as_float(view.metric[HD * HD]);
     store_product<HD>(
         product, [&](uint32_t) { return unit; }, n);
-    split_numbers<HD>(HD, n);
     multiply<HD>(
         [&](uint32_t block, uint32_t first) {
-            const int16_t *const at = view.basis + (size_t)(16 * block + row) * HD + first + column;
+            const int16_t *const at = basis + 16 * block * HD + first;
             const uint2 low = *(const uint2 *)at, high = *(const uint2 *)(at + 8 * HD);
-            return row_block{{make_uint4(upper_halves(low.x), upper_halves(low.y), lower_halves(low.x), lower_halves(low.y)),
-                              make_uint4(upper_halves(high.x), upper_halves(high.y), lower_halves(high.x), lower_halves(high.y))}};
+            const uint2 own[4] = {split_integers(low.x), split_integers(high.x), split_integers(low.y), split_integers(high.y)};
+            return row_block{{own[0].x, own[1].x, own[2].x, own[3].x}, {own[0].y, own[1].y, own[2].y, own[3].y}};
         },
         HD, n, product);
     store_product<HD>(
@@ -232,20 +293,17 @@ static __device__ void quad_levels(const struct page_layout &l, uint32_t quad, N
 
 /* ---- Nibbles in a page (format/page_layout.h) */
 
-/* Returns the first octet of tokens whose codes the w-th word of a nibble has, in its bytes' lower four bits; those of the second
- * octet after it are in the upper ones. */
-static __device__ inline uint32_t word_octet(uint32_t w) { return w / 16 * 4 + w / 8 % 2; }
-
-/* Returns the w-th word of a nibble of which token t's 16 bits are own[t]. */
-static __device__ inline uint32_t pack_word(int side, uint32_t w, const uint16_t *own) {
-    const uint32_t octet = word_octet(w), r = w % 8;
-    uint32_t word = 0;
-#pragma unroll
-    for (uint32_t k = 0; k < 4; k++) { /* bytes: components of a key, tokens of a value's component */
-        const uint32_t t = side == CODEC_KEYS ? r : r / 4 * 4 + k, shift = 4 * (side == CODEC_KEYS ? k : r % 4);
-        word |= (own[8 * octet + t] >> shift & 15u) << (8 * k) | (own[8 * (octet + 2) + t] >> shift & 15u) << (8 * k + 4);
+/* Writes a nibble, of which a lane has token t's 16 bits; t % 32 is the lane, and all lanes of the warp call this. Tokens t and t + 16 share
+ * bytes. A lane's word has four components of a key, or one of four tokens' values. */
+static __device__ inline void write_nibble(int side, uint32_t t, uint32_t own, uint8_t *nibble) {
+    uint32_t word = (own | own << 8) & 0x00ff00ff; /* bytes: components */
+    word = (word | word << 4) & 0x0f0f0f0f;
+    word |= __shfl_down_sync(~0u, word, 16) << 4;
+    if (side != CODEC_KEYS) { /* four lanes' words are transposed: first pairs of lanes exchange bytes, then pairs of pairs */
+        word = permute(word, __shfl_xor_sync(~0u, word, 1), t % 2 ? 0x3715 : 0x6240);
+        word = permute(word, __shfl_xor_sync(~0u, word, 2), t / 2 % 2 ? 0x3276 : 0x5410);
     }
-    return word;
+    if (t % 32 < 16) ((uint32_t *)nibble)[t / 32 * 16 + t % 16] = word;
 }
 
 /* Returns token t's 16 bits of a nibble's bytes, which begin at a multiple of 4. */

@@ -1,6 +1,6 @@
 /* Multiplies a page's numbers by a matrix on tensor cores, in a block of 256 threads, nearly as exactly as in floats: each factor is
- * the sum of two halves, which have 22 bits together. Each token's numbers are multiplied by a power of two of its own that brings
- * them into the halves' range, so that no token depends on another. */
+ * the sum of two halves, which have 22 bits together, and the product of the lower two is left out. Each token's numbers are multiplied by
+ * a power of two of its own that brings them into the halves' range, so that no token depends on another. */
 #ifndef TERSE_BACKEND_CUDA_KV_TRANSFORM_PRODUCT_CUH
 #define TERSE_BACKEND_CUDA_KV_TRANSFORM_PRODUCT_CUH
 
@@ -55,7 +55,7 @@ template <int HD> static __device__ void split_numbers(uint32_t depth, struct pa
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++) {
             const uint32_t c = 4 * (part + TOKEN_PARTS * i) + j;
-            own[i][j] = c < depth ? n.of[c][t] : 0;
+            own[i][j] = depth == HD || c < depth ? n.of[c][t] : 0;
             most = fmaxf(most, fabsf(own[i][j]));
         }
     n.most[part][t] = most;
@@ -66,7 +66,7 @@ template <int HD> static __device__ void split_numbers(uint32_t depth, struct pa
 #pragma unroll
     for (uint32_t i = 0; i < most_quads; i++) {
         const uint32_t quad = part + TOKEN_PARTS * i;
-        if (4 * quad < depth)
+        if (depth == HD || 4 * quad < depth)
             n.halves[quad][t] = split_four(own[i][0] * factor, own[i][1] * factor, own[i][2] * factor, own[i][3] * factor);
     }
     if (part == 0) n.unit[t] = 1 / factor;
@@ -82,14 +82,17 @@ static __device__ inline uint32_t subtract_halves(uint32_t x, uint32_t y) {
     return *(const uint32_t *)&difference;
 }
 
-/* Returns the integers' upper ten bits: 1536 and a signed number of ten bits are a half, exactly. */
-static __device__ inline uint32_t upper_halves(uint32_t word) {
-    return subtract_halves((word >> 6 & 0x03ff03ff) ^ 0x66006600, 0x66006600);
+static __device__ inline uint32_t add_halves(uint32_t x, uint32_t y) {
+    const __half2 sum = __hadd2(*(const __half2 *)&x, *(const __half2 *)&y);
+    return *(const uint32_t *)&sum;
 }
 
-/* Returns their lower six bits: 16 and a number of six bits by 64 are a half, exactly. */
-static __device__ inline uint32_t lower_halves(uint32_t word) {
-    return subtract_halves((word & 0x003f003f) | 0x4c004c00, 0x4c004c00);
+/* Returns a word's integers as halves and, exactly, what these leave. */
+static __device__ inline uint2 split_integers(uint32_t word) {
+    /* 1536 and a signed number of ten bits are a half, and so are 16 and a number of six bits by 64. */
+    const uint32_t upper = subtract_halves((word >> 6 & 0x03ff03ff) ^ 0x66006600, 0x66006600),
+                   lower = subtract_halves((word & 0x003f003f) | 0x4c004c00, 0x4c004c00), sum = add_halves(upper, lower);
+    return make_uint2(sum, add_halves(subtract_halves(upper, sum), lower));
 }
 
 /* ---- Products */
@@ -98,15 +101,19 @@ static __device__ inline uint32_t lower_halves(uint32_t word) {
 template <int HD> struct product_shape {
     static constexpr uint32_t warps = TRANSFORM_THREADS / 32, blocks = HD / 16, shares = blocks <= warps / 2 ? 2 : 1,
                               own = (blocks * shares + warps - 1) / warps, /* blocks of a warp */
-        tiles = PAGE_TOKENS / 8 / shares;
+        tiles = PAGE_TOKENS / 8 / shares;                                  /* of 8 tokens */
 };
 
-template <int HD> struct product { float sums[product_shape<HD>::own][product_shape<HD>::tiles][4]; };
+#define TILES_TOGETHER 4 /* tiles that are multiplied in turn */
 
-/* A row_block has a lane's part of 16 rows and 16 columns of a matrix: rows g = lane / 4 and g + 8, the four columns from
- * 4 (lane % 4) on. */
+template <int HD> struct product {
+    float sums[product_shape<HD>::own][product_shape<HD>::tiles / TILES_TOGETHER][TILES_TOGETHER][4];
+};
+
+/* A row_block has a lane's part of 16 rows and 16 columns of a matrix, as halves and what these leave: rows g = lane / 4 and g + 8 of the
+ * first two of the four columns from 4 (lane % 4) on, then both of the others. */
 struct row_block {
-    uint4 row[2]; /* as split_four has them */
+    uint32_t halves[4], rests[4];
 };
 
 /* Return whether the warp has a part in a product, which its i-th block is, and its first token. */
@@ -120,28 +127,40 @@ template <int HD> static __device__ uint32_t product_token() {
     return threadIdx.x / 32 / product_shape<HD>::blocks * 8 * product_shape<HD>::tiles;
 }
 
-/* Multiplies the first `depth` numbers of each token, which split_numbers has made halves. block_at(block, first) returns the
- * lane's row_block of the columns from `first` on. */
+/* Multiplies the first `depth` numbers of each token, which become halves. block_at(block, first) returns the lane's row_block of the
+ * columns from `first` on. */
 template <int HD, class BlockAt>
-static __device__ void multiply(BlockAt block_at, uint32_t depth, const struct page_numbers<HD> &n, struct product<HD> &out) {
+static __device__ void multiply(BlockAt block_at, uint32_t depth, struct page_numbers<HD> &n, struct product<HD> &out) {
     using shape = product_shape<HD>;
+    constexpr uint32_t groups = shape::tiles / TILES_TOGETHER;
     const uint32_t lane = threadIdx.x % 32, first_token = product_token<HD>();
 #pragma unroll
-    for (uint32_t i = 0; i < shape::own * shape::tiles * 4; i++) out.sums[i / 4 / shape::tiles][i / 4 % shape::tiles][i % 4] = 0;
+    for (uint32_t i = 0; i < shape::own * groups * TILES_TOGETHER * 4; i++)
+        out.sums[i / (4 * TILES_TOGETHER * groups)][i / (4 * TILES_TOGETHER) % groups][i / 4 % TILES_TOGETHER][i % 4] = 0;
+    struct row_block next[shape::own]; /* are asked for while those before are multiplied */
+    const auto load = [&](uint32_t first) {
+#pragma unroll
+        for (uint32_t i = 0; i < shape::own; i++) next[i] = block_at(product_block<HD>(i), first);
+    };
+    load(0);
+    split_numbers<HD>(depth, n);
     if (!has_part<HD>()) return;
-#pragma unroll 2
+#pragma unroll 1
     for (uint32_t first = 0; first < depth; first += PRODUCT_DEPTH) {
         struct row_block a[shape::own];
 #pragma unroll
-        for (uint32_t i = 0; i < shape::own; i++) a[i] = block_at(product_block<HD>(i), first);
+        for (uint32_t i = 0; i < shape::own; i++) a[i] = next[i];
+        load(min(first + PRODUCT_DEPTH, depth - PRODUCT_DEPTH));
 #pragma unroll
-        for (uint32_t j = 0; j < shape::tiles; j++) {
-            const uint4 b = n.halves[first / 4 + lane % 4][first_token + 8 * j + lane / 4];
+        for (uint32_t group = 0; group < groups; group++) {
+            uint32_t b[TILES_TOGETHER][2], rests[TILES_TOGETHER][2];
 #pragma unroll
-            for (uint32_t i = 0; i < shape::own; i++) {
-                const uint4 &low = a[i].row[0], &high = a[i].row[1];
-                mma_sums(out.sums[i][j], {low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}, {b.x, b.y}, {b.z, b.w});
+            for (uint32_t j = 0; j < TILES_TOGETHER; j++) {
+                const uint4 own = n.halves[first / 4 + lane % 4][first_token + 8 * (TILES_TOGETHER * group + j) + lane / 4];
+                b[j][0] = own.x, b[j][1] = own.y, rests[j][0] = own.z, rests[j][1] = own.w;
             }
+#pragma unroll
+            for (uint32_t i = 0; i < shape::own; i++) mma_sums(out.sums[i][group], a[i].halves, a[i].rests, b, rests);
         }
     }
 }
@@ -163,7 +182,7 @@ static __device__ void store_product(const struct product<HD> &product, UnitOf u
 #pragma unroll
                 for (uint32_t j = 0; j < shape::tiles; j++) {
                     const uint32_t t = first_token + 8 * j + lane % 4 * 2;
-                    const float(&sums)[4] = product.sums[i][j];
+                    const float(&sums)[4] = product.sums[i][j / TILES_TOGETHER][j % TILES_TOGETHER];
                     *(float2 *)&n.of[row][t] = make_float2(sums[2 * k] * n.unit[t] * unit, sums[2 * k + 1] * n.unit[t + 1] * unit);
                 }
             }

@@ -146,18 +146,19 @@ static struct transform_view make_view(const void *record, const struct transfor
 
 /* Turns metric[hd][hd] into halves and writes their unit behind them, as struct transform_view has them. */
 static void split_metric(size_t hd, float *metric) {
-    float most = 0;
+    float rows[METRIC_BLOCK * CODEC_HEAD_DIM_MAX], most = 0;
     int exponent = 0;
     for (size_t i = 0; i < hd * hd; i++) most = fmaxf(most, fabsf(metric[i]));
     if (most > 0 && isfinite(most)) frexpf(most, &exponent);
-    for (size_t i = 0; i < hd * hd; i += 4) {
-        uint16_t halves[8];
-        for (size_t k = 0; k < 4; k++) {
-            const float x = ldexpf(metric[i + k], 14 - exponent);
-            halves[k] = half_from_float(x);
-            halves[4 + k] = half_from_float(x - half_to_float(halves[k]));
+    for (size_t first = 0; first < hd; first += METRIC_BLOCK) {
+        memcpy(rows, metric + first * hd, METRIC_BLOCK * hd * sizeof *rows);
+        for (size_t i = 0; i < METRIC_BLOCK * hd; i++) {
+            const size_t place = metric_place(hd, first + i / hd, i % hd);
+            const float x = ldexpf(rows[i], 14 - exponent);
+            const uint16_t own = half_from_float(x), rest = half_from_float(x - half_to_float(own));
+            memcpy((uint16_t *)(void *)metric + place, &own, sizeof own);
+            memcpy((uint16_t *)(void *)metric + place + METRIC_REST, &rest, sizeof rest);
         }
-        memcpy(metric + i, halves, sizeof halves);
     }
     metric[hd * hd] = ldexpf(1, exponent - 14);
 }

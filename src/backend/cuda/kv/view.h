@@ -185,8 +185,9 @@ struct transform_view {
     const float *unit;                /* [hd] of each component's integers, and `step` times its size: size unit */
     const float *step;
     const int16_t *basis; /* [component][channel]: row c, times step_c, is what a component of 1 adds; integers to +-32767 */
-    /* [hd][hd], transform_metric: basis metric (row - mean) are the coefficients y size; the profile's, of both. Of each four numbers,
-     * times a power of two, first the halves, then what these leave, as halves; behind them all, as a float, the inverse of that power. */
+    /* [hd][hd], transform_metric: basis metric (row - mean) are the coefficients y size; the profile's, of both. Each number, times a power
+     * of two, is a half at metric_place, and METRIC_REST halves further on lies what this leaves; behind them all, as a float, the inverse
+     * of that power. */
     const uint32_t *metric;
     const uint32_t *readers; /* transform_readers: what attention knows of the planes */
     uint32_t wraps;          /* transform_wraps */
@@ -194,6 +195,15 @@ struct transform_view {
     uint16_t score_planes, score_nibbles;
     struct transform_quad quad[TRANSFORM_QUADS_MAX];
 };
+#define METRIC_BLOCK 16 /* rows and columns that a warp multiplies at a time */
+#define METRIC_REST 8
+/* Returns at which half a number of a view's metric lies: of each METRIC_BLOCK rows and columns a lane's part, as struct row_block of
+ * transform_product.cuh has it, behind the other lanes'. */
+TERSE_DEVICE size_t metric_place(size_t hd, size_t row, size_t column) {
+    const size_t block = row / METRIC_BLOCK * (hd / METRIC_BLOCK) + column / METRIC_BLOCK, lane = row % 8 * 4 + column % 16 / 4;
+    return (block * 32 + lane) * 2 * METRIC_REST + column % 4 / 2 * 4 + row % 16 / 8 * 2 + column % 2;
+}
+
 #define TRANSFORM_READERS_STEP 8 /* planes, of which readers are a multiple */
 
 /* A centroid_shape has `width` and `bits` of a side's coding (format/codec.h). */

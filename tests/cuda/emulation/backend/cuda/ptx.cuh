@@ -7,6 +7,7 @@
 inline float exp2_fast(float x) { return exp2f(x); }
 
 inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) { return __byte_perm(low, high, selector); }
+inline uint32_t warp_slot() { return 8 * blockIdx.x + threadIdx.x / 32; }
 
 /* ---- Products of a warp */
 
@@ -48,14 +49,22 @@ inline void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint3
 }
 
 /* A half and its rest are 22 bits, which a float has. */
-inline void mma_sums(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&a_rest)[4], const uint32_t (&b)[2],
-                     const uint32_t (&b_rest)[2]) {
-    emulated_numbers own;
-    for (int high = 0; high < 2; high++) {
-        for (int i = 0; i < 4; i++) own.a[i][high] = emulated_half(a[i], high) + emulated_half(a_rest[i], high);
-        for (int i = 0; i < 2; i++) own.b[i][high] = emulated_half(b[i], high) + emulated_half(b_rest[i], high);
+template <int N>
+inline void mma_sums(float (&d)[N][4], const uint32_t (&a)[4], const uint32_t (&a_rest)[4], const uint32_t (&b)[N][2],
+                     const uint32_t (&b_rest)[N][2]) {
+    for (int i = 0; i < N; i++) {
+        emulated_numbers own, rest;
+        for (int high = 0; high < 2; high++) {
+            for (int k = 0; k < 4; k++)
+                own.a[k][high] = emulated_half(a[k], high), rest.a[k][high] = emulated_half(a_rest[k], high);
+            for (int k = 0; k < 2; k++) {
+                rest.b[k][high] = emulated_half(b[i][k], high);
+                own.b[k][high] = rest.b[k][high] + emulated_half(b_rest[i][k], high);
+            }
+        }
+        emulated_multiply(d[i], rest);
+        emulated_multiply(d[i], own);
     }
-    emulated_multiply(d, own);
 }
 
 inline int emulated_byte(uint32_t word, unsigned i) { return (int8_t)(word >> 8 * i); }
