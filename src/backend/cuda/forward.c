@@ -7,9 +7,11 @@
 #include "backend/cuda/forward.h"
 
 #include "backend/cuda/device.h"
+#include "backend/cuda/ranks.h"
 #include "backend/cuda/rows.h"
 #include "backend/cuda/top_logits.h"
 #include "base/memory.h"
+#include "base/size.h"
 #include "kv/parts.h"
 #include "model/architecture.h"
 
@@ -40,6 +42,16 @@ size_t pass_panel(const struct terse_model *model, uint64_t length, size_t n) {
     double most = PIECE_MULTIPLICATIONS / multiplications(model, length + n);
     size_t panel = most > PANEL_MOST ? PANEL_MOST : most < PANEL_LEAST ? PANEL_LEAST : (size_t)most;
     return panel < n ? panel : n;
+}
+
+/* Returns how long the strips are (see "Queries that ranks share") of `left` rows of a part as pass_panel() has it. */
+static size_t shared_strip(const struct terse_model *model, uint32_t ranks, uint64_t length, size_t n, size_t left) {
+    const size_t most = pass_panel(model, length, n) / 2, even = (left + 2 * ranks - 1) / (2 * ranks);
+    return even < most ? even : most;
+}
+
+size_t pass_share_rows(const struct terse_model *model, uint32_t ranks, uint64_t length, size_t n) {
+    return n > PANEL_LEAST ? 2 * ranks * shared_strip(model, ranks, length, n, n) : 0;
 }
 
 /* ---- Products */
@@ -539,6 +551,83 @@ static enum terse_status run_queries(struct pass *p, size_t count, struct terse_
     return status ? status : finish_layer(e, layer_of(p), multiply, hidden_at(p, p->row), count, error);
 }
 
+/* ---- Queries that ranks share.
+ *
+ * Every rank has the hidden states of all tokens and, of the layer in progress, all keys and values. So it seals its pages, and fits to the sequence,
+ * as one process does. What follows the keys and values is shared: up to a panel of rows for each of n ranks is cut into 2n strips, and rank r
+ * computes the r-th from the beginning and the r-th from the end, so that the queries of all ranks see as many tokens (zigzag). Both strips go
+ * through products as one panel. Then ranks gather the hidden states, so that all have the bits of the rank that computed them.
+ *
+ * Every rank computes all rows where it cannot attend without the others, and the last rows of a prompt where these are PANEL_LEAST or fewer. */
+
+/* These rows of a part are computed by all ranks together, between two exchanges. */
+struct shared_rows {
+    size_t first, count;
+    size_t strip; /* rows of a strip; the last ones are shorter or empty */
+};
+
+static struct shared_rows shared_of(const struct pass *p) {
+    const struct sequence *s = group_of(p)->sequences;
+    const size_t left = group_of(p)->rows - p->row, ranks = p->ranks->ranks,
+                 strip = shared_strip(p->executor->model, p->ranks->ranks, s->length, s->part.n, left);
+    return (struct shared_rows){p->row, size_min(left, 2 * ranks * strip), strip};
+}
+
+static bool is_shared(const struct pass *p) {
+    const struct group *g = group_of(p);
+    return p->ranks && g->rows - p->row > PANEL_LEAST && parts_attends_alone(g->sequences->part.cache, p->layer);
+}
+
+/* Returns a strip as rows of the part, by its place in p->shares, which has the two of rank 0, then those of rank 1, and so on. */
+static struct kv_rows strip_at(const struct pass *p, const struct shared_rows *shared, uint32_t place) {
+    const size_t number = place % 2 ? 2 * p->ranks->ranks - 1 - place / 2 : place / 2,
+                 first = size_min(number * shared->strip, shared->count), end = size_min(first + shared->strip, shared->count);
+    return (struct kv_rows){.layer = p->layer, .first = shared->first + first, .count = end - first};
+}
+
+static float *share_at(const struct pass *p, const struct shared_rows *shared, uint32_t place) {
+    return p->shares + place * shared->strip * p->executor->model->width;
+}
+
+/* Copies a strip's hidden states to its place in p->shares, or from there. */
+static enum terse_status copy_strip(const struct pass *p, const struct shared_rows *shared, uint32_t place, bool from,
+                                    struct terse_error *error) {
+    const struct kv_rows rows = strip_at(p, shared, place);
+    const size_t bytes = rows.count * p->executor->model->width * sizeof *p->shares;
+    float *hidden = hidden_at(p, rows.first), *share = share_at(p, shared, place);
+    cudaError_t result = cudaSuccess;
+    if (bytes && from) result = cudaMemcpyAsync(hidden, share, bytes, cudaMemcpyDeviceToDevice, device_stream());
+    if (bytes && !from) result = cudaMemcpyAsync(share, hidden, bytes, cudaMemcpyDeviceToDevice, device_stream());
+    return device_check(result, "sharing a prompt", error);
+}
+
+/* Computes this rank's strips where they lie in p->shares. Queries are not checked for numbers that are not finite, since only this rank would see
+ * them and fail; all ranks check the hidden states that follow from them. */
+static enum terse_status run_strips(struct pass *p, const struct shared_rows *shared, struct terse_error *error) {
+    const struct executor *e = p->executor;
+    const struct activations *a = &e->activations;
+    const uint32_t place = 2 * p->ranks->rank;
+    struct kv_rows one = strip_at(p, shared, place), other = strip_at(p, shared, place + 1);
+    float *own = share_at(p, shared, place);
+    const size_t n = one.count + other.count, behind = one.count * model_query_width(e->model);
+    one.q = a->q, one.out = a->out;
+    other.q = a->q + behind, other.out = a->out + behind;
+    enum terse_status status = copy_strip(p, shared, place, false, error);
+    if (!status) status = copy_strip(p, shared, place + 1, false, error);
+    if (!status) status = project(e, layer_of(p), multiply, own, n, QUERIES, error);
+    if (!status) status = e->kv->attend(&p->batch, &one, error);
+    if (!status) status = e->kv->attend(&p->batch, &other, error);
+    return status ? status : finish_layer(e, layer_of(p), multiply, own, n, error);
+}
+
+static enum terse_status run_shared(struct pass *p, const struct shared_rows *shared, struct terse_error *error) {
+    const size_t bytes = 2 * shared->strip * p->executor->model->width * sizeof *p->shares;
+    enum terse_status status = strip_at(p, shared, 2 * p->ranks->rank).count ? run_strips(p, shared, error) : TERSE_OK;
+    if (!status) status = ranks_gather(p->ranks, p->shares, bytes, error);
+    for (uint32_t place = 0; place < 2 * p->ranks->ranks && !status; place++) status = copy_strip(p, shared, place, true, error);
+    return status;
+}
+
 /* Moves on past a panel of `count` rows; returns whether rows are left. */
 static bool next_panel(struct pass *p, size_t count) {
     p->row += count;
@@ -571,6 +660,17 @@ static enum terse_status run_output(struct pass *p, struct terse_error *error) {
     return next_panel(p, count) ? TERSE_OK : end_group(p, error);
 }
 
+/* Computes queries as run_panel() does. Pieces end at the same place on all ranks. */
+static enum terse_status run_some_queries(struct pass *p, double *left, struct terse_error *error) {
+    const bool shares = is_shared(p);
+    const struct shared_rows rows = shares ? shared_of(p) : (struct shared_rows){p->row, panel_rows(p), 0};
+    const uint64_t tokens = group_of(p)->sequences->length + rows.first + rows.count;
+    *left -= (double)rows.count / (shares ? p->ranks->ranks : 1) * multiplications(p->executor->model, tokens);
+    enum terse_status status = shares ? run_shared(p, &rows, error) : run_queries(p, rows.count, error);
+    if (!next_panel(p, rows.count)) p->stage = STAGE_SEAL;
+    return status;
+}
+
 /* Computes a panel of a stage; subtracts its multiplications from *left. */
 static enum terse_status run_panel(struct pass *p, double *left, struct terse_error *error) {
     const struct group *g = group_of(p);
@@ -583,11 +683,7 @@ static enum terse_status run_panel(struct pass *p, double *left, struct terse_er
         status = run_keys(p, count, error);
         if (!next_panel(p, count)) begin_queries(p);
         return status;
-    case STAGE_QUERIES:
-        *left -= (double)count * multiplications(m, g->sequences->length + p->row + count);
-        status = run_queries(p, count, error);
-        if (!next_panel(p, count)) p->stage = STAGE_SEAL;
-        return status;
+    case STAGE_QUERIES: return run_some_queries(p, left, error);
     case STAGE_SEAL:
         *left -= (double)g->rows * (double)model_kv_width(m) * m->width; /* about as much as making what is sealed */
         status = p->executor->kv->seal(&p->batch, p->layer, error);
