@@ -50,8 +50,11 @@ static size_t shared_strip(const struct terse_model *model, uint32_t ranks, uint
     return even < most ? even : most;
 }
 
-size_t pass_share_rows(const struct terse_model *model, uint32_t ranks, uint64_t length, size_t n) {
-    return n > PANEL_LEAST ? 2 * ranks * shared_strip(model, ranks, length, n, n) : 0;
+/* Returns the floats of a rank's share: two strips, and where a number was not finite, with room for alignment. */
+static size_t share_floats(const struct terse_model *model, size_t strip) { return 2 * strip * model->width + 4; }
+
+size_t pass_share_floats(const struct terse_model *model, uint32_t ranks, uint64_t length, size_t n) {
+    return n > PANEL_LEAST ? ranks * share_floats(model, shared_strip(model, ranks, length, n, n)) : 0;
 }
 
 /* ---- Products */
@@ -541,14 +544,19 @@ static enum terse_status run_keys(struct pass *p, size_t count, struct terse_err
     return status ? status : e->kv->append(&p->batch, &rows, error);
 }
 
-static enum terse_status run_queries(struct pass *p, size_t count, struct terse_error *error) {
+/* Computes what follows the keys and values of a layer, of rows in one or two places of the batch, whose hidden states follow one another. */
+static enum terse_status run_queries(struct pass *p, float *hidden, struct kv_rows one, struct kv_rows other,
+                                     struct terse_error *error) {
     const struct executor *e = p->executor;
     const struct activations *a = &e->activations;
-    const struct kv_rows rows = {.layer = p->layer, .first = p->row, .count = count, .q = a->q, .out = a->out};
-    enum terse_status status = project(e, layer_of(p), multiply, hidden_at(p, p->row), count, QUERIES, error);
-    if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->q, count * model_query_width(e->model), error);
-    if (!status) status = e->kv->attend(&p->batch, &rows, error);
-    return status ? status : finish_layer(e, layer_of(p), multiply, hidden_at(p, p->row), count, error);
+    const size_t n = one.count + other.count, behind = one.count * model_query_width(e->model);
+    one.q = a->q, one.out = a->out;
+    other.q = a->q + behind, other.out = a->out + behind;
+    enum terse_status status = project(e, layer_of(p), multiply, hidden, n, QUERIES, error);
+    if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->q, n * model_query_width(e->model), error);
+    if (!status) status = e->kv->attend(&p->batch, &one, error);
+    if (!status) status = e->kv->attend(&p->batch, &other, error);
+    return status ? status : finish_layer(e, layer_of(p), multiply, hidden, n, error);
 }
 
 /* ---- Queries that ranks share.
@@ -566,7 +574,7 @@ struct shared_rows {
     size_t strip; /* rows of a strip; the last ones are shorter or empty */
 };
 
-static struct shared_rows shared_of(const struct pass *p) {
+static struct shared_rows next_shared(const struct pass *p) {
     const struct sequence *s = group_of(p)->sequences;
     const size_t left = group_of(p)->rows - p->row, ranks = p->ranks->ranks,
                  strip = shared_strip(p->executor->model, p->ranks->ranks, s->length, s->part.n, left);
@@ -585,45 +593,50 @@ static struct kv_rows strip_at(const struct pass *p, const struct shared_rows *s
     return (struct kv_rows){.layer = p->layer, .first = shared->first + first, .count = end - first};
 }
 
-static float *share_at(const struct pass *p, const struct shared_rows *shared, uint32_t place) {
-    return p->shares + place * shared->strip * p->executor->model->width;
+/* Returns a rank's share. */
+static float *share_of(const struct pass *p, const struct shared_rows *shared, uint32_t rank) {
+    return p->shares + rank * share_floats(p->executor->model, shared->strip);
 }
 
 /* Copies a strip's hidden states to its place in p->shares, or from there. */
 static enum terse_status copy_strip(const struct pass *p, const struct shared_rows *shared, uint32_t place, bool from,
                                     struct terse_error *error) {
     const struct kv_rows rows = strip_at(p, shared, place);
-    const size_t bytes = rows.count * p->executor->model->width * sizeof *p->shares;
-    float *hidden = hidden_at(p, rows.first), *share = share_at(p, shared, place);
+    const size_t width = p->executor->model->width, bytes = rows.count * width * sizeof *p->shares;
+    float *hidden = hidden_at(p, rows.first), *share = share_of(p, shared, place / 2) + place % 2 * shared->strip * width;
     cudaError_t result = cudaSuccess;
     if (bytes && from) result = cudaMemcpyAsync(hidden, share, bytes, cudaMemcpyDeviceToDevice, device_stream());
     if (bytes && !from) result = cudaMemcpyAsync(share, hidden, bytes, cudaMemcpyDeviceToDevice, device_stream());
     return device_check(result, "sharing a prompt", error);
 }
 
-/* Computes this rank's strips where they lie in p->shares. Queries are not checked for numbers that are not finite, since only this rank would see
- * them and fail; all ranks check the hidden states that follow from them. */
+/* Computes this rank's strips where they lie in p->shares. */
 static enum terse_status run_strips(struct pass *p, const struct shared_rows *shared, struct terse_error *error) {
-    const struct executor *e = p->executor;
-    const struct activations *a = &e->activations;
     const uint32_t place = 2 * p->ranks->rank;
-    struct kv_rows one = strip_at(p, shared, place), other = strip_at(p, shared, place + 1);
-    float *own = share_at(p, shared, place);
-    const size_t n = one.count + other.count, behind = one.count * model_query_width(e->model);
-    one.q = a->q, one.out = a->out;
-    other.q = a->q + behind, other.out = a->out + behind;
+    const struct kv_rows one = strip_at(p, shared, place), other = strip_at(p, shared, place + 1);
+    if (!one.count) return TERSE_OK;
     enum terse_status status = copy_strip(p, shared, place, false, error);
     if (!status) status = copy_strip(p, shared, place + 1, false, error);
-    if (!status) status = project(e, layer_of(p), multiply, own, n, QUERIES, error);
-    if (!status) status = e->kv->attend(&p->batch, &one, error);
-    if (!status) status = e->kv->attend(&p->batch, &other, error);
-    return status ? status : finish_layer(e, layer_of(p), multiply, own, n, error);
+    return status ? status : run_queries(p, share_of(p, shared, p->ranks->rank), one, other, error);
+}
+
+/* Gathers the shares. All ranks note what one of them has found not to be finite, or it alone would end the step. */
+static enum terse_status gather_shares(const struct pass *p, const struct shared_rows *shared, struct terse_error *error) {
+    const struct executor *e = p->executor;
+    const size_t floats = share_floats(e->model, shared->strip), note = 2 * shared->strip * e->model->width;
+    cudaError_t result = cudaMemcpyAsync(share_of(p, shared, p->ranks->rank) + note, e->not_finite, sizeof *e->not_finite,
+                                         cudaMemcpyDeviceToDevice, device_stream());
+    enum terse_status status = device_check(result, "sharing a prompt", error);
+    if (!status) status = ranks_gather(p->ranks, p->shares, floats * sizeof *p->shares, error);
+    if (status) return status;
+    const uint32_t *noted = (const uint32_t *)(p->shares + note);
+    return device_check(rows_lower_not_finite(noted, floats, p->ranks->ranks, e->not_finite, device_stream()), "sharing a prompt",
+                        error);
 }
 
 static enum terse_status run_shared(struct pass *p, const struct shared_rows *shared, struct terse_error *error) {
-    const size_t bytes = 2 * shared->strip * p->executor->model->width * sizeof *p->shares;
-    enum terse_status status = strip_at(p, shared, 2 * p->ranks->rank).count ? run_strips(p, shared, error) : TERSE_OK;
-    if (!status) status = ranks_gather(p->ranks, p->shares, bytes, error);
+    enum terse_status status = run_strips(p, shared, error);
+    if (!status) status = gather_shares(p, shared, error);
     for (uint32_t place = 0; place < 2 * p->ranks->ranks && !status; place++) status = copy_strip(p, shared, place, true, error);
     return status;
 }
@@ -663,10 +676,11 @@ static enum terse_status run_output(struct pass *p, struct terse_error *error) {
 /* Computes queries as run_panel() does. Pieces end at the same place on all ranks. */
 static enum terse_status run_some_queries(struct pass *p, double *left, struct terse_error *error) {
     const bool shares = is_shared(p);
-    const struct shared_rows rows = shares ? shared_of(p) : (struct shared_rows){p->row, panel_rows(p), 0};
+    const struct shared_rows rows = shares ? next_shared(p) : (struct shared_rows){p->row, panel_rows(p), 0};
     const uint64_t tokens = group_of(p)->sequences->length + rows.first + rows.count;
     *left -= (double)rows.count / (shares ? p->ranks->ranks : 1) * multiplications(p->executor->model, tokens);
-    enum terse_status status = shares ? run_shared(p, &rows, error) : run_queries(p, rows.count, error);
+    const struct kv_rows all = {.layer = p->layer, .first = p->row, .count = rows.count}, none = {.layer = p->layer};
+    enum terse_status status = shares ? run_shared(p, &rows, error) : run_queries(p, hidden_at(p, p->row), all, none, error);
     if (!next_panel(p, rows.count)) p->stage = STAGE_SEAL;
     return status;
 }

@@ -134,8 +134,8 @@ struct pass {
     int64_t *residual;           /* [n_groups][layers] the sums */
     /* Ranks share what follows the keys and values of a layer (forward.c). */
     struct collective *ranks; /* NULL: there is one */
-    size_t share_rows;
-    float *shares; /* [share_rows][width], on the device: the rows that ranks exchange together; NULL: they share none */
+    size_t share_floats;
+    float *shares; /* [share_floats], on the device: what ranks exchange together; NULL: they share nothing */
 
     /* The pass continues here. */
     size_t at, before;     /* a group, and rows of those before it */
