@@ -25,7 +25,7 @@ struct seen {
     struct terse_error error;              /* of the call that failed */
     float logits[PROMPT][VOCABULARY_MOST]; /* of the last tokens */
     size_t rows;                           /* of logits */
-    uint32_t times[LONG_MOST];             /* that a query has attended, in all layers */
+    uint32_t times[LONG_MOST];             /* that a query of the prompt has attended, in all layers */
     double attended;                       /* tokens that all queries have seen, in the first layer */
     uint64_t gathers, bytes;
 };
@@ -33,7 +33,7 @@ struct seen {
 struct job {
     struct terse_model *model, *damaged; /* damaged: of the last rank; NULL: it has the others' */
     const struct method *method;
-    size_t n; /* tokens of the prompt */
+    size_t before, n; /* tokens of an earlier prompt, or 0, and of the prompt */
     struct seen seen[THREAD_RANKS_MOST];
 };
 
@@ -58,17 +58,15 @@ static void keep_rows(void *user, size_t first, size_t count, const float *logit
     watched->rows += count;
 }
 
-static enum terse_status read_prompt(struct job *job, struct executor *executor, struct cache *cache, struct terse_error *error) {
+/* Reads the sequence's next n tokens; of the job's prompt also the logits. */
+static enum terse_status read_tokens(struct job *job, struct executor *executor, struct cache *cache, size_t n,
+                                     struct terse_error *error) {
     const struct executor_ops *ops = &cuda_executor_ops;
     static _Thread_local int32_t tokens[LONG_MOST];
-    random_tokens(tokens, job->n, job->model->vocabulary, 11);
-    const struct step_part part = {.cache = cache,
-                                   .kind = CACHE_STEP_PREFILL,
-                                   .tokens = tokens,
-                                   .n = job->n,
-                                   .rows = keep_rows,
-                                   .first_row = first_kept(job),
-                                   .user = job};
+    random_tokens(tokens, n, job->model->vocabulary, 11 + cache_length(cache));
+    struct step_part part = {.cache = cache, .kind = CACHE_STEP_PREFILL, .tokens = tokens, .n = n, .user = job};
+    if (cache_length(cache) == job->before) part.rows = keep_rows, part.first_row = first_kept(job);
+    memset(watched->times, 0, sizeof watched->times);
     struct pass *pass;
     size_t failed;
     enum terse_status status = ops->begin(executor, &(struct step){&part, 1}, &pass, &failed, error);
@@ -92,7 +90,8 @@ static void run(struct collective *ranks, void *user) {
     const struct terse_model *model = job->damaged && ranks->rank + 1 == ranks->ranks ? job->damaged : job->model;
     enum terse_status status = cuda_executor_ops.load(model, &watching, 1, &executor, &seen->error);
     if (!status) status = parts_create(cuda_kv_ops.storage, &shape, job->method, 1, &cache, &seen->error);
-    if (!status) status = read_prompt(job, executor, cache, &seen->error);
+    if (!status && job->before) status = read_tokens(job, executor, cache, job->before, &seen->error);
+    if (!status) status = read_tokens(job, executor, cache, job->n, &seen->error);
     seen->gathers = ranks->counters.gathers - before.gathers;
     seen->bytes = ranks->counters.bytes - before.bytes;
     parts_destroy(cache);
@@ -209,6 +208,25 @@ static void long_prompts_are_shared_by_and_by(void **state) {
 }
 #endif
 
+/* Behind sealed pages, which are dealt to ranks, a prompt is shared in layers that slide alone. */
+static void layers_that_slide_are_shared_behind_pages(void **state) {
+    (void)state;
+    struct method method;
+    void *file;
+    struct job *job = job_new(&random_layer_models[0], &method, &file);
+    const uint32_t n = ranks_most(2), sliding = cache_shape_of(job->model, 0).sliding;
+    job->before = FEW - 6;
+    job->n = FEW + 4;
+    assert_true(sliding && sliding < job->model->layers);
+    compare(job, n);
+    for (size_t i = 0; i < job->n; i++) {
+        uint32_t times = 0;
+        for (uint32_t rank = 0; rank < n; rank++) times += job->seen[rank].times[i];
+        assert_int_equal(times, sliding + n * (job->model->layers - sliding));
+    }
+    job_free(job, file);
+}
+
 /* Queries that are not finite, which one rank alone computes and of which attention makes finite numbers, end the prompt on all ranks. */
 static void all_ranks_refuse_what_one_of_them_sees(void **state) {
     static const char *const tensors[] = {"blk.0.attn_q.weight", "blk.1.attn_q.weight"}, *const places[] = {"behind layer 0 ",
@@ -259,12 +277,14 @@ int main(void) {
     if (no_ranks()) return NO_DEVICE_STATUS;
     struct CMUnitTest tests[TESTS_MOST] = {
         cmocka_unit_test(short_prompts_are_not),
+        cmocka_unit_test(layers_that_slide_are_shared_behind_pages),
         cmocka_unit_test(all_ranks_refuse_what_one_of_them_sees),
 #ifndef TERSE_EMULATED_CUDA
         cmocka_unit_test(long_prompts_are_shared_by_and_by),
 #endif
         {random_models[0].architecture, prompts_are_shared, NULL, NULL, (void *)(uintptr_t)&random_models[0]}};
-    size_t n = 3;
+    size_t n = 0;
+    while (tests[n].name) n++;
     for (size_t i = 0; i < n_random_layer_models && n < TESTS_MOST; i++) /* windows, caps, norms, experts */
         tests[n++] = (struct CMUnitTest){random_layer_models[i].architecture, prompts_are_shared, NULL, NULL,
                                          (void *)(uintptr_t)&random_layer_models[i]};
