@@ -6,19 +6,17 @@
 #include "backend/cuda/kv/attend_ranks.h"
 #include "backend/cuda/kv/batch.h"
 #include "backend/cuda/kv/ops.h"
-#include "backend/cuda/ranks.h"
 #include "base/memory.h"
 #include "engine/session.h"
 #include "kv/deal.h"
 #include "kv/state_file.h"
 #include "method/method.h"
-#include "no_device.h"
+#include "ranks_under_test.h"
 #include "support/fit_sample.h"
 #include "support/random_codebook.h"
 #include "support/random_model.h"
 #include "support/session_steps.h"
 #include "support/temporary.h"
-#include "support/thread_ranks.h"
 #include "terse_calibrate.h"
 
 #include <math.h>
@@ -182,33 +180,12 @@ static void run(struct collective *ranks, void *user) {
     free(c.host);
 }
 
-/* Where this process is one of several ranks, each with a GPU, it runs a job alone, and then with the others. NULL: ranks are threads. */
-static struct collective *processes;
-
-static bool can_be(uint32_t n) { return !processes || n == 1 || n == processes->ranks; }
-
-static void run_processes(struct job *job, uint32_t n) {
-    static struct collective_outcome outcome;
-    struct collective alone = collective_local;
-    struct seen own;
-    struct terse_error error;
-    alone.outcomes = &outcome;
-    if (n == 1) {
-        run(&alone, job);
-        return;
-    }
-    if (collective_broadcast(processes, job->shared_path, sizeof job->shared_path, &error)) fail_msg("%s", error.message);
-    run(processes, job);
-    own = job->seen[processes->rank];
-    if (collective_gather(processes, &own, sizeof own, job->seen, &error)) fail_msg("%s", error.message);
-}
-
 static void run_job(struct job *job, uint32_t n) {
+    struct terse_error error;
     memcpy(job->shared_path, job->path, sizeof job->path);
-    if (processes)
-        run_processes(job, n);
-    else
-        thread_ranks_run(n, run, job);
+    if (n > 1 && processes && collective_broadcast(processes, job->shared_path, sizeof job->shared_path, &error))
+        fail_msg("%s", error.message);
+    run_ranks(n, run, job, job->seen, sizeof job->seen[0]);
     for (uint32_t rank = 0; rank < n; rank++) {
         if (job->seen[rank].error.code)
             fail_msg("%s on rank %u of %u: %s", job->method->name, rank, n, job->seen[rank].error.message);
@@ -280,9 +257,9 @@ static void check_method(const struct method *method, size_t prompt, uint32_t mo
     size_t bytes, theirs;
     uint8_t *file = bytes_of(job->path, &bytes);
     *alone = job->seen[0];
-    if (processes) most = processes->ranks;
+    most = ranks_most(most);
     for (uint32_t n = 2; n <= most; n++) {
-        if (!can_be(n)) continue;
+        if (!ranks_can_be(n)) continue;
         run_job(job, n);
         for (uint32_t rank = 1; rank < n; rank++)
             assert_memory_equal(job->seen[rank].out, job->seen[0].out, sizeof job->seen[0].out);
@@ -435,24 +412,6 @@ static void engines_give_the_cpus_logits(void **state) {
     free(cpus);
     terse_model_free(model);
     memory_free(file);
-}
-
-/* Returns whether there is no GPU for each of several ranks that are processes; in emulation they may be threads. */
-static bool no_ranks(void) {
-    struct terse_error error;
-    struct collective *ranks;
-    bool threads = false;
-#ifdef TERSE_EMULATED_CUDA
-    threads = true;
-#endif
-    if (no_device()) return true;
-    enum terse_status status = collective_open(&ranks, &error);
-    if (!status && ranks->ranks == 1 && !threads)
-        status = status_fail(&error, TERSE_E_UNSUPPORTED, "ranks on GPUs are processes: tests/support/ranks.py starts them");
-    if (!status && ranks->ranks > 1) processes = ranks;
-    if (processes) status = ranks_connect(processes, &error);
-    if (status) fprintf(stderr, "skipped: %s\n", error.message);
-    return status;
 }
 
 int main(void) {

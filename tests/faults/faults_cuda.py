@@ -13,6 +13,7 @@ ALIBI = "test_cuda_anchors_emulated alibi*"
 SCORES = "test_anchor_kernels_emulated"
 CUDA = "src/backend/cuda/"
 WINDOWS = "test_learning_emulated"
+SHARED = "test_cuda_ranks_prompt_emulated"
 REPLACED = "test_cuda_mat_emulated tokens_one_by_one*"
 FAULTS = (  # file, text that occurs once in it, what takes its place, the test, the fault; FAULT is 1 where it is on, else 0
     (KV + "attend_transform.cuh", "sum += weight;\n    }", "sum += FAULT ? 0 : weight;\n    }", "test_attend_transform_emulated", "terse-N: values less no mean are read with it"),
@@ -69,4 +70,9 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (CUDA + "gemm.c", "(const uint16_t *)dy->halves + first, g->halves, first > 0", "(const uint16_t *)dy->halves + first, g->halves, FAULT || first > 0", WINDOWS, "calibration: gradients are added to what was there"),
     (CUDA + "learning_nearest.cu", "square[p] < best[p] ? from + c : code[p];", "square[p] < best[p] ? from + (FAULT ? 0 : c) : code[p];", "test_learning_search_emulated", "calibration: the nearest centroid is a tile's first"),
     (CUDA + "learning_mixture.cu", "as_a + as_b : as_a - as_b", "as_a + as_b : as_a - (FAULT ? -as_b : as_b)", "test_learning_mixture_emulated steps*", "calibration: i z of a table is taken for -i z"),
+    (CUDA + "forward.c", "place % 2 ? 2 * p->ranks->ranks - 1 - place / 2 : place / 2", "place % 2 ? (FAULT ? p->ranks->ranks + place / 2 : 2 * p->ranks->ranks - 1 - place / 2) : place / 2", SHARED, "ranks: the last one attends to more tokens of a prompt than the first"),
+    (CUDA + "forward.c", "other.q = a->q + behind", "other.q = a->q + (FAULT ? 0 : behind)", SHARED, "ranks: a second strip attends with the first one's queries"),
+    (CUDA + "forward.c", "place < 2 * p->ranks->ranks && !status", "place < 2 * p->ranks->ranks - FAULT && !status", SHARED, "ranks: a strip of a prompt is not gathered"),
+    (CUDA + "forward.c", "g->rows - p->row > PANEL_LEAST && parts", "g->rows - p->row > PANEL_LEAST + FAULT * 100 && parts", SHARED, "ranks: a prompt is not shared"),
+    (CUDA + "forward.c", "floats, p->ranks->ranks, e->not_finite", "floats, FAULT ? 0 : p->ranks->ranks, e->not_finite", SHARED, "ranks: what one of them has found not to be finite the others do not know"),
 )
