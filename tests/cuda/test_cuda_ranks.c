@@ -52,6 +52,7 @@ struct job {
     char path[TEMPORARY_PATH], shared_path[TEMPORARY_PATH]; /* of a saved state: this process's, and rank 0's, which all read */
     const struct method *method;
     size_t prompt;
+    bool loads; /* ranks go on from the saved state */
     struct seen seen[THREAD_RANKS_MOST];
 };
 
@@ -60,8 +61,11 @@ struct computing {
     struct seen *seen;
     struct batch_memory *batch;
     float *k, *v, *q; /* on the device */
-    float *host;      /* [MORE][Q_MOST] */
+    float *host;      /* [query_rows][Q_MOST] */
 };
+
+/* Counts the queries of the longest step that has any. */
+static size_t query_rows(const struct job *job) { return job->prompt > MORE ? job->prompt : MORE; }
 
 static bool went_well(struct seen *seen, enum terse_status status) { return !status && !seen->error.code; }
 
@@ -72,16 +76,18 @@ static void make_queries(float *q, size_t n, uint64_t seed) {
 
 static bool send(float *to, const float *from, size_t floats) { return device_send(to, from, floats * sizeof *to) == cudaSuccess; }
 
-/* A layer of a step of n tokens, of which all queries attend, or none. */
+/* A layer of a step of n tokens, of which all queries attend, or none, unless they choose anchors. */
 static bool take_layer(struct computing *c, const struct kv_batch *batch, uint32_t layer, size_t first, size_t n, bool asks) {
     struct seen *seen = c->seen;
     const size_t at = ((size_t)layer * MOST + first) * WIDTH;
-    make_queries(c->host, n * Q_WIDTH * asks, first * LAYERS + layer);
+    const bool chooses = cache_base_of(batch->caches[0])->plan.anchors;
+    make_queries(c->host, n * Q_WIDTH * (asks || chooses), first * LAYERS + layer);
     if (!send(c->k, sample_keys + at, n * WIDTH) || !send(c->v, sample_values + at, n * WIDTH)) return false;
-    if (asks && !send(c->q, c->host, n * Q_WIDTH)) return false;
+    if ((asks || chooses) && !send(c->q, c->host, n * Q_WIDTH)) return false;
     const struct kv_rows rows = {.layer = layer, .count = n, .k = c->k, .v = c->v},
                          queries = {.layer = layer, .count = n, .q = c->q, .out = c->q};
     if (!went_well(seen, cuda_kv_ops.append(batch, &rows, &seen->error))) return false;
+    if (chooses && !went_well(seen, cuda_kv_ops.observe(batch, &queries, &seen->error))) return false;
     if (asks && !went_well(seen, cuda_kv_ops.attend(batch, &queries, &seen->error))) return false;
     if (asks && device_fetch(c->host, c->q, n * Q_WIDTH * sizeof *c->q) != cudaSuccess) return false;
     for (size_t i = 0; i < n && asks; i++) memcpy(seen->out[layer][seen->n + i], c->host + i * Q_WIDTH, Q_WIDTH * sizeof(float));
@@ -143,7 +149,8 @@ static void work(struct job *job, struct computing *c, struct collective *ranks,
         n -= some;
     }
     const struct cache_shape shape = cache_base_of(cache)->shape;
-    if (!went_well(seen, save(job, ranks, cache, &seen->error)) || !went_well(seen, load(job, &shape, own, &seen->error))) return;
+    if (!went_well(seen, save(job, ranks, cache, &seen->error))) return;
+    if (job->loads && !went_well(seen, load(job, &shape, own, &seen->error))) return;
     cache = *own;
     const struct block_table *pages = &cache_base_of(cache)->pages;
     seen->sealed = pages->n_sealed;
@@ -152,7 +159,8 @@ static void work(struct job *job, struct computing *c, struct collective *ranks,
     if (!take(c, cache, CACHE_STEP_DECODE, 1, true)) return;
     seen->step_bytes = ranks->counters.bytes - before.bytes;
     seen->step_gathers = ranks->counters.gathers - before.gathers;
-    if (!take(c, cache, CACHE_STEP_DECODE, 1, true) || !take(c, cache, CACHE_STEP_PREFILL, MORE, true)) return;
+    const enum cache_step_kind more = job->method->policy->anchors ? CACHE_STEP_CHUNK : CACHE_STEP_PREFILL; /* chooses none */
+    if (!take(c, cache, CACHE_STEP_DECODE, 1, true) || !take(c, cache, more, MORE, true)) return;
     if (!take(c, cache, CACHE_STEP_DECODE, LATER, true) || !take(c, cache, CACHE_STEP_DECODE, FEW, true)) return;
     if (went_well(seen, parts_fork(cache, &fork, &seen->error)) &&
         went_well(seen, parts_truncate(fork, job->prompt - 40, &seen->error)))
@@ -163,14 +171,15 @@ static void work(struct job *job, struct computing *c, struct collective *ranks,
 static void run(struct collective *ranks, void *user) {
     struct job *job = user;
     struct seen *seen = &job->seen[ranks->rank];
-    struct computing c = {.seen = seen, .host = malloc(MORE * Q_MOST * sizeof(float))};
+    const size_t query_bytes = query_rows(job) * Q_MOST * sizeof(float);
+    struct computing c = {.seen = seen, .host = malloc(query_bytes)};
     struct cache_shape shape = sample_shape;
     struct cache *cache = NULL;
     memset(seen, 0, sizeof *seen);
     if (ranks->ranks > 1) shape.ranks = ranks;
     const size_t rows = job->prompt * WIDTH * sizeof(float);
     if ((c.k = device_alloc(NULL, rows, "keys", &seen->error)) && (c.v = device_alloc(NULL, rows, "values", &seen->error)) &&
-        (c.q = device_alloc(NULL, MORE * Q_MOST * sizeof(float), "queries", &seen->error)) && c.host &&
+        (c.q = device_alloc(NULL, query_bytes, "queries", &seen->error)) && c.host &&
         went_well(seen, batch_new(&sample_shape, &c.batch, &seen->error)) &&
         went_well(seen, parts_create(cuda_kv_ops.storage, &shape, job->method, 1, &cache, &seen->error)))
         work(job, &c, ranks, &cache);
@@ -178,7 +187,7 @@ static void run(struct collective *ranks, void *user) {
     batch_free(c.batch);
     device_free(NULL, c.k, rows);
     device_free(NULL, c.v, rows);
-    device_free(NULL, c.q, MORE * Q_MOST * sizeof(float));
+    device_free(NULL, c.q, query_bytes);
     free(c.host);
 }
 
@@ -243,16 +252,19 @@ static void check_shares(const struct job *job, uint32_t n, const struct seen *a
     assert_int_equal(here, alone->sealed);
 }
 
-static struct method method_of(const char *name) {
+static struct method method_with(const char *name, double anchor_percent) {
     struct terse_cache_options options = terse_cache_options_defaults();
     struct method method;
     struct terse_error error;
     options.method = name;
+    if (anchor_percent > 0) options.anchor_percent = anchor_percent;
     if (method_resolve(&options, HEAD_DIM, &method, &error)) fail_msg("%s", error.message);
     if (!method.learned && random_codebook(&method, LAYERS, HEADS, HEAD_DIM, 0, false, &error) == TERSE_E_MEMORY)
         fail_msg("%s", error.message);
     return method;
 }
+
+static struct method method_of(const char *name) { return method_with(name, 0); }
 
 static uint8_t *bytes_of(const char *path, size_t *n) {
     FILE *file = fopen(path, "rb");
@@ -266,12 +278,13 @@ static uint8_t *bytes_of(const char *path, size_t *n) {
     return bytes;
 }
 
-static void check_method(const struct method *method, size_t prompt, uint32_t most, bool again) {
+static void check_method_from(const struct method *method, size_t prompt, uint32_t most, bool again, bool loads) {
     struct job *job = calloc(1, sizeof *job);
     struct seen *alone = malloc(sizeof *alone);
     assert_true(job && alone);
     job->method = method;
     job->prompt = prompt;
+    job->loads = loads;
     temporary_template("ranks", job->path);
     const int descriptor = mkstemp(job->path);
     assert_true(descriptor >= 0);
@@ -304,6 +317,10 @@ static void check_method(const struct method *method, size_t prompt, uint32_t mo
     free(alone);
 }
 
+static void check_method(const struct method *method, size_t prompt, uint32_t most, bool again) {
+    check_method_from(method, prompt, most, again, true);
+}
+
 static void ranks_attend_as_one_does(void **state) {
     static const char *const names[] = {"f16", "q8_0", "q4_0", "kivi-2", "terse-2", "million-4", "commvq-2"};
     (void)state;
@@ -329,6 +346,17 @@ static void learned_sinks_are_read_by_one_rank(void **state) {
     sample_shape.sinks = NULL;
 }
 
+/* Ranks choose the anchors that one process chooses, as the saved states show, keep all of them, and each reads those of its own pages. */
+static void ranks_choose_and_read_anchors(void **state) {
+    static const char *const names[] = {"antkv-1", "terse-2"}; /* of two families of kernels */
+    (void)state;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct method method = method_with(names[i], 40); /* so that some are in each rank's pages */
+        check_method_from(&method, 576, i ? 2 : 3, false, !i);
+        release_method(&method, NULL);
+    }
+}
+
 static void ranks_fit_transforms_to_the_whole_sequence(void **state) {
     (void)state;
     struct method method = make_method(NULL, NULL, true);
@@ -337,7 +365,7 @@ static void ranks_fit_transforms_to_the_whole_sequence(void **state) {
 }
 
 static void what_needs_all_pages_is_refused_by_name(void **state) {
-    static const char *const names[] = {"mat-64", "snapkv-128", "streaming-64", "antkv-1"};
+    static const char *const names[] = {"mat-64", "snapkv-128", "streaming-64"};
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct method method = method_of(names[i]);
@@ -455,12 +483,15 @@ static bool no_ranks(void) {
     return status;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     if (no_ranks()) return NO_DEVICE_STATUS;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_attend_as_one_does), cmocka_unit_test(learned_sinks_are_read_by_one_rank),
-        cmocka_unit_test(ranks_fit_transforms_to_the_whole_sequence), cmocka_unit_test(what_needs_all_pages_is_refused_by_name),
-        cmocka_unit_test(engines_give_the_cpus_logits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(ranks_attend_as_one_does),
+                                       cmocka_unit_test(learned_sinks_are_read_by_one_rank),
+                                       cmocka_unit_test(ranks_choose_and_read_anchors),
+                                       cmocka_unit_test(ranks_fit_transforms_to_the_whole_sequence),
+                                       cmocka_unit_test(what_needs_all_pages_is_refused_by_name),
+                                       cmocka_unit_test(engines_give_the_cpus_logits)};
     const size_t of_threads = 1; /* the last ones */
     return _cmocka_run_group_tests("ranks", tests, sizeof tests / sizeof *tests - (processes ? of_threads : 0), make_rows,
                                    free_rows);

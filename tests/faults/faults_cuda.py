@@ -14,6 +14,7 @@ SCORES = "test_anchor_kernels_emulated"
 CUDA = "src/backend/cuda/"
 WINDOWS = "test_learning_emulated"
 REPLACED = "test_cuda_mat_emulated tokens_one_by_one*"
+RANKS = "test_cuda_ranks_emulated ranks_choose*"
 FAULTS = (  # file, text that occurs once in it, what takes its place, the test, the fault; FAULT is 1 where it is on, else 0
     (KV + "attend_transform.cuh", "sum += weight;\n    }", "sum += FAULT ? 0 : weight;\n    }", "test_attend_transform_emulated", "terse-N: values less no mean are read with it"),
     (KV + "encode_transform.cu", "if (m.errors[code] < least)", "if (!FAULT && m.errors[code] < least)", ENCODE, "terse-N: rows near zero are coded less the mean"),
@@ -69,4 +70,7 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (CUDA + "gemm.c", "(const uint16_t *)dy->halves + first, g->halves, first > 0", "(const uint16_t *)dy->halves + first, g->halves, FAULT || first > 0", WINDOWS, "calibration: gradients are added to what was there"),
     (CUDA + "learning_nearest.cu", "square[p] < best[p] ? from + c : code[p];", "square[p] < best[p] ? from + (FAULT ? 0 : c) : code[p];", "test_learning_search_emulated", "calibration: the nearest centroid is a tile's first"),
     (CUDA + "learning_mixture.cu", "as_a + as_b : as_a - as_b", "as_a + as_b : as_a - (FAULT ? -as_b : as_b)", "test_learning_mixture_emulated steps*", "calibration: i z of a table is taken for -i z"),
+    (KV + "anchors.c", "if (!status && work->blocks) status = exchange_scores(", "if (!status && work->blocks && !FAULT) status = exchange_scores(", RANKS, "ranks: anchors are chosen without the others' errors"),
+    (KV + "views.c", "list.rows_begin = list.rows_end;", "list.rows_begin = list.rows_end - FAULT;", RANKS, "ranks: a first token is read by all ranks"),
+    (KV + "anchor_rows.cu", "if (!places.pages) return token;", "if (!places.pages || FAULT) return token;", RANKS, "ranks: anchors lie at their tokens' numbers among fewer rows"),
 )

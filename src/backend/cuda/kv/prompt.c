@@ -291,11 +291,12 @@ enum terse_status prompt_seal(struct cache *cache, uint32_t layer, struct terse_
     if (result == cudaSuccess)
         result = kept_choose(cache, layer, row_at(cache, CODEC_KEYS, 0), row_at(cache, CODEC_VALUES, 0), rows_before(cache),
                              (size_t)sealed);
-    if (result == cudaSuccess)
-        result =
-            kv_anchors_choose(cache, layer, row_at(cache, CODEC_KEYS, (size_t)sealed), row_at(cache, CODEC_VALUES, (size_t)sealed));
-    if (result == cudaSuccess)
-        result = replacing_seal(cache, layer, row_at(cache, CODEC_KEYS, leaving), row_at(cache, CODEC_VALUES, leaving));
+    enum terse_status status = device_check(result, "sealing a prompt's layer", error);
+    if (!status)
+        status = kv_anchors_choose(cache, layer, row_at(cache, CODEC_KEYS, (size_t)sealed),
+                                   row_at(cache, CODEC_VALUES, (size_t)sealed), error);
+    if (status) return status;
+    result = replacing_seal(cache, layer, row_at(cache, CODEC_KEYS, leaving), row_at(cache, CODEC_VALUES, leaving));
     if (result == cudaSuccess) result = keep_window(cache, layer);
     cache->base.layer = NO_LAYER;
     cache->base.layers_ended = layer + 1;

@@ -36,10 +36,10 @@
 struct exact_rows {
     device_half *rows; /* [layers][Hk][2][capacity][hd], keys rotated by their token; NULL: none */
     uint32_t *tokens;  /* of the anchors, [layers][Hk][capacity - cache_first_exact()], ascending */
-    /* These are of anchors beside codes, of which a KV head has as many rows as counts[layers][Hk] says (struct anchor_view); else
-     * NULL. */
+    /* These are of anchors beside codes, of which a KV head has as many rows as counts[layers][Hk] says, and elsewhere[layers][Hk] more of tokens
+     * whose pages other ranks have (struct anchor_view); else NULL. */
     uint64_t *pages; /* [layers][Hk][n_pages] */
-    uint32_t *sides, *counts;
+    uint32_t *sides, *counts, *elsewhere;
     /* These are of exact rows that may be replaced (struct victims); else NULL. */
     device_half *unrotated;
     float *logits;
