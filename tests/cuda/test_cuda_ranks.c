@@ -357,6 +357,21 @@ static void ranks_choose_and_read_anchors(void **state) {
     }
 }
 
+/* Ranks count ALiBi's distances in tokens, of which a rank has some alone; anchors are exact tokens at places of their own. */
+static void ranks_count_distances_of_alibi(void **state) {
+    static const char *const names[] = {"q8_0", "terse-2", "antkv-1"};
+    static float slopes[GROUP * HEADS];
+    (void)state;
+    for (size_t i = 0; i < GROUP * HEADS; i++) slopes[i] = 0.002f * (float)(i + 1);
+    sample_shape.slopes = slopes;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct method method = method_of(names[i]);
+        check_method(&method, 576, 2, false);
+        release_method(&method, NULL);
+    }
+    sample_shape.slopes = NULL;
+}
+
 static void ranks_fit_transforms_to_the_whole_sequence(void **state) {
     (void)state;
     struct method method = make_method(NULL, NULL, true);
@@ -489,6 +504,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(ranks_attend_as_one_does),
                                        cmocka_unit_test(learned_sinks_are_read_by_one_rank),
                                        cmocka_unit_test(ranks_choose_and_read_anchors),
+                                       cmocka_unit_test(ranks_count_distances_of_alibi),
                                        cmocka_unit_test(ranks_fit_transforms_to_the_whole_sequence),
                                        cmocka_unit_test(what_needs_all_pages_is_refused_by_name),
                                        cmocka_unit_test(engines_give_the_cpus_logits)};

@@ -13,6 +13,7 @@ ALIBI = "test_cuda_anchors_emulated alibi*"
 SCORES = "test_anchor_kernels_emulated"
 CUDA = "src/backend/cuda/"
 WINDOWS = "test_learning_emulated"
+DISTANCES = "test_cuda_ranks_emulated ranks_count*"
 REPLACED = "test_cuda_mat_emulated tokens_one_by_one*"
 RANKS = "test_cuda_ranks_emulated ranks_choose*"
 FAULTS = (  # file, text that occurs once in it, what takes its place, the test, the fault; FAULT is 1 where it is on, else 0
@@ -73,4 +74,6 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (KV + "anchors.c", "if (!status && work->blocks) status = exchange_scores(", "if (!status && work->blocks && !FAULT) status = exchange_scores(", RANKS, "ranks: anchors are chosen without the others' errors"),
     (KV + "views.c", "list.rows_begin = list.rows_end;", "list.rows_begin = list.rows_end - FAULT;", RANKS, "ranks: a first token is read by all ranks"),
     (KV + "anchor_rows.cu", "if (!places.pages) return token;", "if (!places.pages || FAULT) return token;", RANKS, "ranks: anchors lie at their tokens' numbers among fewer rows"),
+    (KV + "views.c", ".moved = (uint32_t)cache->rows_elsewhere}", ".moved = FAULT ? 0 : (uint32_t)cache->rows_elsewhere}", DISTANCES, "ranks: ALiBi counts from a query's row, not its position"),
+    (KV + "view.h", "return page < rows->n ? rows->pages[page].first", "return FAULT ? row : page < rows->n ? rows->pages[page].first", "test_attend_prefill_emulated", "ranks: ALiBi counts distances in rows"),
 )

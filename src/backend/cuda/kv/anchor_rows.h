@@ -28,13 +28,6 @@ struct anchor_view {
     uint32_t n_pages;
 };
 
-/* Says where the rows of the tokens of pages lie, where those of other ranks have none: device pages[n] in order of their tokens, whose first
- * has row `first`. */
-struct page_rows {
-    const struct page_set_view *pages; /* NULL: a token's row is its number */
-    uint32_t n, first;
-};
-
 /* A step chooses `keep` <= n tokens of each KV head and side, those of the largest scores[Hk][keys, values][n]; of equal ones the
  * older. `marks` has a bit for each, set where it is chosen: [Hk][keys, values][n / 64], zeros before. */
 struct anchor_choice {
@@ -60,7 +53,7 @@ cudaError_t unite_anchors(const struct anchor_union *anchors, cudaStream_t strea
 /* Copies rows of sides that are no anchors from decoded[side][count][Hk][hd], rows of tokens from `first` on. */
 cudaError_t fill_anchors(const struct anchor_view *anchors, const device_half *const decoded[2], uint32_t first, uint32_t count,
                          cudaStream_t stream);
-/* Copies the rows to rows[side][rows][Hk][hd]. */
+/* Copies the rows to rows[side][rows][Hk][hd], where tokens lie as the places say. */
 cudaError_t spread_anchors(const struct anchor_view *anchors, device_half *const rows[2], const struct page_rows *places,
                            cudaStream_t stream);
 /* Forgets the rows of tokens from `end` on and, of those that are here, page sets from `pages` on, of all layers: kv_heads counts those of

@@ -330,9 +330,7 @@ enum terse_status kv_anchors_choose(const struct cache *cache, uint32_t layer, c
 
 cudaError_t kv_anchors_spread(const struct cache *cache, uint32_t layer, device_half *const rows[2]) {
     const struct anchor_view anchors = view_of(cache, &cache->exact, layer, 1);
-    struct page_rows places = {0};
-    if (cache->base.shape.ranks)
-        places = (struct page_rows){cache->views, (uint32_t)cache->pages_here, (uint32_t)cache->base.plan.before.exact};
+    const struct page_rows places = cache_page_rows(cache);
     return cache->base.n_anchors && anchors.counts ? spread_anchors(&anchors, rows, &places, device_stream()) : cudaSuccess;
 }
 

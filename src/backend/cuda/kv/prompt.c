@@ -221,6 +221,7 @@ static struct attend_prefill attention_of(const struct cache *cache, const struc
                                    .k = row_at(cache, CODEC_KEYS, 0),
                                    .v = row_at(cache, CODEC_VALUES, 0),
                                    .begin = slid_on(plan) ? (size_t)plan->before.exact : 0,
+                                   .places = cache_page_rows(cache),
                                    .out = out,
                                    .parts = cache->tables->prefill_parts};
 }

@@ -95,6 +95,19 @@ TERSE_DEVICE uint8_t *index_address(const struct page_set_view *set, const struc
     return set->chunk + set->sets * (place->offset + place->bytes[0] + place->bytes[1]) + (uint64_t)set->index * bytes;
 }
 
+/* A page_rows says where the rows of a prompt's attention stand, where tokens of other ranks' pages have none: row r < first at position r; those
+ * from `first` on are the tokens of the device's pages[n], full ones; and a row r behind these stands at r + moved. */
+struct page_rows {
+    const struct page_set_view *pages; /* NULL: row r stands at r */
+    uint32_t n, first, moved;
+};
+
+TERSE_DEVICE uint32_t position_of_row(const struct page_rows *rows, uint32_t row) {
+    const uint32_t at = row - rows->first, page = at / PAGE_TOKENS;
+    if (!rows->pages || row < rows->first) return row;
+    return page < rows->n ? rows->pages[page].first + at % PAGE_TOKENS : row + rows->moved;
+}
+
 /* Returns the first position of the run that the keys of a page are rotated from; `first` is the page's first token. */
 TERSE_DEVICE uint32_t run_of(uint32_t first) { return first - first % ROPE_RUN_TOKENS; }
 
