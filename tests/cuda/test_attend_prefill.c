@@ -133,11 +133,14 @@ static struct run attended(const struct shape *s, double spread, uint64_t seed) 
     uint16_t *k = on_device(halves[0], rows * sizeof *k), *v = on_device(halves[1], rows * sizeof *v);
     float *parts = NULL;
     if (s->parts) assert_int_equal(cudaMalloc((void **)&parts, attend_prefill_part_floats(&view) * sizeof *parts), cudaSuccess);
-    struct page_set_view *sets = calloc(s->pages + 1, sizeof *sets), *device_sets;
-    assert_non_null(sets);
-    for (uint32_t i = 0; i < s->pages; i++) sets[i].first = (uint32_t)position_of(s, s->dealt + i * PAGE_TOKENS);
-    device_sets = on_device(sets, (s->pages + 1) * sizeof *sets);
-    free(sets);
+    struct row_span *spans = calloc(s->pages + 2, sizeof *spans), *device_spans;
+    assert_non_null(spans);
+    for (uint32_t i = 0; i <= s->pages; i++) {
+        const size_t row = s->dealt + i * PAGE_TOKENS;
+        spans[i + 1] = (struct row_span){(uint32_t)row, (uint32_t)position_of(s, row)};
+    }
+    device_spans = on_device(spans, (s->pages + 2) * sizeof *spans);
+    free(spans);
     struct attend_prefill attend = {.heads = view,
                                     .layer = 1,
                                     .q = q,
@@ -148,11 +151,11 @@ static struct run attended(const struct shape *s, double spread, uint64_t seed) 
                                     .begin = s->begin,
                                     .out = out,
                                     .parts = parts};
-    if (s->pages) attend.places = (struct page_rows){device_sets, s->pages, (uint32_t)s->dealt, MOVED(s->pages)};
+    if (s->pages) attend.places = (struct row_places){device_spans, s->pages + 2};
     assert_int_equal((s->mma ? attend_prefill_mma : attend_prefill_launch)(&attend, device_stream()), cudaSuccess);
     assert_int_equal(cudaStreamSynchronize(device_stream()), cudaSuccess);
     assert_int_equal(device_fetch(run.out, out, queries * sizeof *run.out), cudaSuccess);
-    cudaFree(slopes), cudaFree(device_sinks), cudaFree(q), cudaFree(k), cudaFree(v), cudaFree(parts), cudaFree(device_sets);
+    cudaFree(slopes), cudaFree(device_sinks), cudaFree(q), cudaFree(k), cudaFree(v), cudaFree(parts), cudaFree(device_spans);
     if (out != q) cudaFree(out);
     free(halves[0]), free(halves[1]);
     return run;

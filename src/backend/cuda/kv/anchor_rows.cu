@@ -149,20 +149,21 @@ template <class NUMBER> static __device__ uint32_t count_before(NUMBER number, u
     return low;
 }
 
-static __device__ uint32_t row_of_token(const struct page_rows &places, uint32_t token) {
-    if (!places.pages) return token;
-    const uint32_t page = count_before([&](uint32_t i) { return places.pages[i].first; }, places.n, token + 1) - 1;
-    return places.first + page * PAGE_TOKENS + token - places.pages[page].first;
+static __device__ uint32_t row_of_token(const struct row_places &places, uint32_t token) {
+    if (!places.spans) return token;
+    const struct row_span span =
+        places.spans[count_before([&](uint32_t i) { return places.spans[i].token; }, places.n, token + 1) - 1];
+    return span.row + token - span.token;
 }
 
-static __global__ void spread_kernel(struct anchor_view a, struct side_rows rows, struct page_rows places) {
+static __global__ void spread_kernel(struct anchor_view a, struct side_rows rows, struct row_places places) {
     const uint32_t i = blockIdx.x, head = blockIdx.y;
     if (i >= a.counts[head]) return;
     const size_t to = ((size_t)row_of_token(places, tokens_of(a, head)[i]) * a.kv_heads + head) * a.head_dim;
     for (int side = 0; side < 2; side++) copy_row(rows.of[side] + to, row_of(a, head, side, i), a.head_dim);
 }
 
-cudaError_t spread_anchors(const struct anchor_view *anchors, device_half *const rows[2], const struct page_rows *places,
+cudaError_t spread_anchors(const struct anchor_view *anchors, device_half *const rows[2], const struct row_places *places,
                            cudaStream_t stream) {
     const struct side_rows to = {{rows[0], rows[1]}};
     spread_kernel<<<dim3(most_rows(*anchors), anchors->kv_heads), MOVERS, 0, stream>>>(*anchors, to, *places);

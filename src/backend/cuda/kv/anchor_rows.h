@@ -54,7 +54,7 @@ cudaError_t unite_anchors(const struct anchor_union *anchors, cudaStream_t strea
 cudaError_t fill_anchors(const struct anchor_view *anchors, const device_half *const decoded[2], uint32_t first, uint32_t count,
                          cudaStream_t stream);
 /* Copies the rows to rows[side][rows][Hk][hd], where tokens lie as the places say. */
-cudaError_t spread_anchors(const struct anchor_view *anchors, device_half *const rows[2], const struct page_rows *places,
+cudaError_t spread_anchors(const struct anchor_view *anchors, device_half *const rows[2], const struct row_places *places,
                            cudaStream_t stream);
 /* Forgets the rows of tokens from `end` on and, of those that are here, page sets from `pages` on, of all layers: kv_heads counts those of
  * all. */

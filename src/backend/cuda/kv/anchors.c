@@ -330,8 +330,7 @@ enum terse_status kv_anchors_choose(const struct cache *cache, uint32_t layer, c
 
 cudaError_t kv_anchors_spread(const struct cache *cache, uint32_t layer, device_half *const rows[2]) {
     const struct anchor_view anchors = view_of(cache, &cache->exact, layer, 1);
-    const struct page_rows places = cache_page_rows(cache);
-    return cache->base.n_anchors && anchors.counts ? spread_anchors(&anchors, rows, &places, device_stream()) : cudaSuccess;
+    return cache->base.n_anchors && anchors.counts ? spread_anchors(&anchors, rows, &cache->places, device_stream()) : cudaSuccess;
 }
 
 /* ---- Between steps */

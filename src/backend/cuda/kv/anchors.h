@@ -18,7 +18,7 @@ cudaError_t kv_anchors_attend(const struct cache *cache, const struct attend_pre
  * Rows k, v[plan.sealed][Hk][hd] are those of the tokens that the step seals. Ranks to which pages are dealt call it together. */
 enum terse_status kv_anchors_choose(const struct cache *cache, uint32_t layer, const device_half *k, const device_half *v,
                                     struct terse_error *error);
-/* Queues the copy of the layer's anchors to rows[side] + token Hk hd. */
+/* Queues the copy of the layer's anchors to the rows of their tokens, rows[side][rows][Hk][hd]. */
 cudaError_t kv_anchors_spread(const struct cache *cache, uint32_t layer, device_half *const rows[2]);
 
 /* Decodes the pages of a cache whose anchors were loaded, and queues the copy of rows of sides that are no anchors. */

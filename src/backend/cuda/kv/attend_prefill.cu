@@ -100,7 +100,7 @@ static cudaError_t attend_by(const struct attend_prefill *attend, bool wgmma, cu
 }
 
 cudaError_t attend_prefill_launch(const struct attend_prefill *attend, cudaStream_t stream) {
-    const bool placed = attend->heads.slopes && attend->places.pages;
+    const bool placed = attend->heads.slopes && attend->places.spans;
     return attend_by(attend, !placed && prefill_wgmma_serves(), stream);
 }
 

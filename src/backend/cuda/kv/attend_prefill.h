@@ -32,8 +32,8 @@ struct attend_prefill {
     size_t begin;             /* rows before this one are not read; at most first_query */
     bool ends;                /* rows from `end` on, which is at least `begin`, are not read either */
     size_t end;
-    struct page_rows places; /* by which ALiBi counts distances; queries are rows behind the pages */
-    float *out;              /* [n][Hq][hd], may be q */
+    struct row_places places; /* by which ALiBi counts distances; queries are rows of the last span */
+    float *out;               /* [n][Hq][hd], may be q */
     /* [Hk][log_stride] of the rows of a tile's comment: log2 of the sum of exp2(logit log2 e), so that a weight is exp2(logit log2
      * e - this); INFINITY where a row reads nothing. NULL: they are not wanted. */
     float *log_sums;

@@ -14,6 +14,7 @@
 #include "backend/cuda/kv/kept.h"
 #include "backend/cuda/kv/replace.h"
 #include "backend/cuda/kv/views.h"
+#include "base/memory.h"
 #include "base/size.h"
 #include "kv/deal.h"
 
@@ -30,7 +31,14 @@ static size_t rows_bytes(const struct cache *cache, size_t rows) {
     return (rows + ROWS_IN_FRONT) * cache_shape_kv_width(&cache->base.shape) * sizeof(device_half);
 }
 
+static void release_places(struct cache *cache) {
+    device_free(NULL, (void *)(uintptr_t)cache->places.spans, cache->span_capacity * sizeof *cache->places.spans);
+    cache->places = (struct row_places){0};
+    cache->span_capacity = 0;
+}
+
 void prompt_release(struct cache *cache) {
+    release_places(cache);
     if (!cache->rows[CODEC_KEYS] && !cache->rows[CODEC_VALUES]) return;
     for (int side = 0; side < 2; side++) {
         device_free(NULL, cache->rows[side], rows_bytes(cache, cache->row_capacity));
@@ -105,6 +113,46 @@ static size_t count_elsewhere(const struct cache *cache) {
 /* Returns whether pages that the step's queries attend to are dealt to ranks. */
 static bool exchanges(const struct cache *cache) { return cache->base.shape.ranks && cache->base.pages.n_sealed; }
 
+/* ---- Places of rows */
+
+/* Adds a span, unless its rows go on as those of the last one do. */
+static size_t add_span(struct row_span *spans, size_t n, size_t row, uint64_t token) {
+    const struct row_span span = {(uint32_t)row, (uint32_t)token};
+    if (n && span.token - span.row == spans[n - 1].token - spans[n - 1].row) return n;
+    spans[n] = span;
+    return n + 1;
+}
+
+/* Writes which tokens the rows are: the first exact ones, then those of the pages that are here, the window's and the step's. */
+static size_t list_spans(const struct cache *cache, struct row_span *spans) {
+    const struct plan *plan = &cache->base.plan;
+    size_t n = add_span(spans, 0, 0, 0), row = (size_t)plan->before.exact;
+    for (size_t i = 0; i < cache->base.pages.n_sealed; i++) {
+        const struct page_set *set = &cache->base.pages.sets[i];
+        if (!page_set_is_here(set)) continue;
+        n = add_span(spans, n, row, set->first);
+        row += set->count;
+    }
+    return add_span(spans, n, row, plan->before.window_first);
+}
+
+/* Sends the places of rows, where pages are dealt and ALiBi or anchors ask for them. */
+static enum terse_status place_rows(struct cache *cache, struct terse_error *error) {
+    const size_t most = cache->base.pages.n_sealed + 2, bytes = most * sizeof(struct row_span);
+    if (!exchanges(cache) || (!cache->base.shape.slopes && !cache->base.n_anchors)) return TERSE_OK;
+    struct row_span *spans = memory_array(most, sizeof *spans), *to;
+    if (!spans) return status_no_memory(error, bytes, "a prompt's rows");
+    const size_t n = list_spans(cache, spans);
+    enum terse_status status = TERSE_E_MEMORY;
+    if ((to = device_alloc(NULL, bytes, "a prompt's rows", error))) {
+        cache->places = (struct row_places){to, (uint32_t)n};
+        cache->span_capacity = most;
+        status = device_check(device_send(to, spans, n * sizeof *spans), "sending a prompt's rows", error);
+    }
+    memory_free(spans);
+    return status;
+}
+
 void prompt_pages_changed(struct cache *cache) {
     if (!cache->base.in_step || !cache->rows[CODEC_KEYS]) return;
     (void)make_items(cache, NULL); /* it has the memory already */
@@ -113,7 +161,8 @@ void prompt_pages_changed(struct cache *cache) {
 
 enum terse_status prompt_reserve(struct cache *cache, struct terse_error *error) {
     cache->rows_elsewhere = count_elsewhere(cache);
-    enum terse_status status = reserve_rows(cache, error);
+    enum terse_status status = reserve_rows(cache, error); /* which gives up what another step has left */
+    if (!status) status = place_rows(cache, error);
     if (!status && exchanges(cache))
         status =
             rank_exchange_reserve(&cache->exchange, &cache->base.shape, size_min(cache->base.plan.n, EXCHANGE_ROWS), NULL, error);
@@ -221,7 +270,7 @@ static struct attend_prefill attention_of(const struct cache *cache, const struc
                                    .k = row_at(cache, CODEC_KEYS, 0),
                                    .v = row_at(cache, CODEC_VALUES, 0),
                                    .begin = slid_on(plan) ? (size_t)plan->before.exact : 0,
-                                   .places = cache_page_rows(cache),
+                                   .places = cache->places,
                                    .out = out,
                                    .parts = cache->tables->prefill_parts};
 }

@@ -78,14 +78,6 @@ struct page_set_view cache_page_view(const struct page_set *set) {
                                   .generated = set->generated};
 }
 
-struct page_rows cache_page_rows(const struct cache *cache) {
-    if (!cache->base.shape.ranks || !cache->base.pages.n_sealed) return (struct page_rows){0};
-    return (struct page_rows){.pages = cache->views,
-                              .n = (uint32_t)cache->pages_here,
-                              .first = (uint32_t)cache->base.plan.before.exact,
-                              .moved = (uint32_t)cache->rows_elsewhere};
-}
-
 /* Counts of the first n page sets those that this rank has, and rank 0. */
 static void count_dealt(const struct cache *cache, size_t n, size_t *here, size_t *most) {
     const struct page_set *sets = cache->base.pages.sets;

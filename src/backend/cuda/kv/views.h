@@ -9,8 +9,6 @@ struct sequence_view cache_view(const struct cache *cache);
 /* Returns the tables of pages of a rate. */
 struct rate_view cache_rate_view(const struct cache *cache, uint32_t rate);
 struct page_set_view cache_page_view(const struct page_set *set);
-/* Returns where the rows of a step of many tokens stand. */
-struct page_rows cache_page_rows(const struct cache *cache);
 /* Makes room on the device for n page sets and list entries, which are lost where it grows. */
 enum terse_status cache_reserve_views(struct cache *cache, size_t n, struct terse_error *error);
 /* Queues the upload of the sealed page sets and of the entries of the step's read list that have changed. */
