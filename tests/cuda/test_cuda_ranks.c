@@ -60,6 +60,7 @@ struct job {
     const struct method *method;
     size_t prompt;
     bool loads; /* ranks go on from the saved state */
+    bool paper; /* prompts are read by the papers' protocol */
     struct seen seen[THREAD_RANKS_MOST];
 };
 
@@ -86,21 +87,26 @@ static void make_queries(float *q, size_t n, uint64_t seed) {
 
 static bool send(float *to, const float *from, size_t floats) { return device_send(to, from, floats * sizeof *to) == cudaSuccess; }
 
-/* A layer of a step of n tokens, of which all queries attend, or none, unless they choose anchors. */
+/* Counts the last tokens of n whose queries attend. */
+static size_t asked_of(size_t n, bool asks) { return !asks ? 0 : n < MORE ? n : MORE; }
+
+/* A layer of a step of n tokens, of which the last queries attend, or none; where anchors are chosen, by all queries. */
 static bool take_layer(struct computing *c, const struct kv_batch *batch, uint32_t layer, size_t first, size_t n, bool asks) {
     struct seen *seen = c->seen;
     const size_t at = ((size_t)layer * MOST + first) * WIDTH;
     const bool chooses = cache_base_of(batch->caches[0])->plan.anchors;
-    make_queries(c->host, n * Q_WIDTH * (asks || chooses), first * LAYERS + layer);
+    const size_t asked = chooses ? n : asked_of(n, asks);
+    make_queries(c->host, asked * Q_WIDTH, first * LAYERS + layer);
     if (!send(c->k, sample_keys + at, n * WIDTH) || !send(c->v, sample_values + at, n * WIDTH)) return false;
-    if ((asks || chooses) && !send(c->q, c->host, n * Q_WIDTH)) return false;
+    if (asked && !send(c->q, c->host, asked * Q_WIDTH)) return false;
     const struct kv_rows rows = {.layer = layer, .count = n, .k = c->k, .v = c->v},
-                         queries = {.layer = layer, .count = n, .q = c->q, .out = c->q};
+                         queries = {.layer = layer, .first = n - asked, .count = asked, .q = c->q, .out = c->q};
     if (!went_well(seen, cuda_kv_ops.append(batch, &rows, &seen->error))) return false;
     if (chooses && !went_well(seen, cuda_kv_ops.observe(batch, &queries, &seen->error))) return false;
     if (asks && !went_well(seen, cuda_kv_ops.attend(batch, &queries, &seen->error))) return false;
-    if (asks && device_fetch(c->host, c->q, n * Q_WIDTH * sizeof *c->q) != cudaSuccess) return false;
-    for (size_t i = 0; i < n && asks; i++) memcpy(seen->out[layer][seen->n + i], c->host + i * Q_WIDTH, Q_WIDTH * sizeof(float));
+    if (asks && device_fetch(c->host, c->q, asked * Q_WIDTH * sizeof *c->q) != cudaSuccess) return false;
+    for (size_t i = 0; i < asked && asks; i++)
+        memcpy(seen->out[layer][seen->n + i], c->host + i * Q_WIDTH, Q_WIDTH * sizeof(float));
     return went_well(seen, cuda_kv_ops.seal(batch, layer, &seen->error));
 }
 
@@ -111,7 +117,7 @@ static bool take(struct computing *c, struct cache *cache, enum cache_step_kind 
     bool good =
         went_well(seen, cuda_kv_ops.begin(cache, kind, n, &seen->error)) && went_well(seen, cuda_kv_ops.join(&batch, &seen->error));
     for (uint32_t layer = 0; layer < LAYERS && good; layer++) good = take_layer(c, &batch, layer, first, n, asks);
-    seen->n += asks ? n : 0;
+    seen->n += asked_of(n, asks);
     return good && went_well(seen, cuda_kv_ops.commit(cache, &seen->error));
 }
 
@@ -165,8 +171,8 @@ static void work(struct job *job, struct computing *c, struct collective *ranks,
     struct cache *cache = *own;
     struct cache *fork = NULL;
     for (size_t n = job->prompt; n;) { /* in the steps that a session takes */
-        const size_t some = cache_prompt_part(cache, n);
-        if (!take(c, cache, CACHE_STEP_PREFILL, some, false)) return;
+        const size_t some = job->paper ? n : cache_prompt_part(cache, n);
+        if (!take(c, cache, job->paper ? CACHE_STEP_PAPER : CACHE_STEP_PREFILL, some, job->paper)) return;
         n -= some;
     }
     const struct cache_shape shape = cache_base_of(cache)->shape;
@@ -180,7 +186,9 @@ static void work(struct job *job, struct computing *c, struct collective *ranks,
     if (!take(c, cache, CACHE_STEP_DECODE, 1, true)) return;
     seen->step_bytes = ranks->counters.bytes - before.bytes;
     seen->step_gathers = ranks->counters.gathers - before.gathers;
-    const enum cache_step_kind more = job->method->policy->anchors ? CACHE_STEP_CHUNK : CACHE_STEP_PREFILL; /* chooses none */
+    const enum cache_step_kind more = job->paper                     ? CACHE_STEP_PAPER
+                                      : job->method->policy->anchors ? CACHE_STEP_CHUNK /* which chooses none */
+                                                                     : CACHE_STEP_PREFILL;
     if (!take(c, cache, CACHE_STEP_DECODE, 1, true) || !take(c, cache, more, MORE, true)) return;
     if (!take(c, cache, CACHE_STEP_DECODE, LATER, true) || !take(c, cache, CACHE_STEP_DECODE, FEW, true)) return;
     if (went_well(seen, parts_fork(cache, &fork, &seen->error))) go_on_behind_cut(job, c, fork);
@@ -240,7 +248,7 @@ static void run_job(struct job *job, uint32_t n) {
     for (uint32_t rank = 0; rank < n; rank++) {
         if (job->seen[rank].error.code)
             fail_msg("%s on rank %u of %u: %s", job->method->name, rank, n, job->seen[rank].error.message);
-        assert_int_equal(job->seen[rank].n, ROWS - (cuts_pages(job) ? 0 : MORE));
+        assert_int_equal(job->seen[rank].n, ROWS - (cuts_pages(job) || job->paper ? 0 : MORE));
     }
 }
 
@@ -297,13 +305,14 @@ static uint8_t *bytes_of(const char *path, size_t *n) {
     return bytes;
 }
 
-static void check_method_from(const struct method *method, size_t prompt, uint32_t most, bool again, bool loads) {
+static void check_method_from(const struct method *method, size_t prompt, uint32_t most, bool again, bool loads, bool paper) {
     struct job *job = calloc(1, sizeof *job);
     struct seen *alone = malloc(sizeof *alone);
     assert_true(job && alone);
     job->method = method;
     job->prompt = prompt;
     job->loads = loads;
+    job->paper = paper;
     temporary_template("ranks", job->path);
     const int descriptor = mkstemp(job->path);
     assert_true(descriptor >= 0);
@@ -337,7 +346,7 @@ static void check_method_from(const struct method *method, size_t prompt, uint32
 }
 
 static void check_method(const struct method *method, size_t prompt, uint32_t most, bool again) {
-    check_method_from(method, prompt, most, again, true);
+    check_method_from(method, prompt, most, again, true, false);
 }
 
 static void ranks_attend_as_one_does(void **state) {
@@ -371,7 +380,7 @@ static void ranks_choose_and_read_anchors(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct method method = method_with(names[i], 40); /* so that some are in each rank's pages */
-        check_method_from(&method, 576, i ? 2 : 3, false, !i);
+        check_method_from(&method, 576, i ? 2 : 3, false, !i, false);
         release_method(&method, NULL);
     }
 }
@@ -389,6 +398,14 @@ static void ranks_count_distances_of_alibi(void **state) {
         release_method(&method, NULL);
     }
     sample_shape.slopes = NULL;
+}
+
+/* Every token reads codes, of pages that other ranks seal, too: that of the second prompt is rank 1's. */
+static void ranks_read_by_the_papers_protocol(void **state) {
+    (void)state;
+    struct method method = method_of("kivi-2");
+    check_method_from(&method, 790, 2, false, true, true);
+    release_method(&method, NULL);
 }
 
 static void ranks_fit_transforms_to_the_whole_sequence(void **state) {
@@ -524,6 +541,7 @@ int main(int argc, char **argv) {
                                        cmocka_unit_test(learned_sinks_are_read_by_one_rank),
                                        cmocka_unit_test(ranks_choose_and_read_anchors),
                                        cmocka_unit_test(ranks_count_distances_of_alibi),
+                                       cmocka_unit_test(ranks_read_by_the_papers_protocol),
                                        cmocka_unit_test(ranks_fit_transforms_to_the_whole_sequence),
                                        cmocka_unit_test(what_needs_all_pages_is_refused_by_name),
                                        cmocka_unit_test(engines_give_the_cpus_logits)};

@@ -75,5 +75,6 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (KV + "views.c", "list.rows_begin = list.rows_end;", "list.rows_begin = list.rows_end - FAULT;", RANKS, "ranks: a first token is read by all ranks"),
     (KV + "anchor_rows.cu", "if (!places.spans) return token;", "if (!places.spans || FAULT) return token;", RANKS, "ranks: anchors lie at their tokens' numbers among fewer rows"),
     (KV + "prompt.c", "row += set->count;", "row += FAULT ? PAGE_TOKENS : set->count;", DISTANCES, "ranks: ALiBi counts tokens that were cut from a page"),
+    (KV + "prompt.c", "t < end && shares_codes(cache) && !status", "t < end && shares_codes(cache) && !status && !FAULT", "test_cuda_ranks_emulated ranks_read_by*", "ranks: --paper reads others' tokens as they were"),
     (KV + "view.h", "return places->spans[*span].token + row - places->spans[*span].row;", "return FAULT ? row : places->spans[*span].token + row - places->spans[*span].row;", "test_attend_prefill_emulated", "ranks: ALiBi counts distances in rows"),
 )

@@ -242,12 +242,12 @@ static enum terse_status exchange_scores(const struct cache *cache, float *block
     cudaError_t result = copy_scores(cache, blocks + shape->ranks->rank * block, count, scores, n, count);
     enum terse_status status = device_check(result, "scores of anchors", error);
     if (!status) status = ranks_gather(shape->ranks, blocks, block * sizeof *blocks, error);
-    for (size_t i = 0, end; i < part->pages && !status; i = end) {
-        const uint32_t owner = deal_owner(shape, part->sets[i].first);
-        for (end = i + 1; end < part->pages && deal_owner(shape, part->sets[end].first) == owner;) end++;
+    for (size_t i = 0, run; i < part->pages && !status; i += run) {
+        uint32_t owner;
+        run = deal_run(shape, part->sets[i].first, part->pages - i, &owner);
         if (owner == shape->ranks->rank) continue;
-        result = copy_scores(cache, scores + i * PAGE_TOKENS, n, blocks + owner * block + i * PAGE_TOKENS, count,
-                             (end - i) * PAGE_TOKENS);
+        result =
+            copy_scores(cache, scores + i * PAGE_TOKENS, n, blocks + owner * block + i * PAGE_TOKENS, count, run * PAGE_TOKENS);
         status = device_check(result, "scores of anchors", error);
     }
     return status;

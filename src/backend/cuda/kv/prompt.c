@@ -112,6 +112,10 @@ static size_t count_elsewhere(const struct cache *cache) {
 
 /* Returns whether pages that the step's queries attend to are dealt to ranks. */
 static bool exchanges(const struct cache *cache) { return cache->base.shape.ranks && cache->base.pages.n_sealed; }
+/* Returns whether queries read decoded rows of the step's own pages that other ranks have. */
+static bool shares_codes(const struct cache *cache) {
+    return cache->base.shape.ranks && cache->base.plan.kind == CACHE_STEP_PAPER && cache->base.plan.seal;
+}
 
 /* ---- Places of rows */
 
@@ -163,9 +167,10 @@ enum terse_status prompt_reserve(struct cache *cache, struct terse_error *error)
     cache->rows_elsewhere = count_elsewhere(cache);
     enum terse_status status = reserve_rows(cache, error); /* which gives up what another step has left */
     if (!status) status = place_rows(cache, error);
-    if (!status && exchanges(cache))
+    if (!status && (exchanges(cache) || shares_codes(cache)))
         status =
-            rank_exchange_reserve(&cache->exchange, &cache->base.shape, size_min(cache->base.plan.n, EXCHANGE_ROWS), NULL, error);
+            rank_exchange_reserve(&cache->exchange, &cache->base.shape,
+                                  shares_codes(cache) ? EXCHANGE_ROWS : size_min(cache->base.plan.n, EXCHANGE_ROWS), NULL, error);
     if (!status) status = kept_reserve(cache, cache->row_capacity, error);
     if (!status) status = kv_anchors_reserve(cache, error);
     if (!status) status = make_items(cache, error);
@@ -236,6 +241,20 @@ static cudaError_t seal_layer(struct cache *cache, uint32_t layer) {
     return result == cudaSuccess ? encode_pages(&encode, device_stream()) : result;
 }
 
+/* Seals the step's pages and decodes them to their rows, so that every token reads codes, its own included. */
+static enum terse_status read_codes(struct cache *cache, uint32_t layer, struct terse_error *error) {
+    const struct encode encode = encode_of(cache, &cache->sealed, layer);
+    const uint64_t first = plan_first_sealed(&cache->base.plan), end = first + cache->base.plan.sealed;
+    cudaError_t result = seal_layer(cache, layer);
+    if (result == cudaSuccess && encode.n) result = decode_pages(&encode, device_stream());
+    enum terse_status status = device_check(result, "storing a prompt's keys and values", error);
+    for (uint64_t t = first; t < end && shares_codes(cache) && !status; t += EXCHANGE_ROWS)
+        for (int side = 0; side < 2 && !status; side++)
+            status = rank_exchange_rows(&cache->exchange, &cache->base.shape, t, size_min((size_t)(end - t), EXCHANGE_ROWS),
+                                        row_at(cache, side, (size_t)row_of(cache, t)), error);
+    return status;
+}
+
 enum terse_status prompt_append(struct cache *cache, const struct kv_rows *rows, struct terse_error *error) {
     const struct layer_rows to = layer_rows(cache, rows->layer);
     const size_t first = rows->first, count = rows->count;
@@ -251,12 +270,8 @@ enum terse_status prompt_append(struct cache *cache, const struct kv_rows *rows,
     if (result == cudaSuccess)
         result = append_rows(&to, rows->k, rows->v, count, cache->base.plan.before.length + first, rows_before(cache) + first,
                              device_stream());
-    if (result == cudaSuccess && last && paper && cache->base.plan.seal) { /* every token reads codes, its own included */
-        struct encode encode = encode_of(cache, &cache->sealed, rows->layer);
-        result = seal_layer(cache, rows->layer);
-        if (result == cudaSuccess) result = decode_pages(&encode, device_stream());
-    }
-    return device_check(result, "storing a prompt's keys and values", error);
+    status = device_check(result, "storing a prompt's keys and values", error);
+    return !status && last && paper && cache->base.plan.seal ? read_codes(cache, rows->layer, error) : status;
 }
 
 /* Returns the attention of rotated queries, whose outputs go to `out`. */
