@@ -30,13 +30,25 @@ many_work() {
 # ppl: the perplexity in $work/out.
 ppl() { grep -o 'PPL = [0-9.]*' "$work/out" | grep -o '[0-9.]*$'; }
 
+# same_perplexity METHOD [OPTION]: sets $alone and $all, near each other, the second the same in two runs.
+same_perplexity() {
+    local arguments=(perplexity -f "$text" -c 2048 --chunks 1 --kv $1 ${2:-} "${common[@]}")
+    works "${arguments[@]}"
+    alone=$(ppl)
+    many_work "${arguments[@]}"
+    all=$(ppl)
+    near "$all" "$alone" 0.01 || fail "$*: perplexity $all with $ranks GPUs, $alone with one"
+    many_work "${arguments[@]}"
+    [ "$(ppl)" = "$all" ] || fail "$*: perplexity $all, and then $(ppl)"
+}
+
 # Attention with every method's kernels, codebooks too; prompts through layers of every kind.
 for program in test_cuda_ranks test_cuda_ranks_prompt; do
     python3 "$(dirname "$0")/../support/ranks.py" "$ranks" "$(dirname "$terse")/$program" || fail "$program: exit $?"
 done
 
-for method in f16 q8_0 q4_0 kivi-4 kivi-2 terse-4 terse-2 terse-1; do
-    arguments=(run -f "$work/text" -n 60 --temp 0 --ignore-eos --kv "$method" "${common[@]}")
+for method in f16 q8_0 q4_0 'q4_0 --anchors 1%' kivi-4 kivi-2 terse-4 terse-2 terse-1; do
+    arguments=(run -f "$work/text" -n 60 --temp 0 --ignore-eos --kv $method "${common[@]}")
     works "${arguments[@]}"
     cp "$work/out" "$work/alone"
     many_work "${arguments[@]}"
@@ -44,15 +56,12 @@ for method in f16 q8_0 q4_0 kivi-4 kivi-2 terse-4 terse-2 terse-1; do
     cmp "$work/out" "$work/alone" || fail "$method: $ranks GPUs write another text than one"
     many_work "${arguments[@]}"
     cmp "$work/out" "$work/once" || fail "$method: $ranks GPUs write another text in the second run"
-    arguments=(perplexity -f "$text" -c 2048 --chunks 1 --kv "$method" "${common[@]}")
-    works "${arguments[@]}"
-    alone=$(ppl)
-    many_work "${arguments[@]}"
-    all=$(ppl)
-    near "$all" "$alone" 0.01 || fail "$method: perplexity $all with $ranks GPUs, $alone with one"
-    many_work "${arguments[@]}"
-    [ "$(ppl)" = "$all" ] || fail "$method: perplexity $all, and then $(ppl)"
+    same_perplexity "$method"
     echo "$method: the same text; perplexity $alone with one GPU, $all with $ranks"
+done
+for method in kivi-2 'q4_0 --anchors 1%'; do
+    same_perplexity "$method" --paper
+    echo "$method --paper: perplexity $alone with one GPU, $all with $ranks"
 done
 
 # States are of the same size, the same file in every run, and go on alike with one GPU or several. They need not be the same file as one GPU's, since products
@@ -72,9 +81,9 @@ for state in state1 state2; do
     cmp "$work/out" "$work/alone" || fail "$ranks GPUs go on from $state with another text than one"
 done
 
-for method in mat-64 snapkv-128 'q4_0 --anchors 1%'; do
-    many run -p 'The old man' -n 2 --kv $method "${common[@]}"
-    [ "$status" -ne 0 ] && grep -q "${method%% *} .*ranks" "$work/err" || fail "$method: exit $status: $(cat "$work/err")"
+for method in mat-64 snapkv-128; do
+    many run -p 'The old man' -n 2 --kv "$method" "${common[@]}"
+    [ "$status" -ne 0 ] && grep -q "$method .*ranks" "$work/err" || fail "$method: exit $status: $(cat "$work/err")"
 done
 
 # A rank that is killed ends all.

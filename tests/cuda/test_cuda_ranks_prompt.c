@@ -34,6 +34,7 @@ struct job {
     struct terse_model *model, *damaged; /* damaged: of the last rank; NULL: it has the others' */
     const struct method *method;
     size_t before, n; /* tokens of an earlier prompt, or 0, and of the prompt */
+    bool paper;       /* which is read by the papers' protocol */
     struct seen seen[THREAD_RANKS_MOST];
 };
 
@@ -64,7 +65,8 @@ static enum terse_status read_tokens(struct job *job, struct executor *executor,
     const struct executor_ops *ops = &cuda_executor_ops;
     static _Thread_local int32_t tokens[LONG_MOST];
     random_tokens(tokens, n, job->model->vocabulary, 11 + cache_length(cache));
-    struct step_part part = {.cache = cache, .kind = CACHE_STEP_PREFILL, .tokens = tokens, .n = n, .user = job};
+    struct step_part part = {
+        .cache = cache, .kind = job->paper ? CACHE_STEP_PAPER : CACHE_STEP_PREFILL, .tokens = tokens, .n = n, .user = job};
     if (cache_length(cache) == job->before) part.rows = keep_rows, part.first_row = first_kept(job);
     memset(watched->times, 0, sizeof watched->times);
     struct pass *pass;
@@ -134,17 +136,23 @@ static void check_shares(const struct job *job, uint32_t n) {
     }
 }
 
-static struct job *job_new(const struct random_model_spec *spec, struct method *method, void **file) {
+static struct job *job_with(const struct random_model_spec *spec, const char *name, double anchor_percent, struct method *method,
+                            void **file) {
     struct terse_cache_options options = terse_cache_options_defaults();
     struct job *job = calloc(1, sizeof *job);
     struct terse_error error;
     assert_non_null(job);
-    options.method = "q8_0";
+    options.method = name;
+    if (anchor_percent > 0) options.anchor_percent = anchor_percent;
     job->model = random_model_new(spec, file);
     job->method = method;
     assert_true(job->model->vocabulary <= VOCABULARY_MOST);
     if (method_resolve(&options, job->model->head_dim, method, &error)) fail_msg("%s", error.message);
     return job;
+}
+
+static struct job *job_new(const struct random_model_spec *spec, struct method *method, void **file) {
+    return job_with(spec, "q8_0", 0, method, file);
 }
 
 static void job_free(struct job *job, void *file) {
@@ -227,6 +235,24 @@ static void layers_that_slide_are_shared_behind_pages(void **state) {
     job_free(job, file);
 }
 
+/* Where all queries choose anchors, before one attends or as they do, each attends on every rank. */
+static void prompts_with_anchors_are_not_shared(void **state) {
+    (void)state;
+    const uint32_t n = ranks_most(2);
+    for (int paper = 0; paper < 2; paper++) {
+        struct method method;
+        void *file;
+        struct job *job = job_with(&random_models[0], "q4_0", 10, &method, &file);
+        job->n = PROMPT;
+        job->paper = paper;
+        compare(job, n);
+        for (size_t i = 0; i < job->n; i++)
+            for (uint32_t rank = 0; rank < n; rank++) assert_int_equal(job->seen[rank].times[i], job->model->layers);
+        assert_true(job->seen[0].gathers);
+        job_free(job, file);
+    }
+}
+
 /* Queries that are not finite, which one rank alone computes and of which attention makes finite numbers, end the prompt on all ranks. */
 static void all_ranks_refuse_what_one_of_them_sees(void **state) {
     static const char *const tensors[] = {"blk.0.attn_q.weight", "blk.1.attn_q.weight"}, *const places[] = {"behind layer 0 ",
@@ -278,6 +304,7 @@ int main(void) {
     struct CMUnitTest tests[TESTS_MOST] = {
         cmocka_unit_test(short_prompts_are_not),
         cmocka_unit_test(layers_that_slide_are_shared_behind_pages),
+        cmocka_unit_test(prompts_with_anchors_are_not_shared),
         cmocka_unit_test(all_ranks_refuse_what_one_of_them_sees),
 #ifndef TERSE_EMULATED_CUDA
         cmocka_unit_test(long_prompts_are_shared_by_and_by),
