@@ -302,8 +302,8 @@ static cudaError_t random_scores(const struct cache *cache, uint32_t layer, cons
     if (!scores) return cudaErrorMemoryAllocation;
     for (size_t i = 0; i < heads * 2 * n; i++)
         scores[i] = anchor_random_score(layer * heads + i / n / 2, (int)(i / n % 2), plan_first_sealed(&cache->base.plan) + i % n);
-    const cudaError_t result = cudaMemcpy(work->scores, scores, bytes, cudaMemcpyHostToDevice);
-    memory_free(scores);
+    const cudaError_t result = device_send(work->scores, scores, bytes);
+    memory_free(scores); /* memory that is not pinned was copied before the call returned */
     return result;
 }
 
