@@ -59,10 +59,11 @@ static double measure_choice(const struct anchor_scores &scores, const __half *k
                   device<uint32_t>((size_t)KV_HEADS * 2 * keep),
                   device<uint32_t>((size_t)KV_HEADS * 2 * keep),
                   device<uint32_t>(KV_HEADS),
+                  device<uint32_t>(KV_HEADS),
                   device<uint64_t>((size_t)KV_HEADS * pages),
                   pages};
     anchors.marks = marks;
-    anchors.pages = pages;
+    anchors.pages = anchors.here = pages;
     anchors.rows[0] = k, anchors.rows[1] = v;
     return microseconds([&] {
         check(cudaMemsetAsync(marks, 0, (size_t)KV_HEADS * 2 * pages * sizeof *marks, 0), "clearing");

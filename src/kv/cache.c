@@ -183,6 +183,16 @@ size_t cache_pages_ahead(const struct cache_base *base, const struct plan *plan)
     return size_min((size_t)((plan->after.length - plan->after.window_first) / PAGE_TOKENS), most);
 }
 
+/* Refuses to choose anchors by attention to pages of which other ranks have some. */
+static enum terse_status check_anchors(const struct cache_base *base, struct terse_error *error) {
+    if (!base->plan.anchors || !base->shape.ranks || !base->pages.n_sealed) return TERSE_OK;
+    return status_fail(
+        error, TERSE_E_UNSUPPORTED,
+        "%s chooses exact tokens of a later prompt by their attention to earlier pages, which several ranks cannot do "
+        "together: give the text as one prompt, keep no anchors, or use another --kv",
+        base->method.name);
+}
+
 enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
     struct cache_base *base = cache_base(cache);
     const uint64_t most = base->storage->most_tokens;
@@ -194,7 +204,8 @@ enum terse_status cache_plan_step(struct cache *cache, enum cache_step_kind kind
     base->layers_ended = 0;
     base->plan = plan_step(&base->method, &base->extent, kind, n);
     base->step_sets = base->plan.seal + cache_pages_ahead(base, &base->plan);
-    enum terse_status status = fitted_begin_step(base, error);
+    enum terse_status status = check_anchors(base, error);
+    if (!status) status = fitted_begin_step(base, error);
     if (!status) status = recurrent_begin_step(base, error);
     if (status) return status;
     if (kind != CACHE_STEP_DECODE || n > base->ahead_most_tokens) cache_forget_ahead(cache);

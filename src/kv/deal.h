@@ -27,6 +27,14 @@ static inline bool deal_holds(const struct cache_shape *shape, uint64_t first) {
     return !shape->ranks || deal_owner(shape, first) == shape->ranks->rank;
 }
 
+/* Returns how many of n pages that follow one another, the first of which begins with token `first`, a rank holds before another does, *owner. */
+static inline size_t deal_run(const struct cache_shape *shape, uint64_t first, size_t n, uint32_t *owner) {
+    size_t run = 1;
+    *owner = deal_owner(shape, first);
+    while (run < n && deal_owner(shape, first + run * PAGE_TOKENS) == *owner) run++;
+    return run;
+}
+
 /* Returns how many of n pages, the first of which begins with token `first`, this rank holds. */
 static inline size_t deal_pages(const struct cache_shape *shape, uint64_t first, size_t n) {
     size_t held = shape->ranks ? 0 : n;

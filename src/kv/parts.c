@@ -38,6 +38,13 @@ struct cache *parts_of_layer(struct cache *cache, uint32_t number, uint32_t *lay
     return NULL;
 }
 
+bool parts_attends_alone(struct cache *cache, uint32_t number) {
+    uint32_t layer;
+    const struct cache_base *base = cache_base_of(parts_of_layer(cache, number, &layer));
+    const bool dealt = base->shape.ranks && (base->pages.n_sealed || base->plan.kind == CACHE_STEP_PAPER);
+    return !dealt && !base->plan.anchors;
+}
+
 /* ---- Reports */
 
 /* Adds a part's report to the first part's, whose `tokens` and `kept` stand for both, since no token slides out of the first part. */

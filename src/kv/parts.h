@@ -22,6 +22,9 @@ void parts_predict(const struct kv_storage *storage, const struct cache_shape *s
 /* Returns the part that has a layer, by the layer's number in the model, and writes its number in that part; NULL: the cache has no
  * such layer. */
 struct cache *parts_of_layer(struct cache *cache, uint32_t number, uint32_t *layer);
+/* Returns whether one of several ranks can attend for some of the queries of a step in progress without the others, in the layer of this number in
+ * the model: it has all tokens there (kv/deal.h), and no anchors are chosen by how all queries attend. */
+bool parts_attends_alone(struct cache *cache, uint32_t number);
 
 /* Makes a cache that `threads` threads work on. It copies `shape` and `method`; what they point to outlives the cache. */
 enum terse_status parts_create(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method,

@@ -1,5 +1,5 @@
 /* A prompt's attention on the GPU against the same in double precision from the same floats and halves: all head sizes, groups and ragged
- * shapes; rows read in parts and not; in place; ALiBi. Buffers end where the last row does and everything that must not be read is NaN. */
+ * shapes; rows read in parts and not; in place; ALiBi, also where other ranks have pages between the rows. Buffers end where the last row does and everything that must not be read is NaN. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/attend_prefill.h"
 #include "base/half.h"
@@ -36,7 +36,17 @@ struct shape {
     uint32_t window;                   /* 0: all rows are seen */
     float cap;                         /* of logits; 0: none */
     bool sinks;                        /* a key without a value, whose logit is that of sink_of */
+    uint32_t pages; /* behind row `dealt`, of every second rope run, a multiple of 4; 0: rows are as many positions apart as rows */
+    size_t dealt;
 };
+
+#define MOVED(pages) ((pages)*PAGE_TOKENS) /* as many tokens are elsewhere */
+
+static size_t position_of(const struct shape *s, size_t row) {
+    if (!s->pages || row < s->dealt) return row;
+    const size_t page = (row - s->dealt) / PAGE_TOKENS;
+    return row + (page < s->pages ? page / 4 * 4 * PAGE_TOKENS : MOVED(s->pages));
+}
 
 static float sink_of(uint32_t head) { return (float)(head % 3) - 1; }
 static size_t first_seen(const struct shape *s, size_t last) {
@@ -67,7 +77,7 @@ static void expected(const struct shape *s, const float *slopes, double scale, c
         for (uint32_t c = 0; c < hd; c++) logit += (double)q[(i * heads + h) * hd + c] * k[(r * s->kv_heads + kv_head) * hd + c];
         logit *= scale;
         if (s->cap > 0) logit = (double)s->cap * tanh(logit / (double)s->cap);
-        weights[r] = logit + (slopes ? slopes[h] * ((double)r - (double)last) : 0);
+        weights[r] = logit + (slopes ? slopes[h] * ((double)position_of(s, r) - (double)position_of(s, last)) : 0);
         largest = fmax(largest, weights[r]);
     }
     memset(out, 0, hd * sizeof *out);
@@ -123,6 +133,14 @@ static struct run attended(const struct shape *s, double spread, uint64_t seed) 
     uint16_t *k = on_device(halves[0], rows * sizeof *k), *v = on_device(halves[1], rows * sizeof *v);
     float *parts = NULL;
     if (s->parts) assert_int_equal(cudaMalloc((void **)&parts, attend_prefill_part_floats(&view) * sizeof *parts), cudaSuccess);
+    struct row_span *spans = calloc(s->pages + 2, sizeof *spans), *device_spans;
+    assert_non_null(spans);
+    for (uint32_t i = 0; i <= s->pages; i++) {
+        const size_t row = s->dealt + i * PAGE_TOKENS;
+        spans[i + 1] = (struct row_span){(uint32_t)row, (uint32_t)position_of(s, row)};
+    }
+    device_spans = on_device(spans, (s->pages + 2) * sizeof *spans);
+    free(spans);
     struct attend_prefill attend = {.heads = view,
                                     .layer = 1,
                                     .q = q,
@@ -133,10 +151,11 @@ static struct run attended(const struct shape *s, double spread, uint64_t seed) 
                                     .begin = s->begin,
                                     .out = out,
                                     .parts = parts};
+    if (s->pages) attend.places = (struct row_places){device_spans, s->pages + 2};
     assert_int_equal((s->mma ? attend_prefill_mma : attend_prefill_launch)(&attend, device_stream()), cudaSuccess);
     assert_int_equal(cudaStreamSynchronize(device_stream()), cudaSuccess);
     assert_int_equal(device_fetch(run.out, out, queries * sizeof *run.out), cudaSuccess);
-    cudaFree(slopes), cudaFree(device_sinks), cudaFree(q), cudaFree(k), cudaFree(v), cudaFree(parts);
+    cudaFree(slopes), cudaFree(device_sinks), cudaFree(q), cudaFree(k), cudaFree(v), cudaFree(parts), cudaFree(device_spans);
     if (out != q) cudaFree(out);
     free(halves[0]), free(halves[1]);
     return run;
@@ -214,6 +233,22 @@ static void slopes_are_added(void **state) {
                                   .begin = 100,
                                   .slopes = true,
                                   .parts = parts});
+}
+
+static void slopes_count_positions_of_dealt_pages(void **state) {
+    (void)state;
+    for (size_t d = 0; d < HEAD_DIMS; d++)
+        for (int parts = 0; parts < 2; parts++)
+            check(&(struct shape){.head_dim = head_dims[d],
+                                  .kv_heads = 2,
+                                  .group = 4,
+                                  .n = EMULATED ? 9 : 190,
+                                  .first_query = 4 + 8 * PAGE_TOKENS + 150,
+                                  .begin = parts ? 4 : 0,
+                                  .slopes = true,
+                                  .parts = parts,
+                                  .pages = 8,
+                                  .dealt = 4});
 }
 
 /* Windows within a block of keys, of several, and that reach beyond the first row; logits up to the cap and beyond. */
@@ -301,6 +336,7 @@ int main(void) {
         cmocka_unit_test(every_group),
         cmocka_unit_test(rows_before_begin_are_not_read),
         cmocka_unit_test(slopes_are_added),
+        cmocka_unit_test(slopes_count_positions_of_dealt_pages),
         cmocka_unit_test(windows_caps_and_sinks),
         cmocka_unit_test(few_queries_over_many_rows),
         cmocka_unit_test(many_queries),

@@ -6,19 +6,17 @@
 #include "backend/cuda/kv/attend_ranks.h"
 #include "backend/cuda/kv/batch.h"
 #include "backend/cuda/kv/ops.h"
-#include "backend/cuda/ranks.h"
 #include "base/memory.h"
 #include "engine/session.h"
 #include "kv/deal.h"
 #include "kv/state_file.h"
 #include "method/method.h"
-#include "no_device.h"
+#include "ranks_under_test.h"
 #include "support/fit_sample.h"
 #include "support/random_codebook.h"
 #include "support/random_model.h"
 #include "support/session_steps.h"
 #include "support/temporary.h"
-#include "support/thread_ranks.h"
 #include "terse_calibrate.h"
 
 #include <math.h>
@@ -37,7 +35,14 @@
 #define BOUND 2e-3
 #define Q_WIDTH (GROUP * WIDTH)
 
-enum { MORE = 50, LATER = 20, FEW = 3, ROWS = 2 + MORE + LATER + FEW + 1, Q_MOST = GROUP * HEADS * HEAD_DIM_MOST };
+enum {
+    MORE = 50,
+    LATER = 20,
+    FEW = 3,
+    BEHIND_CUT = 330,
+    ROWS = 2 + MORE + LATER + FEW + 1 + MORE,
+    Q_MOST = GROUP * HEADS * HEAD_DIM_MOST
+};
 
 /* A rank notes here what it has seen. */
 struct seen {
@@ -52,6 +57,8 @@ struct job {
     char path[TEMPORARY_PATH], shared_path[TEMPORARY_PATH]; /* of a saved state: this process's, and rank 0's, which all read */
     const struct method *method;
     size_t prompt;
+    bool loads; /* ranks go on from the saved state */
+    bool paper; /* prompts are read by the papers' protocol */
     struct seen seen[THREAD_RANKS_MOST];
 };
 
@@ -60,8 +67,14 @@ struct computing {
     struct seen *seen;
     struct batch_memory *batch;
     float *k, *v, *q; /* on the device */
-    float *host;      /* [MORE][Q_MOST] */
+    float *host;      /* [query_rows][Q_MOST] */
 };
+
+/* Counts the queries of the longest step that has any. */
+static size_t query_rows(const struct job *job) { return job->prompt > MORE ? job->prompt : MORE; }
+
+/* Returns whether a run cuts a sealed page, among whose tokens no anchors may be. */
+static bool cuts_pages(const struct job *job) { return sample_shape.slopes && !job->method->policy->anchors; }
 
 static bool went_well(struct seen *seen, enum terse_status status) { return !status && !seen->error.code; }
 
@@ -72,19 +85,27 @@ static void make_queries(float *q, size_t n, uint64_t seed) {
 
 static bool send(float *to, const float *from, size_t floats) { return device_send(to, from, floats * sizeof *to) == cudaSuccess; }
 
-/* A layer of a step of n tokens, of which all queries attend, or none. */
+/* Counts the last tokens of n whose queries attend. */
+static size_t asked_of(size_t n, bool asks) { return !asks ? 0 : n < MORE ? n : MORE; }
+
+/* A layer of a step of n tokens, of which the last queries attend, or none; where anchors are chosen, all queries, which are observed before. */
 static bool take_layer(struct computing *c, const struct kv_batch *batch, uint32_t layer, size_t first, size_t n, bool asks) {
     struct seen *seen = c->seen;
     const size_t at = ((size_t)layer * MOST + first) * WIDTH;
-    make_queries(c->host, n * Q_WIDTH * asks, first * LAYERS + layer);
+    const bool chooses = cache_base_of(batch->caches[0])->plan.anchors;
+    const size_t kept = asked_of(n, asks), asked = chooses ? n : kept;
+    make_queries(c->host, asked * Q_WIDTH, first * LAYERS + layer);
     if (!send(c->k, sample_keys + at, n * WIDTH) || !send(c->v, sample_values + at, n * WIDTH)) return false;
-    if (asks && !send(c->q, c->host, n * Q_WIDTH)) return false;
+    if (asked && !send(c->q, c->host, asked * Q_WIDTH)) return false;
     const struct kv_rows rows = {.layer = layer, .count = n, .k = c->k, .v = c->v},
-                         queries = {.layer = layer, .count = n, .q = c->q, .out = c->q};
+                         queries = {.layer = layer, .first = n - asked, .count = asked, .q = c->q, .out = c->q};
     if (!went_well(seen, cuda_kv_ops.append(batch, &rows, &seen->error))) return false;
+    if (chooses && !went_well(seen, cuda_kv_ops.observe(batch, &queries, &seen->error))) return false;
+    if (chooses && asks && !send(c->q, c->host, asked * Q_WIDTH)) return false; /* which observing has rotated */
     if (asks && !went_well(seen, cuda_kv_ops.attend(batch, &queries, &seen->error))) return false;
-    if (asks && device_fetch(c->host, c->q, n * Q_WIDTH * sizeof *c->q) != cudaSuccess) return false;
-    for (size_t i = 0; i < n && asks; i++) memcpy(seen->out[layer][seen->n + i], c->host + i * Q_WIDTH, Q_WIDTH * sizeof(float));
+    if (asks && device_fetch(c->host, c->q, asked * Q_WIDTH * sizeof *c->q) != cudaSuccess) return false;
+    for (size_t i = 0; i < kept; i++)
+        memcpy(seen->out[layer][seen->n + i], c->host + (asked - kept + i) * Q_WIDTH, Q_WIDTH * sizeof(float));
     return went_well(seen, cuda_kv_ops.seal(batch, layer, &seen->error));
 }
 
@@ -95,7 +116,7 @@ static bool take(struct computing *c, struct cache *cache, enum cache_step_kind 
     bool good =
         went_well(seen, cuda_kv_ops.begin(cache, kind, n, &seen->error)) && went_well(seen, cuda_kv_ops.join(&batch, &seen->error));
     for (uint32_t layer = 0; layer < LAYERS && good; layer++) good = take_layer(c, &batch, layer, first, n, asks);
-    seen->n += asks ? n : 0;
+    seen->n += asked_of(n, asks);
     return good && went_well(seen, cuda_kv_ops.commit(cache, &seen->error));
 }
 
@@ -133,17 +154,29 @@ static enum terse_status load(const struct job *job, const struct cache_shape *s
     return status;
 }
 
+/* Cuts a fork in its window and goes on; where distances count, too, in a sealed page, behind which others are sealed. */
+static void go_on_behind_cut(const struct job *job, struct computing *c, struct cache *fork) {
+    struct seen *seen = c->seen;
+    if (!went_well(seen, parts_truncate(fork, job->prompt - 40, &seen->error)) || !take(c, fork, CACHE_STEP_DECODE, 1, true) ||
+        !cuts_pages(job))
+        return;
+    if (went_well(seen, parts_truncate(fork, job->prompt - 140, &seen->error)) &&
+        take(c, fork, CACHE_STEP_PREFILL, BEHIND_CUT, false))
+        take(c, fork, CACHE_STEP_PREFILL, MORE, true);
+}
+
 static void work(struct job *job, struct computing *c, struct collective *ranks, struct cache **own) {
     struct seen *seen = c->seen;
     struct cache *cache = *own;
     struct cache *fork = NULL;
     for (size_t n = job->prompt; n;) { /* in the steps that a session takes */
-        const size_t some = cache_prompt_part(cache, n);
-        if (!take(c, cache, CACHE_STEP_PREFILL, some, false)) return;
+        const size_t some = job->paper ? n : cache_prompt_part(cache, n);
+        if (!take(c, cache, job->paper ? CACHE_STEP_PAPER : CACHE_STEP_PREFILL, some, job->paper)) return;
         n -= some;
     }
     const struct cache_shape shape = cache_base_of(cache)->shape;
-    if (!went_well(seen, save(job, ranks, cache, &seen->error)) || !went_well(seen, load(job, &shape, own, &seen->error))) return;
+    if (!went_well(seen, save(job, ranks, cache, &seen->error))) return;
+    if (job->loads && !went_well(seen, load(job, &shape, own, &seen->error))) return;
     cache = *own;
     const struct block_table *pages = &cache_base_of(cache)->pages;
     seen->sealed = pages->n_sealed;
@@ -152,25 +185,27 @@ static void work(struct job *job, struct computing *c, struct collective *ranks,
     if (!take(c, cache, CACHE_STEP_DECODE, 1, true)) return;
     seen->step_bytes = ranks->counters.bytes - before.bytes;
     seen->step_gathers = ranks->counters.gathers - before.gathers;
-    if (!take(c, cache, CACHE_STEP_DECODE, 1, true) || !take(c, cache, CACHE_STEP_PREFILL, MORE, true)) return;
+    const enum cache_step_kind more = job->method->policy->anchors ? CACHE_STEP_CHUNK /* which chooses none */
+                                      : job->paper                 ? CACHE_STEP_PAPER
+                                                                   : CACHE_STEP_PREFILL;
+    if (!take(c, cache, CACHE_STEP_DECODE, 1, true) || !take(c, cache, more, MORE, true)) return;
     if (!take(c, cache, CACHE_STEP_DECODE, LATER, true) || !take(c, cache, CACHE_STEP_DECODE, FEW, true)) return;
-    if (went_well(seen, parts_fork(cache, &fork, &seen->error)) &&
-        went_well(seen, parts_truncate(fork, job->prompt - 40, &seen->error)))
-        take(c, fork, CACHE_STEP_DECODE, 1, true);
+    if (went_well(seen, parts_fork(cache, &fork, &seen->error))) go_on_behind_cut(job, c, fork);
     parts_destroy(fork);
 }
 
 static void run(struct collective *ranks, void *user) {
     struct job *job = user;
     struct seen *seen = &job->seen[ranks->rank];
-    struct computing c = {.seen = seen, .host = malloc(MORE * Q_MOST * sizeof(float))};
+    const size_t query_bytes = query_rows(job) * Q_MOST * sizeof(float);
+    struct computing c = {.seen = seen, .host = malloc(query_bytes)};
     struct cache_shape shape = sample_shape;
     struct cache *cache = NULL;
     memset(seen, 0, sizeof *seen);
     if (ranks->ranks > 1) shape.ranks = ranks;
     const size_t rows = job->prompt * WIDTH * sizeof(float);
     if ((c.k = device_alloc(NULL, rows, "keys", &seen->error)) && (c.v = device_alloc(NULL, rows, "values", &seen->error)) &&
-        (c.q = device_alloc(NULL, MORE * Q_MOST * sizeof(float), "queries", &seen->error)) && c.host &&
+        (c.q = device_alloc(NULL, query_bytes, "queries", &seen->error)) && c.host &&
         went_well(seen, batch_new(&sample_shape, &c.batch, &seen->error)) &&
         went_well(seen, parts_create(cuda_kv_ops.storage, &shape, job->method, 1, &cache, &seen->error)))
         work(job, &c, ranks, &cache);
@@ -178,41 +213,20 @@ static void run(struct collective *ranks, void *user) {
     batch_free(c.batch);
     device_free(NULL, c.k, rows);
     device_free(NULL, c.v, rows);
-    device_free(NULL, c.q, MORE * Q_MOST * sizeof(float));
+    device_free(NULL, c.q, query_bytes);
     free(c.host);
 }
 
-/* Where this process is one of several ranks, each with a GPU, it runs a job alone, and then with the others. NULL: ranks are threads. */
-static struct collective *processes;
-
-static bool can_be(uint32_t n) { return !processes || n == 1 || n == processes->ranks; }
-
-static void run_processes(struct job *job, uint32_t n) {
-    static struct collective_outcome outcome;
-    struct collective alone = collective_local;
-    struct seen own;
-    struct terse_error error;
-    alone.outcomes = &outcome;
-    if (n == 1) {
-        run(&alone, job);
-        return;
-    }
-    if (collective_broadcast(processes, job->shared_path, sizeof job->shared_path, &error)) fail_msg("%s", error.message);
-    run(processes, job);
-    own = job->seen[processes->rank];
-    if (collective_gather(processes, &own, sizeof own, job->seen, &error)) fail_msg("%s", error.message);
-}
-
 static void run_job(struct job *job, uint32_t n) {
+    struct terse_error error;
     memcpy(job->shared_path, job->path, sizeof job->path);
-    if (processes)
-        run_processes(job, n);
-    else
-        thread_ranks_run(n, run, job);
+    if (n > 1 && processes && collective_broadcast(processes, job->shared_path, sizeof job->shared_path, &error))
+        fail_msg("%s", error.message);
+    run_ranks(n, run, job, job->seen, sizeof job->seen[0]);
     for (uint32_t rank = 0; rank < n; rank++) {
         if (job->seen[rank].error.code)
             fail_msg("%s on rank %u of %u: %s", job->method->name, rank, n, job->seen[rank].error.message);
-        assert_int_equal(job->seen[rank].n, ROWS);
+        assert_int_equal(job->seen[rank].n, ROWS - (cuts_pages(job) || job->paper ? 0 : MORE));
     }
 }
 
@@ -243,16 +257,20 @@ static void check_shares(const struct job *job, uint32_t n, const struct seen *a
     assert_int_equal(here, alone->sealed);
 }
 
-static struct method method_of(const char *name) {
+static struct method method_with(const char *name, double anchor_percent, enum terse_anchor_score score) {
     struct terse_cache_options options = terse_cache_options_defaults();
     struct method method;
     struct terse_error error;
     options.method = name;
+    if (anchor_percent > 0) options.anchor_percent = anchor_percent;
+    options.anchor_score = score;
     if (method_resolve(&options, HEAD_DIM, &method, &error)) fail_msg("%s", error.message);
     if (!method.learned && random_codebook(&method, LAYERS, HEADS, HEAD_DIM, 0, false, &error) == TERSE_E_MEMORY)
         fail_msg("%s", error.message);
     return method;
 }
+
+static struct method method_of(const char *name) { return method_with(name, 0, TERSE_ANCHORS_SQUARED); }
 
 static uint8_t *bytes_of(const char *path, size_t *n) {
     FILE *file = fopen(path, "rb");
@@ -266,12 +284,14 @@ static uint8_t *bytes_of(const char *path, size_t *n) {
     return bytes;
 }
 
-static void check_method(const struct method *method, size_t prompt, uint32_t most, bool again) {
+static void check_method_from(const struct method *method, size_t prompt, uint32_t most, bool again, bool loads, bool paper) {
     struct job *job = calloc(1, sizeof *job);
     struct seen *alone = malloc(sizeof *alone);
     assert_true(job && alone);
     job->method = method;
     job->prompt = prompt;
+    job->loads = loads;
+    job->paper = paper;
     temporary_template("ranks", job->path);
     const int descriptor = mkstemp(job->path);
     assert_true(descriptor >= 0);
@@ -280,9 +300,9 @@ static void check_method(const struct method *method, size_t prompt, uint32_t mo
     size_t bytes, theirs;
     uint8_t *file = bytes_of(job->path, &bytes);
     *alone = job->seen[0];
-    if (processes) most = processes->ranks;
+    most = ranks_most(most);
     for (uint32_t n = 2; n <= most; n++) {
-        if (!can_be(n)) continue;
+        if (!ranks_can_be(n)) continue;
         run_job(job, n);
         for (uint32_t rank = 1; rank < n; rank++)
             assert_memory_equal(job->seen[rank].out, job->seen[0].out, sizeof job->seen[0].out);
@@ -302,6 +322,10 @@ static void check_method(const struct method *method, size_t prompt, uint32_t mo
     free(file);
     free(job);
     free(alone);
+}
+
+static void check_method(const struct method *method, size_t prompt, uint32_t most, bool again) {
+    check_method_from(method, prompt, most, again, true, false);
 }
 
 static void ranks_attend_as_one_does(void **state) {
@@ -329,6 +353,52 @@ static void learned_sinks_are_read_by_one_rank(void **state) {
     sample_shape.sinks = NULL;
 }
 
+/* Ranks choose the anchors that one process chooses, as the saved states show, keep all of them, and each reads those of its own pages. */
+static void ranks_choose_and_read_anchors(void **state) {
+    static const struct {
+        const char *method; /* of two families of kernels */
+        enum terse_anchor_score score;
+        uint32_t ranks;
+    } choices[] = {{"antkv-1", TERSE_ANCHORS_SQUARED, 3}, {"terse-2", TERSE_ANCHORS_SQUARED, 2}, {"q4_0", TERSE_ANCHORS_RANDOM, 2}};
+    (void)state;
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
+        struct method method = method_with(choices[i].method, 40, choices[i].score); /* so that some are in each rank's pages */
+        check_method_from(&method, 576, choices[i].ranks, false, !i, false);
+        release_method(&method, NULL);
+    }
+}
+
+/* Ranks count ALiBi's distances in tokens, of which a rank has some alone; anchors are exact tokens at places of their own. */
+static void ranks_count_distances_of_alibi(void **state) {
+    static const char *const names[] = {"q8_0", "antkv-1"};
+    static float slopes[GROUP * HEADS];
+    (void)state;
+    for (size_t i = 0; i < GROUP * HEADS; i++) slopes[i] = 0.002f * (float)(i + 1);
+    sample_shape.slopes = slopes;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct method method = method_of(names[i]);
+        check_method(&method, 576, 2, false);
+        release_method(&method, NULL);
+    }
+    sample_shape.slopes = NULL;
+}
+
+/* Every token reads codes, of pages that other ranks seal, too: that of the second prompt is rank 1's. */
+static void ranks_read_by_the_papers_protocol(void **state) {
+    (void)state;
+    struct method method = method_of("kivi-2");
+    check_method_from(&method, 790, 2, false, true, true);
+    release_method(&method, NULL);
+}
+
+/* Anchors, which all queries choose before one attends, are read as they are, of pages that other ranks seal, too. The last page, rank 1's, is short. */
+static void anchors_are_read_by_the_papers_protocol(void **state) {
+    (void)state;
+    struct method method = method_with("antkv-1", 40, TERSE_ANCHORS_L1);
+    check_method_from(&method, 400, 2, false, false, true);
+    release_method(&method, NULL);
+}
+
 static void ranks_fit_transforms_to_the_whole_sequence(void **state) {
     (void)state;
     struct method method = make_method(NULL, NULL, true);
@@ -337,7 +407,7 @@ static void ranks_fit_transforms_to_the_whole_sequence(void **state) {
 }
 
 static void what_needs_all_pages_is_refused_by_name(void **state) {
-    static const char *const names[] = {"mat-64", "snapkv-128", "streaming-64", "antkv-1"};
+    static const char *const names[] = {"mat-64", "snapkv-128", "streaming-64"};
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct method method = method_of(names[i]);
@@ -437,30 +507,18 @@ static void engines_give_the_cpus_logits(void **state) {
     memory_free(file);
 }
 
-/* Returns whether there is no GPU for each of several ranks that are processes; in emulation they may be threads. */
-static bool no_ranks(void) {
-    struct terse_error error;
-    struct collective *ranks;
-    bool threads = false;
-#ifdef TERSE_EMULATED_CUDA
-    threads = true;
-#endif
-    if (no_device()) return true;
-    enum terse_status status = collective_open(&ranks, &error);
-    if (!status && ranks->ranks == 1 && !threads)
-        status = status_fail(&error, TERSE_E_UNSUPPORTED, "ranks on GPUs are processes: tests/support/ranks.py starts them");
-    if (!status && ranks->ranks > 1) processes = ranks;
-    if (processes) status = ranks_connect(processes, &error);
-    if (status) fprintf(stderr, "skipped: %s\n", error.message);
-    return status;
-}
-
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     if (no_ranks()) return NO_DEVICE_STATUS;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_attend_as_one_does), cmocka_unit_test(learned_sinks_are_read_by_one_rank),
-        cmocka_unit_test(ranks_fit_transforms_to_the_whole_sequence), cmocka_unit_test(what_needs_all_pages_is_refused_by_name),
-        cmocka_unit_test(engines_give_the_cpus_logits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(ranks_attend_as_one_does),
+                                       cmocka_unit_test(learned_sinks_are_read_by_one_rank),
+                                       cmocka_unit_test(ranks_choose_and_read_anchors),
+                                       cmocka_unit_test(ranks_count_distances_of_alibi),
+                                       cmocka_unit_test(ranks_read_by_the_papers_protocol),
+                                       cmocka_unit_test(anchors_are_read_by_the_papers_protocol),
+                                       cmocka_unit_test(ranks_fit_transforms_to_the_whole_sequence),
+                                       cmocka_unit_test(what_needs_all_pages_is_refused_by_name),
+                                       cmocka_unit_test(engines_give_the_cpus_logits)};
     const size_t of_threads = 1; /* the last ones */
     return _cmocka_run_group_tests("ranks", tests, sizeof tests / sizeof *tests - (processes ? of_threads : 0), make_rows,
                                    free_rows);

@@ -13,7 +13,10 @@ ALIBI = "test_cuda_anchors_emulated alibi*"
 SCORES = "test_anchor_kernels_emulated"
 CUDA = "src/backend/cuda/"
 WINDOWS = "test_learning_emulated"
+SHARED = "test_cuda_ranks_prompt_emulated"
+DISTANCES = "test_cuda_ranks_emulated ranks_count*"
 REPLACED = "test_cuda_mat_emulated tokens_one_by_one*"
+RANKS = "test_cuda_ranks_emulated ranks_choose*"
 FAULTS = (  # file, text that occurs once in it, what takes its place, the test, the fault; FAULT is 1 where it is on, else 0
     (KV + "attend_transform.cuh", "sum += weight;\n    }", "sum += FAULT ? 0 : weight;\n    }", "test_attend_transform_emulated", "terse-N: values less no mean are read with it"),
     (KV + "encode_transform.cu", "if (m.small.errors[code] < least)", "if (!FAULT && m.small.errors[code] < least)", ENCODE, "terse-N: rows near zero are coded less the mean"),
@@ -69,4 +72,17 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (CUDA + "gemm.c", "(const uint16_t *)dy->halves + first, g->halves, first > 0", "(const uint16_t *)dy->halves + first, g->halves, FAULT || first > 0", WINDOWS, "calibration: gradients are added to what was there"),
     (CUDA + "learning_nearest.cu", "square[p] < best[p] ? from + c : code[p];", "square[p] < best[p] ? from + (FAULT ? 0 : c) : code[p];", "test_learning_search_emulated", "calibration: the nearest centroid is a tile's first"),
     (CUDA + "learning_mixture.cu", "as_a + as_b : as_a - as_b", "as_a + as_b : as_a - (FAULT ? -as_b : as_b)", "test_learning_mixture_emulated steps*", "calibration: i z of a table is taken for -i z"),
+    (CUDA + "forward.c", "place % 2 ? 2 * p->ranks->ranks - 1 - place / 2 : place / 2", "place % 2 ? (FAULT ? p->ranks->ranks + place / 2 : 2 * p->ranks->ranks - 1 - place / 2) : place / 2", SHARED, "ranks: the last one attends to more tokens of a prompt than the first"),
+    (CUDA + "forward.c", "other.q = a->q + behind", "other.q = a->q + (FAULT ? 0 : behind)", SHARED, "ranks: a second strip attends with the first one's queries"),
+    (CUDA + "forward.c", "place < 2 * p->ranks->ranks && !status", "place < 2 * p->ranks->ranks - FAULT && !status", SHARED, "ranks: a strip of a prompt is not gathered"),
+    (CUDA + "forward.c", "g->rows - p->row > PANEL_LEAST && parts", "g->rows - p->row > PANEL_LEAST + FAULT * 100 && parts", SHARED, "ranks: a prompt is not shared"),
+    (CUDA + "forward.c", "floats, p->ranks->ranks, e->not_finite", "floats, FAULT ? 0 : p->ranks->ranks, e->not_finite", SHARED, "ranks: what one of them has found not to be finite the others do not know"),
+    (KV + "anchors.c", "if (!status && work->blocks) status = exchange_scores(", "if (!status && work->blocks && !FAULT) status = exchange_scores(", RANKS, "ranks: anchors are chosen without the others' errors"),
+    (KV + "views.c", "list.rows_begin = list.rows_end;", "list.rows_begin = list.rows_end - FAULT;", RANKS, "ranks: a first token is read by all ranks"),
+    (KV + "anchor_rows.cu", "if (!places.spans) return token;", "if (!places.spans || FAULT) return token;", RANKS, "ranks: anchors lie at their tokens' numbers among fewer rows"),
+    (KV + "prompt.c", "row += set->count;", "row += FAULT ? PAGE_TOKENS : set->count;", DISTANCES, "ranks: ALiBi counts tokens that were cut from a page"),
+    (KV + "prompt.c", "!status && shares_codes(cache) ? exchange", "!status && shares_codes(cache) && !FAULT ? exchange", "test_cuda_ranks_emulated ranks_read_by*", "ranks: --paper reads others' tokens as they were"),
+    (KV + "anchors.c", "size_min(run * PAGE_TOKENS, count - at)", "(FAULT ? run * PAGE_TOKENS : size_min(run * PAGE_TOKENS, count - at))", "test_cuda_ranks_emulated anchors_are*", "ranks: scores of a short page go on into the next head's"),
+    (KV + "prompt.c", "cache->base.plan.anchors)\n        result = kv_anchors_spread_chosen", "cache->base.plan.anchors && !FAULT)\n        result = kv_anchors_spread_chosen", "test_cuda_anchors_emulated", "--paper reads the codes of the step's own anchors"),
+    (KV + "view.h", "return places->spans[*span].token + row - places->spans[*span].row;", "return FAULT ? row : places->spans[*span].token + row - places->spans[*span].row;", "test_attend_prefill_emulated", "ranks: ALiBi counts distances in rows"),
 )

@@ -4,7 +4,7 @@
 
 #include "dist/collective.h"
 
-#define THREAD_RANKS_MOST 4
+#define THREAD_RANKS_MOST 8
 
 /* Calls run(ranks, user) on `n` threads, each with the collective of a rank, and returns when all have returned. They must make the
  * same exchanges. cmocka's assertions are for the caller alone. */

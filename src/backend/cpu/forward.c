@@ -450,13 +450,9 @@ static bool is_shared(const struct pass *p, size_t first, size_t end) {
     return p->ranks && !is_recurrent(p) && !p->executor->model->architecture->gated_heads && end > first + panel_most(p);
 }
 
-/* Returns whether a rank need not attend but for its own panels: it reads all tokens, and no anchors are chosen by how all queries attend. */
+/* Returns whether a rank need not attend but for its own panels. */
 static bool attends_to_own(const struct pass *p) {
-    uint32_t layer;
-    const struct cache *part = parts_of_layer(micro_batch_of(p)->sequences->part.cache, kv_layer(p), &layer);
-    const struct cache_base *base = cache_base_of(part);
-    const bool dealt = base->shape.ranks && (base->pages.n_sealed || base->plan.kind == CACHE_STEP_PAPER);
-    return !dealt && !base->plan.anchors;
+    return parts_attends_alone(micro_batch_of(p)->sequences->part.cache, kv_layer(p));
 }
 
 /* Returns the i-th panel of a group; count 0: there are not as many. */

@@ -172,7 +172,7 @@ static enum terse_status logits_reserve(struct executor *e, size_t must, size_t 
 
 /* ---- A pass's life */
 
-#define PASS_ARRAYS 4
+#define PASS_ARRAYS 5
 
 static bool notes_residual(const struct pass *p) {
     for (const struct group *g = p->group; g < p->group + p->n_groups; g++)
@@ -188,6 +188,7 @@ static void pass_wanted(struct pass *p, struct wanted wanted[PASS_ARRAYS]) {
     wanted[1] = (struct wanted){(void **)&p->tokens, p->capacity, sizeof(int32_t)};
     wanted[2] = (struct wanted){(void **)&p->positions, p->capacity, positions ? sizeof(int32_t) : 0};
     wanted[3] = (struct wanted){(void **)&p->residual, 1, p->notes_residual ? residual_bytes(p) : 0};
+    wanted[4] = (struct wanted){(void **)&p->shares, p->share_floats, p->share_floats ? sizeof(float) : 0};
 }
 
 static void end(struct pass *p) {
@@ -251,16 +252,28 @@ static void arrange(struct pass *p, const struct step *step) {
     }
 }
 
+/* Returns how many floats ranks exchange together of a group that does not decode, where they share some layer. */
+static size_t share_floats(const struct pass *p, const struct group *g) {
+    const struct terse_model *m = p->executor->model;
+    bool shared = false;
+    for (uint32_t layer = 0; layer < m->layers && p->ranks && !shared; layer++)
+        shared = parts_attends_alone(g->sequences->part.cache, layer);
+    return shared ? pass_share_floats(m, p->ranks->ranks, g->sequences->length, g->rows) : 0;
+}
+
 static enum terse_status reserve(struct pass *p, struct terse_error *error) {
     struct executor *e = p->executor;
     size_t rows = 0, must = 0, kept = 0;
     struct wanted wanted[PASS_ARRAYS];
+    p->ranks = cache_base_of(p->sequence->part.cache)->shape.ranks;
     for (const struct group *g = p->group; g < p->group + p->n_groups; g++) {
         size_t panel = g->decodes ? g->rows : pass_panel(e->model, g->sequences->length, g->rows);
         if (panel > rows) rows = panel;
         if (g->kept > kept) kept = g->kept;
         if (g->decodes && g->kept > must) must = g->kept;
-        if (!g->decodes && g->rows > p->capacity) p->capacity = g->rows;
+        if (g->decodes) continue;
+        if (g->rows > p->capacity) p->capacity = g->rows;
+        if (share_floats(p, g) > p->share_floats) p->share_floats = share_floats(p, g);
     }
     enum terse_status status = activations_reserve(e, rows, error);
     if (!status && kept) status = logits_reserve(e, must, kept < rows ? kept : rows, error);

@@ -7,9 +7,11 @@
 #include "backend/cuda/forward.h"
 
 #include "backend/cuda/device.h"
+#include "backend/cuda/ranks.h"
 #include "backend/cuda/rows.h"
 #include "backend/cuda/top_logits.h"
 #include "base/memory.h"
+#include "base/size.h"
 #include "kv/parts.h"
 #include "model/architecture.h"
 
@@ -40,6 +42,19 @@ size_t pass_panel(const struct terse_model *model, uint64_t length, size_t n) {
     double most = PIECE_MULTIPLICATIONS / multiplications(model, length + n);
     size_t panel = most > PANEL_MOST ? PANEL_MOST : most < PANEL_LEAST ? PANEL_LEAST : (size_t)most;
     return panel < n ? panel : n;
+}
+
+/* Returns how long the strips are (see "Queries that ranks share") of `left` rows of a part as pass_panel() has it. */
+static size_t shared_strip(const struct terse_model *model, uint32_t ranks, uint64_t length, size_t n, size_t left) {
+    const size_t most = pass_panel(model, length, n) / 2, even = (left + 2 * ranks - 1) / (2 * ranks);
+    return even < most ? even : most;
+}
+
+/* Returns the floats of a rank's share: two strips, and where a number was not finite, with room for alignment. */
+static size_t share_floats(const struct terse_model *model, size_t strip) { return 2 * strip * model->width + 4; }
+
+size_t pass_share_floats(const struct terse_model *model, uint32_t ranks, uint64_t length, size_t n) {
+    return n > PANEL_LEAST ? ranks * share_floats(model, shared_strip(model, ranks, length, n, n)) : 0;
 }
 
 /* ---- Products */
@@ -524,26 +539,114 @@ static enum terse_status run_keys(struct pass *p, size_t count, struct terse_err
     return status ? status : e->kv->append(&p->batch, &rows, error);
 }
 
-/* Projects the queries of the rows. */
-static enum terse_status project_queries(struct pass *p, const struct kv_rows *rows, struct terse_error *error) {
+/* Projects the queries of n rows, whose hidden states follow one another. */
+static enum terse_status project_queries(const struct pass *p, const float *hidden, size_t n, struct terse_error *error) {
     const struct executor *e = p->executor;
-    enum terse_status status = project(e, layer_of(p), multiply, hidden_at(p, rows->first), rows->count, QUERIES, error);
-    return status ? status : seek_not_finite(e, MODEL_BEHIND(p->layer), rows->q, rows->count * model_query_width(e->model), error);
+    float *q = e->activations.q;
+    enum terse_status status = project(e, layer_of(p), multiply, hidden, n, QUERIES, error);
+    return status ? status : seek_not_finite(e, MODEL_BEHIND(p->layer), q, n * model_query_width(e->model), error);
 }
 
 static enum terse_status run_observe(struct pass *p, size_t count, struct terse_error *error) {
     const struct kv_rows rows = {.layer = p->layer, .first = p->row, .count = count, .q = p->executor->activations.q};
-    enum terse_status status = project_queries(p, &rows, error);
+    enum terse_status status = project_queries(p, hidden_at(p, p->row), count, error);
     return status ? status : p->executor->kv->observe(&p->batch, &rows, error);
 }
 
-static enum terse_status run_queries(struct pass *p, size_t count, struct terse_error *error) {
+/* Computes what follows the keys and values of a layer, of rows in one or two places of the batch, whose hidden states follow one another. */
+static enum terse_status run_queries(struct pass *p, float *hidden, struct kv_rows one, struct kv_rows other,
+                                     struct terse_error *error) {
     const struct executor *e = p->executor;
     const struct activations *a = &e->activations;
-    const struct kv_rows rows = {.layer = p->layer, .first = p->row, .count = count, .q = a->q, .out = a->out};
-    enum terse_status status = project_queries(p, &rows, error);
-    if (!status) status = e->kv->attend(&p->batch, &rows, error);
-    return status ? status : finish_layer(e, layer_of(p), multiply, hidden_at(p, p->row), count, error);
+    const size_t n = one.count + other.count, behind = one.count * model_query_width(e->model);
+    one.q = a->q, one.out = a->out;
+    other.q = a->q + behind, other.out = a->out + behind;
+    enum terse_status status = project_queries(p, hidden, n, error);
+    if (!status) status = e->kv->attend(&p->batch, &one, error);
+    if (!status) status = e->kv->attend(&p->batch, &other, error);
+    return status ? status : finish_layer(e, layer_of(p), multiply, hidden, n, error);
+}
+
+/* ---- Queries that ranks share.
+ *
+ * Every rank has the hidden states of all tokens and, of the layer in progress, all keys and values. So it seals its pages, and fits to the sequence,
+ * as one process does. What follows the keys and values is shared: up to a panel of rows for each of n ranks is cut into 2n strips, and rank r
+ * computes the r-th from the beginning and the r-th from the end, so that the queries of all ranks see as many tokens (zigzag). Both strips go
+ * through products as one panel. Then ranks gather the hidden states, so that all have the bits of the rank that computed them.
+ *
+ * Every rank computes all rows where it cannot attend without the others, and the last rows of a prompt where these are PANEL_LEAST or fewer. */
+
+/* These rows of a part are computed by all ranks together, between two exchanges. */
+struct shared_rows {
+    size_t first, count;
+    size_t strip; /* rows of a strip; the last ones are shorter or empty */
+};
+
+static struct shared_rows next_shared(const struct pass *p) {
+    const struct sequence *s = group_of(p)->sequences;
+    const size_t left = group_of(p)->rows - p->row, ranks = p->ranks->ranks,
+                 strip = shared_strip(p->executor->model, p->ranks->ranks, s->length, s->part.n, left);
+    return (struct shared_rows){p->row, size_min(left, 2 * ranks * strip), strip};
+}
+
+static bool is_shared(const struct pass *p) {
+    const struct group *g = group_of(p);
+    return p->ranks && g->rows - p->row > PANEL_LEAST && parts_attends_alone(g->sequences->part.cache, p->layer);
+}
+
+/* Returns a strip as rows of the part, by its place in p->shares, which has the two of rank 0, then those of rank 1, and so on. */
+static struct kv_rows strip_at(const struct pass *p, const struct shared_rows *shared, uint32_t place) {
+    const size_t number = place % 2 ? 2 * p->ranks->ranks - 1 - place / 2 : place / 2,
+                 first = size_min(number * shared->strip, shared->count), end = size_min(first + shared->strip, shared->count);
+    return (struct kv_rows){.layer = p->layer, .first = shared->first + first, .count = end - first};
+}
+
+/* Returns a rank's share. */
+static float *share_of(const struct pass *p, const struct shared_rows *shared, uint32_t rank) {
+    return p->shares + rank * share_floats(p->executor->model, shared->strip);
+}
+
+/* Copies a strip's hidden states to its place in p->shares, or from there. */
+static enum terse_status copy_strip(const struct pass *p, const struct shared_rows *shared, uint32_t place, bool from,
+                                    struct terse_error *error) {
+    const struct kv_rows rows = strip_at(p, shared, place);
+    const size_t width = p->executor->model->width, bytes = rows.count * width * sizeof *p->shares;
+    float *hidden = hidden_at(p, rows.first), *share = share_of(p, shared, place / 2) + place % 2 * shared->strip * width;
+    cudaError_t result = cudaSuccess;
+    if (bytes && from) result = cudaMemcpyAsync(hidden, share, bytes, cudaMemcpyDeviceToDevice, device_stream());
+    if (bytes && !from) result = cudaMemcpyAsync(share, hidden, bytes, cudaMemcpyDeviceToDevice, device_stream());
+    return device_check(result, "sharing a prompt", error);
+}
+
+/* Computes this rank's strips where they lie in p->shares. */
+static enum terse_status run_strips(struct pass *p, const struct shared_rows *shared, struct terse_error *error) {
+    const uint32_t place = 2 * p->ranks->rank;
+    const struct kv_rows one = strip_at(p, shared, place), other = strip_at(p, shared, place + 1);
+    if (!one.count) return TERSE_OK;
+    enum terse_status status = copy_strip(p, shared, place, false, error);
+    if (!status) status = copy_strip(p, shared, place + 1, false, error);
+    return status ? status : run_queries(p, share_of(p, shared, p->ranks->rank), one, other, error);
+}
+
+/* Gathers the shares. All ranks note what one of them has found not to be finite, or it alone would end the step. */
+static enum terse_status gather_shares(const struct pass *p, const struct shared_rows *shared, struct terse_error *error) {
+    const struct executor *e = p->executor;
+    const size_t floats = share_floats(e->model, shared->strip), note = 2 * shared->strip * e->model->width;
+    cudaError_t result = cudaMemcpyAsync(share_of(p, shared, p->ranks->rank) + note, e->not_finite, sizeof *e->not_finite,
+                                         cudaMemcpyDeviceToDevice, device_stream());
+    enum terse_status status = device_check(result, "sharing a prompt", error);
+    if (!status) status = ranks_gather(p->ranks, p->shares, floats * sizeof *p->shares, error);
+    if (status) return status;
+    const uint32_t *noted = (const uint32_t *)(p->shares + note);
+    return device_check(rows_lower_not_finite(noted, floats, p->ranks->ranks, e->not_finite, device_stream()), "sharing a prompt",
+                        error);
+}
+
+static enum terse_status run_shared(struct pass *p, const struct shared_rows *shared, struct terse_error *error) {
+    enum terse_status status = run_strips(p, shared, error);
+    if (!status) status = gather_shares(p, shared, error);
+    for (uint32_t place = 0; place < 2 * p->ranks->ranks && !status; place++) status = copy_strip(p, shared, place, true, error);
+    return status;
 }
 
 /* Moves on past a panel of `count` rows; returns whether rows are left. */
@@ -591,6 +694,18 @@ static enum terse_status run_output(struct pass *p, struct terse_error *error) {
     return next_panel(p, count) ? TERSE_OK : end_group(p, error);
 }
 
+/* Computes queries as run_panel() does. Pieces end at the same place on all ranks. */
+static enum terse_status run_some_queries(struct pass *p, double *left, struct terse_error *error) {
+    const bool shares = is_shared(p);
+    const struct shared_rows rows = shares ? next_shared(p) : (struct shared_rows){p->row, panel_rows(p), 0};
+    const uint64_t tokens = group_of(p)->sequences->length + rows.first + rows.count;
+    *left -= (double)rows.count / (shares ? p->ranks->ranks : 1) * multiplications(p->executor->model, tokens);
+    const struct kv_rows all = {.layer = p->layer, .first = p->row, .count = rows.count}, none = {.layer = p->layer};
+    enum terse_status status = shares ? run_shared(p, &rows, error) : run_queries(p, hidden_at(p, p->row), all, none, error);
+    if (!next_panel(p, rows.count)) p->stage = STAGE_SEAL;
+    return status;
+}
+
 /* Computes a panel of a stage; subtracts its multiplications from *left. */
 static enum terse_status run_panel(struct pass *p, double *left, struct terse_error *error) {
     const struct group *g = group_of(p);
@@ -608,11 +723,7 @@ static enum terse_status run_panel(struct pass *p, double *left, struct terse_er
         status = run_observe(p, count, error);
         if (!next_panel(p, count)) begin_queries(p, not_needed(p));
         return status;
-    case STAGE_QUERIES:
-        *left -= (double)count * multiplications(m, g->sequences->length + p->row + count);
-        status = run_queries(p, count, error);
-        if (!next_panel(p, count)) p->stage = STAGE_SEAL;
-        return status;
+    case STAGE_QUERIES: return run_some_queries(p, left, error);
     case STAGE_SEAL:
         *left -= (double)g->rows * (double)model_kv_width(m) * m->width; /* about as much as making what is sealed */
         status = p->executor->kv->seal(&p->batch, p->layer, error);

@@ -6,6 +6,8 @@
 
 /* Returns how many rows of a part of n tokens, after `length` others, pass through a layer at a time. */
 size_t pass_panel(const struct terse_model *model, uint64_t length, size_t n);
+/* Returns how many floats so many ranks exchange together of such a part; 0: they do not share it. */
+size_t pass_share_floats(const struct terse_model *model, uint32_t ranks, uint64_t length, size_t n);
 
 /* Begins a pass before its first piece: all but the state of the pass is there. */
 void pass_begin(struct pass *pass);

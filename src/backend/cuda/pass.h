@@ -133,6 +133,10 @@ struct pass {
     int32_t *tokens, *positions; /* [capacity] */
     bool notes_residual;         /* some cache wants to know how large the residual stream is: */
     int64_t *residual;           /* [n_groups][layers] the sums */
+    /* Ranks share what follows the keys and values of a layer (forward.c). */
+    struct collective *ranks; /* NULL: there is one */
+    size_t share_floats;
+    float *shares; /* [share_floats], on the device: what ranks exchange together; NULL: they share nothing */
 
     /* The pass continues here. */
     size_t at, before;     /* a group, and rows of those before it */

@@ -333,6 +333,16 @@ extern "C" cudaError_t rows_seek_not_finite(const float *x, size_t count, uint32
     return cudaGetLastError();
 }
 
+__global__ void lower_to_noted(const uint32_t *noted, size_t stride, uint32_t n, uint32_t *not_finite) {
+    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) atomicMin(not_finite, noted[i * stride]);
+}
+
+extern "C" cudaError_t rows_lower_not_finite(const uint32_t *noted, size_t stride, uint32_t n, uint32_t *not_finite,
+                                             cudaStream_t stream) {
+    lower_to_noted<<<1, 32, 0, stream>>>(noted, stride, n, not_finite);
+    return cudaGetLastError();
+}
+
 __global__ void finish_rows(const float *y, uint32_t width, uint32_t stride, const float *sizes, const float *bias, float *out,
                             uint32_t out_stride, bool add) {
     size_t row = blockIdx.x;

@@ -43,6 +43,8 @@ cudaError_t rows_cap(float *x, float cap, size_t count, cudaStream_t stream);
 
 /* Lowers *not_finite, on the device, to `place` unless it is less already, where one of x[count] is not finite. */
 cudaError_t rows_seek_not_finite(const float *x, size_t count, uint32_t *not_finite, uint32_t place, cudaStream_t stream);
+/* Lowers *not_finite, on the device, to the least of noted[i * stride], i < n, unless it is less already. */
+cudaError_t rows_lower_not_finite(const uint32_t *noted, size_t stride, uint32_t n, uint32_t *not_finite, cudaStream_t stream);
 
 /* Computes, after a product of halves, out[n][width] = y[n][stride] size + bias, or with `add` adds that to out. bias NULL: none.
  * out may be y. */

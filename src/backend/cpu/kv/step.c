@@ -53,21 +53,10 @@ static void set_sealed(struct cache *cache, bool sealed) {
     read_lists_set_sealed(&cache->base.reads, &cache->base.pages, &cache->base.plan, &cache->base.method, sealed);
 }
 
-/* Refuses to choose anchors by attention to pages of which other ranks have some. */
-static enum terse_status check_anchors(const struct cache *cache, struct terse_error *error) {
-    if (!cache->base.plan.anchors || !exchange_due(cache)) return TERSE_OK;
-    return status_fail(
-        error, TERSE_E_UNSUPPORTED,
-        "%s chooses exact tokens of a later prompt by their attention to earlier pages, which several ranks cannot do "
-        "together: give the text as one prompt, keep no anchors, or use another --kv",
-        cache->base.method.name);
-}
-
 enum terse_status cache_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
     const struct plan *plan = &cache->base.plan;
     cache->sealed_first = false;
     enum terse_status status = cache_plan_step(cache, kind, n, error);
-    if (!status) status = check_anchors(cache, error);
     if (!status && fitted_due(&cache->base)) status = fit_transforms(cache, error);
     if (!status) status = seal_ahead_begin(cache, error);
     if (!status) status = pool_reserve_window(cache, plan_window_after(plan), error);

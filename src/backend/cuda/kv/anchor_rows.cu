@@ -53,38 +53,51 @@ static __device__ uint2 sums_before(uint32_t own) {
     return make_uint2(sums[threadIdx.x] - own, sums[UNITERS - 1]);
 }
 
+/* Lists the anchors of the step's pages [begin, end) in their order, behind n others, from the last place on where they are `elsewhere`. Returns
+ * how many there are then. */
+static __device__ uint32_t list_anchors(const struct anchor_union &u, uint32_t head, uint32_t begin, uint32_t end, uint32_t n,
+                                        bool elsewhere) {
+    const uint32_t last = most_rows(u.to) - 1;
+    uint32_t *tokens = tokens_of(u.to, head), *sides = sides_of(u.to, head);
+    const uint64_t *keys = u.marks + (size_t)head * 2 * u.pages, *values = keys + u.pages;
+    for (uint32_t first = begin; first < end; first += UNITERS) {
+        const uint32_t i = first + threadIdx.x, page = i < end && u.order ? u.order[i] : i;
+        const uint64_t key = i < end ? keys[page] : 0, value = i < end ? values[page] : 0;
+        const uint2 before = sums_before(count_bits(key | value));
+        if (i < end && !elsewhere) u.to.pages[(size_t)head * u.to.n_pages + u.first_page + i] = key | value;
+        uint32_t at = n + before.x;
+        for (uint32_t t = 0; t < PAGE_TOKENS && (key | value) >> t; t++) {
+            const uint32_t of = (uint32_t)(key >> t & 1) | (uint32_t)(value >> t & 1) << 1, place = elsewhere ? last - at : at;
+            if (!of) continue;
+            tokens[place] = u.first + page * PAGE_TOKENS + t;
+            sides[place] = of;
+            at++;
+        }
+        n += before.y;
+    }
+    return n;
+}
+
 /* Unites the anchors of a KV head. */
 static __global__ void __launch_bounds__(UNITERS) unite_kernel(struct anchor_union u) {
     const uint32_t head = blockIdx.x, old = u.from.counts ? u.from.counts[head] : 0;
-    uint32_t *tokens = tokens_of(u.to, head), *sides = sides_of(u.to, head), n = old;
+    uint32_t *tokens = tokens_of(u.to, head), *sides = sides_of(u.to, head);
     uint64_t *pages = u.to.pages + (size_t)head * u.to.n_pages;
-    const uint64_t *keys = u.marks + (size_t)head * 2 * u.pages, *values = keys + u.pages;
     for (uint32_t i = threadIdx.x; i < old; i += UNITERS) {
         tokens[i] = tokens_of(u.from, head)[i];
         sides[i] = sides_of(u.from, head)[i];
     }
     for (uint32_t i = threadIdx.x; old && i < u.from.n_pages && i < u.first_page; i += UNITERS)
         pages[i] = u.from.pages[(size_t)head * u.from.n_pages + i];
-    for (uint32_t first = 0; first < u.pages; first += UNITERS) {
-        const uint32_t page = first + threadIdx.x;
-        const uint64_t key = page < u.pages ? keys[page] : 0, value = page < u.pages ? values[page] : 0;
-        const uint2 before = sums_before(count_bits(key | value));
-        if (page < u.pages) pages[u.first_page + page] = key | value;
-        uint32_t at = n + before.x;
-        for (uint32_t t = 0; t < PAGE_TOKENS && (key | value) >> t; t++) {
-            const uint32_t of = (uint32_t)(key >> t & 1) | (uint32_t)(value >> t & 1) << 1;
-            if (!of) continue;
-            tokens[at] = u.first + page * PAGE_TOKENS + t;
-            sides[at++] = of;
-        }
-        n += before.y;
-    }
-    if (threadIdx.x == 0) u.to.counts[head] = n;
+    const uint32_t n = list_anchors(u, head, 0, u.here, old, false), others = list_anchors(u, head, u.here, u.pages, 0, true);
+    if (threadIdx.x) return;
+    u.to.counts[head] = n;
+    u.to.elsewhere[head] = others;
 }
 
 static __global__ void keep_kernel(struct anchor_union u) {
     const uint32_t i = blockIdx.x, head = blockIdx.y, hd = u.to.head_dim;
-    if (i >= u.to.counts[head]) return;
+    if (i >= u.to.counts[head] && i < most_rows(u.to) - u.to.elsewhere[head]) return;
     const bool old = u.from.counts && i < u.from.counts[head];
     const size_t from = old ? 0 : ((size_t)(tokens_of(u.to, head)[i] - u.first) * u.to.kv_heads + head) * hd;
     for (int side = 0; side < 2; side++)
@@ -123,32 +136,46 @@ cudaError_t fill_anchors(const struct anchor_view *anchors, const device_half *c
     return cudaGetLastError();
 }
 
-static __global__ void spread_kernel(struct anchor_view a, struct side_rows rows) {
-    const uint32_t i = blockIdx.x, head = blockIdx.y;
-    if (i >= a.counts[head]) return;
-    const size_t to = ((size_t)tokens_of(a, head)[i] * a.kv_heads + head) * a.head_dim;
-    for (int side = 0; side < 2; side++) copy_row(rows.of[side] + to, row_of(a, head, side, i), a.head_dim);
-}
-
-cudaError_t spread_anchors(const struct anchor_view *anchors, device_half *const rows[2], cudaStream_t stream) {
-    const struct side_rows to = {{rows[0], rows[1]}};
-    spread_kernel<<<dim3(most_rows(*anchors), anchors->kv_heads), MOVERS, 0, stream>>>(*anchors, to);
-    return cudaGetLastError();
-}
-
-static __global__ void forget_kernel(struct anchor_view a, uint32_t end, uint32_t pages) {
-    const uint32_t head = blockIdx.x, *tokens = tokens_of(a, head);
-    for (uint32_t i = pages + threadIdx.x; i < a.n_pages; i += blockDim.x) a.pages[(size_t)head * a.n_pages + i] = 0;
-    if (threadIdx.x) return;
-    uint32_t low = 0, high = a.counts[head];
+/* Returns how many of the first n numbers are less than `end`, where number(i) does not fall. */
+template <class NUMBER> static __device__ uint32_t count_before(NUMBER number, uint32_t n, uint32_t end) {
+    uint32_t low = 0, high = n;
     while (low < high) {
         const uint32_t middle = (low + high) / 2;
-        if (tokens[middle] < end)
+        if (number(middle) < end)
             low = middle + 1;
         else
             high = middle;
     }
-    a.counts[head] = low;
+    return low;
+}
+
+static __device__ uint32_t row_of_token(const struct row_places &places, uint32_t token) {
+    if (!places.spans) return token;
+    const struct row_span span =
+        places.spans[count_before([&](uint32_t i) { return places.spans[i].token; }, places.n, token + 1) - 1];
+    return span.row + token - span.token;
+}
+
+static __global__ void spread_kernel(struct anchor_view a, struct side_rows rows, struct row_places places) {
+    const uint32_t i = blockIdx.x, head = blockIdx.y;
+    if (i >= a.counts[head]) return;
+    const size_t to = ((size_t)row_of_token(places, tokens_of(a, head)[i]) * a.kv_heads + head) * a.head_dim;
+    for (int side = 0; side < 2; side++) copy_row(rows.of[side] + to, row_of(a, head, side, i), a.head_dim);
+}
+
+cudaError_t spread_anchors(const struct anchor_view *anchors, device_half *const rows[2], const struct row_places *places,
+                           cudaStream_t stream) {
+    const struct side_rows to = {{rows[0], rows[1]}};
+    spread_kernel<<<dim3(most_rows(*anchors), anchors->kv_heads), MOVERS, 0, stream>>>(*anchors, to, *places);
+    return cudaGetLastError();
+}
+
+static __global__ void forget_kernel(struct anchor_view a, uint32_t end, uint32_t pages) {
+    const uint32_t head = blockIdx.x, *tokens = tokens_of(a, head), last = most_rows(a) - 1;
+    for (uint32_t i = pages + threadIdx.x; i < a.n_pages; i += blockDim.x) a.pages[(size_t)head * a.n_pages + i] = 0;
+    if (threadIdx.x) return;
+    a.counts[head] = count_before([&](uint32_t i) { return tokens[i]; }, a.counts[head], end);
+    a.elsewhere[head] = count_before([&](uint32_t i) { return tokens[last - i]; }, a.elsewhere[head], end);
 }
 
 cudaError_t forget_anchors(const struct anchor_view *anchors, uint32_t end, uint32_t pages, cudaStream_t stream) {

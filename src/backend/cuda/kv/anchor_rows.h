@@ -21,7 +21,10 @@ struct anchor_view {
     uint32_t *tokens;  /* [Hk][capacity - first_exact], ascending */
     uint32_t *sides;   /* the same: bit s says that side s of the token is an anchor */
     uint32_t *counts;  /* [Hk] */
-    uint64_t *pages;   /* [Hk][n_pages]: by page set, which slots have rows */
+    /* [Hk]: where pages are dealt to ranks, so many tokens of pages that others have, whose rows are only kept: in the last places, the first
+     * token in the last one. */
+    uint32_t *elsewhere;
+    uint64_t *pages; /* [Hk][n_pages]: by page set, of those that are here, which slots have rows */
     uint32_t n_pages;
 };
 
@@ -36,11 +39,13 @@ cudaError_t choose_anchors(const struct anchor_choice *choice, cudaStream_t stre
 
 /* Writes to `to`, whose pages are zeros, the anchors of `from` and then those of a step, with their rows as far as they are anchors.
  * The step's tokens are those of page sets from first_page on, `pages` of them, full ones but for the last; `first` is the first
- * token, and k and v are its row and those after it, [tokens][Hk][hd]. */
+ * token, and k and v are its row and those after it, [tokens][Hk][hd]. Where pages are dealt to ranks, `from` has none. */
 struct anchor_union {
     struct anchor_view from, to;
     const uint64_t *marks;
     uint32_t first_page, pages, first;
+    const uint32_t *order; /* [pages]: numbers of the step's pages, first the `here` ones that are here; NULL: all are, in order */
+    uint32_t here;
     const device_half *rows[2];
 };
 cudaError_t unite_anchors(const struct anchor_union *anchors, cudaStream_t stream);
@@ -48,9 +53,11 @@ cudaError_t unite_anchors(const struct anchor_union *anchors, cudaStream_t strea
 /* Copies rows of sides that are no anchors from decoded[side][count][Hk][hd], rows of tokens from `first` on. */
 cudaError_t fill_anchors(const struct anchor_view *anchors, const device_half *const decoded[2], uint32_t first, uint32_t count,
                          cudaStream_t stream);
-/* Copies the rows to rows[side] + token Hk hd. */
-cudaError_t spread_anchors(const struct anchor_view *anchors, device_half *const rows[2], cudaStream_t stream);
-/* Forgets the rows of tokens from `end` on and page sets from `pages` on, of all layers: kv_heads counts those of all. */
+/* Copies the rows to rows[side][rows][Hk][hd], where tokens lie as the places say. */
+cudaError_t spread_anchors(const struct anchor_view *anchors, device_half *const rows[2], const struct row_places *places,
+                           cudaStream_t stream);
+/* Forgets the rows of tokens from `end` on and, of those that are here, page sets from `pages` on, of all layers: kv_heads counts those of
+ * all. */
 cudaError_t forget_anchors(const struct anchor_view *anchors, uint32_t end, uint32_t pages, cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -445,8 +445,8 @@ ATTEND_INLINE bool attend_rows(const struct attend_decode &a, const struct share
     const struct sequence_view &seq = *s.sequence;
     const unsigned lane = lane_id();
     const uint32_t seen = a.rows[s.row].first, n_kept = seq.anchor_rows ? seq.anchor_rows[s.of_layer] : s.list->n_kept,
-                   exact_end = min(s.list->rows_end + n_kept, s.position + 1), exact_first = min(seen, exact_end),
-                   n_exact = exact_end - exact_first;
+                   exact_end = min(s.list->rows_end + n_kept, s.position + 1),
+                   exact_first = min(max(s.list->rows_begin, seen), exact_end), n_exact = exact_end - exact_first;
     const uint32_t first = max((uint32_t)s.list->window_first, seen), n_window = s.position >= first ? s.position + 1 - first : 0;
     const uint32_t exact_units = (n_exact + 15) / 16, units = exact_units + (n_window + 15) / 16;
     for (uint32_t unit = rank; unit < units; unit += ranks) {

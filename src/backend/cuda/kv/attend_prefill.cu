@@ -93,14 +93,15 @@ static cudaError_t attend_by(const struct attend_prefill *attend, bool wgmma, cu
                                     .window = heads->window ? heads->window : NO_WINDOW,
                                     .scale = heads->scale * LOG2_E,
                                     .cap = heads->cap * LOG2_E};
-    cudaError_t result = wgmma ? prefill_wgmma(launch, hd, stream) : prefill_mma(launch, hd, stream);
+    cudaError_t result = wgmma ? prefill_wgmma(launch, hd, stream) : prefill_mma(launch, attend->places, hd, stream);
     if (result != cudaSuccess || splits == 1) return result;
     merge_kernel<<<ceil_div(rows * heads->kv_heads, MERGE_THREADS * 4 / hd), MERGE_THREADS, 0, stream>>>(launch, hd);
     return cudaGetLastError();
 }
 
 cudaError_t attend_prefill_launch(const struct attend_prefill *attend, cudaStream_t stream) {
-    return attend_by(attend, prefill_wgmma_serves(), stream);
+    const bool placed = attend->heads.slopes && attend->places.spans;
+    return attend_by(attend, !placed && prefill_wgmma_serves(), stream);
 }
 
 cudaError_t attend_prefill_mma(const struct attend_prefill *attend, cudaStream_t stream) {

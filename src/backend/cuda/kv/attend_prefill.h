@@ -20,8 +20,8 @@ extern "C" {
 #endif
 
 /* Rows of keys and values are in order of their tokens: first those that the sequence has stored, then the new tokens. Rows follow
- * one another, so that two of them are as many positions apart as rows. All pointers are to the device's memory, aligned to 16
- * bytes. */
+ * one another, so that two of them are as many positions apart as rows, unless `places` says otherwise. All pointers are to the
+ * device's memory, aligned to 16 bytes. */
 struct attend_prefill {
     struct head_view heads;
     uint32_t layer; /* by which heads.sinks has a layer's */
@@ -32,7 +32,8 @@ struct attend_prefill {
     size_t begin;             /* rows before this one are not read; at most first_query */
     bool ends;                /* rows from `end` on, which is at least `begin`, are not read either */
     size_t end;
-    float *out; /* [n][Hq][hd], may be q */
+    struct row_places places; /* by which ALiBi counts distances; queries are rows of the last span */
+    float *out;               /* [n][Hq][hd], may be q */
     /* [Hk][log_stride] of the rows of a tile's comment: log2 of the sum of exp2(logit log2 e), so that a weight is exp2(logit log2
      * e - this); INFINITY where a row reads nothing. NULL: they are not wanted. */
     float *log_sums;

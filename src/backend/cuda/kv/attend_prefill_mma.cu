@@ -111,9 +111,10 @@ static __device__ __forceinline__ void sum_values(float (&o)[mma_shape<HD>::TILE
     }
 }
 
-/* ALTERED: logits are capped or have ALiBi, or queries see a window. */
-template <int HD, bool ALTERED>
-static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_kernel(const struct prefill_launch a) {
+/* ALTERED: logits are capped or have ALiBi, or queries see a window. PLACED, too: rows have places, by which ALiBi counts. */
+template <int HD, bool ALTERED, bool PLACED>
+static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1)
+    prefill_mma_kernel(const struct prefill_launch a, const struct row_places places) {
     using shape = mma_shape<HD>;
     constexpr int TILES = shape::TILES, KEYS = shape::KEYS;
     extern __shared__ __align__(16) __half shared[];
@@ -128,8 +129,9 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
     if (share.first < share.end) load_rows<HD>(k, a.k, a.kv_heads, share.head, a.begin + share.first * KEYS, end);
     load_queries<HD>(shared, a, share.head, share.first_row);
 
-    /* The thread's rows are lane / 4 and lane / 4 + 8 of each tile. Each reads rows of keys up to its `reach` and has a slope. */
-    uint32_t reach[TILES][2];
+    /* The thread's rows are lane / 4 and lane / 4 + 8 of each tile. Each reads rows of keys up to its `reach`, has a slope and stands at a
+     * position. */
+    uint32_t reach[TILES][2], position[TILES][2], last_span = PLACED ? places.n - 1 : 0;
     float slope[TILES][2];
     struct row_state state[TILES][2];
     float o[TILES][HD / 8][4] = {};
@@ -139,6 +141,7 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
         for (int h = 0; h < 2; h++) {
             uint32_t row = min(share.first_row + (warp * TILES + t) * 16 + lane / 4 + h * 8, a.rows - 1);
             reach[t][h] = min(a.first_query + row / a.group, a.end - 1);
+            position[t][h] = PLACED ? token_of_row(&places, a.first_query + row / a.group, &last_span) : reach[t][h];
             slope[t][h] = ALTERED && a.slopes ? a.slopes[share.head * a.group + row % a.group] * LOG2_E : 0;
             state[t][h] = {-INFINITY, 0};
         }
@@ -153,12 +156,14 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
         wait_copies<0>();
         __syncthreads(); /* values are there; the keys are done with */
         if (block + 1 < share.end) load_rows<HD>(k, a.k, a.kv_heads, share.head, first + KEYS, end);
+        const uint32_t first_span = PLACED ? span_of_row(&places, first) : 0;
         bool masked = first + KEYS > open || (ALTERED && end - 1 - first >= a.window);
 #pragma unroll
         for (int t = 0; t < TILES; t++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 float largest = -INFINITY, shift;
+                uint32_t span = first_span;
 #pragma unroll
                 for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
@@ -166,7 +171,8 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
                         float &x = s[t][j][2 * h + e];
                         uint32_t row = first + j * 8 + lane % 4 * 2 + e;
                         if (ALTERED && a.cap > 0) x = soft_cap(x, a.cap);
-                        if (ALTERED && a.slopes) x += slope[t][h] * (float)(int)(row - reach[t][h]);
+                        if (ALTERED && a.slopes)
+                            x += slope[t][h] * (float)(int)((PLACED ? token_of_row(&places, row, &span) : row) - position[t][h]);
                         if (masked && (ALTERED ? reach[t][h] - row >= a.window : row > reach[t][h])) x = -INFINITY;
                         largest = fmaxf(largest, x);
                     }
@@ -206,26 +212,31 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
         }
 }
 
-template <int HD, bool ALTERED> static cudaError_t launch_shape(const struct prefill_launch &a, cudaStream_t stream) {
-    cudaError_t result =
-        cudaFuncSetAttribute(prefill_mma_kernel<HD, ALTERED>, cudaFuncAttributeMaxDynamicSharedMemorySize, mma_shape<HD>::BYTES);
+template <int HD, bool ALTERED, bool PLACED = false>
+static cudaError_t launch_shape(const struct prefill_launch &a, const struct row_places &places, cudaStream_t stream) {
+    cudaError_t result = cudaFuncSetAttribute(prefill_mma_kernel<HD, ALTERED, PLACED>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                              mma_shape<HD>::BYTES);
     if (result != cudaSuccess) return result;
-    prefill_mma_kernel<HD, ALTERED><<<a.tiles * a.splits * a.kv_heads, THREADS, mma_shape<HD>::BYTES, stream>>>(a);
+    prefill_mma_kernel<HD, ALTERED, PLACED><<<a.tiles * a.splits * a.kv_heads, THREADS, mma_shape<HD>::BYTES, stream>>>(a, places);
     return cudaGetLastError();
 }
 
-template <int HD> static cudaError_t launch_heads(const struct prefill_launch &a, cudaStream_t stream) {
-    return a.slopes || a.cap > 0 || a.window != NO_WINDOW ? launch_shape<HD, true>(a, stream) : launch_shape<HD, false>(a, stream);
+template <int HD>
+static cudaError_t launch_heads(const struct prefill_launch &a, const struct row_places &places, cudaStream_t stream) {
+    if (a.slopes && places.spans) return launch_shape<HD, true, true>(a, places, stream);
+    return a.slopes || a.cap > 0 || a.window != NO_WINDOW ? launch_shape<HD, true>(a, places, stream)
+                                                          : launch_shape<HD, false>(a, places, stream);
 }
 
 uint32_t prefill_mma_rows(uint32_t head_dim) { return head_dim == 256 ? mma_shape<256>::ROWS : mma_shape<128>::ROWS; }
 
-cudaError_t prefill_mma(const struct prefill_launch &launch, uint32_t head_dim, cudaStream_t stream) {
+cudaError_t prefill_mma(const struct prefill_launch &launch, const struct row_places &places, uint32_t head_dim,
+                        cudaStream_t stream) {
     switch (head_dim) {
-    case 64: return launch_heads<64>(launch, stream);
-    case 96: return launch_heads<96>(launch, stream);
-    case 128: return launch_heads<128>(launch, stream);
-    case 256: return launch_heads<256>(launch, stream);
+    case 64: return launch_heads<64>(launch, places, stream);
+    case 96: return launch_heads<96>(launch, places, stream);
+    case 128: return launch_heads<128>(launch, places, stream);
+    case 256: return launch_heads<256>(launch, places, stream);
     }
     return cudaErrorInvalidValue;
 }

@@ -108,9 +108,11 @@ static __device__ __forceinline__ float renew(struct row_state &s, float largest
 
 static __host__ __device__ __forceinline__ uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
-/* These are the two kernels. prefill_wgmma runs where it was built in and the device has its instructions. */
+/* These are the two kernels. prefill_wgmma runs where it was built in and the device has its instructions, and knows no places, which would
+ * take registers that it lacks. */
 uint32_t prefill_mma_rows(uint32_t head_dim); /* of a tile */
-cudaError_t prefill_mma(const struct prefill_launch &launch, uint32_t head_dim, cudaStream_t stream);
+cudaError_t prefill_mma(const struct prefill_launch &launch, const struct row_places &places, uint32_t head_dim,
+                        cudaStream_t stream);
 bool prefill_wgmma_serves();
 uint32_t prefill_wgmma_rows(uint32_t head_dim);
 cudaError_t prefill_wgmma(const struct prefill_launch &launch, uint32_t head_dim, cudaStream_t stream);

@@ -6,6 +6,7 @@
 #ifndef TERSE_BACKEND_CUDA_KV_EXCHANGE_H
 #define TERSE_BACKEND_CUDA_KV_EXCHANGE_H
 
+#include "backend/cuda/kv/view.h"
 #include "base/status.h"
 #include "kv/shape.h"
 
@@ -15,7 +16,7 @@ struct rank_exchange {
     size_t floats;
 };
 
-#define EXCHANGE_ROWS 512 /* of queries of a prompt that are exchanged together, at most */
+#define EXCHANGE_ROWS 512 /* of queries or tokens of a prompt that are exchanged together, at most */
 
 /* Reserves memory for n queries. Returns in *moved, unless that is NULL, whether it lies elsewhere now. Waits for work that is queued
  * with the memory that is given up. */
@@ -30,5 +31,10 @@ float *rank_exchange_log_sums(const struct rank_exchange *exchange, const struct
 /* Queues the exchange for n queries and the merging, which writes out[n][Hq][hd]. `by_head`: as in struct merge_ranks. */
 enum terse_status rank_exchange_finish(const struct rank_exchange *exchange, const struct cache_shape *shape, size_t n,
                                        bool by_head, float *out, struct terse_error *error);
+
+/* Queues the exchange of keys or values rows[n][Hk][hd] of tokens from `first` on, with which a page begins: those of other ranks' pages become
+ * those that they have. n <= EXCHANGE_ROWS, with memory for as many queries. */
+enum terse_status rank_exchange_rows(const struct rank_exchange *exchange, const struct cache_shape *shape, uint64_t first,
+                                     size_t n, device_half *rows, struct terse_error *error);
 
 #endif

@@ -16,7 +16,7 @@ size_t kept_bytes(const struct cache_shape *shape, const struct method *method, 
     if (!n) return 0;
     if (!anchors_have_codes(method)) return cache_heads_of(shape) * n * row;
     return cache_heads_of(shape) *
-           (anchor_rows_most(method, n) * (row + sizeof(uint32_t)) + pages * sizeof(uint64_t) + sizeof(uint32_t));
+           (anchor_rows_most(method, n) * (row + sizeof(uint32_t)) + pages * sizeof(uint64_t) + 2 * sizeof(uint32_t));
 }
 
 size_t exact_lay_out(const struct cache *cache, struct exact_rows *exact) {
@@ -31,7 +31,8 @@ size_t exact_lay_out(const struct cache *cache, struct exact_rows *exact) {
     exact->sides = beside ? (uint32_t *)(void *)(at + bytes) : NULL;
     bytes += beside ? heads * behind * sizeof *exact->sides : 0;
     exact->counts = beside ? (uint32_t *)(void *)(at + bytes) : NULL;
-    bytes += beside ? heads * sizeof *exact->counts : 0;
+    exact->elsewhere = beside ? exact->counts + heads : NULL;
+    bytes += beside ? 2 * heads * sizeof *exact->counts : 0;
     if (!replaces_rows(&cache->base.method)) return bytes;
     exact->unrotated = (device_half *)(void *)(at + bytes);
     bytes += heads * exact->capacity * row_bytes(cache);

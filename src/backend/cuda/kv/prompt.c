@@ -14,6 +14,7 @@
 #include "backend/cuda/kv/kept.h"
 #include "backend/cuda/kv/replace.h"
 #include "backend/cuda/kv/views.h"
+#include "base/memory.h"
 #include "base/size.h"
 #include "kv/deal.h"
 
@@ -30,7 +31,14 @@ static size_t rows_bytes(const struct cache *cache, size_t rows) {
     return (rows + ROWS_IN_FRONT) * cache_shape_kv_width(&cache->base.shape) * sizeof(device_half);
 }
 
+static void release_places(struct cache *cache) {
+    device_free(NULL, (void *)(uintptr_t)cache->places.spans, cache->span_capacity * sizeof *cache->places.spans);
+    cache->places = (struct row_places){0};
+    cache->span_capacity = 0;
+}
+
 void prompt_release(struct cache *cache) {
+    release_places(cache);
     if (!cache->rows[CODEC_KEYS] && !cache->rows[CODEC_VALUES]) return;
     for (int side = 0; side < 2; side++) {
         device_free(NULL, cache->rows[side], rows_bytes(cache, cache->row_capacity));
@@ -104,6 +112,52 @@ static size_t count_elsewhere(const struct cache *cache) {
 
 /* Returns whether pages that the step's queries attend to are dealt to ranks. */
 static bool exchanges(const struct cache *cache) { return cache->base.shape.ranks && cache->base.pages.n_sealed; }
+/* Returns whether the step's new tokens are read from their pages, their own queries included. */
+static bool reads_pages(const struct cache *cache) { return cache->base.plan.kind == CACHE_STEP_PAPER; }
+/* Returns whether queries read decoded rows of the step's own pages that other ranks have. */
+static bool shares_codes(const struct cache *cache) {
+    return cache->base.shape.ranks && reads_pages(cache) && cache->base.plan.seal;
+}
+
+/* ---- Places of rows */
+
+/* Adds a span, unless its rows go on as those of the last one do. */
+static size_t add_span(struct row_span *spans, size_t n, size_t row, uint64_t token) {
+    const struct row_span span = {(uint32_t)row, (uint32_t)token};
+    if (n && span.token - span.row == spans[n - 1].token - spans[n - 1].row) return n;
+    spans[n] = span;
+    return n + 1;
+}
+
+/* Writes which tokens the rows are: the first exact ones, then those of the pages that are here, the window's and the step's. */
+static size_t list_spans(const struct cache *cache, struct row_span *spans) {
+    const struct plan *plan = &cache->base.plan;
+    size_t n = add_span(spans, 0, 0, 0), row = (size_t)plan->before.exact;
+    for (size_t i = 0; i < cache->base.pages.n_sealed; i++) {
+        const struct page_set *set = &cache->base.pages.sets[i];
+        if (!page_set_is_here(set)) continue;
+        n = add_span(spans, n, row, set->first);
+        row += set->count;
+    }
+    return add_span(spans, n, row, plan->before.window_first);
+}
+
+/* Sends the places of rows, where pages are dealt and ALiBi or anchors ask for them. */
+static enum terse_status place_rows(struct cache *cache, struct terse_error *error) {
+    const size_t most = cache->base.pages.n_sealed + 2, bytes = most * sizeof(struct row_span);
+    if (!exchanges(cache) || (!cache->base.shape.slopes && !cache->base.n_anchors)) return TERSE_OK;
+    struct row_span *spans = memory_array(most, sizeof *spans), *to;
+    if (!spans) return status_no_memory(error, bytes, "a prompt's rows");
+    const size_t n = list_spans(cache, spans);
+    enum terse_status status = TERSE_E_MEMORY;
+    if ((to = device_alloc(NULL, bytes, "a prompt's rows", error))) {
+        cache->places = (struct row_places){to, (uint32_t)n};
+        cache->span_capacity = most;
+        status = device_check(device_send(to, spans, n * sizeof *spans), "sending a prompt's rows", error);
+    }
+    memory_free(spans);
+    return status;
+}
 
 void prompt_pages_changed(struct cache *cache) {
     if (!cache->base.in_step || !cache->rows[CODEC_KEYS]) return;
@@ -113,10 +167,12 @@ void prompt_pages_changed(struct cache *cache) {
 
 enum terse_status prompt_reserve(struct cache *cache, struct terse_error *error) {
     cache->rows_elsewhere = count_elsewhere(cache);
-    enum terse_status status = reserve_rows(cache, error);
-    if (!status && exchanges(cache))
+    enum terse_status status = reserve_rows(cache, error); /* which gives up what another step has left */
+    if (!status) status = place_rows(cache, error);
+    if (!status && (exchanges(cache) || shares_codes(cache)))
         status =
-            rank_exchange_reserve(&cache->exchange, &cache->base.shape, size_min(cache->base.plan.n, EXCHANGE_ROWS), NULL, error);
+            rank_exchange_reserve(&cache->exchange, &cache->base.shape,
+                                  shares_codes(cache) ? EXCHANGE_ROWS : size_min(cache->base.plan.n, EXCHANGE_ROWS), NULL, error);
     if (!status) status = kept_reserve(cache, cache->row_capacity, error);
     if (!status) status = kv_anchors_reserve(cache, error);
     if (!status) status = make_items(cache, error);
@@ -187,22 +243,32 @@ static cudaError_t seal_layer(struct cache *cache, uint32_t layer) {
     return result == cudaSuccess ? encode_pages(&encode, device_stream()) : result;
 }
 
-/* Returns whether the step's new tokens are read from their pages, their own queries included. */
-static bool reads_pages(const struct cache *cache) { return cache->base.plan.kind == CACHE_STEP_PAPER; }
+/* Exchanges the decoded rows of the step's tokens, so that this rank has those of the others' pages, too. */
+static enum terse_status exchange_codes(const struct cache *cache, struct terse_error *error) {
+    const uint64_t first = plan_first_sealed(&cache->base.plan), end = first + cache->base.plan.sealed;
+    enum terse_status status = TERSE_OK;
+    for (uint64_t t = first; t < end && !status; t += EXCHANGE_ROWS)
+        for (int side = 0; side < 2 && !status; side++)
+            status = rank_exchange_rows(&cache->exchange, &cache->base.shape, t, size_min((size_t)(end - t), EXCHANGE_ROWS),
+                                        row_at(cache, side, (size_t)row_of(cache, t)), error);
+    return status;
+}
 
-/* Encodes the step's pages and decodes them again over the rows that attention reads. */
-static cudaError_t code_rows(struct cache *cache, uint32_t layer) {
-    struct encode encode = encode_of(cache, &cache->sealed, layer);
+/* Encodes the step's pages and decodes them again over the rows that attention reads, but for anchors. */
+static enum terse_status code_rows(struct cache *cache, uint32_t layer, struct terse_error *error) {
+    const struct encode encode = encode_of(cache, &cache->sealed, layer);
     const size_t sealed = (size_t)row_of(cache, plan_first_sealed(&cache->base.plan));
-    struct layer_rows rows = layer_rows(cache, layer);
-    if (!cache->base.plan.seal) return cudaSuccess;
-    cudaError_t result = seal_layer(cache, layer);
-    if (result == cudaSuccess)
-        result = kv_anchors_choose(cache, layer, row_at(cache, CODEC_KEYS, sealed), row_at(cache, CODEC_VALUES, sealed));
-    if (result == cudaSuccess) result = decode_pages(&encode, device_stream());
+    const struct layer_rows rows = layer_rows(cache, layer);
+    if (!cache->base.plan.seal) return TERSE_OK;
+    enum terse_status status = device_check(seal_layer(cache, layer), "sealing a prompt's layer", error);
+    if (!status)
+        status = kv_anchors_choose(cache, layer, row_at(cache, CODEC_KEYS, sealed), row_at(cache, CODEC_VALUES, sealed), error);
+    if (status) return status;
+    cudaError_t result = encode.n ? decode_pages(&encode, device_stream()) : cudaSuccess;
     if (result == cudaSuccess && cache->base.plan.anchors)
         result = kv_anchors_spread_chosen(cache, layer, (device_half *[2]){rows.k, rows.v});
-    return result;
+    status = device_check(result, "reading a prompt's codes", error);
+    return !status && shares_codes(cache) ? exchange_codes(cache, error) : status;
 }
 
 enum terse_status prompt_append(struct cache *cache, const struct kv_rows *rows, struct terse_error *error) {
@@ -220,8 +286,8 @@ enum terse_status prompt_append(struct cache *cache, const struct kv_rows *rows,
     if (result == cudaSuccess)
         result = append_rows(&to, rows->k, rows->v, count, cache->base.plan.before.length + first, rows_before(cache) + first,
                              device_stream());
-    if (result == cudaSuccess && last && reads_pages(cache) && !cache->base.plan.anchors) result = code_rows(cache, rows->layer);
-    return device_check(result, "storing a prompt's keys and values", error);
+    status = device_check(result, "storing a prompt's keys and values", error);
+    return !status && last && reads_pages(cache) && !cache->base.plan.anchors ? code_rows(cache, rows->layer, error) : status;
 }
 
 /* Returns the attention of rotated queries, whose outputs go to `out`. */
@@ -235,6 +301,7 @@ static struct attend_prefill attention_of(const struct cache *cache, const struc
                                    .k = row_at(cache, CODEC_KEYS, 0),
                                    .v = row_at(cache, CODEC_VALUES, 0),
                                    .begin = slid_on(plan) ? (size_t)plan->before.exact : 0,
+                                   .places = cache->places,
                                    .out = out,
                                    .parts = cache->tables->prefill_parts};
 }
@@ -254,10 +321,9 @@ enum terse_status prompt_observe(struct cache *cache, const struct kv_rows *rows
     enum terse_status status = take_queries(cache, rows, error);
     if (status || !rows->count || !cache->base.plan.anchors || cache->base.plan.ranked) return status;
     const struct attend_prefill attend = attention_of(cache, rows, rows->q); /* the choice of anchors looks at all weights */
-    cudaError_t result = kv_anchors_attend(cache, &attend);
-    if (result == cudaSuccess && reads_pages(cache) && rows->first + rows->count == cache->base.plan.n)
-        result = code_rows(cache, rows->layer);
-    return device_check(result, "a prompt's queries", error);
+    status = device_check(kv_anchors_attend(cache, &attend), "a prompt's queries", error);
+    const bool last = rows->first + rows->count == cache->base.plan.n;
+    return !status && last && reads_pages(cache) ? code_rows(cache, rows->layer, error) : status;
 }
 
 /* Attends to what this rank reads, and exchanges it. */
@@ -308,11 +374,12 @@ enum terse_status prompt_seal(struct cache *cache, uint32_t layer, struct terse_
     if (result == cudaSuccess)
         result = kept_choose(cache, layer, row_at(cache, CODEC_KEYS, 0), row_at(cache, CODEC_VALUES, 0), rows_before(cache),
                              (size_t)sealed);
-    if (result == cudaSuccess && !reads_pages(cache))
-        result =
-            kv_anchors_choose(cache, layer, row_at(cache, CODEC_KEYS, (size_t)sealed), row_at(cache, CODEC_VALUES, (size_t)sealed));
-    if (result == cudaSuccess)
-        result = replacing_seal(cache, layer, row_at(cache, CODEC_KEYS, leaving), row_at(cache, CODEC_VALUES, leaving));
+    enum terse_status status = device_check(result, "sealing a prompt's layer", error);
+    if (!status && !reads_pages(cache))
+        status = kv_anchors_choose(cache, layer, row_at(cache, CODEC_KEYS, (size_t)sealed),
+                                   row_at(cache, CODEC_VALUES, (size_t)sealed), error);
+    if (status) return status;
+    result = replacing_seal(cache, layer, row_at(cache, CODEC_KEYS, leaving), row_at(cache, CODEC_VALUES, leaving));
     if (result == cudaSuccess) result = keep_window(cache, layer);
     cache->base.layer = NO_LAYER;
     cache->base.layers_ended = layer + 1;

@@ -135,7 +135,8 @@ static void save_apart(const struct cache *cache, const struct exact_rows *exact
     for (size_t head = 0; head < cache_heads_of(&cache->base.shape); head++)
         for (int side = 0; side < 2; side++) {
             const struct apart_anchors to = apart_at(cache, anchors, head, side);
-            for (size_t i = 0, n = 0; i < exact->counts[head] && n < cache->base.n_anchors; i++) {
+            struct anchor_walk walk = anchors_walk(cache, exact, head);
+            for (uint32_t i, n = 0; n < cache->base.n_anchors && anchors_next(&walk, &i);) {
                 if (!(exact->sides[head * behind + i] >> side & 1)) continue;
                 to.tokens[n] = exact->tokens[head * behind + i];
                 memcpy(to.rows + n++ * hd, anchor_row(cache, exact, head, side, i), hd * sizeof *to.rows);
@@ -148,22 +149,27 @@ static void load_apart(const struct cache *cache, struct exact_rows *exact, uint
     const struct block_table *table = &cache->base.pages;
     const size_t behind = exact->capacity - cache_first_exact(cache), n = cache->base.n_anchors, hd = cache->base.shape.head_dim;
     const struct apart_anchors from[2] = {apart_at(cache, anchors, head, 0), apart_at(cache, anchors, head, 1)};
-    size_t at[2] = {0}, count = 0, page = 0;
-    for (; at[0] < n || at[1] < n; count++) {
+    size_t at[2] = {0}, count = 0, elsewhere = 0, page = 0, pages_here = 0; /* of the pages before this one */
+    while (at[0] < n || at[1] < n) {
         uint32_t token = UINT32_MAX, sides = 0;
         for (int side = 0; side < 2; side++)
             if (at[side] < n && from[side].tokens[at[side]] < token) token = from[side].tokens[at[side]];
+        for (; page + 1 < table->n_sealed && table->sets[page + 1].first <= token; page++)
+            pages_here += page_set_is_here(&table->sets[page]);
+        const bool here = page_set_is_here(&table->sets[page]);
+        const size_t place = here ? count++ : behind - ++elsewhere;
         for (int side = 0; side < 2; side++)
             if (at[side] < n && from[side].tokens[at[side]] == token) {
-                memcpy(anchor_row(cache, exact, head, side, count), from[side].rows + at[side]++ * hd, hd * sizeof(uint16_t));
+                memcpy(anchor_row(cache, exact, head, side, place), from[side].rows + at[side]++ * hd, hd * sizeof(uint16_t));
                 sides |= 1u << side;
             }
-        exact->tokens[head * behind + count] = token;
-        exact->sides[head * behind + count] = sides;
-        while (page + 1 < table->n_sealed && table->sets[page + 1].first <= token) page++;
-        exact->pages[head * exact->n_pages + page] |= (uint64_t)1 << (token - table->sets[page].first) % PAGE_TOKENS;
+        exact->tokens[head * behind + place] = token;
+        exact->sides[head * behind + place] = sides;
+        if (here)
+            exact->pages[head * exact->n_pages + pages_here] |= (uint64_t)1 << (token - table->sets[page].first) % PAGE_TOKENS;
     }
     exact->counts[head] = (uint32_t)count;
+    exact->elsewhere[head] = (uint32_t)elsewhere;
 }
 
 /* Returns the cache's exact rows as they lie in a copy on the host, which may be NULL, and how many bytes they are. */

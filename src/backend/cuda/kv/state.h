@@ -36,10 +36,10 @@
 struct exact_rows {
     device_half *rows; /* [layers][Hk][2][capacity][hd], keys rotated by their token; NULL: none */
     uint32_t *tokens;  /* of the anchors, [layers][Hk][capacity - cache_first_exact()], ascending */
-    /* These are of anchors beside codes, of which a KV head has as many rows as counts[layers][Hk] says (struct anchor_view); else
-     * NULL. */
+    /* These are of anchors beside codes, of which a KV head has as many rows as counts[layers][Hk] says, and elsewhere[layers][Hk] more of tokens
+     * whose pages other ranks have (struct anchor_view); else NULL. */
     uint64_t *pages; /* [layers][Hk][n_pages] */
-    uint32_t *sides, *counts;
+    uint32_t *sides, *counts, *elsewhere;
     /* These are of exact rows that may be replaced (struct victims); else NULL. */
     device_half *unrotated;
     float *logits;
@@ -84,7 +84,10 @@ struct cache {
     /* Of the sealed page sets, counted_sets, where they are dealt to ranks: how many this rank has, and rank 0, which has the most. Else both
      * are all of them. The device has views and list entries of this rank's alone. */
     size_t counted_sets, pages_here, pages_most;
-    size_t rows_elsewhere; /* in a step of many tokens, those of other ranks' sealed pages */
+    /* In a step of many tokens: how many rows other ranks' sealed pages would have, and which tokens the rows are, of memory for so many spans. */
+    size_t rows_elsewhere;
+    struct row_places places;
+    size_t span_capacity;
     struct exact_rows exact;
     device_half *window; /* [layers][Hk][2][window_capacity][hd] */
     uint32_t window_capacity;

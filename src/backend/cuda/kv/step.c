@@ -20,8 +20,6 @@ static enum terse_status begin_part(struct cache *cache, enum cache_step_kind ki
     struct cache_base *base = &cache->base;
     enum terse_status status = cache_plan_step(cache, kind, n, error);
     if (status) return status;
-    if (kind == CACHE_STEP_PAPER && base->shape.ranks)
-        return cache_refuse(&cuda_storage, &base->method, "cannot be read by the papers' protocol over several ranks", error);
     if (kind == CACHE_STEP_PAPER && base->plan.ranked)
         return cache_refuse(&cuda_storage, &base->method, "cannot be read by the papers' protocol", error);
     if (!cache_decodes(cache) && choice_of(cache).made)

@@ -146,11 +146,6 @@ static enum terse_status supports(const struct cache_shape *shape, const struct 
         return cache_refuse(&cuda_storage, method, "has no kernels for this model's heads", error);
     if (method->index && !cuda_scores_of(method))
         return cache_refuse(&cuda_storage, method, "cannot choose the tokens that a step reads", error);
-    if (shape->ranks && (method->policy->anchors || shape->slopes))
-        return cache_refuse(&cuda_storage, method,
-                            shape->slopes ? "cannot read a model with ALiBi over several ranks"
-                                          : "cannot choose anchors over several ranks",
-                            error);
     if (replaces_rows(method) && method->parameters.exact > VICTIMS_EXACT_MOST)
         return cache_refuse(&cuda_storage, method, "cannot keep so many anchors", error);
     return TERSE_OK;

@@ -95,6 +95,37 @@ TERSE_DEVICE uint8_t *index_address(const struct page_set_view *set, const struc
     return set->chunk + set->sets * (place->offset + place->bytes[0] + place->bytes[1]) + (uint64_t)set->index * bytes;
 }
 
+/* A row_span says of rows from `row` on, up to the next span's, that they are the tokens from `token` on. */
+struct row_span {
+    uint32_t row, token;
+};
+
+/* Says which tokens the rows of a prompt's attention are, where those of other ranks' pages have none: device spans[n], the first one from row 0
+ * on. */
+struct row_places {
+    const struct row_span *spans; /* NULL: row r is token r */
+    uint32_t n;
+};
+
+/* Returns the last span that begins at a row that is not behind `row`. */
+TERSE_DEVICE uint32_t span_of_row(const struct row_places *places, uint32_t row) {
+    uint32_t low = 0, high = places->n;
+    while (high - low > 1) {
+        const uint32_t middle = (low + high) / 2;
+        if (places->spans[middle].row <= row)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Returns the token of a row, and goes on to its span from an earlier one or the same. */
+TERSE_DEVICE uint32_t token_of_row(const struct row_places *places, uint32_t row, uint32_t *span) {
+    while (*span + 1 < places->n && places->spans[*span + 1].row <= row) ++*span;
+    return places->spans[*span].token + row - places->spans[*span].row;
+}
+
 /* Returns the first position of the run that the keys of a page are rotated from; `first` is the page's first token. */
 TERSE_DEVICE uint32_t run_of(uint32_t first) { return first - first % ROPE_RUN_TOKENS; }
 

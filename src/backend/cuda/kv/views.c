@@ -206,8 +206,8 @@ struct sequence_view cache_view(const struct cache *cache) {
     list.pages = cache->listed;
     list.rows_end = (uint32_t)cache->base.plan.after.exact; /* new ones lie there when they are read */
     if (cache->base.shape.ranks) list.n_pages = (uint32_t)cache->pages_here;
-    if (cache->base.shape.ranks && cache->base.shape.ranks->rank) { /* rank 0 alone reads what is no page */
-        list.rows_end = 0;
+    if (cache->base.shape.ranks && cache->base.shape.ranks->rank) { /* rank 0 alone reads the first tokens and the window */
+        list.rows_begin = list.rows_end;
         list.window_first = UINT32_MAX;
     }
     struct sequence_view view = {.page_sets = cache->views,
