@@ -19,7 +19,7 @@ enum terse_weighting {
 
 /* Says whether a head's mean row is subtracted from rows before they are normalized, by methods that normalize them (antkv, commvq). */
 enum terse_mean {
-    TERSE_MEAN_DEFAULT, /* as the method does: commvq subtracts it, antkv does not */
+    TERSE_MEAN_DEFAULT, /* as the method does: antkv-4 and commvq subtract it, antkv of fewer bits does not */
     TERSE_MEAN_NONE,
     TERSE_MEAN_SUBTRACTED
 };

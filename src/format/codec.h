@@ -69,7 +69,6 @@ struct codec {
     bool fitted; /* learns while it runs, from the first rows that are sealed: codec_fitted_bytes */
     /* The parameters describe rows about their mean and at a size of 1, and end with format/normalization.h's numbers. */
     bool normalized;
-    bool centred;              /* of normalized ones: learning takes a mean row, unless it is asked not to; else zeros */
     bool by_rate;              /* width and bits of its codes follow from head_dim and a number of bits per value: codec_coding */
     const struct index *index; /* whose pages its pages of keys begin with, as does what it fits with that index's; or NULL */
 };

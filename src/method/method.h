@@ -23,6 +23,7 @@ struct method {
     uint32_t slices;                      /* of codec transform, that keys are cut into where they end with values; else 0 */
     uint32_t tail_tokens;                 /* least number of newest tokens kept exact in the recent window */
     uint32_t power;                       /* of gradient norms by which samples weigh when its codebook is learned; 0: all alike */
+    bool mean;                            /* learning subtracts a mean row from rows before it normalizes them */
     const struct terse_codebook *learned; /* of the options, or of the weights; NULL when it needs none */
     bool
         of_weights; /* `learned` is the profile that the model's weights imply: caches wait until they can fit transforms to their sequences */

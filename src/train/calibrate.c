@@ -98,7 +98,7 @@ struct recipe {
     enum terse_weighting weighting;
     uint32_t power; /* 0: all samples weigh alike */
     bool text_labels;
-    enum terse_mean mean;
+    bool mean;                      /* is subtracted from rows that are normalized */
     bool learned;                   /* its codebook is made */
     const struct learning_ops *ops; /* of the device; NULL: the CPU's */
     struct terse_progress progress; /* led to the caller's thread */
@@ -173,7 +173,7 @@ static enum terse_status make_recipe(const struct terse_model *m, const struct t
         recipe->weighting = method.power ? TERSE_WEIGHTING_SUBVECTOR : TERSE_WEIGHTING_NONE;
     recipe->power = recipe->weighting == TERSE_WEIGHTING_NONE ? 0 : o->power ? o->power : method.power ? method.power : 2;
     recipe->text_labels = o->text_labels;
-    recipe->mean = o->mean;
+    recipe->mean = o->mean ? o->mean == TERSE_MEAN_SUBTRACTED : method.mean;
     recipe->info = (struct codebook_info){
         .key = learning(method.key),
         .value = learning(method.value),
@@ -191,12 +191,6 @@ static enum terse_status make_recipe(const struct terse_model *m, const struct t
     return TERSE_OK;
 }
 
-/* Returns whether rows of a side are normalized about their mean row. */
-static bool subtracts_mean(const struct recipe *recipe, enum codec_side side) {
-    const struct codec *codec = coding_of(&recipe->info, side).codec;
-    return codec && (recipe->mean ? recipe->mean == TERSE_MEAN_SUBTRACTED : codec->centred);
-}
-
 static bool has_normalization(const struct recipe *recipe) {
     const struct codec *key = recipe->info.key.codec, *value = recipe->info.value.codec;
     return (key && key->normalized) || (value && value->normalized);
@@ -204,9 +198,7 @@ static bool has_normalization(const struct recipe *recipe) {
 
 static bool can_share(const struct recipe *a, const struct recipe *b) {
     if (a->info.key.codec && b->info.key.codec && a->info.key.codec->rope != b->info.key.codec->rope) return false;
-    if (!has_normalization(a) || !has_normalization(b)) return true;
-    return a->info.shared == b->info.shared && subtracts_mean(a, CODEC_KEYS) == subtracts_mean(b, CODEC_KEYS) &&
-           subtracts_mean(a, CODEC_VALUES) == subtracts_mean(b, CODEC_VALUES);
+    return !has_normalization(a) || !has_normalization(b) || (a->info.shared == b->info.shared && a->mean == b->mean);
 }
 
 /* Sets the RoPE frame of keys, which all recipes share. */
@@ -548,8 +540,8 @@ static enum terse_status set_normalization(struct fits *f, enum codec_side side,
         struct capture_reading reading = head_reading(f, side, &r, i);
         capture_rows(f->samples, &reading, 0, info->head_dim, rows + i * each * info->head_dim);
     }
-    (subtracts_mean(f->recipe, side) ? codec_fit_normalization : codec_fit_scale)(coding.codec, normalization.shape, rows,
-                                                                                  heads * each, parameters_of(f, side, set));
+    (f->recipe->mean ? codec_fit_normalization : codec_fit_scale)(coding.codec, normalization.shape, rows, heads * each,
+                                                                  parameters_of(f, side, set));
     memory_free(rows);
     for (size_t i = 0; i < heads; i++) {
         struct capture_reading reading = head_reading(f, side, &r, i);

@@ -2,8 +2,7 @@
  *
  *     row = mean + gain * shape,   shape = the sub-vectors' centroids, learned from rows (x - mean) / rms(x - mean)
  *
- * Learning leaves the mean at zero unless it is asked for one (terse_calibration.mean): on public models a mean costs up to twice the
- * divergence (docs/reports/equal-terms.md).
+ * Where codes are coarse, learning leaves the mean at zero (method.c).
  *
  * Rows of one head differ in size far more than in shape, so codes are better spent on the shape; and quantization shrinks what it
  * rounds, which the gain undoes. For keys the gain keeps the row's norm (a shrunken key evens attention out), for values it is the
