@@ -146,7 +146,7 @@ import sys
 sys.path[:0] = ["bench/experiments", "bench/reports"]
 from types import SimpleNamespace
 import page_anchors, page_equal_terms, page_fidelity, page_real_models
-options = SimpleNamespace(model_names=["a", "b"], context=None, chunks=None, windows=8, questions=[2048])
+options = SimpleNamespace(model_names=["a", "b"], context=8192, chunks=1, windows=8, questions=[2048])
 lists = [set(page.measurements(options)) for page in (page_real_models, page_equal_terms, page_anchors)]
 asked = page_fidelity.measurements(options)
 own = [m for m in set(asked) - set.union(*lists) if m.model == "a"]
