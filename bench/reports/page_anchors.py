@@ -1,7 +1,7 @@
 """docs/reports/anchors.md: what anchors are worth: how many, chosen how, beside exact first tokens or in their place, where they lie; and of methods that
 evict what MAT's anchors are worth, beside StreamingLLM and SnapKV of the same bytes."""
 
-from page_common import PAIRS, Difference, cells, done, how, learning, not_measured, perplexity, say, sizes, stamp, table
+from page_common import PAIRS, Difference, cells, done, how, learning, marked, not_measured, perplexity, say, sizes, stamp, table
 from quality_measurements import Book, Measurement, learned, name_of_model, order_of_models
 from quality_texts import PROSE
 
@@ -91,12 +91,11 @@ def measurements(options):
 
 def compared(lines, rows):
     """Table rows of [label, cells of each model], where lines[label] is a list by model."""
-    result, on_both = [], len({line["device"] for of_models in lines.values() for line in of_models if line}) > 1
+    result, every = [], [line for of_models in lines.values() for line in of_models]
     for label, _, other in rows:
         row = [label]
         for i, line in enumerate(lines[label]):
-            bits, kld = cells(line)[:2] if line else ("", "")
-            row += [f"{bits} (CPU)" if on_both and line and line["device"] == "cpu" else bits, kld]
+            row += marked(cells(line)[:2], line, every) if line else ["", ""]
             against = lines[other][i] if other else None
             if line and against:
                 d = Difference(line, against)

@@ -25,6 +25,12 @@ def cells(line):
     return [f"{line['bits']:.2f}", kld, digits(line["kld_99.9"]), ratio, f"{line['same_top']:.1f}"]
 
 
+def marked(cells, line, lines):
+    """The cells of a line; its bits are marked where a processor measured it and a GPU others of the table, since their caches differ in size."""
+    on_both = line["device"] == "cpu" and any(other and other["device"] != "cpu" for other in lines)
+    return [f"{cells[0]} (CPU)", *cells[1:]] if on_both else cells
+
+
 class Difference:
     """A mean of a minus b over blocks of the same positions, with its 95 % interval (Student's t over the blocks)."""
 

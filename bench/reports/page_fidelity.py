@@ -1,7 +1,7 @@
 """docs/reports/fidelity.md: every method at every rate in two protocols: as a cache is used, and as the papers measure perplexity, where every token reads
 codes; codes of fewer and of more bits; methods that choose the tokens that a step reads, and how many of the best tokens their indexes find."""
 
-from page_common import HEAD, PAIRS, Difference, cells, divergence_plot, done, how, learning, not_measured, on_processor, perplexity, say, sizes, stamp
+from page_common import HEAD, PAIRS, Difference, cells, divergence_plot, done, how, learning, marked, not_measured, on_processor, perplexity, say, sizes, stamp
 from page_real_models import SIZE, arguments_of, book_of
 from quality_measurements import Measurement, learned, name_of_model, order_of_models
 from quality_texts import PROSE
@@ -129,16 +129,15 @@ def measurements(options):
 
 
 def method_table(parts, results, model, options):
-    rows = []
+    rows, base = [], results.get(of(model, "f16", options))
     for method in METHODS:
         line = results.get(of(model, method, options))
         paper = results.get(paper_of(model, method, options)) if method in PAPER else None
         if line or paper:
-            rows.append([name_of(method), *(cell for one in (line, paper) for cell in (cells(one) if one else [""] * len(HEAD)))])
+            rows.append([name_of(method), *(cell for one in (line, paper) for cell in (marked(cells(one), one, [base]) if one else [""] * len(HEAD)))])
     if not rows:
         return
     say(parts, f"## {name_of_model(model)}")
-    base = results.get(of(model, "f16", options))
     if base:
         say(parts, f"{model}.gguf. Perplexity with f16: {base['perplexity']:.3f} ± {base['perplexity_error']:.3f}.")
     parts.append(table(["method", *HEAD, f"paper: {HEAD[0]}", *HEAD[1:]], rows))
@@ -288,7 +287,7 @@ Methods that no other beats in both bits and divergence, as a cache is used:
 ## Paper protocol
 
 The right half of each table is measured as the papers measure perplexity: every token reads compressed keys and values, its own included, no window of new tokens is exact, and the same
-positions are scored (`terse perplexity --paper`). terse's first 4 tokens stay exact, and antkv's anchors are chosen from the whole window. The base is the same f16 cache. Methods that
+positions are scored (`terse perplexity --paper`). terse's first 4 tokens stay exact, and antkv's anchors are chosen from the whole window. The base is the same f16 cache, on the same device; rows that a processor measured, where a GPU measured the others, are marked *CPU*. Methods that
 evict or choose tokens have no such protocol.
 """,
     )
