@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 static MPI_Comm world; /* a copy of MPI_COMM_WORLD of our own */
-static bool watched;   /* srun --mpi=pmi2 ends nobody when a rank is killed: they look after each other (watch.h) */
+static bool watched;   /* srun --mpi=pmi2 ends no rank when another is killed: ranks watch each other (watch.h) */
 
 static enum terse_status check(const struct collective *ranks, int code, struct terse_error *error) {
     char text[MPI_MAX_ERROR_STRING];
