@@ -40,9 +40,7 @@
  * transform: a nibble has four bits of four components i of 64 tokens t, in eight octets v = t / 8: bits 4 (v / 2 % 2) to the next
  * three of byte 64 (v / 4) + 32 (v % 2) + j, where j = 4 (t % 8) + i of keys and j = 16 (t % 8 / 4) + 4 i + t % 4 of values: the
  * components of a key, or the tokens of a value's component, are the four bytes of a word. So 64 bytes, masked or shifted, are the
- * codes of 16 tokens in a row. A stream of bits, of each component i one, is written into nibbles from the highest bit down; the
- * stream of component i goes on from the end of component i - 1's, and that of component 0 from the end of component 3's, as if it
- * were a ring. Its last nibble lies before its first. */
+ * codes of 16 tokens in a row. A nibble holds one plane or several, side by side (format/transform.h). */
 #ifndef TERSE_FORMAT_PAGE_LAYOUT_H
 #define TERSE_FORMAT_PAGE_LAYOUT_H
 

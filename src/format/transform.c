@@ -10,96 +10,97 @@
 
 /* ---- Levels */
 
-const int8_t transform_levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
-const uint8_t transform_largest[TRANSFORM_TABLES] = {20, 15, 2, 4, 8, 7, 8, 7, 8, 8};
-const uint8_t transform_new_bits[TRANSFORM_TABLES] = {4, 4, 1, 2, 3, 1, 2, 3, 2, 0};
-
 const float transform_row_scale[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
 const float transform_distortion[TRANSFORM_BITS_MAX + 1] = TRANSFORM_DISTORTION;
 
 const float transform_reach[TRANSFORM_BITS_MAX + 1] = {1, 1.07f, 1.13f, 1.2f, 1.17f, 1.1f, 1.03f, 1, 1};
 
-/* A table of a Gaussian has this unit for its levels, before they reach further. */
-static const float gaussian_unit[TRANSFORM_TABLES] = {
-    [TRANSFORM_GAUSSIAN_4] = 0.13636f, [TRANSFORM_TRELLIS_1] = 0.236722f,  [TRANSFORM_TRELLIS_2] = 0.263897f,
-    [TRANSFORM_TRELLIS_3] = 0.343456f, [TRANSFORM_PAIR_FIRST] = 0.201067f, [TRANSFORM_PAIR_SECOND] = 0.201067f};
-/* The lower planes of quads of 5 to 8 bits have these units: those of 5 to 7 err least through long streams, that of 8 is half the
- * step of a Gaussian's best uniform quantizer (Max 1960, table II), since levels of UNIFORM_4 are 2 apart. */
-static const float lower_unit[] = {0.0952f, 0.05202f, 0.02816f, 0.0154f};
+/* Half of the step of the uniform quantizer that is best for a Gaussian of variance 1, of 0 to TRANSFORM_BITS_MAX bits. */
+static const float half_step[TRANSFORM_BITS_MAX + 1] = {0,        0.7980f,  0.4979f,  0.2930f, 0.1676f,
+                                                        0.09405f, 0.05205f, 0.02845f, 0.0154f};
 
 /* ---- Layout */
 
-/* Adds a plane. `bits` counts the bits of a component that earlier planes have, upper ones and stream in a row. */
-static void add_plane(struct transform_layout *layout, size_t bits, size_t quad, unsigned table, float scale) {
-    size_t last = bits - 1;
-    layout->plane[layout->planes++] = (struct transform_plane){.quad = (uint8_t)quad,
-                                                               .nibble = (uint8_t)(last / TRANSFORM_NIBBLE_BITS),
-                                                               .table = (uint8_t)(4 * table + last % TRANSFORM_NIBBLE_BITS),
-                                                               .largest = transform_largest[table],
-                                                               .scale = scale * transform_reach[layout->quad_bits[quad]]};
-}
+/* A plan counts planes by bits, and those that have their place. Each plane of 3 bits has one of 1 beside it: where these are too few,
+ * the last quads of 3 bits, from `first_split` on, have a plane of 2 and one of 1. */
+struct plan {
+    size_t planes[TRANSFORM_NIBBLE_BITS + 1], placed[TRANSFORM_NIBBLE_BITS + 1];
+    size_t first_split;
+};
 
-static void add_gaussian(struct transform_layout *layout, size_t *bits, size_t quad, unsigned table) {
-    *bits += transform_new_bits[table];
-    add_plane(layout, *bits, quad, table, gaussian_unit[table]);
-}
+/* Returns the bits of a quad's second plane, if its codes are wider than a nibble; else 0. */
+static unsigned lower_bits(unsigned bits) { return bits > TRANSFORM_NIBBLE_BITS ? bits - TRANSFORM_NIBBLE_BITS : 0; }
 
-/* Adds the upper or the lower plane of a quad of 5 to 8 bits. Upper levels lie as far apart as the lower ones reach, and these are
- * twice as many where the window says which of them a code may choose from. */
-static void add_uniform(struct transform_layout *layout, size_t *bits, size_t quad, unsigned own_bits, bool upper) {
-    unsigned low = own_bits - TRANSFORM_NIBBLE_BITS, own = upper ? TRANSFORM_NIBBLE_BITS : low;
-    float scale = lower_unit[low - 1] * (upper ? (float)(1u << low) : 1);
-    *bits += own;
-    add_plane(layout, *bits, quad, own == TRANSFORM_NIBBLE_BITS ? TRANSFORM_UNIFORM_4 : TRANSFORM_LOWER_1 + own - 1, scale);
-}
-
-/* Adds all quads of a rank: in terms of size, the lower plane of a quad of b bits stands with the quads of b - 4. Quads of 1 bit write
- * two bits for two of them. */
-static void add_rank(struct transform_layout *layout, size_t *bits, unsigned rank) {
-    const uint8_t *own = layout->quad_bits;
+static void make_plan(const struct transform_layout *layout, struct plan *plan) {
+    size_t end = 0; /* of quads of 3 bits and more */
+    memset(plan, 0, sizeof *plan);
     for (size_t quad = 0; quad < layout->quads; quad++) {
-        if (own[quad] == rank + TRANSFORM_NIBBLE_BITS)
-            add_uniform(layout, bits, quad, own[quad], false);
-        else if (own[quad] != rank)
-            continue;
-        else if (rank > TRANSFORM_NIBBLE_BITS)
-            add_uniform(layout, bits, quad, rank, true);
-        else if (rank == TRANSFORM_NIBBLE_BITS)
-            add_gaussian(layout, bits, quad, TRANSFORM_GAUSSIAN_4);
-        else if (rank == 1 && quad + 1 < layout->quads) {
-            add_gaussian(layout, bits, quad, TRANSFORM_PAIR_FIRST);
-            add_gaussian(layout, bits, ++quad, TRANSFORM_PAIR_SECOND);
-        } else
-            add_gaussian(layout, bits, quad, TRANSFORM_TRELLIS_1 + rank - 1);
+        const unsigned bits = layout->quad_bits[quad], lower = lower_bits(bits);
+        plan->planes[bits - lower]++;
+        if (lower) plan->planes[lower]++;
+        if (bits >= 3) end = quad + 1;
+    }
+    const size_t split = plan->planes[3] > plan->planes[1] ? (plan->planes[3] - plan->planes[1] + 1) / 2 : 0;
+    plan->first_split = end - split;
+    plan->planes[3] -= split, plan->planes[2] += split, plan->planes[1] += split;
+}
+
+/* Returns where the next plane of so many bits lies, counted in bits from the highest of the first nibble: planes of 4 bits lie first,
+ * then those of 3, each with one of 1 below it, those of 2, and the others of 1. */
+static size_t take_place(struct plan *plan, unsigned bits) {
+    const size_t n = plan->placed[bits]++, nibble = TRANSFORM_NIBBLE_BITS, threes = nibble * plan->planes[4],
+                 twos = threes + nibble * plan->planes[3];
+    if (bits == 4) return nibble * n;
+    if (bits == 3) return threes + nibble * n;
+    if (bits == 2) return twos + 2 * n;
+    return n < plan->planes[3] ? threes + nibble * n + 3 : twos + 2 * plan->planes[2] + n - plan->planes[3];
+}
+
+/* Adds a plane that has `bits` of a quad's bits, above `below` others. */
+static void add_plane(struct transform_layout *layout, struct plan *plan, size_t quad, unsigned bits, unsigned below) {
+    const unsigned own = layout->quad_bits[quad];
+    const size_t place = take_place(plan, bits);
+    layout->plane[layout->planes++] =
+        (struct transform_plane){.quad = (uint8_t)quad,
+                                 .nibble = (uint8_t)(place / TRANSFORM_NIBBLE_BITS),
+                                 .shift = (uint8_t)(TRANSFORM_NIBBLE_BITS - place % TRANSFORM_NIBBLE_BITS - bits),
+                                 .bits = (uint8_t)bits,
+                                 .scale = half_step[own] * transform_reach[own] * (float)(1u << below)};
+}
+
+/* Adds all planes of a rank: in terms of size, the lower plane of a quad stands with the quads that have as many bits as it. */
+static void add_rank(struct transform_layout *layout, struct plan *plan, unsigned rank) {
+    for (size_t quad = 0; quad < layout->quads; quad++) {
+        const unsigned own = layout->quad_bits[quad], lower = lower_bits(own);
+        const bool split = own == 3 && quad >= plan->first_split;
+        if (own == rank)
+            add_plane(layout, plan, quad, split ? 2 : own - lower, split ? 1 : lower);
+        else if ((lower ? lower : split) == rank)
+            add_plane(layout, plan, quad, rank, 0);
     }
 }
 
 void transform_layout_set(const uint8_t *quad_bits, uint32_t head_dim, struct transform_layout *layout) {
-    uint32_t quads = head_dim / TRANSFORM_QUAD;
+    const uint32_t quads = head_dim / TRANSFORM_QUAD;
+    struct plan plan;
     size_t bits = 0;
     memset(layout, 0, sizeof *layout);
     memcpy(layout->quad_bits, quad_bits, quads);
-    while (layout->quads < quads && quad_bits[layout->quads]) layout->quads++;
-    for (unsigned rank = TRANSFORM_BITS_MAX; rank > 0; rank--) {
-        if (rank == TRANSFORM_NIBBLE_BITS - 1) layout->stream = (uint16_t)(bits / TRANSFORM_NIBBLE_BITS);
-        add_rank(layout, &bits, rank);
-    }
+    while (layout->quads < quads && quad_bits[layout->quads]) bits += quad_bits[layout->quads++];
     layout->nibbles = (uint16_t)((bits + TRANSFORM_NIBBLE_BITS - 1) / TRANSFORM_NIBBLE_BITS);
-    for (size_t p = 0; p < layout->planes; p++) /* the stream's last nibble lies before its first */
-        if (layout->plane[p].nibble >= layout->stream)
-            layout->plane[p].nibble = (uint8_t)transform_place(layout, layout->plane[p].nibble - layout->stream);
+    make_plan(layout, &plan);
+    for (unsigned rank = TRANSFORM_BITS_MAX; rank > 0; rank--) add_rank(layout, &plan, rank);
 }
 
 void transform_layout_first(const struct transform_layout *layout, unsigned bits, struct transform_layout *first) {
     unsigned sum = 0;
     memset(first, 0, sizeof *first);
     first->nibbles = layout->nibbles;
-    first->stream = layout->stream;
     for (uint16_t p = 0; p < layout->planes && sum < bits; p++) {
         const struct transform_plane *plane = &layout->plane[p];
         first->plane[first->planes++] = *plane;
         if (plane->quad >= first->quads) first->quads = (uint16_t)(plane->quad + 1);
-        sum += TRANSFORM_QUAD * transform_new_bits[transform_table_of(plane)];
+        sum += TRANSFORM_QUAD * plane->bits;
     }
 }
 
@@ -216,28 +217,37 @@ static struct worth worth_of(const struct transform_share *share, size_t quads) 
     return worth;
 }
 
-/* Returns what a quad's b-th bit saves, b from 1 on; 0 when it can take no more. */
-static inline double saving(const struct worth *worth, size_t quad, int b) {
-    return b > TRANSFORM_BITS_MAX ? 0 : worth->of[quad] * (double)(transform_distortion[b - 1] - transform_distortion[b]);
+/* Bits come one at a time, but the last two together: there are no quads of 7 bits. */
+#define TWO_FROM (TRANSFORM_BITS_MAX - 2)
+static inline unsigned bits_added(unsigned own) { return own == TWO_FROM ? 2 : 1; }
+static inline unsigned bits_taken(unsigned own) { return own == TRANSFORM_BITS_MAX ? 2 : 1; }
+
+/* Returns what each of the bits that a quad gets next saves; 0 when it can take no more. */
+static inline double saving(const struct worth *worth, size_t quad, unsigned own) {
+    if (own == TRANSFORM_BITS_MAX) return 0;
+    const unsigned next = own + bits_added(own);
+    return worth->of[quad] * (double)(transform_distortion[own] - transform_distortion[next]) / (next - own);
 }
 
-/* Returns the quad that gains most by a bit more, or loses least by one less; worth->quads when there is none. */
-static size_t neediest(const struct transform_share *share, const struct worth *worth) {
-    double most = 0;
+/* Returns the quad that gains most by the bits that it gets next, at most `most`; worth->quads when there is none. */
+static size_t neediest(const struct transform_share *share, const struct worth *worth, unsigned most) {
+    double largest = 0;
     size_t best = worth->quads;
     for (size_t quad = 0; quad < worth->quads; quad++) {
-        double own = saving(worth, quad, share->quad_bits[quad] + 1);
-        if (own > most) best = quad, most = own;
+        const double own = bits_added(share->quad_bits[quad]) > most ? 0 : saving(worth, quad, share->quad_bits[quad]);
+        if (own > largest) best = quad, largest = own;
     }
     return best;
 }
 
-static size_t cheapest(const struct transform_share *share, const struct worth *worth) {
+/* Returns the quad that loses least by the bits that it got last, at most `most`; worth->quads when there is none. */
+static size_t cheapest(const struct transform_share *share, const struct worth *worth, unsigned most) {
     double least = INFINITY;
     size_t best = worth->quads;
     for (size_t quad = 0; quad < worth->quads; quad++) {
-        if (!share->quad_bits[quad]) continue;
-        double own = saving(worth, quad, share->quad_bits[quad]);
+        const unsigned bits = share->quad_bits[quad];
+        if (!bits || bits_taken(bits) > most) continue;
+        const double own = saving(worth, quad, bits - bits_taken(bits));
         if (own <= least) best = quad, least = own;
     }
     return best;
@@ -245,12 +255,18 @@ static size_t cheapest(const struct transform_share *share, const struct worth *
 
 /* Returns what one nibble more saves a share, and gives it the nibble if `keep`; 0 when it cannot take one. */
 static double nibble_saving(const struct transform_share *share, const struct worth *worth, bool keep) {
-    size_t added[4], n = 0;
+    size_t added[TRANSFORM_NIBBLE_BITS], n = 0;
+    unsigned left = TRANSFORM_NIBBLE_BITS;
     double sum = 0;
-    for (; n < 4 && (added[n] = neediest(share, worth)) < worth->quads; n++)
-        sum += saving(worth, added[n], ++share->quad_bits[added[n]]);
-    if (n < 4) sum = 0;
-    for (size_t i = 0; i < n && (!keep || n < 4); i++) share->quad_bits[added[i]]--;
+    for (size_t quad; left && (quad = neediest(share, worth, left)) < worth->quads; added[n++] = quad) {
+        const unsigned bits = bits_added(share->quad_bits[quad]);
+        sum += bits * saving(worth, quad, share->quad_bits[quad]);
+        share->quad_bits[quad] = (uint8_t)(share->quad_bits[quad] + bits);
+        left -= bits;
+    }
+    if (left) sum = 0;
+    while (n-- > 0 && (!keep || left))
+        share->quad_bits[added[n]] = (uint8_t)(share->quad_bits[added[n]] - bits_taken(share->quad_bits[added[n]]));
     return sum;
 }
 
@@ -258,16 +274,20 @@ static double nibble_saving(const struct transform_share *share, const struct wo
  * out if they, with the next ones, do not save what a nibble costs. Returns the number of nibbles. */
 static unsigned nibbles_at(const struct transform_share *share, size_t quads, double price) {
     const struct worth worth = worth_of(share, quads);
-    unsigned sum = 0;
+    unsigned sum = 0, rest;
     for (size_t quad = 0; quad < quads; quad++) {
-        int b = 0;
-        while (saving(&worth, quad, b + 1) > price) b++;
-        share->quad_bits[quad] = (uint8_t)b;
-        sum += (unsigned)b;
+        unsigned bits = 0;
+        while (saving(&worth, quad, bits) > price) bits += bits_added(bits);
+        share->quad_bits[quad] = (uint8_t)bits;
+        sum += bits;
     }
-    unsigned rest = sum % TRANSFORM_NIBBLE_BITS;
-    for (unsigned i = 0; i < rest; i++) share->quad_bits[cheapest(share, &worth)]--;
-    bool one_more = rest && nibble_saving(share, &worth, false) > TRANSFORM_NIBBLE_BITS * price;
+    const bool over = sum % TRANSFORM_NIBBLE_BITS;
+    for (rest = sum % TRANSFORM_NIBBLE_BITS; rest;) { /* a quad of 7 bits or fewer is there: 8 leave no rest */
+        uint8_t *bits = &share->quad_bits[cheapest(share, &worth, rest)];
+        rest -= bits_taken(*bits);
+        *bits = (uint8_t)(*bits - bits_taken(*bits));
+    }
+    bool one_more = over && nibble_saving(share, &worth, false) > TRANSFORM_NIBBLE_BITS * price;
     if (one_more) nibble_saving(share, &worth, true);
     return sum / TRANSFORM_NIBBLE_BITS + one_more;
 }
@@ -303,7 +323,7 @@ void transform_share_bits(const struct transform_share *shares, size_t n, uint32
     double low = 0, high = 0;
     for (size_t s = 0; s < n; s++) {
         const struct worth worth = worth_of(&shares[s], quads);
-        high = fmax(high, saving(&worth, 0, 1));
+        high = fmax(high, saving(&worth, 0, 0));
     }
     /* The search takes the least price that stays within the budget, and then adds one nibble after another where prices tie. */
     if (all_nibbles_at(shares, n, quads, low) <= budget) return;

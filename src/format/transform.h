@@ -5,20 +5,15 @@
  * A key's row is the key less its mean before rotation (kv/pre_rope.h), which the parameters hold for readers.
  *
  * The basis is that of the Karhunen-Loeve transform in the metric in which errors matter (transform_fit.h): its rows' coefficients
- * z = y size are uncorrelated, and |z|^2 is what an error costs. So each component is quantized by itself, with the levels that are
- * best for a Gaussian of variance 1, and bits go where they save most: reverse water-filling over all components of a model (Gersho
- * and Gray 1992, chapters 8 and 12; Cover and Thomas, section 10.3). Components of 0 bits are not stored.
+ * z = y size are uncorrelated, and |z|^2 is what an error costs. So each component is quantized by itself, by the uniform quantizer
+ * that is best for a Gaussian of variance 1 (Max 1960, table II), and bits go where they save most: reverse water-filling over all
+ * components of a model (Gersho and Gray 1992, chapters 8 and 12; Cover and Thomas, section 10.3). Components of 0 bits are not
+ * stored.
  *
- * Four components, neighbours in size, have the same number of bits: a *quad*. Codes are stored in *nibbles*: four bits for each of
- * the four components of a quad. A quad of 4 bits has a nibble of its own, one of 5 to 8 bits the upper 4 bits. All other bits,
- * those of quads of 1 to 3 bits and the lower ones of 5 to 7, are written one after another into a *stream* of nibbles, in which a
- * level is looked up not by a quad's own bits alone but by a *window*, the last four bits of the stream: trellis-coded quantization
- * with a shift register (Marcellin and Fischer 1990, "Trellis coded quantization of memoryless and Gauss-Markov sources"). A
- * component of 1, 2 or 3 bits has 2, 4 or 8 levels to choose from, which differ by what was chosen before, and 16 levels are in
- * use: at the same bits the error is a sixth to a fifth less than that of a scalar quantizer. So are the lower bits of a component
- * of 5 to 7: its levels lie twice as close as its bits could tell apart (Ungerboeck 1982, "Channel coding with multilevel/phase
- * signals", has such partitions), and its error is a fifth, a seventh or a 25th less. The encoder finds the best path (Viterbi),
- * for lower bits together with the upper ones; readers look up.
+ * Four components, neighbours in size, have the same number of bits: a *quad*, of 0 to 6 or 8 bits. A component's code is an integer,
+ * and its level is linear in it, so that readers multiply codes as they are. A code's bits are stored in one or two *planes* of at
+ * most 4 bits each, of which each adds its own part of the level. Planes lie in *nibbles*: four bits for each of the four components
+ * of a quad, filled by a plane of 4 bits, one of 3 and one of 1, or planes of 2 and of 1.
  *
  * format/page_layout.h says how nibbles lie in a page. All that a reader must know of a layer, KV head and side is its layout,
  * below. It is plain C, for C and CUDA C++ alike. */
@@ -37,39 +32,10 @@ extern "C" {
 #define TRANSFORM_QUADS_MAX (CODEC_HEAD_DIM_MAX / TRANSFORM_QUAD)
 #define TRANSFORM_PLANES_MAX (2 * TRANSFORM_QUADS_MAX)
 
-/* ---- Levels
- *
- * A level is an integer times a scale. The integer is at most 20 in magnitude, so that readers without wide products can sum those
- * of several planes in 16 bits. */
+/* ---- Levels */
 
-enum transform_table {
-    TRANSFORM_GAUSSIAN_4, /* Lloyd and Max's levels of a Gaussian, nearly */
-    TRANSFORM_UNIFORM_4,  /* equally spaced ones, of the upper 4 bits of a quad of 5 to 8, and of the lower 4 of one of 8 */
-    TRANSFORM_LOWER_1,    /* by the window, of the lower 1, 2 or 3 bits of a quad of 5 to 7 */
-    TRANSFORM_LOWER_2,
-    TRANSFORM_LOWER_3,
-    TRANSFORM_TRELLIS_1, /* by the window, of a quad that has written 1, 2 or 3 bits of it */
-    TRANSFORM_TRELLIS_2,
-    TRANSFORM_TRELLIS_3,
-    TRANSFORM_PAIR_FIRST, /* of two quads that have written 2 bits together */
-    TRANSFORM_PAIR_SECOND,
-    TRANSFORM_TABLES
-};
-#define TRANSFORM_LEVEL_MAX 20
-/* Returns how far apart a component's upper levels lie, in units of the lower plane's, if `table` is of the lower bits of 5 to 7;
- * else 0. */
-static inline float transform_upper_step(unsigned table) {
-    return table >= TRANSFORM_LOWER_1 && table <= TRANSFORM_LOWER_3 ? (float)(4u << (table - TRANSFORM_LOWER_1)) : 0;
-}
-/* The levels are [table][window], the window's oldest bit the highest. */
-extern const int8_t transform_levels[TRANSFORM_TABLES][16];
-/* This is the largest magnitude in each table. */
-extern const uint8_t transform_largest[TRANSFORM_TABLES];
-/* So many bits of the window are new; for a pair's first quad those of both quads. */
-extern const uint8_t transform_new_bits[TRANSFORM_TABLES];
-
-/* This is the mean squared error of a Gaussian of variance 1 in 0 to TRANSFORM_BITS_MAX bits with the levels that are best for it; of
- * 1 to 3 and 5 to 7 bits in a long stream. */
+/* This is the mean squared error of a Gaussian of variance 1 in 0 to TRANSFORM_BITS_MAX bits. There are no quads of 7 bits, whose number
+ * stands between its neighbours'. */
 extern const float transform_distortion[TRANSFORM_BITS_MAX + 1];
 
 /* Levels reach so much further, in components of 0 to TRANSFORM_BITS_MAX bits, than is best for a Gaussian: components of real models
@@ -90,51 +56,31 @@ extern const float transform_row_scale[TRANSFORM_ROW_SCALES];
 #define TRANSFORM_MUCH_SMALLER \
     4 /* that is tried where the square of the row is smaller, by so much, than that of the row less the mean */
 
-/* The stream of a page is a ring through which the encoder looks for a path. It begins by walking over the ring's seam, from so
- * many steps before it to as many behind it: nearly all paths have met by then, wherever they began. A page of 1 bit per component
- * errs 0.1 % more than with twice as many steps, others no more. */
-#define TRANSFORM_PATH_WARM_UP 10
-
 /* ---- Layout */
 
-/* A plane is what one look-up adds to a quad, whose level is the sum over its planes. */
+/* A plane holds some bits of the codes of a quad. With code = nibble >> shift & transform_most(bits), its integer level is
+ * 2 code - transform_most(bits), and it adds scale times that to the level of a component of variance 1. */
 struct transform_plane {
-    uint8_t quad;    /* of components 4 quad .. 4 quad + 3 */
-    uint8_t nibble;  /* that has the window's last bit; if `written` is 4, all of it */
-    uint8_t table;   /* 4 * enum transform_table + written - 1; the nibble is written so far when the window ends */
-    uint8_t largest; /* transform_largest of the table */
-    float scale;     /* level = integer * scale, of a component of variance 1 */
+    uint8_t quad;   /* of components 4 quad .. 4 quad + 3 */
+    uint8_t nibble; /* that it lies in */
+    uint8_t shift, bits;
+    float scale;
 };
 
-static inline unsigned transform_table_of(const struct transform_plane *plane) { return plane->table / 4u; }
-static inline unsigned transform_written(const struct transform_plane *plane) { return plane->table % 4u + 1; }
+/* Returns the largest code of so many bits. */
+static inline unsigned transform_most(unsigned bits) { return (1u << bits) - 1; }
 
-/* A layout describes the stored components of a row. Its planes are in the order of the page, in which planes of like size are
- * neighbours. */
+/* A layout describes the stored components of a row. Its planes fall in size, so that neighbours are alike; a quad's first one has
+ * the upper bits. */
 struct transform_layout {
     uint16_t planes, quads; /* planes; quads with any bits: the first ones */
-    uint16_t nibbles,
-        stream; /* nibbles, of 16 bits for each token; those from `stream` on are the stream, whose last is the first of them */
+    uint16_t nibbles;       /* of 16 bits for each token */
     uint8_t quad_bits[TRANSFORM_QUADS_MAX];
     struct transform_plane plane[TRANSFORM_PLANES_MAX]; /* zeros from `planes` on */
 };
 
-/* Returns where the n-th nibble of the stream lies. */
-static inline unsigned transform_place(const struct transform_layout *layout, unsigned n) {
-    return layout->stream + (n + 1) % (layout->nibbles - layout->stream);
-}
-
-/* Returns the nibble that the stream writes before `nibble`. *wraps: it is the stream's last, written for the component before, as
- * if the stream of all four were a ring. The last nibble lies in front, so that readers of the first planes alone need no more than
- * the front of a page. */
-static inline unsigned transform_before(const struct transform_layout *layout, unsigned nibble, bool *wraps) {
-    unsigned stream = layout->stream, nibbles = layout->nibbles;
-    *wraps = nibble == (nibbles - stream > 1 ? stream + 1 : stream); /* transform_place(layout, 0) */
-    return *wraps ? stream : nibble == stream ? nibbles - 1 : nibble - 1;
-}
-
-/* Makes the layout of quad_bits[head_dim / 4], which do not rise. Where their sum is no multiple of 4, a part of the last nibble is
- * unused. */
+/* Makes the layout of quad_bits[head_dim / 4], which do not rise and of which none is 7. Where their sum is no multiple of 4, a part of
+ * the last nibble is unused. */
 void transform_layout_set(const uint8_t *quad_bits, uint32_t head_dim, struct transform_layout *layout);
 
 /* So many bits of a key rank its token (index_components). With 3/4 of a bit for each channel, of which terse-2 has 2, selection
@@ -211,7 +157,7 @@ struct transform_share {
 };
 /* Gives `rate` bits per component, on average over shares[n], to where they save most: a quad gets its b-th bit where 2^importance
  * size^2 (distortion[b - 1] - distortion[b]) is largest, under the condition that the bits of each share's quads fill whole
- * nibbles: their sum is a multiple of 4. It spends rate * n * head_dim bits, rounded down to a nibble's 16, unless components of
+ * nibbles: their sum is a multiple of 4. From 6 bits a quad gets two at once. It spends rate * n * head_dim bits, rounded down to a nibble's 16, unless components of
  * size 0 and quads of TRANSFORM_BITS_MAX cannot take them all. It is deterministic. */
 void transform_share_bits(const struct transform_share *shares, size_t n, uint32_t head_dim, double rate);
 

@@ -24,23 +24,11 @@ static inline unsigned transform_get(const uint8_t *codes, size_t nibble, enum c
     return (unsigned)*at >> transform_shift(t) & 15;
 }
 
-/* Returns a window in its order from a nibble of which the upper `written` bits are the newest, the others those of the nibble before. */
-static inline unsigned transform_window(unsigned nibble, unsigned written) {
-    return (nibble << written | nibble >> (4 - written)) & 15;
-}
-
 /* Returns the integer level of component i of a plane's quad. */
-static inline int transform_level(const struct transform_layout *layout, const struct transform_plane *plane, const uint8_t *codes,
-                                  enum codec_side side, size_t t, size_t i) {
-    unsigned written = transform_written(plane), old = 15u >> written;
-    unsigned nibble = transform_get(codes, plane->nibble, side, t, i);
-    if (old) {
-        bool wraps;
-        size_t last = transform_before(layout, plane->nibble, &wraps);
-        unsigned before = transform_get(codes, last, side, t, wraps ? (i + 3) % 4 : i);
-        nibble = (nibble & ~old) | (before & old);
-    }
-    return transform_levels[transform_table_of(plane)][transform_window(nibble, written)];
+static inline int transform_level(const struct transform_plane *plane, const uint8_t *codes, enum codec_side side, size_t t,
+                                  size_t i) {
+    const unsigned most = transform_most(plane->bits);
+    return (int)(2 * (transform_get(codes, plane->nibble, side, t, i) >> plane->shift & most)) - (int)most;
 }
 
 #endif

@@ -109,7 +109,7 @@ static void read_components(struct codec_shape shape, enum codec_side side, cons
         for (size_t t = 0; t < PAGE_TOKENS; t++)
             for (size_t i = 0; i < TRANSFORM_QUAD; i++)
                 y[t * columns + plane->quad * TRANSFORM_QUAD + i] +=
-                    plane->scale * (float)transform_level(layout, plane, codes_of(page), side, t, i);
+                    plane->scale * (float)transform_level(plane, codes_of(page), side, t, i);
     }
     for (size_t t = 0; t < PAGE_TOKENS; t++)
         for (size_t c = 0; c < (size_t)layout->quads * TRANSFORM_QUAD; c++) y[t * columns + c] *= gains[t] * size[c];

@@ -1,14 +1,13 @@
-/* Writes pages of the codec transform. Each component of each row is rounded to the nearest level, or takes the level that the best
- * path through the stream gives it (transform_path.c). The gain is set last, for the levels that were found: of keys it keeps the
+/* Writes pages of the codec transform. Each component of each row is rounded to the nearest level. The gain is set last, for the levels that were found: of keys it keeps the
  * row's size in the metric, of values it is the best in least squares, since attention averages values and would not make good what
  * a longer row adds.
  *
  * It works on a component of all tokens at a time, in loops over 64 numbers that lie in a row, which compilers vectorise. */
 #include "backend/cpu/codec/transform.h"
 
-#include "backend/cpu/codec/transform_path.h"
 #include "backend/cpu/kernels/vector/ops.h"
 #include "format/page_layout.h"
+#include "format/transform_codes.h"
 
 #include <math.h>
 #include <string.h>
@@ -19,13 +18,6 @@ struct page_rows {
     float unit[PAGE_TOKENS];                                         /* what makes them those of a row of size 1: 1 / r */
     float square[PAGE_TOKENS], cross[PAGE_TOKENS], own[PAGE_TOKENS]; /* |z|^2, <z, shape>, |shape|^2 */
     uint8_t no_mean[PAGE_TOKENS]; /* the code of the gain of a row less no mean; else TRANSFORM_NO_MEAN_GAINS */
-};
-
-/* These are the levels that a page's stream should encode, in units of the components' sizes, and those that all of its planes
- * encode. */
-struct page_levels {
-    float wanted[CODEC_HEAD_DIM_MAX][PAGE_TOKENS];
-    float found[CODEC_HEAD_DIM_MAX][PAGE_TOKENS];
 };
 
 /* ---- Coefficients */
@@ -66,7 +58,7 @@ static void set_limits(const struct transform_layout *layout, const float *sizes
     limits->components = (size_t)layout->quads * TRANSFORM_QUAD;
     limits->noise = 0;
     for (size_t p = 0; p < layout->planes; p++)
-        reach[layout->plane[p].quad] += layout->plane[p].scale * (float)layout->plane[p].largest;
+        reach[layout->plane[p].quad] += layout->plane[p].scale * (float)transform_most(layout->plane[p].bits);
     for (size_t c = 0; c < limits->components; c++) {
         limits->reach[c] = sizes[c] * reach[c / TRANSFORM_QUAD];
         limits->noise += sizes[c] * sizes[c] * transform_distortion[layout->quad_bits[c / TRANSFORM_QUAD]];
@@ -166,117 +158,71 @@ static void leave_out_means(struct page_rows *rows, const struct layout_limits *
     }
 }
 
-/* ---- Nibbles: codes[4][64] as page_layout.h has them. An octet's are 32 bytes in a row. */
+/* ---- Codes */
 
-static void octet_codes(enum codec_side side, const uint8_t codes[TRANSFORM_QUAD][PAGE_TOKENS], size_t octet, uint8_t bytes[32]) {
-    for (size_t t = 0; t < 8; t++)
-        for (size_t i = 0; i < TRANSFORM_QUAD; i++)
-            bytes[side == CODEC_KEYS ? 4 * t + i : 16 * (t / 4) + 4 * i + t % 4] = codes[i][8 * octet + t];
-}
-
-static void write_nibble(enum codec_side side, const uint8_t codes[TRANSFORM_QUAD][PAGE_TOKENS], uint8_t *nibble) {
+/* Adds bits below 16, bits[4][64] of four components, to a nibble, in which they were 0. */
+static void write_bits(enum codec_side side, const uint8_t bits[TRANSFORM_QUAD][PAGE_TOKENS], uint8_t *nibble) {
     for (size_t octet = 0; octet < 8; octet++) {
-        uint8_t bytes[32], *to = nibble + 32 * (octet % 2) + 64 * (octet / 4);
-        unsigned shift = octet / 2 % 2 * 4;
-        octet_codes(side, codes, octet, bytes);
-        for (size_t j = 0; j < 32; j++) to[j] = (uint8_t)(to[j] | (unsigned)bytes[j] << shift);
+        uint8_t *to = nibble + 32 * (octet % 2) + 64 * (octet / 4);
+        const unsigned shift = octet / 2 % 2 * 4;
+        for (size_t t = 0; t < 8; t++)
+            for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
+                uint8_t *at = to + transform_byte(side, t, i);
+                *at = (uint8_t)(*at | (unsigned)bits[i][8 * octet + t] << shift);
+            }
     }
 }
 
-/* ---- Components with nibbles of their own: x[64] in units of the component's size */
-
-static void quantize_gaussian(const struct transform_plane *plane, const float *x, uint8_t *codes, float *levels) {
-    const int8_t *table = transform_levels[TRANSFORM_GAUSSIAN_4];
-    int32_t above[PAGE_TOKENS] = {0};
-    for (unsigned i = 0; i < 15; i++) {
-        float middle = 0.5f * plane->scale * (float)(table[i] + table[i + 1]);
-        for (size_t t = 0; t < PAGE_TOKENS; t++) above[t] += x[t] > middle;
-    }
+/* Finds the codes of a component and adds its levels to the sums over a row. */
+static void quantize(struct page_rows *rows, size_t c, float size, float half_step, unsigned bits, uint8_t *codes) {
+    const float inverse = size > 0 ? 1 / (2 * half_step * size) : 0, middle = (float)(1u << (bits - 1)),
+                most = (float)transform_most(bits);
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
-        codes[t] = (uint8_t)above[t];
-        levels[t] = plane->scale * (float)table[above[t]];
-    }
-}
-
-/* Finds the code of 4 bits whose level, step (code - 7.5), is nearest. */
-static void quantize_uniform(const struct transform_plane *plane, const float *x, uint8_t *codes, float *levels) {
-    float step = 2 * plane->scale, inverse = 1 / step;
-    for (size_t t = 0; t < PAGE_TOKENS; t++) {
-        float place = x[t] * inverse + 8;
+        float place = rows->z[c][t] * rows->unit[t] * inverse + middle;
         place = place > 0 ? place : 0; /* and what is not a number */
-        place = place < 15 ? place : 15;
-        int32_t code = (int32_t)place;
+        place = place < most ? place : most;
+        const int32_t code = (int32_t)place;
+        const float level = half_step * size * (2 * (float)code - most);
         codes[t] = (uint8_t)code;
-        levels[t] = step * ((float)code - 7.5f);
+        rows->cross[t] += rows->z[c][t] * level;
+        rows->own[t] += level * level;
     }
 }
 
-/* Writes a plane that is a whole nibble. */
-static void write_alone(struct page_levels *levels, const struct transform_plane *plane, enum codec_side side, uint8_t *codes) {
-    uint8_t own[TRANSFORM_QUAD][PAGE_TOKENS];
-    for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
-        size_t c = plane->quad * TRANSFORM_QUAD + i;
-        float level[PAGE_TOKENS];
-        if (transform_table_of(plane) == TRANSFORM_GAUSSIAN_4)
-            quantize_gaussian(plane, levels->wanted[c], own[i], level);
-        else
-            quantize_uniform(plane, levels->wanted[c], own[i], level);
-        for (size_t t = 0; t < PAGE_TOKENS; t++) {
-            levels->wanted[c][t] -= level[t];
-            levels->found[c][t] += level[t];
-        }
-    }
-    write_nibble(side, (const uint8_t(*)[PAGE_TOKENS])own, codes + plane->nibble * PAGE_TRANSFORM_NIBBLE);
-}
-
-/* Returns whether the path through the stream chooses a plane's codes. */
-static bool has_lower_bits_in_stream(const struct transform_layout *layout, const struct transform_plane *plane) {
-    unsigned bits = layout->quad_bits[plane->quad];
-    return bits > TRANSFORM_NIBBLE_BITS && bits < TRANSFORM_BITS_MAX;
-}
-
-/* ---- All of them */
-
-static void set_levels(const struct page_rows *rows, const float *sizes, size_t components, struct page_levels *levels) {
-    for (size_t c = 0; c < components; c++) {
-        float size = sizes[c], inverse = size > 0 ? 1 / size : 0;
-        for (size_t t = 0; t < PAGE_TOKENS; t++) {
-            levels->wanted[c][t] = rows->z[c][t] * rows->unit[t] * inverse;
-            levels->found[c][t] = 0;
-        }
+/* Writes the planes of a quad whose codes are codes[4][64]; a quad's planes have its bits from the highest down. */
+static void write_planes(const struct transform_layout *layout, size_t quad, enum codec_side side,
+                         const uint8_t codes[TRANSFORM_QUAD][PAGE_TOKENS], uint8_t *page) {
+    unsigned left = layout->quad_bits[quad];
+    for (size_t p = 0; left; p++) {
+        const struct transform_plane *plane = &layout->plane[p];
+        uint8_t bits[TRANSFORM_QUAD][PAGE_TOKENS];
+        if (plane->quad != quad) continue;
+        left -= plane->bits;
+        for (size_t i = 0; i < TRANSFORM_QUAD; i++)
+            for (size_t t = 0; t < PAGE_TOKENS; t++)
+                bits[i][t] = (uint8_t)((codes[i][t] >> left & transform_most(plane->bits)) << plane->shift);
+        write_bits(side, (const uint8_t(*)[PAGE_TOKENS])bits, page + plane->nibble * PAGE_TRANSFORM_NIBBLE);
     }
 }
 
-static void add_up(struct page_rows *rows, const float *sizes, size_t components, const struct page_levels *levels) {
-    for (size_t c = 0; c < components; c++) {
-        float size = sizes[c];
-        for (size_t t = 0; t < PAGE_TOKENS; t++) {
-            float own = levels->found[c][t] * size;
-            rows->cross[t] += rows->z[c][t] * own;
-            rows->own[t] += own * own;
-        }
+/* Returns the half of the step between a quad's levels: the scale of its last plane. */
+static float half_step_of(const struct transform_layout *layout, size_t quad) {
+    size_t p = layout->planes;
+    while (layout->plane[--p].quad != quad) {
     }
+    return layout->plane[p].scale;
 }
 
 static void write_codes(struct page_rows *rows, const float *sizes, const struct transform_layout *layout, enum codec_side side,
-                        uint8_t *codes) {
-    size_t components = (size_t)layout->quads * TRANSFORM_QUAD, p = 0;
-    struct page_levels levels;
-    set_levels(rows, sizes, components, &levels);
-    for (; p < layout->planes && layout->plane[p].nibble < layout->stream; p++)
-        if (!has_lower_bits_in_stream(layout, &layout->plane[p])) write_alone(&levels, &layout->plane[p], side, codes);
-    if (p < layout->planes) {
-        struct transform_path path;
-        transform_path_find(layout, p, sizes, (const float(*)[PAGE_TOKENS])levels.wanted, levels.found, &path);
-        for (unsigned n = 0; n < (unsigned)(layout->nibbles - layout->stream); n++)
-            write_nibble(side, (const uint8_t(*)[PAGE_TOKENS])path.nibble[n],
-                         codes + transform_place(layout, n) * PAGE_TRANSFORM_NIBBLE);
-        for (p = 0; layout->plane[p].nibble < layout->stream; p++)
-            if (has_lower_bits_in_stream(layout, &layout->plane[p]))
-                write_nibble(side, (const uint8_t(*)[PAGE_TOKENS])path.upper[layout->plane[p].quad * TRANSFORM_QUAD],
-                             codes + layout->plane[p].nibble * PAGE_TRANSFORM_NIBBLE);
+                        uint8_t *page) {
+    for (size_t quad = 0; quad < layout->quads; quad++) {
+        uint8_t codes[TRANSFORM_QUAD][PAGE_TOKENS];
+        for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
+            const size_t c = quad * TRANSFORM_QUAD + i;
+            quantize(rows, c, sizes[c], half_step_of(layout, quad), layout->quad_bits[quad], codes[i]);
+        }
+        write_planes(layout, quad, side, (const uint8_t(*)[PAGE_TOKENS])codes, page);
     }
-    add_up(rows, sizes, components, &levels);
 }
 
 static uint8_t gain_code(const struct transform_fitted *own, float gain) {

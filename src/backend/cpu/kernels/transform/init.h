@@ -5,13 +5,9 @@
 #include "backend/cpu/kernels/transform/ops.h"
 
 void transform_init_scalar(struct transform_ops *ops);
-void transform_init_scalar_path(struct transform_ops *ops);
 void transform_init_avx2(struct transform_ops *ops);
-void transform_init_avx2_path(struct transform_ops *ops);
 void transform_init_avxvnni(struct transform_ops *ops);
 void transform_init_avx512(struct transform_ops *ops);
-void transform_init_avx512_path(struct transform_ops *ops);
 void transform_init_neon(struct transform_ops *ops);
-void transform_init_neon_path(struct transform_ops *ops);
 
 #endif

@@ -16,7 +16,8 @@
 #define TRANSFORM_RANK_MOST 65534 /* what is larger is left to callers */
 
 /* A transform_query is a query as its products with the components of a layout, in integers: weight = integer * step. `bias` is,
- * for each step, minus the sum over its planes of the largest level times the integers, for kernels that read levels from 0 on. */
+ * for each step, minus the sum over its planes of the largest code times the integers: with it twice the product with codes is that with
+ * levels, 2 code - most. */
 struct transform_query {
     float offset;          /* the product with the keys' mean, added to every logit */
     const float *steps;    /* [planes / 8 rounded up], of the levels' integers: the planes' scales are in the weights */
@@ -24,31 +25,7 @@ struct transform_query {
     const int8_t *weights; /* [planes rounded up to 8][4], 4-byte aligned, at most 127 in magnitude */
 };
 
-#define TRANSFORM_PATH_STATES 8 /* of a stream: its last three bits */
-#define TRANSFORM_WINDOWS 16
-
-/* A level of a stream by the window w costs square * d^2, of token t, where d is x[t] - levels[w] or, if upper_step is not 0, the
- * distance of this from the nearest upper level, upper_step (k - 7.5), k = 0 .. 15. */
-struct transform_path_term {
-    const int8_t *levels; /* [TRANSFORM_WINDOWS] */
-    float square, upper_step /* a power of two */, x[64];
-};
-
-/* Returns the code of the upper level, upper_step (code - 7.5), nearest to x. The step is a power of two, `inverse` 1 / step. */
-static inline int32_t transform_upper_code(float x, float inverse) {
-    float place = x * inverse + 8;
-    place = place > 0 ? place : 0; /* and what is not a number */
-    place = place < 15 ? place : 15;
-    return (int32_t)place;
-}
-
 struct transform_ops {
-    /* Takes a step of Viterbi's algorithm for 64 tokens, which writes 1 to 3 bits: a window is the last 4 - bits bits of the state
-     * before and those written, and its lower three bits are the state after. cost[state] becomes the least of all ways there, plus
-     * the window's cost in terms[n], n at most 2. from[state] becomes the state before, with the window's highest bit in bit 3;
-     * where ways cost the same, the lower one counts. */
-    void (*path_step)(unsigned bits, const struct transform_path_term *terms, size_t n, float cost[TRANSFORM_PATH_STATES][64],
-                      uint8_t from[TRANSFORM_PATH_STATES][64]);
     /* Computes gains[t] = least + step * codes[t], the gains of a page; the product may be rounded before the sum or not. */
     void (*gains)(const uint8_t codes[64], float least, float step, float gains[64]);
     /* Makes integers of a query's products with components of variance 1 (products[4 quads]): of each 8 planes the largest weight,
@@ -57,8 +34,8 @@ struct transform_ops {
      * rounded up to 8][4], of which those past the layout's planes are 0. */
     void (*quantize_query)(const struct transform_layout *layout, const float *products, float *steps, int32_t *bias,
                            int8_t *weights);
-    /* Computes logits[m][t] = queries[m].offset + gains[t] * sum_p steps[p / 8] * sum_i weights[p][i] * level of component i of
-     * plane p, token t. The integer sums are exact; floats are summed in the order of the planes, how many at a time is each
+    /* Computes logits[m][t] = queries[m].offset + gains[t] * sum_p steps[p / 8] * sum_i weights[p][i] * integer level of component
+     * i of plane p, token t. The integer sums are exact; floats are summed in the order of the planes, how many at a time is each
      * kernel's choice. `codes` is a page of keys behind its gains. gains[64], logits[G][64]. */
     void (*score)(const struct transform_layout *layout, const void *codes, const float *gains,
                   const struct transform_query *queries, size_t G, float *logits);
@@ -79,7 +56,7 @@ struct transform_ops {
      * largest[G]. */
     void (*weigh)(const float *logits, const float *largest, const float *gains, size_t G, uint8_t *bytes, float *scales,
                   float *sums);
-    /* Adds to sums[m][p][lane] scales[m] * sum_t weights[m][t] * level of component i of plane p, token t, a part of it in each
+    /* Adds to sums[m][p][lane] scales[m] * sum_t weights[m][t] * integer level of component i of plane p, token t, a part of it in each
      * lane with lane % 4 == i: each kernel chooses which tokens fall to which lane. weights[G][64] are bytes, each product sum
      * exact. `codes` is a page of values behind its gains. sums[G][planes][TRANSFORM_SUM_LANES]. */
     void (*accumulate)(const struct transform_layout *layout, const void *codes, const uint8_t *weights, const float *scales,

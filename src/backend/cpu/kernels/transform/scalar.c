@@ -11,7 +11,7 @@ static void read_levels(const struct transform_layout *layout, size_t p, const u
                         int8_t (*levels)[TRANSFORM_QUAD]) {
     for (size_t t = 0; t < PAGE_TOKENS; t++)
         for (size_t i = 0; i < TRANSFORM_QUAD; i++)
-            levels[t][i] = (int8_t)transform_level(layout, &layout->plane[p], codes, side, t, i);
+            levels[t][i] = (int8_t)transform_level(&layout->plane[p], codes, side, t, i);
 }
 
 static void gains_scalar(const uint8_t codes[64], float least, float step, float gains[64]) {
@@ -35,7 +35,7 @@ static void quantize_query_scalar(const struct transform_layout *layout, const f
             for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
                 float x = plane[p].scale * products[plane[p].quad * TRANSFORM_QUAD + i] * inverse;
                 weights[p * TRANSFORM_QUAD + i] = (int8_t)lrintf(x);
-                *bias -= plane[p].largest * weights[p * TRANSFORM_QUAD + i];
+                *bias -= (int32_t)transform_most(plane[p].bits) * weights[p * TRANSFORM_QUAD + i];
             }
         }
     }
