@@ -27,10 +27,10 @@ enum { ROPE_NAMES = sizeof rope_names / sizeof rope_names[0] };
 static const char *const fingerprint_names[] = {[CODEBOOK_OF_WEIGHTS] = "weights", [CODEBOOK_OF_NORMS] = "norms"};
 static const char *const scope_names[] = {"head", "model"}; /* by `shared` */
 /* These keys hold arrays of float, of one length: a profile's costs of rates, number by number of struct terse_rate_cost. */
-static const char *const cost_keys[] = {"codebook.costs.bits", "codebook.costs.divergence", "codebook.costs.error"};
+static const char *const cost_keys[] = {"codebook.rate_costs.bits", "codebook.rate_costs.divergence", "codebook.rate_costs.error"};
 enum { COST_NUMBERS = 3 };
-#define COSTS_CORPUS "codebook.costs.corpus"
-#define COSTS_POSITIONS "codebook.costs.positions"
+#define COSTS_CORPUS "codebook.rate_costs.corpus"
+#define COSTS_POSITIONS "codebook.rate_costs.positions"
 
 /* Writes the dimensions of a tensor, dims[0] varying fastest; returns their number, 0 where the side has no such part. */
 static uint32_t part_dims(const struct codebook_info *info, enum codec_side side, enum codebook_part part, uint64_t dims[4]) {

@@ -13,7 +13,7 @@
 const float transform_row_scale[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
 const float transform_distortion[TRANSFORM_BITS_MAX + 1] = TRANSFORM_DISTORTION;
 
-const float transform_reach[TRANSFORM_BITS_MAX + 1] = {1, 1.07f, 1.13f, 1.2f, 1.17f, 1.1f, 1.03f, 1, 1};
+const float transform_reach[TRANSFORM_BITS_MAX + 1] = {1, 1.03f, 1.07f, 1.1f, 1.1f, 1.05f, 1, 1, 1};
 
 /* Half of the step of the uniform quantizer that is best for a Gaussian of variance 1, of 0 to TRANSFORM_BITS_MAX bits. */
 static const float half_step[TRANSFORM_BITS_MAX + 1] = {0,        0.7980f,  0.4979f,  0.2930f, 0.1676f,

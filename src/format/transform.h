@@ -5,7 +5,7 @@
  * A key's row is the key less its mean before rotation (kv/pre_rope.h), which the parameters hold for readers.
  *
  * The basis is that of the Karhunen-Loeve transform in the metric in which errors matter (transform_fit.h): its rows' coefficients
- * z = y size are uncorrelated, and |z|^2 is what an error costs. So each component is quantized by itself, by the uniform quantizer
+ * z = y size are uncorrelated but among neighbours of one size, and |z|^2 is what an error costs. So each component is quantized by itself, by the uniform quantizer
  * that is best for a Gaussian of variance 1 (Max 1960, table II), and bits go where they save most: reverse water-filling over all
  * components of a model (Gersho and Gray 1992, chapters 8 and 12; Cover and Thomas, section 10.3). Components of 0 bits are not
  * stored.

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define STATE_VERSION 7
+#define STATE_VERSION 8
 #define STATE_ALIGN 64         /* of sections */
 #define STATE_PAGES_ALIGN 4096 /* of those with pages */
 

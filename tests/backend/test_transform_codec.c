@@ -272,24 +272,27 @@ static void gains_keep_the_size_of_keys_and_are_best_for_values(void **state) {
     }
 }
 
-/* Quads of 4 and of 8 bits have no path through the stream: each of their levels is the nearest to some of so many components. */
-static void every_level_of_whole_nibbles_is_written(void **state) {
+/* Each code of every plane is the nearest to some of so many components. */
+static void every_level_is_written(void **state) {
     (void)state;
-    for (double rate = 4; rate <= 8; rate += 4) {
-        struct sample *s = new_sample(64, 1, rate, CODEC_KEYS);
+    static const double rates[] = {1, 2, 3, 4, 5, 6, 8};
+    for (size_t r = 0; r < sizeof rates / sizeof rates[0]; r++) {
+        struct sample *s = new_sample(64, 1, rates[r], CODEC_KEYS);
         const uint8_t *codes = (const uint8_t *)s->page + PAGE_TOKENS;
-        assert_int_equal(s->layout.planes, rate / 4 * 64 / TRANSFORM_QUAD);
-        for (size_t p = 0; p < s->layout.planes; p++) assert_int_equal(transform_written(&s->layout.plane[p]), 4);
-        bool seen[2][2 * TRANSFORM_LEVEL_MAX + 1] = {{false}};
+        bool seen[TRANSFORM_NIBBLE_BITS + 1][16] = {{false}}, has[TRANSFORM_NIBBLE_BITS + 1] = {false};
         cpu_codec_transform.encode(s->shape, CODEC_KEYS, s->rows, 64, s->page);
-        for (size_t p = 0; p < s->layout.planes; p++)
-            for (size_t i = 0; i < 64 * TRANSFORM_QUAD; i++)
-                seen[p >= 64 / TRANSFORM_QUAD]
-                    [TRANSFORM_LEVEL_MAX + transform_level(&s->layout, &s->layout.plane[p], codes, CODEC_KEYS, i / TRANSFORM_QUAD,
-                                                           i % TRANSFORM_QUAD)] = true;
-        for (size_t p = 0; p < s->layout.planes; p += 64 / TRANSFORM_QUAD)
-            for (size_t code = 0; code < 16; code++)
-                assert_true(seen[p > 0][TRANSFORM_LEVEL_MAX + transform_levels[transform_table_of(&s->layout.plane[p])][code]]);
+        for (size_t p = 0; p < s->layout.planes; p++) {
+            const struct transform_plane *plane = &s->layout.plane[p];
+            has[plane->bits] = true;
+            for (size_t i = 0; i < 64 * TRANSFORM_QUAD; i++) {
+                const int level = transform_level(plane, codes, CODEC_KEYS, i / TRANSFORM_QUAD, i % TRANSFORM_QUAD),
+                          most = (int)transform_most(plane->bits);
+                assert_true(abs(level) <= most && (level + most) % 2 == 0);
+                seen[plane->bits][(level + most) / 2] = true;
+            }
+        }
+        for (unsigned bits = 1; bits <= TRANSFORM_NIBBLE_BITS; bits++)
+            for (unsigned code = 0; code <= transform_most(bits); code++) assert_true(seen[bits][code] == has[bits]);
         free_sample(s);
     }
 }
@@ -524,7 +527,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(round_trips_have_the_error_of_their_bits),
         cmocka_unit_test(gains_keep_the_size_of_keys_and_are_best_for_values),
-        cmocka_unit_test(every_level_of_whole_nibbles_is_written),
+        cmocka_unit_test(every_level_is_written),
         cmocka_unit_test(scores_are_products_with_decoded_keys),
         cmocka_unit_test(ranks_are_scores_of_the_largest_components),
         cmocka_unit_test(sums_are_of_decoded_values),

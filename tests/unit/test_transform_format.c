@@ -45,103 +45,99 @@ static double distortion(const double *levels, size_t n) {
     return sum / sqrt(2 * M_PI);
 }
 
-/* Tests quads of 4 and 8 bits; the encoder decides what the stream does (tests/backend/test_transform_codec.c). */
+/* Returns the levels of a component of b bits, by its code, in the order of the planes' bits. */
+static size_t make_levels(const struct transform_layout *layout, unsigned b, double *levels) {
+    size_t n = 1;
+    levels[0] = 0;
+    for (size_t p = layout->planes; p-- > 0;) { /* the lower plane varies fastest */
+        const struct transform_plane *plane = &layout->plane[p];
+        const size_t codes = transform_most(plane->bits) + 1;
+        double sums[256];
+        for (size_t code = 0; code < codes; code++)
+            for (size_t i = 0; i < n; i++)
+                sums[code * n + i] = levels[i] + (double)plane->scale * (2 * (double)code - (double)codes + 1);
+        n *= codes;
+        memcpy(levels, sums, n * sizeof *levels);
+    }
+    assert_int_equal(n, (size_t)1 << b);
+    return n;
+}
+
+/* Tests that levels are equally spaced over both planes, and err as is claimed for those that reach no further than is best. */
 static void levels_have_the_distortion_that_is_claimed(void **state) {
     (void)state;
-    for (int b = 4; b <= TRANSFORM_BITS_MAX; b += 4) {
+    for (unsigned b = 1; b <= TRANSFORM_BITS_MAX; b++) {
         uint8_t quad_bits[HD / TRANSFORM_QUAD] = {(uint8_t)b};
         struct transform_layout layout;
-        double levels[256] = {0};
-        size_t n = 1;
+        double levels[256];
+        if (b == 7) continue;
         transform_layout_set(quad_bits, HD, &layout);
-        for (size_t p = layout.planes; p-- > 0;) { /* the lower plane varies fastest */
-            const struct transform_plane *plane = &layout.plane[p];
-            const unsigned table = transform_table_of(plane), codes = 1u << transform_new_bits[table];
-            double sums[256];
-            for (size_t code = 0; code < codes; code++)
-                for (size_t i = 0; i < n; i++)
-                    sums[code * n + i] = levels[i] + (double)(plane->scale / transform_reach[b]) * transform_levels[table][code];
-            n *= codes;
-            memcpy(levels, sums, n * sizeof *levels);
-        }
-        assert_int_equal(n, (size_t)1 << b);
-        for (size_t i = 1; i < n; i++) assert_true(levels[i] > levels[i - 1]);
-        double own = distortion(levels, n), claimed = (double)transform_distortion[b];
+        const size_t n = make_levels(&layout, b, levels);
+        const double step = levels[1] - levels[0];
+        assert_true(step > 0);
+        for (size_t i = 1; i < n; i++) assert_true(fabs(levels[i] - levels[i - 1] - step) < 1e-5 * step);
+        for (size_t i = 0; i < n; i++) levels[i] /= (double)transform_reach[b];
+        const double own = distortion(levels, n), claimed = (double)transform_distortion[b];
         assert_true(fabs(own - claimed) < 0.01 * claimed);
-    }
-}
-
-/* Tests that the levels of quads of 5 to 7 bits are equally spaced over both planes, and that each beginning of a window leaves every
- * second of them to choose from. */
-static void lower_bits_choose_among_every_second_level(void **state) {
-    (void)state;
-    for (unsigned low = 1; low <= 3; low++) {
-        uint8_t quad_bits[HD / TRANSFORM_QUAD] = {(uint8_t)(4 + low)};
-        struct transform_layout layout;
-        transform_layout_set(quad_bits, HD, &layout);
-        assert_int_equal(layout.planes, 2);
-        const struct transform_plane *upper = &layout.plane[0], *lower = &layout.plane[1];
-        const unsigned table = transform_table_of(lower), levels = 2u << low;
-        assert_int_equal(transform_table_of(upper), TRANSFORM_UNIFORM_4);
-        assert_true(transform_upper_step(table) == (float)levels);
-        assert_true(2 * upper->scale == transform_upper_step(table) * lower->scale);
-        for (unsigned beginning = 0; beginning < 16u >> low; beginning++) {
-            bool seen[16] = {false};
-            unsigned parity = 2;
-            for (unsigned bits = 0; bits < 1u << low; bits++) {
-                unsigned n = (unsigned)(transform_levels[table][beginning << low | bits] + (int)levels / 2);
-                assert_in_range(n, 0, levels - 1);
-                assert_false(seen[n]);
-                seen[n] = true;
-                if (parity == 2) parity = n % 2;
-                assert_int_equal(n % 2, parity);
-            }
-        }
-    }
-}
-
-static void tables_have_the_largest_level_that_is_claimed(void **state) {
-    (void)state;
-    for (size_t table = 0; table < TRANSFORM_TABLES; table++) {
-        int largest = 0;
-        for (size_t window = 0; window < 16; window++)
-            if (abs(transform_levels[table][window]) > largest) largest = abs(transform_levels[table][window]);
-        assert_int_equal(largest, transform_largest[table]);
-        assert_in_range(largest, 1, TRANSFORM_LEVEL_MAX);
-        assert_in_range(transform_new_bits[table], table == TRANSFORM_PAIR_SECOND ? 0 : 1, TRANSFORM_NIBBLE_BITS);
     }
 }
 
 /* ---- Layouts */
 
-static void layouts_say_what_pages_take(void **state) {
-    (void)state;
-    static const uint8_t quad_bits[QUADS] = {8, 7, 5, 4, 4, 3, 2, 2, 1, 1, 1};
-    struct transform_layout layout;
-    transform_layout_set(quad_bits, HD, &layout);
-    assert_int_equal(layout.quads, 11);
-    assert_int_equal(layout.planes, 14);
-    assert_int_equal(layout.stream, 6); /* the upper four bits of 8, 7 and 5, the lower ones of 8, and two quads of 4 */
-    assert_int_equal(layout.nibbles, 6 + (3 + 1 + 3 + 2 + 2 + 1 + 1 + 1 + 3) / 4);
-    size_t place = 0;
-    int seen[QUADS] = {0};
-    for (size_t p = 0; p < layout.planes; p++) {
-        const struct transform_plane *plane = &layout.plane[p];
-        unsigned table = transform_table_of(plane), bits = transform_new_bits[table];
-        assert_true(plane->scale > 0);
-        assert_int_equal(plane->largest, transform_largest[table]);
-        if (table == TRANSFORM_PAIR_FIRST)
-            seen[plane->quad]++;
-        else
-            seen[plane->quad] += table == TRANSFORM_PAIR_SECOND ? 1 : (int)bits;
-        place += bits;
-        size_t nibble = (place - 1) / 4, count = layout.nibbles - layout.stream; /* where its window ends */
-        if (nibble >= layout.stream) nibble = layout.stream + (nibble - layout.stream + 1) % count;
-        assert_int_equal(plane->nibble, nibble);
-        assert_int_equal(transform_written(plane), (place - 1) % 4 + 1);
-        assert_true((transform_written(plane) == 4 && bits == 4) == (plane->nibble < layout.stream));
+/* Tests that planes fall in rank, that each quad's bits are there, and that no two planes share a bit of a nibble. */
+static void check_layout(const struct transform_layout *layout, const uint8_t *quad_bits) {
+    unsigned used[TRANSFORM_PLANES_MAX] = {0}, seen[QUADS] = {0}, bits = 0;
+    for (size_t p = 0; p < layout->planes; p++) {
+        const struct transform_plane *plane = &layout->plane[p];
+        const unsigned mask = transform_most(plane->bits) << plane->shift;
+        assert_in_range(plane->bits, 1, TRANSFORM_NIBBLE_BITS);
+        assert_true(plane->scale > 0 && plane->quad < layout->quads && plane->nibble < layout->nibbles);
+        assert_true(mask < 16 && !(used[plane->nibble] & mask));
+        used[plane->nibble] |= mask;
+        seen[plane->quad] += plane->bits;
     }
     for (size_t quad = 0; quad < QUADS; quad++) assert_int_equal(seen[quad], quad_bits[quad]);
+    for (size_t quad = 0; quad < QUADS; quad++) bits += quad_bits[quad];
+    assert_int_equal(layout->nibbles, (bits + 3) / 4);
+    for (size_t n = 0; n < bits / 4; n++) assert_int_equal(used[n], 15);
+}
+
+/* Tests layouts of random bits, with few and many quads of 3 bits that need a plane of 1 beside them. */
+static void layouts_fill_nibbles(void **state) {
+    (void)state;
+    static const uint8_t of[8] = {8, 6, 5, 4, 3, 2, 1, 0};
+    for (int round = 0; round < 2000; round++) {
+        uint8_t quad_bits[QUADS];
+        struct transform_layout layout;
+        size_t number[8] = {0}, quad = 0, most = 1 + (size_t)(8 * random_unit());
+        for (size_t q = 0; q < QUADS; q++) number[(size_t)((double)most * random_unit()) + (8 - most) / (1 + (size_t)round % 2)]++;
+        for (size_t n = 0; n < 8; n++)
+            for (size_t k = 0; k < number[n]; k++) quad_bits[quad++] = of[n];
+        transform_layout_set(quad_bits, HD, &layout);
+        check_layout(&layout, quad_bits);
+    }
+}
+
+static void layouts_say_what_pages_take(void **state) {
+    (void)state;
+    static const uint8_t quad_bits[QUADS] = {8, 6, 5, 4, 4, 3, 3, 3, 3, 2, 2, 1};
+    /* Of four quads of 3 bits and two planes of 1 (of 5 bits and of 1), one is split. */
+    static const struct transform_plane expected[] = {{0, 0, 0, 4, 0},   {1, 1, 0, 4, 0}, {2, 2, 0, 4, 0}, {0, 3, 0, 4, 0},
+                                                      {3, 4, 0, 4, 0},   {4, 5, 0, 4, 0}, {5, 6, 1, 3, 0}, {6, 7, 1, 3, 0},
+                                                      {7, 8, 1, 3, 0},   {8, 9, 2, 2, 0}, {1, 9, 0, 2, 0}, {9, 10, 2, 2, 0},
+                                                      {10, 10, 0, 2, 0}, {2, 6, 0, 1, 0}, {8, 7, 0, 1, 0}, {11, 8, 0, 1, 0}};
+    struct transform_layout layout;
+    transform_layout_set(quad_bits, HD, &layout);
+    assert_int_equal(layout.quads, 12);
+    assert_int_equal(layout.planes, sizeof expected / sizeof expected[0]);
+    check_layout(&layout, quad_bits);
+    for (size_t p = 0; p < layout.planes; p++) {
+        const struct transform_plane *plane = &layout.plane[p];
+        assert_int_equal(plane->quad, expected[p].quad);
+        assert_int_equal(plane->nibble, expected[p].nibble);
+        assert_int_equal(plane->shift, expected[p].shift);
+        assert_int_equal(plane->bits, expected[p].bits);
+    }
     struct codec_shape shape = {.head_dim = HD, .group = 1, .layout = &layout};
     assert_int_equal(codec_page_bytes(&codec_transform, shape, CODEC_KEYS), 64 + 128 * layout.nibbles);
     uint8_t none[QUADS] = {0};
@@ -152,14 +148,14 @@ static void layouts_say_what_pages_take(void **state) {
         for (size_t p = 0; p < first.planes; p++) {
             assert_memory_equal(&first.plane[p], &layout.plane[p], sizeof first.plane[p]);
             assert_true(first.plane[p].quad < first.quads);
-            sum += last = 4u * transform_new_bits[transform_table_of(&first.plane[p])];
+            sum += last = 4u * first.plane[p].bits;
         }
         assert_true(sum >= bits || first.planes == layout.planes);
         assert_true(!first.planes || sum - last < bits);
-        assert_true(first.quads <= layout.quads && first.nibbles == layout.nibbles && first.stream == layout.stream);
+        assert_true(first.quads <= layout.quads && first.nibbles == layout.nibbles);
     }
     transform_layout_set(none, HD, &layout);
-    assert_int_equal(layout.planes + layout.quads + layout.nibbles + layout.stream, 0);
+    assert_int_equal(layout.planes + layout.quads + layout.nibbles, 0);
     assert_int_equal(codec_page_bytes(&codec_transform, shape, CODEC_VALUES), 64);
 }
 
@@ -206,6 +202,7 @@ static size_t sum_of_bits(const struct transform_share *shares) {
         for (size_t quad = 0; quad < QUADS; quad++) {
             own += shares[s].quad_bits[quad];
             if (quad) assert_true(shares[s].quad_bits[quad] <= shares[s].quad_bits[quad - 1]);
+            assert_int_not_equal(shares[s].quad_bits[quad], 7);
         }
         assert_int_equal(own % 4, 0);
         all += own;
@@ -215,7 +212,7 @@ static size_t sum_of_bits(const struct transform_share *shares) {
 
 static void sharing_spends_the_budget_where_it_saves_most(void **state) {
     (void)state;
-    static const double rates[] = {0.25, 0.5, 1, 1.7, 2, 3, 4};
+    static const double rates[] = {0.25, 0.5, 1, 1.7, 2, 3, 4, 6};
     for (size_t r = 0; r < sizeof rates / sizeof *rates; r++) {
         float sizes[SHARES][HD];
         uint8_t bits[SHARES][QUADS];
@@ -315,9 +312,8 @@ static void records_round_the_basis_alone(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(levels_have_the_distortion_that_is_claimed),
-        cmocka_unit_test(lower_bits_choose_among_every_second_level),
-        cmocka_unit_test(tables_have_the_largest_level_that_is_claimed),
         cmocka_unit_test(layouts_say_what_pages_take),
+        cmocka_unit_test(layouts_fill_nibbles),
         cmocka_unit_test(sharing_spends_the_budget_where_it_saves_most),
         cmocka_unit_test(equal_components_share_to_the_last_bit),
         cmocka_unit_test(parameters_are_checked),

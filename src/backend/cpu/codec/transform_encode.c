@@ -208,8 +208,7 @@ static void write_planes(const struct transform_layout *layout, size_t quad, enu
 /* Returns the half of the step between a quad's levels: the scale of its last plane. */
 static float half_step_of(const struct transform_layout *layout, size_t quad) {
     size_t p = layout->planes;
-    while (layout->plane[--p].quad != quad) {
-    }
+    while (layout->plane[--p].quad != quad) {}
     return layout->plane[p].scale;
 }
 
