@@ -52,21 +52,15 @@ static struct page *make_page(struct random *random, const unsigned char *quad_b
     return page;
 }
 
-/* By the last four bits of component i's stream, before which lies that of the component before it, that of component 3 before component
- * 0's. The stream's last nibble lies in front of it. A nibble that is no part of the stream is a window whole. */
 static double level(const struct page *page, size_t p, size_t t, size_t i) {
     const struct transform_plane *plane = &page->layout.plane[p];
-    size_t stream = 4 * (size_t)page->layout.stream, end = 4 * (size_t)page->layout.nibbles;
-    size_t begin = end - stream > 4 ? stream + 4 : stream, place = 4 * (size_t)plane->nibble + plane->table % 4;
-    unsigned window = 0;
-    for (unsigned b = 0; b < 4; b++) {
-        window |= (unsigned)page->bit[place][t][i] << b;
-        if (place == begin && begin < end)
-            place = stream + 3, i = (i + 3) % 4;
-        else
-            place = place == stream && place < end ? end - 1 : place - 1;
+    size_t place = 4 * (size_t)plane->nibble + 4u - plane->shift - plane->bits;
+    int code = 0, most = 0;
+    for (size_t b = 0; b < plane->bits; b++) {
+        code = 2 * code + page->bit[place + b][t][i];
+        most = 2 * most + 1;
     }
-    return transform_levels[plane->table / 4][window];
+    return 2 * code - most;
 }
 
 /* Bits of quads: names of the cases below. */
@@ -76,8 +70,17 @@ static void set_bits(enum allocation how, unsigned bits, unsigned char *quad_bit
     uint32_t quads = head_dim / 4;
     for (uint32_t q = 0; q < quads; q++) {
         unsigned own = how == EQUAL ? bits : how == FALLING ? bits - (q * (bits + 1) / quads) : q == 0 ? bits : 0;
-        quad_bits[q] = (unsigned char)(how == NONE ? 0 : own);
+        quad_bits[q] = (unsigned char)(how == NONE ? 0 : own == 7 ? 6 : own); /* there are no quads of 7 bits */
     }
+}
+
+/* Any bits, as many of each number as come. */
+static void draw_bits(struct random *random, unsigned char *quad_bits, uint32_t head_dim) {
+    static const unsigned char own[] = {8, 6, 5, 4, 3, 2, 1, 0};
+    uint32_t quads = head_dim / 4, q = 0;
+    for (size_t i = 0; i < 8; i++)
+        for (uint32_t end = i == 7 ? quads : q + (uint32_t)(random_bits(random) % (quads / 3)); q < end && q < quads; q++)
+            quad_bits[q] = own[i];
 }
 
 /* Numbers of rows: 0 plain, 1 whole numbers so that every sum is exact, 2 the same with extreme weights. */
@@ -106,7 +109,7 @@ static void make_queries(struct random *random, enum numbers how, const struct t
             int spread = how == EXTREME ? (random_bits(random) % 2 ? 127 : -127) : (int)(random_bits(random) % 255) - 127;
             if (how == EXTREME && m < 2) spread = m ? -127 : 127;
             weights[i] = (int8_t)spread;
-            bias[i / (TRANSFORM_STEP_PLANES * 4)] -= layout->plane[i / 4].largest * spread;
+            bias[i / (TRANSFORM_STEP_PLANES * 4)] -= (int32_t)transform_most(layout->plane[i / 4].bits) * spread;
         }
         queries->query[m] = (struct transform_query){how == PLAIN ? random_normal(random) : 0, step, bias, weights};
     }
@@ -179,7 +182,7 @@ static void check_query(struct random *random, const unsigned char *quad_bits, u
             for (size_t j = group * TRANSFORM_STEP_PLANES * TRANSFORM_QUAD; j < end * TRANSFORM_QUAD; j++) {
                 const struct transform_plane *plane = &layout.plane[j / TRANSFORM_QUAD];
                 double exact = (double)plane->scale * (double)products[plane->quad * TRANSFORM_QUAD + j % TRANSFORM_QUAD];
-                sum -= plane->largest * weights[j];
+                sum -= (int32_t)transform_most(plane->bits) * weights[j];
                 assert_in_range(weights[j] + 127, 0, 254);
                 check_close(weights[j] * (double)steps[group], largest > 1e-36 ? exact : 0, largest, 8 * EPSILON, largest / 254,
                             "%s weight %zu of %zu planes", k->name, j, planes);
@@ -286,15 +289,20 @@ static void check_accumulation(struct random *random, const unsigned char *quad_
     guard_release();
 }
 
-static void check_both(struct random *random, enum allocation how, unsigned bits, uint32_t head_dim, enum numbers numbers,
-                       size_t rows) {
-    unsigned char quad_bits[TRANSFORM_QUADS_MAX];
-    set_bits(how, bits, quad_bits, head_dim);
+static void check_layout(struct random *random, const unsigned char *quad_bits, uint32_t head_dim, enum numbers numbers,
+                         size_t rows) {
     for (int side = GUARD_END; side <= GUARD_START; side++) {
         check_scores(random, quad_bits, head_dim, numbers, rows, (enum guard_side)side);
         check_ranks(random, quad_bits, head_dim, numbers, (enum guard_side)side);
         check_accumulation(random, quad_bits, head_dim, numbers, rows, (enum guard_side)side);
     }
+}
+
+static void check_both(struct random *random, enum allocation how, unsigned bits, uint32_t head_dim, enum numbers numbers,
+                       size_t rows) {
+    unsigned char quad_bits[TRANSFORM_QUADS_MAX];
+    set_bits(how, bits, quad_bits, head_dim);
+    check_layout(random, quad_bits, head_dim, numbers, rows);
 }
 
 /* ---- Cases --------------------------------------------------------------------------------------------------------------- */
@@ -321,6 +329,17 @@ static void layouts_of_falling_bits(void **state) {
     }
 }
 
+static void layouts_of_any_bits(void **state) {
+    (void)state;
+    struct random random = {10};
+    for (size_t i = 0; i < 48; i++) {
+        const uint32_t head_dim = 32 * (1 + (uint32_t)(i % 8));
+        unsigned char quad_bits[TRANSFORM_QUADS_MAX];
+        draw_bits(&random, quad_bits, head_dim);
+        check_layout(&random, quad_bits, head_dim, (enum numbers)(i % NUMBERS), 1 + i % 5);
+    }
+}
+
 static void weights_at_their_limits(void **state) {
     (void)state;
     struct random random = {3};
@@ -328,8 +347,8 @@ static void weights_at_their_limits(void **state) {
 }
 
 static int level_of_same(const struct transform_plane *plane, unsigned same) {
-    unsigned written = plane->table % 4 + 1;
-    return transform_levels[plane->table / 4][(same * 17 >> (4 - written)) & 15];
+    const unsigned most = transform_most(plane->bits);
+    return (int)(2 * (same >> plane->shift & most)) - (int)most;
 }
 
 /* The same four bits in every nibble, ones and zeros among them, the largest levels of a nibble: with extreme weights the largest sums. */
@@ -354,7 +373,7 @@ static void the_largest_sums(void **state) {
             for (size_t s = 0; s < MOST_STEPS; s++) {
                 bias[s] = 0;
                 for (size_t p = s * TRANSFORM_STEP_PLANES; p < (s + 1) * TRANSFORM_STEP_PLANES && p < layout.planes; p++)
-                    bias[s] -= 127 * 4 * layout.plane[p].largest;
+                    bias[s] -= 127 * 4 * (int32_t)transform_most(layout.plane[p].bits);
                 steps[s] = 1;
             }
             memset(most, 127, sizeof most);
@@ -407,7 +426,7 @@ static void many_rows(void **state) {
     for (size_t m = 0; m < ROWS; m++) {
         for (size_t i = 0; i < planes * 4; i++) {
             weights[m][i] = (int8_t)(random_bits(&random) % 255 - 127);
-            bias[m][i / (TRANSFORM_STEP_PLANES * 4)] -= keys->layout.plane[i / 4].largest * weights[m][i];
+            bias[m][i / (TRANSFORM_STEP_PLANES * 4)] -= (int32_t)transform_most(keys->layout.plane[i / 4].bits) * weights[m][i];
         }
         for (size_t t = 0; t < 64; t++) bytes[m][t] = (uint8_t)random_bits(&random);
         scales[m] = 1;
@@ -597,70 +616,16 @@ static void gathered_codes_are_those_of_their_slots(void **state) {
     }
 }
 
-static double cost_of_level(const struct transform_path_term *term, size_t t, unsigned window) {
-    double step = (double)term->upper_step, least = INFINITY, d = (double)term->x[t] - term->levels[window];
-    if (step <= 0) return (double)term->square * d * d;
-    for (int k = 0; k < 16; k++) least = fmin(least, fabs(d - step * (k - 7.5)));
-    return (double)term->square * least * least;
-}
-
-/* Small whole numbers, so that every sum is exact and ways often cost the same. */
-static void steps_of_paths(void **state) {
-    (void)state;
-    struct random random = {9};
-    for (int round = 0; round < 200; round++) {
-        const unsigned bits = 1 + (unsigned)random_bits(&random) % 3;
-        const size_t n = random_bits(&random) % 3;
-        struct transform_path_term terms[2];
-        float before[TRANSFORM_PATH_STATES][64];
-        for (size_t i = 0; i < 2; i++) {
-            terms[i].levels = transform_levels[random_bits(&random) % TRANSFORM_TABLES];
-            terms[i].square = (float)(random_bits(&random) % 4);
-            terms[i].upper_step = random_bits(&random) % 2 ? (float)(4u << random_bits(&random) % 3) : 0;
-            for (size_t t = 0; t < 64; t++)
-                terms[i].x[t] = (float)(int)(random_bits(&random) % 21 * (terms[i].upper_step > 0 ? 16 : 1)) -
-                                (terms[i].upper_step > 0 ? 160 : 10);
-        }
-        for (size_t s = 0; s < TRANSFORM_PATH_STATES; s++)
-            for (size_t t = 0; t < 64; t++) before[s][t] = (float)(random_bits(&random) % 50);
-        float(*cost)[64] = guard_bytes(sizeof before, round % 2 ? GUARD_END : GUARD_START);
-        unsigned char(*from)[64] = guard_bytes(TRANSFORM_PATH_STATES * 64, round % 2 ? GUARD_END : GUARD_START);
-        const struct tier *k;
-        for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-            memcpy(cost, before, sizeof before);
-            k->transform->path_step(bits, terms, n, cost, from);
-            for (size_t s = 0; s < TRANSFORM_PATH_STATES; s++) {
-                for (size_t t = 0; t < 64; t++) {
-                    double least = INFINITY;
-                    unsigned want = 0;
-                    for (unsigned window = (unsigned)s; window < TRANSFORM_WINDOWS; window += TRANSFORM_PATH_STATES) {
-                        for (unsigned old = window >> bits; old < TRANSFORM_PATH_STATES; old += TRANSFORM_WINDOWS >> bits) {
-                            double way = (double)before[old][t];
-                            for (size_t i = 0; i < n; i++) way += cost_of_level(&terms[i], t, window);
-                            if (way >= least) continue;
-                            least = way;
-                            want = old | (window & TRANSFORM_PATH_STATES);
-                        }
-                    }
-                    check_close(cost[s][t], least, 0, 0, 0, "%s cost of state %zu after %u bits", k->name, s, bits);
-                    assert_int_equal(from[s][t], want);
-                }
-            }
-        }
-        guard_release();
-    }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bits_of_every_number),
         cmocka_unit_test(layouts_of_falling_bits),
+        cmocka_unit_test(layouts_of_any_bits),
         cmocka_unit_test(weights_at_their_limits),
         cmocka_unit_test(the_largest_sums),
         cmocka_unit_test(heads_without_bits),
         cmocka_unit_test(many_rows),
         cmocka_unit_test(queries_are_rounded_to_integers),
-        cmocka_unit_test(steps_of_paths),
         cmocka_unit_test(gains_of_all_bytes),
         cmocka_unit_test(weights_are_rounded_to_integers),
         cmocka_unit_test(logits_become_integers),

@@ -1,16 +1,15 @@
 /* Reads pages of the codec transform with AVX2: products of bytes are added in pairs to words of 16 bits. A key's products are at
- * most 127 times the level, counted from 0 on, each; a value's 255 times the level. */
+ * most 127 times a code of 15 each, a value's 255 times. */
 #include "backend/cpu/kernels/lanes/avx2.h"
 
 #include "backend/cpu/kernels/lanes/sums_template.h"
 
 #include "backend/cpu/kernels/lanes/avx2_products.h"
 
-#define SUM_RANGE 129 /* 2 * 127 * 129 < 2^15 */
-#define MIDDLE_LEVEL 16
-#define SMALL_OCTETS 8  /* 2 * 255 * 8 * 8 < 2^15 */
-#define MIDDLE_OCTETS 4 /* 2 * 255 * 4 * 16 */
-#define LARGE_OCTETS 3  /* 2 * 255 * 3 * 20 */
+INLINE __m256i upper_codes(__m256i both, __m256i mask) { return _mm256_and_si256(_mm256_srli_epi32(both, 4), mask); }
+/* A step's sums are at most 8 * 2 * 127 * 15 < 2^15. */
+INLINE __m256i twice_sums(__m256i sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(2)); }
+INLINE __m256i twice_upper_sums(__m256i sum) { return twice_sums(sum); }
 
 #include "backend/cpu/kernels/transform/octets_template.h"
 

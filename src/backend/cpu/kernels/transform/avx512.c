@@ -1,7 +1,5 @@
-/* Reads pages of the codec transform with AVX-512 (VBMI, VNNI): 64 bytes are 16 tokens' codes, a permutation of bytes makes them
- * levels, and one instruction multiplies four of each dword by four bytes. The dwords are tokens of keys, components of values.
- *
- * A permutation of bytes looks at the lowest six bits of each, of which tables ignore two, so nothing needs a mask. */
+/* Reads pages of the codec transform with AVX-512 (VBMI, VNNI): 64 bytes are 16 tokens' codes, and one instruction multiplies four of
+ * each dword by four bytes. The dwords are tokens of keys, components of values. */
 #include "backend/cpu/kernels/lanes/avx512.h"
 
 #include "backend/cpu/kernels/lanes/sums_template.h"
@@ -9,7 +7,7 @@
 #include "backend/cpu/kernels/lanes/avx512_fixed.h"
 
 #include "backend/cpu/kernels/transform/init.h"
-#include "backend/cpu/kernels/transform/nibble_tables_template.h"
+#include "backend/cpu/kernels/transform/places_template.h"
 #include "backend/cpu/kernels/vector/exp_constants.h"
 
 #include <math.h>
@@ -19,30 +17,7 @@
 #define VECTORS 4  /* of a plane: 16 tokens each */
 #define HALF 64    /* bytes of a nibble: two vectors' */
 
-/* ---- Levels -------------------------------------------------------------------------------------------------------------- */
-
-INLINE __m512i levels_table(uint8_t (*tables)[16], const struct transform_plane *plane) {
-    return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)tables[plane->table]));
-}
-
-/* Looks up the levels of 16 tokens and of the 16 after them. */
-INLINE void look_up(__m512i table, __m512i both, __m512i *x) {
-    x[0] = _mm512_permutexvar_epi8(both, table);
-    x[1] = _mm512_permutexvar_epi8(_mm512_srli_epi64(both, 4), table);
-}
-
 INLINE __m512i read_half(const uint8_t *at, size_t half) { return _mm512_loadu_si512(at + half * HALF); }
-
-/* Returns the windows of a plane of the stream; `old` is the nibble before. */
-INLINE __m512i window_of(const struct transform_plane *plane, __m512i at, __m512i old) {
-    return _mm512_ternarylogic_epi64(_mm512_set1_epi32((int)own_bits(plane)), at, old, 0xca);
-}
-
-/* Returns the nibble before the stream's first: in component i's place it has component i - 1's bits. */
-INLINE __m512i wrapped(bool keys, const struct transform_layout *layout, const uint8_t *codes, size_t half) {
-    __m512i last = read_half(codes + (size_t)layout->stream * PAGE_TRANSFORM_NIBBLE, half);
-    return keys ? _mm512_rol_epi32(last, 8) : _mm512_shuffle_epi32(last, 0x93);
-}
 
 /* ---- Gains --------------------------------------------------------------------------------------------------------------- */
 
@@ -68,16 +43,17 @@ INLINE vec four_quads(const struct transform_plane *plane, const float *products
     return _mm512_insertf32x4(x, _mm_loadu_ps(products + plane[3].quad * TRANSFORM_QUAD), 3);
 }
 
-/* Quantizes 8 planes. A plane is two dwords: its largest level is the highest byte of the first, its scale is the second. */
+/* Quantizes 8 planes. A plane is two dwords: its bits are the highest byte of the first, its scale is the second. */
 INLINE void quantize_step(const struct transform_plane *plane, const float *products, float *step, int32_t *bias, int8_t *weights) {
     const __m512i first = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6);
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(1));
     vec x[2];
-    __m512i levels[2], integers[2];
+    __m512i largest_codes[2], integers[2];
     UNROLL for (size_t j = 0; j < 2; j++) {
         __m512i four = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)(plane + 4 * j)));
         vec scale = _mm512_castsi512_ps(_mm512_permutexvar_epi32(second, four));
-        levels[j] = _mm512_srli_epi32(_mm512_permutexvar_epi32(first, four), 24);
+        __m512i bits = _mm512_srli_epi32(_mm512_permutexvar_epi32(first, four), 24);
+        largest_codes[j] = _mm512_sub_epi32(_mm512_sllv_epi32(_mm512_set1_epi32(1), bits), _mm512_set1_epi32(1));
         x[j] = vec_mul(scale, four_quads(plane + 4 * j, products));
     }
     float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(x[0]), _mm512_abs_ps(x[1])));
@@ -85,7 +61,7 @@ INLINE void quantize_step(const struct transform_plane *plane, const float *prod
     __m512i sum = _mm512_setzero_si512();
     UNROLL for (size_t j = 0; j < 2; j++) {
         integers[j] = _mm512_cvtps_epi32(vec_mul(x[j], inverse));
-        sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(levels[j], integers[j]));
+        sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(largest_codes[j], integers[j]));
     }
     *step = largest / 127;
     *bias = _mm512_reduce_add_epi32(sum);
@@ -118,45 +94,40 @@ INLINE void add_to_rows(size_t R, const __m512i *x, const struct transform_query
     }
 }
 
+/* Reads 32 tokens' codes, of which those in the upper halves of bytes stay there, 16 times as large. */
+INLINE void read_keys(__m512i both, __m512i shift, __m512i mask, __m512i *x) {
+    both = _mm512_srlv_epi32(both, shift);
+    x[0] = _mm512_and_si512(both, mask);
+    x[1] = _mm512_and_si512(both, _mm512_slli_epi32(mask, 4));
+}
+
 /* Scores halves of a page: from the first plane to the last all sums stay in registers. codes, gains and logits are those of the
  * halves. */
-INLINE void score_halves(size_t R, const struct transform_layout *layout, size_t wrapping, const uint8_t *codes, const float *gains,
+INLINE void score_halves(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
                          const struct transform_query *queries, bool ahead, float *logits) {
-    const struct transform_plane *plane = layout->plane;
-    const size_t planes = layout->planes, alone = planes_alone(layout), H = halves_together(R);
+    const size_t planes = layout->planes, H = halves_together(R);
     vec all[TOGETHER][VECTORS];
     UNROLL for (size_t m = 0; m < R; m++) { UNROLL for (size_t v = 0; v < 2 * H; v++) all[m][v] = vec_zero(); }
     for (size_t p = 0, step = 0; p < planes; step++) {
         const size_t end = SMALLER(p + TRANSFORM_STEP_PLANES, planes);
-        __m512i x[VECTORS];
         sums_of_halves sum;
-        UNROLL for (size_t m = 0; m < R; m++) {
-            UNROLL for (size_t v = 0; v < 2 * H; v++) sum[m][v] = _mm512_set1_epi32(queries[m].bias[step]);
-        }
+        UNROLL for (size_t m = 0; m < R; m++) { UNROLL for (size_t v = 0; v < 2 * H; v++) sum[m][v] = _mm512_setzero_si512(); }
         for (size_t n = p; n < SMALLER(end, layout->nibbles) && ahead; n++)
             prefetch_step(codes + n * PAGE_TRANSFORM_NIBBLE, 0, H * HALF);
-        for (const size_t stop = SMALLER(end, alone); p < stop; p++) {
-            const __m512i table = levels_table(levels_from_zero, &plane[p]);
-            UNROLL for (size_t h = 0; h < H; h++) look_up(table, read_half(codes + p * PAGE_TRANSFORM_NIBBLE, h), x + 2 * h);
-            add_to_rows(R, x, queries, p, sum);
-        }
-        for (const size_t stop = SMALLER(end, wrapping); p < stop; p++) {
-            const __m512i table = levels_table(levels_from_zero, &plane[p]);
-            const uint8_t *at = nibble_of(&plane[p], codes);
-            UNROLL for (size_t h = 0; h < H; h++)
-                look_up(table, window_of(&plane[p], read_half(at, h), wrapped(true, layout, codes, h)), x + 2 * h);
-            add_to_rows(R, x, queries, p, sum);
-        }
         for (; p < end; p++) {
-            const __m512i table = levels_table(levels_from_zero, &plane[p]);
-            const uint8_t *at = nibble_of(&plane[p], codes), *old = nibble_before(layout, &plane[p], codes);
-            UNROLL for (size_t h = 0; h < H; h++)
-                look_up(table, window_of(&plane[p], read_half(at, h), read_half(old, h)), x + 2 * h);
+            const struct place place = place_of(&layout->plane[p], codes);
+            const __m512i shift = _mm512_set1_epi32((int)place.shift), mask = _mm512_set1_epi32((int)place.mask);
+            __m512i x[VECTORS];
+            UNROLL for (size_t h = 0; h < H; h++) read_keys(read_half(place.at, h), shift, mask, x + 2 * h);
             add_to_rows(R, x, queries, p, sum);
         }
         UNROLL for (size_t m = 0; m < R; m++) {
-            vec by = vec_set(queries[m].steps[step]);
-            UNROLL for (size_t v = 0; v < 2 * H; v++) all[m][v] = vec_fma(by, _mm512_cvtepi32_ps(sum[m][v]), all[m][v]);
+            const vec by = vec_set(queries[m].steps[step]);
+            const __m512i bias = _mm512_set1_epi32(queries[m].bias[step]);
+            UNROLL for (size_t v = 0; v < 2 * H; v++) {
+                __m512i twice = v % 2 ? _mm512_srai_epi32(sum[m][v], 3) : _mm512_slli_epi32(sum[m][v], 1);
+                all[m][v] = vec_fma(by, _mm512_cvtepi32_ps(_mm512_add_epi32(twice, bias)), all[m][v]);
+            }
         }
     }
     UNROLL for (size_t v = 0; v < 2 * H; v++) {
@@ -168,9 +139,8 @@ INLINE void score_halves(size_t R, const struct transform_layout *layout, size_t
 
 INLINE void score_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
                           const struct transform_query *queries, bool ahead, float *logits) {
-    const size_t wrapping = planes_wrapping(layout);
     for (size_t h = 0, t = 0; h < 2; h += halves_together(R), t += 2 * LANES * halves_together(R))
-        score_halves(R, layout, wrapping, codes + h * HALF, gains + t, queries, ahead, logits + t);
+        score_halves(R, layout, codes + h * HALF, gains + t, queries, ahead, logits + t);
 }
 
 static uint16_t rank_avx512(const struct transform_layout *layout, const void *page, float least, float step,
@@ -303,48 +273,55 @@ INLINE void spread_weights(const uint8_t *weights, __m512i *to) {
         _mm512_permutexvar_epi32(_mm512_add_epi32(part, _mm512_set1_epi32(4 * (int)v)), all);
 }
 
-/* Adds a plane's sums for R queries. The queries take turns, since each waits for its own sum. */
-INLINE void add_plane(size_t R, const __m512i (*spread)[VECTORS], __m512i table, const __m512i *both, const float *scales,
-                      size_t row, float *out) {
+/* Returns half the sum of the weights that are multiplied in each lane. */
+INLINE vec half_sums(const __m512i *spread) {
+    __m512i sum = _mm512_setzero_si512();
+    UNROLL for (size_t v = 0; v < VECTORS; v++) sum = add_products(sum, spread[v], _mm512_set1_epi8(1));
+    return vec_mul(_mm512_cvtepi32_ps(sum), vec_set(0.5f));
+}
+
+/* The weights of R queries. A level is twice its code less half the largest code. */
+struct spread {
+    __m512i weights[TOGETHER][VECTORS];
+    vec half[TOGETHER];
+    float twice[TRANSFORM_NIBBLE_BITS][TOGETHER]; /* the scale of a code that is 2^shift times as large, twice */
+};
+
+/* Adds a plane's sums for R queries. Codes are multiplied at the bit where they lie in their half of a byte. The queries take turns,
+ * since each waits for its own sum. */
+INLINE void add_plane(size_t R, const struct spread *spread, struct place place, size_t row, float *out) {
+    const __m512i mask = _mm512_set1_epi32((int)(place.mask << place.shift));
+    const vec most = vec_set((float)((place.mask & 255) << place.shift));
     __m512i x[VECTORS], sum[TOGETHER];
-    UNROLL for (size_t half = 0; half < 2; half++) look_up(table, both[half], x + 2 * half);
+    UNROLL for (size_t half = 0; half < 2; half++) {
+        __m512i both = read_half(place.at, half);
+        x[2 * half] = _mm512_and_si512(both, mask);
+        x[2 * half + 1] = _mm512_and_si512(_mm512_srli_epi32(both, 4), mask);
+    }
     UNROLL for (size_t m = 0; m < R; m++) sum[m] = _mm512_setzero_si512();
     UNROLL for (size_t v = 0; v < VECTORS; v++) {
-        UNROLL for (size_t m = 0; m < R; m++) sum[m] = add_products(sum[m], spread[m][v], x[v]);
+        UNROLL for (size_t m = 0; m < R; m++) sum[m] = add_products(sum[m], spread->weights[m][v], x[v]);
     }
     UNROLL for (size_t m = 0; m < R; m++) {
         float *to = out + m * row;
-        vec_store(to, vec_fma(vec_set(scales[m]), _mm512_cvtepi32_ps(sum[m]), vec_load(to)));
+        vec y = vec_fnma(most, spread->half[m], _mm512_cvtepi32_ps(sum[m]));
+        vec_store(to, vec_fma(vec_set(spread->twice[place.shift][m]), y, vec_load(to)));
     }
 }
 
 INLINE void accumulate_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const uint8_t *weights,
                                const float *scales, float *out) {
-    const struct transform_plane *plane = layout->plane;
-    const size_t planes = layout->planes, alone = planes_alone(layout), row = planes * TRANSFORM_SUM_LANES;
-    const size_t wrapping = planes_wrapping(layout);
-    __m512i own[TOGETHER][VECTORS], both[2];
-    const __m512i(*spread)[VECTORS] = (const __m512i(*)[VECTORS])own;
-    UNROLL for (size_t m = 0; m < R; m++) spread_weights(weights + m * PAGE_TOKENS, own[m]);
-    size_t p = 0;
-    for (; p < alone; p++, out += TRANSFORM_SUM_LANES) {
-        const uint8_t *at = codes + p * PAGE_TRANSFORM_NIBBLE;
-        prefetch_plane(layout, p, codes);
-        UNROLL for (size_t half = 0; half < 2; half++) both[half] = read_half(at, half);
-        add_plane(R, spread, levels_table(signed_levels, &plane[p]), both, scales, row, out);
+    const size_t planes = layout->planes, row = planes * TRANSFORM_SUM_LANES;
+    struct spread spread;
+    UNROLL for (size_t m = 0; m < R; m++) {
+        spread_weights(weights + m * PAGE_TOKENS, spread.weights[m]);
+        spread.half[m] = half_sums(spread.weights[m]);
+        UNROLL for (unsigned shift = 0; shift < TRANSFORM_NIBBLE_BITS; shift++) spread.twice[shift][m] =
+            2 * scales[m] / (float)(1u << shift);
     }
-    for (; p < wrapping; p++, out += TRANSFORM_SUM_LANES) {
-        const uint8_t *at = nibble_of(&plane[p], codes);
+    for (size_t p = 0; p < planes; p++, out += TRANSFORM_SUM_LANES) {
         prefetch_plane(layout, p, codes);
-        UNROLL for (size_t half = 0; half < 2; half++) both[half] =
-            window_of(&plane[p], read_half(at, half), wrapped(false, layout, codes, half));
-        add_plane(R, spread, levels_table(signed_levels, &plane[p]), both, scales, row, out);
-    }
-    for (; p < planes; p++, out += TRANSFORM_SUM_LANES) {
-        const uint8_t *at = nibble_of(&plane[p], codes), *old = nibble_before(layout, &plane[p], codes);
-        prefetch_plane(layout, p, codes);
-        UNROLL for (size_t half = 0; half < 2; half++) both[half] = window_of(&plane[p], read_half(at, half), read_half(old, half));
-        add_plane(R, spread, levels_table(signed_levels, &plane[p]), both, scales, row, out);
+        add_plane(R, &spread, place_of(&layout->plane[p], codes), row, out);
     }
 }
 
@@ -416,7 +393,6 @@ static void gather_avx512(const struct transform_layout *layout, enum codec_side
 }
 
 void transform_init_avx512(struct transform_ops *ops) {
-    fill_tables();
     fill_places();
     ops->gains = gains_avx512;
     ops->quantize_query = quantize_query_avx512;

@@ -8,11 +8,10 @@
 
 #include "backend/cpu/kernels/lanes/avxvnni_products.h"
 
-#define SUM_RANGE 1000 /* no group of planes has more */
-#define MIDDLE_LEVEL TRANSFORM_LEVEL_MAX
-#define SMALL_OCTETS 4 /* what is added to a sum waits for it: two take turns */
-#define MIDDLE_OCTETS 4
-#define LARGE_OCTETS 4
+/* Upper codes are multiplied where they lie, as 16 times as much. */
+INLINE __m256i upper_codes(__m256i both, __m256i mask) { return _mm256_and_si256(both, _mm256_slli_epi32(mask, 4)); }
+INLINE __m256i twice_sums(__m256i sum) { return _mm256_slli_epi32(sum, 1); }
+INLINE __m256i twice_upper_sums(__m256i sum) { return _mm256_srai_epi32(sum, 3); }
 
 #include "backend/cpu/kernels/transform/octets_template.h"
 

@@ -1,12 +1,11 @@
-/* Reads pages of the codec transform with NEON: 16 bytes are half an octet's codes, a byte shuffle makes them levels, and products
- * of bytes are added up in 16 bits. The dwords are tokens of keys, components of values; each of their bytes has a sum of its own
- * until these are added in pairs. */
+/* Reads pages of the codec transform with NEON: 16 bytes are half an octet's codes, and products of bytes are added up in 16 bits.
+ * The dwords are tokens of keys, components of values; each of their bytes has a sum of its own until these are added in pairs. */
 #include "backend/cpu/kernels/lanes/neon.h"
 
 #include "backend/cpu/kernels/lanes/sums_template.h"
 
 #include "backend/cpu/kernels/transform/init.h"
-#include "backend/cpu/kernels/transform/nibble_tables_template.h"
+#include "backend/cpu/kernels/transform/places_template.h"
 #include "backend/cpu/kernels/vector/exp_constants.h"
 
 #include <math.h>
@@ -17,45 +16,20 @@
 #define OCTET 32   /* bytes */
 #define PARTS 16   /* halves of octets */
 
-/* ---- Levels: x[v][half] ---------------------------------------------------------------------------------------------------- */
+/* ---- Codes: x[v][half] ----------------------------------------------------------------------------------------------------- */
 
-typedef uint8x16_t plane_levels[OCTETS][2];
+typedef uint8x16_t plane_codes[OCTETS][2];
 
-/* Moves component i - 1's bits to component i's place. */
-INLINE uint8x16_t previous_component(bool keys, uint8x16_t x) {
-    static const uint8_t by_one[16] = {3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 15, 12, 13, 14};
-    return keys ? vqtbl1q_u8(x, vld1q_u8(by_one)) : vextq_u8(x, x, 12);
-}
-
-/* Returns whether a plane is looked up by a window of its own; if not, it is looked up by that of the plane before. */
-INLINE bool has_window(const struct transform_plane *plane) { return transform_table_of(plane) != TRANSFORM_PAIR_SECOND; }
-
-/* Reads the nibbles by which a plane's levels are looked up. */
-INLINE void read_windows(bool keys, const struct transform_layout *layout, const struct transform_plane *plane,
-                         const uint8_t *codes, plane_levels x) {
-    const uint8_t *at = codes + (size_t)plane->nibble * PAGE_TRANSFORM_NIBBLE, *before = NULL;
-    const uint8x16_t own = vdupq_n_u8((uint8_t)own_bits(plane));
-    bool wraps = false;
-    if (transform_written(plane) < 4)
-        before = codes + (size_t)transform_before(layout, plane->nibble, &wraps) * PAGE_TRANSFORM_NIBBLE;
+INLINE void read_codes(struct place place, plane_codes x) {
+    const uint8x16_t mask = vdupq_n_u8((uint8_t)place.mask);
+    const int8x16_t low = vdupq_n_s8((int8_t) - (int)place.shift), high = vsubq_s8(low, vdupq_n_s8(4)); /* to the left */
     UNROLL for (size_t half = 0; half < 2; half++) {
         UNROLL for (size_t i = 0; i < 4; i++) {
-            size_t v = i / 2 * 4 + i % 2, place = i * OCTET + 16 * half;
-            uint8x16_t both = vld1q_u8(at + place);
-            if (before) {
-                uint8x16_t old = vld1q_u8(before + place);
-                both = vbslq_u8(own, both, wraps ? previous_component(keys, old) : old);
-            }
-            x[v][half] = vandq_u8(both, vdupq_n_u8(15));
-            x[v + 2][half] = vshrq_n_u8(both, 4);
+            const size_t v = i / 2 * 4 + i % 2;
+            uint8x16_t both = vld1q_u8(place.at + i * OCTET + 16 * half);
+            x[v][half] = vandq_u8(vshlq_u8(both, low), mask);
+            x[v + 2][half] = vandq_u8(vshlq_u8(both, high), mask);
         }
-    }
-}
-
-INLINE void read_levels(uint8_t (*tables)[16], const struct transform_plane *plane, plane_levels window, plane_levels x) {
-    uint8x16_t table = vld1q_u8(tables[plane->table]);
-    UNROLL for (size_t v = 0; v < OCTETS; v++) {
-        UNROLL for (size_t half = 0; half < 2; half++) x[v][half] = vqtbl1q_u8(table, window[v][half]);
     }
 }
 
@@ -73,18 +47,19 @@ static void gains_neon(const uint8_t codes[64], float least, float step, float g
     read_gains(codes, least, step, gains);
 }
 
-/* ---- Keys: a register of products has two tokens. Levels have signs, and a sum of eight planes at most 8 * 127 * 20 ------------- */
+/* ---- Keys: a register of products has two tokens. A sum of eight planes is at most 8 * 127 * 15 ------------------------------- */
 
-/* Adds to logits the products of a group of planes, whose levels are levels[planes]. */
-INLINE void score_group(size_t R, size_t planes, size_t first, const plane_levels *levels, const struct transform_query *queries,
-                        float *logits) {
+/* Adds to logits the products of a step's planes, whose codes are codes[planes]. */
+INLINE void score_step(size_t R, size_t planes, size_t step, const plane_codes *codes, const struct transform_query *queries,
+                       float *logits) {
     for (size_t v = 0; v < OCTETS; v++) {
         int16x8_t sum[TOGETHER][4];
         UNROLL for (size_t m = 0; m < R; m++) { UNROLL for (size_t i = 0; i < 4; i++) sum[m][i] = vdupq_n_s16(0); }
         for (size_t p = 0; p < planes; p++) {
-            int8x16_t x[2] = {vreinterpretq_s8_u8(levels[p][v][0]), vreinterpretq_s8_u8(levels[p][v][1])};
+            int8x16_t x[2] = {vreinterpretq_s8_u8(codes[p][v][0]), vreinterpretq_s8_u8(codes[p][v][1])};
             UNROLL for (size_t m = 0; m < R; m++) {
-                int8x8_t w = vreinterpret_s8_u8(four_bytes(queries[m].weights + (first + p) * TRANSFORM_QUAD));
+                int8x8_t w =
+                    vreinterpret_s8_u8(four_bytes(queries[m].weights + (step * TRANSFORM_STEP_PLANES + p) * TRANSFORM_QUAD));
                 UNROLL for (size_t half = 0; half < 2; half++) {
                     sum[m][2 * half] = vmlal_s8(sum[m][2 * half], vget_low_s8(x[half]), w);
                     sum[m][2 * half + 1] = vmlal_s8(sum[m][2 * half + 1], vget_high_s8(x[half]), w);
@@ -92,11 +67,13 @@ INLINE void score_group(size_t R, size_t planes, size_t first, const plane_level
             }
         }
         UNROLL for (size_t m = 0; m < R; m++) {
-            vec step = vec_set(queries[m].steps[first / TRANSFORM_STEP_PLANES]);
+            const vec by = vec_set(queries[m].steps[step]);
+            const int32x4_t bias = vdupq_n_s32(queries[m].bias[step]);
             UNROLL for (size_t half = 0; half < 2; half++) {
                 float *to = logits + m * PAGE_TOKENS + v * 8 + half * LANES;
                 int32x4_t all = vpaddq_s32(vpaddlq_s16(sum[m][2 * half]), vpaddlq_s16(sum[m][2 * half + 1]));
-                vec_store(to, vec_fma(step, vcvtq_f32_s32(all), vec_load(to)));
+                all = vaddq_s32(vaddq_s32(all, all), bias);
+                vec_store(to, vec_fma(by, vcvtq_f32_s32(all), vec_load(to)));
             }
         }
     }
@@ -104,18 +81,15 @@ INLINE void score_group(size_t R, size_t planes, size_t first, const plane_level
 
 INLINE void score_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
                           const struct transform_query *queries, bool ahead, float *logits) {
-    plane_levels window = {{vdupq_n_u8(0)}};
     memset(logits, 0, R * PAGE_TOKENS * sizeof *logits);
     for (size_t first = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES) {
-        plane_levels levels[TRANSFORM_STEP_PLANES];
+        plane_codes x[TRANSFORM_STEP_PLANES];
         const size_t planes = SMALLER(TRANSFORM_STEP_PLANES, layout->planes - first);
         for (size_t p = 0; p < planes; p++) {
-            const struct transform_plane *plane = &layout->plane[first + p];
             if (ahead) prefetch_plane(layout, first + p, codes);
-            if (has_window(plane)) read_windows(true, layout, plane, codes, window);
-            read_levels(signed_levels, plane, window, levels[p]);
+            read_codes(place_of(&layout->plane[first + p], codes), x[p]);
         }
-        score_group(R, planes, first, (const plane_levels *)levels, queries, logits);
+        score_step(R, planes, first / TRANSFORM_STEP_PLANES, (const plane_codes *)x, queries, logits);
     }
     UNROLL for (size_t m = 0; m < R; m++) {
         for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {
@@ -140,12 +114,7 @@ static uint16_t rank_neon(const struct transform_layout *layout, const void *pag
     return vmaxv_u16(most);
 }
 
-/* ---- Values: a register of products has two components of four tokens. Levels begin at 0: a sum of 16 is at most 16 * 255 * 16
- * where the largest level is 8, and one of 4 is 4 * 255 * 40. The surplus is subtracted by the sum of the weights.
- * ---------------- */
-
-#define SMALL_LEVEL 8
-#define FEW 4
+/* ---- Values: a register of products has two components of four tokens. A sum of 16 is at most 16 * 255 * 15 -------------------- */
 
 /* Computes exp(logits - base). */
 INLINE vec weights_of(vec logits, vec base) {
@@ -204,22 +173,18 @@ static void quantize_weights_neon(const float *weights, const float *gains, size
     }
 }
 
-/* Adds a plane's sums for R queries, `parts` of which are added up in 16 bits. spread[row][part] has four tokens' weights,
- * twice. */
-INLINE void add_plane(size_t R, size_t parts, uint8x8_t (*spread)[PARTS], const int32_t *sum_of_weights, plane_levels x,
-                      int32_t zero, const float *scales, size_t row, float *out) {
+/* Adds a plane's sums for R queries. spread[row][part] has four tokens' weights, twice. */
+INLINE void add_plane(size_t R, uint8x8_t (*spread)[PARTS], const int32_t *sum_of_weights, plane_codes x, int32_t most,
+                      const float *scales, size_t row, float *out) {
     UNROLL for (size_t m = 0; m < R; m++) {
-        uint32x4_t all = vdupq_n_u32(0);
-        UNROLL for (size_t first = 0; first < PARTS; first += parts) {
-            uint16x8_t low = vdupq_n_u16(0), high = vdupq_n_u16(0);
-            UNROLL_16 for (size_t i = first; i < first + parts; i++) {
-                low = vmlal_u8(low, vget_low_u8(x[i / 2][i % 2]), spread[m][i]);
-                high = vmlal_u8(high, vget_high_u8(x[i / 2][i % 2]), spread[m][i]);
-            }
-            all = vaddq_u32(all, vpaddq_u32(vpaddlq_u16(low), vpaddlq_u16(high)));
+        uint16x8_t low = vdupq_n_u16(0), high = vdupq_n_u16(0);
+        UNROLL_16 for (size_t i = 0; i < PARTS; i++) {
+            low = vmlal_u8(low, vget_low_u8(x[i / 2][i % 2]), spread[m][i]);
+            high = vmlal_u8(high, vget_high_u8(x[i / 2][i % 2]), spread[m][i]);
         }
-        int32x4_t sum = vsubq_s32(vreinterpretq_s32_u32(all), vdupq_n_s32(zero * sum_of_weights[m]));
-        vec_store(out + m * row, vec_fma(vec_set(scales[m]), vcvtq_f32_s32(sum), vec_load(out + m * row)));
+        int32x4_t all = vreinterpretq_s32_u32(vpaddq_u32(vpaddlq_u16(low), vpaddlq_u16(high)));
+        all = vsubq_s32(vaddq_s32(all, all), vdupq_n_s32(most * sum_of_weights[m]));
+        vec_store(out + m * row, vec_fma(vec_set(scales[m]), vcvtq_f32_s32(all), vec_load(out + m * row)));
     }
 }
 
@@ -227,7 +192,6 @@ INLINE void accumulate_queries(size_t R, const struct transform_layout *layout, 
                                const float *scales, float *out) {
     const size_t row = (size_t)layout->planes * TRANSFORM_SUM_LANES;
     uint8x8_t spread[TOGETHER][PARTS];
-    plane_levels window = {{vdupq_n_u8(0)}};
     int32_t sum_of_weights[TOGETHER];
     UNROLL for (size_t m = 0; m < R; m++) {
         sum_of_weights[m] = 0;
@@ -237,16 +201,11 @@ INLINE void accumulate_queries(size_t R, const struct transform_layout *layout, 
         }
     }
     for (size_t p = 0; p < layout->planes; p++, out += TRANSFORM_SUM_LANES) {
-        const struct transform_plane *plane = &layout->plane[p];
-        const int32_t zero = plane->largest;
-        plane_levels x;
+        const struct place place = place_of(&layout->plane[p], codes);
+        plane_codes x;
         prefetch_plane(layout, p, codes);
-        if (has_window(plane)) read_windows(false, layout, plane, codes, window);
-        read_levels(levels_from_zero, plane, window, x);
-        if (zero <= SMALL_LEVEL)
-            add_plane(R, PARTS, spread, sum_of_weights, x, zero, scales, row, out);
-        else
-            add_plane(R, FEW, spread, sum_of_weights, x, zero, scales, row, out);
+        read_codes(place, x);
+        add_plane(R, spread, sum_of_weights, x, (int32_t)(place.mask & 255), scales, row, out);
     }
 }
 
@@ -313,7 +272,6 @@ static void gather_neon(const struct transform_layout *layout, enum codec_side s
 }
 
 void transform_init_neon(struct transform_ops *ops) {
-    fill_tables();
     ops->gains = gains_neon;
     ops->score = score_neon;
     ops->rank = rank_neon;

@@ -1,76 +1,34 @@
-/* This template reads pages of the codec transform in registers of 32 bytes: an octet's codes, which a byte shuffle makes levels.
- * The dwords are tokens of keys, components of values. avx2.c and avxvnni.c include it once, after lanes/avx2.h and
+/* This template reads pages of the codec transform in registers of 32 bytes: an octet's codes, which are multiplied as they are. The
+ * dwords are tokens of keys, components of values. avx2.c and avxvnni.c include it once, after lanes/avx2.h and
  * lanes/sums_template.h, and define
  *
  *     first_products(a, b)      products of bytes, of `a` without sign and of `b` with one, of four in a dword in some form
- *     more_products(sum, a, b)  the same added to a sum
+ *     more_products(sum, a, b)  the same added to a sum: of keys those of a step, of values those of OCTETS_TOGETHER octets
  *     whole_sums(sum)           the dwords' sums
- *     SUM_RANGE                 keys' products are added up in that form as long as their planes' largest levels are no more together
- *     LARGE_OCTETS              octets of which values' products are, where a level may have any size
- *     MIDDLE_OCTETS             the same where none exceeds MIDDLE_LEVEL
- *     SMALL_OCTETS              the same of the stream, whose levels do not exceed 8
+ *     upper_codes(both, mask)   a key's codes from bit 4 of each byte on, or 16 times as much
+ *     twice_sums(sum)           twice the dwords' sums of products with codes
+ *     twice_upper_sums(sum)     the same of upper_codes
  *
- * An octet is 8 tokens of a plane, 32 bytes of levels.
+ * An octet is 8 tokens of a plane, 32 bytes of codes.
  *
  * It defines score_ISA, accumulate_ISA and whatever else fill_octets() fills. */
 #include "backend/cpu/kernels/transform/init.h"
-#include "backend/cpu/kernels/transform/nibble_tables_template.h"
+#include "backend/cpu/kernels/transform/places_template.h"
 #include "backend/cpu/kernels/vector/exp_constants.h"
 
 #include <math.h>
 #include <string.h>
 
-#define TOGETHER 4 /* queries that a kernel reads a page for */
-#define OCTETS 8   /* of a plane: 8 tokens each */
-#define OCTET 32   /* bytes */
-
-/* ---- Levels -------------------------------------------------------------------------------------------------------------- */
+#define TOGETHER 4        /* queries that a kernel reads a page for */
+#define OCTETS 8          /* of a plane: 8 tokens each */
+#define OCTET 32          /* bytes */
+#define ROWS 4            /* of 32 bytes in a nibble: two octets each */
+#define OCTETS_TOGETHER 4 /* whose products of values are added up before they are whole: 2 * 255 * 15 * 4 < 2^15 */
 
 INLINE __m256i load(const uint8_t *at) { return _mm256_loadu_si256((const __m256i *)at); }
-INLINE __m256i low_nibbles(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
-INLINE __m256i high_nibbles(__m256i x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
 
-/* The i-th 32 bytes of a nibble are octet octet_of(i) and, in their upper bits, the second after it. */
+/* Row i of a nibble is octet octet_of(i) and, in the upper halves of its bytes, the second after it. */
 INLINE size_t octet_of(size_t i) { return i / 2 * 4 + i % 2; }
-
-/* Moves component i - 1's bits to component i's place. */
-INLINE __m256i previous_component(bool keys, __m256i x) {
-    const __m256i by_one = _mm256_broadcastsi128_si256(_mm_setr_epi8(3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 15, 12, 13, 14));
-    return keys ? _mm256_shuffle_epi8(x, by_one) : _mm256_shuffle_epi32(x, 0x93);
-}
-
-/* A plane's levels are looked up by these bits. WHOLE: the plane's own nibble. WRAPPING: bits of it and of the stream's last nibble
- * of the component before. RUNNING: bits of it and of the nibble before. */
-enum windows { WHOLE, WRAPPING, RUNNING };
-
-struct place {
-    const uint8_t *at, *old; /* the plane's nibble and the one before, where any of its bits count */
-    __m256i own;             /* bits of `at` that do */
-    __m256i table;           /* levels */
-};
-
-INLINE struct place place_of(enum windows windows, uint8_t (*tables)[16], const struct transform_layout *layout, size_t p,
-                             const uint8_t *codes) {
-    const struct transform_plane *plane = &layout->plane[p];
-    struct place place = {.at = nibble_of(plane, codes)};
-    place.table = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)tables[plane->table]));
-    if (windows != WHOLE) place.own = _mm256_set1_epi32((int)own_bits(plane));
-    if (windows == WRAPPING) place.old = codes + (size_t)layout->stream * PAGE_TRANSFORM_NIBBLE;
-    if (windows == RUNNING) place.old = nibble_before(layout, plane, codes);
-    return place;
-}
-
-/* Looks up the levels of octet octet_of(i) and of the second after it. */
-INLINE void look_up(enum windows windows, bool keys, const struct place *place, size_t i, __m256i *x) {
-    __m256i both = load(place->at + i * OCTET);
-    if (windows != WHOLE) {
-        __m256i old = load(place->old + i * OCTET);
-        if (windows == WRAPPING) old = previous_component(keys, old);
-        both = _mm256_or_si256(_mm256_and_si256(place->own, both), _mm256_andnot_si256(place->own, old));
-    }
-    x[0] = _mm256_shuffle_epi8(place->table, low_nibbles(both));
-    x[1] = _mm256_shuffle_epi8(place->table, high_nibbles(both));
-}
 
 /* ---- Gains --------------------------------------------------------------------------------------------------------------- */
 
@@ -88,17 +46,18 @@ static void PASTE(gains, ISA)(const uint8_t codes[64], float least, float step, 
 
 /* ---- Keys: the lanes are tokens ------------------------------------------------------------------------------------------ */
 
-/* Quantizes 8 planes. A plane is two dwords: its largest level is the highest byte of the first, its scale is the second. */
+/* Quantizes 8 planes. A plane is two dwords: its bits are the highest byte of the first, its scale is the second. */
 INLINE void quantize_step(const struct transform_plane *plane, const float *products, float *step, int32_t *bias, int8_t *weights) {
     const __m256i first = _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2), second = _mm256_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3);
     const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const vec magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     vec x[4], most = vec_zero();
-    __m256i integers[4], levels[4];
+    __m256i integers[4], largest_codes[4];
     UNROLL for (size_t j = 0; j < 4; j++) {
         __m256i two = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(plane + 2 * j)));
         vec scale = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(two, second));
-        levels[j] = _mm256_srli_epi32(_mm256_permutevar8x32_epi32(two, first), 24);
+        __m256i bits = _mm256_srli_epi32(_mm256_permutevar8x32_epi32(two, first), 24);
+        largest_codes[j] = _mm256_sub_epi32(_mm256_sllv_epi32(_mm256_set1_epi32(1), bits), _mm256_set1_epi32(1));
         x[j] = vec_mul(scale, _mm256_loadu2_m128(products + plane[2 * j + 1].quad * TRANSFORM_QUAD,
                                                  products + plane[2 * j].quad * TRANSFORM_QUAD));
         most = _mm256_max_ps(most, _mm256_and_ps(x[j], magnitude));
@@ -111,7 +70,8 @@ INLINE void quantize_step(const struct transform_plane *plane, const float *prod
     __m256i words[2], sum = _mm256_setzero_si256();
     UNROLL for (size_t j = 0; j < 2; j++) {
         words[j] = _mm256_packs_epi32(integers[2 * j], integers[2 * j + 1]);
-        sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(words[j], _mm256_packs_epi32(levels[2 * j], levels[2 * j + 1])));
+        sum =
+            _mm256_sub_epi32(sum, _mm256_madd_epi16(words[j], _mm256_packs_epi32(largest_codes[2 * j], largest_codes[2 * j + 1])));
     }
     __m128i b = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
     b = _mm_add_epi32(b, _mm_shuffle_epi32(b, 0x4e));
@@ -132,133 +92,79 @@ INLINE __m256i four_weights(const int8_t *weights) {
     return _mm256_set1_epi32(four);
 }
 
-#define BESIDE 2 /* octets that are multiplied together: with four queries their sums are half the registers */
+#define BESIDE 2 /* octets that a row has */
 
-/* A chunk is the planes of a step whose products are added up without a pause: those from `first` on to `end`. */
-struct chunk {
-    size_t first, end;
-    __m256i largest; /* levels, in four bytes for each plane of the step; 0 of planes that are not of the chunk */
-};
+/* Returns how many rows have sums that stay in registers together. */
+INLINE size_t rows_together(size_t R) { return R == 1 ? 4 : R == 2 ? 2 : 1; }
 
-INLINE __m256i largest_of_step(const struct transform_plane *plane) {
-    const char no = -128;
-    const __m256i lower = _mm256_broadcastsi128_si256(_mm_setr_epi8(3, 3, 3, 3, 11, 11, 11, 11, no, no, no, no, no, no, no, no));
-    const __m256i upper = _mm256_broadcastsi128_si256(_mm_setr_epi8(no, no, no, no, no, no, no, no, 3, 3, 3, 3, 11, 11, 11, 11));
-    __m256i all = _mm256_or_si256(_mm256_shuffle_epi8(load((const uint8_t *)plane), lower),
-                                  _mm256_shuffle_epi8(load((const uint8_t *)(plane + 4)), upper));
-    return _mm256_permute4x64_epi64(all, 0xd8);
+typedef __m256i sums_of_rows[TOGETHER][ROWS][BESIDE];
+
+/* Reads a row's codes of keys. */
+INLINE void read_keys(__m256i both, __m256i shift, __m256i mask, __m256i *x) {
+    both = _mm256_srlv_epi32(both, shift);
+    x[0] = _mm256_and_si256(both, mask);
+    x[1] = upper_codes(both, mask);
 }
 
-/* Returns whether the planes of a step are too many for one chunk; half of them are not. */
-INLINE bool exceeds_range(__m256i largest) {
-    __m256i four = _mm256_sad_epu8(largest, _mm256_setzero_si256());
-    __m128i sum = _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
-    return _mm_cvtsi128_si32(_mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum))) > TRANSFORM_QUAD * SUM_RANGE;
-}
-
-/* Writes the numbers that the sums of R queries begin with, since levels are read from 0 on: minus the weights times the largest levels. */
-INLINE void begin_sums(size_t R, __m256i largest, const struct transform_query *queries, size_t step, __m256i *bias) {
-    __m256i x[TOGETHER];
-    UNROLL for (size_t m = 0; m < TOGETHER; m++) {
-        const int8_t *weights = queries[m < R ? m : 0].weights + step * TRANSFORM_STEP_PLANES * TRANSFORM_QUAD;
-        x[m] = first_products(largest, load((const uint8_t *)weights));
-    }
-    x[0] = add_sums(_mm256_unpacklo_epi32(x[0], x[1]), _mm256_unpackhi_epi32(x[0], x[1]));
-    x[1] = add_sums(_mm256_unpacklo_epi32(x[2], x[3]), _mm256_unpackhi_epi32(x[2], x[3]));
-    x[0] = add_sums(_mm256_unpacklo_epi64(x[0], x[1]), _mm256_unpackhi_epi64(x[0], x[1]));
-    x[0] = minus_sums(add_sums(x[0], _mm256_permute2x128_si256(x[0], x[0], 1)));
-    bias[0] = _mm256_shuffle_epi32(x[0], 0x00);
-    if (R > 1) bias[1] = _mm256_shuffle_epi32(x[0], 0x55);
-    if (R > 2) bias[2] = _mm256_shuffle_epi32(x[0], 0xaa);
-    if (R > 3) bias[3] = _mm256_shuffle_epi32(x[0], 0xff);
-}
-
-/* Computes sum[m][] += weights times x[BESIDE]. */
-INLINE void add_to_rows(size_t R, const __m256i *x, const struct transform_query *queries, size_t p, __m256i (*sum)[BESIDE]) {
+/* Sums the products of the planes of a step for rows from `first` on. */
+INLINE void add_step(size_t R, size_t planes, const struct place *place, size_t first, const struct transform_query *queries,
+                     size_t step, sums_of_rows sum) {
+    const size_t rows = rows_together(R);
     UNROLL for (size_t m = 0; m < R; m++) {
-        __m256i weights = four_weights(queries[m].weights + p * TRANSFORM_QUAD);
-        UNROLL for (size_t j = 0; j < BESIDE; j++) sum[m][j] = more_products(sum[m][j], x[j], weights);
+        UNROLL for (size_t i = 0; i < rows; i++) {
+            UNROLL for (size_t j = 0; j < BESIDE; j++) sum[m][i][j] = _mm256_setzero_si256();
+        }
     }
-}
-
-/* Reads the levels of a chunk's planes of the stream, octets as they are read. */
-INLINE void read_chunk(const struct transform_layout *layout, size_t wrapping, const struct chunk *chunk, const uint8_t *codes,
-                       __m256i (*levels)[4][BESIDE]) {
-    size_t p = LARGER(chunk->first, planes_alone(layout));
-    for (; p < SMALLER(chunk->end, wrapping); p++) {
-        const struct place place = place_of(WRAPPING, levels_from_zero, layout, p, codes);
-        UNROLL for (size_t i = 0; i < 4; i++) look_up(WRAPPING, true, &place, i, levels[p - chunk->first][i]);
-    }
-    for (; p < chunk->end; p++) {
-        const struct place place = place_of(RUNNING, levels_from_zero, layout, p, codes);
-        UNROLL for (size_t i = 0; i < 4; i++) look_up(RUNNING, true, &place, i, levels[p - chunk->first][i]);
-    }
-}
-
-/* Adds a chunk's sums of BESIDE octets to the logits. Unless the chunk is the first, `logits` holds the result of the planes before; after the
- * last chunk, gains and offsets are applied. */
-INLINE void finish_chunk(size_t R, bool first, bool last, size_t step, const __m256i (*sum)[BESIDE], const float *gains,
-                         const struct transform_query *queries, float *logits) {
-    UNROLL for (size_t m = 0; m < R; m++) {
-        const vec by = vec_set(queries[m].steps[step]);
-        UNROLL for (size_t j = 0; j < BESIDE; j++) {
-            float *to = logits + m * PAGE_TOKENS + 2 * j * LANES;
-            vec y = _mm256_cvtepi32_ps(whole_sums(sum[m][j]));
-            y = first ? vec_mul(by, y) : vec_fma(by, y, vec_load(to));
-            vec_store(to, last ? vec_fma(vec_load(gains + 2 * j * LANES), y, vec_set(queries[m].offset)) : y);
+    for (size_t p = 0; p < planes; p++) {
+        const __m256i shift = _mm256_set1_epi32((int)place[p].shift), mask = _mm256_set1_epi32((int)place[p].mask);
+        UNROLL for (size_t i = 0; i < rows; i++) {
+            __m256i x[BESIDE];
+            read_keys(load(place[p].at + (first + i) * OCTET), shift, mask, x);
+            UNROLL for (size_t m = 0; m < R; m++) {
+                __m256i weights = four_weights(queries[m].weights + (step * TRANSFORM_STEP_PLANES + p) * TRANSFORM_QUAD);
+                UNROLL for (size_t j = 0; j < BESIDE; j++) sum[m][i][j] = more_products(sum[m][i][j], x[j], weights);
+            }
         }
     }
 }
 
-INLINE void score_chunk(size_t R, const struct transform_layout *layout, const struct chunk *chunk, const uint8_t *codes,
-                        const __m256i (*levels)[4][BESIDE], const float *gains, const struct transform_query *queries,
-                        float *logits) {
-    const size_t step = chunk->first / TRANSFORM_STEP_PLANES, end_alone = SMALLER(chunk->end, planes_alone(layout));
-    const bool first = chunk->first == 0, last = chunk->end == layout->planes;
-    __m256i bias[TOGETHER];
-    begin_sums(R, chunk->largest, queries, step, bias);
-    for (size_t i = 0; i < 4; i++) {
-        const size_t t = octet_of(i) * LANES;
-        __m256i sum[TOGETHER][BESIDE], x[BESIDE];
-        const __m256i(*whole)[BESIDE] = (const __m256i(*)[BESIDE])sum;
-        size_t p = chunk->first;
-        UNROLL for (size_t m = 0; m < R; m++) { UNROLL for (size_t j = 0; j < BESIDE; j++) sum[m][j] = bias[m]; }
-        for (; p < end_alone; p++) {
-            const struct place place = place_of(WHOLE, levels_from_zero, layout, p, codes);
-            look_up(WHOLE, true, &place, i, x);
-            add_to_rows(R, x, queries, p, sum);
-        }
-        for (; p < chunk->end; p++) add_to_rows(R, levels[p - chunk->first][i], queries, p, sum);
-        if (first && last)
-            finish_chunk(R, true, true, step, whole, gains + t, queries, logits + t);
-        else if (first)
-            finish_chunk(R, true, false, step, whole, gains + t, queries, logits + t);
-        else if (last)
-            finish_chunk(R, false, true, step, whole, gains + t, queries, logits + t);
-        else
-            finish_chunk(R, false, false, step, whole, gains + t, queries, logits + t);
+/* Adds a step's sums of a row to the logits. Unless the step is the first, `logits` holds the result of the steps before; after the
+ * last step, gains and offsets are applied. */
+INLINE void finish_row(const __m256i *sum, const struct transform_query *query, size_t step, bool last, const float *gains,
+                       float *logits) {
+    const vec by = vec_set(query->steps[step]);
+    const __m256i bias = _mm256_set1_epi32(query->bias[step]);
+    UNROLL for (size_t j = 0; j < BESIDE; j++) {
+        const size_t t = 2 * j * LANES;
+        __m256i twice = j ? twice_upper_sums(sum[j]) : twice_sums(sum[j]);
+        vec y = _mm256_cvtepi32_ps(_mm256_add_epi32(twice, bias));
+        y = step ? vec_fma(by, y, vec_load(logits + t)) : vec_mul(by, y);
+        vec_store(logits + t, last ? vec_fma(vec_load(gains + t), y, vec_set(query->offset)) : y);
     }
 }
 
 INLINE void score_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
                           const struct transform_query *queries, bool ahead, float *logits) {
-    const size_t planes = layout->planes, wrapping = planes_wrapping(layout);
-    for (size_t p = 0, n; p < planes; p += n) {
-        const size_t begin = p - p % TRANSFORM_STEP_PLANES;
-        struct chunk chunk = {.first = p, .largest = largest_of_step(layout->plane + begin)};
-        __m256i levels[TRANSFORM_STEP_PLANES][4][BESIDE];
-        n = TRANSFORM_STEP_PLANES;
-        if (exceeds_range(chunk.largest)) {
-            const __m256i lower = _mm256_setr_epi32(-1, -1, -1, -1, 0, 0, 0, 0);
-            n = TRANSFORM_STEP_PLANES / 2;
-            chunk.largest = p > begin ? _mm256_andnot_si256(lower, chunk.largest) : _mm256_and_si256(lower, chunk.largest);
+    for (size_t first = 0, step = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES, step++) {
+        const size_t planes = SMALLER(layout->planes - first, TRANSFORM_STEP_PLANES);
+        const bool last = first + planes == layout->planes;
+        struct place place[TRANSFORM_STEP_PLANES];
+        for (size_t p = 0; p < planes; p++) {
+            place[p] = place_of(&layout->plane[first + p], codes);
+            if (ahead) prefetch_plane(layout, first + p, codes);
         }
-        chunk.end = SMALLER(p + n, planes);
-        for (size_t each = p; each < chunk.end && ahead; each++) prefetch_plane(layout, each, codes);
-        read_chunk(layout, wrapping, &chunk, codes, levels);
-        score_chunk(R, layout, &chunk, codes, (const __m256i(*)[4][BESIDE])levels, gains, queries, logits);
+        for (size_t row = 0; row < ROWS; row += rows_together(R)) {
+            sums_of_rows sum;
+            add_step(R, planes, place, row, queries, step, sum);
+            UNROLL for (size_t m = 0; m < R; m++) {
+                UNROLL for (size_t i = 0; i < rows_together(R); i++) {
+                    const size_t t = octet_of(row + i) * LANES;
+                    finish_row(sum[m][i], &queries[m], step, last, gains + t, logits + m * PAGE_TOKENS + t);
+                }
+            }
+        }
     }
-    for (size_t i = 0; i < R * PAGE_TOKENS && !planes; i++) logits[i] = queries[i / PAGE_TOKENS].offset;
+    for (size_t i = 0; i < R * PAGE_TOKENS && !layout->planes; i++) logits[i] = queries[i / PAGE_TOKENS].offset;
 }
 
 static uint16_t PASTE(rank, ISA)(const struct transform_layout *layout, const void *page, float least, float step,
@@ -397,53 +303,61 @@ INLINE void spread_weights(const uint8_t *weights, __m256i *to) {
     }
 }
 
-/* Adds a plane's sums for R queries, `octets` of which are added up before they are whole. The queries take turns, since each waits
- * for its own sum. */
-INLINE void add_plane(size_t R, enum windows windows, size_t octets, const __m256i (*spread)[OCTETS], struct place place,
-                      const float *scales, size_t row, float *out) {
+/* Returns half the sum of the weights that are multiplied in each lane. */
+INLINE vec half_sums(const __m256i *spread) {
+    __m256i sum = first_products(spread[0], _mm256_set1_epi8(1));
+    UNROLL for (size_t v = 1; v < OCTETS; v++) sum = more_products(sum, spread[v], _mm256_set1_epi8(1));
+    return vec_mul(_mm256_cvtepi32_ps(whole_sums(sum)), vec_set(0.5f));
+}
+
+/* The weights of R queries. A level is twice its code less half the largest code. */
+struct spread {
+    __m256i weights[TOGETHER][OCTETS];
+    vec half[TOGETHER];
+    float twice[TRANSFORM_NIBBLE_BITS][TOGETHER]; /* the scale of a code that is 2^shift times as large, twice */
+};
+
+/* Adds a plane's sums for R queries. Codes are multiplied at the bit where they lie in their half of a byte. The queries take turns,
+ * since each waits for its own sum. */
+INLINE void add_plane(size_t R, const struct spread *spread, struct place place, size_t row, float *out) {
+    const __m256i mask = _mm256_set1_epi32((int)(place.mask << place.shift));
+    const vec most = vec_set((float)((place.mask & 255) << place.shift));
     __m256i sum[TOGETHER], all[TOGETHER];
     UNROLL for (size_t n = 0; n < OCTETS; n += 2) {
-        __m256i x[2];
-        look_up(windows, false, &place, n / 2, x);
+        const __m256i both = load(place.at + n / 2 * OCTET);
+        const __m256i x[2] = {_mm256_and_si256(both, mask), _mm256_and_si256(_mm256_srli_epi32(both, 4), mask)};
         UNROLL for (size_t j = 0; j < 2; j++) {
             const size_t v = octet_of(n / 2) + 2 * j, last = n + j + 1;
             UNROLL for (size_t m = 0; m < R; m++) {
-                sum[m] = (n + j) % octets ? more_products(sum[m], spread[m][v], x[j]) : first_products(spread[m][v], x[j]);
-                if (last % octets && last < OCTETS) continue;
-                all[m] = last > octets ? _mm256_add_epi32(all[m], whole_sums(sum[m])) : whole_sums(sum[m]);
+                const __m256i weights = spread->weights[m][v];
+                sum[m] = (n + j) % OCTETS_TOGETHER ? more_products(sum[m], weights, x[j]) : first_products(weights, x[j]);
+                if (last % OCTETS_TOGETHER) continue;
+                all[m] = last > OCTETS_TOGETHER ? _mm256_add_epi32(all[m], whole_sums(sum[m])) : whole_sums(sum[m]);
             }
         }
     }
     UNROLL for (size_t m = 0; m < R; m++) {
         float *to = out + m * row;
-        vec_store(to, vec_fma(vec_set(scales[m]), _mm256_cvtepi32_ps(all[m]), vec_load(to)));
+        vec x = vec_fnma(most, spread->half[m], _mm256_cvtepi32_ps(all[m]));
+        vec_store(to, vec_fma(vec_set(spread->twice[place.shift][m]), x, vec_load(to)));
     }
 }
 
 INLINE void accumulate_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const uint8_t *weights,
                                const float *scales, float *out) {
-    const size_t planes = layout->planes, alone = planes_alone(layout), wrapping = planes_wrapping(layout);
-    const size_t row = planes * TRANSFORM_SUM_LANES;
-    __m256i own[TOGETHER][OCTETS];
-    const __m256i(*spread)[OCTETS] = (const __m256i(*)[OCTETS])own;
-    UNROLL for (size_t m = 0; m < R; m++) spread_weights(weights + m * PAGE_TOKENS, own[m]);
+    const size_t planes = layout->planes, row = planes * TRANSFORM_SUM_LANES;
+    struct spread own;
+    const struct spread *spread = &own;
+    UNROLL for (size_t m = 0; m < R; m++) {
+        spread_weights(weights + m * PAGE_TOKENS, own.weights[m]);
+        own.half[m] = half_sums(own.weights[m]);
+        UNROLL for (unsigned shift = 0; shift < TRANSFORM_NIBBLE_BITS; shift++) own.twice[shift][m] =
+            2 * scales[m] / (float)(1u << shift);
+    }
     __asm__("" : "+r"(spread) : : "memory"); /* or gcc 12 copies them from one place of the stack to another */
-    size_t p = 0;
-    for (; p < alone && layout->plane[p].largest <= MIDDLE_LEVEL; p++, out += TRANSFORM_SUM_LANES) {
+    for (size_t p = 0; p < planes; p++, out += TRANSFORM_SUM_LANES) {
         prefetch_plane(layout, p, codes);
-        add_plane(R, WHOLE, MIDDLE_OCTETS, spread, place_of(WHOLE, signed_levels, layout, p, codes), scales, row, out);
-    }
-    for (; p < alone; p++, out += TRANSFORM_SUM_LANES) {
-        prefetch_plane(layout, p, codes);
-        add_plane(R, WHOLE, LARGE_OCTETS, spread, place_of(WHOLE, signed_levels, layout, p, codes), scales, row, out);
-    }
-    for (; p < wrapping; p++, out += TRANSFORM_SUM_LANES) {
-        prefetch_plane(layout, p, codes);
-        add_plane(R, WRAPPING, SMALL_OCTETS, spread, place_of(WRAPPING, signed_levels, layout, p, codes), scales, row, out);
-    }
-    for (; p < planes; p++, out += TRANSFORM_SUM_LANES) {
-        prefetch_plane(layout, p, codes);
-        add_plane(R, RUNNING, SMALL_OCTETS, spread, place_of(RUNNING, signed_levels, layout, p, codes), scales, row, out);
+        add_plane(R, spread, place_of(&layout->plane[p], codes), row, out);
     }
 }
 
@@ -452,7 +366,6 @@ INLINE void accumulate_queries(size_t R, const struct transform_layout *layout, 
 #include "backend/cpu/kernels/transform/gather_octets_template.h"
 
 static void fill_octets(struct transform_ops *ops) {
-    fill_tables();
     ops->gains = PASTE(gains, ISA);
     ops->quantize_query = PASTE(quantize_query, ISA);
     ops->score = PASTE(score, ISA);
