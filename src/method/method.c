@@ -464,6 +464,7 @@ struct method method_of_window(const struct method *method, uint32_t window) {
                                                                                                         : method->parameters.exact,
                                                 .window = window};
     own.index = NULL;
+    own.beside_index = method->index;
     own.least_rate = 0;                                          /* the window bounds what they hold */
     if (method_fits_transforms(method) && window < FIT_TOKENS) { /* never as many tokens to fit to: 8 bits */
         const struct coding coding = codec_coding(&codec_q8_0, 0, 0);

@@ -16,6 +16,7 @@ struct method {
     char codebook[32]; /* the name that a codebook for it bears: "antkv-1", whatever the anchors; "": it needs none */
     struct coding key, value;
     const struct index *index; /* finds the tokens that a step reads; NULL: it reads all */
+    bool beside_index;         /* of layers that slide, where the cache's other layers have an index, whose steps these share */
     const struct policy *policy;
     struct policy_parameters parameters;
     double least_rate;                    /* pages may be lowered to so many bits per value (method_rates); 0: they stay */

@@ -101,14 +101,42 @@ static void layers_go_by_their_own_codebook(void **state) {
     memory_free(file);
 }
 
+/* A step of more tokens than layers that slide take in other caches: its parts go together. */
+static void steps_that_choose_go_beside_layers_that_slide(void **state) {
+    (void)state;
+    enum { PROMPT = 200, AFTER = 40 };
+    void *file;
+    struct terse_model *model = random_model_new(&random_layer_models[1], &file);
+    struct terse_engine *engines[2] = {must_start(&backend_cpu, model, 2), must_start(&backend, model, 2)};
+    const struct terse_session_options options = short_session_options("quest-64", 0);
+    struct terse_session *sessions[2];
+    struct terse_model_info info;
+    struct terse_error error;
+    terse_model_describe(model, &info);
+    for (int i = 0; i < PROMPT + AFTER; i++) tokens[i] = (7 + i * 37) % (int)info.vocabulary;
+    for (int i = 0; i < 2; i++) {
+        sessions[i] = must_open(engines[i], &options);
+        must_prefill(sessions[i], tokens, PROMPT);
+        if (terse_session_decode(sessions[i], tokens + PROMPT, AFTER, NULL, &error)) fail_msg("%s", error.message);
+    }
+    const double apart = logits_apart(terse_session_logits(sessions[1]), terse_session_logits(sessions[0]), info.vocabulary);
+    print_message("quest-64: %.1e\n", apart);
+    assert_true(apart <= BOUND);
+    for (int i = 0; i < 2; i++) terse_session_free(sessions[i]);
+    for (int i = 0; i < 2; i++) terse_engine_free(engines[i]);
+    terse_model_free(model);
+    memory_free(file);
+}
+
 #define TESTS_MOST 16
 
 int main(void) {
     if (no_device()) return NO_DEVICE_STATUS;
     setenv("TERSE_CPU", "scalar", 1); /* the others take vectors of some products to 8 bits only */
     struct CMUnitTest tests[TESTS_MOST] = {cmocka_unit_test(sessions_of_both_kinds_of_layers_go_on),
-                                           cmocka_unit_test(layers_go_by_their_own_codebook)};
-    size_t n = 2;
+                                           cmocka_unit_test(layers_go_by_their_own_codebook),
+                                           cmocka_unit_test(steps_that_choose_go_beside_layers_that_slide)};
+    size_t n = 3;
     for (size_t i = 0; i < n_random_layer_models && n < TESTS_MOST; i++)
         tests[n++] = (struct CMUnitTest){random_layer_models[i].architecture, logits_are_near_the_cpus, NULL, NULL,
                                          (void *)(uintptr_t)&random_layer_models[i]};

@@ -15,7 +15,9 @@ struct choice {
 struct choice choice_of(const struct cache *cache);
 
 /* Returns how many tokens of a cache of the method a decoding step takes at most. One that chooses takes as many as a perplexity's step
- * has: prompts, which take more, do not choose. */
-static inline uint32_t decode_tokens_most(const struct method *method) { return method->index ? 64 : DECODE_TOKENS_MOST; }
+ * has: prompts, which take more, do not choose. The parts of a cache take as many as each other. */
+static inline uint32_t decode_tokens_most(const struct method *method) {
+    return method->index || method->beside_index ? 64 : DECODE_TOKENS_MOST;
+}
 
 #endif
