@@ -69,7 +69,7 @@ static void levels_have_the_distortion_that_is_claimed(void **state) {
     for (unsigned b = 1; b <= TRANSFORM_BITS_MAX; b++) {
         uint8_t quad_bits[HD / TRANSFORM_QUAD] = {(uint8_t)b};
         struct transform_layout layout;
-        double levels[256];
+        double levels[256] = {0};
         if (b == 7) continue;
         transform_layout_set(quad_bits, HD, &layout);
         const size_t n = make_levels(&layout, b, levels);
