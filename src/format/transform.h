@@ -5,7 +5,7 @@
  * A key's row is the key less its mean before rotation (kv/pre_rope.h), which the parameters hold for readers.
  *
  * The basis is that of the Karhunen-Loeve transform in the metric in which errors matter (transform_fit.h): its rows' coefficients
- * z = y size are uncorrelated but among neighbours of one size, and |z|^2 is what an error costs. So each component is quantized by itself, by the uniform quantizer
+ * z = y size are uncorrelated, and |z|^2 is what an error costs. So each component is quantized by itself, by the uniform quantizer
  * that is best for a Gaussian of variance 1 (Max 1960, table II), and bits go where they save most: reverse water-filling over all
  * components of a model (Gersho and Gray 1992, chapters 8 and 12; Cover and Thomas, section 10.3). Components of 0 bits are not
  * stored.
@@ -110,6 +110,18 @@ struct transform_parameters transform_parameters_at(const float *floats, uint32_
 /* Returns TERSE_E_FORMAT unless the parameters are as described; the basis is not inverted here. */
 enum terse_status transform_check_parameters(const float *floats, uint32_t head_dim, struct terse_error *error);
 
+/* ---- Mixed components
+ *
+ * Components have longer tails than a Gaussian. Neighbours of like size are therefore mixed by a Hadamard matrix: what lies far out in one is
+ * spread over all, so that levels of few bits cut off less (as rotations of weights and activations do in QuaRot, Ashkboos et al. 2024). The
+ * matrix is orthogonal: errors cost what they did, and all get the same size. Readers see nothing of it. */
+
+/* So many neighbours are mixed, from a multiple of it on, where the first has at most so many times the size of the last. */
+#define TRANSFORM_MIXED 8
+#define TRANSFORM_MIXED_RATIO 2
+/* Makes size[head_dim], falling, those of mixed components. */
+void transform_mix_sizes(float *size, uint32_t head_dim);
+
 /* ---- Fitted: the rows of a sequence give one layer, KV head and side a mean, sizes, basis and range of gains in place of a
  * codebook's. They are a record in memory and in a saved state: floats, then the basis in 16-bit integers, of which a component's
  * unit is a 32767th of its norm. */
@@ -140,7 +152,8 @@ static inline float transform_gain_zero(const struct transform_fitted *fitted) {
 }
 /* The gain of a row that is coded less no mean, where rows have the gain `gain` (a macro, for kernels too). */
 #define TRANSFORM_NO_MEAN_GAIN(gain, code) ((gain) / (float)(2u << (code)))
-/* Writes parameters into a record, all but their importance; the basis is rounded. */
+/* Writes parameters into a record, all but their importance. Eight neighbours of like size are mixed by a Hadamard matrix (transform_mix_sizes),
+ * and the basis is rounded. */
 void transform_record_set(struct transform_parameters parameters, uint32_t head_dim, void *record);
 /* Reads the integers of a component, [head_dim]. */
 void transform_record_integers(const struct transform_fitted *fitted, uint32_t head_dim, size_t component, int16_t *integers);

@@ -13,7 +13,6 @@
 #define SIZE_LEAST 1e-6   /* of a component, of the largest: what rounding leaves of nothing is smaller */
 #define GAIN_TAIL 1e-4    /* part of the rows whose gain may lie below the range, or above */
 #define GAIN_MARGIN 1.5f
-#define ROOT_HALF 0.70710678f
 
 /* Computes out[n][n] = a^T diag(weights) a for rows a[n][n]. */
 static void recompose(const double *a, const double *weights, size_t n, double *out) {
@@ -60,21 +59,6 @@ void transform_fit_gains(float *gains, size_t n, float *least, float *most) {
     *most = gains[n - 1 - beyond] * GAIN_MARGIN;
 }
 
-/* Mixes `n` components, a power of two of neighbours, by a Hadamard matrix: an orthogonal one, so that errors cost what they did, and
- * all get the same size. What lies far out in one component is spread over all, whose tails are lighter. */
-static void mix_components(size_t n, size_t head_dim, float *size, float *basis) {
-    double square = 0;
-    for (size_t half = 1; half < n; half *= 2)
-        for (size_t i = 0; i < n; i++)
-            for (size_t j = 0; j < head_dim && !(i & half); j++) {
-                float *a = basis + i * head_dim + j, *b = a + half * head_dim;
-                const float sum = *a + *b, rest = *a - *b;
-                *a = ROOT_HALF * sum, *b = ROOT_HALF * rest;
-            }
-    for (size_t i = 0; i < n; i++) square += (double)size[i] * (double)size[i];
-    for (size_t i = 0; i < n; i++) size[i] = (float)sqrt(square / (double)n);
-}
-
 enum terse_status transform_fit(const struct transform_moments *moments, uint32_t head_dim, float *floats,
                                 struct terse_error *error) {
     size_t n = head_dim;
@@ -98,9 +82,6 @@ enum terse_status transform_fit(const struct transform_moments *moments, uint32_
         }
         for (size_t j = 0; j < n; j++) basis[c * n + j] = (float)row[j];
     }
-    for (size_t c = 0; c < n; c += TRANSFORM_MIXED)
-        if (size[c] <= TRANSFORM_MIXED_RATIO * size[c + TRANSFORM_MIXED - 1])
-            mix_components(TRANSFORM_MIXED, n, size + c, basis + c * n);
     rest[0] = moments->gain_least;
     rest[1] = moments->gain_most;
     rest[2] = moments->gain;

@@ -8,9 +8,7 @@
  *     u = A (row - mean) / rms(A (row - mean)),   U the eigenvectors of u's covariance, in columns
  *     basis_c = column c of A^-1 U,   size_c = the root of the c-th eigenvalue,   z = gain U^T u = U^T A (row - mean)
  *
- * so that the z_c are uncorrelated and an error in z costs its square. Eight neighbours of like size are then mixed by a Hadamard
- * matrix, so that what lies far out in one is spread over all: codes of few bits reach further (as rotations of weights and
- * activations do in QuaRot, Ashkboos et al. 2024). That changes nothing for readers. To fit such a basis to other rows needs no metric: the basis
+ * so that the z_c are uncorrelated and an error in z costs its square. To fit such a basis to other rows needs no metric: the basis
  * serves as A^-1, and the coefficients of the other rows as u, since an error in them costs its square; the fit then rotates the
  * basis. */
 #ifndef TERSE_FORMAT_TRANSFORM_FIT_H
@@ -41,10 +39,6 @@ struct transform_moments {
     float gain;                  /* root mean square of these */
     float residual, importance;  /* as in struct transform_parameters */
 };
-/* So many neighbours are mixed, from a multiple of it on, whose first has at most so many times the size of the last. */
-#define TRANSFORM_MIXED 8
-#define TRANSFORM_MIXED_RATIO 2
-
 /* Fits floats[transform_parameter_floats]. Sizes below a millionth of the largest become 0. For finite moments the result is finite
  * and the basis regular, whatever the covariance. TERSE_E_MEMORY. */
 enum terse_status transform_fit(const struct transform_moments *moments, uint32_t head_dim, float *floats,

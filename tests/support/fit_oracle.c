@@ -64,7 +64,8 @@ static double coordinates(const double *inverse, const double *x, size_t hd, dou
     return sqrt(squares);
 }
 
-void fit_oracle_unmix(const float *size, size_t head_dim, double *z) {
+/* Takes the mixing out of coefficients z[head_dim] where eight neighbours have one size: a Hadamard matrix is its own inverse. */
+static void unmix(const float *size, size_t head_dim, double *z) {
     for (size_t c = 0; c + 8 <= head_dim; c += 8) {
         double old[8];
         bool alike = true;
@@ -91,7 +92,7 @@ static void add_profile(const struct transform_fitted *profile, uint32_t head_di
     for (size_t c = 0; c < hd; c++) {
         for (size_t j = 0; j < hd; j++) x[j] = (double)basis[c * hd + j] * (double)profile->size[c];
         coordinates(inverse, x, hd, z);
-        fit_oracle_unmix(size, hd, z);
+        unmix(size, hd, z);
         for (size_t i = 0; i < hd * hd; i++) covariance[i] += weight * z[i / hd] * z[i % hd];
     }
     free(basis);
@@ -113,7 +114,7 @@ void fit_oracle_check(const void *profile, const void *record, uint32_t head_dim
         for (size_t c = 0; c < hd; c++) x[c] = rows[t * hd + c] - mean[c];
         const double size = coordinates(before, x, hd, z);
         check_near(coordinates(after, x, hd, z) / size, 1, tolerance, "size of row", t);
-        fit_oracle_unmix(own.size, hd, z);
+        unmix(own.size, hd, z);
         for (size_t i = 0; i < hd * hd; i++) covariance[i] += z[i / hd] * z[i % hd] / (size * size) / ((double)n + PROFILE_ROWS);
         least = fmin(least, size);
         most = fmax(most, size);

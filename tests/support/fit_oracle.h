@@ -9,7 +9,4 @@
  * eight neighbours of one size may be mixed by a Hadamard matrix, without which they are uncorrelated, and sizes fall; a row is as large as in the profile's coordinates; the range of gains is that of the rows, twice as wide either way, and their root mean square is the rows'. */
 void fit_oracle_check(const void *profile, const void *record, uint32_t head_dim, const double *rows, size_t n, double tolerance);
 
-/* Takes the mixing out of coefficients z[head_dim] where eight neighbours have one size: a Hadamard matrix is its own inverse. */
-void fit_oracle_unmix(const float *size, size_t head_dim, double *z);
-
 #endif

@@ -1,18 +1,17 @@
 /* Implements decoding over pages of the codec transform (format/transform.h), on their codes.
  *
- * Byte permutations look a plane's levels up in tables of 16 bytes: four codes of a word are the selectors of one that looks into
- * the table's first half and, complemented, of one that looks into its second half. A selector with its highest bit set yields the
- * sign of a byte: levels stand LEVEL_ZERO higher in tables, so that this is 0, and a level is the sum of both. Both enter
- * m16n8k32's integer products as they are; what LEVEL_ZERO adds to a sum is known and subtracted. The pipe of bitwise instructions
- * bounds the speed: therefore products add what could be or-ed, and complements are made by multiplying (struct complement).
+ * A plane's codes are integers, of four components of a key, or of four tokens' values, in the low halves of a word's four bytes, and of
+ * tokens 16 further on in the high halves. Shifted down and masked they enter m16n8k32's integer products as they are; those of the
+ * high halves stay there, so that their products are 16 times as large. A level is 2 code - most: what `most` adds to a sum is known
+ * and subtracted.
  *
  * Queries come as records of runs (attend_transform_runs.cuh); weights of values, times their gains, become integers of 16 bits
  * with a unit for each page. Upper and lower bytes are columns 2 j and 2 j + 1 of a product for query j: a lane has both of a sum,
  * for query lane % 4 of a tile of four. Sums of products are exact. Values are summed up by plane; scales, sizes and the basis are
  * applied once, when parts are merged.
  *
- * In products with keys the rows are words of a plane's nibble, whose tokens T and T + 16 have a product each (the other's bytes
- * meet zeros), and k is 4 components of 4 planes. In products with values the rows are components of 8 planes, and k is 32 tokens.
+ * In products with keys the rows are words of a plane's nibble, and k is 4 components of 8 planes. In products with values the rows are
+ * components of 8 planes, and k is 32 tokens.
  *
  * NQ is the number of tiles of four queries. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_CUH
@@ -24,57 +23,31 @@
 /* ---- A side's planes, as transform_readers describes them, in shared memory */
 
 struct plane_readers {
-    uint32_t tables, entries; /* addresses: 16 and 8 bytes a plane */
-    uint32_t planes, wraps;
+    uint32_t entries; /* address: 8 bytes a plane */
+    uint32_t planes;
     uint32_t gains; /* where a slot has them: behind its nibbles */
     float gain_zero, gain_step, gain;
 };
 
-/* Returns a window: four bits of each component or token of a word. */
-ATTEND_INLINE uint32_t window_of(uint32_t nibble, uint32_t before, uint32_t mask) { return (nibble & mask) | (before & ~mask); }
+/* Returns the largest code of a plane, in shared memory. */
+ATTEND_INLINE uint32_t largest_code(uint32_t entries, uint32_t plane) { return load_shared(entries + 8 * plane + 4) & 255; }
 
-/* Computes ~x as x * ones + ones where `ones` is -1, which the compiler must not know: else it takes the bitwise pipe. */
-struct complement {
-    uint32_t ones;
-    ATTEND_INLINE uint32_t of(uint32_t x) const { return x * ones + ones; }
+/* A word_codes has the codes of 4 words of a plane: of their low halves, and, 16 times as large, of their high ones. */
+struct word_codes {
+    uint32_t low[4], high[4];
 };
 
-/* A word_levels has the levels of 4 words of a plane, of codes 0 to 7 and of 8 to 15, where the other codes have 0: fragments a of
- * products whose rows are two words each. */
-struct word_levels {
-    uint32_t a[2][2][4]; /* [words 0 and 1, 2 and 3][half of the table][register] */
-};
-
-ATTEND_INLINE void look_up(const uint32_t (&windows)[4], const uint4 &table, complement complement, word_levels &to) {
+/* Loads the codes of a plane. `slot` is that of the nibbles, `lane` the lane's place in one. */
+ATTEND_INLINE word_codes load_codes(uint32_t slot, uint2 entry, uint32_t lane) {
+    const uint4 own = load_shared_quad(slot + ((entry.x & 0xffff) ^ lane));
+    const uint32_t words[4] = {own.x, own.y, own.z, own.w}, shift = entry.x >> 16, high = entry.y << 4;
+    word_codes to;
 #pragma unroll
     for (int w = 0; w < 4; w++) {
-        const uint32_t lower = windows[w], upper = lower >> 16;
-        to.a[w / 2][0][w % 2] = permute(table.x, table.y, lower), to.a[w / 2][0][w % 2 + 2] = permute(table.x, table.y, upper);
-        to.a[w / 2][1][w % 2] = permute(table.z, table.w, complement.of(lower));
-        to.a[w / 2][1][w % 2 + 2] = permute(table.z, table.w, complement.of(upper));
+        const uint32_t down = words[w] >> shift;
+        to.low[w] = down & entry.y, to.high[w] = down & high;
     }
-}
-
-/* Computes d += levels of two words times b. */
-ATTEND_INLINE void add_products(int32_t (&d)[4], const uint32_t (&a)[2][4], uint32_t b0, uint32_t b1) {
-    mma_s8(d, a[0][0], a[0][1], a[0][2], a[0][3], b0, b1);
-    mma_s8(d, a[1][0], a[1][1], a[1][2], a[1][3], b0, b1);
-}
-
-/* Loads the windows of 4 words of a plane. `slot` is that of the nibbles, `lane` the lane's place in one. WRAPS says that a plane
- * of the group may go on from one component to the next: a key's four are the bytes of a word, a value's the words of four. */
-template <int SIDE, bool WRAPS> ATTEND_INLINE void load_windows(uint32_t slot, uint2 entry, uint32_t lane, uint32_t (&w)[4]) {
-    const uint4 own = load_shared_quad(slot + ((entry.x & 0xffff) ^ lane));
-    uint4 before = load_shared_quad(slot + ((entry.x >> 16 & 0x7fff) ^ lane));
-    if (WRAPS && SIDE) {
-        if (entry.x >> 31) before = make_uint4(before.w, before.x, before.y, before.z);
-    } else if (WRAPS) {
-        const uint32_t turn = entry.x >> 31 ? 0x2103 : 0x3210;
-        before = make_uint4(permute(before.x, 0, turn), permute(before.y, 0, turn), permute(before.z, 0, turn),
-                            permute(before.w, 0, turn));
-    }
-    w[0] = window_of(own.x, before.x, entry.y), w[1] = window_of(own.y, before.y, entry.y);
-    w[2] = window_of(own.z, before.z, entry.y), w[3] = window_of(own.w, before.w, entry.y);
+    return to;
 }
 
 /* ---- Keys */
@@ -93,57 +66,39 @@ template <int NQ> using key_sums = int32_t[2][2][NQ][4];
 
 /* A key_cursor has the places where a lane reads the data of its plane of the next group of 4. */
 struct key_cursor {
-    uint32_t entry, table, bytes;
+    uint32_t entry, bytes;
 };
 
-/* Adds the products of GROUPS groups of planes. All their windows are loaded before the first is used. */
-template <int NQ, int GROUPS, bool WRAPS>
-ATTEND_INLINE void score_planes(uint32_t slot, uint32_t tile_bytes, key_cursor &at, complement complement, key_sums<NQ> &d) {
-    uint32_t w[GROUPS][4];
-    uint2 entry[GROUPS];
+/* Adds the products of one group of 4 planes or of two. */
+template <int NQ, bool TWO> ATTEND_INLINE void score_planes(uint32_t slot, uint32_t tile_bytes, key_cursor &at, key_sums<NQ> &d) {
+    const uint32_t lane = lane_id() / 4 * 16;
+    const uint2 first = load_shared_pair(at.entry), second = TWO ? load_shared_pair(at.entry + 4 * 8) : make_uint2(0, 0);
+    const word_codes a = load_codes(slot, first, lane);
+    word_codes b = {};
+    if (TWO) b = load_codes(slot, second, lane);
 #pragma unroll
-    for (int k = 0; k < GROUPS; k++) entry[k] = load_shared_pair(at.entry + 4 * 8 * k);
+    for (int n = 0; n < NQ; n++) {
+        const uint32_t own = load_shared(at.bytes + n * tile_bytes),
+                       next = TWO ? load_shared(at.bytes + n * tile_bytes + 4 * 8 * 4) : 0;
 #pragma unroll
-    for (int k = 0; k < GROUPS; k++) load_windows<0, WRAPS>(slot, entry[k], lane_id() / 4 * 16, w[k]);
-#pragma unroll
-    for (int k = 0; k < GROUPS; k++) {
-        const uint4 table = load_shared_quad(at.table + 4 * 16 * k);
-        word_levels levels;
-        look_up(w[k], table, complement, levels);
-#pragma unroll
-        for (int n = 0; n < NQ; n++) {
-            const uint32_t b = load_shared(at.bytes + n * tile_bytes + 4 * 8 * 4 * k);
-            const uint32_t b0 = permute(b, 0, 0x4140), b1 = permute(b, 0, 0x4342), c0 = b0 * 256, c1 = b1 * 256;
-#pragma unroll
-            for (int f = 0; f < 2; f++)
-                add_products(d[f][0][n], levels.a[f], b0, b1), add_products(d[f][1][n], levels.a[f], c0, c1);
+        for (int f = 0; f < 2; f++) {
+            mma_u8(d[f][0][n], a.low[2 * f], a.low[2 * f + 1], b.low[2 * f], b.low[2 * f + 1], own, next);
+            mma_u8(d[f][1][n], a.high[2 * f], a.high[2 * f + 1], b.high[2 * f], b.high[2 * f + 1], own, next);
         }
     }
-    at.entry += GROUPS * 4 * 8, at.table += GROUPS * 4 * 16, at.bytes += GROUPS * 4 * 8 * 4;
-}
-
-/* Adds the products of `count` groups of planes that do not wrap. */
-template <int NQ>
-ATTEND_INLINE void score_groups(uint32_t slot, uint32_t tile_bytes, uint32_t count, key_cursor &at, complement complement,
-                                key_sums<NQ> &d) {
-#pragma unroll 1
-    for (uint32_t pairs = count / 2; pairs; pairs--) score_planes<NQ, 2, false>(slot, tile_bytes, at, complement, d);
-    if (count % 2) score_planes<NQ, 1, false>(slot, tile_bytes, at, complement, d);
+    at.entry += (TWO + 1) * 4 * 8, at.bytes += (TWO + 1) * 4 * 8 * 4;
 }
 
 /* Computes logits x[tile][i] of a page's token lane_token() + token_of(i). `record` is that of the page's run, in shared memory. */
 template <int HD, int NQ>
-ATTEND_INLINE void score_page(uint32_t slot, uint32_t record, const plane_readers &readers, complement complement,
-                              float (&x)[NQ][8]) {
+ATTEND_INLINE void score_page(uint32_t slot, uint32_t record, const plane_readers &readers, float (&x)[NQ][8]) {
     const unsigned lane = lane_id(), g = lane / 4, t = lane % 4;
     key_sums<NQ> d = {};
-    key_cursor at = {readers.entries + 8 * t, readers.tables + 16 * t, record + 48 * NQ + 4 * (8 * t + g)};
+    key_cursor at = {readers.entries + 8 * t, record + 48 * NQ + 4 * (8 * t + g)};
     const uint32_t groups = (readers.planes + 3) / 4, tile_bytes = groups * 128;
-    const uint32_t wrap = readers.wraps ? __ffs((int)readers.wraps) - 1 : groups, end = 32 - __clz((int)readers.wraps);
-    score_groups<NQ>(slot, tile_bytes, wrap, at, complement, d);
-#pragma unroll 1
-    for (uint32_t p = wrap; p < end; p++) score_planes<NQ, 1, true>(slot, tile_bytes, at, complement, d);
-    score_groups<NQ>(slot, tile_bytes, groups - max(wrap, end), at, complement, d);
+#pragma unroll 2
+    for (uint32_t pairs = groups / 2; pairs; pairs--) score_planes<NQ, true>(slot, tile_bytes, at, d);
+    if (groups % 2) score_planes<NQ, false>(slot, tile_bytes, at, d);
     const uint32_t gains = slot + readers.gains + lane_token(), numbers = record + 4 * t;
     const uint32_t codes[2] = {load_shared(gains), load_shared(gains + 16)};
 #pragma unroll
@@ -154,8 +109,10 @@ ATTEND_INLINE void score_page(uint32_t slot, uint32_t record, const plane_reader
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const float gain = gain_of(codes[i / 4], i % 4, readers.gain_zero, readers.gain_step);
-            const int32_t(&own)[4] = d[i % 4 / 2][i / 4][n];
-            x[n][i] = fmaf((float)(own[i % 2 * 2] * 256 + own[i % 2 * 2 + 1] - zero) * unit, gain, mean);
+            const int32_t upper = d[i % 4 / 2][i / 4][n][i % 2 * 2], lower = d[i % 4 / 2][i / 4][n][i % 2 * 2 + 1];
+            /* Twice the product, whose upper and lower part are 16 times as large for the last tokens. */
+            const int32_t twice = i < 4 ? upper * 512 + lower * 2 : upper * 32 + (lower >> 3);
+            x[n][i] = fmaf((float)(twice - zero) * unit, gain, mean);
         }
     }
 }
@@ -169,7 +126,7 @@ template <int NQ> struct transform_running { float max[NQ], sum[NQ], gained[NQ],
 /* These are sums of component i of the lane's plane in each group of planes: [group][tile][i]. */
 template <int HD, int NQ> using transform_sums = float[HD / 16][NQ][4];
 
-/* A page_weights has a page's weights as fragments b, [tokens 0 to 31, 32 to 63][tile][2], and their units. */
+/* A page_weights has a page's weights as fragments b, [tokens whose codes are low, high][tile][tokens 0 to 31, 32 to 63], and their units. */
 template <int NQ> struct page_weights {
     uint32_t b[2][NQ][2];
     float unit[NQ];
@@ -246,11 +203,11 @@ ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = __float2uint_rn(w[i] * steps), sum += v[i];
         r.gained[n] += (float)sum * to.unit[n];
-        /* Bytes k of a fragment are of tokens T, T + 16, T + 1, T + 17, then T + 2, ... */
+        /* Bytes k of a fragment are of tokens T, T + 1, ... */
         uint32_t packed[2][2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const uint32_t first = v[2 * h] | v[2 * h + 4] << 16, second = v[2 * h + 1] | v[2 * h + 5] << 16;
+            const uint32_t first = v[4 * h] | v[4 * h + 1] << 16, second = v[4 * h + 2] | v[4 * h + 3] << 16;
             packed[0][h] = permute(first + 0x00800080u, second + 0x00800080u, 0x7531),
             packed[1][h] = permute(first, second, 0x6420);
         }
@@ -261,51 +218,50 @@ ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const
             for (int h = 0; h < 2; h++) {
                 const uint32_t upper = __shfl_sync(ALL_LANES, packed[0][h], from),
                                lower = __shfl_sync(ALL_LANES, packed[1][h], from);
-                to.b[s][n][h] = g % 2 ? lower : upper;
+                to.b[h][n][s] = g % 2 ? lower : upper;
             }
         }
     }
 }
 
-template <int NQ, bool WRAPS>
-ATTEND_INLINE void accumulate_planes(uint32_t slot, uint2 entry, const uint4 &table, const page_weights<NQ> &weights,
-                                     complement complement, float (&acc)[NQ][4]) {
-    int32_t d[2][NQ][4] = {}; /* components 0 and 1, 2 and 3 */
-    uint32_t w[2][4];
-#pragma unroll
-    for (int s = 0; s < 2; s++) load_windows<1, WRAPS>(slot, entry, lane_id() % 4 * 16 + 64 * s, w[s]);
-#pragma unroll
-    for (int s = 0; s < 2; s++) {
-        word_levels levels;
-        look_up(w[s], table, complement, levels);
-#pragma unroll
-        for (int n = 0; n < NQ; n++)
-#pragma unroll
-            for (int f = 0; f < 2; f++) add_products(d[f][n], levels.a[f], weights.b[s][n][0], weights.b[s][n][1]);
-    }
+/* Adds the sums of a plane's codes times weights. */
+template <int NQ>
+ATTEND_INLINE void accumulate_planes(uint32_t slot, uint2 entry, const page_weights<NQ> &weights, float (&acc)[NQ][4]) {
+    int32_t d[2][2][NQ][4] = {}; /* [low, high][components 0 and 1, 2 and 3] */
+    const uint32_t lane = lane_id() % 4 * 16;
+    const word_codes a = load_codes(slot, entry, lane), b = load_codes(slot, entry, lane + 64);
 #pragma unroll
     for (int n = 0; n < NQ; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            acc[n][i] = fmaf((float)(d[i / 2][n][i % 2 * 2] * 256 + d[i / 2][n][i % 2 * 2 + 1]), weights.unit[n], acc[n][i]);
+        for (int f = 0; f < 2; f++) {
+            const uint32_t(&low)[2] = weights.b[0][n], (&high)[2] = weights.b[1][n];
+            mma_u8(d[0][f][n], a.low[2 * f], a.low[2 * f + 1], b.low[2 * f], b.low[2 * f + 1], low[0], low[1]);
+            mma_u8(d[1][f][n], a.high[2 * f], a.high[2 * f + 1], b.high[2 * f], b.high[2 * f + 1], high[0], high[1]);
+        }
+#pragma unroll
+    for (int n = 0; n < NQ; n++) {
+        const float unit = weights.unit[n] * (1 / 16.0f);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int32_t upper = d[0][i / 2][n][i % 2 * 2] * 16 + d[1][i / 2][n][i % 2 * 2],
+                          lower = d[0][i / 2][n][i % 2 * 2 + 1] * 16 + d[1][i / 2][n][i % 2 * 2 + 1];
+            acc[n][i] = fmaf((float)(upper * 256 + lower), unit, acc[n][i]);
+        }
+    }
 }
 
 template <int HD, int NQ>
 ATTEND_INLINE void accumulate_page(uint32_t slot, const plane_readers &readers, const page_weights<NQ> &weights,
-                                   complement complement, transform_sums<HD, NQ> &acc) {
-    const unsigned g = lane_id() / 4, groups = (readers.planes + 7) / 8;
-    const uint32_t entry_at = readers.entries + 8 * g, table_at = readers.tables + 16 * g;
+                                   transform_sums<HD, NQ> &acc) {
+    const unsigned groups = (readers.planes + 7) / 8;
+    const uint32_t entry_at = readers.entries + 8 * (lane_id() / 4);
     uint2 entry = load_shared_pair(entry_at);
 #pragma unroll
     for (int p = 0; p < HD / 16; p++) {
         if (p < groups) {
-            const uint4 table = load_shared_quad(table_at + 8 * 16 * p);
             const uint2 own = entry;
             if (p + 1 < HD / 16) entry = load_shared_pair(entry_at + 8 * 8 * (p + 1)); /* ahead of its use */
-            if (readers.wraps >> p & 1)
-                accumulate_planes<NQ, true>(slot, own, table, weights, complement, acc[p]);
-            else
-                accumulate_planes<NQ, false>(slot, own, table, weights, complement, acc[p]);
+            accumulate_planes<NQ>(slot, own, weights, acc[p]);
         }
     }
 }

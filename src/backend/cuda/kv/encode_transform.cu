@@ -1,68 +1,43 @@
 /* Writes pages of the codec transform, as the CPU's transform_encode.c does, a block for each page. Most of the time goes to the
- * product that gives the coefficients, and to the path through the stream, a thread for each of the 64 tokens. Elsewhere four threads share
- * a token, and what is summed over a row is summed in four parts, where the CPU goes from the first component to the last. */
-#include "backend/cuda/kv/transform_path.cuh"
-
-#define MOST_STEPS(hd) ((hd) / TRANSFORM_QUAD + 1)
+ * product that gives the coefficients. Four threads share a token, and what is summed over a row is summed in four parts, where the CPU
+ * goes from the first component to the last. */
+#include "backend/cuda/kv/transform_page.cuh"
 
 template <int HD> struct encode_memory {
     struct page_numbers<HD> z; /* coefficients */
     union {
-        uint16_t from[TRANSFORM_QUAD * MOST_STEPS(HD)][PAGE_TOKENS]; /* of paths */
-        float cut[TRANSFORM_ROW_SCALES][TOKEN_PARTS][PAGE_TOKENS];   /* what levels cut off of rows, by size and part of a row */
+        float cut[TRANSFORM_ROW_SCALES][TOKEN_PARTS][PAGE_TOKENS]; /* what levels cut off of rows, by size and part of a row */
         struct {
             float whole[HD], weighed[HD];              /* coefficients of a row that may be coded less no mean, and in the metric */
             float errors[TRANSFORM_NO_MEAN_GAINS + 1]; /* of that row with each such gain; last as it is */
         } small;
     };
-    float size[HD], inverse_size[HD];
-    float reach[HD], noise; /* as of struct layout_limits of transform_encode.c; infinite where there are no bits */
+    float half_step[HD], inverse[HD]; /* of a component's codes, in units of coefficients: half of a step, and 1 / step */
+    float reach[HD], noise;           /* as of struct layout_limits of transform_encode.c; infinite where there are no bits */
     float square[PAGE_TOKENS], unit[PAGE_TOKENS]; /* |z|^2; what makes the coefficients those of a row of size 1 */
     float2 sums[TOKEN_PARTS][PAGE_TOKENS];        /* of the threads that share a token */
     uint8_t no_mean[PAGE_TOKENS];                 /* the code of the gain of a row less no mean; else TRANSFORM_NO_MEAN_GAINS */
-    struct path_factors factors[HD];              /* by component */
     struct page_layout l;
-    struct path_ring ring;
-    uint32_t path_thread; /* the first thread that finds a path */
 };
 
-static_assert(TRANSFORM_QUAD * MOST_STEPS(64) >= 2 * TRANSFORM_PATH_WARM_UP, "steps across a seam");
-
-template <int HD> static __device__ void set_sizes(const struct transform_view &view, struct encode_memory<HD> &m) {
+/* Sets steps and what levels reach. All threads call this, and may read what it sets after their next barrier. */
+template <int HD> static __device__ void set_steps(const struct transform_view &view, struct encode_memory<HD> &m) {
     for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
-        const float size = view.size[c];
-        m.size[c] = size;
-        m.inverse_size[c] = size > 0 ? 1 / size : 0;
-    }
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < m.l.layout.planes * (uint32_t)TRANSFORM_QUAD; i += TRANSFORM_THREADS) {
-        const struct transform_plane plane = m.l.layout.plane[i / TRANSFORM_QUAD];
-        const uint32_t c = plane.quad * TRANSFORM_QUAD + i % TRANSFORM_QUAD;
-        const float unit = m.size[c] * plane.scale;
-        if (plane.nibble >= m.l.layout.stream)
-            m.factors[c] = {m.inverse_size[c] / plane.scale, 4 * (float)plane.largest + 8 * upper_step_of(plane.table / 4u),
-                            unit * unit};
-    }
-    if (threadIdx.x >= TRANSFORM_THREADS - 32) set_path_ring(m.l.layout, m.ring);
-    /* Two warps find paths. A multiprocessor's four parts have every fourth warp each: blocks that are on it together take turns. */
-    if (threadIdx.x == 32) m.path_thread = warp_slot() / (TRANSFORM_THREADS / 32) % (TOKEN_PARTS / 2) * (2 * 32);
-}
-
-/* All threads call this after set_sizes, and may read what it sets after their next barrier. */
-template <int HD> static __device__ void set_limits(struct encode_memory<HD> &m) {
-    for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
-        float reach = m.l.first[c / TRANSFORM_QUAD] == NO_PLANE ? INFINITY : 0;
-        for (uint32_t k = 0; k < 2; k++) {
-            const uint32_t p = k ? m.l.second[c / TRANSFORM_QUAD] : m.l.first[c / TRANSFORM_QUAD];
-            if (p != NO_PLANE) reach = reach + m.l.layout.plane[p].scale * (float)m.l.layout.plane[p].largest;
-        }
-        m.reach[c] = reach == INFINITY ? reach : m.size[c] * reach;
+        const uint32_t quad = c / TRANSFORM_QUAD, first = m.l.first[quad], second = m.l.second[quad];
+        m.half_step[c] = m.inverse[c] = 0, m.reach[c] = INFINITY;
+        if (first == NO_PLANE) continue;
+        const float scale = m.l.layout.plane[second == NO_PLANE ? first : second].scale, size = view.size[c], half = scale * size;
+        float reach = m.l.layout.plane[first].scale * (float)most_of(m.l.layout.plane[first].bits);
+        if (second != NO_PLANE) reach = reach + scale * (float)most_of(m.l.layout.plane[second].bits);
+        m.half_step[c] = half;
+        m.inverse[c] = size > 0 ? 1 / (2 * scale * size) : 0;
+        m.reach[c] = size * reach;
     }
     if (threadIdx.x >= 32) return;
     float noise = 0;
     for (uint32_t quad = threadIdx.x; quad < m.l.layout.quads; quad += 32)
         for (uint32_t c = quad * TRANSFORM_QUAD; c < (quad + 1) * TRANSFORM_QUAD; c++)
-            noise = noise + m.size[c] * m.size[c] * device_distortion[m.l.layout.quad_bits[quad]];
+            noise = noise + view.size[c] * view.size[c] * device_distortion[m.l.layout.quad_bits[quad]];
     for (uint32_t lanes = 16; lanes; lanes /= 2) noise = noise + __shfl_xor_sync(~0u, noise, lanes);
     if (threadIdx.x == 0) m.noise = noise;
 }
@@ -235,128 +210,45 @@ static __device__ void leave_out_means(const struct encode &e, const struct page
     }
 }
 
-/* ---- Components with nibbles of their own: x is in units of the component's size */
+/* ---- Codes */
 
-/* These return four components' codes, subtract the levels from what is wanted of them and add them to what was found. */
-static __device__ uint32_t quantize_gaussian(const struct page_layout &l, float scale, float (&x)[TRANSFORM_QUAD],
-                                             float (&found)[TRANSFORM_QUAD]) {
-    const int8_t *const levels = l.levels[TRANSFORM_GAUSSIAN_4];
-    uint32_t codes = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-        uint32_t code = 0;
-#pragma unroll
-        for (uint32_t half = 8; half; half /= 2) /* the code is at least code + half if x lies beyond the middle of two levels */
-            code += x[i] > 0.5f * scale * (float)(levels[code + half - 1] + levels[code + half]) ? half : 0;
-        const float level = scale * (float)levels[code];
-        x[i] = x[i] - level, found[i] = found[i] + level;
-        codes |= code << (4 * i);
-    }
-    return codes;
-}
-
-/* The nearest level is step (code - 7.5). */
-static __device__ uint32_t quantize_uniform(float scale, float (&x)[TRANSFORM_QUAD], float (&found)[TRANSFORM_QUAD]) {
-    const float step = 2 * scale, inverse = 1 / step;
-    uint32_t codes = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-        const uint32_t code = (uint32_t)fminf(fmaxf(x[i] * inverse + 8, 0), 15); /* NaN becomes 0, too */
-        const float level = step * ((float)code - 7.5f);
-        x[i] = x[i] - level, found[i] = found[i] + level;
-        codes |= code << (4 * i);
-    }
-    return codes;
-}
-
-static __device__ uint8_t *nibble_at(const struct page_job &job, uint32_t n) {
-    return job.page + PAGE_TOKENS + n * PAGE_TRANSFORM_NIBBLE;
-}
-
-/* Writes the codes of a quad that has no part in the stream, of which a row wants x, and adds its levels: it has 4 bits or twice as
- * many. */
-static __device__ void write_alone(const struct page_job &job, const struct page_layout &l, uint32_t quad,
-                                   float (&x)[TRANSFORM_QUAD], float (&found)[TRANSFORM_QUAD]) {
-    const uint32_t t = threadIdx.x % PAGE_TOKENS;
-    const struct transform_plane first = l.layout.plane[l.first[quad]];
-    if (l.second[quad] == NO_PLANE) {
-        write_nibble(job.side, t, quantize_gaussian(l, first.scale, x, found), nibble_at(job, first.nibble));
-        return;
-    }
-    const struct transform_plane second = l.layout.plane[l.second[quad]];
-    write_nibble(job.side, t, quantize_uniform(first.scale, x, found), nibble_at(job, first.nibble));
-    write_nibble(job.side, t, quantize_uniform(second.scale, x, found), nibble_at(job, second.nibble));
-}
-
-/* ---- The stream */
-
-template <int HD> static __device__ struct path_row row_of(const struct encode_memory<HD> &m, uint32_t t) {
-    return {m.z.of, m.factors, m.unit[t], t};
-}
-
-/* Finds the windows of all rows' paths. */
-template <int HD> static __device__ void find_paths(struct encode_memory<HD> &m) {
-    const uint32_t t = threadIdx.x - m.path_thread;
-    if (t < PAGE_TOKENS && m.ring.round.steps) find_path(m.ring, row_of(m, t), m.from);
-    __syncthreads();
-}
-
-/* Writes the stream's nibbles. */
-template <int HD> static __device__ void write_stream(const struct page_job &job, const struct encode_memory<HD> &m) {
-    const uint32_t t = threadIdx.x % PAGE_TOKENS, nibbles = m.l.layout.nibbles - m.l.layout.stream;
-    for (uint32_t n = threadIdx.x / PAGE_TOKENS; n < nibbles; n += TOKEN_PARTS)
-        write_nibble(job.side, t, nibble_of_path(m.ring, n, t, m.from), nibble_at(job, stream_place(m.l.layout, n)));
-}
-
-/* Sets the levels of a quad in the stream, and writes its upper bits if it has any. */
+/* Returns the bits that a plane has of a quad's codes, component i's from bit 4 i on. Adds, if `sums` is not NULL, the products of the row's
+ * coefficients with their levels, for a row of size 1, and of these with themselves. */
 template <int HD>
-static __device__ void write_uppers(const struct page_job &job, const struct encode_memory<HD> &m, const struct path_row &row,
-                                    uint32_t quad, float (&level)[TRANSFORM_QUAD]) {
-    const bool upper = m.l.second[quad] != NO_PLANE;
-    const struct transform_plane plane = m.l.layout.plane[upper ? m.l.second[quad] : m.l.first[quad]];
-    const int8_t *const levels = m.l.levels[plane.table / 4u];
-    const uint16_t(*const windows)[PAGE_TOKENS] = m.from + m.ring.step_of[quad];
+static __device__ __forceinline__ uint32_t plane_bits(const struct encode_memory<HD> &m, uint32_t p, float unit, float2 *sums) {
+    const uint32_t t = threadIdx.x % PAGE_TOKENS, quad = m.l.layout.plane[p].quad, bits = m.l.layout.quad_bits[quad],
+                   second = m.l.second[quad], below = p != second && second != NO_PLANE ? m.l.layout.plane[second].bits : 0,
+                   own = (uint32_t)most_of(m.l.layout.plane[p].bits);
+    const float most = (float)most_of(bits), middle = (float)(1u << (bits - 1));
+    uint32_t all = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) level[i] = (float)levels[windows[i * m.ring.round.steps][row.t]];
-    if (upper) {
-        const float step = upper_step_of(plane.table / 4u);
-        uint32_t codes = 0;
-#pragma unroll
-        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-            const uint32_t code = upper_code(path_term_at(row, quad * TRANSFORM_QUAD + i).x - level[i], step);
-            codes |= code << (4 * i);
-            level[i] = level[i] + step * ((float)code - 7.5f);
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
+        const uint32_t c = quad * TRANSFORM_QUAD + i;
+        const float z = m.z.of[c][t];
+        const uint32_t code = (uint32_t)fminf(fmaxf(z * unit * m.inverse[c] + middle, 0), most); /* NaN becomes 0, too */
+        all |= (code >> below & own) << 4 * i;
+        if (sums) {
+            const float level = m.half_step[c] * (2 * (float)code - most);
+            *sums = make_float2(sums->x + z * level, sums->y + level * level);
         }
-        write_nibble(job.side, row.t, codes, nibble_at(job, m.l.layout.plane[m.l.first[quad]].nibble));
     }
-#pragma unroll
-    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) level[i] = plane.scale * level[i];
+    return all;
 }
 
-/* ---- All quads */
-
-/* Writes the nibbles that are not the stream's. Returns sums over a thread's quads: the products of a row's coefficients with the levels
- * that they got, for a row of size 1, and of these with themselves. */
-template <int HD> static __device__ float2 write_quads(const struct page_job &job, const struct encode_memory<HD> &m) {
-    const struct path_row row = row_of(m, threadIdx.x % PAGE_TOKENS);
+/* Writes all nibbles. Returns the sums of plane_bits over the quads whose first planes a thread has. */
+template <int HD> static __device__ float2 write_codes(const struct page_job &job, const struct encode_memory<HD> &m) {
+    const uint32_t t = threadIdx.x % PAGE_TOKENS;
+    const float unit = m.unit[t];
     float2 sums = make_float2(0, 0);
-    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TOKEN_PARTS) {
-        const uint32_t last = m.l.second[quad] != NO_PLANE ? m.l.second[quad] : m.l.first[quad];
-        float z[TRANSFORM_QUAD], level[TRANSFORM_QUAD] = {};
+    for (uint32_t n = threadIdx.x / PAGE_TOKENS; n < m.l.layout.nibbles; n += TOKEN_PARTS) {
+        uint32_t own = 0;
 #pragma unroll
-        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) z[i] = m.z.of[quad * TRANSFORM_QUAD + i][row.t];
-        if (m.l.layout.plane[last].nibble < m.l.layout.stream) {
-            float x[TRANSFORM_QUAD];
-#pragma unroll
-            for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) x[i] = z[i] * row.unit * m.inverse_size[quad * TRANSFORM_QUAD + i];
-            write_alone(job, m.l, quad, x, level);
-        } else
-            write_uppers(job, m, row, quad, level);
-#pragma unroll
-        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-            const float own = level[i] * m.size[quad * TRANSFORM_QUAD + i];
-            sums = make_float2(sums.x + z[i] * own, sums.y + own * own);
+        for (uint32_t shift = 0; shift < TRANSFORM_NIBBLE_BITS; shift++) {
+            const uint32_t p = m.l.plane_at[n][shift];
+            if (p == NO_PLANE) continue;
+            own |= plane_bits(m, p, unit, p == m.l.first[m.l.layout.plane[p].quad] ? &sums : nullptr) << shift;
         }
+        write_nibble(job.side, t, own, job.page + PAGE_TOKENS + n * PAGE_TRANSFORM_NIBBLE);
     }
     return sums;
 }
@@ -369,7 +261,7 @@ static __device__ uint8_t gain_code(const struct transform_view &view, float gai
     return (uint8_t)(code > least ? code < 255 ? code : 255 : least);
 }
 
-/* `own` is what write_quads has returned. */
+/* `own` is what write_codes has returned. */
 template <int HD>
 static __device__ void write_gains(const struct page_job &job, const struct transform_view &view, float2 own,
                                    struct encode_memory<HD> &m) {
@@ -398,16 +290,14 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 3)
     }
     const struct page_rows<HD> rows = load_rows<HD>(e, job); /* which takes a while */
     load_layout(view.layout, &m.l);
-    set_sizes(view, m);
-    set_limits(m);
+    __syncthreads();
+    set_steps(view, m);
     set_numbers<HD>(e, job, rows, {view.pre_rope_mean, view.mean}, m.z.of);
     const bool small_rows = mark_small_rows(job, view, m);
     find_coefficients<HD>(view, m.z);
     set_units(view, m);
     if (small_rows) leave_out_means(e, job, view, m);
-    find_paths(m);
-    write_stream(job, m);
-    write_gains(job, view, write_quads(job, m), m);
+    write_gains(job, view, write_codes(job, m), m);
 }
 
 template <int HD> static cudaError_t launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {

@@ -230,24 +230,28 @@ template <int HD> static __device__ void find_coefficients(const struct transfor
 struct page_layout {
     struct transform_layout layout;
     uint32_t first[TRANSFORM_QUADS_MAX], second[TRANSFORM_QUADS_MAX]; /* planes of a quad, or NO_PLANE */
-    int8_t levels[TRANSFORM_TABLES][16];
+    uint8_t plane_at[TRANSFORM_PLANES_MAX]
+                    [TRANSFORM_NIBBLE_BITS]; /* the plane that has so many bits of a nibble below it, or NO_PLANE */
 };
 
-static __constant__ int8_t device_levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
 static __constant__ float device_distortion[TRANSFORM_BITS_MAX + 1] = TRANSFORM_DISTORTION;
+
+/* Returns the largest code of so many bits. */
+static __device__ inline int32_t most_of(uint32_t bits) { return (1 << bits) - 1; }
 
 /* Loads the layout. All threads call this; they may read it after their next barrier. */
 static __device__ inline void load_layout(const struct transform_layout &from, struct page_layout *to) {
     static_assert(sizeof(struct transform_layout) % 4 == 0, "words of a layout");
     for (uint32_t i = threadIdx.x; i < sizeof from / 4; i += TRANSFORM_THREADS)
         ((uint32_t *)&to->layout)[i] = ((const uint32_t *)&from)[i];
-    for (uint32_t i = threadIdx.x; i < sizeof device_levels; i += TRANSFORM_THREADS)
-        to->levels[i / 16][i % 16] = device_levels[i / 16][i % 16];
+    for (uint32_t i = threadIdx.x; i < sizeof to->plane_at / 4; i += TRANSFORM_THREADS)
+        ((uint32_t *)to->plane_at)[i] = NO_PLANE * 0x01010101u;
     for (uint32_t q = threadIdx.x; q < TRANSFORM_QUADS_MAX; q += TRANSFORM_THREADS) to->first[q] = NO_PLANE, to->second[q] = 0;
     __syncthreads();
     for (uint32_t p = threadIdx.x; p < to->layout.planes; p += TRANSFORM_THREADS) {
         atomicMin(&to->first[to->layout.plane[p].quad], p);
         atomicMax(&to->second[to->layout.plane[p].quad], p);
+        to->plane_at[to->layout.plane[p].nibble][to->layout.plane[p].shift] = (uint8_t)p;
     }
     __syncthreads();
     for (uint32_t q = threadIdx.x; q < TRANSFORM_QUADS_MAX; q += TRANSFORM_THREADS)
@@ -259,20 +263,10 @@ static __device__ inline void load_layout(const struct transform_layout &from, s
 template <class Nibble>
 static __device__ void plane_integers(const struct page_layout &l, uint32_t p, Nibble nibble, int32_t (&integers)[TRANSFORM_QUAD]) {
     const struct transform_plane plane = l.layout.plane[p];
-    const uint32_t written = plane.table % 4u + 1, old = (15u >> written) * 0x1111, stream = l.layout.stream;
-    uint32_t bits = nibble(plane.nibble);
-    if (old) {
-        const uint32_t first = l.layout.nibbles - stream > 1 ? stream + 1 : stream;
-        const bool wraps = plane.nibble == first;
-        uint32_t before = nibble(wraps ? stream : plane.nibble == stream ? l.layout.nibbles - 1u : plane.nibble - 1u);
-        if (wraps) before = before << 4 | before >> 12; /* the component before's */
-        bits = (bits & ~old) | (before & old);
-        const uint32_t lower = ((1u << written) - 1) * 0x1111;
-        bits = (bits << written & ~lower) | (bits >> (4 - written) & lower);
-    }
-    const int8_t *const levels = l.levels[plane.table / 4u];
+    const uint32_t bits = nibble(plane.nibble) >> plane.shift;
+    const int32_t most = most_of(plane.bits);
 #pragma unroll
-    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) integers[i] = levels[bits >> 4 * i & 15];
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) integers[i] = 2 * ((int32_t)(bits >> 4 * i) & most) - most;
 }
 
 /* Finds the levels of a quad's components by all its planes, in units of the components' sizes. */

@@ -74,7 +74,7 @@ struct emulated_operands {
     int d[4];
 };
 
-inline void mma_s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+inline void mma_u8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     emulated_operands own = {{a0, a1, a2, a3}, {b0, b1}, {d[0], d[1], d[2], d[3]}};
     emulated_meet(0xffffffffu, &own, [](void *const *given) {
         for (unsigned lane = 0; lane < 32; lane++) {
@@ -83,7 +83,8 @@ inline void mma_s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t 
                 for (unsigned k = 0; k < 32; k++) {
                     const emulated_operands *left = (const emulated_operands *)given[lane / 4 * 4 + k % 16 / 4];
                     const emulated_operands *right = (const emulated_operands *)given[4 * (lane % 4 * 2 + i % 2) + k % 16 / 4];
-                    d[i] += emulated_byte(left->a[i / 2 + 2 * (k / 16)], k % 4) * emulated_byte(right->b[k / 16], k % 4);
+                    d[i] +=
+                        (int)(uint8_t)emulated_byte(left->a[i / 2 + 2 * (k / 16)], k % 4) * emulated_byte(right->b[k / 16], k % 4);
                 }
         }
     });
