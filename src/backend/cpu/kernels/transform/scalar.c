@@ -10,8 +10,7 @@
 static void read_levels(const struct transform_layout *layout, size_t p, const uint8_t *codes, enum codec_side side,
                         int8_t (*levels)[TRANSFORM_QUAD]) {
     for (size_t t = 0; t < PAGE_TOKENS; t++)
-        for (size_t i = 0; i < TRANSFORM_QUAD; i++)
-            levels[t][i] = (int8_t)transform_level(&layout->plane[p], codes, side, t, i);
+        for (size_t i = 0; i < TRANSFORM_QUAD; i++) levels[t][i] = (int8_t)transform_level(&layout->plane[p], codes, side, t, i);
 }
 
 static void gains_scalar(const uint8_t codes[64], float least, float step, float gains[64]) {
