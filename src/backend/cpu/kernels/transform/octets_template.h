@@ -130,8 +130,8 @@ INLINE void score_rows(size_t R, const struct transform_layout *layout, const ui
                 UNROLL for (size_t j = 0; j < BESIDE; j++) sum[m][i][j] = _mm256_setzero_si256();
             }
         }
-        for (size_t n = p; n < SMALLER(end, layout->nibbles) && ahead; n++)
-            prefetch_step(codes + n * PAGE_TRANSFORM_NIBBLE, 0, rows * OCTET);
+        for (size_t nibble = p; nibble < SMALLER(end, layout->nibbles) && ahead; nibble++)
+            prefetch_step(codes + nibble * PAGE_TRANSFORM_NIBBLE, 0, rows * OCTET);
         for (; p < end && is_whole(&plane[p]); p++) add_keys(R, true, place_of(&plane[p], codes), queries, p, sum);
         for (; p < end; p++) add_keys(R, false, place_of(&plane[p], codes), queries, p, sum);
         UNROLL for (size_t m = 0; m < R; m++) {
