@@ -5,6 +5,7 @@
 #include "format/page_layout.h"
 #include "support/kernel_check.h"
 
+#include <limits.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -209,8 +210,8 @@ static void queries_are_rounded_to_integers(void **state) {
     }
 }
 
-/* Pages with their gains, for one query; ranks are cut off where how is 2. */
-static void check_ranks(struct random *random, const unsigned char *quad_bits, uint32_t head_dim, enum numbers how,
+/* Pages with their gains, for one query, by the planes that have the first `bits` bits; ranks are cut off where how is 2. */
+static void check_ranks(struct random *random, const unsigned char *quad_bits, uint32_t head_dim, unsigned bits, enum numbers how,
                         enum guard_side side) {
     struct page *page = make_page(random, quad_bits, head_dim, true, side);
     const size_t bytes = PAGE_BYTES_TRANSFORM(page->layout.nibbles) - 64;
@@ -218,16 +219,18 @@ static void check_ranks(struct random *random, const unsigned char *quad_bits, u
     uint16_t *ranks = guard_bytes(64 * sizeof *ranks, side);
     const float step = 1.0f / 64;
     static struct queries queries;
-    make_queries(random, how, &page->layout, 1, side, &queries);
+    struct transform_layout first;
+    transform_layout_first(&page->layout, bits, &first);
+    make_queries(random, how, &first, 1, side, &queries);
     const struct transform_query *query = &queries.query[0];
     for (size_t t = 0; t < 64; t++) whole[t] = (unsigned char)(how == WHOLE ? 0 : random_bits(random) % 256);
     memcpy(whole + 64, page->bytes, bytes);
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        uint16_t most = 0, largest = k->transform->rank(&page->layout, whole, how == WHOLE ? 1.0f / 256 : 0, step, query, ranks);
+        uint16_t most = 0, largest = k->transform->rank(&first, whole, how == WHOLE ? 1.0f / 256 : 0, step, query, ranks);
         for (size_t t = 0; t < 64; t++) {
             double gain = how == WHOLE ? 1.0 / 256 : (double)step * whole[t], want = (double)query->offset, terms = fabs(want);
-            for (size_t p = 0; p < page->layout.planes; p++) {
+            for (size_t p = 0; p < first.planes; p++) {
                 for (size_t i = 0; i < 4; i++) {
                     double term =
                         gain * (double)query->steps[p / TRANSFORM_STEP_PLANES] * query->weights[p * 4 + i] * level(page, p, t, i);
@@ -237,7 +240,7 @@ static void check_ranks(struct random *random, const unsigned char *quad_bits, u
             }
             want = fmin(fmax(256 * want + 32768, 0), TRANSFORM_RANK_MOST);
             check_close(ranks[t], want, 256 * terms + 32768, how == WHOLE ? 0 : EPSILON * (MOST_STEPS + 4), how == WHOLE ? 0 : 0.5,
-                        "%s rank of %zu planes, token %zu", k->name, (size_t)page->layout.planes, t);
+                        "%s rank of %zu planes, token %zu", k->name, (size_t)first.planes, t);
             most = ranks[t] > most ? ranks[t] : most;
         }
         assert_int_equal(largest, most);
@@ -293,7 +296,8 @@ static void check_layout(struct random *random, const unsigned char *quad_bits, 
                          size_t rows) {
     for (int side = GUARD_END; side <= GUARD_START; side++) {
         check_scores(random, quad_bits, head_dim, numbers, rows, (enum guard_side)side);
-        check_ranks(random, quad_bits, head_dim, numbers, (enum guard_side)side);
+        check_ranks(random, quad_bits, head_dim, UINT_MAX, numbers, (enum guard_side)side);
+        check_ranks(random, quad_bits, head_dim, TRANSFORM_RANK_BITS(head_dim), numbers, (enum guard_side)side);
         check_accumulation(random, quad_bits, head_dim, numbers, rows, (enum guard_side)side);
     }
 }

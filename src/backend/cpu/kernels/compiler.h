@@ -28,6 +28,5 @@
 #define PASTE(name, suffix) PASTE_(name, suffix)
 
 #define SMALLER(a, b) ((a) < (b) ? (a) : (b))
-#define LARGER(a, b) ((a) > (b) ? (a) : (b))
 
 #endif

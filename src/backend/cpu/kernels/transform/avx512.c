@@ -81,66 +81,50 @@ INLINE __m512i four_weights(const int8_t *weights) {
     return _mm512_set1_epi32(four);
 }
 
-/* Returns how many halves of a page have sums that stay in registers together. */
-INLINE size_t halves_together(size_t R) { return R > 2 ? 1 : 2; }
-
-/* A sums_of_halves has the sums of R queries and halves_together(R) halves. */
-typedef __m512i sums_of_halves[TOGETHER][VECTORS];
-
-INLINE void add_to_rows(size_t R, const __m512i *x, const struct transform_query *queries, size_t p, sums_of_halves sum) {
+/* Adds the products of a plane's codes, of which those in the upper halves of bytes stay there, 16 times as large. */
+INLINE void add_keys(size_t R, bool whole, struct place place, const struct transform_query *queries, size_t p,
+                     __m512i (*sum)[VECTORS]) {
+    const __m512i mask = _mm512_set1_epi32(whole ? 0x0f0f0f0f : (int)place.cut->mask), upper = _mm512_slli_epi32(mask, 4);
+    __m512i x[VECTORS];
+    UNROLL for (size_t h = 0; h < 2; h++) {
+        __m512i both = read_half(place.at, h);
+        if (!whole) both = _mm512_srlv_epi32(both, _mm512_set1_epi32((int)place.cut->shift));
+        x[2 * h] = _mm512_and_si512(both, mask);
+        x[2 * h + 1] = _mm512_and_si512(both, upper);
+    }
     UNROLL for (size_t m = 0; m < R; m++) {
         __m512i weights = four_weights(queries[m].weights + p * TRANSFORM_QUAD);
-        UNROLL for (size_t v = 0; v < 2 * halves_together(R); v++) sum[m][v] = add_products(sum[m][v], x[v], weights);
-    }
-}
-
-/* Reads 32 tokens' codes, of which those in the upper halves of bytes stay there, 16 times as large. */
-INLINE void read_keys(__m512i both, __m512i shift, __m512i mask, __m512i *x) {
-    both = _mm512_srlv_epi32(both, shift);
-    x[0] = _mm512_and_si512(both, mask);
-    x[1] = _mm512_and_si512(both, _mm512_slli_epi32(mask, 4));
-}
-
-/* Scores halves of a page: from the first plane to the last all sums stay in registers. codes, gains and logits are those of the
- * halves. */
-INLINE void score_halves(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
-                         const struct transform_query *queries, bool ahead, float *logits) {
-    const size_t planes = layout->planes, H = halves_together(R);
-    vec all[TOGETHER][VECTORS];
-    UNROLL for (size_t m = 0; m < R; m++) { UNROLL for (size_t v = 0; v < 2 * H; v++) all[m][v] = vec_zero(); }
-    for (size_t p = 0, step = 0; p < planes; step++) {
-        const size_t end = SMALLER(p + TRANSFORM_STEP_PLANES, planes);
-        sums_of_halves sum;
-        UNROLL for (size_t m = 0; m < R; m++) { UNROLL for (size_t v = 0; v < 2 * H; v++) sum[m][v] = _mm512_setzero_si512(); }
-        for (size_t n = p; n < SMALLER(end, layout->nibbles) && ahead; n++)
-            prefetch_step(codes + n * PAGE_TRANSFORM_NIBBLE, 0, H * HALF);
-        for (; p < end; p++) {
-            const struct place place = place_of(&layout->plane[p], codes);
-            const __m512i shift = _mm512_set1_epi32((int)place.shift), mask = _mm512_set1_epi32((int)place.mask);
-            __m512i x[VECTORS];
-            UNROLL for (size_t h = 0; h < H; h++) read_keys(read_half(place.at, h), shift, mask, x + 2 * h);
-            add_to_rows(R, x, queries, p, sum);
-        }
-        UNROLL for (size_t m = 0; m < R; m++) {
-            const vec by = vec_set(queries[m].steps[step]);
-            const __m512i bias = _mm512_set1_epi32(queries[m].bias[step]);
-            UNROLL for (size_t v = 0; v < 2 * H; v++) {
-                __m512i twice = v % 2 ? _mm512_srai_epi32(sum[m][v], 3) : _mm512_slli_epi32(sum[m][v], 1);
-                all[m][v] = vec_fma(by, _mm512_cvtepi32_ps(_mm512_add_epi32(twice, bias)), all[m][v]);
-            }
-        }
-    }
-    UNROLL for (size_t v = 0; v < 2 * H; v++) {
-        vec gain = vec_load(gains + v * LANES);
-        UNROLL for (size_t m = 0; m < R; m++)
-            vec_store(logits + m * PAGE_TOKENS + v * LANES, vec_fma(gain, all[m][v], vec_set(queries[m].offset)));
+        UNROLL for (size_t v = 0; v < VECTORS; v++) sum[m][v] = add_products(sum[m][v], x[v], weights);
     }
 }
 
 INLINE void score_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
                           const struct transform_query *queries, bool ahead, float *logits) {
-    for (size_t h = 0, t = 0; h < 2; h += halves_together(R), t += 2 * LANES * halves_together(R))
-        score_halves(R, layout, codes + h * HALF, gains + t, queries, ahead, logits + t);
+    const struct transform_plane *plane = layout->plane;
+    const size_t planes = layout->planes;
+    vec all[TOGETHER][VECTORS];
+    UNROLL for (size_t m = 0; m < R; m++) { UNROLL for (size_t v = 0; v < VECTORS; v++) all[m][v] = vec_zero(); }
+    for (size_t p = 0, step = 0; p < planes; step++) {
+        const size_t end = SMALLER(p + TRANSFORM_STEP_PLANES, planes);
+        __m512i sum[TOGETHER][VECTORS];
+        UNROLL for (size_t m = 0; m < R; m++) { UNROLL for (size_t v = 0; v < VECTORS; v++) sum[m][v] = _mm512_setzero_si512(); }
+        for (size_t each = p; each < end && ahead; each++) prefetch_plane(layout, each, codes);
+        for (; p < end && is_whole(&plane[p]); p++) add_keys(R, true, place_of(&plane[p], codes), queries, p, sum);
+        for (; p < end; p++) add_keys(R, false, place_of(&plane[p], codes), queries, p, sum);
+        UNROLL for (size_t m = 0; m < R; m++) {
+            const vec by = vec_set(queries[m].steps[step]);
+            const __m512i bias = _mm512_set1_epi32(queries[m].bias[step]);
+            UNROLL for (size_t v = 0; v < VECTORS; v++) {
+                __m512i twice = v % 2 ? _mm512_srai_epi32(sum[m][v], 3) : _mm512_slli_epi32(sum[m][v], 1);
+                all[m][v] = vec_fma(by, _mm512_cvtepi32_ps(_mm512_add_epi32(twice, bias)), all[m][v]);
+            }
+        }
+    }
+    UNROLL for (size_t v = 0; v < VECTORS; v++) {
+        vec gain = vec_load(gains + v * LANES);
+        UNROLL for (size_t m = 0; m < R; m++)
+            vec_store(logits + m * PAGE_TOKENS + v * LANES, vec_fma(gain, all[m][v], vec_set(queries[m].offset)));
+    }
 }
 
 static uint16_t rank_avx512(const struct transform_layout *layout, const void *page, float least, float step,
@@ -289,9 +273,10 @@ struct spread {
 
 /* Adds a plane's sums for R queries. Codes are multiplied at the bit where they lie in their half of a byte. The queries take turns,
  * since each waits for its own sum. */
-INLINE void add_plane(size_t R, const struct spread *spread, struct place place, size_t row, float *out) {
-    const __m512i mask = _mm512_set1_epi32((int)(place.mask << place.shift));
-    const vec most = vec_set((float)((place.mask & 255) << place.shift));
+INLINE void add_plane(size_t R, bool whole, const struct spread *spread, struct place place, size_t row, float *out) {
+    const __m512i mask = _mm512_set1_epi32(whole ? 0x0f0f0f0f : (int)place.cut->mask_in_place);
+    const vec most = vec_set(whole ? 15 : place.cut->most_in_place);
+    const float *twice = spread->twice[whole ? 0 : place.cut->shift];
     __m512i x[VECTORS], sum[TOGETHER];
     UNROLL for (size_t half = 0; half < 2; half++) {
         __m512i both = read_half(place.at, half);
@@ -305,7 +290,7 @@ INLINE void add_plane(size_t R, const struct spread *spread, struct place place,
     UNROLL for (size_t m = 0; m < R; m++) {
         float *to = out + m * row;
         vec y = vec_fnma(most, spread->half[m], _mm512_cvtepi32_ps(sum[m]));
-        vec_store(to, vec_fma(vec_set(spread->twice[place.shift][m]), y, vec_load(to)));
+        vec_store(to, vec_fma(vec_set(twice[m]), y, vec_load(to)));
     }
 }
 
@@ -319,9 +304,14 @@ INLINE void accumulate_queries(size_t R, const struct transform_layout *layout, 
         UNROLL for (unsigned shift = 0; shift < TRANSFORM_NIBBLE_BITS; shift++) spread.twice[shift][m] =
             2 * scales[m] / (float)(1u << shift);
     }
-    for (size_t p = 0; p < planes; p++, out += TRANSFORM_SUM_LANES) {
+    size_t p = 0;
+    for (; p < planes && is_whole(&layout->plane[p]); p++, out += TRANSFORM_SUM_LANES) {
         prefetch_plane(layout, p, codes);
-        add_plane(R, &spread, place_of(&layout->plane[p], codes), row, out);
+        add_plane(R, true, &spread, place_of(&layout->plane[p], codes), row, out);
+    }
+    for (; p < planes; p++, out += TRANSFORM_SUM_LANES) {
+        prefetch_plane(layout, p, codes);
+        add_plane(R, false, &spread, place_of(&layout->plane[p], codes), row, out);
     }
 }
 

@@ -21,8 +21,8 @@
 typedef uint8x16_t plane_codes[OCTETS][2];
 
 INLINE void read_codes(struct place place, plane_codes x) {
-    const uint8x16_t mask = vdupq_n_u8((uint8_t)place.mask);
-    const int8x16_t low = vdupq_n_s8((int8_t) - (int)place.shift), high = vsubq_s8(low, vdupq_n_s8(4)); /* to the left */
+    const uint8x16_t mask = vdupq_n_u8((uint8_t)place.cut->mask);
+    const int8x16_t low = vdupq_n_s8((int8_t) - (int)place.cut->shift), high = vsubq_s8(low, vdupq_n_s8(4)); /* to the left */
     UNROLL for (size_t half = 0; half < 2; half++) {
         UNROLL for (size_t i = 0; i < 4; i++) {
             const size_t v = i / 2 * 4 + i % 2;
@@ -205,7 +205,7 @@ INLINE void accumulate_queries(size_t R, const struct transform_layout *layout, 
         plane_codes x;
         prefetch_plane(layout, p, codes);
         read_codes(place, x);
-        add_plane(R, spread, sum_of_weights, x, (int32_t)(place.mask & 255), scales, row, out);
+        add_plane(R, spread, sum_of_weights, x, (int32_t)transform_most(layout->plane[p].bits), scales, row, out);
     }
 }
 

@@ -99,72 +99,69 @@ INLINE size_t rows_together(size_t R) { return R == 1 ? 4 : R == 2 ? 2 : 1; }
 
 typedef __m256i sums_of_rows[TOGETHER][ROWS][BESIDE];
 
-/* Reads a row's codes of keys. */
-INLINE void read_keys(__m256i both, __m256i shift, __m256i mask, __m256i *x) {
-    both = _mm256_srlv_epi32(both, shift);
-    x[0] = _mm256_and_si256(both, mask);
-    x[1] = upper_codes(both, mask);
-}
-
-/* Sums the products of the planes of a step for rows from `first` on. */
-INLINE void add_step(size_t R, size_t planes, const struct place *place, size_t first, const struct transform_query *queries,
-                     size_t step, sums_of_rows sum) {
-    const size_t rows = rows_together(R);
-    UNROLL for (size_t m = 0; m < R; m++) {
-        UNROLL for (size_t i = 0; i < rows; i++) {
-            UNROLL for (size_t j = 0; j < BESIDE; j++) sum[m][i][j] = _mm256_setzero_si256();
+/* Adds the products of rows of a plane's codes. */
+INLINE void add_keys(size_t R, bool whole, struct place place, const struct transform_query *queries, size_t p, sums_of_rows sum) {
+    const __m256i mask = _mm256_set1_epi32(whole ? 0x0f0f0f0f : (int)place.cut->mask);
+    UNROLL for (size_t i = 0; i < rows_together(R); i++) {
+        __m256i both = load(place.at + i * OCTET);
+        if (!whole) both = _mm256_srlv_epi32(both, _mm256_set1_epi32((int)place.cut->shift));
+        const __m256i x[BESIDE] = {_mm256_and_si256(both, mask), upper_codes(both, mask)};
+        UNROLL for (size_t m = 0; m < R; m++) {
+            __m256i weights = four_weights(queries[m].weights + p * TRANSFORM_QUAD);
+            UNROLL for (size_t j = 0; j < BESIDE; j++) sum[m][i][j] = more_products(sum[m][i][j], x[j], weights);
         }
     }
-    for (size_t p = 0; p < planes; p++) {
-        const __m256i shift = _mm256_set1_epi32((int)place[p].shift), mask = _mm256_set1_epi32((int)place[p].mask);
-        UNROLL for (size_t i = 0; i < rows; i++) {
-            __m256i x[BESIDE];
-            read_keys(load(place[p].at + (first + i) * OCTET), shift, mask, x);
-            UNROLL for (size_t m = 0; m < R; m++) {
-                __m256i weights = four_weights(queries[m].weights + (step * TRANSFORM_STEP_PLANES + p) * TRANSFORM_QUAD);
-                UNROLL for (size_t j = 0; j < BESIDE; j++) sum[m][i][j] = more_products(sum[m][i][j], x[j], weights);
+}
+
+/* Scores rows of a page, from the first plane to the last. codes, gains and logits are those of the rows. */
+INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
+                       const struct transform_query *queries, bool ahead, float *logits) {
+    const struct transform_plane *plane = layout->plane;
+    const size_t planes = layout->planes, rows = rows_together(R);
+    vec all[TOGETHER][ROWS][BESIDE];
+    UNROLL for (size_t m = 0; m < R; m++) {
+        UNROLL for (size_t i = 0; i < rows; i++) { UNROLL for (size_t j = 0; j < BESIDE; j++) all[m][i][j] = vec_zero(); }
+    }
+    for (size_t p = 0, step = 0; p < planes; step++) {
+        const size_t end = SMALLER(p + TRANSFORM_STEP_PLANES, planes);
+        sums_of_rows sum;
+        UNROLL for (size_t m = 0; m < R; m++) {
+            UNROLL for (size_t i = 0; i < rows; i++) {
+                UNROLL for (size_t j = 0; j < BESIDE; j++) sum[m][i][j] = _mm256_setzero_si256();
             }
         }
-    }
-}
-
-/* Adds a step's sums of a row to the logits. Unless the step is the first, `logits` holds the result of the steps before; after the
- * last step, gains and offsets are applied. */
-INLINE void finish_row(const __m256i *sum, const struct transform_query *query, size_t step, bool last, const float *gains,
-                       float *logits) {
-    const vec by = vec_set(query->steps[step]);
-    const __m256i bias = _mm256_set1_epi32(query->bias[step]);
-    UNROLL for (size_t j = 0; j < BESIDE; j++) {
-        const size_t t = 2 * j * LANES;
-        __m256i twice = j ? twice_upper_sums(sum[j]) : twice_sums(sum[j]);
-        vec y = _mm256_cvtepi32_ps(_mm256_add_epi32(twice, bias));
-        y = step ? vec_fma(by, y, vec_load(logits + t)) : vec_mul(by, y);
-        vec_store(logits + t, last ? vec_fma(vec_load(gains + t), y, vec_set(query->offset)) : y);
-    }
-}
-
-INLINE void score_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
-                          const struct transform_query *queries, bool ahead, float *logits) {
-    for (size_t first = 0, step = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES, step++) {
-        const size_t planes = SMALLER(layout->planes - first, TRANSFORM_STEP_PLANES);
-        const bool last = first + planes == layout->planes;
-        struct place place[TRANSFORM_STEP_PLANES];
-        for (size_t p = 0; p < planes; p++) {
-            place[p] = place_of(&layout->plane[first + p], codes);
-            if (ahead) prefetch_plane(layout, first + p, codes);
-        }
-        for (size_t row = 0; row < ROWS; row += rows_together(R)) {
-            sums_of_rows sum;
-            add_step(R, planes, place, row, queries, step, sum);
-            UNROLL for (size_t m = 0; m < R; m++) {
-                UNROLL for (size_t i = 0; i < rows_together(R); i++) {
-                    const size_t t = octet_of(row + i) * LANES;
-                    finish_row(sum[m][i], &queries[m], step, last, gains + t, logits + m * PAGE_TOKENS + t);
+        for (size_t nibble = p; nibble < SMALLER(end, layout->nibbles) && ahead; nibble++)
+            prefetch_step(codes + nibble * PAGE_TRANSFORM_NIBBLE, 0, rows * OCTET);
+        for (; p < end && is_whole(&plane[p]); p++) add_keys(R, true, place_of(&plane[p], codes), queries, p, sum);
+        for (; p < end; p++) add_keys(R, false, place_of(&plane[p], codes), queries, p, sum);
+        UNROLL for (size_t m = 0; m < R; m++) {
+            const vec by = vec_set(queries[m].steps[step]);
+            const __m256i bias = _mm256_set1_epi32(queries[m].bias[step]);
+            UNROLL for (size_t i = 0; i < rows; i++) {
+                UNROLL for (size_t j = 0; j < BESIDE; j++) {
+                    __m256i twice = j ? twice_upper_sums(sum[m][i][j]) : twice_sums(sum[m][i][j]);
+                    all[m][i][j] = vec_fma(by, _mm256_cvtepi32_ps(_mm256_add_epi32(twice, bias)), all[m][i][j]);
                 }
             }
         }
     }
-    for (size_t i = 0; i < R * PAGE_TOKENS && !layout->planes; i++) logits[i] = queries[i / PAGE_TOKENS].offset;
+    UNROLL for (size_t i = 0; i < rows; i++) {
+        UNROLL for (size_t j = 0; j < BESIDE; j++) {
+            const size_t t = (octet_of(i) + 2 * j) * LANES;
+            const vec gain = vec_load(gains + t);
+            UNROLL for (size_t m = 0; m < R; m++)
+                vec_store(logits + m * PAGE_TOKENS + t, vec_fma(gain, all[m][i][j], vec_set(queries[m].offset)));
+        }
+    }
+}
+
+/* Two rows are a line of the cache, which the first of them prefetches. */
+INLINE void score_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
+                          const struct transform_query *queries, bool ahead, float *logits) {
+    for (size_t row = 0; row < ROWS; row += rows_together(R)) {
+        const size_t t = octet_of(row) * LANES;
+        score_rows(R, layout, codes + row * OCTET, gains + t, queries, ahead && row % 2 == 0, logits + t);
+    }
 }
 
 static uint16_t PASTE(rank, ISA)(const struct transform_layout *layout, const void *page, float least, float step,
@@ -319,9 +316,10 @@ struct spread {
 
 /* Adds a plane's sums for R queries. Codes are multiplied at the bit where they lie in their half of a byte. The queries take turns,
  * since each waits for its own sum. */
-INLINE void add_plane(size_t R, const struct spread *spread, struct place place, size_t row, float *out) {
-    const __m256i mask = _mm256_set1_epi32((int)(place.mask << place.shift));
-    const vec most = vec_set((float)((place.mask & 255) << place.shift));
+INLINE void add_plane(size_t R, bool whole, const struct spread *spread, struct place place, size_t row, float *out) {
+    const __m256i mask = _mm256_set1_epi32(whole ? 0x0f0f0f0f : (int)place.cut->mask_in_place);
+    const vec most = vec_set(whole ? 15 : place.cut->most_in_place);
+    const float *twice = spread->twice[whole ? 0 : place.cut->shift];
     __m256i sum[TOGETHER], all[TOGETHER];
     UNROLL for (size_t n = 0; n < OCTETS; n += 2) {
         const __m256i both = load(place.at + n / 2 * OCTET);
@@ -339,7 +337,7 @@ INLINE void add_plane(size_t R, const struct spread *spread, struct place place,
     UNROLL for (size_t m = 0; m < R; m++) {
         float *to = out + m * row;
         vec x = vec_fnma(most, spread->half[m], _mm256_cvtepi32_ps(all[m]));
-        vec_store(to, vec_fma(vec_set(spread->twice[place.shift][m]), x, vec_load(to)));
+        vec_store(to, vec_fma(vec_set(twice[m]), x, vec_load(to)));
     }
 }
 
@@ -355,9 +353,14 @@ INLINE void accumulate_queries(size_t R, const struct transform_layout *layout, 
             2 * scales[m] / (float)(1u << shift);
     }
     __asm__("" : "+r"(spread) : : "memory"); /* or gcc 12 copies them from one place of the stack to another */
-    for (size_t p = 0; p < planes; p++, out += TRANSFORM_SUM_LANES) {
+    size_t p = 0;
+    for (; p < planes && is_whole(&layout->plane[p]); p++, out += TRANSFORM_SUM_LANES) {
         prefetch_plane(layout, p, codes);
-        add_plane(R, spread, place_of(&layout->plane[p], codes), row, out);
+        add_plane(R, true, spread, place_of(&layout->plane[p], codes), row, out);
+    }
+    for (; p < planes; p++, out += TRANSFORM_SUM_LANES) {
+        prefetch_plane(layout, p, codes);
+        add_plane(R, false, spread, place_of(&layout->plane[p], codes), row, out);
     }
 }
 
