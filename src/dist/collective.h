@@ -54,6 +54,13 @@ extern struct collective collective_local; /* one rank */
 /* Returns the number of this process among those of its job that are on this machine; 0 where what has started it does not say. */
 uint32_t collective_local_rank(void);
 
+/* Returns on how many processors this process computes unless it is told, at least 1: on all on which it may run, and where its job has several
+ * ranks on this machine on no more than a rank's share. */
+uint32_t collective_processors(void);
+/* Returns the share of one of n ranks of a machine with so many processors, on `allowed` of which it may run: a launcher that lets each rank
+ * run on some of them alone has divided them already. */
+uint32_t collective_share(uint32_t allowed, uint32_t processors, uint32_t n);
+
 /* Opens the collective of the job to which this process belongs; of no job collective_local. It is the process's, and lasts as
  * long as that: the first call enters the job, which takes all of its ranks. TERSE_E_UNSUPPORTED says what is missing. */
 enum terse_status collective_open(struct collective **ranks, struct terse_error *error);
