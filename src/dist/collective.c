@@ -45,7 +45,13 @@ enum terse_status collective_agree(struct collective *ranks, enum terse_status o
         status = (enum terse_status)ranks->outcomes[rank].status;
         if (status && rank != ranks->rank) status_fail(error, status, "rank %u: %s", rank, ranks->outcomes[rank].message);
     }
+    if (status) ranks->refusals++;
     return status;
+}
+
+enum terse_status collective_conclude(struct collective *ranks, uint64_t refusals, enum terse_status own,
+                                      struct terse_error *error) {
+    return ranks->refusals == refusals ? collective_agree(ranks, own, error) : own;
 }
 
 /* ---- The job. What starts processes tells each of them its rank by the environment. */

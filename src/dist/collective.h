@@ -46,6 +46,7 @@ struct collective {
     uint32_t rank, ranks; /* rank < ranks */
     /* [ranks], where there are several: collective_agree works in it, since one rank that is refused memory there would leave the others waiting. */
     struct collective_outcome *outcomes;
+    uint64_t refusals; /* calls of collective_agree that have failed, the same number on all ranks */
     struct collective_counters counters;
 };
 
@@ -82,6 +83,11 @@ static inline enum terse_status collective_broadcast(struct collective *ranks, v
 /* Exchanges what became of something that all of several ranks have done, `own` here, with *error where it failed. Returns the same on all:
  * TERSE_OK, or the failure of the first rank where it failed, whose message then says which it is. */
 enum terse_status collective_agree(struct collective *ranks, enum terse_status own, struct terse_error *error);
+/* Agrees on what became of work within which ranks agree as well, before which there were so many refusals. A rank that fails outside these comes here
+ * early, and its call is the others' within; so the first agreement that fails is the last on all ranks, and after it this returns `own`, a
+ * failure. */
+enum terse_status collective_conclude(struct collective *ranks, uint64_t refusals, enum terse_status own,
+                                      struct terse_error *error);
 
 /* The plug-in libterse-mpi.so exports one symbol, which is this. It has its own copy of what it needs of src/base and must be of the library's very
  * version. */

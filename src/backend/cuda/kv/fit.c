@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "base/size.h"
 #include "format/transform_fit.h"
+#include "kv/fit_records.h"
 
 #define NIBBLES_TOGETHER 8 /* a launch rounds the largest page's nibbles up to a multiple of this */
 
@@ -140,8 +141,7 @@ enum terse_status kv_fit_transforms(struct cache *cache, struct terse_error *err
     f.floats = memory; /* first: its doubles are aligned */
     f.moments = memory + own;
     if (!status) status = window_moments(cache, n, f.sides, memory + own, error);
-    if (!status) status = fitted_find(base, fit_side, &f, error);
-    if (!status && (status = kv_layouts_changed(cache, error))) fitted_drop(base);
+    status = fit_records(cache, status, fit_side, &f, error);
     memory_free(memory);
     return status;
 }
