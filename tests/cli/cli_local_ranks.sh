@@ -39,6 +39,14 @@ done
 timeout 120 "$terse" --ranks 2 run -f - -n 12 --temp 0 -t 1 --kv q8_0 <"$work/text" >"$work/out" 2>"$work/err" || fail "standard input: $(cat "$work/err")"
 cmp "$work/out" "$work/alone" || fail "standard input: another text than that of one process"
 
+# A text that terse-2 fits itself to is fitted by all of them, each a part, to the bits of one process.
+head -c 9000 "$text" >"$work/long"
+works run -f "$work/long" -n 0 -t 1 --kv terse-2 --save-state "$work/state1"
+for n in 2 3; do
+    ranks "$n" run -f "$work/long" -n 0 -t 1 --kv terse-2 --save-state "$work/state"
+    [ "$status" -eq 0 ] && cmp "$work/state" "$work/state1" || fail "$n ranks fit something else than one process: exit $status: $(cat "$work/err")"
+done
+
 # refuses PATTERN N ARGUMENTS
 rank_refuses() {
     local pattern=$1
