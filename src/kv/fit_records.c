@@ -22,9 +22,18 @@ static struct share share_of(const struct cache_base *base) {
     return (struct share){first, size_min(first + most, n), most};
 }
 
+/* Returns how many records a layer has of a side. */
+static size_t heads_of(const struct cache_base *base) { return (size_t)base->shape.kv_heads * method_slices(&base->method); }
+
+struct layer_range fit_layers(const struct cache_base *base) {
+    const struct share share = share_of(base);
+    const size_t each = heads_of(base) * cache_sides_of(&base->shape);
+    return (struct layer_range){(uint32_t)(share.first / each), (uint32_t)((share.end + each - 1) / each)};
+}
+
 static enum terse_status fit_share(struct cache_base *base, const struct share *share, record_fit *fit, void *user,
                                    struct terse_error *error) {
-    const size_t heads = (size_t)base->shape.kv_heads * method_slices(&base->method), sides = cache_sides_of(&base->shape);
+    const size_t heads = heads_of(base), sides = cache_sides_of(&base->shape);
     enum terse_status status = TERSE_OK;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(base->threads)
     for (size_t i = share->first; i < share->end; i++) {

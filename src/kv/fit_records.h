@@ -8,6 +8,12 @@
 /* A record_fit fits a record, on the thread-th of the cache's threads. */
 typedef enum terse_status record_fit(void *user, size_t thread, uint32_t layer, uint32_t head, enum codec_side side, void *record,
                                      struct terse_error *error);
+struct layer_range {
+    uint32_t first, end;
+};
+/* Returns the layers, [first, end), of which this process fits records, some or all. */
+struct layer_range fit_layers(const struct cache_base *base);
+
 /* Fits the records of all layers, KV heads and sides that have transforms, makes their layouts the method's, and calls the backend's layouts_changed.
  * After a failure nothing is fitted.
  *
