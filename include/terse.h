@@ -389,7 +389,7 @@ struct terse_engine; /* one model on one backend, with the threads that compute 
 
 struct terse_engine_options {
     size_t size;       /* of this struct: set by terse_engine_options_defaults */
-    uint32_t threads;  /* 0: one per processor; at most 1024 */
+    uint32_t threads;  /* 0: one per processor, with over_ranks of those that are this rank's; at most 1024 */
     uint32_t prefixes; /* sequences that terse_engine_keep_prefix keeps at most: 16 */
     /* Bytes that the KV caches of all sessions and prefixes may take together, as terse_cache_bytes counts them, shared pages once;
      * 0: no limit. Prefixes make room, as terse_engine_keep_prefix says; then the pages of sessions that have a least_rate, which may

@@ -50,7 +50,8 @@ void setup_init(struct setup *setup) {
              "KV cache: auto, or auto:0.02, auto:2G: terse-N by its measured KL divergence or its bytes; %s", setup->methods);
     const struct option common[SETUP_COMMON] = {
         {"-m, --model", "FILE", OPTION_TEXT, &setup->model_path, 0, 0, "GGUF model; without one the built-in lab-27m"},
-        {"-t, --threads", "N", OPTION_INTEGER, &setup->threads, -1, 1024, "threads; 0 or -1: one per processor"},
+        {"-t, --threads", "N", OPTION_INTEGER, &setup->threads, -1, 1024,
+         "threads; 0 or -1: one per processor, which ranks of one machine divide"},
         {"--device", "NAME", OPTION_TEXT, &setup->device, 0, 0,
          "where to compute: cpu, cuda or another backend's name, gpu, or auto: a GPU, if any"},
         {"-ngl, --n-gpu-layers", "N", OPTION_INTEGER, &setup->gpu_layers, -1, INT32_MAX,

@@ -1,10 +1,11 @@
 /* Has the collective of one rank, lets ranks agree on what became of something, finds out whether this process is one of several, and
- * opens what joins those: sockets (host.h), or the plug-in for MPI. */
+ * opens what joins those: sockets (host.h), or the plug-in for MPI. Divides a machine's processors among its ranks. */
 #include "dist/collective.h"
 
 #include "dist/host.h"
 
 #include <dlfcn.h>
+#include <omp.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +45,13 @@ enum terse_status collective_agree(struct collective *ranks, enum terse_status o
         status = (enum terse_status)ranks->outcomes[rank].status;
         if (status && rank != ranks->rank) status_fail(error, status, "rank %u: %s", rank, ranks->outcomes[rank].message);
     }
+    if (status) ranks->refusals++;
     return status;
+}
+
+enum terse_status collective_conclude(struct collective *ranks, uint64_t refusals, enum terse_status own,
+                                      struct terse_error *error) {
+    return ranks->refusals == refusals ? collective_agree(ranks, own, error) : own;
 }
 
 /* ---- The job. What starts processes tells each of them its rank by the environment. */
@@ -82,6 +89,36 @@ uint32_t collective_local_rank(void) {
     for (size_t i = 0; i < sizeof local_ranks / sizeof local_ranks[0]; i++)
         if (read_number(local_ranks[i], &rank)) return rank;
     return 0;
+}
+
+/* ---- Processors */
+
+/* Returns how many ranks the job has on this machine, for srun alone where it has as many on each; 1 where nothing says so. Slurm writes `2`, `2(x3)` for
+ * three machines with two each, or `2(x3),1`. */
+static uint32_t local_ranks_of_launcher(void) {
+    uint32_t ranks;
+    if (read_number("OMPI_COMM_WORLD_LOCAL_SIZE", &ranks) || read_number("MPI_LOCALNRANKS", &ranks)) return ranks;
+    const char *text = getenv("SLURM_STEP_TASKS_PER_NODE");
+    char *end;
+    if (!text || *text < '0' || *text > '9') return 1;
+    const unsigned long value = strtoul(text, &end, 10);
+    return (*end && *end != '(') || strchr(end, ',') || value > INT32_MAX ? 1 : (uint32_t)value;
+}
+
+uint32_t collective_share(uint32_t allowed, uint32_t processors, uint32_t n) {
+    const uint32_t share = processors / (n ? n : 1), least = share < allowed ? share : allowed;
+    return least ? least : 1;
+}
+
+uint32_t collective_processors(void) {
+    const uint32_t allowed = (uint32_t)omp_get_num_procs();
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t rank, ranks;
+    read_job(&rank, &ranks);
+    if (ranks == 1) return allowed;
+    /* terse --ranks binds none of its ranks, so that they have the same processors. */
+    if (read_number("TERSE_RANKS", &ranks)) return collective_share(allowed, allowed, ranks);
+    return collective_share(allowed, online > 0 ? (uint32_t)online : allowed, local_ranks_of_launcher());
 }
 
 /* ---- Processes with sockets between them */

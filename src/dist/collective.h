@@ -46,6 +46,7 @@ struct collective {
     uint32_t rank, ranks; /* rank < ranks */
     /* [ranks], where there are several: collective_agree works in it, since one rank that is refused memory there would leave the others waiting. */
     struct collective_outcome *outcomes;
+    uint64_t refusals; /* calls of collective_agree that have failed, the same number on all ranks */
     struct collective_counters counters;
 };
 
@@ -53,6 +54,13 @@ extern struct collective collective_local; /* one rank */
 
 /* Returns the number of this process among those of its job that are on this machine; 0 where what has started it does not say. */
 uint32_t collective_local_rank(void);
+
+/* Returns on how many processors this process computes unless it is told, at least 1: on all on which it may run, and where its job has several
+ * ranks on this machine on no more than a rank's share. */
+uint32_t collective_processors(void);
+/* Returns the share of one of n ranks of a machine with so many processors, on `allowed` of which it may run: a launcher that lets each rank
+ * run on some of them alone has divided them already. */
+uint32_t collective_share(uint32_t allowed, uint32_t processors, uint32_t n);
 
 /* Opens the collective of the job to which this process belongs; of no job collective_local. It is the process's, and lasts as
  * long as that: the first call enters the job, which takes all of its ranks. TERSE_E_UNSUPPORTED says what is missing. */
@@ -75,6 +83,11 @@ static inline enum terse_status collective_broadcast(struct collective *ranks, v
 /* Exchanges what became of something that all of several ranks have done, `own` here, with *error where it failed. Returns the same on all:
  * TERSE_OK, or the failure of the first rank where it failed, whose message then says which it is. */
 enum terse_status collective_agree(struct collective *ranks, enum terse_status own, struct terse_error *error);
+/* Agrees on what became of work within which ranks agree as well, before which there were so many refusals. A rank that fails outside these comes here
+ * early, and its call is the others' within; so the first agreement that fails is the last on all ranks, and after it this returns `own`, a
+ * failure. */
+enum terse_status collective_conclude(struct collective *ranks, uint64_t refusals, enum terse_status own,
+                                      struct terse_error *error);
 
 /* The plug-in libterse-mpi.so exports one symbol, which is this. It has its own copy of what it needs of src/base and must be of the library's very
  * version. */

@@ -140,6 +140,7 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
     if (!status && options->over_ranks) status = collective_open(&ranks, error);
     if (!status && ranks->ranks > 1) status = connect_ranks(ranks, backend, model, error);
     if (status) return status;
+    const uint32_t threads = options->threads || !options->over_ranks ? options->threads : collective_processors();
     struct terse_engine *e = calloc(1, sizeof *e);
     if (!e) return status_no_memory(error, sizeof *e, "an engine");
     e->model = model;
@@ -147,7 +148,7 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
     e->most_prefixes = options->prefixes;
     e->prompt_seconds = 1e-3 * options->prompt_ms;
     e->budget.most = options->kv_budget ? options->kv_budget : UINT64_MAX;
-    status = thread_pool_new(options->threads, &e->pool, error);
+    status = thread_pool_new(threads, &e->pool, error);
     if (!status) status = engine_run(e, load_executor, e, error);
     if (!status) status = engine_join(e, ranks, error);
     if (status)

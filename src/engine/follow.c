@@ -224,6 +224,7 @@ static bool begin(struct follower *f, const struct order *order, void **data) {
     const struct terse_engine *e = f->engine;
     struct terse_error error;
     struct running running = {.number = order->cache, .data = *data, .parts = memory_array(order->n, sizeof *running.parts)};
+    const uint64_t refusals = e->ranks->refusals;
     size_t failed;
     *data = NULL;
     enum terse_status status = grow((void **)&f->passes, f->n_passes, &f->pass_capacity, sizeof *f->passes, &error);
@@ -231,7 +232,7 @@ static bool begin(struct follower *f, const struct order *order, void **data) {
     if (!status) status = unpack(f, order, running.data, running.parts, &error);
     if (!status)
         status = e->backend.executor->begin(e->executor, &(struct step){running.parts, order->n}, &running.pass, &failed, &error);
-    status = collective_agree(e->ranks, status, &error);
+    status = collective_conclude(e->ranks, refusals, status, &error);
     if (status)
         end_pass(f, &running);
     else

@@ -207,8 +207,22 @@ static enum terse_status tell_step(struct lead *lead, const struct step *step, e
     if (!data) return status_no_memory(error, bytes, "a step of the other ranks");
     const struct order order = {.kind = kind, .bytes = (uint32_t)bytes, .cache = number_of(step->parts[0].cache), .n = step->n};
     enum terse_status status = send(lead, order, data, error);
-    if (!status) status = collective_agree(lead->ranks, TERSE_OK, error);
     memory_free(data);
+    return status;
+}
+
+/* Begins a step that the others were told to begin, in which all may fit transforms together (kv/fit_records.h), and agrees on it. */
+static enum terse_status begin_together(const struct led *led, const struct step *step, struct pass **pass, size_t *failed,
+                                        struct terse_error *error) {
+    struct collective *ranks = led->lead->ranks;
+    const uint64_t refusals = ranks->refusals;
+    enum terse_status status = led->ops->begin(led->executor, step, pass, failed, error);
+    if (!status) *failed = step->n;
+    status = collective_conclude(ranks, refusals, status, error);
+    if (status && *pass) {
+        led->ops->end(*pass);
+        *pass = NULL;
+    }
     return status;
 }
 
@@ -216,16 +230,11 @@ enum terse_status lead_begin(const struct led *led, const struct step *step, boo
                              struct terse_error *error) {
     struct lead *lead = led->lead;
     if (!lead) return led->ops->begin(led->executor, step, pass, failed, error);
+    *pass = NULL;
+    *failed = step->n;
     pthread_mutex_lock(&lead->mutex);
-    enum terse_status status = led->ops->begin(led->executor, step, pass, failed, error);
-    if (!status) {
-        *failed = step->n;
-        status = tell_step(lead, step, whole ? ORDER_STEP : ORDER_BEGIN, error);
-        if (status) {
-            led->ops->end(*pass);
-            *pass = NULL;
-        }
-    }
+    enum terse_status status = tell_step(lead, step, whole ? ORDER_STEP : ORDER_BEGIN, error);
+    if (!status) status = begin_together(led, step, pass, failed, error);
     if (!status && whole)
         lead->whole = *pass;
     else

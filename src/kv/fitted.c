@@ -7,7 +7,6 @@
 #include "kv/rates.h"
 
 #include <math.h>
-#include <omp.h>
 #include <string.h>
 
 static const char what[] = "what the KV cache learns";
@@ -25,6 +24,7 @@ static uint32_t width_of(const struct cache_base *base) { return method_slice_wi
 static size_t n_records(const struct cache_shape *shape, const struct method *method) {
     return heads_of(shape, method) * cache_sides_of(shape);
 }
+size_t fitted_records(const struct cache_base *base) { return n_records(&base->shape, &base->method); }
 
 static uint64_t records_bytes(const struct cache_shape *shape, const struct method *method) {
     return n_records(shape, method) * TRANSFORM_RECORD_STRIDE(method_slice_width(method, shape->head_dim));
@@ -74,8 +74,7 @@ void *fitted_record(const struct cache_base *base, uint32_t layer, uint32_t head
     return base->fitted.records && fits(base, side) ? record_at(base, layer, head, side) : NULL;
 }
 
-/* Allocates records. */
-static enum terse_status begin(struct cache_base *base, struct terse_error *error) {
+enum terse_status fitted_begin(struct cache_base *base, struct terse_error *error) {
     fitted_drop(base);
     base->fitted.record_bytes = TRANSFORM_RECORD_STRIDE(width_of(base));
     base->fitted.records =
@@ -119,8 +118,7 @@ static enum terse_status make_layouts(struct cache_base *base, const struct code
     return status;
 }
 
-/* Makes the records' layouts the method's, and those of its rates. If that fails nothing is fitted. */
-static enum terse_status end(struct cache_base *base, struct terse_error *error) {
+enum terse_status fitted_end(struct cache_base *base, struct terse_error *error) {
     struct fitted *fitted = &base->fitted;
     const size_t sets = codebook_sets(codebook_info(base->method.learned));
     struct codebook_rows *rows = memory_zeros(2 * sets, sizeof *rows);
@@ -136,35 +134,6 @@ static enum terse_status end(struct cache_base *base, struct terse_error *error)
         status = make_layouts(base, rows, sets, rate, &base->rates.fitted[rate], error);
     memory_free(rows);
     if (status) fitted_drop(base);
-    return status;
-}
-
-static enum terse_status fit_all(struct cache_base *base, fitted_fit *fit, void *user, struct terse_error *error) {
-    const size_t heads = heads_of_layer(base), sides = 2 * heads * base->shape.layers;
-    enum terse_status status = TERSE_OK;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(base->threads)
-    for (size_t i = 0; i < sides; i++) {
-        const uint32_t layer = (uint32_t)(i / 2 / heads), head = (uint32_t)(i / 2 % heads);
-        const enum codec_side side = i % 2 ? CODEC_VALUES : CODEC_KEYS;
-        void *record = fitted_record(base, layer, head, side);
-        struct terse_error message;
-        const enum terse_status result =
-            record ? fit(user, (size_t)omp_get_thread_num(), layer, head, side, record, &message) : TERSE_OK;
-        if (!result) continue;
-#pragma omp critical
-        {
-            status = result;
-            if (error) *error = message;
-        }
-    }
-    return status;
-}
-
-enum terse_status fitted_find(struct cache_base *base, fitted_fit *fit, void *user, struct terse_error *error) {
-    enum terse_status status = begin(base, error);
-    if (status) return status;
-    if (!(status = fit_all(base, fit, user, error))) return end(base, error);
-    fitted_drop(base);
     return status;
 }
 
@@ -243,9 +212,9 @@ enum terse_status fitted_copy(struct cache_base *base, const struct cache_base *
         memcpy(base->fitted.residual, from->fitted.residual, 2 * from->shape.layers * sizeof *base->fitted.residual);
         base->fitted.residual_tokens[BEFORE] = from->fitted.residual_tokens[BEFORE];
     }
-    if (status || !from->fitted.layouts || (status = begin(base, error))) return status;
+    if (status || !from->fitted.layouts || (status = fitted_begin(base, error))) return status;
     memcpy(base->fitted.records, from->fitted.records, (size_t)records_bytes(&base->shape, &base->method));
-    return end(base, error);
+    return fitted_end(base, error);
 }
 
 /* ---- Saved states */
@@ -289,7 +258,7 @@ static bool is_sound(const void *record, uint32_t head_dim) {
 
 static enum terse_status load_records(struct cache_base *base, const uint8_t *data, const struct state_file *file,
                                       struct terse_error *error) {
-    enum terse_status status = begin(base, error);
+    enum terse_status status = fitted_begin(base, error);
     if (status) return status;
     memcpy(base->fitted.records, data, (size_t)records_bytes(&base->shape, &base->method));
     for (size_t i = 0; i < n_records(&base->shape, &base->method); i++) {
@@ -297,7 +266,7 @@ static enum terse_status load_records(struct cache_base *base, const uint8_t *da
         fitted_drop(base);
         return state_file_refuse(file, STATE_FITTED, "a transform's numbers contradict one another", error);
     }
-    return end(base, error);
+    return fitted_end(base, error);
 }
 
 static enum terse_status load_sums(struct cache_base *base, const uint8_t *data, const struct state_file *file,

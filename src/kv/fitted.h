@@ -26,12 +26,11 @@ size_t fitted_tokens(const struct cache_base *base);
  * slices (method_slices), here and below a head is a slice of one, as wide as that. */
 void *fitted_record(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side);
 
-/* A fitted_fit fits a record, on the thread-th of the cache's threads. */
-typedef enum terse_status fitted_fit(void *user, size_t thread, uint32_t layer, uint32_t head, enum codec_side side, void *record,
-                                     struct terse_error *error);
-/* Fits the records of all layers, KV heads and sides that have transforms, and makes their layouts the method's. After a failure,
- * or fitted_drop, nothing is fitted. */
-enum terse_status fitted_find(struct cache_base *base, fitted_fit *fit, void *user, struct terse_error *error);
+/* Makes records of zeros, of fitted_records() in all, in the order of layers, heads and sides; to be filled (kv/fit_records.h) before fitted_end makes
+ * their layouts the method's, and those of its rates. After a failure of either, or fitted_drop, nothing is fitted. */
+enum terse_status fitted_begin(struct cache_base *base, struct terse_error *error);
+size_t fitted_records(const struct cache_base *base);
+enum terse_status fitted_end(struct cache_base *base, struct terse_error *error);
 void fitted_drop(struct cache_base *base);
 
 /* Returns the cache's method as it is while nothing is fitted. A copy of the cache is made by it, as the layouts that are fitted

@@ -37,7 +37,8 @@ struct job {
     const struct terse_model *model;
     struct terse_session_options options;
     size_t prompt;
-    uint64_t budget; /* of rank 1's caches; 0: no limit */
+    uint64_t budget;       /* of the limited rank's caches; 0: no limit */
+    uint32_t limited_rank; /* 1 but where a test says so */
     bool (*work)(struct job *job, struct terse_engine *engine, struct terse_session *session);
     bool worked;
     struct terse_error errors[THREAD_RANKS_MOST]; /* of the first call that failed on each rank */
@@ -46,7 +47,9 @@ struct job {
     const char *path;                /* of a saved state */
     struct collective_counters step; /* of the last decoding step of one token */
     uint64_t prompt_gathers;         /* of a prompt */
-    uint64_t left;                   /* rank 1's bytes of caches when all has ended */
+    enum terse_status refused;       /* what became of a prompt that may be */
+    size_t refused_fits;             /* for want of memory to fit to it, so often */
+    uint64_t used, left;             /* bytes of caches: rank 0's on the way, rank 1's when all has ended */
 };
 
 static bool note(struct job *job, const struct terse_session *session) {
@@ -78,7 +81,7 @@ static void run_rank(struct collective *ranks, void *user) {
     struct terse_session *session;
     options.threads = 1;
     options.prompt_ms = 0; /* a piece a step, whatever its time */
-    if (ranks->rank == 1) options.kv_budget = job->budget;
+    if (ranks->rank == job->limited_rank) options.kv_budget = job->budget;
     if (engine_new(&backend_cpu, job->model, &options, &engine, error)) return;
     if (engine_join(engine, ranks, error)) abort();
     if (ranks->rank) {
@@ -116,6 +119,7 @@ static struct job *job_of(const struct terse_model *model, const char *method, s
     job->options = short_session_options(method, TERSE_TAIL_DEFAULT);
     job->options.context = MOST;
     job->prompt = 700;
+    job->limited_rank = 1;
     *codebook = NULL;
     if (terse_cache_codebook(&job->options.cache, name, sizeof name, &error)) fail_msg("%s", error.message);
     if (name[0] && strcmp(name, "terse") != 0 && terse_codebook_random(model, method, codebook, &error))
@@ -340,6 +344,44 @@ static void a_budget_spent_elsewhere_refuses_the_prompt(void **state) {
     terse_model_free(model);
 }
 
+/* A rank without memory for the step that fits transforms, before the fit, in it or after it, leaves nobody waiting. The session goes on. */
+static bool exceed_in_fit(struct job *job, struct terse_engine *engine, struct terse_session *session) {
+    struct terse_error refused;
+    if (!read_prompt(job, session, 0, TERSE_FIT_TOKENS)) return false;
+    job->used = terse_engine_kv_bytes(engine); /* the window's, which every rank has */
+    if (!job->budget) return true;
+    job->refused = terse_session_prefill(session, tokens + TERSE_FIT_TOKENS, 300, NULL, &refused);
+    if (!job->refused) return decode(job, session, 10, 3);
+    assert_int_equal(job->refused, TERSE_E_MEMORY);
+    if (!strstr(refused.message, "rank 1: ") != !job->limited_rank) fail_msg("%s", refused.message);
+    job->refused_fits += strstr(refused.message, "what the KV cache learns") != NULL;
+    assert_int_equal(terse_session_length(session), TERSE_FIT_TOKENS);
+    terse_session_reset(session);
+    return read_prompt(job, session, 7, 30) && decode(job, session, 10, 3);
+}
+
+static void memory_that_one_rank_lacks_where_all_fit_is_refused(void **state) {
+    (void)state;
+    struct terse_model *model = fixture_model("qwen3");
+    for (uint32_t n = 2; n <= 3; n++)
+        for (uint32_t limited = 0; limited < 2; limited++) {
+            struct terse_codebook *codebook;
+            struct job *job = job_of(model, "terse-2", &codebook);
+            job->work = exceed_in_fit;
+            job->limited_rank = limited;
+            run_job(job, n);
+            uint64_t refused = job->used, served = 8 * job->used; /* budgets */
+            while (served - refused > 4000) {                     /* less than a layer's records take */
+                job->budget = (refused + served) / 2;
+                run_job(job, n);
+                *(job->refused ? &refused : &served) = job->budget;
+            }
+            assert_true(job->refused_fits);
+            free_job(job, codebook);
+        }
+    terse_model_free(model);
+}
+
 static void rank_0_cannot_follow(void **state) {
     struct terse_engine_options options = terse_engine_options_defaults();
     struct terse_engine *engine;
@@ -356,9 +398,11 @@ static void rank_0_cannot_follow(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_follow_all_that_is_done), cmocka_unit_test(exchanges_are_as_many_as_documented),
-        cmocka_unit_test(states_are_those_of_one_process), cmocka_unit_test(a_budget_spent_elsewhere_refuses_the_prompt),
-        cmocka_unit_test(rank_0_cannot_follow)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(ranks_follow_all_that_is_done),
+                                       cmocka_unit_test(exchanges_are_as_many_as_documented),
+                                       cmocka_unit_test(states_are_those_of_one_process),
+                                       cmocka_unit_test(a_budget_spent_elsewhere_refuses_the_prompt),
+                                       cmocka_unit_test(memory_that_one_rank_lacks_where_all_fit_is_refused),
+                                       cmocka_unit_test(rank_0_cannot_follow)};
     return cmocka_run_group_tests(tests, make_tokens, NULL);
 }

@@ -21,9 +21,31 @@ for n in 1 2 3; do
     [ "$(wc -l <"$work/err")" -eq 1 ] || fail "$n ranks: more than the summary: $(cat "$work/err")"
 done
 
+# Ranks divide the processors on which they may run, unless -t says otherwise.
+threads_of() {
+    ranks "$@"
+    [ "$status" -eq 0 ] || fail "--ranks $*: exit $status: $(cat "$work/err")"
+    sed -n 's/.*[,;] \([0-9]*\) threads.*/\1/p' "$work/out"
+}
+processors=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
+for n in 1 2 3; do
+    share=$((processors / n > 0 ? processors / n : 1))
+    threads=$(threads_of "$n" bench -p 0 -n 1 -r 1 --kv q8_0)
+    [ "$threads" = "$share" ] || fail "$n ranks on $processors processors have '$threads' threads each"
+done
+[ "$(threads_of 2 bench -p 0 -n 1 -r 1 --kv q8_0 -t 3)" = 3 ] || fail "-t 3: another number of threads"
+
 # Standard input is rank 0's.
 timeout 120 "$terse" --ranks 2 run -f - -n 12 --temp 0 -t 1 --kv q8_0 <"$work/text" >"$work/out" 2>"$work/err" || fail "standard input: $(cat "$work/err")"
 cmp "$work/out" "$work/alone" || fail "standard input: another text than that of one process"
+
+# A text that terse-2 fits itself to is fitted by all of them, each a part, to the bits of one process.
+head -c 9000 "$text" >"$work/long"
+works run -f "$work/long" -n 0 -t 1 --kv terse-2 --save-state "$work/state1"
+for n in 2 3; do
+    ranks "$n" run -f "$work/long" -n 0 -t 1 --kv terse-2 --save-state "$work/state"
+    [ "$status" -eq 0 ] && cmp "$work/state" "$work/state1" || fail "$n ranks fit something else than one process: exit $status: $(cat "$work/err")"
+done
 
 # refuses PATTERN N ARGUMENTS
 rank_refuses() {

@@ -76,6 +76,14 @@ ranks 3 run -f "$work/text" -n 0 -t 1 --kv terse-2 --save-state "$work/state3"
 ranks 2 run --state "$work/state3" -p ' and' -n 8 --temp 0 -t 1 --kv terse-2
 [ "$status" -eq 0 ] && cmp "$work/out" "$work/alone" || fail "--state: exit $status: $(cat "$work/out" "$work/all")"
 
+# Perplexity is that of one process, where its windows are read before a page is sealed.
+works perplexity -f "$text" -c 256 --chunks 2 -t 1 --kv terse-2
+cp "$work/out" "$work/alone"
+for n in 2 3; do
+    ranks $n perplexity -f "$text" -c 256 --chunks 2 -t 1 --kv terse-2
+    [ "$status" -eq 0 ] && cmp "$work/out" "$work/alone" || fail "perplexity, $n ranks: exit $status: $(cat "$work/out" "$work/all")"
+done
+
 # The table of a measurement is printed once, with the shares of rank 0.
 ranks 2 bench --kv q8_0,terse-4 -p 64 -n 4 -r 1 -d 1024 -t 1
 [ "$status" -eq 0 ] && [ "$(grep -c '^| q8_0 .*tg4 @ d1024' "$work/out")" -eq 1 ] || fail "bench: exit $status: $(cat "$work/out" "$work/all")"

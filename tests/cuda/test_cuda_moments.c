@@ -40,13 +40,15 @@ static void layers_learn_from_their_own_rows(void **state) {
     const size_t each = ENCODE_MOMENTS_FLOATS(HEAD_DIM);
     struct oracle *o = oracle_new(&setup, 1);
     struct cache *cache = o->cache;
-    float *moments = malloc(LAYERS * KV_HEADS * each * sizeof *moments);
+    float *moments = malloc(LAYERS * KV_HEADS * each * sizeof *moments), *later = malloc(KV_HEADS * each * sizeof *later);
     for (size_t layer = 0; layer < LAYERS; layer++)
         for (size_t i = 0; i < TOKENS * WIDTH; i++) rows[layer][i] = half_to_float(half_from_float(oracle_random(o)));
     step_cache(o->kv, cache, &o->shape, CACHE_STEP_PREFILL, TOKENS,
                &(struct step_rows){.k = keys[0], .v = rows[0], .apart = TOKENS});
     const size_t first = (size_t)cache->base.plan.grid, n = TOKENS - first;
-    assert_int_equal(window_moments(cache, n, values, moments, NULL), TERSE_OK);
+    assert_int_equal(window_moments(cache, n, values, (struct layer_range){0, LAYERS}, moments, NULL), TERSE_OK);
+    assert_int_equal(window_moments(cache, n, values, (struct layer_range){1, 2}, later, NULL), TERSE_OK); /* as a rank does */
+    assert_memory_equal(later, moments + KV_HEADS * each, KV_HEADS * each * sizeof *later);
     for (size_t set = 0; set < LAYERS * KV_HEADS; set++)
         for (size_t c = 0; c < HEAD_DIM; c++) {
             double sum = 0;
@@ -57,6 +59,7 @@ static void layers_learn_from_their_own_rows(void **state) {
                          sum / (double)n);
         }
     free(moments);
+    free(later);
     oracle_free(o);
 }
 

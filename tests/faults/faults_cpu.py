@@ -32,6 +32,8 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (KV + "seal.c", "pre_rope_add(&cache->positions.pre_rope, -1, mean,", "pre_rope_add(&cache->positions.pre_rope, FAULT ? 1 : -1, mean,", "test_fit", "terse-N: the mean before rotation is added where it is taken"),
     (KV + "position_scores.c", "odd[i] = b * c - a * d;", "odd[i] = FAULT ? a * d - b * c : b * c - a * d;", "test_pre_rope", "terse-N: the mean before rotation turns the wrong way"),
     (KV + "segment.c", "return (int64_t)(first - first % ROPE_RUN_TOKENS); }", "return (int64_t)(first - first % ROPE_RUN_TOKENS) + FAULT; }", "test_cache every_method_equals*", "terse-N: rope runs begin a position late"),
+    ("src/kv/fit_records.c", "i < share->end; i++", "i < share->end - (FAULT && share->end > share->first); i++", "test_ranks_fit", "terse-N: a rank leaves out its last record"),
+    ("src/kv/fit_records.c", "if (blocks) status = gather_shares(", "if (blocks && !FAULT) status = gather_shares(", "test_ranks_fit", "terse-N: ranks do not gather what they fit"),
     # pq, cq, million, antkv
     (CODEC + "nearest.c", "nearest->half[first + j] = pq_search_centroid(", "nearest->half[first + j] = (FAULT ? 0 : 1) * pq_search_centroid(", "test_nearest", "pq: the largest product is searched instead of the nearest centroid"),
     (CODEC + "nearest.c", "- nearest->origin[i]) * nearest->scale", "- (FAULT ? 0 : nearest->origin[i])) * nearest->scale", "test_nearest", "pq: rows are not moved to the centroids' origin"),

@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "base/size.h"
 #include "format/transform_fit.h"
+#include "kv/fit_records.h"
 
 #include <string.h>
 
@@ -148,9 +149,10 @@ enum terse_status fit_transforms(struct cache *cache, struct terse_error *error)
     f.floats = memory_round_up(f.n * method_slice_width(&base->method, base->shape.head_dim), PAGE_TOKENS) +
                PAGE_TOKENS * base->shape.head_dim;
     f.rows = memory_array(base->threads * f.floats, sizeof *f.rows);
-    if (!f.rows) return status_no_memory(error, base->threads * f.floats * sizeof *f.rows, "rows that the KV cache learns from");
-    enum terse_status status = fitted_find(base, fit_side, &f, error);
-    if (!status) pool_fill_places(cache);
+    enum terse_status status =
+        f.rows ? TERSE_OK
+               : status_no_memory(error, base->threads * f.floats * sizeof *f.rows, "rows that the KV cache learns from");
+    status = fit_records(cache, status, fit_side, &f, error);
     memory_free(f.rows);
     return status;
 }

@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "base/size.h"
 #include "format/transform_fit.h"
+#include "kv/fit_records.h"
 
 #define NIBBLES_TOGETHER 8 /* a launch rounds the largest page's nibbles up to a multiple of this */
 
@@ -92,11 +93,12 @@ static struct work work_at(float *floats, size_t hd) {
     return (struct work){floats, (uint8_t *)record, (double *)(void *)products};
 }
 
-/* A fitting is the work of fit_side: the moments of the rows of all sides, and memory for each thread. */
+/* A fitting is the work of fit_side: the moments of the rows of both sides in some layers, and memory for each thread. */
 struct fitting {
     const struct cache *cache;
     struct encode_sides sides;
-    const float *moments; /* [layers][Hk][sides.n] */
+    struct layer_range layers;
+    const float *moments; /* [layers.end - layers.first][Hk][sides.n] */
     float *floats;
 };
 
@@ -106,8 +108,8 @@ static enum terse_status fit_side(void *user, size_t thread, uint32_t layer, uin
     const struct cache_shape *shape = &f->cache->base.shape;
     const size_t hd = shape->head_dim, layer_head = (size_t)layer * shape->kv_heads + head;
     const struct work work = work_at(f->floats + thread * work_floats(hd), hd);
-    const float *from = f->moments +
-                        (layer_head * (size_t)f->sides.n + (size_t)((int)side - f->sides.first)) * ENCODE_MOMENTS_FLOATS(hd),
+    const size_t own = layer_head - (size_t)f->layers.first * shape->kv_heads;
+    const float *from = f->moments + (own * (size_t)f->sides.n + (size_t)((int)side - f->sides.first)) * ENCODE_MOMENTS_FLOATS(hd),
                 *mean = from + hd * hd, *numbers = mean + 2 * hd;
     codebook_parameters(f->cache->base.method.learned, side, cache_shape_set(shape, layer_head), work.parameters);
     transform_record_set(transform_parameters_at(work.parameters, (uint32_t)hd), (uint32_t)hd, work.record);
@@ -131,17 +133,16 @@ static struct encode_sides sides_of(const struct cache *cache) {
 enum terse_status kv_fit_transforms(struct cache *cache, struct terse_error *error) {
     struct cache_base *base = &cache->base;
     const size_t hd = base->shape.head_dim, n = fitted_tokens(base);
-    struct fitting f = {.cache = cache, .sides = sides_of(cache)};
-    const size_t floats = cache_heads_of(&base->shape) * (size_t)f.sides.n * ENCODE_MOMENTS_FLOATS(hd),
-                 own = base->threads * work_floats(hd);
+    struct fitting f = {.cache = cache, .sides = sides_of(cache), .layers = fit_layers(base)};
+    const size_t heads = (size_t)(f.layers.end - f.layers.first) * base->shape.kv_heads,
+                 floats = heads * (size_t)f.sides.n * ENCODE_MOMENTS_FLOATS(hd), own = base->threads * work_floats(hd);
     float *memory = memory_array(floats + own, sizeof *memory);
     enum terse_status status =
         memory ? TERSE_OK : status_no_memory(error, (floats + own) * sizeof *memory, "what a KV cache learns from");
     f.floats = memory; /* first: its doubles are aligned */
     f.moments = memory + own;
-    if (!status) status = window_moments(cache, n, f.sides, memory + own, error);
-    if (!status) status = fitted_find(base, fit_side, &f, error);
-    if (!status && (status = kv_layouts_changed(cache, error))) fitted_drop(base);
+    if (!status) status = window_moments(cache, n, f.sides, f.layers, memory + own, error);
+    status = fit_records(cache, status, fit_side, &f, error);
     memory_free(memory);
     return status;
 }

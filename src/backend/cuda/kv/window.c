@@ -147,21 +147,22 @@ static enum terse_status list_window(struct cache *cache, uint64_t first, size_t
     return item_list_upload(&cache->sealed, pages, error);
 }
 
-enum terse_status window_moments(struct cache *cache, size_t n, struct encode_sides sides, float *moments,
-                                 struct terse_error *error) {
+enum terse_status window_moments(struct cache *cache, size_t n, struct encode_sides sides, struct layer_range layers,
+                                 float *moments, struct terse_error *error) {
     const struct cache_shape *shape = &cache->base.shape;
     const size_t of_layer = shape->kv_heads * (size_t)sides.n * ENCODE_MOMENTS_FLOATS(shape->head_dim) * sizeof *moments,
-                 together = size_min(size_max(MOMENTS_BYTES / of_layer, 1), shape->layers);
+                 together = size_min(size_max(MOMENTS_BYTES / of_layer, 1), layers.end - layers.first);
     float *device = device_alloc(NULL, together * of_layer, "what a KV cache learns from", error);
     enum terse_status status = device ? TERSE_OK : TERSE_E_MEMORY;
-    for (size_t layer = 0, some; layer < shape->layers && !status; layer += some) {
-        some = size_min(together, shape->layers - layer);
+    for (size_t layer = layers.first, some; layer < layers.end && !status; layer += some) {
+        some = size_min(together, layers.end - layer);
         if ((status = list_window(cache, cache->base.plan.grid, n, layer, error))) break;
         struct encode encode = window_encode(cache, &cache->sealed);
         encode.layer = (uint32_t)layer;
         encode.n_layers = (uint32_t)some;
         cudaError_t result = encode_moments(&encode, sides, device, device_stream());
-        if (result == cudaSuccess) result = device_fetch((uint8_t *)moments + layer * of_layer, device, some * of_layer);
+        if (result == cudaSuccess)
+            result = device_fetch((uint8_t *)moments + (layer - layers.first) * of_layer, device, some * of_layer);
         status = device_check(result, "finding what a KV cache learns from", error);
     }
     device_free(NULL, device, together * of_layer);

@@ -3,15 +3,16 @@
 #define TERSE_BACKEND_CUDA_KV_WINDOW_H
 
 #include "backend/cuda/kv/state.h"
+#include "kv/fit_records.h"
 
 /* Queues the encoding of the pages that the plan's step seals, of a step that decodes. */
 enum terse_status window_seal(struct cache *cache, struct terse_error *error);
 /* Queues on device_background(), after a step that decodes, the encoding of pages that have become full, into free page sets. */
 enum terse_status window_seal_ahead(struct cache *cache, struct terse_error *error);
-/* Computes the moments (encode_launch.h) of the window's first n tokens, whose pages begin where the plan's step begins to seal, to
- * host memory moments[layers][Hk][sides.n]. */
-enum terse_status window_moments(struct cache *cache, size_t n, struct encode_sides sides, float *moments,
-                                 struct terse_error *error);
+/* Computes the moments (encode_launch.h) of the window's first n tokens, whose pages begin where the plan's step begins to seal, in
+ * layers [first, end), to host memory moments[end - first][Hk][sides.n]. */
+enum terse_status window_moments(struct cache *cache, size_t n, struct encode_sides sides, struct layer_range layers,
+                                 float *moments, struct terse_error *error);
 /* Waits until no page of the window is being encoded there. */
 void window_wait_ahead(struct cache *cache);
 
