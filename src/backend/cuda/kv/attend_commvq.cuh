@@ -156,8 +156,18 @@ ATTEND_INLINE void finish_codes(const struct additive_view &view, uint8_t *memor
 /* A CTA's shared memory holds queries, then angles, tables, if they lie there, and rings. Later it holds, behind the queries, sums by
  * code, then rows of halves, then partial states, of which the last is that of pages, and the memory of merging. */
 template <int HD, int CODES> struct commvq_memory {
+    struct for_pages {
+        own_queries<HD> own;
+        page_angles<HD> angles[commvq_warps];
+    };
+    struct for_rows {
+        query_fragments<HD, 1> window, exact;
+    }; /* in order of channels */
     struct queries_memory {
-        query_fragments<HD, 1> window, exact; /* in order of channels */
+        union {
+            for_pages pages;
+            for_rows rows; /* when all pages are read */
+        };
         query_powers powers;
     };
     static constexpr int queries = ((int)sizeof(queries_memory) + 127) / 128 * 128;
@@ -221,8 +231,8 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     ring.start();
     prepare_angles<HD>(a, rest);
     prepare_powers<HD>(a, s, keys, queries.powers);
-    prepare_queries<HD, 1, commvq_warps>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window);
-    prepare_queries<HD, 1, commvq_warps>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.exact);
+    __syncthreads();
+    prepare_own<HD>(a, s, keys, queries.powers, queries.pages.own);
     if (TABLES) wait_copies<0>();
     __syncthreads();
 
@@ -231,6 +241,7 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     clear_running(running);
     const column_slopes<1> slopes = slopes_of<1>(a, s);
     const table_rows rows = {tables, keys.rows};
+    const own_bytes bytes = own_bytes_of();
     struct page_of_lane of_lane;
 #pragma unroll 1
     for (uint32_t page = 0; page < pages; page++) {
@@ -241,10 +252,10 @@ __global__ void __launch_bounds__(commvq_threads, 1)
         float x[4][1][4] = {}, rise[1][2];
         uint32_t w[4][1][2];
         {
-            page_queries<HD> own;
-            rotate_to_page<HD>(a, s, keys, queries.powers, from, own);
+            query_step of_page[commvq_shape<HD>::steps];
+            rotate_to_page<HD>(a, queries.pages.own, from, queries.pages.angles[warp], of_page);
             ring.wait(1);
-            score_page<HD, TABLES>(keys, rows, ring.slot(0), angles, queries.powers, own, x);
+            score_page<HD, commvq_rounds_of<HD, CODES / HD>, TABLES>(rows, bytes, ring.slot(0), angles, queries.powers, of_page, x);
         }
         __syncwarp();
         ring.release(page, 0);
@@ -258,7 +269,9 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     }
     wait_copies<0>();
     finish_running(running);
-    __syncthreads(); /* angles, tables and rings are no longer read */
+    __syncthreads(); /* queries of pages, angles, tables and rings are no longer read */
+    prepare_queries<HD, 1, commvq_warps>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.rows.window);
+    prepare_queries<HD, 1, commvq_warps>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.rows.exact);
     store_codes<CODES>(*reinterpret_cast<code_sums<CODES> *>(rest), running, codes);
     __syncthreads();
     float of_pages[commvq_queries * HD / commvq_threads];
@@ -267,7 +280,7 @@ __global__ void __launch_bounds__(commvq_threads, 1)
 
     float acc[HD / 16][1][4] = {};
     clear_running(running);
-    attend_rows<HD>(a, s, warp * s.parts + s.part, commvq_warps * s.parts, queries.exact, queries.window, slopes,
+    attend_rows<HD>(a, s, warp * s.parts + s.part, commvq_warps * s.parts, queries.rows.exact, queries.rows.window, slopes,
                     shared_address(rest) + warp * 2 * half_rows<HD>::bytes, running, acc);
     finish_running(running);
     __syncthreads(); /* nor rows */
@@ -300,6 +313,7 @@ cudaError_t launch_tables(const struct attend_decode *a, struct commvq_launch la
 /* Launches with tables in shared memory where there is room for them beside rings of a page, a launch for each eight queries. */
 template <int HD, int CODES> cudaError_t launch_codes(const struct attend_decode *a, cudaStream_t stream) {
     using memory = commvq_memory<HD, CODES>;
+    if (a->centroid[0].bits != COMMVQ_BITS * commvq_rounds_of<HD, CODES / HD>) return cudaErrorInvalidConfiguration;
     const uint32_t room = (uint32_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
                    group = a->heads.query_heads / a->heads.kv_heads;
     struct commvq_launch launch = {0, HD / a->centroid[0].width * (a->centroid[0].bits / COMMVQ_BITS) * COMMVQ_ENTRIES * COMMVQ_ROW,
