@@ -153,7 +153,7 @@ ATTEND_INLINE void finish_codes(const struct additive_view &view, uint8_t *memor
 
 /* ---- The kernel */
 
-/* A CTA's shared memory holds queries, then angles, tables, if they lie there, and rings. Later it holds, behind the queries, sums by
+/* A CTA's shared memory holds queries, then tables, if they lie there, angles and rings (commvq_places). Later it holds, behind the queries, sums by
  * code, then rows of halves, then partial states, of which the last is that of pages, and the memory of merging. */
 template <int HD, int CODES> struct commvq_memory {
     struct for_pages {
@@ -170,8 +170,7 @@ template <int HD, int CODES> struct commvq_memory {
         };
         query_powers powers;
     };
-    static constexpr int queries = ((int)sizeof(queries_memory) + 127) / 128 * 128;
-    static constexpr int angles = commvq_shape<HD>::angle_bytes;
+    static constexpr int queries = ((int)sizeof(queries_memory) + 255) / 256 * 256;
     static constexpr int codes = (int)sizeof(code_sums<CODES>);
     static constexpr int rows = commvq_warps * 2 * half_rows<HD>::bytes;
     static constexpr int states = ((int)partials_bytes<HD>(commvq_warps + 1, commvq_queries) + 15) / 16 * 16;
@@ -182,7 +181,6 @@ template <int HD, int CODES> struct commvq_memory {
 
 struct commvq_launch {
     uint32_t first_query;
-    uint32_t tables;            /* bytes */
     uint32_t slots, slot_bytes; /* of rings */
 };
 
@@ -199,11 +197,14 @@ ATTEND_INLINE void store_pages(const partials<HD> &states, uint32_t group,
     if (threadIdx.x < group) states.max_sum[commvq_warps * group + threadIdx.x] = state;
 }
 
+template <int HD, int CODES, bool TABLES> using commvq_places_of = commvq_places<HD, commvq_rounds_of<HD, CODES / HD>, TABLES>;
+
 template <int HD, int CODES, bool TABLES>
 __global__ void __launch_bounds__(commvq_threads, 1)
     attend_commvq_kernel(const __grid_constant__ struct attend_decode a, struct commvq_launch launch) {
     using memory = commvq_memory<HD, CODES>;
-    extern __shared__ __align__(128) uint8_t shared[];
+    using places = commvq_places_of<HD, CODES, TABLES>;
+    extern __shared__ __align__(256) uint8_t shared[];
     auto &queries = *reinterpret_cast<typename memory::queries_memory *>(shared);
     uint8_t *const rest = shared + memory::queries;
     const unsigned warp = threadIdx.x / 32, lane = lane_id();
@@ -214,9 +215,8 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     const size_t place = (size_t)a.layer * a.heads.kv_heads + s.head;
     const struct commvq_view &keys = static_cast<const struct commvq_view *>(a.learned[0])[place];
     const struct additive_view &values = static_cast<const struct additive_view *>(a.learned[1])[place];
-    const uint32_t angles = shared_address(rest), tables = angles + memory::angles;
-    if (TABLES)
-        for (uint32_t i = 16 * threadIdx.x; i < launch.tables; i += 16 * commvq_threads) copy_async<16>(tables + i, keys.rows + i);
+    const table_rows rows = {shared_address(rest), keys.rows};
+    if (TABLES) copy_tables<places>(keys.rows, keys.rounds, rows.shared);
     commit_copies();
     uint32_t first, end;
     share_pages(s, first, end);
@@ -226,10 +226,10 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     ring.listed = listed, ring.n = pages, ring.slots = launch.slots, ring.slot_bytes = launch.slot_bytes;
     ring.place = a.places + place;
     ring.bytes[0] = a.page_bytes[0], ring.bytes[1] = a.page_bytes[1];
-    ring.base = tables + (TABLES ? launch.tables : 0) + warp * ring.slots * ring.slot_bytes;
+    ring.base = rows.shared + places::bytes + warp * ring.slots * ring.slot_bytes;
     ring.own = 16 * lane;
     ring.start();
-    prepare_angles<HD>(a, rest);
+    prepare_angles<HD, places>(a, rest);
     prepare_powers<HD>(a, s, keys, queries.powers);
     __syncthreads();
     prepare_own<HD>(a, s, keys, queries.powers, queries.pages.own);
@@ -240,7 +240,6 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     float codes[CODES / 16][1][4] = {};
     clear_running(running);
     const column_slopes<1> slopes = slopes_of<1>(a, s);
-    const table_rows rows = {tables, keys.rows};
     const own_bytes bytes = own_bytes_of();
     struct page_of_lane of_lane;
 #pragma unroll 1
@@ -255,7 +254,7 @@ __global__ void __launch_bounds__(commvq_threads, 1)
             query_step of_page[commvq_shape<HD>::steps];
             rotate_to_page<HD>(a, queries.pages.own, from, queries.pages.angles[warp], of_page);
             ring.wait(1);
-            score_page<HD, commvq_rounds_of<HD, CODES / HD>, TABLES>(rows, bytes, ring.slot(0), angles, queries.powers, of_page, x);
+            score_page<HD, commvq_rounds_of<HD, CODES / HD>, TABLES>(rows, bytes, ring.slot(0), queries.powers, of_page, x);
         }
         __syncwarp();
         ring.release(page, 0);
@@ -298,7 +297,7 @@ template <int HD, int CODES, bool TABLES>
 cudaError_t launch_tables(const struct attend_decode *a, struct commvq_launch launch, uint32_t room, cudaStream_t stream) {
     using memory = commvq_memory<HD, CODES>;
     const auto kernel = attend_commvq_kernel<HD, CODES, TABLES>;
-    const uint32_t before = memory::angles + (TABLES ? launch.tables : 0);
+    constexpr uint32_t before = commvq_places_of<HD, CODES, TABLES>::bytes;
     launch.slot_bytes = ring_slot_bytes(a),
     launch.slots = ring_slots(launch.slot_bytes, commvq_warps, room - memory::queries - before);
     uint32_t bytes = before + launch.slots * commvq_warps * launch.slot_bytes;
@@ -316,10 +315,9 @@ template <int HD, int CODES> cudaError_t launch_codes(const struct attend_decode
     if (a->centroid[0].bits != COMMVQ_BITS * commvq_rounds_of<HD, CODES / HD>) return cudaErrorInvalidConfiguration;
     const uint32_t room = (uint32_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
                    group = a->heads.query_heads / a->heads.kv_heads;
-    struct commvq_launch launch = {0, HD / a->centroid[0].width * (a->centroid[0].bits / COMMVQ_BITS) * COMMVQ_ENTRIES * COMMVQ_ROW,
-                                   0, 0};
-    const uint32_t before = memory::queries + memory::angles + launch.tables;
+    struct commvq_launch launch = {0, 0, 0};
     constexpr bool may_fit = HD < 256; /* else no kernel with tables is compiled */
+    constexpr uint32_t before = memory::queries + commvq_places_of<HD, CODES, may_fit>::bytes;
     const bool fits = before < room && ring_slots(ring_slot_bytes(a), commvq_warps, room - before);
     const auto launch_one = may_fit && fits ? launch_tables<HD, CODES, may_fit> : launch_tables<HD, CODES, false>;
     cudaError_t result = cudaSuccess;

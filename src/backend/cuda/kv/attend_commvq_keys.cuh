@@ -20,23 +20,40 @@ template <int HD> struct commvq_shape {
     static constexpr int pairs = HD == 64 ? 32 : 64, subvectors = HD / 2 / pairs; /* of a sub-vector, of a head */
     static constexpr int units = pairs / 32;                                      /* rows of a token, 32 pairs each */
     static constexpr int steps = HD / 16;                                         /* of 16 numbers in products with queries */
-    static constexpr int angle_words = 2 * pairs / 2;                             /* of a token and sub-vector: cosines, sines */
-    static constexpr int angle_bytes = PAGE_TOKENS * subvectors * angle_words * 4;
 };
 
 template <int HD, int BITS> constexpr int commvq_rounds_of = COMMVQ_ROUNDS(2 * commvq_shape<HD>::pairs, BITS);
 
-/* ---- Angles of the offsets in a page, in shared memory */
+/* ---- Tables and the angles of the offsets in a page */
 
-/* Returns the byte at which the cosines (part 0) or sines of 8 pairs lie, those of two pairs in a word. */
-template <int HD> ATTEND_INLINE uint32_t angle_at(uint32_t token, uint32_t subvector, uint32_t part, uint32_t unit) {
+/* Tables in shared memory (TABLES) lie by pairs of rounds: entry e's row of the first round and then that of the second, so that a
+ * row's offset is a byte of its address. Where their number is odd, the places of the round that is not there hold what they can of
+ * angles: a piece of each token. A piece is a row's length, and has cosines and then sines, or, of 64 pairs, the ones or the
+ * others. */
+template <int HD, int ROUNDS, bool TABLES> struct commvq_places {
     using shape = commvq_shape<HD>;
-    const uint32_t place = (part * (4 * shape::units) + unit) ^ (token / 8 % 2 * 4);
-    return (token * shape::subvectors + subvector) * shape::angle_words * 4 + place * 16;
-}
+    static constexpr int pair_bytes = 2 * COMMVQ_ENTRIES * COMMVQ_ROW;
+    static constexpr int tables = TABLES ? (ROUNDS + 1) / 2 * pair_bytes : 0;
+    static constexpr int pieces = HD / 64 > 1 ? HD / 64 : 1;              /* of a token */
+    static constexpr int apart = pieces - (TABLES && ROUNDS % 2 ? 1 : 0); /* pieces that do not lie there */
+    static constexpr int bytes = tables + PAGE_TOKENS * apart * COMMVQ_ROW;
+    static_assert(!TABLES || shape::subvectors == 1, "pairs of rounds are those of one sub-vector");
+
+    /* Returns where the row of a round and entry lies. */
+    static ATTEND_INLINE uint32_t row(uint32_t round, uint32_t entry) {
+        return round / 2 * pair_bytes + (2 * entry + round % 2) * COMMVQ_ROW;
+    }
+    /* Returns where cosines (part 0) or sines of 8 pairs lie, those of two pairs in a word. */
+    static ATTEND_INLINE uint32_t angle(uint32_t token, uint32_t subvector, uint32_t part, uint32_t unit) {
+        const uint32_t number = 4 * shape::units * (2 * subvector + part) + unit, piece = number / 8,
+                       place = 16 * (number % 8 ^ (shape::units == 1 ? token / 8 % 2 * 4 : 0));
+        if (apart < pieces && piece == 0) return row(ROUNDS, token) + place;
+        return tables + (token * apart + piece - (pieces - apart)) * COMMVQ_ROW + place;
+    }
+};
 
 /* Writes, by all threads of a CTA, the angles; channels that are not rotated have none. */
-template <int HD> ATTEND_INLINE void prepare_angles(const struct attend_decode &a, uint8_t *angles) {
+template <int HD, class PLACES> ATTEND_INLINE void prepare_angles(const struct attend_decode &a, uint8_t *to) {
     using shape = commvq_shape<HD>;
     const uint32_t rotated_pairs = a.heads.n_rot / 2;
     for (uint32_t i = threadIdx.x; i < PAGE_TOKENS * HD / 4; i += blockDim.x) {
@@ -45,8 +62,16 @@ template <int HD> ATTEND_INLINE void prepare_angles(const struct attend_decode &
         const float2 *const from = reinterpret_cast<const float2 *>(a.pre_rope.offsets) + (size_t)token * rotated_pairs;
         const float2 first = pair < rotated_pairs ? from[pair] : make_float2(1, 0),
                      second = pair + 1 < rotated_pairs ? from[pair + 1] : make_float2(1, 0);
-        *reinterpret_cast<uint32_t *>(angles + angle_at<HD>(token, subvector, 0, unit) + 4 * w) = pack_halves(first.x, second.x);
-        *reinterpret_cast<uint32_t *>(angles + angle_at<HD>(token, subvector, 1, unit) + 4 * w) = pack_halves(first.y, second.y);
+        *reinterpret_cast<uint32_t *>(to + PLACES::angle(token, subvector, 0, unit) + 4 * w) = pack_halves(first.x, second.x);
+        *reinterpret_cast<uint32_t *>(to + PLACES::angle(token, subvector, 1, unit) + 4 * w) = pack_halves(first.y, second.y);
+    }
+}
+
+/* Asks, by all threads of a CTA, for copies of the tables. */
+template <class PLACES> ATTEND_INLINE void copy_tables(const uint8_t *from, uint32_t rounds, uint32_t to) {
+    for (uint32_t i = 16 * threadIdx.x; i < rounds * COMMVQ_ENTRIES * COMMVQ_ROW; i += 16 * blockDim.x) {
+        const uint32_t row = i / COMMVQ_ROW;
+        copy_async<16>(to + PLACES::row(row / COMMVQ_ENTRIES, row % COMMVQ_ENTRIES) + i % COMMVQ_ROW, from + i);
     }
 }
 
@@ -180,15 +205,12 @@ ATTEND_INLINE void rotate_to_page(const struct attend_decode &a, const own_queri
 
 /* ---- Sums of codewords */
 
-/* A table_rows is where the tables lie: in shared memory, where TABLES, else in global memory, read through its caches. */
+/* A table_rows is where the tables lie: in shared memory at a multiple of 256 below 2^15, where TABLES, else in global memory, read
+ * through its caches. */
 struct table_rows {
     uint32_t shared;
     const uint8_t *global;
 };
-
-template <bool TABLES> ATTEND_INLINE uint4 load_row(const table_rows &rows, uint32_t offset) {
-    return TABLES ? load_shared_quad(rows.shared + offset) : __ldg(reinterpret_cast<const uint4 *>(rows.global + offset));
-}
 
 /* These are numbers of a codeword, of 8 pairs, each with 128 more than it: real parts, then imaginary parts. */
 struct codeword_bytes {
@@ -241,41 +263,32 @@ ATTEND_INLINE void add_codewords(codeword_sums &sums, const codeword_sums &befor
                own.of[j % 2][1], before.of[j]);
 }
 
-/* A round_codes has the codes of two tokens of a round as offsets of rows: a's, and 2^16 times b's. */
-struct round_codes {
-    uint32_t of[2];
-};
-
-/* Returns those of tokens `token` (even) and the next, whose codes of the round begin at `codes`. */
-ATTEND_INLINE round_codes load_codes(uint32_t codes, uint32_t token) {
+/* Returns the codes of tokens `token` (even) and the next of a round, which begin at `codes`: a, b, a and b in bytes. */
+ATTEND_INLINE uint32_t load_codes(uint32_t codes, uint32_t token) {
     const uint32_t low = load_shared_half(codes + token),
                    high = load_shared(codes + PAGE_TOKENS + token / 8 * 4) >> 4 * (token % 8);
-    constexpr uint32_t some = 63 * COMMVQ_ROW;
-    return {{(low << 7 & some) | (low << 17 & 3 << 23) | (high << 25 & 15 << 25),
-             (low >> 1 & some) | (low << 9 & 3 << 23) | (high << 21 & 15 << 25)}};
+    return (low & 0x3f) | (low << 2 & 0x300) | (high << 10 & 0x3c00) | (low << 8 & 0x3f0000) | (low << 10 & 0x3000000) |
+           (high << 22 & 0x3c000000);
 }
 
-/* Returns the codewords of a round, whose table's rows begin at `table` but for what the lane reads of each, `own`. */
-template <bool TABLES>
-ATTEND_INLINE void load_codewords(const table_rows &rows, uint32_t table, uint32_t own, const round_codes &codes,
-                                  codeword_bytes (&to)[2]) {
-#pragma unroll
-    for (int token = 0; token < 2; token++) {
-        const uint32_t a = (codes.of[token] & 0xffff) + own, b = (codes.of[token] >> 16) + own;
-        to[token] = codeword_of(load_row<TABLES>(rows, a + table), load_row<TABLES>(rows, b + table));
-    }
+/* Returns what the lane reads, `own` bytes on, of the row of a sub-vector's round that byte `i` of the codes says. In shared memory
+ * the byte is one of the row's address, but for `table`. */
+template <bool TABLES> ATTEND_INLINE uint4 load_row(const table_rows &rows, uint32_t codes, int i, uint32_t table, uint32_t own) {
+    if (TABLES) return load_shared_quad(permute(codes, own, 0x7604 | i << 4) + table);
+    return __ldg(reinterpret_cast<const uint4 *>(rows.global + (table + permute(codes, 0, 0x4440 | i) * COMMVQ_ROW + own)));
 }
 
-/* Computes the sums of tokens `token` (even) and the next. `codes` is the address of the sub-vector's codes, `first` the offset of
- * its rows. Each of the lanes that have a token in common finds the offsets of another round's rows, for all of them. */
-template <int UNITS, int ROUNDS, bool TABLES>
-ATTEND_INLINE void sum_codewords(const table_rows &rows, const own_bytes &bytes, uint32_t codes, uint32_t first, uint32_t token,
+/* Computes the sums of tokens `token` (even) and the next. `codes` is the address of sub-vector k's codes. Each of the lanes that
+ * have a token in common finds another round's codes, for all of them. */
+template <int HD, int ROUNDS, bool TABLES>
+ATTEND_INLINE void sum_codewords(const table_rows &rows, const own_bytes &bytes, uint32_t codes, int k, uint32_t token,
                                  codeword_sums &sums) {
-    constexpr int lanes = 4 * UNITS, times = (ROUNDS + lanes - 1) / lanes;
-    const uint32_t rank = lane_id() % lanes, own = first + 16 * (lane_id() % 8);
-    round_codes found[times];
+    constexpr int lanes = 4 * commvq_shape<HD>::units, times = (ROUNDS + lanes - 1) / lanes;
+    using places = commvq_places<HD, ROUNDS, TABLES>;
+    const uint32_t rank = lane_id() % lanes, own = 16 * (lane_id() % 8), base = TABLES ? (rows.shared >> 8) * 0x01010101u : 0;
+    uint32_t found[times];
 #pragma unroll
-    for (int i = 0; i < times; i++) found[i] = load_codes(codes + min(i * lanes + rank, ROUNDS - 1u) * COMMVQ_PART, token);
+    for (int i = 0; i < times; i++) found[i] = load_codes(codes + min(i * lanes + rank, ROUNDS - 1u) * COMMVQ_PART, token) + base;
 #pragma unroll
     for (int j = 0; j < 8; j++)
 #pragma unroll
@@ -285,15 +298,15 @@ ATTEND_INLINE void sum_codewords(const table_rows &rows, const own_bytes &bytes,
         codeword_bytes x[2][2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            if (round + r < ROUNDS) {
-                const int i = round + r;
-                round_codes of_round;
+            const int i = round + r;
+            x[r][0] = x[r][1] = {{0, 0, 0, 0}};
+            if (i >= ROUNDS) continue;
+            const uint32_t of_round = __shfl_sync(ALL_LANES, found[i / lanes], i % lanes, lanes),
+                           table = TABLES ? places::row(i, 0) : (k * ROUNDS + i) * COMMVQ_ENTRIES * COMMVQ_ROW;
 #pragma unroll
-                for (int k = 0; k < 2; k++) of_round.of[k] = __shfl_sync(ALL_LANES, found[i / lanes].of[k], i % lanes, lanes);
-                load_codewords<TABLES>(rows, i * (COMMVQ_ENTRIES * COMMVQ_ROW), own, of_round, x[r]);
-            } else {
-                x[r][0] = x[r][1] = {{0, 0, 0, 0}};
-            }
+            for (int t = 0; t < 2; t++)
+                x[r][t] = codeword_of(load_row<TABLES>(rows, of_round, 2 * t, table, own),
+                                      load_row<TABLES>(rows, of_round, 2 * t + 1, table, own));
         }
         add_codewords(sums, sums, x, bytes);
     }
@@ -306,7 +319,7 @@ template <int UNITS> struct row_products { float shape[UNITS][4], mean[UNITS][4]
 
 /* Computes those of tokens `token` (even) and the next with the queries. Of unit u only those count whose row has its pairs. */
 template <int HD, int ROUNDS, bool TABLES>
-ATTEND_INLINE void score_tokens(const table_rows &rows, const own_bytes &bytes, uint32_t slot, uint32_t angles, uint32_t token,
+ATTEND_INLINE void score_tokens(const table_rows &rows, const own_bytes &bytes, uint32_t slot, uint32_t token,
                                 const query_step (&queries)[commvq_shape<HD>::steps], row_products<commvq_shape<HD>::units> &to) {
     using shape = commvq_shape<HD>;
     const unsigned place = lane_id() % (4 * shape::units); /* of the lane's 8 pairs among a sub-vector's */
@@ -317,14 +330,14 @@ ATTEND_INLINE void score_tokens(const table_rows &rows, const own_bytes &bytes, 
 #pragma unroll
     for (int k = 0; k < shape::subvectors; k++) {
         codeword_sums sums;
-        sum_codewords<shape::units, ROUNDS, TABLES>(rows, bytes, slot + PAGE_TOKENS + k * ROUNDS * COMMVQ_PART,
-                                                    k * ROUNDS * COMMVQ_ENTRIES * COMMVQ_ROW, token, sums);
+        sum_codewords<HD, ROUNDS, TABLES>(rows, bytes, slot + PAGE_TOKENS + k * ROUNDS * COMMVQ_PART, k, token, sums);
         uint4 angle[2][2]; /* [token][cosines, sines] */
 #pragma unroll
         for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int part = 0; part < 2; part++)
-                angle[i][part] = load_shared_quad(angles + angle_at<HD>(token + i, k, part, place));
+                angle[i][part] =
+                    load_shared_quad(rows.shared + commvq_places<HD, ROUNDS, TABLES>::angle(token + i, k, part, place));
 #pragma unroll
         for (int w = 0; w < 4; w++) {
             uint32_t cosine[2], sine[2];
@@ -347,9 +360,8 @@ ATTEND_INLINE void score_tokens(const table_rows &rows, const own_bytes &bytes, 
 /* Computes the logits x[64 tokens][queries] of a page's keys, which lie at `slot` in shared memory, before slopes and masks. Where a
  * token is two rows, lanes of one g compute parts of two octets' tokens and keep the one of them that is theirs. */
 template <int HD, int ROUNDS, bool TABLES>
-ATTEND_INLINE void score_page(const table_rows &rows, const own_bytes &bytes, uint32_t slot, uint32_t angles,
-                              const query_powers &powers, const query_step (&queries)[commvq_shape<HD>::steps],
-                              float (&x)[4][1][4]) {
+ATTEND_INLINE void score_page(const table_rows &rows, const own_bytes &bytes, uint32_t slot, const query_powers &powers,
+                              const query_step (&queries)[commvq_shape<HD>::steps], float (&x)[4][1][4]) {
     constexpr int units = commvq_shape<HD>::units;
     const unsigned g = lane_id() / 4, t = lane_id() % 4;
     const bool odd = units > 1 && g % 2;
@@ -360,7 +372,7 @@ ATTEND_INLINE void score_page(const table_rows &rows, const own_bytes &bytes, ui
         for (int h = 0; h < units; h++) {
             const uint32_t token = 8 * (g / units * units + h) + 2 * i;
             row_products<units> products;
-            score_tokens<HD, ROUNDS, TABLES>(rows, bytes, slot, angles, token, queries, products);
+            score_tokens<HD, ROUNDS, TABLES>(rows, bytes, slot, token, queries, products);
             const uint32_t codes = load_shared_half(slot + token);
 #pragma unroll
             for (int c = 0; c < 4; c++) {
