@@ -55,10 +55,12 @@ template <int CODES> ATTEND_INLINE void add_codes(uint32_t slot, const uint32_t 
 
 /* ---- Values: sums by channel */
 
-/* A code_sums holds the sums by code of a CTA's warps, with their states. */
+/* A code_sums holds the sums by code of a CTA's warps, with their states; once they are merged, the sums over all codes too, of the
+ * codes that each warp has merged. */
 template <int CODES> struct code_sums {
     float of[commvq_warps][CODES][commvq_queries];
     float2 max_sum[commvq_warps][commvq_queries];
+    float all[commvq_warps][commvq_queries];
 };
 
 template <int CODES>
@@ -88,65 +90,80 @@ template <int CODES> ATTEND_INLINE float2 merge_codes(code_sums<CODES> &sums) {
         factor[w] = own.x == -INFINITY ? 0 : exp2_fast(own.x - state.x);
         state.y += factor[w] * own.y;
     }
+    float all = 0;
     for (unsigned i = threadIdx.x / commvq_queries; i < CODES; i += commvq_threads / commvq_queries) {
         float sum = 0;
 #pragma unroll
         for (int w = 0; w < commvq_warps; w++) sum += factor[w] * sums.of[w][i][query];
         sums.of[0][i][query] = sum;
+        all += sum;
     }
+    for (int o = commvq_queries; o < 32; o *= 2) all += __shfl_xor_sync(ALL_LANES, all, o);
+    if (lane_id() < commvq_queries) sums.all[threadIdx.x / 32][query] = all;
     return state;
 }
 
-/* So many threads share a channel: each goes through a part of the codes. */
-template <int HD> constexpr int code_parts = commvq_threads / HD;
+/* So many groups of threads go through a part of the codes each; a thread has four channels, for all queries. */
+template <int HD> constexpr int code_groups = commvq_threads / (HD / 4);
+template <int HD> using group_sums = float[code_groups<HD>][commvq_queries][HD];
 
-/* A channel_sums holds a channel's sums over a part of the codes, for all queries: of levels, and of the weights alone. */
-struct channel_sums {
-    float levels[commvq_queries], all[commvq_queries];
-};
-
+/* Writes the sums of weights times levels. */
 template <int HD, int CODES>
-ATTEND_INLINE void multiply_rows(const struct additive_view &view, const code_sums<CODES> &sums, channel_sums &to) {
-    constexpr int each = CODES / code_parts<HD>;
-    const unsigned c = threadIdx.x % HD, first = threadIdx.x / HD * each;
-#pragma unroll
-    for (int q = 0; q < commvq_queries; q++) to.levels[q] = to.all[q] = 0;
-#pragma unroll 4
+ATTEND_INLINE void multiply_rows(const struct additive_view &view, const code_sums<CODES> &sums, group_sums<HD> &to) {
+    constexpr int each = CODES / code_groups<HD>;
+    const unsigned word = threadIdx.x % (HD / 4), group = threadIdx.x / (HD / 4), first = group * each;
+    const uint32_t *const rows = reinterpret_cast<const uint32_t *>(view.levels) + (size_t)first * (HD / 4) + word;
+    float of[commvq_queries][4] = {};
+#pragma unroll 8
     for (int i = 0; i < each; i++) {
-        const float level = (float)__ldg(view.levels + (size_t)(first + i) * HD + c);
+        const uint32_t levels = __ldg(rows + i * (HD / 4));
         const float4 low = *reinterpret_cast<const float4 *>(&sums.of[0][first + i][0]),
                      high = *reinterpret_cast<const float4 *>(&sums.of[0][first + i][4]);
         const float x[commvq_queries] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-        for (int q = 0; q < commvq_queries; q++) to.levels[q] = fmaf(x[q], level, to.levels[q]), to.all[q] += x[q];
+        for (int c = 0; c < 4; c++) {
+            const float level = (float)(levels >> 8 * c & 0xff);
+#pragma unroll
+            for (int q = 0; q < commvq_queries; q++) of[q][c] = fmaf(x[q], level, of[q][c]);
+        }
     }
+    __syncthreads(); /* sums by code are no longer read */
+#pragma unroll
+    for (int q = 0; q < commvq_queries; q++)
+        *reinterpret_cast<float4 *>(&to[group][q][4 * word]) = make_float4(of[q][0], of[q][1], of[q][2], of[q][3]);
 }
 
-/* Computes this thread's numbers of the pages' sums by channel, of its queries threadIdx.x / HD, threadIdx.x / HD + code_parts, ...:
- * to[i] of the i-th. `memory` holds the warps' sums, and is free afterwards. */
+/* So many threads have numbers of a channel, of as many queries' share each. */
+template <int HD> constexpr int channel_threads = commvq_threads / HD;
+
+/* Computes this thread's numbers of the pages' sums by channel, of its queries threadIdx.x / HD, threadIdx.x / HD + channel_threads,
+ * ...: to[i] of the i-th. `memory` holds the warps' sums, and is free afterwards. */
 template <int HD, int CODES>
 ATTEND_INLINE void finish_codes(const struct additive_view &view, uint8_t *memory,
                                 float (&to)[commvq_queries * HD / commvq_threads], float2 &state) {
     auto &sums = *reinterpret_cast<code_sums<CODES> *>(memory);
-    auto &parts = *reinterpret_cast<float(*)[code_parts<HD>][commvq_queries][HD]>(memory);
-    auto &weights = *reinterpret_cast<float(*)[commvq_queries]>(memory + sizeof parts);
+    auto &groups = *reinterpret_cast<group_sums<HD> *>(memory);
+    auto &weights = *reinterpret_cast<float(*)[commvq_queries]>(memory + sizeof groups);
     const unsigned c = threadIdx.x % HD, part = threadIdx.x / HD;
+    const float unit = BIT_UNIT * view.gain_scale, low = view.low[c] * unit, step = view.step[c] * unit, mean = view.mean[c];
     state = merge_codes(sums);
     __syncthreads();
-    channel_sums own;
-    multiply_rows<HD, CODES>(view, sums, own);
-    __syncthreads(); /* sums by code are no longer read */
-    const float unit = BIT_UNIT * view.gain_scale, low = view.low[c] * unit, step = view.step[c] * unit, mean = view.mean[c];
 #pragma unroll
-    for (int q = 0; q < commvq_queries; q++) parts[part][q][c] = low * own.all[q] + step * own.levels[q];
+    for (int i = 0; i < commvq_queries / channel_threads<HD>; i++) {
+        to[i] = 0;
+#pragma unroll
+        for (int w = 0; w < commvq_warps; w++) to[i] += low * sums.all[w][part + i * channel_threads<HD>];
+    }
+    multiply_rows<HD, CODES>(view, sums, groups);
     if (threadIdx.x < commvq_queries) weights[threadIdx.x] = state.y;
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < commvq_queries / code_parts<HD>; i++) {
-        const unsigned query = part + i * code_parts<HD>;
-        to[i] = weights[query] * mean;
+    for (int i = 0; i < commvq_queries / channel_threads<HD>; i++) {
+        const unsigned query = part + i * channel_threads<HD>;
+        float levels = 0;
 #pragma unroll
-        for (int p = 0; p < code_parts<HD>; p++) to[i] += parts[p][query][c];
+        for (int p = 0; p < code_groups<HD>; p++) levels += groups[p][query][c];
+        to[i] += weights[query] * mean + step * levels;
     }
     __syncthreads();
 }
@@ -171,7 +188,8 @@ template <int HD, int CODES> struct commvq_memory {
         query_powers powers;
     };
     static constexpr int queries = ((int)sizeof(queries_memory) + 255) / 256 * 256;
-    static constexpr int codes = (int)sizeof(code_sums<CODES>);
+    static constexpr int finishing = (int)(sizeof(group_sums<HD>) + commvq_queries * sizeof(float));
+    static constexpr int codes = (int)sizeof(code_sums<CODES>) > finishing ? (int)sizeof(code_sums<CODES>) : finishing;
     static constexpr int rows = commvq_warps * 2 * half_rows<HD>::bytes;
     static constexpr int states = ((int)partials_bytes<HD>(commvq_warps + 1, commvq_queries) + 15) / 16 * 16;
     static constexpr int merging = states + commvq_threads * 24;
@@ -190,8 +208,8 @@ ATTEND_INLINE void store_pages(const partials<HD> &states, uint32_t group,
                                const float (&sums)[commvq_queries * HD / commvq_threads], float2 state) {
     const unsigned c = threadIdx.x % HD, part = threadIdx.x / HD;
 #pragma unroll
-    for (int i = 0; i < commvq_queries / code_parts<HD>; i++) {
-        const unsigned query = part + i * code_parts<HD>;
+    for (int i = 0; i < commvq_queries / channel_threads<HD>; i++) {
+        const unsigned query = part + i * channel_threads<HD>;
         if (query < group) states.sums[(commvq_warps * group + query) * HD + c] = sums[i];
     }
     if (threadIdx.x < group) states.max_sum[commvq_warps * group + threadIdx.x] = state;
@@ -229,7 +247,7 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     ring.base = rows.shared + places::bytes + warp * ring.slots * ring.slot_bytes;
     ring.own = 16 * lane;
     ring.start();
-    prepare_angles<HD, places>(a, rest);
+    prepare_angles<HD, commvq_threads, places>(a, rest);
     prepare_powers<HD>(a, s, keys, queries.powers);
     __syncthreads();
     prepare_own<HD>(a, s, keys, queries.powers, queries.pages.own);

@@ -53,10 +53,12 @@ template <int HD, int ROUNDS, bool TABLES> struct commvq_places {
 };
 
 /* Writes, by all threads of a CTA, the angles; channels that are not rotated have none. */
-template <int HD, class PLACES> ATTEND_INLINE void prepare_angles(const struct attend_decode &a, uint8_t *to) {
+template <int HD, int THREADS, class PLACES> ATTEND_INLINE void prepare_angles(const struct attend_decode &a, uint8_t *to) {
     using shape = commvq_shape<HD>;
     const uint32_t rotated_pairs = a.heads.n_rot / 2;
-    for (uint32_t i = threadIdx.x; i < PAGE_TOKENS * HD / 4; i += blockDim.x) {
+#pragma unroll 8
+    for (uint32_t k = 0; k < PAGE_TOKENS * HD / 4 / THREADS; k++) { /* the angles of several passes are asked for at once */
+        const uint32_t i = k * THREADS + threadIdx.x;
         const uint32_t token = i / (HD / 4), w = i % 4, unit = i / 4 % (4 * shape::units),
                        subvector = i % (HD / 4) / (16 * shape::units), pair = subvector * shape::pairs + 8 * unit + 2 * w;
         const float2 *const from = reinterpret_cast<const float2 *>(a.pre_rope.offsets) + (size_t)token * rotated_pairs;
