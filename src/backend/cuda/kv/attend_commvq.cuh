@@ -226,16 +226,21 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     auto &queries = *reinterpret_cast<typename memory::queries_memory *>(shared);
     uint8_t *const rest = shared + memory::queries;
     const unsigned warp = threadIdx.x / 32, lane = lane_id();
-    struct share s;
-    if (!share_of(a, blockIdx.x, blockIdx.y, blockIdx.z, s)) return;
-    take_heads(s, launch.first_query, commvq_queries);
-
-    const size_t place = (size_t)a.layer * a.heads.kv_heads + s.head;
+    const size_t place = (size_t)a.layer * a.heads.kv_heads + blockIdx.y;
     const struct commvq_view &keys = static_cast<const struct commvq_view *>(a.learned[0])[place];
     const struct additive_view &values = static_cast<const struct additive_view *>(a.learned[1])[place];
     const table_rows rows = {shared_address(rest), keys.rows};
     if (TABLES) copy_tables<places>(keys.rows, keys.rounds, rows.shared);
     commit_copies();
+    prepare_angles<HD, commvq_threads, places>(a, rest);
+    wait_for_kernels();
+    struct share s;
+    if (!share_of(a, blockIdx.x, blockIdx.y, blockIdx.z, s)) {
+        wait_copies<0>();
+        return;
+    }
+    take_heads(s, launch.first_query, commvq_queries);
+
     uint32_t first, end;
     share_pages(s, first, end);
     const uint32_t n = end - first, begin = first + n * warp / commvq_warps, pages = first + n * (warp + 1) / commvq_warps - begin;
@@ -247,7 +252,6 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     ring.base = rows.shared + places::bytes + warp * ring.slots * ring.slot_bytes;
     ring.own = 16 * lane;
     ring.start();
-    prepare_angles<HD, commvq_threads, places>(a, rest);
     prepare_powers<HD>(a, s, keys, queries.powers);
     __syncthreads();
     prepare_own<HD>(a, s, keys, queries.powers, queries.pages.own);
@@ -284,6 +288,7 @@ __global__ void __launch_bounds__(commvq_threads, 1)
         __syncwarp();
         ring.release(page, 1);
     }
+    let_next_kernel_begin(); /* not before: there is no room for it, but where it would delay what is loaded here */
     wait_copies<0>();
     finish_running(running);
     __syncthreads(); /* queries of pages, angles, tables and rings are no longer read */
@@ -323,8 +328,7 @@ cudaError_t launch_tables(const struct attend_decode *a, struct commvq_launch la
     if (!launch.slots || bytes > room) return cudaErrorInvalidConfiguration;
     const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (result != cudaSuccess) return result;
-    kernel<<<dim3(a->splits, a->heads.kv_heads, a->n_rows), commvq_threads, bytes, stream>>>(*a, launch);
-    return cudaGetLastError();
+    return launch_early(kernel, dim3(a->splits, a->heads.kv_heads, a->n_rows), dim3(commvq_threads), bytes, stream, *a, launch);
 }
 
 /* Launches with tables in shared memory where there is room for them beside rings of a page, a launch for each eight queries. */
