@@ -28,27 +28,28 @@ template <int HD, int BITS> constexpr int commvq_rounds_of = COMMVQ_ROUNDS(2 * c
 
 /* Tables in shared memory (TABLES) lie by pairs of rounds: entry e's row of the first round and then that of the second, so that a
  * row's offset is a byte of its address. Where their number is odd, the places of the round that is not there hold what they can of
- * angles: a piece of each token. A piece is a row's length, and has cosines and then sines, or, of 64 pairs, the ones or the
- * others. */
+ * angles.
+ *
+ * Angles lie by pairs of tokens, an even one and the next: cosines of two pairs of channels of the one and the other token, then
+ * sines, 16 bytes that are an operand of the products. */
 template <int HD, int ROUNDS, bool TABLES> struct commvq_places {
     using shape = commvq_shape<HD>;
     static constexpr int pair_bytes = 2 * COMMVQ_ENTRIES * COMMVQ_ROW;
     static constexpr int tables = TABLES ? (ROUNDS + 1) / 2 * pair_bytes : 0;
-    static constexpr int pieces = HD / 64 > 1 ? HD / 64 : 1;              /* of a token */
-    static constexpr int apart = pieces - (TABLES && ROUNDS % 2 ? 1 : 0); /* pieces that do not lie there */
-    static constexpr int bytes = tables + PAGE_TOKENS * apart * COMMVQ_ROW;
+    static constexpr int within = TABLES && ROUNDS % 2 ? 2 : 0; /* rows of a pair of tokens that lie there */
+    static constexpr int apart = HD / 32 - within;              /* the others */
+    static constexpr int bytes = tables + PAGE_TOKENS / 2 * apart * COMMVQ_ROW;
     static_assert(!TABLES || shape::subvectors == 1, "pairs of rounds are those of one sub-vector");
 
     /* Returns where the row of a round and entry lies. */
     static ATTEND_INLINE uint32_t row(uint32_t round, uint32_t entry) {
         return round / 2 * pair_bytes + (2 * entry + round % 2) * COMMVQ_ROW;
     }
-    /* Returns where cosines (part 0) or sines of 8 pairs lie, those of two pairs in a word. */
-    static ATTEND_INLINE uint32_t angle(uint32_t token, uint32_t subvector, uint32_t part, uint32_t unit) {
-        const uint32_t number = 4 * shape::units * (2 * subvector + part) + unit, piece = number / 8,
+    /* Returns where the angles of tokens `token` (even) and the next lie, of word w of a unit. */
+    static ATTEND_INLINE uint32_t angle(uint32_t token, uint32_t subvector, uint32_t w, uint32_t unit) {
+        const uint32_t number = (4 * subvector + w) * 4 * shape::units + unit, i = number / 8,
                        place = 16 * (number % 8 ^ (shape::units == 1 ? token / 8 % 2 * 4 : 0));
-        if (apart < pieces && piece == 0) return row(ROUNDS, token) + place;
-        return tables + (token * apart + piece - (pieces - apart)) * COMMVQ_ROW + place;
+        return place + ((int)i < within ? row(ROUNDS, token + i) : tables + (token / 2 * apart + i - within) * COMMVQ_ROW);
     }
 };
 
@@ -56,16 +57,20 @@ template <int HD, int ROUNDS, bool TABLES> struct commvq_places {
 template <int HD, int THREADS, class PLACES> ATTEND_INLINE void prepare_angles(const struct attend_decode &a, uint8_t *to) {
     using shape = commvq_shape<HD>;
     const uint32_t rotated_pairs = a.heads.n_rot / 2;
-#pragma unroll 8
-    for (uint32_t k = 0; k < PAGE_TOKENS * HD / 4 / THREADS; k++) { /* the angles of several passes are asked for at once */
-        const uint32_t i = k * THREADS + threadIdx.x;
-        const uint32_t token = i / (HD / 4), w = i % 4, unit = i / 4 % (4 * shape::units),
+#pragma unroll 4
+    for (uint32_t k = 0; k < PAGE_TOKENS / 2 * HD / 4 / THREADS; k++) { /* the angles of several passes are asked for at once */
+        const uint32_t i = k * THREADS + threadIdx.x, token = i / (HD / 4) * 2, w = i % 4, unit = i / 4 % (4 * shape::units),
                        subvector = i % (HD / 4) / (16 * shape::units), pair = subvector * shape::pairs + 8 * unit + 2 * w;
-        const float2 *const from = reinterpret_cast<const float2 *>(a.pre_rope.offsets) + (size_t)token * rotated_pairs;
-        const float2 first = pair < rotated_pairs ? from[pair] : make_float2(1, 0),
-                     second = pair + 1 < rotated_pairs ? from[pair + 1] : make_float2(1, 0);
-        *reinterpret_cast<uint32_t *>(to + PLACES::angle(token, subvector, 0, unit) + 4 * w) = pack_halves(first.x, second.x);
-        *reinterpret_cast<uint32_t *>(to + PLACES::angle(token, subvector, 1, unit) + 4 * w) = pack_halves(first.y, second.y);
+        float2 angle[2][2]; /* [token][pair] */
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            angle[e / 2][e % 2] =
+                pair + e % 2 < rotated_pairs
+                    ? reinterpret_cast<const float2 *>(a.pre_rope.offsets)[(token + e / 2) * rotated_pairs + pair + e % 2]
+                    : make_float2(1, 0);
+        *reinterpret_cast<uint4 *>(to + PLACES::angle(token, subvector, w, unit)) =
+            make_uint4(pack_halves(angle[0][0].x, angle[0][1].x), pack_halves(angle[1][0].x, angle[1][1].x),
+                       pack_halves(angle[0][0].y, angle[0][1].y), pack_halves(angle[1][0].y, angle[1][1].y));
     }
 }
 
@@ -333,27 +338,16 @@ ATTEND_INLINE void score_tokens(const table_rows &rows, const own_bytes &bytes, 
     for (int k = 0; k < shape::subvectors; k++) {
         codeword_sums sums;
         sum_codewords<HD, ROUNDS, TABLES>(rows, bytes, slot + PAGE_TOKENS + k * ROUNDS * COMMVQ_PART, k, token, sums);
-        uint4 angle[2][2]; /* [token][cosines, sines] */
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int part = 0; part < 2; part++)
-                angle[i][part] =
-                    load_shared_quad(rows.shared + commvq_places<HD, ROUNDS, TABLES>::angle(token + i, k, part, place));
 #pragma unroll
         for (int w = 0; w < 4; w++) {
-            uint32_t cosine[2], sine[2];
-            rotated_word word[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                cosine[i] = word_of(angle[i][0], w), sine[i] = word_of(angle[i][1], w);
-                word[i] = rotate_word(sum_halves(sums, 0, w, i), sum_halves(sums, 4, w, i), cosine[i], sine[i]);
-            }
+            const uint4 angle = load_shared_quad(rows.shared + commvq_places<HD, ROUNDS, TABLES>::angle(token, k, w, place));
+            const rotated_word one = rotate_word(sum_halves(sums, 0, w, 0), sum_halves(sums, 4, w, 0), angle.x, angle.z),
+                               next = rotate_word(sum_halves(sums, 0, w, 1), sum_halves(sums, 4, w, 1), angle.y, angle.w);
 #pragma unroll
             for (int u = 0; u < shape::units; u++) {
                 const query_step &q = queries[(k * shape::units + u) * 4 + w];
-                mma(to.shape[u], word[0].re, word[1].re, word[0].im, word[1].im, q.re, q.im);
-                mma(to.mean[u], cosine[0], cosine[1], sine[0], sine[1], q.mean_re, q.mean_im);
+                mma(to.shape[u], one.re, next.re, one.im, next.im, q.re, q.im);
+                mma(to.mean[u], angle.x, angle.y, angle.z, angle.w, q.mean_re, q.mean_im);
             }
         }
     }
