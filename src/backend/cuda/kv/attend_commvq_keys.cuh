@@ -261,13 +261,12 @@ ATTEND_INLINE own_bytes own_bytes_of() {
     return own;
 }
 
-/* Sets sums to what they were, `before`, and the codewords of two rounds [round][token]. */
-ATTEND_INLINE void add_codewords(codeword_sums &sums, const codeword_sums &before, const codeword_bytes (&x)[2][2],
-                                 const own_bytes &own) {
+/* Adds the codewords of two rounds [round][token]. */
+ATTEND_INLINE void add_codewords(codeword_sums &sums, const codeword_bytes (&x)[2][2], const own_bytes &own) {
 #pragma unroll
     for (int j = 0; j < 8; j++)
         mma_u8(sums.of[j], x[0][0].of[j / 2], x[0][1].of[j / 2], x[1][0].of[j / 2], x[1][1].of[j / 2], own.of[j % 2][0],
-               own.of[j % 2][1], before.of[j]);
+               own.of[j % 2][1]);
 }
 
 /* Returns the codes of tokens `token` (even) and the next of a round, which begin at `codes`: a, b, a and b in bytes. */
@@ -315,7 +314,7 @@ ATTEND_INLINE void sum_codewords(const table_rows &rows, const own_bytes &bytes,
                 x[r][t] = codeword_of(load_row<TABLES>(rows, of_round, 2 * t, table, own),
                                       load_row<TABLES>(rows, of_round, 2 * t + 1, table, own));
         }
-        add_codewords(sums, sums, x, bytes);
+        add_codewords(sums, x, bytes);
     }
 }
 

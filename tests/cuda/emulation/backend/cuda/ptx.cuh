@@ -95,10 +95,8 @@ void emulated_mma_bytes(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint
 inline void mma_s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     emulated_mma_bytes<int8_t>(d, a0, a1, a2, a3, b0, b1);
 }
-inline void mma_u8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, const int (&c)[4]) {
-    int sums[4] = {c[0], c[1], c[2], c[3]};
-    emulated_mma_bytes<uint8_t>(sums, a0, a1, a2, a3, b0, b1);
-    memcpy(d, sums, sizeof d);
+inline void mma_u8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    emulated_mma_bytes<uint8_t>(d, a0, a1, a2, a3, b0, b1);
 }
 
 /* ---- Shared memory: addresses count from where it begins */
