@@ -139,7 +139,7 @@ static struct commvq_view random_keys(uint32_t rounds) {
     const size_t rows = (size_t)rounds * COMMVQ_ENTRIES;
     std::vector<int8_t> numbers(rows * HD);
     std::vector<uint8_t> units(rows * COMMVQ_ROW);
-    std::vector<float> floats(PAIRS + HD), largest(PAIRS);
+    std::vector<float> floats(PAIRS + HD);
     struct commvq_view view = {};
     for (size_t i = 0; i < numbers.size(); i++)
         numbers[i] = (int8_t)(COMMVQ_LARGEST * random_number() * powf((float)(1 + i / (COMMVQ_ENTRIES * HD)), -0.85f));
@@ -150,7 +150,6 @@ static struct commvq_view random_keys(uint32_t rounds) {
                     (uint8_t)(COMMVQ_MIDDLE + numbers[row * HD + part * PAIRS + j]);
     for (float &x : floats) x = 0.015f + 0.005f * random_number();
     view.subvectors = 1, view.rounds = rounds, view.rotated_pairs = PAIRS, view.adjacent = true;
-    view.spans = (uint32_t)commvq_spans(1, rounds, PAIRS, numbers.data(), view.span, largest.data());
     view.rows = sent(units), view.steps = sent(floats), view.mean = view.steps + PAIRS, view.gain_scale = 0.2f;
     return view;
 }

@@ -14,7 +14,7 @@
 
 struct coding commvq_coding(uint32_t head_dim, uint32_t bits) {
     uint32_t width = head_dim > MOST_WIDTH ? head_dim / 2 : head_dim;
-    uint32_t rounds = (width * bits + COMMVQ_BITS / 2) / COMMVQ_BITS;
+    uint32_t rounds = COMMVQ_ROUNDS(width, bits);
     return (struct coding){.codec = &codec_commvq, .width = width, .bits = COMMVQ_BITS * (rounds ? rounds : 1)};
 }
 

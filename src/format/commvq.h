@@ -25,6 +25,9 @@ extern "C" {
 #define COMMVQ_MOST_ROUNDS 64
 #define COMMVQ_PAIRING_FLOATS 2
 
+/* The whole rounds that come nearest to `bits` bits per value of sub-vectors of `width` channels. */
+#define COMMVQ_ROUNDS(width, bits) (((width) * (bits) + COMMVQ_BITS / 2) / COMMVQ_BITS)
+
 #define ADDITIVE_STEP 32        /* codes are a multiple of so many bits */
 #define ADDITIVE_MOST_CODES 512 /* bits of a code: 2 for each of 256 channels */
 

@@ -68,8 +68,10 @@ static void rows_refuse_what_their_kernels_do_not_read(void **state) {
     const struct centroid_shape odd[2] = {{4, 8}, {3, 8}};
     assert_false(attend_decode_supports(&HEADS, (enum codec_id[2]){CODEC_PQ, CODEC_VQ}, odd));
     assert_false(attend_decode_supports(&HEADS, (enum codec_id[2]){CODEC_PQ, CODEC_PQ}, NULL));
-    const struct centroid_shape commvq[2] = {{128, 21 * 12}, {128, 256}}, narrow[2] = {{64, 11 * 12}, {128, 256}};
+    const struct centroid_shape commvq[2] = {{128, 21 * 12}, {128, 256}}, narrow[2] = {{64, 11 * 12}, {128, 256}},
+                                other_rounds[2] = {{128, 16 * 12}, {128, 256}};
     assert_true(attend_decode_supports(&HEADS, (enum codec_id[2]){CODEC_COMMVQ, CODEC_ADDITIVE}, commvq));
+    assert_false(attend_decode_supports(&HEADS, (enum codec_id[2]){CODEC_COMMVQ, CODEC_ADDITIVE}, other_rounds));
     assert_false(attend_decode_supports(&HEADS, (enum codec_id[2]){CODEC_ADDITIVE, CODEC_COMMVQ}, commvq));
     assert_false(attend_decode_supports(&HEADS, (enum codec_id[2]){CODEC_COMMVQ, CODEC_ADDITIVE}, narrow));
     assert_false(attend_decode_supports(&HEADS, (enum codec_id[2]){CODEC_COMMVQ, CODEC_F16}, commvq));

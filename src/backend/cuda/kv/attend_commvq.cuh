@@ -55,10 +55,12 @@ template <int CODES> ATTEND_INLINE void add_codes(uint32_t slot, const uint32_t 
 
 /* ---- Values: sums by channel */
 
-/* A code_sums holds the sums by code of a CTA's warps, with their states. */
+/* A code_sums holds the sums by code of a CTA's warps, with their states; once they are merged, the sums over all codes too, of the
+ * codes that each warp has merged. */
 template <int CODES> struct code_sums {
     float of[commvq_warps][CODES][commvq_queries];
     float2 max_sum[commvq_warps][commvq_queries];
+    float all[commvq_warps][commvq_queries];
 };
 
 template <int CODES>
@@ -88,81 +90,106 @@ template <int CODES> ATTEND_INLINE float2 merge_codes(code_sums<CODES> &sums) {
         factor[w] = own.x == -INFINITY ? 0 : exp2_fast(own.x - state.x);
         state.y += factor[w] * own.y;
     }
+    float all = 0;
     for (unsigned i = threadIdx.x / commvq_queries; i < CODES; i += commvq_threads / commvq_queries) {
         float sum = 0;
 #pragma unroll
         for (int w = 0; w < commvq_warps; w++) sum += factor[w] * sums.of[w][i][query];
         sums.of[0][i][query] = sum;
+        all += sum;
     }
+    for (int o = commvq_queries; o < 32; o *= 2) all += __shfl_xor_sync(ALL_LANES, all, o);
+    if (lane_id() < commvq_queries) sums.all[threadIdx.x / 32][query] = all;
     return state;
 }
 
-/* So many threads share a channel: each goes through a part of the codes. */
-template <int HD> constexpr int code_parts = commvq_threads / HD;
+/* So many groups of threads go through a part of the codes each; a thread has four channels, for all queries. */
+template <int HD> constexpr int code_groups = commvq_threads / (HD / 4);
+template <int HD> using group_sums = float[code_groups<HD>][commvq_queries][HD];
 
-/* A channel_sums holds a channel's sums over a part of the codes, for all queries: of levels, and of the weights alone. */
-struct channel_sums {
-    float levels[commvq_queries], all[commvq_queries];
-};
-
+/* Writes the sums of weights times levels. */
 template <int HD, int CODES>
-ATTEND_INLINE void multiply_rows(const struct additive_view &view, const code_sums<CODES> &sums, channel_sums &to) {
-    constexpr int each = CODES / code_parts<HD>;
-    const unsigned c = threadIdx.x % HD, first = threadIdx.x / HD * each;
-#pragma unroll
-    for (int q = 0; q < commvq_queries; q++) to.levels[q] = to.all[q] = 0;
-#pragma unroll 4
+ATTEND_INLINE void multiply_rows(const struct additive_view &view, const code_sums<CODES> &sums, group_sums<HD> &to) {
+    constexpr int each = CODES / code_groups<HD>;
+    const unsigned word = threadIdx.x % (HD / 4), group = threadIdx.x / (HD / 4), first = group * each;
+    const uint32_t *const rows = reinterpret_cast<const uint32_t *>(view.levels) + (size_t)first * (HD / 4) + word;
+    float of[commvq_queries][4] = {};
+#pragma unroll 8
     for (int i = 0; i < each; i++) {
-        const float level = (float)__ldg(view.levels + (size_t)(first + i) * HD + c);
+        const uint32_t levels = __ldg(rows + i * (HD / 4));
         const float4 low = *reinterpret_cast<const float4 *>(&sums.of[0][first + i][0]),
                      high = *reinterpret_cast<const float4 *>(&sums.of[0][first + i][4]);
         const float x[commvq_queries] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-        for (int q = 0; q < commvq_queries; q++) to.levels[q] = fmaf(x[q], level, to.levels[q]), to.all[q] += x[q];
+        for (int c = 0; c < 4; c++) {
+            const float level = (float)(levels >> 8 * c & 0xff);
+#pragma unroll
+            for (int q = 0; q < commvq_queries; q++) of[q][c] = fmaf(x[q], level, of[q][c]);
+        }
     }
+    __syncthreads(); /* sums by code are no longer read */
+#pragma unroll
+    for (int q = 0; q < commvq_queries; q++)
+        *reinterpret_cast<float4 *>(&to[group][q][4 * word]) = make_float4(of[q][0], of[q][1], of[q][2], of[q][3]);
 }
 
-/* Computes this thread's numbers of the pages' sums by channel, of its queries threadIdx.x / HD, threadIdx.x / HD + code_parts, ...:
- * to[i] of the i-th. `memory` holds the warps' sums, and is free afterwards. */
+/* So many threads have numbers of a channel, of as many queries' share each. */
+template <int HD> constexpr int channel_threads = commvq_threads / HD;
+
+/* Computes this thread's numbers of the pages' sums by channel, of its queries threadIdx.x / HD, threadIdx.x / HD + channel_threads,
+ * ...: to[i] of the i-th. `memory` holds the warps' sums, and is free afterwards. */
 template <int HD, int CODES>
 ATTEND_INLINE void finish_codes(const struct additive_view &view, uint8_t *memory,
                                 float (&to)[commvq_queries * HD / commvq_threads], float2 &state) {
     auto &sums = *reinterpret_cast<code_sums<CODES> *>(memory);
-    auto &parts = *reinterpret_cast<float(*)[code_parts<HD>][commvq_queries][HD]>(memory);
-    auto &weights = *reinterpret_cast<float(*)[commvq_queries]>(memory + sizeof parts);
+    auto &groups = *reinterpret_cast<group_sums<HD> *>(memory);
+    auto &weights = *reinterpret_cast<float(*)[commvq_queries]>(memory + sizeof groups);
     const unsigned c = threadIdx.x % HD, part = threadIdx.x / HD;
+    const float unit = BIT_UNIT * view.gain_scale, low = view.low[c] * unit, step = view.step[c] * unit, mean = view.mean[c];
     state = merge_codes(sums);
     __syncthreads();
-    channel_sums own;
-    multiply_rows<HD, CODES>(view, sums, own);
-    __syncthreads(); /* sums by code are no longer read */
-    const float unit = BIT_UNIT * view.gain_scale, low = view.low[c] * unit, step = view.step[c] * unit, mean = view.mean[c];
 #pragma unroll
-    for (int q = 0; q < commvq_queries; q++) parts[part][q][c] = low * own.all[q] + step * own.levels[q];
+    for (int i = 0; i < commvq_queries / channel_threads<HD>; i++) {
+        to[i] = 0;
+#pragma unroll
+        for (int w = 0; w < commvq_warps; w++) to[i] += low * sums.all[w][part + i * channel_threads<HD>];
+    }
+    multiply_rows<HD, CODES>(view, sums, groups);
     if (threadIdx.x < commvq_queries) weights[threadIdx.x] = state.y;
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < commvq_queries / code_parts<HD>; i++) {
-        const unsigned query = part + i * code_parts<HD>;
-        to[i] = weights[query] * mean;
+    for (int i = 0; i < commvq_queries / channel_threads<HD>; i++) {
+        const unsigned query = part + i * channel_threads<HD>;
+        float levels = 0;
 #pragma unroll
-        for (int p = 0; p < code_parts<HD>; p++) to[i] += parts[p][query][c];
+        for (int p = 0; p < code_groups<HD>; p++) levels += groups[p][query][c];
+        to[i] += weights[query] * mean + step * levels;
     }
     __syncthreads();
 }
 
 /* ---- The kernel */
 
-/* A CTA's shared memory holds queries, then angles, tables, if they lie there, and rings. Later it holds, behind the queries, sums by
+/* A CTA's shared memory holds queries, then tables, if they lie there, angles and rings (commvq_places). Later it holds, behind the queries, sums by
  * code, then rows of halves, then partial states, of which the last is that of pages, and the memory of merging. */
 template <int HD, int CODES> struct commvq_memory {
+    struct for_pages {
+        own_queries<HD> own;
+        page_angles<HD> angles[commvq_warps];
+    };
+    struct for_rows {
+        query_fragments<HD, 1> window, exact;
+    }; /* in order of channels */
     struct queries_memory {
-        query_fragments<HD, 1> window, exact; /* in order of channels */
+        union {
+            for_pages pages;
+            for_rows rows; /* when all pages are read */
+        };
         query_powers powers;
     };
-    static constexpr int queries = ((int)sizeof(queries_memory) + 127) / 128 * 128;
-    static constexpr int angles = commvq_shape<HD>::angle_bytes;
-    static constexpr int codes = (int)sizeof(code_sums<CODES>);
+    static constexpr int queries = ((int)sizeof(queries_memory) + 255) / 256 * 256;
+    static constexpr int finishing = (int)(sizeof(group_sums<HD>) + commvq_queries * sizeof(float));
+    static constexpr int codes = (int)sizeof(code_sums<CODES>) > finishing ? (int)sizeof(code_sums<CODES>) : finishing;
     static constexpr int rows = commvq_warps * 2 * half_rows<HD>::bytes;
     static constexpr int states = ((int)partials_bytes<HD>(commvq_warps + 1, commvq_queries) + 15) / 16 * 16;
     static constexpr int merging = states + commvq_threads * 24;
@@ -172,7 +199,6 @@ template <int HD, int CODES> struct commvq_memory {
 
 struct commvq_launch {
     uint32_t first_query;
-    uint32_t tables;            /* bytes */
     uint32_t slots, slot_bytes; /* of rings */
 };
 
@@ -182,32 +208,39 @@ ATTEND_INLINE void store_pages(const partials<HD> &states, uint32_t group,
                                const float (&sums)[commvq_queries * HD / commvq_threads], float2 state) {
     const unsigned c = threadIdx.x % HD, part = threadIdx.x / HD;
 #pragma unroll
-    for (int i = 0; i < commvq_queries / code_parts<HD>; i++) {
-        const unsigned query = part + i * code_parts<HD>;
+    for (int i = 0; i < commvq_queries / channel_threads<HD>; i++) {
+        const unsigned query = part + i * channel_threads<HD>;
         if (query < group) states.sums[(commvq_warps * group + query) * HD + c] = sums[i];
     }
     if (threadIdx.x < group) states.max_sum[commvq_warps * group + threadIdx.x] = state;
 }
 
+template <int HD, int CODES, bool TABLES> using commvq_places_of = commvq_places<HD, commvq_rounds_of<HD, CODES / HD>, TABLES>;
+
 template <int HD, int CODES, bool TABLES>
 __global__ void __launch_bounds__(commvq_threads, 1)
     attend_commvq_kernel(const __grid_constant__ struct attend_decode a, struct commvq_launch launch) {
     using memory = commvq_memory<HD, CODES>;
-    extern __shared__ __align__(128) uint8_t shared[];
+    using places = commvq_places_of<HD, CODES, TABLES>;
+    extern __shared__ __align__(256) uint8_t shared[];
     auto &queries = *reinterpret_cast<typename memory::queries_memory *>(shared);
     uint8_t *const rest = shared + memory::queries;
     const unsigned warp = threadIdx.x / 32, lane = lane_id();
-    struct share s;
-    if (!share_of(a, blockIdx.x, blockIdx.y, blockIdx.z, s)) return;
-    take_heads(s, launch.first_query, commvq_queries);
-
-    const size_t place = (size_t)a.layer * a.heads.kv_heads + s.head;
+    const size_t place = (size_t)a.layer * a.heads.kv_heads + blockIdx.y;
     const struct commvq_view &keys = static_cast<const struct commvq_view *>(a.learned[0])[place];
     const struct additive_view &values = static_cast<const struct additive_view *>(a.learned[1])[place];
-    const uint32_t angles = shared_address(rest), tables = angles + memory::angles;
-    if (TABLES)
-        for (uint32_t i = 16 * threadIdx.x; i < launch.tables; i += 16 * commvq_threads) copy_async<16>(tables + i, keys.rows + i);
+    const table_rows rows = {shared_address(rest), keys.rows};
+    if (TABLES) copy_tables<places>(keys.rows, keys.rounds, rows.shared);
     commit_copies();
+    prepare_angles<HD, commvq_threads, places>(a, rest);
+    wait_for_kernels();
+    struct share s;
+    if (!share_of(a, blockIdx.x, blockIdx.y, blockIdx.z, s)) {
+        wait_copies<0>();
+        return;
+    }
+    take_heads(s, launch.first_query, commvq_queries);
+
     uint32_t first, end;
     share_pages(s, first, end);
     const uint32_t n = end - first, begin = first + n * warp / commvq_warps, pages = first + n * (warp + 1) / commvq_warps - begin;
@@ -216,13 +249,12 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     ring.listed = listed, ring.n = pages, ring.slots = launch.slots, ring.slot_bytes = launch.slot_bytes;
     ring.place = a.places + place;
     ring.bytes[0] = a.page_bytes[0], ring.bytes[1] = a.page_bytes[1];
-    ring.base = tables + (TABLES ? launch.tables : 0) + warp * ring.slots * ring.slot_bytes;
+    ring.base = rows.shared + places::bytes + warp * ring.slots * ring.slot_bytes;
     ring.own = 16 * lane;
     ring.start();
-    prepare_angles<HD>(a, rest);
     prepare_powers<HD>(a, s, keys, queries.powers);
-    prepare_queries<HD, 1, commvq_warps>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window);
-    prepare_queries<HD, 1, commvq_warps>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.exact);
+    __syncthreads();
+    prepare_own<HD>(a, s, keys, queries.powers, queries.pages.own);
     if (TABLES) wait_copies<0>();
     __syncthreads();
 
@@ -230,7 +262,7 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     float codes[CODES / 16][1][4] = {};
     clear_running(running);
     const column_slopes<1> slopes = slopes_of<1>(a, s);
-    const table_rows rows = {tables, keys.rows};
+    const own_bytes bytes = own_bytes_of();
     struct page_of_lane of_lane;
 #pragma unroll 1
     for (uint32_t page = 0; page < pages; page++) {
@@ -241,10 +273,10 @@ __global__ void __launch_bounds__(commvq_threads, 1)
         float x[4][1][4] = {}, rise[1][2];
         uint32_t w[4][1][2];
         {
-            page_queries<HD> own;
-            rotate_to_page<HD>(a, s, keys, queries.powers, from, own);
+            query_step of_page[commvq_shape<HD>::steps];
+            rotate_to_page<HD>(a, queries.pages.own, from, queries.pages.angles[warp], of_page);
             ring.wait(1);
-            score_page<HD, TABLES>(keys, rows, ring.slot(0), angles, queries.powers, own, x);
+            score_page<HD, commvq_rounds_of<HD, CODES / HD>, TABLES>(rows, bytes, ring.slot(0), queries.powers, of_page, x);
         }
         __syncwarp();
         ring.release(page, 0);
@@ -256,9 +288,12 @@ __global__ void __launch_bounds__(commvq_threads, 1)
         __syncwarp();
         ring.release(page, 1);
     }
+    let_next_kernel_begin(); /* not before: there is no room for it, but where it would delay what is loaded here */
     wait_copies<0>();
     finish_running(running);
-    __syncthreads(); /* angles, tables and rings are no longer read */
+    __syncthreads(); /* queries of pages, angles, tables and rings are no longer read */
+    prepare_queries<HD, 1, commvq_warps>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.rows.window);
+    prepare_queries<HD, 1, commvq_warps>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.rows.exact);
     store_codes<CODES>(*reinterpret_cast<code_sums<CODES> *>(rest), running, codes);
     __syncthreads();
     float of_pages[commvq_queries * HD / commvq_threads];
@@ -267,7 +302,7 @@ __global__ void __launch_bounds__(commvq_threads, 1)
 
     float acc[HD / 16][1][4] = {};
     clear_running(running);
-    attend_rows<HD>(a, s, warp * s.parts + s.part, commvq_warps * s.parts, queries.exact, queries.window, slopes,
+    attend_rows<HD>(a, s, warp * s.parts + s.part, commvq_warps * s.parts, queries.rows.exact, queries.rows.window, slopes,
                     shared_address(rest) + warp * 2 * half_rows<HD>::bytes, running, acc);
     finish_running(running);
     __syncthreads(); /* nor rows */
@@ -285,7 +320,7 @@ template <int HD, int CODES, bool TABLES>
 cudaError_t launch_tables(const struct attend_decode *a, struct commvq_launch launch, uint32_t room, cudaStream_t stream) {
     using memory = commvq_memory<HD, CODES>;
     const auto kernel = attend_commvq_kernel<HD, CODES, TABLES>;
-    const uint32_t before = memory::angles + (TABLES ? launch.tables : 0);
+    constexpr uint32_t before = commvq_places_of<HD, CODES, TABLES>::bytes;
     launch.slot_bytes = ring_slot_bytes(a),
     launch.slots = ring_slots(launch.slot_bytes, commvq_warps, room - memory::queries - before);
     uint32_t bytes = before + launch.slots * commvq_warps * launch.slot_bytes;
@@ -293,19 +328,18 @@ cudaError_t launch_tables(const struct attend_decode *a, struct commvq_launch la
     if (!launch.slots || bytes > room) return cudaErrorInvalidConfiguration;
     const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (result != cudaSuccess) return result;
-    kernel<<<dim3(a->splits, a->heads.kv_heads, a->n_rows), commvq_threads, bytes, stream>>>(*a, launch);
-    return cudaGetLastError();
+    return launch_early(kernel, dim3(a->splits, a->heads.kv_heads, a->n_rows), dim3(commvq_threads), bytes, stream, *a, launch);
 }
 
 /* Launches with tables in shared memory where there is room for them beside rings of a page, a launch for each eight queries. */
 template <int HD, int CODES> cudaError_t launch_codes(const struct attend_decode *a, cudaStream_t stream) {
     using memory = commvq_memory<HD, CODES>;
+    if (a->centroid[0].bits != COMMVQ_BITS * commvq_rounds_of<HD, CODES / HD>) return cudaErrorInvalidConfiguration;
     const uint32_t room = (uint32_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
                    group = a->heads.query_heads / a->heads.kv_heads;
-    struct commvq_launch launch = {0, HD / a->centroid[0].width * (a->centroid[0].bits / COMMVQ_BITS) * COMMVQ_ENTRIES * COMMVQ_ROW,
-                                   0, 0};
-    const uint32_t before = memory::queries + memory::angles + launch.tables;
+    struct commvq_launch launch = {0, 0, 0};
     constexpr bool may_fit = HD < 256; /* else no kernel with tables is compiled */
+    constexpr uint32_t before = memory::queries + commvq_places_of<HD, CODES, may_fit>::bytes;
     const bool fits = before < room && ring_slots(ring_slot_bytes(a), commvq_warps, room - before);
     const auto launch_one = may_fit && fits ? launch_tables<HD, CODES, may_fit> : launch_tables<HD, CODES, false>;
     cudaError_t result = cudaSuccess;

@@ -82,8 +82,8 @@ template <int NQ, bool TWO> ATTEND_INLINE void score_planes(uint32_t slot, uint3
                        next = TWO ? load_shared(at.bytes + n * tile_bytes + 4 * 8 * 4) : 0;
 #pragma unroll
         for (int f = 0; f < 2; f++) {
-            mma_u8(d[f][0][n], a.low[2 * f], a.low[2 * f + 1], b.low[2 * f], b.low[2 * f + 1], own, next);
-            mma_u8(d[f][1][n], a.high[2 * f], a.high[2 * f + 1], b.high[2 * f], b.high[2 * f + 1], own, next);
+            mma_u8_s8(d[f][0][n], a.low[2 * f], a.low[2 * f + 1], b.low[2 * f], b.low[2 * f + 1], own, next);
+            mma_u8_s8(d[f][1][n], a.high[2 * f], a.high[2 * f + 1], b.high[2 * f], b.high[2 * f + 1], own, next);
         }
     }
     at.entry += (TWO + 1) * 4 * 8, at.bytes += (TWO + 1) * 4 * 8 * 4;
@@ -235,8 +235,8 @@ ATTEND_INLINE void accumulate_planes(uint32_t slot, uint2 entry, const page_weig
 #pragma unroll
         for (int f = 0; f < 2; f++) {
             const uint32_t(&low)[2] = weights.b[0][n], (&high)[2] = weights.b[1][n];
-            mma_u8(d[0][f][n], a.low[2 * f], a.low[2 * f + 1], b.low[2 * f], b.low[2 * f + 1], low[0], low[1]);
-            mma_u8(d[1][f][n], a.high[2 * f], a.high[2 * f + 1], b.high[2 * f], b.high[2 * f + 1], high[0], high[1]);
+            mma_u8_s8(d[0][f][n], a.low[2 * f], a.low[2 * f + 1], b.low[2 * f], b.low[2 * f + 1], low[0], low[1]);
+            mma_u8_s8(d[1][f][n], a.high[2 * f], a.high[2 * f + 1], b.high[2 * f], b.high[2 * f + 1], high[0], high[1]);
         }
 #pragma unroll
     for (int n = 0; n < NQ; n++) {

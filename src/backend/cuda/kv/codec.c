@@ -43,9 +43,11 @@ static bool attends_centroids(const struct head_view *heads, enum codec_side sid
     return code.width >= 2 && (code.width & (code.width - 1)) == 0;
 }
 
-/* Returns whether the side is keys, with sub-vectors that kernels are compiled for. */
+/* Returns whether the side is keys, with the coding of 1 or 2 bits per value. */
 static bool attends_commvq(const struct head_view *heads, enum codec_side side, struct centroid_shape code) {
-    return side == CODEC_KEYS && commvq_head_dims(heads) && code.width == (heads->head_dim == 64 ? 64 : 128);
+    const struct coding one = commvq_coding(heads->head_dim, 1), two = commvq_coding(heads->head_dim, 2);
+    return side == CODEC_KEYS && commvq_head_dims(heads) && code.width == one.width &&
+           (code.bits == one.bits || code.bits == two.bits);
 }
 
 /* Returns whether the side is values, with a code of a bit or two for each channel. */

@@ -45,13 +45,11 @@ static void set_rows(const struct key_numbers *n, const int8_t *from, uint8_t *t
 }
 
 /* Makes the integers of a set: rows in units, steps[hd / 2]. */
-static void set_integers(const struct key_numbers *n, const float *tables, int8_t *rows, uint8_t *units, float *steps,
-                         struct commvq_view *view) {
-    float inverses[COMMVQ_MOST_PAIRS], largest[CODEC_HEAD_DIM_MAX] = {0};
+static void set_integers(const struct key_numbers *n, const float *tables, int8_t *rows, uint8_t *units, float *steps) {
+    float inverses[COMMVQ_MOST_PAIRS];
     const size_t each = n->rounds * COMMVQ_ENTRIES * 2 * n->pairs;
     for (size_t k = 0; k < n->subvectors; k++)
         commvq_integers(n->pairs, n->rounds, tables + k * each, n->pairs, rows + k * each, steps + k * n->pairs, inverses);
-    view->spans = (uint32_t)commvq_spans(n->subvectors, n->rounds, n->pairs, rows, view->span, largest);
     set_rows(n, rows, units);
 }
 
@@ -77,7 +75,7 @@ enum terse_status commvq_send(const struct coding *coding, uint32_t head_dim, co
                                     .half = there + n.floats,
                                     .gain_scale = normalization[head_dim],
                                     .mean = there + head_dim / 2};
-        set_integers(&n, parameters, rows, host, steps, own);
+        set_integers(&n, parameters, rows, host, steps);
         memcpy(steps + head_dim / 2, normalization, head_dim * sizeof *normalization);
         status = device_check(device_send(device, host, sent), "sending a codebook", error);
         if (!status)

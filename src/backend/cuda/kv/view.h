@@ -267,8 +267,6 @@ struct commvq_view {
     float *half;         /* [subvectors][rounds][a][b]: half the square of z[a] + i z[b], of the search */
     float gain_scale;
     const float *mean; /* [hd] */
-    uint32_t spans;
-    uint8_t span[COMMVQ_MOST_ROUNDS]; /* rounds of each, whose sums fit a byte */
 };
 #define COMMVQ_ROW 128
 #define COMMVQ_MIDDLE 64
