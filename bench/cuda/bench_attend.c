@@ -121,7 +121,7 @@ static void make_transforms(double rate, struct model *model) {
     static struct transform_share shares[2 * HEADS];
     static float sizes[2 * HEADS][HD], step[HD], mean[HD];
     static int16_t basis[HD * HD];
-    static uint32_t readers[6 * TRANSFORM_PLANES_MAX];
+    static uint32_t readers[2 * TRANSFORM_PLANES_MAX];
     static uint8_t bits[2 * HEADS][HD / 4];
     static struct transform_view views[2][HEADS];
     for (int i = 0; i < 2 * HEADS; i++) {
@@ -140,7 +140,6 @@ static void make_transforms(double rate, struct model *model) {
             view->step = device(sizeof step, step), view->basis = device(sizeof basis, basis);
             transform_readers(&view->layout, (enum codec_side)side, readers);
             view->readers = device(transform_reader_words(&view->layout) * sizeof *readers, readers);
-            view->wraps = transform_wraps(&view->layout, (enum codec_side)side);
             transform_quads(&view->layout, view->quad);
             transform_set_scored(HD, view);
             model->places[h].bytes[side] = (uint32_t)PAGE_BYTES_TRANSFORM(view->layout.nibbles);
