@@ -4,7 +4,7 @@
     speed.py run [PART...] --build build-cuda --lines speed.jsonl      on a machine with a GPU
     speed.py write speed.jsonl [FILE...] [--docs docs]
 
-`run` keeps what each command printed, with the commit, the GPU, its driver and the date; it goes on where it was interrupted. `write` replaces what
+`run` needs the targets cuda_programs, terse_command, terse-cuda and make_model of a build of a commit with nothing changed. It keeps what each command printed, with the commit, the GPU, its driver and the date; it goes on where it was interrupted. `write` replaces what
 stands between <!-- speed.py TABLE --> and <!-- end of TABLE --> in the pages, where a table was measured; text around it is written by hand.
 
 Parts, and estimates of the GPU time that each takes, about a second for each method and shape of attention:
@@ -195,6 +195,16 @@ def goals(printed):
     return [*columns(PAPER_SHAPES), "of the goals"], rows
 
 
+def ratios(printed):
+    us, best = times(printed["attention"] + printed["choice"]), best_f16(printed["pytorch"])
+    shapes = ["1x8192", "1x32768", "1x131072", "8x32768", "8x131072"]
+    rows = []
+    for m in ["f16", "kivi-4", "terse-4", "terse-2", "terse-1", "million-4", "antkv-1", "commvq-2", "selfindex-2@7.5"]:
+        name = m.replace("@7.5", ", 7.5 % of the tokens, without anchors").replace("antkv-1", "antkv-1, without anchors")
+        rows.append([name, *(f"{best[s] / us[m, s]:.2f}" if (m, s) in us and s in best else "" for s in shapes)])
+    return columns(shapes), rows
+
+
 def encoding(printed):
     us = {(m, what): float(t) for m, what, t in re.findall(r"^(\S+) (encode|decode) (\S+) ", printed["encode"], re.MULTILINE)}
     methods = [m for m in ENCODED if (m, "encode") in us]
@@ -239,6 +249,7 @@ def steps(printed):
 
 # Of each table: its page, its parts, and what makes it.
 TABLES = {
+    "ratios": ("cuda.md", ["attention", "pytorch", "choice"], ratios),
     "weights": ("cuda.md", ["weights"], weights),
     "steps": ("cuda.md", ["steps"], steps),
     "encode": ("cuda.md", ["encode"], encoding),

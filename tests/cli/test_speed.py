@@ -30,6 +30,7 @@ ROWS = {
     "attention-scalar": ["| q8_0 | 14.6 (0.50) |"],
     "choice": ["| f16 | 81.5 / 25.1 |"],
     "goals": ["| million-4 |  | 50.0, 1.02 (1.7) |  |  |  | 60 to 60 % |"],
+    "ratios": ["| f16 | 0.96 |", "| million-4 |  | 1.02 |"],
     "encode": ["|  | f16 | commvq-2 |", "| encode | 29 | 11,020 |", "| decode | 29 | 1,299 |"],
     "weights": ["| vectors | F16 |", "| 1 | 4208 |", "| 8 | 3982 |", "| 16 | 2871 |"],
     "anchors": ["| 64 | 8,192 | 746 | 1,346 | 1.80 | 31 |", "| 128 | 8,192 | 1,111 | 1,752 | 1.58 | 31 |"],
@@ -92,6 +93,37 @@ class Speed(unittest.TestCase):
         self.assertEqual(self.write(lines(parts=["encode"]) + lines(commit="def5678", parts=["commvq"])).returncode, 0)
         self.assertIn("abc1234", self.table("encode"))
         self.assertIn("def5678", self.table("commvq"))
+
+    def program(self, name, text):
+        path = os.path.join(self.folder.name, "bin", name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("#!/bin/sh\n" + text)
+        os.chmod(path, 0o755)
+
+    def run_parts(self, *parts):
+        path = os.path.join(self.folder.name, "run.jsonl")
+        environment = {**os.environ, "PATH": os.path.join(self.folder.name, "bin") + ":" + os.environ["PATH"]}
+        words = [sys.executable, "-B", SCRIPT, "run", *parts, "--build", self.folder.name, "--lines", path]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+        return done, speed.read([path]) if os.path.exists(path) else []
+
+    def test_a_run_goes_on_and_keeps_to_its_commit(self):
+        self.program("nvidia-smi", "echo NVIDIA H100, 1.2\n")
+        self.program("terse", "echo commit abc1234\n")
+        self.program("bench_encode_cuda", '[ "$1" = commvq-2 ] && { echo no memory >&2; exit 1; }\necho "$1 encode 29.0 2300"\n')
+        done, kept = self.run_parts("encode")
+        self.assertEqual((done.returncode, done.stderr), (1, "speed.py: bench_encode_cuda commvq-2 exited with 1: no memory\n"))
+        self.assertEqual(len(kept), len(speed.ENCODED) - 1)
+        self.assertEqual({(line["commit"], line["gpu"], line["driver"]) for line in kept}, {("abc1234", "NVIDIA H100", "1.2")})
+        self.program("bench_encode_cuda", 'echo "$1 encode 30.0 2300"\n')
+        done, kept = self.run_parts("encode")
+        self.assertEqual(done.returncode, 0)
+        self.assertEqual([line["command"] for line in kept if "30.0" in line["printed"]], ["bench_encode_cuda commvq-2"])
+        self.program("terse", "echo commit def5678\n")
+        done, again = self.run_parts("encode")
+        self.assertEqual((done.returncode, again), (1, kept))
+        self.assertIn("would mix", done.stderr)
 
     def test_a_part_that_is_not_known_is_refused(self):
         done = subprocess.run([sys.executable, "-B", SCRIPT, "run", "nonsense"], capture_output=True, text=True, check=False)
