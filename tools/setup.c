@@ -265,7 +265,7 @@ void setup_remark_eviction(const struct setup *setup) {
 
 int setup_check_codebook(const struct setup *setup) {
     char method[256];
-    if (!setup->codebook_path || codebooks_needed(setup)) return EXIT_OK;
+    if (!setup->codebook_path || strcmp(setup->codebook_path, "none") == 0 || codebooks_needed(setup)) return EXIT_OK;
     return complain("--codebook is for methods that learn, and %s learns nothing: omit it, or choose another --kv",
                     setup_method_text(setup, method, sizeof method));
 }

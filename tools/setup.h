@@ -86,7 +86,7 @@ enum terse_status setup_try_cache(const struct setup *setup, struct terse_error 
 /* Remarks where --evict keeps so few tokens of a sequence that all of them are exact, so that the method compresses nothing. */
 void setup_remark_eviction(const struct setup *setup);
 
-/* Refuses options without effect: --codebook with a method that learns nothing. Returns an exit status. */
+/* Refuses options without effect: a file as --codebook with a method that learns nothing. Returns an exit status. */
 int setup_check_codebook(const struct setup *setup);
 
 /* Writes "terse calibrate -m FILE --kv METHOD", which learns what the method needs of the model, on the device of *setup, to

@@ -444,8 +444,31 @@ static bool wanted(int argc, char **argv, const char *name) {
     return !any;
 }
 
+static void write_shape(const struct shape *shape, char *name, size_t size) {
+    snprintf(name, size, "%" PRIu32 "x%" PRIu32, shape->sequences, shape->tokens);
+}
+
+static bool is_known(const char *argument) {
+    char name[32];
+    for (size_t m = 0; m < sizeof methods / sizeof *methods; m++)
+        if (!strcmp(argument, methods[m].name)) return true;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        write_shape(&shapes[i], name, sizeof name);
+        if (!strcmp(argument, name)) return true;
+    }
+    return false;
+}
+
 int main(int argc, char **argv) {
     struct terse_error error;
+    for (int i = 1; i < argc; i++) {
+        if (is_known(argv[i])) continue;
+        fprintf(
+            stderr,
+            "bench_attend_cuda: does not time '%s': name methods and shapes among those at the top of bench/cuda/bench_attend.c\n",
+            argv[i]);
+        return 1;
+    }
     if (device_available(&error)) {
         fprintf(stderr, "bench_attend_cuda: %s\n", error.message);
         return 1;
@@ -458,7 +481,7 @@ int main(int argc, char **argv) {
         make_model(&methods[m], &positions.rope, &model);
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             char name[32];
-            snprintf(name, sizeof name, "%" PRIu32 "x%" PRIu32, shapes[i].sequences, shapes[i].tokens);
+            write_shape(&shapes[i], name, sizeof name);
             if (wanted(argc, argv, name)) measure(&model, &positions, &shapes[i]);
         }
     }

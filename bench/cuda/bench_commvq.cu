@@ -326,7 +326,12 @@ static void measure(uint32_t bits, uint32_t tokens) {
 /* Runs bench_commvq_cuda [TOKENS...], multiples of 256; what it allocates lives as long as the program. */
 int main(int argc, char **argv) {
     std::vector<uint32_t> lengths;
-    for (int i = 1; i < argc; i++) lengths.push_back((uint32_t)atoi(argv[i]));
+    for (int i = 1; i < argc; i++) {
+        const int tokens = atoi(argv[i]);
+        if (tokens <= 0 || tokens % 256)
+            return fprintf(stderr, "bench_commvq_cuda: does not time '%s' tokens: name multiples of 256\n", argv[i]), 1;
+        lengths.push_back((uint32_t)tokens);
+    }
     if (lengths.empty()) lengths = {8192, 32768, 131072};
     for (uint32_t bits = 2; bits; bits--)
         for (const uint32_t tokens : lengths) measure(bits, tokens);

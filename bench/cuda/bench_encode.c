@@ -22,8 +22,9 @@
 #define LAUNCHES 8 /* that are timed together */
 #define REPEATS 11
 
-static const char *const methods[] = {"f16",     "q8_0",    "q4_0",    "kivi-4",   "kivi-2",  "terse-1",
-                                      "terse-2", "terse-3", "terse-4", "commvq-2", "commvq-1"};
+static const char *const methods[] = {"f16",     "q8_0",    "q4_0",    "kivi-4",    "kivi-2",    "terse-1",
+                                      "terse-2", "terse-3", "terse-4", "million-4", "million-3", "million-2",
+                                      "antkv-4", "antkv-2", "antkv-1", "commvq-2",  "commvq-1"};
 
 static void check(cudaError_t result, const char *doing) {
     if (result == cudaSuccess) return;
@@ -197,8 +198,20 @@ static void measure(const struct work *w, const char *what,
     check(cudaEventDestroy(end), "an event");
 }
 
+static bool is_known(const char *name) {
+    for (size_t m = 0; m < sizeof methods / sizeof *methods; m++)
+        if (!strcmp(name, methods[m])) return true;
+    return false;
+}
+
 int main(int argc, char **argv) {
     struct terse_error error;
+    for (int i = 1; i < argc; i++) {
+        if (is_known(argv[i])) continue;
+        fprintf(stderr, "bench_encode_cuda: does not time '%s': name methods among those at the top of bench/cuda/bench_encode.c\n",
+                argv[i]);
+        return 1;
+    }
     if (device_available(&error)) {
         fprintf(stderr, "bench_encode_cuda: %s\n", error.message);
         return 1;

@@ -211,8 +211,17 @@ static int make_room(struct room *room) {
     return 0;
 }
 
+static bool is_known(const char *argument) {
+    for (const auto &t : types)
+        if (!strcmp(argument, t.name)) return true;
+    return !strcmp(argument, "layers");
+}
+
 int main(int argc, char **argv) {
     struct room room = {};
+    for (int i = 1; i < argc; i++)
+        if (!is_known(argv[i]))
+            return fprintf(stderr, "bench_weights_cuda: does not time '%s': name types as GGUF does, or layers\n", argv[i]), 1;
     if (make_room(&room)) return 1;
     printf("GB/s of weights        vectors");
     for (uint32_t n : counts) printf("%8u", n);

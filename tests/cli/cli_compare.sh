@@ -65,6 +65,6 @@ refuses 'at least 8 tokens' compare q4_0 q8_0 -f "$text" -c 7
 refuses 'too few for a window of 30000' compare q4_0 q8_0 -f "$text" -c 30000
 refuses '2 windows of 512 tokens have 510 positions to score, and an interval needs more than 1792' compare q4_0 q8_0 -f "$text" --chunks 2
 refuses '39 windows of 8 tokens have 117 positions' compare q4_0 q8_0 -f <(head -c 900 "$text") -c 8 --chunks 100
-refuses '--codebook is for methods that learn' compare q4_0 q8_0 -f "$text" --codebook none
+refuses '--codebook is for methods that learn' compare q4_0 q8_0 -f "$text" --codebook "$work/missing"
 refuses 'do not fit' compare q4_0 q8_0 -f "$text" --kv-budget 1M
 interrupts compare q4_0 q8_0 -f data/demo.txt -c 64

@@ -102,7 +102,7 @@ works run -f "$work/long" -n 4 --codebook none # fewer than 2,052 tokens, which 
 [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '(terse-4)$' "$work/err" || fail "without the built-in profile: $(cat "$work/err")"
 near "$(number_after 'MiB, ' "$work/err")" 16 0.15 || fail "short texts are not exact: $(cat "$work/err")"
 refuses 'antkv-1 cannot do without' run -p x -n 1 --kv antkv-1 --codebook none
-works run -f "$work/long" -n 4 --kv f16
+works run -f "$work/long" -n 4 --kv f16 --codebook none # which asks for nothing where nothing is learned
 near "$(number_after 'MiB, ' "$work/err")" 16 0.15 || fail "f16 is not about 16 bits: $(cat "$work/err")"
 works run -f "$work/long" -n 4 --kv q4_0 --kv-tail-tokens 0
 near "$(number_after 'MiB, ' "$work/err")" 5 0.15 || fail "q4_0 and its window are not about 5 bits: $(cat "$work/err")"

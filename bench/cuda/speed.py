@@ -1,0 +1,323 @@
+#!/usr/bin/env python3
+"""Measures the tables of docs/cuda.md and of its reports that programs of bench/cuda print, and writes them into these pages.
+
+    speed.py run [PART...] --build build-cuda --lines speed.jsonl      on a machine with a GPU
+    speed.py write speed.jsonl [FILE...] [--docs docs]
+
+`run` needs the targets cuda_programs, terse_command, terse-cuda and make_model of a build of a commit with nothing changed. It keeps what each command printed, with the commit, the GPU, its driver and the date; it goes on where it was interrupted. `write` replaces what
+stands between <!-- speed.py TABLE --> and <!-- end of TABLE --> in the pages, where a table was measured; text around it is written by hand.
+
+Parts, and estimates of the GPU time that each takes, about a second for each method and shape of attention:
+
+    attention   110 s   all methods and shapes that read all tokens
+    pytorch      20 s   f16 by PyTorch, beside terse's own
+    choice       40 s   steps that choose their tokens
+    encode       15 s   pages encoded and decoded
+    weights      30 s   products with weights
+    anchors      15 s   anchors beside a prompt, and mat-N
+    commvq       15 s   three ways to read CommVQ's pages
+    steps       100 s   whole steps of 8 layers of an 8B model, which make_model makes, and of each model of -m
+"""
+
+import argparse
+import datetime
+import json
+import os
+import re
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(HERE, "..", "experiments"), os.path.join(HERE, "..", "reports")]
+from quality_runner import Failed, Runner  # noqa: E402
+from report_text import table  # noqa: E402
+
+SCALAR = ["f16", "kivi-4", "terse-4", "terse-3", "terse-2", "terse-1"]
+OTHER_SCALAR = ["q8_0", "q4_0", "kivi-2"]
+LEARNED = ["million-4", "million-2", "antkv-4", "antkv-2", "antkv-1", "commvq-2", "commvq-1"]
+CHOOSING = ["selfindex-2@7.5", "quest@7.5", "f16@7.5", "q4_0@7.5", "terse-4@7.5", "terse-2@7.5", "terse-1@7.5"]
+SHAPES = ["1x1024", "1x8192", "1x32768", "1x131072", "8x8192", "8x32768", "8x131072"]
+CHOICE_SHAPES = ["1x32768", "1x131072", "8x32768", "8x131072", "10x16384"]
+PAPER_SHAPES = ["1x8192", "1x32768", "8x32768", "1x131072", "8x131072"]
+GOALS = {  # of best f16 over the method, in the order of PAPER_SHAPES but the first
+    "million-4": (1.7, 3, 2.6, 3.2),
+    "million-2": (2.1, 5, 3.7, 5.5),
+    "antkv-4": (1.8, 2.8, 2.4, 3),
+    "antkv-2": (2, 4, 3.2, 4.5),
+    "antkv-1": (2, 4.5, 3.5, 5),
+    "commvq-2": (0.8, 0.8, 1, 0.8),
+    "commvq-1": (1, 1.2, 1.2, 1.2),
+    "selfindex-2@7.5": (1.8, 6, 5, 9),
+}
+ENCODED = ["f16", "q8_0", "q4_0", "kivi-4", "kivi-2", "terse-4", "terse-3", "terse-2", "terse-1", "million-4", "million-2", "antkv-2", "antkv-1", "commvq-2", "commvq-1"]
+WEIGHTS = ["F16", "BF16", "Q8_0", "Q6_K", "Q4_K", "Q4_0"]
+STEP_METHODS = ["f16", "q4_0", "terse-4", "terse-2"]
+BENCH = "terse bench -m {} --device cuda --allow-longer-context -p 0 -n 64 -d {} -r 4 --kv {} --codebook none -o json"
+EIGHT_LAYERS = "8b-8-layers.gguf"
+
+# The commands of each part, by words; programs are those of the build.
+PARTS = {
+    "attention": [["bench_attend_cuda", m, *SHAPES, *(["10x16384"] if m == "f16" else [])] for m in SCALAR + OTHER_SCALAR + LEARNED],
+    "pytorch": [["f16_attention.py", *SHAPES]],
+    "choice": [["bench_attend_cuda", m, *CHOICE_SHAPES] for m in CHOOSING],
+    "encode": [["bench_encode_cuda", m] for m in ENCODED],
+    "weights": [["bench_weights_cuda", *WEIGHTS]],
+    "anchors": [["bench_anchors_cuda"]],
+    "commvq": [["bench_commvq_cuda"]],
+    "steps": [],
+}
+
+
+def step_commands(models):
+    """The commands of part steps; depths are those that each model's context holds."""
+    given = [(EIGHT_LAYERS, "8192,32768,131072"), *((m, "4096,16384,32000") for m in models)]
+    return [BENCH.format(model, depths, ",".join(STEP_METHODS)).split() for model, depths in given]
+
+
+# ---- Measuring
+
+
+def stamp_of(build):
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    gpu, driver = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split("\n")[0].split(", ")
+    return {"commit": Runner.commit_of(os.path.join(build, "bin", "terse")), "gpu": gpu, "driver": driver}
+
+
+def printed_by(words, build):
+    """What a command printed; raises Failed where it does not succeed."""
+    programs, stdin = os.path.join(build, "bin"), None
+    command = [os.path.join(programs, words[0]), *words[1:]]
+    if words[0] == "f16_attention.py":  # it only needs to know the shapes
+        command, stdin = [sys.executable, os.path.join(HERE, words[0])], "".join(f"f16 {shape} 1 1\n" for shape in words[1:])
+    if EIGHT_LAYERS in words and not os.path.exists(EIGHT_LAYERS):
+        subprocess.run([os.path.join(programs, "make_model"), "8b", "q4_k", EIGHT_LAYERS, "8"], check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    if done.returncode or not done.stdout:
+        raise Failed(f"{' '.join(words)} exited with {done.returncode}: {(done.stderr.strip() or 'it printed nothing').splitlines()[-1]}")
+    return done.stdout
+
+
+def read(paths):
+    lines = []
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            lines += [json.loads(line) for line in file]
+    return lines
+
+
+def run(options):
+    stamp = stamp_of(options.build)
+    kept = read([options.lines]) if os.path.exists(options.lines) else []
+    refuse_mixture(options.lines, [*kept, stamp])
+    done = {(line["part"], line["command"]) for line in kept}
+    commands = {**PARTS, "steps": step_commands(options.model)}
+    failed = 0
+    for part in options.parts or PARTS:
+        for words in commands[part]:
+            words = [os.path.relpath(w) if w.endswith(".gguf") else w for w in words]
+            command = " ".join(words)
+            if (part, command) in done:
+                continue
+            print(f"{part}: {command}", flush=True)
+            try:
+                printed = printed_by(words, options.build)
+            except (Failed, OSError, subprocess.CalledProcessError) as error:
+                print(f"speed.py: {error}", file=sys.stderr)
+                failed += 1
+                continue
+            print(printed, end="", flush=True)
+            line = {"part": part, "command": command, **stamp, "date": datetime.date.today().isoformat(), "printed": printed}
+            kept.append(line)
+            with open(options.lines + ".new", "w", encoding="utf-8") as file:
+                file.writelines(json.dumps(one) + "\n" for one in kept)
+            os.replace(options.lines + ".new", options.lines)
+    return 1 if failed else 0
+
+
+def refuse_mixture(what, lines):
+    found = sorted({(line["commit"], line["gpu"], line["driver"]) for line in lines})
+    if len(found) > 1:
+        raise Failed(f"{what} would mix {' and '.join(', driver '.join([f'{c} on {g}', d]) for c, g, d in found)}: keep each in a file of its own")
+
+
+# ---- Tables: each is a function of what was printed, by part, to (head, rows), or None where it was not measured
+
+
+def times(text):
+    """{(method, shape): microseconds} of bench_attend_cuda."""
+    return {(m, shape): float(us) for m, shape, us in re.findall(r"^(\S+) (\d+x\d+) (\S+) ", text, re.MULTILINE)}
+
+
+def best_f16(text):
+    return {shape: float(us) for shape, us in re.findall(r"^PyTorch (\d+x\d+): (\S+) us", text, re.MULTILINE)}
+
+
+def columns(shapes):
+    return ["", *(shape.replace("x", " x ") for shape in shapes)]
+
+
+def all_tokens(methods):
+    def make(printed):
+        us, best = times(printed["attention"]), best_f16(printed["pytorch"])
+        rows = [["PyTorch f16", *(f"{best[s]:.1f}" if s in best else "" for s in SHAPES)]] if "f16" in methods else []
+        for m in methods:
+            rows.append([m, *(f"{us[m, s]:.1f}" + (f" ({best[s] / us[m, s]:.2f})" if s in best else "") if (m, s) in us else "" for s in SHAPES)])
+        return columns(SHAPES), rows
+
+    return make
+
+
+def choosing(printed):
+    us, whole = times(printed["choice"]), times(printed["attention"])
+    rows = [["f16, all tokens", *(f"{whole['f16', s]:.1f}" if ("f16", s) in whole else "" for s in CHOICE_SHAPES)]]
+    for m in CHOOSING:
+        cells = [f"{us[m, s]:.1f} / {us[m + '/choice', s]:.1f}" if (m + "/choice", s) in us else "" for s in CHOICE_SHAPES]
+        rows.append([m.removesuffix("@7.5"), *cells])
+        own = m.removesuffix("@7.5")
+        if own != "f16" and (own, "1x32768") in whole:
+            rows.append([own + ", all tokens", *(f"{whole[own, s]:.1f}" if (own, s) in whole else "" for s in CHOICE_SHAPES)])
+    return columns(CHOICE_SHAPES), rows
+
+
+def goals(printed):
+    us, best = times(printed["attention"] + printed["choice"]), best_f16(printed["pytorch"])
+    rows = [["best f16", *(f"{best[s]:.1f}" if s in best else "" for s in PAPER_SHAPES), ""]]
+    for m, wanted in GOALS.items():
+        cells, parts = [], []
+        for s, goal in zip(PAPER_SHAPES, (None, *wanted)):
+            if (m, s) not in us or s not in best:
+                cells.append("")
+                continue
+            ratio = best[s] / us[m, s]
+            cells.append(f"{us[m, s]:.1f}, {ratio:.2f}" + (f" ({goal:g})" if goal else ""))
+            parts += [100 * ratio / goal] if goal else []
+        rows.append([m.replace("@7.5", ", 7.5 % of the tokens"), *cells, f"{min(parts):.0f} to {max(parts):.0f} %" if parts else ""])
+    return [*columns(PAPER_SHAPES), "of the goals"], rows
+
+
+def ratios(printed):
+    us, best = times(printed["attention"] + printed["choice"]), best_f16(printed["pytorch"])
+    shapes = ["1x8192", "1x32768", "1x131072", "8x32768", "8x131072"]
+    rows = []
+    for m in ["f16", "kivi-4", "terse-4", "terse-2", "terse-1", "million-4", "antkv-1", "commvq-2", "selfindex-2@7.5"]:
+        name = m.replace("@7.5", ", 7.5 % of the tokens, without anchors").replace("antkv-1", "antkv-1, without anchors")
+        rows.append([name, *(f"{best[s] / us[m, s]:.2f}" if (m, s) in us and s in best else "" for s in shapes)])
+    return columns(shapes), rows
+
+
+def encoding(printed):
+    us = {(m, what): float(t) for m, what, t in re.findall(r"^(\S+) (encode|decode) (\S+) ", printed["encode"], re.MULTILINE)}
+    methods = [m for m in ENCODED if (m, "encode") in us]
+    return ["", *methods], [[what, *(f"{us[m, what]:,.0f}" if (m, what) in us else "" for m in methods)] for what in ("encode", "decode")]
+
+
+def weights(printed):
+    counts = re.search(r"vectors((?: +\d+)+)$", printed["weights"], re.MULTILINE)[1].split()
+    rates = {t: cells.split() for t, cells in re.findall(r"^(\S+) +28672 x 4096 +(.*)$", printed["weights"], re.MULTILINE)}
+    types = [t for t in WEIGHTS if t in rates]
+    return ["vectors", *types], [[n, *(rates[t][i] for t in types)] for i, n in enumerate(counts) if n in ("1", "8", "16")]
+
+
+def anchors(printed):
+    found = re.findall(r"^anchors (\d+) (\d+) attention (\S+) scores (\S+) \((\S+)\) choice (\S+)", printed["anchors"], re.MULTILINE)
+    rows = [[hd, f"{int(n):,}", *(f"{float(x):,.0f}" for x in (a, s)), times_of, f"{float(c):.0f}"] for hd, n, a, s, times_of, c in found]
+    return ["head_dim", "tokens", "attention", "scores", "times attention", "choice of 1 %"], sorted(rows, key=lambda r: int(r[0]))
+
+
+def commvq(printed):
+    rows = []
+    for m, n, *us in re.findall(r"^(commvq-\d) (\d+) registers (\S+) tables (\S+) naive (\S+)", printed["commvq"], re.MULTILINE):
+        own, tables, naive = map(float, us)
+        rows.append([f"{m}, {int(n):,} tokens", f"{own:.1f}", f"{tables:,.0f}", f"{naive:,.0f}", f"{tables / own:.1f}", f"{naive / own:.1f}"])
+    return ["", "shipped", "tables", "naive", "tables / shipped", "naive / shipped"], rows
+
+
+def steps(printed):
+    rates, models = {}, {}
+    for text in re.split(r"(?<=\])\s*(?=\[)", printed["steps"].strip()):
+        for line in json.loads(text):
+            depth = int(line["test"].split("@ d")[1])
+            models.setdefault(line["model"], {})[depth] = True
+            rates[line["model"], depth, line["kv"]] = line["tokens_per_second"]
+    rows = []
+    for model, depths in models.items():
+        for depth in depths:
+            own = [rates.get((model, depth, m)) for m in STEP_METHODS]
+            rows.append([model, f"{depth:,}", *("" if not x else f"{x:.0f}" + (f" ({x / own[0]:.2f})" if i and own[0] else "") for i, x in enumerate(own))])
+    return ["model", "depth", *STEP_METHODS], rows
+
+
+# Of each table: its page, its parts, and what makes it.
+TABLES = {
+    "ratios": ("cuda.md", ["attention", "pytorch", "choice"], ratios),
+    "weights": ("cuda.md", ["weights"], weights),
+    "steps": ("cuda.md", ["steps"], steps),
+    "encode": ("cuda.md", ["encode"], encoding),
+    "attention": ("reports/cuda-attention.md", ["attention", "pytorch"], all_tokens(SCALAR)),
+    "attention-scalar": ("reports/cuda-attention.md", ["attention", "pytorch"], all_tokens(OTHER_SCALAR)),
+    "choice": ("reports/cuda-attention.md", ["choice", "attention"], choosing),
+    "goals": ("reports/papers.md", ["attention", "pytorch", "choice"], goals),
+    "anchors": ("reports/papers.md", ["anchors"], anchors),
+    "commvq": ("reports/papers.md", ["commvq"], commvq),
+}
+
+
+def block(name, lines):
+    """What stands between a table's markers; None where one of its parts was not measured."""
+    _, parts, make = TABLES[name]
+    own = [line for line in lines if line["part"] in parts]
+    if {line["part"] for line in own} != set(parts):
+        return None
+    refuse_mixture(f"the table {name}", own)
+    dates = sorted({line["date"] for line in own})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    printed = {part: "\n".join(line["printed"] for line in own if line["part"] == part) for part in parts}
+    first = own[0]
+    head, rows = make(printed)
+    return f"Commit {first['commit']}, {first['gpu']}, driver {first['driver']}, {when}; `bench/cuda/speed.py run {' '.join(parts)}`:\n\n" + table(head, rows).rstrip("\n")
+
+
+def write(options):
+    lines = read(options.files)
+    blocks = {name: block(name, lines) for name in TABLES}  # all of them before any page changes
+    for name, text in blocks.items():
+        if text is None:
+            print(f"{name}: not measured, left as it is")
+            continue
+        path = os.path.join(options.docs, TABLES[name][0])
+        with open(path, encoding="utf-8") as file:
+            page = file.read()
+        markers = f"<!-- speed.py {name} -->\n", f"\n<!-- end of {name} -->"
+        if page.count(markers[0]) != 1 or page.count(markers[1]) != 1:
+            raise Failed(f"{path} has no markers of the table {name}")
+        before, rest = page.split(markers[0])
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(before + markers[0] + text + markers[1] + rest.split(markers[1])[1])
+        print(f"{name}: written into {path}")
+    return 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(dest="action", required=True)
+    runs = actions.add_parser("run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    runs.add_argument("parts", nargs="*", metavar="PART")
+    runs.add_argument("--build", default="build-cuda")
+    runs.add_argument("--lines", default="speed.jsonl")
+    runs.add_argument("-m", "--model", action="append", default=[], help="also times whole steps of this model")
+    writes = actions.add_parser("write", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    writes.add_argument("files", nargs="+", metavar="FILE")
+    writes.add_argument("--docs", default=os.path.join(HERE, "..", "..", "docs"))
+    options = parser.parse_args()
+    unknown = [part for part in getattr(options, "parts", []) if part not in PARTS]
+    if unknown:
+        parser.error(f"there is no part {unknown[0]}: {', '.join(PARTS)}")
+    try:
+        return run(options) if options.action == "run" else write(options)
+    except (Failed, OSError, subprocess.CalledProcessError) as error:
+        print(f"speed.py: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

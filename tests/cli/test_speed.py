@@ -1,0 +1,135 @@
+"""The tables of bench/cuda/speed.py, from lines as the programs print them: `python3 test_speed.py build/bin/terse [TEST...]`. No GPU is needed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+SCRIPT = os.path.join(PROJECT, "bench", "cuda", "speed.py")
+sys.path.insert(0, os.path.dirname(SCRIPT))
+
+import speed  # noqa: E402
+
+PRINTED = {
+    "attention": "f16 1x1024 11.20 0.10 (4 parts)\nf16 1x8192 19.80 1.60 (4 parts)\nq8_0 1x1024 14.60 0.1 (4 parts)\nmillion-4 1x32768 50.00 0.7 (2 parts)\n",
+    "pytorch": "H100, PyTorch 2.11\nPyTorch 1x1024: 7.30 us (cudnn grouped)\nPyTorch 1x8192: 19.10 us (cudnn grouped)\nPyTorch 1x32768: 51.00 us (cudnn folded)\n",
+    "choice": "f16@7.5 1x32768 81.50 1.6 (4 parts)\nf16@7.5/choice 1x32768 25.10 5.3 (4 parts)\n",
+    "encode": "f16 encode 29.0 2300\nf16 decode 28.6 2300\ncommvq-2 encode 11020.4 3\ncommvq-2 decode 1299.0 30\n",
+    "weights": "GB/s of weights        vectors       1       2       8      16\nF16     28672 x 4096               4208    4100    3982    2871\n",
+    "anchors": "anchors 128 8192 attention 1111.0 scores 1752.0 (1.58) choice 31.0\nanchors 64 8192 attention 746.0 scores 1346.0 (1.80) choice 31.0\n"
+    "mat-256 64 step 9.8 when no row moves, 35.1 when all do\n",
+    "commvq": "commvq-2 8192 registers 60.0 tables 1800.0 naive 1620.0\n",
+    "steps": json.dumps([{"model": "8B", "test": "tg64 @ d8192", "kv": kv, "tokens_per_second": rate} for kv, rate in (("f16", 800), ("terse-4", 600))], indent=1),
+}
+ROWS = {
+    "attention": ["| PyTorch f16 | 7.3 | 19.1 | 51.0 |", "| f16 | 11.2 (0.65) | 19.8 (0.96) |"],
+    "attention-scalar": ["| q8_0 | 14.6 (0.50) |"],
+    "choice": ["| f16 | 81.5 / 25.1 |"],
+    "goals": ["| million-4 |  | 50.0, 1.02 (1.7) |  |  |  | 60 to 60 % |"],
+    "ratios": ["| f16 | 0.96 |", "| million-4 |  | 1.02 |"],
+    "encode": ["|  | f16 | commvq-2 |", "| encode | 29 | 11,020 |", "| decode | 29 | 1,299 |"],
+    "weights": ["| vectors | F16 |", "| 1 | 4208 |", "| 8 | 3982 |", "| 16 | 2871 |"],
+    "anchors": ["| 64 | 8,192 | 746 | 1,346 | 1.80 | 31 |", "| 128 | 8,192 | 1,111 | 1,752 | 1.58 | 31 |"],
+    "commvq": ["| commvq-2, 8,192 tokens | 60.0 | 1,800 | 1,620 | 30.0 | 27.0 |"],
+    "steps": ["| 8B | 8,192 | 800 |  | 600 (0.75) |  |"],
+}
+
+
+def lines(commit="abc1234", gpu="NVIDIA H100", parts=PRINTED):
+    return [{"part": p, "command": p, "commit": commit, "gpu": gpu, "driver": "1.2", "date": "2026-11-27", "printed": PRINTED[p]} for p in parts]
+
+
+class Speed(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        for page, *_ in speed.TABLES.values():
+            path = os.path.join(self.folder.name, page)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(os.path.join(PROJECT, "docs", page), encoding="utf-8") as file, open(path, "w", encoding="utf-8") as copy:
+                copy.write(file.read())
+
+    def write(self, kept):
+        path = os.path.join(self.folder.name, "lines.jsonl")
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in kept)
+        return subprocess.run([sys.executable, "-B", SCRIPT, "write", path, "--docs", self.folder.name], capture_output=True, text=True, check=False)
+
+    def table(self, name):
+        with open(os.path.join(self.folder.name, speed.TABLES[name][0]), encoding="utf-8") as file:
+            return re.search(rf"<!-- speed.py {name} -->\n(.*)\n<!-- end of {name} -->", file.read(), re.DOTALL)[1]
+
+    def test_tables_are_written_between_their_markers(self):
+        for _ in range(2):  # a second time over its own
+            done = self.write(lines())
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            for name, rows in ROWS.items():
+                self.assertTrue(self.table(name).startswith("Commit abc1234, NVIDIA H100, driver 1.2, 2026-11-27; `bench/cuda/speed.py run "), name)
+                for row in rows:
+                    self.assertIn(row, self.table(name))
+
+    def test_every_table_is_tried(self):
+        self.assertEqual(set(ROWS), set(speed.TABLES))
+
+    def test_what_was_not_measured_stays(self):
+        before = self.table("commvq")
+        self.assertEqual(self.write(lines(parts=["encode"])).returncode, 0)
+        self.assertEqual(self.table("commvq"), before)
+        self.assertIn("11,020", self.table("encode"))
+
+    def test_commits_and_gpus_are_not_mixed(self):
+        for other in ({"commit": "def5678"}, {"gpu": "NVIDIA H200"}):
+            before = self.table("encode"), self.table("attention")
+            done = self.write(lines(parts=["encode", "attention"]) + lines(parts=["pytorch"], **other))
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, r"^speed.py: the table attention would mix .* and ")
+            self.assertEqual((self.table("encode"), self.table("attention")), before)
+
+    def test_tables_may_be_of_different_commits(self):
+        self.assertEqual(self.write(lines(parts=["encode"]) + lines(commit="def5678", parts=["commvq"])).returncode, 0)
+        self.assertIn("abc1234", self.table("encode"))
+        self.assertIn("def5678", self.table("commvq"))
+
+    def program(self, name, text):
+        path = os.path.join(self.folder.name, "bin", name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("#!/bin/sh\n" + text)
+        os.chmod(path, 0o755)
+
+    def run_parts(self, *parts):
+        path = os.path.join(self.folder.name, "run.jsonl")
+        environment = {**os.environ, "PATH": os.path.join(self.folder.name, "bin") + ":" + os.environ["PATH"]}
+        words = [sys.executable, "-B", SCRIPT, "run", *parts, "--build", self.folder.name, "--lines", path]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+        return done, speed.read([path]) if os.path.exists(path) else []
+
+    def test_a_run_goes_on_and_keeps_to_its_commit(self):
+        self.program("nvidia-smi", "echo NVIDIA H100, 1.2\n")
+        self.program("terse", "echo commit abc1234\n")
+        self.program("bench_encode_cuda", '[ "$1" = commvq-2 ] && { echo no memory >&2; exit 1; }\necho "$1 encode 29.0 2300"\n')
+        done, kept = self.run_parts("encode")
+        self.assertEqual((done.returncode, done.stderr), (1, "speed.py: bench_encode_cuda commvq-2 exited with 1: no memory\n"))
+        self.assertEqual(len(kept), len(speed.ENCODED) - 1)
+        self.assertEqual({(line["commit"], line["gpu"], line["driver"]) for line in kept}, {("abc1234", "NVIDIA H100", "1.2")})
+        self.program("bench_encode_cuda", 'echo "$1 encode 30.0 2300"\n')
+        done, kept = self.run_parts("encode")
+        self.assertEqual(done.returncode, 0)
+        self.assertEqual([line["command"] for line in kept if "30.0" in line["printed"]], ["bench_encode_cuda commvq-2"])
+        self.program("terse", "echo commit def5678\n")
+        done, again = self.run_parts("encode")
+        self.assertEqual((done.returncode, again), (1, kept))
+        self.assertIn("would mix", done.stderr)
+
+    def test_a_part_that_is_not_known_is_refused(self):
+        done = subprocess.run([sys.executable, "-B", SCRIPT, "run", "nonsense"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("there is no part nonsense", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[2:])
