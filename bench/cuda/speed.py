@@ -262,12 +262,22 @@ TABLES = {
 }
 
 
+def missing(name, lines):
+    """A command of a table's parts whose output is not there, or None."""
+    done = {(line["part"], line["command"]) for line in lines}
+    for part in TABLES[name][1]:
+        for words in PARTS[part]:
+            if (part, " ".join(words)) not in done:
+                return " ".join(words)
+        if part not in {p for p, _ in done}:
+            return f"part {part}"
+    return None
+
+
 def block(name, lines):
-    """What stands between a table's markers; None where one of its parts was not measured."""
+    """What stands between a table's markers."""
     _, parts, make = TABLES[name]
     own = [line for line in lines if line["part"] in parts]
-    if {line["part"] for line in own} != set(parts):
-        return None
     refuse_mixture(f"the table {name}", own)
     dates = sorted({line["date"] for line in own})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
@@ -279,11 +289,12 @@ def block(name, lines):
 
 def write(options):
     lines = read(options.files)
-    blocks = {name: block(name, lines) for name in TABLES}  # all of them before any page changes
+    absent = {name: missing(name, lines) for name in TABLES}
+    blocks = {name: block(name, lines) for name in TABLES if not absent[name]}  # all of them before any page changes
+    for name, what in absent.items():
+        if what:
+            print(f"{name}: left as it is, not measured: {what}")
     for name, text in blocks.items():
-        if text is None:
-            print(f"{name}: not measured, left as it is")
-            continue
         path = os.path.join(options.docs, TABLES[name][0])
         with open(path, encoding="utf-8") as file:
             page = file.read()

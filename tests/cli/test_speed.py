@@ -40,7 +40,12 @@ ROWS = {
 
 
 def lines(commit="abc1234", gpu="NVIDIA H100", parts=PRINTED):
-    return [{"part": p, "command": p, "commit": commit, "gpu": gpu, "driver": "1.2", "date": "2026-11-27", "printed": PRINTED[p]} for p in parts]
+    """A line for each command of the parts, of which the first has printed all."""
+    own = []
+    for part in parts:
+        for i, words in enumerate(speed.PARTS[part] or [["terse", "bench"]]):
+            own.append({"part": part, "command": " ".join(words), "commit": commit, "gpu": gpu, "driver": "1.2", "date": "2026-11-27", "printed": "" if i else PRINTED[part]})
+    return own
 
 
 class Speed(unittest.TestCase):
@@ -80,6 +85,13 @@ class Speed(unittest.TestCase):
         self.assertEqual(self.write(lines(parts=["encode"])).returncode, 0)
         self.assertEqual(self.table("commvq"), before)
         self.assertIn("11,020", self.table("encode"))
+
+    def test_a_part_of_which_commands_are_missing_changes_nothing(self):
+        before = self.table("encode")
+        done = self.write(lines(parts=["encode"])[:-1])
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("encode: left as it is, not measured: bench_encode_cuda", done.stdout)
+        self.assertEqual(self.table("encode"), before)
 
     def test_commits_and_gpus_are_not_mixed(self):
         for other in ({"commit": "def5678"}, {"gpu": "NVIDIA H200"}):
