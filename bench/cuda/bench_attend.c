@@ -140,7 +140,6 @@ static void make_transforms(double rate, struct model *model) {
             view->step = device(sizeof step, step), view->basis = device(sizeof basis, basis);
             transform_readers(&view->layout, (enum codec_side)side, readers);
             view->readers = device(transform_reader_words(&view->layout) * sizeof *readers, readers);
-            view->wraps = transform_wraps(&view->layout, (enum codec_side)side);
             transform_quads(&view->layout, view->quad);
             transform_set_scored(HD, view);
             model->places[h].bytes[side] = (uint32_t)PAGE_BYTES_TRANSFORM(view->layout.nibbles);

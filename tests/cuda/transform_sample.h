@@ -60,7 +60,7 @@ static inline struct transform_view view_of(struct attend_sample *sample, const 
     const uint32_t hd = sample->head_dim;
     const struct transform_fitted own = transform_fitted_at(record, hd);
     int16_t *integers = allocated((size_t)hd * hd * sizeof *integers);
-    uint32_t readers[6 * TRANSFORM_PLANES_MAX];
+    uint32_t readers[2 * TRANSFORM_PLANES_MAX];
     float step[CODEC_HEAD_DIM_MAX];
     for (size_t c = 0; c < hd; c++) {
         step[c] = own.size[c] * own.unit[c];
@@ -75,8 +75,7 @@ static inline struct transform_view view_of(struct attend_sample *sample, const 
                                   .pre_rope_mean = take(sample, own.pre_rope_mean, hd * sizeof(float)),
                                   .step = take(sample, step, hd * sizeof(float)),
                                   .basis = take(sample, integers, (size_t)hd * hd * sizeof *integers),
-                                  .readers = take(sample, readers, transform_reader_words(layout) * sizeof *readers),
-                                  .wraps = transform_wraps(layout, side)};
+                                  .readers = take(sample, readers, transform_reader_words(layout) * sizeof *readers)};
     transform_quads(layout, view.quad);
     transform_set_scored(hd, &view);
     free(integers);

@@ -61,9 +61,10 @@ PTX_INLINE void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* Does the same for bytes: d[16][8] += a[16][32] b[32][8], where a and b have columns, rows, 4t .. 4t+3 and 16 more. */
-PTX_INLINE void mma_s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+/* Does the same for bytes, without signs in a and with signs in b: d[16][8] += a[16][32] b[32][8], where a and b have columns, rows, 4t ..
+ * 4t+3 and 16 more. */
+PTX_INLINE void mma_u8_s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }

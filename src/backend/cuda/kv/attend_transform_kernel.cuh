@@ -155,7 +155,7 @@ template <int HD, int NQ> struct transform_ring {
 
 template <int HD, int NQ, int WARPS> struct transform_shared {
     static constexpr int threads = WARPS * 32;
-    static constexpr int reader_bytes = HD / 2 * 24; /* of a side */
+    static constexpr int reader_bytes = HD / 2 * 8; /* of a side */
     /* The numbers that positions are scored by lie behind the readers of both sides; rings follow. */
     static __host__ __device__ constexpr int rings(uint32_t pairs) {
         return (2 * reader_bytes + (int)position_bytes(NQ, WARPS, pairs) + 127) / 128 * 128;
@@ -191,30 +191,32 @@ ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const
             r.gained[n] += __shfl_xor_sync(ALL_LANES, r.gained[n], o);
             r.no_mean[n] += __shfl_xor_sync(ALL_LANES, r.no_mean[n], o);
         }
-        if (g == 0) states[row] = make_float4(r.max[n], r.sum[n], r.sum[n] - r.no_mean[n], 0);
-        const float zero = LEVEL_ZERO * r.gained[n];
+        if (g == 0) states[row] = make_float4(r.max[n], r.sum[n], r.sum[n] - r.no_mean[n], r.gained[n]);
 #pragma unroll
         for (int p = 0; p < HD / 16; p++)
             if (8 * p < planes)
-                sums[row * layout::plane_stride + 8 * p + g] =
-                    make_float4(acc[p][n][0] - zero, acc[p][n][1] - zero, acc[p][n][2] - zero, acc[p][n][3] - zero);
+                sums[row * layout::plane_stride + 8 * p + g] = make_float4(acc[p][n][0], acc[p][n][1], acc[p][n][2], acc[p][n][3]);
     }
 }
 
-/* A summed_quad says which planes make up a quad's components, and by what they and the components are multiplied. */
+/* A summed_quad says which planes make up a quad's components, and by what they, sums of codes in the upper halves of bytes, and
+ * the components are multiplied. `zero` times the sum of weights times gains is subtracted. */
 struct summed_quad {
     unsigned plane[2];
-    float scale[2];
+    float scale[2], zero;
     float4 step;
 };
 ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned quad) {
     const struct transform_quad of = view.quad[quad];
     summed_quad to;
+    to.zero = 0;
 #pragma unroll
     for (int p = 0; p < 2; p++) {
         const bool there = p < of.planes;
         to.plane[p] = of.plane[there ? p : 0];
-        to.scale[p] = there ? view.layout.plane[to.plane[p]].scale : 0;
+        const struct transform_plane plane = view.layout.plane[to.plane[p]];
+        to.scale[p] = there ? plane.scale / (float)(1u << (3 + plane.shift)) : 0; /* a level rises by 2 with a code */
+        to.zero += there ? plane.scale * (float)((1u << plane.bits) - 1) : 0;
     }
     to.step = *reinterpret_cast<const float4 *>(view.step + 4 * quad);
     return to;
@@ -246,6 +248,7 @@ ATTEND_INLINE void leave_components(const struct transform_view &view, summed_qu
 #pragma unroll
             for (int p = 0; p < 2; p++) /* a quad that has no bits has no planes */
                 if (own.scale[p] != 0) add_scaled(sum, factor * own.scale[p], sums[row * layout::plane_stride + own.plane[p]]);
+            add_scaled(sum, factor * states[row].w, make_float4(-own.zero, -own.zero, -own.zero, -own.zero));
         }
         if (i < items)
             __stcg(parts.of(part, query) + quad,
@@ -321,14 +324,12 @@ ATTEND_INLINE void finish_page_logits(float (&x)[NQ][8], float cap, const float 
     }
 }
 
-/* Copies a side's readers, and the tables that belong to them, to shared memory. */
+/* Copies a side's readers to shared memory. */
 template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const struct transform_view *view, uint8_t *memory) {
     const uint32_t to = shared_address(memory), planes = uniform(view->layout.planes),
                    padded = (planes + TRANSFORM_READERS_STEP - 1) / TRANSFORM_READERS_STEP * TRANSFORM_READERS_STEP;
-    for (unsigned i = threadIdx.x; i < padded * 24 / 16; i += THREADS) copy_async<16>(to + 16 * i, view->readers + 4 * i);
-    return {
-        to, to + padded * 16, planes, uniform(view->wraps), uniform(view->layout.nibbles) * (uint32_t)PAGE_TRANSFORM_NIBBLE, 0, 0,
-        0};
+    for (unsigned i = threadIdx.x; i < padded * 8 / 16; i += THREADS) copy_async<16>(to + 16 * i, view->readers + 4 * i);
+    return {to, planes, uniform(view->layout.nibbles) * (uint32_t)PAGE_TRANSFORM_NIBBLE, 0, 0, 0};
 }
 
 /* Serves query heads first_query .. of each group, at most 4 NQ. `ring_bytes` is the size of a warp's ring. The kernel is launched
@@ -336,8 +337,7 @@ template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const st
  * do not write, the pages and their lists among it. */
 template <int HD, int NQ, int WARPS, int RESIDENT>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
-    attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes,
-                            struct complement complement) {
+    attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes) {
     using layout = transform_shared<HD, NQ, WARPS>;
     extern __shared__ __align__(128) uint8_t shared[];
     const unsigned warp = uniform(threadIdx.x / 32), lane = lane_id();
@@ -404,7 +404,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             lane_angles own_angles;
             page_angles(a, of_lane.first_of(page)).load(own_angles);
             ring.wait();
-            score_page<HD, NQ>(slot, slot + of_keys.gains + PAGE_TRANSFORM_NIBBLE, of_keys, complement, x);
+            score_page<HD, NQ>(slot, slot + of_keys.gains + PAGE_TRANSFORM_NIBBLE, of_keys, x);
             page_angles(a, of_lane.first_of(page)).place(own_angles, angles);
             __syncwarp();
             ring.ask_for_keys(page + ring.depth);
@@ -414,7 +414,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             finish_page_logits(x, a.heads.cap, slopes, s.group, (int32_t)(from - s.position), live);
             ring.wait();
             weigh_page<HD, NQ>(slot + ring.key_bytes, of_values, x, r, acc, weights);
-            accumulate_page<HD, NQ>(slot + ring.key_bytes, of_values, weights, complement, acc);
+            accumulate_page<HD, NQ>(slot + ring.key_bytes, of_values, weights, acc);
             __syncwarp();
             ring.ask_for_values(page + ring.depth);
         }
@@ -441,7 +441,7 @@ cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first
         result = launch_runs<HD, NQ>(&own, first_query, stream);
         if (result == cudaSuccess)
             result = launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows, a->splits + rows), dim3(WARPS * 32), bytes, stream,
-                                  own, first_query, (uint32_t)ring, complement{ALL_LANES});
+                                  own, first_query, (uint32_t)ring);
     }
     return result == cudaSuccess ? launch_merge<HD, NQ>(a, first_query, stream) : result;
 }

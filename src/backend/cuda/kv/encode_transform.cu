@@ -1,51 +1,54 @@
 /* Writes pages of the codec transform, as the CPU's transform_encode.c does, a block for each page. Most of the time goes to the
- * product that gives the coefficients, and to the path through the stream, a thread for each of the 64 tokens. Elsewhere four threads share
- * a token, and what is summed over a row is summed in four parts, where the CPU goes from the first component to the last. */
-#include "backend/cuda/kv/transform_path.cuh"
+ * product that gives the coefficients. Elsewhere four threads share a token, and what is summed over a row is summed in parts, where
+ * the CPU goes from the first component to the last. Codes are written nibble by nibble: a warp has a whole one. */
+#include "backend/cuda/kv/transform_page.cuh"
 
-#define MOST_STEPS(hd) ((hd) / TRANSFORM_QUAD + 1)
+#define ENCODE_WARPS (TRANSFORM_THREADS / 32)
+
+/* A nibble_part is a plane of a nibble: `below` of its quad's bits are in other planes below it. */
+struct nibble_part {
+    uint8_t quad, below, bits, shift;
+};
 
 template <int HD> struct encode_memory {
     struct page_numbers<HD> z; /* coefficients */
     union {
-        uint16_t from[TRANSFORM_QUAD * MOST_STEPS(HD)][PAGE_TOKENS]; /* of paths */
-        float cut[TRANSFORM_ROW_SCALES][TOKEN_PARTS][PAGE_TOKENS];   /* what levels cut off of rows, by size and part of a row */
+        float2 found[ENCODE_WARPS][PAGE_TOKENS];                   /* what warps have summed up of rows in write_nibbles */
+        float cut[TRANSFORM_ROW_SCALES][TOKEN_PARTS][PAGE_TOKENS]; /* what levels cut off of rows, by size and part of a row */
         struct {
             float whole[HD], weighed[HD];              /* coefficients of a row that may be coded less no mean, and in the metric */
             float errors[TRANSFORM_NO_MEAN_GAINS + 1]; /* of that row with each such gain; last as it is */
         } small;
     };
-    float size[HD], inverse_size[HD];
+    float size[HD];
+    alignas(16) float half_step[HD], inverse_step[HD]; /* between levels of a component */
     float reach[HD], noise; /* as of struct layout_limits of transform_encode.c; infinite where there are no bits */
     float square[PAGE_TOKENS], unit[PAGE_TOKENS]; /* |z|^2; what makes the coefficients those of a row of size 1 */
     float2 sums[TOKEN_PARTS][PAGE_TOKENS];        /* of the threads that share a token */
     uint8_t no_mean[PAGE_TOKENS];                 /* the code of the gain of a row less no mean; else TRANSFORM_NO_MEAN_GAINS */
-    struct path_factors factors[HD];              /* by component */
+    struct nibble_part parts[HD / TRANSFORM_QUAD * 2][TRANSFORM_NIBBLE_BITS]; /* of nibbles, by their lowest bit; else bits are 0 */
     struct page_layout l;
-    struct path_ring ring;
-    uint32_t path_thread; /* the first thread that finds a path */
 };
 
-static_assert(TRANSFORM_QUAD * MOST_STEPS(64) >= 2 * TRANSFORM_PATH_WARM_UP, "steps across a seam");
-
+/* All threads call this after load_layout, and may read what it sets after their next barrier but one. */
 template <int HD> static __device__ void set_sizes(const struct transform_view &view, struct encode_memory<HD> &m) {
-    for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
-        const float size = view.size[c];
-        m.size[c] = size;
-        m.inverse_size[c] = size > 0 ? 1 / size : 0;
-    }
+    for (uint32_t i = threadIdx.x; i < m.l.layout.nibbles * (uint32_t)TRANSFORM_NIBBLE_BITS; i += TRANSFORM_THREADS)
+        m.parts[i / TRANSFORM_NIBBLE_BITS][i % TRANSFORM_NIBBLE_BITS] = {0, 0, 0, 0};
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < m.l.layout.planes * (uint32_t)TRANSFORM_QUAD; i += TRANSFORM_THREADS) {
-        const struct transform_plane plane = m.l.layout.plane[i / TRANSFORM_QUAD];
-        const uint32_t c = plane.quad * TRANSFORM_QUAD + i % TRANSFORM_QUAD;
-        const float unit = m.size[c] * plane.scale;
-        if (plane.nibble >= m.l.layout.stream)
-            m.factors[c] = {m.inverse_size[c] / plane.scale, 4 * (float)plane.largest + 8 * upper_step_of(plane.table / 4u),
-                            unit * unit};
+    for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
+        const uint32_t quad = c / TRANSFORM_QUAD, first = m.l.first[quad],
+                       last = m.l.second[quad] != NO_PLANE ? m.l.second[quad] : first;
+        const float size = view.size[c], half_step = last == NO_PLANE ? 0 : m.l.layout.plane[last].scale;
+        m.size[c] = size;
+        m.half_step[c] = half_step * size;
+        m.inverse_step[c] = size > 0 ? 1 / (2 * half_step * size) : 0;
     }
-    if (threadIdx.x >= TRANSFORM_THREADS - 32) set_path_ring(m.l.layout, m.ring);
-    /* Two warps find paths. A multiprocessor's four parts have every fourth warp each: blocks that are on it together take turns. */
-    if (threadIdx.x == 32) m.path_thread = warp_slot() / (TRANSFORM_THREADS / 32) % (TOKEN_PARTS / 2) * (2 * 32);
+    for (uint32_t p = threadIdx.x; p < m.l.layout.planes; p += TRANSFORM_THREADS) {
+        const struct transform_plane plane = m.l.layout.plane[p];
+        const bool upper = p == m.l.first[plane.quad];
+        m.parts[plane.nibble][plane.shift] = {plane.quad, (uint8_t)(upper ? m.l.layout.quad_bits[plane.quad] - plane.bits : 0),
+                                              plane.bits, plane.shift};
+    }
 }
 
 /* All threads call this after set_sizes, and may read what it sets after their next barrier. */
@@ -54,7 +57,7 @@ template <int HD> static __device__ void set_limits(struct encode_memory<HD> &m)
         float reach = m.l.first[c / TRANSFORM_QUAD] == NO_PLANE ? INFINITY : 0;
         for (uint32_t k = 0; k < 2; k++) {
             const uint32_t p = k ? m.l.second[c / TRANSFORM_QUAD] : m.l.first[c / TRANSFORM_QUAD];
-            if (p != NO_PLANE) reach = reach + m.l.layout.plane[p].scale * (float)m.l.layout.plane[p].largest;
+            if (p != NO_PLANE) reach = reach + m.l.layout.plane[p].scale * (float)((1u << m.l.layout.plane[p].bits) - 1);
         }
         m.reach[c] = reach == INFINITY ? reach : m.size[c] * reach;
     }
@@ -235,130 +238,61 @@ static __device__ void leave_out_means(const struct encode &e, const struct page
     }
 }
 
-/* ---- Components with nibbles of their own: x is in units of the component's size */
+/* ---- Codes. A lane has two tokens, 16 apart, which share bytes of nibbles. */
 
-/* These return four components' codes, subtract the levels from what is wanted of them and add them to what was found. */
-static __device__ uint32_t quantize_gaussian(const struct page_layout &l, float scale, float (&x)[TRANSFORM_QUAD],
-                                             float (&found)[TRANSFORM_QUAD]) {
-    const int8_t *const levels = l.levels[TRANSFORM_GAUSSIAN_4];
-    uint32_t codes = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-        uint32_t code = 0;
-#pragma unroll
-        for (uint32_t half = 8; half; half /= 2) /* the code is at least code + half if x lies beyond the middle of two levels */
-            code += x[i] > 0.5f * scale * (float)(levels[code + half - 1] + levels[code + half]) ? half : 0;
-        const float level = scale * (float)levels[code];
-        x[i] = x[i] - level, found[i] = found[i] + level;
-        codes |= code << (4 * i);
-    }
-    return codes;
+/* Returns the first token of a lane in its k-th turn, k = 0 or 1: lanes of a warp have tokens in different banks. */
+static __device__ uint32_t token_of_turn(uint32_t k) {
+    const uint32_t lane = threadIdx.x % 32;
+    return lane % 16 + 32 * (lane / 16) + 16 * ((k + lane / 16) % 2);
 }
 
-/* The nearest level is step (code - 7.5). */
-static __device__ uint32_t quantize_uniform(float scale, float (&x)[TRANSFORM_QUAD], float (&found)[TRANSFORM_QUAD]) {
-    const float step = 2 * scale, inverse = 1 / step;
-    uint32_t codes = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-        const uint32_t code = (uint32_t)fminf(fmaxf(x[i] * inverse + 8, 0), 15); /* NaN becomes 0, too */
-        const float level = step * ((float)code - 7.5f);
-        x[i] = x[i] - level, found[i] = found[i] + level;
-        codes |= code << (4 * i);
-    }
-    return codes;
-}
-
-static __device__ uint8_t *nibble_at(const struct page_job &job, uint32_t n) {
-    return job.page + PAGE_TOKENS + n * PAGE_TRANSFORM_NIBBLE;
-}
-
-/* Writes the codes of a quad that has no part in the stream, of which a row wants x, and adds its levels: it has 4 bits or twice as
- * many. */
-static __device__ void write_alone(const struct page_job &job, const struct page_layout &l, uint32_t quad,
-                                   float (&x)[TRANSFORM_QUAD], float (&found)[TRANSFORM_QUAD]) {
-    const uint32_t t = threadIdx.x % PAGE_TOKENS;
-    const struct transform_plane first = l.layout.plane[l.first[quad]];
-    if (l.second[quad] == NO_PLANE) {
-        write_nibble(job.side, t, quantize_gaussian(l, first.scale, x, found), nibble_at(job, first.nibble));
-        return;
-    }
-    const struct transform_plane second = l.layout.plane[l.second[quad]];
-    write_nibble(job.side, t, quantize_uniform(first.scale, x, found), nibble_at(job, first.nibble));
-    write_nibble(job.side, t, quantize_uniform(second.scale, x, found), nibble_at(job, second.nibble));
-}
-
-/* ---- The stream */
-
-template <int HD> static __device__ struct path_row row_of(const struct encode_memory<HD> &m, uint32_t t) {
-    return {m.z.of, m.factors, m.unit[t], t};
-}
-
-/* Finds the windows of all rows' paths. */
-template <int HD> static __device__ void find_paths(struct encode_memory<HD> &m) {
-    const uint32_t t = threadIdx.x - m.path_thread;
-    if (t < PAGE_TOKENS && m.ring.round.steps) find_path(m.ring, row_of(m, t), m.from);
-    __syncthreads();
-}
-
-/* Writes the stream's nibbles. */
-template <int HD> static __device__ void write_stream(const struct page_job &job, const struct encode_memory<HD> &m) {
-    const uint32_t t = threadIdx.x % PAGE_TOKENS, nibbles = m.l.layout.nibbles - m.l.layout.stream;
-    for (uint32_t n = threadIdx.x / PAGE_TOKENS; n < nibbles; n += TOKEN_PARTS)
-        write_nibble(job.side, t, nibble_of_path(m.ring, n, t, m.from), nibble_at(job, stream_place(m.l.layout, n)));
-}
-
-/* Sets the levels of a quad in the stream, and writes its upper bits if it has any. */
+/* Returns the parts of four components' codes that a nibble has, a byte each. Adds the products of the coefficients with their levels,
+ * and the squares of levels, to `found`, for the last plane of a quad alone. */
 template <int HD>
-static __device__ void write_uppers(const struct page_job &job, const struct encode_memory<HD> &m, const struct path_row &row,
-                                    uint32_t quad, float (&level)[TRANSFORM_QUAD]) {
-    const bool upper = m.l.second[quad] != NO_PLANE;
-    const struct transform_plane plane = m.l.layout.plane[upper ? m.l.second[quad] : m.l.first[quad]];
-    const int8_t *const levels = m.l.levels[plane.table / 4u];
-    const uint16_t(*const windows)[PAGE_TOKENS] = m.from + m.ring.step_of[quad];
+static __device__ uint32_t quantize(const struct encode_memory<HD> &m, const struct nibble_part &part, uint32_t t, float2 &found) {
+    const uint32_t bits = m.l.layout.quad_bits[part.quad], c = part.quad * TRANSFORM_QUAD, own = (1u << part.bits) - 1;
+    const float middle = (float)(1u << (bits - 1)), most = (float)((1u << bits) - 1), unit = m.unit[t];
+    const float4 steps = *(const float4 *)&m.half_step[c], inverses = *(const float4 *)&m.inverse_step[c];
+    const float step[TRANSFORM_QUAD] = {steps.x, steps.y, steps.z, steps.w},
+                inverse[TRANSFORM_QUAD] = {inverses.x, inverses.y, inverses.z, inverses.w};
+    uint32_t word = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) level[i] = (float)levels[windows[i * m.ring.round.steps][row.t]];
-    if (upper) {
-        const float step = upper_step_of(plane.table / 4u);
-        uint32_t codes = 0;
-#pragma unroll
-        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-            const uint32_t code = upper_code(path_term_at(row, quad * TRANSFORM_QUAD + i).x - level[i], step);
-            codes |= code << (4 * i);
-            level[i] = level[i] + step * ((float)code - 7.5f);
-        }
-        write_nibble(job.side, row.t, codes, nibble_at(job, m.l.layout.plane[m.l.first[quad]].nibble));
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
+        const float z = m.z.of[c + i][t];
+        const uint32_t code = (uint32_t)fminf(fmaxf(z * unit * inverse[i] + middle, 0), most); /* NaN becomes 0, too */
+        word |= (code >> part.below & own) << (8 * i);
+        if (part.below) continue;
+        const float level = step[i] * (2 * (float)code - most);
+        found = make_float2(found.x + z * level, found.y + level * level);
     }
-#pragma unroll
-    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) level[i] = plane.scale * level[i];
+    return word << part.shift;
 }
 
-/* ---- All quads */
-
-/* Writes the nibbles that are not the stream's. Returns sums over a thread's quads: the products of a row's coefficients with the levels
- * that they got, for a row of size 1, and of these with themselves. */
-template <int HD> static __device__ float2 write_quads(const struct page_job &job, const struct encode_memory<HD> &m) {
-    const struct path_row row = row_of(m, threadIdx.x % PAGE_TOKENS);
-    float2 sums = make_float2(0, 0);
-    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TOKEN_PARTS) {
-        const uint32_t last = m.l.second[quad] != NO_PLANE ? m.l.second[quad] : m.l.first[quad];
-        float z[TRANSFORM_QUAD], level[TRANSFORM_QUAD] = {};
+/* Writes all nibbles. Returns, to the first thread of each token, the sums over its row of the products of its coefficients with
+ * the levels that they got, for a row of size 1, and of these with themselves. */
+template <int HD> static __device__ float2 write_nibbles(const struct page_job &job, struct encode_memory<HD> &m) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = threadIdx.x % PAGE_TOKENS;
+    float2 found[2] = {};
+    for (uint32_t n = warp; n < m.l.layout.nibbles; n += ENCODE_WARPS) {
+        uint32_t words[2] = {};
+#pragma unroll 1
+        for (uint32_t i = 0; i < TRANSFORM_NIBBLE_BITS; i++) {
+            const struct nibble_part part = m.parts[n][i];
+            if (!part.bits) continue;
 #pragma unroll
-        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) z[i] = m.z.of[quad * TRANSFORM_QUAD + i][row.t];
-        if (m.l.layout.plane[last].nibble < m.l.layout.stream) {
-            float x[TRANSFORM_QUAD];
-#pragma unroll
-            for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) x[i] = z[i] * row.unit * m.inverse_size[quad * TRANSFORM_QUAD + i];
-            write_alone(job, m.l, quad, x, level);
-        } else
-            write_uppers(job, m, row, quad, level);
-#pragma unroll
-        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-            const float own = level[i] * m.size[quad * TRANSFORM_QUAD + i];
-            sums = make_float2(sums.x + z[i] * own, sums.y + own * own);
+            for (uint32_t k = 0; k < 2; k++) words[k] |= quantize(m, part, token_of_turn(k), found[k]);
         }
+        const uint32_t word = lane < 16 ? words[0] | words[1] << 4 : words[1] | words[0] << 4;
+        ((uint32_t *)(job.page + PAGE_TOKENS + n * PAGE_TRANSFORM_NIBBLE))[lane] = nibble_word(job.side, word);
     }
-    return sums;
+    __syncthreads(); /* what lies where `found` does is no longer read */
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) m.found[warp][token_of_turn(k)] = found[k];
+    __syncthreads();
+    float2 sum = m.found[0][t];
+    for (uint32_t w = 1; w < ENCODE_WARPS && threadIdx.x < PAGE_TOKENS; w++)
+        sum = make_float2(sum.x + m.found[w][t].x, sum.y + m.found[w][t].y);
+    return sum;
 }
 
 /* ---- Gains */
@@ -369,12 +303,11 @@ static __device__ uint8_t gain_code(const struct transform_view &view, float gai
     return (uint8_t)(code > least ? code < 255 ? code : 255 : least);
 }
 
-/* `own` is what write_quads has returned. */
+/* `own` is what write_nibbles has returned. */
 template <int HD>
 static __device__ void write_gains(const struct page_job &job, const struct transform_view &view, float2 own,
-                                   struct encode_memory<HD> &m) {
+                                   const struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
-    own = sum_parts(own, m);
     if (threadIdx.x >= PAGE_TOKENS) return;
     float gain = 0;
     if (own.y > 0) gain = job.side == CODEC_KEYS ? sqrtf(m.square[t] / own.y) : own.x / own.y;
@@ -399,15 +332,14 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 3)
     const struct page_rows<HD> rows = load_rows<HD>(e, job); /* which takes a while */
     load_layout(view.layout, &m.l);
     set_sizes(view, m);
+    __syncthreads();
     set_limits(m);
     set_numbers<HD>(e, job, rows, {view.pre_rope_mean, view.mean}, m.z.of);
     const bool small_rows = mark_small_rows(job, view, m);
     find_coefficients<HD>(view, m.z);
     set_units(view, m);
     if (small_rows) leave_out_means(e, job, view, m);
-    find_paths(m);
-    write_stream(job, m);
-    write_gains(job, view, write_quads(job, m), m);
+    write_gains(job, view, write_nibbles(job, m), m);
 }
 
 template <int HD> static cudaError_t launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {

@@ -5,16 +5,15 @@
 #include "base/half.h"
 #include "base/memory.h"
 #include "format/codebook_layouts.h"
-#include "format/transform_codes.h"
 #include "format/transform_fit.h"
 
 #include <math.h>
 #include <string.h>
 
 /* Return how many floats a view's numbers take: mean, mean before rotation, size, unit, step, the readers' words, of which a layout
- * has at most 6 for each of hd / 2 planes, and the basis in integers; a profile's view has the metric behind them, and four floats,
+ * has at most 2 for each of hd / 2 planes, and the basis in integers; a profile's view has the metric behind them, and four floats,
  * of which the first is its unit. */
-static size_t reader_floats(size_t hd) { return 3 * hd; }
+static size_t reader_floats(size_t hd) { return hd; }
 static size_t own_floats(size_t hd) { return 5 * hd + reader_floats(hd) + hd * hd / 2; }
 static size_t view_floats(size_t hd) { return own_floats(hd) + hd * hd + 4; }
 
@@ -24,7 +23,7 @@ static unsigned padded_planes(const struct transform_layout *layout) {
     return (layout->planes + TRANSFORM_READERS_STEP - 1u) / TRANSFORM_READERS_STEP * TRANSFORM_READERS_STEP;
 }
 
-size_t transform_reader_words(const struct transform_layout *layout) { return (size_t)padded_planes(layout) * 6; }
+size_t transform_reader_words(const struct transform_layout *layout) { return (size_t)padded_planes(layout) * 2; }
 
 /* Returns the byte of a page in shared memory at which a nibble's 16 bytes from 0 on begin. Nibbles that lanes read together lie in
  * different banks. */
@@ -32,43 +31,14 @@ static uint32_t nibble_place(unsigned nibble, enum codec_side side) {
     return nibble * PAGE_TRANSFORM_NIBBLE + (side == CODEC_VALUES ? nibble % 2 * 64 : nibble % 4 * 32);
 }
 
-static void set_table(const struct transform_plane *plane, uint32_t *words) {
-    const unsigned table = transform_table_of(plane), written = transform_written(plane);
-    for (unsigned v = 0; v < 16; v++) {
-        const unsigned place = v < 8 ? v : 23 - v;
-        const unsigned level = (unsigned)(transform_levels[table][transform_window(v, written)] + TRANSFORM_LEVEL_MAX);
-        words[place / 4] |= (uint32_t)level << place % 4 * 8;
-    }
-}
-
 void transform_readers(const struct transform_layout *layout, enum codec_side side, uint32_t *words) {
-    const unsigned padded = padded_planes(layout);
     memset(words, 0, transform_reader_words(layout) * sizeof *words);
-    for (unsigned p = 0; p < padded; p++) {
-        uint32_t *table = words + 4 * p, *entry = words + 4 * padded + 2 * p;
-        if (p >= layout->planes) {
-            for (int i = 0; i < 4; i++) table[i] = TRANSFORM_LEVEL_MAX * UINT32_C(0x01010101);
-            entry[1] = UINT32_MAX;
-            continue;
-        }
-        const struct transform_plane *plane = &layout->plane[p];
-        const unsigned written = transform_written(plane);
-        bool wraps = false;
-        const unsigned before = written == 4 ? plane->nibble : transform_before(layout, plane->nibble, &wraps);
-        set_table(plane, table);
-        entry[0] = nibble_place(plane->nibble, side) | nibble_place(before, side) << 16 | (uint32_t)wraps << 31;
-        entry[1] = (16 - (16u >> written)) * UINT32_C(0x11111111);
-    }
-}
-
-uint32_t transform_wraps(const struct transform_layout *layout, enum codec_side side) {
-    uint32_t groups = 0;
     for (unsigned p = 0; p < layout->planes; p++) {
-        bool wraps = false;
-        if (transform_written(&layout->plane[p]) < 4) transform_before(layout, layout->plane[p].nibble, &wraps);
-        if (wraps) groups |= UINT32_C(1) << p / (side == CODEC_VALUES ? 8 : 4);
+        const struct transform_plane *plane = &layout->plane[p];
+        const unsigned place = side == CODEC_KEYS ? p / 8 * 8 + p % 4 * 2 + p / 4 % 2 : p;
+        words[2 * place] = nibble_place(plane->nibble, side);
+        words[2 * place + 1] = (transform_most(plane->bits) << plane->shift) * UINT32_C(0x01010101);
     }
-    return groups;
 }
 
 /* ---- Views */
@@ -93,13 +63,8 @@ void transform_set_scored(uint32_t head_dim, struct transform_view *view) {
     struct transform_layout first;
     unsigned end = 0;
     transform_layout_first(layout, TRANSFORM_RANK_BITS(head_dim), &first);
-    for (unsigned p = 0; p < (first.planes + 3u) / 4 * 4 && p < layout->planes; p++) {
-        const struct transform_plane *plane = &layout->plane[p];
-        bool wraps = false;
-        const unsigned before = transform_written(plane) == 4 ? plane->nibble : transform_before(layout, plane->nibble, &wraps);
-        if (plane->nibble >= end) end = plane->nibble + 1u;
-        if (before >= end) end = before + 1;
-    }
+    for (unsigned p = 0; p < first.planes; p++)
+        if (first.plane[p].nibble >= end) end = first.plane[p].nibble + 1u;
     view->score_planes = first.planes;
     view->score_nibbles = (uint16_t)end;
 }
@@ -110,7 +75,6 @@ static void set_layout(const struct transform_layout *layout, enum codec_side si
     transform_readers(layout, side, words);
     view->layout = *layout;
     view->readers = device;
-    view->wraps = transform_wraps(layout, side);
     memset(view->quad, 0, sizeof view->quad);
     transform_quads(layout, view->quad);
     transform_set_scored(hd, view);
@@ -121,7 +85,7 @@ static struct transform_view make_view(const void *record, const struct transfor
                                        float *floats, float *device) {
     const struct transform_fitted own = transform_fitted_at(record, hd);
     float *step = floats + 4 * hd;
-    int16_t *basis = (int16_t *)(void *)(floats + 8 * hd);
+    int16_t *basis = (int16_t *)(void *)(floats + 5 * hd + reader_floats(hd));
     memcpy(floats, own.mean, hd * sizeof *floats);
     memcpy(floats + hd, own.size, hd * sizeof *floats);
     memcpy(floats + 2 * hd, own.unit, hd * sizeof *floats);
@@ -138,7 +102,7 @@ static struct transform_view make_view(const void *record, const struct transfor
                                   .unit = device + 2 * hd,
                                   .pre_rope_mean = device + 3 * hd,
                                   .step = device + 4 * hd,
-                                  .basis = (const int16_t *)(const void *)(device + 8 * hd),
+                                  .basis = (const int16_t *)(const void *)(device + 5 * hd + reader_floats(hd)),
                                   .metric = (const uint32_t *)(const void *)(device + own_floats(hd))};
     set_layout(layout, side, hd, &view, (uint32_t *)(void *)(step + hd), device + 5 * hd);
     return view;

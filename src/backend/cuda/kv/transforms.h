@@ -28,17 +28,13 @@ void transforms_rate_set(const struct cache_shape *shape, const struct method *a
                          const struct transform_view *own, uint8_t *host, uint8_t *device);
 
 /* transform_reader_words counts and transform_readers writes the words of 32 bits that describe a layout's planes to attention, up
- * to a multiple of 8 of them (planes that the layout does not have have levels of 0). A table of 4 words for each plane holds in
- * its bytes the levels of the nibbles 0 to 7 and then of 15 down to 8, TRANSFORM_LEVEL_MAX higher. Then for each plane come two
- * words. The first is the place of its nibble in a page in shared memory, << 16 the place of the nibble before it, and bit 31 if
- * components are one further in that one. The second is a mask of the bits that are the nibble's own. */
+ * to a multiple of 8 of them. Each plane has two: the place of its nibble in a page in shared memory, and a mask of its bits in the
+ * lower half of each byte, which is 0 for planes that the layout does not have. Values' planes follow in their order. Of each 8
+ * planes of keys, planes i and i + 4 follow each other: a lane reads both. */
 size_t transform_reader_words(const struct transform_layout *layout);
 void transform_readers(const struct transform_layout *layout, enum codec_side side, uint32_t *words);
 /* Writes quads[layout->quads]. */
 void transform_quads(const struct transform_layout *layout, struct transform_quad *quads);
-/* Returns a mask. Bit n is set if a plane of the n-th group, of 4 planes of keys or 8 of values, has bit 31 set. */
-uint32_t transform_wraps(const struct transform_layout *layout, enum codec_side side);
-
 /* Sets score_planes and score_nibbles of a view of keys, whose layout is there. */
 void transform_set_scored(uint32_t head_dim, struct transform_view *view);
 

@@ -221,8 +221,7 @@ struct transform_view {
      * of that power. */
     const uint32_t *metric;
     const uint32_t *readers; /* transform_readers: what attention knows of the planes */
-    uint32_t wraps;          /* transform_wraps */
-    /* Of keys: by how many planes tokens are chosen, and in how many nibbles these and the rest of their group of 4 lie. */
+    /* Of keys: by how many planes tokens are chosen, and in how many nibbles these lie. */
     uint16_t score_planes, score_nibbles;
     struct transform_quad quad[TRANSFORM_QUADS_MAX];
 };

@@ -67,14 +67,14 @@ inline void mma_sums(float (&d)[N][4], const uint32_t (&a)[4], const uint32_t (&
     }
 }
 
-inline int emulated_byte(uint32_t word, unsigned i) { return (int8_t)(word >> 8 * i); }
+inline int emulated_byte(uint32_t word, unsigned i) { return (uint8_t)(word >> 8 * i); }
 
 struct emulated_operands {
     uint32_t a[4], b[2];
     int d[4];
 };
 
-inline void mma_s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+inline void mma_u8_s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     emulated_operands own = {{a0, a1, a2, a3}, {b0, b1}, {d[0], d[1], d[2], d[3]}};
     emulated_meet(0xffffffffu, &own, [](void *const *given) {
         for (unsigned lane = 0; lane < 32; lane++) {
@@ -83,7 +83,7 @@ inline void mma_s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t 
                 for (unsigned k = 0; k < 32; k++) {
                     const emulated_operands *left = (const emulated_operands *)given[lane / 4 * 4 + k % 16 / 4];
                     const emulated_operands *right = (const emulated_operands *)given[4 * (lane % 4 * 2 + i % 2) + k % 16 / 4];
-                    d[i] += emulated_byte(left->a[i / 2 + 2 * (k / 16)], k % 4) * emulated_byte(right->b[k / 16], k % 4);
+                    d[i] += emulated_byte(left->a[i / 2 + 2 * (k / 16)], k % 4) * (int8_t)emulated_byte(right->b[k / 16], k % 4);
                 }
         }
     });
