@@ -186,7 +186,7 @@ ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const
 #pragma unroll
         for (int i = 0; i < 8; i++) largest = fmaxf(largest, w[i]);
         for (int o = 4; o < 32; o *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
-        const float steps = BYTES_MOST / largest;
+        const float steps = __fdividef(BYTES_MOST, largest);
         to.unit[n] = largest * (1 / BYTES_MOST);
         uint32_t v[8], sum = 0;
 #pragma unroll

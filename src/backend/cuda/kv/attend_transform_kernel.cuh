@@ -22,6 +22,7 @@ ATTEND_INLINE void copy_units(uint32_t to, const uint8_t *from, uint32_t count) 
     for (; c + 128 <= count; c += 128, to += 128 * 16, from += 128 * 16)
 #pragma unroll
         for (uint32_t i = 0; i < 128; i += 32) copy_async<16>(to + 16 * i, from + 16 * i);
+    if (c == count) return;
 #pragma unroll
     for (uint32_t i = 0; i < 128; i += 32)
         if (c + i + lane_id() < count) copy_async<16>(to + 16 * i, from + 16 * i);

@@ -318,7 +318,7 @@ static __device__ void write_gains(const struct page_job &job, const struct tran
 /* ---- Pages */
 
 template <int HD>
-static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 3)
+static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 4)
     encode_transform_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
     extern __shared__ __align__(16) uint8_t memory[];
     struct encode_memory<HD> &m = *(struct encode_memory<HD> *)memory;
