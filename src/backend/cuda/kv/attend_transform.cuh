@@ -213,15 +213,26 @@ ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const
     }
 }
 
+/* A plane_words has a lane's words of a plane of values, of tokens 0 to 31 and 32 to 63, and the mask of its codes in the upper halves of
+ * bytes. */
+struct plane_words {
+    uint4 w[2];
+    uint32_t mask;
+    ATTEND_INLINE void load(uint32_t slot, uint32_t entry_at) {
+        const uint2 entry = load_shared_pair(entry_at);
+        const uint32_t place = entry.x ^ lane_id() % 4 * 16;
+        w[0] = load_shared_quad(slot + place), w[1] = load_shared_quad(slot + (place ^ 64)), mask = entry.y << 4;
+    }
+};
+
 /* Adds the sums of a lane's plane. Codes of tokens T to T + 3 and of those 16 later enter where the latter lie. */
 template <int NQ>
-ATTEND_INLINE void accumulate_plane(uint32_t slot, uint2 entry, const page_weights<NQ> &weights, float (&acc)[NQ][4]) {
+ATTEND_INLINE void accumulate_plane(const plane_words &plane, const page_weights<NQ> &weights, float (&acc)[NQ][4]) {
     int32_t d[2][NQ][4] = {}; /* components 0 and 1, 2 and 3 */
-    const uint32_t mask = entry.y << 4, row = lane_id() % 4 * 16;
-    const uint4 w[2] = {load_shared_quad(slot + (entry.x ^ row)), load_shared_quad(slot + (entry.x ^ row ^ 64))};
+    const uint32_t mask = plane.mask;
 #pragma unroll
     for (int s = 0; s < 2; s++) {
-        const uint32_t words[4] = {w[s].x, w[s].y, w[s].z, w[s].w};
+        const uint32_t words[4] = {plane.w[s].x, plane.w[s].y, plane.w[s].z, plane.w[s].w};
 #pragma unroll
         for (int f = 0; f < 2; f++) {
             const uint32_t a[4] = {words[2 * f] * 16 & mask, words[2 * f + 1] * 16 & mask, words[2 * f] & mask,
@@ -241,13 +252,15 @@ template <int HD, int NQ>
 ATTEND_INLINE void accumulate_page(uint32_t slot, const plane_readers &readers, const page_weights<NQ> &weights,
                                    transform_sums<HD, NQ> &acc) {
     const uint32_t groups = (readers.planes + 7) / 8, entry_at = readers.entries + lane_id() / 4 * 8;
-    uint2 entry = load_shared_pair(entry_at);
+    if (!groups) return;
+    plane_words next;
+    next.load(slot, entry_at);
 #pragma unroll
     for (int p = 0; p < HD / 16; p++) {
         if (p < groups) {
-            const uint2 own = entry;
-            if (p + 1 < HD / 16) entry = load_shared_pair(entry_at + 8 * 8 * (p + 1)); /* ahead of its use */
-            accumulate_plane(slot, own, weights, acc[p]);
+            const plane_words own = next;
+            if (p + 1 < HD / 16) next.load(slot, entry_at + 8 * 8 * min(p + 1u, groups - 1)); /* ahead of its use */
+            accumulate_plane(own, weights, acc[p]);
         }
     }
 }
