@@ -1,4 +1,4 @@
-/* Pages of codec transform on the GPU: the codes that the CPU finds, but for a few where two ways cost nearly the same, and the rows that it reads; by
+/* Pages of codec transform on the GPU: the codes that the CPU finds, but for a few where two are nearly as near, and the rows that it reads; by
  * a profile and by a sequence's own transforms, which come to the device as caches bring them there. */
 #include "backend/cpu/codec/transform.h"
 #include "backend/cpu/kernels/vector/ops.h"
@@ -266,8 +266,7 @@ static void compare_page(const struct transform_sample *x, const uint8_t *chunk,
     }
 }
 
-/* Compares pages with the CPU's. A few bytes may differ: where two paths cost nearly the same, fused products decide between them, and the CPU's
- * kernels do not all fuse alike. */
+/* Compares pages with the CPU's. A few bytes may differ: where a coefficient lies nearly between two levels, rounding decides between them. */
 static void check_pages(struct transform_sample *x) {
     struct encode_sample *s = &x->s;
     struct difference all = {0};

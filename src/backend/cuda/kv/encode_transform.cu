@@ -1,43 +1,71 @@
 /* Writes pages of the codec transform, as the CPU's transform_encode.c does, a block for each page. Most of the time goes to the
- * product that gives the coefficients. Four threads share a token, and what is summed over a row is summed in four parts, where the CPU
- * goes from the first component to the last. */
+ * product that gives the coefficients. Elsewhere four threads share a token, and what is summed over a row is summed in parts, where
+ * the CPU goes from the first component to the last. Codes are written nibble by nibble: a warp has a whole one. */
 #include "backend/cuda/kv/transform_page.cuh"
+
+#define ENCODE_WARPS (TRANSFORM_THREADS / 32)
+
+/* A nibble_part is a plane of a nibble: `below` of its quad's bits are in other planes below it. */
+struct nibble_part {
+    uint8_t quad, below, bits, shift;
+};
 
 template <int HD> struct encode_memory {
     struct page_numbers<HD> z; /* coefficients */
     union {
+        float2 found[ENCODE_WARPS][PAGE_TOKENS];                   /* what warps have summed up of rows in write_nibbles */
         float cut[TRANSFORM_ROW_SCALES][TOKEN_PARTS][PAGE_TOKENS]; /* what levels cut off of rows, by size and part of a row */
         struct {
             float whole[HD], weighed[HD];              /* coefficients of a row that may be coded less no mean, and in the metric */
             float errors[TRANSFORM_NO_MEAN_GAINS + 1]; /* of that row with each such gain; last as it is */
         } small;
     };
-    float half_step[HD], inverse[HD]; /* of a component's codes, in units of coefficients: half of a step, and 1 / step */
-    float reach[HD], noise;           /* as of struct layout_limits of transform_encode.c; infinite where there are no bits */
+    float size[HD];
+    alignas(16) float half_step[HD], inverse_step[HD]; /* between levels of a component */
+    float reach[HD], noise; /* as of struct layout_limits of transform_encode.c; infinite where there are no bits */
     float square[PAGE_TOKENS], unit[PAGE_TOKENS]; /* |z|^2; what makes the coefficients those of a row of size 1 */
     float2 sums[TOKEN_PARTS][PAGE_TOKENS];        /* of the threads that share a token */
     uint8_t no_mean[PAGE_TOKENS];                 /* the code of the gain of a row less no mean; else TRANSFORM_NO_MEAN_GAINS */
+    struct nibble_part parts[HD / TRANSFORM_QUAD * 2][TRANSFORM_NIBBLE_BITS]; /* of nibbles, by their lowest bit; else bits are 0 */
     struct page_layout l;
 };
 
-/* Sets steps and what levels reach. All threads call this, and may read what it sets after their next barrier. */
-template <int HD> static __device__ void set_steps(const struct transform_view &view, struct encode_memory<HD> &m) {
+/* All threads call this after load_layout, and may read what it sets after their next barrier but one. */
+template <int HD> static __device__ void set_sizes(const struct transform_view &view, struct encode_memory<HD> &m) {
+    for (uint32_t i = threadIdx.x; i < m.l.layout.nibbles * (uint32_t)TRANSFORM_NIBBLE_BITS; i += TRANSFORM_THREADS)
+        m.parts[i / TRANSFORM_NIBBLE_BITS][i % TRANSFORM_NIBBLE_BITS] = {0, 0, 0, 0};
+    __syncthreads();
     for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
-        const uint32_t quad = c / TRANSFORM_QUAD, first = m.l.first[quad], second = m.l.second[quad];
-        m.half_step[c] = m.inverse[c] = 0, m.reach[c] = INFINITY;
-        if (first == NO_PLANE) continue;
-        const float scale = m.l.layout.plane[second == NO_PLANE ? first : second].scale, size = view.size[c], half = scale * size;
-        float reach = m.l.layout.plane[first].scale * (float)most_of(m.l.layout.plane[first].bits);
-        if (second != NO_PLANE) reach = reach + scale * (float)most_of(m.l.layout.plane[second].bits);
-        m.half_step[c] = half;
-        m.inverse[c] = size > 0 ? 1 / (2 * scale * size) : 0;
-        m.reach[c] = size * reach;
+        const uint32_t quad = c / TRANSFORM_QUAD, first = m.l.first[quad],
+                       last = m.l.second[quad] != NO_PLANE ? m.l.second[quad] : first;
+        const float size = view.size[c], half_step = last == NO_PLANE ? 0 : m.l.layout.plane[last].scale;
+        m.size[c] = size;
+        m.half_step[c] = half_step * size;
+        m.inverse_step[c] = size > 0 ? 1 / (2 * half_step * size) : 0;
+    }
+    for (uint32_t p = threadIdx.x; p < m.l.layout.planes; p += TRANSFORM_THREADS) {
+        const struct transform_plane plane = m.l.layout.plane[p];
+        const bool upper = p == m.l.first[plane.quad];
+        m.parts[plane.nibble][plane.shift] = {plane.quad, (uint8_t)(upper ? m.l.layout.quad_bits[plane.quad] - plane.bits : 0),
+                                              plane.bits, plane.shift};
+    }
+}
+
+/* All threads call this after set_sizes, and may read what it sets after their next barrier. */
+template <int HD> static __device__ void set_limits(struct encode_memory<HD> &m) {
+    for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
+        float reach = m.l.first[c / TRANSFORM_QUAD] == NO_PLANE ? INFINITY : 0;
+        for (uint32_t k = 0; k < 2; k++) {
+            const uint32_t p = k ? m.l.second[c / TRANSFORM_QUAD] : m.l.first[c / TRANSFORM_QUAD];
+            if (p != NO_PLANE) reach = reach + m.l.layout.plane[p].scale * (float)((1u << m.l.layout.plane[p].bits) - 1);
+        }
+        m.reach[c] = reach == INFINITY ? reach : m.size[c] * reach;
     }
     if (threadIdx.x >= 32) return;
     float noise = 0;
     for (uint32_t quad = threadIdx.x; quad < m.l.layout.quads; quad += 32)
         for (uint32_t c = quad * TRANSFORM_QUAD; c < (quad + 1) * TRANSFORM_QUAD; c++)
-            noise = noise + view.size[c] * view.size[c] * device_distortion[m.l.layout.quad_bits[quad]];
+            noise = noise + m.size[c] * m.size[c] * device_distortion[m.l.layout.quad_bits[quad]];
     for (uint32_t lanes = 16; lanes; lanes /= 2) noise = noise + __shfl_xor_sync(~0u, noise, lanes);
     if (threadIdx.x == 0) m.noise = noise;
 }
@@ -210,47 +238,61 @@ static __device__ void leave_out_means(const struct encode &e, const struct page
     }
 }
 
-/* ---- Codes */
+/* ---- Codes. A lane has two tokens, 16 apart, which share bytes of nibbles. */
 
-/* Returns the bits that a plane has of a quad's codes, component i's from bit 4 i on. Adds, if `sums` is not NULL, the products of the row's
- * coefficients with their levels, for a row of size 1, and of these with themselves. */
-template <int HD>
-static __device__ __forceinline__ uint32_t plane_bits(const struct encode_memory<HD> &m, uint32_t p, float unit, float2 *sums) {
-    const uint32_t t = threadIdx.x % PAGE_TOKENS, quad = m.l.layout.plane[p].quad, bits = m.l.layout.quad_bits[quad],
-                   second = m.l.second[quad], below = p != second && second != NO_PLANE ? m.l.layout.plane[second].bits : 0,
-                   own = (uint32_t)most_of(m.l.layout.plane[p].bits);
-    const float most = (float)most_of(bits), middle = (float)(1u << (bits - 1));
-    uint32_t all = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-        const uint32_t c = quad * TRANSFORM_QUAD + i;
-        const float z = m.z.of[c][t];
-        const uint32_t code = (uint32_t)fminf(fmaxf(z * unit * m.inverse[c] + middle, 0), most); /* NaN becomes 0, too */
-        all |= (code >> below & own) << 4 * i;
-        if (sums) {
-            const float level = m.half_step[c] * (2 * (float)code - most);
-            *sums = make_float2(sums->x + z * level, sums->y + level * level);
-        }
-    }
-    return all;
+/* Returns the first token of a lane in its k-th turn, k = 0 or 1: lanes of a warp have tokens in different banks. */
+static __device__ uint32_t token_of_turn(uint32_t k) {
+    const uint32_t lane = threadIdx.x % 32;
+    return lane % 16 + 32 * (lane / 16) + 16 * ((k + lane / 16) % 2);
 }
 
-/* Writes all nibbles. Returns the sums of plane_bits over the quads whose first planes a thread has. */
-template <int HD> static __device__ float2 write_codes(const struct page_job &job, const struct encode_memory<HD> &m) {
-    const uint32_t t = threadIdx.x % PAGE_TOKENS;
-    const float unit = m.unit[t];
-    float2 sums = make_float2(0, 0);
-    for (uint32_t n = threadIdx.x / PAGE_TOKENS; n < m.l.layout.nibbles; n += TOKEN_PARTS) {
-        uint32_t own = 0;
+/* Returns the parts of four components' codes that a nibble has, a byte each. Adds the products of the coefficients with their levels,
+ * and the squares of levels, to `found`, for the last plane of a quad alone. */
+template <int HD>
+static __device__ uint32_t quantize(const struct encode_memory<HD> &m, const struct nibble_part &part, uint32_t t, float2 &found) {
+    const uint32_t bits = m.l.layout.quad_bits[part.quad], c = part.quad * TRANSFORM_QUAD, own = (1u << part.bits) - 1;
+    const float middle = (float)(1u << (bits - 1)), most = (float)((1u << bits) - 1), unit = m.unit[t];
+    const float4 steps = *(const float4 *)&m.half_step[c], inverses = *(const float4 *)&m.inverse_step[c];
+    const float step[TRANSFORM_QUAD] = {steps.x, steps.y, steps.z, steps.w},
+                inverse[TRANSFORM_QUAD] = {inverses.x, inverses.y, inverses.z, inverses.w};
+    uint32_t word = 0;
 #pragma unroll
-        for (uint32_t shift = 0; shift < TRANSFORM_NIBBLE_BITS; shift++) {
-            const uint32_t p = m.l.plane_at[n][shift];
-            if (p == NO_PLANE) continue;
-            own |= plane_bits(m, p, unit, p == m.l.first[m.l.layout.plane[p].quad] ? &sums : nullptr) << shift;
-        }
-        write_nibble(job.side, t, own, job.page + PAGE_TOKENS + n * PAGE_TRANSFORM_NIBBLE);
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
+        const float z = m.z.of[c + i][t];
+        const uint32_t code = (uint32_t)fminf(fmaxf(z * unit * inverse[i] + middle, 0), most); /* NaN becomes 0, too */
+        word |= (code >> part.below & own) << (8 * i);
+        if (part.below) continue;
+        const float level = step[i] * (2 * (float)code - most);
+        found = make_float2(found.x + z * level, found.y + level * level);
     }
-    return sums;
+    return word << part.shift;
+}
+
+/* Writes all nibbles. Returns, to the first thread of each token, the sums over its row of the products of its coefficients with
+ * the levels that they got, for a row of size 1, and of these with themselves. */
+template <int HD> static __device__ float2 write_nibbles(const struct page_job &job, struct encode_memory<HD> &m) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = threadIdx.x % PAGE_TOKENS;
+    float2 found[2] = {};
+    for (uint32_t n = warp; n < m.l.layout.nibbles; n += ENCODE_WARPS) {
+        uint32_t words[2] = {};
+#pragma unroll 1
+        for (uint32_t i = 0; i < TRANSFORM_NIBBLE_BITS; i++) {
+            const struct nibble_part part = m.parts[n][i];
+            if (!part.bits) continue;
+#pragma unroll
+            for (uint32_t k = 0; k < 2; k++) words[k] |= quantize(m, part, token_of_turn(k), found[k]);
+        }
+        const uint32_t word = lane < 16 ? words[0] | words[1] << 4 : words[1] | words[0] << 4;
+        ((uint32_t *)(job.page + PAGE_TOKENS + n * PAGE_TRANSFORM_NIBBLE))[lane] = nibble_word(job.side, word);
+    }
+    __syncthreads(); /* what lies where `found` does is no longer read */
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) m.found[warp][token_of_turn(k)] = found[k];
+    __syncthreads();
+    float2 sum = m.found[0][t];
+    for (uint32_t w = 1; w < ENCODE_WARPS && threadIdx.x < PAGE_TOKENS; w++)
+        sum = make_float2(sum.x + m.found[w][t].x, sum.y + m.found[w][t].y);
+    return sum;
 }
 
 /* ---- Gains */
@@ -261,12 +303,11 @@ static __device__ uint8_t gain_code(const struct transform_view &view, float gai
     return (uint8_t)(code > least ? code < 255 ? code : 255 : least);
 }
 
-/* `own` is what write_codes has returned. */
+/* `own` is what write_nibbles has returned. */
 template <int HD>
 static __device__ void write_gains(const struct page_job &job, const struct transform_view &view, float2 own,
-                                   struct encode_memory<HD> &m) {
+                                   const struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
-    own = sum_parts(own, m);
     if (threadIdx.x >= PAGE_TOKENS) return;
     float gain = 0;
     if (own.y > 0) gain = job.side == CODEC_KEYS ? sqrtf(m.square[t] / own.y) : own.x / own.y;
@@ -277,7 +318,7 @@ static __device__ void write_gains(const struct page_job &job, const struct tran
 /* ---- Pages */
 
 template <int HD>
-static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 3)
+static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 4)
     encode_transform_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
     extern __shared__ __align__(16) uint8_t memory[];
     struct encode_memory<HD> &m = *(struct encode_memory<HD> *)memory;
@@ -290,14 +331,15 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 3)
     }
     const struct page_rows<HD> rows = load_rows<HD>(e, job); /* which takes a while */
     load_layout(view.layout, &m.l);
+    set_sizes(view, m);
     __syncthreads();
-    set_steps(view, m);
+    set_limits(m);
     set_numbers<HD>(e, job, rows, {view.pre_rope_mean, view.mean}, m.z.of);
     const bool small_rows = mark_small_rows(job, view, m);
     find_coefficients<HD>(view, m.z);
     set_units(view, m);
     if (small_rows) leave_out_means(e, job, view, m);
-    write_gains(job, view, write_codes(job, m), m);
+    write_gains(job, view, write_nibbles(job, m), m);
 }
 
 template <int HD> static cudaError_t launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {

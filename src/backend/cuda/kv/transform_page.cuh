@@ -230,28 +230,20 @@ template <int HD> static __device__ void find_coefficients(const struct transfor
 struct page_layout {
     struct transform_layout layout;
     uint32_t first[TRANSFORM_QUADS_MAX], second[TRANSFORM_QUADS_MAX]; /* planes of a quad, or NO_PLANE */
-    uint8_t plane_at[TRANSFORM_PLANES_MAX]
-                    [TRANSFORM_NIBBLE_BITS]; /* the plane that has so many bits of a nibble below it, or NO_PLANE */
 };
 
 static __constant__ float device_distortion[TRANSFORM_BITS_MAX + 1] = TRANSFORM_DISTORTION;
-
-/* Returns the largest code of so many bits. */
-static __device__ inline int32_t most_of(uint32_t bits) { return (1 << bits) - 1; }
 
 /* Loads the layout. All threads call this; they may read it after their next barrier. */
 static __device__ inline void load_layout(const struct transform_layout &from, struct page_layout *to) {
     static_assert(sizeof(struct transform_layout) % 4 == 0, "words of a layout");
     for (uint32_t i = threadIdx.x; i < sizeof from / 4; i += TRANSFORM_THREADS)
         ((uint32_t *)&to->layout)[i] = ((const uint32_t *)&from)[i];
-    for (uint32_t i = threadIdx.x; i < sizeof to->plane_at / 4; i += TRANSFORM_THREADS)
-        ((uint32_t *)to->plane_at)[i] = NO_PLANE * 0x01010101u;
     for (uint32_t q = threadIdx.x; q < TRANSFORM_QUADS_MAX; q += TRANSFORM_THREADS) to->first[q] = NO_PLANE, to->second[q] = 0;
     __syncthreads();
     for (uint32_t p = threadIdx.x; p < to->layout.planes; p += TRANSFORM_THREADS) {
         atomicMin(&to->first[to->layout.plane[p].quad], p);
         atomicMax(&to->second[to->layout.plane[p].quad], p);
-        to->plane_at[to->layout.plane[p].nibble][to->layout.plane[p].shift] = (uint8_t)p;
     }
     __syncthreads();
     for (uint32_t q = threadIdx.x; q < TRANSFORM_QUADS_MAX; q += TRANSFORM_THREADS)
@@ -263,10 +255,9 @@ static __device__ inline void load_layout(const struct transform_layout &from, s
 template <class Nibble>
 static __device__ void plane_integers(const struct page_layout &l, uint32_t p, Nibble nibble, int32_t (&integers)[TRANSFORM_QUAD]) {
     const struct transform_plane plane = l.layout.plane[p];
-    const uint32_t bits = nibble(plane.nibble) >> plane.shift;
-    const int32_t most = most_of(plane.bits);
+    const uint32_t most = (1u << plane.bits) - 1, bits = nibble(plane.nibble) >> plane.shift;
 #pragma unroll
-    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) integers[i] = 2 * ((int32_t)(bits >> 4 * i) & most) - most;
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) integers[i] = (int32_t)(2 * (bits >> 4 * i & most)) - (int32_t)most;
 }
 
 /* Finds the levels of a quad's components by all its planes, in units of the components' sizes. */
@@ -287,17 +278,15 @@ static __device__ void quad_levels(const struct page_layout &l, uint32_t quad, N
 
 /* ---- Nibbles in a page (format/page_layout.h) */
 
-/* Writes a nibble, of which a lane has token t's 16 bits; t % 32 is the lane, and all lanes of the warp call this. Tokens t and t + 16 share
- * bytes. A lane's word has four components of a key, or one of four tokens' values. */
-static __device__ inline void write_nibble(int side, uint32_t t, uint32_t own, uint8_t *nibble) {
-    uint32_t word = (own | own << 8) & 0x00ff00ff; /* bytes: components */
-    word = (word | word << 4) & 0x0f0f0f0f;
-    word |= __shfl_down_sync(~0u, word, 16) << 4;
-    if (side != CODEC_KEYS) { /* four lanes' words are transposed: first pairs of lanes exchange bytes, then pairs of pairs */
-        word = permute(word, __shfl_xor_sync(~0u, word, 1), t % 2 ? 0x3715 : 0x6240);
-        word = permute(word, __shfl_xor_sync(~0u, word, 2), t / 2 % 2 ? 0x3276 : 0x5410);
-    }
-    if (t % 32 < 16) ((uint32_t *)nibble)[t / 32 * 16 + t % 16] = word;
+/* Returns a lane's word of a nibble. A lane's bytes are the four components of tokens T, and in their upper halves of T + 16, where T =
+ * lane % 16 + lane / 16 * 32; its word of a nibble has those of keys, or of values one component of four tokens. All lanes of the
+ * warp call this. */
+static __device__ inline uint32_t nibble_word(int side, uint32_t word) {
+    const uint32_t t = threadIdx.x;
+    if (side == CODEC_KEYS) return word;
+    /* Four lanes' words are transposed: first pairs of lanes exchange bytes, then pairs of pairs. */
+    word = permute(word, __shfl_xor_sync(~0u, word, 1), t % 2 ? 0x3715 : 0x6240);
+    return permute(word, __shfl_xor_sync(~0u, word, 2), t / 2 % 2 ? 0x3276 : 0x5410);
 }
 
 /* Returns token t's 16 bits of a nibble's bytes, which begin at a multiple of 4. */
