@@ -13,8 +13,8 @@ static inline bool attend_head_dim(uint32_t hd) { return hd == 64 || hd == 96 ||
 #define ATTEND_STATE_FLOATS 4
 
 /* Returns how many words of 32 bits a launch of 4 `tiles` queries reads the pages of a run with: for each query (zeros from G on)
- * unit, mean and zero, a logit being gain * unit * (2 * sum of products - zero) + mean; then bytes of 4 components each,
- * [tile][group of 8 planes][i][column][planes i and i + 4 of the group]. */
-TERSE_DEVICE uint32_t run_record_words(uint32_t tiles, uint32_t planes) { return tiles * (12 + (planes + 7) / 8 * 8 * 8); }
+ * unit, mean and zero, a logit being gain * unit * (sum of products - zero) + mean; then bytes [tile][plane][column] of 4
+ * components each, planes up to a multiple of 4. */
+TERSE_DEVICE uint32_t run_record_words(uint32_t tiles, uint32_t planes) { return tiles * (12 + (planes + 3) / 4 * 4 * 8); }
 
 #endif

@@ -1,17 +1,17 @@
 /* Implements decoding over pages of the codec transform (format/transform.h), on their codes.
  *
- * A code is an integer, in which its level is linear: level = 2 code - most. Codes are masked out of words and enter m16n8k32's
- * integer products where they lie in their bytes, 2^shift times as large. Weights of keys are as much smaller; sums of values are
- * divided by it when they are merged. What `most` adds to a sum is known and subtracted.
+ * A plane's codes are integers, of four components of a key, or of four tokens' values, in the low halves of a word's four bytes, and of
+ * tokens 16 further on in the high halves. Shifted down and masked they enter m16n8k32's integer products as they are; those of the
+ * high halves stay there, so that their products are 16 times as large. A level is 2 code - most: what `most` adds to a sum is known
+ * and subtracted.
  *
  * Queries come as records of runs (attend_transform_runs.cuh); weights of values, times their gains, become integers of 16 bits
  * with a unit for each page. Upper and lower bytes are columns 2 j and 2 j + 1 of a product for query j: a lane has both of a sum,
  * for query lane % 4 of a tile of four. Sums of products are exact. Values are summed up by plane; scales, sizes and the basis are
  * applied once, when parts are merged.
  *
- * In products with keys the rows are words of a plane's nibble, whose tokens T and T + 16 have a product each, the second with codes
- * 16 times as large, and k is 4 components of 8 planes. In products with values the rows are components of 8 planes, and k is 32
- * tokens.
+ * In products with keys the rows are words of a plane's nibble, and k is 4 components of 8 planes. In products with values the rows are
+ * components of 8 planes, and k is 32 tokens.
  *
  * NQ is the number of tiles of four queries. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_CUH
@@ -29,6 +29,27 @@ struct plane_readers {
     float gain_zero, gain_step, gain;
 };
 
+/* Returns the largest code of a plane, in shared memory. */
+ATTEND_INLINE uint32_t largest_code(uint32_t entries, uint32_t plane) { return load_shared(entries + 8 * plane + 4) & 255; }
+
+/* A word_codes has the codes of 4 words of a plane: of their low halves, and, 16 times as large, of their high ones. */
+struct word_codes {
+    uint32_t low[4], high[4];
+};
+
+/* Loads the codes of a plane. `slot` is that of the nibbles, `lane` the lane's place in one. */
+ATTEND_INLINE word_codes load_codes(uint32_t slot, uint2 entry, uint32_t lane) {
+    const uint4 own = load_shared_quad(slot + ((entry.x & 0xffff) ^ lane));
+    const uint32_t words[4] = {own.x, own.y, own.z, own.w}, shift = entry.x >> 16, high = entry.y << 4;
+    word_codes to;
+#pragma unroll
+    for (int w = 0; w < 4; w++) {
+        const uint32_t down = words[w] >> shift;
+        to.low[w] = down & entry.y, to.high[w] = down & high;
+    }
+    return to;
+}
+
 /* ---- Keys */
 
 /* Return the first of the 8 tokens whose logits a lane has, and the i-th, counted from that: 4 that follow one another, then those
@@ -43,39 +64,29 @@ ATTEND_INLINE float gain_of(uint32_t codes, int i, float least, float step) {
 /* A page's products with keys have these sums: [words 4g, 4g+1 or 4g+2, 4g+3][tokens T or T + 16]. */
 template <int NQ> using key_sums = int32_t[2][2][NQ][4];
 
-/* A key_cursor has the places where a lane reads the data of its two planes of the next group of 8. */
+/* A key_cursor has the places where a lane reads the data of its plane of the next group of 4. */
 struct key_cursor {
-    uint32_t entries, bytes;
+    uint32_t entry, bytes;
 };
 
-/* Adds the products of GROUPS groups of planes. All their words are loaded before the first is used. */
-template <int NQ, int GROUPS> ATTEND_INLINE void score_planes(uint32_t slot, uint32_t tile_bytes, key_cursor &at, key_sums<NQ> &d) {
-    const uint32_t row = lane_id() / 4 * 16;
-    uint4 entries[GROUPS], w[GROUPS][2];
+/* Adds the products of one group of 4 planes or of two. */
+template <int NQ, bool TWO> ATTEND_INLINE void score_planes(uint32_t slot, uint32_t tile_bytes, key_cursor &at, key_sums<NQ> &d) {
+    const uint32_t lane = lane_id() / 4 * 16;
+    const uint2 first = load_shared_pair(at.entry), second = TWO ? load_shared_pair(at.entry + 4 * 8) : make_uint2(0, 0);
+    const word_codes a = load_codes(slot, first, lane);
+    word_codes b = {};
+    if (TWO) b = load_codes(slot, second, lane);
 #pragma unroll
-    for (int k = 0; k < GROUPS; k++) entries[k] = load_shared_quad(at.entries + 64 * k);
+    for (int n = 0; n < NQ; n++) {
+        const uint32_t own = load_shared(at.bytes + n * tile_bytes),
+                       next = TWO ? load_shared(at.bytes + n * tile_bytes + 4 * 8 * 4) : 0;
 #pragma unroll
-    for (int k = 0; k < GROUPS; k++)
-        w[k][0] = load_shared_quad(slot + (entries[k].x ^ row)), w[k][1] = load_shared_quad(slot + (entries[k].z ^ row));
-#pragma unroll
-    for (int k = 0; k < GROUPS; k++) {
-        const uint32_t words[2][4] = {{w[k][0].x, w[k][0].y, w[k][0].z, w[k][0].w}, {w[k][1].x, w[k][1].y, w[k][1].z, w[k][1].w}};
-        uint2 b[NQ];
-#pragma unroll
-        for (int n = 0; n < NQ; n++) b[n] = load_shared_pair(at.bytes + n * tile_bytes + 256 * k);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint32_t first = entries[k].y << 4 * h, second = entries[k].w << 4 * h;
-#pragma unroll
-            for (int f = 0; f < 2; f++) {
-                const uint32_t a[4] = {words[0][2 * f] & first, words[0][2 * f + 1] & first, words[1][2 * f] & second,
-                                       words[1][2 * f + 1] & second};
-#pragma unroll
-                for (int n = 0; n < NQ; n++) mma_u8_s8(d[f][h][n], a[0], a[1], a[2], a[3], b[n].x, b[n].y);
-            }
+        for (int f = 0; f < 2; f++) {
+            mma_u8_s8(d[f][0][n], a.low[2 * f], a.low[2 * f + 1], b.low[2 * f], b.low[2 * f + 1], own, next);
+            mma_u8_s8(d[f][1][n], a.high[2 * f], a.high[2 * f + 1], b.high[2 * f], b.high[2 * f + 1], own, next);
         }
     }
-    at.entries += GROUPS * 64, at.bytes += GROUPS * 256;
+    at.entry += (TWO + 1) * 4 * 8, at.bytes += (TWO + 1) * 4 * 8 * 4;
 }
 
 /* Computes logits x[tile][i] of a page's token lane_token() + token_of(i). `record` is that of the page's run, in shared memory. */
@@ -83,11 +94,11 @@ template <int HD, int NQ>
 ATTEND_INLINE void score_page(uint32_t slot, uint32_t record, const plane_readers &readers, float (&x)[NQ][8]) {
     const unsigned lane = lane_id(), g = lane / 4, t = lane % 4;
     key_sums<NQ> d = {};
-    key_cursor at = {readers.entries + 16 * t, record + 48 * NQ + 8 * (8 * t + g)};
-    const uint32_t groups = (readers.planes + 7) / 8, tile_bytes = groups * 256;
-#pragma unroll 1
-    for (uint32_t pairs = groups / 2; pairs; pairs--) score_planes<NQ, 2>(slot, tile_bytes, at, d);
-    if (groups % 2) score_planes<NQ, 1>(slot, tile_bytes, at, d);
+    key_cursor at = {readers.entries + 8 * t, record + 48 * NQ + 4 * (8 * t + g)};
+    const uint32_t groups = (readers.planes + 3) / 4, tile_bytes = groups * 128;
+#pragma unroll 2
+    for (uint32_t pairs = groups / 2; pairs; pairs--) score_planes<NQ, true>(slot, tile_bytes, at, d);
+    if (groups % 2) score_planes<NQ, false>(slot, tile_bytes, at, d);
     const uint32_t gains = slot + readers.gains + lane_token(), numbers = record + 4 * t;
     const uint32_t codes[2] = {load_shared(gains), load_shared(gains + 16)};
 #pragma unroll
@@ -99,8 +110,8 @@ ATTEND_INLINE void score_page(uint32_t slot, uint32_t record, const plane_reader
         for (int i = 0; i < 8; i++) {
             const float gain = gain_of(codes[i / 4], i % 4, readers.gain_zero, readers.gain_step);
             const int32_t upper = d[i % 4 / 2][i / 4][n][i % 2 * 2], lower = d[i % 4 / 2][i / 4][n][i % 2 * 2 + 1];
-            const int32_t twice =
-                i / 4 ? upper * 32 + (lower >> 3) : upper * 512 + lower * 2; /* multiples of 16 in the later tokens */
+            /* Twice the product, whose upper and lower part are 16 times as large for the last tokens. */
+            const int32_t twice = i < 4 ? upper * 512 + lower * 2 : upper * 32 + (lower >> 3);
             x[n][i] = fmaf((float)(twice - zero) * unit, gain, mean);
         }
     }
@@ -115,7 +126,7 @@ template <int NQ> struct transform_running { float max[NQ], sum[NQ], gained[NQ],
 /* These are sums of component i of the lane's plane in each group of planes: [group][tile][i]. */
 template <int HD, int NQ> using transform_sums = float[HD / 16][NQ][4];
 
-/* A page_weights has a page's weights as fragments b, [tokens 0 to 31, 32 to 63][tile][2], and their units. */
+/* A page_weights has a page's weights as fragments b, [tokens whose codes are low, high][tile][tokens 0 to 31, 32 to 63], and their units. */
 template <int NQ> struct page_weights {
     uint32_t b[2][NQ][2];
     float unit[NQ];
@@ -186,13 +197,13 @@ ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const
 #pragma unroll
         for (int i = 0; i < 8; i++) largest = fmaxf(largest, w[i]);
         for (int o = 4; o < 32; o *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
-        const float steps = __fdividef(BYTES_MOST, largest);
+        const float steps = BYTES_MOST / largest;
         to.unit[n] = largest * (1 / BYTES_MOST);
         uint32_t v[8], sum = 0;
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = __float2uint_rn(w[i] * steps), sum += v[i];
         r.gained[n] += (float)sum * to.unit[n];
-        /* Word h of a fragment has the bytes of tokens T to T + 3, or of those 16 later. */
+        /* Bytes k of a fragment are of tokens T, T + 1, ... */
         uint32_t packed[2][2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -207,60 +218,50 @@ ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const
             for (int h = 0; h < 2; h++) {
                 const uint32_t upper = __shfl_sync(ALL_LANES, packed[0][h], from),
                                lower = __shfl_sync(ALL_LANES, packed[1][h], from);
-                to.b[s][n][h] = g % 2 ? lower : upper;
+                to.b[h][n][s] = g % 2 ? lower : upper;
             }
         }
     }
 }
 
-/* A plane_words has a lane's words of a plane of values, of tokens 0 to 31 and 32 to 63, and the mask of its codes in the upper halves of
- * bytes. */
-struct plane_words {
-    uint4 w[2];
-    uint32_t mask;
-    ATTEND_INLINE void load(uint32_t slot, uint32_t entry_at) {
-        const uint2 entry = load_shared_pair(entry_at);
-        const uint32_t place = entry.x ^ lane_id() % 4 * 16;
-        w[0] = load_shared_quad(slot + place), w[1] = load_shared_quad(slot + (place ^ 64)), mask = entry.y << 4;
-    }
-};
-
-/* Adds the sums of a lane's plane. Codes of tokens T to T + 3 and of those 16 later enter where the latter lie. */
+/* Adds the sums of a plane's codes times weights. */
 template <int NQ>
-ATTEND_INLINE void accumulate_plane(const plane_words &plane, const page_weights<NQ> &weights, float (&acc)[NQ][4]) {
-    int32_t d[2][NQ][4] = {}; /* components 0 and 1, 2 and 3 */
-    const uint32_t mask = plane.mask;
-#pragma unroll
-    for (int s = 0; s < 2; s++) {
-        const uint32_t words[4] = {plane.w[s].x, plane.w[s].y, plane.w[s].z, plane.w[s].w};
-#pragma unroll
-        for (int f = 0; f < 2; f++) {
-            const uint32_t a[4] = {words[2 * f] * 16 & mask, words[2 * f + 1] * 16 & mask, words[2 * f] & mask,
-                                   words[2 * f + 1] & mask};
-#pragma unroll
-            for (int n = 0; n < NQ; n++) mma_u8_s8(d[f][n], a[0], a[1], a[2], a[3], weights.b[s][n][0], weights.b[s][n][1]);
-        }
-    }
+ATTEND_INLINE void accumulate_planes(uint32_t slot, uint2 entry, const page_weights<NQ> &weights, float (&acc)[NQ][4]) {
+    int32_t d[2][2][NQ][4] = {}; /* [low, high][components 0 and 1, 2 and 3] */
+    const uint32_t lane = lane_id() % 4 * 16;
+    const word_codes a = load_codes(slot, entry, lane), b = load_codes(slot, entry, lane + 64);
 #pragma unroll
     for (int n = 0; n < NQ; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            acc[n][i] = fmaf((float)(d[i / 2][n][i % 2 * 2] * 256 + d[i / 2][n][i % 2 * 2 + 1]), weights.unit[n], acc[n][i]);
+        for (int f = 0; f < 2; f++) {
+            const uint32_t(&low)[2] = weights.b[0][n], (&high)[2] = weights.b[1][n];
+            mma_u8_s8(d[0][f][n], a.low[2 * f], a.low[2 * f + 1], b.low[2 * f], b.low[2 * f + 1], low[0], low[1]);
+            mma_u8_s8(d[1][f][n], a.high[2 * f], a.high[2 * f + 1], b.high[2 * f], b.high[2 * f + 1], high[0], high[1]);
+        }
+#pragma unroll
+    for (int n = 0; n < NQ; n++) {
+        const float unit = weights.unit[n] * (1 / 16.0f);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int32_t upper = d[0][i / 2][n][i % 2 * 2] * 16 + d[1][i / 2][n][i % 2 * 2],
+                          lower = d[0][i / 2][n][i % 2 * 2 + 1] * 16 + d[1][i / 2][n][i % 2 * 2 + 1];
+            acc[n][i] = fmaf((float)(upper * 256 + lower), unit, acc[n][i]);
+        }
+    }
 }
 
 template <int HD, int NQ>
 ATTEND_INLINE void accumulate_page(uint32_t slot, const plane_readers &readers, const page_weights<NQ> &weights,
                                    transform_sums<HD, NQ> &acc) {
-    const uint32_t groups = (readers.planes + 7) / 8, entry_at = readers.entries + lane_id() / 4 * 8;
-    if (!groups) return;
-    plane_words next;
-    next.load(slot, entry_at);
+    const unsigned groups = (readers.planes + 7) / 8;
+    const uint32_t entry_at = readers.entries + 8 * (lane_id() / 4);
+    uint2 entry = load_shared_pair(entry_at);
 #pragma unroll
     for (int p = 0; p < HD / 16; p++) {
         if (p < groups) {
-            const plane_words own = next;
-            if (p + 1 < HD / 16) next.load(slot, entry_at + 8 * 8 * min(p + 1u, groups - 1)); /* ahead of its use */
-            accumulate_plane(own, weights, acc[p]);
+            const uint2 own = entry;
+            if (p + 1 < HD / 16) entry = load_shared_pair(entry_at + 8 * 8 * (p + 1)); /* ahead of its use */
+            accumulate_planes<NQ>(slot, own, weights, acc[p]);
         }
     }
 }

@@ -22,7 +22,6 @@ ATTEND_INLINE void copy_units(uint32_t to, const uint8_t *from, uint32_t count) 
     for (; c + 128 <= count; c += 128, to += 128 * 16, from += 128 * 16)
 #pragma unroll
         for (uint32_t i = 0; i < 128; i += 32) copy_async<16>(to + 16 * i, from + 16 * i);
-    if (c == count) return;
 #pragma unroll
     for (uint32_t i = 0; i < 128; i += 32)
         if (c + i + lane_id() < count) copy_async<16>(to + 16 * i, from + 16 * i);
@@ -200,11 +199,11 @@ ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const
     }
 }
 
-/* A summed_quad says which planes make up a quad's components, and by what they, sums of codes in the upper halves of bytes, and
- * the components are multiplied. `zero` times the sum of weights times gains is subtracted. */
+/* A summed_quad says which planes make up a quad's components, and by what they and the components are multiplied. */
 struct summed_quad {
     unsigned plane[2];
-    float scale[2], zero;
+    float scale[2];
+    float zero; /* what weights times gains of 1 in all add to a component by the planes' largest codes */
     float4 step;
 };
 ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned quad) {
@@ -215,9 +214,8 @@ ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned qu
     for (int p = 0; p < 2; p++) {
         const bool there = p < of.planes;
         to.plane[p] = of.plane[there ? p : 0];
-        const struct transform_plane plane = view.layout.plane[to.plane[p]];
-        to.scale[p] = there ? plane.scale / (float)(1u << (3 + plane.shift)) : 0; /* a level rises by 2 with a code */
-        to.zero += there ? plane.scale * (float)((1u << plane.bits) - 1) : 0;
+        to.scale[p] = there ? view.layout.plane[to.plane[p]].scale : 0;
+        to.zero = fmaf(to.scale[p], (float)((1 << view.layout.plane[to.plane[p]].bits) - 1), to.zero);
     }
     to.step = *reinterpret_cast<const float4 *>(view.step + 4 * quad);
     return to;
@@ -236,7 +234,7 @@ ATTEND_INLINE void leave_components(const struct transform_view &view, summed_qu
     for (unsigned i = threadIdx.x; i < items + parts.group; i += WARPS * 32) { /* the last are states */
         const unsigned query = i < items ? i / quads : i - items, quad = i % quads;
         if (i >= WARPS * 32 && i < items) own = quad_of(view, quad);
-        float m = -INFINITY, weights = 0, of_mean = 0;
+        float m = -INFINITY, weights = 0, of_mean = 0, gained = 0;
         float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int w = 0; w < WARPS; w++) m = fmaxf(m, states[w * 4 * NQ + query].x);
@@ -244,16 +242,16 @@ ATTEND_INLINE void leave_components(const struct transform_view &view, summed_qu
         for (int w = 0; w < WARPS; w++) {
             const unsigned row = w * 4 * NQ + query;
             const float factor = m == -INFINITY ? 0 : exp2_fast(states[row].x - m);
-            weights += factor * states[row].y, of_mean += factor * states[row].z;
+            weights += factor * states[row].y, of_mean += factor * states[row].z, gained += factor * states[row].w;
             if (i >= items) continue;
 #pragma unroll
             for (int p = 0; p < 2; p++) /* a quad that has no bits has no planes */
-                if (own.scale[p] != 0) add_scaled(sum, factor * own.scale[p], sums[row * layout::plane_stride + own.plane[p]]);
-            add_scaled(sum, factor * states[row].w, make_float4(-own.zero, -own.zero, -own.zero, -own.zero));
+                if (own.scale[p] != 0) add_scaled(sum, 2 * factor * own.scale[p], sums[row * layout::plane_stride + own.plane[p]]);
         }
+        const float zero = gained * own.zero;
         if (i < items)
-            __stcg(parts.of(part, query) + quad,
-                   make_float4(sum.x * own.step.x, sum.y * own.step.y, sum.z * own.step.z, sum.w * own.step.w));
+            __stcg(parts.of(part, query) + quad, make_float4((sum.x - zero) * own.step.x, (sum.y - zero) * own.step.y,
+                                                             (sum.z - zero) * own.step.z, (sum.w - zero) * own.step.w));
         else
             __stcg(parts.states + part * parts.group + query, make_float4(m, weights, of_mean, 0));
     }

@@ -2,8 +2,8 @@
  * so queries are rotated back to it, once for each run, before any page is read.
  *
  * A query rotated to a run, times the basis, times the sizes and the scales of planes, becomes integers of 16 bits with a unit of
- * its own: upper and lower bytes are columns 2 j and 2 j + 1 of the products of query j with codes, which lie `shift` bits up in
- * their nibbles, so that the integers are 2^shift times smaller. What keys' mean adds to a
+ * its own: upper and lower bytes are columns 2 j and 2 j + 1 of the products of query j with codes. With them goes the sum of these integers
+ * times the largest code of their plane, which is what levels, 2 code - most, differ by. What keys' mean adds to a
  * logit is a number of the run, too.
  *
  * Each warp of a CTA has a tile of 16 components of the basis in registers. The CTA takes several runs at a time; for each of them
@@ -166,7 +166,7 @@ ATTEND_INLINE void multiply_tile(const basis_tile<HD> &a, unsigned tile, unsigne
 /* A lane's planes are g, g + 8, ...; lane_scales has the factors of their components' products. */
 template <int HD> struct lane_scales {
     float4 scale[HD / 16];
-    uint8_t quad[HD / 16], most[HD / 16]; /* the largest code of a plane, as its nibble has it */
+    uint8_t quad[HD / 16], most[HD / 16]; /* most: the plane's largest code */
 };
 
 template <int HD> ATTEND_INLINE void load_scales(const transform_side<HD> &keys, unsigned planes, lane_scales<HD> &to) {
@@ -177,9 +177,9 @@ template <int HD> ATTEND_INLINE void load_scales(const transform_side<HD> &keys,
         if (p >= planes) continue;
         const struct transform_plane plane = keys.view->layout.plane[p];
         const float *step = keys.view->step + 4 * plane.quad;
-        const float scale = plane.scale / (float)(1u << plane.shift);
-        to.scale[i] = make_float4(scale * step[0], scale * step[1], scale * step[2], scale * step[3]);
-        to.quad[i] = plane.quad, to.most[i] = (uint8_t)(((1u << plane.bits) - 1) << plane.shift);
+        to.scale[i] = make_float4(plane.scale * step[0], plane.scale * step[1], plane.scale * step[2], plane.scale * step[3]);
+        to.quad[i] = plane.quad;
+        to.most[i] = (uint8_t)((1 << plane.bits) - 1);
     }
 }
 
@@ -193,7 +193,7 @@ ATTEND_INLINE uint32_t bytes_of(const int32_t (&x)[4], uint32_t byte) {
 template <int HD, int NQ>
 ATTEND_INLINE void write_record(const lane_scales<HD> &scales, unsigned planes, unsigned first_column, const runs_memory<HD, NQ> &m,
                                 const float (&with_mean)[4 * NQ], uint32_t *record) {
-    const unsigned g = lane_id() / 4, t = lane_id() % 4, padded = (planes + 7) / 8 * 8;
+    const unsigned g = lane_id() / 4, t = lane_id() % 4, padded = (planes + 3) / 4 * 4;
 #pragma unroll
     for (int n = 0; n < NQ; n++) {
         const float *const products = m.products[first_column + 4 * n + t];
@@ -212,14 +212,14 @@ ATTEND_INLINE void write_record(const lane_scales<HD> &scales, unsigned planes, 
         const float steps = BYTES_MOST / largest;
 #pragma unroll
         for (int i = 0; i < HD / 16; i++) {
-            if (8 * i >= padded) continue;
+            const unsigned p = 8 * i + g;
+            if (p >= padded) continue;
             int32_t x[4] = {__float2int_rn(y[i].x * steps), __float2int_rn(y[i].y * steps), __float2int_rn(y[i].z * steps),
                             __float2int_rn(y[i].w * steps)};
             const uint32_t low = bytes_of(x, 0);
 #pragma unroll
-            for (int c = 0; c < 4; c++) sum += scales.most[i] * x[c], x[c] += 128; /* the lower byte has a sign */
-            uint32_t *const to = record + 12 * NQ + (n * padded + 8 * i + 2 * (g % 4)) * 8 + 4 * t + g / 4;
-            to[0] = bytes_of(x, 1), to[2] = low;
+            for (int c = 0; c < 4; c++) sum += x[c] * scales.most[i], x[c] += 128; /* the lower byte has a sign */
+            *reinterpret_cast<uint2 *>(record + 12 * NQ + (n * padded + p) * 8 + 2 * t) = make_uint2(bytes_of(x, 1), low);
         }
         for (int o = 4; o < 32; o *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, o);
         float own = with_mean[4 * n];

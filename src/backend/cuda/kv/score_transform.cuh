@@ -16,10 +16,10 @@
 constexpr int SCORE_WARPS = 8, SCORE_DEPTH = 4 /* pages that a warp has asked for */, SCORE_RESIDENT = 2;
 constexpr float SCORE_UNIT = 256, SCORE_ZERO = 32768, SCORE_MOST = 65534;
 
-/* Returns the most nibbles of a page that are copied: planes of TRANSFORM_RANK_BITS, of which the last may have bits more, fill at least 3
- * bits of all nibbles but the last. */
+/* Returns the most nibbles of a page that are copied: planes of TRANSFORM_RANK_BITS, which may have a nibble for 3 bits, of which the last may
+ * bring a quad's bits more, and three more planes of their group. */
 __host__ __device__ constexpr uint32_t score_nibbles_most(uint32_t hd, uint32_t all) {
-    return TRANSFORM_RANK_BITS(hd) / 12 + 3 < all ? TRANSFORM_RANK_BITS(hd) / 12 + 3 : all;
+    return TRANSFORM_RANK_BITS(hd) / 12 + 6 < all ? TRANSFORM_RANK_BITS(hd) / 12 + 6 : all;
 }
 
 /* Shared memory has readers of keys, positions, then for each warp the record of a run and its pages. */
@@ -40,34 +40,24 @@ struct score_memory {
 /* Returns the sum of the four signed bytes of a word. */
 SCORE_INLINE int32_t sum_bytes(uint32_t word) { return __dp4a((int)word, 0x01010101, 0); }
 
-/* Copies, by a warp, the record of a run as far as planes go, and sets its zero to that of these planes. */
-SCORE_INLINE void load_record(const uint32_t *from, const plane_readers &keys, uint32_t to) {
+/* Copies, by a warp, the record of a run as far as the planes of `entries` go, and sets its zero to that of these planes. */
+SCORE_INLINE void load_record(const uint32_t *from, uint32_t entries, uint32_t planes, uint32_t to) {
     constexpr uint32_t header = 3; /* units of 16 bytes: four queries' numbers */
-    const uint32_t units = header + (keys.planes + 7) / 8 * 8 * 2;
+    const uint32_t units = header + (planes + 3) / 4 * 4 * 2;
     int32_t sum = 0;
     __syncwarp();
     for (uint32_t i = lane_id(); i < units; i += 32) {
         uint4 x = __ldcg(reinterpret_cast<const uint4 *>(from) + i);
-        /* A unit has two columns of two planes; the first of four has the upper and lower bytes of query 0. The masks of planes that are not read
-         * are 0. */
-        if (i >= header && (i - header) % 4 == 0) {
-            const uint4 entries = load_shared_quad(keys.entries + (i - header) * 4);
-            sum += (sum_bytes(x.x) * 256 + sum_bytes(x.z)) * (int32_t)(entries.y & 15) +
-                   (sum_bytes(x.y) * 256 + sum_bytes(x.w)) * (int32_t)(entries.w & 15);
-        }
+        if (i >= header && (i - header) / 2 >= planes) x = make_uint4(0, 0, 0, 0);
+        /* The first unit of a plane begins with the upper and lower bytes of query 0. */
+        if (i >= header && (i - header) % 2 == 0)
+            sum += (sum_bytes(x.x) * 256 + sum_bytes(x.y)) * (int32_t)largest_code(entries, (i - header) / 2);
         store_shared_quad(to + 16 * i, x);
     }
     for (int o = 16; o; o /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, o);
     __syncwarp();
     if (lane_id() == 0) store_shared_quad(to + 32, make_uint4((uint32_t)sum, 0, 0, 0));
     __syncwarp();
-}
-
-/* Sets the mask and place of a plane behind those that are read, in their last group, to 0. */
-SCORE_INLINE void leave_out_plane(const plane_readers &keys, uint32_t p) {
-    if (p < keys.planes) return;
-    const uint32_t at = keys.entries + 8 * (p / 8 * 8 + p % 4 * 2 + p / 4 % 2);
-    store_shared_pair(at, make_uint2(0, 0));
 }
 
 /* A score_ring has a warp's next pages in shared memory. */
@@ -162,8 +152,6 @@ __global__ void __launch_bounds__(SCORE_WARPS * 32, SCORE_RESIDENT)
         fetch_positions<SCORE_WARPS * 32>(position_record<HD, 1>(a, s), position_query_bytes(1, a.pre_rope.pairs),
                                           shared_address(positions));
     __syncthreads(); /* readers and positions are there */
-    if (threadIdx.x < 8 && keys.planes % 8) leave_out_plane(keys, keys.planes / 8 * 8 + threadIdx.x);
-    __syncthreads();
 
     const size_t at = scored_share(a, s) * select.to.pages + begin;
     uint16_t *const scores = select.to.scores + at * PAGE_TOKENS, *const best = select.to.best + at;
@@ -173,7 +161,7 @@ __global__ void __launch_bounds__(SCORE_WARPS * 32, SCORE_RESIDENT)
     for (uint32_t page = 0; page < pages; page++) {
         if (page % 32 == 0) of_lane.load(listed, min(page + lane, pages - 1), 0);
         const uint32_t first = of_lane.first_of(page), run = (run_of(first) - first_run) / ROPE_RUN_TOKENS;
-        if (run != last_run) load_record(run_record<HD, 1>(a, s, run), keys, record);
+        if (run != last_run) load_record(run_record<HD, 1>(a, s, run), keys.entries, keys.planes, record);
         last_run = run;
         float x[1][8];
         lane_angles own_angles;

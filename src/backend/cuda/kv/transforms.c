@@ -5,6 +5,7 @@
 #include "base/half.h"
 #include "base/memory.h"
 #include "format/codebook_layouts.h"
+#include "format/transform_codes.h"
 #include "format/transform_fit.h"
 
 #include <math.h>
@@ -35,9 +36,8 @@ void transform_readers(const struct transform_layout *layout, enum codec_side si
     memset(words, 0, transform_reader_words(layout) * sizeof *words);
     for (unsigned p = 0; p < layout->planes; p++) {
         const struct transform_plane *plane = &layout->plane[p];
-        const unsigned place = side == CODEC_KEYS ? p / 8 * 8 + p % 4 * 2 + p / 4 % 2 : p;
-        words[2 * place] = nibble_place(plane->nibble, side);
-        words[2 * place + 1] = (transform_most(plane->bits) << plane->shift) * UINT32_C(0x01010101);
+        words[2 * p] = nibble_place(plane->nibble, side) | (uint32_t)plane->shift << 16;
+        words[2 * p + 1] = transform_most(plane->bits) * UINT32_C(0x01010101);
     }
 }
 
@@ -63,8 +63,10 @@ void transform_set_scored(uint32_t head_dim, struct transform_view *view) {
     struct transform_layout first;
     unsigned end = 0;
     transform_layout_first(layout, TRANSFORM_RANK_BITS(head_dim), &first);
-    for (unsigned p = 0; p < first.planes; p++)
-        if (first.plane[p].nibble >= end) end = first.plane[p].nibble + 1u;
+    for (unsigned p = 0; p < (first.planes + 3u) / 4 * 4 && p < layout->planes; p++) {
+        const struct transform_plane *plane = &layout->plane[p];
+        if (plane->nibble >= end) end = plane->nibble + 1u;
+    }
     view->score_planes = first.planes;
     view->score_nibbles = (uint16_t)end;
 }

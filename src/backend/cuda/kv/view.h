@@ -221,7 +221,7 @@ struct transform_view {
      * of that power. */
     const uint32_t *metric;
     const uint32_t *readers; /* transform_readers: what attention knows of the planes */
-    /* Of keys: by how many planes tokens are chosen, and in how many nibbles these lie. */
+    /* Of keys: by how many planes tokens are chosen, and in how many nibbles these and the rest of their group of 4 lie. */
     uint16_t score_planes, score_nibbles;
     struct transform_quad quad[TRANSFORM_QUADS_MAX];
 };
@@ -267,8 +267,6 @@ struct commvq_view {
     float *half;         /* [subvectors][rounds][a][b]: half the square of z[a] + i z[b], of the search */
     float gain_scale;
     const float *mean; /* [hd] */
-    uint32_t spans;
-    uint8_t span[COMMVQ_MOST_ROUNDS]; /* rounds of each, whose sums fit a byte */
 };
 #define COMMVQ_ROW 128
 #define COMMVQ_MIDDLE 64
