@@ -33,7 +33,6 @@ static size_t add_side(const struct terse_codebook *codebook, enum codec_side si
             size = transform_parameters_at(work->floats, hd).size;
         }
         memcpy(work->own + n * hd, size, hd * sizeof *work->own);
-        if (!work->rows[side]) transform_mix_sizes(work->own + n * hd, hd); /* as a record's are */
         work->shares[n] = (struct transform_share){work->importance[(side == CODEC_KEYS ? 0 : sets) + set], work->own + n * hd,
                                                    work->quad_bits + n * quads_of(codebook)};
         work->set[n++] = set;

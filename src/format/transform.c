@@ -13,7 +13,7 @@
 const float transform_row_scale[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
 const float transform_distortion[TRANSFORM_BITS_MAX + 1] = TRANSFORM_DISTORTION;
 
-const float transform_reach[TRANSFORM_BITS_MAX + 1] = {1, 1.03f, 1.07f, 1.1f, 1.1f, 1.05f, 1, 1, 1};
+const float transform_reach[TRANSFORM_BITS_MAX + 1] = {1, 1.07f, 1.13f, 1.2f, 1.17f, 1.1f, 1.03f, 1, 1};
 
 /* Half of the step of the uniform quantizer that is best for a Gaussian of variance 1, of 0 to TRANSFORM_BITS_MAX bits. */
 static const float half_step[TRANSFORM_BITS_MAX + 1] = {0,        0.7980f,  0.4979f,  0.2930f, 0.1676f,
@@ -136,31 +136,6 @@ static size_t integers_of(size_t component, size_t head_dim) {
     return component / TRANSFORM_STRIP * TRANSFORM_STRIP * head_dim + component % TRANSFORM_STRIP * 2;
 }
 
-static bool is_mixed(const float *size) { return size[0] <= TRANSFORM_MIXED_RATIO * size[TRANSFORM_MIXED - 1]; }
-
-void transform_mix_sizes(float *size, uint32_t head_dim) {
-    for (float *end = size + head_dim; size < end; size += TRANSFORM_MIXED) {
-        double square = 0;
-        if (!is_mixed(size)) continue;
-        for (size_t i = 0; i < TRANSFORM_MIXED; i++) square += (double)size[i] * (double)size[i];
-        for (size_t i = 0; i < TRANSFORM_MIXED; i++) size[i] = (float)sqrt(square / TRANSFORM_MIXED);
-    }
-}
-
-/* Computes row[head_dim], a component of the basis, which is a sum of its eight neighbours' where they are mixed. */
-static void mixed_row(struct transform_parameters own, size_t head_dim, size_t component, double *row) {
-    const size_t first = component / TRANSFORM_MIXED * TRANSFORM_MIXED;
-    const float *basis = own.basis + first * head_dim;
-    const double unit = sqrt(1.0 / TRANSFORM_MIXED);
-    for (size_t ch = 0; ch < head_dim; ch++) row[ch] = (double)own.basis[component * head_dim + ch];
-    if (!is_mixed(own.size + first)) return;
-    memset(row, 0, head_dim * sizeof *row);
-    for (size_t i = 0; i < TRANSFORM_MIXED; i++) {
-        const double factor = __builtin_parityll((component - first) & i) ? -unit : unit; /* Sylvester's matrix */
-        for (size_t ch = 0; ch < head_dim; ch++) row[ch] += factor * (double)basis[i * head_dim + ch];
-    }
-}
-
 void transform_record_set(struct transform_parameters parameters, uint32_t head_dim, void *record) {
     size_t hd = head_dim;
     float *floats = record, *unit = floats + 3 * hd;
@@ -168,18 +143,17 @@ void transform_record_set(struct transform_parameters parameters, uint32_t head_
     memcpy(floats, parameters.mean, hd * sizeof *floats);
     memcpy(floats + hd, parameters.pre_rope_mean, hd * sizeof *floats);
     memcpy(floats + 2 * hd, parameters.size, hd * sizeof *floats);
-    transform_mix_sizes(floats + 2 * hd, head_dim);
     unit[hd] = parameters.gain_least;
     unit[hd + 1] = parameters.gain_most;
     unit[hd + 2] = parameters.gain;
     for (size_t c = 0; c < hd; c++) {
+        const float *row = parameters.basis + c * hd;
         int16_t *to = integers + integers_of(c, hd);
-        double square = 0, row[CODEC_HEAD_DIM_MAX];
-        mixed_row(parameters, hd, c, row);
-        for (size_t ch = 0; ch < hd; ch++) square += row[ch] * row[ch];
+        double square = 0;
+        for (size_t ch = 0; ch < hd; ch++) square += (double)row[ch] * (double)row[ch];
         unit[c] = (float)sqrt(square) / INTEGER_MOST;
         for (size_t ch = 0; ch < hd; ch++)
-            to[ch / 2 * 2 * TRANSFORM_STRIP + ch % 2] = unit[c] >= FLT_MIN ? (int16_t)lrint(row[ch] / (double)unit[c]) : 0;
+            to[ch / 2 * 2 * TRANSFORM_STRIP + ch % 2] = unit[c] >= FLT_MIN ? (int16_t)lrintf(row[ch] / unit[c]) : 0;
     }
 }
 

@@ -110,18 +110,6 @@ struct transform_parameters transform_parameters_at(const float *floats, uint32_
 /* Returns TERSE_E_FORMAT unless the parameters are as described; the basis is not inverted here. */
 enum terse_status transform_check_parameters(const float *floats, uint32_t head_dim, struct terse_error *error);
 
-/* ---- Mixed components
- *
- * Components have longer tails than a Gaussian. Neighbours of like size are therefore mixed by a Hadamard matrix: what lies far out in one is
- * spread over all, so that levels of few bits cut off less (as rotations of weights and activations do in QuaRot, Ashkboos et al. 2024). The
- * matrix is orthogonal: errors cost what they did, and all get the same size. Readers see nothing of it. */
-
-/* So many neighbours are mixed, from a multiple of it on, where the first has at most so many times the size of the last. */
-#define TRANSFORM_MIXED 8
-#define TRANSFORM_MIXED_RATIO 2
-/* Makes size[head_dim], falling, those of mixed components. */
-void transform_mix_sizes(float *size, uint32_t head_dim);
-
 /* ---- Fitted: the rows of a sequence give one layer, KV head and side a mean, sizes, basis and range of gains in place of a
  * codebook's. They are a record in memory and in a saved state: floats, then the basis in 16-bit integers, of which a component's
  * unit is a 32767th of its norm. */

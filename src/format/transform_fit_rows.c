@@ -98,7 +98,7 @@ static void add_page(struct work *work, const float *rows, size_t n, size_t hd, 
     for (size_t i = 0; i < hd * hd; i++) work->products[i] += (double)work->product[i];
 }
 
-/* Pools the covariance of the rows' coefficients with that of the profile, whose coefficients count as uncorrelated. */
+/* Pools the covariance of the rows' coefficients with that of the profile, whose coefficients are uncorrelated. */
 static void pool_profile(const struct transform_row_moments *moments, const float *size, size_t hd, double *covariance) {
     const double all = (double)moments->used + PROFILE_ROWS;
     for (size_t i = 0; i < hd * hd; i++) {

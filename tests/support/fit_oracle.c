@@ -64,26 +64,13 @@ static double coordinates(const double *inverse, const double *x, size_t hd, dou
     return sqrt(squares);
 }
 
-/* Takes the mixing out of coefficients z[head_dim] where eight neighbours have one size: a Hadamard matrix is its own inverse. */
-static void unmix(const float *size, size_t head_dim, double *z) {
-    for (size_t c = 0; c + 8 <= head_dim; c += 8) {
-        double old[8];
-        bool alike = true;
-        for (size_t i = 0; i < 8; i++) alike &= size[c + i] == size[c], old[i] = z[c + i];
-        for (size_t i = 0; i < 8 && alike; i++) {
-            z[c + i] = 0;
-            for (size_t j = 0; j < 8; j++) z[c + i] += (__builtin_popcountll(i & j) % 2 ? -1 : 1) * old[j] / sqrt(8);
-        }
-    }
-}
-
 static void check_near(double number, double wanted, double most, const char *what, size_t i) {
     if (!(fabs(number - wanted) <= most)) fail_msg("%s %zu: %g, not %g within %g", what, i, number, wanted, most);
 }
 
 /* Adds weight times the profile's covariance: a component of its size along each of its directions. */
-static void add_profile(const struct transform_fitted *profile, uint32_t head_dim, const double *inverse, const float *size,
-                        double weight, double *covariance) {
+static void add_profile(const struct transform_fitted *profile, uint32_t head_dim, const double *inverse, double weight,
+                        double *covariance) {
     const size_t hd = head_dim;
     float *basis = malloc(hd * hd * sizeof *basis);
     double *x = doubles(2 * hd), *z = x + hd;
@@ -92,7 +79,6 @@ static void add_profile(const struct transform_fitted *profile, uint32_t head_di
     for (size_t c = 0; c < hd; c++) {
         for (size_t j = 0; j < hd; j++) x[j] = (double)basis[c * hd + j] * (double)profile->size[c];
         coordinates(inverse, x, hd, z);
-        unmix(size, hd, z);
         for (size_t i = 0; i < hd * hd; i++) covariance[i] += weight * z[i / hd] * z[i % hd];
     }
     free(basis);
@@ -114,29 +100,20 @@ void fit_oracle_check(const void *profile, const void *record, uint32_t head_dim
         for (size_t c = 0; c < hd; c++) x[c] = rows[t * hd + c] - mean[c];
         const double size = coordinates(before, x, hd, z);
         check_near(coordinates(after, x, hd, z) / size, 1, tolerance, "size of row", t);
-        unmix(own.size, hd, z);
         for (size_t i = 0; i < hd * hd; i++) covariance[i] += z[i / hd] * z[i % hd] / (size * size) / ((double)n + PROFILE_ROWS);
         least = fmin(least, size);
         most = fmax(most, size);
         squares += size * size / (double)n;
     }
-    add_profile(&of_weights, head_dim, after, own.size, PROFILE_ROWS / ((double)n + PROFILE_ROWS), covariance);
+    add_profile(&of_weights, head_dim, after, PROFILE_ROWS / ((double)n + PROFILE_ROWS), covariance);
     for (size_t c = 0; c < hd; c++) {
         check_near((double)own.mean[c], mean[c], tolerance * sqrt(power), "mean of channel", c);
         assert_true(c == 0 || own.size[c] <= own.size[c - 1]);
     }
-    for (size_t c = 0; c < hd; c++) { /* of eight that are mixed, the mean is known */
-        double sum = 0;
-        size_t n_alike = 0;
-        for (size_t i = c / 8 * 8; i < c / 8 * 8 + 8; i++)
-            if (own.size[i] == own.size[c]) sum += covariance[i * (hd + 1)], n_alike++;
-        check_near(sum / (double)n_alike, pow((double)own.size[c], 2), tolerance * (double)own.size[0] * (double)own.size[c],
-                   "variance", c);
-    }
     for (size_t i = 0; i < hd * hd; i++) {
         const double a = (double)own.size[i / hd], b = (double)own.size[i % hd];
         /* What rounding leaves of the largest component in others is a part of the largest. */
-        if (i % (hd + 1)) check_near(covariance[i], 0, tolerance * (double)own.size[0] * (a + b) / 2, "covariance", i);
+        check_near(covariance[i], i % (hd + 1) ? 0 : a * a, tolerance * (double)own.size[0] * (a + b) / 2, "covariance", i);
     }
     check_near((double)own.gain_least, least / 2, tolerance * least, "least gain", 0);
     check_near((double)own.gain_most, most * 2, tolerance * most * 2, "largest gain", 0);

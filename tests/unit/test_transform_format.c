@@ -282,7 +282,6 @@ static void records_round_the_basis_alone(void **state) {
     assert_true(floats && back && record);
     for (size_t i = 0; i < n; i++) floats[i] = (float)(random_unit() - 0.5) * (i / HD == 8 ? 1e-6f : 3);
     memset(floats + 3 * HD + 9 * HD, 0, HD * sizeof *floats);
-    for (size_t c = 0; c < HD; c++) floats[2 * HD + c] = powf(0.7f, (float)c); /* too unlike to be mixed */
     const struct transform_parameters own = transform_parameters_at(floats, HD);
     transform_record_set(own, HD, record);
     const struct transform_fitted fitted = transform_fitted_at(record, HD);
@@ -310,45 +309,6 @@ static void records_round_the_basis_alone(void **state) {
     free(record);
 }
 
-/* Of three eights with sizes from 1 to 0.8, to 0.6 and to 0.3 the first two are mixed: the basis stays orthogonal, an eight has the space
- * and the power that it had, and each of its components is a sum of all eight alike. */
-static void neighbours_of_like_size_are_mixed(void **state) {
-    (void)state;
-    enum { SMALL = 32 };
-    static const double least[SMALL / 8] = {0.8, 0.6, 0.3, 0.3};
-    float *floats = calloc(transform_parameter_floats(SMALL), sizeof *floats), back[SMALL * SMALL], mixed[SMALL];
-    void *record = calloc(1, TRANSFORM_RECORD_BYTES(SMALL));
-    assert_true(floats && record);
-    double size = 1;
-    for (size_t c = 0; c < SMALL; c++) {
-        if (c % 8) size *= pow(least[c / 8], 1.0 / 7);
-        floats[2 * SMALL + c] = (float)size;
-        floats[3 * SMALL + c * SMALL + c] = 1;
-    }
-    memcpy(mixed, floats + 2 * SMALL, sizeof mixed);
-    transform_mix_sizes(mixed, SMALL);
-    transform_record_set(transform_parameters_at(floats, SMALL), SMALL, record);
-    const struct transform_fitted fitted = transform_fitted_at(record, SMALL);
-    assert_memory_equal(fitted.size, mixed, sizeof mixed);
-    transform_record_basis(&fitted, SMALL, SMALL, back);
-    for (size_t c = 0; c < SMALL; c++) {
-        const bool is_mixed = c < 16;
-        double power = 0;
-        for (size_t i = c / 8 * 8; i < c / 8 * 8 + 8; i++) power += pow((double)floats[2 * SMALL + i], 2) / 8;
-        if (is_mixed) assert_true(fabs((double)fitted.size[c] - sqrt(power)) < 1e-6);
-        if (!is_mixed) assert_true(fitted.size[c] == floats[2 * SMALL + c]);
-        for (size_t d = 0; d < SMALL; d++) {
-            double product = 0;
-            for (size_t ch = 0; ch < SMALL; ch++) product += (double)back[c * SMALL + ch] * (double)back[d * SMALL + ch];
-            assert_true(fabs(product - (c == d)) < 1e-4);
-            const double own = is_mixed ? c / 8 == d / 8 ? sqrt(0.125) : 0 : c == d;
-            assert_true(fabs(fabs((double)back[c * SMALL + d]) - own) < 1e-4);
-        }
-    }
-    free(floats);
-    free(record);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(levels_have_the_distortion_that_is_claimed),
@@ -358,7 +318,6 @@ int main(void) {
         cmocka_unit_test(equal_components_share_to_the_last_bit),
         cmocka_unit_test(parameters_are_checked),
         cmocka_unit_test(records_round_the_basis_alone),
-        cmocka_unit_test(neighbours_of_like_size_are_mixed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
