@@ -140,8 +140,7 @@ static inline float transform_gain_zero(const struct transform_fitted *fitted) {
 }
 /* The gain of a row that is coded less no mean, where rows have the gain `gain` (a macro, for kernels too). */
 #define TRANSFORM_NO_MEAN_GAIN(gain, code) ((gain) / (float)(2u << (code)))
-/* Writes parameters into a record, all but their importance. Eight neighbours of like size are mixed by a Hadamard matrix (transform_mix_sizes),
- * and the basis is rounded. */
+/* Writes parameters into a record, all but their importance; the basis is rounded. */
 void transform_record_set(struct transform_parameters parameters, uint32_t head_dim, void *record);
 /* Reads the integers of a component, [head_dim]. */
 void transform_record_integers(const struct transform_fitted *fitted, uint32_t head_dim, size_t component, int16_t *integers);
@@ -158,8 +157,8 @@ struct transform_share {
 };
 /* Gives `rate` bits per component, on average over shares[n], to where they save most: a quad gets its b-th bit where 2^importance
  * size^2 (distortion[b - 1] - distortion[b]) is largest, under the condition that the bits of each share's quads fill whole
- * nibbles: their sum is a multiple of 4. From 6 bits a quad gets two at once. It spends rate * n * head_dim bits, rounded down to a nibble's 16, unless components of
- * size 0 and quads of TRANSFORM_BITS_MAX cannot take them all. It is deterministic. */
+ * nibbles: their sum is a multiple of 4. From 6 bits a quad gets two at once. It spends rate * n * head_dim bits, rounded down to a
+ * nibble's 16, unless components of size 0 and quads of TRANSFORM_BITS_MAX cannot take them all. It is deterministic. */
 void transform_share_bits(const struct transform_share *shares, size_t n, uint32_t head_dim, double rate);
 
 /* Returns the bytes of a page of each of n shares together when these shared bits at this rate and no share's quads are full. */

@@ -1,6 +1,6 @@
-/* Writes pages of the codec transform. Each component of each row is rounded to the nearest level. The gain is set last, for the levels that were found: of keys it keeps the
- * row's size in the metric, of values it is the best in least squares, since attention averages values and would not make good what
- * a longer row adds.
+/* Writes pages of the codec transform. Each component of each row is rounded to the nearest level. The gain is set last, for the
+ * levels that were found: of keys it keeps the row's size in the metric, of values it is the best in least squares, since attention
+ * averages values and would not make good what a longer row adds.
  *
  * It works on a component of all tokens at a time, in loops over 64 numbers that lie in a row, which compilers vectorise. */
 #include "backend/cpu/codec/transform.h"
@@ -189,38 +189,30 @@ static void quantize(struct page_rows *rows, size_t c, float size, float half_st
     }
 }
 
-/* Writes the planes of a quad whose codes are codes[4][64]; a quad's planes have its bits from the highest down. */
-static void write_planes(const struct transform_layout *layout, size_t quad, enum codec_side side,
-                         const uint8_t codes[TRANSFORM_QUAD][PAGE_TOKENS], uint8_t *page) {
-    unsigned left = layout->quad_bits[quad];
-    for (size_t p = 0; left; p++) {
-        const struct transform_plane *plane = &layout->plane[p];
-        uint8_t bits[TRANSFORM_QUAD][PAGE_TOKENS];
-        if (plane->quad != quad) continue;
-        left -= plane->bits;
-        for (size_t i = 0; i < TRANSFORM_QUAD; i++)
-            for (size_t t = 0; t < PAGE_TOKENS; t++)
-                bits[i][t] = (uint8_t)((codes[i][t] >> left & transform_most(plane->bits)) << plane->shift);
-        write_bits(side, (const uint8_t(*)[PAGE_TOKENS])bits, page + plane->nibble * PAGE_TRANSFORM_NIBBLE);
-    }
-}
-
-/* Returns the half of the step between a quad's levels: the scale of its last plane. */
-static float half_step_of(const struct transform_layout *layout, size_t quad) {
-    size_t p = layout->planes;
-    while (layout->plane[--p].quad != quad) {}
-    return layout->plane[p].scale;
+/* Writes a plane, of codes[4][64] of its quad the bits from the `below`-th on. */
+static void write_plane(const struct transform_plane *plane, unsigned below, enum codec_side side,
+                        const uint8_t codes[TRANSFORM_QUAD][PAGE_TOKENS], uint8_t *page) {
+    uint8_t bits[TRANSFORM_QUAD][PAGE_TOKENS];
+    for (size_t i = 0; i < TRANSFORM_QUAD; i++)
+        for (size_t t = 0; t < PAGE_TOKENS; t++)
+            bits[i][t] = (uint8_t)((codes[i][t] >> below & transform_most(plane->bits)) << plane->shift);
+    write_bits(side, (const uint8_t(*)[PAGE_TOKENS])bits, page + plane->nibble * PAGE_TRANSFORM_NIBBLE);
 }
 
 static void write_codes(struct page_rows *rows, const float *sizes, const struct transform_layout *layout, enum codec_side side,
                         uint8_t *page) {
-    for (size_t quad = 0; quad < layout->quads; quad++) {
-        uint8_t codes[TRANSFORM_QUAD][PAGE_TOKENS];
-        for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
-            const size_t c = quad * TRANSFORM_QUAD + i;
-            quantize(rows, c, sizes[c], half_step_of(layout, quad), layout->quad_bits[quad], codes[i]);
-        }
-        write_planes(layout, quad, side, (const uint8_t(*)[PAGE_TOKENS])codes, page);
+    uint8_t codes[TRANSFORM_QUADS_MAX][TRANSFORM_QUAD][PAGE_TOKENS], below[TRANSFORM_QUADS_MAX];
+    float half_step[TRANSFORM_QUADS_MAX]; /* half of the step between a quad's levels: the scale of its last plane */
+    memcpy(below, layout->quad_bits, sizeof below);
+    for (size_t p = 0; p < layout->planes; p++) half_step[layout->plane[p].quad] = layout->plane[p].scale;
+    for (size_t c = 0; c < (size_t)layout->quads * TRANSFORM_QUAD; c++) {
+        const size_t quad = c / TRANSFORM_QUAD;
+        quantize(rows, c, sizes[c], half_step[quad], layout->quad_bits[quad], codes[quad][c % TRANSFORM_QUAD]);
+    }
+    for (size_t p = 0; p < layout->planes; p++) { /* a quad's planes have its bits from the highest down */
+        const struct transform_plane *plane = &layout->plane[p];
+        below[plane->quad] = (uint8_t)(below[plane->quad] - plane->bits);
+        write_plane(plane, below[plane->quad], side, (const uint8_t(*)[PAGE_TOKENS])codes[plane->quad], page);
     }
 }
 
