@@ -299,6 +299,7 @@ static __global__ void __launch_bounds__(THREADS, RESIDENT) list_pages_kernel(co
     chooser c;
     const bool chooses = c.begin(select);
     wait_for_kernels();
+    let_next_kernel_begin();
     if (!chooses) return;
     struct selection_state &state = select.to.states[c.share];
     if (threadIdx.x == 0) {
