@@ -40,7 +40,8 @@ static const struct setting {
                 {"selfindex-16", NULL, 0, 64, 3, 0.1, 0},  {"selfindex-2", NULL, 20, 64, 12, 0.1, 0},
                 {"selfindex-2", NULL, 20, 256, 2, 0.1, 0}, {"kivi-2", NULL, 20, 128, 3, 0.1, 0},
                 {"selfindex-2", NULL, 20, 96, 1, 0.1, 0},  {"selfindex-16", NULL, 100, 64, 1, 0.1, 20},
-                {"selfindex-2", NULL, 10, 64, 2, 0.1, 64}};
+                {"selfindex-2", NULL, 10, 64, 2, 0.1, 64}, {"quest-200", NULL, 0, 128, 4, 0.02, 0},
+                {"quest-200", NULL, 0, 256, 2, 0.02, 0}};
 enum { SETTINGS = sizeof settings / sizeof settings[0] };
 #define FAR_MOST 0.05 /* of the outputs */
 

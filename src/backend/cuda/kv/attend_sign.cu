@@ -5,6 +5,7 @@
  * (attend_common.cuh). */
 #include "backend/cuda/kv/attend_common.cuh"
 #include "backend/cuda/kv/attend_sign.h"
+#include "backend/cuda/launch.cuh"
 #include "format/index.h"
 
 #define SIGN_WARPS 8
@@ -127,6 +128,7 @@ __global__ void __launch_bounds__(SIGN_WARPS * 32) attend_sign_kernel(const __gr
     uint8_t *const rows = shared + memory::queries + memory::numbers;
     const unsigned warp = uniform(threadIdx.x / 32);
     struct share s;
+    wait_for_kernels(); /* which write the list */
     if (!share_of(a, blockIdx.x, blockIdx.y, blockIdx.z, s)) return;
     const float *const learned =
         s.sequence->own_learned + ((size_t)a.layer * a.heads.kv_heads + s.head) * s.sequence->learned_floats;
@@ -179,8 +181,7 @@ template <int HD, int NT> static cudaError_t launch_sign(const struct attend_dec
     const auto kernel = attend_sign_kernel<HD, NT>;
     const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (result != cudaSuccess) return result;
-    kernel<<<dim3(a->splits, a->heads.kv_heads, a->n_rows), SIGN_WARPS * 32, bytes, stream>>>(*a);
-    return cudaGetLastError();
+    return launch_early(kernel, dim3(a->splits, a->heads.kv_heads, a->n_rows), dim3(SIGN_WARPS * 32), bytes, stream, *a);
 }
 
 cudaError_t attend_sign(const struct attend_decode *a, cudaStream_t stream) {

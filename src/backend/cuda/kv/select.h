@@ -4,8 +4,8 @@
  * are read as without an index. Each row chooses for itself.
  *
  * A layer takes these launches, whose sizes do not change while a graph of them is replayed: mean queries; scores of all tokens of
- * a prompt, by the codec of keys; the best of them, and with them the lists that attention then reads (struct sequence_view,
- * `own`). Nothing goes to the host. Plain C. */
+ * a prompt, by the codec of keys; how many scores have which upper byte, then which lower byte, which tells the least that is chosen; and
+ * the lists that attention then reads (struct sequence_view, `own`). Nothing goes to the host. Plain C. */
 #ifndef TERSE_BACKEND_CUDA_KV_SELECT_H
 #define TERSE_BACKEND_CUDA_KV_SELECT_H
 
@@ -18,11 +18,17 @@ extern "C" {
 /* A selection is a launch's memory on the device. */
 struct selection {
     uint32_t pages;           /* that there is room for, of each row and KV head */
+    uint32_t parts;           /* that a row and KV head's pages are taken in, at most */
     float *q;                 /* [n_rows][Hk][hd], the group's mean query */
     uint16_t *scores;         /* [n_rows][Hk][pages][64] by entry of the sequence's list: 1 more than the score, at least 1 */
     uint16_t *best;           /* [n_rows][Hk][pages], the largest of an entry; read where rows choose among rope runs */
     struct read_list *lists;  /* [n_rows][Hk] */
     struct read_page *listed; /* [n_rows][Hk][pages] */
+    /* These are the kernels' own (select.cu); any bytes may stand in them before a launch. */
+    uint64_t *live;                 /* [n_rows][Hk][pages]: which tokens are read */
+    uint8_t *closed;                /* [n_rows][Hk][pages] */
+    uint32_t *counts;               /* [n_rows][Hk][parts] of scores, by byte */
+    struct selection_state *states; /* [n_rows][Hk] */
 };
 
 /* Returns the bytes of a selection's memory. */
