@@ -37,6 +37,10 @@ template <int HD, int UNIT, bool TABLES> struct centroid_layout {
     static constexpr int groups = units / 4 / blocks;                          /* of blocks */
     static constexpr int step_units = UNIT == 2 ? 2 : 1, products = UNIT == 8 ? 2 : 1; /* of a step, for each tile */
     static constexpr int kept_steps = TABLES && UNIT == 4 ? blocks : 0; /* whose operands stay in registers from page to page */
+    /* The keys' codes of each step lie at other places of a slot in each lane. With heads of 128 channels in units of 2 there is no
+     * room for these places in registers, and L1 has none for what the compiler spills beside this much shared memory. So that many
+     * words of each lane, one for each step, lie in shared memory. */
+    static constexpr int place_words = TABLES && UNIT == 2 && groups == 2 ? units / 4 : 0;
     /* Of a warp's ring: pieces of a side, bytes of the largest, slots, of which 12 warps' have room beside tables on an H100. */
     static constexpr int pieces = TABLES ? groups : 1;
     static constexpr uint32_t piece_bytes = TABLES ? PAGE_TOKENS + PAGE_TOKENS * units / pieces : 0;
@@ -264,10 +268,24 @@ ATTEND_INLINE void load_operands(uint32_t queries, const uint32_t (&at)[LAYOUT::
  * banks; tokens 4 .. 7 of an octet come before 0 .. 3 in the page's second half, so that lanes write to different banks, too. */
 constexpr uint32_t LOGIT_ROW = PAGE_TOKENS * 4 + 32, LOGIT_BYTES = CENTROID_QUERIES * LOGIT_ROW;
 
+/* Returns the row of a slot with which the codes of a group's sub-vectors begin: gains take row 0 of a page. */
+template <class LAYOUT> ATTEND_INLINE uint32_t first_row(const centroid_side &side, int group) {
+    return side.normalized && (group == 0 || LAYOUT::pieces == 1) ? 1 : 0;
+}
+
+/* Writes, by all warps of a CTA, the places of the keys' codes: words [group][step / 4][lane][step % 4]. */
+template <class LAYOUT> ATTEND_INLINE void prepare_places(const centroid_side &keys, uint32_t *places) {
+    for (int i = (int)threadIdx.x / 32; i < LAYOUT::place_words; i += (int)blockDim.x / 32) {
+        const uint32_t row = first_row<LAYOUT>(keys, i / LAYOUT::blocks);
+        const uint32_t part = LAYOUT::unit_of_step(i % LAYOUT::blocks) >> keys.log_units;
+        places[i / 4 * 128 + 4 * lane_id() + i % 4] = place_in_slot(row + part, 8 * (lane_id() / 4));
+    }
+}
+
 /* Computes centroids times queries; tile d[j] has those of tokens 8 column + j. Reads all pieces of the page's keys and releases them
  * but for the last one. Returns the codes of the gains of tokens 8 g .. 8 g + 7, if there are any. */
 template <int HD, int UNIT, bool TABLES, class LAYOUT, class RING>
-ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_t page, uint32_t queries,
+ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_t page, uint32_t queries, uint32_t places,
                                   const query_operands<LAYOUT> *kept, float (&d)[8][LAYOUT::sets][4]) {
     const unsigned g = lane_id() / 4;
     constexpr int SETS = LAYOUT::sets, PER_STEP = LAYOUT::step_units, PRODUCTS = LAYOUT::products;
@@ -284,17 +302,25 @@ ATTEND_INLINE uint2 multiply_page(const centroid_side &keys, RING &ring, uint32_
 #pragma unroll
     for (int group = 0; group < LAYOUT::groups; group++) {
         constexpr uint32_t units = 4 * LAYOUT::blocks;
-        const uint32_t row = keys.normalized && (group == 0 || LAYOUT::pieces == 1) ? 1 : 0, slot = ring.slot(0);
+        const uint32_t row = first_row<LAYOUT>(keys, group), slot = ring.slot(0);
+        uint4 place = make_uint4(0, 0, 0, 0); /* of steps 4 i .. 4 i + 3 */
 #pragma unroll UNROLL
         for (int step = 0; step < LAYOUT::blocks; step += PER_STEP) {
             octet_codes<TABLES> codes[PER_STEP];
             uint32_t at[PER_STEP];
+            if (LAYOUT::place_words && step % 4 == 0)
+                place = load_shared_quad(places + 128 * (LAYOUT::blocks * group + step) + 16 * lane_id());
 #pragma unroll
             for (int l = 0; l < PER_STEP; l++) {
                 uint32_t unit = LAYOUT::unit_of_step(step + l);
                 if (LAYOUT::pieces == 1) unit += units * group;
                 at[l] = unit * UNIT * 2 + (LAYOUT::pieces == 1 ? 0 : units * group * UNIT * 2);
-                codes[l] = load_codes<TABLES>(keys, slot, row, unit >> keys.log_units, g);
+                if constexpr (LAYOUT::place_words) {
+                    const uint2 bytes = load_shared_pair(slot + (step % 4 ? l ? place.w : place.z : l ? place.y : place.x));
+                    codes[l] = {{bytes.x, bytes.y}};
+                } else {
+                    codes[l] = load_codes<TABLES>(keys, slot, row, unit >> keys.log_units, g);
+                }
             }
             query_operands<LAYOUT> q = kept[LAYOUT::kept_steps ? step : 0];
             if constexpr (!LAYOUT::kept_steps) load_operands<HD>(queries, at, q);
@@ -406,7 +432,7 @@ template <int HD, int UNIT, bool TABLES> struct sums_by_unit {
             uint32_t at[groups];
 #pragma unroll
             for (int group = 0; group < groups; group++) {
-                const uint32_t row = values.normalized && (group == 0 || layout::pieces == 1) ? 1 : 0;
+                const uint32_t row = first_row<layout>(values, group);
                 const uint32_t slot = ring.slot(layout::pieces == 1 ? 0 : group);
                 const uint32_t unit = column + (layout::pieces == 1 ? units * group : 0);
                 at[group] = column * UNIT * 2 + units * group * UNIT * 2;
@@ -445,10 +471,11 @@ template <int HD, int UNIT, bool TABLES> struct sums_by_unit {
 
 /* ---- The kernel */
 
-/* A CTA's shared memory holds queries, then tables, if they lie there, and rings. Later it holds rows of halves, then each warp's
- * partial states, one of its rows of halves and one of its pages, and the memory of merging. */
-template <int HD, int WARPS> struct centroid_memory {
-    static constexpr int queries = ((int)sizeof(centroid_queries<HD, WARPS>) + 127) / 128 * 128;
+/* A CTA's shared memory holds queries and the places of keys' codes, then tables, if they lie there, and rings. Later it holds rows of
+ * halves, then each warp's partial states, one of its rows of halves and one of its pages, and the memory of merging. */
+template <int HD, int WARPS, class LAYOUT> struct centroid_memory {
+    static constexpr int places = ((int)sizeof(centroid_queries<HD, WARPS>) + 15) / 16 * 16;
+    static constexpr int queries = (places + LAYOUT::place_words * 128 + 127) / 128 * 128;
     static constexpr int rows = WARPS * 2 * half_rows<HD>::bytes;
     static constexpr int states = ((int)partials_bytes<HD>(2 * WARPS, CENTROID_QUERIES) + 15) / 16 * 16;
     static constexpr int merging = states + WARPS * 32 * 24;
@@ -475,7 +502,7 @@ template <int HD, int UNIT, int WARPS, bool TABLES>
 __global__ void __launch_bounds__(WARPS * 32, 1)
     attend_centroids_kernel(const __grid_constant__ struct attend_decode a, struct centroid_launch launch) {
     using layout = centroid_layout<HD, UNIT, TABLES>;
-    using memory = centroid_memory<HD, WARPS>;
+    using memory = centroid_memory<HD, WARPS, layout>;
     using sums = sums_by_unit<HD, UNIT, TABLES>;
     extern __shared__ __align__(128) uint8_t shared[];
     auto &queries = *reinterpret_cast<centroid_queries<HD, WARPS> *>(shared);
@@ -508,6 +535,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     ring.start();
     prepare_queries<HD, 1, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window, queries.ups);
     prepare_queries<HD, 1, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.exact);
+    prepare_places<layout>(keys, reinterpret_cast<uint32_t *>(shared + memory::places));
+    const uint32_t places = shared_address(shared + memory::places);
     if (TABLES) wait_copies<0>();
     __syncthreads();
 
@@ -549,7 +578,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         uint32_t w[4][1][2];
         {
             float d[8][layout::sets][4];
-            const uint2 gains = multiply_page<HD, UNIT, TABLES, layout>(keys, ring, page, shared_address(rotated), kept, d);
+            const uint2 gains = multiply_page<HD, UNIT, TABLES, layout>(keys, ring, page, shared_address(rotated), places, kept, d);
             exchange_products<layout>(ring.slot(0), d, x);
             __syncwarp();
             ring.release(page, layout::pieces - 1);
@@ -598,7 +627,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
 template <int HD, int UNIT, int WARPS, bool TABLES>
 uint32_t fit_centroids(const struct attend_decode *a, struct centroid_launch *launch) {
     using layout = centroid_layout<HD, UNIT, TABLES>;
-    using memory = centroid_memory<HD, WARPS>;
+    using memory = centroid_memory<HD, WARPS, layout>;
     constexpr uint32_t before = memory::queries + (TABLES ? 2 * TABLE_BYTES : 0);
     const uint32_t room = (uint32_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     launch->slot_bytes = TABLES ? layout::piece_bytes : ring_slot_bytes(a);
