@@ -48,9 +48,5 @@ def planted(text, tokens):
     return "".join(parts) + "\n"
 
 
-def prompt(beginning):
-    return f"\n\n{beginning}"
-
-
 def is_right(answer, reply):
     return re.search(rf"\b{re.escape(answer)}\b", reply) is not None

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes pages of quality below docs/reports, each whole: learns, measures and writes. Needs the programs terse, endless, recall,
+"""Makes pages of quality below docs/reports, each whole: learns, measures and writes. Needs the programs terse, questions, endless, recall,
 commvq_tables, value_codes and bench_commvq of one build, and Python alone.
 
     quality.py PAGE[,PAGE...] run report -m MODEL.gguf [-m ...] -f wiki.test.raw [--jobs N] [-t N] [--devices cuda,cpu] [--work FOLDER]

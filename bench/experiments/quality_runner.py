@@ -12,7 +12,7 @@ import time
 
 from quality_measurements import Measurement, is_clean, learned
 from quality_texts import LEARNED, PROSE
-from planted_facts import FACTS, REPLY_TOKENS, is_right, planted, prompt
+from planted_facts import FACTS, REPLY_TOKENS, is_right, planted
 from state_anchors import anchors_of
 
 NUMBER = r"([-+0-9.e]+|nan)"
@@ -140,14 +140,14 @@ class Runner:
 
     # ---- Commands
 
-    def command(self, *words):
-        """Runs it and returns what it printed, both streams."""
+    def command(self, *words, questions=None):
+        """Runs it, with these at standard input, and returns what it printed, both streams."""
         left = min(self.options.limit, self.end - time.monotonic())
         if left <= 0:
             raise OutOfTime
         environment = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(self.options.threads), **os.environ, **getattr(self.worker, "environment", {})}
         try:
-            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=left, env=environment)
+            done = subprocess.run(words, input=questions or "", capture_output=True, text=True, errors="replace", timeout=left, env=environment)
         except subprocess.TimeoutExpired:
             if time.monotonic() >= self.end:
                 raise OutOfTime from None
@@ -220,12 +220,12 @@ class Runner:
 
     # ---- Programs beside the command
 
-    def program(self, name, *arguments):
+    def program(self, name, *arguments, **given):
         """Runs one, which has to be of the command's commit, and returns what it printed behind the line that says so."""
         path = os.path.join(os.path.dirname(self.options.terse), name)
         if not os.path.exists(path):
             raise Failed(f"there is no {name} beside the command: build it")
-        said, _ = self.command(path, *arguments)
+        said, _ = self.command(path, *arguments, **given)
         first, _, rest = said.partition("\n")
         if first != f"commit {self.commit}":
             raise Failed(f"{name} is of {first or 'no commit'}, terse of {self.commit}: build both")
@@ -279,19 +279,20 @@ class Runner:
     # ---- Questions and places
 
     def questions(self, m, device, book):
-        common = [m.model, "--device", device, *m.arguments, *book]
         with open(self.text(m.text), encoding="utf-8") as file:
             whole = file.read()
         with tempfile.TemporaryDirectory(dir=self.options.scratch) as folder:
             text, state = os.path.join(folder, "text"), os.path.join(folder, "state")
             with open(text, "w", encoding="utf-8") as file:
                 file.write(planted(whole, m.size[0]))
-            _, said = self.terse("run", *common, "-f", text, "-n", "0", "--save-state", state)
-            read = figures({"tokens": rf"prompt {NUMBER} tokens", "bits": rf"MiB, {NUMBER} bits per value"}, said)
-            asked = ["--state", state, "--temp", "0", "-n", str(REPLY_TOKENS)]
-            replies = [self.terse("run", *common, *asked, "-p", prompt(beginning))[0] for beginning, _ in FACTS]
-        right = sum(is_right(answer, reply) for (_, answer), reply in zip(FACTS, replies))
-        return {**read, "right": right, "replies": replies}
+            said = self.program(
+                *("questions", "-m", self.models[m.model], "-f", text, "--state", state, "--device", device, "-t", str(self.options.threads)),
+                *("-n", str(REPLY_TOKENS), *m.arguments, *book),
+                questions="".join(beginning + "\n" for beginning, _ in FACTS),
+            )
+        found = json.loads(said)
+        right = sum(is_right(answer, reply) for (_, answer), reply in zip(FACTS, found["replies"], strict=True))
+        return found | {"right": right}
 
     def places(self, m, device, book):
         """Where the anchors of a prompt lie, of each layer, KV head and side."""

@@ -15,6 +15,7 @@ beside() {
     printf '#!/usr/bin/env bash\nset -o pipefail\n"%s" "$@" | sed "1s/^commit .*/commit %s/"\n' "$(dirname "$terse")/$1" "$2" >"$work/$1" && chmod +x "$work/$1"
 }
 beside recall 0123456789ab
+beside questions 0123456789ab
 
 # quality PAGE STEP ... [-m MODEL]: by small measurements.
 quality() {
