@@ -1,9 +1,10 @@
 /* Implements decoding over pages of the codec transform (format/transform.h), on their codes.
  *
  * A plane's codes are integers, of four components of a key, or of four tokens' values, in the low halves of a word's four bytes, and of
- * tokens 16 further on in the high halves. Shifted down and masked they enter m16n8k32's integer products as they are; those of the
- * high halves stay there, so that their products are 16 times as large. A level is 2 code - most: what `most` adds to a sum is known
- * and subtracted.
+ * tokens 16 further on in the high halves. They enter m16n8k32's integer products masked. Those of keys are shifted down before; those of
+ * the high halves stay there, so that their products are 16 times as large. Those of values are multiplied where they lie in the high
+ * halves, 16 << shift times as large, and sums are divided by that when a part is made. A level is 2 code - most: what `most` adds to a
+ * sum is known and subtracted.
  *
  * Queries come as records of runs (attend_transform_runs.cuh); weights of values, times their gains, become integers of 16 bits
  * with a unit for each page. Upper and lower bytes are columns 2 j and 2 j + 1 of a product for query j: a lane has both of a sum,
@@ -126,7 +127,8 @@ template <int NQ> struct transform_running { float max[NQ], sum[NQ], gained[NQ],
 /* These are sums of component i of the lane's plane in each group of planes: [group][tile][i]. */
 template <int HD, int NQ> using transform_sums = float[HD / 16][NQ][4];
 
-/* A page_weights has a page's weights as fragments b, [tokens whose codes are low, high][tile][tokens 0 to 31, 32 to 63], and their units. */
+/* A page_weights has a page's weights as fragments b, [tokens 0 to 31, 32 to 63][tile][tokens whose codes are low, high], and their units
+ * for sums of codes 16 times as large. */
 template <int NQ> struct page_weights {
     uint32_t b[2][NQ][2];
     float unit[NQ];
@@ -198,11 +200,11 @@ ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const
         for (int i = 0; i < 8; i++) largest = fmaxf(largest, w[i]);
         for (int o = 4; o < 32; o *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
         const float steps = BYTES_MOST / largest;
-        to.unit[n] = largest * (1 / BYTES_MOST);
+        to.unit[n] = largest * (1 / (16 * BYTES_MOST));
         uint32_t v[8], sum = 0;
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = __float2uint_rn(w[i] * steps), sum += v[i];
-        r.gained[n] += (float)sum * to.unit[n];
+        r.gained[n] += (float)(16 * sum) * to.unit[n];
         /* Bytes k of a fragment are of tokens T, T + 1, ... */
         uint32_t packed[2][2];
 #pragma unroll
@@ -218,50 +220,60 @@ ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const
             for (int h = 0; h < 2; h++) {
                 const uint32_t upper = __shfl_sync(ALL_LANES, packed[0][h], from),
                                lower = __shfl_sync(ALL_LANES, packed[1][h], from);
-                to.b[h][n][s] = g % 2 ? lower : upper;
+                to.b[s][n][h] = g % 2 ? lower : upper;
             }
         }
     }
 }
 
-/* Adds the sums of a plane's codes times weights. */
+/* A plane_words has a lane's words of a plane, of tokens 0 to 31 and 32 to 63, and the mask of its codes in the upper halves of bytes. */
+struct plane_words {
+    uint4 of[2];
+    uint32_t mask;
+
+    ATTEND_INLINE void load(uint32_t slot, uint2 entry) {
+        const uint32_t place = entry.x ^ lane_id() % 4 * 16;
+        of[0] = load_shared_quad(slot + place), of[1] = load_shared_quad(slot + (place ^ 64)), mask = entry.y << 4;
+    }
+};
+
+/* Adds the sums of a plane's codes times weights. Codes in the low halves of bytes are multiplied where those of the high ones lie. */
 template <int NQ>
-ATTEND_INLINE void accumulate_planes(uint32_t slot, uint2 entry, const page_weights<NQ> &weights, float (&acc)[NQ][4]) {
-    int32_t d[2][2][NQ][4] = {}; /* [low, high][components 0 and 1, 2 and 3] */
-    const uint32_t lane = lane_id() % 4 * 16;
-    const word_codes a = load_codes(slot, entry, lane), b = load_codes(slot, entry, lane + 64);
+ATTEND_INLINE void accumulate_plane(const plane_words &plane, const page_weights<NQ> &weights, float (&acc)[NQ][4]) {
+    int32_t d[2][NQ][4] = {}; /* [components 0 and 1, 2 and 3] */
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+        const uint32_t words[4] = {plane.of[s].x, plane.of[s].y, plane.of[s].z, plane.of[s].w};
+#pragma unroll
+        for (int f = 0; f < 2; f++) {
+            const uint32_t a[4] = {words[2 * f] * 16 & plane.mask, words[2 * f + 1] * 16 & plane.mask, words[2 * f] & plane.mask,
+                                   words[2 * f + 1] & plane.mask};
+#pragma unroll
+            for (int n = 0; n < NQ; n++) mma_u8_s8(d[f][n], a[0], a[1], a[2], a[3], weights.b[s][n][0], weights.b[s][n][1]);
+        }
+    }
 #pragma unroll
     for (int n = 0; n < NQ; n++)
 #pragma unroll
-        for (int f = 0; f < 2; f++) {
-            const uint32_t(&low)[2] = weights.b[0][n], (&high)[2] = weights.b[1][n];
-            mma_u8_s8(d[0][f][n], a.low[2 * f], a.low[2 * f + 1], b.low[2 * f], b.low[2 * f + 1], low[0], low[1]);
-            mma_u8_s8(d[1][f][n], a.high[2 * f], a.high[2 * f + 1], b.high[2 * f], b.high[2 * f + 1], high[0], high[1]);
-        }
-#pragma unroll
-    for (int n = 0; n < NQ; n++) {
-        const float unit = weights.unit[n] * (1 / 16.0f);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int32_t upper = d[0][i / 2][n][i % 2 * 2] * 16 + d[1][i / 2][n][i % 2 * 2],
-                          lower = d[0][i / 2][n][i % 2 * 2 + 1] * 16 + d[1][i / 2][n][i % 2 * 2 + 1];
-            acc[n][i] = fmaf((float)(upper * 256 + lower), unit, acc[n][i]);
-        }
-    }
+        for (int i = 0; i < 4; i++)
+            acc[n][i] = fmaf((float)(d[i / 2][n][i % 2 * 2] * 256 + d[i / 2][n][i % 2 * 2 + 1]), weights.unit[n], acc[n][i]);
 }
 
+/* The words of a group of planes are asked for before those of the group before it are multiplied. */
 template <int HD, int NQ>
 ATTEND_INLINE void accumulate_page(uint32_t slot, const plane_readers &readers, const page_weights<NQ> &weights,
                                    transform_sums<HD, NQ> &acc) {
     const unsigned groups = (readers.planes + 7) / 8;
     const uint32_t entry_at = readers.entries + 8 * (lane_id() / 4);
-    uint2 entry = load_shared_pair(entry_at);
+    if (!groups) return;
+    plane_words next;
+    next.load(slot, load_shared_pair(entry_at));
 #pragma unroll
-    for (int p = 0; p < HD / 16; p++) {
+    for (unsigned p = 0; p < HD / 16; p++) {
         if (p < groups) {
-            const uint2 own = entry;
-            if (p + 1 < HD / 16) entry = load_shared_pair(entry_at + 8 * 8 * (p + 1)); /* ahead of its use */
-            accumulate_planes<NQ>(slot, own, weights, acc[p]);
+            const plane_words own = next;
+            if (p + 1 < HD / 16) next.load(slot, load_shared_pair(entry_at + 8 * 8 * min(p + 1, groups - 1)));
+            accumulate_plane<NQ>(own, weights, acc[p]);
         }
     }
 }

@@ -199,11 +199,11 @@ ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const
     }
 }
 
-/* A summed_quad says which planes make up a quad's components, and by what they and the components are multiplied. */
+/* A summed_quad says which planes make up a quad's components, and by what their sums and the components are multiplied. */
 struct summed_quad {
     unsigned plane[2];
-    float scale[2];
-    float zero; /* what weights times gains of 1 in all add to a component by the planes' largest codes */
+    float scale[2]; /* of codes where they lie in their nibble */
+    float zero;     /* what weights times gains of 1 in all add to a component by the planes' largest codes */
     float4 step;
 };
 ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned quad) {
@@ -214,8 +214,10 @@ ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned qu
     for (int p = 0; p < 2; p++) {
         const bool there = p < of.planes;
         to.plane[p] = of.plane[there ? p : 0];
-        to.scale[p] = there ? view.layout.plane[to.plane[p]].scale : 0;
-        to.zero = fmaf(to.scale[p], (float)((1 << view.layout.plane[to.plane[p]].bits) - 1), to.zero);
+        const struct transform_plane plane = view.layout.plane[to.plane[p]];
+        const float scale = there ? plane.scale : 0;
+        to.scale[p] = scale / (float)(1 << plane.shift);
+        to.zero = fmaf(scale, (float)((1 << plane.bits) - 1), to.zero);
     }
     to.step = *reinterpret_cast<const float4 *>(view.step + 4 * quad);
     return to;
