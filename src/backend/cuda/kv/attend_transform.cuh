@@ -106,14 +106,15 @@ ATTEND_INLINE void score_page(uint32_t slot, uint32_t record, const plane_reader
     for (int n = 0; n < NQ; n++) {
         const float unit = __uint_as_float(load_shared(numbers + 16 * n)),
                     mean = __uint_as_float(load_shared(numbers + 16 * (NQ + n)));
+        const float least = readers.gain_zero * unit, step = readers.gain_step * unit;
         const int32_t zero = (int32_t)load_shared(numbers + 16 * (2 * NQ + n));
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const float gain = gain_of(codes[i / 4], i % 4, readers.gain_zero, readers.gain_step);
+            const float gain = gain_of(codes[i / 4], i % 4, least, step);
             const int32_t upper = d[i % 4 / 2][i / 4][n][i % 2 * 2], lower = d[i % 4 / 2][i / 4][n][i % 2 * 2 + 1];
             /* Twice the product, whose upper and lower part are 16 times as large for the last tokens. */
             const int32_t twice = i < 4 ? upper * 512 + lower * 2 : upper * 32 + (lower >> 3);
-            x[n][i] = fmaf((float)(twice - zero) * unit, gain, mean);
+            x[n][i] = fmaf((float)(twice - zero), gain, mean);
         }
     }
 }
@@ -133,6 +134,10 @@ template <int NQ> struct page_weights {
     uint32_t b[2][NQ][2];
     float unit[NQ];
 };
+
+/* The last bits of WHOLE and a number below it are the number rounded; WHOLE_BITS are its own. */
+constexpr float WHOLE = 8388608;
+constexpr uint32_t WHOLE_BITS = 0x4b000000;
 
 static_assert(TRANSFORM_NO_MEAN_GAINS == 8, "the bits of gains that have_no_mean looks at");
 
@@ -199,17 +204,17 @@ ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const
 #pragma unroll
         for (int i = 0; i < 8; i++) largest = fmaxf(largest, w[i]);
         for (int o = 4; o < 32; o *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
-        const float steps = BYTES_MOST / largest;
+        const float steps = __fdividef(BYTES_MOST, largest);
         to.unit[n] = largest * (1 / (16 * BYTES_MOST));
         uint32_t v[8], sum = 0;
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = __float2uint_rn(w[i] * steps), sum += v[i];
-        r.gained[n] += (float)(16 * sum) * to.unit[n];
+        for (int i = 0; i < 8; i++) v[i] = __float_as_uint(fmaf(w[i], steps, WHOLE)), sum += v[i];
+        r.gained[n] += (float)(16 * (sum - 8 * WHOLE_BITS)) * to.unit[n];
         /* Bytes k of a fragment are of tokens T, T + 1, ... */
         uint32_t packed[2][2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const uint32_t first = v[4 * h] | v[4 * h + 1] << 16, second = v[4 * h + 2] | v[4 * h + 3] << 16;
+            const uint32_t first = permute(v[4 * h], v[4 * h + 1], 0x5410), second = permute(v[4 * h + 2], v[4 * h + 3], 0x5410);
             packed[0][h] = permute(first + 0x00800080u, second + 0x00800080u, 0x7531),
             packed[1][h] = permute(first, second, 0x6420);
         }
