@@ -1,10 +1,10 @@
 /* Implements decoding over pages of the codec transform (format/transform.h), on their codes.
  *
  * A plane's codes are integers, of four components of a key, or of four tokens' values, in the low halves of a word's four bytes, and of
- * tokens 16 further on in the high halves. They enter m16n8k32's integer products masked. Those of keys are shifted down before; those of
- * the high halves stay there, so that their products are 16 times as large. Those of values are multiplied where they lie in the high
- * halves, 16 << shift times as large, and sums are divided by that when a part is made. A level is 2 code - most: what `most` adds to a
- * sum is known and subtracted.
+ * tokens 16 further on in the high halves. They enter m16n8k32's integer products masked where they lie, 2^shift times as large, and those
+ * of high halves 16 times as large as that; those of values in low halves are moved up beside the high ones. Queries' integers are as
+ * much smaller, and sums of values are divided by it when a part is made. A level is 2 code - most: what `most` adds to a sum is known
+ * and subtracted.
  *
  * Queries come as records of runs (attend_transform_runs.cuh); weights of values, times their gains, become integers of 16 bits
  * with a unit for each page. Upper and lower bytes are columns 2 j and 2 j + 1 of a product for query j: a lane has both of a sum,
@@ -30,7 +30,7 @@ struct plane_readers {
     float gain_zero, gain_step, gain;
 };
 
-/* Returns the largest code of a plane, in shared memory. */
+/* Returns the largest code of a plane, where it lies in its nibble. */
 ATTEND_INLINE uint32_t largest_code(uint32_t entries, uint32_t plane) { return load_shared(entries + 8 * plane + 4) & 255; }
 
 /* A word_codes has the codes of 4 words of a plane: of their low halves, and, 16 times as large, of their high ones. */
@@ -40,14 +40,11 @@ struct word_codes {
 
 /* Loads the codes of a plane. `slot` is that of the nibbles, `lane` the lane's place in one. */
 ATTEND_INLINE word_codes load_codes(uint32_t slot, uint2 entry, uint32_t lane) {
-    const uint4 own = load_shared_quad(slot + ((entry.x & 0xffff) ^ lane));
-    const uint32_t words[4] = {own.x, own.y, own.z, own.w}, shift = entry.x >> 16, high = entry.y << 4;
+    const uint4 own = load_shared_quad(slot + (entry.x ^ lane));
+    const uint32_t words[4] = {own.x, own.y, own.z, own.w}, high = entry.y << 4;
     word_codes to;
 #pragma unroll
-    for (int w = 0; w < 4; w++) {
-        const uint32_t down = words[w] >> shift;
-        to.low[w] = down & entry.y, to.high[w] = down & high;
-    }
+    for (int w = 0; w < 4; w++) to.low[w] = words[w] & entry.y, to.high[w] = words[w] & high;
     return to;
 }
 

@@ -224,9 +224,8 @@ ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned qu
         const bool there = p < of.planes;
         to.plane[p] = of.plane[there ? p : 0];
         const struct transform_plane plane = view.layout.plane[to.plane[p]];
-        const float scale = there ? plane.scale : 0;
-        to.scale[p] = scale / (float)(1 << plane.shift);
-        to.zero = fmaf(scale, (float)((1 << plane.bits) - 1), to.zero);
+        to.scale[p] = there ? scale_in_place(plane) : 0;
+        to.zero = fmaf(to.scale[p], (float)(((1 << plane.bits) - 1) << plane.shift), to.zero);
     }
     to.step = *reinterpret_cast<const float4 *>(view.step + 4 * quad);
     return to;

@@ -209,7 +209,13 @@ template <int HD, int NQ> ATTEND_INLINE void multiply_tile(const basis_tile<HD> 
     }
 }
 
-/* A lane's planes are g, g + 8, ...; lane_scales has their factors, the places of their quads, and their largest codes. */
+/* Returns a plane's scale for codes where they lie in their nibble, 2^shift times as large. */
+ATTEND_INLINE float scale_in_place(const struct transform_plane &plane) {
+    return plane.scale * __uint_as_float((127u - plane.shift) << 23);
+}
+
+/* A lane's planes are g, g + 8, ...; lane_scales has the factors and largest codes of their codes where these lie
+ * in a nibble, and their quads. */
 template <int HD> struct lane_scales {
     float scale[HD / 16];
     uint8_t quad[HD / 16], most[HD / 16];
@@ -222,9 +228,9 @@ template <int HD> ATTEND_INLINE void load_scales(const transform_side<HD> &keys,
         to.scale[i] = 0, to.quad[i] = to.most[i] = 0;
         if (p >= planes) continue;
         const struct transform_plane plane = keys.view->layout.plane[p];
-        to.scale[i] = plane.scale;
+        to.scale[i] = scale_in_place(plane);
         to.quad[i] = plane.quad;
-        to.most[i] = (uint8_t)((1 << plane.bits) - 1);
+        to.most[i] = (uint8_t)(((1 << plane.bits) - 1) << plane.shift);
     }
 }
 
