@@ -33,21 +33,6 @@ struct plane_readers {
 /* Returns the largest code of a plane, where it lies in its nibble. */
 ATTEND_INLINE uint32_t largest_code(uint32_t entries, uint32_t plane) { return load_shared(entries + 8 * plane + 4) & 255; }
 
-/* A word_codes has the codes of 4 words of a plane: of their low halves, and, 16 times as large, of their high ones. */
-struct word_codes {
-    uint32_t low[4], high[4];
-};
-
-/* Loads the codes of a plane. `slot` is that of the nibbles, `lane` the lane's place in one. */
-ATTEND_INLINE word_codes load_codes(uint32_t slot, uint2 entry, uint32_t lane) {
-    const uint4 own = load_shared_quad(slot + (entry.x ^ lane));
-    const uint32_t words[4] = {own.x, own.y, own.z, own.w}, high = entry.y << 4;
-    word_codes to;
-#pragma unroll
-    for (int w = 0; w < 4; w++) to.low[w] = words[w] & entry.y, to.high[w] = words[w] & high;
-    return to;
-}
-
 /* ---- Keys */
 
 /* Return the first of the 8 tokens whose logits a lane has, and the i-th, counted from that: 4 that follow one another, then those
@@ -62,29 +47,39 @@ ATTEND_INLINE float gain_of(uint32_t codes, int i, float least, float step) {
 /* A page's products with keys have these sums: [words 4g, 4g+1 or 4g+2, 4g+3][tokens T or T + 16]. */
 template <int NQ> using key_sums = int32_t[2][2][NQ][4];
 
-/* A key_cursor has the places where a lane reads the data of its plane of the next group of 4. */
-struct key_cursor {
-    uint32_t entry, bytes;
+/* A key_words has a lane's words of a plane in each of two groups of 4, and the masks of their codes in the lower halves of bytes. */
+struct key_words {
+    uint4 of[2];
+    uint32_t mask[2];
+
+    /* Loads them by the entry of the plane in the first group. Behind a layout's last plane, entries are zeros up to a multiple of 8. */
+    ATTEND_INLINE void load(uint32_t slot, uint32_t entry) {
+        const uint32_t row = lane_id() / 4 * 16;
+        const uint2 first = load_shared_pair(entry), second = load_shared_pair(entry + 4 * 8);
+        of[0] = load_shared_quad(slot + (first.x ^ row)), mask[0] = first.y;
+        of[1] = load_shared_quad(slot + (second.x ^ row)), mask[1] = second.y;
+    }
 };
 
-/* Adds the products of one group of 4 planes or of two. */
-template <int NQ, bool TWO> ATTEND_INLINE void score_planes(uint32_t slot, uint32_t tile_bytes, key_cursor &at, key_sums<NQ> &d) {
-    const uint32_t lane = lane_id() / 4 * 16;
-    const uint2 first = load_shared_pair(at.entry), second = TWO ? load_shared_pair(at.entry + 4 * 8) : make_uint2(0, 0);
-    const word_codes a = load_codes(slot, first, lane);
-    word_codes b = {};
-    if (TWO) b = load_codes(slot, second, lane);
+/* Adds the products of two groups of planes. The lane reads queries' integers for the first from `bytes` on, for the second `more` bytes
+ * behind them. */
+template <int NQ>
+ATTEND_INLINE void score_planes(const key_words &words, uint32_t bytes, uint32_t more, uint32_t tile_bytes, key_sums<NQ> &d) {
+    const uint32_t first[4] = {words.of[0].x, words.of[0].y, words.of[0].z, words.of[0].w},
+                   second[4] = {words.of[1].x, words.of[1].y, words.of[1].z, words.of[1].w};
+    uint32_t b[NQ][2];
 #pragma unroll
-    for (int n = 0; n < NQ; n++) {
-        const uint32_t own = load_shared(at.bytes + n * tile_bytes),
-                       next = TWO ? load_shared(at.bytes + n * tile_bytes + 4 * 8 * 4) : 0;
+    for (int n = 0; n < NQ; n++)
+        b[n][0] = load_shared(bytes + n * tile_bytes), b[n][1] = load_shared(bytes + more + n * tile_bytes);
 #pragma unroll
-        for (int f = 0; f < 2; f++) {
-            mma_u8_s8(d[f][0][n], a.low[2 * f], a.low[2 * f + 1], b.low[2 * f], b.low[2 * f + 1], own, next);
-            mma_u8_s8(d[f][1][n], a.high[2 * f], a.high[2 * f + 1], b.high[2 * f], b.high[2 * f + 1], own, next);
+    for (int f = 0; f < 2; f++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const uint32_t low = words.mask[0] << 4 * h, high = words.mask[1] << 4 * h;
+            const uint32_t a[4] = {first[2 * f] & low, first[2 * f + 1] & low, second[2 * f] & high, second[2 * f + 1] & high};
+#pragma unroll
+            for (int n = 0; n < NQ; n++) mma_u8_s8(d[f][h][n], a[0], a[1], a[2], a[3], b[n][0], b[n][1]);
         }
-    }
-    at.entry += (TWO + 1) * 4 * 8, at.bytes += (TWO + 1) * 4 * 8 * 4;
 }
 
 /* Computes logits x[tile][i] of a page's token lane_token() + token_of(i). `record` is that of the page's run, in shared memory. */
@@ -92,11 +87,19 @@ template <int HD, int NQ>
 ATTEND_INLINE void score_page(uint32_t slot, uint32_t record, const plane_readers &readers, float (&x)[NQ][8]) {
     const unsigned lane = lane_id(), g = lane / 4, t = lane % 4;
     key_sums<NQ> d = {};
-    key_cursor at = {readers.entries + 8 * t, record + 48 * NQ + 4 * (8 * t + g)};
     const uint32_t groups = (readers.planes + 3) / 4, tile_bytes = groups * 128;
+    uint32_t entry = readers.entries + 8 * t, bytes = record + 48 * NQ + 4 * (8 * t + g);
+    key_words next = {};
+    if (groups) next.load(slot, entry);
+        /* The words of two groups are asked for before those of the two before them are multiplied. */
 #pragma unroll 2
-    for (uint32_t pairs = groups / 2; pairs; pairs--) score_planes<NQ, true>(slot, tile_bytes, at, d);
-    if (groups % 2) score_planes<NQ, false>(slot, tile_bytes, at, d);
+    for (uint32_t after = 2; after < groups; after += 2) {
+        const key_words own = next;
+        entry += 2 * 4 * 8, next.load(slot, entry);
+        score_planes<NQ>(own, bytes, 128, tile_bytes, d);
+        bytes += 256;
+    }
+    if (groups) score_planes<NQ>(next, bytes, groups % 2 ? 0 : 128, tile_bytes, d);
     const uint32_t gains = slot + readers.gains + lane_token(), numbers = record + 4 * t;
     const uint32_t codes[2] = {load_shared(gains), load_shared(gains + 16)};
 #pragma unroll
