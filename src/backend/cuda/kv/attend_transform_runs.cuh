@@ -7,7 +7,7 @@
  * logit is a number of the run, too.
  *
  * Each warp of a CTA has a tile of 16 components of the basis in registers. The CTA takes several runs at a time; for each of them
- * a warp rotates queries and makes bytes. The last CTA of a row and KV head prepares what positions are scored by instead
+ * a warp rotates queries and makes bytes. One CTA of a row and KV head prepares what positions are scored by
  * (attend_transform_positions.cuh). */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
@@ -290,11 +290,12 @@ ATTEND_INLINE void write_record(const lane_scales<HD> &scales, unsigned planes, 
 }
 
 /* Writes, for query heads first_query .. of each group, at most 4 NQ, of every row, the records of all runs from that of the first
- * page to that of the last. Each CTA of a row and KV head writes some of them. `early` says that the next kernel's CTAs have room
+ * page to that of the last. Each CTA of a row and KV head writes some of them; the last one writes what positions are scored by instead,
+ * where `apart`, else the first one does too. `early` says that the next kernel's CTAs have room
  * beside these, and begin at once; else they begin when the kernels before this one have ended. */
 template <int HD, int NQ>
 __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
-    transform_runs_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, bool early) {
+    transform_runs_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, bool apart, bool early) {
     extern __shared__ __align__(16) uint8_t shared_bytes[];
     auto &m = *reinterpret_cast<runs_memory<HD, NQ> *>(shared_bytes);
     constexpr unsigned at_once = runs_memory<HD, NQ>::runs;
@@ -305,14 +306,8 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     share_of(a, 0, blockIdx.y, blockIdx.z, s);
     take_rate(a, s);
     const transform_side<HD> keys = side_of<HD>(a, s, 0);
-    if (blockIdx.x == gridDim.x - 1) {
-        wait_for_kernels();
-        let_next_kernel_begin();
-        take_heads(s, first_query, 4 * NQ);
-        stage_positions<HD, NQ, RUNS_WARPS>(a, s, keys.view->pre_rope_mean, position_record<HD, NQ>(a, s));
-        return;
-    }
-    if (warp < HD / 16) load_basis<HD>(*keys.view, warp, basis);
+    const unsigned shares = gridDim.x - apart;
+    if (warp < HD / 16 && blockIdx.x < shares) load_basis<HD>(*keys.view, warp, basis);
     uint32_t first = 0, n = 0;
     if (s.n_pages) {
         first = run_of(first_listed(s)) / ROPE_RUN_TOKENS;
@@ -324,8 +319,8 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     };
     lane_scales<HD> scales;
     lane_turns<HD> turns;
-    const uint32_t step = (gridDim.x - 1) * at_once;
-    uint32_t from = blockIdx.x * at_once;
+    const uint32_t step = shares * at_once;
+    uint32_t from = blockIdx.x < shares ? blockIdx.x * at_once : n;
     if (from < n) {
         load_scales(keys, planes, scales);
         load_turns(a.heads, angles_of(from + warp), turns);
@@ -333,8 +328,10 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     }
     wait_for_kernels();
     let_next_kernel_begin();
-    if (from >= n) return;
     take_heads(s, first_query, 4 * NQ);
+    if (blockIdx.x == (apart ? shares : 0))
+        stage_positions<HD, NQ, RUNS_WARPS>(a, s, keys.view->pre_rope_mean, position_record<HD, NQ>(a, s));
+    if (from >= n) return;
     stage_queries<HD, NQ>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, m);
     __syncthreads();
     for (; from < n; from += step) {
@@ -358,13 +355,15 @@ template <int HD, int NQ> cudaError_t launch_runs(const struct attend_decode *a,
     constexpr int bytes = (int)sizeof(runs_memory<HD, NQ>), at_once = runs_memory<HD, NQ>::runs;
     const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (result != cudaSuccess) return result;
-    /* A multiprocessor has two CTAs, so that the tables with which a CTA begins serve many runs. */
+    /* A multiprocessor has two CTAs, so that the tables with which a CTA begins serve many runs. Positions have their own, if those have
+     * room beside the others: else these, or they, would begin when the first ones end. */
     const unsigned shares = a->heads.kv_heads * a->n_rows,
                    multiprocessors = (unsigned)device_attribute(cudaDevAttrMultiProcessorCount),
                    most = 2 * multiprocessors > shares ? 2 * multiprocessors / shares : 1, all = (a->runs + at_once - 1) / at_once,
                    some = all < most ? all : most, n = some ? some : 1;
-    return launch_kernel(a->lists_written, kernel, dim3(n + 1, a->heads.kv_heads, a->n_rows), dim3(RUNS_WARPS * 32), bytes, stream,
-                         *a, first_query, n * shares <= multiprocessors);
+    const bool apart = (n + 1) * shares <= 2 * multiprocessors;
+    return launch_kernel(a->lists_written, kernel, dim3(n + apart, a->heads.kv_heads, a->n_rows), dim3(RUNS_WARPS * 32), bytes,
+                         stream, *a, first_query, apart, n * shares <= multiprocessors);
 }
 
 #endif
