@@ -392,10 +392,15 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         ring.wait_for_others();
         let_next_kernel_begin();
         wait_for_kernels();
-        if (a.pre_rope.pairs)
-            fetch_positions<layout::threads>(position_record<HD, NQ>(a, s), position_query_bytes(NQ, a.pre_rope.pairs),
-                                             shared_address(positions));
+        /* What a thread loads first of positions is on its way while records are. */
+        const uint32_t *const of_positions = position_record<HD, NQ>(a, s);
+        const uint32_t units = a.pre_rope.pairs ? position_query_bytes(NQ, a.pre_rope.pairs) / 16 : 0;
+        uint4 own_unit = make_uint4(0, 0, 0, 0);
+        if (threadIdx.x < units) own_unit = __ldcg(reinterpret_cast<const uint4 *>(of_positions) + threadIdx.x);
         ring.fetch_first_records();
+        if (threadIdx.x < units) store_shared_quad(shared_address(positions) + 16 * threadIdx.x, own_unit);
+        if constexpr (position_query_bytes(NQ, HD / 2) / 16 > layout::threads)
+            fetch_positions<layout::threads>(of_positions, layout::threads, units, shared_address(positions));
         __syncthreads(); /* readers and positions are there */
 
         transform_sums<HD, NQ> acc = {};

@@ -73,9 +73,10 @@ ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct s
     }
 }
 
-/* All warps of a CTA copy what stage_positions wrote to shared memory; a __syncthreads makes it readable. */
-template <int THREADS> ATTEND_APART void fetch_positions(const uint32_t *from, uint32_t bytes, uint32_t to) {
-    for (unsigned i = threadIdx.x; i < bytes / 16; i += THREADS)
+/* All warps of a CTA copy units [first, end) of 16 bytes of what stage_positions wrote to shared memory; a __syncthreads makes them
+ * readable. */
+template <int THREADS> ATTEND_APART void fetch_positions(const uint32_t *from, uint32_t first, uint32_t end, uint32_t to) {
+    for (unsigned i = first + threadIdx.x; i < end; i += THREADS)
         store_shared_quad(to + 16 * i, __ldcg(reinterpret_cast<const uint4 *>(from) + i));
 }
 

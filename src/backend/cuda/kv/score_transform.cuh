@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(SCORE_WARPS * 32, SCORE_RESIDENT)
     wait_copies<SCORE_DEPTH>();
     wait_for_kernels();
     if (a.pre_rope.pairs)
-        fetch_positions<SCORE_WARPS * 32>(position_record<HD, 1>(a, s), position_query_bytes(1, a.pre_rope.pairs),
+        fetch_positions<SCORE_WARPS * 32>(position_record<HD, 1>(a, s), 0, position_query_bytes(1, a.pre_rope.pairs) / 16,
                                           shared_address(positions));
     __syncthreads(); /* readers and positions are there */
     if (threadIdx.x < TRANSFORM_READERS_STEP && keys.planes % TRANSFORM_READERS_STEP)
