@@ -20,7 +20,7 @@ RANKS = "test_cuda_ranks_emulated ranks_choose*"
 FAULTS = (  # file, text that occurs once in it, what takes its place, the test, the fault; FAULT is 1 where it is on, else 0
     (KV + "attend_transform.cuh", "sum += weight;\n    }", "sum += FAULT ? 0 : weight;\n    }", "test_attend_transform_emulated", "terse-N: values less no mean are read with it"),
     (KV + "encode_transform.cu", "if (m.small.errors[code] < least)", "if (!FAULT && m.small.errors[code] < least)", ENCODE, "terse-N: rows near zero are coded less the mean"),
-    (KV + "attend_transform.cuh", "unit, gain, mean)", "unit, gain, FAULT ? 0 : mean)", METHODS, "terse-N: the mean of keys is zero"),
+    (KV + "attend_transform.cuh", "zero), gain, mean)", "zero), gain, FAULT ? 0 : mean)", METHODS, "terse-N: the mean of keys is zero"),
     (KV + "attend_transform.cuh", "(float)(twice - zero)", "(float)(twice - (FAULT ? 0 : zero))", METHODS, "terse-N: levels of keys are not centred"),
     (KV + "attend_transform.cuh", "weight * gain_of(codes[i / 4], i % 4, readers.gain_zero, readers.gain_step)", "weight * (FAULT ? 1 : gain_of(codes[i / 4], i % 4, readers.gain_zero, readers.gain_step))", METHODS, "terse-N: gains of values are left out"),
     (KV + "attend_transform_runs.cuh", "ADJACENT || c < half ? turn[0].y", "(ADJACENT || c < half) != FAULT ? turn[0].y", METHODS, "terse-N: queries are rotated the wrong way"),
