@@ -1,8 +1,9 @@
 /* Implements decoding over pages of the codec transform (format/transform.h), on their codes.
  *
  * A plane's codes are integers, of four components of a key, or of four tokens' values, in the low halves of a word's four bytes, and of
- * tokens 16 further on in the high halves. Shifted down and masked they enter m16n8k32's integer products as they are; those of the
- * high halves stay there, so that their products are 16 times as large. A level is 2 code - most: what `most` adds to a sum is known
+ * tokens 16 further on in the high halves. They enter m16n8k32's integer products masked where they lie, 2^shift times as large, and those
+ * of high halves 16 times as large as that; those of values in low halves are moved up beside the high ones. Queries' integers are as
+ * much smaller, and sums of values are divided by it when a part is made. A level is 2 code - most: what `most` adds to a sum is known
  * and subtracted.
  *
  * Queries come as records of runs (attend_transform_runs.cuh); weights of values, times their gains, become integers of 16 bits
@@ -29,26 +30,8 @@ struct plane_readers {
     float gain_zero, gain_step, gain;
 };
 
-/* Returns the largest code of a plane, in shared memory. */
+/* Returns the largest code of a plane, where it lies in its nibble. */
 ATTEND_INLINE uint32_t largest_code(uint32_t entries, uint32_t plane) { return load_shared(entries + 8 * plane + 4) & 255; }
-
-/* A word_codes has the codes of 4 words of a plane: of their low halves, and, 16 times as large, of their high ones. */
-struct word_codes {
-    uint32_t low[4], high[4];
-};
-
-/* Loads the codes of a plane. `slot` is that of the nibbles, `lane` the lane's place in one. */
-ATTEND_INLINE word_codes load_codes(uint32_t slot, uint2 entry, uint32_t lane) {
-    const uint4 own = load_shared_quad(slot + ((entry.x & 0xffff) ^ lane));
-    const uint32_t words[4] = {own.x, own.y, own.z, own.w}, shift = entry.x >> 16, high = entry.y << 4;
-    word_codes to;
-#pragma unroll
-    for (int w = 0; w < 4; w++) {
-        const uint32_t down = words[w] >> shift;
-        to.low[w] = down & entry.y, to.high[w] = down & high;
-    }
-    return to;
-}
 
 /* ---- Keys */
 
@@ -64,29 +47,39 @@ ATTEND_INLINE float gain_of(uint32_t codes, int i, float least, float step) {
 /* A page's products with keys have these sums: [words 4g, 4g+1 or 4g+2, 4g+3][tokens T or T + 16]. */
 template <int NQ> using key_sums = int32_t[2][2][NQ][4];
 
-/* A key_cursor has the places where a lane reads the data of its plane of the next group of 4. */
-struct key_cursor {
-    uint32_t entry, bytes;
+/* A key_words has a lane's words of a plane in each of two groups of 4, and the masks of their codes in the lower halves of bytes. */
+struct key_words {
+    uint4 of[2];
+    uint32_t mask[2];
+
+    /* Loads them by the entry of the plane in the first group. Behind a layout's last plane, entries are zeros up to a multiple of 8. */
+    ATTEND_INLINE void load(uint32_t slot, uint32_t entry) {
+        const uint32_t row = lane_id() / 4 * 16;
+        const uint2 first = load_shared_pair(entry), second = load_shared_pair(entry + 4 * 8);
+        of[0] = load_shared_quad(slot + (first.x ^ row)), mask[0] = first.y;
+        of[1] = load_shared_quad(slot + (second.x ^ row)), mask[1] = second.y;
+    }
 };
 
-/* Adds the products of one group of 4 planes or of two. */
-template <int NQ, bool TWO> ATTEND_INLINE void score_planes(uint32_t slot, uint32_t tile_bytes, key_cursor &at, key_sums<NQ> &d) {
-    const uint32_t lane = lane_id() / 4 * 16;
-    const uint2 first = load_shared_pair(at.entry), second = TWO ? load_shared_pair(at.entry + 4 * 8) : make_uint2(0, 0);
-    const word_codes a = load_codes(slot, first, lane);
-    word_codes b = {};
-    if (TWO) b = load_codes(slot, second, lane);
+/* Adds the products of two groups of planes. The lane reads queries' integers for the first from `bytes` on, for the second `more` bytes
+ * behind them. */
+template <int NQ>
+ATTEND_INLINE void score_planes(const key_words &words, uint32_t bytes, uint32_t more, uint32_t tile_bytes, key_sums<NQ> &d) {
+    const uint32_t first[4] = {words.of[0].x, words.of[0].y, words.of[0].z, words.of[0].w},
+                   second[4] = {words.of[1].x, words.of[1].y, words.of[1].z, words.of[1].w};
+    uint32_t b[NQ][2];
 #pragma unroll
-    for (int n = 0; n < NQ; n++) {
-        const uint32_t own = load_shared(at.bytes + n * tile_bytes),
-                       next = TWO ? load_shared(at.bytes + n * tile_bytes + 4 * 8 * 4) : 0;
+    for (int n = 0; n < NQ; n++)
+        b[n][0] = load_shared(bytes + n * tile_bytes), b[n][1] = load_shared(bytes + more + n * tile_bytes);
 #pragma unroll
-        for (int f = 0; f < 2; f++) {
-            mma_u8_s8(d[f][0][n], a.low[2 * f], a.low[2 * f + 1], b.low[2 * f], b.low[2 * f + 1], own, next);
-            mma_u8_s8(d[f][1][n], a.high[2 * f], a.high[2 * f + 1], b.high[2 * f], b.high[2 * f + 1], own, next);
+    for (int f = 0; f < 2; f++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const uint32_t low = words.mask[0] << 4 * h, high = words.mask[1] << 4 * h;
+            const uint32_t a[4] = {first[2 * f] & low, first[2 * f + 1] & low, second[2 * f] & high, second[2 * f + 1] & high};
+#pragma unroll
+            for (int n = 0; n < NQ; n++) mma_u8_s8(d[f][h][n], a[0], a[1], a[2], a[3], b[n][0], b[n][1]);
         }
-    }
-    at.entry += (TWO + 1) * 4 * 8, at.bytes += (TWO + 1) * 4 * 8 * 4;
 }
 
 /* Computes logits x[tile][i] of a page's token lane_token() + token_of(i). `record` is that of the page's run, in shared memory. */
@@ -94,25 +87,34 @@ template <int HD, int NQ>
 ATTEND_INLINE void score_page(uint32_t slot, uint32_t record, const plane_readers &readers, float (&x)[NQ][8]) {
     const unsigned lane = lane_id(), g = lane / 4, t = lane % 4;
     key_sums<NQ> d = {};
-    key_cursor at = {readers.entries + 8 * t, record + 48 * NQ + 4 * (8 * t + g)};
     const uint32_t groups = (readers.planes + 3) / 4, tile_bytes = groups * 128;
+    uint32_t entry = readers.entries + 8 * t, bytes = record + 48 * NQ + 4 * (8 * t + g);
+    key_words next = {};
+    if (groups) next.load(slot, entry);
+        /* The words of two groups are asked for before those of the two before them are multiplied. */
 #pragma unroll 2
-    for (uint32_t pairs = groups / 2; pairs; pairs--) score_planes<NQ, true>(slot, tile_bytes, at, d);
-    if (groups % 2) score_planes<NQ, false>(slot, tile_bytes, at, d);
+    for (uint32_t after = 2; after < groups; after += 2) {
+        const key_words own = next;
+        entry += 2 * 4 * 8, next.load(slot, entry);
+        score_planes<NQ>(own, bytes, 128, tile_bytes, d);
+        bytes += 256;
+    }
+    if (groups) score_planes<NQ>(next, bytes, groups % 2 ? 0 : 128, tile_bytes, d);
     const uint32_t gains = slot + readers.gains + lane_token(), numbers = record + 4 * t;
     const uint32_t codes[2] = {load_shared(gains), load_shared(gains + 16)};
 #pragma unroll
     for (int n = 0; n < NQ; n++) {
         const float unit = __uint_as_float(load_shared(numbers + 16 * n)),
                     mean = __uint_as_float(load_shared(numbers + 16 * (NQ + n)));
+        const float least = readers.gain_zero * unit, step = readers.gain_step * unit;
         const int32_t zero = (int32_t)load_shared(numbers + 16 * (2 * NQ + n));
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const float gain = gain_of(codes[i / 4], i % 4, readers.gain_zero, readers.gain_step);
+            const float gain = gain_of(codes[i / 4], i % 4, least, step);
             const int32_t upper = d[i % 4 / 2][i / 4][n][i % 2 * 2], lower = d[i % 4 / 2][i / 4][n][i % 2 * 2 + 1];
             /* Twice the product, whose upper and lower part are 16 times as large for the last tokens. */
             const int32_t twice = i < 4 ? upper * 512 + lower * 2 : upper * 32 + (lower >> 3);
-            x[n][i] = fmaf((float)(twice - zero) * unit, gain, mean);
+            x[n][i] = fmaf((float)(twice - zero), gain, mean);
         }
     }
 }
@@ -126,11 +128,16 @@ template <int NQ> struct transform_running { float max[NQ], sum[NQ], gained[NQ],
 /* These are sums of component i of the lane's plane in each group of planes: [group][tile][i]. */
 template <int HD, int NQ> using transform_sums = float[HD / 16][NQ][4];
 
-/* A page_weights has a page's weights as fragments b, [tokens whose codes are low, high][tile][tokens 0 to 31, 32 to 63], and their units. */
+/* A page_weights has a page's weights as fragments b, [tokens 0 to 31, 32 to 63][tile][tokens whose codes are low, high], and their units
+ * for sums of codes 16 times as large. */
 template <int NQ> struct page_weights {
     uint32_t b[2][NQ][2];
     float unit[NQ];
 };
+
+/* The last bits of WHOLE and a number below it are the number rounded; WHOLE_BITS are its own. */
+constexpr float WHOLE = 8388608;
+constexpr uint32_t WHOLE_BITS = 0x4b000000;
 
 static_assert(TRANSFORM_NO_MEAN_GAINS == 8, "the bits of gains that have_no_mean looks at");
 
@@ -197,17 +204,17 @@ ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const
 #pragma unroll
         for (int i = 0; i < 8; i++) largest = fmaxf(largest, w[i]);
         for (int o = 4; o < 32; o *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
-        const float steps = BYTES_MOST / largest;
-        to.unit[n] = largest * (1 / BYTES_MOST);
+        const float steps = __fdividef(BYTES_MOST, largest);
+        to.unit[n] = largest * (1 / (16 * BYTES_MOST));
         uint32_t v[8], sum = 0;
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = __float2uint_rn(w[i] * steps), sum += v[i];
-        r.gained[n] += (float)sum * to.unit[n];
+        for (int i = 0; i < 8; i++) v[i] = __float_as_uint(fmaf(w[i], steps, WHOLE)), sum += v[i];
+        r.gained[n] += (float)(16 * (sum - 8 * WHOLE_BITS)) * to.unit[n];
         /* Bytes k of a fragment are of tokens T, T + 1, ... */
         uint32_t packed[2][2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const uint32_t first = v[4 * h] | v[4 * h + 1] << 16, second = v[4 * h + 2] | v[4 * h + 3] << 16;
+            const uint32_t first = permute(v[4 * h], v[4 * h + 1], 0x5410), second = permute(v[4 * h + 2], v[4 * h + 3], 0x5410);
             packed[0][h] = permute(first + 0x00800080u, second + 0x00800080u, 0x7531),
             packed[1][h] = permute(first, second, 0x6420);
         }
@@ -218,50 +225,60 @@ ATTEND_INLINE void weigh_page(uint32_t slot, const plane_readers &readers, const
             for (int h = 0; h < 2; h++) {
                 const uint32_t upper = __shfl_sync(ALL_LANES, packed[0][h], from),
                                lower = __shfl_sync(ALL_LANES, packed[1][h], from);
-                to.b[h][n][s] = g % 2 ? lower : upper;
+                to.b[s][n][h] = g % 2 ? lower : upper;
             }
         }
     }
 }
 
-/* Adds the sums of a plane's codes times weights. */
+/* A plane_words has a lane's words of a plane, of tokens 0 to 31 and 32 to 63, and the mask of its codes in the upper halves of bytes. */
+struct plane_words {
+    uint4 of[2];
+    uint32_t mask;
+
+    ATTEND_INLINE void load(uint32_t slot, uint2 entry) {
+        const uint32_t place = entry.x ^ lane_id() % 4 * 16;
+        of[0] = load_shared_quad(slot + place), of[1] = load_shared_quad(slot + (place ^ 64)), mask = entry.y << 4;
+    }
+};
+
+/* Adds the sums of a plane's codes times weights. Codes in the low halves of bytes are multiplied where those of the high ones lie. */
 template <int NQ>
-ATTEND_INLINE void accumulate_planes(uint32_t slot, uint2 entry, const page_weights<NQ> &weights, float (&acc)[NQ][4]) {
-    int32_t d[2][2][NQ][4] = {}; /* [low, high][components 0 and 1, 2 and 3] */
-    const uint32_t lane = lane_id() % 4 * 16;
-    const word_codes a = load_codes(slot, entry, lane), b = load_codes(slot, entry, lane + 64);
+ATTEND_INLINE void accumulate_plane(const plane_words &plane, const page_weights<NQ> &weights, float (&acc)[NQ][4]) {
+    int32_t d[2][NQ][4] = {}; /* [components 0 and 1, 2 and 3] */
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+        const uint32_t words[4] = {plane.of[s].x, plane.of[s].y, plane.of[s].z, plane.of[s].w};
+#pragma unroll
+        for (int f = 0; f < 2; f++) {
+            const uint32_t a[4] = {words[2 * f] * 16 & plane.mask, words[2 * f + 1] * 16 & plane.mask, words[2 * f] & plane.mask,
+                                   words[2 * f + 1] & plane.mask};
+#pragma unroll
+            for (int n = 0; n < NQ; n++) mma_u8_s8(d[f][n], a[0], a[1], a[2], a[3], weights.b[s][n][0], weights.b[s][n][1]);
+        }
+    }
 #pragma unroll
     for (int n = 0; n < NQ; n++)
 #pragma unroll
-        for (int f = 0; f < 2; f++) {
-            const uint32_t(&low)[2] = weights.b[0][n], (&high)[2] = weights.b[1][n];
-            mma_u8_s8(d[0][f][n], a.low[2 * f], a.low[2 * f + 1], b.low[2 * f], b.low[2 * f + 1], low[0], low[1]);
-            mma_u8_s8(d[1][f][n], a.high[2 * f], a.high[2 * f + 1], b.high[2 * f], b.high[2 * f + 1], high[0], high[1]);
-        }
-#pragma unroll
-    for (int n = 0; n < NQ; n++) {
-        const float unit = weights.unit[n] * (1 / 16.0f);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int32_t upper = d[0][i / 2][n][i % 2 * 2] * 16 + d[1][i / 2][n][i % 2 * 2],
-                          lower = d[0][i / 2][n][i % 2 * 2 + 1] * 16 + d[1][i / 2][n][i % 2 * 2 + 1];
-            acc[n][i] = fmaf((float)(upper * 256 + lower), unit, acc[n][i]);
-        }
-    }
+        for (int i = 0; i < 4; i++)
+            acc[n][i] = fmaf((float)(d[i / 2][n][i % 2 * 2] * 256 + d[i / 2][n][i % 2 * 2 + 1]), weights.unit[n], acc[n][i]);
 }
 
+/* The words of a group of planes are asked for before those of the group before it are multiplied. */
 template <int HD, int NQ>
 ATTEND_INLINE void accumulate_page(uint32_t slot, const plane_readers &readers, const page_weights<NQ> &weights,
                                    transform_sums<HD, NQ> &acc) {
     const unsigned groups = (readers.planes + 7) / 8;
     const uint32_t entry_at = readers.entries + 8 * (lane_id() / 4);
-    uint2 entry = load_shared_pair(entry_at);
+    if (!groups) return;
+    plane_words next;
+    next.load(slot, load_shared_pair(entry_at));
 #pragma unroll
-    for (int p = 0; p < HD / 16; p++) {
+    for (unsigned p = 0; p < HD / 16; p++) {
         if (p < groups) {
-            const uint2 own = entry;
-            if (p + 1 < HD / 16) entry = load_shared_pair(entry_at + 8 * 8 * (p + 1)); /* ahead of its use */
-            accumulate_planes<NQ>(slot, own, weights, acc[p]);
+            const plane_words own = next;
+            if (p + 1 < HD / 16) next.load(slot, load_shared_pair(entry_at + 8 * 8 * min(p + 1, groups - 1)));
+            accumulate_plane<NQ>(own, weights, acc[p]);
         }
     }
 }

@@ -12,24 +12,26 @@
 
 /* ---- The ring */
 
-/* Returns the bytes of a slot: nibbles, then gains in a unit of their own. Behind a slot of keys lies the record of their run. */
+/* Returns the bytes of a slot: nibbles, then gains in a unit of their own. */
 __host__ __device__ constexpr uint32_t page_slot_bytes(uint32_t nibbles) { return (nibbles + 1) * PAGE_TRANSFORM_NIBBLE; }
 
 /* Copies, by a warp, `count` units of 16 bytes, of which a lane copies every 32nd. */
 ATTEND_INLINE void copy_units(uint32_t to, const uint8_t *from, uint32_t count) {
-    uint32_t c = 0;
+    int32_t left = (int32_t)count;
 #pragma unroll 1
-    for (; c + 128 <= count; c += 128, to += 128 * 16, from += 128 * 16)
+    for (; left >= 128; left -= 128, to += 128 * 16, from += 128 * 16)
 #pragma unroll
-        for (uint32_t i = 0; i < 128; i += 32) copy_async<16>(to + 16 * i, from + 16 * i);
+        for (int32_t i = 0; i < 128; i += 32) copy_async<16>(to + 16 * i, from + 16 * i);
+    left -= (int32_t)lane_id();
 #pragma unroll
-    for (uint32_t i = 0; i < 128; i += 32)
-        if (c + i + lane_id() < count) copy_async<16>(to + 16 * i, from + 16 * i);
+    for (int32_t i = 0; i < 128; i += 32)
+        if (left > i) copy_async<16>(to + 16 * i, from + 16 * i);
 }
 
 /* A ring has one or two of a warp's pages in shared memory: a slot of keys and one of values each. As soon as a slot has been read,
- * it is filled with the page after the other's. The first pages are asked for before the records of their runs are there, which
- * another kernel writes. */
+ * it is filled with the page after the other's. Behind all slots lie as many records of runs. Pages of one run follow one another, and
+ * read the record that was loaded with the first of them. The first pages are asked for before the records of their runs are there,
+ * which another kernel writes. */
 template <int HD, int NQ> struct transform_ring {
     struct listed_pages listed;
     const struct place_view *place;
@@ -39,15 +41,17 @@ template <int HD, int NQ> struct transform_ring {
     uint32_t key_units, value_units, record_units; /* of 16 bytes */
     uint32_t base, key_bytes, bytes;               /* of a slot of keys, and of both */
     uint32_t depth;                                /* 1 or 2 */
+    uint32_t loaded;                               /* run_of_lane of the page that was asked for last */
+    uint32_t places;                               /* which record the pages read that were asked for: bit i of the last but i */
     const uint8_t *keys_of_lane, *values_of_lane;  /* page 32 i + lane's */
     uint32_t run_of_lane;                          /* offset of its run's record, in words */
 
     ATTEND_INLINE void set_room(uint32_t memory, uint32_t room, uint32_t key_nibbles, uint32_t value_nibbles, uint32_t key_planes) {
         key_units = key_nibbles * (PAGE_TRANSFORM_NIBBLE / 16), value_units = value_nibbles * (PAGE_TRANSFORM_NIBBLE / 16);
         record_units = run_record_words(NQ, key_planes) / 4;
-        key_bytes = page_slot_bytes(key_nibbles) + 16 * record_units;
-        bytes = key_bytes + page_slot_bytes(value_nibbles);
-        base = memory, depth = room >= 2 * bytes ? 2 : 1;
+        key_bytes = page_slot_bytes(key_nibbles), bytes = key_bytes + page_slot_bytes(value_nibbles);
+        base = memory, depth = room >= 2 * (bytes + 16 * record_units) ? 2 : 1;
+        loaded = ~0u, places = run_of_lane = 0;
     }
 
     ATTEND_INLINE uint32_t slot(uint32_t page) const { return base + (page & (depth - 1)) * bytes; }
@@ -60,12 +64,16 @@ template <int HD, int NQ> struct transform_ring {
         return reinterpret_cast<const uint8_t *>(__shfl_sync(ALL_LANES, (unsigned long long)of_lane, page % 32)) + 16 * lane_id();
     }
 
-    /* The following two return where the lane reads the record of a page's run, and where it goes in a slot. */
-    ATTEND_INLINE const uint32_t *record_of(uint32_t page) const {
-        return records + __shfl_sync(ALL_LANES, run_of_lane, page % 32) + 4 * lane_id();
-    }
-    ATTEND_INLINE uint32_t record_place(uint32_t page) const {
-        return slot(page) + 16 * (key_units + lane_id()) + PAGE_TRANSFORM_NIBBLE;
+    /* Returns the record that the page reads which was asked for before the last `later` ones. */
+    ATTEND_INLINE uint32_t record(uint32_t later) const { return base + depth * bytes + (places >> later & 1) * 16 * record_units; }
+
+    /* Chooses the record of a page that is asked for; returns whether its run has to be loaded there. */
+    ATTEND_INLINE bool turn_to(uint32_t page) {
+        const uint32_t run = uniform(__shfl_sync(ALL_LANES, run_of_lane, page % 32));
+        const bool other = page < n && run != loaded;
+        places = places << 1 | ((places ^ (other ? depth - 1 : 0)) & 1);
+        if (other) loaded = run;
+        return other;
     }
 
     ATTEND_INLINE void copy_keys(uint32_t page) {
@@ -81,10 +89,10 @@ template <int HD, int NQ> struct transform_ring {
     }
 
     ATTEND_INLINE void ask_for_keys(uint32_t page) {
-        if (page < n) {
-            copy_keys(page);
-            copy_units(record_place(page), reinterpret_cast<const uint8_t *>(record_of(page)), record_units);
-        }
+        if (page < n) copy_keys(page);
+        if (turn_to(page))
+            copy_units(record(0) + 16 * lane_id(), reinterpret_cast<const uint8_t *>(records + loaded) + 16 * lane_id(),
+                       record_units);
         commit_copies();
     }
 
@@ -102,6 +110,7 @@ template <int HD, int NQ> struct transform_ring {
     ATTEND_INLINE void start() {
         for (uint32_t page = 0; page < depth; page++) {
             if (page < n) copy_keys(page);
+            turn_to(page);
             commit_copies();
             ask_for_values(page);
         }
@@ -110,25 +119,25 @@ template <int HD, int NQ> struct transform_ring {
     /* Loads the records that `start` left out. It does not copy them asynchronously: such copies would be waited for behind all of
      * the first pages. */
     ATTEND_INLINE void fetch_first_records() const {
+        const bool two = depth == 2 && (places ^ places >> 1) & 1; /* runs */
+        const uint32_t pages = two ? 2 : n ? 1 : 0, lane = 4 * lane_id();
+        const uint32_t *const from[2] = {records + __shfl_sync(ALL_LANES, run_of_lane, 0) + lane,
+                                         records + __shfl_sync(ALL_LANES, run_of_lane, 1) + lane};
+        const uint32_t to[2] = {record(depth - 1) + 4 * lane, record(0) + 4 * lane};
         for (uint32_t first = 0; first < record_units; first += 128) {
-            uint4 record[2][4];
+            uint4 units[2][4];
 #pragma unroll
-            for (uint32_t page = 0; page < 2; page++) {
-                if (page >= min(depth, n)) continue;
-                const uint32_t *const from = record_of(page) + 4 * first;
+            for (uint32_t page = 0; page < 2; page++)
 #pragma unroll
                 for (uint32_t i = 0; i < 4; i++)
-                    if (first + 32 * i + lane_id() < record_units)
-                        record[page][i] = __ldcg(reinterpret_cast<const uint4 *>(from + 128 * i));
-            }
+                    if (page < pages && first + 32 * i + lane_id() < record_units)
+                        units[page][i] = __ldcg(reinterpret_cast<const uint4 *>(from[page] + 4 * first + 128 * i));
 #pragma unroll
-            for (uint32_t page = 0; page < 2; page++) {
-                if (page >= min(depth, n)) continue;
-                const uint32_t to = record_place(page) + 16 * first;
+            for (uint32_t page = 0; page < 2; page++)
 #pragma unroll
                 for (uint32_t i = 0; i < 4; i++)
-                    if (first + 32 * i + lane_id() < record_units) store_shared_quad(to + 512 * i, record[page][i]);
-            }
+                    if (page < pages && first + 32 * i + lane_id() < record_units)
+                        store_shared_quad(to[page] + 16 * first + 512 * i, units[page][i]);
         }
         __syncwarp();
     }
@@ -199,11 +208,11 @@ ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const
     }
 }
 
-/* A summed_quad says which planes make up a quad's components, and by what they and the components are multiplied. */
+/* A summed_quad says which planes make up a quad's components, and by what their sums and the components are multiplied. */
 struct summed_quad {
     unsigned plane[2];
-    float scale[2];
-    float zero; /* what weights times gains of 1 in all add to a component by the planes' largest codes */
+    float scale[2]; /* of codes where they lie in their nibble */
+    float zero;     /* what weights times gains of 1 in all add to a component by the planes' largest codes */
     float4 step;
 };
 ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned quad) {
@@ -214,8 +223,9 @@ ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned qu
     for (int p = 0; p < 2; p++) {
         const bool there = p < of.planes;
         to.plane[p] = of.plane[there ? p : 0];
-        to.scale[p] = there ? view.layout.plane[to.plane[p]].scale : 0;
-        to.zero = fmaf(to.scale[p], (float)((1 << view.layout.plane[to.plane[p]].bits) - 1), to.zero);
+        const struct transform_plane plane = view.layout.plane[to.plane[p]];
+        to.scale[p] = there ? scale_in_place(plane) : 0;
+        to.zero = fmaf(to.scale[p], (float)(((1 << plane.bits) - 1) << plane.shift), to.zero);
     }
     to.step = *reinterpret_cast<const float4 *>(view.step + 4 * quad);
     return to;
@@ -382,10 +392,15 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         ring.wait_for_others();
         let_next_kernel_begin();
         wait_for_kernels();
-        if (a.pre_rope.pairs)
-            fetch_positions<layout::threads>(position_record<HD, NQ>(a, s), position_query_bytes(NQ, a.pre_rope.pairs),
-                                             shared_address(positions));
+        /* What a thread loads first of positions is on its way while records are. */
+        const uint32_t *const of_positions = position_record<HD, NQ>(a, s);
+        const uint32_t units = a.pre_rope.pairs ? position_query_bytes(NQ, a.pre_rope.pairs) / 16 : 0;
+        uint4 own_unit = make_uint4(0, 0, 0, 0);
+        if (threadIdx.x < units) own_unit = __ldcg(reinterpret_cast<const uint4 *>(of_positions) + threadIdx.x);
         ring.fetch_first_records();
+        if (threadIdx.x < units) store_shared_quad(shared_address(positions) + 16 * threadIdx.x, own_unit);
+        if constexpr (position_query_bytes(NQ, HD / 2) / 16 > layout::threads)
+            fetch_positions<layout::threads>(of_positions, layout::threads, units, shared_address(positions));
         __syncthreads(); /* readers and positions are there */
 
         transform_sums<HD, NQ> acc = {};
@@ -403,7 +418,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             lane_angles own_angles;
             page_angles(a, of_lane.first_of(page)).load(own_angles);
             ring.wait();
-            score_page<HD, NQ>(slot, slot + of_keys.gains + PAGE_TRANSFORM_NIBBLE, of_keys, x);
+            score_page<HD, NQ>(slot, ring.record(ring.depth - 1), of_keys, x);
             page_angles(a, of_lane.first_of(page)).place(own_angles, angles);
             __syncwarp();
             ring.ask_for_keys(page + ring.depth);

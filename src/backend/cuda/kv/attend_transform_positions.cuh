@@ -73,9 +73,10 @@ ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct s
     }
 }
 
-/* All warps of a CTA copy what stage_positions wrote to shared memory; a __syncthreads makes it readable. */
-template <int THREADS> ATTEND_APART void fetch_positions(const uint32_t *from, uint32_t bytes, uint32_t to) {
-    for (unsigned i = threadIdx.x; i < bytes / 16; i += THREADS)
+/* All warps of a CTA copy units [first, end) of 16 bytes of what stage_positions wrote to shared memory; a __syncthreads makes them
+ * readable. */
+template <int THREADS> ATTEND_APART void fetch_positions(const uint32_t *from, uint32_t first, uint32_t end, uint32_t to) {
+    for (unsigned i = first + threadIdx.x; i < end; i += THREADS)
         store_shared_quad(to + 16 * i, __ldcg(reinterpret_cast<const uint4 *>(from) + i));
 }
 
@@ -100,17 +101,18 @@ struct lane_angles {
 };
 
 struct page_angles {
-    const float2 *run, *offset; /* of the page's run, of its first token and those behind it */
+    const float2 *runs, *offsets;
+    uint32_t run, offset; /* where those of the page's run begin, and of its first token in it; those behind it follow */
     unsigned pairs, all;
 
     ATTEND_INLINE page_angles(const struct attend_decode &a, uint32_t first) {
         pairs = a.pre_rope.pairs, all = a.heads.n_rot / 2;
-        run = reinterpret_cast<const float2 *>(a.run_angles) + (size_t)(first / ROPE_RUN_TOKENS) * all;
-        offset = reinterpret_cast<const float2 *>(a.pre_rope.offsets) + (first % ROPE_RUN_TOKENS) * all;
+        runs = reinterpret_cast<const float2 *>(a.run_angles), run = first / ROPE_RUN_TOKENS * all;
+        offsets = reinterpret_cast<const float2 *>(a.pre_rope.offsets), offset = first % ROPE_RUN_TOKENS * all;
     }
     ATTEND_INLINE unsigned pair(unsigned i) const { return min(i / 16 * 8 + i % 2 * 4 + i / 2 % 4, pairs - 1); }
-    ATTEND_INLINE float2 run_of(unsigned i) const { return __ldg(run + pair(i)); }
-    ATTEND_INLINE float2 offset_of(unsigned i) const { return __ldg(offset + i / 8 % 2 * 16 * all + pair(i)); }
+    ATTEND_INLINE float2 run_of(unsigned i) const { return __ldg(runs + (run + pair(i))); }
+    ATTEND_INLINE float2 offset_of(unsigned i) const { return __ldg(offsets + (offset + i / 8 % 2 * 16 * all + pair(i))); }
     ATTEND_INLINE unsigned count() const { return 16 * position_steps(pairs); } /* behind the last pair products are zeros */
 
     ATTEND_INLINE void load(lane_angles &to) const {

@@ -7,7 +7,7 @@
  * logit is a number of the run, too.
  *
  * Each warp of a CTA has a tile of 16 components of the basis in registers. The CTA takes several runs at a time; for each of them
- * a warp rotates queries and makes bytes. The last CTA of a row and KV head prepares what positions are scored by instead
+ * a warp rotates queries and makes bytes. One CTA of a row and KV head prepares what positions are scored by
  * (attend_transform_positions.cuh). */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
@@ -80,46 +80,76 @@ template <int HD, int NQ> ATTEND_INLINE void stage_queries(const float *q, uint3
     }
 }
 
-/* A lane_turns has the cosine and sine of the pairs of a lane's channels lane, lane + 32, ...; 1 and 0 where channels do not
+/* A lane has channels c = 2 lane + 64 i and c + 1; lane_turns has the cosines and sines of their pairs, 1 and 0 where channels do not
  * turn. */
-template <int HD> struct lane_turns { float2 of[HD / 32]; };
+template <int HD> constexpr int lane_channels = (HD + 63) / 64;
+template <int HD> struct lane_turns { float2 of[lane_channels<HD>][2]; };
 
 template <int HD> ATTEND_INLINE void load_turns(const struct head_view &heads, const float *angles, lane_turns<HD> &to) {
+    const float2 *const of_pairs = reinterpret_cast<const float2 *>(angles);
 #pragma unroll
-    for (int i = 0; i < HD / 32; i++) {
-        const unsigned c = lane_id() + 32 * i, half = heads.n_rot / 2,
-                       pair = heads.pairing == ROPE_ADJACENT ? c / 2
-                              : c < half                     ? c
-                                                             : c - half;
-        to.of[i] = make_float2(1, 0);
-        if (c < heads.n_rot) to.of[i] = __ldg(reinterpret_cast<const float2 *>(angles) + pair);
+    for (int i = 0; i < lane_channels<HD>; i++) {
+        const unsigned c = 2 * lane_id() + 64 * i, half = heads.n_rot / 2;
+        to.of[i][0] = to.of[i][1] = make_float2(1, 0);
+        if (heads.pairing == ROPE_ADJACENT) {
+            if (c < heads.n_rot) to.of[i][0] = to.of[i][1] = __ldg(of_pairs + c / 2);
+        } else {
+#pragma unroll
+            for (unsigned k = 0; k < 2; k++)
+                if (c + k < heads.n_rot) to.of[i][k] = __ldg(of_pairs + (c + k < half ? c + k : c + k - half));
+        }
     }
 }
 
-/* Rotates, by a warp, all queries back by a run's position, to rows first_column .. of `rotated`, and returns their products with
- * the mean. */
+/* Returns the other channel of a channel's pair, or itself where it does not turn. */
+ATTEND_INLINE unsigned other_channel(const struct head_view &heads, unsigned c) {
+    const unsigned half = heads.n_rot / 2;
+    return c >= heads.n_rot ? c : c < half ? c + half : c - half;
+}
+
+template <int HD, int NQ, bool ADJACENT>
+ATTEND_INLINE void rotate_pairs(const struct head_view &heads, const lane_turns<HD> &turns, unsigned first_column,
+                                runs_memory<HD, NQ> &m, float (&with_mean)[4 * NQ]) {
+    const unsigned half = heads.n_rot / 2;
+#pragma unroll
+    for (int i = 0; i < lane_channels<HD>; i++) {
+        const unsigned c = 2 * lane_id() + 64 * i;
+        if (HD % 64 && c >= HD) continue;
+        const float2 mean = *reinterpret_cast<const float2 *>(m.mean + c), (&turn)[2] = turns.of[i];
+        const float sines[2] = {ADJACENT || c < half ? turn[0].y : -turn[0].y, !ADJACENT && c + 1 < half ? turn[1].y : -turn[1].y};
+#pragma unroll
+        for (int n = 0; n < 4 * NQ; n++) {
+            const float2 q = *reinterpret_cast<const float2 *>(m.q[n] + c);
+            float2 other = make_float2(q.y, q.x);
+            if (!ADJACENT) other = make_float2(m.q[n][other_channel(heads, c)], m.q[n][other_channel(heads, c + 1)]);
+            const float x = q.x * turn[0].x + other.x * sines[0], y = q.y * turn[1].x + other.y * sines[1];
+            with_mean[n] += x * mean.x + y * mean.y;
+            *reinterpret_cast<uint32_t *>(m.rotated[first_column + n] + c) = pack_halves(x, y);
+        }
+    }
+}
+
+/* Rotates, by a warp, all queries back by a run's position, to rows first_column .. of `rotated`, and computes the lane's part of their
+ * products with the mean. */
 template <int HD, int NQ>
 ATTEND_INLINE void rotate_queries(const struct head_view &heads, const lane_turns<HD> &turns, unsigned first_column,
                                   runs_memory<HD, NQ> &m, float (&with_mean)[4 * NQ]) {
 #pragma unroll
     for (int n = 0; n < 4 * NQ; n++) with_mean[n] = 0;
-#pragma unroll
-    for (int i = 0; i < HD / 32; i++) {
-        const unsigned c = lane_id() + 32 * i;
-        const unsigned half = heads.n_rot / 2;
-        const bool adjacent = heads.pairing == ROPE_ADJACENT, first = adjacent ? c % 2 == 0 : c < half;
-        const unsigned partner = c >= heads.n_rot ? c : adjacent ? c ^ 1 : first ? c + half : c - half;
-        const float cosine = turns.of[i].x, sine = first ? turns.of[i].y : -turns.of[i].y;
-#pragma unroll
-        for (int n = 0; n < 4 * NQ; n++) {
-            const float x = m.q[n][c] * cosine + m.q[n][partner] * sine;
-            with_mean[n] += x * m.mean[c];
-            m.rotated[first_column + n][c] = __float2half_rn(x);
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < 4 * NQ; n++)
-        for (int o = 16; o; o /= 2) with_mean[n] += __shfl_xor_sync(ALL_LANES, with_mean[n], o);
+    if (heads.pairing == ROPE_ADJACENT)
+        rotate_pairs<HD, NQ, true>(heads, turns, first_column, m, with_mean);
+    else
+        rotate_pairs<HD, NQ, false>(heads, turns, first_column, m, with_mean);
+}
+
+/* Returns the sum over all lanes of x[lane % 4]. */
+ATTEND_INLINE float sum_by_lane(const float *x) {
+    const bool odd = lane_id() & 1, later = lane_id() & 2;
+    float first = (odd ? x[1] : x[0]) + __shfl_xor_sync(ALL_LANES, odd ? x[0] : x[1], 1),
+          second = (odd ? x[3] : x[2]) + __shfl_xor_sync(ALL_LANES, odd ? x[2] : x[3], 1),
+          sum = (later ? second : first) + __shfl_xor_sync(ALL_LANES, later ? first : second, 2);
+    for (int o = 4; o < 32; o *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, o);
+    return sum;
 }
 
 /* Returns two integers of the basis as halves: they differ from them by 2^-12 of themselves at most. */
@@ -129,11 +159,18 @@ ATTEND_INLINE uint32_t halves_of(uint32_t integers) {
 }
 
 /* A basis_tile has the basis' integers as fragments a of its products with queries: of tile i of 16 components and channels 32 k to
- * 32 k + 31, lane (g, t) has 8 channels from 32 k + 8 t on of components g and g + 8; k of the products is permuted. */
-template <int HD> struct basis_tile { uint4 of[HD / 32][2]; };
+ * 32 k + 31, lane (g, t) has 8 channels from 32 k + 8 t on of components g and g + 8; k of the products is permuted. With them go the
+ * steps of these components. */
+template <int HD> struct basis_tile {
+    uint4 of[HD / 32][2];
+    float step[2];
+};
 
-template <int HD> ATTEND_INLINE void load_basis(const int16_t *basis, unsigned tile, basis_tile<HD> &to) {
+template <int HD> ATTEND_INLINE void load_basis(const struct transform_view &view, unsigned tile, basis_tile<HD> &to) {
     const unsigned g = lane_id() / 4, t = lane_id() % 4;
+    const int16_t *const basis = view.basis;
+#pragma unroll
+    for (int upper = 0; upper < 2; upper++) to.step[upper] = view.step[16 * tile + 8 * upper + g];
 #pragma unroll
     for (int k = 0; k < HD / 32; k++)
 #pragma unroll
@@ -143,44 +180,64 @@ template <int HD> ATTEND_INLINE void load_basis(const int16_t *basis, unsigned t
         }
 }
 
-/* Multiplies, by a warp, a tile of the basis by the first columns. */
-template <int HD, int NQ>
-ATTEND_INLINE void multiply_tile(const basis_tile<HD> &a, unsigned tile, unsigned columns, runs_memory<HD, NQ> &m) {
+/* Multiplies, by a warp, a tile of the basis by all columns, also those of runs that the CTA does not have, which are not read. Products
+ * that are added to one sum wait for each other, so that those of other columns stand between them. */
+template <int HD, int NQ> ATTEND_INLINE void multiply_tile(const basis_tile<HD> &a, unsigned tile, runs_memory<HD, NQ> &m) {
     const unsigned g = lane_id() / 4, t = lane_id() % 4;
+    constexpr int tiles = runs_memory<HD, NQ>::columns / 8, together = tiles < 4 ? tiles : 4;
 #pragma unroll
-    for (int j = 0; j < runs_memory<HD, NQ>::columns / 8; j++) {
-        if (8 * j >= columns) continue;
-        float d[4] = {};
+    for (int first = 0; first < tiles; first += together) {
+        float d[together][4] = {};
 #pragma unroll
         for (int k = 0; k < HD / 32; k++) {
-            const uint4 b = *reinterpret_cast<const uint4 *>(&m.rotated[8 * j + g][32 * k + 8 * t]), &low = a.of[k][0],
-                        &high = a.of[k][1];
-            mma(d, low.x, high.x, low.y, high.y, b.x, b.y);
-            mma(d, low.z, high.z, low.w, high.w, b.z, b.w);
+            const uint4 &low = a.of[k][0], &high = a.of[k][1];
+            uint4 b[together];
+#pragma unroll
+            for (int j = 0; j < together; j++)
+                b[j] = *reinterpret_cast<const uint4 *>(&m.rotated[8 * (first + j) + g][32 * k + 8 * t]);
+#pragma unroll
+            for (int j = 0; j < together; j++) mma(d[j], low.x, high.x, low.y, high.y, b[j].x, b[j].y);
+#pragma unroll
+            for (int j = 0; j < together; j++) mma(d[j], low.z, high.z, low.w, high.w, b[j].z, b[j].w);
         }
-        m.products[8 * j + 2 * t][16 * tile + g] = d[0], m.products[8 * j + 2 * t + 1][16 * tile + g] = d[1];
-        m.products[8 * j + 2 * t][16 * tile + g + 8] = d[2], m.products[8 * j + 2 * t + 1][16 * tile + g + 8] = d[3];
+#pragma unroll
+        for (int j = 0; j < together; j++) {
+            const unsigned column = 8 * (first + j) + 2 * t, row = 16 * tile + g;
+            m.products[column][row] = d[j][0] * a.step[0], m.products[column + 1][row] = d[j][1] * a.step[0];
+            m.products[column][row + 8] = d[j][2] * a.step[1], m.products[column + 1][row + 8] = d[j][3] * a.step[1];
+        }
     }
 }
 
-/* A lane's planes are g, g + 8, ...; lane_scales has the factors of their components' products. */
+/* Returns a plane's scale for codes where they lie in their nibble, 2^shift times as large. */
+ATTEND_INLINE float scale_in_place(const struct transform_plane &plane) {
+    return plane.scale * __uint_as_float((127u - plane.shift) << 23);
+}
+
+/* A lane's planes are g, g + 8, ...; lane_scales has the factors and largest codes of their codes where these lie
+ * in a nibble, and their quads. */
 template <int HD> struct lane_scales {
-    float4 scale[HD / 16];
-    uint8_t quad[HD / 16], most[HD / 16]; /* most: the plane's largest code */
+    float scale[HD / 16];
+    uint8_t quad[HD / 16], most[HD / 16];
 };
 
 template <int HD> ATTEND_INLINE void load_scales(const transform_side<HD> &keys, unsigned planes, lane_scales<HD> &to) {
 #pragma unroll
     for (int i = 0; i < HD / 16; i++) {
         const unsigned p = 8 * i + lane_id() / 4;
-        to.scale[i] = make_float4(0, 0, 0, 0), to.quad[i] = to.most[i] = 0;
+        to.scale[i] = 0, to.quad[i] = to.most[i] = 0;
         if (p >= planes) continue;
         const struct transform_plane plane = keys.view->layout.plane[p];
-        const float *step = keys.view->step + 4 * plane.quad;
-        to.scale[i] = make_float4(plane.scale * step[0], plane.scale * step[1], plane.scale * step[2], plane.scale * step[3]);
+        to.scale[i] = scale_in_place(plane);
         to.quad[i] = plane.quad;
-        to.most[i] = (uint8_t)((1 << plane.bits) - 1);
+        to.most[i] = (uint8_t)(((1 << plane.bits) - 1) << plane.shift);
     }
+}
+
+/* Returns a number's product with `steps`, below 2^22, as an integer: the last bits of 3 2^22 plus the product are the product's. A
+ * conversion takes a pipe that a multiprocessor has a fourth of. */
+ATTEND_INLINE int32_t round_whole(float x, float steps) {
+    return (int32_t)(__float_as_uint(fmaf(x, steps, 12582912.0f)) - 0x4b400000u);
 }
 
 /* Returns bytes `byte` of four integers. */
@@ -203,31 +260,29 @@ ATTEND_INLINE void write_record(const lane_scales<HD> &scales, unsigned planes, 
 #pragma unroll
         for (int i = 0; i < HD / 16; i++) {
             if (8 * i >= padded) continue;
-            const float4 s = scales.scale[i];
+            const float s = scales.scale[i];
             y[i] = *reinterpret_cast<const float4 *>(products + 4 * scales.quad[i]);
-            y[i] = make_float4(y[i].x * s.x, y[i].y * s.y, y[i].z * s.z, y[i].w * s.w);
+            y[i] = make_float4(y[i].x * s, y[i].y * s, y[i].z * s, y[i].w * s);
             largest = fmaxf(largest, fmaxf(fmaxf(fabsf(y[i].x), fabsf(y[i].y)), fmaxf(fabsf(y[i].z), fabsf(y[i].w))));
         }
         for (int o = 4; o < 32; o *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
-        const float steps = BYTES_MOST / largest;
+        const float steps = __fdividef(BYTES_MOST, largest);
 #pragma unroll
         for (int i = 0; i < HD / 16; i++) {
             const unsigned p = 8 * i + g;
-            if (p >= padded) continue;
-            int32_t x[4] = {__float2int_rn(y[i].x * steps), __float2int_rn(y[i].y * steps), __float2int_rn(y[i].z * steps),
-                            __float2int_rn(y[i].w * steps)};
+            if (8 * i >= padded) continue;
+            int32_t x[4] = {round_whole(y[i].x, steps), round_whole(y[i].y, steps), round_whole(y[i].z, steps),
+                            round_whole(y[i].w, steps)};
             const uint32_t low = bytes_of(x, 0);
 #pragma unroll
             for (int c = 0; c < 4; c++) sum += x[c] * scales.most[i], x[c] += 128; /* the lower byte has a sign */
-            *reinterpret_cast<uint2 *>(record + 12 * NQ + (n * padded + p) * 8 + 2 * t) = make_uint2(bytes_of(x, 1), low);
+            if (p < padded)                                                        /* behind the last plane scales are zeros */
+                *reinterpret_cast<uint2 *>(record + 12 * NQ + (n * padded + p) * 8 + 2 * t) = make_uint2(bytes_of(x, 1), low);
         }
         for (int o = 4; o < 32; o *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, o);
-        float own = with_mean[4 * n];
-#pragma unroll
-        for (int i = 1; i < 4; i++) own = t == (unsigned)i ? with_mean[4 * n + i] : own;
-        const float factor = m.factor[4 * n + t];
+        const float own = sum_by_lane(with_mean + 4 * n), factor = m.factor[4 * n + t];
         if (g == 0) {
-            record[4 * n + t] = __float_as_uint(largest / BYTES_MOST * factor);
+            record[4 * n + t] = __float_as_uint(largest * (1 / BYTES_MOST) * factor);
             record[4 * NQ + 4 * n + t] = __float_as_uint(own * factor);
             record[8 * NQ + 4 * n + t] = (uint32_t)sum;
         }
@@ -235,42 +290,37 @@ ATTEND_INLINE void write_record(const lane_scales<HD> &scales, unsigned planes, 
 }
 
 /* Writes, for query heads first_query .. of each group, at most 4 NQ, of every row, the records of all runs from that of the first
- * page to that of the last. Each CTA of a row and KV head writes some of them. `early` says that the next kernel's CTAs have room
+ * page to that of the last. Each CTA of a row and KV head writes some of them; the last one writes what positions are scored by instead,
+ * where `apart`, else the first one does too. `early` says that the next kernel's CTAs have room
  * beside these, and begin at once; else they begin when the kernels before this one have ended. */
 template <int HD, int NQ>
 __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
-    transform_runs_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, bool early) {
+    transform_runs_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, bool apart, bool early) {
     extern __shared__ __align__(16) uint8_t shared_bytes[];
     auto &m = *reinterpret_cast<runs_memory<HD, NQ> *>(shared_bytes);
     constexpr unsigned at_once = runs_memory<HD, NQ>::runs;
-    const unsigned warp = threadIdx.x / 32;
+    const unsigned warp = uniform(threadIdx.x / 32);
     if (early) let_next_kernel_begin();
     basis_tile<HD> basis;
     struct share s;
     share_of(a, 0, blockIdx.y, blockIdx.z, s);
     take_rate(a, s);
     const transform_side<HD> keys = side_of<HD>(a, s, 0);
-    if (blockIdx.x == gridDim.x - 1) {
-        wait_for_kernels();
-        let_next_kernel_begin();
-        take_heads(s, first_query, 4 * NQ);
-        stage_positions<HD, NQ, RUNS_WARPS>(a, s, keys.view->pre_rope_mean, position_record<HD, NQ>(a, s));
-        return;
-    }
-    if (warp < HD / 16) load_basis<HD>(keys.view->basis, warp, basis);
+    const unsigned shares = gridDim.x - apart;
+    if (warp < HD / 16 && blockIdx.x < shares) load_basis<HD>(*keys.view, warp, basis);
     uint32_t first = 0, n = 0;
     if (s.n_pages) {
         first = run_of(first_listed(s)) / ROPE_RUN_TOKENS;
         n = (run_of(last_listed(s)) / ROPE_RUN_TOKENS - first) / a.run_step + 1;
     }
-    const unsigned planes = keys.view->layout.planes;
+    const unsigned planes = uniform(keys.view->layout.planes);
     const auto angles_of = [&](uint32_t run) {
         return a.run_angles + (size_t)(first + min(run, n - 1) * a.run_step) * a.heads.n_rot;
     };
     lane_scales<HD> scales;
     lane_turns<HD> turns;
-    const uint32_t step = (gridDim.x - 1) * at_once;
-    uint32_t from = blockIdx.x * at_once;
+    const uint32_t step = shares * at_once;
+    uint32_t from = blockIdx.x < shares ? blockIdx.x * at_once : n;
     if (from < n) {
         load_scales(keys, planes, scales);
         load_turns(a.heads, angles_of(from + warp), turns);
@@ -278,8 +328,10 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     }
     wait_for_kernels();
     let_next_kernel_begin();
-    if (from >= n) return;
     take_heads(s, first_query, 4 * NQ);
+    if (blockIdx.x == (apart ? shares : 0))
+        stage_positions<HD, NQ, RUNS_WARPS>(a, s, keys.view->pre_rope_mean, position_record<HD, NQ>(a, s));
+    if (from >= n) return;
     stage_queries<HD, NQ>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, m);
     __syncthreads();
     for (; from < n; from += step) {
@@ -290,8 +342,8 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
         load_turns(a.heads, angles_of(run + step), turns);
         __syncthreads();
         for (unsigned tile = warp; tile < HD / 16; tile += RUNS_WARPS) {
-            if (HD / 16 > RUNS_WARPS) load_basis<HD>(keys.view->basis, tile, basis);
-            multiply_tile(basis, tile, (n - from) * 4 * NQ, m);
+            if (HD / 16 > RUNS_WARPS) load_basis<HD>(*keys.view, tile, basis);
+            multiply_tile(basis, tile, m);
         }
         __syncthreads();
         if (mine) write_record(scales, planes, warp * 4 * NQ, m, with_mean, run_record<HD, NQ>(a, s, run));
@@ -303,13 +355,15 @@ template <int HD, int NQ> cudaError_t launch_runs(const struct attend_decode *a,
     constexpr int bytes = (int)sizeof(runs_memory<HD, NQ>), at_once = runs_memory<HD, NQ>::runs;
     const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (result != cudaSuccess) return result;
-    /* A multiprocessor has two CTAs, so that the tables with which a CTA begins serve many runs. */
+    /* A multiprocessor has two CTAs, so that the tables with which a CTA begins serve many runs. Positions have their own, if those have
+     * room beside the others: else these, or they, would begin when the first ones end. */
     const unsigned shares = a->heads.kv_heads * a->n_rows,
                    multiprocessors = (unsigned)device_attribute(cudaDevAttrMultiProcessorCount),
                    most = 2 * multiprocessors > shares ? 2 * multiprocessors / shares : 1, all = (a->runs + at_once - 1) / at_once,
                    some = all < most ? all : most, n = some ? some : 1;
-    return launch_kernel(a->lists_written, kernel, dim3(n + 1, a->heads.kv_heads, a->n_rows), dim3(RUNS_WARPS * 32), bytes, stream,
-                         *a, first_query, n * shares <= multiprocessors);
+    const bool apart = (n + 1) * shares <= 2 * multiprocessors;
+    return launch_kernel(a->lists_written, kernel, dim3(n + apart, a->heads.kv_heads, a->n_rows), dim3(RUNS_WARPS * 32), bytes,
+                         stream, *a, first_query, apart, n * shares <= multiprocessors);
 }
 
 #endif

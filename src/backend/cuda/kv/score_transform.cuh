@@ -60,6 +60,11 @@ SCORE_INLINE void load_record(const uint32_t *from, uint32_t entries, uint32_t p
     __syncwarp();
 }
 
+/* Sets the entry of a plane behind those that are read, in their last 8, to zeros. */
+SCORE_INLINE void leave_out_plane(const plane_readers &keys, uint32_t plane) {
+    if (plane >= keys.planes) store_shared_pair(keys.entries + 8 * plane, make_uint2(0, 0));
+}
+
 /* A score_ring has a warp's next pages in shared memory. */
 template <int HD> struct score_ring {
     struct listed_pages listed;
@@ -149,9 +154,12 @@ __global__ void __launch_bounds__(SCORE_WARPS * 32, SCORE_RESIDENT)
     wait_copies<SCORE_DEPTH>();
     wait_for_kernels();
     if (a.pre_rope.pairs)
-        fetch_positions<SCORE_WARPS * 32>(position_record<HD, 1>(a, s), position_query_bytes(1, a.pre_rope.pairs),
+        fetch_positions<SCORE_WARPS * 32>(position_record<HD, 1>(a, s), 0, position_query_bytes(1, a.pre_rope.pairs) / 16,
                                           shared_address(positions));
     __syncthreads(); /* readers and positions are there */
+    if (threadIdx.x < TRANSFORM_READERS_STEP && keys.planes % TRANSFORM_READERS_STEP)
+        leave_out_plane(keys, keys.planes / TRANSFORM_READERS_STEP * TRANSFORM_READERS_STEP + threadIdx.x);
+    __syncthreads();
 
     const size_t at = scored_share(a, s) * select.to.pages + begin;
     uint16_t *const scores = select.to.scores + at * PAGE_TOKENS, *const best = select.to.best + at;

@@ -36,8 +36,8 @@ void transform_readers(const struct transform_layout *layout, enum codec_side si
     memset(words, 0, transform_reader_words(layout) * sizeof *words);
     for (unsigned p = 0; p < layout->planes; p++) {
         const struct transform_plane *plane = &layout->plane[p];
-        words[2 * p] = nibble_place(plane->nibble, side) | (uint32_t)plane->shift << 16;
-        words[2 * p + 1] = transform_most(plane->bits) * UINT32_C(0x01010101);
+        words[2 * p] = nibble_place(plane->nibble, side);
+        words[2 * p + 1] = (transform_most(plane->bits) << plane->shift) * UINT32_C(0x01010101);
     }
 }
 

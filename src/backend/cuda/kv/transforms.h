@@ -28,8 +28,8 @@ void transforms_rate_set(const struct cache_shape *shape, const struct method *a
                          const struct transform_view *own, uint8_t *host, uint8_t *device);
 
 /* transform_reader_words counts and transform_readers writes the words of 32 bits that describe a layout's planes to attention, two for
- * each, up to a multiple of 8 planes. The first is the place of its nibble in a page in shared memory, << 16 its shift there. The second
- * has its largest code in each byte, 0 of planes that the layout does not have. */
+ * each, up to a multiple of 8 planes. The first is the place of its nibble in a page in shared memory. The second has its largest code in
+ * each byte, shifted to where codes lie, and is 0 of planes that the layout does not have. */
 size_t transform_reader_words(const struct transform_layout *layout);
 void transform_readers(const struct transform_layout *layout, enum codec_side side, uint32_t *words);
 /* Writes quads[layout->quads]. */
