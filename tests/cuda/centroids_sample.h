@@ -30,12 +30,12 @@ static inline double centroids_normal(uint64_t *state) {
     return sqrt(-2 * log(u)) * cos(2 * M_PI * v);
 }
 
-/* Where it is not 0, random centroids are multiples of it, so that several are equal and more are equally near. */
+/* Where it is not 0, random centroids are small multiples of it, so that several are equal and more are equally near. */
 static float centroids_grid;
 
 static inline float centroids_number(uint64_t *state) {
     float x = (float)centroids_normal(state);
-    return centroids_grid > 0 ? centroids_grid * roundf(x / centroids_grid) : x;
+    return centroids_grid > 0 ? centroids_grid * roundf(2 * x) : x;
 }
 
 /* `shape`: of head_dim and group; its width, bits and learned are set. */

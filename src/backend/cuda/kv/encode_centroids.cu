@@ -4,18 +4,19 @@
  * A block of 256 threads has a page. A warp takes a sub-vector at a time, a lane two tokens of it, and goes through the centroids
  * in order, 8 of them for each reading of its tokens. For a pair of channels, 8 centroids take 16 products and 10 comparisons a token;
  * the latter have half of the rate. */
-#include "backend/cuda/kv/encode_shapes.cuh"
+#include "backend/cuda/kv/encode_scores.cuh"
 #include "format/pq.h"
 
 constexpr uint32_t WARPS = TRANSFORM_THREADS / 32;
-constexpr uint32_t STAGED = 512; /* floats of centroids that a warp has in shared memory: three blocks fit a multiprocessor */
-constexpr uint32_t TOGETHER = 8; /* centroids that a row meets at a time */
+constexpr uint32_t STAGED = 1408;    /* floats of centroids that a warp has in shared memory: 4 x 256, or 8 x 128, and gaps */
+constexpr uint32_t STAGED_ROW = 352; /* of them of a channel at most */
+constexpr uint32_t TOGETHER = 8;     /* centroids that a row meets at a time */
 
 template <int HD> struct centroids_memory {
     float numbers[HD][NUMBERS_STRIDE];
     union {
         struct {
-            float z[STAGED], half[STAGED / 2];
+            float z[STAGED], gap[4] /* halves lie in other banks than channels */, half[STAGED_ROW];
             uint16_t codes[PAGE_TOKENS];
         } search[WARPS];
         token_sums sums; /* while rows are normalized and gains fitted */
@@ -31,13 +32,14 @@ template <int HD> static __device__ void move_to_origin(const struct centroid_vi
     __syncthreads();
 }
 
-/* Copies, by a warp, centroids [first, first + n) of a sub-vector in the form that the search needs: z[channel][n]. */
+/* Copies, by a warp, centroids [first, first + n) of a sub-vector in the form that the search needs: z[channel][staged_place]. */
 template <int HD>
 static __device__ void stage_centroids(const struct centroid_view &view, uint32_t part, uint32_t first, uint32_t n,
                                        centroids_memory<HD> &m) {
     auto &own = m.search[threadIdx.x / 32];
     const uint32_t width = view.shape.width, k = 1u << view.shape.bits;
     const device_half *from = view.centroids + (size_t)first * HD + part * width;
+    const uint32_t stride = staged_stride(n);
     __syncwarp();
     const float scale = view.scale[part];
     for (uint32_t c = 0; c < width; c += 2) {
@@ -48,28 +50,28 @@ static __device__ void stage_centroids(const struct centroid_view &view, uint32_
         for (uint32_t j = threadIdx.x % 32; j < n; j += 32) {
             const device_half *const at = from + (size_t)j * HD + c;
             const __half2 x = pair ? *(const __half2 *)at : __halves2half2(at[0], at[c + 1 < width]);
-            own.z[c * n + j] = (__low2float(x) - low) * scale;
-            if (c + 1 < width) own.z[(c + 1) * n + j] = (__high2float(x) - high) * scale;
+            own.z[c * stride + staged_place(j)] = (__low2float(x) - low) * scale;
+            if (c + 1 < width) own.z[(c + 1) * stride + staged_place(j)] = (__high2float(x) - high) * scale;
         }
     }
-    for (uint32_t j = threadIdx.x % 32; j < n; j += 32) own.half[j] = view.half[(size_t)part * k + first + j];
+    for (uint32_t j = threadIdx.x % 32; j < n; j += 32) own.half[staged_place(j)] = view.half[(size_t)part * k + first + j];
     __syncwarp();
 }
 
 /* Computes the values (format/pq.h) of a warp's staged centroids from the j-th of `count` on, for its R tokens t and t + 32, or for
- * token t. */
+ * token t. WIDTH is that of sub-vectors, 0 for one that is known at run time. */
 template <int WIDTH, int R, int HD>
 static __device__ void find_values(const struct centroid_view &view, const centroids_memory<HD> &m, uint32_t part, uint32_t count,
                                    uint32_t j, uint32_t t, float (&value)[R][TOGETHER]) {
     const auto &own = m.search[threadIdx.x / 32];
-    const uint32_t width = WIDTH ? WIDTH : view.shape.width;
+    const uint32_t width = WIDTH ? WIDTH : view.shape.width, place = staged_place(j), stride = staged_stride(count);
 #pragma unroll
     for (uint32_t i = 0; i < TOGETHER; i++)
 #pragma unroll
-        for (int r = 0; r < R; r++) value[r][i] = own.half[j + i];
+        for (int r = 0; r < R; r++) value[r][i] = own.half[place + i];
 #pragma unroll(WIDTH ? WIDTH : 2)
     for (uint32_t c = 0; c < width; c++) {
-        const float4 low = *(const float4 *)&own.z[c * count + j], high = *(const float4 *)&own.z[c * count + j + 4];
+        const float4 low = *(const float4 *)&own.z[c * stride + place], high = *(const float4 *)&own.z[c * stride + place + 4];
         const float z[TOGETHER] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
         for (int r = 0; r < R; r++) {
@@ -80,15 +82,24 @@ static __device__ void find_values(const struct centroid_view &view, const centr
     }
 }
 
-/* Finds, by a warp, the codes of a sub-vector and writes them; where there is no token they are 0. Of a group of centroids that a row
- * meets together only the least value is kept; which of the group has it is found once for a token, by the same sums again.
- * WIDTH is that of sub-vectors, 0 for one that is known at run time. */
-template <int HD, int WIDTH>
+/* Writes, by a warp, the codes of its lanes' tokens lane and lane + 32; where there is no token they are 0. */
+static __device__ inline void write_part(const struct centroid_view &view, const uint32_t (&code)[2], uint32_t tokens,
+                                         uint16_t *codes, uint8_t *bytes) {
+    const uint32_t lane = threadIdx.x % 32;
+    codes[lane] = (uint16_t)(lane < tokens ? code[0] : 0);
+    codes[lane + 32] = (uint16_t)(lane + 32 < tokens ? code[1] : 0);
+    __syncwarp();
+    write_codes(codes, view.shape.bits, bytes);
+}
+
+/* Finds, by a warp, the codes of a sub-vector and writes them. Of a group of centroids that a row
+ * meets together only the least value is kept; which of the group has it is found once for a token, by the same sums again. */
+template <int HD>
 static __device__ void search_part(const struct centroid_view &view, uint32_t part, uint32_t tokens, centroids_memory<HD> &m,
                                    uint8_t *bytes) {
     auto &own = m.search[threadIdx.x / 32];
-    const uint32_t lane = threadIdx.x % 32, width = WIDTH ? WIDTH : view.shape.width, k = 1u << view.shape.bits;
-    const uint32_t n = min(k, STAGED / (width > 2 ? width : 2) / TOGETHER * TOGETHER);
+    const uint32_t lane = threadIdx.x % 32, width = view.shape.width, k = 1u << view.shape.bits;
+    const uint32_t n = min(k, 512 / (width > 2 ? width : 2) / TOGETHER * TOGETHER);
     float best[2] = {INFINITY, INFINITY};
     uint32_t code[2] = {0, 0};
     for (uint32_t first = 0; first < k; first += n) {
@@ -97,7 +108,7 @@ static __device__ void search_part(const struct centroid_view &view, uint32_t pa
         stage_centroids(view, part, first, count, m);
         for (uint32_t j = 0; j < count; j += TOGETHER) {
             float value[2][TOGETHER];
-            find_values<WIDTH>(view, m, part, count, j, lane, value);
+            find_values<0>(view, m, part, count, j, lane, value);
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 float least = value[r][0]; /* of the numbers that are not NaN */
@@ -110,22 +121,51 @@ static __device__ void search_part(const struct centroid_view &view, uint32_t pa
         for (int r = 0; r < 2; r++) {
             if (group[r] == count) continue;
             float value[1][TOGETHER];
-            find_values<WIDTH>(view, m, part, count, group[r], lane + 32 * r, value);
+            find_values<0>(view, m, part, count, group[r], lane + 32 * r, value);
 #pragma unroll
             for (uint32_t i = TOGETHER; i-- > 0;)
                 if (value[0][i] == best[r]) code[r] = first + group[r] + i;
         }
     }
-    own.codes[lane] = (uint16_t)(lane < tokens ? code[0] : 0);
-    own.codes[lane + 32] = (uint16_t)(lane + 32 < tokens ? code[1] : 0);
-    __syncwarp();
-    write_codes(own.codes, view.shape.bits, bytes);
+    write_part(view, code, tokens, own.codes, bytes);
+}
+
+/* Does the same for WIDTH 2, 4 or 8 and at least 64 centroids: tensor cores find the few that may be nearest. */
+template <int HD, int WIDTH>
+static __device__ void score_part(const struct centroid_view &view, uint32_t part, uint32_t tokens, centroids_memory<HD> &m,
+                                  uint8_t *bytes) {
+    auto &own = m.search[threadIdx.x / 32];
+    const uint32_t lane = threadIdx.x % 32, k = 1u << view.shape.bits, n = min(k, SCORE_GROUP * score_groups<WIDTH>);
+    const struct score_rows<WIDTH> rows = score_rows_of<HD, WIDTH>(m.numbers, part);
+    float best[2] = {INFINITY, INFINITY};
+    uint32_t code[2] = {0, 0};
+    for (uint32_t first = 0; first < k; first += n) {
+        stage_centroids(view, part, first, n, m);
+        const uint2 near = nearest_runs<WIDTH>(rows, own.z, own.half, n, best);
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            for (uint32_t runs = r ? near.y : near.x; runs; runs &= runs - 1) {
+                const uint32_t run = SCORE_RUN * ((uint32_t)__ffs((int)runs) - 1);
+#pragma unroll 1
+                for (uint32_t j = run; j < run + SCORE_RUN; j += TOGETHER) {
+                    float value[1][TOGETHER];
+                    find_values<WIDTH>(view, m, part, n, j, lane + 32 * r, value);
+#pragma unroll
+                    for (uint32_t i = 0; i < TOGETHER; i++)
+                        if (value[0][i] < best[r]) best[r] = value[0][i], code[r] = first + j + i;
+                }
+            }
+    }
+    write_part(view, code, tokens, own.codes, bytes);
 }
 
 template <int HD, int WIDTH>
 static __device__ void search_parts(const struct centroid_view &view, uint32_t tokens, centroids_memory<HD> &m, uint8_t *codes) {
     for (uint32_t part = threadIdx.x / 32; part < HD / view.shape.width; part += WARPS)
-        search_part<HD, WIDTH>(view, part, tokens, m, codes + part * PAGE_PQ_PART(view.shape.bits));
+        if constexpr (WIDTH)
+            score_part<HD, WIDTH>(view, part, tokens, m, codes + part * PAGE_PQ_PART(view.shape.bits));
+        else
+            search_part(view, part, tokens, m, codes + part * PAGE_PQ_PART(view.shape.bits));
 }
 
 template <int HD>
@@ -159,7 +199,7 @@ template <int HD> static __device__ void clear_rest(const struct centroid_view &
 }
 
 template <int HD>
-static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 3)
+static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     encode_centroids_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
     extern __shared__ __align__(16) uint8_t memory[];
     centroids_memory<HD> &m = *(centroids_memory<HD> *)memory;
@@ -169,7 +209,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 3)
     load_numbers<HD>(e, job, {NULL, view.mean}, m.numbers);
     if (view.normalized) scale_row<HD>(size_of_row<HD>(m.sums, m.numbers).inverse, m.numbers);
     move_to_origin(view, m);
-    switch (view.shape.width) {
+    switch (1u << view.shape.bits < SCORE_GROUP ? 0 : view.shape.width) {
     case 2: search_parts<HD, 2>(view, job.count, m, codes); break;
     case 4: search_parts<HD, 4>(view, job.count, m, codes); break;
     case 8: search_parts<HD, 8>(view, job.count, m, codes); break;
