@@ -30,6 +30,14 @@ static inline double centroids_normal(uint64_t *state) {
     return sqrt(-2 * log(u)) * cos(2 * M_PI * v);
 }
 
+/* Where it is not 0, random centroids are small multiples of it, so that several are equal and more are equally near. */
+static float centroids_grid;
+
+static inline float centroids_number(uint64_t *state) {
+    float x = (float)centroids_normal(state);
+    return centroids_grid > 0 ? centroids_grid * roundf(2 * x) : x;
+}
+
 /* `shape`: of head_dim and group; its width, bits and learned are set. */
 static inline void centroids_make(struct centroids_sample *sample, struct coding coding, enum codec_side side, uint64_t *state,
                                   struct codec_shape *shape) {
@@ -38,7 +46,7 @@ static inline void centroids_make(struct centroids_sample *sample, struct coding
     size_t n = codec_parameters(coding.codec, *shape), normalization = codec_normalization_floats(coding.codec, *shape);
     *sample = (struct centroids_sample){.coding = coding, .parameters = calloc(n, sizeof(float))};
     assert_non_null(sample->parameters);
-    for (size_t i = 0; i < n; i++) sample->parameters[i] = half_to_float(half_from_float((float)centroids_normal(state)));
+    for (size_t i = 0; i < n; i++) sample->parameters[i] = half_to_float(half_from_float(centroids_number(state)));
     if (normalization) sample->parameters[n - 1] = 1.5f; /* the scale of gains */
     const struct cpu_codec *codec = cpu_codec_of(coding.codec);
     assert_int_equal(codec->learned->make(*shape, side, sample->parameters, &sample->learned, &error), TERSE_OK);

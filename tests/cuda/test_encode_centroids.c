@@ -18,7 +18,9 @@ static uint64_t state = 3;
 
 static float number(size_t t, size_t c) {
     if (t % 16 == 3) return 0;
-    return (float)(sample_normal() * (t % 16 == 5 ? 8 : 1) + (c % 19 == 2 ? 3 : 0));
+    const float x = (float)(sample_normal() * (t % 16 == 5 ? 8 : 1) + (c % 19 == 2 ? 3 : 0));
+    if (centroids_grid <= 0) return x;
+    return t % 16 == 7 ? copysignf(60000, x) : centroids_grid * roundf(2 * x); /* some are beyond the scores' range */
 }
 
 static void rope_of(uint32_t hd, float *frequency, struct rope *rope) {
@@ -127,6 +129,17 @@ static void codes_are_those_of_the_cpu(void **unused) {
     report((struct coding){&codec_pq, 3, 6, 0}, 96, 0);
 }
 
+/* Rows and centroids on a coarse grid: many centroids are equal, and rows lie midway between others, so that roundings of the exact
+ * sums decide. */
+static void of_equal_centroids_the_first_is_taken(void **unused) {
+    (void)unused;
+    static const uint32_t codes[][2] = {{4, 12}, {2, 8}, {8, 8}, {4, 8}, {2, 4}};
+    centroids_grid = 0x1p-5f;
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        report((struct coding){&codec_pq, codes[i][0], codes[i][1], 0}, head_dims[i % 3], 0);
+    centroids_grid = 0;
+}
+
 /* Keys that are rotated back to a run, or rows that are normalized, may differ in a last place: now and then another centroid is nearest. */
 static void codes_of_runs_and_shapes_are_nearly(void **unused) {
     (void)unused;
@@ -145,8 +158,8 @@ static void sides_may_be_of_two_codecs(void **unused) {
 
 int main(void) {
     if (no_device()) return NO_DEVICE_STATUS;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(codes_are_those_of_the_cpu),
-                                       cmocka_unit_test(codes_of_runs_and_shapes_are_nearly),
-                                       cmocka_unit_test(sides_may_be_of_two_codecs)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(codes_are_those_of_the_cpu), cmocka_unit_test(of_equal_centroids_the_first_is_taken),
+        cmocka_unit_test(codes_of_runs_and_shapes_are_nearly), cmocka_unit_test(sides_may_be_of_two_codecs)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,6 +24,9 @@ PTX_INLINE uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
     return r;
 }
 
+/* Returns the least of three, which is one instruction from compute capability 9.0 on. */
+PTX_INLINE int least_of(int x, int y, int z) { return __vimin3_s32(x, y, z); }
+
 /* Returns which of the warps that a multiprocessor has room for this is: good for sharing work out evenly, for nothing else. */
 PTX_INLINE uint32_t warp_slot() {
     uint32_t r;
@@ -39,6 +42,13 @@ PTX_INLINE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* Computes d[16][8] += a[16][8] b[8][8], whose operands are the first ones of mma. */
+PTX_INLINE void mma_shallow(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b0));
 }
 
 /* Computes d[i] += (a + a_rest)(b[i] + b_rest[i]) but for the products of two rests, whose operands lie as those of mma. Products that are

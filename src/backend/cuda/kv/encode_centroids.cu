@@ -2,19 +2,21 @@
  * (format/pq.h); rows of gain-shape are normalized and gains fitted with sums in another order than the CPU's.
  *
  * A block of 256 threads has a page. A warp takes a sub-vector at a time, a lane two tokens of it, and goes through the centroids
- * in order, 8 of them for each reading of its tokens. */
-#include "backend/cuda/kv/encode_shapes.cuh"
+ * in order, 8 of them for each reading of its tokens. For a pair of channels, 8 centroids take 16 products and 10 comparisons a token;
+ * the latter have half of the rate. */
+#include "backend/cuda/kv/encode_scores.cuh"
 #include "format/pq.h"
 
 constexpr uint32_t WARPS = TRANSFORM_THREADS / 32;
-constexpr uint32_t STAGED = 1024; /* floats of centroids that a warp has in shared memory */
-constexpr uint32_t TOGETHER = 8;  /* centroids that a row meets at a time */
+constexpr uint32_t STAGED = 1408;    /* floats of centroids that a warp has in shared memory: 4 x 256, or 8 x 128, and gaps */
+constexpr uint32_t STAGED_ROW = 352; /* of them of a channel at most */
+constexpr uint32_t TOGETHER = 8;     /* centroids that a row meets at a time */
 
 template <int HD> struct centroids_memory {
     float numbers[HD][NUMBERS_STRIDE];
     union {
         struct {
-            float z[STAGED], half[STAGED / 2];
+            float z[STAGED], gap[4] /* halves lie in other banks than channels */, half[STAGED_ROW];
             uint16_t codes[PAGE_TOKENS];
         } search[WARPS];
         token_sums sums; /* while rows are normalized and gains fitted */
@@ -30,58 +32,140 @@ template <int HD> static __device__ void move_to_origin(const struct centroid_vi
     __syncthreads();
 }
 
-/* Copies, by a warp, centroids [first, first + n) of a sub-vector in the form that the search needs: z[channel][n]. */
+/* Copies, by a warp, centroids [first, first + n) of a sub-vector in the form that the search needs: z[channel][staged_place]. */
 template <int HD>
 static __device__ void stage_centroids(const struct centroid_view &view, uint32_t part, uint32_t first, uint32_t n,
                                        centroids_memory<HD> &m) {
     auto &own = m.search[threadIdx.x / 32];
     const uint32_t width = view.shape.width, k = 1u << view.shape.bits;
     const device_half *from = view.centroids + (size_t)first * HD + part * width;
+    const uint32_t stride = staged_stride(n);
     __syncwarp();
-    for (uint32_t i = threadIdx.x % 32; i < n * width; i += 32) {
-        const uint32_t j = i / width, c = i % width;
-        own.z[c * n + j] = (__half2float(from[(size_t)j * HD + c]) - view.origin[part * width + c]) * view.scale[part];
+    const float scale = view.scale[part];
+    for (uint32_t c = 0; c < width; c += 2) {
+        const bool pair = c + 1 < width && width % 2 == 0; /* halves of a pair lie in one word */
+        const float *const origin = view.origin + part * width + c;
+        const float low = origin[0], high = c + 1 < width ? origin[1] : 0;
+#pragma unroll 4
+        for (uint32_t j = threadIdx.x % 32; j < n; j += 32) {
+            const device_half *const at = from + (size_t)j * HD + c;
+            const __half2 x = pair ? *(const __half2 *)at : __halves2half2(at[0], at[c + 1 < width]);
+            own.z[c * stride + staged_place(j)] = (__low2float(x) - low) * scale;
+            if (c + 1 < width) own.z[(c + 1) * stride + staged_place(j)] = (__high2float(x) - high) * scale;
+        }
     }
-    for (uint32_t j = threadIdx.x % 32; j < n; j += 32) own.half[j] = view.half[(size_t)part * k + first + j];
+    for (uint32_t j = threadIdx.x % 32; j < n; j += 32) own.half[staged_place(j)] = view.half[(size_t)part * k + first + j];
     __syncwarp();
 }
 
-/* Finds, by a warp, the codes of a sub-vector and writes them; where there is no token they are 0. */
+/* Computes the values (format/pq.h) of a warp's staged centroids from the j-th of `count` on, for its R tokens t and t + 32, or for
+ * token t. WIDTH is that of sub-vectors, 0 for one that is known at run time. */
+template <int WIDTH, int R, int HD>
+static __device__ void find_values(const struct centroid_view &view, const centroids_memory<HD> &m, uint32_t part, uint32_t count,
+                                   uint32_t j, uint32_t t, float (&value)[R][TOGETHER]) {
+    const auto &own = m.search[threadIdx.x / 32];
+    const uint32_t width = WIDTH ? WIDTH : view.shape.width, place = staged_place(j), stride = staged_stride(count);
+#pragma unroll
+    for (uint32_t i = 0; i < TOGETHER; i++)
+#pragma unroll
+        for (int r = 0; r < R; r++) value[r][i] = own.half[place + i];
+#pragma unroll(WIDTH ? WIDTH : 2)
+    for (uint32_t c = 0; c < width; c++) {
+        const float4 low = *(const float4 *)&own.z[c * stride + place], high = *(const float4 *)&own.z[c * stride + place + 4];
+        const float z[TOGETHER] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            const float y = m.numbers[part * width + c][t + 32 * r];
+#pragma unroll
+            for (uint32_t i = 0; i < TOGETHER; i++) value[r][i] = fmaf(-y, z[i], value[r][i]);
+        }
+    }
+}
+
+/* Writes, by a warp, the codes of its lanes' tokens lane and lane + 32; where there is no token they are 0. */
+static __device__ inline void write_part(const struct centroid_view &view, const uint32_t (&code)[2], uint32_t tokens,
+                                         uint16_t *codes, uint8_t *bytes) {
+    const uint32_t lane = threadIdx.x % 32;
+    codes[lane] = (uint16_t)(lane < tokens ? code[0] : 0);
+    codes[lane + 32] = (uint16_t)(lane + 32 < tokens ? code[1] : 0);
+    __syncwarp();
+    write_codes(codes, view.shape.bits, bytes);
+}
+
+/* Finds, by a warp, the codes of a sub-vector and writes them. Of a group of centroids that a row
+ * meets together only the least value is kept; which of the group has it is found once for a token, by the same sums again. */
 template <int HD>
 static __device__ void search_part(const struct centroid_view &view, uint32_t part, uint32_t tokens, centroids_memory<HD> &m,
                                    uint8_t *bytes) {
     auto &own = m.search[threadIdx.x / 32];
     const uint32_t lane = threadIdx.x % 32, width = view.shape.width, k = 1u << view.shape.bits;
-    const uint32_t n = min(k, STAGED / (width > 2 ? width : 2) / TOGETHER * TOGETHER);
+    const uint32_t n = min(k, 512 / (width > 2 ? width : 2) / TOGETHER * TOGETHER);
     float best[2] = {INFINITY, INFINITY};
     uint32_t code[2] = {0, 0};
     for (uint32_t first = 0; first < k; first += n) {
         const uint32_t count = min(n, k - first);
+        uint32_t group[2] = {count, count}; /* `count`: none of these centroids is nearer */
         stage_centroids(view, part, first, count, m);
         for (uint32_t j = 0; j < count; j += TOGETHER) {
             float value[2][TOGETHER];
+            find_values<0>(view, m, part, count, j, lane, value);
 #pragma unroll
-            for (uint32_t i = 0; i < TOGETHER; i++) value[0][i] = value[1][i] = own.half[j + i];
-#pragma unroll 2
-            for (uint32_t c = 0; c < width; c++) {
-                const float y0 = m.numbers[part * width + c][lane], y1 = m.numbers[part * width + c][lane + 32];
-                const float4 low = *(const float4 *)&own.z[c * count + j], high = *(const float4 *)&own.z[c * count + j + 4];
-                const float z[TOGETHER] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            for (int r = 0; r < 2; r++) {
+                float least = value[r][0]; /* of the numbers that are not NaN */
 #pragma unroll
-                for (uint32_t i = 0; i < TOGETHER; i++)
-                    value[0][i] = fmaf(-y0, z[i], value[0][i]), value[1][i] = fmaf(-y1, z[i], value[1][i]);
+                for (uint32_t i = 1; i < TOGETHER; i++) least = fminf(least, value[r][i]);
+                if (least < best[r]) best[r] = least, group[r] = j;
             }
+        }
 #pragma unroll
-            for (uint32_t i = 0; i < TOGETHER; i++)
+        for (int r = 0; r < 2; r++) {
+            if (group[r] == count) continue;
+            float value[1][TOGETHER];
+            find_values<0>(view, m, part, count, group[r], lane + 32 * r, value);
 #pragma unroll
-                for (int r = 0; r < 2; r++)
-                    if (value[r][i] < best[r]) best[r] = value[r][i], code[r] = first + j + i;
+            for (uint32_t i = TOGETHER; i-- > 0;)
+                if (value[0][i] == best[r]) code[r] = first + group[r] + i;
         }
     }
-    own.codes[lane] = (uint16_t)(lane < tokens ? code[0] : 0);
-    own.codes[lane + 32] = (uint16_t)(lane + 32 < tokens ? code[1] : 0);
-    __syncwarp();
-    write_codes(own.codes, view.shape.bits, bytes);
+    write_part(view, code, tokens, own.codes, bytes);
+}
+
+/* Does the same for WIDTH 2, 4 or 8 and at least 64 centroids: tensor cores find the few that may be nearest. */
+template <int HD, int WIDTH>
+static __device__ void score_part(const struct centroid_view &view, uint32_t part, uint32_t tokens, centroids_memory<HD> &m,
+                                  uint8_t *bytes) {
+    auto &own = m.search[threadIdx.x / 32];
+    const uint32_t lane = threadIdx.x % 32, k = 1u << view.shape.bits, n = min(k, SCORE_GROUP * score_groups<WIDTH>);
+    const struct score_rows<WIDTH> rows = score_rows_of<HD, WIDTH>(m.numbers, part);
+    float best[2] = {INFINITY, INFINITY};
+    uint32_t code[2] = {0, 0};
+    for (uint32_t first = 0; first < k; first += n) {
+        stage_centroids(view, part, first, n, m);
+        const uint2 near = nearest_runs<WIDTH>(rows, own.z, own.half, n, best);
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            for (uint32_t runs = r ? near.y : near.x; runs; runs &= runs - 1) {
+                const uint32_t run = SCORE_RUN * ((uint32_t)__ffs((int)runs) - 1);
+#pragma unroll 1
+                for (uint32_t j = run; j < run + SCORE_RUN; j += TOGETHER) {
+                    float value[1][TOGETHER];
+                    find_values<WIDTH>(view, m, part, n, j, lane + 32 * r, value);
+#pragma unroll
+                    for (uint32_t i = 0; i < TOGETHER; i++)
+                        if (value[0][i] < best[r]) best[r] = value[0][i], code[r] = first + j + i;
+                }
+            }
+    }
+    write_part(view, code, tokens, own.codes, bytes);
+}
+
+template <int HD, int WIDTH>
+static __device__ void search_parts(const struct centroid_view &view, uint32_t tokens, centroids_memory<HD> &m, uint8_t *codes) {
+    for (uint32_t part = threadIdx.x / 32; part < HD / view.shape.width; part += WARPS)
+        if constexpr (WIDTH)
+            score_part<HD, WIDTH>(view, part, tokens, m, codes + part * PAGE_PQ_PART(view.shape.bits));
+        else
+            search_part(view, part, tokens, m, codes + part * PAGE_PQ_PART(view.shape.bits));
 }
 
 template <int HD>
@@ -115,7 +199,7 @@ template <int HD> static __device__ void clear_rest(const struct centroid_view &
 }
 
 template <int HD>
-static __global__ void __launch_bounds__(TRANSFORM_THREADS)
+static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     encode_centroids_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
     extern __shared__ __align__(16) uint8_t memory[];
     centroids_memory<HD> &m = *(centroids_memory<HD> *)memory;
@@ -125,8 +209,12 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     load_numbers<HD>(e, job, {NULL, view.mean}, m.numbers);
     if (view.normalized) scale_row<HD>(size_of_row<HD>(m.sums, m.numbers).inverse, m.numbers);
     move_to_origin(view, m);
-    for (uint32_t part = threadIdx.x / 32; part < HD / view.shape.width; part += WARPS)
-        search_part(view, part, job.count, m, codes + part * PAGE_PQ_PART(view.shape.bits));
+    switch (1u << view.shape.bits < SCORE_GROUP ? 0 : view.shape.width) {
+    case 2: search_parts<HD, 2>(view, job.count, m, codes); break;
+    case 4: search_parts<HD, 4>(view, job.count, m, codes); break;
+    case 8: search_parts<HD, 8>(view, job.count, m, codes); break;
+    default: search_parts<HD, 0>(view, job.count, m, codes);
+    }
     clear_rest<HD>(view, codes);
     if (!view.normalized) return;
     __syncthreads(); /* codes are written, and numbers no longer read */

@@ -22,6 +22,7 @@ static __device__ inline uint32_t code_at(const uint8_t *bytes, uint32_t bits, u
 /* Writes, by a warp, 64 codes. */
 static __device__ inline void write_codes(const uint16_t *codes, uint32_t bits, uint8_t *bytes) {
     uint32_t shift = 0;
+#pragma unroll
     for (uint32_t p = 8; p; p /= 2) {
         if (!(bits & p)) continue;
         for (uint32_t b = threadIdx.x % 32; b < 8 * p; b += 32) {

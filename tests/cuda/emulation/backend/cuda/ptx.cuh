@@ -7,6 +7,7 @@
 inline float exp2_fast(float x) { return exp2f(x); }
 
 inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) { return __byte_perm(low, high, selector); }
+inline int least_of(int x, int y, int z) { return x < y ? (x < z ? x : z) : y < z ? y : z; }
 inline uint32_t warp_slot() { return 8 * blockIdx.x + threadIdx.x / 32; }
 
 /* ---- Products of a warp */
@@ -44,6 +45,7 @@ inline void emulated_mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
 inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     emulated_mma(d, a0, a1, a2, a3, b0, b1, [](uint32_t pair, int high) { return emulated_half(pair, high); });
 }
+inline void mma_shallow(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) { mma(d, a0, a1, 0, 0, b0, 0); }
 inline void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     emulated_mma(d, a0, a1, a2, a3, b0, b1, [](uint32_t pair, int high) { return emulated_bf16(pair, high); });
 }
