@@ -1,9 +1,9 @@
 /* Writes and reads pages of codecs with centroids: pq, vq and gain-shape. Codes are the CPU's, bit for bit where rows are
  * (format/pq.h); rows of gain-shape are normalized and gains fitted with sums in another order than the CPU's.
  *
- * A block of 256 threads has a page. A warp takes a sub-vector at a time, a lane two tokens of it, and goes through the centroids
- * in order, 8 of them for each reading of its tokens. For a pair of channels, 8 centroids take 16 products and 10 comparisons a token;
- * the latter have half of the rate. */
+ * A block of 256 threads has a page. A warp takes a sub-vector at a time, a lane two tokens of it. Where sub-vectors have 2, 4 or 8
+ * channels, tensor cores find the few centroids that may be nearest (encode_scores.cuh), and the lane goes through these; otherwise
+ * through all in order, 8 of them for each reading of its tokens. */
 #include "backend/cuda/kv/encode_scores.cuh"
 #include "format/pq.h"
 
@@ -58,8 +58,8 @@ static __device__ void stage_centroids(const struct centroid_view &view, uint32_
     __syncwarp();
 }
 
-/* Computes the values (format/pq.h) of a warp's staged centroids from the j-th of `count` on, for its R tokens t and t + 32, or for
- * token t. WIDTH is that of sub-vectors, 0 for one that is known at run time. */
+/* Computes the values (format/pq.h) of TOGETHER of a warp's `count` staged centroids, from the j-th on, for tokens t and t + 32 or, where R
+ * is 1, for token t. WIDTH is that of sub-vectors, 0 for one that is known at run time. */
 template <int WIDTH, int R, int HD>
 static __device__ void find_values(const struct centroid_view &view, const centroids_memory<HD> &m, uint32_t part, uint32_t count,
                                    uint32_t j, uint32_t t, float (&value)[R][TOGETHER]) {
@@ -92,8 +92,8 @@ static __device__ inline void write_part(const struct centroid_view &view, const
     write_codes(codes, view.shape.bits, bytes);
 }
 
-/* Finds, by a warp, the codes of a sub-vector and writes them. Of a group of centroids that a row
- * meets together only the least value is kept; which of the group has it is found once for a token, by the same sums again. */
+/* Finds, by a warp, the codes of a sub-vector and writes them. Of a group of centroids that a row meets together only the least value
+ * is kept; which of the group has it is found once for a token, by the same sums again. */
 template <int HD>
 static __device__ void search_part(const struct centroid_view &view, uint32_t part, uint32_t tokens, centroids_memory<HD> &m,
                                    uint8_t *bytes) {
