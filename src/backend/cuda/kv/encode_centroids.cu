@@ -23,13 +23,17 @@ template <int HD> struct centroids_memory {
     };
 };
 
-/* Moves the numbers to the origin and scales them, as the search takes them. */
-template <int HD> static __device__ void move_to_origin(const struct centroid_view &view, centroids_memory<HD> &m) {
-    for (uint32_t i = threadIdx.x; i < HD * PAGE_TOKENS; i += TRANSFORM_THREADS) {
-        const uint32_t c = i / PAGE_TOKENS, t = i % PAGE_TOKENS;
-        m.numbers[c][t] = (m.numbers[c][t] - view.origin[c]) * view.scale[c / view.shape.width];
+/* Moves, by a warp, a sub-vector's numbers to the origin and scales them, as the search takes them. */
+template <int HD> static __device__ void move_to_origin(const struct centroid_view &view, uint32_t part, centroids_memory<HD> &m) {
+    const uint32_t lane = threadIdx.x % 32, width = view.shape.width;
+    const float scale = view.scale[part];
+#pragma unroll 2
+    for (uint32_t c = part * width; c < (part + 1) * width; c++) {
+        const float origin = view.origin[c];
+        m.numbers[c][lane] = (m.numbers[c][lane] - origin) * scale;
+        m.numbers[c][lane + 32] = (m.numbers[c][lane + 32] - origin) * scale;
     }
-    __syncthreads();
+    __syncwarp();
 }
 
 /* Copies, by a warp, centroids [first, first + n) of a sub-vector in the form that the search needs: z[channel][staged_place]. */
@@ -161,11 +165,13 @@ static __device__ void score_part(const struct centroid_view &view, uint32_t par
 
 template <int HD, int WIDTH>
 static __device__ void search_parts(const struct centroid_view &view, uint32_t tokens, centroids_memory<HD> &m, uint8_t *codes) {
-    for (uint32_t part = threadIdx.x / 32; part < HD / view.shape.width; part += WARPS)
+    for (uint32_t part = threadIdx.x / 32; part < HD / view.shape.width; part += WARPS) {
+        move_to_origin(view, part, m);
         if constexpr (WIDTH)
             score_part<HD, WIDTH>(view, part, tokens, m, codes + part * PAGE_PQ_PART(view.shape.bits));
         else
             search_part(view, part, tokens, m, codes + part * PAGE_PQ_PART(view.shape.bits));
+    }
 }
 
 template <int HD>
@@ -208,7 +214,6 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     uint8_t *const codes = job.page + (view.normalized ? PAGE_TOKENS : 0);
     load_numbers<HD>(e, job, {NULL, view.mean}, m.numbers);
     if (view.normalized) scale_row<HD>(size_of_row<HD>(m.sums, m.numbers).inverse, m.numbers);
-    move_to_origin(view, m);
     switch (1u << view.shape.bits < SCORE_GROUP ? 0 : view.shape.width) {
     case 2: search_parts<HD, 2>(view, job.count, m, codes); break;
     case 4: search_parts<HD, 4>(view, job.count, m, codes); break;
