@@ -1,9 +1,9 @@
 /* Writes and reads pages of codecs with centroids: pq, vq and gain-shape. Codes are the CPU's, bit for bit where rows are
  * (format/pq.h); rows of gain-shape are normalized and gains fitted with sums in another order than the CPU's.
  *
- * A block of 256 threads has a page. A warp takes a sub-vector at a time, a lane two tokens of it, and goes through the centroids
- * in order, 8 of them for each reading of its tokens. For a pair of channels, 8 centroids take 16 products and 10 comparisons a token;
- * the latter have half of the rate. */
+ * A block of 256 threads has a page. A warp takes a sub-vector at a time, a lane two tokens of it. Where sub-vectors have 2, 4 or 8
+ * channels, tensor cores find the few centroids that may be nearest (encode_scores.cuh), and the lane goes through these; otherwise
+ * through all in order, 8 of them for each reading of its tokens. */
 #include "backend/cuda/kv/encode_scores.cuh"
 #include "format/pq.h"
 
@@ -23,13 +23,17 @@ template <int HD> struct centroids_memory {
     };
 };
 
-/* Moves the numbers to the origin and scales them, as the search takes them. */
-template <int HD> static __device__ void move_to_origin(const struct centroid_view &view, centroids_memory<HD> &m) {
-    for (uint32_t i = threadIdx.x; i < HD * PAGE_TOKENS; i += TRANSFORM_THREADS) {
-        const uint32_t c = i / PAGE_TOKENS, t = i % PAGE_TOKENS;
-        m.numbers[c][t] = (m.numbers[c][t] - view.origin[c]) * view.scale[c / view.shape.width];
+/* Moves, by a warp, a sub-vector's numbers to the origin and scales them, as the search takes them. */
+template <int HD> static __device__ void move_to_origin(const struct centroid_view &view, uint32_t part, centroids_memory<HD> &m) {
+    const uint32_t lane = threadIdx.x % 32, width = view.shape.width;
+    const float scale = view.scale[part];
+#pragma unroll 2
+    for (uint32_t c = part * width; c < (part + 1) * width; c++) {
+        const float origin = view.origin[c];
+        m.numbers[c][lane] = (m.numbers[c][lane] - origin) * scale;
+        m.numbers[c][lane + 32] = (m.numbers[c][lane + 32] - origin) * scale;
     }
-    __syncthreads();
+    __syncwarp();
 }
 
 /* Copies, by a warp, centroids [first, first + n) of a sub-vector in the form that the search needs: z[channel][staged_place]. */
@@ -58,8 +62,8 @@ static __device__ void stage_centroids(const struct centroid_view &view, uint32_
     __syncwarp();
 }
 
-/* Computes the values (format/pq.h) of a warp's staged centroids from the j-th of `count` on, for its R tokens t and t + 32, or for
- * token t. WIDTH is that of sub-vectors, 0 for one that is known at run time. */
+/* Computes the values (format/pq.h) of TOGETHER of a warp's `count` staged centroids, from the j-th on, for tokens t and t + 32 or, where R
+ * is 1, for token t. WIDTH is that of sub-vectors, 0 for one that is known at run time. */
 template <int WIDTH, int R, int HD>
 static __device__ void find_values(const struct centroid_view &view, const centroids_memory<HD> &m, uint32_t part, uint32_t count,
                                    uint32_t j, uint32_t t, float (&value)[R][TOGETHER]) {
@@ -92,8 +96,8 @@ static __device__ inline void write_part(const struct centroid_view &view, const
     write_codes(codes, view.shape.bits, bytes);
 }
 
-/* Finds, by a warp, the codes of a sub-vector and writes them. Of a group of centroids that a row
- * meets together only the least value is kept; which of the group has it is found once for a token, by the same sums again. */
+/* Finds, by a warp, the codes of a sub-vector and writes them. Of a group of centroids that a row meets together only the least value
+ * is kept; which of the group has it is found once for a token, by the same sums again. */
 template <int HD>
 static __device__ void search_part(const struct centroid_view &view, uint32_t part, uint32_t tokens, centroids_memory<HD> &m,
                                    uint8_t *bytes) {
@@ -161,11 +165,13 @@ static __device__ void score_part(const struct centroid_view &view, uint32_t par
 
 template <int HD, int WIDTH>
 static __device__ void search_parts(const struct centroid_view &view, uint32_t tokens, centroids_memory<HD> &m, uint8_t *codes) {
-    for (uint32_t part = threadIdx.x / 32; part < HD / view.shape.width; part += WARPS)
+    for (uint32_t part = threadIdx.x / 32; part < HD / view.shape.width; part += WARPS) {
+        move_to_origin(view, part, m);
         if constexpr (WIDTH)
             score_part<HD, WIDTH>(view, part, tokens, m, codes + part * PAGE_PQ_PART(view.shape.bits));
         else
             search_part(view, part, tokens, m, codes + part * PAGE_PQ_PART(view.shape.bits));
+    }
 }
 
 template <int HD>
@@ -208,7 +214,6 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     uint8_t *const codes = job.page + (view.normalized ? PAGE_TOKENS : 0);
     load_numbers<HD>(e, job, {NULL, view.mean}, m.numbers);
     if (view.normalized) scale_row<HD>(size_of_row<HD>(m.sums, m.numbers).inverse, m.numbers);
-    move_to_origin(view, m);
     switch (1u << view.shape.bits < SCORE_GROUP ? 0 : view.shape.width) {
     case 2: search_parts<HD, 2>(view, job.count, m, codes); break;
     case 4: search_parts<HD, 4>(view, job.count, m, codes); break;
