@@ -10,13 +10,24 @@
 
 #define STEPS_PER_VALUE 60 /* at most; two are usual. More are needed by no matrix of finite numbers */
 
+/* decompose is compiled for AVX2 as well, with all that it calls inside it, and the program chooses when it is loaded. Products and sums are not
+ * fused (CMakeLists.txt), so that both give the same bits. A sanitizer cannot be called so early. */
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
+#define FOR_WIDER_VECTORS __attribute__((target_clones("avx2", "default")))
+#define WITHIN static inline __attribute__((always_inline))
+#else
+#define FOR_WIDER_VECTORS
+#define WITHIN static
+#endif
+
 size_t symmetric_eigen_scratch(size_t n) { return 3 * n; }
 
-static void add_multiple(double *restrict y, double factor, const double *restrict x, size_t n) {
+WITHIN void add_multiple(double *restrict y, double factor, const double *restrict x, size_t n) {
     for (size_t i = 0; i < n; i++) y[i] += factor * x[i];
 }
 
-static double dot(const double *a, const double *b, size_t n) {
+WITHIN double dot(const double *a, const double *b, size_t n) {
     double sum = 0;
     for (size_t i = 0; i < n; i++) sum += a[i] * b[i];
     return sum;
@@ -26,7 +37,7 @@ static double dot(const double *a, const double *b, size_t n) {
 
 /* Turns x[n] into the vector v of the reflection I - factor v v^T that takes x to (*first, 0, 0, ...). Returns the factor: 0 where
  * only x[0] is not 0. */
-static double reflection(double *x, size_t n, double *first) {
+WITHIN double reflection(double *x, size_t n, double *first) {
     double largest = 0, sum;
     for (size_t i = 1; i < n; i++) largest = fmax(largest, fabs(x[i]));
     *first = x[0];
@@ -42,7 +53,7 @@ static double reflection(double *x, size_t n, double *first) {
 
 /* Reduces the matrix to a tridiagonal one with the same eigenvalues: diagonal[n] and beside[n - 1]. Leaves the vector of the k-th
  * reflection in row k of the matrix, from column k + 1 on, and its factor in factors[k]. */
-static void tridiagonalize(double *matrix, size_t n, double *diagonal, double *beside, double *factors, double *w) {
+WITHIN void tridiagonalize(double *matrix, size_t n, double *diagonal, double *beside, double *factors, double *w) {
     for (size_t k = 0; k + 1 < n; k++) {
         double *v = matrix + k * n + k + 1, factor;
         size_t rest = n - k - 1;
@@ -63,7 +74,7 @@ static void tridiagonalize(double *matrix, size_t n, double *diagonal, double *b
 }
 
 /* Writes the product of all reflections, transposed, to vectors[n][n]. */
-static void multiply_reflections(const double *matrix, size_t n, const double *factors, double *vectors, double *w) {
+WITHIN void multiply_reflections(const double *matrix, size_t n, const double *factors, double *vectors, double *w) {
     memset(vectors, 0, n * n * sizeof *vectors);
     for (size_t i = 0; i < n; i++) vectors[i * n + i] = 1;
     for (size_t k = n - 1; k-- > 0;) { /* from the smallest block up, so that the others are still unit vectors */
@@ -86,7 +97,7 @@ static void multiply_reflections(const double *matrix, size_t n, const double *f
 /* ---- To a diagonal one */
 
 /* Takes one QR step on rows low to high, between which no number beside the diagonal is 0. */
-static void step(double *diagonal, double *beside, size_t low, size_t high, double *vectors, size_t n) {
+WITHIN void step(double *diagonal, double *beside, size_t low, size_t high, double *vectors, size_t n) {
     double half = (diagonal[high - 1] - diagonal[high]) / 2, last = beside[high - 1];
     double x = diagonal[low] - (diagonal[high] - last * last / (half + copysign(hypot(half, last), half))), z = beside[low];
     for (size_t k = low; k < high; k++) {
@@ -109,7 +120,7 @@ static void step(double *diagonal, double *beside, size_t low, size_t high, doub
     }
 }
 
-static void diagonalize(double *diagonal, double *beside, size_t n, double *vectors) {
+WITHIN void diagonalize(double *diagonal, double *beside, size_t n, double *vectors) {
     double largest = 0;
     for (size_t i = 0; i < n; i++) largest = fmax(largest, fabs(diagonal[i]) + (i + 1 < n ? fabs(beside[i]) : 0));
     size_t high = n - 1;
@@ -121,7 +132,7 @@ static void diagonalize(double *diagonal, double *beside, size_t n, double *vect
     }
 }
 
-static void sort_falling(double *values, double *vectors, size_t n, double *row) {
+WITHIN void sort_falling(double *values, double *vectors, size_t n, double *row) {
     for (size_t i = 0; i + 1 < n; i++) {
         size_t most = i;
         for (size_t j = i + 1; j < n; j++)
@@ -136,11 +147,15 @@ static void sort_falling(double *values, double *vectors, size_t n, double *row)
     }
 }
 
-void symmetric_eigen(double *matrix, size_t n, double *values, double *vectors, double *scratch) {
+FOR_WIDER_VECTORS static void decompose(double *matrix, size_t n, double *values, double *vectors, double *scratch) {
     double *beside = scratch, *factors = scratch + n, *w = factors + n;
     if (!n) return;
     tridiagonalize(matrix, n, values, beside, factors, w);
     multiply_reflections(matrix, n, factors, vectors, w);
     diagonalize(values, beside, n, vectors);
     sort_falling(values, vectors, n, w);
+}
+
+void symmetric_eigen(double *matrix, size_t n, double *values, double *vectors, double *scratch) {
+    decompose(matrix, n, values, vectors, scratch);
 }
