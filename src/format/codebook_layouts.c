@@ -33,8 +33,9 @@ static size_t add_side(const struct terse_codebook *codebook, enum codec_side si
             size = transform_parameters_at(work->floats, hd).size;
         }
         memcpy(work->own + n * hd, size, hd * sizeof *work->own);
-        work->shares[n] = (struct transform_share){work->importance[(side == CODEC_KEYS ? 0 : sets) + set], work->own + n * hd,
-                                                   work->quad_bits + n * quads_of(codebook)};
+        work->shares[n] = (struct transform_share){.importance = work->importance[(side == CODEC_KEYS ? 0 : sets) + set],
+                                                   .size = work->own + n * hd,
+                                                   .quad_bits = work->quad_bits + n * quads_of(codebook)};
         work->set[n++] = set;
     }
     return n;

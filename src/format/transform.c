@@ -197,24 +197,16 @@ enum terse_status transform_check_parameters(const float *floats, uint32_t head_
 
 /* ---- Bits shared over a model */
 
-/* A worth says for each quad of a share what its errors would cost without any bits. */
-struct worth {
-    double of[TRANSFORM_QUADS_MAX];
-    size_t quads;
-};
-
-static struct worth worth_of(const struct transform_share *share, size_t quads) {
+static void find_worth(struct transform_share *share, size_t quads) {
     const double importance = exp2((double)share->importance);
-    struct worth worth = {.quads = quads};
     for (size_t quad = 0; quad < quads; quad++) {
         double power = 0;
         for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
             double size = (double)share->size[quad * TRANSFORM_QUAD + i];
             power += size * size;
         }
-        worth.of[quad] = importance * power;
+        share->worth[quad] = importance * power;
     }
-    return worth;
 }
 
 /* Bits come one at a time, but the last two together: there are no quads of 7 bits. */
@@ -222,45 +214,60 @@ static struct worth worth_of(const struct transform_share *share, size_t quads) 
 static inline unsigned bits_added(unsigned own) { return own == TWO_FROM ? 2 : 1; }
 static inline unsigned bits_taken(unsigned own) { return own == TRANSFORM_BITS_MAX ? 2 : 1; }
 
-/* Returns what each of the bits that a quad gets next saves; 0 when it can take no more. */
-static inline double saving(const struct worth *worth, size_t quad, unsigned own) {
-    if (own == TRANSFORM_BITS_MAX) return 0;
-    const unsigned next = own + bits_added(own);
-    return worth->of[quad] * (double)(transform_distortion[own] - transform_distortion[next]) / (next - own);
+/* A sharing is shares that are given bits together. */
+struct sharing {
+    struct transform_share *shares;
+    size_t n, quads;
+    double slope[TRANSFORM_BITS_MAX + 1]; /* what each of the bits saves, of a worth of 1, that a quad of so many gets next */
+};
+
+static struct sharing sharing_of(struct transform_share *shares, size_t n, size_t quads) {
+    struct sharing sharing = {.shares = shares, .n = n, .quads = quads};
+    for (unsigned own = 0; own < TRANSFORM_BITS_MAX; own += bits_added(own)) {
+        const unsigned next = own + bits_added(own);
+        sharing.slope[own] = (double)(transform_distortion[own] - transform_distortion[next]) / (next - own);
+    }
+    for (size_t s = 0; s < n; s++) find_worth(&shares[s], quads);
+    return sharing;
 }
 
-/* Returns the quad that gains most by the bits that it gets next, at most `most`; worth->quads when there is none. */
-static size_t neediest(const struct transform_share *share, const struct worth *worth, unsigned most) {
+/* Returns what each of the bits that a quad gets next saves; 0 when it can take no more. */
+static inline double saving(const struct sharing *all, const struct transform_share *share, size_t quad, unsigned own) {
+    return share->worth[quad] * all->slope[own];
+}
+
+/* Returns the quad that gains most by the bits that it gets next, at most `most`; all->quads when there is none. */
+static size_t neediest(const struct sharing *all, const struct transform_share *share, unsigned most) {
     double largest = 0;
-    size_t best = worth->quads;
-    for (size_t quad = 0; quad < worth->quads; quad++) {
-        const double own = bits_added(share->quad_bits[quad]) > most ? 0 : saving(worth, quad, share->quad_bits[quad]);
+    size_t best = all->quads;
+    for (size_t quad = 0; quad < all->quads; quad++) {
+        const double own = bits_added(share->quad_bits[quad]) > most ? 0 : saving(all, share, quad, share->quad_bits[quad]);
         if (own > largest) best = quad, largest = own;
     }
     return best;
 }
 
-/* Returns the quad that loses least by the bits that it got last, at most `most`; worth->quads when there is none. */
-static size_t cheapest(const struct transform_share *share, const struct worth *worth, unsigned most) {
+/* Returns the quad that loses least by the bits that it got last, at most `most`; all->quads when there is none. */
+static size_t cheapest(const struct sharing *all, const struct transform_share *share, unsigned most) {
     double least = INFINITY;
-    size_t best = worth->quads;
-    for (size_t quad = 0; quad < worth->quads; quad++) {
+    size_t best = all->quads;
+    for (size_t quad = 0; quad < all->quads; quad++) {
         const unsigned bits = share->quad_bits[quad];
         if (!bits || bits_taken(bits) > most) continue;
-        const double own = saving(worth, quad, bits - bits_taken(bits));
+        const double own = saving(all, share, quad, bits - bits_taken(bits));
         if (own <= least) best = quad, least = own;
     }
     return best;
 }
 
 /* Returns what one nibble more saves a share, and gives it the nibble if `keep`; 0 when it cannot take one. */
-static double nibble_saving(const struct transform_share *share, const struct worth *worth, bool keep) {
+static double nibble_saving(const struct sharing *all, const struct transform_share *share, bool keep) {
     size_t added[TRANSFORM_NIBBLE_BITS], n = 0;
     unsigned left = TRANSFORM_NIBBLE_BITS;
     double sum = 0;
-    for (size_t quad; left && (quad = neediest(share, worth, left)) < worth->quads; added[n++] = quad) {
+    for (size_t quad; left && (quad = neediest(all, share, left)) < all->quads; added[n++] = quad) {
         const unsigned bits = bits_added(share->quad_bits[quad]);
-        sum += bits * saving(worth, quad, share->quad_bits[quad]);
+        sum += bits * saving(all, share, quad, share->quad_bits[quad]);
         share->quad_bits[quad] = (uint8_t)(share->quad_bits[quad] + bits);
         left -= bits;
     }
@@ -272,44 +279,43 @@ static double nibble_saving(const struct transform_share *share, const struct wo
 
 /* Chooses the bits of a share's quads at a price of each bit: as many as save more than they cost. The last one to three are left
  * out if they, with the next ones, do not save what a nibble costs. Returns the number of nibbles. */
-static unsigned nibbles_at(const struct transform_share *share, size_t quads, double price) {
-    const struct worth worth = worth_of(share, quads);
+static unsigned nibbles_at(const struct sharing *all, const struct transform_share *share, double price) {
+    double gained[TRANSFORM_QUADS_MAX] = {0};
     unsigned sum = 0, rest;
-    for (size_t quad = 0; quad < quads; quad++) {
-        unsigned bits = 0;
-        while (saving(&worth, quad, bits) > price) bits += bits_added(bits);
-        share->quad_bits[quad] = (uint8_t)bits;
-        sum += bits;
+    for (unsigned own = 0; own < TRANSFORM_BITS_MAX; own += bits_added(own)) { /* what bits save falls from one to the next */
+        const double each = all->slope[own], bits = bits_added(own);
+        for (size_t quad = 0; quad < all->quads; quad++) gained[quad] += share->worth[quad] * each > price ? bits : 0;
+    }
+    for (size_t quad = 0; quad < all->quads; quad++) {
+        share->quad_bits[quad] = (uint8_t)gained[quad];
+        sum += share->quad_bits[quad];
     }
     const bool over = sum % TRANSFORM_NIBBLE_BITS;
     for (rest = sum % TRANSFORM_NIBBLE_BITS; rest;) { /* a quad of 7 bits or fewer is there: 8 leave no rest */
-        uint8_t *bits = &share->quad_bits[cheapest(share, &worth, rest)];
+        uint8_t *bits = &share->quad_bits[cheapest(all, share, rest)];
         rest -= bits_taken(*bits);
         *bits = (uint8_t)(*bits - bits_taken(*bits));
     }
-    bool one_more = over && nibble_saving(share, &worth, false) > TRANSFORM_NIBBLE_BITS * price;
-    if (one_more) nibble_saving(share, &worth, true);
+    bool one_more = over && nibble_saving(all, share, false) > TRANSFORM_NIBBLE_BITS * price;
+    if (one_more) nibble_saving(all, share, true);
     return sum / TRANSFORM_NIBBLE_BITS + one_more;
 }
 
-static uint64_t all_nibbles_at(const struct transform_share *shares, size_t n, size_t quads, double price) {
+static uint64_t all_nibbles_at(const struct sharing *all, double price) {
     uint64_t sum = 0;
-    for (size_t s = 0; s < n; s++) sum += nibbles_at(&shares[s], quads, price);
+    for (size_t s = 0; s < all->n; s++) sum += nibbles_at(all, &all->shares[s], price);
     return sum;
 }
 
 /* Gives one more nibble to the share for which it saves most; returns false when none can take one. */
-static bool add_nibble(const struct transform_share *shares, size_t n, size_t quads) {
+static bool add_nibble(const struct sharing *all) {
     double most = 0;
     const struct transform_share *best = NULL;
-    for (size_t s = 0; s < n; s++) {
-        const struct worth worth = worth_of(&shares[s], quads);
-        double own = nibble_saving(&shares[s], &worth, false);
-        if (own > most) best = &shares[s], most = own;
+    for (size_t s = 0; s < all->n; s++) {
+        double own = nibble_saving(all, &all->shares[s], false);
+        if (own > most) best = &all->shares[s], most = own;
     }
-    if (!best) return false;
-    const struct worth worth = worth_of(best, quads);
-    return nibble_saving(best, &worth, true) > 0;
+    return best && nibble_saving(all, best, true) > 0;
 }
 
 /* Returns the budget in nibbles. */
@@ -317,19 +323,16 @@ static uint64_t budget_of(size_t n, uint32_t head_dim, double rate) {
     return (uint64_t)(rate * (double)n * (double)(head_dim / TRANSFORM_QUAD) / TRANSFORM_NIBBLE_BITS + 1e-6);
 }
 
-void transform_share_bits(const struct transform_share *shares, size_t n, uint32_t head_dim, double rate) {
-    size_t quads = head_dim / TRANSFORM_QUAD;
+void transform_share_bits(struct transform_share *shares, size_t n, uint32_t head_dim, double rate) {
+    const struct sharing all = sharing_of(shares, n, head_dim / TRANSFORM_QUAD);
     uint64_t budget = budget_of(n, head_dim, rate), sum;
     double low = 0, high = 0;
-    for (size_t s = 0; s < n; s++) {
-        const struct worth worth = worth_of(&shares[s], quads);
-        high = fmax(high, saving(&worth, 0, 0));
-    }
+    for (size_t s = 0; s < n; s++) high = fmax(high, saving(&all, &shares[s], 0, 0));
     /* The search takes the least price that stays within the budget, and then adds one nibble after another where prices tie. */
-    if (all_nibbles_at(shares, n, quads, low) <= budget) return;
+    if (all_nibbles_at(&all, low) <= budget) return;
     for (int i = 0; i < 60 && low < high; i++) {
         double price = low > 0 ? sqrt(low * high) : high * 1e-12;
-        if (all_nibbles_at(shares, n, quads, price) > budget)
+        if (all_nibbles_at(&all, price) > budget)
             low = price;
         else if (price < high)
             high = price;
@@ -337,8 +340,8 @@ void transform_share_bits(const struct transform_share *shares, size_t n, uint32
             break;
         if (low == 0 && high < 1e-290) break;
     }
-    sum = all_nibbles_at(shares, n, quads, high);
-    while (sum < budget && add_nibble(shares, n, quads)) sum++;
+    sum = all_nibbles_at(&all, high);
+    while (sum < budget && add_nibble(&all)) sum++;
 }
 
 uint64_t transform_shared_page_bytes(size_t n, uint32_t head_dim, double rate) {

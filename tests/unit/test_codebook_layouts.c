@@ -79,7 +79,7 @@ static size_t add_shares(enum codec_side side, unsigned there, bool values, bool
         if (values) importance += 2 * grown[CODEC_VALUES][set];
         if (values && normalized) importance -= grown_together(set, there);
         if (side == CODEC_KEYS) importance += 2 * grown[CODEC_KEYS][set];
-        shares[n++] = (struct transform_share){importance, sizes[side][set], bits[set]};
+        shares[n++] = (struct transform_share){.importance = importance, .size = sizes[side][set], .quad_bits = bits[set]};
     }
     return n;
 }

@@ -28,7 +28,7 @@ static void make_shares(struct transform_share *shares, float sizes[][HD], uint8
     for (size_t s = 0; s < SHARES; s++) {
         double size = exp(2 * random_unit()), fall = 0.8 + 0.2 * random_unit();
         for (size_t c = 0; c < HD; c++, size *= fall) sizes[s][c] = s == 3 || (s == 4 && c > 10) ? 0 : (float)size;
-        shares[s] = (struct transform_share){(float)(8 * random_unit() - 4), sizes[s], bits[s]};
+        shares[s] = (struct transform_share){.importance = (float)(8 * random_unit() - 4), .size = sizes[s], .quad_bits = bits[s]};
     }
 }
 
@@ -233,7 +233,7 @@ static void equal_components_share_to_the_last_bit(void **state) {
     struct transform_share shares[SHARES];
     for (size_t s = 0; s < SHARES; s++) {
         for (size_t c = 0; c < HD; c++) sizes[s][c] = 1;
-        shares[s] = (struct transform_share){0, sizes[s], bits[s]};
+        shares[s] = (struct transform_share){.size = sizes[s], .quad_bits = bits[s]};
     }
     transform_share_bits(shares, SHARES, HD, 2.5);
     for (size_t i = 0; i < SHARES * QUADS; i++) assert_in_range(bits[i / QUADS][i % QUADS], 2, 3);
