@@ -3,7 +3,7 @@
  * at a time, whose sums a CTA has in shared memory.
  *
  * A lane looks up the same eight channels of all tokens, so that its sums can lie in a bank of its own: lanes with different channels in one
- * table of 256 sums each would meet in banks three or four at a time, which took longer than to read the index. The price is a sum over
+ * table of 256 sums each would meet in banks three or four at a time. The price is a sum over
  * lanes, in which each goes on with half the tokens after a step, two tokens to a word. */
 #include "backend/cuda/kv/score_sign.h"
 
