@@ -8,6 +8,7 @@
 #include "backend/cuda/kv/score_sign.h"
 #include "base/random.h"
 #include "no_device.h"
+#include "sent.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -28,18 +29,8 @@ static uint8_t chunks[(ROWS * PAGES + SETS - 1) / SETS * SETS * HEADS * (KEY_BYT
 static struct page_set_view sets[ROWS][PAGES];
 static struct read_page list[ROWS][PAGES];
 static uint64_t anchored[ROWS][HEADS][PAGES];
-static void *memory[64];
-static size_t n_memory;
 
 static float random_number(void) { return (float)(random_uniform(random_next(&state)) * 2 - 1); }
-
-static void *sent(const void *data, size_t bytes) {
-    void *to = NULL;
-    assert_true(n_memory < sizeof memory / sizeof *memory);
-    assert_int_equal(cudaMalloc(&to, bytes), cudaSuccess);
-    assert_int_equal(device_send(to, data, bytes), cudaSuccess);
-    return memory[n_memory++] = to;
-}
 
 static void check_row(const struct cpu_index *index, uint32_t hd, uint32_t row, const float *q, const float *learned,
                       size_t learned_floats, const struct place_view *places, uint32_t index_page, const uint16_t *found) {
@@ -143,7 +134,7 @@ static void check_index(const struct cpu_index *index, score_launch *score, uint
                     assert_int_equal(found[head * PAGES * PAGE_TOKENS + i], 0xffff);
         }
     }
-    while (n_memory) assert_int_equal(cudaFree(memory[--n_memory]), cudaSuccess);
+    free_sent();
     free(nan);
 }
 

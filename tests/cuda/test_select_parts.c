@@ -5,6 +5,7 @@
 #include "backend/cuda/kv/select.h"
 #include "base/random.h"
 #include "no_device.h"
+#include "sent.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -46,16 +47,6 @@ static uint16_t scores[ROWS][HEADS][TOKENS], best[ROWS][HEADS][CAPACITY];
 static uint64_t anchored[ROWS][LAYERS][HEADS][CAPACITY];
 static struct read_page list[ROWS][CAPACITY];
 static struct page_set_view sets[ROWS][CAPACITY];
-static void *memory[64];
-static size_t n_memory;
-
-static void *sent(const void *data, size_t bytes) {
-    void *to = NULL;
-    assert_true(n_memory < sizeof memory / sizeof *memory);
-    assert_int_equal(cudaMalloc(&to, bytes), cudaSuccess);
-    assert_int_equal(device_send(to, data, bytes), cudaSuccess);
-    return memory[n_memory++] = to;
-}
 
 /* Fills in what a row reads, with scores as codecs write them: 1 where a slot has no token. */
 static void make_row(uint32_t row) {
@@ -198,7 +189,7 @@ static void lists_are_those_of_sorted_scores(void **unused) {
             assert_int_equal(select_tokens_launch(&launch, put_scores, device_stream()), cudaSuccess);
             for (uint32_t i = 0; i < n * HEADS; i++) check_list(first_row + i / HEADS, i % HEADS, &selection);
         }
-    for (size_t i = 0; i < n_memory; i++) assert_int_equal(cudaFree(memory[i]), cudaSuccess);
+    free_sent();
     free(nan);
     free(q);
 }
