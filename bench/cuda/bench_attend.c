@@ -433,11 +433,14 @@ static void measure(const struct model *model, const struct positions *positions
     free(chunk), free(sets), free(sequences), free(rows), free(q), free(window);
 }
 
-/* Returns whether `name` is among the arguments of its kind (those with an x are shapes), or no argument is of that kind. */
+/* Names of shapes begin with a digit; no method's does. */
+static bool is_shape(const char *name) { return name[0] >= '0' && name[0] <= '9'; }
+
+/* Returns whether `name` is among the arguments of its kind, or no argument is of that kind. */
 static bool wanted(int argc, char **argv, const char *name) {
-    bool shape = strchr(name, 'x') != NULL, any = false;
+    bool any = false;
     for (int i = 1; i < argc; i++) {
-        if ((strchr(argv[i], 'x') != NULL) != shape) continue;
+        if (is_shape(argv[i]) != is_shape(name)) continue;
         if (!strcmp(argv[i], name)) return true;
         any = true;
     }
