@@ -11,12 +11,16 @@ LEARNED = " to learn"  # behind a domain's name: its other part
 
 
 def make_texts(prose, folder):
-    """{name: path}; what is made of the project's files is written to the folder."""
+    """{name: path}; what is made of the project's files is written to the folder. Where it lacks files, as a part of it that was carried to another machine
+    may, their texts are left out, and what wants them says so."""
     os.makedirs(folder, exist_ok=True)
-    texts = {PROSE: prose, PROSE + LEARNED: os.path.join(PROJECT, "data", "wiki.valid.raw")}
+    texts = {PROSE: prose}
+    learned = os.path.join(PROJECT, "data", "wiki.valid.raw")
+    if os.path.exists(learned):
+        texts[PROSE + LEARNED] = learned
     for domain, pattern in SOURCES.items():
         files = sorted(glob.glob(os.path.join(PROJECT, pattern), recursive=True))
-        for name, part in ((domain, files[1::2]), (domain + LEARNED, files[::2])):
+        for name, part in ((domain, files[1::2]), (domain + LEARNED, files[::2])) if len(files) > 1 else ():
             texts[name] = os.path.join(folder, name.replace(" ", "-") + ".txt")
             with open(texts[name], "w", encoding="utf-8") as to:
                 for path in part:
