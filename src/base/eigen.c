@@ -11,7 +11,8 @@
 #define STEPS_PER_VALUE 60 /* at most; two are usual. More are needed by no matrix of finite numbers */
 
 /* decompose is compiled for AVX2 as well, with all that it calls inside it, and the program chooses when it is loaded. Products and sums are not
- * fused (CMakeLists.txt), so that both give the same bits. A sanitizer cannot be called so early. */
+ * fused (CMakeLists.txt), so that both give the same bits. It is static, since what is compiled twice would be exported. A sanitizer cannot be called
+ * so early. */
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
 #define FOR_WIDER_VECTORS __attribute__((target_clones("avx2", "default")))

@@ -197,6 +197,7 @@ enum terse_status transform_check_parameters(const float *floats, uint32_t head_
 
 /* ---- Bits shared over a model */
 
+/* Computes share->worth. */
 static void find_worth(struct transform_share *share, size_t quads) {
     const double importance = exp2((double)share->importance);
     for (size_t quad = 0; quad < quads; quad++) {

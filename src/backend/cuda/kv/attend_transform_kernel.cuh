@@ -68,7 +68,7 @@ template <int HD, int NQ> struct transform_ring {
     ATTEND_INLINE uint32_t record(uint32_t later) const { return base + depth * bytes + (places >> later & 1) * 16 * record_units; }
 
     /* Chooses the record of a page that is asked for; returns whether its run has to be loaded there. */
-    ATTEND_INLINE bool turn_to(uint32_t page) {
+    ATTEND_INLINE bool choose_record(uint32_t page) {
         const uint32_t run = uniform(__shfl_sync(ALL_LANES, run_of_lane, page % 32));
         const bool other = page < n && run != loaded;
         places = places << 1 | ((places ^ (other ? depth - 1 : 0)) & 1);
@@ -90,7 +90,7 @@ template <int HD, int NQ> struct transform_ring {
 
     ATTEND_INLINE void ask_for_keys(uint32_t page) {
         if (page < n) copy_keys(page);
-        if (turn_to(page))
+        if (choose_record(page))
             copy_units(record(0) + 16 * lane_id(), reinterpret_cast<const uint8_t *>(records + loaded) + 16 * lane_id(),
                        record_units);
         commit_copies();
@@ -110,7 +110,7 @@ template <int HD, int NQ> struct transform_ring {
     ATTEND_INLINE void start() {
         for (uint32_t page = 0; page < depth; page++) {
             if (page < n) copy_keys(page);
-            turn_to(page);
+            choose_record(page);
             commit_copies();
             ask_for_values(page);
         }
@@ -392,7 +392,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         ring.wait_for_others();
         let_next_kernel_begin();
         wait_for_kernels();
-        /* What a thread loads first of positions is on its way while records are. */
+        /* A thread asks for its first unit of positions before records are fetched, so that both take one trip to the L2. */
         const uint32_t *const of_positions = position_record<HD, NQ>(a, s);
         const uint32_t units = a.pre_rope.pairs ? position_query_bytes(NQ, a.pre_rope.pairs) / 16 : 0;
         uint4 own_unit = make_uint4(0, 0, 0, 0);

@@ -10,6 +10,7 @@
 constexpr uint32_t WARPS = TRANSFORM_THREADS / 32;
 constexpr uint32_t STAGED = 1408;    /* floats of centroids that a warp has in shared memory: 4 x 256, or 8 x 128, and gaps */
 constexpr uint32_t STAGED_ROW = 352; /* of them of a channel at most */
+constexpr uint32_t SEARCHED = 512;   /* numbers of centroids that are staged at a time where all are searched */
 constexpr uint32_t TOGETHER = 8;     /* centroids that a row meets at a time */
 
 template <int HD> struct centroids_memory {
@@ -103,7 +104,7 @@ static __device__ void search_part(const struct centroid_view &view, uint32_t pa
                                    uint8_t *bytes) {
     auto &own = m.search[threadIdx.x / 32];
     const uint32_t lane = threadIdx.x % 32, width = view.shape.width, k = 1u << view.shape.bits;
-    const uint32_t n = min(k, 512 / (width > 2 ? width : 2) / TOGETHER * TOGETHER);
+    const uint32_t n = min(k, SEARCHED / (width > 2 ? width : 2) / TOGETHER * TOGETHER);
     float best[2] = {INFINITY, INFINITY};
     uint32_t code[2] = {0, 0};
     for (uint32_t first = 0; first < k; first += n) {

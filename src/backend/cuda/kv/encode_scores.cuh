@@ -78,7 +78,7 @@ static __device__ uint2 nearest_runs(const struct score_rows<WIDTH> &rows, const
                                      const float (&best)[2]) {
     constexpr uint32_t most = score_groups<WIDTH>;
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, groups = n / SCORE_GROUP, stride = staged_stride(n);
-    /* What a lane's words of a pair of channels are made of: halves, rests, halves; of lane 3 a half of a square and its rest. */
+    /* The selector makes a lane's word of a pair of channels of their halves (lanes 0 and 2), of the rests (1), or of a half of a square and its rest (3). */
     const uint32_t selector = t == 3 ? 0x5410 : t == 1 ? 0x7654 : 0x3210;
     const uint32_t step = t == 3 ? 0 : stride;
     const float *const from = (t == 3 ? half : z) + staged_place(SCORE_RUN * groups * (g / 2)) + g % 2;

@@ -3,8 +3,8 @@
  * at a time, whose sums a CTA has in shared memory.
  *
  * A lane looks up the same eight channels of all tokens, so that its sums can lie in a bank of its own: lanes with different channels in one
- * table of 256 sums each would meet in banks three or four at a time. The price is a sum over
- * lanes, in which each goes on with half the tokens after a step, two tokens to a word. */
+ * table of 256 sums each would meet in banks three or four at a time. The price is a sum over lanes, in which each goes on with half the
+ * tokens after a step, two tokens to a word. */
 #include "backend/cuda/kv/score_sign.h"
 
 #include "backend/cuda/kv/score_common.cuh"
@@ -138,8 +138,8 @@ template <int HD> struct sign_reader {
     }
 };
 
-/* What does not depend on the query is asked for before the kernel that makes it has ended: it is launched behind mean_queries_kernel
- * alone, which begins once all before it have ended. */
+/* The kernel asks for pages before the kernel that makes the query has ended. It is launched behind mean_queries_kernel alone, which
+ * begins once all before it have ended. */
 template <int HD>
 static __global__ void __launch_bounds__(THREADS, RESIDENT) score_sign_kernel(const __grid_constant__ struct select_tokens select) {
     using lanes = lanes_of<HD>;

@@ -94,7 +94,7 @@ struct chooser {
     const uint64_t *anchored; /* as of struct sequence_view, of the KV head */
     uint32_t n_anchored;
 
-    /* Returns whether the row chooses. All else is the same from step to step, or comes with the row. */
+    /* Returns whether the row chooses, once earlier kernels have ended. What it reads before is the same from step to step, or comes with the row. */
     __device__ bool begin(const struct select_tokens &select) {
         const struct attend_decode &a = select.attend;
         const struct query_row_view row = a.rows[blockIdx.y];
@@ -105,7 +105,10 @@ struct chooser {
         n_anchored = sequence->anchored ? sequence->anchored_pages : 0;
         anchored = sequence->anchored + ((size_t)a.layer * a.heads.kv_heads + blockIdx.x) * n_anchored;
         take_part(blockIdx.z);
-        return sequence->own != nullptr;
+        const bool chooses = sequence->own != nullptr;
+        wait_for_kernels();
+        let_next_kernel_begin();
+        return chooses;
     }
     __device__ void take_part(uint32_t number) {
         part = number;
@@ -197,8 +200,6 @@ static __global__ void __launch_bounds__(THREADS, RESIDENT)
     extern __shared__ __align__(16) uint32_t runs[];
     chooser c;
     const bool chooses = c.begin(select);
-    wait_for_kernels();
-    let_next_kernel_begin();
     if (!chooses) return;
     struct selection_state &state = select.to.states[c.share];
     if (c.part == 0) {
@@ -215,8 +216,6 @@ static __global__ void __launch_bounds__(THREADS, RESIDENT)
     __shared__ least_taken least;
     chooser c;
     const bool chooses = c.begin(select);
-    wait_for_kernels();
-    let_next_kernel_begin();
     if (!chooses || !c.tokens_read) return;
     if (threadIdx.x == 0) least = {0, c.tokens_read, 0};
     take_byte(c.counts(select.to, 0), 8, &least);
@@ -298,8 +297,6 @@ static __global__ void __launch_bounds__(THREADS, RESIDENT) list_pages_kernel(co
     __shared__ uint32_t part, equals_before;
     chooser c;
     const bool chooses = c.begin(select);
-    wait_for_kernels();
-    let_next_kernel_begin();
     if (!chooses) return;
     struct selection_state &state = select.to.states[c.share];
     if (threadIdx.x == 0) {
