@@ -128,7 +128,10 @@ static void make_transforms(double rate, struct model *model) {
         for (int c = 0; c < HD; c++) sizes[i][c] = (float)(pow(FALL, c) * sqrt(HD * (1 - FALL * FALL)));
         shares[i] = (struct transform_share){.importance = 0.2f * random_number(), .size = sizes[i], .quad_bits = bits[i]};
     }
-    transform_share_bits(shares, 2 * HEADS, HD, rate);
+    if (transform_share_bits(shares, 2 * HEADS, HD, rate, NULL)) {
+        fprintf(stderr, "bench_attend: no memory\n");
+        exit(1);
+    }
     for (int i = 0; i < HD * HD; i++) basis[i] = (int16_t)(random_next(&state) & 0xffff);
     for (int c = 0; c < HD; c++) mean[c] = random_number(), step[c] = sizes[0][c] / 32767;
     for (uint32_t h = 0; h < HEADS; h++) {

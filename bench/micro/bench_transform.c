@@ -31,7 +31,10 @@ static void make_layout(double rate, size_t hd, struct transform_layout *layout)
     uint8_t quad_bits[MOST_HD / TRANSFORM_QUAD];
     for (size_t c = 0; c < hd; c++) size[c] = exp2f(-8 * (float)c / (float)hd);
     struct transform_share share = {.size = size, .quad_bits = quad_bits};
-    transform_share_bits(&share, 1, (uint32_t)hd, rate);
+    if (transform_share_bits(&share, 1, (uint32_t)hd, rate, NULL)) {
+        fprintf(stderr, "bench_transform: no memory\n");
+        exit(1);
+    }
     transform_layout_set(quad_bits, (uint32_t)hd, layout);
 }
 

@@ -41,7 +41,9 @@ static size_t add_side(const struct terse_codebook *codebook, enum codec_side si
     return n;
 }
 
-static void share(const struct terse_codebook *codebook, const struct codebook_layouts *layouts, struct work *work) {
+static enum terse_status share(const struct terse_codebook *codebook, const struct codebook_layouts *layouts, struct work *work,
+                               struct terse_error *error) {
+    enum terse_status status = TERSE_OK;
     uint32_t hd = codebook_info(codebook)->head_dim;
     const double *rate = layouts->rate;
     size_t n[2] = {0, 0}, all = 0;
@@ -51,13 +53,16 @@ static void share(const struct terse_codebook *codebook, const struct codebook_l
         n[side] = all - first;
     }
     if (n[CODEC_KEYS] && n[CODEC_VALUES] && rate[CODEC_KEYS] == rate[CODEC_VALUES])
-        transform_share_bits(work->shares, all, hd, rate[CODEC_KEYS]);
+        status = transform_share_bits(work->shares, all, hd, rate[CODEC_KEYS], error);
     else
-        for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++)
-            if (n[side]) transform_share_bits(work->shares + (side == CODEC_KEYS ? 0 : n[CODEC_KEYS]), n[side], hd, rate[side]);
-    for (size_t i = 0; i < all; i++)
+        for (int side = CODEC_KEYS; side <= CODEC_VALUES && !status; side++)
+            if (n[side])
+                status =
+                    transform_share_bits(work->shares + (side == CODEC_KEYS ? 0 : n[CODEC_KEYS]), n[side], hd, rate[side], error);
+    for (size_t i = 0; i < all && !status; i++)
         transform_layout_set(work->shares[i].quad_bits, hd,
                              &layouts->layout[i < n[CODEC_KEYS] ? CODEC_KEYS : CODEC_VALUES][work->set[i]]);
+    return status;
 }
 
 void codebook_layouts_free(struct codebook_layouts *layouts) {
@@ -93,7 +98,7 @@ enum terse_status codebook_layouts_of_rows(const struct terse_codebook *codebook
     enum terse_status status = enough ? TERSE_OK : status_no_memory(error, 2 * sets * sizeof(struct transform_layout), what);
     if (!status)
         status = codebook_importance(codebook, rows, normalized, (float *[2]){work.importance, work.importance + sets}, error);
-    if (!status) share(codebook, layouts, &work);
+    if (!status) status = share(codebook, layouts, &work, error);
     memory_free(work.importance);
     memory_free(work.floats);
     memory_free(work.own);

@@ -1,6 +1,7 @@
 /* Computes levels and layouts, and shares bits. */
 #include "format/transform.h"
 
+#include "base/memory.h"
 #include "format/page_layout.h"
 #include "format/transform_levels.h"
 
@@ -197,8 +198,13 @@ enum terse_status transform_check_parameters(const float *floats, uint32_t head_
 
 /* ---- Bits shared over a model */
 
-/* Computes share->worth. */
-static void find_worth(struct transform_share *share, size_t quads) {
+/* A worth says for each quad of a share what its errors would cost without any bits. */
+struct worth {
+    const double *of; /* [quads] */
+    size_t quads;
+};
+
+static void set_worth(const struct transform_share *share, size_t quads, double *worth) {
     const double importance = exp2((double)share->importance);
     for (size_t quad = 0; quad < quads; quad++) {
         double power = 0;
@@ -206,7 +212,7 @@ static void find_worth(struct transform_share *share, size_t quads) {
             double size = (double)share->size[quad * TRANSFORM_QUAD + i];
             power += size * size;
         }
-        share->worth[quad] = importance * power;
+        worth[quad] = importance * power;
     }
 }
 
@@ -215,60 +221,45 @@ static void find_worth(struct transform_share *share, size_t quads) {
 static inline unsigned bits_added(unsigned own) { return own == TWO_FROM ? 2 : 1; }
 static inline unsigned bits_taken(unsigned own) { return own == TRANSFORM_BITS_MAX ? 2 : 1; }
 
-/* A sharing is shares that are given bits together. */
-struct sharing {
-    struct transform_share *shares;
-    size_t n, quads;
-    double slope[TRANSFORM_BITS_MAX + 1]; /* what each of the bits saves, of a worth of 1, that a quad of so many gets next */
-};
-
-static struct sharing sharing_of(struct transform_share *shares, size_t n, size_t quads) {
-    struct sharing sharing = {.shares = shares, .n = n, .quads = quads};
-    for (unsigned own = 0; own < TRANSFORM_BITS_MAX; own += bits_added(own)) {
-        const unsigned next = own + bits_added(own);
-        sharing.slope[own] = (double)(transform_distortion[own] - transform_distortion[next]) / (next - own);
-    }
-    for (size_t s = 0; s < n; s++) find_worth(&shares[s], quads);
-    return sharing;
-}
-
 /* Returns what each of the bits that a quad gets next saves; 0 when it can take no more. */
-static inline double saving(const struct sharing *all, const struct transform_share *share, size_t quad, unsigned own) {
-    return share->worth[quad] * all->slope[own];
+static inline double saving(const struct worth *worth, size_t quad, unsigned own) {
+    if (own == TRANSFORM_BITS_MAX) return 0;
+    const unsigned next = own + bits_added(own);
+    return worth->of[quad] * (double)(transform_distortion[own] - transform_distortion[next]) * (next - own == 1 ? 1 : 0.5);
 }
 
-/* Returns the quad that gains most by the bits that it gets next, at most `most`; all->quads when there is none. */
-static size_t neediest(const struct sharing *all, const struct transform_share *share, unsigned most) {
+/* Returns the quad that gains most by the bits that it gets next, at most `most`; worth->quads when there is none. */
+static size_t neediest(const struct transform_share *share, const struct worth *worth, unsigned most) {
     double largest = 0;
-    size_t best = all->quads;
-    for (size_t quad = 0; quad < all->quads; quad++) {
-        const double own = bits_added(share->quad_bits[quad]) > most ? 0 : saving(all, share, quad, share->quad_bits[quad]);
+    size_t best = worth->quads;
+    for (size_t quad = 0; quad < worth->quads; quad++) {
+        const double own = bits_added(share->quad_bits[quad]) > most ? 0 : saving(worth, quad, share->quad_bits[quad]);
         if (own > largest) best = quad, largest = own;
     }
     return best;
 }
 
-/* Returns the quad that loses least by the bits that it got last, at most `most`; all->quads when there is none. */
-static size_t cheapest(const struct sharing *all, const struct transform_share *share, unsigned most) {
+/* Returns the quad that loses least by the bits that it got last, at most `most`; worth->quads when there is none. */
+static size_t cheapest(const struct transform_share *share, const struct worth *worth, unsigned most) {
     double least = INFINITY;
-    size_t best = all->quads;
-    for (size_t quad = 0; quad < all->quads; quad++) {
+    size_t best = worth->quads;
+    for (size_t quad = 0; quad < worth->quads; quad++) {
         const unsigned bits = share->quad_bits[quad];
         if (!bits || bits_taken(bits) > most) continue;
-        const double own = saving(all, share, quad, bits - bits_taken(bits));
+        const double own = saving(worth, quad, bits - bits_taken(bits));
         if (own <= least) best = quad, least = own;
     }
     return best;
 }
 
 /* Returns what one nibble more saves a share, and gives it the nibble if `keep`; 0 when it cannot take one. */
-static double nibble_saving(const struct sharing *all, const struct transform_share *share, bool keep) {
+static double nibble_saving(const struct transform_share *share, const struct worth *worth, bool keep) {
     size_t added[TRANSFORM_NIBBLE_BITS], n = 0;
     unsigned left = TRANSFORM_NIBBLE_BITS;
     double sum = 0;
-    for (size_t quad; left && (quad = neediest(all, share, left)) < all->quads; added[n++] = quad) {
+    for (size_t quad; left && (quad = neediest(share, worth, left)) < worth->quads; added[n++] = quad) {
         const unsigned bits = bits_added(share->quad_bits[quad]);
-        sum += bits * saving(all, share, quad, share->quad_bits[quad]);
+        sum += bits * saving(worth, quad, share->quad_bits[quad]);
         share->quad_bits[quad] = (uint8_t)(share->quad_bits[quad] + bits);
         left -= bits;
     }
@@ -278,45 +269,109 @@ static double nibble_saving(const struct sharing *all, const struct transform_sh
     return sum;
 }
 
-/* Chooses the bits of a share's quads at a price of each bit: as many as save more than they cost. The last one to three are left
- * out if they, with the next ones, do not save what a nibble costs. Returns the number of nibbles. */
-static unsigned nibbles_at(const struct sharing *all, const struct transform_share *share, double price) {
-    double gained[TRANSFORM_QUADS_MAX] = {0};
-    unsigned sum = 0, rest;
-    for (unsigned own = 0; own < TRANSFORM_BITS_MAX; own += bits_added(own)) { /* what bits save falls from one to the next */
-        const double each = all->slope[own], bits = bits_added(own);
-        for (size_t quad = 0; quad < all->quads; quad++) gained[quad] += share->worth[quad] * each > price ? bits : 0;
+/* Takes the bits of a share's quads that save more than a price. Returns how many, all quads' together. The same number has always
+ * the same bits: the lower the price, the more each quad takes. */
+static unsigned take_bits(const struct transform_share *share, const struct worth *worth, double price) {
+    unsigned sum = 0;
+    for (size_t quad = 0; quad < worth->quads; quad++) {
+        unsigned bits = 0;
+        while (saving(worth, quad, bits) > price) bits += bits_added(bits);
+        share->quad_bits[quad] = (uint8_t)bits;
+        sum += bits;
     }
-    for (size_t quad = 0; quad < all->quads; quad++) {
-        share->quad_bits[quad] = (uint8_t)gained[quad];
-        sum += share->quad_bits[quad];
-    }
-    const bool over = sum % TRANSFORM_NIBBLE_BITS;
-    for (rest = sum % TRANSFORM_NIBBLE_BITS; rest;) { /* a quad of 7 bits or fewer is there: 8 leave no rest */
-        uint8_t *bits = &share->quad_bits[cheapest(all, share, rest)];
+    return sum;
+}
+
+/* Leaves out the last bits, of `sum` that a share has taken, until whole nibbles remain. */
+static void leave_rest(const struct transform_share *share, const struct worth *worth, unsigned sum) {
+    for (unsigned rest = sum % TRANSFORM_NIBBLE_BITS; rest;) { /* a quad of 7 bits or fewer is there: 8 leave no rest */
+        uint8_t *bits = &share->quad_bits[cheapest(share, worth, rest)];
         rest -= bits_taken(*bits);
         *bits = (uint8_t)(*bits - bits_taken(*bits));
     }
-    bool one_more = over && nibble_saving(all, share, false) > TRANSFORM_NIBBLE_BITS * price;
-    if (one_more) nibble_saving(all, share, true);
-    return sum / TRANSFORM_NIBBLE_BITS + one_more;
 }
 
-static uint64_t all_nibbles_at(const struct sharing *all, double price) {
+/* ---- The price of a bit
+ *
+ * At a price of each bit a share takes as many as save more than they cost. The last one to three are left out if they, with the
+ * next ones, do not save what a nibble costs. A search over prices finds the least one whose nibbles stay within the budget. */
+
+/* A share's part in the search. */
+struct taken {
+    unsigned low, high; /* bits at the search's two prices: where these are the same, so are those between */
+    unsigned bits;      /* at the last price */
+    unsigned rest_of;   /* bits for which `rest` was found; 0: it was not yet */
+    double rest;        /* saved by a nibble that has the last bits, which fill none, and the next ones */
+};
+
+struct search {
+    const struct transform_share *shares;
+    size_t n, quads;
+    double *worth; /* [n][quads] */
+    struct taken *taken;
+    uint64_t budget; /* in nibbles */
+};
+
+static struct worth worth_of(const struct search *search, size_t share) {
+    return (struct worth){search->worth + share * search->quads, search->quads};
+}
+
+/* Returns the nibbles of a share that takes `bits` at a price. Its quads' bits are lost. */
+static unsigned nibbles_of(const struct search *search, size_t share, double price) {
+    struct taken *taken = &search->taken[share];
+    const unsigned whole = taken->bits / TRANSFORM_NIBBLE_BITS;
+    if (taken->bits % TRANSFORM_NIBBLE_BITS == 0) return whole;
+    if (taken->rest_of != taken->bits) {
+        const struct worth worth = worth_of(search, share);
+        leave_rest(&search->shares[share], &worth, take_bits(&search->shares[share], &worth, price));
+        taken->rest = nibble_saving(&search->shares[share], &worth, false);
+        taken->rest_of = taken->bits;
+    }
+    return whole + (taken->rest > TRANSFORM_NIBBLE_BITS * price);
+}
+
+/* Returns whether the shares take more nibbles than the budget at a price between the search's. */
+static bool exceeds(const struct search *search, double price) {
+    uint64_t least = 0, most = 0, sum = 0; /* all without their rests, and all with a nibble for them */
+    for (size_t s = 0; s < search->n; s++) {
+        struct taken *taken = &search->taken[s];
+        const struct worth worth = worth_of(search, s);
+        taken->bits = taken->low == taken->high ? taken->low : take_bits(&search->shares[s], &worth, price);
+        least += taken->bits / TRANSFORM_NIBBLE_BITS;
+        most += (taken->bits + TRANSFORM_NIBBLE_BITS - 1) / TRANSFORM_NIBBLE_BITS;
+    }
+    if (least > search->budget || most <= search->budget) return least > search->budget;
+    for (size_t s = 0; s < search->n; s++) sum += nibbles_of(search, s, price);
+    return sum > search->budget;
+}
+
+/* Gives each share what it takes at a price; returns the number of nibbles. */
+static uint64_t take_nibbles(const struct search *search, double price) {
     uint64_t sum = 0;
-    for (size_t s = 0; s < all->n; s++) sum += nibbles_at(all, &all->shares[s], price);
+    for (size_t s = 0; s < search->n; s++) {
+        const struct transform_share *share = &search->shares[s];
+        const struct worth worth = worth_of(search, s);
+        const unsigned bits = take_bits(share, &worth, price);
+        leave_rest(share, &worth, bits);
+        const bool one_more = bits % TRANSFORM_NIBBLE_BITS && nibble_saving(share, &worth, false) > TRANSFORM_NIBBLE_BITS * price;
+        if (one_more) nibble_saving(share, &worth, true);
+        sum += bits / TRANSFORM_NIBBLE_BITS + one_more;
+    }
     return sum;
 }
 
 /* Gives one more nibble to the share for which it saves most; returns false when none can take one. */
-static bool add_nibble(const struct sharing *all) {
+static bool add_nibble(const struct search *search) {
     double most = 0;
-    const struct transform_share *best = NULL;
-    for (size_t s = 0; s < all->n; s++) {
-        double own = nibble_saving(all, &all->shares[s], false);
-        if (own > most) best = &all->shares[s], most = own;
+    size_t best = search->n;
+    for (size_t s = 0; s < search->n; s++) {
+        const struct worth worth = worth_of(search, s);
+        double own = nibble_saving(&search->shares[s], &worth, false);
+        if (own > most) best = s, most = own;
     }
-    return best && nibble_saving(all, best, true) > 0;
+    if (best == search->n) return false;
+    const struct worth worth = worth_of(search, best);
+    return nibble_saving(&search->shares[best], &worth, true) > 0;
 }
 
 /* Returns the budget in nibbles. */
@@ -324,25 +379,47 @@ static uint64_t budget_of(size_t n, uint32_t head_dim, double rate) {
     return (uint64_t)(rate * (double)n * (double)(head_dim / TRANSFORM_QUAD) / TRANSFORM_NIBBLE_BITS + 1e-6);
 }
 
-void transform_share_bits(struct transform_share *shares, size_t n, uint32_t head_dim, double rate) {
-    const struct sharing all = sharing_of(shares, n, head_dim / TRANSFORM_QUAD);
-    uint64_t budget = budget_of(n, head_dim, rate), sum;
-    double low = 0, high = 0;
-    for (size_t s = 0; s < n; s++) high = fmax(high, saving(&all, &shares[s], 0, 0));
-    /* The search takes the least price that stays within the budget, and then adds one nibble after another where prices tie. */
-    if (all_nibbles_at(&all, low) <= budget) return;
+/* Returns the least price that stays within the budget, which 0 does not and `high` does. */
+static double find_price(const struct search *search, double high) {
+    double low = 0;
+    for (size_t s = 0; s < search->n; s++) {
+        const struct worth worth = worth_of(search, s);
+        search->taken[s].low = take_bits(&search->shares[s], &worth, low);
+        search->taken[s].high = take_bits(&search->shares[s], &worth, high);
+    }
     for (int i = 0; i < 60 && low < high; i++) {
-        double price = low > 0 ? sqrt(low * high) : high * 1e-12;
-        if (all_nibbles_at(&all, price) > budget)
-            low = price;
-        else if (price < high)
-            high = price;
-        else
-            break;
+        const double price = low > 0 ? sqrt(low * high) : high * 1e-12;
+        const bool over = exceeds(search, price);
+        if (!over && !(price < high)) break;
+        for (size_t s = 0; s < search->n; s++) *(over ? &search->taken[s].low : &search->taken[s].high) = search->taken[s].bits;
+        *(over ? &low : &high) = price;
         if (low == 0 && high < 1e-290) break;
     }
-    sum = all_nibbles_at(&all, high);
-    while (sum < budget && add_nibble(&all)) sum++;
+    return high;
+}
+
+enum terse_status transform_share_bits(const struct transform_share *shares, size_t n, uint32_t head_dim, double rate,
+                                       struct terse_error *error) {
+    const size_t quads = head_dim / TRANSFORM_QUAD;
+    struct search search = {.shares = shares,
+                            .n = n,
+                            .quads = quads,
+                            .worth = memory_array(n * quads, sizeof(double)),
+                            .taken = memory_zeros(n, sizeof(struct taken)),
+                            .budget = budget_of(n, head_dim, rate)};
+    const bool enough = search.worth && search.taken;
+    double high = 0;
+    for (size_t s = 0; s < n && enough; s++) {
+        set_worth(&shares[s], quads, search.worth + s * quads);
+        const struct worth worth = worth_of(&search, s);
+        high = fmax(high, saving(&worth, 0, 0));
+    }
+    /* Without a price all is taken that saves anything. Where prices tie, one nibble after another is added. */
+    if (enough && take_nibbles(&search, 0) > search.budget)
+        for (uint64_t sum = take_nibbles(&search, find_price(&search, high)); sum < search.budget && add_nibble(&search);) sum++;
+    memory_free(search.worth);
+    memory_free(search.taken);
+    return enough ? TERSE_OK : status_no_memory(error, n * (quads * sizeof(double) + sizeof(struct taken)), "sharing bits");
 }
 
 uint64_t transform_shared_page_bytes(size_t n, uint32_t head_dim, double rate) {

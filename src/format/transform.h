@@ -151,16 +151,16 @@ void transform_record_basis(const struct transform_fitted *fitted, uint32_t head
 
 /* A share is one layer, KV head and side among those that share bits. */
 struct transform_share {
-    float importance;                  /* as above */
-    const float *size;                 /* [head_dim] */
-    uint8_t *quad_bits;                /* [head_dim / 4], written */
-    double worth[TRANSFORM_QUADS_MAX]; /* what errors of a quad would cost without any bits; transform_share_bits computes it */
+    float importance;   /* as above */
+    const float *size;  /* [head_dim] */
+    uint8_t *quad_bits; /* [head_dim / 4], written */
 };
 /* Gives `rate` bits per component, on average over shares[n], to where they save most: a quad gets its b-th bit where 2^importance
  * size^2 (distortion[b - 1] - distortion[b]) is largest, under the condition that the bits of each share's quads fill whole
  * nibbles: their sum is a multiple of 4. From 6 bits a quad gets two at once. It spends rate * n * head_dim bits, rounded down to a
- * nibble's 16, unless components of size 0 and quads of TRANSFORM_BITS_MAX cannot take them all. It is deterministic. */
-void transform_share_bits(struct transform_share *shares, size_t n, uint32_t head_dim, double rate);
+ * nibble's 16, unless components of size 0 and quads of TRANSFORM_BITS_MAX cannot take them all. It is deterministic. TERSE_E_MEMORY. */
+enum terse_status transform_share_bits(const struct transform_share *shares, size_t n, uint32_t head_dim, double rate,
+                                       struct terse_error *error);
 
 /* Returns the bytes of a page of each of n shares together when these shared bits at this rate and no share's quads are full. */
 uint64_t transform_shared_page_bytes(size_t n, uint32_t head_dim, double rate);

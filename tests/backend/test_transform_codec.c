@@ -119,7 +119,7 @@ static void fit(struct sample *s, size_t n) {
 static void set_layout(struct sample *s, const float *size, double rate) {
     uint8_t bits[TRANSFORM_QUADS_MAX] = {0};
     struct transform_share share = {.size = size, .quad_bits = bits};
-    transform_share_bits(&share, 1, (uint32_t)s->hd, rate);
+    assert_int_equal(transform_share_bits(&share, 1, (uint32_t)s->hd, rate, NULL), TERSE_OK);
     transform_layout_set(bits, (uint32_t)s->hd, &s->layout);
 }
 

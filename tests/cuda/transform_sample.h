@@ -96,7 +96,7 @@ static inline void make_sides(const struct setup *setup, struct attend_sample *s
             make_parameters(side, hd, own->parameters);
             struct transform_parameters parameters = transform_parameters_at(own->parameters, hd);
             struct transform_share share = {.size = parameters.size, .quad_bits = bits};
-            transform_share_bits(&share, 1, hd, setup->rate[side] * (head ? 0.75 : 1));
+            assert_int_equal(transform_share_bits(&share, 1, hd, setup->rate[side] * (head ? 0.75 : 1), NULL), TERSE_OK);
             transform_layout_set(bits, hd, &own->layout);
             *shape = (struct codec_shape){.head_dim = hd, .group = setup->group, .layout = &own->layout};
             assert_int_equal(cpu_codec_transform.learned->make(*shape, side, own->parameters, &learned, NULL), TERSE_OK);

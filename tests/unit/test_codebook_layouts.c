@@ -108,10 +108,10 @@ static void check_shared(bool normalized) {
             const size_t n = rate[0] > 0 ? add_shares(CODEC_KEYS, theres[i], rate[1] > 0, normalized, bits[0], shares, 0) : 0,
                          all = rate[1] > 0 ? add_shares(CODEC_VALUES, theres[i], true, normalized, bits[1], shares, n) : n;
             if (rate[0] == rate[1])
-                transform_share_bits(shares, all, HEAD_DIM, rate[0]);
+                assert_int_equal(transform_share_bits(shares, all, HEAD_DIM, rate[0], NULL), TERSE_OK);
             else {
-                if (n) transform_share_bits(shares, n, HEAD_DIM, rate[0]);
-                if (all > n) transform_share_bits(shares + n, all - n, HEAD_DIM, rate[1]);
+                if (n) assert_int_equal(transform_share_bits(shares, n, HEAD_DIM, rate[0], NULL), TERSE_OK);
+                if (all > n) assert_int_equal(transform_share_bits(shares + n, all - n, HEAD_DIM, rate[1], NULL), TERSE_OK);
             }
             assert_int_equal(codebook_layouts_of_rows(method.learned, rate, (const struct codebook_rows *[2]){own[0], own[1]},
                                                       normalized, &layouts, NULL),

@@ -218,11 +218,107 @@ static void sharing_spends_the_budget_where_it_saves_most(void **state) {
         uint8_t bits[SHARES][QUADS];
         struct transform_share shares[SHARES];
         make_shares(shares, sizes, bits);
-        transform_share_bits(shares, SHARES, HD, rates[r]);
+        assert_int_equal(transform_share_bits(shares, SHARES, HD, rates[r], NULL), TERSE_OK);
         size_t sum = sum_of_bits(shares);
         assert_int_equal(sum, (size_t)(rates[r] * SHARES * QUADS / 4 + 1e-6) * 4);
         for (size_t quad = 0; quad < QUADS; quad++) assert_int_equal(bits[3][quad], 0); /* nothing to store */
         assert_true(total_cost(shares) < 1.08 * least_cost(shares, sum));               /* nibbles are coarse for so few shares */
+    }
+}
+
+/* ---- The rule of sharing, plainly */
+
+static int more(int bits) { return bits == 6 ? 8 : bits + 1; }
+static int fewer(int bits) { return bits == 8 ? 6 : bits - 1; }
+
+static double saved_by(const struct transform_share *share, size_t quad, int from, int to) {
+    return (cost(share, quad, from) - cost(share, quad, to)) / (to - from);
+}
+
+/* Adds a nibble to a share, bit by bit where each saves most; returns what it saves, 0 and no bits where it does not fit. */
+static double add_plainly(const struct transform_share *share) {
+    uint8_t before[QUADS];
+    double sum = 0;
+    int left = 4;
+    memcpy(before, share->quad_bits, sizeof before);
+    while (left) {
+        double most = 0;
+        size_t best = QUADS;
+        for (size_t quad = 0; quad < QUADS; quad++) {
+            const int own = share->quad_bits[quad], next = own == 8 ? 0 : more(own);
+            const double saved = next && next - own <= left ? saved_by(share, quad, own, next) : 0;
+            if (saved > most) most = saved, best = quad;
+        }
+        if (best == QUADS) break;
+        const int next = more(share->quad_bits[best]), bits = next - share->quad_bits[best];
+        share->quad_bits[best] = (uint8_t)next, left -= bits, sum += bits * most;
+    }
+    if (left) memcpy(share->quad_bits, before, sizeof before);
+    return left ? 0 : sum;
+}
+
+/* Gives all shares what they take at a price of a bit; returns the number of nibbles. */
+static size_t take_plainly(const struct transform_share *shares, double price) {
+    size_t nibbles = 0;
+    for (size_t s = 0; s < SHARES; s++) {
+        uint8_t *bits = shares[s].quad_bits, whole[QUADS];
+        int sum = 0;
+        for (size_t quad = 0; quad < QUADS; sum += bits[quad++])
+            for (bits[quad] = 0; bits[quad] < 8 && saved_by(&shares[s], quad, bits[quad], more(bits[quad])) > price;)
+                bits[quad] = (uint8_t)more(bits[quad]);
+        nibbles += (size_t)sum / 4;
+        for (int rest = sum % 4; rest;) {
+            double least = INFINITY;
+            size_t best = 0;
+            for (size_t quad = 0; quad < QUADS; quad++) {
+                if (!bits[quad] || bits[quad] - fewer(bits[quad]) > rest) continue;
+                const double saved = saved_by(&shares[s], quad, fewer(bits[quad]), bits[quad]);
+                if (saved < least) least = saved, best = quad;
+            }
+            rest -= bits[best] - fewer(bits[best]), bits[best] = (uint8_t)fewer(bits[best]);
+        }
+        memcpy(whole, bits, sizeof whole);
+        if (sum % 4 && add_plainly(&shares[s]) > 4 * price)
+            nibbles++;
+        else
+            memcpy(bits, whole, sizeof whole);
+    }
+    return nibbles;
+}
+
+static void share_plainly(const struct transform_share *shares, size_t budget) {
+    double low = 0x1p-60, high = 0x1p60;
+    uint8_t before[QUADS];
+    for (int i = 0; i < 100; i++) {
+        const double price = sqrt(low * high);
+        *(take_plainly(shares, price) > budget ? &low : &high) = price;
+    }
+    for (size_t sum = take_plainly(shares, high); sum < budget; sum++) {
+        double most = 0;
+        size_t best = 0;
+        for (size_t s = 0; s < SHARES; s++) {
+            memcpy(before, shares[s].quad_bits, sizeof before);
+            const double saved = add_plainly(&shares[s]);
+            memcpy(shares[s].quad_bits, before, sizeof before);
+            if (saved > most) most = saved, best = s;
+        }
+        add_plainly(&shares[best]);
+    }
+}
+
+static void sharing_keeps_to_its_rule(void **state) {
+    (void)state;
+    static const double rates[] = {0.3, 0.5, 1, 1.7, 2, 2.6, 3, 4, 5, 6, 6.6};
+    for (size_t i = 0; i < 10 * sizeof rates / sizeof *rates; i++) {
+        const double rate = rates[i / 10];
+        float sizes[SHARES][HD];
+        uint8_t bits[SHARES][QUADS], plain[SHARES][QUADS];
+        struct transform_share shares[SHARES];
+        make_shares(shares, sizes, bits);
+        assert_int_equal(transform_share_bits(shares, SHARES, HD, rate, NULL), TERSE_OK);
+        for (size_t s = 0; s < SHARES; s++) shares[s].quad_bits = plain[s];
+        share_plainly(shares, (size_t)(rate * SHARES * QUADS / 4 + 1e-6));
+        assert_memory_equal(bits, plain, sizeof bits);
     }
 }
 
@@ -235,10 +331,10 @@ static void equal_components_share_to_the_last_bit(void **state) {
         for (size_t c = 0; c < HD; c++) sizes[s][c] = 1;
         shares[s] = (struct transform_share){.size = sizes[s], .quad_bits = bits[s]};
     }
-    transform_share_bits(shares, SHARES, HD, 2.5);
+    assert_int_equal(transform_share_bits(shares, SHARES, HD, 2.5, NULL), TERSE_OK);
     for (size_t i = 0; i < SHARES * QUADS; i++) assert_in_range(bits[i / QUADS][i % QUADS], 2, 3);
     assert_int_equal(sum_of_bits(shares), SHARES * QUADS * 5 / 2);
-    transform_share_bits(shares, SHARES, HD, 100); /* more than there is to take */
+    assert_int_equal(transform_share_bits(shares, SHARES, HD, 100, NULL), TERSE_OK); /* more than there is to take */
     for (size_t i = 0; i < SHARES * QUADS; i++) assert_int_equal(bits[i / QUADS][i % QUADS], TRANSFORM_BITS_MAX);
 }
 
@@ -315,6 +411,7 @@ int main(void) {
         cmocka_unit_test(layouts_say_what_pages_take),
         cmocka_unit_test(layouts_fill_nibbles),
         cmocka_unit_test(sharing_spends_the_budget_where_it_saves_most),
+        cmocka_unit_test(sharing_keeps_to_its_rule),
         cmocka_unit_test(equal_components_share_to_the_last_bit),
         cmocka_unit_test(parameters_are_checked),
         cmocka_unit_test(records_round_the_basis_alone),
