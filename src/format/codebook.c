@@ -228,13 +228,19 @@ const uint16_t *codebook_halves(const struct terse_codebook *codebook, enum code
     return halves ? halves + set * codebook_part_floats(&codebook->info, side, part) : NULL;
 }
 
-void codebook_parameters(const struct terse_codebook *codebook, enum codec_side side, size_t set, float *floats) {
+void codebook_parameters_from(const struct terse_codebook *codebook, enum codec_side side, size_t set, size_t first,
+                              float *floats) {
     for (int part = CODEBOOK_CENTROIDS; part <= CODEBOOK_NORMALIZATION; part++) {
         const uint16_t *halves = codebook_halves(codebook, side, (enum codebook_part)part, set);
         size_t n = codebook_part_floats(&codebook->info, side, (enum codebook_part)part);
-        for (size_t i = 0; i < n; i++) floats[i] = half_to_float(halves[i]);
+        for (size_t i = first; i < n; i++) floats[i] = half_to_float(halves[i]);
+        first -= first < n ? first : n;
         floats += n;
     }
+}
+
+void codebook_parameters(const struct terse_codebook *codebook, enum codec_side side, size_t set, float *floats) {
+    codebook_parameters_from(codebook, side, set, 0, floats);
 }
 
 uint64_t codebook_hash(const struct terse_codebook *codebook) {

@@ -79,6 +79,8 @@ size_t codebook_part_floats(const struct codebook_info *info, enum codec_side si
 const uint16_t *codebook_halves(const struct terse_codebook *codebook, enum codec_side side, enum codebook_part part, size_t set);
 /* Writes both parts of a set as floats[codec_parameters]. */
 void codebook_parameters(const struct terse_codebook *codebook, enum codec_side side, size_t set, float *floats);
+/* Writes the parameters of a set from number `first` on, each to its place in floats[codec_parameters]; the others stay as they are. */
+void codebook_parameters_from(const struct terse_codebook *codebook, enum codec_side side, size_t set, size_t first, float *floats);
 
 /* Returns the file of a codebook in memory, as terse_codebook_load_memory takes it, released by memory_free; NULL when memory is refused. */
 void *codebook_build(const struct terse_codebook *codebook, size_t *size);

@@ -17,14 +17,15 @@ struct work {
     uint32_t heads, head_dim;
     size_t sets;
     struct known *known; /* [2 sets], keys' first; of a side that is not of codec transform zeros */
-    float *floats;       /* of one set's parameters */
+    float *floats;       /* of one set's parameters, the last of which are read */
 };
 
 static void read_known(const struct terse_codebook *codebook, const struct work *work) {
+    const size_t first = transform_parameter_floats(work->head_dim) - TRANSFORM_SINGLE_FLOATS;
     for (size_t i = 0; i < 2 * work->sets; i++) {
         const enum codec_side side = i < work->sets ? CODEC_KEYS : CODEC_VALUES;
         if (!codebook_coding(codebook_info(codebook), side).codec) continue;
-        codebook_parameters(codebook, side, i % work->sets, work->floats);
+        codebook_parameters_from(codebook, side, i % work->sets, first, work->floats);
         const struct transform_parameters own = transform_parameters_at(work->floats, work->head_dim);
         work->known[i] = (struct known){own.gain, own.residual, own.importance};
     }

@@ -107,7 +107,7 @@ void transform_layout_first(const struct transform_layout *layout, unsigned bits
 
 /* ---- Parameters */
 
-size_t transform_parameter_floats(uint32_t head_dim) { return (size_t)head_dim * (head_dim + 3) + 5; }
+size_t transform_parameter_floats(uint32_t head_dim) { return (size_t)head_dim * (head_dim + 3) + TRANSFORM_SINGLE_FLOATS; }
 
 struct transform_parameters transform_parameters_at(const float *floats, uint32_t head_dim) {
     const float *pre_rope_mean = floats + head_dim, *size = pre_rope_mean + head_dim, *basis = size + head_dim,

@@ -104,6 +104,7 @@ struct transform_parameters {
     float residual; /* log2 of the residual stream's mean square in the layer where the importance was found; 0: it is not known */
     float importance; /* log2 of how much a unit of squared error matters in a row of gain 1, up to what all sets have in common */
 };
+#define TRANSFORM_SINGLE_FLOATS 5 /* these come last: gain_least and those below it */
 size_t transform_parameter_floats(uint32_t head_dim);
 /* Returns where the parameters lie in floats[transform_parameter_floats]. */
 struct transform_parameters transform_parameters_at(const float *floats, uint32_t head_dim);

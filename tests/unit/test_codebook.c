@@ -302,6 +302,17 @@ static void test_frames(void **state) {
         }
     gguf_free(gguf);
     memory_free(file);
+    const size_t firsts[] = {0, 3, CENTROIDS - 1, CENTROIDS, CENTROIDS + 5, CENTROIDS + FRAME};
+    for (size_t f = 0; f < sizeof firsts / sizeof firsts[0]; f++) {
+        const size_t first = firsts[f];
+        float from[CENTROIDS + FRAME];
+        for (size_t i = 0; i < CENTROIDS + FRAME; i++) from[i] = -1;
+        codebook_parameters_from(codebook, CODEC_KEYS, 1, first, from);
+        for (size_t i = 0; i < CENTROIDS + FRAME; i++) {
+            const float own = half_to_float(half_from_float(parameters[CENTROIDS + FRAME + i]));
+            assert_true(from[i] == (i < first ? -1 : own));
+        }
+    }
     terse_codebook_free(codebook);
 
     parameters[SETS * (CENTROIDS + FRAME) - 1] = -1; /* the codec has its say */
