@@ -59,6 +59,17 @@ void transform_fit_gains(float *gains, size_t n, float *least, float *most) {
     *most = gains[n - 1 - beyond] * GAIN_MARGIN;
 }
 
+/* Computes row[n], the sum of factors[i] times row i of matrix[n][n]: four rows at a time, n being a multiple of that, so that the sum is
+ * read and written once for them. */
+static void combine(const double *restrict factors, const double *restrict matrix, size_t n, double *restrict row) {
+    memset(row, 0, n * sizeof *row);
+    for (size_t i = 0; i < n; i += 4) {
+        const double *restrict a = matrix + i * n, *restrict b = a + n, *restrict c = b + n, *restrict d = c + n;
+        const double fa = factors[i], fb = factors[i + 1], fc = factors[i + 2], fd = factors[i + 3];
+        for (size_t j = 0; j < n; j++) row[j] = row[j] + fa * a[j] + fb * b[j] + fc * c[j] + fd * d[j];
+    }
+}
+
 enum terse_status transform_fit(const struct transform_moments *moments, uint32_t head_dim, float *floats,
                                 struct terse_error *error) {
     size_t n = head_dim;
@@ -74,12 +85,7 @@ enum terse_status transform_fit(const struct transform_moments *moments, uint32_
         mean[c] = (float)moments->mean[c];
         pre_rope_mean[c] = moments->pre_rope_mean ? moments->pre_rope_mean[c] : 0;
         size[c] = (float)(own > largest * SIZE_LEAST ? own : 0);
-        memset(row, 0, n * sizeof *row);
-        for (size_t i = 0; i < n; i++) {
-            const double *restrict from = moments->directions + i * n;
-            double *restrict to = row, factor = vectors[c * n + i];
-            for (size_t j = 0; j < n; j++) to[j] += factor * from[j];
-        }
+        combine(vectors + c * n, moments->directions, n, row);
         for (size_t j = 0; j < n; j++) basis[c * n + j] = (float)row[j];
     }
     rest[0] = moments->gain_least;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define PROFILE_ROWS 32.0 /* for which the weights' profile counts */
+#define STRIP 16          /* rows of products that are computed together; heads have a multiple of it */
 #define GAIN_MARGIN 2     /* beyond the rows at hand, either way: others may be larger or smaller */
 
 void transform_multiply(const float *a, size_t m, size_t k, size_t lda, const float *b, size_t n, size_t ldb, float *out,
@@ -25,7 +26,7 @@ void transform_multiply(const float *a, size_t m, size_t k, size_t lda, const fl
 /* The moments of rows are computed in this memory: matrices[hd][hd], and a page's numbers. */
 struct work {
     transform_multiply_rows *multiply;
-    float *basis, *inverse, *product; /* product[hd][hd] = u^T u of a page's rows */
+    float *basis, *inverse, *product; /* product[hd][hd] = u^T u of a page's rows, from the diagonal on */
     float *centred, *u, *rows;        /* [hd][64], [hd][64], [64][hd] */
     float *mean;                      /* [hd] */
     double *products;
@@ -73,14 +74,16 @@ static double mean_size(const struct work *work, size_t hd) {
 
 /* Adds the products of up to 64 rows, each scaled to size 1. */
 static void add_page(struct work *work, const float *rows, size_t n, size_t hd, double constant) {
+    double squares[PAGE_TOKENS] = {0};
     double unit[PAGE_TOKENS] = {0}; /* a float would not hold it of the smallest rows */
     for (size_t c = 0; c < hd; c++)
         for (size_t t = 0; t < PAGE_TOKENS; t++) work->centred[c * PAGE_TOKENS + t] = t < n ? rows[t * hd + c] - work->mean[c] : 0;
     work->multiply(work->inverse, hd, hd, hd, work->centred, PAGE_TOKENS, PAGE_TOKENS, work->u, PAGE_TOKENS);
+    for (size_t c = 0; c < hd; c++)
+        for (size_t t = 0; t < PAGE_TOKENS; t++)
+            squares[t] += (double)work->u[c * PAGE_TOKENS + t] * (double)work->u[c * PAGE_TOKENS + t];
     for (size_t t = 0; t < n; t++) {
-        double square = 0;
-        for (size_t c = 0; c < hd; c++) square += (double)work->u[c * PAGE_TOKENS + t] * (double)work->u[c * PAGE_TOKENS + t];
-        double size = sqrt(square / (double)hd);
+        double size = sqrt(squares[t] / (double)hd);
         if (!(size > constant) || !isfinite(size)) continue;
         unit[t] = 1 / size;
         work->used++;
@@ -94,8 +97,21 @@ static void add_page(struct work *work, const float *rows, size_t n, size_t hd, 
             work->u[c * PAGE_TOKENS + t] = own;
             work->rows[t * hd + c] = own;
         }
-    work->multiply(work->u, hd, PAGE_TOKENS, PAGE_TOKENS, work->rows, hd, hd, work->product, hd);
-    for (size_t i = 0; i < hd * hd; i++) work->products[i] += (double)work->product[i];
+    for (size_t first = 0; first < hd; first += STRIP) { /* each strip from its diagonal on: the products are symmetric */
+        const size_t n_columns = hd - first;
+        float *product = work->product + first * hd + first;
+        double *products = work->products + first * hd + first;
+        work->multiply(work->u + first * PAGE_TOKENS, STRIP, PAGE_TOKENS, PAGE_TOKENS, work->rows + first, n_columns, hd, product,
+                       hd);
+        for (size_t i = 0; i < STRIP; i++)
+            for (size_t j = 0; j < n_columns; j++) products[i * hd + j] += (double)product[i * hd + j];
+    }
+}
+
+/* Completes the products below the diagonal. */
+static void mirror(double *products, size_t hd) {
+    for (size_t i = 0; i < hd; i++)
+        for (size_t j = 0; j < i; j++) products[i * hd + j] = products[j * hd + i];
 }
 
 /* Pools the covariance of the rows' coefficients with that of the profile, whose coefficients are uncorrelated. */
@@ -162,6 +178,7 @@ enum terse_status transform_fit_rows(transform_multiply_rows *multiply, const vo
     const double constant = (double)TRANSFORM_GAIN_LEAST * mean_size(&work, hd);
     for (size_t first = 0; first < n; first += PAGE_TOKENS)
         add_page(&work, rows + first * hd, n - first < PAGE_TOKENS ? n - first : PAGE_TOKENS, hd, constant);
+    mirror(work.products, hd);
     const struct transform_row_moments moments = {.mean = work.mean,
                                                   .pre_rope_mean = pre_rope_mean,
                                                   .products = work.products,
