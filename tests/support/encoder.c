@@ -119,6 +119,7 @@ size_t encoder_network_numbers(const struct encoder *e) { return e->n - e->codes
 /* unit: LayerNorm's rows before gain and bias; a: after. */
 static void normalise(struct encoder *e, const float *rows, size_t n) {
     size_t d = e->d;
+#pragma omp parallel for
     for (size_t r = 0; r < n; r++) {
         float *unit = e->unit + r * d;
         double norm = 0, mean = 0, variance = 0;
@@ -128,7 +129,7 @@ static void normalise(struct encoder *e, const float *rows, size_t n) {
         }
         float factor = (float)(sqrt((double)d) / (sqrt(norm) + 1e-6));
         for (size_t c = 0; c < d; c++) mean += (double)(unit[c] *= factor) / (double)d;
-        for (size_t c = 0; c < d; c++) variance += pow((double)unit[c] - mean, 2) / (double)d;
+        for (size_t c = 0; c < d; c++) variance += ((double)unit[c] - mean) * ((double)unit[c] - mean) / (double)d;
         e->deviation[r] = (float)(1 / sqrt(variance + (double)NORM_EPSILON));
         for (size_t c = 0; c < d; c++) {
             unit[c] = (unit[c] - (float)mean) * e->deviation[r];
@@ -143,6 +144,7 @@ static void network(struct encoder *e, const float *rows, size_t n) {
     for (size_t r = 0; r < n; r++) memcpy(e->inner + r * e->h, e->b1, e->h * sizeof *e->b1);
     gemm(true, n, e->h, e->d, e->a, e->d, e->w1, e->d, true, e->inner, e->h);
     memcpy(e->activated, e->inner, n * e->h * sizeof *e->inner);
+#pragma omp parallel for
     for (size_t r = 0; r < n; r++) gelu_row(ACTIVATION_GELU, e->activated + r * e->h, e->h);
     for (size_t r = 0; r < n; r++) memcpy(e->z + r * z, e->b2, z * sizeof *e->b2);
     gemm(true, n, z, e->h, e->activated, e->h, e->w2, e->h, true, e->z, z);
@@ -157,6 +159,7 @@ static size_t largest(const float *x) {
 
 /* z becomes y, and s what the mode makes of it. */
 static void choose(struct encoder *e, size_t n, uint64_t seed, enum encoder_mode mode) {
+#pragma omp parallel for
     for (size_t i = 0; i < n * e->codes / 2; i++) {
         float *y = e->z + 4 * i, *s = e->s + 2 * i, most, sum = 0;
         for (size_t k = 0; seed && k < 4; k++) {
@@ -175,6 +178,7 @@ static void choose(struct encoder *e, size_t n, uint64_t seed, enum encoder_mode
 
 /* d_z of the gradient with respect to s. */
 static void choose_backward(struct encoder *e, size_t n) {
+#pragma omp parallel for
     for (size_t i = 0; i < n * e->codes / 2; i++) {
         const float *y = e->z + 4 * i, *ds = e->s + 2 * i; /* by now */
         float *dz = e->d_z + 4 * i, mean = 0;
@@ -196,6 +200,7 @@ static void network_backward(struct encoder *e, size_t n) {
     gemm_outer(z, h, n, e->d_z, z, e->activated, h, false, w2, h);
     add_rows(e->d_z, n, z, b2);
     gemm(false, n, h, z, e->d_z, z, e->w2, h, false, e->d_inner, h);
+#pragma omp parallel for
     for (size_t r = 0; r < n; r++) gelu_backward_row(ACTIVATION_GELU, e->inner + r * h, e->d_inner + r * h, h);
     gemm_outer(h, d, n, e->inner, h, e->a, d, false, w1, d); /* which is the gradient by now */
     add_rows(e->inner, n, h, b1);
@@ -235,6 +240,7 @@ void encoder_step(struct encoder *e, size_t step, size_t steps) {
     double warm = fmin(1, (double)(step + 1) / fmin(100, 1 + (double)steps / 10));
     double rate = RATE * warm * 0.5 * (1 + cos(3.141592653589793 * (double)step / (double)steps));
     double unbias1 = 1 - pow(BETA1, (double)(step + 1)), unbias2 = 1 - pow(BETA2, (double)(step + 1));
+#pragma omp parallel for simd
     for (size_t i = 0; i < e->n; i++) {
         double g = (double)e->gradient[i];
         e->first[i] = (float)(BETA1 * (double)e->first[i] + (1 - BETA1) * g);
