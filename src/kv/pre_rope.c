@@ -20,7 +20,7 @@ enum terse_status pre_rope_new(const struct rope *rope, struct pre_rope *own, st
     *own = (struct pre_rope){.rope = rope, .pairs = pre_rope_pairs(rope)};
     const size_t pairs = own->pairs;
     if (!pairs) return TERSE_OK;
-    own->angles = memory_array(PRE_ROPE_OFFSETS, 2 * pairs * sizeof *own->angles);
+    own->angles = memory_zeros(PRE_ROPE_OFFSETS * 2 * pairs + PRE_ROPE_SLACK, sizeof *own->angles);
     if (!own->angles) return status_no_memory(error, PRE_ROPE_OFFSETS * 2 * pairs * sizeof *own->angles, "rotation tables");
     for (size_t offset = 0; offset < PRE_ROPE_OFFSETS; offset++) {
         rope_angles(rope, (int64_t)offset, cosine, sine);

@@ -16,11 +16,12 @@
 #include <stddef.h>
 
 #define PRE_ROPE_OFFSETS (ROPE_RUN_TOKENS + PAGE_TOKENS) /* of tokens whose page begins in the run */
+#define PRE_ROPE_SLACK 16                                /* floats that kernels may read behind the angles */
 
 struct pre_rope {
     const struct rope *rope;
     size_t pairs;  /* the first ones of a head, which turn within a run */
-    float *angles; /* [PRE_ROPE_OFFSETS][cosine, sine][pairs] */
+    float *angles; /* [PRE_ROPE_OFFSETS][cosine, sine][pairs], and PRE_ROPE_SLACK zeros */
 };
 
 /* Returns how many of the first pairs hold all that turn within a run, by half a radian or more. */

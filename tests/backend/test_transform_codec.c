@@ -346,7 +346,8 @@ static void ranks_are_scores_of_the_largest_components(void **state) {
         assert_true(all ? bytes == page : bytes < page);
         memset((uint8_t *)s->page + bytes, 0xff, page - bytes); /* nothing else is read */
         for (size_t g = 0; g < G; g++) {
-            uint16_t ranks[64], most = 0, largest = cpu_codec_transform.ranks->rank(s->shape, tables, g, s->page, ranks);
+            const float none[64] = {0};
+            uint16_t ranks[64], most = 0, largest = cpu_codec_transform.ranks->rank(s->shape, tables, g, s->page, none, ranks);
             for (size_t t = 0; t < 64; t++) {
                 double logit = (double)logits[g * 64 + t], own = (ranks[t] - 32768) / 256.0;
                 if (all) assert_true(fabs(own - logit) < 0.51 / 256);

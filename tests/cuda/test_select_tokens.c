@@ -86,16 +86,16 @@ static void score_page(const struct attend_sample *sample, uint32_t row, uint32_
     struct transform_layout first;
     struct rope rope;
     float frequency[CODEC_HEAD_DIM_MAX], cosine[CODEC_HEAD_DIM_MAX], sine[CODEC_HEAD_DIM_MAX], q[CODEC_HEAD_DIM_MAX],
-        tables[RANK_FLOATS], products[2 * POSITION_PAIRS_MAX];
+        tables[RANK_FLOATS], products[2 * POSITION_PAIRS_MAX], of_positions[PAGE_TOKENS] = {0};
     float *rows = allocated(PAGE_TOKENS * hd * sizeof *rows);
     memcpy(q, mean, hd * sizeof *q);
     rope_of(sample, frequency, &rope);
     rope_angles(&rope, -(int64_t)run_of(page->set.first), cosine, sine);
     rope_rotate(&rope, cosine, sine, q, 1, 0);
     cpu_codec_transform.ranks->prepare(shape, q, tables);
-    cpu_codec_transform.ranks->rank(shape, tables, 0, page->bytes, page->ranks);
     position_products(positions, cpu_codec_transform.pre_rope_mean(shape), q, 1, hd, products);
-    position_scores_add_ranks(positions, products, page->set.first, page->ranks);
+    position_scores_add(positions, products, 1, page->set.first, of_positions);
+    cpu_codec_transform.ranks->rank(shape, tables, 0, page->bytes, of_positions, page->ranks);
     transform_layout_first(shape.layout, TRANSFORM_RANK_BITS(sample->head_dim), &first);
     shape.layout = &first;
     cpu_codec_transform.decode(shape, CODEC_KEYS, page->bytes, rows);

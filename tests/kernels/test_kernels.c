@@ -576,14 +576,45 @@ static void check_positions(const struct tier *t, struct random *random, size_t 
     guard_release();
 }
 
+static void check_position_slots(const struct tier *t, struct random *random, size_t rows, size_t pairs) {
+    const size_t stride = POSITION_STRIDE(pairs), n = 1 + pairs % 5, offsets = 2 * PAGE_TOKENS * pairs;
+    const uint8_t all[] = {PAGE_TOKENS - 1, 0, 17, 18, 3};
+    uint8_t *slots = guard_bytes(n, GUARD_END);
+    float *products = guard_floats(2 * rows * stride, GUARD_END), *angles = guard_floats(offsets + POSITION_SLACK, GUARD_END),
+          *logits = guard_floats((rows - 1) * PAGE_TOKENS + n, GUARD_END);
+    memcpy(slots, all, n);
+    fill_floats(random, FILL_NORMAL, products, 2 * rows * stride);
+    fill_floats(random, FILL_NORMAL, angles, offsets + POSITION_SLACK);
+    for (size_t i = 0; i < 2 * rows * stride; i++) products[i] = i % stride < pairs ? products[i] : 0;
+    for (size_t i = 0; i < (rows - 1) * PAGE_TOKENS + n; i++) logits[i] = (float)(i % 7);
+    t->vector->score_position_slots(products, rows, pairs, angles, slots, n, logits);
+    for (size_t m = 0; m < rows; m++) {
+        for (size_t k = 0; k < n; k++) {
+            double sum = (double)((m * PAGE_TOKENS + k) % 7), size = sum + 1;
+            for (size_t i = 0; i < 2 * pairs; i++) {
+                const double term =
+                    (double)products[2 * m * stride + i / pairs * stride + i % pairs] * (double)angles[2 * slots[k] * pairs + i];
+                sum += term;
+                size += fabs(term);
+            }
+            check_close(logits[m * PAGE_TOKENS + k], sum, size, 1e-6, TINIEST, "%s row %zu slot %zu", t->name, m, k);
+        }
+        for (size_t k = n; k < PAGE_TOKENS && m + 1 < rows; k++)
+            assert_true(logits[m * PAGE_TOKENS + k] == (float)((m * PAGE_TOKENS + k) % 7));
+    }
+    guard_release();
+}
+
 static void positions_are_scored(void **state) {
     (void)state;
     struct random random = {8};
     const struct tier *t;
     for (size_t tier = 0; (t = tier_at(tier)); tier++)
         for (size_t rows = 1; rows <= 7; rows++)
-            for (size_t pairs = 1; pairs <= POSITION_PAIRS_MAX; pairs += pairs < 34 ? 1 : 47)
+            for (size_t pairs = 1; pairs <= POSITION_PAIRS_MAX; pairs += pairs < 34 ? 1 : 47) {
                 check_positions(t, &random, rows, pairs);
+                check_position_slots(t, &random, rows, pairs);
+            }
 }
 
 /* ---- The choice of the tier ------------------------------------------------------------------------------------------------ */
@@ -641,8 +672,9 @@ static void test_every_tier_sets_every_function(void **state) {
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         assert_true(k->vector->half_to_float && k->vector->float_to_half && k->vector->dot && k->vector->axpy &&
                     k->vector->rotate && k->vector->multiply_i16 && k->vector->columns_to_float && k->vector->score_positions &&
-                    k->vector->rms_norm && k->vector->silu_mul && k->vector->exp_sum && k->vector->exp_pages &&
-                    k->vector->max_pages && k->vector->max && k->vector->look_up_gains && k->vector->scale_weights);
+                    k->vector->score_position_slots && k->vector->rms_norm && k->vector->silu_mul && k->vector->exp_sum &&
+                    k->vector->exp_pages && k->vector->max_pages && k->vector->max && k->vector->look_up_gains &&
+                    k->vector->scale_weights);
         assert_true(k->commvq->add_bytes && k->select->add_anchors && k->scaled->score_f16 && k->scaled->accumulate_f16 &&
                     k->scaled->score_q8_0 && k->scaled->accumulate_q8_0 && k->scaled->score_q4_0 && k->scaled->accumulate_q4_0 &&
                     k->scaled->prepare_q8_0 && k->scaled->prepare_q4_0 && k->scaled->score_kivi_4 && k->scaled->accumulate_kivi_4 &&

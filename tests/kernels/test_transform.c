@@ -217,6 +217,7 @@ static void check_ranks(struct random *random, const unsigned char *quad_bits, u
     const size_t bytes = PAGE_BYTES_TRANSFORM(page->layout.nibbles) - 64;
     unsigned char *whole = guard_bytes(64 + bytes, side);
     uint16_t *ranks = guard_bytes(64 * sizeof *ranks, side);
+    float *added = guard_floats(64, side);
     const float step = 1.0f / 64;
     static struct queries queries;
     struct transform_layout first;
@@ -224,12 +225,14 @@ static void check_ranks(struct random *random, const unsigned char *quad_bits, u
     make_queries(random, how, &first, 1, side, &queries);
     const struct transform_query *query = &queries.query[0];
     for (size_t t = 0; t < 64; t++) whole[t] = (unsigned char)(how == WHOLE ? 0 : random_bits(random) % 256);
+    for (size_t t = 0; t < 64; t++) added[t] = (float)(random_bits(random) % 1024) / 256 - 2;
     memcpy(whole + 64, page->bytes, bytes);
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        uint16_t most = 0, largest = k->transform->rank(&first, whole, how == WHOLE ? 1.0f / 256 : 0, step, query, ranks);
+        uint16_t most = 0, largest = k->transform->rank(&first, whole, how == WHOLE ? 1.0f / 256 : 0, step, query, added, ranks);
         for (size_t t = 0; t < 64; t++) {
-            double gain = how == WHOLE ? 1.0 / 256 : (double)step * whole[t], want = (double)query->offset, terms = fabs(want);
+            double gain = how == WHOLE ? 1.0 / 256 : (double)step * whole[t], want = (double)query->offset + (double)added[t],
+                   terms = fabs(want);
             for (size_t p = 0; p < first.planes; p++) {
                 for (size_t i = 0; i < 4; i++) {
                     double term =

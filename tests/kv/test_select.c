@@ -165,13 +165,13 @@ static void page_scores(const struct cache *cache, uint32_t layer, uint32_t head
     const uint8_t *keys = page_at(cache, set, CODEC_KEYS, layer, head);
     if (index == &index_components) {
         double rotated[HD];
-        float in_run[HD], tables[RANK_FLOATS], products[2 * POSITION_PAIRS_MAX];
+        float in_run[HD], tables[RANK_FLOATS], products[2 * POSITION_PAIRS_MAX], of_positions[PAGE_TOKENS] = {0};
         rotate(mean, -(double)(set->first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS), rotated);
         for (size_t c = 0; c < HD; c++) in_run[c] = (float)rotated[c];
         cpu_codec_transform.ranks->prepare(side_shape(cache, CODEC_KEYS, layer, head, 1), in_run, tables);
-        cpu_codec_transform.ranks->rank(side_shape(cache, CODEC_KEYS, layer, head, 1), tables, 0, keys, scores);
         position_products(&cache->positions, side_pre_rope_mean(cache, layer, head), in_run, 1, HD, products);
-        position_scores_add_ranks(&cache->positions, products, set->first, scores);
+        position_scores_add(&cache->positions, products, 1, set->first, of_positions);
+        cpu_codec_transform.ranks->rank(side_shape(cache, CODEC_KEYS, layer, head, 1), tables, 0, keys, of_positions, scores);
         return;
     }
     const uint8_t *learned = fitted_data(cache, layer, head) +

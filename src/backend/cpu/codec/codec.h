@@ -16,7 +16,6 @@
 #define INT8_WEIGHT_LIMIT (1.0f / 64)
 #define RANK_QUERIES 8   /* of codec_ranks.prepare, at most */
 #define RANK_FLOATS 2048 /* that it writes for them, at most */
-#define RANK_UNIT 256    /* of ranks for a logit of 1 */
 #define RANK_MOST 65534
 
 struct key_rotation;  /* backend/cpu/kernels/pq/pq.h */
@@ -52,12 +51,13 @@ struct codec_queries {
 
 /* Key codecs whose pages find tokens by themselves, where the format's index is index_components, have these. `prepare` prepares
  * q[G][hd], G <= RANK_QUERIES, which are rotated as the keys are. `rank` then ranks the tokens of a page by the logits of query g
- * as far as the page's first bytes(shape) tell them. A logit of 1 is RANK_UNIT, so that ranks[64] of all queries and pages compare.
- * It returns the largest, at most RANK_MOST. */
+ * as far as the page's first bytes(shape) tell them, plus added[64]. A logit of 1 is 256, so that ranks[64] of all queries and pages
+ * compare. It returns the largest, at most RANK_MOST. */
 struct codec_ranks {
     size_t (*bytes)(struct codec_shape shape);
     void (*prepare)(struct codec_shape shape, const float *q, float *tables);
-    uint16_t (*rank)(struct codec_shape shape, const float *tables, size_t g, const void *page, uint16_t *ranks);
+    uint16_t (*rank)(struct codec_shape shape, const float *tables, size_t g, const void *page, const float *added,
+                     uint16_t *ranks);
 };
 
 /* These functions compute the sums of codec_code_sums by integer products. */

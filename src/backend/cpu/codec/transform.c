@@ -82,12 +82,28 @@ static void gains_of(struct codec_shape shape, const void *page, float *gains) {
     transform_ops()->gains(page, transform_gain_zero(&own), transform_gain_step(&own), gains);
 }
 
+_Static_assert(TRANSFORM_NO_MEAN_GAINS == 8, "a mask tells the codes of gains of rows that are less no mean");
+
+/* Returns the tokens of a page of values whose rows are less no mean, a bit each. Most pages have none, which words of eight codes
+ * tell: a byte's upper bit is set, or its lower bits carry into it, unless it is zero. */
+static uint64_t no_mean_tokens(const uint8_t *codes) {
+    const uint64_t lower = 0x7f7f7f7f7f7f7f7f, mask = 0xf8f8f8f8f8f8f8f8;
+    uint64_t all = ~(uint64_t)0, no_mean = 0;
+    for (size_t t = 0; t < PAGE_TOKENS; t += 8) {
+        uint64_t eight;
+        memcpy(&eight, codes + t, sizeof eight);
+        eight &= mask;
+        all &= ((eight & lower) + lower) | eight;
+    }
+    for (size_t t = 0; t < PAGE_TOKENS && ~all & ~lower; t++) no_mean |= (uint64_t)(codes[t] < TRANSFORM_NO_MEAN_GAINS) << t;
+    return no_mean;
+}
+
 /* Returns gains, and the tokens whose rows are less no mean, a bit each. Keys' pages have none. */
 static uint64_t value_gains_of(struct codec_shape shape, const void *page, float *gains) {
     const uint8_t *codes = page;
-    uint64_t no_mean = 0;
+    const uint64_t no_mean = no_mean_tokens(codes);
     gains_of(shape, page, gains);
-    for (size_t t = 0; t < PAGE_TOKENS; t++) no_mean |= (uint64_t)(codes[t] < TRANSFORM_NO_MEAN_GAINS) << t;
     if (no_mean) {
         const float gain = transform_of(shape).gain;
         for (size_t t = 0; t < PAGE_TOKENS; t++)
@@ -234,11 +250,12 @@ static void prepare_rank(struct codec_shape shape, const float *q, float *tables
     prepare_queries(shape, q, tables + LAYOUT_FLOATS);
 }
 
-static uint16_t rank(struct codec_shape shape, const float *tables, size_t g, const void *page, uint16_t *ranks) {
+static uint16_t rank(struct codec_shape shape, const float *tables, size_t g, const void *page, const float *added,
+                     uint16_t *ranks) {
     const struct transform_fitted own = transform_of(shape);
     shape.layout = rank_layout(tables);
     struct transform_query query = query_at(shape, tables + LAYOUT_FLOATS, g);
-    return transform_ops()->rank(shape.layout, page, transform_gain_zero(&own), transform_gain_step(&own), &query, ranks);
+    return transform_ops()->rank(shape.layout, page, transform_gain_zero(&own), transform_gain_step(&own), &query, added, ranks);
 }
 
 /* ---- Values: sums[G][planes][TRANSFORM_SUM_LANES], then [G] sums of weights of the rows that are less the mean */

@@ -149,9 +149,9 @@ static void add_positions(const struct head_reader *reader, struct tokens tokens
     const struct cache *cache = reader->cache;
     while (i < end) {
         const struct taken taken = take(&tokens);
-        for (size_t j = 0; j < taken.n; j++, i++)
-            position_scores_add_slot(&cache->positions, reader->position_products, reader->rows, set_of(cache, taken.page)->first,
-                                     taken.slots[j], logits + i);
+        position_scores_add_slots(&cache->positions, reader->position_products, reader->rows, set_of(cache, taken.page)->first,
+                                  taken.slots, taken.n, logits + i);
+        i += taken.n;
     }
 }
 

@@ -11,12 +11,15 @@
 #define MIDDLE (POSITION_HALF - 0.5)
 
 _Static_assert(2 * POSITION_HALF == PAGE_TOKENS && 2 * POSITION_PAIRS_MAX == CODEC_HEAD_DIM_MAX, "kernels score whole pages");
+_Static_assert(POSITION_SLACK <= PRE_ROPE_SLACK, "kernels read whole registers of angles");
 
 static size_t middle_floats(const struct position_scores *own) { return 2 * ROPE_RUN_TOKENS * own->stride; }
 static size_t wave_floats(const struct position_scores *own) { return 2 * POSITION_HALF * own->pre_rope.pairs; }
 
 uint64_t position_scores_bytes(const struct position_scores *own) {
-    return (middle_floats(own) + wave_floats(own) + 2 * PRE_ROPE_OFFSETS * own->pre_rope.pairs) * sizeof(float);
+    const size_t pairs = own->pre_rope.pairs;
+    if (!pairs) return 0;
+    return (middle_floats(own) + wave_floats(own) + 2 * PRE_ROPE_OFFSETS * pairs + PRE_ROPE_SLACK) * sizeof(float);
 }
 
 enum terse_status position_scores_new(const struct rope *rope, struct position_scores *own, struct terse_error *error) {
@@ -78,25 +81,9 @@ void position_scores_add(const struct position_scores *own, const float *product
     if (own->pre_rope.pairs) vector_ops()->score_positions(products, rows, own->pre_rope.pairs, rotation, own->waves, logits);
 }
 
-void position_scores_add_slot(const struct position_scores *own, const float *products, size_t rows, uint64_t first, size_t slot,
-                              float *logits) {
+void position_scores_add_slots(const struct position_scores *own, const float *products, size_t rows, uint64_t first,
+                               const uint8_t *slots, size_t n, float *logits) {
     const size_t pairs = own->pre_rope.pairs;
-    const float *cosine = own->pre_rope.angles + 2 * ((size_t)(first % ROPE_RUN_TOKENS) + slot) * pairs, *sine = cosine + pairs;
-    for (size_t m = 0; m < rows && pairs; m++) {
-        const float *even = products + 2 * m * own->stride, *odd = even + own->stride;
-        logits[m * PAGE_TOKENS] += vector_ops()->dot(even, cosine, pairs) + vector_ops()->dot(odd, sine, pairs);
-    }
-}
-
-uint16_t position_scores_add_ranks(const struct position_scores *own, const float *products, uint64_t first, uint16_t *ranks) {
-    float scores[PAGE_TOKENS] = {0};
-    uint16_t largest = 0;
-    position_scores_add(own, products, 1, first, scores);
-    for (size_t t = 0; t < PAGE_TOKENS; t++) {
-        float rank = (float)ranks[t] + RANK_UNIT * scores[t];
-        rank = rank > 0 ? rank : 0;
-        ranks[t] = (uint16_t)(rank < RANK_MOST ? rank : RANK_MOST);
-        largest = ranks[t] > largest ? ranks[t] : largest;
-    }
-    return largest;
+    const float *angles = own->pre_rope.angles + 2 * (size_t)(first % ROPE_RUN_TOKENS) * pairs;
+    if (pairs) vector_ops()->score_position_slots(products, rows, pairs, angles, slots, n, logits);
 }

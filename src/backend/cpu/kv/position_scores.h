@@ -27,10 +27,8 @@ void position_products(const struct position_scores *own, const float *mean, con
 
 /* Adds to logits[rows][64] the position scores of the page that begins with token `first`. */
 void position_scores_add(const struct position_scores *own, const float *products, size_t rows, uint64_t first, float *logits);
-/* Does the same for one slot of the page: adds to logits[m * 64] for row m. */
-void position_scores_add_slot(const struct position_scores *own, const float *products, size_t rows, uint64_t first, size_t slot,
-                              float *logits);
-/* Adds the position scores of products[2][stride] to ranks[64], in units of codec_ranks. Returns the largest. */
-uint16_t position_scores_add_ranks(const struct position_scores *own, const float *products, uint64_t first, uint16_t *ranks);
+/* Does the same for slots[n] of the page, n <= 64: adds to logits[m * 64 + k] for row m and slots[k]. */
+void position_scores_add_slots(const struct position_scores *own, const float *products, size_t rows, uint64_t first,
+                               const uint8_t *slots, size_t n, float *logits);
 
 #endif

@@ -238,10 +238,11 @@ static void score_by_codec(const struct cache *cache, uint32_t head, size_t begi
             if (i + SCORE_AHEAD < cache->selection.candidates)
                 prefetch_page(page_at(cache, select_candidate(cache, i + SCORE_AHEAD), CODEC_KEYS, cache->base.layer, head), bytes);
             const uint8_t *page = page_at(cache, select_candidate(cache, i), CODEC_KEYS, cache->base.layer, head);
-            best[i] = codec->ranks->rank(shape, tables, g, page, scores + i * PAGE_TOKENS);
+            float of_positions[PAGE_TOKENS] = {0};
             if (turning)
-                best[i] = position_scores_add_ranks(&cache->positions, products + 2 * g * cache->positions.stride,
-                                                    select_candidate(cache, i)->first, scores + i * PAGE_TOKENS);
+                position_scores_add(&cache->positions, products + 2 * g * cache->positions.stride, 1,
+                                    select_candidate(cache, i)->first, of_positions);
+            best[i] = codec->ranks->rank(shape, tables, g, page, of_positions, scores + i * PAGE_TOKENS);
         }
     }
 }

@@ -128,13 +128,14 @@ INLINE void score_queries(size_t R, const struct transform_layout *layout, const
 }
 
 static uint16_t rank_avx512(const struct transform_layout *layout, const void *page, float least, float step,
-                            const struct transform_query *query, uint16_t ranks[64]) {
+                            const struct transform_query *query, const float *added, uint16_t ranks[64]) {
     float gains[PAGE_TOKENS], logits[PAGE_TOKENS];
     read_gains(page, least, step, gains);
     score_queries(1, layout, (const uint8_t *)page + PAGE_TOKENS, gains, query, false, logits);
     __m512i most = _mm512_setzero_si512();
     UNROLL for (size_t v = 0; v < VECTORS; v++) {
-        __m512i rank = _mm512_cvtps_epi32(vec_fma(vec_load(logits + v * LANES), vec_set(256), vec_set(32768)));
+        const vec logit = vec_add(vec_load(logits + v * LANES), vec_load(added + v * LANES));
+        __m512i rank = _mm512_cvtps_epi32(vec_fma(logit, vec_set(256), vec_set(32768)));
         rank = _mm512_min_epi32(_mm512_max_epi32(rank, _mm512_setzero_si512()), _mm512_set1_epi32(TRANSFORM_RANK_MOST));
         most = _mm512_max_epi32(most, rank);
         _mm256_storeu_si256((__m256i *)(ranks + v * LANES), _mm512_cvtepi32_epi16(rank));

@@ -100,13 +100,13 @@ INLINE void score_queries(size_t R, const struct transform_layout *layout, const
 }
 
 static uint16_t rank_neon(const struct transform_layout *layout, const void *page, float least, float step,
-                          const struct transform_query *query, uint16_t ranks[64]) {
+                          const struct transform_query *query, const float *added, uint16_t ranks[64]) {
     float gains[PAGE_TOKENS], logits[PAGE_TOKENS];
     read_gains(page, least, step, gains);
     score_queries(1, layout, (const uint8_t *)page + PAGE_TOKENS, gains, query, false, logits);
     uint16x4_t most = vdup_n_u16(0);
     for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {
-        vec rank = vec_fma(vec_load(logits + t), vec_set(256), vec_set(32768));
+        vec rank = vec_fma(vec_add(vec_load(logits + t), vec_load(added + t)), vec_set(256), vec_set(32768));
         uint16x4_t four = vmin_u16(vqmovun_s32(vcvtnq_s32_f32(rank)), vdup_n_u16(TRANSFORM_RANK_MOST));
         most = vmax_u16(most, four);
         vst1_u16(ranks + t, four);

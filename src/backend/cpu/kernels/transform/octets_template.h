@@ -165,15 +165,17 @@ INLINE void score_queries(size_t R, const struct transform_layout *layout, const
 }
 
 static uint16_t PASTE(rank, ISA)(const struct transform_layout *layout, const void *page, float least, float step,
-                                 const struct transform_query *query, uint16_t ranks[64]) {
+                                 const struct transform_query *query, const float *added, uint16_t ranks[64]) {
     float gains[PAGE_TOKENS], logits[PAGE_TOKENS];
     read_gains(page, least, step, gains);
     score_queries(1, layout, (const uint8_t *)page + PAGE_TOKENS, gains, query, false, logits);
     __m256i most = _mm256_setzero_si256();
     UNROLL for (size_t v = 0; v < OCTETS; v += 2) {
         __m256i rank[2];
-        UNROLL for (size_t i = 0; i < 2; i++) rank[i] =
-            _mm256_cvtps_epi32(vec_fma(vec_load(logits + (v + i) * LANES), vec_set(256), vec_set(32768)));
+        UNROLL for (size_t i = 0; i < 2; i++) {
+            const vec logit = vec_add(vec_load(logits + (v + i) * LANES), vec_load(added + (v + i) * LANES));
+            rank[i] = _mm256_cvtps_epi32(vec_fma(logit, vec_set(256), vec_set(32768)));
+        }
         __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(rank[0], rank[1]), 0xd8);
         both = _mm256_min_epu16(both, _mm256_set1_epi16((short)TRANSFORM_RANK_MOST));
         most = _mm256_max_epu16(most, both);

@@ -39,11 +39,11 @@ struct transform_ops {
      * kernel's choice. `codes` is a page of keys behind its gains. gains[64], logits[G][64]. */
     void (*score)(const struct transform_layout *layout, const void *codes, const float *gains,
                   const struct transform_query *queries, size_t G, float *logits);
-    /* Ranks tokens by the logits of one query, 256 to a unit and 32768 for a logit of 0, rounded and cut off at 0 and
+    /* Ranks tokens by the logits of one query and added[64], 256 to a unit and 32768 for a logit of 0, rounded and cut off at 0 and
      * TRANSFORM_RANK_MOST. Returns the largest. It takes a page with its gains, which are least + step * code, unlike `score`, and
      * prefetches nothing. */
     uint16_t (*rank)(const struct transform_layout *layout, const void *page, float least, float step,
-                     const struct transform_query *query, uint16_t ranks[64]);
+                     const struct transform_query *query, const float *added, uint16_t ranks[64]);
     /* Makes values' weights integers of 8 bits (planes 1) or 16 (planes 2, the upper byte first):
      *     sum over planes b of scales[b][m] bytes[b][m][t] = weights[m][t] gains[t],
      * rounded to a 255th or 65535th of the query's largest. Products are not negative; a query's products up to

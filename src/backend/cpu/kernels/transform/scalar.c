@@ -60,13 +60,13 @@ static void score_scalar(const struct transform_layout *layout, const void *code
 }
 
 static uint16_t rank_scalar(const struct transform_layout *layout, const void *page, float least, float step,
-                            const struct transform_query *query, uint16_t ranks[64]) {
+                            const struct transform_query *query, const float *added, uint16_t ranks[64]) {
     float gains[PAGE_TOKENS], logits[PAGE_TOKENS];
     uint16_t most = 0;
     gains_scalar(page, least, step, gains);
     score_scalar(layout, (const uint8_t *)page + PAGE_TOKENS, gains, query, 1, logits);
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
-        float rank = 256 * logits[t] + 32768.5f;
+        float rank = 256 * (logits[t] + added[t]) + 32768.5f;
         ranks[t] = (uint16_t)(rank > 0 ? (rank < TRANSFORM_RANK_MOST ? rank : TRANSFORM_RANK_MOST) : 0); /* NaN gives 0 */
         most = ranks[t] > most ? ranks[t] : most;
     }

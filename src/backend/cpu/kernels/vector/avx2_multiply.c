@@ -76,6 +76,10 @@ INLINE vec rotate_adjacent(vec x, const float *cosine, const float *sine) {
 #include "backend/cpu/kernels/vector/rotate_template.h"
 
 static inline vec vec_reverse(vec x) { return _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0)); }
+static inline void sum_four(const vec *x, float *to) {
+    vec all = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+}
 #define POSITION_ROWS 4
 #define POSITION_VECS 2
 #include "backend/cpu/kernels/vector/positions_template.h"
@@ -86,4 +90,5 @@ void vector_init_avx2_multiply(struct vector_ops *ops) {
     ops->columns_to_float = columns_to_float_avx2;
     ops->rotate = rotate_avx2;
     ops->score_positions = score_positions_avx2;
+    ops->score_position_slots = score_position_slots_avx2;
 }

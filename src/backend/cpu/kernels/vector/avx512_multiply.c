@@ -31,6 +31,12 @@ INLINE vec rotate_adjacent(vec x, const float *cosine, const float *sine) {
 static inline vec vec_reverse(vec x) {
     return _mm512_permutexvar_ps(_mm512_setr_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), x);
 }
+static inline void sum_four(const vec *x, float *to) {
+    __m256 half[4];
+    UNROLL for (size_t m = 0; m < 4; m++) half[m] = _mm256_add_ps(_mm512_castps512_ps256(x[m]), _mm512_extractf32x8_ps(x[m], 1));
+    __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+}
 #define POSITION_ROWS 4
 #define POSITION_VECS 2
 #include "backend/cpu/kernels/vector/positions_template.h"
@@ -40,4 +46,5 @@ void vector_init_avx512_multiply(struct vector_ops *ops) {
     ops->multiply_i16 = multiply_i16_avx512;
     ops->rotate = rotate_avx512;
     ops->score_positions = score_positions_avx512;
+    ops->score_position_slots = score_position_slots_avx512;
 }

@@ -31,6 +31,7 @@ static inline vec vec_reverse(vec x) {
     vec pairs = vrev64q_f32(x);
     return vextq_f32(pairs, pairs, 2);
 }
+static inline void sum_four(const vec *x, float *to) { vst1q_f32(to, vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3]))); }
 #define POSITION_ROWS 4
 #define POSITION_VECS 2
 #include "backend/cpu/kernels/vector/positions_template.h"
@@ -40,4 +41,5 @@ void vector_init_neon_multiply(struct vector_ops *ops) {
     ops->multiply_i16 = multiply_i16_neon;
     ops->rotate = rotate_neon;
     ops->score_positions = score_positions_neon;
+    ops->score_position_slots = score_position_slots_neon;
 }

@@ -18,6 +18,7 @@
 #define POSITION_HALF 32                                  /* tokens of half a page */
 #define POSITION_PAIRS_MAX 128                            /* of score_positions */
 #define POSITION_STRIDE(pairs) (((pairs) + 15) / 16 * 16) /* floats that so many pairs' numbers take: zeros follow them */
+#define POSITION_SLACK 16                                 /* floats that are read behind the last token's angles */
 
 struct vector_ops {
     /* Convert n half floats. Both directions give the same bits in every tier: round to nearest even, subnormals kept, overflow to
@@ -51,6 +52,11 @@ struct vector_ops {
      * at most. */
     void (*score_positions)(const float *products, size_t rows, size_t pairs, const float *rotation, const float *waves,
                             float *logits);
+    /* Does the same for tokens slots[n] of the page, n <= 64: logits[m][k], 64 floats apart, gets the score of slots[k]. The products'
+     * numbers past `pairs` are zeros here. angles[64][cosine, sine][pairs] are the tokens' own, and
+     * POSITION_SLACK finite floats follow them. */
+    void (*score_position_slots)(const float *products, size_t rows, size_t pairs, const float *angles, const uint8_t *slots,
+                                 size_t n, float *logits);
     /* Computes out = gain x / sqrt(mean of x^2 + epsilon); out may be x. */
     void (*rms_norm)(const float *x, const float *gain, float epsilon, float *out, size_t n);
     /* Computes gate = gate / (1 + exp(-gate)) * up; the relative error is at most 5e-7, and 1e-36 |up| where exp overflows. */

@@ -147,12 +147,24 @@ static void score_positions_scalar(const float *products, size_t rows, size_t pa
     }
 }
 
+static void score_position_slots_scalar(const float *products, size_t rows, size_t pairs, const float *angles, const uint8_t *slots,
+                                        size_t n, float *logits) {
+    const size_t stride = POSITION_STRIDE(pairs);
+    for (size_t m = 0; m < rows; m++, products += 2 * stride, logits += 2 * POSITION_HALF) {
+        for (size_t k = 0; k < n; k++) {
+            const float *cosine = angles + 2 * slots[k] * pairs;
+            logits[k] += dot_scalar(products, cosine, pairs) + dot_scalar(products + stride, cosine + pairs, pairs);
+        }
+    }
+}
+
 void vector_init_scalar(struct vector_ops *ops) {
     ops->multiply = multiply_scalar;
     ops->multiply_i16 = multiply_i16_scalar;
     ops->columns_to_float = columns_to_float_scalar;
     ops->rotate = rotate_scalar;
     ops->score_positions = score_positions_scalar;
+    ops->score_position_slots = score_position_slots_scalar;
     ops->scale_weights = scale_weights_scalar;
     ops->half_to_float = half_to_float_scalar;
     ops->float_to_half = float_to_half_scalar;
