@@ -11,6 +11,7 @@ INLINE __m256i upper_codes(__m256i both, __m256i mask) { return _mm256_and_si256
 INLINE __m256i twice_sums(__m256i sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(2)); }
 INLINE __m256i twice_upper_sums(__m256i sum) { return twice_sums(sum); }
 
+#define OCTETS_TOGETHER 4 /* 2 * 255 * 15 * 4 < 2^15 */
 #include "backend/cpu/kernels/transform/octets_template.h"
 
 void transform_init_avx2(struct transform_ops *ops) { fill_octets(ops); }

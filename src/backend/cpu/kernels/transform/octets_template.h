@@ -8,6 +8,7 @@
  *     upper_codes(both, mask)   a key's codes from bit 4 of each byte on, or 16 times as much
  *     twice_sums(sum)           twice the dwords' sums of products with codes
  *     twice_upper_sums(sum)     the same of upper_codes
+ *     OCTETS_TOGETHER           octets whose products of values are added up before they are whole, 4 or 8
  *
  * An octet is 8 tokens of a plane, 32 bytes of codes.
  *
@@ -19,13 +20,20 @@
 #include <math.h>
 #include <string.h>
 
-#define TOGETHER 4        /* queries that a kernel reads a page for */
-#define OCTETS 8          /* of a plane: 8 tokens each */
-#define OCTET 32          /* bytes */
-#define ROWS 4            /* of 32 bytes in a nibble: two octets each */
-#define OCTETS_TOGETHER 4 /* whose products of values are added up before they are whole: 2 * 255 * 15 * 4 < 2^15 */
+#define TOGETHER 4      /* queries that a kernel reads a page for */
+#define OCTETS 8        /* of a plane: 8 tokens each */
+#define OCTET 32        /* bytes */
+#define ROWS 4          /* of 32 bytes in a nibble: two octets each */
+#define PLANES_BESIDE 2 /* planes of values that are read together */
 
 INLINE __m256i load(const uint8_t *at) { return _mm256_loadu_si256((const __m256i *)at); }
+
+/* Loads what is used twice, for which compilers load it twice. */
+INLINE __m256i load_once(const uint8_t *at) {
+    __m256i x = load(at);
+    __asm__("" : "+x"(x));
+    return x;
+}
 
 /* Row i of a nibble is octet octet_of(i) and, in the upper halves of its bytes, the second after it. */
 INLINE size_t octet_of(size_t i) { return i / 2 * 4 + i % 2; }
@@ -99,28 +107,30 @@ INLINE size_t rows_together(size_t R) { return R == 1 ? 4 : R == 2 ? 2 : 1; }
 
 typedef __m256i sums_of_rows[TOGETHER][ROWS][BESIDE];
 
-/* Adds the products of rows of a plane's codes. */
-INLINE void add_keys(size_t R, bool whole, struct place place, const struct transform_query *queries, size_t p, sums_of_rows sum) {
+/* Adds the products of rows of a plane's codes with four weights of each query, which lie at `weights`. */
+INLINE void add_keys(size_t R, bool whole, struct place place, const int8_t *const *weights, size_t p, sums_of_rows sum) {
     const __m256i mask = _mm256_set1_epi32(whole ? 0x0f0f0f0f : (int)place.cut->mask);
     UNROLL for (size_t i = 0; i < rows_together(R); i++) {
-        __m256i both = load(place.at + i * OCTET);
+        __m256i both = load_once(place.at + i * OCTET);
         if (!whole) both = _mm256_srlv_epi32(both, _mm256_set1_epi32((int)place.cut->shift));
         const __m256i x[BESIDE] = {_mm256_and_si256(both, mask), upper_codes(both, mask)};
         UNROLL for (size_t m = 0; m < R; m++) {
-            __m256i weights = four_weights(queries[m].weights + p * TRANSFORM_QUAD);
-            UNROLL for (size_t j = 0; j < BESIDE; j++) sum[m][i][j] = more_products(sum[m][i][j], x[j], weights);
+            __m256i own = four_weights(weights[m] + p * TRANSFORM_QUAD);
+            UNROLL for (size_t j = 0; j < BESIDE; j++) sum[m][i][j] = more_products(sum[m][i][j], x[j], own);
         }
     }
 }
 
 /* Scores rows of a page, from the first plane to the last. codes, gains and logits are those of the rows. */
 INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
-                       const struct transform_query *queries, bool ahead, float *logits) {
+                       const struct transform_query *queries, const float *biases, bool ahead, float *logits) {
     const struct transform_plane *plane = layout->plane;
     const size_t planes = layout->planes, rows = rows_together(R);
+    const int8_t *weights[TOGETHER];
     vec all[TOGETHER][ROWS][BESIDE];
     UNROLL for (size_t m = 0; m < R; m++) {
-        UNROLL for (size_t i = 0; i < rows; i++) { UNROLL for (size_t j = 0; j < BESIDE; j++) all[m][i][j] = vec_zero(); }
+        weights[m] = queries[m].weights;
+        UNROLL for (size_t i = 0; i < rows; i++) { UNROLL for (size_t j = 0; j < BESIDE; j++) all[m][i][j] = vec_set(biases[m]); }
     }
     for (size_t p = 0, step = 0; p < planes; step++) {
         const size_t end = SMALLER(p + TRANSFORM_STEP_PLANES, planes);
@@ -130,17 +140,16 @@ INLINE void score_rows(size_t R, const struct transform_layout *layout, const ui
                 UNROLL for (size_t j = 0; j < BESIDE; j++) sum[m][i][j] = _mm256_setzero_si256();
             }
         }
-        for (size_t nibble = p; nibble < SMALLER(end, layout->nibbles) && ahead; nibble++)
+        for (size_t nibble = p; ahead && nibble < SMALLER(end, layout->nibbles); nibble++)
             prefetch_step(codes + nibble * PAGE_TRANSFORM_NIBBLE, 0, rows * OCTET);
-        for (; p < end && is_whole(&plane[p]); p++) add_keys(R, true, place_of(&plane[p], codes), queries, p, sum);
-        for (; p < end; p++) add_keys(R, false, place_of(&plane[p], codes), queries, p, sum);
+        for (; p < end && is_whole(&plane[p]); p++) add_keys(R, true, place_of(&plane[p], codes), weights, p, sum);
+        for (; p < end; p++) add_keys(R, false, place_of(&plane[p], codes), weights, p, sum);
         UNROLL for (size_t m = 0; m < R; m++) {
             const vec by = vec_set(queries[m].steps[step]);
-            const __m256i bias = _mm256_set1_epi32(queries[m].bias[step]);
             UNROLL for (size_t i = 0; i < rows; i++) {
                 UNROLL for (size_t j = 0; j < BESIDE; j++) {
                     __m256i twice = j ? twice_upper_sums(sum[m][i][j]) : twice_sums(sum[m][i][j]);
-                    all[m][i][j] = vec_fma(by, _mm256_cvtepi32_ps(_mm256_add_epi32(twice, bias)), all[m][i][j]);
+                    all[m][i][j] = vec_fma(by, _mm256_cvtepi32_ps(twice), all[m][i][j]);
                 }
             }
         }
@@ -158,9 +167,14 @@ INLINE void score_rows(size_t R, const struct transform_layout *layout, const ui
 /* Two rows are a line of the cache, which the first of them prefetches. */
 INLINE void score_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
                           const struct transform_query *queries, bool ahead, float *logits) {
+    float biases[TOGETHER] = {0};
+    UNROLL for (size_t m = 0; m < R; m++) {
+        for (size_t p = 0; p < layout->planes; p += TRANSFORM_STEP_PLANES)
+            biases[m] += queries[m].steps[p / TRANSFORM_STEP_PLANES] * (float)queries[m].bias[p / TRANSFORM_STEP_PLANES];
+    }
     for (size_t row = 0; row < ROWS; row += rows_together(R)) {
         const size_t t = octet_of(row) * LANES;
-        score_rows(R, layout, codes + row * OCTET, gains + t, queries, ahead && row % 2 == 0, logits + t);
+        score_rows(R, layout, codes + row * OCTET, gains + t, queries, biases, ahead && row % 2 == 0, logits + t);
     }
 }
 
@@ -316,36 +330,67 @@ struct spread {
     float twice[TRANSFORM_NIBBLE_BITS][TOGETHER]; /* the scale of a code that is 2^shift times as large, twice */
 };
 
-/* Adds a plane's sums for R queries. Codes are multiplied at the bit where they lie in their half of a byte. The queries take turns,
- * since each waits for its own sum. */
-INLINE void add_plane(size_t R, bool whole, const struct spread *spread, struct place place, size_t row, float *out) {
-    const __m256i mask = _mm256_set1_epi32(whole ? 0x0f0f0f0f : (int)place.cut->mask_in_place);
-    const vec most = vec_set(whole ? 15 : place.cut->most_in_place);
-    const float *twice = spread->twice[whole ? 0 : place.cut->shift];
-    __m256i sum[TOGETHER], all[TOGETHER];
+/* Adds the sums of P planes for R queries, whose weights are loaded once for all these planes. Codes are multiplied at the bit where
+ * they lie in their half of a byte. Queries and planes take turns, since each waits for its own sum. */
+INLINE void add_planes(size_t R, size_t P, bool whole, const struct spread *spread, const struct transform_plane *plane,
+                       const uint8_t *codes, size_t row, float *out) {
+    struct place place[PLANES_BESIDE];
+    __m256i mask[PLANES_BESIDE], sum[PLANES_BESIDE][TOGETHER], all[PLANES_BESIDE][TOGETHER];
+    UNROLL for (size_t p = 0; p < P; p++) {
+        place[p] = place_of(&plane[p], codes);
+        mask[p] = _mm256_set1_epi32(whole ? 0x0f0f0f0f : (int)place[p].cut->mask_in_place);
+    }
     UNROLL for (size_t n = 0; n < OCTETS; n += 2) {
-        const __m256i both = load(place.at + n / 2 * OCTET);
-        const __m256i x[2] = {_mm256_and_si256(both, mask), _mm256_and_si256(_mm256_srli_epi32(both, 4), mask)};
+        __m256i x[PLANES_BESIDE][2];
+        UNROLL for (size_t p = 0; p < P; p++) {
+            const __m256i both = load_once(place[p].at + n / 2 * OCTET);
+            x[p][0] = _mm256_and_si256(both, mask[p]);
+            x[p][1] = _mm256_and_si256(_mm256_srli_epi32(both, 4), mask[p]);
+        }
         UNROLL for (size_t j = 0; j < 2; j++) {
             const size_t v = octet_of(n / 2) + 2 * j, last = n + j + 1;
             UNROLL for (size_t m = 0; m < R; m++) {
                 const __m256i weights = spread->weights[m][v];
-                sum[m] = (n + j) % OCTETS_TOGETHER ? more_products(sum[m], weights, x[j]) : first_products(weights, x[j]);
-                if (last % OCTETS_TOGETHER) continue;
-                all[m] = last > OCTETS_TOGETHER ? _mm256_add_epi32(all[m], whole_sums(sum[m])) : whole_sums(sum[m]);
+                UNROLL for (size_t p = 0; p < P; p++) {
+                    __m256i *own = &sum[p][m];
+                    *own = (n + j) % OCTETS_TOGETHER ? more_products(*own, weights, x[p][j]) : first_products(weights, x[p][j]);
+                    if (last % OCTETS_TOGETHER) continue;
+                    all[p][m] = last > OCTETS_TOGETHER ? _mm256_add_epi32(all[p][m], whole_sums(*own)) : whole_sums(*own);
+                }
             }
         }
     }
-    UNROLL for (size_t m = 0; m < R; m++) {
-        float *to = out + m * row;
-        vec x = vec_fnma(most, spread->half[m], _mm256_cvtepi32_ps(all[m]));
-        vec_store(to, vec_fma(vec_set(twice[m]), x, vec_load(to)));
+    UNROLL for (size_t p = 0; p < P; p++) {
+        const vec most = vec_set(whole ? 15 : place[p].cut->most_in_place);
+        const float *twice = spread->twice[whole ? 0 : place[p].cut->shift];
+        UNROLL for (size_t m = 0; m < R; m++) {
+            float *to = out + m * row + p * TRANSFORM_SUM_LANES;
+            vec x = vec_fnma(most, spread->half[m], _mm256_cvtepi32_ps(all[p][m]));
+            vec_store(to, vec_fma(vec_set(twice[m]), x, vec_load(to)));
+        }
     }
+}
+
+/* Adds the planes from the first on that are whole, or those that are not; returns where these end. */
+INLINE size_t add_kind(size_t R, bool whole, const struct spread *spread, const struct transform_layout *layout, size_t first,
+                       const uint8_t *codes, float *out) {
+    const size_t planes = layout->planes, row = planes * TRANSFORM_SUM_LANES;
+    size_t p = first;
+    for (; p + 1 < planes && is_whole(&layout->plane[p + 1]) == whole; p += 2) {
+        prefetch_plane(layout, p, codes);
+        prefetch_plane(layout, p + 1, codes);
+        add_planes(R, 2, whole, spread, &layout->plane[p], codes, row, out + p * TRANSFORM_SUM_LANES);
+    }
+    if (p < planes && is_whole(&layout->plane[p]) == whole) {
+        prefetch_plane(layout, p, codes);
+        add_planes(R, 1, whole, spread, &layout->plane[p], codes, row, out + p * TRANSFORM_SUM_LANES);
+        p++;
+    }
+    return p;
 }
 
 INLINE void accumulate_queries(size_t R, const struct transform_layout *layout, const uint8_t *codes, const uint8_t *weights,
                                const float *scales, float *out) {
-    const size_t planes = layout->planes, row = planes * TRANSFORM_SUM_LANES;
     struct spread own;
     const struct spread *spread = &own;
     UNROLL for (size_t m = 0; m < R; m++) {
@@ -355,15 +400,7 @@ INLINE void accumulate_queries(size_t R, const struct transform_layout *layout, 
             2 * scales[m] / (float)(1u << shift);
     }
     __asm__("" : "+r"(spread) : : "memory"); /* or gcc 12 copies them from one place of the stack to another */
-    size_t p = 0;
-    for (; p < planes && is_whole(&layout->plane[p]); p++, out += TRANSFORM_SUM_LANES) {
-        prefetch_plane(layout, p, codes);
-        add_plane(R, true, spread, place_of(&layout->plane[p], codes), row, out);
-    }
-    for (; p < planes; p++, out += TRANSFORM_SUM_LANES) {
-        prefetch_plane(layout, p, codes);
-        add_plane(R, false, spread, place_of(&layout->plane[p], codes), row, out);
-    }
+    add_kind(R, false, spread, layout, add_kind(R, true, spread, layout, 0, codes, out), codes, out);
 }
 
 #include "backend/cpu/kernels/transform/queries_template.h"

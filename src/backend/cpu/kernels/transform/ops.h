@@ -35,8 +35,8 @@ struct transform_ops {
     void (*quantize_query)(const struct transform_layout *layout, const float *products, float *steps, int32_t *bias,
                            int8_t *weights);
     /* Computes logits[m][t] = queries[m].offset + gains[t] * sum_p steps[p / 8] * sum_i weights[p][i] * integer level of component
-     * i of plane p, token t. The integer sums are exact; floats are summed in the order of the planes, how many at a time is each
-     * kernel's choice. `codes` is a page of keys behind its gains. gains[64], logits[G][64]. */
+     * i of plane p, token t. The integer sums are exact; floats are summed in the order of the planes, how many at a time, and whether
+     * all biases come first, is each kernel's choice. `codes` is a page of keys behind its gains. gains[64], logits[G][64]. */
     void (*score)(const struct transform_layout *layout, const void *codes, const float *gains,
                   const struct transform_query *queries, size_t G, float *logits);
     /* Ranks tokens by the logits of one query and added[64], 256 to a unit and 32768 for a logit of 0, rounded and cut off at 0 and
