@@ -122,9 +122,10 @@ static double time_page(const struct cache_shape *shape, const char *name) {
 static int bench_pages(void) {
     static const char *const methods[] = {"q8_0",    "q4_0",    "kivi-4",  "kivi-2",   "million-4", "million-2",
                                           "antkv-4", "antkv-2", "antkv-1", "commvq-2", "commvq-1",  "selfindex-2"};
-    static float frequency[64];
-    for (int i = 0; i < 64; i++) frequency[i] = powf(500000, -(float)i / 64);
-    struct rope rope64 = {ROPE_ADJACENT, 64, 64, frequency, 1}, rope128 = {ROPE_ADJACENT, 128, 128, frequency, 1};
+    static float frequency64[32], frequency128[64];
+    for (int i = 0; i < 32; i++) frequency64[i] = powf(500000, -(float)i / 32);
+    for (int i = 0; i < 64; i++) frequency128[i] = powf(500000, -(float)i / 64);
+    struct rope rope64 = {ROPE_ADJACENT, 64, 64, frequency64, 1}, rope128 = {ROPE_ADJACENT, 128, 128, frequency128, 1};
     struct cache_shape shapes[] = {{8, 32, 8, 64, 0.125f, &rope64, .slopes = NULL},
                                    {8, 32, 8, 128, 0.0884f, &rope128, .slopes = NULL}};
     printf("sealing, %d threads; a page of 64 tokens of every KV head of a layer\n%-18s %-14s %10s\n", omp_get_max_threads(),
