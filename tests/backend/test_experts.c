@@ -167,7 +167,9 @@ static double naive(const struct layer_run *r, size_t row, double *out) {
 
 static void test_layer(void **state) {
     const struct random_model_spec *spec = *state;
-    const bool bytes = spec->types[0] == TENSOR_Q4_K; /* which are multiplied by few rows as bytes (kernels/weights/ops.h) */
+    bool bytes = false; /* whether there are weights that are multiplied by few rows as bytes (kernels/weights/ops.h) */
+    for (size_t i = 0; i < sizeof spec->types / sizeof spec->types[0]; i++)
+        bytes |= spec->types[i] == TENSOR_Q4_K || spec->types[i] == TENSOR_IQ4_NL || spec->types[i] == TENSOR_IQ4_XS;
     struct layer_run r = new_run(spec);
     const size_t width = r.model->width, n[] = {1, 9, ROWS};
     float *out = room(ROWS * width, sizeof *out);

@@ -18,6 +18,7 @@
  * fp32 on both sides, and transformers' angles, which are 1e-5 radians off at position 200. Earlier tokens are read in f16:
  * make_models.py, which rounds them so in double precision, prints up to 3.4e-3. */
 #define EXACT 5e-5
+#define SIXTEEN_BITS 2e-4 /* of gpt-oss, whose MXFP4 AVX2 multiplies by activations of 16 bits (kernels/weights/ops.h) */
 #define HALF 6e-3
 
 struct reference {
@@ -140,9 +141,10 @@ static void check_way(const char *name, struct terse_session *session, const str
     }
     assert_int_equal(c.rows, n);
     print_message("%s, %s: %.1e at position %zu\n", name, way->name, c.worst, c.worst_row);
-    if (!(c.worst <= way->bound))
+    const double bound = strcmp(name, "gpt-oss") ? way->bound : fmax(way->bound, SIXTEEN_BITS);
+    if (!(c.worst <= bound))
         fail_msg("%s, %s: logits at position %zu are %g of the largest apart, more than %g", name, way->name, c.worst_row, c.worst,
-                 way->bound);
+                 bound);
 }
 
 static void test_logits(void **state) {

@@ -235,8 +235,17 @@ struct product {
 
 /* The part of the largest of its 32 by which a number may be off where vector tiers read a type by products of integers. */
 static double fixed_part(enum tensor_type type) {
-    if (type == TENSOR_Q4_0 || type == TENSOR_Q4_K) return 1.0 / 253;
-    return type == TENSOR_Q8_0 || type == TENSOR_Q6_K ? 0x1p-15 : 0;
+    switch (type) {
+    case TENSOR_Q4_0:
+    case TENSOR_IQ4_NL:
+    case TENSOR_IQ4_XS:
+    case TENSOR_Q4_K: return 1.0 / 253;
+    case TENSOR_MXFP4:
+    case TENSOR_Q5_K:
+    case TENSOR_Q6_K:
+    case TENSOR_Q8_0: return 0x1p-15;
+    default: return 0;
+    }
 }
 
 static double fixed_error(const float *row, const float *x, size_t n, double part) {

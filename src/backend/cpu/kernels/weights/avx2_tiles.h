@@ -11,6 +11,7 @@
 #define LANES 8
 #define PARTS 2        /* a load of a vector serves both */
 #define VECTORS_MOST 4 /* sums and codes fill the registers */
+#define VECTORS_MOST_OF_PLANES 2
 typedef __m256i ints;
 typedef __m256 floats;
 #define MM(operation) _mm256_##operation
@@ -18,6 +19,7 @@ typedef __m256 floats;
 INLINE ints ints_and(ints a, ints b) { return _mm256_and_si256(a, b); }
 INLINE ints ints_or(ints a, ints b) { return _mm256_or_si256(a, b); }
 INLINE ints ints_andnot(ints a, ints b) { return _mm256_andnot_si256(a, b); }
+INLINE ints repeat(__m128i x) { return _mm256_broadcastsi128_si256(x); }
 INLINE floats halves_of_dwords(ints x) {
     __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(x, x), 0xd8);
     return _mm256_cvtph_ps(_mm256_castsi256_si128(words));

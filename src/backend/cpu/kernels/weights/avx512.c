@@ -212,8 +212,10 @@ INLINE void store_sums(__m512 sums[4][2], float *y, size_t rows) {
 
 FLOAT_WEIGHT_KERNELS(avx512)
 BYTE_DEQUANTIZERS(avx512)
+BLOCK_MATMUL(mxfp4, avx512)
 
 void weights_init_avx512(struct weights_ops *ops) {
     FILL_FLOAT_WEIGHTS(ops, avx512);
     FILL_BYTE_DEQUANTIZERS(ops, avx512);
+    FILL_MATMUL(ops, MXFP4, mxfp4, avx512);
 }

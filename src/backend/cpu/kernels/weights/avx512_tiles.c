@@ -1,4 +1,4 @@
-/* Implements matmul of weights of four, six and eight bits with AVX-512 (VNNI): weights/tiles_template.h with sixteen rows to a
+/* Implements matmul of weights of four to eight bits with AVX-512 (VNNI): weights/tiles_template.h with sixteen rows to a
  * tile. A number of a vector is an operand in memory, which the instruction itself repeats in all lanes. */
 #include "backend/cpu/kernels/weights/init.h"
 
@@ -8,6 +8,7 @@
 #define LANES 16
 #define PARTS 1
 #define VECTORS_MOST 8
+#define VECTORS_MOST_OF_PLANES 8
 typedef __m512i ints;
 typedef __m512 floats;
 #define MM(operation) _mm512_##operation
@@ -15,6 +16,7 @@ typedef __m512 floats;
 INLINE ints ints_and(ints a, ints b) { return _mm512_and_si512(a, b); }
 INLINE ints ints_or(ints a, ints b) { return _mm512_or_si512(a, b); }
 INLINE ints ints_andnot(ints a, ints b) { return _mm512_andnot_si512(a, b); }
+INLINE ints repeat(__m128i x) { return _mm512_broadcast_i32x4(x); }
 INLINE floats halves_of_dwords(ints x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
 
 INLINE void load_pieces(const uint8_t *at, size_t apart, ints to[4]) {
@@ -23,21 +25,33 @@ INLINE void load_pieces(const uint8_t *at, size_t apart, ints to[4]) {
     transpose_fours(pieces, to);
 }
 
+#define ZERO_IN_WORDS false
 #include "backend/cpu/kernels/weights/tiles_fixed.h"
 
-INLINE ints start_bytes(const struct fixed_group *f) { return _mm512_set1_epi32(f->zero); }
+INLINE ints start_bytes(int32_t zero) { return _mm512_set1_epi32(zero); }
 INLINE ints add_bytes(ints sum, ints codes, const int32_t *number) {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*number));
     return sum;
 }
-INLINE ints end_bytes(ints sum, const struct fixed_group *f) { return (void)f, sum; }
+INLINE floats end_bytes(const ints sum[1]) { return _mm512_cvtepi32_ps(sum[0]); }
 
-INLINE ints start_words(const struct fixed_group *f) { return (void)f, _mm512_setzero_si512(); }
+#define SIGNED_ZERO 128
+#define start_signed start_bytes
+#define add_signed add_bytes
+#define end_signed end_bytes
+
+#define start_planes start_bytes
+#define add_planes add_bytes
+INLINE floats end_planes(const ints sum[2]) {
+    return MM(fmadd_ps)(MM(cvtepi32_ps)(sum[0]), MM(set1_ps)(255), MM(cvtepi32_ps)(sum[1]));
+}
+
+INLINE ints start_words(int32_t zero) { return (void)zero, _mm512_setzero_si512(); }
 INLINE ints add_words(ints sum, ints codes, const int32_t *number) {
     __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*number));
     return sum;
 }
-INLINE ints end_words(ints sum, const struct fixed_group *f) { return (void)f, sum; }
+INLINE floats end_words(const ints sum[1]) { return _mm512_cvtepi32_ps(sum[0]); }
 
 #include "backend/cpu/kernels/weights/tiles_template.h"
 

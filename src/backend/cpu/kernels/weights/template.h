@@ -174,29 +174,36 @@
     BLOCK_KERNELS(q4_1, isa) \
     BLOCK_KERNELS(q5_0, isa) \
     BLOCK_KERNELS(q5_1, isa) \
-    BLOCK_KERNELS(iq4_nl, isa) \
-    BLOCK_KERNELS(mxfp4, isa) \
-    K_KERNELS(iq4_xs, isa) \
     K_KERNELS(q2_k, isa) \
-    K_KERNELS(q3_k, isa) \
-    K_KERNELS(q5_k, isa)
+    K_KERNELS(q3_k, isa)
 
 /* An instruction set may multiply these formats by products of bytes instead. */
 #define BYTE_DEQUANTIZERS(isa) \
     BLOCK_DEQUANTIZER(q8_0, isa) \
     BLOCK_DEQUANTIZER(q4_0, isa) \
+    BLOCK_DEQUANTIZER(iq4_nl, isa) \
+    BLOCK_DEQUANTIZER(mxfp4, isa) \
+    K_DEQUANTIZER(iq4_xs, isa) \
     K_DEQUANTIZER(q4_k, isa) \
+    K_DEQUANTIZER(q5_k, isa) \
     K_DEQUANTIZER(q6_k, isa)
 #define BYTE_MATMULS(isa) \
     BLOCK_MATMUL(q8_0, isa) \
     BLOCK_MATMUL(q4_0, isa) \
+    BLOCK_MATMUL(iq4_nl, isa) \
+    BLOCK_MATMUL(mxfp4, isa) \
+    K_MATMUL(iq4_xs, isa) \
     K_MATMUL(q4_k, isa) \
+    K_MATMUL(q5_k, isa) \
     K_MATMUL(q6_k, isa)
 
 #define ALL_WEIGHT_KERNELS(isa) FLOAT_WEIGHT_KERNELS(isa) BYTE_DEQUANTIZERS(isa) BYTE_MATMULS(isa)
 
 #define FILL_DEQUANTIZER(ops, TYPE, type, isa) (ops)->dequantize[TENSOR_##TYPE] = dequantize_##type##_##isa
+/* A table begins as a copy of the lower tier's, whose products may have taken fixed point. */
 #define FILL_MATMUL(ops, TYPE, type, isa) \
+    (ops)->fix[TENSOR_##TYPE] = NULL; \
+    (ops)->fixed_bytes[TENSOR_##TYPE] = NULL; \
     (ops)->matmul[TENSOR_##TYPE] = matmul_##type##_##isa; \
     (ops)->gemm_rows[TENSOR_##TYPE] = 32
 #define FILL_WEIGHT(ops, TYPE, type, isa) \
@@ -210,17 +217,17 @@
     FILL_WEIGHT(ops, Q4_1, q4_1, isa); \
     FILL_WEIGHT(ops, Q5_0, q5_0, isa); \
     FILL_WEIGHT(ops, Q5_1, q5_1, isa); \
-    FILL_WEIGHT(ops, IQ4_NL, iq4_nl, isa); \
-    FILL_WEIGHT(ops, MXFP4, mxfp4, isa); \
-    FILL_WEIGHT(ops, IQ4_XS, iq4_xs, isa); \
     FILL_WEIGHT(ops, Q2_K, q2_k, isa); \
-    FILL_WEIGHT(ops, Q3_K, q3_k, isa); \
-    FILL_WEIGHT(ops, Q5_K, q5_k, isa)
+    FILL_WEIGHT(ops, Q3_K, q3_k, isa)
 
 #define FILL_BYTE_DEQUANTIZERS(ops, isa) \
     FILL_DEQUANTIZER(ops, Q8_0, q8_0, isa); \
     FILL_DEQUANTIZER(ops, Q4_0, q4_0, isa); \
+    FILL_DEQUANTIZER(ops, IQ4_NL, iq4_nl, isa); \
+    FILL_DEQUANTIZER(ops, MXFP4, mxfp4, isa); \
+    FILL_DEQUANTIZER(ops, IQ4_XS, iq4_xs, isa); \
     FILL_DEQUANTIZER(ops, Q4_K, q4_k, isa); \
+    FILL_DEQUANTIZER(ops, Q5_K, q5_k, isa); \
     FILL_DEQUANTIZER(ops, Q6_K, q6_k, isa)
 
 #define FILL_ALL_WEIGHTS(ops, isa) \
@@ -228,7 +235,11 @@
     FILL_BYTE_DEQUANTIZERS(ops, isa); \
     FILL_MATMUL(ops, Q8_0, q8_0, isa); \
     FILL_MATMUL(ops, Q4_0, q4_0, isa); \
+    FILL_MATMUL(ops, IQ4_NL, iq4_nl, isa); \
+    FILL_MATMUL(ops, MXFP4, mxfp4, isa); \
+    FILL_MATMUL(ops, IQ4_XS, iq4_xs, isa); \
     FILL_MATMUL(ops, Q4_K, q4_k, isa); \
+    FILL_MATMUL(ops, Q5_K, q5_k, isa); \
     FILL_MATMUL(ops, Q6_K, q6_k, isa)
 
 #endif

@@ -1,19 +1,24 @@
-/* This template implements matmul[] and fix[] of the formats with codes of four, six and eight bits, by products of integers. One
+/* This template implements matmul[] and fix[] of the formats with codes of four bits and more that have kernels of integers. One
  * file of each instruction set includes it; FILL_TILES(ops) sets the functions. Parameters:
  *
  *     ISA                             suffix of the functions
  *     LANES                           rows to a register: 8 or 16
  *     PARTS                           registers of rows to a tile
  *     VECTORS_MOST                    vectors that are multiplied together, a power of two up to 8
+ *     VECTORS_MOST_OF_PLANES          the same of numbers in two planes, which have two sums
  *     ints, floats, MM(operation)     registers of LANES dwords and floats, and the intrinsics on them
  *     ints_and, ints_or, ints_andnot(a, b)      the last: b where a has no bits
  *     REGISTER(x)                     constraint of an operand of asm that is read and written in a register
  *     halves_of_dwords(x)             halves, the lower words of dwords whose upper ones are 0, as floats
+ *     repeat(x)                       sixteen bytes, in each 128 bits
  *     load_pieces(at, apart, to[4])   sixteen bytes at at, at + apart, ...: dword d of them in to[d], a lane for each address
- *     start_bytes(group), add_bytes(sum, codes, number), end_bytes(sum, group)
- *                                     together, over eight registers of codes up to 15 and the group's eight numbers: in each dword the sum of
- *                                     the products of its four bytes and the number's, and the group's `zero`
+ *     ZERO_IN_WORDS                   whether the sums of add_bytes are words
+ *     start_bytes(zero), add_bytes(sum, codes, number), end_bytes(sum)
+ *                                     together, over a group's codes and numbers, as floats: in each dword the sum of the products of its four bytes
+ *                                     and the number's, and `zero`
+ *     start_signed, add_signed, end_signed      the same of codes of -127 to 127 to which SIGNED_ZERO is added
  *     start_words, add_words, end_words         the same of two signed words, without `zero`
+ *     start_planes, add_planes, end_planes      the same of numbers in two planes, which have a sum each
  *
  * The lanes of a register are rows of weights. So a product needs no sum across lanes, one load of a vector serves all of them, and
  * the scales of a group are one register. ROWS rows of 256 weights at a time are brought into that order: a tile, which stays in
@@ -36,12 +41,12 @@
 #define MATMUL_MOST 16 /* vectors, for which there are sums */
 #define STRIP_BYTES_MOST (STRIP / WEIGHT_BLOCK * sizeof(struct weight_q8_0))
 
-/* A part is LANES rows: groups of codes, eight registers each or, of Q4_0, nibbles in four, and their scales; minima where codes of
- * bytes have some. */
+/* A part is LANES rows: groups of codes and their scales, and minima of formats that have some. A group is four registers or eight: codes
+ * of bytes or words, one to a number, or two nibbles to a byte. */
 struct part {
-    ints codes[GROUPS_MOST][8];
+    ints codes[8 * GROUPS_MOST];
     floats scale[GROUPS_MOST];
-    floats min[STRIP / BYTES_OF_GROUP];
+    floats min[GROUPS_MOST];
 };
 
 #define ROWS (PARTS * LANES)
@@ -57,8 +62,10 @@ struct below {
 struct format {
     size_t block, block_bytes; /* weights, bytes */
     size_t group;              /* weights */
-    size_t rotated;            /* each so many numbers of blocks 0, 2, ... come with the last two first; 0: no */
+    size_t rotated;            /* each so many numbers are rotated as the codes of their block are; 0: none */
     int zero;                  /* the code that means zero, of bytes */
+    void (*fix)(const float *x, int zero, struct fixed_group *f);
+    size_t together;                                                  /* vectors that are multiplied together at most */
     void (*pack)(const uint8_t *at, size_t apart, struct part *tile); /* the LANES rows at at, at + apart, ... */
     void (*multiply[4])(const struct part *tile, size_t groups, const struct fixed_group *const *x, size_t first,
                         float (*sum)[ROWS], struct below below);
@@ -66,25 +73,22 @@ struct format {
 
 /* ---- Vectors -------------------------------------------------------------------------------------------------------------- */
 
+/* Blocks of 32 begin with their scale, so codes are some bytes off the dwords: those after the first whole dwords come in front. A
+ * vector's numbers are rotated likewise. */
 static void fix(const struct format *format, const float *x, size_t n, struct fixed_group *f) {
-    const size_t group = format->group;
+    const size_t group = format->group, r = format->rotated;
     for (size_t i = 0; i < n; i += WEIGHT_BLOCK) {
         float block[WEIGHT_BLOCK];
         const float *own = x + i;
-        if (format->rotated && i / WEIGHT_BLOCK % 2 == 0) {
-            const size_t r = format->rotated;
+        const size_t off = r ? ((i / WEIGHT_BLOCK + 1) * format->block_bytes - r) % 4 : 0;
+        if (off) {
             for (size_t j = 0; j < WEIGHT_BLOCK; j += r) {
-                memcpy(block + j, own + j + r - 2, 2 * sizeof *block);
-                memcpy(block + j + 2, own + j, (r - 2) * sizeof *block);
+                memcpy(block + j, own + j + r - off, off * sizeof *block);
+                memcpy(block + j + off, own + j, (r - off) * sizeof *block);
             }
             own = block;
         }
-        for (size_t j = 0; j < WEIGHT_BLOCK; j += group, f++) {
-            if (group == BYTES_OF_GROUP)
-                group_of_bytes(own, format->zero, f);
-            else
-                group_of_words(own + j, f);
-        }
+        for (size_t j = 0; j < WEIGHT_BLOCK; j += group, f++) format->fix(own + j, format->zero, f);
     }
 }
 
@@ -93,33 +97,53 @@ static void fix(const struct format *format, const float *x, size_t n, struct fi
 INLINE ints low_nibbles(ints x) { return ints_and(x, MM(set1_epi8)(15)); }
 INLINE ints high_nibbles(ints x) { return low_nibbles(MM(srli_epi16)(x, 4)); }
 
-/* In a pair of blocks of Q4_0 or Q8_0, of `dwords` and a half dwords each, the first block is two bytes off the dwords. Its codes come with the
- * last two first, as a vector's numbers do (tiles_fixed.h). d[0] has its scale in front of the first two codes, d[dwords] the second block's
- * behind the last two. */
-INLINE ints first_codes(const ints *d, int dwords) {
-    const ints high = MM(set1_epi32)((int)0xffff0000);
-    return ints_or(ints_and(d[0], high), ints_andnot(high, d[dwords]));
+/* Returns the first codes of a block that begins `off` bytes before the last of d[0], d[dwords] having its last: these come in front,
+ * as a vector's numbers do. */
+INLINE ints first_codes(const ints *d, int dwords, int off) {
+    const ints first = MM(set1_epi32)((int)(0xffffffff << 8 * off));
+    return ints_or(ints_and(d[0], first), ints_andnot(first, d[dwords]));
 }
 INLINE floats low_half(ints x) { return halves_of_dwords(ints_and(x, MM(set1_epi32)(0xffff))); }
 INLINE floats high_half(ints x) { return halves_of_dwords(MM(srli_epi32)(x, 16)); }
+
+/* Repeats a table of sixteen codes plus that which means zero. */
+INLINE ints table_of(const int8_t values[16], int zero) {
+    return values ? MM(add_epi8)(repeat(_mm_loadu_si128((const __m128i *)values)), MM(set1_epi8)((char)zero)) : MM(set1_epi8)(0);
+}
 
 INLINE void store_nibbles(ints both, ints *low, ints *high) {
     *low = low_nibbles(both);
     *high = high_nibbles(both);
 }
 
+/* Packs pairs of blocks of nine dwords: the first block is two bytes off the dwords, its scale in front; the second's is behind its last two
+ * codes. */
 static void pack_q4_0(const uint8_t *at, size_t apart, struct part *tile) {
     ints d[4 * 9]; /* four pairs of nine dwords */
     UNROLL for (int k = 0; k < 4; k++) {
         UNROLL for (int p = k ? 2 * k + 1 : 0; p <= 2 * k + 2; p++) load_pieces(at + 16 * p, apart, d + 4 * p);
         const ints *pair = d + 9 * k;
-        ints(*codes)[8] = tile->codes + 2 * k;
+        ints *codes = tile->codes + 8 * k;
         tile->scale[2 * k] = low_half(pair[0]);
         tile->scale[2 * k + 1] = high_half(pair[4]);
         UNROLL for (int i = 0; i < 4; i++) {
-            codes[0][i] = i ? pair[i] : first_codes(pair, 4);
-            codes[1][i] = pair[5 + i];
+            codes[i] = i ? pair[i] : first_codes(pair, 4, 2);
+            codes[4 + i] = pair[5 + i];
         }
+    }
+}
+
+/* Packs one block: two bits of a scale are in a word, four in a dword. */
+static void pack_iq4_xs(const uint8_t *at, size_t apart, struct part *tile) {
+    ints head[4];
+    load_pieces(at, apart, head);
+    const floats scale = low_half(head[0]);
+    const ints high = MM(srli_epi32)(head[0], 16), low = head[1];
+    UNROLL for (int g = 0; g < 8; g++) {
+        const ints four = ints_and(MM(srli_epi32)(low, 4 * g), MM(set1_epi32)(15));
+        const ints two = ints_and(g < 2 ? MM(slli_epi32)(high, 4 - 2 * g) : MM(srli_epi32)(high, 2 * g - 4), MM(set1_epi32)(48));
+        tile->scale[g] = MM(mul_ps)(scale, MM(cvtepi32_ps)(MM(sub_epi32)(ints_or(four, two), MM(set1_epi32)(32))));
+        load_pieces(at + offsetof(struct weight_iq4_xs, codes) + 16 * g, apart, tile->codes + 4 * g);
     }
 }
 
@@ -134,44 +158,73 @@ static void pack_q8_0(const uint8_t *at, size_t apart, struct part *tile) {
     UNROLL for (int k = 0; k < 4; k++) {
         UNROLL for (int p = k ? 4 * k + 1 : 0; p <= 4 * k + 4; p++) load_pieces(at + 16 * p, apart, d + 4 * p);
         const ints *pair = d + 17 * k;
-        ints(*words)[8] = tile->codes + 4 * k;
+        ints *words = tile->codes + 32 * k;
         tile->scale[4 * k] = tile->scale[4 * k + 1] = low_half(pair[0]);
         tile->scale[4 * k + 2] = tile->scale[4 * k + 3] = high_half(pair[8]);
         UNROLL for (int i = 0; i < 8; i++) {
-            store_words(i ? pair[i] : first_codes(pair, 8), &words[i / 4][i % 4 * 2]);
-            store_words(pair[9 + i], &words[2 + i / 4][i % 4 * 2]);
+            store_words(i ? pair[i] : first_codes(pair, 8, 2), words + 2 * i);
+            store_words(pair[9 + i], words + 16 + 2 * i);
         }
     }
 }
 
-/* Packs one block: of 32 bytes the low four bits are a group, the high ones the next. The lanes' own scales and minima are unpacked
- * as in weight_group_scales. */
-static void pack_q4_k(const uint8_t *at, size_t apart, struct part *tile) {
+/* Unpacks the lanes' own scales and minima as weight_group_scales does; returns them to be multiplied by *scale and *min. */
+INLINE void load_group_scales(const uint8_t *at, size_t apart, floats *scale, floats *min, ints s[2], ints m[2]) {
     ints head[4];
     load_pieces(at, apart, head);
-    const floats scale = low_half(head[0]), min = high_half(head[0]);
+    *scale = low_half(head[0]);
+    *min = high_half(head[0]);
     const ints six = MM(set1_epi32)(0x3f3f3f3f), four = MM(set1_epi32)(0x0f0f0f0f), two = MM(set1_epi32)(0x30303030);
-    const ints s[2] = {ints_and(head[1], six), ints_or(ints_and(head[3], four), ints_and(MM(srli_epi32)(head[1], 2), two))};
-    const ints m[2] = {ints_and(head[2], six),
-                       ints_or(ints_and(MM(srli_epi32)(head[3], 4), four), ints_and(MM(srli_epi32)(head[2], 2), two))};
-    const ints byte = MM(set1_epi32)(255);
+    s[0] = ints_and(head[1], six);
+    s[1] = ints_or(ints_and(head[3], four), ints_and(MM(srli_epi32)(head[1], 2), two));
+    m[0] = ints_and(head[2], six);
+    m[1] = ints_or(ints_and(MM(srli_epi32)(head[3], 4), four), ints_and(MM(srli_epi32)(head[2], 2), two));
+}
+INLINE floats times_byte(floats scale, const ints *bytes, int g) {
+    const ints byte = ints_and(MM(srli_epi32)(bytes[g / 4], 8 * (g % 4)), MM(set1_epi32)(255));
+    return MM(mul_ps)(scale, MM(cvtepi32_ps)(byte));
+}
+
+/* Packs one block: of 32 bytes the low four bits are a group, the high ones the next. */
+static void pack_q4_k(const uint8_t *at, size_t apart, struct part *tile) {
+    floats scale, min;
+    ints s[2], m[2];
+    load_group_scales(at, apart, &scale, &min, s, m);
     UNROLL for (int g = 0; g < 8; g++) {
-        tile->scale[g] = MM(mul_ps)(scale, MM(cvtepi32_ps)(ints_and(MM(srli_epi32)(s[g / 4], 8 * (g % 4)), byte)));
-        tile->min[g] = MM(mul_ps)(min, MM(cvtepi32_ps)(ints_and(MM(srli_epi32)(m[g / 4], 8 * (g % 4)), byte)));
+        tile->scale[g] = times_byte(scale, s, g);
+        tile->min[g] = times_byte(min, m, g);
     }
     at += offsetof(struct weight_q4_k, codes);
     for (size_t i = 0; i < 8; i++, at += 16) {
-        ints both[4], *low = tile->codes[i / 2 * 2] + 4 * (i % 2), *high = tile->codes[i / 2 * 2 + 1] + 4 * (i % 2);
+        ints both[4], *low = tile->codes + 16 * (i / 2) + 4 * (i % 2);
         load_pieces(at, apart, both);
-        UNROLL for (int d = 0; d < 4; d++) store_nibbles(both[d], &low[d], &high[d]);
+        UNROLL for (int d = 0; d < 4; d++) store_nibbles(both[d], &low[d], &low[8 + d]);
     }
 }
 
-/* Stores unsigned bytes less 32 as words. */
-INLINE void store_q6_k(const ints bytes[4], ints words[8]) {
-    UNROLL for (int d = 0; d < 4; d++) {
-        words[2 * d] = MM(sub_epi16)(ints_and(bytes[d], MM(set1_epi16)(255)), MM(set1_epi16)(32));
-        words[2 * d + 1] = MM(sub_epi16)(MM(srli_epi16)(bytes[d], 8), MM(set1_epi16)(32));
+/* Packs one block: the same, with fifth bits. */
+static void pack_q5_k(const uint8_t *at, size_t apart, struct part *tile) {
+    const ints fifth = MM(set1_epi8)(16);
+    floats scale, min;
+    ints s[2], m[2];
+    load_group_scales(at, apart, &scale, &min, s, m);
+    UNROLL_16 for (int g = 0; g < 16; g++) {
+        tile->scale[g] = times_byte(scale, s, g / 2);
+        tile->min[g] = times_byte(min, m, g / 2);
+    }
+    UNROLL for (int piece = 0; piece < 2; piece++) {
+        ints top[4];
+        load_pieces(at + offsetof(struct weight_q5_k, high) + 16 * piece, apart, top);
+        UNROLL for (int k = 0; k < 4; k++) {
+            ints both[4], *low = tile->codes + 16 * k + 4 * piece;
+            load_pieces(at + offsetof(struct weight_q5_k, codes) + 32 * k + 16 * piece, apart, both);
+            UNROLL for (int d = 0; d < 4; d++) {
+                const ints first = k < 2 ? MM(slli_epi16)(top[d], 4 - 2 * k) : MM(srli_epi16)(top[d], 2 * k - 4);
+                const ints second = k < 2 ? MM(slli_epi16)(top[d], 3 - 2 * k) : MM(srli_epi16)(top[d], 2 * k - 3);
+                low[d] = ints_or(low_nibbles(both[d]), ints_and(first, fifth));
+                low[8 + d] = ints_or(high_nibbles(both[d]), ints_and(second, fifth));
+            }
+        }
     }
 }
 
@@ -186,11 +239,12 @@ static void pack_q6_k(const uint8_t *at, size_t apart, struct part *tile) {
         MM(mul_ps)(scale, MM(cvtepi32_ps)(MM(srai_epi32)(MM(slli_epi32)(of[g / 4], 24 - 8 * (g % 4)), 24)));
     for (size_t i = 0; i < 4; i++) {
         const size_t half = i / 2, piece = i % 2;
-        ints top[4], even[4], odd[4], quarter[4];
+        ints top[4], even[4], odd[4];
         load_pieces(at + offsetof(struct weight_q6_k, high) + 32 * half + 16 * piece, apart, top);
         load_pieces(at + 64 * half + 16 * piece, apart, even); /* quarters 0 and 2 */
         load_pieces(at + 64 * half + 32 + 16 * piece, apart, odd);
         UNROLL for (int r = 0; r < 4; r++) {
+            ints *quarter = tile->codes + 4 * (8 * half + 2 * (size_t)r + piece);
             UNROLL for (int d = 0; d < 4; d++) {
                 ints low = r % 2 ? odd[d] : even[d], high = top[d];
                 high = r == 0   ? MM(slli_epi16)(high, 4)
@@ -199,51 +253,63 @@ static void pack_q6_k(const uint8_t *at, size_t apart, struct part *tile) {
                                 : MM(srli_epi16)(high, 2);
                 quarter[d] = ints_or(r < 2 ? low_nibbles(low) : high_nibbles(low), ints_and(high, two));
             }
-            store_q6_k(quarter, tile->codes[8 * half + 2 * (size_t)r + piece]);
         }
     }
 }
 
 /* ---- Products ------------------------------------------------------------------------------------------------------------- */
 
-/* Adds to sum[X] the first `groups` groups of a tile times those of X vectors from `first` on. */
-#define MULTIPLY(name, of, NIBBLES, MINS, X) \
+INLINE bool is_table(const int8_t *values) { return values; } /* gcc would warn of the comparison of an array's address */
+
+/* Adds to sum[X] the first `groups` groups of a tile times those of X vectors from `first` on. REGISTERS of a group are in the tile; four
+ * have nibbles, which are indices of TABLE where there is one, or are multiplied by two PLANES. */
+#define MULTIPLY(name, of, REGISTERS, PLANES, TABLE, TABLE_ZERO, MINS, X) \
     static void name(const struct part *tile, size_t groups, const struct fixed_group *const *x, size_t first, float(*sum)[ROWS], \
                      struct below below) { \
         const struct fixed_group *own[X]; \
         floats total[X][PARTS]; \
+        const ints table = table_of(TABLE, TABLE_ZERO); \
         UNROLL for (size_t t = 0; t < X; t++) { \
             own[t] = x[t] + first; \
             UNROLL for (size_t p = 0; p < PARTS; p++) total[t][p] = MM(load_ps)(sum[t] + LANES * p); \
         } \
         for (size_t g = 0; g < groups; g++) { \
-            ints products[X][PARTS]; \
+            ints products[X][PARTS][PLANES]; \
             for (size_t at = 0; at < below.bytes_of_group; at += 64) \
                 __builtin_prefetch((const void *)((uintptr_t)below.at + g * below.bytes_of_group + at), 0, 2); \
             UNROLL for (size_t t = 0; t < X; t++) { \
-                UNROLL for (size_t p = 0; p < PARTS; p++) products[t][p] = start_##of(own[t] + g); \
-            } \
-            UNROLL for (int d = 0; d < (NIBBLES ? 4 : 8); d++) { \
-                ints codes[PARTS], high[PARTS]; \
                 UNROLL for (size_t p = 0; p < PARTS; p++) { \
-                    codes[p] = tile[p].codes[g][d]; \
+                    UNROLL for (int plane = 0; plane < PLANES; plane++) products[t][p][plane] = start_##of(own[t][g].zero[plane]); \
+                } \
+            } \
+            UNROLL for (int d = 0; d < REGISTERS; d++) { \
+                ints codes[PARTS], second[PARTS]; \
+                UNROLL for (size_t p = 0; p < PARTS; p++) { \
+                    codes[p] = tile[p].codes[g * REGISTERS + d]; \
                     __asm__("" : REGISTER(codes[p])); /* gcc 12 would load it again for each vector */ \
-                    high[p] = high_nibbles(codes[p]); \
-                    if (NIBBLES) codes[p] = low_nibbles(codes[p]); \
+                    second[p] = codes[p]; \
+                    if (REGISTERS == 4 && PLANES == 1) { \
+                        second[p] = high_nibbles(codes[p]); \
+                        codes[p] = low_nibbles(codes[p]); \
+                    } \
+                    if (is_table(TABLE)) { \
+                        second[p] = MM(shuffle_epi8)(table, second[p]); \
+                        codes[p] = MM(shuffle_epi8)(table, codes[p]); \
+                    } \
                 } \
                 UNROLL for (size_t t = 0; t < X; t++) { \
-                    UNROLL for (size_t p = 0; p < PARTS; p++) products[t][p] = \
-                        add_##of(products[t][p], codes[p], &own[t][g].numbers[d]); \
+                    UNROLL for (size_t p = 0; p < PARTS; p++) products[t][p][0] = \
+                        add_##of(products[t][p][0], codes[p], &own[t][g].numbers[d]); \
                 } \
-                UNROLL for (size_t t = 0; t < X && NIBBLES; t++) { \
-                    UNROLL for (size_t p = 0; p < PARTS; p++) products[t][p] = \
-                        add_##of(products[t][p], high[p], &own[t][g].numbers[4 + d]); \
+                UNROLL for (size_t t = 0; t < X && REGISTERS == 4; t++) { \
+                    UNROLL for (size_t p = 0; p < PARTS; p++) products[t][p][PLANES - 1] = \
+                        add_##of(products[t][p][PLANES - 1], second[p], &own[t][g].numbers[4 + d]); \
                 } \
             } \
             UNROLL for (size_t t = 0; t < X; t++) { \
                 const struct fixed_group *f = own[t] + g; \
                 UNROLL for (size_t p = 0; p < PARTS; p++) { \
-                    const floats whole = MM(cvtepi32_ps)(end_##of(products[t][p], f)); \
+                    const floats whole = end_##of(products[t][p]); \
                     total[t][p] = MM(fmadd_ps)(whole, MM(mul_ps)(tile[p].scale[g], MM(set1_ps)(f->step)), total[t][p]); \
                     if (MINS) total[t][p] = MM(fnmadd_ps)(tile[p].min[g], MM(set1_ps)(f->sum), total[t][p]); \
                 } \
@@ -254,23 +320,26 @@ static void pack_q6_k(const uint8_t *at, size_t apart, struct part *tile) {
         } \
     }
 
-#define MULTIPLY_ALL(kind, of, nibbles, mins) \
-    MULTIPLY(multiply_1_##kind, of, nibbles, mins, 1) \
-    MULTIPLY(multiply_2_##kind, of, nibbles, mins, 2) \
-    MULTIPLY(multiply_4_##kind, of, nibbles, mins, 4) \
-    MULTIPLY(multiply_8_##kind, of, nibbles, mins, 8)
+#define MULTIPLY_ALL(kind, ...) \
+    MULTIPLY(multiply_1_##kind, __VA_ARGS__, 1) \
+    MULTIPLY(multiply_2_##kind, __VA_ARGS__, 2) \
+    MULTIPLY(multiply_4_##kind, __VA_ARGS__, 4) \
+    MULTIPLY(multiply_8_##kind, __VA_ARGS__, 8)
 #define MULTIPLIERS(kind) \
     { multiply_1_##kind, multiply_2_##kind, multiply_4_##kind, multiply_8_##kind }
 
-MULTIPLY_ALL(nibbles, bytes, true, false)
-MULTIPLY_ALL(bytes, bytes, false, true)
-MULTIPLY_ALL(words, words, false, false)
+MULTIPLY_ALL(nibbles, bytes, 4, 1, NULL, 0, false)
+MULTIPLY_ALL(iq4, signed, 4, 1, weight_iq4_values, SIGNED_ZERO, false)
+MULTIPLY_ALL(bytes, bytes, 8, 1, NULL, 0, true)
+MULTIPLY_ALL(planes, planes, 4, 2, NULL, 0, false)
+MULTIPLY_ALL(planes_less_min, planes, 4, 2, NULL, 0, true)
+MULTIPLY_ALL(words, words, 8, 1, NULL, 0, false)
 
 static void multiply_tile(const struct format *format, const struct part *tile, size_t n, size_t first, const void *const *x,
                           size_t count, sums sum, struct below below) {
     const struct fixed_group *vector[MATMUL_MOST];
     for (size_t t = 0; t < count; t++) vector[t] = x[t];
-    for (size_t t = 0, some = VECTORS_MOST; t < count; t += some) {
+    for (size_t t = 0, some = format->together; t < count; t += some) {
         while (some > count - t) some /= 2;
         format->multiply[some == 8 ? 3 : some / 2](tile, n / format->group, vector + t, first / format->group, sum + t, below);
         below.bytes_of_group = 0;
@@ -304,9 +373,9 @@ static void matmul(const struct format *format, const uint8_t *w, size_t row_byt
     }
 }
 
-#define TILE_MATMUL(type, columns, of_group, rotated, zero, kind) \
+#define TILE_MATMUL(type, columns, of_group, fix_group, rotated, zero, together, pack, kind) \
     static const struct format format_##type = { \
-        columns, sizeof(struct weight_##type), of_group, rotated, zero, pack_##type, MULTIPLIERS(kind)}; \
+        columns, sizeof(struct weight_##type), of_group, rotated, zero, fix_group, together, pack, MULTIPLIERS(kind)}; \
     static void PASTE(matmul_##type, ISA)(const void *w, size_t row_bytes, size_t rows, size_t n, const void *const *x, \
                                           size_t count, float *y, size_t stride) { \
         for (size_t t = 0; t < count; t += MATMUL_MOST) \
@@ -314,17 +383,29 @@ static void matmul(const struct format *format, const uint8_t *w, size_t row_byt
     } \
     static void PASTE(fix_##type, ISA)(const float *x, size_t n, void *fixed) { fix(&format_##type, x, n, fixed); } \
     static size_t fixed_bytes_##type(size_t n) { return (n / of_group * sizeof(struct fixed_group) + 63) / 64 * 64; }
+#define TILE_BYTES(type, columns, rotated, zero, pack, kind) \
+    TILE_MATMUL(type, columns, BYTES_OF_GROUP, group_of_bytes, rotated, zero, VECTORS_MOST, pack, kind)
+#define TILE_WORDS(type, columns, rotated, pack, kind) \
+    TILE_MATMUL(type, columns, WORDS_OF_GROUP, group_of_words, rotated, 0, VECTORS_MOST, pack, kind)
+#define TILE_PLANES(type, columns, rotated, zero, pack, kind) \
+    TILE_MATMUL(type, columns, WORDS_OF_GROUP, group_of_planes, rotated, zero, VECTORS_MOST_OF_PLANES, pack, kind)
 
-TILE_MATMUL(q4_0, WEIGHT_BLOCK, BYTES_OF_GROUP, 16, 8, nibbles)
-TILE_MATMUL(q8_0, WEIGHT_BLOCK, WORDS_OF_GROUP, 32, 0, words)
-TILE_MATMUL(q4_k, WEIGHT_BLOCK_K, BYTES_OF_GROUP, 0, 0, bytes)
-TILE_MATMUL(q6_k, WEIGHT_BLOCK_K, WORDS_OF_GROUP, 0, 0, words)
+TILE_BYTES(q4_0, WEIGHT_BLOCK, 16, 8, pack_q4_0, nibbles)
+TILE_BYTES(iq4_nl, WEIGHT_BLOCK, 16, SIGNED_ZERO, pack_q4_0, iq4) /* blocks lie as those of Q4_0 */
+TILE_BYTES(iq4_xs, WEIGHT_BLOCK_K, 0, SIGNED_ZERO, pack_iq4_xs, iq4)
+TILE_BYTES(q4_k, WEIGHT_BLOCK_K, 0, 0, pack_q4_k, bytes)
+TILE_PLANES(q5_k, WEIGHT_BLOCK_K, 0, 0, pack_q5_k, planes_less_min)
+TILE_PLANES(q6_k, WEIGHT_BLOCK_K, 0, 32, pack_q6_k, planes)
+TILE_WORDS(q8_0, WEIGHT_BLOCK, 32, pack_q8_0, words)
 
 #define FILL_TILES(ops) \
     FILL_ONE(ops, Q4_0, q4_0); \
-    FILL_ONE(ops, Q8_0, q8_0); \
+    FILL_ONE(ops, IQ4_NL, iq4_nl); \
+    FILL_ONE(ops, IQ4_XS, iq4_xs); \
     FILL_ONE(ops, Q4_K, q4_k); \
-    FILL_ONE(ops, Q6_K, q6_k)
+    FILL_ONE(ops, Q5_K, q5_k); \
+    FILL_ONE(ops, Q6_K, q6_k); \
+    FILL_ONE(ops, Q8_0, q8_0)
 #define FILL_ONE(ops, TYPE, type) \
     (ops)->fixed_bytes[TENSOR_##TYPE] = fixed_bytes_##type; \
     (ops)->fix[TENSOR_##TYPE] = PASTE(fix_##type, ISA); \
