@@ -37,7 +37,7 @@ from quality_measurements import WINDOWS, Refused, Results, Store  # noqa: E402
 from quality_runner import Failed, OutOfTime, Runner, name_of  # noqa: E402
 from quality_texts import make_texts  # noqa: E402
 
-PAGES = ("real-models", "equal-terms", "anchors", "endless", "domains", "fidelity", "commvq")
+PAGES = ("real-models", "equal-terms", "anchors", "endless", "domains", "other-texts", "free-running", "fidelity", "commvq")
 
 
 def parse():

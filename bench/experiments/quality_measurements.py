@@ -40,10 +40,10 @@ class Book:
 
 @dataclass(frozen=True)
 class Measurement:
-    """`kind` is perplexity (arguments of terse perplexity), questions (of build/bin/questions), endless (of build/bin/endless), places (of terse run),
+    """`kind` is perplexity or free_running (arguments of terse perplexity), questions (of build/bin/questions), endless (of build/bin/endless), places (of terse run),
     recall (of build/bin/recall), key_tables (of build/bin/commvq_tables), value_codes (of build/bin/value_codes), attention_times
     (of build/bin/bench_commvq, which takes no model) or learned (of the book alone). `size` is (context, windows) of perplexity and recall, (tokens,) of
-    questions and places, (window, windows, step) of endless, (windows to learn from, KV heads) of key_tables, the same and the steps of the encoder of
+    questions and places, (context, windows, tokens that are written) of free_running, (window, windows, step) of endless, (windows to learn from, KV heads) of key_tables, the same and the steps of the encoder of
     value_codes, and depths in tokens of attention_times."""
 
     kind: str

@@ -32,6 +32,16 @@ DIVERGENCE = {
     "kld_99.9": rf"^KLD 99.9 % = {NUMBER}",
     "same_top": rf"^same top-1 = {NUMBER}",
 }
+FREE_RUNNING = {  # each with its standard error over windows, which one window has not
+    "free": "free-running KLD",
+    "given": "KLD on f16's text",
+    "written": r"PPL\(written\)",
+    "f16s": r"PPL\(f16's text\)",
+    "over": r"PPL\(written\) / PPL\(f16's text\)",
+    "expected": r"PPL\(written\) / expected",
+    "same": "same greedy tokens",
+    "prefix": "same greedy prefix",
+}
 OF_ITSELF = {"ratio": 1, "ratio_error": 0, "kld": 0, "kld_error": 0, "kld_median": 0, "kld_99.9": 0, "same_top": 100}
 ON_PROCESSOR = ("endless", "recall", "key_tables", "value_codes", "attention_times")  # programs that know no other device
 BLOCK = 256  # neighbouring positions whose means are kept, for comparisons in pairs
@@ -217,6 +227,15 @@ class Runner:
         compared = ["--kl-divergence-base", self.base_path(m, device), "--kl-divergence", "--block", str(BLOCK)]
         said, _ = self.terse("perplexity", m.model, "--device", device, *m.arguments, *book, *compared)
         return figures(PERPLEXITY | DIVERGENCE, said) | blocks(said)
+
+    def free_running(self, m, device, book):
+        context, windows, tokens = map(str, m.size)
+        scored = ["-f", self.text(m.text), "-c", context, "--chunks", windows, "--free-running", tokens]
+        said, _ = self.terse("perplexity", m.model, "--device", device, *m.arguments, *book, *scored)
+        values = {name: rf"^{pattern} = {NUMBER}" for name, pattern in FREE_RUNNING.items()}
+        errors = {name + "_error": rf"^{pattern} = \S+ \+/- {NUMBER}" for name, pattern in FREE_RUNNING.items()}
+        found = figures(values | {"resident": PERPLEXITY["resident"], "bits": PERPLEXITY["bits"]}, said)
+        return found | (figures(errors, said) if int(windows) > 1 else dict.fromkeys(errors, 0))
 
     # ---- Programs beside the command
 

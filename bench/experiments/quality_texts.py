@@ -1,5 +1,6 @@
 """Texts that measurements name: prose, and of three domains a part to learn from and a part to measure on."""
 
+import contextlib
 import glob
 import os
 
@@ -8,6 +9,8 @@ DOMAINS = ("prose", "code", "documents")
 SOURCES = {"code": "src/**/*.c", "documents": "docs/**/*.md"}  # of this project: alternate files are learned from
 PROSE = "prose"  # the text of -f, which is what all pages score
 LEARNED = " to learn"  # behind a domain's name: its other part
+CHANGING = "prose and code by turns"
+TURN = 14000  # characters of each
 
 
 def make_texts(prose, folder):
@@ -26,4 +29,19 @@ def make_texts(prose, folder):
                 for path in part:
                     with open(path, encoding="utf-8") as file:
                         to.write(file.read())
+    if "code" in texts:
+        texts[CHANGING] = os.path.join(folder, "changing.txt")
+        write_by_turns([texts[PROSE], texts["code"]], texts[CHANGING])
     return texts
+
+
+def write_by_turns(paths, to):
+    """Writes TURN characters of each text after another, as long as each has them."""
+    with contextlib.ExitStack() as open_files:
+        files = [open_files.enter_context(open(path, encoding="utf-8")) for path in paths]
+        target = open_files.enter_context(open(to, "w", encoding="utf-8"))
+        while True:
+            parts = [file.read(TURN) for file in files]
+            if any(len(part) < TURN for part in parts):
+                return
+            target.writelines(parts)

@@ -126,6 +126,31 @@ assert abs(d.mean + 1.04) < 1e-12 and abs(d.half - 2.776 * (0.013 / 5) ** 0.5) <
 assert d.verdict() == "better" and Difference(b, a).verdict() == "worse" and Difference(a, line([2.0, 1.0, 3.0, 5.0, 4.0])).verdict() == "undecided"
 PYTHON
 
+# What a cache writes itself is measured as the command says it, and a text that changes has as much of each kind by turns.
+measures free-running run -m $model --only 'kv (f16|q4_0)'
+works perplexity -m $model -f "$work/text.raw" -c 256 --chunks 3 --kv q4_0 --free-running 128
+for pair in 'free-running KLD = :free' 'PPL(written) / expected = :expected' 'same greedy prefix = :prefix'; do
+    printed=$(sed -n "s|^${pair%:*}\([-0-9.e]*\).*|\1|p" "$work/out")
+    python3 -c 'import sys; sys.exit(abs(float(sys.argv[1]) - float(sys.argv[2])) > 1e-6)' "$printed" "$(field "${pair#*:}" free_running '--kv q4_0')" ||
+        fail "${pair#*:}: $printed is printed"
+done
+page_of free_running
+grep -q '^| f16 | .* | 0 | 0 | .* | 100.0 | 128 |$' "$work/free_running.md" || fail "$(cat "$work/free_running.md")"
+grep -q '^Errors add up' "$work/free_running.md" || fail "no verdict: $(cat "$work/free_running.md")"
+measures other-texts run -m $model --only 'kv (f16|q4_0) on (prose|code) 256'
+page_of other_texts
+grep -q '^| q4_0 | [0-9.]* | [-0-9.]* ± [0-9.]* | [0-9.]* | [-0-9.]* ± ' "$work/other_texts.md" || fail "$(cat "$work/other_texts.md")"
+python3 - "$work" <<'PYTHON' || fail "texts by turns"
+import sys
+sys.path.insert(0, "bench/experiments")
+from quality_texts import TURN, write_by_turns
+paths = [f"{sys.argv[1]}/{name}" for name in ("a", "b", "turns")]
+for path, text in zip(paths, ("a" * (2 * TURN + 9), "b" * (3 * TURN))):
+    open(path, "w").write(text)
+write_by_turns(paths[:2], paths[2])
+assert open(paths[2]).read() == ("a" * TURN + "b" * TURN) * 2
+PYTHON
+
 # Where anchors lie is read from saved states.
 works run -m $asked --kv q4_0 --anchors 10 --kv-tail-tokens 0 -f "$work/planted" -n 0 --save-state "$work/state"
 python3 - "$work/state" <<'PYTHON' || fail "anchors of a state"
