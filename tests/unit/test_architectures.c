@@ -395,7 +395,7 @@ static void check_type(enum tensor_type type) {
             size = fmax(size, fabs((double)logits[1][i]));
         }
         /* Weights of 4 bits are multiplied by activations that are rounded to bytes (kernels/weights/ops.h). */
-        bool bytes = type == TENSOR_Q4_0 || type == TENSOR_Q4_K;
+        bool bytes = type == TENSOR_Q4_0 || type == TENSOR_Q4_K || type == TENSOR_IQ4_NL || type == TENSOR_IQ4_XS;
         if (!(apart <= (bytes ? 2e-2 : 5e-4) * size))
             fail_msg("%s, %zu tokens: %g of the largest logit apart", tensor_type_name(type), n, apart / size);
     }
