@@ -29,6 +29,6 @@ static void pack_mxfp4(const uint8_t *at, size_t apart, struct part *tile) {
     }
 }
 
-TILE_PLANES(mxfp4, WEIGHT_BLOCK, 16, FP4_ZERO, pack_mxfp4, planes)
+TILE_PLANES(mxfp4, WEIGHT_BLOCK, 16, FP4_ZERO, pack_mxfp4, planes, NULL)
 
 #endif

@@ -23,7 +23,8 @@
  * The lanes of a register are rows of weights. So a product needs no sum across lanes, one load of a vector serves all of them, and
  * the scales of a group are one register. ROWS rows of 256 weights at a time are brought into that order: a tile, which stays in
  * the first-level cache and is multiplied by all vectors. A vector alone is computed in the same way, so a product is the same bits
- * whatever it is computed with: a batch changes no session's tokens. ROWS streams of memory, of each a few lines at a time, are
+ * whatever it is computed with: a batch changes no session's tokens. With Q4_K it is multiplied while the tile is unpacked, which then
+ * need not be stored; registers of sixteen rows lose by this with long rows. ROWS streams of memory, of each a few lines at a time, are
  * more than the processor's own prefetching follows, so the tile below is fetched meanwhile.
  *
  * Measured on a Zen 4: eight vectors of Q4_0 take half the time that sums across lanes took; tiles of 64 columns instead of 256
@@ -58,6 +59,10 @@ struct below {
     const uint8_t *at;
     size_t bytes_of_group; /* 0: nothing */
 };
+INLINE void prefetch_below(struct below below, size_t g) {
+    for (size_t at = 0; at < below.bytes_of_group; at += 64)
+        __builtin_prefetch((const void *)((uintptr_t)below.at + g * below.bytes_of_group + at), 0, 2);
+}
 
 struct format {
     size_t block, block_bytes; /* weights, bytes */
@@ -69,6 +74,8 @@ struct format {
     void (*pack)(const uint8_t *at, size_t apart, struct part *tile); /* the LANES rows at at, at + apart, ... */
     void (*multiply[4])(const struct part *tile, size_t groups, const struct fixed_group *const *x, size_t first,
                         float (*sum)[ROWS], struct below below);
+    /* Adds to sum[] the products of the LANES rows at at, at + apart, ... with one vector; NULL: a tile is made for it, too. */
+    void (*alone)(const uint8_t *at, size_t apart, const struct fixed_group *x, float sum[LANES], const uint8_t *below);
 };
 
 /* ---- Vectors -------------------------------------------------------------------------------------------------------------- */
@@ -111,9 +118,42 @@ INLINE ints table_of(const int8_t values[16], int zero) {
     return values ? MM(add_epi8)(repeat(_mm_loadu_si128((const __m128i *)values)), MM(set1_epi8)((char)zero)) : MM(set1_epi8)(0);
 }
 
-INLINE void store_nibbles(ints both, ints *low, ints *high) {
-    *low = low_nibbles(both);
-    *high = high_nibbles(both);
+INLINE void load_32(const uint8_t *at, size_t apart, ints to[8]) {
+    UNROLL for (int i = 0; i < 2; i++) load_pieces(at + 16 * i, apart, to + 4 * i);
+}
+
+/* A vector that is multiplied alone needs no tile: a group's codes are multiplied as soon as they are unpacked, and not stored. */
+struct single {
+    const struct fixed_group *x;
+    struct below below;
+    floats total;
+};
+
+/* Loads of rows are spread among products then, so the first-level cache gets the next strip of the same rows beforehand. */
+INLINE void prefetch_strip(const uint8_t *at, size_t apart, size_t bytes) {
+    for (size_t j = 0; j < LANES; j++) {
+        for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const void *)((uintptr_t)at + j * apart + i));
+    }
+}
+
+/* Puts group g of a format with minima and codes of bytes into the tile, or multiplies it where there is a vector alone. Groups come
+ * in order, and are added up as MULTIPLY does it, so that the vector gets the same bits as beside others. */
+INLINE void take_bytes(struct part *tile, struct single *one, int g, const ints codes[8], floats scale, floats min) {
+    if (!one) {
+        UNROLL for (int d = 0; d < 8; d++) tile->codes[8 * g + d] = codes[d];
+        tile->scale[g] = scale;
+        tile->min[g] = min;
+    } else {
+        const struct fixed_group *f = one->x + g;
+        ints products[1] = {start_bytes(f->zero[0])};
+        prefetch_below(one->below, (size_t)g);
+        UNROLL for (int d = 0; d < 8; d++) {
+            products[0] = add_bytes(products[0], codes[d], &f->numbers[d]);
+            __asm__("" : REGISTER(products[0])); /* clang 14 would load all numbers first, onto the stack */
+        }
+        one->total = MM(fmadd_ps)(end_bytes(products), MM(mul_ps)(scale, MM(set1_ps)(f->step)), one->total);
+        one->total = MM(fnmadd_ps)(min, MM(set1_ps)(f->sum), one->total);
+    }
 }
 
 /* Packs pairs of blocks of nine dwords: the first block is two bytes off the dwords, its scale in front; the second's is behind its last two
@@ -185,21 +225,28 @@ INLINE floats times_byte(floats scale, const ints *bytes, int g) {
     return MM(mul_ps)(scale, MM(cvtepi32_ps)(byte));
 }
 
-/* Packs one block: of 32 bytes the low four bits are a group, the high ones the next. */
-static void pack_q4_k(const uint8_t *at, size_t apart, struct part *tile) {
+/* Unpacks one block: of 32 bytes the low four bits are a group, the high ones the next. */
+INLINE void unpack_q4_k(const uint8_t *at, size_t apart, struct part *tile, struct single *one) {
     floats scale, min;
     ints s[2], m[2];
     load_group_scales(at, apart, &scale, &min, s, m);
-    UNROLL for (int g = 0; g < 8; g++) {
-        tile->scale[g] = times_byte(scale, s, g);
-        tile->min[g] = times_byte(min, m, g);
+    UNROLL for (int i = 0; i < 4; i++) {
+        ints both[8];
+        load_32(at + offsetof(struct weight_q4_k, codes) + 32 * i, apart, both);
+        UNROLL for (int g = 2 * i; g < 2 * i + 2; g++) {
+            ints codes[8];
+            UNROLL for (int d = 0; d < 8; d++) codes[d] = g % 2 ? high_nibbles(both[d]) : low_nibbles(both[d]);
+            take_bytes(tile, one, g, codes, times_byte(scale, s, g), times_byte(min, m, g));
+        }
     }
-    at += offsetof(struct weight_q4_k, codes);
-    for (size_t i = 0; i < 8; i++, at += 16) {
-        ints both[4], *low = tile->codes + 16 * (i / 2) + 4 * (i % 2);
-        load_pieces(at, apart, both);
-        UNROLL for (int d = 0; d < 4; d++) store_nibbles(both[d], &low[d], &low[8 + d]);
-    }
+}
+static void pack_q4_k(const uint8_t *at, size_t apart, struct part *tile) { unpack_q4_k(at, apart, tile, NULL); }
+static void alone_q4_k(const uint8_t *at, size_t apart, const struct fixed_group *x, float sum[LANES], const uint8_t *below) {
+    const size_t bytes = sizeof(struct weight_q4_k);
+    struct single one = {x, {below, LANES * bytes / 8}, MM(load_ps)(sum)};
+    prefetch_strip(at + bytes, apart, bytes);
+    unpack_q4_k(at, apart, NULL, &one);
+    MM(store_ps)(sum, one.total);
 }
 
 /* Packs one block: the same, with fifth bits. */
@@ -275,8 +322,7 @@ INLINE bool is_table(const int8_t *values) { return values; } /* gcc would warn 
         } \
         for (size_t g = 0; g < groups; g++) { \
             ints products[X][PARTS][PLANES]; \
-            for (size_t at = 0; at < below.bytes_of_group; at += 64) \
-                __builtin_prefetch((const void *)((uintptr_t)below.at + g * below.bytes_of_group + at), 0, 2); \
+            prefetch_below(below, g); \
             UNROLL for (size_t t = 0; t < X; t++) { \
                 UNROLL for (size_t p = 0; p < PARTS; p++) { \
                     UNROLL for (int plane = 0; plane < PLANES; plane++) products[t][p][plane] = start_##of(own[t][g].zero[plane]); \
@@ -357,25 +403,34 @@ static void matmul(const struct format *format, const uint8_t *w, size_t row_byt
         for (size_t i = 0; i < n; i += STRIP) {
             const size_t some = SMALLER(n - i, STRIP);
             const size_t first = i / format->block * format->block_bytes, bytes = some / format->block * format->block_bytes;
-            struct part tile[PARTS];
+            const uint8_t *at = w + first;
+            size_t apart = row_bytes;
+            uint8_t whole[ROWS][STRIP_BYTES_MOST];
             if (some < STRIP || some_rows < ROWS) {
-                uint8_t whole[ROWS][STRIP_BYTES_MOST] = {0};
-                for (size_t j = 0; j < some_rows; j++) memcpy(whole[j], w + j * row_bytes + first, bytes);
-                for (size_t p = 0; p < PARTS; p++) format->pack(whole[p * LANES], sizeof whole[0], tile + p);
-            } else {
-                for (size_t p = 0; p < PARTS; p++) format->pack(w + first + p * LANES * row_bytes, row_bytes, tile + p);
+                memset(whole, 0, sizeof whole);
+                for (size_t j = 0; j < some_rows; j++) memcpy(whole[j], at + j * row_bytes, bytes);
+                at = whole[0];
+                apart = sizeof whole[0];
             }
-            const struct below below = {(const uint8_t *)((uintptr_t)w + ROWS * (row_bytes + first)),
-                                        ROWS * bytes / (some / format->group)};
-            multiply_tile(format, tile, some, i, x, count, sum, below);
+            const uint8_t *below = (const uint8_t *)((uintptr_t)w + ROWS * (row_bytes + first));
+            if (format->alone && count == 1 && some == STRIP) {
+                const struct fixed_group *vector = x[0];
+                for (size_t p = 0; p < PARTS; p++)
+                    format->alone(at + p * LANES * apart, apart, vector + i / format->group, sum[0] + p * LANES,
+                                  (const uint8_t *)((uintptr_t)below + p * LANES * bytes));
+            } else {
+                struct part tile[PARTS];
+                for (size_t p = 0; p < PARTS; p++) format->pack(at + p * LANES * apart, apart, tile + p);
+                multiply_tile(format, tile, some, i, x, count, sum, (struct below){below, ROWS * bytes / (some / format->group)});
+            }
         }
         for (size_t t = 0; t < count; t++) memcpy(y + t * stride + r, sum[t], some_rows * sizeof *y);
     }
 }
 
-#define TILE_MATMUL(type, columns, of_group, fix_group, rotated, zero, together, pack, kind) \
+#define TILE_MATMUL(type, columns, of_group, fix_group, rotated, zero, together, pack, kind, alone) \
     static const struct format format_##type = { \
-        columns, sizeof(struct weight_##type), of_group, rotated, zero, fix_group, together, pack, MULTIPLIERS(kind)}; \
+        columns, sizeof(struct weight_##type), of_group, rotated, zero, fix_group, together, pack, MULTIPLIERS(kind), alone}; \
     static void PASTE(matmul_##type, ISA)(const void *w, size_t row_bytes, size_t rows, size_t n, const void *const *x, \
                                           size_t count, float *y, size_t stride) { \
         for (size_t t = 0; t < count; t += MATMUL_MOST) \
@@ -383,20 +438,20 @@ static void matmul(const struct format *format, const uint8_t *w, size_t row_byt
     } \
     static void PASTE(fix_##type, ISA)(const float *x, size_t n, void *fixed) { fix(&format_##type, x, n, fixed); } \
     static size_t fixed_bytes_##type(size_t n) { return (n / of_group * sizeof(struct fixed_group) + 63) / 64 * 64; }
-#define TILE_BYTES(type, columns, rotated, zero, pack, kind) \
-    TILE_MATMUL(type, columns, BYTES_OF_GROUP, group_of_bytes, rotated, zero, VECTORS_MOST, pack, kind)
-#define TILE_WORDS(type, columns, rotated, pack, kind) \
-    TILE_MATMUL(type, columns, WORDS_OF_GROUP, group_of_words, rotated, 0, VECTORS_MOST, pack, kind)
-#define TILE_PLANES(type, columns, rotated, zero, pack, kind) \
-    TILE_MATMUL(type, columns, WORDS_OF_GROUP, group_of_planes, rotated, zero, VECTORS_MOST_OF_PLANES, pack, kind)
+#define TILE_BYTES(type, columns, rotated, zero, pack, kind, alone) \
+    TILE_MATMUL(type, columns, BYTES_OF_GROUP, group_of_bytes, rotated, zero, VECTORS_MOST, pack, kind, alone)
+#define TILE_WORDS(type, columns, rotated, pack, kind, alone) \
+    TILE_MATMUL(type, columns, WORDS_OF_GROUP, group_of_words, rotated, 0, VECTORS_MOST, pack, kind, alone)
+#define TILE_PLANES(type, columns, rotated, zero, pack, kind, alone) \
+    TILE_MATMUL(type, columns, WORDS_OF_GROUP, group_of_planes, rotated, zero, VECTORS_MOST_OF_PLANES, pack, kind, alone)
 
-TILE_BYTES(q4_0, WEIGHT_BLOCK, 16, 8, pack_q4_0, nibbles)
-TILE_BYTES(iq4_nl, WEIGHT_BLOCK, 16, SIGNED_ZERO, pack_q4_0, iq4) /* blocks lie as those of Q4_0 */
-TILE_BYTES(iq4_xs, WEIGHT_BLOCK_K, 0, SIGNED_ZERO, pack_iq4_xs, iq4)
-TILE_BYTES(q4_k, WEIGHT_BLOCK_K, 0, 0, pack_q4_k, bytes)
-TILE_PLANES(q5_k, WEIGHT_BLOCK_K, 0, 0, pack_q5_k, planes_less_min)
-TILE_PLANES(q6_k, WEIGHT_BLOCK_K, 0, 32, pack_q6_k, planes)
-TILE_WORDS(q8_0, WEIGHT_BLOCK, 32, pack_q8_0, words)
+TILE_BYTES(q4_0, WEIGHT_BLOCK, 16, 8, pack_q4_0, nibbles, NULL)
+TILE_BYTES(iq4_nl, WEIGHT_BLOCK, 16, SIGNED_ZERO, pack_q4_0, iq4, NULL) /* blocks lie as those of Q4_0 */
+TILE_BYTES(iq4_xs, WEIGHT_BLOCK_K, 0, SIGNED_ZERO, pack_iq4_xs, iq4, NULL)
+TILE_BYTES(q4_k, WEIGHT_BLOCK_K, 0, 0, pack_q4_k, bytes, LANES == 8 ? alone_q4_k : NULL)
+TILE_PLANES(q5_k, WEIGHT_BLOCK_K, 0, 0, pack_q5_k, planes_less_min, NULL)
+TILE_PLANES(q6_k, WEIGHT_BLOCK_K, 0, 32, pack_q6_k, planes, NULL)
+TILE_WORDS(q8_0, WEIGHT_BLOCK, 32, pack_q8_0, words, NULL)
 
 #define FILL_TILES(ops) \
     FILL_ONE(ops, Q4_0, q4_0); \
