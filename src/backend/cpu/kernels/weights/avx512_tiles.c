@@ -28,30 +28,16 @@ INLINE void load_pieces(const uint8_t *at, size_t apart, ints to[4]) {
 #define ZERO_IN_WORDS false
 #include "backend/cpu/kernels/weights/tiles_fixed.h"
 
-INLINE ints start_bytes(int32_t zero) { return _mm512_set1_epi32(zero); }
+#include "backend/cpu/kernels/weights/vnni_sums.h"
+
 INLINE ints add_bytes(ints sum, ints codes, const int32_t *number) {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*number));
     return sum;
 }
-INLINE floats end_bytes(const ints sum[1]) { return _mm512_cvtepi32_ps(sum[0]); }
-
-#define SIGNED_ZERO 128
-#define start_signed start_bytes
-#define add_signed add_bytes
-#define end_signed end_bytes
-
-#define start_planes start_bytes
-#define add_planes add_bytes
-INLINE floats end_planes(const ints sum[2]) {
-    return MM(fmadd_ps)(MM(cvtepi32_ps)(sum[0]), MM(set1_ps)(255), MM(cvtepi32_ps)(sum[1]));
-}
-
-INLINE ints start_words(int32_t zero) { return (void)zero, _mm512_setzero_si512(); }
 INLINE ints add_words(ints sum, ints codes, const int32_t *number) {
     __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*number));
     return sum;
 }
-INLINE floats end_words(const ints sum[1]) { return _mm512_cvtepi32_ps(sum[0]); }
 
 #include "backend/cpu/kernels/weights/tiles_template.h"
 
