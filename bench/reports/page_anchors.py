@@ -1,7 +1,7 @@
 """docs/reports/anchors.md: what anchors are worth: how many, chosen how, beside exact first tokens or in their place, where they lie; and of methods that
 evict what MAT's anchors are worth, beside StreamingLLM and SnapKV of the same bytes."""
 
-from page_common import PAIRS, Difference, cells, done, how, learning, marked, not_measured, perplexity, say, sizes, stamp, table
+from page_common import PAIRS, Difference, cells, done, how, learning, marked, not_measured, perplexity, say, sizes, stamp, table, without_profile
 from quality_measurements import Book, Measurement, learned, name_of_model, order_of_models
 from quality_texts import PROSE
 
@@ -55,14 +55,12 @@ def paper_forms():
 
 
 def of(model, method, arguments, options, paper=False):
-    without = ("--codebook", "none") if method.startswith("terse") else ()
     more = ("--paper",) if paper else ()
-    return perplexity(model, ("--kv", method, *arguments, *without, *more), options, SIZE, book_of(method, options))
+    return perplexity(model, ("--kv", method, *arguments, *without_profile(method), *more), options, SIZE, book_of(method, options))
 
 
 def places_of(model, method, options):
-    without = ("--codebook", "none") if method.startswith("terse") else ()
-    return Measurement("places", model, ("--kv", method, *anchors(1), *without), book_of(method, options), PROSE, (context(options),))
+    return Measurement("places", model, ("--kv", method, *anchors(1), *without_profile(method)), book_of(method, options), PROSE, (context(options),))
 
 
 def evicting(options):

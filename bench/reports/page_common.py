@@ -17,6 +17,11 @@ def perplexity(model, arguments, options, size, book=None, text=PROSE):
     return Measurement("perplexity", model, tuple(arguments), book, text, (context, windows))
 
 
+def without_profile(method):
+    """The arguments that keep terse-N from what was learned of the model; none for other methods."""
+    return ("--codebook", "none") if method.startswith("terse") else ()
+
+
 def cells(line):
     """The cells of a line under HEAD."""
     if line["kld"] == 0:

@@ -1,6 +1,6 @@
 """docs/reports/domains.md: what a codebook is worth on another kind of text than it was learned from: prose, C source and documents, each on all three."""
 
-from page_common import PAIRS, Difference, done, how, learning, not_measured, perplexity, say, sizes, stamp, table
+from page_common import PAIRS, Difference, done, how, learning, not_measured, perplexity, say, sizes, stamp, table, without_profile
 from report_text import digits, with_error
 from quality_measurements import Book, learned, name_of_model, order_of_models
 from quality_texts import DOMAINS, LEARNED
@@ -21,7 +21,7 @@ def book_of(method, domain, options):
 
 def of(model, method, learned_on, on, options):
     book = book_of(method, learned_on, options) if learned_on else None
-    without = ("--codebook", "none") if method.startswith("terse") and not book else ()
+    without = () if book else without_profile(method)
     return perplexity(model, ("--kv", name_of(method), *without), options, SIZE, book, on)
 
 

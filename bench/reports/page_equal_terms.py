@@ -1,7 +1,7 @@
 """docs/reports/equal-terms.md: each method as its paper has it, then with one ingredient changed at a time, then as terse has it. All of a model by the
 same windows of text, codebooks from the same tokens, every resident byte counted."""
 
-from page_common import HEAD, PAIRS, Difference, cells, done, how, learning, not_measured, perplexity, say, sizes, stamp, table
+from page_common import HEAD, PAIRS, Difference, cells, done, how, learning, not_measured, perplexity, say, sizes, stamp, table, without_profile
 from report_text import digits
 from quality_measurements import Book, learned, name_of_model, order_of_models
 
@@ -120,8 +120,7 @@ def book_of(row, options):
 
 
 def of(row, model, options):
-    without = ("--codebook", "none") if row.arguments[1].startswith("terse") else ()
-    return perplexity(model, (*row.arguments, *without), options, SIZE, book_of(row, options))
+    return perplexity(model, (*row.arguments, *without_profile(row.arguments[1])), options, SIZE, book_of(row, options))
 
 
 def rows():

@@ -1,6 +1,6 @@
 """docs/reports/free-running.md: what a cache costs that reads the text which it wrote itself, beside one that reads what f16 wrote."""
 
-from page_common import about_models, done, how, not_measured, on_processor, say, stamp
+from page_common import about_models, done, how, not_measured, on_processor, say, stamp, without_profile
 from quality_measurements import Measurement, name_of_model, order_of_models
 from quality_texts import PROSE
 from report_text import digits, table, with_error
@@ -15,8 +15,7 @@ def size_of(options):
 
 
 def of(model, method, options):
-    without = ("--codebook", "none") if method.startswith("terse") else ()
-    return Measurement("free_running", model, ("--kv", method, *without), None, PROSE, size_of(options))
+    return Measurement("free_running", model, ("--kv", method, *without_profile(method)), None, PROSE, size_of(options))
 
 
 def measurements(options):

@@ -1,6 +1,6 @@
 """docs/reports/other-texts.md: divergence on longer texts, on C source, and on a text that changes its kind."""
 
-from page_common import Difference, cells, done, how, not_measured, on_processor, perplexity, say, sizes, stamp, table
+from page_common import HEAD, Difference, cells, done, how, not_measured, on_processor, perplexity, say, sizes, stamp, table, without_profile
 from quality_measurements import name_of_model, order_of_models
 from quality_texts import CHANGING, PROSE
 from report_text import digits
@@ -10,15 +10,10 @@ SIZE = (8192, 2)
 TEXTS = (PROSE, "code", CHANGING)
 LONGER = ((16384, 2), (32768, 1))
 LONG_MODELS = ("qwen2.5",)  # whose context is as long, and that are large enough for it to matter
-HEAD = ["bits", "KLD", "99.9 %", "ratio", "same top-1 %"]
-
-
-def arguments_of(method):
-    return ("--kv", method, *(("--codebook", "none") if method.startswith("terse") else ()))
 
 
 def of(model, method, text, size, options):
-    return perplexity(model, arguments_of(method), options, size, None, text)
+    return perplexity(model, ("--kv", method, *without_profile(method)), options, size, None, text)
 
 
 def is_long(model):

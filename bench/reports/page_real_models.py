@@ -4,7 +4,7 @@ of the README's section Methods."""
 import re
 
 from report_text import digits, mib, name_of, paragraphs, table, with_error
-from page_common import about_models, divergence_plot, how, learning, on_processor, perplexity
+from page_common import about_models, divergence_plot, how, learning, on_processor, perplexity, without_profile
 from quality_measurements import Book, Measurement, Refused, learned, name_of_model, order_of_models
 from quality_texts import PROSE
 from planted_facts import FACTS
@@ -60,7 +60,7 @@ def book_of(method, options):
 
 
 def arguments_of(method):
-    without = ("--codebook", "none") if method.startswith("terse") and ":" not in method else ()
+    without = () if ":" in method else without_profile(method)
     return ("--kv", method.split(":")[0], *without)
 
 
