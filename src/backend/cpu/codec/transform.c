@@ -95,7 +95,8 @@ static uint64_t no_mean_tokens(const uint8_t *codes) {
         eight &= mask;
         all &= ((eight & lower) + lower) | eight;
     }
-    for (size_t t = 0; t < PAGE_TOKENS && ~all & ~lower; t++) no_mean |= (uint64_t)(codes[t] < TRANSFORM_NO_MEAN_GAINS) << t;
+    if (!(~all & ~lower)) return 0;
+    for (size_t t = 0; t < PAGE_TOKENS; t++) no_mean |= (uint64_t)(codes[t] < TRANSFORM_NO_MEAN_GAINS) << t;
     return no_mean;
 }
 
