@@ -3,6 +3,7 @@
  * bench/micro/bench_weights.c measures their speed.
  */
 #include "base/memory.h"
+#include "support/fixed_point.h"
 #include "support/kernel_check.h"
 
 #include <math.h>
@@ -233,21 +234,6 @@ struct product {
     double *fixed;             /* [rows]: the most that x as fixed point adds to the error, as weights/ops.h says */
 };
 
-/* The part of the largest of its 32 by which a number may be off where vector tiers read a type by products of integers. */
-static double fixed_part(enum tensor_type type) {
-    switch (type) {
-    case TENSOR_Q4_0:
-    case TENSOR_IQ4_NL:
-    case TENSOR_IQ4_XS:
-    case TENSOR_Q4_K: return 1.0 / 253;
-    case TENSOR_MXFP4:
-    case TENSOR_Q5_K:
-    case TENSOR_Q6_K:
-    case TENSOR_Q8_0: return 0x1p-15;
-    default: return 0;
-    }
-}
-
 static double fixed_error(const float *row, const float *x, size_t n, double part) {
     double error = 0;
     for (size_t i = 0; i < n; i += 32) {
@@ -391,7 +377,7 @@ static void test_matvec_picks_each_weight(void **state) {
                 matvec(k, type->type, w, row_bytes, ROWS, N, x, y);
                 x[i] = 0;
                 for (size_t r = 0; r < ROWS; r++) {
-                    float off = k == scalar() || fixed_part(type->type) < 1.0 / 253 ? 0 : 0x1p-22f * fabsf(want[r][i]);
+                    float off = k == scalar() || fixed_part(type->type) < FIXED_BYTES ? 0 : 0x1p-22f * fabsf(want[r][i]);
                     if (!(fabsf(y[r] - want[r][i]) <= off))
                         fail_msg("%s %s: row %zu, weight %zu", k->name, info_of(type)->name, r, i);
                 }

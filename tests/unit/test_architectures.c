@@ -4,6 +4,7 @@
 #include "base/half.h"
 #include "base/memory.h"
 #include "gguf/gguf_writer.h"
+#include "support/fixed_point.h"
 #include "support/fixture_model.h"
 #include "support/model_oracle.h"
 #include "train/backward.h"
@@ -394,9 +395,7 @@ static void check_type(enum tensor_type type) {
             apart = fmax(apart, fabs((double)logits[0][i] - (double)logits[1][i]));
             size = fmax(size, fabs((double)logits[1][i]));
         }
-        /* Weights of 4 bits are multiplied by activations that are rounded to bytes (kernels/weights/ops.h). */
-        bool bytes = type == TENSOR_Q4_0 || type == TENSOR_Q4_K || type == TENSOR_IQ4_NL || type == TENSOR_IQ4_XS;
-        if (!(apart <= (bytes ? 2e-2 : 5e-4) * size))
+        if (!(apart <= (fixed_part(type) == FIXED_BYTES ? 2e-2 : 5e-4) * size))
             fail_msg("%s, %zu tokens: %g of the largest logit apart", tensor_type_name(type), n, apart / size);
     }
     free_sample(a, files[0]);
