@@ -12,6 +12,7 @@
 #include "backend/cpu/kv/fill.h"
 #include "base/memory.h"
 #include "support/kernel_check.h"
+#include "support/llama_rope.h"
 #include "support/random_codebook.h"
 
 #include <math.h>
@@ -226,9 +227,7 @@ int main(int argc, char **argv) {
     if (!n_names) memcpy(names, all, sizeof all), n_names = sizeof all / sizeof *all;
 
     static float frequency64[32], frequency128[64];
-    for (int i = 0; i < 32; i++) frequency64[i] = powf(500000, -(float)i / 32);
-    for (int i = 0; i < 64; i++) frequency128[i] = powf(500000, -(float)i / 64);
-    struct rope rope64 = {ROPE_ADJACENT, 64, 64, frequency64, 1}, rope128 = {ROPE_ADJACENT, 128, 128, frequency128, 1};
+    struct rope rope64 = llama_rope(64, frequency64), rope128 = llama_rope(128, frequency128);
     struct cache_shape b1 = {1, 32, 8, 64, 0.125f, &rope64, .slopes = NULL},
                        b8 = {1, 32, 8, 128, 0.0884f, &rope128, .slopes = NULL},
                        lab = {1, 6, 2, 128, 0.0884f, &rope128, .slopes = NULL};

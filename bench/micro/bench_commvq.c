@@ -24,6 +24,7 @@
 #include "base/random.h"
 #include "commit.h"
 #include "support/kernel_check.h"
+#include "support/llama_rope.h"
 #include "support/random_codebook.h"
 
 #include <math.h>
@@ -365,9 +366,7 @@ int main(int argc, char **argv) {
     for (int i = 2; i < argc; i++) depths[n_depths++] = (size_t)atol(argv[i]) / PAGE_TOKENS * PAGE_TOKENS;
 
     static float frequency64[32], frequency128[64];
-    for (int i = 0; i < 32; i++) frequency64[i] = powf(500000, -(float)i / 32);
-    for (int i = 0; i < 64; i++) frequency128[i] = powf(500000, -(float)i / 64);
-    struct rope rope64 = {ROPE_ADJACENT, 64, 64, frequency64, 1}, rope128 = {ROPE_ADJACENT, 128, 128, frequency128, 1};
+    struct rope rope64 = llama_rope(64, frequency64), rope128 = llama_rope(128, frequency128);
     const struct {
         const char *title;
         struct cache_shape shape;

@@ -9,6 +9,7 @@
 #include "backend/cpu/kv/fill.h"
 #include "base/clock.h"
 #include "model/model.h"
+#include "support/llama_rope.h"
 #include "support/random_codebook.h"
 
 #include <math.h>
@@ -123,9 +124,7 @@ static int bench_pages(void) {
     static const char *const methods[] = {"q8_0",    "q4_0",    "kivi-4",  "kivi-2",   "million-4", "million-2",
                                           "antkv-4", "antkv-2", "antkv-1", "commvq-2", "commvq-1",  "selfindex-2"};
     static float frequency64[32], frequency128[64];
-    for (int i = 0; i < 32; i++) frequency64[i] = powf(500000, -(float)i / 32);
-    for (int i = 0; i < 64; i++) frequency128[i] = powf(500000, -(float)i / 64);
-    struct rope rope64 = {ROPE_ADJACENT, 64, 64, frequency64, 1}, rope128 = {ROPE_ADJACENT, 128, 128, frequency128, 1};
+    struct rope rope64 = llama_rope(64, frequency64), rope128 = llama_rope(128, frequency128);
     struct cache_shape shapes[] = {{8, 32, 8, 64, 0.125f, &rope64, .slopes = NULL},
                                    {8, 32, 8, 128, 0.0884f, &rope128, .slopes = NULL}};
     printf("sealing, %d threads; a page of 64 tokens of every KV head of a layer\n%-18s %-14s %10s\n", omp_get_max_threads(),
