@@ -253,6 +253,12 @@ inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline float __frcp_rn(float a) { return 1 / a; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+/* Rounds toward 0, but for a result that a double has rounded already. */
+inline float __fmaf_rz(float a, float b, float c) {
+    const double exact = (double)a * b + c;
+    const float nearest = (float)exact;
+    return fabs((double)nearest) > fabs(exact) ? nextafterf(nearest, 0) : nearest;
+}
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float a) { return expf(a); }
 inline float __logf(float a) { return logf(a); }

@@ -25,21 +25,22 @@ static __device__ inline const struct place_view *places_of(const struct encode 
     return item.rate.places ? item.rate.places : e.places;
 }
 
-/* Returns the rows of an item in a head of the launch's layer blockIdx.y; `page` is NULL. */
-static __device__ inline struct page_job rows_of_item(const struct encode &e, uint32_t item, uint32_t head, int side) {
+/* Returns the rows of an item in a head of a layer, which is counted from the launch's first; `page` is NULL. */
+static __device__ inline struct page_job rows_of_item(const struct encode &e, uint32_t layer, uint32_t item, uint32_t head,
+                                                      int side) {
     struct page_job job = {};
     job.item = &e.items[item];
     job.head = head;
     job.side = side;
-    job.place = (size_t)(e.layer + blockIdx.y) * e.heads.kv_heads + head;
-    job.rows = job.item->rows[side] + blockIdx.y * e.layer_stride + head * e.head_stride;
+    job.place = (size_t)(e.layer + layer) * e.heads.kv_heads + head;
+    job.rows = job.item->rows[side] + layer * e.layer_stride + head * e.head_stride;
     job.count = job.item->set.count;
     return job;
 }
 
 static __device__ inline struct page_job job_of_block(const struct encode &e, struct encode_sides sides) {
     const uint32_t kv_heads = e.heads.kv_heads;
-    struct page_job job = rows_of_item(e, blockIdx.x / kv_heads, blockIdx.x % kv_heads, sides.first + (int)blockIdx.z);
+    struct page_job job = rows_of_item(e, blockIdx.y, blockIdx.x / kv_heads, blockIdx.x % kv_heads, sides.first + (int)blockIdx.z);
     job.page = page_address(&job.item->set, places_of(e, *job.item) + job.place, job.side);
     return job;
 }

@@ -85,7 +85,7 @@ template <int HD> static __device__ void find_means(const struct encode &e, uint
     }
     __syncthreads();
     for (uint32_t item = 0; item < e.n; item++) {
-        const struct page_job job = rows_of_item(e, item, head, side);
+        const struct page_job job = rows_of_item(e, blockIdx.y, item, head, side);
         load_numbers<HD>(e, job, {}, m.z.of);
         sum_page(e, job, m);
         n += job.count;
@@ -190,7 +190,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     find_means(e, head, side, m);
     begin_sizes(profile, m);
     for (uint32_t item = 0; item < e.n; item++) {
-        const struct page_job job = rows_of_item(e, item, head, side);
+        const struct page_job job = rows_of_item(e, blockIdx.y, item, head, side);
         load_numbers<HD>(e, job, {m.pre_rope_mean, m.mean}, m.z.of);
         find_coefficients<HD>(profile, m.z);
         take_sizes(m);

@@ -1,7 +1,7 @@
 /* Writes pages of the codec transform, as the CPU's transform_encode.c does, a block for each page. Most of the time goes to the
  * product that gives the coefficients. Elsewhere four threads share a token, and what is summed over a row is summed in parts, where
  * the CPU goes from the first component to the last. Codes are written nibble by nibble: a warp has a whole one. */
-#include "backend/cuda/kv/transform_page.cuh"
+#include "backend/cuda/kv/encode_transform.cuh"
 
 #define ENCODE_WARPS (TRANSFORM_THREADS / 32)
 
@@ -297,22 +297,13 @@ template <int HD> static __device__ float2 write_nibbles(const struct page_job &
 
 /* ---- Gains */
 
-static __device__ uint8_t gain_code(const struct transform_view &view, float gain) {
-    if (!(view.gain_step > 0)) return TRANSFORM_NO_MEAN_GAINS;
-    const float code = roundf((gain - view.gain_zero) / view.gain_step), least = TRANSFORM_NO_MEAN_GAINS;
-    return (uint8_t)(code > least ? code < 255 ? code : 255 : least);
-}
-
 /* `own` is what write_nibbles has returned. */
 template <int HD>
 static __device__ void write_gains(const struct page_job &job, const struct transform_view &view, float2 own,
                                    const struct encode_memory<HD> &m) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
     if (threadIdx.x >= PAGE_TOKENS) return;
-    float gain = 0;
-    if (own.y > 0) gain = job.side == CODEC_KEYS ? sqrtf(m.square[t] / own.y) : own.x / own.y;
-    const uint8_t no_mean = m.no_mean[t];
-    job.page[t] = t >= job.count ? 0 : no_mean < TRANSFORM_NO_MEAN_GAINS ? no_mean : gain_code(view, gain);
+    job.page[t] = gain_byte(job, view, t, m.square[t], own, m.no_mean[t]);
 }
 
 /* ---- Pages */
@@ -325,8 +316,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 4)
     const struct page_job job = job_of_block(e, sides);
     const struct transform_view &view = view_of(e, job);
     if (!job.count) {
-        const uint32_t words = places_of(e, *job.item)[job.place].bytes[job.side] / 4;
-        for (uint32_t i = threadIdx.x; i < words; i += TRANSFORM_THREADS) ((uint32_t *)job.page)[i] = 0;
+        clear_page(e, job, threadIdx.x, TRANSFORM_THREADS);
         return;
     }
     const struct page_rows<HD> rows = load_rows<HD>(e, job); /* which takes a while */
@@ -351,6 +341,7 @@ template <int HD> static cudaError_t launch(const struct encode *encode, struct 
 }
 
 cudaError_t encode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    if (encode_transform_has_tiles(&encode->heads)) return encode_transform_tiles(encode, sides, stream);
 #define LAUNCH(hd) launch<hd>(encode, sides, stream)
     TRANSFORM_HEAD_DIMS(encode->heads, LAUNCH)
 #undef LAUNCH

@@ -1,0 +1,33 @@
+/* Has what both kernels that write pages of the codec transform share. */
+#ifndef TERSE_BACKEND_CUDA_KV_ENCODE_TRANSFORM_CUH
+#define TERSE_BACKEND_CUDA_KV_ENCODE_TRANSFORM_CUH
+
+#include "backend/cuda/kv/transform_page.cuh"
+
+static __device__ inline uint8_t gain_code(const struct transform_view &view, float gain) {
+    if (!(view.gain_step > 0)) return TRANSFORM_NO_MEAN_GAINS;
+    const float code = roundf((gain - view.gain_zero) / view.gain_step), least = TRANSFORM_NO_MEAN_GAINS;
+    return (uint8_t)(code > least ? code < 255 ? code : 255 : least);
+}
+
+/* Returns a token's byte of gains: `square` is |z|^2 of its row, `found` has the sums of the products of its coefficients with the
+ * levels that they got, for a row of size 1, and of these with themselves, and `no_mean` is the code of the gain of a row less no
+ * mean, else TRANSFORM_NO_MEAN_GAINS. */
+static __device__ inline uint8_t gain_byte(const struct page_job &job, const struct transform_view &view, uint32_t t, float square,
+                                           float2 found, uint32_t no_mean) {
+    float gain = 0;
+    if (found.y > 0) gain = job.side == CODEC_KEYS ? sqrtf(square / found.y) : found.x / found.y;
+    return t >= job.count ? 0 : no_mean < TRANSFORM_NO_MEAN_GAINS ? (uint8_t)no_mean : gain_code(view, gain);
+}
+
+/* Clears a thread's share of a page that has no tokens. */
+static __device__ inline void clear_page(const struct encode &e, const struct page_job &job, uint32_t thread, uint32_t threads) {
+    const uint32_t words = places_of(e, *job.item)[job.place].bytes[job.side] / 4;
+    for (uint32_t i = thread; i < words; i += threads) ((uint32_t *)job.page)[i] = 0;
+}
+
+/* encode_transform_tiles.cu has these: whether its kernel serves heads on this device, and its launch. */
+bool encode_transform_has_tiles(const struct head_view *heads);
+cudaError_t encode_transform_tiles(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+
+#endif

@@ -1,0 +1,604 @@
+/* Writes pages of the codec transform as encode_transform.cu does, for heads of up to 128 channels, with rows in registers: a warp has
+ * 16 tokens of a page from the halves that it loads to the codes that it writes, and four lanes have a token. Where both factors of a
+ * product come from shared memory, as in encode_transform.cu, its reads and the instructions around them take most of the time; here
+ * the numbers of a product become a factor of the next where they are, and warps wait for each other only when the matrices change.
+ *
+ * A CTA has a multiprocessor to itself. Both matrices lie in its shared memory, as halves and what these leave, and serve all pages of a
+ * layer, KV head and side that it writes. */
+#include "backend/cuda/kv/encode_transform.cuh"
+#include "backend/cuda/launch.cuh"
+
+#define TILE_TOKENS 16
+#define PAGE_TILES (PAGE_TOKENS / TILE_TOKENS)
+#define PAGES_TOGETHER 3 /* as many as there are registers for */
+#define TILE_WARPS (PAGES_TOGETHER * PAGE_TILES)
+#define TILE_THREADS (32 * TILE_WARPS)
+
+/* A warp's numbers, by channel or component. Of each 16, lane l has those from 4 (l % 4) on, of tokens l / 4 and l / 4 + 16 from the tile's
+ * first on, since codes of tokens 16 apart share bytes. */
+template <int HD> using tile_numbers = float[2][HD / 16][4];
+
+/* A fragment has a lane's part of 16 rows and 16 columns of a matrix, as mma takes its second factor: the lane's two pairs of columns of
+ * row l / 8 * 4 + l / 4 % 2, and of the row two further, so that a product's columns are numbered as tile_numbers has them. */
+struct tile_fragment {
+    uint4 halves[32], rests[32]; /* by lane */
+};
+
+/* A quad_codes says how a quad is coded: its planes, and 2^bits less a little, so that no number below 1 times it is rounded up to
+ * 2^bits. */
+struct quad_codes {
+    uint32_t
+        planes[2]; /* nibble, then from bits 8, 16 and 24 on `below`, shift and mask of the code's bits; 0 where there is none */
+    float codes;
+    uint32_t nothing;
+};
+
+template <int HD> struct tile_memory {
+    struct tile_fragment metric[HD / 16][HD / 16], basis[HD / 16][HD / 16]; /* by 16 columns, then 16 rows */
+    /* By channel: */
+    alignas(16) float mean[HD], pre_rope_mean[HD];
+    /* By component: `unit` of a product; `reach` as in struct layout_limits of transform_encode.c, infinite where there are no bits; what
+     * brings coefficients of a row of size 1 to between -1/2 and 1/2; how far levels lie apart, and the lowest one. */
+    alignas(16) float unit[HD], reach[HD], inverse[HD], step[HD], lowest[HD];
+    struct quad_codes quads[HD / TRANSFORM_QUAD];
+    float noise, metric_unit;
+    union {
+        uint32_t nibbles[HD / 2][8]; /* of a tile: words of 8 tokens and of those 16 behind them */
+        struct {
+            float weighed[HD], whole[HD];
+        } row; /* that may be coded less no mean: times the metric, and its coefficients */
+    } own[TILE_WARPS];
+};
+
+/* ---- What a CTA has in shared memory for pages of a view */
+
+template <int HD> static __device__ void stage_matrices(const struct transform_view &view, struct tile_memory<HD> &m) {
+    constexpr uint32_t blocks = HD / 16;
+    for (uint32_t i = threadIdx.x; i < blocks * blocks * 32; i += TILE_THREADS) {
+        const uint32_t lane = i % 32, column = i / 32 % blocks, block = i / 32 / blocks, row = lane / 8 * 4 + lane / 4 % 2;
+        const uint4 *const low = (const uint4 *)view.metric + metric_place(HD, 16 * block + row, 16 * column + lane % 4 * 4) / 8,
+                           *const high = low + 2 * 4 * 2; /* two rows further */
+        const bool upper = row >= 8;
+        const auto rows = [&](const uint4 &a, const uint4 &b) {
+            return upper ? make_uint4(a.y, a.w, b.y, b.w) : make_uint4(a.x, a.z, b.x, b.z);
+        };
+        m.metric[column][block].halves[lane] = rows(low[0], high[0]);
+        m.metric[column][block].rests[lane] = rows(low[1], high[1]);
+        const int16_t *const from = view.basis + (16 * block + row) * HD + 16 * column + lane % 4 * 4;
+        const uint2 a = *(const uint2 *)from, b = *(const uint2 *)(from + 2 * HD);
+        const uint2 own[4] = {split_integers(a.x), split_integers(a.y), split_integers(b.x), split_integers(b.y)};
+        m.basis[column][block].halves[lane] = make_uint4(own[0].x, own[1].x, own[2].x, own[3].x);
+        m.basis[column][block].rests[lane] = make_uint4(own[0].y, own[1].y, own[2].y, own[3].y);
+    }
+}
+
+template <int HD> static __device__ void stage_quad(const struct transform_view &view, uint32_t quad, struct tile_memory<HD> &m) {
+    const struct transform_quad &own = view.quad[quad];
+    const uint32_t n = quad < view.layout.quads ? own.planes : 0, bits = n ? view.layout.quad_bits[quad] : 0;
+    struct quad_codes codes = {};
+    float reach = n ? 0 : INFINITY, scale = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        const struct transform_plane plane = view.layout.plane[own.plane[k]];
+        const uint32_t below = k == 0 ? bits - plane.bits : 0, mask = (1u << plane.bits) - 1;
+        reach = reach + plane.scale * (float)mask;
+        scale = plane.scale;
+        codes.planes[k] = plane.nibble | below << 8 | (uint32_t)plane.shift << 16 | mask << 24;
+    }
+    codes.codes = (float)(1u << bits) * 0x1.fffffep-1f;
+    m.quads[quad] = codes;
+    for (uint32_t c = quad * TRANSFORM_QUAD; c < (quad + 1) * TRANSFORM_QUAD; c++) {
+        const float size = view.size[c], half_step = scale * size;
+        m.reach[c] = n ? size * reach : INFINITY;
+        m.inverse[c] = half_step > 0 ? 1 / (2 * half_step * (float)(1u << bits)) : 0;
+        m.step[c] = 2 * half_step;
+        m.lowest[c] = half_step * -(float)((1u << bits) - 1);
+    }
+}
+
+/* All threads call this, while none reads what was staged before. */
+template <int HD>
+static __device__ void stage(const struct encode &e, const struct transform_view &view, struct tile_memory<HD> &m) {
+    stage_matrices(view, m);
+    for (uint32_t c = threadIdx.x; c < HD; c += TILE_THREADS) {
+        m.mean[c] = view.mean[c];
+        const uint32_t half = e.heads.n_rot / 2, pair = e.heads.pairing == ROPE_ADJACENT ? c / 2 : c < half ? c : c - half;
+        m.pre_rope_mean[c] = c < 2 * half && pair < e.pre_rope.pairs ? view.pre_rope_mean[c] : 0;
+        m.unit[c] = INTEGER_UNIT * view.unit[c];
+    }
+    if (threadIdx.x < HD / TRANSFORM_QUAD) stage_quad(view, threadIdx.x, m);
+    if (threadIdx.x / 32 == TILE_WARPS - 1) {
+        float noise = 0;
+        for (uint32_t c = threadIdx.x % 32; c < view.layout.quads * (uint32_t)TRANSFORM_QUAD; c += 32)
+            noise = noise + view.size[c] * view.size[c] * device_distortion[view.layout.quad_bits[c / TRANSFORM_QUAD]];
+        for (uint32_t lanes = 16; lanes; lanes /= 2) noise = noise + __shfl_xor_sync(~0u, noise, lanes);
+        m.noise = noise;
+        m.metric_unit = __uint_as_float(view.metric[HD * HD]);
+    }
+    __syncthreads();
+}
+
+/* ---- Rows of a tile */
+
+/* A tile is what a warp writes of a page. */
+struct tile {
+    struct page_job job;
+    uint32_t index, token[2]; /* which of the page's, the lane's tokens */
+};
+
+static __device__ inline uint32_t lane_of_warp() { return threadIdx.x % 32; }
+
+/* Returns the lane's first channel or component of the k-th 16. */
+static __device__ inline uint32_t first_of(uint32_t k) { return 16 * k + lane_of_warp() % 4 * 4; }
+
+/* Returns the sum over the lanes of a token. */
+static __device__ inline float row_sum(float x) {
+    x = x + __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+struct four_numbers {
+    float of[4];
+};
+static __device__ inline struct four_numbers four_at(const float *from) {
+    const float4 x = *(const float4 *)from;
+    return {x.x, x.y, x.z, x.w};
+}
+static __device__ inline struct four_numbers four_of_halves(uint2 halves) {
+    struct four_numbers x;
+    spread_halves(halves.x, &x.of[0], &x.of[1]);
+    spread_halves(halves.y, &x.of[2], &x.of[3]);
+    return x;
+}
+
+/* A turning says how rows are turned back to their page's run. */
+enum turning {
+    TURN_NOTHING, /* values */
+    TURN_HALVES,  /* channels i and i + HD / 2 */
+    TURN_SOME,    /* channels i and i + n_rot / 2 of the first n_rot */
+    TURN_NEIGHBOURS
+};
+
+/* Loads four pairs' cosines and sines, or only the first two. */
+template <bool FOUR> static __device__ void four_angles(const float2 *from, float2 (&angles)[4]) {
+    const float4 low = ((const float4 *)from)[0], high = FOUR ? ((const float4 *)from)[1] : low;
+    angles[0] = make_float2(low.x, low.y), angles[1] = make_float2(low.z, low.w);
+    angles[2] = make_float2(high.x, high.y), angles[3] = make_float2(high.z, high.w);
+}
+
+/* Turns a pair of channels back, and subtracts its mean before rotation, which is turned to the token's offset (struct row_frame of
+ * transform_page.cuh). */
+static __device__ inline float2 turn_pair(float2 x, float2 run, float2 mean, float2 offset) {
+    const float2 own = rotate_back(x, run);
+    return make_float2(own.x - fmaf(-mean.y, offset.y, mean.x * offset.x), own.y - fmaf(mean.y, offset.x, mean.x * offset.y));
+}
+
+/* Turns four channels from c on and their partners back; `angles` are of the first one's pair, by run and by offset. Neighbours are each
+ * other's partners. */
+template <bool NEIGHBOURS, int HD>
+static __device__ void turn_four(const struct tile_memory<HD> &m, uint32_t c, uint32_t partner, const float2 *run,
+                                 const float2 *offset, struct four_numbers &x, struct four_numbers &y) {
+    const struct four_numbers mean = four_at(&m.pre_rope_mean[c]), others = four_at(&m.pre_rope_mean[partner]);
+    float2 runs[4], offsets[4];
+    four_angles<!NEIGHBOURS>(run, runs);
+    four_angles<!NEIGHBOURS>(offset, offsets);
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++) {
+        if (NEIGHBOURS && j % 2) continue;
+        float &a = x.of[j], &b = NEIGHBOURS ? x.of[j + 1] : y.of[j];
+        const float2 own =
+            turn_pair(make_float2(a, b), runs[NEIGHBOURS ? j / 2 : j],
+                      make_float2(mean.of[j], NEIGHBOURS ? mean.of[j + 1] : others.of[j]), offsets[NEIGHBOURS ? j / 2 : j]);
+        a = own.x, b = own.y;
+    }
+}
+
+/* Turns a token's row x[HD / 16][4] back. */
+template <enum turning TURNING, int HD>
+static __device__ void turn_row(const struct encode &e, const struct page_job &job, uint32_t t, const struct tile_memory<HD> &m,
+                                struct four_numbers (&x)[HD / 16]) {
+    constexpr uint32_t blocks = HD / 16;
+    const uint32_t first = job.item->set.first, half = e.heads.n_rot / 2;
+    const float2 *const runs = run_angles_from(e, first, 0), *const offsets = (const float2 *)e.pre_rope.offsets +
+                                                                              (size_t)(first % ROPE_RUN_TOKENS + t) * half;
+    const __half *const row = (const __half *)(job.rows + t * e.token_stride);
+    if (TURNING == TURN_HALVES)
+#pragma unroll
+        for (uint32_t k = 0; k < blocks / 2; k++) {
+            const uint32_t c = first_of(k);
+            turn_four<false>(m, c, c + HD / 2, runs + c, offsets + c, x[k], x[k + blocks / 2]);
+        }
+    else
+#pragma unroll
+        for (uint32_t k = 0; k < blocks; k++) {
+            const uint32_t c = first_of(k);
+            if (c >= 2 * half) continue;
+            if (TURNING == TURN_NEIGHBOURS) {
+                turn_four<true>(m, c, c, runs + c / 2, offsets + c / 2, x[k], x[k]);
+                continue;
+            }
+            const bool second = c >= half;
+            const uint32_t low = second ? c - half : c;
+            struct four_numbers other = four_of_halves(*(const uint2 *)(row + (second ? low : c + half))), own = x[k];
+            if (second)
+                turn_four<false>(m, low, c, runs + low, offsets + low, other, x[k]);
+            else
+                turn_four<false>(m, c, c + half, runs + c, offsets + c, x[k], other);
+        }
+}
+
+/* Loads rows, turns keys back and subtracts the mean; zeros where there is no token. Also finds the sums of the squares of rows as
+ * they are, which is of use for values. */
+template <enum turning TURNING, int HD>
+static __device__ void load_tile(const struct encode &e, const struct tile &tile, const struct tile_memory<HD> &m,
+                                 tile_numbers<HD> &x, float (&whole)[2]) {
+    constexpr uint32_t blocks = HD / 16;
+    uint2 rows[2][blocks];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++)
+#pragma unroll
+        for (uint32_t k = 0; k < blocks; k++) {
+            rows[i][k] = make_uint2(0, 0);
+            if (tile.token[i] < tile.job.count)
+                rows[i][k] = *(const uint2 *)(tile.job.rows + tile.token[i] * e.token_stride + first_of(k));
+        }
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const bool has_token = tile.token[i] < tile.job.count;
+        struct four_numbers own[blocks];
+#pragma unroll
+        for (uint32_t k = 0; k < blocks; k++) own[k] = four_of_halves(rows[i][k]);
+        if (TURNING != TURN_NOTHING && has_token) turn_row<TURNING>(e, tile.job, tile.token[i], m, own);
+#pragma unroll
+        for (uint32_t k = 0; k < blocks; k++) {
+            const struct four_numbers mean = four_at(&m.mean[first_of(k)]);
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) {
+                if (TURNING == TURN_NOTHING) whole[i] = fmaf(own[k].of[j], own[k].of[j], whole[i]);
+                x[i][k][j] = has_token ? own[k].of[j] - mean.of[j] : 0;
+            }
+        }
+    }
+}
+
+/* ---- Products */
+
+/* Multiplies a tile's numbers by a matrix. Tokens' products have to be multiplied by `unit`, which this changes. */
+template <int HD>
+static __device__ void multiply_tile(const struct tile_fragment (&matrix)[HD / 16][HD / 16], tile_numbers<HD> &x,
+                                     float (&unit)[2]) {
+    constexpr uint32_t blocks = HD / 16;
+    const uint32_t lane = lane_of_warp();
+    uint32_t halves[blocks][4], rests[blocks][4];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        float most = 0;
+#pragma unroll
+        for (uint32_t k = 0; k < blocks; k++)
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) most = fmaxf(most, fabsf(x[i][k][j]));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+        const float factor = factor_of(most);
+        unit[i] = unit[i] * (1 / factor);
+#pragma unroll
+        for (uint32_t k = 0; k < blocks; k++) {
+            const uint4 own = split_four(x[i][k][0] * factor, x[i][k][1] * factor, x[i][k][2] * factor, x[i][k][3] * factor);
+            halves[k][i] = own.x, halves[k][2 + i] = own.y, rests[k][i] = own.z, rests[k][2 + i] = own.w;
+        }
+    }
+    float sums[blocks][2][4] = {};
+#pragma unroll
+    for (uint32_t k = 0; k < blocks; k++)
+#pragma unroll
+        for (uint32_t n = 0; n < blocks; n += 2) {
+            const uint4 b[2] = {matrix[k][n].halves[lane], matrix[k][n + 1].halves[lane]},
+                        b_rests[2] = {matrix[k][n].rests[lane], matrix[k][n + 1].rests[lane]};
+            const auto each = [&](const uint32_t(&a)[4], const uint4(&of)[2]) {
+#pragma unroll
+                for (uint32_t i = 0; i < 2; i++) {
+                    mma(sums[n + i][0], a[0], a[1], a[2], a[3], of[i].x, of[i].y);
+                    mma(sums[n + i][1], a[0], a[1], a[2], a[3], of[i].z, of[i].w);
+                }
+            };
+            each(rests[k], b);
+            each(halves[k], b_rests);
+            each(halves[k], b);
+        }
+#pragma unroll
+    for (uint32_t n = 0; n < blocks; n++)
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++)
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) x[i][n][j] = sums[n][j / 2][2 * i + j % 2];
+}
+
+/* Turns a tile's numbers into coefficients. */
+template <int HD> static __device__ void find_coefficients(const struct tile_memory<HD> &m, tile_numbers<HD> &x) {
+    float unit[2] = {m.metric_unit, m.metric_unit};
+#pragma unroll 1 /* since instructions are read through a cache, too */
+    for (uint32_t k = 0; k < 2; k++) multiply_tile<HD>(k ? m.basis : m.metric, x, unit);
+#pragma unroll
+    for (uint32_t k = 0; k < HD / 16; k++) {
+        const struct four_numbers own = four_at(&m.unit[first_of(k)]);
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++)
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) x[i][k][j] = x[i][k][j] * unit[i] * own.of[j];
+    }
+}
+
+/* ---- Sizes of rows */
+
+/* Returns what levels cut off of a token's row that is coded as one of so many times its size. */
+template <int HD>
+static __device__ float cut_off(const struct tile_memory<HD> &m, const float (&z)[HD / 16][4], float unit, float scale) {
+    float sum = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < HD / 16; k++) {
+        const struct four_numbers reach = four_at(&m.reach[first_of(k)]);
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++) {
+            const float beyond = fmaxf(fmaf(-reach.of[j], scale, fabsf(z[k][j] * unit)), 0); /* NaN becomes 0, too */
+            sum = fmaf(beyond, beyond, sum);
+        }
+    }
+    return row_sum(sum);
+}
+
+static __constant__ float device_row_scale[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
+
+/* Returns the unit of the size with which a token's row errs least (TRANSFORM_ROW_SCALES), as far as gains reach. */
+template <int HD>
+static __device__ float scaled_unit(const struct transform_view &view, const struct tile_memory<HD> &m,
+                                    const float (&z)[HD / 16][4], float unit) {
+    const float cut = cut_off<HD>(m, z, unit, 1), most = (view.gain_zero + 255 * view.gain_step) * unit;
+    const bool may_err_less = cut > (device_row_scale[0] * device_row_scale[0] - 1) * m.noise;
+    if (!__any_sync(~0u, may_err_less)) return unit;
+    float least = cut + m.noise, best = 1;
+#pragma unroll 1
+    for (int i = 0; i < TRANSFORM_ROW_SCALES; i++) {
+        const float scale = device_row_scale[i], error = cut_off<HD>(m, z, unit, scale) + m.noise * (scale * scale);
+        if (may_err_less && scale <= most && error < least) least = error, best = scale;
+    }
+    return unit / best;
+}
+
+template <int HD> static __device__ float row_square(const float (&z)[HD / 16][4]) {
+    float sum = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < HD / 16; k++)
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++) sum = fmaf(z[k][j], z[k][j], sum);
+    return row_sum(sum);
+}
+
+/* ---- Rows of values less no mean */
+
+/* Returns how much a row is expected to err: what is cut off, the levels' noise, and components without bits. */
+template <int HD>
+static __device__ float expected_error(const struct tile_memory<HD> &m, const float (&z)[HD / 16][4], float unit) {
+    float rest = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < HD / 16; k++)
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++)
+            if (m.reach[first_of(k) + j] == INFINITY) rest = rest + z[k][j] * z[k][j];
+    return (cut_off<HD>(m, z, unit, 1) + m.noise) / (unit * unit) + row_sum(rest);
+}
+
+/* Computes the coefficients of a token's row itself, by the whole warp. */
+template <int HD>
+static __device__ void find_whole(const struct encode &e, const struct page_job &job, const struct transform_view &view, uint32_t t,
+                                  struct tile_memory<HD> &m) {
+    const __half *const metric = (const __half *)view.metric, *const row = (const __half *)(job.rows + t * e.token_stride);
+    auto &own = m.own[threadIdx.x / 32].row;
+    for (uint32_t c = lane_of_warp(); c < HD; c += 32) {
+        float sum = 0;
+        for (uint32_t i = 0; i < HD; i++) {
+            const __half *const at = metric + metric_place(HD, c, i);
+            sum = sum + (__half2float(at[0]) + __half2float(at[METRIC_REST])) * __half2float(row[i]);
+        }
+        own.weighed[c] = sum * m.metric_unit;
+    }
+    __syncwarp();
+    for (uint32_t c = lane_of_warp(); c < HD; c += 32) {
+        float sum = 0;
+        for (uint32_t i = 0; i < HD; i++) sum = sum + (float)view.basis[(size_t)HD * c + i] * own.weighed[i];
+        own.whole[c] = view.unit[c] * sum;
+    }
+    __syncwarp();
+}
+
+/* Codes the marked ones of the lanes' i-th tokens less no mean if they err less so with one of the gains that there are. */
+template <int HD>
+static __device__ void leave_out_means(const struct encode &e, const struct tile &tile, const struct transform_view &view,
+                                       uint32_t i, bool marked, struct tile_memory<HD> &m, float (&z)[HD / 16][4], float &unit,
+                                       uint32_t &no_mean) {
+    uint32_t left = __ballot_sync(~0u, marked && lane_of_warp() % 4 == 0);
+#pragma unroll 1
+    for (; left; left &= left - 1) {
+        const uint32_t lane = (uint32_t)__ffs((int)left) - 1;
+        float whole[HD / 16][4], least = expected_error<HD>(m, z, unit);
+        uint32_t best = TRANSFORM_NO_MEAN_GAINS;
+        find_whole(e, tile.job, view, __shfl_sync(~0u, tile.token[i], (int)lane), m);
+#pragma unroll
+        for (uint32_t k = 0; k < HD / 16; k++)
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) whole[k][j] = m.own[threadIdx.x / 32].row.whole[first_of(k) + j];
+#pragma unroll 1
+        for (uint32_t code = 0; code < TRANSFORM_NO_MEAN_GAINS; code++) {
+            const float error = expected_error<HD>(m, whole, 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, code));
+            if (error < least) least = error, best = code;
+        }
+        if (lane_of_warp() / 4 == lane / 4 && best < TRANSFORM_NO_MEAN_GAINS) {
+#pragma unroll
+            for (uint32_t k = 0; k < HD / 16; k++)
+#pragma unroll
+                for (uint32_t j = 0; j < 4; j++) z[k][j] = whole[k][j];
+            unit = 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, best);
+            no_mean = best;
+        }
+        __syncwarp();
+    }
+}
+
+/* ---- Codes */
+
+#define CODE_ZERO 0x1p23f /* a code plus this has the code as its lowest bits */
+
+/* Returns a quad's codes of a token, a byte each. Adds the products of the coefficients with their levels, and the squares of levels, to
+ * `found`. */
+static __device__ inline uint32_t quantize(const float (&z)[4], float unit, float codes, const struct four_numbers &inverse,
+                                           const struct four_numbers &step, const struct four_numbers &lowest, float2 &found) {
+    uint32_t words[4];
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++) {
+        /* The middle is rounded up, since `codes` is not quite a power of two. NaN becomes 0. */
+        const float part = __saturatef(fmaf(z[j] * unit, inverse.of[j], 0.5f + 0x1p-23f)), code = __fmaf_rz(part, codes, CODE_ZERO),
+                    level = fmaf(code - CODE_ZERO, step.of[j], lowest.of[j]);
+        words[j] = __float_as_uint(code);
+        found = make_float2(fmaf(z[j], level, found.x), fmaf(level, level, found.y));
+    }
+    return permute(permute(words[0], words[1], 0x0040), permute(words[2], words[3], 0x0040), 0x5410);
+}
+
+/* Puts a plane's bits of a quad's codes, of the lane's two tokens, among a tile's nibbles. */
+static __device__ inline void put_plane(uint32_t plane, uint32_t codes, uint32_t others, uint32_t (*nibbles)[8]) {
+    if (!plane) return;
+    const uint32_t below = plane >> 8 & 0xff, shift = plane >> 16 & 0xff, mask = (plane >> 24) * 0x01010101u,
+                   word = (codes >> below & mask) << shift | (others >> below & mask) << (shift + 4);
+    atomicOr(&nibbles[plane & 0xff][lane_of_warp() / 4], word);
+}
+
+/* Writes a tile's nibbles. Finds what quantize adds up, of each token. */
+template <int HD>
+static __device__ void write_nibbles(const struct tile &tile, const struct transform_view &view, const tile_numbers<HD> &z,
+                                     const float (&unit)[2], struct tile_memory<HD> &m, float2 (&found)[2]) {
+    uint32_t(*const nibbles)[8] = m.own[threadIdx.x / 32].nibbles;
+    const uint32_t lane = lane_of_warp(), n = view.layout.nibbles;
+    for (uint32_t i = lane; i < n * 8; i += 32) nibbles[i / 8][i % 8] = 0;
+    __syncwarp();
+#pragma unroll
+    for (uint32_t k = 0; k < HD / 16; k++) {
+        const uint32_t c = first_of(k);
+        const struct quad_codes quad = m.quads[c / TRANSFORM_QUAD];
+        if (!quad.planes[0]) continue;
+        const struct four_numbers inverse = four_at(&m.inverse[c]), step = four_at(&m.step[c]), lowest = four_at(&m.lowest[c]);
+        uint32_t codes[2];
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) codes[i] = quantize(z[i][k], unit[i], quad.codes, inverse, step, lowest, found[i]);
+        put_plane(quad.planes[0], codes[0], codes[1], nibbles);
+        put_plane(quad.planes[1], codes[0], codes[1], nibbles);
+    }
+    __syncwarp();
+    uint32_t *const to = (uint32_t *)(tile.job.page + PAGE_TOKENS) + 8 * tile.index;
+    for (uint32_t first = 0; first < n; first += 4) {
+        const uint32_t nibble = first + lane / 8, word = nibble_word(tile.job.side, nibbles[min(nibble, n - 1)][lane % 8]);
+        if (nibble < n) to[nibble * (PAGE_TRANSFORM_NIBBLE / 4) + lane % 8] = word;
+    }
+    __syncwarp(); /* before another tile's nibbles come there */
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) found[i] = make_float2(row_sum(found[i].x), row_sum(found[i].y));
+}
+
+/* ---- Tiles and pages */
+
+template <int HD>
+static __device__ void write_tile(const struct encode &e, const struct tile &tile, const struct transform_view &view,
+                                  struct tile_memory<HD> &m) {
+    tile_numbers<HD> z;
+    float whole[2] = {}, square[2], unit[2];
+    bool small[2] = {};
+    uint32_t no_mean[2] = {TRANSFORM_NO_MEAN_GAINS, TRANSFORM_NO_MEAN_GAINS};
+    float2 found[2] = {};
+    if (tile.job.side == CODEC_VALUES || !e.heads.n_rot)
+        load_tile<TURN_NOTHING>(e, tile, m, z, whole);
+    else if (e.heads.pairing == ROPE_ADJACENT)
+        load_tile<TURN_NEIGHBOURS>(e, tile, m, z, whole);
+    else if (e.heads.n_rot == HD)
+        load_tile<TURN_HALVES>(e, tile, m, z, whole);
+    else
+        load_tile<TURN_SOME>(e, tile, m, z, whole);
+    if (tile.job.side == CODEC_VALUES && view.gain > 0)
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            const float own = row_sum(whole[i]), less_mean = row_square<HD>(z[i]);
+            small[i] = tile.token[i] < tile.job.count && TRANSFORM_MUCH_SMALLER * own < less_mean;
+        }
+    find_coefficients(m, z);
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        square[i] = row_square<HD>(z[i]);
+        unit[i] = square[i] > 0 ? sqrtf((float)HD / square[i]) : 0;
+        if (!isfinite(unit[i])) unit[i] = 0;
+        unit[i] = scaled_unit(view, m, z[i], unit[i]);
+    }
+    if (__any_sync(~0u, small[0] || small[1]))
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) leave_out_means(e, tile, view, i, small[i], m, z[i], unit[i], no_mean[i]);
+    write_nibbles(tile, view, z, unit, m, found);
+    if (lane_of_warp() % 4) return;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++)
+        tile.job.page[tile.token[i]] = gain_byte(tile.job, view, tile.token[i], square[i], found[i], no_mean[i]);
+}
+
+/* Returns the p-th page of a launch: pages of a layer, KV head and side follow one another. */
+static __device__ inline struct page_job job_of_page(const struct encode &e, struct encode_sides sides, uint32_t p) {
+    const uint32_t place = p / e.n, layer = place / e.heads.kv_heads;
+    struct page_job job =
+        rows_of_item(e, layer % e.n_layers, p % e.n, place % e.heads.kv_heads, sides.first + (int)(layer / e.n_layers));
+    job.page = page_address(&job.item->set, places_of(e, *job.item) + job.place, job.side);
+    return job;
+}
+
+template <int HD>
+static __global__ void __launch_bounds__(TILE_THREADS, 1)
+    tiles_kernel(const __grid_constant__ struct encode e, struct encode_sides sides, uint32_t pages) {
+    extern __shared__ __align__(16) uint8_t memory[];
+    struct tile_memory<HD> &m = *(struct tile_memory<HD> *)memory;
+    const uint32_t end = (uint32_t)((uint64_t)pages * (blockIdx.x + 1) / gridDim.x), warp = threadIdx.x / 32,
+                   slot = warp / PAGE_TILES;
+    const struct transform_view *staged = nullptr;
+    for (uint32_t p = (uint32_t)((uint64_t)pages * blockIdx.x / gridDim.x), n; p < end; p += n) {
+        const struct transform_view *const view = &view_of(e, job_of_page(e, sides, p));
+        for (n = 1; n < PAGES_TOGETHER && p + n < end && &view_of(e, job_of_page(e, sides, p + n)) == view;) n++;
+        if (view != staged) {
+            __syncthreads();
+            stage(e, *view, m);
+            staged = view;
+        }
+        if (slot >= n) continue;
+        struct tile tile = {job_of_page(e, sides, p + slot), warp % PAGE_TILES, {}};
+        tile.token[0] = tile.index / 2 * 32 + tile.index % 2 * 8 + lane_of_warp() / 4;
+        tile.token[1] = tile.token[0] + 16;
+        if (tile.job.count)
+            write_tile(e, tile, *view, m);
+        else
+            clear_page(e, tile.job, tile.index * 32 + lane_of_warp(), PAGE_TILES * 32);
+    }
+}
+
+bool encode_transform_has_tiles(const struct head_view *heads) {
+    return heads->head_dim <= 128 && heads->n_rot % 8 == 0 &&
+           sizeof(struct tile_memory<128>) <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+}
+
+template <int HD> static cudaError_t launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    const size_t bytes = sizeof(struct tile_memory<HD>);
+    const cudaError_t result = allow_shared(tiles_kernel<HD>, bytes);
+    const uint32_t pages = encode->n * encode->heads.kv_heads * encode->n_layers * (uint32_t)sides.n,
+                   most = (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount), blocks = pages < most ? pages : most;
+    if (result != cudaSuccess) return result;
+    tiles_kernel<HD><<<blocks, TILE_THREADS, bytes, stream>>>(*encode, sides, pages);
+    return cudaGetLastError();
+}
+
+cudaError_t encode_transform_tiles(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    switch (encode->heads.head_dim) {
+    case 64: return launch<64>(encode, sides, stream);
+    case 96: return launch<96>(encode, sides, stream);
+    case 128: return launch<128>(encode, sides, stream);
+    default: return cudaErrorNotSupported;
+    }
+}
