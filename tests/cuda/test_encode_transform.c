@@ -388,6 +388,8 @@ static void pages_and_rows_are_nearly_those_of_the_cpu(void **state) {
             check(methods[m], NULL, head_dims[h], h % 2 ? ROPE_ADJACENT : ROPE_HALF_SPLIT, head_dims[h] / (m % 2 + 1), false);
     check("terse-7", NULL, 128, ROPE_HALF_SPLIT, 128, false);
     check("terse-2", NULL, 128, ROPE_HALF_SPLIT, 0, false);
+    check("terse-4", NULL, 128, ROPE_HALF_SPLIT, 72, false);
+    check("terse-4", NULL, 64, ROPE_HALF_SPLIT, 36, false); /* not by tiles */
 }
 
 static void one_side_may_be_of_another_codec(void **state) {

@@ -1,4 +1,6 @@
-/* Writes pages of the codec transform, as the CPU's transform_encode.c does, a block for each page. Most of the time goes to the
+/* Writes pages of the codec transform, as the CPU's transform_encode.c does, a block for each page, where encode_transform_tiles.cu does
+ * not serve. Which of the two kernels writes pages goes by heads and device alone: they round differently, and no page may depend on
+ * when it is written. Most of the time goes to the
  * product that gives the coefficients. Elsewhere four threads share a token, and what is summed over a row is summed in parts, where
  * the CPU goes from the first component to the last. Codes are written nibble by nibble: a warp has a whole one. */
 #include "backend/cuda/kv/encode_transform.cuh"

@@ -329,20 +329,22 @@ template <int HD> static __device__ void find_coefficients(const struct tile_mem
 
 /* ---- Sizes of rows */
 
-/* Returns what levels cut off of a token's row that is coded as one of so many times its size. */
+/* Returns what levels cut off of a token's row that is coded as one of so many times its size. It is summed in units of coefficients, which
+ * takes one operation of four less. */
 template <int HD>
 static __device__ float cut_off(const struct tile_memory<HD> &m, const float (&z)[HD / 16][4], float unit, float scale) {
+    const float size = scale / unit;
     float sum = 0;
 #pragma unroll
     for (uint32_t k = 0; k < HD / 16; k++) {
         const struct four_numbers reach = four_at(&m.reach[first_of(k)]);
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++) {
-            const float beyond = fmaxf(fmaf(-reach.of[j], scale, fabsf(z[k][j] * unit)), 0); /* NaN becomes 0, too */
+            const float beyond = fmaxf(fmaf(-reach.of[j], size, fabsf(z[k][j])), 0); /* NaN becomes 0, too */
             sum = fmaf(beyond, beyond, sum);
         }
     }
-    return row_sum(sum);
+    return row_sum(sum) * (unit * unit);
 }
 
 static __constant__ float device_row_scale[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
@@ -554,13 +556,12 @@ static __device__ inline struct page_job job_of_page(const struct encode &e, str
 
 template <int HD>
 static __global__ void __launch_bounds__(TILE_THREADS, 1)
-    tiles_kernel(const __grid_constant__ struct encode e, struct encode_sides sides, uint32_t pages) {
+    tiles_kernel(const __grid_constant__ struct encode e, struct encode_sides sides, uint32_t pages, uint32_t each) {
     extern __shared__ __align__(16) uint8_t memory[];
     struct tile_memory<HD> &m = *(struct tile_memory<HD> *)memory;
-    const uint32_t end = (uint32_t)((uint64_t)pages * (blockIdx.x + 1) / gridDim.x), warp = threadIdx.x / 32,
-                   slot = warp / PAGE_TILES;
+    const uint32_t end = min((blockIdx.x + 1) * each, pages), warp = threadIdx.x / 32, slot = warp / PAGE_TILES;
     const struct transform_view *staged = nullptr;
-    for (uint32_t p = (uint32_t)((uint64_t)pages * blockIdx.x / gridDim.x), n; p < end; p += n) {
+    for (uint32_t p = blockIdx.x * each, n; p < end; p += n) {
         const struct transform_view *const view = &view_of(e, job_of_page(e, sides, p));
         for (n = 1; n < PAGES_TOGETHER && p + n < end && &view_of(e, job_of_page(e, sides, p + n)) == view;) n++;
         if (view != staged) {
@@ -588,9 +589,9 @@ template <int HD> static cudaError_t launch(const struct encode *encode, struct 
     const size_t bytes = sizeof(struct tile_memory<HD>);
     const cudaError_t result = allow_shared(tiles_kernel<HD>, bytes);
     const uint32_t pages = encode->n * encode->heads.kv_heads * encode->n_layers * (uint32_t)sides.n,
-                   most = (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount), blocks = pages < most ? pages : most;
+                   most = (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount), each = (pages + most - 1) / most;
     if (result != cudaSuccess) return result;
-    tiles_kernel<HD><<<blocks, TILE_THREADS, bytes, stream>>>(*encode, sides, pages);
+    tiles_kernel<HD><<<(pages + each - 1) / each, TILE_THREADS, bytes, stream>>>(*encode, sides, pages, each);
     return cudaGetLastError();
 }
 
