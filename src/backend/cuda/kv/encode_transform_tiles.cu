@@ -19,10 +19,11 @@
 template <int HD> using tile_numbers = float[2][HD / 16][4];
 
 /* A fragment has a lane's part of 16 rows and 16 columns of a matrix, as mma takes its second factor: the lane's two pairs of columns of
- * row l / 8 * 4 + l / 4 % 2, and of the row two further, so that a product's columns are numbered as tile_numbers has them. */
+ * row_of_lane(l), and of the row two further, so that a product's columns are numbered as tile_numbers has them. */
 struct tile_fragment {
     uint4 halves[32], rests[32]; /* by lane */
 };
+static __device__ inline uint32_t row_of_lane(uint32_t lane) { return lane / 8 * 4 + lane / 4 % 2; }
 
 /* A quad_codes says how a quad is coded: its planes, and 2^bits less a little, so that no number below 1 times it is rounded up to
  * 2^bits. */
@@ -52,23 +53,38 @@ template <int HD> struct tile_memory {
 
 /* ---- What a CTA has in shared memory for pages of a view */
 
+#define STAGED_TOGETHER 3 /* fragments that a thread asks for before it has one */
+
 template <int HD> static __device__ void stage_matrices(const struct transform_view &view, struct tile_memory<HD> &m) {
-    constexpr uint32_t blocks = HD / 16;
-    for (uint32_t i = threadIdx.x; i < blocks * blocks * 32; i += TILE_THREADS) {
-        const uint32_t lane = i % 32, column = i / 32 % blocks, block = i / 32 / blocks, row = lane / 8 * 4 + lane / 4 % 2;
-        const uint4 *const low = (const uint4 *)view.metric + metric_place(HD, 16 * block + row, 16 * column + lane % 4 * 4) / 8,
-                           *const high = low + 2 * 4 * 2; /* two rows further */
-        const bool upper = row >= 8;
-        const auto rows = [&](const uint4 &a, const uint4 &b) {
-            return upper ? make_uint4(a.y, a.w, b.y, b.w) : make_uint4(a.x, a.z, b.x, b.z);
-        };
-        m.metric[column][block].halves[lane] = rows(low[0], high[0]);
-        m.metric[column][block].rests[lane] = rows(low[1], high[1]);
-        const int16_t *const from = view.basis + (16 * block + row) * HD + 16 * column + lane % 4 * 4;
-        const uint2 a = *(const uint2 *)from, b = *(const uint2 *)(from + 2 * HD);
-        const uint2 own[4] = {split_integers(a.x), split_integers(a.y), split_integers(b.x), split_integers(b.y)};
-        m.basis[column][block].halves[lane] = make_uint4(own[0].x, own[1].x, own[2].x, own[3].x);
-        m.basis[column][block].rests[lane] = make_uint4(own[0].y, own[1].y, own[2].y, own[3].y);
+    constexpr uint32_t blocks = HD / 16, n = blocks * blocks * 32;
+    for (uint32_t first = threadIdx.x; first < n; first += STAGED_TOGETHER * TILE_THREADS) {
+        uint4 metric[STAGED_TOGETHER][4];
+        uint2 basis[STAGED_TOGETHER][2];
+#pragma unroll
+        for (uint32_t k = 0; k < STAGED_TOGETHER; k++) {
+            const uint32_t i = min(first + k * TILE_THREADS, n - 1), lane = i % 32, row = i / 32 / blocks * 16 + row_of_lane(lane),
+                           column = i / 32 % blocks * 16 + lane % 4 * 4;
+            const uint4 *const low = (const uint4 *)view.metric + metric_place(HD, row, column) / 8,
+                               *const high = (const uint4 *)view.metric + metric_place(HD, row + 2, column) / 8;
+            metric[k][0] = low[0], metric[k][1] = high[0], metric[k][2] = low[1], metric[k][3] = high[1];
+            basis[k][0] = *(const uint2 *)(view.basis + row * HD + column);
+            basis[k][1] = *(const uint2 *)(view.basis + (row + 2) * HD + column);
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < STAGED_TOGETHER; k++) {
+            const uint32_t i = first + k * TILE_THREADS, lane = i % 32, column = i / 32 % blocks, block = i / 32 / blocks;
+            if (i >= n) break;
+            const bool upper = row_of_lane(lane) >= 8;
+            const auto rows = [&](const uint4 &a, const uint4 &b) {
+                return upper ? make_uint4(a.y, a.w, b.y, b.w) : make_uint4(a.x, a.z, b.x, b.z);
+            };
+            const uint2 own[4] = {split_integers(basis[k][0].x), split_integers(basis[k][0].y), split_integers(basis[k][1].x),
+                                  split_integers(basis[k][1].y)};
+            m.metric[column][block].halves[lane] = rows(metric[k][0], metric[k][1]);
+            m.metric[column][block].rests[lane] = rows(metric[k][2], metric[k][3]);
+            m.basis[column][block].halves[lane] = make_uint4(own[0].x, own[1].x, own[2].x, own[3].x);
+            m.basis[column][block].rests[lane] = make_uint4(own[0].y, own[1].y, own[2].y, own[3].y);
+        }
     }
 }
 
@@ -200,7 +216,7 @@ static __device__ void turn_row(const struct encode &e, const struct page_job &j
     const uint32_t first = job.item->set.first, half = e.heads.n_rot / 2;
     const float2 *const runs = run_angles_from(e, first, 0), *const offsets = (const float2 *)e.pre_rope.offsets +
                                                                               (size_t)(first % ROPE_RUN_TOKENS + t) * half;
-    const __half *const row = (const __half *)(job.rows + t * e.token_stride);
+    const __half *const row = (const __half *)(job.rows + min(t, job.count - 1) * e.token_stride);
     if (TURNING == TURN_HALVES)
 #pragma unroll
         for (uint32_t k = 0; k < blocks / 2; k++) {
@@ -218,7 +234,7 @@ static __device__ void turn_row(const struct encode &e, const struct page_job &j
             }
             const bool second = c >= half;
             const uint32_t low = second ? c - half : c;
-            struct four_numbers other = four_of_halves(*(const uint2 *)(row + (second ? low : c + half))), own = x[k];
+            struct four_numbers other = four_of_halves(*(const uint2 *)(row + (second ? low : c + half)));
             if (second)
                 turn_four<false>(m, low, c, runs + low, offsets + low, other, x[k]);
             else
@@ -226,7 +242,7 @@ static __device__ void turn_row(const struct encode &e, const struct page_job &j
         }
 }
 
-/* Loads rows, turns keys back and subtracts the mean; zeros where there is no token. Also finds the sums of the squares of rows as
+/* Loads rows, turns keys back and subtracts the mean; zeros where there is no token, for which the last one is loaded. Also finds the sums of the squares of rows as
  * they are, which is of use for values. */
 template <enum turning TURNING, int HD>
 static __device__ void load_tile(const struct encode &e, const struct tile &tile, const struct tile_memory<HD> &m,
@@ -234,12 +250,11 @@ static __device__ void load_tile(const struct encode &e, const struct tile &tile
     constexpr uint32_t blocks = HD / 16;
     uint2 rows[2][blocks];
 #pragma unroll
-    for (uint32_t i = 0; i < 2; i++)
+    for (uint32_t k = 0; k < blocks; k++)
 #pragma unroll
-        for (uint32_t k = 0; k < blocks; k++) {
-            rows[i][k] = make_uint2(0, 0);
-            if (tile.token[i] < tile.job.count)
-                rows[i][k] = *(const uint2 *)(tile.job.rows + tile.token[i] * e.token_stride + first_of(k));
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t t = min(tile.token[i], tile.job.count - 1);
+            rows[i][k] = *(const uint2 *)(tile.job.rows + t * e.token_stride + first_of(k));
         }
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
@@ -247,7 +262,7 @@ static __device__ void load_tile(const struct encode &e, const struct tile &tile
         struct four_numbers own[blocks];
 #pragma unroll
         for (uint32_t k = 0; k < blocks; k++) own[k] = four_of_halves(rows[i][k]);
-        if (TURNING != TURN_NOTHING && has_token) turn_row<TURNING>(e, tile.job, tile.token[i], m, own);
+        if (TURNING != TURN_NOTHING) turn_row<TURNING>(e, tile.job, tile.token[i], m, own);
 #pragma unroll
         for (uint32_t k = 0; k < blocks; k++) {
             const struct four_numbers mean = four_at(&m.mean[first_of(k)]);
@@ -545,15 +560,14 @@ static __device__ void write_tile(const struct encode &e, const struct tile &til
         tile.job.page[tile.token[i]] = gain_byte(tile.job, view, tile.token[i], square[i], found[i], no_mean[i]);
 }
 
-/* Returns the p-th page of a launch: pages of a layer, KV head and side follow one another. */
-static __device__ inline struct page_job job_of_page(const struct encode &e, struct encode_sides sides, uint32_t p) {
-    const uint32_t place = p / e.n, layer = place / e.heads.kv_heads;
-    struct page_job job =
-        rows_of_item(e, layer % e.n_layers, p % e.n, place % e.heads.kv_heads, sides.first + (int)(layer / e.n_layers));
-    job.page = page_address(&job.item->set, places_of(e, *job.item) + job.place, job.side);
-    return job;
+/* Returns how many pages from an item's on, at most so many, are of the same transform. */
+static __device__ inline uint32_t pages_alike(const struct encode_item *items, int side, uint32_t most) {
+    uint32_t n = 1;
+    while (n < most && items[n].rate.transforms[side] == items->rate.transforms[side]) n++;
+    return n;
 }
 
+/* Writes pages [blockIdx.x each, ...) of a launch, in which pages of a layer, KV head and side follow one another. */
 template <int HD>
 static __global__ void __launch_bounds__(TILE_THREADS, 1)
     tiles_kernel(const __grid_constant__ struct encode e, struct encode_sides sides, uint32_t pages, uint32_t each) {
@@ -562,15 +576,19 @@ static __global__ void __launch_bounds__(TILE_THREADS, 1)
     const uint32_t end = min((blockIdx.x + 1) * each, pages), warp = threadIdx.x / 32, slot = warp / PAGE_TILES;
     const struct transform_view *staged = nullptr;
     for (uint32_t p = blockIdx.x * each, n; p < end; p += n) {
-        const struct transform_view *const view = &view_of(e, job_of_page(e, sides, p));
-        for (n = 1; n < PAGES_TOGETHER && p + n < end && &view_of(e, job_of_page(e, sides, p + n)) == view;) n++;
+        const uint32_t item = p % e.n, place = p / e.n, layer = place / e.heads.kv_heads;
+        const int side = sides.first + (int)(layer / e.n_layers);
+        n = pages_alike(&e.items[item], side, min(min(PAGES_TOGETHER, end - p), e.n - item));
+        struct tile tile = {
+            rows_of_item(e, layer % e.n_layers, item + min(slot, n - 1), place % e.heads.kv_heads, side), warp % PAGE_TILES, {}};
+        const struct transform_view *const view = &view_of(e, tile.job);
         if (view != staged) {
             __syncthreads();
             stage(e, *view, m);
             staged = view;
         }
         if (slot >= n) continue;
-        struct tile tile = {job_of_page(e, sides, p + slot), warp % PAGE_TILES, {}};
+        tile.job.page = page_address(&tile.job.item->set, places_of(e, *tile.job.item) + tile.job.place, side);
         tile.token[0] = tile.index / 2 * 32 + tile.index % 2 * 8 + lane_of_warp() / 4;
         tile.token[1] = tile.token[0] + 16;
         if (tile.job.count)
