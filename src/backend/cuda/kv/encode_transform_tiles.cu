@@ -344,38 +344,51 @@ template <int HD> static __device__ void find_coefficients(const struct tile_mem
 
 /* ---- Sizes of rows */
 
-/* Returns what levels cut off of a token's row that is coded as one of so many times its size. It is summed in units of coefficients, which
- * takes one operation of four less. */
-template <int HD>
-static __device__ float cut_off(const struct tile_memory<HD> &m, const float (&z)[HD / 16][4], float unit, float scale) {
-    const float size = scale / unit;
-    float sum = 0;
+/* Finds what levels cut off of a token's row that is coded as one of so many times its size, for each of some sizes. It is summed in units
+ * of coefficients, which takes one operation of four less. */
+template <int HD, int N>
+static __device__ void find_cut_off(const struct tile_memory<HD> &m, const float (&z)[HD / 16][4], float unit,
+                                    const float (&scales)[N], float (&sums)[N]) {
+    const float size = 1 / unit;
+#pragma unroll
+    for (int i = 0; i < N; i++) sums[i] = 0;
 #pragma unroll
     for (uint32_t k = 0; k < HD / 16; k++) {
         const struct four_numbers reach = four_at(&m.reach[first_of(k)]);
 #pragma unroll
-        for (uint32_t j = 0; j < 4; j++) {
-            const float beyond = fmaxf(fmaf(-reach.of[j], size, fabsf(z[k][j])), 0); /* NaN becomes 0, too */
-            sum = fmaf(beyond, beyond, sum);
-        }
+        for (uint32_t j = 0; j < 4; j++)
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                const float beyond = fmaxf(fmaf(-reach.of[j], size * scales[i], fabsf(z[k][j])), 0); /* NaN becomes 0, too */
+                sums[i] = fmaf(beyond, beyond, sums[i]);
+            }
     }
-    return row_sum(sum) * (unit * unit);
+#pragma unroll
+    for (int i = 0; i < N; i++) sums[i] = row_sum(sums[i]) * (unit * unit);
 }
 
-static __constant__ float device_row_scale[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
+/* Returns what levels cut off of a row as it is. */
+template <int HD> static __device__ float cut_off(const struct tile_memory<HD> &m, const float (&z)[HD / 16][4], float unit) {
+    constexpr float scales[1] = {1};
+    float sums[1];
+    find_cut_off(m, z, unit, scales, sums);
+    return sums[0];
+}
 
 /* Returns the unit of the size with which a token's row errs least (TRANSFORM_ROW_SCALES), as far as gains reach. */
 template <int HD>
 static __device__ float scaled_unit(const struct transform_view &view, const struct tile_memory<HD> &m,
                                     const float (&z)[HD / 16][4], float unit) {
-    const float cut = cut_off<HD>(m, z, unit, 1), most = (view.gain_zero + 255 * view.gain_step) * unit;
-    const bool may_err_less = cut > (device_row_scale[0] * device_row_scale[0] - 1) * m.noise;
+    constexpr float scales[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
+    const float cut = cut_off<HD>(m, z, unit), most = (view.gain_zero + 255 * view.gain_step) * unit;
+    const bool may_err_less = cut > (scales[0] * scales[0] - 1) * m.noise;
     if (!__any_sync(~0u, may_err_less)) return unit;
-    float least = cut + m.noise, best = 1;
-#pragma unroll 1
+    float least = cut + m.noise, best = 1, cuts[TRANSFORM_ROW_SCALES];
+    find_cut_off(m, z, unit, scales, cuts);
+#pragma unroll
     for (int i = 0; i < TRANSFORM_ROW_SCALES; i++) {
-        const float scale = device_row_scale[i], error = cut_off<HD>(m, z, unit, scale) + m.noise * (scale * scale);
-        if (may_err_less && scale <= most && error < least) least = error, best = scale;
+        const float error = cuts[i] + m.noise * (scales[i] * scales[i]);
+        if (may_err_less && scales[i] <= most && error < least) least = error, best = scales[i];
     }
     return unit / best;
 }
@@ -400,7 +413,7 @@ static __device__ float expected_error(const struct tile_memory<HD> &m, const fl
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++)
             if (m.reach[first_of(k) + j] == INFINITY) rest = rest + z[k][j] * z[k][j];
-    return (cut_off<HD>(m, z, unit, 1) + m.noise) / (unit * unit) + row_sum(rest);
+    return (cut_off<HD>(m, z, unit) + m.noise) / (unit * unit) + row_sum(rest);
 }
 
 /* Computes the coefficients of a token's row itself, by the whole warp. */
