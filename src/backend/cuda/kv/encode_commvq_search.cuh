@@ -300,12 +300,14 @@ static __device__ uint32_t nearest_codeword(const struct commvq_view &view, uint
     uint32_t sums[8][2];
 #pragma unroll
     for (int k = 0; k < 8; k++) sums[k][0] = sums[k][1] = 0x7fff7fff;
+    const uint4 *at = (const uint4 *)coarse + g; /* halves of entry a = g */
+    const uint32_t *const own_products = m.products[2 * t], *const next_products = m.products[2 * t + 1];
 #pragma unroll 2
-    for (uint32_t word = 0; word < ENTRIES / 2; word += 4) {
-        const uint4 first = *(const uint4 *)&m.products[2 * t][word], second = *(const uint4 *)&m.products[2 * t + 1][word];
+    for (uint32_t word = 0; word < ENTRIES / 2; word += 4, at += 8) {
+        const uint4 first = *(const uint4 *)(own_products + word), second = *(const uint4 *)(next_products + word);
 #pragma unroll
         for (uint32_t k = 0; k < 8; k++) {
-            const uint4 half = __ldg((const uint4 *)(coarse + (k * (ENTRIES / 2) + word) * 8) + g);
+            const uint4 half = __ldg(at + k * (ENTRIES / 2 * 8 / 4));
             sums[k][0] = least_sums(half.x, first.x, sums[k][0]), sums[k][1] = least_sums(half.x, second.x, sums[k][1]);
             sums[k][0] = least_sums(half.y, first.y, sums[k][0]), sums[k][1] = least_sums(half.y, second.y, sums[k][1]);
             sums[k][0] = least_sums(half.z, first.z, sums[k][0]), sums[k][1] = least_sums(half.z, second.z, sums[k][1]);
