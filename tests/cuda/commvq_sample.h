@@ -29,6 +29,8 @@ struct commvq_sample {
     } view;
 };
 
+static double commvq_row_size = 2; /* of the sum of all rows of values */
+
 /* `shape`: of head_dim and group; its width, bits and learned are set. Later rounds have smaller tables, as learned ones do; pairs of
  * channels are `rotated_pairs` ones of RoPE and neighbours. */
 static inline void commvq_make(struct commvq_sample *sample, uint32_t bits, enum codec_side side, uint32_t rotated_pairs,
@@ -45,7 +47,7 @@ static inline void commvq_make(struct commvq_sample *sample, uint32_t bits, enum
         const size_t round = i / ((size_t)COMMVQ_ENTRIES * shape->width) % (side ? 1 : commvq_rounds(*shape));
         const double u = random_uniform(random_next(state)) + 0x1p-54, v = random_uniform(random_next(state)),
                      normal = sqrt(-2 * log(u)) * cos(2 * M_PI * v);
-        const double size = i >= own ? 1 : side ? 2 / sqrt(shape->bits) : 0.5 * pow(0.9, (double)round);
+        const double size = i >= own ? 1 : side ? commvq_row_size / sqrt(shape->bits) : 0.5 * pow(0.9, (double)round);
         sample->parameters[i] = half_to_float(half_from_float((float)(size * normal)));
     }
     if (!side) commvq_set_pairing(*shape, sample->parameters, rotated_pairs, adjacent);

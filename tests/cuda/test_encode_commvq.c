@@ -162,9 +162,16 @@ static void keys_may_not_be_rotated(void **unused) {
     report(2, 64, 0, ROPE_ADJACENT, 1);
 }
 
+static void no_field_may_tell_signs_apart(void **unused) {
+    (void)unused;
+    commvq_row_size = 0;
+    report(1, 64, 64, ROPE_HALF_SPLIT, 1);
+    commvq_row_size = 2;
+}
+
 int main(void) {
     if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {cmocka_unit_test(codes_are_nearly_those_of_the_cpu),
-                                       cmocka_unit_test(keys_may_not_be_rotated)};
+                                       cmocka_unit_test(keys_may_not_be_rotated), cmocka_unit_test(no_field_may_tell_signs_apart)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,6 +8,7 @@ KEPT = "test_cuda_evict_emulated the_best_of_a_prompt*"
 STREAM = "test_cuda_evict_emulated streaming_equals*"
 KERNELS = "test_attend_decode_emulated codecs_heads*"
 ENCODE = "test_encode_transform_emulated"
+COMMVQ = "test_encode_commvq_emulated codes_are_nearly*"
 ANCHORS = "test_cuda_anchors_emulated attention_reads*"
 ALIBI = "test_cuda_anchors_emulated alibi*"
 SCORES = "test_anchor_kernels_emulated"
@@ -85,4 +86,9 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (KV + "anchors.c", "size_min(run * PAGE_TOKENS, count - at)", "(FAULT ? run * PAGE_TOKENS : size_min(run * PAGE_TOKENS, count - at))", "test_cuda_ranks_emulated anchors_are*", "ranks: scores of a short page go on into the next head's"),
     (KV + "prompt.c", "cache->base.plan.anchors)\n        result = kv_anchors_spread_chosen", "cache->base.plan.anchors && !FAULT)\n        result = kv_anchors_spread_chosen", "test_cuda_anchors_emulated", "--paper reads the codes of the step's own anchors"),
     (KV + "view.h", "return places->spans[*span].token + row - places->spans[*span].row;", "return FAULT ? row : places->spans[*span].token + row - places->spans[*span].row;", "test_attend_prefill_emulated", "ranks: ALiBi counts distances in rows"),
+    (KV + "encode_additive.cu", "negative ? IS_SET : IS_SET | IS_POSITIVE", "negative && !FAULT ? IS_SET : IS_SET | IS_POSITIVE", COMMVQ, "commvq: signs of values are set against their fields"),
+    (KV + "encode_additive.cu", "~set & ~(KEY_TAG - 2)", "(FAULT ? ~0u : ~set) & ~(KEY_TAG - 2)", COMMVQ, "commvq: signs of values are set more than once"),
+    (KV + "encode_commvq_search.cuh", "scale.tolerance = limits", "scale.tolerance = FAULT ? 0 : limits", COMMVQ, "commvq: the nearest codeword in units is taken for the nearest"),
+    (KV + "encode_commvq_search.cuh", ": kind ? -x.re[j]", ": kind && !FAULT ? -x.re[j]", COMMVQ, "commvq: products with i z take real parts of the wrong sign"),
+    (KV + "encode_commvq_search.cuh", "(int)(255 * view.rounds)", "(int)((FAULT ? 254 : 255) * view.rounds)", COMMVQ, "commvq: sums of real parts are not centred"),
 )

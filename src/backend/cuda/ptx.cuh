@@ -27,6 +27,9 @@ PTX_INLINE uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
 /* Returns the least of three, which is one instruction from compute capability 9.0 on. */
 PTX_INLINE int least_of(int x, int y, int z) { return __vimin3_s32(x, y, z); }
 
+/* Returns the least of x + y and z in each half of a word, 16-bit integers with a sign: one instruction from compute capability 9.0 on. */
+PTX_INLINE uint32_t least_sums(uint32_t x, uint32_t y, uint32_t z) { return __viaddmin_s16x2(x, y, z); }
+
 /* Returns which of the warps that a multiprocessor has room for this is: good for sharing work out evenly, for nothing else. */
 PTX_INLINE uint32_t warp_slot() {
     uint32_t r;

@@ -15,23 +15,25 @@ static struct codec_shape shape_of(const struct coding *coding, uint32_t hd) {
 
 /* ---- Keys */
 
-/* Counts the rows of a set, then its bytes: rows, steps and mean, halves. */
+/* Counts the rows of a set, then its bytes: rows, steps and mean, halves, coarse halves, limits. */
 struct key_numbers {
-    size_t subvectors, pairs, rounds, rows, row_bytes, floats, half_floats;
+    size_t subvectors, pairs, rounds, rows, row_bytes, floats, half_floats, coarse_words, limits;
 };
 
 static struct key_numbers key_numbers_of(struct codec_shape shape) {
-    struct key_numbers n = {commvq_subvectors(shape), shape.width / 2, commvq_rounds(shape), 0, 0, 0, 0};
+    struct key_numbers n = {commvq_subvectors(shape), shape.width / 2, commvq_rounds(shape), 0, 0, 0, 0, 0, 0};
     n.rows = n.subvectors * n.rounds * COMMVQ_ENTRIES;
     n.row_bytes = n.rows * COMMVQ_ROW;
     n.floats = memory_round_up(shape.head_dim / 2 + shape.head_dim, 4);
     n.half_floats = n.rows * COMMVQ_ENTRIES;
+    n.coarse_words = n.half_floats / 2;
+    n.limits = n.subvectors * n.rounds * COMMVQ_LIMITS;
     return n;
 }
 
 size_t commvq_bytes(const struct coding *coding, uint32_t head_dim) {
     const struct key_numbers n = key_numbers_of(shape_of(coding, head_dim));
-    return n.row_bytes + (n.floats + n.half_floats) * sizeof(float);
+    return n.row_bytes + (n.floats + n.half_floats + n.coarse_words + n.limits) * sizeof(float);
 }
 
 /* Puts rows[rows][2][pairs] into units, as struct commvq_view says. */
@@ -73,6 +75,8 @@ enum terse_status commvq_send(const struct coding *coding, uint32_t head_dim, co
                                     .rows = device,
                                     .steps = there,
                                     .half = there + n.floats,
+                                    .coarse = (uint32_t *)(void *)(there + n.floats + n.half_floats),
+                                    .limits = there + n.floats + n.half_floats + n.coarse_words,
                                     .gain_scale = normalization[head_dim],
                                     .mean = there + head_dim / 2};
         set_integers(&n, parameters, rows, host, steps);

@@ -2,8 +2,8 @@
  * its arithmetic and order but for the couplings, which are sums in another order, as are norms and gains: so now and then another
  * sign is set.
  *
- * A block of 256 threads has a page, a warp an octet of its tokens, four at a time. A lane has every 32nd sign of each, with its
- * field. In turn the sign with the largest field is set, and moves the fields of all others by its row of the couplings; then signs
+ * A block of 256 threads has a page, a warp an octet of its tokens, four at a time. A lane has four signs of each 128, with their
+ * fields. In turn the sign with the largest field is set, and moves the fields of all others by its row of the couplings; then signs
  * against whose field they point are flipped. */
 #include "backend/cuda/kv/encode_shapes.cuh"
 
@@ -19,84 +19,130 @@ template <int HD> struct additive_memory {
 
 /* ---- The search */
 
-/* Returns a key's bits as an integer that orders as floats do; the same function turns it back. */
-static __device__ inline int ordered(int bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
+/* A lane has K signs of a token, WIDE ones that follow one another at a time. */
+template <int K> constexpr int WIDE = K < 4 ? K : 4;
 
-/* Returns x with the sign's number in its lowest bits. */
-static __device__ inline int tagged(float x, uint32_t place) {
-    return ordered((int)((__float_as_uint(x) & ~(ADDITIVE_MOST_CODES - 1u)) | place));
+/* Returns which sign is a lane's k-th. */
+template <int K> static __device__ constexpr uint32_t sign_of(uint32_t lane, uint32_t k) {
+    return k / WIDE<K> * 32 * WIDE<K> + lane * WIDE<K> + k % WIDE<K>;
 }
+template <int K> static __device__ uint32_t lane_of(uint32_t sign) { return sign / WIDE<K> % 32; }
+template <int K> static __device__ uint32_t place_in_lane(uint32_t sign) { return sign / (32 * WIDE<K>)*WIDE<K> + sign % WIDE<K>; }
 
-/* A lane_signs has a lane's signs of one token: their fields, and a bit of each that is set and of each that is positive. */
+/* A lane_signs has a lane's signs of one token: their fields, and a byte of each, four to a word, whose highest bit says that it is set and the
+ * next that it is positive. */
 template <int K> struct lane_signs {
     float field[K];
-    uint32_t set, positive;
+    uint32_t state[(K + 3) / 4];
 };
+constexpr uint32_t IS_SET = 0x80, IS_POSITIVE = 0x40;
 
-/* Moves the fields by `by` times a row of the couplings. */
+/* Adds a state to that of a lane's sign, in the lane that has it. */
+template <int K> static __device__ void change_state(uint32_t sign, uint32_t state, lane_signs<K> &s) {
+    const uint32_t place = place_in_lane<K>(sign), own = threadIdx.x % 32 == lane_of<K>(sign) ? state << 8 * (place % 4) : 0;
+#pragma unroll
+    for (uint32_t word = 0; word < (K + 3) / 4; word++) s.state[word] ^= place / 4 == word ? own : 0;
+}
+
+/* Moves the fields by `by` times a row of the couplings, of which `row` is the lane's part. */
 template <int K> static __device__ void move_fields(const float *row, float by, lane_signs<K> &s) {
 #pragma unroll
-    for (int k = 0; k < K; k++) s.field[k] = fmaf(-by, __ldg(row + threadIdx.x % 32 + 32 * k), s.field[k]);
+    for (int k = 0; k < K; k += WIDE<K>) {
+        const float *const from = row + sign_of<K>(0, k);
+        if constexpr (WIDE<K> == 4) {
+            const float4 four = __ldg((const float4 *)from);
+            s.field[k] = fmaf(-by, four.x, s.field[k]), s.field[k + 1] = fmaf(-by, four.y, s.field[k + 1]);
+            s.field[k + 2] = fmaf(-by, four.z, s.field[k + 2]), s.field[k + 3] = fmaf(-by, four.w, s.field[k + 3]);
+        } else {
+            const float2 two = __ldg((const float2 *)from);
+            s.field[k] = fmaf(-by, two.x, s.field[k]), s.field[k + 1] = fmaf(-by, two.y, s.field[k + 1]);
+        }
+    }
 }
 
-/* Returns the sign that is not set and has the largest field, of all lanes. */
+/* Returns the key of the sign that is not set and has the largest field, of all lanes: the sign times two, one more where its field is
+ * negative, and above that the 22 highest bits of the field but its own sign; these are zeros in keys of set signs. */
+constexpr uint32_t KEY_TAG = 2 * ADDITIVE_MOST_CODES;
 template <int K> static __device__ uint32_t largest_field(const lane_signs<K> &s) {
-    int least = 0x7fffffff;
+    uint32_t most = 0;
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        const int set = (int)(s.set << (31 - k)) >> 31; /* all bits; predicates are too few for this */
-        least = min(least, (tagged(0 - fabsf(s.field[k]), threadIdx.x % 32 + 32 * k) & ~set) | (set & 0x7fffffff));
+        const uint32_t set = permute(s.state[k / 4], 0, 0x8888 + 0x1111 * (k % 4)), bits = __float_as_uint(s.field[k]);
+        most = max(most, ((bits << 1 | bits >> 31) & ~set & ~(KEY_TAG - 2)) + 2 * sign_of<K>(0, k));
     }
-    return (uint32_t)ordered(__reduce_min_sync(ALL, least)) % ADDITIVE_MOST_CODES;
+    return __reduce_max_sync(ALL, most + 2 * sign_of<K>(threadIdx.x % 32, 0));
 }
 
-/* Returns the key of the sign that lies most against its field. */
-template <int K> static __device__ int most_against(const lane_signs<K> &s) {
-    int least = 0x7fffffff;
+/* Returns the key of the last sign that is not set: where no field has bits above the tag. */
+template <int K> static __device__ uint32_t last_unset(const lane_signs<K> &s) {
+    uint32_t most = 0;
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        const uint32_t negative = ~(s.positive << (31 - k)) & 0x80000000u;
-        least = min(least, tagged(__uint_as_float(__float_as_uint(s.field[k]) ^ negative), threadIdx.x % 32 + 32 * k));
+        const uint32_t negative = __float_as_uint(s.field[k] + 0.0f) >> 31; /* which -0 is not */
+        if (!(s.state[k / 4] >> 8 * (k % 4) & IS_SET)) most = max(most, KEY_TAG | 2 * sign_of<K>(threadIdx.x % 32, k) | negative);
     }
-    return ordered(__reduce_min_sync(ALL, least));
+    return __reduce_max_sync(ALL, most);
 }
 
-/* Sets a sign along its field and returns it. */
-template <int K> static __device__ float set_sign(uint32_t at, lane_signs<K> &s) {
-    uint32_t negative = 0;
+/* Returns the field that lies most against its sign, with the sign's number in the lowest bits. Fields times their signs, those below zero,
+ * are ordered as their bits are. */
+template <int K> static __device__ uint32_t most_against(const lane_signs<K> &s) {
+    uint32_t most = 0;
 #pragma unroll
-    for (int k = 0; k < K; k++) negative |= __float_as_uint(s.field[k] + 0.0f) >> 31 << k; /* of fields, -0 not among them */
-    negative = __shfl_sync(ALL, negative, (int)(at % 32)) >> at / 32 & 1;
-    if (threadIdx.x % 32 == at % 32) s.set |= 1u << at / 32, s.positive |= (1 - negative) << at / 32;
-    return negative ? -1.0f : 1.0f;
+    for (int k = 0; k < K; k++) {
+        const uint32_t negative = ~(s.state[k / 4] << (25 - 8 * (k % 4))) & 0x80000000u;
+        most = max(most, ((__float_as_uint(s.field[k]) ^ negative) & ~(ADDITIVE_MOST_CODES - 1u)) + sign_of<K>(0, k));
+    }
+    return __reduce_max_sync(ALL, most + sign_of<K>(threadIdx.x % 32, 0));
 }
 
-/* Flips a sign and returns what moves the fields. */
-template <int K> static __device__ float flip_sign(uint32_t at, lane_signs<K> &s) {
-    if (threadIdx.x % 32 == at % 32) s.positive ^= 1u << at / 32;
-    const uint32_t positive = __shfl_sync(ALL, s.positive, (int)(at % 32));
-    return positive >> at / 32 & 1 ? 2.0f : -2.0f;
+/* Returns whether a sign is positive. */
+template <int K> static __device__ bool is_positive(uint32_t sign, const lane_signs<K> &s) {
+    constexpr uint32_t words = (K + 3) / 4;
+    const uint32_t place = place_in_lane<K>(sign);
+    uint32_t state = permute(s.state[0], s.state[words > 1], place % 8);
+    if constexpr (words > 2) state = place < 8 ? state : permute(s.state[2], s.state[3], place % 8);
+    return __shfl_sync(ALL, state, (int)lane_of<K>(sign)) & IS_POSITIVE;
 }
 
 template <int K> static __device__ void search(const struct additive_view &view, lane_signs<K> (&s)[FOUR]) {
     constexpr uint32_t n = 32 * K;
-    for (uint32_t i = 0; i < n; i++)
+    const float *const couplings = view.couplings + sign_of<K>(threadIdx.x % 32, 0);
+#pragma unroll 1
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t key[FOUR], least = ALL;
 #pragma unroll
         for (uint32_t r = 0; r < FOUR; r++) {
-            const uint32_t at = largest_field(s[r]);
-            move_fields(view.couplings + at * n, set_sign(at, s[r]), s[r]);
+            key[r] = largest_field(s[r]);
+            least = min(least, key[r]);
         }
+        if (least < KEY_TAG)
+#pragma unroll
+            for (uint32_t r = 0; r < FOUR; r++)
+                if (key[r] < KEY_TAG) key[r] = last_unset(s[r]);
+#pragma unroll
+        for (uint32_t r = 0; r < FOUR; r++) {
+            const uint32_t sign = key[r] % KEY_TAG / 2, negative = key[r] % 2;
+            move_fields(couplings + sign * n, __uint_as_float(0x3f800000 | negative << 31), s[r]);
+            change_state(sign, negative ? IS_SET : IS_SET | IS_POSITIVE, s[r]);
+        }
+    }
     for (uint32_t flipped = 0, any = 1; flipped < n && any; flipped++) {
         any = 0;
 #pragma unroll
         for (uint32_t r = 0; r < FOUR; r++) {
-            const int key = most_against(s[r]);
-            if (!(__int_as_float(key) < -LEAST_FIELD)) continue;
-            const uint32_t at = (uint32_t)key % ADDITIVE_MOST_CODES;
+            const uint32_t key = most_against(s[r]), sign = key % ADDITIVE_MOST_CODES;
+            if (!(__uint_as_float(key) < -LEAST_FIELD)) continue;
             any = 1;
-            move_fields(view.couplings + at * n, flip_sign(at, s[r]), s[r]);
+            move_fields(couplings + sign * n, is_positive(sign, s[r]) ? -2.0f : 2.0f, s[r]);
+            change_state(sign, IS_POSITIVE, s[r]);
         }
     }
+}
+
+/* Returns a byte of a word as a number. */
+static __device__ inline float level_of(uint32_t word, uint32_t byte) {
+    return __uint_as_float(permute(word, 0x4b000000, 0x7650 | byte)) - 0x1p23f;
 }
 
 /* Computes the fields that act on the signs of tokens first, ..., first + 3 before any is set. */
@@ -106,22 +152,23 @@ static __device__ void find_fields(const struct additive_view &view, uint32_t fi
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (uint32_t r = 0; r < FOUR; r++) {
-        s[r].set = s[r].positive = 0;
+#pragma unroll
+        for (int word = 0; word < (K + 3) / 4; word++) s[r].state[word] = 0;
 #pragma unroll
         for (int k = 0; k < K; k++) s[r].field[k] = 0;
     }
+#pragma unroll 1
     for (uint32_t c = 0; c < HD; c += 8) {
         uint2 levels[K]; /* of 8 channels: a lane's rows lie HD bytes apart */
 #pragma unroll
-        for (int k = 0; k < K; k++) levels[k] = *(const uint2 *)(view.levels + (size_t)(lane + 32 * k) * HD + c);
+        for (int k = 0; k < K; k++) levels[k] = *(const uint2 *)(view.levels + (size_t)sign_of<K>(lane, k) * HD + c);
 #pragma unroll
         for (uint32_t j = 0; j < 8; j++) {
             const float low = view.low[c + j], step = view.step[c + j];
             const float4 x = *(const float4 *)&m.numbers[c + j][first];
 #pragma unroll
             for (int k = 0; k < K; k++) {
-                const uint32_t level = (j < 4 ? levels[k].x : levels[k].y) >> (j % 4 * 8) & 0xff;
-                const float half = (low + step * (float)level) / 2;
+                const float half = (low + step * level_of(j < 4 ? levels[k].x : levels[k].y, j % 4)) / 2;
                 s[0].field[k] = fmaf(x.x, half, s[0].field[k]);
                 s[1].field[k] = fmaf(x.y, half, s[1].field[k]);
                 s[2].field[k] = fmaf(x.z, half, s[2].field[k]);
@@ -132,7 +179,7 @@ static __device__ void find_fields(const struct additive_view &view, uint32_t fi
 #pragma unroll
     for (int k = 0; k < K; k++)
 #pragma unroll
-        for (uint32_t r = 0; r < FOUR; r++) s[r].field[k] = s[r].field[k] - view.offset[lane + 32 * k];
+        for (uint32_t r = 0; r < FOUR; r++) s[r].field[k] = s[r].field[k] - view.offset[sign_of<K>(lane, k)];
 }
 
 /* Finds, by a warp, the codes of its octet of tokens and writes them: zeros where there is no token. */
@@ -151,53 +198,80 @@ static __device__ void search_octet(const struct additive_view &view, const stru
         for (uint32_t r = 0; r < FOUR; r++)
 #pragma unroll
             for (int k = 0; k < K; k++)
-                if (first + r < job.count) bytes[k] |= (s[r].positive >> k & 1) << (FOUR * half + r);
+                if (first + r < job.count) bytes[k] |= (s[r].state[k / 4] >> (8 * (k % 4) + 6) & 1) << (FOUR * half + r);
     }
 #pragma unroll
-    for (int k = 0; k < K; k++) job.page[PAGE_TOKENS + octet * 32 * K + lane + 32 * k] = (uint8_t)bytes[k];
+    for (int k = 0; k < K; k++) job.page[PAGE_TOKENS + octet * 32 * K + sign_of<K>(lane, k)] = (uint8_t)bytes[k];
 }
 
 /* ---- Shapes */
 
-/* Computes, by a warp, the channels 4 (lane + 32 i) and the three behind it of a token's shape. */
-template <int HD>
-static __device__ void shape_of(const struct additive_view &view, const uint8_t *octet, uint32_t t,
-                                float (&shape)[(HD + 127) / 128][4]) {
-    constexpr uint32_t words = (HD + 127) / 128;
+/* The shapes of a warp's octet of tokens: of each how many rows are its sum, and the sums of their levels, two in a word: up to 512 of 7 bits.
+ * A lane has channels 4 (lane + 32 w) and the three behind it. */
+template <int HD> struct octet_shapes {
+    static constexpr uint32_t words = (HD + 127) / 128;
+    uint32_t n[8], even[8][words], odd[8][words];
+};
+
+/* Sums, by a warp, what an octet's codes say; `octet` are a page's. */
+template <int HD> static __device__ struct octet_shapes<HD> sum_octet(const struct additive_view &view, const uint8_t *octet) {
+    constexpr uint32_t words = octet_shapes<HD>::words;
     const uint32_t lane = threadIdx.x % 32;
-    uint32_t even[words] = {}, odd[words] = {}, n = 0; /* sums of up to 512 levels of 7 bits, two in a word */
-    for (uint32_t i = 0; i < view.codes; i++) {
-        if (!(octet[i] >> t % 8 & 1)) continue;
-        n++;
+    struct octet_shapes<HD> sum = {};
+    for (uint32_t i = lane; i < view.codes; i += 32) {
+        const uint32_t byte = octet[i];
 #pragma unroll
-        for (uint32_t w = 0; w < words; w++) {
-            if (lane + 32 * w >= HD / 4) continue;
-            const uint32_t levels = *(const uint32_t *)(view.levels + (size_t)i * HD + 4 * (lane + 32 * w));
-            even[w] += levels & 0x00ff00ff, odd[w] += levels >> 8 & 0x00ff00ff;
-        }
+        for (uint32_t t = 0; t < 8; t++) sum.n[t] += (uint32_t)__popc(__ballot_sync(ALL, byte >> t & 1));
     }
+    for (uint32_t i = 0; i < view.codes; i += 8) {
+        const uint2 bytes = *(const uint2 *)(octet + i); /* of 8 rows */
+        uint32_t levels[8][words];
 #pragma unroll
-    for (uint32_t w = 0; w < words; w++)
+        for (uint32_t j = 0; j < 8; j++)
+#pragma unroll
+            for (uint32_t w = 0; w < words; w++)
+                levels[j][w] =
+                    lane + 32 * w < HD / 4 ? __ldg((const uint32_t *)(view.levels + (size_t)(i + j) * HD) + lane + 32 * w) : 0;
+#pragma unroll
+        for (uint32_t j = 0; j < 8; j++)
+#pragma unroll
+            for (uint32_t w = 0; w < words; w++) {
+                const uint32_t even = levels[j][w] & 0x00ff00ff, odd = levels[j][w] >> 8 & 0x00ff00ff;
+#pragma unroll
+                for (uint32_t t = 0; t < 8; t++)
+                    if ((j < 4 ? bytes.x : bytes.y) >> (j % 4 * 8 + t) & 1) sum.even[t][w] += even, sum.odd[t][w] += odd;
+            }
+    }
+    return sum;
+}
+
+/* Calls at(channel, number) for a lane's numbers of the i-th token's shape. */
+template <int HD, class At>
+static __device__ void each_number(const struct additive_view &view, const struct octet_shapes<HD> &sum, uint32_t i, At at) {
+#pragma unroll
+    for (uint32_t w = 0; w < octet_shapes<HD>::words; w++)
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++) {
-            const uint32_t c = 4 * (lane + 32 * w) + j, sum = (j % 2 ? odd[w] : even[w]) >> (j / 2 * 16) & 0xffff;
-            shape[w][j] = c < HD ? view.low[c] * (float)n + view.step[c] * (float)sum : 0;
+            const uint32_t c = 4 * (threadIdx.x % 32 + 32 * w) + j;
+            if (c >= HD) continue;
+            const uint32_t levels = (j % 2 ? sum.odd[i][w] : sum.even[i][w]) >> (j / 2 * 16) & 0xffff;
+            at(c, view.low[c] * (float)sum.n[i] + view.step[c] * (float)levels);
         }
 }
 
-/* Writes gains, once the codes are written. */
+/* Writes gains, by a warp those of its octet, once the codes are written. */
 template <int HD>
 static __device__ void write_gains(const struct additive_view &view, const struct page_job &job, const additive_memory<HD> &m) {
-    for (uint32_t t = threadIdx.x / 32; t < PAGE_TOKENS; t += TRANSFORM_THREADS / 32) {
-        float shape[(HD + 127) / 128][4], square = 0, product = 0;
-        if (t < job.count) shape_of<HD>(view, job.page + PAGE_TOKENS + t / 8 * view.codes, t, shape);
+    const uint32_t octet = threadIdx.x / 32;
+    const struct octet_shapes<HD> sum = sum_octet<HD>(view, job.page + PAGE_TOKENS + octet * view.codes);
 #pragma unroll
-        for (uint32_t i = 0; i < 4 * ((HD + 127) / 128); i++) {
-            const uint32_t c = 4 * (threadIdx.x % 32 + i / 4 * 32) + i % 4;
-            if (t >= job.count || c >= HD) continue;
-            square = square + shape[i / 4][i % 4] * shape[i / 4][i % 4];
-            product = product + m.numbers[c][t] * shape[i / 4][i % 4];
-        }
+    for (uint32_t i = 0; i < 8; i++) {
+        const uint32_t t = 8 * octet + i;
+        float square = 0, product = 0;
+        each_number<HD>(view, sum, i, [&](uint32_t c, float number) {
+            square = square + number * number;
+            product = product + m.numbers[c][t] * number;
+        });
         for (int o = 16; o; o /= 2) {
             square += __shfl_xor_sync(ALL, square, o);
             product += __shfl_xor_sync(ALL, product, o);
@@ -228,7 +302,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
         search_octet<HD, HD / 32>(view, job, m);
     else
         search_octet<HD, HD / 16>(view, job, m);
-    __syncthreads(); /* codes are written */
+    __syncwarp(); /* codes are written */
     write_gains<HD>(view, job, m);
 }
 
@@ -239,15 +313,12 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     float(*const numbers)[NUMBERS_STRIDE] = (float(*)[NUMBERS_STRIDE])memory;
     const struct page_job job = job_of_block(e, sides);
     const struct additive_view &view = values_of(e, job);
-    for (uint32_t t = threadIdx.x / 32; t < job.count; t += TRANSFORM_THREADS / 32) {
-        float shape[(HD + 127) / 128][4];
-        const float gain = gain_at(view.gain_scale, job.page[t]);
-        shape_of<HD>(view, job.page + PAGE_TOKENS + t / 8 * view.codes, t, shape);
+    const uint32_t octet = threadIdx.x / 32;
+    const struct octet_shapes<HD> sum = sum_octet<HD>(view, job.page + PAGE_TOKENS + octet * view.codes);
 #pragma unroll
-        for (uint32_t i = 0; i < 4 * ((HD + 127) / 128); i++) {
-            const uint32_t c = 4 * (threadIdx.x % 32 + i / 4 * 32) + i % 4;
-            if (c < HD) numbers[c][t] = view.mean[c] + gain * shape[i / 4][i % 4];
-        }
+    for (uint32_t i = 0; i < 8; i++) {
+        const float gain = gain_at(view.gain_scale, job.page[8 * octet + i]);
+        each_number<HD>(view, sum, i, [&](uint32_t c, float number) { numbers[c][8 * octet + i] = view.mean[c] + gain * number; });
     }
     __syncthreads();
     store_numbers<HD>(e, job, numbers);

@@ -3,7 +3,8 @@
  *
  * A block of 256 threads has a page. A warp takes a sub-vector at a time, a lane two tokens of it. Where sub-vectors have 2, 4 or 8
  * channels, tensor cores find the few centroids that may be nearest (encode_scores.cuh), and the lane goes through these; otherwise
- * through all in order, 8 of them for each reading of its tokens. */
+ * through all in order, 8 of them for each reading of its tokens. Numbers of centroids are copied to shared memory while the sub-vector's
+ * own are made ready. */
 #include "backend/cuda/kv/encode_scores.cuh"
 #include "format/pq.h"
 
@@ -25,10 +26,11 @@ template <int HD> struct centroids_memory {
 };
 
 /* Moves, by a warp, a sub-vector's numbers to the origin and scales them, as the search takes them. */
-template <int HD> static __device__ void move_to_origin(const struct centroid_view &view, uint32_t part, centroids_memory<HD> &m) {
-    const uint32_t lane = threadIdx.x % 32, width = view.shape.width;
+template <int WIDTH, int HD>
+static __device__ void move_to_origin(const struct centroid_view &view, uint32_t part, centroids_memory<HD> &m) {
+    const uint32_t lane = threadIdx.x % 32, width = WIDTH ? WIDTH : view.shape.width;
     const float scale = view.scale[part];
-#pragma unroll 2
+#pragma unroll(WIDTH ? WIDTH : 2)
     for (uint32_t c = part * width; c < (part + 1) * width; c++) {
         const float origin = view.origin[c];
         m.numbers[c][lane] = (m.numbers[c][lane] - origin) * scale;
@@ -37,15 +39,31 @@ template <int HD> static __device__ void move_to_origin(const struct centroid_vi
     __syncwarp();
 }
 
-/* Copies, by a warp, centroids [first, first + n) of a sub-vector in the form that the search needs: z[channel][staged_place]. */
-template <int HD>
-static __device__ void stage_centroids(const struct centroid_view &view, uint32_t part, uint32_t first, uint32_t n,
-                                       centroids_memory<HD> &m) {
+/* Begins to copy, by a warp, the numbers of centroids [first, first + n) of a sub-vector. */
+template <int WIDTH, int HD>
+static __device__ void copy_centroids(const struct centroid_view &view, uint32_t part, uint32_t first, uint32_t n,
+                                      centroids_memory<HD> &m) {
     auto &own = m.search[threadIdx.x / 32];
-    const uint32_t width = view.shape.width, k = 1u << view.shape.bits;
+    const uint32_t width = WIDTH ? WIDTH : view.shape.width, k = 1u << view.shape.bits, lane = threadIdx.x % 32,
+                   stride = staged_stride(n);
+    const float *const z = view.z + (size_t)part * width * k + first, *const half = view.half + (size_t)part * k + first;
+    for (uint32_t j = 4 * lane; j < n; j += 4 * 32) {
+        const uint32_t to = shared_address(own.z + staged_place(j));
+#pragma unroll(WIDTH ? WIDTH : 2)
+        for (uint32_t c = 0; c < width; c++) copy_async<16>(to + 4 * c * stride, z + (size_t)c * k + j);
+        copy_async<16>(shared_address(own.half + staged_place(j)), half + j);
+    }
+    commit_copies();
+}
+
+/* Does the same where their numbers are not kept. */
+template <int WIDTH, int HD>
+static __device__ void convert_centroids(const struct centroid_view &view, uint32_t part, uint32_t first, uint32_t n,
+                                         centroids_memory<HD> &m) {
+    auto &own = m.search[threadIdx.x / 32];
+    const uint32_t width = WIDTH ? WIDTH : view.shape.width, k = 1u << view.shape.bits;
     const device_half *from = view.centroids + (size_t)first * HD + part * width;
     const uint32_t stride = staged_stride(n);
-    __syncwarp();
     const float scale = view.scale[part];
     for (uint32_t c = 0; c < width; c += 2) {
         const bool pair = c + 1 < width && width % 2 == 0; /* halves of a pair lie in one word */
@@ -60,6 +78,22 @@ static __device__ void stage_centroids(const struct centroid_view &view, uint32_
         }
     }
     for (uint32_t j = threadIdx.x % 32; j < n; j += 32) own.half[staged_place(j)] = view.half[(size_t)part * k + first + j];
+}
+
+/* Begins to stage, by a warp, centroids [first, first + n) of a sub-vector in the form that the search needs: z[channel][staged_place]. They
+ * are there after staged(). */
+template <int WIDTH, int HD>
+static __device__ void stage_centroids(const struct centroid_view &view, uint32_t part, uint32_t first, uint32_t n,
+                                       centroids_memory<HD> &m) {
+    __syncwarp();
+    if (view.z)
+        copy_centroids<WIDTH>(view, part, first, n, m);
+    else
+        convert_centroids<WIDTH>(view, part, first, n, m);
+}
+
+static __device__ inline void staged() {
+    wait_copies<0>();
     __syncwarp();
 }
 
@@ -107,10 +141,13 @@ static __device__ void search_part(const struct centroid_view &view, uint32_t pa
     const uint32_t n = min(k, SEARCHED / (width > 2 ? width : 2) / TOGETHER * TOGETHER);
     float best[2] = {INFINITY, INFINITY};
     uint32_t code[2] = {0, 0};
+    stage_centroids<0>(view, part, 0, n, m);
+    move_to_origin<0>(view, part, m);
     for (uint32_t first = 0; first < k; first += n) {
         const uint32_t count = min(n, k - first);
         uint32_t group[2] = {count, count}; /* `count`: none of these centroids is nearer */
-        stage_centroids(view, part, first, count, m);
+        if (first) stage_centroids<0>(view, part, first, count, m);
+        staged();
         for (uint32_t j = 0; j < count; j += TOGETHER) {
             float value[2][TOGETHER];
             find_values<0>(view, m, part, count, j, lane, value);
@@ -141,11 +178,14 @@ static __device__ void score_part(const struct centroid_view &view, uint32_t par
                                   uint8_t *bytes) {
     auto &own = m.search[threadIdx.x / 32];
     const uint32_t lane = threadIdx.x % 32, k = 1u << view.shape.bits, n = min(k, SCORE_GROUP * score_groups<WIDTH>);
+    stage_centroids<WIDTH>(view, part, 0, n, m);
+    move_to_origin<WIDTH>(view, part, m);
     const struct score_rows<WIDTH> rows = score_rows_of<HD, WIDTH>(m.numbers, part);
     float best[2] = {INFINITY, INFINITY};
     uint32_t code[2] = {0, 0};
     for (uint32_t first = 0; first < k; first += n) {
-        stage_centroids(view, part, first, n, m);
+        if (first) stage_centroids<WIDTH>(view, part, first, n, m);
+        staged();
         const uint2 near = nearest_runs<WIDTH>(rows, own.z, own.half, n, best);
 #pragma unroll
         for (int r = 0; r < 2; r++)
@@ -167,7 +207,6 @@ static __device__ void score_part(const struct centroid_view &view, uint32_t par
 template <int HD, int WIDTH>
 static __device__ void search_parts(const struct centroid_view &view, uint32_t tokens, centroids_memory<HD> &m, uint8_t *codes) {
     for (uint32_t part = threadIdx.x / 32; part < HD / view.shape.width; part += WARPS) {
-        move_to_origin(view, part, m);
         if constexpr (WIDTH)
             score_part<HD, WIDTH>(view, part, tokens, m, codes + part * PAGE_PQ_PART(view.shape.bits));
         else

@@ -247,6 +247,7 @@ struct centroid_view {
     const device_half *centroids; /* [2^bits][hd]: sub-vectors with the same code follow one another */
     const float *origin; /* [hd], and of each sub-vector scale[hd / width] and half[hd / width][2^bits]: format/pq.h's search */
     const float *scale, *half;
+    const float *z; /* [hd][2^bits]; NULL where codes have more than PQ_CHANNEL_BITS: it would be twice as large as the centroids */
     bool
         normalized; /* rows are mean + gain * centroids, gains the page's first bytes (format/normalization.h); else centroids as they are */
     float gain_scale;  /* of normalized rows */
@@ -264,12 +265,17 @@ struct commvq_view {
     bool adjacent;
     const uint8_t *rows; /* [subvectors][rounds][COMMVQ_ENTRIES][COMMVQ_ROW] */
     const float *steps;  /* [hd / 2] */
-    float *half;         /* [subvectors][rounds][a][b]: half the square of z[a] + i z[b], of the search */
+    /* These are of the search, for each sub-vector and round: [a][b], half the square of z[a] + i z[b]; the same as 16-bit integers, in an
+     * order of its own; what it needs beside them (encode_commvq_search.cuh). */
+    float *half;
+    uint32_t *coarse; /* [COMMVQ_ENTRIES^2 / 2] */
+    float *limits;    /* [COMMVQ_LIMITS] */
     float gain_scale;
     const float *mean; /* [hd] */
 };
 #define COMMVQ_ROW 128
 #define COMMVQ_MIDDLE 64
+#define COMMVQ_LIMITS 4
 
 /* Returns where the real part of a sub-vector's pair j lies in a row; the imaginary part lies 8 bytes behind it. */
 TERSE_DEVICE uint32_t commvq_place(uint32_t j) { return j / 8 * 16 + j % 8; }

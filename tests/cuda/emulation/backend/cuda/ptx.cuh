@@ -8,6 +8,14 @@ inline float exp2_fast(float x) { return exp2f(x); }
 
 inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) { return __byte_perm(low, high, selector); }
 inline int least_of(int x, int y, int z) { return x < y ? (x < z ? x : z) : y < z ? y : z; }
+inline uint32_t least_sums(uint32_t x, uint32_t y, uint32_t z) {
+    uint32_t least = 0;
+    for (int shift = 0; shift < 32; shift += 16) {
+        const int16_t sum = (int16_t)((x >> shift) + (y >> shift)), other = (int16_t)(z >> shift);
+        least |= (uint32_t)(uint16_t)(sum < other ? sum : other) << shift;
+    }
+    return least;
+}
 inline uint32_t warp_slot() { return 8 * blockIdx.x + threadIdx.x / 32; }
 
 /* ---- Products of a warp */
