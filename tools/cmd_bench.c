@@ -59,7 +59,7 @@ enum { N_ALL = sizeof all_items / sizeof all_items[0] };
 struct bench {
     struct setup setup;
     const char *methods, *depths, *file;
-    int64_t n_prompt, n_decode, repeats;
+    int64_t n_prompt, n_decode, repeats, parallel;
     int format, fill_text;
     char kv_help[640];
     bool all;             /* --kv all: the methods of all_items, */
@@ -71,7 +71,7 @@ struct bench {
     uint32_t depth[MOST_DEPTHS];
     size_t n_depths;
     size_t first_depth, end_depth; /* the current ones */
-    struct terse_session *half;    /* f16's, whose repeats alternate with the others' */
+    struct speed_batch half;       /* f16's, whose repeats alternate with the others' */
     uint32_t longest;              /* tokens that any test holds */
     int32_t *text;                 /* tokens of -f */
     size_t n_text;
@@ -109,7 +109,7 @@ static int prefill(struct bench *b, struct terse_session *session, const int32_t
     return EXIT_OK;
 }
 
-static int fill(struct bench *b, struct terse_session *session, uint32_t depth, uint64_t seed) {
+static int fill_session(struct bench *b, struct terse_session *session, uint32_t depth, uint64_t seed) {
     int status = EXIT_OK;
     if (!b->fill_text) return speed_fill(session, depth, seed);
     terse_session_reset(session);
@@ -120,21 +120,35 @@ static int fill(struct bench *b, struct terse_session *session, uint32_t depth, 
     return status;
 }
 
-/* Times n tokens that are read as a prompt, or decoded one by one, after the `depth` that the cache holds. */
-static int time_tokens(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
+/* Fills the caches of all sessions anew, for the repeat of that number, from 0 on. */
+static int fill(struct bench *b, const struct speed_batch *batch, uint32_t depth, size_t repeat) {
+    int status = EXIT_OK;
+    for (size_t i = 0; i < batch->n && status == EXIT_OK; i++) {
+        if (console_interrupted()) return EXIT_INTERRUPTED;
+        status = fill_session(b, batch->items[i].session, depth, repeat * batch->n + i + 1);
+    }
+    return status;
+}
+
+/* Times n tokens that each session reads as a prompt, one after the other, or decodes one by one, together with the others, after
+ * the `depth` that its cache holds. */
+static int time_tokens(struct bench *b, const struct speed_batch *batch, uint32_t depth, uint32_t n, bool prompt,
                        struct speed_samples *samples) {
-    double begin = speed_begin(session);
-    int status = prompt ? prefill(b, session, b->random, depth, n) : speed_decode(session, b->random, n);
-    if (status == EXIT_OK) speed_end(session, begin, n, samples);
+    int status = EXIT_OK;
+    double begin = speed_begin(batch);
+    for (size_t i = 0; prompt && i < batch->n && status == EXIT_OK; i++)
+        status = prefill(b, batch->items[i].session, b->random, depth, n);
+    if (!prompt) status = speed_decode(batch, b->random, n);
+    if (status == EXIT_OK) speed_end(batch, begin, n, samples);
     return status;
 }
 
 /* Runs one test once, from its filling on. */
-static int run_once(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
+static int run_once(struct bench *b, const struct speed_batch *batch, uint32_t depth, uint32_t n, bool prompt,
                     struct speed_samples *samples) {
     b->run.total = (uint64_t)depth + n;
-    int status = fill(b, session, depth, samples->n + 1);
-    return status == EXIT_OK ? time_tokens(b, session, depth, n, prompt, samples) : status;
+    int status = fill(b, batch, depth, samples->n);
+    return status == EXIT_OK ? time_tokens(b, batch, depth, n, prompt, samples) : status;
 }
 
 /* ---- Rows */
@@ -176,6 +190,7 @@ static cJSON *add_row(struct bench *b, uint32_t depth, uint32_t n, bool prompt, 
     cJSON *row = cJSON_CreateObject();
     speed_mean(s, &mean, &deviation);
     snprintf(test, sizeof test, "%s%u", prompt ? "pp" : "tg", n);
+    if (b->parallel > 1) snprintf(test + strlen(test), sizeof test - strlen(test), " x %" PRId64, b->parallel);
     if (depth) snprintf(test + strlen(test), sizeof test - strlen(test), " @ d%u", depth);
     cJSON_AddStringToObject(row, "model", b->setup.info.name);
     cJSON_AddStringToObject(row, "weights", b->setup.info.weights);
@@ -184,15 +199,16 @@ static cJSON *add_row(struct bench *b, uint32_t depth, uint32_t n, bool prompt, 
     cJSON_AddNumberToObject(row, "threads", b->threads);
     cJSON_AddStringToObject(row, "kv", method_label(b, method, sizeof method));
     cJSON_AddStringToObject(row, "codebook", !codebooks_needed(&b->setup) ? "" : b->setup.random_codebooks ? "random" : "learned");
-    cJSON_AddNumberToObject(row, "kv_mib", (double)s->cache.resident / 0x1p20);
+    cJSON_AddNumberToObject(row, "kv_mib", (double)s->resident / 0x1p20);
     cJSON_AddNumberToObject(row, "bits_per_value", s->cache.bits_per_value);
     cJSON_AddStringToObject(row, "test", test);
     cJSON_AddNumberToObject(row, "tokens_per_second", mean);
     cJSON_AddNumberToObject(row, "deviation", deviation);
     if (!prompt) {
-        double tokens = (double)n * (double)s->n, seconds = s->counters.attention_seconds;
+        double steps = (double)n * (double)s->n, tokens = steps * (double)b->parallel;
+        double seconds = s->counters.attention_seconds;
         double bytes = (double)s->counters.attention_bytes;
-        double all = bytes + tokens * (double)(b->setup.info.bytes - b->setup.info.embedding_bytes);
+        double all = bytes + steps * (double)(b->setup.info.bytes - b->setup.info.embedding_bytes);
         cJSON_AddNumberToObject(row, "attention_ms", 1e3 * seconds / tokens);
         cJSON_AddNumberToObject(row, "attention_mb", 1e-6 * bytes / tokens);
         cJSON_AddNumberToObject(row, "attention_gb_per_second", seconds > 0 ? 1e-9 * bytes / seconds : 0);
@@ -243,19 +259,19 @@ static int print_rows(struct bench *b) {
         printf("%s, %.1f M parameters, %s, %.1f MiB; %d threads (%s); the machine reads %.1f GB/s\n\n", b->setup.info.name,
                1e-6 * (double)b->setup.info.parameters, b->setup.info.weights, (double)b->setup.info.bytes / 0x1p20, b->threads,
                terse_cpu_name(), machine);
-    if (b->format == TABLE_MARKDOWN && b->all)
+    if (b->format == TABLE_MARKDOWN && b->setup.random_codebooks)
         printf("Codebooks are random numbers: times are real, what was generated is noise.\n\n");
     return table_print(b->rows, columns, N_COLUMNS, (enum table_format)b->format);
 }
 
 /* ---- All tests */
 
-static int run_test(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt) {
+static int run_test(struct bench *b, const struct speed_batch *batch, uint32_t depth, uint32_t n, bool prompt) {
     struct speed_samples *samples = calloc(1, sizeof *samples);
     int status = EXIT_OK;
     if (!samples) return complain("no memory for the samples");
     for (int64_t i = 0; i < b->repeats && status == EXIT_OK; i++) {
-        status = run_once(b, session, depth, n, prompt, samples);
+        status = run_once(b, batch, depth, n, prompt, samples);
         b->done++;
         if (status == EXIT_OK && !show_done(b, 0)) status = EXIT_INTERRUPTED;
     }
@@ -265,21 +281,21 @@ static int run_test(struct bench *b, struct terse_session *session, uint32_t dep
 }
 
 /* Runs a repeat of a test beside f16: prompts fill the cache anew, decoded tokens are appended to those of the repeat before. */
-static int run_repeat(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
+static int run_repeat(struct bench *b, const struct speed_batch *batch, uint32_t depth, uint32_t n, bool prompt,
                       struct speed_samples *samples) {
-    if (prompt) return run_once(b, session, depth, n, prompt, samples);
-    int status = samples->n ? EXIT_OK : fill(b, session, depth, 1);
-    return status == EXIT_OK ? time_tokens(b, session, depth, n, prompt, samples) : status;
+    if (prompt) return run_once(b, batch, depth, n, prompt, samples);
+    int status = samples->n ? EXIT_OK : fill(b, batch, depth, 0);
+    return status == EXIT_OK ? time_tokens(b, batch, depth, n, prompt, samples) : status;
 }
 
 /* Runs a test whose repeats alternate with f16's, so that other load on the machine affects both. The fastest repeats are compared. */
-static int run_beside_f16(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt) {
+static int run_beside_f16(struct bench *b, const struct speed_batch *batch, uint32_t depth, uint32_t n, bool prompt) {
     struct speed_samples *own = calloc(1, sizeof *own), *half = calloc(1, sizeof *half);
     int status = own && half ? EXIT_OK : complain("no memory for the samples");
-    bool other = session != b->half;
+    bool other = batch != &b->half;
     for (int64_t i = 0; i < b->repeats && status == EXIT_OK; i++) {
-        if (other) status = run_repeat(b, b->half, depth, n, prompt, half);
-        if (status == EXIT_OK) status = run_repeat(b, session, depth, n, prompt, own);
+        if (other) status = run_repeat(b, &b->half, depth, n, prompt, half);
+        if (status == EXIT_OK) status = run_repeat(b, batch, depth, n, prompt, own);
         b->done++;
         if (status == EXIT_OK && !show_done(b, 0)) status = EXIT_INTERRUPTED;
     }
@@ -294,24 +310,39 @@ static int run_beside_f16(struct bench *b, struct terse_session *session, uint32
 }
 
 /* Touches the weights and grows the buffers once, so that the first repeat is like the others. */
-static int warm_up(struct bench *b, struct terse_session *session) {
+static int warm_up(struct bench *b, const struct speed_batch *batch) {
     struct terse_error error;
+    struct terse_session *first = batch->items[0].session;
     uint32_t n = b->n_prompt ? (uint32_t)b->n_prompt : 1;
     b->run.total = 0;
-    terse_session_reset(session);
-    if (terse_session_prefill(session, b->random, n, NULL, &error) != TERSE_OK) return complain_error(&error);
-    terse_session_reset(session);
-    return speed_decode(session, b->random, 1);
+    terse_session_reset(first);
+    if (terse_session_prefill(first, b->random, n, NULL, &error) != TERSE_OK) return complain_error(&error);
+    terse_session_reset(first);
+    return speed_decode(batch, b->random, 1);
 }
 
-static int new_session(struct bench *b, struct terse_session **session) {
+static void free_batch(struct speed_batch *batch) {
+    for (size_t i = 0; i < batch->n; i++) terse_session_free(batch->items[i].session);
+    free(batch->items);
+    *batch = (struct speed_batch){0};
+}
+
+/* Makes n sessions of the current method. After a failure *batch holds none. */
+static int new_batch(struct bench *b, size_t n, struct speed_batch *batch) {
     struct terse_error error;
     struct terse_session_options options = setup_session_options(&b->setup);
     options.context = b->longest;
     options.progress = (struct terse_progress){report_prefill, b};
     int status = codebooks_provide(&b->setup, &options);
     if (status != EXIT_OK) return status;
-    return terse_session_new(b->setup.engine, &options, session, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
+    *batch = (struct speed_batch){.engine = b->setup.engine, .items = calloc(n, sizeof *batch->items)};
+    if (!batch->items) return complain("no memory for %zu sequences", n);
+    for (; batch->n < n && status == EXIT_OK; batch->n += status == EXIT_OK) {
+        if (terse_session_new(b->setup.engine, &options, &batch->items[batch->n].session, &error) != TERSE_OK)
+            status = complain_error(&error);
+    }
+    if (status != EXIT_OK) free_batch(batch);
+    return status;
 }
 
 /* Frees the codebooks. Random ones are cheap to make again; those of many methods at once would fill the memory. */
@@ -335,9 +366,10 @@ static void count_runs(struct bench *b) {
 
 /* Counts the runs, and asks for a session: a method that the model cannot use is found before the others are measured. */
 static int plan_method(struct bench *b) {
-    struct terse_session *session;
-    int status = new_session(b, &session);
-    if (status == EXIT_OK) terse_session_free(session);
+    struct speed_batch one;
+    int status = new_batch(b, 1, &one);
+    if (status == EXIT_OK) free_batch(&one);
+    drop_codebooks(b);
     count_runs(b);
     return status;
 }
@@ -367,17 +399,17 @@ static int plan_item(struct bench *b) {
 }
 
 static int run_method(struct bench *b) {
-    struct terse_session *session = b->half;
-    bool own = !b->all || b->item > 0; /* f16 uses the session that the others are compared with */
-    int (*test)(struct bench *, struct terse_session *, uint32_t, uint32_t, bool) = b->all ? run_beside_f16 : run_test;
-    int status = own ? new_session(b, &session) : EXIT_OK;
+    struct speed_batch made, *batch = &b->half;
+    bool own = !b->all || b->item > 0; /* f16 uses the sessions that the others are compared with */
+    int (*test)(struct bench *, const struct speed_batch *, uint32_t, uint32_t, bool) = b->all ? run_beside_f16 : run_test;
+    int status = own ? new_batch(b, (size_t)b->parallel, batch = &made) : EXIT_OK;
     if (status != EXIT_OK) return status;
-    status = warm_up(b, session);
+    status = warm_up(b, batch);
     for (size_t i = b->first_depth; i < b->end_depth && status == EXIT_OK; i++) {
-        if (b->n_prompt) status = test(b, session, b->depth[i], (uint32_t)b->n_prompt, true);
-        if (b->n_decode && status == EXIT_OK) status = test(b, session, b->depth[i], (uint32_t)b->n_decode, false);
+        if (b->n_prompt) status = test(b, batch, b->depth[i], (uint32_t)b->n_prompt, true);
+        if (b->n_decode && status == EXIT_OK) status = test(b, batch, b->depth[i], (uint32_t)b->n_decode, false);
     }
-    if (own) terse_session_free(session);
+    if (own) free_batch(&made);
     drop_codebooks(b);
     return status;
 }
@@ -415,13 +447,12 @@ static int run_list(struct bench *b) {
 static int run_all(struct bench *b) {
     int status = EXIT_OK;
     b->setup.method = all_items[0].method;
-    if ((status = new_session(b, &b->half)) != EXIT_OK) return status;
+    if ((status = new_batch(b, (size_t)b->parallel, &b->half)) != EXIT_OK) return status;
     for (b->first_depth = 0; b->first_depth < b->n_depths && status == EXIT_OK; b->first_depth++) {
         b->end_depth = b->first_depth + 1;
         status = for_each_item(b, run_method);
     }
-    terse_session_free(b->half);
-    b->half = NULL;
+    free_batch(&b->half);
     return status;
 }
 
@@ -492,11 +523,13 @@ static int check_all(const struct bench *b) {
 
 static int check_options(struct bench *b) {
     b->all = b->methods && strcmp(b->methods, "all") == 0;
-    b->setup.random_codebooks = b->all;
+    bool random = b->setup.codebook_path && strcmp(b->setup.codebook_path, "random") == 0;
+    b->setup.random_codebooks = b->all || random;
     set_default(&b->n_prompt, 512, 0, b->all);
     set_default(&b->n_decode, 128, 8, b->all);
     set_default(&b->repeats, 5, 3, b->all);
     if (b->all && check_all(b) != EXIT_OK) return EXIT_FAILED;
+    if (random) b->setup.codebook_path = NULL;
     if (!b->depths && !b->all) b->depths = "0";
     if (!b->repeats) return complain("-r takes a whole number from 1 to %d, not 0", SPEED_MOST_REPEATS);
     if (!b->n_prompt && !b->n_decode) return complain("nothing to measure: give -p N, -n N or both more than 0");
@@ -529,6 +562,8 @@ static enum options_result parse(struct bench *b, int argc, char **argv) {
          "tokens in the cache before each test, several with commas; else 0, with --kv all 8192 and 32768"},
         {"-r, --repetitions", "N", OPTION_INTEGER, &b->repeats, BY_KIND, SPEED_MOST_REPEATS,
          "repeats of each test; -1: 5, with --kv all 3"},
+        {"-np, --parallel", "N", OPTION_INTEGER, &b->parallel, 1, 1024,
+         "sequences, each as deep as -d says, that are decoded together; tokens/s are those of all"},
         {"--fill", "random|text", OPTION_CHOICE, &b->fill_text, 0, 0,
          "random keys and values in the cache, or -f FILE read to the depth"},
         {"-f, --file", "FILE", OPTION_TEXT, &b->file, 0, 0, "the text of --fill text, over and over if it is shorter"},
@@ -540,7 +575,8 @@ static enum options_result parse(struct bench *b, int argc, char **argv) {
         .about =
             "Measures prompt (pp) and decoding (tg) speed with N tokens in the cache (@ dN), and the time and bytes of\n"
             "attention in decoding, beside f16's and what the machine reads from memory in the same run with the same threads.\n"
-            "--kv all measures every method that the model can use, in a few minutes: the table to choose from.\n",
+            "--kv all measures every method that the model can use, in a few minutes: the table to choose from.\n"
+            "--codebook random takes random numbers for what methods learn: times are real, what is generated is noise.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = b->setup.common,
@@ -564,7 +600,7 @@ static int start(struct bench *b) {
 }
 
 int cmd_bench(int argc, char **argv) {
-    struct bench b = {.n_prompt = BY_KIND, .n_decode = BY_KIND, .repeats = BY_KIND};
+    struct bench b = {.n_prompt = BY_KIND, .n_decode = BY_KIND, .repeats = BY_KIND, .parallel = 1};
     setup_init(&b.setup);
     b.methods = b.setup.method;
     enum options_result parsed = parse(&b, argc, argv);

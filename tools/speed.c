@@ -14,31 +14,40 @@ int speed_fill(struct terse_session *session, uint32_t depth, uint64_t seed) {
     return EXIT_OK;
 }
 
-int speed_decode(struct terse_session *session, const int32_t *tokens, uint32_t n) {
+int speed_decode(const struct speed_batch *batch, const int32_t *tokens, uint32_t n) {
     struct terse_error error;
     for (uint32_t i = 0; i < n; i++) {
         if (console_interrupted()) return EXIT_INTERRUPTED;
-        if (terse_session_decode(session, tokens + i, 1, NULL, &error) != TERSE_OK) return complain_error(&error);
+        for (size_t s = 0; s < batch->n; s++) {
+            batch->items[s].tokens = tokens + i;
+            batch->items[s].n = 1;
+        }
+        if (terse_engine_step(batch->engine, batch->items, batch->n, &error) != TERSE_OK) return complain_error(&error);
     }
     return EXIT_OK;
 }
 
-double speed_begin(struct terse_session *session) {
+double speed_begin(const struct speed_batch *batch) {
     struct terse_counters counters;
-    terse_session_counters(session, &counters, true);
+    for (size_t s = 0; s < batch->n; s++) terse_session_counters(batch->items[s].session, &counters, true);
     return console_seconds();
 }
 
-void speed_end(struct terse_session *session, double begin, uint32_t n, struct speed_samples *samples) {
-    struct terse_counters counters;
-    double seconds = console_seconds() - begin;
-    terse_session_counters(session, &counters, true);
-    terse_session_cache(session, &samples->cache);
-    if (!samples->n || counters.attention_seconds < samples->attention) samples->attention = counters.attention_seconds;
-    samples->rate[samples->n++] = n / seconds;
+void speed_end(const struct speed_batch *batch, double begin, uint32_t n, struct speed_samples *samples) {
+    double seconds = console_seconds() - begin, attention = 0;
+    samples->resident = 0;
+    for (size_t s = 0; s < batch->n; s++) {
+        struct terse_counters counters;
+        terse_session_counters(batch->items[s].session, &counters, true);
+        terse_session_cache(batch->items[s].session, &samples->cache);
+        samples->resident += samples->cache.resident;
+        samples->counters.attention_bytes += counters.attention_bytes;
+        attention += counters.attention_seconds;
+    }
+    samples->counters.attention_seconds += attention;
+    if (!samples->n || attention < samples->attention) samples->attention = attention;
+    samples->rate[samples->n++] = n * (double)batch->n / seconds;
     samples->seconds += seconds;
-    samples->counters.attention_seconds += counters.attention_seconds;
-    samples->counters.attention_bytes += counters.attention_bytes;
 }
 
 double speed_fastest(const struct speed_samples *s) {

@@ -52,29 +52,31 @@ static int open_session(const struct tune *t, const struct tune_candidate *c, st
     return terse_session_new(t->setup->engine, &options, session, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
 }
 
-static int time_steps(struct terse_session *session, const int32_t *tokens, struct speed_samples *samples) {
-    double begin = speed_begin(session);
-    int status = speed_decode(session, tokens, STEPS);
-    if (status == EXIT_OK) speed_end(session, begin, STEPS, samples);
+static int time_steps(const struct speed_batch *one, const int32_t *tokens, struct speed_samples *samples) {
+    double begin = speed_begin(one);
+    int status = speed_decode(one, tokens, STEPS);
+    if (status == EXIT_OK) speed_end(one, begin, STEPS, samples);
     return status;
 }
 
 /* Fills the cache, and takes a step that is not timed: it touches weights and grows buffers. */
-static int prepare(const struct tune *t, struct terse_session *session, const int32_t *tokens) {
-    int status = speed_fill(session, t->context - ADDED, 1);
-    return status == EXIT_OK ? speed_decode(session, tokens, 1) : status;
+static int prepare(const struct tune *t, const struct speed_batch *one, const int32_t *tokens) {
+    int status = speed_fill(one->items[0].session, t->context - ADDED, 1);
+    return status == EXIT_OK ? speed_decode(one, tokens, 1) : status;
 }
 
 /* Times a candidate by turns with f16, so that other load on the machine affects both; the fastest repeats are compared. */
-static int time_beside(struct tune *t, struct terse_session *half, struct tune_candidate *c, const int32_t *tokens, double until) {
+static int time_beside(struct tune *t, const struct speed_batch *half, struct tune_candidate *c, const int32_t *tokens,
+                       double until) {
     struct speed_samples *own = calloc(2, sizeof *own), *base = own + 1;
-    struct terse_session *session = NULL;
-    int status = own ? open_session(t, c, &session) : complain("no memory for the samples");
+    struct terse_step_item item = {0};
+    const struct speed_batch one = {t->setup->engine, &item, 1};
+    int status = own ? open_session(t, c, &item.session) : complain("no memory for the samples");
     if (status == EXIT_OK) status = prepare(t, half, tokens);
-    if (status == EXIT_OK) status = prepare(t, session, tokens);
+    if (status == EXIT_OK) status = prepare(t, &one, tokens);
     for (int i = 0; i < REPEATS && status == EXIT_OK && (!i || console_seconds() < until); i++) {
         status = time_steps(half, tokens, base);
-        if (status == EXIT_OK) status = time_steps(session, tokens, own);
+        if (status == EXIT_OK) status = time_steps(&one, tokens, own);
     }
     if (status == EXIT_OK) {
         struct front_row *f16 = &t->candidates[0].row;
@@ -83,25 +85,26 @@ static int time_beside(struct tune *t, struct terse_session *half, struct tune_c
         c->row.attention = own->attention > 0 ? base->attention / own->attention : 0; /* a GPU does not tell */
         f16->rate = fmax(f16->rate, speed_fastest(base));
     }
-    terse_session_free(session);
+    terse_session_free(item.session);
     free(own);
     return status;
 }
 
 int tune_speed(struct tune *t, double seconds) {
     int32_t tokens[STEPS];
-    struct terse_session *half;
+    struct terse_step_item item = {0};
+    const struct speed_batch half = {t->setup->engine, &item, 1};
     double until = console_seconds() + seconds;
-    int status = open_session(t, &t->candidates[0], &half);
+    int status = open_session(t, &t->candidates[0], &item.session);
     if (status != EXIT_OK) return status;
     speed_tokens(t->setup->info.vocabulary, tokens, STEPS);
     for (size_t i = 1; i < t->n && status == EXIT_OK && console_seconds() < until; i++) {
-        status = time_beside(t, half, &t->candidates[i], tokens, until);
+        status = time_beside(t, &half, &t->candidates[i], tokens, until);
         if (status == EXIT_OK && !progress_show(NULL, "timing", i, t->n - 1)) status = EXIT_INTERRUPTED;
     }
     progress_clear();
     if (t->candidates[0].row.rate > 0) t->candidates[0].row.speed = 1;
-    terse_session_free(half);
+    terse_session_free(item.session);
     return status;
 }
 

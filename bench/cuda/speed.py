@@ -16,7 +16,8 @@ Parts, and estimates of the GPU time that each takes, about a second for each me
     weights      30 s   products with weights
     anchors      15 s   anchors beside a prompt, and mat-N
     commvq       15 s   three ways to read CommVQ's pages
-    steps       100 s   whole steps of 8 layers of an 8B model, which make_model makes, and of each model of -m
+    steps       150 s   whole steps of 8 layers of an 8B model, which make_model makes, and of each model of -m
+    papers      250 s   whole steps and prompts at the shapes of the papers, of models that make_model makes
 """
 
 import argparse
@@ -52,8 +53,23 @@ GOALS = {  # of best f16 over the method, in the order of PAPER_SHAPES but the f
 ENCODED = ["f16", "q8_0", "q4_0", "kivi-4", "kivi-2", "terse-4", "terse-3", "terse-2", "terse-1", "million-4", "million-2", "antkv-2", "antkv-1", "commvq-2", "commvq-1"]
 WEIGHTS = ["F16", "BF16", "Q8_0", "Q6_K", "Q4_K", "Q4_0"]
 STEP_METHODS = ["f16", "q4_0", "terse-4", "terse-2"]
-BENCH = "terse bench -m {} --device cuda --allow-longer-context -p 0 -n 64 -d {} -r 4 --kv {} --codebook none -o json"
-EIGHT_LAYERS = "8b-8-layers.gguf"
+BENCH = "terse bench -m {} --device cuda --allow-longer-context -o json"
+MADE = {"8b-8-layers.gguf": ["8b", "q4_k", "8b-8-layers.gguf", "8"], "8b.gguf": ["8b", "q4_k", "8b.gguf"], "7b.gguf": ["7b", "q4_k", "7b.gguf"]}  # by make_model
+STEP_BATCHES = [(1, "8192,32768,131072"), (8, "8192,32768,131072"), (32, "8192,32768")]  # sequences, depths: as much as f16 holds in 80 GB
+PAPERS = [  # the model and options of terse bench, in the order of the papers
+    ("8b.gguf", "-p 131072 -n 0 -r 1 --kv f16,antkv-1"),
+    *(("8b.gguf", f"-p 0 -n 16 -r 2 -d 1024 -np {n} --kv f16,antkv-1") for n in (1, 32, 128, 256)),
+    *(("8b.gguf", f"-p 0 -n 16 -r 2 -d 1024 -np {n} --kv antkv-1") for n in (512, 1024)),
+    ("8b.gguf", "-p 0 -n 32 -r 1 -d 840000 --kv antkv-1,antkv-0.375"),
+    ("7b.gguf", "-p 0 -n 32 -r 3 -d 1024,2048,4096,8192,16384,32768 --kv f16,million-4"),
+    ("7b.gguf", "-p 0 -n 64 -r 2 -d 50000 --kv f16,streaming-256,mat-256,streaming-512,mat-512"),
+    *(("8b.gguf", f"-p {n} -n 0 -r 2 --kv f16,selfindex-2") for n in (8192, 16384, 32768, 65536)),
+    ("8b.gguf", "-p 0 -n 32 -r 2 -d 8192,16384,32768,65536 --kv f16,selfindex-2"),
+    ("8b.gguf", "-p 0 -n 32 -r 2 -d 16384 -np 10 --kv f16,selfindex-2"),
+    ("8b.gguf", "-p 0 -n 32 -r 1 -d 120000 --kv f16,commvq-2,commvq-1"),
+    ("8b.gguf", "-p 0 -n 16 -r 1 -d 32768 -np 8 --kv f16,commvq-1"),
+    ("8b.gguf", "-p 0 -n 16 -r 1 -d 32768 -np 128 --kv commvq-1"),
+]
 
 # The commands of each part, by words; programs are those of the build.
 PARTS = {
@@ -65,13 +81,15 @@ PARTS = {
     "anchors": [["bench_anchors_cuda"]],
     "commvq": [["bench_commvq_cuda"]],
     "steps": [],
+    "papers": [f"{BENCH.format(model)} --codebook random {rest}".split() for model, rest in PAPERS],
 }
 
 
 def step_commands(models):
     """The commands of part steps; depths are those that each model's context holds."""
-    given = [(EIGHT_LAYERS, "8192,32768,131072"), *((m, "4096,16384,32000") for m in models)]
-    return [BENCH.format(model, depths, ",".join(STEP_METHODS)).split() for model, depths in given]
+    rest = "-p 0 -n 64 -r 4 --codebook none --kv " + ",".join(STEP_METHODS)
+    given = [("8b-8-layers.gguf", n, depths) for n, depths in STEP_BATCHES] + [(m, 1, "4096,16384,32000") for m in models]
+    return [f"{BENCH.format(model)} {rest} -np {n} -d {depths}".split() for model, n, depths in given]
 
 
 # ---- Measuring
@@ -89,8 +107,9 @@ def printed_by(words, build):
     command = [os.path.join(programs, words[0]), *words[1:]]
     if words[0] == "f16_attention.py":  # it only needs to know the shapes
         command, stdin = [sys.executable, os.path.join(HERE, words[0])], "".join(f"f16 {shape} 1 1\n" for shape in words[1:])
-    if EIGHT_LAYERS in words and not os.path.exists(EIGHT_LAYERS):
-        subprocess.run([os.path.join(programs, "make_model"), "8b", "q4_k", EIGHT_LAYERS, "8"], check=True, stdout=subprocess.DEVNULL)
+    for made in MADE.keys() & set(words):
+        if not os.path.exists(made):
+            subprocess.run([os.path.join(programs, "make_model"), *MADE[made]], check=True, stdout=subprocess.DEVNULL)
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
     if done.returncode or not done.stdout:
         raise Failed(f"{' '.join(words)} exited with {done.returncode}: {(done.stderr.strip() or 'it printed nothing').splitlines()[-1]}")
@@ -232,19 +251,37 @@ def commvq(printed):
     return ["", "shipped", "tables", "naive", "tables / shipped", "naive / shipped"], rows
 
 
+def benched(text):
+    """Rows of tests of terse bench: (model, test, method, row); a test is "8 x 32,768", sequences x depth, or "prompt of 8,192"."""
+    found = []
+    for row in (row for one in re.split(r"(?<=\])\s*(?=\[)", text.strip()) for row in json.loads(one)):
+        kind, tokens, n, depth = re.fullmatch(r"(pp|tg)(\d+)(?: x (\d+))?(?: @ d(\d+))?", row["test"]).groups()
+        test = f"prompt of {int(tokens):,}" if kind == "pp" else f"{n or 1} x {int(depth or 0):,}"
+        found.append((row["model"], test, row["kv"], {**row, "sequences": int(n or 1)}))
+    return found
+
+
 def steps(printed):
-    rates, models = {}, {}
-    for text in re.split(r"(?<=\])\s*(?=\[)", printed["steps"].strip()):
-        for line in json.loads(text):
-            depth = int(line["test"].split("@ d")[1])
-            models.setdefault(line["model"], {})[depth] = True
-            rates[line["model"], depth, line["kv"]] = line["tokens_per_second"]
+    rates = {}
+    for model, test, method, row in benched(printed["steps"]):
+        rates.setdefault((model, test), {})[method] = row["tokens_per_second"]
     rows = []
-    for model, depths in models.items():
-        for depth in depths:
-            own = [rates.get((model, depth, m)) for m in STEP_METHODS]
-            rows.append([model, f"{depth:,}", *("" if not x else f"{x:.0f}" + (f" ({x / own[0]:.2f})" if i and own[0] else "") for i, x in enumerate(own))])
-    return ["model", "depth", *STEP_METHODS], rows
+    for (model, test), of in rates.items():
+        own = [of.get(m) for m in STEP_METHODS]
+        rows.append([model, test, *("" if not x else f"{x:.0f}" + (f" ({x / own[0]:.2f})" if i and own[0] else "") for i, x in enumerate(own))])
+    return ["model", "sequences x depth", *STEP_METHODS], rows
+
+
+def papers(printed):
+    found = benched(printed["papers"])
+    half = {(model, test): row["tokens_per_second"] for model, test, method, row in found if method == "f16"}
+    rows = []
+    for model, test, method, row in found:
+        rate = row["tokens_per_second"]
+        ms = "" if test.startswith("prompt") else f"{1e3 * row['sequences'] / rate:.2f}"
+        ratio = f"{rate / half[model, test]:.2f}" if method != "f16" and (model, test) in half else ""
+        rows.append([model, test, method, f"{row['kv_mib'] / 1024:,.2f}", f"{rate:,.1f}", ms, ratio])
+    return ["model", "sequences x depth", "KV", "GiB of KV", "tokens/s", "ms a step", "times f16"], rows
 
 
 # Of each table: its page, its parts, and what makes it.
@@ -259,6 +296,7 @@ TABLES = {
     "goals": ("reports/papers.md", ["attention", "pytorch", "choice"], goals),
     "anchors": ("reports/papers.md", ["anchors"], anchors),
     "commvq": ("reports/papers.md", ["commvq"], commvq),
+    "papers": ("reports/papers.md", ["papers"], papers),
 }
 
 

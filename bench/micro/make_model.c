@@ -21,10 +21,12 @@ struct shape {
     uint32_t layers, width, query_heads, kv_heads, head_dim, feed_forward;
 };
 
-/* Both have LLaMA 3's vocabulary and output tied to the embedding (the 8B model has an output matrix of its own). */
+/* All have LLaMA 3's vocabulary and output tied to the embedding (the two larger models have an output matrix of their own, and LLaMA 2 has a
+ * quarter of the tokens). */
 static const struct shape shapes[] = {
     {"1b", "LLaMA-3.2-1B", 16, 2048, 32, 8, 64, 8192},
     {"8b", "LLaMA-3.1-8B", 32, 4096, 32, 8, 128, 14336},
+    {"7b", "LLaMA-2-7B", 32, 4096, 32, 32, 128, 11008},
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 enum { VOCABULARY = 128256, FIRST_SPECIAL = 128000, MOST_TENSORS = 2 + 32 * 9, LONGEST_TOKEN = 40 };

@@ -29,6 +29,17 @@ grep -q '^| f16 .* | pp8 ' "$work/out" || fail "md: $(cat "$work/out")"
 works bench --kv snapkv-1024 -p 0 -n 1 -r 1 -d 600
 grep -q '^| snapkv-1024 .* tg1 @ d600 ' "$work/out" || fail "md: $(cat "$work/out")"
 
+# Sequences that are decoded together, and a codebook of random numbers: tokens/s and bytes are those of all, and weights are read once a step.
+works bench -p 8 -n 4 -d 256 -r 1 --kv f16,million-4 --codebook random -np 3 -o json
+[ "$(json "$work/out" 0 test)" = "pp8 x 3 @ d256" ] && [ "$(json "$work/out" 3 test)" = "tg4 x 3 @ d256" ] || fail "tests: $(cat "$work/out")"
+[ "$(json "$work/out" 1 codebook)" = "" ] && [ "$(json "$work/out" 3 codebook)" = random ] || fail "codebooks: $(cat "$work/out")"
+[ ! -e "$work/cache" ] || fail "a codebook of random numbers is kept"
+three=$(json "$work/out" 1 kv_mib) attention=$(json "$work/out" 1 attention_mb)
+works bench -p 0 -n 4 -d 256 -r 1 -o json
+near "$three" "$(awk -v one="$(json "$work/out" 0 kv_mib)" 'BEGIN { print 3 * one }')" 0.1 || fail "bytes of three: $three, of one: $(json "$work/out" 0)"
+near "$attention" "$(json "$work/out" 0 attention_mb)" 0.01 || fail "a token of three sequences reads $attention MB, one alone $(json "$work/out" 0)"
+refuses 'whole number from 1 to 1024' bench -np 0
+
 refuses '--allow-longer-context' bench -p 0 -n 1 -r 1 -d 40000
 
 # A method that cannot be had is refused before the ones in front of it are measured.

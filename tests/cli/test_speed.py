@@ -23,7 +23,10 @@ PRINTED = {
     "anchors": "anchors 128 8192 attention 1111.0 scores 1752.0 (1.58) choice 31.0\nanchors 64 8192 attention 746.0 scores 1346.0 (1.80) choice 31.0\n"
     "mat-256 64 step 9.8 when no row moves, 35.1 when all do\n",
     "commvq": "commvq-2 8192 registers 60.0 tables 1800.0 naive 1620.0\n",
-    "steps": json.dumps([{"model": "8B", "test": "tg64 @ d8192", "kv": kv, "tokens_per_second": rate} for kv, rate in (("f16", 800), ("terse-4", 600))], indent=1),
+    "steps": json.dumps([{"model": "8B", "test": "tg64 x 8 @ d8192", "kv": kv, "tokens_per_second": rate} for kv, rate in (("f16", 800), ("terse-4", 600))], indent=1)
+    + json.dumps([{"model": "8B", "test": "tg64 @ d8192", "kv": "f16", "tokens_per_second": 100}]),
+    "papers": json.dumps([{"model": "7B", "test": "tg32 x 4 @ d1024", "kv": kv, "kv_mib": 2048, "tokens_per_second": rate} for kv, rate in (("f16", 200), ("million-4", 400))])
+    + json.dumps([{"model": "8B", "test": "pp131072", "kv": "antkv-1", "kv_mib": 512, "tokens_per_second": 12345.6}]),
 }
 ROWS = {
     "attention": ["| PyTorch f16 | 7.3 | 19.1 | 51.0 |", "| f16 | 11.2 (0.65) | 19.8 (0.96) |"],
@@ -35,7 +38,12 @@ ROWS = {
     "weights": ["| vectors | F16 |", "| 1 | 4208 |", "| 8 | 3982 |", "| 16 | 2871 |"],
     "anchors": ["| 64 | 8,192 | 746 | 1,346 | 1.80 | 31 |", "| 128 | 8,192 | 1,111 | 1,752 | 1.58 | 31 |"],
     "commvq": ["| commvq-2, 8,192 tokens | 60.0 | 1,800 | 1,620 | 30.0 | 27.0 |"],
-    "steps": ["| 8B | 8,192 | 800 |  | 600 (0.75) |  |"],
+    "steps": ["| 8B | 8 x 8,192 | 800 |  | 600 (0.75) |  |", "| 8B | 1 x 8,192 | 100 |  |  |  |"],
+    "papers": [
+        "| 7B | 4 x 1,024 | f16 | 2.00 | 200.0 | 20.00 |  |",
+        "| 7B | 4 x 1,024 | million-4 | 2.00 | 400.0 | 10.00 | 2.00 |",
+        "| 8B | prompt of 131,072 | antkv-1 | 0.50 | 12,345.6 |  |  |",
+    ],
 }
 
 
