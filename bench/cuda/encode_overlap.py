@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Shows that pages are encoded beside decoding steps: a trace of the GPU's streams while tokens are decoded one by one.
+
+    encode_overlap.py -m MODEL.gguf -f TEXT --kv million-4 [--codebook FILE] [-d 8192] [-n 320]
+
+The terse Python package runs in this process, so that PyTorch's profiler sees its kernels. It prints how many pages' encodings there were, which part of
+their time kernels of a step ran beside them, how long steps took with an encoding beside them and without, and what ran while one page was encoded.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+
+import terse
+import torch
+
+SHOWN = 14  # kernels of the trace
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", required=True)
+    parser.add_argument("-f", "--file", required=True, help="text: the first tokens are the prompt, the next ones are decoded")
+    parser.add_argument("--kv", required=True)
+    parser.add_argument("--codebook", help="what the method has learned; without it what terse calibrate has kept")
+    parser.add_argument("-d", "--depth", type=int, default=8192, help="tokens of the prompt")
+    parser.add_argument("-n", "--tokens", type=int, default=320, help="tokens that are decoded")
+    return parser.parse_args()
+
+
+def kernels_of(profiler):
+    """(begin, end, stream, name) of all kernels, in microseconds, by their beginning."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.json")
+        profiler.export_chrome_trace(path)
+        with open(path, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+    found = [e for e in events if e.get("cat") == "kernel"]
+    return sorted((e["ts"], e["ts"] + e["dur"], e["args"]["stream"], e["name"].split("(")[0].split("<")[0].split(" ")[-1]) for e in found)
+
+
+def joined(spans):
+    """Spans without overlaps, in order."""
+    merged = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([begin, end])
+    return merged
+
+
+def covered(begin, end, spans):
+    """How much of [begin, end) the spans cover."""
+    return sum(max(0, min(end, b) - max(begin, a)) for a, b in spans)
+
+
+def decode(options):
+    """The kernels of the decoded tokens."""
+    model = terse.Model(options.model, device="cuda")
+    with open(options.file, encoding="utf-8") as file:
+        tokens = model.tokenize(file.read(16 * (options.depth + options.tokens)))
+    if len(tokens) < options.depth + options.tokens:
+        sys.exit(f"encode_overlap.py: {options.file} has too few tokens: {len(tokens)}")
+    session = model.session(kv=options.kv, codebook=options.codebook, allow_longer_context=True)
+    session.prefill(tokens[: options.depth])
+    after = tokens[options.depth : options.depth + options.tokens]
+    session.decode(after[:1])
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for token in after[1:]:
+            session.decode([token])
+        session.logits()
+    return kernels_of(profiler)
+
+
+def steps_of(kernels, n):
+    """Spans from a step's first kernel to the next step's, of n steps: of the kernels that run once a step the one that is first."""
+    begins = {}
+    for begin, *_, name in kernels:
+        begins.setdefault(name, []).append(begin)
+    once = min((of for of in begins.values() if len(of) == n), default=[])
+    return list(zip(once, once[1:]))
+
+
+def main():
+    options = parse()
+    torch.cuda.init()
+    kernels = decode(options)
+    encodings = [k for k in kernels if "encode" in k[3]]
+    others = [k for k in kernels if "encode" not in k[3]]
+    if not encodings:
+        sys.exit(f"encode_overlap.py: nothing was encoded in {options.tokens} tokens with {options.kv}")
+    busy = joined((begin, end) for begin, end, *_ in others)
+    took = [end - begin for begin, end, *_ in encodings]
+    beside = [covered(begin, end, busy) for begin, end, *_ in encodings]
+    print(f"{torch.cuda.get_device_name()}, {os.path.basename(options.model)}, {options.kv}, {options.depth:,} tokens, {options.tokens} decoded")
+    print(f"{len(encodings)} encodings of {statistics.median(took):.1f} us; kernels of steps ran beside them for {100 * sum(beside) / sum(took):.0f} % of their time")
+    steps = steps_of(others, options.tokens - 1)
+    during = [any(begin < b and a < end for a, b, *_ in encodings) for begin, end in steps]
+    for what, wanted in (("with an encoding beside them", True), ("without", False)):
+        times = [end - begin for (begin, end), has in zip(steps, during) if has == wanted]
+        if times:
+            print(f"{len(times)} steps {what}: {statistics.median(times):.1f} us")
+    begin, end, *_ = sorted(encodings, key=lambda k: k[1] - k[0])[len(encodings) // 2]
+    print("\nWhile one page set was encoded, from its beginning:\n")
+    shown = [k for k in kernels if k[0] < end and begin < k[1]]
+    for a, b, stream, name in shown[:SHOWN]:
+        print(f"{a - begin:8.1f} to {b - begin:8.1f} us  stream {stream:<3}  {name}")
+    if len(shown) > SHOWN:
+        print(f"... and {len(shown) - SHOWN} more")
+
+
+if __name__ == "__main__":
+    main()
