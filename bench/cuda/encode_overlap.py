@@ -3,8 +3,9 @@
 
     encode_overlap.py -m MODEL.gguf -f TEXT --kv million-4 [--codebook FILE] [-d 8192] [-n 320]
 
-The terse Python package runs in this process, so that PyTorch's profiler sees its kernels. It prints how many pages' encodings there were, which part of
-their time kernels of a step ran beside them, how long steps took with an encoding beside them and without, and what ran while one page was encoded.
+The terse Python package runs in this process, so that PyTorch's profiler sees its kernels. It prints, of tokens decoded without the profiler, the median step
+and the slowest, of which there are as many as encodings; then, with the profiler, how many encodings there were, which part of their time kernels of a step
+ran beside them, how long steps and the gaps between them were, and what ran while one page was encoded. Steps and gaps are longer under the profiler.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 
 import terse
 import torch
@@ -59,21 +61,26 @@ def covered(begin, end, spans):
 
 
 def decode(options):
-    """The kernels of the decoded tokens."""
+    """Seconds of each token that was decoded without the profiler, and the kernels of as many that were decoded with it."""
     model = terse.Model(options.model, device="cuda")
     with open(options.file, encoding="utf-8") as file:
-        tokens = model.tokenize(file.read(16 * (options.depth + options.tokens)))
-    if len(tokens) < options.depth + options.tokens:
+        tokens = model.tokenize(file.read(16 * (options.depth + 2 * options.tokens)))
+    if len(tokens) < options.depth + 2 * options.tokens + 1:
         sys.exit(f"encode_overlap.py: {options.file} has too few tokens: {len(tokens)}")
     session = model.session(kv=options.kv, codebook=options.codebook, allow_longer_context=True)
     session.prefill(tokens[: options.depth])
-    after = tokens[options.depth : options.depth + options.tokens]
+    after = tokens[options.depth : options.depth + 2 * options.tokens + 1]
     session.decode(after[:1])
+    seconds = []
+    for token in after[1 : options.tokens + 1]:
+        begin = time.perf_counter()
+        session.decode([token])
+        seconds.append(time.perf_counter() - begin)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for token in after[1:]:
+        for token in after[options.tokens + 1 :]:
             session.decode([token])
         session.logits()
-    return kernels_of(profiler)
+    return seconds, kernels_of(profiler)
 
 
 def steps_of(kernels, n):
@@ -85,10 +92,16 @@ def steps_of(kernels, n):
     return list(zip(once, once[1:]))
 
 
+def gaps_between(steps, kernels):
+    """Microseconds without a step's kernel before each step but the first."""
+    ends = sorted(end for _, end, *_ in kernels)
+    return [begin - max((e for e in ends if e <= begin), default=begin) for begin, _ in steps[1:]]
+
+
 def main():
     options = parse()
     torch.cuda.init()
-    kernels = decode(options)
+    seconds, kernels = decode(options)
     encodings = [k for k in kernels if "encode" in k[3]]
     others = [k for k in kernels if "encode" not in k[3]]
     if not encodings:
@@ -97,13 +110,16 @@ def main():
     took = [end - begin for begin, end, *_ in encodings]
     beside = [covered(begin, end, busy) for begin, end, *_ in encodings]
     print(f"{torch.cuda.get_device_name()}, {os.path.basename(options.model)}, {options.kv}, {options.depth:,} tokens, {options.tokens} decoded")
+    slowest = sorted(seconds)[-len(encodings) :]
+    print(f"without the profiler: {1e6 * statistics.median(seconds):.1f} us a step, the {len(slowest)} slowest {1e6 * statistics.mean(slowest):.1f}")
     print(f"{len(encodings)} encodings of {statistics.median(took):.1f} us; kernels of steps ran beside them for {100 * sum(beside) / sum(took):.0f} % of their time")
-    steps = steps_of(others, options.tokens - 1)
+    steps = steps_of(others, options.tokens)
     during = [any(begin < b and a < end for a, b, *_ in encodings) for begin, end in steps]
     for what, wanted in (("with an encoding beside them", True), ("without", False)):
         times = [end - begin for (begin, end), has in zip(steps, during) if has == wanted]
         if times:
             print(f"{len(times)} steps {what}: {statistics.median(times):.1f} us")
+    print(f"gaps between steps: {statistics.median(gaps_between(steps, others)):.1f} us")
     begin, end, *_ = sorted(encodings, key=lambda k: k[1] - k[0])[len(encodings) // 2]
     print("\nWhile one page set was encoded, from its beginning:\n")
     shown = [k for k in kernels if k[0] < end and begin < k[1]]

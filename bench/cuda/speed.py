@@ -256,7 +256,7 @@ def benched(text):
     found = []
     for row in (row for one in re.split(r"(?<=\])\s*(?=\[)", text.strip()) for row in json.loads(one)):
         kind, tokens, n, depth = re.fullmatch(r"(pp|tg)(\d+)(?: x (\d+))?(?: @ d(\d+))?", row["test"]).groups()
-        test = f"prompt of {int(tokens):,}" if kind == "pp" else f"{n or 1} x {int(depth or 0):,}"
+        test = f"prompt of {int(tokens):,}" if kind == "pp" else f"{int(n or 1):,} x {int(depth or 0):,}"
         found.append((row["model"], test, row["kv"], {**row, "sequences": int(n or 1)}))
     return found
 
