@@ -16,7 +16,7 @@ Parts, and estimates of the GPU time that each takes, about a second for each me
     weights      30 s   products with weights
     anchors      15 s   anchors beside a prompt, and mat-N
     commvq       15 s   three ways to read CommVQ's pages
-    steps       150 s   whole steps of 8 layers of an 8B model, which make_model makes, and of each model of -m
+    steps       150 s   whole steps of 8 layers of an 8B model and of a 0.5B model, which make_model makes, and of each model of -m
     papers      250 s   whole steps and prompts at the shapes of the papers, of models that make_model makes
 """
 
@@ -54,7 +54,7 @@ ENCODED = ["f16", "q8_0", "q4_0", "kivi-4", "kivi-2", "terse-4", "terse-3", "ter
 WEIGHTS = ["F16", "BF16", "Q8_0", "Q6_K", "Q4_K", "Q4_0"]
 STEP_METHODS = ["f16", "q4_0", "terse-4", "terse-2"]
 BENCH = "terse bench -m {} --device cuda --allow-longer-context -o json"
-MADE = {"8b-8-layers.gguf": ["8b", "q4_k", "8b-8-layers.gguf", "8"], "8b.gguf": ["8b", "q4_k", "8b.gguf"], "7b.gguf": ["7b", "q4_k", "7b.gguf"]}  # by make_model
+MADE = {"8b-8-layers.gguf": ["8b", "q4_k", "8b-8-layers.gguf", "8"], "8b.gguf": ["8b", "q4_k", "8b.gguf"], "7b.gguf": ["7b", "q4_k", "7b.gguf"], "0.5b.gguf": ["0.5b", "q4_0", "0.5b.gguf"]}  # by make_model
 STEP_BATCHES = [(1, "8192,32768,131072"), (8, "8192,32768,131072"), (32, "8192,32768")]  # sequences, depths: as much as f16 holds in 80 GB
 PAPERS = [  # the model and options of terse bench, in the order of the papers
     ("8b.gguf", "-p 131072 -n 0 -r 1 --kv f16,antkv-1"),
@@ -88,7 +88,7 @@ PARTS = {
 def step_commands(models):
     """The commands of part steps; depths are those that each model's context holds."""
     rest = "-p 0 -n 64 -r 4 --codebook none --kv " + ",".join(STEP_METHODS)
-    given = [("8b-8-layers.gguf", n, depths) for n, depths in STEP_BATCHES] + [(m, 1, "4096,16384,32000") for m in models]
+    given = [("8b-8-layers.gguf", n, depths) for n, depths in STEP_BATCHES] + [(m, 1, "4096,16384,32000") for m in ["0.5b.gguf", *models]]
     return [f"{BENCH.format(model)} {rest} -np {n} -d {depths}".split() for model, n, depths in given]
 
 

@@ -21,9 +21,10 @@ struct shape {
     uint32_t layers, width, query_heads, kv_heads, head_dim, feed_forward;
 };
 
-/* All have LLaMA 3's vocabulary and output tied to the embedding (the two larger models have an output matrix of their own, and LLaMA 2 has a
- * quarter of the tokens). */
+/* All are written as models of architecture llama, with LLaMA 3's vocabulary and output tied to the embedding (the two larger models have an output matrix of
+ * their own, LLaMA 2 a quarter of the tokens, Qwen2.5 a fifth more, and biases). */
 static const struct shape shapes[] = {
+    {"0.5b", "Qwen2.5-0.5B", 24, 896, 14, 2, 64, 4864},
     {"1b", "LLaMA-3.2-1B", 16, 2048, 32, 8, 64, 8192},
     {"8b", "LLaMA-3.1-8B", 32, 4096, 32, 8, 128, 14336},
     {"7b", "LLaMA-2-7B", 32, 4096, 32, 32, 128, 11008},
