@@ -22,9 +22,9 @@
 #define LAUNCHES 8 /* that are timed together */
 #define REPEATS 11
 
-static const char *const methods[] = {"f16",     "q8_0",    "q4_0",    "kivi-4",    "kivi-2",    "terse-1",
-                                      "terse-2", "terse-3", "terse-4", "million-4", "million-3", "million-2",
-                                      "antkv-4", "antkv-2", "antkv-1", "commvq-2",  "commvq-1"};
+static const char *const methods[] = {"f16",     "q8_0",       "q4_0",        "kivi-4",    "kivi-2",    "terse-1", "terse-2",
+                                      "terse-3", "terse-4",    "million-4",   "million-3", "million-2", "antkv-4", "antkv-2",
+                                      "antkv-1", "antkv-0.75", "antkv-0.375", "commvq-2",  "commvq-1"};
 
 static void check(cudaError_t result, const char *doing) {
     if (result == cudaSuccess) return;

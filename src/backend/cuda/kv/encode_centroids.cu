@@ -1,14 +1,13 @@
 /* Writes and reads pages of codecs with centroids: pq, vq and gain-shape. Codes are the CPU's, bit for bit where rows are
  * (format/pq.h); rows of gain-shape are normalized and gains fitted with sums in another order than the CPU's.
  *
- * A block of 256 threads has a page. A warp takes a sub-vector at a time, a lane two tokens of it. Where sub-vectors have 2, 4 or 8
- * channels, tensor cores find the few centroids that may be nearest (encode_scores.cuh), and the lane goes through these; otherwise
- * through all in order, 8 of them for each reading of its tokens. Numbers of centroids are copied to shared memory while the sub-vector's
- * own are made ready. */
-#include "backend/cuda/kv/encode_scores.cuh"
+ * A block of 256 threads has a page. Where sub-vectors have 16 or 32 channels, it goes through all centroids together (encode_scores_wide.cuh).
+ * Otherwise a warp takes a sub-vector at a time, a lane two tokens of it. Of 2, 4 or 8 channels tensor cores find the few centroids that may be
+ * nearest (encode_scores.cuh), and the lane goes through these; of other widths through all in order, 8 of them for each reading of its tokens.
+ * Numbers of centroids are copied to shared memory while the sub-vector's own are made ready. */
+#include "backend/cuda/kv/encode_scores_wide.cuh"
 #include "format/pq.h"
 
-constexpr uint32_t WARPS = TRANSFORM_THREADS / 32;
 constexpr uint32_t STAGED = 1408;    /* floats of centroids that a warp has in shared memory: 4 x 256, or 8 x 128, and gaps */
 constexpr uint32_t STAGED_ROW = 352; /* of them of a channel at most */
 constexpr uint32_t SEARCHED = 512;   /* numbers of centroids that are staged at a time where all are searched */
@@ -21,6 +20,8 @@ template <int HD> struct centroids_memory {
             float z[STAGED], gap[4] /* halves lie in other banks than channels */, half[STAGED_ROW];
             uint16_t codes[PAGE_TOKENS];
         } search[WARPS];
+        wide_memory<HD, 16> wide_16;
+        wide_memory<HD, 32> wide_32;
         token_sums sums; /* while rows are normalized and gains fitted */
     };
 };
@@ -258,6 +259,8 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     case 2: search_parts<HD, 2>(view, job.count, m, codes); break;
     case 4: search_parts<HD, 4>(view, job.count, m, codes); break;
     case 8: search_parts<HD, 8>(view, job.count, m, codes); break;
+    case 16: search_wide<HD, 16>(view, job.count, m.numbers, m.wide_16, codes); break;
+    case 32: search_wide<HD, 32>(view, job.count, m.numbers, m.wide_32, codes); break;
     default: search_parts<HD, 0>(view, job.count, m, codes);
     }
     clear_rest<HD>(view, codes);
