@@ -2,6 +2,7 @@
  * keys and values. Launches go over copies that together are larger than the L2; medians. Prints lines "METHOD encode|decode
  * MICROSECONDS GB/s", of rows and pages together. */
 #include "backend/cuda/device.h"
+#include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/encode.h"
 #include "base/random.h"
@@ -148,6 +149,7 @@ static void set_up(struct work *w, const char *name, const uint16_t *rows) {
                                 .n_layers = 1,
                                 .codec = {w->method.key.codec->id, w->method.value.codec->id},
                                 .places = w->memory[3] = device(sizeof places, places),
+                                .centroid = {centroid_shape_of(&w->method.key), centroid_shape_of(&w->method.value)},
                                 .learned = {w->learned[0], w->learned[1]},
                                 .run_angles = w->memory[4] = make_angles(&w->rope, TOKENS / ROPE_RUN_TOKENS + 1, ROPE_RUN_TOKENS),
                                 .pre_rope = {.pairs = (uint32_t)pre_rope_pairs(&w->rope),

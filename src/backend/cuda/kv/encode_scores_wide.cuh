@@ -13,13 +13,14 @@
  *
  * in real numbers, of which bias and <h, o> are the same for all centroids. |z| is at most sqrt(2 most), where `most` is the largest half of the
  * sub-vector, so |<d, z>| <= |d| sqrt(2 most). All magnitudes of products and of their partial sums are below R = sum |h o| + |h| sqrt(2 most) /
- * scale, and halves below H = most / scale. The bias is 1.125 (R + H) with the largest R of the warp's tokens: scores are positive, so that
- * they are compared as integers, and no summand or partial sum is larger than P = 2 bias. With a unit of 2^-23 P: tensor cores align the summands
- * of a product to the largest one and cut off what is below, less than a unit for each of the width + width / 16, and again for each of at
- * most as many partial sums; rounding the first summand takes half a unit; the exact search's sums round by half a unit for each channel at
- * most, and its z and half by a unit together. So two scores differ from what the values say by less than 2 (2.7 width + 2) units and 2 |d|
- * sqrt(2 most) / scale. The lowest 6 bits, and rounding the limit, are 128 units more. 6 width + 144 are allowed. Rows whose |y| sum up to 2^15
- * or more are outside of the halves' range: all centroids are decided among. */
+ * scale, and halves below H = most / scale. The bias is 1.125 (R + H) with the largest R of the rows that have it, half of the warp's (with one
+ * bias for all, the compiler would copy each product's first summand): scores are positive, so that they are compared as integers, and no
+ * summand or partial sum is larger than P = 2 bias. With a unit of 2^-23 P: tensor cores align the summands of a product to the largest one and
+ * cut off what is below, less than a unit for each of the width + width / 16, and again for each of at most as many partial sums; rounding the
+ * first summand takes half a unit; the exact search's sums round by half a unit for each channel at most, and its z and half by a unit together.
+ * So two scores differ from what the values say by less than 2 (2.7 width + 2) units and 2 |d| sqrt(2 most) / scale. The lowest 6 bits, and
+ * rounding the limit, are 128 units more. 6 width + 144 are allowed. Rows whose |y| sum up to 2^15 or more are outside of the halves' range: all
+ * centroids are decided among. */
 #ifndef TERSE_BACKEND_CUDA_KV_ENCODE_SCORES_WIDE_CUH
 #define TERSE_BACKEND_CUDA_KV_ENCODE_SCORES_WIDE_CUH
 
@@ -47,27 +48,30 @@ template <int HD, int WIDTH> struct wide_memory {
     };
 };
 
-/* Begins to copy centroids [first, first + step_centroids), as far as there are so many, of the channels from `window` on. */
+/* Begins to copy `n` centroids, step_centroids at most, and their halves, of the k of each sub-vector; the pointers are to those of a window. */
 template <int HD, int WIDTH>
-static __device__ void copy_step(const struct centroid_view &view, uint32_t window, uint32_t first,
+static __device__ void copy_step(const device_half *centroids, const float *half, uint32_t n, uint32_t k,
                                  typename wide_memory<HD, WIDTH>::step &to) {
     using memory = wide_memory<HD, WIDTH>;
-    constexpr uint32_t chunks = memory::chunks, quads = memory::step_centroids / 4;
-    const uint32_t k = 1u << view.shape.bits, n = min(memory::step_centroids, k - first);
-    const device_half *const from = view.centroids + (size_t)first * HD + window;
-    for (uint32_t i = threadIdx.x; i < n * chunks; i += TRANSFORM_THREADS)
-        copy_async<16>(shared_address(&to.rows[i / chunks][i % chunks]), from + (size_t)(i / chunks) * HD + i % chunks * 8);
-    const float *const half = view.half + (size_t)(window / WIDTH) * k + first;
-    for (uint32_t i = threadIdx.x; i < memory::parts * quads; i += TRANSFORM_THREADS)
-        if (i % quads * 4 < n)
-            copy_async<16>(shared_address(&to.half[i / quads][i % quads * 4]), half + (size_t)(i / quads) * k + i % quads * 4);
+    constexpr uint32_t chunks = memory::chunks, together = TRANSFORM_THREADS / chunks, quads = memory::step_centroids / 4;
+    static_assert(memory::parts * quads <= TRANSFORM_THREADS, "a thread copies halves at most once");
+    const uint32_t row = threadIdx.x / chunks, chunk = threadIdx.x % chunks;
+    const device_half *const from = centroids + row * HD + 8 * chunk;
+    const uint32_t at = shared_address(&to.rows[row][chunk]);
+#pragma unroll
+    for (uint32_t i = 0; i < memory::step_centroids; i += together)
+        if ((TRANSFORM_THREADS % chunks == 0 || row < together) && (i + together <= memory::step_centroids || row + i < n))
+            copy_async<16>(at + i * (uint32_t)sizeof to.rows[0], from + i * HD, row + i < n);
+    const uint32_t part = threadIdx.x / quads, j = threadIdx.x % quads * 4;
+    if (part < memory::parts && j < n) copy_async<16>(shared_address(&to.half[part][j]), half + part * k + j);
     commit_copies();
 }
 
 /* A wide_rows has a lane's part of the left operands of all 64 tokens, -y. Row 2 i + h is token 16 i + 8 h + lane / 4. */
 template <int WIDTH> struct wide_rows {
     uint32_t a[4][WIDTH / 4];
-    float bias, within[8]; /* how far above the least score those may be that are decided among; negative: all */
+    float bias[2];   /* of even rows, of odd ones */
+    float within[8]; /* how far above the least score those may be that are decided among; negative: all */
 };
 
 static __device__ inline float sum_of_quad(float x) {
@@ -81,7 +85,7 @@ static __device__ struct wide_rows<WIDTH> wide_rows_of(const struct centroid_vie
     const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const float inverse = 1 / view.scale[part], most = view.most[part], reach = sqrtf(2 * most) * inverse;
     struct wide_rows<WIDTH> rows;
-    float range = 0;
+    float range[2] = {0, 0};
 #pragma unroll
     for (uint32_t row = 0; row < 8; row++) {
         float sum = 0, square = 0, rest = 0, shift = 0;
@@ -104,13 +108,16 @@ static __device__ struct wide_rows<WIDTH> wide_rows_of(const struct centroid_vie
         const float own = fmaf(sqrtf(sum_of_quad(square)), reach, sum_of_quad(shift));
         rest = sum_of_quad(rest);
         rows.within[row] = bounded ? 2.002f * sqrtf(rest) * reach : -1;
-        if (bounded) range = fmaxf(range, own);
+        if (bounded) range[row % 2] = fmaxf(range[row % 2], own);
     }
-    for (int lanes = 4; lanes < 32; lanes *= 2) range = fmaxf(range, __shfl_xor_sync(~0u, range, lanes));
-    rows.bias = 1.125f * (range + most * inverse) + 0x1p-100f;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        for (int lanes = 4; lanes < 32; lanes *= 2) range[i] = fmaxf(range[i], __shfl_xor_sync(~0u, range[i], lanes));
+        rows.bias[i] = 1.125f * (range[i] + most * inverse) + 0x1p-100f;
+    }
 #pragma unroll
     for (uint32_t row = 0; row < 8; row++)
-        if (rows.within[row] >= 0) rows.within[row] += rows.bias * (6 * WIDTH + 144) * 0x1p-22f;
+        if (rows.within[row] >= 0) rows.within[row] += rows.bias[row % 2] * (6 * WIDTH + 144) * 0x1p-22f;
     return rows;
 }
 
@@ -132,14 +139,16 @@ static __device__ void score_group(const struct wide_rows<WIDTH> &rows,
 #pragma unroll
         for (uint32_t tile = 0; tile < together; tile++) {
             const float2 halves = *(const float2 *)&half[8 * (first + tile) + 2 * (lane % 4)];
-            const float low = fmaf(halves.x, inverse, rows.bias), high = fmaf(halves.y, inverse, rows.bias);
-            float d[4][4] = {{low, high, low, high}, {low, high, low, high}, {low, high, low, high}, {low, high, low, high}};
+            const float from_halves[4] = {fmaf(halves.x, inverse, rows.bias[0]), fmaf(halves.y, inverse, rows.bias[0]),
+                                          fmaf(halves.x, inverse, rows.bias[1]), fmaf(halves.y, inverse, rows.bias[1])};
+            float d[4][4];
 #pragma unroll
-            for (uint32_t s = 0; s < WIDTH / 16; s++)
+            for (uint32_t i = 0; i < 4; i++)
+                mma_from(d[i], from_halves, rows.a[i][0], rows.a[i][1], rows.a[i][2], rows.a[i][3], b[tile * chunks],
+                         b[tile * chunks + 1]);
+            if constexpr (WIDTH == 32)
 #pragma unroll
-                for (uint32_t i = 0; i < 4; i++)
-                    mma(d[i], rows.a[i][4 * s], rows.a[i][4 * s + 1], rows.a[i][4 * s + 2], rows.a[i][4 * s + 3],
-                        b[tile * chunks + 2 * s], b[tile * chunks + 2 * s + 1]);
+                for (uint32_t i = 0; i < 4; i++) mma(d[i], rows.a[i][4], rows.a[i][5], rows.a[i][6], rows.a[i][7], b[2], b[3]);
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) {
                 run[2 * i] = least_of(run[2 * i], __float_as_int(d[i][0]), __float_as_int(d[i][1]));
@@ -167,8 +176,10 @@ static __device__ void score_window(const struct centroid_view &view, uint32_t w
     const uint32_t k = 1u << view.shape.bits, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t part = warp / memory::shares, share = warp % memory::shares;
     const bool works = part < memory::parts;
-    const uint32_t numbered = window / WIDTH + (works ? part : 0);
-    copy_step<HD, WIDTH>(view, window, 0, m.steps[0]);
+    const uint32_t numbered = window / WIDTH + (works ? part : 0), n = min(memory::step_centroids, k);
+    const device_half *const centroids = view.centroids + window;
+    const float *const halves = view.half + window / WIDTH * k;
+    copy_step<HD, WIDTH>(centroids, halves, n, k, m.steps[0]);
     const struct wide_rows<WIDTH> rows = wide_rows_of<WIDTH>(view, numbered, numbers);
     const float inverse = 1 / view.scale[numbered];
     int least[WIDE_KEPT][8];
@@ -178,7 +189,8 @@ static __device__ void score_window(const struct centroid_view &view, uint32_t w
     for (uint32_t first = 0, at = 0; first < k; first += memory::step_centroids, at ^= 1) {
         wait_copies<0>();
         __syncthreads(); /* and the step before has been scored */
-        if (first + memory::step_centroids < k) copy_step<HD, WIDTH>(view, window, first + memory::step_centroids, m.steps[at ^ 1]);
+        const uint32_t next = first + memory::step_centroids;
+        if (next < k) copy_step<HD, WIDTH>(centroids + next * HD, halves + next, n, k, m.steps[at ^ 1]);
         const uint32_t own = SCORE_GROUP * share;
         if (works && first + own < k)
             score_group<HD, WIDTH>(rows, m.steps[at].rows + own, m.steps[at].half[part] + own, part, (first + own) / SCORE_GROUP,
