@@ -6,6 +6,7 @@
  * nearest (encode_scores.cuh), and the lane goes through these; of other widths through all in order, 8 of them for each reading of its tokens.
  * Numbers of centroids are copied to shared memory while the sub-vector's own are made ready. */
 #include "backend/cuda/kv/encode_scores_wide.cuh"
+#include "backend/cuda/launch.cuh"
 #include "format/pq.h"
 
 #include <type_traits>
@@ -288,8 +289,18 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     store_numbers<HD>(e, job, numbers);
 }
 
+/* Launches the kernel of a width or, where the device has not the shared memory for it, that of any. */
+template <int HD, int WIDTH>
+static cudaError_t encode_rows_of(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    constexpr size_t bytes = sizeof(centroids_memory<HD, WIDTH>);
+    if constexpr (bytes > sizeof(centroids_memory<HD, 0>))
+        if (bytes > (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))
+            return encode_rows_of<HD, 0>(encode, sides, stream);
+    return launch_shapes<HD>(encode_centroids_kernel<HD, WIDTH>, bytes, encode, sides, stream);
+}
+
 template <int WIDTH> static cudaError_t encode_width(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
-#define LAUNCH(hd) launch_shapes<hd>(encode_centroids_kernel<hd, WIDTH>, sizeof(centroids_memory<hd, WIDTH>), encode, sides, stream)
+#define LAUNCH(hd) encode_rows_of<hd, WIDTH>(encode, sides, stream)
     TRANSFORM_HEAD_DIMS(encode->heads, LAUNCH)
 #undef LAUNCH
 }
