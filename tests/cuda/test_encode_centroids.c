@@ -147,6 +147,8 @@ static void codes_are_those_of_the_cpu(void **unused) {
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         report((struct coding){&codec_pq, codes[i][0], codes[i][1], 0}, head_dims[i % 4], 0);
     report((struct coding){&codec_pq, 3, 6, 0}, 96, 0);
+    report((struct coding){&codec_pq, 32, 6, 0}, 64, 0);
+    report((struct coding){&codec_pq, 16, 7, 0}, 128, 0);
 }
 
 /* Rows and centroids on a coarse grid: many centroids are equal, and rows lie midway between others, so that roundings of the exact

@@ -209,7 +209,7 @@ static __device__ void score_window(const struct centroid_view &view, uint32_t w
 
 /* A wide_part is what the exact search reads of a sub-vector. */
 template <int WIDTH> struct wide_part {
-    const device_half *centroids;           /* of stride HD */
+    const device_half *centroids;           /* [k], HD halves from one to the next */
     const float *half;                      /* [k] */
     const float (*numbers)[NUMBERS_STRIDE]; /* [WIDTH], y */
     float origin[WIDTH], scale;
@@ -218,9 +218,10 @@ template <int WIDTH> struct wide_part {
 template <int HD, int WIDTH>
 static __device__ struct wide_part<WIDTH> wide_part_of(const struct centroid_view &view, uint32_t part,
                                                        const float (*numbers)[NUMBERS_STRIDE]) {
-    struct wide_part<WIDTH> own = {
-        view.centroids + part *WIDTH, view.half + ((size_t)part << view.shape.bits), numbers + part *WIDTH
-    };
+    struct wide_part<WIDTH> own;
+    own.centroids = view.centroids + part * WIDTH;
+    own.half = view.half + ((size_t)part << view.shape.bits);
+    own.numbers = numbers + part * WIDTH;
 #pragma unroll
     for (uint32_t c = 0; c < WIDTH; c++) own.origin[c] = view.origin[part * WIDTH + c];
     own.scale = view.scale[part];
@@ -248,20 +249,22 @@ static __device__ float exact_value(const struct wide_part<WIDTH> &part, uint32_
     return value;
 }
 
-/* Finds, by half a warp, the code of a token, of which a lane of the half has the least scores of its runs and `within`; 0 where `any` says that
- * there is no token. All lanes of the warp call this. */
+/* Finds, by half a warp, the code of a token, of which each lane of the half has some runs' least scores; 0 where there is no token, as `any`
+ * says. All lanes of the warp call this. */
 template <int HD, int WIDTH>
 static __device__ uint32_t decide(const struct wide_part<WIDTH> &part, uint32_t k, const int (&least)[WIDE_KEPT], float within,
                                   uint32_t token, bool any) {
     const uint32_t lane = threadIdx.x % 16, half = threadIdx.x % 32 / 16 * 16;
-    int most = least[0];
-    for (int lanes = 8; lanes; lanes /= 2) most = min(most, __shfl_xor_sync(~0u, most, lanes));
-    const int limit = __float_as_int(__int_as_float(most) + within);
+    int lowest = least[0];
+    for (int lanes = 8; lanes; lanes /= 2) lowest = min(lowest, __shfl_xor_sync(~0u, lowest, lanes));
+    const int limit = __float_as_int(__int_as_float(lowest) + within);
     uint32_t near[WIDE_KEPT]; /* a bit for each lane */
 #pragma unroll
     for (uint32_t i = 0; i < WIDE_KEPT; i++) near[i] = __ballot_sync(~0u, least[i] <= limit) >> half & 0xffff;
     const bool all = within < 0 || near[2];
-    uint32_t left = !any ? 0 : all ? k / 16 : near[0] | near[1] << 16; /* how many, or runs by bit */
+    uint32_t left = !any  ? 0
+                    : all ? k / 16
+                          : near[0] | near[1] << 16; /* how many times 16, or runs: the lanes' first, their second */
     float best = INFINITY;
     uint32_t code = 0;
     while (__any_sync(~0u, left != 0)) {
@@ -274,9 +277,9 @@ static __device__ uint32_t decide(const struct wide_part<WIDTH> &part, uint32_t 
         const float value = exact_value<HD, WIDTH>(part, token, j);
         if (value < best || (value == best && j < code)) best = value, code = j;
     }
-    float lowest = best;
-    for (int lanes = 8; lanes; lanes /= 2) lowest = fminf(lowest, __shfl_xor_sync(~0u, lowest, lanes));
-    if (best != lowest) code = ~0u;
+    float of_all = best;
+    for (int lanes = 8; lanes; lanes /= 2) of_all = fminf(of_all, __shfl_xor_sync(~0u, of_all, lanes));
+    if (best != of_all) code = ~0u;
     for (int lanes = 8; lanes; lanes /= 2) code = min(code, __shfl_xor_sync(~0u, code, lanes));
     return code;
 }
