@@ -2,6 +2,7 @@
  * keys and values. Launches go over copies that together are larger than the L2; medians. Prints lines "METHOD encode|decode
  * MICROSECONDS GB/s", of rows and pages together. */
 #include "backend/cuda/device.h"
+#include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/encode.h"
 #include "base/random.h"
@@ -22,9 +23,9 @@
 #define LAUNCHES 8 /* that are timed together */
 #define REPEATS 11
 
-static const char *const methods[] = {"f16",     "q8_0",    "q4_0",    "kivi-4",    "kivi-2",    "terse-1",
-                                      "terse-2", "terse-3", "terse-4", "million-4", "million-3", "million-2",
-                                      "antkv-4", "antkv-2", "antkv-1", "commvq-2",  "commvq-1"};
+static const char *const methods[] = {"f16",     "q8_0",       "q4_0",        "kivi-4",    "kivi-2",    "terse-1", "terse-2",
+                                      "terse-3", "terse-4",    "million-4",   "million-3", "million-2", "antkv-4", "antkv-2",
+                                      "antkv-1", "antkv-0.75", "antkv-0.375", "commvq-2",  "commvq-1"};
 
 static void check(cudaError_t result, const char *doing) {
     if (result == cudaSuccess) return;
@@ -148,6 +149,7 @@ static void set_up(struct work *w, const char *name, const uint16_t *rows) {
                                 .n_layers = 1,
                                 .codec = {w->method.key.codec->id, w->method.value.codec->id},
                                 .places = w->memory[3] = device(sizeof places, places),
+                                .centroid = {centroid_shape_of(&w->method.key), centroid_shape_of(&w->method.value)},
                                 .learned = {w->learned[0], w->learned[1]},
                                 .run_angles = w->memory[4] = make_angles(&w->rope, TOKENS / ROPE_RUN_TOKENS + 1, ROPE_RUN_TOKENS),
                                 .pre_rope = {.pairs = (uint32_t)pre_rope_pairs(&w->rope),

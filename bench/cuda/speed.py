@@ -50,7 +50,7 @@ GOALS = {  # of best f16 over the method, in the order of PAPER_SHAPES but the f
     "commvq-1": (1, 1.2, 1.2, 1.2),
     "selfindex-2@7.5": (1.8, 6, 5, 9),
 }
-ENCODED = ["f16", "q8_0", "q4_0", "kivi-4", "kivi-2", "terse-4", "terse-3", "terse-2", "terse-1", "million-4", "million-2", "antkv-2", "antkv-1", "commvq-2", "commvq-1"]
+ENCODED = ["f16", "q8_0", "q4_0", "kivi-4", "kivi-2", "terse-4", "terse-3", "terse-2", "terse-1", "million-4", "million-2", "antkv-2", "antkv-1", "antkv-0.75", "antkv-0.375", "commvq-2", "commvq-1"]
 WEIGHTS = ["F16", "BF16", "Q8_0", "Q6_K", "Q4_K", "Q4_0"]
 STEP_METHODS = ["f16", "q4_0", "terse-4", "terse-2"]
 BENCH = "terse bench -m {} --device cuda --allow-longer-context -o json"

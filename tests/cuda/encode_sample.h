@@ -120,6 +120,7 @@ static inline void sample_fill(struct encode_sample *s, float (*number)(size_t t
         .heads = {.layers = SAMPLE_LAYERS, .query_heads = SAMPLE_HEADS, .kv_heads = SAMPLE_HEADS, .head_dim = (uint32_t)s->hd},
         .n_layers = SAMPLE_LAYERS,
         .codec = {s->codec[0]->id, s->codec[1]->id},
+        .centroid = {{s->shape[0][0].width, s->shape[0][0].bits}, {s->shape[0][1].width, s->shape[0][1].bits}},
         .places = s->places_device,
         .items = sample_send(s->items, sizeof s->items),
         .n = SAMPLE_ITEMS,

@@ -23,12 +23,26 @@ static float number(size_t t, size_t c) {
     return t % 16 == 7 ? copysignf(60000, x) : centroids_grid * roundf(2 * x); /* some are beyond the scores' range */
 }
 
+/* Numbers of all sizes; those that widen a bound for a whole page's sub-vector, or are beyond the scores' range, are in every other 32 channels. */
+static float number_of_any_size(size_t t, size_t c) {
+    const float x = (float)sample_normal();
+    if (t % 8 == 1) return 0;
+    if (t % 8 == 2) return 0x1p-24f * roundf(3 * x);
+    if (c / 32 % 2 == 0) return x;
+    return t % 8 == 3 ? copysignf(60000, x) : t % 8 == 4 ? 100 * x : t % 8 == 5 && c % 16 == 3 ? 5000 : x;
+}
+
+static float number_between(size_t t, size_t c) {
+    (void)t, (void)c;
+    return 0.625f;
+}
+
 static void rope_of(uint32_t hd, float *frequency, struct rope *rope) {
     for (uint32_t i = 0; i < hd / 2; i++) frequency[i] = (float)pow(10000, -2.0 * i / hd);
     *rope = (struct rope){ROPE_HALF_SPLIT, hd, hd, frequency, 1};
 }
 
-static void make(struct made *made, struct coding key, struct coding value, size_t hd) {
+static void make(struct made *made, struct coding key, struct coding value, size_t hd, float (*numbers)(size_t t, size_t c)) {
     float frequency[CODEC_HEAD_DIM_MAX], cosine[CODEC_HEAD_DIM_MAX], sine[CODEC_HEAD_DIM_MAX];
     struct centroid_view views[2][SAMPLE_HEADS_ALL];
     struct encode_sample *s = &made->s;
@@ -42,7 +56,7 @@ static void make(struct made *made, struct coding key, struct coding value, size
             views[side][place] = made->centroids[place][side].view;
         }
     }
-    sample_fill(s, number);
+    sample_fill(s, numbers);
     s->encode.heads.n_rot = (uint32_t)hd, s->encode.heads.pairing = ROPE_HALF_SPLIT;
     for (int side = 0; side < 2; side++) s->encode.learned[side] = sample_send(views[side], sizeof views[side]);
     size_t runs = POSITIONS / ROPE_RUN_TOKENS + 2;
@@ -83,20 +97,19 @@ struct difference {
     size_t bytes, of;
 };
 
-static struct difference check(struct coding key, struct coding value, size_t hd) {
+/* Encodes what the sample's launch says and compares it; the host's pages are then the GPU's. */
+static struct difference compare(struct made *made) {
     static float rows[PAGE_TOKENS * CODEC_HEAD_DIM_MAX];
     static uint8_t page[1 << 15];
     struct difference d = {0, 0};
-    struct made made;
-    make(&made, key, value, hd);
-    struct encode_sample *s = &made.s;
+    struct encode_sample *s = &made->s;
     assert_cuda(encode_pages(&s->encode, device_stream()));
     uint8_t *chunk = sample_fetch(s->chunk_device, s->chunk_bytes);
-    for (size_t place = 0; place < SAMPLE_HEADS_ALL; place++)
+    for (size_t place = 0; place < s->encode.n_layers * SAMPLE_HEADS; place++)
         for (int side = 0; side < 2; side++)
-            for (size_t item = 0; item < SAMPLE_ITEMS; item++) {
+            for (size_t item = 0; item < s->encode.n; item++) {
                 size_t n = sample_floats(s, place, side, item, rows), bytes = s->places[place].bytes[side];
-                turn(&made, side, item, true, rows);
+                turn(made, side, item, true, rows);
                 cpu_codec_of(s->codec[side])->encode(s->shape[place][side], (enum codec_side)side, rows, n, page);
                 uint8_t *own = sample_page(s, place, side, item);
                 const uint8_t *written = chunk + (own - s->chunk);
@@ -105,8 +118,15 @@ static struct difference check(struct coding key, struct coding value, size_t hd
                 memcpy(own, written, bytes);
             }
     assert_memory_equal(chunk, s->chunk, s->chunk_bytes); /* nothing else was written */
-    sample_check_decoded(s, turn, &made);
     free(chunk);
+    return d;
+}
+
+static struct difference check(struct coding key, struct coding value, size_t hd) {
+    struct made made;
+    make(&made, key, value, hd, number);
+    struct difference d = compare(&made);
+    sample_check_decoded(&made.s, turn, &made);
     unmake(&made);
     return d;
 }
@@ -127,6 +147,8 @@ static void codes_are_those_of_the_cpu(void **unused) {
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         report((struct coding){&codec_pq, codes[i][0], codes[i][1], 0}, head_dims[i % 4], 0);
     report((struct coding){&codec_pq, 3, 6, 0}, 96, 0);
+    report((struct coding){&codec_pq, 32, 6, 0}, 64, 0);
+    report((struct coding){&codec_pq, 16, 7, 0}, 128, 0);
 }
 
 /* Rows and centroids on a coarse grid: many centroids are equal, and rows lie midway between others, so that roundings of the exact
@@ -138,6 +160,32 @@ static void of_equal_centroids_the_first_is_taken(void **unused) {
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         report((struct coding){&codec_pq, codes[i][0], codes[i][1], 0}, head_dims[i % 3], 0);
     centroids_grid = 0;
+}
+
+/* Of 4,096 centroids: equal and nearly equal ones, in runs that one lane keeps (512 apart) or several, for rows of all sizes; two of which rows lie in
+ * the middle, so that rounding all numbers of a row the same way changes which one scores less. A page of each head of a layer. */
+static void codes_of_many_centroids_are_those_of_the_cpu(void **unused) {
+    (void)unused;
+    static const struct {
+        size_t hd;
+        uint32_t width;
+        size_t period;
+        bool flat;
+        float grid;
+    } shapes[] = {{64, 16, 1500, false, 0}, {64, 32, 512, false, 0},   {64, 16, 0, true, 0},         {64, 32, 0, true, 0},
+                  {128, 16, 512, false, 0}, {128, 32, 1500, false, 0}, {256, 16, 0, false, 0x1p-5f}, {256, 32, 1500, false, 0}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const struct coding coding = {&codec_pq, shapes[i].width, 12, 0};
+        struct made made;
+        centroids_form.period = shapes[i].period, centroids_form.flat = shapes[i].flat, centroids_grid = shapes[i].grid;
+        make(&made, coding, coding, shapes[i].hd, shapes[i].flat ? number_between : number_of_any_size);
+        made.s.encode.n_layers = 1, made.s.encode.n = 1;
+        struct difference d = compare(&made);
+        unmake(&made);
+        print_message("%u x 12, shape %zu, head_dim %zu: %zu of %zu bytes differ\n", coding.width, i, shapes[i].hd, d.bytes, d.of);
+        assert_int_equal(d.bytes, 0);
+    }
+    centroids_form.period = 0, centroids_form.flat = false, centroids_grid = 0;
 }
 
 /* Keys that are rotated back to a run, or rows that are normalized, may differ in a last place: now and then another centroid is nearest. */
@@ -160,6 +208,7 @@ int main(void) {
     if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(codes_are_those_of_the_cpu), cmocka_unit_test(of_equal_centroids_the_first_is_taken),
-        cmocka_unit_test(codes_of_runs_and_shapes_are_nearly), cmocka_unit_test(sides_may_be_of_two_codecs)};
+        cmocka_unit_test(codes_of_many_centroids_are_those_of_the_cpu), cmocka_unit_test(codes_of_runs_and_shapes_are_nearly),
+        cmocka_unit_test(sides_may_be_of_two_codecs)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@ STREAM = "test_cuda_evict_emulated streaming_equals*"
 KERNELS = "test_attend_decode_emulated codecs_heads*"
 ENCODE = "test_encode_transform_emulated"
 COMMVQ = "test_encode_commvq_emulated codes_are_nearly*"
+CENTROIDS = "test_encode_centroids_emulated codes_of_many*"
 ANCHORS = "test_cuda_anchors_emulated attention_reads*"
 ALIBI = "test_cuda_anchors_emulated alibi*"
 SCORES = "test_anchor_kernels_emulated"
@@ -88,6 +89,11 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (KV + "view.h", "return places->spans[*span].token + row - places->spans[*span].row;", "return FAULT ? row : places->spans[*span].token + row - places->spans[*span].row;", "test_attend_prefill_emulated", "ranks: ALiBi counts distances in rows"),
     (KV + "encode_additive.cu", "negative ? IS_SET : IS_SET | IS_POSITIVE", "negative && !FAULT ? IS_SET : IS_SET | IS_POSITIVE", COMMVQ, "commvq: signs of values are set against their fields"),
     (KV + "encode_additive.cu", "~set & ~(KEY_TAG - 2)", "(FAULT ? ~0u : ~set) & ~(KEY_TAG - 2)", COMMVQ, "commvq: signs of values are set more than once"),
+    (KV + "encode_scores_wide.cuh", "bounded ? 2.002f * sqrtf(rest)", "bounded ? (FAULT ? 0 : 2.002f) * sqrtf(rest)", CENTROIDS, "antkv-0.75: scores are taken as if rows were halves"),
+    (KV + "encode_scores_wide.cuh", "rows.bias[row % 2] * (6 * WIDTH", "(FAULT ? 0 : rows.bias[row % 2]) * (6 * WIDTH", CENTROIDS, "antkv-0.75: scores are taken as if sums were exact"),
+    (KV + "encode_scores_wide.cuh", "within < 0 || near[2]", "within < 0 || (near[2] && !FAULT)", CENTROIDS, "antkv-0.75: a lane's third run is left out"),
+    (KV + "encode_scores_wide.cuh", "sum_of_quad(sum) < 0x1p15f", "sum_of_quad(sum) < (FAULT ? INFINITY : 0x1p15f)", CENTROIDS, "antkv-0.75: rows beyond halves are scored"),
+    (KV + "encode_scores_wide.cuh", "(value == best && j < code)", "(value == best && (FAULT ? j > code : j < code))", CENTROIDS, "antkv-0.75: of equal centroids the last is taken"),
     (KV + "encode_commvq_search.cuh", "scale.tolerance = limits", "scale.tolerance = FAULT ? 0 : limits", COMMVQ, "commvq: the nearest codeword in units is taken for the nearest"),
     (KV + "encode_commvq_search.cuh", ": kind ? -x.re[j]", ": kind && !FAULT ? -x.re[j]", COMMVQ, "commvq: products with i z take real parts of the wrong sign"),
     (KV + "encode_commvq_search.cuh", "(int)(255 * view.rounds)", "(int)((FAULT ? 254 : 255) * view.rounds)", COMMVQ, "commvq: sums of real parts are not centred"),

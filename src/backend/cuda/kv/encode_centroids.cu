@@ -1,33 +1,39 @@
 /* Writes and reads pages of codecs with centroids: pq, vq and gain-shape. Codes are the CPU's, bit for bit where rows are
  * (format/pq.h); rows of gain-shape are normalized and gains fitted with sums in another order than the CPU's.
  *
- * A block of 256 threads has a page. A warp takes a sub-vector at a time, a lane two tokens of it. Where sub-vectors have 2, 4 or 8
- * channels, tensor cores find the few centroids that may be nearest (encode_scores.cuh), and the lane goes through these; otherwise
- * through all in order, 8 of them for each reading of its tokens. Numbers of centroids are copied to shared memory while the sub-vector's
- * own are made ready. */
-#include "backend/cuda/kv/encode_scores.cuh"
+ * A block of 256 threads has a page. Where sub-vectors have 16 or 32 channels, it goes through all centroids together (encode_scores_wide.cuh).
+ * Otherwise a warp takes a sub-vector at a time, a lane two tokens of it. Of 2, 4 or 8 channels tensor cores find the few centroids that may be
+ * nearest (encode_scores.cuh), and the lane goes through these; of other widths through all in order, 8 of them for each reading of its tokens.
+ * Numbers of centroids are copied to shared memory while the sub-vector's own are made ready. */
+#include "backend/cuda/kv/encode_scores_wide.cuh"
+#include "backend/cuda/launch.cuh"
 #include "format/pq.h"
 
-constexpr uint32_t WARPS = TRANSFORM_THREADS / 32;
+#include <type_traits>
+
 constexpr uint32_t STAGED = 1408;    /* floats of centroids that a warp has in shared memory: 4 x 256, or 8 x 128, and gaps */
 constexpr uint32_t STAGED_ROW = 352; /* of them of a channel at most */
 constexpr uint32_t SEARCHED = 512;   /* numbers of centroids that are staged at a time where all are searched */
 constexpr uint32_t TOGETHER = 8;     /* centroids that a row meets at a time */
 
-template <int HD> struct centroids_memory {
+struct warp_searches {
+    struct {
+        float z[STAGED], gap[4] /* halves lie in other banks than channels */, half[STAGED_ROW];
+        uint16_t codes[PAGE_TOKENS];
+    } of[WARPS];
+};
+
+template <int HD, int WIDTH> struct centroids_memory {
     float numbers[HD][NUMBERS_STRIDE];
     union {
-        struct {
-            float z[STAGED], gap[4] /* halves lie in other banks than channels */, half[STAGED_ROW];
-            uint16_t codes[PAGE_TOKENS];
-        } search[WARPS];
+        std::conditional_t<WIDTH >= 16, wide_memory<HD, WIDTH>, warp_searches> search;
         token_sums sums; /* while rows are normalized and gains fitted */
     };
 };
 
 /* Moves, by a warp, a sub-vector's numbers to the origin and scales them, as the search takes them. */
 template <int WIDTH, int HD>
-static __device__ void move_to_origin(const struct centroid_view &view, uint32_t part, centroids_memory<HD> &m) {
+static __device__ void move_to_origin(const struct centroid_view &view, uint32_t part, centroids_memory<HD, WIDTH> &m) {
     const uint32_t lane = threadIdx.x % 32, width = WIDTH ? WIDTH : view.shape.width;
     const float scale = view.scale[part];
 #pragma unroll(WIDTH ? WIDTH : 2)
@@ -42,8 +48,8 @@ static __device__ void move_to_origin(const struct centroid_view &view, uint32_t
 /* Begins to copy, by a warp, the numbers of centroids [first, first + n) of a sub-vector. */
 template <int WIDTH, int HD>
 static __device__ void copy_centroids(const struct centroid_view &view, uint32_t part, uint32_t first, uint32_t n,
-                                      centroids_memory<HD> &m) {
-    auto &own = m.search[threadIdx.x / 32];
+                                      centroids_memory<HD, WIDTH> &m) {
+    auto &own = m.search.of[threadIdx.x / 32];
     const uint32_t width = WIDTH ? WIDTH : view.shape.width, k = 1u << view.shape.bits, lane = threadIdx.x % 32,
                    stride = staged_stride(n);
     const float *const z = view.z + (size_t)part * width * k + first, *const half = view.half + (size_t)part * k + first;
@@ -59,8 +65,8 @@ static __device__ void copy_centroids(const struct centroid_view &view, uint32_t
 /* Does the same where their numbers are not kept. */
 template <int WIDTH, int HD>
 static __device__ void convert_centroids(const struct centroid_view &view, uint32_t part, uint32_t first, uint32_t n,
-                                         centroids_memory<HD> &m) {
-    auto &own = m.search[threadIdx.x / 32];
+                                         centroids_memory<HD, WIDTH> &m) {
+    auto &own = m.search.of[threadIdx.x / 32];
     const uint32_t width = WIDTH ? WIDTH : view.shape.width, k = 1u << view.shape.bits;
     const device_half *from = view.centroids + (size_t)first * HD + part * width;
     const uint32_t stride = staged_stride(n);
@@ -84,7 +90,7 @@ static __device__ void convert_centroids(const struct centroid_view &view, uint3
  * are there after staged(). */
 template <int WIDTH, int HD>
 static __device__ void stage_centroids(const struct centroid_view &view, uint32_t part, uint32_t first, uint32_t n,
-                                       centroids_memory<HD> &m) {
+                                       centroids_memory<HD, WIDTH> &m) {
     __syncwarp();
     if (view.z)
         copy_centroids<WIDTH>(view, part, first, n, m);
@@ -100,9 +106,9 @@ static __device__ inline void staged() {
 /* Computes the values (format/pq.h) of TOGETHER of a warp's `count` staged centroids, from the j-th on, for tokens t and t + 32 or, where R
  * is 1, for token t. WIDTH is that of sub-vectors, 0 for one that is known at run time. */
 template <int WIDTH, int R, int HD>
-static __device__ void find_values(const struct centroid_view &view, const centroids_memory<HD> &m, uint32_t part, uint32_t count,
-                                   uint32_t j, uint32_t t, float (&value)[R][TOGETHER]) {
-    const auto &own = m.search[threadIdx.x / 32];
+static __device__ void find_values(const struct centroid_view &view, const centroids_memory<HD, WIDTH> &m, uint32_t part,
+                                   uint32_t count, uint32_t j, uint32_t t, float (&value)[R][TOGETHER]) {
+    const auto &own = m.search.of[threadIdx.x / 32];
     const uint32_t width = WIDTH ? WIDTH : view.shape.width, place = staged_place(j), stride = staged_stride(count);
 #pragma unroll
     for (uint32_t i = 0; i < TOGETHER; i++)
@@ -134,9 +140,9 @@ static __device__ inline void write_part(const struct centroid_view &view, const
 /* Finds, by a warp, the codes of a sub-vector and writes them. Of a group of centroids that a row meets together only the least value
  * is kept; which of the group has it is found once for a token, by the same sums again. */
 template <int HD>
-static __device__ void search_part(const struct centroid_view &view, uint32_t part, uint32_t tokens, centroids_memory<HD> &m,
+static __device__ void search_part(const struct centroid_view &view, uint32_t part, uint32_t tokens, centroids_memory<HD, 0> &m,
                                    uint8_t *bytes) {
-    auto &own = m.search[threadIdx.x / 32];
+    auto &own = m.search.of[threadIdx.x / 32];
     const uint32_t lane = threadIdx.x % 32, width = view.shape.width, k = 1u << view.shape.bits;
     const uint32_t n = min(k, SEARCHED / (width > 2 ? width : 2) / TOGETHER * TOGETHER);
     float best[2] = {INFINITY, INFINITY};
@@ -174,9 +180,9 @@ static __device__ void search_part(const struct centroid_view &view, uint32_t pa
 
 /* Does the same for WIDTH 2, 4 or 8 and at least 64 centroids: tensor cores find the few that may be nearest. */
 template <int HD, int WIDTH>
-static __device__ void score_part(const struct centroid_view &view, uint32_t part, uint32_t tokens, centroids_memory<HD> &m,
+static __device__ void score_part(const struct centroid_view &view, uint32_t part, uint32_t tokens, centroids_memory<HD, WIDTH> &m,
                                   uint8_t *bytes) {
-    auto &own = m.search[threadIdx.x / 32];
+    auto &own = m.search.of[threadIdx.x / 32];
     const uint32_t lane = threadIdx.x % 32, k = 1u << view.shape.bits, n = min(k, SCORE_GROUP * score_groups<WIDTH>);
     stage_centroids<WIDTH>(view, part, 0, n, m);
     move_to_origin<WIDTH>(view, part, m);
@@ -205,7 +211,8 @@ static __device__ void score_part(const struct centroid_view &view, uint32_t par
 }
 
 template <int HD, int WIDTH>
-static __device__ void search_parts(const struct centroid_view &view, uint32_t tokens, centroids_memory<HD> &m, uint8_t *codes) {
+static __device__ void search_parts(const struct centroid_view &view, uint32_t tokens, centroids_memory<HD, WIDTH> &m,
+                                    uint8_t *codes) {
     for (uint32_t part = threadIdx.x / 32; part < HD / view.shape.width; part += WARPS) {
         if constexpr (WIDTH)
             score_part<HD, WIDTH>(view, part, tokens, m, codes + part * PAGE_PQ_PART(view.shape.bits));
@@ -223,8 +230,8 @@ static __device__ float centroid_at(const struct centroid_view &view, const uint
 
 /* Writes gains, once the codes are written and `numbers` are centred rows: a key's keeps its norm, a value's is best in least
  * squares. */
-template <int HD>
-static __device__ void write_gains(const struct centroid_view &view, const struct page_job &job, centroids_memory<HD> &m) {
+template <int HD, int WIDTH>
+static __device__ void write_gains(const struct centroid_view &view, const struct page_job &job, centroids_memory<HD, WIDTH> &m) {
     const uint8_t *codes = job.page + PAGE_TOKENS;
     const float shape = sum_over_channels<HD>(m.sums, 0, [&](uint32_t c, uint32_t t) {
         const float s = centroid_at<HD>(view, codes, c, t);
@@ -244,22 +251,20 @@ template <int HD> static __device__ void clear_rest(const struct centroid_view &
     for (uint32_t i = used + threadIdx.x; i < bytes; i += TRANSFORM_THREADS) codes[i] = 0;
 }
 
-template <int HD>
+template <int HD, int WIDTH>
 static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     encode_centroids_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
     extern __shared__ __align__(16) uint8_t memory[];
-    centroids_memory<HD> &m = *(centroids_memory<HD> *)memory;
+    centroids_memory<HD, WIDTH> &m = *(centroids_memory<HD, WIDTH> *)memory;
     const struct page_job job = job_of_block(e, sides);
     const struct centroid_view &view = ((const struct centroid_view *)e.learned[job.side])[job.place];
     uint8_t *const codes = job.page + (view.normalized ? PAGE_TOKENS : 0);
     load_numbers<HD>(e, job, {NULL, view.mean}, m.numbers);
     if (view.normalized) scale_row<HD>(size_of_row<HD>(m.sums, m.numbers).inverse, m.numbers);
-    switch (1u << view.shape.bits < SCORE_GROUP ? 0 : view.shape.width) {
-    case 2: search_parts<HD, 2>(view, job.count, m, codes); break;
-    case 4: search_parts<HD, 4>(view, job.count, m, codes); break;
-    case 8: search_parts<HD, 8>(view, job.count, m, codes); break;
-    default: search_parts<HD, 0>(view, job.count, m, codes);
-    }
+    if constexpr (WIDTH >= 16)
+        search_wide<HD, WIDTH>(view, job.count, m.numbers, m.search, codes);
+    else
+        search_parts<HD, WIDTH>(view, job.count, m, codes);
     clear_rest<HD>(view, codes);
     if (!view.normalized) return;
     __syncthreads(); /* codes are written, and numbers no longer read */
@@ -284,10 +289,43 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     store_numbers<HD>(e, job, numbers);
 }
 
-cudaError_t encode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream){
-#define LAUNCH(hd) launch_shapes<hd>(encode_centroids_kernel<hd>, sizeof(centroids_memory<hd>), encode, sides, stream)
+/* Launches the kernel of a width or, where the device has not the shared memory for it, that of any. */
+template <int HD, int WIDTH>
+static cudaError_t encode_rows_of(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    constexpr size_t bytes = sizeof(centroids_memory<HD, WIDTH>);
+    if constexpr (bytes > sizeof(centroids_memory<HD, 0>))
+        if (bytes > (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))
+            return encode_rows_of<HD, 0>(encode, sides, stream);
+    return launch_shapes<HD>(encode_centroids_kernel<HD, WIDTH>, bytes, encode, sides, stream);
+}
+
+template <int WIDTH> static cudaError_t encode_width(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+#define LAUNCH(hd) encode_rows_of<hd, WIDTH>(encode, sides, stream)
     TRANSFORM_HEAD_DIMS(encode->heads, LAUNCH)
 #undef LAUNCH
+}
+
+/* Returns the width whose centroids tensor cores score; 0 where all are compared one by one. */
+static uint32_t scored_width(struct centroid_shape shape) {
+    const uint32_t width = shape.width;
+    const bool scored = width >= 2 && width <= 32 && (width & (width - 1)) == 0 && 1u << shape.bits >= SCORE_GROUP;
+    return scored ? width : 0;
+}
+
+cudaError_t encode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    const uint32_t width = scored_width(encode->centroid[sides.first]);
+    if (sides.n == 2 && scored_width(encode->centroid[CODEC_VALUES]) != width) {
+        const cudaError_t result = encode_centroids(encode, (struct encode_sides){CODEC_KEYS, 1}, stream);
+        return result != cudaSuccess ? result : encode_centroids(encode, (struct encode_sides){CODEC_VALUES, 1}, stream);
+    }
+    switch (width) {
+    case 2: return encode_width<2>(encode, sides, stream);
+    case 4: return encode_width<4>(encode, sides, stream);
+    case 8: return encode_width<8>(encode, sides, stream);
+    case 16: return encode_width<16>(encode, sides, stream);
+    case 32: return encode_width<32>(encode, sides, stream);
+    default: return encode_width<0>(encode, sides, stream);
+    }
 }
 
 cudaError_t decode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {

@@ -28,9 +28,10 @@ struct encode {
     struct head_view heads;
     uint32_t layer, n_layers;
     enum codec_id codec[2];
-    const struct place_view *places; /* [layers][Hk] */
-    const void *learned[2];          /* as in struct attend_decode */
-    const float *run_angles;         /* as in struct attend_decode; for keys in runs and before rotation */
+    const struct place_view *places;   /* [layers][Hk] */
+    struct centroid_shape centroid[2]; /* by side */
+    const void *learned[2];            /* as in struct attend_decode */
+    const float *run_angles;           /* as in struct attend_decode; for keys in runs and before rotation */
     struct pre_rope_view pre_rope;
     uint32_t index_bytes; /* of a page of an index of its own, which encode_pages writes too; 0: there is none */
     enum index_id index;

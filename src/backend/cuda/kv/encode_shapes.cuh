@@ -6,6 +6,8 @@
 #include "backend/cuda/kv/transform_page.cuh"
 #include "format/normalization.h"
 
+constexpr uint32_t WARPS = TRANSFORM_THREADS / 32;
+
 /* ---- Codes in planes (format/page_layout.h) */
 
 /* Returns a code of a sub-vector in planes (format/page_layout.h); `bytes` are its first plane's. */

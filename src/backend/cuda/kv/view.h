@@ -247,6 +247,7 @@ struct centroid_view {
     const device_half *centroids; /* [2^bits][hd]: sub-vectors with the same code follow one another */
     const float *origin; /* [hd], and of each sub-vector scale[hd / width] and half[hd / width][2^bits]: format/pq.h's search */
     const float *scale, *half;
+    const float *most; /* [hd / width], the largest half of each sub-vector */
     const float *z; /* [hd][2^bits]; NULL where codes have more than PQ_CHANNEL_BITS: it would be twice as large as the centroids */
     bool
         normalized; /* rows are mean + gain * centroids, gains the page's first bytes (format/normalization.h); else centroids as they are */

@@ -1,5 +1,7 @@
 /* Makes the kernels' view of a cache: the places of its pages and rows, and the pages that they encode or decode. */
 #include "backend/cuda/kv/views.h"
+
+#include "backend/cuda/kv/centroids.h"
 #include "base/size.h"
 #include "kv/deal.h"
 
@@ -56,6 +58,7 @@ struct encode cache_encode(const struct cache *cache, const struct item_list *li
                            .n_layers = n_layers,
                            .codec = {cache->codec[CODEC_KEYS], cache->codec[CODEC_VALUES]},
                            .places = cache->tables->place_views,
+                           .centroid = {centroid_shape_of(&cache->base.method.key), centroid_shape_of(&cache->base.method.value)},
                            .learned = {cache->tables->learned[CODEC_KEYS], cache->tables->learned[CODEC_VALUES]},
                            .run_angles = cache->tables->rotary.runs,
                            .pre_rope = cache->tables->pre_rope,

@@ -53,6 +53,11 @@ inline void emulated_mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
 inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     emulated_mma(d, a0, a1, a2, a3, b0, b1, [](uint32_t pair, int high) { return emulated_half(pair, high); });
 }
+inline void mma_from(float (&d)[4], const float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                     uint32_t b1) {
+    memcpy(d, c, sizeof d);
+    mma(d, a0, a1, a2, a3, b0, b1);
+}
 inline void mma_shallow(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) { mma(d, a0, a1, 0, 0, b0, 0); }
 inline void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     emulated_mma(d, a0, a1, a2, a3, b0, b1, [](uint32_t pair, int high) { return emulated_bf16(pair, high); });
