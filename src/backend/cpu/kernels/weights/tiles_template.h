@@ -1,4 +1,4 @@
-/* This template implements matmul[] and fix[] of the formats with codes of four bits and more that have kernels of integers. One
+/* This template implements matmul[] and fix[] of the formats with codes of four to six bits that have kernels of integers. One
  * file of each instruction set includes it; FILL_TILES(ops) sets the functions. Parameters:
  *
  *     ISA                             suffix of the functions
@@ -17,7 +17,6 @@
  *                                     together, over a group's codes and numbers, as floats: in each dword the sum of the products of its four bytes
  *                                     and the number's, and `zero`
  *     start_signed, add_signed, end_signed      the same of codes of -127 to 127 to which SIGNED_ZERO is added
- *     start_words, add_words, end_words         the same of two signed words, without `zero`
  *     start_planes, add_planes, end_planes      the same of numbers in two planes, which have a sum each
  *
  * The lanes of a register are rows of weights. So a product needs no sum across lanes, one load of a vector serves all of them, and
@@ -184,27 +183,6 @@ static void pack_iq4_xs(const uint8_t *at, size_t apart, struct part *tile) {
         const ints two = ints_and(g < 2 ? MM(slli_epi32)(high, 4 - 2 * g) : MM(srli_epi32)(high, 2 * g - 4), MM(set1_epi32)(48));
         tile->scale[g] = MM(mul_ps)(scale, MM(cvtepi32_ps)(MM(sub_epi32)(ints_or(four, two), MM(set1_epi32)(32))));
         load_pieces(at + offsetof(struct weight_iq4_xs, codes) + 16 * g, apart, tile->codes + 4 * g);
-    }
-}
-
-/* Stores signed bytes as words: of a dword the even ones, then the odd ones. */
-INLINE void store_words(ints bytes, ints words[2]) {
-    words[0] = MM(srai_epi16)(MM(slli_epi16)(bytes, 8), 8);
-    words[1] = MM(srai_epi16)(bytes, 8);
-}
-
-static void pack_q8_0(const uint8_t *at, size_t apart, struct part *tile) {
-    ints d[4 * 17]; /* four pairs of seventeen dwords */
-    UNROLL for (int k = 0; k < 4; k++) {
-        UNROLL for (int p = k ? 4 * k + 1 : 0; p <= 4 * k + 4; p++) load_pieces(at + 16 * p, apart, d + 4 * p);
-        const ints *pair = d + 17 * k;
-        ints *words = tile->codes + 32 * k;
-        tile->scale[4 * k] = tile->scale[4 * k + 1] = low_half(pair[0]);
-        tile->scale[4 * k + 2] = tile->scale[4 * k + 3] = high_half(pair[8]);
-        UNROLL for (int i = 0; i < 8; i++) {
-            store_words(i ? pair[i] : first_codes(pair, 8, 2), words + 2 * i);
-            store_words(pair[9 + i], words + 16 + 2 * i);
-        }
     }
 }
 
@@ -379,7 +357,6 @@ MULTIPLY_ALL(iq4, signed, 4, 1, weight_iq4_values, SIGNED_ZERO, false)
 MULTIPLY_ALL(bytes, bytes, 8, 1, NULL, 0, true)
 MULTIPLY_ALL(planes, planes, 4, 2, NULL, 0, false)
 MULTIPLY_ALL(planes_less_min, planes, 4, 2, NULL, 0, true)
-MULTIPLY_ALL(words, words, 8, 1, NULL, 0, false)
 
 static void multiply_tile(const struct format *format, const struct part *tile, size_t n, size_t first, const void *const *x,
                           size_t count, sums sum, struct below below) {
@@ -440,8 +417,6 @@ static void matmul(const struct format *format, const uint8_t *w, size_t row_byt
     static size_t fixed_bytes_##type(size_t n) { return (n / of_group * sizeof(struct fixed_group) + 63) / 64 * 64; }
 #define TILE_BYTES(type, columns, rotated, zero, pack, kind, alone) \
     TILE_MATMUL(type, columns, BYTES_OF_GROUP, group_of_bytes, rotated, zero, VECTORS_MOST, pack, kind, alone)
-#define TILE_WORDS(type, columns, rotated, pack, kind, alone) \
-    TILE_MATMUL(type, columns, WORDS_OF_GROUP, group_of_words, rotated, 0, VECTORS_MOST, pack, kind, alone)
 #define TILE_PLANES(type, columns, rotated, zero, pack, kind, alone) \
     TILE_MATMUL(type, columns, WORDS_OF_GROUP, group_of_planes, rotated, zero, VECTORS_MOST_OF_PLANES, pack, kind, alone)
 
@@ -451,7 +426,6 @@ TILE_BYTES(iq4_xs, WEIGHT_BLOCK_K, 0, SIGNED_ZERO, pack_iq4_xs, iq4, NULL)
 TILE_BYTES(q4_k, WEIGHT_BLOCK_K, 0, 0, pack_q4_k, bytes, LANES == 8 ? alone_q4_k : NULL)
 TILE_PLANES(q5_k, WEIGHT_BLOCK_K, 0, 0, pack_q5_k, planes_less_min, NULL)
 TILE_PLANES(q6_k, WEIGHT_BLOCK_K, 0, 32, pack_q6_k, planes, NULL)
-TILE_WORDS(q8_0, WEIGHT_BLOCK, 32, pack_q8_0, words, NULL)
 
 #define FILL_TILES(ops) \
     FILL_ONE(ops, Q4_0, q4_0); \
@@ -459,8 +433,7 @@ TILE_WORDS(q8_0, WEIGHT_BLOCK, 32, pack_q8_0, words, NULL)
     FILL_ONE(ops, IQ4_XS, iq4_xs); \
     FILL_ONE(ops, Q4_K, q4_k); \
     FILL_ONE(ops, Q5_K, q5_k); \
-    FILL_ONE(ops, Q6_K, q6_k); \
-    FILL_ONE(ops, Q8_0, q8_0)
+    FILL_ONE(ops, Q6_K, q6_k)
 #define FILL_ONE(ops, TYPE, type) \
     (ops)->fixed_bytes[TENSOR_##TYPE] = fixed_bytes_##type; \
     (ops)->fix[TENSOR_##TYPE] = PASTE(fix_##type, ISA); \
