@@ -37,9 +37,10 @@ INLINE ints add_bytes(ints sum, ints codes, const int32_t *number) {
 
 #include "backend/cpu/kernels/weights/tiles_template.h"
 
-#include "backend/cpu/kernels/weights/avx512_q8_0.h"
+#include "backend/cpu/kernels/weights/avx512_fine.h"
 
 void weights_init_avx512_tiles(struct weights_ops *ops) {
     FILL_TILES(ops);
+    FILL_ONE(ops, Q6_K, q6_k);
     FILL_ONE(ops, Q8_0, q8_0);
 }

@@ -21,10 +21,11 @@ INLINE floats multiply_codes(const struct codes *codes, const int16_t *words) {
 #include "backend/cpu/kernels/weights/tiles_template.h"
 
 #include "backend/cpu/kernels/weights/avx2_mxfp4.h"
-#include "backend/cpu/kernels/weights/avx2_q8_0.h"
+#include "backend/cpu/kernels/weights/avx2_rows.h"
 
 void weights_init_avxvnni(struct weights_ops *ops) {
     FILL_TILES(ops);
     FILL_ONE(ops, MXFP4, mxfp4);
+    FILL_ONE(ops, Q6_K, q6_k);
     FILL_ONE(ops, Q8_0, q8_0);
 }

@@ -253,35 +253,6 @@ static void pack_q5_k(const uint8_t *at, size_t apart, struct part *tile) {
     }
 }
 
-/* Packs one block: two halves, each of two pieces of 16 columns of four quarters. */
-static void pack_q6_k(const uint8_t *at, size_t apart, struct part *tile) {
-    const ints two = MM(set1_epi8)(48);
-    ints of[4], end[4];
-    load_pieces(at + offsetof(struct weight_q6_k, scales), apart, of);
-    load_pieces(at + sizeof(struct weight_q6_k) - 16, apart, end);
-    const floats scale = high_half(end[3]);
-    UNROLL for (int g = 0; g < 16; g++) tile->scale[g] =
-        MM(mul_ps)(scale, MM(cvtepi32_ps)(MM(srai_epi32)(MM(slli_epi32)(of[g / 4], 24 - 8 * (g % 4)), 24)));
-    for (size_t i = 0; i < 4; i++) {
-        const size_t half = i / 2, piece = i % 2;
-        ints top[4], even[4], odd[4];
-        load_pieces(at + offsetof(struct weight_q6_k, high) + 32 * half + 16 * piece, apart, top);
-        load_pieces(at + 64 * half + 16 * piece, apart, even); /* quarters 0 and 2 */
-        load_pieces(at + 64 * half + 32 + 16 * piece, apart, odd);
-        UNROLL for (int r = 0; r < 4; r++) {
-            ints *quarter = tile->codes + 4 * (8 * half + 2 * (size_t)r + piece);
-            UNROLL for (int d = 0; d < 4; d++) {
-                ints low = r % 2 ? odd[d] : even[d], high = top[d];
-                high = r == 0   ? MM(slli_epi16)(high, 4)
-                       : r == 1 ? MM(slli_epi16)(high, 2)
-                       : r == 2 ? high
-                                : MM(srli_epi16)(high, 2);
-                quarter[d] = ints_or(r < 2 ? low_nibbles(low) : high_nibbles(low), ints_and(high, two));
-            }
-        }
-    }
-}
-
 /* ---- Products ------------------------------------------------------------------------------------------------------------- */
 
 INLINE bool is_table(const int8_t *values) { return values; } /* gcc would warn of the comparison of an array's address */
@@ -425,15 +396,13 @@ TILE_BYTES(iq4_nl, WEIGHT_BLOCK, 16, SIGNED_ZERO, pack_q4_0, iq4, NULL) /* block
 TILE_BYTES(iq4_xs, WEIGHT_BLOCK_K, 0, SIGNED_ZERO, pack_iq4_xs, iq4, NULL)
 TILE_BYTES(q4_k, WEIGHT_BLOCK_K, 0, 0, pack_q4_k, bytes, LANES == 8 ? alone_q4_k : NULL)
 TILE_PLANES(q5_k, WEIGHT_BLOCK_K, 0, 0, pack_q5_k, planes_less_min, NULL)
-TILE_PLANES(q6_k, WEIGHT_BLOCK_K, 0, 32, pack_q6_k, planes, NULL)
 
 #define FILL_TILES(ops) \
     FILL_ONE(ops, Q4_0, q4_0); \
     FILL_ONE(ops, IQ4_NL, iq4_nl); \
     FILL_ONE(ops, IQ4_XS, iq4_xs); \
     FILL_ONE(ops, Q4_K, q4_k); \
-    FILL_ONE(ops, Q5_K, q5_k); \
-    FILL_ONE(ops, Q6_K, q6_k)
+    FILL_ONE(ops, Q5_K, q5_k)
 #define FILL_ONE(ops, TYPE, type) \
     (ops)->fixed_bytes[TENSOR_##TYPE] = fixed_bytes_##type; \
     (ops)->fix[TENSOR_##TYPE] = PASTE(fix_##type, ISA); \

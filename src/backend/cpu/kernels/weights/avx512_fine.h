@@ -1,7 +1,7 @@
-/* Adds Q8_0 to the formats of weights/tiles_template.h, which is included before, for AVX-512: matmul_q8_0_avx512 and
- * fix_q8_0_avx512. Rows in their own order (weights/words_template.h) are multiplied by one vector faster, and by eight more slowly. */
-#ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX512_Q8_0_H
-#define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX512_Q8_0_H
+/* Adds Q8_0 and Q6_K to the formats of weights/tiles_template.h, which is included before, for AVX-512: matmul_TYPE_avx512 and
+ * fix_TYPE_avx512. Rows in their own order (weights/avx2_rows.h) are multiplied by one vector faster, and by eight more slowly. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX512_FINE_H
+#define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX512_FINE_H
 
 #include "backend/cpu/kernels/weights/tiles_template.h"
 
@@ -56,5 +56,36 @@ static void pack_q8_0(const uint8_t *at, size_t apart, struct part *tile) {
 }
 
 TILE_MATMUL(q8_0, WEIGHT_BLOCK, WORDS_OF_GROUP, group_of_words, 32, 0, VECTORS_MOST, pack_q8_0, words, NULL)
+
+/* Packs one block: two halves, each of two pieces of 16 columns of four quarters. */
+static void pack_q6_k(const uint8_t *at, size_t apart, struct part *tile) {
+    const ints two = MM(set1_epi8)(48);
+    ints of[4], end[4];
+    load_pieces(at + offsetof(struct weight_q6_k, scales), apart, of);
+    load_pieces(at + sizeof(struct weight_q6_k) - 16, apart, end);
+    const floats scale = high_half(end[3]);
+    UNROLL for (int g = 0; g < 16; g++) tile->scale[g] =
+        MM(mul_ps)(scale, MM(cvtepi32_ps)(MM(srai_epi32)(MM(slli_epi32)(of[g / 4], 24 - 8 * (g % 4)), 24)));
+    for (size_t i = 0; i < 4; i++) {
+        const size_t half = i / 2, piece = i % 2;
+        ints top[4], even[4], odd[4];
+        load_pieces(at + offsetof(struct weight_q6_k, high) + 32 * half + 16 * piece, apart, top);
+        load_pieces(at + 64 * half + 16 * piece, apart, even); /* quarters 0 and 2 */
+        load_pieces(at + 64 * half + 32 + 16 * piece, apart, odd);
+        UNROLL for (int r = 0; r < 4; r++) {
+            ints *quarter = tile->codes + 4 * (8 * half + 2 * (size_t)r + piece);
+            UNROLL for (int d = 0; d < 4; d++) {
+                ints low = r % 2 ? odd[d] : even[d], high = top[d];
+                high = r == 0   ? MM(slli_epi16)(high, 4)
+                       : r == 1 ? MM(slli_epi16)(high, 2)
+                       : r == 2 ? high
+                                : MM(srli_epi16)(high, 2);
+                quarter[d] = ints_or(r < 2 ? low_nibbles(low) : high_nibbles(low), ints_and(high, two));
+            }
+        }
+    }
+}
+
+TILE_PLANES(q6_k, WEIGHT_BLOCK_K, 0, 32, pack_q6_k, planes, NULL)
 
 #endif
