@@ -234,11 +234,11 @@ struct product {
     double *fixed;             /* [rows]: the most that x as fixed point adds to the error, as weights/ops.h says */
 };
 
-static double fixed_error(const float *row, const float *x, size_t n, double part) {
+static double fixed_error(const float *row, const float *x, size_t n, size_t group, double part) {
     double error = 0;
-    for (size_t i = 0; i < n; i += 32) {
+    for (size_t i = 0; i < n; i += group) {
         double largest = 0, sum = 0;
-        for (size_t j = i; j < i + 32; j++) {
+        for (size_t j = i; j < i + group && j < n; j++) {
             largest = fmax(largest, fabs((double)x[j]));
             sum += fabs((double)row[j]);
         }
@@ -267,7 +267,7 @@ static void product_compute(struct product *p, struct random *random, enum weigh
             p->magnitude[r] += fabs((double)row[i] * (double)p->x[i]);
         }
         const double part = fixed_part(p->type->type);
-        p->fixed[r] = part > 0 ? fixed_error(row, p->x, p->n, part) : 0;
+        p->fixed[r] = part > 0 ? fixed_error(row, p->x, p->n, fixed_group(p->type->type), part) : 0;
     }
 }
 

@@ -4,10 +4,15 @@
 
 #include "gguf/gguf.h"
 
+#include <stddef.h>
+
 #define FIXED_BYTES (1.0 / 253)
 #define FIXED_WORDS 0x1p-15
 
-/* Returns the part of the largest of its 32 by which a number may be off that weights of a type are multiplied by. */
+/* Returns of how many numbers the largest bounds by how much one of them may be off. */
+static inline size_t fixed_group(enum tensor_type type) { return type == TENSOR_Q8_0 || type == TENSOR_Q6_K ? 256 : 32; }
+
+/* Returns the part of the largest of its group by which a number may be off that weights of a type are multiplied by. */
 static inline double fixed_part(enum tensor_type type) {
     switch (type) {
     case TENSOR_Q4_0:

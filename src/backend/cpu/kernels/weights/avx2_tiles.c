@@ -38,17 +38,19 @@ INLINE floats end_planes(const ints sum[2]) {
     return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(sum[0], _mm256_set1_epi16(255)), sum_of_pairs(sum[1])));
 }
 
-INLINE ints start_words(int32_t zero) { return (void)zero, _mm256_setzero_si256(); }
-INLINE ints add_words(ints sum, ints codes, const int32_t *number) {
-    return in_order(_mm256_add_epi32(sum, _mm256_madd_epi16(codes, _mm256_set1_epi32(*number))));
+INLINE floats multiply_codes(const struct codes *codes, const int16_t *words) {
+    const __m256i *x = (const __m256i *)words;
+    return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(codes->words[0], x[0]), _mm256_madd_epi16(codes->words[1], x[1])));
 }
-INLINE floats end_words(const ints sum[1]) { return _mm256_cvtepi32_ps(sum[0]); }
 
 #include "backend/cpu/kernels/weights/tiles_template.h"
 
 #include "backend/cpu/kernels/weights/avx2_mxfp4.h"
+#include "backend/cpu/kernels/weights/avx2_rows.h"
 
 void weights_init_avx2_tiles(struct weights_ops *ops) {
     FILL_TILES(ops);
     FILL_ONE(ops, MXFP4, mxfp4);
+    FILL_ONE(ops, Q6_K, q6_k);
+    FILL_ONE(ops, Q8_0, q8_0);
 }

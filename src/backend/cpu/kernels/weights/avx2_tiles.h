@@ -41,4 +41,10 @@ INLINE void load_pieces(const uint8_t *at, size_t apart, ints to[4]) {
     to[3] = _mm256_unpackhi_epi64(high[0], high[1]);
 }
 
+/* A codes has 32 codes as words, and what their products are multiplied by: weights/avx2_rows.h. */
+struct codes {
+    ints words[2];
+    floats scale;
+};
+
 #endif

@@ -34,11 +34,13 @@ INLINE ints add_bytes(ints sum, ints codes, const int32_t *number) {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*number));
     return sum;
 }
-INLINE ints add_words(ints sum, ints codes, const int32_t *number) {
-    __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*number));
-    return sum;
-}
 
 #include "backend/cpu/kernels/weights/tiles_template.h"
 
-void weights_init_avx512_tiles(struct weights_ops *ops) { FILL_TILES(ops); }
+#include "backend/cpu/kernels/weights/avx512_fine.h"
+
+void weights_init_avx512_tiles(struct weights_ops *ops) {
+    FILL_TILES(ops);
+    FILL_ONE(ops, Q6_K, q6_k);
+    FILL_ONE(ops, Q8_0, q8_0);
+}

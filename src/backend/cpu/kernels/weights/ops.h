@@ -16,9 +16,9 @@ struct weights_ops {
      * computed with; weights are read once for each four vectors, and where fix[] is not NULL once for each sixteen.
      *
      * x is taken in full precision, except where vector tiers take it as fixed point: with Q4_0, Q4_K, IQ4_NL and IQ4_XS as bytes,
-     * each number then being off by at most 1/253 of the largest of its 32, with Q8_0, Q5_K, Q6_K and (AVX2 alone) MXFP4 in sixteen
-     * bits, by at most 2^-15 of the largest of its 32; a number counts as 0 where that is less than 1e-25. y is not finite where x
-     * is not. */
+     * each number then being off by at most 1/253 of the largest of its 32, with Q5_K and (AVX2 alone) MXFP4 in sixteen bits, by at
+     * most 2^-15 of the largest of its 32, with Q8_0 and Q6_K the same of the largest of its 256; a number counts as 0 where that is
+     * less than 1e-25. y is not finite where x is not. */
     void (*matmul[TENSOR_TYPES])(const void *w, size_t row_bytes, size_t rows, size_t n, const void *const *x, size_t count,
                                  float *y, size_t stride);
     /* Writes x[n] as fixed point, fixed_bytes(n) of them, 64-byte aligned. */

@@ -2,9 +2,10 @@
  * each group of numbers.
  *
  * Formats with codes of four bits get bytes, 32 numbers to a group, whose step is a 127th of the largest of them. Formats with
- * finer codes get sixteen bits, 16 to a group, mostly of a power of two: as words where codes have eight bits, as planes of bytes
- * where they have fewer. With weights of four bits the rounding to bytes adds 1.4 % to the KL divergence that these weights cause
- * by themselves, and nothing that perplexity would show; with Q8_0 it would triple it (docs/reports/batches.md).
+ * finer codes get sixteen bits, with a step that is mostly a power of two: as words where codes have eight bits, as planes of bytes,
+ * 16 to a group, where they have fewer. With weights of four bits the rounding to bytes adds 1.4 % to the KL divergence that these
+ * weights cause by themselves, and nothing that perplexity would show; with Q8_0 it would triple it, and with Q6_K add 13 to 26 %
+ * (docs/reports/batches.md).
  *
  * The including file says with ZERO_IN_WORDS whether products of bytes are added up as words. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TILES_FIXED_H
@@ -107,26 +108,6 @@ INLINE void group_of_planes(const float *x, int zero, struct fixed_group *f) {
     f->zero[0] = less_zero(zero, high);
     f->zero[1] = less_zero(zero, low);
     f->sum = f->step * (float)(255 * (low_word(high) + high_word(high)) + low_word(low) + high_word(low));
-}
-
-/* Writes x[16]: of each four numbers the even ones, then the odd ones, as bytes of codes become words. A number is at most 2^15
- * steps; those that round to 2^15 become 2^15 - 1. */
-INLINE void group_of_words(const float *x, int zero, struct fixed_group *f) {
-    (void)zero;
-    const __m256i exponent = _mm256_set1_epi32(0x7f800000);
-    const __m256i even_odd = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
-    __m256 in[2] = {_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8)};
-    __m256i largest = _mm256_and_si256(largest_of(in, 2), exponent);
-    __m256i step = _mm256_sub_epi32(largest, _mm256_set1_epi32(14 << 23));
-    __m256i some = _mm256_cmpgt_epi32(step, _mm256_set1_epi32((127 + LEAST_EXPONENT - 1) << 23));
-    __m256i infinite = _mm256_cmpeq_epi32(largest, exponent);
-    __m256 inverse = _mm256_castsi256_ps(_mm256_and_si256(_mm256_sub_epi32(_mm256_set1_epi32(254 << 23), step), some));
-    __m256i first = _mm256_cvtps_epi32(_mm256_mul_ps(in[0], inverse)), second = _mm256_cvtps_epi32(_mm256_mul_ps(in[1], inverse));
-    __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0xd8);
-    _mm256_storeu_si256((__m256i *)f->numbers, _mm256_shuffle_epi8(words, even_odd));
-    _mm_store_ss(&f->step, _mm256_castps256_ps128(_mm256_castsi256_ps(_mm256_or_si256(_mm256_and_si256(step, some), infinite))));
-    f->zero[0] = f->zero[1] = 0;
-    f->sum = 0;
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* This template implements matmul[] and fix[] of the formats with codes of four bits and more that have kernels of integers. One
+/* This template implements matmul[] and fix[] of the formats with codes of four to six bits that have kernels of integers. One
  * file of each instruction set includes it; FILL_TILES(ops) sets the functions. Parameters:
  *
  *     ISA                             suffix of the functions
@@ -17,7 +17,6 @@
  *                                     together, over a group's codes and numbers, as floats: in each dword the sum of the products of its four bytes
  *                                     and the number's, and `zero`
  *     start_signed, add_signed, end_signed      the same of codes of -127 to 127 to which SIGNED_ZERO is added
- *     start_words, add_words, end_words         the same of two signed words, without `zero`
  *     start_planes, add_planes, end_planes      the same of numbers in two planes, which have a sum each
  *
  * The lanes of a register are rows of weights. So a product needs no sum across lanes, one load of a vector serves all of them, and
@@ -187,27 +186,6 @@ static void pack_iq4_xs(const uint8_t *at, size_t apart, struct part *tile) {
     }
 }
 
-/* Stores signed bytes as words: of a dword the even ones, then the odd ones. */
-INLINE void store_words(ints bytes, ints words[2]) {
-    words[0] = MM(srai_epi16)(MM(slli_epi16)(bytes, 8), 8);
-    words[1] = MM(srai_epi16)(bytes, 8);
-}
-
-static void pack_q8_0(const uint8_t *at, size_t apart, struct part *tile) {
-    ints d[4 * 17]; /* four pairs of seventeen dwords */
-    UNROLL for (int k = 0; k < 4; k++) {
-        UNROLL for (int p = k ? 4 * k + 1 : 0; p <= 4 * k + 4; p++) load_pieces(at + 16 * p, apart, d + 4 * p);
-        const ints *pair = d + 17 * k;
-        ints *words = tile->codes + 32 * k;
-        tile->scale[4 * k] = tile->scale[4 * k + 1] = low_half(pair[0]);
-        tile->scale[4 * k + 2] = tile->scale[4 * k + 3] = high_half(pair[8]);
-        UNROLL for (int i = 0; i < 8; i++) {
-            store_words(i ? pair[i] : first_codes(pair, 8, 2), words + 2 * i);
-            store_words(pair[9 + i], words + 16 + 2 * i);
-        }
-    }
-}
-
 /* Unpacks the lanes' own scales and minima as weight_group_scales does; returns them to be multiplied by *scale and *min. */
 INLINE void load_group_scales(const uint8_t *at, size_t apart, floats *scale, floats *min, ints s[2], ints m[2]) {
     ints head[4];
@@ -270,35 +248,6 @@ static void pack_q5_k(const uint8_t *at, size_t apart, struct part *tile) {
                 const ints second = k < 2 ? MM(slli_epi16)(top[d], 3 - 2 * k) : MM(srli_epi16)(top[d], 2 * k - 3);
                 low[d] = ints_or(low_nibbles(both[d]), ints_and(first, fifth));
                 low[8 + d] = ints_or(high_nibbles(both[d]), ints_and(second, fifth));
-            }
-        }
-    }
-}
-
-/* Packs one block: two halves, each of two pieces of 16 columns of four quarters. */
-static void pack_q6_k(const uint8_t *at, size_t apart, struct part *tile) {
-    const ints two = MM(set1_epi8)(48);
-    ints of[4], end[4];
-    load_pieces(at + offsetof(struct weight_q6_k, scales), apart, of);
-    load_pieces(at + sizeof(struct weight_q6_k) - 16, apart, end);
-    const floats scale = high_half(end[3]);
-    UNROLL for (int g = 0; g < 16; g++) tile->scale[g] =
-        MM(mul_ps)(scale, MM(cvtepi32_ps)(MM(srai_epi32)(MM(slli_epi32)(of[g / 4], 24 - 8 * (g % 4)), 24)));
-    for (size_t i = 0; i < 4; i++) {
-        const size_t half = i / 2, piece = i % 2;
-        ints top[4], even[4], odd[4];
-        load_pieces(at + offsetof(struct weight_q6_k, high) + 32 * half + 16 * piece, apart, top);
-        load_pieces(at + 64 * half + 16 * piece, apart, even); /* quarters 0 and 2 */
-        load_pieces(at + 64 * half + 32 + 16 * piece, apart, odd);
-        UNROLL for (int r = 0; r < 4; r++) {
-            ints *quarter = tile->codes + 4 * (8 * half + 2 * (size_t)r + piece);
-            UNROLL for (int d = 0; d < 4; d++) {
-                ints low = r % 2 ? odd[d] : even[d], high = top[d];
-                high = r == 0   ? MM(slli_epi16)(high, 4)
-                       : r == 1 ? MM(slli_epi16)(high, 2)
-                       : r == 2 ? high
-                                : MM(srli_epi16)(high, 2);
-                quarter[d] = ints_or(r < 2 ? low_nibbles(low) : high_nibbles(low), ints_and(high, two));
             }
         }
     }
@@ -379,7 +328,6 @@ MULTIPLY_ALL(iq4, signed, 4, 1, weight_iq4_values, SIGNED_ZERO, false)
 MULTIPLY_ALL(bytes, bytes, 8, 1, NULL, 0, true)
 MULTIPLY_ALL(planes, planes, 4, 2, NULL, 0, false)
 MULTIPLY_ALL(planes_less_min, planes, 4, 2, NULL, 0, true)
-MULTIPLY_ALL(words, words, 8, 1, NULL, 0, false)
 
 static void multiply_tile(const struct format *format, const struct part *tile, size_t n, size_t first, const void *const *x,
                           size_t count, sums sum, struct below below) {
@@ -440,8 +388,6 @@ static void matmul(const struct format *format, const uint8_t *w, size_t row_byt
     static size_t fixed_bytes_##type(size_t n) { return (n / of_group * sizeof(struct fixed_group) + 63) / 64 * 64; }
 #define TILE_BYTES(type, columns, rotated, zero, pack, kind, alone) \
     TILE_MATMUL(type, columns, BYTES_OF_GROUP, group_of_bytes, rotated, zero, VECTORS_MOST, pack, kind, alone)
-#define TILE_WORDS(type, columns, rotated, pack, kind, alone) \
-    TILE_MATMUL(type, columns, WORDS_OF_GROUP, group_of_words, rotated, 0, VECTORS_MOST, pack, kind, alone)
 #define TILE_PLANES(type, columns, rotated, zero, pack, kind, alone) \
     TILE_MATMUL(type, columns, WORDS_OF_GROUP, group_of_planes, rotated, zero, VECTORS_MOST_OF_PLANES, pack, kind, alone)
 
@@ -450,17 +396,13 @@ TILE_BYTES(iq4_nl, WEIGHT_BLOCK, 16, SIGNED_ZERO, pack_q4_0, iq4, NULL) /* block
 TILE_BYTES(iq4_xs, WEIGHT_BLOCK_K, 0, SIGNED_ZERO, pack_iq4_xs, iq4, NULL)
 TILE_BYTES(q4_k, WEIGHT_BLOCK_K, 0, 0, pack_q4_k, bytes, LANES == 8 ? alone_q4_k : NULL)
 TILE_PLANES(q5_k, WEIGHT_BLOCK_K, 0, 0, pack_q5_k, planes_less_min, NULL)
-TILE_PLANES(q6_k, WEIGHT_BLOCK_K, 0, 32, pack_q6_k, planes, NULL)
-TILE_WORDS(q8_0, WEIGHT_BLOCK, 32, pack_q8_0, words, NULL)
 
 #define FILL_TILES(ops) \
     FILL_ONE(ops, Q4_0, q4_0); \
     FILL_ONE(ops, IQ4_NL, iq4_nl); \
     FILL_ONE(ops, IQ4_XS, iq4_xs); \
     FILL_ONE(ops, Q4_K, q4_k); \
-    FILL_ONE(ops, Q5_K, q5_k); \
-    FILL_ONE(ops, Q6_K, q6_k); \
-    FILL_ONE(ops, Q8_0, q8_0)
+    FILL_ONE(ops, Q5_K, q5_k)
 #define FILL_ONE(ops, TYPE, type) \
     (ops)->fixed_bytes[TENSOR_##TYPE] = fixed_bytes_##type; \
     (ops)->fix[TENSOR_##TYPE] = PASTE(fix_##type, ISA); \

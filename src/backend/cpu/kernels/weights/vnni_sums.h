@@ -17,7 +17,4 @@ INLINE floats end_planes(const ints sum[2]) {
     return MM(fmadd_ps)(MM(cvtepi32_ps)(sum[0]), MM(set1_ps)(255), MM(cvtepi32_ps)(sum[1]));
 }
 
-INLINE ints start_words(int32_t zero) { return (void)zero, MM(set1_epi32)(0); }
-INLINE floats end_words(const ints sum[1]) { return MM(cvtepi32_ps)(sum[0]); }
-
 #endif
