@@ -267,6 +267,26 @@ ATTEND_INLINE void leave_components(const struct transform_view &view, summed_qu
     }
 }
 
+/* Asks for the rows of halves. All threads of the CTA that reads rows call this before it waits: of the rows only those of the step's
+ * own tokens are still being written. */
+template <int HD, int THREADS> ATTEND_APART void ask_for_rows(const struct attend_decode &a, const struct share &s) {
+    constexpr uint32_t lines = (2 * HD + 127) / 128; /* of a row, of 128 bytes */
+    const struct sequence_view &seq = *s.sequence;
+    const row_ranges read = row_ranges_of(a, s);
+    for (int side = 0; side < 2; side++) {
+        const device_half *const exact = exact_rows_at(&seq, &a.heads, s.layer, s.head, side), *const window = window_rows_at(
+                                                                                                   &seq, &a.heads, s.layer, s.head,
+                                                                                                   side);
+        for (uint32_t i = threadIdx.x; i < (read.n_exact + read.n_window) * lines; i += THREADS) {
+            const uint32_t row = i / lines, line = i % lines;
+            const device_half *const from = row < read.n_exact
+                                                ? exact + (size_t)(read.exact + row) * HD
+                                                : window + (size_t)window_row(&seq, read.window + row - read.n_exact) * HD;
+            ask_into_l2(from + line * 64);
+        }
+    }
+}
+
 /* Reads the rows of halves and makes part 0. All threads of the CTA that reads rows call this. */
 template <int HD, int NQ, int WARPS>
 ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &s, uint8_t *memory,
@@ -274,13 +294,14 @@ ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &
     using layout = transform_shared<HD, NQ, WARPS>;
     auto *const queries = reinterpret_cast<query_fragments<HD, 1> *>(memory); /* for the window, for exact rows */
     const uint32_t warp = threadIdx.x / 32;
+    const bool apart = a.q_exact != a.q;
     prepare_queries<HD, 1, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries[0]);
-    prepare_queries<HD, 1, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries[1]);
+    if (apart) prepare_queries<HD, 1, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries[1]);
     __syncthreads();
     running<1> r;
     float acc[HD / 16][1][4] = {};
     clear_running(r);
-    attend_rows<HD>(a, s, warp, WARPS, queries[1], queries[0], slopes_of<1>(a, s),
+    attend_rows<HD>(a, s, warp, WARPS, queries[apart], queries[0], slopes_of<1>(a, s),
                     shared_address(memory) + layout::row_queries + warp * 2 * half_rows<HD>::bytes, r, acc);
     finish_running(r);
     __syncthreads(); /* the rows are no longer read */
@@ -291,12 +312,18 @@ ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &
     for (unsigned i = threadIdx.x; i < s.group * (HD / 4); i += WARPS * 32) {
         const unsigned query = i / (HD / 4);
         float4 sums = make_float4(0, 0, 0, 0);
-        float2 state = make_float2(-INFINITY, 0);
-        for (unsigned w = 0; w < WARPS; w++)
-            merge_state(sums, state, reinterpret_cast<const float4 *>(states.sums)[w * s.group * (HD / 4) + i],
-                        states.max_sum[w * s.group + query]);
+        float most = -INFINITY, weights = 0;
+#pragma unroll
+        for (unsigned w = 0; w < WARPS; w++) most = fmaxf(most, states.max_sum[w * s.group + query].x);
+#pragma unroll
+        for (unsigned w = 0; w < WARPS; w++) { /* with the maximum known, no state waits for another */
+            const float2 from = states.max_sum[w * s.group + query];
+            const float factor = most == -INFINITY ? 0 : exp2_fast(from.x - most);
+            add_scaled(sums, factor, reinterpret_cast<const float4 *>(states.sums)[w * s.group * (HD / 4) + i]);
+            weights += factor * from.y;
+        }
         __stcg(parts.of(0, query) + i % (HD / 4), sums);
-        if (i % (HD / 4) == 0) __stcg(parts.states + query, make_float4(state.x, state.y, 0, 0));
+        if (i % (HD / 4) == 0) __stcg(parts.states + query, make_float4(most, weights, 0, 0));
     }
 }
 
@@ -361,6 +388,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
 
     if (of_rows) {
         let_next_kernel_begin();
+        ask_for_rows<HD, layout::threads>(a, s);
         wait_for_kernels();
         leave_rows<HD, NQ, WARPS>(a, s, shared, parts);
     } else {
