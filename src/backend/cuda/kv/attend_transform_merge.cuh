@@ -1,6 +1,6 @@
 /* Merges the parts that CTAs of attend_transform_kernel.cuh leave in memory: a CTA for each query row and KV head.
  *
- * It is launched early and merges twice: before the parts are there it merges whatever lies in their place, and writes nothing. Then the
+ * Where kernels begin early it merges twice: before the parts are there it merges whatever lies in their place, and writes nothing. Then the
  * multiprocessor's caches have what does not depend on the parts: the basis, and the instructions, some 30 KB, each of which is executed
  * once or twice and which other kernels have driven out since the layer before. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_MERGE_CUH
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(MERGE_THREADS, 2)
     loaded_parts<HD> first;
     float *const out = a.out + queries_at<HD>(a, s);
 #pragma unroll 1
-    for (int pass = 0; pass < 2; pass++) {
+    for (int pass = kernels_begin_early() ? 0 : 1; pass < 2; pass++) {
         if (pass) wait_for_kernels();
         load_parts(parts, n, items, items.first(), 1 + items.rank, first);
 #pragma unroll

@@ -33,7 +33,8 @@ __host__ __device__ constexpr uint32_t position_bytes(uint32_t tiles, uint32_t w
 ATTEND_INLINE float2 pair_product(const struct head_view &heads, unsigned pair, const float *q, const float *m) {
     const bool adjacent = heads.pairing == ROPE_ADJACENT;
     const unsigned a = adjacent ? 2 * pair : pair, b = adjacent ? a + 1 : a + heads.n_rot / 2;
-    return make_float2(q[a] * m[a] + q[b] * m[b], q[a] * m[b] - q[b] * m[a]);
+    const float2 x = make_float2(__ldcg(q + a), __ldcg(q + b));
+    return make_float2(x.x * m[a] + x.y * m[b], x.x * m[b] - x.y * m[a]);
 }
 
 /* All warps of a CTA copy the rows of products to `memory`. */
@@ -42,9 +43,10 @@ template <int THREADS> ATTEND_INLINE void copy_position_rows(const struct pre_ro
         copy_async<16>(memory + 16 * i, pre_rope.fragments + 4 * i);
 }
 
-/* All warps of a CTA write its queries to `to`, as they lie in shared memory. */
+/* All warps of a CTA make its queries and, if `writes`, write them to `to`, as they lie in shared memory. */
 template <int HD, int NQ, int WARPS>
-ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct share &s, const float *mean, uint32_t *to) {
+ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct share &s, const float *mean, bool writes,
+                                   uint32_t *to) {
     const unsigned lane = lane_id(), pairs = a.pre_rope.pairs, steps = position_steps(pairs);
     if (!pairs) return;
     float2 *const products = reinterpret_cast<float2 *>(to);
@@ -65,11 +67,11 @@ ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct s
 #pragma unroll
         for (int i = 0; i < (HD + 63) / 64; i++) {
             const unsigned pair = lane + 32 * i;
-            if (pair < 8 * steps)
+            if (writes && pair < 8 * steps)
                 products[(((query / 4 * steps + pair / 8) * 4 + query % 4) * 4 + pair % 4) * 2 + pair / 4 % 2] =
                     make_float2(x[i].x * power.up, x[i].y * power.up);
         }
-        if (lane == 0) factors[query] = query < s.group ? power.down * a.heads.scale * LOG2_E : 0;
+        if (writes && lane == 0) factors[query] = query < s.group ? power.down * a.heads.scale * LOG2_E : 0;
     }
 }
 
