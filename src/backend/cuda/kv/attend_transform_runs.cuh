@@ -12,6 +12,7 @@
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
 
+#include "backend/cuda/kv/append_decode.cuh"
 #include "backend/cuda/kv/attend_transform_positions.cuh"
 #include "backend/cuda/launch.cuh"
 
@@ -63,20 +64,35 @@ template <int HD, int NQ> struct runs_memory {
     float products[columns][HD + 4];
 };
 
-template <int HD, int NQ> ATTEND_INLINE void stage_queries(const float *q, uint32_t group, float scale, runs_memory<HD, NQ> &to) {
+template <int HD, int NQ>
+ATTEND_INLINE void stage_queries(const struct attend_decode &a, const struct share &s, runs_memory<HD, NQ> &to) {
     const unsigned lane = lane_id();
+    const step_queries queries = step_queries_of<HD>(a, s);
     for (unsigned n = threadIdx.x / 32; n < 4 * NQ; n += RUNS_WARPS) {
         float x[HD / 32], largest = 0;
 #pragma unroll
-        for (int i = 0; i < HD / 32; i++) {
-            x[i] = n < group ? __ldcg(q + n * HD + lane + 32 * i) : 0;
-            largest = fmaxf(largest, fabsf(x[i]));
+        for (int i = 0; i < HD / 32; i++) x[i] = n < s.group ? __ldcg(queries.q + n * HD + lane + 32 * i) : 0;
+        if (queries.rotates) {
+#pragma unroll
+            for (int i = 0; i < HD / 32; i++) to.q[n][lane + 32 * i] = x[i];
+            __syncwarp();
+#pragma unroll 1
+            for (unsigned pair = lane; pair < a.heads.n_rot / 2; pair += 32) {
+                const uint2 at = pair_channels(a.heads, pair);
+                const float2 rotated = queries.rotated(a, pair, make_float2(to.q[n][at.x], to.q[n][at.y]));
+                to.q[n][at.x] = rotated.x, to.q[n][at.y] = rotated.y;
+            }
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < HD / 32; i++) x[i] = to.q[n][lane + 32 * i];
         }
+#pragma unroll
+        for (int i = 0; i < HD / 32; i++) largest = fmaxf(largest, fabsf(x[i]));
         for (int o = 16; o; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
         const power_of_two power = power_of(largest);
 #pragma unroll
         for (int i = 0; i < HD / 32; i++) to.q[n][lane + 32 * i] = x[i] * power.up;
-        if (lane == 0) to.factor[n] = n < group ? power.down * scale * LOG2_E : 0;
+        if (lane == 0) to.factor[n] = n < s.group ? power.down * a.heads.scale * LOG2_E : 0;
     }
 }
 
@@ -289,6 +305,16 @@ ATTEND_INLINE void write_record(bool writes, const lane_scales<HD> &scales, unsi
     }
 }
 
+/* Appends, by all warps of a CTA, `n` query heads of a row from `first` on and, with the first of a KV head, its key and value. */
+static ATTEND_APART void append_heads(const struct append_decode &a, uint32_t row, uint32_t first, uint32_t n) {
+    const struct query_row_view query = a.rows[row];
+    const uint32_t head = first / (a.heads.query_heads / a.heads.kv_heads),
+                   sides = first % (a.heads.query_heads / a.heads.kv_heads) ? 0 : 2;
+    for (uint32_t i = threadIdx.x / 32; i < n + sides; i += RUNS_WARPS)
+        append_head(a, query, a.sequences[query.sequence], row,
+                    i < n ? first + i : a.heads.query_heads + (i - n) * a.heads.kv_heads + head);
+}
+
 /* Writes, for query heads first_query .. of each group, at most 4 NQ, of every row, the records of all runs from that of the first
  * page to that of the last. Each CTA of a row and KV head writes some of them; the last one writes what positions are scored by instead,
  * where `apart`, else the first one does too. `early` says that the next kernel's CTAs have room beside these, and begin at once; else
@@ -337,7 +363,7 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
         if (blockIdx.x == (apart ? shares : 0))
             stage_positions<HD, NQ, RUNS_WARPS>(a, s, keys.view->pre_rope_mean, pass, position_record<HD, NQ>(a, s));
         if (from >= n) continue;
-        stage_queries<HD, NQ>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, m);
+        stage_queries<HD, NQ>(a, s, m);
         __syncthreads();
         do {
             const uint32_t run = from + warp;
@@ -356,6 +382,7 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
         } while (pass && from < n);
         __syncthreads(); /* what the first pass has left is read */
     }
+    if (a.append.q && blockIdx.x == (apart ? shares : 0)) append_heads(a.append, s.row, s.first_head, s.group);
 }
 
 template <int HD, int NQ> cudaError_t launch_runs(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
