@@ -174,9 +174,6 @@ PTX_INLINE void let_next_kernel_begin() {
 
 /* ---- Copies from global to shared memory, while the lane goes on */
 
-/* Asks for the 128 bytes around an address, to be brought to the L2, where all multiprocessors see what others write meanwhile. */
-PTX_INLINE void ask_into_l2(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
-
 /* Copies UNIT bytes, 4, 8 or 16; zeros where they are not valid. */
 template <int UNIT> PTX_INLINE void copy_async(uint32_t to, const void *from, bool valid = true) {
     if (UNIT == 16)

@@ -105,7 +105,7 @@ ATTEND_INLINE void prepare_queries(const float *q, uint32_t group, float scale, 
 #pragma unroll
         for (int i = 0; i < (HD + 63) / 64; i++) {
             unsigned c = 2 * (lane + 32 * i);
-            x[i] = n < group && c < HD ? *reinterpret_cast<const float2 *>(q + n * HD + c) : make_float2(0, 0);
+            x[i] = n < group && c < HD ? __ldcg(reinterpret_cast<const float2 *>(q + n * HD + c)) : make_float2(0, 0);
             largest = fmaxf(largest, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
         }
         for (int o = 16; o; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));

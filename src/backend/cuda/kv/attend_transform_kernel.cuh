@@ -270,29 +270,9 @@ ATTEND_INLINE void leave_components(const struct transform_view &view, summed_qu
     }
 }
 
-/* Asks for the rows of halves. All threads of the CTA that reads rows call this before it waits: of the rows only those of the step's
- * own tokens are still being written. */
-template <int HD, int THREADS> ATTEND_APART void ask_for_rows(const struct attend_decode &a, const struct share &s) {
-    constexpr uint32_t lines = (2 * HD + 127) / 128; /* of a row, of 128 bytes */
-    const struct sequence_view &seq = *s.sequence;
-    const row_ranges read = row_ranges_of(a, s);
-    for (int side = 0; side < 2; side++) {
-        const device_half *const exact = exact_rows_at(&seq, &a.heads, s.layer, s.head, side), *const window = window_rows_at(
-                                                                                                   &seq, &a.heads, s.layer, s.head,
-                                                                                                   side);
-        for (uint32_t i = threadIdx.x; i < (read.n_exact + read.n_window) * lines; i += THREADS) {
-            const uint32_t row = i / lines, line = i % lines;
-            const device_half *const from = row < read.n_exact
-                                                ? exact + (size_t)(read.exact + row) * HD
-                                                : window + (size_t)window_row(&seq, read.window + row - read.n_exact) * HD;
-            ask_into_l2(from + line * 64);
-        }
-    }
-}
-
-/* Reads the rows of halves and makes part 0. All threads of the CTA that reads rows call this. */
+/* Reads the rows of halves, makes part 0 and, if `writes`, writes it. All threads of the CTA that reads rows call this. */
 template <int HD, int NQ, int WARPS>
-ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &s, uint8_t *memory,
+ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &s, bool writes, uint8_t *memory,
                              const transform_parts<HD> &parts) {
     using layout = transform_shared<HD, NQ, WARPS>;
     auto *const queries = reinterpret_cast<query_fragments<HD, 1> *>(memory); /* for the window, for exact rows */
@@ -325,8 +305,8 @@ ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &
             add_scaled(sums, factor, reinterpret_cast<const float4 *>(states.sums)[w * s.group * (HD / 4) + i]);
             weights += factor * from.y;
         }
-        __stcg(parts.of(0, query) + i % (HD / 4), sums);
-        if (i % (HD / 4) == 0) __stcg(parts.states + query, make_float4(most, weights, 0, 0));
+        if (writes) __stcg(parts.of(0, query) + i % (HD / 4), sums);
+        if (writes && i % (HD / 4) == 0) __stcg(parts.states + query, make_float4(most, weights, 0, 0));
     }
 }
 
@@ -371,12 +351,13 @@ template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const st
     return {to, planes, uniform(view->layout.nibbles) * (uint32_t)PAGE_TRANSFORM_NIBBLE, 0, 0, 0};
 }
 
-/* Serves query heads first_query .. of each group, at most 4 NQ. `ring_bytes` is the size of a warp's ring. The kernel is launched
- * early, behind transform_runs_kernel alone, which lets it begin at once: what it reads before it waits is what the step's kernels
- * do not write, the pages and their lists among it. */
+/* Serves query heads first_query .. of each group, at most 4 NQ. `ring_bytes` is the size of a warp's ring, `at_once` says that all CTAs
+ * have room. The kernel is launched early, behind transform_runs_kernel alone, which lets it begin at once: what it reads before it waits
+ * is what the step's kernels do not write, the pages and their lists among it. */
 template <int HD, int NQ, int WARPS, int RESIDENT>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
-    attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes) {
+    attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes,
+                            bool at_once) {
     using layout = transform_shared<HD, NQ, WARPS>;
     extern __shared__ __align__(128) uint8_t shared[];
     const unsigned warp = uniform(threadIdx.x / 32), lane = lane_id();
@@ -391,9 +372,14 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
 
     if (of_rows) {
         let_next_kernel_begin();
-        ask_for_rows<HD, layout::threads>(a, s);
-        wait_for_kernels();
-        leave_rows<HD, NQ, WARPS>(a, s, shared, parts);
+        /* The first time for what it leaves in the caches, as merge_transform_kernel does, rows but for the step's own among it: where
+         * all CTAs begin at once, else this one would hold up others. */
+#pragma unroll 1
+        for (int pass = kernels_begin_early() && at_once ? 0 : 1; pass < 2; pass++) {
+            if (pass) wait_for_kernels();
+            leave_rows<HD, NQ, WARPS>(a, s, pass, shared, parts);
+            __syncthreads();
+        }
     } else {
         plane_readers of_keys = load_readers<HD, layout::threads>(keys.view, shared);
         plane_readers of_values = load_readers<HD, layout::threads>(values.view, shared + layout::reader_bytes);
@@ -482,13 +468,15 @@ cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first
     cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     uint32_t left = a->rates ? a->rates : 1;
     struct attend_decode own = *a;
+    const bool at_once =
+        a->n_rows * a->heads.kv_heads * (a->splits + 1) <= (uint32_t)(RESIDENT * device_attribute(cudaDevAttrMultiProcessorCount));
     for (bool rows = true; left && result == cudaSuccess;
          left &= left - 1, rows = false) { /* the first reads rows of halves, too */
         own.rate = (uint32_t)__builtin_ctz(left);
         result = launch_runs<HD, NQ>(&own, first_query, stream);
         if (result == cudaSuccess)
             result = launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows, a->splits + rows), dim3(WARPS * 32), bytes, stream,
-                                  own, first_query, (uint32_t)ring);
+                                  own, first_query, (uint32_t)ring, at_once);
     }
     return result == cudaSuccess ? launch_merge<HD, NQ>(a, first_query, stream) : result;
 }

@@ -180,8 +180,6 @@ inline void let_next_kernel_begin() {}
 
 /* ---- Copies: made when they are waited for, so that who does not wait finds what was there before */
 
-inline void ask_into_l2(const void *) {}
-
 void emulated_copy_async(char *to, const void *from, int bytes, bool valid);
 void emulated_commit_copies();
 void emulated_wait_copies(int left);
