@@ -39,7 +39,7 @@ src/backend/cpu/kernels: base/ gguf/ format/ backend/cpu/kernels/
 src/backend/cuda: base/ dist/ gguf/ text/ format/ model/ method/ kv/ backend/* backend/cuda/
 src/backend/cuda/kv: base/ gguf/ format/ model/ method/ kv/ backend/* backend/cuda/device.h backend/cuda/ranks.h backend/cuda/kv/
 src/backend/cuda.cu: gguf/ format/ model/model.h backend/cuda/*.cuh backend/cuda/matrix.h backend/cuda/weights.h backend/cuda/rows.h backend/cuda/expert_kernels.h backend/cuda/top_logits.h backend/cuda/learning_kernels.h
-src/backend/cuda/kv.cu: gguf/ format/ model/model.h model/rope.h backend/cuda/*.cuh backend/cuda/kv/*.cuh backend/cuda/kv/view.h backend/cuda/kv/append.h backend/cuda/kv/attend_*.h backend/cuda/kv/encode*.h backend/cuda/kv/anchor_*.h backend/cuda/kv/rank.h backend/cuda/kv/score_*.h backend/cuda/kv/select.h backend/cuda/kv/victims.h kv/read_list.h
+src/backend/cuda/kv.cu: gguf/ format/ model/model.h model/rope.h backend/cuda/*.cuh backend/cuda/kv/*.cuh backend/cuda/kv/view.h backend/cuda/kv/append*.h backend/cuda/kv/attend_*.h backend/cuda/kv/encode*.h backend/cuda/kv/anchor_*.h backend/cuda/kv/rank.h backend/cuda/kv/score_*.h backend/cuda/kv/select.h backend/cuda/kv/victims.h kv/read_list.h
 src/train: base/ gguf/ text/ format/ model/ method/ kv/ backend/* backend/cpu/gemm.h backend/cpu/linear.h backend/cpu/rows.h backend/cpu/recurrent.h backend/cpu/experts.h backend/cpu/gelu.h backend/cpu/cap.h backend/cpu/partial.h backend/cpu/vector.h backend/cpu/weight_moments.h backend/cpu/weight_profile.h backend/cpu/codec/nearest.h backend/cpu/codec/normalization.h backend/cpu/codec/binary_code_search.h backend/cpu/codec/commvq_search.h train/
 tools: tools/serve/
 tools/serve: tools/*

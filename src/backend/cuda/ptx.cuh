@@ -165,6 +165,14 @@ PTX_INLINE void wait_for_kernels() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+/* Returns whether kernels may begin early. */
+PTX_INLINE bool kernels_begin_early() {
+#if __CUDA_ARCH__ >= 900
+    return true;
+#else
+    return false;
+#endif
+}
 /* Lets the next kernel's blocks of threads begin, once all of this one's have come here. */
 PTX_INLINE void let_next_kernel_begin() {
 #if __CUDA_ARCH__ >= 900

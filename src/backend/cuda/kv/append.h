@@ -3,7 +3,7 @@
 #ifndef TERSE_BACKEND_CUDA_KV_APPEND_H
 #define TERSE_BACKEND_CUDA_KV_APPEND_H
 
-#include "backend/cuda/kv/view.h"
+#include "backend/cuda/kv/append_decode.h"
 
 #include <cuda_runtime_api.h>
 
@@ -11,19 +11,7 @@
 extern "C" {
 #endif
 
-/* These are a decoding step's rows of one layer, as struct attend_decode has them. */
-struct append_decode {
-    struct head_view heads;
-    struct rotary_view rotary;
-    uint32_t layer;
-    const struct sequence_view *sequences;
-    const struct query_row_view *rows; /* [n_rows] */
-    uint32_t n_rows;
-    float *q,
-        *q_exact; /* [n_rows][Hq][hd], rotated in place, and by position - evicted to q_exact unless that is NULL. q NULL: none */
-    const float *k, *v;          /* [n_rows][Hk][hd], to the exact rows or the window. NULL: there are none */
-    uint32_t *not_finite, place; /* batch_watch: the layer's place in the model */
-};
+/* Appends a decoding step's rows of one layer. */
 cudaError_t append_decode(const struct append_decode *append, cudaStream_t stream);
 
 /* Rotates q[count][heads][hd] of consecutive positions, in place. */

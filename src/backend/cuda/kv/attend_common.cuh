@@ -105,7 +105,7 @@ ATTEND_INLINE void prepare_queries(const float *q, uint32_t group, float scale, 
 #pragma unroll
         for (int i = 0; i < (HD + 63) / 64; i++) {
             unsigned c = 2 * (lane + 32 * i);
-            x[i] = n < group && c < HD ? *reinterpret_cast<const float2 *>(q + n * HD + c) : make_float2(0, 0);
+            x[i] = n < group && c < HD ? __ldcg(reinterpret_cast<const float2 *>(q + n * HD + c)) : make_float2(0, 0);
             largest = fmaxf(largest, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
         }
         for (int o = 16; o; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
@@ -434,6 +434,19 @@ ATTEND_INLINE void move_anchors(const struct share &s, uint32_t row, uint32_t co
     }
 }
 
+/* A row_ranges says which rows of halves a query row reads: exact rows from `exact` on, the window from token `window` on. */
+struct row_ranges {
+    uint32_t exact, n_exact, window, n_window;
+};
+
+ATTEND_INLINE row_ranges row_ranges_of(const struct attend_decode &a, const struct share &s) {
+    const struct sequence_view &seq = *s.sequence;
+    const uint32_t seen = a.rows[s.row].first, n_kept = seq.anchor_rows ? seq.anchor_rows[s.of_layer] : s.list->n_kept,
+                   end = min(s.list->rows_end + n_kept, s.position + 1), exact = min(max(s.list->rows_begin, seen), end),
+                   window = max((uint32_t)s.list->window_first, seen);
+    return {exact, end - exact, window, s.position >= window ? s.position + 1 - window : 0};
+}
+
 /* Attends to the exact rows and the window that the row reads: in units of 16 rows, those of number `rank`, `rank` + `ranks`, ...
  * `scratch` is shared memory of this warp's own, 2 half_rows<HD>::bytes. Adds to r and, as SUMS does, to acc; returns whether there
  * was any row. `exact` is for exact rows, `window` for the window. */
@@ -444,16 +457,13 @@ ATTEND_INLINE bool attend_rows(const struct attend_decode &a, const struct share
     using rows = half_rows<HD>;
     const struct sequence_view &seq = *s.sequence;
     const unsigned lane = lane_id();
-    const uint32_t seen = a.rows[s.row].first, n_kept = seq.anchor_rows ? seq.anchor_rows[s.of_layer] : s.list->n_kept,
-                   exact_end = min(s.list->rows_end + n_kept, s.position + 1),
-                   exact_first = min(max(s.list->rows_begin, seen), exact_end), n_exact = exact_end - exact_first;
-    const uint32_t first = max((uint32_t)s.list->window_first, seen), n_window = s.position >= first ? s.position + 1 - first : 0;
-    const uint32_t exact_units = (n_exact + 15) / 16, units = exact_units + (n_window + 15) / 16;
+    const row_ranges read = row_ranges_of(a, s);
+    const uint32_t exact_units = (read.n_exact + 15) / 16, units = exact_units + (read.n_window + 15) / 16;
     for (uint32_t unit = rank; unit < units; unit += ranks) {
         const bool of_exact = unit < exact_units;
         const uint32_t number = 16 * (of_exact ? unit : unit - exact_units),
-                       count = min((of_exact ? n_exact : n_window) - number, 16u),
-                       token = (of_exact ? exact_first : first) + number;
+                       count = min((of_exact ? read.n_exact : read.n_window) - number, 16u),
+                       token = (of_exact ? read.exact : read.window) + number;
         const uint32_t begin = of_exact ? token : window_row(&seq, token);
         const uint32_t capacity = of_exact ? seq.exact_capacity : seq.window_capacity;
         const device_half *keys, *values;

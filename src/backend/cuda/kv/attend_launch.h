@@ -3,7 +3,7 @@
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_LAUNCH_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_LAUNCH_H
 
-#include "backend/cuda/kv/view.h"
+#include "backend/cuda/kv/append_decode.h"
 #include "format/codec.h"
 
 #include <cuda_runtime_api.h>
@@ -41,6 +41,9 @@ struct attend_decode {
     uint32_t runs;          /* the most that pages of any row lie in, from that of the first page to that of the last */
     uint32_t run_step;      /* these runs are so many apart, as they are where pages are dealt to ranks (kv/deal.h); else 1 */
     uint32_t *arrived;      /* [n_rows][Hk], zeros; left so */
+    /* The rows' queries, keys and values, where the launch appends them before it reads, as those of some forms can (codec.h); else its q
+     * are NULL. It puts the rotated queries where `q` are. */
+    struct append_decode append;
 };
 
 #endif

@@ -162,12 +162,38 @@ template <int HD, int NQ> struct transform_ring {
 
 /* ---- Shared memory */
 
+/* A summed_quad says which planes make up a quad's components, and by what their sums and the components are multiplied. */
+struct summed_quad {
+    unsigned plane[2];
+    float scale[2]; /* of codes where they lie in their nibble */
+    float zero;     /* what weights times gains of 1 in all add to a component by the planes' largest codes */
+    float4 step;
+};
+ATTEND_INLINE summed_quad &quad_at(uint8_t *memory, unsigned quad) { return reinterpret_cast<summed_quad *>(memory)[quad]; }
+ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned quad) {
+    const struct transform_quad of = view.quad[quad];
+    summed_quad to;
+    to.zero = 0;
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+        const bool there = p < of.planes;
+        to.plane[p] = of.plane[there ? p : 0];
+        const struct transform_plane plane = view.layout.plane[to.plane[p]];
+        to.scale[p] = there ? scale_in_place(plane) : 0;
+        to.zero = fmaf(to.scale[p], (float)(((1 << plane.bits) - 1) << plane.shift), to.zero);
+    }
+    to.step = *reinterpret_cast<const float4 *>(view.step + 4 * quad);
+    return to;
+}
+
 template <int HD, int NQ, int WARPS> struct transform_shared {
     static constexpr int threads = WARPS * 32;
     static constexpr int reader_bytes = HD / 2 * 8; /* of a side */
-    /* The numbers that positions are scored by lie behind the readers of both sides; rings follow. */
+    static constexpr int quad_bytes = HD / 4 * (int)sizeof(summed_quad);
+    /* The readers of both sides are first, then the quads of values; behind the numbers that positions are scored by, rings follow. */
+    static constexpr int quads = 2 * reader_bytes, positions = quads + (quad_bytes + 15) / 16 * 16;
     static __host__ __device__ constexpr int rings(uint32_t pairs) {
-        return (2 * reader_bytes + (int)position_bytes(NQ, WARPS, pairs) + 127) / 128 * 128;
+        return (positions + (int)position_bytes(NQ, WARPS, pairs) + 127) / 128 * 128;
     }
     /* While pages are read, sums by plane of each warp, float4 [WARPS][4 NQ][plane_stride], and their states, float4 [WARPS][4 NQ],
      * take this memory. */
@@ -208,29 +234,6 @@ ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const
     }
 }
 
-/* A summed_quad says which planes make up a quad's components, and by what their sums and the components are multiplied. */
-struct summed_quad {
-    unsigned plane[2];
-    float scale[2]; /* of codes where they lie in their nibble */
-    float zero;     /* what weights times gains of 1 in all add to a component by the planes' largest codes */
-    float4 step;
-};
-ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned quad) {
-    const struct transform_quad of = view.quad[quad];
-    summed_quad to;
-    to.zero = 0;
-#pragma unroll
-    for (int p = 0; p < 2; p++) {
-        const bool there = p < of.planes;
-        to.plane[p] = of.plane[there ? p : 0];
-        const struct transform_plane plane = view.layout.plane[to.plane[p]];
-        to.scale[p] = there ? scale_in_place(plane) : 0;
-        to.zero = fmaf(to.scale[p], (float)(((1 << plane.bits) - 1) << plane.shift), to.zero);
-    }
-    to.step = *reinterpret_cast<const float4 *>(view.step + 4 * quad);
-    return to;
-}
-
 /* Makes a part of the warps' sums by plane. All threads call this after a __syncthreads. `own` is the quad of the thread's first
  * item, where there are any. */
 template <int HD, int NQ, int WARPS>
@@ -267,20 +270,21 @@ ATTEND_INLINE void leave_components(const struct transform_view &view, summed_qu
     }
 }
 
-/* Reads the rows of halves and makes part 0. All threads of the CTA that reads rows call this. */
+/* Reads the rows of halves, makes part 0 and, if `writes`, writes it. All threads of the CTA that reads rows call this. */
 template <int HD, int NQ, int WARPS>
-ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &s, uint8_t *memory,
+ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &s, bool writes, uint8_t *memory,
                              const transform_parts<HD> &parts) {
     using layout = transform_shared<HD, NQ, WARPS>;
     auto *const queries = reinterpret_cast<query_fragments<HD, 1> *>(memory); /* for the window, for exact rows */
     const uint32_t warp = threadIdx.x / 32;
+    const bool apart = a.q_exact != a.q;
     prepare_queries<HD, 1, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries[0]);
-    prepare_queries<HD, 1, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries[1]);
+    if (apart) prepare_queries<HD, 1, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries[1]);
     __syncthreads();
     running<1> r;
     float acc[HD / 16][1][4] = {};
     clear_running(r);
-    attend_rows<HD>(a, s, warp, WARPS, queries[1], queries[0], slopes_of<1>(a, s),
+    attend_rows<HD>(a, s, warp, WARPS, queries[apart], queries[0], slopes_of<1>(a, s),
                     shared_address(memory) + layout::row_queries + warp * 2 * half_rows<HD>::bytes, r, acc);
     finish_running(r);
     __syncthreads(); /* the rows are no longer read */
@@ -291,12 +295,18 @@ ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &
     for (unsigned i = threadIdx.x; i < s.group * (HD / 4); i += WARPS * 32) {
         const unsigned query = i / (HD / 4);
         float4 sums = make_float4(0, 0, 0, 0);
-        float2 state = make_float2(-INFINITY, 0);
-        for (unsigned w = 0; w < WARPS; w++)
-            merge_state(sums, state, reinterpret_cast<const float4 *>(states.sums)[w * s.group * (HD / 4) + i],
-                        states.max_sum[w * s.group + query]);
-        __stcg(parts.of(0, query) + i % (HD / 4), sums);
-        if (i % (HD / 4) == 0) __stcg(parts.states + query, make_float4(state.x, state.y, 0, 0));
+        float most = -INFINITY, weights = 0;
+#pragma unroll
+        for (unsigned w = 0; w < WARPS; w++) most = fmaxf(most, states.max_sum[w * s.group + query].x);
+#pragma unroll
+        for (unsigned w = 0; w < WARPS; w++) { /* with the maximum known, no state waits for another */
+            const float2 from = states.max_sum[w * s.group + query];
+            const float factor = most == -INFINITY ? 0 : exp2_fast(from.x - most);
+            add_scaled(sums, factor, reinterpret_cast<const float4 *>(states.sums)[w * s.group * (HD / 4) + i]);
+            weights += factor * from.y;
+        }
+        if (writes) __stcg(parts.of(0, query) + i % (HD / 4), sums);
+        if (writes && i % (HD / 4) == 0) __stcg(parts.states + query, make_float4(most, weights, 0, 0));
     }
 }
 
@@ -341,12 +351,13 @@ template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const st
     return {to, planes, uniform(view->layout.nibbles) * (uint32_t)PAGE_TRANSFORM_NIBBLE, 0, 0, 0};
 }
 
-/* Serves query heads first_query .. of each group, at most 4 NQ. `ring_bytes` is the size of a warp's ring. The kernel is launched
- * early, behind transform_runs_kernel alone, which lets it begin at once: what it reads before it waits is what the step's kernels
- * do not write, the pages and their lists among it. */
+/* Serves query heads first_query .. of each group, at most 4 NQ. `ring_bytes` is the size of a warp's ring, `at_once` says that all CTAs
+ * have room. The kernel is launched early, behind transform_runs_kernel alone, which lets it begin at once: what it reads before it waits
+ * is what the step's kernels do not write, the pages and their lists among it. */
 template <int HD, int NQ, int WARPS, int RESIDENT>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
-    attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes) {
+    attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes,
+                            bool at_once) {
     using layout = transform_shared<HD, NQ, WARPS>;
     extern __shared__ __align__(128) uint8_t shared[];
     const unsigned warp = uniform(threadIdx.x / 32), lane = lane_id();
@@ -361,14 +372,20 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
 
     if (of_rows) {
         let_next_kernel_begin();
-        wait_for_kernels();
-        leave_rows<HD, NQ, WARPS>(a, s, shared, parts);
+        /* The first time for what it leaves in the caches, as merge_transform_kernel does, rows but for the step's own among it: where
+         * all CTAs begin at once, else this one would hold up others. */
+#pragma unroll 1
+        for (int pass = kernels_begin_early() && at_once ? 0 : 1; pass < 2; pass++) {
+            if (pass) wait_for_kernels();
+            leave_rows<HD, NQ, WARPS>(a, s, pass, shared, parts);
+            __syncthreads();
+        }
     } else {
         plane_readers of_keys = load_readers<HD, layout::threads>(keys.view, shared);
         plane_readers of_values = load_readers<HD, layout::threads>(values.view, shared + layout::reader_bytes);
         of_keys.gain_zero = keys.gain_zero, of_keys.gain_step = keys.gain_step;
         of_values.gain_zero = values.gain_zero, of_values.gain_step = values.gain_step, of_values.gain = values.gain;
-        uint8_t *const positions = shared + 2 * layout::reader_bytes;
+        uint8_t *const positions = shared + layout::positions;
         const uint32_t position_rows = shared_address(positions) + position_query_bytes(NQ, a.pre_rope.pairs);
         copy_position_rows<layout::threads>(a.pre_rope, position_rows);
         commit_copies();
@@ -389,6 +406,8 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         float2 *const angles =
             reinterpret_cast<float2 *>(positions + position_query_bytes(NQ, a.pre_rope.pairs) +
                                        position_row_bytes(a.pre_rope.pairs) + warp * position_angle_bytes(a.pre_rope.pairs));
+        for (unsigned i = threadIdx.x; i < HD / 4; i += layout::threads)
+            quad_at(shared + layout::quads, i) = quad_of(*values.view, i);
         ring.wait_for_others();
         let_next_kernel_begin();
         wait_for_kernels();
@@ -432,7 +451,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             __syncwarp();
             ring.ask_for_values(page + ring.depth);
         }
-        const summed_quad own = quad_of(*values.view, threadIdx.x % (HD / 4));
+        const summed_quad own = quad_at(shared + layout::quads, threadIdx.x % (HD / 4));
         wait_copies<0>();
         __syncthreads(); /* the rings are no longer read */
         store_planes<HD, NQ, WARPS>(of_values.planes, r, acc, shared);
@@ -449,13 +468,15 @@ cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first
     cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     uint32_t left = a->rates ? a->rates : 1;
     struct attend_decode own = *a;
+    const bool at_once =
+        a->n_rows * a->heads.kv_heads * (a->splits + 1) <= (uint32_t)(RESIDENT * device_attribute(cudaDevAttrMultiProcessorCount));
     for (bool rows = true; left && result == cudaSuccess;
          left &= left - 1, rows = false) { /* the first reads rows of halves, too */
         own.rate = (uint32_t)__builtin_ctz(left);
         result = launch_runs<HD, NQ>(&own, first_query, stream);
         if (result == cudaSuccess)
             result = launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows, a->splits + rows), dim3(WARPS * 32), bytes, stream,
-                                  own, first_query, (uint32_t)ring);
+                                  own, first_query, (uint32_t)ring, at_once);
     }
     return result == cudaSuccess ? launch_merge<HD, NQ>(a, first_query, stream) : result;
 }

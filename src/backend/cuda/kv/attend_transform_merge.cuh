@@ -1,5 +1,8 @@
-/* Merges the parts that CTAs of attend_transform_kernel.cuh leave in memory: a CTA for each query row and KV head. It is launched early,
- * so that what does not depend on the parts, the basis above all, is there when they are. */
+/* Merges the parts that CTAs of attend_transform_kernel.cuh leave in memory: a CTA for each query row and KV head.
+ *
+ * Where kernels begin early it merges twice: before the parts are there it merges whatever lies in their place, and writes nothing. Then the
+ * multiprocessor's caches have what does not depend on the parts: the basis, and the instructions, some 30 KB, each of which is executed
+ * once or twice and which other kernels have driven out since the layer before. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_MERGE_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_MERGE_CUH
 
@@ -27,10 +30,12 @@ ATTEND_INLINE void add_scaled(float4 &to, float factor, const float4 &x) {
 
 constexpr int MERGE_THREADS = 256;
 
-/* A thread has eight channels, of a section of the components, where it multiplies by the basis. */
+/* A thread has eight channels, of a section of the components, where it multiplies by the basis. A CTA has so few registers that it can
+ * begin beside one that still reads pages. */
 template <int HD> struct merge_shape {
-    static constexpr unsigned octets = HD / 8, most = MERGE_THREADS / octets, sections = most < 16 ? most : 16, basis_at_once = 8,
-                              parts_at_once = 16;
+    static constexpr unsigned octets = HD / 8, most = MERGE_THREADS / octets, sections = most < 16 ? most : 16,
+                              rows = HD / sections, rows_at_once = rows % 4 ? 2 : 4, parts_at_once = 8;
+    static_assert(HD % sections == 0 && rows % rows_at_once == 0, "sections are of one size");
 };
 
 /* A merge_memory is shared, then followed by the factors of parts, [parts][G]. */
@@ -38,13 +43,14 @@ template <int HD, int NQ> struct merge_memory {
     float4 sums[MERGE_THREADS];
     float components[HD][4 * NQ];
     float by_section[merge_shape<HD>::sections][4 * NQ][HD];
-    float4 totals[4 * NQ]; /* of a query: the rows' factor, weights of rows in pages less the mean, 1 / all weights, the maximum */
+    float4 totals[4 * NQ]; /* of a query: the rows' factor, weights of rows in pages less the mean, 1 / all weights, 0 */
 };
 
-/* Computes the factors of `n` parts, a warp for each query. A learned sink is among all weights. */
+/* Computes the factors of `n` parts, a warp for each query. A learned sink is among all weights. The logarithm of their sum is left where
+ * `ends` says that the parts are there. */
 template <int HD, int NQ>
 ATTEND_INLINE void weigh_parts(const struct attend_decode &a, const struct share &s, const transform_parts<HD> &parts, uint32_t n,
-                               merge_memory<HD, NQ> &m, float *factors) {
+                               bool ends, merge_memory<HD, NQ> &m, float *factors) {
 #pragma unroll 1
     for (unsigned query = threadIdx.x / 32; query < parts.group; query += MERGE_THREADS / 32) {
         float most = -INFINITY, weights = 0, of_mean = 0, of_rows = 0; /* of the lane's parts, part 0 apart */
@@ -75,7 +81,8 @@ ATTEND_INLINE void weigh_parts(const struct attend_decode &a, const struct share
         }
         const float of_sink = sink == -INFINITY ? 0 : exp2_fast(sink - most),
                     all = weights + of_rows * rows_factor + of_sink; /* of lane 0 alone */
-        if (lane_id() == 0) m.totals[query] = make_float4(rows_factor, of_mean, all > 0 ? 1 / all : 0, most);
+        if (lane_id() == 0) m.totals[query] = make_float4(rows_factor, of_mean, all > 0 ? 1 / all : 0, 0);
+        if (lane_id() == 0 && ends) leave_log_sum(a, s, query, most, all);
     }
 }
 
@@ -129,56 +136,34 @@ ATTEND_INLINE void add_parts(const transform_parts<HD> &parts, uint32_t n, const
     }
 }
 
-/* A thread's section of the components, and the first rows of the basis there. */
-template <int HD> struct basis_section {
-    unsigned octet, section, first, end;
-    const uint4 *basis;
-    uint4 rows[merge_shape<HD>::basis_at_once];
-
-    ATTEND_INLINE basis_section(const struct transform_view &view) {
-        octet = threadIdx.x % merge_shape<HD>::octets, section = threadIdx.x / merge_shape<HD>::octets;
-        first = HD * section / merge_shape<HD>::sections, end = HD * (section + 1) / merge_shape<HD>::sections;
-        if (section >= merge_shape<HD>::sections) end = first;
-        basis = reinterpret_cast<const uint4 *>(view.basis) + octet;
-        load(first);
-    }
-    ATTEND_INLINE void load(unsigned begin) {
-        if (begin >= end) return;
-#pragma unroll
-        for (unsigned k = 0; k < merge_shape<HD>::basis_at_once; k++)
-            rows[k] = basis[min(begin + k, end - 1) * merge_shape<HD>::octets];
-    }
-};
-
-template <int HD, int NQ> ATTEND_INLINE void multiply_section(basis_section<HD> &own, merge_memory<HD, NQ> &m) {
-    constexpr unsigned at_once = merge_shape<HD>::basis_at_once;
-    if (own.section >= merge_shape<HD>::sections) return;
+/* Multiplies, by a thread, a section of the components by eight channels of the basis. */
+template <int HD, int NQ> ATTEND_INLINE void multiply_section(const struct transform_view &view, merge_memory<HD, NQ> &m) {
+    using shape = merge_shape<HD>;
+    const unsigned octet = threadIdx.x % shape::octets, section = threadIdx.x / shape::octets, first = section * shape::rows;
+    if (section >= shape::sections) return;
+    const uint4 *const basis = reinterpret_cast<const uint4 *>(view.basis) + first * shape::octets + octet;
     float x[4 * NQ][8] = {};
-#pragma unroll 1
-    for (unsigned begin = own.first; begin < own.end; begin += at_once) {
-        if (begin != own.first) own.load(begin);
+#pragma unroll(shape::rows_at_once)
+    for (unsigned k = 0; k < shape::rows; k++) {
+        const uint4 row = __ldg(basis + k * shape::octets);
+        const uint32_t pairs[4] = {row.x, row.y, row.z, row.w};
 #pragma unroll
-        for (unsigned k = 0; k < at_once; k++) {
-            if (begin + k >= own.end) continue;
-            const uint32_t pairs[4] = {own.rows[k].x, own.rows[k].y, own.rows[k].z, own.rows[k].w};
+        for (int i = 0; i < 8; i++) {
+            const float b = (float)(int16_t)(pairs[i / 2] >> i % 2 * 16);
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const float b = (float)(int16_t)(pairs[i / 2] >> i % 2 * 16);
-#pragma unroll
-                for (int q = 0; q < 4 * NQ; q++) x[q][i] = fmaf(m.components[begin + k][q], b, x[q][i]);
-            }
+            for (int q = 0; q < 4 * NQ; q++) x[q][i] = fmaf(m.components[first + k][q], b, x[q][i]);
         }
     }
 #pragma unroll
     for (int q = 0; q < 4 * NQ; q++) {
-        float4 *const to = reinterpret_cast<float4 *>(m.by_section[own.section][q] + 8 * own.octet);
+        float4 *const to = reinterpret_cast<float4 *>(m.by_section[section][q] + 8 * octet);
         to[0] = make_float4(x[q][0], x[q][1], x[q][2], x[q][3]), to[1] = make_float4(x[q][4], x[q][5], x[q][6], x[q][7]);
     }
 }
 
 /* Writes out[G][HD] of query heads first_query .. of each group, at most 4 NQ. */
 template <int HD, int NQ>
-__global__ void __launch_bounds__(MERGE_THREADS)
+__global__ void __launch_bounds__(MERGE_THREADS, 2)
     merge_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query) {
     extern __shared__ __align__(16) uint8_t shared_bytes[];
     auto &m = *reinterpret_cast<merge_memory<HD, NQ> *>(shared_bytes);
@@ -191,36 +176,36 @@ __global__ void __launch_bounds__(MERGE_THREADS)
     const uint32_t n = s.parts + 1;
     const transform_side<HD> values = side_of<HD>(a, s, 1);
     const merge_items items(parts.group * (HD / 4));
-    basis_section<HD> section(*values.view);
-    float mean[outputs], rows[outputs];
+    float rows[outputs];
     loaded_parts<HD> first;
-#pragma unroll
-    for (unsigned k = 0; k < outputs; k++) mean[k] = values.mean[(threadIdx.x + k * MERGE_THREADS) % HD];
-    wait_for_kernels();
-    load_parts(parts, n, items, items.first(), 1 + items.rank, first);
-#pragma unroll
-    for (unsigned k = 0; k < outputs; k++) {
-        const unsigned i = threadIdx.x + k * MERGE_THREADS;
-        rows[k] = i < parts.group * HD ? __ldcg(reinterpret_cast<const float *>(parts.of(0, 0)) + i) : 0;
-    }
-    weigh_parts(a, s, parts, n, m, factors);
-    __syncthreads();
-    let_next_kernel_begin(); /* not before: weights that it asks for would delay all that is loaded here */
-    add_parts(parts, n, items, first, factors, m);
-    __syncthreads();
-    multiply_section(section, m);
-    __syncthreads();
     float *const out = a.out + queries_at<HD>(a, s);
+#pragma unroll 1
+    for (int pass = kernels_begin_early() ? 0 : 1; pass < 2; pass++) {
+        if (pass) wait_for_kernels();
+        load_parts(parts, n, items, items.first(), 1 + items.rank, first);
 #pragma unroll
-    for (unsigned k = 0; k < outputs; k++) {
-        const unsigned i = threadIdx.x + k * MERGE_THREADS, query = i / HD, channel = i % HD;
-        if (i >= parts.group * HD) continue;
-        const float4 total = m.totals[query];
-        float sum = mean[k] * total.y + total.x * rows[k];
+        for (unsigned k = 0; k < outputs; k++) {
+            const unsigned i = threadIdx.x + k * MERGE_THREADS;
+            rows[k] = i < parts.group * HD ? __ldcg(reinterpret_cast<const float *>(parts.of(0, 0)) + i) : 0;
+        }
+        weigh_parts(a, s, parts, n, pass, m, factors);
+        __syncthreads();
+        if (pass) let_next_kernel_begin(); /* not before: weights that it asks for would delay all that is loaded here */
+        add_parts(parts, n, items, first, factors, m);
+        __syncthreads();
+        multiply_section(*values.view, m);
+        __syncthreads();
 #pragma unroll
-        for (unsigned from = 0; from < merge_shape<HD>::sections; from++) sum += m.by_section[from][query][channel];
-        out[i] = sum * total.z;
-        if (channel == 0) leave_log_sum(a, s, query, total.w, total.z > 0 ? 1 / total.z : 0);
+        for (unsigned k = 0; k < outputs; k++) {
+            const unsigned i = threadIdx.x + k * MERGE_THREADS, query = i / HD, channel = i % HD;
+            if (i >= parts.group * HD) continue;
+            const float4 total = m.totals[query];
+            float sum = __ldg(values.mean + channel) * total.y + total.x * rows[k];
+#pragma unroll
+            for (unsigned from = 0; from < merge_shape<HD>::sections; from++) sum += m.by_section[from][query][channel];
+            if (pass) out[i] = sum * total.z;
+        }
+        __syncthreads(); /* what the first pass has left is read */
     }
 }
 

@@ -9,6 +9,7 @@
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_POSITIONS_CUH
 
 #include "backend/cuda/kv/attend_common.cuh"
+#include "backend/cuda/kv/rotary.cuh"
 
 /* Functions that a CTA calls once, before or after it reads pages, are not inlined into the kernel: its registers are all for
  * reading. */
@@ -29,11 +30,37 @@ __host__ __device__ constexpr uint32_t position_bytes(uint32_t tiles, uint32_t w
     return pairs ? position_query_bytes(tiles, pairs) + position_row_bytes(pairs) + warps * position_angle_bytes(pairs) : 0;
 }
 
-/* Computes conj(q) m of a pair. */
-ATTEND_INLINE float2 pair_product(const struct head_view &heads, unsigned pair, const float *q, const float *m) {
-    const bool adjacent = heads.pairing == ROPE_ADJACENT;
-    const unsigned a = adjacent ? 2 * pair : pair, b = adjacent ? a + 1 : a + heads.n_rot / 2;
-    return make_float2(q[a] * m[a] + q[b] * m[b], q[a] * m[b] - q[b] * m[a]);
+/* Returns the channels of a pair. */
+ATTEND_INLINE uint2 pair_channels(const struct head_view &heads, unsigned pair) {
+    return heads.pairing == ROPE_ADJACENT ? make_uint2(2 * pair, 2 * pair + 1) : make_uint2(pair, pair + heads.n_rot / 2);
+}
+
+/* A step_queries has the queries of a row and KV head, where a launch prepares them: it rotates those of rows that it appends. */
+struct step_queries {
+    const float *q;
+    uint32_t position;
+    bool rotates;
+
+    /* Returns a pair's channels x rotated, magnitude included. */
+    ATTEND_INLINE float2 rotated(const struct attend_decode &a, unsigned pair, float2 x) const {
+        const float2 turned = rotate(x, angle_at(a.append.rotary, position, pair));
+        return make_float2(turned.x * a.heads.magnitude, turned.y * a.heads.magnitude);
+    }
+};
+
+template <int HD> ATTEND_INLINE step_queries step_queries_of(const struct attend_decode &a, const struct share &s) {
+    return {(a.append.q ? a.append.q : a.q) + queries_at<HD>(a, s), s.position, a.append.q != nullptr};
+}
+
+/* Computes conj(q) m of a pair of query `query` of those. */
+template <int HD>
+ATTEND_INLINE float2 pair_product(const struct attend_decode &a, const step_queries &queries, unsigned query, unsigned pair,
+                                  const float *m) {
+    const uint2 at = pair_channels(a.heads, pair);
+    const float *const own = queries.q + query * HD;
+    float2 q = make_float2(__ldcg(own + at.x), __ldcg(own + at.y));
+    if (queries.rotates) q = queries.rotated(a, pair, q);
+    return make_float2(q.x * m[at.x] + q.y * m[at.y], q.x * m[at.y] - q.y * m[at.x]);
 }
 
 /* All warps of a CTA copy the rows of products to `memory`. */
@@ -42,14 +69,15 @@ template <int THREADS> ATTEND_INLINE void copy_position_rows(const struct pre_ro
         copy_async<16>(memory + 16 * i, pre_rope.fragments + 4 * i);
 }
 
-/* All warps of a CTA write its queries to `to`, as they lie in shared memory. */
+/* All warps of a CTA make its queries and, if `writes`, write them to `to`, as they lie in shared memory. */
 template <int HD, int NQ, int WARPS>
-ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct share &s, const float *mean, uint32_t *to) {
+ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct share &s, const float *mean, bool writes,
+                                   uint32_t *to) {
     const unsigned lane = lane_id(), pairs = a.pre_rope.pairs, steps = position_steps(pairs);
     if (!pairs) return;
     float2 *const products = reinterpret_cast<float2 *>(to);
     float *const factors = reinterpret_cast<float *>(to + NQ * steps * 64);
-    const float *const q = a.q + queries_at<HD>(a, s);
+    const step_queries queries = step_queries_of<HD>(a, s);
     for (unsigned query = threadIdx.x / 32; query < 4 * NQ; query += WARPS) {
         float2 x[(HD + 63) / 64];
         float largest = 0;
@@ -57,7 +85,7 @@ ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct s
         for (int i = 0; i < (HD + 63) / 64; i++) {
             const unsigned pair = lane + 32 * i;
             x[i] = make_float2(0, 0);
-            if (query < s.group && pair < pairs) x[i] = pair_product(a.heads, pair, q + query * HD, mean);
+            if (query < s.group && pair < pairs) x[i] = pair_product<HD>(a, queries, query, pair, mean);
             largest = fmaxf(largest, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
         }
         for (int o = 16; o; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
@@ -65,11 +93,11 @@ ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct s
 #pragma unroll
         for (int i = 0; i < (HD + 63) / 64; i++) {
             const unsigned pair = lane + 32 * i;
-            if (pair < 8 * steps)
+            if (writes && pair < 8 * steps)
                 products[(((query / 4 * steps + pair / 8) * 4 + query % 4) * 4 + pair % 4) * 2 + pair / 4 % 2] =
                     make_float2(x[i].x * power.up, x[i].y * power.up);
         }
-        if (lane == 0) factors[query] = query < s.group ? power.down * a.heads.scale * LOG2_E : 0;
+        if (writes && lane == 0) factors[query] = query < s.group ? power.down * a.heads.scale * LOG2_E : 0;
     }
 }
 

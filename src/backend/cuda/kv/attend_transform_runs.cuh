@@ -12,6 +12,7 @@
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
 
+#include "backend/cuda/kv/append_decode.cuh"
 #include "backend/cuda/kv/attend_transform_positions.cuh"
 #include "backend/cuda/launch.cuh"
 
@@ -63,20 +64,35 @@ template <int HD, int NQ> struct runs_memory {
     float products[columns][HD + 4];
 };
 
-template <int HD, int NQ> ATTEND_INLINE void stage_queries(const float *q, uint32_t group, float scale, runs_memory<HD, NQ> &to) {
+template <int HD, int NQ>
+ATTEND_INLINE void stage_queries(const struct attend_decode &a, const struct share &s, runs_memory<HD, NQ> &to) {
     const unsigned lane = lane_id();
+    const step_queries queries = step_queries_of<HD>(a, s);
     for (unsigned n = threadIdx.x / 32; n < 4 * NQ; n += RUNS_WARPS) {
         float x[HD / 32], largest = 0;
 #pragma unroll
-        for (int i = 0; i < HD / 32; i++) {
-            x[i] = n < group ? q[n * HD + lane + 32 * i] : 0;
-            largest = fmaxf(largest, fabsf(x[i]));
+        for (int i = 0; i < HD / 32; i++) x[i] = n < s.group ? __ldcg(queries.q + n * HD + lane + 32 * i) : 0;
+        if (queries.rotates) {
+#pragma unroll
+            for (int i = 0; i < HD / 32; i++) to.q[n][lane + 32 * i] = x[i];
+            __syncwarp();
+#pragma unroll 1
+            for (unsigned pair = lane; pair < a.heads.n_rot / 2; pair += 32) {
+                const uint2 at = pair_channels(a.heads, pair);
+                const float2 rotated = queries.rotated(a, pair, make_float2(to.q[n][at.x], to.q[n][at.y]));
+                to.q[n][at.x] = rotated.x, to.q[n][at.y] = rotated.y;
+            }
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < HD / 32; i++) x[i] = to.q[n][lane + 32 * i];
         }
+#pragma unroll
+        for (int i = 0; i < HD / 32; i++) largest = fmaxf(largest, fabsf(x[i]));
         for (int o = 16; o; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
         const power_of_two power = power_of(largest);
 #pragma unroll
         for (int i = 0; i < HD / 32; i++) to.q[n][lane + 32 * i] = x[i] * power.up;
-        if (lane == 0) to.factor[n] = n < group ? power.down * scale * LOG2_E : 0;
+        if (lane == 0) to.factor[n] = n < s.group ? power.down * a.heads.scale * LOG2_E : 0;
     }
 }
 
@@ -246,10 +262,10 @@ ATTEND_INLINE uint32_t bytes_of(const int32_t (&x)[4], uint32_t byte) {
     return permute(permute((uint32_t)x[0], (uint32_t)x[1], pick), permute((uint32_t)x[2], (uint32_t)x[3], pick), 0x5410);
 }
 
-/* Writes, by a warp, a run's record. */
+/* Makes, by a warp, a run's record, and writes it if `writes`. */
 template <int HD, int NQ>
-ATTEND_INLINE void write_record(const lane_scales<HD> &scales, unsigned planes, unsigned first_column, const runs_memory<HD, NQ> &m,
-                                const float (&with_mean)[4 * NQ], uint32_t *record) {
+ATTEND_INLINE void write_record(bool writes, const lane_scales<HD> &scales, unsigned planes, unsigned first_column,
+                                const runs_memory<HD, NQ> &m, const float (&with_mean)[4 * NQ], uint32_t *record) {
     const unsigned g = lane_id() / 4, t = lane_id() % 4, padded = (planes + 3) / 4 * 4;
 #pragma unroll
     for (int n = 0; n < NQ; n++) {
@@ -276,12 +292,12 @@ ATTEND_INLINE void write_record(const lane_scales<HD> &scales, unsigned planes, 
             const uint32_t low = bytes_of(x, 0);
 #pragma unroll
             for (int c = 0; c < 4; c++) sum += x[c] * scales.most[i], x[c] += 128; /* the lower byte has a sign */
-            if (p < padded)                                                        /* behind the last plane scales are zeros */
+            if (writes && p < padded)                                              /* behind the last plane scales are zeros */
                 *reinterpret_cast<uint2 *>(record + 12 * NQ + (n * padded + p) * 8 + 2 * t) = make_uint2(bytes_of(x, 1), low);
         }
         for (int o = 4; o < 32; o *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, o);
         const float own = sum_by_lane(with_mean + 4 * n), factor = m.factor[4 * n + t];
-        if (g == 0) {
+        if (writes && g == 0) {
             record[4 * n + t] = __float_as_uint(largest * (1 / BYTES_MOST) * factor);
             record[4 * NQ + 4 * n + t] = __float_as_uint(own * factor);
             record[8 * NQ + 4 * n + t] = (uint32_t)sum;
@@ -289,10 +305,23 @@ ATTEND_INLINE void write_record(const lane_scales<HD> &scales, unsigned planes, 
     }
 }
 
+/* Appends, by all warps of a CTA, `n` query heads of a row from `first` on and, with the first of a KV head, its key and value. */
+static ATTEND_APART void append_heads(const struct append_decode &a, uint32_t row, uint32_t first, uint32_t n) {
+    const struct query_row_view query = a.rows[row];
+    const uint32_t head = first / (a.heads.query_heads / a.heads.kv_heads),
+                   sides = first % (a.heads.query_heads / a.heads.kv_heads) ? 0 : 2;
+    for (uint32_t i = threadIdx.x / 32; i < n + sides; i += RUNS_WARPS)
+        append_head(a, query, a.sequences[query.sequence], row,
+                    i < n ? first + i : a.heads.query_heads + (i - n) * a.heads.kv_heads + head);
+}
+
 /* Writes, for query heads first_query .. of each group, at most 4 NQ, of every row, the records of all runs from that of the first
  * page to that of the last. Each CTA of a row and KV head writes some of them; the last one writes what positions are scored by instead,
- * where `apart`, else the first one does too. `early` says that the next kernel's CTAs have room
- * beside these, and begin at once; else they begin when the kernels before this one have ended. */
+ * where `apart`, else the first one does too. `early` says that the next kernel's CTAs have room beside these, and begin at once; else
+ * they begin when the kernels before this one have ended.
+ *
+ * A CTA that begins early does its work once before the queries are there, with whatever lies in their place, and writes nothing: then
+ * the multiprocessor's caches have its instructions and the tables. So queries are read from the L2, not from these caches. */
 template <int HD, int NQ>
 __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     transform_runs_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, bool apart, bool early) {
@@ -326,28 +355,34 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
         load_turns(a.heads, angles_of(from + warp), turns);
         for (unsigned c = threadIdx.x; c < HD; c += RUNS_WARPS * 32) m.mean[c] = keys.mean[c];
     }
-    wait_for_kernels();
-    let_next_kernel_begin();
     take_heads(s, first_query, 4 * NQ);
-    if (blockIdx.x == (apart ? shares : 0))
-        stage_positions<HD, NQ, RUNS_WARPS>(a, s, keys.view->pre_rope_mean, position_record<HD, NQ>(a, s));
-    if (from >= n) return;
-    stage_queries<HD, NQ>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, m);
-    __syncthreads();
-    for (; from < n; from += step) {
-        const uint32_t run = from + warp;
-        const bool mine = warp < at_once && run < n;
-        float with_mean[4 * NQ];
-        if (mine) rotate_queries<HD, NQ>(a.heads, turns, warp * 4 * NQ, m, with_mean);
-        load_turns(a.heads, angles_of(run + step), turns);
+#pragma unroll 1
+    for (int pass = kernels_begin_early() && !a.lists_written ? 0 : 1; pass < 2; pass++) {
+        if (pass) wait_for_kernels();
+        if (pass) let_next_kernel_begin();
+        if (blockIdx.x == (apart ? shares : 0))
+            stage_positions<HD, NQ, RUNS_WARPS>(a, s, keys.view->pre_rope_mean, pass, position_record<HD, NQ>(a, s));
+        if (from >= n) continue;
+        stage_queries<HD, NQ>(a, s, m);
         __syncthreads();
-        for (unsigned tile = warp; tile < HD / 16; tile += RUNS_WARPS) {
-            if (HD / 16 > RUNS_WARPS) load_basis<HD>(*keys.view, tile, basis);
-            multiply_tile(basis, tile, m);
-        }
-        __syncthreads();
-        if (mine) write_record(scales, planes, warp * 4 * NQ, m, with_mean, run_record<HD, NQ>(a, s, run));
+        do {
+            const uint32_t run = from + warp;
+            const bool mine = warp < at_once && run < n;
+            float with_mean[4 * NQ];
+            if (mine) rotate_queries<HD, NQ>(a.heads, turns, warp * 4 * NQ, m, with_mean);
+            if (pass) from += step;
+            load_turns(a.heads, angles_of(from + warp), turns);
+            __syncthreads();
+            for (unsigned tile = warp; tile < HD / 16; tile += RUNS_WARPS) {
+                if (HD / 16 > RUNS_WARPS) load_basis<HD>(*keys.view, tile, basis);
+                multiply_tile(basis, tile, m);
+            }
+            __syncthreads();
+            if (mine) write_record(pass, scales, planes, warp * 4 * NQ, m, with_mean, run_record<HD, NQ>(a, s, run));
+        } while (pass && from < n);
+        __syncthreads(); /* what the first pass has left is read */
     }
+    if (a.append.q && blockIdx.x == (apart ? shares : 0)) append_heads(a.append, s.row, s.first_head, s.group);
 }
 
 template <int HD, int NQ> cudaError_t launch_runs(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {

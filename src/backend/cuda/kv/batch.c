@@ -41,7 +41,7 @@ struct batch_memory {
     uint32_t *not_finite;          /* batch_watch; NULL: numbers are not watched */
     struct group *groups;
     size_t n_groups;
-    bool rotated;              /* the layer's queries came with its keys */
+    struct kv_rows appended;   /* the layer's rows as they came; q NULL: its queries come later */
     bool second;               /* it is that of the caches' second parts (kv/parts.h) */
     struct batch_memory *next; /* that of the second parts, where caches have any */
 };
@@ -350,24 +350,44 @@ static float *exact_queries(const struct batch_memory *b, const struct group *g,
     return g->evicts ? b->q_exact + row * cache_shape_query_width(&b->shape) : NULL;
 }
 
+/* Returns whether the launch of a group's attention appends its rows, if their queries have come with them. */
+static bool appends(const struct group *g) {
+    return cuda_codec_of(g->cache->codec[CODEC_KEYS])->form->appends && !g->chooses && !g->evicts;
+}
+
+static struct append_decode append_of(const struct batch_memory *b, const struct group *g, const struct kv_rows *own,
+                                      uint32_t place) {
+    return (struct append_decode){.heads = g->cache->heads,
+                                  .rotary = g->cache->tables->rotary,
+                                  .layer = own->layer,
+                                  .sequences = sequences_in(b, b->uploaded),
+                                  .rows = rows_in(b, b->uploaded) + own->first,
+                                  .n_rows = (uint32_t)own->count,
+                                  .q = own->q,
+                                  .rotated = own->q,
+                                  .q_exact = own->q ? exact_queries(b, g, own->first) : NULL,
+                                  .k = own->k,
+                                  .v = own->v,
+                                  .not_finite = b->not_finite,
+                                  .place = place};
+}
+
 static cudaError_t append(const struct batch_memory *b, const struct group *g, const struct kv_rows *own, uint32_t place) {
-    const struct append_decode append = {.heads = g->cache->heads,
-                                         .rotary = g->cache->tables->rotary,
-                                         .layer = own->layer,
-                                         .sequences = sequences_in(b, b->uploaded),
-                                         .rows = rows_in(b, b->uploaded) + own->first,
-                                         .n_rows = (uint32_t)own->count,
-                                         .q = own->q,
-                                         .q_exact = own->q ? exact_queries(b, g, own->first) : NULL,
-                                         .k = own->k,
-                                         .v = own->v,
-                                         .not_finite = b->not_finite,
-                                         .place = place};
+    const struct append_decode append = append_of(b, g, own, place);
     return append_decode(&append, device_stream());
 }
 
-/* Queues the kernels, with which ranks write their blocks of the exchange. */
-static cudaError_t launch_attention(const struct batch_memory *b, const struct group *g, const struct kv_rows *own) {
+/* Makes the launch append the rows, which puts rotated queries where those of exact rows are in other steps. */
+static void append_within(const struct batch_memory *b, const struct group *g, const struct kv_rows *own, uint32_t place,
+                          struct attend_decode *attend) {
+    attend->append = append_of(b, g, own, place);
+    attend->append.rotated = b->q_exact + own->first * cache_shape_query_width(&b->shape);
+    attend->q = attend->q_exact = attend->append.rotated;
+}
+
+/* Queues the kernels, with which ranks write their blocks of the exchange. `place` is the layer's in the model. */
+static cudaError_t launch_attention(const struct batch_memory *b, const struct group *g, const struct kv_rows *own,
+                                    uint32_t place) {
     const struct kv_tables *tables = g->cache->tables;
     const struct method *method = &g->cache->base.method;
     const struct cache_shape *shape = &g->cache->base.shape;
@@ -395,6 +415,11 @@ static cudaError_t launch_attention(const struct batch_memory *b, const struct g
                                    .lists_written = g->chooses,
                                    .arrived = b->arrived + own->first * b->shape.kv_heads};
     cudaError_t result = cudaSuccess;
+    if (b->appended.q && appends(g)) {
+        struct kv_rows rows = kv_rows_within(&b->appended, own->first, own->first + own->count, &b->shape);
+        rows.q = own->q;
+        append_within(b, g, &rows, place, &attend);
+    }
     if (shape->ranks) {
         attend.out = rank_exchange_outputs(&b->exchange, shape, own->count);
         attend.log_sums = rank_exchange_log_sums(&b->exchange, shape, own->count);
@@ -407,10 +432,10 @@ static cudaError_t launch_attention(const struct batch_memory *b, const struct g
     return result == cudaSuccess ? attend_decode_launch(&attend, device_stream()) : result;
 }
 
-static enum terse_status attend(const struct batch_memory *b, const struct group *g, const struct kv_rows *own,
+static enum terse_status attend(const struct batch_memory *b, const struct group *g, const struct kv_rows *own, uint32_t place,
                                 struct terse_error *error) {
     const struct cache_shape *shape = &g->cache->base.shape;
-    enum terse_status status = device_check(launch_attention(b, g, own), "attention", error);
+    enum terse_status status = device_check(launch_attention(b, g, own, place), "attention", error);
     return status || !shape->ranks ? status : rank_exchange_finish(&b->exchange, shape, own->count, false, own->out, error);
 }
 
@@ -419,10 +444,10 @@ enum terse_status batch_append(struct batch_memory *batch, const struct kv_rows 
     struct kv_rows of_part;
     struct batch_memory *b = of_layer(batch, rows, &of_part);
     if (!b) return no_layer(rows->layer, error);
-    b->rotated = rows->q;
+    b->appended = of_part;
     for (const struct group *g = b->groups; g < b->groups + b->n_groups && result == cudaSuccess; g++) {
         const struct kv_rows own = own_rows(b, g, &of_part);
-        if (own.count) result = append(b, g, &own, MODEL_BEHIND(rows->layer));
+        if (own.count && !(own.q && appends(g))) result = append(b, g, &own, MODEL_BEHIND(rows->layer));
     }
     return device_check(result, "storing a step's keys and values", error);
 }
@@ -435,9 +460,9 @@ enum terse_status batch_attend(struct batch_memory *batch, const struct kv_rows 
     for (const struct group *g = b->groups; g < b->groups + b->n_groups && !status; g++) {
         const struct kv_rows own = own_rows(b, g, &of_part);
         const struct kv_rows queries = {.layer = own.layer, .first = own.first, .count = own.count, .q = own.q};
-        if (own.count && !b->rotated)
+        if (own.count && !b->appended.q)
             status = device_check(append(b, g, &queries, MODEL_BEHIND(rows->layer)), "rotating a step's queries", error);
-        if (own.count && !status) status = attend(b, g, &own, error);
+        if (own.count && !status) status = attend(b, g, &own, MODEL_BEHIND(rows->layer), error);
     }
     return status;
 }

@@ -179,6 +179,7 @@ inline void store_shared_quad(uint32_t address, uint4 x) { memcpy(emulated_share
 
 /* ---- One kernel after another */
 
+inline bool kernels_begin_early() { return true; }
 inline void wait_for_kernels() {}
 inline void let_next_kernel_begin() {}
 
