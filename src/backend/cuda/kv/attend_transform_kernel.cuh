@@ -162,38 +162,12 @@ template <int HD, int NQ> struct transform_ring {
 
 /* ---- Shared memory */
 
-/* A summed_quad says which planes make up a quad's components, and by what their sums and the components are multiplied. */
-struct summed_quad {
-    unsigned plane[2];
-    float scale[2]; /* of codes where they lie in their nibble */
-    float zero;     /* what weights times gains of 1 in all add to a component by the planes' largest codes */
-    float4 step;
-};
-ATTEND_INLINE summed_quad &quad_at(uint8_t *memory, unsigned quad) { return reinterpret_cast<summed_quad *>(memory)[quad]; }
-ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned quad) {
-    const struct transform_quad of = view.quad[quad];
-    summed_quad to;
-    to.zero = 0;
-#pragma unroll
-    for (int p = 0; p < 2; p++) {
-        const bool there = p < of.planes;
-        to.plane[p] = of.plane[there ? p : 0];
-        const struct transform_plane plane = view.layout.plane[to.plane[p]];
-        to.scale[p] = there ? scale_in_place(plane) : 0;
-        to.zero = fmaf(to.scale[p], (float)(((1 << plane.bits) - 1) << plane.shift), to.zero);
-    }
-    to.step = *reinterpret_cast<const float4 *>(view.step + 4 * quad);
-    return to;
-}
-
 template <int HD, int NQ, int WARPS> struct transform_shared {
     static constexpr int threads = WARPS * 32;
     static constexpr int reader_bytes = HD / 2 * 8; /* of a side */
-    static constexpr int quad_bytes = HD / 4 * (int)sizeof(summed_quad);
-    /* The readers of both sides are first, then the quads of values; behind the numbers that positions are scored by, rings follow. */
-    static constexpr int quads = 2 * reader_bytes, positions = quads + (quad_bytes + 15) / 16 * 16;
+    /* The numbers that positions are scored by lie behind the readers of both sides; rings follow. */
     static __host__ __device__ constexpr int rings(uint32_t pairs) {
-        return (positions + (int)position_bytes(NQ, WARPS, pairs) + 127) / 128 * 128;
+        return (2 * reader_bytes + (int)position_bytes(NQ, WARPS, pairs) + 127) / 128 * 128;
     }
     /* While pages are read, sums by plane of each warp, float4 [WARPS][4 NQ][plane_stride], and their states, float4 [WARPS][4 NQ],
      * take this memory. */
@@ -232,6 +206,29 @@ ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const
             if (8 * p < planes)
                 sums[row * layout::plane_stride + 8 * p + g] = make_float4(acc[p][n][0], acc[p][n][1], acc[p][n][2], acc[p][n][3]);
     }
+}
+
+/* A summed_quad says which planes make up a quad's components, and by what their sums and the components are multiplied. */
+struct summed_quad {
+    unsigned plane[2];
+    float scale[2]; /* of codes where they lie in their nibble */
+    float zero;     /* what weights times gains of 1 in all add to a component by the planes' largest codes */
+    float4 step;
+};
+ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned quad) {
+    const struct transform_quad of = view.quad[quad];
+    summed_quad to;
+    to.zero = 0;
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+        const bool there = p < of.planes;
+        to.plane[p] = of.plane[there ? p : 0];
+        const struct transform_plane plane = view.layout.plane[to.plane[p]];
+        to.scale[p] = there ? scale_in_place(plane) : 0;
+        to.zero = fmaf(to.scale[p], (float)(((1 << plane.bits) - 1) << plane.shift), to.zero);
+    }
+    to.step = *reinterpret_cast<const float4 *>(view.step + 4 * quad);
+    return to;
 }
 
 /* Makes a part of the warps' sums by plane. All threads call this after a __syncthreads. `own` is the quad of the thread's first
@@ -385,7 +382,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         plane_readers of_values = load_readers<HD, layout::threads>(values.view, shared + layout::reader_bytes);
         of_keys.gain_zero = keys.gain_zero, of_keys.gain_step = keys.gain_step;
         of_values.gain_zero = values.gain_zero, of_values.gain_step = values.gain_step, of_values.gain = values.gain;
-        uint8_t *const positions = shared + layout::positions;
+        uint8_t *const positions = shared + 2 * layout::reader_bytes;
         const uint32_t position_rows = shared_address(positions) + position_query_bytes(NQ, a.pre_rope.pairs);
         copy_position_rows<layout::threads>(a.pre_rope, position_rows);
         commit_copies();
@@ -406,8 +403,6 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         float2 *const angles =
             reinterpret_cast<float2 *>(positions + position_query_bytes(NQ, a.pre_rope.pairs) +
                                        position_row_bytes(a.pre_rope.pairs) + warp * position_angle_bytes(a.pre_rope.pairs));
-        for (unsigned i = threadIdx.x; i < HD / 4; i += layout::threads)
-            quad_at(shared + layout::quads, i) = quad_of(*values.view, i);
         ring.wait_for_others();
         let_next_kernel_begin();
         wait_for_kernels();
@@ -451,7 +446,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             __syncwarp();
             ring.ask_for_values(page + ring.depth);
         }
-        const summed_quad own = quad_at(shared + layout::quads, threadIdx.x % (HD / 4));
+        const summed_quad own = quad_of(*values.view, threadIdx.x % (HD / 4));
         wait_copies<0>();
         __syncthreads(); /* the rings are no longer read */
         store_planes<HD, NQ, WARPS>(of_values.planes, r, acc, shared);
