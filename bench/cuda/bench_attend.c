@@ -1,7 +1,8 @@
 /* bench_attend_cuda [METHOD...|SEQUENCESxTOKENS...] measures the time of a decoding step's attention over one layer of 32 query and 8 KV heads of 128, one
  * query token a sequence. Launches are replayed as a graph over copies of the cache that together are larger than the L2; medians. Prints lines
  * "METHOD SEQUENCESxTOKENS MICROSECONDS TB/s (PARTS parts)", which f16_attention.py sets beside PyTorch's. A sequence's tokens all lie in pages but
- * the last 64, its window. Codes are random; antkv's have no anchors.
+ * the last 64, its window. Codes are random; antkv's have no anchors. Each sequence is cut into as many parts as if it were alone, as a step of
+ * the product cuts it, or into SPLITS parts where the environment says so.
  *
  * "METHOD@PERCENT" chooses so many of the tokens and reads these; a second line, "METHOD@PERCENT/choice", has the time of the choice alone. TB/s
  * counts the bytes of all pages in both. */
@@ -371,7 +372,7 @@ static void measure(const struct model *model, const struct positions *positions
                               .magnitude = 1};
     struct query_row_view choice = {0};
     const uint32_t read = pages_read(model, pages, &choice);
-    uint32_t splits = attend_decode_splits(&heads, model->codec[0], (uint32_t)device_multiprocessors(), n, read);
+    uint32_t splits = attend_decode_splits(&heads, model->codec[0], (uint32_t)device_multiprocessors(), 1, read);
     const char *asked = getenv("SPLITS");
     if (asked) splits = (uint32_t)atoi(asked);
     for (uint32_t i = 0; i < n; i++)
@@ -391,6 +392,7 @@ static void measure(const struct model *model, const struct positions *positions
     }
     struct attend_decode attend = {
         .heads = heads, .codec = {model->codec[0], model->codec[1]}, .n_rows = n, .splits = splits, .lists_written = chosen};
+    attend.multiprocessor_parts = attend_decode_multiprocessor_parts(&heads, (uint32_t)device_multiprocessors(), n * splits);
     attend.places = device(sizeof model->places, model->places);
     for (int side = 0; side < 2; side++) attend.learned[side] = model->learned[side], attend.centroid[side] = model->centroid[side];
     attend.run_angles = positions->run_angles, attend.pre_rope = positions->pre_rope;

@@ -296,11 +296,15 @@ static inline double worst_error(const struct attend_sample *sample, const float
     return worst;
 }
 
-/* Runs it twice; returns the worst error, and frees what was made but for the test's own. */
+#define MULTIPROCESSOR_PARTS 12 /* with which a CTA reads 6 or 12 parts */
+
+/* Runs it twice, the second time with CTAs that may read several parts, which gives the same bits; returns the worst error, and frees what
+ * was made but for the test's own. */
 static inline double check_attention(struct attend_sample *sample) {
     uint32_t hd = sample->head_dim, heads = sample->kv_heads * sample->group, positions = 0;
     size_t n = (size_t)SEQUENCES * heads * hd;
-    float *q = allocated(n * sizeof *q), *q_exact = allocated(n * sizeof *q), *out = allocated(n * sizeof *q), slopes[64];
+    float *q = allocated(n * sizeof *q), *q_exact = allocated(n * sizeof *q), *out = allocated(n * sizeof *q),
+          *first = allocated(n * sizeof *q), slopes[64];
     struct query_row_view rows[SEQUENCES];
     struct attend_decode *attend = &sample->attend;
     make_places(sample);
@@ -348,9 +352,12 @@ static inline double check_attention(struct attend_sample *sample) {
         attend->out = sample->in_place ? (float *)attend->q : take(sample, nan, n * sizeof *nan);
         assert_true(attend_decode_supports(&attend->heads, attend->codec, attend->centroid));
         if (sample->choose) sample->choose(sample, q);
+        attend->multiprocessor_parts = run ? MULTIPROCESSOR_PARTS : 0;
         assert_int_equal(attend_decode_launch(attend, device_stream()), cudaSuccess);
         assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
         assert_int_equal(device_fetch(out, attend->out, n * sizeof *out), cudaSuccess);
+        if (!run) memcpy(first, out, n * sizeof *out);
+        assert_memory_equal(out, first, n * sizeof *out);
         assert_int_equal(device_fetch(left, attend->arrived, sizeof left), cudaSuccess);
         assert_memory_equal(left, arrived, sizeof left);
         double error = worst_error(sample, q, q_exact, sample->slopes ? slopes : NULL, out);
@@ -360,7 +367,7 @@ static inline double check_attention(struct attend_sample *sample) {
     for (uint32_t i = 0; i < SEQUENCES; i++)
         for (uint32_t h = 0; h < sample->kv_heads; h++)
             for (int side = 0; side < 2; side++) free(sample->rows[i][h][side]);
-    free(q), free(q_exact), free(out), free(nan);
+    free(q), free(q_exact), free(out), free(first), free(nan);
     return worst;
 }
 

@@ -1,7 +1,8 @@
 /* A decoding step's attention over pages of codec transform on the GPU against the same in double precision over what the CPU's codec decodes:
  * rates, head sizes and groups; rows of several sequences of different lengths in one launch, read in one part and in many; runs of keys,
  * rotated by rope in both pairings, wholly and in part; exact rows, windows that wrap, pages of which a part is evicted or was never filled;
- * ALiBi; parameters of the profile and those fitted to a sequence. What must not be read is NaN. */
+ * ALiBi; parameters of the profile and those fitted to a sequence; CTAs that read one part each, and several. What must not be read is
+ * NaN. */
 #include "no_device.h"
 #include "transform_sample.h"
 
@@ -104,17 +105,23 @@ static void parts(void **unused) {
         for (uint32_t i = 0; i < SEQUENCES; i++) setup.sequences[i].splits = 1 + (n - 1) * (i + 1) / SEQUENCES;
         report(&setup, &worst);
     }
+    /* Sums take more than a slot, in a ring of one page, and some of the record that the warp's next part reads, too. */
+    struct setup setup = setup_of(1.75, 256, 8);
+    setup.rate[1] = 3.5, setup.sequences[2].splits = setup.sequences[2].pages;
+    report(&setup, &worst);
     finish("parts", worst);
 }
 
-/* More than 32 for a warp: what lanes hold of pages is loaded again. */
+/* More than 32 for a warp, in one part and in several: what lanes hold of pages is loaded again. */
 static void many_pages(void **unused) {
     double worst = 0;
     (void)unused;
     for (int rate = 2; rate <= 8; rate += 6) { /* rings of two pages, and of one */
         struct setup setup = setup_of(rate, 64, 2);
-        setup.sequences[2].pages = 300, setup.sequences[2].splits = 1;
-        report(&setup, &worst);
+        for (uint32_t splits = 1; splits <= 5; splits += 4) {
+            setup.sequences[2].pages = 300, setup.sequences[2].splits = splits;
+            report(&setup, &worst);
+        }
     }
     finish("many pages", worst);
 }

@@ -19,6 +19,7 @@ SHARED = "test_cuda_ranks_prompt_emulated"
 DISTANCES = "test_cuda_ranks_emulated ranks_count*"
 REPLACED = "test_cuda_mat_emulated tokens_one_by_one*"
 RANKS = "test_cuda_ranks_emulated ranks_choose*"
+BATCH = "test_cuda_batch_emulated a_step_of_several*"
 FAULTS = (  # file, text that occurs once in it, what takes its place, the test, the fault; FAULT is 1 where it is on, else 0
     (KV + "attend_transform.cuh", "sum += weight;\n    }", "sum += FAULT ? 0 : weight;\n    }", "test_attend_transform_emulated", "terse-N: values less no mean are read with it"),
     (KV + "encode_transform.cu", "if (m.small.errors[code] < least)", "if (!FAULT && m.small.errors[code] < least)", ENCODE, "terse-N: rows near zero are coded less the mean, heads of 256 channels"),
@@ -55,6 +56,9 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     ("src/kv/read_lists.c", "(uint32_t)anchors : 0;", "(uint32_t)anchors - FAULT : 0;", KEPT, "snapkv-N: the last of the kept tokens is not read"),
     (KV + "attend_transform_runs.cuh", "to.scale[i] = scale_in_place(plane);", "to.scale[i] = FAULT ? 1 : scale_in_place(plane);", METHODS, "terse-N: a plane's weight is left out of keys"),
     (KV + "attend_transform_kernel.cuh", "2 * factor * own.scale[p]", "2 * factor * (FAULT ? 1 : own.scale[p])", METHODS, "terse-N: a plane's weight is left out of values"),
+    (KV + "attend_transform_kernel.cuh", "more = first + begin - (end - own);", "more = first + begin - (end - own) - (FAULT && lane_id() && begin);", BATCH, "terse-N: a warp's pages of a CTA's second part begin a page early"),
+    (KV + "attend_transform_kernel.cuh", "1 + parts_before + s.part + part)", "1 + parts_before + s.part + (FAULT ? 0 : part))", BATCH, "terse-N: of the parts that a CTA reads the last one is left alone"),
+    (KV + "attend_transform_kernel.cuh", "if (!sums) loaded = ~0u;", "if (!sums && !FAULT) loaded = ~0u;", "test_attend_transform_emulated parts", "terse-N: sums of a part take the place of a run's record, which is read again"),
     (KV + "rank.cu", "expf(x[i][j] - whole.x) * whole.y;", "(FAULT && m % (r.heads.query_heads / r.heads.kv_heads) ? 0 : expf(x[i][j] - whole.x) * whole.y);", KEPT, "snapkv-N: of the group only the first query head ranks tokens"),
     (KV + "encode_transform.cuh", "code < 255 ? code : 255 : least", "code < (FAULT ? 127 : 255) ? code : FAULT ? 127 : 255 : least", ENCODE, "terse-N: the upper half of gains is cut off"),
     (KV + "encode_transform.cuh", "roundf((gain - view.gain_zero) / view.gain_step)", "roundf((gain - (FAULT ? 0 : view.gain_zero)) / view.gain_step)", ENCODE, "terse-N: gains are counted from 0"),

@@ -33,6 +33,10 @@ uint32_t attend_decode_splits(const struct head_view *heads, enum codec_id keys,
     return splits ? (uint32_t)splits : 1;
 }
 
+uint32_t attend_decode_multiprocessor_parts(const struct head_view *heads, uint32_t multiprocessors, uint32_t parts) {
+    return (uint32_t)(((uint64_t)heads->kv_heads * parts + multiprocessors - 1) / multiprocessors);
+}
+
 /* Returns the launch for pages of these codecs; NULL: there is none. */
 static attend_launch *launch_of(const enum codec_id codec[2]) {
     const struct cuda_codec *keys = cuda_codec_of(codec[CODEC_KEYS]), *values = cuda_codec_of(codec[CODEC_VALUES]);

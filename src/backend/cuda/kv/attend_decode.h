@@ -24,6 +24,10 @@ size_t attend_decode_run_words(const struct head_view *heads, enum codec_id keys
 uint32_t attend_decode_splits(const struct head_view *heads, enum codec_id keys, uint32_t multiprocessors, uint32_t n_rows,
                               uint32_t pages);
 
+/* Returns how many parts a multiprocessor reads, rounded up, if all are dealt evenly, of which the rows have `parts` together for each KV
+ * head; rows of several rates those of the rate with most. */
+uint32_t attend_decode_multiprocessor_parts(const struct head_view *heads, uint32_t multiprocessors, uint32_t parts);
+
 /* Returns whether there are kernels for these codecs and heads. `centroid` holds, by side, the shapes of codecs with centroids; for
  * others it may be NULL. */
 bool attend_decode_supports(const struct head_view *heads, const enum codec_id codec[2], const struct centroid_shape centroid[2]);

@@ -1,14 +1,47 @@
 /* Has the kernel of attend_transform.cuh: the rings of pages, and the work of warps on them.
  *
- * Of a query row and KV head, one CTA reads the rows of halves and each of the others a part of the pages; a warp reads pages by
- * itself, through a ring of its own. attend_transform_merge.cuh merges what all of them wrote. Those that read rows are the launch's
- * last, since they take the least time: where not all CTAs find room at once, the others do. */
+ * Of a query row and KV head, one CTA reads the rows of halves and each of the others one or several parts of the pages; a warp reads
+ * pages by itself, through a ring of its own. attend_transform_merge.cuh merges what all of them wrote. Those that read rows are the
+ * launch's last, since they take the least time: where not all CTAs find room at once, the others do. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_KERNEL_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_KERNEL_CUH
 
 #include "backend/cuda/kv/attend_transform.cuh"
 #include "backend/cuda/kv/attend_transform.h"
 #include "backend/cuda/kv/attend_transform_merge.cuh"
+
+/* ---- The pages of a warp */
+
+constexpr uint32_t WARP_PARTS_MOST = 32; /* of a CTA: a lane has what is to be known of one */
+
+/* A CTA's parts follow one another, and a warp reads its pages of the first, then those of the next: so its pages have numbers 0, 1, ...
+ * through all of them. Lane k has of part k the number behind its last page, and by how much the entries of its pages in the list are
+ * larger than their numbers. */
+struct warp_pages {
+    uint32_t parts; /* at most WARP_PARTS_MOST */
+    uint32_t end, more;
+
+    ATTEND_INLINE warp_pages(struct share s, uint32_t parts, uint32_t warp, uint32_t warps) : parts(parts) {
+        uint32_t first, behind;
+        s.part += min(lane_id(), parts - 1);
+        share_pages(s, first, behind);
+        const uint32_t n = behind - first, begin = n * warp / warps, own = n * (warp + 1) / warps - begin;
+        end = own;
+        for (uint32_t o = 1; o < parts; o *= 2) {
+            const uint32_t before = __shfl_up_sync(ALL_LANES, end, o);
+            if (lane_id() >= o) end += before;
+        }
+        more = first + begin - (end - own);
+    }
+    ATTEND_INLINE uint32_t end_of(uint32_t part) const { return uniform(__shfl_sync(ALL_LANES, end, part)); }
+    /* Returns the entry of the list that is page i. All lanes call this, each for a page of its own. */
+    ATTEND_INLINE uint32_t entry(uint32_t i) const {
+        uint32_t part = 0;
+#pragma unroll 1
+        for (uint32_t k = 0; k + 1 < parts; k++) part += __shfl_sync(ALL_LANES, end, k) <= i;
+        return i + __shfl_sync(ALL_LANES, more, part);
+    }
+};
 
 /* ---- The ring */
 
@@ -31,30 +64,42 @@ ATTEND_INLINE void copy_units(uint32_t to, const uint8_t *from, uint32_t count) 
 /* A ring has one or two of a warp's pages in shared memory: a slot of keys and one of values each. As soon as a slot has been read,
  * it is filled with the page after the other's. Behind all slots lie as many records of runs. Pages of one run follow one another, and
  * read the record that was loaded with the first of them. The first pages are asked for before the records of their runs are there,
- * which another kernel writes. */
+ * which another kernel writes.
+ *
+ * When a part ends, its sums take the last bytes of the slot that was read last: those of its values, if they suffice, so that the next
+ * keys are copied meanwhile; else those of its keys too, and in a ring of one page, where a slot may not suffice, the record's. */
 template <int HD, int NQ> struct transform_ring {
     struct listed_pages listed;
+    struct warp_pages pages;
     const struct place_view *place;
     const uint32_t *records;                       /* of runs, from that of the list's first page on */
     uint32_t first_run, run_tokens;                /* the first one's position, and how many positions apart they are */
     uint32_t n;                                    /* pages */
     uint32_t key_units, value_units, record_units; /* of 16 bytes */
     uint32_t base, key_bytes, bytes;               /* of a slot of keys, and of both */
+    uint32_t sums;                                 /* where in a slot they begin */
     uint32_t depth;                                /* 1 or 2 */
     uint32_t loaded;                               /* run_of_lane of the page that was asked for last */
     uint32_t places;                               /* which record the pages read that were asked for: bit i of the last but i */
     const uint8_t *keys_of_lane, *values_of_lane;  /* page 32 i + lane's */
     uint32_t run_of_lane;                          /* offset of its run's record, in words */
 
-    ATTEND_INLINE void set_room(uint32_t memory, uint32_t room, uint32_t key_nibbles, uint32_t value_nibbles, uint32_t key_planes) {
+    ATTEND_INLINE void set_room(uint32_t memory, uint32_t room, uint32_t key_nibbles, uint32_t value_nibbles, uint32_t key_planes,
+                                uint32_t sum_bytes) {
         key_units = key_nibbles * (PAGE_TRANSFORM_NIBBLE / 16), value_units = value_nibbles * (PAGE_TRANSFORM_NIBBLE / 16);
         record_units = run_record_words(NQ, key_planes) / 4;
         key_bytes = page_slot_bytes(key_nibbles), bytes = key_bytes + page_slot_bytes(value_nibbles);
-        base = memory, depth = room >= 2 * (bytes + 16 * record_units) ? 2 : 1;
+        base = memory, depth = room >= 2 * (max(bytes, sum_bytes) + 16 * record_units) ? 2 : 1;
+        if (depth == 2) bytes = max(bytes, sum_bytes);
+        sums = max(bytes, sum_bytes) - sum_bytes;
         loaded = ~0u, places = run_of_lane = 0;
     }
 
     ATTEND_INLINE uint32_t slot(uint32_t page) const { return base + (page & (depth - 1)) * bytes; }
+
+    /* Returns where sums lie of a part that ends with a page. */
+    ATTEND_INLINE uint32_t sums_slot(uint32_t page) const { return slot(page) + sums; }
+    ATTEND_INLINE bool sums_beside_keys() const { return sums >= key_bytes; }
 
     /* The following return the place of the lane's 16 bytes of four nibbles in a slot, by nibble_place of transforms.c. */
     static ATTEND_INLINE uint32_t key_place() { return lane_id() / 8 * 128 + 16 * (lane_id() % 8 ^ 2 * (lane_id() / 8)); }
@@ -78,7 +123,7 @@ template <int HD, int NQ> struct transform_ring {
 
     ATTEND_INLINE void copy_keys(uint32_t page) {
         if (page % 32 == 0) {
-            const struct page_set_view set = listed.set(min(page + lane_id(), n - 1));
+            const struct page_set_view set = listed.set(pages.entry(min(page + lane_id(), n - 1)));
             keys_of_lane = page_address(&set, place, 0), values_of_lane = page_address(&set, place, 1);
             run_of_lane = (run_of(set.first) - first_run) / run_tokens * run_record_words(NQ, HD / 2);
         }
@@ -104,6 +149,13 @@ template <int HD, int NQ> struct transform_ring {
             copy_units(to + value_place(), from + PAGE_TOKENS, value_units);
         }
         commit_copies();
+    }
+
+    /* Asks for what takes the place of sums that have been read, of a part that ended before `page`. */
+    ATTEND_INLINE void ask_after_sums(uint32_t page) {
+        if (!sums) loaded = ~0u; /* the record may be lost, too */
+        if (!sums_beside_keys()) ask_for_keys(page - 1 + depth);
+        ask_for_values(page - 1 + depth);
     }
 
     /* Asks for the first pages without the records of their runs. */
@@ -150,61 +202,66 @@ template <int HD, int NQ> struct transform_ring {
             wait_copies<2>();
     }
 
-    /* Waits until the oldest copies that were asked for are there. */
-    ATTEND_INLINE void wait() const {
-        if (depth == 2)
+    /* Waits until the oldest copies that were asked for are there. `all`: those of as many pages as the ring has room for were asked
+     * for, else the last page's values or keys were not. */
+    ATTEND_INLINE void wait(bool all = true) const {
+        if (depth == 2 && all)
             wait_copies<3>();
-        else
+        else if (depth == 2)
+            wait_copies<2>();
+        else if (all)
             wait_copies<1>();
+        else
+            wait_copies<0>();
         __syncwarp();
     }
 };
 
 /* ---- Shared memory */
 
+/* A warp's sums by plane lie as float4 [4 tiles of queries][planes_stride], the last two of which are a query's state and nothing. */
+__host__ __device__ constexpr uint32_t planes_stride(uint32_t planes) { return (planes + 7) / 8 * 8 + 2; }
+__host__ __device__ constexpr uint32_t planes_bytes(uint32_t tiles, uint32_t planes) {
+    return tiles * 4 * planes_stride(planes) * 16;
+}
+
 template <int HD, int NQ, int WARPS> struct transform_shared {
     static constexpr int threads = WARPS * 32;
     static constexpr int reader_bytes = HD / 2 * 8; /* of a side */
-    /* The numbers that positions are scored by lie behind the readers of both sides; rings follow. */
-    static __host__ __device__ constexpr int rings(uint32_t pairs) {
-        return (2 * reader_bytes + (int)position_bytes(NQ, WARPS, pairs) + 127) / 128 * 128;
+    /* The numbers that positions are scored by lie behind the readers of both sides, then where each warp's sums begin; rings follow. */
+    static __host__ __device__ constexpr int sums_at(uint32_t pairs) {
+        return 2 * reader_bytes + (int)position_bytes(NQ, WARPS, pairs);
     }
-    /* While pages are read, sums by plane of each warp, float4 [WARPS][4 NQ][plane_stride], and their states, float4 [WARPS][4 NQ],
-     * take this memory. */
-    static constexpr int plane_stride = HD / 2 + 2;
-    static constexpr int sums = WARPS * 4 * NQ * plane_stride * 16, states = WARPS * 4 * NQ * 16;
+    static __host__ __device__ constexpr int rings(uint32_t pairs) {
+        return (sums_at(pairs) + WARPS * (int)sizeof(uint32_t) + 127) / 128 * 128;
+    }
     /* The CTA that reads rows has queries for the window and for exact rows here; then each warp's rows, or their states. */
     static constexpr int row_queries = 2 * ((int)sizeof(query_fragments<HD, 1>) + 127) / 128 * 128;
     static constexpr int rows = row_queries + WARPS * 2 * half_rows<HD>::bytes;
     static constexpr int row_states = row_queries + (int)partials_bytes<HD>(WARPS, 4 * NQ);
     static constexpr int largest(int a, int b) { return a > b ? a : b; }
     /* Returns the least bytes of shared memory. `page` is the bytes of a ring of one page. */
-    static int least(int page, uint32_t pairs) {
-        return largest(largest(rings(pairs) + WARPS * page, sums + states), largest(rows, row_states));
-    }
+    static int least(int page, uint32_t pairs) { return largest(rings(pairs) + WARPS * page, largest(rows, row_states)); }
 };
 
 /* ---- Parts */
 
 /* Stores a warp's sums by plane and its states in shared memory. */
-template <int HD, int NQ, int WARPS>
-ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const transform_sums<HD, NQ> &acc, uint8_t *memory) {
-    using layout = transform_shared<HD, NQ, WARPS>;
-    const unsigned warp = threadIdx.x / 32, g = lane_id() / 4, t = lane_id() % 4;
-    float4 *const sums = reinterpret_cast<float4 *>(memory), *const states = reinterpret_cast<float4 *>(memory + layout::sums);
+template <int HD, int NQ>
+ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const transform_sums<HD, NQ> &acc, float4 *sums) {
+    const unsigned g = lane_id() / 4, t = lane_id() % 4, stride = planes_stride(planes);
 #pragma unroll
     for (int n = 0; n < NQ; n++) {
-        const unsigned row = warp * 4 * NQ + 4 * n + t;
+        float4 *const row = sums + (4 * n + t) * stride;
         for (int o = 4; o < 32; o *= 2) {
             r.sum[n] += __shfl_xor_sync(ALL_LANES, r.sum[n], o);
             r.gained[n] += __shfl_xor_sync(ALL_LANES, r.gained[n], o);
             r.no_mean[n] += __shfl_xor_sync(ALL_LANES, r.no_mean[n], o);
         }
-        if (g == 0) states[row] = make_float4(r.max[n], r.sum[n], r.sum[n] - r.no_mean[n], r.gained[n]);
+        if (g == 0) row[stride - 2] = make_float4(r.max[n], r.sum[n], r.sum[n] - r.no_mean[n], r.gained[n]);
 #pragma unroll
         for (int p = 0; p < HD / 16; p++)
-            if (8 * p < planes)
-                sums[row * layout::plane_stride + 8 * p + g] = make_float4(acc[p][n][0], acc[p][n][1], acc[p][n][2], acc[p][n][3]);
+            if (8 * p < planes) row[8 * p + g] = make_float4(acc[p][n][0], acc[p][n][1], acc[p][n][2], acc[p][n][3]);
     }
 }
 
@@ -231,32 +288,34 @@ ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned qu
     return to;
 }
 
-/* Makes a part of the warps' sums by plane. All threads call this after a __syncthreads. `own` is the quad of the thread's first
- * item, where there are any. */
+/* Makes a part of the warps' sums by plane, for which it waits. All threads call this. `sums_at` says where in `memory` each warp's sums
+ * begin; 0: it has read no page. */
 template <int HD, int NQ, int WARPS>
-ATTEND_INLINE void leave_components(const struct transform_view &view, summed_quad own, const uint8_t *memory,
-                                    const transform_parts<HD> &parts, uint32_t part) {
-    using layout = transform_shared<HD, NQ, WARPS>;
-    const float4 *const sums = reinterpret_cast<const float4 *>(memory), *const states = reinterpret_cast<const float4 *>(
-                                                                             memory + layout::sums);
+ATTEND_APART void leave_components(const struct transform_view &view, uint32_t planes, const uint8_t *memory,
+                                   const uint32_t *sums_at, const transform_parts<HD> &parts, uint32_t part) {
     constexpr unsigned quads = HD / 4;
-    const unsigned items = parts.group * quads;
+    const unsigned items = parts.group * quads, stride = planes_stride(planes);
+    summed_quad own = quad_of(view, threadIdx.x % quads);
+    __syncthreads();
     for (unsigned i = threadIdx.x; i < items + parts.group; i += WARPS * 32) { /* the last are states */
         const unsigned query = i < items ? i / quads : i - items, quad = i % quads;
         if (i >= WARPS * 32 && i < items) own = quad_of(view, quad);
+        const float4 *const rows = reinterpret_cast<const float4 *>(memory) + query * stride;
         float m = -INFINITY, weights = 0, of_mean = 0, gained = 0;
         float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) m = fmaxf(m, states[w * 4 * NQ + query].x);
+        for (int w = 0; w < WARPS; w++)
+            if (sums_at[w]) m = fmaxf(m, rows[sums_at[w] / 16 + stride - 2].x);
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
-            const unsigned row = w * 4 * NQ + query;
-            const float factor = m == -INFINITY ? 0 : exp2_fast(states[row].x - m);
-            weights += factor * states[row].y, of_mean += factor * states[row].z, gained += factor * states[row].w;
+            if (!sums_at[w]) continue;
+            const float4 *const row = rows + sums_at[w] / 16, state = row[stride - 2];
+            const float factor = m == -INFINITY ? 0 : exp2_fast(state.x - m);
+            weights += factor * state.y, of_mean += factor * state.z, gained += factor * state.w;
             if (i >= items) continue;
 #pragma unroll
             for (int p = 0; p < 2; p++) /* a quad that has no bits has no planes */
-                if (own.scale[p] != 0) add_scaled(sum, 2 * factor * own.scale[p], sums[row * layout::plane_stride + own.plane[p]]);
+                if (own.scale[p] != 0) add_scaled(sum, 2 * factor * own.scale[p], row[own.plane[p]]);
         }
         const float zero = gained * own.zero;
         if (i < items)
@@ -348,19 +407,21 @@ template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const st
     return {to, planes, uniform(view->layout.nibbles) * (uint32_t)PAGE_TRANSFORM_NIBBLE, 0, 0, 0};
 }
 
-/* Serves query heads first_query .. of each group, at most 4 NQ. `ring_bytes` is the size of a warp's ring, `at_once` says that all CTAs
- * have room. The kernel is launched early, behind transform_runs_kernel alone, which lets it begin at once: what it reads before it waits
- * is what the step's kernels do not write, the pages and their lists among it. */
-template <int HD, int NQ, int WARPS, int RESIDENT>
+/* Serves query heads first_query .. of each group, at most 4 NQ. `ring_bytes` is the size of a warp's ring; a CTA reads so many parts
+ * of a row and KV head that follow one another, as far as the row has them: one, unless SEVERAL, since that takes fewer registers.
+ * `at_once` says that all CTAs have room. The kernel is launched early, behind transform_runs_kernel alone, which lets it begin at once:
+ * what it reads before it waits is what the step's kernels do not write, the pages and their lists among it. */
+template <int HD, int NQ, int WARPS, int RESIDENT, bool SEVERAL>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes,
-                            bool at_once) {
+                            uint32_t parts_of_cta, bool at_once) {
     using layout = transform_shared<HD, NQ, WARPS>;
     extern __shared__ __align__(128) uint8_t shared[];
     const unsigned warp = uniform(threadIdx.x / 32), lane = lane_id();
     struct share s;
-    const bool of_rows = blockIdx.z == a.splits;
-    share_of(a, of_rows ? 0 : blockIdx.z, blockIdx.x, blockIdx.y, s);
+    const uint32_t first_part = blockIdx.z * parts_of_cta;
+    const bool of_rows = first_part >= a.splits;
+    share_of(a, of_rows ? 0 : first_part, blockIdx.x, blockIdx.y, s);
     const uint32_t parts_before = take_rate(a, s);
     if (!of_rows && s.part >= s.parts) return;
     take_heads(s, first_query, 4 * NQ);
@@ -386,19 +447,17 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         const uint32_t position_rows = shared_address(positions) + position_query_bytes(NQ, a.pre_rope.pairs);
         copy_position_rows<layout::threads>(a.pre_rope, position_rows);
         commit_copies();
-        uint32_t first, end;
-        share_pages(s, first, end);
-        first = uniform(first);
-        const uint32_t n = uniform(end - first), begin = first + n * warp / WARPS, pages = first + n * (warp + 1) / WARPS - begin;
-        const struct listed_pages listed = listed_from(s, begin, 1);
-        transform_ring<HD, NQ> ring;
-        ring.listed = listed, ring.n = pages;
+        const struct warp_pages pages(s, SEVERAL ? uniform(min(parts_of_cta, s.parts - s.part)) : 1, warp, WARPS);
+        const struct listed_pages listed = listed_from(s, 0, 1);
+        transform_ring<HD, NQ> ring = {listed, pages};
+        ring.n = pages.end_of(pages.parts - 1);
         ring.place = (s.sequence->rates[a.rate].places ? s.sequence->rates[a.rate].places : a.places) +
                      (size_t)a.layer * a.heads.kv_heads + s.head;
         ring.first_run = uniform(s.n_pages ? run_of(first_listed(s)) : 0), ring.run_tokens = a.run_step * ROPE_RUN_TOKENS;
         ring.records = run_record<HD, NQ>(a, s, 0);
         ring.set_room(shared_address(shared) + layout::rings(a.pre_rope.pairs) + warp * ring_bytes, ring_bytes,
-                      uniform(keys.view->layout.nibbles), uniform(values.view->layout.nibbles), of_keys.planes);
+                      uniform(keys.view->layout.nibbles), uniform(values.view->layout.nibbles), of_keys.planes,
+                      planes_bytes(NQ, of_values.planes));
         ring.start();
         float2 *const angles =
             reinterpret_cast<float2 *>(positions + position_query_bytes(NQ, a.pre_rope.pairs) +
@@ -417,48 +476,65 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             fetch_positions<layout::threads>(of_positions, layout::threads, units, shared_address(positions));
         __syncthreads(); /* readers and positions are there */
 
-        transform_sums<HD, NQ> acc = {};
-        transform_running<NQ> r;
-#pragma unroll
-        for (int i = 0; i < NQ; i++) r.max[i] = -INFINITY, r.sum[i] = r.gained[i] = r.no_mean[i] = 0;
         struct page_of_lane of_lane;
         const float *const slopes = a.heads.slopes ? a.heads.slopes + s.first_head : nullptr;
+        uint32_t *const sums_at = reinterpret_cast<uint32_t *>(shared + layout::sums_at(a.pre_rope.pairs));
+        uint32_t page = 0;
 #pragma unroll 1
-        for (uint32_t page = 0; page < pages; page++) {
-            if (page % 32 == 0) of_lane.load(listed, min(page + lane, pages - 1), a.rows[s.row].first);
-            float x[NQ][8];
-            page_weights<NQ> weights;
-            const uint32_t slot = ring.slot(page);
-            lane_angles own_angles;
-            page_angles(a, of_lane.first_of(page)).load(own_angles);
-            ring.wait();
-            score_page<HD, NQ>(slot, ring.record(ring.depth - 1), of_keys, x);
-            page_angles(a, of_lane.first_of(page)).place(own_angles, angles);
-            __syncwarp();
-            ring.ask_for_keys(page + ring.depth);
-            add_positions(a.pre_rope, shared_address(positions), position_rows, shared_address(angles), x);
-            const uint32_t from = of_lane.first_of(page); /* not before: registers are short while keys are scored */
-            const uint64_t live = of_lane.read_of(page, from, s.position);
-            finish_page_logits(x, a.heads.cap, slopes, s.group, (int32_t)(from - s.position), live);
-            ring.wait();
-            weigh_page<HD, NQ>(slot + ring.key_bytes, of_values, x, r, acc, weights);
-            accumulate_page<HD, NQ>(slot + ring.key_bytes, of_values, weights, acc);
-            __syncwarp();
-            ring.ask_for_values(page + ring.depth);
+        for (uint32_t part = 0; part < pages.parts; part++) {
+            transform_sums<HD, NQ> acc = {};
+            transform_running<NQ> r;
+#pragma unroll
+            for (int i = 0; i < NQ; i++) r.max[i] = -INFINITY, r.sum[i] = r.gained[i] = r.no_mean[i] = 0;
+            const uint32_t begin = page, end = pages.end_of(part);
+#pragma unroll 1
+            for (; page < end; page++) {
+                if (page % 32 == 0) of_lane.load(listed, pages.entry(min(page + lane, ring.n - 1)), a.rows[s.row].first);
+                float x[NQ][8];
+                page_weights<NQ> weights;
+                const uint32_t slot = ring.slot(page);
+                const bool last = SEVERAL && page + 1 == end; /* of a part behind which others may come */
+                lane_angles own_angles;
+                page_angles(a, of_lane.first_of(page)).load(own_angles);
+                ring.wait();
+                score_page<HD, NQ>(slot, ring.record(ring.depth - 1), of_keys, x);
+                page_angles(a, of_lane.first_of(page)).place(own_angles, angles);
+                __syncwarp();
+                if (!last || ring.sums_beside_keys()) ring.ask_for_keys(page + ring.depth);
+                add_positions(a.pre_rope, shared_address(positions), position_rows, shared_address(angles), x);
+                const uint32_t from = of_lane.first_of(page); /* not before: registers are short while keys are scored */
+                const uint64_t live = of_lane.read_of(page, from, s.position);
+                finish_page_logits(x, a.heads.cap, slopes, s.group, (int32_t)(from - s.position), live);
+                ring.wait(!last || ring.sums_beside_keys());
+                weigh_page<HD, NQ>(slot + ring.key_bytes, of_values, x, r, acc, weights);
+                accumulate_page<HD, NQ>(slot + ring.key_bytes, of_values, weights, acc);
+                __syncwarp();
+                if (!last) ring.ask_for_values(page + ring.depth);
+            }
+            const uint32_t sums = ring.sums_slot(page - 1) - shared_address(shared);
+            if (page > begin) store_planes<HD, NQ>(of_values.planes, r, acc, reinterpret_cast<float4 *>(shared + sums));
+            if (lane == 0) sums_at[warp] = page > begin ? sums : 0;
+            leave_components<HD, NQ, WARPS>(*values.view, of_values.planes, shared, sums_at, parts,
+                                            1 + parts_before + s.part + part);
+            if (!SEVERAL || part + 1 == pages.parts) break;
+            __syncthreads();
+            if (page > begin) ring.ask_after_sums(page);
         }
-        const summed_quad own = quad_of(*values.view, threadIdx.x % (HD / 4));
-        wait_copies<0>();
-        __syncthreads(); /* the rings are no longer read */
-        store_planes<HD, NQ, WARPS>(of_values.planes, r, acc, shared);
-        __syncthreads();
-        leave_components<HD, NQ, WARPS>(*values.view, own, shared, parts, 1 + parts_before + s.part);
     }
+}
+
+/* Returns how many parts a CTA reads, where a multiprocessor holds so many CTAs: as few as let all parts of the launch be read at once. */
+inline uint32_t parts_of_ctas(const struct attend_decode *a, uint32_t resident) {
+    const uint32_t parts = (a->multiprocessor_parts + resident - 1) / resident;
+    return parts < 1 ? 1 : parts < WARP_PARTS_MOST ? parts : WARP_PARTS_MOST;
 }
 
 template <int HD, int NQ, int WARPS, int RESIDENT>
 cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first_query, int room, cudaStream_t stream) {
     using layout = transform_shared<HD, NQ, WARPS>;
-    const auto kernel = attend_transform_kernel<HD, NQ, WARPS, RESIDENT>;
+    const uint32_t parts = parts_of_ctas(a, RESIDENT), ctas = (a->splits + parts - 1) / parts;
+    const auto kernel = parts > 1 ? attend_transform_kernel<HD, NQ, WARPS, RESIDENT, true>
+                                  : attend_transform_kernel<HD, NQ, WARPS, RESIDENT, false>;
     const int rings = layout::rings(a->pre_rope.pairs), ring = (room - rings) / WARPS / 128 * 128, bytes = rings + WARPS * ring;
     cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     uint32_t left = a->rates ? a->rates : 1;
@@ -470,8 +546,8 @@ cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first
         own.rate = (uint32_t)__builtin_ctz(left);
         result = launch_runs<HD, NQ>(&own, first_query, stream);
         if (result == cudaSuccess)
-            result = launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows, a->splits + rows), dim3(WARPS * 32), bytes, stream,
-                                  own, first_query, (uint32_t)ring, at_once);
+            result = launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows, ctas + rows), dim3(WARPS * 32), bytes, stream, own,
+                                  first_query, (uint32_t)ring, parts, at_once);
     }
     return result == cudaSuccess ? launch_merge<HD, NQ>(a, first_query, stream) : result;
 }
@@ -482,8 +558,11 @@ template <int HD, int NQ> cudaError_t launch_transform(const struct attend_decod
     constexpr int bound = HD * NQ <= 128 ? 2 : 1;
     const uint32_t nibbles[2] = {(a->page_bytes[0] - PAGE_TOKENS) / PAGE_TRANSFORM_NIBBLE,
                                  (a->page_bytes[1] - PAGE_TOKENS) / PAGE_TRANSFORM_NIBBLE};
-    const uint32_t planes = nibbles[0] * 4 < HD / 2 ? nibbles[0] * 4 : HD / 2; /* at most: a nibble has four bits */
-    const int page = (int)(page_slot_bytes(nibbles[0]) + run_record_words(NQ, planes) * 4 + page_slot_bytes(nibbles[1]));
+    const uint32_t planes[2] = {nibbles[0] * 4 < HD / 2 ? nibbles[0] * 4 : HD / 2, /* at most: a nibble has four bits */
+                                nibbles[1] * 4 < HD / 2 ? nibbles[1] * 4 : HD / 2};
+    const uint32_t slots = page_slot_bytes(nibbles[0]) + page_slot_bytes(nibbles[1]), sums = planes_bytes(NQ, planes[1]);
+    const uint32_t read = slots + run_record_words(NQ, planes[0]) * 4;
+    const int page = (int)(read > sums ? read : sums);
     const int room = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
               half = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 - reserved;
     const int padded = (page + 127) / 128 * 128;

@@ -20,6 +20,8 @@
 struct group {
     struct cache *cache; /* the first of them */
     uint32_t first_row, n_rows, splits, runs;
+    uint32_t parts; /* of all rows together, for each KV head; of several rates, those of the rate with most */
+    uint32_t multiprocessor_parts;
     uint32_t rates;         /* as of struct attend_decode */
     uint32_t page_bytes[2]; /* of the largest page, by side */
     bool evicts;            /* exact rows stand at other positions */
@@ -226,6 +228,10 @@ static void add_to_group(struct batch_memory *b, struct cache *cache, const stru
     }
     group->n_rows += (uint32_t)cache->base.plan.n;
     if (splits > group->splits) group->splits = splits;
+    uint32_t parts = rates_of(&cache->base) == 1 ? splits : 1;
+    for (uint32_t rate = 0; rate < RATE_VIEWS; rate++)
+        if (view->rate_splits[rate] > parts) parts = view->rate_splits[rate];
+    group->parts += parts * (uint32_t)cache->base.plan.n;
     if (runs_of(cache) > group->runs) group->runs = runs_of(cache);
     for (int side = 0; side < 2; side++) {
         const uint32_t own = (cache->fitted.memory ? cache->fitted.page_bytes : cache->tables->page_bytes)[side];
@@ -278,6 +284,8 @@ static void stage(struct batch_memory *b, struct cache *const *caches, size_t n)
     for (struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         g->splits = bucket(g->splits);
         g->runs = bucket(g->runs);
+        g->multiprocessor_parts =
+            attend_decode_multiprocessor_parts(&g->cache->heads, (uint32_t)device_multiprocessors(), g->parts);
         if (g->rates == 1) g->rates = 0;
     }
 }
@@ -323,6 +331,7 @@ uint64_t batch_key(const struct batch_memory *b) {
     for (const struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         key = mixed(mixed(key, g->cache->tables->number), (uint64_t)(uintptr_t)g->cache->tables->rotary.runs);
         key = mixed(mixed(mixed(key, g->first_row), g->n_rows), (uint64_t)g->runs << 32 | g->splits);
+        key = mixed(key, g->multiprocessor_parts);
         key = mixed(mixed(key, (uint64_t)g->chooses << 32 | g->rates), (uint64_t)g->page_bytes[0] << 32 | g->page_bytes[1]);
     }
     return key;
@@ -403,6 +412,7 @@ static cudaError_t launch_attention(const struct batch_memory *b, const struct g
                                    .rows = rows_in(b, b->uploaded) + own->first,
                                    .n_rows = (uint32_t)own->count,
                                    .splits = g->splits,
+                                   .multiprocessor_parts = g->multiprocessor_parts,
                                    .q = own->q,
                                    .q_exact = g->evicts ? exact_queries(b, g, own->first) : own->q,
                                    .out = own->out,
