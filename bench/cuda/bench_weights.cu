@@ -1,4 +1,4 @@
-/* Measures products of weights as they are stored with 1 to 16 vectors: bytes of weights per second from the GPU's memory, as
+/* Measures products of weights as they are stored with 1 to 64 vectors: bytes of weights per second from the GPU's memory, as
  * graphs replayed over more matrices than its cache holds, medians. Then it measures the products of layers of an 8B model one
  * after another, each behind the kernels that prepare its input, as in a decoding step but without attention.
  *
@@ -26,7 +26,7 @@ struct shape {
     uint32_t rows, columns;
 };
 static const struct shape shapes[] = {{4096, 4096}, {14336, 4096}, {4096, 14336}, {28672, 4096}};
-static const uint32_t counts[] = {1, 2, 4, 8, 16};
+static const uint32_t counts[] = {1, 2, 4, 8, 16, 32, 64};
 static const struct {
     const char *name;
     enum tensor_type type;
@@ -38,7 +38,7 @@ static const struct {
 struct room {
     uint8_t *matrices;
     struct device_vectors x;
-    float *rows[4]; /* [EACH_ROWS][28672] each: hidden states and the like */
+    float *rows[4]; /* [EACH_MOST][28672] each: hidden states and the like */
     float *gain;
     cudaStream_t stream;
 };
@@ -186,27 +186,27 @@ static bool wanted(int argc, char **argv, const char *name) {
 }
 
 static int make_room(struct room *room) {
-    const size_t columns = (size_t)EACH_ROWS * WIDEST, sums = columns / 32 * GROUP_SUMS * sizeof(float);
+    const size_t columns = (size_t)EACH_MOST * WIDEST, sums = columns / 32 * GROUP_SUMS * sizeof(float);
     struct device_vectors *x = &room->x;
     CHECK(cudaStreamCreate(&room->stream));
     CHECK(cudaMalloc(&room->matrices, MEMORY));
     for (float *&rows : room->rows) {
-        CHECK(cudaMalloc(&rows, (size_t)EACH_ROWS * 28672 * sizeof *rows));
-        fill<<<64, 256, 0, room->stream>>>((uint32_t *)rows, (size_t)EACH_ROWS * 28672, SMALL_FLOATS);
+        CHECK(cudaMalloc(&rows, (size_t)EACH_MOST * 28672 * sizeof *rows));
+        fill<<<64, 256, 0, room->stream>>>((uint32_t *)rows, (size_t)EACH_MOST * 28672, SMALL_FLOATS);
     }
     CHECK(cudaMalloc(&room->gain, WIDTH * sizeof *room->gain));
     CHECK(cudaMalloc(&x->high, columns * 2));
     CHECK(cudaMalloc(&x->low, columns * 2));
     CHECK(cudaMalloc(&x->thirds, columns * 3 * 2));
     CHECK(cudaMalloc((void **)&x->sums, sums));
-    CHECK(cudaMalloc((void **)&x->sizes, EACH_ROWS * sizeof(float)));
+    CHECK(cudaMalloc((void **)&x->sizes, EACH_MOST * sizeof(float)));
     fill<<<1024, 256, 0, room->stream>>>((uint32_t *)room->matrices, MEMORY / 4, SMALL_HALVES);
     fill<<<64, 256, 0, room->stream>>>((uint32_t *)room->gain, WIDTH, SMALL_FLOATS);
     fill<<<64, 256, 0, room->stream>>>((uint32_t *)x->high, columns / 2, SMALL_HALVES);
     fill<<<64, 256, 0, room->stream>>>((uint32_t *)x->low, columns / 2, SMALL_HALVES);
     fill<<<64, 256, 0, room->stream>>>((uint32_t *)x->thirds, columns * 3 / 2, SMALL_HALVES);
     CHECK(cudaMemsetAsync(x->sums, 0, sums, room->stream));
-    CHECK(cudaMemsetAsync(x->sizes, 0, EACH_ROWS * sizeof(float), room->stream));
+    CHECK(cudaMemsetAsync(x->sizes, 0, EACH_MOST * sizeof(float), room->stream));
     CHECK(cudaStreamSynchronize(room->stream));
     return 0;
 }

@@ -6,7 +6,7 @@
  *     bench_weights_parts_cuda
  */
 #define weights_each weights_each_of_parts /* the kernels themselves, and those below, which differ in one thing each */
-#include "../../src/backend/cuda/matvec.cu"
+#include "../../src/backend/cuda/weights_each.cu"
 #undef weights_each
 
 #include "backend/cuda/rows.h"
@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1) stamped_tiles(const __grid_cons
     wait_for_kernels();
     own[2] = nanoseconds();
     stage_vectors<TILE>(a, memory, room);
+    stage_sums<TILE>(a, memory + room.sums, 0, a.n);
     __syncthreads();
     own[3] = nanoseconds();
     const uint32_t groups = divide_up(a.columns, TILE::WIDTH) * TILE::GROUPS;
@@ -129,7 +130,7 @@ static struct matvec_args product_at(const struct room *room, uint8_t *data, uin
         a.forms[form] = TILE::FORM == THIRDS ? (const uint4 *)room->x.thirds + form * form_quads
                                              : (const uint4 *)(form ? room->x.low : room->x.high);
     a.sums = room->x.sums, a.sizes = room->x.sizes;
-    a.columns = columns, a.n = n, a.units = divide_up(rows, TILE_ROWS);
+    a.columns = columns, a.n = n, a.apart = EACH_ROWS, a.units = divide_up(rows, TILE_ROWS);
     a.products[0] = {data, NULL, room->rows[0], rows, a.units};
     choose_way<TILE>(&a, device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
     return a;

@@ -234,7 +234,7 @@ def weights(printed):
     counts = re.search(r"vectors((?: +\d+)+)$", printed["weights"], re.MULTILINE)[1].split()
     rates = {t: cells.split() for t, cells in re.findall(r"^(\S+) +28672 x 4096 +(.*)$", printed["weights"], re.MULTILINE)}
     types = [t for t in WEIGHTS if t in rates]
-    return ["vectors", *types], [[n, *(rates[t][i] for t in types)] for i, n in enumerate(counts) if n in ("1", "8", "16")]
+    return ["vectors", *types], [[n, *(rates[t][i] for t in types)] for i, n in enumerate(counts) if n in ("1", "8", "16", "32", "64")]
 
 
 def anchors(printed):

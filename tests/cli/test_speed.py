@@ -19,7 +19,7 @@ PRINTED = {
     "pytorch": "H100, PyTorch 2.11\nPyTorch 1x1024: 7.30 us (cudnn grouped)\nPyTorch 1x8192: 19.10 us (cudnn grouped)\nPyTorch 1x32768: 51.00 us (cudnn folded)\n",
     "choice": "f16@7.5 1x32768 81.50 1.6 (4 parts)\nf16@7.5/choice 1x32768 25.10 5.3 (4 parts)\n",
     "encode": "f16 encode 29.0 2300\nf16 decode 28.6 2300\ncommvq-2 encode 11020.4 3\ncommvq-2 decode 1299.0 30\n",
-    "weights": "GB/s of weights        vectors       1       2       8      16\nF16     28672 x 4096               4208    4100    3982    2871\n",
+    "weights": "GB/s of weights        vectors       1       2       8      16      32      64\nF16     28672 x 4096               4208    4100    3982    2871    2000    1000\n",
     "anchors": "anchors 128 8192 attention 1111.0 scores 1752.0 (1.58) choice 31.0\nanchors 64 8192 attention 746.0 scores 1346.0 (1.80) choice 31.0\n"
     "mat-256 64 step 9.8 when no row moves, 35.1 when all do\n",
     "commvq": "commvq-2 8192 registers 60.0 tables 1800.0 naive 1620.0\n",
@@ -35,7 +35,7 @@ ROWS = {
     "goals": ["| million-4 |  | 50.0, 1.02 (1.7) |  |  |  | 60 to 60 % |"],
     "ratios": ["| f16 | 0.96 |", "| million-4 |  | 1.02 |"],
     "encode": ["|  | f16 | commvq-2 |", "| encode | 29 | 11,020 |", "| decode | 29 | 1,299 |"],
-    "weights": ["| vectors | F16 |", "| 1 | 4208 |", "| 8 | 3982 |", "| 16 | 2871 |"],
+    "weights": ["| vectors | F16 |", "| 1 | 4208 |", "| 8 | 3982 |", "| 16 | 2871 |", "| 32 | 2000 |", "| 64 | 1000 |"],
     "anchors": ["| 64 | 8,192 | 746 | 1,346 | 1.80 | 31 |", "| 128 | 8,192 | 1,111 | 1,752 | 1.58 | 31 |"],
     "commvq": ["| commvq-2, 8,192 tokens | 60.0 | 1,800 | 1,620 | 30.0 | 27.0 |"],
     "steps": ["| 8B | 8 x 8,192 | 800 |  | 600 (0.75) |  |", "| 8B | 1 x 8,192 | 100 |  |  |  |"],

@@ -119,10 +119,11 @@ static struct device_vectors vectors_new(const float *x, uint32_t n, uint32_t co
     struct device_vectors v = {.sizes = on_device(NULL, MOST_ROWS * sizeof(float)),
                                .halves = on_device(NULL, n * memory_round_up(columns, 32) * 2)};
     if (each) {
-        v.high = on_device(NULL, padded * EACH_ROWS * 2);
-        v.low = on_device(NULL, padded * EACH_ROWS * 2);
-        v.sums = on_device(NULL, padded / 32 * GROUP_SUMS * EACH_ROWS * sizeof(float));
-        v.thirds = on_device(NULL, padded * EACH_ROWS * 3 * 2);
+        const size_t apart = ROWS_APART(n);
+        v.high = on_device(NULL, padded * apart * 2);
+        v.low = on_device(NULL, padded * apart * 2);
+        v.sums = on_device(NULL, padded / 32 * GROUP_SUMS * apart * sizeof(float));
+        v.thirds = on_device(NULL, padded * apart * 3 * 2);
     }
     float *plain = on_device(x, (size_t)n * columns * sizeof *x);
     assert_int_equal(rows_prepare((struct row_form){.kind = ROW_PLAIN}, plain, NULL, n, columns, &v, device_stream()), cudaSuccess);
@@ -259,6 +260,76 @@ static void long_rows(void **state) {
     sample_free(&s);
 }
 
+/* Multiplies rows of x as a step does: up to EACH_MOST in a call. out and more: [n][matrix's rows], 0.5 before. */
+static void multiply_step(const struct sample s[2], const float *x, uint32_t n, bool add, float *out, float *more) {
+    const uint32_t rows[2] = {s[0].host.rows, s[1].host.rows};
+    float *const y[2] = {out, more}, *device[2];
+    for (int k = 0; k < 2; k++) {
+        for (size_t i = 0; i < (size_t)n * rows[k]; i++) y[k][i] = 0.5f;
+        device[k] = on_device(y[k], (size_t)n * rows[k] * sizeof(float));
+    }
+    for (uint32_t first = 0; first < n; first += EACH_MOST) {
+        const uint32_t count = n - first < EACH_MOST ? n - first : EACH_MOST, columns = s[0].host.columns;
+        struct device_vectors v = vectors_new(x + (size_t)first * columns, count, columns, true);
+        const struct device_product products[2] = {{&s[0].device, device[0] + (size_t)first * rows[0]},
+                                                   {&s[1].device, device[1] + (size_t)first * rows[1]}};
+        assert_int_equal(weights_each(products, 2, &v, count, add, device_stream()), cudaSuccess);
+        assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
+        vectors_free(&v);
+    }
+    for (int k = 0; k < 2; k++) {
+        from_device(y[k], device[k], (size_t)n * rows[k] * sizeof(float));
+        cudaFree(device[k]);
+    }
+}
+
+/* Checks that each of so many rows of x has the bits that it has where `few` of them are multiplied at once, in products with a matrix
+ * and with a second one of 5 rows. */
+static void check_step(enum tensor_type type, uint32_t rows, uint32_t columns, uint32_t few, const uint32_t *counts,
+                       size_t n_counts) {
+    const uint32_t most = counts[n_counts - 1];
+    struct sample s[2] = {sample_new(type, rows, columns, true), sample_new(type, 5, columns, false)};
+    float *x = vectors_of(most, columns), *y[4];
+    for (int i = 0; i < 4; i++) y[i] = memory_array((size_t)most * (i % 2 ? 5 : rows), sizeof(float));
+    for (uint32_t t = 0; t < most; t += few)
+        multiply_step(s, x + (size_t)t * columns, most - t < few ? most - t : few, false, y[0] + (size_t)t * rows,
+                      y[1] + (size_t)t * 5);
+    for (size_t c = 0; c < n_counts; c++) {
+        const bool add = c % 2;
+        multiply_step(s, x, counts[c], add, y[2], y[3]);
+        for (int k = 0; k < 2; k++)
+            for (size_t i = 0; i < (size_t)counts[c] * s[k].host.rows; i++)
+                if (y[2 + k][i] != (add ? 0.5f + y[k][i] : y[k][i]))
+                    fail_msg("%s, %u x %u, %u rows of x: number %zu of product %d is %g, among fewer %g",
+                             tensor_type_info(type)->name, rows, columns, counts[c], i, k, (double)y[2 + k][i], (double)y[k][i]);
+    }
+    for (int i = 0; i < 4; i++) memory_free(y[i]);
+    memory_free(x);
+    for (int k = 0; k < 2; k++) sample_free(&s[k]);
+}
+
+/* Returns rows of a matrix, so many for each multiprocessor: a unit is 16. */
+static uint32_t units(uint32_t each) {
+    int multiprocessors = 0;
+    assert_int_equal(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0), cudaSuccess);
+    return each * 16 * (uint32_t)multiprocessors;
+}
+
+/* More rows than EACH_ROWS. A block of threads has one unit of 16 rows of the matrix, or several; more than it has warps; more than
+ * have room at once; and rows so long that fewer vectors are multiplied at once. */
+static void rows_of_a_step(void **state) {
+    (void)state;
+    static const uint32_t counts[] = {16, 17, 32, 33, 64, 65}, most[] = {33, 64};
+    for (int i = 0; i < N_TYPES; i++) {
+        check_step(types[i], 40, 512, 1, counts, 6);
+        check_step(types[i], units(4) + 1, 256, EACH_ROWS, most, 2);
+    }
+    check_step(TENSOR_Q4_K, units(3) + 5, 2304, EACH_ROWS, most, 1);
+    check_step(TENSOR_F16, units(17) + 12, 48, EACH_ROWS, counts + 1, 1);
+    check_step(TENSOR_Q6_K, units(2) + 1, 14592, EACH_ROWS, counts + 1, 1);
+    check_step(TENSOR_Q6_K, 17, 40960, EACH_ROWS, counts + 1, 1);
+}
+
 static void many_rows(void **state) {
     (void)state;
     static const uint32_t counts[] = {1, 17, MOST_ROWS};
@@ -339,6 +410,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(every_type_that_the_cpu_reads_is_multiplied),
                                        cmocka_unit_test(few_rows),
                                        cmocka_unit_test(long_rows),
+                                       cmocka_unit_test(rows_of_a_step),
                                        cmocka_unit_test(many_rows),
                                        cmocka_unit_test(embeddings),
                                        cmocka_unit_test(what_is_not_finite_shows)};

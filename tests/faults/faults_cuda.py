@@ -15,6 +15,7 @@ ALIBI = "test_cuda_anchors_emulated alibi*"
 SCORES = "test_anchor_kernels_emulated"
 CUDA = "src/backend/cuda/"
 WINDOWS = "test_learning_emulated"
+STEP = "test_weights_emulated rows_of_a_step"
 SHARED = "test_cuda_ranks_prompt_emulated"
 DISTANCES = "test_cuda_ranks_emulated ranks_count*"
 REPLACED = "test_cuda_mat_emulated tokens_one_by_one*"
@@ -87,6 +88,7 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (CUDA + "forward.c", "floats, p->ranks->ranks, e->not_finite", "floats, FAULT ? 0 : p->ranks->ranks, e->not_finite", SHARED, "ranks: what one of them has found not to be finite the others do not know"),
     (KV + "anchors.c", "if (!status && work->blocks) status = exchange_scores(", "if (!status && work->blocks && !FAULT) status = exchange_scores(", RANKS, "ranks: anchors are chosen without the others' errors"),
     (KV + "views.c", "list.rows_begin = list.rows_end;", "list.rows_begin = list.rows_end - FAULT;", RANKS, "ranks: a first token is read by all ranks"),
+    (CUDA + "matvec_wide.cuh", "if (tiles.warps > 1 && (slot", "if (!FAULT && tiles.warps > 1 && (slot", STEP, "weights: a slot's sums do not wait for those before them"),
     (KV + "anchor_rows.cu", "if (!places.spans) return token;", "if (!places.spans || FAULT) return token;", RANKS, "ranks: anchors lie at their tokens' numbers among fewer rows"),
     (KV + "prompt.c", "row += set->count;", "row += FAULT ? PAGE_TOKENS : set->count;", DISTANCES, "ranks: ALiBi counts tokens that were cut from a page"),
     (KV + "prompt.c", "!status && shares_codes(cache) ? exchange", "!status && shares_codes(cache) && !FAULT ? exchange", "test_cuda_ranks_emulated ranks_read_by*", "ranks: --paper reads others' tokens as they were"),

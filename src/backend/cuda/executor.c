@@ -308,11 +308,11 @@ static enum terse_status begin(struct executor *e, const struct step *step, stru
 
 static void vectors_wanted(struct device_vectors *v, const struct terse_model *m, struct wanted wanted[5]) {
     size_t columns = memory_round_up(widest_input(m), WIDTH_STEP);
-    const struct wanted all[5] = {{&v->high, EACH_ROWS, columns * 2},
-                                  {&v->low, EACH_ROWS, columns * 2},
-                                  {(void **)&v->sums, GROUP_SUMS * EACH_ROWS, columns / 32 * sizeof(float)},
-                                  {&v->thirds, EACH_ROWS, columns * 3 * 2},
-                                  {(void **)&v->sizes, EACH_ROWS, sizeof(float)}};
+    const struct wanted all[5] = {{&v->high, EACH_MOST, columns * 2},
+                                  {&v->low, EACH_MOST, columns * 2},
+                                  {(void **)&v->sums, GROUP_SUMS * EACH_MOST, columns / 32 * sizeof(float)},
+                                  {&v->thirds, EACH_MOST, columns * 3 * 2},
+                                  {(void **)&v->sizes, EACH_MOST, sizeof(float)}};
     for (size_t i = 0; i < 5; i++) wanted[i] = all[i];
 }
 

@@ -72,7 +72,7 @@ extern "C" cudaError_t experts_each(const struct device_product *products, size_
         const bool thirds = weights_form(w->type) == THIRDS;
         const size_t padded = (size_t)divide_up(w->columns, WIDTH_STEP) * WIDTH_STEP, form_quads = padded * EACH_ROWS / 8;
         a.items = items;
-        a.all.sums = x->sums, a.all.n = rows_most, a.all.columns = w->columns;
+        a.all.sums = x->sums, a.all.n = rows_most, a.all.columns = w->columns, a.all.apart = EACH_ROWS;
         for (int form = 0; form < 3; form++)
             a.all.forms[form] = thirds ? (const uint4 *)x->thirds + form * form_quads : (const uint4 *)(form ? x->low : x->high);
         a.all.sizes = thirds ? NULL : x->sizes;

@@ -87,8 +87,8 @@ static enum terse_status multiply_each(const struct executor *e, const struct de
                                        const struct operand *of, size_t n, bool add, struct terse_error *error) {
     const struct device_vectors forms = forms_of(e->each, products, n_products);
     cudaError_t result = cudaSuccess;
-    for (size_t first = 0; first < n && result == cudaSuccess; first += EACH_ROWS) {
-        uint32_t count = (uint32_t)(n - first < EACH_ROWS ? n - first : EACH_ROWS);
+    for (size_t first = 0; first < n && result == cudaSuccess; first += EACH_MOST) {
+        uint32_t count = (uint32_t)(n - first < EACH_MOST ? n - first : EACH_MOST);
         struct device_product own[PRODUCTS_MOST];
         for (size_t i = 0; i < n_products; i++)
             own[i] = (struct device_product){products[i].w, products[i].out + first * products[i].w->rows};

@@ -1,4 +1,5 @@
-/* Multiplies weights as they are stored by up to 16 vectors, on tensor cores: what matvec.cu and expert_products.cu share.
+/* Multiplies weights as they are stored by up to 16 vectors, on tensor cores: what weights_each.cu, expert_products.cu and, for more
+ * vectors, matvec_wide.cuh share.
  *
  * A block of threads for each multiprocessor takes its share of the units, which are 16 rows each. A row's tiles fall to SLOTS
  * slots by turns, or to half as many where there are few, and sums of the slots are added in order, so that a row's result depends
@@ -34,9 +35,9 @@ struct matvec_args {
     struct matvec_product products[PRODUCTS_MOST];
     const uint4 *forms[3]; /* of the vectors, as many as the type has */
     const float *sums, *sizes;
-    uint32_t columns, n, units;
-    uint32_t slots, streams, depth; /* slots of a row, units at a time, stages of a ring */
-    bool shared, add;               /* vectors are copied to shared memory */
+    uint32_t columns, n, units, apart; /* apart: rows that a group of the vectors has room for */
+    uint32_t slots, streams, depth;    /* slots of a row, units at a time, stages of a ring */
+    bool shared, add;                  /* vectors are copied to shared memory */
 };
 
 /* Returns the product to which a unit belongs; *unit becomes its number there. */
@@ -140,19 +141,25 @@ template <class TILE> struct tile_stream {
 
 template <class TILE>
 __device__ static inline void stage_vectors(const struct matvec_args &a, uint8_t *memory, const matvec_room &room) {
-    uint32_t groups = divide_up(a.columns, TILE::WIDTH) * TILE::GROUPS, quads = groups * a.n * 4;
+    uint32_t quads = divide_up(a.columns, TILE::WIDTH) * TILE::GROUPS * a.n * 4;
     uint4 *to = (uint4 *)(memory + room.vectors);
     for (uint32_t i = threadIdx.x; a.shared && i < quads; i += 32 * WARPS) {
-        uint32_t group = i / (4 * a.n), from = group * EACH_ROWS * 4 + i % (4 * a.n);
+        uint32_t group = i / (4 * a.n), from = group * a.apart * 4 + i % (4 * a.n);
         for (int form = 0; form < forms_of(TILE::FORM); form++) to[form * quads + i] = a.forms[form][from];
     }
+}
+
+/* Brings the sums of vectors first .. first + n - 1 into the form of products with offsets. */
+template <class TILE>
+__device__ static inline void stage_sums(const struct matvec_args &a, uint8_t *to, uint32_t first, uint32_t n) {
+    const uint32_t groups = divide_up(a.columns, TILE::WIDTH) * TILE::GROUPS;
     const int each = TILE::OFFSETS ? TILE::OFFSETS : 1, of_group = each / TILE::GROUPS ? each / TILE::GROUPS : 1;
     const uint32_t which = TILE::HALVES == 2 ? 0 : TILE::FORM == TWO_HALVES ? 2 : 3; /* of GROUP_SUMS */
-    for (uint32_t i = threadIdx.x; TILE::OFFSETS && i < groups * of_group * a.n; i += 32 * WARPS) {
-        uint32_t number = i / a.n, v = i % a.n, group = number / of_group;
-        float sum = a.sums[(group * GROUP_SUMS + which + number % of_group) * EACH_ROWS + v] * power_of_two(24 - SUM_SCALE);
+    for (uint32_t i = threadIdx.x; TILE::OFFSETS && i < groups * of_group * n; i += 32 * WARPS) {
+        uint32_t number = i / n, v = i % n, group = number / of_group;
+        float sum = a.sums[(group * GROUP_SUMS + which + number % of_group) * a.apart + first + v] * power_of_two(24 - SUM_SCALE);
         __half high = __float2half(sum), low = __float2half(sum - __half2float(high));
-        __half *of_tile = (__half *)(memory + room.sums) + (number / each * a.n + v) * (2 * each);
+        __half *of_tile = (__half *)to + (number / each * n + v) * (2 * each);
         of_tile[place_of_sum<TILE::OFFSETS>(number % each, false)] = high;
         of_tile[place_of_sum<TILE::OFFSETS>(number % each, true)] = low;
     }
@@ -245,13 +252,14 @@ template <class TILE, int PARTS, bool SHARED>
 __device__ static inline void multiply_units(const struct matvec_args &a, uint8_t *memory, const matvec_room &room,
                                              tile_stream<TILE> &tiles, int lane) {
     stage_vectors<TILE>(a, memory, room);
+    stage_sums<TILE>(a, memory + room.sums, 0, a.n);
     __syncthreads();
     const uint32_t groups = divide_up(a.columns, TILE::WIDTH) * TILE::GROUPS;
     if (SHARED)
         matvec_rounds<TILE, PARTS>(a, memory, room, tiles,
                                    shared_vectors<PARTS>(shared_address(memory + room.vectors), a.n, groups, lane));
     else
-        matvec_rounds<TILE, PARTS>(a, memory, room, tiles, stored_vectors<PARTS>(a.forms, a.n, lane));
+        matvec_rounds<TILE, PARTS>(a, memory, room, tiles, stored_vectors<PARTS>(a.forms, a.n, a.apart, lane));
 }
 
 /* Chooses shared memory for the vectors if that may be and they fit beside rings of two stages, and reads them outside of it

@@ -80,7 +80,7 @@ struct executor {
     struct device_model weights;
     struct gemm *gemm;
     struct batch_memory *batch; /* of the group that decodes */
-    struct device_vectors each; /* EACH_ROWS rows */
+    struct device_vectors each; /* EACH_MOST rows */
     struct activations activations;
     struct logits logits;
     struct top_logits top_logits;

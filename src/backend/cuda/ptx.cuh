@@ -180,6 +180,17 @@ PTX_INLINE void let_next_kernel_begin() {
 #endif
 }
 
+/* ---- Barriers of some warps, numbered 0 to 15, of so many threads; __syncthreads is number 0 of all */
+
+/* Waits until all others have come or arrived; sees then what they wrote to shared memory before. */
+PTX_INLINE void wait_at_barrier(uint32_t number, uint32_t threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+/* Arrives and goes on. */
+PTX_INLINE void arrive_at_barrier(uint32_t number, uint32_t threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 /* ---- Copies from global to shared memory, while the lane goes on */
 
 /* Copies UNIT bytes, 4, 8 or 16; zeros where they are not valid. */

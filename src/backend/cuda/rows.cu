@@ -21,7 +21,7 @@ __host__ __device__ static inline uint32_t divide_up(uint32_t n, uint32_t by) { 
 
 struct row_source {
     struct row_form form;
-    const float *x, *factor; /* the row's */
+    const float *x, *factor; /* the row's; x NULL: it is one of zeros */
     uint32_t width;
     float mean, inverse; /* of ROW_NORM */
 };
@@ -100,9 +100,9 @@ __device__ static inline float size_of(float most) {
     return exp2f((float)(ilogbf(most) + 1 - HALF_LARGEST));
 }
 
-/* Stores a row's q-th four numbers, of 16 bits, in the order of a group: weight_tiles.cuh. */
-__device__ static inline void put_in_group(void *to, uint32_t row, uint32_t q, const uint32_t bits[4]) {
-    size_t at = ((size_t)(q / 8) * EACH_ROWS + row) * 32 + q % 4 * 8 + q % 8 / 4 * 4;
+/* Stores a row's q-th four numbers, of 16 bits, in the order of a group: weight_tiles.cuh. A group has room for `apart` rows. */
+__device__ static inline void put_in_group(void *to, uint32_t apart, uint32_t row, uint32_t q, const uint32_t bits[4]) {
+    size_t at = ((size_t)(q / 8) * apart + row) * 32 + q % 4 * 8 + q % 8 / 4 * 4;
     *(uint2 *)((uint16_t *)to + at) = make_uint2(bits[0] | bits[2] << 16, bits[1] | bits[3] << 16);
 }
 
@@ -110,7 +110,8 @@ __device__ static inline uint32_t half_bits(float x) { return __half_as_ushort(_
 __device__ static inline float half_number(uint32_t bits) { return __half2float(__ushort_as_half((unsigned short)bits)); }
 
 /* Writes halves, with the group's sums: each eight of the warp's threads have a group. */
-__device__ static inline void emit_halves(const struct device_vectors &to, uint32_t row, uint32_t q, const quad &x) {
+__device__ static inline void emit_halves(const struct device_vectors &to, uint32_t apart, uint32_t row, uint32_t q,
+                                          const quad &x) {
     uint32_t high[4], low[4];
     float of_high = 0, sum = 0;
     for (int i = 0; i < 4; i++) {
@@ -119,36 +120,37 @@ __device__ static inline void emit_halves(const struct device_vectors &to, uint3
         of_high += half_number(high[i]);
         sum += half_number(high[i]) + half_number(low[i]);
     }
-    put_in_group(to.high, row, q, high);
-    if (to.low) put_in_group(to.low, row, q, low);
+    put_in_group(to.high, apart, row, q, high);
+    if (to.low) put_in_group(to.low, apart, row, q, low);
     for (int apart = 1; apart < 8; apart *= 2) of_high += __shfl_xor_sync(~0u, of_high, apart);
     for (int apart = 1; apart < 4; apart *= 2) sum += __shfl_xor_sync(~0u, sum, apart);
-    float all = sum + __shfl_xor_sync(~0u, sum, 4), *sums = to.sums + (size_t)(q / 8) * GROUP_SUMS * EACH_ROWS + row;
-    if (q % 4 == 0) sums[q % 8 / 4 * EACH_ROWS] = sum / CODE_UNIT;
-    if (q % 8 == 0) sums[2 * EACH_ROWS] = all / CODE_UNIT;
-    if (q % 8 == 0) sums[3 * EACH_ROWS] = of_high / CODE_UNIT;
+    float all = sum + __shfl_xor_sync(~0u, sum, 4), *sums = to.sums + (size_t)(q / 8) * GROUP_SUMS * apart + row;
+    if (q % 4 == 0) sums[q % 8 / 4 * apart] = sum / CODE_UNIT;
+    if (q % 8 == 0) sums[2 * apart] = all / CODE_UNIT;
+    if (q % 8 == 0) sums[3 * apart] = of_high / CODE_UNIT;
 }
 
 /* Writes the thirds of numbers: three times eight bits of their significands. */
-__device__ static inline void emit_thirds(const struct device_vectors &to, uint32_t row, uint32_t q, uint32_t padded, quad x) {
+__device__ static inline void emit_thirds(const struct device_vectors &to, uint32_t apart, uint32_t row, uint32_t q,
+                                          uint32_t padded, quad x) {
     for (int third = 0; third < 3; third++) {
         uint32_t bits[4];
         for (int i = 0; i < 4; i++) {
             bits[i] = __float_as_uint(x.of[i]) >> 16;
             x.of[i] -= __uint_as_float(bits[i] << 16);
         }
-        put_in_group((uint16_t *)to.thirds + (size_t)third * padded * EACH_ROWS, row, q, bits);
+        put_in_group((uint16_t *)to.thirds + (size_t)third * padded * apart, apart, row, q, bits);
     }
 }
 
-/* Writes a row in the forms of `to`, as its row `row`: a block's work. */
-__device__ static inline void prepare_row(struct row_source &s, const struct device_vectors &to, size_t row) {
-    const uint32_t width = s.width;
-    if (s.form.kind == ROW_NORM) norm_numbers(&s);
+/* Writes a row in the forms of `to`, as its row `row`, of `apart` that a group has room for: a block's work. */
+__device__ static inline void prepare_row(struct row_source &s, const struct device_vectors &to, uint32_t apart, size_t row) {
+    const uint32_t width = s.width, there = s.x ? width : 0;
+    if (s.form.kind == ROW_NORM && there) norm_numbers(&s);
     float most = 0, size = 1;
-    if (to.sizes) {
+    if (to.sizes && there) {
 #pragma unroll 4
-        for (uint32_t q = threadIdx.x; q < divide_up(width, 4); q += blockDim.x) {
+        for (uint32_t q = threadIdx.x; q < divide_up(there, 4); q += blockDim.x) {
             const quad value = row_values(s, q);
             for (int i = 0; i < 4; i++) most = fmaxf(most, fabsf(value.of[i]));
         }
@@ -159,23 +161,23 @@ __device__ static inline void prepare_row(struct row_source &s, const struct dev
              padded = to.high || to.thirds ? divide_up(width, WIDTH_STEP) * WIDTH_STEP : halves_width;
     for (uint32_t q = threadIdx.x; q < padded / 4; q += blockDim.x) { /* in whole warps where they exchange sums */
         quad value = {};
-        if (4 * q < width) value = row_values(s, q);
-        if (to.thirds) emit_thirds(to, row, q, padded, value);
+        if (4 * q < there) value = row_values(s, q);
+        if (to.thirds) emit_thirds(to, apart, row, q, padded, value);
         for (int i = 0; i < 4; i++) value.of[i] /= size;
-        if (to.high) emit_halves(to, row, q, value);
-        if (!to.halves || 4 * q >= halves_width) continue;
+        if (to.high) emit_halves(to, apart, row, q, value);
+        if (!to.halves || !there || 4 * q >= halves_width) continue;
         *(uint2 *)((uint16_t *)to.halves + row * halves_width + 4 * q) = make_uint2(
             half_bits(value.of[0]) | half_bits(value.of[1]) << 16, half_bits(value.of[2]) | half_bits(value.of[3]) << 16);
     }
 }
 
 __global__ void __launch_bounds__(THREADS)
-    prepare_rows(struct row_form form, const float *x, const float *factor, uint32_t width, struct device_vectors to) {
+    prepare_rows(struct row_form form, const float *x, const float *factor, uint32_t n, uint32_t width, struct device_vectors to) {
     let_next_kernel_begin();
     wait_for_kernels();
     size_t row = blockIdx.x;
-    struct row_source s = {form, x + row * width, factor ? factor + row * width : NULL, width, 0, 0};
-    prepare_row(s, to, row);
+    struct row_source s = {form, row < n ? x + row * width : NULL, factor ? factor + row * width : NULL, width, 0, 0};
+    prepare_row(s, to, ROWS_APART(n), row);
 }
 
 /* Prepares the row of a slot. */
@@ -194,7 +196,7 @@ __global__ void __launch_bounds__(THREADS)
     if (to.thirds) to.thirds = (uint16_t *)to.thirds + item * 3 * padded;
     if (to.high) to.sums += item * (padded / 32 * GROUP_SUMS);
     if (to.sizes) to.sizes += item * EACH_ROWS;
-    prepare_row(s, to, blockIdx.x % EACH_ROWS);
+    prepare_row(s, to, EACH_ROWS, blockIdx.x % EACH_ROWS);
 }
 
 /* Returns the threads of a block that takes a row. */
@@ -205,7 +207,9 @@ static uint32_t threads_for(uint32_t width) {
 
 extern "C" cudaError_t rows_prepare(struct row_form form, const float *x, const float *factor, uint32_t n, uint32_t width,
                                     const struct device_vectors *to, cudaStream_t stream) {
-    return n ? launch_early(prepare_rows, dim3(n), dim3(threads_for(width)), 0, stream, form, x, factor, width, *to) : cudaSuccess;
+    const uint32_t rows = (to->high || to->thirds) && n > EACH_ROWS ? divide_up(n, EACH_FILLED) * EACH_FILLED : n;
+    if (!n) return cudaSuccess;
+    return launch_early(prepare_rows, dim3(rows), dim3(threads_for(width)), 0, stream, form, x, factor, n, width, *to);
 }
 
 extern "C" cudaError_t rows_prepare_slots(struct row_form form, const float *x, const float *factor, const int32_t *rows,

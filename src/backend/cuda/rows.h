@@ -21,7 +21,8 @@ struct row_form {
     uint32_t *not_finite, place;
 };
 
-/* Writes rows x[n][width], after `form`, in all the forms that `to` has room for; at most EACH_ROWS of them where `high` is one. */
+/* Writes rows x[n][width], after `form`, in all the forms that `to` has room for; at most EACH_MOST of them where `high` or `thirds` is
+ * one. */
 cudaError_t rows_prepare(struct row_form form, const float *x, const float *factor, uint32_t n, uint32_t width,
                          const struct device_vectors *to, cudaStream_t stream);
 

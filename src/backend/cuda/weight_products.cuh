@@ -1,4 +1,4 @@
-/* Multiplies a tile, which lies in shared memory, by up to 16 vectors: a warp does so, on tensor cores. */
+/* Multiplies a tile, which lies in shared memory, by up to 64 vectors: a warp does so, on tensor cores. */
 #ifndef TERSE_BACKEND_CUDA_WEIGHT_PRODUCTS_CUH
 #define TERSE_BACKEND_CUDA_WEIGHT_PRODUCTS_CUH
 
@@ -42,14 +42,26 @@ template <int PARTS> struct shared_vectors {
 /* These vectors lie in global memory, in the layout of device_vectors. */
 template <int PARTS> struct stored_vectors {
     const uint4 *const *forms;
-    uint32_t at[PARTS];
-    __device__ stored_vectors(const uint4 *const *forms, uint32_t n, int lane) : forms(forms) {
+    uint32_t at[PARTS], stride;
+    __device__ stored_vectors(const uint4 *const *forms, uint32_t n, uint32_t apart, int lane) : forms(forms), stride(apart * 4) {
         for (int part = 0; part < PARTS; part++) {
             uint32_t v = PART * part + lane / 4;
             at[part] = (v < n ? v : 0) * 4 + lane % 4;
         }
     }
-    __device__ uint4 quad(uint32_t group, int part, int form) const { return forms[form][group * (EACH_ROWS * 4) + at[part]]; }
+    __device__ uint4 quad(uint32_t group, int part, int form) const { return forms[form][group * stride + at[part]]; }
+};
+
+/* These, from the vector `first` on, lie there, too, and zeros behind them up to the end of their last part: a part has a fixed
+ * distance from the first. */
+struct filled_vectors {
+    const uint4 *const *forms;
+    uint32_t at, stride;
+    __device__ filled_vectors(const uint4 *const *forms, uint32_t first, uint32_t apart, int lane)
+        : forms(forms), at(first * 4 + lane), stride(apart * 4) {}
+    __device__ uint4 quad(uint32_t group, int part, int form) const {
+        return (forms[form] + group * stride + at)[part * (PART * 4)];
+    }
 };
 
 /* ---- Products */
@@ -95,21 +107,22 @@ template <class TILE, int PARTS, class VECTORS>
 __device__ static inline void multiply_group(const TILE &tile, int b, uint32_t group, const VECTORS &x, int t,
                                              row_sums<PARTS> *sums) {
     constexpr int WEIGHT_FORMS = weight_forms<TILE>::COUNT;
-    row_sums<PARTS> own[TILE::HALVES];
     uint32_t a[WEIGHT_FORMS][8];
 #pragma unroll
     for (int i = 0; i < WEIGHT_FORMS; i++) weight_operands(tile, b, t, i, a[i]);
-    for (int i = 0; i < TILE::HALVES; i++) own[i].clear();
-    for (int part = 0; part < PARTS; part++)
+    for (int part = 0; part < PARTS; part++) {
+        float own[TILE::HALVES][4] = {};
         for (int form = 0; form < forms_of(TILE::FORM); form++) {
             uint4 v = x.quad(group, part, form);
 #pragma unroll
             for (int i = 0; i < WEIGHT_FORMS && i + form < 3; i++) {
-                multiply_half_group<TILE::FORM>(own[0].of[part], a[i], v.x, v.y);
-                multiply_half_group<TILE::FORM>(own[TILE::HALVES - 1].of[part], a[i] + 4, v.z, v.w);
+                multiply_half_group<TILE::FORM>(own[0], a[i], v.x, v.y);
+                multiply_half_group<TILE::FORM>(own[TILE::HALVES - 1], a[i] + 4, v.z, v.w);
             }
         }
-    for (int i = 0; i < TILE::HALVES; i++) sums->add(own[i], tile.size(b, 0, i), tile.size(b, 1, i));
+        for (int half = 0; half < TILE::HALVES; half++)
+            for (int i = 0; i < 4; i++) sums->of[part][i] = fmaf(tile.size(b, i / 2, half), own[half][i], sums->of[part][i]);
+    }
 }
 
 /* Adds offsets times sums. `at` is the lane's part of the sums of vector g and this tile, or of the first vector where there is no

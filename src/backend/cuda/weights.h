@@ -1,5 +1,5 @@
 /* Keeps a model's matrices on the device, and multiplies by them. Plain C. Few rows of x go through kernels that read the weights
- * as they are stored, once for up to 16 rows (weights_each); the result of a row does not depend on the others, bit for bit. Many
+ * as they are stored, once for up to 64 rows (weights_each); the result of a row does not depend on the others, bit for bit. Many
  * rows go through weights converted to halves and cuBLASLt (gemm.h).
  *
  * x comes in a form that rows.h makes of it. The kernels see numbers at least as exact as those of the CPU
@@ -25,7 +25,7 @@ enum vector_form weights_form(enum tensor_type type);
 cudaError_t weights_pack(const struct device_matrix *w, const void *source, size_t row_bytes, uint32_t first, uint32_t count,
                          cudaStream_t stream);
 
-/* Computes out = x w^T + bias for n rows of x, at most EACH_ROWS; with `add`, adds that to out. */
+/* Computes out = x w^T + bias for n rows of x, at most EACH_MOST; with `add`, adds that to out. */
 cudaError_t weights_each(const struct device_product *products, size_t n_products, const struct device_vectors *x, uint32_t n,
                          bool add, cudaStream_t stream);
 

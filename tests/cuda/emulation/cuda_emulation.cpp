@@ -34,6 +34,7 @@ struct fiber : emulated_thread {
     unsigned groups; /* of copies, that were committed */
     std::vector<pending_copy> copies;
     uint32_t mask; /* of the lanes that it meets */
+    fiber *behind; /* waits at the same numbered barrier */
     emulated_together *together;
 };
 
@@ -43,6 +44,13 @@ struct warp {
     void *given[32]; /* by lanes that have come to where they meet */
 };
 
+/* A numbered_barrier has threads that came to it since it last let them go on. */
+struct numbered_barrier {
+    unsigned come;
+    fiber *waiting; /* the last of them */
+};
+
+static numbered_barrier numbered[16];
 static std::vector<fiber *> fibers; /* kept for the next blocks */
 static std::vector<warp> warps;
 static unsigned n_threads, n_alive, n_waiting;
@@ -164,6 +172,7 @@ static void run_block(uint3 block) {
     }
     n_alive = n_threads;
     n_waiting = 0;
+    for (numbered_barrier &b : numbered) b = numbered_barrier();
     vote_any = false;
     vote_all = true;
     while (n_alive) {
@@ -205,6 +214,23 @@ void emulated_barrier() {
     w->running &= ~(1u << f->lane);
     n_waiting++;
     if (!end_barrier()) yield();
+}
+
+void emulated_arrive_at_barrier(unsigned number, unsigned threads) {
+    numbered_barrier *b = &numbered[number];
+    if (++b->come < threads) return;
+    for (fiber *f = b->waiting; f; f = f->behind) warps[f->number / 32].running |= 1u << f->lane;
+    *b = numbered_barrier();
+}
+
+void emulated_wait_at_barrier(unsigned number, unsigned threads) {
+    fiber *f = current();
+    numbered_barrier *b = &numbered[number];
+    f->behind = b->waiting;
+    b->waiting = f;
+    warps[f->number / 32].running &= ~(1u << f->lane);
+    emulated_arrive_at_barrier(number, threads);
+    if (!(warps[f->number / 32].running >> f->lane & 1)) yield();
 }
 
 bool emulated_vote(bool all, bool value) {

@@ -183,6 +183,14 @@ inline bool kernels_begin_early() { return true; }
 inline void wait_for_kernels() {}
 inline void let_next_kernel_begin() {}
 
+/* ---- Barriers of some warps */
+
+void emulated_wait_at_barrier(unsigned number, unsigned threads);
+void emulated_arrive_at_barrier(unsigned number, unsigned threads);
+
+inline void wait_at_barrier(uint32_t number, uint32_t threads) { emulated_wait_at_barrier(number, threads); }
+inline void arrive_at_barrier(uint32_t number, uint32_t threads) { emulated_arrive_at_barrier(number, threads); }
+
 /* ---- Copies: made when they are waited for, so that who does not wait finds what was there before */
 
 void emulated_copy_async(char *to, const void *from, int bytes, bool valid);

@@ -1,7 +1,11 @@
-/* Multiplies weights by up to 16 vectors that all of them share (matvec.cuh). */
+/* Multiplies weights by vectors that all of them share: up to 16 (matvec.cuh), or up to 64 (matvec_wide.cuh). */
 #include "backend/cuda/weights.h"
 
-#include "backend/cuda/matvec.cuh"
+#include "backend/cuda/matvec_wide.cuh"
+
+/* With so few units for each multiprocessor, 33 vectors or more are shared out to two rows of the grid: then a unit's weights take
+ * less than half of the bytes that 64 vectors do. */
+#define FEW_UNITS 4
 
 template <class TILE, int PARTS, bool SHARED>
 __global__ void __launch_bounds__(32 * WARPS, 1) matvec_tiles(const __grid_constant__ struct matvec_args a) {
@@ -37,17 +41,39 @@ static struct matvec_args vectors_from(const struct matvec_args &a, uint32_t fir
     return own;
 }
 
-/* Multiplies all vectors at once, unless rows are so long that fewer fit. */
+/* Launches a product with 17 vectors or more, which are shared out to so many rows of the grid. Returns false if there is no room. */
+template <class TILE, int PARTS>
+static bool launch_wide(struct matvec_args a, uint32_t shares, cudaStream_t stream, cudaError_t *result) {
+    const uint32_t most = device_attribute(cudaDevAttrMultiProcessorCount) / shares, blocks = a.units < most ? a.units : most;
+    if (!choose_wide<TILE, PARTS>(&a, device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), blocks)) return false;
+    const uint32_t bytes = wide_room_of<TILE, PARTS>(a).bytes;
+    *result = cudaFuncSetAttribute(matvec_wide<TILE, PARTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (*result == cudaSuccess)
+        *result = launch_early(matvec_wide<TILE, PARTS>, dim3(blocks, shares), dim3(32 * WARPS), bytes, stream, a);
+    return true;
+}
+
+/* Launches a product with all of its vectors. Returns false if it has no room for so many. */
+template <class TILE> static bool launch_some(struct matvec_args a, cudaStream_t stream, cudaError_t *result) {
+    const bool few_units = a.units <= FEW_UNITS * (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount);
+    if (a.n > EACH_FILLED)
+        return (!few_units && launch_wide<TILE, EACH_MOST / PART>(a, 1, stream, result)) ||
+               launch_wide<TILE, EACH_FILLED / PART>(a, 2, stream, result);
+    if (a.n > EACH_ROWS) return launch_wide<TILE, EACH_FILLED / PART>(a, 1, stream, result);
+    if (!choose_way<TILE>(&a, device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))) return false;
+    *result = launch_tiles<TILE>(a, stream);
+    return true;
+}
+
+/* Multiplies all vectors at once, unless rows are so long that fewer fit: then half as many, or a quarter and so on. */
 template <class TILE> static cudaError_t multiply_tiles(const struct matvec_args &a, cudaStream_t stream) {
-    const uint32_t shared_bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     cudaError_t result = cudaSuccess;
-    for (uint32_t first = 0, count = a.n; first < a.n && result == cudaSuccess; first += count) {
-        struct matvec_args own = vectors_from(a, first, a.n - first < count ? a.n - first : count);
-        while (!choose_way<TILE>(&own, shared_bytes)) {
-            if ((count = own.n / 2) == 0) return cudaErrorInvalidValue;
-            own = vectors_from(a, first, count);
-        }
-        result = launch_tiles<TILE>(own, stream);
+    for (uint32_t first = 0, count = a.n; first < a.n && result == cudaSuccess;) {
+        const uint32_t n = a.n - first < count ? a.n - first : count;
+        if (launch_some<TILE>(vectors_from(a, first, n), stream, &result))
+            first += n;
+        else if ((count = n / 2) == 0)
+            return cudaErrorInvalidValue;
     }
     return result;
 }
@@ -63,12 +89,12 @@ static cudaError_t launch(enum tensor_type type, const struct matvec_args *a, cu
 extern "C" cudaError_t weights_each(const struct device_product *products, size_t n_products, const struct device_vectors *x,
                                     uint32_t n, bool add, cudaStream_t stream) {
     struct matvec_args a = {};
-    a.sums = x->sums, a.n = n, a.add = add;
+    a.sums = x->sums, a.n = n, a.apart = ROWS_APART(n), a.add = add;
     cudaError_t result = cudaSuccess;
     for (size_t i = 0; i < n_products && result == cudaSuccess;) {
         enum tensor_type type = products[i].w->type;
         const bool thirds = weights_form(type) == THIRDS;
-        const size_t form_quads = (size_t)divide_up(products[i].w->columns, WIDTH_STEP) * WIDTH_STEP * EACH_ROWS / 8;
+        const size_t form_quads = (size_t)divide_up(products[i].w->columns, WIDTH_STEP) * WIDTH_STEP * a.apart / 8;
         for (int form = 0; form < 3; form++)
             a.forms[form] = thirds ? (const uint4 *)x->thirds + form * form_quads : (const uint4 *)(form ? x->low : x->high);
         a.sizes = thirds ? NULL : x->sizes;
