@@ -3,10 +3,6 @@
 
 #include "backend/cuda/matvec_wide.cuh"
 
-/* With so few units for each multiprocessor, 33 vectors or more are shared out to two rows of the grid: then a unit's weights take
- * less than half of the bytes that 64 vectors do. */
-#define FEW_UNITS 4
-
 template <class TILE, int PARTS, bool SHARED>
 __global__ void __launch_bounds__(32 * WARPS, 1) matvec_tiles(const __grid_constant__ struct matvec_args a) {
     extern __shared__ __align__(16) uint8_t memory[];
@@ -41,25 +37,20 @@ static struct matvec_args vectors_from(const struct matvec_args &a, uint32_t fir
     return own;
 }
 
-/* Launches a product with 17 vectors or more, which are shared out to so many rows of the grid. Returns false if there is no room. */
-template <class TILE, int PARTS>
-static bool launch_wide(struct matvec_args a, uint32_t shares, cudaStream_t stream, cudaError_t *result) {
-    const uint32_t most = device_attribute(cudaDevAttrMultiProcessorCount) / shares, blocks = a.units < most ? a.units : most;
-    if (!choose_wide<TILE, PARTS>(&a, device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), blocks)) return false;
-    const uint32_t bytes = wide_room_of<TILE, PARTS>(a).bytes;
-    *result = cudaFuncSetAttribute(matvec_wide<TILE, PARTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    if (*result == cudaSuccess)
-        *result = launch_early(matvec_wide<TILE, PARTS>, dim3(blocks, shares), dim3(32 * WARPS), bytes, stream, a);
+/* Launches a product with 17 vectors or more, a row of the grid for each EACH_FILLED of them. Returns false if there is no room. */
+template <class TILE> static bool launch_wide(struct matvec_args a, cudaStream_t stream, cudaError_t *result) {
+    const uint32_t shares = divide_up(a.n, EACH_FILLED), most = device_attribute(cudaDevAttrMultiProcessorCount) / shares,
+                   blocks = a.units < most ? a.units : most;
+    if (!choose_wide<TILE>(&a, device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), blocks)) return false;
+    const uint32_t bytes = wide_room_of<TILE>(a).bytes;
+    *result = cudaFuncSetAttribute(matvec_wide<TILE>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (*result == cudaSuccess) *result = launch_early(matvec_wide<TILE>, dim3(blocks, shares), dim3(32 * WARPS), bytes, stream, a);
     return true;
 }
 
 /* Launches a product with all of its vectors. Returns false if it has no room for so many. */
 template <class TILE> static bool launch_some(struct matvec_args a, cudaStream_t stream, cudaError_t *result) {
-    const bool few_units = a.units <= FEW_UNITS * (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount);
-    if (a.n > EACH_FILLED)
-        return (!few_units && launch_wide<TILE, EACH_MOST / PART>(a, 1, stream, result)) ||
-               launch_wide<TILE, EACH_FILLED / PART>(a, 2, stream, result);
-    if (a.n > EACH_ROWS) return launch_wide<TILE, EACH_FILLED / PART>(a, 1, stream, result);
+    if (a.n > EACH_ROWS) return launch_wide<TILE>(a, stream, result);
     if (!choose_way<TILE>(&a, device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))) return false;
     *result = launch_tiles<TILE>(a, stream);
     return true;
