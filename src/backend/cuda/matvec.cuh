@@ -209,13 +209,31 @@ __device__ static inline void finish_round(const struct matvec_args &a, const fl
     }
 }
 
+/* Adds a slot's tiles to its sums, and asks for others in their place. Returns the stage behind the last one. */
+template <class TILE, int PARTS, class VECTORS>
+__device__ static inline uint32_t add_slot_tiles(const struct matvec_args &a, tile_stream<TILE> &tiles, uint32_t stage,
+                                                 uint32_t slot, const VECTORS &x, const uint32_t (&sums_at)[PARTS],
+                                                 uint32_t sums_stride, int lane, tile_sums<TILE, PARTS> &sums) {
+    constexpr uint32_t TILES = stage_of<TILE>::TILES;
+    const uint32_t across = divide_up(a.columns, TILE::WIDTH);
+    for (uint32_t k = slot; k < tiles.across; k += a.slots) {
+        tiles.wait();
+#pragma unroll
+        for (uint32_t tile = 0; tile < TILES; tile++)
+            if (tile == 0 || k * TILES + tile < across)
+                sums.add(shared_tile{stage + tile * TILE::BYTES}, k * TILES + tile, x, sums_at, sums_stride, lane);
+        __syncwarp();
+        stage = tiles.next(stage);
+        tiles.fetch(lane);
+    }
+    return stage;
+}
+
 template <class TILE, int PARTS, class VECTORS>
 __device__ static inline void matvec_rounds(const struct matvec_args &a, uint8_t *memory, const matvec_room &room,
                                             tile_stream<TILE> &tiles, const VECTORS &x) {
-    constexpr uint32_t TILES = stage_of<TILE>::TILES;
     const int lane = threadIdx.x % 32;
-    const uint32_t warp = threadIdx.x / 32, across = divide_up(a.columns, TILE::WIDTH),
-                   sums_stride = a.n * sum_bytes(TILE::OFFSETS);
+    const uint32_t warp = threadIdx.x / 32, sums_stride = a.n * sum_bytes(TILE::OFFSETS);
     float *parts = (float *)(memory + room.parts);
     uint32_t sums_at[PARTS], stage = tiles.ring;
     for (int part = 0; part < PARTS; part++) {
@@ -228,16 +246,7 @@ __device__ static inline void matvec_rounds(const struct matvec_args &a, uint8_t
             for (uint32_t slot = warp & (tiles.warps - 1); slot < a.slots; slot += tiles.warps) {
                 tile_sums<TILE, PARTS> sums;
                 sums.clear();
-                for (uint32_t k = slot; k < tiles.across; k += a.slots) {
-                    tiles.wait();
-#pragma unroll
-                    for (uint32_t tile = 0; tile < TILES; tile++)
-                        if (tile == 0 || k * TILES + tile < across)
-                            sums.add(shared_tile{stage + tile * TILE::BYTES}, k * TILES + tile, x, sums_at, sums_stride, lane);
-                    __syncwarp();
-                    stage = tiles.next(stage);
-                    tiles.fetch(lane);
-                }
+                stage = add_slot_tiles(a, tiles, stage, slot, x, sums_at, sums_stride, lane, sums);
                 sums.finish();
                 put_sums(parts + (i * a.slots + slot) * a.n * TILE_ROWS, sums.codes, a.n, lane);
             }

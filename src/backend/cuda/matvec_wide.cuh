@@ -66,9 +66,9 @@ __device__ static inline void add_slot(float4 *totals, const row_sums<WIDE_PARTS
 /* Vectors are those of the block's row of the grid. */
 template <class TILE> __global__ void __launch_bounds__(32 * WARPS, 1) matvec_wide(const __grid_constant__ struct matvec_args a) {
     extern __shared__ __align__(16) uint8_t memory[];
-    constexpr uint32_t TILES = stage_of<TILE>::TILES, SUM_BYTES = sum_bytes(TILE::OFFSETS);
+    constexpr uint32_t SUM_BYTES = sum_bytes(TILE::OFFSETS);
     const int lane = threadIdx.x % 32;
-    const uint32_t first = blockIdx.y * EACH_FILLED, warp = threadIdx.x / 32, across = divide_up(a.columns, TILE::WIDTH);
+    const uint32_t first = blockIdx.y * EACH_FILLED, warp = threadIdx.x / 32;
     const wide_room room = wide_room_of<TILE>(a);
     tile_stream<TILE> tiles(a, memory, warp);
     for (uint32_t i = 0; i < a.depth; i++) tiles.fetch(lane);
@@ -88,17 +88,7 @@ template <class TILE> __global__ void __launch_bounds__(32 * WARPS, 1) matvec_wi
         for (uint32_t slot = turn; slot < a.slots; slot += tiles.warps) {
             tile_sums<TILE, WIDE_PARTS> sums;
             sums.clear();
-            for (uint32_t k = slot; k < tiles.across; k += a.slots) {
-                tiles.wait();
-#pragma unroll
-                for (uint32_t tile = 0; tile < TILES; tile++)
-                    if (tile == 0 || k * TILES + tile < across)
-                        sums.add(shared_tile{stage + tile * TILE::BYTES}, k * TILES + tile, x, sums_at, EACH_FILLED * SUM_BYTES,
-                                 lane);
-                __syncwarp();
-                stage = tiles.next(stage);
-                tiles.fetch(lane);
-            }
+            stage = add_slot_tiles(a, tiles, stage, slot, x, sums_at, EACH_FILLED * SUM_BYTES, lane, sums);
             sums.finish();
             const bool last = slot + 1 == a.slots;
             if (tiles.warps > 1 && (slot || unit != begin)) wait_at_barrier(warp, 64);
