@@ -1,4 +1,4 @@
-/* What the products of few rows may be off where vector tiers take them in fixed point (backend/cpu/kernels/weights/ops.h). */
+/* Bounds by how much products of few rows may be off where vector tiers take them in fixed point (backend/cpu/kernels/weights/ops.h). */
 #ifndef TESTS_SUPPORT_FIXED_POINT_H
 #define TESTS_SUPPORT_FIXED_POINT_H
 

@@ -43,8 +43,8 @@ struct step_queries {
 
     /* Returns a pair's channels x rotated, magnitude included. */
     ATTEND_INLINE float2 rotated(const struct attend_decode &a, unsigned pair, float2 x) const {
-        const float2 turned = rotate(x, angle_at(a.append.rotary, position, pair));
-        return make_float2(turned.x * a.heads.magnitude, turned.y * a.heads.magnitude);
+        const float2 rotated = rotate(x, angle_at(a.append.rotary, position, pair));
+        return make_float2(rotated.x * a.heads.magnitude, rotated.y * a.heads.magnitude);
     }
 };
 

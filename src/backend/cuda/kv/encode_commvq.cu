@@ -164,7 +164,7 @@ cudaError_t decode_commvq(const struct encode *encode, struct encode_sides sides
 
 /* ---- What the search needs of a codebook */
 
-/* What a block's threads have found of a round. */
+/* A round_sizes has what a block's threads have found of a round. */
 struct round_sizes {
     float least[TRANSFORM_THREADS], most[TRANSFORM_THREADS]; /* halves */
     float square[ENTRIES], magnitudes[ENTRIES];              /* of entries: of their numbers, of their integers */

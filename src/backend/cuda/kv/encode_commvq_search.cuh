@@ -33,7 +33,7 @@ constexpr float LEAST_SCALED = 0x1p-60f, MOST_SCALED = 0x1p60f; /* rows whose la
 constexpr float AS_INTEGER = 0x1.8p23f;                         /* what is added to it has its integer in its lowest bits */
 constexpr uint32_t AS_INTEGER_BITS = 0x4b400000;
 
-/* What struct commvq_view has of a round in `limits`. Reach is for a row whose largest number times its step is 1. */
+/* These are the places of a round's numbers in the `limits` of struct commvq_view. Reach is for a row whose largest number times its step is 1. */
 enum { INVERSE_UNIT, REACH, TOLERANCE, UNIT };
 static_assert(UNIT < COMMVQ_LIMITS, "limits of a round");
 

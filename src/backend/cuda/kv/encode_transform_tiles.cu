@@ -166,12 +166,12 @@ static __device__ inline struct four_numbers four_of_halves(uint2 halves) {
     return x;
 }
 
-/* A turning says how rows are turned back to their page's run. */
-enum turning {
-    TURN_NOTHING, /* values */
-    TURN_HALVES,  /* channels i and i + HD / 2 */
-    TURN_SOME,    /* channels i and i + n_rot / 2 of the first n_rot */
-    TURN_NEIGHBOURS
+/* A rotation says which channels are rotated back to their page's run in pairs. */
+enum rotation {
+    ROTATE_NOTHING, /* values */
+    ROTATE_HALVES,  /* channels i and i + HD / 2 */
+    ROTATE_SOME,    /* channels i and i + n_rot / 2 of the first n_rot */
+    ROTATE_NEIGHBOURS
 };
 
 /* Loads four pairs' cosines and sines, or only the first two. */
@@ -181,18 +181,18 @@ template <bool FOUR> static __device__ void four_angles(const float2 *from, floa
     angles[2] = make_float2(high.x, high.y), angles[3] = make_float2(high.z, high.w);
 }
 
-/* Turns a pair of channels back, and subtracts its mean before rotation, which is turned to the token's offset (struct row_frame of
+/* Rotates a pair of channels back, and subtracts its mean before rotation, which is rotated to the token's offset (struct row_frame of
  * transform_page.cuh). */
-static __device__ inline float2 turn_pair(float2 x, float2 run, float2 mean, float2 offset) {
+static __device__ inline float2 rotate_pair_back(float2 x, float2 run, float2 mean, float2 offset) {
     const float2 own = rotate_back(x, run);
     return make_float2(own.x - fmaf(-mean.y, offset.y, mean.x * offset.x), own.y - fmaf(mean.y, offset.x, mean.x * offset.y));
 }
 
-/* Turns four channels from c on and their partners back; `angles` are of the first one's pair, by run and by offset. Neighbours are each
+/* Rotates four channels from c on and their partners back; `angles` are of the first one's pair, by run and by offset. Neighbours are each
  * other's partners. */
 template <bool NEIGHBOURS, int HD>
-static __device__ void turn_four(const struct tile_memory<HD> &m, uint32_t c, uint32_t partner, const float2 *run,
-                                 const float2 *offset, struct four_numbers &x, struct four_numbers &y) {
+static __device__ void rotate_four_back(const struct tile_memory<HD> &m, uint32_t c, uint32_t partner, const float2 *run,
+                                        const float2 *offset, struct four_numbers &x, struct four_numbers &y) {
     const struct four_numbers mean = four_at(&m.pre_rope_mean[c]), others = four_at(&m.pre_rope_mean[partner]);
     float2 runs[4], offsets[4];
     four_angles<!NEIGHBOURS>(run, runs);
@@ -202,49 +202,49 @@ static __device__ void turn_four(const struct tile_memory<HD> &m, uint32_t c, ui
         if (NEIGHBOURS && j % 2) continue;
         float &a = x.of[j], &b = NEIGHBOURS ? x.of[j + 1] : y.of[j];
         const float2 own =
-            turn_pair(make_float2(a, b), runs[NEIGHBOURS ? j / 2 : j],
-                      make_float2(mean.of[j], NEIGHBOURS ? mean.of[j + 1] : others.of[j]), offsets[NEIGHBOURS ? j / 2 : j]);
+            rotate_pair_back(make_float2(a, b), runs[NEIGHBOURS ? j / 2 : j],
+                             make_float2(mean.of[j], NEIGHBOURS ? mean.of[j + 1] : others.of[j]), offsets[NEIGHBOURS ? j / 2 : j]);
         a = own.x, b = own.y;
     }
 }
 
-/* Turns a token's row x[HD / 16][4] back. */
-template <enum turning TURNING, int HD>
-static __device__ void turn_row(const struct encode &e, const struct page_job &job, uint32_t t, const struct tile_memory<HD> &m,
-                                struct four_numbers (&x)[HD / 16]) {
+/* Rotates a token's row x[HD / 16][4] back. */
+template <enum rotation ROTATION, int HD>
+static __device__ void rotate_row_back(const struct encode &e, const struct page_job &job, uint32_t t,
+                                       const struct tile_memory<HD> &m, struct four_numbers (&x)[HD / 16]) {
     constexpr uint32_t blocks = HD / 16;
     const uint32_t first = job.item->set.first, half = e.heads.n_rot / 2;
     const float2 *const runs = run_angles_from(e, first, 0), *const offsets = (const float2 *)e.pre_rope.offsets +
                                                                               (size_t)(first % ROPE_RUN_TOKENS + t) * half;
     const __half *const row = (const __half *)(job.rows + min(t, job.count - 1) * e.token_stride);
-    if (TURNING == TURN_HALVES)
+    if (ROTATION == ROTATE_HALVES)
 #pragma unroll
         for (uint32_t k = 0; k < blocks / 2; k++) {
             const uint32_t c = first_of(k);
-            turn_four<false>(m, c, c + HD / 2, runs + c, offsets + c, x[k], x[k + blocks / 2]);
+            rotate_four_back<false>(m, c, c + HD / 2, runs + c, offsets + c, x[k], x[k + blocks / 2]);
         }
     else
 #pragma unroll
         for (uint32_t k = 0; k < blocks; k++) {
             const uint32_t c = first_of(k);
             if (c >= 2 * half) continue;
-            if (TURNING == TURN_NEIGHBOURS) {
-                turn_four<true>(m, c, c, runs + c / 2, offsets + c / 2, x[k], x[k]);
+            if (ROTATION == ROTATE_NEIGHBOURS) {
+                rotate_four_back<true>(m, c, c, runs + c / 2, offsets + c / 2, x[k], x[k]);
                 continue;
             }
             const bool second = c >= half;
             const uint32_t low = second ? c - half : c;
             struct four_numbers other = four_of_halves(*(const uint2 *)(row + (second ? low : c + half)));
             if (second)
-                turn_four<false>(m, low, c, runs + low, offsets + low, other, x[k]);
+                rotate_four_back<false>(m, low, c, runs + low, offsets + low, other, x[k]);
             else
-                turn_four<false>(m, c, c + half, runs + c, offsets + c, x[k], other);
+                rotate_four_back<false>(m, c, c + half, runs + c, offsets + c, x[k], other);
         }
 }
 
-/* Loads rows, turns keys back and subtracts the mean; zeros where there is no token, for which the last one is loaded. Also finds the sums of the squares of rows as
+/* Loads rows, rotates keys back and subtracts the mean; zeros where there is no token, for which the last one is loaded. Also finds the sums of the squares of rows as
  * they are, which is of use for values. */
-template <enum turning TURNING, int HD>
+template <enum rotation ROTATION, int HD>
 static __device__ void load_tile(const struct encode &e, const struct tile &tile, const struct tile_memory<HD> &m,
                                  tile_numbers<HD> &x, float (&whole)[2]) {
     constexpr uint32_t blocks = HD / 16;
@@ -262,13 +262,13 @@ static __device__ void load_tile(const struct encode &e, const struct tile &tile
         struct four_numbers own[blocks];
 #pragma unroll
         for (uint32_t k = 0; k < blocks; k++) own[k] = four_of_halves(rows[i][k]);
-        if (TURNING != TURN_NOTHING) turn_row<TURNING>(e, tile.job, tile.token[i], m, own);
+        if (ROTATION != ROTATE_NOTHING) rotate_row_back<ROTATION>(e, tile.job, tile.token[i], m, own);
 #pragma unroll
         for (uint32_t k = 0; k < blocks; k++) {
             const struct four_numbers mean = four_at(&m.mean[first_of(k)]);
 #pragma unroll
             for (uint32_t j = 0; j < 4; j++) {
-                if (TURNING == TURN_NOTHING) whole[i] = fmaf(own[k].of[j], own[k].of[j], whole[i]);
+                if (ROTATION == ROTATE_NOTHING) whole[i] = fmaf(own[k].of[j], own[k].of[j], whole[i]);
                 x[i][k][j] = has_token ? own[k].of[j] - mean.of[j] : 0;
             }
         }
@@ -327,7 +327,7 @@ static __device__ void multiply_tile(const struct tile_fragment (&matrix)[HD / 1
             for (uint32_t j = 0; j < 4; j++) x[i][n][j] = sums[n][j / 2][2 * i + j % 2];
 }
 
-/* Turns a tile's numbers into coefficients. */
+/* Makes coefficients of a tile's numbers. */
 template <int HD> static __device__ void find_coefficients(const struct tile_memory<HD> &m, tile_numbers<HD> &x) {
     float unit[2] = {m.metric_unit, m.metric_unit};
 #pragma unroll 1 /* since instructions are read through a cache, too */
@@ -542,13 +542,13 @@ static __device__ void write_tile(const struct encode &e, const struct tile &til
     uint32_t no_mean[2] = {TRANSFORM_NO_MEAN_GAINS, TRANSFORM_NO_MEAN_GAINS};
     float2 found[2] = {};
     if (tile.job.side == CODEC_VALUES || !e.heads.n_rot)
-        load_tile<TURN_NOTHING>(e, tile, m, z, whole);
+        load_tile<ROTATE_NOTHING>(e, tile, m, z, whole);
     else if (e.heads.pairing == ROPE_ADJACENT)
-        load_tile<TURN_NEIGHBOURS>(e, tile, m, z, whole);
+        load_tile<ROTATE_NEIGHBOURS>(e, tile, m, z, whole);
     else if (e.heads.n_rot == HD)
-        load_tile<TURN_HALVES>(e, tile, m, z, whole);
+        load_tile<ROTATE_HALVES>(e, tile, m, z, whole);
     else
-        load_tile<TURN_SOME>(e, tile, m, z, whole);
+        load_tile<ROTATE_SOME>(e, tile, m, z, whole);
     if (tile.job.side == CODEC_VALUES && view.gain > 0)
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
