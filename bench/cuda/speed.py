@@ -31,7 +31,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "..", "experiments"), os.path.join(HERE, "..", "reports")]
 from quality_runner import Failed, Runner  # noqa: E402
-from report_text import table  # noqa: E402
+from report_text import replace_block, table  # noqa: E402
 
 SCALAR = ["f16", "kivi-4", "terse-4", "terse-3", "terse-2", "terse-1"]
 OTHER_SCALAR = ["q8_0", "q4_0", "kivi-2"]
@@ -334,14 +334,7 @@ def write(options):
             print(f"{name}: left as it is, not measured: {what}")
     for name, text in blocks.items():
         path = os.path.join(options.docs, TABLES[name][0])
-        with open(path, encoding="utf-8") as file:
-            page = file.read()
-        markers = f"<!-- speed.py {name} -->\n", f"\n<!-- end of {name} -->"
-        if page.count(markers[0]) != 1 or page.count(markers[1]) != 1:
-            raise Failed(f"{path} has no markers of the table {name}")
-        before, rest = page.split(markers[0])
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(before + markers[0] + text + markers[1] + rest.split(markers[1])[1])
+        replace_block(path, f"speed.py {name}", name, text)
         print(f"{name}: written into {path}")
     return 0
 
@@ -363,7 +356,7 @@ def main():
         parser.error(f"there is no part {unknown[0]}: {', '.join(PARTS)}")
     try:
         return run(options) if options.action == "run" else write(options)
-    except (Failed, OSError, subprocess.CalledProcessError) as error:
+    except (Failed, OSError, ValueError, subprocess.CalledProcessError) as error:
         print(f"speed.py: {error}", file=sys.stderr)
         return 1
 

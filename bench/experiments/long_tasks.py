@@ -5,14 +5,16 @@ several turns about one text. long_tasks_maker.py says what they are.
     long_tasks.py run build/bin/terse -f TEXT -o RESULTS.jsonl [-m MODEL.gguf] [--kv f16,q4_0,terse-2] [--lengths 4096,8192] [--tasks 100]
                   [--kinds keys,values,...] [--parallel 8] [--options "--device cuda"]
     long_tasks.py table RESULTS.jsonl
+    long_tasks.py write RESULTS.jsonl [RESULTS.jsonl ...] [--page docs/reports/long-tasks.md]
 
 For each method and length a server is started, and asked each task as a chat, greedily, --parallel of them at the same time. The conversations about one
 context follow each other, so that a method that keeps prefixes reads it once. A length is in tokens and has room for questions and replies. What
 chooses tokens when a prompt has been read (snapkv, anchors) has seen the first question.
 
-Each conversation becomes a line of RESULTS.jsonl as soon as it has ended: what was asked, the replies, the verdicts and the server's command. A run that was
-interrupted goes on where it was: conversations whose lines are there, of the same command, model and text, are not asked again. `table` and the end of `run`
-print for each length the share that is right, with Wilson's 95 % interval, and the commands. Exit status 1: a server did not start, or a request failed.
+Each conversation becomes a line of RESULTS.jsonl as soon as it has ended: what was asked, the replies, the verdicts, the server's command and its commit. A run
+that was interrupted goes on where it was: conversations whose lines are there, of the same command, commit, model and text, are not asked again. `table` and the
+end of `run` print for each model and length the share that is right, with Wilson's 95 % interval, and the commands. `write` puts the same between the markers of
+the page, from lines of one commit that was built with nothing changed. Exit status 1: a server did not start, a request failed, or lines are of several commits.
 
 Python's standard library alone."""
 
@@ -31,15 +33,37 @@ import tempfile
 import threading
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "reports")]
 from long_tasks_maker import KINDS, TEXT_KINDS, Maker, judge  # noqa: E402
+from quality_measurements import commit_in, is_clean, name_of_model, order_of_models  # noqa: E402
+from quality_runner import name_of  # noqa: E402
+from report_text import replace_block, table  # noqa: E402
+
+# The rows of the tables, in order.
+ROWS = {
+    "keys": "keys: one code of 16",
+    "frequent": "frequent: two of the three most frequent words",
+    "common": "common: one of the three most common words",
+    "values": "values: both numbers of a thing",
+    "queries": "queries: three codes at once",
+    "variables": "variables: copied one to another, twice",
+    "sum": "sum of three numbers of the text",
+    "json, valid": "json: valid",
+    "json, right": "json: the right one of three codes",
+    "turn 1": "turns: a code each, 1st",
+    "turn 2": "2nd",
+    "turn 3": "3rd",
+    "turn 4": "4th",
+}
+PAGE = os.path.join(HERE, "..", "..", "docs", "reports", "long-tasks.md")
 
 START = 600  # seconds that a server may take to load its model
 REPLY = 3600  # and to answer
 
 
 class Failed(Exception):
-    """The server did not start, or refused a request: says why."""
+    """The server did not start or refused a request, or lines cannot make a page: says why."""
 
 
 # ---- The server
@@ -118,7 +142,7 @@ def read_results(path):
 
 
 def key_of(line):
-    return line["command"], line["text"], line["kind"], line["length"], line["number"]
+    return line["command"], line["commit"], line["text"], line["kind"], line["length"], line["number"]
 
 
 def interval(right, n, z=1.96):
@@ -141,29 +165,64 @@ def rows_of(line):
         yield line["kind"], turns[0]["right"]
 
 
-def print_table(lines):
-    counts, commands = {}, {}
+def counts_of(lines):
+    """{(model, length): {method: {row: [right, of]}}}"""
+    counts = {}
     for line in lines:
-        commands.setdefault(line["command"], 0)
-        commands[line["command"]] += 1
+        of = counts.setdefault((line["model"], line["length"]), {}).setdefault(line["kv"], {})
         for row, right in rows_of(line):
-            of = counts.setdefault((line["model"], line["length"]), {}).setdefault(row, {}).setdefault(line["kv"], [0, 0])
-            of[0] += right
-            of[1] += 1
-    for (model, length), rows in sorted(counts.items()):
-        methods = list(dict.fromkeys(kv for of in rows.values() for kv in of))
-        print(f"\n{model}, {length:,} tokens: per cent that are right, and 95 % intervals\n")
-        print("| task | n | " + " | ".join(f"`{kv}`" for kv in methods) + " |\n|---|---:|" + "---:|" * len(methods))
-        for row, of in rows.items():
-            cells = []
-            for kv in methods:
-                right, n = of.get(kv, (0, 0))
-                low, high = interval(right, n) if n else (0, 0)
-                cells.append(f"{100 * right / n:.0f} ({100 * low:.0f} to {100 * high:.0f})" if n else "")
-            print(f"| {row} | {max(n for _, n in of.values())} | " + " | ".join(cells) + " |")
-    print("\nCommands:\n")
-    for command, n in commands.items():
-        print(f"- `{command}` ({n} conversations)")
+            cell = of.setdefault(row, [0, 0])
+            cell[0] += right
+            cell[1] += 1
+    return counts
+
+
+def cell_of(right, n, most):
+    """Per cent and interval; behind a comma the number of tasks, where others of the table have more."""
+    low, high = interval(right, n)
+    return f"{100 * right / n:.0f} ({100 * low:.0f} to {100 * high:.0f})" + (f", {n}" if n < most else "")
+
+
+def tables_of(lines):
+    """Markdown: a table for each model and length."""
+    counts = counts_of(lines)
+    models = order_of_models({model for model, _ in counts})
+    parts = []
+    for model, length in sorted(counts, key=lambda key: (models.index(key[0]), key[1])):
+        methods = counts[model, length]
+        most = max(n for rows in methods.values() for _, n in rows.values())
+        rows = [[name, *(cell_of(*of[row], most) if row in of else "" for of in methods.values())] for row, name in ROWS.items()
+                if any(row in of for of in methods.values())]
+        parts.append(table([f"{name_of_model(model)}, {length:,} tokens, {most} of each", *(f"`{kv}`" for kv in methods)], rows))
+    return "".join(parts)
+
+
+def commands_of(lines):
+    """What the servers were started by, models, methods and lengths left open."""
+    counts = {}
+    for line in lines:
+        open_words = {line["kv"]: "METHOD", str(line["length"]): "LENGTH"}
+        words = [os.path.basename(word) for word in shlex.split(line["command"])]
+        command = " ".join("MODEL.gguf" if word.endswith(".gguf") else open_words.get(word, word) for word in words)
+        counts[command] = counts.get(command, 0) + 1
+    return "".join(f"`{command}` ({n:,} conversations)\n" for command, n in counts.items())
+
+
+def print_tables(lines):
+    print(f"\nPer cent that are right, and 95 % intervals\n\n{tables_of(lines)}Servers: {commands_of(lines)}", end="")
+
+
+def write(asked):
+    lines = [line for path in asked.results for line in read_results(path)]
+    if len({key_of(line) for line in lines}) < len(lines):
+        raise Failed("some conversations are there twice: give each file once")
+    found = sorted({line["commit"] for line in lines})
+    if len(found) != 1 or not is_clean(found[0]):
+        raise Failed(f"the page is of one commit, built with nothing changed, and these lines are of {', '.join(found) or 'none'}")
+    texts = ", ".join(sorted({line["text"] for line in lines}))
+    head = f"Commit {found[0]}, from {texts}. Per cent that are right, with Wilson's 95 % interval:\n\n"
+    replace_block(asked.page, "long_tasks.py tables", "tables", head + tables_of(lines) + "Servers: " + commands_of(lines).rstrip("\n"))
+    print(f"{len(lines):,} conversations written into {os.path.relpath(asked.page)}")
 
 
 # ---- Running
@@ -194,10 +253,11 @@ def run_length(asked, kv, length, text, known, file):
     kinds = asked.kinds.split(",")
     command = [asked.command, "serve", *(["-m", asked.m] if asked.m else []), "--kv", kv, "-c", str(length), "--parallel", str(asked.parallel),
                "--queue", str(4 * asked.parallel), *shlex.split(asked.options)]
-    own = {"model": os.path.basename(asked.m) if asked.m else "the built-in model", "kv": kv, "command": shlex.join(command), "text": os.path.basename(asked.f)}
+    own = {"model": name_of(asked.m) if asked.m else "the built-in model", "kv": kv, "command": shlex.join(command), "commit": asked.commit,
+           "text": os.path.basename(asked.f)}
 
     def is_known(kind, number):
-        return (own["command"], own["text"], kind, length, number) in known
+        return (own["command"], own["commit"], own["text"], kind, length, number) in known
 
     wanted = [(number, [kind for kind in group if kind in kinds and not is_known(kind, number)]) for number in range(asked.tasks)
               for group in (TEXT_KINDS, *[[kind] for kind in KINDS if kind not in TEXT_KINDS])]
@@ -239,6 +299,7 @@ def run(asked):
         sys.exit(f"long_tasks.py: there are no tasks {', '.join(sorted(unknown))}: use some of {', '.join(KINDS)}")
     with open(asked.f, encoding="utf-8") as file:
         text = file.read()
+    asked.commit = commit_in(asked.command)
     known, failed = {key_of(line) for line in read_results(asked.o)}, 0
     with open(asked.o, "a", encoding="utf-8") as file:
         for kv in asked.kv.split(","):
@@ -248,7 +309,7 @@ def run(asked):
                 except (Failed, ValueError) as error:
                     print(f"long_tasks.py: {kv}, {length:,} tokens: {error}", file=sys.stderr, flush=True)
                     failed = 1
-    print_table(read_results(asked.o))
+    print_tables(read_results(asked.o))
     return failed
 
 
@@ -267,9 +328,17 @@ def main():
     step.add_argument("--parallel", type=int, default=8)
     step.add_argument("--options", default="")
     steps.add_parser("table").add_argument("results", metavar="RESULTS.jsonl")
+    step = steps.add_parser("write")
+    step.add_argument("results", nargs="+", metavar="RESULTS.jsonl")
+    step.add_argument("--page", default=PAGE)
     asked = parser.parse_args()
     if asked.step == "table":
-        return print_table(read_results(asked.results))
+        return print_tables(read_results(asked.results))
+    if asked.step == "write":
+        try:
+            return write(asked)
+        except (Failed, OSError, ValueError) as error:
+            sys.exit(f"long_tasks.py: {error}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as at Ctrl-C: the server is stopped
     try:
         sys.exit(run(asked))

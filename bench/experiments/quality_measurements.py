@@ -6,6 +6,8 @@ holds the measurement, the commit of the program that made it (terse --version),
 
 import json
 import os
+import re
+import subprocess
 from dataclasses import dataclass
 
 # Names of the files that scripts/get-model.sh fetches, and of two made for the project, in the pages' order. Others come after them by their files' names.
@@ -66,8 +68,18 @@ def learned(model, book):
     return Measurement("learned", model, (), book)
 
 
+UNKNOWN = "unknown"  # where a program was built outside a repository
+
+
+def commit_in(terse):
+    """The commit that a program was built of, by what it says of itself."""
+    said = subprocess.run([terse, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"^commit (\S+)$", said, re.MULTILINE)
+    return found[1] if found else UNKNOWN
+
+
 def is_clean(commit):
-    return commit != "unknown" and not commit.endswith("-dirty")
+    return commit != UNKNOWN and not commit.endswith("-dirty")
 
 
 class Store:

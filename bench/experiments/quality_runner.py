@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 
-from quality_measurements import Measurement, is_clean, learned
+from quality_measurements import UNKNOWN, Measurement, commit_in, is_clean, learned
 from quality_texts import LEARNED, PROSE
 from planted_facts import FACTS, REPLY_TOKENS, is_right, planted
 from state_anchors import anchors_of
@@ -125,11 +125,10 @@ class Runner:
 
     @staticmethod
     def commit_of(terse):
-        said = subprocess.run([terse, "--version"], capture_output=True, text=True, check=True).stdout
-        commit = re.search(r"^commit (\S+)$", said, re.MULTILINE)
-        if not commit or not is_clean(commit[1]):
-            raise Failed(f"{terse} was built of {commit[1] if commit else 'no commit that it knows'}: build it of a commit, with nothing changed")
-        return commit[1]
+        commit = commit_in(terse)
+        if not is_clean(commit):
+            raise Failed(f"{terse} was built of {'no commit that it knows' if commit == UNKNOWN else commit}: build it of a commit, with nothing changed")
+        return commit
 
     @staticmethod
     def check_library(terse):

@@ -44,3 +44,15 @@ def name_of(method):
     name, *words = method.split(":")
     words = ["with a profile" if word == "profile" else word for word in words]
     return ", ".join([f"{name}, 1% anchors" if name.startswith("antkv") else name, *words])
+
+
+def replace_block(path, maker, name, text):
+    """Puts text between a page's markers <!-- MAKER --> and <!-- end of NAME -->, which stand there once each."""
+    with open(path, encoding="utf-8") as file:
+        page = file.read()
+    begin, end = f"<!-- {maker} -->\n", f"\n<!-- end of {name} -->"
+    if page.count(begin) != 1 or page.count(end) != 1:
+        raise ValueError(f"{path} has no markers of the table {name}")
+    before, rest = page.split(begin)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(before + begin + text + end + rest.split(end)[1])

@@ -134,8 +134,9 @@ class Run(unittest.TestCase):
             lines = [json.loads(line) for line in data.splitlines()]
             self.assertEqual(sorted(line["kind"] for line in lines), ["keys", "turns"])
             self.assertEqual([turn["right"] for line in lines for turn in line["turns"]], 5 * [True])  # the built-in model knows such sentences
-            self.assertIn("| turn 4 | 1 | 100 (21 to 100) |", done.stdout)
-            self.assertIn("serve --kv f16 -c 2048 --parallel 2 --queue 8 -t 2` (2 conversations)", done.stdout)
+            self.assertIn("| the built-in model, 2,048 tokens, 1 of each | `f16` |", done.stdout)
+            self.assertIn("| 4th | 100 (21 to 100) |", done.stdout)
+            self.assertIn("serve --kv METHOD -c LENGTH --parallel 2 --queue 8 -t 2` (2 conversations)", done.stdout)
             with open(results, "wb") as file:
                 file.write(data[:-20])
             again = self.ask(results, "--kinds", "keys,turns")
@@ -145,6 +146,40 @@ class Run(unittest.TestCase):
             self.assertEqual(after[0], lines[0])
             self.assertEqual([(line["kind"], [turn["reply"] for turn in line["turns"]]) for line in after],
                              [(line["kind"], [turn["reply"] for turn in line["turns"]]) for line in lines])
+
+    def write(self, folder, lines, page="<!-- long_tasks.py tables -->\nold\n<!-- end of tables -->\n"):
+        """Writes a page of these lines; returns what the command said, and the page."""
+        results, written = os.path.join(folder, "results.jsonl"), os.path.join(folder, "page.md")
+        with open(results, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        with open(written, "w", encoding="utf-8") as file:
+            file.write(page)
+        done = subprocess.run([sys.executable, "-B", SCRIPT, "write", results, "--page", written], capture_output=True, text=True, check=False)
+        with open(written, encoding="utf-8") as file:
+            return done, file.read()
+
+    def test_a_page_has_the_tables_of_one_commit(self):
+        def line(number, **more):
+            return {"command": f"bin/terse serve -m /models/{more['kv']}.gguf", "commit": "abc", "text": "t.raw", "model": "m", "kind": "keys", "length": 4096,
+                    "number": number, "turns": [{"right": number > 0, "valid": None}], **more}
+
+        lines = [line(0, kv="f16"), line(1, kv="f16"), line(1, kv="terse-2")]
+        with tempfile.TemporaryDirectory() as folder:
+            done, page = self.write(folder, lines)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("Commit abc, from t.raw.", page)
+            self.assertIn("| m, 4,096 tokens, 2 of each | `f16` | `terse-2` |", page)
+            self.assertIn("| keys: one code of 16 | 50 (9 to 91) | 100 (21 to 100), 1 |", page)
+            self.assertIn("Servers: `terse serve -m MODEL.gguf` (3 conversations)", page)
+            self.assertNotIn("old", page)
+            for refused, why in (([*lines, line(2, kv="f16", commit="def")], "of abc, def"), ([line(0, kv="f16", commit="abc-dirty")], "of abc-dirty"),
+                                 ([*lines, lines[0]], "there twice")):
+                done, page = self.write(folder, refused)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(why, done.stderr)
+                self.assertIn("old", page)
+            done, page = self.write(folder, lines, "no markers")
+            self.assertEqual((done.returncode, page), (1, "no markers"))
 
     def test_a_server_that_does_not_start_is_told(self):
         with tempfile.TemporaryDirectory() as folder:
