@@ -197,7 +197,8 @@ static enum terse_status check_header(const struct state_file *f, struct terse_e
     head.header.checksum = 0;
     if (header->version != STATE_VERSION)
         return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "a saved state of version %" PRIu32 ", terse %s reads version %d: save the session again",
+                           "a saved state of version %" PRIu32
+                           ", terse %s reads version %d: read the text again, or use the terse that saved it",
                            header->version, terse_version(), STATE_VERSION);
     if (XXH3_64bits(&head, sizeof head) != header->checksum) return refuse_header("the checksum of its header is wrong", error);
     if (header->sections != STATE_SECTIONS) return refuse_header("it has another number of sections", error);
