@@ -1,5 +1,6 @@
-/* Measures by windows: each is read exactly up to where terse-N has fitted itself to it. From there it goes by steps through an f16
- * cache and one of each rate side by side, so that only the rows of a step are held. */
+/* Measures one long window, since a rate costs more the more compressed tokens a step reads. It is read exactly to a depth at which
+ * caches are used; from there it goes by steps through an f16 cache and one of each rate side by side, so that only the rows of a
+ * step are held. */
 #include "rate_costs.h"
 
 #include "apart.h"
@@ -13,12 +14,10 @@
 static const double rates[] = {4, 3, 2, 1.5, 1};
 enum {
     RATES = sizeof rates / sizeof rates[0],
-    WINDOWS = 2,
-    READ =
-        2560, /* tokens of a window that are read exactly: more than TERSE_FIT_TOKENS, with the pages that decoding reads compressed */
-    SCORED = 1024,
+    READ = 6144, /* tokens that are read exactly, of which the first TERSE_FIT_TOKENS are what caches fit themselves to */
+    SCORED = 2048,
     STEP = 64,  /* tokens */
-    LEAST = 256 /* tokens of a window: of fewer the exact first and newest tokens would be most */
+    LEAST = 256 /* tokens of the window: of fewer the exact first and newest tokens would be most */
 };
 
 struct measuring {
@@ -56,7 +55,7 @@ static void compare_rows(void *user) {
         m->divergence[i] = score_divergence(m->base + i * m->vocabulary, m->rows + i * m->vocabulary, m->vocabulary).kld;
 }
 
-/* ---- Windows */
+/* ---- The window */
 
 static bool report(void *user, const char *what, uint64_t done, uint64_t total) {
     const struct measuring *m = user;
@@ -109,12 +108,12 @@ static enum terse_status measure_window(struct measuring *m, size_t start, struc
     return status;
 }
 
-/* Returns where the i-th window begins: in the middle of what lies between two windows that were learned from, as terse_calibrate
- * takes them; the text's length where there is no room. */
-static size_t window_start(const struct measuring *m, size_t i) {
+/* Returns where the window begins: in the middle of what lies between two windows that were learned from, as terse_calibrate takes
+ * them, near the middle of the text; the text's length where there is no room. */
+static size_t window_start(const struct measuring *m) {
     const struct rate_costs_text *t = m->text;
     size_t available = t->n / t->learned_window, learned = t->learned_windows, length = m->read + m->scored;
-    size_t before = (2 * i + 1) * learned / (2 * (size_t)WINDOWS);
+    size_t before = learned / 2;
     size_t begin = (before * available / learned + 1) * t->learned_window;
     size_t end = before + 1 < learned ? (before + 1) * available / learned * t->learned_window : t->n;
     return end >= begin + length ? begin + (end - begin - length) / 2 : t->n;
@@ -149,13 +148,13 @@ static void note(const struct measuring *m, struct terse_codebook *profile) {
 static int measure(struct measuring *m, struct terse_codebook *profile) {
     struct terse_error error;
     size_t length = m->read + m->scored, row = m->vocabulary;
-    m->total = WINDOWS * length * (RATES + 1);
+    m->total = length * (RATES + 1);
     m->window = malloc(length * sizeof *m->window);
     m->base = malloc(STEP * row * sizeof *m->base);
     m->rows = malloc(STEP * row * sizeof *m->rows);
     if (!m->window || !m->base || !m->rows) return complain("no memory for %d rows of %u logits", 2 * STEP, m->vocabulary);
     enum terse_status status = open_sessions(m, profile, &error);
-    for (size_t i = 0; i < WINDOWS && !status; i++) status = measure_window(m, window_start(m, i), &error);
+    if (!status) status = measure_window(m, window_start(m), &error);
     progress_clear();
     if (status == TERSE_E_INTERRUPTED) {
         remark("interrupted: the profile is kept without what rates cost");
@@ -166,16 +165,17 @@ static int measure(struct measuring *m, struct terse_codebook *profile) {
     return EXIT_OK;
 }
 
-/* Sets how much of a window is read and scored, by the model's context. */
+/* Sets how much of the window is read and scored, by the model's context. */
 static void set_window(const struct terse_model_info *model, struct measuring *m) {
-    m->read = READ, m->scored = SCORED;
-    if (model->context < READ + SCORED) m->read = m->scored = model->context / 2;
+    uint32_t length = model->context < READ + SCORED ? model->context : READ + SCORED;
+    m->scored = length / ((READ + SCORED) / SCORED);
+    m->read = length - m->scored;
 }
 
 uint64_t rate_costs_tokens(const struct terse_model_info *model) {
     struct measuring m;
     set_window(model, &m);
-    return (uint64_t)WINDOWS * (m.read + m.scored) * (RATES + 1);
+    return (uint64_t)(m.read + m.scored) * (RATES + 1);
 }
 
 /* Has the CPU measure where the device has no kernels for the model's caches. */
@@ -193,8 +193,7 @@ static void choose_device(struct setup *setup) {
 int rate_costs_measure(struct setup *setup, const struct rate_costs_text *text, struct terse_codebook *profile) {
     struct measuring m = {.setup = setup, .text = text, .vocabulary = setup->info.vocabulary};
     set_window(&setup->info, &m);
-    for (size_t i = 0; i < WINDOWS; i++) {
-        if (m.read + m.scored >= LEAST && window_start(&m, i) < text->n) continue;
+    if (m.read + m.scored < LEAST || window_start(&m) >= text->n) {
         remark("what rates cost is not measured: the text has no %u tokens in a row that were not learned from", m.read + m.scored);
         return EXIT_OK;
     }
