@@ -29,7 +29,13 @@ template <int PIECES, int MOST> struct page_ring {
         return base + (at < slots ? at : at - slots) * slot_bytes;
     }
 
-    ATTEND_INLINE void start() {
+    /* Asks for the first pages that a warp reads of a part. */
+    ATTEND_INLINE void start(const struct share &s, uint32_t warp, uint32_t warps) {
+        uint32_t first_page, end;
+        share_pages(s, first_page, end);
+        const uint32_t all = end - first_page, begin = first_page + all * warp / warps;
+        n = first_page + all * (warp + 1) / warps - begin;
+        listed = listed_from(s, begin, 1);
         oldest = 0;
         for (uint32_t i = 0; i < slots; i++) ask(base + i * slot_bytes, i / (2 * PIECES), i % (2 * PIECES));
     }
