@@ -562,6 +562,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     uint8_t *const free = rest + (SEVERAL ? 2 * TABLE_BYTES : 0); /* when pages are read */
 #pragma unroll 1
     for (uint32_t left = parts;;) {
+        if (SEVERAL && left > 1) ring.prefetch_next_part(s, warp, WARPS);
         running<1> of_pages, of_rows;
         float acc[sums::groups][UNIT][4] = {};
         query_operands<layout> kept[layout::kept_steps ? layout::kept_steps : 1] =

@@ -242,6 +242,14 @@ ATTEND_INLINE void share_pages(const struct share &s, uint32_t &first, uint32_t 
     end = s.first_page + (uint32_t)(n * (s.part + 1) / s.parts);
 }
 
+/* Finds a warp's pages [begin, end) of the CTA's. */
+ATTEND_INLINE void warp_pages_of(const struct share &s, uint32_t warp, uint32_t warps, uint32_t &begin, uint32_t &end) {
+    uint32_t first, last;
+    share_pages(s, first, last);
+    const uint32_t n = last - first;
+    begin = first + n * warp / warps, end = first + n * (warp + 1) / warps;
+}
+
 constexpr uint32_t CTA_PARTS_MOST = 32; /* kernels may give each lane of a warp what is to be known of a part */
 
 /* Returns how many parts of a row and KV head that follow one another a CTA reads, where a multiprocessor holds so many CTAs: as few as

@@ -295,6 +295,7 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     };
 #pragma unroll 1
     for (uint32_t left = parts;;) {
+        if (SEVERAL && left > 1) ring.prefetch_next_part(s, warp, commvq_warps);
         running<1> running;
         float codes[CODES / 16][1][4] = {};
         clear_running(running);
