@@ -565,8 +565,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         if (SEVERAL && left > 1) ring.prefetch_next_part(s, warp, WARPS);
         running<1> of_pages, of_rows;
         float acc[sums::groups][UNIT][4] = {};
-        query_operands<layout> kept[layout::kept_steps ? layout::kept_steps : 1] =
-            {}; /* not from part to part: registers are short */
+        /* They are loaded anew for each part: registers are short while a part is merged. */
+        query_operands<layout> kept[layout::kept_steps ? layout::kept_steps : 1] = {};
         clear_running(of_pages);
 #pragma unroll 1
         for (uint32_t page = 0; page < ring.n; page++) {
