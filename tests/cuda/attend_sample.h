@@ -296,7 +296,7 @@ static inline double worst_error(const struct attend_sample *sample, const float
     return worst;
 }
 
-#define MULTIPROCESSOR_PARTS 12 /* with which a CTA reads 6 or 12 parts */
+#define MULTIPROCESSOR_PARTS 12 /* with which a CTA reads several parts of rows that have as many */
 
 /* Runs it twice, the second time with CTAs that may read several parts, which gives the same bits; returns the worst error, and frees what
  * was made but for the test's own. */

@@ -1,5 +1,6 @@
 /* A decoding step's attention over pages of codecs with centroids (pq, vq, gain-shape) on the GPU against the same in double precision over what
- * the CPU's codecs decode: widths and bits, one beside another; head sizes and groups; runs of keys; ALiBi. */
+ * the CPU's codecs decode: widths and bits, one beside another; head sizes and groups; runs of keys; ALiBi; CTAs that read one part each, and
+ * several. */
 #include "attend_sample.h"
 #include "centroids_sample.h"
 #include "no_device.h"
@@ -17,12 +18,13 @@ struct setup {
     uint32_t splits; /* of the longest sequence; 0: as SOME says */
 };
 
-/* A sequence without pages, one with a page that is read in several parts, one with many pages, one whose KV heads have lists
- * of their own, and one whose query comes before the end of its last page. */
+/* A sequence without pages, one with a page that is read in several parts, one with many pages, one whose KV heads have lists of their own, and one
+ * whose query comes before the end of its last page. Read in one part, the third has more rows of halves than there is room for at once beside
+ * centroids of 128 channels. */
 static const struct sequence SOME[SEQUENCES] = {
     {.exact = 4, .evicted = 0, .pages = 0, .window = 37, .origin = 0, .splits = 1},
     {.exact = 0, .evicted = 0, .pages = 1, .begin = 0, .end = 64, .window = 1, .origin = 100, .splits = 5},
-    {.exact = 20, .evicted = 77, .pages = 27, .begin = 23, .end = 51, .window = 90, .origin = 70, .splits = 2},
+    {.exact = 20, .evicted = 77, .pages = 27, .begin = 23, .end = 51, .window = 128, .origin = 70, .splits = 2},
     {.exact = 4, .evicted = 9, .pages = 14, .begin = 5, .end = 60, .window = 20, .origin = 3, .splits = 2, .by_head = true},
     {.exact = 4, .evicted = 0, .pages = 3, .begin = 0, .end = 64, .window = 20, .origin = 0, .splits = 1, .behind = 40},
 };

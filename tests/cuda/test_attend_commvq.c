@@ -1,5 +1,5 @@
 /* A decoding step's attention over pages of CommVQ on the GPU against the same in double precision over what the CPU's codecs decode:
- * bits, head sizes and groups, ropes, parts, ALiBi. */
+ * bits, head sizes and groups, ropes, parts, ALiBi; CTAs that read one part each, and several. */
 #include "attend_sample.h"
 #include "commvq_sample.h"
 #include "kv/pre_rope.h"

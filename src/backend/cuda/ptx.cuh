@@ -204,5 +204,7 @@ template <int UNIT> PTX_INLINE void copy_async(uint32_t to, const void *from, bo
 PTX_INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /* Waits until all but the newest N groups of this lane's copies are there; a __syncwarp makes the other lanes' visible. */
 template <int N> PTX_INLINE void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+/* Asks the L2 for a line of global memory, which nothing waits for. */
+PTX_INLINE void prefetch_line(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 #endif

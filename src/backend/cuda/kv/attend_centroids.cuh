@@ -472,19 +472,26 @@ template <int HD, int UNIT, bool TABLES> struct sums_by_unit {
 /* ---- The kernel */
 
 /* A CTA's shared memory holds queries and the places of keys' codes, then tables, if they lie there, and rings. Later it holds rows of
- * halves, then each warp's partial states, one of its rows of halves and one of its pages, and the memory of merging. */
-template <int HD, int WARPS, class LAYOUT> struct centroid_memory {
+ * halves, then each warp's partial states, one of its rows of halves and one of its pages. A CTA that reads
+ * several parts keeps the tables, so that all of this takes the place of rings alone, where not all warps may have room for rows at
+ * once. */
+template <int HD, int WARPS, class LAYOUT, bool SEVERAL> struct centroid_memory {
     static constexpr int places = ((int)sizeof(centroid_queries<HD, WARPS>) + 15) / 16 * 16;
     static constexpr int queries = (places + LAYOUT::place_words * 128 + 127) / 128 * 128;
-    static constexpr int rows = WARPS * 2 * half_rows<HD>::bytes;
+    static constexpr int rings = (int)(LAYOUT::slots * LAYOUT::piece_bytes) * WARPS; /* beside tables */
+    static constexpr int row_bytes = 2 * half_rows<HD>::bytes;                       /* of a warp */
+    static constexpr int rows_at_once = SEVERAL && rings < WARPS * row_bytes ? rings / row_bytes : WARPS;
+    static constexpr int rows = rows_at_once * row_bytes;
     static constexpr int states = ((int)partials_bytes<HD>(2 * WARPS, CENTROID_QUERIES) + 15) / 16 * 16;
-    static constexpr int merging = states + WARPS * 32 * 24;
-    static constexpr int after = rows > merging ? rows : merging; /* pages */
+    static constexpr int after = rows > states ? rows : states; /* pages; that of states in the end for merging */
+    static_assert(states >= WARPS * 32 * 24, "merging takes no more");
+    static_assert(!SEVERAL || after <= rings, "rows and states take the place of rings");
 };
 
 struct centroid_launch {
     uint32_t first_query;
     uint32_t slots, slot_bytes; /* of rings */
+    uint32_t parts;             /* that a CTA reads of a row and KV head, as far as the row has them */
 };
 
 template <int HD, int UNIT, bool TABLES>
@@ -498,31 +505,29 @@ ATTEND_INLINE centroid_side open_side(const struct attend_decode &a, const struc
     return {view.shape, 31u - __clz(view.shape.width / UNIT), table, memory, view.normalized, view.gain_scale, view.mean};
 }
 
-template <int HD, int UNIT, int WARPS, bool TABLES>
+/* A CTA reads one part, unless SEVERAL: then it copies the tables once for all of its parts, and leaves each of them as if it had read no
+ * other. */
+template <int HD, int UNIT, int WARPS, bool TABLES, bool SEVERAL>
 __global__ void __launch_bounds__(WARPS * 32, 1)
     attend_centroids_kernel(const __grid_constant__ struct attend_decode a, struct centroid_launch launch) {
     using layout = centroid_layout<HD, UNIT, TABLES>;
-    using memory = centroid_memory<HD, WARPS, layout>;
+    using memory = centroid_memory<HD, WARPS, layout, SEVERAL>;
     using sums = sums_by_unit<HD, UNIT, TABLES>;
     extern __shared__ __align__(128) uint8_t shared[];
     auto &queries = *reinterpret_cast<centroid_queries<HD, WARPS> *>(shared);
     uint8_t *const rest = shared + memory::queries;
     const unsigned warp = threadIdx.x / 32, lane = lane_id();
     struct share s;
-    if (!share_of(a, blockIdx.x, blockIdx.y, blockIdx.z, s)) return;
+    if (!share_of(a, SEVERAL ? blockIdx.x * launch.parts : blockIdx.x, blockIdx.y, blockIdx.z, s)) return;
     take_heads(s, launch.first_query, CENTROID_QUERIES);
+    const uint32_t parts = SEVERAL ? min(launch.parts, s.parts - s.part) : 1, row_units = SEVERAL ? row_ranges_of(a, s).units() : 0;
 
     const uint32_t tables = uniform(shared_address(rest));
     const centroid_side keys = open_side<HD, UNIT, TABLES>(a, s, 0, tables);
     const centroid_side values = open_side<HD, UNIT, TABLES>(a, s, 1, tables + TABLE_BYTES);
     commit_copies();
-    uint32_t first, end;
-    share_pages(s, first, end);
-    const uint32_t n = end - first, begin = first + n * warp / WARPS, pages = first + n * (warp + 1) / WARPS - begin;
-    const struct listed_pages listed = listed_from(s, begin, 1);
     page_ring<layout::pieces, layout::piece_bytes> ring;
-    ring.listed = listed, ring.n = pages, ring.slots = TABLES ? layout::slots : launch.slots;
-    ring.slot_bytes = launch.slot_bytes;
+    ring.slots = TABLES ? layout::slots : launch.slots, ring.slot_bytes = launch.slot_bytes;
     ring.place = a.places + (size_t)a.layer * a.heads.kv_heads + s.head;
 #pragma unroll
     for (int side = 0; side < 2; side++) {
@@ -532,7 +537,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     }
     ring.base = tables + (TABLES ? 2 * TABLE_BYTES : 0) + warp * ring.slots * ring.slot_bytes;
     ring.own = TABLES ? place_in_slot(lane / 4, 16 * (lane % 4)) : 16 * lane;
-    ring.start();
+    ring.start(s, warp, WARPS);
     prepare_queries<HD, 1, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window, queries.ups);
     prepare_queries<HD, 1, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.exact);
     prepare_places<layout>(keys, reinterpret_cast<uint32_t *>(shared + memory::places));
@@ -540,10 +545,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     if (TABLES) wait_copies<0>();
     __syncthreads();
 
-    running<1> of_pages, of_rows;
-    float acc[sums::groups][UNIT][4] = {};
     float factor[1][2], means[2] = {};
-    clear_running(of_pages);
     column_slopes<1> slopes;
     slopes.any = a.heads.slopes != nullptr, slopes.cap = LOG2_E * a.heads.cap;
 #pragma unroll
@@ -556,68 +558,90 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     const bool in_runs = a.run_angles && a.heads.n_rot;
     uint32_t *const rotated = queries.rotated[warp];
     uint32_t run = UINT32_MAX;
-    query_operands<layout> kept[layout::kept_steps ? layout::kept_steps : 1] = {};
     struct page_of_lane of_lane;
+    uint8_t *const free = rest + (SEVERAL ? 2 * TABLE_BYTES : 0); /* when pages are read */
 #pragma unroll 1
-    for (uint32_t page = 0; page < pages; page++) {
-        if (page % 32 == 0) of_lane.load(listed, min(page + lane, pages - 1), a.rows[s.row].first);
-        const uint32_t from = of_lane.first_of(page);
-        const uint64_t live = of_lane.read_of(page, from, s.position);
-        const uint32_t own_run = in_runs ? from / ROPE_RUN_TOKENS : 0;
-        if (own_run != run) {
+    for (uint32_t left = parts;;) {
+        if (SEVERAL && left > 1) ring.prefetch_next_part(s, warp, WARPS);
+        running<1> of_pages, of_rows;
+        float acc[sums::groups][UNIT][4] = {};
+        /* They are loaded anew for each part: registers are short while a part is merged. */
+        query_operands<layout> kept[layout::kept_steps ? layout::kept_steps : 1] = {};
+        clear_running(of_pages);
+#pragma unroll 1
+        for (uint32_t page = 0; page < ring.n; page++) {
+            if (page % 32 == 0) of_lane.load(ring.listed, min(page + lane, ring.n - 1), a.rows[s.row].first);
+            const uint32_t from = of_lane.first_of(page);
+            const uint64_t live = of_lane.read_of(page, from, s.position);
+            const uint32_t own_run = in_runs ? from / ROPE_RUN_TOKENS : 0;
+            const bool other_run = own_run != run;
             run = own_run;
-            rotate_queries<HD>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, queries.ups, rotated,
-                               means);
+            if (other_run)
+                rotate_queries<HD>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, queries.ups, rotated,
+                                   means);
+            if (other_run || (SEVERAL && page == 0)) {
 #pragma unroll
-            for (int step = 0; step < layout::kept_steps; step++) {
-                const uint32_t at[layout::step_units] = {layout::unit_of_step(step) * UNIT * 2};
-                load_operands<HD>(shared_address(rotated), at, kept[step]);
+                for (int step = 0; step < layout::kept_steps; step++) {
+                    const uint32_t at[layout::step_units] = {layout::unit_of_step(step) * UNIT * 2};
+                    load_operands<HD>(shared_address(rotated), at, kept[step]);
+                }
             }
-        }
-        float x[4][1][4], rise[1][2];
-        uint32_t w[4][1][2];
-        {
-            float d[8][layout::sets][4];
-            const uint2 gains = multiply_page<HD, UNIT, TABLES, layout>(keys, ring, page, shared_address(rotated), places, kept, d);
-            exchange_products<layout>(ring.slot(0), d, x);
+            float x[4][1][4], rise[1][2];
+            uint32_t w[4][1][2];
+            {
+                float d[8][layout::sets][4];
+                const uint2 gains =
+                    multiply_page<HD, UNIT, TABLES, layout>(keys, ring, page, shared_address(rotated), places, kept, d);
+                exchange_products<layout>(ring.slot(0), d, x);
+                __syncwarp();
+                ring.release(page, layout::pieces - 1);
+                if (keys.normalized) apply_gains(keys, gains, means, x);
+            }
+            finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - s.position), live);
+            if (weigh(x, of_pages, rise, w)) {
+                const float factor = of_row_query(rise[0]);
+                sums::for_each(acc, [&](float &sum, uint32_t) { sum *= factor; });
+            }
+            ring.wait(layout::pieces);
+            if (values.normalized) weigh_gains(ring.slot(0), w, [](uint32_t code, int) { return relative_gain(code); });
+            sums::add_page(values, ring, w, acc);
             __syncwarp();
-            ring.release(page, layout::pieces - 1);
-            if (keys.normalized) apply_gains(keys, gains, means, x);
-        }
-        finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - s.position), live);
-        if (weigh(x, of_pages, rise, w)) {
-            const float factor = of_row_query(rise[0]);
-            sums::for_each(acc, [&](float &sum, uint32_t) { sum *= factor; });
-        }
-        ring.wait(layout::pieces);
-        if (values.normalized) weigh_gains(ring.slot(0), w, [](uint32_t code, int) { return relative_gain(code); });
-        sums::add_page(values, ring, w, acc);
-        __syncwarp();
 #pragma unroll
-        for (int piece = 0; piece < layout::pieces; piece++) ring.release(page, layout::pieces + piece);
+            for (int piece = 0; piece < layout::pieces; piece++) ring.release(page, layout::pieces + piece);
+        }
+        wait_copies<0>();
+        finish_running(of_pages);
+        if (values.normalized) { /* sums of values are the mean times the weights' sum and the normalized values' */
+            const float weights = of_row_query(of_pages.sum[0]);
+            sums::for_each(acc,
+                           [&](float &sum, uint32_t channel) { sum = sum * values.gain_scale + weights * values.mean[channel]; });
+        }
+        __syncthreads(); /* rings are no longer read, nor tables, if there is no other part */
+        float acc_of_rows[HD / 16][1][4] = {};
+        clear_running(of_rows);
+        const bool any_rows = !SEVERAL || s.part < row_units; /* for some warp */
+#pragma unroll 1
+        for (uint32_t turn = 0; turn < WARPS && any_rows; turn += memory::rows_at_once) {
+            if (memory::rows_at_once == WARPS || warp - turn < memory::rows_at_once)
+                attend_rows<HD>(a, s, warp * s.parts + s.part, WARPS * s.parts, queries.exact, queries.window, slopes,
+                                shared_address(free) + (warp - turn) * memory::row_bytes, of_rows, acc_of_rows);
+            __syncthreads(); /* rows are no longer read */
+        }
+        finish_running(of_rows);
+        const uint32_t before = any_rows ? WARPS : 0; /* states of rows, before those of pages */
+        const partials<HD> states = partials_at<HD>(free, before + WARPS, s.group);
+        if (any_rows) store_running(states, warp, s.group, of_rows), store_sums(states, warp, s.group, acc_of_rows);
+        store_running(states, before + warp, s.group, of_pages);
+        const uint32_t query = lane / 4 % 4;
+        float *const to = states.sums + ((before + warp) * s.group + query) * HD;
+        if (query < s.group) sums::for_each(acc, [&](float &sum, uint32_t channel) { to[channel] = sum; });
+        __syncthreads();
+        leave_part<HD, WARPS * 32>(a, s, states, before + WARPS);
+        if (!SEVERAL || !--left) break;
+        __syncthreads(); /* states are no longer read */
+        s.part++, ring.start(s, warp, WARPS);
     }
-    wait_copies<0>();
-    finish_running(of_pages);
-    if (values.normalized) { /* sums of values are the mean times the weights' sum and the normalized values' */
-        const float weights = of_row_query(of_pages.sum[0]);
-        sums::for_each(acc, [&](float &sum, uint32_t channel) { sum = sum * values.gain_scale + weights * values.mean[channel]; });
-    }
-    __syncthreads(); /* tables and rings are no longer read */
-    float acc_of_rows[HD / 16][1][4] = {};
-    clear_running(of_rows);
-    attend_rows<HD>(a, s, warp * s.parts + s.part, WARPS * s.parts, queries.exact, queries.window, slopes,
-                    shared_address(rest) + warp * 2 * half_rows<HD>::bytes, of_rows, acc_of_rows);
-    finish_running(of_rows);
-    __syncthreads(); /* nor rows */
-    const partials<HD> states = partials_at<HD>(rest, 2 * WARPS, s.group);
-    store_running(states, warp, s.group, of_rows);
-    store_sums(states, warp, s.group, acc_of_rows);
-    store_running(states, WARPS + warp, s.group, of_pages);
-    const uint32_t query = lane / 4 % 4;
-    float *const to = states.sums + ((WARPS + warp) * s.group + query) * HD;
-    if (query < s.group) sums::for_each(acc, [&](float &sum, uint32_t channel) { to[channel] = sum; });
-    __syncthreads();
-    finish_share<HD, WARPS * 32>(a, s, states, 2 * WARPS, rest + memory::states);
+    arrive<HD, WARPS * 32>(a, s, parts, free);
 }
 
 /* ---- Launches */
@@ -627,7 +651,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
 template <int HD, int UNIT, int WARPS, bool TABLES>
 uint32_t fit_centroids(const struct attend_decode *a, struct centroid_launch *launch) {
     using layout = centroid_layout<HD, UNIT, TABLES>;
-    using memory = centroid_memory<HD, WARPS, layout>;
+    using memory = centroid_memory<HD, WARPS, layout, false>; /* which takes more than that of several parts */
     constexpr uint32_t before = memory::queries + (TABLES ? 2 * TABLE_BYTES : 0);
     const uint32_t room = (uint32_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     launch->slot_bytes = TABLES ? layout::piece_bytes : ring_slot_bytes(a);
@@ -641,13 +665,15 @@ uint32_t fit_centroids(const struct attend_decode *a, struct centroid_launch *la
 
 /* Launches CTAs with so many bytes of shared memory; 0 is refused. */
 template <int HD, int UNIT, int WARPS, bool TABLES>
-cudaError_t launch_centroids(const struct attend_decode *a, const struct centroid_launch &launch, uint32_t bytes,
-                             cudaStream_t stream) {
-    const auto kernel = attend_centroids_kernel<HD, UNIT, WARPS, TABLES>;
+cudaError_t launch_centroids(const struct attend_decode *a, struct centroid_launch launch, uint32_t bytes, cudaStream_t stream) {
+    launch.parts = TABLES ? parts_of_ctas(a, 1) : 1;
+    const auto kernel = TABLES && launch.parts > 1 ? attend_centroids_kernel<HD, UNIT, WARPS, TABLES, TABLES>
+                                                   : attend_centroids_kernel<HD, UNIT, WARPS, TABLES, false>;
     if (!bytes) return cudaErrorInvalidConfiguration;
     const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (result != cudaSuccess) return result;
-    kernel<<<dim3(a->splits, a->heads.kv_heads, a->n_rows), WARPS * 32, bytes, stream>>>(*a, launch);
+    kernel<<<dim3((a->splits + launch.parts - 1) / launch.parts, a->heads.kv_heads, a->n_rows), WARPS * 32, bytes, stream>>>(
+        *a, launch);
     return cudaGetLastError();
 }
 
@@ -655,7 +681,7 @@ cudaError_t launch_centroids(const struct attend_decode *a, const struct centroi
  * has room for one CTA. Of 12 warps each thread has 168 registers, so that eight tokens' look-ups are under way at once; of 16, with
  * 128, it waits for one after another. The memory of compute capability 8.0 is enough for 4. */
 template <int HD, int UNIT> cudaError_t launch_tables(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
-    struct centroid_launch launch = {first_query, 0, 0};
+    struct centroid_launch launch = {first_query, 0, 0, 1};
     uint32_t bytes;
     if constexpr (HD * 2 <= TABLE_ROW && UNIT < 8) {
         if (a->centroid[0].bits == 8 && a->centroid[1].bits == 8) {

@@ -242,6 +242,31 @@ ATTEND_INLINE void share_pages(const struct share &s, uint32_t &first, uint32_t 
     end = s.first_page + (uint32_t)(n * (s.part + 1) / s.parts);
 }
 
+/* Finds a warp's pages [begin, end) of the CTA's. */
+ATTEND_INLINE void warp_pages_of(const struct share &s, uint32_t warp, uint32_t warps, uint32_t &begin, uint32_t &end) {
+    uint32_t first, last;
+    share_pages(s, first, last);
+    const uint32_t n = last - first;
+    begin = first + n * warp / warps, end = first + n * (warp + 1) / warps;
+}
+
+constexpr uint32_t CTA_PARTS_MOST = 32; /* kernels may give each lane of a warp what is to be known of a part */
+
+/* Returns how many parts of a row and KV head that follow one another a CTA reads, where a multiprocessor holds so many CTAs: as many as
+ * take the least time, if a CTA's beginning takes as long as a part. Mostly these are as few as let all parts be read at once; but where
+ * the rows' last CTAs then had so few that not all CTAs found room, more or fewer. */
+inline uint32_t parts_of_ctas(const struct attend_decode *a, uint32_t resident) {
+    const uint64_t at_once = (uint64_t)a->splits * resident;
+    uint64_t least = UINT64_MAX;
+    uint32_t best = 1;
+    for (uint32_t parts = 1; parts <= CTA_PARTS_MOST && parts <= a->splits; parts++) {
+        const uint64_t ctas = (a->splits + parts - 1) / parts; /* of a row with all splits */
+        const uint64_t time = (a->multiprocessor_parts * ctas + at_once - 1) / at_once * (parts + 1);
+        if (time < least) least = time, best = parts;
+    }
+    return best;
+}
+
 /* A warp's pages are entries first, first + step, ... of a list. Entry i of the list that heads share is page set i, whose address
  * is therefore asked for beside the entry and not after it; a list of a head's own waits once more for each 32 pages. */
 struct listed_pages {
@@ -437,6 +462,10 @@ ATTEND_INLINE void move_anchors(const struct share &s, uint32_t row, uint32_t co
 /* A row_ranges says which rows of halves a query row reads: exact rows from `exact` on, the window from token `window` on. */
 struct row_ranges {
     uint32_t exact, n_exact, window, n_window;
+
+    /* Return how many units of 16 rows they are. */
+    ATTEND_INLINE uint32_t exact_units() const { return (n_exact + 15) / 16; }
+    ATTEND_INLINE uint32_t units() const { return exact_units() + (n_window + 15) / 16; }
 };
 
 ATTEND_INLINE row_ranges row_ranges_of(const struct attend_decode &a, const struct share &s) {
@@ -458,7 +487,7 @@ ATTEND_INLINE bool attend_rows(const struct attend_decode &a, const struct share
     const struct sequence_view &seq = *s.sequence;
     const unsigned lane = lane_id();
     const row_ranges read = row_ranges_of(a, s);
-    const uint32_t exact_units = (read.n_exact + 15) / 16, units = exact_units + (read.n_window + 15) / 16;
+    const uint32_t exact_units = read.exact_units(), units = read.units();
     for (uint32_t unit = rank; unit < units; unit += ranks) {
         const bool of_exact = unit < exact_units;
         const uint32_t number = 16 * (of_exact ? unit : unit - exact_units),
@@ -634,11 +663,10 @@ ATTEND_INLINE void merge_parts(const struct attend_decode &a, const struct share
     }
 }
 
-/* Merges, by all threads of a CTA after a __syncthreads, the CTA's n partial states into one and writes it to memory; the last CTA
- * of the query row and KV head writes the output. `memory` is shared, THREADS * 24 bytes, not the partials'. */
+/* Merges, by all threads of a CTA after a __syncthreads, n partial states of a part into one and writes it to memory, or the output, if
+ * it is the row's only part. */
 template <int HD, int THREADS>
-ATTEND_INLINE void finish_share(const struct attend_decode &a, const struct share &s, const partials<HD> &states, unsigned n,
-                                uint8_t *memory) {
+ATTEND_INLINE void leave_part(const struct attend_decode &a, const struct share &s, const partials<HD> &states, unsigned n) {
     const part_memory<HD> parts = part_memory_of<HD>(a, s);
     const unsigned groups = s.group * (HD / 4);
     for (unsigned i = threadIdx.x; i < groups; i += THREADS) {
@@ -660,20 +688,34 @@ ATTEND_INLINE void finish_share(const struct attend_decode &a, const struct shar
             if (i % (HD / 4) == 0) __stcg(parts.max_sum + (size_t)s.part * s.group + query, state);
         }
     }
+}
+
+/* Says, by all threads of a CTA, that so many parts have been left; the last CTA of the query row and KV head writes the output. `memory`
+ * is shared, THREADS * 24 bytes, which no thread reads until it is here. */
+template <int HD, int THREADS>
+ATTEND_INLINE void arrive(const struct attend_decode &a, const struct share &s, uint32_t count, uint8_t *memory) {
     if (s.parts == 1) return;
     __threadfence();
     __syncthreads();
     unsigned *last = reinterpret_cast<unsigned *>(memory);
     if (threadIdx.x == 0) {
         uint32_t *arrived = a.arrived + s.row * a.heads.kv_heads + s.head;
-        *last = atomicAdd(arrived, 1) == s.parts - 1;
+        *last = atomicAdd(arrived, count) == s.parts - count;
         if (*last) *arrived = 0;
     }
     __syncthreads();
     if (!*last) return;
     __threadfence();
     __syncthreads(); /* `last` is read */
-    merge_parts<HD, THREADS>(a, s, parts, memory);
+    merge_parts<HD, THREADS>(a, s, part_memory_of<HD>(a, s), memory);
+}
+
+/* Leaves the CTA's only part, of which there are n partial states, and arrives. `memory` is not the partials'. */
+template <int HD, int THREADS>
+ATTEND_INLINE void finish_share(const struct attend_decode &a, const struct share &s, const partials<HD> &states, unsigned n,
+                                uint8_t *memory) {
+    leave_part<HD, THREADS>(a, s, states, n);
+    arrive<HD, THREADS>(a, s, 1, memory);
 }
 
 /* Multiplies weights, as weigh leaves them for TOKENS_BY_OCTET, by their tokens' gains, whose codes begin at `slot`: of tokens 16 t + i and

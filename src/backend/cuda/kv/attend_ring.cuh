@@ -29,9 +29,26 @@ template <int PIECES, int MOST> struct page_ring {
         return base + (at < slots ? at : at - slots) * slot_bytes;
     }
 
-    ATTEND_INLINE void start() {
+    /* Asks for the first pages that a warp reads of a part. */
+    ATTEND_INLINE void start(const struct share &s, uint32_t warp, uint32_t warps) {
+        uint32_t begin, end;
+        warp_pages_of(s, warp, warps, begin, end);
+        listed = listed_from(s, begin, 1), n = end - begin;
         oldest = 0;
         for (uint32_t i = 0; i < slots; i++) ask(base + i * slot_bytes, i / (2 * PIECES), i % (2 * PIECES));
+    }
+
+    /* Asks the L2 for the first page that a warp reads of the next part. The ring will begin anew with it when what this part is left
+     * with has been merged: the warp waits for the copies then, and not for memory. */
+    ATTEND_INLINE void prefetch_next_part(struct share s, uint32_t warp, uint32_t warps) const {
+        uint32_t begin, end;
+        s.part++, warp_pages_of(s, warp, warps, begin, end);
+        if (begin == end) return;
+        const struct page_set_view set = listed_from(s, begin, 1).set(0);
+#pragma unroll
+        for (int side = 0; side < 2; side++)
+            for (uint32_t at = 128 * lane_id(); at < bytes[side]; at += 128 * 32)
+                prefetch_line(page_address(&set, place, side) + at);
     }
 
     /* Waits until the `count` oldest pieces are there, at most as many as there are slots. */

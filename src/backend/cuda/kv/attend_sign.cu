@@ -144,11 +144,10 @@ __global__ void __launch_bounds__(SIGN_WARPS * 32) attend_sign_kernel(const __gr
     const column_slopes<NT> slopes = slopes_of<NT>(a, s);
     const uint32_t own_rows = shared_address(rows) + warp * 2 * half_rows<HD>::bytes;
     attend_rows<HD>(a, s, warp * s.parts + s.part, SIGN_WARPS * s.parts, queries[1], queries[0], slopes, own_rows, r, acc);
-    uint32_t first, end;
-    share_pages(s, first, end);
-    const uint32_t n = end - first, begin = first + n * warp / SIGN_WARPS;
+    uint32_t begin, end;
+    warp_pages_of(s, warp, SIGN_WARPS, begin, end);
     gatherer tokens;
-    tokens.listed = listed_from(s, begin, 1), tokens.page = 0, tokens.pages = first + n * (warp + 1) / SIGN_WARPS - begin;
+    tokens.listed = listed_from(s, begin, 1), tokens.page = 0, tokens.pages = end - begin;
     tokens.place = a.places + (size_t)a.layer * a.heads.kv_heads + s.head;
     tokens.live = 0, tokens.position = s.position;
     gathered_token own = {nullptr, nullptr, 0};

@@ -12,13 +12,11 @@
 
 /* ---- The pages of a warp */
 
-constexpr uint32_t WARP_PARTS_MOST = 32; /* of a CTA: a lane has what is to be known of one */
-
 /* A CTA's parts follow one another, and a warp reads its pages of the first, then those of the next: so its pages have numbers 0, 1, ...
  * through all of them. Lane k has of part k the number behind its last page, and by how much the entries of its pages in the list are
  * larger than their numbers. */
 struct warp_pages {
-    uint32_t parts; /* at most WARP_PARTS_MOST */
+    uint32_t parts; /* at most CTA_PARTS_MOST */
     uint32_t end, more;
 
     ATTEND_INLINE warp_pages(struct share s, uint32_t parts, uint32_t warp, uint32_t warps) : parts(parts) {
@@ -521,12 +519,6 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             if (page > begin) ring.ask_after_sums(page);
         }
     }
-}
-
-/* Returns how many parts a CTA reads, where a multiprocessor holds so many CTAs: as few as let all parts of the launch be read at once. */
-inline uint32_t parts_of_ctas(const struct attend_decode *a, uint32_t resident) {
-    const uint32_t parts = (a->multiprocessor_parts + resident - 1) / resident;
-    return parts < 1 ? 1 : parts < WARP_PARTS_MOST ? parts : WARP_PARTS_MOST;
 }
 
 template <int HD, int NQ, int WARPS, int RESIDENT>

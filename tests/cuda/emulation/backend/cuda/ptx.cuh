@@ -200,6 +200,7 @@ template <int UNIT> inline void copy_async(uint32_t to, const void *from, bool v
     emulated_copy_async(emulated_shared_at(to), from, UNIT, valid);
 }
 inline void commit_copies() { emulated_commit_copies(); }
+inline void prefetch_line(const void *) {}
 template <int N> inline void wait_copies() { emulated_wait_copies(N); }
 
 #endif
