@@ -244,9 +244,10 @@ template <int HD, int NQ, int WARPS> struct transform_shared {
 
 /* ---- Parts */
 
-/* Stores a warp's sums by plane and its states in shared memory. */
+/* Stores a warp's sums by plane and its states in shared memory, if `writes`. */
 template <int HD, int NQ>
-ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const transform_sums<HD, NQ> &acc, float4 *sums) {
+ATTEND_INLINE void store_planes(bool writes, uint32_t planes, transform_running<NQ> &r, const transform_sums<HD, NQ> &acc,
+                                float4 *sums) {
     const unsigned g = lane_id() / 4, t = lane_id() % 4, stride = planes_stride(planes);
 #pragma unroll
     for (int n = 0; n < NQ; n++) {
@@ -256,10 +257,10 @@ ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const
             r.gained[n] += __shfl_xor_sync(ALL_LANES, r.gained[n], o);
             r.no_mean[n] += __shfl_xor_sync(ALL_LANES, r.no_mean[n], o);
         }
-        if (g == 0) row[stride - 2] = make_float4(r.max[n], r.sum[n], r.sum[n] - r.no_mean[n], r.gained[n]);
+        if (writes && g == 0) row[stride - 2] = make_float4(r.max[n], r.sum[n], r.sum[n] - r.no_mean[n], r.gained[n]);
 #pragma unroll
         for (int p = 0; p < HD / 16; p++)
-            if (8 * p < planes) row[8 * p + g] = make_float4(acc[p][n][0], acc[p][n][1], acc[p][n][2], acc[p][n][3]);
+            if (writes && 8 * p < planes) row[8 * p + g] = make_float4(acc[p][n][0], acc[p][n][1], acc[p][n][2], acc[p][n][3]);
     }
 }
 
@@ -286,10 +287,10 @@ ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned qu
     return to;
 }
 
-/* Makes a part of the warps' sums by plane, for which it waits. All threads call this. `sums_at` says where in `memory` each warp's sums
- * begin; 0: it has read no page. */
+/* Makes a part of the warps' sums by plane, for which it waits, and writes it if `writes`. All threads call this. `sums_at` says where in
+ * `memory` each warp's sums begin; 0: it has read no page. */
 template <int HD, int NQ, int WARPS>
-ATTEND_APART void leave_components(const struct transform_view &view, uint32_t planes, const uint8_t *memory,
+ATTEND_APART void leave_components(bool writes, const struct transform_view &view, uint32_t planes, const uint8_t *memory,
                                    const uint32_t *sums_at, const transform_parts<HD> &parts, uint32_t part) {
     constexpr unsigned quads = HD / 4;
     const unsigned items = parts.group * quads, stride = planes_stride(planes);
@@ -316,6 +317,7 @@ ATTEND_APART void leave_components(const struct transform_view &view, uint32_t p
                 if (own.scale[p] != 0) add_scaled(sum, 2 * factor * own.scale[p], row[own.plane[p]]);
         }
         const float zero = gained * own.zero;
+        if (!writes) continue;
         if (i < items)
             __stcg(parts.of(part, query) + quad, make_float4((sum.x - zero) * own.step.x, (sum.y - zero) * own.step.y,
                                                              (sum.z - zero) * own.step.z, (sum.w - zero) * own.step.w));
@@ -407,12 +409,13 @@ template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const st
 
 /* Serves query heads first_query .. of each group, at most 4 NQ. `ring_bytes` is the size of a warp's ring; a CTA reads so many parts
  * of a row and KV head that follow one another, as far as the row has them: one, unless SEVERAL, since that takes fewer registers.
- * `at_once` says that all CTAs have room. The kernel is launched early, behind transform_runs_kernel alone, which lets it begin at once:
- * what it reads before it waits is what the step's kernels do not write, the pages and their lists among it. */
+ * `at_once` says that all CTAs have room, `alone` that each has a multiprocessor to itself. The kernel is launched early, behind
+ * transform_runs_kernel alone, which lets it begin at once: what it reads before it waits is what the step's kernels do not write, the
+ * pages and their lists among it. */
 template <int HD, int NQ, int WARPS, int RESIDENT, bool SEVERAL>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes,
-                            uint32_t parts_of_cta, bool at_once) {
+                            uint32_t parts_of_cta, bool at_once, bool alone) {
     using layout = transform_shared<HD, NQ, WARPS>;
     extern __shared__ __align__(128) uint8_t shared[];
     const unsigned warp = uniform(threadIdx.x / 32), lane = lane_id();
@@ -462,63 +465,77 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
                                        position_row_bytes(a.pre_rope.pairs) + warp * position_angle_bytes(a.pre_rope.pairs));
         ring.wait_for_others();
         let_next_kernel_begin();
-        wait_for_kernels();
-        /* A thread asks for its first unit of positions before records are fetched, so that both take one trip to the L2. */
-        const uint32_t *const of_positions = position_record<HD, NQ>(a, s);
-        const uint32_t units = a.pre_rope.pairs ? position_query_bytes(NQ, a.pre_rope.pairs) / 16 : 0;
-        uint4 own_unit = make_uint4(0, 0, 0, 0);
-        if (threadIdx.x < units) own_unit = __ldcg(reinterpret_cast<const uint4 *>(of_positions) + threadIdx.x);
-        ring.fetch_first_records();
-        if (threadIdx.x < units) store_shared_quad(shared_address(positions) + 16 * threadIdx.x, own_unit);
-        if constexpr (position_query_bytes(NQ, HD / 2) / 16 > layout::threads)
-            fetch_positions<layout::threads>(of_positions, layout::threads, units, shared_address(positions));
-        __syncthreads(); /* readers and positions are there */
-
-        struct page_of_lane of_lane;
-        const float *const slopes = a.heads.slopes ? a.heads.slopes + s.first_head : nullptr;
-        uint32_t *const sums_at = reinterpret_cast<uint32_t *>(shared + layout::sums_at(a.pre_rope.pairs));
-        uint32_t page = 0;
+        /* The first time for what it leaves in the caches: a warp goes through its first page with whatever lies in the place of its run's
+         * record, leaves the page where it is, and asks for no other. A CTA with less than all registers would spill for that. */
 #pragma unroll 1
-        for (uint32_t part = 0; part < pages.parts; part++) {
-            transform_sums<HD, NQ> acc = {};
-            transform_running<NQ> r;
-#pragma unroll
-            for (int i = 0; i < NQ; i++) r.max[i] = -INFINITY, r.sum[i] = r.gained[i] = r.no_mean[i] = 0;
-            const uint32_t begin = page, end = pages.end_of(part);
-#pragma unroll 1
-            for (; page < end; page++) {
-                if (page % 32 == 0) of_lane.load(listed, pages.entry(min(page + lane, ring.n - 1)), a.rows[s.row].first);
-                float x[NQ][8];
-                page_weights<NQ> weights;
-                const uint32_t slot = ring.slot(page);
-                const bool last = SEVERAL && page + 1 == end; /* of a part behind which others may come */
-                lane_angles own_angles;
-                page_angles(a, of_lane.first_of(page)).load(own_angles);
-                ring.wait();
-                score_page<HD, NQ>(slot, ring.record(ring.depth - 1), of_keys, x);
-                page_angles(a, of_lane.first_of(page)).place(own_angles, angles);
-                __syncwarp();
-                if (!last || ring.sums_beside_keys()) ring.ask_for_keys(page + ring.depth);
-                add_positions(a.pre_rope, shared_address(positions), position_rows, shared_address(angles), x);
-                const uint32_t from = of_lane.first_of(page); /* not before: registers are short while keys are scored */
-                const uint64_t live = of_lane.read_of(page, from, s.position);
-                finish_page_logits(x, a.heads.cap, slopes, s.group, (int32_t)(from - s.position), live);
-                ring.wait(!last || ring.sums_beside_keys());
-                weigh_page<HD, NQ>(slot + ring.key_bytes, of_values, x, r, acc, weights);
-                accumulate_page<HD, NQ>(slot + ring.key_bytes, of_values, weights, acc);
-                __syncwarp();
-                if (!last) ring.ask_for_values(page + ring.depth);
+        for (int pass = RESIDENT == 1 && !SEVERAL && alone && kernels_begin_early() ? 0 : 1; pass < 2; pass++) {
+            if (pass) {
+                wait_for_kernels();
+                /* A thread asks for its first unit of positions before records are fetched, so that both take one trip to the L2. */
+                const uint32_t *const of_positions = position_record<HD, NQ>(a, s);
+                const uint32_t units = a.pre_rope.pairs ? position_query_bytes(NQ, a.pre_rope.pairs) / 16 : 0;
+                uint4 own_unit = make_uint4(0, 0, 0, 0);
+                if (threadIdx.x < units) own_unit = __ldcg(reinterpret_cast<const uint4 *>(of_positions) + threadIdx.x);
+                ring.fetch_first_records();
+                if (threadIdx.x < units) store_shared_quad(shared_address(positions) + 16 * threadIdx.x, own_unit);
+                if constexpr (position_query_bytes(NQ, HD / 2) / 16 > layout::threads)
+                    fetch_positions<layout::threads>(of_positions, layout::threads, units, shared_address(positions));
             }
-            const uint32_t sums = ring.sums_slot(page - 1) - shared_address(shared);
-            if (page > begin) store_planes<HD, NQ>(of_values.planes, r, acc, reinterpret_cast<float4 *>(shared + sums));
-            if (lane == 0) sums_at[warp] = page > begin ? sums : 0;
-            leave_components<HD, NQ, WARPS>(*values.view, of_values.planes, shared, sums_at, parts,
-                                            1 + parts_before + s.part + part);
-            if (!SEVERAL || part + 1 == pages.parts) break;
-            __syncthreads();
-            if (page > begin) ring.ask_after_sums(page);
+            __syncthreads(); /* readers and positions are there */
+
+            struct page_of_lane of_lane;
+            const float *const slopes = a.heads.slopes ? a.heads.slopes + s.first_head : nullptr;
+            uint32_t *const sums_at = reinterpret_cast<uint32_t *>(shared + layout::sums_at(a.pre_rope.pairs));
+            uint32_t page = 0;
+#pragma unroll 1
+            for (uint32_t part = 0; part < pages.parts; part++) {
+                transform_sums<HD, NQ> acc = {};
+                transform_running<NQ> r;
+#pragma unroll
+                for (int i = 0; i < NQ; i++) r.max[i] = -INFINITY, r.sum[i] = r.gained[i] = r.no_mean[i] = 0;
+                const uint32_t begin = page, end = pass ? pages.end_of(part) : min(pages.end_of(part), 1u);
+#pragma unroll 1
+                for (; page < end; page++) {
+                    if (page % 32 == 0) of_lane.load(listed, pages.entry(min(page + lane, ring.n - 1)), a.rows[s.row].first);
+                    float x[NQ][8];
+                    page_weights<NQ> weights;
+                    const uint32_t slot = ring.slot(page);
+                    const bool last = SEVERAL && page + 1 == end; /* of a part behind which others may come */
+                    lane_angles own_angles;
+                    page_angles(a, of_lane.first_of(page)).load(own_angles);
+                    ring.wait();
+                    score_page<HD, NQ>(slot, ring.record(ring.depth - 1), of_keys, x);
+                    page_angles(a, of_lane.first_of(page)).place(own_angles, angles);
+                    __syncwarp();
+                    if (pass && (!last || ring.sums_beside_keys())) ring.ask_for_keys(page + ring.depth);
+                    add_positions(a.pre_rope, shared_address(positions), position_rows, shared_address(angles), x);
+                    const uint32_t from = of_lane.first_of(page); /* not before: registers are short while keys are scored */
+                    const uint64_t live = of_lane.read_of(page, from, s.position);
+                    finish_page_logits(x, a.heads.cap, slopes, s.group, (int32_t)(from - s.position), live);
+                    ring.wait(pass && (!last || ring.sums_beside_keys()));
+                    weigh_page<HD, NQ>(slot + ring.key_bytes, of_values, x, r, acc, weights);
+                    accumulate_page<HD, NQ>(slot + ring.key_bytes, of_values, weights, acc);
+                    __syncwarp();
+                    if (pass && !last) ring.ask_for_values(page + ring.depth);
+                }
+                const uint32_t sums = ring.sums_slot(page - 1) - shared_address(shared);
+                if (page > begin) store_planes<HD, NQ>(pass, of_values.planes, r, acc, reinterpret_cast<float4 *>(shared + sums));
+                if (lane == 0) sums_at[warp] = page > begin ? sums : 0;
+                leave_components<HD, NQ, WARPS>(pass, *values.view, of_values.planes, shared, sums_at, parts,
+                                                1 + parts_before + s.part + part);
+                if (!SEVERAL || part + 1 == pages.parts) break;
+                __syncthreads();
+                if (page > begin) ring.ask_after_sums(page);
+            }
         }
     }
+}
+
+/* Returns whether each CTA, those before and behind this kernel's among them, has a multiprocessor to itself. */
+template <int HD, int NQ> bool ctas_are_alone(const struct attend_decode &a) {
+    const uint32_t merging = 1, reading = a.splits + 1;
+    return a.n_rows * a.heads.kv_heads * (runs_shares<HD, NQ>(a).x + reading + merging) <=
+           (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount);
 }
 
 template <int HD, int NQ, int WARPS, int RESIDENT>
@@ -539,12 +556,13 @@ cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first
         result = launch_runs<HD, NQ>(&own, first_query, stream);
         if (result == cudaSuccess)
             result = launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows, ctas + rows), dim3(WARPS * 32), bytes, stream, own,
-                                  first_query, (uint32_t)ring, parts, at_once);
+                                  first_query, (uint32_t)ring, parts, at_once, ctas_are_alone<HD, NQ>(*a));
     }
     return result == cudaSuccess ? launch_merge<HD, NQ>(a, first_query, stream) : result;
 }
 
-/* Launches two CTAs to a multiprocessor if they fit, else one, of as many warps as fit. */
+/* Launches two CTAs to a multiprocessor if they fit, else one, of as many warps as fit. Few CTAs, which are alone on theirs, may have all
+ * registers. */
 template <int HD, int NQ> cudaError_t launch_transform(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
     constexpr int reserved = 1024; /* of each CTA */
     constexpr int bound = HD * NQ <= 128 ? 2 : 1;
@@ -560,7 +578,8 @@ template <int HD, int NQ> cudaError_t launch_transform(const struct attend_decod
     const int padded = (page + 127) / 128 * 128;
     if constexpr (bound == 2)
         if (transform_shared<HD, NQ, 8>::least(padded, a->pre_rope.pairs) <= half)
-            return launch_transform_warps<HD, NQ, 8, 2>(a, first_query, half, stream);
+            return ctas_are_alone<HD, NQ>(*a) ? launch_transform_warps<HD, NQ, 8, 1>(a, first_query, half, stream)
+                                              : launch_transform_warps<HD, NQ, 8, 2>(a, first_query, half, stream);
     if (transform_shared<HD, NQ, 8>::least(padded, a->pre_rope.pairs) <= room)
         return launch_transform_warps<HD, NQ, 8, 1>(a, first_query, room, stream);
     /* Pages of 8 bits to a component fit the 99 KiB of compute capability 8.6 with 8 warps of 64 channels, 4 of 128, 2 of 256. */

@@ -385,20 +385,29 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     if (a.append.q && blockIdx.x == (apart ? shares : 0)) append_heads(a.append, s.row, s.first_head, s.group);
 }
 
-template <int HD, int NQ> cudaError_t launch_runs(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
-    const auto kernel = transform_runs_kernel<HD, NQ>;
-    constexpr int bytes = (int)sizeof(runs_memory<HD, NQ>), at_once = runs_memory<HD, NQ>::runs;
-    const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (result != cudaSuccess) return result;
-    /* A multiprocessor has two CTAs, so that the tables with which a CTA begins serve many runs. Positions have their own, if those have
-     * room beside the others: else these, or they, would begin when the first ones end. */
-    const unsigned shares = a->heads.kv_heads * a->n_rows,
+/* Returns how many CTAs prepare the runs and positions of a row and KV head (x), and whether the last of them takes positions apart (y).
+ * A multiprocessor has two CTAs, so that the tables with which a CTA begins serve many runs. Positions have their own, if those have
+ * room beside the others: else these, or they, would begin when the first ones end. */
+template <int HD, int NQ> uint2 runs_shares(const struct attend_decode &a) {
+    constexpr int at_once = runs_memory<HD, NQ>::runs;
+    const unsigned shares = a.heads.kv_heads * a.n_rows,
                    multiprocessors = (unsigned)device_attribute(cudaDevAttrMultiProcessorCount),
-                   most = 2 * multiprocessors > shares ? 2 * multiprocessors / shares : 1, all = (a->runs + at_once - 1) / at_once,
+                   most = 2 * multiprocessors > shares ? 2 * multiprocessors / shares : 1, all = (a.runs + at_once - 1) / at_once,
                    some = all < most ? all : most, n = some ? some : 1;
     const bool apart = (n + 1) * shares <= 2 * multiprocessors;
-    return launch_kernel(a->lists_written, kernel, dim3(n + apart, a->heads.kv_heads, a->n_rows), dim3(RUNS_WARPS * 32), bytes,
-                         stream, *a, first_query, apart, n * shares <= multiprocessors);
+    return make_uint2(n + apart, apart);
+}
+
+template <int HD, int NQ> cudaError_t launch_runs(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
+    const auto kernel = transform_runs_kernel<HD, NQ>;
+    constexpr int bytes = (int)sizeof(runs_memory<HD, NQ>);
+    const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (result != cudaSuccess) return result;
+    const uint2 shares = runs_shares<HD, NQ>(*a);
+    const bool apart = shares.y, early = (shares.x - shares.y) * a->heads.kv_heads * a->n_rows <=
+                                         (unsigned)device_attribute(cudaDevAttrMultiProcessorCount);
+    return launch_kernel(a->lists_written, kernel, dim3(shares.x, a->heads.kv_heads, a->n_rows), dim3(RUNS_WARPS * 32), bytes,
+                         stream, *a, first_query, apart, early);
 }
 
 #endif
