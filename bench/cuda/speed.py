@@ -35,7 +35,7 @@ from report_text import replace_block, table  # noqa: E402
 
 SCALAR = ["f16", "kivi-4", "terse-4", "terse-3", "terse-2", "terse-1"]
 OTHER_SCALAR = ["q8_0", "q4_0", "kivi-2"]
-LEARNED = ["million-4", "million-2", "antkv-4", "antkv-2", "antkv-1", "commvq-2", "commvq-1"]
+LEARNED = ["million-4", "million-3", "million-2", "antkv-4", "antkv-2", "antkv-1", "commvq-2", "commvq-1"]
 CHOOSING = ["selfindex-2@7.5", "quest@7.5", "f16@7.5", "q4_0@7.5", "terse-4@7.5", "terse-2@7.5", "terse-1@7.5"]
 SHAPES = ["1x1024", "1x8192", "1x32768", "1x131072", "8x8192", "8x32768", "8x131072"]
 CHOICE_SHAPES = ["1x32768", "1x131072", "8x32768", "8x131072", "10x16384"]
@@ -49,8 +49,15 @@ GOALS = {  # of best f16 over the method, in the order of PAPER_SHAPES but the f
     "commvq-2": (0.8, 0.8, 1, 0.8),
     "commvq-1": (1, 1.2, 1.2, 1.2),
     "selfindex-2@7.5": (1.8, 6, 5, 9),
+    "terse-2@7.5": (1.8, 6, 5, 9),
 }
-ENCODED = ["f16", "q8_0", "q4_0", "kivi-4", "kivi-2", "terse-4", "terse-3", "terse-2", "terse-1", "million-4", "million-2", "antkv-2", "antkv-1", "antkv-0.75", "antkv-0.375", "commvq-2", "commvq-1"]
+TERSE_GOALS = {  # the same in the order of SHAPES
+    "terse-4": (0.8, 1.3, 1.9, 2.6, 2.3, 2.9, 3.2),
+    "terse-3": (0.8, 1.35, 2.1, 3.1, 2.6, 3.5, 4.0),
+    "terse-2": (0.85, 1.5, 2.6, 4.0, 3.3, 4.8, 5.5),
+    "terse-1": (0.9, 1.7, 2.9, 5.2, 4.0, 7.0, 8.5),
+}
+ENCODED = ["f16", "q8_0", "q4_0", "kivi-4", "kivi-2", "terse-4", "terse-3", "terse-2", "terse-1", "million-4", "million-3", "million-2", "antkv-2", "antkv-1", "antkv-0.75", "antkv-0.375", "commvq-2", "commvq-1"]
 WEIGHTS = ["F16", "BF16", "Q8_0", "Q6_K", "Q4_K", "Q4_0"]
 STEP_METHODS = ["f16", "q4_0", "terse-4", "terse-2"]
 BENCH = "terse bench -m {} --device cuda --allow-longer-context -o json"
@@ -61,7 +68,7 @@ PAPERS = [  # the model and options of terse bench, in the order of the papers
     *(("8b.gguf", f"-p 0 -n 16 -r 2 -d 1024 -np {n} --kv f16,antkv-1") for n in (1, 32, 128, 256)),
     *(("8b.gguf", f"-p 0 -n 16 -r 2 -d 1024 -np {n} --kv antkv-1") for n in (512, 1024)),
     ("8b.gguf", "-p 0 -n 32 -r 1 -d 840000 --kv antkv-1,antkv-0.375"),
-    ("7b.gguf", "-p 0 -n 32 -r 3 -d 1024,2048,4096,8192,16384,32768 --kv f16,million-4"),
+    ("7b.gguf", "-p 0 -n 32 -r 3 -d 1024,2048,4096,8192,16384,32768 --kv f16,kivi-4,million-4"),
     ("7b.gguf", "-p 0 -n 64 -r 2 -d 50000 --kv f16,streaming-256,mat-256,streaming-512,mat-512"),
     *(("8b.gguf", f"-p {n} -n 0 -r 2 --kv f16,selfindex-2") for n in (8192, 16384, 32768, 65536)),
     ("8b.gguf", "-p 0 -n 32 -r 2 -d 8192,16384,32768,65536 --kv f16,selfindex-2"),
@@ -74,7 +81,7 @@ PAPERS = [  # the model and options of terse bench, in the order of the papers
 # The commands of each part, by words; programs are those of the build.
 PARTS = {
     "attention": [["bench_attend_cuda", m, *SHAPES, *(["10x16384"] if m == "f16" else [])] for m in SCALAR + OTHER_SCALAR + LEARNED],
-    "pytorch": [["f16_attention.py", *SHAPES]],
+    "pytorch": [["f16_attention.py", *SHAPES, "10x16384"]],
     "choice": [["bench_attend_cuda", m, *CHOICE_SHAPES] for m in CHOOSING],
     "encode": [["bench_encode_cuda", m] for m in ENCODED],
     "weights": [["bench_weights_cuda", *WEIGHTS]],
@@ -175,20 +182,30 @@ def columns(shapes):
     return ["", *(shape.replace("x", " x ") for shape in shapes)]
 
 
+def of_goals(found):
+    """How much of its goals a method reaches: `found` are pairs of a ratio and its goal."""
+    parts = [100 * ratio / goal for ratio, goal in found]
+    return f"{min(parts):.0f} to {max(parts):.0f} %" if parts else ""
+
+
 def all_tokens(methods):
     def make(printed):
         us, best = times(printed["attention"]), best_f16(printed["pytorch"])
-        rows = [["PyTorch f16", *(f"{best[s]:.1f}" if s in best else "" for s in SHAPES)]] if "f16" in methods else []
+        with_goals = bool(TERSE_GOALS.keys() & set(methods))
+        rows = [["PyTorch f16", *(f"{best[s]:.1f}" if s in best else "" for s in SHAPES), *[""] * with_goals]] if "f16" in methods else []
         for m in methods:
-            rows.append([m, *(f"{us[m, s]:.1f}" + (f" ({best[s] / us[m, s]:.2f})" if s in best else "") if (m, s) in us else "" for s in SHAPES)])
-        return columns(SHAPES), rows
+            row = [m, *(f"{us[m, s]:.1f}" + (f" ({best[s] / us[m, s]:.2f})" if s in best else "") if (m, s) in us else "" for s in SHAPES)]
+            found = [(best[s] / us[m, s], goal) for s, goal in zip(SHAPES, TERSE_GOALS.get(m, ())) if s in best and (m, s) in us]
+            rows.append(row + [of_goals(found)] * with_goals)
+        return [*columns(SHAPES), *["of the goals"] * with_goals], rows
 
     return make
 
 
 def choosing(printed):
-    us, whole = times(printed["choice"]), times(printed["attention"])
-    rows = [["f16, all tokens", *(f"{whole['f16', s]:.1f}" if ("f16", s) in whole else "" for s in CHOICE_SHAPES)]]
+    us, whole, best = times(printed["choice"]), times(printed["attention"]), best_f16(printed["pytorch"])
+    rows = [["PyTorch f16, all tokens", *(f"{best[s]:.1f}" if s in best else "" for s in CHOICE_SHAPES)],
+            ["f16, all tokens", *(f"{whole['f16', s]:.1f}" if ("f16", s) in whole else "" for s in CHOICE_SHAPES)]]
     for m in CHOOSING:
         cells = [f"{us[m, s]:.1f} / {us[m + '/choice', s]:.1f}" if (m + "/choice", s) in us else "" for s in CHOICE_SHAPES]
         rows.append([m.removesuffix("@7.5"), *cells])
@@ -209,8 +226,8 @@ def goals(printed):
                 continue
             ratio = best[s] / us[m, s]
             cells.append(f"{us[m, s]:.1f}, {ratio:.2f}" + (f" ({goal:g})" if goal else ""))
-            parts += [100 * ratio / goal] if goal else []
-        rows.append([m.replace("@7.5", ", 7.5 % of the tokens"), *cells, f"{min(parts):.0f} to {max(parts):.0f} %" if parts else ""])
+            parts += [(ratio, goal)] if goal else []
+        rows.append([m.replace("@7.5", ", 7.5 % of the tokens"), *cells, of_goals(parts)])
     return [*columns(PAPER_SHAPES), "of the goals"], rows
 
 
@@ -292,7 +309,7 @@ TABLES = {
     "encode": ("cuda.md", ["encode"], encoding),
     "attention": ("reports/cuda-attention.md", ["attention", "pytorch"], all_tokens(SCALAR)),
     "attention-scalar": ("reports/cuda-attention.md", ["attention", "pytorch"], all_tokens(OTHER_SCALAR)),
-    "choice": ("reports/cuda-attention.md", ["choice", "attention"], choosing),
+    "choice": ("reports/cuda-attention.md", ["choice", "attention", "pytorch"], choosing),
     "goals": ("reports/papers.md", ["attention", "pytorch", "choice"], goals),
     "anchors": ("reports/papers.md", ["anchors"], anchors),
     "commvq": ("reports/papers.md", ["commvq"], commvq),

@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.dirname(SCRIPT))
 import speed  # noqa: E402
 
 PRINTED = {
-    "attention": "f16 1x1024 11.20 0.10 (4 parts)\nf16 1x8192 19.80 1.60 (4 parts)\nq8_0 1x1024 14.60 0.1 (4 parts)\nmillion-4 1x32768 50.00 0.7 (2 parts)\n",
+    "attention": "f16 1x1024 11.20 0.10 (4 parts)\nf16 1x8192 19.80 1.60 (4 parts)\nq8_0 1x1024 14.60 0.1 (4 parts)\nmillion-4 1x32768 50.00 0.7 (2 parts)\nterse-4 1x1024 14.60 0.1 (4 parts)\nterse-4 1x8192 19.10 0.1 (4 parts)\n",
     "pytorch": "H100, PyTorch 2.11\nPyTorch 1x1024: 7.30 us (cudnn grouped)\nPyTorch 1x8192: 19.10 us (cudnn grouped)\nPyTorch 1x32768: 51.00 us (cudnn folded)\n",
     "choice": "f16@7.5 1x32768 81.50 1.6 (4 parts)\nf16@7.5/choice 1x32768 25.10 5.3 (4 parts)\n",
     "encode": "f16 encode 29.0 2300\nf16 decode 28.6 2300\ncommvq-2 encode 11020.4 3\ncommvq-2 decode 1299.0 30\n",
@@ -29,9 +29,9 @@ PRINTED = {
     + json.dumps([{"model": "8B", "test": "pp131072", "kv": "antkv-1", "kv_mib": 512, "tokens_per_second": 12345.6}]),
 }
 ROWS = {
-    "attention": ["| PyTorch f16 | 7.3 | 19.1 | 51.0 |", "| f16 | 11.2 (0.65) | 19.8 (0.96) |"],
+    "attention": ["| PyTorch f16 | 7.3 | 19.1 | 51.0 |", "| f16 | 11.2 (0.65) | 19.8 (0.96) |", "| terse-4 | 14.6 (0.50) | 19.1 (1.00) |  |  |  |  |  | 62 to 77 % |"],
     "attention-scalar": ["| q8_0 | 14.6 (0.50) |"],
-    "choice": ["| f16 | 81.5 / 25.1 |"],
+    "choice": ["| PyTorch f16, all tokens | 51.0 |", "| f16 | 81.5 / 25.1 |"],
     "goals": ["| million-4 |  | 50.0, 1.02 (1.7) |  |  |  | 60 to 60 % |"],
     "ratios": ["| f16 | 0.96 |", "| million-4 |  | 1.02 |"],
     "encode": ["|  | f16 | commvq-2 |", "| encode | 29 | 11,020 |", "| decode | 29 | 1,299 |"],
