@@ -1,7 +1,7 @@
 /* A decoding step's attention over pages of codec transform on the GPU against the same in double precision over what the CPU's codec decodes:
  * rates, head sizes and groups; rows of several sequences of different lengths in one launch, read in one part and in many; runs of keys,
  * rotated by rope in both pairings, wholly and in part; exact rows, windows that wrap, pages of which a part is evicted or was never filled;
- * ALiBi; parameters of the profile and those fitted to a sequence; CTAs that read one part each, and several. What must not be read is
+ * ALiBi; parameters of the profile and those fitted to a sequence; CTAs that read one part each, and several; few CTAs and many. What must not be read is
  * NaN. */
 #include "no_device.h"
 #include "transform_sample.h"
@@ -126,11 +126,29 @@ static void many_pages(void **unused) {
     finish("many pages", worst);
 }
 
+/* Launches of so few CTAs that each has a multiprocessor to itself, where warps go through a page before its queries are there. On a GPU most
+ * other launches of these tests are such; the emulated one has more multiprocessors for this test. */
+static void ctas_alone(void **unused) {
+    static const uint32_t groups[] = {4, 7};
+    double worst = 0;
+    (void)unused;
+    setenv("EMULATED_MULTIPROCESSORS", "1024", 1);
+    for (size_t d = 0; d < 4; d++) {
+        struct setup setup = setup_of(4, head_dims[d], groups[d % 2]);
+        report(&setup, &worst);
+        setup = setup_of(2, head_dims[d], groups[1 - d % 2]);
+        setup.fitted = true, setup.in_place = true;
+        report(&setup, &worst);
+    }
+    unsetenv("EMULATED_MULTIPROCESSORS");
+    finish("CTAs alone", worst);
+}
+
 int main(void) {
     if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rates),  cmocka_unit_test(groups), cmocka_unit_test(ropes),
-        cmocka_unit_test(fitted), cmocka_unit_test(parts),  cmocka_unit_test(many_pages),
+        cmocka_unit_test(rates), cmocka_unit_test(groups),     cmocka_unit_test(ropes),      cmocka_unit_test(fitted),
+        cmocka_unit_test(parts), cmocka_unit_test(many_pages), cmocka_unit_test(ctas_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

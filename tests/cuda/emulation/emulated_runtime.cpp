@@ -161,7 +161,12 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
     return cudaSuccess;
 }
 
-/* ---- The device: one of compute capability 8.0 with four multiprocessors */
+/* ---- The device: one of compute capability 8.0 with four multiprocessors, or as many as the environment says */
+
+static int multiprocessors(void) {
+    const char *asked = getenv("EMULATED_MULTIPROCESSORS");
+    return asked ? atoi(asked) : 4;
+}
 
 cudaError_t cudaGetDeviceCount(int *n) {
     *n = 1;
@@ -184,7 +189,7 @@ cudaError_t cudaDriverGetVersion(int *version) {
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
     switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor: *value = 8; break;
-    case cudaDevAttrMultiProcessorCount: *value = 4; break;
+    case cudaDevAttrMultiProcessorCount: *value = multiprocessors(); break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 227 << 10; break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = 228 << 10; break;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;
