@@ -39,7 +39,7 @@ extern "C" {
 extern const float transform_distortion[TRANSFORM_BITS_MAX + 1];
 
 /* Levels reach so much further, in components of 0 to TRANSFORM_BITS_MAX bits, than is best for a Gaussian: components of real models
- * have longer tails (a kurtosis of 4 to 5 where a Gaussian's is 3; docs/reports/transform-second.md has what that costs and gains).
+ * have longer tails (docs/reports/transform-second.md has by how much, and what a further reach costs and gains).
  * Bits are shared as if they were Gaussian. */
 extern const float transform_reach[TRANSFORM_BITS_MAX + 1];
 
