@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 
-from quality_measurements import UNKNOWN, Measurement, commit_in, is_clean, learned
+from quality_measurements import Measurement, commit_in, is_clean, learned
 from quality_texts import LEARNED, PROSE
 from planted_facts import FACTS, REPLY_TOKENS, is_right, planted
 from state_anchors import anchors_of
@@ -127,7 +127,7 @@ class Runner:
     def commit_of(terse):
         commit = commit_in(terse)
         if not is_clean(commit):
-            raise Failed(f"{terse} was built of {'no commit that it knows' if commit == UNKNOWN else commit}: build it of a commit, with nothing changed")
+            raise Failed(f"{terse} was built of {commit}: build it of a commit, with nothing changed")
         return commit
 
     @staticmethod
