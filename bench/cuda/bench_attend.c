@@ -1,8 +1,8 @@
-/* bench_attend_cuda [METHOD...|SEQUENCESxTOKENS...] measures the time of a decoding step's attention over one layer of 32 query and 8 KV heads of 128, one
- * query token a sequence. Launches are replayed as a graph over copies of the cache that together are larger than the L2; medians. Prints lines
- * "METHOD SEQUENCESxTOKENS MICROSECONDS TB/s (PARTS parts)", which f16_attention.py sets beside PyTorch's. A sequence's tokens all lie in pages but
- * the last 64, its window. Codes are random; antkv's have no anchors. Each sequence is cut into as many parts as if it were alone, as a step of
- * the product cuts it, or into SPLITS parts where the environment says so.
+/* bench_attend_cuda [METHOD...|SHAPE...] measures the time of a decoding step's attention over one layer of 32 query heads of 128, one query token a
+ * sequence. A SHAPE is SEQUENCESxTOKENS, of 8 KV heads, or SEQUENCESxTOKENS/KV_HEADS. Launches are replayed as a graph over copies of the cache
+ * that together are larger than the L2; medians. Prints lines "METHOD SHAPE MICROSECONDS TB/s (PARTS parts)", which f16_attention.py sets beside
+ * PyTorch's. A sequence's tokens all lie in pages but the last 64, its window. Codes are random; antkv's have no anchors. Each sequence is cut into
+ * as many parts as if it were alone, as a step of the product cuts it, or into SPLITS parts where the environment says so.
  *
  * "METHOD@PERCENT" chooses so many of the tokens and reads these; a second line, "METHOD@PERCENT/choice", has the time of the choice alone. TB/s
  * counts the bytes of all pages in both. */
@@ -30,7 +30,8 @@
 #include <terse.h>
 
 #define QUERY_HEADS 32
-#define HEADS 8
+#define KV_HEADS 8             /* where a shape names no other */
+#define HEADS_MOST QUERY_HEADS /* KV heads */
 #define HD 128
 #define WINDOW 64
 #define LEARNED (18 * HD) /* floats that codec sign learns of a head */
@@ -41,8 +42,9 @@
 #define LAUNCHES 24       /* of a graph, at least */
 
 static const struct shape {
-    uint32_t sequences, tokens;
-} shapes[] = {{1, 1024}, {1, 8192}, {1, 32768}, {1, 131072}, {8, 8192}, {8, 32768}, {8, 131072}, {10, 16384}};
+    uint32_t sequences, tokens, kv_heads;
+} shapes[] = {{1, 1024, KV_HEADS},  {1, 8192, KV_HEADS},   {1, 32768, KV_HEADS},  {1, 131072, KV_HEADS}, {8, 8192, KV_HEADS},
+              {8, 32768, KV_HEADS}, {8, 131072, KV_HEADS}, {10, 16384, KV_HEADS}, {1, 32768, 32}};
 
 static const struct bench_method {
     const char *name;
@@ -106,8 +108,9 @@ static float random_number(void) {
 /* A model is a method's layer: everything but the pages. */
 struct model {
     const char *name;
+    uint32_t kv_heads;
     enum codec_id codec[2];
-    struct place_view places[HEADS];
+    struct place_view places[HEADS_MOST];
     size_t set_bytes;
     void *learned[2]; /* device, by side */
     struct centroid_shape centroid[2];
@@ -119,23 +122,24 @@ struct model {
 
 /* Makes transforms whose sizes of components fall by 3 % each. */
 static void make_transforms(double rate, struct model *model) {
-    static struct transform_share shares[2 * HEADS];
-    static float sizes[2 * HEADS][HD], step[HD], mean[HD];
+    static struct transform_share shares[2 * HEADS_MOST];
+    static float sizes[2 * HEADS_MOST][HD], step[HD], mean[HD];
     static int16_t basis[HD * HD];
     static uint32_t readers[2 * TRANSFORM_PLANES_MAX];
-    static uint8_t bits[2 * HEADS][HD / 4];
-    static struct transform_view views[2][HEADS];
-    for (int i = 0; i < 2 * HEADS; i++) {
+    static uint8_t bits[2 * HEADS_MOST][HD / 4];
+    static struct transform_view views[2][HEADS_MOST];
+    const uint32_t heads = model->kv_heads;
+    for (uint32_t i = 0; i < 2 * heads; i++) {
         for (int c = 0; c < HD; c++) sizes[i][c] = (float)(pow(FALL, c) * sqrt(HD * (1 - FALL * FALL)));
         shares[i] = (struct transform_share){.importance = 0.2f * random_number(), .size = sizes[i], .quad_bits = bits[i]};
     }
-    if (transform_share_bits(shares, 2 * HEADS, HD, rate, NULL)) {
+    if (transform_share_bits(shares, 2 * heads, HD, rate, NULL)) {
         fprintf(stderr, "bench_attend: no memory\n");
         exit(1);
     }
     for (int i = 0; i < HD * HD; i++) basis[i] = (int16_t)(random_next(&state) & 0xffff);
     for (int c = 0; c < HD; c++) mean[c] = random_number(), step[c] = sizes[0][c] / 32767;
-    for (uint32_t h = 0; h < HEADS; h++) {
+    for (uint32_t h = 0; h < heads; h++) {
         for (int side = 0; side < 2; side++) {
             struct transform_view *view = &views[side][h];
             transform_layout_set(bits[2 * h + (uint32_t)side], HD, &view->layout);
@@ -153,7 +157,7 @@ static void make_transforms(double rate, struct model *model) {
 }
 
 static void make_centroids(const struct bench_method *method, struct model *model) {
-    static struct centroid_view views[2][HEADS];
+    static struct centroid_view views[2][HEADS_MOST];
     const struct coding coding = {codec_at(method->codec), method->width, method->bits, 0};
     const struct codec_shape shape = {.head_dim = HD, .group = 1, .width = method->width, .bits = method->bits};
     size_t n = codec_parameters(coding.codec, shape);
@@ -161,7 +165,7 @@ static void make_centroids(const struct bench_method *method, struct model *mode
     if (!parameters) exit(1);
     for (size_t i = 0; i < n; i++) parameters[i] = half_to_float(half_from_float(random_number()));
     if (codec_normalization_floats(coding.codec, shape)) parameters[n - 1] = 1;
-    for (uint32_t h = 0; h < HEADS; h++) {
+    for (uint32_t h = 0; h < model->kv_heads; h++) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             struct terse_error error;
             void *there = device(centroid_bytes(&coding, HD), NULL);
@@ -188,16 +192,16 @@ static void learn(struct model *model) {
 static void make_commvq(const char *name, const struct rope *rope, struct model *model) {
     struct terse_cache_options options = terse_cache_options_defaults();
     const struct cache_shape shape = {
-        .layers = 1, .query_heads = QUERY_HEADS, .kv_heads = HEADS, .head_dim = HD, .scale = 1, .rope = rope};
+        .layers = 1, .query_heads = QUERY_HEADS, .kv_heads = model->kv_heads, .head_dim = HD, .scale = 1, .rope = rope};
     struct method method;
     struct terse_error error;
     options.method = name;
     refused(method_resolve(&options, HD, &method, &error), &error);
-    refused(random_codebook(&method, 1, HEADS, HD, 1, rope->pairing == ROPE_ADJACENT, &error), &error);
+    refused(random_codebook(&method, 1, model->kv_heads, HD, 1, rope->pairing == ROPE_ADJACENT, &error), &error);
     refused(commvq_new(&shape, &method, CODEC_KEYS, &model->learned[0], &error), &error);
     refused(additive_new(&shape, &method, CODEC_VALUES, &model->learned[1], &error), &error);
     model->codec[1] = CODEC_ADDITIVE;
-    for (uint32_t i = 0; i < 2 * HEADS; i++) {
+    for (uint32_t i = 0; i < 2 * model->kv_heads; i++) {
         const enum codec_side side = i % 2 ? CODEC_VALUES : CODEC_KEYS;
         const struct coding *coding = side ? &method.value : &method.key;
         model->centroid[side] = centroid_shape_of(coding);
@@ -206,9 +210,12 @@ static void make_commvq(const char *name, const struct rope *rope, struct model 
     }
 }
 
-static void make_model(const struct bench_method *method, const struct rope *rope, struct model *model) {
-    *model = (struct model){
-        .name = method->name, .codec = {method->codec, method->codec}, .percent = method->percent, .index = method->index};
+static void make_model(const struct bench_method *method, uint32_t kv_heads, const struct rope *rope, struct model *model) {
+    *model = (struct model){.name = method->name,
+                            .kv_heads = kv_heads,
+                            .codec = {method->codec, method->codec},
+                            .percent = method->percent,
+                            .index = method->index};
     if (method->index) learn(model);
     if (method->codec == CODEC_COMMVQ) {
         make_commvq(method->name, rope, model);
@@ -217,12 +224,12 @@ static void make_model(const struct bench_method *method, const struct rope *rop
     } else if (method->width) {
         make_centroids(method, model);
     } else {
-        const struct codec_shape shape = {.head_dim = HD, .group = QUERY_HEADS / HEADS};
-        for (uint32_t i = 0; i < 2 * HEADS; i++)
+        const struct codec_shape shape = {.head_dim = HD, .group = QUERY_HEADS / model->kv_heads};
+        for (uint32_t i = 0; i < 2 * model->kv_heads; i++)
             model->places[i / 2].bytes[i % 2] =
                 (uint32_t)codec_page_bytes(codec_at(method->codec), shape, i % 2 ? CODEC_VALUES : CODEC_KEYS);
     }
-    for (uint32_t h = 0; h < HEADS; h++) {
+    for (uint32_t h = 0; h < model->kv_heads; h++) {
         model->places[h].offset = model->set_bytes;
         model->set_bytes += model->places[h].bytes[0] + model->places[h].bytes[1] + model->index_bytes;
     }
@@ -230,17 +237,17 @@ static void make_model(const struct bench_method *method, const struct rope *rop
 
 /* Makes a chunk of random pages: any bytes, where all are codes; else a page of random numbers for all of a head and side. */
 static uint8_t *make_chunk(const struct model *model) {
-    const struct codec_shape shape = {.head_dim = HD, .group = QUERY_HEADS / HEADS, .fitted = model->own_learned};
+    const struct codec_shape shape = {.head_dim = HD, .group = QUERY_HEADS / model->kv_heads, .fitted = model->own_learned};
     uint8_t *chunk = malloc(model->set_bytes * SETS);
     float *rows = malloc(sizeof *rows * PAGE_TOKENS * HD);
     if (!chunk || !rows) exit(1);
     for (size_t i = 0; i < model->set_bytes * SETS; i++) chunk[i] = (uint8_t)(random_next(&state) >> 32);
-    for (uint32_t i = 0; model->codec[1] == CODEC_TRANSFORM && i < HEADS * SETS; i++) { /* rows less no mean are rare */
-        const struct page_set_view set = {.chunk = chunk, .sets = SETS, .index = i / HEADS};
-        uint8_t *gains = page_address(&set, &model->places[i % HEADS], CODEC_VALUES);
+    for (uint32_t i = 0; model->codec[1] == CODEC_TRANSFORM && i < model->kv_heads * SETS; i++) { /* rows less no mean are rare */
+        const struct page_set_view set = {.chunk = chunk, .sets = SETS, .index = i / model->kv_heads};
+        uint8_t *gains = page_address(&set, &model->places[i % model->kv_heads], CODEC_VALUES);
         for (size_t t = 0; t < PAGE_TOKENS; t++) gains[t] |= TRANSFORM_NO_MEAN_GAINS;
     }
-    for (uint32_t i = 0; !model->learned[0] && i < 2 * HEADS; i++) {
+    for (uint32_t i = 0; !model->learned[0] && i < 2 * model->kv_heads; i++) {
         const enum codec_side side = i % 2 ? CODEC_VALUES : CODEC_KEYS;
         const struct page_set_view first = {.chunk = chunk, .sets = SETS};
         uint8_t *from = page_address(&first, &model->places[i / 2], side);
@@ -253,10 +260,11 @@ static uint8_t *make_chunk(const struct model *model) {
             memcpy(to + random, from + random, model->places[i / 2].bytes[side] - random);
         }
     }
-    for (uint32_t i = 0; model->index == &index_quest && i < HEADS * SETS; i++) {
-        const struct page_set_view set = {.chunk = chunk, .sets = SETS, .index = i / HEADS};
+    for (uint32_t i = 0; model->index == &index_quest && i < model->kv_heads * SETS; i++) {
+        const struct page_set_view set = {.chunk = chunk, .sets = SETS, .index = i / model->kv_heads};
         for (size_t j = 0; j < PAGE_TOKENS * HD; j++) rows[j] = random_number();
-        cpu_index_quest.encode(HD, NULL, rows, PAGE_TOKENS, index_address(&set, &model->places[i % HEADS], model->index_bytes));
+        cpu_index_quest.encode(HD, NULL, rows, PAGE_TOKENS,
+                               index_address(&set, &model->places[i % model->kv_heads], model->index_bytes));
     }
     free(rows);
     return chunk;
@@ -329,8 +337,14 @@ static uint32_t pages_read(const struct model *model, uint32_t pages, struct que
     return of_runs < pages ? of_runs : pages;
 }
 
+static void write_shape(const struct shape *shape, char *name, size_t size) {
+    int n = snprintf(name, size, "%" PRIu32 "x%" PRIu32, shape->sequences, shape->tokens);
+    if (shape->kv_heads != KV_HEADS) snprintf(name + n, size - (size_t)n, "/%" PRIu32, shape->kv_heads);
+}
+
 static void measure(const struct model *model, const struct positions *positions, const struct shape *shape) {
     const size_t set_bytes = model->set_bytes;
+    const uint32_t kv_heads = model->kv_heads;
     uint32_t n = shape->sequences, pages = (shape->tokens - WINDOW) / PAGE_TOKENS;
     double bytes = (double)n * pages * set_bytes;
     size_t copies = bytes > ROTATED / 2 ? 2 : (size_t)(ROTATED / bytes) + 1, chunks = (copies * n * pages + SETS - 1) / SETS;
@@ -339,12 +353,12 @@ static void measure(const struct model *model, const struct positions *positions
     struct sequence_view *sequences = calloc(copies * n, sizeof *sequences);
     struct query_row_view *rows = calloc(n, sizeof *rows);
     float *q = malloc((size_t)n * QUERY_HEADS * HD * sizeof *q);
-    uint16_t *window = malloc((size_t)2 * HEADS * WINDOW * HD * sizeof *window);
+    uint16_t *window = malloc((size_t)2 * kv_heads * WINDOW * HD * sizeof *window);
     if (!sets || !sequences || !rows || !q || !window) exit(1);
     for (size_t c = 0; c < chunks; c++)
         check(cudaMemcpy(pool + c * set_bytes * SETS, chunk, set_bytes * SETS, cudaMemcpyHostToDevice), "copying pages");
     for (size_t i = 0; i < (size_t)n * QUERY_HEADS * HD; i++) q[i] = random_number();
-    for (size_t i = 0; i < (size_t)2 * HEADS * WINDOW * HD; i++) window[i] = (uint16_t)(0x3000 | (random_next(&state) & 0x8fff));
+    for (size_t i = 0; i < (size_t)2 * kv_heads * WINDOW * HD; i++) window[i] = (uint16_t)(0x3000 | (random_next(&state) & 0x8fff));
     for (size_t i = 0; i < copies * n * pages; i++)
         sets[i] = (struct page_set_view){.chunk = pool + i / SETS * set_bytes * SETS,
                                          .sets = SETS,
@@ -362,10 +376,10 @@ static void measure(const struct model *model, const struct positions *positions
                                               .list = {.pages = list_there, .n_pages = pages, .window_first = pages * PAGE_TOKENS},
                                               .window_capacity = WINDOW,
                                               .window_origin = pages * PAGE_TOKENS};
-    for (size_t i = 0; i < copies * n; i++) sequences[i].window = device((size_t)2 * HEADS * WINDOW * HD * 2, window);
+    for (size_t i = 0; i < copies * n; i++) sequences[i].window = device((size_t)2 * kv_heads * WINDOW * HD * 2, window);
     struct head_view heads = {.layers = 1,
                               .query_heads = QUERY_HEADS,
-                              .kv_heads = HEADS,
+                              .kv_heads = kv_heads,
                               .head_dim = HD,
                               .scale = 1 / sqrtf(HD),
                               .n_rot = HD,
@@ -383,11 +397,11 @@ static void measure(const struct model *model, const struct positions *positions
                                           .runs_read = choice.runs_read};
     void *chosen = model->percent > 0 ? device(selection_bytes(&heads, n, pages), NULL) : NULL;
     const struct selection selection = selection_at(chosen, &heads, n, pages, 0);
-    float *learned = chosen ? device(HEADS * sizeof model->own_learned, NULL) : NULL;
-    for (size_t h = 0; h < HEADS && chosen; h++)
+    float *learned = chosen ? device(kv_heads * sizeof model->own_learned, NULL) : NULL;
+    for (size_t h = 0; h < kv_heads && chosen; h++)
         check(cudaMemcpy(learned + h * LEARNED, model->own_learned, sizeof model->own_learned, cudaMemcpyHostToDevice), "copying");
     for (size_t i = 0; i < copies * n && chosen; i++) {
-        sequences[i].own = selection.lists + i % n * HEADS;
+        sequences[i].own = selection.lists + i % n * kv_heads;
         sequences[i].own_learned = learned, sequences[i].learned_floats = LEARNED;
     }
     struct attend_decode attend = {
@@ -402,23 +416,25 @@ static void measure(const struct model *model, const struct positions *positions
     attend.out = device((size_t)n * QUERY_HEADS * HD * sizeof *q, NULL);
     attend.parts = device(attend_decode_part_floats(&heads, model->codec[0], n, splits) * sizeof(float), NULL);
     attend.run_step = 1, attend.runs = (pages * PAGE_TOKENS + ROPE_RUN_TOKENS - 1) / ROPE_RUN_TOKENS;
-    for (uint32_t i = 0; i < 2 * HEADS; i++)
+    for (uint32_t i = 0; i < 2 * kv_heads; i++)
         if (model->places[i / 2].bytes[i % 2] > attend.page_bytes[i % 2])
             attend.page_bytes[i % 2] = model->places[i / 2].bytes[i % 2];
     size_t run_words = attend_decode_run_words(&heads, model->codec[0], n, attend.runs);
     attend.run_queries = device((run_words + 1) * sizeof(uint32_t), NULL);
-    attend.arrived = device((size_t)n * HEADS * sizeof(uint32_t), NULL);
-    check(cudaMemset(attend.arrived, 0, (size_t)n * HEADS * sizeof(uint32_t)), "clearing");
+    attend.arrived = device((size_t)n * kv_heads * sizeof(uint32_t), NULL);
+    check(cudaMemset(attend.arrived, 0, (size_t)n * kv_heads * sizeof(uint32_t)), "clearing");
 
     const struct method of_index = {.key = {.codec = codec_at(model->codec[0])},
                                     .index = model->index ? model->index : &index_components};
     score_launch *score = chosen ? cuda_scores_of(&of_index) : NULL;
     const struct select_tokens select = {attend, selection, model->index_bytes};
     const double us = time_of(&select, score, true, sequences_there, copies);
-    printf("%s %ux%u %.2f %.2f (%u parts)\n", model->name, n, shape->tokens, us, bytes / us / 1e6, splits);
+    char name[32];
+    write_shape(shape, name, sizeof name);
+    printf("%s %s %.2f %.2f (%u parts)\n", model->name, name, us, bytes / us / 1e6, splits);
     if (chosen) {
         const double own = time_of(&select, score, false, sequences_there, copies);
-        printf("%s/choice %ux%u %.2f %.2f (%u parts)\n", model->name, n, shape->tokens, own, bytes / own / 1e6, splits);
+        printf("%s/choice %s %.2f %.2f (%u parts)\n", model->name, name, own, bytes / own / 1e6, splits);
     }
     fflush(stdout);
     for (size_t i = 0; i < copies * n; i++) check(cudaFree(sequences[i].window), "memory");
@@ -452,10 +468,6 @@ static bool wanted(int argc, char **argv, const char *name) {
     return !any;
 }
 
-static void write_shape(const struct shape *shape, char *name, size_t size) {
-    snprintf(name, size, "%" PRIu32 "x%" PRIu32, shape->sequences, shape->tokens);
-}
-
 static bool is_known(const char *argument) {
     char name[32];
     for (size_t m = 0; m < sizeof methods / sizeof *methods; m++)
@@ -486,11 +498,13 @@ int main(int argc, char **argv) {
     for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
         struct model model;
         if (!wanted(argc, argv, methods[m].name)) continue;
-        make_model(&methods[m], &positions.rope, &model);
+        model.kv_heads = 0;
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             char name[32];
             write_shape(&shapes[i], name, sizeof name);
-            if (wanted(argc, argv, name)) measure(&model, &positions, &shapes[i]);
+            if (!wanted(argc, argv, name)) continue;
+            if (model.kv_heads != shapes[i].kv_heads) make_model(&methods[m], shapes[i].kv_heads, &positions.rope, &model);
+            measure(&model, &positions, &shapes[i]);
         }
     }
     return 0;

@@ -2,6 +2,8 @@
 replayed as graphs over copies of the cache larger than the L2; medians.
 
     bench_attend_cuda | python3 f16_attention.py
+
+Shapes are those of its lines: SEQUENCESxTOKENS, of 8 KV heads, or SEQUENCESxTOKENS/KV_HEADS.
 """
 
 import sys
@@ -10,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+HEADS, HEAD_DIM = 32, 128
 ROTATED, LAUNCHES, REPLAYS = 300e6, 24, 11
 
 
@@ -20,7 +22,7 @@ def time_of(backend, queries, keys, values, grouped):
     def attend(i):
         if grouped:
             return F.scaled_dot_product_attention(queries, keys[i], values[i], enable_gqa=True)
-        return F.scaled_dot_product_attention(queries.view(queries.shape[0], KV_HEADS, -1, HEAD_DIM), keys[i], values[i])
+        return F.scaled_dot_product_attention(queries.view(*keys[i].shape[:2], -1, HEAD_DIM), keys[i], values[i])
 
     try:
         with sdpa_kernel(backend):
@@ -46,10 +48,10 @@ def time_of(backend, queries, keys, values, grouped):
     return times[len(times) // 2]
 
 
-def best_of(sequences, tokens):
-    size = sequences * tokens * KV_HEADS * HEAD_DIM * 4
+def best_of(sequences, tokens, kv_heads):
+    size = sequences * tokens * kv_heads * HEAD_DIM * 4
     copies = max(2, int(ROTATED / size) + 1)
-    shape = (sequences, KV_HEADS, tokens, HEAD_DIM)
+    shape = (sequences, kv_heads, tokens, HEAD_DIM)
     keys, values = ([torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(copies)] for _ in range(2))
     queries = torch.randn((sequences, HEADS, 1, HEAD_DIM), device="cuda", dtype=torch.float16)
     times = {}
@@ -70,8 +72,9 @@ def main():
     best = {}
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
     for column in columns:
-        sequences, tokens = map(int, column.split("x"))
-        name, best[column] = best_of(sequences, tokens)
+        shape, _, kv_heads = column.partition("/")
+        sequences, tokens = map(int, shape.split("x"))
+        name, best[column] = best_of(sequences, tokens, int(kv_heads or 8))
         print(f"PyTorch {column}: {best[column]:.2f} us ({name})", flush=True)
         torch.cuda.empty_cache()
     print(f"{'':10}" + "".join(f"{column:>24}" for column in columns))

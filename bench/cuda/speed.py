@@ -4,13 +4,14 @@
     speed.py run [PART...] --build build-cuda --lines speed.jsonl      on a machine with a GPU
     speed.py write speed.jsonl [FILE...] [--docs docs]
 
-`run` needs the targets cuda_programs, terse_command, terse-cuda and make_model of a build of a commit with nothing changed. It keeps what each command printed, with the commit, the GPU, its driver and the date; it goes on where it was interrupted. `write` replaces what
+`run` needs the targets cuda_programs, terse_command, terse-cuda, make_model and bench_sealing_steps of a build of a commit with nothing changed. It keeps what each command printed, with the commit, the GPU, its driver and the date; it goes on where it was interrupted. `write` replaces what
 stands between <!-- speed.py TABLE --> and <!-- end of TABLE --> in the pages, where a table was measured; text around it is written by hand.
 
 Parts, and estimates of the GPU time that each takes, about a second for each method and shape of attention:
 
     attention   110 s   all methods and shapes that read all tokens
     pytorch      20 s   f16 by PyTorch, beside terse's own
+    heads        10 s   both with 32 KV heads, as LLaMA-2-7B has them
     choice       40 s   steps that choose their tokens
     encode       15 s   pages encoded and decoded
     weights      30 s   products with weights
@@ -18,6 +19,9 @@ Parts, and estimates of the GPU time that each takes, about a second for each me
     commvq       15 s   three ways to read CommVQ's pages
     steps       150 s   whole steps of 8 layers of an 8B model and of a 0.5B model, which make_model makes, and of each model of -m
     papers      250 s   whole steps and prompts at the shapes of the papers, of models that make_model makes
+    prefill      30 s   a prompt's attention, beside PyTorch's
+    sealing      40 s   steps with pages encoded beside them and within them
+    divergence   90 s   methods on the GPU beside the processor, which takes most of that
 """
 
 import argparse
@@ -63,6 +67,9 @@ STEP_METHODS = ["f16", "q4_0", "terse-4", "terse-2"]
 BENCH = "terse bench -m {} --device cuda --allow-longer-context -o json"
 MADE = {"8b-8-layers.gguf": ["8b", "q4_k", "8b-8-layers.gguf", "8"], "8b.gguf": ["8b", "q4_k", "8b.gguf"], "7b.gguf": ["7b", "q4_k", "7b.gguf"], "0.5b.gguf": ["0.5b", "q4_0", "0.5b.gguf"]}  # by make_model
 STEP_BATCHES = [(1, "8192,32768,131072"), (8, "8192,32768,131072"), (32, "8192,32768")]  # sequences, depths: as much as f16 holds in 80 GB
+MILLION = ["f16", "million-4", "million-3"]  # at the shape of LLaMA-2-7B, of which its paper has figures
+MILLION_SHAPE = "1x32768/32"
+SEALED = ["q4_0", "terse-2", "million-4"]
 PAPERS = [  # the model and options of terse bench, in the order of the papers
     ("8b.gguf", "-p 131072 -n 0 -r 1 --kv f16,antkv-1"),
     *(("8b.gguf", f"-p 0 -n 16 -r 2 -d 1024 -np {n} --kv f16,antkv-1") for n in (1, 32, 128, 256)),
@@ -82,6 +89,7 @@ PAPERS = [  # the model and options of terse bench, in the order of the papers
 PARTS = {
     "attention": [["bench_attend_cuda", m, *SHAPES, *(["10x16384"] if m == "f16" else [])] for m in SCALAR + OTHER_SCALAR + LEARNED],
     "pytorch": [["f16_attention.py", *SHAPES, "10x16384"]],
+    "heads": [["bench_attend_cuda", *MILLION, MILLION_SHAPE], ["f16_attention.py", MILLION_SHAPE]],
     "choice": [["bench_attend_cuda", m, *CHOICE_SHAPES] for m in CHOOSING],
     "encode": [["bench_encode_cuda", m] for m in ENCODED],
     "weights": [["bench_weights_cuda", *WEIGHTS]],
@@ -89,6 +97,9 @@ PARTS = {
     "commvq": [["bench_commvq_cuda"]],
     "steps": [],
     "papers": [f"{BENCH.format(model)} --codebook random {rest}".split() for model, rest in PAPERS],
+    "prefill": [["prefill_attention.py"]],
+    "sealing": [["bench_sealing_steps", "8b-8-layers.gguf", "32768", m, "cuda"] for m in SEALED],
+    "divergence": [["divergence.py", "--chunks", "4", "--within", "1.02"]],
 }
 
 
@@ -108,12 +119,23 @@ def stamp_of(build):
     return {"commit": Runner.commit_of(os.path.join(build, "bin", "terse")), "gpu": gpu, "driver": driver}
 
 
+def started(words, programs):
+    """A command as it is started, and its standard input."""
+    name, *rest = words
+    if not name.endswith(".py"):
+        return [os.path.join(programs, name), *rest], None
+    script = [sys.executable, os.path.join(HERE, name)]
+    if name == "f16_attention.py":  # it only needs to know the shapes
+        return script, "".join(f"f16 {shape} 1 1\n" for shape in rest)
+    if name == "prefill_attention.py":
+        return [*script, os.path.join(programs, "bench_prefill_cuda")], None
+    return [*script, os.path.join(programs, "terse"), os.path.join(HERE, "..", "..", "data", "wiki.valid.raw"), *rest], None
+
+
 def printed_by(words, build):
     """What a command printed; raises Failed where it does not succeed."""
-    programs, stdin = os.path.join(build, "bin"), None
-    command = [os.path.join(programs, words[0]), *words[1:]]
-    if words[0] == "f16_attention.py":  # it only needs to know the shapes
-        command, stdin = [sys.executable, os.path.join(HERE, words[0])], "".join(f"f16 {shape} 1 1\n" for shape in words[1:])
+    programs = os.path.join(build, "bin")
+    command, stdin = started(words, programs)
     for made in MADE.keys() & set(words):
         if not os.path.exists(made):
             subprocess.run([os.path.join(programs, "make_model"), *MADE[made]], check=True, stdout=subprocess.DEVNULL)
@@ -171,11 +193,11 @@ def refuse_mixture(what, lines):
 
 def times(text):
     """{(method, shape): microseconds} of bench_attend_cuda."""
-    return {(m, shape): float(us) for m, shape, us in re.findall(r"^(\S+) (\d+x\d+) (\S+) ", text, re.MULTILINE)}
+    return {(m, shape): float(us) for m, shape, us in re.findall(r"^(\S+) (\d+x\d+(?:/\d+)?) (\S+) ", text, re.MULTILINE)}
 
 
 def best_f16(text):
-    return {shape: float(us) for shape, us in re.findall(r"^PyTorch (\d+x\d+): (\S+) us", text, re.MULTILINE)}
+    return {shape: float(us) for shape, us in re.findall(r"^PyTorch (\d+x\d+(?:/\d+)?): (\S+) us", text, re.MULTILINE)}
 
 
 def columns(shapes):
@@ -229,6 +251,11 @@ def goals(printed):
             parts += [(ratio, goal)] if goal else []
         rows.append([m.replace("@7.5", ", 7.5 % of the tokens"), *cells, of_goals(parts)])
     return [*columns(PAPER_SHAPES), "of the goals"], rows
+
+
+def million(printed):
+    us, best = times(printed["heads"]), best_f16(printed["heads"])[MILLION_SHAPE]
+    return ["", "us", "times"], [[name, f"{t:.1f}", f"{best / t:.2f}"] for name, t in [("PyTorch f16", best), *((m, us[m, MILLION_SHAPE]) for m in MILLION)]]
 
 
 def ratios(printed):
@@ -301,6 +328,26 @@ def papers(printed):
     return ["model", "sequences x depth", "KV", "GiB of KV", "tokens/s", "ms a step", "times f16"], rows
 
 
+def prefill(printed):
+    cell = r"(-|\S+ \( *\S+\))"
+    found = re.findall(rf"^ *(\d+) +(\d+) +(\d+) +{cell} +{cell} +{cell} *(\S*)$", printed["prefill"], re.MULTILINE)
+    rows = []
+    for *shape, terse, cudnn, flash, ratio in found:
+        pairs = [re.findall(r"[\d.]+", cell) for cell in (terse, cudnn, flash)]  # microseconds and TFLOP/s, of "-" none
+        rows.append([*shape, *(f"{float(p[0]):.0f} ({float(p[1]):.0f})" if p else "" for p in pairs), ratio])
+    return ["head_dim", "queries", "rows behind them", "terse", "cuDNN", "FlashAttention", "ratio"], rows
+
+
+def sealing(printed):
+    found = re.findall(r"^(\S+), encoded (ahead|within the step): mean (\S+) ms, median (\S+), longest (\S+) ", printed["sealing"], re.MULTILINE)
+    return ["", "mean, ms", "median", "longest"], [[f"{m}, {'beside steps' if how == 'ahead' else how}", *ms] for m, how, *ms in found]
+
+
+def divergence(printed):
+    found = re.findall(r"^(\S+) +(\S+) +\S+ +([\d.]+) +\S+$", printed["divergence"], re.MULTILINE)  # f16's, of which there is no ratio, is not among them
+    return ["", *(m.replace(":none", ", no profile") for m, *_ in found)], [["processor", *(cpu for _, cpu, _ in found)], ["GPU's, times that", *(f"{float(r):.3f}" for *_, r in found)]]
+
+
 # Of each table: its page, its parts, and what makes it.
 TABLES = {
     "ratios": ("cuda.md", ["attention", "pytorch", "choice"], ratios),
@@ -311,6 +358,10 @@ TABLES = {
     "attention-scalar": ("reports/cuda-attention.md", ["attention", "pytorch"], all_tokens(OTHER_SCALAR)),
     "choice": ("reports/cuda-attention.md", ["choice", "attention", "pytorch"], choosing),
     "goals": ("reports/papers.md", ["attention", "pytorch", "choice"], goals),
+    "prefill": ("cuda.md", ["prefill"], prefill),
+    "sealing": ("cuda.md", ["sealing"], sealing),
+    "divergence": ("cuda.md", ["divergence"], divergence),
+    "million": ("reports/papers.md", ["heads"], million),
     "anchors": ("reports/papers.md", ["anchors"], anchors),
     "commvq": ("reports/papers.md", ["commvq"], commvq),
     "papers": ("reports/papers.md", ["papers"], papers),

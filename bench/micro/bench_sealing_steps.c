@@ -1,7 +1,7 @@
 /* Times each decoding step of a session, by where it falls among the 64 in which a page fills: once with pages encoded ahead,
  * beside the steps that follow (the method's own window), once within the step that seals them (no window). In the second way the
  * longest step takes longer than the median by the time of encoding; as far as it does not in the first way, encoding overlaps. The
- * cache is filled with random keys and values.
+ * cache is filled with random keys and values, and methods that need a codebook get one of random numbers.
  *
  *     bench_sealing_steps MODEL.gguf [DEPTH [METHOD [DEVICE [PAGES]]]]       32768, terse-2, cuda, 8 pages of steps */
 #include "base/clock.h"
@@ -10,6 +10,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define PAGE 64
 
@@ -29,7 +30,20 @@ static double median(double *ms, size_t n) {
     return ms[n / 2];
 }
 
-static void run(struct terse_engine *engine, const char *method, uint32_t tail, size_t depth, size_t pages) {
+/* Returns NULL where the method can do without. */
+static struct terse_codebook *codebook_for(const struct terse_model *model, const char *method) {
+    struct terse_cache_options options = terse_cache_options_defaults();
+    struct terse_codebook *codebook = NULL;
+    struct terse_error error;
+    char name[64];
+    options.method = method;
+    must(terse_cache_codebook(&options, name, sizeof name, &error), &error);
+    if (name[0] && strcmp(name, "terse") != 0) must(terse_codebook_random(model, method, &codebook, &error), &error);
+    return codebook;
+}
+
+static void run(struct terse_engine *engine, const char *method, const struct terse_codebook *codebook, uint32_t tail, size_t depth,
+                size_t pages) {
     struct terse_session_options options = terse_session_options_defaults();
     struct terse_session *session;
     struct terse_error error;
@@ -37,6 +51,7 @@ static void run(struct terse_engine *engine, const char *method, uint32_t tail, 
     size_t place = 0;
     if (!ms) exit(1);
     options.cache.method = method;
+    options.cache.codebook = codebook;
     options.cache.tail_tokens = tail;
     options.allow_longer_context = true;
     options.context = (uint32_t)(depth + (pages + 2) * PAGE);
@@ -75,8 +90,10 @@ int main(int argc, char **argv) {
     engine_options.device = argc > 4 ? argv[4] : "cuda";
     must(terse_model_load(argv[1], &model, &error), &error);
     must(terse_engine_new(model, &engine_options, &engine, &error), &error);
-    run(engine, method, 128, depth, pages);
-    run(engine, method, 0, depth, pages);
+    struct terse_codebook *codebook = codebook_for(model, method);
+    run(engine, method, codebook, 128, depth, pages);
+    run(engine, method, codebook, 0, depth, pages);
+    terse_codebook_free(codebook);
     terse_engine_free(engine);
     terse_model_free(model);
     return 0;

@@ -17,12 +17,21 @@ import speed  # noqa: E402
 PRINTED = {
     "attention": "f16 1x1024 11.20 0.10 (4 parts)\nf16 1x8192 19.80 1.60 (4 parts)\nq8_0 1x1024 14.60 0.1 (4 parts)\nmillion-4 1x32768 50.00 0.7 (2 parts)\nterse-4 1x1024 14.60 0.1 (4 parts)\nterse-4 1x8192 19.10 0.1 (4 parts)\n",
     "pytorch": "H100, PyTorch 2.11\nPyTorch 1x1024: 7.30 us (cudnn grouped)\nPyTorch 1x8192: 19.10 us (cudnn grouped)\nPyTorch 1x32768: 51.00 us (cudnn folded)\n",
+    "heads": "f16 1x32768/32 180.00 3.0 (4 parts)\nmillion-4 1x32768/32 80.00 1.6 (4 parts)\nmillion-3 1x32768/32 90.00 1.6 (4 parts)\nPyTorch 1x32768/32: 160.00 us (cudnn grouped)\n",
     "choice": "f16@7.5 1x32768 81.50 1.6 (4 parts)\nf16@7.5/choice 1x32768 25.10 5.3 (4 parts)\n",
     "encode": "f16 encode 29.0 2300\nf16 decode 28.6 2300\ncommvq-2 encode 11020.4 3\ncommvq-2 decode 1299.0 30\n",
     "weights": "GB/s of weights        vectors       1       2       8      16      32      64\nF16     28672 x 4096               4208    4100    3982    2871    2000    1000\n",
     "anchors": "anchors 128 8192 attention 1111.0 scores 1752.0 (1.58) choice 31.0\nanchors 64 8192 attention 746.0 scores 1346.0 (1.80) choice 31.0\n"
     "mat-256 64 step 9.8 when no row moves, 35.1 when all do\n",
     "commvq": "commvq-2 8192 registers 60.0 tables 1800.0 naive 1620.0\n",
+    "prefill": "H100, PyTorch 2.11, cuDNN 91900; us (TFLOP/s)\nhead_dim  queries   behind                terse                cuDNN                flash  best/terse\n"
+    "     128     4096        0         294.1 ( 468.0)        290.4 ( 474.0)        507.2 ( 271.0)        0.99\n"
+    "      96      100    32768         100.0 ( 400.0)                    -        507.2 (  99.6)        5.07\n"
+    "     256      100    32768         100.0 ( 400.0)                    -                    - \n",
+    "sealing": "million-4, encoded ahead: mean 1.304 ms, median 1.300, longest 1.480 (step 3 of 64), before it 1.400 1.390 1.380\n"
+    "million-4, encoded within the step: mean 1.286 ms, median 1.280, longest 1.451 (step 0 of 64), before it 1.400 1.390 1.380\n",
+    "divergence": "4 x 2048 tokens of wiki.valid.raw, the built-in model\nmethod           processor         GPU  GPU / processor  standard error\n"
+    "f16               0.000000    0.000000                -        0.000000\nterse-4           0.000083    0.000083           0.9991        0.000002\nterse-4:none      0.000090    0.000091           1.0110        0.000002\n",
     "steps": json.dumps([{"model": "8B", "test": "tg64 x 8 @ d8192", "kv": kv, "tokens_per_second": rate} for kv, rate in (("f16", 800), ("terse-4", 600))], indent=1)
     + json.dumps([{"model": "8B", "test": "tg64 @ d8192", "kv": "f16", "tokens_per_second": 100}]),
     "papers": json.dumps([{"model": "7B", "test": "tg32 x 4 @ d1024", "kv": kv, "kv_mib": 2048, "tokens_per_second": rate} for kv, rate in (("f16", 200), ("million-4", 400))])
@@ -34,6 +43,10 @@ ROWS = {
     "choice": ["| PyTorch f16, all tokens | 51.0 |", "| f16 | 81.5 / 25.1 |"],
     "goals": ["| million-4 |  | 50.0, 1.02 (1.7) |  |  |  | 60 to 60 % |"],
     "ratios": ["| f16 | 0.96 |", "| million-4 |  | 1.02 |"],
+    "million": ["| PyTorch f16 | 160.0 | 1.00 |", "| f16 | 180.0 | 0.89 |", "| million-4 | 80.0 | 2.00 |", "| million-3 | 90.0 | 1.78 |"],
+    "prefill": ["| 128 | 4096 | 0 | 294 (468) | 290 (474) | 507 (271) | 0.99 |", "| 96 | 100 | 32768 | 100 (400) |  | 507 (100) | 5.07 |", "| 256 | 100 | 32768 | 100 (400) |  |  |  |"],
+    "sealing": ["| million-4, beside steps | 1.304 | 1.300 | 1.480 |", "| million-4, within the step | 1.286 | 1.280 | 1.451 |"],
+    "divergence": ["|  | terse-4 | terse-4, no profile |", "| processor | 0.000083 | 0.000090 |", "| GPU's, times that | 0.999 | 1.011 |"],
     "encode": ["|  | f16 | commvq-2 |", "| encode | 29 | 11,020 |", "| decode | 29 | 1,299 |"],
     "weights": ["| vectors | F16 |", "| 1 | 4208 |", "| 8 | 3982 |", "| 16 | 2871 |", "| 32 | 2000 |", "| 64 | 1000 |"],
     "anchors": ["| 64 | 8,192 | 746 | 1,346 | 1.80 | 31 |", "| 128 | 8,192 | 1,111 | 1,752 | 1.58 | 31 |"],
