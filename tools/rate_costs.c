@@ -14,10 +14,10 @@
 static const double rates[] = {4, 3, 2, 1.5, 1};
 enum {
     RATES = sizeof rates / sizeof rates[0],
-    READ = 6144, /* tokens that are read exactly, of which the first TERSE_FIT_TOKENS are what caches fit themselves to */
-    SCORED = 2048,
-    STEP = 64,  /* tokens */
-    LEAST = 256 /* tokens of the window: of fewer the exact first and newest tokens would be most */
+    WINDOW = 8192,   /* tokens, to whose first TERSE_FIT_TOKENS caches fit themselves */
+    SCORED_PART = 4, /* the last quarter of the window is scored, the rest is read exactly */
+    STEP = 64,       /* tokens */
+    LEAST = 256      /* tokens of the window: of fewer the exact first and newest tokens would be most */
 };
 
 struct measuring {
@@ -167,8 +167,8 @@ static int measure(struct measuring *m, struct terse_codebook *profile) {
 
 /* Sets how much of the window is read and scored, by the model's context. */
 static void set_window(const struct terse_model_info *model, struct measuring *m) {
-    uint32_t length = model->context < READ + SCORED ? model->context : READ + SCORED;
-    m->scored = length / ((READ + SCORED) / SCORED);
+    uint32_t length = model->context < WINDOW ? model->context : WINDOW;
+    m->scored = length / SCORED_PART;
     m->read = length - m->scored;
 }
 

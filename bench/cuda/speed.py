@@ -204,6 +204,11 @@ def columns(shapes):
     return ["", *(shape.replace("x", " x ") for shape in shapes)]
 
 
+def microseconds(us, keys):
+    """Cells of a row, empty where there is no time."""
+    return [f"{us[key]:.1f}" if key in us else "" for key in keys]
+
+
 def of_goals(found):
     """How much of its goals a method reaches: `found` are pairs of a ratio and its goal."""
     parts = [100 * ratio / goal for ratio, goal in found]
@@ -214,7 +219,7 @@ def all_tokens(methods):
     def make(printed):
         us, best = times(printed["attention"]), best_f16(printed["pytorch"])
         with_goals = bool(TERSE_GOALS.keys() & set(methods))
-        rows = [["PyTorch f16", *(f"{best[s]:.1f}" if s in best else "" for s in SHAPES), *[""] * with_goals]] if "f16" in methods else []
+        rows = [["PyTorch f16", *microseconds(best, SHAPES), *[""] * with_goals]] if "f16" in methods else []
         for m in methods:
             row = [m, *(f"{us[m, s]:.1f}" + (f" ({best[s] / us[m, s]:.2f})" if s in best else "") if (m, s) in us else "" for s in SHAPES)]
             found = [(best[s] / us[m, s], goal) for s, goal in zip(SHAPES, TERSE_GOALS.get(m, ())) if s in best and (m, s) in us]
@@ -226,20 +231,19 @@ def all_tokens(methods):
 
 def choosing(printed):
     us, whole, best = times(printed["choice"]), times(printed["attention"]), best_f16(printed["pytorch"])
-    rows = [["PyTorch f16, all tokens", *(f"{best[s]:.1f}" if s in best else "" for s in CHOICE_SHAPES)],
-            ["f16, all tokens", *(f"{whole['f16', s]:.1f}" if ("f16", s) in whole else "" for s in CHOICE_SHAPES)]]
+    rows = [["PyTorch f16, all tokens", *microseconds(best, CHOICE_SHAPES)], ["f16, all tokens", *microseconds(whole, [("f16", s) for s in CHOICE_SHAPES])]]
     for m in CHOOSING:
         cells = [f"{us[m, s]:.1f} / {us[m + '/choice', s]:.1f}" if (m + "/choice", s) in us else "" for s in CHOICE_SHAPES]
         rows.append([m.removesuffix("@7.5"), *cells])
         own = m.removesuffix("@7.5")
         if own != "f16" and (own, "1x32768") in whole:
-            rows.append([own + ", all tokens", *(f"{whole[own, s]:.1f}" if (own, s) in whole else "" for s in CHOICE_SHAPES)])
+            rows.append([own + ", all tokens", *microseconds(whole, [(own, s) for s in CHOICE_SHAPES])])
     return columns(CHOICE_SHAPES), rows
 
 
 def goals(printed):
     us, best = times(printed["attention"] + printed["choice"]), best_f16(printed["pytorch"])
-    rows = [["best f16", *(f"{best[s]:.1f}" if s in best else "" for s in PAPER_SHAPES), ""]]
+    rows = [["best f16", *microseconds(best, PAPER_SHAPES), ""]]
     for m, wanted in GOALS.items():
         cells, parts = [], []
         for s, goal in zip(PAPER_SHAPES, (None, *wanted)):

@@ -257,7 +257,7 @@ def run_length(asked, kv, length, text, known, file):
            "text": os.path.basename(asked.f)}
 
     def is_known(kind, number):
-        return (own["command"], own["commit"], own["text"], kind, length, number) in known
+        return key_of({**own, "kind": kind, "length": length, "number": number}) in known
 
     wanted = [(number, [kind for kind in group if kind in kinds and not is_known(kind, number)]) for number in range(asked.tasks)
               for group in (TEXT_KINDS, *[[kind] for kind in KINDS if kind not in TEXT_KINDS])]

@@ -49,8 +49,8 @@ static void mean_of_keys(uint32_t layer, uint32_t head, double *mean) {
                 mean[c] += (double)sample_keys[((size_t)layer * MOST + t) * WIDTH + head * HEAD_DIM + c] / FIT_TOKENS;
 }
 
-/* Takes from row[HEAD_DIM] of token t the mean as it is turned in the run of the page that begins with `first`. */
-static void take_turned(size_t first, size_t t, const double *mean, double *row) {
+/* Takes from row[HEAD_DIM] of token t the mean as it is rotated in the run of the page that begins with `first`. */
+static void take_rotated(size_t first, size_t t, const double *mean, double *row) {
     const double offset = (double)(t - first / ROPE_RUN_TOKENS * ROPE_RUN_TOKENS);
     for (size_t i = 0, j = HEAD_DIM / 2; i < HEAD_DIM / 2; i++, j++) {
         const double angle = offset * (double)sample_frequency[i];
@@ -84,7 +84,7 @@ static void check_records(const struct cache *cache) {
             for (size_t t = 0; t < FIT_TOKENS; t++) {
                 const size_t first = SINKS + t / PAGE_TOKENS * PAGE_TOKENS;
                 row_of(side, layer, head, first, SINKS + t, rows + t * HEAD_DIM);
-                take_turned(first, SINKS + t, mean, rows + t * HEAD_DIM);
+                take_rotated(first, SINKS + t, mean, rows + t * HEAD_DIM);
             }
             for (size_t c = 0; c < HEAD_DIM; c++)
                 assert_true(fabs((double)transform_fitted_at(record, HEAD_DIM).pre_rope_mean[c] - mean[c]) < tolerance());
@@ -121,7 +121,7 @@ static double error_of_pages(const struct cache *cache) {
                 for (size_t t = 0; t < page->count; t++) {
                     row_of(side, set / HEADS, set % HEADS, (size_t)page->first, (size_t)page->first + t, row);
                     memcpy(whole, row, sizeof whole);
-                    take_turned((size_t)page->first, (size_t)page->first + t, mean, row);
+                    take_rotated((size_t)page->first, (size_t)page->first + t, mean, row);
                     for (size_t c = 0; c < HEAD_DIM; c++) {
                         error += pow((double)decoded[t * HEAD_DIM + c] - row[c], 2);
                         power += pow(whole[c], 2);

@@ -151,12 +151,12 @@ static void check_scores(const struct head *head, uint64_t first) {
     position_scores_add(&own, products, ROWS, first, logits);
     position_scores_add_slots(&own, products, ROWS, first, backwards, PAGE_TOKENS, of_slots);
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
-        double turned[MOST_HD] = {0}, size = 0;
-        add_rotated(head, mean, (double)(first % 256 + t), turned);
-        for (size_t c = 0; c < hd; c++) size += fabs(turned[c]);
+        double rotated[MOST_HD] = {0}, size = 0;
+        add_rotated(head, mean, (double)(first % 256 + t), rotated);
+        for (size_t c = 0; c < hd; c++) size += fabs(rotated[c]);
         for (size_t m = 0; m < ROWS; m++) {
             double score = 0;
-            for (size_t c = 0; c < hd; c++) score += (double)q[m * hd + c] * turned[c];
+            for (size_t c = 0; c < hd; c++) score += (double)q[m * hd + c] * rotated[c];
             const double got = (double)logits[m * PAGE_TOKENS + t] - (double)((m * PAGE_TOKENS + t) % 7);
             assert_true(fabs(got - score) < 1e-5 * (size + 1));
             assert_true(fabs((double)of_slots[m * PAGE_TOKENS + PAGE_TOKENS - 1 - t] - score) < 1e-5 * (size + 1));

@@ -1,4 +1,4 @@
-/* Decodes pages by the layout of one rate and encodes them by that of another. The rows stay as pages hold them, keys turned by their
+/* Decodes pages by the layout of one rate and encodes them by that of another. The rows stay as pages hold them, keys rotated by their
  * place in a rope run and without their mean before rotation. */
 #include "backend/cpu/kv/lower.h"
 
