@@ -6,7 +6,10 @@
  * A CTA has a multiprocessor to itself. Both matrices lie in its shared memory, as halves and what these leave, and serve all pages of a
  * layer, KV head and side that it writes. */
 #include "backend/cuda/kv/encode_transform.cuh"
+#include "backend/cuda/kv/hopper.cuh"
 #include "backend/cuda/launch.cuh"
+
+#include <string.h>
 
 #define TILE_TOKENS 16
 #define PAGE_TILES (PAGE_TOKENS / TILE_TOKENS)
@@ -18,12 +21,17 @@
  * first on, since codes of tokens 16 apart share bytes. */
 template <int HD> using tile_numbers = float[2][HD / 16][4];
 
-/* A fragment has a lane's part of 16 rows and 16 columns of a matrix, as mma takes its second factor: the lane's two pairs of columns of
- * row_of_lane(l), and of the row two further, so that a product's columns are numbered as tile_numbers has them. */
-struct tile_fragment {
-    uint4 halves[32], rests[32]; /* by lane */
-};
-static __device__ inline uint32_t row_of_lane(uint32_t lane) { return lane / 8 * 4 + lane / 4 % 2; }
+/* A tile_matrix is a product's second factor, as halves and what these leave: by row of the matrix, which is a column of the product, chunks of
+ * 8 halves that are summed over. It lies as products of warpgroups read it (hopper.cuh), in panels of 64 halves a row, which ldmatrix reads
+ * without conflicts, too. Of each 16 rows, and of each 16 halves of a row, the order is that of order_in_block. */
+template <int HD> struct tile_matrix { uint4 halves[(HD + 63) / 64][HD][8], rests[(HD + 63) / 64][HD][8]; };
+
+/* Returns which of a block's 16 channels or components is the i-th, so that a product's columns are numbered as tile_numbers has them: mma
+ * gives a lane two neighbours of each 8, of which tile_numbers has four. */
+static __device__ inline uint32_t order_in_block(uint32_t i) { return i % 8 / 2 * 4 + i / 8 * 2 + i % 2; }
+
+/* Returns where in a row of a panel a chunk lies: the k-th block's h-th. */
+static __device__ inline uint32_t chunk_place(uint32_t row, uint32_t k, uint32_t h) { return (k % 4 * 2 + h) ^ row % 8; }
 
 /* A quad_codes says how a quad is coded: its planes, and 2^bits less a little, so that no number below 1 times it is rounded up to
  * 2^bits. */
@@ -35,7 +43,7 @@ struct quad_codes {
 };
 
 template <int HD> struct tile_memory {
-    struct tile_fragment metric[HD / 16][HD / 16], basis[HD / 16][HD / 16]; /* by 16 columns, then 16 rows */
+    struct tile_matrix<HD> matrices[2]; /* the metric and the basis, which begin at multiples of 1024 */
     /* By channel: */
     alignas(16) float mean[HD], pre_rope_mean[HD];
     /* By component: `unit` of a product; `reach` as in struct layout_limits of transform_encode.c, infinite where there are no bits; what
@@ -53,58 +61,83 @@ template <int HD> struct tile_memory {
 
 /* ---- What a CTA has in shared memory for pages of a view */
 
-#define STAGED_TOGETHER 3 /* fragments that a thread asks for before it has one */
+#define STAGED_TOGETHER 3 /* blocks of a row that a thread asks for before it has one */
+
+/* Puts the k-th block of a row into a panel; `words` has pairs of its 16 numbers. */
+static __device__ inline void put_block(const uint32_t (&words)[8], uint4 (*rows)[8], uint32_t row, uint32_t k) {
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++)
+        rows[row][chunk_place(row, k, h)] = make_uint4(words[h], words[2 + h], words[4 + h], words[6 + h]);
+}
 
 template <int HD> static __device__ void stage_matrices(const struct transform_view &view, struct tile_memory<HD> &m) {
-    constexpr uint32_t blocks = HD / 16, n = blocks * blocks * 32;
+    constexpr uint32_t n = HD * (HD / 16);
+#pragma unroll 1
     for (uint32_t first = threadIdx.x; first < n; first += STAGED_TOGETHER * TILE_THREADS) {
-        uint4 metric[STAGED_TOGETHER][4];
-        uint2 basis[STAGED_TOGETHER][2];
+        uint4 metric[STAGED_TOGETHER][4][2], basis[STAGED_TOGETHER][2];
 #pragma unroll
-        for (uint32_t k = 0; k < STAGED_TOGETHER; k++) {
-            const uint32_t i = min(first + k * TILE_THREADS, n - 1), lane = i % 32, row = i / 32 / blocks * 16 + row_of_lane(lane),
-                           column = i / 32 % blocks * 16 + lane % 4 * 4;
-            const uint4 *const low = (const uint4 *)view.metric + metric_place(HD, row, column) / 8,
-                               *const high = (const uint4 *)view.metric + metric_place(HD, row + 2, column) / 8;
-            metric[k][0] = low[0], metric[k][1] = high[0], metric[k][2] = low[1], metric[k][3] = high[1];
-            basis[k][0] = *(const uint2 *)(view.basis + row * HD + column);
-            basis[k][1] = *(const uint2 *)(view.basis + (row + 2) * HD + column);
+        for (uint32_t i = 0; i < STAGED_TOGETHER; i++) {
+            const uint32_t at = min(first + i * TILE_THREADS, n - 1), k = at / HD,
+                           row = at % HD / 16 * 16 + order_in_block(at % 16);
+            const uint4 *const of_metric = (const uint4 *)view.metric + metric_place(HD, row / 16 * 16 + row % 8, 16 * k) / 8,
+                               *const of_basis = (const uint4 *)(view.basis + row * HD + 16 * k);
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) metric[i][j][0] = of_metric[2 * j], metric[i][j][1] = of_metric[2 * j + 1];
+            basis[i][0] = of_basis[0], basis[i][1] = of_basis[1];
         }
 #pragma unroll
-        for (uint32_t k = 0; k < STAGED_TOGETHER; k++) {
-            const uint32_t i = first + k * TILE_THREADS, lane = i % 32, column = i / 32 % blocks, block = i / 32 / blocks;
-            if (i >= n) break;
-            const bool upper = row_of_lane(lane) >= 8;
-            const auto rows = [&](const uint4 &a, const uint4 &b) {
-                return upper ? make_uint4(a.y, a.w, b.y, b.w) : make_uint4(a.x, a.z, b.x, b.z);
-            };
-            const uint2 own[4] = {split_integers(basis[k][0].x), split_integers(basis[k][0].y), split_integers(basis[k][1].x),
-                                  split_integers(basis[k][1].y)};
-            m.metric[column][block].halves[lane] = rows(metric[k][0], metric[k][1]);
-            m.metric[column][block].rests[lane] = rows(metric[k][2], metric[k][3]);
-            m.basis[column][block].halves[lane] = make_uint4(own[0].x, own[1].x, own[2].x, own[3].x);
-            m.basis[column][block].rests[lane] = make_uint4(own[0].y, own[1].y, own[2].y, own[3].y);
+        for (uint32_t i = 0; i < STAGED_TOGETHER; i++) {
+            const uint32_t at = first + i * TILE_THREADS, k = at / HD, row = at % HD;
+            if (at >= n) break;
+            const bool upper = order_in_block(row % 16) >= 8;
+            uint32_t halves[8], rests[8];
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) {
+                const uint4 own = metric[i][j][0], rest = metric[i][j][1];
+                halves[2 * j] = upper ? own.y : own.x, halves[2 * j + 1] = upper ? own.w : own.z;
+                rests[2 * j] = upper ? rest.y : rest.x, rests[2 * j + 1] = upper ? rest.w : rest.z;
+            }
+            put_block(halves, m.matrices[0].halves[k / 4], row, k);
+            put_block(rests, m.matrices[0].rests[k / 4], row, k);
+            const uint32_t words[8] = {basis[i][0].x, basis[i][0].y, basis[i][0].z, basis[i][0].w,
+                                       basis[i][1].x, basis[i][1].y, basis[i][1].z, basis[i][1].w};
+#pragma unroll
+            for (uint32_t j = 0; j < 8; j++) {
+                const uint2 own = split_integers(words[j]);
+                halves[j] = own.x, rests[j] = own.y;
+            }
+            put_block(halves, m.matrices[1].halves[k / 4], row, k);
+            put_block(rests, m.matrices[1].rests[k / 4], row, k);
         }
     }
 }
 
+/* Asks for all that does not wait for something else before it uses any of it. */
 template <int HD> static __device__ void stage_quad(const struct transform_view &view, uint32_t quad, struct tile_memory<HD> &m) {
-    const struct transform_quad &own = view.quad[quad];
-    const uint32_t n = quad < view.layout.quads ? own.planes : 0, bits = n ? view.layout.quad_bits[quad] : 0;
+    const struct transform_quad own = view.quad[quad];
+    const struct transform_plane planes[2] = {view.layout.plane[own.plane[0]], view.layout.plane[own.plane[1]]};
+    const uint32_t quad_bits = view.layout.quad_bits[quad];
+    float size[TRANSFORM_QUAD];
+#pragma unroll
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) size[i] = view.size[quad * TRANSFORM_QUAD + i];
+    const uint32_t n = quad < view.layout.quads ? own.planes : 0, bits = n ? quad_bits : 0;
     struct quad_codes codes = {};
     float reach = n ? 0 : INFINITY, scale = 0;
-    for (uint32_t k = 0; k < n; k++) {
-        const struct transform_plane plane = view.layout.plane[own.plane[k]];
-        const uint32_t below = k == 0 ? bits - plane.bits : 0, mask = (1u << plane.bits) - 1;
-        reach = reach + plane.scale * (float)mask;
-        scale = plane.scale;
-        codes.planes[k] = plane.nibble | below << 8 | (uint32_t)plane.shift << 16 | mask << 24;
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        if (k >= n) continue;
+        const uint32_t below = k == 0 ? bits - planes[k].bits : 0, mask = (1u << planes[k].bits) - 1;
+        reach = reach + planes[k].scale * (float)mask;
+        scale = planes[k].scale;
+        codes.planes[k] = planes[k].nibble | below << 8 | (uint32_t)planes[k].shift << 16 | mask << 24;
     }
     codes.codes = (float)(1u << bits) * 0x1.fffffep-1f;
     m.quads[quad] = codes;
-    for (uint32_t c = quad * TRANSFORM_QUAD; c < (quad + 1) * TRANSFORM_QUAD; c++) {
-        const float size = view.size[c], half_step = scale * size;
-        m.reach[c] = n ? size * reach : INFINITY;
+#pragma unroll
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
+        const uint32_t c = quad * TRANSFORM_QUAD + i;
+        const float half_step = scale * size[i];
+        m.reach[c] = n ? size[i] * reach : INFINITY;
         m.inverse[c] = half_step > 0 ? 1 / (2 * half_step * (float)(1u << bits)) : 0;
         m.step[c] = 2 * half_step;
         m.lowest[c] = half_step * -(float)((1u << bits) - 1);
@@ -116,10 +149,11 @@ template <int HD>
 static __device__ void stage(const struct encode &e, const struct transform_view &view, struct tile_memory<HD> &m) {
     stage_matrices(view, m);
     for (uint32_t c = threadIdx.x; c < HD; c += TILE_THREADS) {
-        m.mean[c] = view.mean[c];
         const uint32_t half = e.heads.n_rot / 2, pair = e.heads.pairing == ROPE_ADJACENT ? c / 2 : c < half ? c : c - half;
-        m.pre_rope_mean[c] = c < 2 * half && pair < e.pre_rope.pairs ? view.pre_rope_mean[c] : 0;
-        m.unit[c] = INTEGER_UNIT * view.unit[c];
+        const float mean = view.mean[c], pre_rope_mean = view.pre_rope_mean[c], unit = view.unit[c];
+        m.mean[c] = mean;
+        m.pre_rope_mean[c] = c < 2 * half && pair < e.pre_rope.pairs ? pre_rope_mean : 0;
+        m.unit[c] = INTEGER_UNIT * unit;
     }
     if (threadIdx.x < HD / TRANSFORM_QUAD) stage_quad(view, threadIdx.x, m);
     if (threadIdx.x / 32 == TILE_WARPS - 1) {
@@ -130,6 +164,9 @@ static __device__ void stage(const struct encode &e, const struct transform_view
         m.noise = noise;
         m.metric_unit = __uint_as_float(view.metric[HD * HD]);
     }
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    fence_shared();
+#endif
     __syncthreads();
 }
 
@@ -277,12 +314,54 @@ static __device__ void load_tile(const struct encode &e, const struct tile &tile
 
 /* ---- Products */
 
+/* Adds the product of a tile's numbers, as halves and rests of 16 rows and 16 columns, with a matrix to `sums`. All warps of a page call
+ * this together. Which sums products are added to, and in which order, is the same on all devices. */
+template <int HD>
+static __device__ __forceinline__ void add_product(const struct tile_matrix<HD> &matrix, const uint32_t (&halves)[HD / 16][4],
+                                                   const uint32_t (&rests)[HD / 16][4], float (&sums)[HD / 2]) {
+    constexpr uint32_t blocks = HD / 16;
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    const uint64_t first = side_by_rows(shared_address(matrix.halves)), first_rests = side_by_rows(shared_address(matrix.rests));
+    hold(sums);
+    products_begin();
+#pragma unroll
+    for (uint32_t k = 0; k < blocks; k++) {
+        const uint32_t from = (k / 4 * HD * 8 + k % 4 * 2); /* in units of 16 bytes, in which sides count */
+        const uint64_t b = first + from, b_rests = first_rests + from;
+        multiply_registers<BY_ROWS>(sums, rests[k], b);
+        multiply_registers<BY_ROWS>(sums, halves[k], b_rests);
+        multiply_registers<BY_ROWS>(sums, halves[k], b);
+    }
+    products_commit();
+    products_wait<0>();
+    hold(sums);
+#else
+    const uint32_t lane = lane_of_warp(),
+                   own_row = lane / 16 * 8 + lane % 8; /* whose chunk lane / 8 % 2 ldmatrix takes from this lane */
+#pragma unroll
+    for (uint32_t k = 0; k < blocks; k++)
+#pragma unroll
+        for (uint32_t n = 0; n < blocks; n++) {
+            const uint32_t row = 16 * n + own_row, place = chunk_place(row, k, lane / 8 % 2);
+            uint32_t b[4], b_rests[4];
+            load_matrices(b, shared_address(&matrix.halves[k / 4][row][place]));
+            load_matrices(b_rests, shared_address(&matrix.rests[k / 4][row][place]));
+            const auto each = [&](const uint32_t(&a)[4], const uint32_t(&of)[4]) {
+#pragma unroll
+                for (uint32_t i = 0; i < 2; i++)
+                    mma(*(float(*)[4]) & sums[8 * n + 4 * i], a[0], a[1], a[2], a[3], of[2 * i], of[2 * i + 1]);
+            };
+            each(rests[k], b);
+            each(halves[k], b_rests);
+            each(halves[k], b);
+        }
+#endif
+}
+
 /* Multiplies a tile's numbers by a matrix. Tokens' products have to be multiplied by `unit`, which this changes. */
 template <int HD>
-static __device__ void multiply_tile(const struct tile_fragment (&matrix)[HD / 16][HD / 16], tile_numbers<HD> &x,
-                                     float (&unit)[2]) {
+static __device__ void multiply_tile(const struct tile_matrix<HD> &matrix, tile_numbers<HD> &x, float (&unit)[2]) {
     constexpr uint32_t blocks = HD / 16;
-    const uint32_t lane = lane_of_warp();
     uint32_t halves[blocks][4], rests[blocks][4];
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
@@ -301,37 +380,21 @@ static __device__ void multiply_tile(const struct tile_fragment (&matrix)[HD / 1
             halves[k][i] = own.x, halves[k][2 + i] = own.y, rests[k][i] = own.z, rests[k][2 + i] = own.w;
         }
     }
-    float sums[blocks][2][4] = {};
-#pragma unroll
-    for (uint32_t k = 0; k < blocks; k++)
-#pragma unroll
-        for (uint32_t n = 0; n < blocks; n += 2) {
-            const uint4 b[2] = {matrix[k][n].halves[lane], matrix[k][n + 1].halves[lane]},
-                        b_rests[2] = {matrix[k][n].rests[lane], matrix[k][n + 1].rests[lane]};
-            const auto each = [&](const uint32_t(&a)[4], const uint4(&of)[2]) {
-#pragma unroll
-                for (uint32_t i = 0; i < 2; i++) {
-                    mma(sums[n + i][0], a[0], a[1], a[2], a[3], of[i].x, of[i].y);
-                    mma(sums[n + i][1], a[0], a[1], a[2], a[3], of[i].z, of[i].w);
-                }
-            };
-            each(rests[k], b);
-            each(halves[k], b_rests);
-            each(halves[k], b);
-        }
+    float sums[HD / 2] = {};
+    add_product<HD>(matrix, halves, rests, sums);
 #pragma unroll
     for (uint32_t n = 0; n < blocks; n++)
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++)
 #pragma unroll
-            for (uint32_t j = 0; j < 4; j++) x[i][n][j] = sums[n][j / 2][2 * i + j % 2];
+            for (uint32_t j = 0; j < 4; j++) x[i][n][j] = sums[8 * n + j / 2 * 4 + 2 * i + j % 2];
 }
 
 /* Makes coefficients of a tile's numbers. */
 template <int HD> static __device__ void find_coefficients(const struct tile_memory<HD> &m, tile_numbers<HD> &x) {
     float unit[2] = {m.metric_unit, m.metric_unit};
 #pragma unroll 1 /* since instructions are read through a cache, too */
-    for (uint32_t k = 0; k < 2; k++) multiply_tile<HD>(k ? m.basis : m.metric, x, unit);
+    for (uint32_t k = 0; k < 2; k++) multiply_tile<HD>(m.matrices[k], x, unit);
 #pragma unroll
     for (uint32_t k = 0; k < HD / 16; k++) {
         const struct four_numbers own = four_at(&m.unit[first_of(k)]);
@@ -439,36 +502,47 @@ static __device__ void find_whole(const struct encode &e, const struct page_job 
     __syncwarp();
 }
 
-/* Codes the marked ones of the lanes' i-th tokens less no mean if they err less so with one of the gains that there are. */
+/* A tile's coefficients, units and codes of gains less no mean. */
+template <int HD> struct coded_tile {
+    tile_numbers<HD> z;
+    float unit[2];
+    uint32_t no_mean[2];
+};
+
+/* Codes the marked ones of the lanes' tokens less no mean if they err less so with one of the gains that there are. It is a call, with what
+ * it changes in memory, since it is seldom made: where it stood in write_tile all else had fewer registers. */
 template <int HD>
-static __device__ void leave_out_means(const struct encode &e, const struct tile &tile, const struct transform_view &view,
-                                       uint32_t i, bool marked, struct tile_memory<HD> &m, float (&z)[HD / 16][4], float &unit,
-                                       uint32_t &no_mean) {
-    uint32_t left = __ballot_sync(~0u, marked && lane_of_warp() % 4 == 0);
+static __device__ __noinline__ void leave_out_means(const struct encode &e, const struct tile &tile,
+                                                    const struct transform_view &view, uint32_t marked, struct tile_memory<HD> &m,
+                                                    struct coded_tile<HD> &coded) {
 #pragma unroll 1
-    for (; left; left &= left - 1) {
-        const uint32_t lane = (uint32_t)__ffs((int)left) - 1;
-        float whole[HD / 16][4], least = expected_error<HD>(m, z, unit);
-        uint32_t best = TRANSFORM_NO_MEAN_GAINS;
-        find_whole(e, tile.job, view, __shfl_sync(~0u, tile.token[i], (int)lane), m);
-#pragma unroll
-        for (uint32_t k = 0; k < HD / 16; k++)
-#pragma unroll
-            for (uint32_t j = 0; j < 4; j++) whole[k][j] = m.own[threadIdx.x / 32].row.whole[first_of(k) + j];
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t left = __ballot_sync(~0u, (marked >> i & 1) && lane_of_warp() % 4 == 0);
 #pragma unroll 1
-        for (uint32_t code = 0; code < TRANSFORM_NO_MEAN_GAINS; code++) {
-            const float error = expected_error<HD>(m, whole, 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, code));
-            if (error < least) least = error, best = code;
-        }
-        if (lane_of_warp() / 4 == lane / 4 && best < TRANSFORM_NO_MEAN_GAINS) {
+        for (; left; left &= left - 1) {
+            const uint32_t lane = (uint32_t)__ffs((int)left) - 1;
+            float whole[HD / 16][4], least = expected_error<HD>(m, coded.z[i], coded.unit[i]);
+            uint32_t best = TRANSFORM_NO_MEAN_GAINS;
+            find_whole(e, tile.job, view, __shfl_sync(~0u, tile.token[i], (int)lane), m);
 #pragma unroll
             for (uint32_t k = 0; k < HD / 16; k++)
 #pragma unroll
-                for (uint32_t j = 0; j < 4; j++) z[k][j] = whole[k][j];
-            unit = 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, best);
-            no_mean = best;
+                for (uint32_t j = 0; j < 4; j++) whole[k][j] = m.own[threadIdx.x / 32].row.whole[first_of(k) + j];
+#pragma unroll 1
+            for (uint32_t code = 0; code < TRANSFORM_NO_MEAN_GAINS; code++) {
+                const float error = expected_error<HD>(m, whole, 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, code));
+                if (error < least) least = error, best = code;
+            }
+            if (lane_of_warp() / 4 == lane / 4 && best < TRANSFORM_NO_MEAN_GAINS) {
+#pragma unroll
+                for (uint32_t k = 0; k < HD / 16; k++)
+#pragma unroll
+                    for (uint32_t j = 0; j < 4; j++) coded.z[i][k][j] = whole[k][j];
+                coded.unit[i] = 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, best);
+                coded.no_mean[i] = best;
+            }
+            __syncwarp();
         }
-        __syncwarp();
     }
 }
 
@@ -563,9 +637,16 @@ static __device__ void write_tile(const struct encode &e, const struct tile &til
         if (!isfinite(unit[i])) unit[i] = 0;
         unit[i] = scaled_unit(view, m, z[i], unit[i]);
     }
-    if (__any_sync(~0u, small[0] || small[1]))
+    if (__any_sync(~0u, small[0] || small[1])) {
+        struct coded_tile<HD> coded = {
+            {}, {unit[0], unit[1]}, { no_mean[0], no_mean[1] }
+        };
+        memcpy(coded.z, z, sizeof z);
+        leave_out_means(e, tile, view, (uint32_t)small[0] | (uint32_t)small[1] << 1, m, coded);
+        memcpy(z, coded.z, sizeof z);
 #pragma unroll
-        for (uint32_t i = 0; i < 2; i++) leave_out_means(e, tile, view, i, small[i], m, z[i], unit[i], no_mean[i]);
+        for (uint32_t i = 0; i < 2; i++) unit[i] = coded.unit[i], no_mean[i] = coded.no_mean[i];
+    }
     write_nibbles(tile, view, z, unit, m, found);
     if (lane_of_warp() % 4) return;
 #pragma unroll
@@ -584,7 +665,7 @@ static __device__ inline uint32_t pages_alike(const struct encode_item *items, i
 template <int HD>
 static __global__ void __launch_bounds__(TILE_THREADS, 1)
     tiles_kernel(const __grid_constant__ struct encode e, struct encode_sides sides, uint32_t pages, uint32_t each) {
-    extern __shared__ __align__(16) uint8_t memory[];
+    extern __shared__ __align__(1024) uint8_t memory[];
     struct tile_memory<HD> &m = *(struct tile_memory<HD> *)memory;
     const uint32_t end = min((blockIdx.x + 1) * each, pages), warp = threadIdx.x / 32, slot = warp / PAGE_TILES;
     const struct transform_view *staged = nullptr;
